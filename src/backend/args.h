@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// One plain struct per backend operation. Everything here is already validated by src/layer: shapes
+// agree, descriptors have their defaults filled in, required arrays are present. An absent optional
+// array has data == nullptr. All arrays are compact and row-major; pointers are element-aligned.
+//
+// T num_tokens, H hidden, I inter, E num_experts, Z num_zero, K top_k, P rows of the plan.
+#pragma once
+
+#include <moec/moec.h>
+
+#include <cstdint>
+
+namespace moec {
+
+struct Array {  // element type and address; the shape stands in the comment of each use
+  void* data = nullptr;
+  moec_dtype dtype = 0;
+  explicit operator bool() const { return data != nullptr; }
+};
+
+// Element (n, k) of a matrix at data + n * row_stride + k * col_stride (elements). This one view says both
+// orientations, both concatenations, interleaved rows, and (strides swapped) the transposed matrix.
+struct MatrixView {
+  void* data = nullptr;
+  int64_t row_stride = 0, col_stride = 0;
+  moec_dtype dtype = 0;
+};
+
+// One matrix (or its gradient) of every local expert.
+struct ExpertMatrix {
+  void* base = nullptr;               // expert e at base + e * expert_stride elements ...
+  void* const* pointers = nullptr;    // ... or at pointers[e] + pointer_offset elements
+  int64_t expert_stride = 0, pointer_offset = 0, row_stride = 0, col_stride = 0;
+  moec_dtype dtype = 0;
+  void* bias_base = nullptr;          // element n of expert e at bias_base + e * bias_expert_stride
+  void* const* bias_pointers = nullptr;  //                      + n * bias_stride
+  int64_t bias_expert_stride = 0, bias_pointer_offset = 0, bias_stride = 1;
+  moec_dtype bias_dtype = 0;
+
+  bool present() const { return base || pointers; }
+  bool has_bias() const { return bias_base || bias_pointers; }
+  MatrixView expert(int64_t e) const;
+  MatrixView bias(int64_t e) const;  // row_stride = distance of elements; col_stride unused
+};
+
+// The matrices of a set of experts as the GEMMs want them, whatever layout they were bound in.
+struct WeightsView {
+  int64_t hidden = 0, inter = 0;
+  int32_t num_experts = 0;        // local
+  bool gated = false;
+  ExpertMatrix gate, up, down;    // gate absent for a plain MLP; [I,H], [I,H], [H,I]
+  const void* packed = nullptr;   // not null: use this copy (in the layout of Backend::pack_weights)
+  bool source_present = true;     // false: only `packed` may be read (biases are in it as well)
+};
+
+// ---------------------------------------------------------------- router
+struct GateArgs {  // logits = transform(x) * weight^T + bias
+  const moec_router_desc* desc;
+  int64_t num_tokens, hidden;
+  uint64_t rng_offset;
+  Array x;            // [T,H]
+  Array weight;       // [E+Z,H]
+  Array bias;         // [E+Z] optional
+  Array input_scale;  // [H] optional
+  float* logits;      // out [T,E+Z]
+  Array x_jittered;   // out [T,H] optional
+};
+struct GateGradArgs {
+  const moec_router_desc* desc;
+  int64_t num_tokens, hidden;
+  uint64_t rng_offset;
+  bool accumulate, accumulate_x;
+  Array x, weight, input_scale;
+  const float* d_logits;                      // [T,E+Z]
+  Array d_x, d_weight, d_bias, d_input_scale; // out, each optional
+};
+struct RouteArgs {
+  const moec_router_desc* desc;
+  int64_t num_tokens, table_rows;
+  Array logits;            // [T,E+Z]
+  const float* select_bias;
+  Array per_expert_scale;
+  const uint8_t* token_mask;
+  Array table, token_ids, given_ids;
+  int32_t* expert_ids;     // out [T,K]
+  float* weights;          // out [T,K]
+  float* scores;           // out [T,E+Z] optional
+  int32_t* counts;         // inout [E+Z] optional
+};
+struct RouteGradArgs {
+  const moec_router_desc* desc;
+  int64_t num_tokens;
+  bool accumulate;
+  Array logits, per_expert_scale, expert_ids;
+  const float* d_weights;    // [T,K]
+  const float* d_logits_in;  // [T,E+Z] optional
+  float* d_logits;           // out [T,E+Z]; may be d_logits_in
+  Array d_per_expert_scale;  // out [E+Z] optional
+};
+struct BiasUpdateArgs {
+  int32_t num_ids;  // E+Z
+  const int32_t* counts;
+  float rate;
+  float* bias;
+};
+struct LossLayer {
+  Array logits;    // [T,E]
+  float* d_logits; // [T,E] inout, backward
+};
+struct LossArgs {
+  uint32_t kind, score;
+  int32_t num_experts, top_k;
+  float coefficient;
+  int64_t num_tokens, seq_len, num_layers;
+  const LossLayer* layers;
+  const int32_t* counts;
+  const uint8_t* token_mask;
+  float* loss;          // out [1], forward
+  const float* d_loss;  // [1] optional, backward
+};
+
+// ---------------------------------------------------------------- plan
+struct PlanView {  // arrays as moec_plan_field describes them
+  int64_t num_tokens = 0;   // of the batch now in the plan
+  int64_t max_rows = 0;     // P: extent of the row arrays for num_tokens
+  int64_t capacity = 0;     // 0 = dropless
+  int32_t num_experts = 0, num_zero = 0, top_k = 0;
+  int32_t expert_begin = 0, num_local = 0, align = 1;
+  uint32_t drop = 0, kind = 0;
+  int32_t* counts = nullptr;          // [El]
+  int32_t* group_offsets = nullptr;   // [El+1]
+  int32_t* row_token = nullptr;       // [P]
+  int32_t* row_slot = nullptr;        // [P]
+  float* row_weight = nullptr;        // [P]
+  int32_t* assignment_row = nullptr;  // [T,K]
+  int32_t* expert_ids = nullptr;      // [T,K]
+  float* weights = nullptr;           // [T,K]
+  int32_t* totals = nullptr;          // [4]
+  int32_t* token_offsets = nullptr;   // [T+1] expert choice
+  int32_t* token_rows = nullptr;      // [El*capacity] expert choice
+  void* scratch = nullptr;            // Backend::plan_scratch_bytes
+};
+struct PlanSource {  // what a plan is built from: ids (+ weights), a map (+ probs), or scores
+  Array expert_ids;            // [T,K] i32|i64; may alias plan.expert_ids
+  const float* weights;        // [T,K] or null = 1; may alias plan.weights
+  Array routing_map;           // [T,E] u8|bool|i32
+  const float* probs;          // [T,E] or null
+  const float* scores;         // [T,E] expert choice
+  const uint8_t* token_mask;   // [T] expert choice, optional
+  bool check;                  // MOEC_CONTEXT_CHECK_INPUTS
+};
+
+// ---------------------------------------------------------------- rows
+struct PermuteArgs {
+  const PlanView* plan;
+  int64_t row_bytes, scale_bytes, out_rows;  // bytes of one row of x / x_scale; rows in `rows`
+  const void *x, *x_scale;
+  void *rows, *row_scale;
+  float* row_weight;   // optional; zero weight makes the row zero
+};
+struct UnpermuteArgs {
+  const PlanView* plan;
+  int64_t hidden;
+  moec_dtype dtype;
+  const void* rows;
+  const float* weights;  // [T,K] or null = 1
+  const void* residual;  // [T,H] optional
+  void* y;
+};
+struct PermuteGradArgs {
+  const PlanView* plan;
+  int64_t hidden;
+  moec_dtype dtype;
+  const void* d_rows;
+  const float* d_row_weight;
+  void* d_x;
+  float* d_weights;
+};
+struct UnpermuteGradArgs {
+  const PlanView* plan;
+  int64_t hidden, out_rows;
+  moec_dtype dtype;
+  const void* d_y;
+  const void* rows;
+  const float* weights;
+  void* d_rows;
+  float* d_weights;
+};
+
+// ---------------------------------------------------------------- experts
+struct ExpertsArgs {
+  const moec_experts_desc* desc;  // defaults filled in
+  int64_t num_tokens;
+  const PlanView* plan;
+  const WeightsView* weights;
+  const WeightsView* shared_weights;  // null without shared expert
+  Array x;                            // [T,H]
+  Array shared_gate, shared_gate_bias, output_bias;
+  const void* residual;               // [T,H] dtype of x, optional; may be y
+  void* y;                            // [T,H]
+  void* saved;                        // null with SAVE_NONE; every byte of it is written
+  void* workspace;
+};
+struct ExpertsGradArgs {
+  const moec_experts_desc* desc;
+  int64_t num_tokens;
+  bool accumulate, accumulate_x;
+  const PlanView* plan;
+  const WeightsView *weights, *shared_weights;
+  Array x, shared_gate, shared_gate_bias;
+  const void* d_y;
+  const void* saved;
+  void* d_x;
+  float* d_weights;                            // [T,K], or [P] for expert choice
+  const WeightsView *d_expert_weights, *d_shared_weights;  // matrices absent = skipped; null = none
+  Array d_shared_gate, d_shared_gate_bias, d_output_bias;
+  void* d_residual;
+  void* workspace;
+};
+
+inline MatrixView ExpertMatrix::expert(int64_t e) const {
+  const int64_t size = int64_t((dtype >> 8) & 0xffu) / 8;
+  char* const start = pointers ? static_cast<char*>(pointers[e]) + pointer_offset * size
+                               : static_cast<char*>(base) + e * expert_stride * size;
+  return {start, row_stride, col_stride, dtype};
+}
+
+inline MatrixView ExpertMatrix::bias(int64_t e) const {
+  const int64_t size = int64_t((bias_dtype >> 8) & 0xffu) / 8;
+  char* const start = bias_pointers
+                          ? static_cast<char*>(bias_pointers[e]) + bias_pointer_offset * size
+                          : static_cast<char*>(bias_base) + e * bias_expert_stride * size;
+  return {start, bias_stride, 0, bias_dtype};
+}
+
+}  // namespace moec

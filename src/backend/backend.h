@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a device must be able to do. One object per context. Arguments are validated by src/layer; a
+// backend refuses what it lacks by throwing Error{MOEC_E_UNSUPPORTED} from a check_* function, with a text
+// that says what it has. Functions are const and may be called from many threads at once. Work is
+// queued on `stream`; only synchronize() and copy_to_host() wait.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/args.h"
+#include "core/error.h"
+
+namespace moec {
+
+struct HostServices {  // what the library gives a backend; outlives it
+  void* self;
+  // Scratch of the context: grow-only, cached, safe from many threads; freed in stream order.
+  void* (*acquire)(void* self, uint64_t bytes, moec_stream stream);
+  void (*release)(void* self, void* pointer, moec_stream stream);
+  void (*count_launch)(void* self, uint64_t kernels, uint64_t flops);
+};
+
+struct BackendOptions {
+  int32_t device_id = 0;
+  int32_t num_threads = 0;                 // CPU; 0 = affinity mask and quota
+  uint32_t math = 0;                       // moec_math_mode
+  const moec_thread_pool* pool = nullptr;  // CPU; copied
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // ---- identity
+  virtual const char* name() const = 0;
+  virtual int32_t device_type() const = 0;  // moec_device_type
+  virtual void device_info(moec_device_info& info) const = 0;
+  virtual void set_host(const HostServices& host) = 0;
+  // Throw E_UNSUPPORTED for a legal description that has no kernel here.
+  virtual void check_router(const moec_router_desc& desc) const = 0;
+  virtual void check_experts(const moec_experts_desc& desc) const = 0;
+  virtual void check_weights(const moec_weights_desc& desc) const = 0;
+
+  // ---- memory and time
+  virtual void* allocate(uint64_t bytes, moec_stream stream) const = 0;  // throws E_OUT_OF_MEMORY
+  virtual void release(void* pointer, moec_stream stream) const = 0;     // never throws, never waits
+  virtual void copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const = 0;
+  virtual void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream s) const = 0;
+  virtual void copy_from_host(void* to, const void* from, uint64_t bytes, moec_stream s) const = 0;
+  virtual void zero(void* to, uint64_t bytes, moec_stream stream) const = 0;
+  virtual void synchronize(moec_stream stream) const = 0;
+  virtual moec_status poll() const = 0;
+  virtual bool capturing(moec_stream stream) const = 0;
+
+  // ---- routing
+  virtual void gate_forward(const GateArgs& args, moec_stream stream) const = 0;
+  virtual void gate_backward(const GateGradArgs& args, moec_stream stream) const = 0;
+  virtual void route_forward(const RouteArgs& args, moec_stream stream) const = 0;
+  virtual void route_backward(const RouteGradArgs& args, moec_stream stream) const = 0;
+  virtual void bias_update(const BiasUpdateArgs& args, moec_stream stream) const = 0;
+  virtual void loss_forward(const LossArgs& args, moec_stream stream) const = 0;
+  virtual void loss_backward(const LossArgs& args, moec_stream stream) const = 0;
+  // Bytes of PlanView::scratch for at most max_tokens tokens.
+  virtual uint64_t plan_scratch_bytes(const moec_plan_desc& desc) const = 0;
+  virtual void build_plan(const PlanSource& source, const PlanView& plan, moec_stream s) const = 0;
+  // Fields 11 and 12 of moec_plan_field (i32); every entry of `to` is written.
+  virtual void export_map(const PlanView& plan, int32_t field, int32_t* to, moec_stream s) const = 0;
+
+  // ---- rows
+  virtual void permute(const PermuteArgs& args, moec_stream stream) const = 0;
+  virtual void unpermute(const UnpermuteArgs& args, moec_stream stream) const = 0;
+  virtual void permute_backward(const PermuteGradArgs& args, moec_stream stream) const = 0;
+  virtual void unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const = 0;
+
+  // ---- experts
+  struct Sizes {
+    moec_size forward, backward, saved;
+  };
+  virtual Sizes experts_sizes(const moec_experts_desc& desc) const = 0;
+  virtual void experts_forward(const ExpertsArgs& args, moec_stream stream) const = 0;
+  virtual void experts_backward(const ExpertsGradArgs& args, moec_stream stream) const = 0;
+  // JSON object: for num_tokens tokens the kernel of each step, its tile, and bytes.
+  virtual std::string describe(const moec_experts_desc& desc, const WeightsView& weights,
+                               int64_t num_tokens) const = 0;
+
+  // ---- packed weights
+  virtual uint64_t packed_bytes(const WeightsView& weights) const = 0;  // 0 = no packed form
+  virtual std::string packed_format(const WeightsView& weights) const = 0;
+  // Whether forward and backward can do without the source once packed.
+  virtual bool packed_needs_source(const WeightsView& weights) const = 0;
+  virtual void pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
+                            moec_stream stream) const = 0;
+};
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
+
+// The plug-in's one exported entry, `moec_backend_entry`: fills this table. The interface version and the
+// build id must be the library's own.
+inline constexpr uint32_t kBackendInterface = 1;
+struct BackendEntry {
+  uint32_t interface_version;
+  const char* build_id;
+  int32_t device_type;
+  int32_t (*device_count)();  // 0 without a driver; never throws
+  Backend* (*create)(const BackendOptions& options, Error* error);  // null: *error says why
+  void (*device_info)(int32_t device_id, moec_device_info* info);
+};
+using BackendEntryFunction = const BackendEntry* (*)();
+
+}  // namespace moec

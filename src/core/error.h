@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one way anything fails inside the library: an Error is thrown and becomes a status at the C boundary.
+#pragma once
+
+#include <moec/moec.h>
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace moec {
+
+struct Error {
+  moec_status code;
+  int32_t native_code;
+  char text[512];
+};
+
+#if defined(__GNUC__)
+#define MOEC_PRINTF(format_index) __attribute__((format(printf, format_index, format_index + 1)))
+#else
+#define MOEC_PRINTF(format_index)
+#endif
+
+[[noreturn]] MOEC_PRINTF(3) inline void fail_native(moec_status code, int32_t native_code,
+                                                    const char* format, ...) {
+  Error error{code, native_code, {}};
+  std::va_list list;
+  va_start(list, format);
+  std::vsnprintf(error.text, sizeof error.text, format, list);
+  va_end(list);
+  throw error;
+}
+
+// fail(code, format, ...): text is "what is wrong, with both values; what would be right".
+// The C boundary puts the entry point's name in front.
+#define MOEC_FAIL(code, ...) ::moec::fail_native((code), 0, __VA_ARGS__)
+
+// A promise of the caller; always checked. Invariants of ours are plain assert().
+#define MOEC_REQUIRE(condition, code, ...) \
+  do {                                     \
+    if (!(condition)) [[unlikely]]         \
+      MOEC_FAIL(code, __VA_ARGS__);        \
+  } while (0)
+
+}  // namespace moec
