@@ -138,7 +138,7 @@ struct PlanView {  // arrays as moec_plan_field describes them
   int32_t* totals = nullptr;          // [4]
   int32_t* token_offsets = nullptr;   // [T+1] expert choice
   int32_t* token_rows = nullptr;      // [El*capacity] expert choice
-  void* scratch = nullptr;            // Backend::plan_scratch_bytes
+  void* scratch = nullptr;            // Backend::plan_scratch, 64-byte aligned
 };
 struct PlanSource {  // what a plan is built from: ids (+ weights), a map (+ probs), or scores
   Array expert_ids;            // [T,K] i32|i64; may alias plan.expert_ids

@@ -61,8 +61,8 @@ class Backend {
   virtual void bias_update(const BiasUpdateArgs& args, moec_stream stream) const = 0;
   virtual void loss_forward(const LossArgs& args, moec_stream stream) const = 0;
   virtual void loss_backward(const LossArgs& args, moec_stream stream) const = 0;
-  // Bytes of PlanView::scratch for at most max_tokens tokens.
-  virtual uint64_t plan_scratch_bytes(const moec_plan_desc& desc) const = 0;
+  // Bytes of PlanView::scratch for T tokens, whatever desc.max_tokens.
+  virtual moec_size plan_scratch(const moec_plan_desc& desc) const = 0;
   virtual void build_plan(const PlanSource& source, const PlanView& plan, moec_stream s) const = 0;
   // Fields 11 and 12 of moec_plan_field (i32); every entry of `to` is written.
   virtual void export_map(const PlanView& plan, int32_t field, int32_t* to, moec_stream s) const = 0;
