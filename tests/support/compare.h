@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The error of every comparison in these tests: per row
+//   ||got - ref|| / max(||ref row||, 0.01 * the largest row norm of ref)
+// and the worst row counts. One figure over a whole tensor would hide a wrong row; without the
+// floor, rows that are rounding noise around an exact 0 would fail exact mathematics.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <ostream>
+
+namespace moec::test {
+
+constexpr double kRowFloor = 0.01;
+
+struct RowError {
+  double error = 0;   // infinity when anything is not finite or the sizes differ
+  int64_t row = -1;   // the worst row; -1 when there is none
+};
+inline std::ostream& operator<<(std::ostream& out, const RowError& e) {
+  return out << e.error << " in row " << e.row;
+}
+
+// got, ref: `rows` rows of `columns` values each, of any arithmetic type.
+template <typename Got, typename Ref>
+RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  double largest = 0;
+  for (size_t r = 0; r < rows; ++r) {
+    double square = 0;
+    for (size_t c = 0; c < columns; ++c) {
+      const auto v = static_cast<double>(ref[r * columns + c]);
+      square += v * v;
+    }
+    largest = std::max(largest, std::sqrt(square));
+  }
+  RowError worst;
+  for (size_t r = 0; r < rows; ++r) {
+    double square = 0;
+    double difference = 0;
+    for (size_t c = 0; c < columns; ++c) {
+      const auto v = static_cast<double>(ref[r * columns + c]);
+      const double d = static_cast<double>(got[r * columns + c]) - v;
+      square += v * v;
+      difference += d * d;
+    }
+    double error = 0;
+    if (!std::isfinite(difference) || !std::isfinite(square))
+      error = kInf;
+    else if (difference != 0)  // a reference of zeros wants exact zeros
+      error = std::sqrt(difference) / std::max(std::sqrt(square), kRowFloor * largest);
+    if (worst.row < 0 || error > worst.error) worst = {error, static_cast<int64_t>(r)};
+  }
+  return worst;
+}
+
+// Containers of equal size; rows of `columns` values.
+template <typename Got, typename Ref>
+RowError row_error(const Got& got, const Ref& ref, size_t columns) {
+  if (got.size() != ref.size() || columns == 0 || ref.size() % columns != 0)
+    return {std::numeric_limits<double>::infinity(), -1};
+  return row_error(got.data(), ref.data(), ref.size() / columns, columns);
+}
+
+}  // namespace moec::test
