@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/block_product.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cpu/isa.h"
+
+namespace moec::cpu {
+namespace {
+
+int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows cut into A panels of almost equal size.
+struct RowPanels {
+  int64_t rows, per_panel, multiple;
+  RowPanels(int64_t rows_, const ProductKernel& kernel)
+      : rows(rows_),
+        per_panel(div_up(div_up(rows_, div_up(rows_, kernel.max_rows)), kernel.row_multiple) *
+                  kernel.row_multiple),
+        multiple(kernel.row_multiple) {}
+  int64_t count() const { return div_up(rows, per_panel); }
+  int64_t padded(int64_t panel) const {
+    return div_up(std::min(per_panel, rows - panel * per_panel), multiple) * multiple;
+  }
+};
+
+class Runner {
+ public:
+  Runner(const BlockProduct& p, char* scratch)
+      : p_(p),
+        panels_(p.rows, *p.plan.kernel),
+        blocks_(div_up(p.k, block_k(p.plan.compute))),
+        columns_(div_up(p.cols, kPanelColumns)),
+        a_(scratch),
+        b_(scratch + kScratchA),
+        ld_(columns_ * kPanelColumns + kLdSlack) {
+    c_[0] = reinterpret_cast<float*>(scratch + kScratchA + kScratchB);
+    c_[1] = c_[0] + padded_rows() * ld_;
+  }
+
+  BlockResult run() {
+    const bool pair = p_.kind == GemmKind::kPair, sum = p_.kind == GemmKind::kSum;
+    if (blocks_ == 0) std::memset(c_[0], 0, size_t((1 + pair) * padded_rows() * ld_ * 4));
+    const int64_t span = span_blocks();
+    for (int s = 0; s <= int(sum); ++s)
+      for (int64_t block0 = 0; block0 < blocks_; block0 += span) {
+        const int blocks = int(std::min(span, blocks_ - block0));
+        load_a(p_.a[s], block0, blocks);
+        for (int64_t column = 0; column < columns_; ++column)
+          for (int j = 0; j <= int(pair); ++j)
+            multiply(p_.b[sum ? s : j], column, block0, blocks, c_[j], s + block0 > 0);
+      }
+    return {c_[0], pair ? c_[1] : nullptr, ld_};
+  }
+
+ private:
+  int64_t padded_rows() const { return panels_.count() * panels_.per_panel; }
+
+  // Few rows leave room for more of k, up to all of it: fewer passes over c.
+  int64_t span_blocks() const {
+    const int64_t fits = kScratchA / (padded_rows() * kLineBytes);
+    return std::max<int64_t>(kSpanBlocks, fits / kSpanBlocks * kSpanBlocks);
+  }
+
+  void load_a(const PanelSource& source, int64_t block0, int blocks) {
+    char* to = a_;
+    for (int64_t panel = 0; panel < panels_.count(); ++panel) {
+      const int rows = int(panels_.padded(panel));
+      load_rows(*p_.plan.tile, source, p_.plan.compute, p_.row0 + panel * panels_.per_panel, rows,
+                block0, blocks, to);
+      to += int64_t(rows) * blocks * kLineBytes;
+    }
+  }
+
+  // One panel of 32 columns times all rows, in chunks of B that stay in the L1 cache.
+  void multiply(const WeightSource& weight, int64_t column, int64_t block0, int blocks, float* c,
+                bool accumulate) {
+    const bool one_pass = panels_.count() == 1 && is_direct(weight, p_.plan.compute);
+    const int step = one_pass ? blocks : kSpanBlocks;
+    for (int first = 0; first < blocks; first += step) {
+      const int chunk = std::min(step, blocks - first);
+      const auto* const b = static_cast<const char*>(
+          weight_panel(*p_.plan.tile, weight, p_.plan.compute, p_.col0 / kPanelColumns + column,
+                       block0 + first, chunk, b_));
+      const char* a = a_;
+      for (int64_t panel = 0; panel < panels_.count(); ++panel) {
+        const int64_t rows = panels_.padded(panel);
+        const PanelProduct product{a + first * rows * kLineBytes,
+                                   b,
+                                   c + panel * panels_.per_panel * ld_ + column * kPanelColumns,
+                                   ld_,
+                                   chunk,
+                                   accumulate || first > 0,
+                                   b,
+                                   0};
+        p_.plan.kernel->by_rows[rows / p_.plan.kernel->row_multiple - 1](product);
+        a += rows * blocks * kLineBytes;
+      }
+    }
+  }
+
+  const BlockProduct& p_;
+  const RowPanels panels_;
+  const int64_t blocks_, columns_;
+  char *const a_, *const b_;
+  const int64_t ld_;
+  float* c_[2];
+};
+
+}  // namespace
+
+ProductPlan plan_product(moec_dtype a, moec_dtype b, int64_t rows) {
+  const TileKernels& tile = tile_kernels();
+  if (a != MOEC_BF16 || b != MOEC_BF16 || !tile.bf16.name) return {&tile, &tile.f32, Compute::kF32};
+  const bool few = rows <= tile.bf16_few_rows;
+  return {&tile, few ? &tile.bf16_few : &tile.bf16, Compute::kBf16};
+}
+
+BlockResult run_block(const BlockProduct& product, char* scratch) {
+  const TileKernels& tile = *product.plan.tile;
+  if (tile.begin) tile.begin();
+  const BlockResult result = Runner(product, scratch).run();
+  if (tile.end) tile.end();
+  return result;
+}
+
+}  // namespace moec::cpu

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// One task of a grouped product: a block of rows and columns, summed over all of k, in one thread's scratch.
+#pragma once
+
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/pack.h"
+
+namespace moec::cpu {
+
+inline constexpr int kMaxTaskRows = 256, kMaxTaskColumns = 256;  // columns of both products together
+
+// Sums in blocks_span blocks of A at a time, so that A, one B panel chunk and c stay in the L2 cache:
+//   a  256 rows x 16 blocks        256 KiB (few rows: more blocks)
+//   b  8 panels x 16 blocks        256 KiB
+//   c  256 x 256 (+ 2 x 16) fp32   288 KiB
+inline constexpr int kSpanBlocks = 16;
+inline constexpr int64_t kScratchA = int64_t(kMaxTaskRows) * kSpanBlocks * kLineBytes;
+inline constexpr int64_t kScratchB = kMaxTaskColumns / kPanelColumns * kSpanBlocks * kBlockBytes;
+inline constexpr int64_t kLdSlack = 16;  // keeps rows of c off one cache set
+inline constexpr int64_t kScratchC = int64_t(kMaxTaskRows) * (kMaxTaskColumns + 2 * kLdSlack) * 4;
+inline constexpr int64_t kThreadScratch = kScratchA + kScratchB + kScratchC;
+
+struct ProductPlan {  // the same for all tasks of one expert
+  const TileKernels* tile;
+  const ProductKernel* kernel;
+  Compute compute;
+};
+ProductPlan plan_product(moec_dtype a, moec_dtype b, int64_t rows);
+
+struct BlockProduct {
+  ProductPlan plan;
+  GemmKind kind = GemmKind::kSingle;
+  PanelSource a[2];
+  WeightSource b[2];
+  int64_t row0 = 0, rows = 0, col0 = 0, cols = 0, k = 0;  // col0 is a multiple of 32
+};
+
+struct BlockResult {
+  float *c0, *c1;
+  int64_t ld;
+};
+
+BlockResult run_block(const BlockProduct& product, char* scratch);
+
+}  // namespace moec::cpu

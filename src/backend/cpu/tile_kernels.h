@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of tile.h written once over `Ops`, the vector operations of one instruction set. Included
+// by each tile_<isa>.cpp, whose flags it takes: hence the unnamed namespace and no std functions.
+//
+// Ops provides: Vec, kBytes and load, store, zero, broadcast, fma on it; Line (16 dwords) and
+//   f32 / bf16 / f16 (pointer, n <= 16) -> Line of fp32       pairs(pointer, n <= 32) -> Line
+//   interleave(even, odd, n <= 16) -> Line of pairs           put(pointer, Line)
+//   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16])
+//   even_bf16 / odd_bf16 / even_f16 / odd_f16 (pairs Line) -> Line of fp32
+#pragma once
+
+#include "backend/cpu/tile.h"
+
+namespace moec::cpu {
+namespace {
+
+inline int smaller(int64_t a, int b) { return a < b ? int(a) : b; }
+
+// ---- products. One pass covers two vectors of columns for all rows; c stays in registers.
+template <class Ops, int kRows>
+void panel_product(const PanelProduct& p) {
+  using Vec = typename Ops::Vec;
+  constexpr int kBytes = Ops::kBytes, kPasses = 2 * kLineBytes / (2 * kBytes);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const auto place = [](int byte) { return byte / kLineBytes * (kBlockBytes / 2) + byte % kLineBytes; };
+    const int first = pass * 2 * kBytes;
+    float* const c = p.c + first / 4;
+    Vec sum[kRows][2];
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < 2; ++v)
+        sum[r][v] = p.accumulate ? Ops::load(c + r * p.ld + v * (kBytes / 4)) : Ops::zero();
+    const char* a = static_cast<const char*>(p.a);
+    const char* b0 = static_cast<const char*>(p.b) + place(first);
+    const char* b1 = static_cast<const char*>(p.b) + place(first + kBytes);
+    const char* prefetch = p.prefetch;
+    for (int block = 0; block < p.blocks; ++block) {
+      for (int line = pass; line < p.prefetch_lines; line += kPasses)
+        __builtin_prefetch(prefetch + line * kLineBytes, 0, 2);
+      prefetch += p.prefetch_lines * kLineBytes;
+#pragma GCC unroll 4
+      for (int s = 0; s < kSteps; ++s) {
+        const Vec left = Ops::load(b0 + s * kLineBytes), right = Ops::load(b1 + s * kLineBytes);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          const Vec value = Ops::broadcast(a + r * kLineBytes + s * 4);
+          sum[r][0] = Ops::fma(value, left, sum[r][0]);
+          sum[r][1] = Ops::fma(value, right, sum[r][1]);
+        }
+      }
+      a += kRows * kLineBytes;
+      b0 += kBlockBytes;
+      b1 += kBlockBytes;
+    }
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < 2; ++v) Ops::store(c + r * p.ld + v * (kBytes / 4), sum[r][v]);
+  }
+}
+
+template <class Ops, int kMaxRows>
+struct ProductTable {
+  PanelProductFn by_rows[kMaxRows];
+  template <int kRows = kMaxRows>
+  constexpr void fill() {
+    if constexpr (kRows > 0) {
+      by_rows[kRows - 1] = panel_product<Ops, kRows>;
+      fill<kRows - 1>();
+    }
+  }
+  constexpr ProductTable() : by_rows{} { fill(); }
+};
+
+// ---- loads
+template <class Ops, Load kLoad>
+typename Ops::Line load_line(const void* line, int64_t offset, int count) {
+  const auto* const half = static_cast<const uint16_t*>(line) + offset;
+  if constexpr (kLoad == Load::kF32) return Ops::f32(static_cast<const float*>(line) + offset, count);
+  if constexpr (kLoad == Load::kBf16ToF32) return Ops::bf16(half, count);
+  if constexpr (kLoad == Load::kF16ToF32) return Ops::f16(half, count);
+  if constexpr (kLoad == Load::kPairs) return Ops::pairs(half, count);
+}
+
+template <class Ops, bool kTurned>
+void put_lines(typename Ops::Line (&lines)[kLanes], void* to, int used) {
+  if constexpr (kTurned) Ops::transpose(lines);
+  for (int i = 0; i < used; ++i) Ops::put(static_cast<char*>(to) + i * kLineBytes, lines[i]);
+}
+
+template <class Ops, Load kLoad, bool kTurned>
+void load_along_k(const LoadBlock& load) {
+  typename Ops::Line lines[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    const void* const line = i < load.lines_used ? load.lines[i] : nullptr;
+    lines[i] = load_line<Ops, kLoad>(line, load.offset, line ? load.count : 0);
+  }
+  put_lines<Ops, kTurned>(lines, load.to, load.lines_out);
+}
+
+template <class Ops, Load kLoad, bool kTurned>
+void load_along_lanes(const LoadBlock& load) {
+  typename Ops::Line lines[kSteps];
+  for (int i = 0; i < kSteps; ++i) {
+    if constexpr (kLoad == Load::kPairs) {
+      const auto at = [&](int k) {
+        const void* const line = k < load.lines_used ? load.lines[k] : nullptr;
+        return line ? static_cast<const uint16_t*>(line) + load.offset : nullptr;
+      };
+      lines[i] = Ops::interleave(at(2 * i), at(2 * i + 1), load.count);
+    } else {
+      const void* const line = i < load.lines_used ? load.lines[i] : nullptr;
+      lines[i] = load_line<Ops, kLoad>(line, load.offset, line ? load.count : 0);
+    }
+  }
+  put_lines<Ops, kTurned>(lines, load.to, load.lines_out);
+}
+
+template <class Ops>
+void transpose_lines(const void* from, void* to) {
+  typename Ops::Line lines[kLanes];
+  for (int i = 0; i < kLanes; ++i)
+    lines[i] = Ops::pairs(static_cast<const uint16_t*>(from) + i * kLineBytes / 2, 32);
+  put_lines<Ops, true>(lines, to, kLanes);
+}
+
+// A 16-bit block holds k = 0..31: even k in the low halves. Its two fp32 blocks hold 16 of them each.
+template <class Ops, bool kHalf>
+void expand_block(const void* block, void* to) {
+  for (int tile = 0; tile < 2; ++tile)
+    for (int s = 0; s < kSteps; ++s) {
+      const char* const from =
+          static_cast<const char*>(block) + tile * (kBlockBytes / 2) + s * kLineBytes;
+      const auto pairs = Ops::pairs(reinterpret_cast<const uint16_t*>(from), 32);
+      char* const out = static_cast<char*>(to) + s / 8 * kBlockBytes + tile * (kBlockBytes / 2) +
+                        s % 8 * 2 * kLineBytes;
+      Ops::put(out, kHalf ? Ops::even_f16(pairs) : Ops::even_bf16(pairs));
+      Ops::put(out + kLineBytes, kHalf ? Ops::odd_f16(pairs) : Ops::odd_bf16(pairs));
+    }
+}
+
+// ---- rows of values
+template <class Ops, Load kLoad>
+void convert_in(const void* from, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int n = smaller(count - i, kLanes);
+    Ops::put_f32(to + i, load_line<Ops, kLoad>(from, i, n), n);
+  }
+}
+
+template <class Ops, Load kLoad>
+void convert_out(const float* from, void* to, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int n = smaller(count - i, kLanes);
+    const auto line = Ops::f32(from + i, n);
+    if constexpr (kLoad == Load::kF32) Ops::put_f32(static_cast<float*>(to) + i, line, n);
+    if constexpr (kLoad == Load::kBf16ToF32) Ops::put_bf16(static_cast<uint16_t*>(to) + i, line, n);
+    if constexpr (kLoad == Load::kF16ToF32) Ops::put_f16(static_cast<uint16_t*>(to) + i, line, n);
+  }
+}
+
+// Everything that needs no product kernel of its own.
+template <class Ops>
+constexpr TileKernels make_tile_kernels(const char* isa, ProductKernel f32) {
+  TileKernels t = {};
+  t.isa = isa;
+  t.f32 = f32;
+  t.along_k[0][0] = load_along_k<Ops, Load::kF32, false>;
+  t.along_k[0][1] = load_along_k<Ops, Load::kF32, true>;
+  t.along_k[1][0] = load_along_k<Ops, Load::kBf16ToF32, false>;
+  t.along_k[1][1] = load_along_k<Ops, Load::kBf16ToF32, true>;
+  t.along_k[2][0] = load_along_k<Ops, Load::kF16ToF32, false>;
+  t.along_k[2][1] = load_along_k<Ops, Load::kF16ToF32, true>;
+  t.along_k[3][0] = load_along_k<Ops, Load::kPairs, false>;
+  t.along_k[3][1] = load_along_k<Ops, Load::kPairs, true>;
+  t.along_lanes[0][0] = load_along_lanes<Ops, Load::kF32, false>;
+  t.along_lanes[0][1] = load_along_lanes<Ops, Load::kF32, true>;
+  t.along_lanes[1][0] = load_along_lanes<Ops, Load::kBf16ToF32, false>;
+  t.along_lanes[1][1] = load_along_lanes<Ops, Load::kBf16ToF32, true>;
+  t.along_lanes[2][0] = load_along_lanes<Ops, Load::kF16ToF32, false>;
+  t.along_lanes[2][1] = load_along_lanes<Ops, Load::kF16ToF32, true>;
+  t.along_lanes[3][0] = load_along_lanes<Ops, Load::kPairs, false>;
+  t.along_lanes[3][1] = load_along_lanes<Ops, Load::kPairs, true>;
+  t.transpose = transpose_lines<Ops>;
+  t.expand_bf16 = expand_block<Ops, false>;
+  t.expand_f16 = expand_block<Ops, true>;
+  t.to_f32[0] = convert_in<Ops, Load::kF32>;
+  t.to_f32[1] = convert_in<Ops, Load::kBf16ToF32>;
+  t.to_f32[2] = convert_in<Ops, Load::kF16ToF32>;
+  t.from_f32[0] = convert_out<Ops, Load::kF32>;
+  t.from_f32[1] = convert_out<Ops, Load::kBf16ToF32>;
+  t.from_f32[2] = convert_out<Ops, Load::kF16ToF32>;
+  return t;
+}
+
+}  // namespace
+}  // namespace moec::cpu

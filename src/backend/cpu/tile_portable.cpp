@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels for any machine of this architecture: 16-byte vectors of the compiler, plain loops for the rest.
+#include <cstring>
+
+#include "backend/cpu/tile_kernels.h"
+#include "core/dtype.h"
+
+namespace moec::cpu {
+namespace {
+
+struct PortableOps {
+  typedef float Vec __attribute__((vector_size(16)));
+  static constexpr int kBytes = 16;
+  static Vec load(const void* from) {
+    Vec v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+  }
+  static void store(void* to, Vec v) { std::memcpy(to, &v, sizeof v); }
+  static Vec zero() { return Vec{}; }
+  static Vec broadcast(const void* from) {
+    float value;
+    std::memcpy(&value, from, sizeof value);
+    return Vec{value, value, value, value};
+  }
+  static Vec fma(Vec a, Vec b, Vec sum) { return sum + a * b; }
+
+  struct Line {
+    uint32_t dword[kLanes];
+  };
+  template <class T>
+  static Line widen(const T* from, int n) {
+    Line line = {};
+    for (int i = 0; i < n; ++i) line.dword[i] = std::bit_cast<uint32_t>(to_float(from[i]));
+    return line;
+  }
+  template <class T>
+  static void narrow(T* to, const Line& line, int n) {
+    for (int i = 0; i < n; ++i) to[i] = from_float<T>(std::bit_cast<float>(line.dword[i]));
+  }
+  static Line f32(const float* from, int n) { return widen(from, n); }
+  static Line bf16(const uint16_t* from, int n) {
+    return widen(reinterpret_cast<const moec::bf16*>(from), n);
+  }
+  static Line f16(const uint16_t* from, int n) {
+    return widen(reinterpret_cast<const moec::f16*>(from), n);
+  }
+  static Line pairs(const uint16_t* from, int n) {
+    Line line = {};
+    if (n > 0) std::memcpy(line.dword, from, size_t(n) * 2);
+    return line;
+  }
+  static Line interleave(const uint16_t* even, const uint16_t* odd, int n) {
+    Line line = {};
+    for (int i = 0; i < n; ++i)
+      line.dword[i] = (even ? even[i] : 0u) | (odd ? uint32_t(odd[i]) << 16 : 0u);
+    return line;
+  }
+  static void put(void* to, const Line& line) { std::memcpy(to, line.dword, sizeof line.dword); }
+  static void put_f32(float* to, const Line& line, int n) { narrow(to, line, n); }
+  static void put_bf16(uint16_t* to, const Line& line, int n) {
+    narrow(reinterpret_cast<moec::bf16*>(to), line, n);
+  }
+  static void put_f16(uint16_t* to, const Line& line, int n) {
+    narrow(reinterpret_cast<moec::f16*>(to), line, n);
+  }
+  static void transpose(Line (&lines)[kLanes]) {
+    for (int i = 0; i < kLanes; ++i)
+      for (int j = 0; j < i; ++j) {
+        const uint32_t swapped = lines[i].dword[j];
+        lines[i].dword[j] = lines[j].dword[i];
+        lines[j].dword[i] = swapped;
+      }
+  }
+  static Line even_bf16(Line line) {
+    for (uint32_t& dword : line.dword) dword <<= 16;
+    return line;
+  }
+  static Line odd_bf16(Line line) {
+    for (uint32_t& dword : line.dword) dword &= 0xffff0000u;
+    return line;
+  }
+  static Line even_f16(Line line) {
+    for (uint32_t& dword : line.dword)
+      dword = std::bit_cast<uint32_t>(to_float(moec::f16{uint16_t(dword)}));
+    return line;
+  }
+  static Line odd_f16(Line line) {
+    for (uint32_t& dword : line.dword) dword >>= 16;
+    return even_f16(line);
+  }
+};
+
+constexpr ProductTable<PortableOps, 4> kProducts;
+
+}  // namespace
+
+constinit const TileKernels kTilePortable =
+    make_tile_kernels<PortableOps>("portable", {"portable f32 4x32", 4, 1, kProducts.by_rows});
+
+}  // namespace moec::cpu
