@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target is a script: this file only names them.
+.PHONY: help demo test test-gpu bench bench-gpu bench-peers format lint abi-bless clean
+.DEFAULT_GOAL := help
+
+help:         ## this list
+	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 22
+
+demo:         ## build what the demo needs and show the main job
+	@scripts/demo.sh
+test:         ## build everything and run every test that needs no GPU
+	@scripts/test.sh
+test-gpu:     ## the tests of the CUDA backend, on a machine with a GPU
+	@scripts/test_gpu.sh
+bench:        ## CPU speeds of real layer shapes beside this machine's own limits
+	@scripts/bench.sh
+bench-gpu:    ## GPU speeds, likewise
+	@scripts/bench_gpu.sh
+bench-peers:  ## the same shapes on other libraries, in their own environment
+	@scripts/bench_peers.sh
+format:       ## rewrite sources in the house's format
+	@scripts/format.sh
+lint:         ## rooms, format and clang-tidy
+	@scripts/lint.sh
+abi-bless:    ## accept today's header as the ABI snapshot (say so in CHANGELOG.md)
+	@scripts/abi_bless.sh
+clean:        ## remove builds; keeps the downloaded tools
+	@rm -rf build/release build/debug build/asan build/tsan build/demo build/install

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+# libmoec_cuda.so: the CUDA backend, loaded by libmoec on first need. It exports one C function.
+# Two sets of kernels: Hopper's (wgmma assembles only for 90a) and the portable one for every other GPU.
+enable_language(CUDA)
+find_package(CUDAToolkit 13 REQUIRED)
+include(src/backend/cuda/sources.cmake)
+
+set(cuda_objects "")
+foreach(set IN ITEMS sm90 portable host)
+  if(NOT MOEC_CUDA_SOURCES_${set})
+    continue()
+  endif()
+  set(target moec_cuda_${set})
+  list(TRANSFORM MOEC_CUDA_SOURCES_${set} PREPEND ${PROJECT_SOURCE_DIR}/src/backend/cuda/
+       OUTPUT_VARIABLE sources)
+  add_library(${target} OBJECT ${sources})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/capi/include
+    ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
+  target_link_libraries(${target} PRIVATE moec_options CUDA::cudart_static)
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xfatbin=-compress-all>)
+  if(MOEC_DEVELOPER)
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra>)
+  endif()
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON
+    CUDA_STANDARD 20 CUDA_VISIBILITY_PRESET hidden CUDA_ARCHITECTURES "${MOEC_CUDA_ARCH_${set}}")
+  list(APPEND cuda_objects $<TARGET_OBJECTS:${target}>)
+endforeach()
+
+set(map ${PROJECT_SOURCE_DIR}/src/backend/cuda/moec_cuda.map)
+add_library(moec_cuda SHARED ${cuda_objects})
+target_link_libraries(moec_cuda PRIVATE moec_options CUDA::cudart_static CUDA::cublasLt)
+target_link_options(moec_cuda PRIVATE LINKER:--version-script=${map} LINKER:--exclude-libs,ALL
+  LINKER:-z,nodelete LINKER:-z,relro,-z,now)
+set_target_properties(moec_cuda PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${map}
+  VERSION ${PROJECT_VERSION} SOVERSION ${MOEC_ABI})
+install(TARGETS moec_cuda DESTINATION ${CMAKE_INSTALL_LIBDIR})  # beside libmoec

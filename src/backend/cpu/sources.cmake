@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+moec_add_sources(
+  cpu_backend.cpp)
+
+# Instruction sets: name -> flags. Listed from the plainest to the richest, and after everything else:
+# where two objects hold the same inline function the linker keeps the first.
+set(MOEC_ISA_portable "")
+set(MOEC_ISA_avx2 -mavx2 -mfma -mf16c)
+set(MOEC_ISA_avx512 ${MOEC_ISA_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
+set(MOEC_ISA_avx512bf16 ${MOEC_ISA_avx512} -mavx512bf16)
+set(MOEC_ISA_amx ${MOEC_ISA_avx512bf16} -mamx-tile -mamx-bf16)
+
+moec_add_isa_sources(portable tile_portable.cpp)
+moec_add_isa_sources(avx2 tile_avx2.cpp)
+moec_add_isa_sources(avx512 tile_avx512.cpp)
+moec_add_isa_sources(avx512bf16 tile_avx512bf16.cpp)
+moec_add_isa_sources(amx tile_amx.cpp)

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+# Sources of the plug-in by the architectures they are compiled for.
+set(MOEC_CUDA_ARCH_sm90 90a-real)
+set(MOEC_CUDA_ARCH_portable 80-real 90)  # 90: SASS and PTX
+set(MOEC_CUDA_ARCH_host OFF)
+
+set(MOEC_CUDA_SOURCES_sm90)
+set(MOEC_CUDA_SOURCES_portable)
+set(MOEC_CUDA_SOURCES_host)
