@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* clang-format off */
 /* moec: Mixture-of-Experts layers behind one stable C ABI.
  *
  * Conventions, for every function unless its own text says otherwise
- *   status    0 is success; a negative value is an error whose details moec_last_error() copies out.
+ *   status    0 is success; a negative value is an error that moec_last_error() explains.
  *             On an error nothing has been written to outputs and nothing is queued.
  *   handles   opaque; freed in any order (children keep their parents alive); NULL may be freed.
- *             `const moec_x *` may be used by many threads at once, `moec_x *` by one at a time.
- *   structs   those that start with `struct_size` are filled by moec_struct_init() and grow only at
- *             their tail; a zero field is its default. The others never change.
- *   tensors   an all-zero moec_tensor is "absent". Strides are in elements and must describe a compact
- *             row-major array (all zero means that too). Pointers need the alignment of their element.
- *   stream    cudaStream_t on CUDA, ignored on the CPU. Work is queued; only names ending in `_sync` wait.
+ *             `const moec_x*` may be used by many threads at once, `moec_x*` by one at a time.
+ *   structs   those that start with `struct_size` are filled by moec_struct_init() and grow only
+ *             at their tail; a zero field is its default. The others never change.
+ *   tensors   an all-zero moec_tensor is "absent". Strides are in elements and must describe a
+ *             compact row-major array (all zero means that). Pointers are element-aligned.
+ *   stream    cudaStream_t on CUDA, ignored on the CPU. Work is queued; only `_sync` waits.
  *   aliasing  an output may not overlap an input; y may be exactly the residual.
- *   T tokens, H hidden, I intermediate, E experts, Z identity ("zero") experts, K experts per token,
- *   El experts of the plan's local range, P rows of a plan (one per routed (token, slot), plus padding). */
+ *   T tokens, H hidden, I intermediate, E experts, Z identity ("zero") experts, K experts per
+ *   token, El experts of the plan's local range, P rows of a plan (one per routed (token, slot),
+ *   plus padding). */
+/* clang-format on */
 #ifndef MOEC_H
 #define MOEC_H
 #include <stddef.h>
@@ -40,38 +43,39 @@ extern "C" {
 /* ---- scalars: no enum type ever appears in a signature or a field ---- */
 typedef int32_t moec_status;
 typedef uint32_t moec_dtype; /* DLPack's code | bits << 8 | lanes << 16 */
-typedef void *moec_stream;
+typedef void* moec_stream;
 
 enum moec_status_code {
   MOEC_OK = 0,
-  MOEC_S_NOT_READY = 1,        /* poll: work still in flight */
-  MOEC_E_INVALID_ARG = -1,     /* NULL, out of range, conflicting values */
-  MOEC_E_INVALID_STATE = -2,   /* plan not built, weights not bound */
-  MOEC_E_ABI = -3,             /* struct_size not understood by this library */
-  MOEC_E_SHAPE = -4,           /* a tensor's shape does not fit */
-  MOEC_E_DTYPE = -5,           /* a tensor's element type does not fit */
-  MOEC_E_LAYOUT = -6,          /* strides that are not supported */
-  MOEC_E_DEVICE = -7,          /* memory on another device than the context's */
-  MOEC_E_UNSUPPORTED = -8,     /* legal request, not implemented here; the text says what is */
+  MOEC_S_NOT_READY = 1,      /* poll: work still in flight */
+  MOEC_E_INVALID_ARG = -1,   /* NULL, out of range, conflicting values */
+  MOEC_E_INVALID_STATE = -2, /* plan not built, weights not bound */
+  MOEC_E_ABI = -3,           /* struct_size not understood by this library */
+  MOEC_E_SHAPE = -4,         /* a tensor's shape does not fit */
+  MOEC_E_DTYPE = -5,         /* a tensor's element type does not fit */
+  MOEC_E_LAYOUT = -6,        /* strides that are not supported */
+  MOEC_E_DEVICE = -7,        /* memory on another device than the context's */
+  MOEC_E_UNSUPPORTED = -8,   /* legal request, not implemented here; the text says what is */
   MOEC_E_OUT_OF_MEMORY = -9,
-  MOEC_E_WORKSPACE = -10,      /* a caller's buffer is smaller than the size query says */
-  MOEC_E_NO_BACKEND = -11,     /* plug-in or device absent */
-  MOEC_E_BACKEND_ABI = -12,    /* plug-in built for another library */
-  MOEC_E_WOULD_SYNC = -13,     /* forbidden by the context's flags or by stream capture */
-  MOEC_E_WOULD_ALLOC = -14,    /* likewise */
-  MOEC_E_CUDA = -15,           /* the driver's error is native_code */
+  MOEC_E_WORKSPACE = -10,   /* a caller's buffer is smaller than the size query says */
+  MOEC_E_NO_BACKEND = -11,  /* plug-in or device absent */
+  MOEC_E_BACKEND_ABI = -12, /* plug-in built for another library */
+  MOEC_E_WOULD_SYNC = -13,  /* forbidden by the context's flags or by stream capture */
+  MOEC_E_WOULD_ALLOC = -14, /* likewise */
+  MOEC_E_CUDA = -15,        /* the driver's error is native_code */
   MOEC_E_COMM = -16,
   MOEC_E_TIMEOUT = -17,
-  MOEC_E_CALLBACK = -18,       /* a user callback returned non-zero: native_code */
-  MOEC_E_FORKED = -19,         /* handle made before fork(), used in the child */
-  MOEC_E_OVERFLOW = -20,       /* T*K, rows or bytes exceed the index type */
-  MOEC_E_ALIAS = -21,          /* an output overlaps an input */
-  MOEC_E_MISMATCH = -22,       /* plan, saved state or weights of another shape, type or range */
-  MOEC_E_CORRUPT = -23,        /* a saved plan or packed file fails its checksum or version */
+  MOEC_E_CALLBACK = -18, /* a user callback returned non-zero: native_code */
+  MOEC_E_FORKED = -19,   /* handle made before fork(), used in the child */
+  MOEC_E_OVERFLOW = -20, /* T*K, rows or bytes exceed the index type */
+  MOEC_E_ALIAS = -21,    /* an output overlaps an input */
+  MOEC_E_MISMATCH = -22, /* plan, saved state or weights of another shape, type or range */
+  MOEC_E_CORRUPT = -23,  /* a saved plan or packed file fails its checksum or version */
   MOEC_E_INTERNAL = -99
 };
 
-enum moec_dtype_value { /* DLPack's own values */
+/* DLPack's own values */
+enum moec_dtype_value {
   MOEC_F32 = 0x12002,
   MOEC_F16 = 0x11002,
   MOEC_BF16 = 0x11004,
@@ -82,16 +86,12 @@ enum moec_dtype_value { /* DLPack's own values */
   MOEC_I64 = 0x14000,
   MOEC_BOOL = 0x10806
 };
-enum moec_device_type { /* DLPack's own values */
-  MOEC_CPU = 1,
-  MOEC_CUDA = 2,
-  MOEC_CUDA_HOST = 3,
-  MOEC_CUDA_MANAGED = 13
-};
+/* DLPack's own values */
+enum moec_device_type { MOEC_CPU = 1, MOEC_CUDA = 2, MOEC_CUDA_HOST = 3, MOEC_CUDA_MANAGED = 13 };
 
 /* ---- frozen structs: their layout never changes; embedded by value ---- */
 typedef struct moec_buffer { /* all-zero = absent */
-  void *ptr;
+  void* ptr;
   uint64_t bytes;
 } moec_buffer;
 
@@ -100,7 +100,7 @@ typedef struct moec_size { /* bytes for T tokens: base + T * per_token, exact */
 } moec_size;
 
 typedef struct moec_tensor { /* 128 bytes; all-zero = absent */
-  void *data;                /* base address in the device's space */
+  void* data;                /* base address in the device's space */
   uint64_t byte_offset;      /* added to data (DLPack's meaning) */
   int32_t device_type, device_id;
   moec_dtype dtype;
@@ -118,12 +118,13 @@ typedef struct moec_activation { /* 32 bytes; parameters that a kind does not us
   uint32_t reserved0, reserved1;
 } moec_activation;
 
-typedef struct moec_matrix {           /* one weight matrix of all experts, or its gradient; all-zero = absent */
-  moec_tensor data;                    /* [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias */
-  moec_tensor bias;                    /* [E,N], optional */
-  const moec_tensor *per_expert;       /* instead of data: `count` tensors [N,K] or [K,N]; array copied */
-  const moec_tensor *per_expert_bias;  /* instead of bias: `count` tensors [N]; array copied */
-  int64_t count;                       /* E when a per_expert array is given, else 0 */
+/* One weight matrix of all experts, or its gradient; all-zero = absent. */
+typedef struct moec_matrix {
+  moec_tensor data;              /* [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias */
+  moec_tensor bias;              /* [E,N], optional */
+  const moec_tensor* per_expert; /* instead of data: `count` tensors [N,K] or [K,N]; array copied */
+  const moec_tensor* per_expert_bias; /* instead of bias: `count` tensors [N]; array copied */
+  int64_t count;                      /* E when a per_expert array is given, else 0 */
 } moec_matrix;
 
 /* ---- opaque handles ---- */
@@ -143,8 +144,9 @@ enum moec_log_level {
   MOEC_LOG_ERROR = 4,
   MOEC_LOG_OFF = 5
 };
-/* May be called from any thread; must not call moec. `message` is NUL-terminated, `length` bytes long. */
-typedef void (*moec_log_function)(void *user, int32_t level, const char *message, size_t length);
+/* May be called from any thread; must not call moec. `message` is NUL-terminated, `length` bytes
+ * long. */
+typedef void (*moec_log_function)(void* user, int32_t level, const char* message, size_t length);
 
 typedef struct moec_error_info {
   uint32_t struct_size, flags;
@@ -152,30 +154,32 @@ typedef struct moec_error_info {
   int32_t native_code; /* cudaError_t, errno or a callback's value; 0 if none */
   int32_t arg_index;   /* 1-based argument, 0 = not one argument */
   uint32_t reserved0;
-  char site[64];       /* entry point, NUL-terminated */
-  char message[512];   /* what is wrong, both values, what would be right; NUL-terminated */
+  char site[64];     /* entry point, NUL-terminated */
+  char message[512]; /* what is wrong, both values, what would be right; NUL-terminated */
 } moec_error_info;
 
 /* Version of the running library: major << 22 | minor << 12 | patch. */
 MOEC_API uint32_t moec_version(void);
 /* Static text such as "0.1.0". */
-MOEC_API const char *moec_version_string(void);
+MOEC_API const char* moec_version_string(void);
 /* MOEC_ABI_VERSION of the running library. */
 MOEC_API uint32_t moec_abi_version(void);
 /* Static JSON: compiler, instruction sets compiled in, build id, flags. */
-MOEC_API const char *moec_build_info(void);
+MOEC_API const char* moec_build_info(void);
 /* Static name such as "MOEC_E_SHAPE"; "MOEC_E_UNKNOWN" for other values; never NULL. */
-MOEC_API const char *moec_status_name(moec_status status);
-/* Copy this OS thread's last failure; code 0 and empty texts if there was none. Does not reset it. */
-MOEC_API moec_status moec_last_error(moec_error_info *out);
-/* Zero `bytes` bytes and store `bytes` in the leading struct_size. NULL or bytes < 8 does nothing. */
-MOEC_API void moec_struct_init(void *sized_struct, size_t bytes);
+MOEC_API const char* moec_status_name(moec_status status);
+/* Copy this OS thread's last failure; code 0 and empty texts if there was none. Does not reset it.
+ */
+MOEC_API moec_status moec_last_error(moec_error_info* out);
+/* Zero `bytes` bytes and store `bytes` in the leading struct_size. NULL or bytes < 8 does nothing.
+ */
+MOEC_API void moec_struct_init(void* sized_struct, size_t bytes);
 /* Process-wide log sink; NULL restores silence. Nothing below min_level is delivered. */
-MOEC_API moec_status moec_set_log(moec_log_function function, void *user, int32_t min_level);
+MOEC_API moec_status moec_set_log(moec_log_function function, void* user, int32_t min_level);
 
-/* ================================ 2. backends, devices, context ================================ */
+/* ================================ 2. backends, devices, context ============================= */
 enum moec_context_flags {
-  MOEC_CONTEXT_NO_ALLOC = 1,     /* calls that would allocate scratch fail with MOEC_E_WOULD_ALLOC */
+  MOEC_CONTEXT_NO_ALLOC = 1, /* calls that would allocate scratch fail with MOEC_E_WOULD_ALLOC */
   MOEC_CONTEXT_CHECK_INPUTS = 2, /* check routing data (ids, offsets) on each call */
   MOEC_CONTEXT_PROFILE = 4       /* fill the ns_* counters of moec_stats */
 };
@@ -193,80 +197,91 @@ typedef struct moec_device_info {
 
 typedef struct moec_allocator { /* called on the calling thread; alloc returns NULL on failure */
   uint32_t struct_size, flags;
-  void *user;
-  void *(*alloc)(void *user, size_t bytes, size_t align, int32_t device_type, int32_t device_id,
+  void* user;
+  void* (*alloc)(void* user, size_t bytes, size_t align, int32_t device_type, int32_t device_id,
                  moec_stream stream);
-  void (*release)(void *user, void *pointer, size_t bytes, int32_t device_type, int32_t device_id,
+  void (*release)(void* user, void* pointer, size_t bytes, int32_t device_type, int32_t device_id,
                   moec_stream stream);
 } moec_allocator;
 
 typedef struct moec_thread_pool { /* run CPU work on the host framework's threads */
   uint32_t struct_size;
-  int32_t num_threads;            /* >= 1, how many bodies may run at once */
-  void *user;
-  /* Call body(arg, i) for each i in [0, n), in any order, from any threads; return 0 when all are done. */
-  int32_t (*parallel_for)(void *user, int64_t n, void (*body)(void *arg, int64_t i), void *arg);
+  int32_t num_threads; /* >= 1, how many bodies may run at once */
+  void* user;
+  /* Call body(arg, i) for each i in [0, n), in any order, from any threads; return 0 when all are
+   * done. */
+  int32_t (*parallel_for)(void* user, int64_t n, void (*body)(void* arg, int64_t i), void* arg);
 } moec_thread_pool;
 
 typedef struct moec_context_desc {
-  uint32_t struct_size, flags;          /* moec_context_flags */
-  int32_t device_type, device_id;       /* 0, 0 = the CPU */
-  uint32_t math;                        /* moec_math_mode */
-  int32_t num_threads;                  /* CPU: 0 = affinity mask and cgroup quota */
-  uint64_t workspace_limit;             /* bytes of scratch the context may hold; 0 = no limit */
-  const moec_allocator *allocator;      /* NULL = built in */
-  const moec_thread_pool *pool;         /* NULL = built in; not with num_threads */
+  uint32_t struct_size, flags;     /* moec_context_flags */
+  int32_t device_type, device_id;  /* 0, 0 = the CPU */
+  uint32_t math;                   /* moec_math_mode */
+  int32_t num_threads;             /* CPU: 0 = affinity mask and cgroup quota */
+  uint64_t workspace_limit;        /* bytes of scratch the context may hold; 0 = no limit */
+  const moec_allocator* allocator; /* NULL = built in */
+  const moec_thread_pool* pool;    /* NULL = built in; not with num_threads */
 } moec_context_desc;
 
 typedef struct moec_stats { /* host counters of a context; reading never waits */
   uint32_t struct_size, flags;
   uint64_t calls, kernel_launches;
-  uint64_t allocs, host_syncs;          /* both stay constant in steady state */
+  uint64_t allocs, host_syncs; /* both stay constant in steady state */
   uint64_t workspace_bytes, workspace_peak;
-  uint64_t flops;                       /* of real rows, never padding */
+  uint64_t flops;                                     /* of real rows, never padding */
   uint64_t ns_route, ns_plan, ns_experts, ns_combine; /* with MOEC_CONTEXT_PROFILE */
 } moec_stats;
 
-/* Load one backend plug-in by path. E_NO_BACKEND: cannot be opened; E_BACKEND_ABI: another build. */
-MOEC_API MOEC_CHECK moec_status moec_backend_load(const char *path);
+/* Load one backend plug-in by path. E_NO_BACKEND: cannot be opened; E_BACKEND_ABI: another build.
+ */
+MOEC_API MOEC_CHECK moec_status moec_backend_load(const char* path);
 /* Number of devices of a type (moec_device_type). 0 without a driver or plug-in: not an error. */
-MOEC_API moec_status moec_device_count(int32_t device_type, int32_t *count);
-MOEC_API moec_status moec_device_query(int32_t device_type, int32_t device_id, moec_device_info *out);
+MOEC_API moec_status moec_device_count(int32_t device_type, int32_t* count);
+MOEC_API moec_status moec_device_query(int32_t device_type, int32_t device_id,
+                                       moec_device_info* out);
 /* Make a context on one device. desc may be NULL (the CPU, all defaults). */
-MOEC_API MOEC_CHECK moec_status moec_context_create(const moec_context_desc *desc, moec_context **out);
-MOEC_API void moec_context_free(moec_context *context);
-MOEC_API moec_status moec_context_device(const moec_context *context, moec_device_info *out);
-/* Hold at least `bytes` of scratch, so that later calls without a caller's workspace do not allocate. */
-MOEC_API moec_status moec_context_reserve(const moec_context *context, uint64_t bytes, moec_stream stream);
+MOEC_API MOEC_CHECK moec_status moec_context_create(const moec_context_desc* desc,
+                                                    moec_context** out);
+MOEC_API void moec_context_free(moec_context* context);
+MOEC_API moec_status moec_context_device(const moec_context* context, moec_device_info* out);
+/* Hold at least `bytes` of scratch, so that later calls without a caller's workspace do not
+ * allocate. */
+MOEC_API moec_status moec_context_reserve(const moec_context* context, uint64_t bytes,
+                                          moec_stream stream);
 /* Give unused scratch back. */
-MOEC_API moec_status moec_context_trim(const moec_context *context);
+MOEC_API moec_status moec_context_trim(const moec_context* context);
 /* Non-blocking: *deferred gets the status of device work that failed after its call returned. */
-MOEC_API moec_status moec_context_poll(const moec_context *context, moec_status *deferred);
+MOEC_API moec_status moec_context_poll(const moec_context* context, moec_status* deferred);
 /* Wait for the stream; returns a deferred error if there is one. */
-MOEC_API moec_status moec_context_sync(const moec_context *context, moec_stream stream);
-MOEC_API moec_status moec_context_stats(const moec_context *context, moec_stats *out);
-MOEC_API moec_status moec_context_stats_reset(const moec_context *context);
+MOEC_API moec_status moec_context_sync(const moec_context* context, moec_stream stream);
+MOEC_API moec_status moec_context_stats(const moec_context* context, moec_stats* out);
+MOEC_API moec_status moec_context_stats_reset(const moec_context* context);
 
 /* ================================ 3. tensors ================================ */
 /* Compact view of `data`; shape has ndim entries. */
-MOEC_API moec_status moec_tensor_make(moec_tensor *out, void *data, moec_dtype dtype, int32_t device_type,
-                                      int32_t device_id, int32_t ndim, const int64_t *shape);
+MOEC_API moec_status moec_tensor_make(moec_tensor* out, void* data, moec_dtype dtype,
+                                      int32_t device_type, int32_t device_id, int32_t ndim,
+                                      const int64_t* shape);
 /* Borrow a DLTensor*. NULL strides and non-zero byte_offset are understood. */
-MOEC_API moec_status moec_tensor_from_dlpack(const void *dl_tensor, moec_tensor *out);
+MOEC_API moec_status moec_tensor_from_dlpack(const void* dl_tensor, moec_tensor* out);
 /* Elements, or -1 on overflow, a negative extent or NULL. */
-MOEC_API int64_t moec_tensor_numel(const moec_tensor *tensor);
+MOEC_API int64_t moec_tensor_numel(const moec_tensor* tensor);
 /* Bytes of the elements, or -1 likewise. */
-MOEC_API int64_t moec_tensor_bytes(const moec_tensor *tensor);
+MOEC_API int64_t moec_tensor_bytes(const moec_tensor* tensor);
 /* Validate dtype, dimensions, strides, alignment and device type. */
-MOEC_API moec_status moec_tensor_check(const moec_tensor *tensor);
+MOEC_API moec_status moec_tensor_check(const moec_tensor* tensor);
 
 /* ================================ 4. routers ================================ */
 /* One descriptor for every model family; the steps run in this order (R0..R10):
  *   input transform and jitter of x; logits = x * Wr^T + bias; soft-cap; score; + selection bias;
  *   group limit; selection; weight rule; normalisation; scale; rounding.
  * Ties go to the lowest id. NaN and -inf are never selected: such a slot gets id -1 and weight 0.
- * Ids in [0,E) are experts, [E,E+Z) identity experts (y += w * x), any other id means "no expert". */
-enum moec_router_input { MOEC_INPUT_PLAIN = 0, MOEC_INPUT_RMS_SCALED = 1 /* rms(x) * scale[H] / sqrt(H) */ };
+ * Ids in [0,E) are experts, [E,E+Z) identity experts (y += w * x), any other id means "no expert".
+ */
+enum moec_router_input {
+  MOEC_INPUT_PLAIN = 0,
+  MOEC_INPUT_RMS_SCALED = 1 /* rms(x) * scale[H] / sqrt(H) */
+};
 enum moec_precision {
   MOEC_PREC_FP32 = 0, /* computed and kept in fp32 */
   MOEC_PREC_DATA = 1  /* rounded to data_dtype after the step */
@@ -279,16 +294,16 @@ enum moec_score {
 };
 enum moec_select {
   MOEC_SELECT_TOPK = 0,
-  MOEC_SELECT_GROUP_TOPK = 1,    /* only experts of the best `top_groups` of `num_groups` groups */
-  MOEC_SELECT_TABLE = 2,         /* ids = table[token_ids[t]] */
-  MOEC_SELECT_SPARSE_MIXER = 3,  /* PhiMoE's evaluation rule; top_k must be 2 */
-  MOEC_SELECT_GIVEN = 4          /* ids from the caller (replay); weights computed as usual */
+  MOEC_SELECT_GROUP_TOPK = 1,   /* only experts of the best `top_groups` of `num_groups` groups */
+  MOEC_SELECT_TABLE = 2,        /* ids = table[token_ids[t]] */
+  MOEC_SELECT_SPARSE_MIXER = 3, /* PhiMoE's evaluation rule; top_k must be 2 */
+  MOEC_SELECT_GIVEN = 4         /* ids from the caller (replay); weights computed as usual */
 };
 enum moec_group_fill { MOEC_FILL_NEG_INF = 0, MOEC_FILL_ZERO = 1 };
 enum moec_weight_rule {
-  MOEC_WEIGHT_SCORE = 0,             /* the score of the selected expert, without selection bias */
-  MOEC_WEIGHT_SOFTMAX_SELECTED = 1,  /* softmax over the K selected logits */
-  MOEC_WEIGHT_SIGMOID_SELECTED = 2   /* sigmoid of the selected logit */
+  MOEC_WEIGHT_SCORE = 0,            /* the score of the selected expert, without selection bias */
+  MOEC_WEIGHT_SOFTMAX_SELECTED = 1, /* softmax over the K selected logits */
+  MOEC_WEIGHT_SIGMOID_SELECTED = 2  /* sigmoid of the selected logit */
 };
 enum moec_norm {
   MOEC_NORM_NONE = 0,
@@ -298,234 +313,243 @@ enum moec_norm {
 };
 enum moec_slot_order { MOEC_SLOT_BY_VALUE = 0, MOEC_SLOT_BY_EXPERT = 1 };
 enum moec_router_flags {
-  MOEC_ROUTER_LOGIT_BIAS = 1,        /* gate bias [E+Z] */
-  MOEC_ROUTER_SELECT_BIAS = 2,       /* fp32 [E+Z] added to the scores for selection only */
-  MOEC_ROUTER_PER_EXPERT_SCALE = 4,  /* [E+Z] multiplied into the weights after normalisation */
-  MOEC_ROUTER_NORM_IF_K_GT_1 = 8,    /* skip the normalisation when top_k is 1 */
-  MOEC_ROUTER_JITTER_X = 16          /* jitter the x that the experts see, too (Hugging Face) */
+  MOEC_ROUTER_LOGIT_BIAS = 1,       /* gate bias [E+Z] */
+  MOEC_ROUTER_SELECT_BIAS = 2,      /* fp32 [E+Z] added to the scores for selection only */
+  MOEC_ROUTER_PER_EXPERT_SCALE = 4, /* [E+Z] multiplied into the weights after normalisation */
+  MOEC_ROUTER_NORM_IF_K_GT_1 = 8,   /* skip the normalisation when top_k is 1 */
+  MOEC_ROUTER_JITTER_X = 16         /* jitter the x that the experts see, too (Hugging Face) */
 };
 
 typedef struct moec_router_desc {
-  uint32_t struct_size, flags;       /* moec_router_flags */
-  int32_t num_experts;               /* E >= 1 */
-  int32_t num_zero_experts;          /* Z >= 0 */
-  int32_t top_k;                     /* 1 <= K <= E+Z */
-  uint32_t input;                    /* moec_router_input */
-  float rms_eps;                     /* RMS_SCALED: 0 = 1e-6 */
-  float jitter;                      /* multiply x by U(1-j,1+j); 0 = off; < 1 */
-  uint32_t logit_precision;          /* moec_precision; DATA rounds the logits to data_dtype */
-  float logit_softcap;               /* cap * tanh(z / cap); 0 = off */
-  uint32_t score, score_precision;   /* moec_score, moec_precision */
-  uint32_t select;                   /* moec_select */
-  int32_t num_groups, top_groups;    /* GROUP_TOPK: num_groups divides E+Z; >= 1 */
-  int32_t group_top_m;               /* group score = sum of its m best; 0|1 = the best one */
-  uint32_t group_fill;               /* moec_group_fill */
-  float mixer_eps;                   /* SPARSE_MIXER threshold; > 0 */
-  uint32_t weight_rule, norm;        /* moec_weight_rule, moec_norm */
-  float norm_eps, norm_p;            /* norm_eps 0 = none; NORM_P: norm_p 0 = 1 */
-  uint32_t norm_precision;           /* moec_precision of weight rule and normalisation */
-  float scale;                       /* routed scaling factor; 0 = 1 */
-  uint32_t weight_precision;         /* moec_precision of the result */
-  uint32_t slot_order;               /* moec_slot_order */
-  moec_dtype data_dtype;             /* dtype of PREC_DATA steps; 0 = fp32 */
+  uint32_t struct_size, flags;     /* moec_router_flags */
+  int32_t num_experts;             /* E >= 1 */
+  int32_t num_zero_experts;        /* Z >= 0 */
+  int32_t top_k;                   /* 1 <= K <= E+Z */
+  uint32_t input;                  /* moec_router_input */
+  float rms_eps;                   /* RMS_SCALED: 0 = 1e-6 */
+  float jitter;                    /* multiply x by U(1-j,1+j); 0 = off; < 1 */
+  uint32_t logit_precision;        /* moec_precision; DATA rounds the logits to data_dtype */
+  float logit_softcap;             /* cap * tanh(z / cap); 0 = off */
+  uint32_t score, score_precision; /* moec_score, moec_precision */
+  uint32_t select;                 /* moec_select */
+  int32_t num_groups, top_groups;  /* GROUP_TOPK: num_groups divides E+Z; >= 1 */
+  int32_t group_top_m;             /* group score = sum of its m best; 0|1 = the best one */
+  uint32_t group_fill;             /* moec_group_fill */
+  float mixer_eps;                 /* SPARSE_MIXER threshold; > 0 */
+  uint32_t weight_rule, norm;      /* moec_weight_rule, moec_norm */
+  float norm_eps, norm_p;          /* norm_eps 0 = none; NORM_P: norm_p 0 = 1 */
+  uint32_t norm_precision;         /* moec_precision of weight rule and normalisation */
+  float scale;                     /* routed scaling factor; 0 = 1 */
+  uint32_t weight_precision;       /* moec_precision of the result */
+  uint32_t slot_order;             /* moec_slot_order */
+  moec_dtype data_dtype;           /* dtype of PREC_DATA steps; 0 = fp32 */
   uint32_t reserved0;
-  uint64_t seed;                     /* jitter: Philox4x32-10 key */
+  uint64_t seed; /* jitter: Philox4x32-10 key */
 } moec_router_desc;
 
 typedef struct moec_gate_args {
   uint32_t struct_size, flags;
-  uint64_t rng_offset;       /* jitter counter of element (0,0); element (t,h) uses + t*H + h */
-  moec_tensor x;             /* in  [T,H] f32|bf16|f16: the router's input */
-  moec_tensor weight;        /* in  [E+Z,H] f32|bf16|f16 */
-  moec_tensor bias;          /* in  [E+Z], with LOGIT_BIAS; dtype of weight or f32 */
-  moec_tensor input_scale;   /* in  [H], RMS_SCALED; dtype of weight or f32 */
-  moec_tensor logits;        /* out [T,E+Z] f32; before the soft-cap */
-  moec_tensor x_jittered;    /* out [T,H], with jitter: optional, required with JITTER_X; dtype of x */
+  uint64_t rng_offset;     /* jitter counter of element (0,0); element (t,h) uses + t*H + h */
+  moec_tensor x;           /* in  [T,H] f32|bf16|f16: the router's input */
+  moec_tensor weight;      /* in  [E+Z,H] f32|bf16|f16 */
+  moec_tensor bias;        /* in  [E+Z], with LOGIT_BIAS; dtype of weight or f32 */
+  moec_tensor input_scale; /* in  [H], RMS_SCALED; dtype of weight or f32 */
+  moec_tensor logits;      /* out [T,E+Z] f32; before the soft-cap */
+  moec_tensor x_jittered; /* out [T,H], with jitter: optional, required with JITTER_X; dtype of x */
 } moec_gate_args;
 
 typedef struct moec_gate_grad_args {
-  uint32_t struct_size, flags; /* moec_grad_flags */
-  uint64_t rng_offset;         /* as forward */
+  uint32_t struct_size, flags;        /* moec_grad_flags */
+  uint64_t rng_offset;                /* as forward */
   moec_tensor x, weight, input_scale; /* in, as forward */
-  moec_tensor d_logits;        /* in  [T,E+Z] f32 */
-  moec_tensor d_x;             /* out [T,H]; absent = skipped, as every output here */
-  moec_tensor d_weight;        /* out [E+Z,H] */
-  moec_tensor d_bias;          /* out [E+Z] */
-  moec_tensor d_input_scale;   /* out [H] */
+  moec_tensor d_logits;               /* in  [T,E+Z] f32 */
+  moec_tensor d_x;                    /* out [T,H]; absent = skipped, as every output here */
+  moec_tensor d_weight;               /* out [E+Z,H] */
+  moec_tensor d_bias;                 /* out [E+Z] */
+  moec_tensor d_input_scale;          /* out [H] */
 } moec_gate_grad_args;
 
 enum moec_grad_flags {
-  MOEC_GRAD_ACCUMULATE = 1,    /* parameter gradients are added to what is there, in its dtype */
-  MOEC_GRAD_ACCUMULATE_X = 2   /* d_x is added to what is there */
+  MOEC_GRAD_ACCUMULATE = 1,  /* parameter gradients are added to what is there, in its dtype */
+  MOEC_GRAD_ACCUMULATE_X = 2 /* d_x is added to what is there */
 };
 
 typedef struct moec_route_args {
   uint32_t struct_size, flags;
-  moec_tensor logits;            /* in  [T,E+Z] f32|bf16|f16, before the soft-cap */
-  moec_tensor select_bias;       /* in  [E+Z] f32, with SELECT_BIAS */
-  moec_tensor per_expert_scale;  /* in  [E+Z], with PER_EXPERT_SCALE; f32|bf16|f16 */
-  moec_tensor token_mask;        /* in  [T] u8|bool, optional; 0 = routed nowhere */
-  moec_tensor table, token_ids;  /* in  [V,K], [T] i32|i64: SELECT_TABLE */
-  moec_tensor given_ids;         /* in  [T,K] i32|i64: SELECT_GIVEN */
-  moec_tensor expert_ids;        /* out [T,K] i32; -1 = none */
-  moec_tensor weights;           /* out [T,K] f32; 0 where the id is -1 */
-  moec_tensor scores;            /* out [T,E+Z] f32, optional */
-  moec_tensor counts;            /* out [E+Z] i32, optional: += selections per id */
+  moec_tensor logits;           /* in  [T,E+Z] f32|bf16|f16, before the soft-cap */
+  moec_tensor select_bias;      /* in  [E+Z] f32, with SELECT_BIAS */
+  moec_tensor per_expert_scale; /* in  [E+Z], with PER_EXPERT_SCALE; f32|bf16|f16 */
+  moec_tensor token_mask;       /* in  [T] u8|bool, optional; 0 = routed nowhere */
+  moec_tensor table, token_ids; /* in  [V,K], [T] i32|i64: SELECT_TABLE */
+  moec_tensor given_ids;        /* in  [T,K] i32|i64: SELECT_GIVEN */
+  moec_tensor expert_ids;       /* out [T,K] i32; -1 = none */
+  moec_tensor weights;          /* out [T,K] f32; 0 where the id is -1 */
+  moec_tensor scores;           /* out [T,E+Z] f32, optional */
+  moec_tensor counts;           /* out [E+Z] i32, optional: += selections per id */
 } moec_route_args;
 
 typedef struct moec_route_grad_args {
-  uint32_t struct_size, flags;     /* moec_grad_flags, for d_per_expert_scale */
+  uint32_t struct_size, flags;          /* moec_grad_flags, for d_per_expert_scale */
   moec_tensor logits, per_expert_scale; /* in, as forward */
-  moec_tensor expert_ids;          /* in  [T,K] i32|i64, from forward */
-  moec_tensor d_weights;           /* in  [T,K] f32 */
-  moec_tensor d_logits_in;         /* in  [T,E+Z] f32, optional: added (auxiliary losses) */
-  moec_tensor d_logits;            /* out [T,E+Z] f32 */
-  moec_tensor d_per_expert_scale;  /* out [E+Z], optional */
+  moec_tensor expert_ids;               /* in  [T,K] i32|i64, from forward */
+  moec_tensor d_weights;                /* in  [T,K] f32 */
+  moec_tensor d_logits_in;              /* in  [T,E+Z] f32, optional: added (auxiliary losses) */
+  moec_tensor d_logits;                 /* out [T,E+Z] f32 */
+  moec_tensor d_per_expert_scale;       /* out [E+Z], optional */
 } moec_route_grad_args;
 
 /* Immutable router. E_UNSUPPORTED names a legal combination that is not implemented. */
-MOEC_API MOEC_CHECK moec_status moec_router_create(const moec_context *context, const moec_router_desc *desc,
-                                                   moec_router **out);
-MOEC_API void moec_router_free(moec_router *router);
+MOEC_API MOEC_CHECK moec_status moec_router_create(const moec_context* context,
+                                                   const moec_router_desc* desc, moec_router** out);
+MOEC_API void moec_router_free(moec_router* router);
 /* logits = transform(x) * weight^T + bias, fp32 accumulation. */
-MOEC_API moec_status moec_gate_forward(const moec_router *router, const moec_gate_args *args,
+MOEC_API moec_status moec_gate_forward(const moec_router* router, const moec_gate_args* args,
                                        moec_stream stream);
-MOEC_API moec_status moec_gate_backward(const moec_router *router, const moec_gate_grad_args *args,
+MOEC_API moec_status moec_gate_backward(const moec_router* router, const moec_gate_grad_args* args,
                                         moec_stream stream);
 /* logits -> expert ids and routing weights. */
-MOEC_API moec_status moec_route_forward(const moec_router *router, const moec_route_args *args,
+MOEC_API moec_status moec_route_forward(const moec_router* router, const moec_route_args* args,
                                         moec_stream stream);
 /* d(routing weights) -> d(logits). Selection itself has no gradient. */
-MOEC_API moec_status moec_route_backward(const moec_router *router, const moec_route_grad_args *args,
-                                         moec_stream stream);
+MOEC_API moec_status moec_route_backward(const moec_router* router,
+                                         const moec_route_grad_args* args, moec_stream stream);
 /* Aux-loss-free balancing: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) = 0.
  * counts [E+Z] i32 (as from route_forward, all-reduced first if wanted), bias [E+Z] f32. */
-MOEC_API moec_status moec_router_bias_update(const moec_router *router, const moec_tensor *counts, float rate,
-                                             const moec_tensor *bias, moec_stream stream);
+MOEC_API moec_status moec_router_bias_update(const moec_router* router, const moec_tensor* counts,
+                                             float rate, const moec_tensor* bias,
+                                             moec_stream stream);
 
 /* ================================ 5. auxiliary losses ================================ */
 enum moec_loss_kind {
-  MOEC_LOSS_BALANCE_MIXTRAL = 0, /* E * sum_e f_e P_e over all layers' tokens; top-k of softmax(logits) */
-  MOEC_LOSS_BALANCE_SWITCH = 1,  /* E / (K T^2) * sum_e n_e sum_t p_te; Megatron's form */
-  MOEC_LOSS_BALANCE_SEQUENCE = 2,/* SWITCH per sequence of seq_len tokens, averaged over sequences */
-  MOEC_LOSS_Z = 3                /* mean_t logsumexp(logits_t)^2 */
+  MOEC_LOSS_BALANCE_MIXTRAL =
+      0, /* E * sum_e f_e P_e over all layers' tokens; top-k of softmax(logits) */
+  MOEC_LOSS_BALANCE_SWITCH = 1, /* E / (K T^2) * sum_e n_e sum_t p_te; Megatron's form */
+  MOEC_LOSS_BALANCE_SEQUENCE =
+      2,          /* SWITCH per sequence of seq_len tokens, averaged over sequences */
+  MOEC_LOSS_Z = 3 /* mean_t logsumexp(logits_t)^2 */
 };
 typedef struct moec_loss_args {
-  uint32_t struct_size, kind;    /* moec_loss_kind */
-  int32_t top_k;                 /* K of the balance losses; 1..E */
-  float coefficient;             /* 0 = 1 */
-  int64_t seq_len;               /* BALANCE_SEQUENCE: divides T */
-  uint32_t score;                /* SWITCH, SEQUENCE: moec_score; sigmoid kinds are divided by their row sum */
+  uint32_t struct_size, kind; /* moec_loss_kind */
+  int32_t top_k;              /* K of the balance losses; 1..E */
+  float coefficient;          /* 0 = 1 */
+  int64_t seq_len;            /* BALANCE_SEQUENCE: divides T */
+  uint32_t score; /* SWITCH, SEQUENCE: moec_score; sigmoid kinds are divided by their row sum */
   uint32_t flags;
-  const moec_tensor *logits;     /* in  `count` tensors [T,E] f32|bf16|f16, one per layer; count 1 except MIXTRAL */
-  const moec_tensor *d_logits;   /* out `count` tensors [T,E] f32 (backward); added to what is there */
+  const moec_tensor*
+      logits; /* in  `count` tensors [T,E] f32|bf16|f16, one per layer; count 1 except MIXTRAL */
+  const moec_tensor*
+      d_logits; /* out `count` tensors [T,E] f32 (backward); added to what is there */
   int64_t count;
-  moec_tensor counts;            /* in  [E] i32, optional: n_e to use instead of counting (SWITCH) */
-  moec_tensor token_mask;        /* in  [T] u8|bool, optional: 0 = left out; the same for each layer */
-  moec_tensor loss;              /* out [1] f32 (forward) */
-  moec_tensor d_loss;            /* in  [1] f32 (backward); absent = 1 */
+  moec_tensor counts;     /* in  [E] i32, optional: n_e to use instead of counting (SWITCH) */
+  moec_tensor token_mask; /* in  [T] u8|bool, optional: 0 = left out; the same for each layer */
+  moec_tensor loss;       /* out [1] f32 (forward) */
+  moec_tensor d_loss;     /* in  [1] f32 (backward); absent = 1 */
 } moec_loss_args;
 /* O(E) scratch, whatever T. */
-MOEC_API moec_status moec_loss_forward(const moec_context *context, const moec_loss_args *args,
+MOEC_API moec_status moec_loss_forward(const moec_context* context, const moec_loss_args* args,
                                        moec_stream stream);
-MOEC_API moec_status moec_loss_backward(const moec_context *context, const moec_loss_args *args,
+MOEC_API moec_status moec_loss_backward(const moec_context* context, const moec_loss_args* args,
                                         moec_stream stream);
 
 /* ================================ 6. plans ================================ */
 /* A plan is the routing of one batch, sorted by expert: rows of local expert e are
  * [group_offsets[e], group_offsets[e+1]), in token order, padded to `align`. */
 enum moec_plan_kind {
-  MOEC_PLAN_TOPK = 0,          /* from ids and weights [T,K], or from logits */
-  MOEC_PLAN_EXPERT_CHOICE = 1  /* each expert takes its `capacity` best tokens from scores [T,E] */
+  MOEC_PLAN_TOPK = 0,         /* from ids and weights [T,K], or from logits */
+  MOEC_PLAN_EXPERT_CHOICE = 1 /* each expert takes its `capacity` best tokens from scores [T,E] */
 };
 enum moec_drop { MOEC_DROP_NONE = 0, MOEC_DROP_BY_POSITION = 1, MOEC_DROP_BY_WEIGHT = 2 };
 enum moec_plan_field {
-  MOEC_PLAN_COUNTS = 0,          /* [El] i32    routed rows of each local expert */
-  MOEC_PLAN_GROUP_OFFSETS = 1,   /* [El+1] i32  exclusive prefix sum of padded counts */
-  MOEC_PLAN_ROW_TOKEN = 2,       /* [P] i32     token of a row, -1 = padding */
-  MOEC_PLAN_ROW_SLOT = 3,        /* [P] i32     which of the token's K choices, -1 = padding */
-  MOEC_PLAN_ROW_WEIGHT = 4,      /* [P] f32     routing weight, 0 on padding */
-  MOEC_PLAN_ASSIGNMENT_ROW = 5,  /* [T,K] i32   row of (token, slot); -1 = dropped, remote, identity, none */
-  MOEC_PLAN_EXPERT_IDS = 6,      /* [T,K] i32   as given, others than [0,E+Z) as -1 */
-  MOEC_PLAN_WEIGHTS = 7,         /* [T,K] f32   as given */
-  MOEC_PLAN_TOTALS = 8,          /* [4] i32     routed rows, P in use, dropped, largest group */
-  MOEC_PLAN_TOKEN_OFFSETS = 9,   /* [T+1] i32   EXPERT_CHOICE: first entry of a token in TOKEN_ROWS */
-  MOEC_PLAN_TOKEN_ROWS = 10,     /* [El*capacity] i32  EXPERT_CHOICE: rows of each token, by expert */
-  MOEC_PLAN_ROW_ID_MAP = 11,     /* [T,2E+1] i32 TransformerEngine's mask map (export only) */
-  MOEC_PLAN_INDEX_MAP = 12       /* [K*T] i32   TransformerEngine's index map (export only) */
+  MOEC_PLAN_COUNTS = 0,        /* [El] i32    routed rows of each local expert */
+  MOEC_PLAN_GROUP_OFFSETS = 1, /* [El+1] i32  exclusive prefix sum of padded counts */
+  MOEC_PLAN_ROW_TOKEN = 2,     /* [P] i32     token of a row, -1 = padding */
+  MOEC_PLAN_ROW_SLOT = 3,      /* [P] i32     which of the token's K choices, -1 = padding */
+  MOEC_PLAN_ROW_WEIGHT = 4,    /* [P] f32     routing weight, 0 on padding */
+  MOEC_PLAN_ASSIGNMENT_ROW =
+      5, /* [T,K] i32   row of (token, slot); -1 = dropped, remote, identity, none */
+  MOEC_PLAN_EXPERT_IDS = 6,    /* [T,K] i32   as given, others than [0,E+Z) as -1 */
+  MOEC_PLAN_WEIGHTS = 7,       /* [T,K] f32   as given */
+  MOEC_PLAN_TOTALS = 8,        /* [4] i32     routed rows, P in use, dropped, largest group */
+  MOEC_PLAN_TOKEN_OFFSETS = 9, /* [T+1] i32   EXPERT_CHOICE: first entry of a token in TOKEN_ROWS */
+  MOEC_PLAN_TOKEN_ROWS = 10,   /* [El*capacity] i32  EXPERT_CHOICE: rows of each token, by expert */
+  MOEC_PLAN_ROW_ID_MAP = 11,   /* [T,2E+1] i32 TransformerEngine's mask map (export only) */
+  MOEC_PLAN_INDEX_MAP = 12     /* [K*T] i32   TransformerEngine's index map (export only) */
 };
 typedef struct moec_plan_desc {
   uint32_t struct_size, flags;
-  int64_t max_tokens;                /* bound on T; fixes every buffer size */
-  int32_t num_experts;               /* E, all ranks together */
-  int32_t num_zero_experts;          /* Z */
-  int32_t top_k;                     /* K; EXPERT_CHOICE: 0 */
-  uint32_t kind;                     /* moec_plan_kind */
-  int32_t expert_begin, expert_end;  /* local range; 0, 0 = all */
-  int32_t align;                     /* rows of each expert rounded up to it; 0|1 = none; power of two */
-  uint32_t drop;                     /* moec_drop; needs a capacity */
-  int64_t capacity;                  /* rows kept per expert; 0 = by capacity_factor or dropless */
-  float capacity_factor;             /* capacity = ceil(T*K/E * factor); 0 = off */
+  int64_t max_tokens;               /* bound on T; fixes every buffer size */
+  int32_t num_experts;              /* E, all ranks together */
+  int32_t num_zero_experts;         /* Z */
+  int32_t top_k;                    /* K; EXPERT_CHOICE: 0 */
+  uint32_t kind;                    /* moec_plan_kind */
+  int32_t expert_begin, expert_end; /* local range; 0, 0 = all */
+  int32_t align;         /* rows of each expert rounded up to it; 0|1 = none; power of two */
+  uint32_t drop;         /* moec_drop; needs a capacity */
+  int64_t capacity;      /* rows kept per expert; 0 = by capacity_factor or dropless */
+  float capacity_factor; /* capacity = ceil(T*K/E * factor); 0 = off */
   uint32_t reserved0;
 } moec_plan_desc;
 
 /* Bytes of a plan's memory for max_tokens, and P's bound. */
-MOEC_API moec_status moec_plan_size(const moec_plan_desc *desc, uint64_t *bytes, int64_t *max_rows);
-/* memory NULL: the context allocates once; else at least moec_plan_size bytes, kept by the caller. */
-MOEC_API MOEC_CHECK moec_status moec_plan_create(const moec_context *context, const moec_plan_desc *desc,
-                                                 const moec_buffer *memory, moec_plan **out);
-MOEC_API void moec_plan_free(moec_plan *plan);
+MOEC_API moec_status moec_plan_size(const moec_plan_desc* desc, uint64_t* bytes, int64_t* max_rows);
+/* memory NULL: the context allocates once; else at least moec_plan_size bytes, kept by the caller.
+ */
+MOEC_API MOEC_CHECK moec_status moec_plan_create(const moec_context* context,
+                                                 const moec_plan_desc* desc,
+                                                 const moec_buffer* memory, moec_plan** out);
+MOEC_API void moec_plan_free(moec_plan* plan);
 /* Rebuild in place. expert_ids [T,K] i32|i64, weights [T,K] f32 (absent = 1). */
-MOEC_API moec_status moec_plan_from_topk(moec_plan *plan, const moec_tensor *expert_ids,
-                                         const moec_tensor *weights, moec_stream stream);
+MOEC_API moec_status moec_plan_from_topk(moec_plan* plan, const moec_tensor* expert_ids,
+                                         const moec_tensor* weights, moec_stream stream);
 /* Route and build. args' outputs may be absent. */
-MOEC_API moec_status moec_plan_from_logits(moec_plan *plan, const moec_router *router,
-                                           const moec_route_args *args, moec_stream stream);
-/* routing_map [T,E] u8|bool|i32 (non-zero = routed; slots by ascending id; more than top_k per token is
- * E_OVERFLOW), probs [T,E] f32 (absent = 1). */
-MOEC_API moec_status moec_plan_from_map(moec_plan *plan, const moec_tensor *routing_map,
-                                        const moec_tensor *probs, moec_stream stream);
+MOEC_API moec_status moec_plan_from_logits(moec_plan* plan, const moec_router* router,
+                                           const moec_route_args* args, moec_stream stream);
+/* routing_map [T,E] u8|bool|i32 (non-zero = routed; slots by ascending id; more than top_k per
+ * token is E_OVERFLOW), probs [T,E] f32 (absent = 1). */
+MOEC_API moec_status moec_plan_from_map(moec_plan* plan, const moec_tensor* routing_map,
+                                        const moec_tensor* probs, moec_stream stream);
 /* EXPERT_CHOICE: scores [T,E] f32; token_mask [T] optional (NULL). Ties to the lowest token. */
-MOEC_API moec_status moec_plan_from_scores(moec_plan *plan, const moec_tensor *scores,
-                                           const moec_tensor *token_mask, moec_stream stream);
+MOEC_API moec_status moec_plan_from_scores(moec_plan* plan, const moec_tensor* scores,
+                                           const moec_tensor* token_mask, moec_stream stream);
 /* Adopt a plan already present in the caller's memory (written there by an equal desc). */
-MOEC_API moec_status moec_plan_attach(moec_plan *plan, int64_t num_tokens);
+MOEC_API moec_status moec_plan_attach(moec_plan* plan, int64_t num_tokens);
 /* Borrowed view of one array (moec_plan_field 0..10); valid until the plan is rebuilt or freed. */
-MOEC_API moec_status moec_plan_view(const moec_plan *plan, int32_t field, moec_tensor *out);
+MOEC_API moec_status moec_plan_view(const moec_plan* plan, int32_t field, moec_tensor* out);
 /* Copy any field; dst i32 or i64 of the field's shape. */
-MOEC_API moec_status moec_plan_export(const moec_plan *plan, int32_t field, const moec_tensor *dst,
+MOEC_API moec_status moec_plan_export(const moec_plan* plan, int32_t field, const moec_tensor* dst,
                                       moec_stream stream);
 /* Host copy of TOTALS; waits for the stream. */
-MOEC_API moec_status moec_plan_totals_sync(const moec_plan *plan, int32_t totals[4], moec_stream stream);
-/* Serialised form: versioned, checksummed, little-endian. buffer NULL or too small: only *need is set
- * (E_WORKSPACE if buffer is not NULL). Waits for the stream. */
-MOEC_API moec_status moec_plan_save_sync(const moec_plan *plan, void *buffer, uint64_t bytes, uint64_t *need,
-                                         moec_stream stream);
+MOEC_API moec_status moec_plan_totals_sync(const moec_plan* plan, int32_t totals[4],
+                                           moec_stream stream);
+/* Serialised form: versioned, checksummed, little-endian. buffer NULL or too small: only *need is
+ * set (E_WORKSPACE if buffer is not NULL). Waits for the stream. */
+MOEC_API moec_status moec_plan_save_sync(const moec_plan* plan, void* buffer, uint64_t bytes,
+                                         uint64_t* need, moec_stream stream);
 /* Restores bit for bit into a plan of an equal desc. E_CORRUPT, E_MISMATCH. */
-MOEC_API moec_status moec_plan_restore_sync(moec_plan *plan, const void *buffer, uint64_t bytes,
+MOEC_API moec_status moec_plan_restore_sync(moec_plan* plan, const void* buffer, uint64_t bytes,
                                             moec_stream stream);
 
 /* ================================ 7. permute, unpermute ================================ */
 typedef struct moec_permute_args {
   uint32_t struct_size, flags;
-  const moec_plan *plan;
-  moec_tensor x;         /* in  [T,H] f32|bf16|f16 (any 1-, 2- or 4-byte type) */
-  moec_tensor x_scale;   /* in  [T,S], optional: block scales that travel with the rows */
-  moec_tensor rows;      /* out [P,H] as x; padding rows are zero; P >= the plan's, the rest is zero */
-  moec_tensor row_scale; /* out [P,S] */
-  moec_tensor row_weight;/* out [P] f32, optional; rows whose weight is exactly 0 are zero */
+  const moec_plan* plan;
+  moec_tensor x;       /* in  [T,H] f32|bf16|f16 (any 1-, 2- or 4-byte type) */
+  moec_tensor x_scale; /* in  [T,S], optional: block scales that travel with the rows */
+  moec_tensor rows; /* out [P,H] as x; padding rows are zero; P >= the plan's, the rest is zero */
+  moec_tensor row_scale;  /* out [P,S] */
+  moec_tensor row_weight; /* out [P] f32, optional; rows whose weight is exactly 0 are zero */
 } moec_permute_args;
 typedef struct moec_unpermute_args {
   uint32_t struct_size, flags;
-  const moec_plan *plan;
-  moec_tensor rows;      /* in  [P,H] f32|bf16|f16 */
-  moec_tensor weights;   /* in  [T,K] f32, optional: merging weights; absent = 1 */
-  moec_tensor residual;  /* in  [T,H], optional: added; may be y itself */
-  moec_tensor y;         /* out [T,H] as rows; fp32 sum in slot order, one rounding */
+  const moec_plan* plan;
+  moec_tensor rows;     /* in  [P,H] f32|bf16|f16 */
+  moec_tensor weights;  /* in  [T,K] f32, optional: merging weights; absent = 1 */
+  moec_tensor residual; /* in  [T,H], optional: added; may be y itself */
+  moec_tensor y;        /* out [T,H] as rows; fp32 sum in slot order, one rounding */
 } moec_unpermute_args;
 typedef struct moec_permute_grad_args {
   uint32_t struct_size, flags;
-  const moec_plan *plan;
+  const moec_plan* plan;
   moec_tensor d_rows;       /* in  [P,H] */
   moec_tensor d_row_weight; /* in  [P] f32, optional */
   moec_tensor d_x;          /* out [T,H]; fp32 sum in slot order */
@@ -533,21 +557,22 @@ typedef struct moec_permute_grad_args {
 } moec_permute_grad_args;
 typedef struct moec_unpermute_grad_args {
   uint32_t struct_size, flags;
-  const moec_plan *plan;
-  moec_tensor d_y;          /* in  [T,H] */
-  moec_tensor rows;         /* in  [P,H], for d_weights */
-  moec_tensor weights;      /* in  [T,K] f32, optional: as forward */
-  moec_tensor d_rows;       /* out [P,H]; padding rows are zero */
-  moec_tensor d_weights;    /* out [T,K] f32, optional; 0 where not routed */
+  const moec_plan* plan;
+  moec_tensor d_y;       /* in  [T,H] */
+  moec_tensor rows;      /* in  [P,H], for d_weights */
+  moec_tensor weights;   /* in  [T,K] f32, optional: as forward */
+  moec_tensor d_rows;    /* out [P,H]; padding rows are zero */
+  moec_tensor d_weights; /* out [T,K] f32, optional; 0 where not routed */
 } moec_unpermute_grad_args;
-MOEC_API moec_status moec_permute(const moec_context *context, const moec_permute_args *args,
+MOEC_API moec_status moec_permute(const moec_context* context, const moec_permute_args* args,
                                   moec_stream stream);
-MOEC_API moec_status moec_unpermute(const moec_context *context, const moec_unpermute_args *args,
+MOEC_API moec_status moec_unpermute(const moec_context* context, const moec_unpermute_args* args,
                                     moec_stream stream);
-MOEC_API moec_status moec_permute_backward(const moec_context *context, const moec_permute_grad_args *args,
-                                           moec_stream stream);
-MOEC_API moec_status moec_unpermute_backward(const moec_context *context,
-                                             const moec_unpermute_grad_args *args, moec_stream stream);
+MOEC_API moec_status moec_permute_backward(const moec_context* context,
+                                           const moec_permute_grad_args* args, moec_stream stream);
+MOEC_API moec_status moec_unpermute_backward(const moec_context* context,
+                                             const moec_unpermute_grad_args* args,
+                                             moec_stream stream);
 
 /* ================================ 8. expert weights ================================ */
 enum moec_gate_layout {
@@ -558,23 +583,27 @@ enum moec_gate_layout {
   MOEC_GATE_NONE = 4         /* plain MLP: up [E,I,H] only */
 };
 enum moec_orientation { MOEC_OUT_IN = 0 /* [N,K] */, MOEC_IN_OUT = 1 /* [K,N] */ };
-enum moec_scheme { MOEC_SCHEME_NONE = 0 /* plain f32, f16 or bf16; quantised schemes come later */ };
+enum moec_scheme {
+  MOEC_SCHEME_NONE = 0 /* plain f32, f16 or bf16; quantised schemes come later */
+};
 enum moec_weights_flags {
-  MOEC_WEIGHTS_FROZEN = 1 /* values change only before moec_weights_refresh: a packed copy may be used */
+  MOEC_WEIGHTS_FROZEN =
+      1 /* values change only before moec_weights_refresh: a packed copy may be used */
 };
 typedef struct moec_weights_desc {
-  uint32_t struct_size, flags;    /* moec_weights_flags */
-  int32_t num_experts;            /* El; 1 for a shared expert */
-  uint32_t gate_layout;           /* moec_gate_layout */
-  int64_t hidden, inter;          /* H, I */
-  uint32_t gate_up_orientation;   /* moec_orientation of gate_up, gate and up */
+  uint32_t struct_size, flags;  /* moec_weights_flags */
+  int32_t num_experts;          /* El; 1 for a shared expert */
+  uint32_t gate_layout;         /* moec_gate_layout */
+  int64_t hidden, inter;        /* H, I */
+  uint32_t gate_up_orientation; /* moec_orientation of gate_up, gate and up */
   uint32_t down_orientation;
-  moec_dtype dtype;               /* f32, f16 or bf16, of all matrices */
-  moec_dtype bias_dtype;          /* 0 = dtype; or f32 */
+  moec_dtype dtype;                     /* f32, f16 or bf16, of all matrices */
+  moec_dtype bias_dtype;                /* 0 = dtype; or f32 */
   uint32_t gate_up_scheme, down_scheme; /* moec_scheme */
 } moec_weights_desc;
 
-/* The matrices of a set of experts, or their gradients (same shapes; each absent one is skipped). */
+/* The matrices of a set of experts, or their gradients (same shapes; each absent one is skipped).
+ */
 typedef struct moec_weight_set {
   uint32_t struct_size, flags;
   moec_matrix gate_up; /* GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H */
@@ -585,44 +614,50 @@ typedef struct moec_weight_set {
 
 typedef struct moec_weights_info {
   uint32_t struct_size, flags;
-  uint64_t packed_bytes;     /* bytes of a packed copy on this machine; 0 = never packed */
+  uint64_t packed_bytes; /* bytes of a packed copy on this machine; 0 = never packed */
   int32_t is_bound, is_packed, is_frozen;
-  int32_t needs_source;      /* 0: after packing, the bound memory is not read any more */
-  char packed_format[64];    /* names layout, type and instruction set; "" if not packed */
+  int32_t needs_source;   /* 0: after packing, the bound memory is not read any more */
+  char packed_format[64]; /* names layout, type and instruction set; "" if not packed */
 } moec_weights_info;
 
 /* An empty set; usable by any context on the same device. */
-MOEC_API MOEC_CHECK moec_status moec_weights_create(const moec_context *context,
-                                                    const moec_weights_desc *desc, moec_weights **out);
-MOEC_API void moec_weights_free(moec_weights *weights);
+MOEC_API MOEC_CHECK moec_status moec_weights_create(const moec_context* context,
+                                                    const moec_weights_desc* desc,
+                                                    moec_weights** out);
+MOEC_API void moec_weights_free(moec_weights* weights);
 /* Borrow the matrices; the caller keeps them alive and may change their values unless FROZEN. */
-MOEC_API moec_status moec_weights_bind(moec_weights *weights, const moec_weight_set *set);
-MOEC_API moec_status moec_weights_query(const moec_weights *weights, moec_weights_info *out);
-/* FROZEN only: make the packed copy. memory NULL: the library allocates; else packed_bytes of the caller's. */
-MOEC_API moec_status moec_weights_pack(moec_weights *weights, const moec_buffer *memory, moec_stream stream);
-/* Re-read the bound matrices of experts [first, first+count) into the packed copy after they changed. */
-MOEC_API moec_status moec_weights_refresh(moec_weights *weights, int32_t first, int32_t count,
+MOEC_API moec_status moec_weights_bind(moec_weights* weights, const moec_weight_set* set);
+MOEC_API moec_status moec_weights_query(const moec_weights* weights, moec_weights_info* out);
+/* FROZEN only: make the packed copy. memory NULL: the library allocates; else packed_bytes of the
+ * caller's. */
+MOEC_API moec_status moec_weights_pack(moec_weights* weights, const moec_buffer* memory,
+                                       moec_stream stream);
+/* Re-read the bound matrices of experts [first, first+count) into the packed copy after they
+ * changed. */
+MOEC_API moec_status moec_weights_refresh(moec_weights* weights, int32_t first, int32_t count,
                                           moec_stream stream);
-/* Packed weights no longer need the caller's matrices: forget them. E_INVALID_STATE when not packed. */
-MOEC_API moec_status moec_weights_release_source(moec_weights *weights);
+/* Packed weights no longer need the caller's matrices: forget them. E_INVALID_STATE when not
+ * packed. */
+MOEC_API moec_status moec_weights_release_source(moec_weights* weights);
 /* Write the packed copy to a file / map such a file (read-only, shared between processes).
  * E_CORRUPT: damaged; E_MISMATCH: another desc or packed_format. */
-MOEC_API moec_status moec_weights_save_sync(const moec_weights *weights, const char *path);
-MOEC_API moec_status moec_weights_map_sync(moec_weights *weights, const char *path);
+MOEC_API moec_status moec_weights_save_sync(const moec_weights* weights, const char* path);
+MOEC_API moec_status moec_weights_map_sync(moec_weights* weights, const char* path);
 
 /* ================================ 9. experts ================================ */
-enum moec_activation_kind {        /* g = gate, u = up, s = sigmoid; a plain MLP has only u */
-  MOEC_ACT_SWIGLU = 0,             /* g s(g) u */
-  MOEC_ACT_GPTOSS = 1,             /* (min(max(u,-L),L) + 1) g' s(alpha g'), g' = min(g, L) */
-  MOEC_ACT_CLAMP_SWIGLU = 2,       /* silu(min(g,L)) clamp(u,-L,L) */
-  MOEC_ACT_SWIGLU_CLAMP = 3,       /* min(silu(g),L) clamp(u,-L,L) */
-  MOEC_ACT_GEGLU_TANH = 4,
-  MOEC_ACT_GEGLU_ERF = 5,
-  MOEC_ACT_QUICK_GEGLU = 6,        /* g s(alpha g) (u + offset) */
-  MOEC_ACT_SITU = 7,               /* beta tanh(g/beta) s(g) * lb tanh(u/lb) */
-  MOEC_ACT_RELU2 = 8,              /* plain: max(u,0)^2 */
-  MOEC_ACT_SILU = 9,               /* plain: u s(u) */
-  MOEC_ACT_IDENTITY = 10           /* plain: u */
+enum moec_activation_kind { /* g = gate, u = up, s = sigmoid; a plain MLP has only u */
+                            MOEC_ACT_SWIGLU = 0, /* g s(g) u */
+                            MOEC_ACT_GPTOSS =
+                                1, /* (min(max(u,-L),L) + 1) g' s(alpha g'), g' = min(g, L) */
+                            MOEC_ACT_CLAMP_SWIGLU = 2, /* silu(min(g,L)) clamp(u,-L,L) */
+                            MOEC_ACT_SWIGLU_CLAMP = 3, /* min(silu(g),L) clamp(u,-L,L) */
+                            MOEC_ACT_GEGLU_TANH = 4,
+                            MOEC_ACT_GEGLU_ERF = 5,
+                            MOEC_ACT_QUICK_GEGLU = 6, /* g s(alpha g) (u + offset) */
+                            MOEC_ACT_SITU = 7,        /* beta tanh(g/beta) s(g) * lb tanh(u/lb) */
+                            MOEC_ACT_RELU2 = 8,       /* plain: max(u,0)^2 */
+                            MOEC_ACT_SILU = 9,        /* plain: u s(u) */
+                            MOEC_ACT_IDENTITY = 10    /* plain: u */
 };
 enum moec_weight_position {
   MOEC_WEIGHT_ON_OUTPUT = 0,     /* after the down projection and its bias */
@@ -630,19 +665,20 @@ enum moec_weight_position {
   MOEC_WEIGHT_ON_INPUT = 2       /* x * w, rounded to the dtype of x, goes into the expert */
 };
 enum moec_combine {
-  MOEC_COMBINE_FP32_SLOT = 0,    /* fp32 sum in slot order, one rounding */
-  MOEC_COMBINE_FP32_EXPERT = 1,  /* fp32 sum in ascending expert id, one rounding */
-  MOEC_COMBINE_DATA_EXPERT = 2   /* ascending expert id, rounded to the data type after each add */
+  MOEC_COMBINE_FP32_SLOT = 0,   /* fp32 sum in slot order, one rounding */
+  MOEC_COMBINE_FP32_EXPERT = 1, /* fp32 sum in ascending expert id, one rounding */
+  MOEC_COMBINE_DATA_EXPERT = 2  /* ascending expert id, rounded to the data type after each add */
 };
 enum moec_act_rounding {
-  MOEC_ACT_FP32_ONCE = 0,        /* evaluated in fp32 from fp32 sums, rounded once */
-  MOEC_ACT_PER_OP = 1            /* pre-activation and each step rounded to the data type (eager) */
+  MOEC_ACT_FP32_ONCE = 0, /* evaluated in fp32 from fp32 sums, rounded once */
+  MOEC_ACT_PER_OP = 1     /* pre-activation and each step rounded to the data type (eager) */
 };
 enum moec_shared {
   MOEC_SHARED_NONE = 0,
   MOEC_SHARED_ADD = 1,
-  MOEC_SHARED_SIGMOID_GATE = 2,  /* routed + sigmoid(x . wg) * shared; wg [1,H] */
-  MOEC_SHARED_SOFTMAX2 = 3       /* c = softmax(x Wc^T + bc); routed * c0 + shared * c1; Wc [2,H], bc [2] */
+  MOEC_SHARED_SIGMOID_GATE = 2, /* routed + sigmoid(x . wg) * shared; wg [1,H] */
+  MOEC_SHARED_SOFTMAX2 =
+      3 /* c = softmax(x Wc^T + bc); routed * c0 + shared * c1; Wc [2,H], bc [2] */
 };
 enum moec_save {
   MOEC_SAVE_NONE = 0,   /* inference: nothing is saved, backward is refused */
@@ -652,49 +688,51 @@ enum moec_save {
 };
 typedef struct moec_experts_desc {
   uint32_t struct_size, flags;
-  int64_t hidden, inter;         /* H, I */
-  int64_t shared_inter;          /* Is; 0 without shared expert */
-  int32_t num_experts;           /* E, all ranks together */
-  int32_t num_zero_experts;      /* Z: ids in [E,E+Z) add w * x */
-  int32_t top_k;                 /* K; 0 for EXPERT_CHOICE plans */
+  int64_t hidden, inter;            /* H, I */
+  int64_t shared_inter;             /* Is; 0 without shared expert */
+  int32_t num_experts;              /* E, all ranks together */
+  int32_t num_zero_experts;         /* Z: ids in [E,E+Z) add w * x */
+  int32_t top_k;                    /* K; 0 for EXPERT_CHOICE plans */
   int32_t expert_begin, expert_end; /* local range, as in the plan; 0, 0 = all */
-  int32_t align;                 /* as in the plan */
-  int64_t max_rows_base;         /* EXPERT_CHOICE: El * capacity; else 0 */
-  uint32_t gate_layout;          /* only NONE or not: MOEC_GATE_NONE for a plain MLP */
-  moec_dtype dtype;              /* of x, y and residual: f32, f16, bf16 */
+  int32_t align;                    /* as in the plan */
+  int64_t max_rows_base;            /* EXPERT_CHOICE: El * capacity; else 0 */
+  uint32_t gate_layout;             /* only NONE or not: MOEC_GATE_NONE for a plain MLP */
+  moec_dtype dtype;                 /* of x, y and residual: f32, f16, bf16 */
   moec_activation activation, shared_activation;
   uint32_t weight_position, combine, act_rounding, shared, save;
-  float output_scale;            /* of the routed sum; 0 = 1 */
+  float output_scale; /* of the routed sum; 0 = 1 */
 } moec_experts_desc;
 
 typedef struct moec_experts_args {
   uint32_t struct_size, flags;
-  const moec_plan *plan;
-  const moec_weights *weights;
-  const moec_weights *shared_weights; /* with a shared expert; one expert of width shared_inter */
-  moec_tensor x;                 /* in  [T,H] */
-  moec_tensor shared_gate;       /* in  [1,H] or [2,H]; dtype of x or f32 */
-  moec_tensor shared_gate_bias;  /* in  [2], SOFTMAX2; dtype of x or f32 */
-  moec_tensor output_bias;       /* in  [H], optional; dtype of x or f32 */
-  moec_tensor residual;          /* in  [T,H], optional: added; may be y itself */
-  moec_tensor y;                 /* out [T,H] */
-  moec_buffer saved;             /* out, unless SAVE_NONE; written in full */
-  moec_buffer workspace;         /* absent = the context's */
+  const moec_plan* plan;
+  const moec_weights* weights;
+  const moec_weights* shared_weights; /* with a shared expert; one expert of width shared_inter */
+  moec_tensor x;                      /* in  [T,H] */
+  moec_tensor shared_gate;            /* in  [1,H] or [2,H]; dtype of x or f32 */
+  moec_tensor shared_gate_bias;       /* in  [2], SOFTMAX2; dtype of x or f32 */
+  moec_tensor output_bias;            /* in  [H], optional; dtype of x or f32 */
+  moec_tensor residual;               /* in  [T,H], optional: added; may be y itself */
+  moec_tensor y;                      /* out [T,H] */
+  moec_buffer saved;                  /* out, unless SAVE_NONE; written in full */
+  moec_buffer workspace;              /* absent = the context's */
 } moec_experts_args;
 
 typedef struct moec_experts_grad_args {
-  uint32_t struct_size, flags;   /* moec_grad_flags */
-  const moec_plan *plan;
+  uint32_t struct_size, flags; /* moec_grad_flags */
+  const moec_plan* plan;
   const moec_weights *weights, *shared_weights;
   moec_tensor x, shared_gate, shared_gate_bias; /* in, as forward */
-  moec_tensor d_y;               /* in  [T,H] */
-  moec_buffer saved;             /* in */
-  moec_tensor d_x;               /* out [T,H]; absent = skipped, as every output here */
-  moec_tensor d_weights;         /* out [T,K] f32: gradient of the routing weights; [P] for EXPERT_CHOICE rows */
-  const moec_weight_set *d_expert_weights; /* out, layout of the bound weights; f32 or their dtype; NULL = frozen */
-  const moec_weight_set *d_shared_weights; /* out, likewise */
+  moec_tensor d_y;                              /* in  [T,H] */
+  moec_buffer saved;                            /* in */
+  moec_tensor d_x; /* out [T,H]; absent = skipped, as every output here */
+  moec_tensor
+      d_weights; /* out [T,K] f32: gradient of the routing weights; [P] for EXPERT_CHOICE rows */
+  const moec_weight_set*
+      d_expert_weights; /* out, layout of the bound weights; f32 or their dtype; NULL = frozen */
+  const moec_weight_set* d_shared_weights;                      /* out, likewise */
   moec_tensor d_shared_gate, d_shared_gate_bias, d_output_bias; /* out; f32 or dtype of x */
-  moec_tensor d_residual;        /* out [T,H] */
+  moec_tensor d_residual;                                       /* out [T,H] */
   moec_buffer workspace;
 } moec_experts_grad_args;
 
@@ -704,26 +742,30 @@ typedef struct moec_experts_sizes {
 } moec_experts_sizes;
 
 /* Immutable; kernels are chosen here by device, type and shape, never by timing. */
-MOEC_API MOEC_CHECK moec_status moec_experts_create(const moec_context *context,
-                                                    const moec_experts_desc *desc, moec_experts **out);
-MOEC_API void moec_experts_free(moec_experts *experts);
+MOEC_API MOEC_CHECK moec_status moec_experts_create(const moec_context* context,
+                                                    const moec_experts_desc* desc,
+                                                    moec_experts** out);
+MOEC_API void moec_experts_free(moec_experts* experts);
 /* Exact bytes, independent of the routing. */
-MOEC_API moec_status moec_experts_query(const moec_experts *experts, moec_experts_sizes *out);
+MOEC_API moec_status moec_experts_query(const moec_experts* experts, moec_experts_sizes* out);
 /* y = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t]). */
-MOEC_API moec_status moec_experts_forward(const moec_experts *experts, const moec_experts_args *args,
-                                          moec_stream stream);
-MOEC_API moec_status moec_experts_backward(const moec_experts *experts, const moec_experts_grad_args *args,
-                                           moec_stream stream);
-/* JSON: for T tokens the kernels, their tiles, and bytes. *need counts the final NUL; buffer may be NULL. */
-MOEC_API moec_status moec_experts_describe(const moec_experts *experts, const moec_weights *weights,
-                                           int64_t num_tokens, char *buffer, uint64_t bytes, uint64_t *need);
+MOEC_API moec_status moec_experts_forward(const moec_experts* experts,
+                                          const moec_experts_args* args, moec_stream stream);
+MOEC_API moec_status moec_experts_backward(const moec_experts* experts,
+                                           const moec_experts_grad_args* args, moec_stream stream);
+/* JSON: for T tokens the kernels, their tiles, and bytes. *need counts the final NUL; buffer may be
+ * NULL. */
+MOEC_API moec_status moec_experts_describe(const moec_experts* experts, const moec_weights* weights,
+                                           int64_t num_tokens, char* buffer, uint64_t bytes,
+                                           uint64_t* need);
 
 /* ================================ 10. whole layer ================================ */
-/* gate -> route -> plan -> experts in one call, with one saved buffer; the descriptors are copied. */
+/* gate -> route -> plan -> experts in one call, with one saved buffer; the descriptors are copied.
+ */
 typedef struct moec_layer_desc {
   uint32_t struct_size, flags;
-  const moec_router_desc *router;
-  const moec_experts_desc *experts; /* num_experts, num_zero_experts, top_k as in the router */
+  const moec_router_desc* router;
+  const moec_experts_desc* experts; /* num_experts, num_zero_experts, top_k as in the router */
   uint32_t drop;                    /* moec_drop */
   float capacity_factor;            /* as in moec_plan_desc */
   int64_t capacity;
@@ -733,44 +775,46 @@ typedef struct moec_layer_args {
   uint32_t struct_size, flags;
   uint64_t rng_offset;
   const moec_weights *weights, *shared_weights;
-  moec_tensor x;                    /* in  [T,H] */
-  moec_tensor router_x;             /* in  [T,H], optional: the router's input when it is not x */
-  moec_tensor gate_weight, gate_bias, input_scale;          /* in, as moec_gate_args */
-  moec_tensor select_bias, per_expert_scale, token_mask;    /* in, as moec_route_args */
-  moec_tensor table, token_ids, given_ids;                  /* in, as moec_route_args */
+  moec_tensor x;        /* in  [T,H] */
+  moec_tensor router_x; /* in  [T,H], optional: the router's input when it is not x */
+  moec_tensor gate_weight, gate_bias, input_scale;                  /* in, as moec_gate_args */
+  moec_tensor select_bias, per_expert_scale, token_mask;            /* in, as moec_route_args */
+  moec_tensor table, token_ids, given_ids;                          /* in, as moec_route_args */
   moec_tensor shared_gate, shared_gate_bias, output_bias, residual; /* in, as moec_experts_args */
-  moec_tensor y;                    /* out [T,H] */
-  moec_tensor logits;               /* out [T,E+Z] f32, optional */
-  moec_tensor expert_ids;           /* out [T,K] i32, optional */
-  moec_tensor routing_weights;      /* out [T,K] f32, optional */
-  moec_tensor counts;               /* out [E+Z] i32, optional: += selections per id */
-  moec_buffer saved;                /* out, unless SAVE_NONE */
-  moec_buffer workspace;            /* absent = the context's */
+  moec_tensor y;                                                    /* out [T,H] */
+  moec_tensor logits;                                               /* out [T,E+Z] f32, optional */
+  moec_tensor expert_ids;                                           /* out [T,K] i32, optional */
+  moec_tensor routing_weights;                                      /* out [T,K] f32, optional */
+  moec_tensor counts;    /* out [E+Z] i32, optional: += selections per id */
+  moec_buffer saved;     /* out, unless SAVE_NONE */
+  moec_buffer workspace; /* absent = the context's */
 } moec_layer_args;
 
 typedef struct moec_layer_grad_args {
-  uint32_t struct_size, flags;      /* moec_grad_flags */
-  const moec_layer_args *forward;   /* the inputs of the forward call and its saved buffer; outputs unused */
-  moec_tensor d_y;                  /* in  [T,H] */
-  moec_tensor d_logits_in;          /* in  [T,E+Z] f32, optional: from auxiliary losses */
-  moec_tensor d_x, d_router_x;      /* out [T,H]; without router_x, d_x holds both */
+  uint32_t struct_size, flags; /* moec_grad_flags */
+  const moec_layer_args*
+      forward;             /* the inputs of the forward call and its saved buffer; outputs unused */
+  moec_tensor d_y;         /* in  [T,H] */
+  moec_tensor d_logits_in; /* in  [T,E+Z] f32, optional: from auxiliary losses */
+  moec_tensor d_x, d_router_x; /* out [T,H]; without router_x, d_x holds both */
   moec_tensor d_gate_weight, d_gate_bias, d_input_scale, d_per_expert_scale; /* out */
   const moec_weight_set *d_expert_weights, *d_shared_weights;                /* out */
   moec_tensor d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual;  /* out */
-  moec_tensor d_routing_weights;    /* out [T,K] f32, optional */
+  moec_tensor d_routing_weights; /* out [T,K] f32, optional */
   moec_buffer workspace;
 } moec_layer_grad_args;
 
-MOEC_API MOEC_CHECK moec_status moec_layer_create(const moec_context *context, const moec_layer_desc *desc,
-                                                  moec_layer **out);
-MOEC_API void moec_layer_free(moec_layer *layer);
-MOEC_API moec_status moec_layer_query(const moec_layer *layer, moec_experts_sizes *out);
-MOEC_API moec_status moec_layer_forward(const moec_layer *layer, const moec_layer_args *args,
+MOEC_API MOEC_CHECK moec_status moec_layer_create(const moec_context* context,
+                                                  const moec_layer_desc* desc, moec_layer** out);
+MOEC_API void moec_layer_free(moec_layer* layer);
+MOEC_API moec_status moec_layer_query(const moec_layer* layer, moec_experts_sizes* out);
+MOEC_API moec_status moec_layer_forward(const moec_layer* layer, const moec_layer_args* args,
                                         moec_stream stream);
-MOEC_API moec_status moec_layer_backward(const moec_layer *layer, const moec_layer_grad_args *args,
+MOEC_API moec_status moec_layer_backward(const moec_layer* layer, const moec_layer_grad_args* args,
                                          moec_stream stream);
-MOEC_API moec_status moec_layer_describe(const moec_layer *layer, const moec_weights *weights,
-                                         int64_t num_tokens, char *buffer, uint64_t bytes, uint64_t *need);
+MOEC_API moec_status moec_layer_describe(const moec_layer* layer, const moec_weights* weights,
+                                         int64_t num_tokens, char* buffer, uint64_t bytes,
+                                         uint64_t* need);
 
 #ifdef __cplusplus
 }
