@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Number formats, Philox4x32-10 and activations of the oracle.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "moe_oracle.h"
+
+namespace moec::oracle {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// Nearest value with `digits` significant bits, ties to even; normal numbers start at
+// 2^(min_exponent - 1) in frexp's counting.
+double round_bits(double value, int digits, int min_exponent, double largest) {
+  if (!std::isfinite(value) || value == 0) return value;
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  const double quantum = std::ldexp(1.0, std::max(exponent, min_exponent) - digits);
+  const double rounded = std::nearbyint(value / quantum) * quantum;
+  return std::fabs(rounded) > largest ? std::copysign(kInf, value) : rounded;
+}
+
+double sigmoid(double t) { return 1 / (1 + std::exp(-t)); }
+double silu(double t) { return t * sigmoid(t); }
+double silu_grad(double t) { return sigmoid(t) * (1 + t * (1 - sigmoid(t))); }
+
+constexpr double kGeluC = 0.79788456080286535588;  // sqrt(2 / pi)
+constexpr double kGeluA = 0.044715;
+double gelu_tanh(double t) { return 0.5 * t * (1 + std::tanh(kGeluC * (t + kGeluA * t * t * t))); }
+double gelu_tanh_grad(double t) {
+  const double th = std::tanh(kGeluC * (t + kGeluA * t * t * t));
+  return 0.5 * (1 + th) + 0.5 * t * (1 - th * th) * kGeluC * (1 + 3 * kGeluA * t * t);
+}
+double gelu_erf(double t) { return 0.5 * t * (1 + std::erf(t / std::sqrt(2.0))); }
+double gelu_erf_grad(double t) {
+  const double density = std::exp(-0.5 * t * t) / std::sqrt(2 * std::acos(-1.0));
+  return 0.5 * (1 + std::erf(t / std::sqrt(2.0))) + t * density;
+}
+
+double clamp_gate(double t, double limit, Fault fault) {
+  const double upper = std::min(t, limit);
+  return fault == Fault::kGateLowerClamp ? std::max(upper, -limit) : upper;
+}
+double clamp_up(double t, double limit, Fault fault) {
+  return fault == Fault::kNoUpClamp ? t : std::min(std::max(t, -limit), limit);
+}
+// 1 where a clamp to [low, limit] passes the gradient; boundaries are inclusive.
+double passes(double t, double low, double limit, Fault fault) {
+  if (fault == Fault::kClampGradExclusive) return t > low && t < limit ? 1 : 0;
+  return t >= low && t <= limit ? 1 : 0;
+}
+
+double situ_up(const Activation& act, double u) {
+  return act.linear_beta == 0 ? u : act.linear_beta * std::tanh(u / act.linear_beta);
+}
+double situ_up_grad(const Activation& act, double u) {
+  if (act.linear_beta == 0) return 1;
+  const double th = std::tanh(u / act.linear_beta);
+  return 1 - th * th;
+}
+
+}  // namespace
+
+double round_to(Rounding rounding, double value) {
+  switch (rounding) {
+    case Rounding::kNone: return value;
+    case Rounding::kFp32: return static_cast<double>(static_cast<float>(value));
+    case Rounding::kBf16: return round_bits(value, 8, -125, 0x1.fep127);
+    case Rounding::kFp16: return round_bits(value, 11, -13, 65504);
+  }
+  return value;
+}
+
+// Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+uint32_t philox(uint64_t seed, uint64_t counter) {
+  uint32_t c[4] = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0};
+  uint32_t k[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c[0];
+    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c[2];
+    const uint32_t next[4] = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k[0],
+                              static_cast<uint32_t>(p1),
+                              static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k[1],
+                              static_cast<uint32_t>(p0)};
+    std::copy(next, next + 4, c);
+    k[0] += 0x9E3779B9u;
+    k[1] += 0xBB67AE85u;
+  }
+  return c[0];
+}
+
+double jitter_factor(double jitter, uint64_t seed, uint64_t counter) {
+  const double u = static_cast<double>(philox(seed, counter) >> 8) / 16777216.0;
+  return 1 + jitter * (2 * u - 1);
+}
+
+bool is_gated(Act kind) {
+  return kind != Act::kRelu2 && kind != Act::kSilu && kind != Act::kIdentity;
+}
+
+double activate(const Activation& act, double g, double u, Fault fault) {
+  const double limit = act.limit;
+  switch (act.kind) {
+    case Act::kSwiglu: return silu(g) * u;
+    case Act::kGptoss: {
+      const double gc = clamp_gate(g, limit, fault);
+      return (clamp_up(u, limit, fault) + 1) * gc * sigmoid(act.alpha * gc);
+    }
+    case Act::kClampSwiglu: return silu(clamp_gate(g, limit, fault)) * clamp_up(u, limit, fault);
+    case Act::kSwigluClamp: return clamp_gate(silu(g), limit, fault) * clamp_up(u, limit, fault);
+    case Act::kGegluTanh: return gelu_tanh(g) * u;
+    case Act::kGegluErf: return gelu_erf(g) * u;
+    case Act::kQuickGeglu: return g * sigmoid(act.alpha * g) * (u + act.offset);
+    case Act::kSitu: return act.beta * std::tanh(g / act.beta) * sigmoid(g) * situ_up(act, u);
+    case Act::kRelu2: return u > 0 ? u * u : 0;
+    case Act::kSilu: return silu(u);
+    case Act::kIdentity: return u;
+  }
+  return 0;
+}
+
+void activate_backward(const Activation& act, double g, double u, double* d_gate, double* d_up,
+                       Fault fault) {
+  const double limit = act.limit;
+  const double gc = clamp_gate(g, limit, fault);
+  const double uc = clamp_up(u, limit, fault);
+  const double gate_passes = passes(g, -kInf, limit, fault);
+  const double up_passes = passes(u, -limit, limit, fault);
+  switch (act.kind) {
+    case Act::kSwiglu:
+      *d_gate = u * silu_grad(g);
+      *d_up = silu(g);
+      break;
+    case Act::kGptoss: {
+      const double s = sigmoid(act.alpha * gc);
+      *d_gate = (uc + 1) * s * (1 + act.alpha * gc * (1 - s)) * gate_passes;
+      *d_up = gc * s * up_passes;
+      break;
+    }
+    case Act::kClampSwiglu:
+      *d_gate = uc * silu_grad(gc) * gate_passes;
+      *d_up = silu(gc) * up_passes;
+      break;
+    case Act::kSwigluClamp:
+      *d_gate = uc * silu_grad(g) * passes(silu(g), -kInf, limit, fault);
+      *d_up = clamp_gate(silu(g), limit, fault) * up_passes;
+      break;
+    case Act::kGegluTanh:
+      *d_gate = u * gelu_tanh_grad(g);
+      *d_up = gelu_tanh(g);
+      break;
+    case Act::kGegluErf:
+      *d_gate = u * gelu_erf_grad(g);
+      *d_up = gelu_erf(g);
+      break;
+    case Act::kQuickGeglu: {
+      const double s = sigmoid(act.alpha * g);
+      *d_gate = (u + act.offset) * s * (1 + act.alpha * g * (1 - s));
+      *d_up = g * s;
+      break;
+    }
+    case Act::kSitu: {
+      const double th = std::tanh(g / act.beta);
+      const double s = sigmoid(g);
+      *d_gate = situ_up(act, u) * s * ((1 - th * th) + act.beta * th * (1 - s));
+      *d_up = act.beta * th * s * situ_up_grad(act, u);
+      break;
+    }
+    case Act::kRelu2:
+      *d_gate = 0;
+      *d_up = u > 0 ? 2 * u : 0;
+      break;
+    case Act::kSilu:
+      *d_gate = 0;
+      *d_up = silu_grad(u);
+      break;
+    case Act::kIdentity:
+      *d_gate = 0;
+      *d_up = 1;
+      break;
+  }
+}
+
+}  // namespace moec::oracle
