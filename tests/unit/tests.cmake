@@ -1,1 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
+add_moec_test(unit/gemm_test LABELS per_backend)
+add_moec_test(unit/wgrad_test LABELS per_backend)
+add_moec_test(unit/thread_pool_test)

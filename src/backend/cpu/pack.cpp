@@ -45,7 +45,8 @@ class BlockLoader {
     const bool along_lanes = source_.lane_stride == 1 && !source_.lane_gather;
     for (int t = 0; t * kLanes < target.lanes; ++t) {
       const int64_t lane = lane0 + t * kLanes;
-      const int lanes = int(std::clamp<int64_t>(source_.lanes - lane, 0, kLanes));
+      const int wanted = std::min(target.lanes - t * kLanes, kLanes);
+      const int lanes = int(std::clamp<int64_t>(source_.lanes - lane, 0, wanted));
       const void* lines[kLanes];
       if (along_k) lane_lines(lane, lanes, lines);
       for (int b = 0; b < blocks; ++b) {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 moec_add_sources(
-  cpu_backend.cpp)
+  block_product.cpp cpu_backend.cpp grouped_gemm.cpp grouped_wgrad.cpp isa.cpp pack.cpp)
 
 # Instruction sets: name -> flags. Listed from the plainest to the richest, and after everything else:
 # where two objects hold the same inline function the linker keeps the first.

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// AVX2, FMA, F16C: fp32 products of 6 rows; 16-bit values are widened to fp32 first.
+#include <immintrin.h>
+
+#include "backend/cpu/tile_kernels.h"
+
+namespace moec::cpu {
+namespace {
+
+struct Avx2Ops {
+  using Vec = __m256;
+  static constexpr int kBytes = 32;
+  static Vec load(const void* from) { return _mm256_loadu_ps(static_cast<const float*>(from)); }
+  static void store(void* to, Vec v) { _mm256_storeu_ps(static_cast<float*>(to), v); }
+  static Vec zero() { return _mm256_setzero_ps(); }
+  static Vec broadcast(const void* from) { return _mm256_broadcast_ss(static_cast<const float*>(from)); }
+  static Vec fma(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
+
+  struct Line {
+    __m256i half[2];  // dwords 0..7 and 8..15
+  };
+  // `bytes` valid bytes of a 32-byte vector, through memory of our own when it is not whole.
+  static __m256i partial(const void* from, int bytes) {
+    if (bytes >= 32) return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+    alignas(32) char copy[32] = {};
+    if (bytes > 0) __builtin_memcpy(copy, from, unsigned(bytes));
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(copy));
+  }
+  static void put_partial(void* to, __m256i v, int bytes) {
+    if (bytes >= 32) return _mm256_storeu_si256(static_cast<__m256i*>(to), v);
+    alignas(32) char copy[32];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(copy), v);
+    if (bytes > 0) __builtin_memcpy(to, copy, unsigned(bytes));
+  }
+  static const char* after(const void* from, int bytes) { return static_cast<const char*>(from) + bytes; }
+  static __m128i low(__m256i v) { return _mm256_castsi256_si128(v); }
+  static __m128i high(__m256i v) { return _mm256_extracti128_si256(v, 1); }
+
+  static Line f32(const float* from, int n) {
+    return {{partial(from, n * 4), n > 8 ? partial(from + 8, n * 4 - 32) : _mm256_setzero_si256()}};
+  }
+  static Line pairs(const uint16_t* from, int n) {
+    return {{partial(from, n * 2), n > 16 ? partial(from + 16, n * 2 - 32) : _mm256_setzero_si256()}};
+  }
+  static Line zero_extend(__m256i v) {
+    return {{_mm256_cvtepu16_epi32(low(v)), _mm256_cvtepu16_epi32(high(v))}};
+  }
+  static Line even_bf16(Line p) {
+    return {{_mm256_slli_epi32(p.half[0], 16), _mm256_slli_epi32(p.half[1], 16)}};
+  }
+  static Line odd_bf16(Line p) {
+    const __m256i keep = _mm256_set1_epi32(int(0xffff0000u));
+    return {{_mm256_and_si256(p.half[0], keep), _mm256_and_si256(p.half[1], keep)}};
+  }
+  static Line bf16(const uint16_t* from, int n) { return even_bf16(zero_extend(partial(from, n * 2))); }
+  static Line widen(__m128i first, __m128i second) {
+    return {{_mm256_castps_si256(_mm256_cvtph_ps(first)), _mm256_castps_si256(_mm256_cvtph_ps(second))}};
+  }
+  static Line f16(const uint16_t* from, int n) {
+    const __m256i v = partial(from, n * 2);
+    return widen(low(v), high(v));
+  }
+  // Low halves of 8 dwords.
+  static __m128i low_halves(__m256i v) {
+    const __m256i kept = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
+    return low(_mm256_permute4x64_epi64(_mm256_packus_epi32(kept, kept), 0x08));
+  }
+  static Line even_f16(Line p) { return widen(low_halves(p.half[0]), low_halves(p.half[1])); }
+  static Line odd_f16(Line p) {
+    return even_f16({{_mm256_srli_epi32(p.half[0], 16), _mm256_srli_epi32(p.half[1], 16)}});
+  }
+  static Line interleave(const uint16_t* even, const uint16_t* odd, int n) {
+    const Line a = zero_extend(partial(even, even ? n * 2 : 0));
+    const Line b = even_bf16(zero_extend(partial(odd, odd ? n * 2 : 0)));
+    return {{_mm256_or_si256(a.half[0], b.half[0]), _mm256_or_si256(a.half[1], b.half[1])}};
+  }
+  static void put(void* to, Line line) {
+    _mm256_storeu_si256(static_cast<__m256i*>(to), line.half[0]);
+    _mm256_storeu_si256(static_cast<__m256i*>(to) + 1, line.half[1]);
+  }
+  static void put_f32(float* to, Line line, int n) {
+    put_partial(to, line.half[0], n * 4);
+    if (n > 8) put_partial(to + 8, line.half[1], n * 4 - 32);
+  }
+  static void put_halves(uint16_t* to, __m128i first, __m128i second, int n) {
+    put_partial(to, _mm256_set_m128i(second, first), n * 2);
+  }
+  static __m128i round_bf16(__m256i v) {
+    const __m256i one = _mm256_and_si256(_mm256_srli_epi32(v, 16), _mm256_set1_epi32(1));
+    const __m256i bias = _mm256_add_epi32(one, _mm256_set1_epi32(0x7fff));  // ties to even
+    const __m256 value = _mm256_castsi256_ps(v);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    const __m256i quiet = _mm256_or_si256(v, _mm256_set1_epi32(0x400000));
+    return low_halves(_mm256_srli_epi32(_mm256_blendv_epi8(_mm256_add_epi32(v, bias), quiet, nan), 16));
+  }
+  static void put_bf16(uint16_t* to, Line line, int n) {
+    put_halves(to, round_bf16(line.half[0]), round_bf16(line.half[1]), n);
+  }
+  static __m128i round_f16(__m256i v) {
+    return _mm256_cvtps_ph(_mm256_castsi256_ps(v), _MM_FROUND_TO_NEAREST_INT);
+  }
+  static void put_f16(uint16_t* to, Line line, int n) {
+    put_halves(to, round_f16(line.half[0]), round_f16(line.half[1]), n);
+  }
+
+  // 8 x 8 dwords, rows a[0], a[stride], ...: 4 x 4 inside 128-bit lanes, then the lanes.
+  static void transpose8(__m256i (&m)[8]) {
+    __m256i t[8];
+    for (int i = 0; i < 8; i += 4) {
+      const __m256i a = _mm256_unpacklo_epi32(m[i], m[i + 1]), b = _mm256_unpackhi_epi32(m[i], m[i + 1]);
+      const __m256i c = _mm256_unpacklo_epi32(m[i + 2], m[i + 3]);
+      const __m256i d = _mm256_unpackhi_epi32(m[i + 2], m[i + 3]);
+      t[i] = _mm256_unpacklo_epi64(a, c);
+      t[i + 1] = _mm256_unpackhi_epi64(a, c);
+      t[i + 2] = _mm256_unpacklo_epi64(b, d);
+      t[i + 3] = _mm256_unpackhi_epi64(b, d);
+    }
+    for (int j = 0; j < 4; ++j) {
+      m[j] = _mm256_permute2x128_si256(t[j], t[4 + j], 0x20);
+      m[4 + j] = _mm256_permute2x128_si256(t[j], t[4 + j], 0x31);
+    }
+  }
+  static void transpose(Line (&lines)[kLanes]) {
+    __m256i quarter[2][2][8];
+    for (int i = 0; i < 2; ++i)
+      for (int j = 0; j < 2; ++j) {
+        for (int r = 0; r < 8; ++r) quarter[i][j][r] = lines[i * 8 + r].half[j];
+        transpose8(quarter[i][j]);
+      }
+    for (int i = 0; i < 2; ++i)
+      for (int j = 0; j < 2; ++j)
+        for (int r = 0; r < 8; ++r) lines[i * 8 + r].half[j] = quarter[j][i][r];
+  }
+};
+
+constexpr ProductTable<Avx2Ops, 6> kProducts;
+
+}  // namespace
+
+constinit const TileKernels kTileAvx2 =
+    make_tile_kernels<Avx2Ops>("avx2", {"avx2 f32 6x32", 6, 1, kProducts.by_rows});
+
+}  // namespace moec::cpu
