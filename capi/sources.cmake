@@ -1,3 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # The C boundary.
-moec_add_sources()
+moec_add_sources(
+  boundary.cpp
+  context.cpp
+  experts.cpp
+  layer.cpp
+  library.cpp
+  losses.cpp
+  plan.cpp
+  router.cpp
+  rows.cpp
+  tensor.cpp
+  weights.cpp)

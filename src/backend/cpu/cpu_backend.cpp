@@ -48,14 +48,16 @@ void CpuBackend::device_info(moec_device_info& info) const {
 }
 
 void* CpuBackend::allocate(uint64_t bytes, moec_stream) const {
-  void* const pointer =
-      bytes > SIZE_MAX - kCacheLine ? nullptr
-                                    : std::aligned_alloc(kCacheLine, round_up(bytes, kCacheLine));
+  void* const pointer = bytes > SIZE_MAX - kCacheLine
+                            ? nullptr
+                            : std::aligned_alloc(kCacheLine, round_up(bytes, kCacheLine));
   MOEC_REQUIRE(pointer, MOEC_E_OUT_OF_MEMORY, "cannot allocate %llu bytes of host memory",
                static_cast<unsigned long long>(bytes));
   return pointer;
 }
-void CpuBackend::release(void* pointer, moec_stream) const { std::free(pointer); }
+void CpuBackend::release(void* pointer, moec_stream) const {
+  std::free(pointer);
+}
 
 void CpuBackend::copy(void* to, const void* from, uint64_t bytes, moec_stream) const {
   if (bytes) std::memcpy(to, from, bytes);

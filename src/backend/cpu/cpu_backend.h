@@ -11,8 +11,7 @@ namespace moec::cpu {
 
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(const BackendOptions& options)
-      : pool_(options.num_threads, options.pool) {}
+  explicit CpuBackend(const BackendOptions& options) : pool_(options.num_threads, options.pool) {}
 
   const char* name() const override { return "cpu"; }
   int32_t device_type() const override { return MOEC_CPU; }

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/registry.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/build_id.h"
+#include "core/log.h"
+
+namespace moec {
+namespace {
+
+// The one plug-in there is: CUDA. Its file is called this, beside libmoec or in moec/ below it.
+constexpr const char* kPluginFile = "libmoec_cuda.so.0";
+
+// Trivially destroyed, because a plug-in is never unloaded and may outlive our static objects.
+std::recursive_mutex mutex;
+const BackendEntry* plugin = nullptr;
+bool searched = false;
+Error search_error = {};  // why the last candidate of the search was refused; code 0 = none found
+
+void hold_mutex_over_fork() {  // so that the child can make contexts of its own
+  static const int registered = pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
+                                               [] { new (&mutex) std::recursive_mutex; });
+  (void)registered;
+}
+
+const BackendEntry* open_plugin(const char* path) {
+  void* const handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (!handle) {
+    const char* const reason = dlerror();
+    MOEC_FAIL(MOEC_E_NO_BACKEND, "cannot open %s: %s", path, reason ? reason : "no reason given");
+  }
+  const auto entry = reinterpret_cast<BackendEntryFunction>(dlsym(handle, "moec_backend_entry"));
+  MOEC_REQUIRE(entry, MOEC_E_BACKEND_ABI,
+               "%s exports no moec_backend_entry; expected a plug-in of build %s", path, kBuildId);
+  const BackendEntry* const table = entry();
+  MOEC_REQUIRE(table && table->interface_version == kBackendInterface, MOEC_E_BACKEND_ABI,
+               "%s has interface %u; expected %u", path, table ? table->interface_version : 0,
+               kBackendInterface);
+  MOEC_REQUIRE(table->build_id && std::strcmp(table->build_id, kBuildId) == 0, MOEC_E_BACKEND_ABI,
+               "%s has build id %s; expected %s", path,
+               table->build_id ? table->build_id : "(none)", kBuildId);
+  MOEC_REQUIRE(table->device_type == MOEC_CUDA, MOEC_E_BACKEND_ABI,
+               "%s serves device type %d; expected MOEC_CUDA (2)", path, table->device_type);
+  log(MOEC_LOG_INFO, "loaded backend %s", path);
+  return table;
+}
+
+std::string folder_of_library() {
+  Dl_info info;
+  if (!dladdr(reinterpret_cast<const void*>(&moec_version), &info) || !info.dli_fname) return ".";
+  const std::string path = info.dli_fname;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+// MOEC_BACKEND_PATH (folders or files, separated by ':'), the folder of libmoec, the loader's path.
+std::vector<std::string> candidates() {
+  std::vector<std::string> paths;
+  const auto add_folder = [&](const std::string& folder) {
+    paths.push_back(folder + "/" + kPluginFile);
+  };
+  const char* const variable = std::getenv("MOEC_BACKEND_PATH");
+  const std::string list = variable ? variable : "";
+  for (size_t begin = 0; begin < list.size();) {
+    const size_t end = std::min(list.find(':', begin), list.size());
+    const std::string item = list.substr(begin, end - begin);
+    if (item.find(".so") != std::string::npos)
+      paths.push_back(item);
+    else if (!item.empty())
+      add_folder(item);
+    begin = end + 1;
+  }
+  const std::string folder = folder_of_library();
+  add_folder(folder);
+  add_folder(folder + "/moec");
+  paths.push_back(kPluginFile);
+  return paths;
+}
+
+const BackendEntry* find_plugin() {  // null: none, search_error says why
+  const std::lock_guard lock(mutex);
+  hold_mutex_over_fork();
+  if (plugin || searched) return plugin;
+  searched = true;
+  for (const std::string& path : candidates()) {
+    try {
+      return plugin = open_plugin(path.c_str());
+    } catch (const Error& error) {
+      log(MOEC_LOG_DEBUG, "%s", error.text);
+      // A plug-in that is there but refused says more than a file that is not.
+      if (search_error.code != MOEC_E_BACKEND_ABI) search_error = error;
+    }
+  }
+  return nullptr;
+}
+
+void check_type(int32_t device_type) {
+  MOEC_REQUIRE(device_type == MOEC_CPU || device_type == MOEC_CUDA, MOEC_E_INVALID_ARG,
+               "device_type is %d; expected MOEC_CPU (1) or MOEC_CUDA (2)", device_type);
+}
+
+void check_device(int32_t device_type, int32_t device_id) {
+  const int32_t count = device_count(device_type);
+  if (device_id >= 0 && device_id < count) return;
+  if (device_type == MOEC_CUDA && !find_plugin())
+    MOEC_FAIL(search_error.code, "no CUDA backend: %.400s", search_error.text);
+  MOEC_FAIL(MOEC_E_NO_BACKEND, "device %d of type %d is absent; there are %d of them", device_id,
+            device_type, count);
+}
+
+}  // namespace
+
+void load_backend(const char* path) {
+  MOEC_REQUIRE(path && *path, MOEC_E_INVALID_ARG, "path is %s; expected the file of a plug-in",
+               path ? "empty" : "NULL");
+  const std::lock_guard lock(mutex);
+  hold_mutex_over_fork();
+  const BackendEntry* const table = open_plugin(path);
+  MOEC_REQUIRE(!plugin || plugin == table, MOEC_E_INVALID_STATE,
+               "%s cannot replace the CUDA backend already loaded; load it before the first use",
+               path);
+  plugin = table;
+}
+
+int32_t device_count(int32_t device_type) {
+  check_type(device_type);
+  if (device_type == MOEC_CPU) return 1;
+  const BackendEntry* const entry = find_plugin();
+  return entry ? entry->device_count() : 0;
+}
+
+void query_device(int32_t device_type, int32_t device_id, moec_device_info& info) {
+  check_type(device_type);
+  check_device(device_type, device_id);
+  info.device_type = device_type;
+  info.device_id = device_id;
+  if (device_type == MOEC_CPU)
+    make_cpu_backend({.device_id = 0, .num_threads = 1})->device_info(info);
+  else
+    find_plugin()->device_info(device_id, &info);
+}
+
+std::unique_ptr<Backend> make_backend(int32_t device_type, const BackendOptions& options) {
+  check_device(device_type, options.device_id);
+  if (device_type == MOEC_CPU) return make_cpu_backend(options);
+  Error error = {};
+  Backend* const backend = find_plugin()->create(options, &error);
+  if (!backend) throw error;
+  return std::unique_ptr<Backend>(backend);
+}
+
+}  // namespace moec

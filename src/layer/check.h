@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The promises of a caller, checked by table-like calls: each throws an Error that says what is
+// wrong, with both values. Nothing is written before all checks of a call have passed.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "backend/args.h"
+#include "core/error.h"
+
+namespace moec {
+
+class Context;
+
+// ---- scalars of descriptors
+void check_flags(const char* name, uint32_t flags, uint32_t known);
+void check_enum(const char* name, uint32_t value, uint32_t last);
+void check_at_least(const char* name, int64_t value, int64_t least);
+void check_range(const char* name, int64_t value, int64_t least, int64_t most);
+void check_not_negative(const char* name, float value);  // finite, >= 0
+void check_zero(const char* name, float value, const char* why);
+
+// Products that must fit; E_OVERFLOW names them.
+int64_t checked_product(const char* name, int64_t a, int64_t b);
+// Rows or assignments: below 2^31.
+int64_t checked_rows(const char* name, int64_t rows);
+// size.base + tokens * size.per_token, or E_OVERFLOW.
+uint64_t checked_bytes(const char* name, const moec_size& size, int64_t tokens);
+
+// ---- tensors
+using Shape = std::initializer_list<int64_t>;
+using Dtypes = std::initializer_list<moec_dtype>;
+inline constexpr Dtypes kReal = {MOEC_F32, MOEC_F16, MOEC_BF16};
+inline constexpr Dtypes kFloat = {MOEC_F32};
+inline constexpr Dtypes kId = {MOEC_I32, MOEC_I64};
+inline constexpr Dtypes kInt = {MOEC_I32};
+inline constexpr Dtypes kMask = {MOEC_U8, MOEC_BOOL};
+
+bool is_absent(const moec_tensor& tensor);  // all zero
+// Elements, or -1: NULL shape entries, a negative extent or overflow.
+int64_t tensor_numel(const moec_tensor& tensor);
+// What holds for every tensor: known dtype, extents, compact strides, alignment, known device type.
+void check_tensor(const char* name, const moec_tensor& tensor);
+// Throws unless the tensor's memory is reachable by a context's device.
+void check_device(const char* name, const moec_tensor& tensor, const Context& context);
+
+// The tensors of one call. Remembers the memory of each, so that finish() finds an output that
+// overlaps anything else. Absent optional tensors give an Array without data; empty ones do not.
+class TensorCheck {
+ public:
+  explicit TensorCheck(const Context& context) : context_(context) {}
+
+  // Extent 0 of a required tensor of rank 2: T.
+  int64_t tokens(const char* name, const moec_tensor& tensor) const;
+
+  Array in(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes);
+  Array out(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes);
+  Array optional_in(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes);
+  Array optional_out(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes);
+  // Required where `wanted` (because of `reason`), refused where not.
+  Array in_if(bool wanted, const char* reason, const char* name, const moec_tensor& tensor,
+              Shape shape, Dtypes dtypes);
+  void absent(const char* name, const moec_tensor& tensor, const char* why) const;
+
+  void memory_in(const char* name, const void* data, uint64_t bytes);
+  void memory_out(const char* name, const void* data, uint64_t bytes);
+  // `out` and `in` (as named before) may be the same memory, exactly.
+  void may_be_same(const char* out, const char* in);
+  void finish() const;  // E_ALIAS
+
+ private:
+  struct Range {
+    const char* name;
+    uintptr_t begin, end;
+    bool written;
+  };
+  Array check(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes,
+              bool written);
+  void add(const char* name, const void* data, uint64_t bytes, bool written);
+  void compare(const Range& out, const Range& other) const;
+
+  static constexpr int kMaxRanges = 64;
+  const Context& context_;
+  const char *same_out_ = nullptr, *same_in_ = nullptr;
+  int num_ranges_ = 0;
+  Range ranges_[kMaxRanges];
+};
+
+}  // namespace moec

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/router.h"
+
+#include <cmath>
+
+#include "core/dtype.h"
+
+namespace moec {
+namespace {
+
+constexpr uint32_t kKnownFlags = MOEC_ROUTER_LOGIT_BIAS | MOEC_ROUTER_SELECT_BIAS |
+                                 MOEC_ROUTER_PER_EXPERT_SCALE | MOEC_ROUTER_NORM_IF_K_GT_1 |
+                                 MOEC_ROUTER_JITTER_X;
+constexpr uint32_t kGradFlags = MOEC_GRAD_ACCUMULATE | MOEC_GRAD_ACCUMULATE_X;
+
+void check_selection(const moec_router_desc& desc) {
+  const int64_t num_ids = int64_t(desc.num_experts) + desc.num_zero_experts;
+  if (desc.select == MOEC_SELECT_GROUP_TOPK) {
+    check_range("desc.num_groups", desc.num_groups, 1, num_ids);
+    MOEC_REQUIRE(num_ids % desc.num_groups == 0, MOEC_E_INVALID_ARG,
+                 "desc.num_groups is %d; expected a divisor of the %lld ids", desc.num_groups,
+                 static_cast<long long>(num_ids));
+    const int64_t group = num_ids / desc.num_groups;
+    check_range("desc.top_groups", desc.top_groups, 1, desc.num_groups);
+    check_range("desc.group_top_m", desc.group_top_m, 0, group);
+    MOEC_REQUIRE(desc.group_fill == MOEC_FILL_ZERO || desc.top_k <= desc.top_groups * group,
+                 MOEC_E_INVALID_ARG,
+                 "desc.top_k is %d; expected at most the %lld experts of %d groups", desc.top_k,
+                 static_cast<long long>(desc.top_groups * group), desc.top_groups);
+  }
+  if (desc.select == MOEC_SELECT_SPARSE_MIXER) {
+    MOEC_REQUIRE(desc.top_k == 2, MOEC_E_INVALID_ARG, "desc.top_k is %d; SPARSE_MIXER needs 2",
+                 desc.top_k);
+    MOEC_REQUIRE(desc.mixer_eps > 0 && std::isfinite(desc.mixer_eps), MOEC_E_INVALID_ARG,
+                 "desc.mixer_eps is %g; SPARSE_MIXER needs a number above 0",
+                 double(desc.mixer_eps));
+  }
+}
+
+void check_desc(const moec_router_desc& desc) {
+  check_flags("desc.flags", desc.flags, kKnownFlags);
+  check_at_least("desc.num_experts", desc.num_experts, 1);
+  check_at_least("desc.num_zero_experts", desc.num_zero_experts, 0);
+  const int64_t num_ids = int64_t(desc.num_experts) + desc.num_zero_experts;
+  MOEC_REQUIRE(num_ids <= INT32_MAX, MOEC_E_OVERFLOW,
+               "desc.num_experts + desc.num_zero_experts is %lld; expected less than 2^31",
+               static_cast<long long>(num_ids));
+  check_range("desc.top_k", desc.top_k, 1, num_ids);
+
+  const struct {
+    const char* name;
+    uint32_t value, last;
+  } enums[] = {{"desc.input", desc.input, MOEC_INPUT_RMS_SCALED},
+               {"desc.logit_precision", desc.logit_precision, MOEC_PREC_DATA},
+               {"desc.score", desc.score, MOEC_SCORE_IDENTITY},
+               {"desc.score_precision", desc.score_precision, MOEC_PREC_DATA},
+               {"desc.select", desc.select, MOEC_SELECT_GIVEN},
+               {"desc.group_fill", desc.group_fill, MOEC_FILL_ZERO},
+               {"desc.weight_rule", desc.weight_rule, MOEC_WEIGHT_SIGMOID_SELECTED},
+               {"desc.norm", desc.norm, MOEC_NORM_P},
+               {"desc.norm_precision", desc.norm_precision, MOEC_PREC_DATA},
+               {"desc.weight_precision", desc.weight_precision, MOEC_PREC_DATA},
+               {"desc.slot_order", desc.slot_order, MOEC_SLOT_BY_EXPERT},
+               {"desc.reserved0", desc.reserved0, 0}};
+  for (const auto& row : enums) check_enum(row.name, row.value, row.last);
+
+  const struct {
+    const char* name;
+    float value;
+  } numbers[] = {{"desc.rms_eps", desc.rms_eps},
+                 {"desc.jitter", desc.jitter},
+                 {"desc.logit_softcap", desc.logit_softcap},
+                 {"desc.mixer_eps", desc.mixer_eps},
+                 {"desc.norm_eps", desc.norm_eps},
+                 {"desc.norm_p", desc.norm_p},
+                 {"desc.scale", desc.scale}};
+  for (const auto& row : numbers) check_not_negative(row.name, row.value);
+  MOEC_REQUIRE(desc.jitter < 1, MOEC_E_INVALID_ARG, "desc.jitter is %g; expected less than 1",
+               double(desc.jitter));
+  MOEC_REQUIRE(desc.data_dtype == 0 || is_real(desc.data_dtype), MOEC_E_DTYPE,
+               "desc.data_dtype is 0x%x; expected 0, f32, f16 or bf16", desc.data_dtype);
+  check_selection(desc);
+}
+
+moec_router_desc with_defaults(moec_router_desc desc) {
+  check_desc(desc);
+  if (desc.rms_eps == 0) desc.rms_eps = 1e-6f;
+  if (desc.group_top_m == 0) desc.group_top_m = 1;
+  if (desc.norm_p == 0) desc.norm_p = 1;
+  if (desc.scale == 0) desc.scale = 1;
+  if (desc.data_dtype == 0) desc.data_dtype = MOEC_F32;
+  return desc;
+}
+
+}  // namespace
+
+Router::Router(const Context& context, const moec_router_desc& desc)
+    : Object(kKind), context_(context), desc_(with_defaults(desc)) {
+  context.backend().check_router(desc_);
+}
+
+void Router::gate_forward(const moec_gate_args& args, moec_stream stream) const {
+  check_flags("args.flags", args.flags, 0);
+  TensorCheck check(*context_);
+  const int64_t T = check.tokens("x", args.x), H = args.x.shape[1], N = num_ids();
+  GateArgs gate = {};
+  gate.desc = &desc_;
+  gate.num_tokens = T;
+  gate.hidden = H;
+  gate.rng_offset = args.rng_offset;
+  gate.x = check.in("x", args.x, {T, H}, kReal);
+  gate.weight = check.in("weight", args.weight, {N, H}, kReal);
+  const Dtypes parameter = {gate.weight.dtype, MOEC_F32};
+  gate.bias =
+      check.in_if(has(MOEC_ROUTER_LOGIT_BIAS), "LOGIT_BIAS", "bias", args.bias, {N}, parameter);
+  gate.input_scale = check.in_if(desc_.input == MOEC_INPUT_RMS_SCALED, "RMS_SCALED", "input_scale",
+                                 args.input_scale, {H}, parameter);
+  gate.logits = static_cast<float*>(check.out("logits", args.logits, {T, N}, kFloat).data);
+  if (!jitters())
+    check.absent("x_jittered", args.x_jittered, "jitter");
+  else if (jitters_experts() || !is_absent(args.x_jittered))
+    gate.x_jittered = check.out("x_jittered", args.x_jittered, {T, H}, {gate.x.dtype});
+  check.finish();
+  const Context::Timer timer(*context_, Phase::kRoute);
+  context_->backend().gate_forward(gate, stream);
+}
+
+void Router::gate_backward(const moec_gate_grad_args& args, moec_stream stream) const {
+  check_flags("args.flags", args.flags, kGradFlags);
+  TensorCheck check(*context_);
+  const int64_t T = check.tokens("x", args.x), H = args.x.shape[1], N = num_ids();
+  const bool scaled = desc_.input == MOEC_INPUT_RMS_SCALED;
+  GateGradArgs gate = {};
+  gate.desc = &desc_;
+  gate.num_tokens = T;
+  gate.hidden = H;
+  gate.rng_offset = args.rng_offset;
+  gate.accumulate = args.flags & MOEC_GRAD_ACCUMULATE;
+  gate.accumulate_x = args.flags & MOEC_GRAD_ACCUMULATE_X;
+  gate.x = check.in("x", args.x, {T, H}, kReal);
+  gate.weight = check.in("weight", args.weight, {N, H}, kReal);
+  const Dtypes parameter = {gate.weight.dtype, MOEC_F32};
+  gate.input_scale =
+      check.in_if(scaled, "RMS_SCALED", "input_scale", args.input_scale, {H}, parameter);
+  gate.d_logits = static_cast<float*>(check.in("d_logits", args.d_logits, {T, N}, kFloat).data);
+  gate.d_x = check.optional_out("d_x", args.d_x, {T, H}, {gate.x.dtype, MOEC_F32});
+  gate.d_weight = check.optional_out("d_weight", args.d_weight, {N, H}, parameter);
+  if (!has(MOEC_ROUTER_LOGIT_BIAS)) check.absent("d_bias", args.d_bias, "LOGIT_BIAS");
+  gate.d_bias = check.optional_out("d_bias", args.d_bias, {N}, parameter);
+  if (!scaled) check.absent("d_input_scale", args.d_input_scale, "RMS_SCALED");
+  gate.d_input_scale = check.optional_out("d_input_scale", args.d_input_scale, {H}, parameter);
+  check.finish();
+  const Context::Timer timer(*context_, Phase::kRoute);
+  context_->backend().gate_backward(gate, stream);
+}
+
+void Router::check_route_inputs(const moec_route_args& args, int64_t T, TensorCheck& check,
+                                RouteArgs& route) const {
+  const int64_t N = num_ids(), K = top_k();
+  const bool by_table = desc_.select == MOEC_SELECT_TABLE;
+  checked_rows("T * K", checked_product("T * K", T, K));
+  route.desc = &desc_;
+  route.num_tokens = T;
+  route.select_bias =
+      static_cast<const float*>(check
+                                    .in_if(has(MOEC_ROUTER_SELECT_BIAS), "SELECT_BIAS",
+                                           "select_bias", args.select_bias, {N}, kFloat)
+                                    .data);
+  route.per_expert_scale = check.in_if(has(MOEC_ROUTER_PER_EXPERT_SCALE), "PER_EXPERT_SCALE",
+                                       "per_expert_scale", args.per_expert_scale, {N}, kReal);
+  route.token_mask = static_cast<const uint8_t*>(
+      check.optional_in("token_mask", args.token_mask, {T}, kMask).data);
+  route.table_rows = by_table && args.table.ndim == 2 ? args.table.shape[0] : 0;
+  route.table =
+      check.in_if(by_table, "SELECT_TABLE", "table", args.table, {route.table_rows, K}, kId);
+  route.token_ids = check.in_if(by_table, "SELECT_TABLE", "token_ids", args.token_ids, {T}, kId);
+  route.given_ids = check.in_if(desc_.select == MOEC_SELECT_GIVEN, "SELECT_GIVEN", "given_ids",
+                                args.given_ids, {T, K}, kId);
+}
+
+void Router::route_forward(const moec_route_args& args, moec_stream stream) const {
+  check_flags("args.flags", args.flags, 0);
+  TensorCheck check(*context_);
+  const int64_t T = check.tokens("logits", args.logits), N = num_ids(), K = top_k();
+  RouteArgs route = {};
+  route.logits = check.in("logits", args.logits, {T, N}, kReal);
+  check_route_inputs(args, T, check, route);
+  route.expert_ids =
+      static_cast<int32_t*>(check.out("expert_ids", args.expert_ids, {T, K}, kInt).data);
+  route.weights = static_cast<float*>(check.out("weights", args.weights, {T, K}, kFloat).data);
+  route.scores =
+      static_cast<float*>(check.optional_out("scores", args.scores, {T, N}, kFloat).data);
+  route.counts = static_cast<int32_t*>(check.optional_out("counts", args.counts, {N}, kInt).data);
+  check.finish();
+  const Context::Timer timer(*context_, Phase::kRoute);
+  context_->backend().route_forward(route, stream);
+}
+
+void Router::route_backward(const moec_route_grad_args& args, moec_stream stream) const {
+  check_flags("args.flags", args.flags, kGradFlags);
+  TensorCheck check(*context_);
+  const int64_t T = check.tokens("logits", args.logits), N = num_ids(), K = top_k();
+  const bool scaled = has(MOEC_ROUTER_PER_EXPERT_SCALE);
+  checked_rows("T * K", checked_product("T * K", T, K));
+  RouteGradArgs route = {};
+  route.desc = &desc_;
+  route.num_tokens = T;
+  route.accumulate = args.flags & MOEC_GRAD_ACCUMULATE;
+  route.logits = check.in("logits", args.logits, {T, N}, kReal);
+  route.per_expert_scale = check.in_if(scaled, "PER_EXPERT_SCALE", "per_expert_scale",
+                                       args.per_expert_scale, {N}, kReal);
+  route.expert_ids = check.in("expert_ids", args.expert_ids, {T, K}, kId);
+  route.d_weights = static_cast<float*>(check.in("d_weights", args.d_weights, {T, K}, kFloat).data);
+  route.d_logits_in = static_cast<const float*>(
+      check.optional_in("d_logits_in", args.d_logits_in, {T, N}, kFloat).data);
+  route.d_logits = static_cast<float*>(check.out("d_logits", args.d_logits, {T, N}, kFloat).data);
+  if (!scaled) check.absent("d_per_expert_scale", args.d_per_expert_scale, "PER_EXPERT_SCALE");
+  route.d_per_expert_scale =
+      check.optional_out("d_per_expert_scale", args.d_per_expert_scale, {N}, kReal);
+  check.finish();
+  const Context::Timer timer(*context_, Phase::kRoute);
+  context_->backend().route_backward(route, stream);
+}
+
+void Router::bias_update(const moec_tensor& counts, float rate, const moec_tensor& bias,
+                         moec_stream stream) const {
+  MOEC_REQUIRE(std::isfinite(rate), MOEC_E_INVALID_ARG, "rate is %g; expected a finite number",
+               double(rate));
+  TensorCheck check(*context_);
+  const int64_t N = num_ids();
+  BiasUpdateArgs update = {};
+  update.num_ids = num_ids();
+  update.counts = static_cast<const int32_t*>(check.in("counts", counts, {N}, kInt).data);
+  update.rate = rate;
+  update.bias = static_cast<float*>(check.out("bias", bias, {N}, kFloat).data);
+  check.finish();
+  context_->backend().bias_update(update, stream);
+}
+
+}  // namespace moec

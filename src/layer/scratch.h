@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cache of scratch blocks: a request takes the smallest idle block that is large enough; where
+// there is none, the largest idle block is replaced by one of the size asked for. So the number of
+// blocks is the number ever in use at once, and a repeated sequence of calls soon allocates
+// nothing.
+#pragma once
+
+#include <moec/moec.h>
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace moec {
+
+class MemorySource {  // where blocks come from
+ public:
+  virtual void* allocate_block(uint64_t bytes, moec_stream stream) const = 0;  // throws Error
+  virtual void release_block(void* block, uint64_t bytes, moec_stream stream) const noexcept = 0;
+
+ protected:
+  ~MemorySource() = default;
+};
+
+class ScratchCache {
+ public:
+  // limit: bytes that may be held at once, 0 = any. per_stream: a block serves one stream only,
+  // because work queued on it may still read the block after its release.
+  ScratchCache(const MemorySource& source, uint64_t limit, bool may_grow, bool per_stream)
+      : source_(source), limit_(limit), may_grow_(may_grow), per_stream_(per_stream) {}
+  ~ScratchCache() { trim(); }
+
+  void* acquire(uint64_t bytes, moec_stream stream, bool may_grow);
+  void release(void* block, moec_stream stream) noexcept;
+  // Hold an idle block of at least `bytes`, even where calls may not grow the cache.
+  void reserve(uint64_t bytes, moec_stream stream);
+  void trim() noexcept;  // give idle blocks back
+  void sizes(uint64_t* held, uint64_t* peak) const;
+
+ private:
+  struct Block {
+    void* data;
+    uint64_t bytes;
+    moec_stream stream;
+    bool busy;
+  };
+  Block* find_idle(uint64_t bytes, moec_stream stream);  // smallest that fits
+  Block& grow(uint64_t bytes, moec_stream stream);
+  void drop(size_t index) noexcept;
+
+  const MemorySource& source_;
+  const uint64_t limit_;
+  const bool may_grow_, per_stream_;
+  mutable std::mutex mutex_;
+  std::vector<Block> blocks_;
+  uint64_t held_ = 0, peak_ = 0;
+};
+
+}  // namespace moec
