@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// The low-level Python layer: moec.h through SWIG, with these rules on top of SWIG's own.
+//   status    a negative moec_status raises what set_error_factory's callable returns
+//   handles   `moec_x **out` is returned; a pointer argument refuses None unless listed as NULLABLE
+//   integers  anything with __index__, range-checked; addresses and streams are integers
+//   structs   sized ones are made by moec_struct_init; unknown attributes raise
+//   GIL       released in the calls of section `threads`, held in struct accessors, where a release
+//             would cost a thread switch per field
+%module(package="moec", threads="1") _raw
+
+%{
+#include <moec/moec.h>
+#include <stdlib.h>
+#include <string.h>
+%}
+%include <exception.i>
+
+// ---------------------------------------------------------------- helpers of the typemaps
+%{
+static PyObject *error_factory; /* (status, native_code, arg_index, name, site, message) -> exception */
+
+static void raise_status(moec_status status) {
+  moec_error_info info;
+  moec_struct_init(&info, sizeof info);
+  (void)moec_last_error(&info);
+  PyObject *error = PyObject_CallFunction(error_factory, "iiisss", status, info.native_code,
+                                          info.arg_index, moec_status_name(status), info.site,
+                                          info.message);
+  if (error) {
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
+  }
+}
+
+static int as_signed(PyObject *object, long long low, long long high, long long *out) {
+  PyObject *index = PyNumber_Index(object);
+  if (!index) return -1;
+  *out = PyLong_AsLongLong(index);
+  Py_DECREF(index);
+  if (*out == -1 && PyErr_Occurred()) return -1;
+  if (*out >= low && *out <= high) return 0;
+  PyErr_Format(PyExc_OverflowError, "%lld is outside [%lld, %lld]", *out, low, high);
+  return -1;
+}
+
+static int as_unsigned(PyObject *object, unsigned long long high, unsigned long long *out) {
+  PyObject *index = PyNumber_Index(object);
+  if (!index) return -1;
+  *out = PyLong_AsUnsignedLongLong(index);
+  Py_DECREF(index);
+  if (*out == (unsigned long long)-1 && PyErr_Occurred()) return -1;
+  if (*out <= high) return 0;
+  PyErr_Format(PyExc_OverflowError, "%llu is outside [0, %llu]", *out, high);
+  return -1;
+}
+
+static int read_extents(PyObject *tuple, int64_t out[MOEC_MAX_DIMS], const char *what) {
+  const Py_ssize_t n = PyTuple_Size(tuple);
+  if (n < 0) return -1;
+  if (n > MOEC_MAX_DIMS) {
+    PyErr_Format(PyExc_ValueError, "%zd %s; at most %d", n, what, MOEC_MAX_DIMS);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    long long value;
+    if (as_signed(PyTuple_GetItem(tuple, i), INT64_MIN, INT64_MAX, &value)) return -1;
+    out[i] = value;
+  }
+  return (int)n;
+}
+%}
+
+// ---------------------------------------------------------------- scalars
+%define SIGNED(TYPE, LOW, HIGH)
+%typemap(in) TYPE (long long wide) {
+  if (as_signed($input, LOW, HIGH, &wide)) SWIG_fail;
+  $1 = (TYPE)wide;
+}
+%typemap(out) TYPE "$result = PyLong_FromLongLong((long long)$1);"
+%enddef
+%define UNSIGNED(TYPE, HIGH)
+%typemap(in) TYPE (unsigned long long wide) {
+  if (as_unsigned($input, HIGH, &wide)) SWIG_fail;
+  $1 = (TYPE)wide;
+}
+%typemap(out) TYPE "$result = PyLong_FromUnsignedLongLong((unsigned long long)$1);"
+%enddef
+SIGNED(int32_t, INT32_MIN, INT32_MAX)
+SIGNED(int64_t, INT64_MIN, INT64_MAX)
+UNSIGNED(uint32_t, UINT32_MAX)
+UNSIGNED(uint64_t, UINT64_MAX)
+UNSIGNED(moec_dtype, UINT32_MAX)
+%apply int32_t { moec_status status };
+
+%typemap(in) float {
+  const double wide = PyFloat_AsDouble($input);
+  if (wide == -1.0 && PyErr_Occurred()) SWIG_fail;
+  $1 = (float)wide;
+}
+%typemap(in) void * (unsigned long long address) {
+  if (as_unsigned($input, UINTPTR_MAX, &address)) SWIG_fail;
+  $1 = (void *)(uintptr_t)address;
+}
+%typemap(out) void * "$result = PyLong_FromVoidPtr($1);"
+%apply void * { moec_stream };
+
+%typemap(out) moec_status {
+  if ($1 < 0) {
+    raise_status($1);
+    SWIG_fail;
+  }
+  $result = $1 ? PyLong_FromLong($1) : SWIG_Py_Void();
+}
+
+// ---------------------------------------------------------------- pointers
+%typemap(in, noblock=1) SWIGTYPE * (void *argp = 0, int res = 0) {
+  res = SWIG_ConvertPtr($input, &argp, $descriptor, $disown | SWIG_POINTER_NO_NULL);
+  if (!SWIG_IsOK(res)) %argument_fail(res, "$type", $symname, $argnum);
+  $1 = ($ltype)argp;
+}
+%typemap(in, noblock=1) SWIGTYPE *NULLABLE (void *argp = 0, int res = 0) {
+  res = SWIG_ConvertPtr($input, &argp, $descriptor, $disown);
+  if (!SWIG_IsOK(res)) %argument_fail(res, "$type", $symname, $argnum);
+  $1 = ($ltype)argp;
+}
+%apply SWIGTYPE *NULLABLE {
+  const moec_buffer *memory, const moec_tensor *weights, const moec_tensor *probs,
+  const moec_tensor *token_mask, const moec_weights *weights
+};
+
+%define RETURNED_HANDLE(TYPE)
+%typemap(in, numinputs=0) TYPE **out (TYPE *handle = NULL) "$1 = &handle;"
+%typemap(argout) TYPE **out {
+  $result = SWIG_Python_AppendOutput($result, SWIG_NewPointerObj(*$1, $*1_descriptor, 0), 1);
+}
+%enddef
+RETURNED_HANDLE(moec_context)
+RETURNED_HANDLE(moec_router)
+RETURNED_HANDLE(moec_plan)
+RETURNED_HANDLE(moec_weights)
+RETURNED_HANDLE(moec_experts)
+RETURNED_HANDLE(moec_layer)
+
+%define RETURNED_INTEGER(TYPE, NAME)
+%typemap(in, numinputs=0) TYPE *NAME (TYPE value = 0) "$1 = &value;"
+%typemap(argout) TYPE *NAME {
+  $result = SWIG_Python_AppendOutput($result, PyLong_FromLongLong((long long)*$1), 1);
+}
+%enddef
+RETURNED_INTEGER(uint64_t, bytes)
+RETURNED_INTEGER(uint64_t, need)
+RETURNED_INTEGER(int64_t, max_rows)
+RETURNED_INTEGER(int32_t, count)
+RETURNED_INTEGER(moec_status, deferred)
+
+%typemap(in, numinputs=0) int32_t totals[4] (int32_t value[4]) "$1 = value;"
+%typemap(argout) int32_t totals[4] {
+  PyObject *totals = Py_BuildValue("(iiii)", $1[0], $1[1], $1[2], $1[3]);
+  $result = SWIG_Python_AppendOutput($result, totals, 1);
+}
+
+// Caller's memory: any writable (const: readable) buffer; None is NULL, 0 bytes: a size query.
+%define BUFFER(POINTER, FLAGS)
+%typemap(in) (POINTER, uint64_t bytes) (Py_buffer view) {
+  memset(&view, 0, sizeof view);
+  if ($input != Py_None && PyObject_GetBuffer($input, &view, FLAGS)) SWIG_fail;
+  $1 = view.buf;
+  $2 = (uint64_t)view.len;
+}
+%typemap(freearg) (POINTER, uint64_t bytes) "PyBuffer_Release(&view$argnum);"
+%enddef
+BUFFER(void *buffer, PyBUF_WRITABLE)
+BUFFER(char *buffer, PyBUF_WRITABLE)
+BUFFER(const void *buffer, PyBUF_SIMPLE)
+
+// ---------------------------------------------------------------- structs
+%pythonnondynamic;
+%ignore moec_struct_init;         // done by the constructors
+%ignore moec_tensor_from_dlpack;  // tensor_from_capsule
+%ignore moec_tensor_make;         // tensor_fill
+%ignore moec_set_log;             // set_log
+// Callbacks into Python from a GEMM's inner loop or an allocator serve nobody.
+%ignore moec_allocator;
+%ignore moec_thread_pool;
+%ignore moec_context_desc::allocator;
+%ignore moec_context_desc::pool;
+
+%define SIZED(TYPE)
+%extend TYPE {
+  TYPE() {
+    TYPE *sized = malloc(sizeof(TYPE));
+    moec_struct_init(sized, sized ? sizeof *sized : 0);
+    return sized;
+  }
+}
+%enddef
+SIZED(moec_error_info) SIZED(moec_device_info) SIZED(moec_context_desc) SIZED(moec_stats)
+SIZED(moec_router_desc) SIZED(moec_gate_args) SIZED(moec_gate_grad_args)
+SIZED(moec_route_args) SIZED(moec_route_grad_args) SIZED(moec_loss_args)
+SIZED(moec_plan_desc) SIZED(moec_permute_args) SIZED(moec_unpermute_args)
+SIZED(moec_permute_grad_args) SIZED(moec_unpermute_grad_args)
+SIZED(moec_weights_desc) SIZED(moec_weight_set) SIZED(moec_weights_info)
+SIZED(moec_experts_desc) SIZED(moec_experts_args) SIZED(moec_experts_grad_args)
+SIZED(moec_experts_sizes) SIZED(moec_layer_desc) SIZED(moec_layer_args)
+SIZED(moec_layer_grad_args)
+
+// ---------------------------------------------------------------- threads
+%nothread;
+%thread moec_backend_load;        %thread moec_device_count;        %thread moec_device_query;
+%thread moec_context_create;      %thread moec_context_free;        %thread moec_context_reserve;
+%thread moec_context_trim;        %thread moec_context_poll;        %thread moec_context_sync;
+%thread moec_router_create;       %thread moec_router_free;         %thread moec_gate_forward;
+%thread moec_gate_backward;       %thread moec_route_forward;       %thread moec_route_backward;
+%thread moec_router_bias_update;  %thread moec_loss_forward;        %thread moec_loss_backward;
+%thread moec_plan_create;         %thread moec_plan_free;           %thread moec_plan_from_topk;
+%thread moec_plan_from_logits;    %thread moec_plan_from_map;       %thread moec_plan_from_scores;
+%thread moec_plan_export;         %thread moec_plan_totals_sync;    %thread moec_plan_save_sync;
+%thread moec_plan_restore_sync;   %thread moec_permute;             %thread moec_unpermute;
+%thread moec_permute_backward;    %thread moec_unpermute_backward;  %thread moec_weights_create;
+%thread moec_weights_free;        %thread moec_weights_pack;        %thread moec_weights_refresh;
+%thread moec_weights_save_sync;   %thread moec_weights_map_sync;    %thread moec_experts_create;
+%thread moec_experts_free;        %thread moec_experts_forward;     %thread moec_experts_backward;
+%thread moec_layer_create;        %thread moec_layer_free;          %thread moec_layer_forward;
+%thread moec_layer_backward;
+
+%include <moec/moec.h>
+
+%include <carrays.i>
+%array_class(moec_tensor, tensor_array);
+
+%exception {
+  $action
+  if (PyErr_Occurred()) SWIG_fail;
+}
+%include "moec_inline.i"
+%exception;

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moec: Mixture-of-Experts layers, forward and backward, on NumPy arrays and DLPack objects.
+
+T tokens, H hidden, I intermediate, E experts, Z identity experts, K experts per token. Layer is the whole
+layer; Router, Plan, Experts and the functions permute to unpermute_backward are its parts. Arrays are
+never copied; every error is a MoecError with the library's own message.
+"""
+
+from ._context import (
+    Context,
+    DeviceInfo,
+    Stats,
+    abi_version,
+    build_info,
+    devices,
+    load_backend,
+    set_log,
+    version,
+)
+from ._descriptors import Activation, ExpertsDesc, PlanDesc, RouterDesc, WeightsDesc
+from ._enums import (
+    ActivationKind,
+    ActRounding,
+    Combine,
+    ContextFlags,
+    DeviceType,
+    Drop,
+    DType,
+    GateLayout,
+    GradFlags,
+    GroupFill,
+    LogLevel,
+    LossKind,
+    MathMode,
+    Norm,
+    Orientation,
+    PlanField,
+    PlanKind,
+    Precision,
+    RouterFlags,
+    RouterInput,
+    Save,
+    Scheme,
+    Score,
+    Select,
+    Shared,
+    SlotOrder,
+    WeightPosition,
+    WeightRule,
+    WeightsFlags,
+)
+from ._errors import (
+    AliasError,
+    CorruptError,
+    DeviceError,
+    DTypeError,
+    IndexOverflowError,
+    InvalidArgumentError,
+    LayoutError,
+    MismatchError,
+    MoecError,
+    OutOfMemoryError,
+    ShapeError,
+    StateError,
+    UnsupportedError,
+)
+from ._experts import Experts, ExpertsGradients, ExpertsResult, Size, Sizes
+from ._layer import Layer, LayerGradients, LayerResult
+from ._losses import Loss
+from ._plan import (
+    Plan,
+    Totals,
+    permute,
+    permute_backward,
+    plan_size,
+    unpermute,
+    unpermute_backward,
+)
+from ._router import Router, Routing
+from ._tensors import dtype_of, numpy_dtype
+from ._weights import Weights, WeightSet, WeightsInfo
+
+__version__ = version()
+__all__ = [name for name in dir() if not name.startswith("_")]

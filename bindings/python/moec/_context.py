@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contexts, devices, versions, the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from . import _raw
+from ._enums import ContextFlags, DeviceType, LogLevel, MathMode
+from ._handle import Handle
+from ._tensors import stream_handle
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One device (moec_device_info). arch: the instruction set in use, or sm_XX."""
+
+    device_type: DeviceType
+    device_id: int
+    compute_major: int
+    compute_minor: int
+    multiprocessors: int
+    numa_node: int
+    total_bytes: int
+    free_bytes: int
+    name: str
+    backend: str
+    arch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Host counters of a context (moec_stats)."""
+
+    calls: int
+    kernel_launches: int
+    allocs: int
+    host_syncs: int
+    workspace_bytes: int
+    workspace_peak: int
+    flops: int
+    ns_route: int
+    ns_plan: int
+    ns_experts: int
+    ns_combine: int
+
+
+def version() -> str:
+    """Version of the loaded library, such as "0.1.0"."""
+    return str(_raw.moec_version_string())
+
+
+def abi_version() -> int:
+    """ABI number of the loaded library."""
+    return int(_raw.moec_abi_version())
+
+
+def build_info() -> dict[str, Any]:
+    """Compiler, instruction sets, build id and flags of the loaded library."""
+    info: dict[str, Any] = json.loads(_raw.moec_build_info())
+    return info
+
+
+def set_log(
+    sink: Callable[[int, str], None] | None, min_level: LogLevel = LogLevel.INFO
+) -> None:
+    """Send the library's messages to `sink(level, message)`, from any thread; None: silence."""
+    _raw.set_log(sink, min_level)
+
+
+def load_backend(path: str) -> None:
+    """Load a backend plug-in. DeviceError: cannot be opened, or of another build."""
+    _raw.moec_backend_load(path)
+
+
+def _device_info(raw: Any) -> DeviceInfo:
+    values = {item.name: getattr(raw, item.name) for item in fields(DeviceInfo)}
+    return DeviceInfo(**values | {"device_type": DeviceType(raw.device_type)})
+
+
+def devices(device_type: DeviceType | None = None) -> list[DeviceInfo]:
+    """Devices of one type, or of every type. A missing driver means none, not an error."""
+    kinds = [DeviceType.CPU, DeviceType.CUDA] if device_type is None else [device_type]
+    found = []
+    for kind in kinds:
+        for index in range(_raw.moec_device_count(kind)):
+            raw = _raw.moec_device_info()
+            _raw.moec_device_query(kind, index, raw)
+            found.append(_device_info(raw))
+    return found
+
+
+class Context(Handle):
+    """A device with its threads and scratch memory. The other objects are made from one.
+
+    device           "cpu", "cuda" or "cuda:1"
+    num_threads      CPU threads; 0 = affinity mask and cgroup quota
+    workspace_limit  bytes of scratch the context may hold; 0 = no limit
+
+    Raises DeviceError when the device or its backend is absent.
+    """
+
+    _free = _raw.moec_context_free
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        *,
+        num_threads: int = 0,
+        flags: ContextFlags = ContextFlags.NONE,
+        math: MathMode = MathMode.DEFAULT,
+        workspace_limit: int = 0,
+    ) -> None:
+        kind, _, index = device.partition(":")
+        known = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}
+        if kind not in known or not (index or "0").isdigit():
+            raise ValueError(f'moec.Context: device {device!r}; "cpu", "cuda" and "cuda:N" exist')
+        desc = _raw.moec_context_desc()
+        desc.device_type = known[kind]
+        desc.device_id = int(index or 0)
+        desc.flags = flags
+        desc.math = math
+        desc.num_threads = num_threads
+        desc.workspace_limit = workspace_limit
+        self._pointer = _raw.moec_context_create(desc)
+
+    @property
+    def device(self) -> DeviceInfo:
+        raw = _raw.moec_device_info()
+        _raw.moec_context_device(self.raw, raw)
+        return _device_info(raw)
+
+    def stats(self) -> Stats:
+        """Counters since the context was made or reset; reading never waits."""
+        raw = _raw.moec_stats()
+        _raw.moec_context_stats(self.raw, raw)
+        return Stats(**{item.name: getattr(raw, item.name) for item in fields(Stats)})
+
+    def reset_stats(self) -> None:
+        _raw.moec_context_stats_reset(self.raw)
+
+    def reserve(self, num_bytes: int, *, stream: Any = None) -> Self:
+        """Hold at least `num_bytes` of scratch, so that later calls do not allocate."""
+        _raw.moec_context_reserve(self.raw, num_bytes, stream_handle(stream))
+        return self
+
+    def trim(self) -> None:
+        """Give unused scratch back."""
+        _raw.moec_context_trim(self.raw)
+
+    def poll(self) -> int:
+        """Status of queued device work that failed after its call returned; 0 = none. Never waits."""
+        result = _raw.moec_context_poll(self.raw)
+        return int(result[-1] if isinstance(result, (list, tuple)) else result)
+
+    def sync(self, stream: Any = None) -> None:
+        """Wait for the stream; raises a deferred error if there is one."""
+        _raw.moec_context_sync(self.raw, stream_handle(stream))

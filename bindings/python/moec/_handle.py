@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner of a C handle: closed once, by name, by `with`, or by the garbage collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+from ._errors import closed
+
+
+class Handle:
+    """Base of everything that owns a handle. Handles may be closed in any order: the library keeps a
+    child's parents alive."""
+
+    _free: ClassVar[Callable[[Any], None]]
+    _pointer: Any = None
+
+    @property
+    def raw(self) -> Any:
+        """The low-level handle; raises StateError after close()."""
+        if self._pointer is None:
+            raise closed(type(self).__name__)
+        return self._pointer
+
+    def close(self) -> None:
+        """Free the handle now; further calls do nothing."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            type(self)._free(pointer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

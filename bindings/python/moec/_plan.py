@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The routing plan as an object: build, inspect, save, replay; and the rows it moves."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+from . import _raw
+from ._context import Context
+from ._descriptors import PlanDesc, to_raw
+from ._enums import PlanField
+from ._handle import Handle
+from ._router import Router
+from ._tensors import Array, borrow, buffer, empty, set_tensors, stream_handle, tensor
+
+
+class Totals(NamedTuple):
+    """Counts of a built plan."""
+
+    routed_rows: int
+    rows: int
+    """P in use: routed rows and padding"""
+    dropped: int
+    largest_group: int
+
+
+def plan_size(desc: PlanDesc) -> tuple[int, int]:
+    """(bytes of a plan's memory, bound of P) for desc.max_tokens tokens."""
+    num_bytes, max_rows = _raw.moec_plan_size(to_raw(desc, _raw.moec_plan_desc))
+    return num_bytes, max_rows
+
+
+class Plan(Handle):
+    """The routing of one batch, sorted by expert. Rebuilt in place by the from_* methods.
+
+    memory: at least plan_size(desc)[0] bytes of the caller's (uint8 array); None: the library's.
+    """
+
+    _free = _raw.moec_plan_free
+
+    def __init__(self, context: Context, desc: PlanDesc, *, memory: Array | None = None) -> None:
+        self.desc = desc
+        self._memory: list[Any] = []
+        raw_memory = None if memory is None else buffer(memory, self._memory)
+        raw_desc = to_raw(desc, _raw.moec_plan_desc)
+        self._pointer = _raw.moec_plan_create(context.raw, raw_desc, raw_memory)
+
+    @property
+    def num_local(self) -> int:
+        """El, experts of the local range."""
+        return (self.desc.expert_end - self.desc.expert_begin) or self.desc.num_experts
+
+    def from_topk(
+        self, expert_ids: Array, weights: Array | None = None, *, stream: Any = None
+    ) -> Self:
+        """Build from expert_ids [T,K] (i32 or i64) and weights [T,K] f32 (absent: 1)."""
+        keep: list[Any] = []
+        raw_weights = None if weights is None else tensor(weights, keep)
+        _raw.moec_plan_from_topk(
+            self.raw, tensor(expert_ids, keep), raw_weights, stream_handle(stream)
+        )
+        return self
+
+    def from_logits(
+        self,
+        router: Router,
+        logits: Array,
+        *,
+        select_bias: Array | None = None,
+        per_expert_scale: Array | None = None,
+        token_mask: Array | None = None,
+        table: Array | None = None,
+        token_ids: Array | None = None,
+        given_ids: Array | None = None,
+        counts: Array | None = None,
+        stream: Any = None,
+    ) -> Self:
+        """Route logits [T,E+Z] and build; the other arguments are Router.route's."""
+        keep: list[Any] = []
+        handle = stream_handle(stream)
+        args = _raw.moec_route_args()
+        set_tensors(args, keep, stream=handle, logits=logits, select_bias=select_bias,
+                    per_expert_scale=per_expert_scale, token_mask=token_mask, table=table,
+                    token_ids=token_ids, given_ids=given_ids)
+        set_tensors(args, keep, write=True, stream=handle, counts=counts)
+        _raw.moec_plan_from_logits(self.raw, router.raw, args, handle)
+        return self
+
+    def from_map(
+        self, routing_map: Array, probs: Array | None = None, *, stream: Any = None
+    ) -> Self:
+        """Build from routing_map [T,E] (u8, bool, i32; non-zero = routed) and probs [T,E] f32.
+
+        Raises IndexOverflowError when a token has more than top_k experts.
+        """
+        keep: list[Any] = []
+        raw_probs = None if probs is None else tensor(probs, keep)
+        _raw.moec_plan_from_map(
+            self.raw, tensor(routing_map, keep), raw_probs, stream_handle(stream)
+        )
+        return self
+
+    def from_scores(
+        self, scores: Array, token_mask: Array | None = None, *, stream: Any = None
+    ) -> Self:
+        """PlanKind.EXPERT_CHOICE: scores [T,E] f32; token_mask [T] u8 or bool."""
+        keep: list[Any] = []
+        raw_mask = None if token_mask is None else tensor(token_mask, keep)
+        _raw.moec_plan_from_scores(self.raw, tensor(scores, keep), raw_mask, stream_handle(stream))
+        return self
+
+    def attach(self, num_tokens: int) -> Self:
+        """Adopt a plan already present in the caller's memory."""
+        _raw.moec_plan_attach(self.raw, num_tokens)
+        return self
+
+    def view(self, field: PlanField) -> Any:
+        """Borrowed read-only view of one array; valid until the plan is rebuilt or closed."""
+        raw = _raw.moec_tensor()
+        _raw.moec_plan_view(self.raw, field, raw)
+        return borrow(raw, self)
+
+    def export(self, field: PlanField, out: Array, *, stream: Any = None) -> Array:
+        """Copy one array into `out` (i32 or i64, the field's shape)."""
+        keep: list[Any] = []
+        raw = tensor(out, keep, write=True)
+        _raw.moec_plan_export(self.raw, field, raw, stream_handle(stream))
+        return out
+
+    def totals(self, *, stream: Any = None) -> Totals:
+        """Host copy of the totals; waits for the stream."""
+        return Totals(*_raw.moec_plan_totals_sync(self.raw, stream_handle(stream)))
+
+    def save(self, *, stream: Any = None) -> bytes:
+        """Serialised form: versioned, checksummed. Waits for the stream."""
+        handle = stream_handle(stream)
+        data = bytearray(_raw.moec_plan_save_sync(self.raw, None, handle))
+        _raw.moec_plan_save_sync(self.raw, data, handle)
+        return bytes(data)
+
+    def restore(self, data: bytes, *, stream: Any = None) -> Self:
+        """Restore bit for bit into a plan of an equal desc. Raises CorruptError, MismatchError."""
+        _raw.moec_plan_restore_sync(self.raw, data, stream_handle(stream))
+        return self
+
+
+def permute(
+    context: Context,
+    plan: Plan,
+    x: Array,
+    *,
+    rows: Array | None = None,
+    x_scale: Array | None = None,
+    row_scale: Array | None = None,
+    row_weight: Array | None = None,
+    stream: Any = None,
+) -> Array:
+    """Rows [P,H] of x [T,H] in plan order; padding rows are zero.
+
+    x_scale [T,S] travels into row_scale [P,S]; row_weight [P] f32 receives the routing weights, and
+    rows whose weight is exactly 0 are then zero.
+    """
+    keep: list[Any] = []
+    handle = stream_handle(stream)
+    if rows is None:
+        rows = empty((plan.totals(stream=stream).rows, x.shape[1]), x, x)
+    args = _raw.moec_permute_args()
+    args.plan = plan.raw
+    set_tensors(args, keep, stream=handle, x=x, x_scale=x_scale)
+    set_tensors(args, keep, write=True, stream=handle, rows=rows, row_scale=row_scale,
+                row_weight=row_weight)
+    _raw.moec_permute(context.raw, args, handle)
+    return rows
+
+
+def unpermute(
+    context: Context,
+    plan: Plan,
+    rows: Array,
+    *,
+    num_tokens: int,
+    weights: Array | None = None,
+    residual: Array | None = None,
+    out: Array | None = None,
+    stream: Any = None,
+) -> Array:
+    """y [T,H]: sum of each token's rows [P,H] in slot order, in fp32, rounded once.
+
+    weights [T,K] f32 (absent: 1); residual [T,H] is added and may be `out` itself.
+    """
+    keep: list[Any] = []
+    handle = stream_handle(stream)
+    y = empty((num_tokens, rows.shape[1]), rows, rows) if out is None else out
+    args = _raw.moec_unpermute_args()
+    args.plan = plan.raw
+    set_tensors(args, keep, stream=handle, rows=rows, weights=weights, residual=residual)
+    set_tensors(args, keep, write=True, stream=handle, y=y)
+    _raw.moec_unpermute(context.raw, args, handle)
+    return y
+
+
+def permute_backward(
+    context: Context,
+    plan: Plan,
+    d_rows: Array,
+    *,
+    num_tokens: int,
+    d_row_weight: Array | None = None,
+    d_weights: Array | None = None,
+    out: Array | None = None,
+    stream: Any = None,
+) -> Array:
+    """d_x [T,H] from d_rows [P,H]; d_weights [T,K] f32 from d_row_weight [P] f32."""
+    keep: list[Any] = []
+    handle = stream_handle(stream)
+    d_x = empty((num_tokens, d_rows.shape[1]), d_rows, d_rows) if out is None else out
+    args = _raw.moec_permute_grad_args()
+    args.plan = plan.raw
+    set_tensors(args, keep, stream=handle, d_rows=d_rows, d_row_weight=d_row_weight)
+    set_tensors(args, keep, write=True, stream=handle, d_x=d_x, d_weights=d_weights)
+    _raw.moec_permute_backward(context.raw, args, handle)
+    return d_x
+
+
+def unpermute_backward(
+    context: Context,
+    plan: Plan,
+    d_y: Array,
+    rows: Array,
+    *,
+    weights: Array | None = None,
+    d_weights: Array | None = None,
+    out: Array | None = None,
+    stream: Any = None,
+) -> Array:
+    """d_rows [P,H] from d_y [T,H]; d_weights [T,K] f32 needs the forward's rows [P,H]."""
+    keep: list[Any] = []
+    handle = stream_handle(stream)
+    d_rows = empty(tuple(rows.shape), rows, rows) if out is None else out
+    args = _raw.moec_unpermute_grad_args()
+    args.plan = plan.raw
+    set_tensors(args, keep, stream=handle, d_y=d_y, rows=rows, weights=weights)
+    set_tensors(args, keep, write=True, stream=handle, d_rows=d_rows, d_weights=d_weights)
+    _raw.moec_unpermute_backward(context.raw, args, handle)
+    return d_rows

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router: x -> logits -> expert ids and routing weights, and back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _raw
+from ._context import Context
+from ._descriptors import RouterDesc, to_raw
+from ._enums import DType, GradFlags
+from ._handle import Handle
+from ._tensors import Array, empty, set_tensors, stream_handle, tensor
+
+
+class Routing(NamedTuple):
+    """What route() returns."""
+
+    expert_ids: Array
+    """[T,K] i32; -1 = none"""
+    weights: Array
+    """[T,K] f32; 0 where the id is -1"""
+
+
+class Router(Handle):
+    """An immutable router. Raises UnsupportedError for a legal combination that is not implemented."""
+
+    _free = _raw.moec_router_free
+
+    def __init__(self, context: Context, desc: RouterDesc) -> None:
+        self.desc = desc
+        self._pointer = _raw.moec_router_create(context.raw, to_raw(desc, _raw.moec_router_desc))
+
+    @property
+    def num_ids(self) -> int:
+        """E+Z, the number of logits per token."""
+        return self.desc.num_experts + self.desc.num_zero_experts
+
+    def gate(
+        self,
+        x: Array,
+        weight: Array,
+        *,
+        bias: Array | None = None,
+        input_scale: Array | None = None,
+        rng_offset: int = 0,
+        out: Array | None = None,
+        x_jittered: Array | None = None,
+        stream: Any = None,
+    ) -> Array:
+        """Logits [T,E+Z] f32 of x [T,H] and weight [E+Z,H], both f32, bf16 or f16.
+
+        bias [E+Z] with RouterFlags.LOGIT_BIAS; input_scale [H] with RouterInput.RMS_SCALED;
+        x_jittered [T,H] receives the jittered input. Raises ShapeError, DTypeError.
+        """
+        keep: list[Any] = []
+        handle = stream_handle(stream)
+        logits = empty((x.shape[0], self.num_ids), DType.F32, x) if out is None else out
+        args = _raw.moec_gate_args()
+        args.rng_offset = rng_offset
+        set_tensors(args, keep, stream=handle, x=x, weight=weight, bias=bias,
+                    input_scale=input_scale)
+        set_tensors(args, keep, write=True, stream=handle, logits=logits, x_jittered=x_jittered)
+        _raw.moec_gate_forward(self.raw, args, handle)
+        return logits
+
+    def gate_backward(
+        self,
+        x: Array,
+        weight: Array,
+        d_logits: Array,
+        *,
+        input_scale: Array | None = None,
+        rng_offset: int = 0,
+        flags: GradFlags = GradFlags.NONE,
+        d_x: Array | None = None,
+        d_weight: Array | None = None,
+        d_bias: Array | None = None,
+        d_input_scale: Array | None = None,
+        stream: Any = None,
+    ) -> None:
+        """Gradients of gate() into the given arrays (shapes of their inputs); None is skipped."""
+        keep: list[Any] = []
+        handle = stream_handle(stream)
+        args = _raw.moec_gate_grad_args()
+        args.flags = flags
+        args.rng_offset = rng_offset
+        set_tensors(args, keep, stream=handle, x=x, weight=weight, d_logits=d_logits,
+                    input_scale=input_scale)
+        set_tensors(args, keep, write=True, stream=handle, d_x=d_x, d_weight=d_weight,
+                    d_bias=d_bias, d_input_scale=d_input_scale)
+        _raw.moec_gate_backward(self.raw, args, handle)
+
+    def route(
+        self,
+        logits: Array,
+        *,
+        select_bias: Array | None = None,
+        per_expert_scale: Array | None = None,
+        token_mask: Array | None = None,
+        table: Array | None = None,
+        token_ids: Array | None = None,
+        given_ids: Array | None = None,
+        scores: Array | None = None,
+        counts: Array | None = None,
+        out: Routing | None = None,
+        stream: Any = None,
+    ) -> Routing:
+        """Ids and weights of logits [T,E+Z] (f32, bf16 or f16).
+
+        select_bias [E+Z] f32, per_expert_scale [E+Z], token_mask [T] u8 or bool (0: routed
+        nowhere), table [V,K] and token_ids [T] (Select.TABLE), given_ids [T,K] (Select.GIVEN).
+        scores [T,E+Z] f32 is written when given; counts [E+Z] i32 is added to.
+        """
+        keep: list[Any] = []
+        handle = stream_handle(stream)
+        if out is None:
+            shape = (logits.shape[0], self.desc.top_k)
+            out = Routing(empty(shape, DType.I32, logits), empty(shape, DType.F32, logits))
+        args = _raw.moec_route_args()
+        set_tensors(args, keep, stream=handle, logits=logits, select_bias=select_bias,
+                    per_expert_scale=per_expert_scale, token_mask=token_mask, table=table,
+                    token_ids=token_ids, given_ids=given_ids)
+        set_tensors(args, keep, write=True, stream=handle, expert_ids=out.expert_ids,
+                    weights=out.weights, scores=scores, counts=counts)
+        _raw.moec_route_forward(self.raw, args, handle)
+        return out
+
+    def route_backward(
+        self,
+        logits: Array,
+        expert_ids: Array,
+        d_weights: Array,
+        *,
+        per_expert_scale: Array | None = None,
+        d_logits_in: Array | None = None,
+        flags: GradFlags = GradFlags.NONE,
+        d_per_expert_scale: Array | None = None,
+        out: Array | None = None,
+        stream: Any = None,
+    ) -> Array:
+        """d_logits [T,E+Z] f32 from d_weights [T,K] f32, plus d_logits_in [T,E+Z] when given."""
+        keep: list[Any] = []
+        handle = stream_handle(stream)
+        d_logits = empty((logits.shape[0], self.num_ids), DType.F32, logits) if out is None else out
+        args = _raw.moec_route_grad_args()
+        args.flags = flags
+        set_tensors(args, keep, stream=handle, logits=logits, expert_ids=expert_ids,
+                    d_weights=d_weights, per_expert_scale=per_expert_scale,
+                    d_logits_in=d_logits_in)
+        set_tensors(args, keep, write=True, stream=handle, d_logits=d_logits,
+                    d_per_expert_scale=d_per_expert_scale)
+        _raw.moec_route_backward(self.raw, args, handle)
+        return d_logits
+
+    def update_bias(
+        self, counts: Array, bias: Array, *, rate: float, stream: Any = None
+    ) -> None:
+        """bias[e] += rate * sign(mean(counts) - counts[e]); counts [E+Z] i32, bias [E+Z] f32."""
+        keep: list[Any] = []
+        raw_counts = tensor(counts, keep)
+        raw_bias = tensor(bias, keep, write=True)
+        _raw.moec_router_bias_update(self.raw, raw_counts, rate, raw_bias, stream_handle(stream))

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of Python as moec_tensor, without copies, and moec_tensor as arrays of Python.
+
+NumPy arrays are read where they lie (bfloat16 through ml_dtypes). Everything else speaks DLPack: the
+capsule is borrowed and kept, so the producer's memory stays alive as long as the call, or the binding,
+that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from . import _raw
+from ._enums import DeviceType, DType
+
+Array: TypeAlias = Any
+"""A NumPy array or any object with __dlpack__ (torch.Tensor, jax.Array, ...)."""
+
+_NUMPY_OF_CODE: dict[int, np.dtype[Any]] = {
+    DType.F32: np.dtype(np.float32),
+    DType.F16: np.dtype(np.float16),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.F64: np.dtype(np.float64),
+    DType.I8: np.dtype(np.int8),
+    DType.U8: np.dtype(np.uint8),
+    DType.I32: np.dtype(np.int32),
+    DType.I64: np.dtype(np.int64),
+    DType.BOOL: np.dtype(np.bool_),
+}
+_CODE_OF_NUMPY = {dtype: code for code, dtype in _NUMPY_OF_CODE.items()}
+_CODE_OF_NAME = {dtype.name: DType(code) for code, dtype in _NUMPY_OF_CODE.items()}
+_CODE_OF_NAME |= {code.name.lower(): code for code in DType}
+
+
+def dtype_of(what: Any) -> DType:
+    """DType of an array, a NumPy or framework dtype, or a name such as "bf16" or "float32"."""
+    what = getattr(what, "dtype", what) if not isinstance(what, (type, np.dtype)) else what
+    if isinstance(what, DType):
+        return what
+    if not isinstance(what, str):
+        try:
+            return DType(_CODE_OF_NUMPY[np.dtype(what)])
+        except (TypeError, KeyError):
+            what = str(what).removeprefix("torch.")
+    try:
+        return _CODE_OF_NAME[what]
+    except KeyError:
+        names = ", ".join(code.name.lower() for code in DType)
+        raise TypeError(f"moec.dtype_of: {what!r} is not an element type of moec; {names} are") from None
+
+
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """NumPy's dtype object for a DType, or anything that dtype_of understands."""
+    return _NUMPY_OF_CODE[dtype_of(dtype)]
+
+
+def stream_handle(stream: Any) -> int:
+    """cudaStream_t as an integer, from None, an integer, or a framework's stream object."""
+    if stream is None:
+        return 0
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    return int(getattr(stream, "cuda_stream", stream))
+
+
+def tensor(array: Array, keep: list[Any], *, write: bool = False, stream: int = 0) -> Any:
+    """moec_tensor of `array`; what must outlive its use is appended to `keep`."""
+    raw = _raw.moec_tensor()
+    if isinstance(array, np.ndarray):
+        _from_numpy(raw, array, write)
+        keep.append(array)
+    elif hasattr(array, "__dlpack__"):
+        keep.append(_from_dlpack(raw, array, write, stream))
+    else:
+        kind = type(array).__name__
+        raise TypeError(f"moec: {kind} is not an array; give a NumPy array or a DLPack object")
+    return raw
+
+
+def _from_numpy(raw: Any, array: np.ndarray[Any, Any], write: bool) -> None:
+    code = _CODE_OF_NUMPY.get(array.dtype)
+    if code is None:
+        code = dtype_of(array.dtype)  # raises, naming the types
+    if write and not array.flags.writeable:
+        raise BufferError("the array is read-only; an output must be writable")
+    strides: tuple[int, ...] = ()
+    if not array.flags.c_contiguous:
+        strides = tuple(step // array.itemsize for step in array.strides)
+    address = array.__array_interface__["data"][0]
+    _raw.tensor_fill(raw, address, code, DeviceType.CPU, 0, array.shape, strides)
+
+
+def _from_dlpack(raw: Any, array: Array, write: bool, stream: int) -> Any:
+    if getattr(array, "requires_grad", False):
+        array = array.detach()  # moec computes gradients itself, outside the framework's tape
+    request: dict[str, Any] = {"max_version": (1, 0)}
+    if array.__dlpack_device__()[0] == DeviceType.CUDA:
+        request["stream"] = stream or 1  # DLPack's name for the default stream
+    try:
+        capsule = array.__dlpack__(**request)
+    except TypeError:  # a producer from before DLPack 1.0
+        del request["max_version"]
+        capsule = array.__dlpack__(**request)
+    _raw.tensor_from_capsule(raw, capsule, write)
+    return capsule
+
+
+def set_tensors(
+    raw: Any, keep: list[Any], *, write: bool = False, stream: int = 0, **arrays: Array | None
+) -> None:
+    """Fill the named tensor fields of a struct; None leaves a field absent."""
+    for name, array in arrays.items():
+        if array is not None:
+            setattr(raw, name, tensor(array, keep, write=write, stream=stream))
+
+
+def tensor_array(arrays: Sequence[Array], keep: list[Any], *, write: bool = False) -> Any:
+    """C array of tensors, as per_expert pointers and per-layer logits want it."""
+    items = _raw.tensor_array(len(arrays))
+    for index, array in enumerate(arrays):
+        items[index] = tensor(array, keep, write=write)
+    keep.append(items)
+    return items.cast()
+
+
+def buffer(array: Array, keep: list[Any], *, write: bool = True) -> Any:
+    """moec_buffer over all bytes of an array."""
+    view = tensor(array, keep, write=write)
+    raw = _raw.moec_buffer()
+    raw.ptr = view.data + view.byte_offset
+    raw.bytes = _raw.moec_tensor_bytes(view)
+    return raw
+
+
+def empty(shape: Sequence[int], dtype: Any, like: Array) -> Array:
+    """Uninitialised array beside `like`: the same framework and device."""
+    if hasattr(like, "new_empty"):  # torch
+        import torch
+
+        name = "uint8" if dtype_of(dtype) == DType.U8 else numpy_dtype(dtype).name
+        return like.new_empty(tuple(shape), dtype=getattr(torch, name), requires_grad=False)
+    if isinstance(like, np.ndarray) or like.__dlpack_device__()[0] == DeviceType.CPU:
+        return np.empty(tuple(shape), numpy_dtype(dtype))
+    raise TypeError("moec: memory on a device is the caller's to allocate; pass the output arrays")
+
+
+def zeros(shape: Sequence[int], dtype: Any, like: Array) -> Array:
+    """As empty(), filled with zeros."""
+    array = empty(shape, dtype, like)
+    array[...] = 0
+    return array
+
+
+class _Borrowed:
+    """Array-interface view of library memory that keeps its owner alive."""
+
+    def __init__(self, raw: Any, owner: Any) -> None:
+        address, code, device_type, _, shape = _raw.tensor_describe(raw)
+        interface = {
+            "data": (address, True),
+            "shape": shape,
+            "typestr": numpy_dtype(DType(code)).str,
+            "version": 3,
+        }
+        self.owner = owner
+        name = "__array_interface__" if device_type == DeviceType.CPU else "__cuda_array_interface__"
+        setattr(self, name, interface)
+
+
+def borrow(raw: Any, owner: Any) -> Any:
+    """Read-only view of a tensor that `owner` holds: NumPy on the CPU, else an object with
+    __cuda_array_interface__."""
+    view = _Borrowed(raw, owner)
+    return np.asarray(view) if hasattr(view, "__array_interface__") else view

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the friendly layer needs beside moec.h: tensors in and out of Python objects, errors, the log.
+%inline %{
+/* Callable (status, native_code, arg_index, name, site, message) -> exception instance. */
+void set_error_factory(PyObject *callable) {
+  PyObject *old = error_factory;
+  error_factory = Py_NewRef(callable);
+  Py_XDECREF(old);
+}
+
+/* Describe memory; strides are in elements, an empty tuple means compact row-major. */
+void tensor_fill(moec_tensor *out, void *address, uint32_t dtype, int32_t device_type,
+                 int32_t device_id, PyObject *shape, PyObject *strides) {
+  memset(out, 0, sizeof *out);
+  out->data = address;
+  out->dtype = dtype;
+  out->device_type = device_type;
+  out->device_id = device_id;
+  out->ndim = read_extents(shape, out->shape, "dimensions");
+  if (out->ndim >= 0) read_extents(strides, out->strides, "strides");
+}
+
+/* Borrow a DLPack capsule, which is left unconsumed: whoever keeps it keeps the memory. */
+moec_status tensor_from_capsule(moec_tensor *out, PyObject *capsule, int32_t writable) {
+  struct versioned { /* DLManagedTensorVersioned, without the DLTensor that follows */
+    uint32_t major, minor;
+    void *context;
+    void (*deleter)(void *);
+    uint64_t flags;
+  };
+  if (PyCapsule_IsValid(capsule, "dltensor")) {
+    return moec_tensor_from_dlpack(PyCapsule_GetPointer(capsule, "dltensor"), out);
+  }
+  const struct versioned *tensor = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+  if (!tensor) return MOEC_OK;
+  if (tensor->major != 1) {
+    PyErr_Format(PyExc_BufferError, "DLPack %u; 1.x is understood", tensor->major);
+  } else if (writable && (tensor->flags & 1)) {
+    PyErr_SetString(PyExc_BufferError, "the array is read-only; an output must be writable");
+  } else {
+    return moec_tensor_from_dlpack(tensor + 1, out);
+  }
+  return MOEC_OK;
+}
+
+/* (address, dtype, device_type, device_id, shape) of a tensor the library returned. */
+PyObject *tensor_describe(const moec_tensor *tensor) {
+  PyObject *shape = PyTuple_New(tensor->ndim);
+  for (int32_t i = 0; shape && i < tensor->ndim; ++i) {
+    PyTuple_SetItem(shape, i, PyLong_FromLongLong(tensor->shape[i]));
+  }
+  if (!shape) return NULL;
+  return Py_BuildValue("(KIiiN)", (unsigned long long)(uintptr_t)tensor->data + tensor->byte_offset,
+                       tensor->dtype, tensor->device_type, tensor->device_id, shape);
+}
+%}
+
+%{
+static PyObject *log_sink;
+
+static void log_to_python(void *user, int32_t level, const char *message, size_t length) {
+  (void)user;
+  if (!Py_IsInitialized()) return; /* the interpreter is gone: the message is dropped */
+  const PyGILState_STATE state = PyGILState_Ensure();
+  if (log_sink) {
+    PyObject *text = PyUnicode_DecodeUTF8(message, (Py_ssize_t)length, "replace");
+    PyObject *result = text ? PyObject_CallFunction(log_sink, "iN", level, text) : NULL;
+    if (!result) PyErr_WriteUnraisable(log_sink);
+    Py_XDECREF(result);
+  }
+  PyGILState_Release(state);
+}
+%}
+
+%inline %{
+/* sink(level, message), called from any thread; None restores silence. */
+moec_status set_log(PyObject *sink, int32_t min_level) {
+  PyObject *old = log_sink;
+  log_sink = sink == Py_None ? NULL : Py_NewRef(sink);
+  const moec_status status = moec_set_log(log_sink ? log_to_python : NULL, NULL, min_level);
+  Py_XDECREF(old);
+  return status;
+}
+%}
