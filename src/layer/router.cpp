@@ -15,7 +15,7 @@ constexpr uint32_t kGradFlags = MOEC_GRAD_ACCUMULATE | MOEC_GRAD_ACCUMULATE_X;
 
 void check_selection(const moec_router_desc& desc) {
   const int64_t num_ids = int64_t(desc.num_experts) + desc.num_zero_experts;
-  if (desc.select == MOEC_SELECT_GROUP_TOPK) {
+  if (desc.selection == MOEC_SELECT_GROUP_TOPK) {
     check_range("desc.num_groups", desc.num_groups, 1, num_ids);
     MOEC_REQUIRE(num_ids % desc.num_groups == 0, MOEC_E_INVALID_ARG,
                  "desc.num_groups is %d; expected a divisor of the %lld ids", desc.num_groups,
@@ -28,7 +28,7 @@ void check_selection(const moec_router_desc& desc) {
                  "desc.top_k is %d; expected at most the %lld experts of %d groups", desc.top_k,
                  static_cast<long long>(desc.top_groups * group), desc.top_groups);
   }
-  if (desc.select == MOEC_SELECT_SPARSE_MIXER) {
+  if (desc.selection == MOEC_SELECT_SPARSE_MIXER) {
     MOEC_REQUIRE(desc.top_k == 2, MOEC_E_INVALID_ARG, "desc.top_k is %d; SPARSE_MIXER needs 2",
                  desc.top_k);
     MOEC_REQUIRE(desc.mixer_eps > 0 && std::isfinite(desc.mixer_eps), MOEC_E_INVALID_ARG,
@@ -54,7 +54,7 @@ void check_desc(const moec_router_desc& desc) {
                {"desc.logit_precision", desc.logit_precision, MOEC_PREC_DATA},
                {"desc.score", desc.score, MOEC_SCORE_IDENTITY},
                {"desc.score_precision", desc.score_precision, MOEC_PREC_DATA},
-               {"desc.select", desc.select, MOEC_SELECT_GIVEN},
+               {"desc.selection", desc.selection, MOEC_SELECT_GIVEN},
                {"desc.group_fill", desc.group_fill, MOEC_FILL_ZERO},
                {"desc.weight_rule", desc.weight_rule, MOEC_WEIGHT_SIGMOID_SELECTED},
                {"desc.norm", desc.norm, MOEC_NORM_P},
@@ -157,7 +157,7 @@ void Router::gate_backward(const moec_gate_grad_args& args, moec_stream stream) 
 void Router::check_route_inputs(const moec_route_args& args, int64_t T, TensorCheck& check,
                                 RouteArgs& route) const {
   const int64_t N = num_ids(), K = top_k();
-  const bool by_table = desc_.select == MOEC_SELECT_TABLE;
+  const bool by_table = desc_.selection == MOEC_SELECT_TABLE;
   checked_rows("T * K", checked_product("T * K", T, K));
   route.desc = &desc_;
   route.num_tokens = T;
@@ -174,7 +174,7 @@ void Router::check_route_inputs(const moec_route_args& args, int64_t T, TensorCh
   route.table =
       check.in_if(by_table, "SELECT_TABLE", "table", args.table, {route.table_rows, K}, kId);
   route.token_ids = check.in_if(by_table, "SELECT_TABLE", "token_ids", args.token_ids, {T}, kId);
-  route.given_ids = check.in_if(desc_.select == MOEC_SELECT_GIVEN, "SELECT_GIVEN", "given_ids",
+  route.given_ids = check.in_if(desc_.selection == MOEC_SELECT_GIVEN, "SELECT_GIVEN", "given_ids",
                                 args.given_ids, {T, K}, kId);
 }
 

@@ -51,7 +51,7 @@ class RouterDesc:
     logit_softcap: float = 0.0
     score: Score = Score.SOFTMAX
     score_precision: Precision = Precision.FP32
-    select: Select = Select.TOPK
+    selection: Select = Select.TOPK
     num_groups: int = 0
     top_groups: int = 0
     group_top_m: int = 0

@@ -175,7 +175,7 @@ MOEC_API moec_status moec_last_error(moec_error_info* out);
  */
 MOEC_API void moec_struct_init(void* sized_struct, size_t bytes);
 /* Process-wide log sink; NULL restores silence. Nothing below min_level is delivered. */
-MOEC_API moec_status moec_set_log(moec_log_function function, void* user, int32_t min_level);
+MOEC_API moec_status moec_set_log(moec_log_function sink, void* user, int32_t min_level);
 
 /* ================================ 2. backends, devices, context ============================= */
 enum moec_context_flags {
@@ -331,7 +331,7 @@ typedef struct moec_router_desc {
   uint32_t logit_precision;        /* moec_precision; DATA rounds the logits to data_dtype */
   float logit_softcap;             /* cap * tanh(z / cap); 0 = off */
   uint32_t score, score_precision; /* moec_score, moec_precision */
-  uint32_t select;                 /* moec_select */
+  uint32_t selection;              /* moec_select */
   int32_t num_groups, top_groups;  /* GROUP_TOPK: num_groups divides E+Z; >= 1 */
   int32_t group_top_m;             /* group score = sum of its m best; 0|1 = the best one */
   uint32_t group_fill;             /* moec_group_fill */
