@@ -4,7 +4,7 @@
 // same facts. Sources: the family table of the numerics notes (6.3), confirmed by the vectors.
 #pragma once
 
-#include "../oracle/moe_oracle.h"
+#include "oracle/moe_oracle.h"
 
 namespace moec::golden {
 

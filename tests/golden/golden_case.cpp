@@ -110,7 +110,7 @@ void add(const GoldenCase& golden, const char* name, Vec got, std::vector<Compar
 
 std::string golden_path(const std::string& file) {
   const char* folder = std::getenv("MOEC_GOLDEN_DIR");
-  return std::string(folder == nullptr ? MOEC_GOLDEN_SOURCE_DIR : folder) + "/" + file;
+  return std::string(folder == nullptr ? MOEC_TESTS_DIR "/golden" : folder) + "/" + file;
 }
 
 GoldenCase load_golden(const Family& family) {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "../support/json.h"
-#include "../support/safetensors.h"
+#include "support/json.h"
+#include "support/safetensors.h"
 #include "families.h"
 
 namespace moec::golden {

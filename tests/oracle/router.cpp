@@ -149,8 +149,7 @@ Mixer sparse_mixer(const RouterConfig& r, const Vec& z, Fault fault) {
     if (id < 0) continue;
     const double largest = rest[static_cast<size_t>(id)];
     double sum = 0;
-    for (size_t e = 0; e < rest.size(); ++e) {
-      if (!selectable(rest[e])) continue;
+    for (size_t e = 0; e < rest.size(); ++e) {  // NaN stays and shows in the weights
       const double gap = (largest - z[e]) / std::max(std::fabs(z[e]), largest);
       if (gap > 2 * r.mixer_eps && fault != Fault::kMixerThresholdOff) continue;
       mixer.probs[step][e] = std::exp(rest[e] - largest);

@@ -3,14 +3,19 @@
 // load-balancing loss. A float64 evaluation stays under 1e-5; the bar is 2e-5.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <ostream>
 #include <set>
 #include <string>
 
-#include "../golden/golden_case.h"
-#include "../support/compare.h"
+#include "golden/golden_case.h"
+#include "support/compare.h"
 
 namespace moec::golden {
+
+void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
+
 namespace {
 
 constexpr double kTolerance = 2e-5;
@@ -41,7 +46,7 @@ TEST_P(FamilyTest, OutputAndGradients) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, FamilyTest, testing::ValuesIn(kFamilies),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& one) { return std::string(one.param.name); });
 
 TEST(Golden, HasThirtyFourFamilies) { EXPECT_EQ(std::size(kFamilies), 34u); }
 
