@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
-// 1, 2, 3", 2011). Element i of a tensor depends on (seed, offset + i) only, so forward and backward
-// draw the same number in any order.
+// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
+// as 1, 2, 3", 2011). Element i of a tensor depends on (seed, offset + i) only, so forward and
+// backward draw the same number in any order.
 #pragma once
 
 #include <math.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formulas of the router, one token at a time, each with its derivative beside it. Steps R2..R10 of
+// Formulas of the router, one token at a time, each with its derivative beside it. Steps R0..R10 of
 // moec.h section 4. Sums over the K slots run in slot order; a slot without an expert (id < 0) has
 // weight 0 everywhere. `Round` rounds an fp32 value to the type a step is kept in.
 #pragma once
@@ -9,6 +9,14 @@
 #include "math/exp.h"
 
 namespace moec::math {
+
+// ---- R0: x / rms(x). `normed` is one value of it; d_mean = mean of d_normed * normed over the row.
+MOEC_HD float inverse_rms(float sum_of_squares, int64_t hidden, float eps) {
+  return 1.0f / sqrtf(sum_of_squares / float(hidden) + eps);
+}
+MOEC_HD float rms_gradient(float inverse, float normed, float d_normed, float d_mean) {
+  return inverse * (d_normed - normed * d_mean);
+}
 
 // ---- R2: soft-cap. The slope comes from the capped value.
 MOEC_HD float softcap(float z, float cap) { return cap * tanh(z / cap); }
@@ -28,8 +36,8 @@ MOEC_HD float score_slope(uint32_t score, float z, float value) {
 // Softmax: gradient at a logit from that at its probability; dot = sum of d_p p over the row.
 MOEC_HD float softmax_gradient(float p, float d_p, float dot) { return p * (d_p - dot); }
 
-// ---- R4..R6: order of choice scores. Keys compare as integers, larger first: descending value, then
-// ascending id; -inf after every number, NaN after -inf. Both zeros are equal.
+// ---- R4..R6: order of choice scores. Keys compare as integers, larger first: descending value,
+// then ascending id; -inf after every number, NaN after -inf. Both zeros are equal.
 inline constexpr int64_t kNoKey = INT64_MIN;
 
 MOEC_HD int32_t ordered(float value) {
@@ -39,9 +47,14 @@ MOEC_HD int32_t ordered(float value) {
 MOEC_HD int64_t rank_key(float value, int32_t id) {
   return int64_t(uint64_t(uint32_t(ordered(value))) << 32 | uint32_t(~id));
 }
+MOEC_HD float key_value(int64_t key) {
+  const int32_t order = int32_t(key >> 32);
+  return float_of(uint32_t(order) ^ (order < 0 ? 0x7fffffffu : 0u));
+}
 MOEC_HD int32_t key_id(int64_t key) { return int32_t(~uint32_t(uint64_t(key))); }
-MOEC_HD bool is_selectable(float value) { return value > -__builtin_inff(); }  // no NaN, no -inf
-MOEC_HD bool is_selectable_key(int64_t key) { return int32_t(key >> 32) > int32_t(0x807fffffu); }
+// Neither NaN nor -inf.
+MOEC_HD bool is_selectable(float value) { return value > -__builtin_inff(); }
+MOEC_HD bool is_selectable_key(int64_t key) { return is_selectable(key_value(key)); }
 
 // Sparse mixer: whether a logit takes part in the softmax around the largest one. NaN does.
 MOEC_HD bool mixer_keeps(float z, float largest, float eps) {
@@ -49,7 +62,7 @@ MOEC_HD bool mixer_keeps(float z, float largest, float eps) {
   return !((largest - z) / (size > largest ? size : largest) > 2.0f * eps);
 }
 
-// ---- R7: weight rule. w holds the score (SCORE) or the capped logit of each slot, then its weight.
+// ---- R7: weight rule. w holds the score (SCORE) or the capped logit of a slot, then its weight.
 template <class Round>
 MOEC_HD void weight_rule(const moec_router_desc& desc, const int32_t* ids, float* w, Round round) {
   float largest = -__builtin_inff(), sum = 0.0f;

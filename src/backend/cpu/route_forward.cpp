@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Logits -> expert ids and routing weights, token by token.
+#include <utility>
+
+#include "backend/cpu/ops.h"
+#include "backend/cpu/route_row.h"
+#include "backend/cpu/vectorised.h"
+
+namespace moec::cpu {
+namespace {
+
+// Ids of a selection that looks at the scores.
+void select_by_score(const RouteArgs& args, const RouteRow& row, int32_t* ids) {
+  const moec_router_desc& desc = *args.desc;
+  rank_row(row.s, args.select_bias, row.columns, row.keys);
+  if (desc.selection == MOEC_SELECT_GROUP_TOPK)
+    limit_groups(desc, row.columns, row.keys, row.group_keys);
+  take_best(row.keys, row.lanes, desc.top_k, ids);
+}
+
+// Ids that come from outside; the slots stay where they are.
+void take_given(const RouteArgs& args, int64_t t, int64_t columns, int32_t* ids) {
+  const bool table = args.desc->selection == MOEC_SELECT_TABLE;
+  const Array& source = table ? args.table : args.given_ids;
+  const int64_t line = table ? load_id(args.token_ids, t) : t, top_k = args.desc->top_k;
+  const bool exists = !table || (line >= 0 && line < args.table_rows);
+  for (int64_t k = 0; k < top_k; ++k)
+    ids[k] = exists ? valid_id(load_id(source, line * top_k + k), columns) : -1;
+}
+
+bool later(int32_t a, int32_t b) { return uint32_t(a) > uint32_t(b); }  // by id, -1 last
+
+void sort_by_expert(int32_t* ids, int32_t count) {
+  for (int32_t k = 1; k < count; ++k)
+    for (int32_t j = k; j > 0 && later(ids[j - 1], ids[j]); --j) std::swap(ids[j - 1], ids[j]);
+}
+
+// PhiMoE's evaluation rule: two steps, each with the softmax of its own neighbourhood.
+void select_mixer(const moec_router_desc& desc, const RouteRow& row, int32_t* ids, float* w) {
+  const MixerStep first = mixer_step(desc.mixer_eps, row.z, row.columns, -1, row.s);
+  const MixerStep second = mixer_step(desc.mixer_eps, row.z, row.columns, first.id, row.s);
+  ids[0] = first.id, w[0] = first.weight;
+  ids[1] = second.id, w[1] = second.weight;
+  if (desc.slot_order == MOEC_SLOT_BY_EXPERT && later(ids[0], ids[1])) {
+    std::swap(ids[0], ids[1]);
+    std::swap(w[0], w[1]);
+  }
+}
+
+void route_token(const RouteArgs& args, const RouteRow& row, int64_t t) {
+  const moec_router_desc& desc = *args.desc;
+  const int32_t top_k = desc.top_k;
+  int32_t* const ids = args.expert_ids + t * top_k;
+  float* const w = args.weights + t * top_k;
+  load_capped_row(desc, args.logits, t, row);
+  score_row(desc.score, row.z, row.lanes, row.s);
+  RoundTo(desc, desc.score_precision).row(row.s, row.columns);
+  if (args.scores)
+    std::memcpy(args.scores + t * row.columns, row.s, size_t(row.columns) * sizeof *row.s);
+
+  if (args.token_mask && !args.token_mask[t]) {
+    std::fill_n(ids, top_k, -1);
+    std::fill_n(w, top_k, 0.0f);
+    return;
+  }
+  if (desc.selection == MOEC_SELECT_SPARSE_MIXER) {
+    select_mixer(desc, row, ids, w);
+  } else {
+    if (desc.selection == MOEC_SELECT_TABLE || desc.selection == MOEC_SELECT_GIVEN) {
+      take_given(args, t, row.columns, ids);
+    } else {
+      select_by_score(args, row, ids);
+      if (desc.slot_order == MOEC_SLOT_BY_EXPERT) sort_by_expert(ids, top_k);
+    }
+    raw_weights(desc, row, ids, w);
+  }
+
+  const RoundTo round_normed(desc, desc.norm_precision), round_weight(desc, desc.weight_precision);
+  const float divisor = math::norm_divisor(desc, w).value;
+  for (int32_t k = 0; k < top_k; ++k) {
+    if (ids[k] < 0) continue;  // weight 0
+    w[k] = round_normed(w[k] / divisor) * desc.scale;
+    if (args.per_expert_scale)
+      w[k] *= load_real(args.per_expert_scale.data, args.per_expert_scale.dtype, ids[k]);
+    w[k] = round_weight(w[k]);
+  }
+}
+
+void route_tokens(const RouteArgs* args, const RouteRow* row, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) route_token(*args, *row, t);
+}
+
+}  // namespace
+
+void route_forward(const Device& device, const RouteArgs& args) {
+  const Chunks chunks(args.num_tokens, kRouteTokens);
+  const RouteRows rows(device, *args.desc);
+  device.pool.parallel_for(chunks.count, [&](int32_t slot, int64_t chunk) {
+    RowMemory memory;
+    const RouteRow row = rows.row(slot, memory);
+    vectorised<route_tokens>(&args, &row, chunks.begin(chunk), chunks.end(chunk));
+  });
+  if (!args.counts) return;
+  const int64_t assignments = args.num_tokens * args.desc->top_k;
+  for (int64_t a = 0; a < assignments; ++a)
+    if (args.expert_ids[a] >= 0) ++args.counts[args.expert_ids[a]];
+}
+
+void bias_update(const Device&, const BiasUpdateArgs& args) {
+  int64_t total = 0;
+  for (int32_t e = 0; e < args.num_ids; ++e) total += args.counts[e];
+  for (int32_t e = 0; e < args.num_ids; ++e) {  // sign(mean - n), without the division
+    const int64_t gap = total - int64_t(args.counts[e]) * args.num_ids;
+    args.bias[e] += args.rate * float((gap > 0) - (gap < 0));
+  }
+}
+
+}  // namespace moec::cpu

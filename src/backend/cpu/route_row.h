@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// What routing forward and backward share: the scratch of one token, and steps R2 and R7.
+#pragma once
+
+#include "backend/cpu/ops.h"
+#include "backend/cpu/score_row.h"
+
+namespace moec::cpu {
+
+inline constexpr int64_t kRouteTokens = 16;  // least number of tokens per parallel piece
+
+// Scratch of one token. columns C = E+Z, lanes = C rounded up to 32.
+struct RouteRow {
+  int64_t columns, lanes;
+  float *z, *s, *d;     // [lanes] capped logits, scores, gradient at one of them
+  int64_t* keys;        // [lanes]
+  int64_t* group_keys;  // [num_groups]
+  int32_t* ids;         // [K]
+  float *w, *d_w;       // [K]
+};
+
+struct RowMemory {
+  alignas(kCacheLine) char bytes[24 << 10];  // rows of usual size stay on the stack
+};
+
+// Scratch rows of all threads; only rows too large for RowMemory come from the context.
+class RouteRows {
+ public:
+  RouteRows(const Device& device, const moec_router_desc& desc)
+      : desc_(desc),
+        bytes_(layout(nullptr).second),
+        scratch_(device, bytes_ <= sizeof(RowMemory) ? 0 : bytes_ * uint64_t(device.pool.size())) {}
+
+  RouteRow row(int32_t slot, RowMemory& memory) const {
+    char* const shared = static_cast<char*>(scratch_.data());
+    return layout(shared ? shared + uint64_t(slot) * bytes_ : memory.bytes).first;
+  }
+
+ private:
+  std::pair<RouteRow, uint64_t> layout(char* memory) const {
+    const int64_t columns = int64_t(desc_.num_experts) + desc_.num_zero_experts;
+    RouteRow row = {};
+    row.columns = columns;
+    row.lanes = padded_columns(columns);
+    uint64_t used = 0;
+    const auto place = [&]<class T>(T*& pointer, int64_t count) {
+      pointer = memory ? reinterpret_cast<T*>(memory + used) : nullptr;
+      used += round_up(uint64_t(count) * sizeof(T), kCacheLine);
+    };
+    place(row.z, row.lanes);
+    place(row.s, row.lanes);
+    place(row.d, row.lanes);
+    place(row.keys, row.lanes);
+    place(row.group_keys, desc_.num_groups);
+    place(row.ids, desc_.top_k);
+    place(row.w, desc_.top_k);
+    place(row.d_w, desc_.top_k);
+    return {row, used};
+  }
+
+  const moec_router_desc& desc_;
+  uint64_t bytes_;
+  Scratch scratch_;
+};
+
+// R2
+inline void load_capped_row(const moec_router_desc& desc, const Array& logits, int64_t t,
+                            const RouteRow& row) {
+  load_row(logits, t, row.columns, row.z);
+  if (desc.logit_softcap == 0.0f) return;
+  for (int64_t i = 0; i < row.columns; ++i)
+    row.z[i] = math::softcap(row.z[i], desc.logit_softcap);
+}
+
+// R7: w[k] from the scores or capped logits of ids[k]; 0 where that is -1.
+inline void raw_weights(const moec_router_desc& desc, const RouteRow& row, const int32_t* ids,
+                        float* w) {
+  const float* const source = desc.weight_rule == MOEC_WEIGHT_SCORE ? row.s : row.z;
+  for (int32_t k = 0; k < desc.top_k; ++k) w[k] = ids[k] < 0 ? 0.0f : source[ids[k]];
+  math::weight_rule(desc, ids, w, RoundTo(desc, desc.norm_precision));
+}
+
+}  // namespace moec::cpu
