@@ -17,7 +17,8 @@
 
 // ---------------------------------------------------------------- helpers of the typemaps
 %{
-static PyObject *error_factory; /* (status, native_code, arg_index, name, site, message) -> exception */
+/* (status, native_code, arg_index, name, site, message) -> exception */
+static PyObject *error_factory;
 
 static void raise_status(moec_status status) {
   moec_error_info info;

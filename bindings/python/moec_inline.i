@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the friendly layer needs beside moec.h: tensors in and out of Python objects, errors, the log.
+// What the friendly layer needs beside moec.h: tensors from and to Python, errors, the log.
 %inline %{
 /* Callable (status, native_code, arg_index, name, site, message) -> exception instance. */
 void set_error_factory(PyObject *callable) {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """moec: Mixture-of-Experts layers, forward and backward, on NumPy arrays and DLPack objects.
 
-T tokens, H hidden, I intermediate, E experts, Z identity experts, K experts per token. Layer is the whole
-layer; Router, Plan, Experts and the functions permute to unpermute_backward are its parts. Arrays are
-never copied; every error is a MoecError with the library's own message.
+T tokens, H hidden, I intermediate, E experts, Z identity experts, K experts per token. Layer is
+the whole layer; Router, Plan, Experts and the functions permute to unpermute_backward are its
+parts. Arrays are never copied; every error is a MoecError with the library's own message.
 """
 
 from ._context import (

@@ -152,7 +152,7 @@ class Context(Handle):
         _raw.moec_context_trim(self.raw)
 
     def poll(self) -> int:
-        """Status of queued device work that failed after its call returned; 0 = none. Never waits."""
+        """Status of queued work that failed after its call returned; 0 = none. Never waits."""
         result = _raw.moec_context_poll(self.raw)
         return int(result[-1] if isinstance(result, (list, tuple)) else result)
 

@@ -10,8 +10,8 @@ from ._errors import closed
 
 
 class Handle:
-    """Base of everything that owns a handle. Handles may be closed in any order: the library keeps a
-    child's parents alive."""
+    """Base of everything that owns a handle. Handles may be closed in any order: the library
+    keeps a child's parents alive."""
 
     _free: ClassVar[Callable[[Any], None]]
     _pointer: Any = None

@@ -233,7 +233,8 @@ class Layer(Handle):
 
         makers: dict[str, Callable[[], Any]] = {name: parameter(name) for name in parameters}
         makers |= {
-            name: lambda: empty(tuple(d_y.shape), d_y, d_y) for name in ("x", "router_x", "residual")
+            name: lambda: empty(tuple(d_y.shape), d_y, d_y)
+            for name in ("x", "router_x", "residual")
         }
         makers["expert_weights"] = weight_set(result.weights)
         makers["shared_weights"] = weight_set(result.shared_weights)

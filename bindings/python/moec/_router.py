@@ -23,7 +23,7 @@ class Routing(NamedTuple):
 
 
 class Router(Handle):
-    """An immutable router. Raises UnsupportedError for a legal combination that is not implemented."""
+    """An immutable router. Raises UnsupportedError for what is legal but not implemented."""
 
     _free = _raw.moec_router_free
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of Python as moec_tensor, without copies, and moec_tensor as arrays of Python.
 
-NumPy arrays are read where they lie (bfloat16 through ml_dtypes). Everything else speaks DLPack: the
-capsule is borrowed and kept, so the producer's memory stays alive as long as the call, or the binding,
-that uses it.
+NumPy arrays are read where they lie (bfloat16 through ml_dtypes). Everything else speaks DLPack:
+the capsule is borrowed and kept, so the producer's memory stays alive as long as the call, or the
+binding, that uses it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def dtype_of(what: Any) -> DType:
         return _CODE_OF_NAME[what]
     except KeyError:
         names = ", ".join(code.name.lower() for code in DType)
-        raise TypeError(f"moec.dtype_of: {what!r} is not an element type of moec; {names} are") from None
+        text = f"moec.dtype_of: {what!r} is not an element type of moec; {names} are"
+        raise TypeError(text) from None
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any]:
@@ -167,8 +168,8 @@ class _Borrowed:
             "version": 3,
         }
         self.owner = owner
-        name = "__array_interface__" if device_type == DeviceType.CPU else "__cuda_array_interface__"
-        setattr(self, name, interface)
+        host = device_type == DeviceType.CPU
+        setattr(self, "__array_interface__" if host else "__cuda_array_interface__", interface)
 
 
 def borrow(raw: Any, owner: Any) -> Any:

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One MoE layer of a checkpoint: its tensors, what they mean, and moec objects over them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from ._context import Context
+from ._descriptors import Activation, ExpertsDesc, RouterDesc
+from ._enums import DType, Orientation, RouterFlags, Save, Select, Shared
+from ._layer import Layer, LayerGradients, LayerResult
+from ._tensors import dtype_of
+from ._weights import Weights, WeightSet
+from .checkpoint import Checkpoint, CheckpointError
+from .families import BY_MODEL_TYPE, Family, Key, Layout
+
+_LAYER = re.compile(r"^(?P<stem>(?:.*\.)?(?:layers|blocks|h)\.(?P<number>\d+)\.)(?P<rest>.+)$")
+_FLOATS = {DType.F32, DType.F16, DType.BF16}
+_FLAG_OF = {
+    "gate_bias": RouterFlags.LOGIT_BIAS,
+    "select_bias": RouterFlags.SELECT_BIAS,
+    "per_expert_scale": RouterFlags.PER_EXPERT_SCALE,
+}
+NUM_EXPERTS = Key("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+TOP_K = Key("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k",
+            "top_k_experts")
+HIDDEN = Key("hidden_size", "d_model")
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The row of the families table that config.json's model_type names."""
+    name = str(config.get("model_type"))
+    if name not in BY_MODEL_TYPE:
+        close = get_close_matches(name, BY_MODEL_TYPE, 1)
+        hint = f"did you mean {close[0]}?" if close else f"{', '.join(BY_MODEL_TYPE)} are known"
+        raise CheckpointError(f"model_type {name!r} is not in the families table; {hint}")
+    return BY_MODEL_TYPE[name]
+
+
+@dataclass
+class Matrices:
+    """The matrices of the experts, or of the shared expert, as found: WeightSet field -> tensor
+    names (one, or one per expert) and their arrays."""
+
+    layout: Layout
+    names: dict[str, list[str]]
+    arrays: WeightSet
+
+    def weights(self, context: Context, *, frozen: bool) -> Weights:
+        held = {f: getattr(self.arrays, f) for f in self.names}
+        return Weights.of(
+            context,
+            gate_layout=self.layout.gate_layout,
+            gate_up_orientation=self.layout.gate_up_orientation,
+            down_orientation=self.layout.down_orientation,
+            frozen=frozen,
+            **held,
+        )
+
+    def named(self, values: WeightSet | None) -> dict[str, np.ndarray]:
+        """Values of these matrices under their checkpoint names."""
+        out: dict[str, np.ndarray] = {}
+        for name, tensors in self.names.items():
+            value = getattr(values, name) if values is not None else None
+            if value is not None:
+                out |= zip(tensors, value if isinstance(value, list) else [value], strict=True)
+        return out
+
+
+@dataclass
+class LayerSpec:
+    """What a checkpoint says about one of its MoE layers."""
+
+    family: Family
+    number: int
+    router: RouterDesc
+    experts: ExpertsDesc
+    names: dict[str, str]
+    """argument of Layer.forward -> tensor name"""
+    inputs: dict[str, np.ndarray]
+    matrices: Matrices
+    shared: Matrices | None
+    available: list[int] = field(default_factory=list)
+
+
+class _Block:
+    """The tensors of one layer, and which of them have been understood."""
+
+    def __init__(self, tensors: Mapping[str, np.ndarray], stem: str, family: Family) -> None:
+        self.tensors, self.stem = tensors, stem
+        self.base = stem + (f"{family.block}." if family.block and stem != "p." else "")
+        self.used: set[str] = set()
+
+    def path(self, name: str) -> str:
+        return self.stem + name[3:] if name.startswith("../") else self.base + name
+
+    def find(self, names: tuple[str, ...]) -> str | None:
+        return next((self.path(n) for n in names if self.path(n) in self.tensors), None)
+
+    def take(self, path: str) -> np.ndarray:
+        self.used.add(path)
+        array = self.tensors[path]
+        if dtype_of_or_none(array) not in _FLOATS:
+            raise CheckpointError(f"{path} is {array.dtype}; F32, F16 and BF16 can be run")
+        return array
+
+    def leftovers(self) -> list[str]:
+        return sorted(n for n in self.tensors if n.startswith(self.base) and n not in self.used)
+
+
+def dtype_of_or_none(array: np.ndarray) -> DType | None:
+    """DType of an array, None when moec has no such type."""
+    try:
+        return dtype_of(array.dtype)
+    except TypeError:
+        return None
+
+
+def read_layer(checkpoint: Checkpoint, number: int | None = None, *, save: Save) -> LayerSpec:
+    """Find and understand one MoE layer (default: the first). Raises CheckpointError."""
+    family = family_of(checkpoint.config)
+    stems = _stems(checkpoint, family)
+    if not stems:
+        wanted = " or ".join(family.tensors["gate_weight"])
+        raise CheckpointError(
+            f"{checkpoint.path}: no MoE layer of {family.model_types[0]}: no layer has "
+            f"{family.block or 'a block'}.{wanted}; found e.g. {', '.join(list(checkpoint)[:3])}"
+        )
+    number = min(stems) if number is None else number
+    if number not in stems:
+        raise CheckpointError(f"layer {number} has no MoE block; {_ranges(sorted(stems))} have")
+    block = _Block(checkpoint, stems[number], family)
+    try:
+        spec = _understand(block, family, checkpoint.config, number, save)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from None
+    left = block.leftovers() if family.strict else []
+    if left:
+        shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+        raise CheckpointError(
+            f"{checkpoint.path}: {family.model_types[0]} has no place for {shown}; "
+            "quantised and extended blocks are not supported"
+        )
+    spec.available = sorted(stems)
+    return spec
+
+
+def _stems(tensors: Mapping[str, Any], family: Family) -> dict[int, str]:
+    """Layer number -> the text before its block, for the layers that have a router."""
+    gates = tuple(f"{family.block}.{n}".lstrip(".") for n in family.tensors["gate_weight"])
+    found: dict[int, str] = {}
+    for name in tensors:
+        match = _LAYER.match(name)
+        if match and match["rest"] in gates:
+            found[int(match["number"])] = match["stem"]
+        elif name.startswith("p.") and name[2:] in family.tensors["gate_weight"]:
+            found[0] = "p."  # a golden file: one block under "p."
+    return found
+
+
+def _ranges(numbers: list[int]) -> str:
+    return f"layers {numbers[0]} to {numbers[-1]} ({len(numbers)} of them)"
+
+
+def _understand(
+    block: _Block, family: Family, config: Mapping[str, Any], number: int, save: Save
+) -> LayerSpec:
+    names: dict[str, str] = {}
+    for role, choices in family.tensors.items():
+        found = block.find(choices)
+        if found is not None:
+            names[role] = found
+        elif role not in family.optional:
+            raise CheckpointError(f"{role} is missing: no {' or '.join(map(block.path, choices))}")
+    inputs = {role: block.take(name) for role, name in names.items()}
+    if "select_bias" in inputs:
+        if config.get("use_expert_bias") is False:
+            del inputs["select_bias"], names["select_bias"]
+        else:  # the API wants fp32 [E+Z]; some store bf16 or [1,E]
+            inputs["select_bias"] = inputs["select_bias"].astype(np.float32).reshape(-1)
+    num_ids, hidden = inputs["gate_weight"].shape
+    num_experts = int(NUM_EXPERTS.read(config, number))
+    zeros = int(config.get("zero_expert_num") or 0)
+    if num_ids != num_experts + zeros:
+        raise CheckpointError(
+            f"{names['gate_weight']} has {num_ids} rows; the config says {num_experts} experts "
+            f"and {zeros} identity experts"
+        )
+    if zeros and config.get("zero_expert_type", "identity") != "identity":
+        raise CheckpointError(f"zero_expert_type {config['zero_expert_type']!r}; identity is known")
+    matrices = _matrices(block, family.layouts, num_experts, "the experts")
+    shared = _shared(block, family, config, number)
+    inter = _inter(matrices)
+    dtype = dtype_of(matrices.arrays.down[0])  # type: ignore[index]
+    top_k = int(TOP_K.read(config, number))
+    router = _router(family, config, number, names, dtype,
+                     num_experts=num_experts, num_zero_experts=zeros, top_k=top_k)
+    experts = ExpertsDesc(
+        hidden=hidden, inter=inter, num_experts=num_experts, num_zero_experts=zeros, top_k=top_k,
+        gate_layout=matrices.layout.gate_layout, dtype=dtype, save=save,
+        activation=_activation(family.activation, config, number),
+        shared=family.shared if shared else Shared.NONE,
+        shared_inter=_inter(shared) if shared else 0,
+        shared_activation=_activation(
+            family.shared_activation or family.activation, config, number
+        ) if shared else Activation(),
+        **resolve(family.experts, config, number),
+    )
+    return LayerSpec(family, number, router, experts, names, inputs, matrices, shared)
+
+
+def resolve(row: Mapping[str, Any], config: Mapping[str, Any], layer: int) -> dict[str, Any]:
+    """A table row with its Keys read."""
+    return {k: v.read(config, layer) if isinstance(v, Key) else v for k, v in row.items()}
+
+
+def _activation(row: Mapping[str, Any], config: Mapping[str, Any], layer: int) -> Activation:
+    values = resolve(row, config, layer)
+    if "limit" in row and not values["limit"]:  # a clamp that the config switches off
+        return Activation()
+    return Activation(**values)
+
+
+def _router(
+    family: Family, config: Mapping[str, Any], layer: int, names: Mapping[str, str],
+    dtype: DType, **sizes: int,
+) -> RouterDesc:
+    values = resolve(family.router, config, layer)
+    if values.get("num_groups", 0) <= 1:  # one group is no limit
+        values["selection"] = values.get("selection", Select.TOPK)
+        if values["selection"] == Select.GROUP_TOPK:
+            values["selection"] = Select.TOPK
+        values |= {"num_groups": 0, "top_groups": 0, "group_top_m": 0}
+        values.pop("group_fill", None)
+    flags = RouterFlags.NONE
+    for role in names:
+        flags |= _FLAG_OF.get(role, RouterFlags.NONE)
+    return RouterDesc(flags=flags, data_dtype=dtype, **sizes, **values)
+
+
+def _matrices(block: _Block, layouts: tuple[Layout, ...], count: int, what: str) -> Matrices:
+    """The first layout all of whose tensors are there."""
+    for layout in layouts:
+        first = [block.path(name.format(e=0)) for name in layout.names.values()]
+        if all(name in block.tensors for name in first):
+            return _collect(block, layout, count)
+    tried = " or ".join(block.path(next(iter(x.names.values())).format(e=0)) for x in layouts)
+    raise CheckpointError(f"{what} are missing: no {tried}")
+
+
+def _collect(block: _Block, layout: Layout, count: int) -> Matrices:
+    names: dict[str, list[str]] = {}
+    arrays = WeightSet()
+    for role, pattern in layout.names.items():
+        split = "{e}" in pattern
+        names[role] = [block.path(pattern.format(e=e)) for e in range(count if split else 1)]
+        absent = [name for name in names[role] if name not in block.tensors]
+        if absent:
+            raise CheckpointError(f"{absent[0]} is missing")
+        found = [block.take(name) for name in names[role]]
+        value: Any = found if split or count == 1 else found[0]
+        if not split and count > 1:
+            value = value.reshape(count, -1, value.shape[-1]) if layout.flat else value[:count]
+        setattr(arrays, role, value)
+    return Matrices(layout, names, arrays)
+
+
+def _shared(
+    block: _Block, family: Family, config: Mapping[str, Any], layer: int
+) -> Matrices | None:
+    if family.shared == Shared.NONE:
+        return None
+    expected = family.shared_count is not None and family.shared_count.read(config, layer)
+    present = any(
+        block.path(name) in block.tensors
+        for layout in family.shared_layouts
+        for name in layout.names.values()
+    )
+    if not present and not expected:
+        return None
+    return _matrices(block, family.shared_layouts, 1, "the shared expert's matrices")
+
+
+def _inter(matrices: Matrices) -> int:
+    down = matrices.arrays.down[0]  # type: ignore[index]
+    transposed = matrices.layout.down_orientation == Orientation.IN_OUT
+    return int(down.shape[-2 if transposed else -1])
+
+
+class MoeLayer:
+    """A LayerSpec with its weights bound: forward, and gradients under the checkpoint's names."""
+
+    def __init__(self, context: Context, spec: LayerSpec, *, frozen: bool) -> None:
+        self.spec = spec
+        self.layer = Layer(context, spec.router, spec.experts)
+        self.weights = spec.matrices.weights(context, frozen=frozen)
+        self.shared = None if spec.shared is None else spec.shared.weights(context, frozen=frozen)
+
+    def forward(self, x: np.ndarray, **options: Any) -> LayerResult:
+        return self.layer.forward(
+            x, self.weights, shared_weights=self.shared, **self.spec.inputs, **options
+        )
+
+    def backward(self, result: LayerResult, d_y: np.ndarray) -> dict[str, np.ndarray]:
+        """Gradient of x (as "x") and of every parameter, by tensor name."""
+        grads: LayerGradients = self.layer.backward(result, d_y)
+        out = {"x": grads.x} | self.spec.matrices.named(grads.expert_weights)
+        if self.spec.shared is not None:
+            out |= self.spec.shared.named(grads.shared_weights)
+        for role, name in self.spec.names.items():
+            value = getattr(grads, role, None)
+            if value is not None:
+                out[name] = value
+        return out
+
