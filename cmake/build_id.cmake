@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The build id ties a plug-in to its library: the version and a hash of what both sides must agree on.
+# The build id ties a plug-in to its library: the version and a hash of what both must agree on.
 # It does not depend on the state of the repository, so that an unrelated edit rebuilds nothing.
 set(contract "")
 foreach(header capi/include/moec/moec.h src/core/error.h src/backend/args.h src/backend/backend.h)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # libmoec_cuda.so: the CUDA backend, loaded by libmoec on first need. It exports one C function.
-# Two sets of kernels: Hopper's (wgmma assembles only for 90a) and the portable one for every other GPU.
+# Two sets of kernels: Hopper's (wgmma assembles only for 90a) and the portable one for every GPU.
 enable_language(CUDA)
 find_package(CUDAToolkit 13 REQUIRED)
 include(src/backend/cuda/sources.cmake)

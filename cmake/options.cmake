@@ -9,8 +9,8 @@ set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_C_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 
-# Fused multiply-adds are written as such, never left to the compiler: the same source gives the same
-# bits in every translation unit, whatever its instruction set.
+# Fused multiply-adds are written as such, never left to the compiler: the same source gives the
+# same bits in every translation unit, whatever its instruction set.
 target_compile_options(moec_options INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off -fno-math-errno>)
 

@@ -12,8 +12,9 @@ function(moec_add_sources)
   endforeach()
 endfunction()
 
-# moec_add_isa_sources(ISA files...): files compiled with the flags of MOEC_ISA_<ISA>. They may define no
-# inline function that other files use too: the linker could keep the copy that an old CPU cannot run.
+# moec_add_isa_sources(ISA files...): files compiled with the flags of MOEC_ISA_<ISA>. They may
+# define no inline function that other files use too: the linker could keep the copy that an old
+# CPU cannot run.
 function(moec_add_isa_sources isa)
   if(NOT DEFINED MOEC_ISA_${isa})
     message(FATAL_ERROR "moec_add_isa_sources: no flags MOEC_ISA_${isa}; add them to the table")

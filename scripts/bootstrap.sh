@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# bootstrap.sh [test]: make sure that this machine has what `make demo` (or `make test`) needs: Debian
-# packages, then build/venv with the pinned tools. Says nothing and takes no time when all is there.
+# bootstrap.sh [test]: make sure that this machine has what `make demo` (or `make test`) needs:
+# Debian packages, then build/venv with the pinned tools. Silent and quick when all is there.
 . "$(dirname "$0")/lib.sh"
 purpose=${1:-demo}
 
 # What must hold | the package that makes it so. Checks ask for the thing, not the package, so that
 # another compiler or Python on PATH is as good.
-python_header='test -f "$(python3 -c "import sysconfig; print(sysconfig.get_path(\"include\"))")/Python.h"'
+python_include='import sysconfig; print(sysconfig.get_path("include"))'
 needs=(
   'command -v g++|g++'
   'command -v make|make'
   'command -v python3|python3'
   'python3 -c "import venv, ensurepip"|python3-venv'
-  "$python_header|python3-dev"
+  'test -f "$(python3 -c "$python_include")/Python.h"|python3-dev'
   'test -d /etc/ssl/certs -a -n "$(ls -A /etc/ssl/certs)"|ca-certificates'
 )
 [ "$purpose" = test ] && needs+=(
@@ -32,7 +32,8 @@ done
 
 if [ ${#missing[@]} -gt 0 ]; then
   line="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
-  command -v apt-get >/dev/null || die "missing: ${missing[*]}; install them (this is not Debian) and run again"
+  command -v apt-get >/dev/null ||
+    die "missing: ${missing[*]}; install them (this is not Debian) and run again"
   if [ "$(id -u)" = 0 ]; then as_root=env
   elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then as_root=sudo
   else die "missing Debian packages; run this as root, then the same command again:
@@ -53,7 +54,7 @@ if [ "$(cat "$venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
   case $python in "$venv"/*) python=$(readlink -f "$venv/bin/python3");; esac
   rm -rf "$venv"
   "$python" -m venv "$venv"
-  retry "the Python packages of scripts/requirements.txt" \
-    "$venv/bin/python" -m pip install --disable-pip-version-check --no-deps -r scripts/requirements.txt
+  retry "the Python packages of scripts/requirements.txt" "$venv/bin/python" -m pip install \
+    --disable-pip-version-check --no-deps -r scripts/requirements.txt
   echo "$stamp" >"$venv/.stamp"
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# cuda_toolkit.sh: print the nvcc to build the CUDA plug-in with: CUDA_HOME's or PATH's when it is CUDA
-# 13 or later, else a pinned set of packages that this script puts into build/cuda (1.1 GB, once).
+# cuda_toolkit.sh: print the nvcc to build the CUDA plug-in with: CUDA_HOME's or PATH's when it is
+# CUDA 13 or later, else that of a pinned set of packages put into build/cuda (1.1 GB, once).
 . "$(dirname "$0")/lib.sh"
 
 # All six are pinned: left alone they resolve to releases that do not fit each other.

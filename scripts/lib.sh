@@ -10,21 +10,24 @@ cd "$root"
 
 die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
 
-# retry WHAT COMMAND...: run a command that downloads, up to three times. Its output is shown when the
-# last try fails.
+# retry WHAT COMMAND...: run a command that downloads, up to three times. Its output is shown when
+# the last try fails.
 retry() {
   local what=$1 log tries=3 wait=5 try; shift
   log=$(mktemp)
   for try in $(seq $tries); do
     if "$@" >"$log" 2>&1; then rm -f "$log"; return 0; fi
-    [ "$try" = $tries ] || { echo "download of $what failed; again in $wait s" >&2; sleep $wait; wait=$((wait * 4)); }
+    [ "$try" = $tries ] && break
+    echo "download of $what failed; again in $wait s" >&2
+    sleep $wait
+    wait=$((wait * 4))
   done
   tail -n 25 "$log" >&2; rm -f "$log"
-  echo "cannot download $what: see the lines above; check the network and run the same command again" >&2
+  echo "cannot download $what, see above; check the network and run the same command again" >&2
   return 1
 }
 
-# Compile with at most two jobs for each 3 GiB of memory, and one for each core.
+# As many compilations as there are cores, and no more than one for each 1.5 GB of memory.
 job_count() {
   local cores memory
   cores=$(nproc)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installed moec is found by pkg-config and by CMake, from wherever its prefix was moved to, and
+the C program of the README runs against it."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+CONSUMER = """
+cmake_minimum_required(VERSION 3.18)
+project(consumer LANGUAGES C)
+find_package(moec 0.1 CONFIG REQUIRED)
+add_executable(program program.c)
+target_link_libraries(program PRIVATE moec::{target})
+"""
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def prefix(build, tmp_path_factory):
+    """The build installed, then moved: nothing in it may name the place it was installed to."""
+    first = tmp_path_factory.mktemp("install") / "first"
+    run("cmake", "--install", build, "--prefix", first)
+    moved = first.parent / "moved"
+    first.rename(moved)
+    return moved
+
+
+@pytest.fixture(scope="module")
+def program(root, tmp_path_factory):
+    source = re.search(r"```c\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    assert source, "README.md has no C program"
+    path = tmp_path_factory.mktemp("program") / "program.c"
+    path.write_text(source.group(1))
+    return path
+
+
+def libdir(prefix):
+    return next(prefix.rglob("libmoec.so.0")).parent
+
+
+def compile_and_run(prefix, program, static):
+    flags = ["--static"] if static else []
+    query = ["pkg-config", *flags, "--cflags", "--libs", "moec"]
+    path = {"PKG_CONFIG_PATH": str(next(prefix.rglob("moec.pc")).parent), "PATH": "/usr/bin:/bin"}
+    arguments = run(*query, env=path).split()
+    binary = program.with_name("static" if static else "shared")
+    run("cc", "-std=c11", "-Wall", "-Wextra", "-Werror", program, "-o", binary, *arguments)
+    shared = {} if static else {"LD_LIBRARY_PATH": str(libdir(prefix))}
+    return run(binary, env=shared)
+
+
+def test_readme_program_runs_with_the_shared_library(prefix, program):
+    assert compile_and_run(prefix, program, static=False)
+
+
+def test_readme_program_runs_with_the_static_library(prefix, program, tmp_path):
+    only_static = tmp_path / "only_static"
+    shutil.copytree(prefix, only_static, symlinks=True,
+                    ignore=shutil.ignore_patterns("libmoec*.so*"))
+    assert compile_and_run(only_static, program, static=True)
+
+
+@pytest.mark.parametrize("target", ["moec", "static"])
+def test_cmake_package(prefix, program, tmp_path, target):
+    (tmp_path / "CMakeLists.txt").write_text(CONSUMER.format(target=target))
+    shutil.copy(program, tmp_path / "program.c")
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "b", f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", tmp_path / "b")
+    assert run(tmp_path / "b" / "program")
+
+
+def test_soname_and_links(prefix):
+    directory = libdir(prefix)
+    assert (directory / "libmoec.so").resolve().name == "libmoec.so.0.1.0"
+    dynamic = run("readelf", "-d", directory / "libmoec.so")
+    assert "soname: [libmoec.so.0]" in dynamic
+    assert "cuda" not in dynamic and "RUNPATH" not in dynamic
+
+
+def test_nothing_installed_names_the_build(prefix, build):
+    for path in prefix.rglob("*"):
+        if path.suffix in (".pc", ".cmake"):
+            assert str(build) not in path.read_text(), path

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects compiled for one instruction set define nothing that other objects may end up using.
+
+An inline function of a header, compiled with AVX-512 in one object, is a weak symbol; the linker
+keeps one copy of it for the whole library, and a machine without AVX-512 would die in it. Shown
+once to fail with a std::vector in tile_avx512.cpp.
+"""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+
+def isa_objects(build):
+    """Objects of the library whose compile command names an instruction set."""
+    for command in json.loads((build / "compile_commands.json").read_text()):
+        if re.search(r" -m(avx|fma|f16c|amx|sse4|bmi)", command["command"]):
+            yield build / command["output"]
+
+
+def weak_symbols(path):
+    command = ["nm", "-C", "--defined-only", str(path)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [line.split(None, 2)[2] for line in listing.splitlines() if re.search(r" [VWu] ", line)]
+
+
+def test_no_weak_symbols(build):
+    objects = list(isa_objects(build))
+    if not objects:
+        pytest.fail("no object is compiled for an instruction set")
+    assert {path.name: weak for path in objects if (weak := weak_symbols(path))} == {}

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""check_rooms.py sees a planted breach of each kind, and passes a clean file of each room."""
+
+import check_rooms
+import pytest
+
+SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
+NEIGHBOURS = [  # files that the planted includes name
+    "src/core/error.h", "src/layer/plan.h", "src/math/router.h", "src/quant/format.h",
+    "src/backend/args.h", "src/backend/cpu/gemm.h", "src/backend/cuda/launch.cuh",
+    "tests/support/random.h", "tests/oracle/moe_oracle.h", check_rooms.HEADER,
+]
+BREACHES = [  # file, its text after the SPDX line, a part of what is reported
+    ("src/core/a.h", '#include "layer/plan.h"', "may not include src/layer/plan.h"),
+    ("src/math/a.h", '#include "backend/args.h"', "may not include src/backend/args.h"),
+    ("src/quant/a.h", '#include "math/router.h"', "may not include src/math/router.h"),
+    ("src/layer/a.cpp", '#include "backend/cpu/gemm.h"', "may not include src/backend/cpu"),
+    ("src/backend/a.cpp", '#include "backend/cpu/gemm.h"', "may not include src/backend/cpu"),
+    ("src/backend/cpu/a.cpp", '#include "backend/cuda/launch.cuh"', "may not include"),
+    ("src/backend/cpu/a.cpp", '#include "layer/plan.h"', "may not include src/layer"),
+    ("src/backend/cuda/a.cu", '#include "backend/cpu/gemm.h"', "may not include"),
+    ("capi/a.cpp", '#include "backend/args.h"', "may not include src/backend/args.h"),
+    ("bench/a.cpp", '#include "core/error.h"', "may not include src/core/error.h"),
+    ("tests/layer/a.cpp", '#include "core/error.h"', "may not include src/core/error.h"),
+    ("bindings/python/a.i", '%include "core/error.h"', "may not include src/core/error.h"),
+    ("tests/oracle/a.cpp", "#include <moec/moec.h>", "may not include"),
+    ("tests/oracle/a.cpp", '#include "support/random.h"', "may not include tests/support"),
+    ("tests/oracle/a.cpp", "#include <gtest/gtest.h>", "only the standard library"),
+    ("src/layer/a.cpp", "#include <cuda_runtime.h>", "CUDA header"),
+    ("src/core/a.h", "int a;\n" * 399, "401 lines; split it"),
+    ("src/core/a.h", "int " + "a" * 100 + ";", "105 columns"),
+    ("src/core/a.h", "// caf\u00e9", "not ASCII"),
+    ("src/core/a.h", 'auto a = "/ho' 'me/me/file";', "a path of somebody's machine"),
+    (check_rooms.HEADER, "int moec_f(int function);", "`function` is a keyword"),
+    (check_rooms.HEADER, "struct a { int select; };", "`select` is a keyword"),
+]
+CLEAN = [
+    ("src/layer/a.cpp", '#include "backend/args.h"\n#include "core/error.h"'),
+    ("src/backend/cpu/a.cpp", '#include "backend/cpu/gemm.h"\n#include "math/router.h"'),
+    ("src/backend/cuda/a.cu", "#include <cuda_runtime.h>"),
+    ("tests/unit/a.cpp", '#include "core/error.h"\n#include "oracle/moe_oracle.h"'),
+    ("tests/oracle/a.cpp", '#include "moe_oracle.h"\n#include <vector>'),
+    ("src/core/a.h", "#include <moec/moec.h>"),
+    (check_rooms.HEADER, "/* for while */ int moec_f(const void *text, char a, double b);"),
+]
+
+
+@pytest.fixture
+def plant(tmp_path):
+    def planted(path, text):
+        for name in [*NEIGHBOURS, path]:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(SPDX)
+        (tmp_path / path).write_text(f"{SPDX}{text}\n")
+        return list(check_rooms.breaches(tmp_path, path))
+    return planted
+
+
+@pytest.mark.parametrize("path, text, reported", BREACHES)
+def test_a_planted_breach_is_reported(plant, path, text, reported):
+    found = plant(path, text)
+    assert len(found) == 1 and reported in found[0]
+
+
+@pytest.mark.parametrize("path, text", CLEAN)
+def test_a_clean_file_passes(plant, path, text):
+    assert plant(path, text) == []
+
+
+def test_a_missing_license_line_is_reported(tmp_path):
+    (tmp_path / "a.h").write_text("int a;\n")
+    assert "no SPDX" in next(check_rooms.breaches(tmp_path, "a.h"))
