@@ -2,3 +2,4 @@
 add_moec_test(unit/gemm_test LABELS per_backend)
 add_moec_test(unit/wgrad_test LABELS per_backend)
 add_moec_test(unit/thread_pool_test)
+add_moec_test(unit/activation_test)
