@@ -15,9 +15,9 @@ import pytest
 
 def isa_objects(build):
     """Objects of the library whose compile command names an instruction set."""
-    for command in json.loads((build / "compile_commands.json").read_text()):
-        if re.search(r" -m(avx|fma|f16c|amx|sse4|bmi)", command["command"]):
-            yield build / command["output"]
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        if re.search(r" -m(avx|fma|f16c|amx|sse4|bmi)", entry["command"]):
+            yield build / re.search(r" -o (\S+)", entry["command"]).group(1)
 
 
 def weak_symbols(path):
