@@ -3,7 +3,7 @@
 
 An inline function of a header, compiled with AVX-512 in one object, is a weak symbol; the linker
 keeps one copy of it for the whole library, and a machine without AVX-512 would die in it. Shown
-once to fail with a std::sort in tile_avx512.cpp.
+once to fail with an inline function, its address taken, in tile_avx512.cpp.
 """
 
 import json
