@@ -79,6 +79,9 @@ TEST(ThreadPool, hands_an_exception_to_the_caller_and_goes_on) {
 }
 
 TEST(ThreadPool, works_in_a_forked_child) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer does not support it";
+#endif
   const ThreadPool pool(4);
   expect_each_once(pool, 100);
   const pid_t child = fork();

@@ -7,12 +7,13 @@
 
 namespace moec::cpu {
 
-inline constexpr int kMaxTaskRows = 256, kMaxTaskColumns = 256;  // columns of both products together
+// Rows: a multiple of every max_rows, so that padding stays inside. Columns: of both products together.
+inline constexpr int kMaxTaskRows = 288, kMaxTaskColumns = 256;
 
 // Sums in blocks_span blocks of A at a time, so that A, one B panel chunk and c stay in the L2 cache:
-//   a  256 rows x 16 blocks        256 KiB (few rows: more blocks)
+//   a  288 rows x 16 blocks        288 KiB (few rows: more blocks)
 //   b  8 panels x 16 blocks        256 KiB
-//   c  256 x 256 (+ 2 x 16) fp32   288 KiB
+//   c  288 x 256 (+ 2 x 16) fp32   324 KiB
 inline constexpr int kSpanBlocks = 16;
 inline constexpr int64_t kScratchA = int64_t(kMaxTaskRows) * kSpanBlocks * kLineBytes;
 inline constexpr int64_t kScratchB = kMaxTaskColumns / kPanelColumns * kSpanBlocks * kBlockBytes;

@@ -111,7 +111,7 @@ const TileKernels* find(const char* name) {
 std::string available_isas() {
   std::string names;
   for (const Entry& entry : Table::get().entries)
-    if (entry.available) names += (names.empty() ? "" : " ") + std::string(entry.kernels->isa);
+    if (entry.available) names.append(names.empty() ? "" : " ").append(entry.kernels->isa);
   return names;
 }
 

@@ -70,8 +70,11 @@ struct ProductTable {
 };
 
 // ---- loads
+// A masked load of a page that is not there costs an assist even when it reads nothing: null and empty
+// lines are not loaded at all.
 template <class Ops, Load kLoad>
 typename Ops::Line load_line(const void* line, int64_t offset, int count) {
+  if (!line || count <= 0) return typename Ops::Line{};
   const auto* const half = static_cast<const uint16_t*>(line) + offset;
   if constexpr (kLoad == Load::kF32) return Ops::f32(static_cast<const float*>(line) + offset, count);
   if constexpr (kLoad == Load::kBf16ToF32) return Ops::bf16(half, count);
@@ -87,12 +90,18 @@ void put_lines(typename Ops::Line (&lines)[kLanes], void* to, int used) {
 
 template <class Ops, Load kLoad, bool kTurned>
 void load_along_k(const LoadBlock& load) {
-  typename Ops::Line lines[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
+  const auto line_at = [&](int i) {
     const void* const line = i < load.lines_used ? load.lines[i] : nullptr;
-    lines[i] = load_line<Ops, kLoad>(line, load.offset, line ? load.count : 0);
+    return load_line<Ops, kLoad>(line, load.offset, load.count);
+  };
+  if constexpr (kTurned) {
+    typename Ops::Line lines[kLanes];
+    for (int i = 0; i < kLanes; ++i) lines[i] = line_at(i);
+    put_lines<Ops, true>(lines, load.to, load.lines_out);
+  } else {
+    for (int i = 0; i < load.lines_out; ++i)
+      Ops::put(static_cast<char*>(load.to) + i * kLineBytes, line_at(i));
   }
-  put_lines<Ops, kTurned>(lines, load.to, load.lines_out);
 }
 
 template <class Ops, Load kLoad, bool kTurned>
@@ -107,7 +116,7 @@ void load_along_lanes(const LoadBlock& load) {
       lines[i] = Ops::interleave(at(2 * i), at(2 * i + 1), load.count);
     } else {
       const void* const line = i < load.lines_used ? load.lines[i] : nullptr;
-      lines[i] = load_line<Ops, kLoad>(line, load.offset, line ? load.count : 0);
+      lines[i] = load_line<Ops, kLoad>(line, load.offset, load.count);
     }
   }
   put_lines<Ops, kTurned>(lines, load.to, load.lines_out);

@@ -37,8 +37,9 @@ struct Avx512Ops {
     return _mm512_maskz_loadu_epi16(valid, from);
   }
   static Line interleave(const uint16_t* even, const uint16_t* odd, int n) {
-    const Line low = _mm512_cvtepu16_epi32(halves(even, even ? n : 0));
-    const Line high = _mm512_cvtepu16_epi32(halves(odd, odd ? n : 0));
+    const Line zero = _mm512_setzero_si512();
+    const Line low = even ? _mm512_cvtepu16_epi32(halves(even, n)) : zero;
+    const Line high = odd ? _mm512_cvtepu16_epi32(halves(odd, n)) : zero;
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
   }
   static void put(void* to, Line line) { _mm512_storeu_si512(to, line); }
