@@ -72,7 +72,8 @@ struct GateGradArgs {
   bool accumulate, accumulate_x;
   Array x, weight, input_scale;
   const float* d_logits;                      // [T,E+Z]
-  Array d_x, d_weight, d_bias, d_input_scale; // out, each optional
+  Array d_x, d_weight, d_bias, d_input_scale;  // out, each optional
+  Array d_x_jittered;  // [T,H] optional: gradient of forward's x_jittered; joins before the jitter
 };
 struct RouteArgs {
   const moec_router_desc* desc;

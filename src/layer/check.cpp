@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layer/check.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cmath>
 #include <cstring>
@@ -168,11 +169,11 @@ int64_t TensorCheck::tokens(const char* name, const moec_tensor& tensor) const {
   return checked_rows(name, tensor.shape[0]);
 }
 
-Array TensorCheck::check(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes,
-                         bool written) {
+Array checked_array(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes,
+                    const Context& context) {
   MOEC_REQUIRE(!is_absent(tensor), MOEC_E_INVALID_ARG, "%s is absent; it is required", name);
   check_tensor(name, tensor);
-  check_device(name, tensor, context_);
+  check_device(name, tensor, context);
   bool fits = false;
   for (const moec_dtype dtype : dtypes) fits |= dtype == tensor.dtype;
   MOEC_REQUIRE(fits, MOEC_E_DTYPE, "%s has dtype %s; expected %s", name, dtype_name(tensor.dtype),
@@ -182,11 +183,16 @@ Array TensorCheck::check(const char* name, const moec_tensor& tensor, Shape shap
   MOEC_REQUIRE(fits, MOEC_E_SHAPE, "%s has shape %s; expected %s", name,
                shape_text(tensor.shape, tensor.ndim).c_str(),
                shape_text(shape.begin(), int64_t(shape.size())).c_str());
-  const int64_t bytes = tensor_numel(tensor) * dtype_bytes(tensor.dtype);
   static char empty;  // present, though it has no element
-  void* const data = bytes ? reinterpret_cast<void*>(address(tensor)) : &empty;
-  add(name, data, uint64_t(bytes), written);
-  return {data, tensor.dtype};
+  const bool any = tensor_numel(tensor) > 0;
+  return {any ? reinterpret_cast<void*>(address(tensor)) : &empty, tensor.dtype};
+}
+
+Array TensorCheck::check(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes,
+                         bool written) {
+  const Array array = checked_array(name, tensor, shape, dtypes, context_);
+  add(name, array.data, uint64_t(tensor_numel(tensor) * dtype_bytes(tensor.dtype)), written);
+  return array;
 }
 
 Array TensorCheck::in(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes) {
@@ -224,6 +230,16 @@ void TensorCheck::memory_in(const char* name, const void* data, uint64_t bytes) 
 void TensorCheck::memory_out(const char* name, const void* data, uint64_t bytes) {
   add(name, data, bytes, true);
 }
+void TensorCheck::saved_in(const moec_buffer& saved, uint64_t bytes) {
+  check_buffer("saved", saved, bytes);
+  MOEC_REQUIRE(!bytes || reinterpret_cast<uintptr_t>(saved.ptr) % sizeof(float) == 0,
+               MOEC_E_INVALID_ARG, "saved is at %p; expected a multiple of 4", saved.ptr);
+  add("saved", saved.ptr, bytes, false);
+}
+void TensorCheck::saved_out(const moec_buffer& saved, uint64_t bytes) {
+  saved_in(saved, bytes);
+  if (bytes) ranges_[num_ranges_ - 1].written = true;
+}
 void TensorCheck::may_be_same(const char* out, const char* in) {
   same_out_ = out;
   same_in_ = in;
@@ -249,7 +265,67 @@ void TensorCheck::compare(const Range& out, const Range& other) const {
                ll(other.end - other.begin));
 }
 
+void MemorySet::add(const void* data, uint64_t bytes) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
+  if (bytes) blocks[count++] = {begin, begin + uintptr_t(bytes)};
+}
+void MemorySet::sort() {
+  std::sort(blocks, blocks + count,
+            [](const MemoryBlock& a, const MemoryBlock& b) { return a.begin < b.begin; });
+  int64_t kept = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (kept && blocks[i].begin < blocks[kept - 1].end) {
+      overlaps_itself = true;
+      blocks[kept - 1].end = std::max(blocks[kept - 1].end, blocks[i].end);
+    } else {
+      blocks[kept++] = blocks[i];
+    }
+  }
+  count = kept;
+}
+const MemoryBlock* MemorySet::find(uintptr_t begin, uintptr_t end) const {
+  const MemoryBlock* const after =
+      std::lower_bound(  // the first block that starts at or past `end`
+          blocks, blocks + count, end,
+          [](const MemoryBlock& block, uintptr_t value) { return block.begin < value; });
+  return after != blocks && after[-1].end > begin ? after - 1 : nullptr;
+}
+
+void TensorCheck::set_in(const MemorySet& set) {
+  assert(num_sets_ < kMaxSets);
+  sets_[num_sets_++] = {&set, false};
+}
+void TensorCheck::set_out(const MemorySet& set) {
+  assert(num_sets_ < kMaxSets);
+  sets_[num_sets_++] = {&set, true};
+}
+
+void TensorCheck::compare_sets() const {
+  for (int i = 0; i < num_sets_; ++i) {
+    const MemorySet& set = *sets_[i].set;
+    for (int r = 0; r < num_ranges_; ++r) {
+      if (!sets_[i].written && !ranges_[r].written) continue;
+      const MemoryBlock* const block = set.find(ranges_[r].begin, ranges_[r].end);
+      if (block) compare(ranges_[r], {set.name, block->begin, block->end, true});
+    }
+    if (!sets_[i].written) continue;
+    MOEC_REQUIRE(!set.overlaps_itself, MOEC_E_ALIAS,
+                 "two matrices of %s overlap; give each memory of its own", set.name);
+    for (int j = 0; j < num_sets_; ++j) {
+      if (j == i) continue;
+      for (int64_t b = 0; b < set.count; ++b) {
+        const MemoryBlock *const mine = set.blocks + b, *const other = sets_[j].set->find(
+                                                            mine->begin, mine->end);
+        if (other)
+          compare({set.name, mine->begin, mine->end, true},
+                  {sets_[j].set->name, other->begin, other->end, true});
+      }
+    }
+  }
+}
+
 void TensorCheck::finish() const {
+  compare_sets();
   for (int i = 0; i < num_ranges_; ++i)
     for (int j = 0; j < num_ranges_; ++j)
       if (i != j && ranges_[i].written) compare(ranges_[i], ranges_[j]);

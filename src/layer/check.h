@@ -45,6 +45,25 @@ void check_tensor(const char* name, const moec_tensor& tensor);
 // Throws unless the tensor's memory is reachable by a context's device.
 void check_device(const char* name, const moec_tensor& tensor, const Context& context);
 
+// A present tensor of this shape and one of these dtypes, in memory that the context's device
+// reaches.
+Array checked_array(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes,
+                    const Context& context);
+
+struct MemoryBlock {
+  uintptr_t begin, end;
+};
+// Many blocks under one name: the matrices of a set of weights. Sorted, so that checks stay cheap.
+struct MemorySet {
+  const char* name = "";
+  MemoryBlock* blocks = nullptr;
+  int64_t count = 0;
+  bool overlaps_itself = false;
+  void add(const void* data, uint64_t bytes);
+  void sort();                                                    // and join blocks that overlap
+  const MemoryBlock* find(uintptr_t begin, uintptr_t end) const;  // a block that overlaps, or null
+};
+
 // The tensors of one call. Remembers the memory of each, so that finish() finds an output that
 // overlaps anything else. Absent optional tensors give an Array without data; empty ones do not.
 class TensorCheck {
@@ -65,6 +84,11 @@ class TensorCheck {
 
   void memory_in(const char* name, const void* data, uint64_t bytes);
   void memory_out(const char* name, const void* data, uint64_t bytes);
+  // A `saved` buffer of at least `bytes`: E_INVALID_ARG, E_WORKSPACE.
+  void saved_in(const moec_buffer& saved, uint64_t bytes);
+  void saved_out(const moec_buffer& saved, uint64_t bytes);
+  void set_in(const MemorySet& set);
+  void set_out(const MemorySet& set);
   // `out` and `in` (as named before) may be the same memory, exactly.
   void may_be_same(const char* out, const char* in);
   void finish() const;  // E_ALIAS
@@ -79,12 +103,18 @@ class TensorCheck {
               bool written);
   void add(const char* name, const void* data, uint64_t bytes, bool written);
   void compare(const Range& out, const Range& other) const;
+  void compare_sets() const;
 
-  static constexpr int kMaxRanges = 64;
+  static constexpr int kMaxRanges = 64, kMaxSets = 4;
   const Context& context_;
   const char *same_out_ = nullptr, *same_in_ = nullptr;
   int num_ranges_ = 0;
   Range ranges_[kMaxRanges];
+  int num_sets_ = 0;
+  struct {
+    const MemorySet* set;
+    bool written;
+  } sets_[kMaxSets];
 };
 
 }  // namespace moec

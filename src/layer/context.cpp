@@ -163,6 +163,13 @@ Context::Timer::~Timer() {
   context_.counters_.phase_ns[int(phase_)].fetch_add(uint64_t(passed), std::memory_order_relaxed);
 }
 
+void check_same_device(const char* name, const Context& from, const Context& context) {
+  MOEC_REQUIRE(
+      from.device_type() == context.device_type() && from.device_id() == context.device_id(),
+      MOEC_E_DEVICE, "%s is of device %d:%d; expected %d:%d", name, from.device_type(),
+      from.device_id(), context.device_type(), context.device_id());
+}
+
 void check_buffer(const char* name, const moec_buffer& buffer, uint64_t need) {
   MOEC_REQUIRE(buffer.ptr || !buffer.bytes, MOEC_E_INVALID_ARG, "%s.ptr is NULL with %llu bytes",
                name, ull(buffer.bytes));

@@ -137,6 +137,9 @@ class Workspace {
 // Bytes that a caller's buffer needs beyond its regions so that they can start on a cache line.
 inline constexpr uint64_t kAlignSlack = kCacheLine;
 
+// A plan or weights may come from any context of the same device: E_DEVICE.
+void check_same_device(const char* name, const Context& from, const Context& context);
+
 // A caller's buffer must be there and hold `need` bytes: E_INVALID_ARG, E_WORKSPACE.
 void check_buffer(const char* name, const moec_buffer& buffer, uint64_t need);
 

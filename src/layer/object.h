@@ -99,6 +99,12 @@ class Ref {
   T& operator*() const { return *object_; }
   T* operator->() const { return object_; }
   explicit operator bool() const { return object_ != nullptr; }
+  // Takes over the reference that a new object is born with.
+  static Ref of_new(T* object) {
+    Ref ref;
+    ref.object_ = object;
+    return ref;
+  }
 
  private:
   T* object_ = nullptr;

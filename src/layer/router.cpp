@@ -84,6 +84,7 @@ void check_desc(const moec_router_desc& desc) {
 
 moec_router_desc with_defaults(moec_router_desc desc) {
   check_desc(desc);
+  desc.struct_size = sizeof desc;  // stored descriptions are compared whole
   if (desc.rms_eps == 0) desc.rms_eps = 1e-6f;
   if (desc.group_top_m == 0) desc.group_top_m = 1;
   if (desc.norm_p == 0) desc.norm_p = 1;
@@ -99,6 +100,48 @@ Router::Router(const Context& context, const moec_router_desc& desc)
   context.backend().check_router(desc_);
 }
 
+void Router::check_gate_weights(const moec_tensor& weight, const moec_tensor& bias,
+                                const moec_tensor& input_scale, TensorCheck& check,
+                                GateArgs& gate) const {
+  const int64_t H = gate.hidden, N = num_ids();
+  gate.weight = check.in("gate weight", weight, {N, H}, kReal);
+  const Dtypes parameter = {gate.weight.dtype, MOEC_F32};
+  gate.bias =
+      check.in_if(has(MOEC_ROUTER_LOGIT_BIAS), "LOGIT_BIAS", "gate bias", bias, {N}, parameter);
+  gate.input_scale =
+      check.in_if(scales_input(), "RMS_SCALED", "input_scale", input_scale, {H}, parameter);
+}
+
+GateGradArgs Router::gradients_of(const GateArgs& forward) {
+  GateGradArgs gate = {};
+  gate.desc = forward.desc;
+  gate.num_tokens = forward.num_tokens;
+  gate.hidden = forward.hidden;
+  gate.rng_offset = forward.rng_offset;
+  gate.x = forward.x;
+  gate.weight = forward.weight;
+  gate.input_scale = forward.input_scale;
+  return gate;
+}
+
+void Router::check_gate_gradients(const moec_tensor& d_weight, const moec_tensor& d_bias,
+                                  const moec_tensor& d_input_scale, TensorCheck& check,
+                                  GateGradArgs& gate) const {
+  const int64_t H = gate.hidden, N = num_ids();
+  const Dtypes parameter = {gate.weight.dtype, MOEC_F32};
+  gate.d_weight = check.optional_out("gradient of the gate weight", d_weight, {N, H}, parameter);
+  if (!has(MOEC_ROUTER_LOGIT_BIAS)) check.absent("gradient of the gate bias", d_bias, "LOGIT_BIAS");
+  gate.d_bias = check.optional_out("gradient of the gate bias", d_bias, {N}, parameter);
+  if (!scales_input()) check.absent("d_input_scale", d_input_scale, "RMS_SCALED");
+  gate.d_input_scale = check.optional_out("d_input_scale", d_input_scale, {H}, parameter);
+}
+
+Array Router::per_expert_scale_gradient(const moec_tensor& gradient, TensorCheck& check) const {
+  if (!has(MOEC_ROUTER_PER_EXPERT_SCALE))
+    check.absent("d_per_expert_scale", gradient, "PER_EXPERT_SCALE");
+  return check.optional_out("d_per_expert_scale", gradient, {num_ids()}, kReal);
+}
+
 void Router::gate_forward(const moec_gate_args& args, moec_stream stream) const {
   check_flags("args.flags", args.flags, 0);
   TensorCheck check(*context_);
@@ -109,12 +152,7 @@ void Router::gate_forward(const moec_gate_args& args, moec_stream stream) const 
   gate.hidden = H;
   gate.rng_offset = args.rng_offset;
   gate.x = check.in("x", args.x, {T, H}, kReal);
-  gate.weight = check.in("weight", args.weight, {N, H}, kReal);
-  const Dtypes parameter = {gate.weight.dtype, MOEC_F32};
-  gate.bias =
-      check.in_if(has(MOEC_ROUTER_LOGIT_BIAS), "LOGIT_BIAS", "bias", args.bias, {N}, parameter);
-  gate.input_scale = check.in_if(desc_.input == MOEC_INPUT_RMS_SCALED, "RMS_SCALED", "input_scale",
-                                 args.input_scale, {H}, parameter);
+  check_gate_weights(args.weight, args.bias, args.input_scale, check, gate);
   gate.logits = static_cast<float*>(check.out("logits", args.logits, {T, N}, kFloat).data);
   if (!jitters())
     check.absent("x_jittered", args.x_jittered, "jitter");
@@ -129,26 +167,24 @@ void Router::gate_backward(const moec_gate_grad_args& args, moec_stream stream) 
   check_flags("args.flags", args.flags, kGradFlags);
   TensorCheck check(*context_);
   const int64_t T = check.tokens("x", args.x), H = args.x.shape[1], N = num_ids();
-  const bool scaled = desc_.input == MOEC_INPUT_RMS_SCALED;
-  GateGradArgs gate = {};
-  gate.desc = &desc_;
-  gate.num_tokens = T;
-  gate.hidden = H;
-  gate.rng_offset = args.rng_offset;
+  GateArgs forward = {};
+  forward.desc = &desc_;
+  forward.num_tokens = T;
+  forward.hidden = H;
+  forward.rng_offset = args.rng_offset;
+  forward.x = check.in("x", args.x, {T, H}, kReal);
+  forward.weight = check.in("weight", args.weight, {N, H}, kReal);
+  forward.input_scale = check.in_if(scales_input(), "RMS_SCALED", "input_scale", args.input_scale,
+                                    {H}, {forward.weight.dtype, MOEC_F32});
+  GateGradArgs gate = gradients_of(forward);
   gate.accumulate = args.flags & MOEC_GRAD_ACCUMULATE;
   gate.accumulate_x = args.flags & MOEC_GRAD_ACCUMULATE_X;
-  gate.x = check.in("x", args.x, {T, H}, kReal);
-  gate.weight = check.in("weight", args.weight, {N, H}, kReal);
-  const Dtypes parameter = {gate.weight.dtype, MOEC_F32};
-  gate.input_scale =
-      check.in_if(scaled, "RMS_SCALED", "input_scale", args.input_scale, {H}, parameter);
   gate.d_logits = static_cast<float*>(check.in("d_logits", args.d_logits, {T, N}, kFloat).data);
   gate.d_x = check.optional_out("d_x", args.d_x, {T, H}, {gate.x.dtype, MOEC_F32});
-  gate.d_weight = check.optional_out("d_weight", args.d_weight, {N, H}, parameter);
-  if (!has(MOEC_ROUTER_LOGIT_BIAS)) check.absent("d_bias", args.d_bias, "LOGIT_BIAS");
-  gate.d_bias = check.optional_out("d_bias", args.d_bias, {N}, parameter);
-  if (!scaled) check.absent("d_input_scale", args.d_input_scale, "RMS_SCALED");
-  gate.d_input_scale = check.optional_out("d_input_scale", args.d_input_scale, {H}, parameter);
+  check_gate_gradients(args.d_weight, args.d_bias, args.d_input_scale, check, gate);
+  if (!jitters()) check.absent("d_x_jittered", args.d_x_jittered, "jitter");
+  gate.d_x_jittered =
+      check.optional_in("d_x_jittered", args.d_x_jittered, {T, H}, {gate.x.dtype, MOEC_F32});
   check.finish();
   const Context::Timer timer(*context_, Phase::kRoute);
   context_->backend().gate_backward(gate, stream);
@@ -214,9 +250,7 @@ void Router::route_backward(const moec_route_grad_args& args, moec_stream stream
   route.d_logits_in = static_cast<const float*>(
       check.optional_in("d_logits_in", args.d_logits_in, {T, N}, kFloat).data);
   route.d_logits = static_cast<float*>(check.out("d_logits", args.d_logits, {T, N}, kFloat).data);
-  if (!scaled) check.absent("d_per_expert_scale", args.d_per_expert_scale, "PER_EXPERT_SCALE");
-  route.d_per_expert_scale =
-      check.optional_out("d_per_expert_scale", args.d_per_expert_scale, {N}, kReal);
+  route.d_per_expert_scale = per_expert_scale_gradient(args.d_per_expert_scale, check);
   check.finish();
   const Context::Timer timer(*context_, Phase::kRoute);
   context_->backend().route_backward(route, stream);

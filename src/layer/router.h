@@ -18,6 +18,7 @@ class Router final : public Object {
   int32_t num_ids() const { return desc_.num_experts + desc_.num_zero_experts; }
   int32_t top_k() const { return desc_.top_k; }
   bool has(uint32_t flag) const { return desc_.flags & flag; }
+  bool scales_input() const { return desc_.input == MOEC_INPUT_RMS_SCALED; }
   bool jitters() const { return desc_.jitter > 0; }
   // The experts see the jittered x, too.
   bool jitters_experts() const { return jitters() && has(MOEC_ROUTER_JITTER_X); }
@@ -29,6 +30,15 @@ class Router final : public Object {
   void bias_update(const moec_tensor& counts, float rate, const moec_tensor& bias,
                    moec_stream stream) const;
 
+  // Gate weight, bias and scale, checked into `gate`, whose hidden is set.
+  void check_gate_weights(const moec_tensor& weight, const moec_tensor& bias,
+                          const moec_tensor& input_scale, TensorCheck& check, GateArgs& gate) const;
+  // The inputs of a backward call, of those of its forward call.
+  static GateGradArgs gradients_of(const GateArgs& forward);
+  void check_gate_gradients(const moec_tensor& d_weight, const moec_tensor& d_bias,
+                            const moec_tensor& d_input_scale, TensorCheck& check,
+                            GateGradArgs& gate) const;
+  Array per_expert_scale_gradient(const moec_tensor& gradient, TensorCheck& check) const;
   // The inputs of routing besides the logits, checked into `route`. Used by plans and layers as
   // well.
   void check_route_inputs(const moec_route_args& args, int64_t num_tokens, TensorCheck& check,

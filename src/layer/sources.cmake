@@ -4,12 +4,14 @@ moec_add_sources(
   check.cpp
   context.cpp
   experts.cpp
+  experts_desc.cpp
   forward.cpp
   layer.cpp
   losses.cpp
   packed_file.cpp
   plan.cpp
   plan_file.cpp
+  plan_holds.cpp
   plan_layout.cpp
   router.cpp
   rows.cpp

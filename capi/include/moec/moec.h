@@ -367,6 +367,7 @@ typedef struct moec_gate_grad_args {
   moec_tensor d_weight;               /* out [E+Z,H] */
   moec_tensor d_bias;                 /* out [E+Z] */
   moec_tensor d_input_scale;          /* out [H] */
+  moec_tensor d_x_jittered;           /* in  [T,H], with jitter: optional gradient of x_jittered */
 } moec_gate_grad_args;
 
 enum moec_grad_flags {

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/experts.h"
+
+#include <cstring>
+
+#include "core/checksum.h"
+#include "core/dtype.h"
+#include "layer/experts_desc.h"
+
+namespace moec {
+namespace {
+
+using ll = long long;
+
+constexpr char kMagic[8] = {'M', 'O', 'E', 'C', 'S', 'A', 'V', 'E'};
+constexpr uint32_t kGradFlags = MOEC_GRAD_ACCUMULATE | MOEC_GRAD_ACCUMULATE_X;
+
+moec_size plus(moec_size size, uint64_t bytes) {
+  return size.base || size.per_token ? moec_size{size.base + bytes, size.per_token} : size;
+}
+
+void check_fit(const char* name, const Weights& weights, int32_t num_experts, int64_t hidden,
+               int64_t inter, bool gated) {
+  const WeightsView& view = weights.view();
+  MOEC_REQUIRE(view.num_experts == num_experts && view.hidden == hidden && view.inter == inter,
+               MOEC_E_MISMATCH, "%s are %d experts of H, I = %lld, %lld; expected %d of %lld, %lld",
+               name, view.num_experts, ll(view.hidden), ll(view.inter), num_experts, ll(hidden),
+               ll(inter));
+  MOEC_REQUIRE(view.gated == gated, MOEC_E_MISMATCH, "%s are %s; the activation needs %s ones",
+               name, view.gated ? "gated" : "plain", gated ? "gated" : "plain");
+}
+
+}  // namespace
+
+GradientBinding::GradientBinding(const Context& context, const Weights* weights,
+                                 const moec_weight_set* set, const char* name, TensorCheck& check)
+    : pointers_(context, set && weights ? binding_entries(*set, weights->desc().num_experts) : 0),
+      blocks_(context, set && weights ? binding_entries(*set, weights->desc().num_experts) : 0),
+      given_(set != nullptr) {
+  if (!set) return;
+  MOEC_REQUIRE(weights, MOEC_E_INVALID_ARG, "%s is given; there are no such weights", name);
+  bound_ = bind_gradients(context, weights->desc(), *set, weights->view(), name, pointers_.data(),
+                          blocks_.data());
+  check.set_out(bound_.memory);
+}
+
+Experts::Experts(const Context& context, const moec_experts_desc& desc)
+    : Object(kKind), context_(context), desc_(checked_experts_desc(desc)) {
+  context.backend().check_experts(desc_);
+  sizes_ = context.backend().experts_sizes(desc_);
+  caller_sizes_.forward_workspace = plus(sizes_.forward, kAlignSlack);
+  if (!saves()) return;
+  caller_sizes_.backward_workspace = plus(sizes_.backward, kAlignSlack);
+  caller_sizes_.saved = {sizes_.saved.base + sizeof(SavedHeader), sizes_.saved.per_token};
+}
+
+void Experts::check_plan(const Plan& built) const {
+  check_same_device("plan", built.context(), *context_);
+  const PlanView& plan = built.view();
+  MOEC_REQUIRE(plan.num_experts == desc_.num_experts && plan.num_zero == desc_.num_zero_experts &&
+                   plan.top_k == desc_.top_k,
+               MOEC_E_MISMATCH, "plan has E, Z, K = %d, %d, %d; the experts have %d, %d, %d",
+               plan.num_experts, plan.num_zero, plan.top_k, desc_.num_experts,
+               desc_.num_zero_experts, desc_.top_k);
+  const int32_t end = plan.expert_begin + plan.num_local;
+  MOEC_REQUIRE(plan.expert_begin == desc_.expert_begin && end == desc_.expert_end, MOEC_E_MISMATCH,
+               "plan has the local experts [%d,%d); the experts have [%d,%d)", plan.expert_begin,
+               end, desc_.expert_begin, desc_.expert_end);
+  MOEC_REQUIRE(plan.align == desc_.align, MOEC_E_MISMATCH, "plan has align %d; the experts have %d",
+               plan.align, desc_.align);
+  const int64_t choices = plan.kind == MOEC_PLAN_EXPERT_CHOICE ? plan.num_local * plan.capacity : 0;
+  MOEC_REQUIRE(choices == desc_.max_rows_base, MOEC_E_MISMATCH,
+               "plan has El * capacity = %lld; the experts' max_rows_base is %lld", ll(choices),
+               ll(desc_.max_rows_base));
+}
+
+void Experts::check_weights(const Weights& weights, const Weights* shared_weights,
+                            TensorCheck& check) const {
+  const int32_t local = desc_.expert_end - desc_.expert_begin;
+  check_same_device("weights", weights.context(), *context_);
+  check_fit("weights", weights, local, desc_.hidden, desc_.inter,
+            desc_.gate_layout != MOEC_GATE_NONE);
+  check.set_in(weights.memory());
+  MOEC_REQUIRE(has_shared() == (shared_weights != nullptr), MOEC_E_INVALID_ARG,
+               "shared_weights are %s; desc.shared is %u", has_shared() ? "absent" : "given",
+               desc_.shared);
+  if (!has_shared()) return;
+  check_same_device("shared_weights", shared_weights->context(), *context_);
+  check_fit("shared_weights", *shared_weights, 1, desc_.hidden, desc_.shared_inter,
+            shared_is_gated(desc_));
+  check.set_in(shared_weights->memory());
+}
+
+void Experts::check_inputs(const moec_tensor& x, const moec_tensor& shared_gate,
+                           const moec_tensor& shared_gate_bias, TensorCheck& check,
+                           ExpertsArgs& experts) const {
+  const int64_t T = experts.num_tokens, H = desc_.hidden;
+  const Dtypes parameter = {desc_.dtype, MOEC_F32};
+  experts.desc = &desc_;
+  experts.x = check.in("x", x, {T, H}, {desc_.dtype});
+  experts.shared_gate =
+      check.in_if(desc_.shared >= MOEC_SHARED_SIGMOID_GATE, "a gated shared expert", "shared_gate",
+                  shared_gate, {gate_rows(), H}, parameter);
+  if (desc_.shared != MOEC_SHARED_SOFTMAX2)
+    check.absent("shared_gate_bias", shared_gate_bias, "SHARED_SOFTMAX2");
+  experts.shared_gate_bias =
+      check.optional_in("shared_gate_bias", shared_gate_bias, {2}, parameter);
+}
+
+ExpertsGradArgs Experts::gradients_of(const ExpertsArgs& forward) {
+  ExpertsGradArgs experts = {};
+  experts.desc = forward.desc;
+  experts.num_tokens = forward.num_tokens;
+  experts.plan = forward.plan;
+  experts.weights = forward.weights;
+  experts.shared_weights = forward.shared_weights;
+  experts.x = forward.x;
+  experts.shared_gate = forward.shared_gate;
+  experts.shared_gate_bias = forward.shared_gate_bias;
+  return experts;
+}
+
+void Experts::check_gradients(const ExpertsGradients& gradients, TensorCheck& check,
+                              ExpertsGradArgs& experts) const {
+  const int64_t T = experts.num_tokens, H = desc_.hidden;
+  const Dtypes parameter = {desc_.dtype, MOEC_F32};
+  if (!experts.shared_gate) check.absent("d_shared_gate", gradients.shared_gate, "shared_gate");
+  experts.d_shared_gate =
+      check.optional_out("d_shared_gate", gradients.shared_gate, {gate_rows(), H}, parameter);
+  if (!experts.shared_gate_bias)
+    check.absent("d_shared_gate_bias", gradients.shared_gate_bias, "shared_gate_bias");
+  experts.d_shared_gate_bias =
+      check.optional_out("d_shared_gate_bias", gradients.shared_gate_bias, {2}, parameter);
+  experts.d_output_bias =
+      check.optional_out("d_output_bias", gradients.output_bias, {H}, parameter);
+  experts.d_residual =
+      check.optional_out("d_residual", gradients.residual, {T, H}, {desc_.dtype}).data;
+}
+
+SavedHeader Experts::saved_header(int64_t num_tokens, int64_t max_rows) const {
+  SavedHeader header = {};
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  header.desc_hash = checksum(&desc_, sizeof desc_);
+  header.num_tokens = num_tokens;
+  header.max_rows = max_rows;
+  return header;
+}
+
+void write_saved_header(const Context& context, void* saved, const SavedHeader& header,
+                        moec_stream stream) {
+  context.backend().copy_from_host(saved, &header, sizeof header, stream);
+}
+
+void check_saved_header(const Context& context, const void* saved, const SavedHeader& expected) {
+  if (!context.on_host()) return;  // reading it would wait for the device
+  SavedHeader found;
+  std::memcpy(&found, saved, sizeof found);
+  MOEC_REQUIRE(std::memcmp(found.magic, kMagic, sizeof kMagic) == 0, MOEC_E_MISMATCH,
+               "saved was not written by a forward call; expected the buffer that forward filled");
+  MOEC_REQUIRE(
+      found.num_tokens == expected.num_tokens && found.max_rows == expected.max_rows,
+      MOEC_E_MISMATCH, "saved is of %lld tokens and %lld rows; this call has %lld and %lld",
+      ll(found.num_tokens), ll(found.max_rows), ll(expected.num_tokens), ll(expected.max_rows));
+  MOEC_REQUIRE(found.desc_hash == expected.desc_hash, MOEC_E_MISMATCH,
+               "saved has the description %016llx; expected %016llx, of these experts",
+               static_cast<unsigned long long>(found.desc_hash),
+               static_cast<unsigned long long>(expected.desc_hash));
+}
+
+void Experts::forward(const moec_experts_args& args, const Plan& plan, const Weights& weights,
+                      const Weights* shared_weights, moec_stream stream) const {
+  check_flags("args.flags", args.flags, 0);
+  const PlanView& view = plan.view();
+  check_plan(plan);
+  const int64_t T = view.num_tokens, H = desc_.hidden;
+  TensorCheck check(*context_);
+  check_weights(weights, shared_weights, check);
+  ExpertsArgs experts = {};
+  experts.num_tokens = T;
+  experts.plan = &view;
+  experts.weights = &weights.view();
+  experts.shared_weights = shared_weights ? &shared_weights->view() : nullptr;
+  check_inputs(args.x, args.shared_gate, args.shared_gate_bias, check, experts);
+  experts.output_bias =
+      check.optional_in("output_bias", args.output_bias, {H}, {desc_.dtype, MOEC_F32});
+  experts.residual = check.optional_in("residual", args.residual, {T, H}, {desc_.dtype}).data;
+  experts.y = check.out("y", args.y, {T, H}, {desc_.dtype}).data;
+  const uint64_t need = checked_bytes("workspace", caller_sizes_.forward_workspace, T);
+  check.saved_out(args.saved, checked_bytes("saved", caller_sizes_.saved, T));
+  check.memory_out("workspace", args.workspace.ptr, need);
+  plan.check_memory(check);
+  check.may_be_same("y", "residual");
+  check.finish();
+  const Workspace workspace(*context_, args.workspace, need, stream);
+  experts.workspace = workspace.data();
+  if (saves()) {
+    write_saved_header(*context_, args.saved.ptr, saved_header(T, view.max_rows), stream);
+    experts.saved = static_cast<char*>(args.saved.ptr) + sizeof(SavedHeader);
+  }
+  const Context::Timer timer(*context_, Phase::kExperts);
+  context_->backend().experts_forward(experts, stream);
+}
+
+void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, const Weights& weights,
+                       const Weights* shared_weights, const moec_weight_set* d_expert_weights,
+                       const moec_weight_set* d_shared_weights, moec_stream stream) const {
+  check_flags("args.flags", args.flags, kGradFlags);
+  MOEC_REQUIRE(saves(), MOEC_E_INVALID_STATE,
+               "desc.save is MOEC_SAVE_NONE; create the experts with another to call backward");
+  const PlanView& view = plan.view();
+  check_plan(plan);
+  const int64_t T = view.num_tokens, H = desc_.hidden, K = desc_.top_k;
+  TensorCheck check(*context_);
+  check_weights(weights, shared_weights, check);
+  const GradientBinding d_experts(*context_, &weights, d_expert_weights, "d_expert_weights", check);
+  const GradientBinding d_shared(*context_, shared_weights, d_shared_weights, "d_shared_weights",
+                                 check);
+  ExpertsArgs forward = {};
+  forward.num_tokens = T;
+  forward.plan = &view;
+  forward.weights = &weights.view();
+  forward.shared_weights = shared_weights ? &shared_weights->view() : nullptr;
+  check_inputs(args.x, args.shared_gate, args.shared_gate_bias, check, forward);
+  ExpertsGradArgs experts = gradients_of(forward);
+  experts.accumulate = args.flags & MOEC_GRAD_ACCUMULATE;
+  experts.accumulate_x = args.flags & MOEC_GRAD_ACCUMULATE_X;
+  experts.d_y = check.in("d_y", args.d_y, {T, H}, {desc_.dtype}).data;
+  experts.d_x = check.optional_out("d_x", args.d_x, {T, H}, {desc_.dtype}).data;
+  const moec_tensor& d_weights = args.d_weights;
+  experts.d_weights =
+      static_cast<float*>((K ? check.optional_out("d_weights", d_weights, {T, K}, kFloat)
+                             : check.optional_out("d_weights", d_weights, {view.max_rows}, kFloat))
+                              .data);
+  experts.d_expert_weights = d_experts.view();
+  experts.d_shared_weights = d_shared.view();
+  check_gradients(
+      {args.d_shared_gate, args.d_shared_gate_bias, args.d_output_bias, args.d_residual}, check,
+      experts);
+  const uint64_t need = checked_bytes("workspace", caller_sizes_.backward_workspace, T);
+  check.saved_in(args.saved, checked_bytes("saved", caller_sizes_.saved, T));
+  check.memory_out("workspace", args.workspace.ptr, need);
+  plan.check_memory(check);
+  check.finish();
+  check_saved_header(*context_, args.saved.ptr, saved_header(T, view.max_rows));
+  experts.saved = static_cast<const char*>(args.saved.ptr) + sizeof(SavedHeader);
+  const Workspace workspace(*context_, args.workspace, need, stream);
+  experts.workspace = workspace.data();
+  const Context::Timer timer(*context_, Phase::kExperts);
+  context_->backend().experts_backward(experts, stream);
+}
+
+std::string Experts::describe(const Weights& weights, int64_t num_tokens) const {
+  check_at_least("num_tokens", num_tokens, 0);
+  checked_rows("num_tokens", num_tokens);
+  check_fit("weights", weights, desc_.expert_end - desc_.expert_begin, desc_.hidden, desc_.inter,
+            desc_.gate_layout != MOEC_GATE_NONE);
+  return context_->backend().describe(desc_, weights.view(), num_tokens);
+}
+
+}  // namespace moec

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// A validated experts description and its two calls. What the layer shares with it is public:
+// checks of the arguments, and the calls on arguments already checked.
+#pragma once
+
+#include "layer/plan.h"
+#include "layer/weights.h"
+
+namespace moec {
+
+// First bytes of a saved buffer: what it belongs to.
+struct SavedHeader {
+  char magic[8];
+  uint64_t desc_hash;
+  int64_t num_tokens, max_rows;
+  uint64_t reserved[4];
+};
+static_assert(sizeof(SavedHeader) == kCacheLine);
+
+// Gradients besides those of x, of the routing weights and of the weight matrices.
+struct ExpertsGradients {
+  const moec_tensor &shared_gate, &shared_gate_bias, &output_bias, &residual;
+};
+
+// Gradients of weight matrices, bound for one call.
+class GradientBinding {
+ public:
+  GradientBinding(const Context& context, const Weights* weights, const moec_weight_set* set,
+                  const char* name, TensorCheck& check);
+  const WeightsView* view() const { return given_ ? &bound_.view : nullptr; }
+
+ private:
+  HostArray<void*> pointers_;
+  HostArray<MemoryBlock> blocks_;
+  bool given_;
+  BoundWeights bound_;
+};
+
+class Experts final : public Object {
+ public:
+  static constexpr Kind kKind = Kind::kExperts;
+  Experts(const Context& context, const moec_experts_desc& desc);
+
+  const Context& context() const { return *context_; }
+  const moec_experts_desc& desc() const { return desc_; }  // defaults filled in
+  bool has_shared() const { return desc_.shared != MOEC_SHARED_NONE; }
+  bool saves() const { return desc_.save != MOEC_SAVE_NONE; }
+
+  // What the caller provides: aligning and the header are included. The backend's own sizes are
+  // not.
+  const moec_experts_sizes& sizes() const { return caller_sizes_; }
+  const Backend::Sizes& backend_sizes() const { return sizes_; }
+
+  void forward(const moec_experts_args& args, const Plan& plan, const Weights& weights,
+               const Weights* shared_weights, moec_stream stream) const;
+  void backward(const moec_experts_grad_args& args, const Plan& plan, const Weights& weights,
+                const Weights* shared_weights, const moec_weight_set* d_expert_weights,
+                const moec_weight_set* d_shared_weights, moec_stream stream) const;
+  std::string describe(const Weights& weights, int64_t num_tokens) const;
+
+  // Weights that fit; their memory is remembered in `check`.
+  void check_weights(const Weights& weights, const Weights* shared_weights,
+                     TensorCheck& check) const;
+  // What forward and backward read besides weights and plan, checked into `experts`.
+  void check_inputs(const moec_tensor& x, const moec_tensor& shared_gate,
+                    const moec_tensor& shared_gate_bias, TensorCheck& check,
+                    ExpertsArgs& experts) const;
+  static ExpertsGradArgs gradients_of(const ExpertsArgs& forward);
+  void check_gradients(const ExpertsGradients& gradients, TensorCheck& check,
+                       ExpertsGradArgs& experts) const;
+
+  SavedHeader saved_header(int64_t num_tokens, int64_t max_rows) const;
+
+ private:
+  void check_plan(const Plan& plan) const;
+  int64_t gate_rows() const { return desc_.shared == MOEC_SHARED_SOFTMAX2 ? 2 : 1; }
+
+  Ref<const Context> context_;
+  moec_experts_desc desc_;
+  Backend::Sizes sizes_;
+  moec_experts_sizes caller_sizes_ = {};
+};
+
+// Write the header of a saved buffer / E_MISMATCH unless it is the expected one.
+void write_saved_header(const Context& context, void* saved, const SavedHeader& header,
+                        moec_stream stream);
+void check_saved_header(const Context& context, const void* saved, const SavedHeader& expected);
+
+}  // namespace moec

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/layer.h"
+
+#include "core/checksum.h"
+#include "core/dtype.h"
+
+namespace moec {
+namespace {
+
+moec_plan_desc plan_desc_of(const moec_layer_desc& layer, const moec_experts_desc& experts) {
+  moec_plan_desc desc = {};
+  desc.num_experts = experts.num_experts;
+  desc.num_zero_experts = experts.num_zero_experts;
+  desc.top_k = experts.top_k;
+  desc.expert_begin = experts.expert_begin;
+  desc.expert_end = experts.expert_end;
+  desc.align = experts.align;
+  desc.drop = layer.drop;
+  desc.capacity = layer.capacity;
+  desc.capacity_factor = layer.capacity_factor;
+  return checked_plan_desc(desc);
+}
+
+void check_agreement(const moec_router_desc& router, const moec_experts_desc& experts) {
+  const struct {
+    const char* name;
+    int32_t router, experts;
+  } rows[] = {{"num_experts", router.num_experts, experts.num_experts},
+              {"num_zero_experts", router.num_zero_experts, experts.num_zero_experts},
+              {"top_k", router.top_k, experts.top_k}};
+  for (const auto& row : rows)
+    MOEC_REQUIRE(row.router == row.experts, MOEC_E_INVALID_ARG,
+                 "desc.router.%s is %d and desc.experts.%s is %d; expected equal", row.name,
+                 row.router, row.name, row.experts);
+}
+
+moec_size affine(uint64_t extra, const Arena& arena) {
+  return {arena.size().base + extra, arena.size().per_token};
+}
+
+}  // namespace
+
+Layer::Layer(const Context& context, const moec_layer_desc& desc, const moec_router_desc& router,
+             const moec_experts_desc& experts)
+    : Object(kKind), context_(context) {
+  check_flags("desc.flags", desc.flags, 0);
+  check_agreement(router, experts);
+  router_ = Ref<const Router>::of_new(new Router(context, router));
+  experts_ = Ref<const Experts>::of_new(new Experts(context, experts));
+  plan_desc_ = plan_desc_of(desc, experts_->desc());
+  plan_scratch_ = context.backend().plan_scratch(plan_desc_);
+  Arena forward, backward, saved;
+  lay_out_forward(forward);
+  sizes_.forward_workspace = affine(kAlignSlack, forward);
+  if (!experts_->saves()) return;
+  lay_out_backward(backward);
+  lay_out_kept(saved);
+  const moec_size& own = experts_->backend_sizes().saved;
+  sizes_.backward_workspace = affine(kAlignSlack, backward);
+  sizes_.saved = affine(own.base, saved);
+  sizes_.saved.per_token += own.per_token;
+}
+
+Layer::Kept Layer::lay_out_kept(Arena& arena) const {
+  const uint64_t N = uint64_t(router_->num_ids()), K = uint64_t(router_->top_k());
+  const moec_experts_desc& desc = experts_->desc();
+  Kept kept = {};
+  if (experts_->saves()) arena.take(sizeof(SavedHeader), 0);
+  kept.logits = arena.take_array<float>(0, N);
+  kept.expert_ids = arena.take_array<int32_t>(0, K);
+  kept.weights = arena.take_array<float>(0, K);
+  if (router_->jitters_experts())
+    kept.x_jittered = arena.take(0, uint64_t(desc.hidden * dtype_bytes(desc.dtype)));
+  return kept;
+}
+
+PlanView Layer::plan_in(Arena& arena) const {
+  PlanView plan = lay_out_plan(plan_desc_, true, arena);
+  plan.scratch = arena.take(plan_scratch_.base, plan_scratch_.per_token);
+  return plan;
+}
+
+Layer::Memory Layer::lay_out_forward(Arena& arena) const {
+  const moec_size& own = experts_->backend_sizes().forward;
+  Memory memory;
+  if (!experts_->saves()) memory.kept = lay_out_kept(arena);
+  memory.plan = plan_in(arena);
+  memory.experts = arena.take(own.base, own.per_token);
+  return memory;
+}
+
+Layer::Memory Layer::lay_out_backward(Arena& arena) const {
+  const uint64_t N = uint64_t(router_->num_ids()), K = uint64_t(router_->top_k());
+  const moec_experts_desc& desc = experts_->desc();
+  const moec_size& own = experts_->backend_sizes().backward;
+  Memory memory;
+  memory.plan = plan_in(arena);
+  memory.d_weights = arena.take_array<float>(0, K);
+  memory.d_logits = arena.take_array<float>(0, N);
+  if (router_->jitters_experts())
+    memory.d_x_jittered = arena.take(0, uint64_t(desc.hidden * dtype_bytes(desc.dtype)));
+  memory.experts = arena.take(own.base, own.per_token);
+  return memory;
+}
+
+Layer::Inputs Layer::check_inputs(const moec_layer_args& args, const LayerWeights& weights,
+                                  TensorCheck& check) const {
+  Inputs inputs;
+  const int64_t T = check.tokens("x", args.x), H = experts_->desc().hidden, N = router_->num_ids();
+  inputs.num_tokens = T;
+  experts_->check_weights(weights.weights, weights.shared, check);
+  ExpertsArgs& experts = inputs.experts;
+  experts.num_tokens = T;
+  experts.weights = &weights.weights.view();
+  experts.shared_weights = weights.shared ? &weights.shared->view() : nullptr;
+  experts_->check_inputs(args.x, args.shared_gate, args.shared_gate_bias, check, experts);
+
+  GateArgs& gate = inputs.gate;
+  gate.desc = &router_->desc();
+  gate.num_tokens = T;
+  gate.rng_offset = args.rng_offset;
+  const bool own_x = is_absent(args.router_x);
+  MOEC_REQUIRE(
+      own_x || !router_->jitters_experts(), MOEC_E_INVALID_ARG,
+      "router_x is given with MOEC_ROUTER_JITTER_X; expected absent, for the experts see the "
+      "router's x");
+  gate.hidden = own_x ? H : args.router_x.ndim == 2 ? args.router_x.shape[1] : 1;
+  gate.x = own_x ? experts.x : check.in("router_x", args.router_x, {T, gate.hidden}, kReal);
+  router_->check_gate_weights(args.gate_weight, args.gate_bias, args.input_scale, check, gate);
+
+  moec_route_args route = {};
+  route.select_bias = args.select_bias;
+  route.per_expert_scale = args.per_expert_scale;
+  route.token_mask = args.token_mask;
+  route.table = args.table;
+  route.token_ids = args.token_ids;
+  route.given_ids = args.given_ids;
+  router_->check_route_inputs(route, T, check, inputs.route);
+  plan_max_rows(plan_desc_, T);
+  checked_product("T * (E+Z)", T, N);
+  return inputs;
+}
+
+SavedHeader Layer::saved_header(int64_t num_tokens) const {
+  SavedHeader header = experts_->saved_header(num_tokens, plan_max_rows(plan_desc_, num_tokens));
+  header.desc_hash = checksum(&router_->desc(), sizeof(moec_router_desc), header.desc_hash);
+  header.desc_hash = checksum(&plan_desc_, sizeof plan_desc_, header.desc_hash);
+  return header;
+}
+
+// Lays out the layer's part of `saved`; returns the experts' part, which ends the buffer.
+void* Layer::open_saved(const moec_buffer& saved, int64_t num_tokens, Kept& kept) const {
+  Arena arena(saved.ptr, num_tokens);
+  kept = lay_out_kept(arena);
+  return static_cast<char*>(saved.ptr) + bytes_for(arena.size(), num_tokens);
+}
+
+// The header, and zeros where no region will be written: behind each region up to the next.
+void Layer::begin_saved(const moec_buffer& saved, int64_t num_tokens, moec_stream stream) const {
+  const uint64_t N = uint64_t(router_->num_ids()), K = uint64_t(router_->top_k());
+  const uint64_t T = uint64_t(num_tokens);
+  Kept kept;
+  char* const end = static_cast<char*>(open_saved(saved, num_tokens, kept));
+  const auto after = [](void* region, uint64_t bytes) {
+    return static_cast<char*>(region) + bytes;
+  };
+  const auto zero_to = [&](char* begin, void* next) {
+    context_->backend().zero(begin, uint64_t(static_cast<char*>(next) - begin), stream);
+  };
+  write_saved_header(*context_, saved.ptr, saved_header(num_tokens), stream);
+  zero_to(after(kept.logits, T * N * sizeof(float)), kept.expert_ids);
+  zero_to(after(kept.expert_ids, T * K * sizeof(int32_t)), kept.weights);
+  const moec_experts_desc& desc = experts_->desc();
+  const uint64_t x_bytes = T * uint64_t(desc.hidden * dtype_bytes(desc.dtype));
+  char* last = after(kept.weights, T * K * sizeof(float));
+  if (kept.x_jittered) {
+    zero_to(last, kept.x_jittered);
+    last = after(kept.x_jittered, x_bytes);
+  }
+  zero_to(last, end);
+}
+
+void Layer::build_plan(const PlanView& plan, const Kept& kept, moec_stream stream) const {
+  PlanSource source = {};
+  source.expert_ids = {kept.expert_ids, MOEC_I32};
+  source.weights = kept.weights;
+  const Context::Timer timer(*context_, Phase::kPlan);
+  context_->backend().build_plan(source, plan, stream);
+}
+
+std::string Layer::describe(const Weights& weights, int64_t num_tokens) const {
+  return experts_->describe(weights, num_tokens);
+}
+
+}  // namespace moec

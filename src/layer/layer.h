@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole layer: gate, route, plan, experts, in one call with one workspace and one saved buffer.
+//
+//   saved      header | logits [T,E+Z] | expert_ids [T,K] | weights [T,K] | x_jittered | the
+//   experts' own workspace  plan arrays | plan scratch | the experts' own, and forward without
+//   `saved`: the logits
+//              and x_jittered; backward: d_weights, d_logits, d_x_jittered
+//
+// Backward builds the plan again from expert_ids and weights: it costs less than keeping its rows.
+#pragma once
+
+#include "layer/experts.h"
+
+namespace moec {
+
+struct LayerWeights {
+  const Weights& weights;
+  const Weights* shared;  // null without shared expert
+};
+
+class Layer final : public Object {
+ public:
+  static constexpr Kind kKind = Kind::kLayer;
+  Layer(const Context& context, const moec_layer_desc& desc, const moec_router_desc& router,
+        const moec_experts_desc& experts);
+
+  const Context& context() const { return *context_; }
+  const Router& router() const { return *router_; }
+  const Experts& experts() const { return *experts_; }
+  const moec_experts_sizes& sizes() const { return sizes_; }
+
+  void forward(const moec_layer_args& args, const LayerWeights& weights, moec_stream stream) const;
+  void backward(const moec_layer_grad_args& args, const moec_layer_args& forward,
+                const LayerWeights& weights, const moec_weight_set* d_expert_weights,
+                const moec_weight_set* d_shared_weights, moec_stream stream) const;
+  std::string describe(const Weights& weights, int64_t num_tokens) const;
+
+ private:
+  struct Kept {           // from forward to backward, or for forward only
+    float* logits;        // [T,E+Z]
+    int32_t* expert_ids;  // [T,K]
+    float* weights;       // [T,K]
+    void* x_jittered;     // [T,H] dtype of x, with JITTER_X
+  };
+  struct Inputs;
+  struct Memory;
+
+  Inputs check_inputs(const moec_layer_args& args, const LayerWeights& weights,
+                      TensorCheck& check) const;
+  Kept lay_out_kept(Arena& arena) const;
+  Memory lay_out_forward(Arena& arena) const;
+  Memory lay_out_backward(Arena& arena) const;
+  PlanView plan_in(Arena& arena) const;
+  void build_plan(const PlanView& plan, const Kept& kept, moec_stream stream) const;
+  void* open_saved(const moec_buffer& saved, int64_t num_tokens, Kept& kept) const;
+  void begin_saved(const moec_buffer& saved, int64_t num_tokens, moec_stream stream) const;
+  SavedHeader saved_header(int64_t num_tokens) const;
+
+  Ref<const Context> context_;
+  Ref<const Router> router_;
+  Ref<const Experts> experts_;
+  moec_plan_desc plan_desc_ = {};
+  moec_size plan_scratch_ = {};
+  moec_experts_sizes sizes_ = {};
+};
+
+// Arguments of a call, checked, in the form the backend takes.
+struct Layer::Inputs {
+  int64_t num_tokens = 0;
+  GateArgs gate = {};
+  RouteArgs route = {};
+  ExpertsArgs experts = {};
+};
+
+// Where the regions of one workspace lie.
+struct Layer::Memory {
+  Kept kept = {};
+  PlanView plan;
+  float *d_weights = nullptr, *d_logits = nullptr;  // backward
+  void *d_x_jittered = nullptr, *experts = nullptr;
+};
+
+}  // namespace moec

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// A packed copy as a file: one page of header, then the bytes as the backend wrote them, so that
+// they can be mapped and shared between processes.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "core/checksum.h"
+#include "layer/weights.h"
+
+namespace moec {
+namespace {
+
+using ull = unsigned long long;
+
+constexpr char kMagic[8] = {'M', 'O', 'E', 'C', 'P', 'A', 'C', 'K'};
+constexpr uint32_t kVersion = 1;
+constexpr uint64_t kHeaderBytes = 4096;
+constexpr uint32_t kGateBias = 1, kUpBias = 2, kDownBias = 4;
+
+struct Header {
+  char magic[8];
+  uint32_t version, biases;
+  int32_t num_experts;
+  uint32_t gate_layout;
+  int64_t hidden, inter;
+  uint32_t dtype, bias_dtype, gate_up_scheme, down_scheme;
+  char format[64];
+  uint64_t payload_bytes, payload_checksum;
+  uint64_t header_checksum;  // of the bytes before it
+};
+static_assert(sizeof(Header) == 144 && sizeof(Header) <= kHeaderBytes);
+
+uint32_t biases_of(const WeightsView& view) {
+  return (view.gate.has_bias() ? kGateBias : 0u) | (view.up.has_bias() ? kUpBias : 0u) |
+         (view.down.has_bias() ? kDownBias : 0u);
+}
+
+// A packed copy is the same whatever layout it was made from: only "gated or not" is kept.
+Header header_of(const moec_weights_desc& desc, const WeightsView& view,
+                 const std::string& format) {
+  Header header = {};
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  header.version = kVersion;
+  header.biases = biases_of(view);
+  header.num_experts = desc.num_experts;
+  header.gate_layout = view.gated ? 0 : MOEC_GATE_NONE;
+  header.hidden = desc.hidden;
+  header.inter = desc.inter;
+  header.dtype = desc.dtype;
+  header.bias_dtype = header.biases ? desc.bias_dtype : 0;
+  header.gate_up_scheme = desc.gate_up_scheme;
+  header.down_scheme = desc.down_scheme;
+  std::snprintf(header.format, sizeof header.format, "%s", format.c_str());
+  return header;
+}
+
+class File {
+ public:
+  File(const char* path, int flags, mode_t mode = 0)
+      : path_(path), number_(open(path, flags, mode)) {
+    if (number_ < 0) fail("open");
+  }
+  ~File() { close(number_); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  int number() const { return number_; }
+
+  void write(const void* data, uint64_t bytes) const {
+    for (const char* from = static_cast<const char*>(data); bytes > 0;) {
+      const ssize_t written = ::write(number_, from, size_t(bytes));
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) fail("write");
+      from += written;
+      bytes -= uint64_t(written);
+    }
+  }
+  uint64_t size() const {
+    struct stat status;
+    if (fstat(number_, &status) != 0) fail("read");
+    return uint64_t(status.st_size);
+  }
+  [[noreturn]] void fail(const char* action) const {
+    fail_native(MOEC_E_INVALID_ARG, errno, "cannot %s %s: %s", action, path_, std::strerror(errno));
+  }
+
+ private:
+  const char* path_;
+  int number_;
+};
+
+class Mapping {  // of a whole file, read-only; unmapped unless released
+ public:
+  explicit Mapping(const File& file) : bytes_(file.size()) {
+    MOEC_REQUIRE(bytes_ >= kHeaderBytes, MOEC_E_CORRUPT,
+                 "the file has %llu bytes; a packed file has more than %llu", ull(bytes_),
+                 ull(kHeaderBytes));
+    data_ = mmap(nullptr, size_t(bytes_), PROT_READ, MAP_SHARED, file.number(), 0);
+    if (data_ == MAP_FAILED) file.fail("map");
+  }
+  ~Mapping() {
+    if (data_) munmap(data_, size_t(bytes_));
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  void* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
+  void* release() { return std::exchange(data_, nullptr); }
+
+ private:
+  uint64_t bytes_;
+  void* data_ = nullptr;
+};
+
+Header read_header(const Mapping& file) {
+  Header header;
+  std::memcpy(&header, file.data(), sizeof header);
+  MOEC_REQUIRE(std::memcmp(header.magic, kMagic, sizeof kMagic) == 0, MOEC_E_CORRUPT,
+               "the file does not start as packed weights; expected one of moec_weights_save_sync");
+  MOEC_REQUIRE(header.version == kVersion, MOEC_E_CORRUPT, "the file has version %u; expected %u",
+               header.version, kVersion);
+  const uint64_t sum = checksum(&header, offsetof(Header, header_checksum));
+  MOEC_REQUIRE(sum == header.header_checksum, MOEC_E_CORRUPT,
+               "the file's header has checksum %016llx; expected %016llx", ull(sum),
+               ull(header.header_checksum));
+  MOEC_REQUIRE(file.bytes() - kHeaderBytes == header.payload_bytes, MOEC_E_CORRUPT,
+               "the file has %llu bytes after its header; expected %llu",
+               ull(file.bytes() - kHeaderBytes), ull(header.payload_bytes));
+  const char* const payload = static_cast<const char*>(file.data()) + kHeaderBytes;
+  const uint64_t payload_sum = checksum(payload, header.payload_bytes);
+  MOEC_REQUIRE(payload_sum == header.payload_checksum, MOEC_E_CORRUPT,
+               "the file's weights have checksum %016llx; expected %016llx", ull(payload_sum),
+               ull(header.payload_checksum));
+  return header;
+}
+
+void check_path(const char* path) {
+  MOEC_REQUIRE(path && *path, MOEC_E_INVALID_ARG, "path is %s; expected the name of a file",
+               path ? "empty" : "NULL");
+}
+
+}  // namespace
+
+void Weights::save_sync(const char* path) const {
+  check_path(path);
+  MOEC_REQUIRE(is_packed(), MOEC_E_INVALID_STATE,
+               "weights have no packed copy; call moec_weights_pack before");
+  const uint64_t bytes = packed_bytes();
+  std::vector<char> copy;
+  const void* payload = packed_.data;
+  if (!context_->on_host()) {
+    copy.resize(size_t(bytes));
+    context_->backend().copy_to_host(copy.data(), packed_.data, bytes, nullptr);
+    context_->synchronize(nullptr);
+    payload = copy.data();
+  }
+  char page[kHeaderBytes] = {};
+  Header header = header_of(desc_, bound_.view, context_->backend().packed_format(bound_.view));
+  header.payload_bytes = bytes;
+  header.payload_checksum = checksum(payload, bytes);
+  header.header_checksum = checksum(&header, offsetof(Header, header_checksum));
+  std::memcpy(page, &header, sizeof header);
+  // Readers see the old file or the whole new one.
+  const std::string unfinished = std::string(path) + ".unfinished";
+  {
+    const File file(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    file.write(page, sizeof page);
+    file.write(payload, bytes);
+  }
+  if (rename(unfinished.c_str(), path) != 0)
+    fail_native(MOEC_E_INVALID_ARG, errno, "cannot write %s: %s", path, std::strerror(errno));
+}
+
+void Weights::map_sync(const char* path) {
+  check_path(path);
+  require_frozen();
+  const File file(path, O_RDONLY | O_CLOEXEC);
+  Mapping mapping(file);
+  const Header header = read_header(mapping);
+  const bool bound = bound_once_ && bound_.view.source_present;
+  WeightsView view = bound ? bound_.view
+                           : unbound_view(desc_, header.biases & kGateBias, header.biases & kUpBias,
+                                          header.biases & kDownBias);
+  view.packed = nullptr;
+  Header expected = header_of(desc_, view, context_->backend().packed_format(view));
+  expected.payload_bytes = context_->backend().packed_bytes(view);
+  expected.payload_checksum = header.payload_checksum;
+  expected.header_checksum = header.header_checksum;
+  MOEC_REQUIRE(std::memcmp(&header, &expected, sizeof header) == 0, MOEC_E_MISMATCH,
+               "the file holds %d experts of H, I = %lld, %lld in format '%.40s'; expected %d of "
+               "%lld, %lld in '%.40s'",
+               header.num_experts, static_cast<long long>(header.hidden),
+               static_cast<long long>(header.inter), header.format, expected.num_experts,
+               static_cast<long long>(expected.hidden), static_cast<long long>(expected.inter),
+               expected.format);
+  MOEC_REQUIRE(bound || !context_->backend().packed_needs_source(view), MOEC_E_INVALID_STATE,
+               "packed weights on %s still read their source; call moec_weights_bind before",
+               context_->backend().name());
+  Packed packed;
+  if (context_->on_host()) {
+    packed = {Owner::kFile, static_cast<char*>(mapping.data()) + kHeaderBytes, mapping.data(),
+              mapping.bytes()};
+    mapping.release();
+  } else {
+    void* const block = context_->allocate(header.payload_bytes, nullptr);
+    packed = {Owner::kContext, block, block, header.payload_bytes};
+    context_->backend().copy_from_host(block, static_cast<char*>(mapping.data()) + kHeaderBytes,
+                                       header.payload_bytes, nullptr);
+    context_->synchronize(nullptr);
+  }
+  adopt(packed, view);
+}
+
+}  // namespace moec

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/plan.h"
+
+#include <cassert>
+
+#include "core/dtype.h"
+
+namespace moec {
+namespace {
+
+using ll = long long;
+
+// Shape, type and address of one field of a built plan.
+struct Field {
+  const void* data;
+  moec_dtype dtype;
+  int32_t ndim;
+  int64_t shape[2];
+};
+
+Field field_of(const PlanView& plan, int32_t field) {
+  const int64_t T = plan.num_tokens, K = plan.top_k, P = plan.max_rows, El = plan.num_local;
+  const int64_t maps = 2 * int64_t(plan.num_experts) + 1, choices = El * plan.capacity;
+  const Field fields[] = {{plan.counts, MOEC_I32, 1, {El}},
+                          {plan.group_offsets, MOEC_I32, 1, {El + 1}},
+                          {plan.row_token, MOEC_I32, 1, {P}},
+                          {plan.row_slot, MOEC_I32, 1, {P}},
+                          {plan.row_weight, MOEC_F32, 1, {P}},
+                          {plan.assignment_row, MOEC_I32, 2, {T, K}},
+                          {plan.expert_ids, MOEC_I32, 2, {T, K}},
+                          {plan.weights, MOEC_F32, 2, {T, K}},
+                          {plan.totals, MOEC_I32, 1, {4}},
+                          {plan.token_offsets, MOEC_I32, 1, {T + 1}},
+                          {plan.token_rows, MOEC_I32, 1, {choices}},
+                          {nullptr, MOEC_I32, 2, {T, maps}},
+                          {nullptr, MOEC_I32, 1, {K * T}}};
+  check_range("field", field, 0, MOEC_PLAN_INDEX_MAP);
+  const bool by_token = field == MOEC_PLAN_TOKEN_OFFSETS || field == MOEC_PLAN_TOKEN_ROWS;
+  const bool by_slot = field == MOEC_PLAN_ROW_ID_MAP || field == MOEC_PLAN_INDEX_MAP;
+  const bool choice = plan.kind == MOEC_PLAN_EXPERT_CHOICE;
+  MOEC_REQUIRE(choice ? !by_slot : !by_token, MOEC_E_INVALID_ARG,
+               "field is %d, which only %s plans have", field, choice ? "TOPK" : "EXPERT_CHOICE");
+  return fields[field];
+}
+
+int64_t numel(const Field& field) {
+  return field.ndim == 1 ? field.shape[0] : field.shape[0] * field.shape[1];
+}
+
+}  // namespace
+
+uint64_t Plan::memory_bytes(const moec_plan_desc& checked) {
+  Arena arena;
+  lay_out_plan(checked, false, arena);
+  return checked_bytes("memory of the plan", arena.size(), checked.max_tokens);
+}
+
+Plan::Plan(const Context& context, const moec_plan_desc& desc, const moec_buffer* memory)
+    : Object(kKind),
+      context_(context),
+      desc_(checked_plan_desc(desc)),
+      bytes_(memory_bytes(desc_)) {
+  if (memory) check_buffer("memory", *memory, bytes_);
+  memory_ = memory ? memory->ptr : context.allocate(bytes_, nullptr);
+  owned_ = !memory;
+  MOEC_REQUIRE(reinterpret_cast<uintptr_t>(memory_) % sizeof(int32_t) == 0, MOEC_E_INVALID_ARG,
+               "memory is at %p; expected a multiple of 4", memory_);
+}
+
+Plan::~Plan() {
+  if (owned_) context_->deallocate(memory_, bytes_, nullptr);
+}
+
+const PlanView& Plan::view() const {
+  MOEC_REQUIRE(built_, MOEC_E_INVALID_STATE,
+               "plan is not built; call a moec_plan_from function before");
+  return view_;
+}
+
+PlanView Plan::view_for(int64_t num_tokens) const {
+  MOEC_REQUIRE(num_tokens <= desc_.max_tokens, MOEC_E_SHAPE,
+               "the batch has %lld tokens; the plan's max_tokens is %lld", ll(num_tokens),
+               ll(desc_.max_tokens));
+  Arena arena(memory_, desc_.max_tokens);
+  PlanView plan = lay_out_plan(desc_, false, arena);
+  set_plan_tokens(desc_, num_tokens, plan);
+  return plan;
+}
+
+void Plan::require_kind(uint32_t kind, const char* instead) const {
+  MOEC_REQUIRE(desc_.kind == kind, MOEC_E_MISMATCH, "plan has kind %u; expected %u, or call %s",
+               desc_.kind, kind, instead);
+}
+
+void Plan::adopt(const PlanView& plan) {
+  assert(!context_->on_host() || plan_holds(plan));
+  view_ = plan;
+  view_.scratch = nullptr;
+  built_ = true;
+}
+
+void Plan::build(const PlanSource& source, const PlanView& plan, moec_stream stream) {
+  const moec_size scratch = context_->backend().plan_scratch(desc_);
+  const uint64_t bytes = checked_bytes("scratch", scratch, plan.num_tokens);
+  const Workspace workspace(*context_, {}, bytes ? bytes + kAlignSlack : 0, stream);
+  const Context::Timer timer(*context_, Phase::kPlan);
+  PlanView target = plan;
+  target.scratch = workspace.data();
+  built_ = false;
+  context_->backend().build_plan(source, target, stream);
+  adopt(plan);
+}
+
+void Plan::from_topk(const moec_tensor& ids, const moec_tensor* weights, moec_stream stream) {
+  require_kind(MOEC_PLAN_TOPK, "moec_plan_from_scores");
+  TensorCheck check(*context_);
+  const int64_t T = check.tokens("expert_ids", ids), K = desc_.top_k;
+  const PlanView plan = view_for(T);
+  PlanSource source = {};
+  source.expert_ids = check.in("expert_ids", ids, {T, K}, kId);
+  source.weights = static_cast<const float*>(
+      check.optional_in("weights", weights ? *weights : moec_tensor{}, {T, K}, kFloat).data);
+  source.check = context_->checks_inputs();
+  check.memory_out("plan", memory_, bytes_);
+  check.finish();
+  build(source, plan, stream);
+}
+
+void Plan::from_logits(const Router& router, const moec_route_args& args, moec_stream stream) {
+  require_kind(MOEC_PLAN_TOPK, "moec_plan_from_scores");
+  const moec_router_desc& r = router.desc();
+  MOEC_REQUIRE(r.num_experts == desc_.num_experts && r.num_zero_experts == desc_.num_zero_experts &&
+                   r.top_k == desc_.top_k,
+               MOEC_E_MISMATCH, "router has E, Z, K = %d, %d, %d; the plan has %d, %d, %d",
+               r.num_experts, r.num_zero_experts, r.top_k, desc_.num_experts,
+               desc_.num_zero_experts, desc_.top_k);
+  check_same_device("router", router.context(), *context_);
+  check_flags("args.flags", args.flags, 0);
+  TensorCheck check(*context_);
+  const int64_t T = check.tokens("logits", args.logits), N = router.num_ids(), K = desc_.top_k;
+  const PlanView plan = view_for(T);
+  RouteArgs route = {};
+  route.logits = check.in("logits", args.logits, {T, N}, kReal);
+  router.check_route_inputs(args, T, check, route);
+  const Array ids = check.optional_out("expert_ids", args.expert_ids, {T, K}, kInt);
+  const Array weights = check.optional_out("weights", args.weights, {T, K}, kFloat);
+  route.scores =
+      static_cast<float*>(check.optional_out("scores", args.scores, {T, N}, kFloat).data);
+  route.counts = static_cast<int32_t*>(check.optional_out("counts", args.counts, {N}, kInt).data);
+  check.memory_out("plan", memory_, bytes_);
+  check.finish();
+  route.expert_ids = plan.expert_ids;
+  route.weights = plan.weights;
+  built_ = false;
+  const Backend& backend = context_->backend();
+  {
+    const Context::Timer timer(*context_, Phase::kRoute);
+    backend.route_forward(route, stream);
+  }
+  const uint64_t bytes = uint64_t(T * K) * 4;
+  if (ids) backend.copy(ids.data, plan.expert_ids, bytes, stream);
+  if (weights) backend.copy(weights.data, plan.weights, bytes, stream);
+  PlanSource source = {};
+  source.expert_ids = {plan.expert_ids, MOEC_I32};
+  source.weights = plan.weights;
+  build(source, plan, stream);
+}
+
+void Plan::from_map(const moec_tensor& map, const moec_tensor* probs, moec_stream stream) {
+  require_kind(MOEC_PLAN_TOPK, "moec_plan_from_scores");
+  TensorCheck check(*context_);
+  const int64_t T = check.tokens("routing_map", map), E = desc_.num_experts;
+  const PlanView plan = view_for(T);
+  PlanSource source = {};
+  source.routing_map = check.in("routing_map", map, {T, E}, {MOEC_U8, MOEC_BOOL, MOEC_I32});
+  source.probs = static_cast<const float*>(
+      check.optional_in("probs", probs ? *probs : moec_tensor{}, {T, E}, kFloat).data);
+  source.check = context_->checks_inputs();
+  check.memory_out("plan", memory_, bytes_);
+  check.finish();
+  build(source, plan, stream);
+}
+
+void Plan::from_scores(const moec_tensor& scores, const moec_tensor* token_mask,
+                       moec_stream stream) {
+  require_kind(MOEC_PLAN_EXPERT_CHOICE, "moec_plan_from_topk");
+  TensorCheck check(*context_);
+  const int64_t T = check.tokens("scores", scores), E = desc_.num_experts;
+  const PlanView plan = view_for(T);
+  PlanSource source = {};
+  source.scores = static_cast<const float*>(check.in("scores", scores, {T, E}, kFloat).data);
+  source.token_mask = static_cast<const uint8_t*>(
+      check.optional_in("token_mask", token_mask ? *token_mask : moec_tensor{}, {T}, kMask).data);
+  check.memory_out("plan", memory_, bytes_);
+  check.finish();
+  build(source, plan, stream);
+}
+
+void Plan::attach(int64_t num_tokens) {
+  check_at_least("num_tokens", num_tokens, 0);
+  const PlanView plan = view_for(num_tokens);
+  MOEC_REQUIRE(!context_->on_host() || plan_holds(plan), MOEC_E_CORRUPT,
+               "the memory holds no plan of %lld tokens; expected one written by an equal desc",
+               ll(num_tokens));
+  adopt(plan);
+}
+
+moec_tensor Plan::field(int32_t id) const {
+  const Field field = field_of(view(), id);
+  MOEC_REQUIRE(field.data, MOEC_E_INVALID_ARG,
+               "field is %d, which can only be exported; expected 0 to 10", id);
+  moec_tensor out = {};
+  out.data = const_cast<void*>(field.data);
+  out.device_type = context_->device_type();
+  out.device_id = context_->device_id();
+  out.dtype = field.dtype;
+  out.ndim = field.ndim;
+  for (int32_t i = 0; i < field.ndim; ++i) out.shape[i] = field.shape[i];
+  for (int64_t i = field.ndim - 1, step = 1; i >= 0; step *= field.shape[i--])
+    out.strides[i] = step;
+  return out;
+}
+
+void Plan::export_field(int32_t id, const moec_tensor& dst, moec_stream stream) const {
+  const PlanView& plan = view();
+  const Field field = field_of(plan, id);
+  const bool wide = dst.dtype == MOEC_I64 && field.dtype == MOEC_I32;
+  TensorCheck check(*context_);
+  const moec_dtype dtype = wide ? moec_dtype(MOEC_I64) : field.dtype;
+  const Array to = field.ndim == 1
+                       ? check.out("dst", dst, {field.shape[0]}, {dtype})
+                       : check.out("dst", dst, {field.shape[0], field.shape[1]}, {dtype});
+  check_memory(check);
+  check.finish();
+  MOEC_REQUIRE(!wide || context_->on_host(), MOEC_E_UNSUPPORTED,
+               "dst has dtype i64; on this device expected i32");
+  const Backend& backend = context_->backend();
+  const uint64_t bytes = uint64_t(numel(field)) * 4;
+  const Workspace narrow(*context_, {}, wide && !field.data ? bytes + kAlignSlack : 0, stream);
+  void* const direct = wide ? narrow.data() : to.data;
+  if (!field.data)
+    backend.export_map(plan, id, static_cast<int32_t*>(direct), stream);
+  else if (!wide)
+    backend.copy(direct, field.data, bytes, stream);
+  if (!wide) return;
+  const auto* const from = static_cast<const int32_t*>(field.data ? field.data : direct);
+  for (int64_t i = 0; i < numel(field); ++i) static_cast<int64_t*>(to.data)[i] = from[i];
+}
+
+void Plan::totals_sync(int32_t totals[4], moec_stream stream) const {
+  const PlanView& plan = view();
+  context_->backend().copy_to_host(totals, plan.totals, 4 * sizeof(int32_t), stream);
+  context_->synchronize(stream);
+}
+
+}  // namespace moec

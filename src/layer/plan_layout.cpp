@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/plan_layout.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "layer/check.h"
+
+namespace moec {
+namespace {
+
+int64_t num_local(const moec_plan_desc& desc) {
+  return desc.expert_end - desc.expert_begin;
+}
+
+void check_capacity(const moec_plan_desc& desc) {
+  check_enum("desc.drop", desc.drop, MOEC_DROP_BY_WEIGHT);
+  check_at_least("desc.capacity", desc.capacity, 0);
+  check_not_negative("desc.capacity_factor", desc.capacity_factor);
+  MOEC_REQUIRE(!desc.capacity || desc.capacity_factor == 0, MOEC_E_INVALID_ARG,
+               "desc.capacity is %lld and desc.capacity_factor is %g; give one of them",
+               static_cast<long long>(desc.capacity), double(desc.capacity_factor));
+  if (desc.kind == MOEC_PLAN_EXPERT_CHOICE) {
+    MOEC_REQUIRE(desc.capacity > 0 && desc.drop == MOEC_DROP_NONE, MOEC_E_INVALID_ARG,
+                 "desc.capacity is %lld and desc.drop is %u; EXPERT_CHOICE needs a capacity and "
+                 "drops nothing",
+                 static_cast<long long>(desc.capacity), desc.drop);
+    return;
+  }
+  const bool bounded = desc.capacity > 0 || desc.capacity_factor > 0;
+  MOEC_REQUIRE(bounded == (desc.drop != MOEC_DROP_NONE), MOEC_E_INVALID_ARG,
+               "desc.drop is %u %s a capacity; give both or neither", desc.drop,
+               bounded ? "with" : "without");
+}
+
+void check_experts(const moec_plan_desc& desc) {
+  check_at_least("desc.num_experts", desc.num_experts, 1);
+  check_at_least("desc.num_zero_experts", desc.num_zero_experts, 0);
+  const int64_t num_ids = int64_t(desc.num_experts) + desc.num_zero_experts;
+  MOEC_REQUIRE(num_ids <= INT32_MAX, MOEC_E_OVERFLOW,
+               "desc.num_experts + desc.num_zero_experts is %lld; expected less than 2^31",
+               static_cast<long long>(num_ids));
+  if (desc.kind == MOEC_PLAN_EXPERT_CHOICE) {
+    check_range("desc.top_k", desc.top_k, 0, 0);
+    check_range("desc.num_zero_experts", desc.num_zero_experts, 0, 0);
+  } else {
+    check_range("desc.top_k", desc.top_k, 1, num_ids);
+  }
+  if (desc.expert_begin || desc.expert_end) {
+    check_range("desc.expert_begin", desc.expert_begin, 0, desc.num_experts - 1);
+    check_range("desc.expert_end", desc.expert_end, desc.expert_begin + 1, desc.num_experts);
+  }
+}
+
+int64_t padded(const moec_plan_desc& desc, int64_t rows) {
+  return int64_t(round_up(uint64_t(rows), uint64_t(desc.align)));
+}
+
+// Rows that padding to `align` may add, whatever the routing.
+int64_t padding_bound(const moec_plan_desc& desc) {
+  return padded(desc, num_local(desc) * (desc.align - 1));
+}
+
+// Rows of a plan whose local experts are all full.
+int64_t full_rows(const moec_plan_desc& desc, int64_t capacity) {
+  return checked_product("experts * capacity", num_local(desc), padded(desc, capacity));
+}
+
+}  // namespace
+
+moec_plan_desc checked_plan_desc(const moec_plan_desc& given) {
+  moec_plan_desc desc = given;
+  desc.struct_size = sizeof desc;
+  check_flags("desc.flags", desc.flags, 0);
+  check_flags("desc.reserved0", desc.reserved0, 0);
+  check_enum("desc.kind", desc.kind, MOEC_PLAN_EXPERT_CHOICE);
+  check_at_least("desc.max_tokens", desc.max_tokens, 0);
+  checked_rows("desc.max_tokens", desc.max_tokens);
+  check_experts(desc);
+  MOEC_REQUIRE(desc.align >= 0 && (desc.align & (desc.align - 1)) == 0, MOEC_E_INVALID_ARG,
+               "desc.align is %d; expected 0 or a power of two", desc.align);
+  check_capacity(desc);
+  if (desc.expert_end == 0) desc.expert_end = desc.num_experts;
+  desc.align = std::max(desc.align, 1);
+  checked_rows("desc.max_tokens * desc.top_k", desc.max_tokens * std::max(desc.top_k, 1));
+  plan_max_rows(desc, desc.max_tokens);
+  return desc;
+}
+
+int64_t plan_capacity(const moec_plan_desc& desc, int64_t num_tokens) {
+  if (desc.capacity_factor == 0) return desc.capacity;
+  const double rows = double(num_tokens) * desc.top_k / desc.num_experts * desc.capacity_factor;
+  return int64_t(std::min(std::ceil(rows * (1 - 0x1p-22)), 0x1p31));
+}
+
+int64_t plan_max_rows(const moec_plan_desc& desc, int64_t num_tokens) {
+  const int64_t capacity = plan_capacity(desc, num_tokens);
+  const int64_t full = desc.capacity || desc.capacity_factor > 0 ? full_rows(desc, capacity) : -1;
+  if (desc.kind == MOEC_PLAN_EXPERT_CHOICE) return checked_rows("rows of the plan", full);
+  const int64_t dropless = padded(
+      desc, checked_product("T * K", num_tokens, desc.top_k) + num_local(desc) * (desc.align - 1));
+  return checked_rows("rows of the plan", full < 0 ? dropless : std::min(dropless, full));
+}
+
+PlanView lay_out_plan(const moec_plan_desc& desc, bool affine, Arena& arena) {
+  const uint64_t K = uint64_t(desc.top_k), local = uint64_t(num_local(desc));
+  const bool choice = desc.kind == MOEC_PLAN_EXPERT_CHOICE;
+  uint64_t row_base = uint64_t(padding_bound(desc)), row_per_token = K;
+  if (!affine) {
+    row_base = uint64_t(plan_max_rows(desc, desc.max_tokens));
+    row_per_token = 0;
+  }
+  PlanView plan;
+  plan.num_experts = desc.num_experts;
+  plan.num_zero = desc.num_zero_experts;
+  plan.top_k = desc.top_k;
+  plan.expert_begin = desc.expert_begin;
+  plan.num_local = int32_t(local);
+  plan.align = desc.align;
+  plan.drop = desc.drop;
+  plan.kind = desc.kind;
+  plan.totals = arena.take_array<int32_t>(4, 0);
+  plan.counts = arena.take_array<int32_t>(local, 0);
+  plan.group_offsets = arena.take_array<int32_t>(local + 1, 0);
+  plan.row_token = arena.take_array<int32_t>(row_base, row_per_token);
+  plan.row_slot = arena.take_array<int32_t>(row_base, row_per_token);
+  plan.row_weight = arena.take_array<float>(row_base, row_per_token);
+  plan.assignment_row = arena.take_array<int32_t>(0, K);
+  plan.expert_ids = arena.take_array<int32_t>(0, K);
+  plan.weights = arena.take_array<float>(0, K);
+  if (choice) plan.token_offsets = arena.take_array<int32_t>(1, 1);
+  if (choice) plan.token_rows = arena.take_array<int32_t>(local * uint64_t(desc.capacity), 0);
+  return plan;
+}
+
+void set_plan_tokens(const moec_plan_desc& desc, int64_t num_tokens, PlanView& plan) {
+  plan.num_tokens = num_tokens;
+  plan.max_rows = plan_max_rows(desc, num_tokens);
+  plan.capacity = plan_capacity(desc, num_tokens);
+}
+
+}  // namespace moec

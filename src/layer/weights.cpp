@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/weights.h"
+
+#include <sys/mman.h>
+
+#include <cstdio>
+
+#include "core/workspace.h"
+
+namespace moec {
+
+Weights::Weights(const Context& context, const moec_weights_desc& desc)
+    : Object(kKind), context_(context), desc_(checked_weights_desc(desc)) {
+  context.backend().check_weights(desc_);
+}
+
+Weights::~Weights() {
+  drop_packed();
+}
+
+const WeightsView& Weights::view() const {
+  MOEC_REQUIRE(bound_once_, MOEC_E_INVALID_STATE,
+               "weights are not bound; call moec_weights_bind or moec_weights_map_sync before");
+  return bound_.view;
+}
+
+void Weights::bind(const moec_weight_set& set) {
+  const size_t entries = size_t(binding_entries(set, desc_.num_experts));
+  std::vector<void*> pointers(entries);
+  std::vector<MemoryBlock> blocks(entries);
+  const BoundWeights bound = bind_weights(*context_, desc_, set, pointers.data(), blocks.data());
+  drop_packed();  // it was a copy of other matrices
+  pointers_.swap(pointers);
+  blocks_.swap(blocks);
+  bound_ = bound;
+  bound_once_ = true;
+}
+
+uint64_t Weights::packed_bytes() const {
+  return bound_once_ ? context_->backend().packed_bytes(bound_.view) : 0;
+}
+
+void Weights::query(moec_weights_info& out) const {
+  const uint64_t bytes = packed_bytes();
+  out.packed_bytes = bytes ? bytes + kAlignSlack : 0;
+  out.is_bound = bound_once_ && bound_.view.source_present;
+  out.is_packed = is_packed();
+  out.is_frozen = (desc_.flags & MOEC_WEIGHTS_FROZEN) != 0;
+  out.needs_source = !bound_once_ || context_->backend().packed_needs_source(bound_.view);
+  if (!is_packed()) return;
+  const std::string format = context_->backend().packed_format(bound_.view);
+  std::snprintf(out.packed_format, sizeof out.packed_format, "%s", format.c_str());
+}
+
+void Weights::require_frozen() const {
+  MOEC_REQUIRE(
+      desc_.flags & MOEC_WEIGHTS_FROZEN, MOEC_E_INVALID_STATE,
+      "weights may change; only those created with MOEC_WEIGHTS_FROZEN have a packed copy");
+}
+
+void Weights::adopt(const Packed& packed, const WeightsView& view) {
+  drop_packed();
+  packed_ = packed;
+  bound_.view = view;
+  bound_.view.packed = packed.data;
+  bound_once_ = true;
+}
+
+void Weights::drop_packed() noexcept {
+  if (packed_.owner == Owner::kContext) context_->deallocate(packed_.block, packed_.bytes, nullptr);
+  if (packed_.owner == Owner::kFile) munmap(packed_.block, size_t(packed_.bytes));
+  packed_ = {};
+  bound_.view.packed = nullptr;
+  bound_once_ = bound_once_ && bound_.view.source_present;
+}
+
+void Weights::pack(const moec_buffer* memory, moec_stream stream) {
+  require_frozen();
+  WeightsView source = view();
+  MOEC_REQUIRE(source.source_present, MOEC_E_INVALID_STATE,
+               "weights have no source to pack; call moec_weights_bind before");
+  source.packed = nullptr;
+  const uint64_t bytes = packed_bytes();
+  MOEC_REQUIRE(bytes, MOEC_E_UNSUPPORTED,
+               "these weights have no packed form on %s; use them as they are bound",
+               context_->backend().name());
+  const uint64_t need = bytes + kAlignSlack;
+  if (memory)
+    check_buffer("memory", *memory, need);
+  else
+    context_->forbid_capture("pack", stream);
+  Packed packed;
+  packed.owner = memory ? Owner::kCaller : Owner::kContext;
+  packed.bytes = need;
+  packed.block = memory ? memory->ptr : context_->allocate(need, stream);
+  const uint64_t start = round_up(reinterpret_cast<uintptr_t>(packed.block), kCacheLine);
+  packed.data = reinterpret_cast<void*>(start);
+  try {
+    context_->backend().pack_weights(source, packed.data, 0, desc_.num_experts, stream);
+  } catch (const Error&) {
+    if (!memory) context_->deallocate(packed.block, need, stream);
+    throw;
+  }
+  adopt(packed, source);
+}
+
+void Weights::refresh(int32_t first, int32_t count, moec_stream stream) {
+  MOEC_REQUIRE(is_packed() && packed_.owner != Owner::kFile, MOEC_E_INVALID_STATE,
+               "weights have %s; call moec_weights_pack before",
+               is_packed() ? "a packed file, which is read-only" : "no packed copy");
+  MOEC_REQUIRE(bound_.view.source_present, MOEC_E_INVALID_STATE,
+               "the source of the weights was released; call moec_weights_bind and pack again");
+  check_range("first", first, 0, desc_.num_experts);
+  check_range("count", count, 0, desc_.num_experts - first);
+  WeightsView source = bound_.view;
+  source.packed = nullptr;
+  context_->backend().pack_weights(source, packed_.data, first, count, stream);
+}
+
+void Weights::release_source() {
+  MOEC_REQUIRE(is_packed(), MOEC_E_INVALID_STATE,
+               "weights have no packed copy; call moec_weights_pack before");
+  MOEC_REQUIRE(!context_->backend().packed_needs_source(bound_.view), MOEC_E_UNSUPPORTED,
+               "packed weights on %s still read their source; keep it (needs_source is 1)",
+               context_->backend().name());
+  bound_.view.source_present = false;
+  bound_.memory.count = 0;
+}
+
+}  // namespace moec

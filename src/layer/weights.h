@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The weights of a set of experts: borrowed matrices, and for frozen ones a packed copy, which the
+// library allocates, the caller lends, or a file maps.
+#pragma once
+
+#include <vector>
+
+#include "layer/context.h"
+#include "layer/weights_view.h"
+
+namespace moec {
+
+class Weights final : public Object {
+ public:
+  static constexpr Kind kKind = Kind::kWeights;
+  Weights(const Context& context, const moec_weights_desc& desc);
+  ~Weights() override;
+
+  const Context& context() const { return *context_; }
+  const moec_weights_desc& desc() const { return desc_; }
+  const WeightsView& view() const;                           // throws E_INVALID_STATE when unbound
+  const MemorySet& memory() const { return bound_.memory; }  // of the borrowed matrices
+
+  void bind(const moec_weight_set& set);
+  void query(moec_weights_info& out) const;
+  void pack(const moec_buffer* memory, moec_stream stream);
+  void refresh(int32_t first, int32_t count, moec_stream stream);
+  void release_source();
+
+  // packed_file.cpp
+  void save_sync(const char* path) const;
+  void map_sync(const char* path);
+
+ private:
+  enum class Owner { kNone, kCaller, kContext, kFile };
+  struct Packed {
+    Owner owner = Owner::kNone;
+    void* data = nullptr;   // 64-byte aligned
+    void* block = nullptr;  // what to give back
+    uint64_t bytes = 0;     // of the block
+  };
+  bool is_packed() const { return packed_.owner != Owner::kNone; }
+  uint64_t packed_bytes() const;  // without the bytes that aligning may cost
+  void require_frozen() const;
+  void adopt(const Packed& packed, const WeightsView& view);
+  void drop_packed() noexcept;
+
+  Ref<const Context> context_;
+  moec_weights_desc desc_;
+  std::vector<void*> pointers_;
+  std::vector<MemoryBlock> blocks_;
+  BoundWeights bound_;
+  bool bound_once_ = false;  // view() has something to show
+  Packed packed_;
+};
+
+}  // namespace moec
