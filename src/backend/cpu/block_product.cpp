@@ -11,6 +11,9 @@ namespace {
 
 int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// A single row panel prefetches this far ahead of itself (16 KiB), several the next chunk of B.
+constexpr int kPrefetchBlocks = 8;
+
 // Rows cut into A panels of almost equal size.
 struct RowPanels {
   int64_t rows, per_panel, multiple;
@@ -73,18 +76,31 @@ class Runner {
     }
   }
 
+  // Where the panel chunk after this one lies, for packed memory read in place; null: nowhere.
+  const char* next_chunk(const WeightSource& weight, int64_t column, int64_t block0, int64_t after,
+                         int64_t span_end) const {
+    if (!is_direct(weight, p_.plan.compute)) return nullptr;
+    const int64_t panel = p_.col0 / kPanelColumns;
+    if (after < span_end) return packed_block(weight, panel + column, after);
+    if (column + 1 < columns_) return packed_block(weight, panel + column + 1, block0);
+    return span_end < blocks_ ? packed_block(weight, panel, span_end) : nullptr;
+  }
+
   // One panel of 32 columns times all rows, in chunks of B that stay in the L1 cache.
   void multiply(const WeightSource& weight, int64_t column, int64_t block0, int blocks, float* c,
                 bool accumulate) {
-    const bool one_pass = panels_.count() == 1 && is_direct(weight, p_.plan.compute);
-    const int step = one_pass ? blocks : kSpanBlocks;
-    for (int first = 0; first < blocks; first += step) {
-      const int chunk = std::min(step, blocks - first);
+    const int64_t panels = panels_.count();
+    const int64_t lines = div_up(kBlockBytes / kLineBytes, panels);  // prefetched by each row panel
+    for (int first = 0; first < blocks; first += kSpanBlocks) {
+      const int chunk = std::min(kSpanBlocks, blocks - first);
+      const int64_t ahead = panels == 1 ? std::min(chunk, kPrefetchBlocks) : chunk;
+      const char* next = next_chunk(weight, column, block0, block0 + first + ahead, block0 + blocks);
+      const int next_lines = next ? int(lines) : 0;
       const auto* const b = static_cast<const char*>(
           weight_panel(*p_.plan.tile, weight, p_.plan.compute, p_.col0 / kPanelColumns + column,
                        block0 + first, chunk, b_));
       const char* a = a_;
-      for (int64_t panel = 0; panel < panels_.count(); ++panel) {
+      for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t rows = panels_.padded(panel);
         const PanelProduct product{a + first * rows * kLineBytes,
                                    b,
@@ -92,10 +108,11 @@ class Runner {
                                    ld_,
                                    chunk,
                                    accumulate || first > 0,
-                                   b,
-                                   0};
+                                   next,
+                                   next_lines};
         p_.plan.kernel->by_rows[rows / p_.plan.kernel->row_multiple - 1](product);
         a += rows * blocks * kLineBytes;
+        next += next_lines * kLineBytes * chunk;
       }
     }
   }

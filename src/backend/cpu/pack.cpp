@@ -107,11 +107,6 @@ Target panel_target(void* to) {
   return {static_cast<char*>(to), kBlockBytes / 2, kBlockBytes, kPanelColumns, false};
 }
 
-const char* packed_block(const WeightSource& w, int64_t panel, int64_t block) {
-  const int64_t blocks = blocks_of(w.packed_k, packed_block_k(w.packed_dtype));
-  return static_cast<const char*>(w.packed) + (panel * blocks + block) * kBlockBytes;
-}
-
 // 16-bit packed weights of one panel -> fp32 blocks.
 void expand(const TileKernels& tile, const WeightSource& w, int64_t panel, int64_t block0,
             int blocks, char* to) {
@@ -151,6 +146,11 @@ void turn_16(const TileKernels& tile, const WeightSource& w, Compute compute, in
 }
 
 }  // namespace
+
+const char* packed_block(const WeightSource& w, int64_t panel, int64_t block) {
+  const int64_t blocks = blocks_of(w.packed_k, packed_block_k(w.packed_dtype));
+  return static_cast<const char*>(w.packed) + (panel * blocks + block) * kBlockBytes;
+}
 
 int64_t block_k(Compute compute) { return compute == Compute::kBf16 ? 32 : 16; }
 int64_t packed_block_k(moec_dtype dtype) { return dtype == MOEC_F32 ? 16 : 32; }

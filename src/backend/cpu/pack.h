@@ -39,6 +39,9 @@ void load_rows(const TileKernels& tile, const PanelSource& source, Compute compu
 const void* weight_panel(const TileKernels& tile, const WeightSource& weight, Compute compute,
                          int64_t panel, int64_t block0, int blocks, void* scratch);
 
+// One block of packed weights.
+const char* packed_block(const WeightSource& weight, int64_t panel, int64_t block);
+
 // Whether weight_panel returns packed memory.
 bool is_direct(const WeightSource& weight, Compute compute);
 

@@ -16,11 +16,14 @@ namespace {
 
 inline int smaller(int64_t a, int b) { return a < b ? int(a) : b; }
 
+inline void prefetch_line(const char* line) { __builtin_prefetch(line, 0, 2); }
+
 // ---- products. One pass covers two vectors of columns for all rows; c stays in registers.
 template <class Ops, int kRows>
 void panel_product(const PanelProduct& p) {
   using Vec = typename Ops::Vec;
   constexpr int kBytes = Ops::kBytes, kPasses = 2 * kLineBytes / (2 * kBytes);
+  constexpr bool kSpread = kRows >= 6;  // measured: few rows do better with prefetches in bursts
   for (int pass = 0; pass < kPasses; ++pass) {
     const auto place = [](int byte) { return byte / kLineBytes * (kBlockBytes / 2) + byte % kLineBytes; };
     const int first = pass * 2 * kBytes;
@@ -33,12 +36,16 @@ void panel_product(const PanelProduct& p) {
     const char* b0 = static_cast<const char*>(p.b) + place(first);
     const char* b1 = static_cast<const char*>(p.b) + place(first + kBytes);
     const char* prefetch = p.prefetch;
+    const int lines = pass == 0 ? p.prefetch_lines : 0;
     for (int block = 0; block < p.blocks; ++block) {
-      for (int line = pass; line < p.prefetch_lines; line += kPasses)
-        __builtin_prefetch(prefetch + line * kLineBytes, 0, 2);
-      prefetch += p.prefetch_lines * kLineBytes;
+      if constexpr (!kSpread)
+        for (int line = 0; line < lines; ++line) prefetch_line(prefetch + line * kLineBytes);
 #pragma GCC unroll 4
       for (int s = 0; s < kSteps; ++s) {
+        if constexpr (kSpread) {
+          if (s < lines) prefetch_line(prefetch + s * kLineBytes);
+          if (s + kSteps < lines) prefetch_line(prefetch + (s + kSteps) * kLineBytes);
+        }
         const Vec left = Ops::load(b0 + s * kLineBytes), right = Ops::load(b1 + s * kLineBytes);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
@@ -47,6 +54,7 @@ void panel_product(const PanelProduct& p) {
           sum[r][1] = Ops::fma(value, right, sum[r][1]);
         }
       }
+      prefetch += lines * kLineBytes;
       a += kRows * kLineBytes;
       b0 += kBlockBytes;
       b1 += kBlockBytes;
