@@ -56,16 +56,20 @@ void add_group_cases(std::vector<FeatureCase>* cases) {
   zero.mutations.erase(zero.mutations.begin() + 1);  // more groups: the masked still win
   cases->push_back(zero);
   // Fewer experts than slots are left: -1 with one fill, masked experts with the other.
-  for (const GroupFill fill : {GroupFill::kNegInf, GroupFill::kZero}) {
-    const bool is_zero = fill == GroupFill::kZero;
-    FeatureCase few = group_case(is_zero ? "group_few_zero" : "group_few_neg_inf", 1, fill, 0);
-    few.config.router.top_groups = 1;
-    few.config.router.norm = Norm::kSum;
-    mutate(&few, "other fill", [is_zero](Config* c, Inputs*) {
-      c->router.group_fill = is_zero ? GroupFill::kNegInf : GroupFill::kZero;
-    });
-    cases->push_back(few);
-  }
+  FeatureCase few = group_case("group_few_neg_inf", 1, GroupFill::kNegInf, 0);
+  few.config.router.num_groups = 2;
+  few.config.router.top_groups = 1;
+  few.config.router.norm = Norm::kSum;
+  few.in.select_bias[0] = few.in.select_bias[2] = few.in.select_bias[5] =
+      few.in.select_bias[6] = -kInf;
+  mutate(&few, "other fill", [](Config* c, Inputs*) { c->router.group_fill = GroupFill::kZero; });
+  cases->push_back(few);
+  FeatureCase masked = group_case("group_few_zero", 1, GroupFill::kZero, 0);
+  masked.config.router.top_groups = 1;
+  masked.config.router.norm = Norm::kSum;
+  mutate(&masked, "other fill",
+         [](Config* c, Inputs*) { c->router.group_fill = GroupFill::kNegInf; });
+  cases->push_back(masked);
 }
 
 // C = 8 + 4 columns.

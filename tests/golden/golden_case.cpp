@@ -69,7 +69,8 @@ void load_experts(GoldenCase* golden) {
   const TensorNames& names = golden->family->names;
   const ExpertsFacts& facts = golden->family->experts;
   oracle::MlpWeights& w = golden->in.experts;
-  const auto matrix = stack_of(*golden, names.gate_up, facts.in_out);
+  Stack matrix = stack_of(*golden, names.gate_up, facts.in_out);
+  matrix.experts = golden->config.router.num_experts;  // longcat_flash stores E + Z, E are used
   split_gate_up(matrix, facts.layout, parameter(golden->file, names.gate_up), &w.gate, &w.up);
   if (names.gate_up_bias != nullptr)
     split_gate_up(stack_of(*golden, names.gate_up_bias, false, true), facts.layout,
@@ -147,9 +148,9 @@ std::vector<Comparison> comparisons(const GoldenCase& golden, const Vec& y,
   add(golden, "x", g.x, &out);
   add(golden, names.gate, g.gate_weight, &out);
   add(golden, names.gate_bias, g.gate_bias, &out);
-  add(golden, names.gate_up,
-      join_gate_up(stack_of(golden, names.gate_up, facts.in_out), facts.layout, g.experts.gate,
-                   g.experts.up),
+  Stack gate_up = stack_of(golden, names.gate_up, facts.in_out);
+  gate_up.experts = golden.config.router.num_experts;
+  add(golden, names.gate_up, join_gate_up(gate_up, facts.layout, g.experts.gate, g.experts.up),
       &out);
   if (names.gate_up_bias != nullptr)
     add(golden, names.gate_up_bias,

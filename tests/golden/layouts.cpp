@@ -44,7 +44,8 @@ void visit_gate_up(const Stack& s, GateLayout layout, Visit visit) {
 void split_gate_up(const Stack& stack, GateLayout layout, const oracle::Vec& stored,
                    oracle::Vec* gate, oracle::Vec* up) {
   const bool gated = layout != GateLayout::kNone;
-  up->assign(stored.size() / (gated ? 2 : 1), 0.0);
+  const int inter = gated ? stack.rows / 2 : stack.rows;
+  up->assign(static_cast<size_t>(stack.experts * inter * stack.inputs), 0.0);
   gate->assign(gated ? up->size() : 0, 0.0);
   visit_gate_up(stack, layout, [&](size_t to, size_t gate_from, size_t up_from, bool has_gate) {
     (*up)[to] = stored[up_from];

@@ -10,14 +10,14 @@
 namespace moec::oracle {
 namespace {
 
-// Four partial sums: the only concession to speed.
+// Eight partial sums: the only concession to speed.
 double dot(const double* a, const double* b, size_t n) {
-  double s[4] = {0, 0, 0, 0};
+  double s[8] = {};
   size_t i = 0;
-  for (; i + 4 <= n; i += 4)
-    for (size_t j = 0; j < 4; ++j) s[j] += a[i + j] * b[i + j];
+  for (; i + 8 <= n; i += 8)
+    for (size_t j = 0; j < 8; ++j) s[j] += a[i + j] * b[i + j];
   for (; i < n; ++i) s[0] += a[i] * b[i];
-  return (s[0] + s[1]) + (s[2] + s[3]);
+  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 void add_scaled(double* y, double a, const double* x, size_t n) {
   for (size_t i = 0; i < n; ++i) y[i] += a * x[i];
@@ -43,59 +43,80 @@ struct Shape {
   Fault fault;
 };
 
-// Everything one row computes in one MLP. The activation is multiplied by act_weight before the
-// down projection, whose bias is multiplied by it, too.
-struct MlpRow {
-  Vec g, u, h, y;
+// Everything R rows compute in one MLP. The activation of a row is multiplied by act_weight before
+// the down projection, whose bias is multiplied by it, too. Loops go over one row of a matrix and
+// then over all R rows, so that a wide matrix is read once.
+struct MlpRows {
+  Vec x, act_weight;  // [R,H], [R]
+  Vec g, u, h, y;     // [R,I], [R,I], [R,I], [R,H]
+  size_t count() const { return act_weight.size(); }
 };
-MlpRow mlp_forward(const Shape& s, const Mlp<const double*>& m, const double* x,
-                   double act_weight) {
-  MlpRow row{Vec(s.inter, 0.0), Vec(s.inter), Vec(s.inter), Vec(s.hidden)};
+void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* rows) {
+  const size_t count = rows->count();
+  rows->g.assign(count * s.inter, 0.0);
+  rows->u.assign(count * s.inter, 0.0);
+  rows->h.assign(count * s.inter, 0.0);
+  rows->y.assign(count * s.hidden, 0.0);
   for (size_t i = 0; i < s.inter; ++i) {
-    if (m.gate) row.g[i] = dot(m.gate + i * s.hidden, x, s.hidden);
-    if (m.gate_bias) row.g[i] += m.gate_bias[i];
-    row.u[i] = dot(m.up + i * s.hidden, x, s.hidden);
-    if (m.up_bias) row.u[i] += m.up_bias[i];
-    row.h[i] = activate(s.act, row.g[i], row.u[i], s.fault);
-  }
-  const double bias_weight = s.fault == Fault::kDownBiasUnweighted ? 1 : act_weight;
-  for (size_t o = 0; o < s.hidden; ++o) {
-    row.y[o] = act_weight * dot(m.down + o * s.inter, row.h.data(), s.inter);
-    if (m.down_bias) row.y[o] += bias_weight * m.down_bias[o];
-  }
-  return row;
-}
-
-// Adds the weights' gradients and the gradient at x; returns the gradient of act_weight.
-double mlp_backward(const Shape& s, const Mlp<const double*>& m, const double* x,
-                    double act_weight, const MlpRow& row, const Vec& d_y, const Mlp<double*>& d,
-                    double* d_x) {
-  Vec d_hw(s.inter, 0.0);
-  double d_weight = 0;
-  for (size_t o = 0; o < s.hidden; ++o) {
-    add_scaled(d_hw.data(), d_y[o], m.down + o * s.inter, s.inter);
-    add_scaled(d.down + o * s.inter, d_y[o] * act_weight, row.h.data(), s.inter);
-    if (m.down_bias) {
-      d.down_bias[o] += d_y[o] * act_weight;
-      d_weight += d_y[o] * m.down_bias[o];
+    for (size_t r = 0; r < count; ++r) {
+      const double* x = &rows->x[r * s.hidden];
+      double& g = rows->g[r * s.inter + i];
+      double& u = rows->u[r * s.inter + i];
+      if (m.gate) g = dot(m.gate + i * s.hidden, x, s.hidden);
+      if (m.gate_bias) g += m.gate_bias[i];
+      u = dot(m.up + i * s.hidden, x, s.hidden);
+      if (m.up_bias) u += m.up_bias[i];
+      rows->h[r * s.inter + i] = activate(s.act, g, u, s.fault);
     }
   }
-  d_weight += dot(d_hw.data(), row.h.data(), s.inter);
-  for (size_t i = 0; i < s.inter; ++i) {
-    double dg = 0;
-    double du = 0;
-    activate_backward(s.act, row.g[i], row.u[i], &dg, &du, s.fault);
-    dg *= d_hw[i] * act_weight;
-    du *= d_hw[i] * act_weight;
-    add_scaled(d_x, du, m.up + i * s.hidden, s.hidden);
-    add_scaled(d.up + i * s.hidden, du, x, s.hidden);
-    if (d.up_bias) d.up_bias[i] += du;
-    if (!m.gate) continue;
-    add_scaled(d_x, dg, m.gate + i * s.hidden, s.hidden);
-    add_scaled(d.gate + i * s.hidden, dg, x, s.hidden);
-    if (d.gate_bias) d.gate_bias[i] += dg;
+  for (size_t o = 0; o < s.hidden; ++o) {
+    for (size_t r = 0; r < count; ++r) {
+      const double weight = rows->act_weight[r];
+      double& y = rows->y[r * s.hidden + o];
+      y = weight * dot(m.down + o * s.inter, &rows->h[r * s.inter], s.inter);
+      if (m.down_bias) y += (s.fault == Fault::kDownBiasUnweighted ? 1 : weight) * m.down_bias[o];
+    }
   }
-  return d_weight;
+}
+
+// d_y [R,H]. Adds the weights' gradients; d_x [R,H] and d_act_weight [R] are written.
+void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpRows& rows,
+                  const Vec& d_y, const Mlp<double*>& d, Vec* d_x, Vec* d_act_weight) {
+  const size_t count = rows.count();
+  Vec d_hw(count * s.inter, 0.0);  // at act_weight * h
+  d_x->assign(count * s.hidden, 0.0);
+  d_act_weight->assign(count, 0.0);
+  for (size_t o = 0; o < s.hidden; ++o) {
+    for (size_t r = 0; r < count; ++r) {
+      const double d_out = d_y[r * s.hidden + o];
+      const double weight = rows.act_weight[r];
+      add_scaled(&d_hw[r * s.inter], d_out, m.down + o * s.inter, s.inter);
+      add_scaled(d.down + o * s.inter, d_out * weight, &rows.h[r * s.inter], s.inter);
+      if (!m.down_bias) continue;
+      d.down_bias[o] += d_out * weight;
+      (*d_act_weight)[r] += d_out * m.down_bias[o];
+    }
+  }
+  for (size_t r = 0; r < count; ++r)
+    (*d_act_weight)[r] += dot(&d_hw[r * s.inter], &rows.h[r * s.inter], s.inter);
+  for (size_t i = 0; i < s.inter; ++i) {
+    for (size_t r = 0; r < count; ++r) {
+      const size_t at_i = r * s.inter + i;
+      const double* x = &rows.x[r * s.hidden];
+      double dg = 0;
+      double du = 0;
+      activate_backward(s.act, rows.g[at_i], rows.u[at_i], &dg, &du, s.fault);
+      dg *= d_hw[at_i] * rows.act_weight[r];
+      du *= d_hw[at_i] * rows.act_weight[r];
+      add_scaled(&(*d_x)[r * s.hidden], du, m.up + i * s.hidden, s.hidden);
+      add_scaled(d.up + i * s.hidden, du, x, s.hidden);
+      if (d.up_bias) d.up_bias[i] += du;
+      if (!m.gate) continue;
+      add_scaled(&(*d_x)[r * s.hidden], dg, m.gate + i * s.hidden, s.hidden);
+      add_scaled(d.gate + i * s.hidden, dg, x, s.hidden);
+      if (d.gate_bias) d.gate_bias[i] += dg;
+    }
+  }
 }
 
 void zero_like(const MlpWeights& w, MlpWeights* d) {
@@ -107,19 +128,15 @@ void zero_like(const MlpWeights& w, MlpWeights* d) {
   d->down_bias.assign(w.down_bias.size(), 0.0);
 }
 
-// One (token, slot) of the routed sum.
-struct Assignment {
-  int id;
-  bool identity, active;
-  double weight;
-};
-Assignment assignment_of(const Config& config, const Route& route, const Plan& plan, size_t a) {
-  const int experts = config.router.num_experts;
-  const int id = route.ids[a];
-  const bool identity = id >= experts && id < config.router.columns();
-  const bool active = identity ? config.fault != Fault::kIdentityDropped
-                               : plan.assignment_row[a] >= 0;
-  return {id, identity, active, route.weights[a]};
+// Assignments (t * K + slot) that expert `id` computes; for an identity expert, those it passes on.
+std::vector<size_t> assignments_of(const Config& config, const Route& route, const Plan& plan,
+                                   int id) {
+  const bool identity = id >= config.router.num_experts;
+  std::vector<size_t> found;
+  if (identity && config.fault == Fault::kIdentityDropped) return found;
+  for (size_t a = 0; a < route.ids.size(); ++a)
+    if (route.ids[a] == id && (identity || plan.assignment_row[a] >= 0)) found.push_back(a);
+  return found;
 }
 
 Shape shape_of(const Config& c) {
@@ -131,68 +148,104 @@ Shape shared_shape(const Config& c) {
           c.experts.shared_activation, c.fault};
 }
 
-// The routed sum of one token, before output_scale.
-Vec routed_row(const Config& config, const Inputs& in, const double* x, const Route& route,
-               const Plan& plan, size_t t) {
+// The rows of one expert, computed.
+MlpRows expert_rows(const Config& config, const Inputs& in, const Vec& x, const Route& route,
+                    const std::vector<size_t>& assignments, int id) {
   const Shape s = shape_of(config);
   const WeightPosition position = config.experts.weight_position;
-  Vec sum(s.hidden, 0.0);
-  const auto slots = static_cast<size_t>(route.slots);
-  for (size_t a = t * slots; a < (t + 1) * slots; ++a) {
-    const Assignment one = assignment_of(config, route, plan, a);
-    if (!one.active) continue;
-    if (one.identity) {
-      add_scaled(sum.data(), one.weight, x, s.hidden);
-      continue;
-    }
-    const auto local = static_cast<size_t>(one.id - config.plan.expert_begin);
-    const auto mlp = mlp_of<const double*>(in.experts, local, s.hidden, s.inter);
-    Vec scaled(x, x + s.hidden);
-    if (position == WeightPosition::kInput)
-      for (double& v : scaled) v *= one.weight;
-    const double act_weight = position == WeightPosition::kActivation ? one.weight : 1;
-    const MlpRow row = mlp_forward(s, mlp, scaled.data(), act_weight);
-    add_scaled(sum.data(), position == WeightPosition::kOutput ? one.weight : 1, row.y.data(),
-               s.hidden);
+  MlpRows rows;
+  for (size_t a : assignments) {
+    const double* source = &x[a / static_cast<size_t>(route.slots) * s.hidden];
+    const double weight = route.weights[a];
+    for (size_t h = 0; h < s.hidden; ++h)
+      rows.x.push_back(position == WeightPosition::kInput ? weight * source[h] : source[h]);
+    rows.act_weight.push_back(position == WeightPosition::kActivation ? weight : 1);
   }
-  return sum;
+  const auto local = static_cast<size_t>(id - config.plan.expert_begin);
+  mlp_forward(s, mlp_of<const double*>(in.experts, local, s.hidden, s.inter), &rows);
+  return rows;
 }
 
-// d_sum is the gradient at the routed sum of token t.
-void routed_backward(const Config& config, const Inputs& in, const double* x, const Route& route,
-                     const Plan& plan, size_t t, const Vec& d_sum, double* d_x, Gradients* grads) {
+// The sums over each token's experts [T,H], before output_scale.
+Vec routed_forward(const Config& config, const Inputs& in, const Vec& x, const Route& route,
+                   const Plan& plan) {
+  const auto hidden = static_cast<size_t>(config.experts.hidden);
+  const bool on_output = config.experts.weight_position == WeightPosition::kOutput;
+  Vec sums(x.size(), 0.0);
+  for (int id = 0; id < config.router.columns(); ++id) {
+    const bool identity = id >= config.router.num_experts;
+    const auto assignments = assignments_of(config, route, plan, id);
+    if (assignments.empty()) continue;
+    MlpRows rows;
+    if (!identity) rows = expert_rows(config, in, x, route, assignments, id);
+    for (size_t r = 0; r < assignments.size(); ++r) {
+      const size_t first = assignments[r] / static_cast<size_t>(route.slots) * hidden;
+      add_scaled(&sums[first], identity || on_output ? route.weights[assignments[r]] : 1,
+                 identity ? &x[first] : &rows.y[r * hidden], hidden);
+    }
+  }
+  return sums;
+}
+
+// One expert's part of the backward. d_sums [T,H] is the gradient at the routed sums.
+void expert_backward(const Config& config, const Inputs& in, const Vec& x, const Route& route,
+                     const std::vector<size_t>& assignments, int id, const Vec& d_sums, Vec* d_x,
+                     Gradients* grads) {
   const Shape s = shape_of(config);
   const WeightPosition position = config.experts.weight_position;
-  const auto slots = static_cast<size_t>(route.slots);
-  for (size_t a = t * slots; a < (t + 1) * slots; ++a) {
-    const Assignment one = assignment_of(config, route, plan, a);
-    if (!one.active) continue;
-    double& d_weight = grads->routing_weights[a];
-    if (one.identity) {
-      d_weight = dot(d_sum.data(), x, s.hidden);
-      add_scaled(d_x, one.weight, d_sum.data(), s.hidden);
+  const MlpRows rows = expert_rows(config, in, x, route, assignments, id);
+  Vec d_y;
+  for (size_t r = 0; r < assignments.size(); ++r) {
+    const size_t a = assignments[r];
+    const double* d_sum = &d_sums[a / static_cast<size_t>(route.slots) * s.hidden];
+    const bool on_output = position == WeightPosition::kOutput;
+    if (on_output) grads->routing_weights[a] = dot(d_sum, &rows.y[r * s.hidden], s.hidden);
+    for (size_t h = 0; h < s.hidden; ++h)
+      d_y.push_back(on_output ? route.weights[a] * d_sum[h] : d_sum[h]);
+  }
+  const auto local = static_cast<size_t>(id - config.plan.expert_begin);
+  Vec d_rows;
+  Vec d_act_weight;
+  mlp_backward(s, mlp_of<const double*>(in.experts, local, s.hidden, s.inter), rows, d_y,
+               mlp_of<double*>(grads->experts, local, s.hidden, s.inter), &d_rows, &d_act_weight);
+  for (size_t r = 0; r < assignments.size(); ++r) {
+    const size_t a = assignments[r];
+    const size_t first = a / static_cast<size_t>(route.slots) * s.hidden;
+    const double* d_row = &d_rows[r * s.hidden];
+    const bool on_input = position == WeightPosition::kInput;
+    if (on_input) grads->routing_weights[a] = dot(d_row, &x[first], s.hidden);
+    if (position == WeightPosition::kActivation) grads->routing_weights[a] = d_act_weight[r];
+    add_scaled(&(*d_x)[first], on_input ? route.weights[a] : 1, d_row, s.hidden);
+  }
+}
+
+void routed_backward(const Config& config, const Inputs& in, const Vec& x, const Route& route,
+                     const Plan& plan, const Vec& d_sums, Vec* d_x, Gradients* grads) {
+  const auto hidden = static_cast<size_t>(config.experts.hidden);
+  for (int id = 0; id < config.router.columns(); ++id) {
+    const auto assignments = assignments_of(config, route, plan, id);
+    if (assignments.empty()) continue;
+    if (id < config.router.num_experts) {
+      expert_backward(config, in, x, route, assignments, id, d_sums, d_x, grads);
       continue;
     }
-    const auto local = static_cast<size_t>(one.id - config.plan.expert_begin);
-    const auto mlp = mlp_of<const double*>(in.experts, local, s.hidden, s.inter);
-    const auto d_mlp = mlp_of<double*>(grads->experts, local, s.hidden, s.inter);
-    const bool on_input = position == WeightPosition::kInput;
-    Vec scaled(x, x + s.hidden);
-    for (double& v : scaled) v *= on_input ? one.weight : 1;
-    const double act_weight = position == WeightPosition::kActivation ? one.weight : 1;
-    const MlpRow row = mlp_forward(s, mlp, scaled.data(), act_weight);
-    Vec d_y = d_sum;
-    if (position == WeightPosition::kOutput) {
-      d_weight = dot(d_sum.data(), row.y.data(), s.hidden);
-      for (double& v : d_y) v *= one.weight;
+    for (size_t a : assignments) {
+      const size_t first = a / static_cast<size_t>(route.slots) * hidden;
+      grads->routing_weights[a] = dot(&d_sums[first], &x[first], hidden);
+      add_scaled(&(*d_x)[first], route.weights[a], &d_sums[first], hidden);
     }
-    Vec d_scaled(s.hidden, 0.0);
-    const double d_act = mlp_backward(s, mlp, scaled.data(), act_weight, row, d_y, d_mlp,
-                                      d_scaled.data());
-    if (position == WeightPosition::kActivation) d_weight = d_act;
-    if (on_input) d_weight = dot(d_scaled.data(), x, s.hidden);
-    add_scaled(d_x, on_input ? one.weight : 1, d_scaled.data(), s.hidden);
   }
+}
+
+// The shared expert's rows: every token.
+MlpRows shared_rows(const Config& config, const Inputs& in, const Vec& x) {
+  MlpRows rows;
+  if (config.experts.shared == Shared::kNone) return rows;
+  const Shape s = shared_shape(config);
+  rows.x = x;
+  rows.act_weight.assign(static_cast<size_t>(in.tokens), 1.0);
+  mlp_forward(s, mlp_of<const double*>(in.shared, 0, s.hidden, s.inter), &rows);
+  return rows;
 }
 
 // Mixing coefficients of the routed sum and the shared expert.
@@ -234,20 +287,15 @@ void mix_backward(const Config& config, const Inputs& in, const double* x, const
 Vec experts_forward(const Config& config, const Inputs& in, const Vec& x, const Route& route,
                     const Plan& plan) {
   const auto hidden = static_cast<size_t>(config.experts.hidden);
-  const bool has_shared = config.experts.shared != Shared::kNone;
+  const Vec routed = routed_forward(config, in, x, route, plan);
+  const MlpRows shared = shared_rows(config, in, x);
   Vec y(x.size(), 0.0);
-  for (size_t t = 0; t < static_cast<size_t>(in.tokens); ++t) {
-    const double* row = &x[t * hidden];
-    const Mix mix = mix_of(config, in, row);
-    const Vec routed = routed_row(config, in, row, route, plan, t);
-    add_scaled(&y[t * hidden], mix.routed * config.experts.output_scale, routed.data(), hidden);
-    if (has_shared) {
-      const Shape s = shared_shape(config);
-      const auto mlp = mlp_of<const double*>(in.shared, 0, s.hidden, s.inter);
-      add_scaled(&y[t * hidden], mix.shared, mlp_forward(s, mlp, row, 1).y.data(), hidden);
-    }
-    if (!in.output_bias.empty()) add_scaled(&y[t * hidden], 1, in.output_bias.data(), hidden);
-    if (!in.residual.empty()) add_scaled(&y[t * hidden], 1, &in.residual[t * hidden], hidden);
+  for (size_t first = 0; first < y.size(); first += hidden) {
+    const Mix mix = mix_of(config, in, &x[first]);
+    add_scaled(&y[first], mix.routed * config.experts.output_scale, &routed[first], hidden);
+    if (!shared.y.empty()) add_scaled(&y[first], mix.shared, &shared.y[first], hidden);
+    if (!in.output_bias.empty()) add_scaled(&y[first], 1, in.output_bias.data(), hidden);
+    if (!in.residual.empty()) add_scaled(&y[first], 1, &in.residual[first], hidden);
   }
   return y;
 }
@@ -256,7 +304,6 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
                      const Plan& plan, const Vec& d_y, Gradients* grads) {
   const auto hidden = static_cast<size_t>(config.experts.hidden);
   const ExpertsConfig& e = config.experts;
-  Vec d_x(x.size(), 0.0);
   zero_like(in.experts, &grads->experts);
   zero_like(in.shared, &grads->shared);
   grads->routing_weights.assign(route.ids.size(), 0.0);
@@ -264,29 +311,33 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
   grads->shared_gate_bias.assign(in.shared_gate_bias.size(), 0.0);
   grads->output_bias.assign(in.output_bias.size(), 0.0);
   grads->residual = in.residual.empty() ? Vec{} : d_y;
-  for (size_t t = 0; t < static_cast<size_t>(in.tokens); ++t) {
-    const double* row = &x[t * hidden];
-    const double* d_out = &d_y[t * hidden];
-    const Mix mix = mix_of(config, in, row);
-    Vec d_sum(d_out, d_out + hidden);
-    for (double& v : d_sum) v *= mix.routed * e.output_scale;
-    routed_backward(config, in, row, route, plan, t, d_sum, &d_x[t * hidden], grads);
+  const MlpRows shared = shared_rows(config, in, x);
+  const Vec routed = e.shared == Shared::kSoftmax2 ? routed_forward(config, in, x, route, plan)
+                                                   : Vec{};
+  Vec d_x(x.size(), 0.0);
+  Vec d_sums = d_y;    // at the routed sums
+  Vec d_shared = d_y;  // at the shared expert's output
+  for (size_t first = 0; first < d_y.size(); first += hidden) {
+    const double* d_out = &d_y[first];
+    const Mix mix = mix_of(config, in, &x[first]);
+    for (size_t h = 0; h < hidden; ++h) {
+      d_sums[first + h] *= mix.routed * e.output_scale;
+      d_shared[first + h] *= mix.shared;
+    }
     if (!in.output_bias.empty()) add_scaled(grads->output_bias.data(), 1, d_out, hidden);
-    if (e.shared == Shared::kNone) continue;
-    const Shape s = shared_shape(config);
-    const auto mlp = mlp_of<const double*>(in.shared, 0, s.hidden, s.inter);
-    const MlpRow shared = mlp_forward(s, mlp, row, 1);
-    Vec d_shared(d_out, d_out + hidden);
-    for (double& v : d_shared) v *= mix.shared;
-    mlp_backward(s, mlp, row, 1, shared, d_shared,
-                 mlp_of<double*>(grads->shared, 0, s.hidden, s.inter), &d_x[t * hidden]);
-    if (e.shared == Shared::kAdd) continue;
-    Mix d_mix{0, dot(d_out, shared.y.data(), hidden)};
-    if (e.shared == Shared::kSoftmax2)
-      d_mix.routed =
-          e.output_scale * dot(d_out, routed_row(config, in, row, route, plan, t).data(), hidden);
-    mix_backward(config, in, row, mix, d_mix, &d_x[t * hidden], grads);
+    if (e.shared == Shared::kNone || e.shared == Shared::kAdd) continue;
+    Mix d_mix{0, dot(d_out, &shared.y[first], hidden)};
+    if (!routed.empty()) d_mix.routed = e.output_scale * dot(d_out, &routed[first], hidden);
+    mix_backward(config, in, &x[first], mix, d_mix, &d_x[first], grads);
   }
+  routed_backward(config, in, x, route, plan, d_sums, &d_x, grads);
+  if (e.shared == Shared::kNone) return d_x;
+  const Shape s = shared_shape(config);
+  Vec d_rows;
+  Vec unused;
+  mlp_backward(s, mlp_of<const double*>(in.shared, 0, s.hidden, s.inter), shared, d_shared,
+               mlp_of<double*>(grads->shared, 0, s.hidden, s.inter), &d_rows, &unused);
+  add_scaled(d_x.data(), 1, d_rows.data(), d_x.size());
   return d_x;
 }
 

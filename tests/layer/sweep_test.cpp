@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shapes that no tile divides, in every dtype: H and I from {31, 33, 96, 1057}, experts with 0, 1,
+// 4, 5, 31, 33 and 300 rows, ids given, inputs rounded to the dtype. Forward and every gradient
+// against the oracle; the expert without rows has gradients of exactly 0; one and three threads
+// give the same bits. Run once per instruction set (MOEC_CPU_ISA).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cases/feature_cases.h"
+#include "support/layer_check.h"
+#include "support/random.h"
+
+namespace moec::test {
+namespace {
+
+using oracle::Vec;
+
+constexpr int kWidths[] = {31, 33, 96, 1057};
+constexpr int kRows[] = {0, 1, 4, 5, 31, 33, 300};
+constexpr int kExperts = static_cast<int>(std::size(kRows));
+constexpr int kTokens = 300;
+constexpr int kTopK = 2;
+
+struct Type {
+  const char* name;
+  moec_dtype dtype;
+  double tolerance;
+};
+constexpr Type kTypes[] = {
+    {"f32", MOEC_F32, 2e-5}, {"bf16", MOEC_BF16, 1e-2}, {"f16", MOEC_F16, 2e-3}};
+
+// Every token has the expert of 300 rows in one slot; the other slot belongs to the other experts
+// as long as they have rows left, then to nobody. Which slot is which alternates at random.
+oracle::Ids given_ids() {
+  oracle::Ids others;
+  for (int e = 0; e + 1 < kExperts; ++e) others.insert(others.end(), size_t(kRows[e]), e);
+  others.resize(kTokens, -1);
+  Random random(3);
+  for (size_t i = others.size(); i > 1; --i)
+    std::swap(others[i - 1], others[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
+  oracle::Ids ids;
+  for (int other : others) {
+    const bool first = random.below(2) == 0;
+    ids.push_back(first ? kExperts - 1 : other);
+    ids.push_back(first ? other : kExperts - 1);
+  }
+  return ids;
+}
+
+// Values that bf16 and fp16 both hold, so that one evaluation of the oracle serves both.
+void round_to_both(Vec* values) {
+  for (double& v : *values) {
+    v = oracle::round_to(oracle::Rounding::kBf16, v);
+    if (std::fabs(v) < 0x1p-14) v = 0;
+  }
+}
+
+struct Problem {
+  oracle::Config config;
+  oracle::Inputs in;
+  Vec d_y;
+};
+
+Problem make_problem(int hidden, int inter, bool half) {
+  const std::string name = std::to_string(hidden) + "x" + std::to_string(inter);
+  const auto matrix = static_cast<size_t>(kExperts * hidden * inter);
+  const auto batch = static_cast<size_t>(kTokens * hidden);
+  Problem p;
+  p.config.router.num_experts = kExperts;
+  p.config.router.top_k = kTopK;
+  p.config.router.select = oracle::Select::kGiven;
+  p.config.router.norm = oracle::Norm::kSum;
+  p.config.experts.hidden = hidden;
+  p.config.experts.inter = inter;
+  p.in.tokens = kTokens;
+  p.in.given_ids = given_ids();
+  const auto fill = [&](Vec* v, const char* what, size_t count, double scale) {
+    *v = oracle::random_values(name + what, count, scale);
+    if (half) round_to_both(v);
+  };
+  const double by_hidden = 1 / std::sqrt(hidden);
+  fill(&p.in.x, ".x", batch, 1);
+  fill(&p.d_y, ".d_y", batch, 1);
+  fill(&p.in.gate_weight, ".router", static_cast<size_t>(kExperts * hidden), by_hidden);
+  fill(&p.in.experts.gate, ".gate", matrix, by_hidden);
+  fill(&p.in.experts.up, ".up", matrix, by_hidden);
+  fill(&p.in.experts.down, ".down", matrix, 1 / std::sqrt(inter));
+  fill(&p.in.experts.gate_bias, ".gate_bias", static_cast<size_t>(kExperts * inter), 0.5);
+  fill(&p.in.experts.up_bias, ".up_bias", static_cast<size_t>(kExperts * inter), 0.5);
+  fill(&p.in.experts.down_bias, ".down_bias", static_cast<size_t>(kExperts * hidden), 0.5);
+  return p;
+}
+
+bool all_zero(const Vec& values, size_t count) {
+  return std::all_of(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count),
+                     [](double v) { return v == 0; });
+}
+
+void check_type(const Problem& p, const OracleRun& reference, const Type& type) {
+  SCOPED_TRACE(type.name);
+  RunOptions options;
+  options.dtype = type.dtype;
+  options.num_threads = 3;
+  const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, options);
+  const double worst = expect_matches(run, reference, p.config, p.in, type.tolerance);
+  ASSERT_EQ(run.status, MOEC_OK);
+  const auto one = static_cast<size_t>(p.config.experts.hidden * p.config.experts.inter);
+  EXPECT_TRUE(all_zero(run.grads.experts.gate, one) && all_zero(run.grads.experts.up, one) &&
+              all_zero(run.grads.experts.down, one))
+      << "the expert without rows has a gradient";
+  options.num_threads = 1;
+  const LayerRun again = run_layer(p.config, p.in, p.d_y, {}, options);
+  EXPECT_TRUE(again.bytes == run.bytes) << "one and three threads give different bits";
+  std::printf("H %4d I %4d %-4s worst %.2e of %.0e\n", p.config.experts.hidden,
+              p.config.experts.inter, type.name, worst, type.tolerance);
+}
+
+class SweepTest : public testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(SweepTest, MatchesTheOracle) {
+  SCOPED_TRACE(seed_note());
+  const auto [hidden, inter] = GetParam();
+  for (const bool half : {false, true}) {
+    const Problem p = make_problem(hidden, inter, half);
+    const OracleRun reference = run_oracle(p.config, p.in, p.d_y, {});
+    ASSERT_EQ(reference.layer.plan.counts, oracle::Ids(std::begin(kRows), std::end(kRows)));
+    for (const Type& type : kTypes)
+      if ((type.dtype != MOEC_F32) == half) check_type(p, reference, type);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layer, SweepTest,
+                         testing::Combine(testing::ValuesIn(kWidths), testing::ValuesIn(kWidths)),
+                         [](const auto& one) {
+                           return "H" + std::to_string(std::get<0>(one.param)) + "_I" +
+                                  std::to_string(std::get<1>(one.param));
+                         });
+
+}  // namespace
+}  // namespace moec::test

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run of the library against the oracle: every output and every gradient, worst row.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "compare.h"
+#include "layer_runner.h"
+#include "oracle/parameters.h"
+
+namespace moec::test {
+
+struct OracleRun {
+  oracle::Layer layer;
+  oracle::Gradients grads;
+};
+inline OracleRun run_oracle(const oracle::Config& config, const oracle::Inputs& in,
+                            const oracle::Vec& d_y, const oracle::Vec& d_logits_in) {
+  OracleRun run{oracle::forward(config, in), {}};
+  run.grads = oracle::backward(config, in, run.layer, d_y, d_logits_in);
+  return run;
+}
+
+// EXPECTs equal ids and a row error of at most `tolerance` everywhere; returns the worst error.
+// Logits can hold NaN or -inf where the case plants them, so they are not compared here.
+inline double expect_matches(const LayerRun& run, const OracleRun& reference,
+                             const oracle::Config& config, const oracle::Inputs& in,
+                             double tolerance) {
+  EXPECT_EQ(run.status, MOEC_OK) << run.message;
+  if (run.status != MOEC_OK) return 0;
+  EXPECT_TRUE(run.neighbours_untouched) << "memory before a buffer was written";
+  EXPECT_EQ(run.expert_ids, reference.layer.route.ids);
+  double worst = 0;
+  const auto compare = [&](const char* name, const oracle::Vec& got, const oracle::Vec& ref,
+                           size_t columns) {
+    const RowError error = row_error(got, ref, columns);
+    EXPECT_LE(error.error, tolerance) << name << ": " << error;
+    worst = std::max(worst, error.error);
+  };
+  const auto slots = static_cast<size_t>(config.router.top_k);
+  compare("y", run.y, reference.layer.y, static_cast<size_t>(config.experts.hidden));
+  compare("routing_weights", run.routing_weights, reference.layer.route.weights, slots);
+  if (run.grads.x.empty()) return worst;  // forward only
+  compare("d_routing_weights", run.grads.routing_weights, reference.grads.routing_weights, slots);
+  oracle::for_each_parameter(
+      config, in, run.grads,
+      [&](const char* name, const oracle::Vec&, const oracle::Vec& got, size_t columns) {
+        oracle::for_each_parameter(
+            config, in, reference.grads,
+            [&](const char* other, const oracle::Vec&, const oracle::Vec& ref, size_t) {
+              if (std::string(name) == other) compare(name, got, ref, columns);
+            });
+      });
+  return worst;
+}
+
+}  // namespace moec::test

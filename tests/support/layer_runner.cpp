@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer_runner.h"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+
+namespace moec::test {
+namespace {
+
+using oracle::Vec;
+
+template <auto Free>
+struct Deleter {
+  template <typename T>
+  void operator()(T* handle) const {
+    Free(handle);
+  }
+};
+using Context = std::unique_ptr<moec_context, Deleter<moec_context_free>>;
+using Weights = std::unique_ptr<moec_weights, Deleter<moec_weights_free>>;
+using LayerHandle = std::unique_ptr<moec_layer, Deleter<moec_layer_free>>;
+
+class Failure : public std::runtime_error {
+ public:
+  explicit Failure(moec_status code) : std::runtime_error(last_error()), status(code) {}
+  moec_status status;
+};
+void check(moec_status status) {
+  if (status != MOEC_OK) throw Failure(status);
+}
+
+template <typename Struct>
+Struct sized() {
+  Struct s;
+  moec_struct_init(&s, sizeof(s));
+  return s;
+}
+
+uint64_t bytes_for(const moec_size& size, int tokens) {
+  return size.base + static_cast<uint64_t>(tokens) * size.per_token;
+}
+
+// One problem on the device.
+class Run {
+ public:
+  Run(const oracle::Config& config, const oracle::Inputs& in, const RunOptions& options)
+      : config_(config),
+        in_(in),
+        options_(options),
+        context_(test_context(options.num_threads)),
+        tokens_(in.tokens),
+        hidden_(config.experts.hidden),
+        columns_(config.router.columns()),
+        slots_(config.router.top_k) {
+    options_.layout.dtype = options.dtype;
+    create_layer();
+    experts_ = bind(in.experts, config.router.num_experts, config.experts.inter, &weights_);
+    if (config.experts.shared != oracle::Shared::kNone)
+      shared_ = bind(in.shared, 1, config.experts.shared_inter, &shared_weights_);
+    fill_arguments();
+  }
+
+  void forward() { check(moec_layer_forward(layer_.get(), &args_, nullptr)); }
+  void backward(const Vec& d_y, const Vec& d_logits_in);
+  void collect(LayerRun* run);
+
+ private:
+  void create_layer();
+  std::unique_ptr<WeightSet> bind(const oracle::MlpWeights& values, int experts, int inter,
+                                  Weights* handle);
+  void fill_arguments();
+  moec_tensor data(const Vec& values, const std::vector<int64_t>& shape) {
+    return tensors_.input(values, options_.dtype, shape);
+  }
+  moec_tensor gradient(const Vec& of, moec_dtype dtype, const std::vector<int64_t>& shape) {
+    return of.empty() ? moec_tensor{} : tensors_.output(dtype, shape);
+  }
+  void add_bytes(const moec_tensor& tensor, LayerRun* run) const {
+    const std::vector<uint8_t> one = tensors_.read_bytes(tensor);
+    run->bytes.insert(run->bytes.end(), one.begin(), one.end());
+  }
+
+  const oracle::Config& config_;
+  const oracle::Inputs& in_;
+  RunOptions options_;
+  const moec_context* context_;
+  int64_t tokens_, hidden_, columns_, slots_;
+  LayerHandle layer_;
+  Weights weights_, shared_weights_;
+  std::unique_ptr<WeightSet> experts_, shared_, d_experts_, d_shared_;
+  Tensors tensors_;
+  moec_experts_sizes sizes_ = sized<moec_experts_sizes>();
+  moec_layer_args args_ = sized<moec_layer_args>();
+  std::optional<moec_layer_grad_args> grad_;
+};
+
+void Run::create_layer() {
+  const moec_router_desc router = router_desc(config_.router, in_);
+  const moec_experts_desc experts = experts_desc(config_, in_, options_);
+  moec_layer_desc desc = sized<moec_layer_desc>();
+  desc.router = &router;
+  desc.experts = &experts;
+  desc.drop = static_cast<uint32_t>(config_.plan.drop);
+  desc.capacity = config_.plan.capacity;
+  desc.capacity_factor = static_cast<float>(config_.plan.capacity_factor);
+  moec_layer* layer = nullptr;
+  check(moec_layer_create(context_, &desc, &layer));
+  layer_.reset(layer);
+  check(moec_layer_query(layer, &sizes_));
+}
+
+std::unique_ptr<WeightSet> Run::bind(const oracle::MlpWeights& values, int experts, int inter,
+                                     Weights* handle) {
+  auto set = std::make_unique<WeightSet>(values, experts, static_cast<int>(hidden_), inter,
+                                         options_.layout, false);
+  const moec_weights_desc desc = set->desc(options_.frozen);
+  moec_weights* weights = nullptr;
+  check(moec_weights_create(context_, &desc, &weights));
+  handle->reset(weights);
+  check(moec_weights_bind(weights, set->set()));
+  if (options_.frozen) check(moec_weights_pack(weights, nullptr, nullptr));
+  return set;
+}
+
+void Run::fill_arguments() {
+  args_.rng_offset = config_.router.rng_offset;
+  args_.weights = weights_.get();
+  args_.shared_weights = shared_weights_.get();
+  args_.x = data(in_.x, {tokens_, hidden_});
+  args_.router_x = data(in_.router_x, {tokens_, hidden_});
+  args_.gate_weight = data(in_.gate_weight, {columns_, hidden_});
+  args_.gate_bias = data(in_.gate_bias, {columns_});
+  args_.input_scale = data(in_.input_scale, {hidden_});
+  args_.select_bias = tensors_.input(in_.select_bias, MOEC_F32, {columns_});
+  args_.per_expert_scale = data(in_.per_expert_scale, {columns_});
+  args_.token_mask = tensors_.input_ids(in_.token_mask, MOEC_U8, {tokens_});
+  args_.table = tensors_.input_ids(
+      in_.table, MOEC_I32, {static_cast<int64_t>(in_.table.size()) / slots_, slots_});
+  args_.token_ids = tensors_.input_ids(in_.token_ids, MOEC_I64, {tokens_});
+  args_.given_ids = tensors_.input_ids(in_.given_ids, MOEC_I32, {tokens_, slots_});
+  const auto gates = static_cast<int64_t>(in_.shared_gate.size()) / hidden_;
+  args_.shared_gate = data(in_.shared_gate, {gates, hidden_});
+  args_.shared_gate_bias = data(in_.shared_gate_bias, {2});
+  args_.output_bias = data(in_.output_bias, {hidden_});
+  args_.residual = data(in_.residual, {tokens_, hidden_});
+  args_.y = tensors_.output(options_.dtype, {tokens_, hidden_});
+  args_.logits = tensors_.output(MOEC_F32, {tokens_, columns_});
+  args_.expert_ids = tensors_.output(MOEC_I32, {tokens_, slots_});
+  args_.routing_weights = tensors_.output(MOEC_F32, {tokens_, slots_});
+  const auto tokens = static_cast<int>(tokens_);
+  args_.saved = tensors_.buffer(bytes_for(sizes_.saved, tokens));
+  args_.workspace = tensors_.buffer(bytes_for(sizes_.forward_workspace, tokens));
+}
+
+void Run::backward(const Vec& d_y, const Vec& d_logits_in) {
+  const moec_dtype f32 = MOEC_F32;
+  const moec_dtype type = options_.dtype;
+  WeightLayout layout = options_.layout;
+  layout.dtype = options_.grad_dtype;
+  const auto hidden = static_cast<int>(hidden_);
+  d_experts_ = std::make_unique<WeightSet>(in_.experts, config_.router.num_experts, hidden,
+                                           config_.experts.inter, layout, true);
+  grad_ = sized<moec_layer_grad_args>();
+  grad_->forward = &args_;
+  grad_->d_y = data(d_y, {tokens_, hidden_});
+  grad_->d_logits_in = tensors_.input(d_logits_in, f32, {tokens_, columns_});
+  grad_->d_x = tensors_.output(type, {tokens_, hidden_});
+  grad_->d_router_x = gradient(in_.router_x, type, {tokens_, hidden_});
+  grad_->d_gate_weight = tensors_.output(f32, {columns_, hidden_});
+  grad_->d_gate_bias = gradient(in_.gate_bias, f32, {columns_});
+  grad_->d_input_scale = gradient(in_.input_scale, f32, {hidden_});
+  grad_->d_per_expert_scale = gradient(in_.per_expert_scale, f32, {columns_});
+  grad_->d_expert_weights = d_experts_->set();
+  if (shared_) {
+    d_shared_ = std::make_unique<WeightSet>(in_.shared, 1, hidden, config_.experts.shared_inter,
+                                            layout, true);
+    grad_->d_shared_weights = d_shared_->set();
+  }
+  const auto gates = static_cast<int64_t>(in_.shared_gate.size()) / hidden_;
+  grad_->d_shared_gate = gradient(in_.shared_gate, f32, {gates, hidden_});
+  grad_->d_shared_gate_bias = gradient(in_.shared_gate_bias, f32, {2});
+  grad_->d_output_bias = gradient(in_.output_bias, f32, {hidden_});
+  grad_->d_residual = gradient(in_.residual, type, {tokens_, hidden_});
+  grad_->d_routing_weights = tensors_.output(f32, {tokens_, slots_});
+  grad_->workspace =
+      tensors_.buffer(bytes_for(sizes_.backward_workspace, static_cast<int>(tokens_)));
+  check(moec_layer_backward(layer_.get(), &*grad_, nullptr));
+}
+
+void Run::collect(LayerRun* run) {
+  check(moec_context_sync(context_, nullptr));
+  run->y = tensors_.read(args_.y);
+  run->logits = tensors_.read(args_.logits);
+  run->routing_weights = tensors_.read(args_.routing_weights);
+  for (double id : tensors_.read(args_.expert_ids)) run->expert_ids.push_back(static_cast<int>(id));
+  for (const moec_tensor* t : {&args_.y, &args_.logits, &args_.routing_weights, &args_.expert_ids})
+    add_bytes(*t, run);
+  if (grad_) {
+    oracle::Gradients& g = run->grads;
+    const std::pair<const moec_tensor*, Vec*> all[] = {
+        {&grad_->d_x, &g.x},
+        {&grad_->d_router_x, &g.router_x},
+        {&grad_->d_gate_weight, &g.gate_weight},
+        {&grad_->d_gate_bias, &g.gate_bias},
+        {&grad_->d_input_scale, &g.input_scale},
+        {&grad_->d_per_expert_scale, &g.per_expert_scale},
+        {&grad_->d_shared_gate, &g.shared_gate},
+        {&grad_->d_shared_gate_bias, &g.shared_gate_bias},
+        {&grad_->d_output_bias, &g.output_bias},
+        {&grad_->d_residual, &g.residual},
+        {&grad_->d_routing_weights, &g.routing_weights}};
+    for (const auto& [tensor, values] : all) {
+      *values = tensors_.read(*tensor);
+      add_bytes(*tensor, run);
+    }
+    for (const auto& [set, values] : {std::pair{d_experts_.get(), &g.experts},
+                                      std::pair{d_shared_.get(), &g.shared}}) {
+      if (!set) continue;
+      *values = set->read();
+      const std::vector<uint8_t> bytes = set->bytes();
+      run->bytes.insert(run->bytes.end(), bytes.begin(), bytes.end());
+      run->neighbours_untouched = run->neighbours_untouched && set->neighbours_untouched();
+    }
+  }
+  run->neighbours_untouched = run->neighbours_untouched && tensors_.neighbours_untouched();
+}
+
+}  // namespace
+
+std::string last_error() {
+  auto info = sized<moec_error_info>();
+  if (moec_last_error(&info) != MOEC_OK) return "moec_last_error failed";
+  return std::string(moec_status_name(info.code)) + " " + info.message;
+}
+
+const moec_context* test_context(int num_threads) {
+  static std::map<int, Context> contexts;
+  Context& context = contexts[num_threads];
+  if (!context) {
+    const TestDevice device = test_device();
+    moec_context_desc desc = sized<moec_context_desc>();
+    desc.device_type = device.type;
+    desc.device_id = device.id;
+    desc.num_threads = device.type == MOEC_CPU ? num_threads : 0;
+    moec_context* made = nullptr;
+    if (moec_context_create(&desc, &made) != MOEC_OK) throw std::runtime_error(last_error());
+    context.reset(made);
+  }
+  return context.get();
+}
+
+LayerRun run_layer(const oracle::Config& config, const oracle::Inputs& in, const Vec& d_y,
+                   const Vec& d_logits_in, const RunOptions& options) {
+  LayerRun result;
+  try {
+    Run run(config, in, options);
+    run.forward();
+    if (options.save != MOEC_SAVE_NONE) run.backward(d_y, d_logits_in);
+    run.collect(&result);
+  } catch (const Failure& failure) {
+    result.status = failure.status;
+    result.message = failure.what();
+  }
+  return result;
+}
+
+}  // namespace moec::test

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "weight_sets.h"
+
+#include "golden/golden_case.h"
+
+namespace moec::test {
+namespace {
+
+using golden::GateLayout;
+using oracle::Vec;
+static_assert(static_cast<uint32_t>(GateLayout::kSplit) == MOEC_GATE_SPLIT &&
+              static_cast<uint32_t>(GateLayout::kGateThenUp) == MOEC_GATE_THEN_UP &&
+              static_cast<uint32_t>(GateLayout::kUpThenGate) == MOEC_UP_THEN_GATE &&
+              static_cast<uint32_t>(GateLayout::kInterleaved) == MOEC_GATE_INTERLEAVED &&
+              static_cast<uint32_t>(GateLayout::kNone) == MOEC_GATE_NONE);
+
+bool is_one_matrix(uint32_t gate_layout) {
+  return gate_layout != MOEC_GATE_SPLIT && gate_layout != MOEC_GATE_NONE;
+}
+
+}  // namespace
+
+WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int inter,
+                     const WeightLayout& layout, bool as_output)
+    : experts_(experts),
+      hidden_(hidden),
+      inter_(inter),
+      layout_(layout),
+      has_gate_up_bias_(!w.up_bias.empty()),
+      has_down_bias_(!w.down_bias.empty()) {
+  moec_struct_init(&set_, sizeof(set_));
+  if (w.gate.empty()) layout_.gate_layout = MOEC_GATE_NONE;
+  const bool in_out = layout_.gate_up_orientation == MOEC_IN_OUT;
+  if (is_one_matrix(layout_.gate_layout)) {
+    const auto kind = static_cast<GateLayout>(layout_.gate_layout);
+    const Vec data = golden::join_gate_up({experts, 2 * inter, hidden, in_out}, kind, w.gate, w.up);
+    const Vec bias = has_gate_up_bias_ ? golden::join_gate_up({experts, 2 * inter, 1, false}, kind,
+                                                              w.gate_bias, w.up_bias)
+                                       : Vec{};
+    set_.gate_up = matrix(data, bias, 2 * inter, hidden, in_out, as_output, &gate_up_);
+  } else {
+    const auto stored = [&](const Vec& v) {
+      return golden::from_out_in({experts, inter, hidden, in_out}, v);
+    };
+    if (!w.gate.empty())
+      set_.gate = matrix(stored(w.gate), w.gate_bias, inter, hidden, in_out, as_output, &gate_);
+    set_.up = matrix(stored(w.up), w.up_bias, inter, hidden, in_out, as_output, &up_);
+  }
+  const bool down_in_out = layout_.down_orientation == MOEC_IN_OUT;
+  set_.down = matrix(golden::from_out_in({experts, hidden, inter, down_in_out}, w.down),
+                     w.down_bias, hidden, inter, down_in_out, as_output, &down_);
+}
+
+moec_tensor WeightSet::stack(const Vec& values, const std::vector<int64_t>& shape,
+                             bool as_output) {
+  if (values.empty()) return {};
+  return as_output ? tensors_.output(layout_.dtype, shape)
+                   : tensors_.input(values, layout_.dtype, shape);
+}
+
+const moec_tensor* WeightSet::pointers(const moec_tensor& whole) {
+  std::vector<moec_tensor> parts;
+  for (int e = 0; e < experts_; ++e) parts.push_back(slice(whole, e));
+  pointer_arrays_.push_back(std::move(parts));
+  return pointer_arrays_.back().data();
+}
+
+moec_matrix WeightSet::matrix(const Vec& data, const Vec& bias, int rows, int inputs, bool in_out,
+                              bool as_output, Stored* stored) {
+  const std::vector<int64_t> shape = in_out ? std::vector<int64_t>{experts_, inputs, rows}
+                                            : std::vector<int64_t>{experts_, rows, inputs};
+  stored->data = stack(data, shape, as_output);
+  stored->bias = stack(bias, {experts_, rows}, as_output);
+  moec_matrix m{};
+  if (!layout_.per_expert) {
+    m.data = stored->data;
+    m.bias = stored->bias;
+    return m;
+  }
+  m.per_expert = pointers(stored->data);
+  m.per_expert_bias = stored->bias.data ? pointers(stored->bias) : nullptr;
+  m.count = experts_;
+  return m;
+}
+
+moec_weights_desc WeightSet::desc(bool frozen) const {
+  moec_weights_desc d;
+  moec_struct_init(&d, sizeof(d));
+  d.flags = frozen ? MOEC_WEIGHTS_FROZEN : 0;
+  d.num_experts = experts_;
+  d.gate_layout = layout_.gate_layout;
+  d.hidden = hidden_;
+  d.inter = inter_;
+  d.gate_up_orientation = layout_.gate_up_orientation;
+  d.down_orientation = layout_.down_orientation;
+  d.dtype = layout_.dtype;
+  return d;
+}
+
+oracle::MlpWeights WeightSet::read() const {
+  oracle::MlpWeights w;
+  const bool in_out = layout_.gate_up_orientation == MOEC_IN_OUT;
+  if (is_one_matrix(layout_.gate_layout)) {
+    const auto kind = static_cast<GateLayout>(layout_.gate_layout);
+    golden::split_gate_up({experts_, 2 * inter_, hidden_, in_out}, kind,
+                          tensors_.read(gate_up_.data), &w.gate, &w.up);
+    if (has_gate_up_bias_)
+      golden::split_gate_up({experts_, 2 * inter_, 1, false}, kind, tensors_.read(gate_up_.bias),
+                            &w.gate_bias, &w.up_bias);
+  } else {
+    const auto canonical = [&](const moec_tensor& t) {
+      return t.data ? golden::to_out_in({experts_, inter_, hidden_, in_out}, tensors_.read(t))
+                    : Vec{};
+    };
+    w.gate = canonical(gate_.data);
+    w.up = canonical(up_.data);
+    w.gate_bias = tensors_.read(gate_.bias);
+    w.up_bias = tensors_.read(up_.bias);
+  }
+  const bool down_in_out = layout_.down_orientation == MOEC_IN_OUT;
+  w.down = golden::to_out_in({experts_, hidden_, inter_, down_in_out}, tensors_.read(down_.data));
+  w.down_bias = tensors_.read(down_.bias);
+  return w;
+}
+
+std::vector<uint8_t> WeightSet::bytes() const {
+  std::vector<uint8_t> all;
+  for (const Stored* s : {&gate_up_, &gate_, &up_, &down_})
+    for (const moec_tensor* t : {&s->data, &s->bias}) {
+      const std::vector<uint8_t> one = tensors_.read_bytes(*t);
+      all.insert(all.end(), one.begin(), one.end());
+    }
+  return all;
+}
+
+}  // namespace moec::test

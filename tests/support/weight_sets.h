@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The oracle's canonical expert weights in any layout of moec_weights_desc, and gradients back.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "oracle/moe_oracle.h"
+#include "tensors.h"
+
+namespace moec::test {
+
+struct WeightLayout {
+  uint32_t gate_layout = MOEC_GATE_SPLIT;  // of a gated MLP; a plain one has GATE_NONE
+  uint32_t gate_up_orientation = MOEC_OUT_IN;
+  uint32_t down_orientation = MOEC_OUT_IN;
+  bool per_expert = false;  // an array of pointers instead of one stack
+  moec_dtype dtype = MOEC_F32;
+};
+
+// One set of matrices on the device: bound weights, or the place for their gradients.
+class WeightSet {
+ public:
+  // as_output: poisoned memory of the shapes of `weights`; else their values.
+  WeightSet(const oracle::MlpWeights& weights, int experts, int hidden, int inter,
+            const WeightLayout& layout, bool as_output);
+
+  const moec_weight_set* set() const { return &set_; }
+  moec_weights_desc desc(bool frozen) const;
+  oracle::MlpWeights read() const;
+  bool neighbours_untouched() const { return tensors_.neighbours_untouched(); }
+  // Every byte of the set, in the order of moec_weight_set.
+  std::vector<uint8_t> bytes() const;
+
+ private:
+  struct Stored {  // one moec_matrix: the stacks behind it
+    moec_tensor data{}, bias{};
+  };
+  moec_matrix matrix(const oracle::Vec& data, const oracle::Vec& bias, int rows, int inputs,
+                     bool in_out, bool as_output, Stored* stored);
+  moec_tensor stack(const oracle::Vec& values, const std::vector<int64_t>& shape, bool as_output);
+  const moec_tensor* pointers(const moec_tensor& stack);
+
+  int experts_, hidden_, inter_;
+  WeightLayout layout_;
+  bool has_gate_up_bias_, has_down_bias_;
+  Tensors tensors_;
+  std::deque<std::vector<moec_tensor>> pointer_arrays_;
+  Stored gate_up_, gate_, up_, down_;
+  moec_weight_set set_{};
+};
+
+}  // namespace moec::test
