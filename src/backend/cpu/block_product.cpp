@@ -50,9 +50,8 @@ class Runner {
       for (int64_t block0 = 0; block0 < blocks_; block0 += span) {
         const int blocks = int(std::min(span, blocks_ - block0));
         load_a(p_.a[s], block0, blocks);
-        for (int64_t column = 0; column < columns_; ++column)
-          for (int j = 0; j <= int(pair); ++j)
-            multiply(p_.b[sum ? s : j], column, block0, blocks, c_[j], s + block0 > 0);
+        for (int j = 0; j <= int(pair); ++j)
+          multiply(p_.b[sum ? s : j], block0, blocks, c_[j], s + block0 > 0);
       }
     return {c_[0], pair ? c_[1] : nullptr, ld_};
   }
@@ -86,34 +85,51 @@ class Runner {
     return span_end < blocks_ ? packed_block(weight, panel, span_end) : nullptr;
   }
 
-  // One panel of 32 columns times all rows, in chunks of B that stay in the L1 cache.
-  void multiply(const WeightSource& weight, int64_t column, int64_t block0, int blocks, float* c,
-                bool accumulate) {
-    const int64_t panels = panels_.count();
-    const int64_t lines = div_up(kBlockBytes / kLineBytes, panels);  // prefetched by each row panel
-    for (int first = 0; first < blocks; first += kSpanBlocks) {
-      const int chunk = std::min(kSpanBlocks, blocks - first);
-      const int64_t ahead = panels == 1 ? std::min(chunk, kPrefetchBlocks) : chunk;
-      const char* next = next_chunk(weight, column, block0, block0 + first + ahead, block0 + blocks);
-      const int next_lines = next ? int(lines) : 0;
-      const auto* const b = static_cast<const char*>(
-          weight_panel(*p_.plan.tile, weight, p_.plan.compute, p_.col0 / kPanelColumns + column,
-                       block0 + first, chunk, b_));
-      const char* a = a_;
-      for (int64_t panel = 0; panel < panels; ++panel) {
-        const int64_t rows = panels_.padded(panel);
-        const PanelProduct product{a + first * rows * kLineBytes,
-                                   b,
-                                   c + panel * panels_.per_panel * ld_ + column * kPanelColumns,
-                                   ld_,
-                                   chunk,
-                                   accumulate || first > 0,
-                                   next,
-                                   next_lines};
-        p_.plan.kernel->by_rows[rows / p_.plan.kernel->row_multiple - 1](product);
-        a += rows * blocks * kLineBytes;
-        next += next_lines * kLineBytes * chunk;
+  // All columns times all rows for one span of A, in chunks of B that stay in the L1 cache.
+  void multiply(const WeightSource& weight, int64_t block0, int blocks, float* c, bool accumulate) {
+    if (wants_many_panels(weight)) {
+      for (int first = 0; first < blocks; first += kSpanBlocks) {
+        const int chunk = std::min(kSpanBlocks, blocks - first);
+        load_panels(*p_.plan.tile, weight, p_.plan.compute, p_.col0 / kPanelColumns, int(columns_),
+                    block0 + first, chunk, b_);
+        for (int64_t column = 0; column < columns_; ++column)
+          multiply_chunk(b_ + column * chunk * kBlockBytes, {first, blocks, chunk}, nullptr,
+                         c + column * kPanelColumns, accumulate || first > 0);
       }
+      return;
+    }
+    for (int64_t column = 0; column < columns_; ++column) {
+      for (int first = 0; first < blocks; first += kSpanBlocks) {
+        const int chunk = std::min(kSpanBlocks, blocks - first);
+        const void* const b =
+            weight_panel(*p_.plan.tile, weight, p_.plan.compute, p_.col0 / kPanelColumns + column,
+                         block0 + first, chunk, b_);
+        const int ahead = panels_.count() == 1 ? std::min(chunk, kPrefetchBlocks) : chunk;
+        multiply_chunk(b, {first, blocks, chunk},
+                       next_chunk(weight, column, block0, block0 + first + ahead, block0 + blocks),
+                       c + column * kPanelColumns, accumulate || first > 0);
+      }
+    }
+  }
+
+  struct Chunk {
+    int64_t first, span;  // its first block, and the blocks of A in scratch
+    int blocks;
+  };
+
+  void multiply_chunk(const void* b, const Chunk& chunk, const char* next, float* c,
+                      bool accumulate) {
+    const ProductKernel& kernel = *p_.plan.kernel;
+    const int64_t panels = panels_.count();
+    const int lines = next ? int(div_up(kBlockBytes / kLineBytes, panels)) : 0;
+    const char* a = a_;
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      const int64_t rows = panels_.padded(panel);
+      kernel.by_rows[rows / kernel.row_multiple - 1](
+          {a + chunk.first * rows * kLineBytes, b, c + panel * panels_.per_panel * ld_, ld_,
+           chunk.blocks, accumulate, next, lines});
+      a += rows * chunk.span * kLineBytes;
+      next += int64_t(lines) * kLineBytes * chunk.blocks;
     }
   }
 

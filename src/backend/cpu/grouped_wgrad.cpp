@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weight gradients: d[e](n, k) = sum over the expert's rows r of g(r, n) * x(r, k), as a product whose A
 // is g read along n, whose B is x read along k, and whose summed index is the row.
+#include <utility>
+
 #include "backend/cpu/block_product.h"
 #include "backend/cpu/tasks.h"
 #include "core/dtype.h"
@@ -8,28 +10,52 @@
 namespace moec::cpu {
 namespace {
 
-// One finished block into d, whose columns are contiguous, strided, or the rows of a transposed layout.
+template <class T>
+void scatter(const void* from, void* to, int64_t stride, int64_t count) {
+  for (int64_t j = 0; j < count; ++j)
+    static_cast<T*>(to)[j * stride] = static_cast<const T*>(from)[j];
+}
+template <class T>
+void collect(const void* from, int64_t stride, void* to, int64_t count) {
+  for (int64_t j = 0; j < count; ++j)
+    static_cast<T*>(to)[j] = static_cast<const T*>(from)[j * stride];
+}
+
+// One finished block into d, row by row.
 void store_block(const MatrixView& d, const Task& task, const BlockResult& c, bool accumulate) {
-  const int64_t size = dtype_bytes(d.dtype);
+  const int64_t size = dtype_bytes(d.dtype), stride = d.col_stride;
+  alignas(kLineBytes) char packed[kMaxTaskColumns * 4];
+  alignas(kLineBytes) float old[kMaxTaskColumns];
   for (int64_t i = 0; i < task.rows; ++i) {
     char* const row = static_cast<char*>(d.data) +
-                      ((task.row0 + i) * d.row_stride + task.col0 * d.col_stride) * size;
+                      ((task.row0 + i) * d.row_stride + task.col0 * stride) * size;
     float* const values = c.c0 + i * c.ld;
-    if (d.col_stride == 1 && !accumulate) {
-      convert_from_f32(values, d.dtype, row, task.cols);
-      continue;
+    if (accumulate) {
+      if (stride != 1) (size == 4 ? collect<uint32_t> : collect<uint16_t>)(row, stride, packed, task.cols);
+      convert_to_f32(stride == 1 ? row : packed, d.dtype, old, task.cols);
+      for (int64_t j = 0; j < task.cols; ++j) values[j] += old[j];
     }
-    for (int64_t j = 0; j < task.cols; ++j) {
-      const int64_t at = j * d.col_stride;
-      const float old = accumulate ? load_real(row, d.dtype, at) : 0.0f;
-      store_real(row, d.dtype, at, old + values[j]);
-    }
+    convert_from_f32(values, d.dtype, stride == 1 ? row : packed, task.cols);
+    if (stride != 1) (size == 4 ? scatter<uint32_t> : scatter<uint16_t>)(packed, row, stride, task.cols);
   }
+}
+
+// d whose rows are the shorter step is written transposed: the same sums with g and x exchanged.
+GroupedWgrad with_long_rows(GroupedWgrad w, ExpertMatrix& turned) {
+  if (w.d->col_stride <= w.d->row_stride) return w;
+  turned = *w.d;
+  std::swap(turned.row_stride, turned.col_stride);
+  std::swap(w.g, w.x);
+  std::swap(w.n, w.k);
+  w.d = &turned;
+  return w;
 }
 
 }  // namespace
 
-void grouped_wgrad(const ThreadPool& pool, const GroupedWgrad& w, void* scratch) {
+void grouped_wgrad(const ThreadPool& pool, const GroupedWgrad& wgrad, void* scratch) {
+  ExpertMatrix turned;
+  const GroupedWgrad w = with_long_rows(wgrad, turned);
   // An expert without rows still has to zero its gradient.
   const auto cut = [&](int64_t rows) {
     return TaskGrid(rows || !w.accumulate ? w.n : 0, w.k, kMaxTaskColumns);

@@ -26,14 +26,25 @@ const char* line_of(const PanelSource& s, int64_t index, int64_t stride, const i
   return static_cast<const char*>(s.data) + at * stride * dtype_bytes(s.dtype);
 }
 
-// Where to put tiles of 16 lanes: tile i at to + i * tile_stride, its next block block_stride further.
+// Where tiles of 16 lanes go: tile t at to + t / 2 * pair_stride + t % 2 * tile_stride, its next block
+// block_stride further.
 struct Target {
   char* to;
-  int64_t tile_stride, block_stride;
-  int lanes;  // lines written in all (straight), or columns (turned)
+  int64_t pair_stride, tile_stride, block_stride;
+  int lanes;  // in all
   bool is_a;
-  int lines_out(int tile) const { return is_a ? std::min(lanes - tile * kLanes, kLanes) : kSteps; }
+  char* at(int tile, int block) const {
+    return to + tile / 2 * pair_stride + tile % 2 * tile_stride + block * block_stride;
+  }
+  int wanted(int tile) const { return std::min(lanes - tile * kLanes, kLanes); }
+  int lines_out(int tile) const { return is_a ? wanted(tile) : kSteps; }
 };
+
+// `panels` B panels of `blocks` blocks each.
+Target panel_target(void* to, int panels, int blocks) {
+  return {static_cast<char*>(to), int64_t(blocks) * kBlockBytes, kBlockBytes / 2, kBlockBytes,
+          panels * kPanelColumns, false};
+}
 
 class BlockLoader {
  public:
@@ -41,60 +52,86 @@ class BlockLoader {
       : tile_(tile), source_(source), load_(load), per_block_(load == Load::kPairs ? 32 : 16) {}
 
   void run(int64_t lane0, int64_t block0, int blocks, const Target& target) const {
-    const bool along_k = source_.k_stride == 1 && !source_.k_gather;
-    const bool along_lanes = source_.lane_stride == 1 && !source_.lane_gather;
-    for (int t = 0; t * kLanes < target.lanes; ++t) {
-      const int64_t lane = lane0 + t * kLanes;
-      const int wanted = std::min(target.lanes - t * kLanes, kLanes);
-      const int lanes = int(std::clamp<int64_t>(source_.lanes - lane, 0, wanted));
-      const void* lines[kLanes];
-      if (along_k) lane_lines(lane, lanes, lines);
-      for (int b = 0; b < blocks; ++b) {
-        const int64_t k0 = (block0 + b) * per_block_;
-        const int count = int(std::clamp<int64_t>(source_.k - k0, 0, per_block_));
-        char* const to = target.to + t * target.tile_stride + b * target.block_stride;
-        if (along_k)
-          load_k({lines, k0, lanes, count, to, target.lines_out(t)}, target.is_a);
-        else if (along_lanes)
-          load_lanes(lane, lanes, k0, count, to, target.lines_out(t), target.is_a);
+    if (source_.k_stride == 1 && !source_.k_gather)
+      for (int t = 0; t * kLanes < target.lanes; ++t) along_k(lane0, t, block0, blocks, target);
+    else
+      for (int b = 0; b < blocks; ++b)
+        if (along_lanes(source_))
+          whole_lines(lane0, (block0 + b) * per_block_, b, target);
         else
-          load_any(lane, lanes, k0, count, to, target.lines_out(t), target.is_a);
-      }
-    }
+          scattered(lane0, (block0 + b) * per_block_, b, target);
+  }
+  static bool along_lanes(const PanelSource& source) {
+    return source.lane_stride == 1 && !source.lane_gather;
   }
 
  private:
-  void lane_lines(int64_t lane, int lanes, const void** lines) const {
-    for (int i = 0; i < lanes; ++i)
-      lines[i] = line_of(source_, lane + i, source_.lane_stride, source_.lane_gather);
+  int lanes_at(int64_t lane0, int tile, const Target& target) const {
+    return int(std::clamp<int64_t>(source_.lanes - lane0 - tile * kLanes, 0, target.wanted(tile)));
   }
-  void load_k(const LoadBlock& load, bool is_a) const { tile_.along_k[int(load_)][!is_a](load); }
+  int k_at(int64_t k0) const { return int(std::clamp<int64_t>(source_.k - k0, 0, per_block_)); }
+  void put(LoadBlock load, const Target& target, bool source_along_k) const {
+    const auto& table = source_along_k ? tile_.along_k : tile_.along_lanes;
+    table[int(load_)][source_along_k != target.is_a](load);
+  }
 
-  void load_lanes(int64_t lane, int lanes, int64_t k0, int count, void* to, int out, bool is_a) const {
+  void along_k(int64_t lane0, int tile, int64_t block0, int blocks, const Target& target) const {
+    constexpr int64_t kAhead = 1024;  // bytes, on every line
+    const int lanes = lanes_at(lane0, tile, target);
+    const void* lines[kLanes];
+    for (int i = 0; i < lanes; ++i)
+      lines[i] = line_of(source_, lane0 + tile * kLanes + i, source_.lane_stride, source_.lane_gather);
+    for (int b = 0; b < blocks; ++b) {
+      const int64_t k0 = (block0 + b) * per_block_;
+      for (int i = 0; i < lanes; ++i)
+        prefetch(lines[i], k0 * dtype_bytes(source_.dtype) + kAhead);
+      put({lines, k0, lanes, k_at(k0), target.at(tile, b), target.lines_out(tile)}, target, true);
+    }
+  }
+
+  // All lanes of one block, so that lines are read from end to end.
+  void whole_lines(int64_t lane0, int64_t k0, int block, const Target& target) const {
+    const int count = k_at(k0);
+    const int64_t size = dtype_bytes(source_.dtype), ahead = per_block_ * source_.k_stride * size;
     const void* lines[kMaxBlockK];
     for (int i = 0; i < count; ++i)
       lines[i] = line_of(source_, k0 + i, source_.k_stride, source_.k_gather);
-    tile_.along_lanes[int(load_)][is_a]({lines, lane, count, lanes, to, out});
+    for (int t = 0; t * kLanes < target.lanes; ++t) {
+      const int64_t lane = lane0 + t * kLanes;
+      if (!source_.k_gather && lane * size % kLineBytes < kLanes * size)
+        for (int i = 0; i < count; ++i) prefetch(lines[i], ahead + lane * size);
+      put({lines, lane, count, lanes_at(lane0, t, target), target.at(t, block), target.lines_out(t)},
+          target, false);
+    }
   }
 
   // Neither direction is contiguous: collect the values first.
-  void load_any(int64_t lane, int lanes, int64_t k0, int count, void* to, int out, bool is_a) const {
-    alignas(kLineBytes) char values[kLanes][kMaxBlockK * 4];
+  void scattered(int64_t lane0, int64_t k0, int block, const Target& target) const {
+    const auto collect = dtype_bytes(source_.dtype) == 4 ? &BlockLoader::collect<uint32_t>
+                                                         : &BlockLoader::collect<uint16_t>;
+    alignas(kLineBytes) char values[kLanes * kMaxBlockK * 4];
     const void* lines[kLanes];
-    const int64_t size = dtype_bytes(source_.dtype);
+    for (int t = 0; t * kLanes < target.lanes; ++t) {
+      const int lanes = lanes_at(lane0, t, target), count = k_at(k0);
+      (this->*collect)(lane0 + t * kLanes, lanes, k0, count, values, lines);
+      put({lines, 0, lanes, count, target.at(t, block), target.lines_out(t)}, target, true);
+    }
+  }
+  template <class T>
+  void collect(int64_t lane0, int lanes, int64_t k0, int count, void* values, const void** lines) const {
     for (int i = 0; i < lanes; ++i) {
-      const char* const line =
-          line_of(source_, lane + i, source_.lane_stride, source_.lane_gather);
-      lines[i] = line ? values[i] : nullptr;
+      const void* const line = line_of(source_, lane0 + i, source_.lane_stride, source_.lane_gather);
+      T* const to = static_cast<T*>(values) + i * kMaxBlockK;
+      lines[i] = line ? to : nullptr;
       for (int j = 0; line && j < count; ++j) {
         const int64_t k = source_.k_gather ? source_.k_gather[k0 + j] : k0 + j;
-        if (k < 0)
-          std::memset(values[i] + j * size, 0, size_t(size));
-        else
-          std::memcpy(values[i] + j * size, line + k * source_.k_stride * size, size_t(size));
+        to[j] = k < 0 ? T(0) : static_cast<const T*>(line)[k * source_.k_stride];
       }
     }
-    load_k({lines, 0, lanes, count, to, out}, is_a);
+  }
+
+  static void prefetch(const void* line, int64_t bytes) {
+    if (line) __builtin_prefetch(static_cast<const char*>(line) + bytes, 0, 2);
   }
 
   const TileKernels& tile_;
@@ -103,16 +140,20 @@ class BlockLoader {
   const int per_block_;
 };
 
-Target panel_target(void* to) {
-  return {static_cast<char*>(to), kBlockBytes / 2, kBlockBytes, kPanelColumns, false};
+void prefetch_block(const char* block, int bytes = kBlockBytes) {
+  for (int line = 0; line < bytes; line += kLineBytes) __builtin_prefetch(block + line, 0, 2);
 }
 
 // 16-bit packed weights of one panel -> fp32 blocks.
 void expand(const TileKernels& tile, const WeightSource& w, int64_t panel, int64_t block0,
             int blocks, char* to) {
   const auto expand_one = w.packed_dtype == MOEC_BF16 ? tile.expand_bf16 : tile.expand_f16;
-  for (int b = 0; b < blocks; b += 2)
-    expand_one(packed_block(w, panel, (block0 + b) / 2), to + b * kBlockBytes);
+  constexpr int kAhead = 8;  // blocks
+  for (int b = 0; b < blocks; b += 2) {
+    const char* const block = packed_block(w, panel, (block0 + b) / 2);
+    prefetch_block(block + kAhead * kBlockBytes);
+    expand_one(block, to + b * kBlockBytes);
+  }
 }
 
 // B(n, k) = W(k, n) with fp32 W: its blocks hold 16 k (our columns) of 32 n (our k).
@@ -123,9 +164,11 @@ void turn_f32(const TileKernels& tile, const WeightSource& w, int64_t panel, int
     for (int t = 0; t < 2; ++t) {
       const int64_t k = block0 + b, from = 2 * panel + t;
       char* const out = to + b * kBlockBytes + t * (kBlockBytes / 2);
-      if (from < last)
-        tile.transpose(packed_block(w, k / 2, from) + k % 2 * (kBlockBytes / 2), out);
-      else
+      if (from < last) {
+        const char* const half = packed_block(w, k / 2, from) + k % 2 * (kBlockBytes / 2);
+        prefetch_block(half + 2 * kBlockBytes, kBlockBytes / 2);  // for the next panel
+        tile.transpose(half, out);
+      } else
         std::memset(out, 0, kBlockBytes / 2);
     }
 }
@@ -140,8 +183,9 @@ void turn_16(const TileKernels& tile, const WeightSource& w, Compute compute, in
   const BlockLoader loader(tile, source, load_of(w.packed_dtype, compute));
   for (int b = 0; b < blocks; b += step) {
     const char* const block = packed_block(w, (block0 + b) / step, panel);
+    prefetch_block(block + kBlockBytes);  // for the next panel
     for (int t = 0; t < 2; ++t) tile.transpose(block + t * (kBlockBytes / 2), rows[t * kLanes]);
-    loader.run(0, 0, step, panel_target(to + b * kBlockBytes));
+    loader.run(0, 0, step, panel_target(to + b * kBlockBytes, 1, step));
   }
 }
 
@@ -157,7 +201,8 @@ int64_t packed_block_k(moec_dtype dtype) { return dtype == MOEC_F32 ? 16 : 32; }
 
 void load_rows(const TileKernels& tile, const PanelSource& source, Compute compute, int64_t lane0,
                int rows, int64_t block0, int blocks, void* to) {
-  const Target target{static_cast<char*>(to), kLanes * kLineBytes, rows * kLineBytes, rows, true};
+  constexpr int64_t kTile = kLanes * kLineBytes;
+  const Target target{static_cast<char*>(to), 2 * kTile, kTile, rows * kLineBytes, rows, true};
   BlockLoader(tile, source, load_of(source.dtype, compute)).run(lane0, block0, blocks, target);
 }
 
@@ -165,13 +210,22 @@ bool is_direct(const WeightSource& w, Compute compute) {
   return w.packed && !w.transposed && packed_block_k(w.packed_dtype) == block_k(compute);
 }
 
+bool wants_many_panels(const WeightSource& w) {
+  return !w.packed && BlockLoader::along_lanes(w.source);
+}
+
+void load_panels(const TileKernels& tile, const WeightSource& w, Compute compute, int64_t panel,
+                 int panels, int64_t block0, int blocks, void* to) {
+  BlockLoader(tile, w.source, load_of(w.source.dtype, compute))
+      .run(panel * kPanelColumns, block0, blocks, panel_target(to, panels, blocks));
+}
+
 const void* weight_panel(const TileKernels& tile, const WeightSource& w, Compute compute,
                          int64_t panel, int64_t block0, int blocks, void* scratch) {
   if (is_direct(w, compute)) return packed_block(w, panel, block0);
   char* const to = static_cast<char*>(scratch);
   if (!w.packed)
-    BlockLoader(tile, w.source, load_of(w.source.dtype, compute))
-        .run(panel * kPanelColumns, block0, blocks, panel_target(to));
+    load_panels(tile, w, compute, panel, 1, block0, blocks, to);
   else if (!w.transposed)
     expand(tile, w, panel, block0, blocks, to);
   else if (w.packed_dtype == MOEC_F32)
@@ -193,7 +247,7 @@ void pack_matrix(const MatrixView& matrix, int64_t n, int64_t k, void* to) {
   const BlockLoader loader(tile_kernels(), source, load);
   for (int64_t panel = 0; panel * kPanelColumns < n; ++panel)
     loader.run(panel * kPanelColumns, 0, int(blocks),
-               panel_target(static_cast<char*>(to) + panel * blocks * kBlockBytes));
+               panel_target(static_cast<char*>(to) + panel * blocks * kBlockBytes, 1, int(blocks)));
 }
 
 void pack_experts(const ThreadPool& pool, const ExpertMatrix& matrix, int64_t first, int64_t count,

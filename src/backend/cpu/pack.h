@@ -39,6 +39,12 @@ void load_rows(const TileKernels& tile, const PanelSource& source, Compute compu
 const void* weight_panel(const TileKernels& tile, const WeightSource& weight, Compute compute,
                          int64_t panel, int64_t block0, int blocks, void* scratch);
 
+// `panels` panels from `panel` on of a matrix that is not packed, one after the other; cheaper than one by
+// one where neighbouring columns are neighbours in memory.
+bool wants_many_panels(const WeightSource& weight);
+void load_panels(const TileKernels& tile, const WeightSource& weight, Compute compute, int64_t panel,
+                 int panels, int64_t block0, int blocks, void* to);
+
 // One block of packed weights.
 const char* packed_block(const WeightSource& weight, int64_t panel, int64_t block);
 
