@@ -14,7 +14,7 @@ import numpy as np
 from ._context import Context
 from ._descriptors import Activation, ExpertsDesc, RouterDesc
 from ._enums import DType, Orientation, RouterFlags, Save, Select, Shared
-from ._layer import Layer, LayerGradients, LayerResult
+from ._layer import Layer, LayerResult
 from ._tensors import dtype_of
 from ._weights import Weights, WeightSet
 from .checkpoint import Checkpoint, CheckpointError
@@ -307,9 +307,15 @@ class MoeLayer:
             x, self.weights, shared_weights=self.shared, **self.spec.inputs, **options
         )
 
+    def pack(self) -> None:
+        """Make the packed copies of frozen weights now, not in the first call."""
+        for weights in (self.weights, self.shared):
+            if weights is not None and weights.info().packed_bytes:
+                weights.pack()
+
     def backward(self, result: LayerResult, d_y: np.ndarray) -> dict[str, np.ndarray]:
         """Gradient of x (as "x") and of every parameter, by tensor name."""
-        grads: LayerGradients = self.layer.backward(result, d_y)
+        grads = self.layer.backward(result, d_y)
         out = {"x": grads.x} | self.spec.matrices.named(grads.expert_weights)
         if self.spec.shared is not None:
             out |= self.spec.shared.named(grads.shared_weights)

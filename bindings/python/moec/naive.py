@@ -132,7 +132,7 @@ def mlp(x: Floats, matrices: Matrices, expert: int, activation: Activation) -> F
     arrays, layout = matrices.arrays, matrices.layout
 
     def linear(name: str, x: Floats, orientation: Orientation) -> Floats:
-        w = getattr(arrays, name)[expert].astype(np.float32)
+        w = np.asarray(getattr(arrays, name)[expert], np.float32)  # no copy when it is
         y = x @ (w.T if orientation == Orientation.OUT_IN else w)
         bias = getattr(arrays, f"{name}_bias")
         return y if bias is None else y + bias[expert].astype(np.float32)

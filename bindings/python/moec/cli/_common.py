@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands share: consoles, tables, option types, arrays on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .. import shapes
+from .._tensors import dtype_of, numpy_dtype
+from ..checkpoint import CheckpointError, SafetensorsFile
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def model(name: str) -> shapes.Shape:
+    """Option value -> shape; a wrong name is a usage error that suggests the right one."""
+    try:
+        return shapes.find(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def dtype(name: str) -> str:
+    """Option value -> one of the float types' names."""
+    try:
+        code = dtype_of(name)
+    except TypeError:
+        code = None
+    if code is None or code.name not in ("F32", "F16", "BF16"):
+        raise typer.BadParameter(f"{name!r}; bf16, f16 and f32 exist")
+    return code.name.lower()
+
+
+Model = Annotated[
+    shapes.Shape,
+    typer.Option("--model", "-m", parser=model, metavar="NAME",
+                 help="A model of the shapes file, such as qwen3-30b."),
+]
+DTypeOption = Annotated[
+    str, typer.Option("--dtype", parser=dtype, metavar="TYPE", help="bf16, f16 or f32.")
+]
+Threads = Annotated[
+    int, typer.Option("--threads", min=0, help="CPU threads; 0: all that this process may use.")
+]
+Device = Annotated[str, typer.Option("--device", help='"cpu", "cuda" or "cuda:N".')]
+
+
+def table(title: str, *columns: str) -> Table:
+    """A table whose first column is text and whose others are numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="right" if index else "left", no_wrap=True)
+    return made
+
+
+def facts(title: str, rows: dict[str, Any]) -> Table:
+    """A two-column table of names and values."""
+    made = Table(title=title, title_justify="left", title_style="bold", show_header=False)
+    made.add_column(style="cyan", no_wrap=True)
+    made.add_column()
+    for name, value in rows.items():
+        made.add_row(name, str(value))
+    return made
+
+
+def read_array(path: Path, name: str, hidden: int, kind: Any) -> np.ndarray:
+    """An array [T,H] from a .npy file, or tensor `name` of a .safetensors file, in type `kind`."""
+    if path.suffix == ".npy":
+        array = np.load(path, allow_pickle=False)
+    elif path.suffix == ".safetensors":
+        file = SafetensorsFile(path)
+        if name not in file:
+            raise CheckpointError(f"{path}: no tensor {name!r}; found {', '.join(list(file)[:4])}")
+        array = file[name]
+    else:
+        raise CheckpointError(f"{path}: .npy and .safetensors are read, not {path.suffix!r}")
+    if array.ndim != 2 or array.shape[1] != hidden:
+        raise CheckpointError(f"{path}: shape {list(array.shape)}; [T,{hidden}] is needed")
+    return np.ascontiguousarray(array.astype(numpy_dtype(kind), copy=False))
+
+
+def to_bytes(count: float) -> str:
+    """Bytes in words: 1.2 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError

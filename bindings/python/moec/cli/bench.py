@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moec bench: time one layer shape."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .._context import Context, version
+from ..measure import MOEC, NAIVE, Bench, Timing
+from ..shapes import Shape
+from ._common import Device, DTypeOption, Model, Threads, console, errors, table
+
+EXAMPLE = "moec bench --model qwen3-30b --tokens 1 --tokens 128 --naive --plot speed.png"
+
+
+def command(
+    model: Model,
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", "-t", min=1, help="May be repeated.")
+    ] = None,
+    dtype: DTypeOption = "bf16",
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Time a training step: forward and backward.")
+    ] = False,
+    naive: Annotated[
+        bool, typer.Option("--naive", help="Time the per-expert NumPy loop (fp32) beside it.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=0, help="Spent on each measurement.")] = 1.0,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the speeds: FILE.png.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures.")] = None,
+    threads: Threads = 0,
+    device: Device = "cpu",
+) -> None:
+    """Time one random layer of a real model's shape: median of repeated calls.
+
+    FLOPs count real rows. Inference uses frozen, packed weights; --backward changeable ones.
+    """
+    if naive and backward:
+        raise typer.BadParameter("--naive times a forward pass; leave --backward out")
+    sizes = sorted(set(tokens or [1, 16, 128, 512]))
+    engines = [MOEC, NAIVE] if naive else [MOEC]
+    with Context(device, num_threads=threads) as context:
+        with console.status(f"making one layer of {model.published}"):
+            bench = Bench(context, model, dtype=dtype, backward=backward)
+        timings = _measure(bench, engines, sizes, seconds)
+        arch, cores = context.device.arch, context.device.multiprocessors
+    step = "forward + backward" if backward else "forward"
+    title = f"{model.published}, {dtype}, {step}, {device} {arch}, {threads or cores} threads"
+    _print(title, timings)
+    if json_file is not None:
+        about = {"model": model.name, "dtype": dtype, "backward": backward, "device": device,
+                 "arch": arch, "threads": threads or cores, "version": version()}
+        rows = [asdict(timing) for timing in timings]
+        json_file.write_text(json.dumps(about | {"timings": rows}, indent=1) + "\n")
+    if plot is not None:
+        _plot(plot, title, model, timings)
+        console.print(f"wrote {plot}", highlight=False)
+
+
+def _measure(
+    bench: Bench, engines: list[str], sizes: list[int], seconds: float
+) -> list[Timing]:
+    timings = []
+    columns = (TextColumn("{task.description}"), BarColumn(),
+               TextColumn("{task.fields[runs]} runs"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task("", total=len(engines) * len(sizes), runs=0)
+        for size in sizes:
+            for engine in engines:
+                progress.update(task, description=f"{engine}, {size} tokens")
+                for runs, timing in enumerate(bench.time(engine, size, seconds)):
+                    progress.update(task, runs=runs)
+                    if timing is not None:
+                        timings.append(timing)
+                progress.advance(task)
+    return timings
+
+
+def _print(title: str, timings: list[Timing]) -> None:
+    slow = {t.tokens: t.seconds for t in timings if t.engine == NAIVE}
+    columns = ("engine", "tokens", "ms", "spread", "runs", "GFLOP/s", "GB/s of weights")
+    made = table(title, *columns, *(["speed-up"] if slow else []))
+    for t in timings:
+        row = [t.engine, str(t.tokens), f"{t.seconds * 1e3:.2f}", f"{t.spread:.0%}", str(t.runs),
+               f"{t.gflops:.1f}", f"{t.gbytes:.1f}" if t.gbytes else ""]
+        if slow:
+            row.append(f"{slow[t.tokens] / t.seconds:.1f} x")
+        made.add_row(*row)
+    console.print(made)
+
+
+def _plot(path: Path, title: str, model: Shape, timings: list[Timing]) -> None:
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise typer.BadParameter("--plot needs matplotlib: pip install 'moec[plot]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for engine in dict.fromkeys(t.engine for t in timings):
+        points = [t for t in timings if t.engine == engine]
+        axes.plot([t.tokens for t in points], [t.gflops for t in points], marker="o", label=engine)
+    axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="GFLOP/s")
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xticks(sorted({t.tokens for t in timings}), minor=False)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, title=f"{model.experts} experts, top {model.top_k}")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moec run: one layer of a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from .. import checkpoint
+from .._context import Context
+from .._enums import Save
+from .._layer import LayerResult
+from .._tensors import numpy_dtype
+from ..golden import row_error
+from ..model import LayerSpec, MoeLayer, read_layer
+from ._common import Device, Threads, console, facts, read_array, table, to_bytes
+
+EXAMPLE = "moec run /tmp/qwen3 --tokens 512 --grad"
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="Checkpoint folder, or a .safetensors file.")],
+    layer: Annotated[int | None, typer.Option(help="Layer number; default: the first MoE.")] = None,
+    config: Annotated[Path | None, typer.Option(help="config.json, when not beside it.")] = None,
+    inputs: Annotated[
+        Path | None, typer.Option("--input", help="x [T,H]: .npy, or tensor x of a .safetensors.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Random tokens when no input is given.")] = 256,
+    grad: Annotated[bool, typer.Option("--grad", help="Backward too, for a random d_y.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the outputs.")] = Path(
+        "moec-run.safetensors"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
+    threads: Threads = 0,
+    device: Device = "cpu",
+) -> None:
+    """Run one MoE layer of a checkpoint and describe what came out.
+
+    Model type and sizes come from config.json (for a golden file from its metadata). Tensors may be
+    sharded, one per expert or stacked; what cannot be told apart is refused, naming what was found.
+    """
+    source = checkpoint.Checkpoint(path, config)
+    spec = read_layer(source, layer, save=Save.ALL if grad else Save.NONE)
+    kind, hidden = spec.experts.dtype, spec.experts.hidden
+    rng = np.random.default_rng(seed)
+
+    def array(name: str, rows: int) -> np.ndarray:
+        if name in source:  # a golden file brings its own
+            return source[name]
+        return rng.standard_normal((rows, hidden), np.float32).astype(numpy_dtype(kind))
+
+    x = array("x", tokens) if inputs is None else read_array(inputs, "x", hidden, kind)
+    with Context(device, num_threads=threads) as context:
+        live = MoeLayer(context, spec, frozen=False)
+        started = time.perf_counter()
+        result = live.forward(x, want=("logits", "expert_ids", "routing_weights"))
+        forward_s = time.perf_counter() - started
+        grads: dict[str, np.ndarray] = {}
+        if grad:
+            d_y = array("dout", len(x))
+            started = time.perf_counter()
+            grads = live.backward(result, d_y)
+        backward_s = time.perf_counter() - started if grad else 0.0
+        arch = context.device.arch
+    console.print(_describe(source, spec, len(x), arch, forward_s, backward_s))
+    console.print(_routing(spec, result))
+    outputs = {"x": x, "y": result.y, "logits": result.logits, "expert_ids": result.expert_ids,
+               "routing_weights": result.routing_weights}
+    values = {"x": x, "y": result.y} | {f"d {_short(k, spec)}": v for k, v in _merge(grads).items()}
+    console.print(_values(values))
+    if "y" in source and inputs is None:
+        error = row_error(np.asarray(result.y), source["y"])
+        console.print(f"worst row against the y in {path.name}: {error:.1e}", highlight=False)
+    written = checkpoint.write(
+        out, outputs | {f"grad.{name}": value for name, value in grads.items()},
+        {"model_type": spec.family.model_types[0], "layer": str(spec.number)},
+    )
+    console.print(f"wrote {out} ({to_bytes(written)})", highlight=False)
+
+
+def _describe(source: checkpoint.Checkpoint, spec: LayerSpec, t: int, arch: str,
+              forward_s: float, backward_s: float) -> Any:
+    e, r = spec.experts, spec.router
+    stored = spec.matrices.arrays
+    total = sum(a.nbytes for part in (stored.gate_up, stored.gate, stored.up, stored.down)
+                if part is not None for a in part)
+    seconds = f"forward {forward_s * 1e3:.1f} ms"
+    if backward_s:
+        seconds += f", backward {backward_s * 1e3:.1f} ms"
+    score = f"{r.score.name.lower()}, {r.selection.name.lower()}, norm {r.norm.name.lower()}"
+    return facts(str(source.path), {
+        "model": f"{source.config['model_type']}, layer {spec.number} "
+                 f"({len(spec.available)} MoE layers here)",
+        "experts": f"{e.num_experts} of which {e.top_k} per token"
+                   + (f", {e.num_zero_experts} identity" if e.num_zero_experts else ""),
+        "sizes": f"H {e.hidden}, I {e.inter}" + (f", shared {e.shared_inter}" * bool(e.shared)),
+        "router": score + (f", scale {r.scale:g}" if r.scale else ""),
+        "activation": e.activation.kind.name.lower(),
+        "weights": f"{to_bytes(total)} {e.dtype.name.lower()}",
+        "tokens": t,
+        "time": f"{seconds} ({arch})",
+    })
+
+
+def _routing(spec: LayerSpec, result: LayerResult) -> Any:
+    ids, weights = np.asarray(result.expert_ids), np.asarray(result.routing_weights)
+    count = np.bincount(ids[ids >= 0], minlength=spec.router.num_experts)
+    share = count / max(count.sum(), 1)
+    used = share[share > 0]
+    total = weights.sum(-1)
+    order = np.argsort(-count, kind="stable")
+    return facts("routing", {
+        "active experts": f"{(count > 0).sum()} of {len(count)}",
+        "rows per expert": f"min {count.min()}, median {np.median(count):g}, max {count.max()}",
+        "busiest": ", ".join(f"{e} ({count[e]})" for e in order[:5]),
+        "balance": f"{np.exp(-(used * np.log(used)).sum()) / len(count):.2f} "
+                   "(1 = even; exp(entropy) / experts)",
+        "sum of weights": f"{total.mean() if total.size else 0:.4f} +- "
+                          f"{total.std() if total.size else 0:.4f}",
+    })
+
+
+def _values(arrays: dict[str, Any]) -> Any:
+    made = table("values", "tensor", "shape", "mean", "std", "min", "max", "not finite")
+    for name, value in arrays.items():
+        parts = value if isinstance(value, list) else [value]
+        size = sum(np.asarray(p).size for p in parts)
+        shape = ([len(parts)] if isinstance(value, list) else []) + list(parts[0].shape)
+        if not size:
+            made.add_row(name, str(shape))
+            continue
+        moments = np.array([_moments(np.asarray(part)) for part in parts])
+        mean, square, bad = moments[:, :3].sum(0) / (size, size, 1)
+        made.add_row(name, str(shape), f"{mean:.3g}", f"{max(square - mean**2, 0) ** 0.5:.3g}",
+                     f"{moments[:, 3].min():.3g}", f"{moments[:, 4].max():.3g}", f"{bad:.0f}")
+    return made
+
+
+def _moments(array: np.ndarray) -> tuple[float, ...]:
+    """Sum, sum of squares, elements that are not finite, minimum, maximum."""
+    flat = array.astype(np.float32).reshape(-1)
+    low, high = flat.min(initial=np.inf), flat.max(initial=-np.inf)
+    bad = 0 if np.isfinite(low) and np.isfinite(high) else (~np.isfinite(flat)).sum()
+    return float(flat.sum(dtype=np.float64)), float(np.dot(flat, flat)), bad, low, high
+
+
+def _merge(grads: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Gradients of the same tensor of every expert as one list."""
+    merged: dict[str, Any] = {}
+    for name, value in grads.items():
+        parts = name.split(".")
+        if "experts" in parts and parts[(at := parts.index("experts")) + 1].isdigit():
+            key = ".".join([*parts[: at + 1], "*", *parts[at + 2 :]])
+            merged.setdefault(key, []).append(value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _short(name: str, spec: LayerSpec) -> str:
+    """A tensor's name within its layer."""
+    stem = spec.names["gate_weight"].partition(f".{spec.number}.")
+    return name.removeprefix("".join(stem[:2])) if stem[1] else name.removeprefix("p.")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The golden vectors: y and every gradient of one layer of each family, by its reference code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import as_file
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._context import Context
+from ._enums import LossKind, Save
+from ._losses import Loss
+from .checkpoint import Checkpoint, CheckpointError, SafetensorsFile
+from .model import MoeLayer, read_layer
+from .shapes import DATA
+
+TOLERANCE = 2e-5  # fp32; a float64 evaluation of all families stays under 7.6e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Worst row error of every compared tensor ("y", "x", then parameters), by name."""
+
+    family: str
+    errors: dict[str, float]
+    seconds: float
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors.values())
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.worst <= TOLERANCE)  # NaN fails
+
+
+def row_error(got: np.ndarray, ref: np.ndarray) -> float:
+    """Worst row of ||got - ref|| / max(||ref row||, 0.01 * the largest row norm).
+
+    The floor keeps reference rows that are rounding noise around an exact 0 from counting as wrong.
+    """
+    if got.shape != ref.shape:
+        raise ValueError(f"shapes {got.shape} and {ref.shape} cannot be compared")
+    ref64 = ref.reshape(-1, ref.shape[-1]).astype(np.float64)
+    diff = got.reshape(ref64.shape).astype(np.float64) - ref64
+    norms = np.linalg.norm(ref64, axis=1)
+    floor = max(0.01 * norms.max(initial=0.0), np.finfo(np.float64).tiny)
+    return float((np.linalg.norm(diff, axis=1) / np.maximum(norms, floor)).max(initial=0.0))
+
+
+def default_folder() -> Path:
+    """Folder of the packaged vectors."""
+    with as_file(DATA / "golden") as folder:
+        return Path(folder)
+
+
+def find_files(folder: Path) -> list[Path]:
+    """The files with a family, or the balancing loss, in name order. CheckpointError when none."""
+    found = [
+        path for path in sorted(folder.glob("*.safetensors"))
+        if {"family", "top_k"} & SafetensorsFile(path).metadata.keys()
+    ]
+    if not found:
+        raise CheckpointError(f"{folder}: no golden file (*.safetensors with a family)")
+    return found
+
+
+def check_file(context: Context, path: Path) -> Report:
+    """Run one golden file through the public API."""
+    file = SafetensorsFile(path)
+    started = time.perf_counter()
+    if "family" in file.metadata:
+        pairs = _layer_pairs(context, Checkpoint(path))
+    else:
+        pairs = _loss_pairs(context, file)
+    errors = {name: row_error(got, ref) for name, got, ref in pairs}
+    return Report(path.stem, errors, time.perf_counter() - started)
+
+
+def _layer_pairs(
+    context: Context, golden: Checkpoint
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    spec = read_layer(golden, save=Save.ALL)
+    with_weights = MoeLayer(context, spec, frozen=False)
+    result = with_weights.forward(golden["x"])
+    yield "y", result.y, golden["y"]
+    got = with_weights.backward(result, golden["dout"])
+    for name in golden:
+        if name.startswith("g."):
+            ref = golden[name]
+            key = "x" if name == "g.x" else f"p.{name[2:]}"
+            if key not in got:
+                raise CheckpointError(f"{golden.path}: no gradient of {name[2:]} was computed")
+            yield name[2:], _pad(got[key], ref), ref
+
+
+def _pad(value: Any, ref: np.ndarray) -> np.ndarray:
+    """The gradient in the reference's shape: rows of identity experts are exactly 0."""
+    array = np.asarray(value).reshape(-1, *ref.shape[1:])
+    if len(array) < len(ref):
+        array = np.concatenate([array, np.zeros_like(ref[len(array) :])])
+    return array.reshape(ref.shape)
+
+
+def _loss_pairs(
+    context: Context, file: SafetensorsFile
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    loss = Loss(kind=LossKind.BALANCE_MIXTRAL, top_k=int(file.metadata["top_k"]))
+    logits = [np.array(file[f"logits.{i}"]) for i in range(2)]
+    for case, mask in (("nomask", None), ("mask", file["mask"].astype(np.uint8))):
+        value = loss(context, logits, token_mask=mask)
+        yield ("y" if case == "nomask" else "y.mask"), value, file[f"{case}.loss"]
+        for i, grad in enumerate(loss.backward(context, logits, token_mask=mask)):
+            yield f"{case}.{i}", grad, file[f"{case}.g.{i}"]

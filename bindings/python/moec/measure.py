@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timing one layer shape: moec, and the naive NumPy loop beside it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from . import naive, synth
+from ._context import Context
+from ._enums import GateLayout, Save
+from ._tensors import numpy_dtype
+from ._weights import WeightSet
+from .model import LayerSpec, Matrices, MoeLayer, read_layer
+from .shapes import Shape
+
+MIN_RUNS = 3
+MOEC, NAIVE = "moec", "NumPy loop"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Median of the runs of one engine at one number of tokens."""
+
+    engine: str
+    tokens: int
+    seconds: float
+    spread: float
+    """(slowest - fastest) / median"""
+    runs: int
+    gflops: float
+    """of real rows, without padding, per second"""
+    gbytes: float
+    """bytes of the weights of the experts in use, per second (forward passes only)"""
+
+
+class Bench:
+    """A random layer of a shape, ready to be timed on both engines."""
+
+    def __init__(
+        self, context: Context, shape: Shape, *, dtype: str, backward: bool, seed: int = 0
+    ) -> None:
+        self.shape, self.backward = shape, backward
+        made: Any = synth.make(shape, dtype=dtype, seed=seed)
+        self.spec = read_layer(made, save=Save.ALL if backward else Save.NONE)
+        # Training reads the weights where they are; inference uses the packed copy of frozen ones.
+        self.layer = MoeLayer(context, self.spec, frozen=not backward)
+        if not backward:
+            self.layer.pack()
+        self._wide: LayerSpec | None = None
+        self._rng = np.random.default_rng(seed)
+
+    def time(self, engine: str, tokens: int, seconds: float) -> Iterator[Timing | None]:
+        """Yield None after each run, then the Timing: runs until `seconds` are spent."""
+        step = self._steps(engine, tokens)
+        step()  # warm-up: threads, scratch, page faults
+        yield None
+        samples: list[float] = []
+        while sum(samples) < seconds or len(samples) < MIN_RUNS:
+            started = time.perf_counter()
+            step()
+            samples.append(time.perf_counter() - started)
+            yield None
+        median = statistics.median(samples)
+        flops = self.shape.flops(tokens, backward=self.backward, gated=self._gated)
+        read = 0.0 if self.backward else self._weight_bytes(tokens)
+        yield Timing(engine, tokens, median, (max(samples) - min(samples)) / median, len(samples),
+                     flops / median / 1e9, read / median / 1e9)
+
+    @property
+    def _gated(self) -> bool:
+        return self.spec.matrices.layout.gate_layout != GateLayout.NONE
+
+    def _steps(self, engine: str, tokens: int) -> Callable[[], Any]:
+        hidden = self.shape.hidden
+        x32 = self._rng.standard_normal((tokens, hidden), np.float32)
+        if engine == NAIVE:
+            wide = self._widened()
+            return lambda: naive.forward(x32, wide)
+        x = x32.astype(numpy_dtype(self.spec.experts.dtype))
+        y = np.empty_like(x)
+        if not self.backward:
+            return lambda: self.layer.forward(x, out=y)
+        # Buffers are made once, as a training loop does.
+        result = self.layer.forward(x, out=y)
+        grads = self.layer.layer.backward(result, x)
+
+        def step() -> None:
+            again = self.layer.forward(x, out=y, saved=result.saved)
+            self.layer.layer.backward(again, x, into=grads)
+
+        return step
+
+    def _weight_bytes(self, tokens: int) -> float:
+        """Bytes of the experts that `tokens` tokens reach, each once, when routed evenly."""
+        s = self.shape
+        reached = s.experts * (1 - (1 - s.top_k / (s.experts + s.zero_experts)) ** tokens)
+        matrices = 3 if self._gated else 2
+        rows = reached * s.inter + s.shared_inter
+        return float(matrices * s.hidden * rows * numpy_dtype(self.spec.experts.dtype).itemsize)
+
+    def _widened(self) -> LayerSpec:
+        """The weights in fp32, made once: NumPy's BLAS knows no narrower type."""
+        if self._wide is None:
+            shared = None if self.spec.shared is None else _widen(self.spec.shared)
+            self._wide = replace(self.spec, matrices=_widen(self.spec.matrices), shared=shared)
+        return self._wide
+
+
+def _widen(matrices: Matrices) -> Matrices:
+    wide = WeightSet()
+    for name in matrices.names:
+        value = getattr(matrices.arrays, name)
+        if isinstance(value, list):
+            setattr(wide, name, [array.astype(np.float32) for array in value])
+        else:
+            setattr(wide, name, value.astype(np.float32))
+    return replace(matrices, arrays=wide)

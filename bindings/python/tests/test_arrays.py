@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays in and out: dtypes, DLPack, layout, memory that must stay alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import moec
+from conftest import E, H, assert_close, small_experts, small_router
+
+
+class Producer:
+    """A DLPack producer of its own: counts exports, offers no NumPy interface."""
+
+    def __init__(self, array: np.ndarray, *, versioned: bool = True) -> None:
+        self.array, self.versioned, self.exports = array, versioned, 0
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **request: object) -> object:
+        if request.get("max_version") is not None and not self.versioned:
+            raise TypeError("unexpected keyword argument 'max_version'")
+        self.exports += 1
+        return self.array.__dlpack__(**request)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_dlpack_is_zero_copy(problem: SimpleNamespace, versioned: bool) -> None:
+    expected = problem.layer.forward(problem.x, problem.weights, problem.gate).y
+    producer = Producer(problem.x, versioned=versioned)
+    out = Producer(np.empty_like(problem.x), versioned=versioned)
+    problem.layer.forward(producer, problem.weights, problem.gate, out=out)
+    assert producer.exports == 1 and out.exports == 1
+    np.testing.assert_array_equal(out.array, expected)
+
+
+def test_bound_producers_stay_alive(context: moec.Context, problem: SimpleNamespace) -> None:
+    expected = problem.layer.forward(problem.x, problem.weights, problem.gate).y
+    arrays = {name: array.copy() for name, array in problem.arrays.items()}
+    weights = moec.Weights.of(context, **{n: Producer(a) for n, a in arrays.items()})
+    del arrays
+    gc.collect()
+    junk = [np.full_like(a, np.nan) for a in problem.arrays.values() for _ in range(4)]
+    got = problem.layer.forward(problem.x, weights, problem.gate).y
+    np.testing.assert_array_equal(got, expected)
+    assert len(junk) == 8
+
+
+def test_released_producers_are_let_go(context: moec.Context, problem: SimpleNamespace) -> None:
+    class Array(np.ndarray):
+        pass
+
+    down = problem.arrays["down"].copy().view(Array)
+    seen = weakref.ref(down)
+    weights = moec.Weights.of(context, gate_up=problem.arrays["gate_up"], down=down)
+    del down
+    gc.collect()
+    assert seen() is not None
+    weights.close()
+    del weights
+    gc.collect()
+    assert seen() is None
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_half_types(context: moec.Context, problem: SimpleNamespace, dtype: type) -> None:
+    expected = problem.layer.forward(problem.x, problem.weights, problem.gate).y
+    code = moec.dtype_of(dtype)
+    layer = moec.Layer(context, small_router(data_dtype=code), small_experts(dtype=code))
+    narrow = {name: array.astype(dtype) for name, array in problem.arrays.items()}
+    weights = moec.Weights.of(context, **narrow)
+    result = layer.forward(problem.x.astype(dtype), weights, problem.gate)
+    assert result.y.dtype == dtype
+    # Rounded inputs may route a token elsewhere; most rows must agree closely.
+    diff = np.linalg.norm(result.y.astype(np.float32) - expected, axis=1)
+    assert np.median(diff / np.linalg.norm(expected, axis=1)) < 2e-2
+    grads = layer.backward(result, problem.d_y.astype(dtype), grad_dtype="f32")
+    assert grads.x.dtype == dtype
+    assert grads.expert_weights.down.dtype == np.float32
+    assert np.isfinite(grads.expert_weights.gate_up).all()
+
+
+def test_per_expert_arrays(context: moec.Context, problem: SimpleNamespace) -> None:
+    expected = problem.layer.forward(problem.x, problem.weights, problem.gate)
+    wanted = problem.layer.backward(expected, problem.d_y)
+    split = {name: [a.copy() for a in array] for name, array in problem.arrays.items()}
+    weights = moec.Weights.of(context, **split)
+    result = problem.layer.forward(problem.x, weights, problem.gate)
+    np.testing.assert_array_equal(result.y, expected.y)
+    grads = problem.layer.backward(result, problem.d_y)
+    assert isinstance(grads.expert_weights.down, list)
+    np.testing.assert_array_equal(np.stack(grads.expert_weights.down), wanted.expert_weights.down)
+
+
+def test_strides_are_refused(problem: SimpleNamespace) -> None:
+    wide = np.zeros((len(problem.x), 2 * H), np.float32)
+    with pytest.raises(moec.LayoutError):
+        problem.layer.forward(wide[:, ::2], problem.weights, problem.gate)
+
+
+def test_read_only_outputs_are_refused(problem: SimpleNamespace) -> None:
+    y = np.empty_like(problem.x)
+    y.flags.writeable = False
+    with pytest.raises(BufferError, match="read-only"):
+        problem.layer.forward(problem.x, problem.weights, problem.gate, out=y)
+
+
+def test_what_is_no_array(problem: SimpleNamespace) -> None:
+    with pytest.raises(TypeError, match="list is not an array"):
+        problem.layer.forward(problem.x, problem.weights, problem.gate.tolist())
+    with pytest.raises(TypeError, match="complex64"):
+        problem.layer.forward(problem.x, problem.weights, problem.gate.astype(np.complex64))
+
+
+def test_no_tokens(problem: SimpleNamespace) -> None:
+    result = problem.layer.forward(problem.x[:0], problem.weights, problem.gate)
+    grads = problem.layer.backward(result, problem.d_y[:0])
+    assert result.y.shape == (0, H) and grads.x.shape == (0, H)
+    assert not grads.gate_weight.any() and grads.gate_weight.shape == (E, H)
+
+
+def test_dtype_names() -> None:
+    for name in ("bf16", "bfloat16", ml_dtypes.bfloat16, moec.DType.BF16):
+        assert moec.dtype_of(name) is moec.DType.BF16
+    assert moec.numpy_dtype("f32") == np.float32
+    with pytest.raises(TypeError, match="bf16"):
+        moec.dtype_of("bf61")
+
+
+def test_torch_tensors(problem: SimpleNamespace) -> None:
+    torch = pytest.importorskip("torch")
+    expected = problem.layer.forward(problem.x, problem.weights, problem.gate).y
+    x = torch.from_numpy(problem.x).requires_grad_()
+    result = problem.layer.forward(x, problem.weights, problem.gate)
+    assert isinstance(result.y, torch.Tensor)
+    assert_close(result.y.numpy(), expected)
