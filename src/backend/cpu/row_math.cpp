@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/row_math.h"
 
+#include <algorithm>
+
+#include "backend/cpu/gemm.h"
 #include "backend/cpu/vectorised.h"
 #include "core/dtype.h"
 #include "math/activation.h"
@@ -31,6 +34,21 @@ void slopes_loop(const moec_activation* act, float* g, float* u, float* h, int64
     h[i] = Kind::value(params, gate, up, math::NoRounding());
     if constexpr (Kind::kInfo.gated) g[i] = slopes.gate;
     u[i] = slopes.up;
+  }
+}
+
+template <class Kind, class T, ActInput kInput>
+void keep_side_loop(const moec_activation* act, const float* exact, T* stored, int64_t n) {
+  const moec_activation params = *act;
+  const auto keeps = [&](float v) {
+    return kInput == ActInput::kGate ? Kind::keeps_gate(params, v) : Kind::keeps_up(params, v);
+  };
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float rounded = to_float(stored[i]);
+    const int towards = math::magnitude(rounded) < math::magnitude(exact[i]) ? 1 : -1;
+    const int step = keeps(rounded) == keeps(exact[i]) ? 0 : towards;
+    stored[i].bits = uint16_t(stored[i].bits + step);
   }
 }
 
@@ -70,9 +88,22 @@ constexpr ValueFn kValue = [](auto... args) { vectorised<value_loop<Kind, Round>
 template <class Kind>
 constexpr SlopesFn kSlopes = [](auto... args) { vectorised<slopes_loop<Kind>>(args...); };
 
+template <class Kind, class T>
+void keep_side(const moec_activation& act, ActInput input, const float* exact, void* to,
+               int64_t n) {
+  auto* const stored = static_cast<T*>(to);
+  if (input == ActInput::kGate)
+    vectorised<keep_side_loop<Kind, T, ActInput::kGate>>(&act, exact, stored, n);
+  else
+    vectorised<keep_side_loop<Kind, T, ActInput::kUp>>(&act, exact, stored, n);
+}
+using KeepSideFn = void (*)(const moec_activation&, ActInput, const float*, void*, int64_t);
+
 struct Table {
   ValueFn value[math::Activations::kCount][kStepRoundings] = {};
   SlopesFn slopes[math::Activations::kCount] = {};
+  KeepSideFn keep_side_bf16[math::Activations::kCount] = {};  // null: nothing is clamped
+  KeepSideFn keep_side_f16[math::Activations::kCount] = {};
 
   constexpr Table() {
     math::Activations::for_each([this]<class Kind>() {
@@ -81,6 +112,10 @@ struct Table {
       row[int(StepRounding::kBf16)] = kValue<Kind, RoundTo<bf16>>;
       row[int(StepRounding::kF16)] = kValue<Kind, RoundTo<f16>>;
       slopes[Kind::kInfo.kind] = kSlopes<Kind>;
+      if constexpr (Kind::kInfo.clamps) {
+        keep_side_bf16[Kind::kInfo.kind] = keep_side<Kind, bf16>;
+        keep_side_f16[Kind::kInfo.kind] = keep_side<Kind, f16>;
+      }
     });
   }
 };
@@ -96,6 +131,14 @@ void activation_slopes(const moec_activation& act, float* g, float* u, float* h,
   kTable.slopes[act.kind](&act, g, u, h, n);
 }
 
+void store_preactivation(const moec_activation& act, ActInput input, const float* values,
+                         moec_dtype dtype, void* to, int64_t n) {
+  convert_from_f32(values, dtype, to, n);
+  if (dtype == MOEC_F32) return;
+  const auto& table = dtype == MOEC_BF16 ? kTable.keep_side_bf16 : kTable.keep_side_f16;
+  if (table[act.kind]) table[act.kind](act, input, values, to, n);
+}
+
 void add(float* y, const float* x, int64_t n) {
   vectorised<add_loop>(y, x, n);
 }
@@ -107,6 +150,22 @@ void add_scaled(float* y, float a, const float* x, int64_t n) {
 }
 void multiply_scaled(float* y, float a, const float* x, int64_t n) {
   vectorised<multiply_scaled_loop>(y, a, x, n);
+}
+void scale_or_zero(float* y, float a, int64_t n) {
+  if (a == 0.0f)
+    std::fill_n(y, n, 0.0f);
+  else if (a != 1.0f)
+    scale(y, a, n);
+}
+void round_to(moec_dtype dtype, float* y, int64_t n) {
+  if (dtype == MOEC_F32) return;
+  constexpr int64_t kPiece = 256;
+  uint16_t rounded[kPiece];
+  for (int64_t i = 0; i < n; i += kPiece) {
+    const int64_t count = std::min(kPiece, n - i);
+    convert_from_f32(y + i, dtype, rounded, count);
+    convert_to_f32(rounded, dtype, y + i, count);
+  }
 }
 float dot(const float* a, const float* b, int64_t n) {
   float result;

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/expert_weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cpu/ops.h"
+#include "core/dtype.h"
+#include "core/workspace.h"
+
+namespace moec::cpu {
+namespace {
+
+struct PartShape {
+  int64_t n, k;
+};
+PartShape shape_of(const WeightsView& w, Part part) {
+  return part == Part::kDown ? PartShape{w.hidden, w.inter} : PartShape{w.inter, w.hidden};
+}
+
+constexpr Part kParts[] = {Part::kGate, Part::kUp, Part::kDown};
+
+struct PackLayout {  // byte offsets inside one expert
+  int64_t matrix[3] = {}, bias[3] = {}, stride = 0;
+  explicit PackLayout(const WeightsView& w) {
+    for (Part part : kParts) {
+      matrix[int(part)] = stride;
+      if (part != Part::kGate || w.gated)
+        stride += packed_matrix_bytes(w.up.dtype, shape_of(w, part).n, shape_of(w, part).k);
+    }
+    for (Part part : kParts) {
+      bias[int(part)] = stride;
+      if (part != Part::kGate || w.gated)
+        stride += int64_t(round_up(uint64_t(shape_of(w, part).n) * sizeof(float), kCacheLine));
+    }
+  }
+};
+
+const char* packed_part(const WeightsView& w, int64_t offset) {
+  return static_cast<const char*>(w.packed) + offset;
+}
+
+void load_source_bias(const ExpertMatrix& matrix, int64_t e, int64_t first, int64_t count,
+                      float* to) {
+  if (!matrix.has_bias()) {
+    std::fill_n(to, count, 0.0f);
+    return;
+  }
+  const MatrixView bias = matrix.bias(e);
+  if (bias.row_stride == 1) {
+    const char* const from = static_cast<const char*>(bias.data) + first * dtype_bytes(bias.dtype);
+    convert_to_f32(from, bias.dtype, to, count);
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i)
+    to[i] = load_real(bias.data, bias.dtype, (first + i) * bias.row_stride);
+}
+
+void pack_expert(const WeightsView& w, const PackLayout& layout, int64_t e, char* to) {
+  for (Part part : kParts) {
+    if (part == Part::kGate && !w.gated) continue;
+    const ExpertMatrix& matrix = matrix_of(w, part);
+    const auto [n, k] = shape_of(w, part);
+    pack_matrix(matrix.expert(e), n, k, to + layout.matrix[int(part)]);
+    auto* const bias = reinterpret_cast<float*>(to + layout.bias[int(part)]);
+    const auto padded = int64_t(round_up(uint64_t(n) * sizeof(float), kCacheLine) / sizeof(float));
+    load_source_bias(matrix, e, 0, n, bias);
+    std::fill_n(bias + n, padded - n, 0.0f);
+  }
+}
+
+}  // namespace
+
+const ExpertMatrix& matrix_of(const WeightsView& w, Part part) {
+  return part == Part::kGate ? w.gate : part == Part::kUp ? w.up : w.down;
+}
+
+GemmWeight gemm_weight(const WeightsView& w, Part part, bool transposed) {
+  GemmWeight weight;
+  weight.matrix = &matrix_of(w, part);
+  weight.transposed = transposed;
+  if (!w.packed) return weight;
+  const PackLayout layout(w);
+  weight.packed = packed_part(w, layout.matrix[int(part)]);
+  weight.packed_stride = layout.stride;
+  weight.packed_dtype = w.up.dtype;
+  return weight;
+}
+
+void load_bias(const WeightsView& w, Part part, int64_t e, int64_t first, int64_t count,
+               float* to) {
+  if (!w.packed) return load_source_bias(matrix_of(w, part), e, first, count, to);
+  const PackLayout layout(w);
+  const char* const from = packed_part(w, e * layout.stride + layout.bias[int(part)]);
+  std::memcpy(to, from + first * int64_t(sizeof(float)), size_t(count) * sizeof(float));
+}
+
+uint64_t packed_bytes(const WeightsView& w) {
+  return uint64_t(w.num_experts) * uint64_t(PackLayout(w).stride);
+}
+
+// The same bytes on every machine and instruction set.
+std::string packed_format(const WeightsView& w) {
+  return std::string("cpu-") + dtype_name(w.up.dtype) + "-panel32-v1";
+}
+
+bool packed_needs_source(const WeightsView&) {
+  return false;
+}
+
+void pack_weights(const Device& device, const WeightsView& w, void* to, int32_t first,
+                  int32_t count) {
+  const PackLayout layout(w);
+  device.pool.parallel_for(count, [&](int32_t, int64_t i) {
+    const int64_t e = first + i;
+    pack_expert(w, layout, e, static_cast<char*>(to) + e * layout.stride);
+  });
+}
+
+}  // namespace moec::cpu

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// One experts call of the CPU backend beside the oracle: random problem, layouts of the weights,
+// plan, buffers of exactly the stated size (poisoned, guarded), and the errors of every result.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "oracle/moe_oracle.h"
+#include "support/compare.h"
+#include "support/guard.h"
+#include "support/random.h"
+#include "unit/cpu_device.h"
+
+namespace moec::test {
+
+enum class Layout { kOutIn, kInOut, kInterleaved, kPointers };  // of the weights and gradients
+
+struct ExpertsCase {
+  std::string name = "";
+  int tokens = 13, experts = 6, hidden = 40, inter = 24, top_k = 2, zero = 0;
+  moec_dtype dtype = MOEC_F32, grad_dtype = MOEC_F32;
+  uint32_t act = MOEC_ACT_SWIGLU, shared_act = MOEC_ACT_SWIGLU;
+  uint32_t position = 0, combine = 0, rounding = 0, shared = 0, save = MOEC_SAVE_PREACT;
+  int shared_inter = 0, align = 1, begin = 0, end = 0, capacity = 0;  // capacity: expert choice
+  bool bias = false, residual = false, output_bias = false, packed = false, accumulate = false;
+  float scale = 1;
+  Layout layout = Layout::kOutIn;
+  double input_size = 1;  // standard deviation of x: large ones reach the clamps
+};
+
+inline double tolerance(moec_dtype dtype) {
+  return dtype == MOEC_F32 ? 2e-5 : dtype == MOEC_BF16 ? 1e-2 : 2e-3;
+}
+
+// Values rounded to a dtype.
+inline oracle::Vec representable(moec_dtype dtype, oracle::Vec values) {
+  return Stored(dtype, values).values();
+}
+
+// [E,N,K] (and bias [E,N]) in one of the layouts, with room between experts that must stay
+// poisoned.
+class BoundMatrix {
+ public:
+  BoundMatrix() = default;
+  // part 0 of 1, or 0 and 1 of 2 matrices that share rows alternately (kInterleaved).
+  void place(Layout layout, moec_dtype dtype, int64_t E, int64_t N, int64_t K, int part, int parts,
+             bool bias) {
+    E_ = E, N_ = N, K_ = K;
+    const bool mixed = layout == Layout::kInterleaved && parts == 2;
+    const int64_t step = mixed ? 2 : 1, gap = 7;
+    matrix_ = {};
+    matrix_.dtype = matrix_.bias_dtype = dtype;
+    matrix_.row_stride = layout == Layout::kInOut ? 1 : step * K;
+    matrix_.col_stride = layout == Layout::kInOut ? N : 1;
+    matrix_.expert_stride = step * N * K + gap;
+    memory_.assign(size_t((E * matrix_.expert_stride + 1) * dtype_bytes(dtype)), kPoison);
+    char* const base = reinterpret_cast<char*>(memory_.data());
+    const int64_t offset = mixed ? part * K : 0;
+    for (int64_t e = 0; e < E; ++e)
+      pointers_.push_back(base + (E - 1 - e) * matrix_.expert_stride * dtype_bytes(dtype));
+    matrix_.base = base + offset * dtype_bytes(dtype);
+    matrix_.pointer_offset = offset;
+    if (layout == Layout::kPointers) matrix_.base = nullptr, matrix_.pointers = pointers_.data();
+    if (!bias) return;
+    bias_.assign(size_t(E * N * 2 * dtype_bytes(dtype)), kPoison);
+    matrix_.bias_stride = step;
+    matrix_.bias_expert_stride = step * N;
+    matrix_.bias_base = bias_.data();
+  }
+  void write(const oracle::Vec& values, const oracle::Vec& bias) {
+    each([&](const MatrixView& m, int64_t at, size_t i) {
+      store_real(m.data, m.dtype, at, float(values[i]));
+    });
+    each_bias([&](const MatrixView& m, int64_t at, size_t i) {
+      store_real(m.data, m.dtype, at, float(bias[i]));
+    });
+  }
+  oracle::Vec values() const {
+    oracle::Vec all(size_t(E_ * N_ * K_));
+    each([&](const MatrixView& m, int64_t at, size_t i) {
+      all[i] = load_real(m.data, m.dtype, at);
+    });
+    return all;
+  }
+  oracle::Vec bias_values() const {
+    oracle::Vec all(matrix_.has_bias() ? size_t(E_ * N_) : 0);
+    each_bias([&](const MatrixView& m, int64_t at, size_t i) {
+      all[i] = load_real(m.data, m.dtype, at);
+    });
+    return all;
+  }
+  const ExpertMatrix& matrix() const { return matrix_; }
+
+ private:
+  template <class Body>
+  void each(const Body& body) const {
+    for (int64_t e = 0, i = 0; e < E_; ++e) {
+      const MatrixView m = matrix_.expert(e);
+      for (int64_t n = 0; n < N_; ++n)
+        for (int64_t k = 0; k < K_; ++k, ++i)
+          body(m, n * m.row_stride + k * m.col_stride, size_t(i));
+    }
+  }
+  template <class Body>
+  void each_bias(const Body& body) const {
+    for (int64_t e = 0, i = 0; matrix_.has_bias() && e < E_; ++e)
+      for (int64_t n = 0; n < N_; ++n, ++i)
+        body(matrix_.bias(e), n * matrix_.bias(e).row_stride, size_t(i));
+  }
+  int64_t E_ = 0, N_ = 0, K_ = 0;
+  ExpertMatrix matrix_;
+  std::vector<uint8_t> memory_, bias_;
+  std::vector<void*> pointers_;
+};
+
+// A set of experts' weights or gradients, and its view.
+struct BoundMlp {
+  BoundMatrix gate, up, down;
+  WeightsView view;
+  std::vector<uint8_t> packed;
+
+  void place(Layout layout, moec_dtype dtype, bool gated, int64_t E, int64_t H, int64_t I,
+             bool bias) {
+    view.hidden = H, view.inter = I, view.num_experts = int32_t(E), view.gated = gated;
+    if (gated) gate.place(layout, dtype, E, I, H, 0, 2, bias);
+    up.place(layout, dtype, E, I, H, 1, gated ? 2 : 1, bias);
+    down.place(layout, dtype, E, H, I, 0, 1, bias);
+    view.gate = gate.matrix(), view.up = up.matrix(), view.down = down.matrix();
+  }
+  void write(const oracle::MlpWeights& w) {
+    if (view.gated) gate.write(w.gate, w.gate_bias);
+    up.write(w.up, w.up_bias);
+    down.write(w.down, w.down_bias);
+  }
+  // Packed, and then nothing else to read.
+  void pack(const cpu::Device& device) {
+    packed.assign(cpu::packed_bytes(view) + kCacheLine, kPoison);
+    void* const start = reinterpret_cast<void*>(round_up(uint64_t(packed.data()), kCacheLine));
+    cpu::pack_weights(device, view, start, 0, view.num_experts);
+    view.packed = start;
+    view.source_present = false;
+    for (ExpertMatrix* m : {&view.gate, &view.up, &view.down})
+      m->base = nullptr, m->pointers = nullptr;
+  }
+};
+
+// The oracle's plan as the backend sees it.
+struct BoundPlan {
+  oracle::Plan plan;
+  std::vector<float> row_weight, weights;
+  std::vector<int32_t> token_offsets, token_rows;
+  PlanView view;
+
+  void bind(const ExpertsCase& c, const oracle::Config& config, const oracle::Route& route) {
+    plan = oracle::build_plan(config, c.tokens, route.slots, route.ids, route.weights);
+    row_weight = to_floats(plan.row_weight), weights = to_floats(route.weights);
+    view.num_tokens = c.tokens, view.max_rows = int64_t(plan.row_token.size());
+    view.num_experts = c.experts, view.num_zero = c.zero, view.top_k = c.capacity ? 0 : c.top_k;
+    view.expert_begin = c.begin, view.num_local = int32_t(plan.counts.size()), view.align = c.align;
+    view.counts = plan.counts.data(), view.group_offsets = plan.group_offsets.data();
+    view.row_token = plan.row_token.data(), view.row_slot = plan.row_slot.data();
+    view.row_weight = row_weight.data(), view.assignment_row = plan.assignment_row.data();
+    view.expert_ids = plan.expert_ids.data(), view.weights = weights.data();
+    view.totals = plan.totals.data();
+    if (!c.capacity) return;
+    view.kind = MOEC_PLAN_EXPERT_CHOICE, view.capacity = c.capacity;
+    token_offsets.push_back(0);
+    for (int t = 0; t < c.tokens; ++t) {
+      for (int e = 0; e < route.slots; ++e) {
+        const int row = plan.assignment_row[size_t(t * route.slots + e)];
+        if (row >= 0) token_rows.push_back(row);
+      }
+      token_offsets.push_back(int32_t(token_rows.size()));
+    }
+    view.token_offsets = token_offsets.data(), view.token_rows = token_rows.data();
+    view.assignment_row = view.expert_ids = nullptr, view.weights = nullptr;
+  }
+};
+
+class ExpertsProblem {
+ public:
+  explicit ExpertsProblem(const ExpertsCase& given);
+
+  const ExpertsCase c;
+  moec_experts_desc desc = {};
+  oracle::Config config;
+  oracle::Inputs in;
+  oracle::Route route;
+  BoundPlan plan;
+  BoundMlp experts, shared;
+  Stored x, shared_gate, shared_gate_bias, output_bias, residual, d_y;
+  bool gated() const { return c.act < MOEC_ACT_RELU2; }
+  bool shared_gated() const { return c.shared_act < MOEC_ACT_RELU2; }
+
+  struct Output {
+    Stored y;
+    std::vector<uint8_t> saved;
+  };
+  Output forward(const cpu::Device& device);
+  oracle::Vec expected_y() const {
+    return oracle::experts_forward(config, in, in.x, route, plan.plan);
+  }
+};
+
+}  // namespace moec::test
