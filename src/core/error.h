@@ -13,10 +13,11 @@ struct Error {
   moec_status code;
   int32_t native_code;
   char text[512];
+  int32_t arg_index = 0;  // 1-based argument of the entry point, 0 = not one argument
 };
 
 #if defined(__GNUC__)
-#define MOEC_PRINTF(format_index) __attribute__((format(printf, format_index, format_index + 1)))
+#define MOEC_PRINTF(format_index) __attribute__((format(printf, (format_index), (format_index) + 1)))
 #else
 #define MOEC_PRINTF(format_index)
 #endif

@@ -5,6 +5,8 @@
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/pack.h"
 
+// Offsets within a block are small:
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 
 // Rows: a multiple of every max_rows, so that padding stays inside. Columns: of both products together.
@@ -44,3 +46,4 @@ struct BlockResult {
 BlockResult run_block(const BlockProduct& product, char* scratch);
 
 }  // namespace moec::cpu
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)

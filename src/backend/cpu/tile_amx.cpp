@@ -3,6 +3,8 @@
 // AVX-512. A tile is 16 lines: of A 16 rows, of B 16 steps, of c 16 rows of 16 fp32.
 #include "backend/cpu/tile_ops_avx512.h"
 
+// Offsets within a block are small:
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 namespace {
 
@@ -114,3 +116,4 @@ constexpr TileKernels make() {
 constinit const TileKernels kTileAmx = make();
 
 }  // namespace moec::cpu
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)

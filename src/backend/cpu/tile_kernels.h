@@ -11,6 +11,8 @@
 
 #include "backend/cpu/tile.h"
 
+// Offsets within a block are small:
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 namespace {
 
@@ -209,3 +211,4 @@ constexpr TileKernels make_tile_kernels(const char* isa, ProductKernel f32) {
 
 }  // namespace
 }  // namespace moec::cpu
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)
