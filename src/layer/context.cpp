@@ -16,10 +16,12 @@ using ull = unsigned long long;
 constexpr uint32_t kKnownFlags =
     MOEC_CONTEXT_NO_ALLOC | MOEC_CONTEXT_CHECK_INPUTS | MOEC_CONTEXT_PROFILE;
 
+constexpr int64_t kMaxThreads = 1024;  // more is a mistake, not a machine
+
 void check_desc(const moec_context_desc& desc) {
   check_flags("desc.flags", desc.flags, kKnownFlags);
   check_enum("desc.math", desc.math, MOEC_MATH_TF32);
-  check_at_least("desc.num_threads", desc.num_threads, 0);
+  check_range("desc.num_threads", desc.num_threads, 0, kMaxThreads);
   check_at_least("desc.device_id", desc.device_id, 0);
   MOEC_REQUIRE(
       desc.device_type == 0 || desc.device_type == MOEC_CPU || desc.device_type == MOEC_CUDA,
@@ -28,7 +30,7 @@ void check_desc(const moec_context_desc& desc) {
   MOEC_REQUIRE(!desc.pool || !desc.num_threads, MOEC_E_INVALID_ARG,
                "desc.num_threads is %d and desc.pool is given; give one of them", desc.num_threads);
   if (desc.pool) {
-    check_at_least("desc.pool.num_threads", desc.pool->num_threads, 1);
+    check_range("desc.pool.num_threads", desc.pool->num_threads, 1, kMaxThreads);
     MOEC_REQUIRE(desc.pool->parallel_for, MOEC_E_INVALID_ARG, "desc.pool.parallel_for is NULL");
   }
   if (desc.allocator) {

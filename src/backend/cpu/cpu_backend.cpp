@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 
+#include "backend/cpu/isa.h"
 #include "core/workspace.h"
 
 namespace moec {
@@ -44,7 +45,7 @@ void CpuBackend::device_info(moec_device_info& info) const {
   info.free_bytes = uint64_t(sysconf(_SC_AVPHYS_PAGES)) * page;
   read_cpu_name(info.name, sizeof info.name);
   std::snprintf(info.backend, sizeof info.backend, "%s", name());
-  std::snprintf(info.arch, sizeof info.arch, "%s", isa_name());
+  std::snprintf(info.arch, sizeof info.arch, "%s", tile_kernels().isa);
 }
 
 void* CpuBackend::allocate(uint64_t bytes, moec_stream) const {

@@ -70,7 +70,4 @@ bool packed_needs_source(const WeightsView& weights);
 void pack_weights(const Device& device, const WeightsView& weights, void* to, int32_t first,
                   int32_t count);
 
-// ---- isa.cpp
-const char* isa_name();  // the instruction set in use, such as "amx"
-
 }  // namespace moec::cpu

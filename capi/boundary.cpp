@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "boundary.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstring>
+#include <new>
+
+#include "core/log.h"
+
+namespace moec::capi {
+namespace {
+
+constexpr size_t kLargestStruct = 65536;  // bytes; anything longer is garbage
+
+// No destructor, so that a thread may fail at any point of its life.
+thread_local moec_error_info last = {};
+
+moec_status keep(const char* site, const Error& error) noexcept {
+  last = {};
+  last.struct_size = sizeof last;
+  last.code = error.code;
+  last.native_code = error.native_code;
+  last.arg_index = error.arg_index;
+  std::snprintf(last.site, sizeof last.site, "%s", site);
+  std::snprintf(last.message, sizeof last.message, "%s: %.430s", site, error.text);
+  log(MOEC_LOG_DEBUG, "%s", last.message);
+  return error.code;
+}
+
+Error plain(moec_status code, const char* text) noexcept {
+  Error error = {code, 0, {}, 0};
+  std::snprintf(error.text, sizeof error.text, "%s", text);
+  return error;
+}
+
+}  // namespace
+
+const moec_error_info& last_error() noexcept {
+  return last;
+}
+
+moec_status record_failure(const char* site) noexcept {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return keep(site, error);
+  } catch (const std::bad_alloc&) {
+    return keep(site, plain(MOEC_E_OUT_OF_MEMORY, "host memory is exhausted"));
+  } catch (const std::exception& error) {
+    return keep(site, plain(MOEC_E_INTERNAL, error.what()));
+  } catch (...) {
+    return keep(site, plain(MOEC_E_INTERNAL, "an unknown exception"));
+  }
+}
+
+void fail_argument(int32_t index, moec_status code, const char* format, ...) {
+  Error error = {code, 0, {}, index};
+  std::va_list list;
+  va_start(list, format);
+  std::vsnprintf(error.text, sizeof error.text, format, list);
+  va_end(list);
+  throw error;
+}
+
+void check_handle(const Object* object, Kind kind, const char* name, int32_t index) {
+  if (!object)
+    fail_argument(index, MOEC_E_INVALID_ARG, "%s is NULL; expected a live %s", name,
+                  kind_name(kind));
+  if (object->kind() != kind)
+    fail_argument(index, MOEC_E_INVALID_ARG, "%s is a handle of %s; expected %s", name,
+                  kind_name(object->kind()), kind_name(kind));
+  if (object->forked())
+    fail_argument(index, MOEC_E_FORKED,
+                  "%s was made before fork() and is used in the child; make it again there", name);
+}
+
+void free_object(const Object* object, Kind kind) noexcept {
+  if (object && object->kind() == kind && !object->forked()) object->release();
+}
+
+uint32_t checked_size(const void* from, size_t first, const char* name, int32_t index) {
+  if (!from) fail_argument(index, MOEC_E_INVALID_ARG, "%s is NULL; it is required", name);
+  uint32_t size;
+  std::memcpy(&size, from, sizeof size);
+  if (size < first || size > kLargestStruct || size % 8 != 0)
+    fail_argument(index, MOEC_E_ABI,
+                  "%s.struct_size is %u; expected %zu to %zu, a multiple of 8, as "
+                  "moec_struct_init sets it",
+                  name, size, first, kLargestStruct);
+  return size;
+}
+
+void read_bytes(void* to, size_t own, size_t first, const void* from, const char* name,
+                int32_t index) {
+  const uint32_t size = checked_size(from, first, name, index);
+  const char* const bytes = static_cast<const char*>(from);
+  const char* const tail = bytes + std::min<size_t>(size, own);
+  if (std::any_of(tail, bytes + size, [](char byte) { return byte != 0; }))
+    fail_argument(
+        index, MOEC_E_ABI,
+        "%s has %u bytes of which this library knows %zu, and the rest is not zero; use a "
+        "library that knows the new fields, or leave them zero",
+        name, size, own);
+  std::memset(to, 0, own);
+  std::memcpy(to, from, std::min<size_t>(size, own));
+}
+
+void write_bytes(void* to, const void* from, size_t own) noexcept {
+  uint32_t size;
+  std::memcpy(&size, from, sizeof size);  // the caller's, kept
+  std::memcpy(to, from, std::min<size_t>(size, own));
+  if (size > own) std::memset(static_cast<char*>(to) + own, 0, size - own);
+}
+
+}  // namespace moec::capi

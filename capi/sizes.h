@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes of each sized struct in the release that brought it. An application may hand over that much
+// or more; these numbers never change after the release, while the structs grow at their tail.
+#pragma once
+
+#include <moec/moec.h>
+
+#include <cstddef>
+
+namespace moec::capi {
+
+template <class T>
+inline constexpr size_t kFirstSize = 0;
+
+#define MOEC_FIRST_SIZE(type, bytes)                \
+  template <>                                       \
+  inline constexpr size_t kFirstSize<type> = bytes; \
+  static_assert(sizeof(type) >= bytes && sizeof(type) % 8 == 0 && bytes % 8 == 0)
+
+MOEC_FIRST_SIZE(moec_error_info, 600);
+MOEC_FIRST_SIZE(moec_device_info, 272);
+MOEC_FIRST_SIZE(moec_allocator, 32);
+MOEC_FIRST_SIZE(moec_thread_pool, 24);
+MOEC_FIRST_SIZE(moec_context_desc, 48);
+MOEC_FIRST_SIZE(moec_stats, 96);
+MOEC_FIRST_SIZE(moec_router_desc, 120);
+MOEC_FIRST_SIZE(moec_gate_args, 784);
+MOEC_FIRST_SIZE(moec_gate_grad_args, 1168);
+MOEC_FIRST_SIZE(moec_route_args, 1416);
+MOEC_FIRST_SIZE(moec_route_grad_args, 904);
+MOEC_FIRST_SIZE(moec_loss_args, 568);
+MOEC_FIRST_SIZE(moec_plan_desc, 64);
+MOEC_FIRST_SIZE(moec_permute_args, 656);
+MOEC_FIRST_SIZE(moec_unpermute_args, 528);
+MOEC_FIRST_SIZE(moec_permute_grad_args, 528);
+MOEC_FIRST_SIZE(moec_unpermute_grad_args, 656);
+MOEC_FIRST_SIZE(moec_weights_desc, 56);
+MOEC_FIRST_SIZE(moec_weight_set, 1128);
+MOEC_FIRST_SIZE(moec_weights_info, 96);
+MOEC_FIRST_SIZE(moec_experts_desc, 160);
+MOEC_FIRST_SIZE(moec_experts_args, 832);
+MOEC_FIRST_SIZE(moec_experts_grad_args, 1360);
+MOEC_FIRST_SIZE(moec_experts_sizes, 56);
+MOEC_FIRST_SIZE(moec_layer_desc, 40);
+MOEC_FIRST_SIZE(moec_layer_args, 2624);
+MOEC_FIRST_SIZE(moec_layer_grad_args, 1712);
+
+#undef MOEC_FIRST_SIZE
+
+}  // namespace moec::capi
