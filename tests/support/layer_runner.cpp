@@ -4,39 +4,13 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <stdexcept>
+
+#include "handles.h"
 
 namespace moec::test {
 namespace {
 
 using oracle::Vec;
-
-template <auto Free>
-struct Deleter {
-  template <typename T>
-  void operator()(T* handle) const {
-    Free(handle);
-  }
-};
-using Context = std::unique_ptr<moec_context, Deleter<moec_context_free>>;
-using Weights = std::unique_ptr<moec_weights, Deleter<moec_weights_free>>;
-using LayerHandle = std::unique_ptr<moec_layer, Deleter<moec_layer_free>>;
-
-class Failure : public std::runtime_error {
- public:
-  explicit Failure(moec_status code) : std::runtime_error(last_error()), status(code) {}
-  moec_status status;
-};
-void check(moec_status status) {
-  if (status != MOEC_OK) throw Failure(status);
-}
-
-template <typename Struct>
-Struct sized() {
-  Struct s;
-  moec_struct_init(&s, sizeof(s));
-  return s;
-}
 
 uint64_t bytes_for(const moec_size& size, int tokens) {
   return size.base + static_cast<uint64_t>(tokens) * size.per_token;
@@ -99,16 +73,14 @@ class Run {
 void Run::create_layer() {
   const moec_router_desc router = router_desc(config_.router, in_);
   const moec_experts_desc experts = experts_desc(config_, in_, options_);
-  moec_layer_desc desc = sized<moec_layer_desc>();
+  auto desc = sized<moec_layer_desc>();
   desc.router = &router;
   desc.experts = &experts;
   desc.drop = static_cast<uint32_t>(config_.plan.drop);
   desc.capacity = config_.plan.capacity;
   desc.capacity_factor = static_cast<float>(config_.plan.capacity_factor);
-  moec_layer* layer = nullptr;
-  check(moec_layer_create(context_, &desc, &layer));
-  layer_.reset(layer);
-  check(moec_layer_query(layer, &sizes_));
+  layer_ = make<LayerHandle>(moec_layer_create, context_, &desc);
+  check(moec_layer_query(layer_.get(), &sizes_));
 }
 
 std::unique_ptr<WeightSet> Run::bind(const oracle::MlpWeights& values, int experts, int inter,
@@ -116,11 +88,9 @@ std::unique_ptr<WeightSet> Run::bind(const oracle::MlpWeights& values, int exper
   auto set = std::make_unique<WeightSet>(values, experts, static_cast<int>(hidden_), inter,
                                          options_.layout, false);
   const moec_weights_desc desc = set->desc(options_.frozen);
-  moec_weights* weights = nullptr;
-  check(moec_weights_create(context_, &desc, &weights));
-  handle->reset(weights);
-  check(moec_weights_bind(weights, set->set()));
-  if (options_.frozen) check(moec_weights_pack(weights, nullptr, nullptr));
+  *handle = make<Weights>(moec_weights_create, context_, &desc);
+  check(moec_weights_bind(handle->get(), set->set()));
+  if (options_.frozen) check(moec_weights_pack(handle->get(), nullptr, nullptr));
   return set;
 }
 
@@ -240,13 +210,11 @@ const moec_context* test_context(int num_threads) {
   Context& context = contexts[num_threads];
   if (!context) {
     const TestDevice device = test_device();
-    moec_context_desc desc = sized<moec_context_desc>();
+    auto desc = sized<moec_context_desc>();
     desc.device_type = device.type;
     desc.device_id = device.id;
     desc.num_threads = device.type == MOEC_CPU ? num_threads : 0;
-    moec_context* made = nullptr;
-    if (moec_context_create(&desc, &made) != MOEC_OK) throw std::runtime_error(last_error());
-    context.reset(made);
+    context = make<Context>(moec_context_create, &desc);
   }
   return context.get();
 }

@@ -34,13 +34,9 @@ struct LayerRun {
   bool neighbours_untouched = true;
 };
 
-// Throws only for what a test cannot go on from (no device, no context).
+// Throws only where there is no device to test on.
 LayerRun run_layer(const oracle::Config& config, const oracle::Inputs& in, const oracle::Vec& d_y,
                    const oracle::Vec& d_logits_in, const RunOptions& options = {});
-
-// A context of the device under test, kept for the life of the program.
-const moec_context* test_context(int num_threads = 0);
-std::string last_error();
 
 // Descriptors of a problem. data_dtype: what the rounding steps of the router round to.
 moec_router_desc router_desc(const oracle::RouterConfig& config, const oracle::Inputs& in);
