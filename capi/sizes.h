@@ -12,10 +12,10 @@ namespace moec::capi {
 template <class T>
 inline constexpr size_t kFirstSize = 0;
 
-#define MOEC_FIRST_SIZE(type, bytes)                \
-  template <>                                       \
-  inline constexpr size_t kFirstSize<type> = bytes; \
-  static_assert(sizeof(type) >= bytes && sizeof(type) % 8 == 0 && bytes % 8 == 0)
+#define MOEC_FIRST_SIZE(type, bytes)                  \
+  template <>                                         \
+  inline constexpr size_t kFirstSize<type> = (bytes); \
+  static_assert(sizeof(type) >= (bytes) && sizeof(type) % 8 == 0 && (bytes) % 8 == 0)
 
 MOEC_FIRST_SIZE(moec_error_info, 600);
 MOEC_FIRST_SIZE(moec_device_info, 272);

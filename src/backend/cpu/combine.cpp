@@ -102,7 +102,7 @@ void combine_all(const ThreadPool& pool, const Sum& sum) {
   const int64_t step = std::max<int64_t>(1, kTaskValues / per_token);
   // Few large tokens are cut into columns.
   const int64_t pieces =
-      step > 1 || tokens >= 4 * pool.size() ? 1 : (hidden + kColumns - 1) / kColumns;
+      step > 1 || tokens >= int64_t(4) * pool.size() ? 1 : (hidden + kColumns - 1) / kColumns;
   const int64_t width = pieces == 1 ? hidden : kColumns;
   pool.parallel_for((tokens + step - 1) / step * pieces, [&](int32_t, int64_t i) {
     const int64_t first = i / pieces * step, begin = i % pieces * width;
