@@ -6,6 +6,8 @@
 
 #include "backend/cpu/isa.h"
 
+// Offsets within a block are small:
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 namespace {
 
@@ -46,6 +48,7 @@ class Runner {
     const bool pair = p_.kind == GemmKind::kPair, sum = p_.kind == GemmKind::kSum;
     if (blocks_ == 0) std::memset(c_[0], 0, size_t((1 + pair) * padded_rows() * ld_ * 4));
     const int64_t span = span_blocks();
+    prefetch_panel(p_.b[0], p_.col0 / kPanelColumns);
     for (int s = 0; s <= int(sum); ++s)
       for (int64_t block0 = 0; block0 < blocks_; block0 += span) {
         const int blocks = int(std::min(span, blocks_ - block0));
@@ -159,3 +162,4 @@ BlockResult run_block(const BlockProduct& product, char* scratch) {
 }
 
 }  // namespace moec::cpu
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)

@@ -8,6 +8,8 @@
 #include "backend/cpu/isa.h"
 #include "core/dtype.h"
 
+// Offsets within a block are small:
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 namespace {
 
@@ -46,6 +48,9 @@ Target panel_target(void* to, int panels, int blocks) {
           panels * kPanelColumns, false};
 }
 
+// How far to prefetch: on each line along k, and in all when reading whole lines of lanes.
+constexpr int64_t kLineAhead = 1024, kBytesAhead = 16384;
+
 class BlockLoader {
  public:
   BlockLoader(const TileKernels& tile, const PanelSource& source, Load load)
@@ -76,15 +81,17 @@ class BlockLoader {
   }
 
   void along_k(int64_t lane0, int tile, int64_t block0, int blocks, const Target& target) const {
-    constexpr int64_t kAhead = 1024;  // bytes, on every line
+    const int64_t size = dtype_bytes(source_.dtype), end = source_.k * size;
+    const int64_t next_panel = kPanelColumns * source_.lane_stride * size - end;
     const int lanes = lanes_at(lane0, tile, target);
     const void* lines[kLanes];
     for (int i = 0; i < lanes; ++i)
       lines[i] = line_of(source_, lane0 + tile * kLanes + i, source_.lane_stride, source_.lane_gather);
     for (int b = 0; b < blocks; ++b) {
       const int64_t k0 = (block0 + b) * per_block_;
-      for (int i = 0; i < lanes; ++i)
-        prefetch(lines[i], k0 * dtype_bytes(source_.dtype) + kAhead);
+      int64_t ahead = k0 * size + kLineAhead;  // past the end of a line the next panel's begins
+      if (ahead >= end) ahead += next_panel;
+      for (int i = 0; i < lanes; ++i) prefetch(lines[i], ahead);
       put({lines, k0, lanes, k_at(k0), target.at(tile, b), target.lines_out(tile)}, target, true);
     }
   }
@@ -92,7 +99,9 @@ class BlockLoader {
   // All lanes of one block, so that lines are read from end to end.
   void whole_lines(int64_t lane0, int64_t k0, int block, const Target& target) const {
     const int count = k_at(k0);
-    const int64_t size = dtype_bytes(source_.dtype), ahead = per_block_ * source_.k_stride * size;
+    const int64_t size = dtype_bytes(source_.dtype), block_bytes = per_block_ * target.lanes * size;
+    const int64_t blocks_ahead = std::max<int64_t>(1, kBytesAhead / block_bytes);
+    const int64_t ahead = blocks_ahead * per_block_ * source_.k_stride * size;
     const void* lines[kMaxBlockK];
     for (int i = 0; i < count; ++i)
       lines[i] = line_of(source_, k0 + i, source_.k_stride, source_.k_gather);
@@ -210,6 +219,15 @@ bool is_direct(const WeightSource& w, Compute compute) {
   return w.packed && !w.transposed && packed_block_k(w.packed_dtype) == block_k(compute);
 }
 
+void prefetch_panel(const WeightSource& w, int64_t panel) {
+  const PanelSource& s = w.source;
+  const int64_t first = panel * kPanelColumns, bytes = s.k * dtype_bytes(s.dtype);
+  if (w.packed || s.k_stride != 1) return;
+  for (int64_t at = 0; at < std::min(bytes, kLineAhead); at += kLineBytes)
+    for (int64_t lane = first; lane < std::min(first + kPanelColumns, s.lanes); ++lane)
+      __builtin_prefetch(line_of(s, lane, s.lane_stride, nullptr) + at, 0, 2);
+}
+
 bool wants_many_panels(const WeightSource& w) {
   return !w.packed && BlockLoader::along_lanes(w.source);
 }
@@ -258,3 +276,4 @@ void pack_experts(const ThreadPool& pool, const ExpertMatrix& matrix, int64_t fi
 }
 
 }  // namespace moec::cpu
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)

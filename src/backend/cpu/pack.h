@@ -45,6 +45,9 @@ bool wants_many_panels(const WeightSource& weight);
 void load_panels(const TileKernels& tile, const WeightSource& weight, Compute compute, int64_t panel,
                  int panels, int64_t block0, int blocks, void* to);
 
+// Ask for the start of a panel that is read along k; each panel asks for its successor itself.
+void prefetch_panel(const WeightSource& weight, int64_t panel);
+
 // One block of packed weights.
 const char* packed_block(const WeightSource& weight, int64_t panel, int64_t block);
 

@@ -98,36 +98,64 @@ void put_lines(typename Ops::Line (&lines)[kLanes], void* to, int used) {
   for (int i = 0; i < used; ++i) Ops::put(static_cast<char*>(to) + i * kLineBytes, lines[i]);
 }
 
+// All `lines` lines are there and hold `count` values: then they are loaded without masks.
+inline bool is_whole(const LoadBlock& load, int lines, int count) {
+  bool whole = load.lines_used == lines && load.count == count;
+  for (int i = 0; whole && i < lines; ++i) whole = load.lines[i] != nullptr;
+  return whole;
+}
+
 template <class Ops, Load kLoad, bool kTurned>
 void load_along_k(const LoadBlock& load) {
-  const auto line_at = [&](int i) {
-    const void* const line = i < load.lines_used ? load.lines[i] : nullptr;
-    return load_line<Ops, kLoad>(line, load.offset, load.count);
-  };
+  constexpr int kCount = kLoad == Load::kPairs ? 2 * kSteps : kSteps;
   if constexpr (kTurned) {
     typename Ops::Line lines[kLanes];
-    for (int i = 0; i < kLanes; ++i) lines[i] = line_at(i);
+    if (is_whole(load, kLanes, kCount)) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i)
+        lines[i] = load_line<Ops, kLoad>(load.lines[i], load.offset, kCount);
+      Ops::transpose(lines);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i)
+        if (i < load.lines_out) Ops::put(static_cast<char*>(load.to) + i * kLineBytes, lines[i]);
+      return;
+    }
+    for (int i = 0; i < kLanes; ++i)
+      lines[i] = i < load.lines_used
+                     ? load_line<Ops, kLoad>(load.lines[i], load.offset, load.count)
+                     : typename Ops::Line{};
     put_lines<Ops, true>(lines, load.to, load.lines_out);
   } else {
-    for (int i = 0; i < load.lines_out; ++i)
-      Ops::put(static_cast<char*>(load.to) + i * kLineBytes, line_at(i));
+    for (int i = 0; i < load.lines_out; ++i) {
+      const void* const line = i < load.lines_used ? load.lines[i] : nullptr;
+      Ops::put(static_cast<char*>(load.to) + i * kLineBytes,
+               load_line<Ops, kLoad>(line, load.offset, load.count));
+    }
+  }
+}
+
+template <class Ops, Load kLoad>
+typename Ops::Line line_along_lanes(const LoadBlock& load, int i, int count) {
+  const auto at = [&](int k) { return k < load.lines_used ? load.lines[k] : nullptr; };
+  if constexpr (kLoad == Load::kPairs) {
+    const auto half = [&](int k) {
+      const void* const line = at(k);
+      return line ? static_cast<const uint16_t*>(line) + load.offset : nullptr;
+    };
+    return Ops::interleave(half(2 * i), half(2 * i + 1), count);
+  } else {
+    return load_line<Ops, kLoad>(at(i), load.offset, count);
   }
 }
 
 template <class Ops, Load kLoad, bool kTurned>
 void load_along_lanes(const LoadBlock& load) {
   typename Ops::Line lines[kSteps];
-  for (int i = 0; i < kSteps; ++i) {
-    if constexpr (kLoad == Load::kPairs) {
-      const auto at = [&](int k) {
-        const void* const line = k < load.lines_used ? load.lines[k] : nullptr;
-        return line ? static_cast<const uint16_t*>(line) + load.offset : nullptr;
-      };
-      lines[i] = Ops::interleave(at(2 * i), at(2 * i + 1), load.count);
-    } else {
-      const void* const line = i < load.lines_used ? load.lines[i] : nullptr;
-      lines[i] = load_line<Ops, kLoad>(line, load.offset, load.count);
-    }
+  if (load.count == kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kSteps; ++i) lines[i] = line_along_lanes<Ops, kLoad>(load, i, kLanes);
+  } else {
+    for (int i = 0; i < kSteps; ++i) lines[i] = line_along_lanes<Ops, kLoad>(load, i, load.count);
   }
   put_lines<Ops, kTurned>(lines, load.to, load.lines_out);
 }
