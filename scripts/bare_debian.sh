@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# bare_debian.sh DIR COMMAND...: run a command (make demo, make test) on a clone of HEAD inside a bare
-# Debian 12 that holds nothing but `make`. DIR/base is made once by debootstrap from the mirror that
-# apt uses here; DIR/root is a fresh copy of it each time. Needs root; prints how long the command took.
+# bare_debian.sh DIR COMMAND...: run a command (make demo, make test) on a clone of HEAD inside a
+# bare Debian 12 that holds nothing but `make`. DIR/base is made once by debootstrap from the mirror
+# that apt uses here; DIR/root is a fresh copy of it each time. Needs root; prints the time it took.
 . "$(dirname "$0")/lib.sh"
 [ $# -ge 2 ] || die "usage: bare_debian.sh DIR COMMAND..."
 [ "$(id -u)" = 0 ] || die "chroot needs root"
 base=$1/base bare=$1/root; shift
-mirror=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' | awk '$1 == "bookworm" {print $2; exit}')
+mirror=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' |
+  awk '$1 == "bookworm" {print $2; exit}')
 [ -n "$mirror" ] || die "apt has no source for bookworm here; run apt-get update first"
 command -v debootstrap >/dev/null || retry debootstrap apt-get install -y debootstrap
 
@@ -26,8 +27,7 @@ cp -a "$base" "$bare"
 cp -L /etc/resolv.conf /etc/hosts "$bare/etc/"
 cp -L /etc/ssl/certs/ca-certificates.crt "$bare/etc/ssl/certs/"
 grep -lsi acquire /etc/apt/apt.conf.d/* | xargs -r cp -t "$bare/etc/apt/apt.conf.d/"
-settings=$(env | grep -E '^(PIP_|SSL_CERT|REQUESTS_CA|CARGO_|GOPROXY|GOFLAGS|[a-z]+_proxy|[A-Z]+_PROXY)' || true)
-mapfile -t settings <<<"$settings"
+mapfile -t settings < <(env | grep -E '^(PIP_|SSL_CERT|REQUESTS_CA|[a-z]+_proxy|[A-Z]+_PROXY)')
 
 git clone -q "$root" "$bare/moec"
 mount --bind /dev "$bare/dev"

@@ -37,7 +37,7 @@ ARROW = [
     (r"tests/unit/", ["src/", "tests/", HEADER]),
     (r"tests/gpu/", ["src/", "tests/", HEADER]),
     (r"tests/", ["tests/", HEADER]),
-    (r"bench/gpu/", ["src/", "bench/", "tests/support/", HEADER]),
+    (r"bench/gpu/", ["src/", "bench/", "tests/", HEADER]),
     (r"bench/", ["bench/", "tests/support/", HEADER]),
     (r"bindings/", ["bindings/", HEADER]),
 ]
@@ -72,7 +72,8 @@ KEYWORDS = set(
     trait type unsafe use where abstract become box final macro override priv typeof unsized virtual
     yield gen""".split()
     # Go
-    + """chan defer fallthrough func go import interface map package range select type var""".split()
+    + """chan defer fallthrough func go import interface map package range select type
+    var""".split()
     # Julia
     + """baremodule begin end export function global import isa let local macro module quote
     struct using where abstract primitive""".split()
