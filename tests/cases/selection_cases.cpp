@@ -165,6 +165,7 @@ void add_special_value_cases(std::vector<FeatureCase>* cases) {
   FeatureCase inf = base_case("minus_inf_logits");  // only two experts are left for three slots
   inf.config.router.score = Score::kIdentity;
   inf.config.router.weight_rule = WeightRule::kSoftmaxSelected;
+  for (double& w : inf.in.gate_weight) w /= 4;  // two weights: neither comes close to 0
   inf.in.gate_bias = {-kInf, 0, -kInf, -kInf, -kInf, 0.5, -kInf, -kInf};
   inf.d_logits_in.clear();
   inf.differentiable = false;

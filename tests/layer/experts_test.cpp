@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// The experts with plans that a whole layer does not make: expert choice, a local range
+// of experts, padded groups. Forward and every gradient against the oracle.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cases/feature_cases.h"
+#include "support/compare.h"
+#include "support/handles.h"
+#include "support/layer_runner.h"
+#include "support/random.h"
+#include "support/tensors.h"
+#include "support/weight_sets.h"
+
+namespace moec::test {
+namespace {
+
+using oracle::FeatureCase;
+using oracle::Vec;
+
+constexpr double kTolerance = 2e-5;
+
+// The descriptor of the plan that a case needs; capacity is that of expert choice or a drop.
+moec_plan_desc plan_desc(const oracle::Config& config, int tokens, bool choice) {
+  auto desc = sized<moec_plan_desc>();
+  desc.max_tokens = tokens;
+  desc.num_experts = config.router.num_experts;
+  desc.top_k = choice ? 0 : config.router.top_k;
+  desc.kind = choice ? MOEC_PLAN_EXPERT_CHOICE : MOEC_PLAN_TOPK;
+  desc.expert_begin = config.plan.expert_begin;
+  desc.expert_end = config.plan.expert_end;
+  desc.align = config.plan.align;
+  desc.drop = static_cast<uint32_t>(config.plan.drop);
+  desc.capacity = config.plan.capacity;
+  return desc;
+}
+
+// Runs one case on a plan already built. `route` and `plan` are the oracle's.
+class ExpertsRun {
+ public:
+  ExpertsRun(const FeatureCase& c, const moec_plan* plan, bool choice)
+      : c_(c), plan_(plan), choice_(choice) {
+    moec_experts_desc desc = experts_desc(c.config, c.in, {});
+    local_ = static_cast<int>(c.in.experts.down.size()) / (desc_hidden() * c.config.experts.inter);
+    if (choice) {
+      desc.top_k = 0;
+      desc.max_rows_base = local_ * c.config.plan.capacity;
+    }
+    experts_ = make<Experts>(moec_experts_create, test_context(), &desc);
+    check(moec_experts_query(experts_.get(), &sizes_));
+    set_ = std::make_unique<WeightSet>(c.in.experts, local_, desc_hidden(), c.config.experts.inter,
+                                       WeightLayout{}, false);
+    const moec_weights_desc weights = set_->desc(false);
+    weights_ = make<Weights>(moec_weights_create, test_context(), &weights);
+    check(moec_weights_bind(weights_.get(), set_->set()));
+    x_ = tensors_.input(c.in.x, MOEC_F32, {c.in.tokens, desc_hidden()});
+    saved_ = tensors_.buffer(bytes(sizes_.saved));
+  }
+
+  Vec forward() {
+    auto args = sized<moec_experts_args>();
+    args.plan = plan_;
+    args.weights = weights_.get();
+    args.x = x_;
+    args.y = tensors_.output(MOEC_F32, {c_.in.tokens, desc_hidden()});
+    args.saved = saved_;
+    args.workspace = tensors_.buffer(bytes(sizes_.forward_workspace));
+    check(moec_experts_forward(experts_.get(), &args, nullptr));
+    return tensors_.read(args.y);
+  }
+
+  struct Result {
+    Vec d_x, d_weights;
+    oracle::MlpWeights d_experts;
+  };
+  Result backward(int64_t rows) {
+    WeightSet d_set(c_.in.experts, local_, desc_hidden(), c_.config.experts.inter, WeightLayout{},
+                    true);
+    auto args = sized<moec_experts_grad_args>();
+    args.plan = plan_;
+    args.weights = weights_.get();
+    args.x = x_;
+    args.d_y = tensors_.input(c_.d_y, MOEC_F32, {c_.in.tokens, desc_hidden()});
+    args.saved = saved_;
+    args.d_x = tensors_.output(MOEC_F32, {c_.in.tokens, desc_hidden()});
+    args.d_weights = choice_ ? tensors_.output(MOEC_F32, {rows})
+                             : tensors_.output(MOEC_F32, {c_.in.tokens, c_.config.router.top_k});
+    args.d_expert_weights = d_set.set();
+    args.workspace = tensors_.buffer(bytes(sizes_.backward_workspace));
+    check(moec_experts_backward(experts_.get(), &args, nullptr));
+    check(moec_context_sync(test_context(), nullptr));
+    EXPECT_TRUE(tensors_.neighbours_untouched() && d_set.neighbours_untouched());
+    return {tensors_.read(args.d_x), tensors_.read(args.d_weights), d_set.read()};
+  }
+
+ private:
+  int desc_hidden() const { return c_.config.experts.hidden; }
+  uint64_t bytes(const moec_size& size) const {
+    return size.base + static_cast<uint64_t>(c_.in.tokens) * size.per_token;
+  }
+
+  const FeatureCase& c_;
+  const moec_plan* plan_;
+  bool choice_;
+  int local_ = 0;
+  Experts experts_;
+  Weights weights_;
+  std::unique_ptr<WeightSet> set_;
+  moec_experts_sizes sizes_ = sized<moec_experts_sizes>();
+  Tensors tensors_;
+  moec_tensor x_{};
+  moec_buffer saved_{};
+};
+
+void expect_result(const ExpertsRun::Result& got, const Vec& d_x, const oracle::Gradients& expected,
+                   const FeatureCase& c) {
+  const auto hidden = static_cast<size_t>(c.config.experts.hidden);
+  const auto inter = static_cast<size_t>(c.config.experts.inter);
+  const auto compare = [](const char* name, const Vec& a, const Vec& b, size_t columns) {
+    if (b.empty()) return;
+    const RowError error = row_error(a, b, columns);
+    EXPECT_LE(error.error, kTolerance) << name << ": " << error;
+  };
+  compare("d_x", got.d_x, d_x, hidden);
+  compare("d_gate", got.d_experts.gate, expected.experts.gate, hidden);
+  compare("d_up", got.d_experts.up, expected.experts.up, hidden);
+  compare("d_down", got.d_experts.down, expected.experts.down, inter);
+  compare("d_gate_bias", got.d_experts.gate_bias, expected.experts.gate_bias, inter);
+  compare("d_up_bias", got.d_experts.up_bias, expected.experts.up_bias, inter);
+  compare("d_down_bias", got.d_experts.down_bias, expected.experts.down_bias, hidden);
+}
+
+// Experts 2..6 of 8, rows padded to 8, some dropped; in each position of the weight.
+TEST(LocalExperts, MatchTheOracle) {
+  SCOPED_TRACE(seed_note());
+  for (const auto position : {oracle::WeightPosition::kOutput, oracle::WeightPosition::kActivation,
+                              oracle::WeightPosition::kInput}) {
+    FeatureCase c = oracle::base_case("local_experts", 67);
+    oracle::add_expert_biases(&c);
+    c.config.experts.weight_position = position;
+    c.config.plan = {2, 7, 8, oracle::Drop::kByWeight, 13, 0};
+    for (Vec* w : {&c.in.experts.gate, &c.in.experts.up, &c.in.experts.down,
+                   &c.in.experts.gate_bias, &c.in.experts.up_bias, &c.in.experts.down_bias}) {
+      const auto one = static_cast<std::ptrdiff_t>(w->size() / 8);
+      *w = Vec(w->begin() + 2 * one, w->begin() + 7 * one);
+    }
+    const oracle::Layer layer = oracle::forward(c.config, c.in);
+    Vec weights = layer.route.weights;
+    for (double& w : weights) w = oracle::round_to(oracle::Rounding::kFp32, w);
+    Tensors tensors;
+    const moec_plan_desc desc = plan_desc(c.config, c.in.tokens, false);
+    const moec_buffer* const own = nullptr;
+    const auto plan = make<PlanHandle>(moec_plan_create, test_context(), &desc, own);
+    const std::vector<int64_t> shape = {c.in.tokens, c.config.router.top_k};
+    const moec_tensor ids = tensors.input_ids(layer.route.ids, MOEC_I32, shape);
+    const moec_tensor w = tensors.input(weights, MOEC_F32, shape);
+    check(moec_plan_from_topk(plan.get(), &ids, &w, nullptr));
+
+    ExpertsRun run(c, plan.get(), false);
+    EXPECT_LE(row_error(run.forward(), layer.y, 12).error, kTolerance);
+    oracle::Gradients expected;
+    const Vec d_x = oracle::experts_backward(c.config, c.in, c.in.x, layer.route, layer.plan,
+                                             c.d_y, &expected);
+    const ExpertsRun::Result got = run.backward(0);
+    expect_result(got, d_x, expected, c);
+    EXPECT_LE(row_error(got.d_weights, expected.routing_weights, 3).error, kTolerance);
+  }
+}
+
+TEST(ExpertChoice, MatchesTheOracle) {
+  SCOPED_TRACE(seed_note());
+  for (const bool masked : {false, true}) {
+    FeatureCase c = oracle::base_case("expert_choice", 29);
+    oracle::add_expert_biases(&c);
+    c.config.plan.align = 4;
+    c.config.plan.capacity = 6;
+    Vec scores = oracle::random_values("scores", 29 * 8);
+    for (size_t i = 0; i < scores.size(); i += 5) scores[i] = 0.5;  // ties
+    scores[3] = NAN;
+    oracle::Mask mask;
+    for (int t = 0; t < 29 && masked; ++t) mask.push_back(t % 4 == 0);
+    const oracle::Route route = oracle::expert_choice(scores, 29, 8, 6, mask);
+    const oracle::Plan expected_plan =
+        oracle::build_plan(c.config, 29, route.slots, route.ids, route.weights);
+    Tensors tensors;
+    const moec_plan_desc desc = plan_desc(c.config, 29, true);
+    const moec_buffer* const own = nullptr;
+    const auto plan = make<PlanHandle>(moec_plan_create, test_context(), &desc, own);
+    const moec_tensor s = tensors.input(scores, MOEC_F32, {29, 8});
+    const moec_tensor m = tensors.input_ids(mask, MOEC_U8, {29});
+    check(moec_plan_from_scores(plan.get(), &s, masked ? &m : nullptr, nullptr));
+    moec_tensor row_token;
+    check(moec_plan_view(plan.get(), MOEC_PLAN_ROW_TOKEN, &row_token));
+    int32_t totals[4];
+    check(moec_plan_totals_sync(plan.get(), totals, nullptr));
+    EXPECT_EQ(oracle::Ids(totals, totals + 4), expected_plan.totals);
+
+    ExpertsRun run(c, plan.get(), true);
+    const Vec y = oracle::experts_forward(c.config, c.in, c.in.x, route, expected_plan);
+    EXPECT_LE(row_error(run.forward(), y, 12).error, kTolerance);
+    oracle::Gradients expected;
+    const Vec d_x = oracle::experts_backward(c.config, c.in, c.in.x, route, expected_plan, c.d_y,
+                                             &expected);
+    const ExpertsRun::Result got = run.backward(row_token.shape[0]);
+    expect_result(got, d_x, expected, c);
+    Vec d_rows(static_cast<size_t>(row_token.shape[0]), 0.0);
+    for (size_t a = 0; a < expected_plan.assignment_row.size(); ++a)
+      if (expected_plan.assignment_row[a] >= 0)
+        d_rows[static_cast<size_t>(expected_plan.assignment_row[a])] = expected.routing_weights[a];
+    EXPECT_LE(row_error(got.d_weights, d_rows, d_rows.size()).error, kTolerance);
+  }
+}
+
+}  // namespace
+}  // namespace moec::test
