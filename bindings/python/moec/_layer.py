@@ -60,7 +60,7 @@ class LayerResult:
     saved: Array | None
     weights: Weights = field(repr=False)
     shared_weights: Weights | None = field(repr=False)
-    inputs: dict[str, Array | None] = field(repr=False)
+    inputs: dict[str, Any] = field(repr=False)
     rng_offset: int = 0
 
 
@@ -129,7 +129,7 @@ class Layer(Handle):
         """
         keep: list[Any] = []
         handle = stream_handle(stream)
-        inputs = {
+        inputs: dict[str, Any] = {
             "x": x, "router_x": router_x, "gate_weight": gate_weight, "gate_bias": gate_bias,
             "input_scale": input_scale, "select_bias": select_bias,
             "per_expert_scale": per_expert_scale, "token_mask": token_mask, "table": table,

@@ -140,7 +140,7 @@ def buffer(array: Array, keep: list[Any], *, write: bool = True) -> Any:
 def empty(shape: Sequence[int], dtype: Any, like: Array) -> Array:
     """Uninitialised array beside `like`: the same framework and device."""
     if hasattr(like, "new_empty"):  # torch
-        import torch
+        import torch  # type: ignore[import-not-found, unused-ignore]
 
         name = "uint8" if dtype_of(dtype) == DType.U8 else numpy_dtype(dtype).name
         return like.new_empty(tuple(shape), dtype=getattr(torch, name), requires_grad=False)

@@ -119,15 +119,15 @@ class Weights(Handle):
         held = WeightSet(**matrices)
         if held.down is None:
             raise TypeError("moec.Weights.of: down is missing; it gives the sizes")
-        experts = len(held.down)
-        first = held.down[0]
+        split = _is_list(held.down)
+        first: Array = held.down[0] if split else held.down
         out, inner = first.shape[-2:]
         if down_orientation == Orientation.IN_OUT:
             out, inner = inner, out
         biases = (held.gate_up_bias, held.gate_bias, held.up_bias, held.down_bias)
-        bias = next((b for b in biases if b is not None), None)
+        bias = next((b[0] if _is_list(b) else b for b in biases if b is not None), None)
         desc = WeightsDesc(
-            num_experts=experts,
+            num_experts=len(held.down) if split else first.shape[0],
             hidden=out,
             inter=inner,
             gate_layout=gate_layout,
@@ -135,7 +135,7 @@ class Weights(Handle):
             gate_up_orientation=gate_up_orientation,
             down_orientation=down_orientation,
             dtype=dtype_of(first),
-            bias_dtype=0 if bias is None else dtype_of(bias[0]),
+            bias_dtype=0 if bias is None else dtype_of(bias),
         )
         return cls(context, desc).bind(held)
 

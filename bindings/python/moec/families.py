@@ -61,7 +61,7 @@ class Layout:
     """How the experts' matrices are stored: WeightSet field -> tensor name, with "{e}" for the
     expert where each has its own tensor."""
 
-    names: Mapping[str, str]
+    names: dict[str, str]
     gate_layout: GateLayout = GateLayout.SPLIT
     gate_up_orientation: Orientation = Orientation.OUT_IN
     down_orientation: Orientation = Orientation.OUT_IN
@@ -103,7 +103,7 @@ def _stacked(**options: Any) -> Layout:
     return Layout(names, options.pop("gate_layout", GateLayout.GATE_THEN_UP), **options)
 
 
-_IN_OUT = {
+_IN_OUT: dict[str, Any] = {
     "gate_up_orientation": Orientation.IN_OUT,
     "down_orientation": Orientation.IN_OUT,
 }

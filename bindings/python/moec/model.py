@@ -229,7 +229,7 @@ def _activation(row: Mapping[str, Any], config: Mapping[str, Any], layer: int) -
 
 def _router(
     family: Family, config: Mapping[str, Any], layer: int, names: Mapping[str, str],
-    dtype: DType, **sizes: int,
+    dtype: DType, **sizes: Any,
 ) -> RouterDesc:
     values = resolve(family.router, config, layer)
     if values.get("num_groups", 0) <= 1:  # one group is no limit
@@ -304,7 +304,7 @@ class MoeLayer:
 
     def forward(self, x: np.ndarray, **options: Any) -> LayerResult:
         return self.layer.forward(
-            x, self.weights, shared_weights=self.shared, **self.spec.inputs, **options
+            x, self.weights, shared_weights=self.shared, **(self.spec.inputs | options)
         )
 
     def pack(self) -> None:
@@ -316,7 +316,7 @@ class MoeLayer:
     def backward(self, result: LayerResult, d_y: np.ndarray) -> dict[str, np.ndarray]:
         """Gradient of x (as "x") and of every parameter, by tensor name."""
         grads = self.layer.backward(result, d_y)
-        out = {"x": grads.x} | self.spec.matrices.named(grads.expert_weights)
+        out: dict[str, Any] = {"x": grads.x} | self.spec.matrices.named(grads.expert_weights)
         if self.spec.shared is not None:
             out |= self.spec.shared.named(grads.shared_weights)
         for role, name in self.spec.names.items():

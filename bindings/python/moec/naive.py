@@ -6,7 +6,7 @@ moec, and the tests take it as a second opinion on the families table. Formulas:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from ._enums import (
 )
 from .model import LayerSpec, Matrices
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+Floats: TypeAlias = Any
+"""float32 array"""
 
 
 def _sigmoid(x: Floats) -> Floats:

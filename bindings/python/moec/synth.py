@@ -130,7 +130,7 @@ def write(made: MemoryCheckpoint, folder: Path, *, shards: int = 1) -> int:
     names = list(made)
     per_shard = math.ceil(len(names) / shards)
     parts = [names[i : i + per_shard] for i in range(0, len(names), per_shard)]
-    total, placed = 0, {}
+    total, placed = 0, dict[str, str]()
     for number, part in enumerate(parts, 1):
         file = "model.safetensors"
         if shards > 1:

@@ -56,10 +56,10 @@ def problem(context: moec.Context, rng: np.random.Generator) -> SimpleNamespace:
 
 def tiny_shape(model_type: str, **more: object) -> Shape:
     """A shape of any family, small enough to test with."""
-    config = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "swiglu_limit": 7.0,
-              "num_hidden_layers": 2}
-    sizes = {"hidden": H, "inter": I, "experts": E, "zero_experts": 0, "top_k": K, "shared_inter": 40}
-    return Shape(name="tiny", model_type=model_type, published="tiny", **sizes | more, config=config)
+    config = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "swiglu_limit": 7.0}
+    sizes = {"hidden": H, "inter": I, "experts": E, "top_k": K, "shared_inter": 40}
+    names = {"name": "tiny", "model_type": model_type, "published": "tiny"}
+    return Shape(**names, **{"zero_experts": 0} | sizes | more, config=config)
 
 
 def assert_close(got: object, ref: object, limit: float = 2e-5) -> None:

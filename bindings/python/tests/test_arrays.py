@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import weakref
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import moec
-from conftest import E, H, assert_close, small_experts, small_router
+from conftest import E, H, small_experts, small_router
 
 
 class Producer:
@@ -135,10 +136,32 @@ def test_dtype_names() -> None:
         moec.dtype_of("bf61")
 
 
-def test_torch_tensors(problem: SimpleNamespace) -> None:
-    torch = pytest.importorskip("torch")
-    expected = problem.layer.forward(problem.x, problem.weights, problem.gate).y
-    x = torch.from_numpy(problem.x).requires_grad_()
-    result = problem.layer.forward(x, problem.weights, problem.gate)
-    assert isinstance(result.y, torch.Tensor)
-    assert_close(result.y.numpy(), expected)
+if importlib.util.find_spec("torch"):
+
+    def test_torch_tensors(problem: SimpleNamespace) -> None:
+        import torch
+
+        expected = problem.layer.forward(problem.x, problem.weights, problem.gate)
+        wanted = problem.layer.backward(expected, problem.d_y)
+        x = torch.from_numpy(problem.x).requires_grad_()
+        weights = moec.Weights.of(
+            problem.context, **{k: torch.from_numpy(v) for k, v in problem.arrays.items()})
+        result = problem.layer.forward(x, weights, torch.from_numpy(problem.gate))
+        grads = problem.layer.backward(result, torch.from_numpy(problem.d_y))
+        assert isinstance(result.y, torch.Tensor) and isinstance(grads.x, torch.Tensor)
+        np.testing.assert_array_equal(result.y.numpy(), expected.y)
+        np.testing.assert_array_equal(grads.expert_weights.down.numpy(), wanted.expert_weights.down)
+
+    def test_torch_bfloat16(problem: SimpleNamespace) -> None:
+        import torch
+
+        layer = moec.Layer(problem.context, small_router(), small_experts(dtype=moec.DType.BF16))
+        narrow = {k: torch.from_numpy(v).bfloat16() for k, v in problem.arrays.items()}
+        weights = moec.Weights.of(problem.context, **narrow)
+        x = torch.from_numpy(problem.x).bfloat16()
+        result = layer.forward(x, weights, torch.from_numpy(problem.gate))
+        numpy_weights = moec.Weights.of(problem.context, **{
+            k: v.astype(ml_dtypes.bfloat16) for k, v in problem.arrays.items()})
+        y = layer.forward(problem.x.astype(ml_dtypes.bfloat16), numpy_weights, problem.gate).y
+        assert result.y.dtype == torch.bfloat16
+        np.testing.assert_array_equal(result.y.float().numpy(), y.astype(np.float32))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of refusal arrives as its exception, in the library's words, with outputs untouched."""
+"""Every kind of refusal arrives as its exception, in the library's words; outputs are untouched."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _COLUMNS = {
     "shared": ("shared",),
     "bias": ("bias",),
     "down": ("down", "output_linear", "w2"),
-    "gate/up": ("gate_up", "up_proj", "input_linear", "gate_proj"),
+    "gate up": ("gate_up", "up_proj", "input_linear", "gate_proj"),
     "router": ("gate", "router", ""),
 }
 
@@ -59,6 +59,7 @@ def command(
             raise typer.BadParameter(f"no golden file for {', '.join(missing)}")
     reports, failed = [], []
     made = table("worst row error", "family", "y", "x", *_COLUMNS, "ms", "")
+    made.box, made.pad_edge, made.padding = None, False, (0, 1, 0, 0)  # fits 80 columns
     with Context(device, num_threads=threads) as context:
         for path in track(files, "checking", console=errors, transient=True):
             try:
@@ -90,7 +91,7 @@ def _add(made: Table, report: golden.Report, verbose: bool) -> None:
         groups[column] = error if math.isnan(error) else max(previous, error)
     cells = [_cell(groups.get(column)) for column in ("y", "x", *_COLUMNS)]
     verdict = "[green]ok" if report.passed else "[red]off"
-    made.add_row(report.family, *cells, f"{report.seconds * 1e3:.1f}", verdict)
+    made.add_row(report.family, *cells, f"{report.seconds * 1e3:.0f}", verdict)
     if verbose:
         for name, error in report.errors.items():
             made.add_row(f"  {name}", _cell(error))
@@ -99,4 +100,5 @@ def _add(made: Table, report: golden.Report, verbose: bool) -> None:
 def _cell(error: float | None) -> str:
     if error is None:
         return ""
-    return f"{error:.1e}" if error <= golden.TOLERANCE else f"[red]{error:.1e}"
+    text = f"{error:.1e}".replace("e-0", "e-")
+    return text if error <= golden.TOLERANCE else f"[red]{text}"

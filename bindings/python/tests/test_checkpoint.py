@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: every row of the families table, sharded folders, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import moec
+from conftest import assert_close, tiny_shape
+from moec import naive, synth
+from moec.checkpoint import Checkpoint, CheckpointError, write
+from moec.families import BY_MODEL_TYPE, FAMILIES
+from moec.model import MoeLayer, read_layer
+
+ALL = moec.Save.ALL
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("model_type", [family.model_types[0] for family in FAMILIES])
+def test_published_names(
+    context: moec.Context, tmp_path: Path, rng: np.random.Generator, model_type: str, dtype: str
+) -> None:
+    """A layer under published names, written, read back and run, equals the NumPy loop."""
+    zeros = 4 if model_type == "longcat_flash" else 0
+    top_k = 1 if model_type == "llama4" else 2
+    made = synth.make(tiny_shape(model_type, zero_experts=zeros, top_k=top_k), dtype=dtype, layer=1)
+    synth.write(made, tmp_path, shards=2)
+    checkpoint = Checkpoint(tmp_path)
+    spec = read_layer(checkpoint, save=ALL)
+    assert spec.number == 1 and spec.experts.num_zero_experts == zeros
+    layer = MoeLayer(context, spec, frozen=False)
+    x = rng.standard_normal((13, 32), np.float32).astype(moec.numpy_dtype(dtype))
+    result = layer.forward(x, want=["expert_ids"])
+    grads = layer.backward(result, x)
+    assert all(np.isfinite(np.asarray(g, np.float32)).all() for g in grads.values())
+    ids, _ = naive.route(x.astype(np.float32), spec)
+    same = (np.sort(ids, 1) == np.sort(result.expert_ids, 1)).all(1)
+    assert same.mean() > 0.7 if dtype == "bf16" else same.all()
+    expected = naive.forward(x.astype(np.float32), spec)
+    assert_close(np.asarray(result.y, np.float32)[same], expected[same],
+                 3e-2 if dtype == "bf16" else 2e-5)
+    parameters = set(made) - {spec.names.get("select_bias")}
+    assert set(grads) == {"x"} | parameters
+
+
+def test_golden_names_are_a_family_each() -> None:
+    assert len(BY_MODEL_TYPE) == sum(len(family.model_types) for family in FAMILIES)
+
+
+def folder(path: Path, model_type: str = "qwen3_moe", **shape: object) -> synth.MemoryCheckpoint:
+    made = synth.make(tiny_shape(model_type, **shape), dtype="f32")
+    synth.write(made, path)
+    return made
+
+
+def rewrite(path: Path, made: dict[str, np.ndarray]) -> None:
+    write(path / "model.safetensors", made, {})
+
+
+def edit_config(path: Path, **changes: object) -> None:
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps(config))
+
+
+EXPERT = "model.layers.0.mlp.experts.3.up_proj.weight"
+
+
+def without_tensor(path: Path) -> None:
+    made = folder(path)
+    del made[EXPERT]
+    rewrite(path, made)
+
+
+def with_quantised(path: Path) -> None:
+    made = folder(path)
+    made[EXPERT] = made[EXPERT].astype(np.int8)
+    made[f"{EXPERT}_scale_inv"] = np.ones((1, 1), np.float32)
+    rewrite(path, made)
+
+
+def with_latent(path: Path) -> None:
+    made = folder(path)
+    made["model.layers.0.mlp.fc1_latent_proj.weight"] = np.ones((4, 4), np.float32)
+    rewrite(path, made)
+
+
+def with_missing_shard(path: Path) -> None:
+    synth.write(synth.make(tiny_shape("qwen3_moe"), dtype="f32"), path, shards=3)
+    (path / "model-00002-of-00003.safetensors").unlink()
+
+
+def with_damaged_header(path: Path) -> None:
+    folder(path)
+    file = path / "model.safetensors"
+    file.write_bytes((1 << 40).to_bytes(8, "little") + file.read_bytes()[8:])
+
+
+def with_cut_file(path: Path) -> None:
+    folder(path)
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def with_config(**changes: object) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        folder(path)
+        edit_config(path, **changes)
+    return make
+
+
+REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a tensor is missing": (without_tensor, EXPERT),
+    "quantised": (with_quantised, "int8"),
+    "latent projection": (with_latent, "no place for model.layers.0.mlp.fc1_latent_proj.weight"),
+    "a shard is missing": (with_missing_shard, "model-00002-of-00003.safetensors"),
+    "header past the end": (with_damaged_header, "not a safetensors file"),
+    "cut file": (with_cut_file, "damaged header"),
+    "unknown model type": (with_config(model_type="qwen3_mo"), "did you mean qwen3_moe"),
+    "no model type": (with_config(model_type=None), "is not in the families table"),
+    "another count": (with_config(num_experts=9), "has 8 rows; the config says 9"),
+    "no top_k": (with_config(num_experts_per_tok=None), "num_experts_per_tok"),
+    "unknown activation": (with_config(hidden_act="mish"), "'mish'; 'silu'"),
+    "a dense model": (with_config(model_type="mixtral"), "no MoE layer of mixtral"),
+    "no weights": (lambda path: (path / "a.gguf").touch(), "found .gguf"),
+    "no config": (lambda path: rewrite(path, {"a": np.ones(1, np.float32)}), "config.json"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusal(tmp_path: Path, name: str) -> None:
+    make, text = REFUSALS[name]
+    make(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        read_layer(Checkpoint(tmp_path), save=ALL)
+    assert text in str(caught.value)
+
+
+def test_layer_numbers(tmp_path: Path) -> None:
+    made = synth.make(tiny_shape("qwen3_moe"), dtype="f32", layer=3)
+    other = synth.make(tiny_shape("qwen3_moe"), dtype="f32", layer=5, seed=1)
+    synth.write(synth.MemoryCheckpoint(made | other, made.config), tmp_path)
+    checkpoint = Checkpoint(tmp_path)
+    assert read_layer(checkpoint, save=ALL).number == 3
+    assert read_layer(checkpoint, 5, save=ALL).available == [3, 5]
+    with pytest.raises(CheckpointError, match="layer 4 has no MoE block; layers 3 to 5"):
+        read_layer(checkpoint, 4, save=ALL)
+
+
+def test_nested_config(tmp_path: Path) -> None:
+    made = folder(tmp_path, "llama4", top_k=1)
+    text = dict(made.config) | {"model_type": "llama4_text"}
+    nested = {"model_type": "llama4", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert read_layer(Checkpoint(tmp_path), save=ALL).family.model_types[0] == "llama4"
+
+
+def test_group_and_scale_come_from_the_config(tmp_path: Path) -> None:
+    folder(tmp_path, "deepseek_v3")
+    edit_config(tmp_path, n_group=4, topk_group=2, routed_scaling_factor=2.5)
+    router = read_layer(Checkpoint(tmp_path), save=ALL).router
+    assert (router.selection, router.num_groups, router.top_groups) == (
+        moec.Select.GROUP_TOPK, 4, 2)
+    assert router.scale == 2.5 and router.norm_eps == 1e-20
+
+
+def test_arrays_are_not_copied(tmp_path: Path) -> None:
+    folder(tmp_path)
+    array = Checkpoint(tmp_path)[EXPERT]
+    assert not array.flags.owndata and not array.flags.writeable

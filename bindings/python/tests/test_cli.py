@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The moec command, in process and as an installed program."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import moec
+from conftest import tiny_shape
+from moec import cli, golden, shapes, synth
+from moec.checkpoint import SafetensorsFile
+
+COMMANDS = ("info", "run", "synth", "check", "bench")
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model small enough to synthesise and time here."""
+    known = shapes.load() | {"tiny": tiny_shape("qwen3_moe")}
+    monkeypatch.setattr(shapes, "load", lambda: known)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == 0 and f"Example: moec {command}" in result.output
+
+
+def test_info() -> None:
+    result = invoke("info")
+    assert result.exit_code == 0 and moec.version() in result.output
+    assert "qwen3-30b" in result.output
+    about = json.loads(invoke("info", "--json").output)
+    assert about["devices"][0]["backend"] == "cpu"
+
+
+def test_check(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    result = invoke("check", "--json", report)
+    assert result.exit_code == 0, result.output
+    assert "35 passed, 0 failed" in result.output
+    errors = json.loads(report.read_text())
+    assert len(errors) == 35 and all(max(e["errors"].values()) <= 2e-5 for e in errors)
+
+
+def test_check_fails_on_a_wrong_file(tmp_path: Path) -> None:
+    source = golden.default_folder() / "olmoe.safetensors"
+    data = bytearray(source.read_bytes())
+    entry = SafetensorsFile(source)._entries["y"]["data_offsets"][0]
+    at = 8 + int.from_bytes(data[:8], "little") + entry
+    data[at : at + 4] = np.float32(3).tobytes()
+    (tmp_path / "olmoe.safetensors").write_bytes(data)
+    result = invoke("check", "--golden", tmp_path)
+    assert result.exit_code == 1 and "0 passed, 1 failed" in result.output
+
+
+def test_check_of_one_family() -> None:
+    result = invoke("check", "--family", "gpt_oss", "--verbose")
+    assert result.exit_code == 0 and "experts.gate_up_proj_bias" in result.output
+    assert invoke("check", "--family", "gpt_os").exit_code == 2
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("shards", [1, 3])
+def test_synth_and_run(tmp_path: Path, shards: int) -> None:
+    made = invoke("synth", "--model", "tiny", "--out", tmp_path / "m", "--shards", shards)
+    assert made.exit_code == 0, made.output
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) == shards
+    out = tmp_path / "out.safetensors"
+    result = invoke("run", tmp_path / "m", "--tokens", 5, "--grad", "--out", out)
+    assert result.exit_code == 0, result.output
+    file = SafetensorsFile(out)
+    assert file["y"].shape == (5, 32) and file["expert_ids"].shape == (5, 2)
+    assert file["grad.model.layers.0.mlp.experts.7.down_proj.weight"].shape == (32, 24)
+    assert np.isfinite(file["grad.x"].astype(np.float32)).all()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_run_reads_an_input(tmp_path: Path) -> None:
+    invoke("synth", "--model", "tiny", "--out", tmp_path, "--dtype", "f32")
+    x = np.linspace(-1, 1, 3 * 32, dtype=np.float32).reshape(3, 32)
+    np.save(tmp_path / "x.npy", x)
+    out = tmp_path / "o.safetensors"
+    result = invoke("run", tmp_path, "--input", tmp_path / "x.npy", "--out", out)
+    assert result.exit_code == 0, result.output
+    np.testing.assert_array_equal(SafetensorsFile(out)["x"], x)
+    np.save(tmp_path / "wrong.npy", x[:, :31])
+    wrong = invoke("run", tmp_path, "--input", tmp_path / "wrong.npy", "--out", out)
+    assert wrong.exit_code != 0 and "[T,32] is needed" in str(wrong.exception)
+
+
+def test_run_of_a_golden_file(tmp_path: Path) -> None:
+    path = golden.default_folder() / "deepseek_v3.safetensors"
+    result = invoke("run", path, "--grad", "--out", tmp_path / "o.safetensors")
+    assert result.exit_code == 0 and "worst row against the y" in result.output
+    assert "p.experts.down_proj" in "".join(
+        n for n in SafetensorsFile(tmp_path / "o.safetensors"))
+
+
+NAMES = [("qwen3-30", "qwen3-30b"), ("Mixtral", "mixtral-8x7b")]
+
+
+@pytest.mark.parametrize(("wrong", "right"), NAMES)
+def test_a_wrong_model_name(wrong: str, right: str) -> None:
+    result = invoke("bench", "--model", wrong)
+    assert result.exit_code == 2 and f"did you mean {right}" in " ".join(result.output.split())
+
+
+def test_a_wrong_command_and_dtype() -> None:
+    assert "check" in invoke("chekc").output
+    assert "bf16, f16 and f32" in invoke("bench", "--model", "qwen3-30b", "--dtype", "int8").output
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("mode", [["--naive"], ["--backward"], []])
+def test_bench(tmp_path: Path, mode: list[str]) -> None:
+    figures, plot = tmp_path / "b.json", tmp_path / "b.png"
+    result = invoke("bench", "--model", "tiny", "--tokens", 1, "--tokens", 7, "--seconds", 0,
+                    "--json", figures, "--plot", plot, *mode)
+    assert result.exit_code == 0, result.output
+    timings = json.loads(figures.read_text())["timings"]
+    assert len(timings) == (4 if mode == ["--naive"] else 2)
+    assert all(t["seconds"] > 0 and t["gflops"] > 0 for t in timings)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert ("speed-up" in result.output) == (mode == ["--naive"])
+
+
+def test_every_shape_can_be_synthesised() -> None:
+    """Names, families and configs of the shapes file hold together (full size is not made)."""
+    for shape in shapes.load().values():
+        sizes = [dims for *_, dims, _ in synth._list_tensors(shape, 0)]
+        assert len(sizes) >= 3 and synth.config_of(shape)["model_type"] == shape.model_type
+
+
+def test_the_installed_program(tmp_path: Path) -> None:
+    program = shutil.which("moec", path=str(Path(sys.executable).parent))
+    assert program, "the wheel installs no moec program"
+    done = subprocess.run([program, "run", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 1 and "error:" in done.stderr and "Traceback" not in done.stderr

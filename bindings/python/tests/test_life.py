@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lifetimes, threads and the GIL."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import moec
+from conftest import E, small_experts, small_router
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_any_order_of_closing(problem: SimpleNamespace, order: tuple[int, ...]) -> None:
+    context = moec.Context(num_threads=1)
+    layer = moec.Layer(context, small_router(), small_experts())
+    weights = moec.Weights.of(context, **problem.arrays)
+    y = layer.forward(problem.x, weights, problem.gate).y
+    objects = [context, layer, weights]
+    for index in order:
+        objects[index].close()
+        objects[index].close()  # twice is once
+    assert np.isfinite(y).all()
+
+
+def test_children_outlive_their_context(problem: SimpleNamespace) -> None:
+    context = moec.Context(num_threads=1)
+    layer = moec.Layer(context, small_router(), small_experts())
+    weights = moec.Weights.of(context, **problem.arrays)
+    expected = layer.forward(problem.x, weights, problem.gate).y
+    context.close()
+    del context
+    gc.collect()
+    got = layer.forward(problem.x, weights, problem.gate)
+    np.testing.assert_array_equal(got.y, expected)
+    layer.backward(got, problem.d_y)
+
+
+def test_closed_objects_raise(problem: SimpleNamespace) -> None:
+    with moec.Context(num_threads=1) as context:
+        router = moec.Router(context, small_router())
+    with pytest.raises(moec.StateError, match="Context: already closed"):
+        context.stats()
+    router.close()
+    with pytest.raises(moec.StateError, match="Router: already closed"):
+        router.gate(problem.x, problem.gate)
+
+
+def test_failed_construction_leaves_nothing_behind(context: moec.Context) -> None:
+    with pytest.raises(moec.MoecError):
+        moec.Router(context, moec.RouterDesc(num_experts=0, top_k=0))
+    gc.collect()  # __del__ of the half-made object must not raise
+
+
+def test_results_keep_what_backward_needs(problem: SimpleNamespace) -> None:
+    p = problem
+    expected = p.layer.backward(p.layer.forward(p.x, p.weights, p.gate), p.d_y)
+    weights = moec.Weights.of(p.context, **{k: v.copy() for k, v in p.arrays.items()})
+    result = p.layer.forward(p.x.copy(), weights, p.gate.copy())
+    del weights
+    gc.collect()
+    grads = p.layer.backward(result, p.d_y)
+    np.testing.assert_array_equal(grads.gate_weight, expected.gate_weight)
+
+
+def test_the_gil_is_released(context: moec.Context, rng: np.random.Generator) -> None:
+    """Another thread counts while one long call runs. With the GIL held it could not count at all:
+    without `%thread moec_layer_forward` in moec.i this test fails with 0 steps."""
+    tokens, hidden, inter = 2048, 256, 512
+    layer = moec.Layer(context, small_router(), moec.ExpertsDesc(
+        hidden=hidden, inter=inter, num_experts=E, top_k=2))
+    weights = moec.Weights.of(
+        context, gate_up=rng.standard_normal((E, 2 * inter, hidden), np.float32),
+        down=rng.standard_normal((E, hidden, inter), np.float32))
+    x = rng.standard_normal((tokens, hidden), np.float32)
+    gate = rng.standard_normal((E, hidden), np.float32)
+    y = layer.forward(x, weights, gate).y
+    inside, stop, steps = threading.Event(), threading.Event(), [0]
+
+    def count() -> None:
+        while not stop.is_set():
+            if inside.is_set():
+                steps[0] += 1
+
+    worker = threading.Thread(target=count)
+    worker.start()
+    real = moec._raw.moec_layer_forward
+
+    def call(*arguments: object) -> object:
+        inside.set()
+        try:
+            return real(*arguments)
+        finally:
+            inside.clear()
+
+    moec._raw.moec_layer_forward = call  # no Python between set and clear but the call itself
+    try:
+        layer.forward(x, weights, gate, out=y)
+    finally:
+        moec._raw.moec_layer_forward = real
+        stop.set()
+        worker.join()
+    assert steps[0] > 100
+
+
+def test_one_layer_in_many_threads(problem: SimpleNamespace) -> None:
+    p = problem
+    expected = p.layer.forward(p.x, p.weights, p.gate).y
+
+    def work(_: int) -> bool:
+        return bool((p.layer.forward(p.x, p.weights, p.gate).y == expected).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(64)))
+
+
+def test_errors_stay_in_their_thread(problem: SimpleNamespace) -> None:
+    p = problem
+
+    def work(index: int) -> str:
+        if index % 2:
+            return str(np.isfinite(p.layer.forward(p.x, p.weights, p.gate).y).all())
+        with pytest.raises(moec.MoecError) as caught:
+            p.layer.forward(p.x[:, :-1].copy(), p.weights, p.gate)
+        return caught.value.name
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(work, range(64)))
+    assert set(answers[0::2]) == {"MOEC_E_SHAPE"} and set(answers[1::2]) == {"True"}
+
+
+def test_steady_state_allocates_nothing(problem: SimpleNamespace) -> None:
+    p = problem
+    context = moec.Context(num_threads=2)
+    layer = moec.Layer(context, small_router(), small_experts())
+    weights = moec.Weights.of(context, **p.arrays)
+    result = layer.forward(p.x, weights, p.gate)
+    grads = layer.backward(result, p.d_y)
+    before = context.stats()
+    for _ in range(5):
+        again = layer.forward(p.x, weights, p.gate, out=result.y, saved=result.saved)
+        layer.backward(again, p.d_y, into=grads)
+    after = context.stats()
+    assert after.allocs == before.allocs and after.host_syncs == before.host_syncs
+    assert after.calls > before.calls and after.flops > before.flops
+    context.reset_stats()
+    assert context.stats().calls == 0
+    context.reserve(1 << 20).trim()
+    context.sync()
+    assert context.poll() == 0
+
+
+def test_log(problem: SimpleNamespace) -> None:
+    """Messages reach the sink, and a sink that raises harms nobody."""
+    seen: list[tuple[int, str]] = []
+
+    def sink(level: int, message: str) -> None:
+        seen.append((level, message))
+        raise RuntimeError("from the sink")
+
+    moec.set_log(sink, moec.LogLevel.TRACE)
+    try:
+        with moec.Context(num_threads=2) as context:
+            layer = moec.Layer(context, small_router(), small_experts())
+            layer.forward(problem.x, moec.Weights.of(context, **problem.arrays), problem.gate)
+    finally:
+        moec.set_log(None)
+    assert all(isinstance(level, int) and message for level, message in seen)

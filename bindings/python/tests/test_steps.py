@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Router, plan, experts, permute and losses on their own, against the whole layer or NumPy."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import moec
+from conftest import E, H, I, K, T, assert_close, small_experts, small_router
+from moec import PlanField
+
+
+@pytest.fixture
+def steps(problem: SimpleNamespace) -> SimpleNamespace:
+    """The layer's problem, taken apart."""
+    p = problem
+    p.router = moec.Router(p.context, small_router())
+    p.experts = moec.Experts(p.context, small_experts())
+    p.plan = moec.Plan(p.context, moec.PlanDesc(max_tokens=T, num_experts=E, top_k=K))
+    p.logits = p.router.gate(p.x, p.gate)
+    return p
+
+
+def test_steps_equal_the_layer(steps: SimpleNamespace) -> None:
+    p = steps
+    whole = p.layer.forward(p.x, p.weights, p.gate,
+                            want=["logits", "expert_ids", "routing_weights"])
+    wanted = p.layer.backward(whole, p.d_y)
+    routing = p.router.route(p.logits)
+    p.plan.from_topk(routing.expert_ids, routing.weights)
+    result = p.experts.forward(p.plan, p.x, p.weights)
+    np.testing.assert_array_equal(p.logits, whole.logits)
+    np.testing.assert_array_equal(routing.expert_ids, whole.expert_ids)
+    np.testing.assert_array_equal(routing.weights, whole.routing_weights)
+    np.testing.assert_array_equal(result.y, whole.y)
+
+    grads = p.experts.backward(result, p.d_y)
+    d_logits = p.router.route_backward(p.logits, routing.expert_ids, grads.weights)
+    d_x, d_gate = np.empty_like(p.x), np.empty_like(p.gate)
+    p.router.gate_backward(p.x, p.gate, d_logits, d_x=d_x, d_weight=d_gate)
+    assert_close(grads.x + d_x, wanted.x, 1e-6)
+    assert_close(d_gate, wanted.gate_weight, 1e-6)
+    np.testing.assert_array_equal(grads.expert_weights.down, wanted.expert_weights.down)
+
+
+def test_gate_is_a_gemm(steps: SimpleNamespace) -> None:
+    assert_close(steps.logits, steps.x @ steps.gate.T, 1e-6)
+
+
+def test_plan_views_hold_their_plan(steps: SimpleNamespace) -> None:
+    p = steps
+    ids, weights = p.router.route(p.logits)
+    plan = moec.Plan(p.context, moec.PlanDesc(max_tokens=T, num_experts=E, top_k=K, align=4))
+    plan.from_topk(ids.astype(np.int64), weights)
+    counts = plan.view(PlanField.COUNTS)
+    offsets = plan.view(PlanField.GROUP_OFFSETS)
+    totals = plan.totals()
+    del plan
+    np.testing.assert_array_equal(counts, np.bincount(ids.ravel(), minlength=E))
+    np.testing.assert_array_equal(np.diff(offsets), -(-counts // 4) * 4)
+    assert totals.routed_rows == T * K and totals.rows == offsets[-1]
+    assert totals.largest_group == counts.max() and totals.dropped == 0
+    with pytest.raises(ValueError, match="read-only"):
+        counts[0] = 1
+
+
+def test_plan_replays_bit_for_bit(steps: SimpleNamespace) -> None:
+    p = steps
+    p.plan.from_logits(p.router, p.logits)
+    y = p.experts.forward(p.plan, p.x, p.weights).y
+    data = p.plan.save()
+    again = moec.Plan(p.context, p.plan.desc).restore(data)
+    np.testing.assert_array_equal(p.experts.forward(again, p.x, p.weights).y, y)
+    damaged = bytearray(data)
+    damaged[len(data) // 2] ^= 1
+    with pytest.raises(moec.CorruptError):
+        again.restore(bytes(damaged))
+
+
+def test_plan_in_the_callers_memory(steps: SimpleNamespace) -> None:
+    desc = steps.plan.desc
+    num_bytes, max_rows = moec.plan_size(desc)
+    assert max_rows >= T * K
+    memory = np.zeros(num_bytes, np.uint8)
+    moec.Plan(steps.context, desc, memory=memory).from_logits(steps.router, steps.logits)
+    other = moec.Plan(steps.context, desc, memory=memory.copy()).attach(T)
+    steps.plan.from_logits(steps.router, steps.logits)
+    for field in (PlanField.COUNTS, PlanField.ASSIGNMENT_ROW, PlanField.ROW_TOKEN):
+        np.testing.assert_array_equal(other.view(field), steps.plan.view(field))
+
+
+def test_plan_from_map(steps: SimpleNamespace) -> None:
+    ids, weights = steps.router.route(steps.logits)
+    routed, probs = np.zeros((T, E), bool), np.zeros((T, E), np.float32)
+    np.put_along_axis(routed, ids, True, 1)
+    np.put_along_axis(probs, ids, weights, 1)
+    plan = steps.plan.from_map(routed, probs)
+    exported = plan.export(PlanField.EXPERT_IDS, np.empty((T, K), np.int64))
+    np.testing.assert_array_equal(exported, np.sort(ids, 1))
+    with pytest.raises(moec.IndexOverflowError):
+        plan.from_map(np.ones((T, E), np.uint8))
+
+
+def test_expert_choice(steps: SimpleNamespace, rng: np.random.Generator) -> None:
+    p, capacity = steps, 3
+    scores = rng.random((T, E), np.float32)
+    plan = moec.Plan(p.context, moec.PlanDesc(
+        max_tokens=T, num_experts=E, top_k=0, capacity=capacity,
+        kind=moec.PlanKind.EXPERT_CHOICE)).from_scores(scores)
+    np.testing.assert_array_equal(plan.view(PlanField.COUNTS), np.full(E, capacity))
+    experts = moec.Experts(p.context, moec.ExpertsDesc(
+        hidden=H, inter=I, num_experts=E, top_k=0, max_rows_base=E * capacity,
+        save=moec.Save.ALL))
+    result = experts.forward(plan, p.x, p.weights)
+    grads = experts.backward(result, p.d_y)
+    y = np.zeros_like(p.x)
+    for e in range(E):
+        for t in np.argsort(-scores[:, e], kind="stable")[:capacity]:
+            gate, up = np.split(p.x[t] @ p.arrays["gate_up"][e].T, 2)
+            y[t] += scores[t, e] * (gate / (1 + np.exp(-gate)) * up) @ p.arrays["down"][e].T
+    assert_close(result.y, y)
+    assert grads.weights.shape == (E * capacity,)
+
+
+def test_permute_and_back(steps: SimpleNamespace) -> None:
+    p = steps
+    p.plan.from_logits(p.router, p.logits)
+    tokens, weights = p.plan.view(PlanField.ROW_TOKEN), p.plan.view(PlanField.WEIGHTS)
+    rows = moec.permute(p.context, p.plan, p.x)
+    np.testing.assert_array_equal(rows, p.x[tokens[: len(rows)]])
+    y = moec.unpermute(p.context, p.plan, rows, num_tokens=T, weights=weights.copy())
+    assert_close(y, p.x * weights.sum(-1, keepdims=True))
+    d_weights = np.empty((T, K), np.float32)
+    d_rows = moec.unpermute_backward(p.context, p.plan, p.d_y, rows, weights=weights.copy(),
+                                     d_weights=d_weights)
+    assert_close(d_weights, np.repeat((p.x * p.d_y).sum(-1, keepdims=True), K, 1))
+    d_x = moec.permute_backward(p.context, p.plan, d_rows, num_tokens=T)
+    assert_close(d_x, p.d_y * weights.sum(-1, keepdims=True))
+
+
+def test_losses(context: moec.Context, rng: np.random.Generator) -> None:
+    logits = rng.standard_normal((T, E), np.float32)
+    z = moec.Loss(kind=moec.LossKind.Z, coefficient=0.5)
+    lse = np.log(np.exp(logits).sum(-1))
+    assert z(context, logits)[0] == pytest.approx(0.5 * (lse**2).mean(), rel=1e-5)
+    (d_logits,) = z.backward(context, logits, d_loss=np.array([2], np.float32))
+    p = np.exp(logits - lse[:, None])
+    assert_close(d_logits, 2 * 0.5 * 2 * lse[:, None] / T * p)
+    (twice,) = z.backward(context, logits, d_loss=np.array([2], np.float32), out=[d_logits.copy()])
+    assert_close(twice, 2 * d_logits)
+    balance = moec.Loss(kind=moec.LossKind.BALANCE_SWITCH, top_k=K)
+    assert balance(context, logits)[0] >= 0.5
+
+
+def test_bias_update(steps: SimpleNamespace) -> None:
+    counts = np.arange(E, dtype=np.int32)
+    bias = np.zeros(E, np.float32)
+    steps.router.update_bias(counts, bias, rate=0.25)
+    np.testing.assert_array_equal(bias, 0.25 * np.sign(counts.mean() - counts))
+
+
+def test_accumulation_and_skipped_outputs(problem: SimpleNamespace) -> None:
+    p = problem
+    result = p.layer.forward(p.x, p.weights, p.gate)
+    once = p.layer.backward(result, p.d_y, want=["gate_weight", "expert_weights"])
+    assert once.x is None
+    into = moec.LayerGradients(gate_weight=once.gate_weight.copy())
+    p.layer.backward(result, p.d_y, into=into, flags=moec.GradFlags.ACCUMULATE)
+    assert_close(into.gate_weight, 2 * once.gate_weight, 1e-6)
+
+
+def test_saved_state_is_replayable(problem: SimpleNamespace) -> None:
+    """Every save policy gives the same gradients; sizes are exact and affine in T."""
+    p, seen = problem, []
+    for save in (moec.Save.INPUT, moec.Save.PREACT, moec.Save.ALL):
+        layer = moec.Layer(p.context, small_router(), small_experts(save=save))
+        result = layer.forward(p.x, p.weights, p.gate)
+        assert result.saved.nbytes == layer.sizes.saved.base + T * layer.sizes.saved.per_token
+        seen.append(layer.backward(result, p.d_y))
+    for grads in seen[1:]:
+        np.testing.assert_array_equal(grads.x, seen[0].x)
+        np.testing.assert_array_equal(grads.expert_weights.down, seen[0].expert_weights.down)
+
+
+def test_frozen_weights(problem: SimpleNamespace, tmp_path: object) -> None:
+    p = problem
+    expected = p.layer.forward(p.x, p.weights, p.gate).y
+    arrays = {name: array.copy() for name, array in p.arrays.items()}
+    frozen = moec.Weights.of(p.context, frozen=True, **arrays)
+    assert frozen.info().is_frozen and not frozen.info().is_packed
+    if frozen.info().packed_bytes:
+        frozen.pack()
+        assert frozen.info().is_packed and frozen.info().packed_format
+    assert_close(p.layer.forward(p.x, frozen, p.gate).y, expected, 1e-6)
+    arrays["down"] *= 2
+    frozen.refresh()
+    assert_close(p.layer.forward(p.x, frozen, p.gate).y, 2 * expected, 1e-6)
+    if frozen.info().is_packed:
+        path = f"{tmp_path}/packed.moec"
+        frozen.save(path)
+        mapped = moec.Weights(p.context, frozen.desc).map(path)
+        assert_close(p.layer.forward(p.x, mapped, p.gate).y, 2 * expected, 1e-6)
+
+
+def test_describe(problem: SimpleNamespace) -> None:
+    text = problem.layer.describe(T, problem.weights)
+    assert isinstance(text, dict) and text

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# test_python.sh: build the wheel, install it into a clean environment and run its tests there, outside
+# the source tree. The library is that of build/release where it is built, else the wheel compiles it.
+. "$(dirname "$0")/lib.sh"
+prefix=
+wheels=$build/wheel
+clean=$build/py-test-venv
+
+if [ -e build/release/lib/libmoec.so.0 ]; then
+  prefix=$build/python-prefix
+  rm -rf "$prefix"
+  cmake --install build/release --prefix "$prefix" >/dev/null
+fi
+scripts/build_wheel.sh "$wheels" ${prefix:+"$prefix"}
+wheel=$(echo "$wheels"/moec-*.whl)
+
+# The environment is kept while its pins are the same; the wheel is new each time.
+pins=scripts/requirements.txt
+stamp=$(cat "$pins" <("$venv/bin/python" --version) | sha256sum)
+if [ "$(cat "$clean/.stamp" 2>/dev/null)" != "$stamp" ]; then
+  rm -rf "$clean"
+  "$venv/bin/python" -m venv "$clean"
+  retry "what the Python package needs" "$clean/bin/python" -m pip install \
+    --disable-pip-version-check --constraint "$pins" "$wheel[test]"
+  echo "$stamp" >"$clean/.stamp"
+fi
+"$clean/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
+  --force-reinstall "$wheel"
+
+outside=$(mktemp -d)
+trap 'rm -rf "$outside"' EXIT
+cd "$outside"
+"$clean/bin/python" - "$wheel" <<'PYTHON'
+import sys, zipfile
+import moec
+names = zipfile.ZipFile(sys.argv[1]).namelist()
+libraries = sorted(name for name in names if ".so" in name)
+assert "site-packages" in moec.__file__, moec.__file__
+assert sys.argv[1].endswith(".whl") and "-cp311-abi3-" in sys.argv[1], sys.argv[1]
+expected = ["moec/_core.abi3.so", "moec/lib/libmoec.so.0"]
+assert libraries in (expected, [*expected, "moec/lib/libmoec_cuda.so.0"]), libraries
+assert not any(name.startswith("tests/") for name in names)
+PYTHON
+PATH=$clean/bin:$PATH "$clean/bin/python" -m pytest -p no:cacheprovider "$root/bindings/python/tests"
