@@ -44,7 +44,11 @@ oracle::Route random_route(Random& random, const ExpertsCase& c) {
       std::swap(ids[size_t(k)], ids[size_t(k + random.below(int64_t(ids.size()) - k))]);
       const bool none = random.below(16) == 0, zero = random.below(16) == 0;
       route.ids.push_back(none ? -1 : ids[size_t(k)]);
-      route.weights.push_back(none || zero ? 0 : double(float(0.2 + random.uniform())));
+      // On the input, w x is rounded: powers of two keep it exact, as the oracle has it.
+      const double weight = c.position == MOEC_WEIGHT_ON_INPUT
+                                ? std::exp2(double(random.below(4)) - 2)
+                                : double(float(0.2 + random.uniform()));
+      route.weights.push_back(none || zero ? 0 : weight);
     }
   }
   return route;
@@ -134,6 +138,91 @@ ExpertsProblem::Output ExpertsProblem::forward(const cpu::Device& device) {
   const auto* const bytes = saved.data<uint8_t>();
   out.saved.assign(bytes, bytes + saved.size());
   return out;
+}
+
+std::unique_ptr<ExpertsProblem::Gradients> ExpertsProblem::backward(
+    const cpu::Device& device, const std::vector<uint8_t>& saved, const Wanted& wanted) {
+  const Backend::Sizes sizes = cpu::experts_sizes(device, desc);
+  const GuardedBuffer workspace(bytes_for(sizes.backward, c.tokens), GuardedBuffer::Side::kStart);
+  auto g = std::make_unique<Gradients>();
+  const auto make = [&](Stored& to, bool want, moec_dtype dtype, size_t count) {
+    // Accumulated ones start at 1: the result is 1 more.
+    if (want) to = c.accumulate ? Stored(dtype, oracle::Vec(count, 1.0)) : Stored(dtype, count);
+    return to.array();
+  };
+  const auto place = [&](BoundMlp& to, const BoundMlp& like) {
+    const WeightsView& v = like.view;
+    to.place(c.layout, c.grad_dtype, v.gated, v.num_experts, v.hidden, v.inter,
+             c.bias && wanted.bias);
+    if (c.accumulate) to.fill(1);
+    to.drop(wanted.inner, wanted.down);
+  };
+  const size_t T = size_t(c.tokens), H = size_t(c.hidden);
+  const size_t rows = size_t(plan.view.max_rows);
+  ExpertsGradArgs args = {};
+  args.desc = &desc, args.num_tokens = c.tokens, args.plan = &plan.view;
+  args.accumulate = args.accumulate_x = c.accumulate;
+  args.weights = &experts.view, args.shared_weights = c.shared ? &shared.view : nullptr;
+  args.x = x.array();
+  args.shared_gate = shared_gate.array(), args.shared_gate_bias = shared_gate_bias.array();
+  args.d_y = d_y.data(), args.saved = saved.data(), args.workspace = workspace.data();
+  args.d_x = make(g->x, wanted.x, c.dtype, T * H).data;
+  const size_t entries = c.capacity ? rows : T * size_t(c.top_k);
+  if (wanted.routing) g->routing = Stored(MOEC_F32, entries);
+  args.d_weights = static_cast<float*>(g->routing.array().data);
+  if (wanted.inner || wanted.down || wanted.bias)
+    place(g->experts, experts), args.d_expert_weights = &g->experts.view;
+  if (c.shared && args.d_expert_weights)
+    place(g->shared, shared), args.d_shared_weights = &g->shared.view;
+  args.d_shared_gate = make(g->shared_gate, wanted.gate, c.grad_dtype, in.shared_gate.size());
+  args.d_shared_gate_bias =
+      make(g->shared_gate_bias, wanted.gate, c.grad_dtype, in.shared_gate_bias.size());
+  args.d_output_bias = make(g->output_bias, wanted.rest && c.output_bias, c.grad_dtype, H);
+  if (wanted.rest && c.residual) g->residual = Stored(c.dtype, T * H);
+  args.d_residual = g->residual.array().data;
+  cpu::experts_backward(device, args);
+  EXPECT_TRUE(workspace.slack_is_untouched());
+  return g;
+}
+
+double ExpertsProblem::gradient_error(const Gradients& g, std::string* worst) const {
+  oracle::Gradients ref;
+  const oracle::Vec d_x =
+      oracle::experts_backward(config, in, in.x, route, plan.plan, d_y.values(), &ref);
+  if (c.capacity) {  // by row there
+    oracle::Vec rows(size_t(plan.view.max_rows), 0.0);
+    for (size_t a = 0; a < plan.plan.assignment_row.size(); ++a)
+      if (plan.plan.assignment_row[a] >= 0)
+        rows[size_t(plan.plan.assignment_row[a])] = ref.routing_weights[a];
+    ref.routing_weights = rows;
+  }
+  double largest = 0;
+  const auto check = [&](const char* name, oracle::Vec got, oracle::Vec want, int columns,
+                         bool sums) {
+    if (got.empty()) return;
+    if (sums && c.accumulate)
+      for (double& v : want) v += 1;
+    const double error = row_error(got, want, size_t(columns)).error;
+    if (error > largest) largest = error, *worst = name;
+  };
+  const auto check_mlp = [&](const BoundMlp& got, const oracle::MlpWeights& want, int I) {
+    check("gate", got.gate.values(), want.gate, c.hidden, true);
+    check("up", got.up.values(), want.up, c.hidden, true);
+    check("down", got.down.values(), want.down, I, true);
+    check("gate bias", got.gate.bias_values(), want.gate_bias, I, true);
+    check("up bias", got.up.bias_values(), want.up_bias, I, true);
+    check("down bias", got.down.bias_values(), want.down_bias, c.hidden, true);
+  };
+  check("x", g.x.values(), d_x, c.hidden, true);
+  const int columns = c.capacity ? int(plan.view.max_rows) : c.top_k;
+  check("routing weights", g.routing.values(), ref.routing_weights, columns, false);
+  check_mlp(g.experts, ref.experts, c.inter);
+  check_mlp(g.shared, ref.shared, c.shared_inter);
+  check("shared gate", g.shared_gate.values(), ref.shared_gate, c.hidden, true);
+  check("shared gate bias", g.shared_gate_bias.values(), ref.shared_gate_bias, 2, true);
+  check("output bias", g.output_bias.values(), ref.output_bias, c.hidden, true);
+  check("residual", g.residual.values(), ref.residual, c.hidden, false);
+  return largest;
 }
 
 }  // namespace moec::test

@@ -77,8 +77,9 @@ class BoundMatrix {
       store_real(m.data, m.dtype, at, float(bias[i]));
     });
   }
+  void drop() { matrix_.base = nullptr, matrix_.pointers = nullptr; }
   oracle::Vec values() const {
-    oracle::Vec all(size_t(E_ * N_ * K_));
+    oracle::Vec all(matrix_.present() ? size_t(E_ * N_ * K_) : 0);
     each([&](const MatrixView& m, int64_t at, size_t i) {
       all[i] = load_real(m.data, m.dtype, at);
     });
@@ -96,7 +97,7 @@ class BoundMatrix {
  private:
   template <class Body>
   void each(const Body& body) const {
-    for (int64_t e = 0, i = 0; e < E_; ++e) {
+    for (int64_t e = 0, i = 0; matrix_.present() && e < E_; ++e) {
       const MatrixView m = matrix_.expert(e);
       for (int64_t n = 0; n < N_; ++n)
         for (int64_t k = 0; k < K_; ++k, ++i)
@@ -133,6 +134,18 @@ struct BoundMlp {
     if (view.gated) gate.write(w.gate, w.gate_bias);
     up.write(w.up, w.up_bias);
     down.write(w.down, w.down_bias);
+  }
+  void fill(double value) {
+    const auto all = [&](BoundMatrix& m) {
+      m.write(oracle::Vec(m.values().size(), value), oracle::Vec(m.bias_values().size(), value));
+    };
+    all(gate), all(up), all(down);
+  }
+  // Leave out matrices (their biases stay).
+  void drop(bool inner, bool down_too) {
+    if (!inner) gate.drop(), up.drop();
+    if (!down_too) down.drop();
+    view.gate = gate.matrix(), view.up = up.matrix(), view.down = down.matrix();
   }
   // Packed, and then nothing else to read.
   void pack(const cpu::Device& device) {
@@ -199,6 +212,19 @@ class ExpertsProblem {
     std::vector<uint8_t> saved;
   };
   Output forward(const cpu::Device& device);
+
+  struct Gradients {  // absent ones are empty
+    Stored x, routing, shared_gate, shared_gate_bias, output_bias, residual;
+    BoundMlp experts, shared;
+  };
+  // Which gradients are asked for; all of them by default.
+  struct Wanted {
+    bool x = true, routing = true, inner = true, down = true, bias = true, gate = true, rest = true;
+  };
+  std::unique_ptr<Gradients> backward(const cpu::Device& device, const std::vector<uint8_t>& saved,
+                                      const Wanted& wanted);
+  // The largest error of all gradients that are there; which one goes to *worst.
+  double gradient_error(const Gradients& gradients, std::string* worst) const;
   oracle::Vec expected_y() const {
     return oracle::experts_forward(config, in, in.x, route, plan.plan);
   }

@@ -77,10 +77,9 @@ class Forward {
   void run_routed() const {
     const bool on_activation = desc_.weight_position == MOEC_WEIGHT_ON_ACTIVATION;
     const float* const weight = on_activation ? args_.plan->row_weight : nullptr;
-    void* const act = memory_.act ? memory_.act : saved_.routed.act;
-    run_up(pool_, routed_, {saved_.routed, act, weight}, memory_.products);
+    run_up(pool_, routed_, {saved_.routed, memory_.act, weight}, memory_.products);
     DownContext context{routed_, weight, memory_.out};
-    run_down(pool_, routed_, act, store_down, &context, memory_.products);
+    run_down(pool_, routed_, memory_.act, store_down, &context, memory_.products);
   }
 
   void run_shared_and_sum() const {
@@ -92,10 +91,9 @@ class Forward {
           pool_,
           {&desc_, args_.num_tokens, args_.x.data, args_.shared_gate, args_.shared_gate_bias},
           memory_.mix);
-    void* const act = memory_.shared_act ? memory_.shared_act : saved_.shared.act;
-    run_up(pool_, shared_, {saved_.shared, act, nullptr}, memory_.products);
+    run_up(pool_, shared_, {saved_.shared, memory_.shared_act, nullptr}, memory_.products);
     LastContext context{shared_, sum};
-    run_down(pool_, shared_, act, finish_output, &context, memory_.products);
+    run_down(pool_, shared_, memory_.shared_act, finish_output, &context, memory_.products);
   }
 
   // Every byte of `saved` that holds no row is zero.
@@ -106,9 +104,10 @@ class Forward {
     struct Region {
       void* begin;
       const Mlp* mlp;
-    } const regions[] = {{saved_.routed.gate, &routed_}, {saved_.routed.up, &routed_},
-                         {saved_.routed.act, &routed_},  {saved_.shared.gate, &shared_},
-                         {saved_.shared.up, &shared_},   {saved_.shared.act, &shared_}};
+    } const regions[] = {{saved_.routed.gate, &routed_},
+                         {saved_.routed.up, &routed_},
+                         {saved_.shared.gate, &shared_},
+                         {saved_.shared.up, &shared_}};
     char* end = static_cast<char*>(args_.saved) + bytes_for(measure.size(), args_.num_tokens);
     for (int i = int(std::size(regions)) - 1; i >= 0; --i) {
       char* const begin = static_cast<char*>(regions[i].begin);
@@ -129,7 +128,7 @@ class Forward {
   }
 
   static void clear_rows(const Mlp& mlp, char* begin, char* end) {
-    const int64_t bytes = mlp.inter * dtype_bytes(mlp.dtype);
+    const int64_t bytes = mlp.inter * int64_t(sizeof(float));
     const auto clear = [&](int64_t row, int64_t last) {
       if (last > row) std::memset(begin + row * bytes, 0, size_t((last - row) * bytes));
     };

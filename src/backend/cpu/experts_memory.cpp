@@ -28,12 +28,18 @@ float* take_floats(Arena& arena, Extent rows, int64_t width) {
   return static_cast<float*>(take(arena, rows, width, sizeof(float)));
 }
 
-Hidden take_hidden(Arena& arena, Extent rows, int64_t width, int64_t size, bool gated, bool act) {
+Hidden take_hidden(Arena& arena, Extent rows, int64_t width, int64_t size, bool gated) {
   Hidden hidden;
   if (gated) hidden.gate = take(arena, rows, width, size);
   hidden.up = take(arena, rows, width, size);
-  if (act) hidden.act = take(arena, rows, width, size);
+  hidden.act = take(arena, rows, width, size);
   return hidden;
+}
+Preact take_preact(Arena& arena, Extent rows, int64_t width, bool gated) {
+  Preact preact;
+  if (gated) preact.gate = take(arena, rows, width, sizeof(float));
+  preact.up = take(arena, rows, width, sizeof(float));
+  return preact;
 }
 
 bool is_gated(const moec_experts_desc& desc) {
@@ -41,9 +47,6 @@ bool is_gated(const moec_experts_desc& desc) {
 }
 bool has_shared(const moec_experts_desc& desc) {
   return desc.shared != MOEC_SHARED_NONE;
-}
-bool keeps_act(const moec_experts_desc& desc) {
-  return desc.save == MOEC_SAVE_ALL;
 }
 
 void* take_products(Arena& arena, int32_t num_threads) {
@@ -62,11 +65,9 @@ bool is_shared_gated(const moec_experts_desc& desc) {
 SavedMemory lay_out_saved(const moec_experts_desc& desc, Arena& arena) {
   SavedMemory saved;
   if (desc.save < MOEC_SAVE_PREACT) return saved;
-  const int64_t size = dtype_bytes(desc.dtype);
-  const bool act = keeps_act(desc);
-  saved.routed = take_hidden(arena, routed_rows(desc), desc.inter, size, is_gated(desc), act);
+  saved.routed = take_preact(arena, routed_rows(desc), desc.inter, is_gated(desc));
   if (has_shared(desc))
-    saved.shared = take_hidden(arena, kTokens, desc.shared_inter, size, is_shared_gated(desc), act);
+    saved.shared = take_preact(arena, kTokens, desc.shared_inter, is_shared_gated(desc));
   return saved;
 }
 
@@ -78,10 +79,8 @@ ForwardMemory lay_out_forward(const moec_experts_desc& desc, int32_t num_threads
   if (desc.weight_position == MOEC_WEIGHT_ON_INPUT)
     m.scaled_x = take(arena, rows, desc.hidden, size);
   m.out = take_floats(arena, rows, desc.hidden);
-  if (!keeps_act(desc) || desc.weight_position == MOEC_WEIGHT_ON_ACTIVATION)
-    m.act = take(arena, rows, desc.inter, size);
-  if (!keeps_act(desc) && has_shared(desc))
-    m.shared_act = take(arena, kTokens, desc.shared_inter, size);
+  m.act = take(arena, rows, desc.inter, size);
+  if (has_shared(desc)) m.shared_act = take(arena, kTokens, desc.shared_inter, size);
   if (is_mixed(desc)) m.mix = take_floats(arena, kTokens, 2);
   return m;
 }
@@ -91,7 +90,8 @@ BackwardMemory lay_out_backward(const moec_experts_desc& desc, int32_t num_threa
   const int64_t size = dtype_bytes(desc.dtype);
   BackwardMemory m;
   m.products = take_products(arena, num_threads);
-  m.routed = take_hidden(arena, rows, desc.inter, size, is_gated(desc), true);
+  m.routed = take_hidden(arena, rows, desc.inter, size, is_gated(desc));
+  if (desc.save == MOEC_SAVE_INPUT) m.preact = take_preact(arena, rows, desc.inter, is_gated(desc));
   m.d_rows = take_floats(arena, rows, desc.hidden);
   m.factor = take_floats(arena, rows, 1);
   m.dots = take_floats(arena, rows, dot_columns(desc.inter));
@@ -100,7 +100,9 @@ BackwardMemory lay_out_backward(const moec_experts_desc& desc, int32_t num_threa
     m.input_dots = take_floats(arena, rows, dot_columns(desc.hidden));
   }
   if (has_shared(desc)) {
-    m.shared = take_hidden(arena, kTokens, desc.shared_inter, size, is_shared_gated(desc), true);
+    m.shared = take_hidden(arena, kTokens, desc.shared_inter, size, is_shared_gated(desc));
+    if (desc.save == MOEC_SAVE_INPUT)
+      m.shared_preact = take_preact(arena, kTokens, desc.shared_inter, is_shared_gated(desc));
     m.shared_factor = take_floats(arena, kTokens, 1);
     m.shared_dots = take_floats(arena, kTokens, dot_columns(desc.shared_inter));
   }

@@ -59,7 +59,7 @@ void scale_rows(const ThreadPool& pool, const Mlp& mlp, const void* x, const flo
 
 // ---- forward
 struct UpStep {
-  Hidden keep;          // out, each optional: pre-activations, and the activation before its weight
+  Preact keep;          // out, each optional
   void* act = nullptr;  // out: activation times act_weight; null: pre-activations only
   const float* act_weight = nullptr;  // [rows], null = 1
 };
@@ -70,10 +70,9 @@ void run_down(const ThreadPool& pool, const Mlp& mlp, const void* act, GemmEpilo
 
 // ---- backward
 struct ActGradStep {
-  const void* d_y = nullptr;      // [T,H]
-  Hidden from;                    // pre-activations; act: activations, or null to rebuild them
-  Hidden to;                      // out: gate, up: their gradients; act: factor * activation; each
-                                  // may be null, and gate and up may be those of `from`
+  const void* d_y = nullptr;  // [T,H]
+  Preact from;
+  Hidden to;                      // out, each optional; act: activation times factor
   const float* factor = nullptr;  // [rows] d(y) / d(expert output)
   float* dots = nullptr;          // out [rows, I/32], optional: parts of <d_y W2, act>
 };

@@ -32,16 +32,11 @@ void finish_up_row(const UpContext& c, int64_t row, int64_t col, float* g, float
     if (g) round_to(mlp.dtype, g, n);
     round_to(mlp.dtype, u, n);
   }
-  const auto keep = [&](void* to, ActInput input, const float* from) {
-    if (to)
-      store_preactivation(mlp.activation, input, from, mlp.dtype, element(to, mlp.dtype, at), n);
-  };
-  keep(step.keep.gate, ActInput::kGate, g);
-  keep(step.keep.up, ActInput::kUp, u);
+  const size_t bytes = size_t(n) * sizeof(float);
+  if (step.keep.gate) std::memcpy(element(step.keep.gate, MOEC_F32, at), g, bytes);
+  if (step.keep.up) std::memcpy(element(step.keep.up, MOEC_F32, at), u, bytes);
   if (!step.act) return;
   activate(mlp.activation, rounding, g, u, u, n);
-  if (step.keep.act && step.keep.act != step.act)
-    convert_from_f32(u, mlp.dtype, element(step.keep.act, mlp.dtype, at), n);
   if (step.act_weight) scale_or_zero(u, step.act_weight[row], n);
   convert_from_f32(u, mlp.dtype, element(step.act, mlp.dtype, at), n);
 }

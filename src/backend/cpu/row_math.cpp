@@ -37,21 +37,6 @@ void slopes_loop(const moec_activation* act, float* g, float* u, float* h, int64
   }
 }
 
-template <class Kind, class T, ActInput kInput>
-void keep_side_loop(const moec_activation* act, const float* exact, T* stored, int64_t n) {
-  const moec_activation params = *act;
-  const auto keeps = [&](float v) {
-    return kInput == ActInput::kGate ? Kind::keeps_gate(params, v) : Kind::keeps_up(params, v);
-  };
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) {
-    const float rounded = to_float(stored[i]);
-    const int towards = math::magnitude(rounded) < math::magnitude(exact[i]) ? 1 : -1;
-    const int step = keeps(rounded) == keeps(exact[i]) ? 0 : towards;
-    stored[i].bits = uint16_t(stored[i].bits + step);
-  }
-}
-
 void add_loop(float* y, const float* x, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) y[i] += x[i];
@@ -88,22 +73,9 @@ constexpr ValueFn kValue = [](auto... args) { vectorised<value_loop<Kind, Round>
 template <class Kind>
 constexpr SlopesFn kSlopes = [](auto... args) { vectorised<slopes_loop<Kind>>(args...); };
 
-template <class Kind, class T>
-void keep_side(const moec_activation& act, ActInput input, const float* exact, void* to,
-               int64_t n) {
-  auto* const stored = static_cast<T*>(to);
-  if (input == ActInput::kGate)
-    vectorised<keep_side_loop<Kind, T, ActInput::kGate>>(&act, exact, stored, n);
-  else
-    vectorised<keep_side_loop<Kind, T, ActInput::kUp>>(&act, exact, stored, n);
-}
-using KeepSideFn = void (*)(const moec_activation&, ActInput, const float*, void*, int64_t);
-
 struct Table {
   ValueFn value[math::Activations::kCount][kStepRoundings] = {};
   SlopesFn slopes[math::Activations::kCount] = {};
-  KeepSideFn keep_side_bf16[math::Activations::kCount] = {};  // null: nothing is clamped
-  KeepSideFn keep_side_f16[math::Activations::kCount] = {};
 
   constexpr Table() {
     math::Activations::for_each([this]<class Kind>() {
@@ -112,10 +84,6 @@ struct Table {
       row[int(StepRounding::kBf16)] = kValue<Kind, RoundTo<bf16>>;
       row[int(StepRounding::kF16)] = kValue<Kind, RoundTo<f16>>;
       slopes[Kind::kInfo.kind] = kSlopes<Kind>;
-      if constexpr (Kind::kInfo.clamps) {
-        keep_side_bf16[Kind::kInfo.kind] = keep_side<Kind, bf16>;
-        keep_side_f16[Kind::kInfo.kind] = keep_side<Kind, f16>;
-      }
     });
   }
 };
@@ -129,14 +97,6 @@ void activate(const moec_activation& act, StepRounding rounding, const float* g,
 }
 void activation_slopes(const moec_activation& act, float* g, float* u, float* h, int64_t n) {
   kTable.slopes[act.kind](&act, g, u, h, n);
-}
-
-void store_preactivation(const moec_activation& act, ActInput input, const float* values,
-                         moec_dtype dtype, void* to, int64_t n) {
-  convert_from_f32(values, dtype, to, n);
-  if (dtype == MOEC_F32) return;
-  const auto& table = dtype == MOEC_BF16 ? kTable.keep_side_bf16 : kTable.keep_side_f16;
-  if (table[act.kind]) table[act.kind](act, input, values, to, n);
 }
 
 void add(float* y, const float* x, int64_t n) {

@@ -18,12 +18,6 @@ void activate(const moec_activation& act, StepRounding rounding, const float* g,
 // g[i], u[i] become the slopes there, h[i] the value.
 void activation_slopes(const moec_activation& act, float* g, float* u, float* h, int64_t n);
 
-enum class ActInput { kGate, kUp };
-// to[i] = values[i] as dtype, rounded so that it stays on its side of the activation's clamp: the
-// gradient made from it later is masked as the exact value is.
-void store_preactivation(const moec_activation& act, ActInput input, const float* values,
-                         moec_dtype dtype, void* to, int64_t n);
-
 void add(float* y, const float* x, int64_t n);                       // y += x
 void scale(float* y, float a, int64_t n);                            // y *= a
 void add_scaled(float* y, float a, const float* x, int64_t n);       // y += a x
