@@ -63,7 +63,7 @@ void experts_backward(const Device& device, const ExpertsGradArgs& args);
 std::string experts_describe(const Device& device, const moec_experts_desc& desc,
                              const WeightsView& weights, int64_t num_tokens);
 
-// ---- packed copy of a set of experts: gate, up, down and biases (experts_pack.cpp)
+// ---- packed copy of a set of experts: gate, up, down and biases (expert_weights.cpp)
 uint64_t packed_bytes(const WeightsView& weights);  // 0 = no packed form
 std::string packed_format(const WeightsView& weights);
 bool packed_needs_source(const WeightsView& weights);
