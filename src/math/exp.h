@@ -14,9 +14,15 @@
 
 namespace moec::math {
 
-MOEC_HD uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
-MOEC_HD float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
-MOEC_HD float magnitude(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+MOEC_HD uint32_t bits_of(float value) {
+  return __builtin_bit_cast(uint32_t, value);
+}
+MOEC_HD float float_of(uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
+MOEC_HD float magnitude(float x) {
+  return float_of(bits_of(x) & 0x7fffffffu);
+}
 MOEC_HD float with_sign(float x, float sign) {
   return float_of((bits_of(x) & 0x7fffffffu) | (bits_of(sign) & 0x80000000u));
 }
@@ -25,12 +31,14 @@ inline constexpr float kLog2E = 0x1.715476p+0f;
 inline constexpr float kLn2High = 0x1.62e43p-1f, kLn2Low = -0x1.05c610p-29f;
 
 // 2^n for n in [-126, 127]
-MOEC_HD float power_of_two(int32_t n) { return float_of(uint32_t(n + 127) << 23); }
+MOEC_HD float power_of_two(int32_t n) {
+  return float_of(uint32_t(n + 127) << 23);
+}
 
 // x = n ln 2 + r with |r| <= ln2/2;  e^r = 1 + r + r^2 Q(r)
 MOEC_HD float exp(float x) {
-  x = x < -105.0f ? -105.0f : x;  // below: rounds to 0; NaN passes both
-  x = x > 89.0f ? 89.0f : x;      // above: overflows to infinity
+  x = x < -105.0f ? -105.0f : x;        // below: rounds to 0; NaN passes both
+  x = x > 89.0f ? 89.0f : x;            // above: overflows to infinity
   constexpr float kRound = 0x1.8p+23f;  // adding it rounds to an integer, held in the low bits
   const float shifted = fmaf(x, kLog2E, kRound);
   const float n = shifted - kRound;
@@ -62,9 +70,9 @@ MOEC_HD float log(float x) {
   float y = fmaf(p * f, f * f, n * kLn2Low);
   y = fmaf(-0.5f * f, f, y);
   y = fmaf(n, kLn2High, f + y);
-  y = x > 0x1.fffffep+127f ? x : y;                       // infinity
-  y = x == 0.0f ? float_of(0xff800000u) : y;              // -infinity
-  return x >= 0.0f ? y : float_of(0x7fc00000u);           // NaN for x < 0 and NaN
+  y = x > 0x1.fffffep+127f ? x : y;              // infinity
+  y = x == 0.0f ? float_of(0xff800000u) : y;     // -infinity
+  return x >= 0.0f ? y : float_of(0x7fc00000u);  // NaN for x < 0 and NaN
 }
 
 // log(1 + x) for x >= 0: the rounding error of 1 + x comes back as a first-order term.
@@ -84,13 +92,21 @@ MOEC_HD float tanh(float x) {
   const float far = 1.0f - 2.0f / (exp(2.0f * a) + 1.0f);
   return with_sign(a < 0.625f ? near : far, x);
 }
-MOEC_HD float tanh_slope(float value) { return fmaf(-value, value, 1.0f); }  // from the value
+MOEC_HD float tanh_slope(float value) {
+  return fmaf(-value, value, 1.0f);
+}  // from the value
 
-MOEC_HD float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
-MOEC_HD float sigmoid_slope(float value) { return value * (1.0f - value); }  // from the value
+MOEC_HD float sigmoid(float x) {
+  return 1.0f / (1.0f + exp(-x));
+}
+MOEC_HD float sigmoid_slope(float value) {
+  return value * (1.0f - value);
+}  // from the value
 
 // log(1 + e^x); its derivative is sigmoid(x)
-MOEC_HD float softplus(float x) { return (x > 0.0f ? x : 0.0f) + log1p(exp(-magnitude(x))); }
+MOEC_HD float softplus(float x) {
+  return (x > 0.0f ? x : 0.0f) + log1p(exp(-magnitude(x)));
+}
 
 // x^p for x >= 0; the exponents that routers use are exact
 MOEC_HD float power(float x, float p) {

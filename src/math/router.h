@@ -10,7 +10,8 @@
 
 namespace moec::math {
 
-// ---- R0: x / rms(x). `normed` is one value of it; d_mean = mean of d_normed * normed over the row.
+// ---- R0: x / rms(x). `normed` is one value of it; d_mean = mean of d_normed * normed over the
+// row.
 MOEC_HD float inverse_rms(float sum_of_squares, int64_t hidden, float eps) {
   return 1.0f / sqrtf(sum_of_squares / float(hidden) + eps);
 }
@@ -19,8 +20,12 @@ MOEC_HD float rms_gradient(float inverse, float normed, float d_normed, float d_
 }
 
 // ---- R2: soft-cap. The slope comes from the capped value.
-MOEC_HD float softcap(float z, float cap) { return cap * tanh(z / cap); }
-MOEC_HD float softcap_slope(float capped, float cap) { return tanh_slope(capped / cap); }
+MOEC_HD float softcap(float z, float cap) {
+  return cap * tanh(z / cap);
+}
+MOEC_HD float softcap_slope(float capped, float cap) {
+  return tanh_slope(capped / cap);
+}
 
 // ---- R3: scores of one logit. Softmax is e / sum with e = exp(z - max) over the row.
 MOEC_HD float score_value(uint32_t score, float z) {
@@ -34,7 +39,9 @@ MOEC_HD float score_slope(uint32_t score, float z, float value) {
   return 1.0f;
 }
 // Softmax: gradient at a logit from that at its probability; dot = sum of d_p p over the row.
-MOEC_HD float softmax_gradient(float p, float d_p, float dot) { return p * (d_p - dot); }
+MOEC_HD float softmax_gradient(float p, float d_p, float dot) {
+  return p * (d_p - dot);
+}
 
 // ---- R4..R6: order of choice scores. Keys compare as integers, larger first: descending value,
 // then ascending id; -inf after every number, NaN after -inf. Both zeros are equal.
@@ -51,10 +58,16 @@ MOEC_HD float key_value(int64_t key) {
   const int32_t order = int32_t(key >> 32);
   return float_of(uint32_t(order) ^ (order < 0 ? 0x7fffffffu : 0u));
 }
-MOEC_HD int32_t key_id(int64_t key) { return int32_t(~uint32_t(uint64_t(key))); }
+MOEC_HD int32_t key_id(int64_t key) {
+  return int32_t(~uint32_t(uint64_t(key)));
+}
 // Neither NaN nor -inf.
-MOEC_HD bool is_selectable(float value) { return value > -__builtin_inff(); }
-MOEC_HD bool is_selectable_key(int64_t key) { return is_selectable(key_value(key)); }
+MOEC_HD bool is_selectable(float value) {
+  return value > -__builtin_inff();
+}
+MOEC_HD bool is_selectable_key(int64_t key) {
+  return is_selectable(key_value(key));
+}
 
 // Sparse mixer: whether a logit takes part in the softmax around the largest one. NaN does.
 MOEC_HD bool mixer_keeps(float z, float largest, float eps) {
@@ -69,9 +82,12 @@ MOEC_HD void weight_rule(const moec_router_desc& desc, const int32_t* ids, float
   for (int32_t k = 0; k < desc.top_k; ++k)
     if (ids[k] >= 0 && w[k] > largest) largest = w[k];
   for (int32_t k = 0; k < desc.top_k; ++k) {
-    if (ids[k] < 0) w[k] = 0.0f;
-    else if (desc.weight_rule == MOEC_WEIGHT_SOFTMAX_SELECTED) sum += w[k] = exp(w[k] - largest);
-    else if (desc.weight_rule == MOEC_WEIGHT_SIGMOID_SELECTED) w[k] = sigmoid(w[k]);
+    if (ids[k] < 0)
+      w[k] = 0.0f;
+    else if (desc.weight_rule == MOEC_WEIGHT_SOFTMAX_SELECTED)
+      sum += w[k] = exp(w[k] - largest);
+    else if (desc.weight_rule == MOEC_WEIGHT_SIGMOID_SELECTED)
+      w[k] = sigmoid(w[k]);
   }
   const bool divide = desc.weight_rule == MOEC_WEIGHT_SOFTMAX_SELECTED;
   for (int32_t k = 0; k < desc.top_k; ++k)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// logits = transform(x) * weight^T + bias, and its gradients. The three products are those of gemm.h with
-// one "expert" that owns every token.
+// logits = transform(x) * weight^T + bias, and its gradients. The three products are those of
+// gemm.h with one "expert" that owns every token.
 #include <cmath>
 
 #include "backend/cpu/gemm.h"
@@ -189,24 +189,29 @@ void store_logits(void* context, const FinishedTile& tile) {
 // ---- backward
 struct InputGradient {  // context of the epilogue that finishes d_x
   const GateInput* in;
-  Array d_x;
+  Array d_x, d_x_jittered;
   bool accumulate;
 };
 
+void add_values(const Array& from, int64_t start, float* to, int64_t count) {
+  constexpr int64_t kBlock = 256;
+  float values[kBlock];
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int64_t n = std::min(kBlock, count - i);
+    convert_to_f32(at(from, start + i), from.dtype, values, n);
+    for (int64_t j = 0; j < n; ++j) to[i + j] += values[j];
+  }
+}
+
 // `count` values of row t from column h: back through the jitter, then into d_x; destroys them.
 void finish_gradient(const InputGradient& out, int64_t t, int64_t h, float* d, int64_t count) {
-  constexpr int64_t kBlock = 256;
   const GateInput& in = *out.in;
   const int64_t start = t * in.hidden + h;
+  if (out.d_x_jittered) add_values(out.d_x_jittered, start, d, count);
   if (in.is_jittered())
     vectorised<jitter_values>(d, in.desc.jitter, in.desc.seed, in.rng_offset + uint64_t(start),
                               count);
-  float before[kBlock];
-  for (int64_t i = 0; out.accumulate && i < count; i += kBlock) {
-    const int64_t n = std::min(kBlock, count - i);
-    convert_to_f32(at(out.d_x, start + i), out.d_x.dtype, before, n);
-    for (int64_t j = 0; j < n; ++j) d[i + j] += before[j];
-  }
+  if (out.accumulate) add_values(out.d_x, start, d, count);
   convert_from_f32(d, out.d_x.dtype, at(out.d_x, start), count);
 }
 
@@ -225,16 +230,6 @@ void store_rows(void* context, const FinishedTile& tile) {
   for (int64_t i = 0; i < tile.rows; ++i)
     std::memcpy(out.rows + (tile.row0 + i) * out.width + tile.col0, tile.c0 + i * tile.ld,
                 size_t(tile.cols) * sizeof(float));
-}
-
-// d [width] (+)= sum over chunks of partial [chunks, width]
-void store_sum(const float* partial, int64_t chunks, int64_t width, const Array& d,
-               bool accumulate) {
-  for (int64_t i = 0; i < width; ++i) {
-    float sum = accumulate ? load_real(d.data, d.dtype, i) : 0.0f;
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * width + i];
-    store_real(d.data, d.dtype, i, sum);
-  }
 }
 
 void sum_columns(const Device& device, const GateGradArgs& args, int64_t columns) {
@@ -275,7 +270,7 @@ void scaled_backward(const ScaledRow* row, int64_t hidden) {
 void input_backward(const Device& device, const GateGradArgs& args, const GateInput& in,
                     const float* gain, float* d_rows) {
   const int64_t hidden = in.hidden;
-  const InputGradient out = {&in, args.d_x, args.accumulate_x};
+  const InputGradient out = {&in, args.d_x, args.d_x_jittered, args.accumulate_x};
   const Chunks chunks(in.num_tokens, kGateTokens);
   const Scratch rows(device, uint64_t(device.pool.size() * hidden) * sizeof(float));
   const Scratch partial(device, uint64_t(chunks.count * hidden) * sizeof(float));
@@ -300,8 +295,8 @@ void input_backward(const Device& device, const GateGradArgs& args, const GateIn
 }  // namespace
 
 void gate_forward(const Device& device, const GateArgs& args) {
-  const GateInput in = {*args.desc, args.num_tokens, args.hidden,
-                        args.rng_offset, args.x, args.input_scale};
+  const GateInput in = {*args.desc,      args.num_tokens, args.hidden,
+                        args.rng_offset, args.x,          args.input_scale};
   const RouterX x(device, in, args.x_jittered);
   OneGroup(device, args.num_tokens)
       .product(x.view(), args.weight, false, num_columns(*args.desc), args.hidden, store_logits,
@@ -310,8 +305,8 @@ void gate_forward(const Device& device, const GateArgs& args) {
 
 void gate_backward(const Device& device, const GateGradArgs& args) {
   const int64_t columns = num_columns(*args.desc), hidden = args.hidden;
-  const GateInput in = {*args.desc, args.num_tokens, hidden,
-                        args.rng_offset, args.x, args.input_scale};
+  const GateInput in = {*args.desc,      args.num_tokens, hidden,
+                        args.rng_offset, args.x,          args.input_scale};
   const Array d_logits = {const_cast<float*>(args.d_logits), MOEC_F32};
   const RouterX x(device, in, {});
   const OneGroup group(device, args.num_tokens);
@@ -324,7 +319,7 @@ void gate_backward(const Device& device, const GateGradArgs& args) {
     group.product(d_logits, args.weight, true, hidden, columns, store_rows, &out);
     input_backward(device, args, in, x.gain(), out.rows);
   } else if (args.d_x) {
-    InputGradient out = {&in, args.d_x, args.accumulate_x};
+    InputGradient out = {&in, args.d_x, args.d_x_jittered, args.accumulate_x};
     group.product(d_logits, args.weight, true, hidden, columns, store_input_gradient, &out);
   }
 }

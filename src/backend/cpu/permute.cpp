@@ -13,8 +13,8 @@
 namespace moec::cpu {
 namespace {
 
-constexpr int64_t kBlock = 1024;             // columns
-constexpr int64_t kPieceBytes = 64 << 10;    // least work of a parallel piece
+constexpr int64_t kBlock = 1024;           // columns
+constexpr int64_t kPieceBytes = 64 << 10;  // least work of a parallel piece
 constexpr int64_t kDotLanes = 32;
 
 // The rows of one token: entry i is row rows[i] (negative: none).
@@ -41,9 +41,8 @@ const float* merging_weights(const PlanView& plan, const float* weights) {
 template <class Body>
 void for_ranges(const Device& device, int64_t items, int64_t item_bytes, Body&& body) {
   const Chunks chunks(items, std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(item_bytes, 1)));
-  device.pool.parallel_for(chunks.count, [&](int32_t, int64_t chunk) {
-    body(chunks.begin(chunk), chunks.end(chunk));
-  });
+  device.pool.parallel_for(
+      chunks.count, [&](int32_t, int64_t chunk) { body(chunks.begin(chunk), chunks.end(chunk)); });
 }
 
 const char* row_at(const void* base, int64_t row, int64_t width, moec_dtype dtype) {

@@ -22,8 +22,7 @@ struct ChoiceTile {
   void for_each(Body&& body) const {
     for (int64_t t = 0; t < plan.num_tokens; ++t) {
       if (source.token_mask && !source.token_mask[t]) continue;
-      const float* const row =
-          source.scores + t * plan.num_experts + plan.expert_begin + begin;
+      const float* const row = source.scores + t * plan.num_experts + plan.expert_begin + begin;
       for (int64_t lane = 0; lane < size; ++lane)
         if (math::is_selectable(row[lane])) body(t, lane, row[lane]);
     }
@@ -109,16 +108,14 @@ void build_choice_plan(const Device& device, const PlanSource& source, const Pla
   fill_padding(device, plan);
 
   const Chunks chunks(plan.num_tokens, kChunkTokens);
-  device.pool.parallel_for(chunks.count, [&](int32_t, int64_t i) {
-    count_chunk(plan, chunks.begin(i), chunks.end(i));
-  });
+  device.pool.parallel_for(
+      chunks.count, [&](int32_t, int64_t i) { count_chunk(plan, chunks.begin(i), chunks.end(i)); });
   int32_t total = 0;
   for (int64_t t = 0; t < plan.num_tokens; ++t)
     plan.token_offsets[t] = total += plan.token_offsets[t];
   plan.token_offsets[plan.num_tokens] = total;
-  device.pool.parallel_for(chunks.count, [&](int32_t, int64_t i) {
-    list_chunk(plan, chunks.begin(i), chunks.end(i));
-  });
+  device.pool.parallel_for(
+      chunks.count, [&](int32_t, int64_t i) { list_chunk(plan, chunks.begin(i), chunks.end(i)); });
   std::fill(plan.token_rows + total, plan.token_rows + plan.num_local * plan.capacity, -1);
 }
 

@@ -15,7 +15,7 @@ void select_by_score(const RouteArgs& args, const RouteRow& row, int32_t* ids) {
   rank_row(row.s, args.select_bias, row.columns, row.keys);
   if (desc.selection == MOEC_SELECT_GROUP_TOPK)
     limit_groups(desc, row.columns, row.keys, row.group_keys);
-  take_best(row.keys, row.lanes, desc.top_k, ids);
+  take_best(row.keys, row.lanes, desc.top_k, row.best, ids);
 }
 
 // Ids that come from outside; the slots stay where they are.
@@ -28,7 +28,9 @@ void take_given(const RouteArgs& args, int64_t t, int64_t columns, int32_t* ids)
     ids[k] = exists ? valid_id(load_id(source, line * top_k + k), columns) : -1;
 }
 
-bool later(int32_t a, int32_t b) { return uint32_t(a) > uint32_t(b); }  // by id, -1 last
+bool later(int32_t a, int32_t b) {
+  return uint32_t(a) > uint32_t(b);
+}  // by id, -1 last
 
 void sort_by_expert(int32_t* ids, int32_t count) {
   for (int32_t k = 1; k < count; ++k)

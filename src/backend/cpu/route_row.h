@@ -15,6 +15,7 @@ struct RouteRow {
   float *z, *s, *d;     // [lanes] capped logits, scores, gradient at one of them
   int64_t* keys;        // [lanes]
   int64_t* group_keys;  // [num_groups]
+  int64_t* best;        // [key_blocks(lanes)]
   int32_t* ids;         // [K]
   float *w, *d_w;       // [K]
 };
@@ -31,6 +32,7 @@ class RouteRows {
         bytes_(layout(nullptr).second),
         scratch_(device, bytes_ <= sizeof(RowMemory) ? 0 : bytes_ * uint64_t(device.pool.size())) {}
 
+  int64_t columns() const { return int64_t(desc_.num_experts) + desc_.num_zero_experts; }
   RouteRow row(int32_t slot, RowMemory& memory) const {
     char* const shared = static_cast<char*>(scratch_.data());
     return layout(shared ? shared + uint64_t(slot) * bytes_ : memory.bytes).first;
@@ -38,10 +40,9 @@ class RouteRows {
 
  private:
   std::pair<RouteRow, uint64_t> layout(char* memory) const {
-    const int64_t columns = int64_t(desc_.num_experts) + desc_.num_zero_experts;
     RouteRow row = {};
-    row.columns = columns;
-    row.lanes = padded_columns(columns);
+    row.columns = columns();
+    row.lanes = padded_columns(row.columns);
     uint64_t used = 0;
     const auto place = [&]<class T>(T*& pointer, int64_t count) {
       pointer = memory ? reinterpret_cast<T*>(memory + used) : nullptr;
@@ -52,6 +53,7 @@ class RouteRows {
     place(row.d, row.lanes);
     place(row.keys, row.lanes);
     place(row.group_keys, desc_.num_groups);
+    place(row.best, key_blocks(row.lanes));
     place(row.ids, desc_.top_k);
     place(row.w, desc_.top_k);
     place(row.d_w, desc_.top_k);
@@ -68,8 +70,7 @@ inline void load_capped_row(const moec_router_desc& desc, const Array& logits, i
                             const RouteRow& row) {
   load_row(logits, t, row.columns, row.z);
   if (desc.logit_softcap == 0.0f) return;
-  for (int64_t i = 0; i < row.columns; ++i)
-    row.z[i] = math::softcap(row.z[i], desc.logit_softcap);
+  for (int64_t i = 0; i < row.columns; ++i) row.z[i] = math::softcap(row.z[i], desc.logit_softcap);
 }
 
 // R7: w[k] from the scores or capped logits of ids[k]; 0 where that is -1.

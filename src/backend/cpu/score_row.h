@@ -4,6 +4,7 @@
 // warp does it, so that a GPU gives the same bits.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -24,9 +25,8 @@ inline int64_t padded_columns(int64_t columns) {
 struct RoundTo {  // fp32 -> the type a step is kept in, as fp32
   moec_dtype dtype;
   RoundTo(const moec_router_desc& desc, uint32_t precision)
-      : dtype(precision == MOEC_PREC_DATA && desc.data_dtype
-                  ? desc.data_dtype
-                  : moec_dtype(MOEC_F32)) {}
+      : dtype(precision == MOEC_PREC_DATA && desc.data_dtype ? desc.data_dtype
+                                                             : moec_dtype(MOEC_F32)) {}
   explicit RoundTo(moec_dtype type) : dtype(type) {}
   float operator()(float value) const {
     return dtype == MOEC_F32 ? value : round_real(dtype, value);
@@ -53,9 +53,10 @@ inline float row_max(const float* values, int64_t lanes) {  // ignores NaN
   for (int64_t i = 0; i < lanes; i += kRowLanes)
     for (int64_t l = 0; l < kRowLanes; ++l)
       best[l] = values[i + l] > best[l] ? values[i + l] : best[l];
-  float largest = best[0];
-  for (const float b : best) largest = b > largest ? b : largest;
-  return largest;
+  for (int64_t width = kRowLanes / 2; width > 0; width /= 2)
+    for (int64_t l = 0; l < width; ++l)
+      best[l] = best[l + width] > best[l] ? best[l + width] : best[l];
+  return best[0];
 }
 
 inline float sum_lanes(float* partial) {  // [32]; destroyed
@@ -71,11 +72,14 @@ inline float row_sum(const float* values, int64_t lanes) {
 }
 
 // R3. Softmax padding is 0; the padding of other scores means nothing.
+template <uint32_t kScore>
+void score_lanes(const float* z, int64_t lanes, float* s) {
+  for (int64_t i = 0; i < lanes; ++i) s[i] = math::score_value(kScore, z[i]);
+}
 inline void score_row(uint32_t score, const float* z, int64_t lanes, float* s) {
-  if (score != MOEC_SCORE_SOFTMAX) {
-    for (int64_t i = 0; i < lanes; ++i) s[i] = math::score_value(score, z[i]);
-    return;
-  }
+  if (score == MOEC_SCORE_SIGMOID) return score_lanes<MOEC_SCORE_SIGMOID>(z, lanes, s);
+  if (score == MOEC_SCORE_SQRT_SOFTPLUS) return score_lanes<MOEC_SCORE_SQRT_SOFTPLUS>(z, lanes, s);
+  if (score == MOEC_SCORE_IDENTITY) return score_lanes<MOEC_SCORE_IDENTITY>(z, lanes, s);
   const float largest = row_max(z, lanes);
   for (int64_t i = 0; i < lanes; ++i) s[i] = math::exp(z[i] - largest);
   const float sum = row_sum(s, lanes);
@@ -91,22 +95,54 @@ inline void rank_row(const float* s, const float* bias, int64_t columns, int64_t
   for (int64_t i = columns; i < padded_columns(columns); ++i) keys[i] = math::kNoKey;
 }
 
-// The largest key below `below`; kNoKey when there is none.
+// The largest of 16 keys that is below `below`; kNoKey when there is none. The compiler does not
+// vectorise a conditional maximum by itself, hence the vector type.
+inline constexpr int64_t kKeyBlock = 16;
+inline int64_t next_in_block(const int64_t* keys, int64_t below) {
+  using Keys = int64_t __attribute__((vector_size(32)));
+  const Keys none = Keys{} + math::kNoKey, limit = Keys{} + below;
+  Keys best[4];
+  std::memcpy(best, keys, sizeof best);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) best[i] = best[i] < limit ? best[i] : none;
+  best[0] = best[0] > best[1] ? best[0] : best[1];
+  best[2] = best[2] > best[3] ? best[2] : best[3];
+  best[0] = best[0] > best[2] ? best[0] : best[2];
+  const int64_t low = best[0][0] > best[0][1] ? best[0][0] : best[0][1];
+  const int64_t high = best[0][2] > best[0][3] ? best[0][2] : best[0][3];
+  return low > high ? low : high;
+}
+
+// The same over any number of keys.
 inline int64_t next_key(const int64_t* keys, int64_t count, int64_t below) {
-  int64_t best = math::kNoKey;
-  for (int64_t i = 0; i < count; ++i) {
+  int64_t best = math::kNoKey, i = 0;
+  for (; i + kKeyBlock <= count; i += kKeyBlock) {
+    const int64_t key = next_in_block(keys + i, below);
+    best = key > best ? key : best;
+  }
+  for (; i < count; ++i) {
     const int64_t key = keys[i] < below ? keys[i] : math::kNoKey;
     best = key > best ? key : best;
   }
   return best;
 }
 
-// The first `count` ids in order; -1 for those that are not selectable.
-inline void take_best(const int64_t* keys, int64_t lanes, int32_t count, int32_t* ids) {
-  int64_t below = INT64_MAX;
+// The first `count` ids in order; -1 for those that are not selectable. best: scratch of
+// key_blocks(lanes), the best key left in each block. No branch depends on the data.
+inline int64_t key_blocks(int64_t lanes) {
+  return int64_t(round_up(uint64_t(lanes / kKeyBlock), uint64_t(kKeyBlock)));
+}
+inline void take_best(const int64_t* keys, int64_t lanes, int32_t count, int64_t* best,
+                      int32_t* ids) {
+  const int64_t blocks = lanes / kKeyBlock, padded = key_blocks(lanes);
+  for (int64_t b = 0; b < blocks; ++b) best[b] = next_in_block(keys + b * kKeyBlock, INT64_MAX);
+  std::fill(best + blocks, best + padded, math::kNoKey);
   for (int32_t k = 0; k < count; ++k) {
-    below = below == math::kNoKey ? below : next_key(keys, lanes, below);
-    ids[k] = math::is_selectable_key(below) ? math::key_id(below) : -1;
+    const int64_t key = next_key(best, padded, INT64_MAX);
+    ids[k] = math::is_selectable_key(key) ? math::key_id(key) : -1;
+    if (key == math::kNoKey) continue;
+    const int64_t block = math::key_id(key) / kKeyBlock;
+    best[block] = next_in_block(keys + block * kKeyBlock, key);
   }
 }
 
@@ -157,6 +193,16 @@ inline MixerStep mixer_step(float eps, const float* z, int64_t columns, int32_t 
   const float sum = row_sum(p, lanes);
   for (int64_t i = 0; i < lanes; ++i) p[i] /= sum;
   return {id, p[id]};
+}
+
+// Sums made by chunk: d [width] (+)= sum over chunks of partial [chunks, width].
+inline void store_sum(const float* partial, int64_t chunks, int64_t width, const Array& d,
+                      bool accumulate) {
+  for (int64_t i = 0; i < width; ++i) {
+    float sum = accumulate ? load_real(d.data, d.dtype, i) : 0.0f;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * width + i];
+    store_real(d.data, d.dtype, i, sum);
+  }
 }
 
 // Integer ids of either width.

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// A CPU device for tests of single operations: a pool of its own, scratch that is fresh and
+// poisoned on every acquire (reading what was never written shows as NaN), and conversions of test
+// data.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/isa.h"
+#include "backend/cpu/ops.h"
+#include "core/dtype.h"
+#include "core/workspace.h"
+
+namespace moec::test {
+
+class CpuDevice {
+ public:
+  explicit CpuDevice(int32_t threads = 2) : pool_(threads), device_{pool_, &services_} {}
+  operator const cpu::Device&() const { return device_; }
+
+ private:
+  static void* acquire(void*, uint64_t bytes, moec_stream) {
+    void* const memory = std::aligned_alloc(kCacheLine, round_up(bytes, kCacheLine));
+    std::memset(memory, 0xff, bytes);
+    return memory;
+  }
+  static void release(void*, void* memory, moec_stream) { std::free(memory); }
+  static void count_launch(void*, uint64_t, uint64_t) {}
+
+  ThreadPool pool_;
+  HostServices services_ = {nullptr, acquire, release, count_launch};
+  cpu::Device device_;
+};
+
+// Names in "portable avx2 ...".
+inline std::vector<std::string> isa_names() {
+  std::vector<std::string> names;
+  std::string all = cpu::available_isas() + " ";
+  for (size_t at = 0, end; (end = all.find(' ', at)) != std::string::npos; at = end + 1)
+    names.push_back(all.substr(at, end - at));
+  return names;
+}
+
+// Values stored in a real dtype, readable as that and as double.
+class Stored {
+ public:
+  Stored() = default;
+  Stored(moec_dtype dtype, const std::vector<double>& values)
+      : dtype_(dtype), count_(values.size()), bytes_(values.size() * size_t(dtype_bytes(dtype))) {
+    for (size_t i = 0; i < count_; ++i)
+      store_real(bytes_.data(), dtype_, int64_t(i), float(values[i]));
+  }
+  Stored(moec_dtype dtype, size_t count)
+      : dtype_(dtype), count_(count), bytes_(count * size_t(dtype_bytes(dtype)), 0xff) {}
+
+  Array array() { return {bytes_.empty() ? nullptr : bytes_.data(), dtype_}; }
+  const std::vector<uint8_t>& bytes() const { return bytes_; }
+  uint8_t* data() { return bytes_.data(); }
+  std::vector<double> values() const {
+    std::vector<double> all(count_);
+    for (size_t i = 0; i < count_; ++i)
+      all[i] = double(load_real(bytes_.data(), dtype_, int64_t(i)));
+    return all;
+  }
+
+ private:
+  moec_dtype dtype_ = 0;
+  size_t count_ = 0;
+  std::vector<uint8_t> bytes_;
+};
+
+inline std::vector<float> to_floats(const std::vector<double>& values) {
+  return std::vector<float>(values.begin(), values.end());
+}
+inline std::vector<double> rounded(std::vector<double> values) {  // as fp32 keeps them
+  for (double& v : values) v = double(float(v));
+  return values;
+}
+
+}  // namespace moec::test
