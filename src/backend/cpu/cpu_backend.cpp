@@ -36,6 +36,10 @@ void read_cpu_name(char* to, size_t bytes) {
 
 }  // namespace
 
+const char* isa_name() {
+  return tile_kernels().isa;
+}
+
 void CpuBackend::device_info(moec_device_info& info) const {
   const uint64_t page = uint64_t(sysconf(_SC_PAGESIZE));
   info.device_type = MOEC_CPU;
@@ -45,7 +49,7 @@ void CpuBackend::device_info(moec_device_info& info) const {
   info.free_bytes = uint64_t(sysconf(_SC_AVPHYS_PAGES)) * page;
   read_cpu_name(info.name, sizeof info.name);
   std::snprintf(info.backend, sizeof info.backend, "%s", name());
-  std::snprintf(info.arch, sizeof info.arch, "%s", tile_kernels().isa);
+  std::snprintf(info.arch, sizeof info.arch, "%s", isa_name());
 }
 
 void* CpuBackend::allocate(uint64_t bytes, moec_stream) const {

@@ -70,4 +70,7 @@ bool packed_needs_source(const WeightsView& weights);
 void pack_weights(const Device& device, const WeightsView& weights, void* to, int32_t first,
                   int32_t count);
 
+// ---- cpu_backend.cpp
+const char* isa_name();  // the instruction set in use, such as "amx"
+
 }  // namespace moec::cpu
