@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# demo.sh: build what the demo needs, then show the main job: the golden families, a full-size layer of
-# a real model, and its speed beside the loop that users run today. Leaves build/demo/speed.png.
+# demo.sh: build what the demo needs, then show the main job: the golden families, a full-size layer
+# of a real model, and its speed beside the loop that users run today. Leaves build/demo/speed.png.
 . "$(dirname "$0")/lib.sh"
 scripts/bootstrap.sh demo
 
@@ -22,4 +22,5 @@ show moec run layer --tokens 512 --out outputs.safetensors
 show moec bench --model qwen3-30b --tokens 1 --tokens 16 --tokens 128 --tokens 512 --naive \
   --seconds 0.5 --json speed.json --plot speed.png
 rm -rf layer outputs.safetensors
-printf '\nThe demo took %d s after the build. The plot is build/demo/speed.png.\n' $((SECONDS - started))
+took=$((SECONDS - started))
+printf '\nThe demo took %d s after the build. The plot is build/demo/speed.png.\n' $took

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test_python.sh: build the wheel, install it into a clean environment and run its tests there, outside
-# the source tree. The library is that of build/release where it is built, else the wheel compiles it.
+# test_python.sh: build the wheel, install it into a clean environment and run its tests there,
+# outside the source tree. The library is that of build/release where it is built, else the wheel
+# compiles it.
 . "$(dirname "$0")/lib.sh"
 prefix=
 wheels=$build/wheel
@@ -42,4 +43,4 @@ expected = ["moec/_core.abi3.so", "moec/lib/libmoec.so.0"]
 assert libraries in (expected, [*expected, "moec/lib/libmoec_cuda.so.0"]), libraries
 assert not any(name.startswith("tests/") for name in names)
 PYTHON
-PATH=$clean/bin:$PATH "$clean/bin/python" -m pytest -p no:cacheprovider "$root/bindings/python/tests"
+"$clean/bin/python" -m pytest -p no:cacheprovider "$root/bindings/python/tests"

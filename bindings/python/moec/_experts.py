@@ -143,7 +143,9 @@ class Experts(Handle):
         handle = stream_handle(stream)
         y = empty(tuple(x.shape), x, x) if out is None else out
         saved = save_buffer(self.desc, self.sizes.saved, x, saved)
-        inputs: dict[str, Any] = {"x": x, "shared_gate": shared_gate, "shared_gate_bias": shared_gate_bias}
+        inputs: dict[str, Any] = {
+            "x": x, "shared_gate": shared_gate, "shared_gate_bias": shared_gate_bias,
+        }
         args = self._args(_raw.moec_experts_args(), plan, weights, shared_weights)
         set_tensors(args, keep, stream=handle, output_bias=output_bias, residual=residual, **inputs)
         set_tensors(args, keep, write=True, stream=handle, y=y)

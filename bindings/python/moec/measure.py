@@ -19,7 +19,7 @@ from ._weights import WeightSet
 from .model import LayerSpec, Matrices, MoeLayer, read_layer
 from .shapes import Shape
 
-MIN_RUNS = 3
+_MIN_RUNS, _PATIENCE = 3, 4  # runs, but no more than this many times the time asked for
 MOEC, NAIVE = "moec", "NumPy loop"
 
 
@@ -56,12 +56,15 @@ class Bench:
         self._rng = np.random.default_rng(seed)
 
     def time(self, engine: str, tokens: int, seconds: float) -> Iterator[Timing | None]:
-        """Yield None after each run, then the Timing: runs until `seconds` are spent."""
+        """Yield None after each run, then the Timing: at least `seconds` and _MIN_RUNS runs, unless
+        the runs are so slow that _PATIENCE ends first."""
         step = self._steps(engine, tokens)
         step()  # warm-up: threads, scratch, page faults
         yield None
         samples: list[float] = []
-        while sum(samples) < seconds or len(samples) < MIN_RUNS:
+        while not samples or sum(samples) < seconds or (
+            len(samples) < _MIN_RUNS and sum(samples) < _PATIENCE * seconds
+        ):
             started = time.perf_counter()
             step()
             samples.append(time.perf_counter() - started)

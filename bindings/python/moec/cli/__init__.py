@@ -20,7 +20,8 @@ app = typer.Typer(
     help="Mixture-of-Experts layers: look, run, check, measure.",
 )
 for module in (info, run, synth, check, bench):
-    app.command(module.__name__.rpartition(".")[2], epilog=f"Example: {module.EXAMPLE}")(module.command)
+    name = module.__name__.rpartition(".")[2]
+    app.command(name, epilog=f"Example: {module.EXAMPLE}")(module.command)
 
 
 def main() -> None:

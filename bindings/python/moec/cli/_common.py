@@ -60,6 +60,13 @@ def table(title: str, *columns: str) -> Table:
     return made
 
 
+def wide_table(title: str, *columns: str) -> Table:
+    """A table without lines, for rows that would not fit 80 columns otherwise."""
+    made = table(title, *columns)
+    made.box, made.pad_edge, made.padding = None, False, (0, 1, 0, 0)
+    return made
+
+
 def facts(title: str, rows: dict[str, Any]) -> Table:
     """A two-column table of names and values."""
     made = Table(title=title, title_justify="left", title_style="bold", show_header=False)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from .._context import Context, version
 from ..measure import MOEC, NAIVE, Bench, Timing
 from ..shapes import Shape
-from ._common import Device, DTypeOption, Model, Threads, console, errors, table
+from ._common import Device, DTypeOption, Model, Threads, console, errors, wide_table
 
 EXAMPLE = "moec bench --model qwen3-30b --tokens 1 --tokens 128 --naive --plot speed.png"
 
@@ -84,8 +84,8 @@ def _measure(
 
 def _print(title: str, timings: list[Timing]) -> None:
     slow = {t.tokens: t.seconds for t in timings if t.engine == NAIVE}
-    columns = ("engine", "tokens", "ms", "spread", "runs", "GFLOP/s", "GB/s of weights")
-    made = table(title, *columns, *(["speed-up"] if slow else []))
+    columns = ("engine", "tokens", "ms", "spread", "runs", "GFLOP/s", "weights GB/s")
+    made = wide_table(title, *columns, *(["speed-up"] if slow else []))
     for t in timings:
         row = [t.engine, str(t.tokens), f"{t.seconds * 1e3:.2f}", f"{t.spread:.0%}", str(t.runs),
                f"{t.gflops:.1f}", f"{t.gbytes:.1f}" if t.gbytes else ""]

@@ -17,7 +17,7 @@ from .. import golden
 from .._context import Context
 from .._errors import MoecError
 from ..checkpoint import CheckpointError
-from ._common import Device, Threads, console, errors, table
+from ._common import Device, Threads, console, errors, wide_table
 
 EXAMPLE = "moec check --verbose"
 
@@ -58,8 +58,7 @@ def command(
         if missing:
             raise typer.BadParameter(f"no golden file for {', '.join(missing)}")
     reports, failed = [], []
-    made = table("worst row error", "family", "y", "x", *_COLUMNS, "ms", "")
-    made.box, made.pad_edge, made.padding = None, False, (0, 1, 0, 0)  # fits 80 columns
+    made = wide_table("worst row error", "family", "y", "x", *_COLUMNS, "ms", "")
     with Context(device, num_threads=threads) as context:
         for path in track(files, "checking", console=errors, transient=True):
             try:

@@ -17,7 +17,7 @@ from .._layer import LayerResult
 from .._tensors import numpy_dtype
 from ..golden import row_error
 from ..model import LayerSpec, MoeLayer, read_layer
-from ._common import Device, Threads, console, facts, read_array, table, to_bytes
+from ._common import Device, Threads, console, facts, read_array, to_bytes, wide_table
 
 EXAMPLE = "moec run /tmp/qwen3 --tokens 512 --grad"
 
@@ -88,13 +88,13 @@ def _describe(source: checkpoint.Checkpoint, spec: LayerSpec, t: int, arch: str,
     stored = spec.matrices.arrays
     total = sum(a.nbytes for part in (stored.gate_up, stored.gate, stored.up, stored.down)
                 if part is not None for a in part)
-    seconds = f"forward {forward_s * 1e3:.1f} ms"
+    seconds = f"first call: forward {forward_s * 1e3:.1f} ms"
     if backward_s:
         seconds += f", backward {backward_s * 1e3:.1f} ms"
     score = f"{r.score.name.lower()}, {r.selection.name.lower()}, norm {r.norm.name.lower()}"
     return facts(str(source.path), {
-        "model": f"{source.config['model_type']}, layer {spec.number} "
-                 f"({len(spec.available)} MoE layers here)",
+        "model": f"{source.config['model_type']}, layer {spec.number}, "
+                 f"of {len(spec.available)} with experts here",
         "experts": f"{e.num_experts} of which {e.top_k} per token"
                    + (f", {e.num_zero_experts} identity" if e.num_zero_experts else ""),
         "sizes": f"H {e.hidden}, I {e.inter}" + (f", shared {e.shared_inter}" * bool(e.shared)),
@@ -125,18 +125,19 @@ def _routing(spec: LayerSpec, result: LayerResult) -> Any:
 
 
 def _values(arrays: dict[str, Any]) -> Any:
-    made = table("values", "tensor", "shape", "mean", "std", "min", "max", "not finite")
+    made = wide_table("values", "tensor", "shape", "mean", "std", "min", "max", "NaN/inf")
     for name, value in arrays.items():
         parts = value if isinstance(value, list) else [value]
         size = sum(np.asarray(p).size for p in parts)
-        shape = ([len(parts)] if isinstance(value, list) else []) + list(parts[0].shape)
+        dims = ([len(parts)] if isinstance(value, list) else []) + list(parts[0].shape)
+        shape = " x ".join(map(str, dims))
         if not size:
-            made.add_row(name, str(shape))
+            made.add_row(name, shape)
             continue
         moments = np.array([_moments(np.asarray(part)) for part in parts])
         mean, square, bad = moments[:, :3].sum(0) / (size, size, 1)
-        made.add_row(name, str(shape), f"{mean:.3g}", f"{max(square - mean**2, 0) ** 0.5:.3g}",
-                     f"{moments[:, 3].min():.3g}", f"{moments[:, 4].max():.3g}", f"{bad:.0f}")
+        made.add_row(name, shape, f"{mean:.2g}", f"{max(square - mean**2, 0) ** 0.5:.2g}",
+                     f"{moments[:, 3].min():.2g}", f"{moments[:, 4].max():.2g}", f"{bad:.0f}")
     return made
 
 
@@ -164,4 +165,5 @@ def _merge(grads: dict[str, np.ndarray]) -> dict[str, Any]:
 def _short(name: str, spec: LayerSpec) -> str:
     """A tensor's name within its layer."""
     stem = spec.names["gate_weight"].partition(f".{spec.number}.")
-    return name.removeprefix("".join(stem[:2])) if stem[1] else name.removeprefix("p.")
+    name = name.removeprefix("".join(stem[:2])) if stem[1] else name.removeprefix("p.")
+    return name.removesuffix(".weight")
