@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// Auxiliary losses. Tokens go in chunks that depend on their number only; what chunks sum (p and n
+// per expert, squares) is added in their order. Scratch: O(E) per chunk and thread, whatever T.
+#include "math/loss.h"
+
+#include "backend/cpu/ops.h"
+#include "backend/cpu/score_row.h"
+#include "backend/cpu/vectorised.h"
+#include "core/portable.h"
+
+namespace moec::cpu {
+namespace {
+
+constexpr int64_t kLossTokens = 16;  // least number of tokens per parallel piece
+
+struct LossRow {  // scratch of one thread; lanes = E rounded up to 32
+  float *z, *p;   // [lanes]
+  int64_t* keys;  // [lanes]
+  int64_t* best;  // [key_blocks(lanes)]
+  int32_t* ids;   // [K]
+};
+
+struct Sums {  // of one chunk
+  float* p;    // [lanes]
+  int32_t* n;  // [lanes]
+};
+
+class Losses {
+ public:
+  Losses(const Device& device, const LossArgs& args)
+      : device_(device),
+        args_(args),
+        lanes_(padded_columns(args.num_experts)),
+        row_bytes_(lanes_ * 16 + key_blocks(lanes_) * 8 +
+                   int64_t(round_up(uint64_t(args.top_k) * 4, kCacheLine))),
+        rows_(device, uint64_t(row_bytes_ * device.pool.size())),
+        sums_(device, uint64_t(Chunks::kMax * lanes_ * 8)),
+        score_(args.kind == MOEC_LOSS_BALANCE_MIXTRAL ? uint32_t(MOEC_SCORE_SOFTMAX) : args.score) {
+  }
+
+  double forward() const {
+    if (args_.kind == MOEC_LOSS_Z) return z_loss();
+    double loss = 0.0;
+    for_stretches([&](int64_t first, int64_t last, double factor) {
+      const Sums total = sum_stretch(first, last);
+      double dot = 0.0;
+      for (int64_t e = 0; e < args_.num_experts; ++e)
+        dot += double(total.n[e]) * double(total.p[e]);
+      loss += factor * dot;
+    });
+    return loss;
+  }
+
+  void backward() const {
+    const double d_loss = args_.d_loss ? double(*args_.d_loss) : 1.0;
+    if (args_.kind == MOEC_LOSS_Z) return z_loss_backward(d_loss);
+    for_stretches([&](int64_t first, int64_t last, double factor) {
+      const Sums total = sum_stretch(first, last);
+      // d_p[e] = factor * n_e, the same for every token; it takes the place of the sums of p
+      for (int64_t e = 0; e < lanes_; ++e) total.p[e] = float(factor * d_loss * double(total.n[e]));
+      for_chunks(first, last, [&](int32_t slot, int64_t, int64_t begin, int64_t end) {
+        const LossRow row = row_of(slot);
+        for (int64_t layer = 0; layer < args_.num_layers; ++layer)
+          vectorised<balance_backward>(this, &row, &args_.layers[layer],
+                                       static_cast<const float*>(total.p), begin, end);
+      });
+    });
+  }
+
+ private:
+  bool is_counted(int64_t t) const { return !args_.token_mask || args_.token_mask[t]; }
+  int64_t counted(int64_t first, int64_t last) const {
+    int64_t count = 0;
+    for (int64_t t = first; t < last; ++t) count += is_counted(t);
+    return count;
+  }
+  LossRow row_of(int32_t slot) const {
+    char* const memory = static_cast<char*>(rows_.data()) + slot * row_bytes_;
+    LossRow row;
+    row.keys = reinterpret_cast<int64_t*>(memory);
+    row.best = row.keys + lanes_;
+    row.z = reinterpret_cast<float*>(row.best + key_blocks(lanes_));
+    row.p = row.z + lanes_;
+    row.ids = reinterpret_cast<int32_t*>(row.p + lanes_);
+    return row;
+  }
+  Sums sums_of(int64_t chunk) const {
+    float* const p = static_cast<float*>(sums_.data()) + chunk * 2 * lanes_;
+    return {p, reinterpret_cast<int32_t*>(p + lanes_)};
+  }
+
+  // body(slot, chunk, begin, end) over tokens [first, last).
+  template <class Body>
+  void for_chunks(int64_t first, int64_t last, Body&& body) const {
+    const Chunks chunks(last - first, kLossTokens);
+    device_.pool.parallel_for(chunks.count, [&](int32_t slot, int64_t chunk) {
+      body(slot, chunk, first + chunks.begin(chunk), first + chunks.end(chunk));
+    });
+  }
+  // body(first, last, factor) over what is balanced by itself: all tokens, or each sequence.
+  template <class Body>
+  void for_stretches(Body&& body) const {
+    const bool by_sequence = args_.kind == MOEC_LOSS_BALANCE_SEQUENCE;
+    const int64_t length = by_sequence ? args_.seq_len : args_.num_tokens;
+    const int64_t stretches = length ? args_.num_tokens / length : 0;
+    for (int64_t i = 0; i < stretches; ++i) {
+      const int64_t first = i * length, last = first + length;
+      const int64_t tokens = counted(first, last) * args_.num_layers;
+      body(first, last,
+           math::balance_factor(args_.kind, double(args_.coefficient), args_.num_experts,
+                                args_.top_k, tokens, stretches));
+    }
+  }
+
+  // p of one row; returns what the scores were divided by.
+  float load_shares(const LossLayer& layer, int64_t t, const LossRow& row) const {
+    load_row(layer.logits, t, args_.num_experts, row.z);
+    score_row(score_, row.z, lanes_, row.p);
+    if (score_ == MOEC_SCORE_SOFTMAX) return 1.0f;
+    std::fill(row.p + args_.num_experts, row.p + lanes_, 0.0f);
+    const float divisor = math::share_divisor(row_sum(row.p, lanes_));
+    for (int64_t e = 0; e < lanes_; ++e) row.p[e] /= divisor;
+    return divisor;
+  }
+
+  static void add_tokens(const Losses* self, const LossRow* row, const LossLayer* layer,
+                         const Sums* sums, int64_t begin, int64_t end) {
+    const LossArgs& args = self->args_;
+    for (int64_t t = begin; t < end; ++t) {
+      if (!self->is_counted(t)) continue;
+      self->load_shares(*layer, t, *row);
+      for (int64_t e = 0; e < self->lanes_; ++e) sums->p[e] += row->p[e];
+      if (args.counts) continue;
+      rank_row(row->p, nullptr, args.num_experts, row->keys);
+      take_best(row->keys, self->lanes_, args.top_k, row->best, row->ids);
+      for (int32_t k = 0; k < args.top_k; ++k)
+        if (row->ids[k] >= 0) ++sums->n[row->ids[k]];
+    }
+  }
+
+  // n and sum of p over tokens [first, last) of every layer, in the sums of chunk 0.
+  Sums sum_stretch(int64_t first, int64_t last) const {
+    const Chunks chunks(last - first, kLossTokens);
+    for_chunks(first, last, [&](int32_t slot, int64_t chunk, int64_t begin, int64_t end) {
+      const LossRow row = row_of(slot);
+      const Sums sums = sums_of(chunk);
+      std::memset(sums.p, 0, size_t(lanes_) * 2 * sizeof(float));
+      for (int64_t layer = 0; layer < args_.num_layers; ++layer)
+        vectorised<add_tokens>(this, &row, &args_.layers[layer], &sums, begin, end);
+    });
+    const Sums total = sums_of(0);
+    for (int64_t chunk = 1; chunk < chunks.count; ++chunk)
+      for (int64_t e = 0; e < lanes_; ++e) {
+        total.p[e] += sums_of(chunk).p[e];
+        total.n[e] += sums_of(chunk).n[e];
+      }
+    if (args_.counts) std::copy_n(args_.counts, args_.num_experts, total.n);
+    return total;
+  }
+
+  static void balance_backward(const Losses* self, const LossRow* row, const LossLayer* layer,
+                               const float* d_p, int64_t begin, int64_t end) {
+    const int64_t experts = self->args_.num_experts;
+    const bool softmax = self->score_ == MOEC_SCORE_SOFTMAX;
+    for (int64_t t = begin; t < end; ++t) {
+      if (!self->is_counted(t)) continue;
+      const float divisor = self->load_shares(*layer, t, *row);
+      float *const z = row->z, *const p = row->p, *const d = layer->d_logits + t * experts;
+      float partial[kRowLanes] = {};
+      for (int64_t i = 0; i < self->lanes_; i += kRowLanes)
+        for (int64_t l = 0; l < kRowLanes; ++l) partial[l] += d_p[i + l] * p[i + l];
+      const float dot = sum_lanes(partial);
+      for (int64_t e = 0; e < experts; ++e)
+        d[e] += softmax ? math::softmax_gradient(p[e], d_p[e], dot)
+                        : math::share_gradient(d_p[e], dot, divisor) *
+                              math::score_slope(self->score_, z[e], p[e] * divisor);
+    }
+  }
+
+  // ---- z-loss
+  static void z_rows(const Losses* self, const LossRow* row, float factor, double* squares,
+                     int64_t begin, int64_t end) {
+    const int64_t experts = self->args_.num_experts;
+    const LossLayer& layer = self->args_.layers[0];
+    for (int64_t t = begin; t < end; ++t) {
+      if (!self->is_counted(t)) continue;
+      load_row(layer.logits, t, experts, row->z);
+      const float largest = row_max(row->z, self->lanes_);
+      for (int64_t i = 0; i < self->lanes_; ++i) row->p[i] = math::exp(row->z[i] - largest);
+      const float sum = row_sum(row->p, self->lanes_);
+      const float logsumexp = largest + math::log(sum);
+      if (squares) {
+        *squares += double(logsumexp) * double(logsumexp);
+        continue;
+      }
+      const float slope = math::z_loss_slope(logsumexp, factor);
+      for (int64_t e = 0; e < experts; ++e)
+        layer.d_logits[t * experts + e] += slope * (row->p[e] / sum);
+    }
+  }
+  double z_factor() const {
+    return double(args_.coefficient) / double(std::max<int64_t>(counted(0, args_.num_tokens), 1));
+  }
+  double z_loss() const {
+    double squares[Chunks::kMax] = {}, sum = 0.0;
+    for_chunks(0, args_.num_tokens, [&](int32_t slot, int64_t chunk, int64_t begin, int64_t end) {
+      const LossRow row = row_of(slot);
+      vectorised<z_rows>(this, &row, 0.0f, &squares[chunk], begin, end);
+    });
+    for (const double square : squares) sum += square;
+    return sum * z_factor();
+  }
+  void z_loss_backward(double d_loss) const {
+    const float factor = float(z_factor() * d_loss);
+    for_chunks(0, args_.num_tokens, [&](int32_t slot, int64_t, int64_t begin, int64_t end) {
+      const LossRow row = row_of(slot);
+      vectorised<z_rows>(this, &row, factor, static_cast<double*>(nullptr), begin, end);
+    });
+  }
+
+  const Device& device_;
+  const LossArgs& args_;
+  const int64_t lanes_, row_bytes_;
+  const Scratch rows_, sums_;
+  const uint32_t score_;
+};
+
+}  // namespace
+
+void loss_forward(const Device& device, const LossArgs& args) {
+  *args.loss = float(Losses(device, args).forward());
+}
+
+void loss_backward(const Device& device, const LossArgs& args) {
+  Losses(device, args).backward();
+}
+
+}  // namespace moec::cpu
