@@ -11,6 +11,7 @@
 #include "cases/feature_cases.h"
 #include "support/layer_check.h"
 #include "support/random.h"
+#include "support/skip.h"
 
 namespace moec::oracle {
 

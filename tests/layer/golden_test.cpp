@@ -13,6 +13,7 @@
 #include "golden/golden_case.h"
 #include "support/compare.h"
 #include "support/layer_runner.h"
+#include "support/skip.h"
 
 namespace moec::golden {
 

@@ -11,6 +11,7 @@
 #include "support/compare.h"
 #include "support/handles.h"
 #include "support/random.h"
+#include "support/skip.h"
 #include "support/tensors.h"
 
 namespace moec::test {

@@ -13,6 +13,7 @@
 #include "support/handles.h"
 #include "support/layer_runner.h"
 #include "support/random.h"
+#include "support/skip.h"
 #include "support/tensors.h"
 
 namespace moec::oracle {
