@@ -13,9 +13,6 @@ namespace {
 
 int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A single row panel prefetches this far ahead of itself (16 KiB), several the next chunk of B.
-constexpr int kPrefetchBlocks = 8;
-
 // Rows cut into A panels of almost equal size.
 struct RowPanels {
   int64_t rows, per_panel, multiple;
@@ -48,13 +45,13 @@ class Runner {
     const bool pair = p_.kind == GemmKind::kPair, sum = p_.kind == GemmKind::kSum;
     if (blocks_ == 0) std::memset(c_[0], 0, size_t((1 + pair) * padded_rows() * ld_ * 4));
     const int64_t span = span_blocks();
-    prefetch_panel(p_.b[0], p_.col0 / kPanelColumns);
+    if (blocks_ > 0) region_of(p_.b[0], 0, 0, blocks_).prefetch(0, 1);
     for (int s = 0; s <= int(sum); ++s)
       for (int64_t block0 = 0; block0 < blocks_; block0 += span) {
         const int blocks = int(std::min(span, blocks_ - block0));
         load_a(p_.a[s], block0, blocks);
         for (int j = 0; j <= int(pair); ++j)
-          multiply(p_.b[sum ? s : j], block0, blocks, c_[j], s + block0 > 0);
+          multiply(sum ? s : j, block0, blocks, c_[j], s + block0 > 0);
       }
     return {c_[0], pair ? c_[1] : nullptr, ld_};
   }
@@ -78,61 +75,73 @@ class Runner {
     }
   }
 
-  // Where the panel chunk after this one lies, for packed memory read in place; null: nowhere.
-  const char* next_chunk(const WeightSource& weight, int64_t column, int64_t block0, int64_t after,
-                         int64_t span_end) const {
-    if (!is_direct(weight, p_.plan.compute)) return nullptr;
-    const int64_t panel = p_.col0 / kPanelColumns;
-    if (after < span_end) return packed_block(weight, panel + column, after);
-    if (column + 1 < columns_) return packed_block(weight, panel + column + 1, block0);
-    return span_end < blocks_ ? packed_block(weight, panel, span_end) : nullptr;
+  // All columns times all rows for one span of A, in chunks of B that stay near.
+  void multiply(int matrix, int64_t block0, int blocks, float* c, bool accumulate) {
+    const WeightSource& weight = p_.b[matrix];
+    const bool direct = is_direct(weight, p_.plan.compute);
+    // The products of one row panel end before their prefetches could arrive: those go ahead.
+    const bool early = panels_.count() == 1 && !direct;
+    const int group = group_of(weight);
+    for (int64_t column = 0; column < columns_; column += group)
+      for (int first = 0; first < blocks; first += kSpanBlocks) {
+        const Chunk chunk = chunk_at(column, block0 + first, block0 + blocks, group);
+        const Region next = region_after(matrix, column, chunk, block0, block0 + blocks);
+        const void* const b = load_chunk(*p_.plan.tile, weight, p_.plan.compute, chunk, b_,
+                                         early ? next : Region{});
+        for (int i = 0; i < group; ++i)
+          multiply_panel(static_cast<const char*>(b) + i * chunk.blocks * kBlockBytes,
+                         {first, blocks, chunk.blocks}, early ? Region{} : next, i, group,
+                         c + (column + i) * kPanelColumns, accumulate || first > 0);
+      }
   }
 
-  // All columns times all rows for one span of A, in chunks of B that stay in the L1 cache.
-  void multiply(const WeightSource& weight, int64_t block0, int blocks, float* c, bool accumulate) {
-    if (wants_many_panels(weight)) {
-      for (int first = 0; first < blocks; first += kSpanBlocks) {
-        const int chunk = std::min(kSpanBlocks, blocks - first);
-        load_panels(*p_.plan.tile, weight, p_.plan.compute, p_.col0 / kPanelColumns, int(columns_),
-                    block0 + first, chunk, b_);
-        for (int64_t column = 0; column < columns_; ++column)
-          multiply_chunk(b_ + column * chunk * kBlockBytes, {first, blocks, chunk}, nullptr,
-                         c + column * kPanelColumns, accumulate || first > 0);
-      }
-      return;
-    }
-    for (int64_t column = 0; column < columns_; ++column) {
-      for (int first = 0; first < blocks; first += kSpanBlocks) {
-        const int chunk = std::min(kSpanBlocks, blocks - first);
-        const void* const b =
-            weight_panel(*p_.plan.tile, weight, p_.plan.compute, p_.col0 / kPanelColumns + column,
-                         block0 + first, chunk, b_);
-        const int ahead = panels_.count() == 1 ? std::min(chunk, kPrefetchBlocks) : chunk;
-        multiply_chunk(b, {first, blocks, chunk},
-                       next_chunk(weight, column, block0, block0 + first + ahead, block0 + blocks),
-                       c + column * kPanelColumns, accumulate || first > 0);
-      }
-    }
+  int group_of(const WeightSource& weight) const {
+    return wants_many_panels(weight) ? int(columns_) : 1;
+  }
+  Chunk chunk_at(int64_t column, int64_t block, int64_t span_end, int group) const {
+    return {p_.col0 / kPanelColumns + column, block, group,
+            int(std::min<int64_t>(kSpanBlocks, span_end - block))};
+  }
+  Region region_of(const WeightSource& weight, int64_t column, int64_t block, int64_t end) const {
+    return chunk_region(weight, p_.plan.compute, chunk_at(column, block, end, group_of(weight)));
   }
 
-  struct Chunk {
-    int64_t first, span;  // its first block, and the blocks of A in scratch
+  // What load_chunk will read after this chunk.
+  Region region_after(int matrix, int64_t column, const Chunk& chunk, int64_t block0,
+                      int64_t span_end) const {
+    const WeightSource& weight = p_.b[matrix];
+    const int64_t block = chunk.block0 + chunk.blocks;
+    if (block < span_end) return region_of(weight, column, block, span_end);
+    if (column + chunk.panels < columns_)
+      return region_of(weight, column + chunk.panels, block0, span_end);
+    if (p_.kind == GemmKind::kPair && matrix == 0) return region_of(p_.b[1], 0, block0, span_end);
+    if (span_end < blocks_) return region_of(p_.b[matrix ^ (p_.kind == GemmKind::kPair)], 0, span_end, blocks_);
+    if (p_.kind == GemmKind::kSum && matrix == 0) return region_of(p_.b[1], 0, 0, blocks_);
+    return {};
+  }
+
+  struct Part {
+    int64_t first, span;  // its first block in the blocks of A in scratch
     int blocks;
   };
 
-  void multiply_chunk(const void* b, const Chunk& chunk, const char* next, float* c,
-                      bool accumulate) {
+  // One panel of B times all rows. `next` is prefetched by the kernel where it is one run of memory,
+  // else between the products; this panel's share is part of parts.
+  void multiply_panel(const void* b, const Part& part, const Region& next, int share, int shares,
+                      float* c, bool accumulate) {
     const ProductKernel& kernel = *p_.plan.kernel;
-    const int64_t panels = panels_.count();
-    const int lines = next ? int(div_up(kBlockBytes / kLineBytes, panels)) : 0;
-    const char* a = a_;
+    const int64_t panels = panels_.count(), next_lines = next.bytes / kLineBytes;
+    const bool one_run = next.rows == 1;
+    const int lines = one_run ? int(div_up(next_lines, panels * part.blocks)) : 0;
+    const char *a = a_, *ahead = next.base;
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t rows = panels_.padded(panel);
+      if (!one_run) next.prefetch(share * panels + panel, shares * panels);
       kernel.by_rows[rows / kernel.row_multiple - 1](
-          {a + chunk.first * rows * kLineBytes, b, c + panel * panels_.per_panel * ld_, ld_,
-           chunk.blocks, accumulate, next, lines});
-      a += rows * chunk.span * kLineBytes;
-      next += int64_t(lines) * kLineBytes * chunk.blocks;
+          {a + part.first * rows * kLineBytes, b, c + panel * panels_.per_panel * ld_, ld_,
+           part.blocks, accumulate, ahead, lines});
+      a += rows * part.span * kLineBytes;
+      ahead += int64_t(lines) * kLineBytes * part.blocks;
     }
   }
 

@@ -48,23 +48,26 @@ Target panel_target(void* to, int panels, int blocks) {
           panels * kPanelColumns, false};
 }
 
-// How far to prefetch: on each line along k, and in all when reading whole lines of lanes.
-constexpr int64_t kLineAhead = 1024, kBytesAhead = 16384;
-
 class BlockLoader {
  public:
   BlockLoader(const TileKernels& tile, const PanelSource& source, Load load)
       : tile_(tile), source_(source), load_(load), per_block_(load == Load::kPairs ? 32 : 16) {}
 
-  void run(int64_t lane0, int64_t block0, int blocks, const Target& target) const {
-    if (source_.k_stride == 1 && !source_.k_gather)
-      for (int t = 0; t * kLanes < target.lanes; ++t) along_k(lane0, t, block0, blocks, target);
-    else
-      for (int b = 0; b < blocks; ++b)
-        if (along_lanes(source_))
-          whole_lines(lane0, (block0 + b) * per_block_, b, target);
-        else
-          scattered(lane0, (block0 + b) * per_block_, b, target);
+  void run(int64_t lane0, int64_t block0, int blocks, const Target& target,
+           const Region& next = {}) const {
+    const int tiles = (target.lanes + kLanes - 1) / kLanes;
+    if (source_.k_stride == 1 && !source_.k_gather) {
+      for (int i = 0; i < tiles * blocks; i += blocks)
+        along_k(lane0, i / blocks, block0, blocks, target, next, i, tiles * blocks);
+      return;
+    }
+    for (int b = 0; b < blocks; ++b) {
+      next.prefetch(b, blocks);
+      if (along_lanes(source_))
+        whole_lines(lane0, (block0 + b) * per_block_, b, target);
+      else
+        scattered(lane0, (block0 + b) * per_block_, b, target);
+    }
   }
   static bool along_lanes(const PanelSource& source) {
     return source.lane_stride == 1 && !source.lane_gather;
@@ -80,18 +83,15 @@ class BlockLoader {
     table[int(load_)][source_along_k != target.is_a](load);
   }
 
-  void along_k(int64_t lane0, int tile, int64_t block0, int blocks, const Target& target) const {
-    const int64_t size = dtype_bytes(source_.dtype), end = source_.k * size;
-    const int64_t next_panel = kPanelColumns * source_.lane_stride * size - end;
+  void along_k(int64_t lane0, int tile, int64_t block0, int blocks, const Target& target,
+               const Region& next, int part, int parts) const {
     const int lanes = lanes_at(lane0, tile, target);
     const void* lines[kLanes];
     for (int i = 0; i < lanes; ++i)
       lines[i] = line_of(source_, lane0 + tile * kLanes + i, source_.lane_stride, source_.lane_gather);
     for (int b = 0; b < blocks; ++b) {
       const int64_t k0 = (block0 + b) * per_block_;
-      int64_t ahead = k0 * size + kLineAhead;  // past the end of a line the next panel's begins
-      if (ahead >= end) ahead += next_panel;
-      for (int i = 0; i < lanes; ++i) prefetch(lines[i], ahead);
+      next.prefetch(part + b, parts);
       put({lines, k0, lanes, k_at(k0), target.at(tile, b), target.lines_out(tile)}, target, true);
     }
   }
@@ -99,16 +99,11 @@ class BlockLoader {
   // All lanes of one block, so that lines are read from end to end.
   void whole_lines(int64_t lane0, int64_t k0, int block, const Target& target) const {
     const int count = k_at(k0);
-    const int64_t size = dtype_bytes(source_.dtype), block_bytes = per_block_ * target.lanes * size;
-    const int64_t blocks_ahead = std::max<int64_t>(1, kBytesAhead / block_bytes);
-    const int64_t ahead = blocks_ahead * per_block_ * source_.k_stride * size;
     const void* lines[kMaxBlockK];
     for (int i = 0; i < count; ++i)
       lines[i] = line_of(source_, k0 + i, source_.k_stride, source_.k_gather);
     for (int t = 0; t * kLanes < target.lanes; ++t) {
       const int64_t lane = lane0 + t * kLanes;
-      if (!source_.k_gather && lane * size % kLineBytes < kLanes * size)
-        for (int i = 0; i < count; ++i) prefetch(lines[i], ahead + lane * size);
       put({lines, lane, count, lanes_at(lane0, t, target), target.at(t, block), target.lines_out(t)},
           target, false);
     }
@@ -139,71 +134,62 @@ class BlockLoader {
     }
   }
 
-  static void prefetch(const void* line, int64_t bytes) {
-    if (line) __builtin_prefetch(static_cast<const char*>(line) + bytes, 0, 2);
-  }
-
   const TileKernels& tile_;
   const PanelSource& source_;
   const Load load_;
   const int per_block_;
 };
 
-void prefetch_block(const char* block, int bytes = kBlockBytes) {
-  for (int line = 0; line < bytes; line += kLineBytes) __builtin_prefetch(block + line, 0, 2);
+// 16-bit packed weights of one panel -> fp32 blocks.
+const char* packed_block(const WeightSource& w, int64_t panel, int64_t block) {
+  const int64_t blocks = blocks_of(w.packed_k, packed_block_k(w.packed_dtype));
+  return static_cast<const char*>(w.packed) + (panel * blocks + block) * kBlockBytes;
 }
 
-// 16-bit packed weights of one panel -> fp32 blocks.
-void expand(const TileKernels& tile, const WeightSource& w, int64_t panel, int64_t block0,
-            int blocks, char* to) {
+void expand(const TileKernels& tile, const WeightSource& w, const Chunk& chunk, char* to,
+            const Region& next) {
   const auto expand_one = w.packed_dtype == MOEC_BF16 ? tile.expand_bf16 : tile.expand_f16;
-  constexpr int kAhead = 8;  // blocks
-  for (int b = 0; b < blocks; b += 2) {
-    const char* const block = packed_block(w, panel, (block0 + b) / 2);
-    prefetch_block(block + kAhead * kBlockBytes);
-    expand_one(block, to + b * kBlockBytes);
+  for (int b = 0; b < chunk.blocks; b += 2) {
+    next.prefetch(b, chunk.blocks + 1);
+    next.prefetch(b + 1, chunk.blocks + 1);
+    expand_one(packed_block(w, chunk.panel, (chunk.block0 + b) / 2), to + b * kBlockBytes);
   }
 }
 
 // B(n, k) = W(k, n) with fp32 W: its blocks hold 16 k (our columns) of 32 n (our k).
-void turn_f32(const TileKernels& tile, const WeightSource& w, int64_t panel, int64_t block0,
-              int blocks, char* to) {
+void turn_f32(const TileKernels& tile, const WeightSource& w, const Chunk& chunk, char* to,
+              const Region& next) {
   const int64_t last = blocks_of(w.packed_k, packed_block_k(MOEC_F32));
-  for (int b = 0; b < blocks; ++b)
+  for (int b = 0; b < chunk.blocks; ++b) {
+    next.prefetch(b, chunk.blocks);
     for (int t = 0; t < 2; ++t) {
-      const int64_t k = block0 + b, from = 2 * panel + t;
+      const int64_t k = chunk.block0 + b, from = 2 * chunk.panel + t;
       char* const out = to + b * kBlockBytes + t * (kBlockBytes / 2);
-      if (from < last) {
-        const char* const half = packed_block(w, k / 2, from) + k % 2 * (kBlockBytes / 2);
-        prefetch_block(half + 2 * kBlockBytes, kBlockBytes / 2);  // for the next panel
-        tile.transpose(half, out);
-      } else
+      if (from < last)
+        tile.transpose(packed_block(w, k / 2, from) + k % 2 * (kBlockBytes / 2), out);
+      else
         std::memset(out, 0, kBlockBytes / 2);
     }
+  }
 }
 
 // The same with 16-bit W: a block is 32 k (our columns) of 32 n (our k), first put back into rows.
-void turn_16(const TileKernels& tile, const WeightSource& w, Compute compute, int64_t panel,
-             int64_t block0, int blocks, char* to) {
+void turn_16(const TileKernels& tile, const WeightSource& w, Compute compute, const Chunk& chunk,
+             char* to, const Region& next) {
   alignas(kLineBytes) uint16_t rows[kPanelColumns][kMaxBlockK];
-  PanelSource source{rows, w.packed_dtype, 1, kMaxBlockK, nullptr, nullptr, kPanelColumns,
-                     kPanelColumns};
+  const PanelSource source{rows,    w.packed_dtype, 1,            kMaxBlockK, nullptr,
+                           nullptr, kPanelColumns,  kPanelColumns};
   const int step = compute == Compute::kBf16 ? 1 : 2;
   const BlockLoader loader(tile, source, load_of(w.packed_dtype, compute));
-  for (int b = 0; b < blocks; b += step) {
-    const char* const block = packed_block(w, (block0 + b) / step, panel);
-    prefetch_block(block + kBlockBytes);  // for the next panel
+  for (int b = 0; b < chunk.blocks; b += step) {
+    next.prefetch(b / step, (chunk.blocks + step - 1) / step);
+    const char* const block = packed_block(w, (chunk.block0 + b) / step, chunk.panel);
     for (int t = 0; t < 2; ++t) tile.transpose(block + t * (kBlockBytes / 2), rows[t * kLanes]);
     loader.run(0, 0, step, panel_target(to + b * kBlockBytes, 1, step));
   }
 }
 
 }  // namespace
-
-const char* packed_block(const WeightSource& w, int64_t panel, int64_t block) {
-  const int64_t blocks = blocks_of(w.packed_k, packed_block_k(w.packed_dtype));
-  return static_cast<const char*>(w.packed) + (panel * blocks + block) * kBlockBytes;
-}
 
 int64_t block_k(Compute compute) { return compute == Compute::kBf16 ? 32 : 16; }
 int64_t packed_block_k(moec_dtype dtype) { return dtype == MOEC_F32 ? 16 : 32; }
@@ -219,37 +205,63 @@ bool is_direct(const WeightSource& w, Compute compute) {
   return w.packed && !w.transposed && packed_block_k(w.packed_dtype) == block_k(compute);
 }
 
-void prefetch_panel(const WeightSource& w, int64_t panel) {
-  const PanelSource& s = w.source;
-  const int64_t first = panel * kPanelColumns, bytes = s.k * dtype_bytes(s.dtype);
-  if (w.packed || s.k_stride != 1) return;
-  for (int64_t at = 0; at < std::min(bytes, kLineAhead); at += kLineBytes)
-    for (int64_t lane = first; lane < std::min(first + kPanelColumns, s.lanes); ++lane)
-      __builtin_prefetch(line_of(s, lane, s.lane_stride, nullptr) + at, 0, 2);
-}
-
 bool wants_many_panels(const WeightSource& w) {
   return !w.packed && BlockLoader::along_lanes(w.source);
 }
 
-void load_panels(const TileKernels& tile, const WeightSource& w, Compute compute, int64_t panel,
-                 int panels, int64_t block0, int blocks, void* to) {
-  BlockLoader(tile, w.source, load_of(w.source.dtype, compute))
-      .run(panel * kPanelColumns, block0, blocks, panel_target(to, panels, blocks));
+void Region::prefetch(int64_t part, int64_t parts) const {
+  const int64_t lines = (bytes + kLineBytes - 1) / kLineBytes, all = rows * lines;
+  const int64_t first = all * part / parts, last = all * (part + 1) / parts;
+  if (first >= last) return;
+  const char* row = base + first / lines * stride;
+  int64_t line = first % lines;
+  for (int64_t i = first; i < last; ++i) {
+    __builtin_prefetch(row + line * kLineBytes, 0, 2);
+    if (++line == lines) {
+      line = 0;
+      row += stride;
+    }
+  }
 }
 
-const void* weight_panel(const TileKernels& tile, const WeightSource& w, Compute compute,
-                         int64_t panel, int64_t block0, int blocks, void* scratch) {
-  if (is_direct(w, compute)) return packed_block(w, panel, block0);
+Region chunk_region(const WeightSource& w, Compute compute, const Chunk& chunk) {
+  const int64_t values = chunk.blocks * block_k(compute);  // along k
+  if (w.packed) {
+    const int64_t per_block = packed_block_k(w.packed_dtype);
+    if (!w.transposed)
+      return {packed_block(w, chunk.panel, chunk.block0 * block_k(compute) / per_block), 1, 0,
+              values / per_block * kBlockBytes};
+    const int64_t across = kPanelColumns / per_block;  // blocks of W as wide as our panel
+    const char* const base =
+        packed_block(w, chunk.block0 * block_k(compute) / kPanelColumns, chunk.panel * across);
+    return {base, values / kPanelColumns, blocks_of(w.packed_k, per_block) * kBlockBytes,
+            across * kBlockBytes};
+  }
+  const PanelSource& s = w.source;
+  const int64_t size = dtype_bytes(s.dtype), lane0 = chunk.panel * kPanelColumns;
+  const int64_t k0 = chunk.block0 * block_k(compute);
+  const int64_t lanes = std::min(chunk.panels * int64_t(kPanelColumns), s.lanes - lane0);
+  if (s.k_gather || s.lane_gather) return {};
+  const char* const base =
+      static_cast<const char*>(s.data) + (lane0 * s.lane_stride + k0 * s.k_stride) * size;
+  if (s.k_stride == 1) return {base, lanes, s.lane_stride * size, std::min(values, s.k - k0) * size};
+  return {base, std::min(values, s.k - k0), s.k_stride * size, lanes * s.lane_stride * size};
+}
+
+const void* load_chunk(const TileKernels& tile, const WeightSource& w, Compute compute,
+                       const Chunk& chunk, void* scratch, const Region& next) {
+  if (is_direct(w, compute)) return packed_block(w, chunk.panel, chunk.block0);
   char* const to = static_cast<char*>(scratch);
   if (!w.packed)
-    load_panels(tile, w, compute, panel, 1, block0, blocks, to);
+    BlockLoader(tile, w.source, load_of(w.source.dtype, compute))
+        .run(chunk.panel * kPanelColumns, chunk.block0, chunk.blocks,
+             panel_target(to, chunk.panels, chunk.blocks), next);
   else if (!w.transposed)
-    expand(tile, w, panel, block0, blocks, to);
+    expand(tile, w, chunk, to, next);
   else if (w.packed_dtype == MOEC_F32)
-    turn_f32(tile, w, panel, block0, blocks, to);
+    turn_f32(tile, w, chunk, to, next);
   else
-    turn_16(tile, w, compute, panel, block0, blocks, to);
+    turn_16(tile, w, compute, chunk, to, next);
   return scratch;
 }
 

@@ -34,24 +34,27 @@ int64_t packed_block_k(moec_dtype dtype);
 void load_rows(const TileKernels& tile, const PanelSource& source, Compute compute, int64_t lane0,
                int rows, int64_t block0, int blocks, void* to);
 
-// Columns [32 * panel, + 32) as B blocks: the packed memory itself where that fits, else built in
-// `scratch`, which holds `blocks` rounded up to even.
-const void* weight_panel(const TileKernels& tile, const WeightSource& weight, Compute compute,
-                         int64_t panel, int64_t block0, int blocks, void* scratch);
+// Memory that will be read: `rows` runs of `bytes` bytes.
+struct Region {
+  const char* base = nullptr;
+  int64_t rows = 0, stride = 0, bytes = 0;
+  void prefetch(int64_t part, int64_t parts) const;  // part of parts, in order of rows
+};
 
-// `panels` panels from `panel` on of a matrix that is not packed, one after the other; cheaper than one by
-// one where neighbouring columns are neighbours in memory.
-bool wants_many_panels(const WeightSource& weight);
-void load_panels(const TileKernels& tile, const WeightSource& weight, Compute compute, int64_t panel,
-                 int panels, int64_t block0, int blocks, void* to);
+// Some panels of a weight, and some of their blocks.
+struct Chunk {
+  int64_t panel, block0;
+  int panels, blocks;
+};
+Region chunk_region(const WeightSource& weight, Compute compute, const Chunk& chunk);
 
-// Ask for the start of a panel that is read along k; each panel asks for its successor itself.
-void prefetch_panel(const WeightSource& weight, int64_t panel);
+// The chunk as B panels, one after the other: the packed memory itself where that fits (is_direct, one
+// panel), else built in `scratch`, which holds `blocks` rounded up to even. `next` is asked for on the way.
+const void* load_chunk(const TileKernels& tile, const WeightSource& weight, Compute compute,
+                       const Chunk& chunk, void* scratch, const Region& next);
 
-// One block of packed weights.
-const char* packed_block(const WeightSource& weight, int64_t panel, int64_t block);
-
-// Whether weight_panel returns packed memory.
 bool is_direct(const WeightSource& weight, Compute compute);
+// Where neighbouring columns are neighbours in memory, many panels at once are cheaper than one by one.
+bool wants_many_panels(const WeightSource& weight);
 
 }  // namespace moec::cpu
