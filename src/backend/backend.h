@@ -54,6 +54,9 @@ class Backend {
   virtual bool capturing(moec_stream stream) const = 0;
 
   // ---- routing
+  // Most scratch that one gate or route call (either direction) acquires for T tokens; a caller that
+  // has as much at hand for it keeps the call from allocating.
+  virtual moec_size router_scratch(const moec_router_desc&, int64_t) const { return {0, 0}; }
   virtual void gate_forward(const GateArgs& args, moec_stream stream) const = 0;
   virtual void gate_backward(const GateGradArgs& args, moec_stream stream) const = 0;
   virtual void route_forward(const RouteArgs& args, moec_stream stream) const = 0;

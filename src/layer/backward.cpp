@@ -97,6 +97,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   }
   if (!trains_router) return;
   const Context::Timer timer(*context_, Phase::kRoute);
+  const ScratchScope scope(*context_, memory.experts, bytes_for(router_scratch_, T));
   route.logits = {kept.logits, MOEC_F32};
   route.expert_ids = {kept.expert_ids, MOEC_I32};
   route.d_weights = experts.d_weights;

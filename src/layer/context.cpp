@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layer/context.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "backend/registry.h"
@@ -120,10 +121,11 @@ void Context::forbid_capture(const char* what, moec_stream stream) const {
 }
 
 void* Context::acquire(uint64_t bytes, moec_stream stream) const {
+  if (void* const taken = ScratchScope::take(*this, bytes)) return taken;
   return scratch_->acquire(bytes, stream, on_host() || !backend_->capturing(stream));
 }
 void Context::release_scratch(void* data, moec_stream stream) const noexcept {
-  scratch_->release(data, stream);
+  if (!ScratchScope::owns(data)) scratch_->release(data, stream);
 }
 void Context::reserve(uint64_t bytes, moec_stream stream) const {
   forbid_capture("reserve", stream);
@@ -163,6 +165,32 @@ Context::Timer::~Timer() {
   if (!(context_.flags_ & MOEC_CONTEXT_PROFILE)) return;
   const auto passed = std::chrono::nanoseconds(Clock::now() - start_).count();
   context_.counters_.phase_ns[int(phase_)].fetch_add(uint64_t(passed), std::memory_order_relaxed);
+}
+
+namespace {
+thread_local ScratchScope* innermost = nullptr;
+}
+
+ScratchScope::ScratchScope(const Context& context, void* memory, uint64_t bytes) noexcept
+    : context_(&context), outer_(innermost) {
+  begin_ = next_ = static_cast<char*>(memory);
+  end_ = begin_ + bytes;
+  innermost = this;
+}
+ScratchScope::~ScratchScope() {
+  innermost = outer_;
+}
+
+void* ScratchScope::take(const Context& context, uint64_t bytes) noexcept {
+  ScratchScope* const scope = innermost;
+  if (!scope || scope->context_ != &context) return nullptr;
+  if (bytes > uint64_t(scope->end_ - scope->next_)) return nullptr;
+  char* const taken = scope->next_;
+  scope->next_ += std::min(round_up(bytes, kCacheLine), uint64_t(scope->end_ - scope->next_));
+  return taken;
+}
+bool ScratchScope::owns(const void* data) noexcept {
+  return innermost && data >= innermost->begin_ && data < innermost->end_;
 }
 
 void check_same_device(const char* name, const Context& from, const Context& context) {

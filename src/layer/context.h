@@ -134,6 +134,26 @@ class Workspace {
   char* data_ = nullptr;
 };
 
+// While one lives, scratch that the backend acquires on this thread comes from `memory` as long as
+// it lasts. So a call needs no scratch besides its own workspace.
+class ScratchScope {
+ public:
+  ScratchScope(const Context& context, void* memory, uint64_t bytes) noexcept;
+  ~ScratchScope();
+  ScratchScope(const ScratchScope&) = delete;
+  ScratchScope& operator=(const ScratchScope&) = delete;
+
+  // `bytes` of the innermost scope of this thread, 64-byte aligned; null when there are not as
+  // many.
+  static void* take(const Context& context, uint64_t bytes) noexcept;
+  static bool owns(const void* data) noexcept;
+
+ private:
+  const Context* context_;
+  ScratchScope* outer_;
+  char *begin_, *next_, *end_;
+};
+
 // Bytes that a caller's buffer needs beyond its regions so that they can start on a cache line.
 inline constexpr uint64_t kAlignSlack = kCacheLine;
 

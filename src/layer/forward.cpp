@@ -46,6 +46,7 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   const Backend& backend = context_->backend();
   {
     const Context::Timer timer(*context_, Phase::kRoute);
+    const ScratchScope scope(*context_, memory.experts, bytes_for(router_scratch_, T));
     in.gate.logits = kept.logits;
     if (kept.x_jittered) in.gate.x_jittered = experts.x = {kept.x_jittered, desc.dtype};
     backend.gate_forward(in.gate, stream);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layer/layer.h"
 
+#include <algorithm>
+
 #include "core/checksum.h"
 #include "core/dtype.h"
 
@@ -49,6 +51,7 @@ Layer::Layer(const Context& context, const moec_layer_desc& desc, const moec_rou
   experts_ = Ref<const Experts>::of_new(new Experts(context, experts));
   plan_desc_ = plan_desc_of(desc, experts_->desc());
   plan_scratch_ = context.backend().plan_scratch(plan_desc_);
+  router_scratch_ = router_->scratch(experts_->desc().hidden);
   Arena forward, backward, saved;
   lay_out_forward(forward);
   sizes_.forward_workspace = affine(kAlignSlack, forward);
@@ -80,12 +83,18 @@ PlanView Layer::plan_in(Arena& arena) const {
   return plan;
 }
 
+// One region, for the router's scratch and the experts' workspace are never in use together.
+void* Layer::experts_in(Arena& arena, const moec_size& own) const {
+  return arena.take(std::max(own.base, router_scratch_.base),
+                    std::max(own.per_token, router_scratch_.per_token));
+}
+
 Layer::Memory Layer::lay_out_forward(Arena& arena) const {
   const moec_size& own = experts_->backend_sizes().forward;
   Memory memory;
   if (!experts_->saves()) memory.kept = lay_out_kept(arena);
   memory.plan = plan_in(arena);
-  memory.experts = arena.take(own.base, own.per_token);
+  memory.experts = experts_in(arena, own);
   return memory;
 }
 
@@ -99,7 +108,7 @@ Layer::Memory Layer::lay_out_backward(Arena& arena) const {
   memory.d_logits = arena.take_array<float>(0, N);
   if (router_->jitters_experts())
     memory.d_x_jittered = arena.take(0, uint64_t(desc.hidden * dtype_bytes(desc.dtype)));
-  memory.experts = arena.take(own.base, own.per_token);
+  memory.experts = experts_in(arena, own);
   return memory;
 }
 

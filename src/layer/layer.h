@@ -51,6 +51,7 @@ class Layer final : public Object {
   Memory lay_out_forward(Arena& arena) const;
   Memory lay_out_backward(Arena& arena) const;
   PlanView plan_in(Arena& arena) const;
+  void* experts_in(Arena& arena, const moec_size& own) const;
   void build_plan(const PlanView& plan, const Kept& kept, moec_stream stream) const;
   void* open_saved(const moec_buffer& saved, int64_t num_tokens, Kept& kept) const;
   void begin_saved(const moec_buffer& saved, int64_t num_tokens, moec_stream stream) const;
@@ -60,7 +61,7 @@ class Layer final : public Object {
   Ref<const Router> router_;
   Ref<const Experts> experts_;
   moec_plan_desc plan_desc_ = {};
-  moec_size plan_scratch_ = {};
+  moec_size plan_scratch_ = {}, router_scratch_ = {};
   moec_experts_sizes sizes_ = {};
 };
 
@@ -76,8 +77,8 @@ struct Layer::Inputs {
 struct Layer::Memory {
   Kept kept = {};
   PlanView plan;
-  float *d_weights = nullptr, *d_logits = nullptr;  // backward
-  void *d_x_jittered = nullptr, *experts = nullptr;
+  float *d_weights = nullptr, *d_logits = nullptr;   // backward
+  void *d_x_jittered = nullptr, *experts = nullptr;  // experts: the router's scratch as well
 };
 
 }  // namespace moec

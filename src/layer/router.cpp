@@ -95,6 +95,17 @@ moec_router_desc with_defaults(moec_router_desc desc) {
 
 }  // namespace
 
+// The scratch of one call in one block.
+struct Router::Scratch {
+  Scratch(const Router& router, int64_t num_tokens, int64_t hidden, moec_stream stream)
+      : bytes(checked_bytes("scratch", router.scratch(hidden), num_tokens)),
+        workspace(*router.context_, {}, bytes ? bytes + kAlignSlack : 0, stream),
+        scope(*router.context_, workspace.data(), bytes) {}
+  const uint64_t bytes;
+  const Workspace workspace;
+  const ScratchScope scope;
+};
+
 Router::Router(const Context& context, const moec_router_desc& desc)
     : Object(kKind), context_(context), desc_(with_defaults(desc)) {
   context.backend().check_router(desc_);
@@ -159,6 +170,7 @@ void Router::gate_forward(const moec_gate_args& args, moec_stream stream) const 
   else if (jitters_experts() || !is_absent(args.x_jittered))
     gate.x_jittered = check.out("x_jittered", args.x_jittered, {T, H}, {gate.x.dtype});
   check.finish();
+  const Scratch scratch(*this, T, gate.hidden, stream);
   const Context::Timer timer(*context_, Phase::kRoute);
   context_->backend().gate_forward(gate, stream);
 }
@@ -186,6 +198,7 @@ void Router::gate_backward(const moec_gate_grad_args& args, moec_stream stream) 
   gate.d_x_jittered =
       check.optional_in("d_x_jittered", args.d_x_jittered, {T, H}, {gate.x.dtype, MOEC_F32});
   check.finish();
+  const Scratch scratch(*this, T, gate.hidden, stream);
   const Context::Timer timer(*context_, Phase::kRoute);
   context_->backend().gate_backward(gate, stream);
 }
@@ -228,6 +241,7 @@ void Router::route_forward(const moec_route_args& args, moec_stream stream) cons
       static_cast<float*>(check.optional_out("scores", args.scores, {T, N}, kFloat).data);
   route.counts = static_cast<int32_t*>(check.optional_out("counts", args.counts, {N}, kInt).data);
   check.finish();
+  const Scratch scratch(*this, T, 0, stream);
   const Context::Timer timer(*context_, Phase::kRoute);
   context_->backend().route_forward(route, stream);
 }
@@ -252,6 +266,7 @@ void Router::route_backward(const moec_route_grad_args& args, moec_stream stream
   route.d_logits = static_cast<float*>(check.out("d_logits", args.d_logits, {T, N}, kFloat).data);
   route.d_per_expert_scale = per_expert_scale_gradient(args.d_per_expert_scale, check);
   check.finish();
+  const Scratch scratch(*this, T, 0, stream);
   const Context::Timer timer(*context_, Phase::kRoute);
   context_->backend().route_backward(route, stream);
 }

@@ -44,7 +44,13 @@ class Router final : public Object {
   void check_route_inputs(const moec_route_args& args, int64_t num_tokens, TensorCheck& check,
                           RouteArgs& route) const;
 
+  // Bytes that a gate or route call may acquire besides.
+  moec_size scratch(int64_t hidden) const {
+    return context_->backend().router_scratch(desc_, hidden);
+  }
+
  private:
+  struct Scratch;
   Ref<const Context> context_;
   moec_router_desc desc_;
 };

@@ -31,6 +31,9 @@ class CpuBackend final : public Backend {
   moec_status poll() const override { return MOEC_OK; }
   bool capturing(moec_stream) const override { return false; }
 
+  moec_size router_scratch(const moec_router_desc& desc, int64_t hidden) const override {
+    return cpu::router_scratch(device(), desc, hidden);
+  }
   void gate_forward(const GateArgs& args, moec_stream) const override;
   void gate_backward(const GateGradArgs& args, moec_stream) const override;
   void route_forward(const RouteArgs& args, moec_stream) const override;

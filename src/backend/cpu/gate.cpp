@@ -5,6 +5,7 @@
 
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/ops.h"
+#include "backend/cpu/route_row.h"
 #include "backend/cpu/score_row.h"
 #include "backend/cpu/vectorised.h"
 #include "core/workspace.h"
@@ -293,6 +294,18 @@ void input_backward(const Device& device, const GateGradArgs& args, const GateIn
 }
 
 }  // namespace
+
+// The sum of what is acquired below and in route_*.cpp, each rounded up to a cache line.
+moec_size router_scratch(const Device& device, const moec_router_desc& desc, int64_t hidden) {
+  const bool scaled = desc.input == MOEC_INPUT_RMS_SCALED, changed = scaled || desc.jitter != 0.0f;
+  const int64_t threads = device.pool.size(), columns = num_columns(desc);
+  const int64_t rows = (scaled ? 1 + Chunks::kMax + threads : 0) + (changed ? threads : 0);
+  const uint64_t floats = uint64_t(rows * hidden + Chunks::kMax * columns);
+  const uint64_t copies = scaled ? 2 : changed ? 1 : 0;  // [T,H]
+  return {uint64_t(gemm_scratch_bytes(int32_t(threads))) + floats * sizeof(float) +
+              RouteRows::scratch_bytes(device, desc) + 8 * kCacheLine,
+          copies * uint64_t(hidden) * sizeof(float)};
+}
 
 void gate_forward(const Device& device, const GateArgs& args) {
   const GateInput in = {*args.desc,      args.num_tokens, args.hidden,

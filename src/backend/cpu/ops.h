@@ -36,6 +36,7 @@ class Scratch {
 };
 
 // ---- gate.cpp, route.cpp, loss.cpp
+moec_size router_scratch(const Device& device, const moec_router_desc& desc, int64_t hidden);
 void gate_forward(const Device& device, const GateArgs& args);
 void gate_backward(const Device& device, const GateGradArgs& args);
 void route_forward(const Device& device, const RouteArgs& args);

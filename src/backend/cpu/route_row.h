@@ -29,19 +29,27 @@ class RouteRows {
  public:
   RouteRows(const Device& device, const moec_router_desc& desc)
       : desc_(desc),
-        bytes_(layout(nullptr).second),
-        scratch_(device, bytes_ <= sizeof(RowMemory) ? 0 : bytes_ * uint64_t(device.pool.size())) {}
+        bytes_(layout(desc, nullptr).second),
+        scratch_(device, scratch_bytes(device, desc)) {}
 
-  int64_t columns() const { return int64_t(desc_.num_experts) + desc_.num_zero_experts; }
+  // What the constructor acquires.
+  static uint64_t scratch_bytes(const Device& device, const moec_router_desc& desc) {
+    const uint64_t bytes = layout(desc, nullptr).second;
+    return bytes <= sizeof(RowMemory) ? 0 : bytes * uint64_t(device.pool.size());
+  }
+  int64_t columns() const { return columns(desc_); }
   RouteRow row(int32_t slot, RowMemory& memory) const {
     char* const shared = static_cast<char*>(scratch_.data());
-    return layout(shared ? shared + uint64_t(slot) * bytes_ : memory.bytes).first;
+    return layout(desc_, shared ? shared + uint64_t(slot) * bytes_ : memory.bytes).first;
   }
 
  private:
-  std::pair<RouteRow, uint64_t> layout(char* memory) const {
+  static int64_t columns(const moec_router_desc& desc) {
+    return int64_t(desc.num_experts) + desc.num_zero_experts;
+  }
+  static std::pair<RouteRow, uint64_t> layout(const moec_router_desc& desc, char* memory) {
     RouteRow row = {};
-    row.columns = columns();
+    row.columns = columns(desc);
     row.lanes = padded_columns(row.columns);
     uint64_t used = 0;
     const auto place = [&]<class T>(T*& pointer, int64_t count) {
@@ -52,11 +60,11 @@ class RouteRows {
     place(row.s, row.lanes);
     place(row.d, row.lanes);
     place(row.keys, row.lanes);
-    place(row.group_keys, desc_.num_groups);
+    place(row.group_keys, desc.num_groups);
     place(row.best, key_blocks(row.lanes));
-    place(row.ids, desc_.top_k);
-    place(row.w, desc_.top_k);
-    place(row.d_w, desc_.top_k);
+    place(row.ids, desc.top_k);
+    place(row.w, desc.top_k);
+    place(row.d_w, desc.top_k);
     return {row, used};
   }
 

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mistakes in descriptors, and devices that are not there.
+// Mutation noted: without check_selection() the rows about groups and SPARSE_MIXER fail.
+#include "mistakes.h"
+
+namespace moec::test {
+namespace {
+
+template <class Spoil>
+moec_status router_with(Problem& p, Spoil spoil) {
+  auto desc = p.router_desc;
+  spoil(desc);
+  moec_router* out = nullptr;
+  const moec_status status = moec_router_create(p.context, &desc, &out);
+  EXPECT_EQ(out, nullptr);
+  return status;
+}
+template <class Spoil>
+moec_status plan_with(Problem& p, Spoil spoil) {
+  auto desc = p.plan_desc;
+  spoil(desc);
+  moec_plan* out = nullptr;
+  const moec_status status = moec_plan_create(p.context, &desc, nullptr, &out);
+  EXPECT_EQ(out, nullptr);
+  return status;
+}
+template <class Spoil>
+moec_status experts_desc_with(Problem& p, Spoil spoil) {
+  auto desc = p.experts_desc;
+  spoil(desc);
+  moec_experts* out = nullptr;
+  const moec_status status = moec_experts_create(p.context, &desc, &out);
+  EXPECT_EQ(out, nullptr);
+  return status;
+}
+template <class Spoil>
+moec_status weights_with(Problem& p, Spoil spoil) {
+  auto desc = p.weights_desc;
+  spoil(desc);
+  moec_weights* out = nullptr;
+  const moec_status status = moec_weights_create(p.context, &desc, &out);
+  EXPECT_EQ(out, nullptr);
+  return status;
+}
+
+const Mistake kMistakes[] = {
+    // ---- ranges of descriptors
+    {"no_experts", MOEC_E_INVALID_ARG, "num_experts is 0",
+     [](Problem& p) { return router_with(p, [](auto& d) { d.num_experts = 0; }); }},
+    {"top_k_zero", MOEC_E_INVALID_ARG, "top_k is 0; expected 1 to 4",
+     [](Problem& p) { return router_with(p, [](auto& d) { d.top_k = 0; }); }},
+    {"top_k_above_experts", MOEC_E_INVALID_ARG, "top_k is 5; expected 1 to 4",
+     [](Problem& p) { return router_with(p, [](auto& d) { d.top_k = 5; }); }},
+    {"unknown_score", MOEC_E_INVALID_ARG, "desc.score is 9; expected 0 to 3",
+     [](Problem& p) { return router_with(p, [](auto& d) { d.score = 9; }); }},
+    {"jitter_one", MOEC_E_INVALID_ARG, "desc.jitter is 1",
+     [](Problem& p) { return router_with(p, [](auto& d) { d.jitter = 1; }); }},
+    {"negative_eps", MOEC_E_INVALID_ARG, "desc.norm_eps is -1",
+     [](Problem& p) { return router_with(p, [](auto& d) { d.norm_eps = -1; }); }},
+    {"groups", MOEC_E_INVALID_ARG, "num_groups is 3; expected a divisor of the 4",
+     [](Problem& p) {
+       return router_with(p, [](auto& d) {
+         d.selection = MOEC_SELECT_GROUP_TOPK;
+         d.num_groups = 3;
+         d.top_groups = 1;
+       });
+     }},
+    {"plan_align", MOEC_E_INVALID_ARG, "align is 3; expected 0 or a power of two",
+     [](Problem& p) { return plan_with(p, [](auto& d) { d.align = 3; }); }},
+    {"plan_range", MOEC_E_INVALID_ARG, "expert_end is 5; expected 2 to 4",
+     [](Problem& p) {
+       return plan_with(p, [](auto& d) {
+         d.expert_begin = 1;
+         d.expert_end = 5;
+       });
+     }},
+    {"capacity_without_drop", MOEC_E_INVALID_ARG, "with a capacity",
+     [](Problem& p) { return plan_with(p, [](auto& d) { d.capacity = 3; }); }},
+    {"plan_overflow", MOEC_E_OVERFLOW, "less than 2^31",
+     [](Problem& p) {
+       return plan_with(p, [](auto& d) {
+         d.max_tokens = 0x7fffffff;
+         d.top_k = 4;
+       });
+     }},
+    {"unused_activation_parameter", MOEC_E_INVALID_ARG, "alpha is 1; expected 0 for swiglu",
+     [](Problem& p) { return experts_desc_with(p, [](auto& d) { d.activation.alpha = 1; }); }},
+    {"missing_limit", MOEC_E_INVALID_ARG, "needs a limit above 0",
+     [](Problem& p) {
+       return experts_desc_with(p, [](auto& d) { d.activation.kind = MOEC_ACT_CLAMP_SWIGLU; });
+     }},
+    {"plain_activation_of_gated_experts", MOEC_E_INVALID_ARG, "relu2, which is plain",
+     [](Problem& p) {
+       return experts_desc_with(p, [](auto& d) { d.activation.kind = MOEC_ACT_RELU2; });
+     }},
+    {"experts_overflow", MOEC_E_OVERFLOW, "less than 2^63",
+     [](Problem& p) {
+       return experts_desc_with(p, [](auto& d) { d.hidden = d.inter = int64_t(1) << 40; });
+     }},
+    {"quantised_scheme", MOEC_E_UNSUPPORTED, "MOEC_SCHEME_NONE",
+     [](Problem& p) { return weights_with(p, [](auto& d) { d.down_scheme = 3; }); }},
+    {"layer_disagrees", MOEC_E_INVALID_ARG, "desc.router.top_k is 1 and desc.experts.top_k is 2",
+     [](Problem& p) {
+       auto router = p.router_desc;
+       router.top_k = 1;
+       auto desc = p.layer_desc();
+       desc.router = &router;
+       moec_layer* out = nullptr;
+       return moec_layer_create(p.context, &desc, &out);
+     }},
+    // ---- devices
+    {"no_such_device", MOEC_E_NO_BACKEND, "device 7 of type 1 is absent; there are 1",
+     [](Problem&) {
+       auto desc = sized<moec_context_desc>();
+       desc.device_id = 7;
+       moec_context* out = nullptr;
+       return moec_context_create(&desc, &out);
+     }},
+    {"no_such_device_type", MOEC_E_INVALID_ARG, "device_type is 13",
+     [](Problem&) {
+       int32_t count = -5;
+       const moec_status status = moec_device_count(13, &count);
+       EXPECT_EQ(count, -5);
+       return status;
+     }},
+    {"no_such_plug_in", MOEC_E_NO_BACKEND, "cannot open /nonexistent/plugin.so",
+     [](Problem&) { return moec_backend_load("/nonexistent/plugin.so"); }},
+};
+MOEC_TEST_MISTAKES(kMistakes);
+
+}  // namespace
+}  // namespace moec::test
