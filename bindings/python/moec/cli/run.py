@@ -19,7 +19,7 @@ from ..golden import row_error
 from ..model import LayerSpec, MoeLayer, read_layer
 from ._common import Device, Threads, console, facts, read_array, to_bytes, wide_table
 
-EXAMPLE = "moec run /tmp/qwen3 --tokens 512 --grad"
+EXAMPLE = "moec run qwen3 --tokens 512 --grad"
 
 
 def command(

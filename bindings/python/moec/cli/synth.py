@@ -12,7 +12,7 @@ import typer
 from .. import synth
 from ._common import DTypeOption, Model, console, to_bytes
 
-EXAMPLE = "moec synth --model qwen3-30b --out /tmp/qwen3"
+EXAMPLE = "moec synth --model qwen3-30b --out qwen3"
 
 
 def command(
