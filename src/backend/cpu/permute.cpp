@@ -134,7 +134,7 @@ void permute(const Device& device, const PermuteArgs& args) {
       const bool is_zero = !exists || (args.row_weight && weight == 0.0f);
       const int64_t token = is_zero ? -1 : plan.row_token[row];
       copy_row(args.x, args.rows, args.row_bytes, token, row);
-      if (args.x_scale) copy_row(args.x_scale, args.row_scale, args.scale_bytes, token, row);
+      if (args.row_scale) copy_row(args.x_scale, args.row_scale, args.scale_bytes, token, row);
       if (args.row_weight) args.row_weight[row] = weight;
     }
   });
