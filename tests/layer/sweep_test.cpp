@@ -70,8 +70,12 @@ struct Problem {
   Vec d_y;
 };
 
+std::string shape_name(int hidden, int inter) {
+  return std::string("H").append(std::to_string(hidden)).append("_I").append(std::to_string(inter));
+}
+
 Problem make_problem(int hidden, int inter, bool half) {
-  const std::string name = std::to_string(hidden) + "x" + std::to_string(inter);
+  const std::string name = shape_name(hidden, inter);
   const auto matrix = static_cast<size_t>(kExperts * hidden * inter);
   const auto batch = static_cast<size_t>(kTokens * hidden);
   Problem p;
@@ -141,8 +145,7 @@ TEST_P(SweepTest, MatchesTheOracle) {
 INSTANTIATE_TEST_SUITE_P(Layer, SweepTest,
                          testing::Combine(testing::ValuesIn(kWidths), testing::ValuesIn(kWidths)),
                          [](const auto& one) {
-                           return "H" + std::to_string(std::get<0>(one.param)) + "_I" +
-                                  std::to_string(std::get<1>(one.param));
+                           return shape_name(std::get<0>(one.param), std::get<1>(one.param));
                          });
 
 }  // namespace
