@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saved plans and packed files: they come back bit for bit, and a damaged byte anywhere is refused.
+// Mutation noted: with the payload checksum not compared, the flipped bytes are accepted.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "problem.h"
+
+namespace moec::test {
+namespace {
+
+std::vector<uint8_t> saved_plan(const moec_plan* plan) {
+  uint64_t need = 0;
+  check(moec_plan_save_sync(plan, nullptr, 0, &need, nullptr));
+  std::vector<uint8_t> bytes(need);
+  check(moec_plan_save_sync(plan, bytes.data(), bytes.size(), &need, nullptr));
+  return bytes;
+}
+
+TEST(PlanFile, comes_back_bit_for_bit) {
+  Problem p;
+  p.build_plan();
+  const std::vector<uint8_t> bytes = saved_plan(p.plan.get());
+  Problem other;
+  check(moec_plan_restore_sync(other.plan.get(), bytes.data(), bytes.size(), nullptr));
+  EXPECT_EQ(saved_plan(other.plan.get()), bytes);
+}
+
+TEST(PlanFile, a_short_buffer_only_tells_the_size) {
+  Problem p;
+  p.build_plan();
+  std::vector<uint8_t> bytes = saved_plan(p.plan.get());
+  const std::vector<uint8_t> before(bytes.size(), 0x77);
+  bytes = before;
+  uint64_t need = 0;
+  EXPECT_EQ(moec_plan_save_sync(p.plan.get(), bytes.data(), bytes.size() - 1, &need, nullptr),
+            MOEC_E_WORKSPACE);
+  EXPECT_EQ(need, bytes.size());
+  EXPECT_EQ(bytes, before);
+}
+
+TEST(PlanFile, every_damaged_byte_is_refused_and_the_plan_kept) {
+  Problem p;
+  p.build_plan();
+  const std::vector<uint8_t> bytes = saved_plan(p.plan.get());
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    std::vector<uint8_t> damaged = bytes;
+    damaged[i] ^= uint8_t(1u << (i % 8));
+    EXPECT_EQ(moec_plan_restore_sync(p.plan.get(), damaged.data(), damaged.size(), nullptr),
+              MOEC_E_CORRUPT)
+        << "byte " << i;
+  }
+  for (size_t size = 0; size < bytes.size(); size += 7)
+    EXPECT_EQ(moec_plan_restore_sync(p.plan.get(), bytes.data(), size, nullptr), MOEC_E_CORRUPT);
+  EXPECT_EQ(saved_plan(p.plan.get()), bytes);
+}
+
+TEST(PlanFile, another_desc_is_a_mismatch) {
+  Problem p;
+  p.build_plan();
+  const std::vector<uint8_t> bytes = saved_plan(p.plan.get());
+  auto desc = p.plan_desc;
+  const auto refused = [&](const char* text) {
+    const auto plan =
+        make<PlanHandle>(moec_plan_create, p.context, static_cast<const moec_plan_desc*>(&desc),
+                         static_cast<const moec_buffer*>(nullptr));
+    EXPECT_EQ(moec_plan_restore_sync(plan.get(), bytes.data(), bytes.size(), nullptr),
+              MOEC_E_MISMATCH);
+    EXPECT_NE(std::string(error_info().message).find(text), std::string::npos)
+        << error_info().message;
+  };
+  desc.align = 4;
+  refused("E, K, align = 4, 2, 1");
+  desc = p.plan_desc;
+  desc.max_tokens = 2;
+  refused("a plan of 5 tokens; this plan's max_tokens is 2");
+}
+
+TEST(PlanFile, attach_takes_a_plan_that_is_there_and_nothing_else) {
+  Problem p;
+  uint64_t bytes = 0;
+  int64_t rows = 0;
+  check(moec_plan_size(&p.plan_desc, &bytes, &rows));
+  std::vector<uint8_t> memory(bytes, 0x5a);
+  const moec_buffer buffer = p.buffer(memory);
+  const auto attach = [&](int64_t tokens) {
+    const auto plan = make<PlanHandle>(moec_plan_create, p.context,
+                                       static_cast<const moec_plan_desc*>(&p.plan_desc), &buffer);
+    return moec_plan_attach(plan.get(), tokens);
+  };
+  EXPECT_EQ(attach(p.T), MOEC_E_CORRUPT);
+  const auto writer = make<PlanHandle>(moec_plan_create, p.context,
+                                       static_cast<const moec_plan_desc*>(&p.plan_desc), &buffer);
+  const moec_tensor ids = tensor_of(p.given_ids.data(), MOEC_I32, {p.T, Problem::kTopK});
+  check(moec_plan_from_topk(writer.get(), &ids, nullptr, nullptr));
+  EXPECT_EQ(attach(p.T), MOEC_OK);
+  EXPECT_EQ(attach(p.T - 1), MOEC_E_CORRUPT);
+  EXPECT_EQ(attach(-1), MOEC_E_INVALID_ARG);
+  EXPECT_EQ(attach(p.T + 100), MOEC_E_SHAPE);
+}
+
+class PackedFile : public testing::Test {
+ protected:
+  PackedFile() {
+    char name[] = "/tmp/moec-packed-XXXXXX";
+    close(mkstemp(name));
+    path = name;
+  }
+  ~PackedFile() override { std::remove(path.c_str()); }
+
+  std::vector<char> read() const {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void write(const std::vector<char>& bytes) const {
+    std::ofstream(path, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
+  }
+  static std::vector<float> forward(Problem& p, const moec_weights* weights) {
+    auto args = p.forward_args();
+    args.weights = weights;
+    check(moec_layer_forward(p.layer.get(), &args, nullptr));
+    return p.y;
+  }
+
+  std::string path;
+  Problem p;
+};
+
+TEST_F(PackedFile, is_mapped_without_the_source) {
+  const std::vector<float> expected = forward(p, p.weights.get());
+  check(moec_weights_pack(p.weights.get(), nullptr, nullptr));
+  check(moec_weights_save_sync(p.weights.get(), path.c_str()));
+  EXPECT_EQ(forward(p, p.weights.get()), expected);
+  const auto mapped = make<Weights>(moec_weights_create, p.context, &p.weights_desc);
+  check(moec_weights_map_sync(mapped.get(), path.c_str()));
+  auto info = sized<moec_weights_info>();
+  check(moec_weights_query(mapped.get(), &info));
+  EXPECT_EQ(info.is_packed, 1);
+  EXPECT_EQ(info.is_bound, 0);
+  EXPECT_EQ(info.needs_source, 0);
+  EXPECT_EQ(forward(p, mapped.get()), expected);
+  EXPECT_EQ(moec_weights_refresh(mapped.get(), 0, 1, nullptr), MOEC_E_INVALID_STATE);
+  const auto second = make<Weights>(moec_weights_create, p.context, &p.weights_desc);
+  check(moec_weights_map_sync(second.get(), path.c_str()));
+  EXPECT_EQ(forward(p, second.get()), expected);
+}
+
+TEST_F(PackedFile, source_may_be_released_and_refresh_follows_it) {
+  check(moec_weights_pack(p.weights.get(), nullptr, nullptr));
+  const std::vector<float> before = forward(p, p.weights.get());
+  for (float& value : p.down) value *= 2;
+  EXPECT_EQ(forward(p, p.weights.get()), before) << "the packed copy is used until refreshed";
+  check(moec_weights_refresh(p.weights.get(), 0, int32_t(Problem::kExperts), nullptr));
+  std::vector<float> doubled = before;
+  for (float& value : doubled) value *= 2;
+  EXPECT_EQ(forward(p, p.weights.get()), doubled);
+  check(moec_weights_release_source(p.weights.get()));
+  std::fill(p.down.begin(), p.down.end(), 0.0f);
+  std::fill(p.gate_up.begin(), p.gate_up.end(), 0.0f);
+  EXPECT_EQ(forward(p, p.weights.get()), doubled);
+  EXPECT_EQ(moec_weights_refresh(p.weights.get(), 0, 1, nullptr), MOEC_E_INVALID_STATE);
+}
+
+TEST_F(PackedFile, damage_is_refused) {
+  check(moec_weights_pack(p.weights.get(), nullptr, nullptr));
+  check(moec_weights_save_sync(p.weights.get(), path.c_str()));
+  const std::vector<char> bytes = read();
+  const auto map = [&] {
+    const auto weights = make<Weights>(moec_weights_create, p.context, &p.weights_desc);
+    return moec_weights_map_sync(weights.get(), path.c_str());
+  };
+  EXPECT_EQ(map(), MOEC_OK);
+  for (const size_t at : {size_t(0), size_t(9), size_t(20), size_t(140), bytes.size() - 1,
+                          bytes.size() / 2, size_t(4096)}) {
+    std::vector<char> damaged = bytes;
+    damaged[at] = char(damaged[at] ^ 4);
+    write(damaged);
+    EXPECT_EQ(map(), MOEC_E_CORRUPT) << "byte " << at;
+  }
+  for (const size_t size : {size_t(0), size_t(100), size_t(4096), bytes.size() - 1}) {
+    write({bytes.begin(), bytes.begin() + std::ptrdiff_t(size)});
+    EXPECT_EQ(map(), MOEC_E_CORRUPT) << size << " bytes";
+  }
+  std::vector<char> longer = bytes;
+  longer.push_back(0);
+  write(longer);
+  EXPECT_EQ(map(), MOEC_E_CORRUPT);
+}
+
+TEST_F(PackedFile, another_shape_is_a_mismatch_and_no_file_an_error_with_errno) {
+  check(moec_weights_pack(p.weights.get(), nullptr, nullptr));
+  check(moec_weights_save_sync(p.weights.get(), path.c_str()));
+  auto desc = p.weights_desc;
+  desc.inter += 32;
+  const auto other = make<Weights>(moec_weights_create, p.context, &desc);
+  EXPECT_EQ(moec_weights_map_sync(other.get(), path.c_str()), MOEC_E_MISMATCH);
+  EXPECT_EQ(moec_weights_map_sync(other.get(), "/nonexistent/file"), MOEC_E_INVALID_ARG);
+  EXPECT_EQ(error_info().native_code, ENOENT);
+  EXPECT_EQ(moec_weights_save_sync(p.weights.get(), "/nonexistent/file"), MOEC_E_INVALID_ARG);
+}
+
+TEST(Describe, names_kernels_and_says_how_long_it_is) {
+  Problem p;
+  uint64_t need = 0;
+  check(moec_layer_describe(p.layer.get(), p.weights.get(), 7, nullptr, 0, &need));
+  std::vector<char> text(need);
+  EXPECT_EQ(moec_layer_describe(p.layer.get(), p.weights.get(), 7, text.data(), need - 1, &need),
+            MOEC_E_WORKSPACE);
+  check(moec_layer_describe(p.layer.get(), p.weights.get(), 7, text.data(), need, &need));
+  EXPECT_EQ(std::strlen(text.data()) + 1, need);
+  EXPECT_EQ(text[0], '{');
+}
+
+}  // namespace
+}  // namespace moec::test
