@@ -28,15 +28,11 @@ foreach(set IN ITEMS sm90 portable host)
   list(APPEND cuda_objects $<TARGET_OBJECTS:${target}>)
 endforeach()
 
-if(NOT cuda_objects)
-  message(STATUS "not yet written: src/backend/cuda")
-  return()
-endif()
 set(map ${PROJECT_SOURCE_DIR}/src/backend/cuda/moec_cuda.map)
 add_library(moec_cuda SHARED ${cuda_objects})
 target_link_libraries(moec_cuda PRIVATE moec_options CUDA::cudart_static CUDA::cublasLt)
 target_link_options(moec_cuda PRIVATE LINKER:--version-script=${map} LINKER:--exclude-libs,ALL
-  LINKER:-z,nodelete LINKER:-z,relro,-z,now)
+  LINKER:--as-needed LINKER:-z,nodelete LINKER:-z,relro,-z,now)
 set_target_properties(moec_cuda PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${map}
   VERSION ${PROJECT_VERSION} SOVERSION ${MOEC_ABI})
 install(TARGETS moec_cuda DESTINATION ${CMAKE_INSTALL_LIBDIR})  # beside libmoec

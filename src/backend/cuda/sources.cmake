@@ -6,4 +6,4 @@ set(MOEC_CUDA_ARCH_host OFF)
 
 set(MOEC_CUDA_SOURCES_sm90)
 set(MOEC_CUDA_SOURCES_portable)
-set(MOEC_CUDA_SOURCES_host)
+set(MOEC_CUDA_SOURCES_host plugin.cpp)
