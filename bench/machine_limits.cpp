@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "machine_limits.h"
 
-// gcc 12's own intrinsics pass "undefined" registers that its own warning then finds (gcc bug 105593).
+// gcc 12's own intrinsics pass "undefined" registers that its own warning then finds (gcc bug
+// 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -31,7 +32,8 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// body(thread) on all threads at once, `trials` times; the best seconds from first start to last end.
+// body(thread) on all threads at once, `trials` times; the best seconds from first start to last
+// end.
 double best_seconds(int threads, int trials, const std::function<void(int)>& body) {
   double best = 1e30;
   Clock::time_point start;
@@ -157,7 +159,8 @@ int64_t read_portable(const char* from, int64_t bytes) {
 double read_bandwidth(int threads) {
   const int64_t each = (int64_t(5) << 28) / threads / 4096 * 4096;  // 1.25 GiB in all
   const size_t bytes = size_t(each * threads);
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   madvise(memory, bytes, MADV_HUGEPAGE);
   std::memset(memory, 1, bytes);

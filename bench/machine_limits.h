@@ -8,11 +8,11 @@ namespace moec::bench {
 
 struct MachineLimits {
   int threads = 0;
-  double fma_f32 = 0;      // FLOP/s from registers, widest vectors, all threads
-  double dot_bf16 = 0;     // vdpbf16ps likewise; 0: not here
-  double amx_bf16 = 0;     // tile registers, random data; 0: not here
-  double read_bytes = 0;   // bytes/s of DRAM: two lines 1 KiB apart, prefetched 32 KiB ahead
-  std::string cpu;         // as /proc/cpuinfo names it
+  double fma_f32 = 0;     // FLOP/s from registers, widest vectors, all threads
+  double dot_bf16 = 0;    // vdpbf16ps likewise; 0: not here
+  double amx_bf16 = 0;    // tile registers, random data; 0: not here
+  double read_bytes = 0;  // bytes/s of DRAM: two lines 1 KiB apart, prefetched 32 KiB ahead
+  std::string cpu;        // as /proc/cpuinfo names it
 
   // The fastest bf16 unit with fp32 sums: bf16 widened to fp32 counts as one.
   double bf16() const {

@@ -87,8 +87,9 @@ struct Job {
 
 }  // namespace
 
-// A job is open while `state` lacks kClosed; the low bits count the workers inside it. A worker enters
-// only an open job, and the caller reuses the job only after closing it and seeing the count at zero.
+// A job is open while `state` lacks kClosed; the low bits count the workers inside it. A worker
+// enters only an open job, and the caller reuses the job only after closing it and seeing the count
+// at zero.
 struct ThreadPool::Workers {
   static constexpr uint32_t kClosed = 1u << 31;
 
@@ -108,8 +109,9 @@ struct ThreadPool::Workers {
     pthread_sigmask(SIG_SETMASK, &all, &old);
     threads.reserve(size_t(count));
     try {
-      for (int32_t slot = 1; slot <= count; ++slot) threads.emplace_back([this, slot] { loop(slot); });
-    } catch (const std::system_error&) {  // thread limit reached: go on with those there are
+      for (int32_t slot = 1; slot <= count; ++slot)
+        threads.emplace_back([this, slot] { loop(slot); });
+    } catch (const std::exception&) {  // thread or memory limit: go on with those there are
     }
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
@@ -198,7 +200,7 @@ namespace {
 double cgroup_limit(const std::string& folder) {
   std::string quota, period;
   if (!(std::ifstream(folder + "/cpu.max") >> quota >> period)) {  // version 2: "max 100000"
-    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;           // version 1: -1 = none
+    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;          // version 1: -1 = none
     std::ifstream(folder + "/cpu.cfs_period_us") >> period;
   }
   const double microseconds = std::strtod(quota.c_str(), nullptr);

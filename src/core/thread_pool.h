@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads of one context: our own small pool, or the caller's parallel_for.
 //
-// One parallel call runs at a time; a call that finds the pool busy, or that is made in a forked child
-// or from inside a body, runs all its work on its own thread. Idle workers spin for some microseconds,
-// then sleep. The calling thread always takes part, and waits only for workers that took part, so a
-// worker that is slow to wake costs nothing. No call allocates.
+// One parallel call runs at a time; a call that finds the pool busy, or that is made in a forked
+// child or from inside a body, runs all its work on its own thread. Idle workers spin for some
+// microseconds, then sleep. The calling thread always takes part, and waits only for workers that
+// took part, so a worker that is slow to wake costs nothing. No call allocates.
 #pragma once
 
 #include <moec/moec.h>
@@ -26,12 +26,14 @@ class ThreadPool {
 
   int32_t size() const { return size_; }
 
-  // body(slot, i) for each i in [0, n), handed out in ascending order. No two bodies use the same slot
-  // in [0, size()) at once. The first exception of a body is rethrown here; work not begun is skipped.
+  // body(slot, i) for each i in [0, n), handed out in ascending order. No two bodies use the same
+  // slot in [0, size()) at once. The first exception of a body is rethrown here; work not begun is
+  // skipped.
   template <class Body>
   void parallel_for(int64_t n, Body&& body) const {
     using Function = std::remove_reference_t<Body>;
-    run(n, [](void* self, int32_t slot, int64_t i) { (*static_cast<Function*>(self))(slot, i); },
+    run(
+        n, [](void* self, int32_t slot, int64_t i) { (*static_cast<Function*>(self))(slot, i); },
         const_cast<void*>(static_cast<const void*>(std::addressof(body))));
   }
 

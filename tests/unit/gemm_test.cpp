@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped products of every instruction set that this machine has against plain double loops. Inputs end
-// at pages without access and are surrounded by NaN. Planted faults that these tests were seen to catch:
-// a load mask one value too wide (guard page), k tails left as they were (NaN), the last row panel
-// skipped, gather ignored, gate and up swapped, a step of k summed twice by one thread count only.
+// Grouped products of every instruction set that this machine has against plain double loops.
+// Inputs end at pages without access and are surrounded by NaN. Planted faults that these tests
+// were seen to catch: a load mask one value too wide (guard page), k tails left as they were (NaN),
+// the last row panel skipped, gather ignored, gate and up swapped, a step of k summed twice by one
+// thread count only.
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -96,16 +97,19 @@ const Case kCases[] = {
     {"bf16", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 96, 1057, false, false},
     {"bf16_odd", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 33, 31, true, false},
     {"bf16_pair", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutIn, 161, 96, true, false},
-    {"bf16_pair_interleaved", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutInInterleaved, 33, 65, true, false},
+    {"bf16_pair_interleaved", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutInInterleaved, 33, 65, true,
+     false},
     {"bf16_in_out", MOEC_BF16, MOEC_BF16, kPair, Layout::kInOut, 31, 1057, false, false},
-    {"bf16_in_out_interleaved", MOEC_BF16, MOEC_BF16, kPair, Layout::kInOutInterleaved, 33, 96, true, false},
+    {"bf16_in_out_interleaved", MOEC_BF16, MOEC_BF16, kPair, Layout::kInOutInterleaved, 33, 96,
+     true, false},
     {"bf16_sum_transposed", MOEC_BF16, MOEC_BF16, kSum, Layout::kOutIn, 1057, 33, false, true},
     {"bf16_transposed_in_out", MOEC_BF16, MOEC_BF16, kSingle, Layout::kInOut, 95, 609, false, true},
     {"f32", MOEC_F32, MOEC_F32, kSingle, Layout::kOutIn, 33, 1057, true, false},
     {"f32_pair", MOEC_F32, MOEC_F32, kPair, Layout::kOutInInterleaved, 161, 31, true, false},
     {"f32_in_out", MOEC_F32, MOEC_F32, kSingle, Layout::kInOut, 31, 33, false, false},
     {"f32_sum_transposed", MOEC_F32, MOEC_F32, kSum, Layout::kOutIn, 65, 289, false, true},
-    {"f32_transposed_in_out", MOEC_F32, MOEC_F32, kSingle, Layout::kInOutInterleaved, 33, 47, true, true},
+    {"f32_transposed_in_out", MOEC_F32, MOEC_F32, kSingle, Layout::kInOutInterleaved, 33, 47, true,
+     true},
     {"f16", MOEC_F16, MOEC_F16, kPair, Layout::kOutIn, 33, 545, true, false},
     {"f16_in_out", MOEC_F16, MOEC_F16, kSingle, Layout::kInOut, 96, 31, false, false},
     {"f16_sum_transposed", MOEC_F16, MOEC_F16, kSum, Layout::kOutIn, 31, 161, false, true},
@@ -158,7 +162,8 @@ struct Problem {
 
   explicit Problem(const Case& test_case) : c(test_case), random(uint64_t(c.n * 131 + c.k)) {
     const int64_t tokens = c.gather ? 40 : groups.rows();
-    for (int64_t r = 0; r < groups.rows(); ++r) gather.push_back(int32_t(random.below(tokens + 1)) - 1);
+    for (int64_t r = 0; r < groups.rows(); ++r)
+      gather.push_back(int32_t(random.below(tokens + 1)) - 1);
     gemm.kind = c.kind;
     gemm.num_experts = int32_t(groups.experts());
     gemm.group_offsets = groups.offsets.data();
@@ -189,7 +194,8 @@ struct Problem {
     double sum = 0;
     for (int64_t k = 0; row >= 0 && k < c.k; ++k) {
       const int64_t at = c.transposed ? k * c.n + j : j * c.k + k;
-      sum += a[source]->values[size_t(row * c.k + k)] * b[weight]->values[size_t(e * c.n * c.k + at)];
+      sum +=
+          a[source]->values[size_t(row * c.k + k)] * b[weight]->values[size_t(e * c.n * c.k + at)];
     }
     return sum;
   }
@@ -238,7 +244,8 @@ TEST_P(Gemm, matches_double_loops_with_the_same_bits_however_it_is_run) {
     for (int i = 0; i < outputs; ++i)
       EXPECT_LE(test::row_error(one.c[i], expected[i], size_t(GetParam().n)).error, 5e-6) << i;
     for (int64_t e = 0; e < problem.groups.experts(); ++e)
-      for (int64_t r = problem.groups.offsets[size_t(e)]; r < problem.groups.offsets[size_t(e) + 1]; ++r)
+      for (int64_t r = problem.groups.offsets[size_t(e)]; r < problem.groups.offsets[size_t(e) + 1];
+           ++r)
         for (int64_t j = 0; j < GetParam().n; ++j)
           ASSERT_EQ(one.writes[size_t(r * GetParam().n + j)],
                     r - problem.groups.offsets[size_t(e)] < problem.groups.counts[size_t(e)])
@@ -251,7 +258,9 @@ TEST_P(Gemm, matches_double_loops_with_the_same_bits_however_it_is_run) {
   }
 }
 
-std::string case_name(const testing::TestParamInfo<Case>& info) { return info.param.name; }
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  return info.param.name;
+}
 INSTANTIATE_TEST_SUITE_P(, Gemm, testing::ValuesIn(kCases), case_name);
 
 TEST(Pack, writes_every_byte_and_zero_tails) {

@@ -71,9 +71,11 @@ TEST(ThreadPool, hands_an_exception_to_the_caller_and_goes_on) {
   for (const int32_t threads : {1, 4}) {
     const ThreadPool pool(threads);
     for (int repeat = 0; repeat < 50; ++repeat)
-      EXPECT_THROW(pool.parallel_for(100, [](int32_t, int64_t i) {
-        if (i == 37) throw std::runtime_error("37");
-      }), std::runtime_error);
+      EXPECT_THROW(pool.parallel_for(100,
+                                     [](int32_t, int64_t i) {
+                                       if (i == 37) throw std::runtime_error("37");
+                                     }),
+                   std::runtime_error);
     expect_each_once(pool, 100);
   }
 }

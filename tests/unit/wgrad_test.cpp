@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped weight gradients and the row conversions of every instruction set against double loops.
-// Planted faults that were seen to fail: empty experts left as they were, the last row of an expert left
-// out, accumulation that overwrites, a store past the last column (guard page).
+// Planted faults that were seen to fail: empty experts left as they were, the last row of an expert
+// left out, accumulation that overwrites, a store past the last column (guard page).
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -158,7 +158,9 @@ TEST_P(Wgrad, matches_double_loops_with_the_same_bits_for_every_thread_count) {
   }
 }
 
-std::string case_name(const testing::TestParamInfo<Case>& info) { return info.param.name; }
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  return info.param.name;
+}
 INSTANTIATE_TEST_SUITE_P(, Wgrad, testing::ValuesIn(kCases), case_name);
 
 TEST(Convert, rounds_every_value_as_the_scalar_conversions_do) {
@@ -188,7 +190,8 @@ TEST(Convert, rounds_every_value_as_the_scalar_conversions_do) {
       for (int64_t n = 0; n <= 40; ++n) {  // tails, at the end of the page
         const int64_t size = dtype_bytes(dtype);
         convert_from_f32(values.data(), dtype, narrow.data<char>() + (count - n) * size, n);
-        convert_to_f32(narrow.data<char>() + (count - n) * size, dtype, wide.data<float>() + count - n, n);
+        convert_to_f32(narrow.data<char>() + (count - n) * size, dtype,
+                       wide.data<float>() + count - n, n);
       }
     }
   }

@@ -11,7 +11,9 @@
 namespace moec::cpu {
 namespace {
 
-int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t div_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 // Rows cut into A panels of almost equal size.
 struct RowPanels {
@@ -86,8 +88,8 @@ class Runner {
       for (int first = 0; first < blocks; first += kSpanBlocks) {
         const Chunk chunk = chunk_at(column, block0 + first, block0 + blocks, group);
         const Region next = region_after(matrix, column, chunk, block0, block0 + blocks);
-        const void* const b = load_chunk(*p_.plan.tile, weight, p_.plan.compute, chunk, b_,
-                                         early ? next : Region{});
+        const void* const b =
+            load_chunk(*p_.plan.tile, weight, p_.plan.compute, chunk, b_, early ? next : Region{});
         for (int i = 0; i < group; ++i)
           multiply_panel(static_cast<const char*>(b) + i * chunk.blocks * kBlockBytes,
                          {first, blocks, chunk.blocks}, early ? Region{} : next, i, group,
@@ -115,7 +117,8 @@ class Runner {
     if (column + chunk.panels < columns_)
       return region_of(weight, column + chunk.panels, block0, span_end);
     if (p_.kind == GemmKind::kPair && matrix == 0) return region_of(p_.b[1], 0, block0, span_end);
-    if (span_end < blocks_) return region_of(p_.b[matrix ^ (p_.kind == GemmKind::kPair)], 0, span_end, blocks_);
+    if (span_end < blocks_)
+      return region_of(p_.b[matrix ^ (p_.kind == GemmKind::kPair)], 0, span_end, blocks_);
     if (p_.kind == GemmKind::kSum && matrix == 0) return region_of(p_.b[1], 0, 0, blocks_);
     return {};
   }
@@ -125,8 +128,8 @@ class Runner {
     int blocks;
   };
 
-  // One panel of B times all rows. `next` is prefetched by the kernel where it is one run of memory,
-  // else between the products; this panel's share is part of parts.
+  // One panel of B times all rows. `next` is prefetched by the kernel where it is one run of
+  // memory, else between the products; this panel's share is part of parts.
   void multiply_panel(const void* b, const Part& part, const Region& next, int share, int shares,
                       float* c, bool accumulate) {
     const ProductKernel& kernel = *p_.plan.kernel;
@@ -137,9 +140,9 @@ class Runner {
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t rows = panels_.padded(panel);
       if (!one_run) next.prefetch(share * panels + panel, shares * panels);
-      kernel.by_rows[rows / kernel.row_multiple - 1](
-          {a + part.first * rows * kLineBytes, b, c + panel * panels_.per_panel * ld_, ld_,
-           part.blocks, accumulate, ahead, lines});
+      kernel.by_rows[rows / kernel.row_multiple - 1]({a + part.first * rows * kLineBytes, b,
+                                                      c + panel * panels_.per_panel * ld_, ld_,
+                                                      part.blocks, accumulate, ahead, lines});
       a += rows * part.span * kLineBytes;
       ahead += int64_t(lines) * kLineBytes * part.blocks;
     }

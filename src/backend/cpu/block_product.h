@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One task of a grouped product: a block of rows and columns, summed over all of k, in one thread's scratch.
+// One task of a grouped product: a block of rows and columns, summed over all of k, in one thread's
+// scratch.
 #pragma once
 
 #include "backend/cpu/gemm.h"
@@ -9,10 +10,12 @@
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 
-// Rows: a multiple of every max_rows, so that padding stays inside. Columns: of both products together.
+// Rows: a multiple of every max_rows, so that padding stays inside. Columns: of both products
+// together.
 inline constexpr int kMaxTaskRows = 288, kMaxTaskColumns = 256;
 
-// Sums in blocks_span blocks of A at a time, so that A, one B panel chunk and c stay in the L2 cache:
+// Sums in blocks_span blocks of A at a time, so that A, one B panel chunk and c stay in the L2
+// cache:
 //   a  288 rows x 16 blocks        288 KiB (few rows: more blocks)
 //   b  8 panels x 16 blocks        256 KiB
 //   c  288 x 256 (+ 2 x 16) fp32   324 KiB

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped matrix products over the rows of experts: forward, data gradient, weight gradient.
 //
-// Rows of expert e are [group_offsets[e], group_offsets[e] + counts[e]); other rows are neither read
-// nor written. All products accumulate in fp32, for each element in ascending order of the summed index,
-// by a kernel that depends on the instruction set, the dtypes and the rows of the expert only: results
-// have the same bits for every number of threads, and for packed and unpacked weights.
+// Rows of expert e are [group_offsets[e], group_offsets[e] + counts[e]); other rows are neither
+// read nor written. All products accumulate in fp32, for each element in ascending order of the
+// summed index, by a kernel that depends on the instruction set, the dtypes and the rows of the
+// expert only: results have the same bits for every number of threads, and for packed and unpacked
+// weights.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +18,10 @@ namespace moec::cpu {
 // ---- B: one weight matrix of every expert
 struct GemmWeight {
   const ExpertMatrix* matrix = nullptr;  // read where it is; ignored when packed
-  const void* packed = nullptr;          // expert e at packed + e * packed_stride bytes, 64-byte aligned
+  const void* packed = nullptr;  // expert e at packed + e * packed_stride bytes, 64-byte aligned
   int64_t packed_stride = 0;
   moec_dtype packed_dtype = 0;
-  bool transposed = false;               // B(n, k) is W(k, n): the data gradient
+  bool transposed = false;  // B(n, k) is W(k, n): the data gradient
 };
 
 // Bytes of the packed copy of one [n, k] matrix; a multiple of 64.
@@ -39,13 +40,13 @@ struct GemmRows {
   const int32_t* gather = nullptr;  // optional: read row gather[row] instead; negative reads zeros
 };
 
-// Finished fp32 values of rows [row0, row0 + rows) and columns [col0, col0 + cols), in scratch that the
-// epilogue may overwrite; element (i, j) at c0[i * ld + j]. col0 is a multiple of 32. How a problem
-// is cut into tiles depends on n, k and the expert's rows, not on the number of threads.
+// Finished fp32 values of rows [row0, row0 + rows) and columns [col0, col0 + cols), in scratch that
+// the epilogue may overwrite; element (i, j) at c0[i * ld + j]. col0 is a multiple of 32. How a
+// problem is cut into tiles depends on n, k and the expert's rows, not on the number of threads.
 struct FinishedTile {
   int32_t expert, slot;  // slot < pool.size(): this thread's scratch of the caller
   int64_t row0, rows, col0, cols;
-  float *c0, *c1;        // c1: the second product of PAIR
+  float *c0, *c1;  // c1: the second product of PAIR
   int64_t ld;
 };
 using GemmEpilogue = void (*)(void* context, const FinishedTile& tile);
@@ -75,7 +76,7 @@ struct GroupedWgrad {  // d[e](n, k) (+)= sum over rows r of e of g(r, n) * x(r,
   int64_t n = 0, k = 0;
   GemmRows g, x;
   const ExpertMatrix* d = nullptr;  // f32, bf16 or f16; written through its strides, one rounding
-  bool accumulate = false;          // add to what is there; an expert without rows: unchanged, else zero
+  bool accumulate = false;  // add to what is there; an expert without rows: unchanged, else zero
 };
 
 // Scratch of one call: gemm_scratch_bytes(pool.size()), 64-byte aligned, not shared by calls.

@@ -16,7 +16,9 @@ int64_t task_columns(const GroupedGemm& g, int64_t rows) {
   return g.kind == GemmKind::kPair ? both / 2 : both;
 }
 
-moec_dtype weight_dtype(const GemmWeight& w) { return w.packed ? w.packed_dtype : w.matrix->dtype; }
+moec_dtype weight_dtype(const GemmWeight& w) {
+  return w.packed ? w.packed_dtype : w.matrix->dtype;
+}
 
 WeightSource weight_source(const GemmWeight& w, int64_t e, int64_t n, int64_t k) {
   WeightSource s;
@@ -44,8 +46,14 @@ void grouped_gemm(const ThreadPool& pool, const GroupedGemm& g, void* scratch) {
               p.plan = plan_product(g.a[0].dtype, weight_dtype(g.b[0]), task.group_rows);
               p.kind = g.kind;
               for (int i = 0; i < (g.kind == GemmKind::kSum ? 2 : 1); ++i)
-                p.a[i] = {g.a[i].data, g.a[i].dtype, g.a[i].stride, 1, g.a[i].gather, nullptr,
-                          task.group_begin + task.group_rows, g.k};
+                p.a[i] = {g.a[i].data,
+                          g.a[i].dtype,
+                          g.a[i].stride,
+                          1,
+                          g.a[i].gather,
+                          nullptr,
+                          task.group_begin + task.group_rows,
+                          g.k};
               for (int i = 0; i < (g.kind == GemmKind::kSingle ? 1 : 2); ++i)
                 p.b[i] = weight_source(g.b[i], task.expert, g.n, g.k);
               p.row0 = task.group_begin + task.row0;

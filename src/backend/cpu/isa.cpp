@@ -40,7 +40,9 @@ uint64_t enabled_state() {  // XCR0: register files that the operating system sa
   return uint64_t(high) << 32 | low;
 }
 
-bool has_bits(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
+bool has_bits(uint64_t value, uint64_t bits) {
+  return (value & bits) == bits;
+}
 
 // Linux hands out the tile registers on request, once per process.
 bool request_tiles() {
@@ -69,7 +71,9 @@ Features detect() {
 
 #else
 
-Features detect() { return {}; }
+Features detect() {
+  return {};
+}
 
 #endif
 

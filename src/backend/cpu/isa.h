@@ -8,8 +8,8 @@
 
 namespace moec::cpu {
 
-// The set in use. The first call chooses it; throws E_UNSUPPORTED when MOEC_CPU_ISA names a set that is
-// unknown or that this machine lacks.
+// The set in use. The first call chooses it; throws E_UNSUPPORTED when MOEC_CPU_ISA names a set
+// that is unknown or that this machine lacks.
 const TileKernels& tile_kernels();
 
 // Use the set of this name from now on; null: choose as at the start. Not while a product runs.

@@ -15,7 +15,9 @@ namespace {
 
 constexpr int kMaxBlockK = 32;
 
-int64_t blocks_of(int64_t k, int64_t per_block) { return (k + per_block - 1) / per_block; }
+int64_t blocks_of(int64_t k, int64_t per_block) {
+  return (k + per_block - 1) / per_block;
+}
 
 Load load_of(moec_dtype dtype, Compute compute) {
   if (compute == Compute::kBf16) return Load::kPairs;
@@ -28,8 +30,8 @@ const char* line_of(const PanelSource& s, int64_t index, int64_t stride, const i
   return static_cast<const char*>(s.data) + at * stride * dtype_bytes(s.dtype);
 }
 
-// Where tiles of 16 lanes go: tile t at to + t / 2 * pair_stride + t % 2 * tile_stride, its next block
-// block_stride further.
+// Where tiles of 16 lanes go: tile t at to + t / 2 * pair_stride + t % 2 * tile_stride, its next
+// block block_stride further.
 struct Target {
   char* to;
   int64_t pair_stride, tile_stride, block_stride;
@@ -44,7 +46,8 @@ struct Target {
 
 // `panels` B panels of `blocks` blocks each.
 Target panel_target(void* to, int panels, int blocks) {
-  return {static_cast<char*>(to), int64_t(blocks) * kBlockBytes, kBlockBytes / 2, kBlockBytes,
+  return {static_cast<char*>(to), int64_t(blocks) * kBlockBytes,
+          kBlockBytes / 2,        kBlockBytes,
           panels * kPanelColumns, false};
 }
 
@@ -88,7 +91,8 @@ class BlockLoader {
     const int lanes = lanes_at(lane0, tile, target);
     const void* lines[kLanes];
     for (int i = 0; i < lanes; ++i)
-      lines[i] = line_of(source_, lane0 + tile * kLanes + i, source_.lane_stride, source_.lane_gather);
+      lines[i] =
+          line_of(source_, lane0 + tile * kLanes + i, source_.lane_stride, source_.lane_gather);
     for (int b = 0; b < blocks; ++b) {
       const int64_t k0 = (block0 + b) * per_block_;
       next.prefetch(part + b, parts);
@@ -104,7 +108,8 @@ class BlockLoader {
       lines[i] = line_of(source_, k0 + i, source_.k_stride, source_.k_gather);
     for (int t = 0; t * kLanes < target.lanes; ++t) {
       const int64_t lane = lane0 + t * kLanes;
-      put({lines, lane, count, lanes_at(lane0, t, target), target.at(t, block), target.lines_out(t)},
+      put({lines, lane, count, lanes_at(lane0, t, target), target.at(t, block),
+           target.lines_out(t)},
           target, false);
     }
   }
@@ -122,9 +127,11 @@ class BlockLoader {
     }
   }
   template <class T>
-  void collect(int64_t lane0, int lanes, int64_t k0, int count, void* values, const void** lines) const {
+  void collect(int64_t lane0, int lanes, int64_t k0, int count, void* values,
+               const void** lines) const {
     for (int i = 0; i < lanes; ++i) {
-      const void* const line = line_of(source_, lane0 + i, source_.lane_stride, source_.lane_gather);
+      const void* const line =
+          line_of(source_, lane0 + i, source_.lane_stride, source_.lane_gather);
       T* const to = static_cast<T*>(values) + i * kMaxBlockK;
       lines[i] = line ? to : nullptr;
       for (int j = 0; line && j < count; ++j) {
@@ -177,8 +184,8 @@ void turn_f32(const TileKernels& tile, const WeightSource& w, const Chunk& chunk
 void turn_16(const TileKernels& tile, const WeightSource& w, Compute compute, const Chunk& chunk,
              char* to, const Region& next) {
   alignas(kLineBytes) uint16_t rows[kPanelColumns][kMaxBlockK];
-  const PanelSource source{rows,    w.packed_dtype, 1,            kMaxBlockK, nullptr,
-                           nullptr, kPanelColumns,  kPanelColumns};
+  const PanelSource source{rows,          w.packed_dtype, 1, kMaxBlockK, nullptr, nullptr,
+                           kPanelColumns, kPanelColumns};
   const int step = compute == Compute::kBf16 ? 1 : 2;
   const BlockLoader loader(tile, source, load_of(w.packed_dtype, compute));
   for (int b = 0; b < chunk.blocks; b += step) {
@@ -191,8 +198,12 @@ void turn_16(const TileKernels& tile, const WeightSource& w, Compute compute, co
 
 }  // namespace
 
-int64_t block_k(Compute compute) { return compute == Compute::kBf16 ? 32 : 16; }
-int64_t packed_block_k(moec_dtype dtype) { return dtype == MOEC_F32 ? 16 : 32; }
+int64_t block_k(Compute compute) {
+  return compute == Compute::kBf16 ? 32 : 16;
+}
+int64_t packed_block_k(moec_dtype dtype) {
+  return dtype == MOEC_F32 ? 16 : 32;
+}
 
 void load_rows(const TileKernels& tile, const PanelSource& source, Compute compute, int64_t lane0,
                int rows, int64_t block0, int blocks, void* to) {
@@ -244,7 +255,8 @@ Region chunk_region(const WeightSource& w, Compute compute, const Chunk& chunk) 
   if (s.k_gather || s.lane_gather) return {};
   const char* const base =
       static_cast<const char*>(s.data) + (lane0 * s.lane_stride + k0 * s.k_stride) * size;
-  if (s.k_stride == 1) return {base, lanes, s.lane_stride * size, std::min(values, s.k - k0) * size};
+  if (s.k_stride == 1)
+    return {base, lanes, s.lane_stride * size, std::min(values, s.k - k0) * size};
   return {base, std::min(values, s.k - k0), s.k_stride * size, lanes * s.lane_stride * size};
 }
 
@@ -271,8 +283,8 @@ int64_t packed_matrix_bytes(moec_dtype dtype, int64_t n, int64_t k) {
 
 void pack_matrix(const MatrixView& matrix, int64_t n, int64_t k, void* to) {
   const int64_t blocks = blocks_of(k, packed_block_k(matrix.dtype));
-  const PanelSource source{matrix.data, matrix.dtype, matrix.row_stride, matrix.col_stride,
-                           nullptr,     nullptr,      n,                 k};
+  const PanelSource source{
+      matrix.data, matrix.dtype, matrix.row_stride, matrix.col_stride, nullptr, nullptr, n, k};
   const Load load = matrix.dtype == MOEC_F32 ? Load::kF32 : Load::kPairs;
   const BlockLoader loader(tile_kernels(), source, load);
   for (int64_t panel = 0; panel * kPanelColumns < n; ++panel)

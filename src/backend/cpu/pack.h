@@ -30,7 +30,8 @@ struct WeightSource {
 int64_t block_k(Compute compute);
 int64_t packed_block_k(moec_dtype dtype);
 
-// A panel of `rows` lines per block (zeros beyond the extent), `blocks` blocks from k = block0 * block_k.
+// A panel of `rows` lines per block (zeros beyond the extent), `blocks` blocks from k = block0 *
+// block_k.
 void load_rows(const TileKernels& tile, const PanelSource& source, Compute compute, int64_t lane0,
                int rows, int64_t block0, int blocks, void* to);
 
@@ -48,13 +49,15 @@ struct Chunk {
 };
 Region chunk_region(const WeightSource& weight, Compute compute, const Chunk& chunk);
 
-// The chunk as B panels, one after the other: the packed memory itself where that fits (is_direct, one
-// panel), else built in `scratch`, which holds `blocks` rounded up to even. `next` is asked for on the way.
+// The chunk as B panels, one after the other: the packed memory itself where that fits (is_direct,
+// one panel), else built in `scratch`, which holds `blocks` rounded up to even. `next` is asked for
+// on the way.
 const void* load_chunk(const TileKernels& tile, const WeightSource& weight, Compute compute,
                        const Chunk& chunk, void* scratch, const Region& next);
 
 bool is_direct(const WeightSource& weight, Compute compute);
-// Where neighbouring columns are neighbours in memory, many panels at once are cheaper than one by one.
+// Where neighbouring columns are neighbours in memory, many panels at once are cheaper than one by
+// one.
 bool wants_many_panels(const WeightSource& weight);
 
 }  // namespace moec::cpu

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grouped product cut into (expert, columns, rows) tasks that the threads of a pool take in order.
+// A grouped product cut into (expert, columns, rows) tasks that the threads of a pool take in
+// order.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,10 @@ struct Groups {
 struct TaskGrid {
   int64_t rows, cols, row_step, col_step;
   TaskGrid(int64_t rows_, int64_t cols_, int64_t max_columns)
-      : rows(rows_), cols(cols_), row_step(even(rows_, kMaxTaskRows)), col_step(even(cols_, max_columns)) {}
+      : rows(rows_),
+        cols(cols_),
+        row_step(even(rows_, kMaxTaskRows)),
+        col_step(even(cols_, max_columns)) {}
   int64_t count() const { return rows && cols ? cuts(rows, row_step) * cuts(cols, col_step) : 0; }
 
  private:
@@ -33,8 +37,8 @@ struct TaskGrid {
 
 struct Task {
   int32_t expert, slot;
-  int64_t group_begin, group_rows;         // rows of the expert
-  int64_t row0, rows, col0, cols;          // of the grid
+  int64_t group_begin, group_rows;  // rows of the expert
+  int64_t row0, rows, col0, cols;   // of the grid
 };
 
 // Where one thread stands in the ascending sequence of tasks; on a line of its own.
@@ -42,7 +46,8 @@ struct alignas(kLineBytes) TaskCursor {
   int64_t expert = 0, first = 0;  // the expert's first task
 };
 
-// cut(rows of an expert) -> its TaskGrid; body(task, scratch of the thread). Returns when all are done.
+// cut(rows of an expert) -> its TaskGrid; body(task, scratch of the thread). Returns when all are
+// done.
 template <class Cut, class Body>
 void run_tasks(const ThreadPool& pool, const Groups& groups, const Cut& cut, void* scratch,
                const Body& body) {
@@ -60,9 +65,14 @@ void run_tasks(const ThreadPool& pool, const Groups& groups, const Cut& cut, voi
     const int64_t across = (grid.rows + grid.row_step - 1) / grid.row_step;
     const int64_t row0 = (i - at.first) % across * grid.row_step;
     const int64_t col0 = (i - at.first) / across * grid.col_step;
-    const Task task{int32_t(at.expert), slot, groups.offsets[at.expert], rows,
-                    row0, std::min(grid.row_step, grid.rows - row0),
-                    col0, std::min(grid.col_step, grid.cols - col0)};
+    const Task task{int32_t(at.expert),
+                    slot,
+                    groups.offsets[at.expert],
+                    rows,
+                    row0,
+                    std::min(grid.row_step, grid.rows - row0),
+                    col0,
+                    std::min(grid.col_step, grid.cols - col0)};
     body(task, memory + slot * kThreadScratch);
   });
 }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an instruction set must provide: panel products and the loads that build panels.
 //
-// Everything is made of 64-byte lines of 16 dwords. A step is one fp32, or a pair of 16-bit values (k even
-// in the low half). A block spans 16 steps; k is padded with zeros to whole blocks.
+// Everything is made of 64-byte lines of 16 dwords. A step is one fp32, or a pair of 16-bit values
+// (k even in the low half). A block spans 16 steps; k is padded with zeros to whole blocks.
 //
-//   A panel   [blocks][rows][64 B]      line = 16 steps of one row
-//   B panel   [blocks][2][16][64 B]     block = 2 KiB: two tiles of 16 columns; line = one step, 16 columns
+//   A panel   [blocks][rows][64 B]      a line: 16 steps of one row
+//   B panel   [blocks][2][16][64 B]     a block: two tiles of 16 columns; a line: one step of those
 //
-// The packed form of a weight is its B panels of 32 columns one after the other, columns padded with zeros.
-// Translation units of this interface are compiled for one instruction set each, so what they
-// include must not define functions with external linkage: the linker could keep that copy for everyone.
+// The packed form of a weight is its B panels of 32 columns one after the other, columns padded
+// with zeros. Translation units of this interface are compiled for one instruction set each, so
+// what they include must not define functions with external linkage: the linker could keep that
+// copy for everyone.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ inline constexpr int kLoads = 4;
 
 struct PanelProduct {  // c[rows, 32] (+)= A panel * B panel
   const void *a, *b;
-  float* c;            // row stride ld
+  float* c;  // row stride ld
   int64_t ld;
   int blocks;
   bool accumulate;
@@ -37,17 +38,18 @@ struct PanelProduct {  // c[rows, 32] (+)= A panel * B panel
 using PanelProductFn = void (*)(const PanelProduct& product);
 
 struct ProductKernel {
-  const char* name;              // null: this instruction set has none
-  int max_rows, row_multiple;    // panels are padded with zero rows to row_multiple
+  const char* name;               // null: this instruction set has none
+  int max_rows, row_multiple;     // panels are padded with zero rows to row_multiple
   const PanelProductFn* by_rows;  // [max_rows / row_multiple], for 1, 2, ... times row_multiple
 };
 
-// Write the first `lines_out` of 16 lines at `to`. lines[i] + offset (elements of the source) starts
-// `count` valid values for i < lines_used; a null pointer is a line of zeros; all the rest is zero.
+// Write the first `lines_out` of 16 lines at `to`. lines[i] + offset (elements of the source)
+// starts `count` valid values for i < lines_used; a null pointer is a line of zeros; all the rest
+// is zero.
 //   along_k      line i of the source is lane i, its values follow k     (count <= 16, pairs: 32)
 //   along_lanes  line i of the source is k = i, its values follow lanes  (count <= 16)
-// Straight keeps that orientation in the result, turned transposes it: A panels need lines along k, B
-// panels lines along lanes.
+// Straight keeps that orientation in the result, turned transposes it: A panels need lines along k,
+// B panels lines along lanes.
 struct LoadBlock {
   const void* const* lines;
   int64_t offset;
@@ -66,7 +68,7 @@ struct TileKernels {
   void (*transpose)(const void* from, void* to);           // 16 lines of 16 dwords
   void (*expand_bf16)(const void* block, void* to);        // packed block -> two f32 blocks
   void (*expand_f16)(const void* block, void* to);
-  void (*to_f32[3])(const void* from, float* to, int64_t count);    // f32, bf16, f16
+  void (*to_f32[3])(const void* from, float* to, int64_t count);  // f32, bf16, f16
   void (*from_f32[3])(const float* from, void* to, int64_t count);
   void (*begin)();  // once per task before products; null = nothing to do
   void (*end)();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMX-BF16: products on tile registers; the other jobs on AVX-512. A tile is up to 16 lines: of A 16 rows,
-// of B 16 steps, of c 16 rows of 16 fp32. Few rows use tiles of their own height: measured (Sapphire
-// Rapids, one core, weights from DRAM) 19.2 GB/s, where vdpbf16ps reads 18.0 and widening to fp32 18.9.
+// AMX-BF16: products on tile registers; the other jobs on AVX-512. A tile is up to 16 lines: of A
+// 16 rows, of B 16 steps, of c 16 rows of 16 fp32. Few rows use tiles of their own height: measured
+// (Sapphire Rapids, one core, weights from DRAM) 19.2 GB/s, where vdpbf16ps reads 18.0 and widening
+// to fp32 18.9.
 #include "backend/cpu/tile_ops_avx512.h"
 
 // Offsets within a block are small:
@@ -23,10 +24,16 @@ static_assert(sizeof(TileConfig) == 64);
 constexpr TileConfig kWholeTiles;
 
 // The intrinsic of gcc 12 names 8 of the 64 bytes as its input.
-inline void load_config(const TileConfig& config) { __asm__ volatile("ldtilecfg %0" ::"m"(config)); }
+inline void load_config(const TileConfig& config) {
+  __asm__ volatile("ldtilecfg %0" ::"m"(config));
+}
 
-void begin() { load_config(kWholeTiles); }
-void end() { _tile_release(); }
+void begin() {
+  load_config(kWholeTiles);
+}
+void end() {
+  _tile_release();
+}
 
 void prefetch_lines(const char*& next, int lines) {
   for (int i = 0; i < lines; ++i) __builtin_prefetch(next + i * kLineBytes, 0, 2);
@@ -96,7 +103,9 @@ void product_one(const PanelProduct& p, int64_t a_bytes) {
   _tile_stored(1, p.c + kLanes, stride);
 }
 
-void product_16(const PanelProduct& p) { product_one(p, kTileBytes); }
+void product_16(const PanelProduct& p) {
+  product_one(p, kTileBytes);
+}
 
 template <int kRows>
 void product_few(const PanelProduct& p) {
@@ -120,7 +129,8 @@ constexpr ProductTable<Avx512Ops, 12> kProducts;
 constexpr PanelProductFn kTiles[] = {product_16, product_32};
 
 constexpr TileKernels make() {
-  TileKernels t = make_tile_kernels<Avx512Ops>("amx", {"avx512 f32 12x32", 12, 1, kProducts.by_rows});
+  TileKernels t =
+      make_tile_kernels<Avx512Ops>("amx", {"avx512 f32 12x32", 12, 1, kProducts.by_rows});
   t.bf16_few = {"amx bf16 16x32", kLanes, 1, kFewRows.by_rows};
   t.bf16_few_rows = kLanes;
   t.bf16 = {"amx bf16 32x32", 32, 16, kTiles};

@@ -13,7 +13,9 @@ struct Avx2Ops {
   static Vec load(const void* from) { return _mm256_loadu_ps(static_cast<const float*>(from)); }
   static void store(void* to, Vec v) { _mm256_storeu_ps(static_cast<float*>(to), v); }
   static Vec zero() { return _mm256_setzero_ps(); }
-  static Vec broadcast(const void* from) { return _mm256_broadcast_ss(static_cast<const float*>(from)); }
+  static Vec broadcast(const void* from) {
+    return _mm256_broadcast_ss(static_cast<const float*>(from));
+  }
   static Vec fma(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
 
   struct Line {
@@ -32,7 +34,9 @@ struct Avx2Ops {
     _mm256_store_si256(reinterpret_cast<__m256i*>(copy), v);
     if (bytes > 0) __builtin_memcpy(to, copy, unsigned(bytes));
   }
-  static const char* after(const void* from, int bytes) { return static_cast<const char*>(from) + bytes; }
+  static const char* after(const void* from, int bytes) {
+    return static_cast<const char*>(from) + bytes;
+  }
   static __m128i low(__m256i v) { return _mm256_castsi256_si128(v); }
   static __m128i high(__m256i v) { return _mm256_extracti128_si256(v, 1); }
 
@@ -40,7 +44,8 @@ struct Avx2Ops {
     return {{partial(from, n * 4), n > 8 ? partial(from + 8, n * 4 - 32) : _mm256_setzero_si256()}};
   }
   static Line pairs(const uint16_t* from, int n) {
-    return {{partial(from, n * 2), n > 16 ? partial(from + 16, n * 2 - 32) : _mm256_setzero_si256()}};
+    return {
+        {partial(from, n * 2), n > 16 ? partial(from + 16, n * 2 - 32) : _mm256_setzero_si256()}};
   }
   static Line zero_extend(__m256i v) {
     return {{_mm256_cvtepu16_epi32(low(v)), _mm256_cvtepu16_epi32(high(v))}};
@@ -52,9 +57,12 @@ struct Avx2Ops {
     const __m256i keep = _mm256_set1_epi32(int(0xffff0000u));
     return {{_mm256_and_si256(p.half[0], keep), _mm256_and_si256(p.half[1], keep)}};
   }
-  static Line bf16(const uint16_t* from, int n) { return even_bf16(zero_extend(partial(from, n * 2))); }
+  static Line bf16(const uint16_t* from, int n) {
+    return even_bf16(zero_extend(partial(from, n * 2)));
+  }
   static Line widen(__m128i first, __m128i second) {
-    return {{_mm256_castps_si256(_mm256_cvtph_ps(first)), _mm256_castps_si256(_mm256_cvtph_ps(second))}};
+    return {{_mm256_castps_si256(_mm256_cvtph_ps(first)),
+             _mm256_castps_si256(_mm256_cvtph_ps(second))}};
   }
   static Line f16(const uint16_t* from, int n) {
     const __m256i v = partial(from, n * 2);
@@ -91,7 +99,8 @@ struct Avx2Ops {
     const __m256 value = _mm256_castsi256_ps(v);
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
     const __m256i quiet = _mm256_or_si256(v, _mm256_set1_epi32(0x400000));
-    return low_halves(_mm256_srli_epi32(_mm256_blendv_epi8(_mm256_add_epi32(v, bias), quiet, nan), 16));
+    return low_halves(
+        _mm256_srli_epi32(_mm256_blendv_epi8(_mm256_add_epi32(v, bias), quiet, nan), 16));
   }
   static void put_bf16(uint16_t* to, Line line, int n) {
     put_halves(to, round_bf16(line.half[0]), round_bf16(line.half[1]), n);
@@ -107,7 +116,8 @@ struct Avx2Ops {
   static void transpose8(__m256i (&m)[8]) {
     __m256i t[8];
     for (int i = 0; i < 8; i += 4) {
-      const __m256i a = _mm256_unpacklo_epi32(m[i], m[i + 1]), b = _mm256_unpackhi_epi32(m[i], m[i + 1]);
+      const __m256i a = _mm256_unpacklo_epi32(m[i], m[i + 1]),
+                    b = _mm256_unpackhi_epi32(m[i], m[i + 1]);
       const __m256i c = _mm256_unpacklo_epi32(m[i + 2], m[i + 3]);
       const __m256i d = _mm256_unpackhi_epi32(m[i + 2], m[i + 3]);
       t[i] = _mm256_unpacklo_epi64(a, c);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// AVX512-BF16: products of bf16 pairs with vdpbf16ps. It adds each pair's products, high half first, with
-// subnormal inputs read as zero.
+// AVX512-BF16: products of bf16 pairs with vdpbf16ps. It adds each pair's products, high half
+// first, with subnormal inputs read as zero.
 #include "backend/cpu/tile_ops_avx512.h"
 
 namespace moec::cpu {
@@ -16,8 +16,8 @@ constexpr ProductTable<Avx512Ops, 12> kProducts;
 constexpr ProductTable<PairOps, 12> kPairProducts;
 
 constexpr TileKernels make() {
-  TileKernels t = make_tile_kernels<Avx512Ops>("avx512bf16",
-                                               {"avx512 f32 12x32", 12, 1, kProducts.by_rows});
+  TileKernels t =
+      make_tile_kernels<Avx512Ops>("avx512bf16", {"avx512 f32 12x32", 12, 1, kProducts.by_rows});
   t.bf16 = t.bf16_few = {"avx512bf16 bf16 12x32", 12, 1, kPairProducts.by_rows};
   return t;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of tile.h written once over `Ops`, the vector operations of one instruction set. Included
-// by each tile_<isa>.cpp, whose flags it takes: hence the unnamed namespace and no std functions.
+// The kernels of tile.h written once over `Ops`, the vector operations of one instruction set.
+// Included by each tile_<isa>.cpp, whose flags it takes: hence the unnamed namespace and no std
+// functions.
 //
 // Ops provides: Vec, kBytes and load, store, zero, broadcast, fma on it; Line (16 dwords) and
 //   f32 / bf16 / f16 (pointer, n <= 16) -> Line of fp32       pairs(pointer, n <= 32) -> Line
@@ -16,9 +17,13 @@
 namespace moec::cpu {
 namespace {
 
-inline int smaller(int64_t a, int b) { return a < b ? int(a) : b; }
+inline int smaller(int64_t a, int b) {
+  return a < b ? int(a) : b;
+}
 
-inline void prefetch_line(const char* line) { __builtin_prefetch(line, 0, 2); }
+inline void prefetch_line(const char* line) {
+  __builtin_prefetch(line, 0, 2);
+}
 
 // ---- products. One pass covers two vectors of columns for all rows; c stays in registers.
 template <class Ops, int kRows>
@@ -27,7 +32,9 @@ void panel_product(const PanelProduct& p) {
   constexpr int kBytes = Ops::kBytes, kPasses = 2 * kLineBytes / (2 * kBytes);
   constexpr bool kSpread = kRows >= 6;  // measured: few rows do better with prefetches in bursts
   for (int pass = 0; pass < kPasses; ++pass) {
-    const auto place = [](int byte) { return byte / kLineBytes * (kBlockBytes / 2) + byte % kLineBytes; };
+    const auto place = [](int byte) {
+      return byte / kLineBytes * (kBlockBytes / 2) + byte % kLineBytes;
+    };
     const int first = pass * 2 * kBytes;
     float* const c = p.c + first / 4;
     Vec sum[kRows][2];
@@ -80,13 +87,14 @@ struct ProductTable {
 };
 
 // ---- loads
-// A masked load of a page that is not there costs an assist even when it reads nothing: null and empty
-// lines are not loaded at all.
+// A masked load of a page that is not there costs an assist even when it reads nothing: null and
+// empty lines are not loaded at all.
 template <class Ops, Load kLoad>
 typename Ops::Line load_line(const void* line, int64_t offset, int count) {
   if (!line || count <= 0) return typename Ops::Line{};
   const auto* const half = static_cast<const uint16_t*>(line) + offset;
-  if constexpr (kLoad == Load::kF32) return Ops::f32(static_cast<const float*>(line) + offset, count);
+  if constexpr (kLoad == Load::kF32)
+    return Ops::f32(static_cast<const float*>(line) + offset, count);
   if constexpr (kLoad == Load::kBf16ToF32) return Ops::bf16(half, count);
   if constexpr (kLoad == Load::kF16ToF32) return Ops::f16(half, count);
   if constexpr (kLoad == Load::kPairs) return Ops::pairs(half, count);
@@ -121,9 +129,8 @@ void load_along_k(const LoadBlock& load) {
       return;
     }
     for (int i = 0; i < kLanes; ++i)
-      lines[i] = i < load.lines_used
-                     ? load_line<Ops, kLoad>(load.lines[i], load.offset, load.count)
-                     : typename Ops::Line{};
+      lines[i] = i < load.lines_used ? load_line<Ops, kLoad>(load.lines[i], load.offset, load.count)
+                                     : typename Ops::Line{};
     put_lines<Ops, true>(lines, load.to, load.lines_out);
   } else {
     for (int i = 0; i < load.lines_out; ++i) {
@@ -168,7 +175,8 @@ void transpose_lines(const void* from, void* to) {
   put_lines<Ops, true>(lines, to, kLanes);
 }
 
-// A 16-bit block holds k = 0..31: even k in the low halves. Its two fp32 blocks hold 16 of them each.
+// A 16-bit block holds k = 0..31: even k in the low halves. Its two fp32 blocks hold 16 of them
+// each.
 template <class Ops, bool kHalf>
 void expand_block(const void* block, void* to) {
   for (int tile = 0; tile < 2; ++tile)

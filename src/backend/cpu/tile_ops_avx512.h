@@ -2,7 +2,8 @@
 // Ops of tile_kernels.h on 64-byte vectors; shared by the AVX-512 translation units.
 #pragma once
 
-// gcc 12's own intrinsics pass "undefined" registers that its own warning then finds (gcc bug 105593).
+// gcc 12's own intrinsics pass "undefined" registers that its own warning then finds (gcc bug
+// 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -20,12 +21,16 @@ struct Avx512Ops {
   static Vec load(const void* from) { return _mm512_loadu_ps(from); }
   static void store(void* to, Vec v) { _mm512_storeu_ps(to, v); }
   static Vec zero() { return _mm512_setzero_ps(); }
-  static Vec broadcast(const void* from) { return _mm512_set1_ps(*static_cast<const float*>(from)); }
+  static Vec broadcast(const void* from) {
+    return _mm512_set1_ps(*static_cast<const float*>(from));
+  }
   static Vec fma(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
 
   using Line = __m512i;
   static __mmask16 mask(int n) { return __mmask16((1u << n) - 1u); }
-  static __m256i halves(const uint16_t* from, int n) { return _mm256_maskz_loadu_epi16(mask(n), from); }
+  static __m256i halves(const uint16_t* from, int n) {
+    return _mm256_maskz_loadu_epi16(mask(n), from);
+  }
   static Line f32(const float* from, int n) { return _mm512_maskz_loadu_epi32(mask(n), from); }
   static Line bf16(const uint16_t* from, int n) {
     return _mm512_slli_epi32(_mm512_cvtepu16_epi32(halves(from, n)), 16);
@@ -48,8 +53,8 @@ struct Avx512Ops {
     const Line one = _mm512_and_si512(_mm512_srli_epi32(line, 16), _mm512_set1_epi32(1));
     const Line bias = _mm512_add_epi32(one, _mm512_set1_epi32(0x7fff));  // ties to even
     const Line quiet = _mm512_or_si512(line, _mm512_set1_epi32(0x400000));
-    const __mmask16 nan = _mm512_cmp_ps_mask(_mm512_castsi512_ps(line), _mm512_castsi512_ps(line),
-                                             _CMP_UNORD_Q);
+    const __mmask16 nan =
+        _mm512_cmp_ps_mask(_mm512_castsi512_ps(line), _mm512_castsi512_ps(line), _CMP_UNORD_Q);
     const Line rounded = _mm512_mask_mov_epi32(_mm512_add_epi32(line, bias), nan, quiet);
     _mm256_mask_storeu_epi16(to, mask(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
   }
@@ -58,16 +63,21 @@ struct Avx512Ops {
     _mm256_mask_storeu_epi16(to, mask(n), half);
   }
   static Line even_bf16(Line pairs) { return _mm512_slli_epi32(pairs, 16); }
-  static Line odd_bf16(Line pairs) { return _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))); }
+  static Line odd_bf16(Line pairs) {
+    return _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u)));
+  }
   static Line even_f16(Line pairs) { return widen(_mm512_cvtepi32_epi16(pairs)); }
-  static Line odd_f16(Line pairs) { return widen(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16))); }
+  static Line odd_f16(Line pairs) {
+    return widen(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16)));
+  }
 
   // 16 x 16 dwords: 4 x 4 inside 128-bit lanes, then the lanes themselves.
   static void transpose(Line (&m)[kLanes]) {
     Line t[kLanes];
 #pragma GCC unroll 4
     for (int i = 0; i < kLanes; i += 4) {
-      const Line a = _mm512_unpacklo_epi32(m[i], m[i + 1]), b = _mm512_unpackhi_epi32(m[i], m[i + 1]);
+      const Line a = _mm512_unpacklo_epi32(m[i], m[i + 1]),
+                 b = _mm512_unpackhi_epi32(m[i], m[i + 1]);
       const Line c = _mm512_unpacklo_epi32(m[i + 2], m[i + 3]);
       const Line d = _mm512_unpackhi_epi32(m[i + 2], m[i + 3]);
       t[i] = _mm512_unpacklo_epi64(a, c);
@@ -77,8 +87,8 @@ struct Avx512Ops {
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {  // lane q of t[4i + j] is column 4q + j of rows 4i .. 4i + 3
-      const Line a = _mm512_shuffle_i32x4(t[j], t[4 + j], 0x88);        // lanes 0 2 | 0 2
-      const Line b = _mm512_shuffle_i32x4(t[j], t[4 + j], 0xdd);        // lanes 1 3 | 1 3
+      const Line a = _mm512_shuffle_i32x4(t[j], t[4 + j], 0x88);  // lanes 0 2 | 0 2
+      const Line b = _mm512_shuffle_i32x4(t[j], t[4 + j], 0xdd);  // lanes 1 3 | 1 3
       const Line c = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0x88);
       const Line d = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0xdd);
       m[j] = _mm512_shuffle_i32x4(a, c, 0x88);

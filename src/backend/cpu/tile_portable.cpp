@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels for any machine of this architecture: 16-byte vectors of the compiler, plain loops for the rest.
+// Kernels for any machine of this architecture: 16-byte vectors of the compiler, plain loops for
+// the rest.
 #include <cstring>
 
 #include "backend/cpu/tile_kernels.h"
