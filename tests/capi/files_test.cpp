@@ -107,9 +107,8 @@ TEST(PlanFile, attach_takes_a_plan_that_is_there_and_nothing_else) {
 class PackedFile : public testing::Test {
  protected:
   PackedFile() {
-    char name[] = "/tmp/moec-packed-XXXXXX";
-    close(mkstemp(name));
-    path = name;
+    path = testing::TempDir() + "moec-packed-XXXXXX";
+    close(mkstemp(path.data()));
   }
   ~PackedFile() override { std::remove(path.c_str()); }
 

@@ -8,7 +8,7 @@ moec_add_sources(  # experts
 moec_add_sources(  # routing, plans, rows, losses
   gate.cpp loss.cpp permute.cpp plan.cpp plan_choice.cpp route_backward.cpp route_forward.cpp)
 
-# Instruction sets: name -> flags. Listed from the plainest to the richest, and after everything else:
+# Instruction sets: name -> flags. From the plainest to the richest, and after everything else:
 # where two objects hold the same inline function the linker keeps the first.
 set(MOEC_ISA_portable "")
 set(MOEC_ISA_avx2 -mavx2 -mfma -mf16c)
