@@ -111,7 +111,7 @@ class Backward {
       scale_rows(pool_, routed_, args_.x.data, args_.plan->row_weight, memory_.scaled_x);
   }
 
-  void act_grads() const {
+  void act_grads() {
     const bool routed_dots =
         (args_.d_weights && !on_input_) || (want_gate_ && desc_.shared == MOEC_SHARED_SOFTMAX2);
     act_grad(routed_, saved_.routed, memory_.preact, memory_.routed, want_routed_, want_input_,
@@ -121,13 +121,9 @@ class Backward {
                args_.d_x, want_gate_ ? memory_.shared_dots : nullptr, memory_.shared_factor);
   }
 
-  void weight_grads() const {
-    if (args_.d_expert_weights)
-      run_weight_grads(pool_, routed_, memory_.routed, args_.d_y, memory_.factor,
-                       *args_.d_expert_weights, args_.accumulate, memory_.products);
-    if (args_.d_shared_weights)
-      run_weight_grads(pool_, shared_, memory_.shared, args_.d_y, memory_.shared_factor,
-                       *args_.d_shared_weights, args_.accumulate, memory_.products);
+  void weight_grads() {
+    weight_grad(routed_, memory_.routed, memory_.factor, args_.d_expert_weights);
+    weight_grad(shared_, memory_.shared, memory_.shared_factor, args_.d_shared_weights);
   }
 
   void shared_gate_grads() const {
@@ -147,12 +143,14 @@ class Backward {
       token_sums({memory_.d_logits, MOEC_F32, 2, nullptr}, nullptr, 2, args_.d_shared_gate_bias, 0);
   }
 
-  void input_grads() const {
+  void input_grads() {
     if (!want_input_) return;
+    flops_ += routed_.flops(routed_.inner_products());
     RowGradContext rows{routed_, memory_.d_rows, args_.x.data,
                         on_input_ && args_.d_weights ? memory_.input_dots : nullptr};
     run_input_grad(pool_, routed_, memory_.routed, store_row_grad, &rows, memory_.products);
     if (!args_.d_x) return;
+    if (has_shared()) flops_ += shared_.flops(shared_.inner_products());
     InputGradSum sum{&desc_,      args_.plan,       memory_.d_rows,
                      memory_.mix, memory_.d_logits, args_.shared_gate,
                      args_.d_y,   args_.d_x,        args_.accumulate_x};
@@ -192,6 +190,8 @@ class Backward {
     });
   }
 
+  uint64_t flops() const { return flops_; }
+
  private:
   bool has_shared() const { return shared_.weights != nullptr; }
   SharedGate gate() const {
@@ -202,19 +202,28 @@ class Backward {
   }
 
   void act_grad(const Mlp& mlp, const Preact& saved, const Preact& again, const Hidden& to,
-                const MlpWants& wants, bool want_input, float* dots, const float* factor) const {
+                const MlpWants& wants, bool want_input, float* dots, const float* factor) {
     const bool want_hidden = want_input || wants.inner;
     if (!want_hidden && !wants.down && !dots) return;
     ActGradStep step;
     step.d_y = args_.d_y;
     step.from = desc_.save == MOEC_SAVE_INPUT ? again : saved;
-    if (desc_.save == MOEC_SAVE_INPUT)
+    if (desc_.save == MOEC_SAVE_INPUT) {
+      flops_ += mlp.flops(mlp.inner_products());
       run_up(pool_, mlp, {again, nullptr, nullptr}, memory_.products);
+    }
+    if (want_hidden || dots) flops_ += mlp.flops(1);
     if (want_hidden) step.to = {to.gate, to.up, nullptr};
     step.to.act = wants.down ? to.act : nullptr;
     step.factor = factor;
     step.dots = dots;
     run_act_grad(pool_, mlp, step, memory_.products);
+  }
+
+  void weight_grad(const Mlp& mlp, const Hidden& d, const float* factor, const WeightsView* out) {
+    if (!out) return;
+    run_weight_grads(pool_, mlp, d, args_.d_y, factor, *out, args_.accumulate, memory_.products);
+    flops_ += mlp.flops(out->gate.present() + out->up.present() + out->down.present());
   }
 
   static float sum_of(const float* parts, int64_t row, int64_t count) {
@@ -284,12 +293,13 @@ class Backward {
   BackwardMemory memory_;
   SavedMemory saved_;
   Mlp routed_, shared_;
+  uint64_t flops_ = 0;
 };
 
 }  // namespace
 
 void experts_backward(const Device& device, const ExpertsGradArgs& args) {
-  const Backward backward(device, args);
+  Backward backward(device, args);
   backward.prepare();
   backward.act_grads();
   backward.weight_grads();
@@ -297,6 +307,7 @@ void experts_backward(const Device& device, const ExpertsGradArgs& args) {
   backward.input_grads();
   backward.routing_weight_grads();
   backward.plain_grads();
+  if (device.host) device.host->count_launch(device.host->self, 1, backward.flops());
 }
 
 }  // namespace moec::cpu

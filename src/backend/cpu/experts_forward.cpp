@@ -118,15 +118,11 @@ class Forward {
   }
 
   uint64_t flops() const {
-    return rows_flops(routed_, args_.plan->totals[0]) +
-           (shared_.weights ? rows_flops(shared_, args_.num_tokens) : 0);
+    const uint64_t shared = shared_.weights ? shared_.flops(shared_.inner_products() + 1) : 0;
+    return routed_.flops(routed_.inner_products() + 1) + shared;
   }
 
  private:
-  static uint64_t rows_flops(const Mlp& mlp, int64_t rows) {
-    return uint64_t(rows * mlp.hidden * mlp.inter * (mlp.gated() ? 6 : 4));
-  }
-
   static void clear_rows(const Mlp& mlp, char* begin, char* end) {
     const int64_t bytes = mlp.inter * int64_t(sizeof(float));
     const auto clear = [&](int64_t row, int64_t last) {

@@ -18,6 +18,7 @@ struct Mlp {
   uint32_t act_rounding = 0;  // moec_act_rounding
   moec_dtype dtype = 0;       // of x, activations and their gradients
   int64_t hidden = 0, inter = 0;
+  int64_t real_rows = 0;  // without padding
   int32_t num_experts = 0;
   const int32_t* group_offsets = nullptr;  // [num_experts + 1]
   const int32_t* counts = nullptr;         // [num_experts]; null: groups have no padding
@@ -34,6 +35,11 @@ struct Mlp {
     const int64_t e = expert_of(row);
     return row >= group_offsets[e] + count(e);
   }
+  // Of so many products with a matrix each.
+  uint64_t flops(int products) const {
+    return 2 * uint64_t(products) * uint64_t(real_rows * hidden * inter);
+  }
+  int inner_products() const { return gated() ? 2 : 1; }  // gate and up
   int64_t token(int64_t row) const { return row_token ? row_token[row] : row; }
 };
 

@@ -86,6 +86,7 @@ Mlp routed_mlp(const moec_experts_desc& desc, const WeightsView& weights, const 
   mlp.dtype = desc.dtype;
   mlp.hidden = desc.hidden;
   mlp.inter = desc.inter;
+  mlp.real_rows = plan.totals[0];
   mlp.num_experts = plan.num_local;
   mlp.group_offsets = plan.group_offsets;
   mlp.counts = plan.counts;
@@ -103,6 +104,7 @@ Mlp shared_mlp(const moec_experts_desc& desc, const WeightsView& weights, const 
   mlp.dtype = desc.dtype;
   mlp.hidden = desc.hidden;
   mlp.inter = desc.shared_inter;
+  mlp.real_rows = group[1];
   mlp.num_experts = 1;
   mlp.group_offsets = group;
   mlp.x = {x, desc.dtype, desc.hidden, nullptr};
