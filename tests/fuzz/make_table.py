@@ -117,7 +117,8 @@ def main(path):
     for cursor in structs:
         first = next(iter(cursor.type.get_fields())).spelling
         name, sized = cursor.spelling, str(first == "struct_size").lower()
-        print(f'    {{"{name}", sizeof({name}), {sized}, kFields_{name}, std::size(kFields_{name})}},')
+        fields = f"kFields_{name}"
+        print(f'    {{"{name}", sizeof({name}), {sized}, {fields}, std::size({fields})}},')
     print("};")
     functions = [c for c in cursors if c.kind == CursorKind.FUNCTION_DECL]
     print("static const Call kCalls[] = {")
@@ -137,7 +138,8 @@ def main(path):
         else:
             body = f"return int64_t({call});"
         status = str(cursor.result_type.spelling == "moec_status").lower()
-        print(f'    {{"{name}", [](Fuzz& fuzz) -> int64_t {{ (void)fuzz;{inits} {body} }}, {status}}},')
+        call = f"[](Fuzz& fuzz) -> int64_t {{ (void)fuzz;{inits} {body} }}"
+        print(f'    {{"{name}", {call}, {status}}},')
     print("};")
 
 
