@@ -56,8 +56,9 @@ class Fuzz {
   // ---- for the templates of valid calls (valid.cpp)
   uint64_t below(uint64_t bound) { return random_() % bound; }
   bool chance(int percent) { return below(100) < uint64_t(percent); }
-  void* block();                        // data: tensors, texts
-  void* fresh_block();                  // memory that no other call writes
+  void* block();        // data: tensors, texts
+  void* fresh_block();  // for saved states and workspaces, which nothing else writes
+  void* owned_block();  // for a plan or a pack alone, until everything is freed; NULL when used up
   void* live(const std::string& kind);  // a live handle of this kind or NULL
   moec_tensor tensor(moec_dtype dtype, std::initializer_list<int64_t> shape);
   // Fill a zeroed struct so that a call with it may well succeed; false if the name has no
@@ -78,7 +79,7 @@ class Fuzz {
   std::vector<Live> live_;
   void* created_ = nullptr;
   std::string created_kind_;
-  uint32_t next_block_ = 0, next_struct_ = 0;
+  uint32_t next_block_ = 0, next_struct_ = 0, next_owned_ = 0;
 };
 
 const Struct* find_struct(const std::string& name);

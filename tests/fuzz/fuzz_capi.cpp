@@ -3,6 +3,7 @@
 // Prints the seed first; the same seed replays the same calls. Built under ASan and UBSan.
 // Mutation noted: with the kind check of handles removed in capi/boundary.h it stops within a
 // second.
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,10 @@
 #include <ctime>
 #include <iterator>
 #include <map>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 #include "fuzz.h"
 
@@ -22,7 +27,7 @@ struct Call {
 };
 #include "fuzz_table.inc"
 
-constexpr uint32_t kBlocks = 48, kFresh = 12;
+constexpr uint32_t kBlocks = 48, kFresh = 12, kArguments = 16, kOwned = 64;
 
 void* nth_block(uint32_t index) {  // never freed: weights borrow them
   static std::map<uint32_t, void*> blocks;
@@ -55,10 +60,20 @@ void* hook_named(const std::string& field) {
 
 const char* current_call = "";
 uint64_t current_seed = 0;
-void on_signal(int number) {
-  std::fprintf(stderr, "fuzz_capi: signal %d in %s, seed %llu\n", number, current_call,
+void say_where() {
+  std::fprintf(stderr, "fuzz_capi: died in %s, seed %llu\n", current_call,
                static_cast<unsigned long long>(current_seed));
-  std::_Exit(1);
+}
+void watch_for_death() {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_set_death_callback(say_where);  // after the sanitizer's own report
+#else
+  for (int number : {SIGSEGV, SIGFPE, SIGILL, SIGBUS, SIGABRT})
+    std::signal(number, [](int) {
+      say_where();
+      std::_Exit(1);
+    });
+#endif
 }
 }  // namespace
 
@@ -106,6 +121,10 @@ void* Fuzz::block() {
 void* Fuzz::fresh_block() {
   return nth_block(kBlocks + uint32_t(below(kFresh)));
 }
+void* Fuzz::owned_block() {
+  if (next_owned_ == kOwned) return nullptr;
+  return nth_block(kBlocks + kFresh + kArguments + next_owned_++);
+}
 void* Fuzz::memory() {
   return chance(10) ? nullptr : block();
 }
@@ -123,7 +142,7 @@ moec_tensor Fuzz::tensor(moec_dtype dtype, std::initializer_list<int64_t> shape)
 void Fuzz::random_tensor(moec_tensor* at) {
   static constexpr moec_dtype kTypes[] = {MOEC_F32, MOEC_F16, MOEC_BF16, MOEC_F64,
                                           MOEC_I32, MOEC_I64, MOEC_U8,   MOEC_BOOL};
-  switch (below(7)) {
+  switch (below(8)) {
     case 0:
       *at = {};
       return;
@@ -142,11 +161,14 @@ void Fuzz::random_tensor(moec_tensor* at) {
     case 5:
       at->shape[below(3)] = chance(80) ? int64_t(below(17)) : int64_t(wild());
       break;
+    case 6:
+      at->byte_offset = below(48);
+      break;
     default:
       at->strides[below(3)] = chance(80) ? int64_t(below(17)) : int64_t(wild());
   }
   // The promise that must hold: what shape and dtype say is there.
-  __int128 bytes = 16;
+  __int128 bytes = 64;
   for (int i = 0; i < MOEC_MAX_DIMS && i < at->ndim; ++i) {
     const int64_t extent = at->shape[i];
     bytes = extent > 0 && bytes < kBlock ? bytes * extent
@@ -215,6 +237,7 @@ void* Fuzz::pick_to_free(const void* release) {
 }
 
 void Fuzz::free_everything() {
+  next_owned_ = 0;
   while (!live_.empty()) {
     const size_t i = below(live_.size());
     for (const Release& row : kReleases)
@@ -251,6 +274,13 @@ void* Fuzz::dl_tensor() {  // DLTensor: data, {type, id}, ndim, {code, bits, lan
 }
 
 void Fuzz::mutate(const Struct& kind, char* at, int depth) {
+  if (std::strcmp(kind.name, "moec_buffer") == 0) {  // memory of its own, or less of it
+    auto* const buffer = reinterpret_cast<moec_buffer*>(at);
+    *buffer = {chance(30) ? nullptr : buffer->ptr, below(kBlock + 1)};
+    return;
+  }
+  if (std::strcmp(kind.name, "moec_tensor") == 0)
+    return random_tensor(reinterpret_cast<moec_tensor*>(at));
   const Field& field = kind.fields[below(kind.num_fields)];
   char* const place = at + field.offset;
   const auto put = [&](const void* value) { std::memcpy(place, &value, sizeof value); };
@@ -261,7 +291,8 @@ void Fuzz::mutate(const Struct& kind, char* at, int depth) {
       // Counts of arrays behind pointers are promises, too: only fewer than there are.
       const bool promise = std::strcmp(kind.name, "moec_loss_args") == 0 && field.bytes == 8;
       const uint64_t stored = promise ? below(2) : value;
-      if (field.offset != 0 || !kind.sized) std::memcpy(place, &stored, field.bytes);
+      if (field.offset != 0 || !kind.sized)
+        std::memcpy(place, &stored, std::min<size_t>(field.bytes, 8));
       break;
     }
     case Field::kTensor:
@@ -292,7 +323,7 @@ void Fuzz::mutate(const Struct& kind, char* at, int depth) {
 void* Fuzz::structure(const std::string& name, bool out, int depth) {
   if (chance(4)) return nullptr;
   const Struct& kind = *find_struct(name);
-  char* const at = static_cast<char*>(nth_block(kBlocks + kFresh + next_struct_++ % 16));
+  char* const at = static_cast<char*>(nth_block(kBlocks + kFresh + next_struct_++ % kArguments));
   std::memset(at, 0, kBlock);
   if (out) {
     for (uint32_t i = 0; i < kind.bytes; ++i) at[i] = char(random_());
@@ -316,7 +347,7 @@ int run(double seconds, uint64_t seed) {
               std::size(kCalls));
   std::fflush(stdout);
   current_seed = seed;
-  for (int number : {SIGSEGV, SIGFPE, SIGILL, SIGBUS, SIGABRT}) std::signal(number, on_signal);
+  watch_for_death();
   Fuzz fuzz(seed);
   uint64_t calls = 0, successes[std::size(kCalls)] = {};
   const std::clock_t start = std::clock();

@@ -152,7 +152,7 @@ void fill(Fuzz& fuzz, moec_tensor& t) {
   }
 }
 void fill(Fuzz& fuzz, moec_buffer& b) {
-  b = {fuzz.fresh_block(), kBlock};
+  b = {fuzz.owned_block(), kBlock};
 }
 
 struct Template {
