@@ -18,7 +18,7 @@ cd "$out"
 show moec info
 show moec check
 show moec synth --model qwen3-30b --out layer
-show moec run layer --tokens 512 --out outputs.safetensors
+show moec run layer --tokens 512 --grad --out outputs.safetensors
 show moec bench --model qwen3-30b --tokens 1 --tokens 16 --tokens 128 --tokens 512 --naive \
   --seconds 0.5 --json speed.json --plot speed.png
 rm -rf layer outputs.safetensors

@@ -58,6 +58,16 @@ def abi_version() -> int:
     return int(_raw.moec_abi_version())
 
 
+def check_library() -> None:
+    """Refuse a libmoec that this package was not built for: LD_LIBRARY_PATH may bring another."""
+    built = _raw.MOEC_VERSION_MAJOR << 22 | _raw.MOEC_VERSION_MINOR << 12 | _raw.MOEC_VERSION_PATCH
+    if abi_version() != _raw.MOEC_ABI_VERSION or _raw.moec_version() < built:
+        raise ImportError(
+            f"moec: the loaded libmoec has version {version()} and ABI {abi_version()}; "
+            f"ABI {_raw.MOEC_ABI_VERSION} and at least the package's version are needed"
+        )
+
+
 def build_info() -> dict[str, Any]:
     """Compiler, instruction sets, build id and flags of the loaded library."""
     info: dict[str, Any] = json.loads(_raw.moec_build_info())

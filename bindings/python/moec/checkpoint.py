@@ -184,5 +184,5 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, 
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for array in tensors.values():
-            file.write(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return 8 + len(text) + offset

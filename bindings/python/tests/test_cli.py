@@ -69,7 +69,8 @@ def test_check_fails_on_a_wrong_file(tmp_path: Path) -> None:
 def test_check_of_one_family() -> None:
     result = invoke("check", "--family", "gpt_oss", "--verbose")
     assert result.exit_code == 0 and "experts.gate_up_proj_bias" in result.output
-    assert invoke("check", "--family", "gpt_os").exit_code == 2
+    wrong = invoke("check", "--family", "gpt_os")
+    assert wrong.exit_code == 2 and "did you mean gpt_oss" in wrong.output
 
 
 @pytest.mark.usefixtures("tiny")

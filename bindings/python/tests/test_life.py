@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -50,6 +52,23 @@ def test_closed_objects_raise(problem: SimpleNamespace) -> None:
     router.close()
     with pytest.raises(moec.StateError, match="Router: already closed"):
         router.gate(problem.x, problem.gate)
+
+
+def test_objects_alive_at_exit_are_quiet() -> None:
+    """Whatever the interpreter tears down first, nothing is printed and nothing crashes."""
+    code = """if True:
+        import moec, numpy as np
+        moec.set_log(lambda level, text: None, moec.LogLevel.TRACE)
+        context = moec.Context(num_threads=2)
+        weights = moec.Weights.of(context, gate_up=np.zeros((2, 8, 4), "f"),
+                                  down=np.zeros((2, 4, 4), "f"))
+        layer = moec.Layer(context, moec.RouterDesc(num_experts=2, top_k=1),
+                           moec.ExpertsDesc(hidden=4, inter=4, num_experts=2, top_k=1))
+        result = layer.forward(np.ones((3, 4), "f"), weights, np.ones((2, 4), "f"))
+        cycle = [context]; cycle.append(cycle)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_failed_construction_leaves_nothing_behind(context: moec.Context) -> None:

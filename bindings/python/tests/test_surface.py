@@ -7,11 +7,12 @@ import enum
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import moec
-from moec import _enums, _raw
+from moec import _context, _enums, _raw
 
 HERE = Path(__file__).parents[1]
 DESCRIPTORS = {
@@ -84,6 +85,19 @@ def test_calls_that_may_wait_release_the_gil() -> None:
     assert len(long) > 30
     assert long <= listed
     assert listed <= {name for name, _ in declared}
+
+
+def test_all_names_are_public() -> None:
+    """__all__ is written out, as type checkers need it; nothing public is left out."""
+    public = {name for name in vars(moec) if not name.startswith("_")}
+    modules = {name for name in public if isinstance(getattr(moec, name), ModuleType)}
+    assert set(moec.__all__) == public - modules
+
+
+def test_another_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_raw, "MOEC_ABI_VERSION", _raw.MOEC_ABI_VERSION + 1)
+    with pytest.raises(ImportError, match="ABI"):
+        _context.check_library()
 
 
 def test_version_and_build() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -53,10 +54,12 @@ def command(
     """
     files = golden.find_files(golden.default_folder() if folder is None else folder)
     if family:
+        known = [path.stem for path in files]
+        for name in set(family) - set(known):
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(known)}"
+            raise typer.BadParameter(f"no golden file for {name!r}; {hint}")
         files = [path for path in files if path.stem in family]
-        missing = sorted(set(family) - {path.stem for path in files})
-        if missing:
-            raise typer.BadParameter(f"no golden file for {', '.join(missing)}")
     reports, failed = [], []
     made = wide_table("worst row error", "family", "y", "x", *_COLUMNS, "ms", "")
     with Context(device, num_threads=threads) as context:

@@ -10,6 +10,7 @@ import typer
 
 from .. import _context as api
 from .. import shapes
+from .._enums import DeviceType
 from ..families import FAMILIES
 from ._common import console, facts, table, to_bytes
 
@@ -27,7 +28,11 @@ def command(
         text = {"version": api.version(), "abi": api.abi_version(), "build": build}
         print(json.dumps(text | {"devices": found}))
         return
-    rows = {"version": api.version(), "ABI": api.abi_version()}
+    backends = [
+        f"{kind.name.lower()} ({sum(d.device_type == kind for d in devices)} devices)"
+        for kind in (DeviceType.CPU, DeviceType.CUDA)
+    ]
+    rows = {"version": api.version(), "backends": ", ".join(backends)}
     console.print(facts("moec", rows | {key: _text(value) for key, value in build.items()}))
     made = table("devices", "name", "backend", "arch", "cores/SMs", "memory", "free")
     for d in devices:
