@@ -148,6 +148,9 @@ void check_path(const char* path) {
 
 void Weights::save_sync(const char* path) const {
   check_path(path);
+  struct stat old;
+  MOEC_REQUIRE(stat(path, &old) != 0 || S_ISREG(old.st_mode), MOEC_E_INVALID_ARG,
+               "path %.300s is no regular file; expected a new name or a file to replace", path);
   MOEC_REQUIRE(is_packed(), MOEC_E_INVALID_STATE,
                "weights have no packed copy; call moec_weights_pack before");
   const uint64_t bytes = packed_bytes();

@@ -110,7 +110,7 @@ moec_log_function Fuzz::log_function() {
 }
 
 const char* Fuzz::text() {
-  static constexpr const char* kTexts[] = {"", "/nonexistent/x", "/dev/null", "/proc/self/status",
+  static constexpr const char* kTexts[] = {"", "/nonexistent/x", "/proc/self/status",
                                            "fuzz_capi.pack"};
   return chance(20) ? nullptr : kTexts[below(std::size(kTexts))];
 }
