@@ -206,7 +206,8 @@ INSTANTIATE_TEST_SUITE_P(cases, RouterTest, testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
 // Shown to fail when (one at a time): ties go to the highest id, the bias enters the weight, eps is
-// left out of the divisor, the clamp passes its gradient, the scale is forgotten in backward.
+// left out of the divisor, the clamp passes its gradient, the scale is forgotten in backward, the
+// mixer's threshold moves.
 TEST_P(RouterTest, matches_oracle) {
   SCOPED_TRACE(seed_note());
   const Problem p(GetParam());
@@ -302,6 +303,11 @@ TEST(Router, ties_go_to_the_lowest_id_and_nan_is_never_chosen) {
     c.num_groups = 2, c.top_groups = 1, c.group_top_m = 2;
   };
   EXPECT_EQ(route_rows({NAN, 90, 5, 4}, groups).ids, (Ids{2, 3, -1}));
+  const auto filled = [](R& c) {  // the fill does not make a NaN eligible
+    c.score = oracle::Score::kIdentity, c.select = oracle::Select::kGroupTopK;
+    c.num_groups = 2, c.top_groups = 1, c.group_fill = oracle::GroupFill::kZero;
+  };
+  EXPECT_EQ(route_rows({NAN, -3, 5, 4}, filled).ids, (Ids{2, 3, 1}));
 }
 
 TEST(Router, unselected_logits_get_exactly_no_gradient_when_weights_sum_to_one) {
