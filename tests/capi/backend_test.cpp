@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plug-ins: what is refused and why, and where one is looked for. Each case in a process of its
+// own, because a plug-in stays. Mutation noted: without the comparison of build ids `another build`
+// loads.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "child.h"
+#include "problem.h"
+
+namespace moec::test {
+namespace {
+
+// The build id of the library under test, which the good plug-in then claims.
+void claim_build_id() {
+  const std::string info = moec_build_info(), key = "\"build_id\": \"";
+  const size_t begin = info.find(key) + key.size();
+  setenv("MOEC_TEST_BUILD_ID", info.substr(begin, info.find('"', begin) - begin).c_str(), 1);
+}
+
+moec_status make_cuda_context() {
+  auto desc = sized<moec_context_desc>();
+  desc.device_type = MOEC_CUDA;
+  moec_context* context = nullptr;
+  const moec_status status = moec_context_create(&desc, &context);
+  moec_context_free(context);
+  return status;
+}
+
+int expect_refused(const char* path, moec_status status, const char* text) {
+  return in_child([&] {
+    if (moec_backend_load(path) != status) return 1;
+    return std::string(error_info().message).find(text) == std::string::npos ? 2 : 0;
+  });
+}
+
+TEST(Backend, what_is_no_plug_in_is_refused) {
+  EXPECT_EQ(expect_refused("", MOEC_E_INVALID_ARG, "path is empty"), 0);
+  EXPECT_EQ(expect_refused("/nonexistent.so", MOEC_E_NO_BACKEND, "cannot open"), 0);
+  EXPECT_EQ(expect_refused(PLUGIN_WITHOUT_ENTRY, MOEC_E_BACKEND_ABI, "no moec_backend_entry"), 0);
+  EXPECT_EQ(expect_refused(PLUGIN_OF_OTHER_INTERFACE, MOEC_E_BACKEND_ABI,
+                           "has interface 999; expected 1"),
+            0);
+}
+
+TEST(Backend, another_build_is_refused_with_both_ids) {
+  EXPECT_EQ(expect_refused(PLUGIN_OF_OTHER_BUILD, MOEC_E_BACKEND_ABI,
+                           "has build id 0.0.0-another; expected "),
+            0);
+}
+
+TEST(Backend, a_plug_in_without_device_is_no_error) {
+  EXPECT_EQ(in_child([] {
+              claim_build_id();
+              if (moec_backend_load(PLUGIN) != MOEC_OK) return 1;
+              int32_t count = -1;
+              if (moec_device_count(MOEC_CUDA, &count) != MOEC_OK || count != 0) return 2;
+              if (make_cuda_context() != MOEC_E_NO_BACKEND) return 3;
+              if (std::string(error_info().message).find("there are 0") == std::string::npos)
+                return 4;
+              if (moec_backend_load(PLUGIN) != MOEC_OK) return 5;
+              return moec_device_count(MOEC_CPU, &count) == MOEC_OK && count == 1 ? 0 : 6;
+            }),
+            0);
+}
+
+TEST(Backend, is_found_through_the_variable) {
+  EXPECT_EQ(in_child([] {
+              claim_build_id();
+              setenv("MOEC_BACKEND_PATH", ("/nonexistent:" + std::string(PLUGIN)).c_str(), 1);
+              int32_t count = -1;
+              if (moec_device_count(MOEC_CUDA, &count) != MOEC_OK || count != 0) return 1;
+              // It is loaded: the other one comes too late.
+              return moec_backend_load(PLUGIN_COPY) == MOEC_E_INVALID_STATE ? 0 : 2;
+            }),
+            0);
+}
+
+TEST(Backend, a_wrong_one_on_the_way_is_told_but_is_no_device) {
+  EXPECT_EQ(in_child([] {
+              setenv("MOEC_BACKEND_PATH", PLUGIN_OF_OTHER_BUILD, 1);
+              int32_t count = -1;
+              if (moec_device_count(MOEC_CUDA, &count) != MOEC_OK) return 1;
+              const moec_status status = make_cuda_context();
+              if (count > 0) return 0;  // a GPU and its own plug-in are here
+              return status == MOEC_E_BACKEND_ABI || status == MOEC_E_NO_BACKEND ? 0 : 2;
+            }),
+            0);
+}
+
+TEST(Backend, device_query) {
+  auto info = sized<moec_device_info>();
+  check(moec_device_query(MOEC_CPU, 0, &info));
+  EXPECT_STREQ(info.backend, "cpu");
+  EXPECT_GE(info.multiprocessors, 1);
+  EXPECT_GT(info.total_bytes, info.free_bytes);
+  EXPECT_GT(std::strlen(info.arch), 0u);
+  EXPECT_EQ(moec_device_query(MOEC_CPU, 1, &info), MOEC_E_NO_BACKEND);
+  EXPECT_EQ(moec_device_query(5, 0, &info), MOEC_E_INVALID_ARG);
+}
+
+}  // namespace
+}  // namespace moec::test
