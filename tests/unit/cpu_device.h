@@ -4,9 +4,11 @@
 // data.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,19 +23,32 @@ class CpuDevice {
  public:
   explicit CpuDevice(int32_t threads = 2) : pool_(threads), device_{pool_, &services_} {}
   operator const cpu::Device&() const { return device_; }
+  // Most bytes of scratch held at once, each piece rounded up to a cache line.
+  uint64_t peak() const { return peak_; }
 
  private:
-  static void* acquire(void*, uint64_t bytes, moec_stream) {
+  static void* acquire(void* self, uint64_t bytes, moec_stream) {
+    auto& device = *static_cast<CpuDevice*>(self);
     void* const memory = std::aligned_alloc(kCacheLine, round_up(bytes, kCacheLine));
     std::memset(memory, 0xff, bytes);
+    device.held_[memory] = round_up(bytes, kCacheLine);
+    device.now_ += device.held_[memory];
+    device.peak_ = std::max(device.peak_, device.now_);
     return memory;
   }
-  static void release(void*, void* memory, moec_stream) { std::free(memory); }
+  static void release(void* self, void* memory, moec_stream) {
+    auto& device = *static_cast<CpuDevice*>(self);
+    device.now_ -= device.held_[memory];
+    device.held_.erase(memory);
+    std::free(memory);
+  }
   static void count_launch(void*, uint64_t, uint64_t) {}
 
   ThreadPool pool_;
-  HostServices services_ = {nullptr, acquire, release, count_launch};
+  HostServices services_ = {this, acquire, release, count_launch};
   cpu::Device device_;
+  std::map<void*, uint64_t> held_;
+  uint64_t now_ = 0, peak_ = 0;
 };
 
 // Names in "portable avx2 ...".

@@ -58,7 +58,7 @@ struct Problem {
   GateCase c;
   oracle::Config config;
   oracle::Inputs in;
-  Stored x, weight, bias, scale, before_x;
+  Stored x, weight, bias, scale, before_x, d_jittered;
   std::vector<double> d_logits;
   bool accumulate = false;
 
@@ -70,11 +70,13 @@ struct Problem {
     if (c.bias) bias = {c.weight, random.normals(C)};
     if (c.scaled) scale = {MOEC_F32, random.normals(H)};
     before_x = {c.x, random.normals(T * H)};
+    if (c.jitter != 0) d_jittered = {c.x, random.normals(T * H)};
     d_logits = rounded(random.normals(T * C));
     oracle::RouterConfig& r = config.router;
     config.experts.hidden = c.hidden, r.num_experts = c.experts;
     r.input = c.scaled ? oracle::RouterInput::kRmsScaled : oracle::RouterInput::kPlain;
-    r.jitter = double(c.jitter), r.seed = 0x123456789abcdefu, r.rng_offset = 0xfffffff0u;
+    r.jitter = double(c.jitter), r.jitter_x = c.jitter != 0, r.seed = 0x123456789abcdefu,
+    r.rng_offset = 0xfffffff0u;
     in.tokens = c.tokens;
     in.x = x.values(), in.gate_weight = weight.values();
     in.gate_bias = bias.values(), in.input_scale = scale.values();
@@ -114,6 +116,7 @@ struct Problem {
     grad.accumulate = grad.accumulate_x = accumulate;
     grad.x = args.x, grad.weight = args.weight, grad.input_scale = args.input_scale;
     grad.d_logits = upstream.data();
+    grad.d_x_jittered = d_jittered.array();
     grad.d_x = d_x.array(), grad.d_weight = d_weight.array();
     grad.d_bias = d_bias.array(), grad.d_input_scale = d_scale.array();
     cpu::gate_backward(device, grad);
@@ -143,11 +146,14 @@ TEST_P(GateTest, matches_oracle) {
   const auto H = size_t(c.hidden), C = size_t(c.experts);
   const oracle::Gate gate = oracle::gate_forward(p.config, p.in);
   oracle::Gradients want;
-  oracle::gate_backward(p.config, p.in, gate, p.d_logits, oracle::Vec(p.in.x.size(), 0.0), &want);
+  oracle::Vec d_expert_x = p.d_jittered.values();
+  d_expert_x.resize(p.in.x.size(), 0.0);
+  oracle::gate_backward(p.config, p.in, gate, p.d_logits, d_expert_x, &want);
   const CpuDevice device(2);
   for (const bool accumulate : {false, true}) {
     p.accumulate = accumulate;
     const Result got = p.run(device);
+    EXPECT_LE(device.peak(), bytes_for(cpu::router_scratch(device, p.desc(), c.hidden), c.tokens));
     const bool is_rounded = c.precision == MOEC_PREC_DATA || (c.jitter != 0 && c.x != MOEC_F32);
     EXPECT_LE(row_error(got.logits, gate.logits, C).error, is_rounded ? c.limit : 5e-6);
     if (c.jitter != 0) {

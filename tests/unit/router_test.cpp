@@ -218,6 +218,8 @@ TEST_P(RouterTest, matches_oracle) {
 
   const CpuDevice device(2);
   const Result got = run(p, device);
+  EXPECT_LE(device.peak(),
+            bytes_for(cpu::router_scratch(device, desc_of(p.config.router), 1), p.in.tokens));
   const auto K = static_cast<size_t>(p.config.router.top_k);
   const auto C = static_cast<size_t>(p.config.router.columns());
   const R& r = p.config.router;

@@ -74,10 +74,11 @@ void load_gain(const GateInput& in, float* gain) {
 // What the product reads: x itself, its jittered copy (dtype of x), or the scaled one (fp32).
 class RouterX {
  public:
-  RouterX(const Device& device, const GateInput& in, Array jittered_out)
+  // needed: false leaves view() without rows; gain() is there all the same.
+  RouterX(const Device& device, const GateInput& in, Array jittered_out, bool needed = true)
       : in_(in),
         gain_(device, in.is_scaled() ? uint64_t(in.hidden) * sizeof(float) : 0),
-        rows_(device, rows_bytes(in, jittered_out)) {
+        rows_(device, needed ? rows_bytes(in, jittered_out) : 0) {
     const bool jittered = in.is_jittered(), scaled = in.is_scaled();
     if (!jittered && !scaled) {
       view_ = in.x;
@@ -86,6 +87,7 @@ class RouterX {
     view_ = {rows_.data(), scaled ? moec_dtype(MOEC_F32) : in.x.dtype};
     if (!view_.data) view_.data = jittered_out.data;
     if (scaled) load_gain(in, gain());
+    if (!needed) return;
     const Chunks chunks(in.num_tokens, kGateTokens);
     const Scratch memory(device, uint64_t(device.pool.size() * in.hidden) * sizeof(float));
     device.pool.parallel_for(chunks.count, [&](int32_t slot, int64_t chunk) {
@@ -321,7 +323,7 @@ void gate_backward(const Device& device, const GateGradArgs& args) {
   const GateInput in = {*args.desc,      args.num_tokens, hidden,
                         args.rng_offset, args.x,          args.input_scale};
   const Array d_logits = {const_cast<float*>(args.d_logits), MOEC_F32};
-  const RouterX x(device, in, {});
+  const RouterX x(device, in, {}, bool(args.d_weight));
   const OneGroup group(device, args.num_tokens);
   if (args.d_weight)
     group.weight_gradient(d_logits, columns, x.view(), hidden, args.d_weight, args.accumulate);
