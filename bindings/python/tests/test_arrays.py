@@ -44,6 +44,7 @@ def test_dlpack_is_zero_copy(problem: SimpleNamespace, versioned: bool) -> None:
 
 
 def test_bound_producers_stay_alive(context: moec.Context, problem: SimpleNamespace) -> None:
+    """Fails with NaN when Weights.bind keeps neither the arrays nor the capsules (planted once)."""
     expected = problem.layer.forward(problem.x, problem.weights, problem.gate).y
     arrays = {name: array.copy() for name, array in problem.arrays.items()}
     weights = moec.Weights.of(context, **{n: Producer(a) for n, a in arrays.items()})
