@@ -9,6 +9,7 @@ add_moec_test(capi/threads_test LABELS tsan)
 add_moec_test(capi/process_test)
 if(NOT MOEC_SANITIZE)  # sanitizers bring their own malloc
   add_moec_test(capi/memory_test SOURCES capi/counted_malloc.cpp)
+  include(${CMAKE_CURRENT_LIST_DIR}/growth.cmake)
 endif()
 
 # Plug-ins that are wrong in one way each, and a right one under two names.

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# Growth of sized structs: the library once more as a later release would be, an application of each
+# release, and all four pairs of them.
+set(grown ${PROJECT_BINARY_DIR}/grown)
+add_custom_command(OUTPUT ${grown}/include/moec/moec.h
+  COMMAND ${MOEC_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/grow_header.py
+    ${PROJECT_SOURCE_DIR}/capi/include/moec/moec.h ${grown}/include/moec/moec.h
+  DEPENDS ${CMAKE_CURRENT_LIST_DIR}/grow_header.py ${PROJECT_SOURCE_DIR}/capi/include/moec/moec.h
+  VERBATIM)
+add_custom_target(grown_header DEPENDS ${grown}/include/moec/moec.h)
+
+get_target_property(sources moec_objects SOURCES)
+add_library(moec_grown SHARED ${sources})
+foreach(source IN LISTS sources)  # instruction sets are options of files, known in their folder only
+  get_source_file_property(flags ${source} DIRECTORY ${PROJECT_SOURCE_DIR} COMPILE_OPTIONS)
+  if(flags)
+    set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
+  endif()
+endforeach()
+add_dependencies(moec_grown grown_header)
+target_include_directories(moec_grown PRIVATE
+  ${grown}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
+target_compile_options(moec_grown PRIVATE -O1)  # half the time to compile
+target_link_libraries(moec_grown PRIVATE moec_options Threads::Threads ${CMAKE_DL_LIBS})
+target_link_options(moec_grown PRIVATE LINKER:--version-script=${PROJECT_SOURCE_DIR}/capi/moec.map)
+set_target_properties(moec_grown PROPERTIES OUTPUT_NAME moec LIBRARY_OUTPUT_DIRECTORY ${grown}/lib
+  VERSION ${PROJECT_VERSION} SOVERSION ${MOEC_ABI})
+
+add_executable(growth_app capi/growth_app.c)
+target_link_libraries(growth_app PRIVATE moec moec_options)
+add_executable(growth_app_grown capi/growth_app.c)
+target_include_directories(growth_app_grown BEFORE PRIVATE ${grown}/include)
+target_link_libraries(growth_app_grown PRIVATE moec moec_options)
+add_dependencies(growth_app_grown grown_header)
+
+function(add_growth_test app library folder)
+  add_test(NAME capi/${app}_${library} COMMAND ${app} ${library})
+  set_tests_properties(capi/${app}_${library} PROPERTIES LABELS capi
+    ENVIRONMENT LD_LIBRARY_PATH=${folder})
+endfunction()
+add_growth_test(growth_app same ${PROJECT_BINARY_DIR}/lib)
+add_growth_test(growth_app newer ${grown}/lib)
+add_growth_test(growth_app_grown older ${PROJECT_BINARY_DIR}/lib)
+add_growth_test(growth_app_grown same ${grown}/lib)
