@@ -30,7 +30,7 @@ struct Call {
 constexpr uint32_t kBlocks = 48, kFresh = 12, kArguments = 16, kOwned = 64;
 
 void* nth_block(uint32_t index) {  // never freed: weights borrow them
-  static std::map<uint32_t, void*> blocks;
+  static auto& blocks = *new std::map<uint32_t, void*>;
   void*& block = blocks[index];
   if (!block) {
     block = std::malloc(kBlock);
