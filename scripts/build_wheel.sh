@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# build_wheel.sh FOLDER [PREFIX]: build the Python wheel into FOLDER, with the libmoec installed in
-# PREFIX, else with one compiled from this tree. The tools are build/venv's; nothing is fetched.
+# build_wheel.sh FOLDER [LIBRARY]: build the Python wheel into FOLDER, with LIBRARY (a libmoec.so.0
+# of this tree, and the plug-in beside it), else with one compiled now. The tools are those of
+# build/venv; nothing is fetched.
 . "$(dirname "$0")/lib.sh"
-folder=$1 prefix=${2:-}
-options=(--config-settings "build-dir=$build/python${prefix:+-installed}")
-[ -z "$prefix" ] || options+=(--config-settings "cmake.define.MOEC_PYTHON_PREFIX=$prefix")
+folder=$1 library=${2:-}
+options=(--config-settings "build-dir=$build/python${library:+-prebuilt}")
+[ -z "$library" ] || options+=(--config-settings "cmake.define.MOEC_PYTHON_LIBRARY=$library")
 rm -rf "$folder"
 mkdir -p "$build/log"
 log=$build/log/wheel.txt

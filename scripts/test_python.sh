@@ -4,16 +4,12 @@
 # outside the source tree. The library is that of build/release where it is built, else the wheel
 # compiles it.
 . "$(dirname "$0")/lib.sh"
-prefix=
+library=$build/release/lib/libmoec.so.0
 wheels=$build/wheel
 clean=$build/py-test-venv
 
-if [ -e build/release/lib/libmoec.so.0 ]; then
-  prefix=$build/python-prefix
-  rm -rf "$prefix"
-  cmake --install build/release --prefix "$prefix" >/dev/null
-fi
-scripts/build_wheel.sh "$wheels" ${prefix:+"$prefix"}
+[ -e "$library" ] || library=
+scripts/build_wheel.sh "$wheels" "$library"
 wheel=$(echo "$wheels"/moec-*.whl)
 
 # The environment is kept while its pins are the same; the wheel is new each time.
