@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "unit/experts_case.h"
 
+#include <algorithm>
+
 namespace moec::test {
 namespace {
 
@@ -50,6 +52,10 @@ oracle::Route random_route(Random& random, const ExpertsCase& c) {
                                 : double(float(0.2 + random.uniform()));
       route.weights.push_back(none || zero ? 0 : weight);
     }
+  }
+  if (c.tokens > 0) {  // at least one real expert with weight 0
+    std::replace(route.ids.begin(), route.ids.begin() + c.top_k, c.begin, -1);
+    route.ids[0] = c.begin, route.weights[0] = 0;
   }
   return route;
 }

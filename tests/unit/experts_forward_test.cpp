@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward of the experts on the CPU against the oracle: every activation, layout, data type,
 // position of the weight, combine mode, shared expert, and odd plan.
+// Mutations seen to fail: the routed sum unscaled; c0 and c1 exchanged or c1 = 1; the down bias
+// unweighted with the weight on the activation; a zero weight on the input taken as "no expert";
+// the first expert's bias packed for all; saved padding not cleared; a region of the workspace too
+// small.
 #include "unit/experts_case.h"
 
 namespace moec::test {
