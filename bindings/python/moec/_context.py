@@ -113,7 +113,7 @@ class Context(Handle):
     Raises DeviceError when the device or its backend is absent.
     """
 
-    _free = _raw.moec_context_free
+    _free = _raw._core.moec_context_free
 
     def __init__(
         self,

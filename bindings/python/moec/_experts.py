@@ -109,7 +109,7 @@ class Experts(Handle):
     Raises UnsupportedError for a legal combination that is not implemented.
     """
 
-    _free = _raw.moec_experts_free
+    _free = _raw._core.moec_experts_free
 
     def __init__(self, context: Context, desc: ExpertsDesc) -> None:
         self.desc = desc

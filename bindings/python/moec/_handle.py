@@ -13,6 +13,7 @@ class Handle:
     """Base of everything that owns a handle. Handles may be closed in any order: the library
     keeps a child's parents alive."""
 
+    # The C function itself: a Python one may be torn down before the last object at exit.
     _free: ClassVar[Callable[[Any], None]]
     _pointer: Any = None
 

@@ -71,7 +71,7 @@ class Layer(Handle):
     Raises InvalidArgumentError, MismatchError, UnsupportedError.
     """
 
-    _free = _raw.moec_layer_free
+    _free = _raw._core.moec_layer_free
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class Plan(Handle):
     memory: at least plan_size(desc)[0] bytes of the caller's (uint8 array); None: the library's.
     """
 
-    _free = _raw.moec_plan_free
+    _free = _raw._core.moec_plan_free
 
     def __init__(self, context: Context, desc: PlanDesc, *, memory: Array | None = None) -> None:
         self.desc = desc

@@ -25,7 +25,7 @@ class Routing(NamedTuple):
 class Router(Handle):
     """An immutable router. Raises UnsupportedError for what is legal but not implemented."""
 
-    _free = _raw.moec_router_free
+    _free = _raw._core.moec_router_free
 
     def __init__(self, context: Context, desc: RouterDesc) -> None:
         self.desc = desc

@@ -95,7 +95,7 @@ class Weights(Handle):
     unless WeightsFlags.FROZEN, with which a packed copy may serve until refresh().
     """
 
-    _free = _raw.moec_weights_free
+    _free = _raw._core.moec_weights_free
 
     def __init__(self, context: Context, desc: WeightsDesc) -> None:
         self.desc = desc
