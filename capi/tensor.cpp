@@ -40,8 +40,9 @@ moec_status moec_tensor_make(moec_tensor* out, void* data, moec_dtype dtype, int
     tensor.ndim = ndim;
     for (int32_t i = 0; i < ndim; ++i) tensor.shape[i] = (&required(shape, "shape", 7))[i];
     check_tensor("tensor", tensor);
-    for (int64_t i = ndim - 1, step = 1; i >= 0; step *= tensor.shape[i--])
-      tensor.strides[i] = step;
+    if (tensor_numel(tensor) > 0)  // an empty tensor's other extents may be anything
+      for (int64_t i = ndim - 1, step = 1; i >= 0; step *= tensor.shape[i--])
+        tensor.strides[i] = step;
     result = tensor;
   });
 }

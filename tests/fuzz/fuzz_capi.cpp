@@ -95,6 +95,7 @@ int64_t Fuzz::integer(const std::string& name) {
   if (name == "bytes") return int64_t(chance(80) ? below(kBlock + 1) : below(64));
   if (name == "num_tokens" || name == "field" || name == "first" || name == "count")
     return chance(80) ? int64_t(below(14)) : int64_t(wild());
+  if (name == "dtype" && chance(70)) return MOEC_F32;
   return chance(50) ? int64_t(below(4)) : int64_t(wild());
 }
 

@@ -20,10 +20,15 @@ void fill(Fuzz&, moec_router_desc& d) {
   d.num_experts = kE;
   d.top_k = kK;
 }
-void fill(Fuzz&, moec_plan_desc& d) {
+void fill(Fuzz& fuzz, moec_plan_desc& d) {
   d.max_tokens = kT;
   d.num_experts = kE;
   d.top_k = kK;
+  if (fuzz.chance(20)) {
+    d.kind = MOEC_PLAN_EXPERT_CHOICE;
+    d.top_k = 0;
+    d.capacity = 2;
+  }
 }
 void fill(Fuzz& fuzz, moec_experts_desc& d) {
   d.num_experts = kE;
