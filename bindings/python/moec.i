@@ -54,21 +54,6 @@ static int as_unsigned(PyObject *object, unsigned long long high, unsigned long 
   PyErr_Format(PyExc_OverflowError, "%llu is outside [0, %llu]", *out, high);
   return -1;
 }
-
-static int read_extents(PyObject *tuple, int64_t out[MOEC_MAX_DIMS], const char *what) {
-  const Py_ssize_t n = PyTuple_Size(tuple);
-  if (n < 0) return -1;
-  if (n > MOEC_MAX_DIMS) {
-    PyErr_Format(PyExc_ValueError, "%zd %s; at most %d", n, what, MOEC_MAX_DIMS);
-    return -1;
-  }
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    long long value;
-    if (as_signed(PyTuple_GetItem(tuple, i), INT64_MIN, INT64_MAX, &value)) return -1;
-    out[i] = value;
-  }
-  return (int)n;
-}
 %}
 
 // ---------------------------------------------------------------- scalars
@@ -178,7 +163,7 @@ BUFFER(const void *buffer, PyBUF_SIMPLE)
 %pythonnondynamic;
 %ignore moec_struct_init;         // done by the constructors
 %ignore moec_tensor_from_dlpack;  // tensor_from_capsule
-%ignore moec_tensor_make;         // tensor_fill
+%ignore moec_tensor_make;         // tensor_from_numpy
 %ignore moec_set_log;             // set_log
 // Callbacks into Python from a GEMM's inner loop or an allocator serve nobody.
 %ignore moec_allocator;

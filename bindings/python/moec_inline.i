@@ -8,16 +8,30 @@ void set_error_factory(PyObject *callable) {
   Py_XDECREF(old);
 }
 
-/* Describe memory; strides are in elements, an empty tuple means compact row-major. */
-void tensor_fill(moec_tensor *out, void *address, uint32_t dtype, int32_t device_type,
-                 int32_t device_id, PyObject *shape, PyObject *strides) {
+/* Borrow a NumPy array through the capsule of its __array_struct__ (NumPy's array interface). */
+void tensor_from_numpy(moec_tensor *out, PyObject *capsule, uint32_t dtype) {
+  const struct { /* PyArrayInterface */
+    int two, num_dims;
+    char kind;
+    int item_bytes, flags;
+    const Py_ssize_t *shape, *byte_strides;
+    void *data;
+  } *array = PyCapsule_GetPointer(capsule, NULL);
+  if (!array) return;
+  if (array->num_dims > MOEC_MAX_DIMS) {
+    PyErr_Format(PyExc_ValueError, "%d dimensions; at most %d", array->num_dims, MOEC_MAX_DIMS);
+    return;
+  }
   memset(out, 0, sizeof *out);
-  out->data = address;
+  out->data = array->data;
+  out->device_type = MOEC_CPU;
   out->dtype = dtype;
-  out->device_type = device_type;
-  out->device_id = device_id;
-  out->ndim = read_extents(shape, out->shape, "dimensions");
-  if (out->ndim >= 0) read_extents(strides, out->strides, "strides");
+  out->ndim = array->num_dims;
+  const int is_compact = array->flags & 1; /* C contiguous: zero strides say so */
+  for (int i = 0; i < array->num_dims; ++i) {
+    out->shape[i] = array->shape[i];
+    if (!is_compact) out->strides[i] = array->byte_strides[i] / array->item_bytes;
+  }
 }
 
 /* Borrow a DLPack capsule, which is left unconsumed: whoever keeps it keeps the memory. */

@@ -17,6 +17,9 @@ import numpy as np
 from . import _raw
 from ._enums import DeviceType, DType
 
+# The C half directly, where calls are frequent: a proxy object costs as much as a small layer.
+_core = _raw._core
+
 Array: TypeAlias = Any
 """A NumPy array or any object with __dlpack__ (torch.Tensor, jax.Array, ...)."""
 
@@ -70,7 +73,7 @@ def stream_handle(stream: Any) -> int:
 
 def tensor(array: Array, keep: list[Any], *, write: bool = False, stream: int = 0) -> Any:
     """moec_tensor of `array`; what must outlive its use is appended to `keep`."""
-    raw = _raw.moec_tensor()
+    raw = _core.new_moec_tensor()
     if isinstance(array, np.ndarray):
         _from_numpy(raw, array, write)
         keep.append(array)
@@ -88,11 +91,7 @@ def _from_numpy(raw: Any, array: np.ndarray[Any, Any], write: bool) -> None:
         code = dtype_of(array.dtype)  # raises, naming the types
     if write and not array.flags.writeable:
         raise BufferError("the array is read-only; an output must be writable")
-    strides: tuple[int, ...] = ()
-    if not array.flags.c_contiguous:
-        strides = tuple(step // array.itemsize for step in array.strides)
-    address = array.__array_interface__["data"][0]
-    _raw.tensor_fill(raw, address, code, DeviceType.CPU, 0, array.shape, strides)
+    _core.tensor_from_numpy(raw, array.__array_struct__, code)
 
 
 def _from_dlpack(raw: Any, array: Array, write: bool, stream: int) -> Any:
@@ -106,7 +105,7 @@ def _from_dlpack(raw: Any, array: Array, write: bool, stream: int) -> Any:
     except TypeError:  # a producer from before DLPack 1.0
         del request["max_version"]
         capsule = array.__dlpack__(**request)
-    _raw.tensor_from_capsule(raw, capsule, write)
+    _core.tensor_from_capsule(raw, capsule, write)
     return capsule
 
 
@@ -114,9 +113,11 @@ def set_tensors(
     raw: Any, keep: list[Any], *, write: bool = False, stream: int = 0, **arrays: Array | None
 ) -> None:
     """Fill the named tensor fields of a struct; None leaves a field absent."""
+    struct = type(raw).__name__
     for name, array in arrays.items():
         if array is not None:
-            setattr(raw, name, tensor(array, keep, write=write, stream=stream))
+            put = getattr(_core, f"{struct}_{name}_set")
+            put(raw, tensor(array, keep, write=write, stream=stream))
 
 
 def tensor_array(arrays: Sequence[Array], keep: list[Any], *, write: bool = False) -> Any:
@@ -132,7 +133,7 @@ def buffer(array: Array, keep: list[Any], *, write: bool = True) -> Any:
     """moec_buffer over all bytes of an array."""
     view = tensor(array, keep, write=write)
     raw = _raw.moec_buffer()
-    raw.ptr = view.data + view.byte_offset
+    raw.ptr = _raw.tensor_describe(view)[0]
     raw.bytes = _raw.moec_tensor_bytes(view)
     return raw
 
