@@ -47,7 +47,8 @@ class Runner {
     const bool pair = p_.kind == GemmKind::kPair, sum = p_.kind == GemmKind::kSum;
     if (blocks_ == 0) std::memset(c_[0], 0, size_t((1 + pair) * padded_rows() * ld_ * 4));
     const int64_t span = span_blocks();
-    if (blocks_ > 0) region_of(p_.b[0], 0, 0, blocks_).prefetch(0, 1);
+    if (blocks_ > 0 && !is_direct(p_.b[0], p_.plan.compute))
+      region_of(p_.b[0], 0, 0, blocks_).prefetch(0, 1);
     for (int s = 0; s <= int(sum); ++s)
       for (int64_t block0 = 0; block0 < blocks_; block0 += span) {
         const int blocks = int(std::min(span, blocks_ - block0));
@@ -80,14 +81,17 @@ class Runner {
   // All columns times all rows for one span of A, in chunks of B that stay near.
   void multiply(int matrix, int64_t block0, int blocks, float* c, bool accumulate) {
     const WeightSource& weight = p_.b[matrix];
-    const bool direct = is_direct(weight, p_.plan.compute);
-    // The products of one row panel end before their prefetches could arrive: those go ahead.
-    const bool early = panels_.count() == 1 && !direct;
-    const int group = group_of(weight);
+    const bool direct = is_direct(weight, p_.plan.compute), few = panels_.count() == 1;
+    const int group = group_of(weight), step = direct && few ? blocks : kSpanBlocks;
     for (int64_t column = 0; column < columns_; column += group)
-      for (int first = 0; first < blocks; first += kSpanBlocks) {
-        const Chunk chunk = chunk_at(column, block0 + first, block0 + blocks, group);
-        const Region next = region_after(matrix, column, chunk, block0, block0 + blocks);
+      for (int first = 0; first < blocks; first += step) {
+        const Chunk chunk = chunk_at(column, block0 + first, block0 + blocks, group, step);
+        const Region next = direct && few
+                                ? close_ahead(weight, chunk)
+                                : region_after(matrix, column, chunk, block0, block0 + blocks);
+        // The products of few rows end before their prefetches could arrive: those go with the
+        // load.
+        const bool early = few && !direct;
         const void* const b =
             load_chunk(*p_.plan.tile, weight, p_.plan.compute, chunk, b_, early ? next : Region{});
         for (int i = 0; i < group; ++i)
@@ -97,15 +101,24 @@ class Runner {
       }
   }
 
+  // Few rows stream packed panels, which follow each other in memory, at the speed of the memory.
+  Region close_ahead(const WeightSource& weight, const Chunk& chunk) const {
+    constexpr int kAhead = 4;  // blocks, 8 KiB
+    Region region = chunk_region(weight, p_.plan.compute, chunk);
+    region.base += kAhead * kBlockBytes;
+    return region;
+  }
+
   int group_of(const WeightSource& weight) const {
     return wants_many_panels(weight) ? int(columns_) : 1;
   }
-  Chunk chunk_at(int64_t column, int64_t block, int64_t span_end, int group) const {
+  Chunk chunk_at(int64_t column, int64_t block, int64_t span_end, int group, int step) const {
     return {p_.col0 / kPanelColumns + column, block, group,
-            int(std::min<int64_t>(kSpanBlocks, span_end - block))};
+            int(std::min<int64_t>(step, span_end - block))};
   }
   Region region_of(const WeightSource& weight, int64_t column, int64_t block, int64_t end) const {
-    return chunk_region(weight, p_.plan.compute, chunk_at(column, block, end, group_of(weight)));
+    return chunk_region(weight, p_.plan.compute,
+                        chunk_at(column, block, end, group_of(weight), kSpanBlocks));
   }
 
   // What load_chunk will read after this chunk.

@@ -10,12 +10,6 @@
 namespace moec::cpu {
 namespace {
 
-// Few rows stream the weights: smaller tasks share packed ones better among threads.
-int64_t task_columns(const GroupedGemm& g, int64_t rows) {
-  const int64_t both = rows <= 32 && g.b[0].packed ? kMaxTaskColumns / 2 : kMaxTaskColumns;
-  return g.kind == GemmKind::kPair ? both / 2 : both;
-}
-
 moec_dtype weight_dtype(const GemmWeight& w) {
   return w.packed ? w.packed_dtype : w.matrix->dtype;
 }
@@ -39,7 +33,8 @@ WeightSource weight_source(const GemmWeight& w, int64_t e, int64_t n, int64_t k)
 }  // namespace
 
 void grouped_gemm(const ThreadPool& pool, const GroupedGemm& g, void* scratch) {
-  const auto cut = [&](int64_t rows) { return TaskGrid(rows, g.n, task_columns(g, rows)); };
+  const int64_t columns = g.kind == GemmKind::kPair ? kMaxTaskColumns / 2 : kMaxTaskColumns;
+  const auto cut = [&](int64_t rows) { return TaskGrid(rows, g.n, columns); };
   run_tasks(pool, {g.num_experts, g.group_offsets, g.counts}, cut, scratch,
             [&](const Task& task, char* thread_scratch) {
               BlockProduct p;
