@@ -78,7 +78,7 @@ MOEC_HD float log(float x) {
 // log(1 + x) for x >= 0: the rounding error of 1 + x comes back as a first-order term.
 MOEC_HD float log1p(float x) {
   const float sum = 1.0f + x, lost = x - (sum - 1.0f);
-  return log(sum) + lost / sum;
+  return log(sum) + (x < 0x1p+24f ? lost / sum : 0.0f);  // infinity has lost NaN
 }
 
 MOEC_HD float tanh(float x) {
