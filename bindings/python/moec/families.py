@@ -174,10 +174,16 @@ def _norm_key(default: bool) -> Key:
     return Key("norm_topk_prob", "route_norm", "moe_renormalize", default=default, of=_NORM)
 
 
+def _score_key(default: str) -> Key:
+    # dots.llm1 names its selection rule where others name the score
+    known = _SCORES | {"noaux_tc": Score.SIGMOID}
+    return Key("scoring_func", "moe_router_activation_func", default=default, of=known)
+
+
 def _sigmoid(**more: Any) -> dict[str, Any]:
     """DeepSeek-V3's router: sigmoid, selection bias, groups by the sum of their two best."""
     return {
-        "score": Score.SIGMOID,
+        "score": _score_key("sigmoid"),
         "selection": Select.GROUP_TOPK,
         "num_groups": Key("n_group", "num_expert_group", default=1),
         "top_groups": Key("topk_group", default=1),
@@ -314,7 +320,7 @@ FAMILIES: tuple[Family, ...] = (
               sizes={"experts": "moe_num_experts", "top_k": "moe_k",
                      "inter": "moe_intermediate_size"}),
     _deepseek("deepseek_v2", tensors=_GATE,
-              router={"score": Score.SOFTMAX, "scale": _SCALE, "group_fill": GroupFill.ZERO,
+              router={"score": _score_key("softmax"), "scale": _SCALE, "group_fill": GroupFill.ZERO,
                       "selection": Key("topk_method", default="greedy",
                                     of={"greedy": Select.TOPK,
                                         "group_limited_greedy": Select.GROUP_TOPK}),
@@ -351,7 +357,7 @@ FAMILIES: tuple[Family, ...] = (
               tensors=_GATE | {"select_bias": ("gate.expert_bias",)}, optional=("select_bias",),
               sizes=_QWEN),
     _deepseek("deepseek_v4",
-              router={"score": Key("scoring_func", default="sqrtsoftplus", of=_SCORES),
+              router={"score": _score_key("sqrtsoftplus"),
                       "norm": Norm.SUM, "norm_eps": 1e-20, "scale": _SCALE},
               activation={"kind": ActivationKind.CLAMP_SWIGLU, "limit": Key("swiglu_limit")},
               shared_activation={"kind": ActivationKind.SWIGLU}, layouts=(_STACKED, _PROJ)),

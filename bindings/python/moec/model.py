@@ -251,7 +251,8 @@ def _matrices(block: _Block, layouts: tuple[Layout, ...], count: int, what: str)
         if all(name in block.tensors for name in first):
             return _collect(block, layout, count)
     tried = " or ".join(block.path(next(iter(x.names.values())).format(e=0)) for x in layouts)
-    raise CheckpointError(f"{what} are missing: no {tried}")
+    found = ", ".join(block.leftovers()[:4]) or "nothing else"
+    raise CheckpointError(f"{what} are missing: no {tried}; found {found}")
 
 
 def _collect(block: _Block, layout: Layout, count: int) -> Matrices:

@@ -83,6 +83,14 @@ def with_quantised(path: Path) -> None:
     rewrite(path, made)
 
 
+def with_mxfp4(path: Path) -> None:
+    made = folder(path, "gpt_oss")
+    base = "model.layers.0.mlp.experts.gate_up_proj"
+    del made[base]
+    made[f"{base}_blocks"] = np.zeros((8, 48, 1, 16), np.uint8)
+    rewrite(path, made)
+
+
 def with_latent(path: Path) -> None:
     made = folder(path)
     made["model.layers.0.mlp.fc1_latent_proj.weight"] = np.ones((4, 4), np.float32)
@@ -116,6 +124,8 @@ def with_config(**changes: object) -> Callable[[Path], None]:
 REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tensor is missing": (without_tensor, EXPERT),
     "quantised": (with_quantised, "int8"),
+    "MXFP4": (with_mxfp4, "gate_up_proj_blocks"),
+    "another score": (with_config(model_type="deepseek_v2", scoring_func="tanh"), "'tanh'"),
     "latent projection": (with_latent, "no place for model.layers.0.mlp.fc1_latent_proj.weight"),
     "a shard is missing": (with_missing_shard, "model-00002-of-00003.safetensors"),
     "header past the end": (with_damaged_header, "not a safetensors file"),

@@ -55,7 +55,10 @@ def test_closed_objects_raise(problem: SimpleNamespace) -> None:
         router.gate(problem.x, problem.gate)
 
 
-@pytest.mark.parametrize("first", ["moec.set_log(lambda *_: None, 0)", "moec._raw.hook = lambda: None"])
+FIRST = ["moec.set_log(lambda *_: None, 0)", "moec._raw.hook = lambda: None"]
+
+
+@pytest.mark.parametrize("first", FIRST)
 def test_objects_alive_at_exit_are_quiet(first: str) -> None:
     """Whatever the interpreter tears down first, nothing is printed and nothing crashes. The second
     keeps main alive longer than the Python half of the low-level layer; it failed once."""
@@ -93,7 +96,7 @@ def test_results_keep_what_backward_needs(problem: SimpleNamespace) -> None:
 
 
 def test_the_gil_is_released(context: moec.Context, rng: np.random.Generator) -> None:
-    """Another thread notes the time while one long call runs: its notes must lie all along the call.
+    """Another thread notes the time while one long call runs: its notes lie all along the call.
     Without `%thread moec_layer_forward` in moec.i they lie at its ends only (2 of 20 parts)."""
     tokens, hidden, inter = 4096, 256, 512
     layer = moec.Layer(context, small_router(), moec.ExpertsDesc(
