@@ -2,14 +2,8 @@
 # Sources are listed by name, in one sources.cmake per room, relative to that list.
 
 function(moec_add_sources)
-  foreach(name IN LISTS ARGN)
-    set(path ${CMAKE_CURRENT_LIST_DIR}/${name})
-    if(EXISTS ${path})
-      target_sources(moec_objects PRIVATE ${path})
-    else()
-      message(STATUS "not yet written: ${path}")
-    endif()
-  endforeach()
+  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+  target_sources(moec_objects PRIVATE ${ARGN})
 endfunction()
 
 # moec_add_isa_sources(ISA files...): files compiled with the flags of MOEC_ISA_<ISA>. They may

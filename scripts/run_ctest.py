@@ -31,8 +31,10 @@ def outcome(case):
     """passed, failed or skipped, of a <testcase> by ctest, GoogleTest or pytest."""
     if case.find("failure") is not None or case.find("error") is not None:
         return "failed"
-    skipped = case.find("skipped") is not None or case.get("status") in ("notrun", "disabled")
-    return "skipped" if skipped or case.get("result") == "skipped" else "passed"
+    skipped = case.find("skipped")
+    if skipped is not None and "Unable to find executable" in skipped.get("message", ""):
+        return "failed"
+    return "skipped" if skipped is not None or case.get("result") == "skipped" else "passed"
 
 
 def count(build, programs):
