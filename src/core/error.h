@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one way anything fails inside the library: an Error is thrown and becomes a status at the C boundary.
+// The one way anything fails inside the library: an Error is thrown and becomes a status at the C
+// boundary.
 #pragma once
 
 #include <moec/moec.h>
@@ -17,9 +18,9 @@ struct Error {
 };
 
 #if defined(__GNUC__)
-#define MOEC_PRINTF(format_index) __attribute__((format(printf, (format_index), (format_index) + 1)))
+#define MOEC_PRINTF(index) __attribute__((format(printf, (index), (index) + 1)))
 #else
-#define MOEC_PRINTF(format_index)
+#define MOEC_PRINTF(index)
 #endif
 
 [[noreturn]] MOEC_PRINTF(3) inline void fail_native(moec_status code, int32_t native_code,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A plug-in that is wrong in one way, chosen by PLUGIN_*; without one it is right and has no device.
- * The build id it claims is $MOEC_TEST_BUILD_ID. */
+ * A plug-in that is wrong in one way, chosen by PLUGIN_*; without one it is right and has no
+ * device. The build id it claims is $MOEC_TEST_BUILD_ID. */
 #include <stdint.h>
 #include <stdlib.h>
 

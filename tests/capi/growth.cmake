@@ -11,7 +11,7 @@ add_custom_target(grown_header DEPENDS ${grown}/include/moec/moec.h)
 
 get_target_property(sources moec_objects SOURCES)
 add_library(moec_grown SHARED ${sources})
-foreach(source IN LISTS sources)  # instruction sets are options of files, known in their folder only
+foreach(source IN LISTS sources)  # instruction sets: options of files, known in their folder only
   get_source_file_property(flags ${source} DIRECTORY ${PROJECT_SOURCE_DIR} COMPILE_OPTIONS)
   if(flags)
     set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")

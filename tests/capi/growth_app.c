@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * An application of this release, and (compiled with the header that grow_header.py writes) one of a
- * later release, each run with the library of either: growth_app same|older|newer, which says what the
- * library is to this application.
- * Mutation noted: without the check of the tail in read_bytes() the later application's field is lost
- * silently, and this fails. */
+ * An application of this release, and (compiled with the header that grow_header.py writes) one of
+ * a later release, each run with the library of either: growth_app same|older|newer, which says
+ * what the library is to this application.
+ * Mutation noted: without the check of the tail in read_bytes() the later application's field is
+ * lost silently, and this fails. */
 #include <moec/moec.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,8 @@ static void expect(int condition, const char *what) {
 static moec_tensor tensor(void *data, int32_t ndim, int64_t a, int64_t b, int64_t c) {
   const int64_t shape[3] = {a, b, c};
   moec_tensor out;
-  expect(moec_tensor_make(&out, data, MOEC_F32, MOEC_CPU, 0, ndim, shape) == MOEC_OK, "tensor_make");
+  const moec_status status = moec_tensor_make(&out, data, MOEC_F32, MOEC_CPU, 0, ndim, shape);
+  expect(status == MOEC_OK, "tensor_make");
   return out;
 }
 

@@ -14,7 +14,8 @@ endif()
 
 # Plug-ins that are wrong in one way each, and a right one under two names.
 add_moec_test(capi/backend_test)
-foreach(kind PLUGIN PLUGIN_COPY PLUGIN_WITHOUT_ENTRY PLUGIN_OF_OTHER_INTERFACE PLUGIN_OF_OTHER_BUILD)
+foreach(kind PLUGIN PLUGIN_COPY PLUGIN_WITHOUT_ENTRY PLUGIN_OF_OTHER_INTERFACE
+    PLUGIN_OF_OTHER_BUILD)
   add_library(${kind} MODULE capi/fake_plugin.c)
   target_link_libraries(${kind} PRIVATE moec_options)
   target_compile_definitions(${kind} PRIVATE ${kind})
