@@ -34,6 +34,11 @@ void check_selection(const moec_router_desc& desc) {
     MOEC_REQUIRE(desc.mixer_eps > 0 && std::isfinite(desc.mixer_eps), MOEC_E_INVALID_ARG,
                  "desc.mixer_eps is %g; SPARSE_MIXER needs a number above 0",
                  double(desc.mixer_eps));
+    MOEC_REQUIRE(!(desc.flags & MOEC_ROUTER_SELECT_BIAS) && desc.weight_rule == MOEC_WEIGHT_SCORE,
+                 MOEC_E_UNSUPPORTED,
+                 "desc.flags is %u and desc.weight_rule %u; SPARSE_MIXER has its own weights and "
+                 "takes no selection bias: clear the flag and use MOEC_WEIGHT_SCORE",
+                 desc.flags, desc.weight_rule);
   }
 }
 

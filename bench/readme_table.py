@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README's table of speeds, made from bench/results/*/layer.json and never typed.
+
+    python bench/readme_table.py           rewrite it
+    python bench/readme_table.py --check   fail if README.md says something else
+"""
+
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- bench: made by bench/readme_table.py -->", "<!-- /bench -->"
+TOKENS = {"T1", "T512", "T2048"}  # the rest is in the files
+
+
+def rows(result):
+    """(shape/dtype/T, case, case of the naive loop or None)"""
+    for layer in result["layers"]:
+        cases = {case["case"]: case for case in layer["cases"]}
+        for name, case in cases.items():
+            if name.split("/")[-1] in TOKENS:
+                yield name, case, cases.get(f"{name}/naive_loop")
+
+
+def table(path):
+    result = json.loads(path.read_text())
+    lines = [
+        f"{result['machine']}; weights cold, medians of {result['rounds']} rounds, "
+        f"[{path.relative_to(ROOT)}]({path.relative_to(ROOT)}):",
+        "",
+        "| layer | tokens | ms | GFLOP/s | weights GB/s | of the read limit | of the matrix peak "
+        "| naive loop |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    order = sorted(rows(result), key=lambda row: (row[0].split("/T")[0], row[1]["gflops"]))
+    for name, case, naive in order:
+        shape, dtype, tokens = name.split("/")
+        ratio = f"{naive['ms'] / case['ms']:.1f} x slower" if naive else ""
+        lines.append(
+            f"| {shape} {dtype} | {tokens[1:]} | {case['ms']:.3g} | {case['gflops']:.0f} "
+            f"| {case['weight_gbps']:.1f} | {case['share_of_read']:.2f} "
+            f"| {case['share_of_peak']:.2f} | {ratio} |"
+        )
+    return lines
+
+
+def main():
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    made = [table(path) for path in sorted((ROOT / "bench/results").glob("*/layer.json"))]
+    body = "\n\n".join("\n".join(lines) for lines in made)
+    wanted = f"{head}{BEGIN}\n\n{body}\n\n{END}{tail}"
+    if "--check" in sys.argv[1:]:
+        sys.exit(wanted != text and "README.md: its table is not what bench/readme_table.py makes")
+    readme.write_text(wanted)
+
+
+if __name__ == "__main__":
+    main()
