@@ -11,9 +11,12 @@
 namespace moec::cpu {
 namespace {
 
-// fp32 copy of columns [col, col + n) of row t of a [T,H] array.
+// Long stretches of each row, so that the processor's own prefetching follows them.
+constexpr int64_t kStretch = 1024;
+
+// fp32 copy of elements [at, at + n) of an array.
 struct Columns {
-  float values[kColumns];
+  float values[kStretch];
   Columns(const void* base, moec_dtype dtype, int64_t at, int64_t n) {
     convert_to_f32(static_cast<const char*>(base) + at * dtype_bytes(dtype), dtype, values, n);
   }
@@ -31,21 +34,24 @@ void sum_terms(const OutputSum& s, int64_t t, int64_t col, int64_t n, float* sum
   const bool in_data_type = desc.combine == MOEC_COMBINE_DATA_EXPERT;
   const TermOrder order =
       desc.combine == MOEC_COMBINE_FP32_SLOT ? TermOrder::kSlot : TermOrder::kExpert;
+  const auto add_part = [&](float weight, const float* part) {
+    if (!in_data_type) return add_scaled(sum, weight, part, n);
+    // As the per-expert loops of eager frameworks: each output, product and sum is rounded.
+    float rounded[kStretch];
+    std::copy_n(part, n, rounded);
+    round_to(desc.dtype, rounded, n);
+    scale(rounded, weight, n);
+    round_to(desc.dtype, rounded, n);
+    add(sum, rounded, n);
+    round_to(desc.dtype, sum, n);
+  };
   for_each_term(*s.plan, t, order, [&](const Term& term) {
     // A zero weight is no expert, whatever its value; on the input, biases still count.
     if (term.weight == 0.0f && (term.row < 0 || !on_input)) return;
-    const float weight = term.row < 0 || weighted ? term.weight : 1.0f;
-    const float* part = s.rows + term.row * desc.hidden + col;
-    Columns own(s.x, desc.dtype, t * desc.hidden + col, term.row < 0 ? n : 0);
-    if (term.row < 0) part = own.values;
-    if (!in_data_type) return add_scaled(sum, weight, part, n);
-    // As the per-expert loops of eager frameworks: each output, product and sum is rounded.
-    std::copy_n(part, n, own.values);
-    round_to(desc.dtype, own.values, n);
-    scale(own.values, weight, n);
-    round_to(desc.dtype, own.values, n);
-    add(sum, own.values, n);
-    round_to(desc.dtype, sum, n);
+    if (term.row < 0)
+      add_part(term.weight, Columns(s.x, desc.dtype, t * desc.hidden + col, n).values);
+    else
+      add_part(weighted ? term.weight : 1.0f, s.rows + term.row * desc.hidden + col);
   });
 }
 
@@ -68,7 +74,8 @@ void sum_terms(const InputGradSum& s, int64_t t, int64_t col, int64_t n, float* 
 void combine_columns(const OutputSum& s, int64_t t, int64_t col, int64_t n, const float* shared) {
   const moec_experts_desc& desc = *s.desc;
   const int64_t at = t * desc.hidden + col;
-  float sum[kColumns] = {};
+  float sum[kStretch];
+  std::fill_n(sum, n, 0.0f);
   sum_terms(s, t, col, n, sum);
   const float factor = routed_factor(desc, s.mix, t);
   if (factor != 1.0f) scale(sum, factor, n);
@@ -82,7 +89,8 @@ void combine_columns(const InputGradSum& s, int64_t t, int64_t col, int64_t n,
                      const float* shared) {
   const moec_experts_desc& desc = *s.desc;
   const int64_t at = t * desc.hidden + col;
-  float sum[kColumns] = {};
+  float sum[kStretch];
+  std::fill_n(sum, n, 0.0f);
   sum_terms(s, t, col, n, sum);
   if (shared) add(sum, shared, n);
   const int gates = !s.d_logits ? 0 : desc.shared == MOEC_SHARED_SOFTMAX2 ? 2 : 1;
@@ -101,14 +109,15 @@ void combine_all(const ThreadPool& pool, const Sum& sum) {
   const int64_t per_token = hidden * (sum.desc->top_k + 2);
   const int64_t step = std::max<int64_t>(1, kTaskValues / per_token);
   // Few large tokens are cut into columns.
-  const int64_t pieces =
-      step > 1 || tokens >= int64_t(4) * pool.size() ? 1 : (hidden + kColumns - 1) / kColumns;
-  const int64_t width = pieces == 1 ? hidden : kColumns;
+  const bool cut = step == 1 && tokens < 4 * pool.size();
+  const int64_t width = std::min(hidden, cut ? kColumns : kStretch);
+  const int64_t pieces = cut ? (hidden + width - 1) / width : 1;
   pool.parallel_for((tokens + step - 1) / step * pieces, [&](int32_t, int64_t i) {
     const int64_t first = i / pieces * step, begin = i % pieces * width;
+    const int64_t end = cut ? std::min(hidden, begin + width) : hidden;
     for (int64_t t = first; t < std::min(tokens, first + step); ++t)
-      for (int64_t col = begin; col < std::min(hidden, begin + width); col += kColumns)
-        combine_columns(sum, t, col, std::min(kColumns, hidden - col), nullptr);
+      for (int64_t col = begin; col < end; col += width)
+        combine_columns(sum, t, col, std::min(width, end - col), nullptr);
   });
 }
 template void combine_all(const ThreadPool&, const OutputSum&);

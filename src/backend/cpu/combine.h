@@ -59,7 +59,7 @@ struct OutputSum {
   const void* residual;  // [T,H], optional
   void* y;               // [T,H]
 };
-// Columns [col, col + n) of token t, n <= kColumns; shared: those of the shared expert, or null.
+// Columns [col, col + n) of token t, n <= 1024; shared: those of the shared expert, or null.
 void combine_columns(const OutputSum& sum, int64_t t, int64_t col, int64_t n, const float* shared);
 
 // dx (+)= sum over rows (times the weight, when it is on the input) + identity experts
