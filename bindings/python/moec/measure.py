@@ -56,18 +56,16 @@ class Bench:
         self._rng = np.random.default_rng(seed)
 
     def time(self, engine: str, tokens: int, seconds: float) -> Iterator[Timing | None]:
-        """Yield None after each run, then the Timing: at least `seconds` and _MIN_RUNS runs, unless
-        the runs are so slow that _PATIENCE ends first."""
+        """Yield None after each run, then the Timing: at least `seconds` and _MIN_RUNS runs after a
+        warm-up, unless runs are so slow that _PATIENCE ends first."""
         step = self._steps(engine, tokens)
-        step()  # warm-up: threads, scratch, page faults
+        first = _timed(step)  # warm-up: threads, scratch, page faults
         yield None
-        samples: list[float] = []
-        while not samples or sum(samples) < seconds or (
+        samples = [first] if first > _PATIENCE * seconds > 0 else [_timed(step)]
+        while sum(samples) < seconds or (
             len(samples) < _MIN_RUNS and sum(samples) < _PATIENCE * seconds
         ):
-            started = time.perf_counter()
-            step()
-            samples.append(time.perf_counter() - started)
+            samples.append(_timed(step))
             yield None
         median = statistics.median(samples)
         flops = self.shape.flops(tokens, backward=self.backward, gated=self._gated)
@@ -113,6 +111,12 @@ class Bench:
             shared = None if self.spec.shared is None else _widen(self.spec.shared)
             self._wide = replace(self.spec, matrices=_widen(self.spec.matrices), shared=shared)
         return self._wide
+
+
+def _timed(step: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
 
 
 def _widen(matrices: Matrices) -> Matrices:

@@ -125,7 +125,8 @@ def _routing(spec: LayerSpec, result: LayerResult) -> Any:
 
 
 def _values(arrays: dict[str, Any]) -> Any:
-    made = wide_table("values", "tensor", "shape", "mean", "std", "min", "max", "NaN/inf")
+    made = wide_table("values (bad: NaN or infinite)", "tensor", "shape", "mean", "std", "min",
+                      "max", "bad")
     for name, value in arrays.items():
         parts = value if isinstance(value, list) else [value]
         size = sum(np.asarray(p).size for p in parts)
