@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plug-in's one exported function: what this library is, and which devices it sees.
-#include <cuda_runtime_api.h>
+#include <new>
 
-#include <cstdio>
-
-#include "backend/backend.h"
+#include "backend/cuda/cuda_backend.h"
 #include "core/build_id.h"
 
 namespace moec {
@@ -16,21 +14,17 @@ int32_t device_count() {  // no driver, or one too old: no device, never an erro
 }
 
 void device_info(int32_t device_id, moec_device_info* info) {
-  cudaDeviceProp device;
-  if (cudaGetDeviceProperties(&device, device_id) != cudaSuccess) return;
-  info->compute_major = device.major;
-  info->compute_minor = device.minor;
-  info->multiprocessors = device.multiProcessorCount;
-  info->numa_node = -1;
-  info->total_bytes = info->free_bytes = device.totalGlobalMem;
-  std::snprintf(info->name, sizeof info->name, "%.127s", device.name);
-  std::snprintf(info->backend, sizeof info->backend, "cuda");
-  std::snprintf(info->arch, sizeof info->arch, "sm_%d%d", device.major, device.minor);
+  cuda::fill_device_info(device_id, *info);
 }
 
-Backend* create(const BackendOptions&, Error* error) {
-  *error = Error{MOEC_E_UNSUPPORTED, 0,
-                 "the CUDA backend of this build computes no layer; use device_type MOEC_CPU (1)"};
+Backend* create(const BackendOptions& options, Error* error) {
+  try {
+    return new cuda::CudaBackend(options);
+  } catch (const Error& failure) {
+    *error = failure;
+  } catch (const std::bad_alloc&) {
+    *error = Error{MOEC_E_OUT_OF_MEMORY, 0, "no memory for a CUDA backend"};
+  }
   return nullptr;
 }
 

@@ -4,6 +4,8 @@ set(MOEC_CUDA_ARCH_sm90 90a-real)
 set(MOEC_CUDA_ARCH_portable 80-real 90)  # 90: SASS and PTX
 set(MOEC_CUDA_ARCH_host OFF)
 
-set(MOEC_CUDA_SOURCES_sm90)
-set(MOEC_CUDA_SOURCES_portable)
-set(MOEC_CUDA_SOURCES_host plugin.cpp)
+set(MOEC_CUDA_SOURCES_sm90
+  row_gemm_up.cu row_gemm_down.cu row_gemm_grad_down.cu weight_grad.cu)
+set(MOEC_CUDA_SOURCES_portable plan.cu combine.cu)
+set(MOEC_CUDA_SOURCES_host
+  plugin.cpp cuda_backend.cpp experts.cpp row_gemm.cpp tensor_map.cpp)

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Hopper GPU as a Backend. Identity and memory in cuda_backend.cpp, the experts in experts.cpp.
+// What has no kernel yet is refused with a reason, never computed elsewhere.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backend/backend.h"
+
+namespace moec::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(const BackendOptions& options);
+
+  const char* name() const override { return "cuda"; }
+  int32_t device_type() const override { return MOEC_CUDA; }
+  void device_info(moec_device_info& info) const override;
+  void set_host(const HostServices& host) override { host_ = host; }
+  void check_router(const moec_router_desc& desc) const override;
+  void check_experts(const moec_experts_desc& desc) const override;
+  void check_weights(const moec_weights_desc& desc) const override;
+
+  void* allocate(uint64_t bytes, moec_stream stream) const override;
+  void release(void* pointer, moec_stream stream) const override;
+  void copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const override;
+  void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream stream) const override;
+  void copy_from_host(void* to, const void* from, uint64_t bytes,
+                      moec_stream stream) const override;
+  void zero(void* to, uint64_t bytes, moec_stream stream) const override;
+  void synchronize(moec_stream stream) const override;
+  moec_status poll() const override;
+  bool capturing(moec_stream stream) const override;
+
+  void gate_forward(const GateArgs& args, moec_stream stream) const override;
+  void gate_backward(const GateGradArgs& args, moec_stream stream) const override;
+  void route_forward(const RouteArgs& args, moec_stream stream) const override;
+  void route_backward(const RouteGradArgs& args, moec_stream stream) const override;
+  void bias_update(const BiasUpdateArgs& args, moec_stream stream) const override;
+  void loss_forward(const LossArgs& args, moec_stream stream) const override;
+  void loss_backward(const LossArgs& args, moec_stream stream) const override;
+  moec_size plan_scratch(const moec_plan_desc& desc) const override;
+  void build_plan(const PlanSource& source, const PlanView& plan, moec_stream s) const override;
+  void export_map(const PlanView& plan, int32_t field, int32_t* to, moec_stream s) const override;
+
+  void permute(const PermuteArgs& args, moec_stream stream) const override;
+  void unpermute(const UnpermuteArgs& args, moec_stream stream) const override;
+  void permute_backward(const PermuteGradArgs& args, moec_stream stream) const override;
+  void unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const override;
+
+  Sizes experts_sizes(const moec_experts_desc& desc) const override;
+  void experts_forward(const ExpertsArgs& args, moec_stream stream) const override;
+  void experts_backward(const ExpertsGradArgs& args, moec_stream stream) const override;
+  std::string describe(const moec_experts_desc& desc, const WeightsView& weights,
+                       int64_t num_tokens) const override;
+
+  uint64_t packed_bytes(const WeightsView&) const override { return 0; }
+  std::string packed_format(const WeightsView&) const override { return {}; }
+  bool packed_needs_source(const WeightsView&) const override { return true; }
+  void pack_weights(const WeightsView&, void*, int32_t, int32_t, moec_stream) const override {}
+
+ private:
+  void count(uint64_t kernels, uint64_t flops) const {
+    if (host_.count_launch) host_.count_launch(host_.self, kernels, flops);
+  }
+
+  int device_, multiprocessors_ = 0;
+  HostServices host_ = {};
+};
+
+// What the plug-in and a backend say about a device.
+void fill_device_info(int32_t device_id, moec_device_info& info);
+
+}  // namespace moec::cuda

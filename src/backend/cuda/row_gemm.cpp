@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/row_gemm.h"
+
+#include <algorithm>
+
+#include "backend/cuda/row_gemm_kernels.h"
+#include "backend/cuda/tensor_map.h"
+
+namespace moec::cuda {
+namespace {
+
+constexpr int kTileFeatures = 256, kTileK = 64, kRowUnit = 16;
+
+struct Operation {
+  bool gathered, gated;  // gated: a tile is half gate, half up features
+  RowGemmLaunch* launch;
+};
+constexpr Operation kOperations[] = {
+    {true, true, launch_up},         // kUp
+    {false, false, launch_down},     // kDown
+    {false, false, launch_down},     // kGradUp: the same kernel, with k in two parts
+    {true, false, launch_grad_down}  // kGradDown
+};
+const Operation& operation(const RowGemmArgs& args) {
+  return kOperations[int(args.op)];
+}
+
+TensorMapShape weight_shape(const RowGemmArgs& args, int part) {
+  TensorMapShape shape = {};
+  shape.base = args.weights[part];
+  shape.extent[0] = args.weights_mn_major ? args.features : args.k_size;
+  shape.extent[1] = args.weights_mn_major ? args.k_size : args.features;
+  shape.extent[2] = args.params.num_experts;
+  shape.stride[0] = args.weight_stride;
+  shape.stride[1] = args.expert_stride;
+  shape.box[0] = kTileK;
+  shape.box[1] = args.weights_mn_major ? kTileK : kTileFeatures / 2;
+  return shape;
+}
+
+TensorMapShape row_shape(const void* base, int64_t width, int parts, int64_t stride, int64_t rows,
+                         int units) {
+  TensorMapShape shape = {};
+  shape.base = base;
+  shape.extent[0] = width;
+  shape.extent[1] = parts;
+  shape.extent[2] = rows;
+  shape.stride[0] = width;
+  shape.stride[1] = stride;
+  shape.box[0] = kTileK;
+  shape.box[1] = 1;
+  shape.box2 = kRowUnit * units;
+  return shape;
+}
+
+// What of the operands and results moves by bulk copies, besides the weights.
+struct RowTensor {
+  RowMaps RowGemmParams::* maps;
+  TensorMapShape (*shape)(const RowGemmArgs& args, int units);
+  bool (*used)(const RowGemmArgs& args);
+};
+constexpr RowTensor kRowTensors[] = {
+    {&RowGemmParams::rows,
+     [](const RowGemmArgs& a, int units) {
+       return row_shape(a.rows, a.k_size, a.parts, a.k_size * a.parts, a.params.max_rows, units);
+     },
+     [](const RowGemmArgs& a) { return !operation(a).gathered; }},
+    {&RowGemmParams::out_maps,
+     [](const RowGemmArgs& a, int units) {
+       return row_shape(a.params.out, a.features, 1, a.params.out_stride, a.params.max_rows, units);
+     },
+     [](const RowGemmArgs&) { return true; }},
+    {&RowGemmParams::pre_maps,
+     [](const RowGemmArgs& a, int units) {
+       return row_shape(a.params.pre, a.features, 2, a.features * 2, a.params.max_rows, units);
+     },
+     [](const RowGemmArgs& a) { return a.params.pre != nullptr; }},
+};
+
+int weight_maps(const RowGemmArgs& args) {
+  return operation(args).gated || args.parts == 2 ? 2 : 1;
+}
+
+bool aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+}  // namespace
+
+const char* row_gemm_refuses(const RowGemmArgs& args) {
+  const RowGemmParams& p = args.params;
+  if (args.dtype != MOEC_BF16 && args.dtype != MOEC_F16) return "elements are not bf16 or f16";
+  if (args.features % 8 || args.k_size % 8) return "a matrix extent is not a multiple of 8";
+  for (int i = 0; i < weight_maps(args); ++i) {
+    if (!tensor_map_fits(weight_shape(args, i))) return "weights are not aligned to 16 bytes";
+  }
+  if (operation(args).gathered) {
+    if (!aligned(p.x) || p.x_stride % 8) return "rows of x are not aligned to 16 bytes";
+  }
+  for (const RowTensor& tensor : kRowTensors) {
+    if (tensor.used(args) && p.max_rows > 0 && !tensor_map_fits(tensor.shape(args, 1))) {
+      return "rows are not aligned to 16 bytes";
+    }
+  }
+  return nullptr;
+}
+
+cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaStream_t stream) {
+  const Operation& op = operation(args);
+  RowGemmParams p = args.params;
+  if (p.max_rows == 0) return cudaSuccess;
+  for (int i = 0; i < weight_maps(args); ++i) {
+    if (cudaError_t error = make_tensor_map(p.weight_maps[i], args.dtype, weight_shape(args, i))) {
+      return error;
+    }
+  }
+  for (const RowTensor& tensor : kRowTensors) {
+    if (!tensor.used(args)) continue;
+    for (int units = 1; units <= kRowBoxes; ++units) {
+      CUtensorMap& map = (p.*tensor.maps).of_units[units - 1];
+      if (cudaError_t e = make_tensor_map(map, args.dtype, tensor.shape(args, units))) return e;
+    }
+  }
+  const int tile = op.gated ? kTileFeatures / 2 : kTileFeatures;
+  p.features = int(args.features);
+  p.feature_tiles = int((args.features + tile - 1) / tile);
+  p.k_size = int(args.k_size);
+  p.k_blocks_of_part = int((args.k_size + kTileK - 1) / kTileK);
+  p.k_blocks = p.k_blocks_of_part * args.parts;
+  const int grid = std::max(2, multiprocessors / 2 * 2);
+  return op.launch(p, args.dtype == MOEC_BF16, args.weights_mn_major, grid, stream);
+}
+
+}  // namespace moec::cuda

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row GEMM kernel for sm_90a: features on the m side of wgmma, rows (tokens) on the n side, so
+// that a tile may have any multiple of 16 rows.
+//
+//   grid     persistent, clusters of two CTAs, 384 threads, one CTA on an SM
+//   roles    warpgroup 0 loads (weights by TMA, rows by TMA or gathered with cp.async),
+//            warpgroups 1 and 2 multiply and run the epilogue
+//   traffic  48 KiB a k-block and tile, 32 when the pair shares the weights
+//   order    each output element is owned by one thread: deterministic
+#pragma once
+
+#include "backend/cuda/epilogue.cuh"
+
+namespace moec::cuda {
+
+template <typename Element_, Major kWeights_, bool kGather_, typename Epilogue_>
+struct RowGemmConfig {
+  using Element = Element_;
+  using Epilogue = Epilogue_;
+  static constexpr Major kWeights = kWeights_;
+  static constexpr bool kGather = kGather_;
+  static constexpr int kStages = Epilogue::kStages;
+  static constexpr int kFeaturesOfTile = Epilogue::kGated ? kTileM / 2 : kTileM;
+  static constexpr int kGroupStaging = Epilogue::kStagingBuffers * kStagingBytes;
+  static constexpr int kBarriers = kStages * kStageBytes + 2 * kGroupStaging;  // their offset
+  static constexpr int kSharedBytes = kBarriers + 2 * kStages * 8;
+};
+
+template <typename C>
+class RowProducer {
+ public:
+  using Element = typename C::Element;
+  __device__ RowProducer(const RowGemmParams& p, Ring<C::kStages>& ring, bool first_warp)
+      : p_(p), ring_(ring), rank_(int(ptx::cluster_rank())), first_warp_(first_warp) {}
+
+  // The next tile, and where its rows come from, are looked up early in this one.
+  __device__ void run(RowScheduler<kMaxTileN>& scheduler) {
+    RowTile tile, next;
+    bool more = scheduler.next(tile);
+    if (more) find_tokens(tile);
+    for (; more; tile = next) {
+      if constexpr (C::kGather) find_rows();
+      for (int kb = 0; kb < p_.k_blocks; ++kb) {
+        ring_.wait_empty();
+        if (first_warp_ && ptx::elect_one()) load(tile, kb);
+        if constexpr (C::kGather) gather(tile, kb);
+        ring_.advance();
+        if (kb == 0) {
+          more = scheduler.next(next);
+          if (more) find_tokens(next);
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+ private:
+  __device__ void load(const RowTile& tile, int kb) const {
+    const int part = kb >= p_.k_blocks_of_part;
+    const int k = (kb - part * p_.k_blocks_of_part) * kTileK;
+    const int units = (tile.rows + kRowUnit - 1) / kRowUnit;
+    const uint32_t row_bytes = C::kGather ? 0 : units * kRowUnit * 128;
+    ptx::barrier_arrive_expect(ring_.full(), kOperandMBytes + row_bytes);
+    const OperandM from{p_.weight_maps, part, tile.feature_tile * C::kFeaturesOfTile, k,
+                        tile.expert};
+    load_operand_m<C::kWeights, C::Epilogue::kGated>(ring_.operand_m(), ring_.full(), from,
+                                                     tile.paired, rank_);
+    if constexpr (!C::kGather) {
+      ptx::tensor_load(ring_.operand_n(), &p_.rows.of_units[units - 1], ring_.full(),
+                       {k, part, tile.row_begin});
+    }
+  }
+
+  // Thread t copies chunk t % 8 of rows t / 8 + 16 i. This loop feeds the tensor cores, so an
+  // address is kept for each row and only advanced. Rows past the tile's end and padding rows are
+  // zeros.
+  __device__ void find_tokens(const RowTile& tile) {
+    if constexpr (C::kGather) {
+#pragma unroll
+      for (int i = 0; i < kMaxTileN / 16; ++i) {
+        const int row = int(threadIdx.x) / 8 + 16 * i;
+        token_[i] = row < tile.rows ? __ldg(p_.row_token + tile.row_begin + row) : -1;
+      }
+    }
+  }
+  __device__ void find_rows() {
+    const char* const x = static_cast<const char*>(p_.x) + (threadIdx.x & 7) * 16;
+    const uint32_t stride = uint32_t(p_.x_stride * 2);
+    present_ = 0;
+#pragma unroll
+    for (int i = 0; i < kMaxTileN / 16; ++i) {
+      from_[i] = x + uint64_t(uint32_t(max(token_[i], 0))) * stride;
+      present_ |= (token_[i] >= 0) << i;
+    }
+  }
+  __device__ void gather(const RowTile& tile, int kb) {
+    const int chunk = threadIdx.x & 7;
+    const uint32_t to = ring_.operand_n() + swizzled(threadIdx.x / 8, chunk);
+    const uint32_t present = kb * kTileK + chunk * 8 < p_.k_size ? present_ : 0;
+#pragma unroll
+    for (int i = 0; i < kMaxTileN / 16; ++i) {
+      if (16 * i < tile.rows) {
+        ptx::copy_async(to + i * 16 * 128, from_[i], present & (1u << i) ? 16 : 0);
+        from_[i] += kTileK * 2;
+      }
+    }
+    ptx::copy_async_arrive(ring_.full());
+  }
+
+  const RowGemmParams& p_;
+  Ring<C::kStages>& ring_;
+  int rank_;
+  bool first_warp_;
+  const char* from_[kMaxTileN / 16];
+  int token_[kMaxTileN / 16];
+  uint32_t present_;  // bit i: row i is one of x
+};
+
+template <typename C>
+__global__ __cluster_dims__(kClusterSize, 1, 1)
+    __launch_bounds__(kThreads, 1) void row_gemm_kernel(const __grid_constant__ RowGemmParams p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32_t memory = ptx::shared_address(shared);
+  const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
+  Ring<C::kStages> ring(memory, memory + C::kBarriers);
+  if (threadIdx.x == 0) {
+    ring.init(1 + (C::kGather ? kProducers : 0));
+    ptx::fence_barrier_init();
+  }
+  ptx::cluster_sync();
+  ptx::grid_dependency_wait();
+  ptx::grid_dependency_launch();
+  RowScheduler<kMaxTileN> scheduler(p.group_offsets, p.num_experts, p.feature_tiles);
+
+  if (warp < kProducers / 32) {
+    ptx::registers_release<C::kGather ? 56 : 40>();
+    if (C::kGather || warp == 0) RowProducer<C>(p, ring, warp == 0).run(scheduler);
+  } else {
+    ptx::registers_acquire<C::kGather ? 224 : 232>();
+    const int index = warp / 4 - 1;
+    const Group group{index, int(threadIdx.x) & 127,
+                      memory + C::kStages * kStageBytes + index * C::kGroupStaging, warp % 4 == 0};
+    typename C::Epilogue epilogue;
+    RowTile tile, next;
+    for (bool more = scheduler.next(tile); more; tile = next) {
+      Accumulators acc;
+      epilogue.begin(p, tile, group);
+      multiply_rows<typename C::Element, C::kWeights, C::kGather>(
+          acc, ring, index, p.k_blocks, (tile.rows + kRowUnit - 1) / kRowUnit);
+      more = scheduler.next(next);
+      finish_multiply(ring);
+      epilogue.finish(p, tile, group, acc);
+    }
+    if (group.leads()) ptx::bulk_wait_read<0>();
+  }
+  ptx::cluster_sync();  // no CTA may leave while its neighbour still signals it
+}
+
+}  // namespace moec::cuda

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Grouped GEMMs whose rows vary from expert to expert: up, down, and the two data gradients. All
+// four are one kernel; RowGemmArgs says what an operation reads and writes.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <moec/moec.h>
+
+#include <cstdint>
+
+namespace moec::cuda {
+
+enum class RowGemm {
+  kUp,      // out[r,f] = act(x[token(r)] . gate[f], x[token(r)] . up[f]), pre-activations optional
+  kDown,    // out[r,f] = rows[r] . weight[f]
+  kGradUp,  // out[r,f] = sum over both parts of d_pre[r] . weight: gradient of the gathered row
+  kGradDown,  // d_act = d_y[token(r)] . weight[f]; writes d_pre, out = row_weight * act, d_weight
+              // parts
+};
+
+// One tensor seen in boxes of 16, 32, .. 128 rows: whatever a tile needs is one copy.
+constexpr int kRowBoxes = 8;
+struct RowMaps {
+  CUtensorMap of_units[kRowBoxes];
+};
+
+// Passed to the kernel as it is. Rows r of expert e are [group_offsets[e], group_offsets[e+1]).
+struct RowGemmParams {
+  CUtensorMap weight_maps[2];  // gate, up (or one part each of k); plain operands use the first
+  RowMaps rows;                // {k, part, row} of the row operand, when it is not gathered
+  RowMaps out_maps, pre_maps;  // {feature, part, row} of out and pre
+  const void* x;               // [T, k_size] gathered operand
+  const int32_t* row_token;    // [P], -1 = padding, read as zeros
+  int64_t x_stride;            // elements
+  const int32_t* group_offsets;
+  int num_experts, features, feature_tiles;
+  int k_size, k_blocks, k_blocks_of_part;
+  void* out;  // [P, features]
+  int64_t out_stride;
+  void* pre;                // kUp: out, or null; kGradDown: in. [P, 2, features]: gate, up
+  void* d_pre;              // kGradDown: out, as pre
+  const float* row_weight;  // kGradDown: [P]
+  float* d_weight_parts;    // kGradDown: out [2 * feature_tiles, max_rows], summed by combine
+  int64_t max_rows;
+  moec_activation activation;
+};
+
+struct RowGemmArgs {
+  RowGemm op;
+  moec_dtype dtype;          // MOEC_BF16 or MOEC_F16
+  bool weights_mn_major;     // the feature axis of the weights is the contiguous one
+  int64_t features, k_size;  // k_size of one part
+  int parts;                 // kGradUp: 2 (gate and up follow each other on k), else 1
+  const void* rows;          // [P, parts, k_size], when the operand is not gathered
+  const void* weights[2];    // first element of gate and up for kUp and kGradUp; else one
+  int64_t weight_stride;     // elements between neighbours on the axis that is not contiguous
+  int64_t expert_stride;     // elements
+  RowGemmParams params;      // maps, tiles and k-blocks are filled in by the launcher
+};
+
+// Why the sm_90a kernels cannot take this problem, or null.
+const char* row_gemm_refuses(const RowGemmArgs& args);
+cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaStream_t stream);
+
+}  // namespace moec::cuda

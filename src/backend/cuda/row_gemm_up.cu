@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/activation.cuh"
+#include "backend/cuda/row_gemm_launch.cuh"
+
+namespace moec::cuda {
+
+namespace {
+
+template <typename Element>
+cudaError_t launch_element(const RowGemmParams& p, bool mn_major, int grid, cudaStream_t stream) {
+  return p.pre ? launch_major<Element, true, StoreActivated<Element, Swiglu, true>>(p, mn_major,
+                                                                                    grid, stream)
+               : launch_major<Element, true, StoreActivated<Element, Swiglu, false>>(p, mn_major,
+                                                                                     grid, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_up(const RowGemmParams& params, bool bf16, bool mn_major, int grid,
+                      cudaStream_t stream) {
+  return bf16 ? launch_element<__nv_bfloat16>(params, mn_major, grid, stream)
+              : launch_element<__half>(params, mn_major, grid, stream);
+}
+
+}  // namespace moec::cuda

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Multiply-accumulate of one tile by one consumer warpgroup: two accumulators of 64 features each
+// (blocks `group` and 2 + group of the m operand: a gate and an up block, or two plain ones)
+// against the n operand that both warpgroups share.
+#pragma once
+
+#include "backend/cuda/tile_ring.cuh"
+
+namespace moec::cuda {
+
+struct Accumulators {
+  float first[kMaxTileN / 2], second[kMaxTileN / 2];
+};
+
+template <typename Element, int kN, Major kMajorM, Major kMajorN, int kStages>
+__device__ __forceinline__ void multiply_step(Accumulators& acc, const Ring<kStages>& ring,
+                                              int group, int k16, int keep) {
+  const uint32_t m = operand_descriptor(ring.operand_m() + group * kBlockBytes, kBlockBytes) +
+                     k16 * kStepK16<kMajorM>;
+  const uint32_t n = operand_descriptor(ring.operand_n(), kBlockBytes) + k16 * kStepK16<kMajorN>;
+  wgmma<Element, kN, kMajorM, kMajorN>(acc.first, m, n, keep);
+  wgmma<Element, kN, kMajorM, kMajorN>(acc.second, m + (2 * kBlockBytes >> 4), n, keep);
+}
+
+// All k-blocks of a tile, one wgmma group in flight behind the one being issued; the last group is
+// left in flight for finish_multiply. kGathered: the n operand was written by cp.async, that is by
+// ordinary stores, and needs the proxy fence.
+template <typename Element, int kN, Major kMajorM, Major kMajorN, bool kGathered, int kStages>
+__device__ __forceinline__ void multiply(Accumulators& acc, Ring<kStages>& ring, int group,
+                                         int k_blocks) {
+  const int lane = threadIdx.x & 31;
+  for (int kb = 0; kb < k_blocks; ++kb) {
+    ring.wait_full();
+    if constexpr (kGathered) ptx::fence_proxy_async();
+    wgmma_fence();
+    multiply_step<Element, kN, kMajorM, kMajorN>(acc, ring, group, 0, kb);
+#pragma unroll
+    for (int k16 = 1; k16 < kTileK / 16; ++k16) {
+      multiply_step<Element, kN, kMajorM, kMajorN>(acc, ring, group, k16, 1);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (kb > 0) ring.release_previous(lane);
+    ring.advance();
+  }
+}
+
+// Wait for the accumulators and free the last stage. Between multiply and this there is time to
+// spend.
+template <int kStages>
+__device__ __forceinline__ void finish_multiply(const Ring<kStages>& ring) {
+  wgmma_wait<0>();
+  ring.release_previous(threadIdx.x & 31);
+}
+
+// The same with the number of columns known only now: 16 * units, 1 <= units <= 8.
+template <typename Element, Major kMajorM, bool kGathered, int kStages>
+__device__ __forceinline__ void multiply_rows(Accumulators& acc, Ring<kStages>& ring, int group,
+                                              int k_blocks, int units) {
+#define MOEC_CASE(n)                                                                      \
+  case n:                                                                                 \
+    multiply<Element, 16 * n, kMajorM, Major::kK, kGathered>(acc, ring, group, k_blocks); \
+    break
+  switch (units) {
+    MOEC_CASE(1);
+    MOEC_CASE(2);
+    MOEC_CASE(3);
+    MOEC_CASE(4);
+    MOEC_CASE(5);
+    MOEC_CASE(6);
+    MOEC_CASE(7);
+    MOEC_CASE(8);
+  }
+#undef MOEC_CASE
+}
+
+}  // namespace moec::cuda

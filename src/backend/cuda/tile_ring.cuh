@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ring of shared-memory stages between the producer warps and the two consumer warpgroups of a
+// CTA, and the copies that fill it.
+//
+//   stage    m operand 32 KiB: four blocks of [64 x 64]; n operand 16 KiB: [128 x 64], either as
+//            128 rows of 64 k or as two panels of 64 k x 64 n
+//   full     one arrival announces the TMA bytes; with gathered rows one more for each of the 128
+//            producer threads, when its cp.async copies have landed
+//   empty    one arrival for each consumer warp of BOTH CTAs: a multicast writes to both
+#pragma once
+
+#include "backend/cuda/ptx.cuh"
+#include "backend/cuda/tile_scheduler.cuh"
+#include "backend/cuda/wgmma.cuh"
+
+namespace moec::cuda {
+
+constexpr int kTileK = 64;
+constexpr int kBlockBytes = 64 * kTileK * 2;
+constexpr int kOperandMBytes = 4 * kBlockBytes;
+constexpr int kOperandNBytes = 2 * kBlockBytes;
+constexpr int kStageBytes = kOperandMBytes + kOperandNBytes;
+constexpr int kThreads = 384;  // producer warpgroup, then two consumer warpgroups
+constexpr int kProducers = 128, kConsumerWarps = 8;
+
+// A 16-byte chunk of row `row` under the 128-byte swizzle.
+__device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
+  return row * 128 + ((chunk ^ (row & 7)) << 4);
+}
+
+template <int kStages>
+class Ring {
+ public:
+  // `memory` holds the stages, `barriers` 2 * kStages 8-byte barriers.
+  __device__ Ring(uint32_t memory, uint32_t barriers) : memory_(memory), barriers_(barriers) {}
+
+  __device__ void init(int full_arrivals) const {
+    for (int s = 0; s < kStages; ++s) {
+      ptx::barrier_init(full_barrier(s), full_arrivals);
+      ptx::barrier_init(empty_barrier(s), kClusterSize * kConsumerWarps);
+    }
+  }
+  __device__ uint32_t operand_m() const { return memory_ + stage_ * kStageBytes; }
+  __device__ uint32_t operand_n() const { return operand_m() + kOperandMBytes; }
+  __device__ uint32_t full() const { return full_barrier(stage_); }
+  __device__ void wait_full() const { ptx::barrier_wait(full_barrier(stage_), phase_); }
+  __device__ void wait_empty() const { ptx::barrier_wait(empty_barrier(stage_), phase_ ^ 1); }
+  // Called by all lanes of a consumer warp: the stage before the current one is no longer read.
+  __device__ void release_previous(int lane) const {
+    release((stage_ == 0 ? kStages : stage_) - 1, lane);
+  }
+  __device__ void advance() {
+    if (++stage_ == kStages) {
+      stage_ = 0;
+      phase_ ^= 1;
+    }
+  }
+
+ private:
+  __device__ uint32_t full_barrier(int s) const { return barriers_ + 8 * s; }
+  __device__ uint32_t empty_barrier(int s) const { return barriers_ + 8 * (kStages + s); }
+  __device__ void release(int s, int lane) const {
+    if (lane < kClusterSize) ptx::barrier_arrive_cluster(empty_barrier(s), lane);
+  }
+
+  uint32_t memory_, barriers_;
+  int stage_ = 0;
+  uint32_t phase_ = 0;
+};
+
+// ---- copies by the tensor engine, one thread ---------------------------------------------------
+
+// Where the m operand of one k-block starts. A map has the dimensions {k, feature, expert} when it
+// is K-major and {feature, k, expert} when it is MN-major.
+struct OperandM {
+  const CUtensorMap* maps;  // two: gate and up; the plain operand uses maps[part]
+  int part;
+  int feature, k, expert;
+};
+
+// The four 64-feature blocks are consecutive features, or two of gate and two of up (kGated). A
+// pair of CTAs that shares the operand loads one half each, into both.
+template <Major kMajor, bool kGated>
+__device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier, const OperandM& from,
+                                               bool shared_by_pair, int rank) {
+  constexpr int kBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
+  for (int block = 0; block < 4; block += kBlocks) {
+    if (shared_by_pair && block / 2 != rank) continue;
+    const CUtensorMap* map = from.maps + (kGated ? block / 2 : from.part);
+    const int feature = from.feature + 64 * (kGated ? block % 2 : block);
+    const ptx::Coordinate at = kMajor == Major::kK ? ptx::Coordinate{from.k, feature, from.expert}
+                                                   : ptx::Coordinate{feature, from.k, from.expert};
+    const uint32_t to = dst + block * kBlockBytes;
+    if (shared_by_pair) {
+      ptx::tensor_load_multicast(to, map, barrier, at, 3);
+    } else {
+      ptx::tensor_load(to, map, barrier, at);
+    }
+  }
+}
+
+}  // namespace moec::cuda

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tile number -> work of one cluster of two CTAs. Sizes are read on the device, from group_offsets
+// alone. Every warp walks the same list on its own, 32 experts at a time with the running sums in
+// registers, so there is neither a table in shared memory nor a queue between warps.
+#pragma once
+
+#include "backend/cuda/ptx.cuh"
+
+namespace moec::cuda {
+
+constexpr int kClusterSize = 2;
+constexpr int kTileM = 256;    // features (or weight rows) of one CTA's tile
+constexpr int kRowUnit = 16;   // granularity of rows in a tile
+constexpr int kBandPairs = 8;  // pairs of row tiles that are walked for each feature tile in turn
+
+// The work list both schedulers share: expert e owns units(e) consecutive numbers.
+class ExpertWalk {
+ public:
+  __device__ ExpertWalk(const int32_t* group_offsets, int num_experts)
+      : offsets_(group_offsets), experts_(num_experts), lane_(threadIdx.x & 31) {}
+
+  // Find the expert of work number `unit` (non-decreasing from call to call). units_of(rows) gives
+  // the number of units of an expert. False past the end.
+  template <typename UnitsOf>
+  __device__ bool seek(int unit, UnitsOf units_of) {
+    if (first_ < 0) load(0, units_of);
+    while (unit - before_ >= total_) {
+      if (first_ + 32 >= experts_) return false;
+      before_ += total_;
+      load(first_ + 32, units_of);
+    }
+    const unsigned past = __ballot_sync(~0u, inclusive_ > unit - before_);
+    const int owner = __ffs(past) - 1;
+    expert = first_ + owner;
+    row_begin = __shfl_sync(~0u, begin_, owner);
+    rows = __shfl_sync(~0u, end_, owner) - row_begin;
+    index = unit - before_ - __shfl_sync(~0u, inclusive_ - units_, owner);
+    return true;
+  }
+
+  int expert, row_begin, rows;  // the expert found and its rows
+  int index;                    // unit within the expert
+
+ private:
+  template <typename UnitsOf>
+  __device__ void load(int first, UnitsOf units_of) {
+    first_ = first;
+    const int e = first + lane_;
+    begin_ = e < experts_ ? offsets_[e] : 0;
+    end_ = e < experts_ ? offsets_[e + 1] : 0;
+    units_ = e < experts_ ? units_of(end_ - begin_) : 0;
+    inclusive_ = units_;
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, inclusive_, step);
+      if (lane_ >= step) inclusive_ += other;
+    }
+    total_ = __shfl_sync(~0u, inclusive_, 31);
+  }
+
+  const int32_t* offsets_;
+  int experts_, lane_;
+  int first_ = -1, before_ = 0, total_ = 0;
+  int begin_, end_, units_, inclusive_;
+};
+
+// Rows vary, k is fixed. An expert with n rows gets m equal row tiles of at most kMaxTileN rows:
+// m = 1, or m even so that the two CTAs of a cluster take two row tiles of one feature tile and
+// share its weights by multicast. With m = 1 they take two feature tiles of the same rows.
+struct RowTile {
+  int expert, row_begin, rows;  // rows of this CTA
+  int feature_tile;
+  bool paired;  // the two CTAs share the weight tile
+};
+
+template <int kMaxRows>
+class RowScheduler {
+ public:
+  __device__ RowScheduler(const int32_t* group_offsets, int num_experts, int feature_tiles)
+      : walk_(group_offsets, num_experts),
+        feature_tiles_(feature_tiles),
+        unit_(blockIdx.x / kClusterSize),
+        rank_(int(ptx::cluster_rank())) {}
+
+  __device__ bool next(RowTile& tile) {
+    const int features = feature_tiles_;
+    const bool found = walk_.seek(unit_, [features](int rows) {
+      if (rows <= kMaxRows) return rows > 0 ? (features + 1) / 2 : 0;
+      return int(pairs(rows)) * features;
+    });
+    if (!found) return false;
+    unit_ += gridDim.x / kClusterSize;
+    tile.expert = walk_.expert;
+    tile.paired = walk_.rows > kMaxRows;
+    if (!tile.paired) {
+      tile.feature_tile = walk_.index * 2 + rank_;
+      tile.row_begin = walk_.row_begin;
+      tile.rows = walk_.rows;
+      return true;
+    }
+    // 32-bit unsigned divisions only: this runs once a tile in the warps that feed the tensor
+    // cores.
+    const unsigned all_pairs = pairs(walk_.rows), index = walk_.index;
+    const unsigned band = index / (kBandPairs * unsigned(features));
+    const unsigned band_pairs = min(unsigned(kBandPairs), all_pairs - band * kBandPairs);
+    const unsigned rest = index - band * kBandPairs * features;
+    tile.feature_tile = int(rest / band_pairs);
+    const unsigned part = 2 * (band * kBandPairs + rest % band_pairs) + rank_;
+    const unsigned units =
+        (walk_.rows + kRowUnit - 1) / kRowUnit;  // spread over 2 * all_pairs parts
+    const unsigned each = units / (2 * all_pairs), extra = units % (2 * all_pairs);
+    const int first = int(part * each + min(part, extra)) * kRowUnit;
+    const int last = first + int(each + (part < extra)) * kRowUnit;
+    tile.row_begin = walk_.row_begin + first;
+    tile.rows = min(last, walk_.rows) - first;
+    return true;
+  }
+
+ private:
+  static __device__ unsigned pairs(int rows) {
+    return (unsigned(rows) + 2 * kMaxRows - 1) / (2 * kMaxRows);
+  }
+
+  ExpertWalk walk_;
+  int feature_tiles_, unit_, rank_;
+};
+
+// Rows are the k of a weight gradient. The two CTAs take one m tile and two neighbouring n tiles.
+struct GradTile {
+  int expert, row_begin, rows;  // all rows of the expert
+  int m_tile, n_tile;
+};
+
+class GradScheduler {
+ public:
+  __device__ GradScheduler(const int32_t* group_offsets, int num_experts, int m_tiles, int n_tiles)
+      : walk_(group_offsets, num_experts),
+        n_pairs_((n_tiles + 1) / 2),
+        units_(m_tiles * ((n_tiles + 1) / 2)),
+        unit_(blockIdx.x / kClusterSize),
+        rank_(int(ptx::cluster_rank())) {}
+
+  __device__ bool next(GradTile& tile) {
+    const int units = units_;
+    if (!walk_.seek(unit_, [units](int) { return units; })) return false;
+    unit_ += gridDim.x / kClusterSize;
+    tile.expert = walk_.expert;
+    tile.row_begin = walk_.row_begin;
+    tile.rows = walk_.rows;
+    tile.m_tile = walk_.index / n_pairs_;
+    tile.n_tile = (walk_.index - tile.m_tile * n_pairs_) * 2 + rank_;
+    return true;
+  }
+
+ private:
+  ExpertWalk walk_;
+  int n_pairs_, units_, unit_, rank_;
+};
+
+}  // namespace moec::cuda

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/weight_grad.cuh"
+
+#include <algorithm>
+
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/tensor_map.h"
+
+namespace moec::cuda {
+namespace {
+
+TensorMapShape row_shape(const WeightGradArgs& args) {
+  TensorMapShape shape = {};
+  shape.base = args.rows;
+  shape.extent[0] = args.m_size;
+  shape.extent[1] = args.parts;
+  shape.extent[2] = std::max<int64_t>(args.max_rows, 1);
+  shape.stride[0] = args.m_size;
+  shape.stride[1] = args.m_size * args.parts;
+  shape.box[0] = 64;
+  shape.box[1] = 1;
+  shape.box2 = kTileK;
+  return shape;
+}
+
+TensorMapShape out_shape(const WeightGradArgs& args, int part) {
+  TensorMapShape shape = {};
+  shape.base = args.out[part];
+  shape.extent[0] = args.out_m_contiguous ? args.m_size : args.n_size;
+  shape.extent[1] = args.out_m_contiguous ? args.n_size : args.m_size;
+  shape.extent[2] = args.params.num_experts;
+  shape.stride[0] = args.out_stride;
+  shape.stride[1] = args.out_expert_stride;
+  shape.box[0] = 64;
+  shape.box[1] = 64;
+  return shape;
+}
+
+template <typename Element, bool kOutMContiguous>
+cudaError_t launch_instance(const WeightGradParams& p, int grid, cudaStream_t stream) {
+  static std::atomic<uint64_t> allowed;
+  const auto kernel = weight_grad_kernel<Element, kOutMContiguous>;
+  if (cudaError_t error = allow_shared_memory(kernel, kGradSharedBytes, allowed)) return error;
+  return launch(kernel, dim3(grid), kThreads, kGradSharedBytes, stream, p);
+}
+
+template <typename Element>
+cudaError_t launch_element(const WeightGradParams& p, bool m_contiguous, int grid,
+                           cudaStream_t stream) {
+  return m_contiguous ? launch_instance<Element, true>(p, grid, stream)
+                      : launch_instance<Element, false>(p, grid, stream);
+}
+
+bool aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+}  // namespace
+
+const char* weight_grad_refuses(const WeightGradArgs& args) {
+  const WeightGradParams& p = args.params;
+  if (args.dtype != MOEC_BF16 && args.dtype != MOEC_F16) return "elements are not bf16 or f16";
+  if (args.m_size % 8 || args.n_size % 8) return "a matrix extent is not a multiple of 8";
+  if (!tensor_map_fits(row_shape(args))) return "rows are not aligned to 16 bytes";
+  if (!aligned(p.x) || p.x_stride % 8) return "rows of x are not aligned to 16 bytes";
+  for (int part = 0; part < args.parts; ++part) {
+    if (!tensor_map_fits(out_shape(args, part))) return "the gradient is not aligned to 16 bytes";
+  }
+  return nullptr;
+}
+
+cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,
+                               cudaStream_t stream) {
+  WeightGradParams p = args.params;
+  if (cudaError_t error = make_tensor_map(p.row_map, args.dtype, row_shape(args))) return error;
+  for (int part = 0; part < args.parts; ++part) {
+    const TensorMapShape out = out_shape(args, part);
+    if (cudaError_t error = make_tensor_map(p.out_maps[part], args.dtype, out)) return error;
+  }
+  p.m_size = int(args.m_size);
+  p.n_size = int(args.n_size);
+  p.m_tiles_of_part = int((args.m_size + kTileM - 1) / kTileM);
+  p.m_tiles = p.m_tiles_of_part * args.parts;
+  p.n_tiles = int((args.n_size + kMaxTileN - 1) / kMaxTileN);
+  const int grid = std::max(2, multiprocessors / 2 * 2);
+  return args.dtype == MOEC_BF16
+             ? launch_element<__nv_bfloat16>(p, args.out_m_contiguous, grid, stream)
+             : launch_element<__half>(p, args.out_m_contiguous, grid, stream);
+}
+
+}  // namespace moec::cuda

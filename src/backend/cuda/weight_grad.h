@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weight gradients: for each expert one product over its rows. Experts without rows get zeros.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <moec/moec.h>
+
+#include <cstdint>
+
+namespace moec::cuda {
+
+// out[e][part][m][n] = sum over rows r of e: rows[r][part][m] * x[token(r)][n]
+struct WeightGradParams {
+  CUtensorMap row_map;       // {m, part, row} of the row operand
+  CUtensorMap out_maps[2];   // each part of the gradient: {m, n, expert} or {n, m, expert}
+  const void* x;             // [T, n_size] gathered operand
+  const int32_t* row_token;  // [P], -1 = padding, read as zeros
+  int64_t x_stride;          // elements
+  const int32_t* group_offsets;
+  int num_experts, m_size, n_size;
+  int m_tiles, m_tiles_of_part, n_tiles;
+};
+
+struct WeightGradArgs {
+  moec_dtype dtype;       // MOEC_BF16 or MOEC_F16, of operands and gradient
+  bool out_m_contiguous;  // out[m][n] at m + n * out_stride, else at m * out_stride + n
+  int parts;              // 2: gate and up
+  int64_t m_size, n_size;
+  int64_t max_rows;
+  const void* rows;                       // [P, parts, m_size]
+  void* out[2];                           // gradient of each part, expert 0
+  int64_t out_expert_stride, out_stride;  // elements
+  WeightGradParams params;                // the map and the tiles are filled in by the launcher
+};
+
+// Why the sm_90a kernel cannot take this problem, or null.
+const char* weight_grad_refuses(const WeightGradArgs& args);
+cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,
+                               cudaStream_t stream);
+
+}  // namespace moec::cuda

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// wgmma: D[64, N] += A[64, 16] * B[N, 16]^T by one warpgroup, both operands in shared memory with
+// the 128-byte swizzle, fp32 accumulators.
+//
+// Fragment of D: element i of thread t (warp w = t / 32 % 4, lane l = t % 32) is
+//   row    16 w + l / 4 + 8 * (i / 2 % 2)
+//   column 8 * (i / 4) + 2 * (l % 4) + i % 2
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace moec::cuda {
+
+constexpr int kMaxTileN = 128;  // columns of one accumulator: 64 registers a thread
+
+// Order in which an operand lies in shared memory. Both forms are made of 8 x 128-byte atoms.
+enum class Major {
+  kK,  // each row holds 64 consecutive k of one m (or n)
+  kMN  // each row holds 64 consecutive m (or n) of one k
+};
+
+// Descriptor of an operand. Low word: address / 16 in bits 0..13, leading offset / 16 in 16..29.
+// High word: stride offset / 16 in 0..13, swizzle of 128 bytes = 1 in 30..31. The stride offset is
+// the distance of 8-row atoms; the leading offset, the distance of 64-element panels, matters in
+// the MN-major form only. Only the low word varies. The address needs its mask: in the second CTA
+// of a cluster it has bit 24 set.
+constexpr uint32_t kDescriptorHigh = (1024 >> 4) | 1u << 30;
+__device__ __forceinline__ uint32_t operand_descriptor(uint32_t address, uint32_t panel_bytes) {
+  return (address >> 4 & 0x3fff) | (panel_bytes >> 4) << 16;
+}
+// What 16 further k add to a descriptor.
+template <Major kMajor>
+constexpr uint32_t kStepK16 = (kMajor == Major::kK ? 32 : 2048) >> 4;
+
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Operand lists of 8 registers, appended one group for each 16 columns.
+#define MOEC_P0 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define MOEC_P1 MOEC_P0 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define MOEC_P2 MOEC_P1 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define MOEC_P3 MOEC_P2 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define MOEC_P4 MOEC_P3 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define MOEC_P5 MOEC_P4 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define MOEC_P6 MOEC_P5 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define MOEC_P7 MOEC_P6 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define MOEC_R(i)                                                                             \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define MOEC_R0 MOEC_R(0)
+#define MOEC_R1 MOEC_R0, MOEC_R(8)
+#define MOEC_R2 MOEC_R1, MOEC_R(16)
+#define MOEC_R3 MOEC_R2, MOEC_R(24)
+#define MOEC_R4 MOEC_R3, MOEC_R(32)
+#define MOEC_R5 MOEC_R4, MOEC_R(40)
+#define MOEC_R6 MOEC_R5, MOEC_R(48)
+#define MOEC_R7 MOEC_R6, MOEC_R(56)
+#define MOEC_WGMMA(n, type, p, a, b, s, ta, tb, ...)                                         \
+  asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " s                                   \
+               ", 0;\n"                                                                      \
+               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" p "}, " a \
+               ", " b ", keep, 1, 1, " ta ", " tb ";\n}"                                     \
+               : __VA_ARGS__                                                                 \
+               : "l"(a_desc), "l"(b_desc), "r"(keep), "n"(int(kA)), "n"(int(kB)))
+#define MOEC_WGMMA_N(n, p, a, b, s, ta, tb, ...)               \
+  if constexpr (kN == n) {                                     \
+    if constexpr (kBf16)                                       \
+      MOEC_WGMMA(#n, "bf16", p, a, b, s, ta, tb, __VA_ARGS__); \
+    else                                                       \
+      MOEC_WGMMA(#n, "f16", p, a, b, s, ta, tb, __VA_ARGS__);  \
+  }
+
+// keep = 0 overwrites d, so that the first step needs no cleared accumulators. a and b are low
+// words of descriptors.
+template <typename Element, int kN, Major kA, Major kB>
+__device__ __forceinline__ void wgmma(float (&d)[kMaxTileN / 2], uint32_t a, uint32_t b, int keep) {
+  const uint64_t a_desc = uint64_t(kDescriptorHigh) << 32 | a;
+  const uint64_t b_desc = uint64_t(kDescriptorHigh) << 32 | b;
+  constexpr bool kBf16 = sizeof(Element) == 2 && __is_same(Element, __nv_bfloat16);
+  static_assert(kBf16 || __is_same(Element, __half));
+  MOEC_WGMMA_N(16, MOEC_P0, "%8", "%9", "%10", "%11", "%12", MOEC_R0)
+  MOEC_WGMMA_N(32, MOEC_P1, "%16", "%17", "%18", "%19", "%20", MOEC_R1)
+  MOEC_WGMMA_N(48, MOEC_P2, "%24", "%25", "%26", "%27", "%28", MOEC_R2)
+  MOEC_WGMMA_N(64, MOEC_P3, "%32", "%33", "%34", "%35", "%36", MOEC_R3)
+  MOEC_WGMMA_N(80, MOEC_P4, "%40", "%41", "%42", "%43", "%44", MOEC_R4)
+  MOEC_WGMMA_N(96, MOEC_P5, "%48", "%49", "%50", "%51", "%52", MOEC_R5)
+  MOEC_WGMMA_N(112, MOEC_P6, "%56", "%57", "%58", "%59", "%60", MOEC_R6)
+  MOEC_WGMMA_N(128, MOEC_P7, "%64", "%65", "%66", "%67", "%68", MOEC_R7)
+}
+
+#undef MOEC_WGMMA_N
+#undef MOEC_WGMMA
+#undef MOEC_R0
+#undef MOEC_R1
+#undef MOEC_R2
+#undef MOEC_R3
+#undef MOEC_R4
+#undef MOEC_R5
+#undef MOEC_R6
+#undef MOEC_R7
+#undef MOEC_R
+#undef MOEC_P0
+#undef MOEC_P1
+#undef MOEC_P2
+#undef MOEC_P3
+#undef MOEC_P4
+#undef MOEC_P5
+#undef MOEC_P6
+#undef MOEC_P7
+
+}  // namespace moec::cuda
