@@ -169,14 +169,10 @@ void Fuzz::random_tensor(moec_tensor* at) {
       at->strides[below(3)] = chance(80) ? int64_t(below(17)) : int64_t(wild());
   }
   // The promise that must hold: what shape and dtype say is there.
-  __int128 bytes = 64;
-  for (int i = 0; i < MOEC_MAX_DIMS && i < at->ndim; ++i) {
-    const int64_t extent = at->shape[i];
-    bytes = extent > 0 && bytes < kBlock ? bytes * extent
-            : extent > 0                 ? __int128(kBlock) + 1
-                                         : bytes;
-  }
-  if (bytes > kBlock) at->data = nullptr;
+  int64_t bytes = 64;
+  for (int i = 0; i < MOEC_MAX_DIMS && i < at->ndim && bytes <= int64_t(kBlock); ++i)
+    bytes *= std::clamp<int64_t>(at->shape[i], 1, kBlock + 1);
+  if (bytes > int64_t(kBlock)) at->data = nullptr;
 }
 
 void* Fuzz::live(const std::string& kind) {
