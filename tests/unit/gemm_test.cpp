@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped products of every instruction set that this machine has against plain double loops.
-// Inputs end at pages without access and are surrounded by NaN. Planted faults that these tests
-// were seen to catch: a load mask one value too wide (guard page), k tails left as they were (NaN),
-// the last row panel skipped, gather ignored, gate and up swapped, a step of k summed twice by one
-// thread count only.
+// Inputs end at pages without access and are surrounded by NaN. Planted faults that were seen to
+// fail: a load mask one value too wide (guard page), the last value of k left out, the last row
+// panel skipped, gather indices changed, gate and up swapped.
 #include <gtest/gtest.h>
 
 #include <sstream>
