@@ -77,7 +77,7 @@ class Case:
 
     def moec_forward(self, experts=None):
         self.plan.from_topk(self.ids.numpy(), self.weights.numpy())
-        return (experts or self.infer).forward(self.plan, self.bound, bf16(self.x))
+        return (experts or self.infer).forward(self.plan, bf16(self.x), self.bound)
 
     def moec_step(self):
         result = self.moec_forward(self.train)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Descriptors as frozen dataclasses: fields as in moec.h, a misspelt one raises TypeError.
 
-Zero is a field's default, as in C; each class names the fields that have to be given.
+Zero is a field's default, as in C; fields without a default have to be given. An element type is a
+DType or its name, such as "bf16".
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ._enums import (
     WeightRule,
     WeightsFlags,
 )
+from ._tensors import dtype_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +67,7 @@ class RouterDesc:
     scale: float = 0.0
     weight_precision: Precision = Precision.FP32
     slot_order: SlotOrder = SlotOrder.BY_VALUE
-    data_dtype: DType | int = 0
+    data_dtype: DType | str | int = 0
     seed: int = 0
 
 
@@ -109,8 +111,8 @@ class WeightsDesc:
     flags: WeightsFlags = WeightsFlags.NONE
     gate_up_orientation: Orientation = Orientation.OUT_IN
     down_orientation: Orientation = Orientation.OUT_IN
-    dtype: DType = DType.F32
-    bias_dtype: DType | int = 0
+    dtype: DType | str = DType.F32
+    bias_dtype: DType | str | int = 0
     gate_up_scheme: Scheme = Scheme.NONE
     down_scheme: Scheme = Scheme.NONE
 
@@ -130,7 +132,7 @@ class ExpertsDesc:
     align: int = 0
     max_rows_base: int = 0
     gate_layout: GateLayout = GateLayout.GATE_THEN_UP
-    dtype: DType = DType.F32
+    dtype: DType | str = DType.F32
     activation: Activation = field(default_factory=Activation)
     shared_activation: Activation = field(default_factory=Activation)
     weight_position: WeightPosition = WeightPosition.ON_OUTPUT
@@ -148,5 +150,7 @@ def to_raw(desc: Any, kind: type) -> Any:
         value = getattr(desc, item.name)
         if isinstance(value, Activation):
             value = to_raw(value, _raw.moec_activation)
+        elif isinstance(value, str):
+            value = dtype_of(value)
         setattr(raw, item.name, value)
     return raw

@@ -80,8 +80,8 @@ class ExpertsGradients:
     """Gradients of Experts.forward; None = not asked for."""
 
     x: Array | None = None
-    weights: Array | None = None
-    """[T,K] f32 of the routing weights; [P] f32 for EXPERT_CHOICE"""
+    routing_weights: Array | None = None
+    """[T,K] f32; [P] f32 for EXPERT_CHOICE"""
     expert_weights: WeightSet | None = None
     shared_weights: WeightSet | None = None
     shared_gate: Array | None = None
@@ -157,7 +157,7 @@ class Experts(Handle):
         self,
         result: ExpertsResult,
         d_y: Array,
-        want: Collection[str] = ("x", "weights", "expert_weights"),
+        want: Collection[str] = ("x", "routing_weights", "expert_weights"),
         *,
         into: ExpertsGradients | None = None,
         grad_dtype: Any = None,
@@ -179,8 +179,8 @@ class Experts(Handle):
         args.flags = flags
         set_tensors(args, keep, stream=handle, d_y=d_y, **result.inputs)
         set_buffers(args, keep, saved=result.saved, workspace=workspace)
-        set_tensors(args, keep, write=True, stream=handle, d_x=grads.x, d_weights=grads.weights,
-                    d_shared_gate=grads.shared_gate, d_shared_gate_bias=grads.shared_gate_bias,
+        set_tensors(args, keep, write=True, stream=handle, d_x=grads.x,
+                    d_weights=grads.routing_weights, d_shared_gate=grads.shared_gate, d_shared_gate_bias=grads.shared_gate_bias,
                     d_output_bias=grads.output_bias, d_residual=grads.residual)
         set_weight_gradients(args, keep, grads.expert_weights, grads.shared_weights)
         _raw.moec_experts_backward(self.raw, args, handle)
@@ -212,7 +212,7 @@ class Experts(Handle):
         shared = result.shared_weights
         makers: dict[str, Callable[[], Any]] = {
             "x": lambda: empty((tokens, hidden), d_y, d_y),
-            "weights": lambda: empty(rows, DType.F32, d_y),
+            "routing_weights": lambda: empty(rows, DType.F32, d_y),
             "expert_weights": lambda: gradient_like(result.weights, dtype),
             "shared_weights": lambda: None if shared is None else gradient_like(shared, dtype),
             "shared_gate": lambda: None if gate is None else empty(gate.shape, dtype or gate, gate),

@@ -97,11 +97,15 @@ class Weights(Handle):
 
     _free = _raw._core.moec_weights_free
 
-    def __init__(self, context: Context, desc: WeightsDesc) -> None:
+    def __init__(
+        self, context: Context, desc: WeightsDesc, held: WeightSet | None = None
+    ) -> None:
         self.desc = desc
         self.set: WeightSet | None = None
         self._keep: list[Any] = []
         self._pointer = _raw.moec_weights_create(context.raw, to_raw(desc, _raw.moec_weights_desc))
+        if held is not None:
+            self.bind(held)
 
     @classmethod
     def of(
@@ -137,7 +141,7 @@ class Weights(Handle):
             dtype=dtype_of(first),
             bias_dtype=0 if bias is None else dtype_of(bias),
         )
-        return cls(context, desc).bind(held)
+        return cls(context, desc, held)
 
     def bind(self, held: WeightSet) -> Self:
         """Borrow matrices of the shapes that desc states. Raises ShapeError, DTypeError."""

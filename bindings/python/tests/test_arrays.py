@@ -156,7 +156,7 @@ if importlib.util.find_spec("torch"):
     def test_torch_bfloat16(problem: SimpleNamespace) -> None:
         import torch
 
-        layer = moec.Layer(problem.context, small_router(), small_experts(dtype=moec.DType.BF16))
+        layer = moec.Layer(problem.context, small_router(), small_experts(dtype="bf16"))
         narrow = {k: torch.from_numpy(v).bfloat16() for k, v in problem.arrays.items()}
         weights = moec.Weights.of(problem.context, **narrow)
         x = torch.from_numpy(problem.x).bfloat16()

@@ -38,7 +38,7 @@ def test_steps_equal_the_layer(steps: SimpleNamespace) -> None:
     np.testing.assert_array_equal(result.y, whole.y)
 
     grads = p.experts.backward(result, p.d_y)
-    d_logits = p.router.route_backward(p.logits, routing.expert_ids, grads.weights)
+    d_logits = p.router.route_backward(p.logits, routing.expert_ids, grads.routing_weights)
     d_x, d_gate = np.empty_like(p.x), np.empty_like(p.gate)
     p.router.gate_backward(p.x, p.gate, d_logits, d_x=d_x, d_weight=d_gate)
     assert_close(grads.x + d_x, wanted.x, 1e-6)
@@ -122,7 +122,7 @@ def test_expert_choice(steps: SimpleNamespace, rng: np.random.Generator) -> None
             gate, up = np.split(p.x[t] @ p.arrays["gate_up"][e].T, 2)
             y[t] += scores[t, e] * (gate / (1 + np.exp(-gate)) * up) @ p.arrays["down"][e].T
     assert_close(result.y, y)
-    assert grads.weights.shape == (E * capacity,)
+    assert grads.routing_weights.shape == (E * capacity,)
 
 
 def test_permute_and_back(steps: SimpleNamespace) -> None:

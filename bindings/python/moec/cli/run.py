@@ -14,7 +14,7 @@ from .. import checkpoint
 from .._context import Context
 from .._enums import Save
 from .._layer import LayerResult
-from .._tensors import numpy_dtype
+from .._tensors import dtype_of, numpy_dtype
 from ..golden import row_error
 from ..model import LayerSpec, MoeLayer, read_layer
 from ._common import Device, Threads, console, facts, read_array, to_bytes, wide_table
@@ -100,7 +100,7 @@ def _describe(source: checkpoint.Checkpoint, spec: LayerSpec, t: int, arch: str,
         "sizes": f"H {e.hidden}, I {e.inter}" + (f", shared {e.shared_inter}" * bool(e.shared)),
         "router": score + (f", scale {r.scale:g}" if r.scale else ""),
         "activation": e.activation.kind.name.lower(),
-        "weights": f"{to_bytes(total)} {e.dtype.name.lower()}",
+        "weights": f"{to_bytes(total)} {dtype_of(e.dtype).name.lower()}",
         "tokens": t,
         "time": f"{seconds} ({arch})",
     })
