@@ -49,6 +49,9 @@ Mlp routed_mlp(const moec_experts_desc& desc, const WeightsView& weights, const 
 Mlp shared_mlp(const moec_experts_desc& desc, const WeightsView& weights, const int32_t* group,
                const void* x);
 
+// A grouped product over the rows, its matrices still to be set.
+GroupedGemm product_of(const Mlp& mlp);
+
 // body(row) for each row that is not padding, some rows per task.
 template <class Body>
 void for_each_row(const ThreadPool& pool, const Mlp& mlp, const Body& body) {

@@ -63,14 +63,6 @@ void finish_act_grad(void* context, const FinishedTile& tile) {
                    std::min(kColumns, tile.cols - col));
 }
 
-GroupedGemm product_of(const Mlp& mlp) {
-  GroupedGemm gemm;
-  gemm.num_experts = mlp.num_experts;
-  gemm.group_offsets = mlp.group_offsets;
-  gemm.counts = mlp.counts;
-  return gemm;
-}
-
 // Rows of d_y, as read by the rows of the experts.
 GemmRows output_rows(const Mlp& mlp, const void* d_y) {
   return {d_y, mlp.dtype, mlp.hidden, mlp.row_token};

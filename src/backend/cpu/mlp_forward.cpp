@@ -63,6 +63,8 @@ void finish_up(void* context, const FinishedTile& tile) {
   }
 }
 
+}  // namespace
+
 GroupedGemm product_of(const Mlp& mlp) {
   GroupedGemm gemm;
   gemm.num_experts = mlp.num_experts;
@@ -70,8 +72,6 @@ GroupedGemm product_of(const Mlp& mlp) {
   gemm.counts = mlp.counts;
   return gemm;
 }
-
-}  // namespace
 
 int64_t Mlp::expert_of(int64_t row) const {
   return std::upper_bound(group_offsets, group_offsets + num_experts + 1, row) - group_offsets - 1;
