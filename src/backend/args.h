@@ -18,8 +18,9 @@ struct Array {  // element type and address; the shape stands in the comment of 
   explicit operator bool() const { return data != nullptr; }
 };
 
-// Element (n, k) of a matrix at data + n * row_stride + k * col_stride (elements). This one view says both
-// orientations, both concatenations, interleaved rows, and (strides swapped) the transposed matrix.
+// Element (n, k) of a matrix at data + n * row_stride + k * col_stride (elements). This one view
+// says both orientations, both concatenations, interleaved rows, and (strides swapped) the
+// transposed matrix.
 struct MatrixView {
   void* data = nullptr;
   int64_t row_stride = 0, col_stride = 0;
@@ -28,11 +29,11 @@ struct MatrixView {
 
 // One matrix (or its gradient) of every local expert.
 struct ExpertMatrix {
-  void* base = nullptr;               // expert e at base + e * expert_stride elements ...
-  void* const* pointers = nullptr;    // ... or at pointers[e] + pointer_offset elements
+  void* base = nullptr;             // expert e at base + e * expert_stride elements ...
+  void* const* pointers = nullptr;  // ... or at pointers[e] + pointer_offset elements
   int64_t expert_stride = 0, pointer_offset = 0, row_stride = 0, col_stride = 0;
   moec_dtype dtype = 0;
-  void* bias_base = nullptr;          // element n of expert e at bias_base + e * bias_expert_stride
+  void* bias_base = nullptr;  // element n of expert e at bias_base + e * bias_expert_stride
   void* const* bias_pointers = nullptr;  //                      + n * bias_stride
   int64_t bias_expert_stride = 0, bias_pointer_offset = 0, bias_stride = 1;
   moec_dtype bias_dtype = 0;
@@ -46,11 +47,11 @@ struct ExpertMatrix {
 // The matrices of a set of experts as the GEMMs want them, whatever layout they were bound in.
 struct WeightsView {
   int64_t hidden = 0, inter = 0;
-  int32_t num_experts = 0;        // local
+  int32_t num_experts = 0;  // local
   bool gated = false;
-  ExpertMatrix gate, up, down;    // gate absent for a plain MLP; [I,H], [I,H], [H,I]
-  const void* packed = nullptr;   // not null: use this copy (in the layout of Backend::pack_weights)
-  bool source_present = true;     // false: only `packed` may be read (biases are in it as well)
+  ExpertMatrix gate, up, down;   // gate absent for a plain MLP; [I,H], [I,H], [H,I]
+  const void* packed = nullptr;  // not null: use this copy (in the layout of Backend::pack_weights)
+  bool source_present = true;    // false: only `packed` may be read (biases are in it as well)
 };
 
 // ---------------------------------------------------------------- router
@@ -71,22 +72,22 @@ struct GateGradArgs {
   uint64_t rng_offset;
   bool accumulate, accumulate_x;
   Array x, weight, input_scale;
-  const float* d_logits;                      // [T,E+Z]
+  const float* d_logits;                       // [T,E+Z]
   Array d_x, d_weight, d_bias, d_input_scale;  // out, each optional
   Array d_x_jittered;  // [T,H] optional: gradient of forward's x_jittered; joins before the jitter
 };
 struct RouteArgs {
   const moec_router_desc* desc;
   int64_t num_tokens, table_rows;
-  Array logits;            // [T,E+Z]
+  Array logits;  // [T,E+Z]
   const float* select_bias;
   Array per_expert_scale;
   const uint8_t* token_mask;
   Array table, token_ids, given_ids;
-  int32_t* expert_ids;     // out [T,K]
-  float* weights;          // out [T,K]
-  float* scores;           // out [T,E+Z] optional
-  int32_t* counts;         // inout [E+Z] optional
+  int32_t* expert_ids;  // out [T,K]
+  float* weights;       // out [T,K]
+  float* scores;        // out [T,E+Z] optional
+  int32_t* counts;      // inout [E+Z] optional
 };
 struct RouteGradArgs {
   const moec_router_desc* desc;
@@ -105,8 +106,8 @@ struct BiasUpdateArgs {
   float* bias;
 };
 struct LossLayer {
-  Array logits;    // [T,E]
-  float* d_logits; // [T,E] inout, backward
+  Array logits;     // [T,E]
+  float* d_logits;  // [T,E] inout, backward
 };
 struct LossArgs {
   uint32_t kind, score;
@@ -121,10 +122,10 @@ struct LossArgs {
 };
 
 // ---------------------------------------------------------------- plan
-struct PlanView {  // arrays as moec_plan_field describes them
-  int64_t num_tokens = 0;   // of the batch now in the plan
-  int64_t max_rows = 0;     // P: extent of the row arrays for num_tokens
-  int64_t capacity = 0;     // 0 = dropless
+struct PlanView {          // arrays as moec_plan_field describes them
+  int64_t num_tokens = 0;  // of the batch now in the plan
+  int64_t max_rows = 0;    // P: extent of the row arrays for num_tokens
+  int64_t capacity = 0;    // 0 = dropless
   int32_t num_experts = 0, num_zero = 0, top_k = 0;
   int32_t expert_begin = 0, num_local = 0, align = 1;
   uint32_t drop = 0, kind = 0;
@@ -141,14 +142,14 @@ struct PlanView {  // arrays as moec_plan_field describes them
   int32_t* token_rows = nullptr;      // [El*capacity] expert choice
   void* scratch = nullptr;            // Backend::plan_scratch, 64-byte aligned
 };
-struct PlanSource {  // what a plan is built from: ids (+ weights), a map (+ probs), or scores
-  Array expert_ids;            // [T,K] i32|i64; may alias plan.expert_ids
-  const float* weights;        // [T,K] or null = 1; may alias plan.weights
-  Array routing_map;           // [T,E] u8|bool|i32
-  const float* probs;          // [T,E] or null
-  const float* scores;         // [T,E] expert choice
-  const uint8_t* token_mask;   // [T] expert choice, optional
-  bool check;                  // MOEC_CONTEXT_CHECK_INPUTS
+struct PlanSource {      // what a plan is built from: ids (+ weights), a map (+ probs), or scores
+  Array expert_ids;      // [T,K] i32|i64; may alias plan.expert_ids
+  const float* weights;  // [T,K] or null = 1; may alias plan.weights
+  Array routing_map;     // [T,E] u8|bool|i32
+  const float* probs;    // [T,E] or null
+  const float* scores;   // [T,E] expert choice
+  const uint8_t* token_mask;  // [T] expert choice, optional
+  bool check;                 // MOEC_CONTEXT_CHECK_INPUTS
 };
 
 // ---------------------------------------------------------------- rows
@@ -157,7 +158,7 @@ struct PermuteArgs {
   int64_t row_bytes, scale_bytes, out_rows;  // bytes of one row of x / x_scale; rows in `rows`
   const void *x, *x_scale;
   void *rows, *row_scale;
-  float* row_weight;   // optional; zero weight makes the row zero
+  float* row_weight;  // optional; zero weight makes the row zero
 };
 struct UnpermuteArgs {
   const PlanView* plan;
@@ -197,9 +198,9 @@ struct ExpertsArgs {
   const WeightsView* shared_weights;  // null without shared expert
   Array x;                            // [T,H]
   Array shared_gate, shared_gate_bias, output_bias;
-  const void* residual;               // [T,H] dtype of x, optional; may be y
-  void* y;                            // [T,H]
-  void* saved;                        // null with SAVE_NONE; every byte of it is written
+  const void* residual;  // [T,H] dtype of x, optional; may be y
+  void* y;               // [T,H]
+  void* saved;           // null with SAVE_NONE; every byte of it is written
   void* workspace;
 };
 struct ExpertsGradArgs {
@@ -212,7 +213,7 @@ struct ExpertsGradArgs {
   const void* d_y;
   const void* saved;
   void* d_x;
-  float* d_weights;                            // [T,K], or [P] for expert choice
+  float* d_weights;                                        // [T,K], or [P] for expert choice
   const WeightsView *d_expert_weights, *d_shared_weights;  // matrices absent = skipped; null = none
   Array d_shared_gate, d_shared_gate_bias, d_output_bias;
   void* d_residual;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a device must be able to do. One object per context. Arguments are validated by src/layer; a
-// backend refuses what it lacks by throwing Error{MOEC_E_UNSUPPORTED} from a check_* function, with a text
-// that says what it has. Functions are const and may be called from many threads at once. Work is
-// queued on `stream`; only synchronize() and copy_to_host() wait.
+// backend refuses what it lacks by throwing Error{MOEC_E_UNSUPPORTED} from a check_* function, with
+// a text that says what it has. Functions are const and may be called from many threads at once.
+// Work is queued on `stream`; only synchronize() and copy_to_host() wait.
 #pragma once
 
 #include <memory>
@@ -44,7 +44,7 @@ class Backend {
 
   // ---- memory and time
   virtual void* allocate(uint64_t bytes, moec_stream stream) const = 0;  // throws E_OUT_OF_MEMORY
-  virtual void release(void* pointer, moec_stream stream) const = 0;     // never throws, never waits
+  virtual void release(void* pointer, moec_stream stream) const = 0;  // never throws, never waits
   virtual void copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const = 0;
   virtual void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream s) const = 0;
   virtual void copy_from_host(void* to, const void* from, uint64_t bytes, moec_stream s) const = 0;
@@ -54,8 +54,8 @@ class Backend {
   virtual bool capturing(moec_stream stream) const = 0;
 
   // ---- routing
-  // Most scratch that one gate or route call (either direction) acquires for T tokens; a caller that
-  // has as much at hand for it keeps the call from allocating.
+  // Most scratch that one gate or route call (either direction) acquires for T tokens; a caller
+  // that has as much at hand for it keeps the call from allocating.
   virtual moec_size router_scratch(const moec_router_desc&, int64_t) const { return {0, 0}; }
   virtual void gate_forward(const GateArgs& args, moec_stream stream) const = 0;
   virtual void gate_backward(const GateGradArgs& args, moec_stream stream) const = 0;
@@ -68,7 +68,8 @@ class Backend {
   virtual moec_size plan_scratch(const moec_plan_desc& desc) const = 0;
   virtual void build_plan(const PlanSource& source, const PlanView& plan, moec_stream s) const = 0;
   // Fields 11 and 12 of moec_plan_field (i32); every entry of `to` is written.
-  virtual void export_map(const PlanView& plan, int32_t field, int32_t* to, moec_stream s) const = 0;
+  virtual void export_map(const PlanView& plan, int32_t field, int32_t* to,
+                          moec_stream s) const = 0;
 
   // ---- rows
   virtual void permute(const PermuteArgs& args, moec_stream stream) const = 0;
@@ -98,8 +99,8 @@ class Backend {
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
 
-// The plug-in's one exported entry, `moec_backend_entry`: fills this table. The interface version and the
-// build id must be the library's own.
+// The plug-in's one exported entry, `moec_backend_entry`: fills this table. The interface version
+// and the build id must be the library's own.
 inline constexpr uint32_t kBackendInterface = 1;
 struct BackendEntry {
   uint32_t interface_version;

@@ -17,9 +17,13 @@ struct f16 {
   uint16_t bits;
 };
 
-inline float to_float(float value) { return value; }
+inline float to_float(float value) {
+  return value;
+}
 
-inline float to_float(bf16 value) { return std::bit_cast<float>(uint32_t(value.bits) << 16); }
+inline float to_float(bf16 value) {
+  return std::bit_cast<float>(uint32_t(value.bits) << 16);
+}
 
 inline float to_float(f16 value) {
   const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
@@ -62,7 +66,9 @@ inline bool is_real(moec_dtype dtype) {
   return dtype == MOEC_F32 || dtype == MOEC_F16 || dtype == MOEC_BF16;
 }
 
-inline int64_t dtype_bytes(moec_dtype dtype) { return int64_t((dtype >> 8) & 0xffu) / 8; }
+inline int64_t dtype_bytes(moec_dtype dtype) {
+  return int64_t((dtype >> 8) & 0xffu) / 8;
+}
 
 inline const char* dtype_name(moec_dtype dtype) {
   struct Row {

@@ -6,7 +6,8 @@
 //   | region 0 | region 1 ...  each rounded up to a cache line
 //
 // The same code measures (Arena without memory) and hands out, so that the size query is exact: a
-// region of `base + tokens * per_token` bytes is described by its two numbers, whose sums are the query.
+// region of `base + tokens * per_token` bytes is described by its two numbers, whose sums are the
+// query.
 #pragma once
 
 #include <moec/moec.h>

@@ -6,20 +6,22 @@
 
 struct entry {
   uint32_t interface_version;
-  const char *build_id;
+  const char* build_id;
   int32_t device_type;
   int32_t (*device_count)(void);
-  void *(*create)(const void *options, void *error);
-  void (*device_info)(int32_t device_id, void *info);
+  void* (*create)(const void* options, void* error);
+  void (*device_info)(int32_t device_id, void* info);
 };
 
-static int32_t no_device(void) { return 0; }
-static void *never(const void *options, void *error) {
+static int32_t no_device(void) {
+  return 0;
+}
+static void* never(const void* options, void* error) {
   (void)options;
   (void)error;
   abort();
 }
-static void no_info(int32_t device_id, void *info) {
+static void no_info(int32_t device_id, void* info) {
   (void)device_id;
   (void)info;
   abort();
@@ -28,8 +30,8 @@ static void no_info(int32_t device_id, void *info) {
 #if defined(PLUGIN_WITHOUT_ENTRY)
 #define moec_backend_entry moec_other_entry
 #endif
-__attribute__((visibility("default"))) const struct entry *moec_backend_entry(void);
-const struct entry *moec_backend_entry(void) {
+__attribute__((visibility("default"))) const struct entry* moec_backend_entry(void);
+const struct entry* moec_backend_entry(void) {
   static struct entry table;
 #if defined(PLUGIN_OF_OTHER_INTERFACE)
   table.interface_version = 999;

@@ -11,7 +11,7 @@
 
 enum { T = 3, H = 8, I = 16, E = 4, K = 2 };
 
-static void expect(int condition, const char *what) {
+static void expect(int condition, const char* what) {
   if (condition) return;
   moec_error_info info;
   moec_struct_init(&info, sizeof info);
@@ -20,7 +20,7 @@ static void expect(int condition, const char *what) {
   exit(1);
 }
 
-static moec_tensor tensor(void *data, int32_t ndim, int64_t a, int64_t b, int64_t c) {
+static moec_tensor tensor(void* data, int32_t ndim, int64_t a, int64_t b, int64_t c) {
   const int64_t shape[3] = {a, b, c};
   moec_tensor out;
   const moec_status status = moec_tensor_make(&out, data, MOEC_F32, MOEC_CPU, 0, ndim, shape);
@@ -28,12 +28,12 @@ static moec_tensor tensor(void *data, int32_t ndim, int64_t a, int64_t b, int64_
   return out;
 }
 
-static float values(unsigned *state) {
+static float values(unsigned* state) {
   *state = *state * 1664525u + 1013904223u;
   return (float)(*state >> 8) / 16777216.0f - 0.5f;
 }
 
-static void fill(float *to, int count, unsigned seed) {
+static void fill(float* to, int count, unsigned seed) {
   for (int i = 0; i < count; ++i) to[i] = values(&seed);
 }
 
@@ -44,14 +44,14 @@ static union {
   moec_stats stats;
 } large;
 
-static moec_status create_router(const moec_context *context, const moec_router_desc *desc) {
-  moec_router *router = NULL;
+static moec_status create_router(const moec_context* context, const moec_router_desc* desc) {
+  moec_router* router = NULL;
   const moec_status status = moec_router_create(context, desc, &router);
   moec_router_free(router);
   return status;
 }
 
-static void test_inputs(const moec_context *context, const char *library) {
+static void test_inputs(const moec_context* context, const char* library) {
   moec_struct_init(&large, sizeof large);
   large.router.num_experts = E;
   large.router.top_k = K;
@@ -78,13 +78,13 @@ static void test_inputs(const moec_context *context, const char *library) {
 #endif
 }
 
-static void test_outputs(const moec_context *context) {
+static void test_outputs(const moec_context* context) {
   memset(&large, 0xcd, sizeof large);
   large.stats.struct_size = sizeof(moec_stats);
   expect(moec_context_stats(context, &large.stats) == MOEC_OK, "stats");
   expect(large.stats.struct_size == sizeof(moec_stats), "struct_size stays the caller's");
   expect(large.stats.calls > 0 && large.stats.ns_combine == 0, "stats are written in full");
-  const unsigned char *bytes = (const unsigned char *)&large;
+  const unsigned char* bytes = (const unsigned char*)&large;
   expect(bytes[sizeof(moec_stats)] == 0xcd, "nothing past the caller's struct is written");
 #if defined(MOEC_TEST_GROWTH)
   expect(large.stats.test_growth == 0, "what the library does not know is zero");
@@ -95,7 +95,7 @@ static void test_outputs(const moec_context *context) {
   expect(bytes[1023] == 0 && bytes[1024] == 0xcd, "zero up to the caller's size, and no further");
 }
 
-static void test_layer(const moec_context *context) {
+static void test_layer(const moec_context* context) {
   static float x[T * H], gate[E * H], gate_up[E * 2 * I * H], down[E * H * I], y[T * H], d_x[T * H];
   fill(x, T * H, 1);
   fill(gate, E * H, 2);
@@ -128,8 +128,8 @@ static void test_layer(const moec_context *context) {
   desc.experts = &experts;
   set.gate_up.data = tensor(gate_up, 3, E, 2 * I, H);
   set.down.data = tensor(down, 3, E, H, I);
-  moec_layer *layer = NULL;
-  moec_weights *weights = NULL;
+  moec_layer* layer = NULL;
+  moec_weights* weights = NULL;
   expect(moec_layer_create(context, &desc, &layer) == MOEC_OK, "layer_create");
   expect(moec_weights_create(context, &weights_desc, &weights) == MOEC_OK, "weights_create");
   expect(moec_weights_bind(weights, &set) == MOEC_OK, "weights_bind");
@@ -153,9 +153,9 @@ static void test_layer(const moec_context *context) {
   moec_layer_free(layer);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   expect(argc == 2, "usage: growth_app same|older|newer");
-  moec_context *context = NULL;
+  moec_context* context = NULL;
   moec_context_desc desc;
   moec_struct_init(&desc, sizeof desc);
   expect(moec_context_create(&desc, &context) == MOEC_OK, "context_create");

@@ -40,11 +40,10 @@ void add_act_mutations(FeatureCase* c, Act act) {
       std::swap(in->experts.gate, in->experts.up);
       std::swap(in->experts.gate_bias, in->experts.up_bias);
     });
-  const Act next = is_gated(act) ? static_cast<Act>((static_cast<int>(act) + 1) % 8)
+  const Act next = is_gated(act)           ? static_cast<Act>((static_cast<int>(act) + 1) % 8)
                    : act == Act::kIdentity ? Act::kRelu2
                                            : static_cast<Act>(static_cast<int>(act) + 1);
-  mutate(c, "other activation",
-         [next](Config* m, Inputs*) { m->experts.activation.kind = next; });
+  mutate(c, "other activation", [next](Config* m, Inputs*) { m->experts.activation.kind = next; });
 }
 
 void add_activation_cases(std::vector<FeatureCase>* cases) {
@@ -157,9 +156,8 @@ void add_shared_cases(std::vector<FeatureCase>* cases) {
     full.in.output_bias = random_values("output_bias", 12);
     full.in.residual = random_values("residual", full.in.x.size());
     full.in.router_x = random_values("router_x", full.in.x.size());
-    mutate(&full, "routed activation", [](Config* m, Inputs*) {
-      m->experts.shared_activation.kind = Act::kSilu;
-    });
+    mutate(&full, "routed activation",
+           [](Config* m, Inputs*) { m->experts.shared_activation.kind = Act::kSilu; });
     mutate(&full, "no up bias", [](Config*, Inputs* in) { in->shared.up_bias.clear(); });
     mutate(&full, "no down bias", [](Config*, Inputs* in) { in->shared.down_bias.clear(); });
     if (kind == Shared::kSoftmax2)

@@ -67,8 +67,7 @@ void add_shared(FeatureCase* c, Shared shared, int inter, Act act) {
   }
 }
 
-void mutate(FeatureCase* c, const std::string& name,
-            std::function<void(Config*, Inputs*)> apply) {
+void mutate(FeatureCase* c, const std::string& name, std::function<void(Config*, Inputs*)> apply) {
   c->mutations.push_back({name, std::move(apply)});
 }
 

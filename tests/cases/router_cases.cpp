@@ -78,7 +78,7 @@ void add_input_cases(std::vector<FeatureCase>* cases) {
 void add_rounding_cases(std::vector<FeatureCase>* cases) {
   struct Step {
     const char* name;
-    Rounding RouterConfig::*rounding;
+    Rounding RouterConfig::* rounding;
   };
   const Step steps[] = {{"logits", &RouterConfig::logit_rounding},
                         {"scores", &RouterConfig::score_rounding},
@@ -135,17 +135,15 @@ void add_weight_cases(std::vector<FeatureCase>* cases) {
     softmax.config.router.norm_eps = 0.5;
     softmax.in.select_bias = random_values("select_bias", 8);
     mutate(&softmax, "softmax over all", Fault::kNormBeforeSelect);
-    mutate(&softmax, "score", [](Config* c, Inputs*) {
-      c->router.weight_rule = WeightRule::kScore;
-    });
+    mutate(&softmax, "score",
+           [](Config* c, Inputs*) { c->router.weight_rule = WeightRule::kScore; });
     cases->push_back(softmax);
 
     FeatureCase sigmoid = score_case("weight_sigmoid_selected" + suffix, Score::kSoftmax);
     sigmoid.config.router.weight_rule = WeightRule::kSigmoidSelected;
     sigmoid.config.router.norm = norm;
-    mutate(&sigmoid, "score", [](Config* c, Inputs*) {
-      c->router.weight_rule = WeightRule::kScore;
-    });
+    mutate(&sigmoid, "score",
+           [](Config* c, Inputs*) { c->router.weight_rule = WeightRule::kScore; });
     cases->push_back(sigmoid);
   }
 

@@ -51,8 +51,7 @@ void add_group_cases(std::vector<FeatureCase>* cases) {
   mutate(&neg, "fill 0", [](Config* c, Inputs*) { c->router.group_fill = GroupFill::kZero; });
   cases->push_back(neg);
   FeatureCase zero = group_case("group_fill_zero_negative", 2, GroupFill::kZero, -2);
-  mutate(&zero, "fill -inf",
-         [](Config* c, Inputs*) { c->router.group_fill = GroupFill::kNegInf; });
+  mutate(&zero, "fill -inf", [](Config* c, Inputs*) { c->router.group_fill = GroupFill::kNegInf; });
   zero.mutations.erase(zero.mutations.begin() + 1);  // more groups: the masked still win
   cases->push_back(zero);
   // Fewer experts than slots are left: -1 with one fill, masked experts with the other.
@@ -60,8 +59,8 @@ void add_group_cases(std::vector<FeatureCase>* cases) {
   few.config.router.num_groups = 2;
   few.config.router.top_groups = 1;
   few.config.router.norm = Norm::kSum;
-  few.in.select_bias[0] = few.in.select_bias[2] = few.in.select_bias[5] =
-      few.in.select_bias[6] = -kInf;
+  few.in.select_bias[0] = few.in.select_bias[2] = few.in.select_bias[5] = few.in.select_bias[6] =
+      -kInf;
   mutate(&few, "other fill", [](Config* c, Inputs*) { c->router.group_fill = GroupFill::kZero; });
   cases->push_back(few);
   FeatureCase masked = group_case("group_few_zero", 1, GroupFill::kZero, 0);
@@ -94,8 +93,8 @@ void add_outside_cases(std::vector<FeatureCase>* cases) {
   add_zero_experts(&given);
   given.config.router.select = Select::kGiven;
   given.config.router.norm = Norm::kSum;
-  given.in.given_ids = {0, 1, 2,  7,  -1, 3, 11, 8,  0,  12, 5, 4, -1, -1, -1, 6, 2, 9, 1,
-                        0, 7, 10, 3,  4, 5,  6,  12, 13, 99, 2, 2147483647, -2147483647, 1};
+  given.in.given_ids = {0, 1, 2, 7, -1, 3, 11, 8, 0, 12, 5,  4,  -1, -1,         -1,          6, 2,
+                        9, 1, 0, 7, 10, 3, 4,  5, 6, 12, 13, 99, 2,  2147483647, -2147483647, 1};
   mutate(&given, "top-k", [](Config* c, Inputs*) { c->router.select = Select::kTopK; });
   mutate(&given, "identity as none", [](Config*, Inputs* in) { in->given_ids[6] = -1; });
   cases->push_back(given);
@@ -128,9 +127,8 @@ void add_outside_cases(std::vector<FeatureCase>* cases) {
 
   FeatureCase order = base_case("slot_by_expert");
   order.config.router.slot_order = SlotOrder::kByExpert;
-  mutate(&order, "by value", [](Config* c, Inputs*) {
-    c->router.slot_order = SlotOrder::kByValue;
-  });
+  mutate(&order, "by value",
+         [](Config* c, Inputs*) { c->router.slot_order = SlotOrder::kByValue; });
   cases->push_back(order);
 }
 
@@ -174,9 +172,8 @@ void add_special_value_cases(std::vector<FeatureCase>* cases) {
 
   FeatureCase all = base_case("every_expert_chosen");
   all.config.router.top_k = 8;
-  mutate(&all, "one less", [](Config*, Inputs* in) {
-    in->select_bias = {0, 0, 0, 0, 0, 0, 0, -kInf};
-  });
+  mutate(&all, "one less",
+         [](Config*, Inputs* in) { in->select_bias = {0, 0, 0, 0, 0, 0, 0, -kInf}; });
   cases->push_back(all);
 }
 

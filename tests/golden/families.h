@@ -103,10 +103,12 @@ constexpr ExpertsFacts kSwigluGatedShared{.shared = Shared::kSigmoidGate};
 
 // ---- configuration keys ----
 constexpr ConfigKeys kLocalKeys{.experts = "num_local_experts", .top_k = "num_experts_per_tok"};
-constexpr ConfigKeys kQwenKeys{.experts = "num_experts", .top_k = "num_experts_per_tok",
-                               .normalise = "norm_topk_prob"};
-constexpr ConfigKeys kDeepSeekKeys{.experts = "n_routed_experts", .top_k = "num_experts_per_tok",
-                                   .groups = "n_group", .top_groups = "topk_group",
+constexpr ConfigKeys kQwenKeys{
+    .experts = "num_experts", .top_k = "num_experts_per_tok", .normalise = "norm_topk_prob"};
+constexpr ConfigKeys kDeepSeekKeys{.experts = "n_routed_experts",
+                                   .top_k = "num_experts_per_tok",
+                                   .groups = "n_group",
+                                   .top_groups = "topk_group",
                                    .scale = "routed_scaling_factor",
                                    .normalise = "norm_topk_prob"};
 

@@ -157,8 +157,8 @@ std::vector<Comparison> comparisons(const GoldenCase& golden, const Vec& y,
         join_gate_up(stack_of(golden, names.gate_up_bias, false, true), facts.layout,
                      g.experts.gate_bias, g.experts.up_bias),
         &out);
-  add(golden, names.down,
-      from_out_in(stack_of(golden, names.down, facts.in_out), g.experts.down), &out);
+  add(golden, names.down, from_out_in(stack_of(golden, names.down, facts.in_out), g.experts.down),
+      &out);
   add(golden, names.down_bias, g.experts.down_bias, &out);
   add(golden, names.output_bias, g.output_bias, &out);
   if (names.shared_gate_up != nullptr)

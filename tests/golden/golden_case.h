@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "families.h"
 #include "support/json.h"
 #include "support/safetensors.h"
-#include "families.h"
 
 namespace moec::golden {
 

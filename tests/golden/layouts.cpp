@@ -16,10 +16,14 @@ size_t stored_index(const Stack& s, int e, int row, int input) {
 // Rows of the stored matrix that hold gate i and up i.
 std::pair<int, int> rows_of(GateLayout layout, int inter, int i) {
   switch (layout) {
-    case GateLayout::kUpThenGate: return {inter + i, i};
-    case GateLayout::kInterleaved: return {2 * i, 2 * i + 1};
-    case GateLayout::kNone: return {-1, i};
-    default: return {i, inter + i};
+    case GateLayout::kUpThenGate:
+      return {inter + i, i};
+    case GateLayout::kInterleaved:
+      return {2 * i, 2 * i + 1};
+    case GateLayout::kNone:
+      return {-1, i};
+    default:
+      return {i, inter + i};
   }
 }
 

@@ -163,8 +163,8 @@ TEST(LocalExperts, MatchTheOracle) {
     ExpertsRun run(c, plan.get(), false);
     EXPECT_LE(row_error(run.forward(), layer.y, 12).error, kTolerance);
     oracle::Gradients expected;
-    const Vec d_x = oracle::experts_backward(c.config, c.in, c.in.x, layer.route, layer.plan,
-                                             c.d_y, &expected);
+    const Vec d_x =
+        oracle::experts_backward(c.config, c.in, c.in.x, layer.route, layer.plan, c.d_y, &expected);
     const ExpertsRun::Result got = run.backward(0);
     expect_result(got, d_x, expected, c);
     EXPECT_LE(row_error(got.d_weights, expected.routing_weights, 3, kInnerProductFloor).error,
@@ -204,8 +204,8 @@ TEST(ExpertChoice, MatchesTheOracle) {
     const Vec y = oracle::experts_forward(c.config, c.in, c.in.x, route, expected_plan);
     EXPECT_LE(row_error(run.forward(), y, 12).error, kTolerance);
     oracle::Gradients expected;
-    const Vec d_x = oracle::experts_backward(c.config, c.in, c.in.x, route, expected_plan, c.d_y,
-                                             &expected);
+    const Vec d_x =
+        oracle::experts_backward(c.config, c.in, c.in.x, route, expected_plan, c.d_y, &expected);
     const ExpertsRun::Result got = run.backward(row_token.shape[0]);
     expect_result(got, d_x, expected, c);
     Vec d_rows(static_cast<size_t>(row_token.shape[0]), 0.0);

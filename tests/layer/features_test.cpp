@@ -15,7 +15,9 @@
 
 namespace moec::oracle {
 
-void PrintTo(const FeatureCase& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const FeatureCase& c, std::ostream* out) {
+  *out << c.name;
+}
 
 namespace {
 

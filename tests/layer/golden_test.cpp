@@ -17,7 +17,9 @@
 
 namespace moec::golden {
 
-void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
+void PrintTo(const Family& family, std::ostream* out) {
+  *out << family.name;
+}
 
 namespace {
 
@@ -35,8 +37,7 @@ test::RunOptions options_of(const Family& family) {
 
 void check_family(const Family& family, const test::RunOptions& options) {
   const GoldenCase golden = load_golden(family);
-  const test::LayerRun run =
-      test::run_layer(golden.config, golden.in, golden.d_y, {}, options);
+  const test::LayerRun run = test::run_layer(golden.config, golden.in, golden.d_y, {}, options);
   ASSERT_EQ(run.status, MOEC_OK) << run.message;
   EXPECT_TRUE(run.neighbours_untouched);
   double worst = 0;
@@ -48,7 +49,9 @@ void check_family(const Family& family, const test::RunOptions& options) {
   std::printf("%-18s worst %.2e\n", family.name, worst);
 }
 
-TEST_P(FamilyLayerTest, OutputAndGradients) { check_family(GetParam(), options_of(GetParam())); }
+TEST_P(FamilyLayerTest, OutputAndGradients) {
+  check_family(GetParam(), options_of(GetParam()));
+}
 
 TEST_P(FamilyLayerTest, PackedWeightsRecomputed) {
   test::RunOptions options = options_of(GetParam());

@@ -37,11 +37,17 @@ const PlanCase kCases[] = {
     {.name = "last_expert", .begin = 8, .end = 9},
     {.name = "position", .align = 4, .drop = oracle::Drop::kByPosition, .capacity = 10},
     {.name = "weight", .drop = oracle::Drop::kByWeight, .capacity = 7},
-    {.name = "weight_aligned_range", .begin = 1, .end = 5, .align = 16,
-     .drop = oracle::Drop::kByWeight, .capacity = 9},
+    {.name = "weight_aligned_range",
+     .begin = 1,
+     .end = 5,
+     .align = 16,
+     .drop = oracle::Drop::kByWeight,
+     .capacity = 9},
     {.name = "factor", .drop = oracle::Drop::kByPosition, .factor = 0.5},
 };
-void PrintTo(const PlanCase& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const PlanCase& c, std::ostream* out) {
+  *out << c.name;
+}
 
 oracle::Config config_of(const PlanCase& c) {
   oracle::Config config;

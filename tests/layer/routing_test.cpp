@@ -17,7 +17,9 @@
 #include "support/tensors.h"
 
 namespace moec::oracle {
-void PrintTo(const FeatureCase& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const FeatureCase& c, std::ostream* out) {
+  *out << c.name;
+}
 }  // namespace moec::oracle
 
 namespace moec::test {
@@ -51,8 +53,7 @@ class RoutingTest : public testing::TestWithParam<FeatureCase> {
   moec_tensor out(bool wanted, const std::vector<int64_t>& shape) {
     return wanted ? tensors_.output(MOEC_F32, shape) : moec_tensor{};
   }
-  void expect_rows(const moec_tensor& got, const Vec& expected, int64_t columns,
-                   const char* what) {
+  void expect_rows(const moec_tensor& got, const Vec& expected, int64_t columns, const char* what) {
     if (!got.data) return;
     EXPECT_LE(row_error(tensors_.read(got), expected, static_cast<size_t>(columns)).error,
               kTolerance)
@@ -122,15 +123,15 @@ TEST_P(RoutingTest, RouteForwardAndBackward) {
   forward.select_bias = f32(c_.in.select_bias, {columns_});
   forward.per_expert_scale = scale;
   forward.token_mask = tensors_.input_ids(c_.in.token_mask, MOEC_BOOL, {tokens_});
-  forward.table = tensors_.input_ids(
-      c_.in.table, MOEC_I64, {static_cast<int64_t>(c_.in.table.size()) / slots_, slots_});
+  forward.table = tensors_.input_ids(c_.in.table, MOEC_I64,
+                                     {static_cast<int64_t>(c_.in.table.size()) / slots_, slots_});
   forward.token_ids = tensors_.input_ids(c_.in.token_ids, MOEC_I32, {tokens_});
   forward.given_ids = tensors_.input_ids(c_.in.given_ids, MOEC_I64, {tokens_, slots_});
   forward.expert_ids = tensors_.output(MOEC_I32, {tokens_, slots_});
   forward.weights = tensors_.output(MOEC_F32, {tokens_, slots_});
   forward.scores = tensors_.output(MOEC_F32, {tokens_, columns_});
-  forward.counts = tensors_.input_ids(oracle::Ids(static_cast<size_t>(columns_), 7), MOEC_I32,
-                                      {columns_});
+  forward.counts =
+      tensors_.input_ids(oracle::Ids(static_cast<size_t>(columns_), 7), MOEC_I32, {columns_});
   check(moec_route_forward(router_.get(), &forward, nullptr));
   check(moec_context_sync(test_context(), nullptr));
   EXPECT_EQ(tensors_.read(forward.expert_ids), Vec(route.ids.begin(), route.ids.end()));
@@ -192,8 +193,8 @@ std::vector<LossCase> loss_cases() {
   for (const bool masked : {false, true}) {
     cases.push_back({{.kind = LossKind::kMixtral}, masked, false});
     cases.push_back({{.kind = LossKind::kZ}, masked, false});
-    for (const oracle::Score score : {oracle::Score::kSoftmax, oracle::Score::kSigmoid,
-                                      oracle::Score::kSqrtSoftplus}) {
+    for (const oracle::Score score :
+         {oracle::Score::kSoftmax, oracle::Score::kSigmoid, oracle::Score::kSqrtSoftplus}) {
       for (const bool counted : {false, true})
         cases.push_back({{.kind = LossKind::kSwitch, .score = score}, masked, counted});
       cases.push_back(
@@ -220,8 +221,7 @@ TEST(Losses, MatchTheOracle) {
         c.counted ? std::vector<int64_t>{9, 0, 30, 12, 5, 60, 28} : std::vector<int64_t>{};
     std::vector<Vec> logits;
     for (size_t l = 0; l < layers; ++l)
-      logits.push_back(
-          oracle::random_values(std::to_string(l) + "loss", kTokens * kExperts));
+      logits.push_back(oracle::random_values(std::to_string(l) + "loss", kTokens * kExperts));
     const oracle::Loss expected = oracle::aux_loss(c.config, logits, mask, counts);
 
     Tensors tensors;

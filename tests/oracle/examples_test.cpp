@@ -30,14 +30,12 @@ void expect_near(const Vec& got, const Vec& expected, double tolerance = 2e-7) {
 
 TEST(Examples, Scores) {
   Config c = router_config(3);
-  expect_near(route(c).scores,
-              {.07900845, .16726087, .02263630, .35409129, .05430166, .21476722, .00648541,
-               .10144886});
+  expect_near(route(c).scores, {.07900845, .16726087, .02263630, .35409129, .05430166, .21476722,
+                                .00648541, .10144886});
 
   c.router.score = Score::kSigmoid;
-  expect_near(route(c).scores,
-              {.62245935, .77729988, .32082129, .88079703, .53120941, .81757444, .11920292,
-               .67917871});
+  expect_near(route(c).scores, {.62245935, .77729988, .32082129, .88079703, .53120941, .81757444,
+                                .11920292, .67917871});
 
   c.router.score_rounding = Rounding::kBf16;
   EXPECT_EQ(route(c).scores, (Vec{.62109375, .77734375, .3203125, .87890625, .53125, .81640625,
@@ -90,8 +88,8 @@ const Mask kMap = {1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0};
 
 TEST(Examples, TransformerEngineMaskMap) {
   EXPECT_EQ(te_row_id_map(kMap, 5, 3),
-            (Ids{3, 0, -1, 1,  0,  -1, 2,  5, 1, -1, 2,  0,  -1, 2, 6,  -1, -1, 2,
-                 -1, -1, 1, 4, 2, -1, 1, 0, -1, 2, -1, -1, -1, -1, -1, -1, 0}));
+            (Ids{3,  0,  -1, 1, 0, -1, 2, 5, 1,  -1, 2,  0,  -1, 2,  6,  -1, -1, 2,
+                 -1, -1, 1,  4, 2, -1, 1, 0, -1, 2,  -1, -1, -1, -1, -1, -1, 0}));
   EXPECT_EQ(te_pad_offsets(kMap, 5, 3, 4), (Ids{0, 1, 3}));
 }
 
@@ -121,13 +119,15 @@ TEST(Examples, TransformerEngineIndexMap) {
 }
 
 // Salmon et al., Random123 known answers of Philox4x32-10.
-TEST(Examples, Philox) { EXPECT_EQ(philox(0, 0), 0x6627e8d5u); }
+TEST(Examples, Philox) {
+  EXPECT_EQ(philox(0, 0), 0x6627e8d5u);
+}
 
 TEST(Examples, Rounding) {
-  EXPECT_EQ(round_to(Rounding::kBf16, 1 + 0x1p-8), 1.0);            // tie to even
-  EXPECT_EQ(round_to(Rounding::kBf16, 1 + 0x3p-8), 1 + 0x1p-6);     // tie to even
+  EXPECT_EQ(round_to(Rounding::kBf16, 1 + 0x1p-8), 1.0);         // tie to even
+  EXPECT_EQ(round_to(Rounding::kBf16, 1 + 0x3p-8), 1 + 0x1p-6);  // tie to even
   EXPECT_EQ(round_to(Rounding::kBf16, 1 + 0x1.1p-8), 1 + 0x1p-7);
-  EXPECT_EQ(round_to(Rounding::kFp16, 0x1.8p-25), 0x1p-24);         // subnormal
+  EXPECT_EQ(round_to(Rounding::kFp16, 0x1.8p-25), 0x1p-24);  // subnormal
   EXPECT_EQ(round_to(Rounding::kFp16, 65520.0), INFINITY);
   EXPECT_EQ(round_to(Rounding::kFp16, 65519.0), 65504.0);
   EXPECT_EQ(round_to(Rounding::kFp32, 1 + 0x1p-24), 1.0);

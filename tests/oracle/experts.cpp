@@ -22,8 +22,12 @@ double dot(const double* a, const double* b, size_t n) {
 void add_scaled(double* y, double a, const double* x, size_t n) {
   for (size_t i = 0; i < n; ++i) y[i] += a * x[i];
 }
-const double* at(const Vec& v, size_t index) { return v.empty() ? nullptr : v.data() + index; }
-double* at(Vec& v, size_t index) { return v.empty() ? nullptr : v.data() + index; }
+const double* at(const Vec& v, size_t index) {
+  return v.empty() ? nullptr : v.data() + index;
+}
+double* at(Vec& v, size_t index) {
+  return v.empty() ? nullptr : v.data() + index;
+}
 
 // One MLP: the matrices of one expert, or their gradients.
 template <typename Pointer>
@@ -80,8 +84,8 @@ void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* rows) {
 }
 
 // d_y [R,H]. Adds the weights' gradients; d_x [R,H] and d_act_weight [R] are written.
-void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpRows& rows,
-                  const Vec& d_y, const Mlp<double*>& d, Vec* d_x, Vec* d_act_weight) {
+void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpRows& rows, const Vec& d_y,
+                  const Mlp<double*>& d, Vec* d_x, Vec* d_act_weight) {
   const size_t count = rows.count();
   Vec d_hw(count * s.inter, 0.0);  // at act_weight * h
   d_x->assign(count * s.hidden, 0.0);
@@ -312,8 +316,8 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
   grads->output_bias.assign(in.output_bias.size(), 0.0);
   grads->residual = in.residual.empty() ? Vec{} : d_y;
   const MlpRows shared = shared_rows(config, in, x);
-  const Vec routed = e.shared == Shared::kSoftmax2 ? routed_forward(config, in, x, route, plan)
-                                                   : Vec{};
+  const Vec routed =
+      e.shared == Shared::kSoftmax2 ? routed_forward(config, in, x, route, plan) : Vec{};
   Vec d_x(x.size(), 0.0);
   Vec d_sums = d_y;    // at the routed sums
   Vec d_shared = d_y;  // at the shared expert's output

@@ -18,7 +18,9 @@
 
 namespace moec::oracle {
 
-void PrintTo(const FeatureCase& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const FeatureCase& c, std::ostream* out) {
+  *out << c.name;
+}
 
 namespace {
 
@@ -33,7 +35,9 @@ double inner(const Vec& a, const Vec& b) {
   for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
   return sum;
 }
-double norm(const Vec& a) { return std::sqrt(inner(a, a)); }
+double norm(const Vec& a) {
+  return std::sqrt(inner(a, a));
+}
 
 double loss_of(const FeatureCase& c, const Inputs& in) {
   const Layer layer = forward(c.config, in);
@@ -105,8 +109,8 @@ double difference(const FeatureCase& c, const Results& got, const Results& refer
   if (got.layer.route.ids != reference.layer.route.ids) return INFINITY;
   if (got.layer.plan.assignment_row != reference.layer.plan.assignment_row) return INFINITY;
   double worst = test::row_error(got.layer.y, reference.layer.y, hidden).error;
-  worst = std::max(worst, test::row_error(got.layer.route.weights, reference.layer.route.weights,
-                                          slots).error);
+  worst = std::max(
+      worst, test::row_error(got.layer.route.weights, reference.layer.route.weights, slots).error);
   for_each_parameter(c.config, got.grads, reference.grads,
                      [&](const char*, const Vec& a, const Vec& b, size_t columns) {
                        if (!b.empty())

@@ -38,8 +38,8 @@ Layer forward(const Config& config, const Inputs& in) {
 Gradients backward(const Config& config, const Inputs& in, const Layer& layer, const Vec& d_y,
                    const Vec& d_logits_in) {
   Gradients grads;
-  const Vec d_expert_x = experts_backward(config, in, layer.gate.expert_x, layer.route,
-                                          layer.plan, d_y, &grads);
+  const Vec d_expert_x =
+      experts_backward(config, in, layer.gate.expert_x, layer.route, layer.plan, d_y, &grads);
   route_backward(config, in, layer.route, grads.routing_weights, &grads);
   for (size_t i = 0; i < d_logits_in.size(); ++i) grads.logits[i] += d_logits_in[i];
   gate_backward(config, in, layer.gate, grads.logits, d_expert_x, &grads);

@@ -10,13 +10,17 @@
 namespace moec::oracle {
 namespace {
 
-bool counted(const Mask& mask, size_t t) { return mask.empty() || mask[t] != 0; }
+bool counted(const Mask& mask, size_t t) {
+  return mask.empty() || mask[t] != 0;
+}
 
-double sigmoid(double t) { return 1 / (1 + std::exp(-t)); }
+double sigmoid(double t) {
+  return 1 / (1 + std::exp(-t));
+}
 
 // Probabilities of one row for the balance losses, and what their backward needs.
 struct Probs {
-  Vec p, slope;      // slope: derivative of the unnormalised score at its logit
+  Vec p, slope;  // slope: derivative of the unnormalised score at its logit
   double divisor = 1;
   bool softmax = true;
 };
@@ -127,18 +131,19 @@ Loss aux_loss(const LossConfig& config, const std::vector<Vec>& logits, const Ma
   LossConfig c = config;
   if (c.kind == LossKind::kMixtral) {
     c.score = Score::kSoftmax;
-    balance(c, logits, mask, {}, 0, tokens, [&](double n) { return k * experts / (n * n); },
-            &loss);
+    balance(c, logits, mask, {}, 0, tokens, [&](double n) { return k * experts / (n * n); }, &loss);
   } else if (c.kind == LossKind::kSwitch) {
     const double slots = c.fault == Fault::kLossDivisor ? 1 : c.top_k;
-    balance(c, logits, mask, counts, 0, tokens,
-            [&](double n) { return experts / (slots * n * n); }, &loss);
+    balance(
+        c, logits, mask, counts, 0, tokens, [&](double n) { return experts / (slots * n * n); },
+        &loss);
   } else if (c.kind == LossKind::kSequence) {
     const auto length = static_cast<size_t>(c.seq_len);
     c.coefficient /= static_cast<double>(tokens / length);
     for (size_t first = 0; first < tokens; first += length)
-      balance(c, logits, mask, {}, first, first + length,
-              [&](double n) { return experts / (c.top_k * n * n); }, &loss);
+      balance(
+          c, logits, mask, {}, first, first + length,
+          [&](double n) { return experts / (c.top_k * n * n); }, &loss);
   } else {
     z_loss(c, logits[0], mask, &loss);
   }

@@ -146,11 +146,11 @@ struct Inputs {
   Ids table, token_ids;  // [V,K], [T]
   Ids given_ids;         // [T,K]
   MlpWeights experts;
-  MlpWeights shared;      // E = 1, I = shared_inter
-  Vec shared_gate;        // [1,H] or [2,H]
-  Vec shared_gate_bias;   // [2]
-  Vec output_bias;        // [H]
-  Vec residual;           // [T,H]
+  MlpWeights shared;     // E = 1, I = shared_inter
+  Vec shared_gate;       // [1,H] or [2,H]
+  Vec shared_gate_bias;  // [2]
+  Vec output_bias;       // [H]
+  Vec residual;          // [T,H]
 };
 
 // Gradients, in the shapes of Inputs.
@@ -170,14 +170,14 @@ struct Gate {
 };
 
 struct Route {
-  int slots = 0;               // K (E for expert choice)
-  Vec capped;                  // [T,C] logits after the soft-cap
-  Vec scores;                  // [T,C]
-  Ids ids;                     // [T,K], -1 = none
-  Vec raw;                     // [T,K] after the weight rule
-  Vec normed;                  // [T,K] after the normalisation
-  Vec weights;                 // [T,K]
-  std::vector<int64_t> counts; // [C] selections per id
+  int slots = 0;                // K (E for expert choice)
+  Vec capped;                   // [T,C] logits after the soft-cap
+  Vec scores;                   // [T,C]
+  Ids ids;                      // [T,K], -1 = none
+  Vec raw;                      // [T,K] after the weight rule
+  Vec normed;                   // [T,K] after the normalisation
+  Vec weights;                  // [T,K]
+  std::vector<int64_t> counts;  // [C] selections per id
 };
 
 // Rows of local expert e are [group_offsets[e], group_offsets[e+1]), in token order, then padding.

@@ -23,18 +23,28 @@ double round_bits(double value, int digits, int min_exponent, double largest) {
   return std::fabs(rounded) > largest ? std::copysign(kInf, value) : rounded;
 }
 
-double sigmoid(double t) { return 1 / (1 + std::exp(-t)); }
-double silu(double t) { return t * sigmoid(t); }
-double silu_grad(double t) { return sigmoid(t) * (1 + t * (1 - sigmoid(t))); }
+double sigmoid(double t) {
+  return 1 / (1 + std::exp(-t));
+}
+double silu(double t) {
+  return t * sigmoid(t);
+}
+double silu_grad(double t) {
+  return sigmoid(t) * (1 + t * (1 - sigmoid(t)));
+}
 
 constexpr double kGeluC = 0.79788456080286535588;  // sqrt(2 / pi)
 constexpr double kGeluA = 0.044715;
-double gelu_tanh(double t) { return 0.5 * t * (1 + std::tanh(kGeluC * (t + kGeluA * t * t * t))); }
+double gelu_tanh(double t) {
+  return 0.5 * t * (1 + std::tanh(kGeluC * (t + kGeluA * t * t * t)));
+}
 double gelu_tanh_grad(double t) {
   const double th = std::tanh(kGeluC * (t + kGeluA * t * t * t));
   return 0.5 * (1 + th) + 0.5 * t * (1 - th * th) * kGeluC * (1 + 3 * kGeluA * t * t);
 }
-double gelu_erf(double t) { return 0.5 * t * (1 + std::erf(t / std::sqrt(2.0))); }
+double gelu_erf(double t) {
+  return 0.5 * t * (1 + std::erf(t / std::sqrt(2.0)));
+}
 double gelu_erf_grad(double t) {
   const double density = std::exp(-0.5 * t * t) / std::sqrt(2 * std::acos(-1.0));
   return 0.5 * (1 + std::erf(t / std::sqrt(2.0))) + t * density;
@@ -66,10 +76,14 @@ double situ_up_grad(const Activation& act, double u) {
 
 double round_to(Rounding rounding, double value) {
   switch (rounding) {
-    case Rounding::kNone: return value;
-    case Rounding::kFp32: return static_cast<double>(static_cast<float>(value));
-    case Rounding::kBf16: return round_bits(value, 8, -125, 0x1.fep127);
-    case Rounding::kFp16: return round_bits(value, 11, -13, 65504);
+    case Rounding::kNone:
+      return value;
+    case Rounding::kFp32:
+      return static_cast<double>(static_cast<float>(value));
+    case Rounding::kBf16:
+      return round_bits(value, 8, -125, 0x1.fep127);
+    case Rounding::kFp16:
+      return round_bits(value, 11, -13, 65504);
   }
   return value;
 }
@@ -81,10 +95,9 @@ uint32_t philox(uint64_t seed, uint64_t counter) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53u} * c[0];
     const uint64_t p1 = uint64_t{0xCD9E8D57u} * c[2];
-    const uint32_t next[4] = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k[0],
-                              static_cast<uint32_t>(p1),
-                              static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k[1],
-                              static_cast<uint32_t>(p0)};
+    const uint32_t next[4] = {
+        static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(p1),
+        static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k[1], static_cast<uint32_t>(p0)};
     std::copy(next, next + 4, c);
     k[0] += 0x9E3779B9u;
     k[1] += 0xBB67AE85u;
@@ -104,20 +117,30 @@ bool is_gated(Act kind) {
 double activate(const Activation& act, double g, double u, Fault fault) {
   const double limit = act.limit;
   switch (act.kind) {
-    case Act::kSwiglu: return silu(g) * u;
+    case Act::kSwiglu:
+      return silu(g) * u;
     case Act::kGptoss: {
       const double gc = clamp_gate(g, limit, fault);
       return (clamp_up(u, limit, fault) + 1) * gc * sigmoid(act.alpha * gc);
     }
-    case Act::kClampSwiglu: return silu(clamp_gate(g, limit, fault)) * clamp_up(u, limit, fault);
-    case Act::kSwigluClamp: return clamp_gate(silu(g), limit, fault) * clamp_up(u, limit, fault);
-    case Act::kGegluTanh: return gelu_tanh(g) * u;
-    case Act::kGegluErf: return gelu_erf(g) * u;
-    case Act::kQuickGeglu: return g * sigmoid(act.alpha * g) * (u + act.offset);
-    case Act::kSitu: return act.beta * std::tanh(g / act.beta) * sigmoid(g) * situ_up(act, u);
-    case Act::kRelu2: return u > 0 ? u * u : 0;
-    case Act::kSilu: return silu(u);
-    case Act::kIdentity: return u;
+    case Act::kClampSwiglu:
+      return silu(clamp_gate(g, limit, fault)) * clamp_up(u, limit, fault);
+    case Act::kSwigluClamp:
+      return clamp_gate(silu(g), limit, fault) * clamp_up(u, limit, fault);
+    case Act::kGegluTanh:
+      return gelu_tanh(g) * u;
+    case Act::kGegluErf:
+      return gelu_erf(g) * u;
+    case Act::kQuickGeglu:
+      return g * sigmoid(act.alpha * g) * (u + act.offset);
+    case Act::kSitu:
+      return act.beta * std::tanh(g / act.beta) * sigmoid(g) * situ_up(act, u);
+    case Act::kRelu2:
+      return u > 0 ? u * u : 0;
+    case Act::kSilu:
+      return silu(u);
+    case Act::kIdentity:
+      return u;
   }
   return 0;
 }

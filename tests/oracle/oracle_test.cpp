@@ -14,7 +14,9 @@
 
 namespace moec::golden {
 
-void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
+void PrintTo(const Family& family, std::ostream* out) {
+  *out << family.name;
+}
 
 namespace {
 
@@ -48,7 +50,9 @@ TEST_P(FamilyTest, OutputAndGradients) {
 INSTANTIATE_TEST_SUITE_P(Golden, FamilyTest, testing::ValuesIn(kFamilies),
                          [](const auto& one) { return std::string(one.param.name); });
 
-TEST(Golden, HasThirtyFourFamilies) { EXPECT_EQ(std::size(kFamilies), 34u); }
+TEST(Golden, HasThirtyFourFamilies) {
+  EXPECT_EQ(std::size(kFamilies), 34u);
+}
 
 TEST(Golden, LoadBalancingLoss) {
   const auto file = test::load_safetensors(golden_path("load_balancing_loss.safetensors"));
@@ -65,8 +69,8 @@ TEST(Golden, LoadBalancingLoss) {
     EXPECT_NEAR(loss.value, expected, kTolerance * expected) << kind;
     for (size_t layer = 0; layer < 2; ++layer) {
       const auto gradient = file.at(kind + ".g." + std::to_string(layer)).as_double();
-      const test::RowError error = test::row_error(loss.d_logits[layer], gradient,
-                                                   static_cast<size_t>(config.experts));
+      const test::RowError error =
+          test::row_error(loss.d_logits[layer], gradient, static_cast<size_t>(config.experts));
       EXPECT_LE(error.error, kTolerance) << kind << " layer " << layer << ": " << error;
     }
   }

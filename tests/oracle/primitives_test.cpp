@@ -167,8 +167,7 @@ TEST(Permute, BackwardsAreAdjoint) {
   const Vec& weights = layer.route.weights;
   const Vec rows = permute(plan, c.in.x, 12);
   const Vec d_rows = random_values("d_rows", rows.size());
-  EXPECT_NEAR(inner(rows, d_rows), inner(c.in.x, permute_backward(plan, 11, 3, d_rows, 12)),
-              1e-10);
+  EXPECT_NEAR(inner(rows, d_rows), inner(c.in.x, permute_backward(plan, 11, 3, d_rows, 12)), 1e-10);
   const Vec y = unpermute(plan, 11, 3, d_rows, weights, 12);
   Vec back;
   Vec d_weights;

@@ -14,7 +14,9 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-bool selectable(double value) { return !std::isnan(value) && value != -kInf; }
+bool selectable(double value) {
+  return !std::isnan(value) && value != -kInf;
+}
 
 // Order of choice scores: larger first, NaN after -inf, ties to the lowest index.
 bool precedes(double a, int index_a, double b, int index_b, Fault fault) {
@@ -116,9 +118,15 @@ Vec weight_row(const Config& config, const Inputs& in, const Vec& capped, const 
     if (ids[k] < 0) continue;
     const auto id = static_cast<size_t>(ids[k]);
     switch (r.weight_rule) {
-      case WeightRule::kScore: raw[k] = scores[id]; break;
-      case WeightRule::kSoftmaxSelected: raw[k] = std::exp(capped[id] - largest); break;
-      case WeightRule::kSigmoidSelected: raw[k] = 1 / (1 + std::exp(-capped[id])); break;
+      case WeightRule::kScore:
+        raw[k] = scores[id];
+        break;
+      case WeightRule::kSoftmaxSelected:
+        raw[k] = std::exp(capped[id] - largest);
+        break;
+      case WeightRule::kSigmoidSelected:
+        raw[k] = 1 / (1 + std::exp(-capped[id]));
+        break;
     }
     if (config.fault == Fault::kBiasInWeight) raw[k] += in.select_bias[id];
     sum += raw[k];
@@ -170,10 +178,14 @@ double norm_divisor(const RouterConfig& r, const Vec& raw) {
   double sum = 0;
   for (double w : raw) sum += r.norm == Norm::kP ? std::pow(std::fabs(w), r.norm_p) : w;
   switch (r.norm) {
-    case Norm::kNone: return 1;
-    case Norm::kSum: return sum + r.norm_eps;
-    case Norm::kClampSum: return std::max(sum, r.norm_eps);
-    case Norm::kP: return std::pow(sum, 1 / r.norm_p);
+    case Norm::kNone:
+      return 1;
+    case Norm::kSum:
+      return sum + r.norm_eps;
+    case Norm::kClampSum:
+      return std::max(sum, r.norm_eps);
+    case Norm::kP:
+      return std::pow(sum, 1 / r.norm_p);
   }
   return 1;
 }

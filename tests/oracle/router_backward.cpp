@@ -24,8 +24,7 @@ Vec norm_backward(const RouterConfig& r, const Vec& raw, const Ids& ids, const V
     double d_divisor_d_raw = 1;
     if (r.norm == Norm::kClampSum && sum < r.norm_eps) d_divisor_d_raw = 0;
     if (r.norm == Norm::kP)
-      d_divisor_d_raw =
-          std::copysign(std::pow(std::fabs(raw[k]) / divisor, r.norm_p - 1), raw[k]);
+      d_divisor_d_raw = std::copysign(std::pow(std::fabs(raw[k]) / divisor, r.norm_p - 1), raw[k]);
     d_raw[k] = d_normed[k] / divisor - dot / (divisor * divisor) * d_divisor_d_raw;
   }
   return d_raw;
@@ -43,18 +42,24 @@ void score_backward(const RouterConfig& r, const Vec& z, const Vec& s, const Vec
   for (size_t e = 0; e < s.size(); ++e) {
     if (r.score == Score::kSoftmax ? !any : d_s[e] == 0) continue;
     switch (r.score) {
-      case Score::kSoftmax: (*d_z)[e] += s[e] * (d_s[e] - dot); break;
-      case Score::kSigmoid: (*d_z)[e] += d_s[e] * s[e] * (1 - s[e]); break;
+      case Score::kSoftmax:
+        (*d_z)[e] += s[e] * (d_s[e] - dot);
+        break;
+      case Score::kSigmoid:
+        (*d_z)[e] += d_s[e] * s[e] * (1 - s[e]);
+        break;
       case Score::kSqrtSoftplus:
         if (s[e] > 0) (*d_z)[e] += d_s[e] / (1 + std::exp(-z[e])) / (2 * s[e]);
         break;
-      case Score::kIdentity: (*d_z)[e] += d_s[e]; break;
+      case Score::kIdentity:
+        (*d_z)[e] += d_s[e];
+        break;
     }
   }
 }
 
-void rule_backward(const Config& config, const Vec& z, const Vec& s, const Ids& ids,
-                   const Vec& raw, const Vec& d_raw, Vec* d_z) {
+void rule_backward(const Config& config, const Vec& z, const Vec& s, const Ids& ids, const Vec& raw,
+                   const Vec& d_raw, Vec* d_z) {
   const RouterConfig& r = config.router;
   if (r.select == Select::kSparseMixer) {
     const Mixer mixer = sparse_mixer(r, z, config.fault);
@@ -73,17 +78,22 @@ void rule_backward(const Config& config, const Vec& z, const Vec& s, const Ids& 
     if (ids[k] < 0) continue;
     const auto id = static_cast<size_t>(ids[k]);
     switch (r.weight_rule) {
-      case WeightRule::kScore: d_s[id] += d_raw[k]; break;
-      case WeightRule::kSoftmaxSelected: (*d_z)[id] += raw[k] * (d_raw[k] - dot); break;
-      case WeightRule::kSigmoidSelected: (*d_z)[id] += d_raw[k] * raw[k] * (1 - raw[k]); break;
+      case WeightRule::kScore:
+        d_s[id] += d_raw[k];
+        break;
+      case WeightRule::kSoftmaxSelected:
+        (*d_z)[id] += raw[k] * (d_raw[k] - dot);
+        break;
+      case WeightRule::kSigmoidSelected:
+        (*d_z)[id] += d_raw[k] * raw[k] * (1 - raw[k]);
+        break;
     }
   }
   if (r.weight_rule == WeightRule::kScore) score_backward(r, z, s, d_s, d_z);
 }
 
 // d_row [H] at rms(x) * scale / sqrt(H) becomes the gradient at x.
-void rms_backward(const RouterConfig& r, const Vec& x, const Vec& scale, Vec* d_row,
-                  Vec* d_scale) {
+void rms_backward(const RouterConfig& r, const Vec& x, const Vec& scale, Vec* d_row, Vec* d_scale) {
   const auto hidden = static_cast<double>(x.size());
   const double inverse = inverse_rms(x.data(), static_cast<int>(x.size()), r.rms_eps);
   double dot = 0;

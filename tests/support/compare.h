@@ -20,8 +20,8 @@ constexpr double kRowFloor = 0.01;
 constexpr double kInnerProductFloor = 0.1;
 
 struct RowError {
-  double error = 0;   // infinity when anything is not finite or the sizes differ
-  int64_t row = -1;   // the worst row; -1 when there is none
+  double error = 0;  // infinity when anything is not finite or the sizes differ
+  int64_t row = -1;  // the worst row; -1 when there is none
 };
 inline std::ostream& operator<<(std::ostream& out, const RowError& e) {
   return out << e.error << " in row " << e.row;

@@ -34,9 +34,12 @@ uint32_t raw(Enum value) {
 
 moec_dtype dtype_of(oracle::Rounding rounding) {
   switch (rounding) {
-    case oracle::Rounding::kBf16: return MOEC_BF16;
-    case oracle::Rounding::kFp16: return MOEC_F16;
-    default: return MOEC_F32;
+    case oracle::Rounding::kBf16:
+      return MOEC_BF16;
+    case oracle::Rounding::kFp16:
+      return MOEC_F16;
+    default:
+      return MOEC_F32;
   }
 }
 
@@ -91,11 +94,10 @@ moec_router_desc router_desc(const oracle::RouterConfig& r, const oracle::Inputs
   d.slot_order = raw(r.slot_order);
   d.seed = r.seed;
   d.data_dtype = MOEC_F32;
-  const std::pair<oracle::Rounding, uint32_t*> steps[] = {
-      {r.logit_rounding, &d.logit_precision},
-      {r.score_rounding, &d.score_precision},
-      {r.norm_rounding, &d.norm_precision},
-      {r.weight_rounding, &d.weight_precision}};
+  const std::pair<oracle::Rounding, uint32_t*> steps[] = {{r.logit_rounding, &d.logit_precision},
+                                                          {r.score_rounding, &d.score_precision},
+                                                          {r.norm_rounding, &d.norm_precision},
+                                                          {r.weight_rounding, &d.weight_precision}};
   for (const auto& [rounding, precision] : steps) {
     if (rounding == oracle::Rounding::kNone) continue;
     *precision = MOEC_PREC_DATA;
@@ -134,10 +136,14 @@ moec_experts_desc experts_desc(const oracle::Config& config, const oracle::Input
 
 oracle::Rounding rounding_of(moec_dtype dtype) {
   switch (dtype) {
-    case MOEC_F32: return oracle::Rounding::kFp32;
-    case MOEC_BF16: return oracle::Rounding::kBf16;
-    case MOEC_F16: return oracle::Rounding::kFp16;
-    default: throw std::runtime_error("rounding_of: f32, bf16 or f16");
+    case MOEC_F32:
+      return oracle::Rounding::kFp32;
+    case MOEC_BF16:
+      return oracle::Rounding::kBf16;
+    case MOEC_F16:
+      return oracle::Rounding::kFp16;
+    default:
+      throw std::runtime_error("rounding_of: f32, bf16 or f16");
   }
 }
 
@@ -146,12 +152,11 @@ void round_inputs(oracle::Rounding rounding, oracle::Inputs* in) {
     for (double& v : *values) v = oracle::round_to(rounding, v);
   };
   for (oracle::MlpWeights* w : {&in->experts, &in->shared})
-    for (oracle::Vec* v :
-         {&w->gate, &w->up, &w->down, &w->gate_bias, &w->up_bias, &w->down_bias})
+    for (oracle::Vec* v : {&w->gate, &w->up, &w->down, &w->gate_bias, &w->up_bias, &w->down_bias})
       round(v);
-  for (oracle::Vec* v : {&in->x, &in->router_x, &in->gate_weight, &in->gate_bias,
-                         &in->input_scale, &in->per_expert_scale, &in->shared_gate,
-                         &in->shared_gate_bias, &in->output_bias, &in->residual})
+  for (oracle::Vec* v : {&in->x, &in->router_x, &in->gate_weight, &in->gate_bias, &in->input_scale,
+                         &in->per_expert_scale, &in->shared_gate, &in->shared_gate_bias,
+                         &in->output_bias, &in->residual})
     round(v);
 }
 

@@ -101,7 +101,9 @@ struct DeviceBuffer::Memory {
 
 DeviceBuffer::DeviceBuffer(size_t bytes)
     : bytes_(bytes), memory_(std::make_unique<Memory>(bytes)) {}
-DeviceBuffer::DeviceBuffer(const void* from, size_t bytes) : DeviceBuffer(bytes) { upload(from); }
+DeviceBuffer::DeviceBuffer(const void* from, size_t bytes) : DeviceBuffer(bytes) {
+  upload(from);
+}
 DeviceBuffer::~DeviceBuffer() = default;
 DeviceBuffer::DeviceBuffer(DeviceBuffer&&) noexcept = default;
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&&) noexcept = default;

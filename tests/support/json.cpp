@@ -7,7 +7,9 @@
 namespace moec::test {
 namespace {
 
-bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+bool is_space(char c) {
+  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
 
 class Parser {
  public:
@@ -138,6 +140,8 @@ const Json& Json::at(const std::string& key) const {
   return *value;
 }
 
-Json parse_json(std::string_view text) { return Parser(text).document(); }
+Json parse_json(std::string_view text) {
+  return Parser(text).document();
+}
 
 }  // namespace moec::test

@@ -106,8 +106,8 @@ void Run::fill_arguments() {
   args_.select_bias = tensors_.input(in_.select_bias, MOEC_F32, {columns_});
   args_.per_expert_scale = data(in_.per_expert_scale, {columns_});
   args_.token_mask = tensors_.input_ids(in_.token_mask, MOEC_U8, {tokens_});
-  args_.table = tensors_.input_ids(
-      in_.table, MOEC_I32, {static_cast<int64_t>(in_.table.size()) / slots_, slots_});
+  args_.table = tensors_.input_ids(in_.table, MOEC_I32,
+                                   {static_cast<int64_t>(in_.table.size()) / slots_, slots_});
   args_.token_ids = tensors_.input_ids(in_.token_ids, MOEC_I64, {tokens_});
   args_.given_ids = tensors_.input_ids(in_.given_ids, MOEC_I32, {tokens_, slots_});
   const auto gates = static_cast<int64_t>(in_.shared_gate.size()) / hidden_;
@@ -185,8 +185,8 @@ void Run::collect(LayerRun* run) {
       *values = tensors_.read(*tensor);
       add_bytes(*tensor, run);
     }
-    for (const auto& [set, values] : {std::pair{d_experts_.get(), &g.experts},
-                                      std::pair{d_shared_.get(), &g.shared}}) {
+    for (const auto& [set, values] :
+         {std::pair{d_experts_.get(), &g.experts}, std::pair{d_shared_.get(), &g.shared}}) {
       if (!set) continue;
       *values = set->read();
       const std::vector<uint8_t> bytes = set->bytes();

@@ -15,7 +15,9 @@ inline uint64_t test_seed() {
   const char* text = std::getenv("MOEC_TEST_SEED");
   return text == nullptr ? 1234 : std::strtoull(text, nullptr, 0);
 }
-inline std::string seed_note() { return "MOEC_TEST_SEED=" + std::to_string(test_seed()); }
+inline std::string seed_note() {
+  return "MOEC_TEST_SEED=" + std::to_string(test_seed());
+}
 
 class Random {
  public:

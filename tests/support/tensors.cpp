@@ -40,20 +40,29 @@ void encode_one(double v, moec_dtype dtype, std::vector<uint8_t>* out) {
   using oracle::round_to;
   using oracle::Rounding;
   switch (dtype) {
-    case MOEC_F32: return put(out, static_cast<float>(v));
-    case MOEC_F16: return put(out, half_bits(round_to(Rounding::kFp16, v)));
-    case MOEC_BF16: return put(out, bfloat16_bits(round_to(Rounding::kBf16, v)));
-    case MOEC_I32: return put(out, static_cast<int32_t>(v));
-    case MOEC_I64: return put(out, static_cast<int64_t>(v));
+    case MOEC_F32:
+      return put(out, static_cast<float>(v));
+    case MOEC_F16:
+      return put(out, half_bits(round_to(Rounding::kFp16, v)));
+    case MOEC_BF16:
+      return put(out, bfloat16_bits(round_to(Rounding::kBf16, v)));
+    case MOEC_I32:
+      return put(out, static_cast<int32_t>(v));
+    case MOEC_I64:
+      return put(out, static_cast<int64_t>(v));
     case MOEC_U8:
-    case MOEC_BOOL: return put(out, static_cast<uint8_t>(v));
-    default: throw std::runtime_error("encode: unknown dtype");
+    case MOEC_BOOL:
+      return put(out, static_cast<uint8_t>(v));
+    default:
+      throw std::runtime_error("encode: unknown dtype");
   }
 }
 
 }  // namespace
 
-size_t element_bytes(moec_dtype dtype) { return (dtype >> 8 & 0xFF) / 8; }
+size_t element_bytes(moec_dtype dtype) {
+  return (dtype >> 8 & 0xFF) / 8;
+}
 
 std::vector<uint8_t> encode(const std::vector<double>& values, moec_dtype dtype) {
   std::vector<uint8_t> bytes;

@@ -51,8 +51,7 @@ WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int i
                      w.down_bias, hidden, inter, down_in_out, as_output, &down_);
 }
 
-moec_tensor WeightSet::stack(const Vec& values, const std::vector<int64_t>& shape,
-                             bool as_output) {
+moec_tensor WeightSet::stack(const Vec& values, const std::vector<int64_t>& shape, bool as_output) {
   if (values.empty()) return {};
   return as_output ? tensors_.output(layout_.dtype, shape)
                    : tensors_.input(values, layout_.dtype, shape);
