@@ -9,6 +9,8 @@ check=$build/gpu_carry/kernel_check
 [ -x "$check" ] || check=$("$root/scripts/build_gpu.sh" kernel_check)
 seed=${MOEC_TEST_SEED:-$(date +%s)}  # fresh data each time; printed, so that a failure can be repeated
 "$check" "$seed"
+agree=$build/gpu_carry/backends_agree  # beside libmoec.so.0 and libmoec_cuda.so.0
+if [ -x "$agree" ]; then "$agree"; fi
 if sanitizer=$(command -v compute-sanitizer); then
   for tool in memcheck racecheck initcheck; do
     MOEC_CHECK_SMALL=1 "$sanitizer" --tool "$tool" --error-exitcode 9 "$check" "$seed" |

@@ -11,10 +11,6 @@
 namespace moec::cuda {
 
 constexpr int kStagingBytes = kMaxTileN * 128;  // one block of one warpgroup
-#ifndef STORE_UNITS
-#define STORE_UNITS 4
-#endif
-constexpr int kStoreUnits = STORE_UNITS;  // rows / 16 of one bulk copy to memory
 constexpr int kGroupThreads = 128;
 
 // The part of one consumer warpgroup.
@@ -90,10 +86,8 @@ __device__ __forceinline__ void send(const Group& group, uint32_t buffer, const 
                                      int part, int feature, const RowTile& tile) {
   const int whole = tile.rows / kRowUnit;
   if (group.leads()) {
-    for (int unit = 0; feature < out.features && unit < whole; unit += kStoreUnits) {
-      const int units = min(whole - unit, kStoreUnits);
-      ptx::tensor_store(&out.maps.of_units[units - 1], buffer + unit * kRowUnit * 128,
-                        {feature, part, tile.row_begin + unit * kRowUnit});
+    if (feature < out.features && whole > 0) {
+      ptx::tensor_store(&out.maps.of_units[whole - 1], buffer, {feature, part, tile.row_begin});
     }
     ptx::bulk_commit();
   }
@@ -135,7 +129,7 @@ struct StoreActivated {
 
   __device__ void begin(const RowGemmParams&, const RowTile&, const Group&) {}
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
-                         const Accumulators& acc) {
+                         Accumulators& acc) {
     const int feature = tile.feature_tile * (kTileM / 2) + group.index * 64;
     if constexpr (kKeepsPre) {
       const RowOutput pre{p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features};
@@ -146,6 +140,10 @@ struct StoreActivated {
       staged(group);
       send(group, group.staging, pre, 0, feature, tile);
       send(group, second, pre, 1, feature, tile);
+      // Keeps the compiler from computing activations first: those copies should be under way.
+      asm volatile("" ::: "memory");
+#pragma unroll
+      for (int i = 0; i < kMaxTileN / 2; ++i) asm volatile("" : "+f"(acc.first[i]));
     }
     const Activation activation{p.activation};
     uint32_t value[kMaxTileN / 4];  // before the wait: the copies read while this is computed
