@@ -685,7 +685,7 @@ enum moec_save {
   MOEC_SAVE_NONE = 0,   /* inference: nothing is saved, backward is refused */
   MOEC_SAVE_INPUT = 1,  /* backward recomputes everything from x */
   MOEC_SAVE_PREACT = 2, /* pre-activations kept, activation recomputed */
-  MOEC_SAVE_ALL = 3     /* pre-activations and activations kept */
+  MOEC_SAVE_ALL = 3     /* pre-activations, and what else spares backward work, kept */
 };
 typedef struct moec_experts_desc {
   uint32_t struct_size, flags;
