@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# bench.sh [NAME]: CPU speeds of real layer shapes beside this machine's limits, in bf16 and fp32, then with AVX2
-# alone and with the portable kernels. Files go to build/bench, or to bench/results/NAME to be committed.
+# bench.sh [NAME]: CPU speeds of real layer shapes beside this machine's limits, in bf16 and fp32,
+# then with AVX2 alone and with the portable kernels. Files go to build/bench, or to
+# bench/results/NAME to be committed.
 . "$(dirname "$0")/lib.sh"
 scripts/bootstrap.sh test
 cmake --preset release --log-level=WARNING
@@ -16,6 +17,7 @@ layer() { # layer FILE [options]
 }
 small=(--model qwen3-30b --model gpt-oss-20b --tokens 1 --tokens 16 --tokens 128)
 layer layer.json --dtype bf16
-layer layer_f32.json --dtype f32 --model gpt-oss-20b --model olmoe-1b-7b --tokens 1 --tokens 128 --tokens 2048
+layer layer_f32.json --dtype f32 --model gpt-oss-20b --model olmoe-1b-7b \
+  --tokens 1 --tokens 128 --tokens 2048
 MOEC_CPU_ISA=avx2 layer layer_avx2.json --dtype bf16 "${small[@]}" --tokens 512
 MOEC_CPU_ISA=portable layer layer_portable.json --dtype bf16 "${small[@]}"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# bench_gpu.sh [SHAPE:TOKENS...]: speeds of the CUDA kernels and of the layer made of them, beside dense
+# bench_gpu.sh [SHAPE:TOKENS...]: speeds of the CUDA kernels and of the layer made of them, beside
+# dense
 # batched GEMMs of cuBLAS. Writes bench/results/<gpu>/kernels.json. Without arguments: all shapes.
 . "$(dirname "$0")/lib.sh"
 
@@ -13,7 +14,8 @@ cublas=$(find / -name 'libcublas.so.13' -not -path '/proc/*' 2>/dev/null | head 
 export LD_LIBRARY_PATH=${cublas%/*}:${LD_LIBRARY_PATH:-}
 rows=$(mktemp)
 "$bench" "$rows" "${MOEC_BENCH_WINDOW_MS:-100}" "${@:-all}"
-driver=$(nvidia-smi --query-gpu=driver_version,clocks.sm,power.draw --format=csv,noheader | head -n 1)
+driver=$(nvidia-smi --query-gpu=driver_version,clocks.sm,power.draw --format=csv,noheader |
+  head -n 1)
 commit=${MOEC_COMMIT:-$(git rev-parse HEAD)}
 {
   printf '{"machine": "%s, driver, SM clock, power after the run: %s",\n' "$gpu" "$driver"

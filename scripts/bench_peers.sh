@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# bench_peers.sh: the training step and the forward pass beside PyTorch's grouped_mm layer, in an environment of
-# their own (build/peers-venv, several GB). Arguments go to bench/peers/torch_layer.py.
+# bench_peers.sh: the training step and the forward pass beside PyTorch's grouped_mm layer, in an
+# environment of their own (build/peers-venv, several GB). Arguments: bench/peers/torch_layer.py.
 . "$(dirname "$0")/lib.sh"
 peers=$build/peers-venv
 scripts/bootstrap.sh demo

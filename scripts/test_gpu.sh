@@ -7,7 +7,7 @@
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || die "no NVIDIA driver here"
 check=$build/gpu_carry/kernel_check
 [ -x "$check" ] || check=$("$root/scripts/build_gpu.sh" kernel_check)
-seed=${MOEC_TEST_SEED:-$(date +%s)}  # fresh data each time; printed, so that a failure can be repeated
+seed=${MOEC_TEST_SEED:-$(date +%s)}  # fresh data each time; printed, so that it can be repeated
 "$check" "$seed"
 agree=$build/gpu_carry/backends_agree  # beside libmoec.so.0 and libmoec_cuda.so.0
 if [ -x "$agree" ]; then "$agree"; fi

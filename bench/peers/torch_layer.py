@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One MoE experts layer from top-k ids and weights: moec beside PyTorch's grouped_mm, same threads, same run.
+"""One MoE experts layer from top-k ids and weights, moec beside PyTorch's grouped_mm: same threads,
+same run.
 
     make bench-peers                                    every shape
     scripts/bench_peers.sh --model qwen3-30b --tokens 4096 --out bench/results/NAME/peers.json
 
-torch_grouped is what Hugging Face's default does on a CPU: sort, gather, grouped_mm, SwiGLU, grouped_mm,
-weight, inverse gather, sum. The step is forward, dX, dW1, dW2 and the routing-weight gradient, all in
-bf16; moec reads the trainable weights where they are, so packing what it packs is inside the time. The
-two alternate, medians of the rounds. FLOPs: 6 T K H I forward, 18 T K H I a step.
+torch_grouped is what Hugging Face's default does on a CPU: sort, gather, grouped_mm, SwiGLU,
+grouped_mm, weight, inverse gather, sum. The step is forward, dX, dW1, dW2 and the routing-weight
+gradient, all in bf16; moec reads the trainable weights where they are, so packing what it packs is
+inside the time. The two alternate, medians of the rounds. FLOPs: 6 T K H I forward, 18 a step.
 """
 
 import argparse
@@ -157,10 +158,9 @@ def main():
                       f"{row['gflops']:7.0f} GFLOP/s  {row['x_torch']:.2f} x torch", flush=True)
         del case
     if args.out:
-        cpu = next(
-            (l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")),
-            platform.processor(),
-        )
+        info = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+        cpu = names[0] if names else platform.processor()
         head = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(head, capture_output=True, text=True).stdout.strip()
         machine = dict(cpu=cpu, threads=args.threads, torch=torch.__version__,
