@@ -98,6 +98,25 @@ class Context final : public Object {
   mutable ScratchCache host_scratch_;
 };
 
+// Memory of an object while it is being made: given back unless released to its owner.
+class Block {
+ public:
+  Block(const Context& context, uint64_t bytes, moec_stream stream)
+      : context_(context), bytes_(bytes), data_(context.allocate(bytes, stream)) {}
+  ~Block() {
+    if (data_) context_.deallocate(data_, bytes_, nullptr);
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  void* data() const { return data_; }
+  void* release() { return std::exchange(data_, nullptr); }
+
+ private:
+  const Context& context_;
+  uint64_t bytes_;
+  void* data_;
+};
+
 // Scratch of the host for one call: an array that is given back on scope exit.
 template <class T>
 class HostArray {

@@ -210,11 +210,13 @@ void Weights::map_sync(const char* path) {
               mapping.bytes()};
     mapping.release();
   } else {
-    void* const block = context_->allocate(header.payload_bytes, nullptr);
-    packed = {Owner::kContext, block, block, header.payload_bytes};
-    context_->backend().copy_from_host(block, static_cast<char*>(mapping.data()) + kHeaderBytes,
+    Block block(*context_, header.payload_bytes, nullptr);
+    context_->backend().copy_from_host(block.data(),
+                                       static_cast<char*>(mapping.data()) + kHeaderBytes,
                                        header.payload_bytes, nullptr);
     context_->synchronize(nullptr);
+    packed = {Owner::kContext, block.data(), block.data(), header.payload_bytes};
+    block.release();
   }
   adopt(packed, view);
 }

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <cstdio>
+#include <optional>
 
 #include "core/workspace.h"
 
@@ -85,22 +86,18 @@ void Weights::pack(const moec_buffer* memory, moec_stream stream) {
                "these weights have no packed form on %s; use them as they are bound",
                context_->backend().name());
   const uint64_t need = bytes + kAlignSlack;
-  if (memory)
-    check_buffer("memory", *memory, need);
-  else
-    context_->forbid_capture("pack", stream);
+  if (memory) check_buffer("memory", *memory, need);
+  if (!memory) context_->forbid_capture("pack", stream);
+  std::optional<Block> own;
+  if (!memory) own.emplace(*context_, need, stream);
   Packed packed;
   packed.owner = memory ? Owner::kCaller : Owner::kContext;
   packed.bytes = need;
-  packed.block = memory ? memory->ptr : context_->allocate(need, stream);
+  packed.block = memory ? memory->ptr : own->data();
   const uint64_t start = round_up(reinterpret_cast<uintptr_t>(packed.block), kCacheLine);
   packed.data = reinterpret_cast<void*>(start);
-  try {
-    context_->backend().pack_weights(source, packed.data, 0, desc_.num_experts, stream);
-  } catch (const Error&) {
-    if (!memory) context_->deallocate(packed.block, need, stream);
-    throw;
-  }
+  context_->backend().pack_weights(source, packed.data, 0, desc_.num_experts, stream);
+  if (own) own->release();
   adopt(packed, source);
 }
 

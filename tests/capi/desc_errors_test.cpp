@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mistakes in descriptors, and devices that are not there.
-// Mutation noted: without check_selection() the rows about groups and SPARSE_MIXER fail.
+// Mutation noted: without check_selection() the row about groups fails.
 #include "mistakes.h"
 
 namespace moec::test {

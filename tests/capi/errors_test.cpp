@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mistakes in the arguments of calls: each has its own code, a text with both values, and leaves
 // every output as it was. Mutation noted: without TensorCheck::finish() the overlap rows fail;
-// without the check of Plan::view() "plan not built" crashes.
+// without the check of Plan::view() "plan not built" fails.
 #include "mistakes.h"
 
 namespace moec::test {

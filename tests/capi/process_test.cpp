@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library inside a process: fork, idle threads, the affinity mask.
-// Mutation noted: without the generation check of handles the child of `fork_in_mid_call` hangs.
+// Mutation noted: without the generation check of handles fork_in_mid_call fails.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handles that are const in the signature serve 16 threads at once, with the same bits as alone.
-// Run under TSan as well. Mutation noted: without the lock of ScratchCache, TSan reports a race.
+// Run under TSan as well. Mutation noted: without the lock of ScratchCache::acquire it aborts.
 #include <gtest/gtest.h>
 
 #include <atomic>
