@@ -129,9 +129,10 @@ struct StoreActivated {
 
   __device__ void begin(const RowGemmParams&, const RowTile&, const Group&) {}
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
-                         Accumulators& acc) {
+                         const Accumulators& acc) {
     const int feature = tile.feature_tile * (kTileM / 2) + group.index * 64;
-    if constexpr (kKeepsPre) {
+    const bool keeps_pre = kKeepsPre && p.pre;  // a branch keeps the activations behind the copies
+    if (keeps_pre) {
       const RowOutput pre{p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features};
       const uint32_t second = group.staging + kStagingBytes;
       wait_sent<0>(group);
@@ -140,10 +141,6 @@ struct StoreActivated {
       staged(group);
       send(group, group.staging, pre, 0, feature, tile);
       send(group, second, pre, 1, feature, tile);
-      // Keeps the compiler from computing activations first: those copies should be under way.
-      asm volatile("" ::: "memory");
-#pragma unroll
-      for (int i = 0; i < kMaxTileN / 2; ++i) asm volatile("" : "+f"(acc.first[i]));
     }
     const Activation activation{p.activation};
     uint32_t value[kMaxTileN / 4];  // before the wait: the copies read while this is computed
@@ -152,7 +149,11 @@ struct StoreActivated {
       value[i] = pack<Element>(activation.value(acc.first[2 * i], acc.second[2 * i]),
                                activation.value(acc.first[2 * i + 1], acc.second[2 * i + 1]));
     }
-    wait_sent<kKeepsPre ? 1 : 0>(group);
+    if (keeps_pre) {
+      wait_sent<1>(group);
+    } else {
+      wait_sent<0>(group);
+    }
     stage(group, group.staging, tile.rows, [&](int s, uint32_t (&packed)[4]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) packed[i] = value[4 * s + i];
