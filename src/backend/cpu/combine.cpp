@@ -109,7 +109,7 @@ void combine_all(const ThreadPool& pool, const Sum& sum) {
   const int64_t per_token = hidden * (sum.desc->top_k + 2);
   const int64_t step = std::max<int64_t>(1, kTaskValues / per_token);
   // Few large tokens are cut into columns.
-  const bool cut = step == 1 && tokens < 4 * pool.size();
+  const bool cut = step == 1 && tokens < int64_t{4} * pool.size();
   const int64_t width = std::min(hidden, cut ? kColumns : kStretch);
   const int64_t pieces = cut ? (hidden + width - 1) / width : 1;
   pool.parallel_for((tokens + step - 1) / step * pieces, [&](int32_t, int64_t i) {
