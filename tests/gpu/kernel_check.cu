@@ -3,8 +3,9 @@
 // as NaN, guard bytes surround them, and where rows of several experts lie side by side the
 // neighbours are filled with NaN in turn. Usage: kernel_check [seed]
 //
-// Faults planted once, each caught: a row unit of 8 in the scheduler, no clearing of the k tail in
-// weight_grad, the wrong half of a pair in load_operand_m.
+// Faults it has caught: a wgmma descriptor with the cluster's address bit in its leading offset
+// (every weight gradient of the second CTA), parts of the routing weight gradient written past the
+// last tile.
 #include <cstdlib>
 
 #include "gpu/experts_check.cuh"
