@@ -145,6 +145,9 @@ Results measure_model(const Options& o, const Shape& shape, moec_dtype dtype, in
     add(prefix + std::to_string(tokens), &LayerCase::forward, tokens);
     if (tokens <= kNaiveTokens)
       add(prefix + std::to_string(tokens) + "/naive_loop", &LayerCase::naive, tokens);
+#if MOEC_HAVE_ONEDNN
+    add(prefix + std::to_string(tokens) + "/onednn_loop", &LayerCase::onednn, tokens);
+#endif
     std::cout << layer.describe(tokens) << "\n";
   }
   Results results;

@@ -178,7 +178,7 @@ LayerCase::Work LayerCase::forward(int64_t tokens) {
 
 LayerCase::Work LayerCase::naive(int64_t tokens) {
   const int64_t H = shape_.hidden, I = shape_.inter;
-  Work work = forward(tokens);  // for the ids
+  draw_ids(tokens);
   std::vector<float> x(size_t(H), 0), act(size_t(I), 0), y(size_t(tokens * H), 0);
   const auto dot = [&](const Memory& weight, int64_t row, const std::vector<float>& values) {
     float sums[16] = {};
@@ -204,8 +204,35 @@ LayerCase::Work LayerCase::naive(int64_t tokens) {
     }
   volatile float sink = y[0];
   (void)sink;
-  return work;
+  return work_of(tokens);
 }
+
+void LayerCase::draw_ids(int64_t tokens) {
+  const auto begin = ids_.begin();
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int32_t k = 0; k < shape_.top_k; ++k) {
+      const auto token = begin + t * shape_.top_k;
+      do token[k] = int32_t(random_() % uint32_t(shape_.experts));
+      while (std::find(token, token + k, token[k]) != token + k);
+    }
+}
+
+#if MOEC_HAVE_ONEDNN
+LayerCase::Work LayerCase::onednn(int64_t tokens) {
+  if (tokens != onednn_tokens_) {  // in the first, untimed call
+    const int64_t rows = std::max<int64_t>(1, tokens * shape_.top_k / shape_.experts);
+    const Memory* const source[3] = {source_[0].get(), source_[1].get(), source_[2].get()};
+    onednn_ = nullptr;
+    onednn_ = std::make_unique<OneDnnLayer>(shape_, dtype_, source, rows, tokens);
+    onednn_tokens_ = tokens;
+  }
+  draw_ids(tokens);
+  std::vector<int64_t> rows(size_t(shape_.experts), 0);
+  for (int64_t a = 0; a < tokens * shape_.top_k; ++a) ++rows[size_t(ids_[size_t(a)])];
+  onednn_->forward(rows, *x_);
+  return work_of(tokens);
+}
+#endif
 
 std::string LayerCase::describe(int64_t tokens) const {
   uint64_t need = 0;

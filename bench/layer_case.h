@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,25 @@ class Memory {  // zeroed pages, huge where the system allows
 // Random values of a dtype with the spread that keeps a layer's outputs near 1.
 void fill_random(const Memory& memory, moec_dtype dtype, double spread);
 
+#if MOEC_HAVE_ONEDNN
+// The experts' products as a framework's loop runs them: one oneDNN matmul after the other on all
+// threads, weights packed once in oneDNN's own layout. No routing, gather, activation or combine:
+// what is left out favours it.
+class OneDnnLayer {
+ public:
+  OneDnnLayer(const Shape& shape, moec_dtype dtype, const Memory* const source[3], int64_t rows,
+              int64_t max_rows);
+  ~OneDnnLayer();
+  void forward(const std::vector<int64_t>& rows_of_expert, const Memory& x);
+
+ private:
+  struct Matrix;
+  struct Engine;
+  std::unique_ptr<Engine> engine_;
+  Memory gate_, up_, y_;
+};
+#endif
+
 class LayerCase {
  public:
   // Frozen, packed weights; as many copies as fill 1.2 GiB, so that rotating finds them cold.
@@ -50,6 +70,9 @@ class LayerCase {
   };
   Work forward(int64_t tokens);  // the next tokens through the next copy
   Work naive(int64_t tokens);    // the same as plain loops over experts, rows, outputs; one thread
+#if MOEC_HAVE_ONEDNN
+  Work onednn(int64_t tokens);  // the three products of each expert, one oneDNN call each
+#endif
   std::string describe(int64_t tokens) const;
   int64_t copies() const { return int64_t(weights_.size()); }
 
@@ -57,6 +80,7 @@ class LayerCase {
   void check(moec_status status) const;
   moec_tensor tensor(void* data, moec_dtype dtype, std::vector<int64_t> dims) const;
   Work work_of(int64_t tokens) const;
+  void draw_ids(int64_t tokens);  // other experts each time, so that their weights are cold
 
   Shape shape_;
   moec_dtype dtype_;
@@ -67,6 +91,11 @@ class LayerCase {
   std::vector<moec_weights*> weights_;
   std::unique_ptr<Memory> x_, y_, gate_, source_[3];
   std::vector<int32_t> ids_;
+  std::mt19937 random_{1};
+#if MOEC_HAVE_ONEDNN
+  std::unique_ptr<OneDnnLayer> onednn_;
+  int64_t onednn_tokens_ = 0;
+#endif
 };
 
 }  // namespace moec::bench

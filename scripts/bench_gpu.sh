@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # bench_gpu.sh [SHAPE:TOKENS...]: speeds of the CUDA kernels and of the layer made of them, beside
-# dense
-# batched GEMMs of cuBLAS. Writes bench/results/<gpu>/kernels.json. Without arguments: all shapes.
+# dense batched GEMMs of cuBLAS. Writes bench/results/<gpu>/kernels.json. No arguments: all shapes.
 . "$(dirname "$0")/lib.sh"
 
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1) || die "no NVIDIA driver here"
