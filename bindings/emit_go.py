@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The raw Go layer: mirror structs (every pointer a uintptr), and each function twice, through
+cgo shims and through dlopen. Handles and streams are uintptr in both: small values never become
+Go pointers."""
+
+HEAD = """// SPDX-License-Identifier: Apache-2.0
+// Code generated from moec.h by generate.py; DO NOT EDIT.
+"""
+
+
+def camel(name):
+    return "".join(part[:1].upper() + part[1:] for part in name.replace("moec_", "", 1).split("_"))
+
+
+def field_type(kind):
+    if kind["kind"] in ("int", "uint", "float"):
+        return f"{kind['kind']}{kind['bits']}"
+    if kind["kind"] == "char":
+        return "byte"
+    if kind["kind"] == "record":
+        return camel(kind["name"])
+    if kind["kind"] == "array":
+        return f"[{kind['count']}]{field_type(kind['of'])}"
+    return "uintptr"
+
+
+def is_address(kind):
+    """A handle or a stream: passed as a number. Other pointers point to memory of the caller."""
+    return kind["kind"] == "pointer" and kind["to"]["kind"] in ("handle", "void")
+
+
+def argument_type(kind):
+    if kind["kind"] in ("pointer", "array"):
+        return "uintptr" if is_address(kind) else "unsafe.Pointer"
+    return "uintptr" if kind["kind"] == "function" else field_type(kind)
+
+
+def is_text(kind):
+    return kind["kind"] == "pointer" and kind["to"]["kind"] == "char"
+
+
+def result_type(kind):
+    return {"void": ""}.get(kind["kind"], "uintptr" if is_text(kind) else field_type(kind))
+
+
+def c_type(kind):
+    """The shim's parameter: uintptr_t where Go has uintptr, void * where it has unsafe.Pointer."""
+    go = argument_type(kind)
+    if go in ("uintptr", "unsafe.Pointer"):
+        return {"uintptr": "uintptr_t", "unsafe.Pointer": "void *"}[go]
+    return {"float32": "float", "float64": "double"}.get(go, f"{go}_t")
+
+
+def parameters(row, kind_of):
+    return ", ".join(f"{go_name(a['name'])} {kind_of(a['type'])}" for a in row["arguments"])
+
+
+def go_name(name):
+    parts = name.split("_")
+    word = parts[0] + "".join(p.capitalize() for p in parts[1:])
+    return {"type": "kind", "func": "function", "range": "extent"}.get(word, word)
+
+
+def types(api):
+    out = [HEAD, "package raw", "", "const ("]
+    for row in api["constants"]:
+        out.append(f"\t{camel(row['name'].lower().replace('moec_', 'moec_', 1))} = {row['value']}")
+    out.append(")")
+    for row in api["structs"]:
+        out += ["", f"// {camel(row['name'])} mirrors {row['name']}. {row['doc']}".rstrip()]
+        out.append(f"type {camel(row['name'])} struct {{")
+        out += [f"\t{camel(f['name'])} {field_type(f['type'])}" for f in row["fields"]]
+        out.append("}")
+    out += [
+        "",
+        "// Layout is what the C compiler says: bytes of a struct and offsets of its fields.",
+    ]
+    out += ["type Layout struct {", "\tValue any", "\tBytes uintptr", "\tOffsets []uintptr", "}"]
+    out += [
+        "",
+        "// Layouts lists every struct of moec.h; the tests compare.",
+        "var Layouts = []Layout{",
+    ]
+    for row in api["structs"]:
+        offsets = ", ".join(str(f["offset"]) for f in row["fields"])
+        out.append(f"\t{{{camel(row['name'])}{{}}, {row['bytes']}, []uintptr{{{offsets}}}}},")
+    return "\n".join(out + ["}", ""])
+
+
+def cgo(api):
+    shims, wrappers = [], []
+    for row in api["functions"]:
+        name, void = row["name"], row["returns"]["kind"] == "void"
+        result = result_type(row["returns"])
+        shim = ", ".join(f"{c_type(a['type'])} {a['name']}" for a in row["arguments"]) or "void"
+        values = ", ".join(
+            (
+                f"(void *){a['name']}"
+                if c_type(a["type"]) == "uintptr_t" and a["type"]["kind"] != "function"
+                else (
+                    f"(moec_log_function){a['name']}"
+                    if a["type"]["kind"] == "function"
+                    else a["name"]
+                )
+            )
+            for a in row["arguments"]
+        )
+        c_result = "void" if void else "uintptr_t" if result == "uintptr" else f"{result}_t"
+        lead = "" if void else "return (uintptr_t)" if result == "uintptr" else "return "
+        shims.append(f"static {c_result} go_{name}({shim}) {{ {lead}{name}({values}); }}")
+        convert = {"unsafe.Pointer": "{}", "uintptr": "C.uintptr_t({})", "float32": "C.float({})"}
+        passed = ", ".join(
+            convert.get(argument_type(a["type"]), f"C.{c_type(a['type'])}({{}})").format(
+                go_name(a["name"])
+            )
+            for a in row["arguments"]
+        )
+        call = f"C.go_{name}({passed})"
+        body = call if void else f"return {result}({call})"
+        wrappers.append(
+            f"func {camel(name)}({parameters(row, argument_type)}) {result} {{ {body} }}"
+        )
+    return "\n".join(
+        [
+            HEAD,
+            "//go:build !moec_purego",
+            "",
+            "package raw",
+            "",
+            "/*",
+            "#cgo pkg-config: moec",
+            "#include <moec/moec.h>",
+            *shims,
+            "*/",
+            'import "C"',
+            'import "unsafe"',
+            "",
+        ]
+        + wrappers
+        + [""]
+    )
+
+
+def purego(api):
+    out = [HEAD, "//go:build moec_purego", "", "package raw", "", 'import "unsafe"', "", "var ("]
+    for row in api["functions"]:
+        result = result_type(row["returns"])
+        out.append(
+            f"\t{camel(row['name'])} func({parameters(row, argument_type)}) {result}".rstrip()
+        )
+    out += [")", "", "var symbols = map[string]any{"]
+    out += [f'\t"{row["name"]}": &{camel(row["name"])},' for row in api["functions"]]
+    out += ["}", "", "var _ unsafe.Pointer", ""]
+    return "\n".join(out)
+
+
+def emit(api):
+    return {
+        "go/raw/types.go": types(api),
+        "go/raw/cgo.go": cgo(api),
+        "go/raw/purego.go": purego(api),
+    }

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build moec_purego
+
+package raw
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/ebitengine/purego"
+)
+
+// Load opens libmoec (MOEC_LIBRARY, else libmoec.so.0 by the loader's search) and finds every
+// function.
+func Load() (err error) {
+	name := os.Getenv("MOEC_LIBRARY")
+	if name == "" {
+		name = "libmoec.so.0"
+	}
+	library, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		return fmt.Errorf("moec: cannot open %s: %w; set MOEC_LIBRARY", name, err)
+	}
+	for symbol, function := range symbols {
+		address, err := purego.Dlsym(library, symbol)
+		if err != nil {
+			return fmt.Errorf("moec: %s has no %s; another version is needed", name, symbol)
+		}
+		purego.RegisterFunc(function, address)
+	}
+	return nil
+}

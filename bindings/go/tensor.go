@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package moec
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"moec.dev/moec/raw"
+)
+
+// Float16 and BFloat16 are the bits of 16-bit numbers.
+type (
+	Float16  uint16
+	BFloat16 uint16
+)
+
+// DevicePtr is an address in a device's memory.
+type DevicePtr uintptr
+
+// Tensor is a view of a compact row-major array; the zero Tensor is "absent".
+type Tensor struct {
+	desc  raw.Tensor
+	owner any            // the slice, kept alive
+	first unsafe.Pointer // its first element, pinned during calls
+}
+
+// Element is what a tensor may hold.
+type Element interface {
+	float32 | float64 | Float16 | BFloat16 | int8 | uint8 | int32 | int64 | bool
+}
+
+func dtypeOf(element any) uint32 {
+	switch element.(type) {
+	case float32:
+		return raw.F32
+	case float64:
+		return raw.F64
+	case Float16:
+		return raw.F16
+	case BFloat16:
+		return raw.Bf16
+	case int8:
+		return raw.I8
+	case uint8:
+		return raw.U8
+	case int32:
+		return raw.I32
+	case int64:
+		return raw.I64
+	}
+	return raw.Bool
+}
+
+func describe(dtype uint32, deviceType, deviceID int32, shape []int) (raw.Tensor, int) {
+	if len(shape) > len(raw.Tensor{}.Shape) {
+		panic(fmt.Sprintf("moec: %d dimensions; at most %d", len(shape), len(raw.Tensor{}.Shape)))
+	}
+	out := raw.Tensor{DeviceType: deviceType, DeviceId: deviceID, Dtype: dtype, Ndim: int32(len(
+		shape))}
+	count := 1
+	for i, extent := range shape {
+		out.Shape[i] = int64(extent)
+		count *= extent
+	}
+	return out, count
+}
+
+// NewTensor views a slice. It panics if the shape does not have len(data) elements.
+func NewTensor[T Element](data []T, shape ...int) Tensor {
+	var zero T
+	desc, count := describe(dtypeOf(zero), raw.Cpu, 0, shape)
+	if count != len(data) {
+		panic(fmt.Sprintf("moec: slice has %d elements, shape %v needs %d", len(data), shape, count))
+	}
+	return Tensor{desc, data, unsafe.Pointer(unsafe.SliceData(data))}
+}
+
+// DeviceTensor views device memory, which must stay valid until the work queued with it is done.
+func DeviceTensor[T Element](data DevicePtr, deviceID int, shape ...int) Tensor {
+	var zero T
+	desc, _ := describe(dtypeOf(zero), raw.Cuda, int32(deviceID), shape)
+	desc.Data = uintptr(data)
+	return Tensor{desc: desc}
+}
+
+// Pins hold Go memory in place while C has its address.
+type pins struct{ pinner runtime.Pinner }
+
+func (p *pins) release() { p.pinner.Unpin() }
+
+func (p *pins) tensor(t Tensor) raw.Tensor {
+	if t.first != nil {
+		p.pinner.Pin(t.first)
+		t.desc.Data = uintptr(t.first)
+	}
+	return t.desc
+}
+
+func (p *pins) bytes(b []byte) raw.Buffer {
+	if len(b) == 0 {
+		return raw.Buffer{}
+	}
+	first := unsafe.Pointer(unsafe.SliceData(b))
+	p.pinner.Pin(first)
+	return raw.Buffer{Ptr: uintptr(first), Bytes: uint64(len(b))}
+}
+
+// address pins a struct of ours and gives its address for a field of another.
+func address[T any](p *pins, value *T) uintptr {
+	if value == nil {
+		return 0
+	}
+	p.pinner.Pin(value)
+	return uintptr(unsafe.Pointer(value))
+}

@@ -1,0 +1,1302 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from moec.h by generate.py; do not edit.
+
+const MOEC_OK = Int32(0)
+const MOEC_S_NOT_READY = Int32(1)
+const MOEC_E_INVALID_ARG = Int32(-1)
+const MOEC_E_INVALID_STATE = Int32(-2)
+const MOEC_E_ABI = Int32(-3)
+const MOEC_E_SHAPE = Int32(-4)
+const MOEC_E_DTYPE = Int32(-5)
+const MOEC_E_LAYOUT = Int32(-6)
+const MOEC_E_DEVICE = Int32(-7)
+const MOEC_E_UNSUPPORTED = Int32(-8)
+const MOEC_E_OUT_OF_MEMORY = Int32(-9)
+const MOEC_E_WORKSPACE = Int32(-10)
+const MOEC_E_NO_BACKEND = Int32(-11)
+const MOEC_E_BACKEND_ABI = Int32(-12)
+const MOEC_E_WOULD_SYNC = Int32(-13)
+const MOEC_E_WOULD_ALLOC = Int32(-14)
+const MOEC_E_CUDA = Int32(-15)
+const MOEC_E_COMM = Int32(-16)
+const MOEC_E_TIMEOUT = Int32(-17)
+const MOEC_E_CALLBACK = Int32(-18)
+const MOEC_E_FORKED = Int32(-19)
+const MOEC_E_OVERFLOW = Int32(-20)
+const MOEC_E_ALIAS = Int32(-21)
+const MOEC_E_MISMATCH = Int32(-22)
+const MOEC_E_CORRUPT = Int32(-23)
+const MOEC_E_INTERNAL = Int32(-99)
+const MOEC_F32 = UInt32(73730)
+const MOEC_F16 = UInt32(69634)
+const MOEC_BF16 = UInt32(69636)
+const MOEC_F64 = UInt32(81922)
+const MOEC_I8 = UInt32(67584)
+const MOEC_U8 = UInt32(67585)
+const MOEC_I32 = UInt32(73728)
+const MOEC_I64 = UInt32(81920)
+const MOEC_BOOL = UInt32(67590)
+const MOEC_CPU = UInt32(1)
+const MOEC_CUDA = UInt32(2)
+const MOEC_CUDA_HOST = UInt32(3)
+const MOEC_CUDA_MANAGED = UInt32(13)
+const MOEC_LOG_TRACE = UInt32(0)
+const MOEC_LOG_DEBUG = UInt32(1)
+const MOEC_LOG_INFO = UInt32(2)
+const MOEC_LOG_WARN = UInt32(3)
+const MOEC_LOG_ERROR = UInt32(4)
+const MOEC_LOG_OFF = UInt32(5)
+const MOEC_CONTEXT_NO_ALLOC = UInt32(1)
+const MOEC_CONTEXT_CHECK_INPUTS = UInt32(2)
+const MOEC_CONTEXT_PROFILE = UInt32(4)
+const MOEC_MATH_DEFAULT = UInt32(0)
+const MOEC_MATH_TF32 = UInt32(1)
+const MOEC_INPUT_PLAIN = UInt32(0)
+const MOEC_INPUT_RMS_SCALED = UInt32(1)
+const MOEC_PREC_FP32 = UInt32(0)
+const MOEC_PREC_DATA = UInt32(1)
+const MOEC_SCORE_SOFTMAX = UInt32(0)
+const MOEC_SCORE_SIGMOID = UInt32(1)
+const MOEC_SCORE_SQRT_SOFTPLUS = UInt32(2)
+const MOEC_SCORE_IDENTITY = UInt32(3)
+const MOEC_SELECT_TOPK = UInt32(0)
+const MOEC_SELECT_GROUP_TOPK = UInt32(1)
+const MOEC_SELECT_TABLE = UInt32(2)
+const MOEC_SELECT_SPARSE_MIXER = UInt32(3)
+const MOEC_SELECT_GIVEN = UInt32(4)
+const MOEC_FILL_NEG_INF = UInt32(0)
+const MOEC_FILL_ZERO = UInt32(1)
+const MOEC_WEIGHT_SCORE = UInt32(0)
+const MOEC_WEIGHT_SOFTMAX_SELECTED = UInt32(1)
+const MOEC_WEIGHT_SIGMOID_SELECTED = UInt32(2)
+const MOEC_NORM_NONE = UInt32(0)
+const MOEC_NORM_SUM = UInt32(1)
+const MOEC_NORM_CLAMP_SUM = UInt32(2)
+const MOEC_NORM_P = UInt32(3)
+const MOEC_SLOT_BY_VALUE = UInt32(0)
+const MOEC_SLOT_BY_EXPERT = UInt32(1)
+const MOEC_ROUTER_LOGIT_BIAS = UInt32(1)
+const MOEC_ROUTER_SELECT_BIAS = UInt32(2)
+const MOEC_ROUTER_PER_EXPERT_SCALE = UInt32(4)
+const MOEC_ROUTER_NORM_IF_K_GT_1 = UInt32(8)
+const MOEC_ROUTER_JITTER_X = UInt32(16)
+const MOEC_GRAD_ACCUMULATE = UInt32(1)
+const MOEC_GRAD_ACCUMULATE_X = UInt32(2)
+const MOEC_LOSS_BALANCE_MIXTRAL = UInt32(0)
+const MOEC_LOSS_BALANCE_SWITCH = UInt32(1)
+const MOEC_LOSS_BALANCE_SEQUENCE = UInt32(2)
+const MOEC_LOSS_Z = UInt32(3)
+const MOEC_PLAN_TOPK = UInt32(0)
+const MOEC_PLAN_EXPERT_CHOICE = UInt32(1)
+const MOEC_DROP_NONE = UInt32(0)
+const MOEC_DROP_BY_POSITION = UInt32(1)
+const MOEC_DROP_BY_WEIGHT = UInt32(2)
+const MOEC_PLAN_COUNTS = UInt32(0)
+const MOEC_PLAN_GROUP_OFFSETS = UInt32(1)
+const MOEC_PLAN_ROW_TOKEN = UInt32(2)
+const MOEC_PLAN_ROW_SLOT = UInt32(3)
+const MOEC_PLAN_ROW_WEIGHT = UInt32(4)
+const MOEC_PLAN_ASSIGNMENT_ROW = UInt32(5)
+const MOEC_PLAN_EXPERT_IDS = UInt32(6)
+const MOEC_PLAN_WEIGHTS = UInt32(7)
+const MOEC_PLAN_TOTALS = UInt32(8)
+const MOEC_PLAN_TOKEN_OFFSETS = UInt32(9)
+const MOEC_PLAN_TOKEN_ROWS = UInt32(10)
+const MOEC_PLAN_ROW_ID_MAP = UInt32(11)
+const MOEC_PLAN_INDEX_MAP = UInt32(12)
+const MOEC_GATE_SPLIT = UInt32(0)
+const MOEC_GATE_THEN_UP = UInt32(1)
+const MOEC_UP_THEN_GATE = UInt32(2)
+const MOEC_GATE_INTERLEAVED = UInt32(3)
+const MOEC_GATE_NONE = UInt32(4)
+const MOEC_OUT_IN = UInt32(0)
+const MOEC_IN_OUT = UInt32(1)
+const MOEC_SCHEME_NONE = UInt32(0)
+const MOEC_WEIGHTS_FROZEN = UInt32(1)
+const MOEC_ACT_SWIGLU = UInt32(0)
+const MOEC_ACT_GPTOSS = UInt32(1)
+const MOEC_ACT_CLAMP_SWIGLU = UInt32(2)
+const MOEC_ACT_SWIGLU_CLAMP = UInt32(3)
+const MOEC_ACT_GEGLU_TANH = UInt32(4)
+const MOEC_ACT_GEGLU_ERF = UInt32(5)
+const MOEC_ACT_QUICK_GEGLU = UInt32(6)
+const MOEC_ACT_SITU = UInt32(7)
+const MOEC_ACT_RELU2 = UInt32(8)
+const MOEC_ACT_SILU = UInt32(9)
+const MOEC_ACT_IDENTITY = UInt32(10)
+const MOEC_WEIGHT_ON_OUTPUT = UInt32(0)
+const MOEC_WEIGHT_ON_ACTIVATION = UInt32(1)
+const MOEC_WEIGHT_ON_INPUT = UInt32(2)
+const MOEC_COMBINE_FP32_SLOT = UInt32(0)
+const MOEC_COMBINE_FP32_EXPERT = UInt32(1)
+const MOEC_COMBINE_DATA_EXPERT = UInt32(2)
+const MOEC_ACT_FP32_ONCE = UInt32(0)
+const MOEC_ACT_PER_OP = UInt32(1)
+const MOEC_SHARED_NONE = UInt32(0)
+const MOEC_SHARED_ADD = UInt32(1)
+const MOEC_SHARED_SIGMOID_GATE = UInt32(2)
+const MOEC_SHARED_SOFTMAX2 = UInt32(3)
+const MOEC_SAVE_NONE = UInt32(0)
+const MOEC_SAVE_INPUT = UInt32(1)
+const MOEC_SAVE_PREACT = UInt32(2)
+const MOEC_SAVE_ALL = UInt32(3)
+
+struct moec_context end
+struct moec_router end
+struct moec_plan end
+struct moec_weights end
+struct moec_experts end
+struct moec_layer end
+
+"---- frozen structs: their layout never changes; embedded by value ----"
+struct moec_buffer
+    ptr::Ptr{Cvoid}
+    bytes::UInt64
+end
+moec_buffer(;
+    ptr = C_NULL,
+    bytes = UInt64(0),
+) = moec_buffer(ptr, bytes)
+
+struct moec_size
+    base::UInt64
+    per_token::UInt64
+end
+moec_size(;
+    base = UInt64(0),
+    per_token = UInt64(0),
+) = moec_size(base, per_token)
+
+struct moec_tensor
+    data::Ptr{Cvoid}
+    byte_offset::UInt64
+    device_type::Int32
+    device_id::Int32
+    dtype::UInt32
+    ndim::Int32
+    shape::NTuple{6,Int64}
+    strides::NTuple{6,Int64}
+end
+moec_tensor(;
+    data = C_NULL,
+    byte_offset = UInt64(0),
+    device_type = Int32(0),
+    device_id = Int32(0),
+    dtype = UInt32(0),
+    ndim = Int32(0),
+    shape = ntuple(_ -> Int64(0), 6),
+    strides = ntuple(_ -> Int64(0), 6),
+) = moec_tensor(data, byte_offset, device_type, device_id, dtype, ndim, shape, strides)
+
+struct moec_activation
+    kind::UInt32
+    alpha::Float32
+    limit::Float32
+    offset::Float32
+    beta::Float32
+    linear_beta::Float32
+    reserved0::UInt32
+    reserved1::UInt32
+end
+moec_activation(;
+    kind = UInt32(0),
+    alpha = Float32(0),
+    limit = Float32(0),
+    offset = Float32(0),
+    beta = Float32(0),
+    linear_beta = Float32(0),
+    reserved0 = UInt32(0),
+    reserved1 = UInt32(0),
+) = moec_activation(kind, alpha, limit, offset, beta, linear_beta, reserved0, reserved1)
+
+"One weight matrix of all experts, or its gradient; all-zero = absent."
+struct moec_matrix
+    data::moec_tensor
+    bias::moec_tensor
+    per_expert::Ptr{moec_tensor}
+    per_expert_bias::Ptr{moec_tensor}
+    count::Int64
+end
+moec_matrix(;
+    data = moec_tensor(),
+    bias = moec_tensor(),
+    per_expert = C_NULL,
+    per_expert_bias = C_NULL,
+    count = Int64(0),
+) = moec_matrix(data, bias, per_expert, per_expert_bias, count)
+
+struct moec_error_info
+    struct_size::UInt32
+    flags::UInt32
+    code::Int32
+    native_code::Int32
+    arg_index::Int32
+    reserved0::UInt32
+    site::NTuple{64,UInt8}
+    message::NTuple{512,UInt8}
+end
+moec_error_info(;
+    struct_size = UInt32(600),
+    flags = UInt32(0),
+    code = Int32(0),
+    native_code = Int32(0),
+    arg_index = Int32(0),
+    reserved0 = UInt32(0),
+    site = ntuple(_ -> UInt8(0), 64),
+    message = ntuple(_ -> UInt8(0), 512),
+) = moec_error_info(struct_size, flags, code, native_code, arg_index, reserved0, site, message)
+
+struct moec_device_info
+    struct_size::UInt32
+    flags::UInt32
+    device_type::Int32
+    device_id::Int32
+    compute_major::Int32
+    compute_minor::Int32
+    multiprocessors::Int32
+    numa_node::Int32
+    total_bytes::UInt64
+    free_bytes::UInt64
+    name::NTuple{128,UInt8}
+    backend::NTuple{32,UInt8}
+    arch::NTuple{64,UInt8}
+end
+moec_device_info(;
+    struct_size = UInt32(272),
+    flags = UInt32(0),
+    device_type = Int32(0),
+    device_id = Int32(0),
+    compute_major = Int32(0),
+    compute_minor = Int32(0),
+    multiprocessors = Int32(0),
+    numa_node = Int32(0),
+    total_bytes = UInt64(0),
+    free_bytes = UInt64(0),
+    name = ntuple(_ -> UInt8(0), 128),
+    backend = ntuple(_ -> UInt8(0), 32),
+    arch = ntuple(_ -> UInt8(0), 64),
+) = moec_device_info(struct_size, flags, device_type, device_id, compute_major, compute_minor, multiprocessors, numa_node, total_bytes, free_bytes, name, backend, arch)
+
+struct moec_allocator
+    struct_size::UInt32
+    flags::UInt32
+    user::Ptr{Cvoid}
+    alloc::Ptr{Cvoid}
+    release::Ptr{Cvoid}
+end
+moec_allocator(;
+    struct_size = UInt32(32),
+    flags = UInt32(0),
+    user = C_NULL,
+    alloc = C_NULL,
+    release = C_NULL,
+) = moec_allocator(struct_size, flags, user, alloc, release)
+
+struct moec_thread_pool
+    struct_size::UInt32
+    num_threads::Int32
+    user::Ptr{Cvoid}
+    parallel_for::Ptr{Cvoid}
+end
+moec_thread_pool(;
+    struct_size = UInt32(24),
+    num_threads = Int32(0),
+    user = C_NULL,
+    parallel_for = C_NULL,
+) = moec_thread_pool(struct_size, num_threads, user, parallel_for)
+
+struct moec_context_desc
+    struct_size::UInt32
+    flags::UInt32
+    device_type::Int32
+    device_id::Int32
+    math::UInt32
+    num_threads::Int32
+    workspace_limit::UInt64
+    allocator::Ptr{moec_allocator}
+    pool::Ptr{moec_thread_pool}
+end
+moec_context_desc(;
+    struct_size = UInt32(48),
+    flags = UInt32(0),
+    device_type = Int32(0),
+    device_id = Int32(0),
+    math = UInt32(0),
+    num_threads = Int32(0),
+    workspace_limit = UInt64(0),
+    allocator = C_NULL,
+    pool = C_NULL,
+) = moec_context_desc(struct_size, flags, device_type, device_id, math, num_threads, workspace_limit, allocator, pool)
+
+struct moec_stats
+    struct_size::UInt32
+    flags::UInt32
+    calls::UInt64
+    kernel_launches::UInt64
+    allocs::UInt64
+    host_syncs::UInt64
+    workspace_bytes::UInt64
+    workspace_peak::UInt64
+    flops::UInt64
+    ns_route::UInt64
+    ns_plan::UInt64
+    ns_experts::UInt64
+    ns_combine::UInt64
+end
+moec_stats(;
+    struct_size = UInt32(96),
+    flags = UInt32(0),
+    calls = UInt64(0),
+    kernel_launches = UInt64(0),
+    allocs = UInt64(0),
+    host_syncs = UInt64(0),
+    workspace_bytes = UInt64(0),
+    workspace_peak = UInt64(0),
+    flops = UInt64(0),
+    ns_route = UInt64(0),
+    ns_plan = UInt64(0),
+    ns_experts = UInt64(0),
+    ns_combine = UInt64(0),
+) = moec_stats(struct_size, flags, calls, kernel_launches, allocs, host_syncs, workspace_bytes, workspace_peak, flops, ns_route, ns_plan, ns_experts, ns_combine)
+
+struct moec_router_desc
+    struct_size::UInt32
+    flags::UInt32
+    num_experts::Int32
+    num_zero_experts::Int32
+    top_k::Int32
+    input::UInt32
+    rms_eps::Float32
+    jitter::Float32
+    logit_precision::UInt32
+    logit_softcap::Float32
+    score::UInt32
+    score_precision::UInt32
+    selection::UInt32
+    num_groups::Int32
+    top_groups::Int32
+    group_top_m::Int32
+    group_fill::UInt32
+    mixer_eps::Float32
+    weight_rule::UInt32
+    norm::UInt32
+    norm_eps::Float32
+    norm_p::Float32
+    norm_precision::UInt32
+    scale::Float32
+    weight_precision::UInt32
+    slot_order::UInt32
+    data_dtype::UInt32
+    reserved0::UInt32
+    seed::UInt64
+end
+moec_router_desc(;
+    struct_size = UInt32(120),
+    flags = UInt32(0),
+    num_experts = Int32(0),
+    num_zero_experts = Int32(0),
+    top_k = Int32(0),
+    input = UInt32(0),
+    rms_eps = Float32(0),
+    jitter = Float32(0),
+    logit_precision = UInt32(0),
+    logit_softcap = Float32(0),
+    score = UInt32(0),
+    score_precision = UInt32(0),
+    selection = UInt32(0),
+    num_groups = Int32(0),
+    top_groups = Int32(0),
+    group_top_m = Int32(0),
+    group_fill = UInt32(0),
+    mixer_eps = Float32(0),
+    weight_rule = UInt32(0),
+    norm = UInt32(0),
+    norm_eps = Float32(0),
+    norm_p = Float32(0),
+    norm_precision = UInt32(0),
+    scale = Float32(0),
+    weight_precision = UInt32(0),
+    slot_order = UInt32(0),
+    data_dtype = UInt32(0),
+    reserved0 = UInt32(0),
+    seed = UInt64(0),
+) = moec_router_desc(struct_size, flags, num_experts, num_zero_experts, top_k, input, rms_eps, jitter, logit_precision, logit_softcap, score, score_precision, selection, num_groups, top_groups, group_top_m, group_fill, mixer_eps, weight_rule, norm, norm_eps, norm_p, norm_precision, scale, weight_precision, slot_order, data_dtype, reserved0, seed)
+
+struct moec_gate_args
+    struct_size::UInt32
+    flags::UInt32
+    rng_offset::UInt64
+    x::moec_tensor
+    weight::moec_tensor
+    bias::moec_tensor
+    input_scale::moec_tensor
+    logits::moec_tensor
+    x_jittered::moec_tensor
+end
+moec_gate_args(;
+    struct_size = UInt32(784),
+    flags = UInt32(0),
+    rng_offset = UInt64(0),
+    x = moec_tensor(),
+    weight = moec_tensor(),
+    bias = moec_tensor(),
+    input_scale = moec_tensor(),
+    logits = moec_tensor(),
+    x_jittered = moec_tensor(),
+) = moec_gate_args(struct_size, flags, rng_offset, x, weight, bias, input_scale, logits, x_jittered)
+
+struct moec_gate_grad_args
+    struct_size::UInt32
+    flags::UInt32
+    rng_offset::UInt64
+    x::moec_tensor
+    weight::moec_tensor
+    input_scale::moec_tensor
+    d_logits::moec_tensor
+    d_x::moec_tensor
+    d_weight::moec_tensor
+    d_bias::moec_tensor
+    d_input_scale::moec_tensor
+    d_x_jittered::moec_tensor
+end
+moec_gate_grad_args(;
+    struct_size = UInt32(1168),
+    flags = UInt32(0),
+    rng_offset = UInt64(0),
+    x = moec_tensor(),
+    weight = moec_tensor(),
+    input_scale = moec_tensor(),
+    d_logits = moec_tensor(),
+    d_x = moec_tensor(),
+    d_weight = moec_tensor(),
+    d_bias = moec_tensor(),
+    d_input_scale = moec_tensor(),
+    d_x_jittered = moec_tensor(),
+) = moec_gate_grad_args(struct_size, flags, rng_offset, x, weight, input_scale, d_logits, d_x, d_weight, d_bias, d_input_scale, d_x_jittered)
+
+struct moec_route_args
+    struct_size::UInt32
+    flags::UInt32
+    logits::moec_tensor
+    select_bias::moec_tensor
+    per_expert_scale::moec_tensor
+    token_mask::moec_tensor
+    table::moec_tensor
+    token_ids::moec_tensor
+    given_ids::moec_tensor
+    expert_ids::moec_tensor
+    weights::moec_tensor
+    scores::moec_tensor
+    counts::moec_tensor
+end
+moec_route_args(;
+    struct_size = UInt32(1416),
+    flags = UInt32(0),
+    logits = moec_tensor(),
+    select_bias = moec_tensor(),
+    per_expert_scale = moec_tensor(),
+    token_mask = moec_tensor(),
+    table = moec_tensor(),
+    token_ids = moec_tensor(),
+    given_ids = moec_tensor(),
+    expert_ids = moec_tensor(),
+    weights = moec_tensor(),
+    scores = moec_tensor(),
+    counts = moec_tensor(),
+) = moec_route_args(struct_size, flags, logits, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, expert_ids, weights, scores, counts)
+
+struct moec_route_grad_args
+    struct_size::UInt32
+    flags::UInt32
+    logits::moec_tensor
+    per_expert_scale::moec_tensor
+    expert_ids::moec_tensor
+    d_weights::moec_tensor
+    d_logits_in::moec_tensor
+    d_logits::moec_tensor
+    d_per_expert_scale::moec_tensor
+end
+moec_route_grad_args(;
+    struct_size = UInt32(904),
+    flags = UInt32(0),
+    logits = moec_tensor(),
+    per_expert_scale = moec_tensor(),
+    expert_ids = moec_tensor(),
+    d_weights = moec_tensor(),
+    d_logits_in = moec_tensor(),
+    d_logits = moec_tensor(),
+    d_per_expert_scale = moec_tensor(),
+) = moec_route_grad_args(struct_size, flags, logits, per_expert_scale, expert_ids, d_weights, d_logits_in, d_logits, d_per_expert_scale)
+
+struct moec_loss_args
+    struct_size::UInt32
+    kind::UInt32
+    top_k::Int32
+    coefficient::Float32
+    seq_len::Int64
+    score::UInt32
+    flags::UInt32
+    logits::Ptr{moec_tensor}
+    d_logits::Ptr{moec_tensor}
+    count::Int64
+    counts::moec_tensor
+    token_mask::moec_tensor
+    loss::moec_tensor
+    d_loss::moec_tensor
+end
+moec_loss_args(;
+    struct_size = UInt32(568),
+    kind = UInt32(0),
+    top_k = Int32(0),
+    coefficient = Float32(0),
+    seq_len = Int64(0),
+    score = UInt32(0),
+    flags = UInt32(0),
+    logits = C_NULL,
+    d_logits = C_NULL,
+    count = Int64(0),
+    counts = moec_tensor(),
+    token_mask = moec_tensor(),
+    loss = moec_tensor(),
+    d_loss = moec_tensor(),
+) = moec_loss_args(struct_size, kind, top_k, coefficient, seq_len, score, flags, logits, d_logits, count, counts, token_mask, loss, d_loss)
+
+struct moec_plan_desc
+    struct_size::UInt32
+    flags::UInt32
+    max_tokens::Int64
+    num_experts::Int32
+    num_zero_experts::Int32
+    top_k::Int32
+    kind::UInt32
+    expert_begin::Int32
+    expert_end::Int32
+    align::Int32
+    drop::UInt32
+    capacity::Int64
+    capacity_factor::Float32
+    reserved0::UInt32
+end
+moec_plan_desc(;
+    struct_size = UInt32(64),
+    flags = UInt32(0),
+    max_tokens = Int64(0),
+    num_experts = Int32(0),
+    num_zero_experts = Int32(0),
+    top_k = Int32(0),
+    kind = UInt32(0),
+    expert_begin = Int32(0),
+    expert_end = Int32(0),
+    align = Int32(0),
+    drop = UInt32(0),
+    capacity = Int64(0),
+    capacity_factor = Float32(0),
+    reserved0 = UInt32(0),
+) = moec_plan_desc(struct_size, flags, max_tokens, num_experts, num_zero_experts, top_k, kind, expert_begin, expert_end, align, drop, capacity, capacity_factor, reserved0)
+
+"================================ 7. permute, unpermute ================================"
+struct moec_permute_args
+    struct_size::UInt32
+    flags::UInt32
+    plan::Ptr{moec_plan}
+    x::moec_tensor
+    x_scale::moec_tensor
+    rows::moec_tensor
+    row_scale::moec_tensor
+    row_weight::moec_tensor
+end
+moec_permute_args(;
+    struct_size = UInt32(656),
+    flags = UInt32(0),
+    plan = C_NULL,
+    x = moec_tensor(),
+    x_scale = moec_tensor(),
+    rows = moec_tensor(),
+    row_scale = moec_tensor(),
+    row_weight = moec_tensor(),
+) = moec_permute_args(struct_size, flags, plan, x, x_scale, rows, row_scale, row_weight)
+
+struct moec_unpermute_args
+    struct_size::UInt32
+    flags::UInt32
+    plan::Ptr{moec_plan}
+    rows::moec_tensor
+    weights::moec_tensor
+    residual::moec_tensor
+    y::moec_tensor
+end
+moec_unpermute_args(;
+    struct_size = UInt32(528),
+    flags = UInt32(0),
+    plan = C_NULL,
+    rows = moec_tensor(),
+    weights = moec_tensor(),
+    residual = moec_tensor(),
+    y = moec_tensor(),
+) = moec_unpermute_args(struct_size, flags, plan, rows, weights, residual, y)
+
+struct moec_permute_grad_args
+    struct_size::UInt32
+    flags::UInt32
+    plan::Ptr{moec_plan}
+    d_rows::moec_tensor
+    d_row_weight::moec_tensor
+    d_x::moec_tensor
+    d_weights::moec_tensor
+end
+moec_permute_grad_args(;
+    struct_size = UInt32(528),
+    flags = UInt32(0),
+    plan = C_NULL,
+    d_rows = moec_tensor(),
+    d_row_weight = moec_tensor(),
+    d_x = moec_tensor(),
+    d_weights = moec_tensor(),
+) = moec_permute_grad_args(struct_size, flags, plan, d_rows, d_row_weight, d_x, d_weights)
+
+struct moec_unpermute_grad_args
+    struct_size::UInt32
+    flags::UInt32
+    plan::Ptr{moec_plan}
+    d_y::moec_tensor
+    rows::moec_tensor
+    weights::moec_tensor
+    d_rows::moec_tensor
+    d_weights::moec_tensor
+end
+moec_unpermute_grad_args(;
+    struct_size = UInt32(656),
+    flags = UInt32(0),
+    plan = C_NULL,
+    d_y = moec_tensor(),
+    rows = moec_tensor(),
+    weights = moec_tensor(),
+    d_rows = moec_tensor(),
+    d_weights = moec_tensor(),
+) = moec_unpermute_grad_args(struct_size, flags, plan, d_y, rows, weights, d_rows, d_weights)
+
+struct moec_weights_desc
+    struct_size::UInt32
+    flags::UInt32
+    num_experts::Int32
+    gate_layout::UInt32
+    hidden::Int64
+    inter::Int64
+    gate_up_orientation::UInt32
+    down_orientation::UInt32
+    dtype::UInt32
+    bias_dtype::UInt32
+    gate_up_scheme::UInt32
+    down_scheme::UInt32
+end
+moec_weights_desc(;
+    struct_size = UInt32(56),
+    flags = UInt32(0),
+    num_experts = Int32(0),
+    gate_layout = UInt32(0),
+    hidden = Int64(0),
+    inter = Int64(0),
+    gate_up_orientation = UInt32(0),
+    down_orientation = UInt32(0),
+    dtype = UInt32(0),
+    bias_dtype = UInt32(0),
+    gate_up_scheme = UInt32(0),
+    down_scheme = UInt32(0),
+) = moec_weights_desc(struct_size, flags, num_experts, gate_layout, hidden, inter, gate_up_orientation, down_orientation, dtype, bias_dtype, gate_up_scheme, down_scheme)
+
+"The matrices of a set of experts, or their gradients (same shapes; each absent one is skipped)."
+struct moec_weight_set
+    struct_size::UInt32
+    flags::UInt32
+    gate_up::moec_matrix
+    gate::moec_matrix
+    up::moec_matrix
+    down::moec_matrix
+end
+moec_weight_set(;
+    struct_size = UInt32(1128),
+    flags = UInt32(0),
+    gate_up = moec_matrix(),
+    gate = moec_matrix(),
+    up = moec_matrix(),
+    down = moec_matrix(),
+) = moec_weight_set(struct_size, flags, gate_up, gate, up, down)
+
+struct moec_weights_info
+    struct_size::UInt32
+    flags::UInt32
+    packed_bytes::UInt64
+    is_bound::Int32
+    is_packed::Int32
+    is_frozen::Int32
+    needs_source::Int32
+    packed_format::NTuple{64,UInt8}
+end
+moec_weights_info(;
+    struct_size = UInt32(96),
+    flags = UInt32(0),
+    packed_bytes = UInt64(0),
+    is_bound = Int32(0),
+    is_packed = Int32(0),
+    is_frozen = Int32(0),
+    needs_source = Int32(0),
+    packed_format = ntuple(_ -> UInt8(0), 64),
+) = moec_weights_info(struct_size, flags, packed_bytes, is_bound, is_packed, is_frozen, needs_source, packed_format)
+
+struct moec_experts_desc
+    struct_size::UInt32
+    flags::UInt32
+    hidden::Int64
+    inter::Int64
+    shared_inter::Int64
+    num_experts::Int32
+    num_zero_experts::Int32
+    top_k::Int32
+    expert_begin::Int32
+    expert_end::Int32
+    align::Int32
+    max_rows_base::Int64
+    gate_layout::UInt32
+    dtype::UInt32
+    activation::moec_activation
+    shared_activation::moec_activation
+    weight_position::UInt32
+    combine::UInt32
+    act_rounding::UInt32
+    shared::UInt32
+    save::UInt32
+    output_scale::Float32
+end
+moec_experts_desc(;
+    struct_size = UInt32(160),
+    flags = UInt32(0),
+    hidden = Int64(0),
+    inter = Int64(0),
+    shared_inter = Int64(0),
+    num_experts = Int32(0),
+    num_zero_experts = Int32(0),
+    top_k = Int32(0),
+    expert_begin = Int32(0),
+    expert_end = Int32(0),
+    align = Int32(0),
+    max_rows_base = Int64(0),
+    gate_layout = UInt32(0),
+    dtype = UInt32(0),
+    activation = moec_activation(),
+    shared_activation = moec_activation(),
+    weight_position = UInt32(0),
+    combine = UInt32(0),
+    act_rounding = UInt32(0),
+    shared = UInt32(0),
+    save = UInt32(0),
+    output_scale = Float32(0),
+) = moec_experts_desc(struct_size, flags, hidden, inter, shared_inter, num_experts, num_zero_experts, top_k, expert_begin, expert_end, align, max_rows_base, gate_layout, dtype, activation, shared_activation, weight_position, combine, act_rounding, shared, save, output_scale)
+
+struct moec_experts_args
+    struct_size::UInt32
+    flags::UInt32
+    plan::Ptr{moec_plan}
+    weights::Ptr{moec_weights}
+    shared_weights::Ptr{moec_weights}
+    x::moec_tensor
+    shared_gate::moec_tensor
+    shared_gate_bias::moec_tensor
+    output_bias::moec_tensor
+    residual::moec_tensor
+    y::moec_tensor
+    saved::moec_buffer
+    workspace::moec_buffer
+end
+moec_experts_args(;
+    struct_size = UInt32(832),
+    flags = UInt32(0),
+    plan = C_NULL,
+    weights = C_NULL,
+    shared_weights = C_NULL,
+    x = moec_tensor(),
+    shared_gate = moec_tensor(),
+    shared_gate_bias = moec_tensor(),
+    output_bias = moec_tensor(),
+    residual = moec_tensor(),
+    y = moec_tensor(),
+    saved = moec_buffer(),
+    workspace = moec_buffer(),
+) = moec_experts_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, output_bias, residual, y, saved, workspace)
+
+struct moec_experts_grad_args
+    struct_size::UInt32
+    flags::UInt32
+    plan::Ptr{moec_plan}
+    weights::Ptr{moec_weights}
+    shared_weights::Ptr{moec_weights}
+    x::moec_tensor
+    shared_gate::moec_tensor
+    shared_gate_bias::moec_tensor
+    d_y::moec_tensor
+    saved::moec_buffer
+    d_x::moec_tensor
+    d_weights::moec_tensor
+    d_expert_weights::Ptr{moec_weight_set}
+    d_shared_weights::Ptr{moec_weight_set}
+    d_shared_gate::moec_tensor
+    d_shared_gate_bias::moec_tensor
+    d_output_bias::moec_tensor
+    d_residual::moec_tensor
+    workspace::moec_buffer
+end
+moec_experts_grad_args(;
+    struct_size = UInt32(1360),
+    flags = UInt32(0),
+    plan = C_NULL,
+    weights = C_NULL,
+    shared_weights = C_NULL,
+    x = moec_tensor(),
+    shared_gate = moec_tensor(),
+    shared_gate_bias = moec_tensor(),
+    d_y = moec_tensor(),
+    saved = moec_buffer(),
+    d_x = moec_tensor(),
+    d_weights = moec_tensor(),
+    d_expert_weights = C_NULL,
+    d_shared_weights = C_NULL,
+    d_shared_gate = moec_tensor(),
+    d_shared_gate_bias = moec_tensor(),
+    d_output_bias = moec_tensor(),
+    d_residual = moec_tensor(),
+    workspace = moec_buffer(),
+) = moec_experts_grad_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, d_y, saved, d_x, d_weights, d_expert_weights, d_shared_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual, workspace)
+
+struct moec_experts_sizes
+    struct_size::UInt32
+    flags::UInt32
+    forward_workspace::moec_size
+    backward_workspace::moec_size
+    saved::moec_size
+end
+moec_experts_sizes(;
+    struct_size = UInt32(56),
+    flags = UInt32(0),
+    forward_workspace = moec_size(),
+    backward_workspace = moec_size(),
+    saved = moec_size(),
+) = moec_experts_sizes(struct_size, flags, forward_workspace, backward_workspace, saved)
+
+"gate -> route -> plan -> experts in one call, with one saved buffer; the descriptors are copied."
+struct moec_layer_desc
+    struct_size::UInt32
+    flags::UInt32
+    router::Ptr{moec_router_desc}
+    experts::Ptr{moec_experts_desc}
+    drop::UInt32
+    capacity_factor::Float32
+    capacity::Int64
+end
+moec_layer_desc(;
+    struct_size = UInt32(40),
+    flags = UInt32(0),
+    router = C_NULL,
+    experts = C_NULL,
+    drop = UInt32(0),
+    capacity_factor = Float32(0),
+    capacity = Int64(0),
+) = moec_layer_desc(struct_size, flags, router, experts, drop, capacity_factor, capacity)
+
+struct moec_layer_args
+    struct_size::UInt32
+    flags::UInt32
+    rng_offset::UInt64
+    weights::Ptr{moec_weights}
+    shared_weights::Ptr{moec_weights}
+    x::moec_tensor
+    router_x::moec_tensor
+    gate_weight::moec_tensor
+    gate_bias::moec_tensor
+    input_scale::moec_tensor
+    select_bias::moec_tensor
+    per_expert_scale::moec_tensor
+    token_mask::moec_tensor
+    table::moec_tensor
+    token_ids::moec_tensor
+    given_ids::moec_tensor
+    shared_gate::moec_tensor
+    shared_gate_bias::moec_tensor
+    output_bias::moec_tensor
+    residual::moec_tensor
+    y::moec_tensor
+    logits::moec_tensor
+    expert_ids::moec_tensor
+    routing_weights::moec_tensor
+    counts::moec_tensor
+    saved::moec_buffer
+    workspace::moec_buffer
+end
+moec_layer_args(;
+    struct_size = UInt32(2624),
+    flags = UInt32(0),
+    rng_offset = UInt64(0),
+    weights = C_NULL,
+    shared_weights = C_NULL,
+    x = moec_tensor(),
+    router_x = moec_tensor(),
+    gate_weight = moec_tensor(),
+    gate_bias = moec_tensor(),
+    input_scale = moec_tensor(),
+    select_bias = moec_tensor(),
+    per_expert_scale = moec_tensor(),
+    token_mask = moec_tensor(),
+    table = moec_tensor(),
+    token_ids = moec_tensor(),
+    given_ids = moec_tensor(),
+    shared_gate = moec_tensor(),
+    shared_gate_bias = moec_tensor(),
+    output_bias = moec_tensor(),
+    residual = moec_tensor(),
+    y = moec_tensor(),
+    logits = moec_tensor(),
+    expert_ids = moec_tensor(),
+    routing_weights = moec_tensor(),
+    counts = moec_tensor(),
+    saved = moec_buffer(),
+    workspace = moec_buffer(),
+) = moec_layer_args(struct_size, flags, rng_offset, weights, shared_weights, x, router_x, gate_weight, gate_bias, input_scale, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, shared_gate, shared_gate_bias, output_bias, residual, y, logits, expert_ids, routing_weights, counts, saved, workspace)
+
+struct moec_layer_grad_args
+    struct_size::UInt32
+    flags::UInt32
+    forward::Ptr{moec_layer_args}
+    d_y::moec_tensor
+    d_logits_in::moec_tensor
+    d_x::moec_tensor
+    d_router_x::moec_tensor
+    d_gate_weight::moec_tensor
+    d_gate_bias::moec_tensor
+    d_input_scale::moec_tensor
+    d_per_expert_scale::moec_tensor
+    d_expert_weights::Ptr{moec_weight_set}
+    d_shared_weights::Ptr{moec_weight_set}
+    d_shared_gate::moec_tensor
+    d_shared_gate_bias::moec_tensor
+    d_output_bias::moec_tensor
+    d_residual::moec_tensor
+    d_routing_weights::moec_tensor
+    workspace::moec_buffer
+end
+moec_layer_grad_args(;
+    struct_size = UInt32(1712),
+    flags = UInt32(0),
+    forward = C_NULL,
+    d_y = moec_tensor(),
+    d_logits_in = moec_tensor(),
+    d_x = moec_tensor(),
+    d_router_x = moec_tensor(),
+    d_gate_weight = moec_tensor(),
+    d_gate_bias = moec_tensor(),
+    d_input_scale = moec_tensor(),
+    d_per_expert_scale = moec_tensor(),
+    d_expert_weights = C_NULL,
+    d_shared_weights = C_NULL,
+    d_shared_gate = moec_tensor(),
+    d_shared_gate_bias = moec_tensor(),
+    d_output_bias = moec_tensor(),
+    d_residual = moec_tensor(),
+    d_routing_weights = moec_tensor(),
+    workspace = moec_buffer(),
+) = moec_layer_grad_args(struct_size, flags, forward, d_y, d_logits_in, d_x, d_router_x, d_gate_weight, d_gate_bias, d_input_scale, d_per_expert_scale, d_expert_weights, d_shared_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual, d_routing_weights, workspace)
+
+# (struct, bytes, field offsets) as the C compiler lays them out; asserted by the tests
+const LAYOUT = (
+    (moec_buffer, 16, (0, 8,)),
+    (moec_size, 16, (0, 8,)),
+    (moec_tensor, 128, (0, 8, 16, 20, 24, 28, 32, 80,)),
+    (moec_activation, 32, (0, 4, 8, 12, 16, 20, 24, 28,)),
+    (moec_matrix, 280, (0, 128, 256, 264, 272,)),
+    (moec_error_info, 600, (0, 4, 8, 12, 16, 20, 24, 88,)),
+    (moec_device_info, 272, (0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 176, 208,)),
+    (moec_allocator, 32, (0, 4, 8, 16, 24,)),
+    (moec_thread_pool, 24, (0, 4, 8, 16,)),
+    (moec_context_desc, 48, (0, 4, 8, 12, 16, 20, 24, 32, 40,)),
+    (moec_stats, 96, (0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88,)),
+    (moec_router_desc, 120, (0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64, 68, 72, 76, 80, 84, 88, 92, 96, 100, 104, 108, 112,)),
+    (moec_gate_args, 784, (0, 4, 8, 16, 144, 272, 400, 528, 656,)),
+    (moec_gate_grad_args, 1168, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040,)),
+    (moec_route_args, 1416, (0, 4, 8, 136, 264, 392, 520, 648, 776, 904, 1032, 1160, 1288,)),
+    (moec_route_grad_args, 904, (0, 4, 8, 136, 264, 392, 520, 648, 776,)),
+    (moec_loss_args, 568, (0, 4, 8, 12, 16, 24, 28, 32, 40, 48, 56, 184, 312, 440,)),
+    (moec_plan_desc, 64, (0, 4, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60,)),
+    (moec_permute_args, 656, (0, 4, 8, 16, 144, 272, 400, 528,)),
+    (moec_unpermute_args, 528, (0, 4, 8, 16, 144, 272, 400,)),
+    (moec_permute_grad_args, 528, (0, 4, 8, 16, 144, 272, 400,)),
+    (moec_unpermute_grad_args, 656, (0, 4, 8, 16, 144, 272, 400, 528,)),
+    (moec_weights_desc, 56, (0, 4, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52,)),
+    (moec_weight_set, 1128, (0, 4, 8, 288, 568, 848,)),
+    (moec_weights_info, 96, (0, 4, 8, 16, 20, 24, 28, 32,)),
+    (moec_experts_desc, 160, (0, 4, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 104, 136, 140, 144, 148, 152, 156,)),
+    (moec_experts_args, 832, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816,)),
+    (moec_experts_grad_args, 1360, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 560, 688, 816, 824, 832, 960, 1088, 1216, 1344,)),
+    (moec_experts_sizes, 56, (0, 4, 8, 24, 40,)),
+    (moec_layer_desc, 40, (0, 4, 8, 16, 24, 28, 32,)),
+    (moec_layer_args, 2624, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 928, 1056, 1184, 1312, 1440, 1568, 1696, 1824, 1952, 2080, 2208, 2336, 2464, 2592, 2608,)),
+    (moec_layer_grad_args, 1712, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696,)),
+)
+
+"Version of the running library: major << 22 | minor << 12 | patch."
+moec_version() =
+    @ccall LIB.moec_version()::UInt32
+
+moec_version_string() =
+    @ccall LIB.moec_version_string()::Ptr{UInt8}
+
+"MOEC_ABI_VERSION of the running library."
+moec_abi_version() =
+    @ccall LIB.moec_abi_version()::UInt32
+
+"Static JSON: compiler, instruction sets compiled in, build id, flags."
+moec_build_info() =
+    @ccall LIB.moec_build_info()::Ptr{UInt8}
+
+moec_status_name(status) =
+    @ccall LIB.moec_status_name(status::Int32)::Ptr{UInt8}
+
+"Copy this OS thread's last failure; code 0 and empty texts if there was none. Does not reset it."
+moec_last_error(out) =
+    @ccall LIB.moec_last_error(out::Ptr{moec_error_info})::Int32
+
+"Zero `bytes` bytes and store `bytes` in the leading struct_size. NULL or bytes < 8 does nothing."
+moec_struct_init(sized_struct, bytes) =
+    @ccall LIB.moec_struct_init(sized_struct::Ptr{Cvoid}, bytes::UInt64)::Cvoid
+
+"Process-wide log sink; NULL restores silence. Nothing below min_level is delivered."
+moec_set_log(sink, user, min_level) =
+    @ccall LIB.moec_set_log(sink::Ptr{Cvoid}, user::Ptr{Cvoid}, min_level::Int32)::Int32
+
+"Load one backend plug-in by path. E_NO_BACKEND: cannot be opened; E_BACKEND_ABI: another build."
+moec_backend_load(path) =
+    @ccall LIB.moec_backend_load(path::Ptr{UInt8})::Int32
+
+"Number of devices of a type (moec_device_type). 0 without a driver or plug-in: not an error."
+moec_device_count(device_type, count) =
+    @ccall LIB.moec_device_count(device_type::Int32, count::Ptr{Int32})::Int32
+
+moec_device_query(device_type, device_id, out) =
+    @ccall LIB.moec_device_query(device_type::Int32, device_id::Int32, out::Ptr{moec_device_info})::Int32
+
+"Make a context on one device. desc may be NULL (the CPU, all defaults)."
+moec_context_create(desc, out) =
+    @ccall LIB.moec_context_create(desc::Ptr{moec_context_desc}, out::Ptr{Ptr{moec_context}})::Int32
+
+moec_context_free(context) =
+    @ccall LIB.moec_context_free(context::Ptr{moec_context})::Cvoid
+
+moec_context_device(context, out) =
+    @ccall LIB.moec_context_device(context::Ptr{moec_context}, out::Ptr{moec_device_info})::Int32
+
+"Hold at least `bytes` of scratch, so that later calls without a caller's workspace do not allocate."
+moec_context_reserve(context, bytes, stream) =
+    @ccall LIB.moec_context_reserve(context::Ptr{moec_context}, bytes::UInt64, stream::Ptr{Cvoid})::Int32
+
+"Give unused scratch back."
+moec_context_trim(context) =
+    @ccall LIB.moec_context_trim(context::Ptr{moec_context})::Int32
+
+"Non-blocking: *deferred gets the status of device work that failed after its call returned."
+moec_context_poll(context, deferred) =
+    @ccall LIB.moec_context_poll(context::Ptr{moec_context}, deferred::Ptr{Int32})::Int32
+
+"Wait for the stream; returns a deferred error if there is one."
+moec_context_sync(context, stream) =
+    @ccall LIB.moec_context_sync(context::Ptr{moec_context}, stream::Ptr{Cvoid})::Int32
+
+moec_context_stats(context, out) =
+    @ccall LIB.moec_context_stats(context::Ptr{moec_context}, out::Ptr{moec_stats})::Int32
+
+moec_context_stats_reset(context) =
+    @ccall LIB.moec_context_stats_reset(context::Ptr{moec_context})::Int32
+
+"Compact view of `data`; shape has ndim entries."
+moec_tensor_make(out, data, dtype, device_type, device_id, ndim, shape) =
+    @ccall LIB.moec_tensor_make(out::Ptr{moec_tensor}, data::Ptr{Cvoid}, dtype::UInt32, device_type::Int32, device_id::Int32, ndim::Int32, shape::Ptr{Int64})::Int32
+
+"Borrow a DLTensor*. NULL strides and non-zero byte_offset are understood."
+moec_tensor_from_dlpack(dl_tensor, out) =
+    @ccall LIB.moec_tensor_from_dlpack(dl_tensor::Ptr{Cvoid}, out::Ptr{moec_tensor})::Int32
+
+"Elements, or -1 on overflow, a negative extent or NULL."
+moec_tensor_numel(tensor) =
+    @ccall LIB.moec_tensor_numel(tensor::Ptr{moec_tensor})::Int64
+
+"Bytes of the elements, or -1 likewise."
+moec_tensor_bytes(tensor) =
+    @ccall LIB.moec_tensor_bytes(tensor::Ptr{moec_tensor})::Int64
+
+"Validate dtype, dimensions, strides, alignment and device type."
+moec_tensor_check(tensor) =
+    @ccall LIB.moec_tensor_check(tensor::Ptr{moec_tensor})::Int32
+
+"Immutable router. E_UNSUPPORTED names a legal combination that is not implemented."
+moec_router_create(context, desc, out) =
+    @ccall LIB.moec_router_create(context::Ptr{moec_context}, desc::Ptr{moec_router_desc}, out::Ptr{Ptr{moec_router}})::Int32
+
+moec_router_free(router) =
+    @ccall LIB.moec_router_free(router::Ptr{moec_router})::Cvoid
+
+"logits = transform(x) * weight^T + bias, fp32 accumulation."
+moec_gate_forward(router, args, stream) =
+    @ccall LIB.moec_gate_forward(router::Ptr{moec_router}, args::Ptr{moec_gate_args}, stream::Ptr{Cvoid})::Int32
+
+moec_gate_backward(router, args, stream) =
+    @ccall LIB.moec_gate_backward(router::Ptr{moec_router}, args::Ptr{moec_gate_grad_args}, stream::Ptr{Cvoid})::Int32
+
+"logits -> expert ids and routing weights."
+moec_route_forward(router, args, stream) =
+    @ccall LIB.moec_route_forward(router::Ptr{moec_router}, args::Ptr{moec_route_args}, stream::Ptr{Cvoid})::Int32
+
+"d(routing weights) -> d(logits). Selection itself has no gradient."
+moec_route_backward(router, args, stream) =
+    @ccall LIB.moec_route_backward(router::Ptr{moec_router}, args::Ptr{moec_route_grad_args}, stream::Ptr{Cvoid})::Int32
+
+"Aux-loss-free balancing: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) = 0. counts [E+Z] i32 (as from route_forward, all-reduced first if wanted), bias [E+Z] f32."
+moec_router_bias_update(router, counts, rate, bias, stream) =
+    @ccall LIB.moec_router_bias_update(router::Ptr{moec_router}, counts::Ptr{moec_tensor}, rate::Float32, bias::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"O(E) scratch, whatever T."
+moec_loss_forward(context, args, stream) =
+    @ccall LIB.moec_loss_forward(context::Ptr{moec_context}, args::Ptr{moec_loss_args}, stream::Ptr{Cvoid})::Int32
+
+moec_loss_backward(context, args, stream) =
+    @ccall LIB.moec_loss_backward(context::Ptr{moec_context}, args::Ptr{moec_loss_args}, stream::Ptr{Cvoid})::Int32
+
+"Bytes of a plan's memory for max_tokens, and P's bound."
+moec_plan_size(desc, bytes, max_rows) =
+    @ccall LIB.moec_plan_size(desc::Ptr{moec_plan_desc}, bytes::Ptr{UInt64}, max_rows::Ptr{Int64})::Int32
+
+"memory NULL: the context allocates once; else at least moec_plan_size bytes, kept by the caller."
+moec_plan_create(context, desc, memory, out) =
+    @ccall LIB.moec_plan_create(context::Ptr{moec_context}, desc::Ptr{moec_plan_desc}, memory::Ptr{moec_buffer}, out::Ptr{Ptr{moec_plan}})::Int32
+
+moec_plan_free(plan) =
+    @ccall LIB.moec_plan_free(plan::Ptr{moec_plan})::Cvoid
+
+"Rebuild in place. expert_ids [T,K] i32|i64, weights [T,K] f32 (absent = 1)."
+moec_plan_from_topk(plan, expert_ids, weights, stream) =
+    @ccall LIB.moec_plan_from_topk(plan::Ptr{moec_plan}, expert_ids::Ptr{moec_tensor}, weights::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"Route and build. args' outputs may be absent."
+moec_plan_from_logits(plan, router, args, stream) =
+    @ccall LIB.moec_plan_from_logits(plan::Ptr{moec_plan}, router::Ptr{moec_router}, args::Ptr{moec_route_args}, stream::Ptr{Cvoid})::Int32
+
+"routing_map [T,E] u8|bool|i32 (non-zero = routed; slots by ascending id; more than top_k per token is E_OVERFLOW), probs [T,E] f32 (absent = 1)."
+moec_plan_from_map(plan, routing_map, probs, stream) =
+    @ccall LIB.moec_plan_from_map(plan::Ptr{moec_plan}, routing_map::Ptr{moec_tensor}, probs::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"EXPERT_CHOICE: scores [T,E] f32; token_mask [T] optional (NULL). Ties to the lowest token."
+moec_plan_from_scores(plan, scores, token_mask, stream) =
+    @ccall LIB.moec_plan_from_scores(plan::Ptr{moec_plan}, scores::Ptr{moec_tensor}, token_mask::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"Adopt a plan already present in the caller's memory (written there by an equal desc)."
+moec_plan_attach(plan, num_tokens) =
+    @ccall LIB.moec_plan_attach(plan::Ptr{moec_plan}, num_tokens::Int64)::Int32
+
+"Borrowed view of one array (moec_plan_field 0..10); valid until the plan is rebuilt or freed."
+moec_plan_view(plan, field, out) =
+    @ccall LIB.moec_plan_view(plan::Ptr{moec_plan}, field::Int32, out::Ptr{moec_tensor})::Int32
+
+"Copy any field; dst i32 or i64 of the field's shape."
+moec_plan_export(plan, field, dst, stream) =
+    @ccall LIB.moec_plan_export(plan::Ptr{moec_plan}, field::Int32, dst::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"Host copy of TOTALS; waits for the stream."
+moec_plan_totals_sync(plan, totals, stream) =
+    @ccall LIB.moec_plan_totals_sync(plan::Ptr{moec_plan}, totals::Ptr{Int32}, stream::Ptr{Cvoid})::Int32
+
+"Serialised form: versioned, checksummed, little-endian. buffer NULL or too small: only *need is set (E_WORKSPACE if buffer is not NULL). Waits for the stream."
+moec_plan_save_sync(plan, buffer, bytes, need, stream) =
+    @ccall LIB.moec_plan_save_sync(plan::Ptr{moec_plan}, buffer::Ptr{Cvoid}, bytes::UInt64, need::Ptr{UInt64}, stream::Ptr{Cvoid})::Int32
+
+"Restores bit for bit into a plan of an equal desc. E_CORRUPT, E_MISMATCH."
+moec_plan_restore_sync(plan, buffer, bytes, stream) =
+    @ccall LIB.moec_plan_restore_sync(plan::Ptr{moec_plan}, buffer::Ptr{Cvoid}, bytes::UInt64, stream::Ptr{Cvoid})::Int32
+
+moec_permute(context, args, stream) =
+    @ccall LIB.moec_permute(context::Ptr{moec_context}, args::Ptr{moec_permute_args}, stream::Ptr{Cvoid})::Int32
+
+moec_unpermute(context, args, stream) =
+    @ccall LIB.moec_unpermute(context::Ptr{moec_context}, args::Ptr{moec_unpermute_args}, stream::Ptr{Cvoid})::Int32
+
+moec_permute_backward(context, args, stream) =
+    @ccall LIB.moec_permute_backward(context::Ptr{moec_context}, args::Ptr{moec_permute_grad_args}, stream::Ptr{Cvoid})::Int32
+
+moec_unpermute_backward(context, args, stream) =
+    @ccall LIB.moec_unpermute_backward(context::Ptr{moec_context}, args::Ptr{moec_unpermute_grad_args}, stream::Ptr{Cvoid})::Int32
+
+"An empty set; usable by any context on the same device."
+moec_weights_create(context, desc, out) =
+    @ccall LIB.moec_weights_create(context::Ptr{moec_context}, desc::Ptr{moec_weights_desc}, out::Ptr{Ptr{moec_weights}})::Int32
+
+moec_weights_free(weights) =
+    @ccall LIB.moec_weights_free(weights::Ptr{moec_weights})::Cvoid
+
+"Borrow the matrices; the caller keeps them alive and may change their values unless FROZEN."
+moec_weights_bind(weights, set) =
+    @ccall LIB.moec_weights_bind(weights::Ptr{moec_weights}, set::Ptr{moec_weight_set})::Int32
+
+moec_weights_query(weights, out) =
+    @ccall LIB.moec_weights_query(weights::Ptr{moec_weights}, out::Ptr{moec_weights_info})::Int32
+
+"FROZEN only: make the packed copy. memory NULL: the library allocates; else packed_bytes of the caller's."
+moec_weights_pack(weights, memory, stream) =
+    @ccall LIB.moec_weights_pack(weights::Ptr{moec_weights}, memory::Ptr{moec_buffer}, stream::Ptr{Cvoid})::Int32
+
+"Re-read the bound matrices of experts [first, first+count) into the packed copy after they changed."
+moec_weights_refresh(weights, first, count, stream) =
+    @ccall LIB.moec_weights_refresh(weights::Ptr{moec_weights}, first::Int32, count::Int32, stream::Ptr{Cvoid})::Int32
+
+"Packed weights no longer need the caller's matrices: forget them. E_INVALID_STATE when not packed."
+moec_weights_release_source(weights) =
+    @ccall LIB.moec_weights_release_source(weights::Ptr{moec_weights})::Int32
+
+"Write the packed copy to a file / map such a file (read-only, shared between processes). E_CORRUPT: damaged; E_MISMATCH: another desc or packed_format."
+moec_weights_save_sync(weights, path) =
+    @ccall LIB.moec_weights_save_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
+
+moec_weights_map_sync(weights, path) =
+    @ccall LIB.moec_weights_map_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
+
+"Immutable; kernels are chosen here by device, type and shape, never by timing."
+moec_experts_create(context, desc, out) =
+    @ccall LIB.moec_experts_create(context::Ptr{moec_context}, desc::Ptr{moec_experts_desc}, out::Ptr{Ptr{moec_experts}})::Int32
+
+moec_experts_free(experts) =
+    @ccall LIB.moec_experts_free(experts::Ptr{moec_experts})::Cvoid
+
+"Exact bytes, independent of the routing."
+moec_experts_query(experts, out) =
+    @ccall LIB.moec_experts_query(experts::Ptr{moec_experts}, out::Ptr{moec_experts_sizes})::Int32
+
+"y = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t])."
+moec_experts_forward(experts, args, stream) =
+    @ccall LIB.moec_experts_forward(experts::Ptr{moec_experts}, args::Ptr{moec_experts_args}, stream::Ptr{Cvoid})::Int32
+
+moec_experts_backward(experts, args, stream) =
+    @ccall LIB.moec_experts_backward(experts::Ptr{moec_experts}, args::Ptr{moec_experts_grad_args}, stream::Ptr{Cvoid})::Int32
+
+"JSON: for T tokens the kernels, their tiles, and bytes. *need counts the final NUL; buffer may be NULL."
+moec_experts_describe(experts, weights, num_tokens, buffer, bytes, need) =
+    @ccall LIB.moec_experts_describe(experts::Ptr{moec_experts}, weights::Ptr{moec_weights}, num_tokens::Int64, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
+
+moec_layer_create(context, desc, out) =
+    @ccall LIB.moec_layer_create(context::Ptr{moec_context}, desc::Ptr{moec_layer_desc}, out::Ptr{Ptr{moec_layer}})::Int32
+
+moec_layer_free(layer) =
+    @ccall LIB.moec_layer_free(layer::Ptr{moec_layer})::Cvoid
+
+moec_layer_query(layer, out) =
+    @ccall LIB.moec_layer_query(layer::Ptr{moec_layer}, out::Ptr{moec_experts_sizes})::Int32
+
+moec_layer_forward(layer, args, stream) =
+    @ccall LIB.moec_layer_forward(layer::Ptr{moec_layer}, args::Ptr{moec_layer_args}, stream::Ptr{Cvoid})::Int32
+
+moec_layer_backward(layer, args, stream) =
+    @ccall LIB.moec_layer_backward(layer::Ptr{moec_layer}, args::Ptr{moec_layer_grad_args}, stream::Ptr{Cvoid})::Int32
+
+moec_layer_describe(layer, weights, num_tokens, buffer, bytes, need) =
+    @ccall LIB.moec_layer_describe(layer::Ptr{moec_layer}, weights::Ptr{moec_weights}, num_tokens::Int64, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32

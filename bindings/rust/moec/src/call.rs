@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Arguments of the big calls: one builder per C struct, one method per field, each borrowing what
+//! it is given.
+use crate::error::sized;
+use crate::handle::{Plan, Weights};
+use crate::tensor::{Tensor, TensorMut};
+use moec_sys as sys;
+use std::marker::PhantomData;
+
+macro_rules! calls {
+    ($($(#[$doc:meta])* $name:ident: $raw:ident {
+        $(read: $($read:ident),+;)?
+        $(write: $($write:ident),+;)?
+        $(set: $($set:ident: $type:ty),+;)?
+        $(handle: $($handle:ident: $kind:ty),+;)?
+        $(matrices: $($matrices:ident),+;)?
+    })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone)]
+        pub struct $name<'a> {
+            pub(crate) raw: sys::$raw,
+            memory: PhantomData<&'a ()>,
+        }
+        impl Default for $name<'_> {
+            fn default() -> Self {
+                Self { raw: sized(), memory: PhantomData }
+            }
+        }
+        impl<'a> $name<'a> {
+            pub fn new() -> Self {
+                Self::default()
+            }
+            $($(pub fn $read(mut self, tensor: Tensor<'a>) -> Self {
+                self.raw.$read = tensor.raw;
+                self
+            })+)?
+            $($(pub fn $write(mut self, tensor: TensorMut<'a>) -> Self {
+                self.raw.$write = tensor.raw;
+                self
+            })+)?
+            $($(pub fn $set(mut self, value: $type) -> Self {
+                self.raw.$set = value;
+                self
+            })+)?
+            $($(pub fn $handle(mut self, handle: &'a $kind) -> Self {
+                self.raw.$handle = handle.raw;
+                self
+            })+)?
+            $($(pub fn $matrices(mut self, set: &'a WeightSet<'a>) -> Self {
+                self.raw.$matrices = &set.raw;
+                self
+            })+)?
+        }
+    )*};
+}
+
+macro_rules! buffers {
+    ($($name:ident: $($field:ident),+;)*) => {$(
+        impl<'a> $name<'a> {
+            $(pub fn $field(mut self, bytes: &'a mut [u8]) -> Self {
+                self.raw.$field = sys::moec_buffer { ptr: bytes.as_mut_ptr() as *mut _,
+                    bytes: bytes.len() as u64 };
+                self
+            })+
+        }
+    )*};
+}
+
+calls! {
+    /// Logits to expert ids and routing weights.
+    RouteCall: moec_route_args {
+        read: logits, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids;
+        write: expert_ids, weights, scores, counts;
+    }
+    /// Experts on a plan: forward.
+    ExpertsCall: moec_experts_args {
+        read: x, shared_gate, shared_gate_bias, output_bias, residual;
+        write: y;
+        handle: plan: Plan, weights: Weights<'a>, shared_weights: Weights<'a>;
+    }
+    /// Experts on a plan: gradients; every output that is not given is skipped.
+    ExpertsGradCall: moec_experts_grad_args {
+        read: x, shared_gate, shared_gate_bias, d_y;
+        write: d_x, d_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual;
+        set: flags: u32;
+        handle: plan: Plan, weights: Weights<'a>, shared_weights: Weights<'a>;
+        matrices: d_expert_weights, d_shared_weights;
+    }
+    /// The whole layer: forward.
+    LayerCall: moec_layer_args {
+        read: x, router_x, gate_weight, gate_bias, input_scale, select_bias, per_expert_scale,
+            token_mask,
+              table, token_ids, given_ids, shared_gate, shared_gate_bias, output_bias, residual;
+        write: y, logits, expert_ids, routing_weights, counts;
+        set: rng_offset: u64;
+        handle: weights: Weights<'a>, shared_weights: Weights<'a>;
+    }
+    /// The whole layer: gradients; every output that is not given is skipped.
+    LayerGradCall: moec_layer_grad_args {
+        read: d_y, d_logits_in;
+        write: d_x, d_router_x, d_gate_weight, d_gate_bias, d_input_scale, d_per_expert_scale,
+            d_shared_gate,
+               d_shared_gate_bias, d_output_bias, d_residual, d_routing_weights;
+        set: flags: u32;
+        matrices: d_expert_weights, d_shared_weights;
+    }
+}
+
+buffers! {
+    ExpertsCall: saved, workspace;
+    ExpertsGradCall: saved, workspace;
+    LayerCall: saved, workspace;
+    LayerGradCall: workspace;
+}
+
+impl<'a> LayerGradCall<'a> {
+    /// The forward call's inputs and its saved buffer.
+    pub fn forward(mut self, call: &'a LayerCall<'a>) -> Self {
+        self.raw.forward = &call.raw;
+        self
+    }
+}
+
+/// The matrices of a set of experts, or their gradients.
+#[derive(Clone)]
+pub struct WeightSet<'a> {
+    pub(crate) raw: sys::moec_weight_set,
+    memory: PhantomData<&'a ()>,
+}
+
+impl Default for WeightSet<'_> {
+    fn default() -> Self {
+        Self {
+            raw: sized(),
+            memory: PhantomData,
+        }
+    }
+}
+
+macro_rules! matrices {
+    ($($field:ident, $bias:ident, $d_field:ident, $d_bias:ident;)*) => {
+        impl<'a> WeightSet<'a> {
+            pub fn new() -> Self {
+                Self::default()
+            }
+            $(
+                pub fn $field(mut self, matrix: Tensor<'a>) -> Self {
+                    self.raw.$field.data = matrix.raw;
+                    self
+                }
+                pub fn $bias(mut self, bias: Tensor<'a>) -> Self {
+                    self.raw.$field.bias = bias.raw;
+                    self
+                }
+                /// Where the gradient of this matrix goes.
+                pub fn $d_field(mut self, matrix: TensorMut<'a>) -> Self {
+                    self.raw.$field.data = matrix.raw;
+                    self
+                }
+                /// Where the gradient of this bias goes.
+                pub fn $d_bias(mut self, bias: TensorMut<'a>) -> Self {
+                    self.raw.$field.bias = bias.raw;
+                    self
+                }
+            )*
+        }
+    };
+}
+matrices! {
+    gate_up, gate_up_bias, d_gate_up, d_gate_up_bias;
+    gate, gate_bias, d_gate, d_gate_bias;
+    up, up_bias, d_up, d_up_bias;
+    down, down_bias, d_down, d_down_bias;
+}

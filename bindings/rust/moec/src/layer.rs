@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+use crate::call::{ExpertsCall, ExpertsGradCall, LayerCall, LayerGradCall, RouteCall, WeightSet};
+use crate::error::{check, sized, Result};
+use crate::handle::{Context, Experts, Layer, Plan, Router, Stream, Weights};
+use crate::tensor::Tensor;
+use moec_sys as sys;
+use std::ptr::{null, null_mut};
+
+macro_rules! descriptors {
+    ($($(#[$doc:meta])* $name:ident: $raw:ident { $($field:ident: $type:ty),+ })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub struct $name(pub(crate) sys::$raw);
+        impl Default for $name {
+            fn default() -> Self {
+                Self(sized())
+            }
+        }
+        impl $name {
+            pub fn new() -> Self {
+                Self::default()
+            }
+            $(pub fn $field(mut self, value: $type) -> Self {
+                self.0.$field = value;
+                self
+            })+
+            /// The C struct.
+            pub fn as_raw(&self) -> &sys::$raw {
+                &self.0
+            }
+        }
+    )*};
+}
+
+descriptors! {
+    /// What a router computes; constants are `moec_sys::MOEC_*`, zero fields are defaults.
+    RouterDesc: moec_router_desc {
+        flags: u32, num_experts: i32, num_zero_experts: i32, top_k: i32, input: u32, rms_eps: f32,
+            jitter: f32,
+        logit_precision: u32, logit_softcap: f32, score: u32, score_precision: u32,
+            selection: u32, num_groups: i32,
+        top_groups: i32, group_top_m: i32, group_fill: u32, mixer_eps: f32, weight_rule: u32,
+            norm: u32,
+        norm_eps: f32, norm_p: f32, norm_precision: u32, scale: f32, weight_precision: u32,
+            slot_order: u32,
+        data_dtype: u32, seed: u64
+    }
+    /// What the experts compute.
+    ExpertsDesc: moec_experts_desc {
+        hidden: i64, inter: i64, shared_inter: i64, num_experts: i32, num_zero_experts: i32,
+            top_k: i32,
+        expert_begin: i32, expert_end: i32, align: i32, gate_layout: u32, dtype: u32,
+        activation: sys::moec_activation, shared_activation: sys::moec_activation,
+            weight_position: u32,
+        combine: u32, act_rounding: u32, shared: u32, save: u32, output_scale: f32
+    }
+    /// How expert matrices lie in memory.
+    WeightsDesc: moec_weights_desc {
+        flags: u32, num_experts: i32, gate_layout: u32, hidden: i64, inter: i64,
+            gate_up_orientation: u32,
+        down_orientation: u32, dtype: u32, bias_dtype: u32
+    }
+    /// Bounds and rules of a plan.
+    PlanDesc: moec_plan_desc {
+        max_tokens: i64, num_experts: i32, num_zero_experts: i32, top_k: i32, kind: u32,
+            expert_begin: i32,
+        expert_end: i32, align: i32, drop: u32, capacity: i64, capacity_factor: f32
+    }
+}
+
+impl Router {
+    pub fn new(context: &Context, desc: &RouterDesc) -> Result<Self> {
+        let mut raw = null_mut();
+        check(unsafe { sys::moec_router_create(context.raw, &desc.0, &mut raw) })?;
+        Ok(Self::own(raw))
+    }
+
+    pub fn route(&self, call: &mut RouteCall<'_>, stream: Stream) -> Result<()> {
+        check(unsafe { sys::moec_route_forward(self.raw, &call.raw, stream.0) })
+    }
+}
+
+impl Plan {
+    pub fn new(context: &Context, desc: &PlanDesc) -> Result<Self> {
+        let mut raw = null_mut();
+        check(unsafe { sys::moec_plan_create(context.raw, &desc.0, null(), &mut raw) })?;
+        Ok(Self::own(raw))
+    }
+
+    /// Rebuild from ids `[T, K]` (i32 or i64) and weights `[T, K]` (f32; `None` = 1).
+    pub fn from_topk(
+        &mut self,
+        expert_ids: Tensor<'_>,
+        weights: Option<Tensor<'_>>,
+        stream: Stream,
+    ) -> Result<()> {
+        let weights = weights.map(|w| w.raw);
+        let weights = crate::handle::optional(weights.as_ref());
+        check(unsafe { sys::moec_plan_from_topk(self.raw, &expert_ids.raw, weights, stream.0) })
+    }
+
+    /// Routed rows, rows in use, dropped rows, largest group. Waits for the stream.
+    pub fn totals(&self, stream: Stream) -> Result<[i32; 4]> {
+        let mut totals = [0; 4];
+        check(unsafe { sys::moec_plan_totals_sync(self.raw, totals.as_mut_ptr(), stream.0) })?;
+        Ok(totals)
+    }
+
+    /// The serialised plan.
+    pub fn save(&self, stream: Stream) -> Result<Vec<u8>> {
+        let mut need = 0;
+        check(unsafe { sys::moec_plan_save_sync(self.raw, null_mut(), 0, &mut need, stream.0) })?;
+        let mut bytes = vec![0u8; need as usize];
+        check(unsafe {
+            sys::moec_plan_save_sync(
+                self.raw,
+                bytes.as_mut_ptr() as *mut _,
+                need,
+                &mut need,
+                stream.0,
+            )
+        })?;
+        Ok(bytes)
+    }
+
+    /// Restore a serialised plan, bit for bit.
+    pub fn restore(&mut self, bytes: &[u8], stream: Stream) -> Result<()> {
+        let (pointer, count) = (bytes.as_ptr() as *const _, bytes.len() as u64);
+        check(unsafe { sys::moec_plan_restore_sync(self.raw, pointer, count, stream.0) })
+    }
+}
+
+impl<'a> Weights<'a> {
+    /// Borrow the matrices of `set` for the lifetime of the handle.
+    pub fn new(context: &Context, desc: &WeightsDesc, set: &WeightSet<'a>) -> Result<Self> {
+        let mut raw = null_mut();
+        check(unsafe { sys::moec_weights_create(context.raw, &desc.0, &mut raw) })?;
+        let weights = Self::own(raw);
+        check(unsafe { sys::moec_weights_bind(raw, &set.raw) })?;
+        Ok(weights)
+    }
+
+    /// Make the packed copy; only for weights declared frozen.
+    pub fn pack(&mut self, stream: Stream) -> Result<()> {
+        check(unsafe { sys::moec_weights_pack(self.raw, null(), stream.0) })
+    }
+}
+
+/// Bytes for T tokens: `base + T * per_token`.
+pub type Size = sys::moec_size;
+
+fn sizes(
+    query: impl FnOnce(*mut sys::moec_experts_sizes) -> i32,
+) -> Result<sys::moec_experts_sizes> {
+    let mut out = sized();
+    check(query(&mut out))?;
+    Ok(out)
+}
+
+/// Bytes that `size` says for `num_tokens` tokens.
+pub fn bytes_for(size: Size, num_tokens: usize) -> usize {
+    (size.base + size.per_token * num_tokens as u64) as usize
+}
+
+impl Experts {
+    pub fn new(context: &Context, desc: &ExpertsDesc) -> Result<Self> {
+        let mut raw = null_mut();
+        check(unsafe { sys::moec_experts_create(context.raw, &desc.0, &mut raw) })?;
+        Ok(Self::own(raw))
+    }
+
+    pub fn sizes(&self) -> Result<sys::moec_experts_sizes> {
+        sizes(|out| unsafe { sys::moec_experts_query(self.raw, out) })
+    }
+
+    pub fn forward(&self, call: &mut ExpertsCall<'_>, stream: Stream) -> Result<()> {
+        check(unsafe { sys::moec_experts_forward(self.raw, &call.raw, stream.0) })
+    }
+
+    pub fn backward(&self, call: &mut ExpertsGradCall<'_>, stream: Stream) -> Result<()> {
+        check(unsafe { sys::moec_experts_backward(self.raw, &call.raw, stream.0) })
+    }
+}
+
+impl Layer {
+    pub fn new(context: &Context, router: &RouterDesc, experts: &ExpertsDesc) -> Result<Self> {
+        let mut desc: sys::moec_layer_desc = sized();
+        (desc.router, desc.experts) = (&router.0, &experts.0);
+        let mut raw = null_mut();
+        check(unsafe { sys::moec_layer_create(context.raw, &desc, &mut raw) })?;
+        Ok(Self::own(raw))
+    }
+
+    pub fn sizes(&self) -> Result<sys::moec_experts_sizes> {
+        sizes(|out| unsafe { sys::moec_layer_query(self.raw, out) })
+    }
+
+    pub fn forward(&self, call: &mut LayerCall<'_>, stream: Stream) -> Result<()> {
+        check(unsafe { sys::moec_layer_forward(self.raw, &call.raw, stream.0) })
+    }
+
+    pub fn backward(&self, call: &mut LayerGradCall<'_>, stream: Stream) -> Result<()> {
+        check(unsafe { sys::moec_layer_backward(self.raw, &call.raw, stream.0) })
+    }
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Mixture-of-Experts layers: routing, plans, grouped experts, forward and backward, on libmoec.
+//!
+//! Handles own, tensors borrow, every failed call is an [`Error`] with the library's own words.
+//! Shapes: T tokens, H hidden, I intermediate, E experts, K experts per token; see `moec.h`.
+#![doc = include_str!("../README.md")]
+
+mod call;
+mod error;
+mod handle;
+mod layer;
+mod tensor;
+
+pub use call::{ExpertsCall, ExpertsGradCall, LayerCall, LayerGradCall, RouteCall, WeightSet};
+pub use error::{Error, Result};
+pub use half;
+pub use handle::{device_count, version, Context, Experts, Layer, Plan, Router, Stream, Weights};
+pub use layer::{bytes_for, ExpertsDesc, PlanDesc, RouterDesc, Size, WeightsDesc};
+pub use moec_sys as sys;
+pub use tensor::{Element, Tensor, TensorMut};

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+use moec_sys as sys;
+use std::marker::PhantomData;
+
+/// Element types that tensors may have.
+pub trait Element: Copy + Send + Sync + 'static {
+    const DTYPE: u32;
+}
+
+macro_rules! elements {
+    ($($type:ty => $dtype:ident),*) => {$(
+        impl Element for $type { const DTYPE: u32 = sys::$dtype; }
+    )*};
+}
+elements!(f32 => MOEC_F32, f64 => MOEC_F64, half::f16 => MOEC_F16, half::bf16 => MOEC_BF16,
+          i32 => MOEC_I32, i64 => MOEC_I64, i8 => MOEC_I8, u8 => MOEC_U8, bool => MOEC_BOOL);
+
+fn describe(
+    data: *mut std::os::raw::c_void,
+    dtype: u32,
+    device: (u32, i32),
+    shape: &[usize],
+) -> sys::moec_tensor {
+    assert!(
+        shape.len() <= sys::MOEC_MAX_DIMS as usize,
+        "a tensor has at most {} dimensions",
+        sys::MOEC_MAX_DIMS
+    );
+    // SAFETY: plain data; all-zero means "absent".
+    let mut tensor: sys::moec_tensor = unsafe { std::mem::zeroed() };
+    tensor.data = data;
+    tensor.device_type = device.0 as i32;
+    tensor.device_id = device.1;
+    tensor.dtype = dtype;
+    tensor.ndim = shape.len() as i32;
+    for (to, &from) in tensor.shape.iter_mut().zip(shape) {
+        *to = from as i64;
+    }
+    tensor
+}
+
+fn checked_len(len: usize, shape: &[usize]) {
+    let wanted: usize = shape.iter().product();
+    assert_eq!(
+        len, wanted,
+        "slice has {len} elements, shape {shape:?} needs {wanted}"
+    );
+}
+
+/// A borrowed, compact, row-major array that the library reads.
+#[derive(Clone, Copy)]
+pub struct Tensor<'a> {
+    pub(crate) raw: sys::moec_tensor,
+    memory: PhantomData<&'a ()>,
+}
+
+/// A borrowed, compact, row-major array that the library writes.
+pub struct TensorMut<'a> {
+    pub(crate) raw: sys::moec_tensor,
+    memory: PhantomData<&'a mut ()>,
+}
+
+impl<'a> Tensor<'a> {
+    /// View of host memory. Panics if the shape does not have `data.len()` elements.
+    pub fn new<T: Element>(data: &'a [T], shape: &[usize]) -> Self {
+        checked_len(data.len(), shape);
+        Self {
+            raw: describe(data.as_ptr() as *mut _, T::DTYPE, (sys::MOEC_CPU, 0), shape),
+            memory: PhantomData,
+        }
+    }
+
+    /// View of memory on a device.
+    ///
+    /// # Safety
+    /// `data` must be valid for reads of the whole shape on that device until the work queued with
+    /// it is done.
+    pub unsafe fn from_device<T: Element>(
+        data: *const T,
+        device_type: u32,
+        device_id: i32,
+        shape: &[usize],
+    ) -> Self {
+        Self {
+            raw: describe(data as *mut _, T::DTYPE, (device_type, device_id), shape),
+            memory: PhantomData,
+        }
+    }
+}
+
+impl<'a> TensorMut<'a> {
+    /// View of host memory. Panics if the shape does not have `data.len()` elements.
+    pub fn new<T: Element>(data: &'a mut [T], shape: &[usize]) -> Self {
+        checked_len(data.len(), shape);
+        Self {
+            raw: describe(
+                data.as_mut_ptr() as *mut _,
+                T::DTYPE,
+                (sys::MOEC_CPU, 0),
+                shape,
+            ),
+            memory: PhantomData,
+        }
+    }
+
+    /// View of memory on a device.
+    ///
+    /// # Safety
+    /// As [`Tensor::from_device`], and nothing else may use the memory meanwhile.
+    pub unsafe fn from_device<T: Element>(
+        data: *mut T,
+        device_type: u32,
+        device_id: i32,
+        shape: &[usize],
+    ) -> Self {
+        Self {
+            raw: describe(data as *mut _, T::DTYPE, (device_type, device_id), shape),
+            memory: PhantomData,
+        }
+    }
+}
+
+#[cfg(feature = "ndarray")]
+mod views {
+    use super::*;
+    use ndarray::{ArrayView, ArrayViewMut, Dimension};
+
+    impl<'a> Tensor<'a> {
+        /// View of an array in standard (row-major) layout; panics for another layout.
+        pub fn from_view<T: Element, D: Dimension>(view: ArrayView<'a, T, D>) -> Self {
+            let shape = view.shape().to_vec();
+            let data = view
+                .to_slice()
+                .expect("the array is not in standard layout");
+            Self::new(data, &shape)
+        }
+    }
+
+    impl<'a> TensorMut<'a> {
+        /// View of an array in standard (row-major) layout; panics for another layout.
+        pub fn from_view<T: Element, D: Dimension>(view: ArrayViewMut<'a, T, D>) -> Self {
+            let shape = view.shape().to_vec();
+            let data = view
+                .into_slice()
+                .expect("the array is not in standard layout");
+            Self::new(data, &shape)
+        }
+    }
+}
