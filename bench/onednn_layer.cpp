@@ -8,7 +8,6 @@ namespace moec::bench {
 namespace {
 using dnnl::memory;
 using Tag = memory::format_tag;
-
 }  // namespace
 
 // One of gate, up and down: y [m, n] = x [m, k] * W^T, W [n, k] of each expert.

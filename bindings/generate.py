@@ -59,12 +59,6 @@ def describe_type(kind):
     return {"kind": "int" if signed else "uint", "bits": 8 * target.get_size()}
 
 
-def first_line(cursor):
-    """The comment right before or behind a declaration, as one line."""
-    text = cursor.raw_comment or ""
-    return " ".join(text.replace("/*", " ").replace("*/", " ").replace("\n *", " ").split())
-
-
 def comment_before(lines, cursor):
     """Plain /* */ comments are not attached by clang: take the one that ends on the line before."""
     end = cursor.extent.start.line - 2

@@ -63,7 +63,7 @@ class Fuzz {
   moec_tensor tensor(moec_dtype dtype, std::initializer_list<int64_t> shape);
   // Fill a zeroed struct so that a call with it may well succeed; false if the name has no
   // template.
-  bool make_valid(const std::string& name, void* out, int depth);
+  bool make_valid(const std::string& name, void* out);
 
  private:
   void mutate(const Struct& kind, char* at, int depth);

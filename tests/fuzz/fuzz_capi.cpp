@@ -325,7 +325,7 @@ void* Fuzz::structure(const std::string& name, bool out, int depth) {
   if (out) {
     for (uint32_t i = 0; i < kind.bytes; ++i) at[i] = char(random_());
   } else {
-    make_valid(name, at, depth);
+    make_valid(name, at);
     static constexpr int kDamage[] = {0, 0, 0, 1, 1, 2, 5};
     for (int n = kDamage[below(std::size(kDamage))]; n > 0; --n) mutate(kind, at, depth);
   }

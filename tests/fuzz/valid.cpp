@@ -194,7 +194,7 @@ constexpr Template kTemplates[] = {TEMPLATE(moec_router_desc),
 
 }  // namespace
 
-bool Fuzz::make_valid(const std::string& name, void* out, int) {
+bool Fuzz::make_valid(const std::string& name, void* out) {
   for (const Template& row : kTemplates)
     if (name == row.name) {
       row.make(*this, out);
