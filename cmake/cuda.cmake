@@ -6,7 +6,7 @@ find_package(CUDAToolkit 13 REQUIRED)
 include(src/backend/cuda/sources.cmake)
 
 set(cuda_objects "")
-foreach(set IN ITEMS sm90 portable host)
+foreach(set IN ITEMS sm90 portable exact host)
   if(NOT MOEC_CUDA_SOURCES_${set})
     continue()
   endif()
@@ -18,7 +18,8 @@ foreach(set IN ITEMS sm90 portable host)
     ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
   target_link_libraries(${target} PRIVATE moec_options CUDA::cudart_static)
   target_compile_options(${target} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xfatbin=-compress-all>)
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xfatbin=-compress-all
+    ${MOEC_CUDA_FLAGS_${set}}>)
   if(MOEC_DEVELOPER)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra>)

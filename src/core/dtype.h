@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types: sizes, names, and scalar conversions (round to nearest even) for host code.
+// Element types: sizes, names, and scalar conversions (round to nearest even), host and device.
 #pragma once
 
 #include <moec/moec.h>
@@ -7,6 +7,8 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+
+#include "core/portable.h"
 
 namespace moec {
 
@@ -17,15 +19,15 @@ struct f16 {
   uint16_t bits;
 };
 
-inline float to_float(float value) {
+MOEC_HD float to_float(float value) {
   return value;
 }
 
-inline float to_float(bf16 value) {
+MOEC_HD float to_float(bf16 value) {
   return std::bit_cast<float>(uint32_t(value.bits) << 16);
 }
 
-inline float to_float(f16 value) {
+MOEC_HD float to_float(f16 value) {
   const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
   if (rest >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((rest & 0x3ffu) << 13));
   if (rest >= 0x400u) return std::bit_cast<float>(sign | ((rest << 13) + 0x38000000u));
@@ -34,22 +36,22 @@ inline float to_float(f16 value) {
 }
 
 template <class T>
-T from_float(float value);
+MOEC_HD T from_float(float value);
 
 template <>
-inline float from_float<float>(float value) {
+MOEC_HD float from_float<float>(float value) {
   return value;
 }
 
 template <>
-inline bf16 from_float<bf16>(float value) {
+MOEC_HD bf16 from_float<bf16>(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {uint16_t((bits >> 16) | 0x40u)};  // quiet NaN
   return {uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
 template <>
-inline f16 from_float<f16>(float value) {
+MOEC_HD f16 from_float<f16>(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value), sign = (bits >> 16) & 0x8000u;
   const uint32_t rest = bits & 0x7fffffffu;
   if (rest > 0x7f800000u) return {uint16_t(sign | 0x7e00u)};
@@ -62,11 +64,11 @@ inline f16 from_float<f16>(float value) {
   return {uint16_t(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
-inline bool is_real(moec_dtype dtype) {
+MOEC_HD bool is_real(moec_dtype dtype) {
   return dtype == MOEC_F32 || dtype == MOEC_F16 || dtype == MOEC_BF16;
 }
 
-inline int64_t dtype_bytes(moec_dtype dtype) {
+MOEC_HD int64_t dtype_bytes(moec_dtype dtype) {
   return int64_t((dtype >> 8) & 0xffu) / 8;
 }
 
@@ -85,21 +87,26 @@ inline const char* dtype_name(moec_dtype dtype) {
 
 // Call body.template operator()<T>() with the C++ type of a real dtype (checked by the caller).
 template <class Body>
-decltype(auto) with_real(moec_dtype dtype, Body&& body) {
+MOEC_HD decltype(auto) with_real(moec_dtype dtype, Body&& body) {
   if (dtype == MOEC_BF16) return body.template operator()<bf16>();
   if (dtype == MOEC_F16) return body.template operator()<f16>();
   return body.template operator()<float>();
 }
 
 // One element that may be only element-aligned, or of a type known at run time.
-inline float load_real(const void* base, moec_dtype dtype, int64_t index) {
+MOEC_HD float load_real(const void* base, moec_dtype dtype, int64_t index) {
   return with_real(dtype, [&]<class T>() { return to_float(static_cast<const T*>(base)[index]); });
 }
-inline void store_real(void* base, moec_dtype dtype, int64_t index, float value) {
+MOEC_HD void store_real(void* base, moec_dtype dtype, int64_t index, float value) {
   with_real(dtype, [&]<class T>() { static_cast<T*>(base)[index] = from_float<T>(value); });
 }
+// Integer ids of either width.
+MOEC_HD int64_t load_integer(const void* base, moec_dtype dtype, int64_t index) {
+  return dtype == MOEC_I64 ? static_cast<const int64_t*>(base)[index]
+                           : static_cast<const int32_t*>(base)[index];
+}
 // value as it reads after being stored as dtype.
-inline float round_real(moec_dtype dtype, float value) {
+MOEC_HD float round_real(moec_dtype dtype, float value) {
   return with_real(dtype, [&]<class T>() { return to_float(from_float<T>(value)); });
 }
 

@@ -138,4 +138,10 @@ MOEC_HD void norm_gradient(const moec_router_desc& desc, const int32_t* ids, con
   }
 }
 
+// ---- aux-loss-free balancing: sign(mean - count) without the division
+MOEC_HD float balance_direction(int64_t total, int32_t count, int32_t num_ids) {
+  const int64_t gap = total - int64_t(count) * num_ids;
+  return float((gap > 0) - (gap < 0));
+}
+
 }  // namespace moec::math

@@ -87,7 +87,7 @@ class TopkPlan {
     if (source_.routing_map) return take_map_row(t, ids, weights);
     for (int64_t k = 0; k < plan_.top_k; ++k) {
       const int64_t a = t * plan_.top_k + k;
-      ids[k] = valid_id(load_id(source_.expert_ids, a), columns_);
+      ids[k] = math::valid_id(load_id(source_.expert_ids, a), columns_);
       weights[k] = source_.weights ? source_.weights[a] : 1.0f;
     }
   }

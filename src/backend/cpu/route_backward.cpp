@@ -66,21 +66,15 @@ void token_gradient(const RouteGradArgs& args, const RouteRow& row, const float*
   } else {
     score_row(desc.score, row.z, row.lanes, row.s);
     RoundTo(desc, desc.score_precision).row(row.s, row.columns);
-    raw_weights(desc, row, row.ids, row.w);
+    math::raw_weights(desc, row.s, row.z, row.ids, row.w);
   }
-  const math::Divisor divisor = math::norm_divisor(desc, row.w);
-  const RoundTo round_normed(desc, desc.norm_precision);
-  for (int32_t k = 0; k < desc.top_k; ++k) {
-    const int32_t id = row.ids[k];
-    row.d_w[k] = id < 0 ? 0.0f : d_weights[k] * desc.scale;
-    if (id < 0 || !args.per_expert_scale) continue;
-    if (d_scale) d_scale[id] += row.d_w[k] * round_normed(row.w[k] / divisor.value);
-    row.d_w[k] *= load_real(args.per_expert_scale.data, args.per_expert_scale.dtype, id);
-  }
-  math::norm_gradient(desc, row.ids, row.w, divisor, row.d_w);
+  const Array& scale = args.per_expert_scale;
+  const bool is_scale_free = math::finish_gradient(desc, scale.data, scale.dtype, row.ids, row.w,
+                                                   d_weights, row.d_w, [=](int32_t k, float d) {
+                                                     if (d_scale) d_scale[row.ids[k]] += d;
+                                                   });
   if (is_mixer(desc)) return mixer_gradient(desc, row, mixer_first);
-  if (desc.weight_rule == MOEC_WEIGHT_SCORE)
-    return score_gradient(desc, row, divisor.is_scale_free);
+  if (desc.weight_rule == MOEC_WEIGHT_SCORE) return score_gradient(desc, row, is_scale_free);
   math::weight_rule_gradient(desc, row.w, row.d_w);
   for (int32_t k = 0; k < desc.top_k; ++k)
     if (row.ids[k] >= 0) row.d[row.ids[k]] += row.d_w[k];
@@ -92,7 +86,7 @@ void route_token_backward(const RouteGradArgs& args, const RouteRow& row, float*
   const int64_t columns = row.columns, top_k = desc.top_k;
   bool is_routed = false;
   for (int64_t k = 0; k < top_k; ++k) {
-    row.ids[k] = valid_id(load_id(args.expert_ids, t * top_k + k), columns);
+    row.ids[k] = math::valid_id(load_id(args.expert_ids, t * top_k + k), columns);
     is_routed |= row.ids[k] >= 0;
   }
   std::memset(row.d, 0, size_t(row.lanes) * sizeof *row.d);

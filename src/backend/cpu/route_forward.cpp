@@ -25,16 +25,7 @@ void take_given(const RouteArgs& args, int64_t t, int64_t columns, int32_t* ids)
   const int64_t line = table ? load_id(args.token_ids, t) : t, top_k = args.desc->top_k;
   const bool exists = !table || (line >= 0 && line < args.table_rows);
   for (int64_t k = 0; k < top_k; ++k)
-    ids[k] = exists ? valid_id(load_id(source, line * top_k + k), columns) : -1;
-}
-
-bool later(int32_t a, int32_t b) {
-  return uint32_t(a) > uint32_t(b);
-}  // by id, -1 last
-
-void sort_by_expert(int32_t* ids, int32_t count) {
-  for (int32_t k = 1; k < count; ++k)
-    for (int32_t j = k; j > 0 && later(ids[j - 1], ids[j]); --j) std::swap(ids[j - 1], ids[j]);
+    ids[k] = exists ? math::valid_id(load_id(source, line * top_k + k), columns) : -1;
 }
 
 // PhiMoE's evaluation rule: two steps, each with the softmax of its own neighbourhood.
@@ -43,7 +34,7 @@ void select_mixer(const moec_router_desc& desc, const RouteRow& row, int32_t* id
   const MixerStep second = mixer_step(desc.mixer_eps, row.z, row.columns, first.id, row.s);
   ids[0] = first.id, w[0] = first.weight;
   ids[1] = second.id, w[1] = second.weight;
-  if (desc.slot_order == MOEC_SLOT_BY_EXPERT && later(ids[0], ids[1])) {
+  if (desc.slot_order == MOEC_SLOT_BY_EXPERT && math::later(ids[0], ids[1])) {
     std::swap(ids[0], ids[1]);
     std::swap(w[0], w[1]);
   }
@@ -72,20 +63,11 @@ void route_token(const RouteArgs& args, const RouteRow& row, int64_t t) {
       take_given(args, t, row.columns, ids);
     } else {
       select_by_score(args, row, ids);
-      if (desc.slot_order == MOEC_SLOT_BY_EXPERT) sort_by_expert(ids, top_k);
+      if (desc.slot_order == MOEC_SLOT_BY_EXPERT) math::sort_by_expert(ids, top_k);
     }
-    raw_weights(desc, row, ids, w);
+    math::raw_weights(desc, row.s, row.z, ids, w);
   }
-
-  const RoundTo round_normed(desc, desc.norm_precision), round_weight(desc, desc.weight_precision);
-  const float divisor = math::norm_divisor(desc, w).value;
-  for (int32_t k = 0; k < top_k; ++k) {
-    if (ids[k] < 0) continue;  // weight 0
-    w[k] = round_normed(w[k] / divisor) * desc.scale;
-    if (args.per_expert_scale)
-      w[k] *= load_real(args.per_expert_scale.data, args.per_expert_scale.dtype, ids[k]);
-    w[k] = round_weight(w[k]);
-  }
+  math::finish_weights(desc, args.per_expert_scale.data, args.per_expert_scale.dtype, ids, w);
 }
 
 void route_tokens(const RouteArgs* args, const RouteRow* row, int64_t begin, int64_t end) {
@@ -111,10 +93,8 @@ void route_forward(const Device& device, const RouteArgs& args) {
 void bias_update(const Device&, const BiasUpdateArgs& args) {
   int64_t total = 0;
   for (int32_t e = 0; e < args.num_ids; ++e) total += args.counts[e];
-  for (int32_t e = 0; e < args.num_ids; ++e) {  // sign(mean - n), without the division
-    const int64_t gap = total - int64_t(args.counts[e]) * args.num_ids;
-    args.bias[e] += args.rate * float((gap > 0) - (gap < 0));
-  }
+  for (int32_t e = 0; e < args.num_ids; ++e)
+    args.bias[e] += args.rate * math::balance_direction(total, args.counts[e], args.num_ids);
 }
 
 }  // namespace moec::cpu

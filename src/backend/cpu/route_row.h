@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What routing forward and backward share: the scratch of one token, and steps R2 and R7.
+// What routing forward and backward share: the scratch of one token, and step R2.
 #pragma once
 
 #include "backend/cpu/ops.h"
@@ -79,14 +79,6 @@ inline void load_capped_row(const moec_router_desc& desc, const Array& logits, i
   load_row(logits, t, row.columns, row.z);
   if (desc.logit_softcap == 0.0f) return;
   for (int64_t i = 0; i < row.columns; ++i) row.z[i] = math::softcap(row.z[i], desc.logit_softcap);
-}
-
-// R7: w[k] from the scores or capped logits of ids[k]; 0 where that is -1.
-inline void raw_weights(const moec_router_desc& desc, const RouteRow& row, const int32_t* ids,
-                        float* w) {
-  const float* const source = desc.weight_rule == MOEC_WEIGHT_SCORE ? row.s : row.z;
-  for (int32_t k = 0; k < desc.top_k; ++k) w[k] = ids[k] < 0 ? 0.0f : source[ids[k]];
-  math::weight_rule(desc, ids, w, RoundTo(desc, desc.norm_precision));
 }
 
 }  // namespace moec::cpu

@@ -14,6 +14,7 @@
 #include "core/dtype.h"
 #include "core/workspace.h"
 #include "math/router.h"
+#include "math/slots.h"
 
 namespace moec::cpu {
 
@@ -22,22 +23,7 @@ inline int64_t padded_columns(int64_t columns) {
   return int64_t(round_up(uint64_t(columns), kRowLanes));
 }
 
-struct RoundTo {  // fp32 -> the type a step is kept in, as fp32
-  moec_dtype dtype;
-  RoundTo(const moec_router_desc& desc, uint32_t precision)
-      : dtype(precision == MOEC_PREC_DATA && desc.data_dtype ? desc.data_dtype
-                                                             : moec_dtype(MOEC_F32)) {}
-  explicit RoundTo(moec_dtype type) : dtype(type) {}
-  float operator()(float value) const {
-    return dtype == MOEC_F32 ? value : round_real(dtype, value);
-  }
-  void row(float* values, int64_t count) const {
-    if (dtype == MOEC_F32) return;
-    with_real(dtype, [=]<class T>() {
-      for (int64_t i = 0; i < count; ++i) values[i] = to_float(from_float<T>(values[i]));
-    });
-  }
-};
+using math::RoundTo;
 
 // Row t of [.., columns] as fp32; the padding is -inf.
 inline void load_row(const Array& logits, int64_t t, int64_t columns, float* z) {
@@ -205,13 +191,8 @@ inline void store_sum(const float* partial, int64_t chunks, int64_t width, const
   }
 }
 
-// Integer ids of either width.
 inline int64_t load_id(const Array& ids, int64_t index) {
-  return ids.dtype == MOEC_I64 ? static_cast<const int64_t*>(ids.data)[index]
-                               : static_cast<const int32_t*>(ids.data)[index];
-}
-inline int32_t valid_id(int64_t id, int64_t columns) {
-  return id >= 0 && id < columns ? int32_t(id) : -1;
+  return load_integer(ids.data, ids.dtype, index);
 }
 
 }  // namespace moec::cpu

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "backend/cpu/isa.h"
+#include "core/chunks.h"
 
 namespace moec::cpu {
 
@@ -34,19 +35,5 @@ void vectorised(Args... args) {
 #endif
   kBody(args...);
 }
-
-// A range of items cut into pieces that depend on its length only, so that sums made piece by piece
-// have the same bits for every number of threads.
-struct Chunks {
-  static constexpr int64_t kMax = 64;
-  int64_t items, length, count;
-
-  Chunks(int64_t num_items, int64_t least)
-      : items(num_items),
-        length(std::max(least, (num_items + kMax - 1) / kMax)),
-        count((num_items + length - 1) / length) {}
-  int64_t begin(int64_t chunk) const { return chunk * length; }
-  int64_t end(int64_t chunk) const { return std::min(items, (chunk + 1) * length); }
-};
 
 }  // namespace moec::cpu

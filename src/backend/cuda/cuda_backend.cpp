@@ -5,7 +5,9 @@
 
 #include "backend/cuda/check.h"
 #include "backend/cuda/combine.h"
+#include "backend/cuda/gate.h"
 #include "backend/cuda/plan.h"
+#include "backend/cuda/route.h"
 
 namespace moec::cuda {
 namespace {
@@ -103,23 +105,29 @@ bool CudaBackend::capturing(moec_stream stream) const {
 }
 
 // ---- routing
-void CudaBackend::check_router(const moec_router_desc&) const {
-  refuse("routers", "route in a CPU context and build the plan from the ids and weights");
+moec_size CudaBackend::router_scratch(const moec_router_desc& desc, int64_t hidden) const {
+  const moec_size gate = gate_scratch(desc, hidden), route = route_scratch(desc);
+  return {gate.base + route.base, gate.per_token + route.per_token};
 }
-void CudaBackend::gate_forward(const GateArgs&, moec_stream) const {
-  refuse("gate", kUseCpu);
+void CudaBackend::gate_forward(const GateArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::gate_forward(op(stream), args);
 }
-void CudaBackend::gate_backward(const GateGradArgs&, moec_stream) const {
-  refuse("gate", kUseCpu);
+void CudaBackend::gate_backward(const GateGradArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::gate_backward(op(stream), args);
 }
-void CudaBackend::route_forward(const RouteArgs&, moec_stream) const {
-  refuse("routing", kUseCpu);
+void CudaBackend::route_forward(const RouteArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::route_forward(op(stream), args);
 }
-void CudaBackend::route_backward(const RouteGradArgs&, moec_stream) const {
-  refuse("routing", kUseCpu);
+void CudaBackend::route_backward(const RouteGradArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::route_backward(op(stream), args);
 }
-void CudaBackend::bias_update(const BiasUpdateArgs&, moec_stream) const {
-  refuse("the bias update", kUseCpu);
+void CudaBackend::bias_update(const BiasUpdateArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::bias_update(op(stream), args);
 }
 void CudaBackend::loss_forward(const LossArgs&, moec_stream) const {
   refuse("losses", kUseCpu);

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/backend.h"
+#include "backend/cuda/op.h"
 
 namespace moec::cuda {
 
@@ -17,7 +18,7 @@ class CudaBackend final : public Backend {
   int32_t device_type() const override { return MOEC_CUDA; }
   void device_info(moec_device_info& info) const override;
   void set_host(const HostServices& host) override { host_ = host; }
-  void check_router(const moec_router_desc& desc) const override;
+  void check_router(const moec_router_desc&) const override {}  // every router has kernels
   void check_experts(const moec_experts_desc& desc) const override;
   void check_weights(const moec_weights_desc& desc) const override;
 
@@ -32,6 +33,7 @@ class CudaBackend final : public Backend {
   moec_status poll() const override;
   bool capturing(moec_stream stream) const override;
 
+  moec_size router_scratch(const moec_router_desc& desc, int64_t hidden) const override;
   void gate_forward(const GateArgs& args, moec_stream stream) const override;
   void gate_backward(const GateGradArgs& args, moec_stream stream) const override;
   void route_forward(const RouteArgs& args, moec_stream stream) const override;
@@ -62,6 +64,10 @@ class CudaBackend final : public Backend {
  private:
   void count(uint64_t kernels, uint64_t flops) const {
     if (host_.count_launch) host_.count_launch(host_.self, kernels, flops);
+  }
+
+  Op op(moec_stream stream) const {
+    return {host_, multiprocessors_, false, static_cast<cudaStream_t>(stream)};
   }
 
   int device_, multiprocessors_ = 0;

@@ -2,10 +2,14 @@
 # Sources of the plug-in by the architectures they are compiled for.
 set(MOEC_CUDA_ARCH_sm90 90a-real)
 set(MOEC_CUDA_ARCH_portable 80-real 90)  # 90: SASS and PTX
+set(MOEC_CUDA_ARCH_exact 80-real 90)     # portable, with every fused multiply-add spelled out
+set(MOEC_CUDA_FLAGS_exact -fmad=false)
 set(MOEC_CUDA_ARCH_host OFF)
 
 set(MOEC_CUDA_SOURCES_sm90
   row_gemm_up.cu row_gemm_down.cu row_gemm_grad_down.cu weight_grad.cu)
 set(MOEC_CUDA_SOURCES_portable plan.cu combine.cu)
+set(MOEC_CUDA_SOURCES_exact
+  route_forward.cu route_backward.cu gate_forward.cu gate_backward.cu column_sum.cu dense.cu)
 set(MOEC_CUDA_SOURCES_host
   plugin.cpp cuda_backend.cpp experts.cpp row_gemm.cpp tensor_map.cpp)

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/column_sum.h"
+#include "backend/cuda/dense.h"
+#include "backend/cuda/gate.h"
+#include "backend/cuda/gate_input.cuh"
+#include "backend/cuda/warp.cuh"
+
+namespace moec::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kGateTokens = 8;  // least number of tokens of a chunk
+
+struct InputGradient {
+  GateInput in;
+  Array d_x, d_x_jittered;
+  bool accumulate;
+  float* d_rows;         // [T,H] gradient at what the product read, with its parts after it
+  int64_t num_parts;     // of d_rows
+  const float* inverse;  // [T] 1 / rms, scaled input
+
+  __device__ float gradient(int64_t index) const {
+    float sum = d_rows[index];
+    for (int64_t part = 1; part < num_parts; ++part)
+      sum += d_rows[part * in.num_tokens * in.hidden + index];
+    return sum;
+  }
+  // d at the jittered x: back through the jitter, then into d_x.
+  __device__ void store(int64_t index, float d) const {
+    if (d_x_jittered.data) d += load_real(d_x_jittered.data, d_x_jittered.dtype, index);
+    if (in.jitter != 0.0f) d *= in.jitter_at(index);
+    if (accumulate) d += load_real(d_x.data, d_x.dtype, index);
+    store_real(d_x.data, d_x.dtype, index, d);
+  }
+};
+
+__global__ __launch_bounds__(kThreads) void input_gradient_kernel(const InputGradient p) {
+  begin_kernel();
+  const int64_t count = p.in.num_tokens * p.in.hidden;
+  for (int64_t i = global_thread(); i < count; i += global_threads()) p.store(i, p.gradient(i));
+}
+
+// Through x / rms(x) * gain: a warp a token.
+__global__ __launch_bounds__(kThreads) void scaled_gradient_kernel(const InputGradient p) {
+  begin_kernel();
+  const int hidden = int(p.in.hidden);
+  for (int64_t t = global_thread() / 32; t < p.in.num_tokens; t += global_threads() / 32) {
+    const int64_t start = t * hidden;
+    const float inverse = p.inverse[t];
+    float dot = 0.0f;
+    for_columns(hidden, [&](int h) {
+      dot += p.gradient(start + h) * p.in.gain(h) * (p.in.value(start + h) * inverse);
+    });
+    const float mean = warp_sum(dot) / float(hidden);
+    for_columns(hidden, [&](int h) {
+      const float normed = p.in.value(start + h) * inverse;
+      p.store(start + h,
+              math::rms_gradient(inverse, normed, p.gradient(start + h) * p.in.gain(h), mean));
+    });
+  }
+}
+
+// partial [chunk, h] = sum over the chunk's tokens of d * normed x / sqrt(H)
+__global__ __launch_bounds__(kThreads) void scale_gradient_kernel(const InputGradient p,
+                                                                  int64_t chunk_tokens,
+                                                                  float* partial) {
+  begin_kernel();
+  const int64_t h = global_thread(), first = blockIdx.y * chunk_tokens;
+  if (h >= p.in.hidden) return;
+  float sum = 0.0f;
+  for (int64_t t = first; t < min(first + chunk_tokens, p.in.num_tokens); ++t) {
+    const int64_t index = t * p.in.hidden + h;
+    sum += p.gradient(index) * (p.in.value(index) * p.inverse[t]);
+  }
+  partial[blockIdx.y * p.in.hidden + h] = sum * p.in.root;
+}
+
+// partial [chunk, i] = sum over the chunk's tokens of values [T, width]
+__global__ __launch_bounds__(kThreads) void sum_columns_kernel(const float* values,
+                                                               int64_t num_tokens, int64_t width,
+                                                               int64_t chunk_tokens,
+                                                               float* partial) {
+  begin_kernel();
+  const int64_t i = global_thread(), first = blockIdx.y * chunk_tokens;
+  if (i >= width) return;
+  float sum = 0.0f;
+  for (int64_t t = first; t < min(first + chunk_tokens, num_tokens); ++t)
+    sum += values[t * width + i];
+  partial[blockIdx.y * width + i] = sum;
+}
+
+dim3 chunk_grid(int64_t width, const Chunks& chunks) {
+  return dim3(unsigned((width + kThreads - 1) / kThreads), unsigned(chunks.count));
+}
+
+void bias_gradient(const Op& op, const GateGradArgs& args, int64_t columns) {
+  const Chunks chunks(args.num_tokens, kGateTokens);
+  const Scratch partial(op, uint64_t(chunks.count * columns) * sizeof(float));
+  if (chunks.count)
+    run(op, "gradient of the gate's bias", sum_columns_kernel, chunk_grid(columns, chunks),
+        kThreads, 0, args.d_logits, args.num_tokens, columns, chunks.length, partial.as<float>());
+  store_sum(op, partial.as<const float>(), chunks.count, columns, args.d_bias, args.accumulate);
+}
+
+void weight_gradient(const Op& op, const GateGradArgs& args, int64_t columns, const Array& x) {
+  const int64_t T = args.num_tokens, H = args.hidden;
+  const Array d_logits = {const_cast<float*>(args.d_logits), MOEC_F32};
+  const Dense product = {columns, H, T, d_logits, x, 1, columns, H, 1};
+  const int64_t num_parts = T ? dense_parts(product) : 0;
+  const Scratch parts(op, T ? dense_bytes(columns, H) : 0);
+  if (T) dense_product(op, product, parts.as<float>());
+  store_sum(op, parts.as<const float>(), num_parts, columns * H, args.d_weight, args.accumulate);
+}
+
+void input_scale_gradient(const Op& op, const GateGradArgs& args, const InputGradient& gradient) {
+  const Chunks chunks(args.num_tokens, kGateTokens);
+  const Scratch partial(op, uint64_t(chunks.count * args.hidden) * sizeof(float));
+  if (chunks.count)
+    run(op, "gradient of the input scale", scale_gradient_kernel, chunk_grid(args.hidden, chunks),
+        kThreads, 0, gradient, chunks.length, partial.as<float>());
+  store_sum(op, partial.as<const float>(), chunks.count, args.hidden, args.d_input_scale,
+            args.accumulate);
+}
+
+}  // namespace
+
+void gate_backward(const Op& op, const GateGradArgs& args) {
+  const GateInput in(args);
+  const int64_t columns = int64_t(args.desc->num_experts) + args.desc->num_zero_experts;
+  const int64_t T = args.num_tokens, H = args.hidden;
+  const bool needs_rows = args.d_weight && in.is_changed();
+  const Scratch copy(op, needs_rows ? uint64_t(T * H * dtype_bytes(in.rows_dtype())) : 0);
+  const Scratch inverse(op, in.scaled ? uint64_t(T) * sizeof(float) : 0);
+  if (T && (needs_rows || in.scaled))
+    prepare_rows(op, in, nullptr, copy.as<void>(), inverse.as<float>());
+  const Array x = needs_rows ? Array{copy.as<void>(), in.rows_dtype()} : in.x;
+  if (args.d_weight) weight_gradient(op, args, columns, x);
+  if (args.d_bias) bias_gradient(op, args, columns);
+  const bool scale_gradient = in.scaled && args.d_input_scale;
+  if (!args.d_x && !scale_gradient) return;
+
+  const Array d_logits = {const_cast<float*>(args.d_logits), MOEC_F32};
+  const Dense product = {T, H, columns, d_logits, args.weight, columns, 1, H, 1};
+  const Scratch d_rows(op, T ? dense_bytes(T, H) : 0);
+  const InputGradient gradient = {in,
+                                  args.d_x,
+                                  args.d_x_jittered,
+                                  args.accumulate_x,
+                                  d_rows.as<float>(),
+                                  T ? dense_parts(product) : 0,
+                                  inverse.as<float>()};
+  if (T) dense_product(op, product, d_rows.as<float>());
+  if (scale_gradient) input_scale_gradient(op, args, gradient);
+  if (T && args.d_x)
+    run(op, "gradient of the gate's input",
+        in.scaled ? scaled_gradient_kernel : input_gradient_kernel,
+        grid_for(in.scaled ? T * 32 : T * H, kThreads, op.multiprocessors * 8), kThreads, 0,
+        gradient);
+}
+
+}  // namespace moec::cuda
