@@ -57,6 +57,22 @@ moec_status tensor_from_capsule(moec_tensor *out, PyObject *capsule, int32_t wri
   return MOEC_OK;
 }
 
+/* A compact tensor from its parts, for frameworks whose own protocol costs more than a call. */
+moec_status tensor_from_parts(moec_tensor *out, void *data, uint32_t dtype, int32_t device_type,
+                              int32_t device_id, PyObject *shape) {
+  int64_t sizes[MOEC_MAX_DIMS] = {0};
+  const Py_ssize_t num_dims = PyTuple_Size(shape);
+  if (num_dims > MOEC_MAX_DIMS) {
+    PyErr_Format(PyExc_ValueError, "%zd dimensions; at most %d", num_dims, MOEC_MAX_DIMS);
+    return MOEC_OK;
+  }
+  for (Py_ssize_t i = 0; i < num_dims; ++i) {
+    sizes[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
+  }
+  if (PyErr_Occurred()) return MOEC_OK;
+  return moec_tensor_make(out, data, dtype, device_type, device_id, (int32_t)num_dims, sizes);
+}
+
 /* (address, dtype, device_type, device_id, shape) of a tensor the library returned. */
 PyObject *tensor_describe(const moec_tensor *tensor) {
   PyObject *shape = PyTuple_New(tensor->ndim);

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the framework tests share. They run on the installed package; `-m gpu` needs a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moec import GateLayout, golden
+from moec.checkpoint import Checkpoint
+from moec.model import LayerSpec, Matrices, read_layer
+
+FAMILIES = sorted(
+    path.stem for path in golden.find_files(golden.default_folder())
+    if path.stem != "load_balancing_loss"
+)
+NAMED = ("qwen3_moe", "gpt_oss", "deepseek_v3", "llama4", "nemotron_h", "longcat_flash")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked gpu run when they are asked for by -m, and only then."""
+    if "gpu" not in config.option.markexpr:
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def golden_layer(family: str) -> tuple[Checkpoint, LayerSpec]:
+    """The golden case of a family, understood."""
+    checkpoint = Checkpoint(golden.default_folder() / f"{family}.safetensors")
+    from moec import Save
+
+    return checkpoint, read_layer(checkpoint, save=Save.ALL)
+
+
+def stacked(matrices: Matrices) -> dict[str, np.ndarray]:
+    """The matrices of a golden case by WeightSet's names, one array each."""
+    found = {}
+    for name in matrices.names:
+        value = getattr(matrices.arrays, name)
+        found[name] = np.stack(value) if isinstance(value, list) else np.array(value)
+    return found
+
+
+def named_gradients(spec: LayerSpec, grads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gradients by argument name, under the checkpoint's names."""
+    out = {"x": grads["x"]}
+    for matrices, prefix in ((spec.matrices, ""), (spec.shared, "shared_expert_")):
+        for role, names in ({} if matrices is None else matrices.names).items():
+            value = grads[prefix + role]
+            out |= zip(names, [value] if len(names) == 1 else list(value), strict=True)
+    for role, name in spec.names.items():
+        if role in grads:
+            out[name] = grads[role]
+    return out
+
+
+def compare_gradients(spec: LayerSpec, checkpoint: Checkpoint, got: dict[str, np.ndarray]) -> None:
+    """Every gradient of a golden case, per row."""
+    found = named_gradients(spec, got)
+    for name in checkpoint:
+        if name.startswith("g."):
+            ref = checkpoint[name]
+            value = found["x" if name == "g.x" else f"p.{name[2:]}"]
+            value = np.asarray(value, np.float32).reshape(-1, *ref.shape[1:])
+            if len(value) < len(ref):  # identity experts have no matrices
+                value = np.concatenate([value, np.zeros_like(ref[len(value):])])
+            error = golden.row_error(value.reshape(ref.shape), ref)
+            assert error <= golden.TOLERANCE, f"{name}: {error:.2e}"
+
+
+def layouts(spec: LayerSpec) -> dict[str, object]:
+    """Layout arguments of MoELayer, and of moec.jax.layer."""
+    layout = spec.matrices.layout
+    shared = spec.shared.layout.gate_layout if spec.shared else GateLayout.SPLIT
+    return {
+        "gate_layout": layout.gate_layout, "gate_up_orientation": layout.gate_up_orientation,
+        "down_orientation": layout.down_orientation, "shared_gate_layout": shared,
+    }

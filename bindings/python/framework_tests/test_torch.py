@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moec.torch in eager mode: golden families, autograd's corners, memory, trainable weights."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from conftest import FAMILIES, compare_gradients, golden_layer, layouts, stacked
+from torch.utils.checkpoint import checkpoint as recompute
+from torch_cases import E, H, I, K, T, compare, inputs, make_experts, make_layer, reference
+
+import moec
+import moec.torch
+from moec.golden import row_error
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_golden(family: str) -> None:
+    checkpoint, spec = golden_layer(family)
+    arrays = stacked(spec.matrices) | spec.inputs
+    if spec.shared is not None:
+        arrays |= {f"shared_expert_{n}": a for n, a in stacked(spec.shared).items()}
+    layer = moec.torch.MoELayer(
+        spec.router, spec.experts, bias="down_bias" in arrays,
+        output_bias="output_bias" in arrays, **layouts(spec),
+    )
+    data = {n: torch.tensor(a) for n, a in arrays.items()
+            if n not in dict(layer.named_parameters()) and n != "select_bias"}
+    with torch.no_grad():
+        for name, parameter in [*layer.named_parameters(), *layer.named_buffers()]:
+            parameter.copy_(torch.tensor(np.array(arrays[name])).reshape(parameter.shape))
+    x = torch.tensor(checkpoint["x"]).requires_grad_()
+    y = layer(x, **data)
+    assert row_error(y.detach().numpy(), checkpoint["y"]) <= 2e-5
+    y.backward(torch.tensor(checkpoint["dout"]).reshape(y.shape))
+    got = {n: p.grad.numpy() for n, p in layer.named_parameters() if p.grad is not None}
+    assert x.grad is not None
+    compare_gradients(spec, checkpoint, got | {"x": x.grad.numpy()})
+
+
+def test_experts_against_autograd() -> None:
+    experts = make_experts()
+    x, ids, weights, d_y = inputs()
+    compare(experts, x, ids, weights, d_y, 2e-5)
+
+
+def test_a_gate_up_swap_is_seen() -> None:
+    """The comparison can fail: gate and up of one expert exchanged in the reference alone."""
+    experts = make_experts()
+    x, ids, weights, _ = inputs()
+    y = experts(x, ids, weights)
+    swapped = experts.gate_up.detach().clone()
+    swapped[3] = swapped[3].roll(I, 0)
+    ref = reference(x, ids, weights, swapped, experts.down)
+    assert row_error(y.detach().numpy(), ref.detach().numpy()) > 1e-2
+
+
+def test_ids_that_mean_no_expert() -> None:
+    experts = make_experts()
+    x, ids, weights, d_y = inputs()
+    ids[:, 1] = E
+    y = experts(x, ids, weights)
+    y.backward(d_y)
+    ref = reference(x, ids, weights, experts.gate_up, experts.down)
+    assert row_error(y.detach().numpy(), ref.detach().numpy()) <= 2e-5
+    assert weights.grad is not None and (weights.grad[:, 1] == 0).all()
+
+
+def test_expanded_gradient() -> None:
+    """d_y of y.sum() is one number with stride 0."""
+    experts = make_experts()
+    x, ids, weights, _ = inputs()
+    experts(x, ids, weights).sum().backward()
+    assert x.grad is not None
+    got = x.grad.clone()
+    x.grad = None
+    reference(x, ids, weights, experts.gate_up, experts.down).sum().backward()
+    assert row_error(got.numpy(), x.grad.numpy()) <= 2e-5
+
+
+def test_strided_input() -> None:
+    experts = make_experts()
+    x, ids, weights, _ = inputs()
+    wide = torch.cat([x, x], 1).detach()
+    expected = experts(x, ids, weights)
+    assert torch.equal(experts(wide[:, :H], ids, weights), expected)
+    assert torch.equal(experts(wide[:, H:], ids.int(), weights), expected)
+
+
+def test_no_tokens() -> None:
+    layer = make_layer()
+    x = torch.empty(0, H, requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
+    assert y.shape == (0, H) and x.grad is not None and x.grad.shape == (0, H)
+    assert layer.down.grad is not None and not layer.down.grad.any()
+
+
+def test_double_backward_raises() -> None:
+    experts = make_experts()
+    x, ids, weights, d_y = inputs()
+    y = experts(x, ids, weights)
+    (d_x,) = torch.autograd.grad(y, x, d_y, create_graph=True)
+    with pytest.raises(RuntimeError, match="experts_backward"):
+        d_x.sum().backward()
+
+
+def test_frozen_parts_get_no_gradient() -> None:
+    experts = make_experts()
+    experts.gate_up.requires_grad_(False)
+    x, ids, weights, d_y = inputs()
+    experts(x, ids, weights).backward(d_y)
+    assert experts.gate_up.grad is None and experts.down.grad is not None
+
+
+def saved_bytes(run: object, own: list[torch.Tensor]) -> int:
+    """Bytes that autograd keeps beside tensors that exist anyway."""
+    known, seen = {t.data_ptr() for t in own}, []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in known:
+            seen.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        run()  # type: ignore[operator]
+    return sum(seen)
+
+
+@pytest.mark.parametrize("save", [moec.Save.INPUT, moec.Save.PREACT, moec.Save.ALL])
+def test_saved_bytes_are_the_librarys(save: moec.Save) -> None:
+    context = moec.Context(num_threads=torch.get_num_threads())
+    x, ids, weights, _ = inputs()
+    experts = make_experts(save=save)
+    desc = moec.ExpertsDesc(hidden=H, inter=I, num_experts=E, top_k=K, save=save)
+    size = moec.Experts(context, desc).sizes.saved.bytes(T)
+    own = [x, ids, weights, *experts.parameters()]
+    assert saved_bytes(lambda: experts(x, ids, weights), own) == size > 0
+    layer = make_layer(save=save)
+    whole = moec.Layer(context, moec.RouterDesc(num_experts=E, top_k=K, norm=moec.Norm.SUM), desc)
+    own = [x, *layer.parameters()]
+    assert saved_bytes(lambda: layer(x), own) == whole.sizes.saved.bytes(T)
+
+
+def test_no_grad_saves_nothing() -> None:
+    experts = make_experts()
+    x, ids, weights, _ = inputs()
+    expected = experts(x, ids, weights)
+    sizes = []
+    forward = torch.ops.moec.experts
+    with torch.no_grad():
+        y = experts(x, ids, weights)
+        sizes.append(saved_bytes(lambda: experts(x, ids, weights), [x]))
+    assert torch.equal(y, expected) and y.grad_fn is None and sizes == [0]
+    with torch.inference_mode():
+        assert torch.equal(experts(x, ids, weights), expected)
+    names = moec.torch._ops.EXPERTS.inputs
+    tensors = {"x": x, "expert_ids": ids, "routing_weights": weights,
+               "gate_up": experts.gate_up, "down": experts.down}
+    with torch.no_grad():
+        outputs = forward(*(tensors.get(n) for n in names), [], experts._text, 0, 0)
+    assert outputs[-1].numel() == 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant: bool) -> None:
+    layer = make_layer()
+    x, *_, d_y = inputs()
+    layer(x).backward(d_y)
+    expected = [x.grad, *(p.grad for p in layer.parameters())]
+    for t in (x, *layer.parameters()):
+        t.grad = None
+    recompute(layer, x, use_reentrant=reentrant).backward(d_y)
+    for want, got in zip(expected, [x.grad, *(p.grad for p in layer.parameters())], strict=True):
+        assert want is not None and got is not None and torch.equal(want, got)
+
+
+def test_auxiliary_loss_reaches_the_router() -> None:
+    layer = make_layer()
+    x, *_ = inputs()
+    _, routing = layer.route(x)
+    routing.logits.logsumexp(-1).square().mean().backward()
+    expected = x.detach().clone().requires_grad_()
+    (expected @ layer.gate_weight.T).logsumexp(-1).square().mean().backward()
+    assert x.grad is not None and expected.grad is not None
+    assert row_error(x.grad.numpy(), expected.grad.numpy()) <= 2e-5
+
+
+def test_main_gradients_accumulate() -> None:
+    plain, main = make_experts(dtype=torch.bfloat16), make_experts(dtype=torch.bfloat16)
+    main.use_main_grads()
+    total = torch.zeros_like(plain.down, dtype=torch.float32)
+    for seed in range(3):
+        x, ids, weights, d_y = inputs(seed, torch.bfloat16)
+        plain.zero_grad()
+        plain(x, ids, weights).backward(d_y)
+        total += plain.down.grad.float()
+        d_x, x.grad = x.grad, None
+        main(x, ids, weights).backward(d_y)
+        assert torch.equal(d_x, x.grad)
+    assert main.down.grad is None and main.gate_up.grad is None
+    assert row_error(main.down.main_grad.numpy(), total.numpy()) < 8e-3
+
+
+def test_trainable_weights_are_never_stale() -> None:
+    """Fused AdamW changes memory without changing a version counter; nor does .data."""
+    torch.manual_seed(5)
+    experts = make_experts()
+    optimiser = torch.optim.AdamW(experts.parameters(), lr=1e-2, fused=True)
+    x, ids, weights, d_y = inputs()
+    seen = []
+    for step in range(20):
+        y = experts(x, ids, weights)
+        ref = reference(x, ids, weights, experts.gate_up, experts.down)
+        assert row_error(y.detach().numpy(), ref.detach().numpy()) <= 2e-5, step
+        seen.append(y.detach().clone())
+        optimiser.zero_grad()
+        y.backward(d_y)
+        optimiser.step()
+    assert row_error(seen[0].numpy(), seen[-1].numpy()) > 1e-2
+    experts.down.data.mul_(2)
+    assert row_error(experts(x, ids, weights).detach().numpy(), 2 * seen[-1].numpy()) > 1e-3
+    ref = reference(x, ids, weights, experts.gate_up, experts.down)
+    got = experts(x, ids, weights)
+    assert row_error(got.detach().numpy(), ref.detach().numpy()) <= 2e-5
+
+
+def test_frozen_until_refresh() -> None:
+    experts = make_experts().freeze()
+    x, ids, weights, d_y = inputs()
+    y = experts(x, ids, weights)
+    y.backward(d_y)
+    ref = reference(x, ids, weights, experts.gate_up, experts.down)
+    assert row_error(y.detach().numpy(), ref.detach().numpy()) <= 2e-5
+    assert experts.down.grad is None and x.grad is not None
+    with torch.no_grad():
+        experts.down.mul_(2)
+    experts.refresh()
+    assert row_error(experts(x, ids, weights).detach().numpy(), 2 * ref.detach().numpy()) <= 2e-5
+    assert copy.deepcopy(experts)._frozen is None
+    experts.down.data = experts.down.data.clone()
+    with pytest.raises(RuntimeError, match="another address"):
+        experts(x, ids, weights)
+    assert experts.unfreeze().down.requires_grad
+    experts(x, ids, weights).backward(d_y)
+
+
+def test_autocast() -> None:
+    """bf16 matrices, fp32 routing weights, gradients in the parameters' type."""
+    experts = make_experts()
+    x, ids, weights, d_y = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = experts(x, ids, weights)
+    y.backward(d_y.bfloat16())
+    low = make_experts(dtype=torch.bfloat16)
+    expected = low(x.bfloat16(), ids, weights)
+    assert y.dtype == torch.bfloat16 and torch.equal(y, expected)
+    assert experts.down.grad is not None and experts.down.grad.dtype == torch.float32
+    assert weights.grad is not None and weights.grad.dtype == torch.float32
+
+
+def test_misaligned_weights() -> None:
+    """Tensors of a memory-mapped file are aligned to their elements, no more."""
+    experts = make_experts(dtype=torch.bfloat16)
+    x, ids, weights, _ = inputs(0, torch.bfloat16)
+    expected = experts(x, ids, weights)
+    for name in ("gate_up", "down"):
+        held = getattr(experts, name)
+        memory = torch.empty(held.numel() + 1, dtype=held.dtype)
+        moved = memory[1:].view(held.shape)
+        moved.copy_(held.detach())
+        assert moved.data_ptr() % 4 == 2
+        setattr(experts, name, torch.nn.Parameter(moved))
+    assert torch.equal(experts(x, ids, weights), expected)
+
+
+def test_refusals_name_the_cause() -> None:
+    experts = make_experts()
+    x, ids, weights, _ = inputs()
+    with pytest.raises(moec.ShapeError):
+        experts(x[:, :-1], ids, weights)
+    with pytest.raises(TypeError, match="float64"):
+        experts(x.double(), ids, weights)
+    with pytest.raises(RuntimeError, match="freeze"):
+        experts.refresh()

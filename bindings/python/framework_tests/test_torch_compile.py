@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moec.torch under torch.compile, opcheck and gradient accumulation in a compiled graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch_cases import E, H, I, K, inputs, make_experts, make_layer
+
+import moec
+from moec.torch import _ops
+
+
+def test_opcheck_of_the_experts() -> None:
+    experts = make_experts(bias=True)
+    x, ids, weights, d_y = inputs()
+    tensors = {"x": x, "expert_ids": ids, "routing_weights": weights,
+               **dict(experts.named_parameters())}
+    values = [tensors.get(n) for n in _ops.EXPERTS.inputs]
+    settings = (experts._text, int(moec.Save.PREACT), 0)
+    torch.library.opcheck(_ops.EXPERTS.forward, (*values, [], *settings))
+    saved = _ops.EXPERTS.forward(*values, [], *settings)[1]
+    plain = [v if v is None else v.detach() for v in values]
+    want = (1 << len(_ops.EXPERTS.grads)) - 1
+    torch.library.opcheck(_ops.EXPERTS.backward, (d_y, None, saved, *plain, want, *settings))
+    mains = [torch.zeros_like(p) for p in experts._routed().values()]
+    torch.library.opcheck(
+        _ops.EXPERTS.accumulate, (d_y, None, saved, *plain, mains, want, *settings)
+    )
+
+
+def test_opcheck_of_the_layer() -> None:
+    layer = make_layer()
+    x, *_ = inputs()
+    tensors = {"x": x, **dict(layer.named_parameters())}
+    values = [tensors.get(n) for n in _ops.LAYER.inputs]
+    settings = (layer._text, int(moec.Save.INPUT), 0)
+    torch.library.opcheck(_ops.LAYER.forward, (*values, [], *settings))
+
+
+def test_one_graph_for_every_batch() -> None:
+    """T = 1 is a graph of its own, as torch has it; all others share the second."""
+    layer = make_layer()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
+    for tokens in range(1, 17):
+        x = torch.randn(tokens, H, requires_grad=True)
+        y = compiled(x)
+        leaves = [x, *layer.parameters()]
+        got = torch.autograd.grad(y.square().sum(), leaves)
+        expected = layer(x)
+        assert torch.equal(y, expected)
+        want = torch.autograd.grad(expected.square().sum(), leaves)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert counter.frame_count <= 2
+
+
+def test_inductor() -> None:
+    """The default compiler, around other operators, without and with gradients."""
+    experts = make_experts()
+    x, ids, weights, d_y = inputs()
+
+    def block(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return x + experts(torch.relu(x), ids, weights * 0.5)
+
+    compiled = torch.compile(block, fullgraph=True, dynamic=True)
+    leaves = [x, weights, *experts.parameters()]
+    got = torch.autograd.grad(compiled(x, weights), leaves, d_y)
+    want = torch.autograd.grad(block(x, weights), leaves, d_y)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_inference_graph() -> None:
+    experts = make_experts().freeze()
+    x, ids, weights, _ = inputs()
+    compiled = torch.compile(experts, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(x, ids, weights), experts(x, ids, weights))
+
+
+@pytest.mark.parametrize("reentrant", [False])
+def test_compiled_checkpoint(reentrant: bool) -> None:
+    layer = make_layer()
+    x, *_ = inputs()
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(compiled(x).square().sum(), [x, *layer.parameters()])
+    want = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_autocast_is_traced() -> None:
+    layer = make_layer()
+    x, *_ = inputs()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        got, expected = compiled(x), layer(x)
+    assert got.dtype == torch.bfloat16 and torch.equal(got, expected)
+
+
+def test_compiled_main_gradients() -> None:
+    """The mutating backward operator in a compiled graph."""
+    experts, eager = make_experts().use_main_grads(), make_experts().use_main_grads()
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        x, ids, weights, d_y = inputs(seed)
+        compiled(x, ids, weights).backward(d_y)
+        d_x, x.grad = x.grad, None
+        eager(x, ids, weights).backward(d_y)
+        assert torch.equal(d_x, x.grad)
+    assert torch.equal(experts.down.main_grad, eager.down.main_grad)
+    assert experts.down.main_grad.abs().max() > 0
+
+
+def test_export() -> None:
+    layer = make_layer()
+    x = torch.randn(5, H)
+    tokens = torch.export.Dim("tokens", min=2, max=64)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: tokens},))
+    other = torch.randn(9, H)
+    assert torch.equal(program.module()(other), layer(other))
+    assert (E, I, K) == (layer.desc.num_experts, layer.desc.inter, layer.desc.top_k)

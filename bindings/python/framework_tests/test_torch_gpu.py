@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moec.torch on CUDA tensors: results, streams, CUDA graphs. Run by `-m gpu` on a GPU machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_cases import E, K, compare, make_experts, reference
+
+import moec
+from moec.golden import row_error
+
+pytestmark = pytest.mark.gpu
+T, H, I = 200, 256, 128  # noqa: E741
+BF16 = 2e-2  # three roundings of bf16, in the worst of all rows
+
+
+def experts_on_gpu(**options: object) -> moec.torch.Experts:
+    torch.manual_seed(1)
+    desc = moec.ExpertsDesc(hidden=H, inter=I, num_experts=E, top_k=K)
+    return moec.torch.Experts(desc, **options).to("cuda", torch.bfloat16)
+
+
+def inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(T, H, generator=generator).to("cuda", torch.bfloat16).requires_grad_()
+    weights, ids = torch.randn(T, E, generator=generator).softmax(-1).topk(K)
+    d_y = torch.randn(T, H, generator=generator).to("cuda", torch.bfloat16)
+    return x, ids.cuda(), weights.cuda().requires_grad_(), d_y
+
+
+def test_against_autograd() -> None:
+    compare(experts_on_gpu(), *inputs(), BF16)
+
+
+def test_cpu_tensors_still_work() -> None:
+    assert make_experts()(*(t.cpu() for t in _cpu_inputs())).shape == (5, 32)
+
+
+def _cpu_inputs() -> tuple[torch.Tensor, ...]:
+    return torch.randn(5, 32), torch.zeros(5, K, dtype=torch.int32), torch.ones(5, K)
+
+
+def test_runs_on_the_current_stream() -> None:
+    """Work queued behind a long one on a side stream sees what that one wrote."""
+    experts = experts_on_gpu()
+    x, ids, weights, d_y = inputs()
+    expected = experts(x, ids, weights)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    late = torch.zeros_like(x)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(x.detach())
+        y = experts(late.requires_grad_(), ids, weights)
+        (d_x,) = torch.autograd.grad(y, late, d_y)
+    side.synchronize()
+    assert torch.equal(y, expected)
+    assert torch.equal(d_x, torch.autograd.grad(expected, x, d_y)[0])
+
+
+def test_graph_capture_and_other_routing() -> None:
+    """One captured step, forward and backward, replayed with another batch and routing."""
+    experts = experts_on_gpu()
+    x, ids, weights, d_y = (t.detach().clone() for t in inputs(0))
+    x.requires_grad_()
+    leaves = [x, experts.gate_up, experts.down]
+
+    def step() -> list[torch.Tensor]:
+        y = experts(x, ids, weights)
+        return [y, *torch.autograd.grad(y, leaves, d_y)]
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        captured = step()
+    for seed in (1, 2, 3):
+        other = inputs(seed)
+        with torch.no_grad():
+            for held, new in zip((x, ids, weights, d_y), other, strict=True):
+                held.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = step()
+        for name, a, b in zip(("y", "x", "gate_up", "down"), captured, expected, strict=True):
+            assert torch.equal(a, b), f"{name} of batch {seed}"
+
+
+def test_steady_state_allocates_nothing() -> None:
+    experts = experts_on_gpu()
+    x, ids, weights, d_y = inputs()
+    context = moec.torch._engine.context_of(x.device)
+    for _ in range(3):
+        experts(x, ids, weights).backward(d_y)
+    before = context.stats()
+    for _ in range(5):
+        experts(x, ids, weights).backward(d_y)
+    after = context.stats()
+    assert (after.allocs, after.host_syncs) == (before.allocs, before.host_syncs)
+
+
+def test_trainable_weights_are_never_stale() -> None:
+    experts = experts_on_gpu()
+    optimiser = torch.optim.AdamW(experts.parameters(), lr=1e-2, fused=True)
+    x, ids, weights, d_y = inputs()
+    for step in range(20):
+        y = experts(x, ids, weights)
+        ref = reference(x.float(), ids, weights, experts.gate_up.float(), experts.down.float())
+        error = row_error(y.detach().float().cpu().numpy(), ref.detach().cpu().numpy())
+        assert error <= BF16, step
+        optimiser.zero_grad()
+        y.backward(d_y)
+        optimiser.step()
+
+
+def test_compiled() -> None:
+    experts = experts_on_gpu()
+    x, ids, weights, _ = inputs()
+    compiled = torch.compile(experts, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert torch.equal(compiled(x, ids, weights), experts(x, ids, weights))
+
+
+def test_dlpack() -> None:
+    """The package's own API on CUDA tensors, through DLPack."""
+    x, ids, weights, _ = (t.detach() for t in inputs())
+    experts = experts_on_gpu()
+    context = moec.Context("cuda")
+    plan = moec.Plan(context, moec.PlanDesc(max_tokens=T, num_experts=E, top_k=K))
+    plan.from_topk(ids, weights)
+    bound = moec.Weights.of(context, gate_up=experts.gate_up.detach(), down=experts.down.detach())
+    desc = moec.ExpertsDesc(hidden=H, inter=I, num_experts=E, top_k=K, dtype="bf16")
+    y = moec.Experts(context, desc).forward(plan, x, bound).y
+    context.sync()
+    assert torch.equal(y, experts(x, ids, weights))

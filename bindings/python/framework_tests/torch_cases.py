@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small experts and layers for the torch tests, and the same in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import moec
+import moec.torch
+from moec.golden import row_error
+
+T, H, I, E, K = 13, 32, 24, 8, 2
+
+
+def reference(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Gated experts by a loop, differentiable."""
+    y = torch.zeros_like(x)
+    for e in range(len(down)):
+        token, slot = torch.where(ids == e)
+        gate, up = (x[token] @ gate_up[e].T).chunk(2, -1)
+        rows = (torch.nn.functional.silu(gate) * up) @ down[e].T
+        y = y.index_add(0, token, rows * weights[token, slot, None])
+    return y
+
+
+def make_experts(device: str = "cpu", **options: object) -> moec.torch.Experts:
+    torch.manual_seed(1)
+    dtype = options.pop("dtype", torch.float32)
+    desc = moec.ExpertsDesc(hidden=H, inter=I, num_experts=E, top_k=K)
+    return moec.torch.Experts(desc, **options).to(device, dtype)
+
+
+def make_layer(device: str = "cpu", **options: object) -> moec.torch.MoELayer:
+    torch.manual_seed(1)
+    desc = moec.ExpertsDesc(hidden=H, inter=I, num_experts=E, top_k=K)
+    router = moec.RouterDesc(num_experts=E, top_k=K, norm=moec.Norm.SUM)
+    return moec.torch.MoELayer(router, desc, **options).to(device)
+
+
+def inputs(
+    seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, expert ids, routing weights, d_y."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(T, H, generator=generator).to(device, dtype).requires_grad_()
+    weights, ids = torch.randn(T, E, generator=generator).softmax(-1).topk(K)
+    d_y = torch.randn(T, H, generator=generator).to(device, dtype)
+    return x, ids.to(device), weights.to(device).requires_grad_(), d_y
+
+
+def compare(
+    experts: moec.torch.Experts, x: Tensor, ids: Tensor, weights: Tensor, d_y: Tensor, limit: float
+) -> None:
+    """y and every gradient beside the reference's in fp32, per row."""
+    leaves = (x, weights, experts.gate_up, experts.down)
+    y = experts(x, ids, weights)
+    got = [y, *torch.autograd.grad(y, leaves, d_y)]
+    wide = [t.detach().float().requires_grad_() for t in leaves]
+    ref = reference(wide[0], ids, *wide[1:])
+    want = [ref, *torch.autograd.grad(ref, wide, d_y.float())]
+    for name, a, b in zip(("y", "x", "weights", "gate_up", "down"), got, want, strict=True):
+        error = row_error(a.detach().float().cpu().numpy(), b.detach().cpu().numpy())
+        assert error <= limit, f"{name}: {error:.2e}"

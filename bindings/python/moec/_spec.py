@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a framework's operator is about, apart from its tensors: descriptors and layouts as text.
+
+A framework's graph carries text where it cannot carry an object; equal texts are equal operators.
+Which tensors an operator has, in which order, is said here once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+
+from ._descriptors import Activation, ExpertsDesc, RouterDesc
+from ._enums import GateLayout, Orientation
+
+MATRICES = ("gate_up", "gate", "up", "down")
+WEIGHTS = (*MATRICES, *(f"{name}_bias" for name in MATRICES))
+"""fields of WeightSet"""
+ROUTED_WEIGHTS = tuple({"gate_bias": "expert_gate_bias"}.get(n, n) for n in WEIGHTS)
+"""their names among an operator's inputs, where gate_bias is the router's"""
+SHARED_WEIGHTS = tuple(f"shared_expert_{name}" for name in WEIGHTS)
+_AROUND = ("shared_gate", "shared_gate_bias", "output_bias")
+EXPERTS_INPUTS = ("x", "expert_ids", "routing_weights", *ROUTED_WEIGHTS, *SHARED_WEIGHTS, *_AROUND)
+_ROUTER = ("gate_weight", "gate_bias", "input_scale", "per_expert_scale")
+_ROUTER_DATA = ("select_bias", "token_mask", "table", "token_ids", "given_ids")
+LAYER_INPUTS = (
+    "x", "router_x", *_ROUTER, *_ROUTER_DATA, *ROUTED_WEIGHTS, *SHARED_WEIGHTS, *_AROUND
+)
+WITHOUT_GRADIENT = frozenset((*_ROUTER_DATA, "expert_ids"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Experts, or a whole layer when there is a router. The element type is that of x."""
+
+    experts: ExpertsDesc
+    router: RouterDesc | None = None
+    gate_up_orientation: Orientation = Orientation.OUT_IN
+    down_orientation: Orientation = Orientation.OUT_IN
+    gate_layout: GateLayout = GateLayout.GATE_THEN_UP
+    shared_gate_layout: GateLayout = GateLayout.SPLIT
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return EXPERTS_INPUTS if self.router is None else LAYER_INPUTS
+
+    def text(self) -> str:
+        """JSON without the fields that are zero, or that each call decides: dtype and save."""
+        plain = dataclasses.asdict(self)
+        for name in ("dtype", "save"):
+            del plain["experts"][name]
+        return json.dumps(_without_zeros(plain), separators=(",", ":"), default=int)
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def parse(text: str) -> Spec:
+        plain = json.loads(text)
+        experts = plain.pop("experts")
+        for name in ("activation", "shared_activation"):
+            experts[name] = Activation(**experts.get(name, {}))
+        router = plain.pop("router", None)
+        return Spec(
+            experts=ExpertsDesc(**experts),
+            router=None if router is None else RouterDesc(**router),
+            **_zeros(plain),
+        )
+
+
+def _without_zeros(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {name: _without_zeros(item) for name, item in value.items()}
+        return {name: item for name, item in kept.items() if item not in (0, None, {})}
+    return int(value) if isinstance(value, IntEnum) else value
+
+
+def _zeros(plain: dict[str, Any]) -> dict[str, Any]:
+    names = ("gate_up_orientation", "down_orientation", "gate_layout", "shared_gate_layout")
+    return {name: plain.get(name, 0) for name in names}

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the library on torch tensors: contexts, engines, weights, one forward, one backward."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _raw
+from .._context import Context
+from .._descriptors import PlanDesc, WeightsDesc, to_raw
+from .._enums import (
+    DeviceType,
+    DType,
+    GateLayout,
+    GradFlags,
+    Orientation,
+    Save,
+    WeightsFlags,
+)
+from .._experts import Experts, Sizes
+from .._handle import Handle
+from .._layer import Layer
+from .._spec import MATRICES, ROUTED_WEIGHTS, SHARED_WEIGHTS, WEIGHTS, Spec
+from .._weights import Weights, WeightSet
+
+_core = _raw._core
+_CODES = {
+    torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16,
+    torch.int32: DType.I32, torch.int64: DType.I64, torch.uint8: DType.U8, torch.bool: DType.BOOL,
+}
+_DEVICES = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}
+
+Tensors = Mapping[str, Tensor | None]
+"""argument name -> contiguous tensor, None where absent"""
+
+
+def code_of(dtype: torch.dtype) -> DType:
+    """DType of a torch dtype."""
+    try:
+        return _CODES[dtype]
+    except KeyError:
+        raise TypeError(f"moec.torch: {dtype} is not an element type of moec") from None
+
+
+def context_of(device: torch.device) -> Context:
+    """The context of a device, with as many CPU threads as torch has; another after a fork."""
+    threads = torch.get_num_threads() if device.type == "cpu" else 0
+    return _context(device.type, device.index or 0, threads, os.getpid())
+
+
+@lru_cache(maxsize=64)
+def _context(kind: str, index: int, threads: int, _process: int) -> Context:
+    if kind not in _DEVICES:
+        raise TypeError(f"moec.torch: tensors on {kind}; cpu and cuda can be used")
+    return Context(kind if kind == "cpu" else f"{kind}:{index}", num_threads=threads)
+
+
+def _real_device(device: torch.device) -> torch.device:
+    """Sizes of a meta tensor's layer are those of the CPU."""
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+class Engine:
+    """A Spec on one device, for one element type and save policy."""
+
+    def __init__(self, spec: Spec, context: Context, dtype: DType, save: Save) -> None:
+        self.spec, self.context = spec, context
+        self.desc = replace(spec.experts, dtype=dtype, save=save)
+        self.handle: Experts | Layer
+        if spec.router is None:
+            self.handle = Experts(context, self.desc)
+        else:
+            router = replace(spec.router, data_dtype=dtype)
+            self.handle = Layer(context, router, self.desc)
+        self.sizes: Sizes = self.handle.sizes
+        self.bound: dict[Any, Weights] = {}
+
+    def saved_bytes(self, tokens: Any) -> Any:
+        """Exact bytes of the saved state; `tokens` may be symbolic."""
+        return self.sizes.saved.base + tokens * self.sizes.saved.per_token
+
+    def weights(self, tensors: Tensors, names: tuple[str, ...], layout: GateLayout) -> Weights:
+        """Weights over these addresses. Nothing is packed: values are read by each call."""
+        given = {f: tensors[n] for f, n in zip(WEIGHTS, names, strict=True)}
+        key = (layout, *(t if t is None else (t.data_ptr(), t.shape, t.dtype)
+                         for t in given.values()))
+        found = self.bound.get(key)
+        if found is None:
+            if len(self.bound) >= 256:
+                self.bound.clear()
+            spec = self.spec
+            orientations = (spec.gate_up_orientation, spec.down_orientation)
+            if names is SHARED_WEIGHTS:  # always as nn.Linear has them
+                orientations = (Orientation.OUT_IN, Orientation.OUT_IN)
+            found = self.bound[key] = bind(self.context, given, layout, *orientations)
+        return found
+
+
+@lru_cache(maxsize=1024)
+def _engine(text: str, kind: str, index: int, threads: int, pid: int, dtype: DType, save: int
+            ) -> Engine:
+    return Engine(Spec.parse(text), _context(kind, index, threads, pid), dtype, Save(save))
+
+
+def engine_of(text: str, x: Tensor, save: int) -> Engine:
+    """The engine for a spec and the x of a call (which may be a tracer's)."""
+    device = _real_device(x.device)
+    threads = torch.get_num_threads() if device.type == "cpu" else 0
+    return _engine(text, device.type, device.index or 0, threads, os.getpid(), code_of(x.dtype),
+                   save)
+
+
+def bind(
+    context: Context, given: Tensors, layout: GateLayout, gate_up: Orientation, down_: Orientation,
+    frozen: bool = False,
+) -> Weights:
+    """Weights bound to the tensors given by WeightSet's names, without keeping them alive."""
+    down = given["down"]
+    assert down is not None
+    biases = [t for f, t in given.items() if f.endswith("_bias") and t is not None]
+    out, inner = down.shape[1:] if down_ == Orientation.OUT_IN else down.shape[:0:-1]
+    desc = WeightsDesc(
+        num_experts=down.shape[0], hidden=out, inter=inner, gate_layout=layout,
+        flags=WeightsFlags.FROZEN if frozen else WeightsFlags.NONE,
+        gate_up_orientation=gate_up, down_orientation=down_,
+        dtype=code_of(down.dtype), bias_dtype=code_of(biases[0].dtype) if biases else 0,
+    )
+    weights = Weights(context, desc)
+    _raw.moec_weights_bind(weights.raw, _raw_set(given))
+    return weights
+
+
+def _view(tensor: Tensor) -> Any:
+    raw = _core.new_moec_tensor()
+    device = tensor.device
+    _core.tensor_from_parts(raw, tensor.data_ptr(), _CODES[tensor.dtype], _DEVICES[device.type],
+                            device.index or 0, tuple(tensor.shape))
+    return raw
+
+
+def _raw_set(given: Tensors) -> Any:
+    raw = _raw.moec_weight_set()
+    for name in MATRICES:
+        data, bias = given.get(name), given.get(f"{name}_bias")
+        if data is None and bias is None:
+            continue
+        matrix = _raw.moec_matrix()
+        if data is not None:
+            matrix.data = _view(data)
+        if bias is not None:
+            matrix.bias = _view(bias)
+        setattr(raw, name, matrix)
+    return raw
+
+
+def _put(args: Any, tensors: Tensors, prefix: str = "") -> None:
+    kind = type(args).__name__
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            getattr(_core, f"{kind}_{prefix}{name}_set")(args, _view(tensor))
+
+
+def _buffer(tensor: Tensor) -> Any:
+    raw = _raw.moec_buffer()
+    raw.ptr, raw.bytes = tensor.data_ptr(), tensor.numel()
+    return raw
+
+
+def _scratch(x: Tensor, size: Any, tokens: int) -> Tensor | None:
+    """Device scratch from torch's caching allocator, which knows streams and graph capture; on the
+    CPU the context's own, whose pages are warm."""
+    if x.device.type == "cpu":
+        return None
+    return x.new_empty((size.bytes(tokens),), dtype=torch.uint8)
+
+
+def _stream(x: Tensor) -> int:
+    return torch.cuda.current_stream(x.device).cuda_stream if x.device.type == "cuda" else 0
+
+
+class Call:
+    """One call's handles and arguments, from contiguous tensors."""
+
+    def __init__(self, engine: Engine, tensors: Tensors, frozen: Weights | None) -> None:
+        self.engine, self.tensors, self.frozen = engine, tensors, frozen
+        x = tensors["x"]
+        assert x is not None
+        self.x, self.stream = x, _stream(x)
+        self.keep: list[Any] = []
+
+    def _set_weights(self, args: Any) -> None:
+        spec = self.engine.spec
+        routed = self.frozen or self._bound(ROUTED_WEIGHTS, spec.gate_layout)
+        args.weights = routed.raw
+        if self.tensors["shared_expert_down"] is not None:
+            shared = self._bound(SHARED_WEIGHTS, spec.shared_gate_layout)
+            args.shared_weights = shared.raw
+
+    def _bound(self, names: tuple[str, ...], layout: GateLayout) -> Weights:
+        return self.engine.weights(self.tensors, names, layout)
+
+    def _plan(self) -> Any:
+        desc, ids = self.engine.desc, self.tensors["expert_ids"]
+        tokens = self.x.shape[0]
+        plan_desc = PlanDesc(max_tokens=tokens, num_experts=desc.num_experts, top_k=desc.top_k,
+                             num_zero_experts=desc.num_zero_experts, align=desc.align)
+        raw_desc, num_bytes = _plan_memory(plan_desc)
+        memory = self.x.new_empty((num_bytes,), dtype=torch.uint8)
+        plan = _Plan(_raw.moec_plan_create(self.engine.context.raw, raw_desc, _buffer(memory)))
+        weights = self.tensors["routing_weights"]
+        assert ids is not None and weights is not None
+        _raw.moec_plan_from_topk(plan.raw, _view(ids), _view(weights), self.stream)
+        self.keep += [memory, plan]
+        return plan.raw
+
+    def _arguments(self, kind: Any, names: tuple[str, ...]) -> Any:
+        args = kind()
+        self._set_weights(args)
+        _put(args, {name: self.tensors.get(name) for name in names})
+        return args
+
+    def _around(self) -> tuple[str, ...]:
+        skip = {*ROUTED_WEIGHTS, *SHARED_WEIGHTS, "expert_ids", "routing_weights"}
+        return tuple(name for name in self.engine.spec.inputs if name not in skip)
+
+    def forward(self, y: Tensor, saved: Tensor, outputs: Tensors) -> None:
+        """Write y, saved and, for a layer, the further outputs."""
+        engine, tokens = self.engine, self.x.shape[0]
+        is_layer = engine.spec.router is not None
+        args = self._arguments(
+            _raw.moec_layer_args if is_layer else _raw.moec_experts_args, self._around()
+        )
+        if not is_layer:
+            args.plan = self._plan()
+        _put(args, {"y": y, **outputs})
+        if engine.desc.save != Save.NONE:
+            args.saved = _buffer(saved)
+        scratch = _scratch(self.x, engine.sizes.forward_workspace, tokens)
+        if scratch is not None:
+            args.workspace = _buffer(scratch)
+        call = _raw.moec_layer_forward if is_layer else _raw.moec_experts_forward
+        call(engine.handle.raw, args, self.stream)
+
+    def backward(
+        self, d_y: Tensor, d_logits: Tensor | None, saved: Tensor, grads: Tensors, flags: GradFlags
+    ) -> None:
+        """Write the gradients given by input names; absent ones are skipped."""
+        engine, tokens = self.engine, self.x.shape[0]
+        is_layer = engine.spec.router is not None
+        if is_layer:
+            forward = self._arguments(_raw.moec_layer_args, self._around())
+            forward.saved = _buffer(saved)
+            args = _raw.moec_layer_grad_args()
+            args.forward = forward
+            _put(args, {"d_logits_in": d_logits})
+            self.keep.append(forward)
+        else:
+            names = tuple(n for n in self._around() if n != "output_bias")
+            args = self._arguments(_raw.moec_experts_grad_args, names)
+            args.plan = self._plan()
+            args.saved = _buffer(saved)
+        args.flags = flags
+        _put(args, {"d_y": d_y})
+        renamed = {"routing_weights": "weights"}
+        _put(args, {renamed.get(n, n): grads.get(n) for n in (*self._around(), *renamed)
+                    if grads.get(n) is not None}, "d_")
+        sets = (("d_expert_weights", ROUTED_WEIGHTS), ("d_shared_weights", SHARED_WEIGHTS))
+        for field, names in sets:
+            given = {f: grads.get(n) for f, n in zip(WEIGHTS, names, strict=True)}
+            if any(t is not None for t in given.values()):
+                raw = _raw_set(given)
+                self.keep.append(raw)
+                setattr(args, field, raw)
+        scratch = _scratch(self.x, engine.sizes.backward_workspace, tokens)
+        if scratch is not None:
+            args.workspace = _buffer(scratch)
+        call = _raw.moec_layer_backward if is_layer else _raw.moec_experts_backward
+        call(engine.handle.raw, args, self.stream)
+
+
+@lru_cache(maxsize=4096)
+def _plan_memory(desc: PlanDesc) -> tuple[Any, int]:
+    raw = to_raw(desc, _raw.moec_plan_desc)
+    return raw, _raw.moec_plan_size(raw)[0]
+
+
+class _Plan(Handle):
+    _free = _core.moec_plan_free
+
+    def __init__(self, pointer: Any) -> None:
+        self._pointer = pointer
+
+
+class Frozen:
+    """Packed weights that are declared not to change until refresh(); found by number, since a
+    graph cannot carry an object."""
+
+    _numbers = itertools.count(1)
+    _all: weakref.WeakValueDictionary[int, Frozen] = weakref.WeakValueDictionary()
+
+    def __init__(self, spec: Spec, given: Tensors) -> None:
+        down = given["down"]
+        assert down is not None
+        context = context_of(down.device)
+        names = dict(zip(WEIGHTS, ROUTED_WEIGHTS, strict=True))
+        self.tensors = {names[f]: t for f, t in given.items() if t is not None}
+        self.weights = bind(context, given, spec.gate_layout, spec.gate_up_orientation,
+                            spec.down_orientation, frozen=True)
+        self.weights.set = WeightSet()
+        if self.weights.info().packed_bytes:
+            self.weights.pack(stream=_stream(down))
+        self.number = next(self._numbers)
+        self._all[self.number] = self
+
+    @classmethod
+    def of(cls, number: int, tensors: Tensors) -> Weights | None:
+        """The weights of a number. Raises when the tensors lie elsewhere by now."""
+        if not number:
+            return None
+        found = cls._all.get(number)
+        if found is None:
+            raise RuntimeError(f"moec.torch: frozen weights {number} exist no more")
+        for name, held in found.tensors.items():
+            now = tensors[name]
+            if now is None or now.data_ptr() != held.data_ptr():
+                raise RuntimeError(
+                    f"moec.torch: {name} was frozen at another address; call freeze() again"
+                )
+        return found.weights
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copy of a module, or a saved one, is not frozen
+
+    def refresh(self) -> None:
+        """Read the values again."""
+        self.weights.refresh(stream=_stream(self.tensors["down"]))

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nn.Modules over the operators: the experts alone, and the whole layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from .._descriptors import ExpertsDesc, RouterDesc
+from .._enums import GateLayout, Orientation, RouterFlags, RouterInput, Save, Shared
+from .._spec import MATRICES, ROUTED_WEIGHTS, SHARED_WEIGHTS, WEIGHTS, Spec
+from .._tensors import numpy_dtype
+from . import _ops
+from ._engine import Frozen
+
+_ROUTED = dict(zip(WEIGHTS, ROUTED_WEIGHTS, strict=True))
+_SHARED = dict(zip(WEIGHTS, SHARED_WEIGHTS, strict=True))
+
+
+class Routing(NamedTuple):
+    """What MoELayer decided about each token."""
+
+    logits: Tensor
+    """[T,E+Z] f32, differentiable: auxiliary losses start here"""
+    expert_ids: Tensor
+    """[T,K] i32; -1 = none"""
+    weights: Tensor
+    """[T,K] f32"""
+
+
+def _rows(layout: GateLayout, inter: int) -> dict[str, int]:
+    """Rows N of each matrix that a layout has before `down`."""
+    if layout == GateLayout.SPLIT:
+        return {"gate": inter, "up": inter}
+    return {"up": inter} if layout == GateLayout.NONE else {"gate_up": 2 * inter}
+
+
+class _Base(nn.Module):
+    """Parameters of the experts, and the call."""
+
+    def __init__(
+        self, spec: Spec, *, bias: bool, output_bias: bool, save: Save,
+        dtype: torch.dtype | None, device: Any,
+    ) -> None:
+        super().__init__()
+        desc = spec.experts
+        self.desc, self.save = desc, save
+        self._spec, self._text = spec, spec.text()
+        self._frozen: Frozen | None = None
+        self._main = False
+        dtype = dtype or getattr(torch, numpy_dtype(desc.dtype).name)
+        options: dict[str, Any] = {"dtype": dtype, "device": device}
+        gate_up = spec.gate_up_orientation == Orientation.IN_OUT
+        down = spec.down_orientation == Orientation.IN_OUT
+        sets = [(1, spec.shared_gate_layout, desc.shared_inter, _SHARED)]
+        sets.insert(0, (desc.num_experts, spec.gate_layout, desc.inter, _ROUTED))
+        for count, layout, inter, names in sets[: 1 + (desc.shared != Shared.NONE)]:
+            if names is _SHARED:  # always as nn.Linear has them
+                gate_up = down = False
+            rows = {n: (size, desc.hidden, gate_up) for n, size in _rows(layout, inter).items()}
+            for name, (n, k, is_in_out) in (rows | {"down": (desc.hidden, inter, down)}).items():
+                self._parameter(names[name], (count, k, n) if is_in_out else (count, n, k), options)
+                if bias and names is not _SHARED:
+                    self._parameter(names[f"{name}_bias"], (count, n), options)
+        if desc.shared in (Shared.SIGMOID_GATE, Shared.SOFTMAX2):
+            self._parameter("shared_gate", (desc.shared - 1, desc.hidden), options)
+        if desc.shared == Shared.SOFTMAX2:
+            self._parameter("shared_gate_bias", (2,), options)
+        if output_bias:
+            self._parameter("output_bias", (desc.hidden,), options)
+
+    def _parameter(self, name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+        self.register_parameter(name, nn.Parameter(torch.empty(shape, **options)))
+
+    def reset_parameters(self) -> None:
+        """Uniform matrices as nn.Linear has them, biases 0, scales 1."""
+        in_out = {"down": self._spec.down_orientation}
+        for name, parameter in self.named_parameters(recurse=False):
+            role = name.removeprefix("shared_expert_")
+            if role in MATRICES:
+                swapped = role == name and in_out.get(
+                    role, self._spec.gate_up_orientation) == Orientation.IN_OUT
+                bound = 1 / math.sqrt(parameter.shape[-2 if swapped else -1])
+                nn.init.uniform_(parameter, -bound, bound)
+            elif parameter.dim() > 1 and role in ("gate_weight", "shared_gate"):
+                bound = 1 / math.sqrt(parameter.shape[-1])
+                nn.init.uniform_(parameter, -bound, bound)
+            else:
+                nn.init.constant_(parameter, float("scale" in role))
+
+    def _routed(self) -> dict[str, Tensor]:
+        found = {f: self._parameters.get(n) for f, n in _ROUTED.items()}
+        return {field: parameter for field, parameter in found.items() if parameter is not None}
+
+    def freeze(self) -> Self:
+        """Declare that the routed matrices do not change: a packed copy may serve them, until
+        refresh() reads them again. Their gradients are skipped."""
+        for parameter in self._routed().values():
+            parameter.requires_grad_(False)
+        self._frozen = Frozen(self._spec, {n: p.detach() for n, p in self._routed().items()})
+        return self
+
+    def refresh(self) -> None:
+        """Read frozen matrices again after their values changed."""
+        if self._frozen is None:
+            raise RuntimeError("moec.torch: refresh() of weights that are not frozen; freeze() is")
+        self._frozen.refresh()
+
+    def unfreeze(self) -> Self:
+        """Trainable again: values are read by each call."""
+        self._frozen = None
+        for parameter in self._routed().values():
+            parameter.requires_grad_(True)
+        return self
+
+    def use_main_grads(self, dtype: torch.dtype = torch.float32) -> Self:
+        """Give each routed matrix and bias a `main_grad` of `dtype` that backward adds to, instead
+        of a .grad: micro batches accumulate in fp32 without a second copy."""
+        for parameter in self._routed().values():
+            parameter.main_grad = torch.zeros_like(parameter, dtype=dtype)  # type: ignore
+        self._main = True
+        return self
+
+    def _call(self, inputs: dict[str, Tensor | None]) -> tuple[Tensor, ...]:
+        tensors = {**dict(self._parameters), **dict(self._buffers), **inputs}
+        main = [p.main_grad for p in self._routed().values()] if self._main else []
+        frozen = 0 if self._frozen is None else self._frozen.number
+        kind = _ops.EXPERTS if self._spec.router is None else _ops.LAYER
+        return _ops.call(kind, tensors, self._text, self.save, frozen=frozen,
+                         main_grads=main)
+
+    def extra_repr(self) -> str:
+        desc = self.desc
+        return (f"hidden={desc.hidden}, inter={desc.inter}, num_experts={desc.num_experts}, "
+                f"top_k={desc.top_k}, activation={desc.activation.kind}")
+
+
+class Experts(_Base):
+    """The experts of a layer: y = sum_k w[t,k] expert(x[t]).
+
+    desc         what they compute; its save is ignored
+    gate_layout  which matrices there are: gate_up [E,2I,H], or gate and up, or up alone; [E,H,I]
+                 down; last two dimensions swapped with Orientation.IN_OUT
+    bias         every matrix has one [E,N]
+    save         what training keeps for backward: INPUT is least memory, ALL least time
+    """
+
+    def __init__(
+        self,
+        desc: ExpertsDesc,
+        *,
+        gate_layout: GateLayout = GateLayout.GATE_THEN_UP,
+        gate_up_orientation: Orientation = Orientation.OUT_IN,
+        down_orientation: Orientation = Orientation.OUT_IN,
+        shared_gate_layout: GateLayout = GateLayout.SPLIT,
+        bias: bool = False,
+        output_bias: bool = False,
+        save: Save = Save.PREACT,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+    ) -> None:
+        spec = _spec(desc, None, gate_layout, gate_up_orientation, down_orientation,
+                     shared_gate_layout)
+        super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
+                         device=device)
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, expert_ids: Tensor, routing_weights: Tensor) -> Tensor:
+        """y [...,H] of x [...,H]; expert_ids and routing_weights [T,K], ids outside [0,E+Z) mean no
+        expert."""
+        inputs = {"x": x, "expert_ids": expert_ids, "routing_weights": routing_weights}
+        return self._call(inputs)[0]
+
+
+class MoELayer(_Base):
+    """Router and experts. The router's parameters are gate_weight [E+Z,H] and what its descriptor
+    asks for: gate_bias, input_scale, per_expert_scale; select_bias is a buffer in fp32."""
+
+    def __init__(
+        self,
+        router: RouterDesc,
+        experts: ExpertsDesc,
+        *,
+        gate_layout: GateLayout = GateLayout.GATE_THEN_UP,
+        gate_up_orientation: Orientation = Orientation.OUT_IN,
+        down_orientation: Orientation = Orientation.OUT_IN,
+        shared_gate_layout: GateLayout = GateLayout.SPLIT,
+        bias: bool = False,
+        output_bias: bool = False,
+        save: Save = Save.PREACT,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+    ) -> None:
+        spec = _spec(experts, router, gate_layout, gate_up_orientation, down_orientation,
+                     shared_gate_layout)
+        super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
+                         device=device)
+        options = {"dtype": self.down.dtype, "device": device}
+        count = router.num_experts + router.num_zero_experts
+        self._parameter("gate_weight", (count, experts.hidden), options)
+        if router.flags & RouterFlags.LOGIT_BIAS:
+            self._parameter("gate_bias", (count,), options)
+        if router.input == RouterInput.RMS_SCALED:
+            self._parameter("input_scale", (experts.hidden,), options)
+        if router.flags & RouterFlags.PER_EXPERT_SCALE:
+            self._parameter("per_expert_scale", (count,), options)
+        if router.flags & RouterFlags.SELECT_BIAS:
+            self.register_buffer("select_bias", torch.zeros(count, device=device))
+        self.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        router_x: Tensor | None = None,
+        token_mask: Tensor | None = None,
+        table: Tensor | None = None,
+        token_ids: Tensor | None = None,
+        given_ids: Tensor | None = None,
+    ) -> Tensor:
+        """y [...,H] of x [...,H]; the other inputs are Layer.forward's."""
+        return self.route(x, router_x=router_x, token_mask=token_mask, table=table,
+                          token_ids=token_ids, given_ids=given_ids)[0]
+
+    def route(self, x: Tensor, **inputs: Tensor | None) -> tuple[Tensor, Routing]:
+        """As forward, with the routing."""
+        y, logits, expert_ids, weights = self._call({"x": x, **inputs})
+        return y, Routing(logits, expert_ids, weights)
+
+
+def _spec(
+    experts: ExpertsDesc, router: RouterDesc | None, gate_layout: GateLayout,
+    gate_up: Orientation, down: Orientation, shared: GateLayout,
+) -> Spec:
+    plain = GateLayout.NONE in (gate_layout, experts.gate_layout)
+    experts = replace(experts, gate_layout=GateLayout.NONE if plain else GateLayout.SPLIT)
+    return Spec(experts=experts, router=router, gate_up_orientation=gate_up,
+                down_orientation=down, gate_layout=GateLayout.NONE if plain else gate_layout,
+                shared_gate_layout=GateLayout.NONE if plain else shared)
