@@ -61,11 +61,13 @@ def save_buffer(desc: ExpertsDesc, size: Size, x: Array, given: Array | None) ->
     return empty((size.bytes(x.shape[0]),), DType.U8, x)
 
 
-def set_buffers(args: Any, keep: list[Any], **arrays: Array | None) -> None:
+def set_buffers(
+    args: Any, keep: list[Any], *, stream: int = 0, **arrays: Array | None
+) -> None:
     """Fill moec_buffer fields from arrays; None leaves a field absent."""
     for name, array in arrays.items():
         if array is not None:
-            setattr(args, name, buffer(array, keep))
+            setattr(args, name, buffer(array, keep, stream=stream))
 
 
 def gradient_like(weights: Weights, dtype: Any) -> WeightSet:
@@ -149,7 +151,7 @@ class Experts(Handle):
         args = self._args(_raw.moec_experts_args(), plan, weights, shared_weights)
         set_tensors(args, keep, stream=handle, output_bias=output_bias, residual=residual, **inputs)
         set_tensors(args, keep, write=True, stream=handle, y=y)
-        set_buffers(args, keep, saved=saved, workspace=workspace)
+        set_buffers(args, keep, stream=handle, saved=saved, workspace=workspace)
         _raw.moec_experts_forward(self.raw, args, handle)
         return ExpertsResult(y, saved, plan, weights, shared_weights, inputs)
 
@@ -178,12 +180,12 @@ class Experts(Handle):
         )
         args.flags = flags
         set_tensors(args, keep, stream=handle, d_y=d_y, **result.inputs)
-        set_buffers(args, keep, saved=result.saved, workspace=workspace)
+        set_buffers(args, keep, stream=handle, saved=result.saved, workspace=workspace)
         set_tensors(args, keep, write=True, stream=handle, d_x=grads.x,
                     d_weights=grads.routing_weights, d_shared_gate=grads.shared_gate,
                     d_shared_gate_bias=grads.shared_gate_bias,
                     d_output_bias=grads.output_bias, d_residual=grads.residual)
-        set_weight_gradients(args, keep, grads.expert_weights, grads.shared_weights)
+        set_weight_gradients(args, keep, grads.expert_weights, grads.shared_weights, handle)
         _raw.moec_experts_backward(self.raw, args, handle)
         return grads
 
@@ -233,11 +235,15 @@ def pick(makers: dict[str, Callable[[], Any]], want: Collection[str]) -> dict[st
 
 
 def set_weight_gradients(
-    args: Any, keep: list[Any], experts: WeightSet | None, shared: WeightSet | None
+    args: Any,
+    keep: list[Any],
+    experts: WeightSet | None,
+    shared: WeightSet | None,
+    stream: int,
 ) -> None:
     """Point d_expert_weights and d_shared_weights at weight sets; None = frozen."""
     for name, value in (("d_expert_weights", experts), ("d_shared_weights", shared)):
         if value is not None:
-            raw = value.raw(keep, write=True)
+            raw = value.raw(keep, write=True, stream=stream)
             keep.append(raw)
             setattr(args, name, raw)

@@ -152,7 +152,7 @@ class Layer(Handle):
         )
         args = self._forward_args(result, keep, handle)
         set_tensors(args, keep, write=True, stream=handle, y=y, counts=counts, **extra)
-        set_buffers(args, keep, workspace=workspace)
+        set_buffers(args, keep, stream=handle, workspace=workspace)
         _raw.moec_layer_forward(self.raw, args, handle)
         return result
 
@@ -184,11 +184,11 @@ class Layer(Handle):
         args.flags = flags
         args.forward = forward
         set_tensors(args, keep, stream=handle, d_y=d_y, d_logits_in=d_logits)
-        set_buffers(args, keep, workspace=workspace)
+        set_buffers(args, keep, stream=handle, workspace=workspace)
         names = set(LayerGradients.__slots__) - {"expert_weights", "shared_weights"}
         arrays = {f"d_{name}": getattr(grads, name) for name in names}
         set_tensors(args, keep, write=True, stream=handle, **arrays)
-        set_weight_gradients(args, keep, grads.expert_weights, grads.shared_weights)
+        set_weight_gradients(args, keep, grads.expert_weights, grads.shared_weights, handle)
         _raw.moec_layer_backward(self.raw, args, handle)
         return grads
 
@@ -205,7 +205,7 @@ class Layer(Handle):
         if result.shared_weights is not None:
             args.shared_weights = result.shared_weights.raw
         set_tensors(args, keep, stream=handle, **result.inputs)
-        set_buffers(args, keep, saved=result.saved)
+        set_buffers(args, keep, stream=handle, saved=result.saved)
         return args
 
     def _new(

@@ -45,10 +45,11 @@ class Loss:
         """
         keep: list[Any] = []
         layers = self._layers(logits)
+        handle = stream_handle(stream)
         loss = empty((1,), DType.F32, layers[0])
-        args = self._args(layers, keep, counts, token_mask)
-        set_tensors(args, keep, write=True, loss=loss)
-        _raw.moec_loss_forward(context.raw, args, stream_handle(stream))
+        args = self._args(layers, keep, counts, token_mask, handle)
+        set_tensors(args, keep, write=True, stream=handle, loss=loss)
+        _raw.moec_loss_forward(context.raw, args, handle)
         return loss
 
     def backward(
@@ -66,10 +67,11 @@ class Loss:
         keep: list[Any] = []
         layers = self._layers(logits)
         d_logits = [zeros(z.shape, DType.F32, z) for z in layers] if out is None else list(out)
-        args = self._args(layers, keep, counts, token_mask)
-        args.d_logits = tensor_array(d_logits, keep, write=True)
-        set_tensors(args, keep, d_loss=d_loss)
-        _raw.moec_loss_backward(context.raw, args, stream_handle(stream))
+        handle = stream_handle(stream)
+        args = self._args(layers, keep, counts, token_mask, handle)
+        args.d_logits = tensor_array(d_logits, keep, write=True, stream=handle)
+        set_tensors(args, keep, stream=handle, d_loss=d_loss)
+        _raw.moec_loss_backward(context.raw, args, handle)
         return d_logits
 
     @staticmethod
@@ -77,12 +79,17 @@ class Loss:
         return list(logits) if isinstance(logits, (list, tuple)) else [logits]
 
     def _args(
-        self, layers: list[Array], keep: list[Any], counts: Array | None, token_mask: Array | None
+        self,
+        layers: list[Array],
+        keep: list[Any],
+        counts: Array | None,
+        token_mask: Array | None,
+        stream: int,
     ) -> Any:
         args = _raw.moec_loss_args()
         for name in ("kind", "top_k", "coefficient", "seq_len", "score"):
             setattr(args, name, getattr(self, name))
-        args.logits = tensor_array(layers, keep)
+        args.logits = tensor_array(layers, keep, stream=stream)
         args.count = len(layers)
-        set_tensors(args, keep, counts=counts, token_mask=token_mask)
+        set_tensors(args, keep, stream=stream, counts=counts, token_mask=token_mask)
         return args

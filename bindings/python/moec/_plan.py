@@ -55,10 +55,10 @@ class Plan(Handle):
     ) -> Self:
         """Build from expert_ids [T,K] (i32 or i64) and weights [T,K] f32 (absent: 1)."""
         keep: list[Any] = []
-        raw_weights = None if weights is None else tensor(weights, keep)
-        _raw.moec_plan_from_topk(
-            self.raw, tensor(expert_ids, keep), raw_weights, stream_handle(stream)
-        )
+        handle = stream_handle(stream)
+        raw_ids = tensor(expert_ids, keep, stream=handle)
+        raw_weights = None if weights is None else tensor(weights, keep, stream=handle)
+        _raw.moec_plan_from_topk(self.raw, raw_ids, raw_weights, handle)
         return self
 
     def from_logits(
@@ -94,10 +94,10 @@ class Plan(Handle):
         Raises IndexOverflowError when a token has more than top_k experts.
         """
         keep: list[Any] = []
-        raw_probs = None if probs is None else tensor(probs, keep)
-        _raw.moec_plan_from_map(
-            self.raw, tensor(routing_map, keep), raw_probs, stream_handle(stream)
-        )
+        handle = stream_handle(stream)
+        raw_map = tensor(routing_map, keep, stream=handle)
+        raw_probs = None if probs is None else tensor(probs, keep, stream=handle)
+        _raw.moec_plan_from_map(self.raw, raw_map, raw_probs, handle)
         return self
 
     def from_scores(
@@ -105,8 +105,10 @@ class Plan(Handle):
     ) -> Self:
         """PlanKind.EXPERT_CHOICE: scores [T,E] f32; token_mask [T] u8 or bool."""
         keep: list[Any] = []
-        raw_mask = None if token_mask is None else tensor(token_mask, keep)
-        _raw.moec_plan_from_scores(self.raw, tensor(scores, keep), raw_mask, stream_handle(stream))
+        handle = stream_handle(stream)
+        raw_scores = tensor(scores, keep, stream=handle)
+        raw_mask = None if token_mask is None else tensor(token_mask, keep, stream=handle)
+        _raw.moec_plan_from_scores(self.raw, raw_scores, raw_mask, handle)
         return self
 
     def attach(self, num_tokens: int) -> Self:
@@ -123,8 +125,9 @@ class Plan(Handle):
     def export(self, field: PlanField, out: Array, *, stream: Any = None) -> Array:
         """Copy one array into `out` (i32 or i64, the field's shape)."""
         keep: list[Any] = []
-        raw = tensor(out, keep, write=True)
-        _raw.moec_plan_export(self.raw, field, raw, stream_handle(stream))
+        handle = stream_handle(stream)
+        raw = tensor(out, keep, write=True, stream=handle)
+        _raw.moec_plan_export(self.raw, field, raw, handle)
         return out
 
     def totals(self, *, stream: Any = None) -> Totals:

@@ -158,6 +158,7 @@ class Router(Handle):
     ) -> None:
         """bias[e] += rate * sign(mean(counts) - counts[e]); counts [E+Z] i32, bias [E+Z] f32."""
         keep: list[Any] = []
-        raw_counts = tensor(counts, keep)
-        raw_bias = tensor(bias, keep, write=True)
-        _raw.moec_router_bias_update(self.raw, raw_counts, rate, raw_bias, stream_handle(stream))
+        handle = stream_handle(stream)
+        raw_counts = tensor(counts, keep, stream=handle)
+        raw_bias = tensor(bias, keep, write=True, stream=handle)
+        _raw.moec_router_bias_update(self.raw, raw_counts, rate, raw_bias, handle)

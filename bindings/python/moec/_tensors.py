@@ -120,18 +120,20 @@ def set_tensors(
             put(raw, tensor(array, keep, write=write, stream=stream))
 
 
-def tensor_array(arrays: Sequence[Array], keep: list[Any], *, write: bool = False) -> Any:
+def tensor_array(
+    arrays: Sequence[Array], keep: list[Any], *, write: bool = False, stream: int = 0
+) -> Any:
     """C array of tensors, as per_expert pointers and per-layer logits want it."""
     items = _raw.tensor_array(len(arrays))
     for index, array in enumerate(arrays):
-        items[index] = tensor(array, keep, write=write)
+        items[index] = tensor(array, keep, write=write, stream=stream)
     keep.append(items)
     return items.cast()
 
 
-def buffer(array: Array, keep: list[Any], *, write: bool = True) -> Any:
+def buffer(array: Array, keep: list[Any], *, write: bool = True, stream: int = 0) -> Any:
     """moec_buffer over all bytes of an array."""
-    view = tensor(array, keep, write=write)
+    view = tensor(array, keep, write=write, stream=stream)
     raw = _raw.moec_buffer()
     raw.ptr = _raw.tensor_describe(view)[0]
     raw.bytes = _raw.moec_tensor_bytes(view)

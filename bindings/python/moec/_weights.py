@@ -37,13 +37,13 @@ class WeightSet:
     up_bias: Matrix | None = None
     down_bias: Matrix | None = None
 
-    def raw(self, keep: list[Any], *, write: bool = False) -> Any:
+    def raw(self, keep: list[Any], *, write: bool = False, stream: int = 0) -> Any:
         """moec_weight_set of these arrays."""
         raw = _raw.moec_weight_set()
         for name in _MATRICES:
             data, bias = getattr(self, name), getattr(self, f"{name}_bias")
             if data is not None or bias is not None:
-                setattr(raw, name, _raw_matrix(data, bias, keep, write))
+                setattr(raw, name, _raw_matrix(data, bias, keep, write, stream))
         return raw
 
     def empty_like(self, dtype: Any = None) -> WeightSet:
@@ -63,16 +63,16 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _raw_matrix(data: Any, bias: Any, keep: list[Any], write: bool) -> Any:
+def _raw_matrix(data: Any, bias: Any, keep: list[Any], write: bool, stream: int) -> Any:
     raw = _raw.moec_matrix()
     for value, stacked, split in ((data, "data", "per_expert"), (bias, "bias", "per_expert_bias")):
         if value is None:
             continue
         if _is_list(value):
-            setattr(raw, split, tensor_array(value, keep, write=write))
+            setattr(raw, split, tensor_array(value, keep, write=write, stream=stream))
             raw.count = len(value)
         else:
-            setattr(raw, stacked, tensor(value, keep, write=write))
+            setattr(raw, stacked, tensor(value, keep, write=write, stream=stream))
     return raw
 
 
