@@ -15,9 +15,6 @@
 namespace moec::test {
 
 constexpr double kRowFloor = 0.01;
-// For rows of a few inner products ([T,K] gradients of routing weights): one of them can be close
-// to 0 by cancellation, and its rounding error belongs to the length of the vectors.
-constexpr double kInnerProductFloor = 0.1;
 
 struct RowError {
   double error = 0;  // infinity when anything is not finite or the sizes differ
@@ -29,8 +26,7 @@ inline std::ostream& operator<<(std::ostream& out, const RowError& e) {
 
 // got, ref: `rows` rows of `columns` values each, of any arithmetic type.
 template <typename Got, typename Ref>
-RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns,
-                   double floor = kRowFloor) {
+RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   double largest = 0;
   for (size_t r = 0; r < rows; ++r) {
@@ -55,7 +51,7 @@ RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns,
     if (!std::isfinite(difference) || !std::isfinite(square))
       error = kInf;
     else if (difference != 0)  // a reference of zeros wants exact zeros
-      error = std::sqrt(difference) / std::max(std::sqrt(square), floor * largest);
+      error = std::sqrt(difference) / std::max(std::sqrt(square), kRowFloor * largest);
     if (worst.row < 0 || error > worst.error) worst = {error, static_cast<int64_t>(r)};
   }
   return worst;
@@ -63,10 +59,10 @@ RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns,
 
 // Containers of equal size; rows of `columns` values.
 template <typename Got, typename Ref>
-RowError row_error(const Got& got, const Ref& ref, size_t columns, double floor = kRowFloor) {
+RowError row_error(const Got& got, const Ref& ref, size_t columns) {
   if (got.size() != ref.size() || columns == 0 || ref.size() % columns != 0)
     return {std::numeric_limits<double>::infinity(), -1};
-  return row_error(got.data(), ref.data(), ref.size() / columns, columns, floor);
+  return row_error(got.data(), ref.data(), ref.size() / columns, columns);
 }
 
 }  // namespace moec::test

@@ -16,6 +16,7 @@ struct Avx2Ops {
   static Vec broadcast(const void* from) {
     return _mm256_broadcast_ss(static_cast<const float*>(from));
   }
+  static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
 
   struct Line {

@@ -3,7 +3,7 @@
 // Included by each tile_<isa>.cpp, whose flags it takes: hence the unnamed namespace and no std
 // functions.
 //
-// Ops provides: Vec, kBytes and load, store, zero, broadcast, fma on it; Line (16 dwords) and
+// Ops provides: Vec, kBytes and load, store, zero, broadcast, add, fma on it; Line (16 dwords) and
 //   f32 / bf16 / f16 (pointer, n <= 16) -> Line of fp32       pairs(pointer, n <= 32) -> Line
 //   interleave(even, odd, n <= 16) -> Line of pairs           put(pointer, Line)
 //   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16])
@@ -25,7 +25,8 @@ inline void prefetch_line(const char* line) {
   __builtin_prefetch(line, 0, 2);
 }
 
-// ---- products. One pass covers two vectors of columns for all rows; c stays in registers.
+// ---- products. One pass covers two vectors of columns for all rows; c stays in registers. Each
+// product is a partial sum of its own, added to c last: errors grow with the partial sums' lengths.
 template <class Ops, int kRows>
 void panel_product(const PanelProduct& p) {
   using Vec = typename Ops::Vec;
@@ -39,8 +40,7 @@ void panel_product(const PanelProduct& p) {
     float* const c = p.c + first / 4;
     Vec sum[kRows][2];
     for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < 2; ++v)
-        sum[r][v] = p.accumulate ? Ops::load(c + r * p.ld + v * (kBytes / 4)) : Ops::zero();
+      for (int v = 0; v < 2; ++v) sum[r][v] = Ops::zero();
     const char* a = static_cast<const char*>(p.a);
     const char* b0 = static_cast<const char*>(p.b) + place(first);
     const char* b1 = static_cast<const char*>(p.b) + place(first + kBytes);
@@ -69,7 +69,10 @@ void panel_product(const PanelProduct& p) {
       b1 += kBlockBytes;
     }
     for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < 2; ++v) Ops::store(c + r * p.ld + v * (kBytes / 4), sum[r][v]);
+      for (int v = 0; v < 2; ++v) {
+        float* const to = c + r * p.ld + v * (kBytes / 4);
+        Ops::store(to, p.accumulate ? Ops::add(Ops::load(to), sum[r][v]) : sum[r][v]);
+      }
   }
 }
 

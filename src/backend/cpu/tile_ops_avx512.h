@@ -24,6 +24,7 @@ struct Avx512Ops {
   static Vec broadcast(const void* from) {
     return _mm512_set1_ps(*static_cast<const float*>(from));
   }
+  static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
 
   using Line = __m512i;

@@ -24,6 +24,7 @@ struct PortableOps {
     std::memcpy(&value, from, sizeof value);
     return Vec{value, value, value, value};
   }
+  static Vec add(Vec a, Vec b) { return a + b; }
   static Vec fma(Vec a, Vec b, Vec sum) { return sum + a * b; }
 
   struct Line {
