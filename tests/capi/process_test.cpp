@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library inside a process: fork, idle threads, the affinity mask.
-// Mutation noted: without the generation check of handles fork_in_mid_call fails.
+// Mutations noted: without the generation check of handles fork_in_mid_call fails; without check_isa
+// in make_cpu_backend an instruction set is refused too late.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
+#include <initializer_list>
 #include <iterator>
+#include <string>
 #include <thread>
 
 #include "child.h"
@@ -45,6 +50,35 @@ TEST(Process, the_child_makes_its_own) {
     return mine.y == p.y ? 0 : 2;
   });
   EXPECT_EQ(status, 0);
+}
+
+// A set that no machine has, and one that came too late: refused before anything is made.
+TEST(Process, an_instruction_set_is_refused_at_context_creation) {
+  const auto refused = [](const char* isa, moec_status status,
+                          std::initializer_list<const char*> words) {
+    setenv("MOEC_CPU_ISA", isa, 1);
+    moec_context* context = nullptr;
+    if (moec_context_create(nullptr, &context) != status || context) return false;
+    const std::string text = error_info().message;
+    return std::string(error_info().site) == "moec_context_create" &&
+           std::all_of(words.begin(), words.end(),
+                       [&](const char* word) { return text.find(word) != std::string::npos; });
+  };
+  EXPECT_EQ(
+      in_child([&] {
+        auto device = sized<moec_device_info>();
+        if (moec_device_query(MOEC_CPU, 0, &device) != MOEC_OK) return 1;
+        if (!refused("sse9", MOEC_E_UNSUPPORTED, {"\"sse9\"", device.arch, "portable"})) return 2;
+        const bool portable = std::string(device.arch) == "portable";
+        if (!portable && !refused("portable", MOEC_E_INVALID_STATE, {"\"portable\"", device.arch}))
+          return 3;
+        setenv("MOEC_CPU_ISA", device.arch, 1);
+        moec_context* context = nullptr;
+        if (moec_context_create(nullptr, &context) != MOEC_OK) return 4;
+        moec_context_free(context);
+        return 0;
+      }),
+      0);
 }
 
 TEST(Process, fork_in_mid_call) {

@@ -13,6 +13,7 @@
 namespace moec {
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
+  cpu::check_isa();
   return std::make_unique<cpu::CpuBackend>(options);
 }
 

@@ -105,9 +105,15 @@ const TileKernels* find(const char* name) {
     if (!entry.available) continue;
     if (name ? std::strcmp(name, entry.kernels->isa) == 0 : entry.preferred) best = entry.kernels;
   }
-  MOEC_REQUIRE(best, MOEC_E_UNSUPPORTED, "MOEC_CPU_ISA is \"%s\", this machine has: %s", name,
-               available_isas().c_str());
+  MOEC_REQUIRE(best, MOEC_E_UNSUPPORTED,
+               "MOEC_CPU_ISA is \"%s\"; this machine's best is \"%s\", it has: %s", name,
+               find(nullptr)->isa, available_isas().c_str());
   return best;
+}
+
+const char* wanted_isa() {  // null: the best
+  const char* const name = std::getenv("MOEC_CPU_ISA");
+  return name && *name ? name : nullptr;
 }
 
 }  // namespace
@@ -120,8 +126,15 @@ std::string available_isas() {
 }
 
 void select_isa(const char* name) {
-  const char* const wanted = name ? name : std::getenv("MOEC_CPU_ISA");
-  selected.store(find(wanted && *wanted ? wanted : nullptr), std::memory_order_release);
+  selected.store(find(name ? name : wanted_isa()), std::memory_order_release);
+}
+
+void check_isa() {
+  const TileKernels &wanted = *find(wanted_isa()), &used = tile_kernels();
+  MOEC_REQUIRE(&wanted == &used, MOEC_E_INVALID_STATE,
+               "MOEC_CPU_ISA asks for \"%s\"; this process already uses \"%s\": set it before the "
+               "first context",
+               wanted.isa, used.isa);
 }
 
 const TileKernels& tile_kernels() {
