@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README's table of speeds, made from bench/results/*/layer*.json and never typed.
+"""README's tables of speeds, made from bench/results/*/layer*.json and never typed.
 
     python bench/readme_table.py           rewrite it
     python bench/readme_table.py --check   fail if README.md says something else
@@ -8,6 +8,8 @@
 import json
 import pathlib
 import sys
+
+from gpu_rows import Rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
@@ -52,13 +54,46 @@ def table(path):
     return lines
 
 
+def ratio(value, digits=2):
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def gpu_table(path):
+    rows = Rows(path)
+    name = path.relative_to(ROOT)
+    lines = [
+        f"{rows.file['machine']}; plan, experts and combine from top-k ids, bf16, cold L2; "
+        f"[{name}]({name}):",
+        "",
+        "| layer | tokens | forward ms | x floor | x cuBLAS bound | x SonicMoE's time "
+        "| step ms | TFLOP/s | x SonicMoE's time | saved MiB |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for shape in rows.shapes:
+        for tokens in sorted({row["tokens"] for row in rows.all if row["shape"] == shape}):
+            row, step = (rows.best(shape, tokens, mode) for mode in ("fwd", "fwdbwd"))
+            if not row:
+                continue
+            bound, peer = (rows.over(shape, tokens, "fwd", other)
+                           for other in ("cublas_bmm_bound", "sonicmoe"))
+            lines.append(
+                f"| {shape} | {tokens} | {row['ms']:.3g} | {row['ms'] / row['floor_ms']:.2f} "
+                f"| {ratio(bound)} | {ratio(peer)} "
+                f"| {ratio(step and step['ms'])} | {ratio(step and step['tflops'], 0)} "
+                f"| {ratio(rows.over(shape, tokens, 'fwdbwd', 'sonicmoe'))} "
+                f"| {ratio(step and step['saved_mib'], 0)} |"
+            )
+    return lines
+
+
 def main():
     readme = ROOT / "README.md"
     text = readme.read_text()
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
     files = sorted(RESULTS.glob("*/layer.json")) + sorted(RESULTS.glob("*/layer_f32.json"))
-    made = [table(path) for path in files]
+    made = [(gpu_table if "rows" in json.loads(path.read_text()) else table)(path)
+            for path in files]
     body = "\n\n".join("\n".join(lines) for lines in made)
     wanted = f"{head}{BEGIN}\n\n{body}\n\n{END}{tail}"
     if "--check" in sys.argv[1:]:

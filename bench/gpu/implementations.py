@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One experts layer from top-k ids and weights, by several implementations on the same data.
+
+Each function returns a Case for a problem and a mode: "fwd" is plan, experts, combine; "fwdbwd" the
+same with pre-activations kept, then d_x, dW1, dW2 (bf16, overwritten) and d(routing weights).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import moec
+import torch
+import torch.nn.functional as F
+from problem import normal
+
+MIB = 1 << 20
+
+
+@dataclass
+class Case:
+    run: Callable[[], Any]
+    results: Callable[[], dict[str, torch.Tensor]] | None = None
+    """After a run: y, and with a backward d_x, d_weights, d_w1 [E,2I,H], d_w2 [E,H,I]"""
+    saved_mib: float | None = None
+    can_capture: bool = True
+    error: float | None = None
+
+
+# ---- moec
+class Moec:
+    """A warm context with one plan object and the layer's objects, for any number of tokens."""
+
+    def __init__(self, matrices, max_tokens):
+        h, i, e, k = self.shape = matrices.shape
+        self.context = moec.Context("cuda")
+        form = moec.WeightsDesc(num_experts=e, hidden=h, inter=i,
+                                gate_layout=moec.GateLayout.GATE_THEN_UP, dtype="bf16")
+        self.held = moec.WeightSet(gate_up=matrices.w1, down=matrices.w2)
+        self.bound = moec.Weights(self.context, form, self.held)
+        self.plan = moec.Plan(self.context, self._plan_desc(max_tokens))
+        desc = dict(num_experts=e, top_k=k, hidden=h, inter=i, dtype="bf16")
+        self.experts = {
+            "fwd": moec.Experts(self.context, moec.ExpertsDesc(**desc)),
+            "fwdbwd": moec.Experts(self.context, moec.ExpertsDesc(**desc, save=moec.Save.PREACT)),
+        }
+
+    def _plan_desc(self, tokens):
+        return moec.PlanDesc(max_tokens=tokens, num_experts=self.shape.experts,
+                             top_k=self.shape.top_k)
+
+    def build_plan(self, p):
+        self.plan.from_topk(p.ids, p.weights, stream=torch.cuda.current_stream())
+
+    def case(self, p, mode):
+        experts, step = self.experts[mode], mode == "fwdbwd"
+        y = torch.empty_like(p.x)
+        memory = lambda size: torch.empty(  # noqa: E731
+            max(size.bytes(p.tokens), 1), dtype=torch.uint8, device="cuda")
+        work = memory(experts.sizes.forward_workspace)
+        saved = back_work = grads = None
+        if step:
+            saved, back_work = memory(experts.sizes.saved), memory(experts.sizes.backward_workspace)
+            grads = moec.ExpertsGradients(x=torch.empty_like(p.x),
+                                          routing_weights=torch.empty_like(p.weights),
+                                          expert_weights=self.held.empty_like())
+
+        def run():
+            stream = torch.cuda.current_stream()
+            self.plan.from_topk(p.ids, p.weights, stream=stream)
+            result = experts.forward(self.plan, p.x, self.bound, out=y, saved=saved,
+                                     workspace=work, stream=stream)
+            if step:
+                experts.backward(result, p.d_y, into=grads, workspace=back_work, stream=stream)
+
+        def results():
+            if not step:
+                return {"y": y}
+            return {"y": y, "d_x": grads.x, "d_weights": grads.routing_weights,
+                    "d_w1": grads.expert_weights.gate_up, "d_w2": grads.expert_weights.down}
+
+        plan_bytes = moec.plan_size(self._plan_desc(p.tokens))[0]
+        return Case(run, results, (saved.numel() + plan_bytes) / MIB if step else None)
+
+
+# ---- two dense batched products a layer, equal counts
+def cublas_bmm_bound(p, mode):
+    """The FLOPs of the layer with every expert's rows side by side already: no plan, no gather, no
+    activation, no combine. With a backward: the four further products."""
+    h, i, e, k = p.shape
+    rows = p.tokens * k // e
+    if rows < 8:
+        return None
+    # Inputs are never written: repeated calls must not let the values grow.
+    x, act, d_y = (normal(e, rows, width) for width in (h, i, h))
+    pre, out = x.new_empty(e, rows, 2 * i), torch.empty_like(x)
+    w1, w2 = p.w1.transpose(1, 2), p.w2.transpose(1, 2)
+    if mode == "fwdbwd":
+        d_act, d_w1, d_w2 = torch.empty_like(act), torch.empty_like(p.w1), torch.empty_like(p.w2)
+
+    def run():
+        torch.bmm(x, w1, out=pre)
+        torch.bmm(act, w2, out=out)
+        if mode == "fwdbwd":
+            torch.bmm(d_y, p.w2, out=d_act)
+            torch.bmm(d_y.transpose(1, 2), act, out=d_w2)
+            torch.bmm(pre, p.w1, out=out)
+            torch.bmm(pre.transpose(1, 2), x, out=d_w1)
+
+    return Case(run)
+
+
+# ---- PyTorch
+def swiglu(both):
+    gate, up = both.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+compiled_swiglu = torch.compile(swiglu, dynamic=True)
+
+
+def grouped(x, ids, weights, w1, w2, activation):
+    """Sort, gather, grouped_mm, SwiGLU, grouped_mm, weight, inverse gather, sum."""
+    tokens, slots = ids.shape
+    flat = ids.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(order.numel(), device="cuda")
+    counts = torch.zeros(w1.shape[0], dtype=torch.int32, device="cuda")
+    counts.index_add_(0, flat, torch.ones_like(flat))
+    ends = counts.cumsum(0, dtype=torch.int32)
+    mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
+    both = mm(x[order // slots], w1.transpose(-2, -1), offs=ends)
+    rows = mm(activation(both), w2.transpose(-2, -1), offs=ends)
+    rows = rows * weights.reshape(-1)[order, None].to(rows.dtype)
+    return rows[inverse].view(tokens, slots, -1).sum(1)
+
+
+def differentiable(p, mode, layer, w1=None, can_capture=True):
+    """Case of layer(x, weights, w1, w2) -> y, differentiated by torch's tape."""
+    w1 = p.w1 if w1 is None else w1
+    if mode == "fwd":
+        out = {}
+
+        def forward():
+            with torch.no_grad():
+                out["y"] = layer(p.x, p.weights, w1, p.w2)
+
+        return Case(forward, lambda: out, can_capture=can_capture)
+    names = ("d_x", "d_weights", "d_w1", "d_w2")
+    leaves = [t.detach().requires_grad_() for t in (p.x, p.weights, w1, p.w2)]
+    out = {}
+
+    def step():
+        out.clear()  # gradients are new tensors: give the last ones back
+        y = layer(*leaves)
+        out.update(zip(names, torch.autograd.grad(y, leaves, p.d_y)), y=y.detach())
+
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    y = layer(*leaves)
+    saved = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()
+    del y
+    return Case(step, lambda: out, saved / MIB, can_capture=False)
+
+
+def torch_grouped(p, mode):
+    return differentiable(p, mode, lambda x, weights, w1, w2: grouped(
+        x, p.ids, weights, w1, w2, compiled_swiglu))
+
+
+def reference(p, mode):
+    """The same without a compiler, to check everybody's results."""
+    return differentiable(p, mode, lambda x, weights, w1, w2: grouped(
+        x, p.ids, weights, w1, w2, swiglu))
+
+
+def hf_eager(p, mode):
+    """Hugging Face's loop over the experts hit."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    h, i, e, k = p.shape
+    config = Qwen3MoeConfig(hidden_size=h, moe_intermediate_size=i, num_experts=e,
+                            num_experts_per_tok=k, hidden_act="silu")
+    config._experts_implementation = "eager"
+    with torch.device("meta"):
+        experts = Qwen3MoeExperts(config)
+    ids = p.ids.long()
+
+    def layer(x, weights, w1, w2):
+        held = {"gate_up_proj": w1, "down_proj": w2}
+        return torch.func.functional_call(experts, held, (x, ids, weights.to(x.dtype)))
+
+    return differentiable(p, mode, layer, can_capture=False)
+
+
+# ---- SonicMoE, where its package can be imported
+def sonic_plan(p):
+    from sonic_moe.functional import TC_topk_router_metadata_triton
+
+    rows, e = p.ids.numel(), p.shape.experts
+    ints = lambda count: torch.empty(count, dtype=torch.int32, device="cuda")  # noqa: E731
+    gather, scatter, reverse = (torch.zeros_like(p.ids).view(rows) for _ in range(3))
+    counts, offsets = ints(e), ints(e + 1)
+    TC_topk_router_metadata_triton(p.ids, e, counts, offsets, gather, scatter, reverse)
+    return offsets, gather, scatter, reverse
+
+
+def sonicmoe(p, mode):
+    """From the same ids and weights; its layout of w1 has gate and up rows in turn."""
+    from sonic_moe.enums import ActivationType
+    from sonic_moe.functional import _DownProjection, _UpProjection
+
+    h, i, e, k = p.shape
+    infer = mode == "fwd"
+    kind = ActivationType.SWIGLU
+    turns = p.w1.view(e, 2, i, h).transpose(1, 2).reshape(e, 2 * i, h).contiguous()
+
+    def layer(x, weights, w1, w2):
+        offsets, gather, scatter, reverse = sonic_plan(p)
+        maps = (gather, scatter, reverse)
+        act, pre = _UpProjection.apply(x, w1.permute(1, 2, 0), None, offsets, p.tokens * k, k,
+                                       *maps, None, False, kind, infer, False)
+        return _DownProjection.apply(act, pre, w2.permute(1, 2, 0), None, weights, offsets,
+                                     p.tokens, k, *maps, None, False, kind)
+
+    made = differentiable(p, mode, layer, w1=turns, can_capture=infer)
+    if not infer:
+        plain = made.results
+        made.results = lambda: plain() | {
+            "d_w1": plain()["d_w1"].view(e, i, 2, h).transpose(1, 2).reshape(e, 2 * i, h)}
+    return made
+
+
+PEERS = {"cublas_bmm_bound": cublas_bmm_bound, "torch_grouped": torch_grouped,
+         "sonicmoe": sonicmoe, "hf_eager": hf_eager}

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The speeds that the CUDA backend aims at, each beside what was measured.
+
+    python bench/gpu_goals.py [bench/results/h200/layer.json]
+
+Ratios of times: to the floor (problem.py), to the cuBLAS bound and to SonicMoE, the last two only
+between implementations that took turns in one call.
+"""
+
+import pathlib
+import statistics
+import sys
+
+from gpu_rows import Rows
+
+SHAPES = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "olmoe", "mixtral-8x7b", "sonic-30b",
+          "dsv3")
+FINE = {"qwen3-30b-a3b", "olmoe", "sonic-30b"}
+LONG_PEER = ("qwen3-30b-a3b", "olmoe", "gpt-oss-20b", "gpt-oss-120b")
+STEP_4096 = {"gpt-oss-20b": 1.15, "olmoe": 1.15, "qwen3-30b-a3b": 1.27, "sonic-30b": 1.27,
+             "gpt-oss-120b": 1.45, "dsv3": 1.40, "mixtral-8x7b": 1.05}  # times as fast as SonicMoE
+
+
+def at_most(what, shape, tokens, value, limit, unit=""):
+    """(what, shape, tokens, goal, measured, share of the goal: at most 1 is met)"""
+    goal = f"<= {limit:.3g}{unit}"
+    if value is None:
+        return what, shape, tokens, goal, "not measured", None
+    return what, shape, tokens, goal, f"{value:.3g}{unit}", value / limit
+
+
+def at_least(what, shape, tokens, value, limit):
+    goal = f">= {limit:.3g}"
+    if value is None:
+        return what, shape, tokens, goal, "not measured", None
+    return what, shape, tokens, goal, f"{value:.3g}", limit / value
+
+
+def forward(rows):
+    for shape in SHAPES:
+        bound = lambda t: rows.over(shape, t, "fwd", "cublas_bmm_bound")  # noqa: B023, E731
+        yield at_most("forward / bound", shape, 16384, bound(16384), 1.08 if shape in FINE else 1.03)
+        yield at_most("forward / bound", shape, 4096, bound(4096),
+                      1.05 if shape == "mixtral-8x7b" else 1.20)
+        for tokens in (4096, 16384):
+            if tokens == 4096 or shape in LONG_PEER:
+                yield at_most("forward / SonicMoE", shape, tokens,
+                              rows.over(shape, tokens, "fwd", "sonicmoe"), 1.0)
+        for tokens in (256, 1024):  # the larger of 1.20 x floor and 1.15 x bound
+            row, over = rows.best(shape, tokens, "fwd"), bound(tokens)
+            if row and over:
+                limit = max(1.20 * row["floor_ms"], 1.15 * row["ms"] / over)
+                yield at_most("forward, ms", shape, tokens, row["ms"], limit)
+            else:
+                yield at_most("forward, ms", shape, tokens, None, 0)
+        for tokens in (16, 64):
+            yield at_most("forward / floor", shape, tokens, rows.floor_ratio(shape, tokens), 1.20)
+        row = rows.best(shape, 1, "fwd")
+        over = row and 1e3 * (row["ms"] - row["floor_ms"])
+        yield at_most("forward - floor", shape, 1, over, 15, " us")
+
+
+def faster(rows, shape, tokens):
+    ratio = rows.over(shape, tokens, "fwdbwd", "sonicmoe")
+    return ratio and 1 / ratio
+
+
+def steps(rows):
+    for shape, goal in STEP_4096.items():
+        yield at_least("step, x SonicMoE", shape, 4096, faster(rows, shape, 4096), goal)
+    long = {shape: faster(rows, shape, 16384) for shape in SHAPES}
+    for shape in SHAPES:
+        if shape in LONG_PEER or long[shape]:
+            yield at_least("step, x SonicMoE", shape, 16384, long[shape], 1.04)
+    known = [value for value in long.values() if value]
+    complete = all(long[shape] for shape in LONG_PEER)
+    mean = statistics.geometric_mean(known) if complete else None
+    yield at_least("step, x SonicMoE", f"mean of {len(known)}", 16384, mean, 1.08)
+
+
+def others(rows):
+    for shape in SHAPES:
+        for tokens in (1, 16, 64, 256, 1024, 4096, 16384):
+            row = rows.best(shape, tokens, "plan")
+            slots = tokens * (2 if shape == "mixtral-8x7b" else 4 if "gpt-oss" in shape else 8)
+            limit = 5 if slots <= 8192 else 12
+            if row:
+                yield at_most("plan", shape, tokens, 1e3 * row["ms"], limit, " us")
+        for mode in ("first_fwd", "first_fwdbwd"):
+            row = rows.best(shape, 4096, mode)
+            ratio = row and row["ms"] / row["steady_ms"]
+            yield at_most(f"{mode} / steady", shape, 4096, ratio, 2.0)
+
+
+def main():
+    default = pathlib.Path(__file__).parent / "results/h200/layer.json"
+    rows = Rows(pathlib.Path(sys.argv[1]) if sys.argv[1:] else default)
+    goals = [*forward(rows), *steps(rows), *others(rows)]
+    met = sum(goal[-1] is not None and goal[-1] <= 1 for goal in goals)
+    missing = sum(goal[-1] is None for goal in goals)
+    print(f"{met} of {len(goals)} goals met, {missing} not measured\n")
+    print("| what | shape | T | goal | measured | of the goal |\n|---|---|--:|--:|--:|--:|")
+    for what, shape, tokens, goal, measured, share in goals:
+        verdict = "" if share is None else f"{share:.2f}{'' if share <= 1 else ' missed'}"
+        print(f"| {what} | {shape} | {tokens} | {goal} | {measured} | {verdict} |")
+
+
+if __name__ == "__main__":
+    main()
