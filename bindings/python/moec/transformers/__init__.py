@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moec in Hugging Face transformers. Importing this registers the experts implementation "moec":
+
+    import moec.transformers
+    model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="moec")
+
+enable(model) does the same to a model that is built, covers blocks that transformers does not
+dispatch (Llama-4), returns what now runs on moec and raises if a MoE block is left out.
+"""
+
+from ._enable import enable, refresh
+from ._experts import experts_forward
+
+__all__ = ["enable", "experts_forward", "refresh"]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experts of one module: what its class and parameters say, and the call."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._descriptors import ExpertsDesc
+from .._enums import GateLayout, Orientation, Save, WeightPosition
+from .._spec import Spec
+from ..torch import _ops
+from ..torch._engine import Frozen
+from ._gates import activation_of
+
+_NAMES = {
+    "gate_up": "gate_up_proj", "up": "up_proj", "down": "down_proj",
+    "gate_up_bias": "gate_up_proj_bias", "up_bias": "up_proj_bias", "down_bias": "down_proj_bias",
+}
+_texts: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+_frozen: weakref.WeakKeyDictionary[nn.Module, Frozen] = weakref.WeakKeyDictionary()
+
+
+def spec_of(module: nn.Module, top_k: int) -> Spec:
+    """What an experts module computes. Raises NotImplementedError naming its class."""
+    name = type(module).__name__
+    if getattr(module, "has_post_expert_norm", False):
+        raise NotImplementedError(
+            f"moec.transformers: {name} normalises each expert's output, which moec does not"
+        )
+    tensors = tensors_of(module)
+    if "down" not in tensors or not {"gate_up", "up"} & tensors.keys():
+        raise NotImplementedError(
+            f"moec.transformers: {name} has the parameters "
+            f"{', '.join(n for n, _ in module.named_parameters())}; "
+            "gate_up_proj or up_proj, and down_proj are needed"
+        )
+    gated = "gate_up" in tensors
+    concatenated = getattr(module, "is_concatenated", True)
+    layout = GateLayout.GATE_THEN_UP if concatenated else GateLayout.INTERLEAVED
+    if not gated:
+        layout = GateLayout.NONE
+    is_llama4 = not hasattr(module, "is_transposed")
+    in_out = is_llama4 or bool(getattr(module, "is_transposed", False))
+    down = tensors["down"]
+    hidden, inter = down.shape[:0:-1] if in_out else down.shape[1:]
+    orientation = Orientation.IN_OUT if in_out else Orientation.OUT_IN
+    return Spec(
+        experts=ExpertsDesc(
+            hidden=hidden, inter=inter, num_experts=down.shape[0], top_k=top_k,
+            activation=activation_of(module), gate_layout=GateLayout.NONE if not gated else 0,
+            weight_position=WeightPosition.ON_INPUT if is_llama4 else WeightPosition.ON_OUTPUT,
+        ),
+        gate_layout=layout, gate_up_orientation=orientation, down_orientation=orientation,
+    )
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """A module's matrices and biases by WeightSet's names."""
+    found = {field: getattr(module, name, None) for field, name in _NAMES.items()}
+    return {field: tensor for field, tensor in found.items() if tensor is not None}
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[misc, unused-ignore]
+def text_of(module: nn.Module, top_k: int) -> str:
+    """The spec's text, made once for each module."""
+    texts = _texts.setdefault(module, {})
+    if top_k not in texts:
+        texts[top_k] = spec_of(module, top_k).text()
+    return texts[top_k]
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[misc, unused-ignore]
+def frozen_number(module: nn.Module) -> int:
+    """Number of the module's frozen weights, 0 when they are read by each call."""
+    frozen = _frozen.get(module)
+    return 0 if frozen is None else frozen.number
+
+
+def freeze(module: nn.Module, top_k: int) -> None:
+    """Pack the module's weights; refresh() reads them again."""
+    tensors = {n: t.detach() for n, t in tensors_of(module).items()}
+    _frozen[module] = Frozen(spec_of(module, top_k), tensors)
+
+
+def refresh_module(module: nn.Module) -> None:
+    if module in _frozen:
+        _frozen[module].refresh()
+
+
+def experts_forward(
+    self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """transformers' experts interface: hidden_states [T,H], top_k_index and top_k_weights [T,K] ->
+    [T,H]. Indices of num_experts and above mean no expert."""
+    tensors: dict[str, Any] = tensors_of(self)
+    x = hidden_states
+    if not torch.is_autocast_enabled(x.device.type):
+        x = x.to(tensors["down"].dtype)
+    text = text_of(self, top_k_index.shape[-1])
+    tensors |= {"x": x, "expert_ids": top_k_index, "routing_weights": top_k_weights}
+    y = _ops.call(_ops.EXPERTS, tensors, text, Save.PREACT, frozen=frozen_number(self))[0]
+    return y.to(hidden_states.dtype)
