@@ -82,7 +82,8 @@ class Runner {
   void multiply(int matrix, int64_t block0, int blocks, float* c, bool accumulate) {
     const WeightSource& weight = p_.b[matrix];
     const bool direct = is_direct(weight, p_.plan.compute), few = panels_.count() == 1;
-    const int group = group_of(weight), step = direct && few ? blocks : kSpanBlocks;
+    const bool whole = direct && few && p_.plan.compute == Compute::kBf16;  // f32 sums in parts
+    const int group = group_of(weight), step = whole ? blocks : kSpanBlocks;
     for (int64_t column = 0; column < columns_; column += group)
       for (int first = 0; first < blocks; first += step) {
         const Chunk chunk = chunk_at(column, block0 + first, block0 + blocks, group, step);

@@ -10,6 +10,7 @@ namespace {
 struct Avx2Ops {
   using Vec = __m256;
   static constexpr int kBytes = 32;
+  static constexpr bool kInParts = true;
   static Vec load(const void* from) { return _mm256_loadu_ps(static_cast<const float*>(from)); }
   static void store(void* to, Vec v) { _mm256_storeu_ps(static_cast<float*>(to), v); }
   static Vec zero() { return _mm256_setzero_ps(); }

@@ -7,6 +7,7 @@ namespace moec::cpu {
 namespace {
 
 struct PairOps : Avx512Ops {
+  static constexpr bool kInParts = false;  // as AMX tiles: bf16 inputs lose more than that
   static Vec fma(Vec a, Vec b, Vec sum) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }

@@ -3,7 +3,8 @@
 // Included by each tile_<isa>.cpp, whose flags it takes: hence the unnamed namespace and no std
 // functions.
 //
-// Ops provides: Vec, kBytes and load, store, zero, broadcast, add, fma on it; Line (16 dwords) and
+// Ops provides: kInParts; Vec, kBytes and load, store, zero, broadcast, add, fma on it; Line (16
+// dwords) and
 //   f32 / bf16 / f16 (pointer, n <= 16) -> Line of fp32       pairs(pointer, n <= 32) -> Line
 //   interleave(even, odd, n <= 16) -> Line of pairs           put(pointer, Line)
 //   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16])
@@ -25,12 +26,14 @@ inline void prefetch_line(const char* line) {
   __builtin_prefetch(line, 0, 2);
 }
 
-// ---- products. One pass covers two vectors of columns for all rows; c stays in registers. Each
-// product is a partial sum of its own, added to c last: errors grow with the partial sums' lengths.
+// ---- products. One pass covers two vectors of columns for all rows; c stays in registers. Where
+// Ops sums in parts, each product starts at zero and is added to c last, so that rounding errors
+// grow with the parts' lengths; elsewhere it goes on from c.
 template <class Ops, int kRows>
 void panel_product(const PanelProduct& p) {
   using Vec = typename Ops::Vec;
   constexpr int kBytes = Ops::kBytes, kPasses = 2 * kLineBytes / (2 * kBytes);
+  const bool chained = !Ops::kInParts && p.accumulate;
   constexpr bool kSpread = kRows >= 6;  // measured: few rows do better with prefetches in bursts
   for (int pass = 0; pass < kPasses; ++pass) {
     const auto place = [](int byte) {
@@ -40,7 +43,8 @@ void panel_product(const PanelProduct& p) {
     float* const c = p.c + first / 4;
     Vec sum[kRows][2];
     for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < 2; ++v) sum[r][v] = Ops::zero();
+      for (int v = 0; v < 2; ++v)
+        sum[r][v] = chained ? Ops::load(c + r * p.ld + v * (kBytes / 4)) : Ops::zero();
     const char* a = static_cast<const char*>(p.a);
     const char* b0 = static_cast<const char*>(p.b) + place(first);
     const char* b1 = static_cast<const char*>(p.b) + place(first + kBytes);
@@ -71,7 +75,7 @@ void panel_product(const PanelProduct& p) {
     for (int r = 0; r < kRows; ++r)
       for (int v = 0; v < 2; ++v) {
         float* const to = c + r * p.ld + v * (kBytes / 4);
-        Ops::store(to, p.accumulate ? Ops::add(Ops::load(to), sum[r][v]) : sum[r][v]);
+        Ops::store(to, p.accumulate && !chained ? Ops::add(Ops::load(to), sum[r][v]) : sum[r][v]);
       }
   }
 }

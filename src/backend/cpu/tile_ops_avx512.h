@@ -18,6 +18,7 @@ namespace {
 struct Avx512Ops {
   using Vec = __m512;
   static constexpr int kBytes = 64;
+  static constexpr bool kInParts = true;
   static Vec load(const void* from) { return _mm512_loadu_ps(from); }
   static void store(void* to, Vec v) { _mm512_storeu_ps(to, v); }
   static Vec zero() { return _mm512_setzero_ps(); }

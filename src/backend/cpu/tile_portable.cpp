@@ -12,6 +12,7 @@ namespace {
 struct PortableOps {
   typedef float Vec __attribute__((vector_size(16)));
   static constexpr int kBytes = 16;
+  static constexpr bool kInParts = true;
   static Vec load(const void* from) {
     Vec v;
     std::memcpy(&v, from, sizeof v);
