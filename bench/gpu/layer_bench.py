@@ -48,7 +48,8 @@ def difference(got, want):
     """The worst row's error; a row below the rows' root mean square counts by that."""
     got, want = (t.reshape(-1, t.shape[-1]).float() for t in (got, want))
     norms = want.norm(dim=1)
-    return float(((got - want).norm(dim=1) / norms.clamp(min=norms.square().mean().sqrt())).max())
+    floor = norms.square().mean().sqrt().clamp(min=1e-30)  # gradients of experts without rows: 0
+    return float(((got - want).norm(dim=1) / torch.maximum(norms, floor)).max())
 
 
 class Wrong(Exception):
