@@ -62,7 +62,9 @@ def go_name(name):
 
 
 def types(api):
-    out = [HEAD, "package raw", "", "const ("]
+    out = [HEAD, "package raw", "", "// Of the header that this package was made from.", "const ("]
+    out += [f"\tHeader{camel(k.lower())} = {v}" for k, v in api["macros"].items()]
+    out += [")", "", "const ("]
     for row in api["constants"]:
         out.append(f"\t{camel(row['name'].lower().replace('moec_', 'moec_', 1))} = {row['value']}")
     out.append(")")

@@ -71,6 +71,7 @@ def emit(api):
         "# Generated from moec.h by generate.py; do not edit.",
         "",
     ]
+    lines += [f"const {name} = UInt32({value})" for name, value in api["macros"].items()]
     for row in api["constants"]:
         kind = "Int32" if row["enum"] == "moec_status_code" or row["value"] < 0 else "UInt32"
         lines.append(f"const {row['name']} = {kind}({row['value']})")

@@ -81,7 +81,9 @@ def read_header():
     if errors:
         sys.exit(f"generate.py: {HEADER.name}: {errors[0]}")
     lines = HEADER.read_text().splitlines()
-    api = {"handles": [], "constants": [], "structs": [], "functions": []}
+    macros = re.findall(r"^#define (MOEC_\w+) (\d+)\b", HEADER.read_text(), re.MULTILINE)
+    api = {"macros": {name: int(value) for name, value in macros}}
+    api |= {"handles": [], "constants": [], "structs": [], "functions": []}
     for cursor in unit.cursor.get_children():
         if not str(cursor.location.file).endswith("moec.h"):
             continue

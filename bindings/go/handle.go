@@ -120,3 +120,13 @@ func (p *Plan) FromTopK(expertIDs, weights Tensor, stream Stream) error {
 			stream))
 	})
 }
+
+// Totals are routed rows, rows in use, dropped rows and the largest group. Waits for the stream.
+func (p *Plan) Totals(stream Stream) ([4]int32, error) {
+	defer runtime.KeepAlive(p)
+	out := new([4]int32)
+	err := call(func() int32 {
+		return raw.PlanTotalsSync(p.raw, unsafe.Pointer(out), uintptr(stream))
+	})
+	return *out, err
+}

@@ -29,5 +29,5 @@ func Load() (err error) {
 		}
 		purego.RegisterFunc(function, address)
 	}
-	return nil
+	return check(name)
 }

@@ -4,5 +4,5 @@
 
 package raw
 
-// Load does nothing: the library is linked.
-func Load() error { return nil }
+// Load checks the linked library.
+func Load() error { return check("the linked libmoec") }

@@ -3,6 +3,15 @@
 
 package raw
 
+// Of the header that this package was made from.
+const (
+	HeaderVersionMajor = 0
+	HeaderVersionMinor = 1
+	HeaderVersionPatch = 0
+	HeaderAbiVersion = 0
+	HeaderMaxDims = 6
+)
+
 const (
 	Ok = 0
 	SNotReady = 1

@@ -2,16 +2,15 @@
 """
 Mixture-of-Experts layers on libmoec: routing, plans, grouped experts, forward and backward.
 
-Arrays are passed without copies: a row-major `[T, H]` of `moec.h` is a Julia array of size `(H,
-    T)`, so
-every size is given reversed. Failed calls throw [`MoecError`](@ref) with the library's own words.
+Arrays are passed without copies: a row-major `[T, H]` of `moec.h` is a Julia array of size
+`(H, T)`, so every size is given reversed. Failed calls throw [`MoecError`](@ref) with the library's
+own words.
 """
 module Moec
 
 using Libdl
 
 const LIB = "libmoec.so.0"
-const libmoec_handle = Ref{Ptr{Cvoid}}(C_NULL)
 
 module Raw
 import ..LIB
@@ -23,11 +22,18 @@ include("error.jl")
 include("tensor.jl")
 include("handles.jl")
 include("layer.jl")
+include("log.jl")
 
+# MOEC_LIBRARY first: once it is open, the loader finds the same library by its SONAME.
 function __init__()
-    # An absolute path first: afterwards the loader finds the same library by its SONAME.
     path = get(ENV, "MOEC_LIBRARY", LIB)
-    libmoec_handle[] = dlopen(path)
+    dlopen(path)
+    abi, version = Raw.moec_abi_version(), Raw.moec_version()
+    built = Raw.MOEC_VERSION_MAJOR << 22 | Raw.MOEC_VERSION_MINOR << 12 | Raw.MOEC_VERSION_PATCH
+    abi == Raw.MOEC_ABI_VERSION && version >= built && return nothing
+    needed = join((Raw.MOEC_VERSION_MAJOR, Raw.MOEC_VERSION_MINOR, Raw.MOEC_VERSION_PATCH), '.')
+    error("Moec: $path is $(Moec.version()) with ABI $abi; $needed or later with ABI ",
+          "$(Raw.MOEC_ABI_VERSION) is needed")
 end
 
 end

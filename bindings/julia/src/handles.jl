@@ -48,4 +48,39 @@ function device_count(device_type)
 end
 
 version() = unsafe_string(Raw.moec_version_string())
-synchronize(context::Context, stream = C_NULL) = check(Raw.moec_context_sync(context.raw, stream))
+
+"Wait for the work queued on the stream."
+synchronize(context::Context, stream = C_NULL) =
+    GC.@preserve context check(Raw.moec_context_sync(context.raw, stream))
+
+"""
+    Plan(context, desc::Raw.moec_plan_desc)
+
+The routing of one batch, sorted by expert; filled by [`from_topk!`](@ref).
+"""
+function Plan(context::Context, desc::Raw.moec_plan_desc)
+    form = Ref(desc)
+    make(out) = Raw.moec_plan_create(context.raw, form, C_NULL, out)
+    return Plan(GC.@preserve(context, created(make, Raw.moec_plan)), nothing)
+end
+
+"""
+    from_topk!(plan, expert_ids, weights = nothing)
+
+Rebuild the plan from ids of size `(K, T)` (`Int32` or `Int64`) and weights (`Float32`; none = 1).
+"""
+function from_topk!(plan::Plan, expert_ids, weights = nothing; stream = default_stream(expert_ids))
+    GC.@preserve plan expert_ids weights begin
+        ids, given = Ref(Tensor(expert_ids).raw), Ref(Tensor(weights).raw)
+        optional = weights === nothing ? C_NULL : given
+        check(Raw.moec_plan_from_topk(plan.raw, ids, optional, stream))
+    end
+    return plan
+end
+
+"Routed rows, rows in use, dropped rows and the largest group. Waits for the stream."
+function totals(plan::Plan, stream = C_NULL)
+    out = zeros(Int32, 4)
+    GC.@preserve plan check(Raw.moec_plan_totals_sync(plan.raw, out, stream))
+    return (; zip((:routed, :rows, :dropped, :largest), out)...)
+end

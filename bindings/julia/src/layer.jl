@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""
-    weight_set(; gate_up, gate, up, down, gate_up_bias, ...) -> (struct, arrays)
+const MATRICES = (:gate_up, :gate, :up, :down)
 
-Expert matrices or their gradients, each an array of size `(K, N, E)`; absent ones are left out.
+only_known(given, known, what) =
+    for name in given
+        name in known || throw(ArgumentError("unknown $what $name; known are $known"))
+    end
+
+"""
+    weight_set(; gate_up, gate, up, down, gate_up_bias, ...) -> Raw.moec_weight_set
+
+Expert matrices or their gradients, each an array of size `(K, N, E)`; absent ones are left out. The
+caller keeps the arrays alive.
 """
 function weight_set(; arrays...)
+    only_known(keys(arrays), (MATRICES..., (Symbol(m, :_bias) for m in MATRICES)...), "matrix")
     tensor(name) = Tensor(get(arrays, name, nothing)).raw
     matrix(name) = Raw.moec_matrix(data = tensor(name), bias = tensor(Symbol(name, :_bias)))
-    known = (:gate_up, :gate, :up, :down)
-    for name in keys(arrays)
-        Symbol(replace(String(name), r"_bias$" => "")) in known ||
-            throw(ArgumentError(
-                "weight_set: unknown matrix $name; known are $known and their _bias"))
-    end
-    return Raw.moec_weight_set(gate_up = matrix(:gate_up), gate = matrix(:gate), up = matrix(:up),
-                               down = matrix(:down)), values(arrays)
+    return Raw.moec_weight_set(; (name => matrix(name) for name in MATRICES)...)
 end
 
 """
@@ -24,11 +26,10 @@ Borrow expert matrices; the handle keeps the arrays alive.
 """
 function Weights(context::Context, desc::Raw.moec_weights_desc; arrays...)
     form = Ref(desc)
-    raw = created(out -> Raw.moec_weights_create(context.raw, form, out), Raw.moec_weights)
-    set, owners = weight_set(; arrays...)
-    weights = Weights(raw, owners)
-    bound = Ref(set)
-    check(Raw.moec_weights_bind(raw, bound))
+    make(out) = Raw.moec_weights_create(context.raw, form, out)
+    weights = Weights(GC.@preserve(context, created(make, Raw.moec_weights)), values(arrays))
+    bound = Ref(weight_set(; arrays...))
+    GC.@preserve weights check(Raw.moec_weights_bind(weights.raw, bound))
     return weights
 end
 
@@ -39,95 +40,83 @@ Router and experts in one call.
 """
 function Layer(context::Context, router::Raw.moec_router_desc, experts::Raw.moec_experts_desc)
     first, second = Ref(router), Ref(experts)
-    GC.@preserve first second begin
-        desc = Ref(Raw.moec_layer_desc(router = Base.unsafe_convert(Ptr{Raw.moec_router_desc},
-            first),
-                                       experts = Base.unsafe_convert(Ptr{Raw.moec_experts_desc},
-                                           second)))
-        raw = created(out -> Raw.moec_layer_create(context.raw, desc, out), Raw.moec_layer)
+    GC.@preserve context first second begin
+        desc = Ref(Raw.moec_layer_desc(router = address_of(first), experts = address_of(second)))
+        make(out) = Raw.moec_layer_create(context.raw, desc, out)
+        return Layer(created(make, Raw.moec_layer), nothing)
     end
-    return Layer(raw, nothing)
 end
 
-"Exact bytes: `(base, per_token)` of forward workspace, backward workspace and saved."
+address_of(ref::Ref{T}) where {T} = Base.unsafe_convert(Ptr{T}, ref)
+
+"Exact bytes: `base` and `per_token` of `forward_workspace`, `backward_workspace` and `saved`."
 function sizes(layer::Layer)
     out = Ref(Raw.moec_experts_sizes())
-    check(Raw.moec_layer_query(layer.raw, out))
+    GC.@preserve layer check(Raw.moec_layer_query(layer.raw, out))
     return out[]
 end
 
 bytes_for(size::Raw.moec_size, tokens) = Int(size.base + UInt64(tokens) * size.per_token)
 
-const TENSORS_IN = (:x, :router_x, :gate_weight, :gate_bias, :input_scale, :select_bias,
-                    :per_expert_scale, :token_mask, :table, :token_ids, :given_ids, :shared_gate,
-                    :shared_gate_bias, :output_bias, :residual, :y, :logits, :expert_ids,
-                    :routing_weights, :counts)
+const TENSORS = (:x, :router_x, :gate_weight, :gate_bias, :input_scale, :select_bias,
+                 :per_expert_scale, :token_mask, :table, :token_ids, :given_ids, :shared_gate,
+                 :shared_gate_bias, :output_bias, :residual, :y, :logits, :expert_ids,
+                 :routing_weights, :counts)
+const INPUTS = (TENSORS..., :weights, :shared_weights, :saved, :workspace, :rng_offset)
 
-buffer(::Nothing) = Raw.moec_buffer()
-buffer(bytes::Vector{UInt8}) =
-    Raw.moec_buffer(ptr = convert(Ptr{Cvoid}, pointer(bytes)), bytes = UInt64(length(bytes)))
+handle_of(::Nothing) = Ptr{Raw.moec_weights}(C_NULL)
+handle_of(weights::Weights) = weights.raw
 
-handle_of(::Nothing, T) = Ptr{T}(C_NULL)
-handle_of(weights::Weights, T) = weights.raw
-
-function layer_args(weights, shared_weights, saved, workspace, rng_offset, arrays)
-    tensors = (name => Tensor(get(arrays, name, nothing)).raw for name in TENSORS_IN)
-    for name in keys(arrays)
-        name in TENSORS_IN || throw(ArgumentError("unknown tensor $name; known are $TENSORS_IN"))
-    end
-    return Raw.moec_layer_args(; weights = handle_of(weights, Raw.moec_weights),
-                               shared_weights = handle_of(shared_weights, Raw.moec_weights),
-                               rng_offset = UInt64(rng_offset), saved = buffer(saved),
-                               workspace = buffer(workspace), tensors...)
+# The caller preserves `given`.
+function layer_args(given)
+    only_known(keys(given), INPUTS, "argument")
+    tensors = (name => Tensor(get(given, name, nothing)).raw for name in TENSORS)
+    return Raw.moec_layer_args(; weights = handle_of(given[:weights]),
+                               shared_weights = handle_of(get(given, :shared_weights, nothing)),
+                               rng_offset = UInt64(get(given, :rng_offset, 0)),
+                               saved = buffer(get(given, :saved, nothing)),
+                               workspace = buffer(get(given, :workspace, nothing)), tensors...)
 end
 
 """
     forward!(layer; weights, x, gate_weight, y, saved = nothing, ...)
 
-Gate, routing, plan and experts; tensors as in `moec_layer_args`, sizes reversed. Returns `y`.
+Gate, routing, plan and experts; arguments as in `moec_layer_args`, sizes reversed. Returns `y`.
 """
-function forward!(layer::Layer; weights, shared_weights = nothing, saved = nothing,
-    workspace = nothing,
-                  rng_offset = 0, stream = C_NULL, arrays...)
-    GC.@preserve arrays saved workspace weights shared_weights begin
-        args = Ref(layer_args(weights, shared_weights, saved, workspace, rng_offset, arrays))
+function forward!(layer::Layer; x, y, stream = default_stream(x), inputs...)
+    given = merge(values(inputs), (x = x, y = y))
+    GC.@preserve layer given begin
+        args = Ref(layer_args(given))
         check(Raw.moec_layer_forward(layer.raw, args, stream))
     end
-    return arrays[:y]
+    return y
 end
 
 const GRADIENTS = (:d_y, :d_logits_in, :d_x, :d_router_x, :d_gate_weight, :d_gate_bias,
-    :d_input_scale,
-                   :d_per_expert_scale, :d_shared_gate, :d_shared_gate_bias, :d_output_bias,
-                   :d_residual, :d_routing_weights)
+                   :d_input_scale, :d_per_expert_scale, :d_shared_gate, :d_shared_gate_bias,
+                   :d_output_bias, :d_residual, :d_routing_weights)
 
 """
     backward!(layer, inputs; d_y, d_x, d_expert_weights = (gate_up = ..., down = ...), ...)
 
-Gradients of the call described by the named tuple `inputs` (the keywords of [`forward!`](@ref),
-    `saved`
-included); every output that is not given is skipped.
+Gradients of the call that the named tuple `inputs` describes (the keywords of [`forward!`](@ref),
+`saved` among them); every output that is not given is skipped.
 """
 function backward!(layer::Layer, inputs::NamedTuple; d_expert_weights = nothing,
-                   d_shared_weights = nothing, flags = 0, workspace = nothing, stream = C_NULL,
-                       arrays...)
-    own = (:weights, :shared_weights, :saved)
-    given = NamedTuple{Tuple(k for k in keys(inputs) if !(k in own))}(inputs)
-    saved, weights = get(inputs, :saved, nothing), inputs.weights
-    shared = get(inputs, :shared_weights, nothing)
-    experts = Ref(weight_set(; something(d_expert_weights, NamedTuple())...)[1])
-    shared_set = Ref(weight_set(; something(d_shared_weights, NamedTuple())...)[1])
-    pointer_or_null(ref, wanted) = wanted === nothing ? Ptr{Raw.moec_weight_set}(C_NULL) :
-                                   Base.unsafe_convert(Ptr{Raw.moec_weight_set}, ref)
-    GC.@preserve inputs arrays experts shared_set d_expert_weights d_shared_weights workspace begin
-        fwd = Ref(layer_args(weights, shared, saved, nothing, 0, given))
-        GC.@preserve fwd begin
-            tensors = (name => Tensor(get(arrays, name, nothing)).raw for name in GRADIENTS)
+                   d_shared_weights = nothing, flags = 0, workspace = nothing,
+                   stream = default_stream(inputs.x), arrays...)
+    only_known(keys(arrays), GRADIENTS, "gradient")
+    set_of(grads) = Ref(grads === nothing ? Raw.moec_weight_set() : weight_set(; grads...))
+    optional(set, grads) = grads === nothing ? Ptr{Raw.moec_weight_set}(C_NULL) : address_of(set)
+    GC.@preserve layer inputs arrays d_expert_weights d_shared_weights workspace begin
+        forward = Ref(layer_args(inputs))
+        experts, shared = set_of(d_expert_weights), set_of(d_shared_weights)
+        tensors = (name => Tensor(get(arrays, name, nothing)).raw for name in GRADIENTS)
+        GC.@preserve forward experts shared begin
             args = Ref(Raw.moec_layer_grad_args(;
-                flags = UInt32(flags),
-                forward = Base.unsafe_convert(Ptr{Raw.moec_layer_args}, fwd),
-                d_expert_weights = pointer_or_null(experts, d_expert_weights),
-                d_shared_weights = pointer_or_null(shared_set, d_shared_weights),
+                flags = UInt32(flags), forward = address_of(forward),
+                d_expert_weights = optional(experts, d_expert_weights),
+                d_shared_weights = optional(shared, d_shared_weights),
                 workspace = buffer(workspace), tensors...))
             check(Raw.moec_layer_backward(layer.raw, args, stream))
         end

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from moec.h by generate.py; do not edit.
 
+const MOEC_VERSION_MAJOR = UInt32(0)
+const MOEC_VERSION_MINOR = UInt32(1)
+const MOEC_VERSION_PATCH = UInt32(0)
+const MOEC_ABI_VERSION = UInt32(0)
+const MOEC_MAX_DIMS = UInt32(6)
 const MOEC_OK = Int32(0)
 const MOEC_S_NOT_READY = Int32(1)
 const MOEC_E_INVALID_ARG = Int32(-1)

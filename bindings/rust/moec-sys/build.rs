@@ -3,12 +3,7 @@
 //! MOEC_LINK=shared links libmoec.so instead. Dependants read DEP_MOEC_INCLUDE and DEP_MOEC_LIB.
 
 fn main() {
-    for name in [
-        "MOEC_LINK",
-        "MOEC_NO_PKG_CONFIG",
-        "PKG_CONFIG_PATH",
-        "DOCS_RS",
-    ] {
+    for name in ["MOEC_LINK", "MOEC_NO_PKG_CONFIG", "PKG_CONFIG_PATH", "DOCS_RS"] {
         println!("cargo:rerun-if-env-changed={name}");
     }
     if std::env::var_os("DOCS_RS").is_some() {
@@ -33,6 +28,7 @@ fn main() {
     }
     if let Some(path) = library.link_paths.first() {
         println!("cargo:lib={}", path.display());
+        println!("cargo:rerun-if-changed={}", path.join("libmoec.a").display());
     }
     if !dynamic && !shared {
         for path in &library.link_paths {
@@ -47,6 +43,7 @@ fn main() {
     generate(&library.include_paths);
 }
 
+/// The same options made the committed src/raw_bindings.rs; a test compares.
 #[cfg(feature = "buildtime-bindgen")]
 fn generate(include_paths: &[std::path::PathBuf]) {
     let header = include_paths
@@ -54,21 +51,20 @@ fn generate(include_paths: &[std::path::PathBuf]) {
         .map(|path| path.join("moec/moec.h"))
         .find(|path| path.exists())
         .expect("moec-sys: moec/moec.h is not in the include paths of moec.pc");
-    let builder = bindgen::Builder::default()
+    println!("cargo:rerun-if-changed={}", header.display());
+    let mut builder = bindgen::Builder::default()
         .header(header.to_string_lossy())
+        .formatter(bindgen::Formatter::Prettyplease)
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
         .must_use_type("moec_status")
         .allowlist_item("moec_.*|MOEC_.*")
-        .clang_args(
-            include_paths
-                .iter()
-                .map(|path| format!("-I{}", path.display())),
-        );
-    let builder = match std::env::var("MOEC_CLANG_INCLUDE") {
-        Ok(path) => builder.clang_arg("-isystem").clang_arg(path),
-        Err(_) => builder,
-    };
+        .clang_args(include_paths.iter().map(|path| format!("-I{}", path.display())));
+    // A libclang without its own stddef.h borrows the C compiler's.
+    let compiler = std::process::Command::new("cc").arg("-print-file-name=include").output();
+    if let Some(folder) = compiler.ok().and_then(|found| String::from_utf8(found.stdout).ok()) {
+        builder = builder.clang_arg("-isystem").clang_arg(folder.trim());
+    }
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").expect("set by cargo"));
     builder
         .generate()

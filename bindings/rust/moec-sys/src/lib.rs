@@ -1,46 +1,90 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Raw bindings to libmoec, one to one with `moec.h`. The crate `moec` is the safe form.
+#![doc = include_str!("../README.md")]
 #![allow(non_camel_case_types, non_upper_case_globals, clippy::all)]
 #![cfg_attr(feature = "dynamic", allow(dead_code))]
+
+use std::ffi::CStr;
+use std::sync::OnceLock;
 
 #[cfg(feature = "buildtime-bindgen")]
 mod bindings {
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 }
 #[cfg(not(feature = "buildtime-bindgen"))]
+#[rustfmt::skip]
 #[path = "raw_bindings.rs"]
 mod bindings;
 pub use bindings::*; // with `dynamic`, the functions defined below win over its declarations
+
+/// Make sure that the library can be used: found (with `dynamic`), of this ABI, and not older than
+/// these bindings. Call it before anything else; later calls cost nothing.
+pub fn load() -> Result<(), String> {
+    static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
+    LOADED.get_or_init(check_library).clone()
+}
+
+fn check_library() -> Result<(), String> {
+    let name = loader::open()?;
+    // SAFETY: functions without preconditions; the version is a static text.
+    let (abi, version, text) =
+        unsafe { (moec_abi_version(), moec_version(), CStr::from_ptr(moec_version_string())) };
+    let built = MOEC_VERSION_MAJOR << 22 | MOEC_VERSION_MINOR << 12 | MOEC_VERSION_PATCH;
+    if abi == MOEC_ABI_VERSION && version >= built {
+        return Ok(());
+    }
+    Err(format!(
+        "moec-sys: {name} is {} with ABI {abi}; {MOEC_VERSION_MAJOR}.{MOEC_VERSION_MINOR}.\
+         {MOEC_VERSION_PATCH} or later with ABI {MOEC_ABI_VERSION} is needed",
+        text.to_string_lossy()
+    ))
+}
+
+#[cfg(not(feature = "dynamic"))]
+mod loader {
+    pub fn open() -> Result<String, String> {
+        Ok("the linked libmoec".into())
+    }
+}
 
 #[cfg(feature = "dynamic")]
 mod loader {
     use std::sync::OnceLock;
 
+    fn name() -> std::ffi::OsString {
+        std::env::var_os("MOEC_LIBRARY").unwrap_or_else(|| "libmoec.so.0".into())
+    }
+
     /// The library, opened once and never closed (its threads may outlive any handle).
-    pub fn library() -> &'static libloading::Library {
-        static LIBRARY: OnceLock<libloading::Library> = OnceLock::new();
+    pub fn library() -> &'static Result<libloading::Library, String> {
+        static LIBRARY: OnceLock<Result<libloading::Library, String>> = OnceLock::new();
         LIBRARY.get_or_init(|| {
-            let name = std::env::var_os("MOEC_LIBRARY").unwrap_or_else(|| "libmoec.so.0".into());
             // SAFETY: libmoec has no constructors with preconditions.
-            unsafe { libloading::Library::new(&name) }.unwrap_or_else(|e| {
-                panic!(
-                    "moec-sys: cannot open {}: {e}; set MOEC_LIBRARY",
+            unsafe { libloading::Library::new(name()) }.map_err(|error| {
+                let name = name();
+                format!(
+                    "moec-sys: cannot open {}: {error}; set MOEC_LIBRARY",
                     name.to_string_lossy()
                 )
             })
         })
+    }
+
+    pub fn open() -> Result<String, String> {
+        library().as_ref().map(|_| name().to_string_lossy().into_owned()).map_err(Clone::clone)
     }
 }
 
 #[cfg(feature = "dynamic")]
 macro_rules! functions {
     ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        /// As in `moec.h`. Panics where the library cannot be opened: call [`load`] first.
         pub unsafe fn $name($($arg: $type),*) $(-> $result)? {
             type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
-            static FOUND: std::sync::OnceLock<Function> = std::sync::OnceLock::new();
-            let function = FOUND.get_or_init(|| unsafe {
-                *crate::loader::library()
-                    .get::<Function>(concat!(stringify!($name), "\0").as_bytes())
+            static FOUND: OnceLock<Function> = OnceLock::new();
+            let function = FOUND.get_or_init(|| {
+                let library = crate::loader::library().as_ref().unwrap_or_else(|e| panic!("{e}"));
+                unsafe { library.get::<Function>(concat!(stringify!($name), "\0").as_bytes()) }
+                    .map(|symbol| *symbol)
                     .unwrap_or_else(|e| panic!("moec-sys: {e}"))
             });
             unsafe { function($($arg),*) }

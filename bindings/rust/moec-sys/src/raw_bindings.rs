@@ -61,8 +61,12 @@ pub struct moec_buffer {
 const _: () = {
     ["Size of moec_buffer"][::std::mem::size_of::<moec_buffer>() - 16usize];
     ["Alignment of moec_buffer"][::std::mem::align_of::<moec_buffer>() - 8usize];
-    ["Offset of field: moec_buffer::ptr"][::std::mem::offset_of!(moec_buffer, ptr) - 0usize];
-    ["Offset of field: moec_buffer::bytes"][::std::mem::offset_of!(moec_buffer, bytes) - 8usize];
+    [
+        "Offset of field: moec_buffer::ptr",
+    ][::std::mem::offset_of!(moec_buffer, ptr) - 0usize];
+    [
+        "Offset of field: moec_buffer::bytes",
+    ][::std::mem::offset_of!(moec_buffer, bytes) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -74,9 +78,12 @@ pub struct moec_size {
 const _: () = {
     ["Size of moec_size"][::std::mem::size_of::<moec_size>() - 16usize];
     ["Alignment of moec_size"][::std::mem::align_of::<moec_size>() - 8usize];
-    ["Offset of field: moec_size::base"][::std::mem::offset_of!(moec_size, base) - 0usize];
-    ["Offset of field: moec_size::per_token"]
-        [::std::mem::offset_of!(moec_size, per_token) - 8usize];
+    [
+        "Offset of field: moec_size::base",
+    ][::std::mem::offset_of!(moec_size, base) - 0usize];
+    [
+        "Offset of field: moec_size::per_token",
+    ][::std::mem::offset_of!(moec_size, per_token) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -94,18 +101,30 @@ pub struct moec_tensor {
 const _: () = {
     ["Size of moec_tensor"][::std::mem::size_of::<moec_tensor>() - 128usize];
     ["Alignment of moec_tensor"][::std::mem::align_of::<moec_tensor>() - 8usize];
-    ["Offset of field: moec_tensor::data"][::std::mem::offset_of!(moec_tensor, data) - 0usize];
-    ["Offset of field: moec_tensor::byte_offset"]
-        [::std::mem::offset_of!(moec_tensor, byte_offset) - 8usize];
-    ["Offset of field: moec_tensor::device_type"]
-        [::std::mem::offset_of!(moec_tensor, device_type) - 16usize];
-    ["Offset of field: moec_tensor::device_id"]
-        [::std::mem::offset_of!(moec_tensor, device_id) - 20usize];
-    ["Offset of field: moec_tensor::dtype"][::std::mem::offset_of!(moec_tensor, dtype) - 24usize];
-    ["Offset of field: moec_tensor::ndim"][::std::mem::offset_of!(moec_tensor, ndim) - 28usize];
-    ["Offset of field: moec_tensor::shape"][::std::mem::offset_of!(moec_tensor, shape) - 32usize];
-    ["Offset of field: moec_tensor::strides"]
-        [::std::mem::offset_of!(moec_tensor, strides) - 80usize];
+    [
+        "Offset of field: moec_tensor::data",
+    ][::std::mem::offset_of!(moec_tensor, data) - 0usize];
+    [
+        "Offset of field: moec_tensor::byte_offset",
+    ][::std::mem::offset_of!(moec_tensor, byte_offset) - 8usize];
+    [
+        "Offset of field: moec_tensor::device_type",
+    ][::std::mem::offset_of!(moec_tensor, device_type) - 16usize];
+    [
+        "Offset of field: moec_tensor::device_id",
+    ][::std::mem::offset_of!(moec_tensor, device_id) - 20usize];
+    [
+        "Offset of field: moec_tensor::dtype",
+    ][::std::mem::offset_of!(moec_tensor, dtype) - 24usize];
+    [
+        "Offset of field: moec_tensor::ndim",
+    ][::std::mem::offset_of!(moec_tensor, ndim) - 28usize];
+    [
+        "Offset of field: moec_tensor::shape",
+    ][::std::mem::offset_of!(moec_tensor, shape) - 32usize];
+    [
+        "Offset of field: moec_tensor::strides",
+    ][::std::mem::offset_of!(moec_tensor, strides) - 80usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -123,22 +142,30 @@ pub struct moec_activation {
 const _: () = {
     ["Size of moec_activation"][::std::mem::size_of::<moec_activation>() - 32usize];
     ["Alignment of moec_activation"][::std::mem::align_of::<moec_activation>() - 4usize];
-    ["Offset of field: moec_activation::kind"]
-        [::std::mem::offset_of!(moec_activation, kind) - 0usize];
-    ["Offset of field: moec_activation::alpha"]
-        [::std::mem::offset_of!(moec_activation, alpha) - 4usize];
-    ["Offset of field: moec_activation::limit"]
-        [::std::mem::offset_of!(moec_activation, limit) - 8usize];
-    ["Offset of field: moec_activation::offset"]
-        [::std::mem::offset_of!(moec_activation, offset) - 12usize];
-    ["Offset of field: moec_activation::beta"]
-        [::std::mem::offset_of!(moec_activation, beta) - 16usize];
-    ["Offset of field: moec_activation::linear_beta"]
-        [::std::mem::offset_of!(moec_activation, linear_beta) - 20usize];
-    ["Offset of field: moec_activation::reserved0"]
-        [::std::mem::offset_of!(moec_activation, reserved0) - 24usize];
-    ["Offset of field: moec_activation::reserved1"]
-        [::std::mem::offset_of!(moec_activation, reserved1) - 28usize];
+    [
+        "Offset of field: moec_activation::kind",
+    ][::std::mem::offset_of!(moec_activation, kind) - 0usize];
+    [
+        "Offset of field: moec_activation::alpha",
+    ][::std::mem::offset_of!(moec_activation, alpha) - 4usize];
+    [
+        "Offset of field: moec_activation::limit",
+    ][::std::mem::offset_of!(moec_activation, limit) - 8usize];
+    [
+        "Offset of field: moec_activation::offset",
+    ][::std::mem::offset_of!(moec_activation, offset) - 12usize];
+    [
+        "Offset of field: moec_activation::beta",
+    ][::std::mem::offset_of!(moec_activation, beta) - 16usize];
+    [
+        "Offset of field: moec_activation::linear_beta",
+    ][::std::mem::offset_of!(moec_activation, linear_beta) - 20usize];
+    [
+        "Offset of field: moec_activation::reserved0",
+    ][::std::mem::offset_of!(moec_activation, reserved0) - 24usize];
+    [
+        "Offset of field: moec_activation::reserved1",
+    ][::std::mem::offset_of!(moec_activation, reserved1) - 28usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -153,13 +180,21 @@ pub struct moec_matrix {
 const _: () = {
     ["Size of moec_matrix"][::std::mem::size_of::<moec_matrix>() - 280usize];
     ["Alignment of moec_matrix"][::std::mem::align_of::<moec_matrix>() - 8usize];
-    ["Offset of field: moec_matrix::data"][::std::mem::offset_of!(moec_matrix, data) - 0usize];
-    ["Offset of field: moec_matrix::bias"][::std::mem::offset_of!(moec_matrix, bias) - 128usize];
-    ["Offset of field: moec_matrix::per_expert"]
-        [::std::mem::offset_of!(moec_matrix, per_expert) - 256usize];
-    ["Offset of field: moec_matrix::per_expert_bias"]
-        [::std::mem::offset_of!(moec_matrix, per_expert_bias) - 264usize];
-    ["Offset of field: moec_matrix::count"][::std::mem::offset_of!(moec_matrix, count) - 272usize];
+    [
+        "Offset of field: moec_matrix::data",
+    ][::std::mem::offset_of!(moec_matrix, data) - 0usize];
+    [
+        "Offset of field: moec_matrix::bias",
+    ][::std::mem::offset_of!(moec_matrix, bias) - 128usize];
+    [
+        "Offset of field: moec_matrix::per_expert",
+    ][::std::mem::offset_of!(moec_matrix, per_expert) - 256usize];
+    [
+        "Offset of field: moec_matrix::per_expert_bias",
+    ][::std::mem::offset_of!(moec_matrix, per_expert_bias) - 264usize];
+    [
+        "Offset of field: moec_matrix::count",
+    ][::std::mem::offset_of!(moec_matrix, count) - 272usize];
 };
 #[repr(C)]
 #[derive(Debug)]
@@ -222,22 +257,30 @@ pub struct moec_error_info {
 const _: () = {
     ["Size of moec_error_info"][::std::mem::size_of::<moec_error_info>() - 600usize];
     ["Alignment of moec_error_info"][::std::mem::align_of::<moec_error_info>() - 4usize];
-    ["Offset of field: moec_error_info::struct_size"]
-        [::std::mem::offset_of!(moec_error_info, struct_size) - 0usize];
-    ["Offset of field: moec_error_info::flags"]
-        [::std::mem::offset_of!(moec_error_info, flags) - 4usize];
-    ["Offset of field: moec_error_info::code"]
-        [::std::mem::offset_of!(moec_error_info, code) - 8usize];
-    ["Offset of field: moec_error_info::native_code"]
-        [::std::mem::offset_of!(moec_error_info, native_code) - 12usize];
-    ["Offset of field: moec_error_info::arg_index"]
-        [::std::mem::offset_of!(moec_error_info, arg_index) - 16usize];
-    ["Offset of field: moec_error_info::reserved0"]
-        [::std::mem::offset_of!(moec_error_info, reserved0) - 20usize];
-    ["Offset of field: moec_error_info::site"]
-        [::std::mem::offset_of!(moec_error_info, site) - 24usize];
-    ["Offset of field: moec_error_info::message"]
-        [::std::mem::offset_of!(moec_error_info, message) - 88usize];
+    [
+        "Offset of field: moec_error_info::struct_size",
+    ][::std::mem::offset_of!(moec_error_info, struct_size) - 0usize];
+    [
+        "Offset of field: moec_error_info::flags",
+    ][::std::mem::offset_of!(moec_error_info, flags) - 4usize];
+    [
+        "Offset of field: moec_error_info::code",
+    ][::std::mem::offset_of!(moec_error_info, code) - 8usize];
+    [
+        "Offset of field: moec_error_info::native_code",
+    ][::std::mem::offset_of!(moec_error_info, native_code) - 12usize];
+    [
+        "Offset of field: moec_error_info::arg_index",
+    ][::std::mem::offset_of!(moec_error_info, arg_index) - 16usize];
+    [
+        "Offset of field: moec_error_info::reserved0",
+    ][::std::mem::offset_of!(moec_error_info, reserved0) - 20usize];
+    [
+        "Offset of field: moec_error_info::site",
+    ][::std::mem::offset_of!(moec_error_info, site) - 24usize];
+    [
+        "Offset of field: moec_error_info::message",
+    ][::std::mem::offset_of!(moec_error_info, message) - 88usize];
 };
 unsafe extern "C" {
     pub fn moec_version() -> u32;
@@ -296,33 +339,48 @@ pub struct moec_device_info {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of moec_device_info"][::std::mem::size_of::<moec_device_info>() - 272usize];
-    ["Alignment of moec_device_info"][::std::mem::align_of::<moec_device_info>() - 8usize];
-    ["Offset of field: moec_device_info::struct_size"]
-        [::std::mem::offset_of!(moec_device_info, struct_size) - 0usize];
-    ["Offset of field: moec_device_info::flags"]
-        [::std::mem::offset_of!(moec_device_info, flags) - 4usize];
-    ["Offset of field: moec_device_info::device_type"]
-        [::std::mem::offset_of!(moec_device_info, device_type) - 8usize];
-    ["Offset of field: moec_device_info::device_id"]
-        [::std::mem::offset_of!(moec_device_info, device_id) - 12usize];
-    ["Offset of field: moec_device_info::compute_major"]
-        [::std::mem::offset_of!(moec_device_info, compute_major) - 16usize];
-    ["Offset of field: moec_device_info::compute_minor"]
-        [::std::mem::offset_of!(moec_device_info, compute_minor) - 20usize];
-    ["Offset of field: moec_device_info::multiprocessors"]
-        [::std::mem::offset_of!(moec_device_info, multiprocessors) - 24usize];
-    ["Offset of field: moec_device_info::numa_node"]
-        [::std::mem::offset_of!(moec_device_info, numa_node) - 28usize];
-    ["Offset of field: moec_device_info::total_bytes"]
-        [::std::mem::offset_of!(moec_device_info, total_bytes) - 32usize];
-    ["Offset of field: moec_device_info::free_bytes"]
-        [::std::mem::offset_of!(moec_device_info, free_bytes) - 40usize];
-    ["Offset of field: moec_device_info::name"]
-        [::std::mem::offset_of!(moec_device_info, name) - 48usize];
-    ["Offset of field: moec_device_info::backend"]
-        [::std::mem::offset_of!(moec_device_info, backend) - 176usize];
-    ["Offset of field: moec_device_info::arch"]
-        [::std::mem::offset_of!(moec_device_info, arch) - 208usize];
+    [
+        "Alignment of moec_device_info",
+    ][::std::mem::align_of::<moec_device_info>() - 8usize];
+    [
+        "Offset of field: moec_device_info::struct_size",
+    ][::std::mem::offset_of!(moec_device_info, struct_size) - 0usize];
+    [
+        "Offset of field: moec_device_info::flags",
+    ][::std::mem::offset_of!(moec_device_info, flags) - 4usize];
+    [
+        "Offset of field: moec_device_info::device_type",
+    ][::std::mem::offset_of!(moec_device_info, device_type) - 8usize];
+    [
+        "Offset of field: moec_device_info::device_id",
+    ][::std::mem::offset_of!(moec_device_info, device_id) - 12usize];
+    [
+        "Offset of field: moec_device_info::compute_major",
+    ][::std::mem::offset_of!(moec_device_info, compute_major) - 16usize];
+    [
+        "Offset of field: moec_device_info::compute_minor",
+    ][::std::mem::offset_of!(moec_device_info, compute_minor) - 20usize];
+    [
+        "Offset of field: moec_device_info::multiprocessors",
+    ][::std::mem::offset_of!(moec_device_info, multiprocessors) - 24usize];
+    [
+        "Offset of field: moec_device_info::numa_node",
+    ][::std::mem::offset_of!(moec_device_info, numa_node) - 28usize];
+    [
+        "Offset of field: moec_device_info::total_bytes",
+    ][::std::mem::offset_of!(moec_device_info, total_bytes) - 32usize];
+    [
+        "Offset of field: moec_device_info::free_bytes",
+    ][::std::mem::offset_of!(moec_device_info, free_bytes) - 40usize];
+    [
+        "Offset of field: moec_device_info::name",
+    ][::std::mem::offset_of!(moec_device_info, name) - 48usize];
+    [
+        "Offset of field: moec_device_info::backend",
+    ][::std::mem::offset_of!(moec_device_info, backend) - 176usize];
+    [
+        "Offset of field: moec_device_info::arch",
+    ][::std::mem::offset_of!(moec_device_info, arch) - 208usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -355,16 +413,21 @@ pub struct moec_allocator {
 const _: () = {
     ["Size of moec_allocator"][::std::mem::size_of::<moec_allocator>() - 32usize];
     ["Alignment of moec_allocator"][::std::mem::align_of::<moec_allocator>() - 8usize];
-    ["Offset of field: moec_allocator::struct_size"]
-        [::std::mem::offset_of!(moec_allocator, struct_size) - 0usize];
-    ["Offset of field: moec_allocator::flags"]
-        [::std::mem::offset_of!(moec_allocator, flags) - 4usize];
-    ["Offset of field: moec_allocator::user"]
-        [::std::mem::offset_of!(moec_allocator, user) - 8usize];
-    ["Offset of field: moec_allocator::alloc"]
-        [::std::mem::offset_of!(moec_allocator, alloc) - 16usize];
-    ["Offset of field: moec_allocator::release"]
-        [::std::mem::offset_of!(moec_allocator, release) - 24usize];
+    [
+        "Offset of field: moec_allocator::struct_size",
+    ][::std::mem::offset_of!(moec_allocator, struct_size) - 0usize];
+    [
+        "Offset of field: moec_allocator::flags",
+    ][::std::mem::offset_of!(moec_allocator, flags) - 4usize];
+    [
+        "Offset of field: moec_allocator::user",
+    ][::std::mem::offset_of!(moec_allocator, user) - 8usize];
+    [
+        "Offset of field: moec_allocator::alloc",
+    ][::std::mem::offset_of!(moec_allocator, alloc) - 16usize];
+    [
+        "Offset of field: moec_allocator::release",
+    ][::std::mem::offset_of!(moec_allocator, release) - 24usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -386,15 +449,21 @@ pub struct moec_thread_pool {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of moec_thread_pool"][::std::mem::size_of::<moec_thread_pool>() - 24usize];
-    ["Alignment of moec_thread_pool"][::std::mem::align_of::<moec_thread_pool>() - 8usize];
-    ["Offset of field: moec_thread_pool::struct_size"]
-        [::std::mem::offset_of!(moec_thread_pool, struct_size) - 0usize];
-    ["Offset of field: moec_thread_pool::num_threads"]
-        [::std::mem::offset_of!(moec_thread_pool, num_threads) - 4usize];
-    ["Offset of field: moec_thread_pool::user"]
-        [::std::mem::offset_of!(moec_thread_pool, user) - 8usize];
-    ["Offset of field: moec_thread_pool::parallel_for"]
-        [::std::mem::offset_of!(moec_thread_pool, parallel_for) - 16usize];
+    [
+        "Alignment of moec_thread_pool",
+    ][::std::mem::align_of::<moec_thread_pool>() - 8usize];
+    [
+        "Offset of field: moec_thread_pool::struct_size",
+    ][::std::mem::offset_of!(moec_thread_pool, struct_size) - 0usize];
+    [
+        "Offset of field: moec_thread_pool::num_threads",
+    ][::std::mem::offset_of!(moec_thread_pool, num_threads) - 4usize];
+    [
+        "Offset of field: moec_thread_pool::user",
+    ][::std::mem::offset_of!(moec_thread_pool, user) - 8usize];
+    [
+        "Offset of field: moec_thread_pool::parallel_for",
+    ][::std::mem::offset_of!(moec_thread_pool, parallel_for) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -412,25 +481,36 @@ pub struct moec_context_desc {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of moec_context_desc"][::std::mem::size_of::<moec_context_desc>() - 48usize];
-    ["Alignment of moec_context_desc"][::std::mem::align_of::<moec_context_desc>() - 8usize];
-    ["Offset of field: moec_context_desc::struct_size"]
-        [::std::mem::offset_of!(moec_context_desc, struct_size) - 0usize];
-    ["Offset of field: moec_context_desc::flags"]
-        [::std::mem::offset_of!(moec_context_desc, flags) - 4usize];
-    ["Offset of field: moec_context_desc::device_type"]
-        [::std::mem::offset_of!(moec_context_desc, device_type) - 8usize];
-    ["Offset of field: moec_context_desc::device_id"]
-        [::std::mem::offset_of!(moec_context_desc, device_id) - 12usize];
-    ["Offset of field: moec_context_desc::math"]
-        [::std::mem::offset_of!(moec_context_desc, math) - 16usize];
-    ["Offset of field: moec_context_desc::num_threads"]
-        [::std::mem::offset_of!(moec_context_desc, num_threads) - 20usize];
-    ["Offset of field: moec_context_desc::workspace_limit"]
-        [::std::mem::offset_of!(moec_context_desc, workspace_limit) - 24usize];
-    ["Offset of field: moec_context_desc::allocator"]
-        [::std::mem::offset_of!(moec_context_desc, allocator) - 32usize];
-    ["Offset of field: moec_context_desc::pool"]
-        [::std::mem::offset_of!(moec_context_desc, pool) - 40usize];
+    [
+        "Alignment of moec_context_desc",
+    ][::std::mem::align_of::<moec_context_desc>() - 8usize];
+    [
+        "Offset of field: moec_context_desc::struct_size",
+    ][::std::mem::offset_of!(moec_context_desc, struct_size) - 0usize];
+    [
+        "Offset of field: moec_context_desc::flags",
+    ][::std::mem::offset_of!(moec_context_desc, flags) - 4usize];
+    [
+        "Offset of field: moec_context_desc::device_type",
+    ][::std::mem::offset_of!(moec_context_desc, device_type) - 8usize];
+    [
+        "Offset of field: moec_context_desc::device_id",
+    ][::std::mem::offset_of!(moec_context_desc, device_id) - 12usize];
+    [
+        "Offset of field: moec_context_desc::math",
+    ][::std::mem::offset_of!(moec_context_desc, math) - 16usize];
+    [
+        "Offset of field: moec_context_desc::num_threads",
+    ][::std::mem::offset_of!(moec_context_desc, num_threads) - 20usize];
+    [
+        "Offset of field: moec_context_desc::workspace_limit",
+    ][::std::mem::offset_of!(moec_context_desc, workspace_limit) - 24usize];
+    [
+        "Offset of field: moec_context_desc::allocator",
+    ][::std::mem::offset_of!(moec_context_desc, allocator) - 32usize];
+    [
+        "Offset of field: moec_context_desc::pool",
+    ][::std::mem::offset_of!(moec_context_desc, pool) - 40usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -453,27 +533,45 @@ pub struct moec_stats {
 const _: () = {
     ["Size of moec_stats"][::std::mem::size_of::<moec_stats>() - 96usize];
     ["Alignment of moec_stats"][::std::mem::align_of::<moec_stats>() - 8usize];
-    ["Offset of field: moec_stats::struct_size"]
-        [::std::mem::offset_of!(moec_stats, struct_size) - 0usize];
-    ["Offset of field: moec_stats::flags"][::std::mem::offset_of!(moec_stats, flags) - 4usize];
-    ["Offset of field: moec_stats::calls"][::std::mem::offset_of!(moec_stats, calls) - 8usize];
-    ["Offset of field: moec_stats::kernel_launches"]
-        [::std::mem::offset_of!(moec_stats, kernel_launches) - 16usize];
-    ["Offset of field: moec_stats::allocs"][::std::mem::offset_of!(moec_stats, allocs) - 24usize];
-    ["Offset of field: moec_stats::host_syncs"]
-        [::std::mem::offset_of!(moec_stats, host_syncs) - 32usize];
-    ["Offset of field: moec_stats::workspace_bytes"]
-        [::std::mem::offset_of!(moec_stats, workspace_bytes) - 40usize];
-    ["Offset of field: moec_stats::workspace_peak"]
-        [::std::mem::offset_of!(moec_stats, workspace_peak) - 48usize];
-    ["Offset of field: moec_stats::flops"][::std::mem::offset_of!(moec_stats, flops) - 56usize];
-    ["Offset of field: moec_stats::ns_route"]
-        [::std::mem::offset_of!(moec_stats, ns_route) - 64usize];
-    ["Offset of field: moec_stats::ns_plan"][::std::mem::offset_of!(moec_stats, ns_plan) - 72usize];
-    ["Offset of field: moec_stats::ns_experts"]
-        [::std::mem::offset_of!(moec_stats, ns_experts) - 80usize];
-    ["Offset of field: moec_stats::ns_combine"]
-        [::std::mem::offset_of!(moec_stats, ns_combine) - 88usize];
+    [
+        "Offset of field: moec_stats::struct_size",
+    ][::std::mem::offset_of!(moec_stats, struct_size) - 0usize];
+    [
+        "Offset of field: moec_stats::flags",
+    ][::std::mem::offset_of!(moec_stats, flags) - 4usize];
+    [
+        "Offset of field: moec_stats::calls",
+    ][::std::mem::offset_of!(moec_stats, calls) - 8usize];
+    [
+        "Offset of field: moec_stats::kernel_launches",
+    ][::std::mem::offset_of!(moec_stats, kernel_launches) - 16usize];
+    [
+        "Offset of field: moec_stats::allocs",
+    ][::std::mem::offset_of!(moec_stats, allocs) - 24usize];
+    [
+        "Offset of field: moec_stats::host_syncs",
+    ][::std::mem::offset_of!(moec_stats, host_syncs) - 32usize];
+    [
+        "Offset of field: moec_stats::workspace_bytes",
+    ][::std::mem::offset_of!(moec_stats, workspace_bytes) - 40usize];
+    [
+        "Offset of field: moec_stats::workspace_peak",
+    ][::std::mem::offset_of!(moec_stats, workspace_peak) - 48usize];
+    [
+        "Offset of field: moec_stats::flops",
+    ][::std::mem::offset_of!(moec_stats, flops) - 56usize];
+    [
+        "Offset of field: moec_stats::ns_route",
+    ][::std::mem::offset_of!(moec_stats, ns_route) - 64usize];
+    [
+        "Offset of field: moec_stats::ns_plan",
+    ][::std::mem::offset_of!(moec_stats, ns_plan) - 72usize];
+    [
+        "Offset of field: moec_stats::ns_experts",
+    ][::std::mem::offset_of!(moec_stats, ns_experts) - 80usize];
+    [
+        "Offset of field: moec_stats::ns_combine",
+    ][::std::mem::offset_of!(moec_stats, ns_combine) - 88usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -529,11 +627,17 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     #[must_use]
-    pub fn moec_context_sync(context: *const moec_context, stream: moec_stream) -> moec_status;
+    pub fn moec_context_sync(
+        context: *const moec_context,
+        stream: moec_stream,
+    ) -> moec_status;
 }
 unsafe extern "C" {
     #[must_use]
-    pub fn moec_context_stats(context: *const moec_context, out: *mut moec_stats) -> moec_status;
+    pub fn moec_context_stats(
+        context: *const moec_context,
+        out: *mut moec_stats,
+    ) -> moec_status;
 }
 unsafe extern "C" {
     #[must_use]
@@ -642,65 +746,96 @@ pub struct moec_router_desc {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of moec_router_desc"][::std::mem::size_of::<moec_router_desc>() - 120usize];
-    ["Alignment of moec_router_desc"][::std::mem::align_of::<moec_router_desc>() - 8usize];
-    ["Offset of field: moec_router_desc::struct_size"]
-        [::std::mem::offset_of!(moec_router_desc, struct_size) - 0usize];
-    ["Offset of field: moec_router_desc::flags"]
-        [::std::mem::offset_of!(moec_router_desc, flags) - 4usize];
-    ["Offset of field: moec_router_desc::num_experts"]
-        [::std::mem::offset_of!(moec_router_desc, num_experts) - 8usize];
-    ["Offset of field: moec_router_desc::num_zero_experts"]
-        [::std::mem::offset_of!(moec_router_desc, num_zero_experts) - 12usize];
-    ["Offset of field: moec_router_desc::top_k"]
-        [::std::mem::offset_of!(moec_router_desc, top_k) - 16usize];
-    ["Offset of field: moec_router_desc::input"]
-        [::std::mem::offset_of!(moec_router_desc, input) - 20usize];
-    ["Offset of field: moec_router_desc::rms_eps"]
-        [::std::mem::offset_of!(moec_router_desc, rms_eps) - 24usize];
-    ["Offset of field: moec_router_desc::jitter"]
-        [::std::mem::offset_of!(moec_router_desc, jitter) - 28usize];
-    ["Offset of field: moec_router_desc::logit_precision"]
-        [::std::mem::offset_of!(moec_router_desc, logit_precision) - 32usize];
-    ["Offset of field: moec_router_desc::logit_softcap"]
-        [::std::mem::offset_of!(moec_router_desc, logit_softcap) - 36usize];
-    ["Offset of field: moec_router_desc::score"]
-        [::std::mem::offset_of!(moec_router_desc, score) - 40usize];
-    ["Offset of field: moec_router_desc::score_precision"]
-        [::std::mem::offset_of!(moec_router_desc, score_precision) - 44usize];
-    ["Offset of field: moec_router_desc::selection"]
-        [::std::mem::offset_of!(moec_router_desc, selection) - 48usize];
-    ["Offset of field: moec_router_desc::num_groups"]
-        [::std::mem::offset_of!(moec_router_desc, num_groups) - 52usize];
-    ["Offset of field: moec_router_desc::top_groups"]
-        [::std::mem::offset_of!(moec_router_desc, top_groups) - 56usize];
-    ["Offset of field: moec_router_desc::group_top_m"]
-        [::std::mem::offset_of!(moec_router_desc, group_top_m) - 60usize];
-    ["Offset of field: moec_router_desc::group_fill"]
-        [::std::mem::offset_of!(moec_router_desc, group_fill) - 64usize];
-    ["Offset of field: moec_router_desc::mixer_eps"]
-        [::std::mem::offset_of!(moec_router_desc, mixer_eps) - 68usize];
-    ["Offset of field: moec_router_desc::weight_rule"]
-        [::std::mem::offset_of!(moec_router_desc, weight_rule) - 72usize];
-    ["Offset of field: moec_router_desc::norm"]
-        [::std::mem::offset_of!(moec_router_desc, norm) - 76usize];
-    ["Offset of field: moec_router_desc::norm_eps"]
-        [::std::mem::offset_of!(moec_router_desc, norm_eps) - 80usize];
-    ["Offset of field: moec_router_desc::norm_p"]
-        [::std::mem::offset_of!(moec_router_desc, norm_p) - 84usize];
-    ["Offset of field: moec_router_desc::norm_precision"]
-        [::std::mem::offset_of!(moec_router_desc, norm_precision) - 88usize];
-    ["Offset of field: moec_router_desc::scale"]
-        [::std::mem::offset_of!(moec_router_desc, scale) - 92usize];
-    ["Offset of field: moec_router_desc::weight_precision"]
-        [::std::mem::offset_of!(moec_router_desc, weight_precision) - 96usize];
-    ["Offset of field: moec_router_desc::slot_order"]
-        [::std::mem::offset_of!(moec_router_desc, slot_order) - 100usize];
-    ["Offset of field: moec_router_desc::data_dtype"]
-        [::std::mem::offset_of!(moec_router_desc, data_dtype) - 104usize];
-    ["Offset of field: moec_router_desc::reserved0"]
-        [::std::mem::offset_of!(moec_router_desc, reserved0) - 108usize];
-    ["Offset of field: moec_router_desc::seed"]
-        [::std::mem::offset_of!(moec_router_desc, seed) - 112usize];
+    [
+        "Alignment of moec_router_desc",
+    ][::std::mem::align_of::<moec_router_desc>() - 8usize];
+    [
+        "Offset of field: moec_router_desc::struct_size",
+    ][::std::mem::offset_of!(moec_router_desc, struct_size) - 0usize];
+    [
+        "Offset of field: moec_router_desc::flags",
+    ][::std::mem::offset_of!(moec_router_desc, flags) - 4usize];
+    [
+        "Offset of field: moec_router_desc::num_experts",
+    ][::std::mem::offset_of!(moec_router_desc, num_experts) - 8usize];
+    [
+        "Offset of field: moec_router_desc::num_zero_experts",
+    ][::std::mem::offset_of!(moec_router_desc, num_zero_experts) - 12usize];
+    [
+        "Offset of field: moec_router_desc::top_k",
+    ][::std::mem::offset_of!(moec_router_desc, top_k) - 16usize];
+    [
+        "Offset of field: moec_router_desc::input",
+    ][::std::mem::offset_of!(moec_router_desc, input) - 20usize];
+    [
+        "Offset of field: moec_router_desc::rms_eps",
+    ][::std::mem::offset_of!(moec_router_desc, rms_eps) - 24usize];
+    [
+        "Offset of field: moec_router_desc::jitter",
+    ][::std::mem::offset_of!(moec_router_desc, jitter) - 28usize];
+    [
+        "Offset of field: moec_router_desc::logit_precision",
+    ][::std::mem::offset_of!(moec_router_desc, logit_precision) - 32usize];
+    [
+        "Offset of field: moec_router_desc::logit_softcap",
+    ][::std::mem::offset_of!(moec_router_desc, logit_softcap) - 36usize];
+    [
+        "Offset of field: moec_router_desc::score",
+    ][::std::mem::offset_of!(moec_router_desc, score) - 40usize];
+    [
+        "Offset of field: moec_router_desc::score_precision",
+    ][::std::mem::offset_of!(moec_router_desc, score_precision) - 44usize];
+    [
+        "Offset of field: moec_router_desc::selection",
+    ][::std::mem::offset_of!(moec_router_desc, selection) - 48usize];
+    [
+        "Offset of field: moec_router_desc::num_groups",
+    ][::std::mem::offset_of!(moec_router_desc, num_groups) - 52usize];
+    [
+        "Offset of field: moec_router_desc::top_groups",
+    ][::std::mem::offset_of!(moec_router_desc, top_groups) - 56usize];
+    [
+        "Offset of field: moec_router_desc::group_top_m",
+    ][::std::mem::offset_of!(moec_router_desc, group_top_m) - 60usize];
+    [
+        "Offset of field: moec_router_desc::group_fill",
+    ][::std::mem::offset_of!(moec_router_desc, group_fill) - 64usize];
+    [
+        "Offset of field: moec_router_desc::mixer_eps",
+    ][::std::mem::offset_of!(moec_router_desc, mixer_eps) - 68usize];
+    [
+        "Offset of field: moec_router_desc::weight_rule",
+    ][::std::mem::offset_of!(moec_router_desc, weight_rule) - 72usize];
+    [
+        "Offset of field: moec_router_desc::norm",
+    ][::std::mem::offset_of!(moec_router_desc, norm) - 76usize];
+    [
+        "Offset of field: moec_router_desc::norm_eps",
+    ][::std::mem::offset_of!(moec_router_desc, norm_eps) - 80usize];
+    [
+        "Offset of field: moec_router_desc::norm_p",
+    ][::std::mem::offset_of!(moec_router_desc, norm_p) - 84usize];
+    [
+        "Offset of field: moec_router_desc::norm_precision",
+    ][::std::mem::offset_of!(moec_router_desc, norm_precision) - 88usize];
+    [
+        "Offset of field: moec_router_desc::scale",
+    ][::std::mem::offset_of!(moec_router_desc, scale) - 92usize];
+    [
+        "Offset of field: moec_router_desc::weight_precision",
+    ][::std::mem::offset_of!(moec_router_desc, weight_precision) - 96usize];
+    [
+        "Offset of field: moec_router_desc::slot_order",
+    ][::std::mem::offset_of!(moec_router_desc, slot_order) - 100usize];
+    [
+        "Offset of field: moec_router_desc::data_dtype",
+    ][::std::mem::offset_of!(moec_router_desc, data_dtype) - 104usize];
+    [
+        "Offset of field: moec_router_desc::reserved0",
+    ][::std::mem::offset_of!(moec_router_desc, reserved0) - 108usize];
+    [
+        "Offset of field: moec_router_desc::seed",
+    ][::std::mem::offset_of!(moec_router_desc, seed) - 112usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -719,23 +854,33 @@ pub struct moec_gate_args {
 const _: () = {
     ["Size of moec_gate_args"][::std::mem::size_of::<moec_gate_args>() - 784usize];
     ["Alignment of moec_gate_args"][::std::mem::align_of::<moec_gate_args>() - 8usize];
-    ["Offset of field: moec_gate_args::struct_size"]
-        [::std::mem::offset_of!(moec_gate_args, struct_size) - 0usize];
-    ["Offset of field: moec_gate_args::flags"]
-        [::std::mem::offset_of!(moec_gate_args, flags) - 4usize];
-    ["Offset of field: moec_gate_args::rng_offset"]
-        [::std::mem::offset_of!(moec_gate_args, rng_offset) - 8usize];
-    ["Offset of field: moec_gate_args::x"][::std::mem::offset_of!(moec_gate_args, x) - 16usize];
-    ["Offset of field: moec_gate_args::weight"]
-        [::std::mem::offset_of!(moec_gate_args, weight) - 144usize];
-    ["Offset of field: moec_gate_args::bias"]
-        [::std::mem::offset_of!(moec_gate_args, bias) - 272usize];
-    ["Offset of field: moec_gate_args::input_scale"]
-        [::std::mem::offset_of!(moec_gate_args, input_scale) - 400usize];
-    ["Offset of field: moec_gate_args::logits"]
-        [::std::mem::offset_of!(moec_gate_args, logits) - 528usize];
-    ["Offset of field: moec_gate_args::x_jittered"]
-        [::std::mem::offset_of!(moec_gate_args, x_jittered) - 656usize];
+    [
+        "Offset of field: moec_gate_args::struct_size",
+    ][::std::mem::offset_of!(moec_gate_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_gate_args::flags",
+    ][::std::mem::offset_of!(moec_gate_args, flags) - 4usize];
+    [
+        "Offset of field: moec_gate_args::rng_offset",
+    ][::std::mem::offset_of!(moec_gate_args, rng_offset) - 8usize];
+    [
+        "Offset of field: moec_gate_args::x",
+    ][::std::mem::offset_of!(moec_gate_args, x) - 16usize];
+    [
+        "Offset of field: moec_gate_args::weight",
+    ][::std::mem::offset_of!(moec_gate_args, weight) - 144usize];
+    [
+        "Offset of field: moec_gate_args::bias",
+    ][::std::mem::offset_of!(moec_gate_args, bias) - 272usize];
+    [
+        "Offset of field: moec_gate_args::input_scale",
+    ][::std::mem::offset_of!(moec_gate_args, input_scale) - 400usize];
+    [
+        "Offset of field: moec_gate_args::logits",
+    ][::std::mem::offset_of!(moec_gate_args, logits) - 528usize];
+    [
+        "Offset of field: moec_gate_args::x_jittered",
+    ][::std::mem::offset_of!(moec_gate_args, x_jittered) - 656usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -755,32 +900,48 @@ pub struct moec_gate_grad_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_gate_grad_args"][::std::mem::size_of::<moec_gate_grad_args>() - 1168usize];
-    ["Alignment of moec_gate_grad_args"][::std::mem::align_of::<moec_gate_grad_args>() - 8usize];
-    ["Offset of field: moec_gate_grad_args::struct_size"]
-        [::std::mem::offset_of!(moec_gate_grad_args, struct_size) - 0usize];
-    ["Offset of field: moec_gate_grad_args::flags"]
-        [::std::mem::offset_of!(moec_gate_grad_args, flags) - 4usize];
-    ["Offset of field: moec_gate_grad_args::rng_offset"]
-        [::std::mem::offset_of!(moec_gate_grad_args, rng_offset) - 8usize];
-    ["Offset of field: moec_gate_grad_args::x"]
-        [::std::mem::offset_of!(moec_gate_grad_args, x) - 16usize];
-    ["Offset of field: moec_gate_grad_args::weight"]
-        [::std::mem::offset_of!(moec_gate_grad_args, weight) - 144usize];
-    ["Offset of field: moec_gate_grad_args::input_scale"]
-        [::std::mem::offset_of!(moec_gate_grad_args, input_scale) - 272usize];
-    ["Offset of field: moec_gate_grad_args::d_logits"]
-        [::std::mem::offset_of!(moec_gate_grad_args, d_logits) - 400usize];
-    ["Offset of field: moec_gate_grad_args::d_x"]
-        [::std::mem::offset_of!(moec_gate_grad_args, d_x) - 528usize];
-    ["Offset of field: moec_gate_grad_args::d_weight"]
-        [::std::mem::offset_of!(moec_gate_grad_args, d_weight) - 656usize];
-    ["Offset of field: moec_gate_grad_args::d_bias"]
-        [::std::mem::offset_of!(moec_gate_grad_args, d_bias) - 784usize];
-    ["Offset of field: moec_gate_grad_args::d_input_scale"]
-        [::std::mem::offset_of!(moec_gate_grad_args, d_input_scale) - 912usize];
-    ["Offset of field: moec_gate_grad_args::d_x_jittered"]
-        [::std::mem::offset_of!(moec_gate_grad_args, d_x_jittered) - 1040usize];
+    [
+        "Size of moec_gate_grad_args",
+    ][::std::mem::size_of::<moec_gate_grad_args>() - 1168usize];
+    [
+        "Alignment of moec_gate_grad_args",
+    ][::std::mem::align_of::<moec_gate_grad_args>() - 8usize];
+    [
+        "Offset of field: moec_gate_grad_args::struct_size",
+    ][::std::mem::offset_of!(moec_gate_grad_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_gate_grad_args::flags",
+    ][::std::mem::offset_of!(moec_gate_grad_args, flags) - 4usize];
+    [
+        "Offset of field: moec_gate_grad_args::rng_offset",
+    ][::std::mem::offset_of!(moec_gate_grad_args, rng_offset) - 8usize];
+    [
+        "Offset of field: moec_gate_grad_args::x",
+    ][::std::mem::offset_of!(moec_gate_grad_args, x) - 16usize];
+    [
+        "Offset of field: moec_gate_grad_args::weight",
+    ][::std::mem::offset_of!(moec_gate_grad_args, weight) - 144usize];
+    [
+        "Offset of field: moec_gate_grad_args::input_scale",
+    ][::std::mem::offset_of!(moec_gate_grad_args, input_scale) - 272usize];
+    [
+        "Offset of field: moec_gate_grad_args::d_logits",
+    ][::std::mem::offset_of!(moec_gate_grad_args, d_logits) - 400usize];
+    [
+        "Offset of field: moec_gate_grad_args::d_x",
+    ][::std::mem::offset_of!(moec_gate_grad_args, d_x) - 528usize];
+    [
+        "Offset of field: moec_gate_grad_args::d_weight",
+    ][::std::mem::offset_of!(moec_gate_grad_args, d_weight) - 656usize];
+    [
+        "Offset of field: moec_gate_grad_args::d_bias",
+    ][::std::mem::offset_of!(moec_gate_grad_args, d_bias) - 784usize];
+    [
+        "Offset of field: moec_gate_grad_args::d_input_scale",
+    ][::std::mem::offset_of!(moec_gate_grad_args, d_input_scale) - 912usize];
+    [
+        "Offset of field: moec_gate_grad_args::d_x_jittered",
+    ][::std::mem::offset_of!(moec_gate_grad_args, d_x_jittered) - 1040usize];
 };
 pub const MOEC_GRAD_ACCUMULATE: moec_grad_flags = 1;
 pub const MOEC_GRAD_ACCUMULATE_X: moec_grad_flags = 2;
@@ -806,32 +967,45 @@ pub struct moec_route_args {
 const _: () = {
     ["Size of moec_route_args"][::std::mem::size_of::<moec_route_args>() - 1416usize];
     ["Alignment of moec_route_args"][::std::mem::align_of::<moec_route_args>() - 8usize];
-    ["Offset of field: moec_route_args::struct_size"]
-        [::std::mem::offset_of!(moec_route_args, struct_size) - 0usize];
-    ["Offset of field: moec_route_args::flags"]
-        [::std::mem::offset_of!(moec_route_args, flags) - 4usize];
-    ["Offset of field: moec_route_args::logits"]
-        [::std::mem::offset_of!(moec_route_args, logits) - 8usize];
-    ["Offset of field: moec_route_args::select_bias"]
-        [::std::mem::offset_of!(moec_route_args, select_bias) - 136usize];
-    ["Offset of field: moec_route_args::per_expert_scale"]
-        [::std::mem::offset_of!(moec_route_args, per_expert_scale) - 264usize];
-    ["Offset of field: moec_route_args::token_mask"]
-        [::std::mem::offset_of!(moec_route_args, token_mask) - 392usize];
-    ["Offset of field: moec_route_args::table"]
-        [::std::mem::offset_of!(moec_route_args, table) - 520usize];
-    ["Offset of field: moec_route_args::token_ids"]
-        [::std::mem::offset_of!(moec_route_args, token_ids) - 648usize];
-    ["Offset of field: moec_route_args::given_ids"]
-        [::std::mem::offset_of!(moec_route_args, given_ids) - 776usize];
-    ["Offset of field: moec_route_args::expert_ids"]
-        [::std::mem::offset_of!(moec_route_args, expert_ids) - 904usize];
-    ["Offset of field: moec_route_args::weights"]
-        [::std::mem::offset_of!(moec_route_args, weights) - 1032usize];
-    ["Offset of field: moec_route_args::scores"]
-        [::std::mem::offset_of!(moec_route_args, scores) - 1160usize];
-    ["Offset of field: moec_route_args::counts"]
-        [::std::mem::offset_of!(moec_route_args, counts) - 1288usize];
+    [
+        "Offset of field: moec_route_args::struct_size",
+    ][::std::mem::offset_of!(moec_route_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_route_args::flags",
+    ][::std::mem::offset_of!(moec_route_args, flags) - 4usize];
+    [
+        "Offset of field: moec_route_args::logits",
+    ][::std::mem::offset_of!(moec_route_args, logits) - 8usize];
+    [
+        "Offset of field: moec_route_args::select_bias",
+    ][::std::mem::offset_of!(moec_route_args, select_bias) - 136usize];
+    [
+        "Offset of field: moec_route_args::per_expert_scale",
+    ][::std::mem::offset_of!(moec_route_args, per_expert_scale) - 264usize];
+    [
+        "Offset of field: moec_route_args::token_mask",
+    ][::std::mem::offset_of!(moec_route_args, token_mask) - 392usize];
+    [
+        "Offset of field: moec_route_args::table",
+    ][::std::mem::offset_of!(moec_route_args, table) - 520usize];
+    [
+        "Offset of field: moec_route_args::token_ids",
+    ][::std::mem::offset_of!(moec_route_args, token_ids) - 648usize];
+    [
+        "Offset of field: moec_route_args::given_ids",
+    ][::std::mem::offset_of!(moec_route_args, given_ids) - 776usize];
+    [
+        "Offset of field: moec_route_args::expert_ids",
+    ][::std::mem::offset_of!(moec_route_args, expert_ids) - 904usize];
+    [
+        "Offset of field: moec_route_args::weights",
+    ][::std::mem::offset_of!(moec_route_args, weights) - 1032usize];
+    [
+        "Offset of field: moec_route_args::scores",
+    ][::std::mem::offset_of!(moec_route_args, scores) - 1160usize];
+    [
+        "Offset of field: moec_route_args::counts",
+    ][::std::mem::offset_of!(moec_route_args, counts) - 1288usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -848,26 +1022,39 @@ pub struct moec_route_grad_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_route_grad_args"][::std::mem::size_of::<moec_route_grad_args>() - 904usize];
-    ["Alignment of moec_route_grad_args"][::std::mem::align_of::<moec_route_grad_args>() - 8usize];
-    ["Offset of field: moec_route_grad_args::struct_size"]
-        [::std::mem::offset_of!(moec_route_grad_args, struct_size) - 0usize];
-    ["Offset of field: moec_route_grad_args::flags"]
-        [::std::mem::offset_of!(moec_route_grad_args, flags) - 4usize];
-    ["Offset of field: moec_route_grad_args::logits"]
-        [::std::mem::offset_of!(moec_route_grad_args, logits) - 8usize];
-    ["Offset of field: moec_route_grad_args::per_expert_scale"]
-        [::std::mem::offset_of!(moec_route_grad_args, per_expert_scale) - 136usize];
-    ["Offset of field: moec_route_grad_args::expert_ids"]
-        [::std::mem::offset_of!(moec_route_grad_args, expert_ids) - 264usize];
-    ["Offset of field: moec_route_grad_args::d_weights"]
-        [::std::mem::offset_of!(moec_route_grad_args, d_weights) - 392usize];
-    ["Offset of field: moec_route_grad_args::d_logits_in"]
-        [::std::mem::offset_of!(moec_route_grad_args, d_logits_in) - 520usize];
-    ["Offset of field: moec_route_grad_args::d_logits"]
-        [::std::mem::offset_of!(moec_route_grad_args, d_logits) - 648usize];
-    ["Offset of field: moec_route_grad_args::d_per_expert_scale"]
-        [::std::mem::offset_of!(moec_route_grad_args, d_per_expert_scale) - 776usize];
+    [
+        "Size of moec_route_grad_args",
+    ][::std::mem::size_of::<moec_route_grad_args>() - 904usize];
+    [
+        "Alignment of moec_route_grad_args",
+    ][::std::mem::align_of::<moec_route_grad_args>() - 8usize];
+    [
+        "Offset of field: moec_route_grad_args::struct_size",
+    ][::std::mem::offset_of!(moec_route_grad_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_route_grad_args::flags",
+    ][::std::mem::offset_of!(moec_route_grad_args, flags) - 4usize];
+    [
+        "Offset of field: moec_route_grad_args::logits",
+    ][::std::mem::offset_of!(moec_route_grad_args, logits) - 8usize];
+    [
+        "Offset of field: moec_route_grad_args::per_expert_scale",
+    ][::std::mem::offset_of!(moec_route_grad_args, per_expert_scale) - 136usize];
+    [
+        "Offset of field: moec_route_grad_args::expert_ids",
+    ][::std::mem::offset_of!(moec_route_grad_args, expert_ids) - 264usize];
+    [
+        "Offset of field: moec_route_grad_args::d_weights",
+    ][::std::mem::offset_of!(moec_route_grad_args, d_weights) - 392usize];
+    [
+        "Offset of field: moec_route_grad_args::d_logits_in",
+    ][::std::mem::offset_of!(moec_route_grad_args, d_logits_in) - 520usize];
+    [
+        "Offset of field: moec_route_grad_args::d_logits",
+    ][::std::mem::offset_of!(moec_route_grad_args, d_logits) - 648usize];
+    [
+        "Offset of field: moec_route_grad_args::d_per_expert_scale",
+    ][::std::mem::offset_of!(moec_route_grad_args, d_per_expert_scale) - 776usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -949,34 +1136,48 @@ pub struct moec_loss_args {
 const _: () = {
     ["Size of moec_loss_args"][::std::mem::size_of::<moec_loss_args>() - 568usize];
     ["Alignment of moec_loss_args"][::std::mem::align_of::<moec_loss_args>() - 8usize];
-    ["Offset of field: moec_loss_args::struct_size"]
-        [::std::mem::offset_of!(moec_loss_args, struct_size) - 0usize];
-    ["Offset of field: moec_loss_args::kind"]
-        [::std::mem::offset_of!(moec_loss_args, kind) - 4usize];
-    ["Offset of field: moec_loss_args::top_k"]
-        [::std::mem::offset_of!(moec_loss_args, top_k) - 8usize];
-    ["Offset of field: moec_loss_args::coefficient"]
-        [::std::mem::offset_of!(moec_loss_args, coefficient) - 12usize];
-    ["Offset of field: moec_loss_args::seq_len"]
-        [::std::mem::offset_of!(moec_loss_args, seq_len) - 16usize];
-    ["Offset of field: moec_loss_args::score"]
-        [::std::mem::offset_of!(moec_loss_args, score) - 24usize];
-    ["Offset of field: moec_loss_args::flags"]
-        [::std::mem::offset_of!(moec_loss_args, flags) - 28usize];
-    ["Offset of field: moec_loss_args::logits"]
-        [::std::mem::offset_of!(moec_loss_args, logits) - 32usize];
-    ["Offset of field: moec_loss_args::d_logits"]
-        [::std::mem::offset_of!(moec_loss_args, d_logits) - 40usize];
-    ["Offset of field: moec_loss_args::count"]
-        [::std::mem::offset_of!(moec_loss_args, count) - 48usize];
-    ["Offset of field: moec_loss_args::counts"]
-        [::std::mem::offset_of!(moec_loss_args, counts) - 56usize];
-    ["Offset of field: moec_loss_args::token_mask"]
-        [::std::mem::offset_of!(moec_loss_args, token_mask) - 184usize];
-    ["Offset of field: moec_loss_args::loss"]
-        [::std::mem::offset_of!(moec_loss_args, loss) - 312usize];
-    ["Offset of field: moec_loss_args::d_loss"]
-        [::std::mem::offset_of!(moec_loss_args, d_loss) - 440usize];
+    [
+        "Offset of field: moec_loss_args::struct_size",
+    ][::std::mem::offset_of!(moec_loss_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_loss_args::kind",
+    ][::std::mem::offset_of!(moec_loss_args, kind) - 4usize];
+    [
+        "Offset of field: moec_loss_args::top_k",
+    ][::std::mem::offset_of!(moec_loss_args, top_k) - 8usize];
+    [
+        "Offset of field: moec_loss_args::coefficient",
+    ][::std::mem::offset_of!(moec_loss_args, coefficient) - 12usize];
+    [
+        "Offset of field: moec_loss_args::seq_len",
+    ][::std::mem::offset_of!(moec_loss_args, seq_len) - 16usize];
+    [
+        "Offset of field: moec_loss_args::score",
+    ][::std::mem::offset_of!(moec_loss_args, score) - 24usize];
+    [
+        "Offset of field: moec_loss_args::flags",
+    ][::std::mem::offset_of!(moec_loss_args, flags) - 28usize];
+    [
+        "Offset of field: moec_loss_args::logits",
+    ][::std::mem::offset_of!(moec_loss_args, logits) - 32usize];
+    [
+        "Offset of field: moec_loss_args::d_logits",
+    ][::std::mem::offset_of!(moec_loss_args, d_logits) - 40usize];
+    [
+        "Offset of field: moec_loss_args::count",
+    ][::std::mem::offset_of!(moec_loss_args, count) - 48usize];
+    [
+        "Offset of field: moec_loss_args::counts",
+    ][::std::mem::offset_of!(moec_loss_args, counts) - 56usize];
+    [
+        "Offset of field: moec_loss_args::token_mask",
+    ][::std::mem::offset_of!(moec_loss_args, token_mask) - 184usize];
+    [
+        "Offset of field: moec_loss_args::loss",
+    ][::std::mem::offset_of!(moec_loss_args, loss) - 312usize];
+    [
+        "Offset of field: moec_loss_args::d_loss",
+    ][::std::mem::offset_of!(moec_loss_args, d_loss) - 440usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -1037,34 +1238,48 @@ pub struct moec_plan_desc {
 const _: () = {
     ["Size of moec_plan_desc"][::std::mem::size_of::<moec_plan_desc>() - 64usize];
     ["Alignment of moec_plan_desc"][::std::mem::align_of::<moec_plan_desc>() - 8usize];
-    ["Offset of field: moec_plan_desc::struct_size"]
-        [::std::mem::offset_of!(moec_plan_desc, struct_size) - 0usize];
-    ["Offset of field: moec_plan_desc::flags"]
-        [::std::mem::offset_of!(moec_plan_desc, flags) - 4usize];
-    ["Offset of field: moec_plan_desc::max_tokens"]
-        [::std::mem::offset_of!(moec_plan_desc, max_tokens) - 8usize];
-    ["Offset of field: moec_plan_desc::num_experts"]
-        [::std::mem::offset_of!(moec_plan_desc, num_experts) - 16usize];
-    ["Offset of field: moec_plan_desc::num_zero_experts"]
-        [::std::mem::offset_of!(moec_plan_desc, num_zero_experts) - 20usize];
-    ["Offset of field: moec_plan_desc::top_k"]
-        [::std::mem::offset_of!(moec_plan_desc, top_k) - 24usize];
-    ["Offset of field: moec_plan_desc::kind"]
-        [::std::mem::offset_of!(moec_plan_desc, kind) - 28usize];
-    ["Offset of field: moec_plan_desc::expert_begin"]
-        [::std::mem::offset_of!(moec_plan_desc, expert_begin) - 32usize];
-    ["Offset of field: moec_plan_desc::expert_end"]
-        [::std::mem::offset_of!(moec_plan_desc, expert_end) - 36usize];
-    ["Offset of field: moec_plan_desc::align"]
-        [::std::mem::offset_of!(moec_plan_desc, align) - 40usize];
-    ["Offset of field: moec_plan_desc::drop"]
-        [::std::mem::offset_of!(moec_plan_desc, drop) - 44usize];
-    ["Offset of field: moec_plan_desc::capacity"]
-        [::std::mem::offset_of!(moec_plan_desc, capacity) - 48usize];
-    ["Offset of field: moec_plan_desc::capacity_factor"]
-        [::std::mem::offset_of!(moec_plan_desc, capacity_factor) - 56usize];
-    ["Offset of field: moec_plan_desc::reserved0"]
-        [::std::mem::offset_of!(moec_plan_desc, reserved0) - 60usize];
+    [
+        "Offset of field: moec_plan_desc::struct_size",
+    ][::std::mem::offset_of!(moec_plan_desc, struct_size) - 0usize];
+    [
+        "Offset of field: moec_plan_desc::flags",
+    ][::std::mem::offset_of!(moec_plan_desc, flags) - 4usize];
+    [
+        "Offset of field: moec_plan_desc::max_tokens",
+    ][::std::mem::offset_of!(moec_plan_desc, max_tokens) - 8usize];
+    [
+        "Offset of field: moec_plan_desc::num_experts",
+    ][::std::mem::offset_of!(moec_plan_desc, num_experts) - 16usize];
+    [
+        "Offset of field: moec_plan_desc::num_zero_experts",
+    ][::std::mem::offset_of!(moec_plan_desc, num_zero_experts) - 20usize];
+    [
+        "Offset of field: moec_plan_desc::top_k",
+    ][::std::mem::offset_of!(moec_plan_desc, top_k) - 24usize];
+    [
+        "Offset of field: moec_plan_desc::kind",
+    ][::std::mem::offset_of!(moec_plan_desc, kind) - 28usize];
+    [
+        "Offset of field: moec_plan_desc::expert_begin",
+    ][::std::mem::offset_of!(moec_plan_desc, expert_begin) - 32usize];
+    [
+        "Offset of field: moec_plan_desc::expert_end",
+    ][::std::mem::offset_of!(moec_plan_desc, expert_end) - 36usize];
+    [
+        "Offset of field: moec_plan_desc::align",
+    ][::std::mem::offset_of!(moec_plan_desc, align) - 40usize];
+    [
+        "Offset of field: moec_plan_desc::drop",
+    ][::std::mem::offset_of!(moec_plan_desc, drop) - 44usize];
+    [
+        "Offset of field: moec_plan_desc::capacity",
+    ][::std::mem::offset_of!(moec_plan_desc, capacity) - 48usize];
+    [
+        "Offset of field: moec_plan_desc::capacity_factor",
+    ][::std::mem::offset_of!(moec_plan_desc, capacity_factor) - 56usize];
+    [
+        "Offset of field: moec_plan_desc::reserved0",
+    ][::std::mem::offset_of!(moec_plan_desc, reserved0) - 60usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -1128,8 +1343,11 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     #[must_use]
-    pub fn moec_plan_view(plan: *const moec_plan, field: i32, out: *mut moec_tensor)
-        -> moec_status;
+    pub fn moec_plan_view(
+        plan: *const moec_plan,
+        field: i32,
+        out: *mut moec_tensor,
+    ) -> moec_status;
 }
 unsafe extern "C" {
     #[must_use]
@@ -1182,23 +1400,33 @@ pub struct moec_permute_args {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of moec_permute_args"][::std::mem::size_of::<moec_permute_args>() - 656usize];
-    ["Alignment of moec_permute_args"][::std::mem::align_of::<moec_permute_args>() - 8usize];
-    ["Offset of field: moec_permute_args::struct_size"]
-        [::std::mem::offset_of!(moec_permute_args, struct_size) - 0usize];
-    ["Offset of field: moec_permute_args::flags"]
-        [::std::mem::offset_of!(moec_permute_args, flags) - 4usize];
-    ["Offset of field: moec_permute_args::plan"]
-        [::std::mem::offset_of!(moec_permute_args, plan) - 8usize];
-    ["Offset of field: moec_permute_args::x"]
-        [::std::mem::offset_of!(moec_permute_args, x) - 16usize];
-    ["Offset of field: moec_permute_args::x_scale"]
-        [::std::mem::offset_of!(moec_permute_args, x_scale) - 144usize];
-    ["Offset of field: moec_permute_args::rows"]
-        [::std::mem::offset_of!(moec_permute_args, rows) - 272usize];
-    ["Offset of field: moec_permute_args::row_scale"]
-        [::std::mem::offset_of!(moec_permute_args, row_scale) - 400usize];
-    ["Offset of field: moec_permute_args::row_weight"]
-        [::std::mem::offset_of!(moec_permute_args, row_weight) - 528usize];
+    [
+        "Alignment of moec_permute_args",
+    ][::std::mem::align_of::<moec_permute_args>() - 8usize];
+    [
+        "Offset of field: moec_permute_args::struct_size",
+    ][::std::mem::offset_of!(moec_permute_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_permute_args::flags",
+    ][::std::mem::offset_of!(moec_permute_args, flags) - 4usize];
+    [
+        "Offset of field: moec_permute_args::plan",
+    ][::std::mem::offset_of!(moec_permute_args, plan) - 8usize];
+    [
+        "Offset of field: moec_permute_args::x",
+    ][::std::mem::offset_of!(moec_permute_args, x) - 16usize];
+    [
+        "Offset of field: moec_permute_args::x_scale",
+    ][::std::mem::offset_of!(moec_permute_args, x_scale) - 144usize];
+    [
+        "Offset of field: moec_permute_args::rows",
+    ][::std::mem::offset_of!(moec_permute_args, rows) - 272usize];
+    [
+        "Offset of field: moec_permute_args::row_scale",
+    ][::std::mem::offset_of!(moec_permute_args, row_scale) - 400usize];
+    [
+        "Offset of field: moec_permute_args::row_weight",
+    ][::std::mem::offset_of!(moec_permute_args, row_weight) - 528usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1213,22 +1441,33 @@ pub struct moec_unpermute_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_unpermute_args"][::std::mem::size_of::<moec_unpermute_args>() - 528usize];
-    ["Alignment of moec_unpermute_args"][::std::mem::align_of::<moec_unpermute_args>() - 8usize];
-    ["Offset of field: moec_unpermute_args::struct_size"]
-        [::std::mem::offset_of!(moec_unpermute_args, struct_size) - 0usize];
-    ["Offset of field: moec_unpermute_args::flags"]
-        [::std::mem::offset_of!(moec_unpermute_args, flags) - 4usize];
-    ["Offset of field: moec_unpermute_args::plan"]
-        [::std::mem::offset_of!(moec_unpermute_args, plan) - 8usize];
-    ["Offset of field: moec_unpermute_args::rows"]
-        [::std::mem::offset_of!(moec_unpermute_args, rows) - 16usize];
-    ["Offset of field: moec_unpermute_args::weights"]
-        [::std::mem::offset_of!(moec_unpermute_args, weights) - 144usize];
-    ["Offset of field: moec_unpermute_args::residual"]
-        [::std::mem::offset_of!(moec_unpermute_args, residual) - 272usize];
-    ["Offset of field: moec_unpermute_args::y"]
-        [::std::mem::offset_of!(moec_unpermute_args, y) - 400usize];
+    [
+        "Size of moec_unpermute_args",
+    ][::std::mem::size_of::<moec_unpermute_args>() - 528usize];
+    [
+        "Alignment of moec_unpermute_args",
+    ][::std::mem::align_of::<moec_unpermute_args>() - 8usize];
+    [
+        "Offset of field: moec_unpermute_args::struct_size",
+    ][::std::mem::offset_of!(moec_unpermute_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_unpermute_args::flags",
+    ][::std::mem::offset_of!(moec_unpermute_args, flags) - 4usize];
+    [
+        "Offset of field: moec_unpermute_args::plan",
+    ][::std::mem::offset_of!(moec_unpermute_args, plan) - 8usize];
+    [
+        "Offset of field: moec_unpermute_args::rows",
+    ][::std::mem::offset_of!(moec_unpermute_args, rows) - 16usize];
+    [
+        "Offset of field: moec_unpermute_args::weights",
+    ][::std::mem::offset_of!(moec_unpermute_args, weights) - 144usize];
+    [
+        "Offset of field: moec_unpermute_args::residual",
+    ][::std::mem::offset_of!(moec_unpermute_args, residual) - 272usize];
+    [
+        "Offset of field: moec_unpermute_args::y",
+    ][::std::mem::offset_of!(moec_unpermute_args, y) - 400usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1243,23 +1482,33 @@ pub struct moec_permute_grad_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_permute_grad_args"][::std::mem::size_of::<moec_permute_grad_args>() - 528usize];
-    ["Alignment of moec_permute_grad_args"]
-        [::std::mem::align_of::<moec_permute_grad_args>() - 8usize];
-    ["Offset of field: moec_permute_grad_args::struct_size"]
-        [::std::mem::offset_of!(moec_permute_grad_args, struct_size) - 0usize];
-    ["Offset of field: moec_permute_grad_args::flags"]
-        [::std::mem::offset_of!(moec_permute_grad_args, flags) - 4usize];
-    ["Offset of field: moec_permute_grad_args::plan"]
-        [::std::mem::offset_of!(moec_permute_grad_args, plan) - 8usize];
-    ["Offset of field: moec_permute_grad_args::d_rows"]
-        [::std::mem::offset_of!(moec_permute_grad_args, d_rows) - 16usize];
-    ["Offset of field: moec_permute_grad_args::d_row_weight"]
-        [::std::mem::offset_of!(moec_permute_grad_args, d_row_weight) - 144usize];
-    ["Offset of field: moec_permute_grad_args::d_x"]
-        [::std::mem::offset_of!(moec_permute_grad_args, d_x) - 272usize];
-    ["Offset of field: moec_permute_grad_args::d_weights"]
-        [::std::mem::offset_of!(moec_permute_grad_args, d_weights) - 400usize];
+    [
+        "Size of moec_permute_grad_args",
+    ][::std::mem::size_of::<moec_permute_grad_args>() - 528usize];
+    [
+        "Alignment of moec_permute_grad_args",
+    ][::std::mem::align_of::<moec_permute_grad_args>() - 8usize];
+    [
+        "Offset of field: moec_permute_grad_args::struct_size",
+    ][::std::mem::offset_of!(moec_permute_grad_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_permute_grad_args::flags",
+    ][::std::mem::offset_of!(moec_permute_grad_args, flags) - 4usize];
+    [
+        "Offset of field: moec_permute_grad_args::plan",
+    ][::std::mem::offset_of!(moec_permute_grad_args, plan) - 8usize];
+    [
+        "Offset of field: moec_permute_grad_args::d_rows",
+    ][::std::mem::offset_of!(moec_permute_grad_args, d_rows) - 16usize];
+    [
+        "Offset of field: moec_permute_grad_args::d_row_weight",
+    ][::std::mem::offset_of!(moec_permute_grad_args, d_row_weight) - 144usize];
+    [
+        "Offset of field: moec_permute_grad_args::d_x",
+    ][::std::mem::offset_of!(moec_permute_grad_args, d_x) - 272usize];
+    [
+        "Offset of field: moec_permute_grad_args::d_weights",
+    ][::std::mem::offset_of!(moec_permute_grad_args, d_weights) - 400usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1275,26 +1524,36 @@ pub struct moec_unpermute_grad_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_unpermute_grad_args"]
-        [::std::mem::size_of::<moec_unpermute_grad_args>() - 656usize];
-    ["Alignment of moec_unpermute_grad_args"]
-        [::std::mem::align_of::<moec_unpermute_grad_args>() - 8usize];
-    ["Offset of field: moec_unpermute_grad_args::struct_size"]
-        [::std::mem::offset_of!(moec_unpermute_grad_args, struct_size) - 0usize];
-    ["Offset of field: moec_unpermute_grad_args::flags"]
-        [::std::mem::offset_of!(moec_unpermute_grad_args, flags) - 4usize];
-    ["Offset of field: moec_unpermute_grad_args::plan"]
-        [::std::mem::offset_of!(moec_unpermute_grad_args, plan) - 8usize];
-    ["Offset of field: moec_unpermute_grad_args::d_y"]
-        [::std::mem::offset_of!(moec_unpermute_grad_args, d_y) - 16usize];
-    ["Offset of field: moec_unpermute_grad_args::rows"]
-        [::std::mem::offset_of!(moec_unpermute_grad_args, rows) - 144usize];
-    ["Offset of field: moec_unpermute_grad_args::weights"]
-        [::std::mem::offset_of!(moec_unpermute_grad_args, weights) - 272usize];
-    ["Offset of field: moec_unpermute_grad_args::d_rows"]
-        [::std::mem::offset_of!(moec_unpermute_grad_args, d_rows) - 400usize];
-    ["Offset of field: moec_unpermute_grad_args::d_weights"]
-        [::std::mem::offset_of!(moec_unpermute_grad_args, d_weights) - 528usize];
+    [
+        "Size of moec_unpermute_grad_args",
+    ][::std::mem::size_of::<moec_unpermute_grad_args>() - 656usize];
+    [
+        "Alignment of moec_unpermute_grad_args",
+    ][::std::mem::align_of::<moec_unpermute_grad_args>() - 8usize];
+    [
+        "Offset of field: moec_unpermute_grad_args::struct_size",
+    ][::std::mem::offset_of!(moec_unpermute_grad_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_unpermute_grad_args::flags",
+    ][::std::mem::offset_of!(moec_unpermute_grad_args, flags) - 4usize];
+    [
+        "Offset of field: moec_unpermute_grad_args::plan",
+    ][::std::mem::offset_of!(moec_unpermute_grad_args, plan) - 8usize];
+    [
+        "Offset of field: moec_unpermute_grad_args::d_y",
+    ][::std::mem::offset_of!(moec_unpermute_grad_args, d_y) - 16usize];
+    [
+        "Offset of field: moec_unpermute_grad_args::rows",
+    ][::std::mem::offset_of!(moec_unpermute_grad_args, rows) - 144usize];
+    [
+        "Offset of field: moec_unpermute_grad_args::weights",
+    ][::std::mem::offset_of!(moec_unpermute_grad_args, weights) - 272usize];
+    [
+        "Offset of field: moec_unpermute_grad_args::d_rows",
+    ][::std::mem::offset_of!(moec_unpermute_grad_args, d_rows) - 400usize];
+    [
+        "Offset of field: moec_unpermute_grad_args::d_weights",
+    ][::std::mem::offset_of!(moec_unpermute_grad_args, d_weights) - 528usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -1360,31 +1619,45 @@ pub struct moec_weights_desc {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of moec_weights_desc"][::std::mem::size_of::<moec_weights_desc>() - 56usize];
-    ["Alignment of moec_weights_desc"][::std::mem::align_of::<moec_weights_desc>() - 8usize];
-    ["Offset of field: moec_weights_desc::struct_size"]
-        [::std::mem::offset_of!(moec_weights_desc, struct_size) - 0usize];
-    ["Offset of field: moec_weights_desc::flags"]
-        [::std::mem::offset_of!(moec_weights_desc, flags) - 4usize];
-    ["Offset of field: moec_weights_desc::num_experts"]
-        [::std::mem::offset_of!(moec_weights_desc, num_experts) - 8usize];
-    ["Offset of field: moec_weights_desc::gate_layout"]
-        [::std::mem::offset_of!(moec_weights_desc, gate_layout) - 12usize];
-    ["Offset of field: moec_weights_desc::hidden"]
-        [::std::mem::offset_of!(moec_weights_desc, hidden) - 16usize];
-    ["Offset of field: moec_weights_desc::inter"]
-        [::std::mem::offset_of!(moec_weights_desc, inter) - 24usize];
-    ["Offset of field: moec_weights_desc::gate_up_orientation"]
-        [::std::mem::offset_of!(moec_weights_desc, gate_up_orientation) - 32usize];
-    ["Offset of field: moec_weights_desc::down_orientation"]
-        [::std::mem::offset_of!(moec_weights_desc, down_orientation) - 36usize];
-    ["Offset of field: moec_weights_desc::dtype"]
-        [::std::mem::offset_of!(moec_weights_desc, dtype) - 40usize];
-    ["Offset of field: moec_weights_desc::bias_dtype"]
-        [::std::mem::offset_of!(moec_weights_desc, bias_dtype) - 44usize];
-    ["Offset of field: moec_weights_desc::gate_up_scheme"]
-        [::std::mem::offset_of!(moec_weights_desc, gate_up_scheme) - 48usize];
-    ["Offset of field: moec_weights_desc::down_scheme"]
-        [::std::mem::offset_of!(moec_weights_desc, down_scheme) - 52usize];
+    [
+        "Alignment of moec_weights_desc",
+    ][::std::mem::align_of::<moec_weights_desc>() - 8usize];
+    [
+        "Offset of field: moec_weights_desc::struct_size",
+    ][::std::mem::offset_of!(moec_weights_desc, struct_size) - 0usize];
+    [
+        "Offset of field: moec_weights_desc::flags",
+    ][::std::mem::offset_of!(moec_weights_desc, flags) - 4usize];
+    [
+        "Offset of field: moec_weights_desc::num_experts",
+    ][::std::mem::offset_of!(moec_weights_desc, num_experts) - 8usize];
+    [
+        "Offset of field: moec_weights_desc::gate_layout",
+    ][::std::mem::offset_of!(moec_weights_desc, gate_layout) - 12usize];
+    [
+        "Offset of field: moec_weights_desc::hidden",
+    ][::std::mem::offset_of!(moec_weights_desc, hidden) - 16usize];
+    [
+        "Offset of field: moec_weights_desc::inter",
+    ][::std::mem::offset_of!(moec_weights_desc, inter) - 24usize];
+    [
+        "Offset of field: moec_weights_desc::gate_up_orientation",
+    ][::std::mem::offset_of!(moec_weights_desc, gate_up_orientation) - 32usize];
+    [
+        "Offset of field: moec_weights_desc::down_orientation",
+    ][::std::mem::offset_of!(moec_weights_desc, down_orientation) - 36usize];
+    [
+        "Offset of field: moec_weights_desc::dtype",
+    ][::std::mem::offset_of!(moec_weights_desc, dtype) - 40usize];
+    [
+        "Offset of field: moec_weights_desc::bias_dtype",
+    ][::std::mem::offset_of!(moec_weights_desc, bias_dtype) - 44usize];
+    [
+        "Offset of field: moec_weights_desc::gate_up_scheme",
+    ][::std::mem::offset_of!(moec_weights_desc, gate_up_scheme) - 48usize];
+    [
+        "Offset of field: moec_weights_desc::down_scheme",
+    ][::std::mem::offset_of!(moec_weights_desc, down_scheme) - 52usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1400,18 +1673,24 @@ pub struct moec_weight_set {
 const _: () = {
     ["Size of moec_weight_set"][::std::mem::size_of::<moec_weight_set>() - 1128usize];
     ["Alignment of moec_weight_set"][::std::mem::align_of::<moec_weight_set>() - 8usize];
-    ["Offset of field: moec_weight_set::struct_size"]
-        [::std::mem::offset_of!(moec_weight_set, struct_size) - 0usize];
-    ["Offset of field: moec_weight_set::flags"]
-        [::std::mem::offset_of!(moec_weight_set, flags) - 4usize];
-    ["Offset of field: moec_weight_set::gate_up"]
-        [::std::mem::offset_of!(moec_weight_set, gate_up) - 8usize];
-    ["Offset of field: moec_weight_set::gate"]
-        [::std::mem::offset_of!(moec_weight_set, gate) - 288usize];
-    ["Offset of field: moec_weight_set::up"]
-        [::std::mem::offset_of!(moec_weight_set, up) - 568usize];
-    ["Offset of field: moec_weight_set::down"]
-        [::std::mem::offset_of!(moec_weight_set, down) - 848usize];
+    [
+        "Offset of field: moec_weight_set::struct_size",
+    ][::std::mem::offset_of!(moec_weight_set, struct_size) - 0usize];
+    [
+        "Offset of field: moec_weight_set::flags",
+    ][::std::mem::offset_of!(moec_weight_set, flags) - 4usize];
+    [
+        "Offset of field: moec_weight_set::gate_up",
+    ][::std::mem::offset_of!(moec_weight_set, gate_up) - 8usize];
+    [
+        "Offset of field: moec_weight_set::gate",
+    ][::std::mem::offset_of!(moec_weight_set, gate) - 288usize];
+    [
+        "Offset of field: moec_weight_set::up",
+    ][::std::mem::offset_of!(moec_weight_set, up) - 568usize];
+    [
+        "Offset of field: moec_weight_set::down",
+    ][::std::mem::offset_of!(moec_weight_set, down) - 848usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1428,23 +1707,33 @@ pub struct moec_weights_info {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of moec_weights_info"][::std::mem::size_of::<moec_weights_info>() - 96usize];
-    ["Alignment of moec_weights_info"][::std::mem::align_of::<moec_weights_info>() - 8usize];
-    ["Offset of field: moec_weights_info::struct_size"]
-        [::std::mem::offset_of!(moec_weights_info, struct_size) - 0usize];
-    ["Offset of field: moec_weights_info::flags"]
-        [::std::mem::offset_of!(moec_weights_info, flags) - 4usize];
-    ["Offset of field: moec_weights_info::packed_bytes"]
-        [::std::mem::offset_of!(moec_weights_info, packed_bytes) - 8usize];
-    ["Offset of field: moec_weights_info::is_bound"]
-        [::std::mem::offset_of!(moec_weights_info, is_bound) - 16usize];
-    ["Offset of field: moec_weights_info::is_packed"]
-        [::std::mem::offset_of!(moec_weights_info, is_packed) - 20usize];
-    ["Offset of field: moec_weights_info::is_frozen"]
-        [::std::mem::offset_of!(moec_weights_info, is_frozen) - 24usize];
-    ["Offset of field: moec_weights_info::needs_source"]
-        [::std::mem::offset_of!(moec_weights_info, needs_source) - 28usize];
-    ["Offset of field: moec_weights_info::packed_format"]
-        [::std::mem::offset_of!(moec_weights_info, packed_format) - 32usize];
+    [
+        "Alignment of moec_weights_info",
+    ][::std::mem::align_of::<moec_weights_info>() - 8usize];
+    [
+        "Offset of field: moec_weights_info::struct_size",
+    ][::std::mem::offset_of!(moec_weights_info, struct_size) - 0usize];
+    [
+        "Offset of field: moec_weights_info::flags",
+    ][::std::mem::offset_of!(moec_weights_info, flags) - 4usize];
+    [
+        "Offset of field: moec_weights_info::packed_bytes",
+    ][::std::mem::offset_of!(moec_weights_info, packed_bytes) - 8usize];
+    [
+        "Offset of field: moec_weights_info::is_bound",
+    ][::std::mem::offset_of!(moec_weights_info, is_bound) - 16usize];
+    [
+        "Offset of field: moec_weights_info::is_packed",
+    ][::std::mem::offset_of!(moec_weights_info, is_packed) - 20usize];
+    [
+        "Offset of field: moec_weights_info::is_frozen",
+    ][::std::mem::offset_of!(moec_weights_info, is_frozen) - 24usize];
+    [
+        "Offset of field: moec_weights_info::needs_source",
+    ][::std::mem::offset_of!(moec_weights_info, needs_source) - 28usize];
+    [
+        "Offset of field: moec_weights_info::packed_format",
+    ][::std::mem::offset_of!(moec_weights_info, packed_format) - 32usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -1568,51 +1857,75 @@ pub struct moec_experts_desc {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of moec_experts_desc"][::std::mem::size_of::<moec_experts_desc>() - 160usize];
-    ["Alignment of moec_experts_desc"][::std::mem::align_of::<moec_experts_desc>() - 8usize];
-    ["Offset of field: moec_experts_desc::struct_size"]
-        [::std::mem::offset_of!(moec_experts_desc, struct_size) - 0usize];
-    ["Offset of field: moec_experts_desc::flags"]
-        [::std::mem::offset_of!(moec_experts_desc, flags) - 4usize];
-    ["Offset of field: moec_experts_desc::hidden"]
-        [::std::mem::offset_of!(moec_experts_desc, hidden) - 8usize];
-    ["Offset of field: moec_experts_desc::inter"]
-        [::std::mem::offset_of!(moec_experts_desc, inter) - 16usize];
-    ["Offset of field: moec_experts_desc::shared_inter"]
-        [::std::mem::offset_of!(moec_experts_desc, shared_inter) - 24usize];
-    ["Offset of field: moec_experts_desc::num_experts"]
-        [::std::mem::offset_of!(moec_experts_desc, num_experts) - 32usize];
-    ["Offset of field: moec_experts_desc::num_zero_experts"]
-        [::std::mem::offset_of!(moec_experts_desc, num_zero_experts) - 36usize];
-    ["Offset of field: moec_experts_desc::top_k"]
-        [::std::mem::offset_of!(moec_experts_desc, top_k) - 40usize];
-    ["Offset of field: moec_experts_desc::expert_begin"]
-        [::std::mem::offset_of!(moec_experts_desc, expert_begin) - 44usize];
-    ["Offset of field: moec_experts_desc::expert_end"]
-        [::std::mem::offset_of!(moec_experts_desc, expert_end) - 48usize];
-    ["Offset of field: moec_experts_desc::align"]
-        [::std::mem::offset_of!(moec_experts_desc, align) - 52usize];
-    ["Offset of field: moec_experts_desc::max_rows_base"]
-        [::std::mem::offset_of!(moec_experts_desc, max_rows_base) - 56usize];
-    ["Offset of field: moec_experts_desc::gate_layout"]
-        [::std::mem::offset_of!(moec_experts_desc, gate_layout) - 64usize];
-    ["Offset of field: moec_experts_desc::dtype"]
-        [::std::mem::offset_of!(moec_experts_desc, dtype) - 68usize];
-    ["Offset of field: moec_experts_desc::activation"]
-        [::std::mem::offset_of!(moec_experts_desc, activation) - 72usize];
-    ["Offset of field: moec_experts_desc::shared_activation"]
-        [::std::mem::offset_of!(moec_experts_desc, shared_activation) - 104usize];
-    ["Offset of field: moec_experts_desc::weight_position"]
-        [::std::mem::offset_of!(moec_experts_desc, weight_position) - 136usize];
-    ["Offset of field: moec_experts_desc::combine"]
-        [::std::mem::offset_of!(moec_experts_desc, combine) - 140usize];
-    ["Offset of field: moec_experts_desc::act_rounding"]
-        [::std::mem::offset_of!(moec_experts_desc, act_rounding) - 144usize];
-    ["Offset of field: moec_experts_desc::shared"]
-        [::std::mem::offset_of!(moec_experts_desc, shared) - 148usize];
-    ["Offset of field: moec_experts_desc::save"]
-        [::std::mem::offset_of!(moec_experts_desc, save) - 152usize];
-    ["Offset of field: moec_experts_desc::output_scale"]
-        [::std::mem::offset_of!(moec_experts_desc, output_scale) - 156usize];
+    [
+        "Alignment of moec_experts_desc",
+    ][::std::mem::align_of::<moec_experts_desc>() - 8usize];
+    [
+        "Offset of field: moec_experts_desc::struct_size",
+    ][::std::mem::offset_of!(moec_experts_desc, struct_size) - 0usize];
+    [
+        "Offset of field: moec_experts_desc::flags",
+    ][::std::mem::offset_of!(moec_experts_desc, flags) - 4usize];
+    [
+        "Offset of field: moec_experts_desc::hidden",
+    ][::std::mem::offset_of!(moec_experts_desc, hidden) - 8usize];
+    [
+        "Offset of field: moec_experts_desc::inter",
+    ][::std::mem::offset_of!(moec_experts_desc, inter) - 16usize];
+    [
+        "Offset of field: moec_experts_desc::shared_inter",
+    ][::std::mem::offset_of!(moec_experts_desc, shared_inter) - 24usize];
+    [
+        "Offset of field: moec_experts_desc::num_experts",
+    ][::std::mem::offset_of!(moec_experts_desc, num_experts) - 32usize];
+    [
+        "Offset of field: moec_experts_desc::num_zero_experts",
+    ][::std::mem::offset_of!(moec_experts_desc, num_zero_experts) - 36usize];
+    [
+        "Offset of field: moec_experts_desc::top_k",
+    ][::std::mem::offset_of!(moec_experts_desc, top_k) - 40usize];
+    [
+        "Offset of field: moec_experts_desc::expert_begin",
+    ][::std::mem::offset_of!(moec_experts_desc, expert_begin) - 44usize];
+    [
+        "Offset of field: moec_experts_desc::expert_end",
+    ][::std::mem::offset_of!(moec_experts_desc, expert_end) - 48usize];
+    [
+        "Offset of field: moec_experts_desc::align",
+    ][::std::mem::offset_of!(moec_experts_desc, align) - 52usize];
+    [
+        "Offset of field: moec_experts_desc::max_rows_base",
+    ][::std::mem::offset_of!(moec_experts_desc, max_rows_base) - 56usize];
+    [
+        "Offset of field: moec_experts_desc::gate_layout",
+    ][::std::mem::offset_of!(moec_experts_desc, gate_layout) - 64usize];
+    [
+        "Offset of field: moec_experts_desc::dtype",
+    ][::std::mem::offset_of!(moec_experts_desc, dtype) - 68usize];
+    [
+        "Offset of field: moec_experts_desc::activation",
+    ][::std::mem::offset_of!(moec_experts_desc, activation) - 72usize];
+    [
+        "Offset of field: moec_experts_desc::shared_activation",
+    ][::std::mem::offset_of!(moec_experts_desc, shared_activation) - 104usize];
+    [
+        "Offset of field: moec_experts_desc::weight_position",
+    ][::std::mem::offset_of!(moec_experts_desc, weight_position) - 136usize];
+    [
+        "Offset of field: moec_experts_desc::combine",
+    ][::std::mem::offset_of!(moec_experts_desc, combine) - 140usize];
+    [
+        "Offset of field: moec_experts_desc::act_rounding",
+    ][::std::mem::offset_of!(moec_experts_desc, act_rounding) - 144usize];
+    [
+        "Offset of field: moec_experts_desc::shared",
+    ][::std::mem::offset_of!(moec_experts_desc, shared) - 148usize];
+    [
+        "Offset of field: moec_experts_desc::save",
+    ][::std::mem::offset_of!(moec_experts_desc, save) - 152usize];
+    [
+        "Offset of field: moec_experts_desc::output_scale",
+    ][::std::mem::offset_of!(moec_experts_desc, output_scale) - 156usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1634,33 +1947,48 @@ pub struct moec_experts_args {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of moec_experts_args"][::std::mem::size_of::<moec_experts_args>() - 832usize];
-    ["Alignment of moec_experts_args"][::std::mem::align_of::<moec_experts_args>() - 8usize];
-    ["Offset of field: moec_experts_args::struct_size"]
-        [::std::mem::offset_of!(moec_experts_args, struct_size) - 0usize];
-    ["Offset of field: moec_experts_args::flags"]
-        [::std::mem::offset_of!(moec_experts_args, flags) - 4usize];
-    ["Offset of field: moec_experts_args::plan"]
-        [::std::mem::offset_of!(moec_experts_args, plan) - 8usize];
-    ["Offset of field: moec_experts_args::weights"]
-        [::std::mem::offset_of!(moec_experts_args, weights) - 16usize];
-    ["Offset of field: moec_experts_args::shared_weights"]
-        [::std::mem::offset_of!(moec_experts_args, shared_weights) - 24usize];
-    ["Offset of field: moec_experts_args::x"]
-        [::std::mem::offset_of!(moec_experts_args, x) - 32usize];
-    ["Offset of field: moec_experts_args::shared_gate"]
-        [::std::mem::offset_of!(moec_experts_args, shared_gate) - 160usize];
-    ["Offset of field: moec_experts_args::shared_gate_bias"]
-        [::std::mem::offset_of!(moec_experts_args, shared_gate_bias) - 288usize];
-    ["Offset of field: moec_experts_args::output_bias"]
-        [::std::mem::offset_of!(moec_experts_args, output_bias) - 416usize];
-    ["Offset of field: moec_experts_args::residual"]
-        [::std::mem::offset_of!(moec_experts_args, residual) - 544usize];
-    ["Offset of field: moec_experts_args::y"]
-        [::std::mem::offset_of!(moec_experts_args, y) - 672usize];
-    ["Offset of field: moec_experts_args::saved"]
-        [::std::mem::offset_of!(moec_experts_args, saved) - 800usize];
-    ["Offset of field: moec_experts_args::workspace"]
-        [::std::mem::offset_of!(moec_experts_args, workspace) - 816usize];
+    [
+        "Alignment of moec_experts_args",
+    ][::std::mem::align_of::<moec_experts_args>() - 8usize];
+    [
+        "Offset of field: moec_experts_args::struct_size",
+    ][::std::mem::offset_of!(moec_experts_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_experts_args::flags",
+    ][::std::mem::offset_of!(moec_experts_args, flags) - 4usize];
+    [
+        "Offset of field: moec_experts_args::plan",
+    ][::std::mem::offset_of!(moec_experts_args, plan) - 8usize];
+    [
+        "Offset of field: moec_experts_args::weights",
+    ][::std::mem::offset_of!(moec_experts_args, weights) - 16usize];
+    [
+        "Offset of field: moec_experts_args::shared_weights",
+    ][::std::mem::offset_of!(moec_experts_args, shared_weights) - 24usize];
+    [
+        "Offset of field: moec_experts_args::x",
+    ][::std::mem::offset_of!(moec_experts_args, x) - 32usize];
+    [
+        "Offset of field: moec_experts_args::shared_gate",
+    ][::std::mem::offset_of!(moec_experts_args, shared_gate) - 160usize];
+    [
+        "Offset of field: moec_experts_args::shared_gate_bias",
+    ][::std::mem::offset_of!(moec_experts_args, shared_gate_bias) - 288usize];
+    [
+        "Offset of field: moec_experts_args::output_bias",
+    ][::std::mem::offset_of!(moec_experts_args, output_bias) - 416usize];
+    [
+        "Offset of field: moec_experts_args::residual",
+    ][::std::mem::offset_of!(moec_experts_args, residual) - 544usize];
+    [
+        "Offset of field: moec_experts_args::y",
+    ][::std::mem::offset_of!(moec_experts_args, y) - 672usize];
+    [
+        "Offset of field: moec_experts_args::saved",
+    ][::std::mem::offset_of!(moec_experts_args, saved) - 800usize];
+    [
+        "Offset of field: moec_experts_args::workspace",
+    ][::std::mem::offset_of!(moec_experts_args, workspace) - 816usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1687,47 +2015,69 @@ pub struct moec_experts_grad_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_experts_grad_args"][::std::mem::size_of::<moec_experts_grad_args>() - 1360usize];
-    ["Alignment of moec_experts_grad_args"]
-        [::std::mem::align_of::<moec_experts_grad_args>() - 8usize];
-    ["Offset of field: moec_experts_grad_args::struct_size"]
-        [::std::mem::offset_of!(moec_experts_grad_args, struct_size) - 0usize];
-    ["Offset of field: moec_experts_grad_args::flags"]
-        [::std::mem::offset_of!(moec_experts_grad_args, flags) - 4usize];
-    ["Offset of field: moec_experts_grad_args::plan"]
-        [::std::mem::offset_of!(moec_experts_grad_args, plan) - 8usize];
-    ["Offset of field: moec_experts_grad_args::weights"]
-        [::std::mem::offset_of!(moec_experts_grad_args, weights) - 16usize];
-    ["Offset of field: moec_experts_grad_args::shared_weights"]
-        [::std::mem::offset_of!(moec_experts_grad_args, shared_weights) - 24usize];
-    ["Offset of field: moec_experts_grad_args::x"]
-        [::std::mem::offset_of!(moec_experts_grad_args, x) - 32usize];
-    ["Offset of field: moec_experts_grad_args::shared_gate"]
-        [::std::mem::offset_of!(moec_experts_grad_args, shared_gate) - 160usize];
-    ["Offset of field: moec_experts_grad_args::shared_gate_bias"]
-        [::std::mem::offset_of!(moec_experts_grad_args, shared_gate_bias) - 288usize];
-    ["Offset of field: moec_experts_grad_args::d_y"]
-        [::std::mem::offset_of!(moec_experts_grad_args, d_y) - 416usize];
-    ["Offset of field: moec_experts_grad_args::saved"]
-        [::std::mem::offset_of!(moec_experts_grad_args, saved) - 544usize];
-    ["Offset of field: moec_experts_grad_args::d_x"]
-        [::std::mem::offset_of!(moec_experts_grad_args, d_x) - 560usize];
-    ["Offset of field: moec_experts_grad_args::d_weights"]
-        [::std::mem::offset_of!(moec_experts_grad_args, d_weights) - 688usize];
-    ["Offset of field: moec_experts_grad_args::d_expert_weights"]
-        [::std::mem::offset_of!(moec_experts_grad_args, d_expert_weights) - 816usize];
-    ["Offset of field: moec_experts_grad_args::d_shared_weights"]
-        [::std::mem::offset_of!(moec_experts_grad_args, d_shared_weights) - 824usize];
-    ["Offset of field: moec_experts_grad_args::d_shared_gate"]
-        [::std::mem::offset_of!(moec_experts_grad_args, d_shared_gate) - 832usize];
-    ["Offset of field: moec_experts_grad_args::d_shared_gate_bias"]
-        [::std::mem::offset_of!(moec_experts_grad_args, d_shared_gate_bias) - 960usize];
-    ["Offset of field: moec_experts_grad_args::d_output_bias"]
-        [::std::mem::offset_of!(moec_experts_grad_args, d_output_bias) - 1088usize];
-    ["Offset of field: moec_experts_grad_args::d_residual"]
-        [::std::mem::offset_of!(moec_experts_grad_args, d_residual) - 1216usize];
-    ["Offset of field: moec_experts_grad_args::workspace"]
-        [::std::mem::offset_of!(moec_experts_grad_args, workspace) - 1344usize];
+    [
+        "Size of moec_experts_grad_args",
+    ][::std::mem::size_of::<moec_experts_grad_args>() - 1360usize];
+    [
+        "Alignment of moec_experts_grad_args",
+    ][::std::mem::align_of::<moec_experts_grad_args>() - 8usize];
+    [
+        "Offset of field: moec_experts_grad_args::struct_size",
+    ][::std::mem::offset_of!(moec_experts_grad_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_experts_grad_args::flags",
+    ][::std::mem::offset_of!(moec_experts_grad_args, flags) - 4usize];
+    [
+        "Offset of field: moec_experts_grad_args::plan",
+    ][::std::mem::offset_of!(moec_experts_grad_args, plan) - 8usize];
+    [
+        "Offset of field: moec_experts_grad_args::weights",
+    ][::std::mem::offset_of!(moec_experts_grad_args, weights) - 16usize];
+    [
+        "Offset of field: moec_experts_grad_args::shared_weights",
+    ][::std::mem::offset_of!(moec_experts_grad_args, shared_weights) - 24usize];
+    [
+        "Offset of field: moec_experts_grad_args::x",
+    ][::std::mem::offset_of!(moec_experts_grad_args, x) - 32usize];
+    [
+        "Offset of field: moec_experts_grad_args::shared_gate",
+    ][::std::mem::offset_of!(moec_experts_grad_args, shared_gate) - 160usize];
+    [
+        "Offset of field: moec_experts_grad_args::shared_gate_bias",
+    ][::std::mem::offset_of!(moec_experts_grad_args, shared_gate_bias) - 288usize];
+    [
+        "Offset of field: moec_experts_grad_args::d_y",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_y) - 416usize];
+    [
+        "Offset of field: moec_experts_grad_args::saved",
+    ][::std::mem::offset_of!(moec_experts_grad_args, saved) - 544usize];
+    [
+        "Offset of field: moec_experts_grad_args::d_x",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_x) - 560usize];
+    [
+        "Offset of field: moec_experts_grad_args::d_weights",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_weights) - 688usize];
+    [
+        "Offset of field: moec_experts_grad_args::d_expert_weights",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_expert_weights) - 816usize];
+    [
+        "Offset of field: moec_experts_grad_args::d_shared_weights",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_shared_weights) - 824usize];
+    [
+        "Offset of field: moec_experts_grad_args::d_shared_gate",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_shared_gate) - 832usize];
+    [
+        "Offset of field: moec_experts_grad_args::d_shared_gate_bias",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_shared_gate_bias) - 960usize];
+    [
+        "Offset of field: moec_experts_grad_args::d_output_bias",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_output_bias) - 1088usize];
+    [
+        "Offset of field: moec_experts_grad_args::d_residual",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_residual) - 1216usize];
+    [
+        "Offset of field: moec_experts_grad_args::workspace",
+    ][::std::mem::offset_of!(moec_experts_grad_args, workspace) - 1344usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1740,18 +2090,27 @@ pub struct moec_experts_sizes {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_experts_sizes"][::std::mem::size_of::<moec_experts_sizes>() - 56usize];
-    ["Alignment of moec_experts_sizes"][::std::mem::align_of::<moec_experts_sizes>() - 8usize];
-    ["Offset of field: moec_experts_sizes::struct_size"]
-        [::std::mem::offset_of!(moec_experts_sizes, struct_size) - 0usize];
-    ["Offset of field: moec_experts_sizes::flags"]
-        [::std::mem::offset_of!(moec_experts_sizes, flags) - 4usize];
-    ["Offset of field: moec_experts_sizes::forward_workspace"]
-        [::std::mem::offset_of!(moec_experts_sizes, forward_workspace) - 8usize];
-    ["Offset of field: moec_experts_sizes::backward_workspace"]
-        [::std::mem::offset_of!(moec_experts_sizes, backward_workspace) - 24usize];
-    ["Offset of field: moec_experts_sizes::saved"]
-        [::std::mem::offset_of!(moec_experts_sizes, saved) - 40usize];
+    [
+        "Size of moec_experts_sizes",
+    ][::std::mem::size_of::<moec_experts_sizes>() - 56usize];
+    [
+        "Alignment of moec_experts_sizes",
+    ][::std::mem::align_of::<moec_experts_sizes>() - 8usize];
+    [
+        "Offset of field: moec_experts_sizes::struct_size",
+    ][::std::mem::offset_of!(moec_experts_sizes, struct_size) - 0usize];
+    [
+        "Offset of field: moec_experts_sizes::flags",
+    ][::std::mem::offset_of!(moec_experts_sizes, flags) - 4usize];
+    [
+        "Offset of field: moec_experts_sizes::forward_workspace",
+    ][::std::mem::offset_of!(moec_experts_sizes, forward_workspace) - 8usize];
+    [
+        "Offset of field: moec_experts_sizes::backward_workspace",
+    ][::std::mem::offset_of!(moec_experts_sizes, backward_workspace) - 24usize];
+    [
+        "Offset of field: moec_experts_sizes::saved",
+    ][::std::mem::offset_of!(moec_experts_sizes, saved) - 40usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -1813,20 +2172,27 @@ pub struct moec_layer_desc {
 const _: () = {
     ["Size of moec_layer_desc"][::std::mem::size_of::<moec_layer_desc>() - 40usize];
     ["Alignment of moec_layer_desc"][::std::mem::align_of::<moec_layer_desc>() - 8usize];
-    ["Offset of field: moec_layer_desc::struct_size"]
-        [::std::mem::offset_of!(moec_layer_desc, struct_size) - 0usize];
-    ["Offset of field: moec_layer_desc::flags"]
-        [::std::mem::offset_of!(moec_layer_desc, flags) - 4usize];
-    ["Offset of field: moec_layer_desc::router"]
-        [::std::mem::offset_of!(moec_layer_desc, router) - 8usize];
-    ["Offset of field: moec_layer_desc::experts"]
-        [::std::mem::offset_of!(moec_layer_desc, experts) - 16usize];
-    ["Offset of field: moec_layer_desc::drop"]
-        [::std::mem::offset_of!(moec_layer_desc, drop) - 24usize];
-    ["Offset of field: moec_layer_desc::capacity_factor"]
-        [::std::mem::offset_of!(moec_layer_desc, capacity_factor) - 28usize];
-    ["Offset of field: moec_layer_desc::capacity"]
-        [::std::mem::offset_of!(moec_layer_desc, capacity) - 32usize];
+    [
+        "Offset of field: moec_layer_desc::struct_size",
+    ][::std::mem::offset_of!(moec_layer_desc, struct_size) - 0usize];
+    [
+        "Offset of field: moec_layer_desc::flags",
+    ][::std::mem::offset_of!(moec_layer_desc, flags) - 4usize];
+    [
+        "Offset of field: moec_layer_desc::router",
+    ][::std::mem::offset_of!(moec_layer_desc, router) - 8usize];
+    [
+        "Offset of field: moec_layer_desc::experts",
+    ][::std::mem::offset_of!(moec_layer_desc, experts) - 16usize];
+    [
+        "Offset of field: moec_layer_desc::drop",
+    ][::std::mem::offset_of!(moec_layer_desc, drop) - 24usize];
+    [
+        "Offset of field: moec_layer_desc::capacity_factor",
+    ][::std::mem::offset_of!(moec_layer_desc, capacity_factor) - 28usize];
+    [
+        "Offset of field: moec_layer_desc::capacity",
+    ][::std::mem::offset_of!(moec_layer_desc, capacity) - 32usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1863,58 +2229,87 @@ pub struct moec_layer_args {
 const _: () = {
     ["Size of moec_layer_args"][::std::mem::size_of::<moec_layer_args>() - 2624usize];
     ["Alignment of moec_layer_args"][::std::mem::align_of::<moec_layer_args>() - 8usize];
-    ["Offset of field: moec_layer_args::struct_size"]
-        [::std::mem::offset_of!(moec_layer_args, struct_size) - 0usize];
-    ["Offset of field: moec_layer_args::flags"]
-        [::std::mem::offset_of!(moec_layer_args, flags) - 4usize];
-    ["Offset of field: moec_layer_args::rng_offset"]
-        [::std::mem::offset_of!(moec_layer_args, rng_offset) - 8usize];
-    ["Offset of field: moec_layer_args::weights"]
-        [::std::mem::offset_of!(moec_layer_args, weights) - 16usize];
-    ["Offset of field: moec_layer_args::shared_weights"]
-        [::std::mem::offset_of!(moec_layer_args, shared_weights) - 24usize];
-    ["Offset of field: moec_layer_args::x"][::std::mem::offset_of!(moec_layer_args, x) - 32usize];
-    ["Offset of field: moec_layer_args::router_x"]
-        [::std::mem::offset_of!(moec_layer_args, router_x) - 160usize];
-    ["Offset of field: moec_layer_args::gate_weight"]
-        [::std::mem::offset_of!(moec_layer_args, gate_weight) - 288usize];
-    ["Offset of field: moec_layer_args::gate_bias"]
-        [::std::mem::offset_of!(moec_layer_args, gate_bias) - 416usize];
-    ["Offset of field: moec_layer_args::input_scale"]
-        [::std::mem::offset_of!(moec_layer_args, input_scale) - 544usize];
-    ["Offset of field: moec_layer_args::select_bias"]
-        [::std::mem::offset_of!(moec_layer_args, select_bias) - 672usize];
-    ["Offset of field: moec_layer_args::per_expert_scale"]
-        [::std::mem::offset_of!(moec_layer_args, per_expert_scale) - 800usize];
-    ["Offset of field: moec_layer_args::token_mask"]
-        [::std::mem::offset_of!(moec_layer_args, token_mask) - 928usize];
-    ["Offset of field: moec_layer_args::table"]
-        [::std::mem::offset_of!(moec_layer_args, table) - 1056usize];
-    ["Offset of field: moec_layer_args::token_ids"]
-        [::std::mem::offset_of!(moec_layer_args, token_ids) - 1184usize];
-    ["Offset of field: moec_layer_args::given_ids"]
-        [::std::mem::offset_of!(moec_layer_args, given_ids) - 1312usize];
-    ["Offset of field: moec_layer_args::shared_gate"]
-        [::std::mem::offset_of!(moec_layer_args, shared_gate) - 1440usize];
-    ["Offset of field: moec_layer_args::shared_gate_bias"]
-        [::std::mem::offset_of!(moec_layer_args, shared_gate_bias) - 1568usize];
-    ["Offset of field: moec_layer_args::output_bias"]
-        [::std::mem::offset_of!(moec_layer_args, output_bias) - 1696usize];
-    ["Offset of field: moec_layer_args::residual"]
-        [::std::mem::offset_of!(moec_layer_args, residual) - 1824usize];
-    ["Offset of field: moec_layer_args::y"][::std::mem::offset_of!(moec_layer_args, y) - 1952usize];
-    ["Offset of field: moec_layer_args::logits"]
-        [::std::mem::offset_of!(moec_layer_args, logits) - 2080usize];
-    ["Offset of field: moec_layer_args::expert_ids"]
-        [::std::mem::offset_of!(moec_layer_args, expert_ids) - 2208usize];
-    ["Offset of field: moec_layer_args::routing_weights"]
-        [::std::mem::offset_of!(moec_layer_args, routing_weights) - 2336usize];
-    ["Offset of field: moec_layer_args::counts"]
-        [::std::mem::offset_of!(moec_layer_args, counts) - 2464usize];
-    ["Offset of field: moec_layer_args::saved"]
-        [::std::mem::offset_of!(moec_layer_args, saved) - 2592usize];
-    ["Offset of field: moec_layer_args::workspace"]
-        [::std::mem::offset_of!(moec_layer_args, workspace) - 2608usize];
+    [
+        "Offset of field: moec_layer_args::struct_size",
+    ][::std::mem::offset_of!(moec_layer_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_layer_args::flags",
+    ][::std::mem::offset_of!(moec_layer_args, flags) - 4usize];
+    [
+        "Offset of field: moec_layer_args::rng_offset",
+    ][::std::mem::offset_of!(moec_layer_args, rng_offset) - 8usize];
+    [
+        "Offset of field: moec_layer_args::weights",
+    ][::std::mem::offset_of!(moec_layer_args, weights) - 16usize];
+    [
+        "Offset of field: moec_layer_args::shared_weights",
+    ][::std::mem::offset_of!(moec_layer_args, shared_weights) - 24usize];
+    [
+        "Offset of field: moec_layer_args::x",
+    ][::std::mem::offset_of!(moec_layer_args, x) - 32usize];
+    [
+        "Offset of field: moec_layer_args::router_x",
+    ][::std::mem::offset_of!(moec_layer_args, router_x) - 160usize];
+    [
+        "Offset of field: moec_layer_args::gate_weight",
+    ][::std::mem::offset_of!(moec_layer_args, gate_weight) - 288usize];
+    [
+        "Offset of field: moec_layer_args::gate_bias",
+    ][::std::mem::offset_of!(moec_layer_args, gate_bias) - 416usize];
+    [
+        "Offset of field: moec_layer_args::input_scale",
+    ][::std::mem::offset_of!(moec_layer_args, input_scale) - 544usize];
+    [
+        "Offset of field: moec_layer_args::select_bias",
+    ][::std::mem::offset_of!(moec_layer_args, select_bias) - 672usize];
+    [
+        "Offset of field: moec_layer_args::per_expert_scale",
+    ][::std::mem::offset_of!(moec_layer_args, per_expert_scale) - 800usize];
+    [
+        "Offset of field: moec_layer_args::token_mask",
+    ][::std::mem::offset_of!(moec_layer_args, token_mask) - 928usize];
+    [
+        "Offset of field: moec_layer_args::table",
+    ][::std::mem::offset_of!(moec_layer_args, table) - 1056usize];
+    [
+        "Offset of field: moec_layer_args::token_ids",
+    ][::std::mem::offset_of!(moec_layer_args, token_ids) - 1184usize];
+    [
+        "Offset of field: moec_layer_args::given_ids",
+    ][::std::mem::offset_of!(moec_layer_args, given_ids) - 1312usize];
+    [
+        "Offset of field: moec_layer_args::shared_gate",
+    ][::std::mem::offset_of!(moec_layer_args, shared_gate) - 1440usize];
+    [
+        "Offset of field: moec_layer_args::shared_gate_bias",
+    ][::std::mem::offset_of!(moec_layer_args, shared_gate_bias) - 1568usize];
+    [
+        "Offset of field: moec_layer_args::output_bias",
+    ][::std::mem::offset_of!(moec_layer_args, output_bias) - 1696usize];
+    [
+        "Offset of field: moec_layer_args::residual",
+    ][::std::mem::offset_of!(moec_layer_args, residual) - 1824usize];
+    [
+        "Offset of field: moec_layer_args::y",
+    ][::std::mem::offset_of!(moec_layer_args, y) - 1952usize];
+    [
+        "Offset of field: moec_layer_args::logits",
+    ][::std::mem::offset_of!(moec_layer_args, logits) - 2080usize];
+    [
+        "Offset of field: moec_layer_args::expert_ids",
+    ][::std::mem::offset_of!(moec_layer_args, expert_ids) - 2208usize];
+    [
+        "Offset of field: moec_layer_args::routing_weights",
+    ][::std::mem::offset_of!(moec_layer_args, routing_weights) - 2336usize];
+    [
+        "Offset of field: moec_layer_args::counts",
+    ][::std::mem::offset_of!(moec_layer_args, counts) - 2464usize];
+    [
+        "Offset of field: moec_layer_args::saved",
+    ][::std::mem::offset_of!(moec_layer_args, saved) - 2592usize];
+    [
+        "Offset of field: moec_layer_args::workspace",
+    ][::std::mem::offset_of!(moec_layer_args, workspace) - 2608usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1941,46 +2336,69 @@ pub struct moec_layer_grad_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_layer_grad_args"][::std::mem::size_of::<moec_layer_grad_args>() - 1712usize];
-    ["Alignment of moec_layer_grad_args"][::std::mem::align_of::<moec_layer_grad_args>() - 8usize];
-    ["Offset of field: moec_layer_grad_args::struct_size"]
-        [::std::mem::offset_of!(moec_layer_grad_args, struct_size) - 0usize];
-    ["Offset of field: moec_layer_grad_args::flags"]
-        [::std::mem::offset_of!(moec_layer_grad_args, flags) - 4usize];
-    ["Offset of field: moec_layer_grad_args::forward"]
-        [::std::mem::offset_of!(moec_layer_grad_args, forward) - 8usize];
-    ["Offset of field: moec_layer_grad_args::d_y"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_y) - 16usize];
-    ["Offset of field: moec_layer_grad_args::d_logits_in"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_logits_in) - 144usize];
-    ["Offset of field: moec_layer_grad_args::d_x"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_x) - 272usize];
-    ["Offset of field: moec_layer_grad_args::d_router_x"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_router_x) - 400usize];
-    ["Offset of field: moec_layer_grad_args::d_gate_weight"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_gate_weight) - 528usize];
-    ["Offset of field: moec_layer_grad_args::d_gate_bias"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_gate_bias) - 656usize];
-    ["Offset of field: moec_layer_grad_args::d_input_scale"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_input_scale) - 784usize];
-    ["Offset of field: moec_layer_grad_args::d_per_expert_scale"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_per_expert_scale) - 912usize];
-    ["Offset of field: moec_layer_grad_args::d_expert_weights"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_expert_weights) - 1040usize];
-    ["Offset of field: moec_layer_grad_args::d_shared_weights"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_shared_weights) - 1048usize];
-    ["Offset of field: moec_layer_grad_args::d_shared_gate"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_shared_gate) - 1056usize];
-    ["Offset of field: moec_layer_grad_args::d_shared_gate_bias"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_shared_gate_bias) - 1184usize];
-    ["Offset of field: moec_layer_grad_args::d_output_bias"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_output_bias) - 1312usize];
-    ["Offset of field: moec_layer_grad_args::d_residual"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_residual) - 1440usize];
-    ["Offset of field: moec_layer_grad_args::d_routing_weights"]
-        [::std::mem::offset_of!(moec_layer_grad_args, d_routing_weights) - 1568usize];
-    ["Offset of field: moec_layer_grad_args::workspace"]
-        [::std::mem::offset_of!(moec_layer_grad_args, workspace) - 1696usize];
+    [
+        "Size of moec_layer_grad_args",
+    ][::std::mem::size_of::<moec_layer_grad_args>() - 1712usize];
+    [
+        "Alignment of moec_layer_grad_args",
+    ][::std::mem::align_of::<moec_layer_grad_args>() - 8usize];
+    [
+        "Offset of field: moec_layer_grad_args::struct_size",
+    ][::std::mem::offset_of!(moec_layer_grad_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_layer_grad_args::flags",
+    ][::std::mem::offset_of!(moec_layer_grad_args, flags) - 4usize];
+    [
+        "Offset of field: moec_layer_grad_args::forward",
+    ][::std::mem::offset_of!(moec_layer_grad_args, forward) - 8usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_y",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_y) - 16usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_logits_in",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_logits_in) - 144usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_x",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_x) - 272usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_router_x",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_router_x) - 400usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_gate_weight",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_gate_weight) - 528usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_gate_bias",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_gate_bias) - 656usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_input_scale",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_input_scale) - 784usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_per_expert_scale",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_per_expert_scale) - 912usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_expert_weights",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_expert_weights) - 1040usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_shared_weights",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_shared_weights) - 1048usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_shared_gate",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_shared_gate) - 1056usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_shared_gate_bias",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_shared_gate_bias) - 1184usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_output_bias",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_output_bias) - 1312usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_residual",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_residual) - 1440usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_routing_weights",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_routing_weights) - 1568usize];
+    [
+        "Offset of field: moec_layer_grad_args::workspace",
+    ][::std::mem::offset_of!(moec_layer_grad_args, workspace) - 1696usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -1995,7 +2413,10 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     #[must_use]
-    pub fn moec_layer_query(layer: *const moec_layer, out: *mut moec_experts_sizes) -> moec_status;
+    pub fn moec_layer_query(
+        layer: *const moec_layer,
+        out: *mut moec_experts_sizes,
+    ) -> moec_status;
 }
 unsafe extern "C" {
     #[must_use]

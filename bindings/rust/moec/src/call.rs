@@ -16,7 +16,6 @@ macro_rules! calls {
         $(matrices: $($matrices:ident),+;)?
     })*) => {$(
         $(#[$doc])*
-        #[derive(Clone)]
         pub struct $name<'a> {
             pub(crate) raw: sys::$raw,
             memory: PhantomData<&'a ()>,
@@ -46,7 +45,7 @@ macro_rules! calls {
                 self.raw.$handle = handle.raw;
                 self
             })+)?
-            $($(pub fn $matrices(mut self, set: &'a WeightSet<'a>) -> Self {
+            $($(pub fn $matrices(mut self, set: &'a WeightGrads<'a>) -> Self {
                 self.raw.$matrices = &set.raw;
                 self
             })+)?
@@ -121,54 +120,41 @@ impl<'a> LayerGradCall<'a> {
     }
 }
 
-/// The matrices of a set of experts, or their gradients.
-#[derive(Clone)]
-pub struct WeightSet<'a> {
-    pub(crate) raw: sys::moec_weight_set,
-    memory: PhantomData<&'a ()>,
-}
-
-impl Default for WeightSet<'_> {
-    fn default() -> Self {
-        Self {
-            raw: sized(),
-            memory: PhantomData,
+macro_rules! weight_sets {
+    ($($(#[$doc:meta])* $name:ident of $tensor:ident { $($matrix:ident, $bias:ident;)* })*) => {$(
+        $(#[$doc])*
+        pub struct $name<'a> {
+            pub(crate) raw: sys::moec_weight_set,
+            memory: PhantomData<&'a ()>,
         }
-    }
-}
-
-macro_rules! matrices {
-    ($($field:ident, $bias:ident, $d_field:ident, $d_bias:ident;)*) => {
-        impl<'a> WeightSet<'a> {
+        impl Default for $name<'_> {
+            fn default() -> Self {
+                Self { raw: sized(), memory: PhantomData }
+            }
+        }
+        impl<'a> $name<'a> {
             pub fn new() -> Self {
                 Self::default()
             }
-            $(
-                pub fn $field(mut self, matrix: Tensor<'a>) -> Self {
-                    self.raw.$field.data = matrix.raw;
-                    self
-                }
-                pub fn $bias(mut self, bias: Tensor<'a>) -> Self {
-                    self.raw.$field.bias = bias.raw;
-                    self
-                }
-                /// Where the gradient of this matrix goes.
-                pub fn $d_field(mut self, matrix: TensorMut<'a>) -> Self {
-                    self.raw.$field.data = matrix.raw;
-                    self
-                }
-                /// Where the gradient of this bias goes.
-                pub fn $d_bias(mut self, bias: TensorMut<'a>) -> Self {
-                    self.raw.$field.bias = bias.raw;
-                    self
-                }
-            )*
+            $(pub fn $matrix(mut self, matrix: $tensor<'a>) -> Self {
+                self.raw.$matrix.data = matrix.raw;
+                self
+            }
+            pub fn $bias(mut self, bias: $tensor<'a>) -> Self {
+                self.raw.$matrix.bias = bias.raw;
+                self
+            })*
         }
-    };
+    )*};
 }
-matrices! {
-    gate_up, gate_up_bias, d_gate_up, d_gate_up_bias;
-    gate, gate_bias, d_gate, d_gate_bias;
-    up, up_bias, d_up, d_up_bias;
-    down, down_bias, d_down, d_down_bias;
+
+weight_sets! {
+    /// The matrices of a set of experts.
+    WeightSet of Tensor {
+        gate_up, gate_up_bias; gate, gate_bias; up, up_bias; down, down_bias;
+    }
+    /// Where the gradients of a set of experts go; those that are not given are skipped.
+    WeightGrads of TensorMut {
+        gate_up, gate_up_bias; gate, gate_bias; up, up_bias; down, down_bias;
+    }
 }

@@ -20,6 +20,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// The code's name, such as `MOEC_E_SHAPE`.
     pub fn name(&self) -> &'static str {
+        if sys::load().is_err() {
+            return "MOEC_E_ABI"; // the only error without a library
+        }
         // SAFETY: always a static, NUL-terminated text.
         unsafe { CStr::from_ptr(sys::moec_status_name(self.code)) }
             .to_str()
@@ -36,16 +39,13 @@ impl std::fmt::Display for Error {
 impl std::error::Error for Error {}
 
 fn text(bytes: &[c_char]) -> String {
-    let bytes: Vec<u8> = bytes
-        .iter()
-        .map(|&b| b as u8)
-        .take_while(|&b| b != 0)
-        .collect();
+    let bytes: Vec<u8> = bytes.iter().map(|&b| b as u8).take_while(|&b| b != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Every raw call goes through here, on the thread that made it.
-pub(crate) fn check(status: sys::moec_status) -> Result<()> {
+/// The status of a raw call as a `Result`. The library keeps its last error per thread: call this
+/// on the thread that made the call, before any other call.
+pub fn check(status: sys::moec_status) -> Result<()> {
     if status >= 0 {
         return Ok(());
     }
@@ -57,6 +57,16 @@ pub(crate) fn check(status: sys::moec_status) -> Result<()> {
         native_code: info.native_code,
         site: text(&info.site),
         message: text(&info.message),
+    })
+}
+
+/// libmoec found, of this ABI and not too old.
+pub(crate) fn loaded() -> Result<()> {
+    sys::load().map_err(|message| Error {
+        code: sys::MOEC_E_ABI,
+        native_code: 0,
+        site: "moec_abi_version".into(),
+        message,
     })
 }
 

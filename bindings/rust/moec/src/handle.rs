@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Owned handles. The library counts references itself, so handles may be dropped in any order.
-use crate::error::{check, sized, Result};
+use crate::error::{check, loaded, sized, Result};
+use crate::layer::ContextDesc;
 use moec_sys as sys;
 use std::marker::PhantomData;
 use std::ptr::{null, null_mut};
@@ -71,40 +72,51 @@ handle!(
 
 /// How many devices of a type (`moec_sys::MOEC_CPU`, `MOEC_CUDA`) there are; 0 without a driver.
 pub fn device_count(device_type: u32) -> Result<i32> {
+    loaded()?;
     let mut count = 0;
     check(unsafe { sys::moec_device_count(device_type as i32, &mut count) })?;
     Ok(count)
 }
 
 /// The version of the running library, such as "0.1.0".
-pub fn version() -> &'static str {
+pub fn version() -> Result<&'static str> {
+    loaded()?;
     // SAFETY: static text.
-    unsafe { std::ffi::CStr::from_ptr(sys::moec_version_string()) }
-        .to_str()
-        .unwrap_or("")
+    let text = unsafe { std::ffi::CStr::from_ptr(sys::moec_version_string()) };
+    Ok(text.to_str().unwrap_or(""))
 }
 
 impl Context {
     /// The CPU, on all usable cores.
     pub fn cpu() -> Result<Self> {
-        Self::new(&sized())
+        Self::new(&ContextDesc::new())
     }
 
-    /// One device; `desc` as in `moec.h`.
-    pub fn new(desc: &sys::moec_context_desc) -> Result<Self> {
+    /// A CUDA device.
+    pub fn cuda(device_id: i32) -> Result<Self> {
+        let device_type = sys::MOEC_CUDA as i32;
+        Self::new(&ContextDesc::new().device_type(device_type).device_id(device_id))
+    }
+
+    /// One device.
+    pub fn new(desc: &ContextDesc) -> Result<Self> {
+        // SAFETY: a descriptor made by its methods has neither allocator nor pool.
+        unsafe { Self::from_raw(desc.as_raw()) }
+    }
+
+    /// A context with the caller's own allocator or thread pool.
+    ///
+    /// # Safety
+    /// `allocator` and `pool` are null or as `moec.h` says, and stay so until the context and all
+    /// that was made with it are dropped.
+    pub unsafe fn from_raw(desc: &sys::moec_context_desc) -> Result<Self> {
+        loaded()?;
         let mut raw = null_mut();
         check(unsafe { sys::moec_context_create(desc, &mut raw) })?;
         Ok(Self::own(raw))
     }
 
-    /// A CUDA device.
-    pub fn cuda(device_id: i32) -> Result<Self> {
-        let mut desc: sys::moec_context_desc = sized();
-        desc.device_type = sys::MOEC_CUDA as i32;
-        desc.device_id = device_id;
-        Self::new(&desc)
-    }
-
+    /// Host counters: calls, allocations, bytes of scratch, FLOPs.
     pub fn stats(&self) -> Result<sys::moec_stats> {
         let mut stats = sized();
         check(unsafe { sys::moec_context_stats(self.raw, &mut stats) })?;

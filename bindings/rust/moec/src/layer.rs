@@ -10,7 +10,7 @@ macro_rules! descriptors {
     ($($(#[$doc:meta])* $name:ident: $raw:ident { $($field:ident: $type:ty),+ })*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy)]
-        pub struct $name(pub(crate) sys::$raw);
+        pub struct $name(sys::$raw);
         impl Default for $name {
             fn default() -> Self {
                 Self(sized())
@@ -20,7 +20,8 @@ macro_rules! descriptors {
             pub fn new() -> Self {
                 Self::default()
             }
-            $(pub fn $field(mut self, value: $type) -> Self {
+            $(#[doc = concat!("`", stringify!($raw), ".", stringify!($field), "` of `moec.h`.")]
+            pub fn $field(mut self, value: $type) -> Self {
                 self.0.$field = value;
                 self
             })+
@@ -33,6 +34,11 @@ macro_rules! descriptors {
 }
 
 descriptors! {
+    /// A device and how the context uses it.
+    ContextDesc: moec_context_desc {
+        flags: u32, device_type: i32, device_id: i32, math: u32, num_threads: i32,
+        workspace_limit: u64
+    }
     /// What a router computes; constants are `moec_sys::MOEC_*`, zero fields are defaults.
     RouterDesc: moec_router_desc {
         flags: u32, num_experts: i32, num_zero_experts: i32, top_k: i32, input: u32, rms_eps: f32,
@@ -71,7 +77,7 @@ descriptors! {
 impl Router {
     pub fn new(context: &Context, desc: &RouterDesc) -> Result<Self> {
         let mut raw = null_mut();
-        check(unsafe { sys::moec_router_create(context.raw, &desc.0, &mut raw) })?;
+        check(unsafe { sys::moec_router_create(context.raw, desc.as_raw(), &mut raw) })?;
         Ok(Self::own(raw))
     }
 
@@ -83,7 +89,7 @@ impl Router {
 impl Plan {
     pub fn new(context: &Context, desc: &PlanDesc) -> Result<Self> {
         let mut raw = null_mut();
-        check(unsafe { sys::moec_plan_create(context.raw, &desc.0, null(), &mut raw) })?;
+        check(unsafe { sys::moec_plan_create(context.raw, desc.as_raw(), null(), &mut raw) })?;
         Ok(Self::own(raw))
     }
 
@@ -134,7 +140,7 @@ impl<'a> Weights<'a> {
     /// Borrow the matrices of `set` for the lifetime of the handle.
     pub fn new(context: &Context, desc: &WeightsDesc, set: &WeightSet<'a>) -> Result<Self> {
         let mut raw = null_mut();
-        check(unsafe { sys::moec_weights_create(context.raw, &desc.0, &mut raw) })?;
+        check(unsafe { sys::moec_weights_create(context.raw, desc.as_raw(), &mut raw) })?;
         let weights = Self::own(raw);
         check(unsafe { sys::moec_weights_bind(raw, &set.raw) })?;
         Ok(weights)
@@ -165,7 +171,7 @@ pub fn bytes_for(size: Size, num_tokens: usize) -> usize {
 impl Experts {
     pub fn new(context: &Context, desc: &ExpertsDesc) -> Result<Self> {
         let mut raw = null_mut();
-        check(unsafe { sys::moec_experts_create(context.raw, &desc.0, &mut raw) })?;
+        check(unsafe { sys::moec_experts_create(context.raw, desc.as_raw(), &mut raw) })?;
         Ok(Self::own(raw))
     }
 
@@ -185,7 +191,7 @@ impl Experts {
 impl Layer {
     pub fn new(context: &Context, router: &RouterDesc, experts: &ExpertsDesc) -> Result<Self> {
         let mut desc: sys::moec_layer_desc = sized();
-        (desc.router, desc.experts) = (&router.0, &experts.0);
+        (desc.router, desc.experts) = (router.as_raw(), experts.as_raw());
         let mut raw = null_mut();
         check(unsafe { sys::moec_layer_create(context.raw, &desc, &mut raw) })?;
         Ok(Self::own(raw))

@@ -11,10 +11,12 @@ mod handle;
 mod layer;
 mod tensor;
 
-pub use call::{ExpertsCall, ExpertsGradCall, LayerCall, LayerGradCall, RouteCall, WeightSet};
-pub use error::{Error, Result};
+pub use call::{
+    ExpertsCall, ExpertsGradCall, LayerCall, LayerGradCall, RouteCall, WeightGrads, WeightSet,
+};
+pub use error::{check, Error, Result};
 pub use half;
 pub use handle::{device_count, version, Context, Experts, Layer, Plan, Router, Stream, Weights};
-pub use layer::{bytes_for, ExpertsDesc, PlanDesc, RouterDesc, Size, WeightsDesc};
+pub use layer::{bytes_for, ContextDesc, ExpertsDesc, PlanDesc, RouterDesc, Size, WeightsDesc};
 pub use moec_sys as sys;
 pub use tensor::{Element, Tensor, TensorMut};

@@ -41,10 +41,7 @@ fn describe(
 
 fn checked_len(len: usize, shape: &[usize]) {
     let wanted: usize = shape.iter().product();
-    assert_eq!(
-        len, wanted,
-        "slice has {len} elements, shape {shape:?} needs {wanted}"
-    );
+    assert_eq!(len, wanted, "slice has {len} elements, shape {shape:?} needs {wanted}");
 }
 
 /// A borrowed, compact, row-major array that the library reads.
@@ -93,12 +90,7 @@ impl<'a> TensorMut<'a> {
     pub fn new<T: Element>(data: &'a mut [T], shape: &[usize]) -> Self {
         checked_len(data.len(), shape);
         Self {
-            raw: describe(
-                data.as_mut_ptr() as *mut _,
-                T::DTYPE,
-                (sys::MOEC_CPU, 0),
-                shape,
-            ),
+            raw: describe(data.as_mut_ptr() as *mut _, T::DTYPE, (sys::MOEC_CPU, 0), shape),
             memory: PhantomData,
         }
     }
@@ -129,9 +121,7 @@ mod views {
         /// View of an array in standard (row-major) layout; panics for another layout.
         pub fn from_view<T: Element, D: Dimension>(view: ArrayView<'a, T, D>) -> Self {
             let shape = view.shape().to_vec();
-            let data = view
-                .to_slice()
-                .expect("the array is not in standard layout");
+            let data = view.to_slice().expect("the array is not in standard layout");
             Self::new(data, &shape)
         }
     }
@@ -140,9 +130,7 @@ mod views {
         /// View of an array in standard (row-major) layout; panics for another layout.
         pub fn from_view<T: Element, D: Dimension>(view: ArrayViewMut<'a, T, D>) -> Self {
             let shape = view.shape().to_vec();
-            let data = view
-                .into_slice()
-                .expect("the array is not in standard layout");
+            let data = view.into_slice().expect("the array is not in standard layout");
             Self::new(data, &shape)
         }
     }

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package moec
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"moec.dev/moec/raw"
+)
+
+func ones(n int, value float32) []float32 {
+	out := make([]float32, n)
+	for i := range out {
+		out[i] = value
+	}
+	return out
+}
+
+func small(t *testing.T) (*Context, *Layer, *Weights) {
+	t.Helper()
+	context, err := NewContext(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer, err := NewLayer(context, raw.RouterDesc{NumExperts: 4, TopK: 2},
+		raw.ExpertsDesc{NumExperts: 4, TopK: 2, Hidden: 16, Inter: 8, Dtype: raw.F32,
+			GateLayout: raw.GateThenUp})
+	if err != nil {
+		t.Fatal(err)
+	}
+	weights, err := NewWeights(context, raw.WeightsDesc{NumExperts: 4, Hidden: 16, Inter: 8,
+		Dtype: raw.F32, GateLayout: raw.GateThenUp},
+		WeightSet{GateUp: Matrix{Data: NewTensor(ones(4*16*16, 0.1), 4, 16, 16)},
+			Down: Matrix{Data: NewTensor(ones(4*16*8, 0.1), 4, 16, 8)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return context, layer, weights
+}
+
+func arguments(weights *Weights, y []float32) *LayerArgs {
+	return &LayerArgs{Weights: weights, X: NewTensor(ones(5*16, 0.5), 5, 16),
+		GateWeight: NewTensor(ones(4*16, 0.1), 4, 16), Y: NewTensor(y, 5, 16)}
+}
+
+// Streams are numbers: as Go pointers, values as small as CUDA's stream handles 1 and 2 would be
+// fatal under -race (checkptr).
+func TestSmallStreamHandles(t *testing.T) {
+	context, layer, weights := small(t)
+	for stream := Stream(0); stream < 3; stream++ {
+		if err := layer.Forward(arguments(weights, make([]float32, 80)), stream); err != nil {
+			t.Fatal(err)
+		}
+		if err := context.Synchronize(stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Every call's error is its own, whatever thread the goroutine was on.
+func TestErrorsBelongToTheirCalls(t *testing.T) {
+	_, layer, weights := small(t)
+	var group sync.WaitGroup
+	for worker := 0; worker < 8; worker++ {
+		group.Add(1)
+		go func(worker int) {
+			defer group.Done()
+			for i := 0; i < 50; i++ {
+				args := arguments(weights, make([]float32, 80))
+				want := "MOEC_E_SHAPE"
+				if worker%2 == 0 {
+					args.X, want = NewTensor(make([]int32, 80), 5, 16), "MOEC_E_DTYPE"
+				} else {
+					args.X = NewTensor(make([]float32, 75), 5, 15)
+				}
+				var failure *Error
+				err := layer.Forward(args, 0)
+				if !errors.As(err, &failure) || failure.Name() != want {
+					t.Errorf("%v; %s is right", err, want)
+				}
+			}
+		}(worker)
+	}
+	group.Wait()
+}
+
+func TestClose(t *testing.T) {
+	context, layer, weights := small(t)
+	context.Close() // in any order: children keep their parents
+	args := arguments(weights, make([]float32, 80))
+	if err := layer.Forward(args, 0); err != nil {
+		t.Fatal(err)
+	}
+	layer.Close()
+	layer.Close()
+	var failure *Error
+	if err := layer.Forward(args, 0); !errors.As(err, &failure) || failure.Code != raw.EInvalidArg {
+		t.Fatalf("%v; E_INVALID_ARG is right", err)
+	}
+	weights.Close()
+}
+
+func TestForgottenHandlesAreFreed(t *testing.T) {
+	var freed atomic.Int32
+	func() {
+		for i := 0; i < 4; i++ {
+			newHandle(uintptr(i+1), func(uintptr) { freed.Add(1) })
+		}
+		_, layer, weights := small(t) // with pinned matrices
+		if err := layer.Forward(arguments(weights, make([]float32, 80)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	for i := 0; i < 100 && freed.Load() < 4; i++ {
+		runtime.GC()
+		time.Sleep(time.Millisecond)
+	}
+	if freed.Load() != 4 {
+		t.Fatalf("%d of 4 handles were freed", freed.Load())
+	}
+}
+
+// Device addresses are numbers, never read by Go; the CPU refuses them before it reads.
+func TestDevicePtr(t *testing.T) {
+	_, layer, weights := small(t)
+	args := arguments(weights, make([]float32, 80))
+	args.X = DeviceTensor[float32](DevicePtr(8), 0, 5, 16)
+	var failure *Error
+	if err := layer.Forward(args, 0); !errors.As(err, &failure) || failure.Code != raw.EDevice {
+		t.Fatalf("%v; E_DEVICE is right", err)
+	}
+}
+
+func TestHalfTypes(t *testing.T) {
+	for dtype, tensor := range map[uint32]Tensor{
+		raw.F16: NewTensor([]Float16{0x3c00}, 1), raw.Bf16: NewTensor([]BFloat16{0x3f80}, 1),
+		raw.I64: NewTensor([]int64{1}, 1), raw.Bool: NewTensor([]bool{true}, 1)} {
+		if tensor.desc.Dtype != dtype {
+			t.Errorf("dtype %#x; %#x is right", tensor.desc.Dtype, dtype)
+		}
+	}
+}
+
+func TestPlan(t *testing.T) {
+	context, _, _ := small(t)
+	plan, err := NewPlan(context, raw.PlanDesc{MaxTokens: 8, NumExperts: 4, TopK: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	if err := plan.FromTopK(NewTensor([]int64{0, 1, 2, 3}, 2, 2), Tensor{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	totals, err := plan.Totals(0)
+	if err != nil || totals[0] != 4 {
+		t.Fatalf("%v routed rows, %v; 4 are right", totals[0], err)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	version, err := Version()
+	if err != nil || version == "" {
+		t.Fatalf("%q %v", version, err)
+	}
+	if count, err := DeviceCount(raw.Cpu); err != nil || count != 1 {
+		t.Fatalf("%d CPUs, %v; 1 is right", count, err)
+	}
+}

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every model family of tests/golden/cases.json: y and every gradient that its file has, per row.
+# Shown once to fail: gate and up matrices exchanged are off by more than 0.1.
+module Golden
+
+using Moec, Test
+using Moec: Raw
+using ..Files
+
+const FOLDER = joinpath(@__DIR__, "../../../tests/golden")
+
+"A struct of moec.h with the fields of a JSON object, each converted to its type."
+function struct_of(T, fields)
+    convert_to(name, value) = value isa Dict ? struct_of(fieldtype(T, name), value) :
+                              fieldtype(T, name)(value)
+    return T(; (Symbol(k) => convert_to(Symbol(k), v) for (k, v) in fields)...)
+end
+
+"Worst row of ||got - ref|| / max(||ref row||, 0.01 of the largest row norm)."
+function row_error(got, reference, columns)
+    padded = zeros(Float64, length(reference))  # beyond `got`: rows of identity experts
+    padded[1:length(got)] .= vec(got)
+    rows(values) = reshape(values, columns, :)
+    norms(values) = sqrt.(vec(sum(abs2, rows(values), dims = 1)))
+    sizes, errors = norms(Float64.(reference)), norms(padded .- reference)
+    relative(error, size) = error == 0 ? 0.0 : error / max(size, 0.01 * maximum(sizes))
+    return maximum(relative.(errors, sizes))
+end
+
+struct Case
+    file::Dict
+    compared::Vector{Pair{String,Array{Float32}}}
+end
+
+function input(case::Case, entry)
+    sizes = Tuple(reverse(Int.(entry["shape"])))
+    return reshape(case.file["p." * entry["tensor"]].values[1:prod(sizes)], sizes)
+end
+
+"Room for the gradient of an argument; nothing where the file has none."
+function gradient(case::Case, entry)
+    name = "g." * entry["tensor"]
+    haskey(case.file, name) || return nothing
+    push!(case.compared, name => fill(NaN32, Tuple(reverse(Int.(entry["shape"])))))
+    return last(case.compared).second
+end
+
+function named(of, entries, prefix = "")
+    pairs = [Symbol(prefix, role) => of(entry) for (role, entry) in entries]
+    return (; (p for p in pairs if p.second !== nothing)...)
+end
+
+function weights_of(context, case::Case, json)
+    matrices = named(entry -> input(case, entry), json["matrices"])
+    return Moec.Weights(context, struct_of(Raw.moec_weights_desc, json["desc"]); matrices...)
+end
+
+"Row errors by tensor name."
+function run(context, json)
+    case = Case(read_tensors(joinpath(FOLDER, json["family"] * ".safetensors")), [])
+    sizes = Tuple(reverse(case.file["x"].shape))
+    array(name) = reshape(case.file[name].values, sizes)
+    layer = Moec.Layer(context, struct_of(Raw.moec_router_desc, json["router"]),
+                       struct_of(Raw.moec_experts_desc, json["experts"]))
+    shared = get(json, "shared_weights", nothing)
+    inputs = merge(named(entry -> input(case, entry), json["inputs"]), (
+        weights = weights_of(context, case, json["weights"]), x = array("x"),
+        shared_weights = shared === nothing ? nothing : weights_of(context, case, shared),
+        saved = zeros(UInt8, Moec.bytes_for(Moec.sizes(layer).saved, sizes[2]))))
+    y, d_x = fill(NaN32, sizes), fill(NaN32, sizes)
+    Moec.forward!(layer; inputs..., y = y)
+    room(entries, prefix = "") = named(entry -> gradient(case, entry), entries, prefix)
+    Moec.backward!(layer, inputs; d_y = array("dout"), d_x = d_x,
+                   d_expert_weights = room(json["weights"]["matrices"]),
+                   d_shared_weights = shared === nothing ? nothing : room(shared["matrices"]),
+                   room(json["inputs"], "d_")...)
+    append!(case.compared, ["y" => y, "g.x" => d_x])
+    wanted = count(name -> startswith(name, "g."), keys(case.file)) + 1
+    @test length(case.compared) == wanted
+    return Dict(name => row_error(got, case.file[name].values, size(got, 1))
+                for (name, got) in case.compared)
+end
+
+@testset "golden families" begin
+    file = read_json(joinpath(FOLDER, "cases.json"))
+    @test length(file["cases"]) == 34
+    context = Moec.Context(num_threads = 2)
+    for json in file["cases"]
+        errors = run(context, json)
+        @testset "$(json["family"]) $name" for (name, error) in errors
+            @test error <= file["tolerance"]
+        end
+    end
+end
+
+@testset "exchanged matrices are seen" begin
+    file = read_json(joinpath(FOLDER, "cases.json"))
+    json = first(c for c in file["cases"] if c["family"] == "qwen3_moe")
+    json["weights"]["desc"]["gate_layout"] = Raw.MOEC_UP_THEN_GATE
+    @test run(Moec.Context(), json)["y"] > 0.1
+end
+
+end

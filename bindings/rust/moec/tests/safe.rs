@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the safe layer adds: views, half types, plans, threads, drops in any order.
+use moec::half::{bf16, f16};
+use moec::*;
+
+const T: usize = 5;
+const H: usize = 16;
+
+struct Problem {
+    x: Vec<f32>,
+    gate: Vec<f32>,
+    gate_up: Vec<f32>,
+    down: Vec<f32>,
+}
+
+fn problem() -> Problem {
+    let wave = |n: usize, step: f32| (0..n).map(|i| (i as f32 * step).sin() * 0.5).collect();
+    Problem {
+        x: wave(T * H, 0.7),
+        gate: wave(4 * H, 0.3),
+        gate_up: wave(4 * 16 * H, 0.11),
+        down: wave(4 * H * 8, 0.13),
+    }
+}
+
+fn layer(context: &Context, dtype: u32) -> Layer {
+    let router = RouterDesc::new().num_experts(4).top_k(2).norm(sys::MOEC_NORM_SUM);
+    let experts = ExpertsDesc::new().num_experts(4).top_k(2).hidden(H as i64).inter(8).dtype(dtype);
+    Layer::new(context, &router, &experts.gate_layout(sys::MOEC_GATE_THEN_UP)).unwrap()
+}
+
+fn weights_desc(dtype: u32) -> WeightsDesc {
+    let desc = WeightsDesc::new().num_experts(4).hidden(H as i64).inter(8).dtype(dtype);
+    desc.gate_layout(sys::MOEC_GATE_THEN_UP)
+}
+
+/// y of the problem with every array in element type E.
+fn forward<E: Element>(context: &Context, of: impl Fn(f32) -> E, zero: E) -> Vec<E> {
+    let p = problem();
+    let all = |values: &[f32]| -> Vec<E> { values.iter().map(|&v| of(v)).collect() };
+    let (x, gate_up, down) = (all(&p.x), all(&p.gate_up), all(&p.down));
+    let set = WeightSet::new()
+        .gate_up(Tensor::new(&gate_up, &[4, 16, H]))
+        .down(Tensor::new(&down, &[4, H, 8]));
+    let weights = Weights::new(context, &weights_desc(E::DTYPE), &set).unwrap();
+    let mut y = vec![zero; T * H];
+    let mut call = LayerCall::new()
+        .weights(&weights)
+        .x(Tensor::new(&x, &[T, H]))
+        .gate_weight(Tensor::new(&p.gate, &[4, H]))
+        .y(TensorMut::new(&mut y, &[T, H]));
+    layer(context, E::DTYPE).forward(&mut call, Stream::DEFAULT).unwrap();
+    drop(call);
+    y
+}
+
+#[test]
+fn half_types_are_near_f32() {
+    let context = Context::cpu().unwrap();
+    let exact = forward(&context, |v| v, 0.0);
+    let largest = exact.iter().fold(0f32, |a, v| a.max(v.abs()));
+    let half = forward(&context, f16::from_f32, f16::ZERO);
+    let brain = forward(&context, bf16::from_f32, bf16::ZERO);
+    for ((&y, h), b) in exact.iter().zip(half).zip(brain) {
+        assert!((y - h.to_f32()).abs() < 0.01 * largest, "{y} {h}");
+        assert!((y - b.to_f32()).abs() < 0.05 * largest, "{y} {b}");
+    }
+}
+
+#[test]
+fn a_wrong_shape_is_an_error_and_a_wrong_length_a_panic() {
+    let (context, p) = (Context::cpu().unwrap(), problem());
+    let set = WeightSet::new().gate_up(Tensor::new(&p.gate_up, &[4, 8, 32]));
+    let error = Weights::new(&context, &weights_desc(sys::MOEC_F32), &set).err().unwrap();
+    assert_eq!((error.code, error.name()), (sys::MOEC_E_SHAPE, "MOEC_E_SHAPE"));
+    assert!(std::panic::catch_unwind(|| Tensor::new(&[0f32; 3], &[2, 2])).is_err());
+}
+
+#[test]
+fn plans_are_saved_and_restored() {
+    let context = Context::cpu().unwrap();
+    let desc = PlanDesc::new().max_tokens(8).num_experts(4).top_k(2);
+    let ids = [0i64, 1, 2, 3, 1, 0];
+    let mut plan = Plan::new(&context, &desc).unwrap();
+    plan.from_topk(Tensor::new(&ids, &[3, 2]), None, Stream::DEFAULT).unwrap();
+    assert_eq!(plan.totals(Stream::DEFAULT).unwrap()[0], 6);
+    let saved = plan.save(Stream::DEFAULT).unwrap();
+    let mut other = Plan::new(&context, &desc).unwrap();
+    other.restore(&saved, Stream::DEFAULT).unwrap();
+    assert_eq!(other.save(Stream::DEFAULT).unwrap(), saved);
+    let mut damaged = saved.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    assert_eq!(other.restore(&damaged, Stream::DEFAULT).unwrap_err().name(), "MOEC_E_CORRUPT");
+}
+
+#[test]
+fn handles_are_shared_between_threads_and_dropped_in_any_order() {
+    let context = Context::new(&ContextDesc::new().num_threads(1)).unwrap();
+    let expected = forward(&context, |v| v, 0.0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(forward(&context, |v| v, 0.0), expected));
+        }
+    });
+    let orphan = layer(&context, sys::MOEC_F32);
+    drop(context);
+    assert!(orphan.sizes().unwrap().forward_workspace.base > 0);
+}
+
+#[test]
+fn device_addresses_are_not_host_memory() {
+    let (context, p) = (Context::cpu().unwrap(), problem());
+    // SAFETY: never read: the context refuses memory of another device first.
+    let x = unsafe { Tensor::from_device(8 as *const f32, sys::MOEC_CUDA, 0, &[T, H]) };
+    let set = WeightSet::new()
+        .gate_up(Tensor::new(&p.gate_up, &[4, 16, H]))
+        .down(Tensor::new(&p.down, &[4, H, 8]));
+    let weights = Weights::new(&context, &weights_desc(sys::MOEC_F32), &set).unwrap();
+    let mut y = vec![0f32; T * H];
+    let mut call = LayerCall::new()
+        .weights(&weights)
+        .x(x)
+        .gate_weight(Tensor::new(&p.gate, &[4, H]))
+        .y(TensorMut::new(&mut y, &[T, H]));
+    let error = layer(&context, sys::MOEC_F32).forward(&mut call, Stream::DEFAULT).unwrap_err();
+    assert_eq!(error.name(), "MOEC_E_DEVICE");
+}
+
+#[cfg(feature = "ndarray")]
+#[test]
+fn ndarray_views_are_read_and_written_in_place() {
+    let (context, p) = (Context::cpu().unwrap(), problem());
+    let x = ndarray::Array2::from_shape_vec((T, H), p.x.clone()).unwrap();
+    let mut y = ndarray::Array2::<f32>::zeros((T, H));
+    let set = WeightSet::new()
+        .gate_up(Tensor::new(&p.gate_up, &[4, 16, H]))
+        .down(Tensor::new(&p.down, &[4, H, 8]));
+    let weights = Weights::new(&context, &weights_desc(sys::MOEC_F32), &set).unwrap();
+    let mut call = LayerCall::new()
+        .weights(&weights)
+        .x(Tensor::from_view(x.view()))
+        .gate_weight(Tensor::new(&p.gate, &[4, H]))
+        .y(TensorMut::from_view(y.view_mut()));
+    layer(&context, sys::MOEC_F32).forward(&mut call, Stream::DEFAULT).unwrap();
+    drop(call);
+    assert_eq!(y.into_raw_vec_and_offset().0, forward(&context, |v| v, 0.0));
+    let turned = x.t();
+    assert!(std::panic::catch_unwind(|| Tensor::from_view(turned)).is_err());
+}

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# julia.sh ARGUMENTS...: run the julia on PATH, else 1.5.3 of Debian 11, whose packages are unpacked
+# once into build/julia: nothing is installed. `julia.sh --where` only says which it is; exit 127
+# where neither can be had.
+. "$(dirname "$0")/lib.sh"
+folder=$build/julia
+tree=$folder/root
+
+unpack() {
+  command -v apt-get >/dev/null || die "no julia on PATH, and this is not Debian"
+  local mirror options deb
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -E '/debian/?$' | head -n 1)
+  [ -n "$mirror" ] || die "no julia on PATH, and apt has no Debian mirror; run apt-get update"
+  rm -rf "$folder"
+  mkdir -p "$folder/lists/partial" "$folder/cache/archives/partial" "$tree.new"
+  : >"$folder/status"  # as if nothing were installed: every dependency is fetched
+  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror bullseye main" \
+    >"$folder/sources.list"
+  options=(-qq -o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=-
+    -o "Dir::State::lists=$folder/lists" -o "Dir::State::status=$folder/status"
+    -o "Dir::Cache=$folder/cache" -o Debug::NoLocking=1 -o "APT::Sandbox::User=$(id -un)")
+  retry "the package list of Debian 11" apt-get "${options[@]}" update
+  retry "julia of Debian 11" apt-get "${options[@]}" -y --no-install-recommends \
+    --download-only install julia
+  for deb in "$folder"/cache/archives/*.deb; do
+    case ${deb##*/} in  # the C runtime and the package tools stay this system's own
+      libc6_*|libgcc-s1_*|libstdc++6_*|libcrypt1_*|zlib1g_*|libselinux1_*) ;;
+      gcc-*|dpkg_*|perl-*|tar_*|debconf_*) ;;
+      *) dpkg -x "$deb" "$tree.new" ;;
+    esac
+  done
+  mv "$tree.new" "$tree"
+  rm -rf "$folder/cache" "$folder/lists"
+}
+
+if found=$(command -v julia); then
+  [ "${1:-}" = --where ] && { echo "$found"; exit; }
+  exec "$found" "$@"
+fi
+[ -x "$tree/usr/bin/julia" ] || unpack >&2 || exit 127
+[ "${1:-}" = --where ] && { echo "build/julia (Debian 11's)"; exit; }
+lib=$tree/usr/lib/x86_64-linux-gnu
+paths=$lib:$tree/lib/x86_64-linux-gnu:$lib/julia:$lib/openblas-pthread:$lib/blas:$lib/lapack
+export LD_LIBRARY_PATH=$paths${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# Its libunwind.so.8 has names of libgcc's unwinder, and a C++ exception that crosses from one into
+# the other aborts: let libgcc's come first.
+export LD_PRELOAD=libgcc_s.so.1${LD_PRELOAD:+:$LD_PRELOAD}
+exec "$tree/usr/bin/julia" "$@"
