@@ -4,7 +4,10 @@
 // cold.
 //
 //   cpu_layer --shapes bench/shapes.json [--model NAME]... [--dtype bf16|f32] [--tokens N]...
-//             [--threads N] [--rounds N] [--commit TEXT] [--out FILE.json]
+//             [--threads N]... [--rounds N] [--commit TEXT] [--out FILE.json]
+//
+// The model `overhead` is E = 128, top-8, H = I = 32: routing, gather and barriers, no work to
+// speak of. With several --threads the cases of all are in the same rounds, named .../threadsN.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -13,6 +16,7 @@
 #include <iomanip>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <stdexcept>
 
@@ -27,7 +31,8 @@ struct Options {
   std::vector<std::string> models;
   std::vector<int64_t> tokens;
   std::vector<std::string> dtypes;
-  int threads = 0, rounds = 3;
+  std::vector<int> threads;
+  int rounds = 3;
 };
 
 Options parse(int argc, char** argv) {
@@ -48,7 +53,7 @@ Options parse(int argc, char** argv) {
     else if (key == "--tokens")
       o.tokens.push_back(std::stoll(value));
     else if (key == "--threads")
-      o.threads = std::stoi(value);
+      o.threads.push_back(std::stoi(value));
     else if (key == "--rounds")
       o.rounds = std::stoi(value);
     else
@@ -125,13 +130,16 @@ std::string row(const std::string& name, const Samples& s, const MachineLimits& 
   return out.str();
 }
 
-// Every token count of one layer, in rounds; plain loops only while they are short.
-Results measure_model(const Options& o, const Shape& shape, moec_dtype dtype, int threads) {
+// Every token count and number of threads of one layer, in rounds; plain loops only while they are
+// short, peers on as many threads as we have.
+Results measure_model(const Options& o, const Shape& shape, moec_dtype dtype) {
   constexpr int64_t kNaiveTokens = 16, kMixtralTokens = 512;
-  LayerCase layer(shape, dtype, threads, *std::max_element(o.tokens.begin(), o.tokens.end()));
   const std::string prefix = shape.name + "/" + (dtype == MOEC_F32 ? "f32" : "bf16") + "/T";
+  const int64_t max_tokens = *std::max_element(o.tokens.begin(), o.tokens.end());
+  std::vector<std::unique_ptr<LayerCase>> layers;
   benchmark::ClearRegisteredBenchmarks();
   const auto add = [&](const std::string& name, Method method, int64_t tokens) {
+    LayerCase& layer = *layers.back();
     benchmark::RegisterBenchmark(name.c_str(),
                                  [&layer, method, tokens](benchmark::State& state) {
                                    measure(state, layer, method, tokens);
@@ -140,15 +148,21 @@ Results measure_model(const Options& o, const Shape& shape, moec_dtype dtype, in
         ->Unit(benchmark::kMillisecond)
         ->MinTime(0.2);
   };
-  for (const int64_t tokens : o.tokens) {
-    if (shape.inter > 8192 && tokens > kMixtralTokens) continue;
-    add(prefix + std::to_string(tokens), &LayerCase::forward, tokens);
-    if (tokens <= kNaiveTokens)
-      add(prefix + std::to_string(tokens) + "/naive_loop", &LayerCase::naive, tokens);
+  for (const int threads : o.threads) {
+    layers.push_back(std::make_unique<LayerCase>(shape, dtype, threads, max_tokens));
+    const bool last = threads == o.threads.back();
+    const std::string suffix = o.threads.size() > 1 ? "/threads" + std::to_string(threads) : "";
+    for (const int64_t tokens : o.tokens) {
+      if (shape.inter > 8192 && tokens > kMixtralTokens) continue;
+      const std::string name = prefix + std::to_string(tokens);
+      add(name + suffix, &LayerCase::forward, tokens);
+      if (!last) continue;
+      if (tokens <= kNaiveTokens) add(name + "/naive_loop", &LayerCase::naive, tokens);
 #if MOEC_HAVE_ONEDNN
-    add(prefix + std::to_string(tokens) + "/onednn_loop", &LayerCase::onednn, tokens);
+      add(name + "/onednn_loop", &LayerCase::onednn, tokens);
 #endif
-    std::cout << layer.describe(tokens) << "\n";
+      std::cout << layers.back()->describe(tokens) << "\n";
+    }
   }
   Results results;
   for (int round = 0; round < o.rounds; ++round) {
@@ -168,19 +182,19 @@ std::string limits_json(const MachineLimits& limits) {
 }
 
 int run(int argc, char** argv) {
-  const Options o = parse(argc, argv);
+  Options o = parse(argc, argv);
   auto device = moec_device_info();
   moec_struct_init(&device, sizeof device);
   if (moec_device_query(MOEC_CPU, 0, &device) != MOEC_OK) throw std::runtime_error("no CPU device");
-  const int threads = o.threads ? o.threads : device.multiprocessors;
+  if (o.threads.empty()) o.threads = {device.multiprocessors};
   std::string rows, cpu;
   for (const Shape& shape : load_shapes(o.shapes, o.models))
     for (const std::string& dtype : o.dtypes) {
       const bool f32 = dtype == "f32";
-      const MachineLimits limits = measure_limits(threads);  // beside each model
+      const MachineLimits limits = measure_limits(o.threads.back());  // beside each model
       cpu = limits.cpu;
       std::cout << shape.name << " " << dtype << " " << limits_json(limits) << "\n";
-      const Results results = measure_model(o, shape, f32 ? MOEC_F32 : MOEC_BF16, threads);
+      const Results results = measure_model(o, shape, f32 ? MOEC_F32 : MOEC_BF16);
       rows.append(rows.empty() ? "" : ",\n").append("  {\"limits\": ").append(limits_json(limits));
       rows.append(", \"cases\": [\n");
       for (const auto& [name, samples] : results) {
