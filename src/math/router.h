@@ -61,6 +61,10 @@ MOEC_HD float key_value(int64_t key) {
 MOEC_HD int32_t key_id(int64_t key) {
   return int32_t(~uint32_t(uint64_t(key)));
 }
+// Order of the value alone, as an unsigned number.
+MOEC_HD uint32_t choice_key(float value) {
+  return uint32_t(ordered(value)) ^ 0x80000000u;
+}
 // Neither NaN nor -inf.
 MOEC_HD bool is_selectable(float value) {
   return value > -__builtin_inff();

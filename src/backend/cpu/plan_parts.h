@@ -32,7 +32,7 @@ class Cut {
  public:
   explicit Cut(int64_t count) : ties_(count) {}
 
-  static uint32_t key(float score) { return uint32_t(math::ordered(score)) ^ 0x80000000u; }
+  static uint32_t key(float score) { return math::choice_key(score); }
   bool is_candidate(uint32_t key, int shift) const {  // agrees with all bytes above `shift`
     return shift >= 24 || key >> (shift + 8) == threshold_ >> (shift + 8);
   }

@@ -4,8 +4,9 @@
 #include <cstdio>
 
 #include "backend/cuda/check.h"
-#include "backend/cuda/combine.h"
 #include "backend/cuda/gate.h"
+#include "backend/cuda/loss.h"
+#include "backend/cuda/permute.h"
 #include "backend/cuda/plan.h"
 #include "backend/cuda/route.h"
 
@@ -15,11 +16,6 @@ namespace {
 cudaStream_t as_stream(moec_stream stream) {
   return static_cast<cudaStream_t>(stream);
 }
-
-[[noreturn]] void refuse(const char* what, const char* instead) {
-  MOEC_FAIL(MOEC_E_UNSUPPORTED, "the CUDA backend has no kernel for %s; %s", what, instead);
-}
-constexpr const char* kUseCpu = "use a CPU context for it";
 
 }  // namespace
 
@@ -36,7 +32,7 @@ void fill_device_info(int32_t device_id, moec_device_info& info) {
   std::snprintf(info.arch, sizeof info.arch, "sm_%d%d", device.major, device.minor);
 }
 
-CudaBackend::CudaBackend(const BackendOptions& options) : device_(options.device_id) {
+CudaBackend::CudaBackend(const BackendOptions& options) : device_(options.device_id), tf32_(options.math == MOEC_MATH_TF32) {
   int major = 0, minor = 0;
   const DeviceScope scope(device_);
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_),
@@ -45,11 +41,10 @@ CudaBackend::CudaBackend(const BackendOptions& options) : device_(options.device
         "compute capability");
   check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device_),
         "multiprocessor count");
-  MOEC_REQUIRE(major == 9 && minor == 0, MOEC_E_UNSUPPORTED,
-               "device %d has compute capability %d.%d; the CUDA backend has kernels for 9.0",
+  MOEC_REQUIRE(major >= 8, MOEC_E_UNSUPPORTED,
+               "device %d has compute capability %d.%d; the CUDA backend needs 8.0 or later",
                device_, major, minor);
-  MOEC_REQUIRE(options.math != MOEC_MATH_TF32, MOEC_E_UNSUPPORTED,
-               "math is MOEC_MATH_TF32 (1); the CUDA backend computes bf16 and f16 only");
+  paths_ = experts_paths(major, minor);
 }
 
 void CudaBackend::device_info(moec_device_info& info) const {
@@ -66,11 +61,13 @@ void* CudaBackend::allocate(uint64_t bytes, moec_stream stream) const {
   check(cudaMallocAsync(&pointer, bytes, as_stream(stream)), "cudaMallocAsync");
   return pointer;
 }
-void CudaBackend::release(void* pointer, moec_stream stream) const {
+void CudaBackend::release(void* pointer, moec_stream) const {
+  // The stream of the last use may be gone by now, and work on it still under way: wait for all.
   int before = device_;
   cudaGetDevice(&before);
   cudaSetDevice(device_);
-  cudaFreeAsync(pointer, as_stream(stream));
+  cudaDeviceSynchronize();
+  cudaFree(pointer);
   cudaSetDevice(before);
 }
 void CudaBackend::copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const {
@@ -93,10 +90,12 @@ void CudaBackend::zero(void* to, uint64_t bytes, moec_stream stream) const {
 void CudaBackend::synchronize(moec_stream stream) const {
   const DeviceScope scope(device_);
   check(cudaStreamSynchronize(as_stream(stream)), "cudaStreamSynchronize");
+  deferred_->raise();
 }
 moec_status CudaBackend::poll() const {
   const DeviceScope scope(device_);
-  return cudaPeekAtLastError() == cudaSuccess ? MOEC_OK : MOEC_E_CUDA;
+  size_t free_bytes = 0, total_bytes = 0;  // any call tells of a lost device; this one never waits
+  return cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess ? deferred_->take() : MOEC_E_CUDA;
 }
 bool CudaBackend::capturing(moec_stream stream) const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -129,57 +128,44 @@ void CudaBackend::bias_update(const BiasUpdateArgs& args, moec_stream stream) co
   const DeviceScope scope(device_);
   cuda::bias_update(op(stream), args);
 }
-void CudaBackend::loss_forward(const LossArgs&, moec_stream) const {
-  refuse("losses", kUseCpu);
+void CudaBackend::loss_forward(const LossArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::loss_forward(op(stream), args);
 }
-void CudaBackend::loss_backward(const LossArgs&, moec_stream) const {
-  refuse("losses", kUseCpu);
+void CudaBackend::loss_backward(const LossArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::loss_backward(op(stream), args);
 }
-
 moec_size CudaBackend::plan_scratch(const moec_plan_desc& desc) const {
-  return {plan_scratch_bytes(desc.expert_end - desc.expert_begin), 0};
+  return cuda::plan_scratch(desc);
 }
 void CudaBackend::build_plan(const PlanSource& source, const PlanView& plan,
                              moec_stream stream) const {
-  if (const char* const what = plan_refuses(source, plan)) {
-    refuse(what, "build a dropless plan from top-k ids of at most 1024 local experts");
-  }
   const DeviceScope scope(device_);
-  check(launch_plan(source, plan, as_stream(stream)), "plan");
-  count(plan_launches(plan), 0);
+  cuda::build_plan(op(stream), source, plan);
 }
-void CudaBackend::export_map(const PlanView&, int32_t, int32_t*, moec_stream) const {
-  refuse("maps of TransformerEngine", kUseCpu);
+void CudaBackend::export_map(const PlanView& plan, int32_t field, int32_t* to,
+                             moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::export_map(op(stream), plan, field, to);
 }
 
 // ---- rows
-void CudaBackend::permute(const PermuteArgs&, moec_stream) const {
-  refuse("permute", kUseCpu);
-}
-void CudaBackend::permute_backward(const PermuteGradArgs&, moec_stream) const {
-  refuse("the gradient of permute", kUseCpu);
-}
-void CudaBackend::unpermute_backward(const UnpermuteGradArgs&, moec_stream) const {
-  refuse("the gradient of unpermute", kUseCpu);
+void CudaBackend::permute(const PermuteArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::permute(op(stream), args);
 }
 void CudaBackend::unpermute(const UnpermuteArgs& args, moec_stream stream) const {
-  CombineParams p = {};
-  p.num_tokens = args.plan->num_tokens;
-  p.hidden = args.hidden;
-  p.num_experts = args.plan->num_experts;
-  p.top_k = args.plan->top_k;
-  p.rows = args.rows;
-  p.assignment_row = args.plan->assignment_row;
-  p.weights = args.weights;
-  p.residual = args.residual;
-  p.scale = 1.0f;
-  p.y = args.y;
-  if (const char* const what = combine_refuses(p, args.dtype)) {
-    refuse(what, "give bf16 or f16 rows aligned to 16 bytes");
-  }
   const DeviceScope scope(device_);
-  check(launch_combine(p, args.dtype, multiprocessors_, as_stream(stream)), "unpermute");
-  count(1, 0);
+  cuda::unpermute(op(stream), args);
+}
+void CudaBackend::permute_backward(const PermuteGradArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::permute_backward(op(stream), args);
+}
+void CudaBackend::unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::unpermute_backward(op(stream), args);
 }
 
 }  // namespace moec::cuda

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Hopper GPU as a Backend. Identity and memory in cuda_backend.cpp, the experts in experts.cpp.
+// A GPU as a Backend. Identity and memory in cuda_backend.cpp, the experts in experts.cpp.
 // What has no kernel yet is refused with a reason, never computed elsewhere.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
 #include "backend/backend.h"
+#include "backend/cuda/experts_path.h"
 #include "backend/cuda/op.h"
 
 namespace moec::cuda {
@@ -67,10 +70,15 @@ class CudaBackend final : public Backend {
   }
 
   Op op(moec_stream stream) const {
-    return {host_, multiprocessors_, false, static_cast<cudaStream_t>(stream)};
+    return {host_, multiprocessors_,  clusters_,
+            false, deferred_->data(), static_cast<cudaStream_t>(stream)};
   }
 
   int device_, multiprocessors_ = 0;
+  bool tf32_;
+  std::vector<const ExpertsPath*> paths_;  // that this device has and MOEC_CUDA_KERNELS allows
+  bool clusters_ = false;
+  std::unique_ptr<Deferred> deferred_;
   HostServices host_ = {};
 };
 

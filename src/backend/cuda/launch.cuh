@@ -22,19 +22,28 @@ cudaError_t allow_shared_memory(Kernel* kernel, int bytes, std::atomic<uint64_t>
 }
 
 template <typename... Params, typename... Args>
-cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
-                   cudaStream_t stream, Args&&... args) {
+cudaError_t launch_cluster(void (*kernel)(Params...), dim3 grid, int cluster, int threads,
+                           int shared_bytes, cudaStream_t stream, Args&&... args) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {unsigned(cluster), 1, 1};
+  config.attrs = attributes;
+  config.numAttrs = cluster > 0 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Args&&>(args)...);
+}
+
+template <typename... Params, typename... Args>
+cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
+                   cudaStream_t stream, Args&&... args) {
+  return launch_cluster(kernel, grid, 0, threads, shared_bytes, stream,
+                        static_cast<Args&&>(args)...);
 }
 
 }  // namespace moec::cuda

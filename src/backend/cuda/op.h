@@ -5,14 +5,16 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/backend.h"
-#include "backend/cuda/check.h"
+#include "backend/cuda/deferred.h"
 
 namespace moec::cuda {
 
 struct Op {
   const HostServices& host;
   int multiprocessors;
-  bool tf32;  // products of f32 may be rounded to TF32
+  bool clusters;     // the device has thread block clusters
+  bool tf32;         // products of f32 may be rounded to TF32
+  WrongData* wrong;  // where kernels report wrong data
   cudaStream_t stream;
 
   void count(uint64_t kernels, uint64_t flops = 0) const {

@@ -42,6 +42,7 @@ struct RowPlaces {
   int64_t row_bytes;
   char* scratch;  // null: shared memory
 
+  RowPlaces() = default;
   RowPlaces(int64_t num_columns, int64_t k, char* memory)
       : columns(int(num_columns)), top_k(int(k)), row_bytes(RouteRow::bytes(num_columns, k)) {
     const bool shared = row_bytes <= kSharedBytes;

@@ -8,8 +8,9 @@ set(MOEC_CUDA_ARCH_host OFF)
 
 set(MOEC_CUDA_SOURCES_sm90
   row_gemm_up.cu row_gemm_down.cu row_gemm_grad_down.cu weight_grad.cu)
-set(MOEC_CUDA_SOURCES_portable plan.cu combine.cu)
+set(MOEC_CUDA_SOURCES_portable plan.cu plan_groups.cu plan_choice.cu plan_source.cu combine.cu)
 set(MOEC_CUDA_SOURCES_exact
-  route_forward.cu route_backward.cu gate_forward.cu gate_backward.cu column_sum.cu dense.cu)
+  route_forward.cu route_backward.cu gate_forward.cu gate_backward.cu column_sum.cu dense.cu
+  loss.cu permute.cu)
 set(MOEC_CUDA_SOURCES_host
   plugin.cpp cuda_backend.cpp experts.cpp row_gemm.cpp tensor_map.cpp)

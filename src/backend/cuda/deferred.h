@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is wrong with routing data that only the device has read. Kernels write host memory; poll
+// and synchronize report it once.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/check.h"
+
+namespace moec::cuda {
+
+enum class Wrong : long long { kNothing = 0, kId, kMap, kRowIdMap };
+
+struct WrongData {  // in host memory that the device writes
+  volatile long long what;
+  volatile long long token, slot, id, bound;
+};
+
+class Deferred {
+ public:
+  Deferred() {
+    void* memory = nullptr;
+    check(cudaHostAlloc(&memory, sizeof(WrongData), cudaHostAllocPortable | cudaHostAllocMapped),
+          "host memory for errors of the device");
+    data_ = static_cast<WrongData*>(memory);
+    data_->what = 0;
+  }
+  ~Deferred() { cudaFreeHost(data_); }
+  Deferred(const Deferred&) = delete;
+  Deferred& operator=(const Deferred&) = delete;
+
+  WrongData* data() const { return data_; }  // the same address on host and device
+  moec_status take() const {                 // MOEC_OK or what went wrong, and forget it
+    const moec_status status = status_of(Wrong(data_->what));
+    data_->what = 0;
+    return status;
+  }
+  void raise() const {
+    const WrongData& d = *data_;
+    const Wrong what = Wrong(d.what);
+    const long long token = d.token, slot = d.slot, id = d.id, bound = d.bound;
+    const moec_status status = take();
+    if (what == Wrong::kId)
+      MOEC_FAIL(status, "expert_ids[%lld,%lld] is %lld; ids are -1 or in [0, %lld)", token, slot,
+                id, bound);
+    if (what == Wrong::kMap)
+      MOEC_FAIL(status, "routing_map routes token %lld to more than top_k = %lld experts", token,
+                bound);
+    if (what == Wrong::kRowIdMap)
+      MOEC_FAIL(status, "token %lld has more rows than the %lld experts that a row id map holds",
+                token, bound);
+  }
+
+ private:
+  static moec_status status_of(Wrong what) {
+    constexpr moec_status kStatus[] = {MOEC_OK, MOEC_E_INVALID_ARG, MOEC_E_OVERFLOW,
+                                       MOEC_E_UNSUPPORTED};
+    return kStatus[int(what)];
+  }
+  WrongData* data_;
+};
+
+}  // namespace moec::cuda

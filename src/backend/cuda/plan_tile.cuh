@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// One CTA sorts one tile of assignments by expert, stably and without atomics on data: each warp
+// owns a strip of 32 * kRounds; lanes with the same expert find each other by match_any, their
+// order is the lane order, and one of them advances the warp's own counter of that expert. The
+// sorted tile goes through shared memory, so that rows of an expert are written side by side.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "backend/args.h"
+#include "backend/cuda/warp.cuh"
+#include "core/dtype.h"
+#include "math/slots.h"
+
+namespace moec::cuda {
+
+inline constexpr int kPlanThreads = 512, kPlanWarps = kPlanThreads / 32;
+inline constexpr int kMaxSlice = 1024;  // local experts that one pass sorts
+
+struct PlanParams {
+  PlanView plan;
+  Array ids;
+  const float* weights;   // null = 1
+  int64_t assignments;    // T*K
+  int tiles;              // of one CTA
+  int begin, experts;     // the slice: local experts [begin, begin + experts)
+  int32_t* block_counts;  // [blocks, stride()]
+  int32_t* list;          // [T*K] or null: instead of rows, the assignments of each expert ...
+  int32_t* list_offsets;  // [num_local + 1] ... and where they start, instead of group_offsets
+
+  __host__ __device__ int stride() const { return (experts + 3) / 4 * 4; }
+  __device__ bool first_slice() const { return begin == 0; }
+  // Rows of an expert with `count` assignments. Dropping by weight sees all of them first.
+  __device__ int kept(int count) const {
+    const bool bounded = plan.drop != MOEC_DROP_NONE;
+    return bounded ? int(min(int64_t(count), plan.capacity)) : count;
+  }
+  __device__ int padded(int count) const {
+    return (count + plan.align - 1) / plan.align * plan.align;
+  }
+};
+
+// Inclusive sum over the CTA; `sums` is shared memory of kPlanWarps. One barrier before it is used
+// again is the caller's.
+__device__ inline uint64_t block_scan(uint64_t value, uint64_t* sums) {
+  for (int step = 1; step < 32; step *= 2) {
+    const uint64_t other = __shfl_up_sync(kAllLanes, value, step);
+    if (lane_id() >= step) value += other;
+  }
+  if (lane_id() == 31) sums[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (int w = 0; w < int(threadIdx.x / 32); ++w) value += sums[w];
+  return value;
+}
+
+template <int kRounds>
+struct PlanTile {
+  static constexpr int kSize = kPlanThreads * kRounds;
+
+  // ---- shared memory
+  uint16_t* counters;    // [warps][stride]
+  int32_t* next;         // [experts] position of the expert's next assignment, over all tiles
+  int32_t* start;        // [experts] first row (or list entry) of the expert
+  int32_t* local_start;  // [experts] of the sorted tile
+  int32_t* totals;       // [stride] assignments of the tile
+  uint32_t* entries;     // [kSize] sorted: expert << 16 | index in the tile
+  float* entry_weights;  // [kSize]
+  // ---- this thread's assignments
+  int id[kRounds], local[kRounds], rank[kRounds];
+  float weight[kRounds];
+
+  __host__ __device__ static int shared_bytes(int experts) {
+    const int stride = (experts + 3) / 4 * 4;
+    return kPlanWarps * stride * 2 + stride * 4 * 4 + kSize * 8;
+  }
+  __device__ PlanTile(const PlanParams& p, void* shared) {
+    next = static_cast<int32_t*>(shared);
+    start = next + p.stride();
+    local_start = start + p.stride();
+    totals = local_start + p.stride();
+    entries = reinterpret_cast<uint32_t*>(totals + p.stride());
+    entry_weights = reinterpret_cast<float*>(entries + kSize);
+    counters = reinterpret_cast<uint16_t*>(entry_weights + kSize);
+  }
+
+  __device__ int64_t index(int64_t first, int round) const {
+    return first + (threadIdx.x / 32 * kRounds + round) * 32 + lane_id();
+  }
+
+  // Assignments [first, first + kSize) into registers.
+  __device__ void load(const PlanParams& p, int64_t first, bool with_weights) {
+    const int64_t columns = int64_t(p.plan.num_experts) + p.plan.num_zero;
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const int64_t i = index(first, r);
+      const bool inside = i < p.assignments;
+      id[r] = inside ? math::valid_id(load_integer(p.ids.data, p.ids.dtype, i), columns) : -1;
+      weight[r] = inside && with_weights && p.weights ? p.weights[i] : 1.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const unsigned at = unsigned(id[r]) - unsigned(p.plan.expert_begin + p.begin);
+      local[r] = id[r] >= 0 && at < unsigned(p.experts) ? int(at) : -1;
+    }
+  }
+
+  // Counters, ranks within the strip, and totals of the tile. Two barriers.
+  __device__ void count(const PlanParams& p) {
+    uint32_t* const words = reinterpret_cast<uint32_t*>(counters);
+    const int pairs = p.stride() / 2;
+    for (int i = threadIdx.x; i < kPlanWarps * pairs; i += kPlanThreads) words[i] = 0;
+    __syncthreads();
+    uint16_t* const mine = counters + threadIdx.x / 32 * p.stride();
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const unsigned same = __match_any_sync(kAllLanes, local[r]);
+      const int before = local[r] >= 0 ? mine[local[r]] : 0;
+      rank[r] = before + __popc(same & ((1u << lane_id()) - 1));
+      __syncwarp();
+      if (local[r] >= 0 && lane_id() == __ffs(same) - 1)
+        mine[local[r]] = uint16_t(before + __popc(same));
+      __syncwarp();
+    }
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < pairs; pair += kPlanThreads) {  // two experts at a time
+      uint32_t counts[kPlanWarps], sum = 0;
+#pragma unroll
+      for (int w = 0; w < kPlanWarps; ++w) counts[w] = words[w * pairs + pair];
+#pragma unroll
+      for (int w = 0; w < kPlanWarps; ++w) {
+        words[w * pairs + pair] = sum;
+        sum += counts[w];
+      }
+      totals[2 * pair] = int(sum & 0xffffu);
+      totals[2 * pair + 1] = int(sum >> 16);
+    }
+    __syncthreads();
+  }
+
+  // local_start[e] and the number of local entries, for a tile whose `next` is known.
+  __device__ int sort_totals(const PlanParams& p, uint64_t* sums);
+
+  // Writes the tile once `next`, `start` and `local_start` are known; `sorted` entries are local.
+  __device__ void write(const PlanParams& p, int64_t first, int sorted) {
+    const PlanView& plan = p.plan;
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const int64_t i = index(first, r);
+      int row = -1;
+      if (local[r] >= 0) {
+        const int in_tile = counters[threadIdx.x / 32 * p.stride() + local[r]] + rank[r];
+        const int position = next[local[r]] + in_tile, at = local_start[local[r]] + in_tile;
+        entries[at] = uint32_t(local[r]) << 16 | uint32_t(i - first);
+        entry_weights[at] = weight[r];
+        if (!p.list && (plan.drop == MOEC_DROP_NONE || position < plan.capacity))
+          row = start[local[r]] + position;
+      }
+      if (i >= p.assignments) continue;
+      if (local[r] >= 0 || p.first_slice()) plan.assignment_row[i] = row;
+      if (!p.first_slice()) continue;
+      plan.expert_ids[i] = id[r];
+      plan.weights[i] = weight[r];
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < sorted; j += kPlanThreads) {
+      const int e = int(entries[j] >> 16), position = next[e] + j - local_start[e];
+      const uint32_t i = uint32_t(first) + (entries[j] & 0xffffu);  // T*K < 2^31
+      const int row = start[e] + position;
+      if (p.list) {
+        p.list[row] = int32_t(i);
+      } else if (plan.drop == MOEC_DROP_NONE || position < plan.capacity) {
+        const uint32_t token = i / uint32_t(plan.top_k);
+        plan.row_token[row] = int32_t(token);
+        plan.row_slot[row] = int32_t(i - token * uint32_t(plan.top_k));
+        plan.row_weight[row] = entry_weights[j];
+      }
+    }
+  }
+};
+
+template <int kRounds>
+__device__ int PlanTile<kRounds>::sort_totals(const PlanParams& p, uint64_t* sums) {
+  uint64_t base = 0;
+  for (int first = 0; first < p.experts; first += kPlanThreads) {
+    const int e = first + threadIdx.x, count = e < p.experts ? totals[e] : 0;
+    const uint64_t end = base + block_scan(uint64_t(count), sums);
+    if (e < p.experts) local_start[e] = int(end) - count;
+    for (int w = 0; w < kPlanWarps; ++w) base += sums[w];
+    __syncthreads();
+  }
+  return int(base);
+}
+
+}  // namespace moec::cuda
