@@ -48,6 +48,22 @@ class Spec:
     def inputs(self) -> tuple[str, ...]:
         return EXPERTS_INPUTS if self.router is None else LAYER_INPUTS
 
+    @staticmethod
+    def of(
+        experts: ExpertsDesc, router: RouterDesc | None, gate_layout: GateLayout,
+        gate_up: Orientation, down: Orientation, shared: GateLayout,
+    ) -> Spec:
+        """A spec whose layouts all agree on whether the experts have a gate."""
+        if GateLayout.NONE in (gate_layout, experts.gate_layout):
+            gate_layout = shared = inner = GateLayout.NONE
+        else:
+            inner = GateLayout.SPLIT
+        return Spec(
+            experts=dataclasses.replace(experts, gate_layout=inner), router=router,
+            gate_up_orientation=gate_up, down_orientation=down, gate_layout=gate_layout,
+            shared_gate_layout=shared,
+        )
+
     def text(self) -> str:
         """JSON without the fields that are zero, or that each call decides: dtype and save."""
         plain = dataclasses.asdict(self)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -163,8 +162,8 @@ class Experts(_Base):
         dtype: torch.dtype | None = None,
         device: Any = None,
     ) -> None:
-        spec = _spec(desc, None, gate_layout, gate_up_orientation, down_orientation,
-                     shared_gate_layout)
+        spec = Spec.of(desc, None, gate_layout, gate_up_orientation, down_orientation,
+                       shared_gate_layout)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
                          device=device)
         self.reset_parameters()
@@ -195,8 +194,8 @@ class MoELayer(_Base):
         dtype: torch.dtype | None = None,
         device: Any = None,
     ) -> None:
-        spec = _spec(experts, router, gate_layout, gate_up_orientation, down_orientation,
-                     shared_gate_layout)
+        spec = Spec.of(experts, router, gate_layout, gate_up_orientation, down_orientation,
+                       shared_gate_layout)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
                          device=device)
         options = {"dtype": self.down.dtype, "device": device}
@@ -230,14 +229,3 @@ class MoELayer(_Base):
         """As forward, with the routing."""
         y, logits, expert_ids, weights = self._call({"x": x, **inputs})
         return y, Routing(logits, expert_ids, weights)
-
-
-def _spec(
-    experts: ExpertsDesc, router: RouterDesc | None, gate_layout: GateLayout,
-    gate_up: Orientation, down: Orientation, shared: GateLayout,
-) -> Spec:
-    plain = GateLayout.NONE in (gate_layout, experts.gate_layout)
-    experts = replace(experts, gate_layout=GateLayout.NONE if plain else GateLayout.SPLIT)
-    return Spec(experts=experts, router=router, gate_up_orientation=gate_up,
-                down_orientation=down, gate_layout=GateLayout.NONE if plain else gate_layout,
-                shared_gate_layout=GateLayout.NONE if plain else shared)
