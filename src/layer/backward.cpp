@@ -67,8 +67,10 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   const Workspace workspace(*context_, args.workspace, need, stream);
   Arena arena(workspace.data(), T);
   const Memory memory = lay_out_backward(arena);
+  const SavedBuffer saved(*context_, forward.saved, saved_bytes, stream);
+  saved.load();
   Kept kept;
-  experts.saved = open_saved(forward.saved, T, kept);
+  experts.saved = open_saved(saved.data(), T, kept);
   PlanView plan = memory.plan;
   set_plan_tokens(plan_desc_, T, plan);
   build_plan(plan, kept, stream);

@@ -146,6 +146,22 @@ SavedHeader Experts::saved_header(int64_t num_tokens, int64_t max_rows) const {
   return header;
 }
 
+SavedBuffer::SavedBuffer(const Context& context, const moec_buffer& saved, uint64_t bytes,
+                         moec_stream stream)
+    : context_(context), stream_(stream), caller_(saved.ptr), bytes_(bytes) {
+  const bool in_place = reinterpret_cast<uintptr_t>(caller_) % sizeof(float) == 0;
+  if (bytes && !in_place) copy_ = context.acquire(bytes, stream);
+}
+SavedBuffer::~SavedBuffer() {
+  if (copy_) context_.release_scratch(copy_, stream_);
+}
+void SavedBuffer::load() const {
+  if (copy_) context_.backend().copy(copy_, caller_, bytes_, stream_);
+}
+void SavedBuffer::store() const {
+  if (copy_) context_.backend().copy(caller_, copy_, bytes_, stream_);
+}
+
 void write_saved_header(const Context& context, void* saved, const SavedHeader& header,
                         moec_stream stream) {
   context.backend().copy_from_host(saved, &header, sizeof header, stream);
@@ -186,19 +202,22 @@ void Experts::forward(const moec_experts_args& args, const Plan& plan, const Wei
   experts.residual = check.optional_in("residual", args.residual, {T, H}, {desc_.dtype}).data;
   experts.y = check.out("y", args.y, {T, H}, {desc_.dtype}).data;
   const uint64_t need = checked_bytes("workspace", caller_sizes_.forward_workspace, T);
-  check.saved_out(args.saved, checked_bytes("saved", caller_sizes_.saved, T));
+  const uint64_t saved_bytes = checked_bytes("saved", caller_sizes_.saved, T);
+  check.saved_out(args.saved, saved_bytes);
   check.memory_out("workspace", args.workspace.ptr, need);
   plan.check_memory(check);
   check.may_be_same("y", "residual");
   check.finish();
   const Workspace workspace(*context_, args.workspace, need, stream);
   experts.workspace = workspace.data();
+  const SavedBuffer saved(*context_, args.saved, saved_bytes, stream);
   if (saves()) {
-    write_saved_header(*context_, args.saved.ptr, saved_header(T, view.max_rows), stream);
-    experts.saved = static_cast<char*>(args.saved.ptr) + sizeof(SavedHeader);
+    write_saved_header(*context_, saved.data(), saved_header(T, view.max_rows), stream);
+    experts.saved = saved.data() + sizeof(SavedHeader);
   }
   const Context::Timer timer(*context_, Phase::kExperts);
   context_->backend().experts_forward(experts, stream);
+  saved.store();
 }
 
 void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, const Weights& weights,
@@ -237,12 +256,15 @@ void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, con
       {args.d_shared_gate, args.d_shared_gate_bias, args.d_output_bias, args.d_residual}, check,
       experts);
   const uint64_t need = checked_bytes("workspace", caller_sizes_.backward_workspace, T);
-  check.saved_in(args.saved, checked_bytes("saved", caller_sizes_.saved, T));
+  const uint64_t saved_bytes = checked_bytes("saved", caller_sizes_.saved, T);
+  check.saved_in(args.saved, saved_bytes);
   check.memory_out("workspace", args.workspace.ptr, need);
   plan.check_memory(check);
   check.finish();
   check_saved_header(*context_, args.saved.ptr, saved_header(T, view.max_rows));
-  experts.saved = static_cast<const char*>(args.saved.ptr) + sizeof(SavedHeader);
+  const SavedBuffer saved(*context_, args.saved, saved_bytes, stream);
+  saved.load();
+  experts.saved = saved.data() + sizeof(SavedHeader);
   const Workspace workspace(*context_, args.workspace, need, stream);
   experts.workspace = workspace.data();
   const Context::Timer timer(*context_, Phase::kExperts);

@@ -82,6 +82,25 @@ class Experts final : public Object {
 };
 
 // Write the header of a saved buffer / E_MISMATCH unless it is the expected one.
+// The caller's saved buffer where its values can be read: in place, or, when its address is no
+// multiple of their 4 bytes, as a copy in the context's scratch.
+class SavedBuffer {
+ public:
+  SavedBuffer(const Context& context, const moec_buffer& saved, uint64_t bytes, moec_stream stream);
+  ~SavedBuffer();
+  SavedBuffer(const SavedBuffer&) = delete;
+  SavedBuffer& operator=(const SavedBuffer&) = delete;
+  char* data() const { return static_cast<char*>(copy_ ? copy_ : caller_); }
+  void load() const;   // before it is read
+  void store() const;  // after it was written
+
+ private:
+  const Context& context_;
+  moec_stream stream_;
+  void *caller_, *copy_ = nullptr;
+  uint64_t bytes_;
+};
+
 void write_saved_header(const Context& context, void* saved, const SavedHeader& header,
                         moec_stream stream);
 void check_saved_header(const Context& context, const void* saved, const SavedHeader& expected);

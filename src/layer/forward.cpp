@@ -33,9 +33,10 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   const Workspace workspace(*context_, args.workspace, need, stream);
   Arena arena(workspace.data(), T);
   Memory memory = lay_out_forward(arena);
+  const SavedBuffer saved(*context_, args.saved, saved_bytes, stream);
   if (experts_->saves()) {
-    begin_saved(args.saved, T, stream);
-    experts.saved = open_saved(args.saved, T, memory.kept);
+    begin_saved(saved.data(), T, stream);
+    experts.saved = open_saved(saved.data(), T, memory.kept);
   }
   const Kept& kept = memory.kept;
   PlanView& plan = memory.plan;
@@ -65,6 +66,7 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   if (logits) backend.copy(logits.data, kept.logits, uint64_t(T * N) * 4, stream);
   if (ids) backend.copy(ids.data, kept.expert_ids, uint64_t(T * K) * 4, stream);
   if (out_weights) backend.copy(out_weights.data, kept.weights, uint64_t(T * K) * 4, stream);
+  saved.store();
 }
 
 }  // namespace moec

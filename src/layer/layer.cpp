@@ -159,14 +159,14 @@ SavedHeader Layer::saved_header(int64_t num_tokens) const {
 }
 
 // Lays out the layer's part of `saved`; returns the experts' part, which ends the buffer.
-void* Layer::open_saved(const moec_buffer& saved, int64_t num_tokens, Kept& kept) const {
-  Arena arena(saved.ptr, num_tokens);
+void* Layer::open_saved(void* saved, int64_t num_tokens, Kept& kept) const {
+  Arena arena(saved, num_tokens);
   kept = lay_out_kept(arena);
-  return static_cast<char*>(saved.ptr) + bytes_for(arena.size(), num_tokens);
+  return static_cast<char*>(saved) + bytes_for(arena.size(), num_tokens);
 }
 
 // The header, and zeros where no region will be written: behind each region up to the next.
-void Layer::begin_saved(const moec_buffer& saved, int64_t num_tokens, moec_stream stream) const {
+void Layer::begin_saved(void* saved, int64_t num_tokens, moec_stream stream) const {
   const uint64_t N = uint64_t(router_->num_ids()), K = uint64_t(router_->top_k());
   const uint64_t T = uint64_t(num_tokens);
   Kept kept;
@@ -177,7 +177,7 @@ void Layer::begin_saved(const moec_buffer& saved, int64_t num_tokens, moec_strea
   const auto zero_to = [&](char* begin, void* next) {
     context_->backend().zero(begin, uint64_t(static_cast<char*>(next) - begin), stream);
   };
-  write_saved_header(*context_, saved.ptr, saved_header(num_tokens), stream);
+  write_saved_header(*context_, saved, saved_header(num_tokens), stream);
   zero_to(after(kept.logits, T * N * sizeof(float)), kept.expert_ids);
   zero_to(after(kept.expert_ids, T * K * sizeof(int32_t)), kept.weights);
   const moec_experts_desc& desc = experts_->desc();

@@ -53,8 +53,8 @@ class Layer final : public Object {
   PlanView plan_in(Arena& arena) const;
   void* experts_in(Arena& arena, const moec_size& own) const;
   void build_plan(const PlanView& plan, const Kept& kept, moec_stream stream) const;
-  void* open_saved(const moec_buffer& saved, int64_t num_tokens, Kept& kept) const;
-  void begin_saved(const moec_buffer& saved, int64_t num_tokens, moec_stream stream) const;
+  void* open_saved(void* saved, int64_t num_tokens, Kept& kept) const;
+  void begin_saved(void* saved, int64_t num_tokens, moec_stream stream) const;
   SavedHeader saved_header(int64_t num_tokens) const;
 
   Ref<const Context> context_;

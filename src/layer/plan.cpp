@@ -63,8 +63,6 @@ Plan::Plan(const Context& context, const moec_plan_desc& desc, const moec_buffer
   if (memory) check_buffer("memory", *memory, bytes_);
   memory_ = memory ? memory->ptr : context.allocate(bytes_, nullptr);
   owned_ = !memory;
-  MOEC_REQUIRE(reinterpret_cast<uintptr_t>(memory_) % sizeof(int32_t) == 0, MOEC_E_INVALID_ARG,
-               "memory is at %p; expected a multiple of 4", memory_);
 }
 
 Plan::~Plan() {
@@ -81,8 +79,12 @@ PlanView Plan::view_for(int64_t num_tokens) const {
   MOEC_REQUIRE(num_tokens <= desc_.max_tokens, MOEC_E_SHAPE,
                "the batch has %lld tokens; the plan's max_tokens is %lld", ll(num_tokens),
                ll(desc_.max_tokens));
-  Arena arena(memory_, desc_.max_tokens);
+  // Bytes may start anywhere. Each array has a byte or more to spare for this (core/workspace.h).
+  const uintptr_t memory = reinterpret_cast<uintptr_t>(memory_);
+  const uint64_t skipped = round_up(memory, sizeof(int32_t)) - memory;
+  Arena arena(static_cast<char*>(memory_) + skipped, desc_.max_tokens);
   PlanView plan = lay_out_plan(desc_, false, arena);
+  assert(skipped + arena.used() <= bytes_);
   set_plan_tokens(desc_, num_tokens, plan);
   return plan;
 }

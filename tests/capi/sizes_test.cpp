@@ -116,23 +116,83 @@ INSTANTIATE_TEST_SUITE_P(All, Sizes, testing::ValuesIn(kCases), [](const auto& r
   return std::string(row.param.name) + "_T" + std::to_string(row.param.tokens);
 });
 
-// Workspace and saved buffers, and every tensor, may start at any multiple of their element.
+// Memory that starts `shift` bytes behind a cache line.
+struct Shifted {
+  Shifted(uint64_t bytes, size_t shift) : memory(bytes + shift + 64) {
+    const auto address = reinterpret_cast<uintptr_t>(memory.data());
+    buffer = {memory.data() + (64 - address % 64) % 64 + shift, bytes};
+  }
+  std::vector<uint8_t> memory;
+  moec_buffer buffer;
+};
+
+// Tensors may start at any multiple of their element, buffers at any byte; results are the same.
+// A saved state may even move between forward and backward. Mutation noted: reading the caller's
+// saved memory in place is seen by UBSan in the first odd shift.
 TEST(Sizes, element_aligned_pointers_are_accepted) {
   Problem p;
   const std::vector<float> expected = run(p, Side::kStart);
-  for (const size_t shift : {4u, 8u, 12u, 20u, 36u, 60u}) {
-    std::vector<uint8_t> workspace(p.bytes(p.layer_sizes.forward_workspace) + shift);
-    std::vector<uint8_t> saved(p.bytes(p.layer_sizes.saved) + shift);
+  for (const size_t shift : {4u, 8u, 12u, 20u, 36u, 60u, 1u, 2u, 3u, 7u, 33u, 63u}) {
+    const Shifted forward(p.bytes(p.layer_sizes.forward_workspace), shift);
+    const Shifted backward(p.bytes(p.layer_sizes.backward_workspace), shift);
+    const Shifted saved(p.bytes(p.layer_sizes.saved), shift);
+    const Shifted moved(p.bytes(p.layer_sizes.saved), 64 - shift);
     std::vector<float> x(p.x.size() + shift), y(p.y.size() + shift);
     const size_t element = shift / 4;
     std::copy(p.x.begin(), p.x.end(), x.begin() + std::ptrdiff_t(element));
     auto args = p.forward_args();
     args.x.data = x.data() + element;
     args.y.data = y.data() + element;
-    args.workspace = {workspace.data() + shift, workspace.size() - shift};
-    args.saved = {saved.data() + shift, saved.size() - shift};
+    args.workspace = forward.buffer;
+    args.saved = saved.buffer;
     check(moec_layer_forward(p.layer.get(), &args, nullptr));
-    EXPECT_EQ(std::memcmp(y.data() + element, expected.data(), p.y.size() * sizeof(float)), 0);
+    std::vector<float> got(y.begin() + std::ptrdiff_t(element),
+                           y.begin() + std::ptrdiff_t(element + p.y.size()));
+    std::memcpy(moved.buffer.ptr, saved.buffer.ptr, saved.buffer.bytes);
+    args.saved = moved.buffer;
+    auto grads = p.backward_args(&args);
+    grads.workspace = backward.buffer;
+    check(moec_layer_backward(p.layer.get(), &grads, nullptr));
+    for (const auto* values : {&p.d_x, &p.d_gate_weight, &p.d_gate_up, &p.d_down})
+      got.insert(got.end(), values->begin(), values->end());
+    EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)), 0) << shift;
+  }
+}
+
+// Likewise what a plan is built in, saved to and restored from, the saved state of experts alone,
+// and packed weights.
+TEST(Sizes, buffers_may_start_at_any_byte) {
+  std::vector<float> expected;
+  for (const size_t shift : {0u, 1u, 2u, 3u, 61u}) {
+    Problem p;
+    p.build_plan();
+    auto info = sized<moec_weights_info>();
+    check(moec_weights_query(p.weights.get(), &info));
+    uint64_t plan_bytes = 0, need = 0;
+    int64_t max_rows = 0;
+    check(moec_plan_size(&p.plan_desc, &plan_bytes, &max_rows));
+    check(moec_plan_save_sync(p.plan.get(), nullptr, 0, &need, nullptr));
+    const Shifted memory(plan_bytes, shift), file(need, shift), packed(info.packed_bytes, shift);
+    const Shifted saved(p.bytes(p.experts_sizes.saved), shift);
+    check(moec_plan_save_sync(p.plan.get(), file.buffer.ptr, need, &need, nullptr));
+    const moec_plan_desc* const desc = &p.plan_desc;
+    const auto plan = make<PlanHandle>(moec_plan_create, p.context, desc, &memory.buffer);
+    check(moec_plan_restore_sync(plan.get(), file.buffer.ptr, need, nullptr));
+    check(moec_weights_pack(p.weights.get(), &packed.buffer, nullptr));
+    auto args = p.experts_args();
+    args.plan = plan.get();
+    args.saved = saved.buffer;
+    check(moec_experts_forward(p.experts.get(), &args, nullptr));
+    auto grads = p.experts_grad_args();
+    grads.plan = plan.get();
+    grads.saved = saved.buffer;
+    check(moec_experts_backward(p.experts.get(), &grads, nullptr));
+    std::vector<float> got = p.y;
+    for (const auto* values : {&p.d_x, &p.d_gate_up, &p.d_down})
+      got.insert(got.end(), values->begin(), values->end());
+    if (shift == 0) expected = got;
+    EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)), 0) << shift;
+    p.weights.reset();  // before the memory that it reads
   }
 }
 

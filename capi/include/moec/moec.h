@@ -90,7 +90,7 @@ enum moec_dtype_value {
 enum moec_device_type { MOEC_CPU = 1, MOEC_CUDA = 2, MOEC_CUDA_HOST = 3, MOEC_CUDA_MANAGED = 13 };
 
 /* ---- frozen structs: their layout never changes; embedded by value ---- */
-typedef struct moec_buffer { /* all-zero = absent */
+typedef struct moec_buffer { /* all-zero = absent; may start at any byte */
   void* ptr;
   uint64_t bytes;
 } moec_buffer;
