@@ -1,145 +1,113 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moec.h -> the fuzzer's table: every function with a call, every struct with its fields.
+"""bindings/api.json -> the fuzzer's table: every function with a call, every struct with its fields.
 
-    python make_table.py moec.h > fuzz_table.inc
+    python make_table.py api.json > fuzz_table.inc
 
-Nothing here is written by hand per function: what is added to the header is fuzzed from then on.
+Nothing here is written by hand per function: what is added to the header is fuzzed from then on
+(bindings/generate.py makes api.json and checks it).
 """
 
-import subprocess
+import json
 import sys
-
-from clang import cindex
-from clang.cindex import CursorKind, TypeKind
 
 SKIPPED = {
     "moec_struct_init",  # its second argument is a promise of the caller, tested in tests/capi
 }
 
 
-def parse(path):
-    include = subprocess.run(
-        ["gcc", "-print-file-name=include"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    unit = cindex.Index.create().parse(path, args=["-x", "c", "-std=c11", "-isystem", include])
-    errors = [d.spelling for d in unit.diagnostics if d.severity >= cindex.Diagnostic.Error]
-    if errors:
-        sys.exit(f"make_table: {path}: {errors[0]}")
-    return [c for c in unit.cursor.get_children() if c.spelling.startswith("moec_")]
+def spelled(kind):
+    """The C type that a description stands for."""
+    if kind["kind"] in ("int", "uint"):
+        return f"{kind['kind']}{kind['bits']}_t"
+    if kind["kind"] == "float":
+        return {32: "float", 64: "double"}[kind["bits"]]
+    if kind["kind"] == "pointer":
+        return spelled(kind["to"]) + (" const*" if kind["const"] else "*")
+    if kind["kind"] == "function":
+        return "moec_log_function"  # the only one that is an argument
+    return kind.get("name", kind["kind"])
 
 
-def is_handle(pointee):
-    return pointee.get_canonical().kind == TypeKind.RECORD and not list(
-        pointee.get_canonical().get_fields()
-    )
-
-
-def bare(spelling):
-    return spelling.replace("const ", "").replace("struct ", "").strip()
-
-
-def field_rows(record):
+def field_rows(structs, record, base=0):
     """One row per leaf: kind, offset, bytes, name of the pointee. Embedded structs are opened."""
-    rows = []
-
-    def walk(kind, base, prefix):
-        canonical = kind.get_canonical()
-        for field in canonical.get_fields():
-            offset = base + canonical.get_offset(field.spelling) // 8
-            target = field.type.get_canonical()
-            name = prefix + field.spelling
-            if bare(field.type.spelling) == "moec_tensor":
-                rows.append(("kTensor", offset, 128, ""))
-            elif bare(field.type.spelling) == "moec_buffer":
-                rows.append(("kBuffer", offset, 16, ""))
-            elif target.kind == TypeKind.RECORD:
-                walk(field.type, offset, name + ".")
-            elif target.kind == TypeKind.POINTER:
-                pointee = target.get_pointee()
-                if pointee.get_canonical().kind == TypeKind.FUNCTIONPROTO:
-                    rows.append(("kFunction", offset, 8, field.spelling))
-                elif is_handle(pointee):
-                    rows.append(("kHandle", offset, 8, bare(pointee.spelling)))
-                elif bare(pointee.spelling).startswith("moec_"):
-                    rows.append(("kStruct", offset, 8, bare(pointee.spelling)))
-                else:
-                    rows.append(("kPointer", offset, 8, ""))
-            else:
-                rows.append(("kScalar", offset, target.get_size(), ""))
-
-    walk(record.type, 0, "")
-    return rows
+    whole = {"moec_tensor": "kTensor", "moec_buffer": "kBuffer"}
+    for field in structs[record]["fields"]:
+        kind, offset = field["type"], base + field["offset"]
+        if kind["kind"] == "record" and kind["name"] not in whole:
+            yield from field_rows(structs, kind["name"], offset)
+        elif kind["kind"] == "record":
+            yield whole[kind["name"]], offset, field["bytes"], ""
+        elif kind["kind"] == "function":
+            yield "kFunction", offset, field["bytes"], field["name"]
+        elif kind["kind"] == "pointer":
+            rows = {"handle": "kHandle", "record": "kStruct"}
+            row = rows.get(kind["to"]["kind"], "kPointer")
+            yield row, offset, field["bytes"], kind["to"].get("name", "")
+        else:
+            yield "kScalar", offset, field["bytes"], ""
 
 
 def argument(kind, name):
-    target = kind.get_canonical()
-    if target.kind == TypeKind.CONSTANTARRAY:
-        return f"static_cast<{target.element_type.spelling}*>(fuzz.memory())"
-    if target.kind != TypeKind.POINTER:
-        if bare(kind.spelling) in ("float", "double"):
-            return "fuzz.real()"
-        return f"static_cast<{kind.spelling}>(fuzz.integer(\"{name}\"))"
-    pointee = target.get_pointee()
-    inner = pointee.get_canonical()
-    cast = kind.spelling if "(" not in kind.spelling else "moec_log_function"
-    if bare(kind.spelling) == "moec_stream":
-        return "fuzz.stream()"
-    if inner.kind == TypeKind.FUNCTIONPROTO:
+    """The C++ expression that draws one argument."""
+    cast = spelled(kind)
+    if kind["kind"] == "array":
+        return f"static_cast<{spelled(kind['of'])}*>(fuzz.memory())"
+    if kind["kind"] == "float":
+        return "fuzz.real()"
+    if kind["kind"] == "function":
         return "fuzz.log_function()"
-    if inner.kind == TypeKind.POINTER:
-        return f'static_cast<{cast}>(fuzz.out_handle("{bare(inner.get_pointee().spelling)}"))'
-    if is_handle(pointee):
-        return f'static_cast<{cast}>(fuzz.handle("{bare(pointee.spelling)}"))'
-    if inner.kind == TypeKind.RECORD:
-        out = "false" if pointee.is_const_qualified() else "true"
-        return f'static_cast<{cast}>(fuzz.structure("{bare(pointee.spelling)}", {out}))'
-    if inner.kind in (TypeKind.CHAR_S, TypeKind.SCHAR) and pointee.is_const_qualified():
-        return "fuzz.text()"
+    if kind["kind"] != "pointer":
+        return f'static_cast<{cast}>(fuzz.integer("{name}"))'
+    to = kind["to"]
+    if name == "stream":
+        return "fuzz.stream()"
     if name == "dl_tensor":
         return "fuzz.dl_tensor()"
+    if to["kind"] == "char" and kind["const"]:
+        return "fuzz.text()"
+    if to["kind"] == "pointer":
+        return f'static_cast<{cast}>(fuzz.out_handle("{to["to"]["name"]}"))'
+    if to["kind"] == "handle":
+        return f'static_cast<{cast}>(fuzz.handle("{to["name"]}"))'
+    if to["kind"] == "record":
+        out = "false" if kind["const"] else "true"
+        return f'static_cast<{cast}>(fuzz.structure("{to["name"]}", {out}))'
     return f"static_cast<{cast}>(fuzz.memory())"
 
 
+def call_of(function):
+    """The row of one function: its name, a call with drawn arguments, whether that is a status."""
+    name = function["name"]
+    if name.endswith("_free"):
+        return f'{{"{name}", [](Fuzz& fuzz) -> int64_t {{ fuzz.free_handle(&{name}); return 0; }}}}'
+    values = [argument(a["type"], a["name"]) for a in function["arguments"]]
+    inits = "".join(f" auto a{i} = {value};" for i, value in enumerate(values))
+    call = f"{name}({', '.join(f'a{i}' for i in range(len(values)))})"
+    is_pointer = function["returns"]["kind"] == "pointer"
+    result = f"{call} ? 0 : 1" if is_pointer else f"int64_t({call})"
+    body = f"[](Fuzz& fuzz) -> int64_t {{ (void)fuzz;{inits} return {result}; }}"
+    return f'{{"{name}", {body}, {str(function["status"]).lower()}}}'
+
+
 def main(path):
-    cursors = parse(path)
+    with open(path, encoding="utf-8") as file:
+        api = json.load(file)
+    structs = {record["name"]: record for record in api["structs"]}
     print("// generated by make_table.py")
-    structs = [
-        c
-        for c in cursors
-        if c.kind == CursorKind.STRUCT_DECL and c.is_definition() and list(c.type.get_fields())
-    ]
-    for cursor in structs:
-        print(f"static const Field kFields_{cursor.spelling}[] = {{")
-        for kind, offset, size, name in field_rows(cursor):
-            print(f'    {{Field::{kind}, {offset}, {size}, "{name}"}},')
+    for name in structs:
+        print(f"static const Field kFields_{name}[] = {{")
+        for kind, offset, size, pointee in field_rows(structs, name):
+            print(f'    {{Field::{kind}, {offset}, {size}, "{pointee}"}},')
         print("};")
     print("static const Struct kStructs[] = {")
-    for cursor in structs:
-        first = next(iter(cursor.type.get_fields())).spelling
-        name, sized = cursor.spelling, str(first == "struct_size").lower()
-        fields = f"kFields_{name}"
+    for name, record in structs.items():
+        sized, fields = str(record["sized"]).lower(), f"kFields_{name}"
         print(f'    {{"{name}", sizeof({name}), {sized}, {fields}, std::size({fields})}},')
     print("};")
-    functions = [c for c in cursors if c.kind == CursorKind.FUNCTION_DECL]
     print("static const Call kCalls[] = {")
-    for cursor in functions:
-        name = cursor.spelling
-        if name in SKIPPED:
-            continue
-        values = [argument(a.type, a.spelling) for a in cursor.get_arguments()]
-        if name.endswith("_free"):
-            body = f"fuzz.free_handle(&{name});"
-            print(f'    {{"{name}", [](Fuzz& fuzz) -> int64_t {{ {body} return 0; }}}},')
-            continue
-        inits = "".join(f" auto a{i} = {v};" for i, v in enumerate(values))
-        call = f"{name}({', '.join(f'a{i}' for i in range(len(values)))})"
-        if cursor.result_type.get_canonical().kind == TypeKind.POINTER:
-            body = f"return {call} ? 0 : 1;"
-        else:
-            body = f"return int64_t({call});"
-        status = str(cursor.result_type.spelling == "moec_status").lower()
-        call = f"[](Fuzz& fuzz) -> int64_t {{ (void)fuzz;{inits} {body} }}"
-        print(f'    {{"{name}", {call}, {status}}},')
+    for function in api["functions"]:
+        if function["name"] not in SKIPPED:
+            print(f"    {call_of(function)},")
     print("};")
 
 

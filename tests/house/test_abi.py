@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Today's header and library keep the ABI; each kind of break is reported when it is planted."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import abi
 import pytest
+
+GENERATE = Path(__file__).resolve().parents[2] / "bindings/generate.py"
 
 BREAKS = [  # what to replace in moec.h, by what, a part of what is reported
     ("MOEC_E_SHAPE = -4", "MOEC_E_SHAPE = -40", "renumbered"),
@@ -58,6 +64,13 @@ def test_plugin_exports_one_function(build):
     if not plugin.exists():
         pytest.skip("built without CUDA")
     assert abi.exports(plugin) == ["moec_backend_entry"]
+
+
+def test_what_is_generated_from_the_header_is_todays():
+    """The fuzzer's table and the bindings come from bindings/api.json. Shown to fail when a field
+    was added to moec.h alone."""
+    run = subprocess.run([sys.executable, GENERATE, "--check"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.mark.parametrize("old, new, reported", BREAKS)
