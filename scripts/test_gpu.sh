@@ -1,19 +1,61 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test_gpu.sh: the tests of the CUDA backend, on a machine with a GPU. Prebuilt programs in
-# build/gpu_carry are used as they are (for a machine without the toolkit).
+# test_gpu.sh [PROGRAM...]: the tests of the CUDA backend on a machine with a GPU, or only those
+# named (torch: the Python package on torch tensors). Programs in build/gpu_carry/bin are used as
+# they are (for a machine without the toolkit), else they are built now.
+# Writes bench/results/<gpu>/test_gpu.txt: one line a program. Each program's own output:
+# build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats a run.
 . "$(dirname "$0")/lib.sh"
 
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || die "no NVIDIA driver here"
-check=$build/gpu_carry/kernel_check
-[ -x "$check" ] || check=$("$root/scripts/build_gpu.sh" kernel_check)
-seed=${MOEC_TEST_SEED:-$(date +%s)}  # fresh data each time; printed, so that it can be repeated
-"$check" "$seed"
-agree=$build/gpu_carry/backends_agree  # beside libmoec.so.0 and libmoec_cuda.so.0
-if [ -x "$agree" ]; then "$agree"; fi
-if sanitizer=$(command -v compute-sanitizer); then
-  for tool in memcheck racecheck initcheck; do
-    MOEC_CHECK_SMALL=1 "$sanitizer" --tool "$tool" --error-exitcode 9 "$check" "$seed" |
-      tail -n 3
-  done
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1) ||
+  die "no NVIDIA driver here"
+package=${MOEC_PACKAGE:-$(scripts/gpu_package.sh)}  # with the library and the plug-in inside
+bin=$build/gpu_carry/bin
+if [ ! -f "$bin/gpu_tests.txt" ]; then
+  scripts/bootstrap.sh test
+  cmake -S . -B "$build/gpu_tests" -G Ninja -DMOEC_CUDA=ON -DMOEC_DEVELOPER=ON \
+    -DCMAKE_CUDA_COMPILER="$(scripts/cuda_toolkit.sh)"
+  cmake --build "$build/gpu_tests" -j "$(job_count)" --target gpu_tests
+  bin=$build/gpu_tests/bin
 fi
+export LD_LIBRARY_PATH=$package/moec/lib:${LD_LIBRARY_PATH:-}
+export PYTHONPATH=$package:${PYTHONPATH:-}
+MOEC_TEST_SEED=${MOEC_TEST_SEED:-$(date +%s)}
+export MOEC_TEST_SEED
+
+log=$build/log/gpu
+result=$root/bench/results/$(echo "${gpu%%,*}" | sed 's/^NVIDIA //' | tr 'A-Z ' 'a-z-')/test_gpu.txt
+mkdir -p "$log" "${result%/*}"
+{
+  echo "$gpu"
+  echo "commit ${MOEC_COMMIT:-$(git rev-parse HEAD)}, MOEC_TEST_SEED=$MOEC_TEST_SEED, make test-gpu"
+} | tee "$result"
+failed=0
+
+# run NAME COMMAND...: one line with the verdict and what the program says last.
+run() {
+  local name=$1 begin=$SECONDS status=0 verdict; shift
+  "$@" >"$log/$name.txt" 2>&1 || status=$?
+  case $status in 0) verdict=passed ;; 77) verdict=skipped ;; *) verdict="FAILED ($status)" ;; esac
+  [ "$verdict" = passed ] || failed=1
+  printf '%-32s %-12s %4d s  %s\n' "$name" "$verdict" $((SECONDS - begin)) \
+    "$(grep -E '^\[  (PASSED|SKIPPED|FAILED) +\] [0-9]+ tests?|passed|failed|ERROR SUMMARY' \
+      "$log/$name.txt" | sed 's/^=* *//' | tail -n 2 | paste -sd';')" | tee -a "$result"
+}
+wanted() { [ "$chosen" = " " ] || [ "${chosen#* "$1" }" != "$chosen" ]; }
+chosen=" $* "
+
+while read -r program options; do
+  wanted "$program" || continue
+  run "$program" env ${options%sanitize} "$bin/$program"
+  case $options in *sanitize) ;; *) continue ;; esac
+  for tool in memcheck racecheck initcheck; do
+    run "$program.$tool" env MOEC_CHECK_SMALL=1 compute-sanitizer --tool $tool \
+      --error-exitcode 9 "$bin/$program"
+  done
+done <"$bin/gpu_tests.txt"
+if wanted torch; then
+  run torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
+fi
+echo "written: $result"
+exit $failed

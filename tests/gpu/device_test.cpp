@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA backend in a process: streams of the caller, several contexts, threads and devices, the
+// allocator hook, errors of the device, fork, exit with live handles.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "capi/child.h"
+#include "step.h"
+
+namespace moec::test {
+namespace {
+
+std::vector<uint8_t> answer(const Step& step, cudaStream_t stream) {
+  step.queue(stream);
+  check_cuda(cudaStreamSynchronize(stream));
+  return step.outputs();
+}
+
+TEST(Device, threads_with_contexts_and_streams_of_their_own_agree) {
+  const Context context = gpu_context();
+  const auto alone = experts_step(context.get(), 2);
+  const GpuStream stream;
+  std::vector<std::vector<uint8_t>> want;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    alone->fill(seed, Routing::kRandom);
+    want.push_back(answer(*alone, stream));
+  }
+  std::vector<int> wrong(4, 0);
+  std::vector<std::thread> threads;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    threads.emplace_back([&, seed] {
+      const Context mine = gpu_context();
+      const auto step = experts_step(mine.get(), 2);
+      const GpuStream own;
+      step->fill(seed, Routing::kRandom);
+      for (int i = 0; i < 25; ++i) wrong[seed] += answer(*step, own) != want[seed];
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, std::vector<int>(4, 0));
+}
+
+TEST(Device, one_context_serves_two_streams_at_once) {
+  const Context context = gpu_context();
+  const auto a = experts_step(context.get(), 2), b = experts_step(context.get(), 2);
+  const GpuStream one, two;
+  a->fill(1, Routing::kRandom);
+  b->fill(2, Routing::kRandom);
+  const auto want_a = answer(*a, one), want_b = answer(*b, two);
+  for (int round = 0; round < 20; ++round) {  // scratch of one stream must not serve the other
+    for (int i = 0; i < 5; ++i) {
+      a->queue(one);
+      b->queue(two);
+    }
+    one.wait();
+    two.wait();
+    ASSERT_EQ(a->outputs(), want_a);
+    ASSERT_EQ(b->outputs(), want_b);
+  }
+}
+
+TEST(Device, every_device_of_the_process_works_and_the_callers_stays_current) {
+  int32_t devices = 0;
+  check(moec_device_count(MOEC_CUDA, &devices));
+  if (devices < 2) GTEST_SKIP() << "one GPU here";
+  std::vector<uint8_t> want;
+  for (int32_t device = 0; device < devices; ++device) {
+    const Context context = gpu_context(0, nullptr, device);
+    const auto step = experts_step(context.get(), 2, device);
+    step->fill(3, Routing::kRandom);
+    const GpuStream stream;  // of this device
+    check_cuda(cudaSetDevice(0));
+    step->queue(stream);
+    check(moec_context_sync(context.get(), static_cast<cudaStream_t>(stream)));
+    int current = -1;
+    check_cuda(cudaGetDevice(&current));
+    EXPECT_EQ(current, 0);
+    const std::vector<uint8_t> got = step->outputs();
+    if (device == 0) want = got;
+    EXPECT_EQ(got, want) << "device " << device;
+  }
+}
+
+struct Allocations {
+  std::mutex mutex;
+  std::map<void*, size_t> live;
+  int calls = 0;
+  bool refuse = false;
+
+  moec_allocator hook() {
+    auto made = sized<moec_allocator>();
+    made.user = this;
+    made.alloc = [](void* user, size_t bytes, size_t, int32_t type, int32_t, moec_stream stream) {
+      auto& all = *static_cast<Allocations*>(user);
+      const std::lock_guard lock(all.mutex);
+      void* block = nullptr;
+      ++all.calls;
+      if (all.refuse || type != MOEC_CUDA) return block;
+      cudaMallocAsync(&block, bytes, static_cast<cudaStream_t>(stream));
+      all.live[block] = bytes;
+      return block;
+    };
+    made.release = [](void* user, void* block, size_t bytes, int32_t, int32_t, moec_stream stream) {
+      auto& all = *static_cast<Allocations*>(user);
+      const std::lock_guard lock(all.mutex);
+      if (all.live.at(block) == bytes) all.live.erase(block);
+      cudaFreeAsync(block, static_cast<cudaStream_t>(stream));
+    };
+    return made;
+  }
+};
+
+TEST(Device, memory_comes_from_the_callers_allocator_and_goes_back_to_it) {
+  Allocations all;
+  const moec_allocator hook = all.hook();
+  const GpuStream stream;
+  {
+    const Context context = gpu_context(0, &hook);
+    const auto step = experts_step(context.get(), 2);
+    step->fill(1, Routing::kRandom);
+    (void)answer(*step, stream);
+    const int warm = all.calls;
+    EXPECT_GT(warm, 0);
+    for (int i = 0; i < 10; ++i) (void)answer(*step, stream);
+    EXPECT_EQ(all.calls, warm);
+    EXPECT_EQ(stats_of(context.get()).allocs, uint64_t(warm));
+  }
+  EXPECT_TRUE(all.live.empty());
+  stream.wait();
+}
+
+TEST(Device, an_allocator_that_refuses_is_an_error_and_no_more) {
+  Allocations all;
+  const moec_allocator hook = all.hook();
+  const Context context = gpu_context(0, &hook);
+  const auto step = experts_step(context.get(), 2);
+  const GpuStream stream;
+  step->fill(1, Routing::kRandom);
+  all.refuse = true;
+  EXPECT_THROW(step->queue(stream), Failure);
+  EXPECT_EQ(moec_context_sync(context.get(), static_cast<cudaStream_t>(stream)), MOEC_OK);
+  all.refuse = false;
+  EXPECT_EQ(answer(*step, stream), answer(*step, stream));
+}
+
+TEST(Device, handles_of_the_parent_are_refused_in_the_child) {
+  Context context = gpu_context();
+  auto step = experts_step(context.get(), 2);
+  const GpuStream stream;
+  step->fill(1, Routing::kRandom);
+  const auto want = answer(*step, stream);
+  const int status = in_child([&] {
+    try {
+      step->queue(stream);
+      return 1;
+    } catch (const Failure& failure) {
+      if (failure.status != MOEC_E_FORKED) return 2;
+    }
+    if (moec_context_sync(context.get(), nullptr) != MOEC_E_FORKED) return 3;
+    moec_context_free(context.release());  // frees are harmless
+    return 0;
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(answer(*step, stream), want);
+}
+
+// ---- in processes of their own, which start again from main()
+class OwnProcess : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+using OwnProcessDeathTest = OwnProcess;  // GoogleTest runs such suites first
+
+// A step whose ids lie nowhere, then what the context says.
+int fault(bool poll) {
+  const Context context = gpu_context();
+  const auto step = experts_step(context.get(), 2);
+  const GpuStream stream;
+  step->fill(1, Routing::kRandom);
+  if (answer(*step, stream).empty()) return 10;
+  auto desc = sized<moec_plan_desc>();
+  desc.max_tokens = 64;
+  desc.num_experts = 8;
+  desc.top_k = 2;
+  PlanHandle plan =
+      make<PlanHandle>(moec_plan_create, context.get(), static_cast<const moec_plan_desc*>(&desc),
+                       static_cast<const moec_buffer*>(nullptr));
+  const int64_t shape[] = {64, 2};
+  moec_tensor nowhere;
+  check(moec_tensor_make(&nowhere, reinterpret_cast<void*>(0x1000), MOEC_I32, MOEC_CUDA, 0, 2,
+                         shape));
+  moec_status deferred = MOEC_OK;
+  if (moec_context_poll(context.get(), &deferred) != MOEC_OK || deferred != MOEC_OK) return 11;
+  check(moec_plan_from_topk(plan.get(), &nowhere, nullptr, static_cast<cudaStream_t>(stream)));
+  if (poll) {  // never waits: ask until the fault has happened
+    for (int i = 0; i < 500 && (deferred == MOEC_OK || deferred == MOEC_S_NOT_READY); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      check(moec_context_poll(context.get(), &deferred));
+    }
+    if (deferred != MOEC_E_CUDA) return 12;
+  }
+  if (moec_context_sync(context.get(), static_cast<cudaStream_t>(stream)) != MOEC_E_CUDA) return 13;
+  auto info = sized<moec_error_info>();
+  check(moec_last_error(&info));
+  if (info.code != MOEC_E_CUDA || info.native_code != cudaErrorIllegalAddress) return 14;
+  check(moec_context_poll(context.get(), &deferred));
+  if (deferred != MOEC_E_CUDA) return 15;
+  return 0;  // handles of a lost device are freed on the way out
+}
+
+TEST_F(OwnProcessDeathTest, sync_reports_an_error_of_the_device) {
+  EXPECT_EXIT(std::exit(fault(false)), testing::ExitedWithCode(0), "");
+}
+TEST_F(OwnProcessDeathTest, poll_reports_an_error_of_the_device) {
+  EXPECT_EXIT(std::exit(fault(true)), testing::ExitedWithCode(0), "");
+}
+
+// Work under way, handles alive, and one that is freed by a static destructor.
+int leave_everything() {
+  static Context last = gpu_context();
+  static auto step = experts_step(last.get(), 2);
+  static GpuStream* const stream = new GpuStream;
+  step->fill(1, Routing::kRandom);
+  for (int i = 0; i < 50; ++i) step->queue(*stream);
+  (void)gpu_context().release();
+  return 0;
+}
+TEST_F(OwnProcessDeathTest, exit_with_live_handles_is_clean) {
+  EXPECT_EXIT(std::exit(leave_everything()), testing::ExitedWithCode(0), "^$");
+}
+
+}  // namespace
+}  // namespace moec::test

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The same step gives the same bytes each time, alone and beside a kernel that keeps half of the
+// multiprocessors. Mutation noted: see the counter below, without which the second half proves
+// nothing.
+#include <gtest/gtest.h>
+
+#include "occupy.h"
+#include "step.h"
+
+namespace moec::test {
+namespace {
+
+using Make = std::unique_ptr<Step> (*)(const moec_context*, int32_t, int32_t);
+class Repeat : public testing::TestWithParam<Make> {};
+INSTANTIATE_TEST_SUITE_P(Steps, Repeat, testing::Values(experts_step, layer_step),
+                         [](const auto& param) { return param.index == 0 ? "experts" : "layer"; });
+
+TEST_P(Repeat, hundred_runs_half_of_them_beside_another_kernel) {
+  const Context context = gpu_context();
+  const auto step = GetParam()(context.get(), 2, 0);
+  const GpuStream stream, other;
+  int multiprocessors = 0;
+  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+  int* stop = nullptr;
+  check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&stop), sizeof(int), cudaHostAllocMapped));
+  int beside = 0;
+  std::vector<uint8_t> first;
+  for (int i = 0; i < 100; ++i) {
+    step->fill(9, Routing::kRandom);  // poisons nothing, but restores what the step updates
+    *static_cast<volatile int*>(stop) = 0;
+    if (i % 2) check_cuda(occupy(multiprocessors / 2, stop, 2000, other));
+    step->queue(stream);
+    stream.wait();
+    beside += i % 2 && cudaStreamQuery(other) == cudaErrorNotReady;  // it ran all the while
+    *static_cast<volatile int*>(stop) = 1;
+    other.wait();
+    const std::vector<uint8_t> got = step->outputs();
+    if (first.empty()) first = got;
+    ASSERT_EQ(got, first) << "run " << i;
+  }
+  EXPECT_EQ(beside, 50);
+  cudaFreeHost(stop);
+}
+
+}  // namespace
+}  // namespace moec::test

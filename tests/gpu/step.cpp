@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "step.h"
+
+#include "support/tensors.h"
+
+namespace moec::test {
+
+Step::Step(const moec_context* context, int32_t top_k, int32_t device)
+    : context_(context), top_k_(top_k), device_(device) {
+  check_cuda(cudaSetDevice(device));
+  x_ = &input(MOEC_BF16, {kTokens, kHidden}, 1.0);
+  d_y_ = &input(MOEC_BF16, {kTokens, kHidden}, 1.0);
+  y_ = &output(MOEC_BF16, {kTokens, kHidden});
+  d_x_ = &output(MOEC_BF16, {kTokens, kHidden});
+  d_routing_ = &output(MOEC_F32, {kTokens, top_k});
+
+  auto desc = sized<moec_weights_desc>();
+  desc.num_experts = kExperts;
+  desc.gate_layout = MOEC_GATE_THEN_UP;
+  desc.hidden = kHidden;
+  desc.inter = kInter;
+  desc.dtype = MOEC_BF16;
+  weights_ =
+      make<Weights>(moec_weights_create, context, static_cast<const moec_weights_desc*>(&desc));
+  auto set = sized<moec_weight_set>();
+  set.gate_up.data = tensor(input(MOEC_BF16, {kExperts, 2 * kInter, kHidden}, 0.08));
+  set.down.data = tensor(input(MOEC_BF16, {kExperts, kHidden, kInter}, 0.1));
+  check(moec_weights_bind(weights_.get(), &set));
+  d_weights_.gate_up.data = tensor(output(MOEC_BF16, {kExperts, 2 * kInter, kHidden}));
+  d_weights_.down.data = tensor(output(MOEC_BF16, {kExperts, kHidden, kInter}));
+}
+
+GpuArray& Step::hold(moec_dtype dtype, std::vector<int64_t> shape, double scale) {
+  size_t bytes = element_bytes(dtype);
+  for (const int64_t extent : shape) bytes *= size_t(extent);
+  held_.push_back({std::make_unique<GpuArray>(bytes), dtype, std::move(shape), scale});
+  return *held_.back().array;
+}
+GpuArray& Step::input(moec_dtype dtype, std::vector<int64_t> shape, double scale) {
+  return hold(dtype, std::move(shape), scale);
+}
+GpuArray& Step::output(moec_dtype dtype, std::vector<int64_t> shape) {
+  return hold(dtype, std::move(shape), 0);
+}
+moec_buffer Step::memory(const moec_size& size) {
+  memory_.push_back(std::make_unique<GpuArray>(size.base + kTokens * size.per_token));
+  return memory_.back()->buffer();
+}
+moec_tensor Step::tensor(const GpuArray& array) const {
+  for (const Held& held : held_) {
+    if (held.array.get() != &array) continue;
+    moec_tensor made;
+    check(moec_tensor_make(&made, array.data(), held.dtype, MOEC_CUDA, device_,
+                           int32_t(held.shape.size()), held.shape.data()));
+    return made;
+  }
+  throw std::logic_error("an array of another step");
+}
+moec_experts_desc Step::experts_desc() const {
+  auto desc = sized<moec_experts_desc>();
+  desc.hidden = kHidden;
+  desc.inter = kInter;
+  desc.num_experts = kExperts;
+  desc.top_k = top_k_;
+  desc.gate_layout = MOEC_GATE_THEN_UP;
+  desc.dtype = MOEC_BF16;
+  desc.save = MOEC_SAVE_PREACT;
+  return desc;
+}
+
+void Step::fill(uint64_t seed, Routing routing) {
+  check_cuda(cudaSetDevice(device_));
+  Random random(seed);
+  for (const Held& held : held_) {
+    if (held.scale == 0) continue;
+    const size_t count = held.array->bytes() / element_bytes(held.dtype);
+    std::vector<double> values = random.normals(count, held.scale);
+    if (held.array.get() == x_)  // a constant feature, by which steer() leads the tokens
+      for (size_t t = 0; t < count; t += kHidden) values[t] = 1;
+    held.array->upload(encode(values, held.dtype));
+  }
+  steer(seed, routing);
+  check_cuda(cudaDeviceSynchronize());
+}
+
+std::vector<uint8_t> Step::outputs() const {
+  std::vector<uint8_t> all;
+  for (const Held& held : held_) {
+    if (held.scale != 0) continue;
+    const std::vector<uint8_t> one = held.array->download();
+    all.insert(all.end(), one.begin(), one.end());
+  }
+  return all;
+}
+
+namespace {
+
+class ExpertsStep : public Step {
+ public:
+  ExpertsStep(const moec_context* context, int32_t top_k, int32_t device)
+      : Step(context, top_k, device),
+        ids_(input(MOEC_I32, {kTokens, top_k}, 1)),
+        routing_(input(MOEC_F32, {kTokens, top_k}, 1)) {
+    auto plan_desc = sized<moec_plan_desc>();
+    plan_desc.max_tokens = kTokens;
+    plan_desc.num_experts = kExperts;
+    plan_desc.top_k = top_k;
+    plan_ =
+        make<PlanHandle>(moec_plan_create, context, static_cast<const moec_plan_desc*>(&plan_desc),
+                         static_cast<const moec_buffer*>(nullptr));
+    const moec_experts_desc desc = experts_desc();
+    experts_ = make<Experts>(moec_experts_create, context, &desc);
+    auto sizes = sized<moec_experts_sizes>();
+    check(moec_experts_query(experts_.get(), &sizes));
+    forward_ = sized<moec_experts_args>();
+    forward_.plan = plan_.get();
+    forward_.weights = weights_.get();
+    forward_.x = tensor(*x_);
+    forward_.y = tensor(*y_);
+    forward_.saved = memory(sizes.saved);
+    backward_ = sized<moec_experts_grad_args>();
+    backward_.plan = plan_.get();
+    backward_.weights = weights_.get();
+    backward_.x = forward_.x;
+    backward_.d_y = tensor(*d_y_);
+    backward_.saved = forward_.saved;
+    backward_.d_x = tensor(*d_x_);
+    backward_.d_weights = tensor(*d_routing_);
+    backward_.d_expert_weights = &d_weights_;
+  }
+  void queue(cudaStream_t stream) const override {
+    const moec_tensor ids = tensor(ids_), routing = tensor(routing_);
+    check(moec_plan_from_topk(plan_.get(), &ids, &routing, stream));
+    check(moec_experts_forward(experts_.get(), &forward_, stream));
+    check(moec_experts_backward(experts_.get(), &backward_, stream));
+  }
+
+ private:
+  void steer(uint64_t seed, Routing routing) override {
+    Random random(seed + 77);
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < kTokens * top_k_; ++i) {  // some slots are nobody's; expert 3 is empty
+      const auto id = int32_t(random.below(kExperts + 1));
+      ids.push_back(routing == Routing::kOneExpert ? kOne : id == 3 || id == kExperts ? -1 : id);
+    }
+    ids_.upload(ids);
+  }
+
+  GpuArray &ids_, &routing_;
+  PlanHandle plan_;
+  Experts experts_;
+  moec_experts_args forward_;
+  moec_experts_grad_args backward_;
+};
+
+class LayerStep : public Step {
+ public:
+  LayerStep(const moec_context* context, int32_t top_k, int32_t device)
+      : Step(context, top_k, device),
+        gate_(input(MOEC_F32, {kExperts, kHidden}, 0.1)),
+        d_gate_(output(MOEC_F32, {kExperts, kHidden})),
+        select_bias_(input(MOEC_F32, {kExperts}, 0.01)),
+        logits_(output(MOEC_F32, {kTokens, kExperts})),
+        d_logits_(output(MOEC_F32, {kTokens, kExperts})),
+        counts_(output(MOEC_I32, {kExperts})),
+        balance_(output(MOEC_F32, {1})),
+        z_(output(MOEC_F32, {1})),
+        bias_after_(output(MOEC_F32, {kExperts})) {
+    auto router = sized<moec_router_desc>();
+    router.flags = MOEC_ROUTER_SELECT_BIAS;
+    router.num_experts = kExperts;
+    router.top_k = top_k;
+    router.norm = MOEC_NORM_SUM;
+    router_ =
+        make<Router>(moec_router_create, context, static_cast<const moec_router_desc*>(&router));
+    const moec_experts_desc experts = experts_desc();
+    auto desc = sized<moec_layer_desc>();
+    desc.router = &router;
+    desc.experts = &experts;
+    layer_ =
+        make<LayerHandle>(moec_layer_create, context, static_cast<const moec_layer_desc*>(&desc));
+    auto sizes = sized<moec_experts_sizes>();
+    check(moec_layer_query(layer_.get(), &sizes));
+    forward_ = sized<moec_layer_args>();
+    forward_.weights = weights_.get();
+    forward_.x = tensor(*x_);
+    forward_.gate_weight = tensor(gate_);
+    forward_.select_bias = tensor(select_bias_);
+    forward_.y = tensor(*y_);
+    forward_.logits = tensor(logits_);
+    forward_.counts = tensor(counts_);
+    forward_.saved = memory(sizes.saved);
+    backward_ = sized<moec_layer_grad_args>();
+    backward_.forward = &forward_;
+    backward_.d_y = tensor(*d_y_);
+    backward_.d_logits_in = tensor(d_logits_);
+    backward_.d_x = tensor(*d_x_);
+    backward_.d_gate_weight = tensor(d_gate_);
+    backward_.d_expert_weights = &d_weights_;
+    backward_.d_routing_weights = tensor(*d_routing_);
+  }
+  void queue(cudaStream_t stream) const override {
+    check_cuda(cudaMemsetAsync(counts_.data(), 0, counts_.bytes(), stream));
+    check(moec_layer_forward(layer_.get(), &forward_, stream));
+    check_cuda(cudaMemsetAsync(d_logits_.data(), 0, d_logits_.bytes(), stream));
+    loss(MOEC_LOSS_BALANCE_SWITCH, balance_, stream);
+    loss(MOEC_LOSS_Z, z_, stream);
+    check(moec_layer_backward(layer_.get(), &backward_, stream));
+    const moec_tensor counts = tensor(counts_), bias = tensor(bias_after_);
+    check_cuda(cudaMemcpyAsync(bias_after_.data(), select_bias_.data(), bias_after_.bytes(),
+                               cudaMemcpyDeviceToDevice, stream));
+    check(moec_router_bias_update(router_.get(), &counts, 1e-3f, &bias, stream));
+  }
+
+ private:
+  void loss(uint32_t kind, const GpuArray& value, cudaStream_t stream) const {
+    const moec_tensor logits = tensor(logits_), d_logits = tensor(d_logits_);
+    auto args = sized<moec_loss_args>();
+    args.kind = kind;
+    args.top_k = kind == MOEC_LOSS_Z ? 0 : top_k_;
+    args.coefficient = 0.01f;
+    args.logits = &logits;
+    args.count = 1;
+    args.loss = tensor(value);
+    check(moec_loss_forward(context_, &args, stream));
+    args.loss = {};
+    args.d_logits = &d_logits;
+    check(moec_loss_backward(context_, &args, stream));
+  }
+  void steer(uint64_t seed, Routing routing) override {
+    Random random(seed + 77);
+    std::vector<double> gate = random.normals(size_t(kExperts * kHidden), 0.1);
+    if (routing == Routing::kOneExpert) gate[kOne * kHidden] = 50;  // times x[t,0] = 1
+    gate_.upload(encode(gate, MOEC_F32));
+  }
+
+  GpuArray &gate_, &d_gate_, &select_bias_, &logits_, &d_logits_, &counts_, &balance_, &z_,
+      &bias_after_;
+  Router router_;
+  LayerHandle layer_;
+  moec_layer_args forward_;
+  moec_layer_grad_args backward_;
+};
+
+}  // namespace
+
+std::unique_ptr<Step> layer_step(const moec_context* context, int32_t top_k, int32_t device) {
+  return std::make_unique<LayerStep>(context, top_k, device);
+}
+std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device) {
+  return std::make_unique<ExpertsStep>(context, top_k, device);
+}
+
+}  // namespace moec::test

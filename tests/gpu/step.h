@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// A training step on a GPU through moec.h, with all its memory: queued on a stream, captured, run
+// again on other data, its outputs compared byte for byte. Two kinds: the whole layer with losses,
+// and the experts from given ids.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <moec/moec.h>
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "support/handles.h"
+#include "support/random.h"
+
+namespace moec::test {
+
+inline void check_cuda(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+class GpuArray {  // starts as NaN
+ public:
+  explicit GpuArray(size_t bytes) : bytes_(bytes) {
+    check_cuda(cudaMalloc(&data_, bytes ? bytes : 1));
+    check_cuda(cudaMemset(data_, 0xff, bytes));
+  }
+  ~GpuArray() { cudaFree(data_); }
+  GpuArray(const GpuArray&) = delete;
+  GpuArray& operator=(const GpuArray&) = delete;
+  template <typename T>
+  void upload(const std::vector<T>& values) const {
+    check_cuda(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice));
+  }
+  template <typename T = uint8_t>
+  std::vector<T> download() const {
+    std::vector<T> values(bytes_ / sizeof(T));
+    check_cuda(cudaMemcpy(values.data(), data_, bytes_, cudaMemcpyDeviceToHost));
+    return values;
+  }
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  moec_buffer buffer() const { return {data_, bytes_}; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_;
+};
+
+class GpuStream {
+ public:
+  GpuStream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~GpuStream() { cudaStreamDestroy(stream_); }
+  GpuStream(const GpuStream&) = delete;
+  GpuStream& operator=(const GpuStream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+  void wait() const { check_cuda(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+inline Context gpu_context(uint32_t flags = 0, const moec_allocator* allocator = nullptr,
+                           int32_t device = 0) {
+  auto desc = sized<moec_context_desc>();
+  desc.device_type = MOEC_CUDA;
+  desc.device_id = device;
+  desc.flags = flags;
+  desc.allocator = allocator;
+  return make<Context>(moec_context_create, static_cast<const moec_context_desc*>(&desc));
+}
+inline moec_stats stats_of(const moec_context* context) {
+  auto stats = sized<moec_stats>();
+  check(moec_context_stats(context, &stats));
+  return stats;
+}
+
+enum class Routing { kRandom, kOneExpert };  // kOneExpert: each token's first choice is expert 5
+
+class Step {
+ public:
+  static constexpr int64_t kTokens = 200, kHidden = 136, kInter = 72;
+  static constexpr int32_t kExperts = 8, kOne = 5;
+
+  Step(const moec_context* context, int32_t top_k, int32_t device);
+  virtual ~Step() = default;
+
+  void fill(uint64_t seed, Routing routing);          // new inputs in place; waits
+  virtual void queue(cudaStream_t stream) const = 0;  // the whole step; only moec and memset
+  std::vector<uint8_t> outputs() const;
+
+ protected:
+  GpuArray& input(moec_dtype dtype, std::vector<int64_t> shape, double scale);
+  GpuArray& output(moec_dtype dtype, std::vector<int64_t> shape);
+  moec_tensor tensor(const GpuArray& array) const;
+  moec_buffer memory(const moec_size& size);
+  moec_experts_desc experts_desc() const;
+  virtual void steer(uint64_t seed, Routing routing) = 0;  // what decides the routing
+
+  const moec_context* context_;
+  int32_t top_k_, device_;
+  Weights weights_;
+  moec_weight_set d_weights_ = sized<moec_weight_set>();
+  GpuArray *x_, *d_y_, *y_, *d_x_, *d_routing_;
+
+ private:
+  struct Held {
+    std::unique_ptr<GpuArray> array;
+    moec_dtype dtype;
+    std::vector<int64_t> shape;
+    double scale;  // of an input; 0: an output
+  };
+  GpuArray& hold(moec_dtype dtype, std::vector<int64_t> shape, double scale);
+  std::vector<Held> held_;
+  std::vector<std::unique_ptr<GpuArray>> memory_;
+};
+
+// gate, routing with a selection bias, plan, experts; a switch loss and a z-loss with their
+// gradients; backward of everything; the update of the selection bias.
+std::unique_ptr<Step> layer_step(const moec_context* context, int32_t top_k, int32_t device = 0);
+// plan from ids, experts forward with pre-activations kept, backward.
+std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device = 0);
+
+}  // namespace moec::test

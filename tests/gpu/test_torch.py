@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package on torch tensors in CUDA memory, through DLPack: same memory, the caller's
+stream, CUDA graphs, errors. Run by `make test-gpu`.
+
+Shown to fail with plan arrays asked for on the legacy stream (the capture breaks), and with a step
+queued on another stream than the one its inputs are written on (test_order_on_a_side_stream).
+"""
+
+import gc
+
+import moec
+import pytest
+import torch
+import torch.nn.functional as F
+
+T, H, I, E, K = 96, 128, 64, 8, 2  # noqa: E741
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or not moec.devices(moec.DeviceType.CUDA),
+    reason="no GPU that both torch and moec see",
+)
+
+
+def reference(x, ids, weights, gate_up, down):
+    """Plain float64 loop over experts."""
+    y = torch.zeros_like(x)
+    for expert in range(E):
+        tokens, slots = torch.where(ids == expert)
+        gate, up = (x[tokens] @ gate_up[expert].T).chunk(2, dim=-1)
+        rows = (F.silu(gate) * up) @ down[expert].T
+        y.index_add_(0, tokens, rows * weights[tokens, slots, None])
+    return y
+
+
+class Step:
+    """Plan, forward, backward on one stream, every array the caller's."""
+
+    def __init__(self, dtype=torch.bfloat16, seed=0):
+        torch.manual_seed(seed)
+        new = lambda *size, scale=1.0: (  # noqa: E731
+            torch.randn(size, device="cuda") * scale).to(dtype)
+        self.x, self.d_y = new(T, H), new(T, H)
+        self.gate_up, self.down = new(E, 2 * I, H, scale=H**-0.5), new(E, H, I, scale=I**-0.5)
+        self.ids, self.weights = self.routing(seed)
+        self.context = moec.Context("cuda")
+        self.held = moec.WeightSet(gate_up=self.gate_up, down=self.down)
+        name = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+        form = moec.WeightsDesc(num_experts=E, hidden=H, inter=I,
+                                gate_layout=moec.GateLayout.GATE_THEN_UP, dtype=name)
+        self.bound = moec.Weights(self.context, form, self.held)
+        self.plan = moec.Plan(self.context, moec.PlanDesc(max_tokens=T, num_experts=E, top_k=K))
+        self.experts = moec.Experts(self.context, moec.ExpertsDesc(
+            num_experts=E, top_k=K, hidden=H, inter=I, dtype=name, save=moec.Save.PREACT))
+        self.y = torch.full_like(self.x, torch.nan)
+        self.saved = torch.empty(self.experts.sizes.saved.bytes(T), dtype=torch.uint8,
+                                 device="cuda")
+        self.grads = moec.ExpertsGradients(
+            x=torch.full_like(self.x, torch.nan),
+            routing_weights=torch.full_like(self.weights, torch.nan),
+            expert_weights=moec.WeightSet(gate_up=torch.full_like(self.gate_up, torch.nan),
+                                          down=torch.full_like(self.down, torch.nan)))
+
+    @staticmethod
+    def routing(seed):
+        torch.manual_seed(seed + 100)
+        weights, ids = torch.topk(torch.softmax(torch.randn(T, E, device="cuda"), -1), K)
+        return ids.to(torch.int32), weights
+
+    def run(self, stream=None):
+        stream = stream or torch.cuda.current_stream()
+        self.plan.from_topk(self.ids, self.weights, stream=stream)
+        result = self.experts.forward(self.plan, self.x, self.bound, out=self.y, saved=self.saved,
+                                      stream=stream)
+        self.experts.backward(result, self.d_y, into=self.grads, stream=stream)
+
+    def outputs(self):
+        g = self.grads
+        return [t.clone() for t in (self.y, g.x, g.routing_weights, g.expert_weights.gate_up,
+                                    g.expert_weights.down)]
+
+    def want(self):
+        leaves = [t.detach().double().requires_grad_() for t in (
+            self.x, self.weights, self.gate_up, self.down)]
+        x, weights, gate_up, down = leaves
+        y = reference(x, self.ids, weights, gate_up, down)
+        d_x, d_weights, d_gate_up, d_down = torch.autograd.grad(y, leaves, self.d_y.double())
+        return [y.detach(), d_x, d_weights, d_gate_up, d_down]
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def rows_agree(got, want, limit):
+    got, want = (t.double().reshape(-1, t.shape[-1]) for t in (got, want))
+    norms = want.norm(dim=1)
+    floor = norms.square().mean().sqrt()
+    return float(((got - want).norm(dim=1) / norms.clamp(min=floor)).max()) <= limit
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.bfloat16, 1.2e-2), (torch.float16, 2e-3)])
+def test_results_are_a_plain_loops(dtype, limit):
+    step = Step(dtype)
+    step.run()
+    torch.cuda.synchronize()
+    names = ("y", "d_x", "d_weights", "d_gate_up", "d_down")
+    for name, got, want in zip(names, step.outputs(), step.want(), strict=True):
+        assert rows_agree(got, want, limit), name
+
+
+def test_outputs_lie_where_the_caller_said():
+    step = Step()
+    addresses = [step.y.data_ptr(), step.grads.x.data_ptr()]
+    step.run()
+    torch.cuda.synchronize()
+    assert addresses == [step.y.data_ptr(), step.grads.x.data_ptr()]
+    assert not any(torch.isnan(t).any() for t in step.outputs())
+
+
+def test_new_outputs_are_made_beside_the_input():
+    step = Step()
+    step.plan.from_topk(step.ids, step.weights)
+    result = step.experts.forward(step.plan, step.x, step.bound)
+    grads = step.experts.backward(result, step.d_y)
+    torch.cuda.synchronize()
+    step.run()
+    torch.cuda.synchronize()
+    assert result.y.is_cuda and result.y.dtype == step.x.dtype
+    assert torch.equal(result.y, step.y) and torch.equal(grads.x, step.grads.x)
+
+
+def test_order_on_a_side_stream():
+    """Inputs are written late on a side stream; the step queued behind them sees them."""
+    step, late = Step(), Step(seed=1)
+    step.run()
+    torch.cuda.synchronize()
+    want = step.outputs()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            late.run(stream)  # other data first
+            torch.cuda._sleep(20_000_000)
+            for name in ("x", "d_y", "ids", "weights", "gate_up", "down"):
+                getattr(late, name).copy_(getattr(step, name))
+            late.run(stream)
+    stream.synchronize()
+    assert same(late.outputs(), want)
+
+
+def test_a_graph_of_torch_replays_the_step():
+    step, eager = Step(), Step()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step.run()
+    stream.synchronize()
+    before = step.context.stats()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        step.run()
+    for seed in range(20):
+        ids, weights = Step.routing(seed)
+        if seed == 7:
+            ids = torch.full_like(ids, 3)  # everything to one expert
+        for one in (step, eager):
+            one.ids.copy_(ids)
+            one.weights.copy_(weights)
+        graph.replay()
+        eager.run()
+        torch.cuda.synchronize()
+        assert same(step.outputs(), eager.outputs()), seed
+    after = step.context.stats()
+    assert (after.allocs, after.host_syncs) == (before.allocs, before.host_syncs)
+
+
+def test_plan_views_are_cuda_arrays():
+    step = Step()
+    step.run()
+    step.context.sync()
+    counts = torch.as_tensor(step.plan.view(moec.PlanField.COUNTS), device="cuda")
+    assert torch.equal(counts.long(), torch.bincount(step.ids.flatten(), minlength=E))
+    exported = torch.empty(E, dtype=torch.int32, device="cuda")
+    step.plan.export(moec.PlanField.COUNTS, exported)
+    torch.cuda.synchronize()
+    assert torch.equal(exported, counts)
+    assert step.plan.totals().routed_rows == T * K
+
+
+def test_memory_of_the_wrong_device_is_refused():
+    step = Step()
+    with pytest.raises(moec.DeviceError, match="device"):
+        step.plan.from_topk(step.ids.cpu(), step.weights)
+    step.plan.from_topk(step.ids, step.weights)
+    with pytest.raises(moec.DeviceError, match="device"):
+        step.experts.forward(step.plan, step.x.cpu(), step.bound)
+    with pytest.raises(moec.MoecError):
+        moec.Context("cuda:99")
+
+
+def test_bound_weights_keep_their_tensors_alive():
+    step = Step()
+    step.run()
+    torch.cuda.synchronize()
+    want = step.outputs()
+    del step.gate_up, step.down, step.held
+    gc.collect()
+    trash = [torch.full((E, 2 * I, H), torch.nan, dtype=torch.bfloat16, device="cuda")
+             for _ in range(8)]  # would land in their memory
+    step.run()
+    torch.cuda.synchronize()
+    assert same(step.outputs(), want) and trash
+
+
+def test_a_hundred_runs_are_the_same_bytes():
+    step = Step()
+    step.run()
+    torch.cuda.synchronize()
+    want = step.outputs()
+    for _ in range(100):
+        step.run()
+    torch.cuda.synchronize()
+    assert same(step.outputs(), want)
