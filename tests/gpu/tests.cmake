@@ -18,11 +18,11 @@ macro(add_gpu_test name)
   add_gpu_line(${name})
 endmacro()
 
-# add_gpu_program(FILE [KERNELS] [SOURCES more files...]): a program of its own. With KERNELS it
-# links the plug-in's objects, calls the kernels themselves and runs under the sanitizers, too,
-# which MOEC_CHECK_SMALL=1 tells it.
+# add_gpu_program(FILE [KERNELS] [SANITIZE] [SOURCES more files...]): a program of its own. With
+# KERNELS it links the plug-in's objects and calls the kernels themselves. With SANITIZE it runs
+# under the sanitizers, too, which MOEC_CHECK_SMALL=1 tells it.
 macro(add_gpu_program file)
-  cmake_parse_arguments(arg "KERNELS" "" "SOURCES" ${ARGN})
+  cmake_parse_arguments(arg "KERNELS;SANITIZE" "" "SOURCES" ${ARGN})
   get_filename_component(name ${file} NAME_WE)
   list(TRANSFORM arg_SOURCES PREPEND gpu/)
   add_executable(${name} gpu/${file} ${arg_SOURCES})
@@ -35,9 +35,12 @@ macro(add_gpu_program file)
     target_sources(${name} PRIVATE ${cuda_objects})
     target_link_libraries(${name} PRIVATE CUDA::cublasLt)
     target_link_options(${name} PRIVATE LINKER:--as-needed)
-    add_gpu_line(${name} sanitize)
   else()
     target_link_libraries(${name} PRIVATE moec)
+  endif()
+  if(arg_SANITIZE)
+    add_gpu_line(${name} sanitize)
+  else()
     add_gpu_line(${name})
   endif()
 endmacro()
@@ -46,8 +49,8 @@ add_gpu_test(graph_test SOURCES gpu/step.cpp)
 add_gpu_test(repeat_test SOURCES gpu/step.cpp gpu/occupy.cu)
 set_target_properties(repeat_test PROPERTIES CUDA_ARCHITECTURES 80)
 add_gpu_test(device_test SOURCES gpu/step.cpp)
-add_gpu_program(kernel_check.cu KERNELS)
-add_gpu_program(backends_agree.cpp)
+add_gpu_program(kernel_check.cu KERNELS SANITIZE)
+add_gpu_program(backends_agree.cpp SANITIZE)
 foreach(name golden_test features_test sweep_test experts_test plans_test routing_test)
   add_gpu_line(${name} MOEC_TEST_DEVICE=cuda)  # the layer's tests once more
 endforeach()
