@@ -51,6 +51,8 @@ set_target_properties(repeat_test PROPERTIES CUDA_ARCHITECTURES 80)
 add_gpu_test(device_test SOURCES gpu/step.cpp)
 add_gpu_program(kernel_check.cu KERNELS SANITIZE)
 add_gpu_program(backends_agree.cpp SANITIZE)
+add_gpu_program(routing_agrees.cpp SANITIZE
+  SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)
 foreach(name golden_test features_test sweep_test experts_test plans_test routing_test)
   add_gpu_line(${name} MOEC_TEST_DEVICE=cuda)  # the layer's tests once more
 endforeach()
