@@ -10,12 +10,14 @@
 
 #include <cstdint>
 
+#include "core/portable.h"
+
 namespace moec {
 
 struct Array {  // element type and address; the shape stands in the comment of each use
   void* data = nullptr;
   moec_dtype dtype = 0;
-  explicit operator bool() const { return data != nullptr; }
+  MOEC_HD explicit operator bool() const { return data != nullptr; }
 };
 
 // Element (n, k) of a matrix at data + n * row_stride + k * col_stride (elements). This one view
@@ -38,10 +40,10 @@ struct ExpertMatrix {
   int64_t bias_expert_stride = 0, bias_pointer_offset = 0, bias_stride = 1;
   moec_dtype bias_dtype = 0;
 
-  bool present() const { return base || pointers; }
-  bool has_bias() const { return bias_base || bias_pointers; }
-  MatrixView expert(int64_t e) const;
-  MatrixView bias(int64_t e) const;  // row_stride = distance of elements; col_stride unused
+  MOEC_HD bool present() const { return base || pointers; }
+  MOEC_HD bool has_bias() const { return bias_base || bias_pointers; }
+  MOEC_HD MatrixView expert(int64_t e) const;
+  MOEC_HD MatrixView bias(int64_t e) const;  // row_stride = distance of elements; col_stride unused
 };
 
 // The matrices of a set of experts as the GEMMs want them, whatever layout they were bound in.
@@ -220,14 +222,14 @@ struct ExpertsGradArgs {
   void* workspace;
 };
 
-inline MatrixView ExpertMatrix::expert(int64_t e) const {
+MOEC_HD MatrixView ExpertMatrix::expert(int64_t e) const {
   const int64_t size = int64_t((dtype >> 8) & 0xffu) / 8;
   char* const start = pointers ? static_cast<char*>(pointers[e]) + pointer_offset * size
                                : static_cast<char*>(base) + e * expert_stride * size;
   return {start, row_stride, col_stride, dtype};
 }
 
-inline MatrixView ExpertMatrix::bias(int64_t e) const {
+MOEC_HD MatrixView ExpertMatrix::bias(int64_t e) const {
   const int64_t size = int64_t((bias_dtype >> 8) & 0xffu) / 8;
   char* const start = bias_pointers
                           ? static_cast<char*>(bias_pointers[e]) + bias_pointer_offset * size

@@ -90,7 +90,10 @@ std::unique_ptr<WeightSet> Run::bind(const oracle::MlpWeights& values, int exper
   const moec_weights_desc desc = set->desc(options_.frozen);
   *handle = make<Weights>(moec_weights_create, context_, &desc);
   check(moec_weights_bind(handle->get(), set->set()));
-  if (options_.frozen) check(moec_weights_pack(handle->get(), nullptr, nullptr));
+  auto info = sized<moec_weights_info>();
+  check(moec_weights_query(handle->get(), &info));
+  if (options_.frozen && info.packed_bytes > 0)  // a GPU reads weights as they are bound
+    check(moec_weights_pack(handle->get(), nullptr, nullptr));
   return set;
 }
 

@@ -71,11 +71,11 @@ class CudaBackend final : public Backend {
 
   Op op(moec_stream stream) const {
     return {host_, multiprocessors_,  clusters_,
-            false, deferred_->data(), static_cast<cudaStream_t>(stream)};
+            tf32_, deferred_->data(), static_cast<cudaStream_t>(stream)};
   }
 
   int device_, multiprocessors_ = 0;
-  bool tf32_;
+  bool tf32_ = false;
   std::vector<const ExpertsPath*> paths_;  // that this device has and MOEC_CUDA_KERNELS allows
   bool clusters_ = false;
   std::unique_ptr<Deferred> deferred_;

@@ -8,9 +8,13 @@ set(MOEC_CUDA_ARCH_host OFF)
 
 set(MOEC_CUDA_SOURCES_sm90
   row_gemm_up.cu row_gemm_down.cu row_gemm_grad_down.cu weight_grad.cu)
-set(MOEC_CUDA_SOURCES_portable plan.cu plan_groups.cu plan_choice.cu plan_source.cu combine.cu)
+set(MOEC_CUDA_SOURCES_portable plan.cu plan_groups.cu plan_choice.cu plan_source.cu combine.cu
+  pointer_table.cu portable_mma.cu portable_plain.cu)
 set(MOEC_CUDA_SOURCES_exact
   route_forward.cu route_backward.cu gate_forward.cu gate_backward.cu column_sum.cu dense.cu
-  loss.cu permute.cu)
+  loss.cu permute.cu
+  portable_combine.cu portable_mix.cu portable_rows.cu portable_sums.cu)
 set(MOEC_CUDA_SOURCES_host
-  plugin.cpp cuda_backend.cpp experts.cpp row_gemm.cpp tensor_map.cpp)
+  plugin.cpp cuda_backend.cpp row_gemm.cpp tensor_map.cpp
+  experts.cpp experts_fast.cpp experts_memory.cpp experts_portable.cpp
+  experts_portable_backward.cpp portable_gemm.cpp)

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// portable_mma_kernel: grouped products of aligned 16-bit operands on the tensor cores.
+//
+//   tile     128 x 128 x 32, 8 warps of 64 x 32, two CTAs a multiprocessor
+//   copies   cp.async in four stages; tails and rows outside a group arrive as zeros
+//   grid     portable_grid(); surplus CTAs of row products leave at once
+#include "backend/cuda/portable_mma.cuh"
+
+namespace moec::cuda {
+namespace {
+
+constexpr int kWarpM = 64, kWarpN = 32;
+
+// Where the copies are: tiles of both operands, k block after k block, part after part.
+template <bool kAlongKOfA, bool kAlongKOfB, bool kWeightGradient>
+struct Copies {
+  TileLoader<kAlongKOfA> a;
+  TileLoader<kAlongKOfB> b;
+  int64_t k_end, k0 = 0, a_part, b_part;  // bytes
+  int64_t a_at = 0, b_at = 0;
+
+  __device__ Copies(const PortableGemm& p, const PortableTile& t)
+      : a(p.a, t, t.m0, t.m_end, t.first_row),
+        b(p.b[t.part], t, t.n0, p.n, kWeightGradient ? t.first_row : 0),
+        k_end(t.k_end),
+        a_part(p.a_part * 2),
+        b_part(p.parts == 2 ? p.b[1].of_group(t.group) - p.b[0].of_group(t.group) : 0) {}
+  __device__ void next(uint32_t stage) {
+    a.load(stage, k0, k_end, a_at);
+    b.load(stage + kMmaTileBytes, k0, k_end, b_at);
+    k0 += kMmaDepth;
+    if (k0 < k_end) return;
+    k0 = 0;
+    a_at += a_part;
+    b_at += b_part;
+  }
+};
+
+template <typename Element, bool kAlongKOfA, bool kAlongKOfB>
+__device__ void multiply_stage(uint32_t stage, int m, int n, float (&c)[4][4][4]) {
+#pragma unroll
+  for (int k = 0; k < kMmaDepth; k += 16) {
+    uint32_t a[4][4], b[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) load_fragment<kAlongKOfA, false>(stage, m + 16 * i, k, a[i]);
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+      load_fragment<kAlongKOfB, true>(stage + kMmaTileBytes, n + 16 * j, k, b[j]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        mma<Element>(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+  }
+}
+
+template <typename Element, bool kAlongKOfA, bool kAlongKOfB, bool kWeightGradient>
+__global__ __launch_bounds__(kPortableThreads, 2) void portable_mma_kernel(const PortableGemm p) {
+  extern __shared__ __align__(128) char memory[];
+  begin_kernel();
+  PortableTile t;
+  if (!find_tile<kWeightGradient>(p, t)) return;
+  const uint32_t stages = ptx::shared_address(memory);
+  const auto stage = [&](int64_t i) {
+    return stages + uint32_t(i % kMmaStages) * 2 * kMmaTileBytes;
+  };
+  const int64_t blocks =
+      (t.k_end + kMmaDepth - 1) / kMmaDepth * (p.sum && !kWeightGradient ? p.parts : 1);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  const int m = warp / 4 * kWarpM, n = warp % 4 * kWarpN;
+  float c[4][4][4] = {};
+  if (blocks > 0) {
+    Copies<kAlongKOfA, kAlongKOfB, kWeightGradient> copies(p, t);
+    for (int i = 0; i < kMmaStages - 1; ++i) {
+      if (i < blocks) copies.next(stage(i));
+      ptx::copy_async_commit();
+    }
+    for (int64_t i = 0; i < blocks; ++i) {
+      ptx::copy_async_wait<kMmaStages - 2>();
+      __syncthreads();
+      if (i + kMmaStages - 1 < blocks) copies.next(stage(i + kMmaStages - 1));
+      ptx::copy_async_commit();
+      multiply_stage<Element, kAlongKOfA, kAlongKOfB>(stage(i), m, n, c);
+    }
+  }
+  const TileWriter<kWeightGradient> writer(p, t);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int column = n + 8 * j + lane % 4 * 2;
+    const float low = writer.bias(column), high = writer.bias(column + 1);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = m + 16 * i + 8 * half + lane / 4;
+        const float weight = writer.bias_weight(row);
+        writer.store(row, column, c[i][j][2 * half] + weight * low,
+                     c[i][j][2 * half + 1] + weight * high);
+      }
+  }
+}
+
+using Kernel = void(const PortableGemm);
+
+template <typename Element>
+void launch_element(const Op& op, const PortableGemm& p, bool weight_gradient) {
+  static std::atomic<uint64_t> allowed[3];
+  Kernel* const kernels[] = {portable_mma_kernel<Element, true, true, false>,
+                             portable_mma_kernel<Element, true, false, false>,
+                             portable_mma_kernel<Element, false, false, true>};
+  const int which = weight_gradient ? 2 : p.b[0].k_stride == 1 ? 0 : 1;
+  check(allow_shared_memory(kernels[which], kMmaSharedBytes, allowed[which]), "portable product");
+  const dim3 grid = portable_grid(p, weight_gradient);
+  run(op, "portable product", kernels[which], grid, kPortableThreads, kMmaSharedBytes, p);
+}
+
+bool fits(const Operand& operand, bool along_k) {
+  return (along_k ? operand.k_stride : operand.i_stride) == 1 &&
+         (along_k ? operand.i_stride : operand.k_stride) % 8 == 0;
+}
+
+}  // namespace
+
+bool mma_takes(const PortableGemm& p, bool weight_gradient, bool aligned) {
+  const moec_dtype dtype = p.a.dtype;
+  if (!aligned || (dtype != MOEC_BF16 && dtype != MOEC_F16) || p.a_part % 8) return false;
+  if (!fits(p.a, !weight_gradient)) return false;
+  const bool along_k = !weight_gradient && p.b[0].k_stride == 1;
+  for (int i = 0; i < p.parts; ++i)
+    if (p.b[i].dtype != dtype || !fits(p.b[i], along_k)) return false;
+  return true;
+}
+
+void mma_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
+  if (p.a.dtype == MOEC_BF16)
+    launch_element<__nv_bfloat16>(op, p, weight_gradient);
+  else
+    launch_element<__half>(op, p, weight_gradient);
+}
+
+}  // namespace moec::cuda

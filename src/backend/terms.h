@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of a token's routed sum, host and device.
+#pragma once
+
+#include "backend/args.h"
+#include "core/portable.h"
+
+namespace moec {
+
+// The row of an expert, or the token itself (identity expert).
+struct Term {
+  int64_t row;    // -1: identity
+  float weight;   // routing weight
+  int64_t entry;  // where d_weights has it: t * K + slot; expert choice: the row
+};
+
+enum class TermOrder { kSlot, kExpert };
+
+// body(term) for each part of token t, in slot order or by ascending expert id (then slot).
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Body>
+MOEC_HD void for_each_term(const PlanView& plan, int64_t t, TermOrder order, const Body& body) {
+  if (plan.kind == MOEC_PLAN_EXPERT_CHOICE) {  // listed by expert already
+    for (int32_t i = plan.token_offsets[t]; i < plan.token_offsets[t + 1]; ++i) {
+      const int64_t row = plan.token_rows[i];
+      body(Term{row, plan.row_weight[row], row});
+    }
+    return;
+  }
+  const int32_t* const ids = plan.expert_ids + t * plan.top_k;
+  const auto visit = [&](int64_t slot) {
+    const int64_t entry = t * plan.top_k + slot, row = plan.assignment_row[entry];
+    const bool identity = ids[slot] >= plan.num_experts;
+    if (row >= 0 || identity) body(Term{row, plan.weights[entry], entry});
+  };
+  if (order == TermOrder::kSlot) {
+    for (int64_t slot = 0; slot < plan.top_k; ++slot) visit(slot);
+    return;
+  }
+  for (int64_t done = -1;;) {  // the least (id, slot) above the last one
+    int64_t next = INT64_MAX;
+    for (int64_t slot = 0; slot < plan.top_k; ++slot) {
+      const int64_t key = int64_t(ids[slot]) * plan.top_k + slot;
+      if (key > done && key < next) next = key;
+    }
+    if (next == INT64_MAX) return;
+    visit(next % plan.top_k);
+    done = next;
+  }
+}
+
+}  // namespace moec
