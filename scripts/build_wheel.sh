@@ -17,4 +17,11 @@ CMAKE_BUILD_PARALLEL_LEVEL=$(job_count)
 "$venv/bin/python" -m pip wheel --disable-pip-version-check \
   --no-deps --no-build-isolation --no-index --wheel-dir "$folder" "${options[@]}" bindings/python \
   >"$log" 2>&1 || { tail -n 40 "$log" >&2; die "the wheel does not build; see ${log#"$root"/}"; }
+# The tag that its symbols allow: glibc and libstdc++ of this machine, or older.
+wheel=$(echo "$folder"/moec-*.whl)
+"$venv/bin/python" -m abi3audit --strict "$wheel" >>"$log" 2>&1 ||
+  die "the wheel uses what is not in the stable ABI; see ${log#"$root"/}"
+tag=$("$venv/bin/auditwheel" show "$wheel" 2>>"$log" | tr '\n' ' ' |
+  sed -nE 's/.*following platform tag: "([^"]+)".*/\1/p')
+"$venv/bin/python" -m wheel tags --remove --platform-tag "${tag:-linux_$(uname -m)}" "$wheel" >>"$log"
 ls "$folder"/moec-*.whl
