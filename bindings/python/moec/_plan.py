@@ -147,6 +147,18 @@ class Plan(Handle):
         return self
 
 
+def _move(
+    context: Context, plan: Plan, call: str, stream: int, into: dict[str, Any], **given: Any
+) -> None:
+    """One of the four moves of rows: moec_<call>, from the arrays given `into` others."""
+    args = getattr(_raw, f"moec_{call.replace('backward', 'grad')}_args")()
+    args.plan = plan.raw
+    keep: list[Any] = []
+    set_tensors(args, keep, stream=stream, **given)
+    set_tensors(args, keep, write=True, stream=stream, **into)
+    getattr(_raw, f"moec_{call}")(context.raw, args, stream)
+
+
 def permute(
     context: Context,
     plan: Plan,
@@ -163,16 +175,10 @@ def permute(
     x_scale [T,S] travels into row_scale [P,S]; row_weight [P] f32 receives the routing weights, and
     rows whose weight is exactly 0 are then zero.
     """
-    keep: list[Any] = []
-    handle = stream_handle(stream)
     if rows is None:
         rows = empty((plan.totals(stream=stream).rows, x.shape[1]), x, x)
-    args = _raw.moec_permute_args()
-    args.plan = plan.raw
-    set_tensors(args, keep, stream=handle, x=x, x_scale=x_scale)
-    set_tensors(args, keep, write=True, stream=handle, rows=rows, row_scale=row_scale,
-                row_weight=row_weight)
-    _raw.moec_permute(context.raw, args, handle)
+    into = {"rows": rows, "row_scale": row_scale, "row_weight": row_weight}
+    _move(context, plan, "permute", stream_handle(stream), into, x=x, x_scale=x_scale)
     return rows
 
 
@@ -191,14 +197,9 @@ def unpermute(
 
     weights [T,K] f32 (absent: 1); residual [T,H] is added and may be `out` itself.
     """
-    keep: list[Any] = []
-    handle = stream_handle(stream)
     y = empty((num_tokens, rows.shape[1]), rows, rows) if out is None else out
-    args = _raw.moec_unpermute_args()
-    args.plan = plan.raw
-    set_tensors(args, keep, stream=handle, rows=rows, weights=weights, residual=residual)
-    set_tensors(args, keep, write=True, stream=handle, y=y)
-    _raw.moec_unpermute(context.raw, args, handle)
+    given = {"rows": rows, "weights": weights, "residual": residual}
+    _move(context, plan, "unpermute", stream_handle(stream), {"y": y}, **given)
     return y
 
 
@@ -214,14 +215,10 @@ def permute_backward(
     stream: Any = None,
 ) -> Array:
     """d_x [T,H] from d_rows [P,H]; d_weights [T,K] f32 from d_row_weight [P] f32."""
-    keep: list[Any] = []
-    handle = stream_handle(stream)
     d_x = empty((num_tokens, d_rows.shape[1]), d_rows, d_rows) if out is None else out
-    args = _raw.moec_permute_grad_args()
-    args.plan = plan.raw
-    set_tensors(args, keep, stream=handle, d_rows=d_rows, d_row_weight=d_row_weight)
-    set_tensors(args, keep, write=True, stream=handle, d_x=d_x, d_weights=d_weights)
-    _raw.moec_permute_backward(context.raw, args, handle)
+    given = {"d_rows": d_rows, "d_row_weight": d_row_weight}
+    into = {"d_x": d_x, "d_weights": d_weights}
+    _move(context, plan, "permute_backward", stream_handle(stream), into, **given)
     return d_x
 
 
@@ -237,12 +234,8 @@ def unpermute_backward(
     stream: Any = None,
 ) -> Array:
     """d_rows [P,H] from d_y [T,H]; d_weights [T,K] f32 needs the forward's rows [P,H]."""
-    keep: list[Any] = []
-    handle = stream_handle(stream)
     d_rows = empty(tuple(rows.shape), rows, rows) if out is None else out
-    args = _raw.moec_unpermute_grad_args()
-    args.plan = plan.raw
-    set_tensors(args, keep, stream=handle, d_y=d_y, rows=rows, weights=weights)
-    set_tensors(args, keep, write=True, stream=handle, d_rows=d_rows, d_weights=d_weights)
-    _raw.moec_unpermute_backward(context.raw, args, handle)
+    given = {"d_y": d_y, "rows": rows, "weights": weights}
+    into = {"d_rows": d_rows, "d_weights": d_weights}
+    _move(context, plan, "unpermute_backward", stream_handle(stream), into, **given)
     return d_rows
