@@ -2,6 +2,9 @@
 # Every target is a script: this file only names them.
 .PHONY: help demo test test-gpu bench bench-gpu bench-peers format lint abi-bless clean
 .DEFAULT_GOAL := help
+# What scripts fetch into build/, and only fetch.
+downloads := venv cuda julia go-toolchain xla_headers py-packages peers-venv frameworks \
+             frameworks-older
 
 help:         ## this list
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 22
@@ -24,5 +27,6 @@ lint:         ## rooms, format and clang-tidy
 	@scripts/lint.sh
 abi-bless:    ## accept today's header as the ABI snapshot (say so in CHANGELOG.md)
 	@scripts/abi_bless.sh
-clean:        ## remove builds; keeps the downloaded tools
-	@rm -rf build/release build/debug build/asan build/tsan build/demo build/install
+clean:        ## remove all that was built; keeps the downloaded tools and packages
+	@[ ! -d build ] || find build -mindepth 1 -maxdepth 1 $(patsubst %,! -name '%',$(downloads)) \
+	  -exec rm -rf {} +

@@ -89,3 +89,12 @@ def test_nothing_installed_names_the_build(prefix, build):
     for path in prefix.rglob("*"):
         if path.suffix in (".pc", ".cmake"):
             assert str(build) not in path.read_text(), path
+
+
+def test_clean_keeps_only_downloads(root, tmp_path):
+    downloads = {"venv", "cuda", "julia", "go-toolchain", "peers-venv"}
+    built = {"release", "asan", "tsan", "python", "wheel", "py-test-venv", "demo", "rust", "log"}
+    for name in downloads | built:
+        (tmp_path / "build" / name).mkdir(parents=True)
+    run("make", "-f", root / "Makefile", "clean", cwd=tmp_path)
+    assert {path.name for path in (tmp_path / "build").iterdir()} == downloads
