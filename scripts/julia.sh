@@ -3,7 +3,9 @@
 # julia.sh ARGUMENTS...: run the julia on PATH, else 1.5.3 of Debian 11, whose packages are unpacked
 # once into build/julia: nothing is installed. `julia.sh --where` only says which it is; exit 127
 # where neither can be had.
+here=$PWD
 . "$(dirname "$0")/lib.sh"
+cd "$here"
 folder=$build/julia
 tree=$folder/root
 

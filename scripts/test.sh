@@ -46,6 +46,11 @@ stage "configure"       configure release -DMOEC_CUDA=ON -DCMAKE_CUDA_COMPILER="
 stage "build"           compile release
 stage "tests"           scripts/run_ctest.py "$build/release"
 stage "python"          scripts/test_python.sh
+stage "c"               scripts/test_c.sh
+stage "rust"            scripts/test_rust.sh
+stage "candle"          scripts/test_candle.sh
+stage "go"              scripts/test_go.sh
+stage "julia"           scripts/test_julia.sh
 stage "configure asan"  configure asan
 stage "build asan"      compile asan --target tests_asan
 stage "tests asan"      scripts/run_ctest.py "$build/asan" -L asan

@@ -5,18 +5,18 @@ module MoecCUDAExt
 using CUDA: CUDA, DenseCuArray
 using Moec
 
-# CuPtr does not convert to Ptr: the library takes device addresses in the same field.
-address(array) = reinterpret(Ptr{Cvoid}, pointer(array))
+# CuPtr does not convert to Ptr, but the library takes device addresses in the same field. The owner
+# of a Tensor and the callers of buffer keep the memory.
+address(array) = GC.@preserve array reinterpret(Ptr{Cvoid}, pointer(array))
 
 function Moec.Tensor(array::DenseCuArray{T}) where {T}
-    data = GC.@preserve array address(array)  # the Tensor keeps the array
     device = CUDA.deviceid(CUDA.device(array))
-    return Moec.Tensor(Moec.describe(data, T, Moec.Raw.MOEC_CUDA, device, size(array)), array)
+    raw = Moec.describe(address(array), T, Moec.Raw.MOEC_CUDA, device, size(array))
+    return Moec.Tensor(raw, array)
 end
 
 function Moec.buffer(bytes::DenseCuArray{UInt8,1})
-    start = GC.@preserve bytes address(bytes)  # callers preserve the vector
-    return Moec.Raw.moec_buffer(ptr = start, bytes = UInt64(length(bytes)))
+    return Moec.Raw.moec_buffer(ptr = address(bytes), bytes = UInt64(length(bytes)))
 end
 
 Moec.default_stream(::DenseCuArray) = reinterpret(Ptr{Cvoid}, CUDA.stream().handle)

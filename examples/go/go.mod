@@ -1,0 +1,5 @@
+module train
+
+go 1.21
+
+require moec.dev/moec v0.1.0

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# test_c.sh: the C package as installed: api.json's layouts and constants as static assertions of
+# gcc and clang; examples/c built through pkg-config, shared and static, and through CMake with and
+# without its components; and run.
+. "$(dirname "$0")/lib.sh"
+prefix=$(scripts/install_for_bindings.sh)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+passed=0
+done_with() { echo "ok: $*"; passed=$((passed + 1)); }
+
+"$venv/bin/python" bindings/generate.py --check
+done_with "generated layers are current"
+"$venv/bin/python" bindings/emit_c.py >"$work/layout.c"
+for compiler in gcc clang; do
+  $compiler -std=c11 -Werror "$work/layout.c" -o "$work/layout" $(pkg-config --cflags --libs moec)
+  LD_LIBRARY_PATH=$prefix/lib "$work/layout"
+  done_with "layouts, constants and symbols by $compiler"
+done
+
+warnings="-std=c11 -Wall -Wextra -Wpedantic -Werror"
+cc $warnings examples/c/train.c -o "$work/shared" $(pkg-config --cflags --libs moec)
+LD_LIBRARY_PATH=$prefix/lib "$work/shared"
+done_with "examples/c, shared"
+# Without the shared library beside it, -lmoec is the static one.
+cp -r "$prefix" "$work/only_static"
+rm "$work"/only_static/lib/libmoec*.so*
+cc $warnings examples/c/train.c -o "$work/static" \
+  $(PKG_CONFIG_PATH=$work/only_static/lib/pkgconfig pkg-config --static --cflags --libs moec)
+env -u LD_LIBRARY_PATH "$work/static"
+done_with "examples/c, static"
+
+consumer() { # consumer NAME TARGET COMPONENTS...: configure a project that asks for COMPONENTS
+  mkdir -p "$work/$1"
+  cat >"$work/$1/CMakeLists.txt" <<CMAKE
+cmake_minimum_required(VERSION 3.18)
+project(consumer LANGUAGES C)
+find_package(moec 0.1 CONFIG REQUIRED ${*:3})
+add_executable(program $root/examples/c/train.c)
+target_link_libraries(program PRIVATE $2)
+CMAKE
+  cmake -S "$work/$1" -B "$work/$1/build" -DCMAKE_PREFIX_PATH="$prefix" >"$work/$1/log" 2>&1
+}
+consumer plain moec::moec
+cmake --build "$work/plain/build" >/dev/null
+"$work/plain/build/program"
+done_with "CMake package"
+components=
+if [ -e "$prefix/lib/libmoec_cuda.so.0" ]; then components="COMPONENTS cuda"; fi
+consumer components moec::static $components
+cmake --build "$work/components/build" >/dev/null
+"$work/components/build/program"
+done_with "CMake package, static ${components:-(no plug-in is built)}"
+if consumer absent moec::moec COMPONENTS nothing_of_the_kind; then
+  die "CMake found a component that does not exist"
+fi
+done_with "CMake package without a component that is asked for"
+echo "$passed passed, 0 failed"

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# test_julia.sh: Moec.jl developed into a new environment of a new depot whose only registry is
+# empty (nothing but the standard library can be found) and tested there by Pkg.test; the program of
+# examples/julia and the README's; and the static check, which knows every function.
+. "$(dirname "$0")/lib.sh"
+prefix=$(scripts/install_for_bindings.sh)
+"$venv/bin/python" bindings/julia/test/static_check.py
+
+where=$(scripts/julia.sh --where) || die "no julia can be had here: only the static check ran"
+outside=$(mktemp -d)
+trap 'rm -rf "$outside"' EXIT
+mkdir -p "$outside/bindings" "$outside/depot/registries/Empty"
+cp -r bindings/julia "$outside/bindings/julia"
+ln -s "$root/bindings/api.json" "$outside/bindings/api.json"
+ln -s "$root/tests" "$outside/tests"
+cat >"$outside/depot/registries/Empty/Registry.toml" <<'TOML'
+name = "Empty"
+uuid = "6a3b3c52-4d4e-4f1e-9f54-0c1d2f6f0a11"
+repo = "file:///nowhere"
+
+[packages]
+TOML
+# README.md's program is its first julia block.
+sed -n '/^```julia$/,/^```$/p' bindings/julia/README.md | sed '/^```/d' >"$outside/readme.jl"
+[ -s "$outside/readme.jl" ] || die "bindings/julia/README.md has no julia program"
+cp examples/julia/train.jl "$outside"
+
+cat >"$outside/run.jl" <<'JULIA'
+using Pkg
+VERSION >= v"1.5" && Pkg.offline(true)
+Pkg.activate(joinpath(@__DIR__, "environment"))
+Pkg.develop(PackageSpec(path = joinpath(@__DIR__, "bindings", "julia")))
+Pkg.test("Moec", julia_args = `-O0`)
+for program in ("readme.jl", "train.jl")
+    include(joinpath(@__DIR__, program))
+    println(program, " ran")
+end
+JULIA
+log=$outside/log.txt
+export JULIA_DEPOT_PATH=$outside/depot MOEC_LIBRARY=$prefix/lib/libmoec.so.0
+timeout 300 scripts/julia.sh -O0 --startup-file=no "$outside/run.jl" 2>&1 | tee "$log"
+echo "executed with $where"
+passed=$(sed -nE 's/^Moec +\| +([0-9]+) +.*/\1/p' "$log")
+[ "$(grep -c ' ran$' "$log")" = 2 ] || die "a program did not run"
+[ "${passed:-0}" -gt 500 ] || die "Pkg.test ran ${passed:-no} tests"
+echo "$((passed + 2)) passed, 0 failed"
