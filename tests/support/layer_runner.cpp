@@ -12,6 +12,8 @@ namespace {
 
 using oracle::Vec;
 
+constexpr double kBefore = 0.25;
+
 uint64_t bytes_for(const moec_size& size, int tokens) {
   return size.base + static_cast<uint64_t>(tokens) * size.per_token;
 }
@@ -49,7 +51,23 @@ class Run {
     return tensors_.input(values, options_.dtype, shape);
   }
   moec_tensor gradient(const Vec& of, moec_dtype dtype, const std::vector<int64_t>& shape) {
-    return of.empty() ? moec_tensor{} : tensors_.output(dtype, shape);
+    return of.empty() ? moec_tensor{} : gradient(dtype, shape);
+  }
+  moec_tensor gradient(moec_dtype dtype, const std::vector<int64_t>& shape) {
+    if (!options_.accumulate) return tensors_.output(dtype, shape);
+    int64_t count = 1;
+    for (int64_t extent : shape) count *= extent;
+    return tensors_.input(Vec(static_cast<size_t>(count), kBefore), dtype, shape);
+  }
+  // What the call added to a gradient.
+  Vec added(Vec values) const {
+    for (double& v : values) v -= options_.accumulate ? kBefore : 0;
+    return values;
+  }
+  oracle::MlpWeights added(oracle::MlpWeights w) const {
+    for (Vec* v : {&w.gate, &w.up, &w.down, &w.gate_bias, &w.up_bias, &w.down_bias})
+      *v = added(std::move(*v));
+    return w;
   }
   void add_bytes(const moec_tensor& tensor, LayerRun* run) const {
     const std::vector<uint8_t> one = tensors_.read_bytes(tensor);
@@ -123,7 +141,7 @@ void Run::fill_arguments() {
   args_.expert_ids = tensors_.output(MOEC_I32, {tokens_, slots_});
   args_.routing_weights = tensors_.output(MOEC_F32, {tokens_, slots_});
   const auto tokens = static_cast<int>(tokens_);
-  args_.saved = tensors_.buffer(bytes_for(sizes_.saved, tokens));
+  args_.saved = tensors_.buffer(bytes_for(sizes_.saved, tokens), options_.saved_before);
   args_.workspace = tensors_.buffer(bytes_for(sizes_.forward_workspace, tokens));
 }
 
@@ -133,29 +151,31 @@ void Run::backward(const Vec& d_y, const Vec& d_logits_in) {
   WeightLayout layout = options_.layout;
   layout.dtype = options_.grad_dtype;
   const auto hidden = static_cast<int>(hidden_);
+  const double* const before = options_.accumulate ? &kBefore : nullptr;
   d_experts_ = std::make_unique<WeightSet>(in_.experts, config_.router.num_experts, hidden,
-                                           config_.experts.inter, layout, true);
+                                           config_.experts.inter, layout, true, before);
   grad_ = sized<moec_layer_grad_args>();
   grad_->forward = &args_;
   grad_->d_y = data(d_y, {tokens_, hidden_});
   grad_->d_logits_in = tensors_.input(d_logits_in, f32, {tokens_, columns_});
-  grad_->d_x = tensors_.output(type, {tokens_, hidden_});
+  if (options_.accumulate) grad_->flags = MOEC_GRAD_ACCUMULATE | MOEC_GRAD_ACCUMULATE_X;
+  grad_->d_x = gradient(type, {tokens_, hidden_});
   grad_->d_router_x = gradient(in_.router_x, type, {tokens_, hidden_});
-  grad_->d_gate_weight = tensors_.output(f32, {columns_, hidden_});
+  grad_->d_gate_weight = gradient(f32, {columns_, hidden_});
   grad_->d_gate_bias = gradient(in_.gate_bias, f32, {columns_});
   grad_->d_input_scale = gradient(in_.input_scale, f32, {hidden_});
   grad_->d_per_expert_scale = gradient(in_.per_expert_scale, f32, {columns_});
   grad_->d_expert_weights = d_experts_->set();
   if (shared_) {
     d_shared_ = std::make_unique<WeightSet>(in_.shared, 1, hidden, config_.experts.shared_inter,
-                                            layout, true);
+                                            layout, true, before);
     grad_->d_shared_weights = d_shared_->set();
   }
   const auto gates = static_cast<int64_t>(in_.shared_gate.size()) / hidden_;
   grad_->d_shared_gate = gradient(in_.shared_gate, f32, {gates, hidden_});
   grad_->d_shared_gate_bias = gradient(in_.shared_gate_bias, f32, {2});
   grad_->d_output_bias = gradient(in_.output_bias, f32, {hidden_});
-  grad_->d_residual = gradient(in_.residual, type, {tokens_, hidden_});
+  if (!in_.residual.empty()) grad_->d_residual = tensors_.output(type, {tokens_, hidden_});
   grad_->d_routing_weights = tensors_.output(f32, {tokens_, slots_});
   grad_->workspace =
       tensors_.buffer(bytes_for(sizes_.backward_workspace, static_cast<int>(tokens_)));
@@ -165,6 +185,7 @@ void Run::backward(const Vec& d_y, const Vec& d_logits_in) {
 void Run::collect(LayerRun* run) {
   check(moec_context_sync(context_, nullptr));
   run->y = tensors_.read(args_.y);
+  run->saved = tensors_.read_bytes(args_.saved);
   run->logits = tensors_.read(args_.logits);
   run->routing_weights = tensors_.read(args_.routing_weights);
   for (double id : tensors_.read(args_.expert_ids)) run->expert_ids.push_back(static_cast<int>(id));
@@ -185,13 +206,14 @@ void Run::collect(LayerRun* run) {
         {&grad_->d_residual, &g.residual},
         {&grad_->d_routing_weights, &g.routing_weights}};
     for (const auto& [tensor, values] : all) {
-      *values = tensors_.read(*tensor);
+      const bool overwritten = values == &g.residual || values == &g.routing_weights;
+      *values = overwritten ? tensors_.read(*tensor) : added(tensors_.read(*tensor));
       add_bytes(*tensor, run);
     }
     for (const auto& [set, values] :
          {std::pair{d_experts_.get(), &g.experts}, std::pair{d_shared_.get(), &g.shared}}) {
       if (!set) continue;
-      *values = set->read();
+      *values = added(set->read());
       const std::vector<uint8_t> bytes = set->bytes();
       run->bytes.insert(run->bytes.end(), bytes.begin(), bytes.end());
       run->neighbours_untouched = run->neighbours_untouched && set->neighbours_untouched();

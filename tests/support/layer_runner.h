@@ -22,6 +22,9 @@ struct RunOptions {
   uint32_t combine = MOEC_COMBINE_FP32_SLOT;
   uint32_t act_rounding = MOEC_ACT_FP32_ONCE;
   int num_threads = 0;
+  // Every gradient that can be added to holds 1/4 before, which is taken off again.
+  bool accumulate = false;
+  uint8_t saved_before = 0xFF;  // each byte of the saved buffer before the forward call
 };
 
 struct LayerRun {
@@ -31,6 +34,7 @@ struct LayerRun {
   oracle::Ids expert_ids;
   oracle::Gradients grads;
   std::vector<uint8_t> bytes;  // of every output, to compare runs bit for bit
+  std::vector<uint8_t> saved;  // after the forward call
   bool neighbours_untouched = true;
 };
 

@@ -104,24 +104,29 @@ moec_tensor Tensors::input(const std::vector<double>& values, moec_dtype dtype,
   return tensor;
 }
 
-moec_buffer Tensors::buffer(uint64_t bytes) {
+moec_buffer Tensors::buffer(uint64_t bytes, uint8_t fill) {
   if (bytes == 0) return {};
-  buffers_.emplace_back(bytes);
+  const std::vector<uint8_t> values(bytes, fill);
+  buffers_.emplace_back(values.data(), bytes);
   return {buffers_.back().pointer(), bytes};
 }
 
-const DeviceBuffer& Tensors::owner(const moec_tensor& tensor) const {
-  for (const DeviceBuffer& buffer : buffers_)
-    if (buffer.pointer() == tensor.data) return buffer;
-  throw std::runtime_error("Tensors::read: not a tensor of this object");
+std::vector<uint8_t> Tensors::read_from(const void* pointer) const {
+  if (!pointer) return {};
+  for (const DeviceBuffer& buffer : buffers_) {
+    if (buffer.pointer() != pointer) continue;
+    std::vector<uint8_t> bytes(buffer.size());
+    buffer.download(bytes.data());
+    return bytes;
+  }
+  throw std::runtime_error("Tensors::read: not memory of this object");
 }
 
 std::vector<uint8_t> Tensors::read_bytes(const moec_tensor& tensor) const {
-  if (!tensor.data) return {};
-  const DeviceBuffer& buffer = owner(tensor);
-  std::vector<uint8_t> bytes(buffer.size());
-  buffer.download(bytes.data());
-  return bytes;
+  return read_from(tensor.data);
+}
+std::vector<uint8_t> Tensors::read_bytes(const moec_buffer& buffer) const {
+  return read_from(buffer.ptr);
 }
 
 std::vector<double> Tensors::read(const moec_tensor& tensor) const {

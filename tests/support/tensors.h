@@ -31,15 +31,16 @@ class Tensors {
   }
   // Poisoned memory that a call is to fill.
   moec_tensor output(moec_dtype dtype, const std::vector<int64_t>& shape);
-  moec_buffer buffer(uint64_t bytes);
+  moec_buffer buffer(uint64_t bytes, uint8_t fill = 0xFF);
 
   // Values of a tensor of this object; empty for an absent one.
   std::vector<double> read(const moec_tensor& tensor) const;
   std::vector<uint8_t> read_bytes(const moec_tensor& tensor) const;
+  std::vector<uint8_t> read_bytes(const moec_buffer& buffer) const;
   bool neighbours_untouched() const;
 
  private:
-  const DeviceBuffer& owner(const moec_tensor& tensor) const;
+  std::vector<uint8_t> read_from(const void* pointer) const;
   std::deque<DeviceBuffer> buffers_;
 };
 

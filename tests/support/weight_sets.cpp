@@ -21,13 +21,14 @@ bool is_one_matrix(uint32_t gate_layout) {
 }  // namespace
 
 WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int inter,
-                     const WeightLayout& layout, bool as_output)
+                     const WeightLayout& layout, bool as_output, const double* before)
     : experts_(experts),
       hidden_(hidden),
       inter_(inter),
       layout_(layout),
       has_gate_up_bias_(!w.up_bias.empty()),
-      has_down_bias_(!w.down_bias.empty()) {
+      has_down_bias_(!w.down_bias.empty()),
+      before_(before) {
   moec_struct_init(&set_, sizeof(set_));
   if (w.gate.empty()) layout_.gate_layout = MOEC_GATE_NONE;
   const bool in_out = layout_.gate_up_orientation == MOEC_IN_OUT;
@@ -53,8 +54,9 @@ WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int i
 
 moec_tensor WeightSet::stack(const Vec& values, const std::vector<int64_t>& shape, bool as_output) {
   if (values.empty()) return {};
-  return as_output ? tensors_.output(layout_.dtype, shape)
-                   : tensors_.input(values, layout_.dtype, shape);
+  if (as_output && !before_) return tensors_.output(layout_.dtype, shape);
+  const Vec same(as_output ? values.size() : 0, as_output ? *before_ : 0);
+  return tensors_.input(as_output ? same : values, layout_.dtype, shape);
 }
 
 const moec_tensor* WeightSet::pointers(const moec_tensor& whole) {

@@ -21,9 +21,9 @@ struct WeightLayout {
 // One set of matrices on the device: bound weights, or the place for their gradients.
 class WeightSet {
  public:
-  // as_output: poisoned memory of the shapes of `weights`; else their values.
+  // as_output: memory of the shapes of `weights`, poisoned or full of *before; else their values.
   WeightSet(const oracle::MlpWeights& weights, int experts, int hidden, int inter,
-            const WeightLayout& layout, bool as_output);
+            const WeightLayout& layout, bool as_output, const double* before = nullptr);
 
   const moec_weight_set* set() const { return &set_; }
   moec_weights_desc desc(bool frozen) const;
@@ -44,6 +44,7 @@ class WeightSet {
   int experts_, hidden_, inter_;
   WeightLayout layout_;
   bool has_gate_up_bias_, has_down_bias_;
+  const double* before_;
   Tensors tensors_;
   std::deque<std::vector<moec_tensor>> pointer_arrays_;
   Stored gate_up_, gate_, up_, down_;
