@@ -32,7 +32,8 @@ void fill_device_info(int32_t device_id, moec_device_info& info) {
   std::snprintf(info.arch, sizeof info.arch, "sm_%d%d", device.major, device.minor);
 }
 
-CudaBackend::CudaBackend(const BackendOptions& options) : device_(options.device_id), tf32_(options.math == MOEC_MATH_TF32) {
+CudaBackend::CudaBackend(const BackendOptions& options)
+    : device_(options.device_id), tf32_(options.math == MOEC_MATH_TF32) {
   int major = 0, minor = 0;
   const DeviceScope scope(device_);
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_),
@@ -45,6 +46,8 @@ CudaBackend::CudaBackend(const BackendOptions& options) : device_(options.device
                "device %d has compute capability %d.%d; the CUDA backend needs 8.0 or later",
                device_, major, minor);
   paths_ = experts_paths(major, minor);
+  clusters_ = major >= 9;
+  deferred_ = std::make_unique<Deferred>();
 }
 
 void CudaBackend::device_info(moec_device_info& info) const {
@@ -55,10 +58,10 @@ void CudaBackend::device_info(moec_device_info& info) const {
 }
 
 // ---- memory and time
-void* CudaBackend::allocate(uint64_t bytes, moec_stream stream) const {
+void* CudaBackend::allocate(uint64_t bytes, moec_stream) const {  // for use on any stream
   const DeviceScope scope(device_);
   void* pointer = nullptr;
-  check(cudaMallocAsync(&pointer, bytes, as_stream(stream)), "cudaMallocAsync");
+  check(cudaMalloc(&pointer, bytes), "cudaMalloc");
   return pointer;
 }
 void CudaBackend::release(void* pointer, moec_stream) const {
