@@ -54,6 +54,27 @@ def table(path):
     return lines
 
 
+def threads_line(path):
+    """What one thread more brings, and a layer that is all overhead."""
+    result = json.loads(path.read_text())
+    ms = {case["case"]: case["ms"] for layer in result["layers"] for case in layer["cases"]}
+    one, more = sorted({int(name.split("/threads")[1]) for name in ms if "/threads" in name})
+
+    def of(name, threads):
+        return ms[f"{name}/threads{threads}"]
+
+    names = sorted({name.rsplit("/threads")[0] for name in ms if "/T512/threads" in name})
+    gains = ", ".join(f"{name.split('/')[0]} {of(name, one) / of(name, more):.2f} x"
+                      for name in names if not name.startswith("overhead"))
+    empty = "overhead/bf16/T1"
+    return [
+        f"{result['machine']}: a layer that is all overhead (128 experts, top-8, H = I = 32, one "
+        f"token) takes {1e3 * of(empty, more):.1f} us on {more} threads, "
+        f"{1e3 * of(empty, one):.1f} us on one. {more} threads beside one at 512 tokens: {gains} "
+        f"([{path.relative_to(ROOT)}]({path.relative_to(ROOT)}))."
+    ]
+
+
 def ratio(value, digits=2):
     return "-" if value is None else f"{value:.{digits}f}"
 
@@ -94,6 +115,7 @@ def main():
     files = sorted(RESULTS.glob("*/layer.json")) + sorted(RESULTS.glob("*/layer_f32.json"))
     made = [(gpu_table if "rows" in json.loads(path.read_text()) else table)(path)
             for path in files]
+    made += [threads_line(path) for path in sorted(RESULTS.glob("*/threads.json"))]
     body = "\n\n".join("\n".join(lines) for lines in made)
     wanted = f"{head}{BEGIN}\n\n{body}\n\n{END}{tail}"
     if "--check" in sys.argv[1:]:
