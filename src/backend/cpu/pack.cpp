@@ -281,21 +281,31 @@ int64_t packed_matrix_bytes(moec_dtype dtype, int64_t n, int64_t k) {
   return blocks_of(n, kPanelColumns) * blocks_of(k, packed_block_k(dtype)) * kBlockBytes;
 }
 
-void pack_matrix(const MatrixView& matrix, int64_t n, int64_t k, void* to) {
+// Panels [first, last) of one matrix, to where they lie in its packed form.
+static void pack_panels(const MatrixView& matrix, int64_t n, int64_t k, int64_t first, int64_t last,
+                        void* to) {
   const int64_t blocks = blocks_of(k, packed_block_k(matrix.dtype));
   const PanelSource source{
       matrix.data, matrix.dtype, matrix.row_stride, matrix.col_stride, nullptr, nullptr, n, k};
   const Load load = matrix.dtype == MOEC_F32 ? Load::kF32 : Load::kPairs;
   const BlockLoader loader(tile_kernels(), source, load);
-  for (int64_t panel = 0; panel * kPanelColumns < n; ++panel)
+  for (int64_t panel = first; panel < last; ++panel)
     loader.run(panel * kPanelColumns, 0, int(blocks),
                panel_target(static_cast<char*>(to) + panel * blocks * kBlockBytes, 1, int(blocks)));
 }
 
+void pack_matrix(const MatrixView& matrix, int64_t n, int64_t k, void* to) {
+  pack_panels(matrix, n, k, 0, blocks_of(n, kPanelColumns), to);
+}
+
 void pack_experts(const ThreadPool& pool, const ExpertMatrix& matrix, int64_t first, int64_t count,
                   int64_t n, int64_t k, void* to, int64_t stride) {
-  pool.parallel_for(count, [&](int32_t, int64_t e) {
-    pack_matrix(matrix.expert(first + e), n, k, static_cast<char*>(to) + e * stride);
+  constexpr int64_t kPanels = 8;  // of one task, so that few experts, too, keep all threads busy
+  const int64_t panels = blocks_of(n, kPanelColumns), tasks = blocks_of(panels, kPanels);
+  pool.parallel_for(count * tasks, [&](int32_t, int64_t i) {
+    const int64_t e = i / tasks, panel = i % tasks * kPanels;
+    pack_panels(matrix.expert(first + e), n, k, panel, std::min(panels, panel + kPanels),
+                static_cast<char*>(to) + e * stride);
   });
 }
 
