@@ -56,17 +56,11 @@ void load_source_bias(const ExpertMatrix& matrix, int64_t e, int64_t first, int6
     to[i] = load_real(bias.data, bias.dtype, (first + i) * bias.row_stride);
 }
 
-void pack_expert(const WeightsView& w, const PackLayout& layout, int64_t e, char* to) {
-  for (Part part : kParts) {
-    if (part == Part::kGate && !w.gated) continue;
-    const ExpertMatrix& matrix = matrix_of(w, part);
-    const auto [n, k] = shape_of(w, part);
-    pack_matrix(matrix.expert(e), n, k, to + layout.matrix[int(part)]);
-    auto* const bias = reinterpret_cast<float*>(to + layout.bias[int(part)]);
-    const auto padded = int64_t(round_up(uint64_t(n) * sizeof(float), kCacheLine) / sizeof(float));
-    load_source_bias(matrix, e, 0, n, bias);
-    std::fill_n(bias + n, padded - n, 0.0f);
-  }
+void pack_bias(const WeightsView& w, Part part, int64_t e, float* to) {
+  const int64_t n = shape_of(w, part).n;
+  const auto padded = int64_t(round_up(uint64_t(n) * sizeof(float), kCacheLine) / sizeof(float));
+  load_source_bias(matrix_of(w, part), e, 0, n, to);
+  std::fill_n(to + n, padded - n, 0.0f);
 }
 
 }  // namespace
@@ -111,10 +105,16 @@ bool packed_needs_source(const WeightsView&) {
 void pack_weights(const Device& device, const WeightsView& w, void* to, int32_t first,
                   int32_t count) {
   const PackLayout layout(w);
-  device.pool.parallel_for(count, [&](int32_t, int64_t i) {
-    const int64_t e = first + i;
-    pack_expert(w, layout, e, static_cast<char*>(to) + e * layout.stride);
-  });
+  for (Part part : kParts) {
+    if (part == Part::kGate && !w.gated) continue;
+    const auto [n, k] = shape_of(w, part);
+    char* const begin = static_cast<char*>(to) + first * layout.stride;
+    pack_experts(device.pool, matrix_of(w, part), first, count, n, k,
+                 begin + layout.matrix[int(part)], layout.stride);
+    for (int64_t i = 0; i < count; ++i)
+      pack_bias(w, part, first + i,
+                reinterpret_cast<float*>(begin + i * layout.stride + layout.bias[int(part)]));
+  }
 }
 
 }  // namespace moec::cpu

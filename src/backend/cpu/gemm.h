@@ -28,7 +28,7 @@ struct GemmWeight {
 int64_t packed_matrix_bytes(moec_dtype dtype, int64_t n, int64_t k);
 // Write the packed copy of one matrix; every byte of it. Tails are zero.
 void pack_matrix(const MatrixView& matrix, int64_t n, int64_t k, void* to);
-// Experts [first, first + count) in parallel, expert e to `to + e * stride`.
+// Experts [first, first + count) in parallel, expert first + i to `to + i * stride`.
 void pack_experts(const ThreadPool& pool, const ExpertMatrix& matrix, int64_t first, int64_t count,
                   int64_t n, int64_t k, void* to, int64_t stride);
 
