@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # test_gpu.sh [PROGRAM...]: the tests of the CUDA backend on a machine with a GPU, or only those
-# named (torch: the Python package on torch tensors). Programs in build/gpu_carry/bin are used as
-# they are (for a machine without the toolkit), else they are built now.
+# named (rust, go: those bindings; torch: the Python package on torch tensors). Programs in
+# build/gpu_carry/bin are used as they are (for a machine without the toolkit), else built now.
 # Writes bench/results/<gpu>/test_gpu.txt: one line a program. Each program's own output:
 # build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats a run.
 . "$(dirname "$0")/lib.sh"
@@ -54,6 +54,12 @@ while read -r program options; do
       --error-exitcode 9 "$bin/$program"
   done
 done <"$bin/gpu_tests.txt"
+if wanted rust || wanted go; then  # in device memory that the driver gives
+  [ -x "$bin/bindings_go" ] || scripts/build_gpu_bindings.sh "$bin"
+fi
+export MOEC_LIBRARY=$package/moec/lib/libmoec.so.0 MOEC_GOLDEN_DIR=$root/tests/golden
+if wanted rust; then run rust "$bin/bindings_rust" --include-ignored --nocapture; fi
+if wanted go; then run go env -C bindings/go "$bin/bindings_go" -test.run Device -test.v; fi
 if wanted torch; then
   run torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
 fi

@@ -94,6 +94,7 @@ type LayerArgs struct {
 	Residual, Y, Logits, ExpertIDs, RoutingWeights Tensor
 	Counts                                         Tensor
 	Saved, Workspace                               []byte
+	SavedOnDevice, WorkspaceOnDevice               DeviceBuffer // instead of the above
 	RngOffset                                      uint64
 }
 
@@ -108,7 +109,8 @@ func (p *pins) layer(a *LayerArgs) *raw.LayerArgs {
 		SharedGateBias: p.tensor(a.SharedGateBias), OutputBias: p.tensor(a.OutputBias),
 		Residual: p.tensor(a.Residual), Y: p.tensor(a.Y), Logits: p.tensor(a.Logits),
 		ExpertIds: p.tensor(a.ExpertIDs), RoutingWeights: p.tensor(a.RoutingWeights),
-		Counts: p.tensor(a.Counts), Saved: p.bytes(a.Saved), Workspace: p.bytes(a.Workspace),
+		Counts: p.tensor(a.Counts), Saved: p.buffer(a.Saved, a.SavedOnDevice),
+		Workspace: p.buffer(a.Workspace, a.WorkspaceOnDevice),
 	}
 	if a.Weights != nil {
 		out.Weights = a.Weights.raw
@@ -141,6 +143,7 @@ type LayerGradArgs struct {
 	DSharedGate, DSharedGateBias            Tensor
 	DOutputBias, DResidual, DRoutingWeights Tensor
 	Workspace                               []byte
+	WorkspaceOnDevice                       DeviceBuffer // instead of the above
 }
 
 // Backward computes the gradients.
@@ -162,7 +165,7 @@ func (l *Layer) Backward(args *LayerGradArgs, stream Stream) error {
 		DOutputBias:     pin.tensor(args.DOutputBias),
 		DResidual:       pin.tensor(args.DResidual),
 		DRoutingWeights: pin.tensor(args.DRoutingWeights),
-		Workspace:       pin.bytes(args.Workspace),
+		Workspace:       pin.buffer(args.Workspace, args.WorkspaceOnDevice),
 	}
 	desc.StructSize = sizeOf(desc)
 	return call(func() int32 {

@@ -19,6 +19,13 @@ type (
 // DevicePtr is an address in a device's memory.
 type DevicePtr uintptr
 
+// DeviceBuffer is memory on the context's device; it must stay valid until the work queued with it
+// is done.
+type DeviceBuffer struct {
+	Ptr   DevicePtr
+	Bytes int
+}
+
 // Tensor is a view of a compact row-major array; the zero Tensor is "absent".
 type Tensor struct {
 	desc  raw.Tensor
@@ -98,9 +105,9 @@ func (p *pins) tensor(t Tensor) raw.Tensor {
 	return t.desc
 }
 
-func (p *pins) bytes(b []byte) raw.Buffer {
+func (p *pins) buffer(b []byte, onDevice DeviceBuffer) raw.Buffer {
 	if len(b) == 0 {
-		return raw.Buffer{}
+		return raw.Buffer{Ptr: uintptr(onDevice.Ptr), Bytes: uint64(onDevice.Bytes)}
 	}
 	first := unsafe.Pointer(unsafe.SliceData(b))
 	p.pinner.Pin(first)

@@ -54,13 +54,26 @@ macro_rules! calls {
 }
 
 macro_rules! buffers {
-    ($($name:ident: $($field:ident),+;)*) => {$(
+    ($($name:ident { $($field:ident, $on_device:ident;)+ })*) => {$(
         impl<'a> $name<'a> {
-            $(pub fn $field(mut self, bytes: &'a mut [u8]) -> Self {
-                self.raw.$field = sys::moec_buffer { ptr: bytes.as_mut_ptr() as *mut _,
-                    bytes: bytes.len() as u64 };
-                self
-            })+
+            $(
+                pub fn $field(mut self, bytes: &'a mut [u8]) -> Self {
+                    let (ptr, bytes) = (bytes.as_mut_ptr() as *mut _, bytes.len() as u64);
+                    self.raw.$field = sys::moec_buffer { ptr, bytes };
+                    self
+                }
+
+                /// The same in device memory.
+                ///
+                /// # Safety
+                /// `address` is valid for `bytes` bytes on the context's device, and nothing else
+                /// uses them, until the work queued with this call is done.
+                pub unsafe fn $on_device(mut self, address: *mut u8, bytes: usize) -> Self {
+                    self.raw.$field =
+                        sys::moec_buffer { ptr: address as *mut _, bytes: bytes as u64 };
+                    self
+                }
+            )+
         }
     )*};
 }
@@ -106,10 +119,10 @@ calls! {
 }
 
 buffers! {
-    ExpertsCall: saved, workspace;
-    ExpertsGradCall: saved, workspace;
-    LayerCall: saved, workspace;
-    LayerGradCall: workspace;
+    ExpertsCall { saved, saved_on_device; workspace, workspace_on_device; }
+    ExpertsGradCall { saved, saved_on_device; workspace, workspace_on_device; }
+    LayerCall { saved, saved_on_device; workspace, workspace_on_device; }
+    LayerGradCall { workspace, workspace_on_device; }
 }
 
 impl<'a> LayerGradCall<'a> {

@@ -167,7 +167,7 @@ impl<'a> Problem<'a> {
     fn call(&self, name: &str) -> Result<()> {
         let (mut context, mut layer) = (null_mut(), null_mut());
         let (mut weights, mut plan, mut totals) = (null_mut(), null_mut(), [0; 4]);
-        let status = unsafe {
+        unsafe {
             let made = match name {
                 "moec_context_create" => sys::moec_context_create(self.at("context"), &mut context),
                 "moec_layer_create" => {
@@ -200,8 +200,7 @@ impl<'a> Problem<'a> {
             sys::moec_weights_free(weights);
             sys::moec_plan_free(plan);
             result
-        };
-        status
+        }
     }
 }
 

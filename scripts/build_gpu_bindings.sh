@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# build_gpu_bindings.sh FOLDER: the device-memory tests of Rust and Go as programs FOLDER/bindings_rust
+# and FOLDER/bindings_go, for a machine with a GPU and without their toolchains. Both open libmoec
+# (MOEC_LIBRARY) and the CUDA driver at run time.
+. "$(dirname "$0")/lib.sh"
+folder=$(mkdir -p "$1" && cd "$1" && pwd)
+cd "$root/bindings/rust"
+"$root/scripts/cargo.sh" test --no-run --features dynamic -p moec --test device \
+  --message-format json >"$build/gpu_bindings.json"
+program=$(sed -nE 's/.*"executable":"([^"]*\/device-[^"]*)".*/\1/p' "$build/gpu_bindings.json")
+cp "$program" "$folder/bindings_rust"
+strip "$folder/bindings_rust"
+cd "$root/bindings/go"
+CGO_ENABLED=0 "$root/scripts/go.sh" test -c -tags moec_purego -o "$folder/bindings_go" .
