@@ -11,7 +11,7 @@ import time
 import torch
 
 LOAD_SECONDS = 1.0
-IDLE_SECONDS = 0.25  # a pause after which the chip has cooled: load again
+IDLE_SECONDS = 1.0  # a pause after which the chip has cooled: load again
 FLUSH_BYTES = 256 << 20  # several times the L2
 
 
