@@ -39,7 +39,8 @@ def at_least(what, shape, tokens, value, limit):
 def forward(rows):
     for shape in SHAPES:
         bound = lambda t: rows.over(shape, t, "fwd", "cublas_bmm_bound")  # noqa: B023, E731
-        yield at_most("forward / bound", shape, 16384, bound(16384), 1.08 if shape in FINE else 1.03)
+        most = 1.08 if shape in FINE else 1.03
+        yield at_most("forward / bound", shape, 16384, bound(16384), most)
         yield at_most("forward / bound", shape, 4096, bound(4096),
                       1.05 if shape == "mixtral-8x7b" else 1.20)
         for tokens in (4096, 16384):

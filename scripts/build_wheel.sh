@@ -23,5 +23,6 @@ wheel=$(echo "$folder"/moec-*.whl)
   die "the wheel uses what is not in the stable ABI; see ${log#"$root"/}"
 tag=$("$venv/bin/auditwheel" show "$wheel" 2>>"$log" | tr '\n' ' ' |
   sed -nE 's/.*following platform tag: "([^"]+)".*/\1/p')
-"$venv/bin/python" -m wheel tags --remove --platform-tag "${tag:-linux_$(uname -m)}" "$wheel" >>"$log"
+"$venv/bin/python" -m wheel tags --remove --platform-tag "${tag:-linux_$(uname -m)}" "$wheel" \
+  >>"$log"
 ls "$folder"/moec-*.whl

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# gpu_package.sh: print a folder with the Python package and the CUDA plug-in inside, for PYTHONPATH:
+# gpu_package.sh: print a folder with the Python package and the plug-in inside, for PYTHONPATH:
 # build/gpu_carry/site when it is there (for a machine without the toolkit), else built now.
 . "$(dirname "$0")/lib.sh"
 

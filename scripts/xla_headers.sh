@@ -14,7 +14,8 @@ if [ ! -f "$folder/jaxlib/include/xla/ffi/api/ffi.h" ]; then
   "$venv/bin/python" - "$download"/jaxlib-*.whl "$folder" <<'PYTHON'
 import sys, zipfile
 wheel = zipfile.ZipFile(sys.argv[1])
-wheel.extractall(sys.argv[2], [n for n in wheel.namelist() if n.startswith("jaxlib/include/xla/ffi")])
+ffi = [n for n in wheel.namelist() if n.startswith("jaxlib/include/xla/ffi")]
+wheel.extractall(sys.argv[2], ffi)
 PYTHON
 fi
 echo "$folder/jaxlib/include"

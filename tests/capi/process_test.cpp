@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library inside a process: fork, idle threads, the affinity mask.
-// Mutations noted: without the generation check of handles fork_in_mid_call fails; without check_isa
-// in make_cpu_backend an instruction set is refused too late.
+// Mutations noted: without the generation check of handles fork_in_mid_call fails; without
+// check_isa in make_cpu_backend an instruction set is refused too late.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bindings/api.json -> the fuzzer's table: every function with a call, every struct with its fields.
+"""bindings/api.json -> the fuzzer's table: a call of every function, the fields of every struct.
 
     python make_table.py api.json > fuzz_table.inc
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moec.transformers on tiny random models of eight families, beside transformers' own eager code."""
+"""moec.transformers on tiny random models of eight families, beside transformers' eager code."""
 
 from __future__ import annotations
 
