@@ -207,16 +207,18 @@ double cgroup_limit(const std::string& folder) {
   return microseconds > 0 ? microseconds / std::strtod(period.c_str(), nullptr) : INFINITY;
 }
 
+}  // namespace
+
 // The strictest limit from our own cgroup up to the root.
-double cgroup_cores() {
+double cgroup_cores(const std::string& groups_file, const std::string& folder) {
   double cores = INFINITY;
-  std::ifstream groups("/proc/self/cgroup");  // "0::/path" or "4:cpu,cpuacct:/path"
+  std::ifstream groups(groups_file);  // "0::/path" or "4:cpu,cpuacct:/path"
   for (std::string line; std::getline(groups, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     if (!controllers.empty() && controllers.find("cpu") == std::string::npos) continue;
-    const std::string root = controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
+    const std::string root = controllers.empty() ? folder : folder + "/cpu";
     for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
       cores = std::min(cores, cgroup_limit(root + path));
       if (path.rfind('/') == std::string::npos) break;
@@ -224,8 +226,6 @@ double cgroup_cores() {
   }
   return cores;
 }
-
-}  // namespace
 
 int32_t ThreadPool::usable_cores() {
   cpu_set_t set;

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <type_traits>
 
 namespace moec {
@@ -49,5 +50,9 @@ class ThreadPool {
   moec_thread_pool external_ = {};
   std::unique_ptr<Workers> workers_;
 };
+
+// Cores that the quotas of this process's cgroups allow; infinity without one.
+double cgroup_cores(const std::string& groups_file = "/proc/self/cgroup",
+                    const std::string& folder = "/sys/fs/cgroup");
 
 }  // namespace moec

@@ -9,8 +9,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -131,6 +136,34 @@ TEST(ThreadPool, respects_the_affinity_mask) {
   sched_setaffinity(0, sizeof old, &old);
   EXPECT_GE(ThreadPool().size(), 1);
   EXPECT_LE(ThreadPool().size(), CPU_COUNT(&old));
+}
+
+// Trees of cgroups as version 2 and version 1 of the kernel's interface show them. Mutation noted:
+// reading our own group alone misses the limit of the one above.
+TEST(ThreadPool, respects_the_cgroup_quota) {
+  const std::filesystem::path folder = testing::TempDir() + "/moec_cgroup";
+  const auto put = [&](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((folder / path).parent_path());
+    std::ofstream(folder / path) << text << "\n";
+  };
+  const auto cores = [&](const std::string& groups) {
+    put("groups", groups);
+    return cgroup_cores(folder / "groups", folder);
+  };
+  put("job/cpu.max", "150000 100000");
+  put("job/step/cpu.max", "max 100000");
+  put("free/cpu.max", "max 100000");
+  EXPECT_EQ(cores("0::/job"), 1.5);
+  EXPECT_EQ(cores("0::/job/step"), 1.5);
+  EXPECT_EQ(cores("0::/free"), INFINITY);
+  EXPECT_EQ(cores("0::/absent"), INFINITY);
+  put("cpu/old/cpu.cfs_quota_us", "50000");
+  put("cpu/old/cpu.cfs_period_us", "100000");
+  put("cpu/open/cpu.cfs_quota_us", "-1");
+  EXPECT_EQ(cores("7:memory:/job\n4:cpu,cpuacct:/old"), 0.5);
+  EXPECT_EQ(cores("4:cpu,cpuacct:/open"), INFINITY);
+  std::filesystem::remove_all(folder);
+  EXPECT_LE(ThreadPool::usable_cores(), std::max(1.0, std::ceil(cgroup_cores())));
 }
 
 struct Host {  // a framework's pool: its own threads, in no order
