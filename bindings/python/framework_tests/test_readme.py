@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's example of each framework, run as it is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+PRINTED = {
+    "moec.torch": "torch.Size([16, 64]) ['gate_up', 'down', 'gate_weight']\n",
+    "moec.transformers": "['Qwen3MoeExperts', 'Qwen3MoeExperts']\n",
+    "moec.jax": "{'down': (8, 64, 128), 'gate_up': (8, 256, 64), 'gate_weight': (8, 64)}\n",
+}
+
+
+@pytest.mark.parametrize("module", PRINTED)
+def test_the_example(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (b for b in BLOCKS if module in b)
+    exec(compile(block, str(README), "exec"), {})
+    assert capsys.readouterr().out == PRINTED[module]
