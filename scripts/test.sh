@@ -51,6 +51,7 @@ stage "rust"            scripts/test_rust.sh
 stage "candle"          scripts/test_candle.sh
 stage "go"              scripts/test_go.sh
 stage "julia"           scripts/test_julia.sh
+stage "frameworks"      scripts/test_frameworks.sh
 stage "configure asan"  configure asan
 stage "build asan"      compile asan --target tests_asan
 stage "tests asan"      scripts/run_ctest.py "$build/asan" -L asan

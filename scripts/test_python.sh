@@ -9,6 +9,7 @@ wheels=$build/wheel
 clean=$build/py-test-venv
 
 [ -e "$library" ] || library=
+scripts/xla_headers.sh >/dev/null
 scripts/build_wheel.sh "$wheels" "$library"
 wheel=$(echo "$wheels"/moec-*.whl)
 
@@ -35,8 +36,37 @@ names = zipfile.ZipFile(sys.argv[1]).namelist()
 libraries = sorted(name for name in names if ".so" in name)
 assert "site-packages" in moec.__file__, moec.__file__
 assert sys.argv[1].endswith(".whl") and "-cp311-abi3-" in sys.argv[1], sys.argv[1]
-expected = ["moec/_core.abi3.so", "moec/lib/libmoec.so.0"]
-assert libraries in (expected, [*expected, "moec/lib/libmoec_cuda.so.0"]), libraries
+expected = {"moec/_core.abi3.so", "moec/lib/libmoec.so.0", "moec/lib/libmoec_jax.so"}
+assert set(libraries) - {"moec/lib/libmoec_cuda.so.0"} == expected, libraries
+assert len(libraries) == len(set(libraries))
+assert not {"torch", "transformers", "jax"} & sys.modules.keys()
 assert not any(name.startswith("tests/") for name in names)
 PYTHON
+
+# One wheel serves every CPython: the smoke test runs on each that is here, in a folder of packages.
+try_on() { # try_on PYTHON
+  local python=$1 version packages
+  version=$("$python" -c 'import sys; assert sys.implementation.name == "cpython"
+assert sys.version_info >= (3, 11); print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || return 0
+  case " $seen " in *" $version "*) return 0 ;; esac
+  seen="$seen $version"
+  packages=$build/py-packages/$version
+  if [ "$(cat "$packages/.stamp" 2>/dev/null)" != "$stamp" ]; then
+    rm -rf "$packages"
+    retry "packages for CPython $version" "$clean/bin/python" -m pip install --quiet \
+      --disable-pip-version-check --target "$packages" --python-version "$version" \
+      --only-binary :all: --constraint "$root/$pins" numpy ml_dtypes typer rich
+    echo "$stamp" >"$packages/.stamp"
+  fi
+  "$clean/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
+    --target "$outside/$version" --python-version "$version" --only-binary :all: "$wheel"
+  PYTHONPATH=$outside/$version:$packages "$python" -m moec check \
+    --family qwen3_moe --family gpt_oss
+  echo "the same wheel on CPython $version"
+}
+seen=
+for python in $(type -ap python3.11 python3.12 python3.13 python3.14 python3.15) \
+  "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python3; do
+  try_on "$python"
+done
 "$clean/bin/python" -m pytest -p no:cacheprovider "$root/bindings/python/tests"

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# test_frameworks.sh: moec.torch, moec.transformers and moec.jax on the installed wheel, the training
+# example, and the wheel's own audit. PyPI has no CPU-only torch: the environment takes 6 GB.
+. "$(dirname "$0")/lib.sh"
+place=$build/frameworks       # current versions of all three
+older=$build/frameworks-older # the oldest transformers that is supported, and its hub client
+tests=$root/bindings/python/framework_tests
+pins=scripts/requirements_frameworks.txt
+scripts/frameworks_venv.sh
+
+wheel=$(ls "$build"/wheel/moec-*.whl 2>/dev/null) || {  # the stage "python" makes it
+  scripts/xla_headers.sh
+  wheel=$(scripts/build_wheel.sh "$build/wheel")
+}
+"$place/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
+  --force-reinstall "$wheel"
+"$place/bin/abi3audit" --strict "$wheel"
+
+outside=$(mktemp -d)
+trap 'rm -rf "$outside"' EXIT
+export TORCHINDUCTOR_CACHE_DIR=$build/inductor HF_HUB_OFFLINE=1
+cd "$outside"
+
+# part NAME COMMAND...: run one part of the tests; its output goes to NAME.txt.
+part() {
+  local name=$1; shift
+  "$@" >"$name.txt" 2>&1 || echo "$name: exit status $?" >>"$name.txt"
+}
+pytest=("$place/bin/python" -m pytest -p no:cacheprovider)
+export OMP_NUM_THREADS=1  # small shapes: one thread each, two parts at a time
+part jax "${pytest[@]}" "$tests/test_jax.py" &
+part torch "${pytest[@]}" "$tests" --ignore "$tests/test_jax.py"
+part older env PYTHONPATH="$older" "${pytest[@]}" "$tests/test_transformers.py" \
+  -k "every_gradient or calls or left_out or not_known"
+wait
+unset OMP_NUM_THREADS
+part example "$place/bin/python" "$root/examples/train_moe/train.py" --steps 40 --check
+cat torch.txt older.txt jax.txt example.txt
+passed=$(sed -nE 's/.*\b([0-9]+) passed.*/\1/p' ./*.txt | awk '{n += $1} END {print n + 0}')
+failed=$(cat ./*.txt | grep -c "exit status" || true)
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
