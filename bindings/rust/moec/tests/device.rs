@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The golden families in device memory that the CUDA driver gives, on a stream of ours.
-//! `make test-gpu` runs the program, with --include-ignored; scripts/build_gpu_bindings.sh builds it.
+//! `make test-gpu` runs it with --include-ignored; scripts/build_gpu_bindings.sh builds it.
 #[macro_use]
 mod support;
 use moec::*;
