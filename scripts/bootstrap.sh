@@ -26,6 +26,7 @@ needs=(
   'rustc --version | grep -qE " 1[.](8[7-9]|9[0-9]|[1-9][0-9]{2})[.]"|rustc-web'  # security suite
   'cargo --version|cargo-web'
   'cargo clippy --version|rust-web-clippy'
+  'command -v curl || command -v wget|curl'  # without one, julia's Pkg does not even start
 )
 
 missing=()
