@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # build_gpu_bindings.sh FOLDER: the device-memory tests of Rust and Go as programs
-# FOLDER/bindings_rust and FOLDER/bindings_go, for a machine with a GPU and without their toolchains.
+# FOLDER/bindings_rust and FOLDER/bindings_go, for a machine with a GPU but without their tools.
 # Both open libmoec (MOEC_LIBRARY) and the CUDA driver at run time.
 . "$(dirname "$0")/lib.sh"
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
