@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "backend/cuda/check.h"
+#include "backend/cuda/cublaslt.h"
 #include "backend/cuda/gate.h"
 #include "backend/cuda/loss.h"
 #include "backend/cuda/permute.h"
@@ -107,6 +108,11 @@ bool CudaBackend::capturing(moec_stream stream) const {
 }
 
 // ---- routing
+// Every router has kernels. What the gate needs is opened now, not while a stream is captured.
+void CudaBackend::check_router(const moec_router_desc&) const {
+  const DeviceScope scope(device_);
+  prepare_cublaslt();
+}
 moec_size CudaBackend::router_scratch(const moec_router_desc& desc, int64_t hidden) const {
   const moec_size gate = gate_scratch(desc, hidden), route = route_scratch(desc);
   return {gate.base + route.base, gate.per_token + route.per_token};

@@ -21,7 +21,7 @@ class CudaBackend final : public Backend {
   int32_t device_type() const override { return MOEC_CUDA; }
   void device_info(moec_device_info& info) const override;
   void set_host(const HostServices& host) override { host_ = host; }
-  void check_router(const moec_router_desc&) const override {}  // every router has kernels
+  void check_router(const moec_router_desc& desc) const override;
   void check_experts(const moec_experts_desc& desc) const override;
   void check_weights(const moec_weights_desc& desc) const override;
 

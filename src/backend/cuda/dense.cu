@@ -4,8 +4,10 @@
 
 #include <algorithm>
 
+#include "backend/cuda/cublaslt.h"
 #include "backend/cuda/op.cuh"
 #include "core/dtype.h"
+#include "core/workspace.h"
 
 namespace moec::cuda {
 namespace {
@@ -13,7 +15,6 @@ namespace {
 constexpr int kTile = 64, kDepth = 16, kThreads = 256;
 constexpr int64_t kLeastPart = 256;  // of k
 constexpr int64_t kManyTiles = 256;  // from here on k is not cut
-static_assert(kManyTiles * kTile * kTile * sizeof(float) == kDenseBytes);
 
 int64_t tiles(int64_t extent) {
   return (extent + kTile - 1) / kTile;
@@ -66,21 +67,76 @@ __global__ __launch_bounds__(kThreads) void dense_kernel(const Dense g, int64_t 
         c[(row0 + row + i) * g.n + col0 + col + j] = sum[i][j];
 }
 
+__global__ __launch_bounds__(kThreads) void split_kernel(const float* from, int64_t rows,
+                                                         int64_t columns, bf16* to) {
+  begin_kernel();
+  for (int64_t i = global_thread(); i < rows * columns; i += global_threads()) {
+    const int64_t row = i / columns;
+    bf16* const out = to + i + row * columns * (kPieces - 1);
+    float rest = from[i];
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const bf16 value = from_float<bf16>(rest);
+      out[piece * columns] = value;
+      const bool finite = (value.bits & 0x7f80u) != 0x7f80u;  // no inf - inf
+      rest = finite ? rest - to_float(value) : 0.0f;
+    }
+  }
+}
+
+__global__ __launch_bounds__(kThreads) void repeat_kernel(const bf16* from, int64_t count,
+                                                          bf16* to) {
+  begin_kernel();
+  for (int64_t i = global_thread(); i < count; i += global_threads())
+    for (int piece = 0; piece < kPieces; ++piece) to[piece * count + i] = from[i];
+}
+
+uint64_t parts_bytes(int64_t m, int64_t n, int64_t parts) {
+  return round_up(uint64_t(parts * m * n) * sizeof(float), kCacheLine);
+}
+
 }  // namespace
 
-int64_t dense_parts(const Dense& dense) {
+DenseProduct::DenseProduct(const Dense& dense, float* c)
+    : dense_(dense), c_(c), vendor_(cublaslt_fits(dense, c)), parts_(1) {
+  if (vendor_) return;
   const int64_t length = part_length(dense);
-  return (dense.k + length - 1) / length;
+  parts_ = (dense.k + length - 1) / length;
 }
 
-uint64_t dense_bytes(int64_t m, int64_t n) {
-  const int64_t parts = std::max<int64_t>(1, kManyTiles / (tiles(m) * tiles(n)));
-  return uint64_t(parts * m * n) * sizeof(float);
+uint64_t DenseProduct::scratch_bytes() const {
+  return (vendor_ ? kCublasLtBytes : 0) +
+         (c_ && parts_ == 1 ? 0 : parts_bytes(dense_.m, dense_.n, parts_));
 }
 
-void dense_product(const Op& op, const Dense& dense, float* parts) {
-  const dim3 grid(unsigned(tiles(dense.m)), unsigned(tiles(dense.n)), unsigned(dense_parts(dense)));
-  run(op, "dense product", dense_kernel, grid, kThreads, 0, dense, part_length(dense), parts);
+uint64_t DenseProduct::most_scratch(uint64_t m, uint64_t n) {
+  constexpr uint64_t kMostParts = kManyTiles * kTile * kTile * sizeof(float);
+  return kCublasLtBytes + std::max(kMostParts, m * n * sizeof(float)) + 2 * kCacheLine;
+}
+
+const float* DenseProduct::run(const Op& op, char* scratch) const {
+  float* const in_scratch = reinterpret_cast<float*>(scratch + (vendor_ ? kCublasLtBytes : 0));
+  float* const to = c_ && parts_ == 1 ? c_ : in_scratch;
+  if (vendor_) {
+    cublaslt_product(op, dense_, to, scratch);
+  } else {
+    const dim3 grid(unsigned(tiles(dense_.m)), unsigned(tiles(dense_.n)), unsigned(parts_));
+    cuda::run(op, "dense product", dense_kernel, grid, kThreads, 0, dense_, part_length(dense_),
+              to);
+  }
+  return to;
+}
+
+void split_to_bf16(const Op& op, const float* from, int64_t rows, int64_t columns, void* to) {
+  run(op, "split of a matrix", split_kernel,
+      grid_for(rows * columns, kThreads, int64_t(op.multiprocessors) * 8), kThreads, 0, from, rows,
+      columns, static_cast<bf16*>(to));
+}
+
+void repeat_bf16(const Op& op, const void* from, int64_t count, void* to) {
+  run(op, "copies of a matrix", repeat_kernel,
+      grid_for(count, kThreads, int64_t(op.multiprocessors) * 8), kThreads, 0,
+      static_cast<const bf16*>(from), count, static_cast<bf16*>(to));
 }
 
 }  // namespace moec::cuda

@@ -13,12 +13,39 @@ struct Dense {  // c [m,n] = sum over k of a(m,k) b(k,n); all three extents are 
   int64_t a_row, a_col, b_row, b_col;
 };
 
-// A product is made in parts over k, a function of the extents only, which the reader adds up in
-// their order: parts [dense_parts(), m, n].
-int64_t dense_parts(const Dense& dense);
-// Bytes of the parts, whatever k: at most the larger of [m,n] and kDenseBytes.
-uint64_t dense_bytes(int64_t m, int64_t n);
-inline constexpr uint64_t kDenseBytes = 4 << 20;
-void dense_product(const Op& op, const Dense& dense, float* parts);
+// By cuBLASLt where it has a kernel, else by our own, which makes it in parts over k that the
+// reader adds up in their order: parts [parts(), m, n]. Which, and how many, is a function of the
+// extents and types alone.
+class DenseProduct {
+ public:
+  // c: where the result goes when there is one part, if not into scratch.
+  explicit DenseProduct(const Dense& dense, float* c = nullptr);
+
+  bool is_vendor() const { return vendor_; }
+  int64_t parts() const { return parts_; }
+  // `scratch` is scratch_bytes() long. Returns the parts, in `c` or in scratch.
+  uint64_t scratch_bytes() const;
+  const float* run(const Op& op, char* scratch) const;
+
+  // Most scratch of a product of this extent, whatever k.
+  static uint64_t most_scratch(uint64_t m, uint64_t n);
+
+ private:
+  Dense dense_;
+  float* c_;
+  bool vendor_;
+  int64_t parts_;
+};
+
+// Three bf16 values whose sum is the fp32 one: a product of them on tensor cores loses nothing.
+// to [rows, 3, columns] from [rows, columns].
+inline constexpr int kPieces = 3;
+void split_to_bf16(const Op& op, const float* from, int64_t rows, int64_t columns, void* to);
+// to [3, count] from bf16 [count].
+void repeat_bf16(const Op& op, const void* from, int64_t count, void* to);
+// Whether a product of these two types gains from that.
+inline bool splits(moec_dtype real, moec_dtype other) {
+  return real == MOEC_F32 && other == MOEC_BF16;
+}
 
 }  // namespace moec::cuda

@@ -15,7 +15,7 @@ struct InputGradient {
   GateInput in;
   Array d_x, d_x_jittered;
   bool accumulate;
-  float* d_rows;         // [T,H] gradient at what the product read, with its parts after it
+  const float* d_rows;   // [T,H] gradient at what the product read, with its parts after it
   int64_t num_parts;     // of d_rows
   const float* inverse;  // [T] 1 / rms, scaled input
 
@@ -34,14 +34,16 @@ struct InputGradient {
   }
 };
 
-__global__ __launch_bounds__(kThreads) void input_gradient_kernel(const InputGradient p) {
+__global__ __launch_bounds__(kThreads) void input_gradient_kernel(
+    const __grid_constant__ InputGradient p) {
   begin_kernel();
   const int64_t count = p.in.num_tokens * p.in.hidden;
   for (int64_t i = global_thread(); i < count; i += global_threads()) p.store(i, p.gradient(i));
 }
 
 // Through x / rms(x) * gain: a warp a token.
-__global__ __launch_bounds__(kThreads) void scaled_gradient_kernel(const InputGradient p) {
+__global__ __launch_bounds__(kThreads) void scaled_gradient_kernel(
+    const __grid_constant__ InputGradient p) {
   begin_kernel();
   const int hidden = int(p.in.hidden);
   for (int64_t t = global_thread() / 32; t < p.in.num_tokens; t += global_threads() / 32) {
@@ -61,9 +63,8 @@ __global__ __launch_bounds__(kThreads) void scaled_gradient_kernel(const InputGr
 }
 
 // partial [chunk, h] = sum over the chunk's tokens of d * normed x / sqrt(H)
-__global__ __launch_bounds__(kThreads) void scale_gradient_kernel(const InputGradient p,
-                                                                  int64_t chunk_tokens,
-                                                                  float* partial) {
+__global__ __launch_bounds__(kThreads) void scale_gradient_kernel(
+    const __grid_constant__ InputGradient p, int64_t chunk_tokens, float* partial) {
   begin_kernel();
   const int64_t h = global_thread(), first = blockIdx.y * chunk_tokens;
   if (h >= p.in.hidden) return;
@@ -102,22 +103,27 @@ void bias_gradient(const Op& op, const GateGradArgs& args, int64_t columns) {
   store_sum(op, partial.as<const float>(), chunks.count, columns, args.d_bias, args.accumulate);
 }
 
-void weight_gradient(const Op& op, const GateGradArgs& args, int64_t columns, const Array& x) {
-  const int64_t T = args.num_tokens, H = args.hidden;
-  const Array d_logits = {const_cast<float*>(args.d_logits), MOEC_F32};
-  const Dense product = {columns, H, T, d_logits, x, 1, columns, H, 1};
-  const int64_t num_parts = T ? dense_parts(product) : 0;
-  const Scratch parts(op, T ? dense_bytes(columns, H) : 0);
-  if (T) dense_product(op, product, parts.as<float>());
-  store_sum(op, parts.as<const float>(), num_parts, columns * H, args.d_weight, args.accumulate);
+// d_logits as the products read it: [T, pieces, columns].
+struct LogitGradient {
+  Array values;
+  int64_t pieces;
+};
+
+void weight_gradient(const Op& op, const GateGradArgs& args, int64_t columns,
+                     const LogitGradient& d, const Array& x) {
+  const int64_t T = args.num_tokens, H = args.hidden, rows = columns * d.pieces;
+  if (T == 0) return store_sum(op, nullptr, 0, columns * H, args.d_weight, args.accumulate);
+  const DenseProduct product({rows, H, T, d.values, x, 1, rows, H, 1});
+  const Scratch scratch(op, product.scratch_bytes());
+  const float* const parts = product.run(op, scratch.as<char>());
+  store_sum(op, parts, product.parts() * d.pieces, columns * H, args.d_weight, args.accumulate);
 }
 
 void input_scale_gradient(const Op& op, const GateGradArgs& args, const InputGradient& gradient) {
   const Chunks chunks(args.num_tokens, kGateTokens);
   const Scratch partial(op, uint64_t(chunks.count * args.hidden) * sizeof(float));
-  if (chunks.count)
-    run(op, "gradient of the input scale", scale_gradient_kernel, chunk_grid(args.hidden, chunks),
-        kThreads, 0, gradient, chunks.length, partial.as<float>());
+  run(op, "gradient of the input scale", scale_gradient_kernel, chunk_grid(args.hidden, chunks),
+      kThreads, 0, gradient, chunks.length, partial.as<float>());
   store_sum(op, partial.as<const float>(), chunks.count, args.hidden, args.d_input_scale,
             args.accumulate);
 }
@@ -134,24 +140,35 @@ void gate_backward(const Op& op, const GateGradArgs& args) {
   if (T && (needs_rows || in.scaled))
     prepare_rows(op, in, nullptr, copy.as<void>(), inverse.as<float>());
   const Array x = needs_rows ? Array{copy.as<void>(), in.rows_dtype()} : in.x;
-  if (args.d_weight) weight_gradient(op, args, columns, x);
+  const Array d_real = {const_cast<float*>(args.d_logits), MOEC_F32};
+  const bool split_x = args.d_weight && splits(MOEC_F32, x.dtype);
+  const bool scale_gradient = in.scaled && args.d_input_scale, to_x = args.d_x || scale_gradient;
+  const bool split_weight = to_x && splits(MOEC_F32, args.weight.dtype);
+  const uint64_t pieces_bytes = uint64_t(T * columns * kPieces) * sizeof(bf16);
+  const Scratch pieces(op, split_x || split_weight ? pieces_bytes : 0);
+  const LogitGradient d_split = {{pieces.as<void>(), MOEC_BF16}, kPieces}, d_whole = {d_real, 1};
+  if (T && (split_x || split_weight))
+    split_to_bf16(op, args.d_logits, T, columns, pieces.as<void>());
+  if (args.d_weight) weight_gradient(op, args, columns, split_x ? d_split : d_whole, x);
   if (args.d_bias) bias_gradient(op, args, columns);
-  const bool scale_gradient = in.scaled && args.d_input_scale;
-  if (!args.d_x && !scale_gradient) return;
+  if (!to_x) return;
+  if (T == 0) {
+    if (scale_gradient) store_sum(op, nullptr, 0, args.hidden, args.d_input_scale, args.accumulate);
+    return;
+  }
 
-  const Array d_logits = {const_cast<float*>(args.d_logits), MOEC_F32};
-  const Dense product = {T, H, columns, d_logits, args.weight, columns, 1, H, 1};
-  const Scratch d_rows(op, T ? dense_bytes(T, H) : 0);
-  const InputGradient gradient = {in,
-                                  args.d_x,
-                                  args.d_x_jittered,
-                                  args.accumulate_x,
-                                  d_rows.as<float>(),
-                                  T ? dense_parts(product) : 0,
-                                  inverse.as<float>()};
-  if (T) dense_product(op, product, d_rows.as<float>());
+  const LogitGradient& d = split_weight ? d_split : d_whole;
+  const int64_t depth = columns * d.pieces;
+  const Scratch copies(op, split_weight ? uint64_t(depth * H) * sizeof(bf16) : 0);
+  const Array weight = split_weight ? Array{copies.as<void>(), MOEC_BF16} : args.weight;
+  if (split_weight) repeat_bf16(op, args.weight.data, columns * H, weight.data);
+  const DenseProduct product({T, H, depth, d.values, weight, depth, 1, H, 1});
+  const Scratch scratch(op, product.scratch_bytes());
+  const float* const d_rows = product.run(op, scratch.as<char>());
+  const InputGradient gradient = {in,     args.d_x,        args.d_x_jittered,  args.accumulate_x,
+                                  d_rows, product.parts(), inverse.as<float>()};
   if (scale_gradient) input_scale_gradient(op, args, gradient);
-  if (T && args.d_x)
+  if (args.d_x)
     run(op, "gradient of the gate's input",
         in.scaled ? scaled_gradient_kernel : input_gradient_kernel,
         grid_for(in.scaled ? T * 32 : T * H, kThreads, op.multiprocessors * 8), kThreads, 0,

@@ -12,8 +12,9 @@ namespace {
 constexpr int kThreads = 256;
 
 // A warp a token.
-__global__ __launch_bounds__(kThreads) void prepare_kernel(const GateInput in, void* jittered,
-                                                           void* rows, float* inverse) {
+__global__ __launch_bounds__(kThreads) void prepare_kernel(const __grid_constant__ GateInput in,
+                                                           void* jittered, void* rows,
+                                                           float* inverse) {
   begin_kernel();
   const int hidden = int(in.hidden);
   for (int64_t t = global_thread() / 32; t < in.num_tokens; t += global_threads() / 32) {
@@ -35,18 +36,27 @@ __global__ __launch_bounds__(kThreads) void prepare_kernel(const GateInput in, v
   }
 }
 
-// logits (+ bias, rounded) from the parts of the product, which may be the logits themselves.
-__global__ __launch_bounds__(kThreads) void finish_logits_kernel(const float* parts,
-                                                                 int64_t num_parts, int64_t count,
-                                                                 int columns, const Array bias,
-                                                                 const math::RoundTo round,
-                                                                 float* logits) {
+struct LogitParams {
+  const float* parts;  // [num_parts, T, pieces, columns]; may be the logits themselves
+  int64_t num_parts, pieces, count, columns;  // count = T * columns
+  Array bias;
+  math::RoundTo round;
+  float* logits;
+};
+
+// logits (+ bias, rounded) from the parts of the product and the pieces of the weight.
+__global__ __launch_bounds__(kThreads) void finish_logits_kernel(
+    const __grid_constant__ LogitParams p) {
   begin_kernel();
-  for (int64_t i = global_thread(); i < count; i += global_threads()) {
-    float sum = parts[i];
-    for (int64_t part = 1; part < num_parts; ++part) sum += parts[part * count + i];
-    if (bias.data) sum += load_real(bias.data, bias.dtype, i % columns);
-    logits[i] = round(sum);
+  for (int64_t i = global_thread(); i < p.count; i += global_threads()) {
+    const int64_t t = i / p.columns, column = i - t * p.columns;
+    const float* const from = p.parts + t * p.pieces * p.columns + column;
+    float sum = 0.0f;
+    for (int64_t part = 0; part < p.num_parts; ++part)
+      for (int64_t piece = 0; piece < p.pieces; ++piece)
+        sum += from[part * p.count * p.pieces + piece * p.columns];
+    if (p.bias.data) sum += load_real(p.bias.data, p.bias.dtype, column);
+    p.logits[i] = p.round(sum);
   }
 }
 
@@ -58,14 +68,19 @@ void prepare_rows(const Op& op, const GateInput& in, void* jittered, void* rows,
       rows, inverse);
 }
 
+// The larger of both directions is not worth its code: the sum.
 moec_size gate_scratch(const moec_router_desc& desc, int64_t hidden) {
   const uint64_t columns = uint64_t(desc.num_experts) + uint64_t(desc.num_zero_experts);
   const bool scaled = desc.input == MOEC_INPUT_RMS_SCALED, changed = scaled || desc.jitter != 0.0f;
   const uint64_t width = uint64_t(hidden), chunks = uint64_t(Chunks::kMax);
-  // two products (each kDenseBytes or a matrix); chunks of the gradients of bias and scale
-  const uint64_t floats = columns * width + chunks * (columns + (scaled ? width : 0));
-  return {2 * kDenseBytes + floats * sizeof(float) + 8 * kCacheLine,
-          (std::max(width, columns) + (changed ? width : 0) + 1) * sizeof(float)};
+  const uint64_t weight = columns * width * kPieces;
+  // products: d_weight in pieces, and one of [T, pieces of columns] or [T, hidden]
+  const uint64_t products =
+      DenseProduct::most_scratch(columns * kPieces, width) + DenseProduct::most_scratch(1, 1);
+  const uint64_t sums = chunks * (columns + (scaled ? width : 0)) * sizeof(float);
+  const uint64_t row = std::max(width, columns * kPieces) + (changed ? width : 0) + 1;
+  return {products + weight * sizeof(bf16) + sums + 12 * kCacheLine,
+          row * sizeof(float) + columns * kPieces * sizeof(bf16)};
 }
 
 void gate_forward(const Op& op, const GateArgs& args) {
@@ -80,16 +95,21 @@ void gate_forward(const Op& op, const GateArgs& args) {
     prepare_rows(op, in, args.x_jittered.data, copy.as<void>(), nullptr);
     x = copies ? Array{copy.as<void>(), in.rows_dtype()} : args.x_jittered;
   }
-  const Dense product = {T, columns, H, x, args.weight, H, 1, 1, H};
-  const int64_t num_parts = dense_parts(product);
-  const Scratch scratch(op, num_parts > 1 ? dense_bytes(T, columns) : 0);
-  float* const parts = num_parts > 1 ? scratch.as<float>() : args.logits;
-  dense_product(op, product, parts);
+  const int64_t pieces = splits(args.weight.dtype, x.dtype) ? kPieces : 1;
+  const Scratch split(op, pieces > 1 ? uint64_t(kPieces * columns * H) * sizeof(bf16) : 0);
+  const Array weight = pieces > 1 ? Array{split.as<void>(), MOEC_BF16} : args.weight;
+  if (pieces > 1)
+    split_to_bf16(op, static_cast<const float*>(args.weight.data), 1, columns * H, weight.data);
+  const Dense dense = {T, columns * pieces, H, x, weight, H, 1, 1, H};
+  const DenseProduct product(dense, pieces == 1 ? args.logits : nullptr);
+  const Scratch scratch(op, product.scratch_bytes());
+  const float* const parts = product.run(op, scratch.as<char>());
   const math::RoundTo round(*args.desc, args.desc->logit_precision);
-  if (num_parts > 1 || args.bias || round.dtype != MOEC_F32)
-    run(op, "logits", finish_logits_kernel, grid_for(T * columns, kThreads, op.multiprocessors * 8),
-        kThreads, 0, static_cast<const float*>(parts), num_parts, T * columns, int(columns),
-        args.bias, round, args.logits);
+  if (parts != args.logits || args.bias || round.dtype != MOEC_F32)
+    run(op, "logits", finish_logits_kernel,
+        grid_for(T * columns, kThreads, int64_t(op.multiprocessors) * 8), kThreads, 0,
+        LogitParams{parts, product.parts(), pieces, T * columns, columns, args.bias, round,
+                    args.logits});
 }
 
 }  // namespace moec::cuda

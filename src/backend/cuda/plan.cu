@@ -148,7 +148,7 @@ __global__ __launch_bounds__(kPlanThreads) void plan_count_kernel(
     tile.load(p, (int64_t(blockIdx.x) * p.tiles + i) * kBigTile, false);
 #pragma unroll
     for (int r = 0; r < kBigRounds; ++r) {
-      const unsigned same = __match_any_sync(kAllLanes, tile.local[r]);
+      const unsigned same = same_lanes(tile.local[r], p.bits());
       if (tile.local[r] >= 0 && lane_id() == __ffs(same) - 1)
         atomicAdd(&counts[tile.local[r]], __popc(same));
     }

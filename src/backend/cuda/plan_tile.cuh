@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One CTA sorts one tile of assignments by expert, stably and without atomics on data: each warp
-// owns a strip of 32 * kRounds; lanes with the same expert find each other by match_any, their
-// order is the lane order, and one of them advances the warp's own counter of that expert. The
+// owns a strip of 32 * kRounds; lanes with the same expert find each other by ballots, their order
+// is the lane order, and one of them advances the warp's own counter of that expert. The
 // sorted tile goes through shared memory, so that rows of an expert are written side by side.
 #pragma once
 
@@ -30,6 +30,7 @@ struct PlanParams {
 
   __host__ __device__ int stride() const { return (experts + 3) / 4 * 4; }
   __device__ bool first_slice() const { return begin == 0; }
+  __device__ int bits() const { return 32 - __clz(experts); }  // of a local expert or -1
   // Rows of an expert with `count` assignments. Dropping by weight sees all of them first.
   __device__ int kept(int count) const {
     const bool bounded = plan.drop != MOEC_DROP_NONE;
@@ -39,6 +40,18 @@ struct PlanParams {
     return (count + plan.align - 1) / plan.align * plan.align;
   }
 };
+
+// Lanes with the same value, of which `bits` bits differ. One ballot a bit: match_any takes a turn
+// for each different value.
+__device__ inline unsigned same_lanes(int value, int bits) {
+  unsigned same = kAllLanes;
+  for (int bit = 0; bit < bits; ++bit) {
+    const bool set = value >> bit & 1;
+    const unsigned lanes = __ballot_sync(kAllLanes, set);
+    same &= set ? lanes : ~lanes;
+  }
+  return same;
+}
 
 // Inclusive sum over the CTA; `sums` is shared memory of kPlanWarps. One barrier before it is used
 // again is the caller's.
@@ -111,9 +124,10 @@ struct PlanTile {
     for (int i = threadIdx.x; i < kPlanWarps * pairs; i += kPlanThreads) words[i] = 0;
     __syncthreads();
     uint16_t* const mine = counters + threadIdx.x / 32 * p.stride();
+    const int bits = p.bits();
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      const unsigned same = __match_any_sync(kAllLanes, local[r]);
+      const unsigned same = same_lanes(local[r], bits);
       const int before = local[r] >= 0 ? mine[local[r]] : 0;
       rank[r] = before + __popc(same & ((1u << lane_id()) - 1));
       __syncwarp();

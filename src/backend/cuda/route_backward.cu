@@ -99,7 +99,7 @@ __device__ void token_gradient(const BackwardParams& p, const RouteRow& row, int
   if (desc.weight_rule == MOEC_WEIGHT_SCORE) score_gradient(desc, row, scale_free);
 }
 
-__global__ void route_backward_kernel(const BackwardParams p) {
+__global__ void route_backward_kernel(const __grid_constant__ BackwardParams p) {
   extern __shared__ __align__(16) char shared[];
   begin_kernel();
   const RouteRow row = p.places.row(shared);

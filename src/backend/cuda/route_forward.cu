@@ -93,7 +93,7 @@ __device__ void choose(const ForwardParams& p, int64_t t, const RouteRow& row) {
   __syncwarp();
 }
 
-__global__ void route_forward_kernel(const ForwardParams p) {
+__global__ void route_forward_kernel(const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(16) char shared[];
   begin_kernel();
   const RouteRow row = p.places.row(shared);

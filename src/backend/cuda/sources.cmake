@@ -15,6 +15,6 @@ set(MOEC_CUDA_SOURCES_exact
   loss.cu permute.cu
   portable_combine.cu portable_mix.cu portable_rows.cu portable_sums.cu)
 set(MOEC_CUDA_SOURCES_host
-  plugin.cpp cuda_backend.cpp row_gemm.cpp tensor_map.cpp
+  plugin.cpp cuda_backend.cpp cublaslt.cpp row_gemm.cpp tensor_map.cpp
   experts.cpp experts_fast.cpp experts_memory.cpp experts_portable.cpp
   experts_portable_backward.cpp portable_gemm.cpp)

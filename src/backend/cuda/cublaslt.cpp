@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/cublaslt.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "core/dtype.h"
+
+namespace moec::cuda {
+namespace {
+
+struct Library {
+  decltype(&cublasLtCreate) create;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+  decltype(&cublasLtMatmul) matmul;
+  decltype(&cublasLtMatmulDescInit_internal) init_desc;
+  decltype(&cublasLtMatmulDescSetAttribute) set_desc;
+  decltype(&cublasLtMatrixLayoutInit_internal) init_layout;
+  decltype(&cublasLtMatmulPreferenceInit_internal) init_preference;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
+  bool complete = false;
+
+  Library() {
+    void* const handle = dlopen("libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL);
+    if (!handle) return;
+    complete = true;
+    const auto find = [&](auto& function, const char* name) {
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
+      complete = complete && function;
+    };
+    find(create, "cublasLtCreate");
+    find(heuristic, "cublasLtMatmulAlgoGetHeuristic");
+    find(matmul, "cublasLtMatmul");
+    find(init_desc, "cublasLtMatmulDescInit_internal");
+    find(set_desc, "cublasLtMatmulDescSetAttribute");
+    find(init_layout, "cublasLtMatrixLayoutInit_internal");
+    find(init_preference, "cublasLtMatmulPreferenceInit_internal");
+    find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
+  }
+};
+
+// The product as cuBLASLt sees it: column-major, so c^T = b^T a^T, with b first.
+struct Shape {
+  int64_t m, n, k, b_stride, a_stride;
+  bool b_transposed, a_transposed;
+  moec_dtype dtype;
+  bool tf32;
+  uint32_t alignment;  // bytes, of all three
+  auto key() const {
+    return std::tuple(m, n, k, b_stride, a_stride, b_transposed, a_transposed, dtype, tf32,
+                      alignment);
+  }
+  bool operator<(const Shape& other) const { return key() < other.key(); }
+};
+
+uint32_t alignment_of(std::initializer_list<const void*> pointers) {
+  uintptr_t bits = 256;
+  for (const void* const pointer : pointers) bits |= reinterpret_cast<uintptr_t>(pointer);
+  return uint32_t(bits & (~bits + 1));  // lowest bit of any
+}
+
+void require(cublasStatus_t status, const char* what) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    fail_native(MOEC_E_CUDA, int(status), "cuBLASLt %s: status %d", what, int(status));
+}
+
+// Descriptions of one product, on the stack.
+struct Problem {
+  cublasLtMatmulDescOpaque_t desc;
+  cublasLtMatrixLayoutOpaque_t b, a, c;
+
+  Problem(const Library& lt, const Shape& s) {
+    const cudaDataType_t type = s.dtype == MOEC_BF16  ? CUDA_R_16BF
+                                : s.dtype == MOEC_F16 ? CUDA_R_16F
+                                                      : CUDA_R_32F;
+    require(lt.init_desc(&desc, sizeof desc,
+                         s.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
+            "product");
+    const cublasOperation_t first = s.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t second = s.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    require(lt.set_desc(&desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "product");
+    require(lt.set_desc(&desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "product");
+    layout(lt, b, type, s.n, s.k, s.b_transposed, s.b_stride);
+    layout(lt, a, type, s.k, s.m, s.a_transposed, s.a_stride);
+    layout(lt, c, CUDA_R_32F, s.n, s.m, false, s.n);
+  }
+
+ private:
+  static void layout(const Library& lt, cublasLtMatrixLayoutOpaque_t& to, cudaDataType_t type,
+                     int64_t rows, int64_t columns, bool transposed, int64_t stride) {
+    require(lt.init_layout(&to, sizeof to, type, uint64_t(transposed ? columns : rows),
+                           uint64_t(transposed ? rows : columns), stride),
+            "layout");
+  }
+};
+
+class Products {
+ public:
+  bool open(int device) {
+    const std::lock_guard lock(mutex_);
+    return library_.complete && handle(device);
+  }
+  void run(const Op& op, const Shape& shape, const Dense& dense, float* c, void* workspace) {
+    int device = 0;
+    check(cudaGetDevice(&device), "device");
+    Problem problem(library_, shape);
+    const cublasLtMatmulAlgo_t algorithm = find(device, shape, problem);
+    const float one = 1.0f, zero = 0.0f;
+    require(library_.matmul(handles_[device], &problem.desc, &one, dense.b.data, &problem.b,
+                            dense.a.data, &problem.a, &zero, c, &problem.c, c, &problem.c,
+                            &algorithm, workspace, kCublasLtBytes, op.stream),
+            "product");
+    op.count(1, uint64_t(2 * dense.m * dense.n * dense.k));
+  }
+
+ private:
+  static constexpr int kDevices = 64;
+  static constexpr size_t kMostShapes = 4096;
+
+  bool handle(int device) {
+    if (device >= kDevices) return false;
+    if (!handles_[device] && library_.create(&handles_[device]) != CUBLAS_STATUS_SUCCESS)
+      handles_[device] = nullptr;
+    return handles_[device];
+  }
+  // By shape, never by timing: the same bits in every run.
+  cublasLtMatmulAlgo_t find(int device, const Shape& shape, Problem& problem) {
+    const std::lock_guard lock(mutex_);
+    const auto known = algorithms_.find({device, shape});
+    if (known != algorithms_.end()) return known->second;
+    cublasLtMatmulPreferenceOpaque_t preference;
+    require(library_.init_preference(&preference, sizeof preference), "preference");
+    const auto set = [&](cublasLtMatmulPreferenceAttributes_t which, auto value) {
+      require(library_.set_preference(&preference, which, &value, sizeof value), "preference");
+    };
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kCublasLtBytes);
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,  // in place: its order is not said
+        uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE));
+    for (const auto which :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+      set(which, shape.alignment);
+    cublasLtMatmulHeuristicResult_t result = {};
+    int found = 0;
+    require(library_.heuristic(handles_[device], &problem.desc, &problem.b, &problem.a, &problem.c,
+                               &problem.c, &preference, 1, &result, &found),
+            "choice of a kernel");
+    if (found == 0) require(CUBLAS_STATUS_NOT_SUPPORTED, "choice of a kernel");
+    if (algorithms_.size() >= kMostShapes) algorithms_.clear();
+    algorithms_[{device, shape}] = result.algo;
+    return result.algo;
+  }
+
+  const Library library_;
+  std::mutex mutex_;
+  cublasLtHandle_t handles_[kDevices] = {};
+  std::map<std::pair<int, Shape>, cublasLtMatmulAlgo_t> algorithms_;
+};
+
+Products& products() {  // never destroyed: calls may come while the process ends
+  static Products* const all = new Products;
+  return *all;
+}
+
+Shape shape_of(const Dense& d, const float* c, bool tf32) {
+  const bool b_transposed = d.b_row == 1 && d.b_col != 1;  // k is contiguous
+  const bool a_transposed = d.a_col != 1;
+  return {d.m,
+          d.n,
+          d.k,
+          b_transposed ? d.b_col : d.b_row,
+          a_transposed ? d.a_col : d.a_row,
+          b_transposed,
+          a_transposed,
+          d.a.dtype,
+          tf32,
+          alignment_of({d.a.data, d.b.data, c})};
+}
+
+}  // namespace
+
+void prepare_cublaslt() {
+  int device = 0;
+  check(cudaGetDevice(&device), "device");
+  products().open(device);
+}
+
+bool cublaslt_fits(const Dense& dense, const float* c) {
+  int device = 0;
+  check(cudaGetDevice(&device), "device");
+  if (dense.a.dtype != dense.b.dtype || !products().open(device)) return false;
+  const Shape shape = shape_of(dense, c, false);
+  const int64_t bytes = dtype_bytes(shape.dtype);
+  // what its tensor core kernels ask of every pointer and row
+  return shape.alignment >= 16 && shape.a_stride * bytes % 16 == 0 &&
+         shape.b_stride * bytes % 16 == 0 && dense.n % 4 == 0 && dense.k % (16 / bytes) == 0;
+}
+
+void cublaslt_product(const Op& op, const Dense& dense, float* c, void* workspace) {
+  products().run(op, shape_of(dense, c, op.tf32), dense, c, workspace);
+}
+
+}  // namespace moec::cuda
