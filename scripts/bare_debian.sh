@@ -23,6 +23,11 @@ mountpoint -q "$bare/dev" && umount "$bare/dev"
 rm -rf "$bare"
 cp -a "$base" "$bare"
 
+# A Debian 12 has its security suite, too.
+security=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' |
+  awk '$1 == "bookworm-security" {print $2; exit}')
+[ -z "$security" ] || echo "deb $security bookworm-security main" >>"$bare/etc/apt/sources.list"
+
 # What lets this machine reach its package sources is not part of the test: take it along.
 cp -L /etc/resolv.conf /etc/hosts "$bare/etc/"
 cp -L /etc/ssl/certs/ca-certificates.crt "$bare/etc/ssl/certs/"

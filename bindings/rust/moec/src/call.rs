@@ -126,7 +126,7 @@ buffers! {
 }
 
 impl<'a> LayerGradCall<'a> {
-    /// The forward call's inputs and its saved buffer.
+    /// The forward call's inputs and its saved buffer; its outputs are not used.
     pub fn forward(mut self, call: &'a LayerCall<'a>) -> Self {
         self.raw.forward = &call.raw;
         self

@@ -19,6 +19,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// The code's name, such as `MOEC_E_SHAPE`.
+    ///
+    /// ```
+    /// use moec::*;
+    /// let error = Context::new(&ContextDesc::new().num_threads(-1)).err().unwrap();
+    /// assert_eq!(error.name(), "MOEC_E_INVALID_ARG");
+    /// assert_eq!(error.site, "moec_context_create");
+    /// ```
     pub fn name(&self) -> &'static str {
         if sys::load().is_err() {
             return "MOEC_E_ABI"; // the only error without a library

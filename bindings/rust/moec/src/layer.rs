@@ -94,6 +94,15 @@ impl Plan {
     }
 
     /// Rebuild from ids `[T, K]` (i32 or i64) and weights `[T, K]` (f32; `None` = 1).
+    ///
+    /// ```
+    /// use moec::*;
+    /// let desc = PlanDesc::new().max_tokens(8).num_experts(4).top_k(2);
+    /// let mut plan = Plan::new(&Context::cpu()?, &desc)?;
+    /// plan.from_topk(Tensor::new(&[0i64, 2, 1, 2], &[2, 2]), None, Stream::DEFAULT)?;
+    /// assert_eq!(plan.totals(Stream::DEFAULT)?, [4, 4, 0, 2]);
+    /// # Ok::<(), Error>(())
+    /// ```
     pub fn from_topk(
         &mut self,
         expert_ids: Tensor<'_>,

@@ -125,6 +125,28 @@ fn device_addresses_are_not_host_memory() {
     assert_eq!(error.name(), "MOEC_E_DEVICE");
 }
 
+/// Tensors of a safetensors file start at any multiple of their element: each array here starts one
+/// element after an aligned one.
+#[test]
+fn element_aligned_arrays_are_accepted() {
+    let (context, p) = (Context::cpu().unwrap(), problem());
+    let shifted = |values: &[f32]| [&[0.0], values].concat();
+    let (x, gate) = (shifted(&p.x), shifted(&p.gate));
+    let (gate_up, down) = (shifted(&p.gate_up), shifted(&p.down));
+    let set = WeightSet::new()
+        .gate_up(Tensor::new(&gate_up[1..], &[4, 16, H]))
+        .down(Tensor::new(&down[1..], &[4, H, 8]));
+    let weights = Weights::new(&context, &weights_desc(sys::MOEC_F32), &set).unwrap();
+    let mut y = vec![0f32; T * H + 1];
+    let mut call = LayerCall::new()
+        .weights(&weights)
+        .x(Tensor::new(&x[1..], &[T, H]))
+        .gate_weight(Tensor::new(&gate[1..], &[4, H]))
+        .y(TensorMut::new(&mut y[1..], &[T, H]));
+    layer(&context, sys::MOEC_F32).forward(&mut call, Stream::DEFAULT).unwrap();
+    assert_eq!(y[1..], forward(&context, |v| v, 0.0));
+}
+
 #[cfg(feature = "ndarray")]
 #[test]
 fn ndarray_views_are_read_and_written_in_place() {
