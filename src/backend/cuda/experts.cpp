@@ -21,6 +21,10 @@ moec_size larger(moec_size a, moec_size b) {
   return {std::max(a.base, b.base), std::max(a.per_token, b.per_token)};
 }
 
+bool is_wide(const std::vector<const ExpertsPath*>& paths) {
+  return paths[0] == &kPortableWidePath;
+}
+
 [[noreturn]] void refuse(const char* path, const char* why) {
   MOEC_FAIL(MOEC_E_UNSUPPORTED, "MOEC_CUDA_KERNELS is \"%s\", which has no kernel for %s; unset it",
             path, why);
@@ -38,6 +42,7 @@ std::vector<const ExpertsPath*> experts_paths(int major, int minor) {
     available.append(available.empty() ? "" : " ").append(path->name);
     if (!pinned || std::strcmp(name, path->name) == 0) paths.push_back(path);
   }
+  if (paths.size() == 1 && paths[0] == &kPortablePath) paths[0] = &kPortableWidePath;
   MOEC_REQUIRE(!paths.empty(), MOEC_E_UNSUPPORTED,
                "MOEC_CUDA_KERNELS is \"%s\", a device of compute capability %d.%d has: %s", name,
                major, minor, available.c_str());
@@ -63,7 +68,7 @@ Backend::Sizes CudaBackend::experts_sizes(const moec_experts_desc& desc) const {
     if (desc.save != MOEC_SAVE_NONE) sizes.backward = larger(sizes.backward, backward);
   }
   Arena saved;
-  lay_out_saved(desc, saved);
+  lay_out_saved(desc, saved, is_wide(paths_));
   sizes.saved = saved.size();
   return sizes;
 }
@@ -74,7 +79,7 @@ void CudaBackend::experts_forward(const ExpertsArgs& args, moec_stream stream) c
   const char* why = nullptr;
   for (const ExpertsPath* path : paths_) {
     if ((why = path->refuses(*args.desc)) || (why = path->forward(queue, args))) continue;
-    return clear_saved(queue, args);
+    return clear_saved(queue, args, is_wide(paths_));
   }
   refuse(paths_.back()->name, why);
 }

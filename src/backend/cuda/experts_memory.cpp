@@ -7,9 +7,9 @@
 
 namespace moec::cuda {
 
-Intermediates intermediates(const moec_experts_desc& desc) {
+Intermediates intermediates(const moec_experts_desc& desc, bool wide) {
   if (kFastPath.refuses(desc)) return {MOEC_F32, MOEC_F32};
-  return {desc.dtype, desc.dtype};
+  return {wide ? moec_dtype(MOEC_F32) : desc.dtype, desc.dtype};
 }
 
 bool is_gated(const moec_experts_desc& desc) {
@@ -34,10 +34,10 @@ void* take_tokens(Arena& arena, int64_t row_bytes) {
   return arena.take(0, uint64_t(row_bytes));
 }
 
-Saved lay_out_saved(const moec_experts_desc& desc, Arena& arena) {
+Saved lay_out_saved(const moec_experts_desc& desc, Arena& arena, bool wide) {
   Saved saved;
   if (desc.save < MOEC_SAVE_PREACT) return saved;
-  const int64_t size = dtype_bytes(intermediates(desc).pre);
+  const int64_t size = dtype_bytes(intermediates(desc, wide).pre);
   saved.pre = take_rows(arena, desc, parts_of(is_gated(desc)) * desc.inter * size);
   if (has_shared(desc))
     saved.shared_pre =
@@ -45,16 +45,16 @@ Saved lay_out_saved(const moec_experts_desc& desc, Arena& arena) {
   return saved;
 }
 
-void clear_saved(const Op& op, const ExpertsArgs& args) {
+void clear_saved(const Op& op, const ExpertsArgs& args, bool wide) {
   if (!args.saved) return;
   const moec_experts_desc& desc = *args.desc;
   Arena arena(args.saved, args.num_tokens), measured;
-  const Saved saved = lay_out_saved(desc, arena);
-  lay_out_saved(desc, measured);
+  const Saved saved = lay_out_saved(desc, arena, wide);
+  lay_out_saved(desc, measured, wide);
   char* const end = static_cast<char*>(args.saved) + bytes_for(measured.size(), args.num_tokens);
   const auto clear = [&](const RowGroups& groups, int64_t width, void* from, void* to) {
     const auto bytes = uint64_t(static_cast<char*>(to) - static_cast<char*>(from));
-    clear_padding(op, groups, width * dtype_bytes(intermediates(desc).pre), bytes, from);
+    clear_padding(op, groups, width * dtype_bytes(intermediates(desc, wide).pre), bytes, from);
   };
   const PlanView& plan = *args.plan;
   if (saved.pre)

@@ -8,13 +8,14 @@
 
 namespace moec::cuda {
 
-// Types of what lies between the products: 16 bits where the tensor-core path may run, which works
-// on them without loss of speed; else fp32, as on the CPU.
+// Types of what lies between the products: 16 bits where Hopper's kernels may run, else fp32, as on
+// the CPU. wide: a context that does not use those kernels, whose pre-activations are fp32, since
+// their rounding is the largest error of the routing weights' gradients.
 struct Intermediates {
   moec_dtype pre;   // pre-activations
   moec_dtype rows;  // outputs of rows, gradients at their inputs
 };
-Intermediates intermediates(const moec_experts_desc& desc);
+Intermediates intermediates(const moec_experts_desc& desc, bool wide = false);
 
 bool is_gated(const moec_experts_desc& desc);
 bool is_shared_gated(const moec_experts_desc& desc);
@@ -32,8 +33,8 @@ void* take_tokens(Arena& arena, int64_t row_bytes);
 struct Saved {
   void *pre = nullptr, *shared_pre = nullptr;
 };
-Saved lay_out_saved(const moec_experts_desc& desc, Arena& arena);
+Saved lay_out_saved(const moec_experts_desc& desc, Arena& arena, bool wide = false);
 // Zeros for every byte of `saved` that holds no row.
-void clear_saved(const Op& op, const ExpertsArgs& args);
+void clear_saved(const Op& op, const ExpertsArgs& args, bool wide);
 
 }  // namespace moec::cuda

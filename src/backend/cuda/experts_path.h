@@ -22,8 +22,9 @@ struct ExpertsPath {
   const char* kernels;  // JSON members that say its kernels and tiles
 };
 
-extern const ExpertsPath kFastPath;      // experts_fast.cpp: wgmma
-extern const ExpertsPath kPortablePath;  // experts_portable.cpp: everything
+extern const ExpertsPath kFastPath;  // experts_fast.cpp: wgmma
+// experts_portable.cpp: everything; the second where no path is Hopper's (Intermediates: wide)
+extern const ExpertsPath kPortablePath, kPortableWidePath;
 
 // In the order of the table: those that a device has and MOEC_CUDA_KERNELS allows. Throws when that
 // leaves none.

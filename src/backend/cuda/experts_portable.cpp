@@ -19,9 +19,9 @@ struct Memory {
   void *shared_pre = nullptr, *shared_act = nullptr, *shared_rows = nullptr;
   float* mix = nullptr;  // [T,2]
 };
-Memory lay_out(const moec_experts_desc& desc, Arena& arena) {
+Memory lay_out(const moec_experts_desc& desc, Arena& arena, bool wide) {
   const int64_t size = dtype_bytes(desc.dtype);
-  const Intermediates types = intermediates(desc);
+  const Intermediates types = intermediates(desc, wide);
   const bool saved = desc.save >= MOEC_SAVE_PREACT;
   const int64_t pre = parts_of(is_gated(desc)) * desc.inter * dtype_bytes(types.pre);
   const int64_t rows = desc.hidden * dtype_bytes(types.rows);
@@ -43,12 +43,12 @@ Memory lay_out(const moec_experts_desc& desc, Arena& arena) {
 
 class Forward {
  public:
-  Forward(const Op& op, const ExpertsArgs& args)
-      : op_(op), args_(args), desc_(*args.desc), types_(intermediates(desc_)) {
+  Forward(const Op& op, const ExpertsArgs& args, bool wide)
+      : op_(op), args_(args), desc_(*args.desc), types_(intermediates(desc_, wide)) {
     Arena work(args.workspace, args.num_tokens), saved(args.saved, args.num_tokens);
-    memory_ = lay_out(desc_, work);
+    memory_ = lay_out(desc_, work, wide);
     if (args.saved && desc_.save >= MOEC_SAVE_PREACT) {
-      const Saved kept = lay_out_saved(desc_, saved);
+      const Saved kept = lay_out_saved(desc_, saved, wide);
       memory_.pre = kept.pre;
       memory_.shared_pre = kept.shared_pre;
     }
@@ -131,8 +131,9 @@ PortableMlp mlp_of(const moec_experts_desc& desc, const WeightsView& weights,
   return mlp;
 }
 
+template <bool kWide>
 const char* forward(const Op& op, const ExpertsArgs& args) {
-  Forward call(op, args);
+  Forward call(op, args, kWide);
   call.run_routed();
   call.run_shared();
   call.combine();
@@ -140,16 +141,27 @@ const char* forward(const Op& op, const ExpertsArgs& args) {
   return nullptr;
 }
 
+template <bool kWide>
+const char* backward(const Op& op, const ExpertsGradArgs& args) {
+  portable_backward(op, args, kWide);
+  return nullptr;
+}
+
+template <bool kWide>
 void measure(const moec_experts_desc& desc, moec_size& forward_size, moec_size& backward_size) {
   Arena arena;
-  lay_out(desc, arena);
+  lay_out(desc, arena, kWide);
   forward_size = arena.size();
-  backward_size = portable_backward_size(desc);
+  backward_size = portable_backward_size(desc, kWide);
 }
 
 const char* refuses(const moec_experts_desc&) {
   return nullptr;
 }
+
+constexpr const char* kKernels =
+    "\"products\": {\"mma\": \"128x128x32, aligned bf16 and f16\", \"plain\": \"128x128x16, the "
+    "rest\"}";
 
 }  // namespace
 
@@ -199,14 +211,9 @@ void run_down(const Op& op, const PortableMlp& mlp, const void* act, const float
   row_product(op, p);
 }
 
-const ExpertsPath kPortablePath = {
-    "portable",
-    false,
-    refuses,
-    forward,
-    portable_backward,
-    measure,
-    "\"products\": {\"mma\": \"128x128x32, aligned bf16 and f16\", \"plain\": \"128x128x16, the "
-    "rest\"}"};
+const ExpertsPath kPortablePath = {"portable",      false,          refuses, forward<false>,
+                                   backward<false>, measure<false>, kKernels};
+const ExpertsPath kPortableWidePath = {"portable",     false,         refuses, forward<true>,
+                                       backward<true>, measure<true>, kKernels};
 
 }  // namespace moec::cuda

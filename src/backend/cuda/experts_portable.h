@@ -37,7 +37,7 @@ void run_down(const Op& op, const PortableMlp& mlp, const void* act, const float
               const Array& out);
 
 // experts_portable_backward.cpp
-moec_size portable_backward_size(const moec_experts_desc& desc);
-const char* portable_backward(const Op& op, const ExpertsGradArgs& args);
+moec_size portable_backward_size(const moec_experts_desc& desc, bool wide);
+void portable_backward(const Op& op, const ExpertsGradArgs& args, bool wide);
 
 }  // namespace moec::cuda

@@ -27,9 +27,9 @@ struct Memory {
 };
 
 template <class Take>  // take(bytes of a row)
-MlpMemory lay_out_mlp(const moec_experts_desc& desc, int64_t inter, bool gated, const Take& take) {
+MlpMemory lay_out_mlp(const moec_experts_desc& desc, Intermediates types, int64_t inter, bool gated,
+                      const Take& take) {
   const int64_t size = dtype_bytes(desc.dtype), parts = parts_of(gated), f32 = sizeof(float);
-  const Intermediates types = intermediates(desc);
   MlpMemory m = {};
   if (desc.save == MOEC_SAVE_INPUT) m.pre = take(parts * inter * dtype_bytes(types.pre));
   m.d_pre = take(parts * inter * size);
@@ -40,18 +40,19 @@ MlpMemory lay_out_mlp(const moec_experts_desc& desc, int64_t inter, bool gated, 
   return m;
 }
 
-Memory lay_out(const moec_experts_desc& desc, Arena& arena) {
+Memory lay_out(const moec_experts_desc& desc, Arena& arena, bool wide) {
+  const Intermediates types = intermediates(desc, wide);
   const auto of_rows = [&](int64_t bytes) { return take_rows(arena, desc, bytes); };
   const auto of_tokens = [&](int64_t bytes) { return take_tokens(arena, bytes); };
   Memory m;
   m.pointers = arena.take(PointerTable::bytes(desc.expert_end - desc.expert_begin + 1), 0);
-  m.routed = lay_out_mlp(desc, desc.inter, is_gated(desc), of_rows);
+  m.routed = lay_out_mlp(desc, types, desc.inter, is_gated(desc), of_rows);
   if (desc.weight_position == MOEC_WEIGHT_ON_INPUT) {
     m.scaled_x = of_rows(desc.hidden * dtype_bytes(desc.dtype));
     m.input_dots = static_cast<float*>(of_rows(sizeof(float)));
   }
   if (has_shared(desc))
-    m.shared = lay_out_mlp(desc, desc.shared_inter, is_shared_gated(desc), of_tokens);
+    m.shared = lay_out_mlp(desc, types, desc.shared_inter, is_shared_gated(desc), of_tokens);
   if (is_mixed(desc)) {
     m.mix = static_cast<float*>(of_tokens(2 * sizeof(float)));
     m.d_logits = static_cast<float*>(of_tokens(2 * sizeof(float)));
@@ -77,18 +78,19 @@ struct MlpGradients {
 
 class Backward {
  public:
-  Backward(const Op& op, const ExpertsGradArgs& args, PointerTable&& table, const Memory& memory)
+  Backward(const Op& op, const ExpertsGradArgs& args, PointerTable&& table, const Memory& memory,
+           bool wide)
       : op_(op),
         args_(args),
         desc_(*args.desc),
-        types_(intermediates(desc_)),
+        types_(intermediates(desc_, wide)),
         memory_(memory),
         d_y_{const_cast<void*>(args.d_y), desc_.dtype},
         d_routed_(args.d_expert_weights, table),
         d_shared_(args.d_shared_weights, table),
         on_input_(desc_.weight_position == MOEC_WEIGHT_ON_INPUT) {
     Arena saved(const_cast<void*>(args.saved), args.num_tokens);
-    const Saved kept = lay_out_saved(desc_, saved);
+    const Saved kept = lay_out_saved(desc_, saved, wide);
     routed_ = routed_mlp(desc_, *args.plan, *args.weights, args.x.data, table);
     if (has_shared())
       shared_ = shared_mlp(desc_, args.num_tokens, *args.shared_weights, args.x.data, table);
@@ -282,16 +284,16 @@ class Backward {
 
 }  // namespace
 
-moec_size portable_backward_size(const moec_experts_desc& desc) {
+moec_size portable_backward_size(const moec_experts_desc& desc, bool wide) {
   Arena arena;
-  lay_out(desc, arena);
+  lay_out(desc, arena, wide);
   return arena.size();
 }
 
-const char* portable_backward(const Op& op, const ExpertsGradArgs& args) {
+void portable_backward(const Op& op, const ExpertsGradArgs& args, bool wide) {
   Arena work(args.workspace, args.num_tokens);
-  const Memory memory = lay_out(*args.desc, work);
-  Backward call(op, args, PointerTable(op, memory.pointers), memory);
+  const Memory memory = lay_out(*args.desc, work, wide);
+  Backward call(op, args, PointerTable(op, memory.pointers), memory, wide);
   call.prepare();
   call.act_gradients();
   call.weight_gradients();
@@ -299,7 +301,6 @@ const char* portable_backward(const Op& op, const ExpertsGradArgs& args) {
   call.input_gradients();
   call.plain_gradients();
   op.count(0, call.flops());
-  return nullptr;
 }
 
 }  // namespace moec::cuda

@@ -27,7 +27,6 @@ template <int V, class Body>
 __device__ void for_each_span(int64_t width, const Body& body) {
   const int64_t begin = int64_t(blockIdx.y) * kPiece;
   const int64_t end = gridDim.y > 1 ? min(width, begin + kPiece) : width;
-#pragma unroll 4
   for (int64_t i = begin + lane_id() * V; i < end; i += 32 * V) body(i);
 }
 dim3 row_grid(const Op& op, const Rows& rows, int64_t width, bool pieces) {
