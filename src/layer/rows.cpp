@@ -19,6 +19,9 @@ int64_t num_rows(const char* name, const moec_tensor& tensor, const TensorCheck&
   const int64_t rows = check.tokens(name, tensor);
   MOEC_REQUIRE(rows >= plan.max_rows, MOEC_E_SHAPE, "%s has %lld rows; the plan needs %lld", name,
                static_cast<long long>(rows), static_cast<long long>(plan.max_rows));
+  MOEC_REQUIRE(rows % plan.align == 0, MOEC_E_SHAPE,
+               "%s has %lld rows; expected a multiple of the plan's align %d", name,
+               static_cast<long long>(rows), plan.align);
   return rows;
 }
 

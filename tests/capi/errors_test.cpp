@@ -36,6 +36,27 @@ moec_status experts_with(Problem& p, Spoil spoil) {
   spoil(args);
   return moec_experts_forward(p.experts.get(), &args, nullptr);
 }
+// Rows of another number than the plan's, whose experts are rounded up to `align`.
+moec_status permute_into(Problem& p, int32_t align, int64_t more) {
+  auto desc = p.plan_desc;
+  desc.align = align;
+  uint64_t bytes = 0;
+  int64_t max_rows = 0;
+  desc.max_tokens = Problem::kTokens;
+  check(moec_plan_size(&desc, &bytes, &max_rows));
+  const auto plan =
+      make<PlanHandle>(moec_plan_create, p.context, static_cast<const moec_plan_desc*>(&desc),
+                       static_cast<const moec_buffer*>(nullptr));
+  const moec_tensor ids =
+      tensor_of(p.given_ids.data(), MOEC_I32, {Problem::kTokens, Problem::kTopK});
+  check(moec_plan_from_topk(plan.get(), &ids, nullptr, nullptr));
+  std::vector<float> rows(size_t((max_rows + more) * Problem::kHidden));
+  auto args = sized<moec_permute_args>();
+  args.plan = plan.get();
+  args.x = p.rows(p.x);
+  args.rows = tensor_of(rows.data(), MOEC_F32, {max_rows + more, Problem::kHidden});
+  return moec_permute(p.context, &args, nullptr);
+}
 const Mistake kMistakes[] = {
     // ---- NULL and absent
     {"null_handle", MOEC_E_INVALID_ARG, "layer is NULL",
@@ -120,6 +141,10 @@ const Mistake kMistakes[] = {
        moec_plan* out = nullptr;
        return moec_plan_create(p.context, &p.plan_desc, &buffer, &out);
      }},
+    {"rows_fewer_than_the_plans", MOEC_E_SHAPE, "the plan needs",
+     [](Problem& p) { return permute_into(p, 8, -8); }},
+    {"rows_off_the_alignment", MOEC_E_SHAPE, "expected a multiple of the plan's align 8",
+     [](Problem& p) { return permute_into(p, 8, 4); }},
     {"too_many_tokens", MOEC_E_SHAPE, "the plan's max_tokens is 8",
      [](Problem& p) {
        std::vector<int32_t> ids(18);

@@ -116,6 +116,13 @@ class Plan(Handle):
         _raw.moec_plan_attach(self.raw, num_tokens)
         return self
 
+    @property
+    def num_rows(self) -> int:
+        """P of this batch: how many rows permuted arrays have, whatever the routing."""
+        raw = _raw.moec_tensor()
+        _raw.moec_plan_view(self.raw, PlanField.ROW_TOKEN, raw)
+        return int(_raw.tensor_describe(raw)[-1][0])
+
     def view(self, field: PlanField) -> Any:
         """Borrowed read-only view of one array; valid until the plan is rebuilt or closed."""
         raw = _raw.moec_tensor()
@@ -176,7 +183,7 @@ def permute(
     rows whose weight is exactly 0 are then zero.
     """
     if rows is None:
-        rows = empty((plan.totals(stream=stream).rows, x.shape[1]), x, x)
+        rows = empty((plan.num_rows, x.shape[1]), x, x)
     into = {"rows": rows, "row_scale": row_scale, "row_weight": row_weight}
     _move(context, plan, "permute", stream_handle(stream), into, x=x, x_scale=x_scale)
     return rows

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -125,19 +126,25 @@ def test_expert_choice(steps: SimpleNamespace, rng: np.random.Generator) -> None
     assert grads.routing_weights.shape == (E * capacity,)
 
 
-def test_permute_and_back(steps: SimpleNamespace) -> None:
+@pytest.mark.parametrize("align", [1, 8])
+def test_permute_and_back(steps: SimpleNamespace, align: int) -> None:
     p = steps
-    p.plan.from_logits(p.router, p.logits)
-    tokens, weights = p.plan.view(PlanField.ROW_TOKEN), p.plan.view(PlanField.WEIGHTS)
-    rows = moec.permute(p.context, p.plan, p.x)
-    np.testing.assert_array_equal(rows, p.x[tokens[: len(rows)]])
-    y = moec.unpermute(p.context, p.plan, rows, num_tokens=T, weights=weights.copy())
+    plan = moec.Plan(p.context, dataclasses.replace(p.plan.desc, align=align))
+    plan.from_logits(p.router, p.logits)
+    tokens, weights = plan.view(PlanField.ROW_TOKEN), plan.view(PlanField.WEIGHTS)
+    rows = moec.permute(p.context, plan, p.x)
+    used = plan.totals().rows
+    assert len(rows) == len(tokens) >= used
+    expected = np.where(tokens[:used, None] < 0, 0, p.x[tokens[:used]])
+    np.testing.assert_array_equal(rows[:used], expected)
+    assert not rows[used:].any()
+    y = moec.unpermute(p.context, plan, rows, num_tokens=T, weights=weights.copy())
     assert_close(y, p.x * weights.sum(-1, keepdims=True))
     d_weights = np.empty((T, K), np.float32)
-    d_rows = moec.unpermute_backward(p.context, p.plan, p.d_y, rows, weights=weights.copy(),
+    d_rows = moec.unpermute_backward(p.context, plan, p.d_y, rows, weights=weights.copy(),
                                      d_weights=d_weights)
     assert_close(d_weights, np.repeat((p.x * p.d_y).sum(-1, keepdims=True), K, 1))
-    d_x = moec.permute_backward(p.context, p.plan, d_rows, num_tokens=T)
+    d_x = moec.permute_backward(p.context, plan, d_rows, num_tokens=T)
     assert_close(d_x, p.d_y * weights.sum(-1, keepdims=True))
 
 
