@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # julia.sh ARGUMENTS...: run the julia on PATH, else 1.5.3 of Debian 11, whose packages are unpacked
 # once into build/julia: nothing is installed. `julia.sh --where` only says which it is; exit 127
-# where neither can be had.
+# where there is neither a julia nor a Debian.
 here=$PWD
 . "$(dirname "$0")/lib.sh"
 cd "$here"
@@ -10,7 +10,6 @@ folder=$build/julia
 tree=$folder/root
 
 unpack() {
-  command -v apt-get >/dev/null || die "no julia on PATH, and this is not Debian"
   local mirror options deb
   mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -E '/debian/?$' | head -n 1)
   [ -n "$mirror" ] || die "no julia on PATH, and apt has no Debian mirror; run apt-get update"
@@ -40,7 +39,10 @@ if found=$(command -v julia); then
   [ "${1:-}" = --where ] && { echo "$found"; exit; }
   exec "$found" "$@"
 fi
-[ -x "$tree/usr/bin/julia" ] || unpack >&2 || exit 127
+if [ ! -x "$tree/usr/bin/julia" ]; then
+  command -v apt-get >/dev/null || { echo "no julia on PATH, and this is not Debian" >&2; exit 127; }
+  unpack >&2
+fi
 [ "${1:-}" = --where ] && { echo "build/julia (Debian 11's)"; exit; }
 lib=$tree/usr/lib/x86_64-linux-gnu
 paths=$lib:$tree/lib/x86_64-linux-gnu:$lib/julia:$lib/openblas-pthread:$lib/blas:$lib/lapack

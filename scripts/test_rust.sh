@@ -31,6 +31,8 @@ done
 cp -r "$root/examples/rust" "$outside/train"
 cp Cargo.lock "$outside/train"
 cd "$outside/train"
+mkdir -p "$build/rust/outside"  # its dependencies are kept, its crates are new each time
+find "$build/rust/outside" \( -name '*moec*' -o -name '*train*' \) -prune -exec rm -rf {} +
 CARGO_TARGET_DIR=$build/rust/outside "$cargo" build --quiet --offline \
   --config 'patch.crates-io.moec.path="../moec-0.1.0"' \
   --config 'patch.crates-io.moec-sys.path="../moec-sys-0.1.0"'
