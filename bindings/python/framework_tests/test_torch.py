@@ -5,12 +5,23 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES, compare_gradients, golden_layer, layouts, stacked
+from conftest import FAMILIES
 from torch.utils.checkpoint import checkpoint as recompute
-from torch_cases import E, H, I, K, T, compare, inputs, make_experts, make_layer, reference
+from torch_cases import (
+    E,
+    H,
+    I,
+    K,
+    T,
+    compare,
+    inputs,
+    make_experts,
+    make_layer,
+    reference,
+    run_golden,
+)
 
 import moec
 import moec.torch
@@ -19,26 +30,7 @@ from moec.golden import row_error
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_golden(family: str) -> None:
-    checkpoint, spec = golden_layer(family)
-    arrays = stacked(spec.matrices) | spec.inputs
-    if spec.shared is not None:
-        arrays |= {f"shared_expert_{n}": a for n, a in stacked(spec.shared).items()}
-    layer = moec.torch.MoELayer(
-        spec.router, spec.experts, bias="down_bias" in arrays,
-        output_bias="output_bias" in arrays, **layouts(spec),
-    )
-    data = {n: torch.tensor(a) for n, a in arrays.items()
-            if n not in dict(layer.named_parameters()) and n != "select_bias"}
-    with torch.no_grad():
-        for name, parameter in [*layer.named_parameters(), *layer.named_buffers()]:
-            parameter.copy_(torch.tensor(np.array(arrays[name])).reshape(parameter.shape))
-    x = torch.tensor(checkpoint["x"]).requires_grad_()
-    y = layer(x, **data)
-    assert row_error(y.detach().numpy(), checkpoint["y"]) <= 2e-5
-    y.backward(torch.tensor(checkpoint["dout"]).reshape(y.shape))
-    got = {n: p.grad.numpy() for n, p in layer.named_parameters() if p.grad is not None}
-    assert x.grad is not None
-    compare_gradients(spec, checkpoint, got | {"x": x.grad.numpy()})
+    run_golden(family)
 
 
 def test_experts_against_autograd() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_cases import E, K, compare, make_experts, reference
+from conftest import FAMILIES
+from torch_cases import E, K, compare, make_experts, reference, run_golden
 
 import moec
 from moec.golden import row_error
@@ -31,6 +32,11 @@ def inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
 
 def test_against_autograd() -> None:
     compare(experts_on_gpu(), *inputs(), BF16)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_golden(family: str) -> None:
+    run_golden(family, "cuda")
 
 
 def test_cpu_tensors_still_work() -> None:

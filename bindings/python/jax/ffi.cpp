@@ -177,7 +177,8 @@ class Call {
   // Device scratch comes from the framework; on the CPU the context's own is warm.
   moec_buffer device_memory(uint64_t bytes) {
     if (device_.type != MOEC_CUDA || !bytes) return {};
-    const std::optional<void*> memory = scratch_.Allocate(bytes, 256);
+    constexpr size_t kAlignment = 16;  // XLA grants no more
+    const std::optional<void*> memory = scratch_.Allocate(bytes, kAlignment);
     if (!memory) throw Failure{MOEC_E_OUT_OF_MEMORY, "the framework has no memory for scratch"};
     return {*memory, bytes};
   }

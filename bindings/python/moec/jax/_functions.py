@@ -16,13 +16,16 @@ import jax.numpy as jnp
 from .. import _raw
 from .._context import Context
 from .._descriptors import ExpertsDesc, RouterDesc, WeightsDesc, to_raw
-from .._enums import GateLayout, Orientation, Save
+from .._enums import DType, GateLayout, Orientation, Save
 from .._experts import Experts, Sizes
 from .._layer import Layer
 from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, WITHOUT_GRADIENT, Spec
 from .._tensors import dtype_of
 
 Array: TypeAlias = jax.Array
+# These two have no types of their own.
+_pycapsule: Any = jax.ffi.pycapsule
+_shape: Any = jax.ShapeDtypeStruct
 _LIBRARY = Path(__file__).parents[1] / "lib" / "libmoec_jax.so"
 _TARGETS = {
     "moec_forward": ("moec_jax_forward", "moec_jax_forward_cuda"),
@@ -39,7 +42,7 @@ def _register() -> None:
     library = ctypes.CDLL(str(_LIBRARY))
     for target, symbols in _TARGETS.items():
         for platform, symbol in zip(("cpu", "CUDA"), symbols, strict=True):
-            handler = jax.ffi.pycapsule(getattr(library, symbol))
+            handler = _pycapsule(getattr(library, symbol))
             jax.ffi.register_ffi_target(target, handler, platform=platform)
 
 
@@ -72,7 +75,7 @@ def _hex(desc: Any, kind: type) -> str:
 
 
 @lru_cache(maxsize=256)
-def _sizes(spec: str, dtype: int, save: int, platform: str) -> Sizes:
+def _sizes(spec: str, dtype: DType, save: Save, platform: str) -> Sizes:
     made = Spec.parse(spec)
     context = _context(platform)
     desc = replace(made.experts, dtype=dtype, save=save)
@@ -124,17 +127,17 @@ def _call(target: str, static: _Static, arrays: dict[str, Array], outputs: dict[
 def _forward(static: _Static, arrays: dict[str, Array]) -> dict[str, Array]:
     spec, x = Spec.parse(static.spec), arrays["x"]
     tokens, desc = x.shape[0], spec.experts
-    outputs: dict[str, Any] = {"y": jax.ShapeDtypeStruct(x.shape, x.dtype)}
+    outputs: dict[str, Any] = {"y": _shape(x.shape, x.dtype)}
     if spec.router is not None:
         ids = desc.num_experts + desc.num_zero_experts
         outputs |= {
-            "logits": jax.ShapeDtypeStruct((tokens, ids), jnp.float32),
-            "expert_ids": jax.ShapeDtypeStruct((tokens, desc.top_k), jnp.int32),
-            "routing_weights": jax.ShapeDtypeStruct((tokens, desc.top_k), jnp.float32),
+            "logits": _shape((tokens, ids), jnp.float32),
+            "expert_ids": _shape((tokens, desc.top_k), jnp.int32),
+            "routing_weights": _shape((tokens, desc.top_k), jnp.float32),
         }
     if static.save != Save.NONE:
-        sizes = _sizes(static.spec, int(dtype_of(x)), int(static.save), static.platform)
-        outputs["saved"] = jax.ShapeDtypeStruct((sizes.saved.bytes(tokens),), jnp.uint8)
+        sizes = _sizes(static.spec, dtype_of(x), static.save, static.platform)
+        outputs["saved"] = _shape((sizes.saved.bytes(tokens),), jnp.uint8)
     return _call("moec_forward", static, arrays, outputs)
 
 
@@ -153,7 +156,7 @@ def _run_forward(static: _Static, values: tuple[Array, ...]) -> tuple[dict[str, 
 def _run_backward(static: _Static, kept: Any, d_outputs: dict[str, Array]) -> tuple[Any]:
     saved, values = kept
     arrays = dict(zip(static.names, values, strict=True))
-    wanted = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in arrays.items()
+    wanted = {n: _shape(a.shape, a.dtype) for n, a in arrays.items()
               if n not in WITHOUT_GRADIENT}
     given = arrays | {"saved": saved, "d_y": d_outputs["y"]}
     if "logits" in d_outputs:

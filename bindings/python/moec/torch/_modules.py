@@ -126,7 +126,7 @@ class _Base(nn.Module):
 
     def _call(self, inputs: dict[str, Tensor | None]) -> tuple[Tensor, ...]:
         tensors = {**dict(self._parameters), **dict(self._buffers), **inputs}
-        main = [p.main_grad for p in self._routed().values()] if self._main else []
+        main = [getattr(p, "main_grad") for p in self._routed().values()] if self._main else []
         frozen = 0 if self._frozen is None else self._frozen.number
         kind = _ops.EXPERTS if self._spec.router is None else _ops.LAYER
         return _ops.call(kind, tensors, self._text, self.save, frozen=frozen,
@@ -171,8 +171,9 @@ class Experts(_Base):
     def forward(self, x: Tensor, expert_ids: Tensor, routing_weights: Tensor) -> Tensor:
         """y [...,H] of x [...,H]; expert_ids and routing_weights [T,K], ids outside [0,E+Z) mean no
         expert."""
-        inputs = {"x": x, "expert_ids": expert_ids, "routing_weights": routing_weights}
-        return self._call(inputs)[0]
+        return self._call(
+            {"x": x, "expert_ids": expert_ids, "routing_weights": routing_weights}
+        )[0]
 
 
 class MoELayer(_Base):

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,13 @@ from ..torch import _ops
 from ..torch._engine import Frozen
 from ._gates import activation_of
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 _NAMES = {
     "gate_up": "gate_up_proj", "up": "up_proj", "down": "down_proj",
     "gate_up_bias": "gate_up_proj_bias", "up_bias": "up_proj_bias", "down_bias": "down_proj_bias",
 }
+# A traced graph takes what such a function returns for a constant.
+_constant: Callable[[Function], Function] = torch._dynamo.assume_constant_result
 _texts: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 _frozen: weakref.WeakKeyDictionary[nn.Module, Frozen] = weakref.WeakKeyDictionary()
 
@@ -51,7 +55,7 @@ def spec_of(module: nn.Module, top_k: int) -> Spec:
     return Spec(
         experts=ExpertsDesc(
             hidden=hidden, inter=inter, num_experts=down.shape[0], top_k=top_k,
-            activation=activation_of(module), gate_layout=GateLayout.NONE if not gated else 0,
+            activation=activation_of(module), gate_layout=GateLayout.SPLIT if gated else GateLayout.NONE,
             weight_position=WeightPosition.ON_INPUT if is_llama4 else WeightPosition.ON_OUTPUT,
         ),
         gate_layout=layout, gate_up_orientation=orientation, down_orientation=orientation,
@@ -64,7 +68,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {field: tensor for field, tensor in found.items() if tensor is not None}
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[misc, unused-ignore]
+@_constant
 def text_of(module: nn.Module, top_k: int) -> str:
     """The spec's text, made once for each module."""
     texts = _texts.setdefault(module, {})
@@ -73,7 +77,7 @@ def text_of(module: nn.Module, top_k: int) -> str:
     return texts[top_k]
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[misc, unused-ignore]
+@_constant
 def frozen_number(module: nn.Module) -> int:
     """Number of the module's frozen weights, 0 when they are read by each call."""
     frozen = _frozen.get(module)
