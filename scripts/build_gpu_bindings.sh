@@ -12,4 +12,5 @@ program=$(sed -nE 's/.*"executable":"([^"]*\/device-[^"]*)".*/\1/p' "$build/gpu_
 cp "$program" "$folder/bindings_rust"
 strip "$folder/bindings_rust"
 cd "$root/bindings/go"
-CGO_ENABLED=0 "$root/scripts/go.sh" test -c -tags moec_purego -o "$folder/bindings_go" .
+CGO_ENABLED=0 "$root/scripts/go.sh" test -c -tags moec_purego -ldflags "-s -w" \
+  -o "$folder/bindings_go" .

@@ -125,6 +125,59 @@ fn device_addresses_are_not_host_memory() {
     assert_eq!(error.name(), "MOEC_E_DEVICE");
 }
 
+/// Router, plan and experts one by one give what the layer gives, forward and backward, also from
+/// a packed copy of weights declared frozen.
+#[test]
+fn the_parts_are_the_layer() {
+    let (context, p) = (Context::cpu().unwrap(), problem());
+    let dot =
+        |t: usize, e: usize| -> f32 { (0..H).map(|h| p.x[t * H + h] * p.gate[e * H + h]).sum() };
+    let logits: Vec<f32> = (0..T * 4).map(|i| dot(i / 4, i % 4)).collect();
+    let (mut ids, mut routing) = (vec![0i32; T * 2], vec![0f32; T * 2]);
+    let desc = RouterDesc::new().num_experts(4).top_k(2).norm(sys::MOEC_NORM_SUM);
+    let mut route = RouteCall::new()
+        .logits(Tensor::new(&logits, &[T, 4]))
+        .expert_ids(TensorMut::new(&mut ids, &[T, 2]))
+        .weights(TensorMut::new(&mut routing, &[T, 2]));
+    Router::new(&context, &desc).unwrap().route(&mut route, Stream::DEFAULT).unwrap();
+
+    let plan_desc = PlanDesc::new().max_tokens(T as i64).num_experts(4).top_k(2);
+    let mut plan = Plan::new(&context, &plan_desc).unwrap();
+    let weights_of_slots = Tensor::new(&routing, &[T, 2]);
+    plan.from_topk(Tensor::new(&ids, &[T, 2]), Some(weights_of_slots), Stream::DEFAULT).unwrap();
+    let experts_desc = ExpertsDesc::new().num_experts(4).top_k(2).hidden(H as i64).inter(8);
+    let experts_desc = experts_desc.dtype(sys::MOEC_F32).save(sys::MOEC_SAVE_ALL);
+    let experts_desc = experts_desc.gate_layout(sys::MOEC_GATE_THEN_UP);
+    let experts = Experts::new(&context, &experts_desc).unwrap();
+    let set = WeightSet::new()
+        .gate_up(Tensor::new(&p.gate_up, &[4, 16, H]))
+        .down(Tensor::new(&p.down, &[4, H, 8]));
+    let frozen = weights_desc(sys::MOEC_F32).flags(sys::MOEC_WEIGHTS_FROZEN);
+    let mut weights = Weights::new(&context, &frozen, &set).unwrap();
+    weights.pack(Stream::DEFAULT).unwrap();
+
+    let sizes = experts.sizes().unwrap();
+    let mut saved = vec![0u8; bytes_for(sizes.saved, T)];
+    let mut workspace = vec![0u8; bytes_for(sizes.forward_workspace, T)];
+    let (mut y, mut d_x) = (vec![0f32; T * H], vec![0f32; T * H]);
+    let call = || ExpertsCall::new().plan(&plan).weights(&weights).x(Tensor::new(&p.x, &[T, H]));
+    let mut forward_call =
+        call().y(TensorMut::new(&mut y, &[T, H])).saved(&mut saved).workspace(&mut workspace);
+    experts.forward(&mut forward_call, Stream::DEFAULT).unwrap();
+    for (&got, expected) in y.iter().zip(forward(&context, |v| v, 0.0)) {
+        assert!((got - expected).abs() < 1e-5, "{got} {expected}");
+    }
+    let mut backward = ExpertsGradCall::new()
+        .plan(&plan)
+        .weights(&weights)
+        .x(Tensor::new(&p.x, &[T, H]))
+        .d_y(Tensor::new(&y, &[T, H]))
+        .saved(&mut saved)
+        .d_x(TensorMut::new(&mut d_x, &[T, H]));
+    experts.backward(&mut backward, Stream::DEFAULT).unwrap();
+    assert!(d_x.iter().any(|&v| v != 0.0));
+}
+
 /// Tensors of a safetensors file start at any multiple of their element: each array here starts one
 /// element after an aligned one.
 #[test]
