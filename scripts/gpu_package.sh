@@ -11,6 +11,7 @@ if [ ! -d "$site/moec" ]; then
   cmake -S . -B "$build/gpu_library" -G Ninja -DMOEC_CUDA=ON -DMOEC_STATIC=OFF \
     -DCMAKE_CUDA_COMPILER="$(scripts/cuda_toolkit.sh)" >&2
   cmake --build "$build/gpu_library" -j "$(job_count)" >&2
+  scripts/xla_headers.sh >/dev/null
   scripts/build_wheel.sh "$build/gpu_wheel" "$build/gpu_library/lib/libmoec.so.0" >&2
   rm -rf "$site"
   python3 -m zipfile -e "$build"/gpu_wheel/moec-*.whl "$site" >&2

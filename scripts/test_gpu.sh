@@ -63,5 +63,11 @@ if wanted go; then run go env -C bindings/go "$bin/bindings_go" -test.run Device
 if wanted torch; then
   run torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
 fi
+if wanted frameworks; then  # moec.torch and moec.jax beside this machine's torch and jax
+  for module in torch_gpu jax; do
+    run "python_$module" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
+      -p no:cacheprovider "bindings/python/framework_tests/test_$module.py"
+  done
+fi
 echo "written: $result"
 exit $failed
