@@ -137,9 +137,9 @@ TEST(Device, memory_comes_from_the_callers_allocator_and_goes_back_to_it) {
 TEST(Device, an_allocator_that_refuses_is_an_error_and_no_more) {
   Allocations all;
   const moec_allocator hook = all.hook();
+  const GpuStream stream;  // outlives what the hook gives back on it
   const Context context = gpu_context(0, &hook);
   const auto step = experts_step(context.get(), 2);
-  const GpuStream stream;
   step->fill(1, Routing::kRandom);
   all.refuse = true;
   EXPECT_THROW(step->queue(stream), Failure);

@@ -164,14 +164,14 @@ class _Borrowed:
 
     def __init__(self, raw: Any, owner: Any) -> None:
         address, code, device_type, _, shape = _raw.tensor_describe(raw)
+        host = device_type == DeviceType.CPU
         interface = {
-            "data": (address, True),
+            "data": (address, host),  # torch refuses read-only memory on a device
             "shape": shape,
             "typestr": numpy_dtype(DType(code)).str,
             "version": 3,
         }
         self.owner = owner
-        host = device_type == DeviceType.CPU
         setattr(self, "__array_interface__" if host else "__cuda_array_interface__", interface)
 
 
