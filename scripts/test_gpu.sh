@@ -30,27 +30,30 @@ mkdir -p "$log" "${result%/*}"
   echo "$gpu"
   echo "commit ${MOEC_COMMIT:-$(git rev-parse HEAD)}, MOEC_TEST_SEED=$MOEC_TEST_SEED, make test-gpu"
 } | tee "$result"
-failed=0
+tasks=$(mktemp)
+task() { printf '%q ' "$@" >>"$tasks"; echo >>"$tasks"; }  # NAME COMMAND...: to be run
 
-# run NAME COMMAND...: one line with the verdict and what the program says last.
-run() {
+# run_task NAME COMMAND...: one line with the verdict and what the program says last.
+run_task() {
   local name=$1 begin=$SECONDS status=0 verdict; shift
   "$@" >"$log/$name.txt" 2>&1 || status=$?
   case $status in 0) verdict=passed ;; 77) verdict=skipped ;; *) verdict="FAILED ($status)" ;; esac
-  [ "$verdict" = passed ] || failed=1
   printf '%-32s %-12s %4d s  %s\n' "$name" "$verdict" $((SECONDS - begin)) \
     "$(grep -E '^\[  (PASSED|SKIPPED|FAILED) +\] [0-9]+ tests?|passed|failed|ERROR SUMMARY' \
-      "$log/$name.txt" | sed 's/^=* *//' | tail -n 2 | paste -sd';')" | tee -a "$result"
+      "$log/$name.txt" | sed 's/^=* *//' | tail -n 2 | paste -sd';')" | tee "$log/$name.line"
+  [ "$verdict" = passed ]
 }
+export -f run_task
+export log
 wanted() { [ "$chosen" = " " ] || [ "${chosen#* "$1" }" != "$chosen" ]; }
 chosen=" $* "
 
 while read -r program options; do
   wanted "$program" || continue
-  run "$program" env ${options%sanitize} "$bin/$program"
+  task "$program" env ${options%sanitize} "$bin/$program"
   case $options in *sanitize) ;; *) continue ;; esac
   for tool in memcheck racecheck initcheck; do
-    run "$program.$tool" env MOEC_CHECK_SMALL=1 compute-sanitizer --tool $tool \
+    task "$program.$tool" env MOEC_CHECK_SMALL=1 compute-sanitizer --tool $tool \
       --error-exitcode 9 "$bin/$program"
   done
 done <"$bin/gpu_tests.txt"
@@ -58,16 +61,19 @@ if wanted rust || wanted go; then  # in device memory that the driver gives
   [ -x "$bin/bindings_go" ] || scripts/build_gpu_bindings.sh "$bin"
 fi
 export MOEC_LIBRARY=$package/moec/lib/libmoec.so.0 MOEC_GOLDEN_DIR=$root/tests/golden
-if wanted rust; then run rust "$bin/bindings_rust" --include-ignored --nocapture; fi
-if wanted go; then run go env -C bindings/go "$bin/bindings_go" -test.run Device -test.v; fi
+if wanted rust; then task rust "$bin/bindings_rust" --include-ignored --nocapture; fi
+if wanted go; then task go env -C bindings/go "$bin/bindings_go" -test.run Device -test.v; fi
 if wanted torch; then
-  run torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
+  task torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
 fi
 if wanted frameworks; then  # moec.torch and moec.jax beside this machine's torch and jax
   for module in torch_gpu jax; do
-    run "python_$module" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
+    task "python_$module" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
       -p no:cacheprovider "bindings/python/framework_tests/test_$module.py"
   done
 fi
+status=0  # several at a time: they share the GPU, and most of their time is on the host
+xargs -a "$tasks" -d '\n' -n 1 -P "${MOEC_TEST_JOBS:-6}" bash -c 'eval "run_task $1"' _ || status=1
+while read -r name _; do cat "$log/$name.line"; done <"$tasks" >>"$result"
 echo "written: $result"
-exit $failed
+exit $status
