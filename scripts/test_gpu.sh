@@ -50,11 +50,12 @@ chosen=" $* "
 
 while read -r program options; do
   wanted "$program" || continue
-  task "$program" env ${options%sanitize} "$bin/$program"
+  kernels=$(sed -n 's/.*MOEC_CUDA_KERNELS=\([a-z]*\).*/.\1/p' <<<"$options")
+  task "$program$kernels" env ${options%sanitize} "$bin/$program"
   case $options in *sanitize) ;; *) continue ;; esac
   for tool in memcheck racecheck initcheck; do
-    task "$program.$tool" env MOEC_CHECK_SMALL=1 compute-sanitizer --tool $tool \
-      --error-exitcode 9 "$bin/$program"
+    task "$program$kernels.$tool" env ${options%sanitize} MOEC_CHECK_SMALL=1 compute-sanitizer \
+      --tool $tool --error-exitcode 9 "$bin/$program"
   done
 done <"$bin/gpu_tests.txt"
 if wanted rust || wanted go; then  # in device memory that the driver gives
