@@ -81,7 +81,7 @@ def steps(rows):
 
 def others(rows):
     for shape in SHAPES:
-        for tokens in (1, 16, 64, 256, 1024, 4096, 16384):
+        for tokens in (1, 16, 64, 256, 1024, 4096, 16384, 32768):
             row = rows.best(shape, tokens, "plan")
             slots = tokens * (2 if shape == "mixtral-8x7b" else 4 if "gpt-oss" in shape else 8)
             limit = 5 if slots <= 8192 else 12

@@ -2,7 +2,7 @@
 """The experts layer on a GPU, moec beside its peers, merged into one file of rows.
 
     make bench-gpu                                     every shape and number of tokens
-    scripts/bench_gpu.sh --case olmoe:4096,16384 --mode fwdbwd --impl moec,sonicmoe
+    scripts/bench_gpu.sh --case olmoe:4096,16384:fwdbwd --impl moec,sonicmoe
 
 Rows are merged by (shape, tokens, mode, impl, launch). `beside` holds the times of everybody who
 took turns with a row: ratios are to be taken there, since clocks differ between calls.
@@ -26,7 +26,7 @@ import moec
 import torch
 from clock import Clock, graph_of
 from implementations import PEERS, Moec, reference, sonic_plan
-from problem import SHAPES, TOKENS, Matrices, Problem
+from problem import SHAPES, Matrices, Problem
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FEW_TOKENS = 1024  # up to here windows are short and graphs are measured, too
@@ -195,18 +195,17 @@ class Bench:
             self.add(p, f"first_{mode}", "moec", "eager",
                      dict(ms=round(first, 4), steady_ms=round(steady, 4)))
 
-    def run(self, name, all_tokens):
+    def run(self, name, all_tokens, modes):
         matrices = Matrices(name)
         layer = Moec(matrices, max(all_tokens))
         for tokens in all_tokens:
             p = Problem(matrices, tokens)
-            for mode in self.args.mode:
+            for mode in modes:
                 if mode == "plan":
                     self.plans(p, layer)
                 elif mode == "first_call":
-                    if tokens == 4096:
-                        self.first_calls(matrices, tokens, layer)
-                elif mode == "fwd" or tokens >= 4096 or self.args.case:
+                    self.first_calls(matrices, tokens, layer)
+                else:
                     self.compare(p, mode, layer)
                 gc.collect()
                 self.write()
@@ -215,9 +214,10 @@ class Bench:
 
 def arguments():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--case", action="append", help="SHAPE:TOKENS,...; default: everything")
+    parser.add_argument("--case", action="append", metavar="SHAPE:TOKENS,...[:MODE,...]",
+                        help="default: everything")
     split = lambda text: text.split(",")  # noqa: E731
-    parser.add_argument("--mode", type=split, default=["fwd", "fwdbwd", "plan", "first_call"])
+    parser.add_argument("--mode", type=split, default=["fwd"], help="of cases that name none")
     parser.add_argument("--impl", type=split, default=["moec", "cublas_bmm_bound", "torch_grouped"],
                         help=f"of moec,{','.join(PEERS)}")
     parser.add_argument("--out", type=pathlib.Path, required=True)
@@ -231,12 +231,21 @@ def arguments():
     return args
 
 
+def everything():
+    for name in SHAPES:
+        yield f"{name}:1,16,64,256,1024:fwd,plan"
+        yield f"{name}:4096:fwd,fwdbwd,first_call"
+        yield f"{name}:16384:fwd,fwdbwd"
+        yield f"{name}:32768:plan"
+
+
 def main():
     args = arguments()
     bench = Bench(args)
-    for text in args.case or [f"{name}:{','.join(map(str, TOKENS))}" for name in SHAPES]:
-        name, _, tokens = text.partition(":")
-        bench.run(name, [int(t) for t in tokens.split(",")] if tokens else list(TOKENS))
+    for text in args.case or everything():
+        name, tokens, *modes = text.split(":")
+        bench.run(name, [int(t) for t in tokens.split(",")],
+                  modes[0].split(",") if modes else args.mode)
     print(f"written: {args.out}; {bench.absent} implementations absent")
     sys.exit(bench.absent > 0)
 

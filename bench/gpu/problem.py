@@ -28,7 +28,6 @@ SHAPES = {
     "sonic-30b": Shape(4096, 1024, 128, 8),
     "dsv3": Shape(7168, 2048, 256, 8),
 }
-TOKENS = (1, 16, 64, 256, 1024, 4096, 16384)
 
 
 def normal(*size, scale=1.0):
