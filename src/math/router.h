@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formulas of the router, one token at a time, each with its derivative beside it. Steps R0..R10 of
-// moec.h section 4. Sums over the K slots run in slot order; a slot without an expert (id < 0) has
-// weight 0 everywhere. `Round` rounds an fp32 value to the type a step is kept in.
+// Formulas of the router, one token at a time, each with its derivative beside it: steps R0..R6 of
+// moec.h section 4; R7 and later, over the K slots of a token, are in slots.h.
 #pragma once
 
 #include <moec/moec.h>
@@ -77,69 +76,6 @@ MOEC_HD bool is_selectable_key(int64_t key) {
 MOEC_HD bool mixer_keeps(float z, float largest, float eps) {
   const float size = magnitude(z);
   return !((largest - z) / (size > largest ? size : largest) > 2.0f * eps);
-}
-
-// ---- R7: weight rule. w holds the score (SCORE) or the capped logit of a slot, then its weight.
-template <class Round>
-MOEC_HD void weight_rule(const moec_router_desc& desc, const int32_t* ids, float* w, Round round) {
-  float largest = -__builtin_inff(), sum = 0.0f;
-  for (int32_t k = 0; k < desc.top_k; ++k)
-    if (ids[k] >= 0 && w[k] > largest) largest = w[k];
-  for (int32_t k = 0; k < desc.top_k; ++k) {
-    if (ids[k] < 0)
-      w[k] = 0.0f;
-    else if (desc.weight_rule == MOEC_WEIGHT_SOFTMAX_SELECTED)
-      sum += w[k] = exp(w[k] - largest);
-    else if (desc.weight_rule == MOEC_WEIGHT_SIGMOID_SELECTED)
-      w[k] = sigmoid(w[k]);
-  }
-  const bool divide = desc.weight_rule == MOEC_WEIGHT_SOFTMAX_SELECTED;
-  for (int32_t k = 0; k < desc.top_k; ++k)
-    if (ids[k] >= 0) w[k] = round(divide ? w[k] / sum : w[k]);
-}
-// d: gradient at the weights w becomes that at the scores or capped logits.
-MOEC_HD void weight_rule_gradient(const moec_router_desc& desc, const float* w, float* d) {
-  float dot = 0.0f;
-  for (int32_t k = 0; k < desc.top_k; ++k) dot += d[k] * w[k];
-  for (int32_t k = 0; k < desc.top_k; ++k) {
-    if (desc.weight_rule == MOEC_WEIGHT_SOFTMAX_SELECTED) d[k] = softmax_gradient(w[k], d[k], dot);
-    if (desc.weight_rule == MOEC_WEIGHT_SIGMOID_SELECTED) d[k] *= sigmoid_slope(w[k]);
-  }
-}
-
-// ---- R8: normalisation
-MOEC_HD bool normalises(const moec_router_desc& desc) {
-  return desc.norm != MOEC_NORM_NONE &&
-         !((desc.flags & MOEC_ROUTER_NORM_IF_K_GT_1) && desc.top_k == 1);
-}
-struct Divisor {
-  float value;
-  bool is_clamped;     // CLAMP_SUM: at its floor, so constant
-  bool is_scale_free;  // w / value does not change when all w are multiplied by one factor
-};
-MOEC_HD Divisor norm_divisor(const moec_router_desc& desc, const float* w) {
-  if (!normalises(desc)) return {1.0f, true, false};
-  float sum = 0.0f;
-  for (int32_t k = 0; k < desc.top_k; ++k)
-    sum += desc.norm == MOEC_NORM_P ? power(magnitude(w[k]), desc.norm_p) : w[k];
-  if (desc.norm == MOEC_NORM_P) return {power(sum, 1.0f / desc.norm_p), false, true};
-  if (desc.norm == MOEC_NORM_SUM) return {sum + desc.norm_eps, false, desc.norm_eps == 0.0f};
-  const bool clamped = sum < desc.norm_eps;
-  return {clamped ? desc.norm_eps : sum, clamped, !clamped};
-}
-// d: gradient at the normalised weights becomes that at w.
-MOEC_HD void norm_gradient(const moec_router_desc& desc, const int32_t* ids, const float* w,
-                           Divisor divisor, float* d) {
-  if (!normalises(desc)) return;
-  float dot = 0.0f;
-  for (int32_t k = 0; k < desc.top_k; ++k) dot += d[k] * (w[k] / divisor.value);
-  for (int32_t k = 0; k < desc.top_k; ++k) {
-    if (ids[k] < 0) continue;
-    float slope = divisor.is_clamped ? 0.0f : 1.0f;
-    if (desc.norm == MOEC_NORM_P)
-      slope = with_sign(power(magnitude(w[k]) / divisor.value, desc.norm_p - 1.0f), w[k]);
-    d[k] = (d[k] - dot * slope) / divisor.value;
-  }
 }
 
 // ---- aux-loss-free balancing: sign(mean - count) without the division

@@ -60,22 +60,24 @@ void score_gradient(const moec_router_desc& desc, const RouteRow& row, bool is_s
 void token_gradient(const RouteGradArgs& args, const RouteRow& row, const float* d_weights,
                     float* d_scale) {
   const moec_router_desc& desc = *args.desc;
+  const math::SerialSlots slots{desc.top_k};
   int32_t mixer_first = -1;
   if (is_mixer(desc)) {
     mixer_first = mixer_weights(desc, row);
   } else {
     score_row(desc.score, row.z, row.lanes, row.s);
     RoundTo(desc, desc.score_precision).row(row.s, row.columns);
-    math::raw_weights(desc, row.s, row.z, row.ids, row.w);
+    math::raw_weights(slots, desc, row.s, row.z, row.ids, row.w);
   }
   const Array& scale = args.per_expert_scale;
-  const bool is_scale_free = math::finish_gradient(desc, scale.data, scale.dtype, row.ids, row.w,
-                                                   d_weights, row.d_w, [=](int32_t k, float d) {
-                                                     if (d_scale) d_scale[row.ids[k]] += d;
-                                                   });
+  const bool is_scale_free =
+      math::finish_gradient(slots, desc, scale.data, scale.dtype, row.ids, row.w, d_weights,
+                            row.d_w, [=](int32_t k, float d) {
+                              if (d_scale) d_scale[row.ids[k]] += d;
+                            });
   if (is_mixer(desc)) return mixer_gradient(desc, row, mixer_first);
   if (desc.weight_rule == MOEC_WEIGHT_SCORE) return score_gradient(desc, row, is_scale_free);
-  math::weight_rule_gradient(desc, row.w, row.d_w);
+  math::weight_rule_gradient(slots, desc, row.w, row.d_w);
   for (int32_t k = 0; k < desc.top_k; ++k)
     if (row.ids[k] >= 0) row.d[row.ids[k]] += row.d_w[k];
 }

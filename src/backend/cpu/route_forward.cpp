@@ -65,9 +65,10 @@ void route_token(const RouteArgs& args, const RouteRow& row, int64_t t) {
       select_by_score(args, row, ids);
       if (desc.slot_order == MOEC_SLOT_BY_EXPERT) math::sort_by_expert(ids, top_k);
     }
-    math::raw_weights(desc, row.s, row.z, ids, w);
+    math::raw_weights(math::SerialSlots{top_k}, desc, row.s, row.z, ids, w);
   }
-  math::finish_weights(desc, args.per_expert_scale.data, args.per_expert_scale.dtype, ids, w);
+  math::finish_weights(math::SerialSlots{top_k}, desc, args.per_expert_scale.data,
+                       args.per_expert_scale.dtype, ids, w);
 }
 
 void route_tokens(const RouteArgs* args, const RouteRow* row, int64_t begin, int64_t end) {

@@ -110,10 +110,13 @@ class Products {
     Problem problem(library_, shape);
     const cublasLtMatmulAlgo_t algorithm = find(device, shape, problem);
     const float one = 1.0f, zero = 0.0f;
-    require(library_.matmul(handles_[device], &problem.desc, &one, dense.b.data, &problem.b,
-                            dense.a.data, &problem.a, &zero, c, &problem.c, c, &problem.c,
-                            &algorithm, workspace, kCublasLtBytes, op.stream),
-            "product");
+    const cublasStatus_t status = library_.matmul(
+        handles_[device], &problem.desc, &one, dense.b.data, &problem.b, dense.a.data, &problem.a,
+        &zero, c, &problem.c, c, &problem.c, &algorithm, workspace, kCublasLtBytes, op.stream);
+    if (status != CUBLAS_STATUS_SUCCESS)
+      fail_native(MOEC_E_CUDA, int(status), "cuBLASLt: status %d for [%lld,%lld] x [%lld,%lld]",
+                  int(status), static_cast<long long>(dense.m), static_cast<long long>(dense.k),
+                  static_cast<long long>(dense.k), static_cast<long long>(dense.n));
     op.count(1, uint64_t(2 * dense.m * dense.n * dense.k));
   }
 

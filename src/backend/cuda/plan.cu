@@ -65,7 +65,8 @@ __device__ Groups finish_groups(const PlanParams& p, const Tile& tile, bool publ
         atomicMax(&largest, most);
       }
     }
-    for (int w = 0; w < kPlanWarps; ++w) base += sums[w];
+    const int warps = min(kPlanWarps, (p.experts - first + 31) / 32);  // the others' sums are 0
+    for (int w = 0; w < warps; ++w) base += sums[w];
     __syncthreads();
   }
   if (publish && threadIdx.x == 0) {
@@ -95,43 +96,46 @@ __device__ void clear_unused(const PlanParams& p, const int32_t* all, const int3
   for (int64_t row = end + thread; row < plan.max_rows; row += threads) clear_row(plan, row);
 }
 
-// One cluster, one tile a CTA.
+// One cluster, one tile a CTA. Each CTA writes its totals into the shared memory of all.
 __global__ __launch_bounds__(kPlanThreads) void plan_small_kernel(
     const __grid_constant__ PlanParams p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char shared[];
   namespace cg = cooperative_groups;
   cg::cluster_group cluster = cg::this_cluster();
-  PlanTile<kSmallRounds> tile(p, shared);
+  using Tile = PlanTile<kSmallRounds>;
   __shared__ int32_t all[kMaxSlice];
+  uint16_t* const totals = reinterpret_cast<uint16_t*>(shared);  // [kMaxCluster][stride]
+  Tile tile(p, shared + kMaxCluster * p.stride() * 2);
   const int64_t first = int64_t(blockIdx.x) * kSmallTile;
   const int blocks = int(gridDim.x), block = int(blockIdx.x);
+  auto started = cluster.barrier_arrive();
+  tile.clear(p);
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   tile.load(p, first, true);
   tile.count(p);
+  cluster.barrier_wait(std::move(started));
+  for (int e = threadIdx.x; e < p.experts; e += kPlanThreads)
+    for (int b = 0; b < blocks; ++b)
+      cluster.map_shared_rank(totals, b)[block * p.stride() + e] = uint16_t(tile.totals[e]);
   cluster.sync();
   for (int e = threadIdx.x; e < p.experts; e += kPlanThreads) {
-    int counts[kMaxCluster], sum = 0, earlier = 0;
-#pragma unroll
-    for (int b = 0; b < kMaxCluster; ++b)
-      counts[b] = b < blocks ? cluster.map_shared_rank(tile.totals, b)[e] : 0;
+    int sum = 0, earlier = 0;
 #pragma unroll
     for (int b = 0; b < kMaxCluster; ++b) {
-      sum += counts[b];
-      earlier += b < block ? counts[b] : 0;
+      const int count = b < blocks ? totals[b * p.stride() + e] : 0;
+      sum += count;
+      earlier += b < block ? count : 0;
     }
     tile.next[e] = earlier;
     tile.start[e] = all[e] = sum;
   }
-  auto token = cluster.barrier_arrive();
-  __syncthreads();
   const Groups groups = finish_groups(p, tile, block == 0);
   tile.write(p, first, groups.sorted);
   if (!p.list)
     clear_unused(p, all, tile.start, groups.end, int64_t(block) * kPlanThreads + threadIdx.x,
                  int64_t(blocks) * kPlanThreads);
-  cluster.barrier_wait(std::move(token));  // nobody leaves while its counts are read
 #endif
 }
 
@@ -147,10 +151,14 @@ __global__ __launch_bounds__(kPlanThreads) void plan_count_kernel(
   for (int i = 0; i < p.tiles; ++i) {
     tile.load(p, (int64_t(blockIdx.x) * p.tiles + i) * kBigTile, false);
 #pragma unroll
-    for (int r = 0; r < kBigRounds; ++r) {
-      const unsigned same = same_lanes(tile.local[r], p.bits());
-      if (tile.local[r] >= 0 && lane_id() == __ffs(same) - 1)
-        atomicAdd(&counts[tile.local[r]], __popc(same));
+    for (int r = 0; r < kBigRounds; ++r) {  // those of lane 0's expert at once: it may be all
+      const int local = tile.local[r], first = __shfl_sync(kAllLanes, local, 0);
+      const unsigned same = __ballot_sync(kAllLanes, local == first);
+      if (local < 0) continue;
+      if (local != first)
+        atomicAdd(&counts[local], 1);
+      else if (lane_id() == 0)
+        atomicAdd(&counts[local], __popc(same));
     }
   }
   __syncthreads();
@@ -194,13 +202,13 @@ __global__ __launch_bounds__(kPlanThreads) void plan_write_kernel(
   PlanTile<kBigRounds> tile(p, shared);
   int64_t first = int64_t(blockIdx.x) * p.tiles * kBigTile;
   for (int e = threadIdx.x; e < p.stride(); e += kPlanThreads) tile.next[e] = all[e] = 0;
+  tile.clear(p);
   tile.load(p, first, true);
   tile.count(p);
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   sum_blocks(p, tile.next, all);
   for (int e = threadIdx.x; e < p.experts; e += kPlanThreads) tile.start[e] = all[e];
-  __syncthreads();
   const Groups groups = finish_groups(p, tile, blockIdx.x == 0);
   tile.write(p, first, groups.sorted);
   if (!p.list)
@@ -210,6 +218,7 @@ __global__ __launch_bounds__(kPlanThreads) void plan_write_kernel(
     __syncthreads();
     for (int e = threadIdx.x; e < p.experts; e += kPlanThreads) tile.next[e] += tile.totals[e];
     first += kBigTile;
+    tile.clear(p);
     tile.load(p, first, true);
     tile.count(p);
     tile.write(p, first, tile.sort_totals(p, sums));
@@ -234,13 +243,15 @@ PlanParams params_of(const PlanSource& source, const PlanView& plan) {
 cudaError_t launch_small(const PlanParams& p, cudaStream_t stream) {
   static std::atomic<uint64_t> allowed;
   using Tile = PlanTile<kSmallRounds>;
-  if (cudaError_t error =
-          allow_shared_memory(plan_small_kernel, Tile::shared_bytes(kMaxSlice), allowed))
+  const auto shared_bytes = [](int experts) {
+    return Tile::shared_bytes(experts) + kMaxCluster * ((experts + 3) / 4 * 4) * 2;
+  };
+  if (cudaError_t error = allow_shared_memory(plan_small_kernel, shared_bytes(kMaxSlice), allowed))
     return error;
   int blocks = 1;
   while (int64_t(blocks) * kSmallTile < p.assignments) blocks *= 2;
   return launch_cluster(plan_small_kernel, dim3(unsigned(blocks)), blocks, kPlanThreads,
-                        Tile::shared_bytes(p.experts), stream, p);
+                        shared_bytes(p.experts), stream, p);
 }
 
 // One pass over the assignments for each slice of the experts.

@@ -41,20 +41,25 @@ struct PlanParams {
   }
 };
 
-// Lanes with the same value, of which `bits` bits differ. One ballot a bit: match_any takes a turn
-// for each different value.
-__device__ inline unsigned same_lanes(int value, int bits) {
-  unsigned same = kAllLanes;
+// same[r]: lanes with the same value[r], of which `bits` bits differ. One ballot a bit: match_any
+// takes a turn for each different value.
+template <int kCount>
+__device__ inline void same_lanes(const int (&value)[kCount], int bits, unsigned (&same)[kCount]) {
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) same[r] = kAllLanes;
+#pragma unroll 2
   for (int bit = 0; bit < bits; ++bit) {
-    const bool set = value >> bit & 1;
-    const unsigned lanes = __ballot_sync(kAllLanes, set);
-    same &= set ? lanes : ~lanes;
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      const bool set = value[r] >> bit & 1;
+      const unsigned lanes = __ballot_sync(kAllLanes, set);
+      same[r] &= set ? lanes : ~lanes;
+    }
   }
-  return same;
 }
 
-// Inclusive sum over the CTA; `sums` is shared memory of kPlanWarps. One barrier before it is used
-// again is the caller's.
+// Inclusive sum over the CTA; `sums` is shared memory of kPlanWarps, and holds the sum of each warp
+// until the caller's next barrier.
 __device__ inline uint64_t block_scan(uint64_t value, uint64_t* sums) {
   for (int step = 1; step < 32; step *= 2) {
     const uint64_t other = __shfl_up_sync(kAllLanes, value, step);
@@ -96,8 +101,9 @@ struct PlanTile {
     counters = reinterpret_cast<uint16_t*>(entry_weights + kSize);
   }
 
+  __device__ static int warp() { return threadIdx.x / 32; }
   __device__ int64_t index(int64_t first, int round) const {
-    return first + (threadIdx.x / 32 * kRounds + round) * 32 + lane_id();
+    return first + (warp() * kRounds + round) * 32 + lane_id();
   }
 
   // Assignments [first, first + kSize) into registers.
@@ -117,17 +123,23 @@ struct PlanTile {
     }
   }
 
-  // Counters, ranks within the strip, and totals of the tile. Two barriers.
+  // Before count(); this warp's counters only.
+  __device__ void clear(const PlanParams& p) {
+    uint32_t* const mine = reinterpret_cast<uint32_t*>(counters) + warp() * (p.stride() / 2);
+    for_columns(p.stride() / 2, [&](int i) { mine[i] = 0; });
+    __syncwarp();
+  }
+
+  // Counters, ranks within the strip, and totals of the tile.
   __device__ void count(const PlanParams& p) {
     uint32_t* const words = reinterpret_cast<uint32_t*>(counters);
     const int pairs = p.stride() / 2;
-    for (int i = threadIdx.x; i < kPlanWarps * pairs; i += kPlanThreads) words[i] = 0;
-    __syncthreads();
-    uint16_t* const mine = counters + threadIdx.x / 32 * p.stride();
-    const int bits = p.bits();
+    uint16_t* const mine = counters + warp() * p.stride();
+    unsigned lanes[kRounds];
+    same_lanes(local, p.bits(), lanes);
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      const unsigned same = same_lanes(local[r], bits);
+      const unsigned same = lanes[r];
       const int before = local[r] >= 0 ? mine[local[r]] : 0;
       rank[r] = before + __popc(same & ((1u << lane_id()) - 1));
       __syncwarp();
@@ -162,7 +174,7 @@ struct PlanTile {
       const int64_t i = index(first, r);
       int row = -1;
       if (local[r] >= 0) {
-        const int in_tile = counters[threadIdx.x / 32 * p.stride() + local[r]] + rank[r];
+        const int in_tile = counters[warp() * p.stride() + local[r]] + rank[r];
         const int position = next[local[r]] + in_tile, at = local_start[local[r]] + in_tile;
         entries[at] = uint32_t(local[r]) << 16 | uint32_t(i - first);
         entry_weights[at] = weight[r];

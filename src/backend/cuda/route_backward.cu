@@ -78,25 +78,21 @@ __device__ void token_gradient(const BackwardParams& p, const RouteRow& row, int
   else
     rounded_scores(desc, row);
   __syncwarp();
-  bool scale_free = false;
-  if (lane_id() == 0) {
-    if (!is_mixer(desc)) math::raw_weights(desc, row.s, row.z, row.ids, row.w);
-    float* const out = p.slot_scale ? p.slot_scale + t * row.top_k : nullptr;
-    scale_free =
-        math::finish_gradient(desc, scale.data, scale.dtype, row.ids, row.w,
-                              p.args.d_weights + t * row.top_k, row.d_w, [=](int32_t k, float d) {
-                                if (out) out[k] = d;
-                              });
-    if (desc.weight_rule != MOEC_WEIGHT_SCORE && !is_mixer(desc)) {
-      math::weight_rule_gradient(desc, row.w, row.d_w);
-      for (int k = 0; k < row.top_k; ++k)
-        if (row.ids[k] >= 0) row.d[row.ids[k]] += row.d_w[k];
-    }
-  }
+  const WarpSlots slots{row.top_k};
+  if (!is_mixer(desc)) math::raw_weights(slots, desc, row.s, row.z, row.ids, row.w);
+  float* const out = p.slot_scale ? p.slot_scale + t * row.top_k : nullptr;
+  const bool scale_free =
+      math::finish_gradient(slots, desc, scale.data, scale.dtype, row.ids, row.w,
+                            p.args.d_weights + t * row.top_k, row.d_w, [=](int32_t k, float d) {
+                              if (out) out[k] = d;
+                            });
+  const bool from_logits = desc.weight_rule != MOEC_WEIGHT_SCORE && !is_mixer(desc);
+  if (from_logits) math::weight_rule_gradient(slots, desc, row.w, row.d_w);
   __syncwarp();
-  scale_free = __shfl_sync(kAllLanes, int(scale_free), 0);
   if (is_mixer(desc)) return mixer_gradient(desc, row, mixer_first);
-  if (desc.weight_rule == MOEC_WEIGHT_SCORE) score_gradient(desc, row, scale_free);
+  if (!from_logits) return score_gradient(desc, row, scale_free);
+  for (int k = 0; lane_id() == 0 && k < row.top_k; ++k)
+    if (row.ids[k] >= 0) row.d[row.ids[k]] += row.d_w[k];  // ids may repeat
 }
 
 __global__ void route_backward_kernel(const __grid_constant__ BackwardParams p) {

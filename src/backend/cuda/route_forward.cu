@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Logits -> expert ids and routing weights: a warp a token; what runs over the K slots of a token
-// in their order is done by one lane.
+// Logits -> expert ids and routing weights: a warp a token; its lanes are the columns, then the
+// slots.
 #include "backend/cuda/route.h"
 #include "backend/cuda/route_row.cuh"
 
@@ -83,13 +83,13 @@ __device__ void choose(const ForwardParams& p, int64_t t, const RouteRow& row) {
     take_given(p, t, row);
   else
     select_by_score(p, row);
-  if (lane_id() == 0) {
-    if (!mixer && !given && desc.slot_order == MOEC_SLOT_BY_EXPERT)
-      math::sort_by_expert(row.ids, row.top_k);
-    if (!mixer) math::raw_weights(desc, row.s, row.z, row.ids, row.w);
-    const Array& scale = p.args.per_expert_scale;
-    math::finish_weights(desc, scale.data, scale.dtype, row.ids, row.w);
-  }
+  if (!mixer && !given && desc.slot_order == MOEC_SLOT_BY_EXPERT && lane_id() == 0)
+    math::sort_by_expert(row.ids, row.top_k);
+  __syncwarp();
+  const WarpSlots slots{row.top_k};
+  const Array& scale = p.args.per_expert_scale;
+  if (!mixer) math::raw_weights(slots, desc, row.s, row.z, row.ids, row.w);
+  math::finish_weights(slots, desc, scale.data, scale.dtype, row.ids, row.w);
   __syncwarp();
 }
 

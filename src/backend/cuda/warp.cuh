@@ -52,6 +52,33 @@ __device__ inline float row_max(const float* values, int lanes) {  // ignores Na
   return warp_max(best);
 }
 
+// The K slots of a token by a warp: lane k mod 32 sees slot k.
+struct WarpSlots {
+  int32_t count;
+  template <class Body>
+  __device__ void each(Body body) const {
+    for_columns(count, body);
+  }
+  template <class Value>
+  __device__ float sum(Value value) const {
+    float total = 0.0f;
+    for (int first = 0; first < count; first += 32) {
+      const float mine = first + lane_id() < count ? value(first + lane_id()) : 0.0f;
+      for (int k = 0; k < min(32, count - first); ++k) total += __shfl_sync(kAllLanes, mine, k);
+    }
+    return total;
+  }
+  template <class Value>
+  __device__ float largest(Value value) const {
+    float best = -__builtin_inff();
+    for_columns(count, [&](int k) {
+      const float v = value(k);
+      best = v > best ? v : best;
+    });
+    return warp_max(best);
+  }
+};
+
 // Largest of the lanes' keys (math::rank_key), in every lane.
 __device__ inline int64_t warp_max_key(int64_t key) {
   const int high = int(key >> 32), best = __reduce_max_sync(kAllLanes, high);
