@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# bench_peers.sh: the training step and the forward pass beside PyTorch's grouped_mm layer, in an
-# environment of their own (build/peers-venv, several GB). Arguments: bench/peers/torch_layer.py.
+# bench_peers.sh [--transformers] ...: beside PyTorch, in the environment of the framework tests: the
+# experts' forward pass and training step (arguments: bench/peers/torch_layer.py), or with
+# --transformers a Hugging Face model's (bench/peers/transformers_model.py).
 . "$(dirname "$0")/lib.sh"
-peers=$build/peers-venv
+program=torch_layer.py
+if [ "${1:-}" = --transformers ]; then program=transformers_model.py; shift; fi
 scripts/bootstrap.sh demo
-if [ ! -f "$peers/.torch" ]; then
-  python3 -m venv "$peers"
-  retry "torch" "$peers/bin/pip" install --quiet torch==2.13.0 numpy==2.4.6 ml_dtypes==0.6.0
-  touch "$peers/.torch"
-fi
+scripts/frameworks_venv.sh
 scripts/build_wheel.sh "$build/peers-wheel"
-"$peers/bin/pip" install --quiet --no-deps --force-reinstall "$build"/peers-wheel/moec-*.whl
-cd "$build" && exec "$peers/bin/python" "$root/bench/peers/torch_layer.py" "$@"
+site=$build/peers-site
+rm -rf "$site"
+"$build/frameworks/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
+  --no-index --target "$site" "$build"/peers-wheel/moec-*.whl
+cd "$build"
+PYTHONPATH=$site exec "$build/frameworks/bin/python" "$root/bench/peers/$program" "$@"
