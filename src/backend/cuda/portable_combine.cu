@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums over the rows of a token: y forward, dx backward. One thread a few neighbouring columns of
 // one token; terms in the order that the description asks for.
+#include "backend/cuda/combine.h"
 #include "backend/cuda/op.cuh"
 #include "backend/cuda/portable_rows.h"
 #include "backend/cuda/span.cuh"
@@ -124,6 +125,35 @@ void launch(const Op& op, const char* what, const Sum& s, void (*wide)(const Sum
   run(op, what, fits ? wide : narrow, grid, kThreads, 0, s);
 }
 
+// The kernel for sums in slot order of 16-bit rows, where that is all there is to do.
+bool combine_plain(const Op& op, const Sum& s, const float* weights) {
+  const moec_experts_desc& desc = s.desc;
+  const bool plain = s.rows.dtype == desc.dtype && desc.combine == MOEC_COMBINE_FP32_SLOT &&
+                     desc.weight_position == MOEC_WEIGHT_ON_OUTPUT && !s.shared && !s.mix &&
+                     !s.gate && s.plan.kind == MOEC_PLAN_TOPK &&
+                     (!s.bias || s.bias.dtype == desc.dtype);
+  if (!plain) return false;
+  CombineParams p = {};
+  p.num_tokens = s.plan.num_tokens;
+  p.hidden = desc.hidden;
+  p.num_experts = s.plan.num_experts;
+  p.num_zero = s.plan.num_zero;
+  p.top_k = s.plan.top_k;
+  p.rows = s.rows.data;
+  p.assignment_row = s.plan.assignment_row;
+  p.expert_ids = s.plan.expert_ids;
+  p.weights = weights;
+  p.x = s.from.data;
+  p.residual = s.before.data;
+  p.bias = s.bias.data;
+  p.scale = weights ? desc.output_scale : 1.0f;
+  p.y = s.to.data;
+  if (combine_refuses(p, desc.dtype)) return false;
+  check(launch_combine(p, desc.dtype, op.multiprocessors, op.stream), "combine");
+  op.count(1);
+  return true;
+}
+
 }  // namespace
 
 void combine_output(const Op& op, const OutputSum& sum) {
@@ -137,7 +167,8 @@ void combine_output(const Op& op, const OutputSum& sum) {
   s.bias = sum.output_bias;
   s.before = sum.residual;
   s.to = sum.y;
-  launch(op, "combine", s, combine_output_kernel<4>, combine_output_kernel<1>);
+  if (!combine_plain(op, s, s.plan.weights))
+    launch(op, "combine", s, combine_output_kernel<4>, combine_output_kernel<1>);
 }
 
 void combine_input_grad(const Op& op, const InputGradSum& sum) {
@@ -152,7 +183,8 @@ void combine_input_grad(const Op& op, const InputGradSum& sum) {
   s.gate = sum.shared_gate;
   if (sum.accumulate) s.before = sum.d_x;
   s.to = sum.d_x;
-  launch(op, "gradient of x", s, combine_input_grad_kernel<4>, combine_input_grad_kernel<1>);
+  if (s.plan.num_zero > 0 || !combine_plain(op, s, nullptr))
+    launch(op, "gradient of x", s, combine_input_grad_kernel<4>, combine_input_grad_kernel<1>);
 }
 
 }  // namespace moec::cuda

@@ -78,8 +78,8 @@ void row_product(const Op& op, const RowProduct& product) {
   g.bias_weight = product.bias_weight;
   g.c = rows_operand({product.c, product.c_stride, nullptr}, false);
   g.c_part = product.n;
-  g.pairs = product.c_stride % 2 == 0 && product.n % 2 == 0 &&
-            is_aligned(product.c.data, 2 * dtype_bytes(product.c.dtype));
+  g.spans = product.c_stride % 4 == 0 && product.n % 4 == 0 &&
+            is_aligned(product.c.data, 4 * dtype_bytes(product.c.dtype));
   launch(op, g, false, aligned);
 }
 
@@ -99,8 +99,8 @@ void weight_product(const Op& op, const WeightProduct& product) {
     std::swap(g.c.i_stride, g.c.k_stride);
   }
   g.accumulate = product.accumulate;
-  g.pairs = g.c.k_stride == 1 && g.c.i_stride % 2 == 0 && g.n % 2 == 0 &&
-            d.expert_stride % 2 == 0 && product.d->aligned;
+  g.spans = g.c.k_stride == 1 && g.c.i_stride % 4 == 0 && g.n % 4 == 0 &&
+            d.expert_stride % 4 == 0 && product.d->aligned;
   const bool aligned = is_aligned(g.a.base, 16) && is_aligned(g.b[0].base, 16);
   launch(op, g, true, aligned);
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // portable_mma_kernel: grouped products of aligned 16-bit operands on the tensor cores.
 //
-//   tile     128 x 128 x 32, 8 warps of 64 x 32, two CTAs a multiprocessor
+//   tile     128 x 128 x 32, 4 warps of 64 x 64, two CTAs a multiprocessor; products of rows past
+//            the end of a group are left out
 //   copies   cp.async in four stages; tails and rows outside a group arrive as zeros
 //   grid     portable_grid(); surplus CTAs of row products leave at once
 #include "backend/cuda/portable_mma.cuh"
@@ -9,7 +10,8 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kWarpM = 64, kWarpN = 32;
+constexpr int kWarp = 64;  // rows and columns of a warp
+using WarpTile = float[4][8][4];
 
 // Where the copies are: tiles of both operands, k block after k block, part after part.
 template <bool kAlongKOfA, bool kAlongKOfB, bool kWeightGradient>
@@ -36,26 +38,29 @@ struct Copies {
   }
 };
 
+// c += a b of one stage; the first `pieces` of four pieces of 16 rows.
 template <typename Element, bool kAlongKOfA, bool kAlongKOfB>
-__device__ void multiply_stage(uint32_t stage, int m, int n, float (&c)[4][4][4]) {
+__device__ __forceinline__ void multiply_stage(uint32_t stage, int m, int n, int pieces,
+                                               WarpTile& c) {
 #pragma unroll
   for (int k = 0; k < kMmaDepth; k += 16) {
-    uint32_t a[4][4], b[2][4];
+    uint32_t a[4][4], b[4][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) load_fragment<kAlongKOfA, false>(stage, m + 16 * i, k, a[i]);
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
+    for (int j = 0; j < 4; ++j)
       load_fragment<kAlongKOfB, true>(stage + kMmaTileBytes, n + 16 * j, k, b[j]);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
+      if (i < pieces) load_fragment<kAlongKOfA, false>(stage, m + 16 * i, k, a[i]);
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        mma<Element>(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        if (i < pieces) mma<Element>(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
   }
 }
 
 template <typename Element, bool kAlongKOfA, bool kAlongKOfB, bool kWeightGradient>
-__global__ __launch_bounds__(kPortableThreads, 2) void portable_mma_kernel(const PortableGemm p) {
+__global__ __launch_bounds__(kMmaThreads, 2) void portable_mma_kernel(const PortableGemm p) {
   extern __shared__ __align__(128) char memory[];
   begin_kernel();
   PortableTile t;
@@ -67,8 +72,9 @@ __global__ __launch_bounds__(kPortableThreads, 2) void portable_mma_kernel(const
   const int64_t blocks =
       (t.k_end + kMmaDepth - 1) / kMmaDepth * (p.sum && !kWeightGradient ? p.parts : 1);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  const int m = warp / 4 * kWarpM, n = warp % 4 * kWarpN;
-  float c[4][4][4] = {};
+  const int m = warp / 2 * kWarp, n = warp % 2 * kWarp;
+  const int pieces = int(min(int64_t(4), (t.m_end - t.m0 - m + 15) / 16));  // 0 or less: none
+  WarpTile c = {};
   if (blocks > 0) {
     Copies<kAlongKOfA, kAlongKOfB, kWeightGradient> copies(p, t);
     for (int i = 0; i < kMmaStages - 1; ++i) {
@@ -80,25 +86,28 @@ __global__ __launch_bounds__(kPortableThreads, 2) void portable_mma_kernel(const
       __syncthreads();
       if (i + kMmaStages - 1 < blocks) copies.next(stage(i + kMmaStages - 1));
       ptx::copy_async_commit();
-      multiply_stage<Element, kAlongKOfA, kAlongKOfB>(stage(i), m, n, c);
+      if (pieces == 4)
+        multiply_stage<Element, kAlongKOfA, kAlongKOfB>(stage(i), m, n, 4, c);
+      else
+        multiply_stage<Element, kAlongKOfA, kAlongKOfB>(stage(i), m, n, pieces, c);
     }
   }
-  const TileWriter<kWeightGradient> writer(p, t);
+  ptx::copy_async_wait<0>();
+  __syncthreads();  // the stages are read: the tile takes their place
+  float* const tile = reinterpret_cast<float*>(memory);
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int column = n + 8 * j + lane % 4 * 2;
-    const float low = writer.bias(column), high = writer.bias(column + 1);
+  for (int i = 0; i < 4; ++i)
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < 8; ++j)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = m + 16 * i + 8 * half + lane / 4;
-        const float weight = writer.bias_weight(row);
-        writer.store(row, column, c[i][j][2 * half] + weight * low,
-                     c[i][j][2 * half + 1] + weight * high);
-      }
-  }
+      for (int half = 0; half < 2; ++half)
+        stage_pair(tile, m + 16 * i + 8 * half + lane / 4, n + 8 * j + lane % 4 * 2,
+                   c[i][j][2 * half], c[i][j][2 * half + 1]);
+  __syncthreads();
+  write_tile<kWeightGradient>(p, t, tile);
 }
+
+static_assert(kMmaSharedBytes >= kPortableTileBytes);
 
 using Kernel = void(const PortableGemm);
 
@@ -111,7 +120,7 @@ void launch_element(const Op& op, const PortableGemm& p, bool weight_gradient) {
   const int which = weight_gradient ? 2 : p.b[0].k_stride == 1 ? 0 : 1;
   check(allow_shared_memory(kernels[which], kMmaSharedBytes, allowed[which]), "portable product");
   const dim3 grid = portable_grid(p, weight_gradient);
-  run(op, "portable product", kernels[which], grid, kPortableThreads, kMmaSharedBytes, p);
+  run(op, "portable product", kernels[which], grid, kMmaThreads, kMmaSharedBytes, p);
 }
 
 bool fits(const Operand& operand, bool along_k) {

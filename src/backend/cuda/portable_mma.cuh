@@ -13,7 +13,8 @@
 
 namespace moec::cuda {
 
-constexpr int kMmaDepth = 32, kMmaStages = 4;
+constexpr int kMmaThreads = 128, kMmaDepth = 32, kMmaStages = 4;
+constexpr int kMmaChunks = kPortableTile * kMmaDepth / 8 / kMmaThreads;  // a thread
 constexpr int kMmaTileBytes = kPortableTile * kMmaDepth * 2;
 constexpr int kMmaSharedBytes = kMmaStages * 2 * kMmaTileBytes;
 
@@ -21,82 +22,84 @@ __device__ __forceinline__ uint32_t copied_bytes(int64_t elements) {  // of a ch
   return elements >= 8 ? 16u : elements > 0 ? uint32_t(elements) * 2 : 0u;
 }
 
-// Copies the tiles of one operand, k block after k block; each thread its own two chunks.
+// Copies the tiles of one operand, k block after k block; each thread its own chunks.
 template <bool kAlongK>
 struct TileLoader;
 
 template <>
 struct TileLoader<true> {
-  const char* rows[2];
-  uint32_t to[2];
+  static constexpr int kRowStep = kMmaThreads / 4;
+  const char* rows[kMmaChunks];
+  uint32_t to;
   int64_t k;
-  bool inside[2];
+  unsigned inside = 0;  // bit j: row j
 
   // i0: first index of the tile; row indices are offset by first_row and go through the gather.
   __device__ TileLoader(const Operand& from, const PortableTile& t, int64_t i0, int64_t i_end,
                         int64_t first_row) {
     const int chunk = threadIdx.x % 4;
     k = chunk * 8;
+    const int first = threadIdx.x / 4;
+    to = first * 64 + ((chunk ^ (first / 2 & 3)) * 16);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int i = threadIdx.x / 4 + 64 * j;
-      inside[j] = i0 + i < i_end;
-      int64_t index = inside[j] ? first_row + i0 + i : 0;
-      if (from.gather && inside[j]) {
-        index = from.gather[index];
-        inside[j] = index >= 0;
-        index = inside[j] ? index : 0;
-      }
-      rows[j] = from.of_group(t.group) + (index * from.i_stride + k) * 2;
-      to[j] = i * 64 + ((chunk ^ (i / 2 & 3)) * 16);
+    for (int j = 0; j < kMmaChunks; ++j) {
+      const int64_t i = i0 + first + kRowStep * j;
+      int64_t index = i < i_end ? first_row + i : -1;
+      if (from.gather && index >= 0) index = from.gather[index];
+      inside |= unsigned(index >= 0) << j;
+      rows[j] = from.of_group(t.group) + ((index >= 0 ? index : 0) * from.i_stride + k) * 2;
     }
   }
   // k0: multiple of kMmaDepth; part: bytes from the first part
   __device__ void load(uint32_t tile, int64_t k0, int64_t k_end, int64_t part) {
+    const uint32_t bytes = copied_bytes(k_end - k0 - k);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const uint32_t bytes = inside[j] ? copied_bytes(k_end - k0 - k) : 0;
-      ptx::copy_async(tile + to[j], bytes ? rows[j] + part + k0 * 2 : rows[j], bytes);
+    for (int j = 0; j < kMmaChunks; ++j) {
+      const uint32_t own = inside >> j & 1 ? bytes : 0;
+      const char* const source = own ? rows[j] + part + k0 * 2 : rows[j];
+      ptx::copy_async(tile + to + kRowStep * 64 * j, source, own);
     }
   }
 };
+static_assert(TileLoader<true>::kRowStep % 8 == 0);  // the same swizzle in all rows of a thread
 
 template <>
 struct TileLoader<false> {
   const char* base;
   const int32_t* gather;
   int64_t k_stride, first_row;
-  uint32_t to[2], bytes;
-  int64_t k[2], next[2];  // the rows that the next load will read
+  static constexpr int kStep = kMmaThreads / 16;
+  uint32_t to, bytes;
+  int first;
+  int64_t next[kMmaChunks];  // the rows that the next load will read
 
   __device__ TileLoader(const Operand& from, const PortableTile& t, int64_t i0, int64_t i_end,
-                        int64_t first)
-      : gather(from.gather), k_stride(from.k_stride), first_row(first) {
+                        int64_t first_of_group)
+      : gather(from.gather), k_stride(from.k_stride), first_row(first_of_group) {
     const int chunk = threadIdx.x % 16;
+    first = threadIdx.x / 16;
     bytes = copied_bytes(i_end - i0 - chunk * 8);
     base = from.of_group(t.group) + (bytes ? (i0 + chunk * 8) * 2 : 0);
+    to = first * 256 + ((chunk ^ (first & 7)) * 16);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      k[j] = threadIdx.x / 16 + 16 * j;
-      to[j] = uint32_t(k[j] * 256 + ((chunk ^ (k[j] & 7)) * 16));
-      next[j] = row(k[j], t.k_end);
-    }
+    for (int j = 0; j < kMmaChunks; ++j) next[j] = row(first + kStep * j, t.k_end);
   }
-  __device__ int64_t row(int64_t at, int64_t k_end) const {
-    if (at >= k_end) return -1;
-    return gather ? gather[first_row + at] : first_row + at;
+  __device__ int64_t row(int64_t k, int64_t k_end) const {
+    if (k >= k_end) return -1;
+    return gather ? gather[first_row + k] : first_row + k;
   }
   __device__ void load(uint32_t tile, int64_t k0, int64_t k_end, int64_t part) {
+    const int64_t after = k0 + kMmaDepth < k_end ? k0 + kMmaDepth : 0;  // parts begin at 0 again
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kMmaChunks; ++j) {
       const bool inside = next[j] >= 0;
-      const char* const from = base + (inside ? part + next[j] * k_stride * 2 : 0);
-      ptx::copy_async(tile + to[j], from, inside ? bytes : 0);
-      const int64_t after = k0 + kMmaDepth;
-      next[j] = row(after < k_end ? after + k[j] : k[j], k_end);  // parts begin at 0 again
+      const char* const source = base + (inside ? part + next[j] * k_stride * 2 : 0);
+      ptx::copy_async(tile + to + kStep * 256 * j, source, inside ? bytes : 0);
+      next[j] = row(after + first + kStep * j, k_end);
     }
   }
 };
+static_assert(TileLoader<false>::kStep % 8 == 0);
 
 __device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -106,7 +109,6 @@ __device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&r)[4]
 }
 
 // Fragments of 16 values of i and 16 of k. Of a: one operand of mma; of b: two.
-//   kOuterK   the order of the four 8x8 blocks: i first (a), or k first (b)
 template <bool kAlongK, bool kOfB>
 __device__ __forceinline__ void load_fragment(uint32_t tile, int i0, int k0, uint32_t (&r)[4]) {
   const int lane = threadIdx.x & 31, within = lane & 7;

@@ -35,7 +35,7 @@ struct PortableGemm {
   int64_t a_part;  // elements from part 0 of a to part 1
   Operand c;       // i: m, k: n
   int64_t c_part;  // elements from part 0 to part 1
-  bool pairs;      // two neighbours of n may be stored at once
+  bool spans;      // four neighbours of n may be stored at once
   bool accumulate;
   Operand bias[2];  // i: n; no base and no pointers: none
   const float* bias_weight;

@@ -12,6 +12,7 @@ namespace {
 constexpr int kDepth = 16, kStride = kPortableTile + 8;
 constexpr int kLoads = kPortableTile * kDepth / kPortableThreads;
 using Block = float[kDepth][kStride];
+static_assert(2 * sizeof(Block) <= kPortableTileBytes);
 
 // One thread's elements of the k blocks of one operand.
 struct PlainLoader {
@@ -142,7 +143,8 @@ struct Tf32Product {  // 8 warps of 64 x 32
 
 template <class Product, bool kWeightGradient>
 __global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const PortableGemm p) {
-  __shared__ __align__(16) Block a_block, b_block;
+  extern __shared__ __align__(16) float tile[];  // the blocks of both operands, then the result
+  Block &a_block = *reinterpret_cast<Block*>(tile), &b_block = *(&a_block + 1);
   begin_kernel();
   PortableTile t;
   if (!find_tile<kWeightGradient>(p, t)) return;
@@ -176,12 +178,11 @@ __global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const 
       __syncthreads();
     }
   }
-  const TileWriter<kWeightGradient> writer(p, t);
   product.for_each_pair([&](int row, int column, float low, float high) {
-    const float weight = writer.bias_weight(row);
-    writer.store(row, column, low + weight * writer.bias(column),
-                 high + weight * writer.bias(column + 1));
+    stage_pair(tile, row, column, low, high);
   });
+  __syncthreads();
+  write_tile<kWeightGradient>(p, t, tile);
 }
 
 }  // namespace
@@ -193,7 +194,10 @@ void plain_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
                                              : portable_plain_kernel<Fp32Product, true>
                       : tf32 ? portable_plain_kernel<Tf32Product, false>
                                       : portable_plain_kernel<Fp32Product, false>;
-  run(op, "portable product", kernel, grid, kPortableThreads, 0, p);
+  static std::atomic<uint64_t> allowed[4];
+  check(allow_shared_memory(kernel, kPortableTileBytes, allowed[2 * weight_gradient + tf32]),
+        "portable product");
+  run(op, "portable product", kernel, grid, kPortableThreads, kPortableTileBytes, p);
 }
 
 }  // namespace moec::cuda

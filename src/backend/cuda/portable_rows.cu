@@ -14,13 +14,11 @@ __device__ int64_t token_of(const Rows& rows, int64_t row) {
   return rows.row_token ? rows.row_token[row] : row;
 }
 
-// body(row, group) for the rows of this warp.
+// body(row) for the rows of this warp that are no padding.
 template <class Body>
 __device__ void for_each_row(const Rows& rows, const Body& body) {
-  for (int64_t row = global_warp(); row < rows.groups.max_rows; row += global_warps()) {
-    const int group = group_of(rows.groups, row);
-    if (group >= 0) body(row, group);
-  }
+  for (int64_t row = global_warp(); row < rows.groups.max_rows; row += global_warps())
+    if (!rows.row_token || rows.row_token[row] >= 0) body(row);
 }
 // body(column) for the columns of this lane and this piece, V at a time.
 template <int V, class Body>
@@ -40,7 +38,7 @@ __global__ __launch_bounds__(kThreads) void scale_rows_kernel(const Rows rows, i
                                                               const Array x, const float* weight,
                                                               void* to) {
   begin_kernel();
-  for_each_row(rows, [&](int64_t row, int) {
+  for_each_row(rows, [&](int64_t row) {
     const int64_t from = token_of(rows, row) * width;
     const float factor = weight[row];
     for_each_span<V>(width, [&](int64_t i) {
@@ -92,7 +90,7 @@ __global__ __launch_bounds__(kThreads) void activate_kernel(const Rows rows, con
   begin_kernel();
   const RoundTo round = {pre.rounding};
   with_activation(pre.activation.kind, [&]<class Kind>() {
-    for_each_row(rows, [&](int64_t row, int) {
+    for_each_row(rows, [&](int64_t row) {
       const float factor = weight ? weight[row] : 1.0f;
       for_each_span<V>(pre.inter, [&](int64_t i) {
         const Pair<V> p = load_pre<V>(pre, row, i);
@@ -142,7 +140,7 @@ __global__ __launch_bounds__(kThreads) void act_gradient_kernel(const Rows rows,
                                                                 const ActGradient step) {
   begin_kernel();
   with_activation(pre.activation.kind, [&]<class Kind>() {
-    for_each_row(rows, [&](int64_t row, int) { act_gradient_row<V, Kind>(pre, step, row); });
+    for_each_row(rows, [&](int64_t row) { act_gradient_row<V, Kind>(pre, step, row); });
   });
 }
 
@@ -153,7 +151,7 @@ __global__ __launch_bounds__(kThreads) void row_dots_kernel(const Rows rows, int
                                                             const Array of_token, bool accumulate,
                                                             float* dots) {
   begin_kernel();
-  for_each_row(rows, [&](int64_t row, int group) {
+  for_each_row(rows, [&](int64_t row) {
     const int64_t token = token_of(rows, row) * width;
     float dot = 0;
     if (of_row) {
@@ -164,7 +162,7 @@ __global__ __launch_bounds__(kThreads) void row_dots_kernel(const Rows rows, int
         for (int j = 0; j < V; ++j) dot += a[j] * b[j];
       });
     } else {
-      const MatrixView b = bias.bias(group);
+      const MatrixView b = bias.bias(group_of(rows.groups, row));
       for_columns(int(width), [&](int i) {
         dot += load_real(b.data, b.dtype, i * b.row_stride) *
                load_real(of_token.data, of_token.dtype, token + i);

@@ -4,7 +4,7 @@
 
 #include "backend/cuda/op.cuh"
 #include "backend/cuda/portable_params.h"
-#include "core/dtype.h"
+#include "backend/cuda/span.cuh"
 
 namespace moec::cuda {
 
@@ -77,51 +77,61 @@ __device__ __forceinline__ bool find_tile(const PortableGemm& p, PortableTile& t
   return kWeightGradient ? find_weight_tile(p, t) : find_row_tile(p, t);
 }
 
-// Writes c(m0 + i, n0 + j) and its right neighbour.
-template <bool kWeightGradient>
-struct TileWriter {
-  const PortableGemm& p;
-  const PortableTile& t;
-  char* base;
-  int64_t first;  // of this tile, elements
+// A finished tile passes through shared memory, so that one short loop stores it in whole rows:
+// code unrolled over each thread's own values would not fit the instruction cache. Columns of row i
+// are permuted by i, against bank conflicts.
+constexpr int kPortableTileBytes = kPortableTile * kPortableTile * int(sizeof(float));
 
-  __device__ TileWriter(const PortableGemm& gemm, const PortableTile& tile) : p(gemm), t(tile) {
-    base = const_cast<char*>(p.c.of_group(kWeightGradient ? t.group : 0));
-    const int64_t row = kWeightGradient ? t.m0 : t.first_row + t.m0;
-    first = row * p.c.i_stride + t.n0 * p.c.k_stride + t.part * p.c_part;
-  }
-  __device__ float bias(int j) const {
-    const Operand& from = p.bias[t.part];
-    if (kWeightGradient || t.n0 + j >= p.n || !(from.base || from.pointers)) return 0;
-    return load_real(from.of_group(t.group), from.dtype, (t.n0 + j) * from.i_stride);
-  }
-  // Of row i: what its bias is multiplied by.
-  __device__ float bias_weight(int i) const {
-    if (kWeightGradient || !p.bias_weight || t.m0 + i >= t.m_end) return 1;
-    return p.bias_weight[t.first_row + t.m0 + i];
-  }
-  __device__ void store(int i, int j, float low, float high) const {
-    if (t.m0 + i >= t.m_end) return;
-    const int64_t at = first + i * p.c.i_stride + j * p.c.k_stride;
-    if (!p.pairs || p.accumulate) {
-      store_one(at, j, low);
-      store_one(at + p.c.k_stride, j + 1, high);
-    } else if (t.n0 + j < p.n) {
-      with_real(p.c.dtype, [&]<class T>() {
-        struct alignas(2 * sizeof(T)) Pair {
-          T low, high;
-        };
-        reinterpret_cast<Pair*>(base)[at / 2] = {from_float<T>(low), from_float<T>(high)};
-      });
+__device__ __forceinline__ float* staged(float* tile, int i, int j) {
+  return tile + i * kPortableTile + (j ^ (i & 7) * 8);
+}
+__device__ __forceinline__ void stage_pair(float* tile, int i, int j, float low, float high) {
+  *reinterpret_cast<float2*>(staged(tile, i, j)) = {low, high};
+}
+
+// Of group t.group, elements [j, j + 4) of the bias.
+__device__ inline Span<4> load_bias(const PortableGemm& p, const PortableTile& t, int64_t j) {
+  const Operand& from = p.bias[t.part];
+  Span<4> bias = {};
+  if (!(from.base || from.pointers)) return bias;
+  const char* const base = from.of_group(t.group);
+  for (int v = 0; v < 4; ++v)
+    if (j + v < p.n) bias[v] = load_real(base, from.dtype, (j + v) * from.i_stride);
+  return bias;
+}
+
+// Stores the staged tile; every thread of the CTA takes part. Four columns a thread at a time.
+template <bool kWeightGradient>
+__device__ void write_tile(const PortableGemm& p, const PortableTile& t, float* tile) {
+  constexpr int kSpans = kPortableTile / 4;
+  char* const base = const_cast<char*>(p.c.of_group(kWeightGradient ? t.group : 0));
+  const int rows = int(min(int64_t(kPortableTile), t.m_end - t.m0));
+  const int j = int(threadIdx.x % kSpans) * 4;  // the same in all rounds
+  if (t.n0 + j >= p.n) return;
+  const int columns = int(min(int64_t(4), p.n - t.n0 - j));
+  Span<4> bias = {};
+  if constexpr (!kWeightGradient) bias = load_bias(p, t, t.n0 + j);
+#pragma unroll 1
+  for (int i = threadIdx.x / kSpans; i < rows; i += blockDim.x / kSpans) {
+    const int64_t row = kWeightGradient ? t.m0 + i : t.first_row + t.m0 + i;
+    const int64_t at = row * p.c.i_stride + (t.n0 + j) * p.c.k_stride + t.part * p.c_part;
+    const float4 v = *reinterpret_cast<const float4*>(staged(tile, i, j));
+    Span<4> sum = {v.x, v.y, v.z, v.w};
+    if constexpr (!kWeightGradient)
+      add_scaled(sum, p.bias_weight ? p.bias_weight[row] : 1.0f, bias);
+    if (p.spans) {
+      if (p.accumulate) add_scaled(sum, 1.0f, load_span<4>(base, p.c.dtype, at));
+      store_span(base, p.c.dtype, at, sum);
+    } else {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (c >= columns) break;
+        const int64_t one = at + c * p.c.k_stride;
+        if (p.accumulate) sum[c] += load_span<1>(base, p.c.dtype, one)[0];
+        store_span(base, p.c.dtype, one, Span<1>{sum[c]});
+      }
     }
   }
-
- private:
-  __device__ void store_one(int64_t at, int j, float value) const {
-    if (t.n0 + j >= p.n) return;
-    if (p.accumulate) value += load_real(base, p.c.dtype, at);
-    store_real(base, p.c.dtype, at, value);
-  }
-};
+}
 
 }  // namespace moec::cuda
