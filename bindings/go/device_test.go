@@ -5,7 +5,6 @@
 package moec_test
 
 import (
-	"errors"
 	"runtime"
 	"testing"
 	"unsafe"
@@ -124,16 +123,7 @@ func (d *device) collect(t *testing.T, context *moec.Context) {
 
 func TestFamiliesInDeviceMemory(t *testing.T) {
 	d := openDevice(t)
-	refused := check(t, d)
-	for _, err := range refused {
-		var failure *moec.Error
-		if !errors.As(err, &failure) || failure.Code != raw.EUnsupported {
-			t.Error(err)
-		}
-		t.Log("refused: ", err)
+	for _, err := range check(t, d) {
+		t.Error(err)
 	}
-	if len(refused) == 34 {
-		t.Error("every family was refused")
-	}
-	t.Logf("%d families on the device", 34-len(refused))
 }
