@@ -5,9 +5,12 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
 #include <moec/moec.h>
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -21,6 +24,20 @@ namespace moec::test {
 inline void check_cuda(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
+
+// A program that includes this ends with 77 (CTest: skipped) where there is no GPU.
+class GpuEnvironment : public testing::Environment {
+ public:
+  void SetUp() override {
+    int32_t count = 0;
+    check(moec_device_count(MOEC_CUDA, &count));
+    if (count > 0) return;
+    std::printf("skipped: no GPU\n");
+    std::exit(77);
+  }
+};
+inline testing::Environment* const kGpuEnvironment =
+    testing::AddGlobalTestEnvironment(new GpuEnvironment);
 
 class GpuArray {  // starts as NaN
  public:
