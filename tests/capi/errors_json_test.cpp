@@ -76,26 +76,20 @@ class RawProblem {
   }
 
   moec_status call(const std::string& name) {
-    if (name == "moec_context_create") {
-      moec_context* made = nullptr;
-      return freed<moec_context_free>(moec_context_create(at<moec_context_desc>("context"), &made),
-                                      made);
-    }
-    if (name == "moec_layer_create") {
-      moec_layer* made = nullptr;
-      return freed<moec_layer_free>(
-          moec_layer_create(context_, at<moec_layer_desc>("layer"), &made), made);
-    }
-    if (name == "moec_weights_create") {
-      moec_weights* made = nullptr;
-      return freed<moec_weights_free>(
-          moec_weights_create(context_, at<moec_weights_desc>("weights"), &made), made);
-    }
-    if (name == "moec_plan_create") {
-      moec_plan* made = nullptr;
-      return freed<moec_plan_free>(
-          moec_plan_create(context_, at<moec_plan_desc>("plan"), nullptr, &made), made);
-    }
+    if (name == "moec_context_create")
+      return create<moec_context_free, moec_context>(
+          [&](auto out) { return moec_context_create(at<moec_context_desc>("context"), out); });
+    if (name == "moec_layer_create")
+      return create<moec_layer_free, moec_layer>(
+          [&](auto out) { return moec_layer_create(context_, at<moec_layer_desc>("layer"), out); });
+    if (name == "moec_weights_create")
+      return create<moec_weights_free, moec_weights>([&](auto out) {
+        return moec_weights_create(context_, at<moec_weights_desc>("weights"), out);
+      });
+    if (name == "moec_plan_create")
+      return create<moec_plan_free, moec_plan>([&](auto out) {
+        return moec_plan_create(context_, at<moec_plan_desc>("plan"), nullptr, out);
+      });
     if (name == "moec_weights_bind")
       return moec_weights_bind(weights_.get(), at<moec_weight_set>("set"));
     if (name == "moec_plan_from_topk")
@@ -120,9 +114,11 @@ class RawProblem {
   }
   void* room(uint64_t bytes) { return memory_.emplace_back(bytes / 8 + 1).data(); }
 
-  // What a create call made is freed; its status and its error are left as they are.
-  template <auto Free, typename T>
-  static moec_status freed(moec_status status, T* made) {
+  // What a create call makes is freed at once; its status and its error stay as they are.
+  template <auto Free, typename T, typename Call>
+  static moec_status create(Call call) {
+    T* made = nullptr;
+    const moec_status status = call(&made);
     Free(made);
     return status;
   }
