@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# bench_peers.sh [--transformers] ...: beside PyTorch, in the environment of the framework tests: the
-# experts' forward pass and training step (arguments: bench/peers/torch_layer.py), or with
+# bench_peers.sh [--transformers] ...: beside PyTorch, in the environment of the framework tests:
+# the experts' forward pass and training step (arguments: bench/peers/torch_layer.py), or with
 # --transformers a Hugging Face model's (bench/peers/transformers_model.py).
 . "$(dirname "$0")/lib.sh"
 program=torch_layer.py

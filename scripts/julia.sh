@@ -40,7 +40,7 @@ if found=$(command -v julia); then
   exec "$found" "$@"
 fi
 if [ ! -x "$tree/usr/bin/julia" ]; then
-  command -v apt-get >/dev/null || { echo "no julia on PATH, and this is not Debian" >&2; exit 127; }
+  command -v apt-get >/dev/null || { echo "no julia on PATH, not on Debian" >&2; exit 127; }
   unpack >&2
 fi
 [ "${1:-}" = --where ] && { echo "build/julia (Debian 11's)"; exit; }

@@ -6,8 +6,9 @@ weights, same tokens, same threads, alternating; medians of the rounds.
     scripts/bench_peers.sh --transformers --out bench/results/NAME/transformers.json
 
 The model is a Qwen3-MoE of two layers, 32 experts of 512 by 256, four per token. `prefill` is a
-forward pass without gradients, `step` a forward and a backward of all parameters, `decode` one token
-with a cache of 64; moec's decode is measured with weights as they are and with frozen (packed) ones.
+forward pass without gradients, `step` a forward and a backward of all parameters, `decode` one
+token with a cache of 64; moec's decode is measured with weights as they are and with frozen
+(packed) ones.
 """
 
 import argparse

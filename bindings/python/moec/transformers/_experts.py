@@ -55,7 +55,8 @@ def spec_of(module: nn.Module, top_k: int) -> Spec:
     return Spec(
         experts=ExpertsDesc(
             hidden=hidden, inter=inter, num_experts=down.shape[0], top_k=top_k,
-            activation=activation_of(module), gate_layout=GateLayout.SPLIT if gated else GateLayout.NONE,
+            activation=activation_of(module),
+            gate_layout=GateLayout.SPLIT if gated else GateLayout.NONE,
             weight_position=WeightPosition.ON_INPUT if is_llama4 else WeightPosition.ON_OUTPUT,
         ),
         gate_layout=layout, gate_up_orientation=orientation, down_orientation=orientation,

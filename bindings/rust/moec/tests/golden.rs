@@ -81,7 +81,7 @@ fn run(context: &Context, case: &Value) -> Result<Vec<(String, f64)>> {
             Some(shared) => call.shared_weights(shared),
             None => call,
         };
-        by_name!(call, &inputs, view, gate_weight, gate_bias, select_bias, shared_gate, output_bias,)
+        by_name!(call, &inputs, view, gate_weight, gate_bias, select_bias, shared_gate, output_bias)
     };
     let mut y = vec![f32::NAN; x.len()];
     let mut forward = call().y(TensorMut::new(&mut y, &shape)).saved(&mut saved);
