@@ -92,9 +92,15 @@ class Problem:
                 value = int(self.unbound)
             self.put(path, self.get(value) if isinstance(value, str) else value)
 
+    def close(self) -> None:
+        _raw.moec_layer_free(self.layer)
+        _raw.moec_plan_free(self.plan)
+        for weights in (self.weights, self.unbound):
+            _raw.moec_weights_free(weights)
+
     def call(self, name: str) -> None:
         raw = self.raw
-        {
+        made = {
             "moec_context_create": lambda: _raw.moec_context_create(raw["context"]),
             "moec_layer_create": lambda: _raw.moec_layer_create(self.context, raw["layer"]),
             "moec_weights_create": lambda: _raw.moec_weights_create(self.context, raw["weights"]),
@@ -106,6 +112,8 @@ class Problem:
             "moec_layer_forward": lambda: _raw.moec_layer_forward(self.layer, raw["forward"], 0),
             "moec_layer_backward": lambda: _raw.moec_layer_backward(self.layer, raw["grads"], 0),
         }[name]()
+        if name.endswith("_create"):
+            getattr(_raw, name.replace("_create", "_free"))(made)
 
 
 def test_row_count() -> None:
@@ -117,6 +125,7 @@ def test_the_problem_itself_is_right(context: moec.Context) -> None:
     for name in dict.fromkeys(row["call"] for row in FILE["rows"]):
         if name != "moec_plan_totals_sync":  # its mistake is the call itself
             problem.call(name)
+    problem.close()
 
 
 @pytest.mark.parametrize(
@@ -132,3 +141,4 @@ def test_error(context: moec.Context, row: dict[str, Any]) -> None:
     error = caught.value
     assert (error.name, error.site) == (row["code"], row["site"]), str(error)
     assert str(error).startswith(row["site"])
+    problem.close()
