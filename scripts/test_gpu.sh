@@ -36,15 +36,16 @@ task() { printf '%q ' "$@" >>"$tasks"; echo >>"$tasks"; }  # NAME COMMAND...: to
 # run_task NAME COMMAND...: one line with the verdict and what the program says last.
 run_task() {
   local name=$1 begin=$SECONDS status=0 verdict; shift
-  "$@" >"$log/$name.txt" 2>&1 || status=$?
+  timeout "$limit" "$@" >"$log/$name.txt" 2>&1 || status=$?
   case $status in 0) verdict=passed ;; 77) verdict=skipped ;; *) verdict="FAILED ($status)" ;; esac
   printf '%-32s %-12s %4d s  %s\n' "$name" "$verdict" $((SECONDS - begin)) \
     "$(grep -E '^\[  (PASSED|SKIPPED|FAILED) +\] [0-9]+ tests?|passed|failed|ERROR SUMMARY' \
-      "$log/$name.txt" | sed 's/^=* *//' | tail -n 2 | paste -sd';')" | tee "$log/$name.line"
+      "$log/$name.txt" | sed 's/^=* *//' | tail -n 2 | paste -sd';')" | tee "$log/$name.line" | tee -a "$result"
   [ "$verdict" = passed ]
 }
 export -f run_task
-export log
+limit=${MOEC_TEST_LIMIT:-600}  # seconds for each program
+export log result limit
 wanted() { [ "$chosen" = " " ] || [ "${chosen#* "$1" }" != "$chosen" ]; }
 chosen=" $* "
 
@@ -75,6 +76,7 @@ if wanted frameworks; then  # moec.torch and moec.jax beside this machine's torc
 fi
 status=0  # several at a time: they share the GPU, and most of their time is on the host
 xargs -a "$tasks" -d '\n' -n 1 -P "${MOEC_TEST_JOBS:-6}" bash -c 'eval "run_task $1"' _ || status=1
-while read -r name _; do cat "$log/$name.line"; done <"$tasks" >>"$result"
+head=$(head -n 2 "$result")
+{ echo "$head"; while read -r name _; do cat "$log/$name.line"; done <"$tasks"; } >"$result"
 echo "written: $result"
 exit $status
