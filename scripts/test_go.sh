@@ -42,6 +42,8 @@ export GOSUMDB=off GOFLAGS=-mod=mod
 env -u MOEC_LIBRARY ./train && echo "--- PASS: example, cgo" >>"$log"
 CGO_ENABLED=0 "$go" build -tags moec_purego -o train_purego .
 env -u LD_LIBRARY_PATH ./train_purego && echo "--- PASS: example, purego" >>"$log"
+"$root/scripts/wrong_library.sh" env -u LD_LIBRARY_PATH ./train_purego
+echo "--- PASS: another ABI is refused" >>"$log"
 ! readelf -d train_purego | grep -q moec || die "the purego program is linked to libmoec"
 
 echo "$(grep -cE '^ *--- PASS' "$log") passed, $(grep -cE '^ *--- FAIL' "$log") failed"

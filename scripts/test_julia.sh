@@ -5,13 +5,13 @@
 # examples/julia and the README's; and the static check, which knows every function.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
-"$venv/bin/python" bindings/julia/test/static_check.py
+checks=$("$venv/bin/python" bindings/julia/test/static_check.py | tee /dev/stderr | tail -n 1)
 
 status=0
 where=$(scripts/julia.sh --where) || status=$?
 if [ $status = 127 ]; then
   echo "NO JULIA HERE: only the static check ran"
-  "$venv/bin/python" bindings/julia/test/static_check.py | tail -n 1 | sed 's/$/, 1 skipped/'
+  echo "$checks, 1 skipped"
   exit 0
 fi
 [ $status = 0 ] || die "julia cannot be unpacked"
@@ -48,7 +48,9 @@ log=$outside/log.txt
 export JULIA_DEPOT_PATH=$outside/depot MOEC_LIBRARY=$prefix/lib/libmoec.so.0
 timeout 600 scripts/julia.sh -O0 --startup-file=no "$outside/run.jl" 2>&1 | tee "$log"
 echo "executed with $where"
+scripts/wrong_library.sh scripts/julia.sh -O0 --startup-file=no --project="$outside/environment" \
+  -e 'using Moec'
 passed=$(sed -nE 's/^Moec +\| +([0-9]+) +.*/\1/p' "$log")
 [ "$(grep -c ' ran$' "$log")" = 2 ] || die "a program did not run"
 [ "${passed:-0}" -gt 500 ] || die "Pkg.test ran ${passed:-no} tests"
-echo "$((passed + 2)) passed, 0 failed"
+echo "$((passed + 3 + ${checks%% *})) passed, 0 failed"  # two programs and the refusal, too

@@ -19,6 +19,9 @@ for features in "" "--features dynamic" "--all-features"; do
   "$cargo" clippy --quiet --offline --all-targets $features -- -D warnings
   MOEC_LIBRARY=$library "$cargo" test --quiet --offline --workspace $features | tee -a "$log"
 done
+"$root/scripts/wrong_library.sh" "$cargo" test --quiet --offline -p moec-sys --features dynamic \
+  --test layout the_library
+echo "test result: ok. 1 passed (another ABI is refused)" >>"$log"
 RUSTDOCFLAGS="-D warnings" "$cargo" doc --quiet --offline --no-deps --features ndarray
 
 "$cargo" package --quiet --offline --workspace --allow-dirty

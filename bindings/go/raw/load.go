@@ -22,6 +22,12 @@ func Load() (err error) {
 	if err != nil {
 		return fmt.Errorf("moec: cannot open %s: %w; set MOEC_LIBRARY", name, err)
 	}
+	for _, function := range []string{"moec_abi_version", "moec_version"} {
+		purego.RegisterLibFunc(symbols[function], library, function)
+	}
+	if err := check(name); err != nil {
+		return err
+	}
 	for symbol, function := range symbols {
 		address, err := purego.Dlsym(library, symbol)
 		if err != nil {
@@ -29,5 +35,5 @@ func Load() (err error) {
 		}
 		purego.RegisterFunc(function, address)
 	}
-	return check(name)
+	return nil
 }
