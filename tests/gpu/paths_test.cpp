@@ -3,8 +3,11 @@
 // fail: with a table that ignores the pin, and with one that falls back where the pin refuses.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "step.h"
 
@@ -30,27 +33,112 @@ moec_experts_desc experts_desc(moec_dtype dtype) {
   return desc;
 }
 
+// Experts of the description above on tokens of normal values; each token's experts are 0 and 2.
+struct Problem {
+  moec_experts_desc desc;
+  int64_t tokens;
+  Weights weights;
+  Experts experts;
+  std::vector<std::unique_ptr<GpuArray>> arrays;
+
+  Problem(const moec_context* context, moec_dtype dtype, int64_t num_tokens)
+      : desc(experts_desc(dtype)), tokens(num_tokens) {
+    experts = make<Experts>(moec_experts_create, context, &desc);
+    auto weights_desc = sized<moec_weights_desc>();
+    weights_desc.num_experts = desc.num_experts;
+    weights_desc.hidden = desc.hidden;
+    weights_desc.inter = desc.inter;
+    weights_desc.dtype = dtype;
+    weights = make<Weights>(moec_weights_create, context, &weights_desc);
+    const moec_weight_set set = matrices(dtype == MOEC_F32);
+    check(moec_weights_bind(weights.get(), &set));
+  }
+  // with values: normal fp32 values; else as GpuArray makes them
+  moec_tensor tensor(moec_dtype dtype, std::vector<int64_t> shape, bool with_values) {
+    int64_t count = 1;
+    for (int64_t extent : shape) count *= extent;
+    arrays.push_back(std::make_unique<GpuArray>(size_t(count) * (dtype >> 8 & 0xFF) / 8));
+    if (with_values && count) {
+      Random random(arrays.size());
+      std::vector<float> values(size_t(count), 0.0f);
+      for (float& v : values) v = float(random.normal());
+      arrays.back()->upload(values);
+    }
+    moec_tensor t;
+    check(moec_tensor_make(&t, arrays.back()->data(), dtype, MOEC_CUDA, 0, int32_t(shape.size()),
+                           shape.data()));
+    return t;
+  }
+  moec_weight_set matrices(bool with_values) {
+    auto set = sized<moec_weight_set>();
+    set.gate.data = tensor(desc.dtype, {desc.num_experts, desc.inter, desc.hidden}, with_values);
+    set.up.data = tensor(desc.dtype, {desc.num_experts, desc.inter, desc.hidden}, with_values);
+    set.down.data = tensor(desc.dtype, {desc.num_experts, desc.hidden, desc.inter}, with_values);
+    return set;
+  }
+  moec_buffer buffer(const moec_size& size) {
+    arrays.push_back(
+        std::make_unique<GpuArray>(size.base + static_cast<uint64_t>(tokens) * size.per_token));
+    return arrays.back()->buffer();
+  }
+};
+
+struct Results {
+  std::vector<float> y, d_down;
+};
+// Forward and backward in fp32.
+Results run(const moec_context* context, int64_t tokens) {
+  Problem p(context, MOEC_F32, tokens);
+  auto sizes = sized<moec_experts_sizes>();
+  check(moec_experts_query(p.experts.get(), &sizes));
+  auto plan_desc = sized<moec_plan_desc>();
+  plan_desc.max_tokens = tokens;
+  plan_desc.num_experts = p.desc.num_experts;
+  plan_desc.top_k = p.desc.top_k;
+  const moec_buffer* const own = nullptr;
+  const auto plan = make<PlanHandle>(moec_plan_create, context, &plan_desc, own);
+  const moec_tensor ids = p.tensor(MOEC_I32, {tokens, 2}, false);
+  std::vector<int32_t> both;
+  for (int64_t t = 0; t < tokens; ++t) both.insert(both.end(), {0, 2});
+  p.arrays.back()->upload(both);
+  check(moec_plan_from_topk(plan.get(), &ids, nullptr, nullptr));
+  auto args = sized<moec_experts_args>();
+  args.plan = plan.get();
+  args.weights = p.weights.get();
+  args.x = p.tensor(MOEC_F32, {tokens, p.desc.hidden}, true);
+  args.y = p.tensor(MOEC_F32, {tokens, p.desc.hidden}, false);
+  const GpuArray& y = *p.arrays.back();
+  args.saved = p.buffer(sizes.saved);
+  check(moec_experts_forward(p.experts.get(), &args, nullptr));
+  const moec_weight_set gradients = p.matrices(false);
+  const GpuArray& d_down = *p.arrays.back();
+  auto grad = sized<moec_experts_grad_args>();
+  grad.plan = args.plan;
+  grad.weights = args.weights;
+  grad.x = args.x;
+  grad.saved = args.saved;
+  grad.d_y = p.tensor(MOEC_F32, {tokens, p.desc.hidden}, true);
+  grad.d_expert_weights = &gradients;
+  check(moec_experts_backward(p.experts.get(), &grad, nullptr));
+  check(moec_context_sync(context, nullptr));
+  return {y.download<float>(), d_down.download<float>()};
+}
+
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (double(a[i]) - double(b[i])) * (double(a[i]) - double(b[i]));
+    norm += double(a[i]) * double(a[i]);
+  }
+  return std::sqrt(difference / norm);
+}
+
 std::string describe(const moec_context* context, moec_dtype dtype) {
-  const moec_experts_desc desc = experts_desc(dtype);
-  const auto experts = make<Experts>(moec_experts_create, context, &desc);
-  auto weights_desc = sized<moec_weights_desc>();
-  weights_desc.num_experts = desc.num_experts;
-  weights_desc.hidden = desc.hidden;
-  weights_desc.inter = desc.inter;
-  weights_desc.dtype = dtype;
-  const auto weights = make<Weights>(moec_weights_create, context, &weights_desc);
-  const GpuArray memory(size_t(desc.num_experts * desc.hidden * desc.inter) * 4);
-  moec_tensor tensor;
-  const int64_t shape[] = {desc.num_experts, desc.inter, desc.hidden};
-  const int64_t down_shape[] = {desc.num_experts, desc.hidden, desc.inter};
-  auto set = sized<moec_weight_set>();
-  check(moec_tensor_make(&tensor, memory.data(), dtype, MOEC_CUDA, 0, 3, shape));
-  set.gate.data = set.up.data = tensor;
-  check(moec_tensor_make(&set.down.data, memory.data(), dtype, MOEC_CUDA, 0, 3, down_shape));
-  check(moec_weights_bind(weights.get(), &set));
+  const Problem p(context, dtype, 8);
   char text[2048];
   uint64_t need = 0;
-  check(moec_experts_describe(experts.get(), weights.get(), 8, text, sizeof text, &need));
+  check(
+      moec_experts_describe(p.experts.get(), p.weights.get(), p.tokens, text, sizeof text, &need));
   return text;
 }
 bool has(const std::string& text, const char* part) {
@@ -101,6 +189,27 @@ TEST(Paths, AnUnknownPinIsRefusedWithTheNames) {
     EXPECT_EQ(failure.status, MOEC_E_UNSUPPORTED);
     EXPECT_TRUE(has(failure.what(), "portable")) << failure.what();
   }
+}
+
+// TF32 keeps ten bits of each factor: products are off by some 2^-11, never by nothing.
+TEST(Math, Tf32IsForContextsThatAskForIt) {
+  auto desc = sized<moec_context_desc>();
+  desc.device_type = MOEC_CUDA;
+  desc.math = MOEC_MATH_TF32;
+  const auto context =
+      make<Context>(moec_context_create, static_cast<const moec_context_desc*>(&desc));
+  const Results exact = run(gpu_context().get(), 200), rounded = run(context.get(), 200);
+  for (const double difference : {relative_difference(exact.y, rounded.y),
+                                  relative_difference(exact.d_down, rounded.d_down)}) {
+    EXPECT_GT(difference, 1e-5);
+    EXPECT_LT(difference, 2e-3);
+  }
+}
+
+TEST(Tokens, NoneGiveGradientsOfZero) {
+  const Results results = run(gpu_context().get(), 0);
+  EXPECT_TRUE(results.y.empty());
+  EXPECT_EQ(results.d_down, std::vector<float>(results.d_down.size(), 0.0f));
 }
 
 }  // namespace
