@@ -36,11 +36,19 @@ cp Cargo.lock "$outside/train"
 cd "$outside/train"
 mkdir -p "$build/rust/outside"  # its dependencies are kept, its crates are new each time
 find "$build/rust/outside" \( -name '*moec*' -o -name '*train*' \) -prune -exec rm -rf {} +
-CARGO_TARGET_DIR=$build/rust/outside "$cargo" build --quiet --offline \
-  --config 'patch.crates-io.moec.path="../moec-0.1.0"' \
-  --config 'patch.crates-io.moec-sys.path="../moec-sys-0.1.0"'
-env -u LD_LIBRARY_PATH "$build/rust/outside/debug/train"
-echo "test result: ok. 1 passed (examples/rust)" >>"$log"
+train=$build/rust/outside/debug/train
+build_outside() {
+  CARGO_TARGET_DIR=$build/rust/outside "$cargo" build --quiet --offline \
+    --config 'patch.crates-io.moec.path="../moec-0.1.0"' \
+    --config 'patch.crates-io.moec-sys.path="../moec-sys-0.1.0"'
+}
+build_outside
+env -u LD_LIBRARY_PATH "$train"
+! readelf -d "$train" | grep -q libmoec || die "examples/rust is not linked statically"
+MOEC_LINK=shared build_outside
+LD_LIBRARY_PATH=$prefix/lib "$train"
+readelf -d "$train" | grep -q libmoec.so.0 || die "MOEC_LINK=shared does not link libmoec.so.0"
+echo "test result: ok. 2 passed (examples/rust, static and shared)" >>"$log"
 
 awk '/^test result:/ {for (i = 1; i < NF; i++) if ($(i + 1) ~ /^passed/) sum += $i}
   END {print sum " passed, 0 failed"}' "$log"
