@@ -29,23 +29,28 @@ macro_rules! calls {
             pub fn new() -> Self {
                 Self::default()
             }
-            $($(pub fn $read(mut self, tensor: Tensor<'a>) -> Self {
+            $($(#[doc = concat!("`", stringify!($raw), ".", stringify!($read), "` of `moec.h`.")]
+            pub fn $read(mut self, tensor: Tensor<'a>) -> Self {
                 self.raw.$read = tensor.raw;
                 self
             })+)?
-            $($(pub fn $write(mut self, tensor: TensorMut<'a>) -> Self {
+            $($(#[doc = concat!("`", stringify!($raw), ".", stringify!($write), "` of `moec.h`.")]
+            pub fn $write(mut self, tensor: TensorMut<'a>) -> Self {
                 self.raw.$write = tensor.raw;
                 self
             })+)?
-            $($(pub fn $set(mut self, value: $type) -> Self {
+            $($(#[doc = concat!("`", stringify!($raw), ".", stringify!($set), "` of `moec.h`.")]
+            pub fn $set(mut self, value: $type) -> Self {
                 self.raw.$set = value;
                 self
             })+)?
-            $($(pub fn $handle(mut self, handle: &'a $kind) -> Self {
+            $($(#[doc = concat!("`", stringify!($raw), ".", stringify!($handle), "` of `moec.h`.")]
+            pub fn $handle(mut self, handle: &'a $kind) -> Self {
                 self.raw.$handle = handle.raw;
                 self
             })+)?
-            $($(pub fn $matrices(mut self, set: &'a WeightGrads<'a>) -> Self {
+            $($(/// Where the gradients of these matrices go.
+            pub fn $matrices(mut self, set: &'a WeightGrads<'a>) -> Self {
                 self.raw.$matrices = &set.raw;
                 self
             })+)?
@@ -57,6 +62,7 @@ macro_rules! buffers {
     ($($name:ident { $($field:ident, $on_device:ident;)+ })*) => {$(
         impl<'a> $name<'a> {
             $(
+                /// At least the bytes that the size query says, from any address.
                 pub fn $field(mut self, bytes: &'a mut [u8]) -> Self {
                     let (ptr, bytes) = (bytes.as_mut_ptr() as *mut _, bytes.len() as u64);
                     self.raw.$field = sys::moec_buffer { ptr, bytes };
