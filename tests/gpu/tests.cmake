@@ -51,6 +51,7 @@ set_target_properties(repeat_test PROPERTIES CUDA_ARCHITECTURES 80)
 add_gpu_test(device_test SOURCES gpu/step.cpp)
 add_gpu_test(paths_test)
 add_gpu_program(kernel_check.cu KERNELS SANITIZE)
+add_gpu_program(small_check.cu KERNELS SANITIZE)
 add_gpu_program(backends_agree.cpp SANITIZE)
 add_gpu_program(routing_agrees.cpp SANITIZE
   SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which way the experts run: the first of the table that takes the call.
 //
+//   small      mma.sync on streams     compute capability 9.0; forward of few tokens, aligned
 //   fast       wgmma and bulk copies   compute capability 9.0; SwiGLU on aligned bf16 and f16
 //   portable   mma.sync, fp32 tiles    compute capability 8.0 and later; every description
 //
@@ -15,7 +16,7 @@
 namespace moec::cuda {
 namespace {
 
-constexpr const ExpertsPath* kPaths[] = {&kFastPath, &kPortablePath};
+constexpr const ExpertsPath* kPaths[] = {&kSmallPath, &kFastPath, &kPortablePath};
 
 moec_size larger(moec_size a, moec_size b) {
   return {std::max(a.base, b.base), std::max(a.per_token, b.per_token)};

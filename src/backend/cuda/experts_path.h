@@ -22,6 +22,7 @@ struct ExpertsPath {
   const char* kernels;  // JSON members that say its kernels and tiles
 };
 
+extern const ExpertsPath kSmallPath;  // experts_small.cpp: few tokens
 extern const ExpertsPath kFastPath;  // experts_fast.cpp: wgmma
 // experts_portable.cpp: everything; the second where no path is Hopper's (Intermediates: wide)
 extern const ExpertsPath kPortablePath, kPortableWidePath;

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+// A layer (plan, experts, combine) over few tokens, as a CUDA graph on cold weights: the
+// small-token kernels beside the tiled ones, the floor (bytes of the experts hit, x and y at the
+// copy rate measured here) and, at equal counts, cuBLAS. Before each replay 256 MiB are read, so
+// that no weight is in L2, nor anything that would have to be written back; implementations take
+// turns; median. `chain`: the mean of 8 layers of other experts in one graph.
+//
+// Usage: small_bench OUTPUT.json REPEATS SHAPE:TOKENS...
+#include <dlfcn.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "backend/cuda/row_gemm.h"
+#include "backend/cuda/small_gemm.h"
+#include "gpu/device_problem.cuh"
+
+using namespace moec;
+using namespace moec::test;
+
+namespace {
+
+constexpr Shape kShapes[] = {
+    {"gpt-oss-20b", 2880, 2880, 32, 4},   {"gpt-oss-120b", 2880, 2880, 128, 4},
+    {"qwen3-30b-a3b", 2048, 768, 128, 8}, {"olmoe", 2048, 1024, 64, 8},
+    {"mixtral-8x7b", 4096, 14336, 8, 2},  {"sonic-30b", 4096, 1024, 128, 8},
+    {"dsv3", 7168, 2048, 256, 8},
+};
+constexpr int kChain = 8;
+
+class Cublas {
+ public:
+  Cublas() {
+    void* library = dlopen("libcublas.so.13", RTLD_NOW | RTLD_GLOBAL);
+    if (!library) return;
+    const auto create = reinterpret_cast<int (*)(void**)>(dlsym(library, "cublasCreate_v2"));
+    const auto workspace =
+        reinterpret_cast<int (*)(void*, void*, size_t)>(dlsym(library, "cublasSetWorkspace_v2"));
+    set_stream_ = reinterpret_cast<int (*)(void*, void*)>(dlsym(library, "cublasSetStream_v2"));
+    gemm_ = reinterpret_cast<Gemm>(dlsym(library, "cublasGemmStridedBatchedEx"));
+    if (!create || !gemm_ || create(&handle_) != 0) gemm_ = nullptr;
+    CHECK_CUDA(cudaMalloc(&workspace_, 64 << 20));
+    if (gemm_) workspace(handle_, workspace_, 64 << 20);
+  }
+  bool present() const { return gemm_; }
+  // y[e][n][m] = x[e][n][k] * w[e][m][k]^T
+  void batched(cudaStream_t stream, int batch, int m, int n, int k, const Half* w, const Half* x,
+               Half* y) const {
+    const float one = 1, zero = 0;
+    constexpr int kBf16 = 14, kCompute32f = 68;  // CUDA_R_16BF, CUBLAS_COMPUTE_32F
+    set_stream_(handle_, stream);
+    const int status =
+        gemm_(handle_, 1, 0, m, n, k, &one, w, kBf16, k, int64_t(m) * k, x, kBf16, k,
+              int64_t(n) * k, &zero, y, kBf16, m, int64_t(n) * m, batch, kCompute32f, -1);
+    if (status != 0) std::printf("cuBLAS status %d\n", status);
+  }
+
+ private:
+  using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
+                       long long, const void*, int, int, long long, const void*, void*, int, int,
+                       long long, int, int, int);
+  Gemm gemm_ = nullptr;
+  int (*set_stream_)(void*, void*) = nullptr;
+  void *handle_ = nullptr, *workspace_ = nullptr;
+};
+
+__global__ void read_all(const uint4* from, int64_t count, uint4* to) {
+  uint4 sum = {};
+  const int64_t step = int64_t(gridDim.x) * blockDim.x;
+  int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (; i + 7 * step < count; i += 8 * step) {
+    uint4 v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = __ldcg(from + i + j * step);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum.x ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  }
+  if (to && sum.x == 12345) *to = sum;
+}
+
+// A capture of `body`, replayed.
+class Graph {
+ public:
+  Graph(cudaStream_t stream, const std::function<void()>& body) : stream_(stream) {
+    cudaGraph_t graph;
+    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    body();
+    CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+    CHECK_CUDA(cudaGraphInstantiate(&exec_, graph, 0));
+    CHECK_CUDA(cudaGraphDestroy(graph));
+    CHECK_CUDA(cudaGraphUpload(exec_, stream));
+  }
+  Graph(const Graph&) = delete;
+  ~Graph() { cudaGraphExecDestroy(exec_); }
+  void replay() const { CHECK_CUDA(cudaGraphLaunch(exec_, stream_)); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t exec_;
+};
+
+class Clock {
+ public:
+  explicit Clock(cudaStream_t stream) : stream_(stream), flush_(256 << 20) {
+    CHECK_CUDA(cudaEventCreate(&start_));
+    CHECK_CUDA(cudaEventCreate(&stop_));
+  }
+  // Microseconds of one call on cold weights.
+  float time(const std::function<void()>& call) {
+    read_all<<<132 * 8, 512, 0, stream_>>>(reinterpret_cast<uint4*>(flush_.data()),
+                                           int64_t(flush_.size()) / 16, nullptr);
+    CHECK_CUDA(cudaEventRecord(start_, stream_));
+    call();
+    CHECK_CUDA(cudaEventRecord(stop_, stream_));
+    CHECK_CUDA(cudaEventSynchronize(stop_));
+    float ms = 0;
+    CHECK_CUDA(cudaEventElapsedTime(&ms, start_, stop_));
+    return ms * 1000;
+  }
+
+ private:
+  cudaStream_t stream_;
+  DeviceArray<char> flush_;
+  cudaEvent_t start_, stop_;
+};
+
+class SmallLayer {
+ public:
+  SmallLayer(const Shape& shape, int64_t tokens, cudaStream_t stream)
+      : s_(shape), t_(tokens), r_(tokens * shape.top_k), stream_(stream) {
+    for (int i = 0; i < kChain; ++i) {
+      ids_.push_back(random_routing(shape, tokens, 50 + i));
+      plans_.emplace_back(ids_.back(), shape);
+    }
+    const int64_t h = s_.hidden, i = s_.inter, e = s_.experts;
+    x_ = normal_array<Half>(t_ * h, 1.0f, 1);
+    gate_up_ = normal_array<Half>(e * 2 * i * h, 1.0f / std::sqrt(float(h)), 3);
+    down_ = normal_array<Half>(e * i * h, 1.0f / std::sqrt(float(i)), 4);
+    act_ = normal_array<Half>(r_ * i, 1.0f, 5);
+    rows_ = normal_array<Half>(r_ * h, 1.0f, 6);
+    both_ = DeviceArray<Half>(r_ * 2 * i);
+    y_ = DeviceArray<Half>(t_ * h);
+    CHECK_CUDA(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0));
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+  int hit() const { return int(std::set<int32_t>(ids_[0].begin(), ids_[0].end()).size()); }
+  double bytes() const { return 6.0 * hit() * s_.hidden * s_.inter + 4.0 * double(t_) * s_.hidden; }
+
+  void plan(int set = 0) const { plans_[set].build(stream_); }
+  void small_up(int set = 0) const {
+    cuda::SmallArgs a = small(set, s_.inter, s_.hidden, gate_up_.data(), 2);
+    a.weights[1] = gate_up_.data() + int64_t(s_.inter) * s_.hidden;
+    a.operand = x_.data();
+    a.row_token = plans_[set].plan.row_token;
+    a.out = act_.data();
+    CHECK_CUDA(launch_small_up(a, sms_, stream_));
+  }
+  void small_down(int set = 0) const {
+    cuda::SmallArgs a = small(set, s_.hidden, s_.inter, down_.data(), 1);
+    a.operand = act_.data();
+    a.out = rows_.data();
+    a.combine = combine_params(set);
+    CHECK_CUDA(launch_small_down(a, sms_, stream_));
+  }
+  void small_layer(int set = 0) const {
+    plan(set);
+    small_up(set);
+    small_down(set);
+  }
+  void tiled_layer() const {
+    plan();
+    auto up = tiled(cuda::RowGemm::kUp, s_.inter, s_.hidden, gate_up_.data(), 2);
+    up.weights[1] = gate_up_.data() + int64_t(s_.inter) * s_.hidden;
+    up.params.x = x_.data();
+    up.params.x_stride = s_.hidden;
+    up.params.out = act_.data();
+    CHECK_CUDA(cuda::launch_row_gemm(up, sms_, stream_));
+    auto down = tiled(cuda::RowGemm::kDown, s_.hidden, s_.inter, down_.data(), 1);
+    down.rows = act_.data();
+    down.params.out = rows_.data();
+    CHECK_CUDA(cuda::launch_row_gemm(down, sms_, stream_));
+    CHECK_CUDA(cuda::launch_combine(combine_params(0), MOEC_BF16, sms_, stream_));
+  }
+  bool bounded() const { return r_ >= s_.experts; }
+  void bound(const Cublas& cublas) const {
+    const int n = int(r_ / s_.experts);
+    cublas.batched(stream_, s_.experts, 2 * s_.inter, n, s_.hidden, gate_up_.data(), rows_.data(),
+                   both_.data());
+    cublas.batched(stream_, s_.experts, s_.hidden, n, s_.inter, down_.data(), act_.data(),
+                   rows_.data());
+  }
+
+ private:
+  cuda::SmallArgs small(int set, int features, int k, const Half* weights, int parts) const {
+    cuda::SmallArgs a = {};
+    a.dtype = MOEC_BF16;
+    a.features = features;
+    a.k_size = a.weight_stride = a.operand_stride = k;
+    a.weights[0] = weights;
+    a.expert_stride = int64_t(parts) * s_.inter * s_.hidden;
+    a.group_offsets = plans_[set].plan.group_offsets;
+    a.num_experts = s_.experts;
+    return a;
+  }
+  cuda::RowGemmArgs tiled(cuda::RowGemm op, int features, int k, const Half* weights,
+                          int parts) const {
+    cuda::RowGemmArgs a = {};
+    a.op = op;
+    a.dtype = MOEC_BF16;
+    a.features = a.params.out_stride = features;
+    a.k_size = a.weight_stride = k;
+    a.parts = 1;
+    a.weights[0] = weights;
+    a.expert_stride = int64_t(parts) * s_.inter * s_.hidden;
+    a.params.row_token = plans_[0].plan.row_token;
+    a.params.group_offsets = plans_[0].plan.group_offsets;
+    a.params.num_experts = s_.experts;
+    a.params.max_rows = r_;
+    return a;
+  }
+  cuda::CombineParams combine_params(int set) const {
+    cuda::CombineParams p = {};
+    p.num_tokens = t_;
+    p.hidden = s_.hidden;
+    p.num_experts = s_.experts;
+    p.top_k = s_.top_k;
+    p.rows = rows_.data();
+    p.assignment_row = plans_[set].plan.assignment_row;
+    p.weights = plans_[set].plan.weights;
+    p.scale = 1.0f;
+    p.y = y_.data();
+    return p;
+  }
+
+  Shape s_;
+  int64_t t_, r_;
+  cudaStream_t stream_;
+  int sms_ = 0;
+  std::vector<std::vector<int32_t>> ids_;
+  std::vector<DevicePlan> plans_;
+  DeviceArray<Half> x_, gate_up_, down_, act_, rows_, both_, y_;
+};
+
+struct Timed {
+  const char* name;
+  std::function<void()> body;
+  int layers = 1;
+};
+
+float median(std::vector<float> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 4) {
+    std::printf("usage: small_bench OUTPUT.json REPEATS SHAPE:TOKENS...\n");
+    return 2;
+  }
+  cudaStream_t stream;
+  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  Clock clock(stream);
+  double copy_rate = 0, read_rate = 0;
+  {
+    const int64_t bytes = int64_t(2) << 30;
+    DeviceArray<char> from(bytes), to(bytes);
+    for (int i = 0; i < 20; ++i) {
+      const float copy = clock.time([&] {
+        CHECK_CUDA(cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDefault, stream));
+      });
+      const float read = clock.time([&] {
+        read_all<<<132 * 8, 512, 0, stream>>>(reinterpret_cast<uint4*>(from.data()), bytes / 16,
+                                              reinterpret_cast<uint4*>(to.data()));
+      });
+      copy_rate = std::max(copy_rate, 2.0 * bytes / copy * 1e-6);
+      read_rate = std::max(read_rate, 1.0 * bytes / read * 1e-6);
+    }
+  }
+  std::printf("copy %.2f TB/s, read %.2f TB/s\n", copy_rate, read_rate);
+  std::FILE* const out = std::fopen(argv[1], "w");
+  if (!out) return 2;
+  std::fprintf(out, "[{\"impl\": \"device_copy\", \"tb_s\": %.3f, \"read_tb_s\": %.3f}", copy_rate,
+               read_rate);
+  const Cublas cublas;
+  for (int i = 3; i < argc; ++i) {
+    const char* const colon = std::strchr(argv[i], ':');
+    for (const Shape& shape : kShapes) {
+      if (!colon || std::string(argv[i], size_t(colon - argv[i])) != shape.name) continue;
+      const int64_t tokens = std::atoll(colon + 1);
+      const SmallLayer layer(shape, tokens, stream);
+      std::vector<Timed> all = {
+          {"small", [&] { layer.small_layer(); }},
+          {"plan", [&] { layer.plan(); }},
+          {"small_up", [&] { layer.small_up(); }},
+          {"small_down", [&] { layer.small_down(); }},
+          {"small_chain",
+           [&] {
+             for (int c = 0; c < kChain; ++c) layer.small_layer(c);
+           },
+           kChain},
+          {"tiled", [&] { layer.tiled_layer(); }},
+      };
+      if (cublas.present() && layer.bounded()) {
+        all.push_back({"cublas_bmm_bound", [&] { layer.bound(cublas); }});
+      }
+      layer.bound(cublas);  // its first call may not be captured
+      std::vector<std::unique_ptr<Graph>> graphs;
+      for (const Timed& timed : all) graphs.push_back(std::make_unique<Graph>(stream, timed.body));
+      std::vector<std::vector<float>> us(all.size());
+      for (int round = 0; round < std::atoi(argv[2]); ++round) {
+        for (size_t j = 0; j < all.size(); ++j) {
+          const float time = clock.time([&] { graphs[j]->replay(); });
+          if (round > 0) us[j].push_back(time / float(all[j].layers));
+        }
+      }
+      const double floor = layer.bytes() / copy_rate * 1e-6;
+      std::printf("%-14s T %4lld hit %3d floor %7.1f us |", shape.name, (long long)tokens,
+                  layer.hit(), floor);
+      for (size_t j = 0; j < all.size(); ++j) {
+        const double time = median(us[j]);
+        std::printf(" %s %.1f", all[j].name, time);
+        std::fprintf(out,
+                     ",\n {\"shape\": \"%s\", \"tokens\": %lld, \"impl\": \"%s\", \"us\": %.2f, "
+                     "\"experts_hit\": %d, \"floor_us\": %.2f}",
+                     shape.name, (long long)tokens, all[j].name, time, layer.hit(), floor);
+      }
+      std::printf(" | small / floor %.3f\n", median(us[0]) / floor);
+      std::fflush(stdout);
+    }
+  }
+  std::fprintf(out, "\n]\n");
+  std::fclose(out);
+  return 0;
+}
