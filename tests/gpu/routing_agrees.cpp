@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   const uint64_t seed =
       argc > 1 ? std::strtoull(argv[1], nullptr, 10) : uint64_t(std::random_device{}()) << 12;
   const int scale = argc > 2 ? std::atoi(argv[2]) : 1;
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a run that is cut off has said something
   const int share = std::getenv("MOEC_CHECK_SMALL") ? 10 : 1;
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   Side cpu(MOEC_CPU), gpu(kDevice);
@@ -39,7 +40,6 @@ int main(int argc, char** argv) {
     const int failed = set.check(cpu, gpu, seed, cases);
     std::printf("%-4s %s: %d of %d cases agree\n", failed ? "FAIL" : "ok", set.name, cases - failed,
                 cases);
-    std::fflush(stdout);
     bad += failed;
   }
   return bad ? 1 : 0;

@@ -14,14 +14,14 @@ namespace moec::cuda {
 namespace {
 
 struct Library {
-  decltype(&cublasLtCreate) create;
-  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
-  decltype(&cublasLtMatmul) matmul;
-  decltype(&cublasLtMatmulDescInit_internal) init_desc;
-  decltype(&cublasLtMatmulDescSetAttribute) set_desc;
-  decltype(&cublasLtMatrixLayoutInit_internal) init_layout;
-  decltype(&cublasLtMatmulPreferenceInit_internal) init_preference;
-  decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
+  decltype(&cublasLtCreate) create = nullptr;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
+  decltype(&cublasLtMatmul) matmul = nullptr;
+  decltype(&cublasLtMatmulDescInit_internal) init_desc = nullptr;
+  decltype(&cublasLtMatmulDescSetAttribute) set_desc = nullptr;
+  decltype(&cublasLtMatrixLayoutInit_internal) init_layout = nullptr;
+  decltype(&cublasLtMatmulPreferenceInit_internal) init_preference = nullptr;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
   bool complete = false;
 
   Library() {
@@ -47,11 +47,11 @@ struct Library {
 struct Shape {
   int64_t m, n, k, b_stride, a_stride;
   bool b_transposed, a_transposed;
-  moec_dtype dtype;
+  moec_dtype dtype, out;
   bool tf32;
   uint32_t alignment;  // bytes, of all three
   auto key() const {
-    return std::tuple(m, n, k, b_stride, a_stride, b_transposed, a_transposed, dtype, tf32,
+    return std::tuple(m, n, k, b_stride, a_stride, b_transposed, a_transposed, dtype, out, tf32,
                       alignment);
   }
   bool operator<(const Shape& other) const { return key() < other.key(); }
@@ -68,15 +68,17 @@ void require(cublasStatus_t status, const char* what) {
     fail_native(MOEC_E_CUDA, int(status), "cuBLASLt %s: status %d", what, int(status));
 }
 
+cudaDataType_t type_of(moec_dtype dtype) {
+  return dtype == MOEC_BF16 ? CUDA_R_16BF : dtype == MOEC_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
 // Descriptions of one product, on the stack.
 struct Problem {
   cublasLtMatmulDescOpaque_t desc;
   cublasLtMatrixLayoutOpaque_t b, a, c;
 
   Problem(const Library& lt, const Shape& s) {
-    const cudaDataType_t type = s.dtype == MOEC_BF16  ? CUDA_R_16BF
-                                : s.dtype == MOEC_F16 ? CUDA_R_16F
-                                                      : CUDA_R_32F;
+    const cudaDataType_t type = type_of(s.dtype);
     require(lt.init_desc(&desc, sizeof desc,
                          s.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
             "product");
@@ -86,7 +88,7 @@ struct Problem {
     require(lt.set_desc(&desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "product");
     layout(lt, b, type, s.n, s.k, s.b_transposed, s.b_stride);
     layout(lt, a, type, s.k, s.m, s.a_transposed, s.a_stride);
-    layout(lt, c, CUDA_R_32F, s.n, s.m, false, s.n);
+    layout(lt, c, type_of(s.out), s.n, s.m, false, s.n);
   }
 
  private:
@@ -104,9 +106,10 @@ class Products {
     const std::lock_guard lock(mutex_);
     return library_.complete && handle(device);
   }
-  void run(const Op& op, const Shape& shape, const Dense& dense, float* c, void* workspace) {
+  void run(const Op& op, const Shape& shape, const Dense& dense, void* c, void* workspace) {
     int device = 0;
     check(cudaGetDevice(&device), "device");
+    require(library_.complete ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED, "library");
     Problem problem(library_, shape);
     const cublasLtMatmulAlgo_t algorithm = find(device, shape, problem);
     const float one = 1.0f, zero = 0.0f;
@@ -169,7 +172,7 @@ Products& products() {  // never destroyed: calls may come while the process end
   return *all;
 }
 
-Shape shape_of(const Dense& d, const float* c, bool tf32) {
+Shape shape_of(const Dense& d, const Array& c, bool tf32) {
   const bool b_transposed = d.b_row == 1 && d.b_col != 1;  // k is contiguous
   const bool a_transposed = d.a_col != 1;
   return {d.m,
@@ -180,8 +183,9 @@ Shape shape_of(const Dense& d, const float* c, bool tf32) {
           b_transposed,
           a_transposed,
           d.a.dtype,
+          c.dtype,
           tf32,
-          alignment_of({d.a.data, d.b.data, c})};
+          alignment_of({d.a.data, d.b.data, c.data})};
 }
 
 }  // namespace
@@ -192,19 +196,20 @@ void prepare_cublaslt() {
   products().open(device);
 }
 
-bool cublaslt_fits(const Dense& dense, const float* c) {
+bool cublaslt_fits(const Dense& dense, const Array& c) {
   int device = 0;
   check(cudaGetDevice(&device), "device");
   if (dense.a.dtype != dense.b.dtype || !products().open(device)) return false;
   const Shape shape = shape_of(dense, c, false);
   const int64_t bytes = dtype_bytes(shape.dtype);
   // what its tensor core kernels ask of every pointer and row
-  return shape.alignment >= 16 && shape.a_stride * bytes % 16 == 0 &&
-         shape.b_stride * bytes % 16 == 0 && dense.n % 4 == 0 && dense.k % (16 / bytes) == 0;
+  const bool out = shape.out == MOEC_F32 || shape.out == shape.dtype;
+  return out && shape.alignment >= 16 && shape.a_stride * bytes % 16 == 0 &&
+         shape.b_stride * bytes % 16 == 0 && dense.n % 8 == 0 && dense.k % (16 / bytes) == 0;
 }
 
-void cublaslt_product(const Op& op, const Dense& dense, float* c, void* workspace) {
-  products().run(op, shape_of(dense, c, op.tf32), dense, c, workspace);
+void cublaslt_product(const Op& op, const Dense& dense, const Array& c, void* workspace) {
+  products().run(op, shape_of(dense, c, op.tf32), dense, c.data, workspace);
 }
 
 }  // namespace moec::cuda

@@ -10,10 +10,10 @@ namespace moec::cuda {
 // Opens the library for the current device, so that no later call has to (a stream may be captured
 // then).
 void prepare_cublaslt();
-// c [m,n] = the product, or false: not a product for it (types, alignment), or no library.
+// Whether it has a kernel for c [m,n] = the product: types, alignment, and the library itself.
+bool cublaslt_fits(const Dense& dense, const Array& c);
 // workspace: kCublasLtBytes.
-bool cublaslt_fits(const Dense& dense, const float* c);
-void cublaslt_product(const Op& op, const Dense& dense, float* c, void* workspace);
+void cublaslt_product(const Op& op, const Dense& dense, const Array& c, void* workspace);
 inline constexpr uint64_t kCublasLtBytes = 4 << 20;
 
 }  // namespace moec::cuda

@@ -91,40 +91,51 @@ __global__ __launch_bounds__(kThreads) void repeat_kernel(const bf16* from, int6
     for (int piece = 0; piece < kPieces; ++piece) to[piece * count + i] = from[i];
 }
 
+// cuBLASLt's workspace, which it wants at a multiple of this.
+constexpr uint64_t kVendorAlign = 256, kVendorBytes = kCublasLtBytes + kVendorAlign;
+
 uint64_t parts_bytes(int64_t m, int64_t n, int64_t parts) {
   return round_up(uint64_t(parts * m * n) * sizeof(float), kCacheLine);
 }
 
 }  // namespace
 
-DenseProduct::DenseProduct(const Dense& dense, float* c)
-    : dense_(dense), c_(c), vendor_(cublaslt_fits(dense, c)), parts_(1) {
+DenseProduct::DenseProduct(const Dense& dense, const Array& c)
+    : dense_(dense),
+      c_(c.data ? c : Array{nullptr, MOEC_F32}),
+      vendor_(cublaslt_fits(dense, c_)),
+      parts_(1) {
   if (vendor_) return;
   const int64_t length = part_length(dense);
   parts_ = (dense.k + length - 1) / length;
 }
 
+bool DenseProduct::is_direct() const {
+  return c_ && parts_ == 1 && (vendor_ || c_.dtype == MOEC_F32);
+}
+
 uint64_t DenseProduct::scratch_bytes() const {
-  return (vendor_ ? kCublasLtBytes : 0) +
-         (c_ && parts_ == 1 ? 0 : parts_bytes(dense_.m, dense_.n, parts_));
+  return (vendor_ ? kVendorBytes : 0) + (is_direct() ? 0 : parts_bytes(dense_.m, dense_.n, parts_));
 }
 
 uint64_t DenseProduct::most_scratch(uint64_t m, uint64_t n) {
   constexpr uint64_t kMostParts = kManyTiles * kTile * kTile * sizeof(float);
-  return kCublasLtBytes + std::max(kMostParts, m * n * sizeof(float)) + 2 * kCacheLine;
+  return kVendorBytes + std::max(kMostParts, m * n * sizeof(float)) + 2 * kCacheLine;
 }
 
 const float* DenseProduct::run(const Op& op, char* scratch) const {
-  float* const in_scratch = reinterpret_cast<float*>(scratch + (vendor_ ? kCublasLtBytes : 0));
-  float* const to = c_ && parts_ == 1 ? c_ : in_scratch;
+  float* const parts =
+      is_direct() ? nullptr : reinterpret_cast<float*>(scratch + (vendor_ ? kVendorBytes : 0));
+  const Array to = parts ? Array{parts, MOEC_F32} : c_;
   if (vendor_) {
-    cublaslt_product(op, dense_, to, scratch);
+    const uint64_t workspace = round_up(reinterpret_cast<uintptr_t>(scratch), kVendorAlign);
+    cublaslt_product(op, dense_, to, reinterpret_cast<void*>(workspace));
   } else {
     const dim3 grid(unsigned(tiles(dense_.m)), unsigned(tiles(dense_.n)), unsigned(parts_));
     cuda::run(op, "dense product", dense_kernel, grid, kThreads, 0, dense_, part_length(dense_),
-              to);
+              static_cast<float*>(to.data));
   }
-  return to;
+  return parts;
 }
 
 void split_to_bf16(const Op& op, const float* from, int64_t rows, int64_t columns, void* to) {

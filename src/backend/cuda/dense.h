@@ -18,12 +18,12 @@ struct Dense {  // c [m,n] = sum over k of a(m,k) b(k,n); all three extents are 
 // extents and types alone.
 class DenseProduct {
  public:
-  // c: where the result goes when there is one part, if not into scratch.
-  explicit DenseProduct(const Dense& dense, float* c = nullptr);
+  // c: where the result may go at once, if there is one part and its type can be written.
+  explicit DenseProduct(const Dense& dense, const Array& c = {});
 
-  bool is_vendor() const { return vendor_; }
   int64_t parts() const { return parts_; }
-  // `scratch` is scratch_bytes() long. Returns the parts, in `c` or in scratch.
+  bool is_direct() const;  // into c
+  // `scratch` is scratch_bytes() long. Returns the parts in it, or null: the result is in c.
   uint64_t scratch_bytes() const;
   const float* run(const Op& op, char* scratch) const;
 
@@ -32,7 +32,7 @@ class DenseProduct {
 
  private:
   Dense dense_;
-  float* c_;
+  Array c_;
   bool vendor_;
   int64_t parts_;
 };

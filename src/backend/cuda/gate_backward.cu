@@ -162,9 +162,14 @@ void gate_backward(const Op& op, const GateGradArgs& args) {
   const Scratch copies(op, split_weight ? uint64_t(depth * H) * sizeof(bf16) : 0);
   const Array weight = split_weight ? Array{copies.as<void>(), MOEC_BF16} : args.weight;
   if (split_weight) repeat_bf16(op, args.weight.data, columns * H, weight.data);
-  const DenseProduct product({T, H, depth, d.values, weight, depth, 1, H, 1});
+  const moec_dtype out = args.d_x.dtype;
+  const bool plain = !in.is_changed() && !args.d_x_jittered && !args.accumulate_x &&
+                     (out == MOEC_F32 || out == d.values.dtype);
+  const DenseProduct product({T, H, depth, d.values, weight, depth, 1, H, 1},
+                             plain ? args.d_x : Array{});
   const Scratch scratch(op, product.scratch_bytes());
   const float* const d_rows = product.run(op, scratch.as<char>());
+  if (product.is_direct()) return;
   const InputGradient gradient = {in,     args.d_x,        args.d_x_jittered,  args.accumulate_x,
                                   d_rows, product.parts(), inverse.as<float>()};
   if (scale_gradient) input_scale_gradient(op, args, gradient);

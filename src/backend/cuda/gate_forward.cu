@@ -101,15 +101,15 @@ void gate_forward(const Op& op, const GateArgs& args) {
   if (pieces > 1)
     split_to_bf16(op, static_cast<const float*>(args.weight.data), 1, columns * H, weight.data);
   const Dense dense = {T, columns * pieces, H, x, weight, H, 1, 1, H};
-  const DenseProduct product(dense, pieces == 1 ? args.logits : nullptr);
+  const DenseProduct product(dense, pieces == 1 ? Array{args.logits, MOEC_F32} : Array{});
   const Scratch scratch(op, product.scratch_bytes());
   const float* const parts = product.run(op, scratch.as<char>());
   const math::RoundTo round(*args.desc, args.desc->logit_precision);
-  if (parts != args.logits || args.bias || round.dtype != MOEC_F32)
+  if (parts || args.bias || round.dtype != MOEC_F32)
     run(op, "logits", finish_logits_kernel,
         grid_for(T * columns, kThreads, int64_t(op.multiprocessors) * 8), kThreads, 0,
-        LogitParams{parts, product.parts(), pieces, T * columns, columns, args.bias, round,
-                    args.logits});
+        LogitParams{parts ? parts : args.logits, product.parts(), pieces, T * columns, columns,
+                    args.bias, round, args.logits});
 }
 
 }  // namespace moec::cuda

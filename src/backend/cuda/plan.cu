@@ -116,9 +116,13 @@ __global__ __launch_bounds__(kPlanThreads) void plan_small_kernel(
   tile.load(p, first, true);
   tile.count(p);
   cluster.barrier_wait(std::move(started));
-  for (int e = threadIdx.x; e < p.experts; e += kPlanThreads)
-    for (int b = 0; b < blocks; ++b)
-      cluster.map_shared_rank(totals, b)[block * p.stride() + e] = uint16_t(tile.totals[e]);
+  const int pairs = p.stride() / 2;
+  for (int i = threadIdx.x; i < pairs * blocks; i += kPlanThreads) {
+    const int b = i / pairs, pair = i - b * pairs;
+    const uint32_t both = uint32_t(tile.totals[2 * pair]) | uint32_t(tile.totals[2 * pair + 1])
+                                                                << 16;
+    reinterpret_cast<uint32_t*>(cluster.map_shared_rank(totals, b))[block * pairs + pair] = both;
+  }
   cluster.sync();
   for (int e = threadIdx.x; e < p.experts; e += kPlanThreads) {
     int sum = 0, earlier = 0;
