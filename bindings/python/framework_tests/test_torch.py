@@ -254,6 +254,21 @@ def test_autocast() -> None:
     assert weights.grad is not None and weights.grad.dtype == torch.float32
 
 
+def test_autocast_of_the_operator() -> None:
+    """A direct call of the operator under autocast, without the module's own casts."""
+    experts = make_experts()
+    x, ids, weights, _ = inputs()
+    tensors = {"x": x, "expert_ids": ids, "routing_weights": weights,
+               **dict(experts.named_parameters())}
+    kind = moec.torch._ops.EXPERTS
+    values = [tensors.get(n) for n in kind.inputs]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.ops.moec.experts(*values, [], experts._text, 0, 0)[0]
+    assert y.dtype == torch.bfloat16
+    error = row_error(y.detach().float().numpy(), experts(x, ids, weights).detach().numpy())
+    assert error < 3e-2
+
+
 def test_misaligned_weights() -> None:
     """Tensors of a memory-mapped file are aligned to their elements, no more."""
     experts = make_experts(dtype=torch.bfloat16)

@@ -160,6 +160,8 @@ def test_generate(family: str) -> None:
         assert torch.equal(model.generate(ids, **options), expected)
     assert count.calls == 6 * LAYERS
     assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
+    if family != "qwen3_moe":  # one compilation is enough, and slow
+        return
     compiled = transformers.CompileConfig(backend="aot_eager", fullgraph=True, dynamic=False)
     compiled._compile_all_devices = True
     got = model.generate(ids, cache_implementation="static", compile_config=compiled, **options)
