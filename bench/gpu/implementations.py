@@ -108,9 +108,6 @@ def swiglu(both):
     return F.silu(gate) * up
 
 
-compiled_swiglu = torch.compile(swiglu, dynamic=True)
-
-
 def grouped(x, ids, weights, w1, w2, activation):
     """Sort, gather, grouped_mm, SwiGLU, grouped_mm, weight, inverse gather, sum."""
     tokens, slots = ids.shape
@@ -157,8 +154,9 @@ def differentiable(p, mode, layer, w1=None, can_capture=True):
 
 
 def torch_grouped(p, mode):
+    compiled = torch.compile(swiglu, dynamic=True)
     return differentiable(p, mode, lambda x, weights, w1, w2: grouped(
-        x, p.ids, weights, w1, w2, compiled_swiglu))
+        x, p.ids, weights, w1, w2, compiled))
 
 
 def reference(p, mode):
