@@ -4,7 +4,9 @@
 // all implementations of a shape take turns in windows, median of five. L2 is as the kernels leave
 // it.
 //
-// Usage: kernel_bench OUTPUT.json WINDOW_MS SHAPE:TOKENS... (all: every shape, T = 4096 and 16384)
+// Usage: kernel_bench OUTPUT.json WINDOW_MS [only=NAME,NAME..] SHAPE:TOKENS...
+//        (all: every shape, T = 4096 and 16384). WINDOW_MS 0: two steps without timing, for a
+//        profiler. only: the kernels to time.
 #include <dlfcn.h>
 
 #include <cmath>
@@ -297,11 +299,13 @@ class Layer {
 
 int main(int argc, char** argv) {
   if (argc < 4) {
-    std::printf("usage: kernel_bench OUTPUT.json WINDOW_MS SHAPE:TOKENS... | all\n");
+    std::printf("usage: kernel_bench OUTPUT.json WINDOW_MS [only=NAMES] SHAPE:TOKENS... | all\n");
     return 2;
   }
   std::vector<std::pair<Shape, int64_t>> cases;
+  std::string only;
   for (int i = 3; i < argc; ++i) {
+    if (!std::strncmp(argv[i], "only=", 5)) only = "," + std::string(argv[i] + 5) + ",";
     for (const Shape& shape : kShapes) {
       const size_t length = std::strlen(shape.name);
       if (!std::strcmp(argv[i], "all")) {
@@ -324,7 +328,17 @@ int main(int argc, char** argv) {
     layer.forward(true);
     layer.backward();
     CHECK_CUDA(cudaDeviceSynchronize());
+    if (std::atof(argv[2]) == 0) {
+      layer.forward(false);
+      layer.forward(true);
+      layer.backward();
+      CHECK_CUDA(cudaDeviceSynchronize());
+      continue;
+    }
     std::vector<Timed> all = layer.timed(cublas);
+    std::erase_if(all, [&](const Timed& timed) {
+      return !only.empty() && only.find("," + std::string(timed.name) + ",") == std::string::npos;
+    });
     measure(all, float(std::atof(argv[2])), load_ms);
     load_ms = 0;
     for (const Timed& timed : all) {

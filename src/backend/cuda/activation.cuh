@@ -7,29 +7,74 @@
 
 namespace moec::cuda {
 
-struct ActivationGradient {
-  float value, d_gate, d_up;
+// Two values, slopes times d, of each activation at once.
+struct ActivationGradients {
+  float2 value, d_gate, d_up;
 };
 
-// silu(g) * u; the derivative of silu is s + g s (1 - s), s = 1 / (1 + exp(-g)).
+// 1 / (1 + exp(-x)). Two at a time share one reciprocal: 1 / a = b / (a b). The exponent is cut
+// where a b could overflow; there the sigmoid is below 1e-18.
+__device__ __forceinline__ float2 fast_sigmoids(float2 x) {
+  const auto one_plus_exp = [](float v) {
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(fminf(v * -1.4426950408889634f, 60.0f)));
+    return 1.0f + e;
+  };
+  const float a = one_plus_exp(x.x), b = one_plus_exp(x.y);
+  const float r = __fdividef(1.0f, a * b);
+  return {r * b, r * a};
+}
+
+// silu(g) * u; the derivative of silu is s + g s (1 - s), s = sigmoid(g).
 struct Swiglu {
   const moec_activation& parameters;
 
-  static __device__ float sigmoid(float g) {
-    return __fdividef(1.0f, 1.0f + exp2f_fast(g * -1.4426950408889634f));
+  __device__ float2 values(float2 g, float2 u) const {
+    const float2 s = fast_sigmoids(g);
+    return {g.x * s.x * u.x, g.y * s.y * u.y};
   }
-  __device__ float value(float g, float u) const { return g * sigmoid(g) * u; }
   // d is the gradient of the value.
-  __device__ ActivationGradient gradient(float g, float u, float d) const {
-    const float s = sigmoid(g), silu = g * s;
-    return {silu * u, d * u * (s + silu * (1.0f - s)), d * silu};
+  __device__ ActivationGradients gradients(float2 g, float2 u, float2 d) const {
+    const float2 s = fast_sigmoids(g), silu = {g.x * s.x, g.y * s.y};
+    return {{silu.x * u.x, silu.y * u.y},
+            {d.x * u.x * (s.x + silu.x * (1.0f - s.x)), d.y * u.y * (s.y + silu.y * (1.0f - s.y))},
+            {d.x * silu.x, d.y * silu.y}};
   }
+};
 
- private:
-  static __device__ float exp2f_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+// g' sigmoid(alpha g') (u' + offset), g' = min(g, limit), |u'| <= limit: the form of
+// MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU and MOEC_ACT_QUICK_GEGLU.
+struct SigmoidGated {
+  float alpha, limit, offset;
+
+  __device__ explicit SigmoidGated(const moec_activation& a)
+      : alpha(a.kind == MOEC_ACT_CLAMP_SWIGLU ? 1.0f : a.alpha),
+        limit(a.kind == MOEC_ACT_QUICK_GEGLU ? __builtin_huge_valf() : a.limit),
+        offset(a.kind == MOEC_ACT_GPTOSS ? 1.0f
+                                         : (a.kind == MOEC_ACT_QUICK_GEGLU ? a.offset : 0.0f)) {}
+
+  // A NaN stays one.
+  __device__ float gate(float g) const { return g > limit ? limit : g; }
+  __device__ float up(float u) const {
+    return (u > limit ? limit : u < -limit ? -limit : u) + offset;
+  }
+  __device__ float2 values(float2 g, float2 u) const {
+    const float2 c = {gate(g.x), gate(g.y)}, s = fast_sigmoids({alpha * c.x, alpha * c.y});
+    return {c.x * s.x * up(u.x), c.y * s.y * up(u.y)};
+  }
+  __device__ ActivationGradients gradients(float2 g, float2 u, float2 d) const {
+    const float2 c = {gate(g.x), gate(g.y)}, s = fast_sigmoids({alpha * c.x, alpha * c.y});
+    const auto one = [&](float g, float c, float s, float u, float d, float& value, float& d_gate,
+                         float& d_up) {
+      const float glu = c * s, factor = up(u);
+      value = glu * factor;
+      d_gate = g <= limit ? d * factor * (s + alpha * glu * (1.0f - s)) : 0.0f;
+      d_up = u <= limit && u >= -limit ? d * glu : 0.0f;
+    };
+    ActivationGradients r;
+    one(g.x, c.x, s.x, u.x, d.x, r.value.x, r.d_gate.x, r.d_up.x);
+    one(g.y, c.y, s.y, u.y, d.y, r.value.y, r.d_gate.y, r.d_up.y);
+    return r;
   }
 };
 

@@ -10,7 +10,8 @@
 
 namespace moec::cuda {
 
-constexpr int kStagingBytes = kMaxTileN * 128;  // one block of one warpgroup
+template <int kRows>
+constexpr int kBlockStaging = kRows * 128;  // bytes of one staged block of 64 features
 constexpr int kGroupThreads = 128;
 
 // The part of one consumer warpgroup.
@@ -39,6 +40,31 @@ __device__ __forceinline__ void pack_slice(const float (&acc)[kMaxTileN / 2], in
   for (int i = 0; i < 4; ++i) packed[i] = pack<Element>(acc[8 * s + 2 * i], acc[8 * s + 2 * i + 1]);
 }
 
+// Thread t's accumulators belong to features t / 4 % 8 and 8 more of its warp's 16.
+template <typename Element>
+__device__ __forceinline__ void add_bias(const ExpertBias& bias, int expert, int features,
+                                         int feature, float (&acc)[kMaxTileN / 2]) {
+  const auto load = [&](int f) {
+    if (f >= features) return 0.0f;
+    const int64_t at = expert * bias.expert_stride + f * bias.stride;
+    return bias.f32 ? static_cast<const float*>(bias.base)[at]
+                    : float(static_cast<const Element*>(bias.base)[at]);
+  };
+  const float low = load(feature), high = load(feature + 8);
+#pragma unroll
+  for (int i = 0; i < kMaxTileN / 2; ++i) acc[i] += i / 2 % 2 ? high : low;
+}
+template <typename Element, bool kGated>
+__device__ __forceinline__ void add_biases(const RowGemmParams& p, const RowTile& tile,
+                                           const Group& group, Accumulators& acc) {
+  if (!p.bias[0].base) return;
+  const int mine = group.index * 64 + (group.thread >> 5) * 16 + (group.thread & 31) / 4;
+  const int feature = tile.feature_tile * (kGated ? kTileM / 2 : kTileM) + mine;
+  add_bias<Element>(p.bias[0], tile.expert, p.features, feature, acc.first);
+  add_bias<Element>(p.bias[kGated], tile.expert, p.features, feature + (kGated ? 0 : 128),
+                    acc.second);
+}
+
 // A [P, parts, features] result in memory.
 struct RowOutput {
   const RowMaps& maps;
@@ -47,11 +73,11 @@ struct RowOutput {
   int features;
 };
 
-// Fill a staging buffer; slice(s, packed) gives the 16 rows of slice s.
-template <typename Slice>
+// Fill a staging buffer of kRows rows; slice(s, packed) gives the 16 rows of slice s.
+template <int kRows, typename Slice>
 __device__ __forceinline__ void stage(const Group& group, uint32_t buffer, int rows, Slice slice) {
 #pragma unroll
-  for (int s = 0; s < kMaxTileN / 16; ++s) {
+  for (int s = 0; s < kRows / 16; ++s) {
     if (16 * s < rows) {
       uint32_t packed[4];
       slice(s, packed);
@@ -60,11 +86,12 @@ __device__ __forceinline__ void stage(const Group& group, uint32_t buffer, int r
     }
   }
 }
-template <typename Element>
+// The same with kRows rows of an accumulator, from slice `first`.
+template <typename Element, int kRows>
 __device__ __forceinline__ void stage(const Group& group, uint32_t buffer, int rows,
-                                      const float (&acc)[kMaxTileN / 2]) {
-  stage(group, buffer, rows,
-        [&](int s, uint32_t (&packed)[4]) { pack_slice<Element>(acc, s, packed); });
+                                      const float (&acc)[kMaxTileN / 2], int first = 0) {
+  stage<kRows>(group, buffer, rows,
+               [&](int s, uint32_t (&packed)[4]) { pack_slice<Element>(acc, first + s, packed); });
 }
 
 // All earlier sends but the last kPending have read their buffers.
@@ -99,225 +126,106 @@ __device__ __forceinline__ void send(const Group& group, uint32_t buffer, const 
   }
 }
 
-// ---- plain: down, gradient of the up projection -------------------------------------------------
+// ---- results that wait --------------------------------------------------------------------------
+// A finished block of 64 features is packed into registers and copied out, as one of kPieces
+// pieces, while the tensor cores work on the next tile.
+constexpr int kPackedBlock = kMaxTileN / 4;  // registers of a packed block
+using PackedBlock = uint32_t[kPackedBlock];
+
 template <typename Element>
-struct StoreRows {
-  static constexpr bool kGated = false;
-  static constexpr int kStages = 3, kStagingBuffers = 2;
-
-  __device__ void begin(const RowGemmParams&, const RowTile&, const Group&) {}
-  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
-                         const Accumulators& acc) {
-    const int feature = tile.feature_tile * kTileM + group.index * 64;
-    const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
-    const uint32_t second = group.staging + kStagingBytes;
-    wait_sent<0>(group);
-    stage<Element>(group, group.staging, tile.rows, acc.first);
-    stage<Element>(group, second, tile.rows, acc.second);
-    staged(group);
-    send(group, group.staging, out, 0, feature, tile);
-    send(group, second, out, 0, feature + 128, tile);
-  }
-};
-
-// ---- gated: up ----------------------------------------------------------------------------------
-// Without pre-activations to keep, one staging buffer is enough and a fourth stage fits.
-template <typename Element, typename Activation, bool kKeepsPre>
-struct StoreActivated {
-  static constexpr bool kGated = true;
-  static constexpr int kStages = kKeepsPre ? 3 : 4, kStagingBuffers = kKeepsPre ? 2 : 1;
-
-  __device__ void begin(const RowGemmParams&, const RowTile&, const Group&) {}
-  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
-                         const Accumulators& acc) {
-    const int feature = tile.feature_tile * (kTileM / 2) + group.index * 64;
-    const bool keeps_pre = kKeepsPre && p.pre;  // a branch keeps the activations behind the copies
-    if (keeps_pre) {
-      const RowOutput pre{p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features};
-      const uint32_t second = group.staging + kStagingBytes;
-      wait_sent<0>(group);
-      stage<Element>(group, group.staging, tile.rows, acc.first);
-      stage<Element>(group, second, tile.rows, acc.second);
-      staged(group);
-      send(group, group.staging, pre, 0, feature, tile);
-      send(group, second, pre, 1, feature, tile);
-    }
-    const Activation activation{p.activation};
-    uint32_t value[kMaxTileN / 4];  // before the wait: the copies read while this is computed
+__device__ __forceinline__ void pack_block(PackedBlock& packed, const float (&acc)[kMaxTileN / 2]) {
 #pragma unroll
-    for (int i = 0; i < kMaxTileN / 4; ++i) {
-      value[i] = pack<Element>(activation.value(acc.first[2 * i], acc.second[2 * i]),
-                               activation.value(acc.first[2 * i + 1], acc.second[2 * i + 1]));
-    }
-    if (keeps_pre) {
-      wait_sent<1>(group);
-    } else {
-      wait_sent<0>(group);
-    }
-    stage(group, group.staging, tile.rows, [&](int s, uint32_t (&packed)[4]) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) packed[i] = value[4 * s + i];
-    });
-    staged(group);
-    const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
-    send(group, group.staging, out, 0, feature, tile);
-  }
-};
-
-// ---- gradient of the down projection ------------------------------------------------------------
-// The accumulators are d_act before the routing weight. With g, u the saved pre-activations:
-//   d_weight[r] += d_act . act(g, u);  out = weight * act(g, u);  d_pre = weight * d_act * act'(g,
-//   u)
-// Two staging buffers: g and u of the next block are fetched into them, and d_gate and d_up leave
-// from the same places.
-// Copy a staged block [rows][64 features] to `out`, the address of its first element.
-__device__ __forceinline__ void copy_out(const Group& group, uint32_t buffer, void* out,
-                                         int64_t stride_bytes, int rows, int features) {
-  const int chunk = group.thread & 7;
-  char* to = static_cast<char*>(out) + chunk * 16;
-  if (chunk * 8 >= features) return;
-#pragma unroll
-  for (int i = 0; i < kMaxTileN / 16; ++i) {
-    const int row = i * 16 + (group.thread >> 3);
-    if (row < rows) {
-      *reinterpret_cast<uint4*>(to + row * stride_bytes) =
-          ptx::shared_load(buffer + swizzled(row, chunk));
-    }
-  }
+  for (int i = 0; i < kPackedBlock; ++i) packed[i] = pack<Element>(acc[2 * i], acc[2 * i + 1]);
 }
 
-template <typename Element, typename Activation>
-struct StoreGradient {
-  static constexpr bool kGated = false;
-  static constexpr int kStages = 3, kStagingBuffers = 2;
+template <int kRows>
+__device__ __forceinline__ void stage_packed(const Group& group, uint32_t buffer, int rows,
+                                             const PackedBlock& packed) {
+  stage<kRows>(group, buffer, rows, [&](int s, uint32_t (&slice)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) slice[i] = packed[4 * s + i];
+  });
+}
 
-  __device__ void begin(const RowGemmParams& p, const RowTile& tile, const Group& group) {
-    group.sync();
-    fetch(p, tile, group, 0, 0);
-    fetch(p, tile, group, 0, 1);
-    ptx::copy_async_commit();
+// Registers to the one staging buffer of the group, and from there to memory.
+__device__ __forceinline__ void copy_out(const Group& group, const PackedBlock& packed,
+                                         const RowOutput& out, int part, int feature,
+                                         const RowTile& tile) {
+  wait_sent<0>(group);
+  stage_packed<kMaxTileN>(group, group.staging, tile.rows, packed);
+  staged(group);
+  send(group, group.staging, out, part, feature, tile);
+}
+
+// ---- plain: down, gradient of the up projection -------------------------------------------------
+template <typename Element>
+class StoreRows {
+ public:
+  static constexpr bool kGated = false, kBiased = true;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 2;
+  static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
+
+  __device__ void copy_piece(const RowGemmParams& p, const Group& group, int i) const {
+    const int feature = tile_.feature_tile * kTileM + group.index * 64;
+    const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
+    if (i == 0) copy_out(group, first_, out, 0, feature, tile_);
+    if (i == 1) copy_out(group, second_, out, 0, feature + 128, tile_);
   }
-
-  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
-                         Accumulators& acc) {
-    float d_weight[kMaxTileN / 4] = {};
-    block(p, tile, group, acc.first, 0, d_weight);
-    fetch(p, tile, group, 1, 0);
-    ptx::copy_async_commit();
-    block(p, tile, group, acc.second, 1, d_weight);
-    store_d_weight(p, tile, group, d_weight);
+  __device__ void finish(const RowGemmParams&, const RowTile& tile, const Group&,
+                         const Accumulators& acc) {
+    pack_block<Element>(first_, acc.first);
+    pack_block<Element>(second_, acc.second);
+    tile_ = tile;
   }
 
  private:
-  static __device__ int feature_of(const RowTile& tile, const Group& group, int block) {
-    return tile.feature_tile * kTileM + group.index * 64 + block * 128;
-  }
+  PackedBlock first_, second_;
+  RowTile tile_;
+};
 
-  // part 0 = gate, 1 = up, each into its own staging buffer.
-  static __device__ void fetch(const RowGemmParams& p, const RowTile& tile, const Group& group,
-                               int block, int part) {
-    const int chunk = group.thread & 7, feature = feature_of(tile, group, block) + chunk * 8;
-    const Element* from = static_cast<const Element*>(p.pre) +
-                          (int64_t(tile.row_begin) * 2 + part) * p.features + feature;
-#pragma unroll
-    for (int i = 0; i < kMaxTileN / 16; ++i) {
-      const int row = i * 16 + (group.thread >> 3);
-      const bool inside = row < tile.rows && feature < p.features;
-      ptx::copy_async(group.staging + part * kStagingBytes + swizzled(row, chunk),
-                      inside ? from + row * 2LL * p.features : p.pre, inside ? 16 : 0);
-    }
-  }
+// ---- gated: up ----------------------------------------------------------------------------------
+// With pre-activations to keep, gate leaves at once, while the activations are computed.
+template <typename Element, typename Activation, bool kKeepsPre>
+class StoreActivated {
+ public:
+  static constexpr bool kGated = true, kBiased = true;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = kKeepsPre ? 2 : 1;
+  static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
-  static __device__ void block(const RowGemmParams& p, const RowTile& tile, const Group& group,
-                               const float (&d_act)[kMaxTileN / 2], int block,
-                               float (&d_weight)[kMaxTileN / 4]) {
-    const uint32_t gate_buffer = group.staging, up_buffer = group.staging + kStagingBytes;
-    uint32_t scaled[kMaxTileN / 4];  // weight * act
-    ptx::copy_async_wait<0>();
-    group.sync();
-#pragma unroll
-    for (int s = 0; s < kMaxTileN / 16; ++s) {
-      if (16 * s < tile.rows) {
-        slice(p, tile, group, s, d_act + 8 * s, scaled + 4 * s, d_weight + 4 * s);
-      }
-    }
-    group.sync();
-    const int feature = feature_of(tile, group, block), left = p.features - feature;
-    const int64_t pre_bytes = 2LL * p.features * sizeof(Element);
-    Element* d_pre =
-        static_cast<Element*>(p.d_pre) + int64_t(tile.row_begin) * 2 * p.features + feature;
-    copy_out(group, gate_buffer, d_pre, pre_bytes, tile.rows, left);
-    copy_out(group, up_buffer, d_pre + p.features, pre_bytes, tile.rows, left);
-    group.sync();
-    if (block == 0) fetch(p, tile, group, 1, 1);
-#pragma unroll
-    for (int s = 0; s < kMaxTileN / 16; ++s) {
-      if (16 * s < tile.rows) {
-        ptx::store_matrix_transposed(group.matrix_row(gate_buffer, s), scaled[4 * s],
-                                     scaled[4 * s + 1], scaled[4 * s + 2], scaled[4 * s + 3]);
-      }
-    }
-    group.sync();
-    Element* out = static_cast<Element*>(p.out) + tile.row_begin * p.out_stride + feature;
-    copy_out(group, gate_buffer, out, p.out_stride * int64_t(sizeof(Element)), tile.rows, left);
-    group.sync();
+  __device__ void copy_piece(const RowGemmParams& p, const Group& group, int i) const {
+    const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
+    if (kKeepsPre && i == 0) copy_out(group, up_, pre(p), 1, feature(tile_, group), tile_);
+    if (i == kPieces - 1) copy_out(group, value_, out, 0, feature(tile_, group), tile_);
   }
-
-  // 16 rows x 16 features of one warp: d_act[8] as the fragment has them; scaled[4] packed;
-  // d_weight[4]: rows 2c, 2c + 1, 8 + 2c, 9 + 2c with c = lane % 4.
-  static __device__ void slice(const RowGemmParams& p, const RowTile& tile, const Group& group,
-                               int s, const float* d_act, uint32_t* scaled, float* d_weight) {
+  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
+                         const Accumulators& acc) {
+    if constexpr (kKeepsPre) {
+      wait_sent<0>(group);
+      stage<Element, kMaxRows>(group, group.staging, tile.rows, acc.first);
+      staged(group);
+      send(group, group.staging, pre(p), 0, feature(tile, group), tile);
+      pack_block<Element>(up_, acc.second);
+    }
     const Activation activation{p.activation};
-    const uint32_t gate_row = group.matrix_row(group.staging, s);
-    const uint32_t up_row = group.matrix_row(group.staging + kStagingBytes, s);
-    uint32_t gate[4], up[4];
-    ptx::load_matrix_transposed(gate_row, gate);
-    ptx::load_matrix_transposed(up_row, up);
-    float weight[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = 16 * s + (i / 2) * 8 + (group.thread & 3) * 2 + i % 2;
-      weight[i] = row < tile.rows ? __ldg(p.row_weight + tile.row_begin + row) : 0.0f;
+    for (int i = 0; i < kPackedBlock; ++i) {
+      const float2 pair = activation.values({acc.first[2 * i], acc.first[2 * i + 1]},
+                                            {acc.second[2 * i], acc.second[2 * i + 1]});
+      value_[i] = pack<Element>(pair.x, pair.y);
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // i = 2 * (upper rows) + (upper features)
-      const float2 g = unpack<Element>(gate[i]), u = unpack<Element>(up[i]);
-      const int r = i / 2 * 2;
-      const auto low = activation.gradient(g.x, u.x, d_act[2 * i] * weight[r]);
-      const auto high = activation.gradient(g.y, u.y, d_act[2 * i + 1] * weight[r + 1]);
-      d_weight[r] += d_act[2 * i] * low.value;
-      d_weight[r + 1] += d_act[2 * i + 1] * high.value;
-      scaled[i] = pack<Element>(weight[r] * low.value, weight[r + 1] * high.value);
-      gate[i] = pack<Element>(low.d_gate, high.d_gate);
-      up[i] = pack<Element>(low.d_up, high.d_up);
-    }
-    ptx::store_matrix_transposed(gate_row, gate[0], gate[1], gate[2], gate[3]);
-    ptx::store_matrix_transposed(up_row, up[0], up[1], up[2], up[3]);
+    tile_ = tile;
   }
 
-  // Sum over the 128 features of this warpgroup in a fixed order: lanes, then warps.
-  static __device__ void store_d_weight(const RowGemmParams& p, const RowTile& tile,
-                                        const Group& group,
-                                        const float (&d_weight)[kMaxTileN / 4]) {
-    const int lane = group.thread & 31, warp = group.thread >> 5;
-    float* const sums = reinterpret_cast<float*>(__cvta_shared_to_generic(group.staging));
-#pragma unroll
-    for (int i = 0; i < kMaxTileN / 4; ++i) {
-      float sum = d_weight[i];
-      sum += __shfl_xor_sync(~0u, sum, 4);
-      sum += __shfl_xor_sync(~0u, sum, 8);
-      sum += __shfl_xor_sync(~0u, sum, 16);
-      const int row = i / 4 * 16 + (i / 2 % 2) * 8 + lane * 2 + i % 2;
-      if (lane < 4) sums[warp * kMaxTileN + row] = sum;
-    }
-    group.sync();
-    if (group.thread < tile.rows && tile.feature_tile < p.feature_tiles) {
-      const float* const column = sums + group.thread;
-      p.d_weight_parts[(tile.feature_tile * 2 + group.index) * p.max_rows + tile.row_begin +
-                       group.thread] =
-          column[0] + column[kMaxTileN] + column[2 * kMaxTileN] + column[3 * kMaxTileN];
-    }
+ private:
+  static __device__ RowOutput pre(const RowGemmParams& p) {
+    return {p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features};
   }
+  static __device__ int feature(const RowTile& tile, const Group& group) {
+    return tile.feature_tile * (kTileM / 2) + group.index * 64;
+  }
+
+  PackedBlock up_, value_;
+  RowTile tile_;
 };
 
 }  // namespace moec::cuda

@@ -126,6 +126,14 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap* map, uint32_t sr
       "r"(src), "r"(at.x), "r"(at.y), "r"(at.z)
       : "memory");
 }
+// The same, added to what the tensor holds.
+__device__ __forceinline__ void tensor_add(const CUtensorMap* map, uint32_t src, Coordinate at) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group "
+      "[%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(src), "r"(at.x), "r"(at.y), "r"(at.z)
+      : "memory");
+}
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -140,6 +148,19 @@ __device__ __forceinline__ void bulk_wait_read() {
 __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
                : "memory");
+}
+// The same under a policy of the L2 cache.
+__device__ __forceinline__ void copy_async(uint32_t dst, const void* src, uint32_t bytes,
+                                           uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(dst),
+               "l"(src), "r"(bytes), "l"(policy)
+               : "memory");
+}
+// For data that other tiles read again: it leaves the L2 cache last.
+__device__ __forceinline__ uint64_t policy_keep() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
 }
 // Arrive on `barrier` once all earlier copies of this thread have landed.
 __device__ __forceinline__ void copy_async_arrive(uint32_t barrier) {
@@ -197,6 +218,13 @@ __device__ __forceinline__ void shared_store(uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
                : "memory");
+}
+
+__device__ __forceinline__ void shared_store(uint32_t address, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+__device__ __forceinline__ void shared_store(uint32_t address, float2 v) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
 }
 
 }  // namespace moec::cuda::ptx

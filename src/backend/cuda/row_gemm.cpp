@@ -2,6 +2,7 @@
 #include "backend/cuda/row_gemm.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "backend/cuda/row_gemm_kernels.h"
 #include "backend/cuda/tensor_map.h"
@@ -13,16 +14,23 @@ constexpr int kTileFeatures = 256, kTileK = 64, kRowUnit = 16;
 
 struct Operation {
   bool gathered, gated;  // gated: a tile is half gate, half up features
+  bool activated;
   RowGemmLaunch* launch;
 };
 constexpr Operation kOperations[] = {
-    {true, true, launch_up},         // kUp
-    {false, false, launch_down},     // kDown
-    {false, false, launch_down},     // kGradUp: the same kernel, with k in two parts
-    {true, false, launch_grad_down}  // kGradDown
+    {true, true, true, launch_up},         // kUp
+    {false, false, false, launch_down},    // kDown
+    {false, false, false, launch_down},    // kGradUp: the same kernel, with k in two parts
+    {true, false, true, launch_grad_down}  // kGradDown
 };
 const Operation& operation(const RowGemmArgs& args) {
   return kOperations[int(args.op)];
+}
+
+bool activation_is_fast(const moec_activation& activation) {
+  constexpr uint32_t kFast[] = {MOEC_ACT_SWIGLU, MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU,
+                                MOEC_ACT_QUICK_GEGLU};
+  return std::find(std::begin(kFast), std::end(kFast), activation.kind) != std::end(kFast);
 }
 
 TensorMapShape weight_shape(const RowGemmArgs& args, int part) {
@@ -38,8 +46,7 @@ TensorMapShape weight_shape(const RowGemmArgs& args, int part) {
   return shape;
 }
 
-TensorMapShape row_shape(const void* base, int64_t width, int parts, int64_t stride, int64_t rows,
-                         int units) {
+TensorMapShape row_shape(const void* base, int64_t width, int parts, int64_t stride, int64_t rows) {
   TensorMapShape shape = {};
   shape.base = base;
   shape.extent[0] = width;
@@ -49,30 +56,30 @@ TensorMapShape row_shape(const void* base, int64_t width, int parts, int64_t str
   shape.stride[1] = stride;
   shape.box[0] = kTileK;
   shape.box[1] = 1;
-  shape.box2 = kRowUnit * units;
+  shape.box2 = kRowUnit;
   return shape;
 }
 
 // What of the operands and results moves by bulk copies, besides the weights.
 struct RowTensor {
   RowMaps RowGemmParams::* maps;
-  TensorMapShape (*shape)(const RowGemmArgs& args, int units);
+  TensorMapShape (*shape)(const RowGemmArgs& args);
   bool (*used)(const RowGemmArgs& args);
 };
 constexpr RowTensor kRowTensors[] = {
     {&RowGemmParams::rows,
-     [](const RowGemmArgs& a, int units) {
-       return row_shape(a.rows, a.k_size, a.parts, a.k_size * a.parts, a.params.max_rows, units);
+     [](const RowGemmArgs& a) {
+       return row_shape(a.rows, a.k_size, a.parts, a.k_size * a.parts, a.params.max_rows);
      },
      [](const RowGemmArgs& a) { return !operation(a).gathered; }},
     {&RowGemmParams::out_maps,
-     [](const RowGemmArgs& a, int units) {
-       return row_shape(a.params.out, a.features, 1, a.params.out_stride, a.params.max_rows, units);
+     [](const RowGemmArgs& a) {
+       return row_shape(a.params.out, a.features, 1, a.params.out_stride, a.params.max_rows);
      },
      [](const RowGemmArgs&) { return true; }},
     {&RowGemmParams::pre_maps,
-     [](const RowGemmArgs& a, int units) {
-       return row_shape(a.params.pre, a.features, 2, a.features * 2, a.params.max_rows, units);
+     [](const RowGemmArgs& a) {
+       return row_shape(a.params.pre, a.features, 2, a.features * 2, a.params.max_rows);
      },
      [](const RowGemmArgs& a) { return a.params.pre != nullptr; }},
 };
@@ -90,15 +97,19 @@ bool aligned(const void* pointer) {
 const char* row_gemm_refuses(const RowGemmArgs& args) {
   const RowGemmParams& p = args.params;
   if (args.dtype != MOEC_BF16 && args.dtype != MOEC_F16) return "elements are not bf16 or f16";
+  if (operation(args).activated && !activation_is_fast(p.activation)) {
+    return "the activation is not one of g sigmoid(a g) u";
+  }
   if (args.features % 8 || args.k_size % 8) return "a matrix extent is not a multiple of 8";
   for (int i = 0; i < weight_maps(args); ++i) {
-    if (!tensor_map_fits(weight_shape(args, i))) return "weights are not aligned to 16 bytes";
+    if (!tensor_map_fits(weight_shape(args, i), args.dtype))
+      return "weights are not aligned to 16 bytes";
   }
   if (operation(args).gathered) {
     if (!aligned(p.x) || p.x_stride % 8) return "rows of x are not aligned to 16 bytes";
   }
   for (const RowTensor& tensor : kRowTensors) {
-    if (tensor.used(args) && p.max_rows > 0 && !tensor_map_fits(tensor.shape(args, 1))) {
+    if (tensor.used(args) && p.max_rows > 0 && !tensor_map_fits(tensor.shape(args), args.dtype)) {
       return "rows are not aligned to 16 bytes";
     }
   }
@@ -110,16 +121,14 @@ cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaSt
   RowGemmParams p = args.params;
   if (p.max_rows == 0) return cudaSuccess;
   for (int i = 0; i < weight_maps(args); ++i) {
-    if (cudaError_t error = make_tensor_map(p.weight_maps[i], args.dtype, weight_shape(args, i))) {
-      return error;
-    }
+    const TensorMapShape shape = weight_shape(args, i);
+    if (cudaError_t e = make_tensor_maps(&p.weight_maps[i], 1, args.dtype, shape)) return e;
   }
   for (const RowTensor& tensor : kRowTensors) {
     if (!tensor.used(args)) continue;
-    for (int units = 1; units <= kRowBoxes; ++units) {
-      CUtensorMap& map = (p.*tensor.maps).of_units[units - 1];
-      if (cudaError_t e = make_tensor_map(map, args.dtype, tensor.shape(args, units))) return e;
-    }
+    CUtensorMap* const maps = (p.*tensor.maps).of_units;
+    const TensorMapShape shape = tensor.shape(args);
+    if (cudaError_t e = make_tensor_maps(maps, kRowBoxes, args.dtype, shape)) return e;
   }
   const int tile = op.gated ? kTileFeatures / 2 : kTileFeatures;
   p.features = int(args.features);

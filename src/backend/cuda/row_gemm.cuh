@@ -19,22 +19,28 @@ struct RowGemmConfig {
   using Epilogue = Epilogue_;
   static constexpr Major kWeights = kWeights_;
   static constexpr bool kGather = kGather_;
-  static constexpr int kStages = Epilogue::kStages;
+  static constexpr int kStages = Epilogue::kStages, kMaxRows = Epilogue::kMaxRows;
+  using Stages = Ring<kStages, kMaxRows>;
+  using Scheduler = RowScheduler<kMaxRows>;
   static constexpr int kFeaturesOfTile = Epilogue::kGated ? kTileM / 2 : kTileM;
-  static constexpr int kGroupStaging = Epilogue::kStagingBuffers * kStagingBytes;
-  static constexpr int kBarriers = kStages * kStageBytes + 2 * kGroupStaging;  // their offset
+  static constexpr int kStaging = kStages * kStageBytes<kMaxRows>;  // offset
+  static constexpr int kGroupStaging = Epilogue::kStagingBytes;
+  static constexpr int kBarriers = kStaging + 2 * kGroupStaging;  // offset
   static constexpr int kSharedBytes = kBarriers + 2 * kStages * 8;
+  // Registers of a thread: 504 for the three warpgroups together.
+  static constexpr int kProducerRegisters = kGather ? 56 : 40;
+  static constexpr int kConsumerRegisters = kGather ? 224 : 232;
 };
 
 template <typename C>
 class RowProducer {
  public:
   using Element = typename C::Element;
-  __device__ RowProducer(const RowGemmParams& p, Ring<C::kStages>& ring, bool first_warp)
+  __device__ RowProducer(const RowGemmParams& p, typename C::Stages& ring, bool first_warp)
       : p_(p), ring_(ring), rank_(int(ptx::cluster_rank())), first_warp_(first_warp) {}
 
   // The next tile, and where its rows come from, are looked up early in this one.
-  __device__ void run(RowScheduler<kMaxTileN>& scheduler) {
+  __device__ void run(typename C::Scheduler& scheduler) {
     RowTile tile, next;
     bool more = scheduler.next(tile);
     if (more) find_tokens(tile);
@@ -77,7 +83,7 @@ class RowProducer {
   __device__ void find_tokens(const RowTile& tile) {
     if constexpr (C::kGather) {
 #pragma unroll
-      for (int i = 0; i < kMaxTileN / 16; ++i) {
+      for (int i = 0; i < C::kMaxRows / 16; ++i) {
         const int row = int(threadIdx.x) / 8 + 16 * i;
         token_[i] = row < tile.rows ? __ldg(p_.row_token + tile.row_begin + row) : -1;
       }
@@ -88,7 +94,7 @@ class RowProducer {
     const uint32_t stride = uint32_t(p_.x_stride * 2);
     present_ = 0;
 #pragma unroll
-    for (int i = 0; i < kMaxTileN / 16; ++i) {
+    for (int i = 0; i < C::kMaxRows / 16; ++i) {
       from_[i] = x + uint64_t(uint32_t(max(token_[i], 0))) * stride;
       present_ |= (token_[i] >= 0) << i;
     }
@@ -98,9 +104,9 @@ class RowProducer {
     const uint32_t to = ring_.operand_n() + swizzled(threadIdx.x / 8, chunk);
     const uint32_t present = kb * kTileK + chunk * 8 < p_.k_size ? present_ : 0;
 #pragma unroll
-    for (int i = 0; i < kMaxTileN / 16; ++i) {
+    for (int i = 0; i < C::kMaxRows / 16; ++i) {
       if (16 * i < tile.rows) {
-        ptx::copy_async(to + i * 16 * 128, from_[i], present & (1u << i) ? 16 : 0);
+        ptx::copy_async(to + i * 16 * 128, from_[i], present & (1u << i) ? 16 : 0, keep_);
         from_[i] += kTileK * 2;
       }
     }
@@ -108,13 +114,47 @@ class RowProducer {
   }
 
   const RowGemmParams& p_;
-  Ring<C::kStages>& ring_;
+  typename C::Stages& ring_;
   int rank_;
   bool first_warp_;
-  const char* from_[kMaxTileN / 16];
-  int token_[kMaxTileN / 16];
+  uint64_t keep_ = ptx::policy_keep();
+  const char* from_[C::kMaxRows / 16];
+  int token_[C::kMaxRows / 16];
   uint32_t present_;  // bit i: row i is one of x
 };
+
+// What is held of a finished tile leaves in pieces, spread over the k-blocks of the next one. The
+// first waits for the second k-block, when two are queued at the tensor cores.
+template <typename C>
+__device__ __forceinline__ void consume(const RowGemmParams& p, typename C::Scheduler& scheduler,
+                                        typename C::Stages& ring, const Group& group) {
+  using Epilogue = typename C::Epilogue;
+  Epilogue epilogue;
+  const int stride = max(1, p.k_blocks / Epilogue::kPieces);
+  int piece = Epilogue::kPieces, due = 0;
+  const auto behind = [&](int kb) {
+    if (piece == Epilogue::kPieces || kb < due) return;
+    epilogue.copy_piece(p, group, piece++);
+    due += stride;
+  };
+  RowTile tile, next;
+  for (bool more = scheduler.next(tile); more; tile = next) {
+    Accumulators acc;
+    multiply_rows<typename C::Element, C::kWeights, C::kGather>(
+        acc, ring, group.index, p.k_blocks, (tile.rows + kRowUnit - 1) / kRowUnit, behind);
+    more = scheduler.next(next);
+    while (piece < Epilogue::kPieces) epilogue.copy_piece(p, group, piece++);
+    finish_multiply(ring);
+    if constexpr (Epilogue::kBiased) {
+      add_biases<typename C::Element, Epilogue::kGated>(p, tile, group, acc);
+    }
+    epilogue.finish(p, tile, group, acc);
+    piece = 0;
+    due = 1;
+  }
+  while (piece < Epilogue::kPieces) epilogue.copy_piece(p, group, piece++);
+  if (group.leads()) ptx::bulk_wait_read<0>();
+}
 
 template <typename C>
 __global__ __cluster_dims__(kClusterSize, 1, 1)
@@ -122,7 +162,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t memory = ptx::shared_address(shared);
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
-  Ring<C::kStages> ring(memory, memory + C::kBarriers);
+  typename C::Stages ring(memory, memory + C::kBarriers);
   if (threadIdx.x == 0) {
     ring.init(1 + (C::kGather ? kProducers : 0));
     ptx::fence_barrier_init();
@@ -130,28 +170,18 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   ptx::cluster_sync();
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
-  RowScheduler<kMaxTileN> scheduler(p.group_offsets, p.num_experts, p.feature_tiles);
+  typename C::Scheduler scheduler(p.group_offsets, p.num_experts, p.feature_tiles);
 
+  const uint32_t staging = memory + C::kStaging;
   if (warp < kProducers / 32) {
-    ptx::registers_release<C::kGather ? 56 : 40>();
+    ptx::registers_release<C::kProducerRegisters>();
     if (C::kGather || warp == 0) RowProducer<C>(p, ring, warp == 0).run(scheduler);
   } else {
-    ptx::registers_acquire<C::kGather ? 224 : 232>();
+    ptx::registers_acquire<C::kConsumerRegisters>();
     const int index = warp / 4 - 1;
-    const Group group{index, int(threadIdx.x) & 127,
-                      memory + C::kStages * kStageBytes + index * C::kGroupStaging, warp % 4 == 0};
-    typename C::Epilogue epilogue;
-    RowTile tile, next;
-    for (bool more = scheduler.next(tile); more; tile = next) {
-      Accumulators acc;
-      epilogue.begin(p, tile, group);
-      multiply_rows<typename C::Element, C::kWeights, C::kGather>(
-          acc, ring, index, p.k_blocks, (tile.rows + kRowUnit - 1) / kRowUnit);
-      more = scheduler.next(next);
-      finish_multiply(ring);
-      epilogue.finish(p, tile, group, acc);
-    }
-    if (group.leads()) ptx::bulk_wait_read<0>();
+    const Group group{index, int(threadIdx.x) & 127, staging + index * C::kGroupStaging,
+                      warp % 4 == 0};
+    consume<C>(p, scheduler, ring, group);
   }
   ptx::cluster_sync();  // no CTA may leave while its neighbour still signals it
 }

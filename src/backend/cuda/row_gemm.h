@@ -25,6 +25,13 @@ struct RowMaps {
   CUtensorMap of_units[kRowBoxes];
 };
 
+// Element f of expert e at base + e * expert_stride + f * stride; without a base there is none.
+struct ExpertBias {
+  const void* base;
+  int64_t expert_stride, stride;  // elements
+  bool f32;                       // else the type of the matrices
+};
+
 // Passed to the kernel as it is. Rows r of expert e are [group_offsets[e], group_offsets[e+1]).
 struct RowGemmParams {
   CUtensorMap weight_maps[2];  // gate, up (or one part each of k); plain operands use the first
@@ -43,6 +50,7 @@ struct RowGemmParams {
   const float* row_weight;  // kGradDown: [P]
   float* d_weight_parts;    // kGradDown: out [2 * feature_tiles, max_rows], summed by combine
   int64_t max_rows;
+  ExpertBias bias[2];  // kUp: gate, up; kDown: the first
   moec_activation activation;
 };
 

@@ -6,12 +6,19 @@ namespace moec::cuda {
 
 namespace {
 
+template <typename Element, typename Activation>
+cudaError_t launch_pre(const RowGemmParams& p, bool mn_major, int grid, cudaStream_t stream) {
+  return p.pre ? launch_major<Element, true, StoreActivated<Element, Activation, true>>(
+                     p, mn_major, grid, stream)
+               : launch_major<Element, true, StoreActivated<Element, Activation, false>>(
+                     p, mn_major, grid, stream);
+}
+
 template <typename Element>
 cudaError_t launch_element(const RowGemmParams& p, bool mn_major, int grid, cudaStream_t stream) {
-  return p.pre ? launch_major<Element, true, StoreActivated<Element, Swiglu, true>>(p, mn_major,
-                                                                                    grid, stream)
-               : launch_major<Element, true, StoreActivated<Element, Swiglu, false>>(p, mn_major,
-                                                                                     grid, stream);
+  return p.activation.kind == MOEC_ACT_SWIGLU
+             ? launch_pre<Element, Swiglu>(p, mn_major, grid, stream)
+             : launch_pre<Element, SigmoidGated>(p, mn_major, grid, stream);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps for the bulk copy engine: three dimensions of 16-bit elements, 128-byte swizzle.
+// Tensor maps for the bulk copy engine: three dimensions of bf16, f16 or f32, 128-byte swizzle.
 #pragma once
 
 #include <cuda.h>
@@ -13,13 +13,21 @@ namespace moec::cuda {
 struct TensorMapShape {
   const void* base;   // 16-byte aligned
   int64_t extent[3];  // innermost first; the innermost is contiguous
-  int64_t stride[2];  // of dimensions 1 and 2, elements; multiples of 8
+  int64_t stride[2];  // of dimensions 1 and 2, elements; multiples of 16 bytes
   int box[2];         // of dimensions 0 and 1; dimension 2 has box 1 unless box2 says more
   int box2 = 1;
+
+  bool operator==(const TensorMapShape&) const = default;
 };
 
 // Whether the copy engine can describe this shape: alignment and stride rules.
-bool tensor_map_fits(const TensorMapShape& shape);
-cudaError_t make_tensor_map(CUtensorMap& map, moec_dtype dtype, const TensorMapShape& shape);
+bool tensor_map_fits(const TensorMapShape& shape, moec_dtype dtype);
+
+// `count` maps of one tensor: map i has a box of box2 * (i + 1) in dimension 2; at most
+// kMaxTensorMaps. A map is a function of the arguments alone, so those made last are remembered:
+// encoding takes about a microsecond, and a layer's step needs some hundred.
+constexpr int kMaxTensorMaps = 8;
+cudaError_t make_tensor_maps(CUtensorMap* maps, int count, moec_dtype dtype,
+                             const TensorMapShape& shape);
 
 }  // namespace moec::cuda

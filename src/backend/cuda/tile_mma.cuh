@@ -12,9 +12,9 @@ struct Accumulators {
   float first[kMaxTileN / 2], second[kMaxTileN / 2];
 };
 
-template <typename Element, int kN, Major kMajorM, Major kMajorN, int kStages>
-__device__ __forceinline__ void multiply_step(Accumulators& acc, const Ring<kStages>& ring,
-                                              int group, int k16, int keep) {
+template <typename Element, int kN, Major kMajorM, Major kMajorN, typename Stages>
+__device__ __forceinline__ void multiply_step(Accumulators& acc, const Stages& ring, int group,
+                                              int k16, int keep) {
   const uint32_t m = operand_descriptor(ring.operand_m() + group * kBlockBytes, kBlockBytes) +
                      k16 * kStepK16<kMajorM>;
   const uint32_t n = operand_descriptor(ring.operand_n(), kBlockBytes) + k16 * kStepK16<kMajorN>;
@@ -24,10 +24,12 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const Ring<kSta
 
 // All k-blocks of a tile, one wgmma group in flight behind the one being issued; the last group is
 // left in flight for finish_multiply. kGathered: the n operand was written by cp.async, that is by
-// ordinary stores, and needs the proxy fence.
-template <typename Element, int kN, Major kMajorM, Major kMajorN, bool kGathered, int kStages>
-__device__ __forceinline__ void multiply(Accumulators& acc, Ring<kStages>& ring, int group,
-                                         int k_blocks) {
+// ordinary stores, and needs the proxy fence. behind(kb) runs while k-block kb is multiplied; it
+// must not touch the accumulators.
+template <typename Element, int kN, Major kMajorM, Major kMajorN, bool kGathered, typename Stages,
+          typename Behind>
+__device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int group, int k_blocks,
+                                         Behind behind) {
   const int lane = threadIdx.x & 31;
   for (int kb = 0; kb < k_blocks; ++kb) {
     ring.wait_full();
@@ -39,6 +41,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Ring<kStages>& ring,
       multiply_step<Element, kN, kMajorM, kMajorN>(acc, ring, group, k16, 1);
     }
     wgmma_commit();
+    behind(kb);
     wgmma_wait<1>();
     if (kb > 0) ring.release_previous(lane);
     ring.advance();
@@ -47,19 +50,22 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Ring<kStages>& ring,
 
 // Wait for the accumulators and free the last stage. Between multiply and this there is time to
 // spend.
-template <int kStages>
-__device__ __forceinline__ void finish_multiply(const Ring<kStages>& ring) {
+template <typename Stages>
+__device__ __forceinline__ void finish_multiply(const Stages& ring) {
   wgmma_wait<0>();
   ring.release_previous(threadIdx.x & 31);
 }
 
-// The same with the number of columns known only now: 16 * units, 1 <= units <= 8.
-template <typename Element, Major kMajorM, bool kGathered, int kStages>
-__device__ __forceinline__ void multiply_rows(Accumulators& acc, Ring<kStages>& ring, int group,
-                                              int k_blocks, int units) {
-#define MOEC_CASE(n)                                                                      \
-  case n:                                                                                 \
-    multiply<Element, 16 * n, kMajorM, Major::kK, kGathered>(acc, ring, group, k_blocks); \
+// The same with the number of columns known only now: 16 * units, 1 <= units <= kRows / 16.
+template <typename Element, Major kMajorM, bool kGathered, int kStages, int kRows, typename Behind>
+__device__ __forceinline__ void multiply_rows(Accumulators& acc, Ring<kStages, kRows>& ring,
+                                              int group, int k_blocks, int units, Behind behind) {
+#define MOEC_CASE(n)                                                                       \
+  case n:                                                                                  \
+    if constexpr (16 * n <= kRows) {                                                       \
+      multiply<Element, 16 * n, kMajorM, Major::kK, kGathered>(acc, ring, group, k_blocks, \
+                                                               behind);                    \
+    }                                                                                      \
     break
   switch (units) {
     MOEC_CASE(1);

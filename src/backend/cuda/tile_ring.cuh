@@ -3,7 +3,7 @@
 // CTA, and the copies that fill it.
 //
 //   stage    m operand 32 KiB: four blocks of [64 x 64]; n operand 16 KiB: [128 x 64], either as
-//            128 rows of 64 k or as two panels of 64 k x 64 n
+//            128 rows of 64 k (or fewer, kRows) or as two panels of 64 k x 64 n
 //   full     one arrival announces the TMA bytes; with gathered rows one more for each of the 128
 //            producer threads, when its cp.async copies have landed
 //   empty    one arrival for each consumer warp of BOTH CTAs: a multicast writes to both
@@ -18,8 +18,8 @@ namespace moec::cuda {
 constexpr int kTileK = 64;
 constexpr int kBlockBytes = 64 * kTileK * 2;
 constexpr int kOperandMBytes = 4 * kBlockBytes;
-constexpr int kOperandNBytes = 2 * kBlockBytes;
-constexpr int kStageBytes = kOperandMBytes + kOperandNBytes;
+template <int kRows>
+constexpr int kStageBytes = kOperandMBytes + kRows * kTileK * 2;
 constexpr int kThreads = 384;  // producer warpgroup, then two consumer warpgroups
 constexpr int kProducers = 128, kConsumerWarps = 8;
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-template <int kStages>
+template <int kStages, int kRows>
 class Ring {
  public:
   // `memory` holds the stages, `barriers` 2 * kStages 8-byte barriers.
@@ -40,7 +40,7 @@ class Ring {
       ptx::barrier_init(empty_barrier(s), kClusterSize * kConsumerWarps);
     }
   }
-  __device__ uint32_t operand_m() const { return memory_ + stage_ * kStageBytes; }
+  __device__ uint32_t operand_m() const { return memory_ + stage_ * kStageBytes<kRows>; }
   __device__ uint32_t operand_n() const { return operand_m() + kOperandMBytes; }
   __device__ uint32_t full() const { return full_barrier(stage_); }
   __device__ void wait_full() const { ptx::barrier_wait(full_barrier(stage_), phase_); }

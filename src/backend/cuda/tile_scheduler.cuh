@@ -63,9 +63,9 @@ class ExpertWalk {
   int begin_, end_, units_, inclusive_;
 };
 
-// Rows vary, k is fixed. An expert with n rows gets m equal row tiles of at most kMaxTileN rows:
-// m = 1, or m even so that the two CTAs of a cluster take two row tiles of one feature tile and
-// share its weights by multicast. With m = 1 they take two feature tiles of the same rows.
+// Rows vary, k is fixed. An expert with n rows gets m = ceil(n / kMaxRows) nearly equal row tiles.
+// The two CTAs of a cluster take two row tiles of one feature tile and share its weights by
+// multicast; where m is odd, the last row tile is left, and they take two feature tiles of it.
 struct RowTile {
   int expert, row_begin, rows;  // rows of this CTA
   int feature_tile;
@@ -81,33 +81,30 @@ class RowScheduler {
         unit_(blockIdx.x / kClusterSize),
         rank_(int(ptx::cluster_rank())) {}
 
+  // 32-bit unsigned divisions only: this runs once a tile in the warps that feed the tensor cores.
   __device__ bool next(RowTile& tile) {
-    const int features = feature_tiles_;
+    const unsigned features = feature_tiles_;
     const bool found = walk_.seek(unit_, [features](int rows) {
-      if (rows <= kMaxRows) return rows > 0 ? (features + 1) / 2 : 0;
-      return int(pairs(rows)) * features;
+      const unsigned m = row_tiles(rows);
+      return int(m / 2 * features + m % 2 * ((features + 1) / 2));
     });
     if (!found) return false;
     unit_ += gridDim.x / kClusterSize;
     tile.expert = walk_.expert;
-    tile.paired = walk_.rows > kMaxRows;
-    if (!tile.paired) {
-      tile.feature_tile = walk_.index * 2 + rank_;
-      tile.row_begin = walk_.row_begin;
-      tile.rows = walk_.rows;
-      return true;
+    const unsigned m = row_tiles(walk_.rows), pairs = m / 2, index = walk_.index;
+    unsigned part = m - 1;
+    tile.paired = index < pairs * features;
+    if (tile.paired) {
+      const unsigned band = index / (kBandPairs * features);
+      const unsigned band_pairs = min(unsigned(kBandPairs), pairs - band * kBandPairs);
+      const unsigned rest = index - band * kBandPairs * features;
+      tile.feature_tile = int(rest / band_pairs);
+      part = 2 * (band * kBandPairs + rest % band_pairs) + rank_;
+    } else {
+      tile.feature_tile = int(index - pairs * features) * 2 + rank_;
     }
-    // 32-bit unsigned divisions only: this runs once a tile in the warps that feed the tensor
-    // cores.
-    const unsigned all_pairs = pairs(walk_.rows), index = walk_.index;
-    const unsigned band = index / (kBandPairs * unsigned(features));
-    const unsigned band_pairs = min(unsigned(kBandPairs), all_pairs - band * kBandPairs);
-    const unsigned rest = index - band * kBandPairs * features;
-    tile.feature_tile = int(rest / band_pairs);
-    const unsigned part = 2 * (band * kBandPairs + rest % band_pairs) + rank_;
-    const unsigned units =
-        (walk_.rows + kRowUnit - 1) / kRowUnit;  // spread over 2 * all_pairs parts
-    const unsigned each = units / (2 * all_pairs), extra = units % (2 * all_pairs);
+    const unsigned units = (walk_.rows + kRowUnit - 1) / kRowUnit;  // spread over m parts
+    const unsigned each = units / m, extra = units % m;
     const int first = int(part * each + min(part, extra)) * kRowUnit;
     const int last = first + int(each + (part < extra)) * kRowUnit;
     tile.row_begin = walk_.row_begin + first;
@@ -116,8 +113,8 @@ class RowScheduler {
   }
 
  private:
-  static __device__ unsigned pairs(int rows) {
-    return (unsigned(rows) + 2 * kMaxRows - 1) / (2 * kMaxRows);
+  static __device__ unsigned row_tiles(int rows) {
+    return (unsigned(rows) + kMaxRows - 1) / kMaxRows;
   }
 
   ExpertWalk walk_;

@@ -31,24 +31,33 @@ TensorMapShape out_shape(const WeightGradArgs& args, int part) {
   shape.extent[2] = args.params.num_experts;
   shape.stride[0] = args.out_stride;
   shape.stride[1] = args.out_expert_stride;
-  shape.box[0] = 64;
+  shape.box[0] = args.out_f32 ? 32 : 64;  // 128 bytes
   shape.box[1] = 64;
   return shape;
 }
-
-template <typename Element, bool kOutMContiguous>
-cudaError_t launch_instance(const WeightGradParams& p, int grid, cudaStream_t stream) {
-  static std::atomic<uint64_t> allowed;
-  const auto kernel = weight_grad_kernel<Element, kOutMContiguous>;
-  if (cudaError_t error = allow_shared_memory(kernel, kGradSharedBytes, allowed)) return error;
-  return launch(kernel, dim3(grid), kThreads, kGradSharedBytes, stream, p);
+moec_dtype out_dtype(const WeightGradArgs& args) {
+  return args.out_f32 ? moec_dtype(MOEC_F32) : args.dtype;
 }
 
+template <typename C>
+cudaError_t launch_config(const WeightGradParams& p, int grid, cudaStream_t stream) {
+  static std::atomic<uint64_t> allowed;
+  const auto kernel = weight_grad_kernel<C>;
+  if (cudaError_t error = allow_shared_memory(kernel, C::kSharedBytes, allowed)) return error;
+  return launch(kernel, dim3(grid), kThreads, C::kSharedBytes, stream, p);
+}
+
+template <typename Element, bool kF32>
+cudaError_t launch_axis(const WeightGradParams& p, bool m_contiguous, int grid,
+                        cudaStream_t stream) {
+  return m_contiguous ? launch_config<GradConfig<Element, kF32, true>>(p, grid, stream)
+                      : launch_config<GradConfig<Element, kF32, false>>(p, grid, stream);
+}
 template <typename Element>
-cudaError_t launch_element(const WeightGradParams& p, bool m_contiguous, int grid,
+cudaError_t launch_element(const WeightGradParams& p, const WeightGradArgs& args, int grid,
                            cudaStream_t stream) {
-  return m_contiguous ? launch_instance<Element, true>(p, grid, stream)
-                      : launch_instance<Element, false>(p, grid, stream);
+  return args.out_f32 ? launch_axis<Element, true>(p, args.out_m_contiguous, grid, stream)
+                      : launch_axis<Element, false>(p, args.out_m_contiguous, grid, stream);
 }
 
 bool aligned(const void* pointer) {
@@ -61,10 +70,11 @@ const char* weight_grad_refuses(const WeightGradArgs& args) {
   const WeightGradParams& p = args.params;
   if (args.dtype != MOEC_BF16 && args.dtype != MOEC_F16) return "elements are not bf16 or f16";
   if (args.m_size % 8 || args.n_size % 8) return "a matrix extent is not a multiple of 8";
-  if (!tensor_map_fits(row_shape(args))) return "rows are not aligned to 16 bytes";
+  if (!tensor_map_fits(row_shape(args), args.dtype)) return "rows are not aligned to 16 bytes";
   if (!aligned(p.x) || p.x_stride % 8) return "rows of x are not aligned to 16 bytes";
   for (int part = 0; part < args.parts; ++part) {
-    if (!tensor_map_fits(out_shape(args, part))) return "the gradient is not aligned to 16 bytes";
+    if (!tensor_map_fits(out_shape(args, part), out_dtype(args)))
+      return "the gradient is not aligned to 16 bytes";
   }
   return nullptr;
 }
@@ -72,10 +82,12 @@ const char* weight_grad_refuses(const WeightGradArgs& args) {
 cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,
                                cudaStream_t stream) {
   WeightGradParams p = args.params;
-  if (cudaError_t error = make_tensor_map(p.row_map, args.dtype, row_shape(args))) return error;
+  if (cudaError_t error = make_tensor_maps(&p.row_map, 1, args.dtype, row_shape(args)))
+    return error;
   for (int part = 0; part < args.parts; ++part) {
     const TensorMapShape out = out_shape(args, part);
-    if (cudaError_t error = make_tensor_map(p.out_maps[part], args.dtype, out)) return error;
+    if (cudaError_t error = make_tensor_maps(&p.out_maps[part], 1, out_dtype(args), out))
+      return error;
   }
   p.m_size = int(args.m_size);
   p.n_size = int(args.n_size);
@@ -83,9 +95,8 @@ cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,
   p.m_tiles = p.m_tiles_of_part * args.parts;
   p.n_tiles = int((args.n_size + kMaxTileN - 1) / kMaxTileN);
   const int grid = std::max(2, multiprocessors / 2 * 2);
-  return args.dtype == MOEC_BF16
-             ? launch_element<__nv_bfloat16>(p, args.out_m_contiguous, grid, stream)
-             : launch_element<__half>(p, args.out_m_contiguous, grid, stream);
+  return args.dtype == MOEC_BF16 ? launch_element<__nv_bfloat16>(p, args, grid, stream)
+                                 : launch_element<__half>(p, args, grid, stream);
 }
 
 }  // namespace moec::cuda

@@ -20,10 +20,12 @@ struct WeightGradParams {
   const int32_t* group_offsets;
   int num_experts, m_size, n_size;
   int m_tiles, m_tiles_of_part, n_tiles;
+  bool accumulate;  // out += instead of out =
 };
 
 struct WeightGradArgs {
-  moec_dtype dtype;       // MOEC_BF16 or MOEC_F16, of operands and gradient
+  moec_dtype dtype;       // MOEC_BF16 or MOEC_F16, of the operands
+  bool out_f32;           // the gradient is f32, else of the same type
   bool out_m_contiguous;  // out[m][n] at m + n * out_stride, else at m * out_stride + n
   int parts;              // 2: gate and up
   int64_t m_size, n_size;
@@ -31,7 +33,7 @@ struct WeightGradArgs {
   const void* rows;                       // [P, parts, m_size]
   void* out[2];                           // gradient of each part, expert 0
   int64_t out_expert_stride, out_stride;  // elements
-  WeightGradParams params;                // the map and the tiles are filled in by the launcher
+  WeightGradParams params;                // the maps and the tiles are filled in by the launcher
 };
 
 // Why the sm_90a kernel cannot take this problem, or null.
