@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moec import GateLayout, golden
+from moec import GateLayout, Save, golden
 from moec.checkpoint import Checkpoint
 from moec.model import LayerSpec, Matrices, read_layer
 
@@ -30,8 +30,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def golden_layer(family: str) -> tuple[Checkpoint, LayerSpec]:
     """The golden case of a family, understood."""
     checkpoint = Checkpoint(golden.default_folder() / f"{family}.safetensors")
-    from moec import Save
-
     return checkpoint, read_layer(checkpoint, save=Save.ALL)
 
 

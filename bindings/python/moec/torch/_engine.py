@@ -91,8 +91,8 @@ class Engine:
     def weights(self, tensors: Tensors, names: tuple[str, ...], layout: GateLayout) -> Weights:
         """Weights over these addresses. Nothing is packed: values are read by each call."""
         given = {f: tensors[n] for f, n in zip(WEIGHTS, names, strict=True)}
-        key = (layout, *(t if t is None else (t.data_ptr(), t.shape, t.dtype)
-                         for t in given.values()))
+        key = (names, layout, *(t if t is None else (t.data_ptr(), t.shape, t.dtype)
+                                for t in given.values()))
         found = self.bound.get(key)
         if found is None:
             if len(self.bound) >= 256:
