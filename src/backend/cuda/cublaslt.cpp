@@ -49,18 +49,20 @@ struct Shape {
   bool b_transposed, a_transposed;
   moec_dtype dtype, out;
   bool tf32;
-  uint32_t alignment;  // bytes, of all three
   auto key() const {
-    return std::tuple(m, n, k, b_stride, a_stride, b_transposed, a_transposed, dtype, out, tf32,
-                      alignment);
+    return std::tuple(m, n, k, b_stride, a_stride, b_transposed, a_transposed, dtype, out, tf32);
   }
   bool operator<(const Shape& other) const { return key() < other.key(); }
 };
 
-uint32_t alignment_of(std::initializer_list<const void*> pointers) {
-  uintptr_t bits = 256;
-  for (const void* const pointer : pointers) bits |= reinterpret_cast<uintptr_t>(pointer);
-  return uint32_t(bits & (~bits + 1));  // lowest bit of any
+// Of all pointers and rows, in bytes. More is never promised: the choice of a kernel, and so the
+// bits, would depend on addresses.
+constexpr uint32_t kAlignment = 16;
+
+bool aligned(std::initializer_list<const void*> pointers) {
+  for (const void* const pointer : pointers)
+    if (reinterpret_cast<uintptr_t>(pointer) % kAlignment) return false;
+  return true;
 }
 
 void require(cublasStatus_t status, const char* what) {
@@ -106,12 +108,16 @@ class Products {
     const std::lock_guard lock(mutex_);
     return library_.complete && handle(device);
   }
+  bool has_kernel(int device, const Shape& shape) {
+    Problem problem(library_, shape);
+    return find(device, shape, problem).found;
+  }
   void run(const Op& op, const Shape& shape, const Dense& dense, void* c, void* workspace) {
     int device = 0;
     check(cudaGetDevice(&device), "device");
     require(library_.complete ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED, "library");
     Problem problem(library_, shape);
-    const cublasLtMatmulAlgo_t algorithm = find(device, shape, problem);
+    const cublasLtMatmulAlgo_t algorithm = find(device, shape, problem).algorithm;
     const float one = 1.0f, zero = 0.0f;
     const cublasStatus_t status = library_.matmul(
         handles_[device], &problem.desc, &one, dense.b.data, &problem.b, dense.a.data, &problem.a,
@@ -133,11 +139,15 @@ class Products {
       handles_[device] = nullptr;
     return handles_[device];
   }
+  struct Choice {
+    bool found;
+    cublasLtMatmulAlgo_t algorithm;
+  };
   // By shape, never by timing: the same bits in every run.
-  cublasLtMatmulAlgo_t find(int device, const Shape& shape, Problem& problem) {
+  Choice find(int device, const Shape& shape, Problem& problem) {
     const std::lock_guard lock(mutex_);
-    const auto known = algorithms_.find({device, shape});
-    if (known != algorithms_.end()) return known->second;
+    const auto known = choices_.find({device, shape});
+    if (known != choices_.end()) return known->second;
     cublasLtMatmulPreferenceOpaque_t preference;
     require(library_.init_preference(&preference, sizeof preference), "preference");
     const auto set = [&](cublasLtMatmulPreferenceAttributes_t which, auto value) {
@@ -149,22 +159,22 @@ class Products {
     for (const auto which :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-      set(which, shape.alignment);
+      set(which, kAlignment);
     cublasLtMatmulHeuristicResult_t result = {};
-    int found = 0;
-    require(library_.heuristic(handles_[device], &problem.desc, &problem.b, &problem.a, &problem.c,
-                               &problem.c, &preference, 1, &result, &found),
-            "choice of a kernel");
-    if (found == 0) require(CUBLAS_STATUS_NOT_SUPPORTED, "choice of a kernel");
-    if (algorithms_.size() >= kMostShapes) algorithms_.clear();
-    algorithms_[{device, shape}] = result.algo;
-    return result.algo;
+    int count = 0;
+    const cublasStatus_t status =
+        library_.heuristic(handles_[device], &problem.desc, &problem.b, &problem.a, &problem.c,
+                           &problem.c, &preference, 1, &result, &count);
+    const Choice choice = {status == CUBLAS_STATUS_SUCCESS && count > 0, result.algo};
+    if (choices_.size() >= kMostShapes) choices_.clear();
+    choices_[{device, shape}] = choice;
+    return choice;
   }
 
   const Library library_;
   std::mutex mutex_;
   cublasLtHandle_t handles_[kDevices] = {};
-  std::map<std::pair<int, Shape>, cublasLtMatmulAlgo_t> algorithms_;
+  std::map<std::pair<int, Shape>, Choice> choices_;
 };
 
 Products& products() {  // never destroyed: calls may come while the process ends
@@ -184,8 +194,7 @@ Shape shape_of(const Dense& d, const Array& c, bool tf32) {
           a_transposed,
           d.a.dtype,
           c.dtype,
-          tf32,
-          alignment_of({d.a.data, d.b.data, c.data})};
+          tf32};
 }
 
 }  // namespace
@@ -196,16 +205,15 @@ void prepare_cublaslt() {
   products().open(device);
 }
 
-bool cublaslt_fits(const Dense& dense, const Array& c) {
+bool cublaslt_fits(const Dense& dense, const Array& c, bool tf32) {
   int device = 0;
   check(cudaGetDevice(&device), "device");
   if (dense.a.dtype != dense.b.dtype || !products().open(device)) return false;
-  const Shape shape = shape_of(dense, c, false);
+  const Shape shape = shape_of(dense, c, tf32);
   const int64_t bytes = dtype_bytes(shape.dtype);
-  // what its tensor core kernels ask of every pointer and row
-  const bool out = shape.out == MOEC_F32 || shape.out == shape.dtype;
-  return out && shape.alignment >= 16 && shape.a_stride * bytes % 16 == 0 &&
-         shape.b_stride * bytes % 16 == 0 && dense.n % 8 == 0 && dense.k % (16 / bytes) == 0;
+  return shape.a_stride * bytes % kAlignment == 0 && shape.b_stride * bytes % kAlignment == 0 &&
+         dense.n % 8 == 0 && (shape.out == MOEC_F32 || shape.out == shape.dtype) &&
+         aligned({dense.a.data, dense.b.data, c.data}) && products().has_kernel(device, shape);
 }
 
 void cublaslt_product(const Op& op, const Dense& dense, const Array& c, void* workspace) {

@@ -11,7 +11,7 @@ namespace moec::cuda {
 // then).
 void prepare_cublaslt();
 // Whether it has a kernel for c [m,n] = the product: types, alignment, and the library itself.
-bool cublaslt_fits(const Dense& dense, const Array& c);
+bool cublaslt_fits(const Dense& dense, const Array& c, bool tf32);
 // workspace: kCublasLtBytes.
 void cublaslt_product(const Op& op, const Dense& dense, const Array& c, void* workspace);
 inline constexpr uint64_t kCublasLtBytes = 4 << 20;

@@ -100,10 +100,10 @@ uint64_t parts_bytes(int64_t m, int64_t n, int64_t parts) {
 
 }  // namespace
 
-DenseProduct::DenseProduct(const Dense& dense, const Array& c)
+DenseProduct::DenseProduct(const Op& op, const Dense& dense, const Array& c)
     : dense_(dense),
       c_(c.data ? c : Array{nullptr, MOEC_F32}),
-      vendor_(cublaslt_fits(dense, c_)),
+      vendor_(cublaslt_fits(dense, c_, op.tf32)),
       parts_(1) {
   if (vendor_) return;
   const int64_t length = part_length(dense);

@@ -19,7 +19,7 @@ struct Dense {  // c [m,n] = sum over k of a(m,k) b(k,n); all three extents are 
 class DenseProduct {
  public:
   // c: where the result may go at once, if there is one part and its type can be written.
-  explicit DenseProduct(const Dense& dense, const Array& c = {});
+  DenseProduct(const Op& op, const Dense& dense, const Array& c = {});
 
   int64_t parts() const { return parts_; }
   bool is_direct() const;  // into c

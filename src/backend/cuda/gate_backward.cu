@@ -113,7 +113,7 @@ void weight_gradient(const Op& op, const GateGradArgs& args, int64_t columns,
                      const LogitGradient& d, const Array& x) {
   const int64_t T = args.num_tokens, H = args.hidden, rows = columns * d.pieces;
   if (T == 0) return store_sum(op, nullptr, 0, columns * H, args.d_weight, args.accumulate);
-  const DenseProduct product({rows, H, T, d.values, x, 1, rows, H, 1});
+  const DenseProduct product(op, {rows, H, T, d.values, x, 1, rows, H, 1});
   const Scratch scratch(op, product.scratch_bytes());
   const float* const parts = product.run(op, scratch.as<char>());
   store_sum(op, parts, product.parts() * d.pieces, columns * H, args.d_weight, args.accumulate);
@@ -165,7 +165,7 @@ void gate_backward(const Op& op, const GateGradArgs& args) {
   const moec_dtype out = args.d_x.dtype;
   const bool plain = !in.is_changed() && !args.d_x_jittered && !args.accumulate_x &&
                      (out == MOEC_F32 || out == d.values.dtype);
-  const DenseProduct product({T, H, depth, d.values, weight, depth, 1, H, 1},
+  const DenseProduct product(op, {T, H, depth, d.values, weight, depth, 1, H, 1},
                              plain ? args.d_x : Array{});
   const Scratch scratch(op, product.scratch_bytes());
   const float* const d_rows = product.run(op, scratch.as<char>());

@@ -101,7 +101,7 @@ void gate_forward(const Op& op, const GateArgs& args) {
   if (pieces > 1)
     split_to_bf16(op, static_cast<const float*>(args.weight.data), 1, columns * H, weight.data);
   const Dense dense = {T, columns * pieces, H, x, weight, H, 1, 1, H};
-  const DenseProduct product(dense, pieces == 1 ? Array{args.logits, MOEC_F32} : Array{});
+  const DenseProduct product(op, dense, pieces == 1 ? Array{args.logits, MOEC_F32} : Array{});
   const Scratch scratch(op, product.scratch_bytes());
   const float* const parts = product.run(op, scratch.as<char>());
   const math::RoundTo round(*args.desc, args.desc->logit_precision);
