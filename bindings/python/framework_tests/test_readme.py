@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,8 @@ def test_the_example(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (b for b in BLOCKS if module in b)
     exec(compile(block, str(README), "exec"), {})
     assert capsys.readouterr().out == PRINTED[module]
+
+
+def test_frameworks_are_imported_by_their_modules_alone() -> None:
+    text = "import moec, sys; sys.exit(bool({'torch', 'transformers', 'jax'} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", text], check=True)
