@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 
-import moec
 import torch
 from clock import Clock, graph_of
 from implementations import PEERS, Moec, reference, sonic_plan
@@ -131,7 +130,7 @@ class Bench:
                 torch.cuda.synchronize()
                 if want and case.results:
                     case.error = checked(impl, case, want)
-            except (RuntimeError, ImportError, TypeError, Wrong, moec.MoecError) as error:
+            except Exception as error:  # whatever ails one of them, the others are measured
                 print(f"{p.name} {p.tokens} {mode}: no {impl}: {error!s:.300}", flush=True)
                 self.absent += 1
                 continue
