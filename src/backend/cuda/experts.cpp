@@ -26,14 +26,6 @@ bool is_wide(const std::vector<const ExpertsPath*>& paths) {
   return paths[0] == &kPortableWidePath;
 }
 
-// Unlike the CPU, a GPU stops at an address that is no multiple of the element.
-void require_aligned(const void* saved) {
-  const auto address = reinterpret_cast<uintptr_t>(saved);
-  MOEC_REQUIRE(address % sizeof(float) == 0, MOEC_E_UNSUPPORTED,
-               "saved starts %d bytes past a multiple of 4; on CUDA it has to start at one",
-               int(address % sizeof(float)));
-}
-
 [[noreturn]] void refuse(const char* path, const char* why) {
   MOEC_FAIL(MOEC_E_UNSUPPORTED, "MOEC_CUDA_KERNELS is \"%s\", which has no kernel for %s; unset it",
             path, why);
@@ -83,7 +75,6 @@ Backend::Sizes CudaBackend::experts_sizes(const moec_experts_desc& desc) const {
 }
 
 void CudaBackend::experts_forward(const ExpertsArgs& args, moec_stream stream) const {
-  require_aligned(args.saved);
   const DeviceScope scope(device_);
   const Op queue = op(stream);
   const char* why = nullptr;
@@ -95,7 +86,6 @@ void CudaBackend::experts_forward(const ExpertsArgs& args, moec_stream stream) c
 }
 
 void CudaBackend::experts_backward(const ExpertsGradArgs& args, moec_stream stream) const {
-  require_aligned(args.saved);
   const DeviceScope scope(device_);
   const Op queue = op(stream);
   const char* why = nullptr;
