@@ -40,7 +40,8 @@ run_task() {
   case $status in 0) verdict=passed ;; 77) verdict=skipped ;; *) verdict="FAILED ($status)" ;; esac
   printf '%-32s %-12s %4d s  %s\n' "$name" "$verdict" $((SECONDS - begin)) \
     "$(grep -E '^\[  (PASSED|SKIPPED|FAILED) +\] [0-9]+ tests?|passed|failed|ERROR SUMMARY' \
-      "$log/$name.txt" | sed 's/^=* *//' | tail -n 2 | paste -sd';')" | tee "$log/$name.line" | tee -a "$result"
+      "$log/$name.txt" | sed 's/^=* *//' | tail -n 2 | paste -sd';')" |
+    tee "$log/$name.line" | tee -a "$result"
   [ "$verdict" = passed ]
 }
 export -f run_task

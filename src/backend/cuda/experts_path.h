@@ -23,7 +23,7 @@ struct ExpertsPath {
 };
 
 extern const ExpertsPath kSmallPath;  // experts_small.cpp: few tokens
-extern const ExpertsPath kFastPath;  // experts_fast.cpp: wgmma
+extern const ExpertsPath kFastPath;   // experts_fast.cpp: wgmma
 // experts_portable.cpp: everything; the second where no path is Hopper's (Intermediates: wide)
 extern const ExpertsPath kPortablePath, kPortableWidePath;
 
