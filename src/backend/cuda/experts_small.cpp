@@ -78,18 +78,16 @@ CombineParams combine_params(const ExpertsArgs& args, const void* rows) {
   return p;
 }
 
-// Up to how many tokens this is the faster way: than the fast path, and than the portable one where
-// the fast path has no kernel.
+// Up to how many tokens this is the faster way: than the fast path, and than the portable one for
+// what the fast path never takes.
 constexpr int64_t kBesideFast = 4, kBesidePortable = 64;
-int64_t most_tokens(const ExpertsArgs& args) {
-  const WeightsView& w = *args.weights;
-  const bool biased = w.gate.has_bias() || w.up.has_bias() || w.down.has_bias();
-  return biased || kFastPath.refuses(*args.desc) ? kBesidePortable : kBesideFast;
+int64_t most_tokens(const moec_experts_desc& desc) {
+  return kFastPath.refuses(desc) ? kBesidePortable : kBesideFast;
 }
 
 const char* forward(const Op& op, const ExpertsArgs& args) {
   const moec_experts_desc& desc = *args.desc;
-  if (args.num_tokens == 0 || args.num_tokens > most_tokens(args)) return "this many tokens";
+  if (args.num_tokens == 0 || args.num_tokens > most_tokens(desc)) return "this many tokens";
   if (args.output_bias && args.output_bias.dtype != desc.dtype)
     return "an output bias of another type than x";
   Arena work(args.workspace, args.num_tokens), saved(args.saved, args.num_tokens);
@@ -149,7 +147,7 @@ const ExpertsPath kSmallPath = {
     forward,
     backward,
     measure,
-    "\"small\": {\"most_tokens\": 4, \"most_tokens_beside_portable\": 64, \"features\": 16, "
-    "\"rows\": 8, \"k\": 128}"};
+    "\"small\": {\"most_tokens\": 4, \"most_tokens_beside_portable\": 64, \"features\": 8, "
+    "\"rows\": \"8, down 4\", \"k\": \"128, down 256\"}"};
 
 }  // namespace moec::cuda

@@ -19,10 +19,9 @@
 
 namespace moec::cuda {
 
-constexpr int kDepth = 2;                  // chunks of 4 KiB of weights
-constexpr int kBatch = kSmallWarps;        // items between two sums over warps
-constexpr int kNotes = 64;                 // items that warps may be apart, and more
-constexpr int kPrefetchBytes = 160 << 10;  // of down's weights, a CTA, while up still runs
+constexpr int kDepth = 2;            // chunks of 4 KiB of weights
+constexpr int kBatch = kSmallWarps;  // items between two sums over warps
+constexpr int kNotes = 64;           // items that warps may be apart, and more
 
 struct SmallShared {
   float4 parts[2][kBatch][kSmallWarps][32];  // two batches, so that one barrier a batch is enough
@@ -151,20 +150,6 @@ __device__ __forceinline__ void finish_batch(const SmallArgs& p, const OwnFeatur
   }
 }
 
-template <typename Walk>
-__device__ __forceinline__ void prefetch_down(const SmallArgs& p, Walk walk,
-                                              const OwnFeatures& own) {
-  if (p.weight_stride != p.k_size) return;
-  SmallItem item;
-  const int warp = threadIdx.x / 32, bytes = 16 * int(p.k_size);
-  for (int i = 0; (i + 1) * bytes <= kPrefetchBytes && walk.next(item); ++i) {
-    const int64_t feature = own.begin + item.block * 8;
-    const char* const from = static_cast<const char*>(p.weights[0]) +
-                             (item.expert * p.expert_stride + feature * p.weight_stride) * 2;
-    if (i % kSmallWarps == warp && threadIdx.x % 32 == 0) prefetch_l2(from, bytes);
-  }
-}
-
 template <typename Element, bool kGated>
 __global__ __launch_bounds__(kSmallThreads,
                              1) void small_kernel(const __grid_constant__ SmallArgs p) {
@@ -183,10 +168,7 @@ __global__ __launch_bounds__(kSmallThreads,
   ChunkLoader<kGated> operands = loader;
 #pragma unroll
   for (Chunk& chunk : ring) loader.template load<true, false>(chunk);
-  if constexpr (!kGated) {
-    prefetch_down(p, walk, own);
-    ptx::grid_dependency_wait();
-  }
+  if constexpr (!kGated) ptx::grid_dependency_wait();
 #pragma unroll
   for (Chunk& chunk : ring) operands.template load<false, true>(chunk);
   float sums[4] = {};

@@ -70,9 +70,5 @@ __device__ __forceinline__ uint4 load_operand(const void* from, bool present) {
 #undef MOEC_LOAD
   return v;
 }
-// Start to bring `bytes` (a multiple of 16) into L2.
-__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 
 }  // namespace moec::cuda
