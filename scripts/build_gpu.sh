@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# build_gpu.sh PROGRAM: build kernel_check or kernel_bench and print its path. They contain the CUDA
-# kernels, not the library.
+# build_gpu.sh PROGRAM: build kernel_check, kernel_bench, small_check or small_bench and print its
+# path. They contain the CUDA kernels, not the library.
 . "$(dirname "$0")/lib.sh"
 
 case ${1:-} in
-  kernel_check) main=tests/gpu/kernel_check.cu ;;
-  kernel_bench) main=bench/gpu/kernel_bench.cu ;;
-  *) die "usage: build_gpu.sh kernel_check|kernel_bench" ;;
+  kernel_check | small_check) main=tests/gpu/$1.cu ;;
+  kernel_bench | small_bench) main=bench/gpu/$1.cu ;;
+  *) die "usage: build_gpu.sh kernel_check|kernel_bench|small_check|small_bench" ;;
 esac
 nvcc=$("$root/scripts/cuda_toolkit.sh")
 folder=$build/gpu_programs
 mkdir -p "$folder"
 sources="row_gemm_up.cu row_gemm_down.cu row_gemm_grad_down.cu weight_grad.cu plan.cu
-  plan_groups.cu plan_choice.cu plan_source.cu combine.cu row_gemm.cpp tensor_map.cpp"
+  plan_groups.cu plan_choice.cu plan_source.cu combine.cu row_gemm.cpp tensor_map.cpp
+  small_up.cu small_down.cu small_gemm.cpp"
 compile() {
   "$nvcc" -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr \
     -Isrc -Icapi/include -Itests -c "$1" -o "$2"
