@@ -3,6 +3,8 @@
 
 import json
 
+STEADY = 0.1  # (largest - smallest window) / median; above it a peer decides nothing
+
 
 class Rows:
     def __init__(self, path):
@@ -20,9 +22,12 @@ class Rows:
 
     def over(self, shape, tokens, mode, other, impl="moec"):
         """Time of impl / time of other, where they took turns, in the last call that had both;
-        None without such a call."""
+        None without such a call, or when a peer's windows disagree: the host or something else
+        held it up."""
         pairs = []
-        for row in self.of(shape, tokens, mode, impl) + self.of(shape, tokens, mode, other):
+        for row in self.of(shape, tokens, mode, other):
+            if row["spread"] > STEADY:
+                continue
             times = {}
             for name, ms in row.get("beside", {}).items():
                 base = name.split("/")[0]

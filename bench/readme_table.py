@@ -84,7 +84,7 @@ def gpu_table(path):
     name = path.relative_to(ROOT)
     lines = [
         f"{rows.file['machine']}; plan, experts and combine from top-k ids, bf16, cold L2; "
-        f"[{name}]({name}):",
+        f"[{name}]({name}) says of which commit each row is and how long it was measured:",
         "",
         "| layer | tokens | forward ms | x floor | x cuBLAS bound | x SonicMoE's time "
         "| step ms | TFLOP/s | x SonicMoE's time | saved MiB |",
