@@ -179,7 +179,8 @@ std::vector<Result> move_rows(Side& side, const PlanCase& c, uint64_t seed) {
   moec_plan* const plan = choice ? build_choice(side, c) : build(side, c);
   moec_tensor row_token;
   MOEC_CHECK_CALL(moec_plan_view(plan, MOEC_PLAN_ROW_TOKEN, &row_token));
-  const int64_t T = c.tokens, K = c.desc.top_k, P = row_token.shape[0] + draw.below(3);
+  const int64_t T = c.tokens, K = c.desc.top_k, align = std::max(c.desc.align, 1);
+  const int64_t P = row_token.shape[0] + draw.below(3) * align;
   const int64_t H = draw.of<int64_t>({1, 7, 16, 31, 64, 264, 1000}), S = 1 + draw.below(9);
   const moec_dtype any = draw.of<moec_dtype>({MOEC_F32, MOEC_BF16, MOEC_I8, MOEC_I32});
   const moec_dtype real = draw.real();

@@ -173,7 +173,7 @@ GateCase draw_gate(Draw& draw) {
 }
 
 double bound_of(moec_dtype dtype) {
-  return dtype == MOEC_F32 ? 3e-5 : dtype == MOEC_F16 ? 1.5e-3 : 1e-2;
+  return dtype == MOEC_F32 ? 1e-4 : dtype == MOEC_F16 ? 1.5e-3 : 1e-2;
 }
 
 std::vector<Result> gate(Side& side, const GateCase& c, uint64_t seed) {

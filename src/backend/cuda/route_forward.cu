@@ -42,6 +42,7 @@ __device__ void limit_groups(const moec_router_desc& desc, const RouteRow& row) 
 __device__ void select_by_score(const ForwardParams& p, const RouteRow& row) {
   const float* const bias = p.args.select_bias;
   for_columns(row.columns, [&](int i) { row.c[i] = bias ? row.s[i] + bias[i] : row.s[i]; });
+  __syncwarp();
   if (p.desc.selection == MOEC_SELECT_GROUP_TOPK) limit_groups(p.desc, row);
   take_best(row.c, row.columns, row.top_k, row.ids);
 }
