@@ -6,6 +6,8 @@
 namespace moec {
 namespace {
 
+constexpr int64_t kPackedExtent = 64;  // no pack rounds extents further
+
 // Binds the matrices of one set, each checked against its shape [El,N,K] or [El,K,N].
 struct Binder {
   const Context& context;
@@ -177,10 +179,15 @@ moec_weights_desc checked_weights_desc(const moec_weights_desc& given) {
     MOEC_REQUIRE(scheme == MOEC_SCHEME_NONE, MOEC_E_UNSUPPORTED,
                  "the scheme is %u; this version has MOEC_SCHEME_NONE (0): f32, f16 and bf16",
                  scheme);
-  const int64_t matrix = checked_product("2 * inter * hidden",
-                                         checked_product("2 * inter", 2, desc.inter), desc.hidden);
+  // As a backend may pack them: extents rounded up, three matrices and their biases.
+  const auto padded = [](const char* name, int64_t extent) {
+    return checked_product(name, extent / kPackedExtent + 1, kPackedExtent);
+  };
+  const int64_t matrix = checked_product(
+      "4 * inter * hidden", checked_product("4 * inter", 4, padded("inter", desc.inter)),
+      padded("hidden", desc.hidden));
   const int64_t elements =
-      checked_product("num_experts * 2 * inter * hidden", desc.num_experts, matrix);
+      checked_product("num_experts * 4 * inter * hidden", desc.num_experts, matrix);
   checked_product("bytes of the weights", elements, 4);
   return desc;
 }

@@ -97,6 +97,15 @@ const Mistake kMistakes[] = {
      [](Problem& p) {
        return experts_desc_with(p, [](auto& d) { d.hidden = d.inter = int64_t(1) << 40; });
      }},
+    {"weights_overflow", MOEC_E_OVERFLOW, "less than 2^63",
+     [](Problem& p) { return weights_with(p, [](auto& d) { d.hidden = int64_t(1) << 55; }); }},
+    {"packed_weights_overflow", MOEC_E_OVERFLOW, "less than 2^63",  // found by the fuzzer
+     [](Problem& p) {
+       return weights_with(p, [](auto& d) {
+         d.num_experts = d.inter = 1;
+         d.hidden = int64_t(1) << 57;
+       });
+     }},
     {"quantised_scheme", MOEC_E_UNSUPPORTED, "MOEC_SCHEME_NONE",
      [](Problem& p) { return weights_with(p, [](auto& d) { d.down_scheme = 3; }); }},
     {"layer_disagrees", MOEC_E_INVALID_ARG, "desc.router.top_k is 1 and desc.experts.top_k is 2",
