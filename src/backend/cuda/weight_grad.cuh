@@ -176,7 +176,8 @@ class GradConsumer {
   // The last k-block has `rows` < 64 real rows.
   __device__ void prepare_rest(int rows) {
     ring_.wait_full();
-    clear_rows(rows);
+    if (rows % 16 > 0) clear_rows(rows);
+    ptx::fence_proxy_async();
   }
 
   // Rows [rows, next multiple of 16) of this warpgroup's two blocks of the m operand.
@@ -192,11 +193,15 @@ class GradConsumer {
   }
 
   __device__ void hold(const Accumulators& acc, const GradTile& tile) {
-    const bool empty = tile.rows == 0;  // nothing was multiplied: the accumulators hold anything
+    if (tile.rows > 0) {
 #pragma unroll
-    for (int i = 0; i < kMaxTileN / 4; ++i) {
-      first_[i] = empty ? 0 : pack<Element>(acc.first[2 * i], acc.first[2 * i + 1]);
-      second_[i] = empty ? 0 : pack<Element>(acc.second[2 * i], acc.second[2 * i + 1]);
+      for (int i = 0; i < kMaxTileN / 4; ++i) {
+        first_[i] = pack<Element>(acc.first[2 * i], acc.first[2 * i + 1]);
+        second_[i] = pack<Element>(acc.second[2 * i], acc.second[2 * i + 1]);
+      }
+    } else {  // nothing was multiplied: the accumulators hold anything
+#pragma unroll
+      for (int i = 0; i < kMaxTileN / 4; ++i) first_[i] = second_[i] = 0;
     }
     locate(tile);
   }
