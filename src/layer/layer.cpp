@@ -162,15 +162,16 @@ SavedHeader Layer::saved_header(int64_t num_tokens) const {
 void* Layer::open_saved(void* saved, int64_t num_tokens, Kept& kept) const {
   Arena arena(saved, num_tokens);
   kept = lay_out_kept(arena);
-  return static_cast<char*>(saved) + bytes_for(arena.size(), num_tokens);
+  return static_cast<char*>(saved) + arena.used();  // a cache line's start, whatever T
 }
 
-// The header, and zeros where no region will be written: behind each region up to the next.
+// The header, and zeros where no region will be written: behind each region up to the next, and
+// behind the experts' part.
 void Layer::begin_saved(void* saved, int64_t num_tokens, moec_stream stream) const {
   const uint64_t N = uint64_t(router_->num_ids()), K = uint64_t(router_->top_k());
   const uint64_t T = uint64_t(num_tokens);
   Kept kept;
-  char* const end = static_cast<char*>(open_saved(saved, num_tokens, kept));
+  char* const experts = static_cast<char*>(open_saved(saved, num_tokens, kept));
   const auto after = [](void* region, uint64_t bytes) {
     return static_cast<char*>(region) + bytes;
   };
@@ -187,7 +188,9 @@ void Layer::begin_saved(void* saved, int64_t num_tokens, moec_stream stream) con
     zero_to(last, kept.x_jittered);
     last = after(kept.x_jittered, x_bytes);
   }
-  zero_to(last, end);
+  zero_to(last, experts);
+  zero_to(after(experts, bytes_for(experts_->backend_sizes().saved, num_tokens)),
+          after(saved, bytes_for(sizes_.saved, num_tokens)));
 }
 
 void Layer::build_plan(const PlanView& plan, const Kept& kept, moec_stream stream) const {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernels run the experts: what describe says, and what MOEC_CUDA_KERNELS pins. Shown once to
-// fail: with a table that ignores the pin, and with one that falls back where the pin refuses.
+// Which kernels run the experts: what describe says, and what MOEC_CUDA_KERNELS pins.
 #include <gtest/gtest.h>
 
 #include <cmath>
