@@ -66,11 +66,16 @@ struct GradParams {
   PlanView plan;
   const float *mix, *dots, *input_dots;
   Array x, d_y;
+  int dot_parts;
 
   __device__ bool on_input() const { return desc.weight_position == MOEC_WEIGHT_ON_INPUT; }
   // <d_y of token t, what the term adds>, of the whole warp
   __device__ float term_dot(int64_t t, const Term& term) const {
-    if (term.row >= 0) return dots[term.row];
+    if (term.row >= 0) {
+      float sum = 0;
+      for (int part = 0; part < dot_parts; ++part) sum += dots[part * plan.max_rows + term.row];
+      return sum;
+    }
     return dot(d_y, t * desc.hidden, x, t * desc.hidden, desc.hidden);
   }
 };
@@ -111,7 +116,8 @@ __global__ __launch_bounds__(kThreads) void routing_weight_grad_kernel(const Gra
 }
 
 GradParams grad_params(const WeightGrad& grad) {
-  return {*grad.desc, *grad.plan, grad.mix, grad.dots, grad.input_dots, grad.x, grad.d_y};
+  return {*grad.desc,      *grad.plan, grad.mix, grad.dots,
+          grad.input_dots, grad.x,     grad.d_y, grad.dot_parts};
 }
 dim3 warp_grid(const Op& op, int64_t items) {
   return grid_for(items, kWarps, int64_t(op.multiprocessors) * 64);

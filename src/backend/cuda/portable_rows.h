@@ -92,6 +92,7 @@ struct WeightGrad {
   const PlanView* plan;
   const float *mix, *dots, *input_dots;  // of rows: <d_y, output>; <d row, x>, weight on the input
   Array x, d_y;
+  int dot_parts = 1;  // dots [dot_parts, P], to be added up
 };
 // d_logits [T,2] of the shared expert's gate; shared_dots [T]
 void mix_backward(const Op& op, const WeightGrad& grad, const float* shared_dots, float* d_logits);

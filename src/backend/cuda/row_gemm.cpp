@@ -27,12 +27,6 @@ const Operation& operation(const RowGemmArgs& args) {
   return kOperations[int(args.op)];
 }
 
-bool activation_is_fast(const moec_activation& activation) {
-  constexpr uint32_t kFast[] = {MOEC_ACT_SWIGLU, MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU,
-                                MOEC_ACT_QUICK_GEGLU};
-  return std::find(std::begin(kFast), std::end(kFast), activation.kind) != std::end(kFast);
-}
-
 TensorMapShape weight_shape(const RowGemmArgs& args, int part) {
   TensorMapShape shape = {};
   shape.base = args.weights[part];
@@ -94,10 +88,16 @@ bool aligned(const void* pointer) {
 
 }  // namespace
 
+bool row_gemm_activates(const moec_activation& activation) {
+  constexpr uint32_t kFast[] = {MOEC_ACT_SWIGLU, MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU,
+                                MOEC_ACT_QUICK_GEGLU};
+  return std::find(std::begin(kFast), std::end(kFast), activation.kind) != std::end(kFast);
+}
+
 const char* row_gemm_refuses(const RowGemmArgs& args) {
   const RowGemmParams& p = args.params;
   if (args.dtype != MOEC_BF16 && args.dtype != MOEC_F16) return "elements are not bf16 or f16";
-  if (operation(args).activated && !activation_is_fast(p.activation)) {
+  if (operation(args).activated && !row_gemm_activates(p.activation)) {
     return "the activation is not one of g sigmoid(a g) u";
   }
   if (args.features % 8 || args.k_size % 8) return "a matrix extent is not a multiple of 8";

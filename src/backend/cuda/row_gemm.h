@@ -67,6 +67,8 @@ struct RowGemmArgs {
   RowGemmParams params;      // maps, tiles and k-blocks are filled in by the launcher
 };
 
+// Whether the epilogues have this activation.
+bool row_gemm_activates(const moec_activation& activation);
 // Why the sm_90a kernels cannot take this problem, or null.
 const char* row_gemm_refuses(const RowGemmArgs& args);
 cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaStream_t stream);

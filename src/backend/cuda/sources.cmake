@@ -8,7 +8,7 @@ set(MOEC_CUDA_ARCH_host OFF)
 
 set(MOEC_CUDA_SOURCES_sm90
   row_gemm_up.cu row_gemm_down.cu row_gemm_grad_down.cu weight_grad.cu
-  small_up.cu small_down.cu)
+  small_up.cu small_down.cu one_token.cu)
 set(MOEC_CUDA_SOURCES_portable plan.cu plan_groups.cu plan_choice.cu plan_source.cu combine.cu
   pointer_table.cu portable_mma.cu portable_plain.cu)
 set(MOEC_CUDA_SOURCES_exact
@@ -18,4 +18,5 @@ set(MOEC_CUDA_SOURCES_exact
 set(MOEC_CUDA_SOURCES_host
   plugin.cpp cuda_backend.cpp cublaslt.cpp row_gemm.cpp tensor_map.cpp
   experts.cpp experts_fast.cpp experts_memory.cpp experts_portable.cpp
-  experts_portable_backward.cpp experts_small.cpp portable_gemm.cpp small_gemm.cpp)
+  experts_portable_backward.cpp experts_small.cpp fast_products.cpp portable_gemm.cpp
+  small_gemm.cpp)

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steps of an MLP by Hopper's kernels. A call is walked twice: first every kernel is asked,
+// then all are queued, so that a refused call has queued nothing.
+#pragma once
+
+#include "backend/cuda/combine.h"
+#include "backend/cuda/portable_rows.h"
+#include "backend/cuda/row_gemm.h"
+#include "backend/cuda/weight_grad.h"
+
+namespace moec::cuda {
+
+struct FastMlp {  // the experts of a call
+  int64_t hidden, inter;
+  moec_dtype dtype;  // MOEC_BF16 or MOEC_F16
+  moec_activation activation;
+  const WeightsView* weights;
+  Rows rows;
+};
+
+struct GradDown {  // what it reads and writes besides d_y
+  const void* pre;
+  void *d_pre, *weighted;  // [P,2,I], [P,I]
+  const float* factor;     // [P] d(y) / d(expert output)
+  float* d_weight_parts;   // [fast_dot_parts(inter), P]
+};
+inline int fast_dot_parts(int64_t inter) {
+  return 2 * int((inter + 255) / 256);
+}
+
+class FastProducts {
+ public:
+  FastProducts(const Op& op, const FastMlp& mlp, bool queues)
+      : op_(op), mlp_(mlp), queues_(queues) {}
+
+  void up(const void* x, void* pre, void* act);  // pre: null or kept
+  void down(const void* act, void* rows);
+  void grad_down(const void* d_y, const GradDown& step);
+  void grad_up(const void* d_pre, void* rows);
+  // Gradients of matrices whose inputs or outputs are `rows`: of down, or of gate and up.
+  void grad_weights(const void* rows, const void* gathered, const ExpertMatrix& first,
+                    const ExpertMatrix* second, bool accumulate);
+  // Of the bias of `matrix`, if it has one: sums of columns.
+  void grad_bias(const ExpertMatrix& matrix, ColumnSums sums);
+  void combine(const CombineParams& params);
+  // Steps that nothing refuses.
+  template <class Step>
+  void queue(const Step& step) {
+    if (!refused && queues_) step();
+  }
+  void refuse(const char* why) {
+    if (!refused) refused = why;
+  }
+
+  const char* refused = nullptr;  // the first reason
+
+ private:
+  // One axis of a weight matrix is contiguous: which, and the stride of the other one.
+  struct Orientation {
+    bool k_contiguous;
+    int64_t stride;
+  };
+  Orientation orientation(const ExpertMatrix& matrix, const ExpertMatrix* other);
+  ExpertBias bias(const ExpertMatrix& matrix);
+  RowGemmArgs base(RowGemm operation, int64_t features, int64_t k_size) const;
+  void set_weights(RowGemmArgs& args, const ExpertMatrix& first, const ExpertMatrix* second,
+                   bool transposed);
+  void run(const RowGemmArgs& args);
+
+  const Op& op_;
+  const FastMlp& mlp_;
+  const bool queues_;
+};
+
+}  // namespace moec::cuda
