@@ -30,8 +30,19 @@ mkdir -p "$log" "${result%/*}"
   echo "$gpu"
   echo "commit ${MOEC_COMMIT:-$(git rev-parse HEAD)}, MOEC_TEST_SEED=$MOEC_TEST_SEED, make test-gpu"
 } | tee "$result"
-tasks=$(mktemp)
-task() { printf '%q ' "$@" >>"$tasks"; echo >>"$tasks"; }  # NAME COMMAND...: to be run
+tasks=$(mktemp -d)  # all, and those of each queue by the turn that they take
+# task QUEUE NAME COMMAND...: to be run. What takes longest begins first.
+task() {
+  local queue=$1 turn=3; shift
+  case $1 in *racecheck) turn=0 ;; *.portable*) turn=1 ;; *check) turn=2 ;; esac
+  printf '%q ' "$@" | tee -a "$tasks/all" >>"$tasks/$queue.$turn"
+  echo | tee -a "$tasks/all" >>"$tasks/$queue.$turn"
+}
+# run_queue QUEUE JOBS
+run_queue() {
+  cat "$tasks/$1".[0-9] 2>/dev/null |
+    xargs -r -d '\n' -n 1 -P "$2" bash -c 'eval "run_task $1"' _
+}
 
 # run_task NAME COMMAND...: one line with the verdict and what the program says last.
 run_task() {
@@ -47,16 +58,19 @@ run_task() {
 export -f run_task
 limit=${MOEC_TEST_LIMIT:-600}  # seconds for each program
 export log result limit
-wanted() { [ "$chosen" = " " ] || [ "${chosen#* "$1" }" != "$chosen" ]; }
-chosen=" $* "
+chosen=$*
+wanted() { [ -z "$chosen" ] || [[ " $chosen " == *" $1 "* ]]; }
 
 while read -r program options; do
   wanted "$program" || continue
+  queue=host
+  case $options in *busy*) queue=busy ;; esac
+  variables=$(sed 's/busy\|sanitize//g' <<<"$options")
   kernels=$(sed -n 's/.*MOEC_CUDA_KERNELS=\([a-z]*\).*/.\1/p' <<<"$options")
-  task "$program$kernels" env ${options%sanitize} "$bin/$program"
+  task $queue "$program$kernels" env $variables "$bin/$program"
   case $options in *sanitize) ;; *) continue ;; esac
   for tool in memcheck racecheck initcheck; do
-    task "$program$kernels.$tool" env ${options%sanitize} MOEC_CHECK_SMALL=1 compute-sanitizer \
+    task $queue "$program$kernels.$tool" env $variables MOEC_CHECK_SMALL=1 compute-sanitizer \
       --tool $tool --error-exitcode 9 "$bin/$program"
   done
 done <"$bin/gpu_tests.txt"
@@ -64,20 +78,22 @@ if wanted rust || wanted go; then  # in device memory that the driver gives
   [ -x "$bin/bindings_go" ] || scripts/build_gpu_bindings.sh "$bin"
 fi
 export MOEC_LIBRARY=$package/moec/lib/libmoec.so.0 MOEC_GOLDEN_DIR=$root/tests/golden
-if wanted rust; then task rust "$bin/bindings_rust" --include-ignored --nocapture; fi
-if wanted go; then task go env -C bindings/go "$bin/bindings_go" -test.run Device -test.v; fi
+if wanted rust; then task host rust "$bin/bindings_rust" --include-ignored --nocapture; fi
+if wanted go; then task host go env -C bindings/go "$bin/bindings_go" -test.run Device -test.v; fi
 if wanted torch; then
-  task torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
+  task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
 fi
 if wanted frameworks; then  # moec.torch and moec.jax beside this machine's torch and jax
   for module in torch_gpu jax; do
-    task "python_$module" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
+    task host "python_$module" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
       -p no:cacheprovider "bindings/python/framework_tests/test_$module.py"
   done
 fi
-status=0  # several at a time: they share the GPU, and most of their time is on the host
-xargs -a "$tasks" -d '\n' -n 1 -P "${MOEC_TEST_JOBS:-6}" bash -c 'eval "run_task $1"' _ || status=1
+status=0  # programs take turns on the GPU in slices: those that keep it busy are few at a time
+run_queue busy "${MOEC_TEST_BUSY_JOBS:-2}" & busy=$!
+run_queue host "${MOEC_TEST_JOBS:-6}" || status=1
+wait $busy || status=1
 head=$(head -n 2 "$result")
-{ echo "$head"; while read -r name _; do cat "$log/$name.line"; done <"$tasks"; } >"$result"
+{ echo "$head"; while read -r name _; do cat "$log/$name.line"; done <"$tasks/all"; } >"$result"
 echo "written: $result"
 exit $status

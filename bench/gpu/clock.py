@@ -2,6 +2,9 @@
 """Time on the GPU: a second of load, then windows in which implementations take turns.
 
 Each call is between two events of its own and starts with a cleared L2; clearing is not counted.
+L2 is cleared by reading, since what is written would have to leave L2 during the call. It is
+cleared once, or as often as it takes for the host to queue every call before the GPU comes to it:
+as often for each of the implementations that take turns.
 """
 
 import ctypes
@@ -13,6 +16,8 @@ import torch
 LOAD_SECONDS = 1.0
 IDLE_SECONDS = 1.0  # a pause after which the chip has cooled: load again
 FLUSH_BYTES = 256 << 20  # several times the L2
+LEAD = 1.3  # of the time that the host needs to queue a call
+MOST_CLEARS = 64  # what cannot be queued ahead waits for its own results
 
 
 class Sensors:
@@ -37,15 +42,23 @@ class Sensors:
 
 class Clock:
     def __init__(self):
-        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self._flush = torch.zeros(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+        self._sink = torch.empty((), dtype=torch.int32, device="cuda")
         self._sensors = Sensors()
         self._busy_until = 0.0
+        self._clear(8)
+        self._clear_ms = self._window(lambda: self._clear(8), 3)[0] / 8
 
-    def window(self, run, calls):
+    def _clear(self, times):
+        for _ in range(times):
+            torch.amax(self._flush, dim=0, out=self._sink)
+
+    def _window(self, run, calls, clears=1, lead=1):
         """(mean ms of a call, SM MHz, W)"""
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
+        self._clear(lead)
         for begin, end in events:
-            self._flush.zero_()
+            self._clear(clears)
             begin.record()
             run()
             end.record()
@@ -54,24 +67,37 @@ class Clock:
         self._busy_until = time.monotonic()
         return statistics.fmean(begin.elapsed_time(end) for begin, end in events), *sensed
 
+    def _clears(self, run):
+        """(clears of a call, clears before the first) that keep the host ahead of the GPU"""
+        def queue_ms():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            run()
+            return 1e3 * (time.perf_counter() - begin)
+
+        host = LEAD * statistics.median(queue_ms() for _ in range(5))
+        lead = min(MOST_CLEARS, 1 + int(host / self._clear_ms))
+        spare = host - self._window(run, 3, lead=lead)[0]
+        return max(1, min(MOST_CLEARS, 1 + int(spare / self._clear_ms))), lead
+
     def alternate(self, runs, window_seconds, rounds):
-        """{name: dict(ms, spread, sm_mhz, watts)}: medians of the rounds."""
+        """{name: dict(ms, spread, clears, sm_mhz, watts)}: medians of the rounds."""
         cold = time.monotonic() - self._busy_until > IDLE_SECONDS
+        clears, lead = map(max, zip(*(self._clears(run) for run in runs.values())))
         calls = {}
         for name, run in runs.items():
-            self.window(run, 2)
             begin = time.monotonic()
-            self.window(run, 3)
+            self._window(run, 3, clears, lead)
             calls[name] = max(3, int(3 * window_seconds / (time.monotonic() - begin)) + 1)
         began = time.monotonic()
         while cold and time.monotonic() - began < LOAD_SECONDS:
             for run in runs.values():
-                self.window(run, 3)
+                self._window(run, 3, clears, lead)
         windows = {name: [] for name in runs}
         for _ in range(rounds):
             for name, run in runs.items():
-                windows[name].append(self.window(run, calls[name]))
-        return {name: summary(all_of) for name, all_of in windows.items()}
+                windows[name].append(self._window(run, calls[name], clears, lead))
+        return {name: summary(all_of) | {"clears": clears} for name, all_of in windows.items()}
 
 
 def summary(windows):

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the CUDA backend, built with MOEC_CUDA and run by `make test-gpu` on a machine with a
 # GPU; every program exits with 77 where there is none. bin/gpu_tests.txt lists them for a machine
-# that only runs them: PROGRAM [VARIABLE=value] [sanitize].
+# that only runs them: PROGRAM [VARIABLE=value] [sanitize] [busy].
 add_custom_target(gpu_tests)
+set(busy graph_test repeat_test kernel_check small_check)  # they wait for the GPU, not for the host
 set(gpu_test_lines "")
 
 macro(add_gpu_line program)  # what else stands on the line
   add_dependencies(gpu_tests ${program} moec_cuda)
   string(JOIN " " line ${program} ${ARGN})
+  if(${program} IN_LIST busy)
+    string(APPEND line " busy")
+  endif()
   list(APPEND gpu_test_lines ${line})
 endmacro()
 
