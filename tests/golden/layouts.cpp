@@ -69,6 +69,7 @@ oracle::Vec join_gate_up(const Stack& stack, GateLayout layout, const oracle::Ve
 
 oracle::Vec to_out_in(const Stack& s, const oracle::Vec& stored) {
   oracle::Vec canonical;
+  canonical.reserve(stored.size());
   for (int e = 0; e < s.experts; ++e)
     for (int n = 0; n < s.rows; ++n)
       for (int k = 0; k < s.inputs; ++k) canonical.push_back(stored[stored_index(s, e, n, k)]);

@@ -49,7 +49,9 @@ struct Shape {
 
 // Everything R rows compute in one MLP. The activation of a row is multiplied by act_weight before
 // the down projection, whose bias is multiplied by it, too. Loops go over one row of a matrix and
-// then over all R rows, so that a wide matrix is read once.
+// then over all R rows: callers that have many pass kRowsAtOnce, which a core's cache holds when
+// they are wide.
+constexpr size_t kRowsAtOnce = 32;
 struct MlpRows {
   Vec x, act_weight;  // [R,H], [R]
   Vec g, u, h, y;     // [R,I], [R,I], [R,I], [R,H]
@@ -132,14 +134,19 @@ void zero_like(const MlpWeights& w, MlpWeights* d) {
   d->down_bias.assign(w.down_bias.size(), 0.0);
 }
 
-// Assignments (t * K + slot) that expert `id` computes; for an identity expert, those it passes on.
-std::vector<size_t> assignments_of(const Config& config, const Route& route, const Plan& plan,
-                                   int id) {
+// Assignments (t * K + slot) that expert `id` computes, kRowsAtOnce at a time; for an identity
+// expert, those it passes on.
+using Assignments = std::vector<size_t>;
+std::vector<Assignments> assignments_of(const Config& config, const Route& route, const Plan& plan,
+                                        int id) {
   const bool identity = id >= config.router.num_experts;
-  std::vector<size_t> found;
+  std::vector<Assignments> found;
   if (identity && config.fault == Fault::kIdentityDropped) return found;
-  for (size_t a = 0; a < route.ids.size(); ++a)
-    if (route.ids[a] == id && (identity || plan.assignment_row[a] >= 0)) found.push_back(a);
+  for (size_t a = 0; a < route.ids.size(); ++a) {
+    if (route.ids[a] != id || (!identity && plan.assignment_row[a] < 0)) continue;
+    if (found.empty() || found.back().size() == kRowsAtOnce) found.emplace_back();
+    found.back().push_back(a);
+  }
   return found;
 }
 
@@ -154,7 +161,7 @@ Shape shared_shape(const Config& c) {
 
 // The rows of one expert, computed.
 MlpRows expert_rows(const Config& config, const Inputs& in, const Vec& x, const Route& route,
-                    const std::vector<size_t>& assignments, int id) {
+                    const Assignments& assignments, int id) {
   const Shape s = shape_of(config);
   const WeightPosition position = config.experts.weight_position;
   MlpRows rows;
@@ -178,14 +185,14 @@ Vec routed_forward(const Config& config, const Inputs& in, const Vec& x, const R
   Vec sums(x.size(), 0.0);
   for (int id = 0; id < config.router.columns(); ++id) {
     const bool identity = id >= config.router.num_experts;
-    const auto assignments = assignments_of(config, route, plan, id);
-    if (assignments.empty()) continue;
-    MlpRows rows;
-    if (!identity) rows = expert_rows(config, in, x, route, assignments, id);
-    for (size_t r = 0; r < assignments.size(); ++r) {
-      const size_t first = assignments[r] / static_cast<size_t>(route.slots) * hidden;
-      add_scaled(&sums[first], identity || on_output ? route.weights[assignments[r]] : 1,
-                 identity ? &x[first] : &rows.y[r * hidden], hidden);
+    for (const Assignments& assignments : assignments_of(config, route, plan, id)) {
+      MlpRows rows;
+      if (!identity) rows = expert_rows(config, in, x, route, assignments, id);
+      for (size_t r = 0; r < assignments.size(); ++r) {
+        const size_t first = assignments[r] / static_cast<size_t>(route.slots) * hidden;
+        add_scaled(&sums[first], identity || on_output ? route.weights[assignments[r]] : 1,
+                   identity ? &x[first] : &rows.y[r * hidden], hidden);
+      }
     }
   }
   return sums;
@@ -193,7 +200,7 @@ Vec routed_forward(const Config& config, const Inputs& in, const Vec& x, const R
 
 // One expert's part of the backward. d_sums [T,H] is the gradient at the routed sums.
 void expert_backward(const Config& config, const Inputs& in, const Vec& x, const Route& route,
-                     const std::vector<size_t>& assignments, int id, const Vec& d_sums, Vec* d_x,
+                     const Assignments& assignments, int id, const Vec& d_sums, Vec* d_x,
                      Gradients* grads) {
   const Shape s = shape_of(config);
   const WeightPosition position = config.experts.weight_position;
@@ -227,16 +234,16 @@ void routed_backward(const Config& config, const Inputs& in, const Vec& x, const
                      const Plan& plan, const Vec& d_sums, Vec* d_x, Gradients* grads) {
   const auto hidden = static_cast<size_t>(config.experts.hidden);
   for (int id = 0; id < config.router.columns(); ++id) {
-    const auto assignments = assignments_of(config, route, plan, id);
-    if (assignments.empty()) continue;
-    if (id < config.router.num_experts) {
-      expert_backward(config, in, x, route, assignments, id, d_sums, d_x, grads);
-      continue;
-    }
-    for (size_t a : assignments) {
-      const size_t first = a / static_cast<size_t>(route.slots) * hidden;
-      grads->routing_weights[a] = dot(&d_sums[first], &x[first], hidden);
-      add_scaled(&(*d_x)[first], route.weights[a], &d_sums[first], hidden);
+    for (const Assignments& assignments : assignments_of(config, route, plan, id)) {
+      if (id < config.router.num_experts) {
+        expert_backward(config, in, x, route, assignments, id, d_sums, d_x, grads);
+        continue;
+      }
+      for (size_t a : assignments) {
+        const size_t first = a / static_cast<size_t>(route.slots) * hidden;
+        grads->routing_weights[a] = dot(&d_sums[first], &x[first], hidden);
+        add_scaled(&(*d_x)[first], route.weights[a], &d_sums[first], hidden);
+      }
     }
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Number formats, Philox4x32-10 and activations of the oracle.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -13,13 +14,13 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 // Nearest value with `digits` significant bits, ties to even; normal numbers start at
-// 2^(min_exponent - 1) in frexp's counting.
+// 2^(min_exponent - 1) in frexp's counting. A sum with 1.5 * 2^52 quanta keeps whole quanta.
 double round_bits(double value, int digits, int min_exponent, double largest) {
   if (!std::isfinite(value) || value == 0) return value;
-  int exponent = 0;
-  std::frexp(value, &exponent);
-  const double quantum = std::ldexp(1.0, std::max(exponent, min_exponent) - digits);
-  const double rounded = std::nearbyint(value / quantum) * quantum;
+  const int exponent = static_cast<int>(std::bit_cast<uint64_t>(value) >> 52 & 0x7FF) - 1022;
+  const int last = std::clamp(exponent, min_exponent, 200) - digits;  // the last bit's
+  const double shift = 1.5 * std::bit_cast<double>(static_cast<uint64_t>(last + 52 + 1023) << 52);
+  const double rounded = std::copysign(value + shift - shift, value);
   return std::fabs(rounded) > largest ? std::copysign(kInf, value) : rounded;
 }
 

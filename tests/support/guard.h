@@ -8,12 +8,45 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <new>
 
 namespace moec::test {
 
 // All ones: NaN in f32, f16, bf16 and f64, -1 in every integer type.
 constexpr uint8_t kPoison = 0xFF;
+
+// Pages of at least a MiB that no buffer uses any more serve the next buffer of that size: new ones
+// cost the wide tests more time than the arithmetic.
+class Pages {
+ public:
+  static uint8_t* take(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto found = free_.find(bytes);
+    void* base = MAP_FAILED;
+    if (found == free_.end()) {
+      base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (base == MAP_FAILED) throw std::bad_alloc();
+    } else {
+      base = found->second;
+      free_.erase(found);
+      mprotect(base, bytes, PROT_READ | PROT_WRITE);
+    }
+    return static_cast<uint8_t*>(base);
+  }
+  static void give_back(uint8_t* base, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (bytes >= size_t{1} << 20)
+      free_.emplace(bytes, base);
+    else
+      munmap(base, bytes);
+  }
+
+ private:
+  static inline std::mutex mutex_;
+  static inline std::multimap<size_t, uint8_t*> free_;
+};
 
 class GuardedBuffer {
  public:
@@ -23,9 +56,7 @@ class GuardedBuffer {
       : bytes_(bytes) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     mapped_ = (bytes + page - 1) / page * page + 2 * page;
-    void* base = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) throw std::bad_alloc();
-    base_ = static_cast<uint8_t*>(base);
+    base_ = Pages::take(mapped_);
     std::memset(base_, kPoison, mapped_);
     data_ = side == Side::kEnd ? base_ + mapped_ - page - bytes : base_ + page;
     std::memset(data_, fill, bytes);
@@ -34,7 +65,7 @@ class GuardedBuffer {
     slack_begin_ = side == Side::kEnd ? base_ + page : data_ + bytes;
     slack_end_ = side == Side::kEnd ? data_ : base_ + mapped_ - page;
   }
-  ~GuardedBuffer() { munmap(base_, mapped_); }
+  ~GuardedBuffer() { Pages::give_back(base_, mapped_); }
   GuardedBuffer(const GuardedBuffer&) = delete;
   GuardedBuffer& operator=(const GuardedBuffer&) = delete;
 

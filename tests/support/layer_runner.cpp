@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "handles.h"
 
@@ -40,9 +41,11 @@ class Run {
 
   void forward() { check(moec_layer_forward(layer_.get(), &args_, nullptr)); }
   void backward(const Vec& d_y, const Vec& d_logits_in);
-  void collect(LayerRun* run);
+  void collect_bytes(LayerRun* run);
+  void collect_values(LayerRun* run);
 
  private:
+  std::vector<std::pair<const moec_tensor*, Vec*>> gradients(oracle::Gradients* g) const;
   void create_layer();
   std::unique_ptr<WeightSet> bind(const oracle::MlpWeights& values, int experts, int inter,
                                   Weights* handle);
@@ -182,44 +185,50 @@ void Run::backward(const Vec& d_y, const Vec& d_logits_in) {
   check(moec_layer_backward(layer_.get(), &*grad_, nullptr));
 }
 
-void Run::collect(LayerRun* run) {
+// The gradients that are tensors, and where their values go.
+std::vector<std::pair<const moec_tensor*, Vec*>> Run::gradients(oracle::Gradients* g) const {
+  return {{&grad_->d_x, &g->x},
+          {&grad_->d_router_x, &g->router_x},
+          {&grad_->d_gate_weight, &g->gate_weight},
+          {&grad_->d_gate_bias, &g->gate_bias},
+          {&grad_->d_input_scale, &g->input_scale},
+          {&grad_->d_per_expert_scale, &g->per_expert_scale},
+          {&grad_->d_shared_gate, &g->shared_gate},
+          {&grad_->d_shared_gate_bias, &g->shared_gate_bias},
+          {&grad_->d_output_bias, &g->output_bias},
+          {&grad_->d_residual, &g->residual},
+          {&grad_->d_routing_weights, &g->routing_weights}};
+}
+
+void Run::collect_bytes(LayerRun* run) {
   check(moec_context_sync(context_, nullptr));
+  run->neighbours_untouched = tensors_.neighbours_untouched();
+  for (const moec_tensor* t : {&args_.y, &args_.logits, &args_.routing_weights, &args_.expert_ids})
+    add_bytes(*t, run);
+  if (!grad_) return;
+  for (const auto& [tensor, values] : gradients(&run->grads)) add_bytes(*tensor, run);
+  for (const WeightSet* set : {d_experts_.get(), d_shared_.get()}) {
+    if (!set) continue;
+    const std::vector<uint8_t> bytes = set->bytes();
+    run->bytes.insert(run->bytes.end(), bytes.begin(), bytes.end());
+    run->neighbours_untouched = run->neighbours_untouched && set->neighbours_untouched();
+  }
+}
+
+void Run::collect_values(LayerRun* run) {
   run->y = tensors_.read(args_.y);
   run->saved = tensors_.read_bytes(args_.saved);
   run->logits = tensors_.read(args_.logits);
   run->routing_weights = tensors_.read(args_.routing_weights);
   for (double id : tensors_.read(args_.expert_ids)) run->expert_ids.push_back(static_cast<int>(id));
-  for (const moec_tensor* t : {&args_.y, &args_.logits, &args_.routing_weights, &args_.expert_ids})
-    add_bytes(*t, run);
-  if (grad_) {
-    oracle::Gradients& g = run->grads;
-    const std::pair<const moec_tensor*, Vec*> all[] = {
-        {&grad_->d_x, &g.x},
-        {&grad_->d_router_x, &g.router_x},
-        {&grad_->d_gate_weight, &g.gate_weight},
-        {&grad_->d_gate_bias, &g.gate_bias},
-        {&grad_->d_input_scale, &g.input_scale},
-        {&grad_->d_per_expert_scale, &g.per_expert_scale},
-        {&grad_->d_shared_gate, &g.shared_gate},
-        {&grad_->d_shared_gate_bias, &g.shared_gate_bias},
-        {&grad_->d_output_bias, &g.output_bias},
-        {&grad_->d_residual, &g.residual},
-        {&grad_->d_routing_weights, &g.routing_weights}};
-    for (const auto& [tensor, values] : all) {
-      const bool overwritten = values == &g.residual || values == &g.routing_weights;
-      *values = overwritten ? tensors_.read(*tensor) : added(tensors_.read(*tensor));
-      add_bytes(*tensor, run);
-    }
-    for (const auto& [set, values] :
-         {std::pair{d_experts_.get(), &g.experts}, std::pair{d_shared_.get(), &g.shared}}) {
-      if (!set) continue;
-      *values = added(set->read());
-      const std::vector<uint8_t> bytes = set->bytes();
-      run->bytes.insert(run->bytes.end(), bytes.begin(), bytes.end());
-      run->neighbours_untouched = run->neighbours_untouched && set->neighbours_untouched();
-    }
+  if (!grad_) return;
+  oracle::Gradients& g = run->grads;
+  for (const auto& [tensor, values] : gradients(&g)) {
+    const bool overwritten = values == &g.residual || values == &g.routing_weights;
+    *values = overwritten ? tensors_.read(*tensor) : added(tensors_.read(*tensor));
   }
-  run->neighbours_untouched = run->neighbours_untouched && tensors_.neighbours_untouched();
+  g.experts = added(d_experts_->read());
+  if (d_shared_) g.shared = added(d_shared_->read());
 }
 
 }  // namespace
@@ -251,7 +260,8 @@ LayerRun run_layer(const oracle::Config& config, const oracle::Inputs& in, const
     Run run(config, in, options);
     run.forward();
     if (options.save != MOEC_SAVE_NONE) run.backward(d_y, d_logits_in);
-    run.collect(&result);
+    run.collect_bytes(&result);
+    if (!options.only_bytes) run.collect_values(&result);
   } catch (const Failure& failure) {
     result.status = failure.status;
     result.message = failure.what();

@@ -24,6 +24,7 @@ struct RunOptions {
   int num_threads = 0;
   // Every gradient that can be added to holds 1/4 before, which is taken off again.
   bool accumulate = false;
+  bool only_bytes = false;      // of a run: status, bytes, neighbours_untouched
   uint8_t saved_before = 0xFF;  // each byte of the saved buffer before the forward call
 };
 
