@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the golden tests share: cases.json and the families' files as descriptors and arguments.
+//! What the golden tests share: cases.json and the families' files as descriptors and arguments,
+//! and the run of one case in some memory.
 use moec::*;
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
@@ -149,6 +150,163 @@ pub fn arguments(file: &SafeTensors, json: &Value) -> Arguments {
         (role.clone(), Argument { shape, values, reference })
     };
     object(json).iter().map(one).collect()
+}
+
+/// An array where the library works.
+pub struct Array {
+    pub address: *mut f32,
+    pub shape: Vec<usize>,
+}
+
+impl Array {
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+type Arrays = BTreeMap<String, Array>;
+
+/// Where the arrays of a case lie: the host's memory, or a device's.
+pub trait Memory {
+    fn context(&self) -> Result<Context>;
+    fn stream(&self) -> Stream;
+    /// An array that lives as long as this.
+    fn array(&self, values: &[f32], shape: &[usize]) -> Array;
+    fn read<'a>(&self, array: &'a Array) -> Tensor<'a>;
+    fn write<'a>(&self, array: &'a Array) -> TensorMut<'a>;
+    /// With a saved buffer of that size.
+    fn save<'a>(&'a self, call: LayerCall<'a>, bytes: usize) -> LayerCall<'a>;
+    /// The values, once the stream is done.
+    fn values(&self, array: &Array) -> Vec<f32>;
+}
+
+/// NaN everywhere, so that what is not written shows.
+fn poisoned(memory: &impl Memory, shape: &[usize]) -> Array {
+    memory.array(&vec![f32::NAN; shape.iter().product()], shape)
+}
+
+fn inputs(memory: &impl Memory, from: &Arguments) -> Arrays {
+    from.iter().map(|(role, a)| (role.clone(), memory.array(&a.values, &a.shape))).collect()
+}
+
+/// Room for the gradient of each argument that has one.
+fn gradients(memory: &impl Memory, of: &Arguments) -> Arrays {
+    let wanted = of.iter().filter(|(_, a)| a.reference.is_some());
+    wanted.map(|(role, a)| (role.clone(), poisoned(memory, &a.shape))).collect()
+}
+
+macro_rules! matrices {
+    ($target:expr, $arrays:expr, $value:expr) => {
+        by_name!(
+            $target,
+            $arrays,
+            $value,
+            gate_up,
+            gate_up_bias,
+            gate,
+            gate_bias,
+            up,
+            up_bias,
+            down,
+            down_bias,
+        )
+    };
+}
+
+/// (tensor, row error) of y, x and every parameter of a case.
+pub fn run(memory: &impl Memory, case: &Value) -> Result<Vec<(String, f64)>> {
+    let (read, write) = (|a| memory.read(a), |a| memory.write(a));
+    let context = memory.context()?;
+    let family = case["family"].as_str().unwrap();
+    let bytes = std::fs::read(golden(&format!("{family}.safetensors"))).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let shape = file.tensor("x").unwrap().shape().to_vec();
+    let upload = |name: &str| memory.array(&floats(&file, name).unwrap(), &shape);
+    let (x, d_y) = (upload("x"), upload("dout"));
+    let (y, d_x) = (poisoned(memory, &shape), poisoned(memory, &shape));
+
+    let shared_json = case.get("shared_weights");
+    let around = arguments(&file, &case["inputs"]);
+    let routed = arguments(&file, &case["weights"]["matrices"]);
+    let shared = shared_json.map_or(Arguments::new(), |s| arguments(&file, &s["matrices"]));
+    let [given, matrices, shared_matrices] = [&around, &routed, &shared].map(|a| inputs(memory, a));
+    let set = matrices!(WeightSet::new(), &matrices, read);
+    let shared_set = matrices!(WeightSet::new(), &shared_matrices, read);
+    let weights = Weights::new(&context, &weights_desc(&case["weights"]["desc"]), &set)?;
+    let shared_weights = shared_json
+        .map(|s| Weights::new(&context, &weights_desc(&s["desc"]), &shared_set))
+        .transpose()?;
+    let layer =
+        Layer::new(&context, &router_desc(&case["router"]), &experts_desc(&case["experts"]))?;
+
+    let mut forward = LayerCall::new().weights(&weights).x(read(&x)).y(write(&y));
+    if let Some(shared_weights) = &shared_weights {
+        forward = forward.shared_weights(shared_weights);
+    }
+    forward = memory.save(forward, bytes_for(layer.sizes()?.saved, shape[0]));
+    let mut forward = by_name!(
+        forward,
+        &given,
+        read,
+        gate_weight,
+        gate_bias,
+        select_bias,
+        shared_gate,
+        output_bias,
+    );
+    layer.forward(&mut forward, memory.stream())?;
+
+    let [d_around, d_routed, d_shared] = [&around, &routed, &shared].map(|a| gradients(memory, a));
+    let grads = matrices!(WeightGrads::new(), &d_routed, write);
+    let shared_grads = matrices!(WeightGrads::new(), &d_shared, write);
+    let mut backward = LayerGradCall::new().forward(&forward).d_y(read(&d_y)).d_x(write(&d_x));
+    backward = backward.d_expert_weights(&grads);
+    if shared_json.is_some() {
+        backward = backward.d_shared_weights(&shared_grads);
+    }
+    let renamed = d_around.iter().map(|(role, array)| (format!("d_{role}"), array));
+    let mut backward = by_name!(
+        backward,
+        renamed,
+        write,
+        d_gate_weight,
+        d_gate_bias,
+        d_shared_gate,
+        d_output_bias,
+    );
+    layer.backward(&mut backward, memory.stream())?;
+    context.synchronize(memory.stream())?;
+
+    let error = |array: &Array, reference: &[f32]| {
+        row_error(&memory.values(array), reference, *array.shape.last().unwrap())
+    };
+    let expected = |name: &str| floats(&file, name).unwrap();
+    let mut errors = vec![
+        ("y".to_string(), error(&y, &expected("y"))),
+        ("x".to_string(), error(&d_x, &expected("g.x"))),
+    ];
+    for (got, wanted) in [(&d_around, &around), (&d_routed, &routed), (&d_shared, &shared)] {
+        for (role, array) in got {
+            errors.push((role.clone(), error(array, wanted[role].reference.as_ref().unwrap())));
+        }
+    }
+    let names = file.names();
+    let compared = names.iter().filter(|n| n.starts_with("g.")).count();
+    assert_eq!(errors.len(), compared + 1, "{family}: every gradient of the file is compared");
+    Ok(errors)
+}
+
+/// Every case, each in memory of its own.
+pub fn run_all<M: Memory>(memory: impl Fn() -> M) {
+    let file = cases();
+    let (cases, tolerance) =
+        (file["cases"].as_array().unwrap(), file["tolerance"].as_f64().unwrap());
+    assert_eq!(cases.len(), 34);
+    for case in cases {
+        for (tensor, error) in run(&memory(), case).unwrap() {
+            assert!(error <= tolerance, "{} {tensor}: row error {error:.2e}", case["family"]);
+        }
+    }
 }
 
 /// Worst row of ||got - ref|| / max(||ref row||, 0.01 of the largest row norm); NaN is infinite.
