@@ -13,10 +13,9 @@ package=${MOEC_PACKAGE:-$(scripts/gpu_package.sh)}  # with the library and the p
 bin=$build/gpu_carry/bin
 if [ ! -f "$bin/gpu_tests.txt" ]; then
   scripts/bootstrap.sh test
-  cmake -S . -B "$build/gpu_tests" -G Ninja -DMOEC_CUDA=ON -DMOEC_DEVELOPER=ON \
-    -DCMAKE_CUDA_COMPILER="$(scripts/cuda_toolkit.sh)"
-  cmake --build "$build/gpu_tests" -j "$(job_count)" --target gpu_tests
-  bin=$build/gpu_tests/bin
+  cmake --preset release -DMOEC_CUDA=ON -DCMAKE_CUDA_COMPILER="$(scripts/cuda_toolkit.sh)"
+  cmake --build "$build/release" -j "$(job_count)" --target gpu_tests
+  bin=$build/release/bin
 fi
 export LD_LIBRARY_PATH=$package/moec/lib:${LD_LIBRARY_PATH:-}
 export PYTHONPATH=$package:${PYTHONPATH:-}
@@ -83,8 +82,8 @@ if wanted go; then task host go env -C bindings/go "$bin/bindings_go" -test.run 
 if wanted torch; then
   task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
 fi
-if wanted frameworks; then  # moec.torch and moec.jax beside this machine's torch and jax
-  for module in torch_gpu jax; do
+if wanted frameworks; then  # beside this machine's torch, transformers and jax
+  for module in torch_gpu transformers jax; do
     task host "python_$module" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
       -p no:cacheprovider "bindings/python/framework_tests/test_$module.py"
   done

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -15,6 +16,7 @@ import moec.transformers
 from moec.golden import row_error
 
 VOCABULARY, LAYERS = 96, 2
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
     "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -49,10 +51,17 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(family: str, implementation: str | None = "eager", seed: int = 0) -> Any:
+# Sizes that the CUDA backend's fast kernels take; with enough tokens for them.
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 128, "moe_intermediate_size": 128}
+
+
+def build(
+    family: str, implementation: str | None = "eager", seed: int = 0, device: str = "cpu",
+    sizes: dict[str, Any] | None = None,
+) -> Any:
     """A model of a family; None leaves transformers' default."""
     name, own = CONFIGS[family]
-    config = getattr(transformers, name)(**(_COMMON | own))
+    config = getattr(transformers, name)(**(_COMMON | own | (sizes or {})))
     options = {} if implementation is None else {"experts_implementation": implementation}
     model = transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", **options
@@ -62,12 +71,14 @@ def build(family: str, implementation: str | None = "eager", seed: int = 0) -> A
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.is_floating_point() and "inv_freq" not in name:
                 tensor.copy_(0.2 * torch.randn(tensor.shape, generator=generator))
-    return model.eval()
+    return model.eval().to(device)
 
 
-def tokens(batch: int = 2, length: int = 9, seed: int = 3) -> torch.Tensor:
+def tokens(
+    batch: int = 2, length: int = 9, seed: int = 3, device: str = "cpu"
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, VOCABULARY, (batch, length), generator=generator)
+    return torch.randint(3, VOCABULARY, (batch, length), generator=generator).to(device)
 
 
 def block_of(experts: nn.Module, model: nn.Module) -> nn.Module:
@@ -105,7 +116,8 @@ def record(model: nn.Module, blocks: list[nn.Module], ids: torch.Tensor) -> list
     handles = [b.register_forward_hook(hook(i)) for i, b in enumerate(blocks)]
     logits = model(ids).logits.float()
     generator = torch.Generator().manual_seed(7)
-    (logits * torch.randn(logits.shape, generator=generator)).sum().backward()
+    weights = torch.randn(logits.shape, generator=generator).to(logits.device)
+    (logits * weights).sum().backward()
     for handle in handles:
         handle.remove()
     return seen
@@ -127,7 +139,8 @@ def results(block: nn.Module, inputs: Any, d_y: torch.Tensor) -> dict[str, torch
 def worst(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> tuple[float, str]:
     """The largest error of a row, and where it is."""
     assert got.keys() == want.keys()
-    errors = {n: row_error(got[n].float().numpy(), want[n].float().numpy()) for n in want}
+    rows = {n: [t.float().cpu().numpy() for t in (got[n], want[n])] for n in want}
+    errors = {n: row_error(*pair) for n, pair in rows.items()}
     name = max(errors, key=errors.__getitem__)
     return errors[name], name
 

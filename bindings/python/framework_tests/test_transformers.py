@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moec.transformers on tiny random models of eight families, beside transformers' eager code."""
+"""moec.transformers on tiny random models of eight families, beside transformers' eager code; on
+CUDA tensors with `-m gpu`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import torch
 import transformers
 from models import (
     CONFIGS,
+    DEVICES,
     LAYERS,
+    WIDE,
     CallCount,
     block_of,
     build,
@@ -22,23 +25,27 @@ from models import (
     worst,
 )
 from torch import nn
+from torch._dynamo.utils import counters
 
 import moec.transformers
 
 FP32, BF16 = 2e-5, 8e-3  # worst row; a rounding more of bf16 in each element
 
 
-def prepared(family: str) -> tuple[Any, list[nn.Module], list[list[Any]]]:
+def prepared(
+    family: str, device: str, sizes: dict[str, Any] | None = None, length: int = 9
+) -> tuple[Any, list[nn.Module], list[list[Any]]]:
     """A model on moec, its blocks, and what they saw in an eager forward and backward."""
-    model = build(family)
+    model = build(family, device=device, sizes=sizes)
     blocks = [block_of(e, model) for e in moec.transformers.enable(model)]
     switch(model, blocks, "eager")
-    return model, blocks, record(model, blocks, tokens())
+    return model, blocks, record(model, blocks, tokens(length=length, device=device))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", CONFIGS)
-def test_every_gradient_of_every_block(family: str) -> None:
-    model, blocks, seen = prepared(family)
+def test_every_gradient_of_every_block(family: str, device: str) -> None:
+    model, blocks, seen = prepared(family, device)
     assert len(blocks) == LAYERS
     for block, (inputs, d_y) in zip(blocks, seen, strict=True):
         switch(model, blocks, "eager")
@@ -64,16 +71,17 @@ def test_every_gradient_of_every_block(family: str) -> None:
         experts.gate_up_proj.data = held
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", CONFIGS)
-def test_calls_are_layers_times_forwards(family: str) -> None:
-    by_name = build(family, "moec")
+def test_calls_are_layers_times_forwards(family: str, device: str) -> None:
+    by_name = build(family, "moec", device=device)
     if family == "llama4":  # the name alone runs eager there
         moec.transformers.enable(by_name)
-    eager = build(family)
+    eager = build(family, device=device)
     with torch.no_grad(), CallCount() as count:
         for seed in range(3):
-            got = by_name(tokens(seed=seed)).logits
-            want = eager(tokens(seed=seed)).logits
+            got = by_name(tokens(seed=seed, device=device)).logits
+            want = eager(tokens(seed=seed, device=device)).logits
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
     assert count.calls == 3 * LAYERS
 
@@ -90,29 +98,31 @@ def low_precision(block: nn.Module, inputs: Any, d_y: torch.Tensor) -> dict[str,
 
 def autocast(block: nn.Module, inputs: Any, d_y: torch.Tensor) -> dict[str, torch.Tensor]:
     """An fp32 block under autocast: fp32 in, fp32 out, fp32 gradients."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(d_y.device.type, torch.bfloat16):
         found = results(block, inputs, d_y)
     assert all(t.dtype == torch.float32 for n, t in found.items() if n != "y")
     return found
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("run", [low_precision, autocast])
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "llama4"])
-def test_bf16(family: str, run: Any) -> None:
+def test_bf16(family: str, run: Any, device: str) -> None:
     """No further from eager in fp32 than eager in bf16 is."""
-    model, blocks, seen = prepared(family)
+    wide = {"sizes": WIDE, "length": 100} if device == "cuda" else {}
+    model, blocks, seen = prepared(family, device, **wide)
     for block, (inputs, d_y) in zip(blocks, seen, strict=True):
         with torch.no_grad():
             for parameter in block.parameters():
                 parameter.copy_(parameter.bfloat16())
         inputs = (inputs[0].bfloat16().float(), *inputs[1:])
         d_y = d_y.bfloat16().float()
-        wide = results(block, inputs, d_y)
+        exact = results(block, inputs, d_y)
         eager = run(block, inputs, d_y)
         switch(model, blocks, "moec")
         got = run(block, inputs, d_y)
         switch(model, blocks, "eager")
-        for name, ref in wide.items():
+        for name, ref in exact.items():
             bound = 1.5 * worst({name: eager[name]}, {name: ref})[0] + BF16
             error = worst({name: got[name]}, {name: ref})[0]
             assert error <= bound, f"{name}: {error:.2e} and {bound:.2e}"
@@ -147,11 +157,12 @@ def test_trainer(tmp_path: Any) -> None:
         torch.testing.assert_close(ends[1][name], end, rtol=0, atol=1e-3, msg=name)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
-def test_generate(family: str) -> None:
+def test_generate(family: str, device: str) -> None:
     """Dynamic cache, static cache, and static cache compiled, give eager's tokens."""
-    model = build(family)
-    ids = tokens(2, 5)
+    model = build(family, device=device)
+    ids = tokens(2, 5, device=device)
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     expected = model.generate(ids, **options)
     chosen = moec.transformers.enable(model, frozen=True)
@@ -159,13 +170,16 @@ def test_generate(family: str) -> None:
     with CallCount() as count:
         assert torch.equal(model.generate(ids, **options), expected)
     assert count.calls == 6 * LAYERS
-    assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
+    options["cache_implementation"] = "static"
+    assert torch.equal(model.generate(ids, disable_compile=True, **options), expected)
     if family != "qwen3_moe":  # one compilation is enough, and slow
         return
-    compiled = transformers.CompileConfig(backend="aot_eager", fullgraph=True, dynamic=False)
+    backend = "inductor" if device == "cuda" else "aot_eager"  # inductor: in CUDA graphs
+    compiled = transformers.CompileConfig(backend=backend, fullgraph=True, dynamic=False)
     compiled._compile_all_devices = True
-    got = model.generate(ids, cache_implementation="static", compile_config=compiled, **options)
-    assert torch.equal(got, expected)
+    counters.clear()
+    assert torch.equal(model.generate(ids, compile_config=compiled, **options), expected)
+    assert counters["stats"]["unique_graphs"] > 0
 
 
 def test_compiled_from_the_first_call() -> None:
