@@ -85,6 +85,21 @@ void check_zero(const char* name, float value, const char* why) {
                why);
 }
 
+int64_t checked_num_ids(int32_t num_experts, int32_t num_zero_experts) {
+  check_at_least("desc.num_experts", num_experts, 1);
+  check_at_least("desc.num_zero_experts", num_zero_experts, 0);
+  const int64_t num_ids = int64_t(num_experts) + num_zero_experts;
+  MOEC_REQUIRE(num_ids <= INT32_MAX, MOEC_E_OVERFLOW,
+               "desc.num_experts + desc.num_zero_experts is %lld; expected less than 2^31",
+               ll(num_ids));
+  return num_ids;
+}
+void check_local_experts(int32_t begin, int32_t end, int32_t num_experts) {
+  if (!begin && !end) return;
+  check_range("desc.expert_begin", begin, 0, num_experts - 1);
+  check_range("desc.expert_end", end, begin + 1, num_experts);
+}
+
 int64_t checked_product(const char* name, int64_t a, int64_t b) {
   int64_t product = 0;
   MOEC_REQUIRE(!__builtin_mul_overflow(a, b, &product), MOEC_E_OVERFLOW,

@@ -42,12 +42,7 @@ void fill_activation(const char* name, moec_activation& activation) {
 void check_sizes(const moec_experts_desc& desc) {
   check_at_least("desc.hidden", desc.hidden, 1);
   check_at_least("desc.inter", desc.inter, 1);
-  check_at_least("desc.num_experts", desc.num_experts, 1);
-  check_at_least("desc.num_zero_experts", desc.num_zero_experts, 0);
-  const int64_t num_ids = int64_t(desc.num_experts) + desc.num_zero_experts;
-  MOEC_REQUIRE(num_ids <= INT32_MAX, MOEC_E_OVERFLOW,
-               "desc.num_experts + desc.num_zero_experts is %lld; expected less than 2^31",
-               static_cast<long long>(num_ids));
+  const int64_t num_ids = checked_num_ids(desc.num_experts, desc.num_zero_experts);
   if (desc.max_rows_base) {
     check_at_least("desc.max_rows_base", desc.max_rows_base, 0);
     checked_rows("desc.max_rows_base", desc.max_rows_base);
@@ -56,10 +51,7 @@ void check_sizes(const moec_experts_desc& desc) {
   } else {
     check_range("desc.top_k", desc.top_k, 1, num_ids);
   }
-  if (desc.expert_begin || desc.expert_end) {
-    check_range("desc.expert_begin", desc.expert_begin, 0, desc.num_experts - 1);
-    check_range("desc.expert_end", desc.expert_end, desc.expert_begin + 1, desc.num_experts);
-  }
+  check_local_experts(desc.expert_begin, desc.expert_end, desc.num_experts);
   MOEC_REQUIRE(desc.align >= 0 && (desc.align & (desc.align - 1)) == 0, MOEC_E_INVALID_ARG,
                "desc.align is %d; expected 0 or a power of two", desc.align);
   // Every byte count below is some small factor times rows * width, so that this keeps it in 63

@@ -34,22 +34,14 @@ void check_capacity(const moec_plan_desc& desc) {
 }
 
 void check_experts(const moec_plan_desc& desc) {
-  check_at_least("desc.num_experts", desc.num_experts, 1);
-  check_at_least("desc.num_zero_experts", desc.num_zero_experts, 0);
-  const int64_t num_ids = int64_t(desc.num_experts) + desc.num_zero_experts;
-  MOEC_REQUIRE(num_ids <= INT32_MAX, MOEC_E_OVERFLOW,
-               "desc.num_experts + desc.num_zero_experts is %lld; expected less than 2^31",
-               static_cast<long long>(num_ids));
+  const int64_t num_ids = checked_num_ids(desc.num_experts, desc.num_zero_experts);
   if (desc.kind == MOEC_PLAN_EXPERT_CHOICE) {
     check_range("desc.top_k", desc.top_k, 0, 0);
     check_range("desc.num_zero_experts", desc.num_zero_experts, 0, 0);
   } else {
     check_range("desc.top_k", desc.top_k, 1, num_ids);
   }
-  if (desc.expert_begin || desc.expert_end) {
-    check_range("desc.expert_begin", desc.expert_begin, 0, desc.num_experts - 1);
-    check_range("desc.expert_end", desc.expert_end, desc.expert_begin + 1, desc.num_experts);
-  }
+  check_local_experts(desc.expert_begin, desc.expert_end, desc.num_experts);
 }
 
 int64_t padded(const moec_plan_desc& desc, int64_t rows) {

@@ -44,12 +44,7 @@ void check_selection(const moec_router_desc& desc) {
 
 void check_desc(const moec_router_desc& desc) {
   check_flags("desc.flags", desc.flags, kKnownFlags);
-  check_at_least("desc.num_experts", desc.num_experts, 1);
-  check_at_least("desc.num_zero_experts", desc.num_zero_experts, 0);
-  const int64_t num_ids = int64_t(desc.num_experts) + desc.num_zero_experts;
-  MOEC_REQUIRE(num_ids <= INT32_MAX, MOEC_E_OVERFLOW,
-               "desc.num_experts + desc.num_zero_experts is %lld; expected less than 2^31",
-               static_cast<long long>(num_ids));
+  const int64_t num_ids = checked_num_ids(desc.num_experts, desc.num_zero_experts);
   check_range("desc.top_k", desc.top_k, 1, num_ids);
 
   const struct {

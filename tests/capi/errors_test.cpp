@@ -36,6 +36,14 @@ moec_status experts_with(Problem& p, Spoil spoil) {
   spoil(args);
   return moec_experts_forward(p.experts.get(), &args, nullptr);
 }
+// A plan as `desc` says, built from the first top_k of the given ids.
+PlanHandle plan_of(Problem& p, const moec_plan_desc& desc) {
+  PlanHandle plan = make<PlanHandle>(moec_plan_create, p.context, &desc,
+                                     static_cast<const moec_buffer*>(nullptr));
+  const moec_tensor ids = tensor_of(p.given_ids.data(), MOEC_I32, {Problem::kTokens, desc.top_k});
+  check(moec_plan_from_topk(plan.get(), &ids, nullptr, nullptr));
+  return plan;
+}
 // Rows of another number than the plan's, whose experts are rounded up to `align`.
 moec_status permute_into(Problem& p, int32_t align, int64_t more) {
   auto desc = p.plan_desc;
@@ -44,12 +52,7 @@ moec_status permute_into(Problem& p, int32_t align, int64_t more) {
   int64_t max_rows = 0;
   desc.max_tokens = Problem::kTokens;
   check(moec_plan_size(&desc, &bytes, &max_rows));
-  const auto plan =
-      make<PlanHandle>(moec_plan_create, p.context, static_cast<const moec_plan_desc*>(&desc),
-                       static_cast<const moec_buffer*>(nullptr));
-  const moec_tensor ids =
-      tensor_of(p.given_ids.data(), MOEC_I32, {Problem::kTokens, Problem::kTopK});
-  check(moec_plan_from_topk(plan.get(), &ids, nullptr, nullptr));
+  const PlanHandle plan = plan_of(p, desc);
   std::vector<float> rows(size_t((max_rows + more) * Problem::kHidden));
   auto args = sized<moec_permute_args>();
   args.plan = plan.get();
@@ -183,23 +186,14 @@ const Mistake kMistakes[] = {
      [](Problem& p) {
        auto desc = p.plan_desc;
        desc.top_k = 1;
-       const auto plan =
-           make<PlanHandle>(moec_plan_create, p.context, static_cast<const moec_plan_desc*>(&desc),
-                            static_cast<const moec_buffer*>(nullptr));
-       const moec_tensor ids = tensor_of(p.given_ids.data(), MOEC_I32, {Problem::kTokens, 1});
-       check(moec_plan_from_topk(plan.get(), &ids, nullptr, nullptr));
+       const PlanHandle plan = plan_of(p, desc);
        return experts_with(p, [&](auto& a) { a.plan = plan.get(); });
      }},
     {"plan_of_other_align", MOEC_E_MISMATCH, "plan has align 8; the experts have 1",
      [](Problem& p) {
        auto desc = p.plan_desc;
        desc.align = 8;
-       const auto plan =
-           make<PlanHandle>(moec_plan_create, p.context, static_cast<const moec_plan_desc*>(&desc),
-                            static_cast<const moec_buffer*>(nullptr));
-       const moec_tensor ids =
-           tensor_of(p.given_ids.data(), MOEC_I32, {Problem::kTokens, Problem::kTopK});
-       check(moec_plan_from_topk(plan.get(), &ids, nullptr, nullptr));
+       const PlanHandle plan = plan_of(p, desc);
        return experts_with(p, [&](auto& a) { a.plan = plan.get(); });
      }},
     {"weights_of_other_shape", MOEC_E_MISMATCH, "weights are 4 experts of H, I = 16, 12",
