@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -122,7 +123,7 @@ bool all_zero(const Vec& values, size_t count) {
                      [](double v) { return v == 0; });
 }
 
-void check_type(const Problem& p, const OracleRun& reference, const Type& type) {
+void check_type(const Problem& p, const OracleRun& exact, const Type& type) {
   SCOPED_TRACE(type.name);
   RunOptions options;
   options.dtype = type.dtype;
@@ -132,6 +133,12 @@ void check_type(const Problem& p, const OracleRun& reference, const Type& type) 
   options.num_threads = 3;
   options.only_bytes = false;
   const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, options);
+  std::optional<OracleRun> rounded;
+  if (run.between != oracle::Rounding::kNone) {
+    rounded = run_oracle(as_rounded(p.config, run.between), p.in, p.d_y, {});
+    expect_matches(run, exact, p.config, p.in, 2 * type.tolerance, kTypicalRow);
+  }
+  const OracleRun& reference = rounded ? *rounded : exact;
   const double worst = expect_matches(run, reference, p.config, p.in, type.tolerance);
   ASSERT_EQ(run.status, MOEC_OK);
   const auto one = static_cast<size_t>(p.config.experts.hidden * p.config.experts.inter);

@@ -45,6 +45,7 @@ struct Shape {
   size_t hidden, inter;
   Activation act;
   Fault fault;
+  Rounding between = Rounding::kNone;
 };
 
 // Everything R rows compute in one MLP. The activation of a row is multiplied by act_weight before
@@ -103,6 +104,7 @@ void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpRows& ro
       (*d_act_weight)[r] += d_out * m.down_bias[o];
     }
   }
+  for (double& value : d_hw) value = round_to(s.between, value);
   for (size_t r = 0; r < count; ++r)
     (*d_act_weight)[r] += dot(&d_hw[r * s.inter], &rows.h[r * s.inter], s.inter);
   for (size_t i = 0; i < s.inter; ++i) {
@@ -152,7 +154,7 @@ std::vector<Assignments> assignments_of(const Config& config, const Route& route
 
 Shape shape_of(const Config& c) {
   return {static_cast<size_t>(c.experts.hidden), static_cast<size_t>(c.experts.inter),
-          c.experts.activation, c.fault};
+          c.experts.activation, c.fault, c.experts.between};
 }
 Shape shared_shape(const Config& c) {
   return {static_cast<size_t>(c.experts.hidden), static_cast<size_t>(c.experts.shared_inter),
@@ -175,6 +177,17 @@ MlpRows expert_rows(const Config& config, const Inputs& in, const Vec& x, const 
   const auto local = static_cast<size_t>(id - config.plan.expert_begin);
   mlp_forward(s, mlp_of<const double*>(in.experts, local, s.hidden, s.inter), &rows);
   return rows;
+}
+
+// The rows as backward sees them. Its weights are then those of the activations, which is the same
+// in exact arithmetic: the gradient at them is rounded before it is weighted.
+void round_kept(const Shape& s, const Vec& weights, const Assignments& assignments, MlpRows* rows) {
+  for (size_t i = 0; i < rows->h.size(); ++i) {
+    rows->g[i] = round_to(s.between, rows->g[i]);
+    rows->u[i] = round_to(s.between, rows->u[i]);
+    rows->h[i] = activate(s.act, rows->g[i], rows->u[i], s.fault);
+  }
+  for (size_t r = 0; r < assignments.size(); ++r) rows->act_weight[r] = weights[assignments[r]];
 }
 
 // The sums over each token's experts [T,H], before output_scale.
@@ -203,8 +216,12 @@ void expert_backward(const Config& config, const Inputs& in, const Vec& x, const
                      const Assignments& assignments, int id, const Vec& d_sums, Vec* d_x,
                      Gradients* grads) {
   const Shape s = shape_of(config);
-  const WeightPosition position = config.experts.weight_position;
-  const MlpRows rows = expert_rows(config, in, x, route, assignments, id);
+  WeightPosition position = config.experts.weight_position;
+  MlpRows rows = expert_rows(config, in, x, route, assignments, id);
+  if (s.between != Rounding::kNone && position == WeightPosition::kOutput) {
+    round_kept(s, route.weights, assignments, &rows);
+    position = WeightPosition::kActivation;
+  }
   Vec d_y;
   for (size_t r = 0; r < assignments.size(); ++r) {
     const size_t a = assignments[r];

@@ -109,6 +109,9 @@ struct ExpertsConfig {
   WeightPosition weight_position = WeightPosition::kOutput;
   Shared shared = Shared::kNone;
   double output_scale = 1;
+  // What a 16-bit backward rounds between its products: pre-activations, which forward has kept,
+  // and the gradient at the activations, before the routing weight. For weights on the output.
+  Rounding between = Rounding::kNone;
 };
 
 struct PlanConfig {

@@ -2,7 +2,8 @@
 // The error of every comparison in these tests: per row
 //   ||got - ref|| / max(||ref row||, 0.01 * the largest row norm of ref)
 // and the worst row counts. One figure over a whole tensor would hide a wrong row; without the
-// floor, rows that are rounding noise around an exact 0 would fail exact mathematics.
+// floor, rows that are rounding noise around an exact 0 would fail exact mathematics. A higher
+// floor (kTypicalRow: about what a row of normal values has) is for sums that may cancel.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 
 namespace moec::test {
 
-constexpr double kRowFloor = 0.01;
+constexpr double kRowFloor = 0.01, kTypicalRow = 0.3;
 
 struct RowError {
   double error = 0;  // infinity when anything is not finite or the sizes differ
@@ -26,7 +27,8 @@ inline std::ostream& operator<<(std::ostream& out, const RowError& e) {
 
 // got, ref: `rows` rows of `columns` values each, of any arithmetic type.
 template <typename Got, typename Ref>
-RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns) {
+RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns,
+                   double floor = kRowFloor) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   double largest = 0;
   for (size_t r = 0; r < rows; ++r) {
@@ -51,7 +53,7 @@ RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns) 
     if (!std::isfinite(difference) || !std::isfinite(square))
       error = kInf;
     else if (difference != 0)  // a reference of zeros wants exact zeros
-      error = std::sqrt(difference) / std::max(std::sqrt(square), kRowFloor * largest);
+      error = std::sqrt(difference) / std::max(std::sqrt(square), floor * largest);
     if (worst.row < 0 || error > worst.error) worst = {error, static_cast<int64_t>(r)};
   }
   return worst;
@@ -59,10 +61,10 @@ RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns) 
 
 // Containers of equal size; rows of `columns` values.
 template <typename Got, typename Ref>
-RowError row_error(const Got& got, const Ref& ref, size_t columns) {
+RowError row_error(const Got& got, const Ref& ref, size_t columns, double floor = kRowFloor) {
   if (got.size() != ref.size() || columns == 0 || ref.size() % columns != 0)
     return {std::numeric_limits<double>::infinity(), -1};
-  return row_error(got.data(), ref.data(), ref.size() / columns, columns);
+  return row_error(got.data(), ref.data(), ref.size() / columns, columns, floor);
 }
 
 }  // namespace moec::test

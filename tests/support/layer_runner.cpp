@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "handles.h"
@@ -41,6 +42,7 @@ class Run {
 
   void forward() { check(moec_layer_forward(layer_.get(), &args_, nullptr)); }
   void backward(const Vec& d_y, const Vec& d_logits_in);
+  oracle::Rounding between() const;
   void collect_bytes(LayerRun* run);
   void collect_values(LayerRun* run);
 
@@ -200,6 +202,19 @@ std::vector<std::pair<const moec_tensor*, Vec*>> Run::gradients(oracle::Gradient
           {&grad_->d_routing_weights, &g->routing_weights}};
 }
 
+// By what moec_layer_describe says.
+oracle::Rounding Run::between() const {
+  char text[4096];
+  uint64_t need = 0;
+  check(moec_layer_describe(layer_.get(), weights_.get(), tokens_, text, sizeof text, &need));
+  const std::string_view description(text);
+  for (const auto& [name, rounding] :
+       {std::pair{"bf16", oracle::Rounding::kBf16}, std::pair{"f16", oracle::Rounding::kFp16}})
+    if (description.find(std::string("\"between_products\": \"") + name) != description.npos)
+      return rounding;
+  return oracle::Rounding::kNone;
+}
+
 void Run::collect_bytes(LayerRun* run) {
   check(moec_context_sync(context_, nullptr));
   run->neighbours_untouched = tensors_.neighbours_untouched();
@@ -258,6 +273,7 @@ LayerRun run_layer(const oracle::Config& config, const oracle::Inputs& in, const
   LayerRun result;
   try {
     Run run(config, in, options);
+    result.between = run.between();
     run.forward();
     if (options.save != MOEC_SAVE_NONE) run.backward(d_y, d_logits_in);
     run.collect_bytes(&result);

@@ -31,6 +31,7 @@ struct RunOptions {
 struct LayerRun {
   moec_status status = MOEC_OK;
   std::string message;  // moec_last_error's when status is not MOEC_OK
+  oracle::Rounding between = oracle::Rounding::kNone;  // what the layer rounds between products
   oracle::Vec y, routing_weights, logits;
   oracle::Ids expert_ids;
   oracle::Gradients grads;

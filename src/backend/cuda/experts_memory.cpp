@@ -8,8 +8,9 @@
 namespace moec::cuda {
 
 Intermediates intermediates(const moec_experts_desc& desc, bool wide) {
-  if (kFastPath.refuses(desc)) return {MOEC_F32, MOEC_F32};
-  return {wide ? moec_dtype(MOEC_F32) : desc.dtype, desc.dtype};
+  if (kFastPath.refuses(desc)) return {MOEC_F32, MOEC_F32, MOEC_F32};
+  const moec_dtype between = wide ? moec_dtype(MOEC_F32) : desc.dtype;
+  return {between, between, desc.dtype};
 }
 
 bool is_gated(const moec_experts_desc& desc) {

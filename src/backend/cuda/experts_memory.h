@@ -9,11 +9,12 @@
 namespace moec::cuda {
 
 // Types of what lies between the products: 16 bits where Hopper's kernels may run, else fp32, as on
-// the CPU. wide: a context that does not use those kernels, whose pre-activations are fp32, since
-// their rounding is the largest error of the routing weights' gradients.
+// the CPU. wide: a context that does not use those kernels. The first two are the errors of the
+// routing weights' gradients, so every path of a context has the same ones.
 struct Intermediates {
-  moec_dtype pre;   // pre-activations
-  moec_dtype rows;  // outputs of rows, gradients at their inputs
+  moec_dtype pre;    // pre-activations
+  moec_dtype d_act;  // gradient at the activations, before the routing weight
+  moec_dtype rows;   // outputs of rows, gradients at their inputs
 };
 Intermediates intermediates(const moec_experts_desc& desc, bool wide = false);
 

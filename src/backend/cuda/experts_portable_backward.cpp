@@ -16,7 +16,7 @@ namespace {
 
 struct MlpMemory {
   void *pre, *d_pre, *weighted;  // [rows, parts, I] twice, [rows, I]
-  void* rows;                    // q [rows, I] in fp32, then [rows, H] gradient at the inputs
+  void* rows;                    // q [rows, I], then [rows, H] gradient at the inputs
   float *factor, *dots;          // [rows]
 };
 struct Memory {
@@ -34,7 +34,7 @@ MlpMemory lay_out_mlp(const moec_experts_desc& desc, Intermediates types, int64_
   if (desc.save == MOEC_SAVE_INPUT) m.pre = take(parts * inter * dtype_bytes(types.pre));
   m.d_pre = take(parts * inter * size);
   m.weighted = take(inter * size);
-  m.rows = take(std::max(inter * f32, desc.hidden * dtype_bytes(types.rows)));
+  m.rows = take(std::max(inter * dtype_bytes(types.d_act), desc.hidden * dtype_bytes(types.rows)));
   m.factor = static_cast<float*>(take(f32));
   m.dots = static_cast<float*>(take(f32));
   return m;
@@ -196,7 +196,7 @@ class Backward {
     }
     ActGradient step;
     if (want_hidden || dots) {
-      step.q = {memory.rows, MOEC_F32};
+      step.q = {memory.rows, types_.d_act};
       RowProduct p;
       p.groups = mlp.rows.groups;
       p.n = mlp.inter;
