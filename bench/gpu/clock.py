@@ -77,7 +77,7 @@ class Clock:
 
         host = LEAD * statistics.median(queue_ms() for _ in range(5))
         lead = min(MOST_CLEARS, 1 + int(host / self._clear_ms))
-        spare = host - self._window(run, 3, lead=lead)[0]
+        spare = host - self._window(run, 3, lead, lead)[0]
         return max(1, min(MOST_CLEARS, 1 + int(spare / self._clear_ms))), lead
 
     def alternate(self, runs, window_seconds, rounds):

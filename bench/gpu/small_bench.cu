@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A layer (plan, experts, combine) over few tokens, as a CUDA graph on cold weights: the
-// small-token kernels beside the tiled ones, the floor (bytes of the experts hit, x and y at the
-// copy rate measured here) and, at equal counts, cuBLAS. Before each replay 256 MiB are read, so
-// that no weight is in L2, nor anything that would have to be written back; implementations take
-// turns; median. `chain`: the mean of 8 layers of other experts in one graph.
+// kernels of one token and of few tokens beside the tiled ones, the floor (bytes of the experts
+// hit, x and y at the copy rate measured here) and, at equal counts, cuBLAS. Before each replay 256
+// MiB are read, so that no weight is in L2, nor anything that would have to be written back;
+// implementations take turns; median. `chain`: the mean of 8 layers of other experts in one graph.
 //
 // Usage: small_bench OUTPUT.json REPEATS SHAPE:TOKENS...
 #include <dlfcn.h>
@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 
+#include "backend/cuda/one_token.h"
 #include "backend/cuda/row_gemm.h"
 #include "backend/cuda/small_gemm.h"
 #include "gpu/device_problem.cuh"
@@ -30,7 +31,7 @@ constexpr Shape kShapes[] = {
     {"mixtral-8x7b", 4096, 14336, 8, 2},  {"sonic-30b", 4096, 1024, 128, 8},
     {"dsv3", 7168, 2048, 256, 8},
 };
-constexpr int kChain = 8;
+constexpr int kChain = 8, kPlans = 20;
 
 class Cublas {
  public:
@@ -151,25 +152,17 @@ class SmallLayer {
   double bytes() const { return 6.0 * hit() * s_.hidden * s_.inter + 4.0 * double(t_) * s_.hidden; }
 
   void plan(int set = 0) const { plans_[set].build(stream_); }
-  void small_up(int set = 0) const {
-    cuda::SmallArgs a = small(set, s_.inter, s_.hidden, gate_up_.data(), 2);
-    a.weights[1] = gate_up_.data() + int64_t(s_.inter) * s_.hidden;
-    a.operand = x_.data();
-    a.row_token = plans_[set].plan.row_token;
-    a.out = act_.data();
-    CHECK_CUDA(launch_small_up(a, sms_, stream_));
-  }
-  void small_down(int set = 0) const {
-    cuda::SmallArgs a = small(set, s_.hidden, s_.inter, down_.data(), 1);
-    a.operand = act_.data();
-    a.out = rows_.data();
-    a.combine = combine_params(set);
-    CHECK_CUDA(launch_small_down(a, sms_, stream_));
-  }
   void small_layer(int set = 0) const {
     plan(set);
-    small_up(set);
-    small_down(set);
+    CHECK_CUDA(launch_small_up(up(set), sms_, stream_));
+    CHECK_CUDA(launch_small_down(down(set), sms_, stream_));
+  }
+  void experts_of_one(int set = 0) const {
+    CHECK_CUDA(launch_one_token(up(set), down(set), sms_, stream_));
+  }
+  void one_token_layer(int set = 0) const {
+    plan(set);
+    experts_of_one(set);
   }
   void tiled_layer() const {
     plan();
@@ -195,6 +188,21 @@ class SmallLayer {
   }
 
  private:
+  cuda::SmallArgs up(int set) const {
+    cuda::SmallArgs a = small(set, s_.inter, s_.hidden, gate_up_.data(), 2);
+    a.weights[1] = gate_up_.data() + int64_t(s_.inter) * s_.hidden;
+    a.operand = x_.data();
+    a.row_token = plans_[set].plan.row_token;
+    a.out = act_.data();
+    return a;
+  }
+  cuda::SmallArgs down(int set) const {
+    cuda::SmallArgs a = small(set, s_.hidden, s_.inter, down_.data(), 1);
+    a.operand = act_.data();
+    a.out = rows_.data();
+    a.combine = combine_params(set);
+    return a;
+  }
   cuda::SmallArgs small(int set, int features, int k, const Half* weights, int parts) const {
     cuda::SmallArgs a = {};
     a.dtype = MOEC_BF16;
@@ -230,6 +238,7 @@ class SmallLayer {
     p.top_k = s_.top_k;
     p.rows = rows_.data();
     p.assignment_row = plans_[set].plan.assignment_row;
+    p.expert_ids = plans_[set].plan.expert_ids;
     p.weights = plans_[set].plan.weights;
     p.scale = 1.0f;
     p.y = y_.data();
@@ -297,8 +306,11 @@ int main(int argc, char** argv) {
       std::vector<Timed> all = {
           {"small", [&] { layer.small_layer(); }},
           {"plan", [&] { layer.plan(); }},
-          {"small_up", [&] { layer.small_up(); }},
-          {"small_down", [&] { layer.small_down(); }},
+          {"plan_chain",
+           [&] {
+             for (int c = 0; c < kPlans; ++c) layer.plan();
+           },
+           kPlans},
           {"small_chain",
            [&] {
              for (int c = 0; c < kChain; ++c) layer.small_layer(c);
@@ -306,6 +318,15 @@ int main(int argc, char** argv) {
            kChain},
           {"tiled", [&] { layer.tiled_layer(); }},
       };
+      if (tokens == 1) {
+        all.push_back({"one_token", [&] { layer.one_token_layer(); }});
+        all.push_back({"its_experts", [&] { layer.experts_of_one(); }});
+        all.push_back({"one_token_chain",
+                       [&] {
+                         for (int c = 0; c < kChain; ++c) layer.one_token_layer(c);
+                       },
+                       kChain});
+      }
       if (cublas.present() && layer.bounded()) {
         all.push_back({"cublas_bmm_bound", [&] { layer.bound(cublas); }});
       }

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/experts_memory.h"
 #include "backend/cuda/experts_path.h"
+#include "backend/cuda/one_token.h"
 #include "backend/cuda/small_gemm.h"
 #include "math/activation.h"
 
@@ -55,6 +56,7 @@ SmallArgs base(const ExpertsArgs& args, int64_t features, int64_t k_size, const 
   small.out = out;
   small.group_offsets = args.plan->group_offsets;
   small.num_experts = args.weights->num_experts;
+  small.expert_begin = args.plan->expert_begin;
   return small;
 }
 
@@ -102,8 +104,12 @@ const char* forward(const Op& op, const ExpertsArgs& args) {
   if (const char* why = set_weights(up, {&args.weights->gate, &args.weights->up})) return why;
   if (const char* why = set_weights(down, {&args.weights->down})) return why;
   if (const char* why = combine_refuses(down.combine, desc.dtype)) return why;
-  check(launch_small_up(up, op.multiprocessors, op.stream), "up of few tokens");
-  check(launch_small_down(down, op.multiprocessors, op.stream), "down of few tokens");
+  if (!one_token_refuses(up, down)) {
+    check(launch_one_token(up, down, op.multiprocessors, op.stream), "the experts of one token");
+  } else {
+    check(launch_small_up(up, op.multiprocessors, op.stream), "up of few tokens");
+    check(launch_small_down(down, op.multiprocessors, op.stream), "down of few tokens");
+  }
   op.count(2, 3 * product_flops(args.num_tokens * desc.top_k, desc.hidden, desc.inter));
   return nullptr;
 }

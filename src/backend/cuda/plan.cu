@@ -3,6 +3,7 @@
 //   group's first row + assignments of the expert in earlier CTAs + in earlier warps + in this one
 // and so a function of the input alone.
 //
+//   T*K <= 32     one launch of one CTA (plan_few.cu)
 //   T*K <= 8192   one launch: a cluster of up to 8 CTAs, which read each other's counts
 //   above         launch 1 counts; in launch 2 each CTA adds up the counts (they are in L2) and
 //                 writes. What launch 2 knows without the counts overlaps launch 1. No ticket, so
@@ -278,6 +279,10 @@ cudaError_t launch_big(PlanParams p, cudaStream_t stream) {
   return cudaSuccess;
 }
 
+bool is_few(const PlanView& plan) {
+  return plan.num_local <= kMaxSlice && plan.drop != MOEC_DROP_BY_WEIGHT &&
+         plan.num_tokens * plan.top_k <= kFewAssignments;
+}
 bool is_small(const PlanView& plan, bool clusters) {
   return clusters && plan.num_local <= kMaxSlice &&
          plan.num_tokens * plan.top_k <= kMaxCluster * kSmallTile;
@@ -290,12 +295,15 @@ uint64_t plan_scratch_bytes(int num_local) {
 }
 
 int plan_launches(const PlanView& plan, bool clusters) {
-  return is_small(plan, clusters) ? 1 : 2 * ((plan.num_local + kMaxSlice - 1) / kMaxSlice);
+  return is_few(plan) || is_small(plan, clusters)
+             ? 1
+             : 2 * ((plan.num_local + kMaxSlice - 1) / kMaxSlice);
 }
 
 cudaError_t launch_plan(const PlanSource& source, const PlanView& plan, cudaStream_t stream,
                         bool clusters) {
   const PlanParams p = params_of(source, plan);
+  if (is_few(plan)) return launch_plan_few(p, stream);
   return is_small(plan, clusters) ? launch_small(p, stream) : launch_big(p, stream);
 }
 

@@ -41,6 +41,9 @@ struct PlanParams {
   }
 };
 
+inline constexpr int kFewAssignments = 32;
+cudaError_t launch_plan_few(const PlanParams& p, cudaStream_t stream);  // plan_few.cu
+
 // same[r]: lanes with the same value[r], of which `bits` bits differ. One ballot a bit: match_any
 // takes a turn for each different value.
 template <int kCount>

@@ -78,6 +78,25 @@ __device__ __forceinline__ void cluster_sync() {
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
 }
+// The same in two halves, which order mbarriers made before (fence_barrier_init) and nothing else.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// To the same place in the shared memory of CTA `rank`, where it counts as 8 bytes on `barrier`.
+__device__ __forceinline__ void store_remote(uint32_t address, uint32_t rank, uint64_t value,
+                                             uint32_t barrier) {
+  asm volatile(
+      "{\n.reg .b32 to, counter;\n"
+      "mapa.shared::cluster.u32 to, %0, %1;\n"
+      "mapa.shared::cluster.u32 counter, %3, %1;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [to], %2, [counter];\n}" ::
+          "r"(address),
+      "r"(rank), "l"(value), "r"(barrier)
+      : "memory");
+}
 // Programmatic dependent launch: wait for the previous kernel; let the next one be scheduled.
 // Kernels of older architectures use these too: there a launch is never programmatic and both do
 // nothing.
@@ -141,6 +160,20 @@ __device__ __forceinline__ void bulk_commit() {
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- bulk copies of contiguous bytes (multiples of 16) ------------------------------------------
+__device__ __forceinline__ void bulk_load(uint32_t dst, const void* src, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(dst),
+      "l"(src), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// Into the L2 cache only.
+__device__ __forceinline__ void bulk_prefetch(const void* src, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
 }
 
 // ---- 16-byte asynchronous copies ------------------------------------------------------------

@@ -31,11 +31,11 @@ struct SmallArgs {
   int64_t operand_stride;    // elements
   const int32_t* row_token;  // up: [P], -1 = padding, read as zeros; down: null
   const int32_t* group_offsets;
-  int num_experts;
-  void* out;                   // up: act [P, features]; down: rows [P, features]
-  void* pre;                   // up: [P, 2, features] or null
-  moec_activation activation;  // up
-  CombineParams combine;       // down
+  int num_experts, expert_begin;  // local experts, and the global id of the first
+  void* out;                      // up: act [P, features]; down: rows [P, features]
+  void* pre;                      // up: [P, 2, features] or null
+  moec_activation activation;     // up
+  CombineParams combine;          // down
 };
 
 // Why there is no kernel for this, or null.
