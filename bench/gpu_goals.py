@@ -81,12 +81,11 @@ def steps(rows):
 
 def others(rows):
     for shape in SHAPES:
-        for tokens in (1, 16, 64, 256, 1024, 4096, 16384, 32768):
+        slots = 2 if shape == "mixtral-8x7b" else 4 if "gpt-oss" in shape else 8
+        for tokens in sorted({1, 16, 64, 256, 1024, 8192 // slots, 262144 // slots}):
             row = rows.best(shape, tokens, "plan")
-            slots = tokens * (2 if shape == "mixtral-8x7b" else 4 if "gpt-oss" in shape else 8)
-            limit = 5 if slots <= 8192 else 12
-            if row:
-                yield at_most("plan", shape, tokens, 1e3 * row["ms"], limit, " us")
+            limit = 5 if tokens * slots <= 8192 else 12
+            yield at_most("plan", shape, tokens, row and 1e3 * row["ms"], limit, " us")
         for mode in ("first_fwd", "first_fwdbwd"):
             row = rows.best(shape, 4096, mode)
             ratio = row and row["ms"] / row["steady_ms"]

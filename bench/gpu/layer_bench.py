@@ -231,11 +231,21 @@ def arguments():
 
 
 def everything():
+    """What matters most comes first."""
+    long = ("qwen3-30b-a3b", "olmoe", "gpt-oss-20b", "gpt-oss-120b")
     for name in SHAPES:
-        yield f"{name}:1,16,64,256,1024:fwd,plan"
-        yield f"{name}:4096:fwd,fwdbwd,first_call"
+        yield f"{name}:4096:fwd,fwdbwd"
+    for name in long:
         yield f"{name}:16384:fwd,fwdbwd"
-        yield f"{name}:32768:plan"
+    for name in SHAPES:
+        yield f"{name}:1,16,64,256,1024:fwd"
+    for name, shape in SHAPES.items():
+        plans = sorted({1, 16, 64, 256, 1024, 8192 // shape.top_k, 262144 // shape.top_k})
+        yield f"{name}:{','.join(map(str, plans))}:plan"
+        yield f"{name}:4096:first_call"
+    for name in SHAPES:
+        if name not in long:
+            yield f"{name}:16384:fwd"
 
 
 def main():
