@@ -10,7 +10,9 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256, kSlots = 8;  // slots whose loads are in flight together
+constexpr int kMaxThreads = 256, kThreadsOfSm = 1024;
+constexpr int kSlots = 8;  // slots whose loads are in flight together
+constexpr int kNone = -1, kIdentity = -2;
 
 template <typename Element>
 __device__ void accumulate(float (&sum)[8], uint4 v, float weight) {
@@ -23,32 +25,46 @@ __device__ void accumulate(float (&sum)[8], uint4 v, float weight) {
   }
 }
 
-// Columns [8 * chunk, 8 * chunk + 8) of one token.
+// Slot k of a token, held by lane k % 32 of each warp.
+struct Slot {
+  int row;  // or kNone, kIdentity
+  float weight;
+};
+__device__ Slot find_slot(const CombineParams& p, int64_t t, int k) {
+  if (t >= p.num_tokens || k >= p.top_k) return {kNone, 0.0f};
+  const int64_t at = t * p.top_k + k;
+  int row = max(__ldg(p.assignment_row + at), kNone);
+  if (p.num_zero > 0) {
+    const int id = __ldg(p.expert_ids + at) - p.num_experts;
+    if (id >= 0 && id < p.num_zero) row = kIdentity;
+  }
+  return {row, row == kNone ? 0.0f : p.weights ? __ldg(p.weights + at) : 1.0f};
+}
+
+// Columns [8 * chunk, 8 * chunk + 8) of one token, by whole warps.
 template <typename Element>
-__device__ void combine_chunk(const CombineParams& p, int64_t t, int64_t chunk, int64_t chunks) {
+__device__ void combine_chunk(const CombineParams& p, int64_t t, Slot slot, int chunk, int chunks,
+                              uint64_t once) {
   const uint4* const rows = static_cast<const uint4*>(p.rows) + chunk;
+  const int64_t at = t * chunks + chunk;
+  const bool inside = chunk < chunks;
   float sum[8] = {};
   for (int first = 0; first < p.top_k; first += kSlots) {
-    uint4 value[kSlots];
-    float weight[kSlots];
+    if (first > 0 && first % 32 == 0) slot = find_slot(p, t, first + int(threadIdx.x & 31));
+    uint4 value[kSlots] = {};
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      const int64_t at = t * p.top_k + first + i;
-      const bool slot = first + i < p.top_k;
-      const int row = slot ? __ldg(p.assignment_row + at) : -1;
-      const uint4* from = row >= 0 ? rows + row * chunks : nullptr;
-      if (p.num_zero > 0 && slot) {
-        const int id = __ldg(p.expert_ids + at) - p.num_experts;
-        if (id >= 0 && id < p.num_zero) from = static_cast<const uint4*>(p.x) + t * chunks + chunk;
-      }
-      weight[i] = from && p.weights ? __ldg(p.weights + at) : 1.0f;
-      value[i] = from ? __ldg(from) : uint4{};
-      if (!from) weight[i] = 0;
+      const int row = __shfl_sync(~0u, slot.row, first % 32 + i);
+      const uint4* const from =
+          row == kIdentity ? static_cast<const uint4*>(p.x) + at : rows + int64_t(row) * chunks;
+      if (row != kNone && inside) value[i] = ptx::load_once(from, once);
     }
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) accumulate<Element>(sum, value[i], weight[i]);
+    for (int i = 0; i < kSlots; ++i) {
+      accumulate<Element>(sum, value[i], __shfl_sync(~0u, slot.weight, first % 32 + i));
+    }
   }
-  const int64_t at = t * chunks + chunk;
+  if (!inside) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum[i] *= p.scale;
   if (p.bias) accumulate<Element>(sum, static_cast<const uint4*>(p.bias)[chunk], 1.0f);
@@ -66,19 +82,30 @@ __device__ float sum_parts(const CombineParams& p, int64_t assignment) {
   return sum;
 }
 
+// A CTA takes a token at a time and looks up the slots of its next one meanwhile. The gradients of
+// a token's weights fall to its warps in turn.
 template <typename Element>
-__global__ __launch_bounds__(kThreads) void combine_kernel(const CombineParams p) {
+__global__ __launch_bounds__(kMaxThreads,
+                             kThreadsOfSm /
+                                 kMaxThreads) void combine_kernel(const CombineParams p) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
-  const int64_t chunks = p.y ? p.hidden / 8 : 0, columns = p.num_tokens * chunks;
-  const int64_t items = columns + (p.d_weights ? p.num_tokens * p.top_k : 0);
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < items;
-       i += int64_t(gridDim.x) * kThreads) {
-    if (i < columns) {
-      const int64_t t = i / chunks;
-      combine_chunk<Element>(p, t, i - t * chunks, chunks);
-    } else {
-      p.d_weights[i - columns] = sum_parts(p, i - columns);
+  const int chunks = p.y ? int(p.hidden / 8) : 0;
+  const int lane = threadIdx.x & 31, warps = int(blockDim.x) / 32;
+  const uint64_t once = ptx::policy_once();
+  int turn = int(threadIdx.x) / 32;
+  Slot next = find_slot(p, blockIdx.x, lane);
+  for (int64_t t = blockIdx.x; t < p.num_tokens; t += gridDim.x) {
+    const Slot slot = next;
+    next = find_slot(p, t + gridDim.x, lane);
+    if (turn == 0 && p.d_weights) {
+      for (int64_t k = lane; k < p.top_k; k += 32) {
+        p.d_weights[t * p.top_k + k] = sum_parts(p, t * p.top_k + k);
+      }
+    }
+    turn = (turn == 0 ? warps : turn) - 1;
+    for (int first = 0; first < chunks; first += int(blockDim.x)) {
+      combine_chunk<Element>(p, t, slot, first + int(threadIdx.x), chunks, once);
     }
   }
 }
@@ -97,10 +124,13 @@ const char* combine_refuses(const CombineParams& p, moec_dtype dtype) {
 cudaError_t launch_combine(const CombineParams& p, moec_dtype dtype, int multiprocessors,
                            cudaStream_t stream) {
   if (p.num_tokens == 0) return cudaSuccess;
-  const int64_t items = p.num_tokens * (p.hidden / 8 + p.top_k);
-  const int grid = int(std::min<int64_t>((items + kThreads - 1) / kThreads, multiprocessors * 8));
+  const int64_t chunks = std::max<int64_t>(p.hidden / 8, 1);
+  const int64_t rounds = (chunks + kMaxThreads - 1) / kMaxThreads;  // of nearly equal width
+  const int threads = int((chunks + rounds - 1) / rounds + 31) / 32 * 32;
+  const int64_t resident = int64_t(multiprocessors) * (kThreadsOfSm / threads);
+  const int grid = int(std::min(p.num_tokens, resident));
   const auto kernel = dtype == MOEC_BF16 ? combine_kernel<__nv_bfloat16> : combine_kernel<__half>;
-  return launch(kernel, dim3(grid), kThreads, 0, stream, p);
+  return launch(kernel, dim3(grid), threads, 0, stream, p);
 }
 
 }  // namespace moec::cuda
