@@ -3,12 +3,13 @@
 weights, same tokens, same threads, alternating; medians of the rounds.
 
     scripts/bench_peers.sh --transformers
-    scripts/bench_peers.sh --transformers --out bench/results/NAME/transformers.json
+    scripts/bench_peers.sh --transformers --device cuda --shape qwen3-30b --no-eager \\
+        --out bench/results/NAME/transformers.json
 
-The model is a Qwen3-MoE of two layers, 32 experts of 512 by 256, four per token. `prefill` is a
-forward pass without gradients, `step` a forward and a backward of all parameters, `decode` one
-token with a cache of 64; moec's decode is measured with weights as they are and with frozen
-(packed) ones.
+The model is a Qwen3-MoE of a few layers. `prefill` is a forward pass of all tokens without
+gradients, `step` a forward and a backward of all parameters, `decode` one token with a cache of 64,
+the mean of ten; on a CPU moec's decode is also measured with frozen (packed) weights. --out
+replaces the rows of the same setting (device, shape, threads and so on), and keeps the others.
 """
 
 import argparse
@@ -25,25 +26,28 @@ import moec.transformers
 import torch
 import transformers
 
-PREFILL, CACHE = 256, 64
-
-
-def build(dtype):
-    torch.manual_seed(1)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=2048, hidden_size=512, intermediate_size=256, moe_intermediate_size=256,
-        num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, head_dim=64,
-        num_experts=32, num_experts_per_tok=4, norm_topk_prob=True,
-    )
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+CACHE, DECODED = 64, 10
+SHAPES = {
+    "small": dict(hidden_size=512, moe_intermediate_size=256, num_experts=32,
+                  num_experts_per_tok=4, num_attention_heads=8, num_key_value_heads=4, head_dim=64),
+    "qwen3-30b": dict(hidden_size=2048, moe_intermediate_size=768, num_experts=128,
+                      num_experts_per_tok=8, num_attention_heads=32, num_key_value_heads=4,
+                      head_dim=128),
+}
 
 
 class Case:
     """One model, switched from implementation to implementation."""
 
-    def __init__(self, dtype):
-        self.model = build(dtype)
-        self.ids = torch.randint(2048, (1, PREFILL))
+    def __init__(self, args):
+        torch.manual_seed(1)
+        config = transformers.Qwen3MoeConfig(
+            vocab_size=2048, intermediate_size=256, num_hidden_layers=args.layers,
+            norm_topk_prob=True, **SHAPES[args.shape])
+        with torch.device(args.device):
+            self.model = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=getattr(torch, args.dtype)).eval()
+            self.ids = torch.randint(2048, (1, args.tokens))
         with torch.no_grad():
             self.filled = self.model(self.ids[:, :CACHE], use_cache=True).past_key_values
 
@@ -57,30 +61,44 @@ class Case:
 
     def decode(self):
         with torch.no_grad():
-            self.model(self.ids[:, CACHE : CACHE + 1], past_key_values=self.filled, use_cache=True)
-        self.filled.crop(-1)
+            for _ in range(DECODED):
+                self.model(self.ids[:, CACHE : CACHE + 1], past_key_values=self.filled,
+                           use_cache=True)
+                self.filled.crop(-1)
 
 
-def measure(case, name, rounds):
-    """Seconds of each round by implementation; the first round warms up."""
-    times, names = {}, ["moec", "grouped_mm", "eager"]
-    if name == "decode":
-        names.append("moec frozen")
-        frozen = copy.copy(case)
+def seconds_of(case, name):
+    if case.ids.is_cuda:
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    getattr(case, name)()
+    if case.ids.is_cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / (DECODED if name == "decode" else 1)
+
+
+def measure(case, name, names, rounds):
+    """Seconds of each round by implementation, and the largest memory on a GPU; the first round
+    warms up."""
+    cases = dict.fromkeys(names, case)
+    if name == "decode" and not case.ids.is_cuda:
+        frozen = cases["moec frozen"] = copy.copy(case)
         frozen.model = copy.deepcopy(case.model)
         moec.transformers.enable(frozen.model, frozen=True)
+    times, peaks = {n: [] for n in cases}, dict.fromkeys(cases)
     for index in range(rounds + 1):
-        for implementation in names:
-            chosen = case
-            if implementation == "moec frozen":
-                chosen = frozen
-            else:
+        for implementation, chosen in cases.items():
+            if chosen is case:
                 case.model.set_experts_implementation(implementation)
-            begin = time.perf_counter()
-            getattr(chosen, name)()
+            if case.ids.is_cuda:
+                case.model.zero_grad()
+                torch.cuda.reset_peak_memory_stats()
+            seconds = seconds_of(chosen, name)
             if index:
-                times.setdefault(implementation, []).append(time.perf_counter() - begin)
-    return times
+                times[implementation].append(seconds)
+            if case.ids.is_cuda:
+                peaks[implementation] = torch.cuda.max_memory_allocated() >> 20
+    return times, peaks
 
 
 def check(case):
@@ -95,37 +113,56 @@ def check(case):
     return error
 
 
+def machine(device):
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    names = [text.split(":", 1)[1].strip() for text in lines if text.startswith("model name")]
+    return dict(
+        cpu=names[0] if names else platform.processor(), isa=moec.Context().device.arch,
+        gpu=torch.cuda.get_device_name() if device == "cuda" else None,
+        torch=torch.__version__, transformers=transformers.__version__)
+
+
+def write(path, args, setting, rows):
+    """Rows of this setting in place of those in the file."""
+    held = json.loads(path.read_text())["rows"] if path.exists() else []
+    held = [row for row in held if any(row[name] != setting[name] for name in setting)]
+    file = dict(machine=machine(args.device), commit=os.environ.get("MOEC_COMMIT"),
+                command="scripts/bench_peers.sh --transformers", rows=held + rows)
+    path.write_text(json.dumps(file, indent=1) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--shape", default="small", choices=SHAPES)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--eager", default=True, action=argparse.BooleanOptionalAction)
     parser.add_argument("--out", type=pathlib.Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    case = Case(getattr(torch, args.dtype))
-    error, rows = check(case), []
+    case, rows = Case(args), []
+    error = check(case)
+    setting = {n: getattr(args, n) for n in ("device", "shape", "layers", "tokens", "dtype",
+                                             "threads")}
+    names = ["moec", "grouped_mm"] + ["eager"] * args.eager
     for name in ("prefill", "step", "decode"):
-        times = measure(case, name, args.rounds)
+        times, peaks = measure(case, name, names, args.rounds)
         base = statistics.median(times["grouped_mm"])
         for implementation, seconds in times.items():
             median = statistics.median(seconds)
-            rows.append(dict(
-                case=name, experts=implementation, dtype=args.dtype, ms=1e3 * median,
+            rows.append(setting | dict(
+                case=name, experts=implementation, ms=1e3 * median,
                 spread=(max(seconds) - min(seconds)) / median, x_grouped_mm=base / median,
+                peak_mib=peaks[implementation], row_difference=error,
             ))
-            print(f"{name:8} {implementation:12} {1e3 * median:9.1f} ms  "
+            print(f"{name:8} {implementation:12} {1e3 * median:9.2f} ms  "
                   f"{base / median:5.2f} x grouped_mm", flush=True)
     if args.out:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        names = [text.split(":", 1)[1].strip() for text in lines if text.startswith("model name")]
-        machine = dict(cpu=names[0] if names else platform.processor(), threads=args.threads,
-                       torch=torch.__version__, transformers=transformers.__version__,
-                       isa=moec.Context().device.arch)
-        command = f"scripts/bench_peers.sh --transformers --dtype {args.dtype}"
-        args.out.write_text(json.dumps(
-            dict(machine=machine, command=command, row_difference=error, rows=rows), indent=1)
-            + "\n")
+        write(args.out, args, setting, rows)
 
 
 if __name__ == "__main__":

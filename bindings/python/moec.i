@@ -8,7 +8,11 @@
 //             would cost a thread switch per field
 %module(package="moec", threads="1") _raw
 
+%begin %{
+#define _GNU_SOURCE /* RTLD_DEFAULT */
+%}
 %{
+#include <dlfcn.h>
 #include <moec/moec.h>
 #include <stdlib.h>
 #include <string.h>

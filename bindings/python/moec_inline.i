@@ -112,3 +112,51 @@ moec_status set_log(PyObject *sink, int32_t min_level) {
   return status;
 }
 %}
+
+%{
+/* What gcc calls for `#pragma omp parallel`; LLVM's and Intel's OpenMP have it, too. */
+static struct {
+  void (*parallel)(void (*body)(void *), void *arg, unsigned num_threads, unsigned flags);
+  int (*thread_num)(void), (*num_threads)(void), (*max_threads)(void);
+} openmp;
+
+struct openmp_work {
+  int64_t n;
+  void (*body)(void *arg, int64_t i);
+  void *arg;
+};
+
+static void openmp_share(void *arg) { /* one thread's part */
+  const struct openmp_work *work = arg;
+  const int64_t step = openmp.num_threads();
+  for (int64_t i = openmp.thread_num(); i < work->n; i += step) work->body(work->arg, i);
+}
+
+/* A team of constant size: a smaller one would end the threads that it leaves out. */
+static int32_t openmp_for(void *num_threads, int64_t n, void (*body)(void *arg, int64_t i),
+                          void *arg) {
+  struct openmp_work work = {n, body, arg};
+  openmp.parallel(openmp_share, &work, (unsigned)(uintptr_t)num_threads, 0);
+  return 0;
+}
+%}
+
+%inline %{
+/* Contexts of `desc` work on the threads of the OpenMP runtime that the process has loaded
+ * (PyTorch's): 1, or 0 where there is none. num_threads 0: as many as OpenMP would take. */
+int32_t use_openmp(moec_context_desc *desc, int32_t num_threads) {
+  static _Thread_local moec_thread_pool pool; /* until moec_context_create has copied it */
+  *(void **)&openmp.parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+  *(void **)&openmp.thread_num = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+  *(void **)&openmp.num_threads = dlsym(RTLD_DEFAULT, "omp_get_num_threads");
+  *(void **)&openmp.max_threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+  if (!openmp.parallel || !openmp.thread_num || !openmp.num_threads || !openmp.max_threads)
+    return 0;
+  moec_struct_init(&pool, sizeof pool);
+  pool.num_threads = num_threads > 0 ? num_threads : openmp.max_threads();
+  pool.user = (void *)(uintptr_t)pool.num_threads;
+  pool.parallel_for = openmp_for;
+  desc->pool = &pool;
+  return 1;
+}
+%}

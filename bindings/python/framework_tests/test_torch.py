@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -282,6 +284,30 @@ def test_misaligned_weights() -> None:
         assert moved.data_ptr() % 4 == 2
         setattr(experts, name, torch.nn.Parameter(moved))
     assert torch.equal(experts(x, ids, weights), expected)
+
+
+ON_ONE_POOL = """
+import os, torch, moec, moec.torch
+from moec.torch import _engine
+tasks = lambda: len(os.listdir("/proc/self/task"))
+torch.set_num_threads(3)
+torch.ones(1 << 20).exp()  # torch's own threads are there
+before = tasks()
+experts = moec.torch.Experts(moec.ExpertsDesc(hidden=64, inter=64, num_experts=8, top_k=2))
+x, (weights, ids) = torch.randn(40, 64), torch.randn(40, 8).softmax(-1).topk(2)
+y = experts(x, ids, weights)
+y.sum().backward()
+assert tasks() == before, (tasks(), before)
+child = os.fork()  # has none of torch's threads: threads of its own, the same bits
+if child == 0:
+    same = torch.equal(experts(x, ids, weights), y)
+    os._exit(0 if same and tasks() > 1 else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_works_on_the_threads_of_torch() -> None:
+    subprocess.run([sys.executable, "-c", ON_ONE_POOL], check=True, timeout=60)
 
 
 def test_refusals_name_the_cause() -> None:

@@ -108,6 +108,9 @@ class Context(Handle):
 
     device           "cpu", "cuda" or "cuda:1"
     num_threads      CPU threads; 0 = affinity mask and cgroup quota
+    openmp           CPU: work on the threads of the OpenMP runtime that the process has loaded, if
+                     there is one. PyTorch's wait for their next work awake: threads of our own
+                     would share the cores with them
     workspace_limit  bytes of scratch the context may hold; 0 = no limit
 
     Raises DeviceError when the device or its backend is absent.
@@ -120,6 +123,7 @@ class Context(Handle):
         device: str = "cpu",
         *,
         num_threads: int = 0,
+        openmp: bool = False,
         flags: ContextFlags = ContextFlags.NONE,
         math: MathMode = MathMode.DEFAULT,
         workspace_limit: int = 0,
@@ -133,7 +137,8 @@ class Context(Handle):
         desc.device_id = int(index or 0)
         desc.flags = flags
         desc.math = math
-        desc.num_threads = num_threads
+        if not openmp or not _raw.use_openmp(desc, num_threads):
+            desc.num_threads = num_threads
         desc.workspace_limit = workspace_limit
         self._pointer = _raw.moec_context_create(desc)
 

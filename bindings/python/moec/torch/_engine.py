@@ -37,6 +37,7 @@ _CODES = {
     torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16,
     torch.int32: DType.I32, torch.int64: DType.I64, torch.uint8: DType.U8, torch.bool: DType.BOOL,
 }
+_PROCESS = os.getpid()  # a fork has none of the threads of OpenMP
 _DEVICES = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}
 
 Tensors = Mapping[str, Tensor | None]
@@ -58,10 +59,12 @@ def context_of(device: torch.device) -> Context:
 
 
 @lru_cache(maxsize=64)
-def _context(kind: str, index: int, threads: int, _process: int) -> Context:
+def _context(kind: str, index: int, threads: int, process: int) -> Context:
     if kind not in _DEVICES:
         raise TypeError(f"moec.torch: tensors on {kind}; cpu and cuda can be used")
-    return Context(kind if kind == "cpu" else f"{kind}:{index}", num_threads=threads)
+    if kind == "cpu":
+        return Context(kind, num_threads=threads, openmp=process == _PROCESS)
+    return Context(f"{kind}:{index}")
 
 
 def _real_device(device: torch.device) -> torch.device:
