@@ -8,7 +8,8 @@ weights, same tokens, same threads, alternating; medians of the rounds.
 
 The model is a Qwen3-MoE of a few layers. `prefill` is a forward pass of all tokens without
 gradients, `step` a forward and a backward of all parameters, `decode` one token with a cache of 64,
-the mean of ten; on a CPU moec's decode is also measured with frozen (packed) weights. --out
+the mean of ten; on a CPU moec's decode is also measured with frozen (packed) weights. On a GPU
+--generate adds generate() with a static cache, which transformers compiles into CUDA graphs. --out
 replaces the rows of the same setting (device, shape, threads and so on), and keeps the others.
 """
 
@@ -26,7 +27,7 @@ import moec.transformers
 import torch
 import transformers
 
-CACHE, DECODED = 64, 10
+CACHE, DECODED, GENERATED = 64, 10, 64
 SHAPES = {
     "small": dict(hidden_size=512, moe_intermediate_size=256, num_experts=32,
                   num_experts_per_tok=4, num_attention_heads=8, num_key_value_heads=4, head_dim=64),
@@ -65,6 +66,29 @@ class Case:
                 self.model(self.ids[:, CACHE : CACHE + 1], past_key_values=self.filled,
                            use_cache=True)
                 self.filled.crop(-1)
+
+
+    def generate(self, count):
+        self.model.generate(self.ids[:, :CACHE], cache_implementation="static", do_sample=False,
+                            max_new_tokens=count, min_new_tokens=count)
+        torch.cuda.synchronize()
+
+
+def measure_generate(case, names, rounds):
+    """Seconds a token: those of a long run less those of a short one."""
+    times = {}
+    for implementation in names:
+        case.model.set_experts_implementation(implementation)
+        torch.compiler.reset()
+        case.generate(GENERATED + 2)  # compiles, records
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            case.generate(2)
+            middle = time.perf_counter()
+            case.generate(GENERATED + 2)
+            seconds = time.perf_counter() - middle - (middle - begin)
+            times.setdefault(implementation, []).append(seconds / GENERATED)
+    return times, dict.fromkeys(names)
 
 
 def seconds_of(case, name):
@@ -141,6 +165,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--eager", default=True, action=argparse.BooleanOptionalAction)
+    parser.add_argument("--generate", action="store_true")
     parser.add_argument("--out", type=pathlib.Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -149,8 +174,11 @@ def main():
     setting = {n: getattr(args, n) for n in ("device", "shape", "layers", "tokens", "dtype",
                                              "threads")}
     names = ["moec", "grouped_mm"] + ["eager"] * args.eager
-    for name in ("prefill", "step", "decode"):
-        times, peaks = measure(case, name, names, args.rounds)
+    for name in ("prefill", "step", "decode") + ("generate",) * args.generate:
+        if name == "generate":
+            times, peaks = measure_generate(case, names, args.rounds)
+        else:
+            times, peaks = measure(case, name, names, args.rounds)
         base = statistics.median(times["grouped_mm"])
         for implementation, seconds in times.items():
             median = statistics.median(seconds)
