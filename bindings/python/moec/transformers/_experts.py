@@ -26,7 +26,7 @@ _NAMES = {
 # A traced graph takes what such a function returns for a constant. Before torch 2.13 its arguments
 # may not be modules: there it gets the id of the module, which lives while it is traced.
 _constant: Callable[[Function], Function] = torch._dynamo.assume_constant_result
-_MODULES_ARE_CONSTANT = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
+_MODULES_ARE_CONSTANT = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 _texts: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 _frozen: weakref.WeakKeyDictionary[nn.Module, Frozen] = weakref.WeakKeyDictionary()
 
