@@ -37,14 +37,6 @@ constexpr int kTokens = 300;
 // gradient is K inner products, and one or two of them cancel to 1 % of the largest row too often.
 constexpr int kTopK = 3;
 
-struct Type {
-  const char* name;
-  moec_dtype dtype;
-  double tolerance;
-};
-constexpr Type kTypes[] = {
-    {"f32", MOEC_F32, 2e-5}, {"bf16", MOEC_BF16, 1e-2}, {"f16", MOEC_F16, 2e-3}};
-
 // Every token has both experts of 300 rows; its third slot belongs to one of the others. Which slot
 // is which alternates at random.
 oracle::Ids given_ids() {

@@ -27,14 +27,6 @@ using oracle::Vec;
 
 constexpr int kHidden = 136, kInter = 72, kExperts = 6, kTokens = 150;
 
-struct Type {
-  const char* name;
-  moec_dtype dtype;
-  double tolerance;
-};
-constexpr Type kTypes[] = {
-    {"f32", MOEC_F32, 2e-5}, {"bf16", MOEC_BF16, 1e-2}, {"f16", MOEC_F16, 2e-3}};
-
 // Sanitizers are slow: MOEC_CHECK_SMALL leaves one type.
 std::vector<Type> types() {
   if (std::getenv("MOEC_CHECK_SMALL")) return {kTypes[1]};

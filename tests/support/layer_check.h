@@ -13,6 +13,15 @@
 
 namespace moec::test {
 
+// Types of a layer, and the largest row error of each, forward and every gradient.
+struct Type {
+  const char* name;
+  moec_dtype dtype;
+  double tolerance;
+};
+inline constexpr Type kTypes[] = {
+    {"f32", MOEC_F32, 2e-5}, {"bf16", MOEC_BF16, 1e-2}, {"f16", MOEC_F16, 2e-3}};
+
 struct OracleRun {
   oracle::Layer layer;
   oracle::Gradients grads;
