@@ -13,8 +13,8 @@
 
 namespace moec::cuda {
 
-constexpr int kMmaThreads = 128, kMmaDepth = 32, kMmaStages = 4;
-constexpr int kMmaChunks = kPortableTile * kMmaDepth / 8 / kMmaThreads;  // a thread
+constexpr int kMmaDepth = 32, kMmaStages = 4;
+constexpr int kMmaChunks = kPortableTile * kMmaDepth / 8 / kPortableThreads;  // a thread
 constexpr int kMmaTileBytes = kPortableTile * kMmaDepth * 2;
 constexpr int kMmaSharedBytes = kMmaStages * 2 * kMmaTileBytes;
 
@@ -22,24 +22,24 @@ __device__ __forceinline__ uint32_t copied_bytes(int64_t elements) {  // of a ch
   return elements >= 8 ? 16u : elements > 0 ? uint32_t(elements) * 2 : 0u;
 }
 
-// Copies the tiles of one operand, k block after k block; each thread its own chunks.
+// Copies the tiles of one operand, k block after k block; each thread its own chunks. What a copy
+// needs is kept and only advanced: the loop over k has more of these instructions than products.
 template <bool kAlongK>
 struct TileLoader;
 
 template <>
 struct TileLoader<true> {
-  static constexpr int kRowStep = kMmaThreads / 4;
+  static constexpr int kRowStep = kPortableThreads / 4;
   const char* rows[kMmaChunks];
   uint32_t to;
-  int64_t k;
+  int k;                // of the chunk in a k block
   unsigned inside = 0;  // bit j: row j
 
   // i0: first index of the tile; row indices are offset by first_row and go through the gather.
   __device__ TileLoader(const Operand& from, const PortableTile& t, int64_t i0, int64_t i_end,
                         int64_t first_row) {
-    const int chunk = threadIdx.x % 4;
+    const int chunk = threadIdx.x % 4, first = threadIdx.x / 4;
     k = chunk * 8;
-    const int first = threadIdx.x / 4;
     to = first * 64 + ((chunk ^ (first / 2 & 3)) * 16);
 #pragma unroll
     for (int j = 0; j < kMmaChunks; ++j) {
@@ -50,54 +50,64 @@ struct TileLoader<true> {
       rows[j] = from.of_group(t.group) + ((index >= 0 ? index : 0) * from.i_stride + k) * 2;
     }
   }
-  // k0: multiple of kMmaDepth; part: bytes from the first part
-  __device__ void load(uint32_t tile, int64_t k0, int64_t k_end, int64_t part) {
+  __device__ void load(uint32_t tile, int k0, int k_end) const {
     const uint32_t bytes = copied_bytes(k_end - k0 - k);
 #pragma unroll
-    for (int j = 0; j < kMmaChunks; ++j) {
-      const uint32_t own = inside >> j & 1 ? bytes : 0;
-      const char* const source = own ? rows[j] + part + k0 * 2 : rows[j];
-      ptx::copy_async(tile + to + kRowStep * 64 * j, source, own);
-    }
+    for (int j = 0; j < kMmaChunks; ++j)
+      ptx::copy_async(tile + to + kRowStep * 64 * j, rows[j], inside >> j & 1 ? bytes : 0);
+  }
+  // To the k block at k0, and from part to part.
+  __device__ void advance(int k0, int, int64_t part) {
+    const int64_t step = k0 > 0 ? kMmaDepth * 2 : part;
+#pragma unroll
+    for (int j = 0; j < kMmaChunks; ++j) rows[j] += step;
+  }
+  // What advance adds to come to the next part, `bytes` from this one.
+  static __device__ int64_t part_step(int64_t bytes, int k_end) {
+    return bytes - (k_end - 1) / kMmaDepth * (kMmaDepth * 2);
   }
 };
 static_assert(TileLoader<true>::kRowStep % 8 == 0);  // the same swizzle in all rows of a thread
 
 template <>
 struct TileLoader<false> {
+  static constexpr int kStep = kPortableThreads / 16;
   const char* base;
   const int32_t* gather;
-  int64_t k_stride, first_row;
-  static constexpr int kStep = kMmaThreads / 16;
-  uint32_t to, bytes;
-  int first;
-  int64_t next[kMmaChunks];  // the rows that the next load will read
+  uint32_t stride, to, bytes;  // stride: bytes from row to row
+  int first, first_row;
+  int next[kMmaChunks];  // the rows that the next load will read
 
   __device__ TileLoader(const Operand& from, const PortableTile& t, int64_t i0, int64_t i_end,
                         int64_t first_of_group)
-      : gather(from.gather), k_stride(from.k_stride), first_row(first_of_group) {
+      : gather(from.gather), stride(uint32_t(from.k_stride * 2)), first_row(int(first_of_group)) {
     const int chunk = threadIdx.x % 16;
     first = threadIdx.x / 16;
     bytes = copied_bytes(i_end - i0 - chunk * 8);
     base = from.of_group(t.group) + (bytes ? (i0 + chunk * 8) * 2 : 0);
     to = first * 256 + ((chunk ^ (first & 7)) * 16);
-#pragma unroll
-    for (int j = 0; j < kMmaChunks; ++j) next[j] = row(first + kStep * j, t.k_end);
+    if (gather) gather += first_row;
+    find_rows(0, int(t.k_end));
   }
-  __device__ int64_t row(int64_t k, int64_t k_end) const {
-    if (k >= k_end) return -1;
-    return gather ? gather[first_row + k] : first_row + k;
-  }
-  __device__ void load(uint32_t tile, int64_t k0, int64_t k_end, int64_t part) {
-    const int64_t after = k0 + kMmaDepth < k_end ? k0 + kMmaDepth : 0;  // parts begin at 0 again
+  __device__ void find_rows(int k0, int k_end) {
 #pragma unroll
     for (int j = 0; j < kMmaChunks; ++j) {
-      const bool inside = next[j] >= 0;
-      const char* const source = base + (inside ? part + next[j] * k_stride * 2 : 0);
-      ptx::copy_async(tile + to + kStep * 256 * j, source, inside ? bytes : 0);
-      next[j] = row(after + first + kStep * j, k_end);
+      const int k = k0 + first + kStep * j;
+      next[j] = k >= k_end ? -1 : gather ? gather[k] : first_row + k;
     }
   }
+  __device__ void load(uint32_t tile, int, int) const {
+#pragma unroll
+    for (int j = 0; j < kMmaChunks; ++j) {
+      const char* const source = base + uint64_t(uint32_t(max(next[j], 0))) * stride;
+      ptx::copy_async(tile + to + kStep * 256 * j, source, next[j] >= 0 ? bytes : 0);
+    }
+  }
+  __device__ void advance(int k0, int k_end, int64_t part) {
+    if (k0 == 0) base += part;
+    find_rows(k0, k_end);
+  }
+  static __device__ int64_t part_step(int64_t bytes, int) { return bytes; }
 };
 static_assert(TileLoader<false>::kStep % 8 == 0);
 
@@ -108,20 +118,41 @@ __device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&r)[4]
                : "memory");
 }
 
-// Fragments of 16 values of i and 16 of k. Of a: one operand of mma; of b: two.
-template <bool kAlongK, bool kOfB>
-__device__ __forceinline__ void load_fragment(uint32_t tile, int i0, int k0, uint32_t (&r)[4]) {
-  const int lane = threadIdx.x & 31, within = lane & 7;
-  const int first = lane >> 3 & 1, second = lane >> 4;
-  const int i_block = kOfB ? second : first, k_block = kOfB ? first : second;
-  if constexpr (kAlongK) {
-    const int i = i0 + i_block * 8 + within, chunk = k0 / 8 + k_block;
-    load_matrices(tile + i * 64 + ((chunk ^ (i / 2 & 3)) * 16), r);
-  } else {
-    const int k = k0 + k_block * 8 + within, chunk = i0 / 8 + i_block;
-    ptx::load_matrix_transposed(tile + k * 256 + ((chunk ^ (k & 7)) * 16), r);
+// Fragments of 16 values of i and 16 of k, `kCount` of them side by side along i. Of a: one operand
+// of mma each; of b: two. Each lane's place in a tile is computed once.
+template <bool kAlongK, bool kOfB, int kCount>
+struct Fragments {
+  static constexpr int kPlaces = kAlongK ? kMmaDepth / 16 : kCount;
+  uint32_t place[kPlaces];
+  uint32_t values[kCount][4];
+
+  __device__ explicit Fragments(int i0) {
+    const int lane = threadIdx.x & 31, within = lane & 7;
+    const int first = lane >> 3 & 1, second = lane >> 4;
+    const int i_block = kOfB ? second : first, k_block = kOfB ? first : second;
+#pragma unroll
+    for (int n = 0; n < kPlaces; ++n) {
+      if constexpr (kAlongK) {
+        const int i = i0 + i_block * 8 + within, chunk = 2 * n + k_block;
+        place[n] = i * 64 + ((chunk ^ (i / 2 & 3)) * 16);
+      } else {
+        const int k = k_block * 8 + within, chunk = i0 / 8 + 2 * n + i_block;
+        place[n] = k * 256 + ((chunk ^ (k & 7)) * 16);
+      }
+    }
   }
-}
+  // Those of 16 k from 16 * step on; the first `count` of them.
+  __device__ __forceinline__ void load(uint32_t tile, int step, int count = kCount) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      if (n >= count) continue;
+      if constexpr (kAlongK)
+        load_matrices(tile + place[step] + n * 16 * 64, values[n]);
+      else
+        ptx::load_matrix_transposed(tile + place[n] + step * 16 * 256, values[n]);
+    }
+  }
+};
 
 template <typename Element>
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,

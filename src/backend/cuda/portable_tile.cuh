@@ -100,37 +100,68 @@ __device__ inline Span<4> load_bias(const PortableGemm& p, const PortableTile& t
   return bias;
 }
 
-// Stores the staged tile; every thread of the CTA takes part. Four columns a thread at a time.
-template <bool kWeightGradient>
-__device__ void write_tile(const PortableGemm& p, const PortableTile& t, float* tile) {
-  constexpr int kSpans = kPortableTile / 4;
-  char* const base = const_cast<char*>(p.c.of_group(kWeightGradient ? t.group : 0));
-  const int rows = int(min(int64_t(kPortableTile), t.m_end - t.m0));
-  const int j = int(threadIdx.x % kSpans) * 4;  // the same in all rounds
-  if (t.n0 + j >= p.n) return;
-  const int columns = int(min(int64_t(4), p.n - t.n0 - j));
-  Span<4> bias = {};
-  if constexpr (!kWeightGradient) bias = load_bias(p, t, t.n0 + j);
-#pragma unroll 1
-  for (int i = threadIdx.x / kSpans; i < rows; i += blockDim.x / kSpans) {
-    const int64_t row = kWeightGradient ? t.m0 + i : t.first_row + t.m0 + i;
-    const int64_t at = row * p.c.i_stride + (t.n0 + j) * p.c.k_stride + t.part * p.c_part;
-    const float4 v = *reinterpret_cast<const float4*>(staged(tile, i, j));
+// Stores the staged tile; every thread of the CTA takes part. Four columns a thread, every eighth
+// row: T where four neighbours may be stored at once.
+constexpr int kPortableSpans = kPortableTile / 4,
+              kPortableRowStep = kPortableThreads / kPortableSpans;
+static_assert(kPortableRowStep == 8);  // the same permutation of columns in all rows of a thread
+
+template <bool kWeightGradient, class T>
+__device__ __forceinline__ void write_spans(const PortableGemm& p, char* base, int64_t row,
+                                            int rows, int64_t column, const float* from,
+                                            const Span<4>& bias) {
+  auto* to = reinterpret_cast<Elements<T, 4>*>(base) + (row * p.c.i_stride + column) / 4;
+  const int64_t step = kPortableRowStep * p.c.i_stride / 4;
+#pragma unroll 2
+  for (int i = 0; i < rows; i += kPortableRowStep, to += step) {
+    const float4 v = *reinterpret_cast<const float4*>(from + i * kPortableTile);
     Span<4> sum = {v.x, v.y, v.z, v.w};
     if constexpr (!kWeightGradient)
-      add_scaled(sum, p.bias_weight ? p.bias_weight[row] : 1.0f, bias);
-    if (p.spans) {
-      if (p.accumulate) add_scaled(sum, 1.0f, load_span<4>(base, p.c.dtype, at));
-      store_span(base, p.c.dtype, at, sum);
-    } else {
+      add_scaled(sum, p.bias_weight ? p.bias_weight[row + i] : 1.0f, bias);
+    if (p.accumulate) add_scaled(sum, 1.0f, load_elements(*to));
+    store_elements(*to, sum);
+  }
+}
+
+template <bool kWeightGradient>
+__device__ void write_elements(const PortableGemm& p, char* base, int64_t row, int rows,
+                               int64_t column, int columns, const float* from,
+                               const Span<4>& bias) {
+#pragma unroll 1
+  for (int i = 0; i < rows; i += kPortableRowStep) {
+    const float weight = kWeightGradient || !p.bias_weight ? 1.0f : p.bias_weight[row + i];
+    const int64_t at = (row + i) * p.c.i_stride + column;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        if (c >= columns) break;
-        const int64_t one = at + c * p.c.k_stride;
-        if (p.accumulate) sum[c] += load_span<1>(base, p.c.dtype, one)[0];
-        store_span(base, p.c.dtype, one, Span<1>{sum[c]});
-      }
+    for (int c = 0; c < 4; ++c) {
+      if (c >= columns) break;
+      const int64_t one = at + c * p.c.k_stride;
+      float sum = from[i * kPortableTile + c];
+      if constexpr (!kWeightGradient) sum += weight * bias[c];
+      if (p.accumulate) sum += load_span<1>(base, p.c.dtype, one)[0];
+      store_span(base, p.c.dtype, one, Span<1>{sum});
     }
+  }
+}
+
+template <bool kWeightGradient>
+__device__ void write_tile(const PortableGemm& p, const PortableTile& t, float* tile) {
+  char* const base = const_cast<char*>(p.c.of_group(kWeightGradient ? t.group : 0));
+  const int first = int(threadIdx.x) / kPortableSpans;
+  const int rows = int(min(int64_t(kPortableTile), t.m_end - t.m0)) - first;  // from `first` on
+  const int j = int(threadIdx.x) % kPortableSpans * 4;
+  if (t.n0 + j >= p.n || rows <= 0) return;
+  Span<4> bias = {};
+  if constexpr (!kWeightGradient) bias = load_bias(p, t, t.n0 + j);
+  const float* const from = staged(tile, first, j);
+  const int64_t row = (kWeightGradient ? t.m0 : t.first_row + t.m0) + first;
+  const int64_t column = (t.n0 + j) * p.c.k_stride + t.part * p.c_part;
+  if (p.spans) {
+    with_real(p.c.dtype, [&]<class T>() {
+      write_spans<kWeightGradient, T>(p, base, row, rows, column, from, bias);
+    });
+  } else {
+    write_elements<kWeightGradient>(p, base, row, rows, column,
+                                    int(min(int64_t(4), p.n - t.n0 - j)), from, bias);
   }
 }
 

@@ -41,14 +41,28 @@ __device__ __forceinline__ float widened(T value) {
   return to_float(value);
 }
 
+template <class T, int V>
+__device__ __forceinline__ Span<V> load_elements(const Elements<T, V>& at) {
+  const Elements<T, V> from = at;
+  Span<V> span;
+#pragma unroll
+  for (int i = 0; i < V; ++i) span[i] = widened(from.v[i]);
+  return span;
+}
+template <class T, int V>
+__device__ __forceinline__ void store_elements(Elements<T, V>& at, const Span<V>& span) {
+  Elements<T, V> to;
+#pragma unroll
+  for (int i = 0; i < V; ++i) to.v[i] = rounded(span[i], T());
+  at = to;
+}
+
 // Elements [at, at + V); at is a multiple of V.
 template <int V>
 __device__ __forceinline__ Span<V> load_span(const void* base, moec_dtype dtype, int64_t at) {
   Span<V> span;
   with_real(dtype, [&]<class T>() {
-    const Elements<T, V> from = static_cast<const Elements<T, V>*>(base)[at / V];
-#pragma unroll
-    for (int i = 0; i < V; ++i) span[i] = widened(from.v[i]);
+    span = load_elements(static_cast<const Elements<T, V>*>(base)[at / V]);
   });
   return span;
 }
@@ -59,12 +73,8 @@ __device__ __forceinline__ Span<V> load_span(const Array& from, int64_t at) {
 template <int V>
 __device__ __forceinline__ void store_span(void* base, moec_dtype dtype, int64_t at,
                                            const Span<V>& span) {
-  with_real(dtype, [&]<class T>() {
-    Elements<T, V> to;
-#pragma unroll
-    for (int i = 0; i < V; ++i) to.v[i] = rounded(span[i], T());
-    static_cast<Elements<T, V>*>(base)[at / V] = to;
-  });
+  with_real(dtype,
+            [&]<class T>() { store_elements(static_cast<Elements<T, V>*>(base)[at / V], span); });
 }
 template <int V>
 __device__ __forceinline__ void store_span(const Array& to, int64_t at, const Span<V>& span) {
