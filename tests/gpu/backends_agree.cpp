@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The experts through the public API on a CPU context and on a CUDA one: the same plan, y and every
 // gradient within the rounding of bf16, per row. Exit 77 without a GPU.
+//
+// Workspaces are the caller's and start as NaN: initcheck does not follow bulk tensor stores and
+// would report every row that they wrote. What is read before it is written shows as NaN instead.
 #include <cuda_runtime_api.h>
 #include <moec/moec.h>
 
@@ -158,7 +161,9 @@ Outputs run(int32_t device, const Inputs& in, uint32_t save) {
   CHECK(moec_experts_create(context, &desc, &experts));
   auto sizes = sized<moec_experts_sizes>();
   CHECK(moec_experts_query(experts, &sizes));
-  const Memory saved(device, sizes.saved.base + uint64_t(kTokens) * sizes.saved.per_token);
+  const auto bytes = [](const moec_size& s) { return s.base + uint64_t(kTokens) * s.per_token; };
+  const Memory saved(device, bytes(sizes.saved)), work(device, bytes(sizes.forward_workspace)),
+      grad_work(device, bytes(sizes.backward_workspace));
 
   auto args = sized<moec_experts_args>();
   args.plan = plan;
@@ -166,6 +171,7 @@ Outputs run(int32_t device, const Inputs& in, uint32_t save) {
   args.x = x.tensor(kElement, {kTokens, kHidden});
   args.y = y.tensor(kElement, {kTokens, kHidden});
   args.saved = saved.buffer();
+  args.workspace = work.buffer();
   CHECK(moec_experts_forward(experts, &args, nullptr));
   auto grad = sized<moec_experts_grad_args>();
   grad.plan = plan;
@@ -173,6 +179,7 @@ Outputs run(int32_t device, const Inputs& in, uint32_t save) {
   grad.x = args.x;
   grad.d_y = d_y.tensor(kElement, {kTokens, kHidden});
   grad.saved = saved.buffer();
+  grad.workspace = grad_work.buffer();
   grad.d_x = d_x.tensor(kElement, {kTokens, kHidden});
   grad.d_weights = d_weights.tensor(MOEC_F32, {kTokens, kTopK});
   grad.d_expert_weights = &d_set;

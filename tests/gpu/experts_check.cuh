@@ -13,10 +13,13 @@ class Check : ExpertsProblem {
   void run() {
     up(MOEC_ACT_SWIGLU);
     up(MOEC_ACT_GPTOSS);
+    if (transposed_) up(MOEC_ACT_SWIGLU, true);
+    if (transposed_) up(MOEC_ACT_GPTOSS, true);
     down();
     grad_up();
     grad_down(MOEC_ACT_SWIGLU);
     grad_down(MOEC_ACT_GPTOSS);
+    grad_down(MOEC_ACT_SWIGLU, true);
     grads<Half>(1);
     if (c_.stride > 1) return;
     grads<Half>(2);
@@ -25,15 +28,18 @@ class Check : ExpertsProblem {
   }
 
  private:
-  void up(uint32_t kind) {
+  // pairs: the same weights, read as columns of gate and up in turn.
+  void up(uint32_t kind, bool pairs = false) {
     const int h = c_.shape.hidden, inter = c_.shape.inter;
-    const std::string name = name_ + (kind == MOEC_ACT_SWIGLU ? "" : " gptoss, biases,");
+    const std::string name = name_ + (kind == MOEC_ACT_SWIGLU ? "" : " gptoss, biases,") +
+                             (pairs ? " pairs of columns," : "");
     const auto gate_bias = normal_array<float>(c_.shape.experts * inter, 0.5f, seed + 11);
     const auto up_bias = normal_array<Half>(c_.shape.experts * inter, 0.5f, seed + 12);
     const auto gate_bias_of = gate_bias.host();
     const auto up_bias_of = up_bias.host();
     auto a = args(cuda::RowGemm::kUp, inter, h);
     set_gate_up(a, false);
+    a.params.pairs = pairs;
     a.params.activation = activation(kind);
     if (kind != MOEC_ACT_SWIGLU) {
       a.params.bias[0] = {gate_bias.data(), inter, 1, true};
@@ -49,10 +55,11 @@ class Check : ExpertsProblem {
     a.params.out = bare.data();
     a.params.pre = nullptr;
     launch(a);
-    const int64_t fs = transposed_ ? 1 : h, ks = transposed_ ? 2 * inter : 1;
+    const int64_t fs = pairs ? 2 : transposed_ ? 1 : h, ks = transposed_ ? 2 * inter : 1;
+    const int64_t second = pairs ? 1 : inter * fs;
     auto gate = plain(plan_.plan.row_token, inter, h, x_.data(), h, gate_up_.data(),
                       2LL * inter * h, fs, ks);
-    auto upper = plain(plan_.plan.row_token, inter, h, x_.data(), h, gate_up_.data() + inter * fs,
+    auto upper = plain(plan_.plan.row_token, inter, h, x_.data(), h, gate_up_.data() + second,
                        2LL * inter * h, fs, ks);
     const auto got = act.host(), got_bare = bare.host(), got_pre = pre.host();
     double worst = 0, worst_pre = 0;
@@ -129,13 +136,16 @@ class Check : ExpertsProblem {
     }
   }
 
-  void grad_down(uint32_t kind) {
+  // pairs: d_pre as [P, I, 2].
+  void grad_down(uint32_t kind, bool pairs = false) {
     const int h = c_.shape.hidden, inter = c_.shape.inter;
-    const std::string name = name_ + (kind == MOEC_ACT_SWIGLU ? "" : " gptoss,");
+    const std::string name =
+        name_ + (kind == MOEC_ACT_SWIGLU ? "" : " gptoss,") + (pairs ? " pairs," : "");
     const auto pre = normal_array<Half>(rows_ * 2 * inter, 1.5f, seed + 6);
     auto a = args(cuda::RowGemm::kGradDown, inter, h);
     set_down(a, false);
     a.params.activation = activation(kind);
+    a.params.pairs = pairs;
     a.params.x = x_.data();  // stands for d_y
     a.params.x_stride = h;
     a.params.pre = const_cast<Half*>(pre.data());
@@ -170,8 +180,10 @@ class Check : ExpertsProblem {
         scale += std::fabs(d * v.value);
       }
       worst = worse(worst, row_error(value.data(), &got[r * inter], 1, inter));
-      worst_pre = worse(worst_pre, row_error(d_gate.data(), &got_pre[r * 2 * inter], 1, inter));
-      worst_pre = worse(worst_pre, row_error(d_up.data(), &got_pre[(r * 2 + 1) * inter], 1, inter));
+      const Half *const d_pre_row = &got_pre[r * 2 * inter],
+                        *d_pre_up = d_pre_row + (pairs ? 1 : inter);
+      worst_pre = worse(worst_pre, row_error(d_gate.data(), d_pre_row, pairs ? 2 : 1, inter));
+      worst_pre = worse(worst_pre, row_error(d_up.data(), d_pre_up, pairs ? 2 : 1, inter));
       double sum = 0;
       for (int part = 0; part < parts; ++part) sum += got_weight[part * rows_ + r];
       worst_weight = worse(worst_weight, std::fabs(sum - weight) / scale);

@@ -43,13 +43,14 @@ struct Swiglu {
 };
 
 // g' sigmoid(alpha g') (u' + offset), g' = min(g, limit), |u'| <= limit: the form of
-// MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU and MOEC_ACT_QUICK_GEGLU.
+// MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU, MOEC_ACT_QUICK_GEGLU and MOEC_ACT_SWIGLU.
 struct SigmoidGated {
   float alpha, limit, offset;
 
   __device__ explicit SigmoidGated(const moec_activation& a)
-      : alpha(a.kind == MOEC_ACT_CLAMP_SWIGLU ? 1.0f : a.alpha),
-        limit(a.kind == MOEC_ACT_QUICK_GEGLU ? __builtin_huge_valf() : a.limit),
+      : alpha(a.kind == MOEC_ACT_CLAMP_SWIGLU || a.kind == MOEC_ACT_SWIGLU ? 1.0f : a.alpha),
+        limit(a.kind == MOEC_ACT_QUICK_GEGLU || a.kind == MOEC_ACT_SWIGLU ? __builtin_huge_valf()
+                                                                          : a.limit),
         offset(a.kind == MOEC_ACT_GPTOSS ? 1.0f
                                          : (a.kind == MOEC_ACT_QUICK_GEGLU ? a.offset : 0.0f)) {}
 

@@ -15,7 +15,7 @@ constexpr int kBlockStaging = kRows * 128;  // bytes of one staged block of 64 f
 constexpr int kGroupThreads = 128;
 
 // The part of one consumer warpgroup.
-struct Group {
+struct GroupBase {
   int index;         // 0 or 1
   int thread;        // 0..127
   uint32_t staging;  // of this group
@@ -24,6 +24,8 @@ struct Group {
   __device__ void sync() const { ptx::named_barrier(1 + index, kGroupThreads); }
   // The thread that issues bulk copies. All lanes call it.
   __device__ bool leads() const { return first_warp && ptx::elect_one(); }
+};
+struct Group : GroupBase {
   // Where this lane's row of the 8x8 matrices of 16-row slice `slice` lies.
   __device__ uint32_t matrix_row(uint32_t buffer, int slice) const {
     const int lane = thread & 31, warp = thread >> 5;
@@ -74,8 +76,8 @@ struct RowOutput {
 };
 
 // Fill a staging buffer of kRows rows; slice(s, packed) gives the 16 rows of slice s.
-template <int kRows, typename Slice>
-__device__ __forceinline__ void stage(const Group& group, uint32_t buffer, int rows, Slice slice) {
+template <int kRows, typename G, typename Slice>
+__device__ __forceinline__ void stage(const G& group, uint32_t buffer, int rows, Slice slice) {
 #pragma unroll
   for (int s = 0; s < kRows / 16; ++s) {
     if (16 * s < rows) {
@@ -87,8 +89,8 @@ __device__ __forceinline__ void stage(const Group& group, uint32_t buffer, int r
   }
 }
 // The same with kRows rows of an accumulator, from slice `first`.
-template <typename Element, int kRows>
-__device__ __forceinline__ void stage(const Group& group, uint32_t buffer, int rows,
+template <typename Element, int kRows, typename G>
+__device__ __forceinline__ void stage(const G& group, uint32_t buffer, int rows,
                                       const float (&acc)[kMaxTileN / 2], int first = 0) {
   stage<kRows>(group, buffer, rows,
                [&](int s, uint32_t (&packed)[4]) { pack_slice<Element>(acc, first + s, packed); });
@@ -96,11 +98,11 @@ __device__ __forceinline__ void stage(const Group& group, uint32_t buffer, int r
 
 // All earlier sends but the last kPending have read their buffers.
 template <int kPending>
-__device__ __forceinline__ void wait_sent(const Group& group) {
+__device__ __forceinline__ void wait_sent(const GroupBase& group) {
   if (group.leads()) ptx::bulk_wait_read<kPending>();
   group.sync();
 }
-__device__ __forceinline__ void staged(const Group& group) {
+__device__ __forceinline__ void staged(const GroupBase& group) {
   ptx::fence_proxy_async();
   group.sync();
 }
@@ -109,7 +111,7 @@ __device__ __forceinline__ void staged(const Group& group) {
 // buffer when this returns (and queue behind the loads, so waiting for them is dear: only the next
 // tile's epilogue does); the rows of a last, partial unit go by ordinary stores. All threads of the
 // group call it, after staged().
-__device__ __forceinline__ void send(const Group& group, uint32_t buffer, const RowOutput& out,
+__device__ __forceinline__ void send(const GroupBase& group, uint32_t buffer, const RowOutput& out,
                                      int part, int feature, const RowTile& tile) {
   const int whole = tile.rows / kRowUnit;
   if (group.leads()) {
@@ -138,8 +140,8 @@ __device__ __forceinline__ void pack_block(PackedBlock& packed, const float (&ac
   for (int i = 0; i < kPackedBlock; ++i) packed[i] = pack<Element>(acc[2 * i], acc[2 * i + 1]);
 }
 
-template <int kRows>
-__device__ __forceinline__ void stage_packed(const Group& group, uint32_t buffer, int rows,
+template <int kRows, typename G>
+__device__ __forceinline__ void stage_packed(const G& group, uint32_t buffer, int rows,
                                              const PackedBlock& packed) {
   stage<kRows>(group, buffer, rows, [&](int s, uint32_t (&slice)[4]) {
 #pragma unroll
@@ -148,7 +150,8 @@ __device__ __forceinline__ void stage_packed(const Group& group, uint32_t buffer
 }
 
 // Registers to the one staging buffer of the group, and from there to memory.
-__device__ __forceinline__ void copy_out(const Group& group, const PackedBlock& packed,
+template <typename G>
+__device__ __forceinline__ void copy_out(const G& group, const PackedBlock& packed,
                                          const RowOutput& out, int part, int feature,
                                          const RowTile& tile) {
   wait_sent<0>(group);

@@ -13,6 +13,15 @@
 
 namespace moec::cuda {
 
+// Eight values each -> eight pairs.
+__device__ __forceinline__ void alternate(uint4& first, uint4& second) {
+  const uint4 a = first, b = second;
+  const auto low = [](uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x5410); };
+  const auto high = [](uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x7632); };
+  first = {low(a.x, b.x), high(a.x, b.x), low(a.y, b.y), high(a.y, b.y)};
+  second = {low(a.z, b.z), high(a.z, b.z), low(a.w, b.w), high(a.w, b.w)};
+}
+
 template <typename Element, typename Activation>
 class StoreGradient {
  public:
@@ -106,10 +115,11 @@ class StoreGradient {
     pair(d.y, gate_.y, up_.y, out.y, d_gate.y, d_up.y);
     pair(d.z, gate_.z, up_.z, out.z, d_gate.z, d_up.z);
     pair(d.w, gate_.w, up_.w, out.w, d_gate.w, d_up.w);
-    auto* const d_pre =
-        reinterpret_cast<uint4*>(static_cast<Element*>(p.d_pre) + pre_at(p, group, i));
+    auto* const d_pre = reinterpret_cast<uint4*>(
+        static_cast<Element*>(p.d_pre) + pre_at(p, group, i) + (p.pairs ? feature(group, i) : 0));
+    if (p.pairs) alternate(d_gate, d_up);
     d_pre[0] = d_gate;
-    d_pre[p.features / 8] = d_up;
+    d_pre[p.pairs ? 1 : p.features / 8] = d_up;
     *reinterpret_cast<uint4*>(static_cast<Element*>(p.out) +
                               int64_t(tile_.row_begin + row(group, i)) * p.out_stride +
                               feature(group, i)) = out;

@@ -103,28 +103,6 @@ void combine_scaled(const Op& op, const ExpertsGradArgs& args, const Memory& mem
   routing_weight_grad(op, grad, args.d_weights);
 }
 
-void bias_gradients(const ExpertsGradArgs& args, const FastMlp& mlp, const Memory& memory,
-                    const float* factor, FastProducts& products) {
-  if (!args.d_expert_weights) return;
-  const WeightsView& d = *args.d_expert_weights;
-  const Array d_y = {const_cast<void*>(args.d_y), mlp.dtype};
-  char* const d_gate = static_cast<char*>(memory.d_pre);
-  const int64_t inter = mlp.inter, hidden = mlp.hidden;
-  ColumnSums of_inter = {}, of_hidden = {};
-  of_inter.accumulate = of_hidden.accumulate = args.accumulate;
-  of_inter.from = {d_gate, mlp.dtype};
-  of_inter.stride = 2 * inter;
-  of_inter.width = inter;
-  products.grad_bias(d.gate, of_inter);
-  of_inter.from.data = d_gate + inter * kElementBytes;
-  products.grad_bias(d.up, of_inter);
-  of_hidden.of_tokens = true;
-  of_hidden.from = d_y;
-  of_hidden.stride = of_hidden.width = hidden;
-  of_hidden.weight = factor;
-  products.grad_bias(d.down, of_hidden);
-}
-
 void walk_backward(const Op& op, const ExpertsGradArgs& args, const FastMlp& mlp,
                    FastProducts& products) {
   const moec_experts_desc& desc = *args.desc;
@@ -149,7 +127,7 @@ void walk_backward(const Op& op, const ExpertsGradArgs& args, const FastMlp& mlp
   if (down) products.grad_weights(memory.weighted, args.d_y, d.down, nullptr, args.accumulate);
   if (args.d_x) products.grad_up(memory.d_pre, memory.rows);
   if (gate) products.grad_weights(memory.d_pre, args.x.data, d.gate, &d.up, args.accumulate);
-  bias_gradients(args, mlp, memory, factor, products);
+  products.grad_biases(d, memory.d_pre, args.d_y, factor, args.accumulate);
   if (biased)
     products.queue([&] {
       row_dots(op, mlp.rows, desc.hidden, {}, &args.weights->down,

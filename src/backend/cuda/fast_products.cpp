@@ -2,12 +2,14 @@
 #include "backend/cuda/fast_products.h"
 
 #include "backend/cuda/check.h"
+#include "core/dtype.h"
 
 namespace moec::cuda {
 
 void FastProducts::up(const void* x, void* pre, void* act) {
   const WeightsView& w = *mlp_.weights;
   RowGemmArgs args = base(RowGemm::kUp, mlp_.inter, mlp_.hidden);
+  args.params.pairs = pairs_;
   set_weights(args, w.gate, &w.up, false);
   args.params.bias[0] = bias(w.gate);
   args.params.bias[1] = bias(w.up);
@@ -31,6 +33,7 @@ void FastProducts::down(const void* act, void* rows) {
 void FastProducts::grad_down(const void* d_y, const GradDown& step) {
   RowGemmArgs args = base(RowGemm::kGradDown, mlp_.inter, mlp_.hidden);
   set_weights(args, mlp_.weights->down, nullptr, true);
+  args.params.pairs = pairs_;
   args.params.x = d_y;
   args.params.x_stride = mlp_.hidden;
   args.params.pre = const_cast<void*>(step.pre);
@@ -43,9 +46,9 @@ void FastProducts::grad_down(const void* d_y, const GradDown& step) {
 
 void FastProducts::grad_up(const void* d_pre, void* rows) {
   const WeightsView& w = *mlp_.weights;
-  RowGemmArgs args = base(RowGemm::kGradUp, mlp_.hidden, mlp_.inter);
+  RowGemmArgs args = base(RowGemm::kGradUp, mlp_.hidden, pairs_ ? 2 * mlp_.inter : mlp_.inter);
   set_weights(args, w.gate, &w.up, true);
-  args.parts = 2;
+  args.parts = pairs_ ? 1 : 2;
   args.rows = d_pre;
   args.params.out = rows;
   run(args);
@@ -61,8 +64,10 @@ void FastProducts::grad_weights(const void* rows, const void* gathered, const Ex
   if (!args.out_f32 && first.dtype != mlp_.dtype) refuse("weight gradients of this type");
   if (second && second->dtype != first.dtype) refuse("gradients of gate and up of two types");
   args.out_m_contiguous = out.k_contiguous == inter_is_k;
-  args.parts = second ? 2 : 1;
-  args.m_size = mlp_.inter;
+  const bool pairs = second && pairs_;
+  if (second && alternate(first, *second) != pairs_) refuse("gradients of another layout");
+  args.parts = second && !pairs ? 2 : 1;
+  args.m_size = pairs ? 2 * mlp_.inter : mlp_.inter;
   args.n_size = mlp_.hidden;
   args.max_rows = mlp_.rows.groups.max_rows;
   args.rows = rows;
@@ -83,12 +88,42 @@ void FastProducts::grad_weights(const void* rows, const void* gathered, const Ex
   });
 }
 
-void FastProducts::grad_bias(const ExpertMatrix& matrix, ColumnSums sums) {
+void FastProducts::grad_biases(const WeightsView& d, const void* d_pre, const void* d_y,
+                               const float* factor, bool accumulate) {
+  const int64_t inter = mlp_.inter, size = dtype_bytes(mlp_.dtype);
+  ColumnSums of_inter = {}, of_hidden = {};
+  of_inter.rows = of_hidden.rows = mlp_.rows;
+  of_inter.accumulate = of_hidden.accumulate = accumulate;
+  of_inter.from = {const_cast<void*>(d_pre), mlp_.dtype};
+  of_inter.stride = 2 * inter;
+  of_inter.width = pairs_ ? 2 * inter : inter;
+  if (pairs_) {
+    ExpertMatrix both = d.gate;
+    const char* const next =
+        static_cast<const char*>(both.bias_base) + dtype_bytes(both.bias_dtype);
+    if (both.has_bias() != d.up.has_bias() ||
+        (both.has_bias() && (both.bias_stride != 2 || d.up.bias_base != next)))
+      refuse("gradients of biases of another layout");
+    both.bias_stride = 1;
+    grad_bias(both, of_inter);
+  } else {
+    grad_bias(d.gate, of_inter);
+    of_inter.from.data = static_cast<char*>(of_inter.from.data) + inter * size;
+    grad_bias(d.up, of_inter);
+  }
+  of_hidden.of_tokens = true;
+  of_hidden.from = {const_cast<void*>(d_y), mlp_.dtype};
+  of_hidden.stride = of_hidden.width = mlp_.hidden;
+  of_hidden.weight = factor;
+  grad_bias(d.down, of_hidden);
+}
+
+void FastProducts::grad_bias(const ExpertMatrix& matrix, const ColumnSums& sums) {
   if (!matrix.has_bias()) return;
   if (matrix.bias_pointers) refuse("biases that are separate tensors");
-  sums.rows = mlp_.rows;
-  sums.out = &matrix;
-  queue([&] { column_sums(op_, sums); });
+  ColumnSums all = sums;
+  all.out = &matrix;
+  queue([&] { column_sums(op_, all); });
 }
 
 void FastProducts::combine(const CombineParams& params) {
@@ -97,6 +132,11 @@ void FastProducts::combine(const CombineParams& params) {
     check(launch_combine(params, mlp_.dtype, op_.multiprocessors, op_.stream), "combine");
     op_.count(1);
   });
+}
+
+bool FastProducts::alternate(const ExpertMatrix& gate, const ExpertMatrix& up) {
+  const char* const next = static_cast<const char*>(gate.base) + dtype_bytes(gate.dtype);
+  return gate.row_stride == 2 && up.row_stride == 2 && gate.col_stride > 1 && up.base == next;
 }
 
 FastProducts::Orientation FastProducts::orientation(const ExpertMatrix& matrix,
@@ -108,7 +148,8 @@ FastProducts::Orientation FastProducts::orientation(const ExpertMatrix& matrix,
       refuse("gate and up of different layouts");
   }
   if (matrix.col_stride == 1) return {true, matrix.row_stride};
-  if (matrix.row_stride != 1) refuse("interleaved gate and up columns");
+  if (matrix.row_stride != 1 && !(other && alternate(matrix, *other)))
+    refuse("columns that are not contiguous");
   return {false, matrix.col_stride};
 }
 

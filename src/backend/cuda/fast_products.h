@@ -31,7 +31,10 @@ inline int fast_dot_parts(int64_t inter) {
 class FastProducts {
  public:
   FastProducts(const Op& op, const FastMlp& mlp, bool queues)
-      : op_(op), mlp_(mlp), queues_(queues) {}
+      : op_(op),
+        mlp_(mlp),
+        queues_(queues),
+        pairs_(alternate(mlp.weights->gate, mlp.weights->up)) {}
 
   void up(const void* x, void* pre, void* act);  // pre: null or kept
   void down(const void* act, void* rows);
@@ -40,8 +43,9 @@ class FastProducts {
   // Gradients of matrices whose inputs or outputs are `rows`: of down, or of gate and up.
   void grad_weights(const void* rows, const void* gathered, const ExpertMatrix& first,
                     const ExpertMatrix* second, bool accumulate);
-  // Of the bias of `matrix`, if it has one: sums of columns.
-  void grad_bias(const ExpertMatrix& matrix, ColumnSums sums);
+  // Of the biases that there are: sums of columns of d_pre, and of d_y times factor.
+  void grad_biases(const WeightsView& d, const void* d_pre, const void* d_y, const float* factor,
+                   bool accumulate);
   void combine(const CombineParams& params);
   // Steps that nothing refuses.
   template <class Step>
@@ -55,11 +59,14 @@ class FastProducts {
   const char* refused = nullptr;  // the first reason
 
  private:
-  // One axis of a weight matrix is contiguous: which, and the stride of the other one.
+  // One axis of a weight matrix is contiguous: which, and the stride of the other one. Or columns
+  // of gate and up alternate there.
   struct Orientation {
     bool k_contiguous;
     int64_t stride;
   };
+  static bool alternate(const ExpertMatrix& gate, const ExpertMatrix& up);
+  void grad_bias(const ExpertMatrix& matrix, const ColumnSums& sums);
   Orientation orientation(const ExpertMatrix& matrix, const ExpertMatrix* other);
   ExpertBias bias(const ExpertMatrix& matrix);
   RowGemmArgs base(RowGemm operation, int64_t features, int64_t k_size) const;
@@ -69,7 +76,7 @@ class FastProducts {
 
   const Op& op_;
   const FastMlp& mlp_;
-  const bool queues_;
+  const bool queues_, pairs_;  // pairs: columns of gate and up alternate, in d_pre as well
 };
 
 }  // namespace moec::cuda

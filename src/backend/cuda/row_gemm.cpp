@@ -27,10 +27,15 @@ const Operation& operation(const RowGemmArgs& args) {
   return kOperations[int(args.op)];
 }
 
+bool gate_up_pairs(const RowGemmArgs& args) {
+  return args.params.pairs && operation(args).gated;
+}
+
 TensorMapShape weight_shape(const RowGemmArgs& args, int part) {
   TensorMapShape shape = {};
   shape.base = args.weights[part];
-  shape.extent[0] = args.weights_mn_major ? args.features : args.k_size;
+  const int64_t columns = gate_up_pairs(args) ? 2 * args.features : args.features;
+  shape.extent[0] = args.weights_mn_major ? columns : args.k_size;
   shape.extent[1] = args.weights_mn_major ? args.k_size : args.features;
   shape.extent[2] = args.params.num_experts;
   shape.stride[0] = args.weight_stride;
@@ -79,7 +84,7 @@ constexpr RowTensor kRowTensors[] = {
 };
 
 int weight_maps(const RowGemmArgs& args) {
-  return operation(args).gated || args.parts == 2 ? 2 : 1;
+  return (operation(args).gated && !gate_up_pairs(args)) || args.parts == 2 ? 2 : 1;
 }
 
 bool aligned(const void* pointer) {
@@ -100,6 +105,7 @@ const char* row_gemm_refuses(const RowGemmArgs& args) {
   if (operation(args).activated && !row_gemm_activates(p.activation)) {
     return "the activation is not one of g sigmoid(a g) u";
   }
+  if (gate_up_pairs(args) && !args.weights_mn_major) return "pairs of gate and up rows";
   if (args.features % 8 || args.k_size % 8) return "a matrix extent is not a multiple of 8";
   for (int i = 0; i < weight_maps(args); ++i) {
     if (!tensor_map_fits(weight_shape(args, i), args.dtype))
@@ -137,7 +143,8 @@ cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaSt
   p.k_blocks_of_part = int((args.k_size + kTileK - 1) / kTileK);
   p.k_blocks = p.k_blocks_of_part * args.parts;
   const int grid = std::max(2, multiprocessors / 2 * 2);
-  return op.launch(p, args.dtype == MOEC_BF16, args.weights_mn_major, grid, stream);
+  RowGemmLaunch* const launch = gate_up_pairs(args) ? launch_up_pairs : op.launch;
+  return launch(p, args.dtype == MOEC_BF16, args.weights_mn_major, grid, stream);
 }
 
 }  // namespace moec::cuda

@@ -13,12 +13,16 @@
 
 namespace moec::cuda {
 
-template <typename Element_, Major kWeights_, bool kGather_, typename Epilogue_>
+template <typename Element_, Major kWeights_, bool kGather_, typename Epilogue_,
+          Blocks kBlocks_ = Epilogue_::kGated ? Blocks::kGated : Blocks::kPlain,
+          typename ConsumerGroup_ = Group>
 struct RowGemmConfig {
   using Element = Element_;
   using Epilogue = Epilogue_;
   static constexpr Major kWeights = kWeights_;
   static constexpr bool kGather = kGather_;
+  static constexpr Blocks kBlocks = kBlocks_;
+  using ConsumerGroup = ConsumerGroup_;
   static constexpr int kStages = Epilogue::kStages, kMaxRows = Epilogue::kMaxRows;
   using Stages = Ring<kStages, kMaxRows>;
   using Scheduler = RowScheduler<kMaxRows>;
@@ -69,8 +73,8 @@ class RowProducer {
     ptx::barrier_arrive_expect(ring_.full(), kOperandMBytes + row_bytes);
     const OperandM from{p_.weight_maps, part, tile.feature_tile * C::kFeaturesOfTile, k,
                         tile.expert};
-    load_operand_m<C::kWeights, C::Epilogue::kGated>(ring_.operand_m(), ring_.full(), from,
-                                                     tile.paired, rank_);
+    load_operand_m<C::kWeights, C::kBlocks>(ring_.operand_m(), ring_.full(), from, tile.paired,
+                                            rank_);
     if constexpr (!C::kGather) {
       ptx::tensor_load(ring_.operand_n(), &p_.rows.of_units[units - 1], ring_.full(),
                        {k, part, tile.row_begin});
@@ -127,7 +131,8 @@ class RowProducer {
 // first waits for the second k-block, when two are queued at the tensor cores.
 template <typename C>
 __device__ __forceinline__ void consume(const RowGemmParams& p, typename C::Scheduler& scheduler,
-                                        typename C::Stages& ring, const Group& group) {
+                                        typename C::Stages& ring,
+                                        const typename C::ConsumerGroup& group) {
   using Epilogue = typename C::Epilogue;
   Epilogue epilogue;
   const int stride = max(1, p.k_blocks / Epilogue::kPieces);
@@ -179,8 +184,8 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   } else {
     ptx::registers_acquire<C::kConsumerRegisters>();
     const int index = warp / 4 - 1;
-    const Group group{index, int(threadIdx.x) & 127, staging + index * C::kGroupStaging,
-                      warp % 4 == 0};
+    const typename C::ConsumerGroup group{
+        {index, int(threadIdx.x) & 127, staging + index * C::kGroupStaging, warp % 4 == 0}};
     consume<C>(p, scheduler, ring, group);
   }
   ptx::cluster_sync();  // no CTA may leave while its neighbour still signals it

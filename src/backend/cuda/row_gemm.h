@@ -50,6 +50,7 @@ struct RowGemmParams {
   const float* row_weight;  // kGradDown: [P]
   float* d_weight_parts;    // kGradDown: out [2 * feature_tiles, max_rows], summed by combine
   int64_t max_rows;
+  bool pairs;          // kUp: columns of gate and up alternate in the weights; kGradDown: in d_pre
   ExpertBias bias[2];  // kUp: gate, up; kDown: the first
   moec_activation activation;
 };
@@ -61,7 +62,8 @@ struct RowGemmArgs {
   int64_t features, k_size;  // k_size of one part
   int parts;                 // kGradUp: 2 (gate and up follow each other on k), else 1
   const void* rows;          // [P, parts, k_size], when the operand is not gathered
-  const void* weights[2];    // first element of gate and up for kUp and kGradUp; else one
+  const void* weights[2];    // first element of gate and up for kUp and kGradUp; else, or where
+                             // their columns alternate, one
   int64_t weight_stride;     // elements between neighbours on the axis that is not contiguous
   int64_t expert_stride;     // elements
   RowGemmParams params;      // maps, tiles and k-blocks are filled in by the launcher

@@ -8,6 +8,6 @@ namespace moec::cuda {
 
 using RowGemmLaunch = cudaError_t(const RowGemmParams& params, bool bf16, bool weights_mn_major,
                                   int grid, cudaStream_t stream);
-RowGemmLaunch launch_up, launch_down, launch_grad_up, launch_grad_down;
+RowGemmLaunch launch_up, launch_up_pairs, launch_down, launch_grad_down;
 
 }  // namespace moec::cuda

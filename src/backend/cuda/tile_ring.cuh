@@ -78,16 +78,24 @@ struct OperandM {
   int feature, k, expert;
 };
 
-// The four 64-feature blocks are consecutive features, or two of gate and two of up (kGated). A
-// pair of CTAs that shares the operand loads one half each, into both.
-template <Major kMajor, bool kGated>
+// What the four 64-feature blocks are. Warpgroup g multiplies blocks g and 2 + g.
+enum class Blocks {
+  kPlain,  // consecutive features
+  kGated,  // two of gate, two of up
+  kPairs   // features of gate and up in turn: 128 consecutive ones for each warpgroup
+};
+
+// A pair of CTAs that shares the operand loads one half each, into both.
+template <Major kMajor, Blocks kForm>
 __device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier, const OperandM& from,
                                                bool shared_by_pair, int rank) {
   constexpr int kBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
   for (int block = 0; block < 4; block += kBlocks) {
     if (shared_by_pair && block / 2 != rank) continue;
-    const CUtensorMap* map = from.maps + (kGated ? block / 2 : from.part);
-    const int feature = from.feature + 64 * (kGated ? block % 2 : block);
+    const CUtensorMap* map = from.maps + (kForm == Blocks::kGated ? block / 2 : from.part);
+    const int feature = kForm == Blocks::kPairs
+                            ? 2 * from.feature + 128 * (block % 2) + 64 * (block / 2)
+                            : from.feature + 64 * (kForm == Blocks::kGated ? block % 2 : block);
     const ptx::Coordinate at = kMajor == Major::kK ? ptx::Coordinate{from.k, feature, from.expert}
                                                    : ptx::Coordinate{feature, from.k, from.expert};
     const uint32_t to = dst + block * kBlockBytes;

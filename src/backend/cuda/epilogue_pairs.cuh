@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Epilogue of the up projection whose weights have columns of gate and up in turn: accumulator m is
+// gate of pair m / 2 where m is even, up where it is odd. Lanes exchange them, one shuffle for each
+// accumulator, so that gate and up of a pair meet in a thread; then as StoreActivated.
+#pragma once
+
+#include "backend/cuda/activation.cuh"
+#include "backend/cuda/epilogue.cuh"
+
+namespace moec::cuda {
+
+// Afterwards a warp has two runs of 8 of the 64 features of a group, a thread one of each.
+struct PairGroup : GroupBase {
+  __device__ uint32_t matrix_row(uint32_t buffer, int slice) const {
+    const int lane = thread & 31, warp = thread >> 5;
+    return buffer + swizzled(16 * slice + (lane >> 4) * 8 + (lane & 7), warp + 4 * (lane >> 3 & 1));
+  }
+  __device__ int low_feature() const { return (thread >> 5) * 8 + (thread & 31) / 4; }
+};
+
+// The 16 accumulators of a warp and a row are eight pairs; m is in lanes 4 m % 8 .. + 3, lanes
+// 4 q .. + 3 want pair q. Each lane sends one of its two values a round: gates of low pairs and ups
+// of high ones, then the others.
+class PairExchange {
+ public:
+  __device__ PairExchange() {
+    int lane;  // volatile: nothing of this may wait in registers while the tensor cores work
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    const int q = lane / 4, column = lane & 3;
+    odd_ = q & 1;
+    low_ = q < 4;
+    from1_ = (low_ ? 2 * q : 2 * q - 7) * 4 + column;
+    from2_ = (low_ ? 2 * q + 1 : 2 * q - 8) * 4 + column;
+  }
+  // a, b: of m = lane / 4 and 8 more -> gate, up
+  __device__ float2 operator()(float a, float b) const {
+    const float x = __shfl_sync(~0u, odd_ ? b : a, from1_);
+    const float y = __shfl_sync(~0u, odd_ ? a : b, from2_);
+    return low_ ? float2{x, y} : float2{y, x};
+  }
+
+ private:
+  bool odd_, low_;
+  int from1_, from2_;
+};
+
+template <typename Element, bool kKeepsPre>
+class StorePairs {
+ public:
+  static constexpr bool kGated = true, kBiased = false;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = kKeepsPre ? 2 : 1;
+  static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
+
+  __device__ void copy_piece(const RowGemmParams& p, const PairGroup& group, int i) const {
+    const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
+    if (kKeepsPre && i == 0) copy_out(group, up_, pre(p), 1, feature(tile_, group), tile_);
+    if (i == kPieces - 1) copy_out(group, value_, out, 0, feature(tile_, group), tile_);
+  }
+  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const PairGroup& group,
+                         const Accumulators& acc) {
+    const SigmoidGated activation{p.activation};
+    const PairExchange exchange;
+    Bias bias[2];
+    load_bias(p, tile.expert, feature(tile, group) + group.low_feature(), bias[0]);
+    load_bias(p, tile.expert, feature(tile, group) + group.low_feature() + 32, bias[1]);
+    if constexpr (kKeepsPre) wait_sent<0>(group);
+#pragma unroll
+    for (int slice = 0; slice < kMaxRows / 16; ++slice) {
+      uint32_t gate[4];  // leaves at once
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float (&from)[kMaxTileN / 2] = i % 2 ? acc.second : acc.first;
+        const int at = 8 * slice + i / 2 * 4;
+        float2 a = exchange(from[at], from[at + 2]), b = exchange(from[at + 1], from[at + 3]);
+        a = {a.x + bias[i % 2].gate, a.y + bias[i % 2].up};
+        b = {b.x + bias[i % 2].gate, b.y + bias[i % 2].up};
+        const float2 value = activation.values({a.x, b.x}, {a.y, b.y});
+        value_[4 * slice + i] = pack<Element>(value.x, value.y);
+        gate[i] = pack<Element>(a.x, b.x);
+        if constexpr (kKeepsPre) up_[4 * slice + i] = pack<Element>(a.y, b.y);
+      }
+      if (kKeepsPre && 16 * slice < tile.rows) {
+        ptx::store_matrix_transposed(group.matrix_row(group.staging, slice), gate[0], gate[1],
+                                     gate[2], gate[3]);
+      }
+    }
+    tile_ = tile;
+    if constexpr (kKeepsPre) {
+      staged(group);
+      send(group, group.staging, pre(p), 0, feature(tile, group), tile);
+    }
+  }
+
+ private:
+  struct Bias {
+    float gate, up;
+  };
+  static __device__ float one_bias(const ExpertBias& bias, int expert, int feature, int features) {
+    if (!bias.base || feature >= features) return 0.0f;
+    const int64_t at = expert * bias.expert_stride + feature * bias.stride;
+    return bias.f32 ? static_cast<const float*>(bias.base)[at]
+                    : float(static_cast<const Element*>(bias.base)[at]);
+  }
+  static __device__ void load_bias(const RowGemmParams& p, int expert, int feature, Bias& bias) {
+    bias = {one_bias(p.bias[0], expert, feature, p.features),
+            one_bias(p.bias[1], expert, feature, p.features)};
+  }
+  static __device__ RowOutput pre(const RowGemmParams& p) {
+    return {p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features};
+  }
+  static __device__ int feature(const RowTile& tile, const GroupBase& group) {
+    return tile.feature_tile * (kTileM / 2) + group.index * 64;
+  }
+
+  PackedBlock up_, value_;
+  RowTile tile_;
+};
+
+}  // namespace moec::cuda

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The up projection of weights whose gate and up columns alternate, as gpt-oss has them.
+#include "backend/cuda/epilogue_pairs.cuh"
+#include "backend/cuda/row_gemm_launch.cuh"
+
+namespace moec::cuda {
+namespace {
+
+template <typename Element, bool kKeepsPre>
+using Config = RowGemmConfig<Element, Major::kMN, true, StorePairs<Element, kKeepsPre>,
+                             Blocks::kPairs, PairGroup>;
+
+template <typename Element>
+cudaError_t launch_element(const RowGemmParams& p, int grid, cudaStream_t stream) {
+  return p.pre ? launch_config<Config<Element, true>>(p, grid, stream)
+               : launch_config<Config<Element, false>>(p, grid, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_up_pairs(const RowGemmParams& params, bool bf16, bool, int grid,
+                            cudaStream_t stream) {
+  return bf16 ? launch_element<__nv_bfloat16>(params, grid, stream)
+              : launch_element<__half>(params, grid, stream);
+}
+
+}  // namespace moec::cuda
