@@ -29,7 +29,7 @@ import transformers
 
 CACHE, DECODED, GENERATED = 64, 10, 64
 SHAPES = {
-    "small": dict(hidden_size=512, moe_intermediate_size=256, num_experts=32,
+    "32x512x256": dict(hidden_size=512, moe_intermediate_size=256, num_experts=32,
                   num_experts_per_tok=4, num_attention_heads=8, num_key_value_heads=4, head_dim=64),
     "qwen3-30b": dict(hidden_size=2048, moe_intermediate_size=768, num_experts=128,
                       num_experts_per_tok=8, num_attention_heads=32, num_key_value_heads=4,
@@ -158,7 +158,7 @@ def write(path, args, setting, rows):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--shape", default="small", choices=SHAPES)
+    parser.add_argument("--shape", default="32x512x256", choices=SHAPES)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])

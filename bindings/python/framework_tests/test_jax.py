@@ -136,24 +136,25 @@ def test_no_tokens() -> None:
 def test_cuda() -> None:
     """bf16 experts on the GPU, under jit and grad."""
     assert jax.default_backend() == "gpu"
+    with jax.default_device(jax.devices("cpu")[0]):  # XLA takes half a minute to tune it on a GPU
+        keys = jax.random.split(jax.random.PRNGKey(0), 5)
+        x = jax.random.normal(keys[0], (200, 256), jnp.bfloat16)
+        weights, ids = jax.lax.top_k(jax.nn.softmax(jax.random.normal(keys[1], (200, E))), K)
+        gate_up = jax.random.normal(keys[2], (E, 256, 256), jnp.bfloat16) / 16
+        down = jax.random.normal(keys[3], (E, 256, 128), jnp.bfloat16) / 11
+        d_y = jax.random.normal(keys[4], x.shape, jnp.bfloat16)
+        arrays = x, ids, weights, gate_up, down, d_y
+        wide = [a if a is ids else a.astype(jnp.float32) for a in arrays]
+        want = [reference(*wide[:5]), *gradients(reference, *wide)]
     size = {"hidden": 256, "inter": 128, "num_experts": E, "top_k": K}
-    keys = jax.random.split(jax.random.PRNGKey(0), 5)
-    x = jax.random.normal(keys[0], (200, 256), jnp.bfloat16)
-    weights, ids = jax.lax.top_k(jax.nn.softmax(jax.random.normal(keys[1], (200, E))), K)
-    gate_up = jax.random.normal(keys[2], (E, 256, 256), jnp.bfloat16) / 16
-    down = jax.random.normal(keys[3], (E, 256, 128), jnp.bfloat16) / 11
-    d_y = jax.random.normal(keys[4], x.shape, jnp.bfloat16)
 
     def run(x, ids, weights, gate_up, down):
         parameters = {"gate_up": gate_up, "down": down}
         return moec.jax.experts(x, ids, weights, parameters, desc=moec.ExpertsDesc(**size))
 
-    wide = [a.astype(jnp.float32) for a in (x, weights, gate_up, down)]
-    with jax.default_matmul_precision("highest"):
-        want = [reference(wide[0], ids, *wide[1:]),
-                *gradients(reference, wide[0], ids, *wide[1:], d_y.astype(jnp.float32))]
-    got = [jax.jit(run)(x, ids, weights, gate_up, down),
-           *gradients(run, x, ids, weights, gate_up, down, d_y)]
+    arrays = jax.device_put(arrays, jax.devices("gpu")[0])
+    got = [jax.jit(run)(*arrays[:5]), *gradients(run, *arrays)]
+    assert all(a.devices() == {jax.devices("gpu")[0]} for a in got)
     for name, a, b in zip(("y", "x", "weights", "gate_up", "down"), got, want, strict=True):
         measure = dot_error if name == "weights" else row_error
         error = measure(np.asarray(a, np.float32), np.asarray(b))
