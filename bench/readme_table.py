@@ -111,8 +111,8 @@ def models_table(paths):
     """Hugging Face models on moec, beside transformers' default."""
     cases = ("prefill", "step", "decode", "generate")
     lines = [
-        'A Hugging Face Qwen3-MoE with `experts_implementation="moec"`, random weights, bf16: ms, and '
-        "how many times as fast as with transformers' default `grouped_mm`; whole models:",
+        'A Hugging Face Qwen3-MoE with `experts_implementation="moec"`, random weights, bf16: ms, '
+        "and how many times as fast as with transformers' default `grouped_mm`; whole models:",
         "",
         "| model | on | prefill | training step | a token, eager | in compiled `generate` |",
         "|---|---|--:|--:|--:|--:|",
