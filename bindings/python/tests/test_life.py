@@ -135,6 +135,15 @@ def test_one_layer_in_many_threads(problem: SimpleNamespace) -> None:
         assert all(pool.map(work, range(64)))
 
 
+def test_openmps_threads_or_our_own(problem: SimpleNamespace) -> None:
+    """The bits are the same on the threads of an OpenMP runtime, if this process has one."""
+    with moec.Context(num_threads=3, openmp=True) as context:
+        layer = moec.Layer(context, small_router(), small_experts())
+        got = layer.forward(problem.x, moec.Weights.of(context, **problem.arrays), problem.gate)
+    want = problem.layer.forward(problem.x, problem.weights, problem.gate)
+    assert np.array_equal(got.y, want.y)
+
+
 def test_errors_stay_in_their_thread(problem: SimpleNamespace) -> None:
     p = problem
 
