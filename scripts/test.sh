@@ -1,11 +1,26 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh: everything that can be tested without a GPU. One line a stage; stops at the first failure
-# and shows the end of that stage's log (all logs lie in build/log). The last line sums up every
-# "N passed, M failed" that a stage ended with.
+# test.sh: everything that can be tested without a GPU. One line a stage; no stage begins after the
+# first failure, which shows the end of its log (all logs lie in build/log). Once the engine's own
+# tests have passed, two lanes of stages run beside each other: most of those stages use one core.
+# The last line sums up every "N passed, M failed" that a stage ended with.
 . "$(dirname "$0")/lib.sh"
 mkdir -p "$build/log"
-passed=0 skipped=0
+results=$(mktemp)  # a line a stage: passed, failed, skipped
+lanes=() in_lane='' ended=''
+
+finish() {
+  local passed failed skipped
+  [ ${#lanes[@]} = 0 ] || kill -- "${lanes[@]/#/-}" 2>/dev/null || true  # what an interrupt left
+  read -r passed failed skipped \
+    < <(awk '{p += $1; f += $2; s += $3} END {print p + 0, f + 0, s + 0}' "$results")
+  rm "$results"
+  [ $ended ] || [ "$failed" != 0 ] || { echo "stopped before the end"; failed=1; }
+  [ "$skipped" = 0 ] || echo "$skipped cases need hardware that is not here; build/log names them"
+  echo "all stages in $SECONDS s"
+  printf '%d passed, %d failed\n' "$passed" "$failed"
+}
+trap finish EXIT
 
 # count WORD LOG: the number before WORD in the last line that says how many passed or failed.
 count() {
@@ -15,18 +30,29 @@ count() {
 }
 
 stage() { # stage NAME COMMAND...
-  local name=$1 log=$build/log/${1// /_}.txt begin=$SECONDS status=0 failed; shift
-  printf '%-16s' "$name"
+  local name=$1 log=$build/log/${1// /_}.txt begin=$SECONDS status=0 failed title; shift
+  awk '$2 > 0 {exit 1}' "$results" || exit 1  # the other lane failed
+  printf -v title '%-16s' "$name"
+  [ $in_lane ] || { printf '%s' "$title"; title=; }
   "$@" >"$log" 2>&1 </dev/null || status=$?
-  passed=$((passed + $(count passed "$log"))) skipped=$((skipped + $(count skipped "$log")))
+  failed=$(count failed "$log")
+  [ $status = 0 ] || [ "$failed" != 0 ] || failed=1
+  echo "$(count passed "$log") $failed $(count skipped "$log")" >>"$results"
   if [ $status != 0 ]; then
-    printf 'FAILED after %d s; the end of %s:\n' $((SECONDS - begin)) "${log#"$root"/}"
-    tail -n 60 "$log"
-    failed=$(count failed "$log")
-    printf '%d passed, %d failed\n' $passed $((failed > 0 ? failed : 1))
+    printf '%sFAILED after %d s; the end of %s:\n%s\n' "$title" $((SECONDS - begin)) \
+      "${log#"$root"/}" "$(tail -n 60 "$log")"
     exit 1
   fi
-  printf '%6d s%s\n' $((SECONDS - begin)) "$(sed -nE '$s/^.*\b([0-9]+ passed).*/   \1/p' "$log")"
+  printf '%s%6d s%s\n' "$title" $((SECONDS - begin)) \
+    "$(sed -nE '$s/^.*\b([0-9]+ passed).*/   \1/p' "$log")"
+}
+
+# lane FUNCTION: begin its stages, in a process group of their own.
+lane() {
+  set -m
+  (in_lane=1; "$1") &
+  set +m
+  lanes+=($!)
 }
 
 configure() { cmake --preset "$1" --log-level=WARNING "${@:2}"; }
@@ -36,29 +62,36 @@ compile() { cmake --build "$build/$1" -j "$(job_count)" "${@:2}"; }
 no_aslr=()
 setarch -R true 2>/dev/null && no_aslr=(setarch -R)
 
-stage "bootstrap"       scripts/bootstrap.sh test
-stage "cuda toolkit"    scripts/cuda_toolkit.sh
-stage "rooms"           python3 tests/check_rooms.py
-stage "format"          scripts/format.sh --check
-nvcc=$(scripts/cuda_toolkit.sh)
-stage "configure"       configure release -DMOEC_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
-                          -DMOEC_TIDY=ON -DMOEC_FUZZ_SECONDS=2
-stage "build"           compile release
-stage "tests"           scripts/run_ctest.py "$build/release"
-stage "python"          scripts/test_python.sh
-stage "c"               scripts/test_c.sh
-stage "rust"            scripts/test_rust.sh
-stage "candle"          scripts/test_candle.sh
-stage "go"              scripts/test_go.sh
-stage "julia"           scripts/test_julia.sh
-stage "frameworks"      scripts/test_frameworks.sh
-stage "configure asan"  configure asan
-stage "build asan"      compile asan --target tests_asan
-stage "tests asan"      scripts/run_ctest.py "$build/asan" -L asan
-stage "configure tsan"  configure tsan
-stage "build tsan"      compile tsan --target tests_tsan
-stage "tests tsan"      ${no_aslr[@]+"${no_aslr[@]}"} scripts/run_ctest.py "$build/tsan" -L tsan
+python_and_frameworks() {
+  stage "python"          scripts/test_python.sh
+  stage "frameworks"      scripts/test_frameworks.sh
+}
+languages_and_sanitizers() {
+  stage "c"               scripts/test_c.sh
+  stage "rust"            scripts/test_rust.sh
+  stage "candle"          scripts/test_candle.sh
+  stage "go"              scripts/test_go.sh
+  stage "julia"           scripts/test_julia.sh
+  stage "configure asan"  configure asan
+  stage "build asan"      compile asan --target tests_asan
+  stage "tests asan"      scripts/run_ctest.py "$build/asan" -L asan
+  stage "configure tsan"  configure tsan
+  stage "build tsan"      compile tsan --target tests_tsan
+  stage "tests tsan"      ${no_aslr[@]+"${no_aslr[@]}"} scripts/run_ctest.py "$build/tsan" -L tsan
+}
 
-[ $skipped = 0 ] || echo "$skipped cases need hardware that is not here; build/log names them"
-echo "all stages in $SECONDS s"
-printf '%d passed, 0 failed\n' $passed
+stage "bootstrap"         scripts/bootstrap.sh test
+stage "cuda toolkit"      scripts/cuda_toolkit.sh
+stage "rooms"             python3 tests/check_rooms.py
+stage "format"            scripts/format.sh --check
+nvcc=$(scripts/cuda_toolkit.sh)
+stage "configure"         configure release -DMOEC_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
+                            -DMOEC_TIDY=ON -DMOEC_FUZZ_SECONDS=2
+stage "build"             compile release
+stage "tests"             scripts/run_ctest.py "$build/release"
+lane python_and_frameworks
+lane languages_and_sanitizers
+status=0
+for pid in "${lanes[@]}"; do wait "$pid" || status=1; done
+ended=1
+exit $status
