@@ -17,6 +17,7 @@
 #include "backend/cuda/combine.h"
 #include "backend/cuda/row_gemm.h"
 #include "backend/cuda/weight_grad.h"
+#include "backend/cuda/work_counters.h"
 #include "gpu/device_problem.cuh"
 
 using namespace moec;
@@ -141,15 +142,16 @@ class Layer {
     a.params.out = act_.data();
     a.params.out_stride = s_.inter;
     a.params.pre = training ? pre_.data() : nullptr;
-    run(a);
+    run(a, 0);
   }
-  void down() const {
+  void down(cuda::Early early = cuda::Early::kNothing) const {
     auto a = row_args(cuda::RowGemm::kDown, s_.hidden, s_.inter, down_.data());
     a.weight_stride = s_.inter;
+    a.params.early = early;
     a.rows = act_.data();
     a.params.out = rows_.data();
     a.params.out_stride = s_.hidden;
-    run(a);
+    run(a, 1);
   }
   void grad_down() const {
     auto a = row_args(cuda::RowGemm::kGradDown, s_.inter, s_.hidden, down_.data());
@@ -162,21 +164,22 @@ class Layer {
     a.params.out = scaled_.data();
     a.params.out_stride = s_.inter;
     a.params.d_weight_parts = parts_.data();
-    run(a);
+    run(a, 2);
   }
-  void grad_up() const {
+  void grad_up(cuda::Early early = cuda::Early::kNothing) const {
     auto a = row_args(cuda::RowGemm::kGradUp, s_.hidden, s_.inter, gate_up_.data());
     a.weights[1] = gate_up_.data() + int64_t(s_.inter) * s_.hidden;
     a.weight_stride = s_.hidden;
     a.expert_stride *= 2;
     a.weights_mn_major = true;
+    a.params.early = early;
     a.parts = 2;
     a.rows = d_pre_.data();
     a.params.out = rows_.data();
     a.params.out_stride = s_.hidden;
-    run(a);
+    run(a, 3);
   }
-  void grad_weights(int parts) const {
+  void grad_weights(int parts, cuda::Early early = cuda::Early::kNothing) const {
     cuda::WeightGradArgs a = {};
     a.dtype = MOEC_BF16;
     a.out_m_contiguous = parts == 1;
@@ -190,6 +193,7 @@ class Layer {
     a.params.row_token = plan_.plan.row_token;
     a.params.group_offsets = plan_.plan.group_offsets;
     a.params.num_experts = s_.experts;
+    a.params.early = early;
     a.out_expert_stride = int64_t(parts) * s_.inter * s_.hidden;
     a.out_stride = parts == 2 ? s_.hidden : s_.inter;
     a.out[0] = parts == 2 ? d_gate_up_.data() : d_down_.data();
@@ -215,17 +219,20 @@ class Layer {
     }
     CHECK_CUDA(cuda::launch_combine(p, MOEC_BF16, sms_, nullptr));
   }
+  void clear() const { CHECK_CUDA(cuda::clear_work_counters(counters_.data(), nullptr)); }
   void forward(bool training) const {
     plan();
+    clear();
     up(training);
-    down();
+    down(cuda::Early::kWeights);
     combine(false);
   }
   void backward() const {
+    clear();
     grad_down();
     grad_weights(1);
-    grad_up();
-    grad_weights(2);
+    grad_up(cuda::Early::kAll);
+    grad_weights(2, cuda::Early::kAll);
     combine(true);
   }
   void bound(const Cublas& cublas) const {
@@ -242,13 +249,33 @@ class Layer {
     const double rb = 2.0 * double(r_) * s_.hidden;
     std::vector<Timed> all = {
         {"plan", 0, 28.0 * r_, [this] { plan(); }},
-        {"up", 2 * flops, 2 * w + xb + ib, [this] { up(false); }},
-        {"up_train", 2 * flops, 2 * w + xb + 3 * ib, [this] { up(true); }},
-        {"down", flops, w + ib + rb, [this] { down(); }},
+        {"up", 2 * flops, 2 * w + xb + ib,
+         [this] {
+           clear();
+           up(false);
+         }},
+        {"up_train", 2 * flops, 2 * w + xb + 3 * ib,
+         [this] {
+           clear();
+           up(true);
+         }},
+        {"down", flops, w + ib + rb,
+         [this] {
+           clear();
+           down();
+         }},
         {"combine", 0, rb + xb, [this] { combine(false); }},
-        {"grad_down", flops, w + xb + 5 * ib, [this] { grad_down(); }},
+        {"grad_down", flops, w + xb + 5 * ib,
+         [this] {
+           clear();
+           grad_down();
+         }},
         {"grad_w_down", flops, w + xb + ib, [this] { grad_weights(1); }},
-        {"grad_up", 2 * flops, 2 * w + 2 * ib + rb, [this] { grad_up(); }},
+        {"grad_up", 2 * flops, 2 * w + 2 * ib + rb,
+         [this] {
+           clear();
+           grad_up();
+         }},
         {"grad_w_up", 2 * flops, 2 * w + xb + 2 * ib, [this] { grad_weights(2); }},
         {"combine_back", 0, rb + xb, [this] { combine(true); }},
         {"forward", 3 * flops, 3 * w + 2 * xb + 2 * ib + 2 * rb, [this] { forward(false); }},
@@ -282,7 +309,8 @@ class Layer {
     a.params.max_rows = r_;
     return a;
   }
-  void run(const cuda::RowGemmArgs& a) const {
+  void run(cuda::RowGemmArgs a, int counter) const {
+    a.params.work_counter = counters_.data() + counter;
     CHECK_CUDA(cuda::launch_row_gemm(a, sms_, nullptr));
   }
 
@@ -293,6 +321,7 @@ class Layer {
   DeviceArray<Half> x_, d_y_, gate_up_, down_, act_, pre_, d_pre_, scaled_, rows_, y_, d_gate_up_,
       d_down_;
   DeviceArray<float> parts_, d_weights_;
+  DeviceArray<unsigned> counters_{cuda::kWorkCounters};
 };
 
 }  // namespace

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same step gives the same bytes each time, alone and beside a kernel that keeps half of the
-// multiprocessors. Mutation noted: see the counter below, without which the second half proves
-// nothing.
+// multiprocessors. Memory and outputs start as NaN each time, so that a kernel that starts before
+// what it reads is written shows. Mutation noted: see the counter below, without which the second
+// half proves nothing.
 #include <gtest/gtest.h>
 
 #include "occupy.h"
@@ -18,6 +19,7 @@ INSTANTIATE_TEST_SUITE_P(Steps, Repeat, testing::Values(experts_step, layer_step
 TEST_P(Repeat, hundred_runs_half_of_them_beside_another_kernel) {
   const Context context = gpu_context();
   const auto step = GetParam()(context.get(), 2, 0);
+  step->take_workspace();
   const GpuStream stream, other;
   int multiprocessors = 0;
   check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
@@ -26,7 +28,8 @@ TEST_P(Repeat, hundred_runs_half_of_them_beside_another_kernel) {
   int beside = 0;
   std::vector<uint8_t> first;
   for (int i = 0; i < 100; ++i) {
-    step->fill(9, Routing::kRandom);  // poisons nothing, but restores what the step updates
+    step->fill(9, Routing::kRandom);  // restores what the step updates
+    step->poison();
     *static_cast<volatile int*>(stop) = 0;
     if (i % 2) check_cuda(occupy(multiprocessors / 2, stop, 2000, other));
     step->queue(stream);

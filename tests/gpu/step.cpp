@@ -83,6 +83,17 @@ void Step::fill(uint64_t seed, Routing routing) {
   check_cuda(cudaDeviceSynchronize());
 }
 
+void Step::poison() {
+  const auto fill = [](const GpuArray& array) {
+    check_cuda(cudaMemset(array.data(), 0xff, array.bytes()));
+  };
+  for (const Held& held : held_) {
+    if (held.scale == 0) fill(*held.array);
+  }
+  for (const auto& array : memory_) fill(*array);
+  check_cuda(cudaDeviceSynchronize());
+}
+
 std::vector<uint8_t> Step::outputs() const {
   std::vector<uint8_t> all;
   for (const Held& held : held_) {
@@ -110,14 +121,13 @@ class ExpertsStep : public Step {
                          static_cast<const moec_buffer*>(nullptr));
     const moec_experts_desc desc = experts_desc();
     experts_ = make<Experts>(moec_experts_create, context, &desc);
-    auto sizes = sized<moec_experts_sizes>();
-    check(moec_experts_query(experts_.get(), &sizes));
+    check(moec_experts_query(experts_.get(), &sizes_));
     forward_ = sized<moec_experts_args>();
     forward_.plan = plan_.get();
     forward_.weights = weights_.get();
     forward_.x = tensor(*x_);
     forward_.y = tensor(*y_);
-    forward_.saved = memory(sizes.saved);
+    forward_.saved = memory(sizes_.saved);
     backward_ = sized<moec_experts_grad_args>();
     backward_.plan = plan_.get();
     backward_.weights = weights_.get();
@@ -127,6 +137,10 @@ class ExpertsStep : public Step {
     backward_.d_x = tensor(*d_x_);
     backward_.d_weights = tensor(*d_routing_);
     backward_.d_expert_weights = &d_weights_;
+  }
+  void take_workspace() override {
+    forward_.workspace = memory(sizes_.forward_workspace);
+    backward_.workspace = memory(sizes_.backward_workspace);
   }
   void queue(cudaStream_t stream) const override {
     const moec_tensor ids = tensor(ids_), routing = tensor(routing_);
@@ -149,6 +163,7 @@ class ExpertsStep : public Step {
   GpuArray &ids_, &routing_;
   PlanHandle plan_;
   Experts experts_;
+  moec_experts_sizes sizes_ = sized<moec_experts_sizes>();
   moec_experts_args forward_;
   moec_experts_grad_args backward_;
 };
@@ -179,8 +194,7 @@ class LayerStep : public Step {
     desc.experts = &experts;
     layer_ =
         make<LayerHandle>(moec_layer_create, context, static_cast<const moec_layer_desc*>(&desc));
-    auto sizes = sized<moec_experts_sizes>();
-    check(moec_layer_query(layer_.get(), &sizes));
+    check(moec_layer_query(layer_.get(), &sizes_));
     forward_ = sized<moec_layer_args>();
     forward_.weights = weights_.get();
     forward_.x = tensor(*x_);
@@ -189,7 +203,7 @@ class LayerStep : public Step {
     forward_.y = tensor(*y_);
     forward_.logits = tensor(logits_);
     forward_.counts = tensor(counts_);
-    forward_.saved = memory(sizes.saved);
+    forward_.saved = memory(sizes_.saved);
     backward_ = sized<moec_layer_grad_args>();
     backward_.forward = &forward_;
     backward_.d_y = tensor(*d_y_);
@@ -198,6 +212,10 @@ class LayerStep : public Step {
     backward_.d_gate_weight = tensor(d_gate_);
     backward_.d_expert_weights = &d_weights_;
     backward_.d_routing_weights = tensor(*d_routing_);
+  }
+  void take_workspace() override {
+    forward_.workspace = memory(sizes_.forward_workspace);
+    backward_.workspace = memory(sizes_.backward_workspace);
   }
   void queue(cudaStream_t stream) const override {
     check_cuda(cudaMemsetAsync(counts_.data(), 0, counts_.bytes(), stream));
@@ -238,6 +256,7 @@ class LayerStep : public Step {
       &bias_after_;
   Router router_;
   LayerHandle layer_;
+  moec_experts_sizes sizes_ = sized<moec_experts_sizes>();
   moec_layer_args forward_;
   moec_layer_grad_args backward_;
 };

@@ -106,6 +106,8 @@ class Step {
   virtual ~Step() = default;
 
   void fill(uint64_t seed, Routing routing);          // new inputs in place; waits
+  virtual void take_workspace() = 0;                  // instead of the context's
+  void poison();                                      // outputs and memory: NaN; waits
   virtual void queue(cudaStream_t stream) const = 0;  // the whole step; only moec and memset
   std::vector<uint8_t> outputs() const;
 

@@ -3,6 +3,8 @@
 //   forward    up (gather, activation; pre-activations when saved), down, combine
 //   backward   grad down (gather; d_pre, weighted act, parts of the weight gradient), down's weight
 //              gradient, grad up, gate and up's weight gradient, combine; gradients of biases
+#include <utility>
+
 #include "backend/cuda/experts_memory.h"
 #include "backend/cuda/experts_path.h"
 #include "backend/cuda/fast_products.h"
@@ -22,12 +24,15 @@ struct Memory {
   void *d_pre, *weighted;  // [P,2,I], [P,I]
   float* d_weight_parts;   // [weight_parts, P]
   float* factor;           // [P], of routing weights and output_scale
+  unsigned* work_counters;
 };
 void lay_out_forward(const moec_experts_desc& desc, Arena& work, Memory& memory) {
+  memory.work_counters = work.take_array<unsigned>(kWorkCounters, 0);
   memory.act = take_rows(work, desc, desc.inter * kElementBytes);
   memory.rows = take_rows(work, desc, desc.hidden * kElementBytes);
 }
 void lay_out_backward(const moec_experts_desc& desc, Arena& work, Memory& memory) {
+  memory.work_counters = work.take_array<unsigned>(kWorkCounters, 0);
   if (desc.save == MOEC_SAVE_INPUT)
     memory.pre = take_rows(work, desc, 2 * desc.inter * kElementBytes);
   memory.d_pre = take_rows(work, desc, 2 * desc.inter * kElementBytes);
@@ -78,8 +83,9 @@ void walk_forward(const ExpertsArgs& args, FastProducts& products) {
   p.weights = plan.weights;
   p.x = args.x.data;
   p.bias = args.output_bias.data;
+  products.use(memory.work_counters);
   products.up(args.x.data, memory.pre, memory.act);
-  products.down(memory.act, memory.rows);
+  products.down(memory.act, memory.rows, Early::kWeights);
   products.combine(p);
 }
 
@@ -121,12 +127,18 @@ void walk_backward(const Op& op, const ExpertsGradArgs& args, const FastMlp& mlp
   const int parts = weight_parts(desc) - (biased ? 0 : 1);
   if (scaled)
     products.queue([&] { row_factors(op, desc, plan, mlp.rows, nullptr, memory.factor); });
+  products.use(memory.work_counters);
   if (desc.save == MOEC_SAVE_INPUT) products.up(args.x.data, memory.pre, memory.act);
   products.grad_down(args.d_y,
                      {memory.pre, memory.d_pre, memory.weighted, factor, memory.d_weight_parts});
-  if (down) products.grad_weights(memory.weighted, args.d_y, d.down, nullptr, args.accumulate);
-  if (args.d_x) products.grad_up(memory.d_pre, memory.rows);
-  if (gate) products.grad_weights(memory.d_pre, args.x.data, d.gate, &d.up, args.accumulate);
+  // Those that follow read what grad down wrote, and nothing of each other: the first waits for it.
+  Early first = Early::kNothing;
+  const auto early = [&] { return std::exchange(first, Early::kAll); };
+  if (down)
+    products.grad_weights(memory.weighted, args.d_y, d.down, nullptr, args.accumulate, early());
+  if (args.d_x) products.grad_up(memory.d_pre, memory.rows, early());
+  if (gate)
+    products.grad_weights(memory.d_pre, args.x.data, d.gate, &d.up, args.accumulate, early());
   products.grad_biases(d, memory.d_pre, args.d_y, factor, args.accumulate);
   if (biased)
     products.queue([&] {

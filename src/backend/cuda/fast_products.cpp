@@ -6,6 +6,14 @@
 
 namespace moec::cuda {
 
+void FastProducts::use(unsigned* work_counters) {
+  work_counter_ = work_counters;
+  queue([&] {
+    check(clear_work_counters(work_counters, op_.stream), "work counters");
+    op_.count(1);
+  });
+}
+
 void FastProducts::up(const void* x, void* pre, void* act) {
   const WeightsView& w = *mlp_.weights;
   RowGemmArgs args = base(RowGemm::kUp, mlp_.inter, mlp_.hidden);
@@ -21,12 +29,13 @@ void FastProducts::up(const void* x, void* pre, void* act) {
   run(args);
 }
 
-void FastProducts::down(const void* act, void* rows) {
+void FastProducts::down(const void* act, void* rows, Early early) {
   RowGemmArgs args = base(RowGemm::kDown, mlp_.hidden, mlp_.inter);
   set_weights(args, mlp_.weights->down, nullptr, false);
   args.params.bias[0] = bias(mlp_.weights->down);
   args.rows = act;
   args.params.out = rows;
+  args.params.early = early;
   run(args);
 }
 
@@ -44,18 +53,19 @@ void FastProducts::grad_down(const void* d_y, const GradDown& step) {
   run(args);
 }
 
-void FastProducts::grad_up(const void* d_pre, void* rows) {
+void FastProducts::grad_up(const void* d_pre, void* rows, Early early) {
   const WeightsView& w = *mlp_.weights;
   RowGemmArgs args = base(RowGemm::kGradUp, mlp_.hidden, pairs_ ? 2 * mlp_.inter : mlp_.inter);
   set_weights(args, w.gate, &w.up, true);
   args.parts = pairs_ ? 1 : 2;
   args.rows = d_pre;
   args.params.out = rows;
+  args.params.early = early;
   run(args);
 }
 
 void FastProducts::grad_weights(const void* rows, const void* gathered, const ExpertMatrix& first,
-                                const ExpertMatrix* second, bool accumulate) {
+                                const ExpertMatrix* second, bool accumulate, Early early) {
   WeightGradArgs args = {};
   const Orientation out = orientation(first, second);
   const bool inter_is_k = second == nullptr;  // down: [H,I]
@@ -81,6 +91,7 @@ void FastProducts::grad_weights(const void* rows, const void* gathered, const Ex
   args.params.group_offsets = mlp_.rows.groups.offsets;
   args.params.num_experts = mlp_.rows.groups.count;
   args.params.accumulate = accumulate;
+  args.params.early = early;
   if (!refused) refuse(weight_grad_refuses(args));
   queue([&] {
     check(launch_weight_grad(args, op_.multiprocessors, op_.stream), "weight gradient");
@@ -189,7 +200,8 @@ void FastProducts::set_weights(RowGemmArgs& args, const ExpertMatrix& first,
   args.expert_stride = first.expert_stride;
 }
 
-void FastProducts::run(const RowGemmArgs& args) {
+void FastProducts::run(RowGemmArgs& args) {
+  if (work_counter_) args.params.work_counter = work_counter_++;
   if (!refused) refuse(row_gemm_refuses(args));
   queue([&] {
     check(launch_row_gemm(args, op_.multiprocessors, op_.stream), "row GEMM");

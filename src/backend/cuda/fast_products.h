@@ -7,6 +7,7 @@
 #include "backend/cuda/portable_rows.h"
 #include "backend/cuda/row_gemm.h"
 #include "backend/cuda/weight_grad.h"
+#include "backend/cuda/work_counters.h"
 
 namespace moec::cuda {
 
@@ -36,13 +37,15 @@ class FastProducts {
         queues_(queues),
         pairs_(alternate(mlp.weights->gate, mlp.weights->up)) {}
 
+  // First of all, where work is not to be dealt in turn: kWorkCounters of them.
+  void use(unsigned* work_counters);
   void up(const void* x, void* pre, void* act);  // pre: null or kept
-  void down(const void* act, void* rows);
+  void down(const void* act, void* rows, Early early);
   void grad_down(const void* d_y, const GradDown& step);
-  void grad_up(const void* d_pre, void* rows);
+  void grad_up(const void* d_pre, void* rows, Early early);
   // Gradients of matrices whose inputs or outputs are `rows`: of down, or of gate and up.
   void grad_weights(const void* rows, const void* gathered, const ExpertMatrix& first,
-                    const ExpertMatrix* second, bool accumulate);
+                    const ExpertMatrix* second, bool accumulate, Early early);
   // Of the biases that there are: sums of columns of d_pre, and of d_y times factor.
   void grad_biases(const WeightsView& d, const void* d_pre, const void* d_y, const float* factor,
                    bool accumulate);
@@ -72,11 +75,12 @@ class FastProducts {
   RowGemmArgs base(RowGemm operation, int64_t features, int64_t k_size) const;
   void set_weights(RowGemmArgs& args, const ExpertMatrix& first, const ExpertMatrix* second,
                    bool transposed);
-  void run(const RowGemmArgs& args);
+  void run(RowGemmArgs& args);
 
   const Op& op_;
   const FastMlp& mlp_;
-  const bool queues_, pairs_;  // pairs: columns of gate and up alternate, in d_pre as well
+  const bool queues_, pairs_;         // pairs: columns of gate and up alternate, in d_pre as well
+  unsigned* work_counter_ = nullptr;  // of the next row GEMM
 };
 
 }  // namespace moec::cuda

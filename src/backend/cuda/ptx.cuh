@@ -37,6 +37,20 @@ __device__ __forceinline__ void barrier_arrive_cluster(uint32_t barrier, uint32_
       "r"(rank)
       : "memory");
 }
+// A 4-byte store to the same offset in CTA `rank`, and the one arrival of a phase of a barrier
+// there: the phase ends when the store has landed.
+__device__ __forceinline__ void store_arrive_cluster(uint32_t to, uint32_t barrier, uint32_t rank,
+                                                     uint32_t value) {
+  asm volatile(
+      "{\n.reg .b32 remote, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote, %0, %2;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %1, %2;\n"
+      "mbarrier.arrive.expect_tx.shared::cluster.b64 _, [remote_barrier], 4;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote], %3, "
+      "[remote_barrier];\n}" ::"r"(to),
+      "r"(barrier), "r"(rank), "r"(value)
+      : "memory");
+}
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -259,6 +273,11 @@ __device__ __forceinline__ uint4 shared_load(uint32_t address) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(address)
                : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t shared_load_word(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
 }
 __device__ __forceinline__ void shared_store(uint32_t address, uint4 v) {

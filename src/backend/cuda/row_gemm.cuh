@@ -30,10 +30,14 @@ struct RowGemmConfig {
   static constexpr int kStaging = kStages * kStageBytes<kMaxRows>;  // offset
   static constexpr int kGroupStaging = Epilogue::kStagingBytes;
   static constexpr int kBarriers = kStaging + 2 * kGroupStaging;  // offset
-  static constexpr int kSharedBytes = kBarriers + 2 * kStages * 8;
+  static constexpr int kQueue = kBarriers + 2 * kStages * 8;      // offset
+  static constexpr int kNumbers = kQueue + TileQueue::kBytes;     // offset
+  static constexpr int kSharedBytes = kNumbers + WorkNumbers::kBytes;
+  static constexpr int kProducerWarps = kGather ? kProducers / 32 : 1;
+  static constexpr int kQueueReaders = kConsumerWarps + kProducerWarps - 1;
   // Registers of a thread: 504 for the three warpgroups together.
-  static constexpr int kProducerRegisters = kGather ? 56 : 40;
-  static constexpr int kConsumerRegisters = kGather ? 224 : 232;
+  static constexpr int kProducerRegisters = kGather ? 72 : 40;
+  static constexpr int kConsumerRegisters = kGather ? 216 : 232;
 };
 
 template <typename C>
@@ -44,40 +48,66 @@ class RowProducer {
       : p_(p), ring_(ring), rank_(int(ptx::cluster_rank())), first_warp_(first_warp) {}
 
   // The next tile, and where its rows come from, are looked up early in this one.
-  __device__ void run(typename C::Scheduler& scheduler) {
+  __device__ void run(typename C::Scheduler& scheduler, TileQueue& queue) {
     RowTile tile, next;
-    bool more = scheduler.next(tile);
+    bool more = first_warp_ ? scheduler.first(tile) : queue.take(tile);
+    if (first_warp_) queue.put(tile, more);
     if (more) find_tokens(tile);
+    const int ask = min(1, p_.k_blocks - 1);
+    int ahead = 0;  // k-blocks whose weights are on their way
+    if constexpr (!C::kGather) {
+      if (p_.early == Early::kWeights) {
+        if (more) ahead = load_first_weights(tile);
+        ptx::grid_dependency_wait();
+      }
+    }
     for (; more; tile = next) {
       if constexpr (C::kGather) find_rows();
       for (int kb = 0; kb < p_.k_blocks; ++kb) {
         ring_.wait_empty();
-        if (first_warp_ && ptx::elect_one()) load(tile, kb);
+        if (first_warp_ && ptx::elect_one()) {
+          if (kb >= ahead) load_weights(ring_, tile, kb);
+          load_rows(tile, kb);
+        }
         if constexpr (C::kGather) gather(tile, kb);
         ring_.advance();
-        if (kb == 0) {
-          more = scheduler.next(next);
+        if (first_warp_ && kb == 0) scheduler.prepare_next();
+        if (kb == ask) {
+          more = first_warp_ ? scheduler.next(next) : queue.take(next);
+          if (first_warp_) queue.put(next, more);
           if (more) find_tokens(next);
         }
       }
+      ahead = 0;
     }
     __syncwarp();
   }
 
  private:
-  __device__ void load(const RowTile& tile, int kb) const {
-    const int part = kb >= p_.k_blocks_of_part;
-    const int k = (kb - part * p_.k_blocks_of_part) * kTileK;
-    const int units = (tile.rows + kRowUnit - 1) / kRowUnit;
-    const uint32_t row_bytes = C::kGather ? 0 : units * kRowUnit * 128;
-    ptx::barrier_arrive_expect(ring_.full(), kOperandMBytes + row_bytes);
-    const OperandM from{p_.weight_maps, part, tile.feature_tile * C::kFeaturesOfTile, k,
+  __device__ int load_first_weights(const RowTile& tile) const {
+    const int count = min(p_.k_blocks, C::kStages);
+    typename C::Stages ring = ring_;
+    for (int kb = 0; kb < count; ++kb, ring.advance()) {
+      if (ptx::elect_one()) load_weights(ring, tile, kb);
+    }
+    return count;
+  }
+  __device__ int part(int kb) const { return kb >= p_.k_blocks_of_part; }
+  __device__ int k(int kb) const { return (kb - part(kb) * p_.k_blocks_of_part) * kTileK; }
+  static __device__ int units(const RowTile& tile) { return (tile.rows + kRowUnit - 1) / kRowUnit; }
+
+  __device__ void load_weights(const typename C::Stages& ring, const RowTile& tile, int kb) const {
+    const uint32_t row_bytes = C::kGather ? 0 : units(tile) * kRowUnit * 128;
+    ptx::barrier_arrive_expect(ring.full(), kOperandMBytes + row_bytes);
+    const OperandM from{p_.weight_maps, part(kb), tile.feature_tile * C::kFeaturesOfTile, k(kb),
                         tile.expert};
-    load_operand_m<C::kWeights, C::kBlocks>(ring_.operand_m(), ring_.full(), from, tile.paired,
+    load_operand_m<C::kWeights, C::kBlocks>(ring.operand_m(), ring.full(), from, tile.paired,
                                             rank_);
+  }
+  __device__ void load_rows(const RowTile& tile, int kb) const {
     if constexpr (!C::kGather) {
-      ptx::tensor_load(ring_.operand_n(), &p_.rows.of_units[units - 1], ring_.full(),
-                       {k, part, tile.row_begin});
+      ptx::tensor_load(ring_.operand_n(), &p_.rows.of_units[units(tile) - 1], ring_.full(),
+                       {k(kb), part(kb), tile.row_begin});
     }
   }
 
@@ -130,7 +160,7 @@ class RowProducer {
 // What is held of a finished tile leaves in pieces, spread over the k-blocks of the next one. The
 // first waits for the second k-block, when two are queued at the tensor cores.
 template <typename C>
-__device__ __forceinline__ void consume(const RowGemmParams& p, typename C::Scheduler& scheduler,
+__device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue,
                                         typename C::Stages& ring,
                                         const typename C::ConsumerGroup& group) {
   using Epilogue = typename C::Epilogue;
@@ -143,11 +173,11 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, typename C::Sche
     due += stride;
   };
   RowTile tile, next;
-  for (bool more = scheduler.next(tile); more; tile = next) {
+  for (bool more = queue.take(tile); more; tile = next) {
     Accumulators acc;
     multiply_rows<typename C::Element, C::kWeights, C::kGather>(
         acc, ring, group.index, p.k_blocks, (tile.rows + kRowUnit - 1) / kRowUnit, behind);
-    more = scheduler.next(next);
+    more = queue.take(next);
     while (piece < Epilogue::kPieces) epilogue.copy_piece(p, group, piece++);
     finish_multiply(ring);
     if constexpr (Epilogue::kBiased) {
@@ -168,26 +198,32 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const uint32_t memory = ptx::shared_address(shared);
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
   typename C::Stages ring(memory, memory + C::kBarriers);
+  const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
+  TileQueue queue(memory + C::kQueue);
   if (threadIdx.x == 0) {
     ring.init(1 + (C::kGather ? kProducers : 0));
+    numbers.init();
+    queue.init(C::kQueueReaders);
     ptx::fence_barrier_init();
   }
   ptx::cluster_sync();
-  ptx::grid_dependency_wait();
+  if (p.early == Early::kNothing) ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
-  typename C::Scheduler scheduler(p.group_offsets, p.num_experts, p.feature_tiles);
-
   const uint32_t staging = memory + C::kStaging;
   if (warp < kProducers / 32) {
     ptx::registers_release<C::kProducerRegisters>();
-    if (C::kGather || warp == 0) RowProducer<C>(p, ring, warp == 0).run(scheduler);
+    if (warp < C::kProducerWarps) {
+      typename C::Scheduler scheduler(p.group_offsets, p.num_experts, p.feature_tiles, numbers);
+      RowProducer<C>(p, ring, warp == 0).run(scheduler, queue);
+    }
   } else {
     ptx::registers_acquire<C::kConsumerRegisters>();
     const int index = warp / 4 - 1;
     const typename C::ConsumerGroup group{
         {index, int(threadIdx.x) & 127, staging + index * C::kGroupStaging, warp % 4 == 0}};
-    consume<C>(p, scheduler, ring, group);
+    consume<C>(p, queue, ring, group);
   }
+  ptx::grid_dependency_wait();
   ptx::cluster_sync();  // no CTA may leave while its neighbour still signals it
 }
 

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/early.h"
+
 namespace moec::cuda {
 
 enum class RowGemm {
@@ -53,6 +55,8 @@ struct RowGemmParams {
   bool pairs;          // kUp: columns of gate and up alternate in the weights; kGradDown: in d_pre
   ExpertBias bias[2];  // kUp: gate, up; kDown: the first
   moec_activation activation;
+  Early early;             // kWeights: kDown and kGradUp alone
+  unsigned* work_counter;  // 0 before the kernel, or null: work is dealt in turn
 };
 
 struct RowGemmArgs {

@@ -8,6 +8,7 @@ set(MOEC_CUDA_ARCH_host OFF)
 
 set(MOEC_CUDA_SOURCES_sm90
   row_gemm_up.cu row_gemm_up_pairs.cu row_gemm_down.cu row_gemm_grad_down.cu weight_grad.cu
+  work_counters.cu
   small_up.cu small_down.cu one_token.cu)
 set(MOEC_CUDA_SOURCES_portable plan.cu plan_few.cu plan_groups.cu plan_choice.cu plan_source.cu
   combine.cu pointer_table.cu portable_mma.cu portable_plain.cu)

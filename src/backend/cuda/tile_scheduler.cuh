@@ -63,6 +63,70 @@ class ExpertWalk {
   int begin_, end_, units_, inclusive_;
 };
 
+// The work numbers of a cluster. All but the first come from a counter in global memory, so that a
+// cluster that is done early takes more. Warp 0 of the leading CTA fetches a number while the one
+// before it is worked on and hands it to warp 0 of both CTAs.
+//   full    one store into the slot     empty    of the leading CTA: one arrival of each CTA
+class WorkNumbers {
+ public:
+  static constexpr int kBytes = 80;
+
+  __device__ WorkNumbers(uint32_t memory, unsigned* counter)
+      : memory_(memory), counter_(counter), leads_(ptx::cluster_rank() == 0) {}
+
+  __device__ void init() const {
+    for (int s = 0; s < kSlots; ++s) {
+      ptx::barrier_init(full(s), 1);
+      ptx::barrier_init(empty(s), kClusterSize);
+    }
+  }
+  __device__ int first() {
+    fetch(cluster());
+    return cluster();
+  }
+  // The number that was handed out last.
+  __device__ int next() {
+    const int s = read_ % kSlots;
+    ptx::barrier_wait(full(s), read_ / kSlots & 1);
+    const int number = int(ptx::shared_load_word(slot(s)));
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive_cluster(empty(s), 0);
+    ++read_;
+    return number;
+  }
+  // Once before each next(), some time earlier.
+  __device__ void hand_out() {
+    if (!leads_) return;
+    const int s = read_ % kSlots;
+    ptx::barrier_wait(empty(s), (read_ / kSlots & 1) ^ 1);
+    if (ptx::elect_one()) {
+      for (int rank = 0; rank < kClusterSize; ++rank) {
+        ptx::store_arrive_cluster(slot(s), full(s), rank, uint32_t(fetched_));
+      }
+    }
+    fetch(fetched_);
+  }
+
+ private:
+  static constexpr int kSlots = 4;
+  static __device__ int cluster() { return int(blockIdx.x) / kClusterSize; }
+  static __device__ int clusters() { return int(gridDim.x) / kClusterSize; }
+  __device__ uint32_t full(int s) const { return memory_ + 8 * s; }
+  __device__ uint32_t empty(int s) const { return memory_ + 8 * (kSlots + s); }
+  __device__ uint32_t slot(int s) const { return memory_ + 16 * kSlots + 4 * s; }
+  // Without a counter the clusters take turns. Used a tile later, so that nobody waits for it.
+  __device__ void fetch(int before) {
+    if (!leads_) return;
+    fetched_ = before + clusters();
+    if (counter_ && ptx::elect_one()) fetched_ = clusters() + int(atomicAdd(counter_, 1u));
+  }
+
+  uint32_t memory_;
+  unsigned* counter_;
+  bool leads_;
+  int read_ = 0, fetched_ = 0;
+};
+
 // Rows vary, k is fixed. An expert with n rows gets m = ceil(n / kMaxRows) nearly equal row tiles.
 // The two CTAs of a cluster take two row tiles of one feature tile and share its weights by
 // multicast; where m is odd, the last row tile is left, and they take two feature tiles of it.
@@ -75,21 +139,26 @@ struct RowTile {
 template <int kMaxRows>
 class RowScheduler {
  public:
-  __device__ RowScheduler(const int32_t* group_offsets, int num_experts, int feature_tiles)
+  __device__ RowScheduler(const int32_t* group_offsets, int num_experts, int feature_tiles,
+                          const WorkNumbers& numbers)
       : walk_(group_offsets, num_experts),
+        numbers_(numbers),
         feature_tiles_(feature_tiles),
-        unit_(blockIdx.x / kClusterSize),
         rank_(int(ptx::cluster_rank())) {}
 
+  __device__ bool first(RowTile& tile) { return find(numbers_.first(), tile); }
+  __device__ void prepare_next() { numbers_.hand_out(); }
+  __device__ bool next(RowTile& tile) { return find(numbers_.next(), tile); }
+
+ private:
   // 32-bit unsigned divisions only: this runs once a tile in the warps that feed the tensor cores.
-  __device__ bool next(RowTile& tile) {
+  __device__ bool find(int number, RowTile& tile) {
     const unsigned features = feature_tiles_;
-    const bool found = walk_.seek(unit_, [features](int rows) {
+    const bool found = walk_.seek(number, [features](int rows) {
       const unsigned m = row_tiles(rows);
       return int(m / 2 * features + m % 2 * ((features + 1) / 2));
     });
     if (!found) return false;
-    unit_ += gridDim.x / kClusterSize;
     tile.expert = walk_.expert;
     const unsigned m = row_tiles(walk_.rows), pairs = m / 2, index = walk_.index;
     unsigned part = m - 1;
@@ -111,14 +180,60 @@ class RowScheduler {
     tile.rows = min(last, walk_.rows) - first;
     return true;
   }
-
- private:
   static __device__ unsigned row_tiles(int rows) {
     return (unsigned(rows) + kMaxRows - 1) / kMaxRows;
   }
 
   ExpertWalk walk_;
-  int feature_tiles_, unit_, rank_;
+  WorkNumbers numbers_;
+  int feature_tiles_, rank_;
+};
+
+// The tiles of a CTA, from warp 0, which finds them, to its other warps.
+class TileQueue {
+ public:
+  static constexpr int kBytes = 128;
+
+  __device__ explicit TileQueue(uint32_t memory) : memory_(memory) {}
+
+  __device__ void init(int readers) const {
+    for (int s = 0; s < kSlots; ++s) {
+      ptx::barrier_init(full(s), 1);
+      ptx::barrier_init(empty(s), readers);
+    }
+  }
+  // By warp 0; `more` is false past the last tile.
+  __device__ void put(const RowTile& tile, bool more) {
+    const int s = at_ % kSlots;
+    ptx::barrier_wait(empty(s), (at_ / kSlots & 1) ^ 1);
+    if (ptx::elect_one()) {
+      ptx::shared_store(slot(s), uint4{uint32_t(tile.expert), uint32_t(tile.row_begin),
+                                       uint32_t(more ? tile.rows : 0),
+                                       uint32_t(tile.feature_tile * 2 + tile.paired)});
+      ptx::barrier_arrive(full(s));
+    }
+    __syncwarp();
+    ++at_;
+  }
+  __device__ bool take(RowTile& tile) {
+    const int s = at_ % kSlots;
+    ptx::barrier_wait(full(s), at_ / kSlots & 1);
+    const uint4 v = ptx::shared_load(slot(s));
+    tile = {int(v.x), int(v.y), int(v.z), int(v.w) / 2, (v.w & 1) != 0};
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(empty(s));
+    ++at_;
+    return tile.rows > 0;
+  }
+
+ private:
+  static constexpr int kSlots = 4;
+  __device__ uint32_t slot(int s) const { return memory_ + 16 * s; }
+  __device__ uint32_t full(int s) const { return memory_ + 16 * kSlots + 8 * s; }
+  __device__ uint32_t empty(int s) const { return memory_ + 16 * kSlots + 8 * (kSlots + s); }
+
+  uint32_t memory_;
+  int at_ = 0;
 };
 
 // Rows are the k of a weight gradient. The two CTAs take one m tile and two neighbouring n tiles.

@@ -315,7 +315,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     ptx::fence_barrier_init();
   }
   ptx::cluster_sync();
-  ptx::grid_dependency_wait();
+  if (p.early == Early::kNothing) ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   GradScheduler scheduler(p.group_offsets, p.num_experts, p.m_tiles, p.n_tiles);
 
@@ -327,6 +327,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     const int index = warp / 4 - 1;
     GradConsumer<C>(p, ring, warp, memory + C::kStaging + index * C::kGroupStaging).run(scheduler);
   }
+  ptx::grid_dependency_wait();
   ptx::cluster_sync();  // no CTA may leave while its neighbour still signals it
 }
 

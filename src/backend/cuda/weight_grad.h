@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/early.h"
+
 namespace moec::cuda {
 
 // out[e][part][m][n] = sum over rows r of e: rows[r][part][m] * x[token(r)][n]
@@ -21,6 +23,7 @@ struct WeightGradParams {
   int num_experts, m_size, n_size;
   int m_tiles, m_tiles_of_part, n_tiles;
   bool accumulate;  // out += instead of out =
+  Early early;      // kNothing or kAll
 };
 
 struct WeightGradArgs {

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/work_counters.h"
+
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/ptx.cuh"
+
+namespace moec::cuda {
+namespace {
+
+// The next kernel may come up at once. It must not be kAll (early.h): it waits for this one.
+__global__ void clear_kernel(unsigned* counters) {
+  ptx::grid_dependency_launch();
+  ptx::grid_dependency_wait();
+  if (threadIdx.x < kWorkCounters) counters[threadIdx.x] = 0;
+}
+
+}  // namespace
+
+cudaError_t clear_work_counters(unsigned* counters, cudaStream_t stream) {
+  return launch(clear_kernel, dim3(1), 32, 0, stream, counters);
+}
+
+}  // namespace moec::cuda
