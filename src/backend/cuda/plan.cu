@@ -10,8 +10,6 @@
 //                 the scratch needs no clearing
 #include "backend/cuda/plan.h"
 
-#include <cooperative_groups.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -47,7 +45,8 @@ __device__ Groups finish_groups(const PlanParams& p, const Tile& tile, bool publ
     const int all = mine ? tile.start[e] : 0, count = mine ? tile.totals[e] : 0;
     const int kept = p.kept(all), rows = p.list ? all : p.padded(kept);
     const uint64_t value = uint64_t(rows) << 32 | uint64_t(count);
-    const uint64_t end = base + block_scan(value, sums);
+    uint64_t sum;
+    const uint64_t end = base + block_scan(value, sums, sum);
     if (mine) {
       tile.start[e] = int((end - value) >> 32);
       tile.local_start[e] = int(uint32_t(end - value));
@@ -66,8 +65,7 @@ __device__ Groups finish_groups(const PlanParams& p, const Tile& tile, bool publ
         atomicMax(&largest, most);
       }
     }
-    const int warps = min(kPlanWarps, (p.experts - first + 31) / 32);  // the others' sums are 0
-    for (int w = 0; w < warps; ++w) base += sums[w];
+    base += sum;
     __syncthreads();
   }
   if (publish && threadIdx.x == 0) {
@@ -97,34 +95,41 @@ __device__ void clear_unused(const PlanParams& p, const int32_t* all, const int3
   for (int64_t row = end + thread; row < plan.max_rows; row += threads) clear_row(plan, row);
 }
 
-// One cluster, one tile a CTA. Each CTA writes its totals into the shared memory of all.
+// One cluster, one tile a CTA. Each CTA writes its totals into the shared memory of all; what is
+// written counts on the receiver's barrier, so nobody has to wait for its own stores.
 __global__ __launch_bounds__(kPlanThreads) void plan_small_kernel(
     const __grid_constant__ PlanParams p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char shared[];
-  namespace cg = cooperative_groups;
-  cg::cluster_group cluster = cg::this_cluster();
   using Tile = PlanTile<kSmallRounds>;
   __shared__ int32_t all[kMaxSlice];
+  __shared__ uint64_t received;
   uint16_t* const totals = reinterpret_cast<uint16_t*>(shared);  // [kMaxCluster][stride]
   Tile tile(p, shared + kMaxCluster * p.stride() * 2);
   const int64_t first = int64_t(blockIdx.x) * kSmallTile;
-  const int blocks = int(gridDim.x), block = int(blockIdx.x);
-  auto started = cluster.barrier_arrive();
+  const int blocks = int(gridDim.x), block = int(blockIdx.x), quads = p.stride() / 4;
+  const uint32_t barrier = ptx::shared_address(&received);
+  if (threadIdx.x == 0) {
+    ptx::barrier_init(barrier, 1);
+    ptx::fence_barrier_init();
+    ptx::barrier_arrive_expect(barrier, uint32_t(blocks * quads * 8));
+  }
+  ptx::cluster_arrive_relaxed();  // the barrier above is there
   tile.clear(p);
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   tile.load(p, first, true);
   tile.count(p);
-  cluster.barrier_wait(std::move(started));
-  const int pairs = p.stride() / 2;
-  for (int i = threadIdx.x; i < pairs * blocks; i += kPlanThreads) {
-    const int b = i / pairs, pair = i - b * pairs;
-    const uint32_t both = uint32_t(tile.totals[2 * pair]) | uint32_t(tile.totals[2 * pair + 1])
-                                                                << 16;
-    reinterpret_cast<uint32_t*>(cluster.map_shared_rank(totals, b))[block * pairs + pair] = both;
+  ptx::cluster_wait();
+  for (int i = threadIdx.x; i < quads * blocks; i += kPlanThreads) {
+    const int b = i / quads, quad = i - b * quads;
+    const int4 four = reinterpret_cast<const int4*>(tile.totals)[quad];
+    ptx::store_remote(ptx::shared_address(totals + block * p.stride() + 4 * quad), b,
+                      uint64_t(uint32_t(four.x) | uint32_t(four.y) << 16) |
+                          uint64_t(uint32_t(four.z) | uint32_t(four.w) << 16) << 32,
+                      barrier);
   }
-  cluster.sync();
+  ptx::barrier_wait(barrier, 0);
   for (int e = threadIdx.x; e < p.experts; e += kPlanThreads) {
     int sum = 0, earlier = 0;
 #pragma unroll

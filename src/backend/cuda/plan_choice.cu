@@ -108,12 +108,13 @@ __global__ __launch_bounds__(kPlanThreads) void scan_tokens_kernel(const PlanVie
       counts[i] = begin + i < plan.num_tokens ? plan.token_offsets[begin + i] : 0;
       sum += counts[i];
     }
-    int at = int(base + block_scan(uint64_t(sum), sums)) - sum;
+    uint64_t all;
+    int at = int(base + block_scan(uint64_t(sum), sums, all)) - sum;
     for (int i = 0; i < kEach && begin + i < plan.num_tokens; ++i) {
       plan.token_offsets[begin + i] = at;
       at += counts[i];
     }
-    for (int w = 0; w < kPlanWarps; ++w) base += sums[w];
+    base += all;
     __syncthreads();
   }
   if (threadIdx.x == 0) plan.token_offsets[plan.num_tokens] = int(base);

@@ -17,12 +17,13 @@ __global__ __launch_bounds__(kPlanThreads) void groups_kernel(const PlanView pla
   for (int first = 0; first < plan.num_local; first += kPlanThreads) {
     const int e = first + threadIdx.x, count = e < plan.num_local ? plan.counts[e] : 0;
     const uint64_t rows = uint64_t((count + plan.align - 1) / plan.align * plan.align);
-    const uint64_t end = base + block_scan(rows, sums);
+    uint64_t all;
+    const uint64_t end = base + block_scan(rows, sums, all);
     if (e < plan.num_local) plan.group_offsets[e] = int(end - rows);
     if (e + 1 == plan.num_local) plan.group_offsets[e + 1] = int(end);
     atomicAdd(&routed, count);  // integers: the order of the atomics does not show
     atomicMax(&largest, count);
-    for (int w = 0; w < kPlanWarps; ++w) base += sums[w];
+    base += all;
     __syncthreads();
   }
   if (threadIdx.x != 0) return;

@@ -32,7 +32,8 @@ __device__ Cut find_cut(int64_t n, int32_t keep, Read read) {
     __syncthreads();
     const int byte = 255 - int(threadIdx.x), ties = cut.ties;
     const uint64_t here = byte >= 0 ? uint64_t(histogram[byte]) : 0;
-    const int64_t end = int64_t(block_scan(here, sums)), start = end - int64_t(here);
+    uint64_t all;
+    const int64_t end = int64_t(block_scan(here, sums, all)), start = end - int64_t(here);
     if (byte >= 0 && start < ties && end >= ties) {  // one thread
       cut.threshold |= uint32_t(byte) << shift;
       cut.ties = ties - int(start);
@@ -53,10 +54,11 @@ __device__ void visit_cut(int64_t n, Cut cut, Read read, Visit visit) {
     const bool reads = i < n && read(i, &key);
     const bool above = reads && key > cut.threshold, equal = reads && key == cut.threshold;
     const uint64_t mine = uint64_t(above) << 32 | uint64_t(equal);
-    const uint64_t before = base + block_scan(mine, sums) - mine;
+    uint64_t all;
+    const uint64_t before = base + block_scan(mine, sums, all) - mine;
     const int ties = min(int(uint32_t(before)), cut.ties);
     if (above || (equal && int(uint32_t(before)) < cut.ties)) visit(i, int(before >> 32) + ties);
-    for (int w = 0; w < kPlanWarps; ++w) base += sums[w];
+    base += all;
     __syncthreads();
   }
 }

@@ -61,16 +61,21 @@ __device__ inline void same_lanes(const int (&value)[kCount], int bits, unsigned
   }
 }
 
-// Inclusive sum over the CTA; `sums` is shared memory of kPlanWarps, and holds the sum of each warp
-// until the caller's next barrier.
-__device__ inline uint64_t block_scan(uint64_t value, uint64_t* sums) {
+// Inclusive sum over the CTA, and the sum of all; `sums` is shared memory of kPlanWarps, free again
+// after the caller's next barrier.
+__device__ inline uint64_t block_scan(uint64_t value, uint64_t* sums, uint64_t& all) {
   for (int step = 1; step < 32; step *= 2) {
     const uint64_t other = __shfl_up_sync(kAllLanes, value, step);
     if (lane_id() >= step) value += other;
   }
   if (lane_id() == 31) sums[threadIdx.x / 32] = value;
   __syncthreads();
-  for (int w = 0; w < int(threadIdx.x / 32); ++w) value += sums[w];
+  all = 0;
+#pragma unroll
+  for (int w = 0; w < kPlanWarps; ++w) {
+    if (w < int(threadIdx.x / 32)) value += sums[w];
+    all += sums[w];
+  }
   return value;
 }
 
@@ -109,18 +114,30 @@ struct PlanTile {
     return first + (warp() * kRounds + round) * 32 + lane_id();
   }
 
-  // Assignments [first, first + kSize) into registers.
+  // Assignments [first, first + kSize) into registers. All loads are under way before the first is
+  // looked at.
   __device__ void load(const PlanParams& p, int64_t first, bool with_weights) {
     const int64_t columns = int64_t(p.plan.num_experts) + p.plan.num_zero;
+    int64_t raw[kRounds];
+    const auto load_all = [&](const auto* ids) {
 #pragma unroll
-    for (int r = 0; r < kRounds; ++r) {
-      const int64_t i = index(first, r);
-      const bool inside = i < p.assignments;
-      id[r] = inside ? math::valid_id(load_integer(p.ids.data, p.ids.dtype, i), columns) : -1;
-      weight[r] = inside && with_weights && p.weights ? p.weights[i] : 1.0f;
+      for (int r = 0; r < kRounds; ++r) {
+        raw[r] = index(first, r) < p.assignments ? int64_t(ids[index(first, r)]) : -1;
+      }
+    };
+    if (p.ids.dtype == MOEC_I64) {
+      load_all(static_cast<const int64_t*>(p.ids.data));
+    } else {
+      load_all(static_cast<const int32_t*>(p.ids.data));
     }
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
+      const int64_t i = index(first, r);
+      weight[r] = i < p.assignments && with_weights && p.weights ? p.weights[i] : 1.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      id[r] = math::valid_id(raw[r], columns);
       const unsigned at = unsigned(id[r]) - unsigned(p.plan.expert_begin + p.begin);
       local[r] = id[r] >= 0 && at < unsigned(p.experts) ? int(at) : -1;
     }
@@ -212,9 +229,10 @@ __device__ int PlanTile<kRounds>::sort_totals(const PlanParams& p, uint64_t* sum
   uint64_t base = 0;
   for (int first = 0; first < p.experts; first += kPlanThreads) {
     const int e = first + threadIdx.x, count = e < p.experts ? totals[e] : 0;
-    const uint64_t end = base + block_scan(uint64_t(count), sums);
+    uint64_t all;
+    const uint64_t end = base + block_scan(uint64_t(count), sums, all);
     if (e < p.experts) local_start[e] = int(end) - count;
-    for (int w = 0; w < kPlanWarps; ++w) base += sums[w];
+    base += all;
     __syncthreads();
   }
   return int(base);
