@@ -54,7 +54,7 @@ Experts::Experts(const Context& context, const moec_experts_desc& desc)
   caller_sizes_.saved = {sizes_.saved.base + sizeof(SavedHeader), sizes_.saved.per_token};
 }
 
-void Experts::check_plan(const Plan& built) const {
+ExpertsArgs Experts::checked_plan(const Plan& built) const {
   check_same_device("plan", built.context(), *context_);
   const PlanView& plan = built.view();
   MOEC_REQUIRE(plan.num_experts == desc_.num_experts && plan.num_zero == desc_.num_zero_experts &&
@@ -72,15 +72,20 @@ void Experts::check_plan(const Plan& built) const {
   MOEC_REQUIRE(choices == desc_.max_rows_base, MOEC_E_MISMATCH,
                "plan has El * capacity = %lld; the experts' max_rows_base is %lld", ll(choices),
                ll(desc_.max_rows_base));
+  ExpertsArgs experts = {};
+  experts.num_tokens = plan.num_tokens;
+  experts.plan = &plan;
+  return experts;
 }
 
 void Experts::check_weights(const Weights& weights, const Weights* shared_weights,
-                            TensorCheck& check) const {
+                            TensorCheck& check, ExpertsArgs& experts) const {
   const int32_t local = desc_.expert_end - desc_.expert_begin;
   check_same_device("weights", weights.context(), *context_);
   check_fit("weights", weights, local, desc_.hidden, desc_.inter,
             desc_.gate_layout != MOEC_GATE_NONE);
   check.set_in(weights.memory());
+  experts.weights = &weights.view();
   MOEC_REQUIRE(has_shared() == (shared_weights != nullptr), MOEC_E_INVALID_ARG,
                "shared_weights are %s; desc.shared is %u", has_shared() ? "absent" : "given",
                desc_.shared);
@@ -89,6 +94,7 @@ void Experts::check_weights(const Weights& weights, const Weights* shared_weight
   check_fit("shared_weights", *shared_weights, 1, desc_.hidden, desc_.shared_inter,
             shared_is_gated(desc_));
   check.set_in(shared_weights->memory());
+  experts.shared_weights = &shared_weights->view();
 }
 
 void Experts::check_inputs(const moec_tensor& x, const moec_tensor& shared_gate,
@@ -186,16 +192,10 @@ void check_saved_header(const Context& context, const void* saved, const SavedHe
 void Experts::forward(const moec_experts_args& args, const Plan& plan, const Weights& weights,
                       const Weights* shared_weights, moec_stream stream) const {
   check_flags("args.flags", args.flags, 0);
-  const PlanView& view = plan.view();
-  check_plan(plan);
-  const int64_t T = view.num_tokens, H = desc_.hidden;
+  ExpertsArgs experts = checked_plan(plan);
+  const int64_t T = experts.num_tokens, H = desc_.hidden;
   TensorCheck check(*context_);
-  check_weights(weights, shared_weights, check);
-  ExpertsArgs experts = {};
-  experts.num_tokens = T;
-  experts.plan = &view;
-  experts.weights = &weights.view();
-  experts.shared_weights = shared_weights ? &shared_weights->view() : nullptr;
+  check_weights(weights, shared_weights, check, experts);
   check_inputs(args.x, args.shared_gate, args.shared_gate_bias, check, experts);
   experts.output_bias =
       check.optional_in("output_bias", args.output_bias, {H}, {desc_.dtype, MOEC_F32});
@@ -212,7 +212,7 @@ void Experts::forward(const moec_experts_args& args, const Plan& plan, const Wei
   experts.workspace = workspace.data();
   const SavedBuffer saved(*context_, args.saved, saved_bytes, stream);
   if (saves()) {
-    write_saved_header(*context_, saved.data(), saved_header(T, view.max_rows), stream);
+    write_saved_header(*context_, saved.data(), saved_header(T, plan.view().max_rows), stream);
     experts.saved = saved.data() + sizeof(SavedHeader);
   }
   const Context::Timer timer(*context_, Phase::kExperts);
@@ -226,19 +226,14 @@ void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, con
   check_flags("args.flags", args.flags, kGradFlags);
   MOEC_REQUIRE(saves(), MOEC_E_INVALID_STATE,
                "desc.save is MOEC_SAVE_NONE; create the experts with another to call backward");
+  ExpertsArgs forward = checked_plan(plan);
   const PlanView& view = plan.view();
-  check_plan(plan);
   const int64_t T = view.num_tokens, H = desc_.hidden, K = desc_.top_k;
   TensorCheck check(*context_);
-  check_weights(weights, shared_weights, check);
+  check_weights(weights, shared_weights, check, forward);
   const GradientBinding d_experts(*context_, &weights, d_expert_weights, "d_expert_weights", check);
   const GradientBinding d_shared(*context_, shared_weights, d_shared_weights, "d_shared_weights",
                                  check);
-  ExpertsArgs forward = {};
-  forward.num_tokens = T;
-  forward.plan = &view;
-  forward.weights = &weights.view();
-  forward.shared_weights = shared_weights ? &shared_weights->view() : nullptr;
   check_inputs(args.x, args.shared_gate, args.shared_gate_bias, check, forward);
   ExpertsGradArgs experts = gradients_of(forward);
   experts.accumulate = args.flags & MOEC_GRAD_ACCUMULATE;

@@ -58,9 +58,9 @@ class Experts final : public Object {
                 const moec_weight_set* d_shared_weights, moec_stream stream) const;
   std::string describe(const Weights& weights, int64_t num_tokens) const;
 
-  // Weights that fit; their memory is remembered in `check`.
-  void check_weights(const Weights& weights, const Weights* shared_weights,
-                     TensorCheck& check) const;
+  // Weights that fit, into `experts`; their memory is remembered in `check`.
+  void check_weights(const Weights& weights, const Weights* shared_weights, TensorCheck& check,
+                     ExpertsArgs& experts) const;
   // What forward and backward read besides weights and plan, checked into `experts`.
   void check_inputs(const moec_tensor& x, const moec_tensor& shared_gate,
                     const moec_tensor& shared_gate_bias, TensorCheck& check,
@@ -72,7 +72,7 @@ class Experts final : public Object {
   SavedHeader saved_header(int64_t num_tokens, int64_t max_rows) const;
 
  private:
-  void check_plan(const Plan& plan) const;
+  ExpertsArgs checked_plan(const Plan& plan) const;
   int64_t gate_rows() const { return desc_.shared == MOEC_SHARED_SOFTMAX2 ? 2 : 1; }
 
   Ref<const Context> context_;

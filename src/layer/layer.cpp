@@ -118,11 +118,9 @@ Layer::Inputs Layer::check_inputs(const moec_layer_args& args, const LayerWeight
   Inputs inputs;
   const int64_t T = check.tokens("x", args.x), H = experts_->desc().hidden, N = router_->num_ids();
   inputs.num_tokens = T;
-  experts_->check_weights(weights.weights, weights.shared, check);
   ExpertsArgs& experts = inputs.experts;
   experts.num_tokens = T;
-  experts.weights = &weights.weights.view();
-  experts.shared_weights = weights.shared ? &weights.shared->view() : nullptr;
+  experts_->check_weights(weights.weights, weights.shared, check, experts);
   experts_->check_inputs(args.x, args.shared_gate, args.shared_gate_bias, check, experts);
 
   GateArgs& gate = inputs.gate;

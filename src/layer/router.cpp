@@ -153,16 +153,21 @@ Array Router::per_expert_scale_gradient(const moec_tensor& gradient, TensorCheck
   return check.optional_out("d_per_expert_scale", gradient, {num_ids()}, kReal);
 }
 
+GateArgs Router::checked_x(const moec_tensor& x, uint64_t rng_offset, TensorCheck& check) const {
+  GateArgs gate = {};
+  gate.desc = &desc_;
+  gate.num_tokens = check.tokens("x", x);
+  gate.hidden = x.shape[1];
+  gate.rng_offset = rng_offset;
+  gate.x = check.in("x", x, {gate.num_tokens, gate.hidden}, kReal);
+  return gate;
+}
+
 void Router::gate_forward(const moec_gate_args& args, moec_stream stream) const {
   check_flags("args.flags", args.flags, 0);
   TensorCheck check(*context_);
-  const int64_t T = check.tokens("x", args.x), H = args.x.shape[1], N = num_ids();
-  GateArgs gate = {};
-  gate.desc = &desc_;
-  gate.num_tokens = T;
-  gate.hidden = H;
-  gate.rng_offset = args.rng_offset;
-  gate.x = check.in("x", args.x, {T, H}, kReal);
+  GateArgs gate = checked_x(args.x, args.rng_offset, check);
+  const int64_t T = gate.num_tokens, H = gate.hidden, N = num_ids();
   check_gate_weights(args.weight, args.bias, args.input_scale, check, gate);
   gate.logits = static_cast<float*>(check.out("logits", args.logits, {T, N}, kFloat).data);
   if (!jitters())
@@ -178,13 +183,8 @@ void Router::gate_forward(const moec_gate_args& args, moec_stream stream) const 
 void Router::gate_backward(const moec_gate_grad_args& args, moec_stream stream) const {
   check_flags("args.flags", args.flags, kGradFlags);
   TensorCheck check(*context_);
-  const int64_t T = check.tokens("x", args.x), H = args.x.shape[1], N = num_ids();
-  GateArgs forward = {};
-  forward.desc = &desc_;
-  forward.num_tokens = T;
-  forward.hidden = H;
-  forward.rng_offset = args.rng_offset;
-  forward.x = check.in("x", args.x, {T, H}, kReal);
+  GateArgs forward = checked_x(args.x, args.rng_offset, check);
+  const int64_t T = forward.num_tokens, H = forward.hidden, N = num_ids();
   forward.weight = check.in("weight", args.weight, {N, H}, kReal);
   forward.input_scale = check.in_if(scales_input(), "RMS_SCALED", "input_scale", args.input_scale,
                                     {H}, {forward.weight.dtype, MOEC_F32});

@@ -30,6 +30,8 @@ class Router final : public Object {
   void bias_update(const moec_tensor& counts, float rate, const moec_tensor& bias,
                    moec_stream stream) const;
 
+  // x and what says how a gate reads it; no weights yet.
+  GateArgs checked_x(const moec_tensor& x, uint64_t rng_offset, TensorCheck& check) const;
   // Gate weight, bias and scale, checked into `gate`, whose hidden is set.
   void check_gate_weights(const moec_tensor& weight, const moec_tensor& bias,
                           const moec_tensor& input_scale, TensorCheck& check, GateArgs& gate) const;
