@@ -146,6 +146,8 @@ class Bench:
                 runs[impl, "eager"] = case.run
             if few and case.can_capture:
                 runs[impl, "graph"] = graph_of(case.run)
+        if not runs:
+            return
         seconds = self.args.window or (0.1 if few else 0.5)
         measured = self.clock.alternate(runs, seconds, self.args.rounds)
         beside = {"/".join(name): values["ms"] for name, values in measured.items()}
