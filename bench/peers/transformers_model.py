@@ -3,14 +3,16 @@
 weights, same tokens, same threads, alternating; medians of the rounds.
 
     scripts/bench_peers.sh --transformers
-    scripts/bench_peers.sh --transformers --device cuda --shape qwen3-30b --no-eager \\
+    scripts/bench_peers.sh --transformers --device cuda --shape qwen3-30b --layers 12 \\
+        --tokens 4096 --experts moec grouped_mm --case prefill step decode generate \\
         --out bench/results/NAME/transformers.json
 
 The model is a Qwen3-MoE of a few layers. `prefill` is a forward pass of all tokens without
 gradients, `step` a forward and a backward of all parameters, `decode` one token with a cache of 64,
-the mean of ten; on a CPU moec's decode is also measured with frozen (packed) weights. On a GPU
---generate adds generate() with a static cache, which transformers compiles into CUDA graphs. --out
-replaces the rows of the same setting (device, shape, threads and so on), and keeps the others.
+the mean of ten; on a CPU moec's decode is also measured with frozen (packed) weights. `generate`
+is a token of generate() with a static cache, which transformers compiles into CUDA graphs; about
+0.7 ms of it are its host code, whatever the experts. --out replaces the rows of the same setting
+(device, shape, threads and so on), and keeps the others.
 """
 
 import argparse
@@ -76,18 +78,17 @@ class Case:
 
 def measure_generate(case, names, rounds):
     """Seconds a token: those of a long run less those of a short one."""
-    times = {}
-    for implementation in names:
-        case.model.set_experts_implementation(implementation)
-        torch.compiler.reset()
-        case.generate(GENERATED + 2)  # compiles, records
-        for _ in range(rounds):
+    times = {n: [] for n in names}
+    for index in range(rounds + 2):  # the first compiles, the second records
+        for implementation in names:
+            case.model.set_experts_implementation(implementation)
             begin = time.perf_counter()
             case.generate(2)
             middle = time.perf_counter()
             case.generate(GENERATED + 2)
             seconds = time.perf_counter() - middle - (middle - begin)
-            times.setdefault(implementation, []).append(seconds / GENERATED)
+            if index > 1:
+                times[implementation].append(seconds / GENERATED)
     return times, dict.fromkeys(names)
 
 
@@ -164,8 +165,8 @@ def main():
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--eager", default=True, action=argparse.BooleanOptionalAction)
-    parser.add_argument("--generate", action="store_true")
+    parser.add_argument("--experts", nargs="+", default=["moec", "grouped_mm", "eager"])
+    parser.add_argument("--case", nargs="+", default=["prefill", "step", "decode"])
     parser.add_argument("--out", type=pathlib.Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -173,12 +174,11 @@ def main():
     error = check(case)
     setting = {n: getattr(args, n) for n in ("device", "shape", "layers", "tokens", "dtype",
                                              "threads")}
-    names = ["moec", "grouped_mm"] + ["eager"] * args.eager
-    for name in ("prefill", "step", "decode") + ("generate",) * args.generate:
+    for name in args.case:
         if name == "generate":
-            times, peaks = measure_generate(case, names, args.rounds)
+            times, peaks = measure_generate(case, args.experts, args.rounds)
         else:
-            times, peaks = measure(case, name, names, args.rounds)
+            times, peaks = measure(case, name, args.experts, args.rounds)
         base = statistics.median(times["grouped_mm"])
         for implementation, seconds in times.items():
             median = statistics.median(seconds)
