@@ -154,6 +154,7 @@ const ExpertsPath kSmallPath = {
     backward,
     measure,
     "\"small\": {\"most_tokens\": 4, \"most_tokens_beside_portable\": 64, \"features\": 8, "
-    "\"rows\": \"8, down 4\", \"k\": \"128, down 256\"}"};
+    "\"rows\": \"8, down 4\", \"k\": \"128, down 256\"}, "
+    "\"one_token\": {\"warps\": 16, \"piece_bytes\": 2048}"};
 
 }  // namespace moec::cuda

@@ -19,10 +19,11 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kMaxSlots = 32;  // a lane each
-constexpr int kPieceBytes = 2048, kVectors = kPieceBytes / (32 * 16);
-constexpr int kMaxDepth = 7, kMinDepth = 2;
+constexpr int kWarps = 16, kThreads = 32 * kWarps;
+constexpr int kMaxSlots = 32;     // a lane each
+constexpr int kMostPiece = 2048;  // bytes of a row that are copied and multiplied at a time
+constexpr int kVectors = kMostPiece / (32 * 16);
+constexpr int kMaxDepth = 7, kMinPiece = 512;
 constexpr int kUpBytes = 115 << 10, kDownBytes = 111 << 10;  // 1 KiB more each: 228 KiB together
 
 struct OneTokenArgs {
@@ -40,26 +41,32 @@ struct Shared {
   __align__(128) unsigned char operand[];  // then the rings
 };
 
+__host__ __device__ inline int operand_bytes(int64_t k_size, int rows) {
+  return (int(k_size) * 2 * rows + 127) / 128 * 128;
+}
+
+// The ring of a warp: what the operand leaves, as two large stages at least or three smaller ones.
+struct Ring {
+  int stage_bytes, depth;
+  __host__ __device__ Ring(bool up, int64_t k_size, int slots) {
+    const int left = ((up ? kUpBytes : kDownBytes) - int(sizeof(Shared)) -
+                      operand_bytes(k_size, up ? 1 : slots)) /
+                     kWarps;
+    stage_bytes = left >= 2 * kMostPiece ? kMostPiece : left / 3 / 128 * 128;
+    depth = stage_bytes < kMinPiece ? 0 : left / stage_bytes;
+    if (depth > kMaxDepth) depth = kMaxDepth;
+  }
+};
+
 // A row of weights in equal pieces, the last one shorter.
 struct Pieces {
   int row_bytes, count, bytes;
-  __host__ __device__ explicit Pieces(int64_t k_size)
+  __device__ Pieces(int64_t k_size, const Ring& ring)
       : row_bytes(int(k_size) * 2),
-        count((row_bytes + kPieceBytes - 1) / kPieceBytes),
+        count((row_bytes + ring.stage_bytes - 1) / ring.stage_bytes),
         bytes(((row_bytes + count - 1) / count + 15) / 16 * 16) {}
   __device__ int size(int piece) const { return min(bytes, row_bytes - piece * bytes); }
 };
-
-__host__ __device__ int operand_bytes(int64_t k_size, int rows) {
-  return (int(k_size) * 2 * rows + 127) / 128 * 128;
-}
-template <bool kUp>
-__host__ __device__ int ring_depth(int64_t k_size, int slots) {
-  const int left =
-      (kUp ? kUpBytes : kDownBytes) - int(sizeof(Shared)) - operand_bytes(k_size, kUp ? 1 : slots);
-  const int depth = left / (kWarps * kPieceBytes);
-  return depth < kMaxDepth ? depth : kMaxDepth;
-}
 
 // Of `outputs`, those of this warp: every kWarps-th in [begin, end).
 struct Share {
@@ -73,10 +80,11 @@ struct Share {
 template <bool kUp>
 class Stream {
  public:
-  __device__ Stream(const SmallArgs& p, const Slot* slots, int rows, Share share)
+  __device__ Stream(const SmallArgs& p, const Slot* slots, const Pieces& pieces, int rows,
+                    Share share)
       : p_(p),
         slots_(slots),
-        pieces_(p.k_size),
+        pieces_(pieces),
         rows_(rows),
         output_(share.begin),
         end_(rows > 0 ? share.end : 0) {
@@ -103,7 +111,7 @@ class Stream {
 
   const SmallArgs& p_;
   const Slot* slots_;
-  Pieces pieces_;
+  const Pieces& pieces_;
   int rows_, output_, end_, row_ = 0, piece_ = 0;
   const char* row_at_ = nullptr;
 };
@@ -150,8 +158,8 @@ __global__ __launch_bounds__(kThreads,
   const SmallArgs& p = kUp ? args.up : args.down;
   const CombineParams& plan = args.down.combine;
   const int warp = threadIdx.x / 32, lane = lane_id();
-  const Pieces pieces(p.k_size);
-  const int depth = ring_depth<kUp>(p.k_size, plan.top_k);
+  const Ring form(kUp, p.k_size, plan.top_k);
+  const Pieces pieces(p.k_size, form);
   if (threadIdx.x <= kWarps * kMaxDepth) {  // operand_ready is the last one
     ptx::barrier_init(ptx::shared_address(&shared.full[0][0] + threadIdx.x), 1);
     ptx::fence_barrier_init();
@@ -175,8 +183,8 @@ __global__ __launch_bounds__(kThreads,
   const Share share(kUp ? p.features * slots : p.features);
   const int rows = kUp ? 2 : slots;
   const uint32_t operand = ptx::shared_address(shared.operand);
-  const uint32_t ring =
-      operand + operand_bytes(p.k_size, kUp ? 1 : plan.top_k) + warp * depth * kPieceBytes;
+  const uint32_t ring = operand + operand_bytes(p.k_size, kUp ? 1 : plan.top_k) +
+                        warp * form.depth * form.stage_bytes;
   const uint32_t full = ptx::shared_address(&shared.full[warp][0]);
   const uint32_t ready = ptx::shared_address(&shared.operand_ready);
   const auto load_operand_once = [&] {
@@ -186,17 +194,17 @@ __global__ __launch_bounds__(kThreads,
     ptx::bulk_load(operand, p.operand, bytes, ready);
   };
   if constexpr (kUp) load_operand_once();
-  Stream<kUp> stream(p, shared.slots, rows, share);
+  Stream<kUp> stream(p, shared.slots, pieces, rows, share);
   const auto fill = [&](int stage) {
     if (!stream.more()) return;
     if (ptx::elect_one()) {
       const uint32_t bytes = uint32_t(stream.bytes());
       ptx::barrier_arrive_expect(full + stage * 8, bytes);
-      ptx::bulk_load(ring + stage * kPieceBytes, stream.at(), bytes, full + stage * 8);
+      ptx::bulk_load(ring + stage * form.stage_bytes, stream.at(), bytes, full + stage * 8);
     }
     stream.advance();
   };
-  for (int stage = 0; stage < depth; ++stage) fill(stage);
+  for (int stage = 0; stage < form.depth; ++stage) fill(stage);
   if constexpr (!kUp) {
     ptx::grid_dependency_wait();
     load_operand_once();
@@ -219,10 +227,10 @@ __global__ __launch_bounds__(kThreads,
       for (int piece = 0; piece < pieces.count; ++piece) {
         ptx::barrier_wait(full + stage * 8, phase);
         const int at = (kUp ? 0 : row * pieces.row_bytes) + piece * pieces.bytes;
-        sum += dot<Element>(ring + stage * kPieceBytes, operand + at, pieces.size(piece));
+        sum += dot<Element>(ring + stage * form.stage_bytes, operand + at, pieces.size(piece));
         __syncwarp();
         fill(stage);
-        if (++stage == depth) stage = 0, phase ^= 1;
+        if (++stage == form.depth) stage = 0, phase ^= 1;
       }
       if constexpr (kUp) {
         (row == 0 ? sums[0] : sums[1]) = sum;
@@ -276,8 +284,8 @@ const char* one_token_refuses(const SmallArgs& up, const SmallArgs& down) {
   if (plan.num_tokens != 1) return "more than one token";
   if (up.pre) return "pre-activations that are kept";
   if (plan.top_k > kMaxSlots) return "more than 32 experts of a token";
-  if (ring_depth<true>(up.k_size, plan.top_k) < kMinDepth ||
-      ring_depth<false>(down.k_size, plan.top_k) < kMinDepth) {
+  if (Ring(true, up.k_size, plan.top_k).depth == 0 ||
+      Ring(false, down.k_size, plan.top_k).depth == 0) {
     return "rows that leave no room for weights in shared memory";
   }
   return nullptr;

@@ -109,32 +109,36 @@ __global__ __launch_bounds__(kPlanThreads) void plan_small_kernel(
   const int64_t first = int64_t(blockIdx.x) * kSmallTile;
   const int blocks = int(gridDim.x), block = int(blockIdx.x), quads = p.stride() / 4;
   const uint32_t barrier = ptx::shared_address(&received);
-  if (threadIdx.x == 0) {
-    ptx::barrier_init(barrier, 1);
-    ptx::fence_barrier_init();
-    ptx::barrier_arrive_expect(barrier, uint32_t(blocks * quads * 8));
+  if (blocks > 1) {
+    if (threadIdx.x == 0) {
+      ptx::barrier_init(barrier, 1);
+      ptx::fence_barrier_init();
+    }
+    ptx::cluster_arrive_relaxed();  // the barrier is there
   }
-  ptx::cluster_arrive_relaxed();  // the barrier above is there
   tile.clear(p);
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   tile.load(p, first, true);
   tile.count(p);
-  ptx::cluster_wait();
-  for (int i = threadIdx.x; i < quads * blocks; i += kPlanThreads) {
-    const int b = i / quads, quad = i - b * quads;
-    const int4 four = reinterpret_cast<const int4*>(tile.totals)[quad];
-    ptx::store_remote(ptx::shared_address(totals + block * p.stride() + 4 * quad), b,
-                      uint64_t(uint32_t(four.x) | uint32_t(four.y) << 16) |
-                          uint64_t(uint32_t(four.z) | uint32_t(four.w) << 16) << 32,
-                      barrier);
+  if (blocks > 1) {
+    ptx::cluster_wait();
+    if (threadIdx.x == 0) ptx::barrier_arrive_expect(barrier, uint32_t(blocks * quads * 8));
+    for (int i = threadIdx.x; i < quads * blocks; i += kPlanThreads) {
+      const int b = i / quads, quad = i - b * quads;
+      const int4 four = reinterpret_cast<const int4*>(tile.totals)[quad];
+      ptx::store_remote(ptx::shared_address(totals + block * p.stride() + 4 * quad), b,
+                        uint64_t(uint32_t(four.x) | uint32_t(four.y) << 16) |
+                            uint64_t(uint32_t(four.z) | uint32_t(four.w) << 16) << 32,
+                        barrier);
+    }
+    ptx::barrier_wait(barrier, 0);
   }
-  ptx::barrier_wait(barrier, 0);
   for (int e = threadIdx.x; e < p.experts; e += kPlanThreads) {
-    int sum = 0, earlier = 0;
+    int sum = blocks > 1 ? 0 : tile.totals[e], earlier = 0;
 #pragma unroll
     for (int b = 0; b < kMaxCluster; ++b) {
-      const int count = b < blocks ? totals[b * p.stride() + e] : 0;
+      const int count = blocks > 1 && b < blocks ? totals[b * p.stride() + e] : 0;
       sum += count;
       earlier += b < block ? count : 0;
     }
