@@ -42,34 +42,43 @@ struct Swiglu {
   }
 };
 
-// g' sigmoid(alpha g') (u' + offset), g' = min(g, limit), |u'| <= limit: the form of
-// MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU, MOEC_ACT_QUICK_GEGLU and MOEC_ACT_SWIGLU.
+// g' sigmoid(alpha (g' + cubic g'^3)) (u' + offset), g' = min(g, limit), |u'| <= limit: the form of
+// MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU, MOEC_ACT_QUICK_GEGLU, MOEC_ACT_SWIGLU and
+// MOEC_ACT_GEGLU_TANH, since (1 + tanh(x)) / 2 = sigmoid(2 x).
 struct SigmoidGated {
-  float alpha, limit, offset;
+  float alpha = 1, limit = __builtin_huge_valf(), offset = 0, cubic = 0;
 
-  __device__ explicit SigmoidGated(const moec_activation& a)
-      : alpha(a.kind == MOEC_ACT_CLAMP_SWIGLU || a.kind == MOEC_ACT_SWIGLU ? 1.0f : a.alpha),
-        limit(a.kind == MOEC_ACT_QUICK_GEGLU || a.kind == MOEC_ACT_SWIGLU ? __builtin_huge_valf()
-                                                                          : a.limit),
-        offset(a.kind == MOEC_ACT_GPTOSS ? 1.0f
-                                         : (a.kind == MOEC_ACT_QUICK_GEGLU ? a.offset : 0.0f)) {}
+  __device__ explicit SigmoidGated(const moec_activation& a) {
+    const bool gptoss = a.kind == MOEC_ACT_GPTOSS, quick = a.kind == MOEC_ACT_QUICK_GEGLU;
+    if (gptoss || quick) alpha = a.alpha;
+    if (gptoss || a.kind == MOEC_ACT_CLAMP_SWIGLU) limit = a.limit;
+    if (gptoss || quick) offset = gptoss ? 1.0f : a.offset;
+    if (a.kind != MOEC_ACT_GEGLU_TANH) return;
+    alpha = 1.5957691216f;  // 2 sqrt(2 / pi)
+    cubic = 0.044715f;
+  }
 
   // A NaN stays one.
   __device__ float gate(float g) const { return g > limit ? limit : g; }
   __device__ float up(float u) const {
     return (u > limit ? limit : u < -limit ? -limit : u) + offset;
   }
+  __device__ float2 sigmoids(float2 c) const {
+    return fast_sigmoids(
+        {alpha * fmaf(cubic * c.x * c.x, c.x, c.x), alpha * fmaf(cubic * c.y * c.y, c.y, c.y)});
+  }
   __device__ float2 values(float2 g, float2 u) const {
-    const float2 c = {gate(g.x), gate(g.y)}, s = fast_sigmoids({alpha * c.x, alpha * c.y});
+    const float2 c = {gate(g.x), gate(g.y)}, s = sigmoids(c);
     return {c.x * s.x * up(u.x), c.y * s.y * up(u.y)};
   }
   __device__ ActivationGradients gradients(float2 g, float2 u, float2 d) const {
-    const float2 c = {gate(g.x), gate(g.y)}, s = fast_sigmoids({alpha * c.x, alpha * c.y});
+    const float2 c = {gate(g.x), gate(g.y)}, s = sigmoids(c);
     const auto one = [&](float g, float c, float s, float u, float d, float& value, float& d_gate,
                          float& d_up) {
       const float glu = c * s, factor = up(u);
       value = glu * factor;
-      d_gate = g <= limit ? d * factor * (s + alpha * glu * (1.0f - s)) : 0.0f;
+      const float slope = alpha * fmaf(3.0f * cubic * c, c, 1.0f);
+      d_gate = g <= limit ? d * factor * (s + slope * glu * (1.0f - s)) : 0.0f;
       d_up = u <= limit && u >= -limit ? d * glu : 0.0f;
     };
     ActivationGradients r;

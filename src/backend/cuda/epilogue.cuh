@@ -76,10 +76,10 @@ struct RowOutput {
 };
 
 // Fill a staging buffer of kRows rows; slice(s, packed) gives the 16 rows of slice s.
-template <int kRows, typename G, typename Slice>
+template <int kRows, int kFirst = 0, int kLast = kRows / 16, typename G, typename Slice>
 __device__ __forceinline__ void stage(const G& group, uint32_t buffer, int rows, Slice slice) {
 #pragma unroll
-  for (int s = 0; s < kRows / 16; ++s) {
+  for (int s = kFirst; s < kLast; ++s) {
     if (16 * s < rows) {
       uint32_t packed[4];
       slice(s, packed);
@@ -129,8 +129,10 @@ __device__ __forceinline__ void send(const GroupBase& group, uint32_t buffer, co
 }
 
 // ---- results that wait --------------------------------------------------------------------------
-// A finished block of 64 features is packed into registers and copied out, as one of kPieces
-// pieces, while the tensor cores work on the next tile.
+// A finished block of 64 features is packed into registers and copied out while the tensor cores
+// work on the next tile: in kCopySteps steps, none of which takes longer than the products that are
+// queued before it.
+constexpr int kCopySteps = 3;
 constexpr int kPackedBlock = kMaxTileN / 4;  // registers of a packed block
 using PackedBlock = uint32_t[kPackedBlock];
 
@@ -140,24 +142,29 @@ __device__ __forceinline__ void pack_block(PackedBlock& packed, const float (&ac
   for (int i = 0; i < kPackedBlock; ++i) packed[i] = pack<Element>(acc[2 * i], acc[2 * i + 1]);
 }
 
-template <int kRows, typename G>
+template <int kRows, int kFirst = 0, int kLast = kRows / 16, typename G>
 __device__ __forceinline__ void stage_packed(const G& group, uint32_t buffer, int rows,
                                              const PackedBlock& packed) {
-  stage<kRows>(group, buffer, rows, [&](int s, uint32_t (&slice)[4]) {
+  stage<kRows, kFirst, kLast>(group, buffer, rows, [&](int s, uint32_t (&slice)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) slice[i] = packed[4 * s + i];
   });
 }
 
-// Registers to the one staging buffer of the group, and from there to memory.
+// A step of: registers to the one staging buffer of the group, and from there to memory.
 template <typename G>
-__device__ __forceinline__ void copy_out(const G& group, const PackedBlock& packed,
+__device__ __forceinline__ void copy_out(int step, const G& group, const PackedBlock& packed,
                                          const RowOutput& out, int part, int feature,
                                          const RowTile& tile) {
-  wait_sent<0>(group);
-  stage_packed<kMaxTileN>(group, group.staging, tile.rows, packed);
-  staged(group);
-  send(group, group.staging, out, part, feature, tile);
+  if (step == 0) {
+    wait_sent<0>(group);
+    stage_packed<kMaxTileN, 0, kMaxTileN / 32>(group, group.staging, tile.rows, packed);
+  } else if (step == 1) {
+    stage_packed<kMaxTileN, kMaxTileN / 32>(group, group.staging, tile.rows, packed);
+  } else {
+    staged(group);
+    send(group, group.staging, out, part, feature, tile);
+  }
 }
 
 // ---- plain: down, gradient of the up projection -------------------------------------------------
@@ -165,14 +172,17 @@ template <typename Element>
 class StoreRows {
  public:
   static constexpr bool kGated = false, kBiased = true;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 2;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 2 * kCopySteps;
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
   __device__ void copy_piece(const RowGemmParams& p, const Group& group, int i) const {
     const int feature = tile_.feature_tile * kTileM + group.index * 64;
     const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
-    if (i == 0) copy_out(group, first_, out, 0, feature, tile_);
-    if (i == 1) copy_out(group, second_, out, 0, feature + 128, tile_);
+    if (i < kCopySteps) {
+      copy_out(i, group, first_, out, 0, feature, tile_);
+    } else {
+      copy_out(i - kCopySteps, group, second_, out, 0, feature + 128, tile_);
+    }
   }
   __device__ void finish(const RowGemmParams&, const RowTile& tile, const Group&,
                          const Accumulators& acc) {
@@ -192,13 +202,17 @@ template <typename Element, typename Activation, bool kKeepsPre>
 class StoreActivated {
  public:
   static constexpr bool kGated = true, kBiased = true;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = kKeepsPre ? 2 : 1;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4,
+                       kPieces = (kKeepsPre ? 2 : 1) * kCopySteps;
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
   __device__ void copy_piece(const RowGemmParams& p, const Group& group, int i) const {
     const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
-    if (kKeepsPre && i == 0) copy_out(group, up_, pre(p), 1, feature(tile_, group), tile_);
-    if (i == kPieces - 1) copy_out(group, value_, out, 0, feature(tile_, group), tile_);
+    if (kKeepsPre && i < kCopySteps) {
+      copy_out(i, group, up_, pre(p), 1, feature(tile_, group), tile_);
+    } else {
+      copy_out(i % kCopySteps, group, value_, out, 0, feature(tile_, group), tile_);
+    }
   }
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
                          const Accumulators& acc) {

@@ -48,13 +48,17 @@ template <typename Element, bool kKeepsPre>
 class StorePairs {
  public:
   static constexpr bool kGated = true, kBiased = false;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = kKeepsPre ? 2 : 1;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4,
+                       kPieces = (kKeepsPre ? 2 : 1) * kCopySteps;
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
   __device__ void copy_piece(const RowGemmParams& p, const PairGroup& group, int i) const {
     const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
-    if (kKeepsPre && i == 0) copy_out(group, up_, pre(p), 1, feature(tile_, group), tile_);
-    if (i == kPieces - 1) copy_out(group, value_, out, 0, feature(tile_, group), tile_);
+    if (kKeepsPre && i < kCopySteps) {
+      copy_out(i, group, up_, pre(p), 1, feature(tile_, group), tile_);
+    } else {
+      copy_out(i % kCopySteps, group, value_, out, 0, feature(tile_, group), tile_);
+    }
   }
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const PairGroup& group,
                          const Accumulators& acc) {

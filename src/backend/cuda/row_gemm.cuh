@@ -185,7 +185,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
     }
     epilogue.finish(p, tile, group, acc);
     piece = 0;
-    due = 1;
+    due = (stride + 1) / 2;
   }
   while (piece < Epilogue::kPieces) epilogue.copy_piece(p, group, piece++);
   if (group.leads()) ptx::bulk_wait_read<0>();
