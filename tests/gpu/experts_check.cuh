@@ -13,12 +13,14 @@ class Check : ExpertsProblem {
   void run() {
     up(MOEC_ACT_SWIGLU);
     up(MOEC_ACT_GPTOSS);
+    up(MOEC_ACT_GEGLU_TANH);
     if (transposed_) up(MOEC_ACT_SWIGLU, true);
     if (transposed_) up(MOEC_ACT_GPTOSS, true);
     down();
     grad_up();
     grad_down(MOEC_ACT_SWIGLU);
     grad_down(MOEC_ACT_GPTOSS);
+    grad_down(MOEC_ACT_GEGLU_TANH);
     grad_down(MOEC_ACT_SWIGLU, true);
     grads<Half>(1);
     if (c_.stride > 1) return;
@@ -31,7 +33,7 @@ class Check : ExpertsProblem {
   // pairs: the same weights, read as columns of gate and up in turn.
   void up(uint32_t kind, bool pairs = false) {
     const int h = c_.shape.hidden, inter = c_.shape.inter;
-    const std::string name = name_ + (kind == MOEC_ACT_SWIGLU ? "" : " gptoss, biases,") +
+    const std::string name = name_ + act_name(kind) + (kind == MOEC_ACT_SWIGLU ? "" : " biases,") +
                              (pairs ? " pairs of columns," : "");
     const auto gate_bias = normal_array<float>(c_.shape.experts * inter, 0.5f, seed + 11);
     const auto up_bias = normal_array<Half>(c_.shape.experts * inter, 0.5f, seed + 12);
@@ -139,8 +141,7 @@ class Check : ExpertsProblem {
   // pairs: d_pre as [P, I, 2].
   void grad_down(uint32_t kind, bool pairs = false) {
     const int h = c_.shape.hidden, inter = c_.shape.inter;
-    const std::string name =
-        name_ + (kind == MOEC_ACT_SWIGLU ? "" : " gptoss,") + (pairs ? " pairs," : "");
+    const std::string name = name_ + act_name(kind) + (pairs ? " pairs," : "");
     const auto pre = normal_array<Half>(rows_ * 2 * inter, 1.5f, seed + 6);
     auto a = args(cuda::RowGemm::kGradDown, inter, h);
     set_down(a, false);

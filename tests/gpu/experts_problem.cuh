@@ -112,7 +112,7 @@ class ExpertsProblem {
     CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
     return count;
   }
-  // Limits that many values reach. Only gptoss goes with biases: gate's in f32, up's in bf16.
+  // Limits that many values reach. All but SwiGLU go with biases: gate's in f32, up's in bf16.
   static moec_activation activation(uint32_t kind) {
     moec_activation a = {};
     a.kind = kind;
@@ -120,10 +120,18 @@ class ExpertsProblem {
     a.limit = 1.0f;
     return a;
   }
+  static const char* act_name(uint32_t kind) {
+    return kind == MOEC_ACT_SWIGLU ? "" : kind == MOEC_ACT_GPTOSS ? " gptoss," : " geglu,";
+  }
   struct Value {
     double value, d_gate, d_up;
   };
   static Value plain_activation(uint32_t kind, double g, double u) {
+    if (kind == MOEC_ACT_GEGLU_TANH) {
+      const double c = std::sqrt(2 / M_PI), th = std::tanh(c * (g + 0.044715 * g * g * g));
+      const double slope = (1 - th * th) * c * (1 + 3 * 0.044715 * g * g);
+      return {g * (1 + th) / 2 * u, u * ((1 + th) / 2 + g / 2 * slope), g * (1 + th) / 2};
+    }
     const bool swiglu = kind == MOEC_ACT_SWIGLU;
     const double alpha = swiglu ? 1 : 1.702f, limit = swiglu ? 1e30 : 1;
     const double gate = std::min(g, limit), up = std::clamp(u, -limit, limit) + (swiglu ? 0 : 1);

@@ -25,7 +25,7 @@ namespace {
 
 using oracle::Vec;
 
-constexpr int kHidden = 136, kInter = 72, kExperts = 6, kTokens = 150;
+constexpr int kHidden = 136, kInter = 72, kExperts = 6, kTokens = 150, kSharedInter = 88;
 
 // Sanitizers are slow: MOEC_CHECK_SMALL leaves one type.
 std::vector<Type> types() {
@@ -63,7 +63,38 @@ Vec values(const std::string& seed, int64_t count, double scale) {
   return v;
 }
 
-Problem make_problem(bool biased) {
+// What a problem has besides matrices: biases; then, too, a shared expert, an identity expert,
+// other activations and a scale.
+struct Kind {
+  bool biased = false;
+  oracle::Shared shared = oracle::Shared::kNone;
+  auto operator<=>(const Kind&) const = default;
+  bool more() const { return shared != oracle::Shared::kNone; }
+};
+constexpr Kind kPlain = {}, kBiased = {true};
+
+void add_more(oracle::Shared shared, Problem* p) {
+  oracle::ExpertsConfig& e = p->config.experts;
+  e.activation.kind = oracle::Act::kGptoss;
+  e.activation.limit = 1;
+  e.shared = shared;
+  e.shared_inter = kSharedInter;
+  e.shared_activation.kind = oracle::Act::kGegluTanh;
+  e.output_scale = 0.5;
+  p->config.router.num_zero_experts = 1;
+  for (size_t t = 0; t < kTokens; t += 5) p->in.given_ids[3 * t] = kExperts;
+  const int64_t matrix = kHidden * kSharedInter;
+  p->in.shared.gate = values("shared_gate", matrix, 1 / std::sqrt(kHidden));
+  p->in.shared.up = values("shared_up", matrix, 1 / std::sqrt(kHidden));
+  p->in.shared.down = values("shared_down", matrix, 1 / std::sqrt(kSharedInter));
+  p->in.shared.gate_bias = values("shared_gate_bias", kSharedInter, 0.5);
+  p->in.shared.up_bias = values("shared_up_bias", kSharedInter, 0.5);
+  p->in.shared.down_bias = values("shared_down_bias", kHidden, 0.5);
+  if (shared == oracle::Shared::kSigmoidGate)
+    p->in.shared_gate = values("mix", kHidden, 1 / std::sqrt(kHidden));
+}
+
+Problem make_problem(const Kind& kind) {
   Problem p;
   p.config.router.num_experts = kExperts;
   p.config.router.top_k = 3;
@@ -80,38 +111,40 @@ Problem make_problem(bool biased) {
   const int64_t matrix = kExperts * kHidden * kInter;
   p.in.x = values("x", kTokens * kHidden, 1);
   p.d_y = values("d_y", kTokens * kHidden, 1);
-  p.in.gate_weight = values("router", kExperts * kHidden, 1 / std::sqrt(kHidden));
+  p.in.gate_weight = values("router", (kExperts + kind.more()) * kHidden, 1 / std::sqrt(kHidden));
   p.in.experts.gate = values("gate", matrix, 1 / std::sqrt(kHidden));
   p.in.experts.up = values("up", matrix, 1 / std::sqrt(kHidden));
   p.in.experts.down = values("down", matrix, 1 / std::sqrt(kInter));
-  if (!biased) return p;
+  if (!kind.biased) return p;
   p.in.experts.gate_bias = values("gate_bias", kExperts * kInter, 0.5);
   p.in.experts.up_bias = values("up_bias", kExperts * kInter, 0.5);
   p.in.experts.down_bias = values("down_bias", kExperts * kHidden, 0.5);
   p.in.residual = values("residual", kTokens * kHidden, 1);
   p.in.output_bias = values("output_bias", kHidden, 0.5);
+  if (kind.more()) add_more(kind.shared, &p);
   return p;
 }
 
 struct Reference {
   Problem problem;
   OracleRun run;
-  Reference(bool biased, oracle::Rounding between)
-      : problem(make_problem(biased)),
+  Reference(const Kind& kind, oracle::Rounding between)
+      : problem(make_problem(kind)),
         run(run_oracle(as_rounded(problem.config, between), problem.in, problem.d_y, {})) {}
 };
-const Reference& reference(bool biased, oracle::Rounding between) {  // evaluated once
-  static std::map<std::pair<bool, oracle::Rounding>, Reference> all;
-  const std::pair key(biased, between);
-  return all.try_emplace(key, biased, between).first->second;
+const Reference& reference(const Kind& kind, oracle::Rounding between) {  // evaluated once
+  static std::map<std::pair<Kind, oracle::Rounding>, Reference> all;
+  const std::pair key(kind, between);
+  return all.try_emplace(key, kind, between).first->second;
 }
 
-LayerRun expect_run(bool biased, const RunOptions& options, double tolerance) {
-  const Reference& exact = reference(biased, oracle::Rounding::kNone);
+LayerRun expect_run(const Kind& kind, const RunOptions& options, double tolerance) {
+  const Reference& exact = reference(kind, oracle::Rounding::kNone);
   const Problem& p = exact.problem;
   const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, options);
-  expect_matches(run, reference(biased, run.between).run, p.config, p.in, tolerance);
-  if (run.between != oracle::Rounding::kNone)
+  expect_matches(run, reference(kind, run.between).run, p.config, p.in, tolerance);
+  // A value that rounds to a clamp's limit has another gradient there.
+  if (run.between != oracle::Rounding::kNone && !kind.more())
     expect_matches(run, exact.run, p.config, p.in, 2 * tolerance, kTypicalRow);
   return run;
 }
@@ -132,7 +165,7 @@ TEST_P(Layouts, MatchTheOracleInEveryType) {
       options.layout.gate_up_orientation = GetParam().orientation;
       options.layout.down_orientation = GetParam().orientation;
       options.layout.per_expert = GetParam().per_expert;
-      expect_run(biased, options, type.tolerance);
+      expect_run(biased ? kBiased : kPlain, options, type.tolerance);
     }
   }
 }
@@ -146,7 +179,23 @@ TEST(Gradients, AreAddedToWhatIsThere) {
       options.dtype = type.dtype;
       options.accumulate = true;
       // Sums with 1/4 are as exact as 1/4 is large; small gradients of a half type are not.
-      expect_run(biased, options, std::max(type.tolerance, 1e-4));
+      expect_run(biased ? kBiased : kPlain, options, std::max(type.tolerance, 1e-4));
+    }
+  }
+}
+
+TEST(More, SharedAndIdentityExpertsInEveryType) {
+  SCOPED_TRACE(seed_note());
+  for (const Type& type : types()) {
+    for (const auto shared : {oracle::Shared::kAdd, oracle::Shared::kSigmoidGate}) {
+      for (const uint32_t save : {MOEC_SAVE_INPUT, MOEC_SAVE_PREACT}) {
+        SCOPED_TRACE(std::string(type.name) + " save " + std::to_string(save) + " shared " +
+                     std::to_string(static_cast<int>(shared)));
+        RunOptions options;
+        options.dtype = type.dtype;
+        options.save = save;
+        expect_run({true, shared}, options, type.tolerance);
+      }
     }
   }
 }
@@ -160,9 +209,9 @@ TEST(Saved, EveryPolicyWritesEveryByte) {
       RunOptions options;
       options.dtype = type.dtype;
       options.save = save;
-      const LayerRun run = expect_run(false, options, type.tolerance);
+      const LayerRun run = expect_run(kPlain, options, type.tolerance);
       options.saved_before = 0;
-      const LayerRun again = expect_run(false, options, type.tolerance);
+      const LayerRun again = expect_run(kPlain, options, type.tolerance);
       EXPECT_TRUE(run.saved == again.saved);
       EXPECT_TRUE(run.bytes == again.bytes);
       EXPECT_GE(run.saved.size(), before);

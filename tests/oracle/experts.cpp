@@ -158,7 +158,7 @@ Shape shape_of(const Config& c) {
 }
 Shape shared_shape(const Config& c) {
   return {static_cast<size_t>(c.experts.hidden), static_cast<size_t>(c.experts.shared_inter),
-          c.experts.shared_activation, c.fault};
+          c.experts.shared_activation, c.fault, c.experts.between};
 }
 
 // The rows of one expert, computed.
@@ -179,15 +179,14 @@ MlpRows expert_rows(const Config& config, const Inputs& in, const Vec& x, const 
   return rows;
 }
 
-// The rows as backward sees them. Its weights are then those of the activations, which is the same
-// in exact arithmetic: the gradient at them is rounded before it is weighted.
-void round_kept(const Shape& s, const Vec& weights, const Assignments& assignments, MlpRows* rows) {
+// The rows as backward sees them.
+void round_kept(const Shape& s, MlpRows* rows) {
+  if (s.between == Rounding::kNone) return;
   for (size_t i = 0; i < rows->h.size(); ++i) {
     rows->g[i] = round_to(s.between, rows->g[i]);
     rows->u[i] = round_to(s.between, rows->u[i]);
     rows->h[i] = activate(s.act, rows->g[i], rows->u[i], s.fault);
   }
-  for (size_t r = 0; r < assignments.size(); ++r) rows->act_weight[r] = weights[assignments[r]];
 }
 
 // The sums over each token's experts [T,H], before output_scale.
@@ -218,8 +217,11 @@ void expert_backward(const Config& config, const Inputs& in, const Vec& x, const
   const Shape s = shape_of(config);
   WeightPosition position = config.experts.weight_position;
   MlpRows rows = expert_rows(config, in, x, route, assignments, id);
+  round_kept(s, &rows);
   if (s.between != Rounding::kNone && position == WeightPosition::kOutput) {
-    round_kept(s, route.weights, assignments, &rows);
+    // The same in exact arithmetic; the gradient at the activations is rounded before the weight.
+    for (size_t r = 0; r < assignments.size(); ++r)
+      rows.act_weight[r] = route.weights[assignments[r]];
     position = WeightPosition::kActivation;
   }
   Vec d_y;
@@ -339,33 +341,33 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
   grads->shared_gate_bias.assign(in.shared_gate_bias.size(), 0.0);
   grads->output_bias.assign(in.output_bias.size(), 0.0);
   grads->residual = in.residual.empty() ? Vec{} : d_y;
-  const MlpRows shared = shared_rows(config, in, x);
+  MlpRows shared = shared_rows(config, in, x);
   const Vec routed =
       e.shared == Shared::kSoftmax2 ? routed_forward(config, in, x, route, plan) : Vec{};
   Vec d_x(x.size(), 0.0);
-  Vec d_sums = d_y;    // at the routed sums
-  Vec d_shared = d_y;  // at the shared expert's output
+  Vec d_sums = d_y;     // at the routed sums
+  Vec d_shared;         // at the shared expert's x
+  Vec d_shared_weight;  // at its weight c1, which its activations get as well as its output
+  if (e.shared != Shared::kNone) {
+    const Shape s = shared_shape(config);
+    round_kept(s, &shared);
+    for (size_t t = 0; t < shared.count(); ++t)
+      shared.act_weight[t] = mix_of(config, in, &x[t * hidden]).shared;
+    mlp_backward(s, mlp_of<const double*>(in.shared, 0, s.hidden, s.inter), shared, d_y,
+                 mlp_of<double*>(grads->shared, 0, s.hidden, s.inter), &d_shared, &d_shared_weight);
+    add_scaled(d_x.data(), 1, d_shared.data(), d_x.size());
+  }
   for (size_t first = 0; first < d_y.size(); first += hidden) {
     const double* d_out = &d_y[first];
     const Mix mix = mix_of(config, in, &x[first]);
-    for (size_t h = 0; h < hidden; ++h) {
-      d_sums[first + h] *= mix.routed * e.output_scale;
-      d_shared[first + h] *= mix.shared;
-    }
+    for (size_t h = 0; h < hidden; ++h) d_sums[first + h] *= mix.routed * e.output_scale;
     if (!in.output_bias.empty()) add_scaled(grads->output_bias.data(), 1, d_out, hidden);
     if (e.shared == Shared::kNone || e.shared == Shared::kAdd) continue;
-    Mix d_mix{0, dot(d_out, &shared.y[first], hidden)};
+    Mix d_mix{0, d_shared_weight[first / hidden]};
     if (!routed.empty()) d_mix.routed = e.output_scale * dot(d_out, &routed[first], hidden);
     mix_backward(config, in, &x[first], mix, d_mix, &d_x[first], grads);
   }
   routed_backward(config, in, x, route, plan, d_sums, &d_x, grads);
-  if (e.shared == Shared::kNone) return d_x;
-  const Shape s = shared_shape(config);
-  Vec d_rows;
-  Vec unused;
-  mlp_backward(s, mlp_of<const double*>(in.shared, 0, s.hidden, s.inter), shared, d_shared,
-               mlp_of<double*>(grads->shared, 0, s.hidden, s.inter), &d_rows, &unused);
-  add_scaled(d_x.data(), 1, d_rows.data(), d_x.size());
   return d_x;
 }
 

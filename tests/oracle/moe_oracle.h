@@ -110,7 +110,8 @@ struct ExpertsConfig {
   Shared shared = Shared::kNone;
   double output_scale = 1;
   // What a 16-bit backward rounds between its products: pre-activations, which forward has kept,
-  // and the gradient at the activations, before the routing weight. For weights on the output.
+  // and the gradient at the activations, before the routing weight (or the shared expert's). For
+  // weights on the output.
   Rounding between = Rounding::kNone;
 };
 

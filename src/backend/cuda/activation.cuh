@@ -21,7 +21,8 @@ __device__ __forceinline__ float2 fast_sigmoids(float2 x) {
     return 1.0f + e;
   };
   const float a = one_plus_exp(x.x), b = one_plus_exp(x.y);
-  const float r = __fdividef(1.0f, a * b);
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a * b));
   return {r * b, r * a};
 }
 

@@ -3,11 +3,12 @@
 //   forward    up (gather, activation; pre-activations when saved), down, combine
 //   backward   grad down (gather; d_pre, weighted act, parts of the weight gradient), down's weight
 //              gradient, grad up, gate and up's weight gradient, combine; gradients of biases
+// and the same products again for a shared expert.
+#include <optional>
 #include <utility>
 
-#include "backend/cuda/experts_memory.h"
 #include "backend/cuda/experts_path.h"
-#include "backend/cuda/fast_products.h"
+#include "backend/cuda/fast_shared.h"
 
 namespace moec::cuda {
 namespace {
@@ -23,13 +24,15 @@ struct Memory {
   void *pre, *act, *rows;  // [P,2,I], [P,I], [P,H]
   void *d_pre, *weighted;  // [P,2,I], [P,I]
   float* d_weight_parts;   // [weight_parts, P]
-  float* factor;           // [P], of routing weights and output_scale
+  float* factor;           // [P], of routing weights, output_scale and mix
   unsigned* work_counters;
+  SharedMemory shared;
 };
 void lay_out_forward(const moec_experts_desc& desc, Arena& work, Memory& memory) {
   memory.work_counters = work.take_array<unsigned>(kWorkCounters, 0);
   memory.act = take_rows(work, desc, desc.inter * kElementBytes);
   memory.rows = take_rows(work, desc, desc.hidden * kElementBytes);
+  lay_out_shared(desc, false, work, memory.shared);
 }
 void lay_out_backward(const moec_experts_desc& desc, Arena& work, Memory& memory) {
   memory.work_counters = work.take_array<unsigned>(kWorkCounters, 0);
@@ -42,6 +45,14 @@ void lay_out_backward(const moec_experts_desc& desc, Arena& work, Memory& memory
   memory.d_weight_parts =
       static_cast<float*>(take_rows(work, desc, weight_parts(desc) * int64_t(sizeof(float))));
   memory.factor = static_cast<float*>(take_rows(work, desc, sizeof(float)));
+  lay_out_shared(desc, true, work, memory.shared);
+}
+// What forward has kept, or keeps.
+void take_saved(const moec_experts_desc& desc, Arena& saved, Memory& memory) {
+  if (desc.save < MOEC_SAVE_PREACT) return;
+  const Saved kept = lay_out_saved(desc, saved);
+  memory.pre = kept.pre;
+  memory.shared.pre = kept.shared_pre;
 }
 
 FastMlp mlp_of(const moec_experts_desc& desc, const PlanView& plan, const WeightsView& weights) {
@@ -70,63 +81,104 @@ CombineParams combine_params(const moec_experts_desc& desc, const PlanView& plan
   return p;
 }
 
-void walk_forward(const ExpertsArgs& args, FastProducts& products) {
-  const moec_experts_desc& desc = *args.desc;
-  const PlanView& plan = *args.plan;
-  if (args.output_bias && args.output_bias.dtype != desc.dtype)
-    products.refuse("an output bias of another type than x");
+Memory forward_memory(const ExpertsArgs& args) {
   Memory memory = {};
   Arena work(args.workspace, args.num_tokens), saved(args.saved, args.num_tokens);
-  lay_out_forward(desc, work, memory);
-  if (args.saved) memory.pre = lay_out_saved(desc, saved).pre;
+  lay_out_forward(*args.desc, work, memory);
+  if (args.saved) take_saved(*args.desc, saved, memory);
+  return memory;
+}
+Memory backward_memory(const ExpertsGradArgs& args) {
+  Memory memory = {};
+  Arena work(args.workspace, args.num_tokens);
+  Arena saved(const_cast<void*>(args.saved), args.num_tokens);
+  lay_out_backward(*args.desc, work, memory);
+  take_saved(*args.desc, saved, memory);
+  return memory;
+}
+
+// y = residual + c0 scale sum(w rows) + output bias + c1 shared
+void combine_shared(const Op& op, const ExpertsArgs& args, const Memory& memory) {
+  const moec_dtype dtype = args.desc->dtype;
+  OutputSum sum = {};
+  sum.desc = args.desc;
+  sum.plan = args.plan;
+  sum.rows = {memory.rows, dtype};
+  sum.shared = {memory.shared.rows, dtype};
+  sum.mix = memory.shared.mix;
+  sum.x = args.x;
+  sum.output_bias = args.output_bias;
+  if (args.residual) sum.residual = {const_cast<void*>(args.residual), dtype};
+  sum.y = {args.y, dtype};
+  combine_output(op, sum);
+}
+
+void walk_forward(const Op& op, const ExpertsArgs& args, const Memory& memory,
+                  FastProducts& products, FastProducts* shared) {
+  const moec_experts_desc& desc = *args.desc;
+  const PlanView& plan = *args.plan;
+  products.use(memory.work_counters);
+  products.up(args.x.data, memory.pre, memory.act);
+  products.down(memory.act, memory.rows, Early::kWeights);
+  if (shared) {
+    shared_forward(op, args, memory.shared, *shared);
+    shared->queue([&] { combine_shared(op, args, memory); });
+    return products.refuse(shared->refused);
+  }
+  if (args.output_bias && args.output_bias.dtype != desc.dtype)
+    products.refuse("an output bias of another type than x");
   CombineParams p = combine_params(desc, plan, memory.rows, args.y, args.residual);
   p.weights = plan.weights;
   p.x = args.x.data;
   p.bias = args.output_bias.data;
-  products.use(memory.work_counters);
-  products.up(args.x.data, memory.pre, memory.act);
-  products.down(memory.act, memory.rows, Early::kWeights);
   products.combine(p);
 }
 
 // Gradients of x and of the routing weights where the rows are not all there is to add.
-void combine_scaled(const Op& op, const ExpertsGradArgs& args, const Memory& memory, int parts) {
+void combine_gradients(const Op& op, const ExpertsGradArgs& args, const Memory& memory, int parts,
+                       const SharedBackward* shared) {
   const moec_experts_desc& desc = *args.desc;
+  const float* const mix = memory.shared.mix;
   const Array d_y = {const_cast<void*>(args.d_y), desc.dtype};
-  if (args.d_x) {
-    InputGradSum sum = {};
-    sum.desc = &desc;
-    sum.plan = args.plan;
-    sum.rows = {memory.rows, desc.dtype};
-    sum.d_y = d_y;
-    sum.d_x = {args.d_x, desc.dtype};
-    sum.accumulate = args.accumulate_x;
-    combine_input_grad(op, sum);
-  }
-  if (!args.d_weights) return;
-  WeightGrad grad = {&desc, args.plan, nullptr, memory.d_weight_parts, nullptr, args.x, d_y};
-  grad.dot_parts = parts;
-  routing_weight_grad(op, grad, args.d_weights);
+  const WeightGrad grad = {&desc,   args.plan, mix, memory.d_weight_parts,
+                           nullptr, args.x,    d_y, parts};
+  if (shared) shared->gate_gradients(grad);
+  if (args.d_weights) routing_weight_grad(op, grad, args.d_weights);
+  if (!args.d_x) return;
+  InputGradSum sum = {};
+  sum.desc = &desc;
+  sum.plan = args.plan;
+  sum.rows = {memory.rows, desc.dtype};
+  if (shared) sum.shared = {memory.shared.rows, desc.dtype};
+  sum.mix = mix;
+  sum.d_logits = memory.shared.d_logits;
+  sum.shared_gate = args.shared_gate;
+  sum.d_y = d_y;
+  sum.d_x = {args.d_x, desc.dtype};
+  sum.accumulate = args.accumulate_x;
+  combine_input_grad(op, sum);
 }
 
-void walk_backward(const Op& op, const ExpertsGradArgs& args, const FastMlp& mlp,
-                   FastProducts& products) {
+void walk_backward(const Op& op, const ExpertsGradArgs& args, const Memory& memory,
+                   FastProducts& products, FastProducts* shared) {
   const moec_experts_desc& desc = *args.desc;
   const PlanView& plan = *args.plan;
   const WeightsView none = {}, &d = args.d_expert_weights ? *args.d_expert_weights : none;
-  const bool down = d.down.present(), gate = d.gate.present();
-  const bool scaled = desc.output_scale != 1.0f, simple = !scaled && plan.num_zero == 0;
+  const bool down = d.down.present(), gate = d.gate.present(), mixed = memory.shared.mix;
+  const bool scaled = desc.output_scale != 1.0f || mixed;
   if (gate != d.up.present()) products.refuse("the gradient of only one of gate and up");
-  Memory memory = {};
-  Arena work(args.workspace, args.num_tokens);
-  Arena saved(const_cast<void*>(args.saved), args.num_tokens);
-  memory.pre = lay_out_saved(desc, saved).pre;
-  lay_out_backward(desc, work, memory);
   const float* const factor = scaled ? memory.factor : plan.row_weight;
-  const bool biased = args.weights->down.has_bias() && args.d_weights;
+  const bool biased = args.weights->down.has_bias() && (args.d_weights || mixed);
   const int parts = weight_parts(desc) - (biased ? 0 : 1);
+  std::optional<SharedBackward> of_shared;
+  if (shared) {
+    of_shared.emplace(op, args, memory.shared, *shared).run();
+    products.refuse(shared->refused);
+  }
   if (scaled)
-    products.queue([&] { row_factors(op, desc, plan, mlp.rows, nullptr, memory.factor); });
+    products.queue([&] {
+      row_factors(op, desc, plan, products.mlp().rows, memory.shared.mix, memory.factor);
+    });
   products.use(memory.work_counters);
   if (desc.save == MOEC_SAVE_INPUT) products.up(args.x.data, memory.pre, memory.act);
   products.grad_down(args.d_y,
@@ -142,14 +194,13 @@ void walk_backward(const Op& op, const ExpertsGradArgs& args, const FastMlp& mlp
   products.grad_biases(d, memory.d_pre, args.d_y, factor, args.accumulate);
   if (biased)
     products.queue([&] {
-      row_dots(op, mlp.rows, desc.hidden, {}, &args.weights->down,
+      row_dots(op, products.mlp().rows, desc.hidden, {}, &args.weights->down,
                {const_cast<void*>(args.d_y), desc.dtype}, false,
                memory.d_weight_parts + (parts - 1) * plan.max_rows);
     });
-  if (!simple) {
-    products.queue([&] { combine_scaled(op, args, memory, parts); });
-    return;
-  }
+  if (scaled || shared || plan.num_zero > 0)
+    return products.queue(
+        [&] { combine_gradients(op, args, memory, parts, shared ? &*of_shared : nullptr); });
   CombineParams p =
       combine_params(desc, plan, memory.rows, args.d_x, args.accumulate_x ? args.d_x : nullptr);
   p.d_weight_parts = memory.d_weight_parts;
@@ -159,52 +210,54 @@ void walk_backward(const Op& op, const ExpertsGradArgs& args, const FastMlp& mlp
   if (args.d_x || args.d_weights) products.combine(p);
 }
 
-// The output bias gets the sum of d_y.
-void sum_tokens(const Op& op, const ExpertsGradArgs& args) {
+// First every kernel is asked, then all are queued.
+template <class Args, class Walk>
+const char* walk_twice(const Op& op, const Args& args, const Memory& memory, const Walk& walk) {
   const moec_experts_desc& desc = *args.desc;
-  ExpertMatrix to;
-  to.bias_base = args.d_output_bias.data;
-  to.bias_dtype = args.d_output_bias.dtype;
-  ColumnSums sums = {};
-  sums.rows = {{1, nullptr, nullptr, args.num_tokens}, nullptr};
-  sums.from = {const_cast<void*>(args.d_y), desc.dtype};
-  sums.stride = sums.width = desc.hidden;
-  sums.out = &to;
-  sums.accumulate = args.accumulate;
-  column_sums(op, sums);
+  const FastMlp mlp = mlp_of(desc, *args.plan, *args.weights);
+  FastMlp shared_mlp;
+  if (has_shared(desc))
+    shared_mlp = fast_shared_mlp(desc, args.num_tokens, *args.shared_weights, memory.shared);
+  for (const bool queues : {false, true}) {
+    FastProducts products(op, mlp, queues);
+    std::optional<FastProducts> shared;
+    if (has_shared(desc)) shared.emplace(op, shared_mlp, queues);
+    walk(op, args, memory, products, shared ? &*shared : nullptr);
+    if (products.refused) return products.refused;
+  }
+  return nullptr;
+}
+
+uint64_t flops_of(const moec_experts_desc& desc, int64_t tokens, uint64_t routed, uint64_t shared) {
+  const uint64_t of_shared =
+      has_shared(desc) ? shared * product_flops(tokens, desc.hidden, desc.shared_inter) : 0;
+  return routed * product_flops(tokens * desc.top_k, desc.hidden, desc.inter) + of_shared;
 }
 
 const char* forward(const Op& op, const ExpertsArgs& args) {
-  const FastMlp mlp = mlp_of(*args.desc, *args.plan, *args.weights);
-  for (const bool queues : {false, true}) {
-    FastProducts products(op, mlp, queues);
-    walk_forward(args, products);
-    if (products.refused) return products.refused;
-  }
-  const moec_experts_desc& desc = *args.desc;
-  op.count(0, 3 * product_flops(args.num_tokens * desc.top_k, desc.hidden, desc.inter));
+  if (const char* why = walk_twice(op, args, forward_memory(args), walk_forward)) return why;
+  op.count(0, flops_of(*args.desc, args.num_tokens, 3, 3));
   return nullptr;
 }
 
 const char* backward(const Op& op, const ExpertsGradArgs& args) {
-  const FastMlp mlp = mlp_of(*args.desc, *args.plan, *args.weights);
-  for (const bool queues : {false, true}) {
-    FastProducts products(op, mlp, queues);
-    walk_backward(op, args, mlp, products);
-    if (products.refused) return products.refused;
-  }
+  if (const char* why = walk_twice(op, args, backward_memory(args), walk_backward)) return why;
   const moec_experts_desc& desc = *args.desc;
   if (args.d_residual) {
     const auto bytes = size_t(args.num_tokens * desc.hidden * kElementBytes);
     check(cudaMemcpyAsync(args.d_residual, args.d_y, bytes, cudaMemcpyDeviceToDevice, op.stream),
           "gradient of the residual");
   }
-  if (args.d_output_bias) sum_tokens(op, args);
-  const WeightsView* const d = args.d_expert_weights;
-  const uint64_t again = desc.save == MOEC_SAVE_INPUT ? 2 : 0, inputs = args.d_x ? 2 : 0;
-  const uint64_t weights = d ? (d->down.present() ? 1 : 0) + (d->gate.present() ? 2 : 0) : 0;
-  op.count(0, (1 + again + inputs + weights) *
-                  product_flops(args.num_tokens * desc.top_k, desc.hidden, desc.inter));
+  if (args.d_output_bias)
+    token_sums(op, args.num_tokens,
+               {{const_cast<void*>(args.d_y), desc.dtype}, desc.hidden, nullptr},
+               args.d_output_bias, 0, args.accumulate);
+  const auto products = [&](const WeightsView* d) {
+    const uint64_t again = desc.save == MOEC_SAVE_INPUT ? 2 : 0, inputs = args.d_x ? 2 : 0;
+    return 1 + again + inputs + (d ? d->down.present() + 2 * d->gate.present() : 0);
+  };
+  op.count(0, flops_of(desc, args.num_tokens, products(args.d_expert_weights),
+                       products(args.d_shared_weights)));
   return nullptr;
 }
 
@@ -225,11 +278,12 @@ const char* refuses(const moec_experts_desc& desc) {
       {desc.dtype != MOEC_BF16 && desc.dtype != MOEC_F16, "f32"},
       {desc.hidden % 8 || desc.inter % 8, "a hidden or inter that is not a multiple of 8"},
       {!is_gated(desc), "plain MLPs"},
-      {!row_gemm_activates(desc.activation), "an activation that is not g sigmoid(a g) u"},
+      {!row_gemm_activates(desc.activation), "an activation that is not g sigmoid(p(g)) u"},
       {desc.weight_position != MOEC_WEIGHT_ON_OUTPUT, "weights that are not on the output"},
       {desc.combine != MOEC_COMBINE_FP32_SLOT, "combines other than FP32_SLOT"},
       {desc.act_rounding != MOEC_ACT_FP32_ONCE, "act_rounding other than FP32_ONCE"},
-      {has_shared(desc), "shared experts"},
+      {has_shared(desc) && (desc.shared_inter % 8 || !row_gemm_activates(desc.shared_activation)),
+       "this shared expert"},
       {desc.max_rows_base != 0, "expert choice"},
   };
   for (const auto& rule : rules)

@@ -129,13 +129,12 @@ class Backward {
   }
   void gate_gradients() const {
     if (!want_gate_) return;
-    mix_backward(op_, weight_grad(), memory_.shared.dots, memory_.d_logits);
+    mix_backward(op_, weight_grad(), {memory_.shared.dots}, memory_.d_logits);
     const int logits = desc_.shared == MOEC_SHARED_SOFTMAX2 ? 2 : 1;
     for (int i = 0; i < logits && args_.d_shared_gate; ++i)
-      token_sums(args_.x, desc_.hidden, memory_.d_logits + i, args_.d_shared_gate,
-                 i * desc_.hidden);
+      sums({args_.x, desc_.hidden, memory_.d_logits + i}, args_.d_shared_gate, i * desc_.hidden);
     if (args_.d_shared_gate_bias)
-      token_sums({memory_.d_logits, MOEC_F32}, 2, nullptr, args_.d_shared_gate_bias, 0);
+      sums({{memory_.d_logits, MOEC_F32}, 2, nullptr}, args_.d_shared_gate_bias, 0);
   }
   void input_gradients() {
     if (!want_input_) return;
@@ -162,7 +161,7 @@ class Backward {
   }
   void plain_gradients() const {
     if (args_.d_weights) routing_weight_grad(op_, weight_grad(), args_.d_weights);
-    if (args_.d_output_bias) token_sums(d_y_, desc_.hidden, nullptr, args_.d_output_bias, 0);
+    if (args_.d_output_bias) sums({d_y_, desc_.hidden, nullptr}, args_.d_output_bias, 0);
     if (!args_.d_residual) return;
     const auto bytes = size_t(args_.num_tokens * desc_.hidden * dtype_bytes(desc_.dtype));
     check(cudaMemcpyAsync(args_.d_residual, args_.d_y, bytes, cudaMemcpyDeviceToDevice, op_.stream),
@@ -259,14 +258,8 @@ class Backward {
     count_products(mlp, mlp.parts());
   }
 
-  // out[first + n] (+)= sum over tokens of weight * from[n]; weight: of [T,2], null = 1
-  void token_sums(const Array& from, int64_t width, const float* weight, const Array& out,
-                  int64_t first) const {
-    ExpertMatrix to;
-    to.bias_base = static_cast<char*>(out.data) + first * dtype_bytes(out.dtype);
-    to.bias_dtype = out.dtype;
-    const Rows tokens = {{1, nullptr, nullptr, args_.num_tokens}, nullptr};
-    column_sums(op_, {tokens, false, from, width, width, weight, 2, &to, args_.accumulate});
+  void sums(const TokenSums& of, const Array& out, int64_t first) const {
+    token_sums(op_, args_.num_tokens, of, out, first, args_.accumulate);
   }
 
   const Op& op_;

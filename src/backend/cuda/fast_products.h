@@ -59,6 +59,8 @@ class FastProducts {
     if (!refused) refused = why;
   }
 
+  const FastMlp& mlp() const { return mlp_; }
+
   const char* refused = nullptr;  // the first reason
 
  private:

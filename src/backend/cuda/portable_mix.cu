@@ -81,7 +81,7 @@ struct GradParams {
 };
 
 __global__ __launch_bounds__(kThreads) void mix_backward_kernel(const GradParams p,
-                                                                const float* shared_dots,
+                                                                const SharedDots shared,
                                                                 float* d_logits) {
   begin_kernel();
   const bool softmax = p.desc.shared == MOEC_SHARED_SOFTMAX2;
@@ -95,7 +95,9 @@ __global__ __launch_bounds__(kThreads) void mix_backward_kernel(const GradParams
       d0 *= p.desc.output_scale;
     }
     if (lane_id() > 0) continue;
-    const float c0 = p.mix[2 * t], c1 = p.mix[2 * t + 1], d1 = shared_dots[t];
+    const float c0 = p.mix[2 * t], c1 = p.mix[2 * t + 1];
+    float d1 = 0;  // of c1: <d_y, shared>
+    for (int part = 0; part < shared.parts; ++part) d1 += shared.dots[part * p.plan.num_tokens + t];
     const float d = softmax ? c0 * c1 * (d0 - d1) : c1 * (1.0f - c1) * d1;
     d_logits[2 * t] = d;
     d_logits[2 * t + 1] = softmax ? -d : 0.0f;
@@ -151,10 +153,10 @@ void mix_factors(const Op& op, int64_t num_tokens, const float* mix, float* fact
       num_tokens, mix, factor);
 }
 
-void mix_backward(const Op& op, const WeightGrad& grad, const float* shared_dots, float* d_logits) {
+void mix_backward(const Op& op, const WeightGrad& grad, const SharedDots& shared, float* d_logits) {
   if (grad.plan->num_tokens == 0) return;
   run(op, "gradient of the shared expert's gate", mix_backward_kernel,
-      warp_grid(op, grad.plan->num_tokens), kThreads, 0, grad_params(grad), shared_dots, d_logits);
+      warp_grid(op, grad.plan->num_tokens), kThreads, 0, grad_params(grad), shared, d_logits);
 }
 
 void routing_weight_grad(const Op& op, const WeightGrad& grad, float* d_weights) {

@@ -173,6 +173,13 @@ __global__ __launch_bounds__(kThreads) void row_dots_kernel(const Rows rows, int
   });
 }
 
+__global__ __launch_bounds__(kThreads) void list_tokens_kernel(int64_t num_tokens, int32_t* offsets,
+                                                               int32_t* tokens) {
+  begin_kernel();
+  if (blockIdx.x == 0 && threadIdx.x < 2) offsets[threadIdx.x] = threadIdx.x * int32_t(num_tokens);
+  for (int64_t t = global_thread(); t < num_tokens; t += global_threads()) tokens[t] = int32_t(t);
+}
+
 // Padding of group e: CTA e. Behind the last group: the CTAs from groups.count on.
 __global__ __launch_bounds__(kThreads) void clear_padding_kernel(const RowGroups groups,
                                                                  int64_t bytes_of_row,
@@ -226,6 +233,11 @@ void row_dots(const Op& op, const Rows& rows, int64_t width, const Array& of_row
   const auto kernel = spans_fit(width, of_row, of_token) ? row_dots_kernel<4> : row_dots_kernel<1>;
   run(op, "products of rows", kernel, row_grid(op, rows, width, false), kThreads, 0, rows, width,
       of_row, bias ? *bias : ExpertMatrix{}, of_token, accumulate, dots);
+}
+
+void list_tokens(const Op& op, int64_t num_tokens, int32_t* offsets, int32_t* tokens) {
+  run(op, "tokens", list_tokens_kernel, grid_for(num_tokens, kThreads, op.multiprocessors),
+      kThreads, 0, num_tokens, offsets, tokens);
 }
 
 void clear_padding(const Op& op, const RowGroups& groups, int64_t bytes_of_row, uint64_t bytes,

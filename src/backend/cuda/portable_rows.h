@@ -39,6 +39,8 @@ void act_gradient(const Op& op, const Rows& rows, const Preact& pre, const ActGr
 // dots[row] (+)= <of_row, of_token>; of_row: rows [rows, width], or the group's bias when absent
 void row_dots(const Op& op, const Rows& rows, int64_t width, const Array& of_row,
               const ExpertMatrix* bias, const Array& of_token, bool accumulate, float* dots);
+// The rows of one group that all tokens are in: offsets {0, T}, tokens 0 .. T - 1.
+void list_tokens(const Op& op, int64_t num_tokens, int32_t* offsets, int32_t* tokens);
 // Zeros for the padding rows of [rows, bytes_of_row] and for everything up to `bytes`.
 void clear_padding(const Op& op, const RowGroups& groups, int64_t bytes_of_row, uint64_t bytes,
                    void* data);
@@ -55,6 +57,14 @@ struct ColumnSums {
   bool accumulate = false;
 };
 void column_sums(const Op& op, const ColumnSums& sums);
+// out[first + n] (+)= sum over tokens of weight * from[n]; weight: of [T,2], null = 1
+struct TokenSums {
+  Array from;
+  int64_t width;
+  const float* weight;
+};
+void token_sums(const Op& op, int64_t num_tokens, const TokenSums& sums, const Array& out,
+                int64_t first, bool accumulate);
 
 // ---- portable_combine.cu
 struct OutputSum {  // y = residual + c0 output_scale sum + output_bias + c1 shared
@@ -94,8 +104,12 @@ struct WeightGrad {
   Array x, d_y;
   int dot_parts = 1;  // dots [dot_parts, P], to be added up
 };
-// d_logits [T,2] of the shared expert's gate; shared_dots [T]
-void mix_backward(const Op& op, const WeightGrad& grad, const float* shared_dots, float* d_logits);
+// d_logits [T,2] of the shared expert's gate
+struct SharedDots {  // <d_y, shared>: [parts, T], to be added up
+  const float* dots;
+  int parts = 1;
+};
+void mix_backward(const Op& op, const WeightGrad& grad, const SharedDots& shared, float* d_logits);
 void routing_weight_grad(const Op& op, const WeightGrad& grad, float* d_weights);
 
 }  // namespace moec::cuda

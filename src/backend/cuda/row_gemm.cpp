@@ -95,7 +95,7 @@ bool aligned(const void* pointer) {
 
 bool row_gemm_activates(const moec_activation& activation) {
   constexpr uint32_t kFast[] = {MOEC_ACT_SWIGLU, MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU,
-                                MOEC_ACT_QUICK_GEGLU};
+                                MOEC_ACT_QUICK_GEGLU, MOEC_ACT_GEGLU_TANH};
   return std::find(std::begin(kFast), std::end(kFast), activation.kind) != std::end(kFast);
 }
 
@@ -103,7 +103,7 @@ const char* row_gemm_refuses(const RowGemmArgs& args) {
   const RowGemmParams& p = args.params;
   if (args.dtype != MOEC_BF16 && args.dtype != MOEC_F16) return "elements are not bf16 or f16";
   if (operation(args).activated && !row_gemm_activates(p.activation)) {
-    return "the activation is not one of g sigmoid(a g) u";
+    return "the activation is not g sigmoid(p(g)) u";
   }
   if (gate_up_pairs(args) && !args.weights_mn_major) return "pairs of gate and up rows";
   if (args.features % 8 || args.k_size % 8) return "a matrix extent is not a multiple of 8";
