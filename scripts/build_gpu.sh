@@ -12,9 +12,10 @@ esac
 nvcc=$("$root/scripts/cuda_toolkit.sh")
 folder=$build/gpu_programs
 mkdir -p "$folder"
-sources="row_gemm_up.cu row_gemm_up_pairs.cu row_gemm_down.cu row_gemm_grad_down.cu weight_grad.cu
-  plan.cu plan_few.cu plan_groups.cu plan_choice.cu plan_source.cu combine.cu row_gemm.cpp tensor_map.cpp
-  small_up.cu small_down.cu small_gemm.cpp one_token.cu work_counters.cu"
+sources="row_gemm_up.cu row_gemm_up_pairs.cu row_gemm_down.cu row_gemm_grad_down.cu
+  weight_grad.cu plan.cu plan_few.cu plan_groups.cu plan_choice.cu plan_source.cu
+  combine.cu row_gemm.cpp tensor_map.cpp small_up.cu small_down.cu small_gemm.cpp
+  one_token.cu work_counters.cu"
 compile() {
   "$nvcc" -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr \
     -Isrc -Icapi/include -Itests -c "$1" -o "$2"
