@@ -109,9 +109,10 @@ Problem make_problem(const Kind& kind) {
     p.in.given_ids.insert(p.in.given_ids.end(), {first, 3, 5});
   }
   const int64_t matrix = kExperts * kHidden * kInter;
+  const int64_t columns = kind.more() ? kExperts + 1 : kExperts;
   p.in.x = values("x", kTokens * kHidden, 1);
   p.d_y = values("d_y", kTokens * kHidden, 1);
-  p.in.gate_weight = values("router", (kExperts + kind.more()) * kHidden, 1 / std::sqrt(kHidden));
+  p.in.gate_weight = values("router", columns * kHidden, 1 / std::sqrt(kHidden));
   p.in.experts.gate = values("gate", matrix, 1 / std::sqrt(kHidden));
   p.in.experts.up = values("up", matrix, 1 / std::sqrt(kHidden));
   p.in.experts.down = values("down", matrix, 1 / std::sqrt(kInter));

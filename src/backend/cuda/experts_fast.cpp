@@ -215,7 +215,7 @@ template <class Args, class Walk>
 const char* walk_twice(const Op& op, const Args& args, const Memory& memory, const Walk& walk) {
   const moec_experts_desc& desc = *args.desc;
   const FastMlp mlp = mlp_of(desc, *args.plan, *args.weights);
-  FastMlp shared_mlp;
+  FastMlp shared_mlp = {};
   if (has_shared(desc))
     shared_mlp = fast_shared_mlp(desc, args.num_tokens, *args.shared_weights, memory.shared);
   for (const bool queues : {false, true}) {
