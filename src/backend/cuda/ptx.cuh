@@ -203,6 +203,16 @@ __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, uint32
                "l"(src), "r"(bytes), "l"(policy)
                : "memory");
 }
+// The whole 16 bytes, if `wanted`.
+__device__ __forceinline__ void copy_async_if(bool wanted, uint32_t dst, const void* src,
+                                              uint64_t policy) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.b32 p, %0, 0;\n"
+      "@p cp.async.cg.shared.global.L2::cache_hint [%1], [%2], 16, %3;\n}" ::"r"(int(wanted)),
+      "r"(dst), "l"(src), "l"(policy)
+      : "memory");
+}
 // For data that other tiles read again: it leaves the L2 cache last.
 __device__ __forceinline__ uint64_t policy_keep() {
   uint64_t policy;

@@ -111,15 +111,14 @@ class RowProducer {
     }
   }
 
-  // Thread t copies chunk t % 8 of rows t / 8 + 16 i. This loop feeds the tensor cores, so an
-  // address is kept for each row and only advanced. Rows past the tile's end and padding rows are
-  // zeros.
+  // Thread t copies chunk t % 8 of rows t / 8 + 16 i, zeros for padding rows. Past the tile's end
+  // the operand keeps what it held: what comes of that is never stored.
   __device__ void find_tokens(const RowTile& tile) {
     if constexpr (C::kGather) {
 #pragma unroll
       for (int i = 0; i < C::kMaxRows / 16; ++i) {
         const int row = int(threadIdx.x) / 8 + 16 * i;
-        token_[i] = row < tile.rows ? __ldg(p_.row_token + tile.row_begin + row) : -1;
+        token_[i] = row < tile.rows ? __ldg(p_.row_token + tile.row_begin + row) : 0;
       }
     }
   }
@@ -132,19 +131,34 @@ class RowProducer {
       from_[i] = x + uint64_t(uint32_t(max(token_[i], 0))) * stride;
       present_ |= (token_[i] >= 0) << i;
     }
+    padded_ = __any_sync(~0u, present_ != (1u << C::kMaxRows / 16) - 1);
   }
+  // This loop feeds the tensor cores: an address is kept for each row and only advanced, and unless
+  // there are padding rows or k ends, a copy is decided by the number of rows alone.
   __device__ void gather(const RowTile& tile, int kb) {
-    const int chunk = threadIdx.x & 7;
-    const uint32_t to = ring_.operand_n() + swizzled(threadIdx.x / 8, chunk);
-    const uint32_t present = kb * kTileK + chunk * 8 < p_.k_size ? present_ : 0;
+    const uint32_t to = ring_.operand_n() + swizzled(threadIdx.x / 8, threadIdx.x & 7);
+    const int left = tile.rows - int(threadIdx.x) / 8;
+    if (padded_ || (kb + 1) * kTileK > p_.k_size) {
+      gather_padded(left, kb, to);
+    } else {
 #pragma unroll
-    for (int i = 0; i < C::kMaxRows / 16; ++i) {
-      if (16 * i < tile.rows) {
-        ptx::copy_async(to + i * 16 * 128, from_[i], present & (1u << i) ? 16 : 0, keep_);
+      for (int i = 0; i < C::kMaxRows / 16; ++i) {
+        ptx::copy_async_if(left > 16 * i, to + i * 16 * 128, from_[i], keep_);
         from_[i] += kTileK * 2;
       }
     }
     ptx::copy_async_arrive(ring_.full());
+  }
+  __device__ void gather_padded(int left, int kb, uint32_t to) {
+    const bool inside = kb * kTileK + (threadIdx.x & 7) * 8 < p_.k_size;
+    const uint32_t present = inside ? present_ : 0;
+#pragma unroll
+    for (int i = 0; i < C::kMaxRows / 16; ++i) {
+      if (left > 16 * i) {
+        ptx::copy_async(to + i * 16 * 128, from_[i], present & (1u << i) ? 16 : 0, keep_);
+      }
+      from_[i] += kTileK * 2;
+    }
   }
 
   const RowGemmParams& p_;
@@ -155,6 +169,7 @@ class RowProducer {
   const char* from_[C::kMaxRows / 16];
   int token_[C::kMaxRows / 16];
   uint32_t present_;  // bit i: row i is one of x
+  bool padded_;       // not all are
 };
 
 // What is held of a finished tile leaves in pieces, spread over the k-blocks of the next one. The

@@ -176,8 +176,7 @@ class GradConsumer {
   // The last k-block has `rows` < 64 real rows.
   __device__ void prepare_rest(int rows) {
     ring_.wait_full();
-    if (rows % 16 > 0) clear_rows(rows);
-    ptx::fence_proxy_async();
+    clear_rows(rows);
   }
 
   // Rows [rows, next multiple of 16) of this warpgroup's two blocks of the m operand.
@@ -193,15 +192,11 @@ class GradConsumer {
   }
 
   __device__ void hold(const Accumulators& acc, const GradTile& tile) {
-    if (tile.rows > 0) {
+    const bool empty = tile.rows == 0;  // nothing was multiplied: the accumulators hold anything
 #pragma unroll
-      for (int i = 0; i < kMaxTileN / 4; ++i) {
-        first_[i] = pack<Element>(acc.first[2 * i], acc.first[2 * i + 1]);
-        second_[i] = pack<Element>(acc.second[2 * i], acc.second[2 * i + 1]);
-      }
-    } else {  // nothing was multiplied: the accumulators hold anything
-#pragma unroll
-      for (int i = 0; i < kMaxTileN / 4; ++i) first_[i] = second_[i] = 0;
+    for (int i = 0; i < kMaxTileN / 4; ++i) {
+      first_[i] = empty ? 0 : pack<Element>(acc.first[2 * i], acc.first[2 * i + 1]);
+      second_[i] = empty ? 0 : pack<Element>(acc.second[2 * i], acc.second[2 * i + 1]);
     }
     locate(tile);
   }
