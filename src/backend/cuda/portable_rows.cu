@@ -163,9 +163,11 @@ __global__ __launch_bounds__(kThreads) void row_dots_kernel(const Rows rows, int
       });
     } else {
       const MatrixView b = bias.bias(group_of(rows.groups, row));
-      for_columns(int(width), [&](int i) {
-        dot += load_real(b.data, b.dtype, i * b.row_stride) *
-               load_real(of_token.data, of_token.dtype, token + i);
+      for_each_span<V>(width, [&](int64_t i) {
+        const Span<V> from = load_span<V>(b.data, b.dtype, i * b.row_stride);
+        const Span<V> to = load_span<V>(of_token, token + i);
+#pragma unroll
+        for (int j = 0; j < V; ++j) dot += from[j] * to[j];
       });
     }
     dot = warp_sum(dot);
@@ -200,6 +202,12 @@ __global__ __launch_bounds__(kThreads) void clear_padding_kernel(const RowGroups
   for (uint64_t at = begin + first; at < end; at += step) data[at] = 0;
 }
 
+// Whether four elements of every group's bias may be read at once.
+bool bias_has_spans(const ExpertMatrix& m) {
+  return !m.bias_pointers && m.bias_stride == 1 &&
+         spans_fit(m.bias_expert_stride, Array{m.bias_base, m.bias_dtype});
+}
+
 }  // namespace
 
 void scale_rows(const Op& op, const Rows& rows, int64_t width, const Array& x, const float* weight,
@@ -230,7 +238,8 @@ void act_gradient(const Op& op, const Rows& rows, const Preact& pre, const ActGr
 void row_dots(const Op& op, const Rows& rows, int64_t width, const Array& of_row,
               const ExpertMatrix* bias, const Array& of_token, bool accumulate, float* dots) {
   if (rows.groups.max_rows == 0) return;
-  const auto kernel = spans_fit(width, of_row, of_token) ? row_dots_kernel<4> : row_dots_kernel<1>;
+  const bool wide = spans_fit(width, of_row, of_token) && (!bias || bias_has_spans(*bias));
+  const auto kernel = wide ? row_dots_kernel<4> : row_dots_kernel<1>;
   run(op, "products of rows", kernel, row_grid(op, rows, width, false), kThreads, 0, rows, width,
       of_row, bias ? *bias : ExpertMatrix{}, of_token, accumulate, dots);
 }
