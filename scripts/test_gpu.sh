@@ -69,8 +69,8 @@ while read -r program options; do
   task $queue "$program$kernels" env $variables "$bin/$program"
   case $options in *sanitize) ;; *) continue ;; esac
   for tool in memcheck racecheck initcheck; do
-    task $queue "$program$kernels.$tool" env $variables MOEC_CHECK_SMALL=1 compute-sanitizer \
-      --tool $tool --error-exitcode 9 "$bin/$program"
+    task $queue "$program$kernels.$tool" env $variables MOEC_CHECK_SMALL=1 MOEC_CHECK_TOOL=$tool \
+      compute-sanitizer --tool $tool --error-exitcode 9 "$bin/$program"
   done
 done <"$bin/gpu_tests.txt"
 if wanted rust || wanted go; then  # in device memory that the driver gives
