@@ -67,7 +67,7 @@ while read -r program options; do
   variables=$(sed 's/busy\|sanitize//g' <<<"$options")
   kernels=$(sed -n 's/.*MOEC_CUDA_KERNELS=\([a-z]*\).*/.\1/p' <<<"$options")
   task $queue "$program$kernels" env $variables "$bin/$program"
-  case $options in *sanitize) ;; *) continue ;; esac
+  case $options in *sanitize*) ;; *) continue ;; esac
   for tool in memcheck racecheck initcheck; do
     task $queue "$program$kernels.$tool" env $variables MOEC_CHECK_SMALL=1 MOEC_CHECK_TOOL=$tool \
       compute-sanitizer --tool $tool --error-exitcode 9 "$bin/$program"
