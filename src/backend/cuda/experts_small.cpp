@@ -155,6 +155,6 @@ const ExpertsPath kSmallPath = {
     measure,
     "\"small\": {\"most_tokens\": 4, \"most_tokens_beside_portable\": 64, \"features\": 8, "
     "\"rows\": \"8, down 4\", \"k\": \"128, down 256\"}, "
-    "\"one_token\": {\"warps\": 16, \"piece_bytes\": 2048}"};
+    "\"one_token\": {\"warps\": \"16, 8\", \"piece_bytes\": 2048}"};
 
 }  // namespace moec::cuda

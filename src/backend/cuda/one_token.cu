@@ -19,7 +19,7 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kWarps = 16, kThreads = 32 * kWarps;
+constexpr int kMostWarps = 16;
 constexpr int kMaxSlots = 32;     // a lane each
 constexpr int kMostPiece = 2048;  // bytes of a row that are copied and multiplied at a time
 constexpr int kVectors = kMostPiece / (32 * 16);
@@ -36,7 +36,7 @@ struct Slot {
 };
 
 struct Shared {
-  uint64_t full[kWarps][kMaxDepth], operand_ready;
+  uint64_t full[kMostWarps][kMaxDepth], operand_ready;
   Slot slots[kMaxSlots];                   // those with a row
   __align__(128) unsigned char operand[];  // then the rings
 };
@@ -45,15 +45,16 @@ __host__ __device__ inline int operand_bytes(int64_t k_size, int rows) {
   return (int(k_size) * 2 * rows + 127) / 128 * 128;
 }
 
-// The ring of a warp: what the operand leaves, as two large stages at least or three smaller ones.
+// The rings: what the operand leaves. 16 warps with two large stages each or more, else 8.
 struct Ring {
-  int stage_bytes, depth;
+  int warps, stage_bytes, depth;
   __host__ __device__ Ring(bool up, int64_t k_size, int slots) {
-    const int left = ((up ? kUpBytes : kDownBytes) - int(sizeof(Shared)) -
-                      operand_bytes(k_size, up ? 1 : slots)) /
-                     kWarps;
-    stage_bytes = left >= 2 * kMostPiece ? kMostPiece : left / 3 / 128 * 128;
-    depth = stage_bytes < kMinPiece ? 0 : left / stage_bytes;
+    const int left =
+        (up ? kUpBytes : kDownBytes) - int(sizeof(Shared)) - operand_bytes(k_size, up ? 1 : slots);
+    warps = left >= kMostWarps * 2 * kMostPiece ? kMostWarps : kMostWarps / 2;
+    const int most = left / warps / 2 / 128 * 128;
+    stage_bytes = most < kMostPiece ? most : kMostPiece;
+    depth = stage_bytes < kMinPiece ? 0 : left / warps / stage_bytes;
     if (depth > kMaxDepth) depth = kMaxDepth;
   }
 };
@@ -68,7 +69,7 @@ struct Pieces {
   __device__ int size(int piece) const { return min(bytes, row_bytes - piece * bytes); }
 };
 
-// Of `outputs`, those of this warp: every kWarps-th in [begin, end).
+// Of `outputs`, those of this warp: begin, begin + warps, ... before end.
 struct Share {
   int begin, end;
   __device__ explicit Share(int64_t outputs)
@@ -96,7 +97,7 @@ class Stream {
   __device__ void advance() {
     if (++piece_ < pieces_.count) return;
     piece_ = 0;
-    if (++row_ == rows_) row_ = 0, output_ += kWarps;
+    if (++row_ == rows_) row_ = 0, output_ += int(blockDim.x / 32);
     find_row();
   }
 
@@ -151,7 +152,7 @@ __device__ float load(const void* from, int64_t at) {
 }
 
 template <typename Element, bool kUp>
-__global__ __launch_bounds__(kThreads,
+__global__ __launch_bounds__(32 * kMostWarps,
                              2) void one_token_kernel(const __grid_constant__ OneTokenArgs args) {
   extern __shared__ __align__(128) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -160,7 +161,7 @@ __global__ __launch_bounds__(kThreads,
   const int warp = threadIdx.x / 32, lane = lane_id();
   const Ring form(kUp, p.k_size, plan.top_k);
   const Pieces pieces(p.k_size, form);
-  if (threadIdx.x <= kWarps * kMaxDepth) {  // operand_ready is the last one
+  if (threadIdx.x <= kMostWarps * kMaxDepth) {  // operand_ready is the last one
     ptx::barrier_init(ptx::shared_address(&shared.full[0][0] + threadIdx.x), 1);
     ptx::fence_barrier_init();
   }
@@ -213,7 +214,7 @@ __global__ __launch_bounds__(kThreads,
 
   int stage = 0;
   uint32_t phase = 0;
-  for (int output = share.begin; output < share.end; output += kWarps) {
+  for (int output = share.begin; output < share.end; output += form.warps) {
     const int slot = kUp ? output / int(p.features) : 0;
     const int feature = kUp ? output - slot * int(p.features) : output;
     float bias[2] = {};
@@ -268,7 +269,9 @@ cudaError_t launch_part(const OneTokenArgs& args, int multiprocessors, cudaStrea
                                            cudaSharedmemCarveoutMaxShared)) {
     return e;
   }
-  return launch(kernel, dim3(multiprocessors), kThreads, kBytes, stream, args);
+  const SmallArgs& p = kUp ? args.up : args.down;
+  const Ring form(kUp, p.k_size, args.down.combine.top_k);
+  return launch(kernel, dim3(multiprocessors), 32 * form.warps, kBytes, stream, args);
 }
 
 template <typename Element>
