@@ -33,7 +33,11 @@ tasks=$(mktemp -d)  # all, and those of each queue by the turn that they take
 # task QUEUE NAME COMMAND...: to be run. What takes longest begins first.
 task() {
   local queue=$1 turn=3; shift
-  case $1 in *racecheck) turn=0 ;; *.portable*) turn=1 ;; *check) turn=2 ;; esac
+  case $1 in
+    *racecheck | routing_agrees) turn=0 ;;
+    *.portable* | sweep_test | python_*) turn=1 ;;
+    *check) turn=2 ;;
+  esac
   printf '%q ' "$@" | tee -a "$tasks/all" >>"$tasks/$queue.$turn"
   echo | tee -a "$tasks/all" >>"$tasks/$queue.$turn"
 }
