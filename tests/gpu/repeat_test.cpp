@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same step gives the same bytes each time, alone and beside a kernel that keeps half of the
 // multiprocessors. Memory and outputs start as NaN each time, so that a kernel that starts before
-// what it reads is written shows. Mutation noted: see the counter below, without which the second
-// half proves nothing.
+// what it reads is written shows. Mutations noted: see the counter below, without which the second
+// half proves nothing; down's weight gradient told not to wait for grad down differs in run 1.
 #include <gtest/gtest.h>
 
 #include "occupy.h"
