@@ -5,7 +5,8 @@
 //   grid     persistent, clusters of two CTAs, 384 threads, one CTA on an SM
 //   roles    warpgroup 0 loads (weights by TMA, rows by TMA or gathered with cp.async),
 //            warpgroups 1 and 2 multiply and run the epilogue
-//   traffic  48 KiB a k-block and tile, 32 when the pair shares the weights
+//   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. What an SM takes in is what
+//            these kernels wait for; a pair reads from L2 once what both CTAs use
 //   order    each output element is owned by one thread: deterministic
 #pragma once
 
@@ -106,19 +107,30 @@ class RowProducer {
   }
   __device__ void load_rows(const RowTile& tile, int kb) const {
     if constexpr (!C::kGather) {
-      ptx::tensor_load(ring_.operand_n(), &p_.rows.of_units[units(tile) - 1], ring_.full(),
-                       {k(kb), part(kb), tile.row_begin});
+      const int all = units(tile), half = (all + 1) / 2;
+      if (tile.paired) {
+        ptx::tensor_load(ring_.operand_n(), &p_.rows.of_units[all - 1], ring_.full(),
+                         {k(kb), part(kb), tile.row_begin});
+      } else if (rank_ == 0 || all > half) {  // the pair has the same rows: half of them each
+        const int from = rank_ * half, count = rank_ == 0 ? half : all - half;
+        ptx::tensor_load_multicast(ring_.operand_n() + from * kRowUnit * 128,
+                                   &p_.rows.of_units[count - 1], ring_.full(),
+                                   {k(kb), part(kb), tile.row_begin + from * kRowUnit}, 3);
+      }
     }
   }
 
   // Thread t copies chunk t % 8 of rows t / 8 + 16 i, zeros for padding rows. Past the tile's end
-  // the operand keeps what it held: what comes of that is never stored.
+  // the operand keeps what it held: what comes of that is never stored. But the activations of two
+  // rows share a reciprocal, so the row past an odd end is the last one again.
+  static __device__ int copied_rows(const RowTile& tile) { return (tile.rows + 1) & ~1; }
   __device__ void find_tokens(const RowTile& tile) {
     if constexpr (C::kGather) {
 #pragma unroll
       for (int i = 0; i < C::kMaxRows / 16; ++i) {
         const int row = int(threadIdx.x) / 8 + 16 * i;
-        token_[i] = row < tile.rows ? __ldg(p_.row_token + tile.row_begin + row) : 0;
+        const int from = tile.row_begin + min(row, tile.rows - 1);
+        token_[i] = row < copied_rows(tile) ? __ldg(p_.row_token + from) : 0;
       }
     }
   }
@@ -137,7 +149,7 @@ class RowProducer {
   // there are padding rows or k ends, a copy is decided by the number of rows alone.
   __device__ void gather(const RowTile& tile, int kb) {
     const uint32_t to = ring_.operand_n() + swizzled(threadIdx.x / 8, threadIdx.x & 7);
-    const int left = tile.rows - int(threadIdx.x) / 8;
+    const int left = copied_rows(tile) - int(threadIdx.x) / 8;
     if (padded_ || (kb + 1) * kTileK > p_.k_size) {
       gather_padded(left, kb, to);
     } else {
