@@ -7,13 +7,14 @@
 
 namespace moec::cuda {
 
-// Two values, slopes times d, of each activation at once.
+// Two values of one row, slopes times d, of each activation at once.
 struct ActivationGradients {
   float2 value, d_gate, d_up;
 };
 
-// 1 / (1 + exp(-x)). Two at a time share one reciprocal: 1 / a = b / (a b). The exponent is cut
-// where a b could overflow; there the sigmoid is below 1e-18.
+// 1 / (1 + exp(-x)). Two at a time share one reciprocal: 1 / a = b / (a b), so both must be of one
+// row: the last bits of each depend on the other. The exponent is cut where a b could overflow;
+// there the sigmoid is below 1e-18.
 __device__ __forceinline__ float2 fast_sigmoids(float2 x) {
   const auto one_plus_exp = [](float v) {
     float e;

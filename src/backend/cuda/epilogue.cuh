@@ -225,10 +225,14 @@ class StoreActivated {
     }
     const Activation activation{p.activation};
 #pragma unroll
-    for (int i = 0; i < kPackedBlock; ++i) {
-      const float2 pair = activation.values({acc.first[2 * i], acc.first[2 * i + 1]},
-                                            {acc.second[2 * i], acc.second[2 * i + 1]});
-      value_[i] = pack<Element>(pair.x, pair.y);
+    for (int i = 0; i < kPackedBlock; i += 2) {  // two features of one row, then of the next
+      const auto of_row = [&](int at) {
+        return activation.values({acc.first[at], acc.first[at + 2]},
+                                 {acc.second[at], acc.second[at + 2]});
+      };
+      const float2 even = of_row(2 * i), odd = of_row(2 * i + 1);
+      value_[i] = pack<Element>(even.x, odd.x);
+      value_[i + 1] = pack<Element>(even.y, odd.y);
     }
     tile_ = tile;
   }

@@ -72,16 +72,21 @@ class StorePairs {
     for (int slice = 0; slice < kMaxRows / 16; ++slice) {
       uint32_t gate[4];  // leaves at once
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float (&from)[kMaxTileN / 2] = i % 2 ? acc.second : acc.first;
-        const int at = 8 * slice + i / 2 * 4;
-        float2 a = exchange(from[at], from[at + 2]), b = exchange(from[at + 1], from[at + 3]);
-        a = {a.x + bias[i % 2].gate, a.y + bias[i % 2].up};
-        b = {b.x + bias[i % 2].gate, b.y + bias[i % 2].up};
-        const float2 value = activation.values({a.x, b.x}, {a.y, b.y});
-        value_[4 * slice + i] = pack<Element>(value.x, value.y);
-        gate[i] = pack<Element>(a.x, b.x);
-        if constexpr (kKeepsPre) up_[4 * slice + i] = pack<Element>(a.y, b.y);
+      for (int half = 0; half < 2; ++half) {
+        const int at = 8 * slice + 4 * half, to = 4 * slice + 2 * half;
+        float2 even[2], odd[2];  // {gate, up} of two features of one row, and of the next
+#pragma unroll
+        for (int f = 0; f < 2; ++f) {
+          const float (&from)[kMaxTileN / 2] = f ? acc.second : acc.first;
+          even[f] = add(exchange(from[at], from[at + 2]), bias[f]);
+          odd[f] = add(exchange(from[at + 1], from[at + 3]), bias[f]);
+          gate[2 * half + f] = pack<Element>(even[f].x, odd[f].x);
+          if constexpr (kKeepsPre) up_[to + f] = pack<Element>(even[f].y, odd[f].y);
+        }
+        const float2 first = activation.values({even[0].x, even[1].x}, {even[0].y, even[1].y});
+        const float2 second = activation.values({odd[0].x, odd[1].x}, {odd[0].y, odd[1].y});
+        value_[to] = pack<Element>(first.x, second.x);
+        value_[to + 1] = pack<Element>(first.y, second.y);
       }
       if (kKeepsPre && 16 * slice < tile.rows) {
         ptx::store_matrix_transposed(group.matrix_row(group.staging, slice), gate[0], gate[1],
@@ -99,6 +104,9 @@ class StorePairs {
   struct Bias {
     float gate, up;
   };
+  static __device__ float2 add(float2 v, const Bias& bias) {
+    return {v.x + bias.gate, v.y + bias.up};
+  }
   static __device__ float one_bias(const ExpertBias& bias, int expert, int feature, int features) {
     if (!bias.base || feature >= features) return 0.0f;
     const int64_t at = expert * bias.expert_stride + feature * bias.stride;
