@@ -205,10 +205,10 @@ class Check : ExpertsProblem {
       for (int part = 0; part < parts; ++part) sum += got_weight[part * rows_ + r];
       worst_weight = worse(worst_weight, std::fabs(sum - weight) / scale);
     }
-    // d_act is rounded once before it is used: half an ulp of bf16 is 1.95e-3 of each term.
+    // d_act is rounded once before it is used: half an ulp of bf16 is at most 2^-8 of each term.
     report(name + " grad down, d_pre", worst_pre, 8e-3);
     report(name + " grad down, weighted act", worst, 5e-3);
-    report(name + " grad down, routing weight gradient", worst_weight, 2.2e-3);
+    report(name + " grad down, routing weight gradient", worst_weight, 4e-3);
     guards(d_pre, "grad down");
     guards(scaled, "grad down");
     guards(d_weight, "grad down");
