@@ -121,8 +121,8 @@ class RowProducer {
   }
 
   // Thread t copies chunk t % 8 of rows t / 8 + 16 i, zeros for padding rows. Past the tile's end
-  // the operand keeps what it held: what comes of that is never stored. But the activations of two
-  // rows share a reciprocal, so the row past an odd end is the last one again.
+  // the operand keeps what it held: what comes of that is never stored. The row past an odd end is
+  // the last one again, so that the two rows of a register never differ in being defined.
   static __device__ int copied_rows(const RowTile& tile) { return (tile.rows + 1) & ~1; }
   __device__ void find_tokens(const RowTile& tile) {
     if constexpr (C::kGather) {
