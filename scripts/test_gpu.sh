@@ -67,8 +67,8 @@ wanted() { [ -z "$chosen" ] || [[ " $chosen " == *" $1 "* ]]; }
 while read -r program options; do
   wanted "$program" || continue
   queue=host
-  case $options in *busy*) queue=busy ;; esac
-  variables=$(sed 's/busy\|sanitize//g' <<<"$options")
+  case $options in *busy*) queue=busy ;; *alone*) queue=alone ;; esac
+  variables=$(sed 's/alone\|busy\|sanitize//g' <<<"$options")
   kernels=$(sed -n 's/.*MOEC_CUDA_KERNELS=\([a-z]*\).*/.\1/p' <<<"$options")
   task $queue "$program$kernels" env $variables "$bin/$program"
   case $options in *sanitize*) ;; *) continue ;; esac
@@ -93,6 +93,7 @@ if wanted frameworks; then  # beside this machine's torch, transformers and jax
   done
 fi
 status=0  # programs take turns on the GPU in slices: those that keep it busy are few at a time
+run_queue alone 1 || status=1
 run_queue busy "${MOEC_TEST_BUSY_JOBS:-2}" & busy=$!
 run_queue host "${MOEC_TEST_JOBS:-6}" || status=1
 wait $busy || status=1

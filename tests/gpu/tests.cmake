@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the CUDA backend, built with MOEC_CUDA and run by `make test-gpu` on a machine with a
 # GPU; every program exits with 77 where there is none. bin/gpu_tests.txt lists them for a machine
-# that only runs them: PROGRAM [VARIABLE=value] [sanitize] [busy].
+# that only runs them: PROGRAM [VARIABLE=value] [sanitize] [busy | alone].
 add_custom_target(gpu_tests)
-set(busy graph_test repeat_test kernel_check small_check)  # they wait for the GPU, not for the host
+set(busy kernel_check small_check)  # they wait for the GPU, not for the host
+set(alone graph_test repeat_test)  # kernels of several programs never run at once
 set(gpu_test_lines "")
 
 macro(add_gpu_line program)  # what else stands on the line
   add_dependencies(gpu_tests ${program} moec_cuda)
   string(JOIN " " line ${program} ${ARGN})
-  if(${program} IN_LIST busy)
-    string(APPEND line " busy")
-  endif()
+  foreach(turn busy alone)
+    if(${program} IN_LIST ${turn})
+      string(APPEND line " ${turn}")
+    endif()
+  endforeach()
   list(APPEND gpu_test_lines ${line})
 endmacro()
 
