@@ -35,7 +35,7 @@ task() {
   local queue=$1 turn=3; shift
   case $1 in
     *racecheck | routing_agrees) turn=0 ;;
-    *.portable* | sweep_test | python_*) turn=1 ;;
+    *.portable* | sweep_test | python_* | graph_test | repeat_test) turn=1 ;;
     *check) turn=2 ;;
   esac
   printf '%q ' "$@" | tee -a "$tasks/all" >>"$tasks/$queue.$turn"
