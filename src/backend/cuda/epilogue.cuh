@@ -197,16 +197,18 @@ class StoreRows {
 };
 
 // ---- gated: up ----------------------------------------------------------------------------------
-// With pre-activations to keep, gate leaves at once, while the activations are computed.
-template <typename Element, typename Activation, bool kKeepsPre>
-class StoreActivated {
+// What is held of a tile of activations and, to keep, of pre-activations: of those gate leaves at
+// once, while the activations are computed.
+template <bool kKeepsPre>
+class HeldActivations {
  public:
-  static constexpr bool kGated = true, kBiased = true;
+  static constexpr bool kGated = true;
   static constexpr int kMaxRows = kMaxTileN, kStages = 4,
                        kPieces = (kKeepsPre ? 2 : 1) * kCopySteps;
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
-  __device__ void copy_piece(const RowGemmParams& p, const Group& group, int i) const {
+  template <typename G>
+  __device__ void copy_piece(const RowGemmParams& p, const G& group, int i) const {
     const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
     if (kKeepsPre && i < kCopySteps) {
       copy_out(i, group, up_, pre(p), 1, feature(tile_, group), tile_);
@@ -214,11 +216,32 @@ class StoreActivated {
       copy_out(i % kCopySteps, group, value_, out, 0, feature(tile_, group), tile_);
     }
   }
+
+ protected:
+  static __device__ RowOutput pre(const RowGemmParams& p) {
+    return {p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features};
+  }
+  static __device__ int feature(const RowTile& tile, const GroupBase& group) {
+    return tile.feature_tile * (kTileM / 2) + group.index * 64;
+  }
+
+  PackedBlock up_, value_;
+  RowTile tile_;
+};
+
+template <typename Element, typename Activation, bool kKeepsPre>
+class StoreActivated : public HeldActivations<kKeepsPre> {
+  using Held = HeldActivations<kKeepsPre>;
+  using Held::feature, Held::pre, Held::tile_, Held::up_, Held::value_;
+
+ public:
+  static constexpr bool kBiased = true;
+
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
                          const Accumulators& acc) {
     if constexpr (kKeepsPre) {
       wait_sent<0>(group);
-      stage<Element, kMaxRows>(group, group.staging, tile.rows, acc.first);
+      stage<Element, kMaxTileN>(group, group.staging, tile.rows, acc.first);
       staged(group);
       send(group, group.staging, pre(p), 0, feature(tile, group), tile);
       pack_block<Element>(up_, acc.second);
@@ -236,17 +259,6 @@ class StoreActivated {
     }
     tile_ = tile;
   }
-
- private:
-  static __device__ RowOutput pre(const RowGemmParams& p) {
-    return {p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features};
-  }
-  static __device__ int feature(const RowTile& tile, const Group& group) {
-    return tile.feature_tile * (kTileM / 2) + group.index * 64;
-  }
-
-  PackedBlock up_, value_;
-  RowTile tile_;
 };
 
 }  // namespace moec::cuda

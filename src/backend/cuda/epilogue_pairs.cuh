@@ -45,21 +45,13 @@ class PairExchange {
 };
 
 template <typename Element, bool kKeepsPre>
-class StorePairs {
- public:
-  static constexpr bool kGated = true, kBiased = false;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4,
-                       kPieces = (kKeepsPre ? 2 : 1) * kCopySteps;
-  static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
+class StorePairs : public HeldActivations<kKeepsPre> {
+  using Held = HeldActivations<kKeepsPre>;
+  using Held::feature, Held::pre, Held::tile_, Held::up_, Held::value_;
 
-  __device__ void copy_piece(const RowGemmParams& p, const PairGroup& group, int i) const {
-    const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
-    if (kKeepsPre && i < kCopySteps) {
-      copy_out(i, group, up_, pre(p), 1, feature(tile_, group), tile_);
-    } else {
-      copy_out(i % kCopySteps, group, value_, out, 0, feature(tile_, group), tile_);
-    }
-  }
+ public:
+  static constexpr bool kBiased = false;
+
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const PairGroup& group,
                          const Accumulators& acc) {
     const SigmoidGated activation{p.activation};
@@ -69,7 +61,7 @@ class StorePairs {
     load_bias(p, tile.expert, feature(tile, group) + group.low_feature() + 32, bias[1]);
     if constexpr (kKeepsPre) wait_sent<0>(group);
 #pragma unroll
-    for (int slice = 0; slice < kMaxRows / 16; ++slice) {
+    for (int slice = 0; slice < kMaxTileN / 16; ++slice) {
       uint32_t gate[4];  // leaves at once
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -117,15 +109,6 @@ class StorePairs {
     bias = {one_bias(p.bias[0], expert, feature, p.features),
             one_bias(p.bias[1], expert, feature, p.features)};
   }
-  static __device__ RowOutput pre(const RowGemmParams& p) {
-    return {p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features};
-  }
-  static __device__ int feature(const RowTile& tile, const GroupBase& group) {
-    return tile.feature_tile * (kTileM / 2) + group.index * 64;
-  }
-
-  PackedBlock up_, value_;
-  RowTile tile_;
 };
 
 }  // namespace moec::cuda
