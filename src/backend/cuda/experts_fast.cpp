@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backend/cuda/experts_path.h"
+#include "backend/cuda/experts_sums.h"
 #include "backend/cuda/fast_shared.h"
 
 namespace moec::cuda {
@@ -64,23 +65,6 @@ FastMlp mlp_of(const moec_experts_desc& desc, const PlanView& plan, const Weight
           {{plan.num_local, plan.group_offsets, plan.counts, plan.max_rows}, plan.row_token}};
 }
 
-CombineParams combine_params(const moec_experts_desc& desc, const PlanView& plan, const void* rows,
-                             void* to, const void* residual) {
-  CombineParams p = {};
-  p.num_tokens = plan.num_tokens;
-  p.hidden = desc.hidden;
-  p.num_experts = plan.num_experts;
-  p.num_zero = plan.num_zero;
-  p.top_k = plan.top_k;
-  p.rows = rows;
-  p.assignment_row = plan.assignment_row;
-  p.expert_ids = plan.expert_ids;
-  p.residual = residual;
-  p.scale = desc.output_scale;
-  p.y = to;
-  return p;
-}
-
 Memory forward_memory(const ExpertsArgs& args) {
   Memory memory = {};
   Arena work(args.workspace, args.num_tokens), saved(args.saved, args.num_tokens);
@@ -116,7 +100,6 @@ void combine_shared(const Op& op, const ExpertsArgs& args, const Memory& memory)
 void walk_forward(const Op& op, const ExpertsArgs& args, const Memory& memory,
                   FastProducts& products, FastProducts* shared) {
   const moec_experts_desc& desc = *args.desc;
-  const PlanView& plan = *args.plan;
   products.use(memory.work_counters);
   products.up(args.x.data, memory.pre, memory.act);
   products.down(memory.act, memory.rows, Early::kWeights);
@@ -127,11 +110,7 @@ void walk_forward(const Op& op, const ExpertsArgs& args, const Memory& memory,
   }
   if (args.output_bias && args.output_bias.dtype != desc.dtype)
     products.refuse("an output bias of another type than x");
-  CombineParams p = combine_params(desc, plan, memory.rows, args.y, args.residual);
-  p.weights = plan.weights;
-  p.x = args.x.data;
-  p.bias = args.output_bias.data;
-  products.combine(p);
+  products.combine(sum_of_outputs(args, memory.rows));
 }
 
 // Gradients of x and of the routing weights where the rows are not all there is to add.
@@ -202,7 +181,7 @@ void walk_backward(const Op& op, const ExpertsGradArgs& args, const Memory& memo
     return products.queue(
         [&] { combine_gradients(op, args, memory, parts, shared ? &*of_shared : nullptr); });
   CombineParams p =
-      combine_params(desc, plan, memory.rows, args.d_x, args.accumulate_x ? args.d_x : nullptr);
+      sum_of_rows(desc, plan, memory.rows, args.d_x, args.accumulate_x ? args.d_x : nullptr);
   p.d_weight_parts = memory.d_weight_parts;
   p.parts = parts;
   p.max_rows = plan.max_rows;
@@ -243,15 +222,7 @@ const char* forward(const Op& op, const ExpertsArgs& args) {
 const char* backward(const Op& op, const ExpertsGradArgs& args) {
   if (const char* why = walk_twice(op, args, backward_memory(args), walk_backward)) return why;
   const moec_experts_desc& desc = *args.desc;
-  if (args.d_residual) {
-    const auto bytes = size_t(args.num_tokens * desc.hidden * kElementBytes);
-    check(cudaMemcpyAsync(args.d_residual, args.d_y, bytes, cudaMemcpyDeviceToDevice, op.stream),
-          "gradient of the residual");
-  }
-  if (args.d_output_bias)
-    token_sums(op, args.num_tokens,
-               {{const_cast<void*>(args.d_y), desc.dtype}, desc.hidden, nullptr},
-               args.d_output_bias, 0, args.accumulate);
+  direct_gradients(op, args);
   const auto products = [&](const WeightsView* d) {
     const uint64_t again = desc.save == MOEC_SAVE_INPUT ? 2 : 0, inputs = args.d_x ? 2 : 0;
     return 1 + again + inputs + (d ? d->down.present() + 2 * d->gate.present() : 0);

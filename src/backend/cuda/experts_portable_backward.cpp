@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "backend/cuda/experts_portable.h"
+#include "backend/cuda/experts_sums.h"
 
 namespace moec::cuda {
 namespace {
@@ -129,12 +130,7 @@ class Backward {
   }
   void gate_gradients() const {
     if (!want_gate_) return;
-    mix_backward(op_, weight_grad(), {memory_.shared.dots}, memory_.d_logits);
-    const int logits = desc_.shared == MOEC_SHARED_SOFTMAX2 ? 2 : 1;
-    for (int i = 0; i < logits && args_.d_shared_gate; ++i)
-      sums({args_.x, desc_.hidden, memory_.d_logits + i}, args_.d_shared_gate, i * desc_.hidden);
-    if (args_.d_shared_gate_bias)
-      sums({{memory_.d_logits, MOEC_F32}, 2, nullptr}, args_.d_shared_gate_bias, 0);
+    cuda::gate_gradients(op_, args_, weight_grad(), {memory_.shared.dots}, memory_.d_logits);
   }
   void input_gradients() {
     if (!want_input_) return;
@@ -161,11 +157,7 @@ class Backward {
   }
   void plain_gradients() const {
     if (args_.d_weights) routing_weight_grad(op_, weight_grad(), args_.d_weights);
-    if (args_.d_output_bias) sums({d_y_, desc_.hidden, nullptr}, args_.d_output_bias, 0);
-    if (!args_.d_residual) return;
-    const auto bytes = size_t(args_.num_tokens * desc_.hidden * dtype_bytes(desc_.dtype));
-    check(cudaMemcpyAsync(args_.d_residual, args_.d_y, bytes, cudaMemcpyDeviceToDevice, op_.stream),
-          "gradient of the residual");
+    direct_gradients(op_, args_);
   }
   uint64_t flops() const { return flops_; }
 
@@ -256,10 +248,6 @@ class Backward {
     p.c_stride = mlp.hidden;
     row_product(op_, p);
     count_products(mlp, mlp.parts());
-  }
-
-  void sums(const TokenSums& of, const Array& out, int64_t first) const {
-    token_sums(op_, args_.num_tokens, of, out, first, args_.accumulate);
   }
 
   const Op& op_;

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/experts_memory.h"
 #include "backend/cuda/experts_path.h"
+#include "backend/cuda/experts_sums.h"
 #include "backend/cuda/one_token.h"
 #include "backend/cuda/small_gemm.h"
 #include "math/activation.h"
@@ -60,26 +61,6 @@ SmallArgs base(const ExpertsArgs& args, int64_t features, int64_t k_size, const 
   return small;
 }
 
-CombineParams combine_params(const ExpertsArgs& args, const void* rows) {
-  const PlanView& plan = *args.plan;
-  CombineParams p = {};
-  p.num_tokens = plan.num_tokens;
-  p.hidden = args.desc->hidden;
-  p.num_experts = plan.num_experts;
-  p.num_zero = plan.num_zero;
-  p.top_k = plan.top_k;
-  p.rows = rows;
-  p.assignment_row = plan.assignment_row;
-  p.expert_ids = plan.expert_ids;
-  p.weights = plan.weights;
-  p.x = args.x.data;
-  p.residual = args.residual;
-  p.bias = args.output_bias.data;
-  p.scale = args.desc->output_scale;
-  p.y = args.y;
-  return p;
-}
-
 // Up to how many tokens this is the faster way: than the fast path, and than the portable one for
 // what the fast path never takes.
 constexpr int64_t kBesideFast = 4, kBesidePortable = 64;
@@ -100,7 +81,7 @@ const char* forward(const Op& op, const ExpertsArgs& args) {
   up.row_token = args.plan->row_token;
   up.activation = desc.activation;
   SmallArgs down = base(args, desc.hidden, desc.inter, memory.act, memory.rows);
-  down.combine = combine_params(args, memory.rows);
+  down.combine = sum_of_outputs(args, memory.rows);
   if (const char* why = set_weights(up, {&args.weights->gate, &args.weights->up})) return why;
   if (const char* why = set_weights(down, {&args.weights->down})) return why;
   if (const char* why = combine_refuses(down.combine, desc.dtype)) return why;

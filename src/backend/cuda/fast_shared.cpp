@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/fast_shared.h"
 
+#include "backend/cuda/experts_sums.h"
+
 namespace moec::cuda {
 namespace {
 
-SharedGate gate_of(const moec_experts_desc& desc, int64_t num_tokens, const Array& x,
-                   const Array& weight, const Array& bias) {
-  return {&desc, num_tokens, x, weight, bias};
+// The one group and the gate, of forward and backward alike.
+template <class Args>
+void prepare(const Op& op, const Args& args, const SharedMemory& memory) {
+  list_tokens(op, args.num_tokens, memory.offsets, memory.tokens);
+  if (memory.mix)
+    mix_forward(op, {args.desc, args.num_tokens, args.x, args.shared_gate, args.shared_gate_bias},
+                memory.mix);
 }
 
 }  // namespace
@@ -38,13 +44,7 @@ FastMlp fast_shared_mlp(const moec_experts_desc& desc, int64_t num_tokens,
 
 void shared_forward(const Op& op, const ExpertsArgs& args, const SharedMemory& memory,
                     FastProducts& products) {
-  products.queue([&] {
-    list_tokens(op, args.num_tokens, memory.offsets, memory.tokens);
-    if (memory.mix)
-      mix_forward(
-          op, gate_of(*args.desc, args.num_tokens, args.x, args.shared_gate, args.shared_gate_bias),
-          memory.mix);
-  });
+  products.queue([&] { prepare(op, args, memory); });
   products.up(args.x.data, memory.pre, memory.act);
   products.down(memory.act, memory.rows, Early::kWeights);
 }
@@ -62,10 +62,7 @@ void SharedBackward::run() {
   if (d.gate.present() != d.up.present())
     products_.refuse("the gradient of only one of gate and up");
   products_.queue([&] {
-    list_tokens(op_, tokens, memory_.offsets, memory_.tokens);
-    if (memory_.mix)
-      mix_forward(op_, gate_of(desc, tokens, args_.x, args_.shared_gate, args_.shared_gate_bias),
-                  memory_.mix);
+    prepare(op_, args_, memory_);
     mix_factors(op_, tokens, memory_.mix, memory_.factor);
   });
   if (desc.save == MOEC_SAVE_INPUT) products_.up(args_.x.data, memory_.pre, memory_.act);
@@ -89,18 +86,9 @@ void SharedBackward::run() {
 
 void SharedBackward::gate_gradients(WeightGrad routed) const {
   if (!wants_gate()) return;
-  const moec_experts_desc& desc = *args_.desc;
-  const int64_t tokens = args_.num_tokens;
   const bool biased = args_.shared_weights->down.has_bias();
-  const SharedDots dots = {memory_.dots, shared_dot_parts(desc) - (biased ? 0 : 1)};
-  mix_backward(op_, routed, dots, memory_.d_logits);
-  const int logits = desc.shared == MOEC_SHARED_SOFTMAX2 ? 2 : 1;
-  for (int i = 0; i < logits && args_.d_shared_gate; ++i)
-    token_sums(op_, tokens, {args_.x, desc.hidden, memory_.d_logits + i}, args_.d_shared_gate,
-               i * desc.hidden, args_.accumulate);
-  if (args_.d_shared_gate_bias)
-    token_sums(op_, tokens, {{memory_.d_logits, MOEC_F32}, 2, nullptr}, args_.d_shared_gate_bias, 0,
-               args_.accumulate);
+  const int parts = shared_dot_parts(*args_.desc) - (biased ? 0 : 1);
+  cuda::gate_gradients(op_, args_, routed, {memory_.dots, parts}, memory_.d_logits);
 }
 
 }  // namespace moec::cuda

@@ -104,11 +104,11 @@ struct WeightGrad {
   Array x, d_y;
   int dot_parts = 1;  // dots [dot_parts, P], to be added up
 };
-// d_logits [T,2] of the shared expert's gate
 struct SharedDots {  // <d_y, shared>: [parts, T], to be added up
   const float* dots;
   int parts = 1;
 };
+// d_logits [T,2] of the shared expert's gate
 void mix_backward(const Op& op, const WeightGrad& grad, const SharedDots& shared, float* d_logits);
 void routing_weight_grad(const Op& op, const WeightGrad& grad, float* d_weights);
 

@@ -19,5 +19,5 @@ set(MOEC_CUDA_SOURCES_exact
 set(MOEC_CUDA_SOURCES_host
   plugin.cpp cuda_backend.cpp cublaslt.cpp row_gemm.cpp tensor_map.cpp
   experts.cpp experts_fast.cpp experts_memory.cpp experts_portable.cpp
-  experts_portable_backward.cpp experts_small.cpp fast_products.cpp fast_shared.cpp
+  experts_portable_backward.cpp experts_small.cpp experts_sums.cpp fast_products.cpp fast_shared.cpp
   portable_gemm.cpp small_gemm.cpp)
