@@ -247,35 +247,21 @@ class Layer {
     const double w = 2.0 * s_.experts * double(s_.hidden) * s_.inter;  // bytes of one matrix
     const double xb = 2.0 * double(t_) * s_.hidden, ib = 2.0 * double(r_) * s_.inter;
     const double rb = 2.0 * double(r_) * s_.hidden;
+    const auto cleared = [this](auto kernel) {
+      return [this, kernel] {
+        clear();
+        kernel();
+      };
+    };
     std::vector<Timed> all = {
         {"plan", 0, 28.0 * r_, [this] { plan(); }},
-        {"up", 2 * flops, 2 * w + xb + ib,
-         [this] {
-           clear();
-           up(false);
-         }},
-        {"up_train", 2 * flops, 2 * w + xb + 3 * ib,
-         [this] {
-           clear();
-           up(true);
-         }},
-        {"down", flops, w + ib + rb,
-         [this] {
-           clear();
-           down();
-         }},
+        {"up", 2 * flops, 2 * w + xb + ib, cleared([this] { up(false); })},
+        {"up_train", 2 * flops, 2 * w + xb + 3 * ib, cleared([this] { up(true); })},
+        {"down", flops, w + ib + rb, cleared([this] { down(); })},
         {"combine", 0, rb + xb, [this] { combine(false); }},
-        {"grad_down", flops, w + xb + 5 * ib,
-         [this] {
-           clear();
-           grad_down();
-         }},
+        {"grad_down", flops, w + xb + 5 * ib, cleared([this] { grad_down(); })},
         {"grad_w_down", flops, w + xb + ib, [this] { grad_weights(1); }},
-        {"grad_up", 2 * flops, 2 * w + 2 * ib + rb,
-         [this] {
-           clear();
-           grad_up();
-         }},
+        {"grad_up", 2 * flops, 2 * w + 2 * ib + rb, cleared([this] { grad_up(); })},
         {"grad_w_up", 2 * flops, 2 * w + xb + 2 * ib, [this] { grad_weights(2); }},
         {"combine_back", 0, rb + xb, [this] { combine(true); }},
         {"forward", 3 * flops, 3 * w + 2 * xb + 2 * ib + 2 * rb, [this] { forward(false); }},
@@ -294,19 +280,9 @@ class Layer {
  private:
   cuda::RowGemmArgs row_args(cuda::RowGemm op, int features, int k_size,
                              const Half* weights) const {
-    cuda::RowGemmArgs a = {};
-    a.op = op;
-    a.dtype = MOEC_BF16;
-    a.features = features;
-    a.k_size = k_size;
-    a.parts = 1;
+    cuda::RowGemmArgs a = plan_.row_gemm(op, features, k_size);
     a.weights[0] = weights;
     a.expert_stride = int64_t(s_.inter) * s_.hidden;
-    a.params.row_token = plan_.plan.row_token;
-    a.params.group_offsets = plan_.plan.group_offsets;
-    a.params.num_experts = s_.experts;
-    a.params.row_weight = plan_.plan.row_weight;
-    a.params.max_rows = r_;
     return a;
   }
   void run(cuda::RowGemmArgs a, int counter) const {

@@ -32,7 +32,8 @@ import transformers
 CACHE, DECODED, GENERATED = 64, 10, 64
 SHAPES = {
     "32x512x256": dict(hidden_size=512, moe_intermediate_size=256, num_experts=32,
-                  num_experts_per_tok=4, num_attention_heads=8, num_key_value_heads=4, head_dim=64),
+                       num_experts_per_tok=4, num_attention_heads=8, num_key_value_heads=4,
+                       head_dim=64),
     "qwen3-30b": dict(hidden_size=2048, moe_intermediate_size=768, num_experts=128,
                       num_experts_per_tok=8, num_attention_heads=32, num_key_value_heads=4,
                       head_dim=128),
@@ -68,7 +69,6 @@ class Case:
                 self.model(self.ids[:, CACHE : CACHE + 1], past_key_values=self.filled,
                            use_cache=True)
                 self.filled.crop(-1)
-
 
     def generate(self, count):
         self.model.generate(self.ids[:, :CACHE], cache_implementation="static", do_sample=False,

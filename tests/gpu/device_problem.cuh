@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backend/cuda/plan.h"
+#include "backend/cuda/row_gemm.h"
 
 #define CHECK_CUDA(call)                                                                    \
   do {                                                                                      \
@@ -153,6 +154,22 @@ class DevicePlan {
   }
   void build(cudaStream_t stream = nullptr) const {
     CHECK_CUDA(cuda::launch_plan(source, plan, stream));
+  }
+
+  // A row GEMM of bf16 over its rows.
+  cuda::RowGemmArgs row_gemm(cuda::RowGemm op, int64_t features, int64_t k_size) const {
+    cuda::RowGemmArgs a = {};
+    a.op = op;
+    a.dtype = MOEC_BF16;
+    a.features = features;
+    a.k_size = k_size;
+    a.parts = 1;
+    a.params.row_token = plan.row_token;
+    a.params.group_offsets = plan.group_offsets;
+    a.params.num_experts = plan.num_experts;
+    a.params.row_weight = plan.row_weight;
+    a.params.max_rows = plan.max_rows;
+    return a;
   }
 
   PlanView plan;

@@ -39,7 +39,7 @@ class Check : ExpertsProblem {
     const auto up_bias = normal_array<Half>(c_.shape.experts * inter, 0.5f, seed + 12);
     const auto gate_bias_of = gate_bias.host();
     const auto up_bias_of = up_bias.host();
-    auto a = args(cuda::RowGemm::kUp, inter, h);
+    auto a = plan_.row_gemm(cuda::RowGemm::kUp, inter, h);
     set_gate_up(a, false);
     a.params.pairs = pairs;
     a.params.activation = activation(kind);
@@ -111,7 +111,7 @@ class Check : ExpertsProblem {
     for (int parity = 0; parity < 2; ++parity) {
       auto act = normal_array<Half>(rows_ * inter, 1.0f, seed + 4);
       poison_rows(act, inter, parity);
-      auto a = args(cuda::RowGemm::kDown, h, inter);
+      auto a = plan_.row_gemm(cuda::RowGemm::kDown, h, inter);
       set_down(a, true);
       const auto bias = normal_array<Half>(c_.shape.experts * h, 0.5f, seed + 13);
       if (parity == 1) a.params.bias[0] = {bias.data(), h, 1, false};
@@ -138,7 +138,7 @@ class Check : ExpertsProblem {
     for (int parity = 0; parity < 2; ++parity) {
       auto d_pre = normal_array<Half>(rows_ * 2 * inter, 1.0f, seed + 5);
       poison_rows(d_pre, 2 * inter, parity);
-      auto a = args(cuda::RowGemm::kGradUp, h, inter);
+      auto a = plan_.row_gemm(cuda::RowGemm::kGradUp, h, inter);
       set_gate_up(a, true);
       a.parts = 2;
       a.rows = d_pre.data();
@@ -159,7 +159,7 @@ class Check : ExpertsProblem {
     const int h = c_.shape.hidden, inter = c_.shape.inter;
     const std::string name = name_ + act_name(kind) + (pairs ? " pairs," : "");
     const auto pre = normal_array<Half>(rows_ * 2 * inter, 1.5f, seed + 6);
-    auto a = args(cuda::RowGemm::kGradDown, inter, h);
+    auto a = plan_.row_gemm(cuda::RowGemm::kGradDown, inter, h);
     set_down(a, false);
     a.params.activation = activation(kind);
     a.params.pairs = pairs;

@@ -81,20 +81,6 @@ class ExpertsProblem {
     CHECK_CUDA(cudaGetLastError());
     return out.host();
   }
-  cuda::RowGemmArgs args(cuda::RowGemm op, int64_t features, int64_t k_size) {
-    cuda::RowGemmArgs a = {};
-    a.op = op;
-    a.dtype = MOEC_BF16;
-    a.features = features;
-    a.k_size = k_size;
-    a.parts = 1;
-    a.params.row_token = plan_.plan.row_token;
-    a.params.group_offsets = plan_.plan.group_offsets;
-    a.params.num_experts = c_.shape.experts;
-    a.params.row_weight = plan_.plan.row_weight;
-    a.params.max_rows = rows_;
-    return a;
-  }
   void launch(const cuda::RowGemmArgs& a) {
     if (const char* why = cuda::row_gemm_refuses(a)) {
       std::printf("FAIL refused: %s\n", why);
