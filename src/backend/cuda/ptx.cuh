@@ -203,6 +203,9 @@ __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, uint32
                "l"(src), "r"(bytes), "l"(policy)
                : "memory");
 }
+__device__ __forceinline__ void copy_async_word(uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
+}
 // The whole 16 bytes, if `wanted`.
 __device__ __forceinline__ void copy_async_if(bool wanted, uint32_t dst, const void* src,
                                               uint64_t policy) {
