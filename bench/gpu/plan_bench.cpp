@@ -182,6 +182,7 @@ int main(int argc, char** argv) {
   }
   plans(device, rows, 32768, 256, 8, false);
   plans(device, rows, 4096, 8, 2, false);
+  plans(device, rows, 1024, 256, 8, false);
   plans(device, rows, 1024, 512, 8, false);
   for (const int64_t tokens : {1, 64, 1024, 4096, 16384})
     routers(device, rows, tokens, 128, 8, 2048);

@@ -57,7 +57,8 @@ __device__ Groups finish_groups(const PlanParams& p, const Tile& tile, bool publ
       if (e + 1 == p.experts) offsets[p.begin + e + 1] = int(end >> 32);
     }
     if (publish) {  // integers: the order of the atomics does not show
-      const int warp_kept = warp_sum(kept), warp_all = warp_sum(all);
+      const int warp_kept = __reduce_add_sync(kAllLanes, kept);
+      const int warp_all = __reduce_add_sync(kAllLanes, all);
       const int most = __reduce_max_sync(kAllLanes, kept);
       if (lane_id() == 0 && warp_all > 0) {
         atomicAdd(&sum_kept, warp_kept);
@@ -244,6 +245,7 @@ PlanParams params_of(const PlanSource& source, const PlanView& plan) {
   p.plan = plan;
   p.ids = source.expert_ids;
   p.weights = source.weights;
+  p.set_top_k(plan.top_k);
   p.assignments = plan.num_tokens * plan.top_k;
   p.experts = plan.num_local;
   p.block_counts = static_cast<int32_t*>(plan.scratch);

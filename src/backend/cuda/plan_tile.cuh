@@ -28,6 +28,18 @@ struct PlanParams {
   int32_t* list;          // [T*K] or null: instead of rows, the assignments of each expert ...
   int32_t* list_offsets;  // [num_local + 1] ... and where they start, instead of group_offsets
 
+  uint64_t top_k_inverse;  // ceil(2^top_k_shift / K), below 2^33
+  int top_k_shift;         // 31 + ceil(log2 K): exact for what is below 2^31
+
+  void set_top_k(int top_k) {
+    top_k_shift = 31;
+    while ((int64_t(1) << (top_k_shift - 31)) < top_k) ++top_k_shift;
+    top_k_inverse = ((uint64_t(1) << top_k_shift) + uint64_t(top_k) - 1) / uint64_t(top_k);
+  }
+  __device__ uint32_t token_of(uint32_t assignment) const {
+    return uint32_t(assignment * top_k_inverse >> top_k_shift);
+  }
+
   __host__ __device__ int stride() const { return (experts + 3) / 4 * 4; }
   __device__ bool first_slice() const { return begin == 0; }
   __device__ int bits() const { return 32 - __clz(experts); }  // of a local expert or -1
@@ -37,7 +49,7 @@ struct PlanParams {
     return bounded ? int(min(int64_t(count), plan.capacity)) : count;
   }
   __device__ int padded(int count) const {
-    return (count + plan.align - 1) / plan.align * plan.align;
+    return plan.align == 1 ? count : (count + plan.align - 1) / plan.align * plan.align;
   }
 };
 
@@ -215,7 +227,7 @@ struct PlanTile {
       if (p.list) {
         p.list[row] = int32_t(i);
       } else if (plan.drop == MOEC_DROP_NONE || position < plan.capacity) {
-        const uint32_t token = i / uint32_t(plan.top_k);
+        const uint32_t token = p.token_of(i);
         plan.row_token[row] = int32_t(token);
         plan.row_slot[row] = int32_t(i - token * uint32_t(plan.top_k));
         plan.row_weight[row] = entry_weights[j];
