@@ -6,7 +6,8 @@
 // Faults it has caught: a wgmma descriptor with the cluster's address bit in its leading offset
 // (every weight gradient of the second CTA), parts of the routing weight gradient written past the
 // last tile. Shown to fail: weight gradients that do not clear the rows after the last (NaN in all
-// of them), a gradient of up that is gate's.
+// of them), a gradient of up that is gate's, two rows that share the reciprocal of an activation
+// (the rows that feel their neighbours: 12 checks of two seeds).
 #include <cstdlib>
 
 #include "gpu/experts_check.cuh"

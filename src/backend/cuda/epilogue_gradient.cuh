@@ -36,6 +36,7 @@ class StoreGradient {
 
  public:
   static constexpr bool kGated = false, kBiased = false;
+  static constexpr bool kLongPieces = true, kSkipsOutside = false;
   static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 2 * kSlots;
   static constexpr int kStagingBytes = kWeights + kMaxTileN * int(sizeof(float));
 

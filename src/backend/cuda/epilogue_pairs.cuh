@@ -51,6 +51,7 @@ class StorePairs : public HeldActivations<kKeepsPre> {
 
  public:
   static constexpr bool kBiased = false;
+  static constexpr bool kSkipsOutside = false;  // its registers would spill
 
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const PairGroup& group,
                          const Accumulators& acc) {

@@ -5,8 +5,9 @@
 //   grid     persistent, clusters of two CTAs, 384 threads, one CTA on an SM
 //   roles    warpgroup 0 loads (weights by TMA, rows by TMA or gathered with cp.async),
 //            warpgroups 1 and 2 multiply and run the epilogue
-//   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. What an SM takes in is what
-//            these kernels wait for; a pair reads from L2 once what both CTAs use
+//   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
+//            the same weights together, but each loads its own: a stage that waits for the slower
+//            of two CTAs costs more than what is spared in L2
 //   order    each output element is owned by one thread: deterministic
 #pragma once
 
@@ -46,7 +47,7 @@ class RowProducer {
  public:
   using Element = typename C::Element;
   __device__ RowProducer(const RowGemmParams& p, typename C::Stages& ring, bool first_warp)
-      : p_(p), ring_(ring), rank_(int(ptx::cluster_rank())), first_warp_(first_warp) {}
+      : p_(p), ring_(ring), first_warp_(first_warp) {}
 
   // The next tile, and where its rows come from, are looked up early in this one.
   __device__ void run(typename C::Scheduler& scheduler, TileQueue& queue) {
@@ -102,21 +103,12 @@ class RowProducer {
     ptx::barrier_arrive_expect(ring.full(), kOperandMBytes + row_bytes);
     const OperandM from{p_.weight_maps, part(kb), tile.feature_tile * C::kFeaturesOfTile, k(kb),
                         tile.expert};
-    load_operand_m<C::kWeights, C::kBlocks>(ring.operand_m(), ring.full(), from, tile.paired,
-                                            rank_);
+    load_operand_m<C::kWeights, C::kBlocks>(ring.operand_m(), ring.full(), from);
   }
   __device__ void load_rows(const RowTile& tile, int kb) const {
     if constexpr (!C::kGather) {
-      const int all = units(tile), half = (all + 1) / 2;
-      if (tile.paired) {
-        ptx::tensor_load(ring_.operand_n(), &p_.rows.of_units[all - 1], ring_.full(),
-                         {k(kb), part(kb), tile.row_begin});
-      } else if (rank_ == 0 || all > half) {  // the pair has the same rows: half of them each
-        const int from = rank_ * half, count = rank_ == 0 ? half : all - half;
-        ptx::tensor_load_multicast(ring_.operand_n() + from * kRowUnit * 128,
-                                   &p_.rows.of_units[count - 1], ring_.full(),
-                                   {k(kb), part(kb), tile.row_begin + from * kRowUnit}, 3);
-      }
+      ptx::tensor_load(ring_.operand_n(), &p_.rows.of_units[units(tile) - 1], ring_.full(),
+                       {k(kb), part(kb), tile.row_begin});
     }
   }
 
@@ -175,7 +167,6 @@ class RowProducer {
 
   const RowGemmParams& p_;
   typename C::Stages& ring_;
-  int rank_;
   bool first_warp_;
   uint64_t keep_ = ptx::policy_keep();
   const char* from_[C::kMaxRows / 16];
@@ -199,14 +190,24 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
     epilogue.copy_piece(p, group, piece++);
     due += stride;
   };
+  const auto leave = [&] {
+    while (piece < Epilogue::kPieces) epilogue.copy_piece(p, group, piece++);
+  };
   RowTile tile, next;
   for (bool more = queue.take(tile); more; tile = next) {
+    const int feature = tile.feature_tile * C::kFeaturesOfTile + group.index * 64;
+    if (Epilogue::kSkipsOutside && feature >= p.features) {
+      pass_over(ring, p.k_blocks, behind);
+      more = queue.take(next);
+      leave();
+      continue;
+    }
     Accumulators acc;
-    multiply_rows<typename C::Element, C::kWeights, C::kGather>(
+    multiply_rows<typename C::Element, C::kWeights, C::kGather, !Epilogue::kLongPieces>(
         acc, ring, group.index, p.k_blocks, (tile.rows + kRowUnit - 1) / kRowUnit, behind);
     more = queue.take(next);
-    while (piece < Epilogue::kPieces) epilogue.copy_piece(p, group, piece++);
-    finish_multiply(ring);
+    leave();
+    finish_multiply(acc, ring);
     if constexpr (Epilogue::kBiased) {
       add_biases<typename C::Element, Epilogue::kGated>(p, tile, group, acc);
     }
@@ -214,7 +215,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
     piece = 0;
     due = (stride + 1) / 2;
   }
-  while (piece < Epilogue::kPieces) epilogue.copy_piece(p, group, piece++);
+  leave();
   if (group.leads()) ptx::bulk_wait_read<0>();
 }
 

@@ -25,9 +25,11 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const Stages& r
 // All k-blocks of a tile, one wgmma group in flight behind the one being issued; the last group is
 // left in flight for finish_multiply. kGathered: the n operand was written by cp.async, that is by
 // ordinary stores, and needs the proxy fence. behind(kb) runs while k-block kb is multiplied; it
-// must not touch the accumulators.
-template <typename Element, int kN, Major kMajorM, Major kMajorN, bool kGathered, typename Stages,
-          typename Behind>
+// must not touch the accumulators. kReleaseFirst: before it, the stage of k-block kb - 1 is given
+// back, for which the loads are waiting; work that takes as long as a k-block had better start at
+// once.
+template <typename Element, int kN, Major kMajorM, Major kMajorN, bool kGathered,
+          bool kReleaseFirst = false, typename Stages, typename Behind>
 __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int group, int k_blocks,
                                          Behind behind) {
   const int lane = threadIdx.x & 31;
@@ -41,9 +43,10 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int gr
       multiply_step<Element, kN, kMajorM, kMajorN>(acc, ring, group, k16, 1);
     }
     wgmma_commit();
-    behind(kb);
+    if constexpr (!kReleaseFirst) behind(kb);
     wgmma_wait<1>();
     if (kb > 0) ring.release_previous(lane);
+    if constexpr (kReleaseFirst) behind(kb);
     ring.advance();
   }
 }
@@ -51,21 +54,37 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int gr
 // Wait for the accumulators and free the last stage. Between multiply and this there is time to
 // spend.
 template <typename Stages>
-__device__ __forceinline__ void finish_multiply(const Stages& ring) {
+__device__ __forceinline__ void finish_multiply(Accumulators& acc, const Stages& ring) {
   wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < kMaxTileN / 2; ++i) {  // what reads them stays behind the wait
+    asm volatile("" : "+f"(acc.first[i]), "+f"(acc.second[i]));
+  }
   ring.release_previous(threadIdx.x & 31);
 }
 
-// The same with the number of columns known only now: 16 * units, 1 <= units <= kRows / 16.
-template <typename Element, Major kMajorM, bool kGathered, int kStages, int kRows, typename Behind>
+// The k-blocks of a tile none of whose features this warpgroup has.
+template <typename Stages, typename Behind>
+__device__ __forceinline__ void pass_over(Stages& ring, int k_blocks, Behind behind) {
+  for (int kb = 0; kb < k_blocks; ++kb) {
+    ring.wait_full();
+    behind(kb);
+    ring.advance();
+    ring.release_previous(threadIdx.x & 31);
+  }
+}
+
+// multiply with the number of columns known only now: 16 * units, 1 <= units <= kRows / 16.
+template <typename Element, Major kMajorM, bool kGathered, bool kReleaseFirst, int kStages,
+          int kRows, typename Behind>
 __device__ __forceinline__ void multiply_rows(Accumulators& acc, Ring<kStages, kRows>& ring,
                                               int group, int k_blocks, int units, Behind behind) {
-#define MOEC_CASE(n)                                                                       \
-  case n:                                                                                  \
-    if constexpr (16 * n <= kRows) {                                                       \
-      multiply<Element, 16 * n, kMajorM, Major::kK, kGathered>(acc, ring, group, k_blocks, \
-                                                               behind);                    \
-    }                                                                                      \
+#define MOEC_CASE(n)                                                                             \
+  case n:                                                                                        \
+    if constexpr (16 * n <= kRows) {                                                             \
+      multiply<Element, 16 * n, kMajorM, Major::kK, kGathered, kReleaseFirst>(acc, ring, group,  \
+                                                                              k_blocks, behind); \
+    }                                                                                            \
     break
   switch (units) {
     MOEC_CASE(1);

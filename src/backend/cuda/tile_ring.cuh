@@ -6,7 +6,7 @@
 //            128 rows of 64 k (or fewer, kRows) or as two panels of 64 k x 64 n
 //   full     one arrival announces the TMA bytes; with gathered rows one more for each of the 128
 //            producer threads, when its cp.async copies have landed
-//   empty    one arrival for each consumer warp of BOTH CTAs: a multicast writes to both
+//   empty    one arrival for each consumer warp of all kSharers CTAs that a multicast writes to
 #pragma once
 
 #include "backend/cuda/ptx.cuh"
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-template <int kStages, int kRows>
+template <int kStages, int kRows, int kSharers = 1>
 class Ring {
  public:
   // `memory` holds the stages, `barriers` 2 * kStages 8-byte barriers.
@@ -37,7 +37,7 @@ class Ring {
   __device__ void init(int full_arrivals) const {
     for (int s = 0; s < kStages; ++s) {
       ptx::barrier_init(full_barrier(s), full_arrivals);
-      ptx::barrier_init(empty_barrier(s), kClusterSize * kConsumerWarps);
+      ptx::barrier_init(empty_barrier(s), kSharers * kConsumerWarps);
     }
   }
   __device__ uint32_t operand_m() const { return memory_ + stage_ * kStageBytes<kRows>; }
@@ -60,7 +60,11 @@ class Ring {
   __device__ uint32_t full_barrier(int s) const { return barriers_ + 8 * s; }
   __device__ uint32_t empty_barrier(int s) const { return barriers_ + 8 * (kStages + s); }
   __device__ void release(int s, int lane) const {
-    if (lane < kClusterSize) ptx::barrier_arrive_cluster(empty_barrier(s), lane);
+    if constexpr (kSharers == 1) {
+      if (lane == 0) ptx::barrier_arrive(empty_barrier(s));
+    } else if (lane < kSharers) {
+      ptx::barrier_arrive_cluster(empty_barrier(s), lane);
+    }
   }
 
   uint32_t memory_, barriers_;
@@ -85,25 +89,18 @@ enum class Blocks {
   kPairs   // features of gate and up in turn: 128 consecutive ones for each warpgroup
 };
 
-// A pair of CTAs that shares the operand loads one half each, into both.
 template <Major kMajor, Blocks kForm>
-__device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier, const OperandM& from,
-                                               bool shared_by_pair, int rank) {
+__device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier,
+                                               const OperandM& from) {
   constexpr int kBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
   for (int block = 0; block < 4; block += kBlocks) {
-    if (shared_by_pair && block / 2 != rank) continue;
     const CUtensorMap* map = from.maps + (kForm == Blocks::kGated ? block / 2 : from.part);
     const int feature = kForm == Blocks::kPairs
                             ? 2 * from.feature + 128 * (block % 2) + 64 * (block / 2)
                             : from.feature + 64 * (kForm == Blocks::kGated ? block % 2 : block);
     const ptx::Coordinate at = kMajor == Major::kK ? ptx::Coordinate{from.k, feature, from.expert}
                                                    : ptx::Coordinate{feature, from.k, from.expert};
-    const uint32_t to = dst + block * kBlockBytes;
-    if (shared_by_pair) {
-      ptx::tensor_load_multicast(to, map, barrier, at, 3);
-    } else {
-      ptx::tensor_load(to, map, barrier, at);
-    }
+    ptx::tensor_load(dst + block * kBlockBytes, map, barrier, at);
   }
 }
 

@@ -128,12 +128,12 @@ class WorkNumbers {
 };
 
 // Rows vary, k is fixed. An expert with n rows gets m = ceil(n / kMaxRows) nearly equal row tiles.
-// The two CTAs of a cluster take two row tiles of one feature tile and share its weights by
-// multicast; where m is odd, the last row tile is left, and they take two feature tiles of it.
+// The two CTAs of a cluster start two row tiles of one feature tile together, so that the second to
+// ask for a weight finds it in L2; where m is odd, the last row tile is left, and they take two
+// feature tiles of it.
 struct RowTile {
   int expert, row_begin, rows;  // rows of this CTA
   int feature_tile;
-  bool paired;  // the two CTAs share the weight tile
 };
 
 template <int kMaxRows>
@@ -162,8 +162,7 @@ class RowScheduler {
     tile.expert = walk_.expert;
     const unsigned m = row_tiles(walk_.rows), pairs = m / 2, index = walk_.index;
     unsigned part = m - 1;
-    tile.paired = index < pairs * features;
-    if (tile.paired) {
+    if (index < pairs * features) {
       const unsigned band = index / (kBandPairs * features);
       const unsigned band_pairs = min(unsigned(kBandPairs), pairs - band * kBandPairs);
       const unsigned rest = index - band * kBandPairs * features;
@@ -207,9 +206,9 @@ class TileQueue {
     const int s = at_ % kSlots;
     ptx::barrier_wait(empty(s), (at_ / kSlots & 1) ^ 1);
     if (ptx::elect_one()) {
-      ptx::shared_store(slot(s), uint4{uint32_t(tile.expert), uint32_t(tile.row_begin),
-                                       uint32_t(more ? tile.rows : 0),
-                                       uint32_t(tile.feature_tile * 2 + tile.paired)});
+      ptx::shared_store(slot(s),
+                        uint4{uint32_t(tile.expert), uint32_t(tile.row_begin),
+                              uint32_t(more ? tile.rows : 0), uint32_t(tile.feature_tile)});
       ptx::barrier_arrive(full(s));
     }
     __syncwarp();
@@ -219,7 +218,7 @@ class TileQueue {
     const int s = at_ % kSlots;
     ptx::barrier_wait(full(s), at_ / kSlots & 1);
     const uint4 v = ptx::shared_load(slot(s));
-    tile = {int(v.x), int(v.y), int(v.z), int(v.w) / 2, (v.w & 1) != 0};
+    tile = {int(v.x), int(v.y), int(v.z), int(v.w)};
     __syncwarp();
     if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(empty(s));
     ++at_;

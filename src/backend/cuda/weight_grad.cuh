@@ -26,7 +26,7 @@ struct GradConfig {
   static constexpr int kStaging = kStages * kStageBytes<kMaxTileN>;  // offset
   static constexpr int kBarriers = kStaging + 2 * kGroupStaging;     // offset
   static constexpr int kSharedBytes = kBarriers + 2 * kStages * 8;
-  using Stages = Ring<kStages, kMaxTileN>;
+  using Stages = Ring<kStages, kMaxTileN, kClusterSize>;
 };
 
 template <typename C>
