@@ -35,9 +35,10 @@ struct Swiglu {
     const float2 s = fast_sigmoids(g);
     return {g.x * s.x * u.x, g.y * s.y * u.y};
   }
-  // d is the gradient of the value.
-  __device__ ActivationGradients gradients(float2 g, float2 u, float2 d) const {
-    const float2 s = fast_sigmoids(g), silu = {g.x * s.x, g.y * s.y};
+  __device__ float2 sigmoids(float2 g) const { return fast_sigmoids(g); }
+  // d is the gradient of the value, s sigmoids(g).
+  __device__ ActivationGradients gradients(float2 g, float2 u, float2 d, float2 s) const {
+    const float2 silu = {g.x * s.x, g.y * s.y};
     return {{silu.x * u.x, silu.y * u.y},
             {d.x * u.x * (s.x + silu.x * (1.0f - s.x)), d.y * u.y * (s.y + silu.y * (1.0f - s.y))},
             {d.x * silu.x, d.y * silu.y}};
@@ -65,16 +66,17 @@ struct SigmoidGated {
   __device__ float up(float u) const {
     return (u > limit ? limit : u < -limit ? -limit : u) + offset;
   }
-  __device__ float2 sigmoids(float2 c) const {
+  __device__ float2 sigmoids(float2 g) const {
+    const float2 c = {gate(g.x), gate(g.y)};
     return fast_sigmoids(
         {alpha * fmaf(cubic * c.x * c.x, c.x, c.x), alpha * fmaf(cubic * c.y * c.y, c.y, c.y)});
   }
   __device__ float2 values(float2 g, float2 u) const {
-    const float2 c = {gate(g.x), gate(g.y)}, s = sigmoids(c);
+    const float2 c = {gate(g.x), gate(g.y)}, s = sigmoids(g);
     return {c.x * s.x * up(u.x), c.y * s.y * up(u.y)};
   }
-  __device__ ActivationGradients gradients(float2 g, float2 u, float2 d) const {
-    const float2 c = {gate(g.x), gate(g.y)}, s = sigmoids(c);
+  __device__ ActivationGradients gradients(float2 g, float2 u, float2 d, float2 s) const {
+    const float2 c = {gate(g.x), gate(g.y)};
     const auto one = [&](float g, float c, float s, float u, float d, float& value, float& d_gate,
                          float& d_up) {
       const float glu = c * s, factor = up(u);

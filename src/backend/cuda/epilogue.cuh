@@ -172,7 +172,7 @@ template <typename Element>
 class StoreRows {
  public:
   static constexpr bool kGated = false, kBiased = true;
-  static constexpr bool kLongPieces = false, kSkipsOutside = true;
+  static constexpr bool kSkipsOutside = true;
   static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 2 * kCopySteps;
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
@@ -203,7 +203,7 @@ class StoreRows {
 template <bool kKeepsPre>
 class HeldActivations {
  public:
-  static constexpr bool kGated = true, kLongPieces = false, kSkipsOutside = true;
+  static constexpr bool kGated = true, kSkipsOutside = true;
   static constexpr int kMaxRows = kMaxTileN, kStages = 4,
                        kPieces = (kKeepsPre ? 2 : 1) * kCopySteps;
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;

@@ -4,16 +4,100 @@
 //   d_weight[r] += d_act . act(g, u)
 //   out = weight * act(g, u),  d_pre = weight * d_act * act'(g, u)
 //
-// This is 10 bytes of traffic and some 30 instructions an element, more than the tensor cores may
-// wait for. d_act waits, rounded to the element type, in slots of 16 rows and 64 features; one of
-// them is finished behind every second k-block of the next tile, or so. What a slot needs from
-// memory is copied to shared memory while the one before is finished: a load into registers would
-// be waited for where the next k-block starts, before its products are issued.
+// This is 10 bytes of traffic and some 25 instructions an element, and a chain of them takes longer
+// than the products that can be queued before it. So a fourth warpgroup does it: the consumers
+// hand d_act over, rounded to the element type, through staging, 64 rows at a time, the first ones
+// at the end of a tile and the others, kept in registers, while the next one is multiplied.
 #pragma once
 
 #include "backend/cuda/epilogue.cuh"
 
 namespace moec::cuda {
+
+// Staging of one consumer warpgroup: 64 rows of its two blocks of 64 features, and two barriers.
+//   staged    one arrival of each of its warps     drained    one of each finishing warp
+class HalfTiles {
+ public:
+  static constexpr int kRows = kMaxTileN / 2, kSlots = kRows / kRowUnit;  // slots of 16 rows
+  static constexpr int kSlotBytes = kRowUnit * 128, kBlockBytes = kSlots * kSlotBytes;
+  static constexpr int kBytes = 2 * kBlockBytes + 16;
+  static constexpr int kWarps = 4;  // of a warpgroup
+
+  __device__ explicit HalfTiles(uint32_t memory) : memory_(memory) {}
+
+  __device__ void init() const {
+    ptx::barrier_init(staged(), kWarps);
+    ptx::barrier_init(drained(), kWarps);
+  }
+  // `half` counts the half tiles since the start.
+  __device__ void wait_staged(unsigned half) const { ptx::barrier_wait(staged(), half & 1); }
+  __device__ void wait_drained(unsigned half) const {
+    ptx::barrier_wait(drained(), (half & 1) ^ 1);
+  }
+  __device__ void pass_staged() const { pass(staged()); }
+  __device__ void pass_drained() const { pass(drained()); }
+
+ private:
+  static __device__ void pass(uint32_t barrier) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(barrier);
+  }
+  __device__ uint32_t staged() const { return memory_ + 2 * kBlockBytes; }
+  __device__ uint32_t drained() const { return staged() + 8; }
+
+  uint32_t memory_;
+};
+
+// ---- consumers ----------------------------------------------------------------------------------
+template <typename Element>
+class HandOver {
+ public:
+  static constexpr bool kGated = false, kBiased = false, kSkipsOutside = false;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 1;
+  static constexpr int kStagingBytes = HalfTiles::kBytes;
+
+  __device__ void copy_piece(const RowGemmParams&, const Group& group, int) {
+    hand_over(group, rows_ - HalfTiles::kRows, [&](int s, uint32_t (&packed)[4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) packed[i] = held_[s][i];
+    });
+  }
+  __device__ void finish(const RowGemmParams&, const RowTile& tile, const Group& group,
+                         const Accumulators& acc) {
+    const auto pack = [&](int s, int first, uint32_t (&packed)[4]) {
+      pack_slice<Element>(s < kSlots ? acc.first : acc.second, first + s % kSlots, packed);
+    };
+    rows_ = tile.rows;
+    hand_over(group, rows_, [&](int s, uint32_t (&packed)[4]) { pack(s, 0, packed); });
+#pragma unroll
+    for (int s = 0; s < 2 * kSlots; ++s) pack(s, kSlots, held_[s]);
+  }
+
+ private:
+  static constexpr int kSlots = HalfTiles::kSlots;
+
+  // slot(s, packed) gives slot s % kSlots of block s / kSlots.
+  template <typename Slot>
+  __device__ void hand_over(const Group& group, int rows, Slot slot) {
+    const HalfTiles half(group.staging);
+    half.wait_drained(halves_++);
+#pragma unroll
+    for (int s = 0; s < 2 * kSlots; ++s) {
+      if (s % kSlots * kRowUnit >= rows) continue;
+      uint32_t packed[4];
+      slot(s, packed);
+      ptx::store_matrix_transposed(group.matrix_row(group.staging, s), packed[0], packed[1],
+                                   packed[2], packed[3]);
+    }
+    half.pass_staged();
+  }
+
+  unsigned halves_ = 0;
+  uint32_t held_[2 * kSlots][4];
+  int rows_;
+};
+
+// ---- the fourth warpgroup -----------------------------------------------------------------------
 
 // Eight values each -> eight pairs.
 __device__ __forceinline__ void alternate(uint4& first, uint4& second) {
@@ -24,160 +108,154 @@ __device__ __forceinline__ void alternate(uint4& first, uint4& second) {
   second = {low(a.z, b.z), high(a.z, b.z), low(a.w, b.w), high(a.w, b.w)};
 }
 
-// Slot i holds rows i % kSlots * 16 and on of block i / kSlots. Thread t has chunk t % 8 (8
-// features) of row t / 8 of each.
+// Thread t has chunk t % 8 (8 features) of row t / 8 of each slot. Piece k of a slot is block k % 2
+// of consumer warpgroup k / 2. What is read from memory is asked for two pieces ahead.
 template <typename Element, typename Activation>
-class StoreGradient {
-  static constexpr int kSlots = kMaxTileN / kRowUnit, kSlotBytes = kRowUnit * 128;
-  static constexpr int kStaged = 6;  // slots in staging at a time; the rest are in registers
-  // Offsets in staging: pre-activations of one slot, sums and routing weights of all rows.
-  static constexpr int kPre = kStaged * kSlotBytes, kSums = kPre + 2 * kSlotBytes,
-                       kWeights = kSums + kMaxTileN * int(sizeof(float));
-
+class GradientFinisher {
  public:
-  static constexpr bool kGated = false, kBiased = false;
-  static constexpr bool kLongPieces = true, kSkipsOutside = false;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 2 * kSlots;
-  static constexpr int kStagingBytes = kWeights + kMaxTileN * int(sizeof(float));
-
-  __device__ void copy_piece(const RowGemmParams& p, const Group& group, int piece) {
-    const unsigned i = piece;
-    ptx::copy_async_wait<0>();
-    if (i == 0) __syncwarp();  // the weights of a row are copied by the lanes that use them
-    if (i == kStaged) stage_held<kStaged, 2 * kStaged>(group);
-    if (i == 2 * kStaged) stage_held<2 * kStaged, kPieces>(group);
-    if (row_of(i) < rows_) finish_slot(p, group, i);
-    if (i + 1 == kPieces) return;
-    const int slot = kRowUnit * 4 * p.features;  // bytes
-    at_ += i + 1 == kSlots ? 128 * 2 - (kSlots - 1) * slot : slot;
-    fetch(p, group, i + 1);
+  static __device__ void init(uint32_t staging) {
+    for (int group = 0; group < 2; ++group) HalfTiles(staging + group * HalfTiles::kBytes).init();
   }
-  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
-                         const Accumulators& acc) {
-    const int row = group.thread / 8, chunk = group.thread % 8;
-    const int feature = tile.feature_tile * kTileM + group.index * 64 + chunk * 8;
-    rows_ = tile.rows;
-    first_row_ = tile.row_begin + row;
-    rows_left_ = tile.rows - row;
-    features_left_ = p.features - feature;
-    part_ = tile.feature_tile * 2 + group.index;
-    at_ = (int64_t(first_row_) * 2 * p.features + feature) * 2;
-    out_ = static_cast<Element*>(p.out) + (first_row_ * p.out_stride + feature);
-    group.sync();  // what was staged of the tile before has been read
-    const int weight = row + chunk * kRowUnit;
-    if (weight < tile.rows) {
-      ptx::copy_async_word(group.staging + kWeights + weight * 4,
-                           p.row_weight + tile.row_begin + weight);
+  static __device__ void run(const RowGemmParams& p, TileQueue& queue, uint32_t staging,
+                             int thread) {
+    const HalfTiles of_group[2] = {HalfTiles(staging), HalfTiles(staging + HalfTiles::kBytes)};
+    unsigned halves = 0;
+    RowTile tile;
+    while (queue.take(tile)) {
+      GradientFinisher finisher(p, tile, thread);
+      for (int first_row = 0; first_row < kMaxTileN; first_row += HalfTiles::kRows, ++halves) {
+        for (const HalfTiles& half : of_group) half.wait_staged(halves);
+        finisher.finish_half(staging, min(tile.rows - first_row, HalfTiles::kRows));
+        for (const HalfTiles& half : of_group) half.pass_drained();
+      }
     }
-    fetch(p, group, 0);
-    const auto slot = [&](int s, uint32_t (&packed)[4]) {
-      pack_slice<Element>(s < kSlots ? acc.first : acc.second, s % kSlots, packed);
-    };
-    stage_slots<0, kStaged>(group, slot);
-#pragma unroll
-    for (int s = kStaged; s < kPieces; ++s) slot(s, held_[s - kStaged]);
-    group.sync();
   }
 
  private:
-  static __device__ int row_of(unsigned i) { return int(i % kSlots * kRowUnit); }
-  static __device__ int feature_of(unsigned i) { return int(i / kSlots * 128); }
-  __device__ bool inside(unsigned i) const {
-    return row_of(i) < rows_left_ && feature_of(i) < features_left_;
+  struct Pre {
+    uint4 gate, up;
+  };
+
+  __device__ GradientFinisher(const RowGemmParams& p, const RowTile& tile, int thread) : p_(p) {
+    const int row = thread / 8, chunk = thread % 8;
+    const int feature = tile.feature_tile * kTileM + chunk * 8, first_row = tile.row_begin + row;
+    const int64_t at = int64_t(first_row) * 2 * p.features + feature;
+    place_ = swizzled(row, chunk);
+    rows_left_ = tile.rows - row;
+    features_left_ = p.features - feature;
+    pre_at_ = static_cast<const Element*>(p.pre) + at;
+    d_pre_ = static_cast<Element*>(p.d_pre) + at + (p.pairs ? feature : 0);
+    out_ = static_cast<Element*>(p.out) + (first_row * p.out_stride + feature);
+    weight_at_ = p.row_weight + first_row;
+    sum_at_ = p.d_weight_parts + (2 * tile.feature_tile * p.max_rows + first_row);
+    sums_ = chunk == 0 && tile.feature_tile < p.feature_tiles;
+    fetch<0>();
+    fetch<1>();
+    if (rows_left_ > 0) next_weight_ = __ldg(weight_at_);
   }
 
-  template <int kFirst, int kLast, typename Slot>
-  __device__ void stage_slots(const Group& group, Slot slot) const {
-#pragma unroll
-    for (int s = kFirst; s < kLast; ++s) {
-      if (row_of(s) >= rows_) continue;
-      uint32_t packed[4];
-      slot(s, packed);
-      ptx::store_matrix_transposed(group.matrix_row(group.staging, s - kFirst), packed[0],
-                                   packed[1], packed[2], packed[3]);
+  static constexpr int feature_of(int k) { return k / 2 * 64 + k % 2 * 128; }
+  template <int k>
+  __device__ bool inside() const {
+    return feature_of(k) < features_left_;
+  }
+  template <int k>
+  __device__ void fetch() {
+    if (rows_left_ <= 0 || !inside<k>()) return;
+    const auto load = [](const Element* from) {
+      return __ldcs(reinterpret_cast<const uint4*>(from + feature_of(k)));
+    };
+    pre_[k % 2] = {load(pre_at_), load(pre_at_ + unsigned(p_.features))};
+  }
+
+  __device__ void finish_half(uint32_t staging, int rows) {
+    uint32_t place = staging + place_;
+    for (int row = 0; row < rows; row += kRowUnit, place += HalfTiles::kSlotBytes) {
+      live_ = rows_left_ > 0;
+      weight_ = next_weight_;
+      float sum = finish_piece<0>(place);
+      fetch<2>();
+      sum += finish_piece<1>(place);
+      fetch<3>();
+      rows_left_ -= kRowUnit;
+      pre_at_ += 2 * kRowUnit * p_.features;
+      weight_at_ += kRowUnit;
+      if (rows_left_ > 0) next_weight_ = __ldg(weight_at_);
+      send_sum(sum, 0);
+      sum = finish_piece<2>(place);
+      fetch<0>();
+      sum += finish_piece<3>(place);
+      fetch<1>();
+      send_sum(sum, p_.max_rows);
+      d_pre_ += 2 * kRowUnit * p_.features;
+      out_ += kRowUnit * p_.out_stride;
+      sum_at_ += kRowUnit;
     }
   }
-  template <int kFirst, int kLast>
-  __device__ void stage_held(const Group& group) const {
-    group.sync();  // the slots before have been read
-    stage_slots<kFirst, kLast>(group, [&](int s, uint32_t (&packed)[4]) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) packed[i] = held_[s - kStaged][i];
-    });
-    group.sync();
-  }
-
-  // A thread copies what it reads itself.
-  __device__ void fetch(const RowGemmParams& p, const Group& group, unsigned i) const {
-    if (inside(i)) {
-      const char* const from = static_cast<const char*>(p.pre) + at_;
-      const uint32_t to = group.staging + kPre + group.thread * 16;
-      ptx::copy_async(to, from, 16);
-      ptx::copy_async(to + kSlotBytes, from + unsigned(p.features * 2), 16);
-    }
-    ptx::copy_async_commit();
-  }
-
-  __device__ void finish_slot(const RowGemmParams& p, const Group& group, unsigned i) const {
-    float sum = inside(i) ? finish_chunk(p, group, i) : 0.0f;
+  // Over the eight lanes of a row: 128 features.
+  __device__ void send_sum(float sum, int64_t part) const {
 #pragma unroll
     for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    if (group.thread % 8 != 0 || row_of(i) >= rows_left_) return;
-    // The sum over this warpgroup's 128 features; the first block's waits in shared memory.
-    const uint32_t waiting = group.staging + kSums + (row_of(i) + group.thread / 8) * 4;
-    if (i < kSlots) {
-      ptx::shared_store(waiting, sum);
-    } else if (part_ < 2 * p.feature_tiles) {
-      p.d_weight_parts[part_ * p.max_rows + first_row_ + row_of(i)] =
-          __uint_as_float(ptx::shared_load_word(waiting)) + sum;
-    }
+    if (sums_ && live_) sum_at_[part] = sum;
   }
 
-  // Eight features of one row; returns their part of the routing weight's gradient.
-  __device__ float finish_chunk(const RowGemmParams& p, const Group& group, unsigned i) const {
-    const Activation activation{p.activation};
-    const uint32_t mine = group.staging + kPre + group.thread * 16;
-    const uint4 d = ptx::shared_load(group.staging + i % kStaged * kSlotBytes +
-                                     swizzled(group.thread / 8, group.thread % 8)),
-                gate = ptx::shared_load(mine), up = ptx::shared_load(mine + kSlotBytes);
-    const float weight = __uint_as_float(
-        ptx::shared_load_word(group.staging + kWeights + (row_of(i) + group.thread / 8) * 4));
+  // Eight features of one row; returns their part of the routing weight's gradient. All sigmoids
+  // come first: they are the long steps of the chain.
+  template <int k>
+  __device__ float finish_piece(uint32_t place) const {
+    const Activation activation{p_.activation};
+    const uint4 gate = pre_[k % 2].gate, up = pre_[k % 2].up;
+    const uint4 d =
+        ptx::shared_load(place + k / 2 * HalfTiles::kBytes + k % 2 * HalfTiles::kBlockBytes);
+    const auto sigmoids = [&](uint32_t pair) { return activation.sigmoids(unpack<Element>(pair)); };
+    const float2 s[] = {sigmoids(gate.x), sigmoids(gate.y), sigmoids(gate.z), sigmoids(gate.w)};
     uint4 out, d_gate, d_up;
     float sum = 0;
-    const auto pair = [&](uint32_t d_pair, uint32_t gate_pair, uint32_t up_pair, uint32_t& out_pair,
-                          uint32_t& d_gate_pair, uint32_t& d_up_pair) {
+    const auto pair = [&](uint32_t d_pair, uint32_t gate_pair, uint32_t up_pair, float2 s_pair,
+                          uint32_t& out_pair, uint32_t& d_gate_pair, uint32_t& d_up_pair) {
       const float2 d2 = unpack<Element>(d_pair);
       const auto r = activation.gradients(unpack<Element>(gate_pair), unpack<Element>(up_pair),
-                                          {d2.x * weight, d2.y * weight});
+                                          {d2.x * weight_, d2.y * weight_}, s_pair);
       sum = fmaf(d2.x, r.value.x, sum);
       sum = fmaf(d2.y, r.value.y, sum);
-      out_pair = pack<Element>(weight * r.value.x, weight * r.value.y);
+      out_pair = pack<Element>(weight_ * r.value.x, weight_ * r.value.y);
       d_gate_pair = pack<Element>(r.d_gate.x, r.d_gate.y);
       d_up_pair = pack<Element>(r.d_up.x, r.d_up.y);
     };
-    pair(d.x, gate.x, up.x, out.x, d_gate.x, d_up.x);
-    pair(d.y, gate.y, up.y, out.y, d_gate.y, d_up.y);
-    pair(d.z, gate.z, up.z, out.z, d_gate.z, d_up.z);
-    pair(d.w, gate.w, up.w, out.w, d_gate.w, d_up.w);
-    char* d_pre = static_cast<char*>(p.d_pre) + at_;
-    unsigned apart = p.features * 2;  // bytes
-    if (p.pairs) {
-      d_pre += (p.features - features_left_ + feature_of(i)) * 2;
-      apart = sizeof(uint4);
+    pair(d.x, gate.x, up.x, s[0], out.x, d_gate.x, d_up.x);
+    pair(d.y, gate.y, up.y, s[1], out.y, d_gate.y, d_up.y);
+    pair(d.z, gate.z, up.z, s[2], out.z, d_gate.z, d_up.z);
+    pair(d.w, gate.w, up.w, s[3], out.w, d_gate.w, d_up.w);
+    if (!live_ || !inside<k>()) return 0.0f;
+    if (p_.pairs) {
       alternate(d_gate, d_up);
+      ptx::global_store(d_pre_ + 2 * feature_of(k), d_gate);
+      ptx::global_store(d_pre_ + 2 * feature_of(k) + 8, d_up);
+    } else {
+      ptx::global_store(d_pre_ + feature_of(k), d_gate);
+      ptx::global_store(d_pre_ + unsigned(p_.features) + feature_of(k), d_up);
     }
-    *reinterpret_cast<uint4*>(d_pre) = d_gate;
-    *reinterpret_cast<uint4*>(d_pre + apart) = d_up;
-    *reinterpret_cast<uint4*>(out_ + row_of(i) * p.out_stride + feature_of(i)) = out;
+    ptx::global_store(out_ + feature_of(k), out);
     return sum;
   }
 
-  uint32_t held_[kPieces - kStaged][4];
-  int rows_;                                   // of the tile
-  int rows_left_, features_left_, first_row_;  // from this thread's first element on
-  int part_;                                   // of the routing weight's gradient
-  int64_t at_;    // offset in pre and d_pre, bytes: the slot that was asked for last
-  Element* out_;  // this thread's first element
+  const RowGemmParams& p_;
+  uint32_t place_;  // in a slot
+  // From this thread's first element of the slot on.
+  int rows_left_, features_left_;
+  const Element* pre_at_;
+  Element *d_pre_, *out_;
+  const float* weight_at_;
+  float* sum_at_;
+  bool sums_;  // this thread writes them
+  bool live_;  // its row is one of the tile
+  Pre pre_[2];
+  float weight_, next_weight_;
+};
+
+template <typename Element, typename Activation>
+struct StoreGradient : HandOver<Element> {
+  using Finisher = GradientFinisher<Element, Activation>;
 };
 
 }  // namespace moec::cuda

@@ -203,9 +203,6 @@ __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, uint32
                "l"(src), "r"(bytes), "l"(policy)
                : "memory");
 }
-__device__ __forceinline__ void copy_async_word(uint32_t dst, const void* src) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
-}
 // The whole 16 bytes, if `wanted`.
 __device__ __forceinline__ void copy_async_if(bool wanted, uint32_t dst, const void* src,
                                               uint64_t policy) {
@@ -235,6 +232,12 @@ __device__ __forceinline__ uint4 load_once(const uint4* from, uint64_t policy) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(from), "l"(policy));
   return v;
+}
+// Always one store: where two paths write in other orders, the compiler splits it into words.
+__device__ __forceinline__ void global_store(void* to, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
 }
 // Arrive on `barrier` once all earlier copies of this thread have landed.
 __device__ __forceinline__ void copy_async_arrive(uint32_t barrier) {

@@ -2,9 +2,9 @@
 // The row GEMM kernel for sm_90a: features on the m side of wgmma, rows (tokens) on the n side, so
 // that a tile may have any multiple of 16 rows.
 //
-//   grid     persistent, clusters of two CTAs, 384 threads, one CTA on an SM
+//   grid     persistent, clusters of two CTAs, 384 or 512 threads, one CTA on an SM
 //   roles    warpgroup 0 loads (weights by TMA, rows by TMA or gathered with cp.async),
-//            warpgroups 1 and 2 multiply and run the epilogue
+//            warpgroups 1 and 2 multiply and run the epilogue; a long one is left to warpgroup 3
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
 //            the same weights together, but each loads its own: a stage that waits for the slower
 //            of two CTAs costs more than what is spared in L2
@@ -36,10 +36,14 @@ struct RowGemmConfig {
   static constexpr int kNumbers = kQueue + TileQueue::kBytes;     // offset
   static constexpr int kSharedBytes = kNumbers + WorkNumbers::kBytes;
   static constexpr int kProducerWarps = kGather ? kProducers / 32 : 1;
-  static constexpr int kQueueReaders = kConsumerWarps + kProducerWarps - 1;
-  // Registers of a thread: 504 for the three warpgroups together.
+  // Whether a fourth warpgroup does the rest of the epilogue.
+  static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
+  static constexpr int kAllThreads = kThreads + (kFinished ? kGroupThreads : 0);
+  static constexpr int kQueueReaders = kAllThreads / 32 - 4 + kProducerWarps - 1;
+  // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
   static constexpr int kProducerRegisters = kGather ? 72 : 40;
-  static constexpr int kConsumerRegisters = kGather ? 216 : 232;
+  static constexpr int kConsumerRegisters = kFinished ? 176 : kGather ? 216 : 232;
+  static constexpr int kFinisherRegisters = 88;
 };
 
 template <typename C>
@@ -203,7 +207,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
       continue;
     }
     Accumulators acc;
-    multiply_rows<typename C::Element, C::kWeights, C::kGather, !Epilogue::kLongPieces>(
+    multiply_rows<typename C::Element, C::kWeights, C::kGather, true>(
         acc, ring, group.index, p.k_blocks, (tile.rows + kRowUnit - 1) / kRowUnit, behind);
     more = queue.take(next);
     leave();
@@ -221,7 +225,8 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
 
 template <typename C>
 __global__ __cluster_dims__(kClusterSize, 1, 1)
-    __launch_bounds__(kThreads, 1) void row_gemm_kernel(const __grid_constant__ RowGemmParams p) {
+    __launch_bounds__(C::kAllThreads,
+                      1) void row_gemm_kernel(const __grid_constant__ RowGemmParams p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t memory = ptx::shared_address(shared);
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
@@ -232,6 +237,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     ring.init(1 + (C::kGather ? kProducers : 0));
     numbers.init();
     queue.init(C::kQueueReaders);
+    if constexpr (C::kFinished) C::Epilogue::Finisher::init(memory + C::kStaging);
     ptx::fence_barrier_init();
   }
   ptx::cluster_sync();
@@ -243,6 +249,11 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     if (warp < C::kProducerWarps) {
       typename C::Scheduler scheduler(p.group_offsets, p.num_experts, p.feature_tiles, numbers);
       RowProducer<C>(p, ring, warp == 0).run(scheduler, queue);
+    }
+  } else if (warp >= kThreads / 32) {
+    if constexpr (C::kFinished) {
+      ptx::registers_release<C::kFinisherRegisters>();
+      C::Epilogue::Finisher::run(p, queue, staging, int(threadIdx.x) - kThreads);
     }
   } else {
     ptx::registers_acquire<C::kConsumerRegisters>();

@@ -13,7 +13,7 @@ cudaError_t launch_config(const RowGemmParams& params, int grid, cudaStream_t st
   static std::atomic<uint64_t> allowed;
   const auto kernel = row_gemm_kernel<Config>;
   if (cudaError_t error = allow_shared_memory(kernel, Config::kSharedBytes, allowed)) return error;
-  return launch(kernel, dim3(grid), kThreads, Config::kSharedBytes, stream, params);
+  return launch(kernel, dim3(grid), Config::kAllThreads, Config::kSharedBytes, stream, params);
 }
 
 template <typename Element, bool kGather, typename Epilogue>
