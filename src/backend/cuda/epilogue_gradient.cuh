@@ -109,7 +109,8 @@ __device__ __forceinline__ void alternate(uint4& first, uint4& second) {
 }
 
 // Thread t has chunk t % 8 (8 features) of row t / 8 of each slot. Piece k of a slot is block k % 2
-// of consumer warpgroup k / 2. What is read from memory is asked for two pieces ahead.
+// of consumer warpgroup k / 2. What is read from memory is asked for a slot ahead: all of a slot's
+// loads are waited for together.
 template <typename Element, typename Activation>
 class GradientFinisher {
  public:
@@ -149,9 +150,11 @@ class GradientFinisher {
     weight_at_ = p.row_weight + first_row;
     sum_at_ = p.d_weight_parts + (2 * tile.feature_tile * p.max_rows + first_row);
     sums_ = chunk == 0 && tile.feature_tile < p.feature_tiles;
+    fetch_weight();
     fetch<0>();
     fetch<1>();
-    if (rows_left_ > 0) next_weight_ = __ldg(weight_at_);
+    fetch<2>();
+    fetch<3>();
   }
 
   static constexpr int feature_of(int k) { return k / 2 * 64 + k % 2 * 128; }
@@ -159,13 +162,25 @@ class GradientFinisher {
   __device__ bool inside() const {
     return feature_of(k) < features_left_;
   }
+  // Two pieces of one warpgroup, then what the next slot needs in their place.
+  template <int k>
+  __device__ float finish_pieces(uint32_t place) {
+    float sum = finish_piece<k>(place);
+    fetch<k>();
+    sum += finish_piece<k + 1>(place);
+    fetch<k + 1>();
+    return sum;
+  }
+  __device__ void fetch_weight() {
+    if (rows_left_ > 0) next_weight_ = __ldg(weight_at_);
+  }
   template <int k>
   __device__ void fetch() {
     if (rows_left_ <= 0 || !inside<k>()) return;
     const auto load = [](const Element* from) {
       return __ldcs(reinterpret_cast<const uint4*>(from + feature_of(k)));
     };
-    pre_[k % 2] = {load(pre_at_), load(pre_at_ + unsigned(p_.features))};
+    pre_[k] = {load(pre_at_), load(pre_at_ + unsigned(p_.features))};
   }
 
   __device__ void finish_half(uint32_t staging, int rows) {
@@ -173,20 +188,12 @@ class GradientFinisher {
     for (int row = 0; row < rows; row += kRowUnit, place += HalfTiles::kSlotBytes) {
       live_ = rows_left_ > 0;
       weight_ = next_weight_;
-      float sum = finish_piece<0>(place);
-      fetch<2>();
-      sum += finish_piece<1>(place);
-      fetch<3>();
       rows_left_ -= kRowUnit;
       pre_at_ += 2 * kRowUnit * p_.features;
       weight_at_ += kRowUnit;
-      if (rows_left_ > 0) next_weight_ = __ldg(weight_at_);
-      send_sum(sum, 0);
-      sum = finish_piece<2>(place);
-      fetch<0>();
-      sum += finish_piece<3>(place);
-      fetch<1>();
-      send_sum(sum, p_.max_rows);
+      fetch_weight();
+      send_sum(finish_pieces<0>(place), 0);
+      send_sum(finish_pieces<2>(place), p_.max_rows);
       d_pre_ += 2 * kRowUnit * p_.features;
       out_ += kRowUnit * p_.out_stride;
       sum_at_ += kRowUnit;
@@ -204,7 +211,7 @@ class GradientFinisher {
   template <int k>
   __device__ float finish_piece(uint32_t place) const {
     const Activation activation{p_.activation};
-    const uint4 gate = pre_[k % 2].gate, up = pre_[k % 2].up;
+    const uint4 gate = pre_[k].gate, up = pre_[k].up;
     const uint4 d =
         ptx::shared_load(place + k / 2 * HalfTiles::kBytes + k % 2 * HalfTiles::kBlockBytes);
     const auto sigmoids = [&](uint32_t pair) { return activation.sigmoids(unpack<Element>(pair)); };
@@ -249,7 +256,7 @@ class GradientFinisher {
   float* sum_at_;
   bool sums_;  // this thread writes them
   bool live_;  // its row is one of the tile
-  Pre pre_[2];
+  Pre pre_[4];
   float weight_, next_weight_;
 };
 

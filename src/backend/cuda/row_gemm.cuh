@@ -42,8 +42,8 @@ struct RowGemmConfig {
   static constexpr int kQueueReaders = kAllThreads / 32 - 4 + kProducerWarps - 1;
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
   static constexpr int kProducerRegisters = kGather ? 72 : 40;
-  static constexpr int kConsumerRegisters = kFinished ? 176 : kGather ? 216 : 232;
-  static constexpr int kFinisherRegisters = 88;
+  static constexpr int kConsumerRegisters = kFinished ? 168 : kGather ? 216 : 232;
+  static constexpr int kFinisherRegisters = 104;
 };
 
 template <typename C>
