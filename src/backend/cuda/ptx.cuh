@@ -263,6 +263,10 @@ __device__ __forceinline__ void registers_acquire() {
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Arrive without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // ---- 8x8 matrices of 16-bit elements between registers and shared memory ----------------------
 __device__ __forceinline__ void store_matrix(uint32_t row, uint32_t a, uint32_t b, uint32_t c,

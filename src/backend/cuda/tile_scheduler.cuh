@@ -235,20 +235,23 @@ class TileQueue {
   int at_ = 0;
 };
 
-// Rows are the k of a weight gradient. The two CTAs take one m tile and two neighbouring n tiles.
+// Rows are the k of a weight gradient. The two CTAs take two neighbouring n tiles of one m tile;
+// the last n tile, where their number is odd, they take for two m tiles.
 struct GradTile {
   int expert, row_begin, rows;  // all rows of the expert
   int m_tile, n_tile;
+  bool paired;  // the two CTAs share the m operand
 };
 
 class GradScheduler {
  public:
   __device__ GradScheduler(const int32_t* group_offsets, int num_experts, int m_tiles, int n_tiles)
       : walk_(group_offsets, num_experts),
-        n_pairs_((n_tiles + 1) / 2),
-        units_(m_tiles * ((n_tiles + 1) / 2)),
+        n_pairs_(n_tiles / 2),
+        paired_(m_tiles * n_pairs_),
+        units_(paired_ + n_tiles % 2 * ((m_tiles + 1) / 2)),
         unit_(blockIdx.x / kClusterSize),
-        rank_(int(ptx::cluster_rank())) {}
+        rank_(int(blockIdx.x % kClusterSize)) {}
 
   __device__ bool next(GradTile& tile) {
     const int units = units_;
@@ -257,14 +260,24 @@ class GradScheduler {
     tile.expert = walk_.expert;
     tile.row_begin = walk_.row_begin;
     tile.rows = walk_.rows;
-    tile.m_tile = walk_.index / n_pairs_;
-    tile.n_tile = (walk_.index - tile.m_tile * n_pairs_) * 2 + rank_;
+    tile.paired = walk_.index < paired_;
+    if (tile.paired) {
+      tile.m_tile = int(unsigned(walk_.index) / unsigned(n_pairs_));
+      tile.n_tile = (walk_.index - tile.m_tile * n_pairs_) * 2 + rank_;
+    } else {
+      tile.m_tile = (walk_.index - paired_) * 2 + rank_;
+      tile.n_tile = n_pairs_ * 2;
+    }
     return true;
   }
 
  private:
   ExpertWalk walk_;
-  int n_pairs_, units_, unit_, rank_;
+  int n_pairs_, paired_, units_, unit_;
+  // Not from the cluster's own register, which the compiler takes for different in each lane: what
+  // is computed behind a branch on it, as every address in the ring, would leave the uniform
+  // registers, and the products wait for the moves back.
+  int rank_;
 };
 
 }  // namespace moec::cuda

@@ -9,17 +9,32 @@
 namespace moec::cuda {
 namespace {
 
+bool whole_blocks(const WeightGradArgs& args) {
+  return args.m_size % 64 == 0;
+}
+// Two blocks of [64 rows][64 m], or one.
 TensorMapShape row_shape(const WeightGradArgs& args) {
+  const int64_t rows = std::max<int64_t>(args.max_rows, 1), row_size = args.m_size * args.parts;
   TensorMapShape shape = {};
   shape.base = args.rows;
-  shape.extent[0] = args.m_size;
-  shape.extent[1] = args.parts;
-  shape.extent[2] = std::max<int64_t>(args.max_rows, 1);
-  shape.stride[0] = args.m_size;
-  shape.stride[1] = args.m_size * args.parts;
   shape.box[0] = 64;
-  shape.box[1] = 1;
-  shape.box2 = kTileK;
+  if (whole_blocks(args)) {
+    shape.extent[0] = 64;
+    shape.extent[1] = rows;
+    shape.extent[2] = row_size / 64;
+    shape.stride[0] = row_size;
+    shape.stride[1] = 64;
+    shape.box[1] = kTileK;
+    shape.box2 = 2;
+  } else {
+    shape.extent[0] = args.m_size;
+    shape.extent[1] = args.parts;
+    shape.extent[2] = rows;
+    shape.stride[0] = args.m_size;
+    shape.stride[1] = row_size;
+    shape.box[1] = 1;
+    shape.box2 = kTileK;
+  }
   return shape;
 }
 
@@ -91,8 +106,10 @@ cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,
   }
   p.m_size = int(args.m_size);
   p.n_size = int(args.n_size);
-  p.m_tiles_of_part = int((args.m_size + kTileM - 1) / kTileM);
-  p.m_tiles = p.m_tiles_of_part * args.parts;
+  p.whole_blocks = whole_blocks(args);
+  p.m_blocks_of_part = int((args.m_size + 63) / 64);
+  p.m_blocks = p.m_blocks_of_part * args.parts;
+  p.m_tiles = (p.m_blocks + 3) / 4;
   p.n_tiles = int((args.n_size + kMaxTileN - 1) / kMaxTileN);
   const int grid = std::max(2, multiprocessors / 2 * 2);
   return args.dtype == MOEC_BF16 ? launch_element<__nv_bfloat16>(p, args, grid, stream)
