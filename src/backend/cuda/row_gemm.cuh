@@ -3,8 +3,10 @@
 // that a tile may have any multiple of 16 rows.
 //
 //   grid     persistent, clusters of two CTAs, 384 or 512 threads, one CTA on an SM
-//   roles    warpgroup 0 loads (weights by TMA, rows by TMA or gathered with cp.async),
-//            warpgroups 1 and 2 multiply and run the epilogue; a long one is left to warpgroup 3
+//   roles    warpgroup 0 loads: a warp weights and rows, or all of them gather rows by cp.async.
+//            Warpgroups 1 and 2 multiply and run the epilogue. A warp that does nothing else finds
+//            the tiles. Where rows are gathered, it and the one that loads weights are in warpgroup
+//            3, unless that does the rest of the epilogue: then warp 0 does all three
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
 //            the same weights together, but each loads its own: a stage that waits for the slower
 //            of two CTAs costs more than what is spared in L2
@@ -34,32 +36,38 @@ struct RowGemmConfig {
   static constexpr int kBarriers = kStaging + 2 * kGroupStaging;  // offset
   static constexpr int kQueue = kBarriers + 2 * kStages * 8;      // offset
   static constexpr int kNumbers = kQueue + TileQueue::kBytes;     // offset
-  static constexpr int kSharedBytes = kNumbers + WorkNumbers::kBytes;
-  static constexpr int kProducerWarps = kGather ? kProducers / 32 : 1;
-  // Whether a fourth warpgroup does the rest of the epilogue.
+  static constexpr int kPair = kNumbers + WorkNumbers::kBytes;    // offset of two barriers
+  static constexpr int kSharedBytes = kPair + 16;
+  // Whether a fourth warpgroup does the rest of the epilogue, or loads weights and finds tiles.
   static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
-  static constexpr int kAllThreads = kThreads + (kFinished ? kGroupThreads : 0);
-  static constexpr int kQueueReaders = kAllThreads / 32 - 4 + kProducerWarps - 1;
+  static constexpr bool kSideLoader = kGather && !kFinished;
+  static constexpr int kAllThreads = kThreads + (kFinished || kSideLoader ? kGroupThreads : 0);
+  static constexpr int kLoader = kSideLoader ? kThreads / 32 : 0;  // warp
+  // All warps that work on tiles, without the one that finds them.
+  static constexpr int kQueueReaders = kConsumerWarps + (kFinished     ? 7
+                                                         : kSideLoader ? kProducers / 32 + 1
+                                                                       : 1);
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
-  static constexpr int kProducerRegisters = kGather ? 72 : 40;
+  static constexpr int kProducerRegisters = kSideLoader ? 56 : kGather ? 72 : 40;
   static constexpr int kConsumerRegisters = kFinished ? 168 : kGather ? 216 : 232;
-  static constexpr int kFinisherRegisters = 104;
+  static constexpr int kFinisherRegisters = 104, kSideRegisters = 24;
 };
 
 template <typename C>
 class RowProducer {
  public:
   using Element = typename C::Element;
-  __device__ RowProducer(const RowGemmParams& p, typename C::Stages& ring, bool first_warp)
-      : p_(p), ring_(ring), first_warp_(first_warp) {}
+  // pair_barrier: of this CTA, for the arrivals of the other one's loader.
+  __device__ RowProducer(const RowGemmParams& p, typename C::Stages& ring, uint32_t pair_barrier)
+      : p_(p), ring_(ring), pair_barrier_(pair_barrier) {}
 
   // The next tile, and where its rows come from, are looked up early in this one.
-  __device__ void run(typename C::Scheduler& scheduler, TileQueue& queue) {
+  template <bool kLoads, bool kGathers, typename Tiles>
+  __device__ void run(Tiles tiles) {
     RowTile tile, next;
-    bool more = first_warp_ ? scheduler.first(tile) : queue.take(tile);
-    if (first_warp_) queue.put(tile, more);
-    if (more) find_tokens(tile);
-    const int ask = min(1, p_.k_blocks - 1);
+    bool more = tiles.first(tile);
+    if (kGathers && more) find_tokens(tile);
+    const int ask = min(C::kFinished ? 1 : 6, p_.k_blocks - 1);
     int ahead = 0;  // k-blocks whose weights are on their way
     if constexpr (!C::kGather) {
       if (p_.early == Early::kWeights) {
@@ -68,20 +76,20 @@ class RowProducer {
       }
     }
     for (; more; tile = next) {
-      if constexpr (C::kGather) find_rows();
+      if constexpr (kGathers) find_rows();
       for (int kb = 0; kb < p_.k_blocks; ++kb) {
+        if (kLoads && !kGathers && kb % kMeet == 0) meet();
         ring_.wait_empty();
-        if (first_warp_ && ptx::elect_one()) {
+        if (kLoads && ptx::elect_one()) {
           if (kb >= ahead) load_weights(ring_, tile, kb);
           load_rows(tile, kb);
         }
-        if constexpr (C::kGather) gather(tile, kb);
+        if constexpr (kGathers) gather(tile, kb);
         ring_.advance();
-        if (first_warp_ && kb == 0) scheduler.prepare_next();
+        if (kb == 0) tiles.prepare();
         if (kb == ask) {
-          more = first_warp_ ? scheduler.next(next) : queue.take(next);
-          if (first_warp_) queue.put(next, more);
-          if (more) find_tokens(next);
+          more = tiles.next(next);
+          if (kGathers && more) find_tokens(next);
         }
       }
       ahead = 0;
@@ -90,6 +98,13 @@ class RowProducer {
   }
 
  private:
+  static constexpr int kMeet = 8;  // k-blocks
+  // The two loaders of a pair wait for each other: what both want, they shall want at once.
+  __device__ void meet() {
+    if (ptx::elect_one()) ptx::barrier_arrive_cluster(pair_barrier_, ptx::cluster_rank() ^ 1);
+    ptx::barrier_wait(pair_barrier_, pair_phase_);
+    pair_phase_ ^= 1;
+  }
   __device__ int load_first_weights(const RowTile& tile) const {
     const int count = min(p_.k_blocks, C::kStages);
     typename C::Stages ring = ring_;
@@ -171,7 +186,7 @@ class RowProducer {
 
   const RowGemmParams& p_;
   typename C::Stages& ring_;
-  bool first_warp_;
+  uint32_t pair_barrier_, pair_phase_ = 0;
   uint64_t keep_ = ptx::policy_keep();
   const char* from_[C::kMaxRows / 16];
   int token_[C::kMaxRows / 16];
@@ -223,6 +238,34 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
   if (group.leads()) ptx::bulk_wait_read<0>();
 }
 
+// The part of a warp that is not a consumer's.
+template <typename C>
+__device__ __forceinline__ void produce(const RowGemmParams& p, int warp, TileQueue& queue,
+                                        typename C::Stages& ring, const WorkNumbers& numbers,
+                                        uint32_t barriers) {
+  const uint32_t begun = barriers + 8;
+  RowProducer<C> producer(p, ring, barriers);
+  const auto dealer = [&] {
+    return TileDealer(
+        typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, numbers), queue);
+  };
+  if constexpr (C::kFinished) {
+    if (warp == 0) {
+      producer.template run<true, true>(dealer());
+    } else {
+      producer.template run<false, true>(TileReader(queue));
+    }
+  } else {
+    if (warp == C::kLoader) {
+      producer.template run<true, false>(TileReader(queue, begun));
+    } else if (warp == C::kLoader + 1) {
+      dealer().run(begun);
+    } else if (C::kGather && warp < kProducers / 32) {
+      producer.template run<false, true>(TileReader(queue));
+    }
+  }
+}
+
 template <typename C>
 __global__ __cluster_dims__(kClusterSize, 1, 1)
     __launch_bounds__(C::kAllThreads,
@@ -237,6 +280,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     ring.init(1 + (C::kGather ? kProducers : 0));
     numbers.init();
     queue.init(C::kQueueReaders);
+    for (int i = 0; i < 2; ++i) ptx::barrier_init(memory + C::kPair + 8 * i, 1);
     if constexpr (C::kFinished) C::Epilogue::Finisher::init(memory + C::kStaging);
     ptx::fence_barrier_init();
   }
@@ -246,11 +290,12 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const uint32_t staging = memory + C::kStaging;
   if (warp < kProducers / 32) {
     ptx::registers_release<C::kProducerRegisters>();
-    if (warp < C::kProducerWarps) {
-      typename C::Scheduler scheduler(p.group_offsets, p.num_experts, p.feature_tiles, numbers);
-      RowProducer<C>(p, ring, warp == 0).run(scheduler, queue);
-    }
+    produce<C>(p, warp, queue, ring, numbers, memory + C::kPair);
   } else if (warp >= kThreads / 32) {
+    if constexpr (C::kSideLoader) {
+      ptx::registers_release<C::kSideRegisters>();
+      produce<C>(p, warp, queue, ring, numbers, memory + C::kPair);
+    }
     if constexpr (C::kFinished) {
       ptx::registers_release<C::kFinisherRegisters>();
       C::Epilogue::Finisher::run(p, queue, staging, int(threadIdx.x) - kThreads);

@@ -64,8 +64,8 @@ class ExpertWalk {
 };
 
 // The work numbers of a cluster. All but the first come from a counter in global memory, so that a
-// cluster that is done early takes more. Warp 0 of the leading CTA fetches a number while the one
-// before it is worked on and hands it to warp 0 of both CTAs.
+// cluster that is done early takes more. The dealing warp of the leading CTA fetches a number while
+// the one before it is worked on and hands it to those of both CTAs.
 //   full    one store into the slot     empty    of the leading CTA: one arrival of each CTA
 class WorkNumbers {
  public:
@@ -188,7 +188,7 @@ class RowScheduler {
   int feature_tiles_, rank_;
 };
 
-// The tiles of a CTA, from warp 0, which finds them, to its other warps.
+// The tiles of a CTA, from the warp that finds them to the others.
 class TileQueue {
  public:
   static constexpr int kBytes = 128;
@@ -201,7 +201,7 @@ class TileQueue {
       ptx::barrier_init(empty(s), readers);
     }
   }
-  // By warp 0; `more` is false past the last tile.
+  // `more` is false past the last tile.
   __device__ void put(const RowTile& tile, bool more) {
     const int s = at_ % kSlots;
     ptx::barrier_wait(empty(s), (at_ / kSlots & 1) ^ 1);
@@ -233,6 +233,54 @@ class TileQueue {
 
   uint32_t memory_;
   int at_ = 0;
+};
+
+// Where a producer warp gets its tiles. Both have the same form: first(), then for each tile
+// prepare() in its k-block 0 and next() in a later one.
+template <typename Scheduler>
+class TileDealer {  // from the schedule, for all warps
+ public:
+  __device__ TileDealer(const Scheduler& scheduler, const TileQueue& queue)
+      : scheduler_(scheduler), queue_(queue) {}
+
+  __device__ bool first(RowTile& tile) { return put(tile, scheduler_.first(tile)); }
+  __device__ void prepare() { scheduler_.prepare_next(); }
+  __device__ bool next(RowTile& tile) { return put(tile, scheduler_.next(tile)); }
+  // All tiles, each when the loads of the one before it have begun.
+  __device__ void run(uint32_t begun) {
+    RowTile tile;
+    uint32_t phase = 0;
+    for (bool more = first(tile); more; more = next(tile)) {
+      ptx::barrier_wait(begun, phase);
+      phase ^= 1;
+      prepare();
+    }
+  }
+
+ private:
+  __device__ bool put(const RowTile& tile, bool more) {
+    queue_.put(tile, more);
+    return more;
+  }
+
+  Scheduler scheduler_;
+  TileQueue queue_;
+};
+
+class TileReader {  // from a dealer; the warp that loads tells it, by `begun`, when to go on
+ public:
+  __device__ explicit TileReader(const TileQueue& queue, uint32_t begun = 0)
+      : queue_(queue), begun_(begun) {}
+
+  __device__ bool first(RowTile& tile) { return queue_.take(tile); }
+  __device__ void prepare() {
+    if (begun_ && ptx::elect_one()) ptx::barrier_arrive(begun_);
+  }
+  __device__ bool next(RowTile& tile) { return queue_.take(tile); }
+
+ private:
+  TileQueue queue_;
+  uint32_t begun_;
 };
 
 // Rows are the k of a weight gradient. The two CTAs take two neighbouring n tiles of one m tile;
