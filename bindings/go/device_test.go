@@ -23,7 +23,7 @@ var (
 	cuStreamCreate           func(stream *uintptr, flags uint32) int32
 	cuMemAlloc               func(address *uint64, bytes uintptr) int32
 	cuMemFree                func(address uint64) int32
-	cuMemcpyHtoD             func(to uint64, from unsafe.Pointer, bytes uintptr) int32
+	cuMemcpyHtoDAsync        func(to uint64, from unsafe.Pointer, bytes, stream uintptr) int32
 	cuMemcpyDtoH             func(to unsafe.Pointer, from uint64, bytes uintptr) int32
 )
 
@@ -59,7 +59,7 @@ func openDevice(t *testing.T) *device {
 	for name, function := range map[string]any{"cuInit": &cuInit, "cuDeviceGet": &cuDeviceGet,
 		"cuDevicePrimaryCtxRetain": &cuDevicePrimaryCtxRetain, "cuCtxSetCurrent": &cuCtxSetCurrent,
 		"cuStreamCreate": &cuStreamCreate, "cuMemAlloc_v2": &cuMemAlloc,
-		"cuMemFree_v2": &cuMemFree, "cuMemcpyHtoD_v2": &cuMemcpyHtoD,
+		"cuMemFree_v2": &cuMemFree, "cuMemcpyHtoDAsync_v2": &cuMemcpyHtoDAsync,
 		"cuMemcpyDtoH_v2": &cuMemcpyDtoH} {
 		purego.RegisterLibFunc(function, library, name)
 	}
@@ -92,8 +92,9 @@ func (d *device) stream() moec.Stream { return moec.Stream(d.queue) }
 
 func (d *device) input(values []float32, shape []int) moec.Tensor {
 	address := d.room(4 * len(values))
-	d.must(cuMemcpyHtoD(address, unsafe.Pointer(unsafe.SliceData(values)),
-		uintptr(4*len(values))), "cuMemcpyHtoD")
+	// On the stream that reads it: a copy from pageable memory returns before it has landed.
+	d.must(cuMemcpyHtoDAsync(address, unsafe.Pointer(unsafe.SliceData(values)),
+		uintptr(4*len(values)), d.queue), "cuMemcpyHtoDAsync")
 	return moec.DeviceTensor[float32](moec.DevicePtr(address), 0, shape...)
 }
 

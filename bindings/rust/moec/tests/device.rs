@@ -63,8 +63,9 @@ impl Memory for Driver {
     fn array(&self, values: &[f32], shape: &[usize]) -> Array {
         let bytes = std::mem::size_of_val(values);
         let address = self.room(bytes);
-        cuda!(self.library, cuMemcpyHtoD_v2(address, values.as_ptr(), bytes):
-              fn(u64, *const f32, usize));
+        // On the stream that reads it: a copy from pageable memory returns before it has landed.
+        cuda!(self.library, cuMemcpyHtoDAsync_v2(address, values.as_ptr(), bytes, self.stream):
+              fn(u64, *const f32, usize, *mut c_void));
         Array { address: address as *mut f32, shape: shape.to_vec() }
     }
     fn read<'a>(&self, array: &'a Array) -> Tensor<'a> {
