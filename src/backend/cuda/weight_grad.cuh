@@ -204,7 +204,7 @@ class GradConsumer {
   typename C::Stages& ring_;
   int index_, thread_;
   uint32_t staging_;
-  HandOver out_;
+  PieceBarriers out_;
   uint32_t first_[kMaxTileN / 4], second_[kMaxTileN / 4];
   int held_ = 0;  // blocks: both, or the second
 };

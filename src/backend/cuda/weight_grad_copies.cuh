@@ -147,9 +147,9 @@ class GradProducer {
 // The pieces of both consumer groups leave in turn. Each group has one buffer and two barriers:
 //   free     the sender arrives when a store has read the buffer, the group waits
 //   staged   the group arrives, the sender waits
-class HandOver {
+class PieceBarriers {
  public:
-  __device__ explicit HandOver(int group) : group_(group) {}
+  __device__ explicit PieceBarriers(int group) : group_(group) {}
   __device__ void wait_free() const { ptx::named_barrier(kFree + group_, kHandOverThreads); }
   __device__ void free() const { ptx::named_barrier_arrive(kFree + group_, kHandOverThreads); }
   __device__ void wait_staged() const { ptx::named_barrier(kStaged + group_, kHandOverThreads); }
@@ -168,13 +168,13 @@ class GradSender {
   // The store before the last one is the other group's: its buffer has been read when at most one
   // store is still reading.
   __device__ void run(GradScheduler& scheduler) const {
-    for (int group = 0; group < 2; ++group) HandOver(group).free();
+    for (int group = 0; group < 2; ++group) PieceBarriers(group).free();
     GradTile tile;
     for (bool first = true; scheduler.next(tile); first = false) {
 #pragma unroll 1
       for (int i = 0; i < 2 * C::kPieces; ++i) {
         const int group = i % 2;
-        HandOver(group).wait_staged();
+        PieceBarriers(group).wait_staged();
         ptx::fence_proxy_async();
         if (ptx::elect_one()) {
           send(staging_ + group * C::kGroupStaging, tile, group, i / 2);
@@ -182,7 +182,7 @@ class GradSender {
           ptx::bulk_wait_read<1>();
         }
         __syncwarp();
-        if (!first || i > 0) HandOver(1 - group).free();
+        if (!first || i > 0) PieceBarriers(1 - group).free();
       }
     }
     if (ptx::elect_one()) ptx::bulk_wait_read<0>();
