@@ -51,15 +51,21 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int gr
   }
 }
 
+// All products are done. What reads the accumulators stays behind the wait: where a tile leaves
+// some of them undefined, the compiler would otherwise move an operation on them in front of it.
+__device__ __forceinline__ void wait_products(Accumulators& acc) {
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < kMaxTileN / 2; ++i) {
+    asm volatile("" : "+f"(acc.first[i]), "+f"(acc.second[i]));
+  }
+}
+
 // Wait for the accumulators and free the last stage. Between multiply and this there is time to
 // spend.
 template <typename Stages>
 __device__ __forceinline__ void finish_multiply(Accumulators& acc, const Stages& ring) {
-  wgmma_wait<0>();
-#pragma unroll
-  for (int i = 0; i < kMaxTileN / 2; ++i) {  // what reads them stays behind the wait
-    asm volatile("" : "+f"(acc.first[i]), "+f"(acc.second[i]));
-  }
+  wait_products(acc);
   ring.release_previous(threadIdx.x & 31);
 }
 

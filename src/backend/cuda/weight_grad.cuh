@@ -45,7 +45,7 @@ class GradConsumer {
       }
       more = scheduler.next(next);
       stage_pieces();
-      wgmma_wait<0>();
+      wait_products(acc);
       if (k_blocks > 0) ring_.release_previous(thread_ & 31);
       if constexpr (C::kF32) {
         stage_f32(acc.first, k_blocks == 0);
