@@ -11,6 +11,11 @@ stamp=$(cat "$pins" <("$venv/bin/python" --version) <(echo "${oldest[@]}") | sha
 rm -rf "$place" "$older"
 "$venv/bin/python" -m venv "$place"
 pip=("$place/bin/python" -m pip install --disable-pip-version-check --no-deps)
+# pip keeps all files of a call until its end: the large packages one at a time need 3 GB less.
+large='^(torch|jaxlib|nvidia-[a-z0-9-]+)=='
+for package in $(grep -E "$large" "$pins"); do
+  retry "$package" "${pip[@]}" --no-cache-dir "$package"
+done
 retry "PyTorch, transformers and JAX" "${pip[@]}" --requirement "$pins"
 retry "the oldest transformers" "${pip[@]}" --target "$older" "${oldest[@]}"
 echo "$stamp" >"$place/.stamp"
