@@ -11,7 +11,7 @@ stamp=$(cat "$pins" <("$venv/bin/python" --version) <(echo "${oldest[@]}") | sha
 rm -rf "$place" "$older"
 "$venv/bin/python" -m venv "$place"
 pip=("$place/bin/python" -m pip install --disable-pip-version-check --no-deps)
-# pip keeps all files of a call until its end: the large packages one at a time need 3 GB less.
+# pip keeps all downloads of a call until its end, so the large packages come one at a time.
 large='^(torch|jaxlib|nvidia-[a-z0-9-]+)=='
 for package in $(grep -E "$large" "$pins"); do
   retry "$package" "${pip[@]}" --no-cache-dir "$package"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # test_frameworks.sh: moec.torch, moec.transformers and moec.jax on the installed wheel, the
 # training example, and the wheel's own audit. PyPI has no CPU-only torch: the
-# environment takes 6 GB.
+# environment takes 5 GB.
 . "$(dirname "$0")/lib.sh"
 place=$build/frameworks       # current versions of all three
 older=$build/frameworks-older # the oldest transformers that is supported, and its hub client
