@@ -129,9 +129,6 @@ __device__ __forceinline__ void grid_dependency_launch() {
 struct Coordinate {
   int x, y, z;  // innermost first
 };
-__device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 __device__ __forceinline__ void tensor_load(uint32_t dst, const CUtensorMap* map, uint32_t barrier,
                                             Coordinate at) {
   asm volatile(
@@ -184,10 +181,6 @@ __device__ __forceinline__ void bulk_load(uint32_t dst, const void* src, uint32_
           "r"(dst),
       "l"(src), "r"(bytes), "r"(barrier)
       : "memory");
-}
-// Into the L2 cache only.
-__device__ __forceinline__ void bulk_prefetch(const void* src, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
 }
 
 // ---- 16-byte asynchronous copies ------------------------------------------------------------

@@ -222,7 +222,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
       continue;
     }
     Accumulators acc;
-    multiply_rows<typename C::Element, C::kWeights, C::kGather, true>(
+    multiply_rows<typename C::Element, C::kWeights, C::kGather>(
         acc, ring, group.index, p.k_blocks, (tile.rows + kRowUnit - 1) / kRowUnit, behind);
     more = queue.take(next);
     leave();

@@ -24,12 +24,11 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const Stages& r
 
 // All k-blocks of a tile, one wgmma group in flight behind the one being issued; the last group is
 // left in flight for finish_multiply. kGathered: the n operand was written by cp.async, that is by
-// ordinary stores, and needs the proxy fence. behind(kb) runs while k-block kb is multiplied; it
-// must not touch the accumulators. kReleaseFirst: before it, the stage of k-block kb - 1 is given
-// back, for which the loads are waiting; work that takes as long as a k-block had better start at
-// once.
-template <typename Element, int kN, Major kMajorM, Major kMajorN, bool kGathered,
-          bool kReleaseFirst = false, typename Stages, typename Behind>
+// ordinary stores, and needs the proxy fence. behind(kb) runs while k-block kb is multiplied, once
+// the stage of the one before, for which the loads are waiting, is given back; it must not touch
+// the accumulators.
+template <typename Element, int kN, Major kMajorM, Major kMajorN, bool kGathered, typename Stages,
+          typename Behind>
 __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int group, int k_blocks,
                                          Behind behind) {
   const int lane = threadIdx.x & 31;
@@ -43,10 +42,9 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int gr
       multiply_step<Element, kN, kMajorM, kMajorN>(acc, ring, group, k16, 1);
     }
     wgmma_commit();
-    if constexpr (!kReleaseFirst) behind(kb);
     wgmma_wait<1>();
     if (kb > 0) ring.release_previous(lane);
-    if constexpr (kReleaseFirst) behind(kb);
+    behind(kb);
     ring.advance();
   }
 }
@@ -81,16 +79,15 @@ __device__ __forceinline__ void pass_over(Stages& ring, int k_blocks, Behind beh
 }
 
 // multiply with the number of columns known only now: 16 * units, 1 <= units <= kRows / 16.
-template <typename Element, Major kMajorM, bool kGathered, bool kReleaseFirst, int kStages,
-          int kRows, typename Behind>
+template <typename Element, Major kMajorM, bool kGathered, int kStages, int kRows, typename Behind>
 __device__ __forceinline__ void multiply_rows(Accumulators& acc, Ring<kStages, kRows>& ring,
                                               int group, int k_blocks, int units, Behind behind) {
-#define MOEC_CASE(n)                                                                             \
-  case n:                                                                                        \
-    if constexpr (16 * n <= kRows) {                                                             \
-      multiply<Element, 16 * n, kMajorM, Major::kK, kGathered, kReleaseFirst>(acc, ring, group,  \
-                                                                              k_blocks, behind); \
-    }                                                                                            \
+#define MOEC_CASE(n)                                                                       \
+  case n:                                                                                  \
+    if constexpr (16 * n <= kRows) {                                                       \
+      multiply<Element, 16 * n, kMajorM, Major::kK, kGathered>(acc, ring, group, k_blocks, \
+                                                               behind);                    \
+    }                                                                                      \
     break
   switch (units) {
     MOEC_CASE(1);
