@@ -30,13 +30,12 @@ needs=(
 )
 
 # Better now than ten minutes from now: half of it is PyTorch with its CUDA libraries.
-gigabytes() { awk -v total="$1" 'BEGIN {print int(total / 1e6)}'; }
 mkdir -p "$build"
 if [ "$purpose" = test ]; then
   held=$(du -sk "$build" | cut -f 1) free=$(df -k --output=avail "$build" | tail -n 1)
-  [ "$(gigabytes $((held + free)))" -ge 10 ] ||
-    die "all tests need 10 GB in build/: it holds $(gigabytes "$held")," \
-      "$(gigabytes "$free") are free; make room and run the same command again"
+  [ $((held + free)) -ge 10000000 ] ||
+    die "all tests need 10 GB in build/: it holds $((held / 1000000)), $((free / 1000000)) are" \
+      "free; make room and run the same command again"
 fi
 
 missing=()
