@@ -30,10 +30,12 @@ struct Groups {
 };
 
 // totals[e]: assignments in this tile; all[e] (in `start`): of the whole input. Makes start[e] the
-// group's first row and local_start[e] its place in the sorted tile. One CTA publishes.
+// group's first row and local_start[e] its place in the sorted tile. The first CTA publishes the
+// groups, the last one the totals, so that neither is much later than the others.
 template <class Tile>
-__device__ Groups finish_groups(const PlanParams& p, const Tile& tile, bool publish) {
+__device__ Groups finish_groups(const PlanParams& p, const Tile& tile) {
   const PlanView& plan = p.plan;
+  const bool publish = blockIdx.x == 0, publish_totals = blockIdx.x == gridDim.x - 1;
   __shared__ uint64_t sums[kPlanWarps];
   __shared__ int sum_kept, sum_all, largest;
   if (threadIdx.x == 0) sum_kept = sum_all = largest = 0;
@@ -56,7 +58,7 @@ __device__ Groups finish_groups(const PlanParams& p, const Tile& tile, bool publ
       offsets[p.begin + e] = int((end - value) >> 32);
       if (e + 1 == p.experts) offsets[p.begin + e + 1] = int(end >> 32);
     }
-    if (publish) {  // integers: the order of the atomics does not show
+    if (publish_totals) {  // integers: the order of the atomics does not show
       const int warp_kept = __reduce_add_sync(kAllLanes, kept);
       const int warp_all = __reduce_add_sync(kAllLanes, all);
       const int most = __reduce_max_sync(kAllLanes, kept);
@@ -69,7 +71,7 @@ __device__ Groups finish_groups(const PlanParams& p, const Tile& tile, bool publ
     base += sum;
     __syncthreads();
   }
-  if (publish && threadIdx.x == 0) {
+  if (publish_totals && threadIdx.x == 0) {
     const bool add = !p.first_slice();
     plan.totals[0] = sum_kept + (add ? plan.totals[0] : 0);
     plan.totals[1] = int(base >> 32);
@@ -146,7 +148,7 @@ __global__ __launch_bounds__(kPlanThreads) void plan_small_kernel(
     tile.next[e] = earlier;
     tile.start[e] = all[e] = sum;
   }
-  const Groups groups = finish_groups(p, tile, block == 0);
+  const Groups groups = finish_groups(p, tile);
   tile.write(p, first, groups.sorted);
   if (!p.list)
     clear_unused(p, all, tile.start, groups.end, int64_t(block) * kPlanThreads + threadIdx.x,
@@ -224,7 +226,7 @@ __global__ __launch_bounds__(kPlanThreads) void plan_write_kernel(
   ptx::grid_dependency_launch();
   sum_blocks(p, tile.next, all);
   for (int e = threadIdx.x; e < p.experts; e += kPlanThreads) tile.start[e] = all[e];
-  const Groups groups = finish_groups(p, tile, blockIdx.x == 0);
+  const Groups groups = finish_groups(p, tile);
   tile.write(p, first, groups.sorted);
   if (!p.list)
     clear_unused(p, all, tile.start, groups.end, int64_t(blockIdx.x) * kPlanThreads + threadIdx.x,
