@@ -132,7 +132,7 @@ class Layer {
   }
 
   void plan() const { plan_.build(); }
-  void up(bool training) const {
+  void up(bool training, bool chained = false) const {
     auto a = row_args(cuda::RowGemm::kUp, s_.inter, s_.hidden, gate_up_.data());
     a.weights[1] = gate_up_.data() + int64_t(s_.inter) * s_.hidden;
     a.weight_stride = s_.hidden;
@@ -142,12 +142,14 @@ class Layer {
     a.params.out = act_.data();
     a.params.out_stride = s_.inter;
     a.params.pre = training ? pre_.data() : nullptr;
+    a.params.done = chained ? counters_.data() + cuda::kGemmCounters : nullptr;
     run(a, 0);
   }
   void down(cuda::Early early = cuda::Early::kNothing) const {
     auto a = row_args(cuda::RowGemm::kDown, s_.hidden, s_.inter, down_.data());
     a.weight_stride = s_.inter;
     a.params.early = early;
+    if (early == cuda::Early::kWeights) a.params.done = counters_.data() + cuda::kGemmCounters;
     a.rows = act_.data();
     a.params.out = rows_.data();
     a.params.out_stride = s_.hidden;
@@ -223,7 +225,7 @@ class Layer {
   void forward(bool training) const {
     plan();
     clear();
-    up(training);
+    up(training, true);
     down(cuda::Early::kWeights);
     combine(false);
   }
@@ -231,8 +233,8 @@ class Layer {
     clear();
     grad_down();
     grad_weights(1);
-    grad_up(cuda::Early::kAll);
     grad_weights(2, cuda::Early::kAll);
+    grad_up(cuda::Early::kAll);
     combine(true);
   }
   void bound(const Cublas& cublas) const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backend/cuda/element.cuh"
+#include "backend/cuda/piece_barriers.cuh"
 #include "backend/cuda/row_gemm.h"
 #include "backend/cuda/tile_mma.cuh"
 
@@ -12,18 +13,12 @@ namespace moec::cuda {
 
 template <int kRows>
 constexpr int kBlockStaging = kRows * 128;  // bytes of one staged block of 64 features
-constexpr int kGroupThreads = 128;
 
 // The part of one consumer warpgroup.
 struct GroupBase {
   int index;         // 0 or 1
   int thread;        // 0..127
   uint32_t staging;  // of this group
-  bool first_warp;   // known to be uniform
-
-  __device__ void sync() const { ptx::named_barrier(1 + index, kGroupThreads); }
-  // The thread that issues bulk copies. All lanes call it.
-  __device__ bool leads() const { return first_warp && ptx::elect_one(); }
 };
 struct Group : GroupBase {
   // Where this lane's row of the 8x8 matrices of 16-row slice `slice` lies.
@@ -96,43 +91,67 @@ __device__ __forceinline__ void stage(const G& group, uint32_t buffer, int rows,
                [&](int s, uint32_t (&packed)[4]) { pack_slice<Element>(acc, first + s, packed); });
 }
 
-// All earlier sends but the last kPending have read their buffers.
-template <int kPending>
-__device__ __forceinline__ void wait_sent(const GroupBase& group) {
-  if (group.leads()) ptx::bulk_wait_read<kPending>();
-  group.sync();
-}
-__device__ __forceinline__ void staged(const GroupBase& group) {
-  ptx::fence_proxy_async();
-  group.sync();
-}
+// Where a piece goes: 64 features of one part of a result.
+struct Piece {
+  RowOutput out;
+  int part, feature;
+};
 
-// Staged block -> memory. Whole units of 16 rows go by bulk copies, which are still reading the
-// buffer when this returns (and queue behind the loads, so waiting for them is dear: only the next
-// tile's epilogue does); the rows of a last, partial unit go by ordinary stores. All threads of the
-// group call it, after staged().
-__device__ __forceinline__ void send(const GroupBase& group, uint32_t buffer, const RowOutput& out,
-                                     int part, int feature, const RowTile& tile) {
-  const int whole = tile.rows / kRowUnit;
-  if (group.leads()) {
-    if (feature < out.features && whole > 0) {
-      ptx::tensor_store(&out.maps.of_units[whole - 1], buffer, {feature, part, tile.row_begin});
+// Staged piece -> memory, by one warp. Whole units of 16 rows go by bulk copies, which are still
+// reading the buffer when this returns; the rows of a last, partial unit go by ordinary stores.
+__device__ __forceinline__ void send(uint32_t buffer, const Piece& piece, const RowTile& tile) {
+  const RowOutput& out = piece.out;
+  const int whole = tile.rows / kRowUnit, lane = threadIdx.x & 31;
+  ptx::fence_proxy_async();
+  if (ptx::elect_one()) {
+    if (piece.feature < out.features && whole > 0) {
+      ptx::tensor_store(&out.maps.of_units[whole - 1], buffer,
+                        {piece.feature, piece.part, tile.row_begin});
     }
     ptx::bulk_commit();
   }
-  const int chunk = group.thread & 7, row = whole * kRowUnit + (group.thread >> 3);
-  if (row < tile.rows && feature + chunk * 8 < out.features) {
-    char* const to = static_cast<char*>(out.base) + (tile.row_begin + row) * out.stride_bytes +
-                     part * out.part_bytes + (feature + chunk * 8) * 2;
-    *reinterpret_cast<uint4*>(to) = ptx::shared_load(buffer + swizzled(row, chunk));
+  const int chunk = lane & 7, feature = piece.feature + chunk * 8;
+  if (feature >= out.features) return;
+  char* const to = static_cast<char*>(out.base) + tile.row_begin * out.stride_bytes +
+                   piece.part * out.part_bytes + feature * 2;
+#pragma unroll 1
+  for (int row = whole * kRowUnit + lane / 8; row < tile.rows; row += 4) {
+    ptx::global_store(to + row * out.stride_bytes, ptx::shared_load(buffer + swizzled(row, chunk)));
+  }
+}
+
+// All pieces of both groups, in the order in which the groups stage them. A buffer is given back as
+// soon as it has been read: to wait for the other group's next piece would be a deadlock, as that
+// group may need k-blocks for which this one is waited for.
+template <typename Epilogue>
+__device__ __forceinline__ void send_pieces(const RowGemmParams& p, TileQueue& queue,
+                                            uint32_t staging) {
+  for (int group = 0; group < 2; ++group) PieceBarriers(group).free();
+  RowTile tile;
+  while (queue.take(tile)) {
+#pragma unroll 1
+    for (int i = 0; i < 2 * Epilogue::kSends; ++i) {
+      const int group = i & 1;
+      if (Epilogue::kSkipsOutside && Epilogue::feature(tile, group) >= p.features) continue;
+      PieceBarriers(group).wait_staged();
+      send(staging + group * Epilogue::kStagingBytes, Epilogue::piece(p, tile, group, i / 2), tile);
+      if (ptx::elect_one()) ptx::bulk_wait_read<0>();
+      __syncwarp();
+      PieceBarriers(group).free();
+    }
+    if (Epilogue::kGated && p.done && tile.feature_tile < p.feature_tiles) {
+      if (ptx::elect_one()) ptx::bulk_wait();
+      __syncwarp();
+      if (ptx::elect_one()) ptx::add_release(p.done + tile.expert, 1);
+    }
   }
 }
 
 // ---- results that wait --------------------------------------------------------------------------
 // A finished block of 64 features is packed into registers and copied out while the tensor cores
 // work on the next tile: in kCopySteps steps, none of which takes longer than the products that are
-// queued before it.
-constexpr int kCopySteps = 3;
+// queued before it. A warp of its own sends it.
+constexpr int kCopySteps = 2;
 constexpr int kPackedBlock = kMaxTileN / 4;  // registers of a packed block
 using PackedBlock = uint32_t[kPackedBlock];
 
@@ -151,19 +170,16 @@ __device__ __forceinline__ void stage_packed(const G& group, uint32_t buffer, in
   });
 }
 
-// A step of: registers to the one staging buffer of the group, and from there to memory.
+// A step of: registers to the one staging buffer of the group.
 template <typename G>
 __device__ __forceinline__ void copy_out(int step, const G& group, const PackedBlock& packed,
-                                         const RowOutput& out, int part, int feature,
-                                         const RowTile& tile) {
+                                         int rows) {
   if (step == 0) {
-    wait_sent<0>(group);
-    stage_packed<kMaxTileN, 0, kMaxTileN / 32>(group, group.staging, tile.rows, packed);
-  } else if (step == 1) {
-    stage_packed<kMaxTileN, kMaxTileN / 32>(group, group.staging, tile.rows, packed);
+    PieceBarriers(group.index).wait_free();
+    stage_packed<kMaxTileN, 0, kMaxTileN / 32>(group, group.staging, rows, packed);
   } else {
-    staged(group);
-    send(group, group.staging, out, part, feature, tile);
+    stage_packed<kMaxTileN, kMaxTileN / 32>(group, group.staging, rows, packed);
+    PieceBarriers(group.index).staged();
   }
 }
 
@@ -173,28 +189,33 @@ class StoreRows {
  public:
   static constexpr bool kGated = false, kBiased = true;
   static constexpr bool kSkipsOutside = true;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 2 * kCopySteps;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 2 * kCopySteps, kSends = 2;
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
-  __device__ void copy_piece(const RowGemmParams& p, const Group& group, int i) const {
-    const int feature = tile_.feature_tile * kTileM + group.index * 64;
-    const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
+  static __device__ int feature(const RowTile& tile, int group) {
+    return tile.feature_tile * kTileM + group * 64;
+  }
+  static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
+    return {
+        {p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, feature(tile, group) + 128 * i};
+  }
+  __device__ void copy_piece(const RowGemmParams&, const Group& group, int i) const {
     if (i < kCopySteps) {
-      copy_out(i, group, first_, out, 0, feature, tile_);
+      copy_out(i, group, first_, rows_);
     } else {
-      copy_out(i - kCopySteps, group, second_, out, 0, feature + 128, tile_);
+      copy_out(i - kCopySteps, group, second_, rows_);
     }
   }
   __device__ void finish(const RowGemmParams&, const RowTile& tile, const Group&,
                          const Accumulators& acc) {
     pack_block<Element>(first_, acc.first);
     pack_block<Element>(second_, acc.second);
-    tile_ = tile;
+    rows_ = tile.rows;
   }
 
  private:
   PackedBlock first_, second_;
-  RowTile tile_;
+  int rows_;
 };
 
 // ---- gated: up ----------------------------------------------------------------------------------
@@ -204,62 +225,111 @@ template <bool kKeepsPre>
 class HeldActivations {
  public:
   static constexpr bool kGated = true, kSkipsOutside = true;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4,
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kSends = kKeepsPre ? 3 : 1,
                        kPieces = (kKeepsPre ? 2 : 1) * kCopySteps;
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
+  static __device__ int feature(const RowTile& tile, int group) {
+    return tile.feature_tile * (kTileM / 2) + group * 64;
+  }
+  static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
+    const int at = feature(tile, group);
+    if (kKeepsPre && i < 2) {
+      return {{p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features}, i, at};
+    }
+    return {{p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, at};
+  }
   template <typename G>
-  __device__ void copy_piece(const RowGemmParams& p, const G& group, int i) const {
-    const RowOutput out{p.out_maps, p.out, p.out_stride * 2, 0, p.features};
+  __device__ void copy_piece(const RowGemmParams&, const G& group, int i) const {
     if (kKeepsPre && i < kCopySteps) {
-      copy_out(i, group, up_, pre(p), 1, feature(tile_, group), tile_);
+      copy_out(i, group, up_, rows_);
     } else {
-      copy_out(i % kCopySteps, group, value_, out, 0, feature(tile_, group), tile_);
+      copy_out(i % kCopySteps, group, value_, rows_);
     }
   }
 
  protected:
-  static __device__ RowOutput pre(const RowGemmParams& p) {
-    return {p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features};
-  }
-  static __device__ int feature(const RowTile& tile, const GroupBase& group) {
-    return tile.feature_tile * (kTileM / 2) + group.index * 64;
-  }
-
   PackedBlock up_, value_;
-  RowTile tile_;
+  int rows_;
 };
 
+// Without pre-activations there are registers left: the first kRaw slices of a tile are held as
+// accumulators and activated behind the next tile, a slice at a time, once the others have left.
 template <typename Element, typename Activation, bool kKeepsPre>
 class StoreActivated : public HeldActivations<kKeepsPre> {
   using Held = HeldActivations<kKeepsPre>;
-  using Held::feature, Held::pre, Held::tile_, Held::up_, Held::value_;
+  using Held::rows_, Held::up_, Held::value_;
+  static constexpr int kRaw = kKeepsPre ? 0 : Activation::kHeldSlices;
 
  public:
   static constexpr bool kBiased = true;
+  static constexpr int kPieces = kKeepsPre ? Held::kPieces : kRaw + 1;
 
+  __device__ void copy_piece(const RowGemmParams& p, const Group& group, int i) const {
+    if constexpr (kKeepsPre) {
+      Held::copy_piece(p, group, i);
+    } else {
+      if (i == 0) {
+        PieceBarriers(group.index).wait_free();
+        stage_packed<kMaxTileN, kRaw>(group, group.staging, rows_, value_);
+      }
+#pragma unroll
+      for (int s = 0; s < kRaw; ++s) {
+        if (i == s + 1 && 16 * s < rows_) {
+          float gate[8], up[8];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            gate[j] = gate_[8 * s + j];
+            up[j] = raw_up_[8 * s + j];
+            // Or parts of the activation are computed early and held as well.
+            asm volatile("" : "+f"(gate[j]), "+f"(up[j]));
+          }
+          uint32_t packed[4];
+          activate(Activation{p.activation}, gate, up, packed);
+          ptx::store_matrix_transposed(group.matrix_row(group.staging, s), packed[0], packed[1],
+                                       packed[2], packed[3]);
+        }
+      }
+      if (i == kRaw) PieceBarriers(group.index).staged();
+    }
+  }
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
                          const Accumulators& acc) {
     if constexpr (kKeepsPre) {
-      wait_sent<0>(group);
+      PieceBarriers(group.index).wait_free();
       stage<Element, kMaxTileN>(group, group.staging, tile.rows, acc.first);
-      staged(group);
-      send(group, group.staging, pre(p), 0, feature(tile, group), tile);
+      PieceBarriers(group.index).staged();
       pack_block<Element>(up_, acc.second);
     }
     const Activation activation{p.activation};
 #pragma unroll
-    for (int i = 0; i < kPackedBlock; i += 2) {  // two features of one row, then of the next
+    for (int i = 0; i < 8 * kRaw; ++i) {
+      gate_[i] = acc.first[i];
+      raw_up_[i] = acc.second[i];
+    }
+#pragma unroll
+    for (int s = kRaw; s < kMaxTileN / 16; ++s) {
+      activate(activation, acc.first + 8 * s, acc.second + 8 * s, value_ + 4 * s);
+    }
+    rows_ = tile.rows;
+  }
+
+ private:
+  // A slice of 16 rows.
+  static __device__ __forceinline__ void activate(const Activation& activation, const float* gate,
+                                                  const float* up, uint32_t* packed) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {  // two features of one row, then of the next
       const auto of_row = [&](int at) {
-        return activation.values({acc.first[at], acc.first[at + 2]},
-                                 {acc.second[at], acc.second[at + 2]});
+        return activation.values({gate[at], gate[at + 2]}, {up[at], up[at + 2]});
       };
       const float2 even = of_row(2 * i), odd = of_row(2 * i + 1);
-      value_[i] = pack<Element>(even.x, odd.x);
-      value_[i + 1] = pack<Element>(even.y, odd.y);
+      packed[i] = pack<Element>(even.x, odd.x);
+      packed[i + 1] = pack<Element>(even.y, odd.y);
     }
-    tile_ = tile;
   }
+
+  float gate_[8 * kRaw + 1], raw_up_[8 * kRaw + 1];
 };
 
 }  // namespace moec::cuda

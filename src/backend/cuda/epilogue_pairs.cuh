@@ -47,7 +47,7 @@ class PairExchange {
 template <typename Element, bool kKeepsPre>
 class StorePairs : public HeldActivations<kKeepsPre> {
   using Held = HeldActivations<kKeepsPre>;
-  using Held::feature, Held::pre, Held::tile_, Held::up_, Held::value_;
+  using Held::rows_, Held::up_, Held::value_;
 
  public:
   static constexpr bool kBiased = false;
@@ -58,9 +58,9 @@ class StorePairs : public HeldActivations<kKeepsPre> {
     const SigmoidGated activation{p.activation};
     const PairExchange exchange;
     Bias bias[2];
-    load_bias(p, tile.expert, feature(tile, group) + group.low_feature(), bias[0]);
-    load_bias(p, tile.expert, feature(tile, group) + group.low_feature() + 32, bias[1]);
-    if constexpr (kKeepsPre) wait_sent<0>(group);
+    load_bias(p, tile.expert, Held::feature(tile, group.index) + group.low_feature(), bias[0]);
+    load_bias(p, tile.expert, Held::feature(tile, group.index) + group.low_feature() + 32, bias[1]);
+    if constexpr (kKeepsPre) PieceBarriers(group.index).wait_free();
 #pragma unroll
     for (int slice = 0; slice < kMaxTileN / 16; ++slice) {
       uint32_t gate[4];  // leaves at once
@@ -86,11 +86,8 @@ class StorePairs : public HeldActivations<kKeepsPre> {
                                      gate[2], gate[3]);
       }
     }
-    tile_ = tile;
-    if constexpr (kKeepsPre) {
-      staged(group);
-      send(group, group.staging, pre(p), 0, feature(tile, group), tile);
-    }
+    rows_ = tile.rows;
+    if constexpr (kKeepsPre) PieceBarriers(group.index).staged();
   }
 
  private:

@@ -8,6 +8,7 @@ namespace moec::cuda {
 
 void FastProducts::use(unsigned* work_counters) {
   work_counter_ = work_counters;
+  done_ = mlp_.rows.groups.count <= kDoneCounters ? work_counters + kGemmCounters : nullptr;
   queue([&] {
     check(clear_work_counters(work_counters, op_.stream), "work counters");
     op_.count(1);
@@ -26,6 +27,7 @@ void FastProducts::up(const void* x, void* pre, void* act) {
   args.params.x_stride = mlp_.hidden;
   args.params.pre = pre;
   args.params.out = act;
+  args.params.done = done_;
   run(args);
 }
 
@@ -36,6 +38,7 @@ void FastProducts::down(const void* act, void* rows, Early early) {
   args.rows = act;
   args.params.out = rows;
   args.params.early = early;
+  args.params.done = early == Early::kWeights ? done_ : nullptr;
   run(args);
 }
 

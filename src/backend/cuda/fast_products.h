@@ -83,6 +83,7 @@ class FastProducts {
   const FastMlp& mlp_;
   const bool queues_, pairs_;         // pairs: columns of gate and up alternate, in d_pre as well
   unsigned* work_counter_ = nullptr;  // of the next row GEMM
+  unsigned* done_ = nullptr;          // of the tiles of up, for down
 };
 
 }  // namespace moec::cuda

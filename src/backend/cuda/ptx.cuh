@@ -80,6 +80,21 @@ __device__ __forceinline__ bool elect_one() {
   return elected;
 }
 
+// ---- flags in global memory -----------------------------------------------------------------
+// All that this thread has seen written, by whom ever, is written for who sees the sum.
+__device__ __forceinline__ void add_release(unsigned* to, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ __forceinline__ unsigned load_acquire(const unsigned* from) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+// What ordinary loads of this thread have seen, bulk copies that it asks for see, too.
+__device__ __forceinline__ void fence_proxy_async_all() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 // ---- cluster, grid --------------------------------------------------------------------------
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
@@ -137,16 +152,6 @@ __device__ __forceinline__ void tensor_load(uint32_t dst, const CUtensorMap* map
       "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z)
       : "memory");
 }
-// The same bytes go to the same offset, and complete on the same barrier, in every CTA of `mask`.
-__device__ __forceinline__ void tensor_load_multicast(uint32_t dst, const CUtensorMap* map,
-                                                      uint32_t barrier, Coordinate at,
-                                                      uint16_t mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
-      "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "h"(mask)
-      : "memory");
-}
 
 // Shared memory to a tensor; rows outside it are not written. Later reads of the source by the copy
 // engine are counted by bulk_commit / bulk_wait_read of the thread that issued it.
@@ -154,6 +159,15 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap* map, uint32_t sr
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
       "r"(src), "r"(at.x), "r"(at.y), "r"(at.z)
+      : "memory");
+}
+// The same under a policy of the L2 cache.
+__device__ __forceinline__ void tensor_store(const CUtensorMap* map, uint32_t src, Coordinate at,
+                                             uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint "
+      "[%0, {%2, %3, %4}], [%1], %5;" ::"l"(map),
+      "r"(src), "r"(at.x), "r"(at.y), "r"(at.z), "l"(policy)
       : "memory");
 }
 // The same, added to what the tensor holds.
@@ -166,6 +180,10 @@ __device__ __forceinline__ void tensor_add(const CUtensorMap* map, uint32_t src,
 }
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// All groups of this thread are written.
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 // At most kPending groups of this thread still read shared memory.
 template <int kPending>

@@ -142,6 +142,8 @@ cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaSt
   p.k_size = int(args.k_size);
   p.k_blocks_of_part = int((args.k_size + kTileK - 1) / kTileK);
   p.k_blocks = p.k_blocks_of_part * args.parts;
+  constexpr int kGatedTile = kTileFeatures / 2;  // the features of up are the k of down
+  p.done_tiles = int((args.k_size + kGatedTile - 1) / kGatedTile);
   const int grid = std::max(2, multiprocessors / 2 * 2);
   RowGemmLaunch* const launch = gate_up_pairs(args) ? launch_up_pairs : op.launch;
   return launch(p, args.dtype == MOEC_BF16, args.weights_mn_major, grid, stream);

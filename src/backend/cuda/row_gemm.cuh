@@ -3,10 +3,12 @@
 // that a tile may have any multiple of 16 rows.
 //
 //   grid     persistent, clusters of two CTAs, 384 or 512 threads, one CTA on an SM
-//   roles    warpgroup 0 loads: a warp weights and rows, or all of them gather rows by cp.async.
-//            Warpgroups 1 and 2 multiply and run the epilogue. A warp that does nothing else finds
-//            the tiles. Where rows are gathered, it and the one that loads weights are in warpgroup
-//            3, unless that does the rest of the epilogue: then warp 0 does all three
+//   roles    warpgroups 1 and 2 multiply and run the epilogue. Of other warps one loads weights,
+//   and
+//            rows that are not gathered; one finds the tiles; one sends results. They are the first
+//            of warpgroup 0, or of warpgroup 3 where all of warpgroup 0 gathers rows by cp.async.
+//            Where warpgroup 3 does the rest of the epilogue (grad down), it stores the results
+//            itself, and the other two warps of warpgroup 0 gather
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
 //            the same weights together, but each loads its own: a stage that waits for the slower
 //            of two CTAs costs more than what is spared in L2
@@ -38,20 +40,35 @@ struct RowGemmConfig {
   static constexpr int kNumbers = kQueue + TileQueue::kBytes;     // offset
   static constexpr int kPair = kNumbers + WorkNumbers::kBytes;    // offset of two barriers
   static constexpr int kSharedBytes = kPair + 16;
-  // Whether a fourth warpgroup does the rest of the epilogue, or loads weights and finds tiles.
+  // Whether a fourth warpgroup does the rest of the epilogue, or loads, finds tiles and sends.
   static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
   static constexpr bool kSideLoader = kGather && !kFinished;
   static constexpr int kAllThreads = kThreads + (kFinished || kSideLoader ? kGroupThreads : 0);
-  static constexpr int kLoader = kSideLoader ? kThreads / 32 : 0;  // warp
-  // All warps that work on tiles, without the one that finds them.
-  static constexpr int kQueueReaders = kConsumerWarps + (kFinished     ? 7
-                                                         : kSideLoader ? kProducers / 32 + 1
-                                                                       : 1);
+  static constexpr int kLoader = kSideLoader ? kThreads / 32 : 0;  // warp; the next one finds tiles
+  // Warps that gather rows.
+  static constexpr int kFirstGather = kFinished ? 2 : 0;
+  static constexpr int kGatherWarps = kGather ? kProducers / 32 - kFirstGather : 0;
+  static constexpr int kRowsAtOnce = 4 * kGatherWarps;  // that they copy: eight lanes a row
+  // All warps that work on tiles, without the one that finds them: one loads, one or four send.
+  static constexpr int kQueueReaders = kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1);
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
-  static constexpr int kProducerRegisters = kSideLoader ? 56 : kGather ? 72 : 40;
+  static constexpr int kProducerRegisters = kSideLoader ? 48 : kGather ? 72 : 40;
   static constexpr int kConsumerRegisters = kFinished ? 168 : kGather ? 216 : 232;
-  static constexpr int kFinisherRegisters = 104, kSideRegisters = 24;
+  static constexpr int kFinisherRegisters = 104, kSideRegisters = 32;
 };
+
+// Until all rows of the tile's expert are in memory, for bulk copies too. By a whole warp; a warp
+// that takes the tile from it by a barrier need not look again.
+template <typename C>
+__device__ __forceinline__ void wait_done(const RowGemmParams& p, const RowTile& tile) {
+  const int rows = p.group_offsets[tile.expert + 1] - p.group_offsets[tile.expert];
+  const unsigned all = C::Scheduler::row_tiles(rows) * p.done_tiles;
+  if (ptx::elect_one()) {
+    while (ptx::load_acquire(p.done + tile.expert) < all) __nanosleep(64);
+    ptx::fence_proxy_async_all();
+  }
+  __syncwarp();
+}
 
 template <typename C>
 class RowProducer {
@@ -62,25 +79,26 @@ class RowProducer {
       : p_(p), ring_(ring), pair_barrier_(pair_barrier) {}
 
   // The next tile, and where its rows come from, are looked up early in this one.
-  template <bool kLoads, bool kGathers, typename Tiles>
-  __device__ void run(Tiles tiles) {
+  template <bool kGathers>
+  __device__ void run(TileReader tiles) {
     RowTile tile, next;
     bool more = tiles.first(tile);
     if (kGathers && more) find_tokens(tile);
-    const int ask = min(C::kFinished ? 1 : 6, p_.k_blocks - 1);
+    const int ask = min(6, p_.k_blocks - 1);
     int ahead = 0;  // k-blocks whose weights are on their way
     if constexpr (!C::kGather) {
       if (p_.early == Early::kWeights) {
         if (more) ahead = load_first_weights(tile);
-        ptx::grid_dependency_wait();
+        if (!p_.done) ptx::grid_dependency_wait();
+        if (p_.done && more) wait_done<C>(p_, tile);
       }
     }
     for (; more; tile = next) {
       if constexpr (kGathers) find_rows();
       for (int kb = 0; kb < p_.k_blocks; ++kb) {
-        if (kLoads && !kGathers && kb % kMeet == 0) meet();
+        if (!kGathers && kb % kMeet == 0) meet();
         ring_.wait_empty();
-        if (kLoads && ptx::elect_one()) {
+        if (!kGathers && ptx::elect_one()) {
           if (kb >= ahead) load_weights(ring_, tile, kb);
           load_rows(tile, kb);
         }
@@ -138,8 +156,8 @@ class RowProducer {
   __device__ void find_tokens(const RowTile& tile) {
     if constexpr (C::kGather) {
 #pragma unroll
-      for (int i = 0; i < C::kMaxRows / 16; ++i) {
-        const int row = int(threadIdx.x) / 8 + 16 * i;
+      for (int i = 0; i < kCopies; ++i) {
+        const int row = row0_ + C::kRowsAtOnce * i;
         const int from = tile.row_begin + min(row, tile.rows - 1);
         token_[i] = row < copied_rows(tile) ? __ldg(p_.row_token + from) : 0;
       }
@@ -150,23 +168,24 @@ class RowProducer {
     const uint32_t stride = uint32_t(p_.x_stride * 2);
     present_ = 0;
 #pragma unroll
-    for (int i = 0; i < C::kMaxRows / 16; ++i) {
+    for (int i = 0; i < kCopies; ++i) {
       from_[i] = x + uint64_t(uint32_t(max(token_[i], 0))) * stride;
       present_ |= (token_[i] >= 0) << i;
     }
-    padded_ = __any_sync(~0u, present_ != (1u << C::kMaxRows / 16) - 1);
+    padded_ = __any_sync(~0u, present_ != (1u << kCopies) - 1);
   }
   // This loop feeds the tensor cores: an address is kept for each row and only advanced, and unless
   // there are padding rows or k ends, a copy is decided by the number of rows alone.
   __device__ void gather(const RowTile& tile, int kb) {
-    const uint32_t to = ring_.operand_n() + swizzled(threadIdx.x / 8, threadIdx.x & 7);
-    const int left = copied_rows(tile) - int(threadIdx.x) / 8;
+    const uint32_t to = ring_.operand_n() + swizzled(row0_, threadIdx.x & 7);
+    const int left = copied_rows(tile) - row0_;
     if (padded_ || (kb + 1) * kTileK > p_.k_size) {
       gather_padded(left, kb, to);
     } else {
 #pragma unroll
-      for (int i = 0; i < C::kMaxRows / 16; ++i) {
-        ptx::copy_async_if(left > 16 * i, to + i * 16 * 128, from_[i], keep_);
+      for (int i = 0; i < kCopies; ++i) {
+        const int row = C::kRowsAtOnce * i;
+        ptx::copy_async_if(left > row, to + row * 128, from_[i], keep_);
         from_[i] += kTileK * 2;
       }
     }
@@ -176,9 +195,10 @@ class RowProducer {
     const bool inside = kb * kTileK + (threadIdx.x & 7) * 8 < p_.k_size;
     const uint32_t present = inside ? present_ : 0;
 #pragma unroll
-    for (int i = 0; i < C::kMaxRows / 16; ++i) {
-      if (left > 16 * i) {
-        ptx::copy_async(to + i * 16 * 128, from_[i], present & (1u << i) ? 16 : 0, keep_);
+    for (int i = 0; i < kCopies; ++i) {
+      const int row = C::kRowsAtOnce * i;
+      if (left > row) {
+        ptx::copy_async(to + row * 128, from_[i], present & (1u << i) ? 16 : 0, keep_);
       }
       from_[i] += kTileK * 2;
     }
@@ -188,8 +208,10 @@ class RowProducer {
   typename C::Stages& ring_;
   uint32_t pair_barrier_, pair_phase_ = 0;
   uint64_t keep_ = ptx::policy_keep();
-  const char* from_[C::kMaxRows / 16];
-  int token_[C::kMaxRows / 16];
+  static constexpr int kCopies = C::kGather ? C::kMaxRows / C::kRowsAtOnce : 1;
+  const int row0_ = int(threadIdx.x) / 8 - 4 * C::kFirstGather;  // the first row of this lane
+  const char* from_[kCopies];
+  int token_[kCopies];
   uint32_t present_;  // bit i: row i is one of x
   bool padded_;       // not all are
 };
@@ -232,37 +254,32 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
     }
     epilogue.finish(p, tile, group, acc);
     piece = 0;
-    due = (stride + 1) / 2;
+    // Not at the k-blocks of the other group: the tensor cores are short of work where both move
+    // results at once.
+    due = (stride + 1) / 2 - (stride > 1 ? group.index : 0);
   }
   leave();
-  if (group.leads()) ptx::bulk_wait_read<0>();
 }
 
 // The part of a warp that is not a consumer's.
 template <typename C>
 __device__ __forceinline__ void produce(const RowGemmParams& p, int warp, TileQueue& queue,
                                         typename C::Stages& ring, const WorkNumbers& numbers,
-                                        uint32_t barriers) {
+                                        uint32_t barriers, uint32_t staging) {
   const uint32_t begun = barriers + 8;
   RowProducer<C> producer(p, ring, barriers);
-  const auto dealer = [&] {
-    return TileDealer(
-        typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, numbers), queue);
-  };
-  if constexpr (C::kFinished) {
-    if (warp == 0) {
-      producer.template run<true, true>(dealer());
-    } else {
-      producer.template run<false, true>(TileReader(queue));
-    }
-  } else {
-    if (warp == C::kLoader) {
-      producer.template run<true, false>(TileReader(queue, begun));
-    } else if (warp == C::kLoader + 1) {
-      dealer().run(begun);
-    } else if (C::kGather && warp < kProducers / 32) {
-      producer.template run<false, true>(TileReader(queue));
-    }
+  if (warp == C::kLoader) {
+    producer.template run<false>(TileReader(queue, begun));
+  } else if (warp == C::kLoader + 1) {
+    TileDealer(typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, numbers),
+               queue)
+        .run(begun, [&](const RowTile& tile) {
+          if (!C::kGather && p.done) wait_done<C>(p, tile);
+        });
+  } else if (!C::kFinished && warp == C::kLoader + 2) {
+    if constexpr (!C::kFinished) send_pieces<typename C::Epilogue>(p, queue, staging);
+  } else if (warp < kProducers / 32) {
+    if constexpr (C::kGather) producer.template run<true>(TileReader(queue));
   }
 }
 
@@ -277,7 +294,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   TileQueue queue(memory + C::kQueue);
   if (threadIdx.x == 0) {
-    ring.init(1 + (C::kGather ? kProducers : 0));
+    ring.init(1 + 32 * C::kGatherWarps);
     numbers.init();
     queue.init(C::kQueueReaders);
     for (int i = 0; i < 2; ++i) ptx::barrier_init(memory + C::kPair + 8 * i, 1);
@@ -290,11 +307,11 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const uint32_t staging = memory + C::kStaging;
   if (warp < kProducers / 32) {
     ptx::registers_release<C::kProducerRegisters>();
-    produce<C>(p, warp, queue, ring, numbers, memory + C::kPair);
+    produce<C>(p, warp, queue, ring, numbers, memory + C::kPair, staging);
   } else if (warp >= kThreads / 32) {
     if constexpr (C::kSideLoader) {
       ptx::registers_release<C::kSideRegisters>();
-      produce<C>(p, warp, queue, ring, numbers, memory + C::kPair);
+      produce<C>(p, warp, queue, ring, numbers, memory + C::kPair, staging);
     }
     if constexpr (C::kFinished) {
       ptx::registers_release<C::kFinisherRegisters>();
@@ -304,7 +321,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     ptx::registers_acquire<C::kConsumerRegisters>();
     const int index = warp / 4 - 1;
     const typename C::ConsumerGroup group{
-        {index, int(threadIdx.x) & 127, staging + index * C::kGroupStaging, warp % 4 == 0}};
+        {index, int(threadIdx.x) & 127, staging + index * C::kGroupStaging}};
     consume<C>(p, queue, ring, group);
   }
   ptx::grid_dependency_wait();

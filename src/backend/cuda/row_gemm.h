@@ -57,6 +57,10 @@ struct RowGemmParams {
   moec_activation activation;
   Early early;             // kWeights: kDown and kGradUp alone
   unsigned* work_counter;  // 0 before the kernel, or null: work is dealt in turn
+  // kUp, kDown: null, or [num_experts], 0 before kUp, which adds one for each tile in memory; kDown
+  // waits for done_tiles * (row tiles of an expert) instead of for the whole predecessor.
+  unsigned* done;
+  int done_tiles;
 };
 
 struct RowGemmArgs {

@@ -22,11 +22,14 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const Stages& r
   wgmma<Element, kN, kMajorM, kMajorN>(acc.second, m + (2 * kBlockBytes >> 4), n, keep);
 }
 
-// All k-blocks of a tile, one wgmma group in flight behind the one being issued; the last group is
-// left in flight for finish_multiply. kGathered: the n operand was written by cp.async, that is by
-// ordinary stores, and needs the proxy fence. behind(kb) runs while k-block kb is multiplied, once
-// the stage of the one before, for which the loads are waiting, is given back; it must not touch
-// the accumulators.
+// All k-blocks of a tile; the last one is left in flight for finish_multiply. The queue of the
+// tensor cores is short: who issues a whole k-block waits about as long as it takes. So the stage
+// of k-block kb - 1, for which the loads are waiting, is given back when kb has begun, and only
+// then the rest of kb is issued. kGathered: the n operand was written by cp.async, that is by
+// ordinary stores, and needs the proxy fence. behind(kb) runs while k-block kb is multiplied; it
+// must not touch the accumulators.
+constexpr int kFirstSteps = 1;  // of 16 k
+
 template <typename Element, int kN, Major kMajorM, Major kMajorN, bool kGathered, typename Stages,
           typename Behind>
 __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int group, int k_blocks,
@@ -36,14 +39,16 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int gr
     ring.wait_full();
     if constexpr (kGathered) ptx::fence_proxy_async();
     wgmma_fence();
-    multiply_step<Element, kN, kMajorM, kMajorN>(acc, ring, group, 0, kb);
 #pragma unroll
-    for (int k16 = 1; k16 < kTileK / 16; ++k16) {
-      multiply_step<Element, kN, kMajorM, kMajorN>(acc, ring, group, k16, 1);
+    for (int k16 = 0; k16 < kTileK / 16; ++k16) {
+      multiply_step<Element, kN, kMajorM, kMajorN>(acc, ring, group, k16, k16 == 0 ? kb : 1);
+      if (k16 == kFirstSteps - 1) {
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (kb > 0) ring.release_previous(lane);
+      }
     }
     wgmma_commit();
-    wgmma_wait<1>();
-    if (kb > 0) ring.release_previous(lane);
     behind(kb);
     ring.advance();
   }

@@ -6,7 +6,7 @@
 //            128 rows of 64 k (or fewer, kRows) or as two panels of 64 k x 64 n
 //   full     one arrival announces the TMA bytes; with gathered rows one more for each of the 128
 //            producer threads, when its cp.async copies have landed
-//   empty    one arrival for each consumer warp of all kSharers CTAs that a multicast writes to
+//   empty    one arrival for each consumer warp
 #pragma once
 
 #include "backend/cuda/ptx.cuh"
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-template <int kStages, int kRows, int kSharers = 1>
+template <int kStages, int kRows>
 class Ring {
  public:
   // `memory` holds the stages, `barriers` 2 * kStages 8-byte barriers.
@@ -37,7 +37,7 @@ class Ring {
   __device__ void init(int full_arrivals) const {
     for (int s = 0; s < kStages; ++s) {
       ptx::barrier_init(full_barrier(s), full_arrivals);
-      ptx::barrier_init(empty_barrier(s), kSharers * kConsumerWarps);
+      ptx::barrier_init(empty_barrier(s), kConsumerWarps);
     }
   }
   __device__ uint32_t operand_m() const { return memory_ + stage_ * kStageBytes<kRows>; }
@@ -47,7 +47,7 @@ class Ring {
   __device__ void wait_empty() const { ptx::barrier_wait(empty_barrier(stage_), phase_ ^ 1); }
   // Called by all lanes of a consumer warp: the stage before the current one is no longer read.
   __device__ void release_previous(int lane) const {
-    release((stage_ == 0 ? kStages : stage_) - 1, lane);
+    if (lane == 0) ptx::barrier_arrive(empty_barrier((stage_ == 0 ? kStages : stage_) - 1));
   }
   __device__ void advance() {
     if (++stage_ == kStages) {
@@ -59,13 +59,6 @@ class Ring {
  private:
   __device__ uint32_t full_barrier(int s) const { return barriers_ + 8 * s; }
   __device__ uint32_t empty_barrier(int s) const { return barriers_ + 8 * (kStages + s); }
-  __device__ void release(int s, int lane) const {
-    if constexpr (kSharers == 1) {
-      if (lane == 0) ptx::barrier_arrive(empty_barrier(s));
-    } else if (lane < kSharers) {
-      ptx::barrier_arrive_cluster(empty_barrier(s), lane);
-    }
-  }
 
   uint32_t memory_, barriers_;
   int stage_ = 0;

@@ -149,6 +149,9 @@ class RowScheduler {
   __device__ bool first(RowTile& tile) { return find(numbers_.first(), tile); }
   __device__ void prepare_next() { numbers_.hand_out(); }
   __device__ bool next(RowTile& tile) { return find(numbers_.next(), tile); }
+  static __device__ unsigned row_tiles(int rows) {
+    return (unsigned(rows) + kMaxRows - 1) / kMaxRows;
+  }
 
  private:
   // 32-bit unsigned divisions only: this runs once a tile in the warps that feed the tensor cores.
@@ -178,9 +181,6 @@ class RowScheduler {
     tile.row_begin = walk_.row_begin + first;
     tile.rows = min(last, walk_.rows) - first;
     return true;
-  }
-  static __device__ unsigned row_tiles(int rows) {
-    return (unsigned(rows) + kMaxRows - 1) / kMaxRows;
   }
 
   ExpertWalk walk_;
@@ -235,39 +235,38 @@ class TileQueue {
   int at_ = 0;
 };
 
-// Where a producer warp gets its tiles. Both have the same form: first(), then for each tile
-// prepare() in its k-block 0 and next() in a later one.
+// The warp that finds the tiles, for all others.
 template <typename Scheduler>
-class TileDealer {  // from the schedule, for all warps
+class TileDealer {
  public:
   __device__ TileDealer(const Scheduler& scheduler, const TileQueue& queue)
       : scheduler_(scheduler), queue_(queue) {}
 
-  __device__ bool first(RowTile& tile) { return put(tile, scheduler_.first(tile)); }
-  __device__ void prepare() { scheduler_.prepare_next(); }
-  __device__ bool next(RowTile& tile) { return put(tile, scheduler_.next(tile)); }
-  // All tiles, each when the loads of the one before it have begun.
-  __device__ void run(uint32_t begun) {
+  // All tiles, each when the loads of the one before it have begun, and ready(tile) has returned.
+  template <typename Ready>
+  __device__ void run(uint32_t begun, Ready ready) {
     RowTile tile;
     uint32_t phase = 0;
-    for (bool more = first(tile); more; more = next(tile)) {
+    bool more = scheduler_.first(tile);
+    queue_.put(tile, more);
+    while (more) {
       ptx::barrier_wait(begun, phase);
       phase ^= 1;
-      prepare();
+      scheduler_.prepare_next();
+      more = scheduler_.next(tile);
+      if (more) ready(tile);
+      queue_.put(tile, more);
     }
   }
 
  private:
-  __device__ bool put(const RowTile& tile, bool more) {
-    queue_.put(tile, more);
-    return more;
-  }
-
   Scheduler scheduler_;
   TileQueue queue_;
 };
 
-class TileReader {  // from a dealer; the warp that loads tells it, by `begun`, when to go on
+// Where a producer warp gets its tiles: first(), then for each tile prepare() in its k-block 0 and
+// next() in a later one. The warp that loads tells the dealer, by `begun`, when to go on.
+class TileReader {
  public:
   __device__ explicit TileReader(const TileQueue& queue, uint32_t begun = 0)
       : queue_(queue), begun_(begun) {}
@@ -283,49 +282,88 @@ class TileReader {  // from a dealer; the warp that loads tells it, by `begun`, 
   uint32_t begun_;
 };
 
-// Rows are the k of a weight gradient. The two CTAs take two neighbouring n tiles of one m tile;
-// the last n tile, where their number is odd, they take for two m tiles.
+// Rows are the k of a weight gradient. Neighbouring CTAs take neighbouring n tiles of one m tile.
 struct GradTile {
   int expert, row_begin, rows;  // all rows of the expert
   int m_tile, n_tile;
-  bool paired;  // the two CTAs share the m operand
 };
 
 class GradScheduler {
  public:
   __device__ GradScheduler(const int32_t* group_offsets, int num_experts, int m_tiles, int n_tiles)
       : walk_(group_offsets, num_experts),
-        n_pairs_(n_tiles / 2),
-        paired_(m_tiles * n_pairs_),
-        units_(paired_ + n_tiles % 2 * ((m_tiles + 1) / 2)),
-        unit_(blockIdx.x / kClusterSize),
-        rank_(int(blockIdx.x % kClusterSize)) {}
+        n_tiles_(n_tiles),
+        tiles_(m_tiles * n_tiles),
+        unit_(blockIdx.x) {}
 
   __device__ bool next(GradTile& tile) {
-    const int units = units_;
-    if (!walk_.seek(unit_, [units](int) { return units; })) return false;
-    unit_ += gridDim.x / kClusterSize;
+    const int tiles = tiles_;
+    if (!walk_.seek(unit_, [tiles](int) { return tiles; })) return false;
+    unit_ += gridDim.x;
     tile.expert = walk_.expert;
     tile.row_begin = walk_.row_begin;
     tile.rows = walk_.rows;
-    tile.paired = walk_.index < paired_;
-    if (tile.paired) {
-      tile.m_tile = int(unsigned(walk_.index) / unsigned(n_pairs_));
-      tile.n_tile = (walk_.index - tile.m_tile * n_pairs_) * 2 + rank_;
-    } else {
-      tile.m_tile = (walk_.index - paired_) * 2 + rank_;
-      tile.n_tile = n_pairs_ * 2;
-    }
+    tile.m_tile = int(unsigned(walk_.index) / unsigned(n_tiles_));
+    tile.n_tile = walk_.index - tile.m_tile * n_tiles_;
     return true;
   }
 
  private:
   ExpertWalk walk_;
-  int n_pairs_, paired_, units_, unit_;
-  // Not from the cluster's own register, which the compiler takes for different in each lane: what
-  // is computed behind a branch on it, as every address in the ring, would leave the uniform
-  // registers, and the products wait for the moves back.
-  int rank_;
+  int n_tiles_, tiles_, unit_;
+};
+
+// The tiles of a CTA, from the warp that finds them to all others.
+class GradQueue {
+ public:
+  static constexpr int kBytes = 256;
+
+  __device__ explicit GradQueue(uint32_t memory) : memory_(memory) {}
+
+  __device__ void init(int readers) const {
+    for (int s = 0; s < kSlots; ++s) {
+      ptx::barrier_init(full(s), 1);
+      ptx::barrier_init(empty(s), readers);
+    }
+  }
+  // Past the last tile: one with expert -1.
+  __device__ void put(const GradTile& tile) {
+    const int s = at_ % kSlots;
+    ptx::barrier_wait(empty(s), (at_ / kSlots & 1) ^ 1);
+    if (ptx::elect_one()) {
+      ptx::shared_store(slot(s),
+                        uint4{uint32_t(tile.expert), uint32_t(tile.row_begin), uint32_t(tile.rows),
+                              uint32_t(tile.m_tile) << 16 | uint32_t(tile.n_tile)});
+      ptx::barrier_arrive(full(s));
+    }
+    __syncwarp();
+    ++at_;
+  }
+  // Shuffles, so that the compiler knows each word to be the same in all lanes.
+  __device__ bool take(GradTile& tile) {
+    const int s = at_ % kSlots;
+    const int lane = threadIdx.x & 31;
+    ptx::barrier_wait(full(s), at_ / kSlots & 1);
+    const uint32_t word = ptx::shared_load_word(slot(s) + 4 * (lane & 3));
+    tile.expert = int(__shfl_sync(~0u, word, 0));
+    tile.row_begin = int(__shfl_sync(~0u, word, 1));
+    tile.rows = int(__shfl_sync(~0u, word, 2));
+    const uint32_t at = __shfl_sync(~0u, word, 3);
+    tile.m_tile = int(at >> 16);
+    tile.n_tile = int(at & 0xffff);
+    if (lane == 0) ptx::barrier_arrive(empty(s));
+    ++at_;
+    return tile.expert >= 0;
+  }
+
+ private:
+  static constexpr int kSlots = 8;
+  __device__ uint32_t slot(int s) const { return memory_ + 16 * s; }
+  __device__ uint32_t full(int s) const { return memory_ + 16 * kSlots + 8 * s; }
+  __device__ uint32_t empty(int s) const { return memory_ + 16 * kSlots + 8 * (kSlots + s); }
+
+  uint32_t memory_;
+  int at_ = 0;
 };
 
 }  // namespace moec::cuda

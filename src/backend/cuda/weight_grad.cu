@@ -59,20 +59,30 @@ cudaError_t launch_config(const WeightGradParams& p, int grid, cudaStream_t stre
   static std::atomic<uint64_t> allowed;
   const auto kernel = weight_grad_kernel<C>;
   if (cudaError_t error = allow_shared_memory(kernel, C::kSharedBytes, allowed)) return error;
-  return launch(kernel, dim3(grid), kThreads, C::kSharedBytes, stream, p);
+  return launch(kernel, dim3(grid), kGradThreads, C::kSharedBytes, stream, p);
 }
 
-template <typename Element, bool kF32>
-cudaError_t launch_axis(const WeightGradParams& p, bool m_contiguous, int grid,
+// Rows of an expert, on average, below which results leave by two buffers.
+constexpr int kFewRows = 192;
+
+template <typename Element, bool kF32, bool kOutMContiguous>
+cudaError_t launch_rows(const WeightGradParams& p, const WeightGradArgs& args, int grid,
                         cudaStream_t stream) {
-  return m_contiguous ? launch_config<GradConfig<Element, kF32, true>>(p, grid, stream)
-                      : launch_config<GradConfig<Element, kF32, false>>(p, grid, stream);
+  const bool few = args.max_rows < int64_t(kFewRows) * p.num_experts;
+  return few ? launch_config<GradConfig<Element, kF32, kOutMContiguous, 2>>(p, grid, stream)
+             : launch_config<GradConfig<Element, kF32, kOutMContiguous, 1>>(p, grid, stream);
+}
+template <typename Element, bool kF32>
+cudaError_t launch_axis(const WeightGradParams& p, const WeightGradArgs& args, int grid,
+                        cudaStream_t stream) {
+  return args.out_m_contiguous ? launch_rows<Element, kF32, true>(p, args, grid, stream)
+                               : launch_rows<Element, kF32, false>(p, args, grid, stream);
 }
 template <typename Element>
 cudaError_t launch_element(const WeightGradParams& p, const WeightGradArgs& args, int grid,
                            cudaStream_t stream) {
-  return args.out_f32 ? launch_axis<Element, true>(p, args.out_m_contiguous, grid, stream)
-                      : launch_axis<Element, false>(p, args.out_m_contiguous, grid, stream);
+  return args.out_f32 ? launch_axis<Element, true>(p, args, grid, stream)
+                      : launch_axis<Element, false>(p, args, grid, stream);
 }
 
 bool aligned(const void* pointer) {
@@ -111,9 +121,8 @@ cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,
   p.m_blocks = p.m_blocks_of_part * args.parts;
   p.m_tiles = (p.m_blocks + 3) / 4;
   p.n_tiles = int((args.n_size + kMaxTileN - 1) / kMaxTileN);
-  const int grid = std::max(2, multiprocessors / 2 * 2);
-  return args.dtype == MOEC_BF16 ? launch_element<__nv_bfloat16>(p, args, grid, stream)
-                                 : launch_element<__half>(p, args, grid, stream);
+  return args.dtype == MOEC_BF16 ? launch_element<__nv_bfloat16>(p, args, multiprocessors, stream)
+                                 : launch_element<__half>(p, args, multiprocessors, stream);
 }
 
 }  // namespace moec::cuda

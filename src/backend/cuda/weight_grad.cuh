@@ -3,12 +3,12 @@
 // row. The m operand (activations or their gradients) is contiguous per expert and comes by TMA,
 // the n operand (x or d_y) is gathered by token.
 //
-//   k        the first k-block of a tile has the rows that are left over, all others 64. There the
-//            gathered operand is zero past its rows and the other one holds the expert's next rows.
-//            Of an expert with one k-block it holds anything, and 0 * NaN is NaN: consumers clear
-//            the at most 15 rows that the last k16 step reads
-//   grid     persistent, clusters of two CTAs that share the m operand by multicast
-//   roles    weight_grad_copies.cuh: four warps load and store; warpgroups 1 and 2 multiply
+//   k        the first k-block of a tile has the rows that are left over, all others 64. In the
+//            last k16 step of the first one the gathered operand is zero past its rows and the
+//            other one holds the expert's next rows. Of an expert with one k-block it holds
+//            anything, and 0 * NaN is NaN: consumers clear the at most 15 rows that the step reads
+//   grid     persistent, one CTA on an SM
+//   roles    weight_grad_copies.cuh: eight warps find, load and store; warpgroups 1 and 2 multiply
 //   order    rows in one order, one owner for each element: deterministic
 #pragma once
 
@@ -21,29 +21,29 @@ class GradConsumer {
  public:
   using Element = typename C::Element;
   __device__ GradConsumer(const WeightGradParams& p, typename C::Stages& ring, int index,
-                          uint32_t staging)
+                          uint32_t staging, const GradQueue& queue)
       : p_(p),
         ring_(ring),
+        queue_(queue),
         index_(index),
         thread_(threadIdx.x & 127),
-        staging_(staging),
-        out_(index) {}
+        staging_(staging) {}
 
   // A finished tile is packed into registers; its two blocks are staged behind the first k-blocks
   // of the next one.
-  __device__ void run(GradScheduler& scheduler) {
+  __device__ void run() {
     GradTile tile, next;
-    for (bool more = scheduler.next(tile); more; tile = next) {
+    for (bool more = queue_.take(tile); more; tile = next) {
       Accumulators acc;
       const int k_blocks = (tile.rows + kTileK - 1) / kTileK;
       const int blocks = min(2, (p_.m_blocks - 4 * tile.m_tile - index_ + 1) / 2);
       const bool narrow = p_.n_size - tile.n_tile * kMaxTileN <= kMaxTileN / 2;
       if (blocks == 2 && !narrow) {
-        multiply_tile<2, kMaxTileN>(acc, tile.rows, k_blocks, [&] { stage_piece(); });
+        multiply_tile<2, kMaxTileN>(acc, tile.rows, k_blocks);
       } else {
         multiply_edge(acc, tile.rows, k_blocks, blocks, narrow);
       }
-      more = scheduler.next(next);
+      more = queue_.take(next);
       stage_pieces();
       wait_products(acc);
       if (k_blocks > 0) ring_.release_previous(thread_ & 31);
@@ -59,64 +59,58 @@ class GradConsumer {
 
  private:
   // All k-blocks of a tile; this warpgroup's first kBlocks blocks and the first kN columns lie in
-  // the matrix. behind() runs while a k-block is multiplied. The last one is left in flight.
-  template <int kBlocks, int kN, typename Behind>
-  __device__ __forceinline__ void multiply_tile(Accumulators& acc, int rows, int k_blocks,
-                                                Behind behind) {
-    if (k_blocks == 0) return;
+  // the matrix. The last k-block is left in flight.
+  template <int kBlocks, int kN>
+  __device__ __forceinline__ void multiply_tile(Accumulators& acc, int rows, int k_blocks) {
     const int some = first_rows(rows);
-    ring_.wait_full();
-    if (k_blocks == 1) clear_rows(some);
-    ptx::fence_proxy_async();
-    if (k_blocks == 1) ptx::named_barrier(1 + index_, 128);
-#pragma unroll 1
-    for (int k16 = 0; kBlocks > 0 && 16 * k16 < some; ++k16) {
-      multiply<kBlocks, kN, 1>(acc, k16, k16);
-    }
-    behind();
-    ring_.advance();
-    for (int kb = 1; kb < k_blocks; ++kb) {
+    if (k_blocks == 1) clear_after_last(some);
+    for (int kb = 0; kb < k_blocks; ++kb) {
       ring_.wait_full();
       ptx::fence_proxy_async();  // rows were gathered by cp.async, that is by ordinary stores
-      multiply<kBlocks, kN, kTileK / 16>(acc, 0, 1);
+      multiply_step<kBlocks, kN>(acc, 0, kb);
       wgmma_wait<1>();
-      ring_.release_previous(thread_ & 31);
-      behind();
+      if (kb > 0) ring_.release_previous(thread_ & 31);
+#pragma unroll
+      for (int k16 = 1; k16 < kTileK / 16; ++k16) {
+        if (kb > 0 || 16 * k16 < some) multiply_step<kBlocks, kN>(acc, k16, 1);
+      }
+      stage_piece();
       ring_.advance();
     }
+  }
+  __device__ void clear_after_last(int rows) const {
+    if (rows % 16 == 0) return;
+    ring_.wait_full();
+    clear_rows(rows);
+    ptx::fence_proxy_async();
+    ptx::named_barrier(1 + index_, 128);
   }
   // Products with what lies outside the matrix are left out.
   __device__ __forceinline__ void multiply_edge(Accumulators& acc, int rows, int k_blocks,
                                                 int blocks, bool narrow) {
-    stage_pieces();
-    const auto nothing = [] {};
     if (blocks == 2) {
-      multiply_tile<2, kMaxTileN / 2>(acc, rows, k_blocks, nothing);
+      multiply_tile<2, kMaxTileN / 2>(acc, rows, k_blocks);
     } else if (blocks == 1 && !narrow) {
-      multiply_tile<1, kMaxTileN>(acc, rows, k_blocks, nothing);
+      multiply_tile<1, kMaxTileN>(acc, rows, k_blocks);
     } else if (blocks == 1) {
-      multiply_tile<1, kMaxTileN / 2>(acc, rows, k_blocks, nothing);
+      multiply_tile<1, kMaxTileN / 2>(acc, rows, k_blocks);
     } else {
-      multiply_tile<0, kMaxTileN>(acc, rows, k_blocks, nothing);
+      multiply_tile<0, kMaxTileN>(acc, rows, k_blocks);
     }
   }
-  // kSteps k16 steps from k16, as one group. ptxas keeps groups in flight only where their length
-  // is known.
-  template <int kBlocks, int kN, int kSteps>
-  __device__ __forceinline__ void multiply(Accumulators& acc, int k16, int keep) const {
+  // A step of 16 rows, as one group. keep = 0: nothing is accumulated yet.
+  template <int kBlocks, int kN>
+  __device__ __forceinline__ void multiply_step(Accumulators& acc, int k16, int keep) const {
     if constexpr (kBlocks > 0) {
-      constexpr uint32_t kStep = kStepK16<Major::kMN>;
+      const uint32_t step = k16 * kStepK16<Major::kMN>;
       const uint32_t first =
-          operand_descriptor(ring_.operand_m() + index_ * kBlockBytes, kBlockBytes) + k16 * kStep;
-      const uint32_t second = first + (2 * kBlockBytes >> 4);
-      const uint32_t n = operand_descriptor(ring_.operand_n(), kBlockBytes) + k16 * kStep;
+          operand_descriptor(ring_.operand_m() + index_ * kBlockBytes, kBlockBytes) + step;
+      const uint32_t n = operand_descriptor(ring_.operand_n(), kBlockBytes) + step;
       wgmma_fence();
-#pragma unroll
-      for (uint32_t i = 0; i < kSteps * kStep; i += kStep) {
-        wgmma<Element, kN, Major::kMN, Major::kMN>(acc.first, first + i, n + i, keep);
-        if constexpr (kBlocks > 1) {
-          wgmma<Element, kN, Major::kMN, Major::kMN>(acc.second, second + i, n + i, keep);
-        }
+      wgmma<Element, kN, Major::kMN, Major::kMN>(acc.first, first, n, keep);
+      if constexpr (kBlocks > 1) {
+        const uint32_t second = first + (2 * kBlockBytes >> 4);
+        wgmma<Element, kN, Major::kMN, Major::kMN>(acc.second, second, n, keep);
       }
       wgmma_commit();
     }
@@ -125,10 +119,11 @@ class GradConsumer {
   // Rows [rows, next multiple of 16) of this warpgroup's two blocks of the m operand.
   __device__ void clear_rows(int rows) const {
     const int chunks = (-rows & 15) * 8;
-    for (int i = thread_; i < 2 * chunks; i += 128) {
-      const int second = i >= chunks, at = i - second * chunks;
-      ptx::shared_store(
-          ring_.operand_m() + (index_ + 2 * second) * kBlockBytes + rows * 128 + at * 16, uint4{});
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t block = ring_.operand_m() + (index_ + 2 * i) * kBlockBytes;
+      for (int at = thread_; at < chunks; at += 128) {
+        ptx::shared_store(block + rows * 128 + at * 16, uint4{});
+      }
     }
   }
 
@@ -136,7 +131,11 @@ class GradConsumer {
   __device__ void hold(Accumulators& acc, bool empty) {
     if (empty) {
 #pragma unroll
-      for (int i = 0; i < kMaxTileN / 4; ++i) first_[i] = second_[i] = 0;
+      for (int i = 0; i < kMaxTileN / 4; ++i) {
+        // Not to become 64 choices in front of the packing of every other tile.
+        asm volatile("mov.b32 %0, 0;" : "=r"(first_[i]));
+        asm volatile("mov.b32 %0, 0;" : "=r"(second_[i]));
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < kMaxTileN / 4; ++i) {
@@ -152,15 +151,23 @@ class GradConsumer {
   // The next block that is held, if any.
   __device__ __forceinline__ void stage_piece() {
     if (held_ == 0) return;
-    out_.wait_free();
+    const PieceBarriers out = next_buffer();
+    out.wait_free();
     if (held_ == 2) stage_block(first_);
     if (held_ == 1) stage_block(second_);
-    out_.staged();
+    out.staged();
     --held_;
   }
+  // The buffers of the group are used in turn.
+  __device__ PieceBarriers next_buffer() {
+    buffer_ = (buffer_ + 1) % C::kBuffers;
+    return PieceBarriers(index_, buffer_);
+  }
+  __device__ uint32_t staging() const { return staging_ + buffer_ * C::kPieceBytes; }
   __device__ void stage_block(const uint32_t (&packed)[kMaxTileN / 4]) const {
+    const uint32_t to = staging();
 #pragma unroll
-    for (int s = 0; s < 8; ++s) stage(packed + 4 * s, s & 3, staging_ + s / 4 * kBlockBytes);
+    for (int s = 0; s < 8; ++s) stage(packed + 4 * s, s & 3, to + s / 4 * kBlockBytes);
   }
   // 16 columns n of a block, into [64 n][64 m] or [64 m][64 n].
   __device__ void stage(const uint32_t* v, int s, uint32_t buffer) const {
@@ -177,73 +184,80 @@ class GradConsumer {
 
   // f32: two pieces of 64 x 64 values, each two boxes [64 m][32 n] or [64 n][32 m]. There are no
   // registers to hold them in, so the tensor cores wait.
-  __device__ void stage_f32(const float (&acc)[kMaxTileN / 2], bool empty) const {
+  __device__ void stage_f32(const float (&acc)[kMaxTileN / 2], bool empty) {
     const int lane = thread_ & 31, warp = thread_ >> 5;
 #pragma unroll
     for (int round = 0; round < 2; ++round) {
-      out_.wait_free();
+      const PieceBarriers out = next_buffer();
+      out.wait_free();
 #pragma unroll
       for (int i = 32 * round; i < 32 * round + 32; i += 2) {
         const float2 v = empty ? float2{} : float2{acc[i], acc[i + 1]};
         const int row = 16 * warp + lane / 4 + i / 2 % 2 * 8;          // m
         const int column = 8 * (i / 4) + 2 * (lane & 3) - 64 * round;  // n
         if constexpr (C::kOutMContiguous) {
-          const uint32_t to = staging_ + warp / 2 * kBlockBytes + (row & 3) * 4;
+          const uint32_t to = staging() + warp / 2 * kBlockBytes + (row & 3) * 4;
           ptx::shared_store(to + swizzled(column, (row & 31) / 4), v.x);
           ptx::shared_store(to + swizzled(column + 1, (row & 31) / 4), v.y);
         } else {
-          const uint32_t to = staging_ + column / 32 * kBlockBytes + (column & 3) * 4;
+          const uint32_t to = staging() + column / 32 * kBlockBytes + (column & 3) * 4;
           ptx::shared_store(to + swizzled(row, (column & 31) / 4), v);
         }
       }
-      out_.staged();
+      out.staged();
     }
   }
 
   const WeightGradParams& p_;
   typename C::Stages& ring_;
+  GradQueue queue_;
   int index_, thread_;
   uint32_t staging_;
-  PieceBarriers out_;
+  int buffer_ = C::kBuffers - 1;
   uint32_t first_[kMaxTileN / 4], second_[kMaxTileN / 4];
   int held_ = 0;  // blocks: both, or the second
 };
 
 template <typename C>
-__global__ __cluster_dims__(kClusterSize, 1, 1)
-    __launch_bounds__(kThreads,
-                      1) void weight_grad_kernel(const __grid_constant__ WeightGradParams p) {
+__global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
+    const __grid_constant__ WeightGradParams p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t memory = ptx::shared_address(shared);
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
   typename C::Stages ring(memory, memory + C::kBarriers);
+  const GradQueue queue(memory + C::kQueue);
+  const TokenRing tokens(memory + C::kTokens);
   if (threadIdx.x == 0) {
-    ring.init(1 + kGatherThreads);
+    ring.init(kFullArrivals);
+    queue.init(kTileReaders);
+    tokens.init();
     ptx::fence_barrier_init();
   }
-  ptx::cluster_sync();
+  __syncthreads();
   if (p.early == Early::kNothing) ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
-  GradScheduler scheduler(p.group_offsets, p.num_experts, p.m_tiles, p.n_tiles);
 
   const uint32_t staging = memory + C::kStaging;
-  if (warp < kProducers / 32) {
-    ptx::registers_release<C::kCopyRegisters>();
-    GradProducer<C> producer(p, ring);
-    if (warp == 0) {
-      producer.load(scheduler);
-    } else if (warp < 3) {
-      producer.gather(scheduler);
-    } else {
-      GradSender<C>(p, staging).run(scheduler);
-    }
-  } else {
+  if (warp < kGatherWarps) {
+    ptx::registers_release<C::kGatherRegisters>();
+    GradProducer<C>(p, ring, queue).gather(tokens);
+  } else if (warp < 12) {
     ptx::registers_acquire<C::kConsumerRegisters>();
     const int index = warp / 4 - 1;
-    GradConsumer<C>(p, ring, index, staging + index * C::kGroupStaging).run(scheduler);
+    GradConsumer<C>(p, ring, index, staging + index * C::kGroupStaging, queue).run();
+  } else {
+    ptx::registers_release<C::kSideRegisters>();
+    if (warp == 12) {
+      GradScheduler scheduler(p.group_offsets, p.num_experts, p.m_tiles, p.n_tiles);
+      GradFinder(p, queue, tokens).run(scheduler);
+    } else if (warp == 13) {
+      GradProducer<C>(p, ring, queue).load();
+    } else {
+      GradSender<C>(p, staging).run(queue, warp - 14);
+    }
+    __syncwarp();
   }
   ptx::grid_dependency_wait();
-  ptx::cluster_sync();  // no CTA may leave while its neighbour still signals it
 }
 
 }  // namespace moec::cuda

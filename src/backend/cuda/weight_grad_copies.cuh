@@ -1,35 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that moves in the weight gradient kernel, by the four warps of its first warpgroup, so
-// that the warpgroups that multiply neither ask for a copy nor wait for one:
+// Everything that moves in the weight gradient kernel, by warps beside the warpgroups that
+// multiply, which neither ask for a copy nor wait for one nor look for a tile:
 //
-//   warp 0      loads the m operand, half of it for both CTAs of a pair that shares it
-//   warps 1, 2  gather the n operand by token
-//   warp 3      sends what the consumers have staged
+//   warps 0 to 3   gather the n operand by token, 16 rows of each k-block
+//   warp 12        finds the tiles, and the tokens of each k-block, for all others
+//   warp 13        loads the m operand
+//   warps 14, 15   send what consumer group 0 and 1 have staged
 #pragma once
 
 #include "backend/cuda/element.cuh"
+#include "backend/cuda/piece_barriers.cuh"
 #include "backend/cuda/tile_mma.cuh"
 #include "backend/cuda/weight_grad.h"
 
 namespace moec::cuda {
 
-constexpr int kGatherThreads = 64;
+constexpr int kGradThreads = 512;  // gatherers, two consumer warpgroups, the rest
+constexpr int kGatherWarps = 4;
+constexpr int kGatherRows = kTileK / kGatherWarps;
+// Of the tile queue: all warps but the one that finds.
+constexpr int kTileReaders = kGradThreads / 32 - 1;
+constexpr int kFullArrivals = 1 + 32 * kGatherWarps;
 
-template <typename Element_, bool kF32_, bool kOutMContiguous_>
+// The tokens of k-blocks, -1 for padding rows and past a tile's rows, from the warp that finds them
+// to those that gather.
+class TokenRing {
+ public:
+  static constexpr int kSlots = 4, kSlotBytes = 4 * kTileK;
+  static constexpr int kBytes = kSlots * (kSlotBytes + 16);
+
+  __device__ explicit TokenRing(uint32_t memory) : memory_(memory) {}
+
+  __device__ void init() const {
+    for (int s = 0; s < kSlots; ++s) {
+      ptx::barrier_init(full(s), 1);
+      ptx::barrier_init(empty(s), kGatherWarps);
+    }
+  }
+  // Lane l has those of rows l and 32 + l.
+  __device__ void put(int low, int high) {
+    const int s = at_ % kSlots, lane = threadIdx.x & 31;
+    ptx::barrier_wait(empty(s), (at_ / kSlots & 1) ^ 1);
+    ptx::shared_store(slot(s) + 4 * lane, __int_as_float(low));
+    ptx::shared_store(slot(s) + 4 * (32 + lane), __int_as_float(high));
+    __syncwarp();
+    if (ptx::elect_one()) ptx::barrier_arrive(full(s));
+    __syncwarp();
+    ++at_;
+  }
+  __device__ void wait() const { ptx::barrier_wait(full(at_ % kSlots), at_ / kSlots & 1); }
+  // Those of four rows from `row`, a multiple of 4.
+  __device__ int4 four(int row) const {
+    const uint4 v = ptx::shared_load(slot(at_ % kSlots) + 4 * row);
+    return {int(v.x), int(v.y), int(v.z), int(v.w)};
+  }
+  __device__ void release() {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(empty(at_ % kSlots));
+    ++at_;
+  }
+
+ private:
+  __device__ uint32_t slot(int s) const { return memory_ + kSlotBytes * s; }
+  __device__ uint32_t full(int s) const { return memory_ + kSlots * kSlotBytes + 8 * s; }
+  __device__ uint32_t empty(int s) const { return full(kSlots + s); }
+
+  uint32_t memory_;
+  int at_ = 0;
+};
+
+// kBuffers: of a consumer group, for results on their way out. A second one takes the place of a
+// stage: with few rows, tiles are finished as fast as they can be stored.
+template <typename Element_, bool kF32_, bool kOutMContiguous_, int kBuffers_>
 struct GradConfig {
   using Element = Element_;
   static constexpr bool kF32 = kF32_;  // of the gradient
   static constexpr bool kOutMContiguous = kOutMContiguous_;
-  static constexpr int kStages = 4;
-  static constexpr int kGroupStaging = 2 * kBlockBytes;  // a piece: 64 x 128 elements, 64 x 64 f32
-  static constexpr int kPieces = kF32 ? 4 : 2;           // of a tile and a consumer group
+  static constexpr int kBuffers = kBuffers_;
+  static constexpr int kStages = 5 - kBuffers;
+  static constexpr int kPieceBytes = 2 * kBlockBytes;  // 64 x 128 elements, 64 x 64 f32
+  static constexpr int kGroupStaging = kBuffers * kPieceBytes;
+  static constexpr int kPieces = kF32 ? 4 : 2;  // of a tile and a consumer group
   static constexpr int kStaging = kStages * kStageBytes<kMaxTileN>;  // offset
   static constexpr int kBarriers = kStaging + 2 * kGroupStaging;     // offset
-  static constexpr int kSharedBytes = kBarriers + 2 * kStages * 8;
-  // Registers of a thread: 504 for the three warpgroups together. With 40 the copies of a gather
-  // wait for each other, as they take turns with the registers of one address.
-  static constexpr int kCopyRegisters = 56, kConsumerRegisters = 224;
-  using Stages = Ring<kStages, kMaxTileN, kClusterSize>;
+  static constexpr int kQueue = kBarriers + 2 * kStages * 8;         // offset
+  static constexpr int kTokens = kQueue + GradQueue::kBytes;         // offset
+  static constexpr int kSharedBytes = kTokens + TokenRing::kBytes;
+  // Registers of a thread: 512 for the four warpgroups together.
+  static constexpr int kGatherRegisters = 56, kSideRegisters = 24, kConsumerRegisters = 216;
+  using Stages = Ring<kStages, kMaxTileN>;
 };
 
 // Rows of a tile's first k-block; all others have kTileK.
@@ -37,156 +96,148 @@ __device__ __forceinline__ int first_rows(int rows) {
   return (rows - 1) % kTileK + 1;
 }
 
+// The warp that finds tiles and tokens. Tokens are looked up one k-block ahead; those of a tile are
+// all handed on before the next tile, for which nobody has room while that tile waits for them.
+class GradFinder {
+ public:
+  __device__ GradFinder(const WeightGradParams& p, const GradQueue& queue, const TokenRing& tokens)
+      : p_(p), queue_(queue), tokens_(tokens), lane_(threadIdx.x & 31) {}
+
+  __device__ void run(GradScheduler& scheduler) {
+    GradTile tile;
+    int low = -1, high = -1;
+    bool held = false;
+    while (scheduler.next(tile)) {
+      int row = 0, end = first_rows(tile.rows);
+      do {
+        const int next_low = token(tile, row + lane_, end);
+        const int next_high = token(tile, row + 32 + lane_, end);
+        if (held) tokens_.put(low, high);
+        if (row == 0) queue_.put(tile);
+        low = next_low;
+        high = next_high;
+        held = tile.rows > 0;
+        row = end;
+        end += kTileK;
+      } while (row < tile.rows);
+    }
+    if (held) tokens_.put(low, high);
+    queue_.put({-1, 0, 0, 0, 0});
+  }
+
+ private:
+  __device__ int token(const GradTile& tile, int row, int end) const {
+    return row < end ? __ldg(p_.row_token + tile.row_begin + row) : -1;
+  }
+
+  const WeightGradParams& p_;
+  GradQueue queue_;
+  TokenRing tokens_;
+  int lane_;
+};
+
 template <typename C>
 class GradProducer {
  public:
-  __device__ GradProducer(const WeightGradParams& p, typename C::Stages& ring)
-      : p_(p), ring_(ring), rank_(int(blockIdx.x % kClusterSize)), lane_(threadIdx.x & 31) {}
+  __device__ GradProducer(const WeightGradParams& p, typename C::Stages& ring,
+                          const GradQueue& queue)
+      : p_(p), ring_(ring), queue_(queue) {}
 
-  __device__ void load(GradScheduler& scheduler) {
+  __device__ void load() {
     GradTile tile;
-    while (next_with_rows(scheduler, tile)) {
+    while (queue_.take(tile)) {
       for (int row = 0, end = first_rows(tile.rows); row < tile.rows; row = end, end += kTileK) {
         ring_.wait_empty();
         if (ptx::elect_one()) load_rows(tile, tile.row_begin + row);
+        __syncwarp();
         ring_.advance();
       }
     }
-    __syncwarp();
   }
-  // The tokens of a k-block are looked up one k-block ahead, also across tiles.
-  __device__ void gather(GradScheduler& scheduler) {
-    GradTile tile, next;
-    bool more = next_with_rows(scheduler, tile);
-    if (more) find_tokens(tile, 0, first_rows(tile.rows));
-    for (; more; tile = next) {
+  __device__ void gather(TokenRing tokens) {
+    GradTile tile;
+    while (queue_.take(tile)) {
       for (int row = 0, end = first_rows(tile.rows); row < tile.rows; row = end, end += kTileK) {
-        const int low = low_, high = high_;
-        if (end < tile.rows) {
-          find_tokens(tile, end, end + kTileK);
-        } else {
-          more = next_with_rows(scheduler, next);
-          if (more) find_tokens(next, 0, first_rows(next.rows));
-        }
-        ring_.wait_empty();
-        copy_rows(tile.n_tile * kMaxTileN, low, high);
+        copy_rows(tile.n_tile * kMaxTileN, tokens);
         ring_.advance();
       }
     }
   }
 
  private:
-  static __device__ bool next_with_rows(GradScheduler& scheduler, GradTile& tile) {
-    while (scheduler.next(tile)) {
-      if (tile.rows > 0) return true;
-    }
-    return false;
-  }
-
   // What lies outside the matrix becomes zeros.
   __device__ void load_rows(const GradTile& tile, int row) const {
     ptx::barrier_arrive_expect(ring_.full(), kOperandMBytes);
-    const int first = tile.paired ? 2 * rank_ : 0, last = tile.paired ? first + 2 : 4;
-    for (int i = first; i < last; i += p_.whole_blocks ? 2 : 1) {
+    for (int i = 0; i < 4; i += p_.whole_blocks ? 2 : 1) {
       const int block = 4 * tile.m_tile + i, part = block >= p_.m_blocks_of_part;
       const ptx::Coordinate at =
           p_.whole_blocks ? ptx::Coordinate{0, row, block}
                           : ptx::Coordinate{64 * (block - part * p_.m_blocks_of_part), part, row};
-      const uint32_t to = ring_.operand_m() + i * kBlockBytes;
-      if (tile.paired) {
-        ptx::tensor_load_multicast(to, &p_.row_map, ring_.full(), at, 3);
-      } else {
-        ptx::tensor_load(to, &p_.row_map, ring_.full(), at);
-      }
+      ptx::tensor_load(ring_.operand_m() + i * kBlockBytes, &p_.row_map, ring_.full(), at);
     }
   }
 
-  // Lane l holds the tokens of rows l and 32 + l of a k-block.
-  __device__ void find_tokens(const GradTile& tile, int row, int end) {
-    low_ = token(tile, row + lane_, end);
-    high_ = token(tile, row + 32 + lane_, end);
-  }
-  __device__ int token(const GradTile& tile, int row, int end) const {
-    return row < end ? __ldg(p_.row_token + tile.row_begin + row) : -1;
-  }
-  // Thread t copies chunk t % 16 of rows t / 16 + 4 i, zeros for padding rows and past the last
-  // one.
-  __device__ void copy_rows(int n, int low, int high) {
-    constexpr int kBatch = 8;
-    const int chunk = threadIdx.x & 15, row0 = int(threadIdx.x & (kGatherThreads - 1)) / 16;
+  // Lane l copies chunk l % 16 of half of this warp's rows, those from kEach * (l / 16), zeros for
+  // padding rows and past the last one. Row i of eight has its chunks in the order c ^ i.
+  __device__ void copy_rows(int n, TokenRing& tokens) {
+    constexpr int kEach = kGatherRows / 2;
+    const int chunk = threadIdx.x & 15;
+    const int row0 = int(threadIdx.x) / 16 * kEach;
+    int token[kEach];
+    tokens.wait();
+#pragma unroll
+    for (int i = 0; i < kEach; i += 4) {
+      const int4 v = tokens.four(row0 + i);
+      token[i] = v.x, token[i + 1] = v.y, token[i + 2] = v.z, token[i + 3] = v.w;
+    }
+    tokens.release();
     const bool inside = n + chunk * 8 < p_.n_size;
     const char* const x = static_cast<const char*>(p_.x) + (inside ? n + chunk * 8 : 0) * 2;
     const uint32_t stride = uint32_t(p_.x_stride * 2);
-    const uint32_t panel = ring_.operand_n() + chunk / 8 * kBlockBytes;
-    const uint32_t even = panel + swizzled(row0, chunk & 7);
-    const uint32_t odd = panel + swizzled(row0 + 4, chunk & 7);
+    const uint32_t to = ring_.operand_n() + chunk / 8 * kBlockBytes + row0 * 128 + (chunk & 7) * 16;
+    ring_.wait_empty();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int token[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        token[i] = __shfl_sync(~0u, half ? high : low, row0 + 4 * i);
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        ptx::copy_async((i % 2 ? odd : even) + (4 * half + i / 2) * 8 * 128,
-                        x + uint64_t(uint32_t(max(token[i], 0))) * stride,
-                        inside && token[i] >= 0 ? 16 : 0, keep_);
-      }
+    for (int i = 0; i < kEach; ++i) {
+      ptx::copy_async((to ^ (i & 7) * 16) + i * 128,
+                      x + uint64_t(uint32_t(max(token[i], 0))) * stride,
+                      inside && token[i] >= 0 ? 16 : 0, keep_);
     }
     ptx::copy_async_arrive(ring_.full());
   }
 
   const WeightGradParams& p_;
   typename C::Stages& ring_;
-  int rank_, lane_, low_, high_;
+  GradQueue queue_;
   uint64_t keep_ = ptx::policy_keep();
 };
 
 // ---- the way out --------------------------------------------------------------------------------
-// The pieces of both consumer groups leave in turn. Each group has one buffer and two barriers:
-//   free     the sender arrives when a store has read the buffer, the group waits
-//   staged   the group arrives, the sender waits
-class PieceBarriers {
- public:
-  __device__ explicit PieceBarriers(int group) : group_(group) {}
-  __device__ void wait_free() const { ptx::named_barrier(kFree + group_, kHandOverThreads); }
-  __device__ void free() const { ptx::named_barrier_arrive(kFree + group_, kHandOverThreads); }
-  __device__ void wait_staged() const { ptx::named_barrier(kStaged + group_, kHandOverThreads); }
-  __device__ void staged() const { ptx::named_barrier_arrive(kStaged + group_, kHandOverThreads); }
-
- private:
-  static constexpr int kFree = 3, kStaged = 5, kHandOverThreads = 128 + 32;
-  int group_;
-};
-
 template <typename C>
 class GradSender {
  public:
   __device__ GradSender(const WeightGradParams& p, uint32_t staging) : p_(p), staging_(staging) {}
 
-  // The store before the last one is the other group's: its buffer has been read when at most one
-  // store is still reading.
-  __device__ void run(GradScheduler& scheduler) const {
-    for (int group = 0; group < 2; ++group) PieceBarriers(group).free();
+  __device__ void run(GradQueue queue, int group) {
+    for (int b = 0; b < C::kBuffers; ++b) PieceBarriers(group, b).free();
     GradTile tile;
-    for (bool first = true; scheduler.next(tile); first = false) {
+    int buffer = 0;
+    bool first = true;
+    while (queue.take(tile)) {
 #pragma unroll 1
-      for (int i = 0; i < 2 * C::kPieces; ++i) {
-        const int group = i % 2;
-        PieceBarriers(group).wait_staged();
+      for (int piece = 0; piece < C::kPieces; ++piece) {
+        PieceBarriers(group, buffer).wait_staged();
         ptx::fence_proxy_async();
         if (ptx::elect_one()) {
-          send(staging_ + group * C::kGroupStaging, tile, group, i / 2);
+          send(staging_ + group * C::kGroupStaging + buffer * C::kPieceBytes, tile, group, piece);
           ptx::bulk_commit();
-          ptx::bulk_wait_read<1>();
+          ptx::bulk_wait_read<C::kBuffers - 1>();  // the next buffer has been read
         }
         __syncwarp();
-        if (!first || i > 0) PieceBarriers(1 - group).free();
+        buffer = (buffer + 1) % C::kBuffers;
+        if (C::kBuffers == 1 || !first) PieceBarriers(group, buffer).free();
+        first = false;
       }
     }
-    if (ptx::elect_one()) ptx::bulk_wait_read<0>();
-    __syncwarp();
   }
 
  private:
@@ -209,13 +260,14 @@ class GradSender {
       if (p_.accumulate) {
         ptx::tensor_add(&p_.out_maps[part], buffer + half * kBlockBytes, at);
       } else {
-        ptx::tensor_store(&p_.out_maps[part], buffer + half * kBlockBytes, at);
+        ptx::tensor_store(&p_.out_maps[part], buffer + half * kBlockBytes, at, once_);
       }
     }
   }
 
   const WeightGradParams& p_;
   uint32_t staging_;
+  uint64_t once_ = ptx::policy_once();
 };
 
 }  // namespace moec::cuda

@@ -7,17 +7,19 @@
 namespace moec::cuda {
 namespace {
 
+constexpr int kThreads = 256;
+
 // The next kernel may come up at once. It must not be kAll (early.h): it waits for this one.
 __global__ void clear_kernel(unsigned* counters) {
   ptx::grid_dependency_launch();
   ptx::grid_dependency_wait();
-  if (threadIdx.x < kWorkCounters) counters[threadIdx.x] = 0;
+  for (int i = threadIdx.x; i < kWorkCounters; i += kThreads) counters[i] = 0;
 }
 
 }  // namespace
 
 cudaError_t clear_work_counters(unsigned* counters, cudaStream_t stream) {
-  return launch(clear_kernel, dim3(1), 32, 0, stream, counters);
+  return launch(clear_kernel, dim3(1), kThreads, 0, stream, counters);
 }
 
 }  // namespace moec::cuda
