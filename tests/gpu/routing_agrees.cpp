@@ -36,12 +36,13 @@ int main(int argc, char** argv) {
   } sets[] = {{"routers", check_routers, 300}, {"gates", check_gates, 60},
               {"plans", check_plans, 200},     {"expert choice", check_choice_plans, 60},
               {"permute", check_rows, 150},    {"losses", check_losses, 150}};
-  // racecheck reports cuBLASLt's own kernels, which gates run.
+  // Gates run cuBLASLt's own kernels. racecheck reports them, and initcheck does not follow the
+  // bulk tensor stores that some of them have.
   const char* const tool = std::getenv("MOEC_CHECK_TOOL");
-  const bool races = tool && std::strcmp(tool, "racecheck") == 0;
+  const bool misread = tool && std::strcmp(tool, "memcheck") != 0;
   int bad = check_wrong_ids(kDevice);
   for (const auto& set : sets) {
-    if (races && set.check == check_gates) continue;
+    if (misread && set.check == check_gates) continue;
     const int cases = set.cases * scale / share;
     const int failed = set.check(cpu, gpu, seed, cases);
     std::printf("%-4s %s: %d of %d cases agree\n", failed ? "FAIL" : "ok", set.name, cases - failed,

@@ -33,7 +33,7 @@ class TokenRing {
 
   __device__ void init() const {
     for (int s = 0; s < kSlots; ++s) {
-      ptx::barrier_init(full(s), 1);
+      ptx::barrier_init(full(s), 32);  // each lane of the finder has written
       ptx::barrier_init(empty(s), kGatherWarps);
     }
   }
@@ -43,8 +43,7 @@ class TokenRing {
     ptx::barrier_wait(empty(s), (at_ / kSlots & 1) ^ 1);
     ptx::shared_store(slot(s) + 4 * lane, __int_as_float(low));
     ptx::shared_store(slot(s) + 4 * (32 + lane), __int_as_float(high));
-    __syncwarp();
-    if (ptx::elect_one()) ptx::barrier_arrive(full(s));
+    ptx::barrier_arrive(full(s));
     __syncwarp();
     ++at_;
   }
