@@ -74,7 +74,7 @@ template <typename C>
 class RowProducer {
  public:
   using Element = typename C::Element;
-  // pair_barrier: of this CTA, for the arrivals of the other one's loader.
+  // pair_barrier: for the arrivals of the two loaders.
   __device__ RowProducer(const RowGemmParams& p, typename C::Stages& ring, uint32_t pair_barrier)
       : p_(p), ring_(ring), pair_barrier_(pair_barrier) {}
 
@@ -117,9 +117,15 @@ class RowProducer {
 
  private:
   static constexpr int kMeet = 8;  // k-blocks
-  // The two loaders of a pair wait for each other: what both want, they shall want at once.
+  // The two loaders of a pair wait for each other: what both want, they shall want at once. Each
+  // arrives at its own barrier, too: or the one that comes first could be a whole phase late when
+  // it looks, the other one having come to the next meeting, and would wait for ever.
   __device__ void meet() {
-    if (ptx::elect_one()) ptx::barrier_arrive_cluster(pair_barrier_, ptx::cluster_rank() ^ 1);
+    if (ptx::elect_one()) {
+      for (int rank = 0; rank < kClusterSize; ++rank) {
+        ptx::barrier_arrive_cluster(pair_barrier_, rank);
+      }
+    }
     ptx::barrier_wait(pair_barrier_, pair_phase_);
     pair_phase_ ^= 1;
   }
@@ -297,7 +303,8 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     ring.init(1 + 32 * C::kGatherWarps);
     numbers.init();
     queue.init(C::kQueueReaders);
-    for (int i = 0; i < 2; ++i) ptx::barrier_init(memory + C::kPair + 8 * i, 1);
+    ptx::barrier_init(memory + C::kPair, kClusterSize);
+    ptx::barrier_init(memory + C::kPair + 8, 1);
     if constexpr (C::kFinished) C::Epilogue::Finisher::init(memory + C::kStaging);
     ptx::fence_barrier_init();
   }

@@ -33,8 +33,8 @@ class TokenRing {
 
   __device__ void init() const {
     for (int s = 0; s < kSlots; ++s) {
-      ptx::barrier_init(full(s), 32);  // each lane of the finder has written
-      ptx::barrier_init(empty(s), kGatherWarps);
+      ptx::barrier_init(full(s), 32);                 // each lane of the finder has written
+      ptx::barrier_init(empty(s), 2 * kGatherWarps);  // each half of a warp has read its own
     }
   }
   // Lane l has those of rows l and 32 + l.
@@ -55,7 +55,7 @@ class TokenRing {
   }
   __device__ void release() {
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(empty(at_ % kSlots));
+    if ((threadIdx.x & 15) == 0) ptx::barrier_arrive(empty(at_ % kSlots));
     ++at_;
   }
 
