@@ -29,7 +29,6 @@ __device__ __forceinline__ float2 fast_sigmoids(float2 x) {
 
 // silu(g) * u; the derivative of silu is s + g s (1 - s), s = sigmoid(g).
 struct Swiglu {
-  static constexpr int kHeldSlices = 3;  // epilogue.cuh: more would spill
   const moec_activation& parameters;
 
   __device__ float2 values(float2 g, float2 u) const {
@@ -50,7 +49,6 @@ struct Swiglu {
 // MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU, MOEC_ACT_QUICK_GEGLU, MOEC_ACT_SWIGLU and
 // MOEC_ACT_GEGLU_TANH, since (1 + tanh(x)) / 2 = sigmoid(2 x).
 struct SigmoidGated {
-  static constexpr int kHeldSlices = 3;
   float alpha = 1, limit = __builtin_huge_valf(), offset = 0, cubic = 0;
 
   __device__ explicit SigmoidGated(const moec_activation& a) {

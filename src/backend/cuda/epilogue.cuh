@@ -259,7 +259,7 @@ template <typename Element, typename Activation, bool kKeepsPre>
 class StoreActivated : public HeldActivations<kKeepsPre> {
   using Held = HeldActivations<kKeepsPre>;
   using Held::rows_, Held::up_, Held::value_;
-  static constexpr int kRaw = kKeepsPre ? 0 : Activation::kHeldSlices;
+  static constexpr int kRaw = kKeepsPre ? 0 : 3;  // with more, registers spill
 
  public:
   static constexpr bool kBiased = true;

@@ -82,7 +82,7 @@ class RowProducer {
   template <bool kGathers>
   __device__ void run(TileReader tiles) {
     RowTile tile, next;
-    bool more = tiles.first(tile);
+    bool more = tiles.next(tile);
     if (kGathers && more) find_tokens(tile);
     const int ask = min(6, p_.k_blocks - 1);
     int ahead = 0;  // k-blocks whose weights are on their way
@@ -155,9 +155,10 @@ class RowProducer {
     }
   }
 
-  // Thread t copies chunk t % 8 of rows t / 8 + 16 i, zeros for padding rows. Past the tile's end
-  // the operand keeps what it held: what comes of that is never stored. The row past an odd end is
-  // the last one again, so that the two rows of a register never differ in being defined.
+  // Thread t copies chunk t % 8 of rows row0 + kRowsAtOnce * i, zeros for padding rows. Past the
+  // tile's end the operand keeps what it held: what comes of that is never stored. The row past an
+  // odd end is the last one again, so that the two rows of a register never differ in being
+  // defined.
   static __device__ int copied_rows(const RowTile& tile) { return (tile.rows + 1) & ~1; }
   __device__ void find_tokens(const RowTile& tile) {
     if constexpr (C::kGather) {

@@ -4,8 +4,8 @@
 //
 //   stage    m operand 32 KiB: four blocks of [64 x 64]; n operand 16 KiB: [128 x 64], either as
 //            128 rows of 64 k (or fewer, kRows) or as two panels of 64 k x 64 n
-//   full     one arrival announces the TMA bytes; with gathered rows one more for each of the 128
-//            producer threads, when its cp.async copies have landed
+//   full     one arrival announces the TMA bytes; with gathered rows one more for each thread that
+//            gathers, when its cp.async copies have landed
 //   empty    one arrival for each consumer warp
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tile number -> work of one cluster of two CTAs. Sizes are read on the device, from group_offsets
-// alone. Every warp walks the same list on its own, 32 experts at a time with the running sums in
-// registers, so there is neither a table in shared memory nor a queue between warps.
+// Tile number -> work of a CTA or of a cluster of two. Sizes are read on the device, from
+// group_offsets alone: one warp of a CTA walks the list, 32 experts at a time with the running sums
+// in registers, and hands the tiles to all others.
 #pragma once
 
 #include "backend/cuda/ptx.cuh"
@@ -188,51 +188,88 @@ class RowScheduler {
   int feature_tiles_, rank_;
 };
 
-// The tiles of a CTA, from the warp that finds them to the others.
-class TileQueue {
+// Slots of kSlotBytes in shared memory that one warp fills for others, behind them two barriers for
+// each: the full one counts `writes` arrivals, the empty one `reads`. Each user counts for itself.
+template <int kSlots, int kSlotBytes>
+class SlotRing {
  public:
-  static constexpr int kBytes = 128;
+  static constexpr int kBytes = kSlots * (kSlotBytes + 16);
 
-  __device__ explicit TileQueue(uint32_t memory) : memory_(memory) {}
+  __device__ explicit SlotRing(uint32_t memory) : memory_(memory) {}
 
-  __device__ void init(int readers) const {
+  __device__ void init(int writes, int reads) const {
     for (int s = 0; s < kSlots; ++s) {
-      ptx::barrier_init(full(s), 1);
-      ptx::barrier_init(empty(s), readers);
+      ptx::barrier_init(full(s), writes);
+      ptx::barrier_init(empty(s), reads);
     }
   }
-  // `more` is false past the last tile.
-  __device__ void put(const RowTile& tile, bool more) {
-    const int s = at_ % kSlots;
-    ptx::barrier_wait(empty(s), (at_ / kSlots & 1) ^ 1);
-    if (ptx::elect_one()) {
-      ptx::shared_store(slot(s),
-                        uint4{uint32_t(tile.expert), uint32_t(tile.row_begin),
-                              uint32_t(more ? tile.rows : 0), uint32_t(tile.feature_tile)});
-      ptx::barrier_arrive(full(s));
-    }
-    __syncwarp();
-    ++at_;
+  __device__ uint32_t slot() const { return memory_ + kSlotBytes * (at_ % kSlots); }
+  __device__ void wait_empty() const {
+    ptx::barrier_wait(empty(at_ % kSlots), (at_ / kSlots & 1) ^ 1);
   }
-  __device__ bool take(RowTile& tile) {
-    const int s = at_ % kSlots;
-    ptx::barrier_wait(full(s), at_ / kSlots & 1);
-    const uint4 v = ptx::shared_load(slot(s));
-    tile = {int(v.x), int(v.y), int(v.z), int(v.w)};
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(empty(s));
-    ++at_;
-    return tile.rows > 0;
-  }
+  __device__ void wait_full() const { ptx::barrier_wait(full(at_ % kSlots), at_ / kSlots & 1); }
+  __device__ void arrive_full() const { ptx::barrier_arrive(full(at_ % kSlots)); }
+  __device__ void arrive_empty() const { ptx::barrier_arrive(empty(at_ % kSlots)); }
+  __device__ void advance() { ++at_; }
 
  private:
-  static constexpr int kSlots = 4;
-  __device__ uint32_t slot(int s) const { return memory_ + 16 * s; }
-  __device__ uint32_t full(int s) const { return memory_ + 16 * kSlots + 8 * s; }
-  __device__ uint32_t empty(int s) const { return memory_ + 16 * kSlots + 8 * (kSlots + s); }
+  __device__ uint32_t full(int s) const { return memory_ + kSlots * kSlotBytes + 8 * s; }
+  __device__ uint32_t empty(int s) const { return full(kSlots + s); }
 
   uint32_t memory_;
   int at_ = 0;
+};
+
+// 16 bytes a tile, from the warp that finds them to all others.
+template <int kSlots>
+class SlotQueue {
+ public:
+  static constexpr int kBytes = SlotRing<kSlots, 16>::kBytes;
+
+  __device__ explicit SlotQueue(uint32_t memory) : ring_(memory) {}
+
+  __device__ void init(int readers) const { ring_.init(1, readers); }
+
+ protected:
+  // words(): by one lane, when there is room.
+  template <typename Words>
+  __device__ void put_words(Words words) {
+    ring_.wait_empty();
+    if (ptx::elect_one()) {
+      ptx::shared_store(ring_.slot(), words());
+      ring_.arrive_full();
+    }
+    __syncwarp();
+    ring_.advance();
+  }
+  // By all lanes of a warp, when they have read.
+  __device__ void release() {
+    if ((threadIdx.x & 31) == 0) ring_.arrive_empty();
+    ring_.advance();
+  }
+
+  SlotRing<kSlots, 16> ring_;
+};
+
+class TileQueue : public SlotQueue<4> {
+ public:
+  using SlotQueue::SlotQueue;
+
+  // `more` is false past the last tile.
+  __device__ void put(const RowTile& tile, bool more) {
+    put_words([&] {
+      return uint4{uint32_t(tile.expert), uint32_t(tile.row_begin), uint32_t(more ? tile.rows : 0),
+                   uint32_t(tile.feature_tile)};
+    });
+  }
+  __device__ bool take(RowTile& tile) {
+    ring_.wait_full();
+    const uint4 v = ptx::shared_load(ring_.slot());
+    tile = {int(v.x), int(v.y), int(v.z), int(v.w)};
+    __syncwarp();
+    release();
+    return tile.rows > 0;
+  }
 };
 
 // The warp that finds the tiles, for all others.
@@ -264,14 +301,13 @@ class TileDealer {
   TileQueue queue_;
 };
 
-// Where a producer warp gets its tiles: first(), then for each tile prepare() in its k-block 0 and
+// Where a producer warp gets its tiles: next(), then for each tile prepare() in its k-block 0 and
 // next() in a later one. The warp that loads tells the dealer, by `begun`, when to go on.
 class TileReader {
  public:
   __device__ explicit TileReader(const TileQueue& queue, uint32_t begun = 0)
       : queue_(queue), begun_(begun) {}
 
-  __device__ bool first(RowTile& tile) { return queue_.take(tile); }
   __device__ void prepare() {
     if (begun_ && ptx::elect_one()) ptx::barrier_arrive(begun_);
   }
@@ -313,57 +349,30 @@ class GradScheduler {
   int n_tiles_, tiles_, unit_;
 };
 
-// The tiles of a CTA, from the warp that finds them to all others.
-class GradQueue {
+class GradQueue : public SlotQueue<8> {
  public:
-  static constexpr int kBytes = 256;
+  using SlotQueue::SlotQueue;
 
-  __device__ explicit GradQueue(uint32_t memory) : memory_(memory) {}
-
-  __device__ void init(int readers) const {
-    for (int s = 0; s < kSlots; ++s) {
-      ptx::barrier_init(full(s), 1);
-      ptx::barrier_init(empty(s), readers);
-    }
-  }
   // Past the last tile: one with expert -1.
   __device__ void put(const GradTile& tile) {
-    const int s = at_ % kSlots;
-    ptx::barrier_wait(empty(s), (at_ / kSlots & 1) ^ 1);
-    if (ptx::elect_one()) {
-      ptx::shared_store(slot(s),
-                        uint4{uint32_t(tile.expert), uint32_t(tile.row_begin), uint32_t(tile.rows),
-                              uint32_t(tile.m_tile) << 16 | uint32_t(tile.n_tile)});
-      ptx::barrier_arrive(full(s));
-    }
-    __syncwarp();
-    ++at_;
+    put_words([&] {
+      return uint4{uint32_t(tile.expert), uint32_t(tile.row_begin), uint32_t(tile.rows),
+                   uint32_t(tile.m_tile) << 16 | uint32_t(tile.n_tile)};
+    });
   }
   // Shuffles, so that the compiler knows each word to be the same in all lanes.
   __device__ bool take(GradTile& tile) {
-    const int s = at_ % kSlots;
-    const int lane = threadIdx.x & 31;
-    ptx::barrier_wait(full(s), at_ / kSlots & 1);
-    const uint32_t word = ptx::shared_load_word(slot(s) + 4 * (lane & 3));
+    ring_.wait_full();
+    const uint32_t word = ptx::shared_load_word(ring_.slot() + 4 * (threadIdx.x & 3));
     tile.expert = int(__shfl_sync(~0u, word, 0));
     tile.row_begin = int(__shfl_sync(~0u, word, 1));
     tile.rows = int(__shfl_sync(~0u, word, 2));
     const uint32_t at = __shfl_sync(~0u, word, 3);
     tile.m_tile = int(at >> 16);
     tile.n_tile = int(at & 0xffff);
-    if (lane == 0) ptx::barrier_arrive(empty(s));
-    ++at_;
+    release();
     return tile.expert >= 0;
   }
-
- private:
-  static constexpr int kSlots = 8;
-  __device__ uint32_t slot(int s) const { return memory_ + 16 * s; }
-  __device__ uint32_t full(int s) const { return memory_ + 16 * kSlots + 8 * s; }
-  __device__ uint32_t empty(int s) const { return memory_ + 16 * kSlots + 8 * (kSlots + s); }
-
-  uint32_t memory_;
-  int at_ = 0;
 };
 
 }  // namespace moec::cuda

@@ -26,46 +26,37 @@ constexpr int kFullArrivals = 1 + 32 * kGatherWarps;
 // to those that gather.
 class TokenRing {
  public:
-  static constexpr int kSlots = 4, kSlotBytes = 4 * kTileK;
-  static constexpr int kBytes = kSlots * (kSlotBytes + 16);
+  using Slots = SlotRing<4, 4 * kTileK>;
+  static constexpr int kBytes = Slots::kBytes;
 
-  __device__ explicit TokenRing(uint32_t memory) : memory_(memory) {}
+  __device__ explicit TokenRing(uint32_t memory) : ring_(memory) {}
 
-  __device__ void init() const {
-    for (int s = 0; s < kSlots; ++s) {
-      ptx::barrier_init(full(s), 32);                 // each lane of the finder has written
-      ptx::barrier_init(empty(s), 2 * kGatherWarps);  // each half of a warp has read its own
-    }
-  }
+  // Each lane of the finder writes, each half of a gathering warp reads its own.
+  __device__ void init() const { ring_.init(32, 2 * kGatherWarps); }
   // Lane l has those of rows l and 32 + l.
   __device__ void put(int low, int high) {
-    const int s = at_ % kSlots, lane = threadIdx.x & 31;
-    ptx::barrier_wait(empty(s), (at_ / kSlots & 1) ^ 1);
-    ptx::shared_store(slot(s) + 4 * lane, __int_as_float(low));
-    ptx::shared_store(slot(s) + 4 * (32 + lane), __int_as_float(high));
-    ptx::barrier_arrive(full(s));
+    const int lane = threadIdx.x & 31;
+    ring_.wait_empty();
+    ptx::shared_store(ring_.slot() + 4 * lane, __int_as_float(low));
+    ptx::shared_store(ring_.slot() + 4 * (32 + lane), __int_as_float(high));
+    ring_.arrive_full();
     __syncwarp();
-    ++at_;
+    ring_.advance();
   }
-  __device__ void wait() const { ptx::barrier_wait(full(at_ % kSlots), at_ / kSlots & 1); }
+  __device__ void wait() const { ring_.wait_full(); }
   // Those of four rows from `row`, a multiple of 4.
   __device__ int4 four(int row) const {
-    const uint4 v = ptx::shared_load(slot(at_ % kSlots) + 4 * row);
+    const uint4 v = ptx::shared_load(ring_.slot() + 4 * row);
     return {int(v.x), int(v.y), int(v.z), int(v.w)};
   }
   __device__ void release() {
     __syncwarp();
-    if ((threadIdx.x & 15) == 0) ptx::barrier_arrive(empty(at_ % kSlots));
-    ++at_;
+    if ((threadIdx.x & 15) == 0) ring_.arrive_empty();
+    ring_.advance();
   }
 
  private:
-  __device__ uint32_t slot(int s) const { return memory_ + kSlotBytes * s; }
-  __device__ uint32_t full(int s) const { return memory_ + kSlots * kSlotBytes + 8 * s; }
-  __device__ uint32_t empty(int s) const { return full(kSlots + s); }
-
-  uint32_t memory_;
-  int at_ = 0;
+  Slots ring_;
 };
 
 // kBuffers: of a consumer group, for results on their way out. A second one takes the place of a
