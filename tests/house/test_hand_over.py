@@ -93,18 +93,18 @@ class Cta:
 
     def warps(self):
         gathering = self.pair.kind[0]
-        yield self.load()
+        yield self.produce(loads=True)
         yield self.deal()
-        yield from (self.gather() for _ in range(gathering))
+        yield from (self.produce(loads=False) for _ in range(gathering))
         yield from (self.consume(group) for group in (0, 1) for _ in range(4))
         yield from (self.finish() for _ in range(4)) if self.finished else [self.send()]
 
-    def load(self):
+    def produce(self, loads):
         meetings = at = taken = 0
         tile = yield from self.queue.take(taken)
         while tile is not None:
             for kb in range(self.pair.k_blocks):
-                if kb % MEET == 0:
+                if loads and kb % MEET == 0:
                     for cta in self.pair.ctas:
                         if cta is not self or self.pair.meeting == 2:
                             cta.met.arrive()
@@ -113,20 +113,8 @@ class Cta:
                     meetings += 1
                 yield from self.ring.put(at, tile)
                 at += 1
-                if kb == 0:
+                if loads and kb == 0:
                     self.begun.arrive()
-                if kb == min(ASK, self.pair.k_blocks - 1):
-                    taken += 1
-                    following = yield from self.queue.take(taken)
-            tile = following
-
-    def gather(self):
-        at = taken = 0
-        tile = yield from self.queue.take(taken)
-        while tile is not None:
-            for kb in range(self.pair.k_blocks):
-                yield from self.ring.put(at, tile)
-                at += 1
                 if kb == min(ASK, self.pair.k_blocks - 1):
                     taken += 1
                     following = yield from self.queue.take(taken)
