@@ -285,6 +285,7 @@ class Layer {
     cuda::RowGemmArgs a = plan_.row_gemm(op, features, k_size);
     a.weights[0] = weights;
     a.expert_stride = int64_t(s_.inter) * s_.hidden;
+    a.params.shares = cuda::row_gemm_shares(r_, s_.hidden, s_.inter);
     return a;
   }
   void run(cuda::RowGemmArgs a, int counter) const {

@@ -273,7 +273,8 @@ const ExpertsPath kFastPath = {
     forward,
     backward,
     measure,
-    "\"row_gemm\": {\"features\": 256, \"rows\": \"16..128 by 16\", \"k\": 64, \"cluster\": 2}, "
+    "\"row_gemm\": {\"features\": 256, \"rows\": \"16..128 by 16\", \"k\": 64, \"cluster\": 2, "
+    "\"weights_by_multicast\": \"rows * hidden * inter >= 1e11\"}, "
     "\"weight_grad\": {\"m\": 256, \"n\": 128, \"k\": \"64, tail 16\"}"};
 
 }  // namespace moec::cuda

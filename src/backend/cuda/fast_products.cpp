@@ -186,6 +186,7 @@ RowGemmArgs FastProducts::base(RowGemm operation, int64_t features, int64_t k_si
   args.params.group_offsets = mlp_.rows.groups.offsets;
   args.params.num_experts = mlp_.rows.groups.count;
   args.params.max_rows = mlp_.rows.groups.max_rows;
+  args.params.shares = row_gemm_shares(mlp_.rows.groups.max_rows, mlp_.hidden, mlp_.inter);
   args.params.out_stride = features;
   args.params.activation = mlp_.activation;
   return args;

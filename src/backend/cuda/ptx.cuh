@@ -26,16 +26,16 @@ __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// Arrive on the barrier at the same offset in CTA `rank` of the cluster. The scope stays the
-// default: what the arrival releases is the stage, which nobody reads with ordinary loads, and
-// cluster scope would cost a fence of the whole GPU.
-__device__ __forceinline__ void barrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
+// The same offset in CTA `rank` of the cluster.
+__device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+// Arrive on a barrier there. The scope stays the default: what the arrival releases is a stage or a
+// slot, whose next write it orders, and cluster scope would cost a fence of the whole GPU.
+__device__ __forceinline__ void barrier_arrive_cluster(uint32_t remote) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
 // A 4-byte store to the same offset in CTA `rank`, and the one arrival of a phase of a barrier
 // there: the phase ends when the store has landed.
@@ -150,6 +150,15 @@ __device__ __forceinline__ void tensor_load(uint32_t dst, const CUtensorMap* map
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst),
       "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z)
+      : "memory");
+}
+// The same, to the same place in both CTAs of a cluster of two, each of whose barriers counts it.
+__device__ __forceinline__ void tensor_load_pair(uint32_t dst, const CUtensorMap* map,
+                                                 uint32_t barrier, Coordinate at) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
+      "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "h"(uint16_t{3})
       : "memory");
 }
 

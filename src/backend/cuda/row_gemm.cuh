@@ -3,15 +3,15 @@
 // that a tile may have any multiple of 16 rows.
 //
 //   grid     persistent, clusters of two CTAs, 384 or 512 threads, one CTA on an SM
-//   roles    warpgroups 1 and 2 multiply and run the epilogue. Of other warps one loads weights,
-//   and
-//            rows that are not gathered; one finds the tiles; one sends results. They are the first
+//   roles    warpgroups 1 and 2 multiply and run the epilogue. Of other warps one loads weights and
+//            rows not gathered; one finds the tiles; one sends results. They are the first
 //            of warpgroup 0, or of warpgroup 3 where all of warpgroup 0 gathers rows by cp.async.
 //            Where warpgroup 3 does the rest of the epilogue (grad down), it stores the results
 //            itself, and the other two warps of warpgroup 0 gather
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
-//            the same weights together, but each loads its own: a stage that waits for the slower
-//            of two CTAs costs more than what is spared in L2
+//            the same weights together. Where `shares`, each loads half of them for both: fewer
+//            bytes leave L2, but a stage waits for the slower of two CTAs. Else each loads its own,
+//            and their loaders meet
 //   order    each output element is owned by one thread: deterministic
 #pragma once
 
@@ -30,7 +30,7 @@ struct RowGemmConfig {
   static constexpr Blocks kBlocks = kBlocks_;
   using ConsumerGroup = ConsumerGroup_;
   static constexpr int kStages = Epilogue::kStages, kMaxRows = Epilogue::kMaxRows;
-  using Stages = Ring<kStages, kMaxRows>;
+  using Stages = PairRing<kStages, kMaxRows>;
   using Scheduler = RowScheduler<kMaxRows>;
   static constexpr int kFeaturesOfTile = Epilogue::kGated ? kTileM / 2 : kTileM;
   static constexpr int kStaging = kStages * kStageBytes<kMaxRows>;  // offset
@@ -96,7 +96,7 @@ class RowProducer {
     for (; more; tile = next) {
       if constexpr (kGathers) find_rows();
       for (int kb = 0; kb < p_.k_blocks; ++kb) {
-        if (!kGathers && kb % kMeet == 0) meet();
+        if (!kGathers && !shared(tile) && kb % kMeet == 0) meet();
         ring_.wait_empty();
         if (!kGathers && ptx::elect_one()) {
           if (kb >= ahead) load_weights(ring_, tile, kb);
@@ -123,12 +123,13 @@ class RowProducer {
   __device__ void meet() {
     if (ptx::elect_one()) {
       for (int rank = 0; rank < kClusterSize; ++rank) {
-        ptx::barrier_arrive_cluster(pair_barrier_, rank);
+        ptx::barrier_arrive_cluster(ptx::cluster_address(pair_barrier_, rank));
       }
     }
     ptx::barrier_wait(pair_barrier_, pair_phase_);
     pair_phase_ ^= 1;
   }
+  __device__ bool shared(const RowTile& tile) const { return p_.shares && tile.together; }
   __device__ int load_first_weights(const RowTile& tile) const {
     const int count = min(p_.k_blocks, C::kStages);
     typename C::Stages ring = ring_;
@@ -144,8 +145,8 @@ class RowProducer {
   __device__ void load_weights(const typename C::Stages& ring, const RowTile& tile, int kb) const {
     const uint32_t row_bytes = C::kGather ? 0 : units(tile) * kRowUnit * 128;
     ptx::barrier_arrive_expect(ring.full(), kOperandMBytes + row_bytes);
-    const OperandM from{p_.weight_maps, part(kb), tile.feature_tile * C::kFeaturesOfTile, k(kb),
-                        tile.expert};
+    const OperandM from{p_.weight_maps, part(kb),    tile.feature_tile * C::kFeaturesOfTile,
+                        k(kb),          tile.expert, shared(tile)};
     load_operand_m<C::kWeights, C::kBlocks>(ring.operand_m(), ring.full(), from);
   }
   __device__ void load_rows(const RowTile& tile, int kb) const {
@@ -297,7 +298,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t memory = ptx::shared_address(shared);
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
-  typename C::Stages ring(memory, memory + C::kBarriers);
+  typename C::Stages ring(memory, memory + C::kBarriers, p.shares);
   const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   TileQueue queue(memory + C::kQueue);
   if (threadIdx.x == 0) {

@@ -56,6 +56,7 @@ struct RowGemmParams {
   ExpertBias bias[2];  // kUp: gate, up; kDown: the first
   moec_activation activation;
   Early early;             // kWeights: kDown and kGradUp alone
+  bool shares;             // CTAs of a pair load weights that both want for each other
   unsigned* work_counter;  // 0 before the kernel, or null: work is dealt in turn
   // kUp, kDown: null, or [num_experts], 0 before kUp, which adds one for each tile in memory; kDown
   // waits for done_tiles * (row tiles of an expert) instead of for the whole predecessor.
@@ -77,6 +78,13 @@ struct RowGemmArgs {
   RowGemmParams params;      // maps, tiles and k-blocks are filled in by the launcher
 };
 
+// Whether `shares` pays for an MLP of so many rows: from about a millisecond of products on, power
+// decides how fast they go, and a weight that leaves L2 once for two CTAs costs less of it. Below,
+// a stage that waits for the slower of two CTAs costs more.
+inline bool row_gemm_shares(int64_t rows, int64_t hidden, int64_t inter) {
+  constexpr double kProducts = 1e11;
+  return double(rows) * double(hidden) * double(inter) >= kProducts;
+}
 // Whether the epilogues have this activation.
 bool row_gemm_activates(const moec_activation& activation);
 // Why the sm_90a kernels cannot take this problem, or null.

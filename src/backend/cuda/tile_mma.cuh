@@ -84,12 +84,12 @@ __device__ __forceinline__ void pass_over(Stages& ring, int k_blocks, Behind beh
 }
 
 // multiply with the number of columns known only now: 16 * units, 1 <= units <= kRows / 16.
-template <typename Element, Major kMajorM, bool kGathered, int kStages, int kRows, typename Behind>
-__device__ __forceinline__ void multiply_rows(Accumulators& acc, Ring<kStages, kRows>& ring,
-                                              int group, int k_blocks, int units, Behind behind) {
+template <typename Element, Major kMajorM, bool kGathered, typename Stages, typename Behind>
+__device__ __forceinline__ void multiply_rows(Accumulators& acc, Stages& ring, int group,
+                                              int k_blocks, int units, Behind behind) {
 #define MOEC_CASE(n)                                                                       \
   case n:                                                                                  \
-    if constexpr (16 * n <= kRows) {                                                       \
+    if constexpr (16 * n <= Stages::kRows) {                                               \
       multiply<Element, 16 * n, kMajorM, Major::kK, kGathered>(acc, ring, group, k_blocks, \
                                                                behind);                    \
     }                                                                                      \

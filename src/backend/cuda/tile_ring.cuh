@@ -6,7 +6,7 @@
 //            128 rows of 64 k (or fewer, kRows) or as two panels of 64 k x 64 n
 //   full     one arrival announces the TMA bytes; with gathered rows one more for each thread that
 //            gathers, when its cp.async copies have landed
-//   empty    one arrival for each consumer warp
+//   empty    one arrival for each consumer warp, of both CTAs where a pair shares (PairRing)
 #pragma once
 
 #include "backend/cuda/ptx.cuh"
@@ -28,16 +28,17 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-template <int kStages, int kRows>
+template <int kStages, int kRows_>
 class Ring {
  public:
+  static constexpr int kRows = kRows_;
   // `memory` holds the stages, `barriers` 2 * kStages 8-byte barriers.
   __device__ Ring(uint32_t memory, uint32_t barriers) : memory_(memory), barriers_(barriers) {}
 
-  __device__ void init(int full_arrivals) const {
+  __device__ void init(int full_arrivals, int readers = 1) const {
     for (int s = 0; s < kStages; ++s) {
       ptx::barrier_init(full_barrier(s), full_arrivals);
-      ptx::barrier_init(empty_barrier(s), kConsumerWarps);
+      ptx::barrier_init(empty_barrier(s), readers * kConsumerWarps);
     }
   }
   __device__ uint32_t operand_m() const { return memory_ + stage_ * kStageBytes<kRows>; }
@@ -47,7 +48,7 @@ class Ring {
   __device__ void wait_empty() const { ptx::barrier_wait(empty_barrier(stage_), phase_ ^ 1); }
   // Called by all lanes of a consumer warp: the stage before the current one is no longer read.
   __device__ void release_previous(int lane) const {
-    if (lane == 0) ptx::barrier_arrive(empty_barrier((stage_ == 0 ? kStages : stage_) - 1));
+    if (lane == 0) ptx::barrier_arrive(empty_barrier(previous()));
   }
   __device__ void advance() {
     if (++stage_ == kStages) {
@@ -56,13 +57,41 @@ class Ring {
     }
   }
 
- private:
+ protected:
+  __device__ int previous() const { return (stage_ == 0 ? kStages : stage_) - 1; }
   __device__ uint32_t full_barrier(int s) const { return barriers_ + 8 * s; }
   __device__ uint32_t empty_barrier(int s) const { return barriers_ + 8 * (kStages + s); }
 
   uint32_t memory_, barriers_;
   int stage_ = 0;
   uint32_t phase_ = 0;
+};
+
+// Of this CTA in its pair. Not from the cluster's registers: for the compiler those differ between
+// lanes, and with them the addresses of copies.
+__device__ __forceinline__ int pair_rank() {
+  return int(blockIdx.x) % kClusterSize;
+}
+
+// Where the CTAs of a pair load m operands for each other, a stage is empty when both have read it.
+template <int kStages, int kRows>
+class PairRing : public Ring<kStages, kRows> {
+ public:
+  __device__ PairRing(uint32_t memory, uint32_t barriers, bool shared)
+      : Ring<kStages, kRows>(memory, barriers),
+        sharers_(shared ? kClusterSize : 1),
+        told_(ptx::cluster_address(this->empty_barrier(0), (pair_rank() + threadIdx.x) & 1)) {}
+
+  __device__ void init(int full_arrivals) const {
+    Ring<kStages, kRows>::init(full_arrivals, sharers_);
+  }
+  __device__ void release_previous(int lane) const {
+    if (lane < sharers_) ptx::barrier_arrive_cluster(told_ + 8 * this->previous());
+  }
+
+ private:
+  int sharers_;
+  uint32_t told_;  // the first empty barrier of this CTA, or, in odd lanes, of the other one
 };
 
 // ---- copies by the tensor engine, one thread ---------------------------------------------------
@@ -73,6 +102,7 @@ struct OperandM {
   const CUtensorMap* maps;  // two: gate and up; the plain operand uses maps[part]
   int part;
   int feature, k, expert;
+  bool shared;  // the other CTA of the pair wants the same: each loads half of it for both
 };
 
 // What the four 64-feature blocks are. Warpgroup g multiplies blocks g and 2 + g.
@@ -86,14 +116,19 @@ template <Major kMajor, Blocks kForm>
 __device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier,
                                                const OperandM& from) {
   constexpr int kBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
-  for (int block = 0; block < 4; block += kBlocks) {
+  const int begin = from.shared ? 2 * pair_rank() : 0, end = from.shared ? begin + 2 : 4;
+  for (int block = begin; block < end; block += kBlocks) {
     const CUtensorMap* map = from.maps + (kForm == Blocks::kGated ? block / 2 : from.part);
     const int feature = kForm == Blocks::kPairs
                             ? 2 * from.feature + 128 * (block % 2) + 64 * (block / 2)
                             : from.feature + 64 * (kForm == Blocks::kGated ? block % 2 : block);
     const ptx::Coordinate at = kMajor == Major::kK ? ptx::Coordinate{from.k, feature, from.expert}
                                                    : ptx::Coordinate{feature, from.k, from.expert};
-    ptx::tensor_load(dst + block * kBlockBytes, map, barrier, at);
+    if (from.shared) {
+      ptx::tensor_load_pair(dst + block * kBlockBytes, map, barrier, at);
+    } else {
+      ptx::tensor_load(dst + block * kBlockBytes, map, barrier, at);
+    }
   }
 }
 

@@ -90,7 +90,7 @@ class WorkNumbers {
     ptx::barrier_wait(full(s), read_ / kSlots & 1);
     const int number = int(ptx::shared_load_word(slot(s)));
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive_cluster(empty(s), 0);
+    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive_cluster(ptx::cluster_address(empty(s), 0));
     ++read_;
     return number;
   }
@@ -134,6 +134,7 @@ class WorkNumbers {
 struct RowTile {
   int expert, row_begin, rows;  // rows of this CTA
   int feature_tile;
+  bool together;  // the other CTA of the pair has the same features of other rows
 };
 
 template <int kMaxRows>
@@ -165,7 +166,8 @@ class RowScheduler {
     tile.expert = walk_.expert;
     const unsigned m = row_tiles(walk_.rows), pairs = m / 2, index = walk_.index;
     unsigned part = m - 1;
-    if (index < pairs * features) {
+    tile.together = index < pairs * features;
+    if (tile.together) {
       const unsigned band = index / (kBandPairs * features);
       const unsigned band_pairs = min(unsigned(kBandPairs), pairs - band * kBandPairs);
       const unsigned rest = index - band * kBandPairs * features;
@@ -259,13 +261,13 @@ class TileQueue : public SlotQueue<4> {
   __device__ void put(const RowTile& tile, bool more) {
     put_words([&] {
       return uint4{uint32_t(tile.expert), uint32_t(tile.row_begin), uint32_t(more ? tile.rows : 0),
-                   uint32_t(tile.feature_tile)};
+                   uint32_t(tile.feature_tile) << 1 | uint32_t(tile.together)};
     });
   }
   __device__ bool take(RowTile& tile) {
     ring_.wait_full();
     const uint4 v = ptx::shared_load(ring_.slot());
-    tile = {int(v.x), int(v.y), int(v.z), int(v.w)};
+    tile = {int(v.x), int(v.y), int(v.z), int(v.w >> 1), (v.w & 1) != 0};
     __syncwarp();
     release();
     return tile.rows > 0;
