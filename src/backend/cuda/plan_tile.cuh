@@ -42,7 +42,7 @@ struct PlanParams {
 
   __host__ __device__ int stride() const { return (experts + 3) / 4 * 4; }
   __device__ bool first_slice() const { return begin == 0; }
-  __device__ int bits() const { return 32 - __clz(experts); }  // of a local expert or -1
+  __device__ int bits() const { return 32 - __clz(experts - 1); }  // of a local expert
   // Rows of an expert with `count` assignments. Dropping by weight sees all of them first.
   __device__ int kept(int count) const {
     const bool bounded = plan.drop != MOEC_DROP_NONE;
@@ -56,8 +56,8 @@ struct PlanParams {
 inline constexpr int kFewAssignments = 32;
 cudaError_t launch_plan_few(const PlanParams& p, cudaStream_t stream);  // plan_few.cu
 
-// same[r]: lanes with the same value[r], of which `bits` bits differ. One ballot a bit: match_any
-// takes a turn for each different value.
+// same[r]: lanes with the same value[r], which is negative or has `bits` bits. One ballot a bit:
+// match_any takes a turn for each different value.
 template <int kCount>
 __device__ inline void same_lanes(const int (&value)[kCount], int bits, unsigned (&same)[kCount]) {
 #pragma unroll
@@ -70,6 +70,15 @@ __device__ inline void same_lanes(const int (&value)[kCount], int bits, unsigned
       const unsigned lanes = __ballot_sync(kAllLanes, set);
       same[r] &= set ? lanes : ~lanes;
     }
+  }
+  bool missing = false;
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) missing |= value[r] < 0;
+  if (!__any_sync(kAllLanes, missing)) return;
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) {
+    const unsigned lanes = __ballot_sync(kAllLanes, value[r] < 0);
+    same[r] &= value[r] < 0 ? lanes : ~lanes;
   }
 }
 

@@ -31,7 +31,8 @@ class TokenRing {
 
   __device__ explicit TokenRing(uint32_t memory) : ring_(memory) {}
 
-  // Each lane of the finder writes, each half of a gathering warp reads its own.
+  // Each lane of the finder writes. One lane in each half of a gathering warp reads, and says so:
+  // racecheck takes no account of what a warp does in step.
   __device__ void init() const { ring_.init(32, 2 * kGatherWarps); }
   // Lane l has those of rows l and 32 + l.
   __device__ void put(int low, int high) {
@@ -43,16 +44,27 @@ class TokenRing {
     __syncwarp();
     ring_.advance();
   }
-  __device__ void wait() const { ring_.wait_full(); }
-  // Those of four rows from `row`, a multiple of 4.
-  __device__ int4 four(int row) const {
-    const uint4 v = ptx::shared_load(ring_.slot() + 4 * row);
-    return {int(v.x), int(v.y), int(v.z), int(v.w)};
-  }
-  __device__ void release() {
-    __syncwarp();
-    if ((threadIdx.x & 15) == 0) ring_.arrive_empty();
+  // Those of kCount rows from `row`, a multiple of 4, for half a warp.
+  template <int kCount>
+  __device__ void take(int row, int (&token)[kCount]) {
+    const bool reads = (threadIdx.x & 15) == 0;
+    uint4 words[kCount / 4] = {};
+    ring_.wait_full();
+    if (reads) {
+#pragma unroll
+      for (int i = 0; i < kCount / 4; ++i) {
+        words[i] = ptx::shared_load(ring_.slot() + 4 * (row + 4 * i));
+      }
+      ring_.arrive_empty();
+    }
     ring_.advance();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const uint4 v = words[i / 4];
+      const uint32_t word = i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+      token[i] = int(__shfl_sync(~0u, word, 0, 16));
+    }
   }
 
  private:
@@ -174,13 +186,7 @@ class GradProducer {
     const int chunk = threadIdx.x & 15;
     const int row0 = int(threadIdx.x) / 16 * kEach;
     int token[kEach];
-    tokens.wait();
-#pragma unroll
-    for (int i = 0; i < kEach; i += 4) {
-      const int4 v = tokens.four(row0 + i);
-      token[i] = v.x, token[i + 1] = v.y, token[i + 2] = v.z, token[i + 3] = v.w;
-    }
-    tokens.release();
+    tokens.take(row0, token);
     const bool inside = n + chunk * 8 < p_.n_size;
     const char* const x = static_cast<const char*>(p_.x) + (inside ? n + chunk * 8 : 0) * 2;
     const uint32_t stride = uint32_t(p_.x_stride * 2);
