@@ -2,7 +2,9 @@
 // One layer of experts with its plan and random weights, and what its checks share.
 #pragma once
 
+#include <array>
 #include <cstring>
+#include <map>
 #include <vector>
 
 #include "backend/cuda/row_gemm.h"
@@ -87,13 +89,22 @@ class ExpertsProblem {
       ++failures;
       return;
     }
-    cuda::RowGemmArgs args = a;  // work from a counter or in turn, weights shared or not: all four
-    const unsigned chance = ++launches_ * 2654435761u;
-    if (chance >> 31) args.params.work_counter = work_counter_.data();
-    args.params.shares = chance >> 30 & 1;
+    cuda::RowGemmArgs args = a;
+    const unsigned turn = turn_of(a);
+    args.params.shares = turn % 2 == 0;
+    if (turn == 0 || turn == 3) args.params.work_counter = work_counter_.data();
     CHECK_CUDA(cudaMemset(work_counter_.data(), 0, sizeof(unsigned)));
     CHECK_CUDA(cuda::launch_row_gemm(args, multiprocessors(), nullptr));
     CHECK_CUDA(cudaDeviceSynchronize());
+  }
+  // Each kernel takes all four in turn, over all problems: weights shared or not, work from a
+  // counter or dealt. The first has both, as it is where a kernel runs once.
+  static unsigned turn_of(const cuda::RowGemmArgs& a) {
+    static std::map<std::array<int, 5>, unsigned> turns;
+    const cuda::RowGemmParams& p = a.params;
+    return turns[{int(a.op), a.weights_mn_major, p.pairs, p.pre != nullptr,
+                  int(p.activation.kind)}]++ %
+           4;
   }
   static int multiprocessors() {
     int count = 0;
@@ -177,7 +188,6 @@ class ExpertsProblem {
   DeviceArray<Half> x_, gate_up_, down_;
   DeviceArray<int> sample_device_, experts_device_;
   DeviceArray<unsigned> work_counter_{1};
-  int launches_ = 0;
 };
 
 }  // namespace

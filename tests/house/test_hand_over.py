@@ -273,7 +273,8 @@ class Pair:
                     except StopIteration:
                         del speeds[warp]
             warps = [warp for warp in warps if warp in speeds]
-            now = len(warps), [(b.phase, b.left) for cta in self.ctas for b in cta.barriers()]
+            barriers = [b for cta in self.ctas for b in cta.barriers()]
+            now = len(warps), [(b.phase, b.left, b.bytes) for b in barriers]
             if now == seen:
                 return False
             seen = now
