@@ -142,14 +142,14 @@ class Layer {
     a.params.out = act_.data();
     a.params.out_stride = s_.inter;
     a.params.pre = training ? pre_.data() : nullptr;
-    a.params.done = chained ? counters_.data() + cuda::kGemmCounters : nullptr;
+    a.params.done = chained ? done() : nullptr;
     run(a, 0);
   }
   void down(cuda::Early early = cuda::Early::kNothing) const {
     auto a = row_args(cuda::RowGemm::kDown, s_.hidden, s_.inter, down_.data());
     a.weight_stride = s_.inter;
     a.params.early = early;
-    if (early == cuda::Early::kWeights) a.params.done = counters_.data() + cuda::kGemmCounters;
+    if (early == cuda::Early::kWeights) a.params.done = done();
     a.rows = act_.data();
     a.params.out = rows_.data();
     a.params.out_stride = s_.hidden;
@@ -288,6 +288,7 @@ class Layer {
     a.params.shares = cuda::row_gemm_shares(r_, s_.hidden, s_.inter);
     return a;
   }
+  unsigned* done() const { return counters_.data() + cuda::kGemmCounters; }
   void run(cuda::RowGemmArgs a, int counter) const {
     a.params.work_counter = counters_.data() + counter;
     CHECK_CUDA(cuda::launch_row_gemm(a, sms_, nullptr));

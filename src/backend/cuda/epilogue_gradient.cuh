@@ -53,7 +53,7 @@ template <typename Element>
 class HandOver {
  public:
   static constexpr bool kGated = false, kBiased = false, kSkipsOutside = false;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 1, kSends = 0;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 1;
   static constexpr int kStagingBytes = HalfTiles::kBytes;
 
   __device__ void copy_piece(const RowGemmParams&, const Group& group, int) {

@@ -266,6 +266,7 @@ const char* refuses(const moec_experts_desc& desc) {
 
 }  // namespace
 
+static_assert(kSharedProducts == 1e11, "what describe says");
 const ExpertsPath kFastPath = {
     "fast",
     true,

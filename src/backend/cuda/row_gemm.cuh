@@ -73,7 +73,6 @@ __device__ __forceinline__ void wait_done(const RowGemmParams& p, const RowTile&
 template <typename C>
 class RowProducer {
  public:
-  using Element = typename C::Element;
   // pair_barrier: for the arrivals of the two loaders.
   __device__ RowProducer(const RowGemmParams& p, typename C::Stages& ring, uint32_t pair_barrier)
       : p_(p), ring_(ring), pair_barrier_(pair_barrier) {}

@@ -81,9 +81,9 @@ struct RowGemmArgs {
 // Whether `shares` pays for an MLP of so many rows: from about a millisecond of products on, power
 // decides how fast they go, and a weight that leaves L2 once for two CTAs costs less of it. Below,
 // a stage that waits for the slower of two CTAs costs more.
+constexpr double kSharedProducts = 1e11;  // rows * hidden * inter
 inline bool row_gemm_shares(int64_t rows, int64_t hidden, int64_t inter) {
-  constexpr double kProducts = 1e11;
-  return double(rows) * double(hidden) * double(inter) >= kProducts;
+  return double(rows) * double(hidden) * double(inter) >= kSharedProducts;
 }
 // Whether the epilogues have this activation.
 bool row_gemm_activates(const moec_activation& activation);

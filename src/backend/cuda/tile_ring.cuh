@@ -35,10 +35,10 @@ class Ring {
   // `memory` holds the stages, `barriers` 2 * kStages 8-byte barriers.
   __device__ Ring(uint32_t memory, uint32_t barriers) : memory_(memory), barriers_(barriers) {}
 
-  __device__ void init(int full_arrivals, int readers = 1) const {
+  __device__ void init(int full_arrivals, int ctas = 1) const {
     for (int s = 0; s < kStages; ++s) {
       ptx::barrier_init(full_barrier(s), full_arrivals);
-      ptx::barrier_init(empty_barrier(s), readers * kConsumerWarps);
+      ptx::barrier_init(empty_barrier(s), ctas * kConsumerWarps);
     }
   }
   __device__ uint32_t operand_m() const { return memory_ + stage_ * kStageBytes<kRows>; }
@@ -80,7 +80,8 @@ class PairRing : public Ring<kStages, kRows> {
   __device__ PairRing(uint32_t memory, uint32_t barriers, bool shared)
       : Ring<kStages, kRows>(memory, barriers),
         sharers_(shared ? kClusterSize : 1),
-        told_(ptx::cluster_address(this->empty_barrier(0), (pair_rank() + threadIdx.x) & 1)) {}
+        told_(ptx::cluster_address(this->empty_barrier(0),
+                                   (pair_rank() + threadIdx.x) % kClusterSize)) {}
 
   __device__ void init(int full_arrivals) const {
     Ring<kStages, kRows>::init(full_arrivals, sharers_);
