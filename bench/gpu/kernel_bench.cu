@@ -196,6 +196,8 @@ class Layer {
     a.params.group_offsets = plan_.plan.group_offsets;
     a.params.num_experts = s_.experts;
     a.params.early = early;
+    a.params.work_counter = counters_.data() + 3 + parts;
+    a.pairs = cuda::weight_grad_pairs(r_, s_.experts);
     a.out_expert_stride = int64_t(parts) * s_.inter * s_.hidden;
     a.out_stride = parts == 2 ? s_.hidden : s_.inter;
     a.out[0] = parts == 2 ? d_gate_up_.data() : d_down_.data();
@@ -262,9 +264,9 @@ class Layer {
         {"down", flops, w + ib + rb, cleared([this] { down(); })},
         {"combine", 0, rb + xb, [this] { combine(false); }},
         {"grad_down", flops, w + xb + 5 * ib, cleared([this] { grad_down(); })},
-        {"grad_w_down", flops, w + xb + ib, [this] { grad_weights(1); }},
+        {"grad_w_down", flops, w + xb + ib, cleared([this] { grad_weights(1); })},
         {"grad_up", 2 * flops, 2 * w + 2 * ib + rb, cleared([this] { grad_up(); })},
-        {"grad_w_up", 2 * flops, 2 * w + xb + 2 * ib, [this] { grad_weights(2); }},
+        {"grad_w_up", 2 * flops, 2 * w + xb + 2 * ib, cleared([this] { grad_weights(2); })},
         {"combine_back", 0, rb + xb, [this] { combine(true); }},
         {"forward", 3 * flops, 3 * w + 2 * xb + 2 * ib + 2 * rb, [this] { forward(false); }},
         {"forward_backward", 9 * flops, 9 * w,

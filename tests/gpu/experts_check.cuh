@@ -250,6 +250,9 @@ class Check : ExpertsProblem {
         }
         for (int i = 0; i < launches; ++i) {
           a.params.accumulate = i > 0;
+          const unsigned turn = turn_of({a.out_f32, a.out_m_contiguous});
+          a.pairs = turn % 2 == 0;
+          a.params.work_counter = cleared_counter(turn);
           CHECK_CUDA(cuda::launch_weight_grad(a, multiprocessors(), nullptr));
         }
         CHECK_CUDA(cudaDeviceSynchronize());

@@ -2,7 +2,6 @@
 // One layer of experts with its plan and random weights, and what its checks share.
 #pragma once
 
-#include <array>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -90,21 +89,23 @@ class ExpertsProblem {
       return;
     }
     cuda::RowGemmArgs args = a;
-    const unsigned turn = turn_of(a);
+    const cuda::RowGemmParams& p = a.params;
+    const unsigned turn =
+        turn_of({int(a.op), a.weights_mn_major, p.pairs, p.pre != nullptr, int(p.activation.kind)});
     args.params.shares = turn % 2 == 0;
-    if (turn == 0 || turn == 3) args.params.work_counter = work_counter_.data();
-    CHECK_CUDA(cudaMemset(work_counter_.data(), 0, sizeof(unsigned)));
+    args.params.work_counter = cleared_counter(turn);
     CHECK_CUDA(cuda::launch_row_gemm(args, multiprocessors(), nullptr));
     CHECK_CUDA(cudaDeviceSynchronize());
   }
-  // Each kernel takes all four in turn, over all problems: weights shared or not, work from a
-  // counter or dealt. The first has both, as it is where a kernel runs once.
-  static unsigned turn_of(const cuda::RowGemmArgs& a) {
-    static std::map<std::array<int, 5>, unsigned> turns;
-    const cuda::RowGemmParams& p = a.params;
-    return turns[{int(a.op), a.weights_mn_major, p.pairs, p.pre != nullptr,
-                  int(p.activation.kind)}]++ %
-           4;
+  // Each kernel takes all four ways in turn, over all problems: CTAs of a pair load for each other
+  // or not, work from a counter or dealt. The first has both, as it is where a kernel runs once.
+  static unsigned turn_of(const std::vector<int>& kernel) {
+    static std::map<std::vector<int>, unsigned> turns;
+    return turns[kernel]++ % 4;
+  }
+  unsigned* cleared_counter(unsigned turn) {
+    CHECK_CUDA(cudaMemset(work_counter_.data(), 0, sizeof(unsigned)));
+    return turn == 0 || turn == 3 ? work_counter_.data() : nullptr;
   }
   static int multiprocessors() {
     int count = 0;

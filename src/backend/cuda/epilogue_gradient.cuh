@@ -52,7 +52,7 @@ class HalfTiles {
 template <typename Element>
 class HandOver {
  public:
-  static constexpr bool kGated = false, kBiased = false, kSkipsOutside = false;
+  static constexpr bool kGated = false, kBiased = false, kSkipsOutside = true;
   static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 1;
   static constexpr int kStagingBytes = HalfTiles::kBytes;
 
@@ -71,6 +71,11 @@ class HandOver {
     hand_over(group, rows_, [&](int s, uint32_t (&packed)[4]) { pack(s, 0, packed); });
 #pragma unroll
     for (int s = 0; s < 2 * kSlots; ++s) pack(s, kSlots, held_[s]);
+  }
+  // In the place of a tile outside: the finishing warps wait for both groups.
+  __device__ void hand_nothing(const Group& group) {
+    rows_ = 0;
+    hand_over(group, rows_, [](int, uint32_t (&)[4]) {});
   }
 
  private:

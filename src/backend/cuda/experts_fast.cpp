@@ -163,8 +163,8 @@ void walk_backward(const Op& op, const ExpertsGradArgs& args, const Memory& memo
   products.grad_down(args.d_y,
                      {memory.pre, memory.d_pre, memory.weighted, factor, memory.d_weight_parts});
   // Those that follow read what grad down wrote, and nothing of each other: the first waits for it.
-  // Weight gradients deal their tiles in turn and end unevenly; grad up, whose tiles come from a
-  // counter, fills what they leave.
+  // Weight gradients of many rows deal their tiles in turn and end unevenly; grad up, whose tiles
+  // come from a counter, fills what they leave.
   Early first = Early::kNothing;
   const auto early = [&] { return std::exchange(first, Early::kAll); };
   if (down)
@@ -266,7 +266,7 @@ const char* refuses(const moec_experts_desc& desc) {
 
 }  // namespace
 
-static_assert(kSharedProducts == 1e11, "what describe says");
+static_assert(kSharedProducts == 1e11 && kManyRows == 192, "what describe says");
 const ExpertsPath kFastPath = {
     "fast",
     true,
@@ -276,6 +276,7 @@ const ExpertsPath kFastPath = {
     measure,
     "\"row_gemm\": {\"features\": 256, \"rows\": \"16..128 by 16\", \"k\": 64, \"cluster\": 2, "
     "\"weights_by_multicast\": \"rows * hidden * inter >= 1e11\"}, "
-    "\"weight_grad\": {\"m\": 256, \"n\": 128, \"k\": \"64, tail 16\"}"};
+    "\"weight_grad\": {\"m\": 256, \"n\": 128, \"k\": \"64, tail 16\", "
+    "\"m_by_multicast\": \"rows >= 192 * experts\"}"};
 
 }  // namespace moec::cuda

@@ -95,6 +95,8 @@ void FastProducts::grad_weights(const void* rows, const void* gathered, const Ex
   args.params.num_experts = mlp_.rows.groups.count;
   args.params.accumulate = accumulate;
   args.params.early = early;
+  args.pairs = weight_grad_pairs(args.max_rows, args.params.num_experts);
+  if (work_counter_) args.params.work_counter = work_counter_++;
   if (!refused) refuse(weight_grad_refuses(args));
   queue([&] {
     check(launch_weight_grad(args, op_.multiprocessors, op_.stream), "weight gradient");

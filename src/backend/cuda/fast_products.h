@@ -82,7 +82,7 @@ class FastProducts {
   const Op& op_;
   const FastMlp& mlp_;
   const bool queues_, pairs_;         // pairs: columns of gate and up alternate, in d_pre as well
-  unsigned* work_counter_ = nullptr;  // of the next row GEMM
+  unsigned* work_counter_ = nullptr;  // of the next GEMM
   unsigned* done_ = nullptr;          // of the tiles of up, for down
 };
 

@@ -30,7 +30,7 @@ struct RowGemmConfig {
   static constexpr Blocks kBlocks = kBlocks_;
   using ConsumerGroup = ConsumerGroup_;
   static constexpr int kStages = Epilogue::kStages, kMaxRows = Epilogue::kMaxRows;
-  using Stages = PairRing<kStages, kMaxRows>;
+  using Stages = PairRing<Ring<kStages, kMaxRows>>;
   using Scheduler = RowScheduler<kMaxRows>;
   static constexpr int kFeaturesOfTile = Epilogue::kGated ? kTileM / 2 : kTileM;
   static constexpr int kStaging = kStages * kStageBytes<kMaxRows>;  // offset
@@ -244,15 +244,30 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
   RowTile tile, next;
   for (bool more = queue.take(tile); more; tile = next) {
     const int feature = tile.feature_tile * C::kFeaturesOfTile + group.index * 64;
+    // Not at the k-blocks of the other group: the tensor cores are short of work where both move
+    // results at once.
+    const auto held = [&] {
+      piece = 0;
+      due = (stride + 1) / 2 - (stride > 1 ? group.index : 0);
+    };
     if (Epilogue::kSkipsOutside && feature >= p.features) {
       pass_over(ring, p.k_blocks, behind);
       more = queue.take(next);
       leave();
+      if constexpr (C::kFinished) {
+        epilogue.hand_nothing(group);
+        held();
+      }
       continue;
     }
     Accumulators acc;
-    multiply_rows<typename C::Element, C::kWeights, C::kGather>(
-        acc, ring, group.index, p.k_blocks, (tile.rows + kRowUnit - 1) / kRowUnit, behind);
+    if (!Epilogue::kGated && feature + 128 >= p.features) {  // of two blocks, one is inside
+      multiply<typename C::Element, C::kMaxRows, 1, C::kWeights, Major::kK, C::kGather>(
+          acc, ring, group.index, p.k_blocks, behind);
+    } else {
+      multiply_rows<typename C::Element, C::kWeights, C::kGather>(
+          acc, ring, group.index, p.k_blocks, (tile.rows + kRowUnit - 1) / kRowUnit, behind);
+    }
     more = queue.take(next);
     leave();
     finish_multiply(acc, ring);
@@ -260,10 +275,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
       add_biases<typename C::Element, Epilogue::kGated>(p, tile, group, acc);
     }
     epilogue.finish(p, tile, group, acc);
-    piece = 0;
-    // Not at the k-blocks of the other group: the tensor cores are short of work where both move
-    // results at once.
-    due = (stride + 1) / 2 - (stride > 1 ? group.index : 0);
+    held();
   }
   leave();
 }

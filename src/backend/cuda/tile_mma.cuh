@@ -12,14 +12,17 @@ struct Accumulators {
   float first[kMaxTileN / 2], second[kMaxTileN / 2];
 };
 
-template <typename Element, int kN, Major kMajorM, Major kMajorN, typename Stages>
+// kBlocks: 1 leaves out the second accumulator.
+template <typename Element, int kN, int kBlocks, Major kMajorM, Major kMajorN, typename Stages>
 __device__ __forceinline__ void multiply_step(Accumulators& acc, const Stages& ring, int group,
                                               int k16, int keep) {
   const uint32_t m = operand_descriptor(ring.operand_m() + group * kBlockBytes, kBlockBytes) +
                      k16 * kStepK16<kMajorM>;
   const uint32_t n = operand_descriptor(ring.operand_n(), kBlockBytes) + k16 * kStepK16<kMajorN>;
   wgmma<Element, kN, kMajorM, kMajorN>(acc.first, m, n, keep);
-  wgmma<Element, kN, kMajorM, kMajorN>(acc.second, m + (2 * kBlockBytes >> 4), n, keep);
+  if constexpr (kBlocks > 1) {
+    wgmma<Element, kN, kMajorM, kMajorN>(acc.second, m + (2 * kBlockBytes >> 4), n, keep);
+  }
 }
 
 // All k-blocks of a tile; the last one is left in flight for finish_multiply. The queue of the
@@ -30,8 +33,8 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const Stages& r
 // must not touch the accumulators.
 constexpr int kFirstSteps = 1;  // of 16 k
 
-template <typename Element, int kN, Major kMajorM, Major kMajorN, bool kGathered, typename Stages,
-          typename Behind>
+template <typename Element, int kN, int kBlocks, Major kMajorM, Major kMajorN, bool kGathered,
+          typename Stages, typename Behind>
 __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int group, int k_blocks,
                                          Behind behind) {
   const int lane = threadIdx.x & 31;
@@ -41,7 +44,8 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int gr
     wgmma_fence();
 #pragma unroll
     for (int k16 = 0; k16 < kTileK / 16; ++k16) {
-      multiply_step<Element, kN, kMajorM, kMajorN>(acc, ring, group, k16, k16 == 0 ? kb : 1);
+      multiply_step<Element, kN, kBlocks, kMajorM, kMajorN>(acc, ring, group, k16,
+                                                            k16 == 0 ? kb : 1);
       if (k16 == kFirstSteps - 1) {
         wgmma_commit();
         wgmma_wait<1>();
@@ -87,12 +91,12 @@ __device__ __forceinline__ void pass_over(Stages& ring, int k_blocks, Behind beh
 template <typename Element, Major kMajorM, bool kGathered, typename Stages, typename Behind>
 __device__ __forceinline__ void multiply_rows(Accumulators& acc, Stages& ring, int group,
                                               int k_blocks, int units, Behind behind) {
-#define MOEC_CASE(n)                                                                       \
-  case n:                                                                                  \
-    if constexpr (16 * n <= Stages::kRows) {                                               \
-      multiply<Element, 16 * n, kMajorM, Major::kK, kGathered>(acc, ring, group, k_blocks, \
-                                                               behind);                    \
-    }                                                                                      \
+#define MOEC_CASE(n)                                                                          \
+  case n:                                                                                     \
+    if constexpr (16 * n <= Stages::kRows) {                                                  \
+      multiply<Element, 16 * n, 2, kMajorM, Major::kK, kGathered>(acc, ring, group, k_blocks, \
+                                                                  behind);                    \
+    }                                                                                         \
     break
   switch (units) {
     MOEC_CASE(1);

@@ -28,12 +28,12 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-template <int kStages, int kRows_>
-class Ring {
+// The barriers of a ring's stages, and where in it a warp is.
+template <int kStages>
+class StageBarriers {
  public:
-  static constexpr int kRows = kRows_;
-  // `memory` holds the stages, `barriers` 2 * kStages 8-byte barriers.
-  __device__ Ring(uint32_t memory, uint32_t barriers) : memory_(memory), barriers_(barriers) {}
+  // 2 * kStages 8-byte barriers.
+  __device__ explicit StageBarriers(uint32_t barriers) : barriers_(barriers) {}
 
   __device__ void init(int full_arrivals, int ctas = 1) const {
     for (int s = 0; s < kStages; ++s) {
@@ -41,8 +41,6 @@ class Ring {
       ptx::barrier_init(empty_barrier(s), ctas * kConsumerWarps);
     }
   }
-  __device__ uint32_t operand_m() const { return memory_ + stage_ * kStageBytes<kRows>; }
-  __device__ uint32_t operand_n() const { return operand_m() + kOperandMBytes; }
   __device__ uint32_t full() const { return full_barrier(stage_); }
   __device__ void wait_full() const { ptx::barrier_wait(full_barrier(stage_), phase_); }
   __device__ void wait_empty() const { ptx::barrier_wait(empty_barrier(stage_), phase_ ^ 1); }
@@ -62,9 +60,24 @@ class Ring {
   __device__ uint32_t full_barrier(int s) const { return barriers_ + 8 * s; }
   __device__ uint32_t empty_barrier(int s) const { return barriers_ + 8 * (kStages + s); }
 
-  uint32_t memory_, barriers_;
+  uint32_t barriers_;
   int stage_ = 0;
   uint32_t phase_ = 0;
+};
+
+// Both operands of a stage lie together.
+template <int kStages, int kRows_>
+class Ring : public StageBarriers<kStages> {
+ public:
+  static constexpr int kRows = kRows_;
+  __device__ Ring(uint32_t memory, uint32_t barriers)
+      : StageBarriers<kStages>(barriers), memory_(memory) {}
+
+  __device__ uint32_t operand_m() const { return memory_ + this->stage_ * kStageBytes<kRows>; }
+  __device__ uint32_t operand_n() const { return operand_m() + kOperandMBytes; }
+
+ private:
+  uint32_t memory_;
 };
 
 // Of this CTA in its pair. Not from the cluster's registers: for the compiler those differ between
@@ -74,18 +87,16 @@ __device__ __forceinline__ int pair_rank() {
 }
 
 // Where the CTAs of a pair load m operands for each other, a stage is empty when both have read it.
-template <int kStages, int kRows>
-class PairRing : public Ring<kStages, kRows> {
+template <typename Stages>
+class PairRing : public Stages {
  public:
-  __device__ PairRing(uint32_t memory, uint32_t barriers, bool shared)
-      : Ring<kStages, kRows>(memory, barriers),
+  __device__ PairRing(uint32_t memory, uint32_t barriers, bool shared = true)
+      : Stages(memory, barriers),
         sharers_(shared ? kClusterSize : 1),
         told_(ptx::cluster_address(this->empty_barrier(0),
                                    (pair_rank() + threadIdx.x) % kClusterSize)) {}
 
-  __device__ void init(int full_arrivals) const {
-    Ring<kStages, kRows>::init(full_arrivals, sharers_);
-  }
+  __device__ void init(int full_arrivals) const { Stages::init(full_arrivals, sharers_); }
   __device__ void release_previous(int lane) const {
     if (lane < sharers_) ptx::barrier_arrive_cluster(told_ + 8 * this->previous());
   }
@@ -113,6 +124,16 @@ enum class Blocks {
   kPairs   // features of gate and up in turn: 128 consecutive ones for each warpgroup
 };
 
+// shared: into both CTAs of the pair.
+__device__ __forceinline__ void load_block(uint32_t dst, const CUtensorMap* map, uint32_t barrier,
+                                           ptx::Coordinate at, bool shared) {
+  if (shared) {
+    ptx::tensor_load_pair(dst, map, barrier, at);
+  } else {
+    ptx::tensor_load(dst, map, barrier, at);
+  }
+}
+
 template <Major kMajor, Blocks kForm>
 __device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier,
                                                const OperandM& from) {
@@ -125,11 +146,7 @@ __device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier,
                             : from.feature + 64 * (kForm == Blocks::kGated ? block % 2 : block);
     const ptx::Coordinate at = kMajor == Major::kK ? ptx::Coordinate{from.k, feature, from.expert}
                                                    : ptx::Coordinate{feature, from.k, from.expert};
-    if (from.shared) {
-      ptx::tensor_load_pair(dst + block * kBlockBytes, map, barrier, at);
-    } else {
-      ptx::tensor_load(dst + block * kBlockBytes, map, barrier, at);
-    }
+    load_block(dst + block * kBlockBytes, map, barrier, at, from.shared);
   }
 }
 

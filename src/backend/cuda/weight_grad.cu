@@ -59,24 +59,23 @@ cudaError_t launch_config(const WeightGradParams& p, int grid, cudaStream_t stre
   static std::atomic<uint64_t> allowed;
   const auto kernel = weight_grad_kernel<C>;
   if (cudaError_t error = allow_shared_memory(kernel, C::kSharedBytes, allowed)) return error;
-  return launch(kernel, dim3(grid), kGradThreads, C::kSharedBytes, stream, p);
+  const int cluster = C::kPairs ? kClusterSize : 0;
+  const int ctas = C::kPairs ? std::max(2, grid / 2 * 2) : grid;
+  return launch_cluster(kernel, dim3(ctas), cluster, kGradThreads, C::kSharedBytes, stream, p);
 }
 
-// Rows of an expert, on average, below which results leave by two buffers.
-constexpr int kFewRows = 192;
-
 template <typename Element, bool kF32, bool kOutMContiguous>
-cudaError_t launch_rows(const WeightGradParams& p, const WeightGradArgs& args, int grid,
-                        cudaStream_t stream) {
-  const bool few = args.max_rows < int64_t(kFewRows) * p.num_experts;
-  return few ? launch_config<GradConfig<Element, kF32, kOutMContiguous, 2>>(p, grid, stream)
-             : launch_config<GradConfig<Element, kF32, kOutMContiguous, 1>>(p, grid, stream);
+cudaError_t launch_pairs(const WeightGradParams& p, const WeightGradArgs& args, int grid,
+                         cudaStream_t stream) {
+  return args.pairs
+             ? launch_config<GradConfig<Element, kF32, kOutMContiguous, true>>(p, grid, stream)
+             : launch_config<GradConfig<Element, kF32, kOutMContiguous, false>>(p, grid, stream);
 }
 template <typename Element, bool kF32>
 cudaError_t launch_axis(const WeightGradParams& p, const WeightGradArgs& args, int grid,
                         cudaStream_t stream) {
-  return args.out_m_contiguous ? launch_rows<Element, kF32, true>(p, args, grid, stream)
-                               : launch_rows<Element, kF32, false>(p, args, grid, stream);
+  return args.out_m_contiguous ? launch_pairs<Element, kF32, true>(p, args, grid, stream)
+                               : launch_pairs<Element, kF32, false>(p, args, grid, stream);
 }
 template <typename Element>
 cudaError_t launch_element(const WeightGradParams& p, const WeightGradArgs& args, int grid,

@@ -8,6 +8,10 @@
 //            other one holds the expert's next rows. Of an expert with one k-block it holds
 //            anything, and 0 * NaN is NaN: consumers clear the at most 15 rows that the step reads
 //   grid     persistent, one CTA on an SM
+//   traffic  32 KiB of the m operand a k-block and tile, 16 KiB of the other. Where experts have
+//            many rows, the CTAs of a pair take tiles of the same m and load half of it each, for
+//            both. Where they have few, a CTA takes tiles of the same m one after the other and
+//            loads what is at most kStages k-blocks once
 //   roles    weight_grad_copies.cuh: eight warps find, load and store; warpgroups 1 and 2 multiply
 //   order    rows in one order, one owner for each element: deterministic
 #pragma once
@@ -35,7 +39,8 @@ class GradConsumer {
     GradTile tile, next;
     for (bool more = queue_.take(tile); more; tile = next) {
       Accumulators acc;
-      const int k_blocks = (tile.rows + kTileK - 1) / kTileK;
+      const int k_blocks = grad_k_blocks(tile.rows);
+      if constexpr (!C::kPairs) ring_.begin(tile);
       const int blocks = min(2, (p_.m_blocks - 4 * tile.m_tile - index_ + 1) / 2);
       const bool narrow = p_.n_size - tile.n_tile * kMaxTileN <= kMaxTileN / 2;
       if (blocks == 2 && !narrow) {
@@ -63,7 +68,7 @@ class GradConsumer {
   template <int kBlocks, int kN>
   __device__ __forceinline__ void multiply_tile(Accumulators& acc, int rows, int k_blocks) {
     const int some = first_rows(rows);
-    if (k_blocks == 1) clear_after_last(some);
+    if (k_blocks == 1 && !ring_.held()) clear_after_last(some);
     for (int kb = 0; kb < k_blocks; ++kb) {
       ring_.wait_full();
       ptx::fence_proxy_async();  // rows were gathered by cp.async, that is by ordinary stores
@@ -151,23 +156,16 @@ class GradConsumer {
   // The next block that is held, if any.
   __device__ __forceinline__ void stage_piece() {
     if (held_ == 0) return;
-    const PieceBarriers out = next_buffer();
+    const PieceBarriers out(index_);
     out.wait_free();
     if (held_ == 2) stage_block(first_);
     if (held_ == 1) stage_block(second_);
     out.staged();
     --held_;
   }
-  // The buffers of the group are used in turn.
-  __device__ PieceBarriers next_buffer() {
-    buffer_ = (buffer_ + 1) % C::kBuffers;
-    return PieceBarriers(index_, buffer_);
-  }
-  __device__ uint32_t staging() const { return staging_ + buffer_ * C::kPieceBytes; }
   __device__ void stage_block(const uint32_t (&packed)[kMaxTileN / 4]) const {
-    const uint32_t to = staging();
 #pragma unroll
-    for (int s = 0; s < 8; ++s) stage(packed + 4 * s, s & 3, to + s / 4 * kBlockBytes);
+    for (int s = 0; s < 8; ++s) stage(packed + 4 * s, s & 3, staging_ + s / 4 * kBlockBytes);
   }
   // 16 columns n of a block, into [64 n][64 m] or [64 m][64 n].
   __device__ void stage(const uint32_t* v, int s, uint32_t buffer) const {
@@ -188,7 +186,7 @@ class GradConsumer {
     const int lane = thread_ & 31, warp = thread_ >> 5;
 #pragma unroll
     for (int round = 0; round < 2; ++round) {
-      const PieceBarriers out = next_buffer();
+      const PieceBarriers out(index_);
       out.wait_free();
 #pragma unroll
       for (int i = 32 * round; i < 32 * round + 32; i += 2) {
@@ -196,11 +194,11 @@ class GradConsumer {
         const int row = 16 * warp + lane / 4 + i / 2 % 2 * 8;          // m
         const int column = 8 * (i / 4) + 2 * (lane & 3) - 64 * round;  // n
         if constexpr (C::kOutMContiguous) {
-          const uint32_t to = staging() + warp / 2 * kBlockBytes + (row & 3) * 4;
+          const uint32_t to = staging_ + warp / 2 * kBlockBytes + (row & 3) * 4;
           ptx::shared_store(to + swizzled(column, (row & 31) / 4), v.x);
           ptx::shared_store(to + swizzled(column + 1, (row & 31) / 4), v.y);
         } else {
-          const uint32_t to = staging() + column / 32 * kBlockBytes + (column & 3) * 4;
+          const uint32_t to = staging_ + column / 32 * kBlockBytes + (column & 3) * 4;
           ptx::shared_store(to + swizzled(row, (column & 31) / 4), v);
         }
       }
@@ -213,7 +211,6 @@ class GradConsumer {
   GradQueue queue_;
   int index_, thread_;
   uint32_t staging_;
-  int buffer_ = C::kBuffers - 1;
   uint32_t first_[kMaxTileN / 4], second_[kMaxTileN / 4];
   int held_ = 0;  // blocks: both, or the second
 };
@@ -233,7 +230,11 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
     tokens.init();
     ptx::fence_barrier_init();
   }
-  __syncthreads();
+  if constexpr (C::kPairs) {
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
   if (p.early == Early::kNothing) ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
 
@@ -244,12 +245,13 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
   } else if (warp < 12) {
     ptx::registers_acquire<C::kConsumerRegisters>();
     const int index = warp / 4 - 1;
-    GradConsumer<C>(p, ring, index, staging + index * C::kGroupStaging, queue).run();
+    GradConsumer<C>(p, ring, index, staging + index * C::kPieceBytes, queue).run();
   } else {
     ptx::registers_release<C::kSideRegisters>();
     if (warp == 12) {
-      GradScheduler scheduler(p.group_offsets, p.num_experts, p.m_tiles, p.n_tiles);
-      GradFinder(p, queue, tokens).run(scheduler);
+      GradFinder(p, queue, tokens)
+          .run(typename C::Scheduler(p.group_offsets, p.num_experts, p.m_tiles, p.n_tiles,
+                                     p.work_counter));
     } else if (warp == 13) {
       GradProducer<C>(p, ring, queue).load();
     } else {
@@ -258,6 +260,7 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
     __syncwarp();
   }
   ptx::grid_dependency_wait();
+  if constexpr (C::kPairs) ptx::cluster_sync();  // no CTA may leave while the other signals it
 }
 
 }  // namespace moec::cuda

@@ -24,8 +24,9 @@ struct WeightGradParams {
   bool whole_blocks;               // m_size is a multiple of 64: the map's first form
   int m_blocks, m_blocks_of_part;  // of 64 m; none has m of two parts
   int m_tiles, n_tiles;
-  bool accumulate;  // out += instead of out =
-  Early early;      // kNothing or kAll
+  bool accumulate;         // out += instead of out =
+  unsigned* work_counter;  // 0 before the kernel, or null: work is dealt in turn
+  Early early;             // kNothing or kAll
 };
 
 struct WeightGradArgs {
@@ -35,12 +36,19 @@ struct WeightGradArgs {
   int parts;              // 2: gate and up
   int64_t m_size, n_size;
   int64_t max_rows;
+  bool pairs;                             // CTAs of a pair load m operands for each other
   const void* rows;                       // [P, parts, m_size]
   void* out[2];                           // gradient of each part, expert 0
   int64_t out_expert_stride, out_stride;  // elements
   WeightGradParams params;                // the maps and the tiles are filled in by the launcher
 };
 
+// Whether `pairs` pays. With fewer rows most m operands are short enough to be held for several
+// tiles.
+constexpr int64_t kManyRows = 192;  // of an expert, on average
+inline bool weight_grad_pairs(int64_t rows, int64_t experts) {
+  return rows >= kManyRows * experts;
+}
 // Why the sm_90a kernel cannot take this problem, or null.
 const char* weight_grad_refuses(const WeightGradArgs& args);
 cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,

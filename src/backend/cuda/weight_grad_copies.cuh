@@ -8,95 +8,36 @@
 //   warps 14, 15   send what consumer group 0 and 1 have staged
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/element.cuh"
 #include "backend/cuda/piece_barriers.cuh"
 #include "backend/cuda/tile_mma.cuh"
 #include "backend/cuda/weight_grad.h"
+#include "backend/cuda/weight_grad_tiles.cuh"
 
 namespace moec::cuda {
 
-constexpr int kGradThreads = 512;  // gatherers, two consumer warpgroups, the rest
-constexpr int kGatherWarps = 4;
-constexpr int kGatherRows = kTileK / kGatherWarps;
-// Of the tile queue: all warps but the one that finds.
-constexpr int kTileReaders = kGradThreads / 32 - 1;
-constexpr int kFullArrivals = 1 + 32 * kGatherWarps;
-
-// The tokens of k-blocks, -1 for padding rows and past a tile's rows, from the warp that finds them
-// to those that gather.
-class TokenRing {
- public:
-  using Slots = SlotRing<4, 4 * kTileK>;
-  static constexpr int kBytes = Slots::kBytes;
-
-  __device__ explicit TokenRing(uint32_t memory) : ring_(memory) {}
-
-  // Each lane of the finder writes. One lane in each half of a gathering warp reads, and says so:
-  // racecheck takes no account of what a warp does in step.
-  __device__ void init() const { ring_.init(32, 2 * kGatherWarps); }
-  // Lane l has those of rows l and 32 + l.
-  __device__ void put(int low, int high) {
-    const int lane = threadIdx.x & 31;
-    ring_.wait_empty();
-    ptx::shared_store(ring_.slot() + 4 * lane, __int_as_float(low));
-    ptx::shared_store(ring_.slot() + 4 * (32 + lane), __int_as_float(high));
-    ring_.arrive_full();
-    __syncwarp();
-    ring_.advance();
-  }
-  // Those of kCount rows from `row`, a multiple of 4, for half a warp.
-  template <int kCount>
-  __device__ void take(int row, int (&token)[kCount]) {
-    const bool reads = (threadIdx.x & 15) == 0;
-    uint4 words[kCount / 4] = {};
-    ring_.wait_full();
-    if (reads) {
-#pragma unroll
-      for (int i = 0; i < kCount / 4; ++i) {
-        words[i] = ptx::shared_load(ring_.slot() + 4 * (row + 4 * i));
-      }
-      ring_.arrive_empty();
-    }
-    ring_.advance();
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const uint4 v = words[i / 4];
-      const uint32_t word = i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
-      token[i] = int(__shfl_sync(~0u, word, 0, 16));
-    }
-  }
-
- private:
-  Slots ring_;
-};
-
-// kBuffers: of a consumer group, for results on their way out. A second one takes the place of a
-// stage: with few rows, tiles are finished as fast as they can be stored.
-template <typename Element_, bool kF32_, bool kOutMContiguous_, int kBuffers_>
+// kPairs: CTAs of a pair load the m operand for each other; else each holds it for a run of tiles.
+template <typename Element_, bool kF32_, bool kOutMContiguous_, bool kPairs_>
 struct GradConfig {
   using Element = Element_;
   static constexpr bool kF32 = kF32_;  // of the gradient
   static constexpr bool kOutMContiguous = kOutMContiguous_;
-  static constexpr int kBuffers = kBuffers_;
-  static constexpr int kStages = 5 - kBuffers;
-  static constexpr int kPieceBytes = 2 * kBlockBytes;  // 64 x 128 elements, 64 x 64 f32
-  static constexpr int kGroupStaging = kBuffers * kPieceBytes;
-  static constexpr int kPieces = kF32 ? 4 : 2;  // of a tile and a consumer group
-  static constexpr int kStaging = kStages * kStageBytes<kMaxTileN>;  // offset
-  static constexpr int kBarriers = kStaging + 2 * kGroupStaging;     // offset
-  static constexpr int kQueue = kBarriers + 2 * kStages * 8;         // offset
-  static constexpr int kTokens = kQueue + GradQueue::kBytes;         // offset
+  static constexpr bool kPairs = kPairs_;
+  static constexpr int kStages = 4;
+  static constexpr int kPieceBytes = 2 * kBlockBytes;           // 64 x 128 elements, 64 x 64 f32
+  static constexpr int kPieces = kF32 ? 4 : 2;                  // of a tile and a consumer group
+  static constexpr int kStaging = GradRing<kStages>::kBytes;    // offset
+  static constexpr int kBarriers = kStaging + 2 * kPieceBytes;  // offset
+  static constexpr int kQueue = kBarriers + 2 * kStages * 8;    // offset
+  static constexpr int kTokens = kQueue + GradQueue::kBytes;    // offset
   static constexpr int kSharedBytes = kTokens + TokenRing::kBytes;
   // Registers of a thread: 512 for the four warpgroups together.
   static constexpr int kGatherRegisters = 56, kSideRegisters = 24, kConsumerRegisters = 216;
-  using Stages = Ring<kStages, kMaxTileN>;
+  using Stages = std::conditional_t<kPairs, PairRing<GradRing<kStages>>, GradRing<kStages>>;
+  using Scheduler = std::conditional_t<kPairs, PairScheduler, RunScheduler>;
 };
-
-// Rows of a tile's first k-block; all others have kTileK.
-__device__ __forceinline__ int first_rows(int rows) {
-  return (rows - 1) % kTileK + 1;
-}
 
 // The warp that finds tiles and tokens. Tokens are looked up one k-block ahead; those of a tile are
 // all handed on before the next tile, for which nobody has room while that tile waits for them.
@@ -105,7 +46,8 @@ class GradFinder {
   __device__ GradFinder(const WeightGradParams& p, const GradQueue& queue, const TokenRing& tokens)
       : p_(p), queue_(queue), tokens_(tokens), lane_(threadIdx.x & 31) {}
 
-  __device__ void run(GradScheduler& scheduler) {
+  template <typename Scheduler>
+  __device__ void run(Scheduler scheduler) {
     GradTile tile;
     int low = -1, high = -1;
     bool held = false;
@@ -124,7 +66,7 @@ class GradFinder {
       } while (row < tile.rows);
     }
     if (held) tokens_.put(low, high);
-    queue_.put({-1, 0, 0, 0, 0});
+    queue_.put({-1, 0, 0, 0, 0, false});
   }
 
  private:
@@ -148,6 +90,7 @@ class GradProducer {
   __device__ void load() {
     GradTile tile;
     while (queue_.take(tile)) {
+      if constexpr (!C::kPairs) ring_.begin(tile);
       for (int row = 0, end = first_rows(tile.rows); row < tile.rows; row = end, end += kTileK) {
         ring_.wait_empty();
         if (ptx::elect_one()) load_rows(tile, tile.row_begin + row);
@@ -169,13 +112,16 @@ class GradProducer {
  private:
   // What lies outside the matrix becomes zeros.
   __device__ void load_rows(const GradTile& tile, int row) const {
+    if (ring_.held()) return ptx::barrier_arrive(ring_.full());
     ptx::barrier_arrive_expect(ring_.full(), kOperandMBytes);
-    for (int i = 0; i < 4; i += p_.whole_blocks ? 2 : 1) {
+    const bool shared = C::kPairs && tile.together;
+    const int begin = shared ? 2 * pair_rank() : 0, end = shared ? begin + 2 : 4;
+    for (int i = begin; i < end; i += p_.whole_blocks ? 2 : 1) {
       const int block = 4 * tile.m_tile + i, part = block >= p_.m_blocks_of_part;
       const ptx::Coordinate at =
           p_.whole_blocks ? ptx::Coordinate{0, row, block}
                           : ptx::Coordinate{64 * (block - part * p_.m_blocks_of_part), part, row};
-      ptx::tensor_load(ring_.operand_m() + i * kBlockBytes, &p_.row_map, ring_.full(), at);
+      load_block(ring_.operand_m() + i * kBlockBytes, &p_.row_map, ring_.full(), at, shared);
     }
   }
 
@@ -214,24 +160,21 @@ class GradSender {
   __device__ GradSender(const WeightGradParams& p, uint32_t staging) : p_(p), staging_(staging) {}
 
   __device__ void run(GradQueue queue, int group) {
-    for (int b = 0; b < C::kBuffers; ++b) PieceBarriers(group, b).free();
+    const PieceBarriers out(group);
+    out.free();
     GradTile tile;
-    int buffer = 0;
-    bool first = true;
     while (queue.take(tile)) {
 #pragma unroll 1
       for (int piece = 0; piece < C::kPieces; ++piece) {
-        PieceBarriers(group, buffer).wait_staged();
+        out.wait_staged();
         ptx::fence_proxy_async();
         if (ptx::elect_one()) {
-          send(staging_ + group * C::kGroupStaging + buffer * C::kPieceBytes, tile, group, piece);
+          send(staging_ + group * C::kPieceBytes, tile, group, piece);
           ptx::bulk_commit();
-          ptx::bulk_wait_read<C::kBuffers - 1>();  // the next buffer has been read
+          ptx::bulk_wait_read<0>();
         }
         __syncwarp();
-        buffer = (buffer + 1) % C::kBuffers;
-        if (C::kBuffers == 1 || !first) PieceBarriers(group, buffer).free();
-        first = false;
+        out.free();
       }
     }
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counters from which the clusters of a row GEMM take their work, one for each GEMM of a call, and
+// Counters from which the CTAs of a GEMM take their work, one for each GEMM of a call, and
 // behind them those of the finished tiles of each expert (row_gemm.h, `done`).
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace moec::cuda {
 
-constexpr int kGemmCounters = 4, kDoneCounters = 512;
+constexpr int kGemmCounters = 6, kDoneCounters = 512;
 constexpr int kWorkCounters = kGemmCounters + kDoneCounters;
 cudaError_t clear_work_counters(unsigned* counters, cudaStream_t stream);
 
