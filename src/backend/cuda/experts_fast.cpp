@@ -266,7 +266,7 @@ const char* refuses(const moec_experts_desc& desc) {
 
 }  // namespace
 
-static_assert(kSharedProducts == 1e11 && kManyRows == 192, "what describe says");
+static_assert(kSharedProducts == 4e10 && kManyRows == 192, "what describe says");
 const ExpertsPath kFastPath = {
     "fast",
     true,
@@ -274,8 +274,8 @@ const ExpertsPath kFastPath = {
     forward,
     backward,
     measure,
-    "\"row_gemm\": {\"features\": 256, \"rows\": \"16..128 by 16\", \"k\": 64, \"cluster\": 2, "
-    "\"weights_by_multicast\": \"rows * hidden * inter >= 1e11\"}, "
+    "\"row_gemm\": {\"features\": 256, \"rows\": \"8..128 by 8\", \"k\": 64, \"cluster\": 2, "
+    "\"weights_by_multicast\": \"rows * hidden * inter >= 4e10\"}, "
     "\"weight_grad\": {\"m\": 256, \"n\": 128, \"k\": \"64, tail 16\", "
     "\"m_by_multicast\": \"rows >= 192 * experts\"}"};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row GEMM kernel for sm_90a: features on the m side of wgmma, rows (tokens) on the n side, so
-// that a tile may have any multiple of 16 rows.
+// that a tile may have any number of rows.
 //
 //   grid     persistent, clusters of two CTAs, 384 or 512 threads, one CTA on an SM
 //   roles    warpgroups 1 and 2 multiply and run the epilogue. Of other warps one loads weights and
@@ -265,8 +265,8 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
       multiply<typename C::Element, C::kMaxRows, 1, C::kWeights, Major::kK, C::kGather>(
           acc, ring, group.index, p.k_blocks, behind);
     } else {
-      multiply_rows<typename C::Element, C::kWeights, C::kGather>(
-          acc, ring, group.index, p.k_blocks, (tile.rows + kRowUnit - 1) / kRowUnit, behind);
+      multiply_rows<typename C::Element, C::kWeights, C::kGather>(acc, ring, group.index,
+                                                                  p.k_blocks, tile.rows, behind);
     }
     more = queue.take(next);
     leave();

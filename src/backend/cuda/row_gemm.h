@@ -78,10 +78,10 @@ struct RowGemmArgs {
   RowGemmParams params;      // maps, tiles and k-blocks are filled in by the launcher
 };
 
-// Whether `shares` pays for an MLP of so many rows: from about a millisecond of products on, power
+// Whether `shares` pays for an MLP of so many rows: from about half a millisecond on, power
 // decides how fast they go, and a weight that leaves L2 once for two CTAs costs less of it. Below,
 // a stage that waits for the slower of two CTAs costs more.
-constexpr double kSharedProducts = 1e11;  // rows * hidden * inter
+constexpr double kSharedProducts = 4e10;  // rows * hidden * inter
 inline bool row_gemm_shares(int64_t rows, int64_t hidden, int64_t inter) {
   return double(rows) * double(hidden) * double(inter) >= kSharedProducts;
 }

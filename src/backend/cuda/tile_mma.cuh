@@ -87,18 +87,18 @@ __device__ __forceinline__ void pass_over(Stages& ring, int k_blocks, Behind beh
   }
 }
 
-// multiply with the number of columns known only now: 16 * units, 1 <= units <= kRows / 16.
+// multiply with the number of columns known only now: the next multiple of kRowStep.
 template <typename Element, Major kMajorM, bool kGathered, typename Stages, typename Behind>
 __device__ __forceinline__ void multiply_rows(Accumulators& acc, Stages& ring, int group,
-                                              int k_blocks, int units, Behind behind) {
-#define MOEC_CASE(n)                                                                          \
-  case n:                                                                                     \
-    if constexpr (16 * n <= Stages::kRows) {                                                  \
-      multiply<Element, 16 * n, 2, kMajorM, Major::kK, kGathered>(acc, ring, group, k_blocks, \
-                                                                  behind);                    \
-    }                                                                                         \
+                                              int k_blocks, int rows, Behind behind) {
+#define MOEC_CASE(n)                                                                       \
+  case n:                                                                                  \
+    if constexpr (kRowStep * n <= Stages::kRows) {                                         \
+      multiply<Element, kRowStep * n, 2, kMajorM, Major::kK, kGathered>(acc, ring, group,  \
+                                                                        k_blocks, behind); \
+    }                                                                                      \
     break
-  switch (units) {
+  switch ((rows + kRowStep - 1) / kRowStep) {
     MOEC_CASE(1);
     MOEC_CASE(2);
     MOEC_CASE(3);
@@ -107,6 +107,14 @@ __device__ __forceinline__ void multiply_rows(Accumulators& acc, Stages& ring, i
     MOEC_CASE(6);
     MOEC_CASE(7);
     MOEC_CASE(8);
+    MOEC_CASE(9);
+    MOEC_CASE(10);
+    MOEC_CASE(11);
+    MOEC_CASE(12);
+    MOEC_CASE(13);
+    MOEC_CASE(14);
+    MOEC_CASE(15);
+    MOEC_CASE(16);
   }
 #undef MOEC_CASE
 }

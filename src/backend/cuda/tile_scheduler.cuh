@@ -10,7 +10,8 @@ namespace moec::cuda {
 
 constexpr int kClusterSize = 2;
 constexpr int kTileM = 256;    // features (or weight rows) of one CTA's tile
-constexpr int kRowUnit = 16;   // granularity of rows in a tile
+constexpr int kRowUnit = 16;   // granularity of rows in copies
+constexpr int kRowStep = 8;    // and in tiles and products
 constexpr int kBandPairs = 8;  // pairs of row tiles that are walked for each feature tile in turn
 
 // The work list both schedulers share: expert e owns units(e) consecutive numbers.
@@ -176,10 +177,10 @@ class RowScheduler {
     } else {
       tile.feature_tile = int(index - pairs * features) * 2 + rank_;
     }
-    const unsigned units = (walk_.rows + kRowUnit - 1) / kRowUnit;  // spread over m parts
-    const unsigned each = units / m, extra = units % m;
-    const int first = int(part * each + min(part, extra)) * kRowUnit;
-    const int last = first + int(each + (part < extra)) * kRowUnit;
+    const unsigned steps = (walk_.rows + kRowStep - 1) / kRowStep;  // spread over m parts
+    const unsigned each = steps / m, extra = steps % m;
+    const int first = int(part * each + min(part, extra)) * kRowStep;
+    const int last = first + int(each + (part < extra)) * kRowStep;
     tile.row_begin = walk_.row_begin + first;
     tile.rows = min(last, walk_.rows) - first;
     return true;

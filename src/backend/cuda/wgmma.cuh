@@ -46,26 +46,40 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Operand lists of 8 registers, appended one group for each 16 columns.
-#define MOEC_P0 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define MOEC_P1 MOEC_P0 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define MOEC_P2 MOEC_P1 ",%16,%17,%18,%19,%20,%21,%22,%23"
-#define MOEC_P3 MOEC_P2 ",%24,%25,%26,%27,%28,%29,%30,%31"
-#define MOEC_P4 MOEC_P3 ",%32,%33,%34,%35,%36,%37,%38,%39"
-#define MOEC_P5 MOEC_P4 ",%40,%41,%42,%43,%44,%45,%46,%47"
-#define MOEC_P6 MOEC_P5 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define MOEC_P7 MOEC_P6 ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define MOEC_R(i)                                                                             \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-      "+f"(d[i + 6]), "+f"(d[i + 7])
+// Operand lists: four registers for each 8 columns.
+#define MOEC_P0 "%0,%1,%2,%3"
+#define MOEC_P1 MOEC_P0 ",%4,%5,%6,%7"
+#define MOEC_P2 MOEC_P1 ",%8,%9,%10,%11"
+#define MOEC_P3 MOEC_P2 ",%12,%13,%14,%15"
+#define MOEC_P4 MOEC_P3 ",%16,%17,%18,%19"
+#define MOEC_P5 MOEC_P4 ",%20,%21,%22,%23"
+#define MOEC_P6 MOEC_P5 ",%24,%25,%26,%27"
+#define MOEC_P7 MOEC_P6 ",%28,%29,%30,%31"
+#define MOEC_P8 MOEC_P7 ",%32,%33,%34,%35"
+#define MOEC_P9 MOEC_P8 ",%36,%37,%38,%39"
+#define MOEC_P10 MOEC_P9 ",%40,%41,%42,%43"
+#define MOEC_P11 MOEC_P10 ",%44,%45,%46,%47"
+#define MOEC_P12 MOEC_P11 ",%48,%49,%50,%51"
+#define MOEC_P13 MOEC_P12 ",%52,%53,%54,%55"
+#define MOEC_P14 MOEC_P13 ",%56,%57,%58,%59"
+#define MOEC_P15 MOEC_P14 ",%60,%61,%62,%63"
+#define MOEC_R(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define MOEC_R0 MOEC_R(0)
-#define MOEC_R1 MOEC_R0, MOEC_R(8)
-#define MOEC_R2 MOEC_R1, MOEC_R(16)
-#define MOEC_R3 MOEC_R2, MOEC_R(24)
-#define MOEC_R4 MOEC_R3, MOEC_R(32)
-#define MOEC_R5 MOEC_R4, MOEC_R(40)
-#define MOEC_R6 MOEC_R5, MOEC_R(48)
-#define MOEC_R7 MOEC_R6, MOEC_R(56)
+#define MOEC_R1 MOEC_R0, MOEC_R(4)
+#define MOEC_R2 MOEC_R1, MOEC_R(8)
+#define MOEC_R3 MOEC_R2, MOEC_R(12)
+#define MOEC_R4 MOEC_R3, MOEC_R(16)
+#define MOEC_R5 MOEC_R4, MOEC_R(20)
+#define MOEC_R6 MOEC_R5, MOEC_R(24)
+#define MOEC_R7 MOEC_R6, MOEC_R(28)
+#define MOEC_R8 MOEC_R7, MOEC_R(32)
+#define MOEC_R9 MOEC_R8, MOEC_R(36)
+#define MOEC_R10 MOEC_R9, MOEC_R(40)
+#define MOEC_R11 MOEC_R10, MOEC_R(44)
+#define MOEC_R12 MOEC_R11, MOEC_R(48)
+#define MOEC_R13 MOEC_R12, MOEC_R(52)
+#define MOEC_R14 MOEC_R13, MOEC_R(56)
+#define MOEC_R15 MOEC_R14, MOEC_R(60)
 #define MOEC_WGMMA(n, type, p, a, b, s, ta, tb, ...)                                         \
   asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " s                                   \
                ", 0;\n"                                                                      \
@@ -89,14 +103,22 @@ __device__ __forceinline__ void wgmma(float (&d)[kMaxTileN / 2], uint32_t a, uin
   const uint64_t b_desc = uint64_t(kDescriptorHigh) << 32 | b;
   constexpr bool kBf16 = sizeof(Element) == 2 && __is_same(Element, __nv_bfloat16);
   static_assert(kBf16 || __is_same(Element, __half));
-  MOEC_WGMMA_N(16, MOEC_P0, "%8", "%9", "%10", "%11", "%12", MOEC_R0)
-  MOEC_WGMMA_N(32, MOEC_P1, "%16", "%17", "%18", "%19", "%20", MOEC_R1)
-  MOEC_WGMMA_N(48, MOEC_P2, "%24", "%25", "%26", "%27", "%28", MOEC_R2)
-  MOEC_WGMMA_N(64, MOEC_P3, "%32", "%33", "%34", "%35", "%36", MOEC_R3)
-  MOEC_WGMMA_N(80, MOEC_P4, "%40", "%41", "%42", "%43", "%44", MOEC_R4)
-  MOEC_WGMMA_N(96, MOEC_P5, "%48", "%49", "%50", "%51", "%52", MOEC_R5)
-  MOEC_WGMMA_N(112, MOEC_P6, "%56", "%57", "%58", "%59", "%60", MOEC_R6)
-  MOEC_WGMMA_N(128, MOEC_P7, "%64", "%65", "%66", "%67", "%68", MOEC_R7)
+  MOEC_WGMMA_N(8, MOEC_P0, "%4", "%5", "%6", "%7", "%8", MOEC_R0)
+  MOEC_WGMMA_N(16, MOEC_P1, "%8", "%9", "%10", "%11", "%12", MOEC_R1)
+  MOEC_WGMMA_N(24, MOEC_P2, "%12", "%13", "%14", "%15", "%16", MOEC_R2)
+  MOEC_WGMMA_N(32, MOEC_P3, "%16", "%17", "%18", "%19", "%20", MOEC_R3)
+  MOEC_WGMMA_N(40, MOEC_P4, "%20", "%21", "%22", "%23", "%24", MOEC_R4)
+  MOEC_WGMMA_N(48, MOEC_P5, "%24", "%25", "%26", "%27", "%28", MOEC_R5)
+  MOEC_WGMMA_N(56, MOEC_P6, "%28", "%29", "%30", "%31", "%32", MOEC_R6)
+  MOEC_WGMMA_N(64, MOEC_P7, "%32", "%33", "%34", "%35", "%36", MOEC_R7)
+  MOEC_WGMMA_N(72, MOEC_P8, "%36", "%37", "%38", "%39", "%40", MOEC_R8)
+  MOEC_WGMMA_N(80, MOEC_P9, "%40", "%41", "%42", "%43", "%44", MOEC_R9)
+  MOEC_WGMMA_N(88, MOEC_P10, "%44", "%45", "%46", "%47", "%48", MOEC_R10)
+  MOEC_WGMMA_N(96, MOEC_P11, "%48", "%49", "%50", "%51", "%52", MOEC_R11)
+  MOEC_WGMMA_N(104, MOEC_P12, "%52", "%53", "%54", "%55", "%56", MOEC_R12)
+  MOEC_WGMMA_N(112, MOEC_P13, "%56", "%57", "%58", "%59", "%60", MOEC_R13)
+  MOEC_WGMMA_N(120, MOEC_P14, "%60", "%61", "%62", "%63", "%64", MOEC_R14)
+  MOEC_WGMMA_N(128, MOEC_P15, "%64", "%65", "%66", "%67", "%68", MOEC_R15)
 }
 
 #undef MOEC_WGMMA_N
@@ -109,6 +131,14 @@ __device__ __forceinline__ void wgmma(float (&d)[kMaxTileN / 2], uint32_t a, uin
 #undef MOEC_R5
 #undef MOEC_R6
 #undef MOEC_R7
+#undef MOEC_R8
+#undef MOEC_R9
+#undef MOEC_R10
+#undef MOEC_R11
+#undef MOEC_R12
+#undef MOEC_R13
+#undef MOEC_R14
+#undef MOEC_R15
 #undef MOEC_R
 #undef MOEC_P0
 #undef MOEC_P1
@@ -118,5 +148,13 @@ __device__ __forceinline__ void wgmma(float (&d)[kMaxTileN / 2], uint32_t a, uin
 #undef MOEC_P5
 #undef MOEC_P6
 #undef MOEC_P7
+#undef MOEC_P8
+#undef MOEC_P9
+#undef MOEC_P10
+#undef MOEC_P11
+#undef MOEC_P12
+#undef MOEC_P13
+#undef MOEC_P14
+#undef MOEC_P15
 
 }  // namespace moec::cuda
