@@ -129,9 +129,9 @@ class WorkNumbers {
 };
 
 // Rows vary, k is fixed. An expert with n rows gets m = ceil(n / kMaxRows) nearly equal row tiles.
-// The two CTAs of a cluster start two row tiles of one feature tile together, so that the second to
-// ask for a weight finds it in L2; where m is odd, the last row tile is left, and they take two
-// feature tiles of it.
+// The two CTAs of a cluster take two row tiles of one feature tile together; where m is odd, the
+// last row tile is left, and they take two feature tiles of it, as soon as all others of the last
+// band have had those two: weights of an expert can be more than L2 holds.
 struct RowTile {
   int expert, row_begin, rows;  // rows of this CTA
   int feature_tile;
@@ -166,17 +166,15 @@ class RowScheduler {
     if (!found) return false;
     tile.expert = walk_.expert;
     const unsigned m = row_tiles(walk_.rows), pairs = m / 2, index = walk_.index;
-    unsigned part = m - 1;
-    tile.together = index < pairs * features;
-    if (tile.together) {
-      const unsigned band = index / (kBandPairs * features);
-      const unsigned band_pairs = min(unsigned(kBandPairs), pairs - band * kBandPairs);
-      const unsigned rest = index - band * kBandPairs * features;
-      tile.feature_tile = int(rest / band_pairs);
-      part = 2 * (band * kBandPairs + rest % band_pairs) + rank_;
-    } else {
-      tile.feature_tile = int(index - pairs * features) * 2 + rank_;
-    }
+    const unsigned last_band = (max(pairs, 1u) - 1) / kBandPairs;
+    const unsigned band = min(index / (kBandPairs * features), last_band);
+    const unsigned band_pairs = min(unsigned(kBandPairs), pairs - band * kBandPairs);
+    const unsigned each_two = 2 * band_pairs + (band == last_band ? m % 2 : 0);
+    const unsigned rest = index - band * kBandPairs * features, at = rest % each_two;
+    const unsigned feature = rest / each_two * 2, width = min(2u, features - feature);
+    tile.together = at < width * band_pairs;
+    tile.feature_tile = int(feature + (tile.together ? at / band_pairs : rank_));
+    const unsigned part = tile.together ? 2 * (band * kBandPairs + at % band_pairs) + rank_ : m - 1;
     const unsigned steps = (walk_.rows + kRowStep - 1) / kRowStep;  // spread over m parts
     const unsigned each = steps / m, extra = steps % m;
     const int first = int(part * each + min(part, extra)) * kRowStep;
