@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who waits for whom: all warps of a pair of CTAs, each a list of steps between which any other may
+run, in random order until all have ended or none can go on.
+
+A kernel that stands still once in thousands of launches is not found by launching it.
+"""
+
+import random
+
+STAGES = 4
+
+
+class Barrier:
+    """An mbarrier; who waits sees only whether the phase of the other parity is under way."""
+
+    def __init__(self, count):
+        self.count = self.left = count
+        self.phase = self.bytes = 0  # bytes: announced and not here, or here and not announced
+
+    def arrive(self, announced=0):
+        self.left -= 1
+        self.land(-announced)
+
+    def land(self, loaded):
+        self.bytes -= loaded
+        assert self.left >= 0
+        if self.left == self.bytes == 0:
+            self.phase += 1
+            self.left = self.count
+
+    def wait(self, parity):
+        while self.phase % 2 == parity:
+            yield
+
+
+class Named(Barrier):
+    """bar.sync and bar.arrive: of all who take part."""
+
+    def sync(self):
+        phase = self.phase
+        self.arrive()
+        while self.phase == phase:
+            yield
+
+
+class Slots:
+    """A ring of barriers and values; each of its users counts for itself."""
+
+    def __init__(self, slots, full, empty):
+        self.full = [Barrier(full) for _ in range(slots)]
+        self.empty = [Barrier(empty) for _ in range(slots)]
+        self.value = [None] * slots
+
+    def wait_full(self, at):
+        return self.full[at % len(self.full)].wait(at // len(self.full) & 1)
+
+    def wait_empty(self, at):
+        return self.empty[at % len(self.full)].wait(at // len(self.full) & 1 ^ 1)
+
+    def put(self, at, value):
+        yield from self.wait_empty(at)
+        self.value[at % len(self.full)] = value
+        yield
+        self.full[at % len(self.full)].arrive()
+
+    def take(self, at):
+        yield from self.wait_full(at)
+        value = self.value[at % len(self.full)]
+        yield
+        self.empty[at % len(self.full)].arrive()
+        return value
+
+
+class Pair:
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.shares = self.random.random() < 0.5  # the CTAs load for each other
+        self.ctas = []
+
+    def release(self, cta, at):
+        for sharer in self.sharers(cta):
+            sharer.ring.empty[at % STAGES].arrive()
+
+    def sharers(self, cta):
+        """The CTAs whose stages are empty only when this one has read its own, too."""
+        return self.ctas if self.shares else [cta]
+
+    def ends(self):
+        """Some warps are ten times as fast as others. Still: none has ended or moved a barrier."""
+        warps = [warp for cta in self.ctas for warp in cta.warps()]
+        speeds = {warp: self.random.choice((1, 1, 3, 10)) for warp in warps}
+        seen = None
+        while warps:
+            for warp in self.random.choices(warps, [speeds[w] for w in warps], k=6000):
+                if warp in speeds:
+                    try:
+                        next(warp)
+                    except StopIteration:
+                        del speeds[warp]
+            warps = [warp for warp in warps if warp in speeds]
+            barriers = [b for cta in self.ctas for b in cta.barriers()]
+            now = len(warps), [(b.phase, b.left, b.bytes) for b in barriers]
+            if now == seen:
+                return False
+            seen = now
+        return True
