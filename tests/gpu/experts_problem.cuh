@@ -99,9 +99,11 @@ class ExpertsProblem {
   }
   // Each kernel takes all four ways in turn, over all problems: CTAs of a pair load for each other
   // or not, work from a counter or dealt. The first has both, as it is where a kernel runs once.
+  // Each round begins one later: what comes second in all problems shall not always go one way.
   static unsigned turn_of(const std::vector<int>& kernel) {
     static std::map<std::vector<int>, unsigned> turns;
-    return turns[kernel]++ % 4;
+    const unsigned turn = turns[kernel]++;
+    return (turn + turn / 4) % 4;
   }
   unsigned* cleared_counter(unsigned turn) {
     CHECK_CUDA(cudaMemset(work_counter_.data(), 0, sizeof(unsigned)));

@@ -78,12 +78,9 @@ class Pair:
         self.ctas = []
 
     def release(self, cta, at):
-        for sharer in self.sharers(cta):
+        """A stage is empty only when each CTA that loads into it has had it read."""
+        for sharer in self.ctas if self.shares else [cta]:
             sharer.ring.empty[at % STAGES].arrive()
-
-    def sharers(self, cta):
-        """The CTAs whose stages are empty only when this one has read its own, too."""
-        return self.ctas if self.shares else [cta]
 
     def ends(self):
         """Some warps are ten times as fast as others. Still: none has ended or moved a barrier."""

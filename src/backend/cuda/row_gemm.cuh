@@ -241,15 +241,15 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
   const auto leave = [&] {
     while (piece < Epilogue::kPieces) epilogue.copy_piece(p, group, piece++);
   };
+  // Not at the k-blocks of the other group: the tensor cores are short of work where both move
+  // results at once.
+  const auto held = [&] {
+    piece = 0;
+    due = (stride + 1) / 2 - (stride > 1 ? group.index : 0);
+  };
   RowTile tile, next;
   for (bool more = queue.take(tile); more; tile = next) {
     const int feature = tile.feature_tile * C::kFeaturesOfTile + group.index * 64;
-    // Not at the k-blocks of the other group: the tensor cores are short of work where both move
-    // results at once.
-    const auto held = [&] {
-      piece = 0;
-      due = (stride + 1) / 2 - (stride > 1 ? group.index : 0);
-    };
     if (Epilogue::kSkipsOutside && feature >= p.features) {
       pass_over(ring, p.k_blocks, behind);
       more = queue.take(next);

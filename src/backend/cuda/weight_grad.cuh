@@ -249,9 +249,7 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
   } else {
     ptx::registers_release<C::kSideRegisters>();
     if (warp == 12) {
-      GradFinder(p, queue, tokens)
-          .run(typename C::Scheduler(p.group_offsets, p.num_experts, p.m_tiles, p.n_tiles,
-                                     p.work_counter));
+      GradFinder(p, queue, tokens).run(typename C::Scheduler(p));
     } else if (warp == 13) {
       GradProducer<C>(p, ring, queue).load();
     } else {

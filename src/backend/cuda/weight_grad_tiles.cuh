@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/cuda/tile_ring.cuh"
+#include "backend/cuda/weight_grad.h"
 
 namespace moec::cuda {
 
@@ -33,13 +34,12 @@ __device__ __forceinline__ int first_rows(int rows) {
 // more of them.
 class RunScheduler {
  public:
-  __device__ RunScheduler(const int32_t* group_offsets, int num_experts, int m_tiles, int n_tiles,
-                          unsigned* counter)
-      : walk_(group_offsets, num_experts),
-        counter_(counter),
-        n_tiles_(n_tiles),
-        runs_((n_tiles + kRun - 1) / kRun),
-        units_(m_tiles * runs_),
+  __device__ explicit RunScheduler(const WeightGradParams& p)
+      : walk_(p.group_offsets, p.num_experts),
+        counter_(p.work_counter),
+        n_tiles_(p.n_tiles),
+        runs_((p.n_tiles + kRun - 1) / kRun),
+        units_(p.m_tiles * runs_),
         next_(blockIdx.x) {}
 
   __device__ bool next(GradTile& tile) {
@@ -74,12 +74,11 @@ class RunScheduler {
 // n_tiles is odd, two m tiles, the second of which may lie outside.
 class PairScheduler {
  public:
-  __device__ PairScheduler(const int32_t* group_offsets, int num_experts, int m_tiles, int n_tiles,
-                           unsigned*)
-      : walk_(group_offsets, num_experts),
-        n_pairs_(n_tiles / kClusterSize),
-        together_(m_tiles * n_pairs_),
-        units_(together_ + n_tiles % kClusterSize * ((m_tiles + 1) / kClusterSize)),
+  __device__ explicit PairScheduler(const WeightGradParams& p)
+      : walk_(p.group_offsets, p.num_experts),
+        n_pairs_(p.n_tiles / kClusterSize),
+        together_(p.m_tiles * n_pairs_),
+        units_(together_ + p.n_tiles % kClusterSize * ((p.m_tiles + 1) / kClusterSize)),
         unit_(int(blockIdx.x) / kClusterSize) {}
 
   __device__ bool next(GradTile& tile) {
@@ -186,8 +185,7 @@ class TokenRing {
 template <int kStages>
 class GradRing : public StageBarriers<kStages> {
  public:
-  static constexpr int kOperandNBytes = 2 * kBlockBytes;
-  static constexpr int kBytes = kStages * (kOperandMBytes + kOperandNBytes);
+  static constexpr int kBytes = kStages * kStageBytes<kMaxTileN>;
 
   __device__ GradRing(uint32_t memory, uint32_t barriers)
       : StageBarriers<kStages>(barriers), memory_(memory) {}
@@ -210,7 +208,7 @@ class GradRing : public StageBarriers<kStages> {
   }
   __device__ uint32_t operand_m() const { return memory_ + place_ * kOperandMBytes; }
   __device__ uint32_t operand_n() const {
-    return memory_ + kStages * kOperandMBytes + this->stage_ * kOperandNBytes;
+    return memory_ + kStages * kOperandMBytes + this->stage_ * 2 * kBlockBytes;
   }
 
  private:
