@@ -234,9 +234,9 @@ class Layer {
   void backward() const {
     clear();
     grad_down();
-    grad_weights(1);
+    grad_up();
+    grad_weights(1, cuda::Early::kAll);
     grad_weights(2, cuda::Early::kAll);
-    grad_up(cuda::Early::kAll);
     combine(true);
   }
   void bound(const Cublas& cublas) const {

@@ -5,7 +5,7 @@ back to itself alone, the model stands still (the last test).
 
 from warps import STAGES, Named, Pair, Slots
 
-QUEUE, TOKENS = 8, 4
+QUEUE, TOKENS, NUMBERS = 8, 4, 4
 
 
 class Cta:
@@ -13,10 +13,11 @@ class Cta:
         self.pair = pair
         self.ring = Slots(STAGES, 1 + 4, 8 * (2 if pair.shares else 1))
         self.queue, self.tokens = Slots(QUEUE, 1, 15), Slots(TOKENS, 1, 4)
+        self.numbers = Slots(NUMBERS, 1, 2)  # the empty ones of the first CTA count
         self.free, self.staged = [Named(5), Named(5)], [Named(5), Named(5)]
 
     def barriers(self):
-        slots = self.ring, self.queue, self.tokens
+        slots = self.ring, self.queue, self.tokens, self.numbers
         return [*(b for s in slots for b in s.full + s.empty), *self.free, *self.staged]
 
     def warps(self):
@@ -36,9 +37,22 @@ class Cta:
                 if kb == 0:
                     yield from self.queue.put(at, at)
                 known += k_blocks > 0
+            if self.pair.shares:
+                yield from self.next_number(at)
         if known > given:
             yield from self.tokens.put(given, True)
         yield from self.queue.put(len(self.pair.tiles), None)
+
+    def next_number(self, at):
+        ctas = self.pair.ctas
+        lead = ctas[0].numbers
+        if self is ctas[0]:
+            yield from lead.wait_empty(at)
+            for cta in ctas:
+                cta.numbers.full[at % NUMBERS].arrive()
+        yield from self.numbers.wait_full(at)
+        yield
+        lead.empty[at % NUMBERS].arrive()
 
     def take(self, taken):
         at = yield from self.queue.take(taken)

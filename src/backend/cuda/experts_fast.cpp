@@ -163,15 +163,15 @@ void walk_backward(const Op& op, const ExpertsGradArgs& args, const Memory& memo
   products.grad_down(args.d_y,
                      {memory.pre, memory.d_pre, memory.weighted, factor, memory.d_weight_parts});
   // Those that follow read what grad down wrote, and nothing of each other: the first waits for it.
-  // Weight gradients of many rows deal their tiles in turn and end unevenly; grad up, whose tiles
-  // come from a counter, fills what they leave.
+  // All take their tiles from counters; those of weight gradients, the smaller ones, fill what grad
+  // up leaves.
   Early first = Early::kNothing;
   const auto early = [&] { return std::exchange(first, Early::kAll); };
+  if (args.d_x) products.grad_up(memory.d_pre, memory.rows, early());
   if (down)
     products.grad_weights(memory.weighted, args.d_y, d.down, nullptr, args.accumulate, early());
   if (gate)
     products.grad_weights(memory.d_pre, args.x.data, d.gate, &d.up, args.accumulate, early());
-  if (args.d_x) products.grad_up(memory.d_pre, memory.rows, early());
   products.grad_biases(d, memory.d_pre, args.d_y, factor, args.accumulate);
   if (biased)
     products.queue([&] {

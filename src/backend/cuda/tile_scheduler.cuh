@@ -218,7 +218,7 @@ class SlotRing {
   __device__ uint32_t empty(int s) const { return full(kSlots + s); }
 
   uint32_t memory_;
-  int at_ = 0;
+  unsigned at_ = 0;
 };
 
 // 16 bytes a tile, from the warp that finds them to all others.

@@ -224,10 +224,12 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
   typename C::Stages ring(memory, memory + C::kBarriers);
   const GradQueue queue(memory + C::kQueue);
   const TokenRing tokens(memory + C::kTokens);
+  const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   if (threadIdx.x == 0) {
     ring.init(kFullArrivals);
     queue.init(kTileReaders);
     tokens.init();
+    numbers.init();
     ptx::fence_barrier_init();
   }
   if constexpr (C::kPairs) {
@@ -249,7 +251,7 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
   } else {
     ptx::registers_release<C::kSideRegisters>();
     if (warp == 12) {
-      GradFinder(p, queue, tokens).run(typename C::Scheduler(p));
+      GradFinder(p, queue, tokens).run(typename C::Scheduler(p, numbers));
     } else if (warp == 13) {
       GradProducer<C>(p, ring, queue).load();
     } else {

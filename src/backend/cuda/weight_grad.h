@@ -25,7 +25,7 @@ struct WeightGradParams {
   int m_blocks, m_blocks_of_part;  // of 64 m; none has m of two parts
   int m_tiles, n_tiles;
   bool accumulate;         // out += instead of out =
-  unsigned* work_counter;  // without pairs: 0 before the kernel; or null: work is dealt in turn
+  unsigned* work_counter;  // 0 before the kernel, or null: work is dealt in turn
   Early early;             // kNothing or kAll
 };
 

@@ -32,9 +32,10 @@ struct GradConfig {
   static constexpr int kBarriers = kStaging + 2 * kPieceBytes;  // offset
   static constexpr int kQueue = kBarriers + 2 * kStages * 8;    // offset
   static constexpr int kTokens = kQueue + GradQueue::kBytes;    // offset
-  static constexpr int kSharedBytes = kTokens + TokenRing::kBytes;
+  static constexpr int kNumbers = kTokens + TokenRing::kBytes;  // offset
+  static constexpr int kSharedBytes = kNumbers + WorkNumbers::kBytes;
   // Registers of a thread: 512 for the four warpgroups together.
-  static constexpr int kGatherRegisters = 56, kSideRegisters = 24, kConsumerRegisters = 216;
+  static constexpr int kGatherRegisters = 48, kSideRegisters = 32, kConsumerRegisters = 216;
   using Stages = std::conditional_t<kPairs, PairRing<GradRing<kStages>>, GradRing<kStages>>;
   using Scheduler = std::conditional_t<kPairs, PairScheduler, RunScheduler>;
 };
@@ -102,8 +103,13 @@ class GradProducer {
   __device__ void gather(TokenRing tokens) {
     GradTile tile;
     while (queue_.take(tile)) {
+      const int n = tile.n_tile * kMaxTileN + (threadIdx.x & 15) * 8;
+      const bool inside = n < p_.n_size;
+      const char* x = static_cast<const char*>(p_.x) + (inside ? n : 0) * 2;
+      // Whole: else the compiler adds its parts for each row anew.
+      asm volatile("" : "+l"(x));
       for (int row = 0, end = first_rows(tile.rows); row < tile.rows; row = end, end += kTileK) {
-        copy_rows(tile.n_tile * kMaxTileN, tokens);
+        copy_rows(x, inside, tokens);
         ring_.advance();
       }
     }
@@ -125,24 +131,30 @@ class GradProducer {
     }
   }
 
-  // Lane l copies chunk l % 16 of half of this warp's rows, those from kEach * (l / 16), zeros for
-  // padding rows and past the last one. Row i of eight has its chunks in the order c ^ i.
-  __device__ void copy_rows(int n, TokenRing& tokens) {
-    constexpr int kEach = kGatherRows / 2;
-    const int chunk = threadIdx.x & 15;
-    const int row0 = int(threadIdx.x) / 16 * kEach;
-    int token[kEach];
-    tokens.take(row0, token);
-    const bool inside = n + chunk * 8 < p_.n_size;
-    const char* const x = static_cast<const char*>(p_.x) + (inside ? n + chunk * 8 : 0) * 2;
+  // Thread t copies chunk t % 16 of rows t / 16, t / 16 + 8, .., zeros for padding rows and past
+  // the last one.
+  __device__ void copy_rows(const char* x, bool inside, TokenRing& tokens) {
+    const int chunk = threadIdx.x & 15, row = threadIdx.x / 16;
     const uint32_t stride = uint32_t(p_.x_stride * 2);
-    const uint32_t to = ring_.operand_n() + chunk / 8 * kBlockBytes + row0 * 128 + (chunk & 7) * 16;
-    ring_.wait_empty();
+    int token[TokenRing::kEach];
+    tokens.take(token);
+    int signs = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      ptx::copy_async((to ^ (i & 7) * 16) + i * 128,
-                      x + uint64_t(uint32_t(max(token[i], 0))) * stride,
-                      inside && token[i] >= 0 ? 16 : 0, keep_);
+    for (const int t : token) signs |= t;
+    ring_.wait_empty();
+    const uint32_t to = ring_.operand_n() + chunk / 8 * kBlockBytes + swizzled(row, chunk & 7);
+    const auto from = [&](int token) { return x + uint64_t(uint32_t(token)) * stride; };
+    if (inside && signs >= 0) {
+#pragma unroll
+      for (int i = 0; i < TokenRing::kEach; ++i) {
+        ptx::copy_async_if(true, to + i * 1024, from(token[i]), keep_);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < TokenRing::kEach; ++i) {
+        ptx::copy_async(to + i * 1024, from(max(token[i], 0)), inside && token[i] >= 0 ? 16 : 0,
+                        keep_);
+      }
     }
     ptx::copy_async_arrive(ring_.full());
   }

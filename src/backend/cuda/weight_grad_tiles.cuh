@@ -10,7 +10,6 @@ namespace moec::cuda {
 
 constexpr int kGradThreads = 512;  // gatherers, two consumer warpgroups, the rest
 constexpr int kGatherWarps = 4;
-constexpr int kGatherRows = kTileK / kGatherWarps;
 // Of the tile queue: all warps but the one that finds.
 constexpr int kTileReaders = kGradThreads / 32 - 1;
 constexpr int kFullArrivals = 1 + 32 * kGatherWarps;
@@ -34,7 +33,7 @@ __device__ __forceinline__ int first_rows(int rows) {
 // more of them.
 class RunScheduler {
  public:
-  __device__ explicit RunScheduler(const WeightGradParams& p)
+  __device__ RunScheduler(const WeightGradParams& p, const WorkNumbers&)
       : walk_(p.group_offsets, p.num_experts),
         counter_(p.work_counter),
         n_tiles_(p.n_tiles),
@@ -74,17 +73,24 @@ class RunScheduler {
 // n_tiles is odd, two m tiles, the second of which may lie outside.
 class PairScheduler {
  public:
-  __device__ explicit PairScheduler(const WeightGradParams& p)
+  __device__ PairScheduler(const WeightGradParams& p, const WorkNumbers& numbers)
       : walk_(p.group_offsets, p.num_experts),
+        numbers_(numbers),
         n_pairs_(p.n_tiles / kClusterSize),
         together_(p.m_tiles * n_pairs_),
-        units_(together_ + p.n_tiles % kClusterSize * ((p.m_tiles + 1) / kClusterSize)),
-        unit_(int(blockIdx.x) / kClusterSize) {}
+        units_(together_ + p.n_tiles % kClusterSize * ((p.m_tiles + 1) / kClusterSize)) {}
 
   __device__ bool next(GradTile& tile) {
+    int unit;
+    if (begun_) {
+      numbers_.hand_out();
+      unit = numbers_.next();
+    } else {
+      unit = numbers_.first();
+      begun_ = true;
+    }
     const int units = units_;
-    if (!walk_.seek(unit_, [units](int) { return units; })) return false;
-    unit_ += int(gridDim.x) / kClusterSize;
+    if (!walk_.seek(unit, [units](int) { return units; })) return false;
     tile = {walk_.expert, walk_.row_begin, walk_.rows, 0, 0, walk_.index < together_};
     if (tile.together) {
       tile.m_tile = int(unsigned(walk_.index) / unsigned(n_pairs_));
@@ -98,7 +104,9 @@ class PairScheduler {
 
  private:
   ExpertWalk walk_;
-  int n_pairs_, together_, units_, unit_;  // units of an expert: the first are those together
+  WorkNumbers numbers_;
+  int n_pairs_, together_, units_;  // units of an expert: the first are those together
+  bool begun_ = false;
 };
 
 class GradQueue : public SlotQueue<8> {
@@ -130,9 +138,11 @@ class GradQueue : public SlotQueue<8> {
 };
 
 // The tokens of k-blocks, -1 for padding rows and past a tile's rows, from the warp that finds them
-// to those that gather.
+// to those that gather. Thread t of these has rows t / 16, t / 16 + 8, ..: their tokens lie
+// together.
 class TokenRing {
  public:
+  static constexpr int kEach = kTileK / 8;  // rows of a thread
   using Slots = SlotRing<4, 4 * kTileK>;
   static constexpr int kBytes = Slots::kBytes;
 
@@ -145,29 +155,28 @@ class TokenRing {
   __device__ void put(int low, int high) {
     const int lane = threadIdx.x & 31;
     ring_.wait_empty();
-    ptx::shared_store(ring_.slot() + 4 * lane, __int_as_float(low));
-    ptx::shared_store(ring_.slot() + 4 * (32 + lane), __int_as_float(high));
+    const uint32_t to = ring_.slot() + 4 * (lane % 8 * kEach + lane / 8);
+    ptx::shared_store(to, __int_as_float(low));
+    ptx::shared_store(to + 4 * (32 / 8), __int_as_float(high));
     ring_.arrive_full();
     __syncwarp();
     ring_.advance();
   }
-  // Those of kCount rows from `row`, a multiple of 4, for half a warp.
-  template <int kCount>
-  __device__ void take(int row, int (&token)[kCount]) {
+  __device__ void take(int (&token)[kEach]) {
     const bool reads = (threadIdx.x & 15) == 0;
-    uint4 words[kCount / 4] = {};
+    uint4 words[kEach / 4] = {};
     ring_.wait_full();
     if (reads) {
 #pragma unroll
-      for (int i = 0; i < kCount / 4; ++i) {
-        words[i] = ptx::shared_load(ring_.slot() + 4 * (row + 4 * i));
+      for (int i = 0; i < kEach / 4; ++i) {
+        words[i] = ptx::shared_load(ring_.slot() + 4 * (threadIdx.x / 16 * kEach + 4 * i));
       }
       ring_.arrive_empty();
     }
     ring_.advance();
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+    for (int i = 0; i < kEach; ++i) {
       const uint4 v = words[i / 4];
       const uint32_t word = i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
       token[i] = int(__shfl_sync(~0u, word, 0, 16));
