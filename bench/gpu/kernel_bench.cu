@@ -290,9 +290,11 @@ class Layer {
     a.params.shares = cuda::row_gemm_shares(r_, s_.hidden, s_.inter);
     return a;
   }
-  unsigned* done() const { return counters_.data() + cuda::kGemmCounters; }
+  unsigned* done() const { return counters_.data() + 2 * cuda::kGemmCounters; }
   void run(cuda::RowGemmArgs a, int counter) const {
     a.params.work_counter = counters_.data() + counter;
+    if (cuda::row_gemm_paces(a.parts * a.k_size))
+      a.params.steps = a.params.work_counter + cuda::kGemmCounters;
     CHECK_CUDA(cuda::launch_row_gemm(a, sms_, nullptr));
   }
 

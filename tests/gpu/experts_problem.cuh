@@ -94,11 +94,13 @@ class ExpertsProblem {
         turn_of({int(a.op), a.weights_mn_major, p.pairs, p.pre != nullptr, int(p.activation.kind)});
     args.params.shares = turn % 2 == 0;
     args.params.work_counter = cleared_counter(turn);
+    args.params.steps = turn < 2 ? work_counter_.data() + 1 : nullptr;
     CHECK_CUDA(cuda::launch_row_gemm(args, multiprocessors(), nullptr));
     CHECK_CUDA(cudaDeviceSynchronize());
   }
   // Each kernel takes all four ways in turn, over all problems: CTAs of a pair load for each other
-  // or not, work from a counter or dealt. The first has both, as it is where a kernel runs once.
+  // or not, work from a counter or dealt, clusters keep pace or not. The first has all, as it is
+  // where a kernel runs once.
   // Each round begins one later: what comes second in all problems shall not always go one way.
   static unsigned turn_of(const std::vector<int>& kernel) {
     static std::map<std::vector<int>, unsigned> turns;
@@ -106,7 +108,7 @@ class ExpertsProblem {
     return (turn + turn / 4) % 4;
   }
   unsigned* cleared_counter(unsigned turn) {
-    CHECK_CUDA(cudaMemset(work_counter_.data(), 0, sizeof(unsigned)));
+    CHECK_CUDA(cudaMemset(work_counter_.data(), 0, 2 * sizeof(unsigned)));
     return turn == 0 || turn == 3 ? work_counter_.data() : nullptr;
   }
   static int multiprocessors() {
@@ -190,7 +192,7 @@ class ExpertsProblem {
   std::vector<int> offsets_, row_token_, sample_, sample_expert_;
   DeviceArray<Half> x_, gate_up_, down_;
   DeviceArray<int> sample_device_, experts_device_;
-  DeviceArray<unsigned> work_counter_{1};
+  DeviceArray<unsigned> work_counter_{2};  // and steps
 };
 
 }  // namespace

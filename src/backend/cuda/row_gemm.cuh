@@ -16,6 +16,7 @@
 #pragma once
 
 #include "backend/cuda/epilogue.cuh"
+#include "backend/cuda/pace.cuh"
 
 namespace moec::cuda {
 
@@ -85,6 +86,7 @@ class RowProducer {
     if (kGathers && more) find_tokens(tile);
     const int ask = min(6, p_.k_blocks - 1);
     int ahead = 0;  // k-blocks whose weights are on their way
+    Pace pace(kGathers ? nullptr : p_.steps);
     if constexpr (!C::kGather) {
       if (p_.early == Early::kWeights) {
         if (more) ahead = load_first_weights(tile);
@@ -95,6 +97,7 @@ class RowProducer {
     for (; more; tile = next) {
       if constexpr (kGathers) find_rows();
       for (int kb = 0; kb < p_.k_blocks; ++kb) {
+        pace.keep(kb);
         if (!kGathers && !shared(tile) && kb % kMeet == 0) meet();
         ring_.wait_empty();
         if (!kGathers && ptx::elect_one()) {
@@ -111,6 +114,7 @@ class RowProducer {
       }
       ahead = 0;
     }
+    pace.leave();
     __syncwarp();
   }
 

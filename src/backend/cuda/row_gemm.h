@@ -58,6 +58,7 @@ struct RowGemmParams {
   Early early;             // kWeights: kDown and kGradUp alone
   bool shares;             // CTAs of a pair load weights that both want for each other
   unsigned* work_counter;  // 0 before the kernel, or null: work is dealt in turn
+  unsigned* steps;         // 0 before the kernel, or null: clusters do not keep pace (pace.cuh)
   // kUp, kDown: null, or [num_experts], 0 before kUp, which adds one for each tile in memory; kDown
   // waits for done_tiles * (row tiles of an expert) instead of for the whole predecessor.
   unsigned* done;
@@ -84,6 +85,11 @@ struct RowGemmArgs {
 constexpr double kSharedProducts = 4e10;  // rows * hidden * inter
 inline bool row_gemm_shares(int64_t rows, int64_t hidden, int64_t inter) {
   return double(rows) * double(hidden) * double(inter) >= kSharedProducts;
+}
+// Whether clusters shall keep pace: tiles of fewer products do not drift far enough apart.
+constexpr int64_t kLongTile = 5120;  // k of all parts
+inline bool row_gemm_paces(int64_t k) {
+  return k >= kLongTile;
 }
 // Whether the epilogues have this activation.
 bool row_gemm_activates(const moec_activation& activation);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counters from which the CTAs of a GEMM take their work, one for each GEMM of a call, and
-// behind them those of the finished tiles of each expert (row_gemm.h, `done`).
+// Counters from which the CTAs of a GEMM take their work, one for each GEMM of a call, behind them
+// those of the steps that they have made (pace.cuh), and of the finished tiles of each expert
+// (row_gemm.h, `done`).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +9,7 @@
 namespace moec::cuda {
 
 constexpr int kGemmCounters = 6, kDoneCounters = 512;
-constexpr int kWorkCounters = kGemmCounters + kDoneCounters;
+constexpr int kWorkCounters = 2 * kGemmCounters + kDoneCounters;
 cudaError_t clear_work_counters(unsigned* counters, cudaStream_t stream);
 
 }  // namespace moec::cuda
