@@ -27,7 +27,9 @@ result=$root/bench/results/$(echo "${gpu%%,*}" | sed 's/^NVIDIA //' | tr 'A-Z ' 
 mkdir -p "$log" "${result%/*}"
 {
   echo "$gpu"
-  echo "commit ${MOEC_COMMIT:-$(git rev-parse HEAD)}, MOEC_TEST_SEED=$MOEC_TEST_SEED, make test-gpu"
+  command="make test-gpu"
+  [ $# = 0 ] || command="scripts/test_gpu.sh $*"
+  echo "commit ${MOEC_COMMIT:-$(git rev-parse HEAD)}, MOEC_TEST_SEED=$MOEC_TEST_SEED, $command"
 } | tee "$result"
 tasks=$(mktemp -d)  # all, and those of each queue by the turn that they take
 # task QUEUE NAME COMMAND...: to be run. What takes longest begins first.
