@@ -3,7 +3,8 @@
 // from memory once if they are at about the same k. But tiles have unlike numbers of rows, and
 // where a tile has many k-blocks, clusters that began together drift further apart than L2 reaches:
 // then each reads for itself. So they count their steps together, and who is ahead of the mean
-// waits. Results do not depend on it, and no wait is long: nobody need come.
+// waits. Results do not depend on it. Clusters that cannot come up, as another kernel holds their
+// multiprocessors, hold the mean back: the first that has waited for long ends it for all.
 #pragma once
 
 #include "backend/cuda/tile_ring.cuh"
@@ -19,7 +20,7 @@ class Pace {
   __device__ void keep(int kb) {
     if (steps_ && kb % kStep == 0) step();
   }
-  // No more steps: nobody waits for this cluster.
+  // No more steps: nobody waits for this cluster, and for a long time not for another either.
   __device__ void leave() {
     if (steps_ && ptx::elect_one()) atomicAdd(steps_, kGone);
     steps_ = nullptr;
@@ -28,10 +29,11 @@ class Pace {
  private:
   static constexpr int kStep = 8;  // k-blocks
   static constexpr unsigned kMost = 1u << 19, kGone = 1u << 20;
-  static constexpr int kLooks = 200;
+  static constexpr int kLooks = 200;  // about 0.2 ms
 
   __device__ void step() {
     const unsigned clusters = gridDim.x / kClusterSize;
+    bool late = false;
     if (ptx::elect_one()) {
       const unsigned due = (max(mine_, 1u) - 1) * clusters;  // one step ahead of the mean
       // What was asked for at the last step is here by now.
@@ -39,11 +41,11 @@ class Pace {
         __nanosleep(100);
         seen_ = ptx::load_relaxed(steps_);
       }
+      late = seen_ < due;
       atomicAdd(steps_, 1u);
       seen_ = ptx::load_relaxed(steps_);
     }
-    __syncwarp();
-    if (++mine_ == kMost) leave();
+    if (__any_sync(~0u, late) || ++mine_ == kMost) leave();
   }
 
   unsigned* steps_;
