@@ -22,14 +22,15 @@ export PYTHONPATH=$package:${PYTHONPATH:-}
 MOEC_TEST_SEED=${MOEC_TEST_SEED:-$(date +%s)}
 export MOEC_TEST_SEED
 
+chosen=$*
 log=$build/log/gpu
 result=$root/bench/results/$(echo "${gpu%%,*}" | sed 's/^NVIDIA //' | tr 'A-Z ' 'a-z-')/test_gpu.txt
 mkdir -p "$log" "${result%/*}"
 {
   echo "$gpu"
-  command="make test-gpu"
-  [ $# = 0 ] || command="scripts/test_gpu.sh $*"
-  echo "commit ${MOEC_COMMIT:-$(git rev-parse HEAD)}, MOEC_TEST_SEED=$MOEC_TEST_SEED, $command"
+  command=${chosen:+scripts/test_gpu.sh $chosen}
+  echo "commit ${MOEC_COMMIT:-$(git rev-parse HEAD)}, MOEC_TEST_SEED=$MOEC_TEST_SEED," \
+    "${command:-make test-gpu}"
 } | tee "$result"
 tasks=$(mktemp -d)  # all, and those of each queue by the turn that they take
 # task QUEUE NAME COMMAND...: to be run. What takes longest begins first.
@@ -63,7 +64,6 @@ run_task() {
 export -f run_task
 limit=${MOEC_TEST_LIMIT:-600}  # seconds for each program
 export log result limit
-chosen=$*
 wanted() { [ -z "$chosen" ] || [[ " $chosen " == *" $1 "* ]]; }
 
 while read -r program options; do

@@ -290,11 +290,9 @@ class Layer {
     a.params.shares = cuda::row_gemm_shares(r_, s_.hidden, s_.inter);
     return a;
   }
-  unsigned* done() const { return counters_.data() + 2 * cuda::kGemmCounters; }
+  unsigned* done() const { return cuda::done_of(counters_.data()); }
   void run(cuda::RowGemmArgs a, int counter) const {
-    a.params.work_counter = counters_.data() + counter;
-    if (cuda::row_gemm_paces(a.parts * a.k_size))
-      a.params.steps = a.params.work_counter + cuda::kGemmCounters;
+    cuda::take_work(a, counters_.data() + counter);
     CHECK_CUDA(cuda::launch_row_gemm(a, sms_, nullptr));
   }
 

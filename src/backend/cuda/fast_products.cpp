@@ -8,7 +8,7 @@ namespace moec::cuda {
 
 void FastProducts::use(unsigned* work_counters) {
   work_counter_ = work_counters;
-  done_ = mlp_.rows.groups.count <= kDoneCounters ? work_counters + 2 * kGemmCounters : nullptr;
+  done_ = mlp_.rows.groups.count <= kDoneCounters ? done_of(work_counters) : nullptr;
   queue([&] {
     check(clear_work_counters(work_counters, op_.stream), "work counters");
     op_.count(1);
@@ -207,10 +207,7 @@ void FastProducts::set_weights(RowGemmArgs& args, const ExpertMatrix& first,
 }
 
 void FastProducts::run(RowGemmArgs& args) {
-  if (work_counter_) {
-    if (row_gemm_paces(args.parts * args.k_size)) args.params.steps = work_counter_ + kGemmCounters;
-    args.params.work_counter = work_counter_++;
-  }
+  if (work_counter_) take_work(args, work_counter_++);
   if (!refused) refuse(row_gemm_refuses(args));
   queue([&] {
     check(launch_row_gemm(args, op_.multiprocessors, op_.stream), "row GEMM");

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "backend/cuda/early.h"
+#include "backend/cuda/work_counters.h"
 
 namespace moec::cuda {
 
@@ -86,10 +87,15 @@ constexpr double kSharedProducts = 4e10;  // rows * hidden * inter
 inline bool row_gemm_shares(int64_t rows, int64_t hidden, int64_t inter) {
   return double(rows) * double(hidden) * double(inter) >= kSharedProducts;
 }
-// Whether clusters shall keep pace: tiles of fewer products do not drift far enough apart.
+// Whether clusters shall keep pace: with shorter tiles they do not drift far enough apart.
 constexpr int64_t kLongTile = 5120;  // k of all parts
 inline bool row_gemm_paces(int64_t k) {
   return k >= kLongTile;
+}
+// work_counter: one of those in work_counters.h.
+inline void take_work(RowGemmArgs& args, unsigned* work_counter) {
+  args.params.work_counter = work_counter;
+  if (row_gemm_paces(args.parts * args.k_size)) args.params.steps = steps_of(work_counter);
 }
 // Whether the epilogues have this activation.
 bool row_gemm_activates(const moec_activation& activation);

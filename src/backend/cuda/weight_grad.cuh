@@ -251,7 +251,12 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
   } else {
     ptx::registers_release<C::kSideRegisters>();
     if (warp == 12) {
-      GradFinder(p, queue, tokens).run(typename C::Scheduler(p, numbers));
+      GradFinder finder(p, queue, tokens);
+      if constexpr (C::kPairs) {
+        finder.run(PairScheduler(p, numbers));
+      } else {
+        finder.run(RunScheduler(p));
+      }
     } else if (warp == 13) {
       GradProducer<C>(p, ring, queue).load();
     } else {

@@ -37,7 +37,6 @@ struct GradConfig {
   // Registers of a thread: 512 for the four warpgroups together.
   static constexpr int kGatherRegisters = 48, kSideRegisters = 32, kConsumerRegisters = 216;
   using Stages = std::conditional_t<kPairs, PairRing<GradRing<kStages>>, GradRing<kStages>>;
-  using Scheduler = std::conditional_t<kPairs, PairScheduler, RunScheduler>;
 };
 
 // The warp that finds tiles and tokens. Tokens are looked up one k-block ahead; those of a tile are
@@ -147,7 +146,7 @@ class GradProducer {
     if (inside && signs >= 0) {
 #pragma unroll
       for (int i = 0; i < TokenRing::kEach; ++i) {
-        ptx::copy_async_if(true, to + i * 1024, from(token[i]), keep_);
+        ptx::copy_async(to + i * 1024, from(token[i]), 16, keep_);
       }
     } else {
 #pragma unroll

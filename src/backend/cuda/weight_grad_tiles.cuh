@@ -33,7 +33,7 @@ __device__ __forceinline__ int first_rows(int rows) {
 // more of them.
 class RunScheduler {
  public:
-  __device__ RunScheduler(const WeightGradParams& p, const WorkNumbers&)
+  __device__ explicit RunScheduler(const WeightGradParams& p)
       : walk_(p.group_offsets, p.num_experts),
         counter_(p.work_counter),
         n_tiles_(p.n_tiles),

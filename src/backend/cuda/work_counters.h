@@ -10,6 +10,12 @@ namespace moec::cuda {
 
 constexpr int kGemmCounters = 6, kDoneCounters = 512;
 constexpr int kWorkCounters = 2 * kGemmCounters + kDoneCounters;
+inline unsigned* steps_of(unsigned* work_counter) {
+  return work_counter + kGemmCounters;
+}
+inline unsigned* done_of(unsigned* counters) {
+  return counters + 2 * kGemmCounters;
+}
 cudaError_t clear_work_counters(unsigned* counters, cudaStream_t stream);
 
 }  // namespace moec::cuda
