@@ -39,6 +39,7 @@ int main(int argc, char** argv) {
   for (const bool transposed : {false, true}) {
     const int e = int(traps.size());
     Check({{"traps 264x200", 264, 200, e, 1}, ids_of(traps)}, transposed).run();
+    if (transposed) Check({{"traps 192x128", 192, 128, e, 1}, ids_of(traps)}, true).run();
     if (std::getenv("MOEC_CHECK_SMALL")) continue;  // under a sanitizer
     Check({{"traps 512x384", 512, 384, e, 1}, ids_of(traps)}, transposed).run();
     Check({{"aligned to 32", 136, 72, e, 1}, ids_of(traps), 32}, transposed).run();

@@ -184,6 +184,23 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap* map, uint32_t sr
       "r"(src), "r"(at.x), "r"(at.y), "r"(at.z), "l"(policy)
       : "memory");
 }
+// The same of a tensor of five dimensions, the middle three of which are the place.
+__device__ __forceinline__ void tensor_store_wide(const CUtensorMap* map, uint32_t src,
+                                                  Coordinate at, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group.L2::cache_hint "
+      "[%0, {0, 0, %2, %3, %4}], [%1], %5;" ::"l"(map),
+      "r"(src), "r"(at.x), "r"(at.y), "r"(at.z), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void tensor_add_wide(const CUtensorMap* map, uint32_t src,
+                                                Coordinate at) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group "
+      "[%0, {0, 0, %2, %3, %4}], [%1];" ::"l"(map),
+      "r"(src), "r"(at.x), "r"(at.y), "r"(at.z)
+      : "memory");
+}
 // The same, added to what the tensor holds.
 __device__ __forceinline__ void tensor_add(const CUtensorMap* map, uint32_t src, Coordinate at) {
   asm volatile(

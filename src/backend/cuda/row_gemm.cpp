@@ -55,7 +55,7 @@ TensorMapShape row_shape(const void* base, int64_t width, int parts, int64_t str
   shape.stride[1] = stride;
   shape.box[0] = kTileK;
   shape.box[1] = 1;
-  shape.box2 = kRowUnit;
+  shape.box[2] = kRowUnit;
   return shape;
 }
 

@@ -32,18 +32,20 @@ Type type_of(moec_dtype dtype) {
           2};
 }
 
-cudaError_t encode(CUtensorMap& map, moec_dtype dtype, const TensorMapShape& shape, int box2) {
+cudaError_t encode(CUtensorMap& map, moec_dtype dtype, const TensorMapShape& shape, int times) {
   if (!encoder()) return cudaErrorNotSupported;
-  const cuuint64_t extent[3] = {cuuint64_t(shape.extent[0]), cuuint64_t(shape.extent[1]),
-                                cuuint64_t(shape.extent[2])};
   const Type type = type_of(dtype);
-  const cuuint64_t stride[2] = {cuuint64_t(shape.stride[0] * type.bytes),
-                                cuuint64_t(shape.stride[1] * type.bytes)};
-  const cuuint32_t box[3] = {cuuint32_t(shape.box[0]), cuuint32_t(shape.box[1]), cuuint32_t(box2)};
-  const cuuint32_t step[3] = {1, 1, 1};
+  cuuint64_t extent[TensorMapShape::kMost], stride[TensorMapShape::kMost - 1];
+  cuuint32_t box[TensorMapShape::kMost], step[TensorMapShape::kMost];
+  for (int i = 0; i < shape.rank; ++i) {
+    extent[i] = cuuint64_t(shape.extent[i]);
+    if (i > 0) stride[i - 1] = cuuint64_t(shape.stride[i - 1] * type.bytes);
+    box[i] = cuuint32_t(shape.box[i] * (i == 2 ? times : 1));
+    step[i] = 1;
+  }
   const CUresult result =
-      encoder()(&map, type.type, 3, const_cast<void*>(shape.base), extent, stride, box, step,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      encoder()(&map, type.type, cuuint32_t(shape.rank), const_cast<void*>(shape.base), extent,
+                stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -57,7 +59,7 @@ class Memo {
     if (slot.count < count || slot.dtype != dtype || !(slot.shape == shape)) {
       slot.count = 0;  // half-made slots are empty
       for (int i = 0; i < count; ++i) {
-        const cudaError_t error = encode(slot.maps[i], dtype, shape, shape.box2 * (i + 1));
+        const cudaError_t error = encode(slot.maps[i], dtype, shape, i + 1);
         if (error != cudaSuccess) return error;
       }
       slot.dtype = dtype;
@@ -79,12 +81,14 @@ class Memo {
 
   static uint64_t hash(moec_dtype dtype, const TensorMapShape& s) {
     uint64_t h = uint64_t(dtype);
-    for (const int64_t word :
-         {int64_t(reinterpret_cast<uintptr_t>(s.base)), s.extent[0], s.extent[1], s.extent[2],
-          s.stride[0], s.stride[1], int64_t(s.box[0]), int64_t(s.box[1]), int64_t(s.box2)}) {
+    const auto mix = [&](int64_t word) {
       h = (h ^ uint64_t(word)) * 0x9e3779b97f4a7c15ull;
       h ^= h >> 32;
-    }
+    };
+    mix(int64_t(reinterpret_cast<uintptr_t>(s.base)));
+    for (const int64_t extent : s.extent) mix(extent);
+    for (const int64_t stride : s.stride) mix(stride);
+    for (const int box : s.box) mix(box);
     return h;
   }
 
@@ -101,12 +105,13 @@ Memo& memo() {
 
 bool tensor_map_fits(const TensorMapShape& shape, moec_dtype dtype) {
   bool fits = reinterpret_cast<uintptr_t>(shape.base) % 16 == 0;
-  for (const int64_t stride : shape.stride) {
+  for (int i = 0; i < shape.rank; ++i) {
+    fits = fits && shape.extent[i] > 0 && shape.extent[i] <= (int64_t(1) << 31);
+  }
+  for (int i = 0; i + 1 < shape.rank; ++i) {
+    const int64_t stride = shape.stride[i];
     fits = fits && stride * type_of(dtype).bytes % 16 == 0 && stride > 0 &&
            stride < (int64_t(1) << 39);
-  }
-  for (const int64_t extent : shape.extent) {
-    fits = fits && extent > 0 && extent <= (int64_t(1) << 31);
   }
   return fits;
 }

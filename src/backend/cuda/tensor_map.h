@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps for the bulk copy engine: three dimensions of bf16, f16 or f32, 128-byte swizzle.
+// Tensor maps for the bulk copy engine: bf16, f16 or f32, 128-byte swizzle.
 #pragma once
 
 #include <cuda.h>
@@ -11,11 +11,12 @@
 namespace moec::cuda {
 
 struct TensorMapShape {
-  const void* base;   // 16-byte aligned
-  int64_t extent[3];  // innermost first; the innermost is contiguous
-  int64_t stride[2];  // of dimensions 1 and 2, elements; multiples of 16 bytes
-  int box[2];         // of dimensions 0 and 1; dimension 2 has box 1 unless box2 says more
-  int box2 = 1;
+  static constexpr int kMost = 5;
+  const void* base;  // 16-byte aligned
+  int rank = 3;
+  int64_t extent[kMost] = {};      // innermost first; the innermost is contiguous
+  int64_t stride[kMost - 1] = {};  // of dimensions 1, 2, .., elements; multiples of 16 bytes
+  int box[kMost] = {1, 1, 1, 1, 1};
 
   bool operator==(const TensorMapShape&) const = default;
 };
@@ -23,7 +24,7 @@ struct TensorMapShape {
 // Whether the copy engine can describe this shape: alignment and stride rules.
 bool tensor_map_fits(const TensorMapShape& shape, moec_dtype dtype);
 
-// `count` maps of one tensor: map i has a box of box2 * (i + 1) in dimension 2; at most
+// `count` maps of one tensor: map i has a box of box[2] * (i + 1) in dimension 2; at most
 // kMaxTensorMaps. A map is a function of the arguments alone, so those made last are remembered:
 // encoding takes about a microsecond, and a layer's step needs some hundred.
 constexpr int kMaxTensorMaps = 8;

@@ -25,7 +25,7 @@ TensorMapShape row_shape(const WeightGradArgs& args) {
     shape.stride[0] = row_size;
     shape.stride[1] = 64;
     shape.box[1] = kTileK;
-    shape.box2 = 2;
+    shape.box[2] = 2;
   } else {
     shape.extent[0] = args.m_size;
     shape.extent[1] = args.parts;
@@ -33,22 +33,33 @@ TensorMapShape row_shape(const WeightGradArgs& args) {
     shape.stride[0] = args.m_size;
     shape.stride[1] = row_size;
     shape.box[1] = 1;
-    shape.box2 = kTileK;
+    shape.box[2] = kTileK;
   }
   return shape;
 }
 
+// Whether a piece leaves in one copy, 256 bytes of each row of the gradient: the rows of two boxes
+// side by side, eight of one and eight of the other in turn. Where such a box may lie in two parts,
+// or a row ends inside of 128 bytes, each box leaves by itself.
+bool whole_lines(const WeightGradArgs& args) {
+  if (args.out_f32) return false;
+  if (!args.out_m_contiguous) return args.n_size % 64 == 0;
+  return args.m_size % (args.parts == 1 ? 64 : 128) == 0;
+}
 TensorMapShape out_shape(const WeightGradArgs& args, int part) {
-  TensorMapShape shape = {};
-  shape.base = args.out[part];
-  shape.extent[0] = args.out_m_contiguous ? args.m_size : args.n_size;
-  shape.extent[1] = args.out_m_contiguous ? args.n_size : args.m_size;
-  shape.extent[2] = args.params.num_experts;
-  shape.stride[0] = args.out_stride;
-  shape.stride[1] = args.out_expert_stride;
-  shape.box[0] = args.out_f32 ? 32 : 64;  // 128 bytes
-  shape.box[1] = 64;
-  return shape;
+  const int64_t width = args.out_m_contiguous ? args.m_size : args.n_size;
+  const int64_t height = args.out_m_contiguous ? args.n_size : args.m_size;
+  const int64_t experts = args.params.num_experts, stride = args.out_stride;
+  if (whole_lines(args)) {
+    return {args.out[part],
+            5,
+            {64, 8, width / 64, height / 8, experts},
+            {stride, 64, 8 * stride, args.out_expert_stride},
+            {64, 8, 2, 8, 1}};
+  }
+  const int box = args.out_f32 ? 32 : 64;  // 128 bytes
+  return {
+      args.out[part], 3, {width, height, experts}, {stride, args.out_expert_stride}, {box, 64, 1}};
 }
 moec_dtype out_dtype(const WeightGradArgs& args) {
   return args.out_f32 ? moec_dtype(MOEC_F32) : args.dtype;
@@ -116,6 +127,7 @@ cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,
   p.m_size = int(args.m_size);
   p.n_size = int(args.n_size);
   p.whole_blocks = whole_blocks(args);
+  p.whole_lines = whole_lines(args);
   p.m_blocks_of_part = int((args.m_size + 63) / 64);
   p.m_blocks = p.m_blocks_of_part * args.parts;
   p.m_tiles = (p.m_blocks + 3) / 4;

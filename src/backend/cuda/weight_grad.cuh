@@ -41,7 +41,8 @@ class GradConsumer {
       Accumulators acc;
       const int k_blocks = grad_k_blocks(tile.rows);
       if constexpr (!C::kPairs) ring_.begin(tile);
-      const int blocks = min(2, (p_.m_blocks - 4 * tile.m_tile - index_ + 1) / 2);
+      const int left = p_.m_blocks - 4 * tile.m_tile - C::kFirst * index_;
+      const int blocks = min(2, (left + C::kApart - 1) / C::kApart);
       const bool narrow = p_.n_size - tile.n_tile * kMaxTileN <= kMaxTileN / 2;
       if (blocks == 2 && !narrow) {
         multiply_tile<2, kMaxTileN>(acc, tile.rows, k_blocks);
@@ -109,12 +110,13 @@ class GradConsumer {
     if constexpr (kBlocks > 0) {
       const uint32_t step = k16 * kStepK16<Major::kMN>;
       const uint32_t first =
-          operand_descriptor(ring_.operand_m() + index_ * kBlockBytes, kBlockBytes) + step;
+          operand_descriptor(ring_.operand_m() + C::kFirst * index_ * kBlockBytes, kBlockBytes) +
+          step;
       const uint32_t n = operand_descriptor(ring_.operand_n(), kBlockBytes) + step;
       wgmma_fence();
       wgmma<Element, kN, Major::kMN, Major::kMN>(acc.first, first, n, keep);
       if constexpr (kBlocks > 1) {
-        const uint32_t second = first + (2 * kBlockBytes >> 4);
+        const uint32_t second = first + (C::kApart * kBlockBytes >> 4);
         wgmma<Element, kN, Major::kMN, Major::kMN>(acc.second, second, n, keep);
       }
       wgmma_commit();
@@ -125,7 +127,7 @@ class GradConsumer {
   __device__ void clear_rows(int rows) const {
     const int chunks = (-rows & 15) * 8;
     for (int i = 0; i < 2; ++i) {
-      const uint32_t block = ring_.operand_m() + (index_ + 2 * i) * kBlockBytes;
+      const uint32_t block = ring_.operand_m() + (C::kFirst * index_ + C::kApart * i) * kBlockBytes;
       for (int at = thread_; at < chunks; at += 128) {
         ptx::shared_store(block + rows * 128 + at * 16, uint4{});
       }
@@ -158,25 +160,39 @@ class GradConsumer {
     if (held_ == 0) return;
     const PieceBarriers out(index_);
     out.wait_free();
-    if (held_ == 2) stage_block(first_);
-    if (held_ == 1) stage_block(second_);
+    if (held_ == 2) stage_boxes<0>();
+    if (held_ == 1) stage_boxes<1>();
     out.staged();
     --held_;
   }
-  __device__ void stage_block(const uint32_t (&packed)[kMaxTileN / 4]) const {
+  // A piece is two boxes: of kOutMContiguous 64 n of each of the two blocks, [64 n][64 m], else the
+  // two halves of one block, [64 m][64 n].
+  template <int kPiece>
+  __device__ void stage_boxes() const {
+    constexpr int kColumns = kMaxTileN / 8;  // registers of 64 n
 #pragma unroll
-    for (int s = 0; s < 8; ++s) stage(packed + 4 * s, s & 3, staging_ + s / 4 * kBlockBytes);
+    for (int s = 0; s < 4; ++s) {
+      if constexpr (C::kOutMContiguous) {
+        stage(first_ + kPiece * kColumns + 4 * s, s, 0);
+        stage(second_ + kPiece * kColumns + 4 * s, s, 1);
+      } else {
+        stage((kPiece == 0 ? first_ : second_) + 4 * s, s, 0);
+        stage((kPiece == 0 ? first_ : second_) + kColumns + 4 * s, s, 1);
+      }
+    }
   }
-  // 16 columns n of a block, into [64 n][64 m] or [64 m][64 n].
-  __device__ void stage(const uint32_t* v, int s, uint32_t buffer) const {
+  // 16 columns n of a block into a box, whose rows lie in eights.
+  __device__ void stage(const uint32_t* v, int s, int box) const {
     const int lane = thread_ & 31, warp = thread_ >> 5;
+    const uint32_t eights = p_.whole_lines ? 2048 : 1024;
+    const uint32_t buffer = staging_ + box * (p_.whole_lines ? 1024 : kBlockBytes);
     if constexpr (C::kOutMContiguous) {
-      const int row = 16 * s + (lane >> 4) * 8 + (lane & 7);
-      ptx::store_matrix_transposed(buffer + swizzled(row, 2 * warp + (lane >> 3 & 1)), v[0], v[1],
+      const uint32_t to = buffer + (2 * s + (lane >> 4)) * eights;
+      ptx::store_matrix_transposed(to + swizzled(lane & 7, 2 * warp + (lane >> 3 & 1)), v[0], v[1],
                                    v[2], v[3]);
     } else {
-      const int row = 16 * warp + (lane & 15);
-      ptx::store_matrix(buffer + swizzled(row, s * 2 + (lane >> 4)), v[0], v[1], v[2], v[3]);
+      const uint32_t to = buffer + (2 * warp + (lane >> 3 & 1)) * eights;
+      ptx::store_matrix(to + swizzled(lane & 7, s * 2 + (lane >> 4)), v[0], v[1], v[2], v[3]);
     }
   }
 
@@ -229,7 +245,7 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
     ring.init(kFullArrivals);
     queue.init(kTileReaders);
     tokens.init();
-    numbers.init();
+    if constexpr (C::kPairs) numbers.init();
     ptx::fence_barrier_init();
   }
   if constexpr (C::kPairs) {

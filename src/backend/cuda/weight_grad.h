@@ -15,13 +15,15 @@ namespace moec::cuda {
 // out[e][part][m][n] = sum over rows r of e: rows[r][part][m] * x[token(r)][n]
 struct WeightGradParams {
   CUtensorMap row_map;       // of the row operand: {m, row, block of 64 m} or {m, part, row}
-  CUtensorMap out_maps[2];   // each part of the gradient: {m, n, expert} or {n, m, expert}
+  CUtensorMap out_maps[2];   // each part of the gradient: {m, n, expert} or {n, m, expert}, or
+                             // {64, 8, m / 64, n / 8, expert} or {64, 8, n / 64, m / 8, expert}
   const void* x;             // [T, n_size] gathered operand
   const int32_t* row_token;  // [P], -1 = padding, read as zeros
   int64_t x_stride;          // elements
   const int32_t* group_offsets;
   int num_experts, m_size, n_size;
   bool whole_blocks;               // m_size is a multiple of 64: the map's first form
+  bool whole_lines;                // the second form of out_maps
   int m_blocks, m_blocks_of_part;  // of 64 m; none has m of two parts
   int m_tiles, n_tiles;
   bool accumulate;         // out += instead of out =

@@ -26,8 +26,10 @@ struct GradConfig {
   static constexpr bool kOutMContiguous = kOutMContiguous_;
   static constexpr bool kPairs = kPairs_;
   static constexpr int kStages = 4;
-  static constexpr int kPieceBytes = 2 * kBlockBytes;           // 64 x 128 elements, 64 x 64 f32
-  static constexpr int kPieces = kF32 ? 4 : 2;                  // of a tile and a consumer group
+  static constexpr int kPieceBytes = 2 * kBlockBytes;  // 64 x 128 elements, 64 x 64 f32
+  static constexpr int kPieces = kF32 ? 4 : 2;         // of a tile and a consumer group
+  // Consumer group g multiplies the 64-m blocks kFirst * g and kApart further of a tile.
+  static constexpr int kFirst = kOutMContiguous && !kF32 ? 2 : 1, kApart = 3 - kFirst;
   static constexpr int kStaging = GradRing<kStages>::kBytes;    // offset
   static constexpr int kBarriers = kStaging + 2 * kPieceBytes;  // offset
   static constexpr int kQueue = kBarriers + 2 * kStages * 8;    // offset
@@ -191,27 +193,41 @@ class GradSender {
   }
 
  private:
-  // A piece as two boxes with rows of 128 bytes: 64 x 128 elements, or 64 x 64 of f32. What lies
+  // A piece, two boxes with rows of 128 bytes: of 64 x 64 elements, or 64 x 32 of f32. What lies
   // outside the matrix is clipped.
   __device__ void send(uint32_t buffer, const GradTile& tile, int group, int piece) const {
-    const int block = 4 * tile.m_tile + group + 2 * (2 * piece / C::kPieces);
-    if (block >= p_.m_blocks) return;
-    const int part = block >= p_.m_blocks_of_part;
-    const int m0 = 64 * (block - part * p_.m_blocks_of_part);
-    const int n0 = tile.n_tile * kMaxTileN + (C::kF32 ? piece % 2 * 64 : 0);
-    constexpr bool kAlongM = C::kF32 && C::kOutMContiguous;
+    constexpr int kWidth = C::kF32 ? 32 : 64;  // of a box
+    // The boxes are two blocks, or two parts of one block along m or n.
+    constexpr bool kBlocks = C::kApart == 1, kAlongM = C::kF32 && C::kOutMContiguous;
+    const int half = kBlocks || C::kF32 ? piece % 2 * 64 : 0;
+    const int first =
+        4 * tile.m_tile + C::kFirst * group + (kBlocks ? 0 : C::kApart * (2 * piece / C::kPieces));
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      const int m = m0 + (kAlongM ? 32 * half : 0);
-      const int n = n0 + (kAlongM ? 0 : (C::kF32 ? 32 : 64) * half);
-      if (m >= p_.m_size || n >= p_.n_size) break;
-      const ptx::Coordinate at = C::kOutMContiguous ? ptx::Coordinate{m, n, tile.expert}
-                                                    : ptx::Coordinate{n, m, tile.expert};
-      if (p_.accumulate) {
-        ptx::tensor_add(&p_.out_maps[part], buffer + half * kBlockBytes, at);
-      } else {
-        ptx::tensor_store(&p_.out_maps[part], buffer + half * kBlockBytes, at, once_);
-      }
+    for (int box = 0; box < 2; ++box) {
+      const int block = first + (kBlocks ? box : 0);
+      if (block >= p_.m_blocks) return;
+      const int part = block >= p_.m_blocks_of_part;
+      const int m = 64 * (block - part * p_.m_blocks_of_part) + (kAlongM ? kWidth * box : 0);
+      const int n = tile.n_tile * kMaxTileN + half + (kBlocks || kAlongM ? 0 : kWidth * box);
+      if (m >= p_.m_size || n >= p_.n_size) return;
+      const CUtensorMap* const map = &p_.out_maps[part];
+      const int x = C::kOutMContiguous ? m : n, y = C::kOutMContiguous ? n : m;
+      if (p_.whole_lines) return put_lines(map, buffer, {x / 64, y / 8, tile.expert});
+      put(map, buffer + box * kBlockBytes, {x, y, tile.expert});
+    }
+  }
+  __device__ void put(const CUtensorMap* map, uint32_t from, ptx::Coordinate at) const {
+    if (p_.accumulate) {
+      ptx::tensor_add(map, from, at);
+    } else {
+      ptx::tensor_store(map, from, at, once_);
+    }
+  }
+  __device__ void put_lines(const CUtensorMap* map, uint32_t from, ptx::Coordinate at) const {
+    if (p_.accumulate) {
+      ptx::tensor_add_wide(map, from, at);
+    } else {
+      ptx::tensor_store_wide(map, from, at, once_);
     }
   }
 
