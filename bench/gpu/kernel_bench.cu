@@ -196,7 +196,7 @@ class Layer {
     a.params.group_offsets = plan_.plan.group_offsets;
     a.params.num_experts = s_.experts;
     a.params.early = early;
-    a.params.work_counter = counters_.data() + 3 + parts;
+    a.params.work_counter = &counters_.data()->gemms[3 + parts].work;
     a.pairs = cuda::weight_grad_pairs(r_, s_.experts);
     a.out_expert_stride = int64_t(parts) * s_.inter * s_.hidden;
     a.out_stride = parts == 2 ? s_.hidden : s_.inter;
@@ -290,9 +290,9 @@ class Layer {
     a.params.shares = cuda::row_gemm_shares(r_, s_.hidden, s_.inter);
     return a;
   }
-  unsigned* done() const { return cuda::done_of(counters_.data()); }
+  unsigned* done() const { return counters_.data()->done; }
   void run(cuda::RowGemmArgs a, int counter) const {
-    cuda::take_work(a, counters_.data() + counter);
+    cuda::take_work(a, &counters_.data()->gemms[counter]);
     CHECK_CUDA(cuda::launch_row_gemm(a, sms_, nullptr));
   }
 
@@ -303,7 +303,7 @@ class Layer {
   DeviceArray<Half> x_, d_y_, gate_up_, down_, act_, pre_, d_pre_, scaled_, rows_, y_, d_gate_up_,
       d_down_;
   DeviceArray<float> parts_, d_weights_;
-  DeviceArray<unsigned> counters_{cuda::kWorkCounters};
+  DeviceArray<cuda::WorkCounters> counters_{1};
 };
 
 }  // namespace

@@ -94,7 +94,7 @@ class ExpertsProblem {
         turn_of({int(a.op), a.weights_mn_major, p.pairs, p.pre != nullptr, int(p.activation.kind)});
     args.params.shares = turn % 2 == 0;
     args.params.work_counter = cleared_counter(turn);
-    args.params.steps = turn < 2 ? work_counter_.data() + 1 : nullptr;
+    args.params.steps = turn < 2 ? &counters_.data()->steps : nullptr;
     CHECK_CUDA(cuda::launch_row_gemm(args, multiprocessors(), nullptr));
     CHECK_CUDA(cudaDeviceSynchronize());
   }
@@ -108,8 +108,8 @@ class ExpertsProblem {
     return (turn + turn / 4) % 4;
   }
   unsigned* cleared_counter(unsigned turn) {
-    CHECK_CUDA(cudaMemset(work_counter_.data(), 0, 2 * sizeof(unsigned)));
-    return turn == 0 || turn == 3 ? work_counter_.data() : nullptr;
+    CHECK_CUDA(cudaMemset(counters_.data(), 0, sizeof(cuda::WorkCounters::Gemm)));
+    return turn == 0 || turn == 3 ? &counters_.data()->work : nullptr;
   }
   static int multiprocessors() {
     int count = 0;
@@ -192,7 +192,7 @@ class ExpertsProblem {
   std::vector<int> offsets_, row_token_, sample_, sample_expert_;
   DeviceArray<Half> x_, gate_up_, down_;
   DeviceArray<int> sample_device_, experts_device_;
-  DeviceArray<unsigned> work_counter_{2};  // and steps
+  DeviceArray<cuda::WorkCounters::Gemm> counters_{1};
 };
 
 }  // namespace

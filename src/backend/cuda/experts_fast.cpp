@@ -26,17 +26,17 @@ struct Memory {
   void *d_pre, *weighted;  // [P,2,I], [P,I]
   float* d_weight_parts;   // [weight_parts, P]
   float* factor;           // [P], of routing weights, output_scale and mix
-  unsigned* work_counters;
+  WorkCounters* work_counters;
   SharedMemory shared;
 };
 void lay_out_forward(const moec_experts_desc& desc, Arena& work, Memory& memory) {
-  memory.work_counters = work.take_array<unsigned>(kWorkCounters, 0);
+  memory.work_counters = work.take_array<WorkCounters>(1, 0);
   memory.act = take_rows(work, desc, desc.inter * kElementBytes);
   memory.rows = take_rows(work, desc, desc.hidden * kElementBytes);
   lay_out_shared(desc, false, work, memory.shared);
 }
 void lay_out_backward(const moec_experts_desc& desc, Arena& work, Memory& memory) {
-  memory.work_counters = work.take_array<unsigned>(kWorkCounters, 0);
+  memory.work_counters = work.take_array<WorkCounters>(1, 0);
   if (desc.save == MOEC_SAVE_INPUT)
     memory.pre = take_rows(work, desc, 2 * desc.inter * kElementBytes);
   memory.d_pre = take_rows(work, desc, 2 * desc.inter * kElementBytes);
@@ -266,7 +266,8 @@ const char* refuses(const moec_experts_desc& desc) {
 
 }  // namespace
 
-static_assert(kSharedProducts == 4e10 && kManyRows == 192, "what describe says");
+static_assert(kSharedProducts == 4e10 && kLongTile == 5120 && kManyRows == 192,
+              "what describe says");
 const ExpertsPath kFastPath = {
     "fast",
     true,
@@ -275,7 +276,7 @@ const ExpertsPath kFastPath = {
     backward,
     measure,
     "\"row_gemm\": {\"features\": 256, \"rows\": \"8..128 by 8\", \"k\": 64, \"cluster\": 2, "
-    "\"weights_by_multicast\": \"rows * hidden * inter >= 4e10\"}, "
+    "\"weights_by_multicast\": \"rows * hidden * inter >= 4e10\", \"in_pace\": \"k >= 5120\"}, "
     "\"weight_grad\": {\"m\": 256, \"n\": 128, \"k\": \"64, tail 16\", "
     "\"m_by_multicast\": \"rows >= 192 * experts\"}"};
 

@@ -6,11 +6,11 @@
 
 namespace moec::cuda {
 
-void FastProducts::use(unsigned* work_counters) {
-  work_counter_ = work_counters;
-  done_ = mlp_.rows.groups.count <= kDoneCounters ? done_of(work_counters) : nullptr;
+void FastProducts::use(WorkCounters* counters) {
+  counters_ = counters->gemms;
+  done_ = mlp_.rows.groups.count <= WorkCounters::kExperts ? counters->done : nullptr;
   queue([&] {
-    check(clear_work_counters(work_counters, op_.stream), "work counters");
+    check(clear_work_counters(counters, op_.stream), "work counters");
     op_.count(1);
   });
 }
@@ -96,7 +96,7 @@ void FastProducts::grad_weights(const void* rows, const void* gathered, const Ex
   args.params.accumulate = accumulate;
   args.params.early = early;
   args.pairs = weight_grad_pairs(args.max_rows, args.params.num_experts);
-  if (work_counter_) args.params.work_counter = work_counter_++;
+  if (counters_) args.params.work_counter = &counters_++->work;
   if (!refused) refuse(weight_grad_refuses(args));
   queue([&] {
     check(launch_weight_grad(args, op_.multiprocessors, op_.stream), "weight gradient");
@@ -207,7 +207,7 @@ void FastProducts::set_weights(RowGemmArgs& args, const ExpertMatrix& first,
 }
 
 void FastProducts::run(RowGemmArgs& args) {
-  if (work_counter_) take_work(args, work_counter_++);
+  if (counters_) take_work(args, counters_++);
   if (!refused) refuse(row_gemm_refuses(args));
   queue([&] {
     check(launch_row_gemm(args, op_.multiprocessors, op_.stream), "row GEMM");

@@ -37,8 +37,8 @@ class FastProducts {
         queues_(queues),
         pairs_(alternate(mlp.weights->gate, mlp.weights->up)) {}
 
-  // First of all, where work is not to be dealt in turn: kWorkCounters of them.
-  void use(unsigned* work_counters);
+  // First of all, where work is not to be dealt in turn.
+  void use(WorkCounters* counters);
   void up(const void* x, void* pre, void* act);  // pre: null or kept
   void down(const void* act, void* rows, Early early);
   void grad_down(const void* d_y, const GradDown& step);
@@ -81,9 +81,9 @@ class FastProducts {
 
   const Op& op_;
   const FastMlp& mlp_;
-  const bool queues_, pairs_;         // pairs: columns of gate and up alternate, in d_pre as well
-  unsigned* work_counter_ = nullptr;  // of the next GEMM
-  unsigned* done_ = nullptr;          // of the tiles of up, for down
+  const bool queues_, pairs_;  // pairs: columns of gate and up alternate, in d_pre as well
+  WorkCounters::Gemm* counters_ = nullptr;  // of the next GEMM
+  unsigned* done_ = nullptr;                // of the tiles of up, for down
 };
 
 }  // namespace moec::cuda

@@ -92,10 +92,9 @@ constexpr int64_t kLongTile = 5120;  // k of all parts
 inline bool row_gemm_paces(int64_t k) {
   return k >= kLongTile;
 }
-// work_counter: one of those in work_counters.h.
-inline void take_work(RowGemmArgs& args, unsigned* work_counter) {
-  args.params.work_counter = work_counter;
-  if (row_gemm_paces(args.parts * args.k_size)) args.params.steps = steps_of(work_counter);
+inline void take_work(RowGemmArgs& args, WorkCounters::Gemm* counters) {
+  args.params.work_counter = &counters->work;
+  if (row_gemm_paces(args.parts * args.k_size)) args.params.steps = &counters->steps;
 }
 // Whether the epilogues have this activation.
 bool row_gemm_activates(const moec_activation& activation);

@@ -64,6 +64,12 @@ class ExpertWalk {
   int begin_, end_, units_, inclusive_;
 };
 
+// The number of a worker's next work, for lane 0 of a warp; without a counter workers take turns.
+__device__ __forceinline__ int next_number(unsigned* counter, int before, int workers) {
+  if (!counter || (threadIdx.x & 31) != 0) return before + workers;
+  return workers + int(atomicAdd(counter, 1u));
+}
+
 // The work numbers of a cluster. All but the first come from a counter in global memory, so that a
 // cluster that is done early takes more. The dealing warp of the leading CTA fetches a number while
 // the one before it is worked on and hands it to those of both CTAs.
@@ -100,11 +106,12 @@ class WorkNumbers {
     if (!leads_) return;
     const int s = read_ % kSlots;
     ptx::barrier_wait(empty(s), (read_ / kSlots & 1) ^ 1);
-    if (ptx::elect_one()) {
+    if ((threadIdx.x & 31) == 0) {
       for (int rank = 0; rank < kClusterSize; ++rank) {
         ptx::store_arrive_cluster(slot(s), full(s), rank, uint32_t(fetched_));
       }
     }
+    __syncwarp();
     fetch(fetched_);
   }
 
@@ -115,11 +122,9 @@ class WorkNumbers {
   __device__ uint32_t full(int s) const { return memory_ + 8 * s; }
   __device__ uint32_t empty(int s) const { return memory_ + 8 * (kSlots + s); }
   __device__ uint32_t slot(int s) const { return memory_ + 16 * kSlots + 4 * s; }
-  // Without a counter the clusters take turns. Used a tile later, so that nobody waits for it.
+  // Used a tile later, so that nobody waits for it.
   __device__ void fetch(int before) {
-    if (!leads_) return;
-    fetched_ = before + clusters();
-    if (counter_ && ptx::elect_one()) fetched_ = clusters() + int(atomicAdd(counter_, 1u));
+    if (leads_) fetched_ = next_number(counter_, before, clusters());
   }
 
   uint32_t memory_;

@@ -58,8 +58,7 @@ class RunScheduler {
     n_tile_ = int(unsigned(run * n_tiles_) / unsigned(runs_));
     n_end_ = int(unsigned((run + 1) * n_tiles_) / unsigned(runs_));
     // Used a run later, so that nobody waits for it.
-    next_ = unit + int(gridDim.x);
-    if (counter_ && (threadIdx.x & 31) == 0) next_ = int(gridDim.x + atomicAdd(counter_, 1u));
+    next_ = next_number(counter_, unit, int(gridDim.x));
     return true;
   }
 
