@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on the GPU: a second of load, then windows in which implementations take turns.
+"""Time on the GPU: a second of load, then windows in which implementations take turns, each round
+beginning with another one. A window begins with calls that are not counted: at the power limit the
+clock follows what an implementation draws only after a while.
 
 Each call is between two events of its own and starts with a cleared L2; clearing is not counted.
 L2 is cleared by reading, since what is written would have to leave L2 during the call. It is
@@ -16,6 +18,7 @@ import torch
 LOAD_SECONDS = 1.0
 IDLE_SECONDS = 1.0  # a pause after which the chip has cooled: load again
 FLUSH_BYTES = 256 << 20  # several times the L2
+SETTLING = 0.2  # calls before those of a window, as a part of them
 LEAD = 1.3  # of the time that the host needs to queue a call
 MOST_CLEARS = 64  # what cannot be queued ahead waits for its own results
 
@@ -53,10 +56,13 @@ class Clock:
         for _ in range(times):
             torch.amax(self._flush, dim=0, out=self._sink)
 
-    def _window(self, run, calls, clears=1, lead=1):
+    def _window(self, run, calls, clears=1, lead=1, settling=0):
         """(mean ms of a call, SM MHz, W)"""
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
         self._clear(lead)
+        for _ in range(settling):
+            self._clear(clears)
+            run()
         for begin, end in events:
             self._clear(clears)
             begin.record()
@@ -94,9 +100,13 @@ class Clock:
             for run in runs.values():
                 self._window(run, 3, clears, lead)
         windows = {name: [] for name in runs}
-        for _ in range(rounds):
-            for name, run in runs.items():
-                windows[name].append(self._window(run, calls[name], clears, lead))
+        names = list(runs)
+        for turn in range(rounds):
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                settling = int(SETTLING * calls[name])
+                window = self._window(runs[name], calls[name], clears, lead, settling)
+                windows[name].append(window)
         return {name: summary(all_of) | {"clears": clears} for name, all_of in windows.items()}
 
 
