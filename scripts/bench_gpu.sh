@@ -27,7 +27,9 @@ driver=$(nvidia-smi --query-gpu=driver_version,clocks.sm,power.draw --format=csv
   head -n 1)
 {
   printf '{"machine": "%s, driver, SM clock, power after the run: %s",\n' "$gpu" "$driver"
-  printf ' "commit": "%s",\n "command": "scripts/bench_gpu.sh kernels",\n "rows": ' "$MOEC_COMMIT"
+  window=${MOEC_BENCH_WINDOW_MS:+MOEC_BENCH_WINDOW_MS=$MOEC_BENCH_WINDOW_MS }
+  command="${window}scripts/bench_gpu.sh kernels${*:+ $*}"
+  printf ' "commit": "%s",\n "command": "%s",\n "rows": ' "$MOEC_COMMIT" "$command"
   cat "$rows"
   printf '}\n'
 } >"$folder/kernels.json"

@@ -18,6 +18,7 @@ done
 stamp=$(echo $pins)
 if [ "$(cat "$build/cuda/.stamp" 2>/dev/null)" != "$stamp" ]; then
   echo "fetching the CUDA 13.0 compiler and libraries into build/cuda" >&2
+  [ -x "$venv/bin/python" ] || "$root/scripts/bootstrap.sh" test >&2
   rm -rf "$build/cuda"
   retry "CUDA 13.0 ($stamp)" "$venv/bin/python" -m pip install --disable-pip-version-check \
     --no-deps --target "$build/cuda" $pins

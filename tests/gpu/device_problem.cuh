@@ -29,6 +29,14 @@ namespace moec::test {
 
 using Half = __nv_bfloat16;
 
+// Where arrays lie.
+struct DeviceMemory {
+  cudaError_t (*take)(void** pointer, size_t bytes);
+  cudaError_t (*give)(void* pointer);
+};
+inline DeviceMemory device_memory = {
+    [](void** pointer, size_t bytes) { return cudaMalloc(pointer, bytes); }, cudaFree};
+
 // `guard` bytes of 0xff (NaN in every float type) lie before and after the data.
 template <typename T>
 class DeviceArray {
@@ -36,7 +44,9 @@ class DeviceArray {
   static constexpr size_t kGuard = 4096;
   DeviceArray() = default;
   explicit DeviceArray(size_t count) : count_(count) {
-    CHECK_CUDA(cudaMalloc(&base_, count * sizeof(T) + 2 * kGuard));
+    void* base = nullptr;
+    CHECK_CUDA(device_memory.take(&base, count * sizeof(T) + 2 * kGuard));
+    base_ = static_cast<unsigned char*>(base);
     poison();
   }
   DeviceArray(DeviceArray&& other) noexcept { *this = std::move(other); }
@@ -45,7 +55,7 @@ class DeviceArray {
     std::swap(count_, other.count_);
     return *this;
   }
-  ~DeviceArray() { cudaFree(base_); }
+  ~DeviceArray() { device_memory.give(base_); }
 
   T* data() const { return reinterpret_cast<T*>(base_ + kGuard); }
   size_t size() const { return count_; }

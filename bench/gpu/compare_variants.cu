@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of several source trees (kernel_variant.cu) side by side in one process.
+//
+// Usage: compare_variants time ROUNDS KERNELS VARIANTS SHAPE:TOKENS...
+//        compare_variants bits 1 KERNELS VARIANTS SHAPE:TOKENS...
+// KERNELS and VARIANTS: names with commas between them; variants are files VARIANT.so of this
+// folder. time: medians of windows of 150 ms beside the first variant, and how far the quartiles
+// lie apart. bits: a hash of all memory of the layer behind the kernel, outputs and padding
+// poisoned.
+#include <dlfcn.h>
+
+#include <cstring>
+#include <string>
+
+#include "kernel_variant.h"
+#include "windows.cuh"
+
+using namespace moec::test;
+
+namespace {
+
+constexpr float kWindowMs = 150;
+constexpr size_t kSpared = size_t(6) << 30;  // of the GPU's memory, for contexts and libraries
+
+std::vector<std::string> parts_of(const std::string& text, char between) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == between) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+struct Variant {
+  std::string name;
+  const KernelVariant* kernels;
+  void* layer;
+};
+
+Variant open(const std::string& name) {
+  void* const library = dlopen(("./" + name + ".so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  const void* const symbol = library ? dlsym(library, kVariantSymbol) : nullptr;
+  if (!symbol) {
+    std::printf("%s\n", dlerror());
+    std::exit(2);
+  }
+  return {name, static_cast<const KernelVariant*>(symbol), nullptr};
+}
+
+__global__ void hash_words(const uint64_t* words, size_t count, unsigned long long* sum) {
+  unsigned long long mine = 0;
+  const size_t step = size_t(gridDim.x) * blockDim.x;
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    uint64_t z = words[i] + i * 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    mine += (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  }
+  atomicAdd(sum, mine);
+}
+
+class Comparison {
+ public:
+  Comparison(std::vector<std::string> kernels, const std::vector<std::string>& variants)
+      : kernels_(std::move(kernels)) {
+    for (const std::string& name : variants) variants_.push_back(open(name));
+    size_t total = 0;
+    CHECK_CUDA(cudaMemGetInfo(&size_, &total));
+    size_ -= kSpared;
+    CHECK_CUDA(cudaMalloc(&block_, size_));
+    CHECK_CUDA(cudaMalloc(&sum_, sizeof(*sum_)));
+  }
+
+  void time(const std::string& shape, int rounds) {
+    for (Variant& variant : variants_) {
+      make(variant, shape);
+      run(variant, "forward_backward");  // what each kernel reads is there
+    }
+    for (const std::string& kernel : kernels_) {
+      std::vector<Turn> turns;
+      for (const Variant& variant : variants_) {
+        turns.push_back({[&] { run(variant, kernel); }});
+      }
+      windows_.measure(turns, kWindowMs, rounds);
+      std::printf("%-20s %-16s", shape.c_str(), kernel.c_str());
+      for (size_t i = 0; i < turns.size(); ++i) {
+        const std::vector<float>& ms = turns[i].ms;
+        const float median = turns[i].median();
+        std::printf("  %s %.4f (%+.1f %%, %.1f)", variants_[i].name.c_str(), median,
+                    100 * (median / turns[0].median() - 1),
+                    100 * (ms[ms.size() * 3 / 4] - ms[ms.size() / 4]) / median);
+      }
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+    for (Variant& variant : variants_) destroy(variant);
+  }
+
+  void bits(const std::string& shape) {
+    for (const std::string& kernel : kernels_) {
+      std::printf("%-20s %-16s", shape.c_str(), kernel.c_str());
+      for (Variant& variant : variants_) {
+        CHECK_CUDA(cudaMemset(block_, 0xff, used_));
+        make(variant, shape);
+        run(variant, kernel);
+        variant.kernels->clear(variant.layer);
+        CHECK_CUDA(cudaMemset(sum_, 0, sizeof(*sum_)));
+        hash_words<<<1024, 256>>>(static_cast<const uint64_t*>(block_), used_ / 8, sum_);
+        unsigned long long sum = 0;
+        CHECK_CUDA(cudaMemcpy(&sum, sum_, sizeof(sum), cudaMemcpyDefault));
+        std::printf("  %s %016llx", variant.name.c_str(), sum);
+        destroy(variant);
+      }
+      std::printf("\n");
+    }
+  }
+
+ private:
+  void make(Variant& variant, const std::string& text) {
+    const std::vector<std::string> shape = parts_of(text, ':');
+    const int64_t tokens = shape.size() == 2 ? std::atoll(shape[1].c_str()) : 0;
+    variant.layer = variant.kernels->make(shape[0].c_str(), tokens, block_, size_, &used_);
+    if (variant.layer && tokens > 0) return;
+    std::printf("%s: SHAPE:TOKENS of a shape in kernel_layer.cuh is needed\n", text.c_str());
+    std::exit(2);
+  }
+  static void run(const Variant& variant, const std::string& kernel) {
+    if (variant.kernels->run(variant.layer, kernel.c_str())) return;
+    std::printf("%s: no such kernel in kernel_layer.cuh\n", kernel.c_str());
+    std::exit(2);
+  }
+  static void destroy(Variant& variant) {
+    CHECK_CUDA(cudaDeviceSynchronize());
+    variant.kernels->destroy(variant.layer);
+  }
+
+  std::vector<std::string> kernels_;
+  std::vector<Variant> variants_;
+  Windows windows_;
+  void* block_ = nullptr;
+  size_t size_ = 0, used_ = 0;
+  unsigned long long* sum_ = nullptr;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool timed = argc > 5 && !std::strcmp(argv[1], "time");
+  if (argc < 6 || (!timed && std::strcmp(argv[1], "bits"))) {
+    std::printf("usage: compare_variants time|bits ROUNDS KERNELS VARIANTS SHAPE:TOKENS...\n");
+    return 2;
+  }
+  Comparison comparison(parts_of(argv[3], ','), parts_of(argv[4], ','));
+  for (int i = 5; i < argc; ++i) {
+    if (timed) {
+      comparison.time(argv[i], std::max(1, std::atoi(argv[2])));
+    } else {
+      comparison.bits(argv[i]);
+    }
+  }
+  return 0;
+}
