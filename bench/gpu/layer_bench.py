@@ -28,7 +28,8 @@ from implementations import PEERS, Moec, reference, sonic_plan
 from problem import SHAPES, Matrices, Problem
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FEW_TOKENS = 1024  # up to here windows are short and graphs are measured, too
+FEW_TOKENS = 1024  # up to here graphs are measured, too
+SHORT = 256  # tokens up to which windows are short: more heat the chip
 PLANS = 20
 LIMIT = 2.5e-2  # relative difference of a row from PyTorch's
 
@@ -148,7 +149,7 @@ class Bench:
                 runs[impl, "graph"] = graph_of(case.run)
         if not runs:
             return
-        seconds = self.args.window or (0.1 if few else 0.5)
+        seconds = self.args.window or (0.1 if p.tokens <= SHORT else 0.5)
         measured = self.clock.alternate(runs, seconds, self.args.rounds)
         beside = {"/".join(name): values["ms"] for name, values in measured.items()}
         for (impl, launch), values in measured.items():
@@ -222,7 +223,7 @@ def arguments():
     parser.add_argument("--impl", type=split, default=["moec", "cublas_bmm_bound", "torch_grouped"],
                         help=f"of moec,{','.join(PEERS)}")
     parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--window", type=float, help="seconds; default: 0.5, 0.1 for few tokens")
+    parser.add_argument("--window", type=float, help=f"seconds; default: 0.5, 0.1 up to {SHORT} tokens")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-check", action="store_true", help="results are not compared")
     args = parser.parse_args()

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# gpu_carry.sh: build/gpu_carry, what `make test-gpu` and `make bench-gpu` need on a machine with a
+# GPU but without the toolkit, or without a network: the test programs, the Python package with the
+# plug-in inside, kernel_bench. Copy it there to the same place, and set MOEC_COMMIT where the
+# repository is no checkout. About five minutes after `make test`, ten without.
+. "$(dirname "$0")/lib.sh"
+
+carry=$build/gpu_carry
+rm -rf "$carry" "$carry.new"
+site=$(scripts/gpu_package.sh)
+cmake --build "$build/release" -j "$(job_count)" --target gpu_tests >&2
+mkdir -p "$carry.new/bin"
+cp "$build"/release/bin/* "$carry.new/bin"
+scripts/build_gpu_bindings.sh "$carry.new/bin" >&2
+find "$carry.new/bin" -type f ! -name '*.txt' ! -name 'bindings_*' -exec strip {} +
+cp -r "$site" "$carry.new/site"
+cp "$(scripts/build_gpu.sh kernel_bench)" "$carry.new"
+mv "$carry.new" "$carry"
+du -sh "$carry"
