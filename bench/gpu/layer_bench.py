@@ -223,7 +223,8 @@ def arguments():
     parser.add_argument("--impl", type=split, default=["moec", "cublas_bmm_bound", "torch_grouped"],
                         help=f"of moec,{','.join(PEERS)}")
     parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--window", type=float, help=f"seconds; default: 0.5, 0.1 up to {SHORT} tokens")
+    parser.add_argument("--window", type=float,
+                        help=f"seconds; default: 0.5, 0.1 up to {SHORT} tokens")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-check", action="store_true", help="results are not compared")
     args = parser.parse_args()
