@@ -99,6 +99,8 @@ class Comparison {
   }
 
   void bits(const std::string& shape) {
+    make(variants_[0], shape);  // how much memory
+    destroy(variants_[0]);
     for (const std::string& kernel : kernels_) {
       std::printf("%-20s %-16s", shape.c_str(), kernel.c_str());
       for (Variant& variant : variants_) {
@@ -108,6 +110,7 @@ class Comparison {
         variant.kernels->clear(variant.layer);
         CHECK_CUDA(cudaMemset(sum_, 0, sizeof(*sum_)));
         hash_words<<<1024, 256>>>(static_cast<const uint64_t*>(block_), used_ / 8, sum_);
+        CHECK_CUDA(cudaGetLastError());
         unsigned long long sum = 0;
         CHECK_CUDA(cudaMemcpy(&sum, sum_, sizeof(sum), cudaMemcpyDefault));
         std::printf("  %s %016llx", variant.name.c_str(), sum);
