@@ -124,8 +124,9 @@ class Comparison {
   void make(Variant& variant, const std::string& text) {
     const std::vector<std::string> shape = parts_of(text, ':');
     const int64_t tokens = shape.size() == 2 ? std::atoll(shape[1].c_str()) : 0;
-    variant.layer = variant.kernels->make(shape[0].c_str(), tokens, block_, size_, &used_);
-    if (variant.layer && tokens > 0) return;
+    const auto made = variant.kernels->make;
+    variant.layer = tokens > 0 ? made(shape[0].c_str(), tokens, block_, size_, &used_) : nullptr;
+    if (variant.layer) return;
     std::printf("%s: SHAPE:TOKENS of a shape in kernel_layer.cuh is needed\n", text.c_str());
     std::exit(2);
   }
