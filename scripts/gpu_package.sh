@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # gpu_package.sh: print a folder with the Python package and the plug-in inside, for PYTHONPATH:
-# build/gpu_carry/site when it is there (for a machine without the toolkit), else made now from
+# build/gpu_carry/site (gpu_carry.sh) when it is there, else made now from
 # build/release, which make test shares.
 . "$(dirname "$0")/lib.sh"
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # test_gpu.sh [PROGRAM...]: the tests of the CUDA backend on a machine with a GPU, or only those
 # named (rust, go: those bindings; torch: the Python package on torch tensors). Programs in
-# build/gpu_carry/bin are used as they are (for a machine without the toolkit), else built now.
+# build/gpu_carry/bin (gpu_carry.sh) are used as they are, else built now.
 # Writes bench/results/<gpu>/test_gpu.txt: one line a program. Each program's own output:
 # build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats a run.
 . "$(dirname "$0")/lib.sh"
