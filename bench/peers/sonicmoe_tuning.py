@@ -5,8 +5,9 @@ seconds a shape and number of tokens, and says what it was measured with.
     python bench/peers/sonicmoe_tuning.py pack CACHE bench/results/h200/sonicmoe_tuning.json
     python bench/peers/sonicmoe_tuning.py unpack bench/results/h200/sonicmoe_tuning.json CACHE
 
-CACHE is what QUACK_CACHE_DIR names (with QUACK_CACHE_AUTOTUNING=1). The folder of a search is a hash
-of the tuner's version, the arguments and the tiles it chose from, so another version searches anew.
+CACHE is what QUACK_CACHE_DIR names (with QUACK_CACHE_AUTOTUNING=1). The folder of a search is a
+hash of the tuner's version, the arguments and the tiles that it chose from: another version
+searches anew.
 """
 
 import json
