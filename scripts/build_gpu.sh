@@ -34,8 +34,8 @@ export -f compile
 export nvcc flags
 cd "$tree"
 for source in $sources; do echo "src/backend/cuda/$source $folder/${source%.*}.o"; done |
-  cat - <(echo "$main $folder/main.o") |
+  cat - <(echo "$main $folder/$1.o") |
   xargs -P "$(job_count)" -L 1 bash -c 'compile "$0" "$1"' >&2
 objects=$(for source in $sources; do echo "$folder/${source%.*}.o"; done)
-"$nvcc" $link "$folder/main.o" $objects -ldl -o "$program" >&2
+"$nvcc" $link "$folder/$1.o" $objects -ldl -o "$program" >&2
 echo "$program"

@@ -11,7 +11,11 @@ rm -rf "$carry" "$carry.new"
 site=$(scripts/gpu_package.sh)
 cmake --build "$build/release" -j "$(job_count)" --target gpu_tests >&2
 mkdir -p "$carry.new/bin"
-cp "$build"/release/bin/* "$carry.new/bin"
+bin=$build/release/bin
+cp "$bin/gpu_tests.txt" "$carry.new/bin"
+for program in $(cut -d' ' -f1 "$bin/gpu_tests.txt" | sort -u); do
+  cp "$bin/$program" "$carry.new/bin"
+done
 scripts/build_gpu_bindings.sh "$carry.new/bin" >&2
 find "$carry.new/bin" -type f ! -name '*.txt' ! -name 'bindings_*' -exec strip {} +
 cp -r "$site" "$carry.new/site"

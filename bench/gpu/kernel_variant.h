@@ -12,7 +12,7 @@ struct KernelVariant {
   // such shape. The same inputs lie at the same places in all variants.
   void* (*make)(const char* shape, int64_t tokens, void* block, size_t size, size_t* used);
   bool (*run)(void* layer, const char* kernel);  // false: no such kernel
-  void (*clear)(void* layer);                    // counters, whose layout may differ: no results
+  void (*poison_counters)(void* layer);          // no results, and their layout may differ
   void (*destroy)(void* layer);
 };
 constexpr char kVariantSymbol[] = "moec_kernel_variant";

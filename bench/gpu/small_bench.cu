@@ -6,8 +6,6 @@
 // implementations take turns; median. `chain`: the mean of 8 layers of other experts in one graph.
 //
 // Usage: small_bench OUTPUT.json REPEATS SHAPE:TOKENS...
-#include <dlfcn.h>
-
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -18,6 +16,7 @@
 #include "backend/cuda/one_token.h"
 #include "backend/cuda/row_gemm.h"
 #include "backend/cuda/small_gemm.h"
+#include "bound.cuh"
 #include "gpu/device_problem.cuh"
 
 using namespace moec;
@@ -25,49 +24,7 @@ using namespace moec::test;
 
 namespace {
 
-constexpr Shape kShapes[] = {
-    {"gpt-oss-20b", 2880, 2880, 32, 4},   {"gpt-oss-120b", 2880, 2880, 128, 4},
-    {"qwen3-30b-a3b", 2048, 768, 128, 8}, {"olmoe", 2048, 1024, 64, 8},
-    {"mixtral-8x7b", 4096, 14336, 8, 2},  {"sonic-30b", 4096, 1024, 128, 8},
-    {"dsv3", 7168, 2048, 256, 8},
-};
 constexpr int kChain = 8, kPlans = 20;
-
-class Cublas {
- public:
-  Cublas() {
-    void* library = dlopen("libcublas.so.13", RTLD_NOW | RTLD_GLOBAL);
-    if (!library) return;
-    const auto create = reinterpret_cast<int (*)(void**)>(dlsym(library, "cublasCreate_v2"));
-    const auto workspace =
-        reinterpret_cast<int (*)(void*, void*, size_t)>(dlsym(library, "cublasSetWorkspace_v2"));
-    set_stream_ = reinterpret_cast<int (*)(void*, void*)>(dlsym(library, "cublasSetStream_v2"));
-    gemm_ = reinterpret_cast<Gemm>(dlsym(library, "cublasGemmStridedBatchedEx"));
-    if (!create || !gemm_ || create(&handle_) != 0) gemm_ = nullptr;
-    CHECK_CUDA(cudaMalloc(&workspace_, 64 << 20));
-    if (gemm_) workspace(handle_, workspace_, 64 << 20);
-  }
-  bool present() const { return gemm_; }
-  // y[e][n][m] = x[e][n][k] * w[e][m][k]^T
-  void batched(cudaStream_t stream, int batch, int m, int n, int k, const Half* w, const Half* x,
-               Half* y) const {
-    const float one = 1, zero = 0;
-    constexpr int kBf16 = 14, kCompute32f = 68;  // CUDA_R_16BF, CUBLAS_COMPUTE_32F
-    set_stream_(handle_, stream);
-    const int status =
-        gemm_(handle_, 1, 0, m, n, k, &one, w, kBf16, k, int64_t(m) * k, x, kBf16, k,
-              int64_t(n) * k, &zero, y, kBf16, m, int64_t(n) * m, batch, kCompute32f, -1);
-    if (status != 0) std::printf("cuBLAS status %d\n", status);
-  }
-
- private:
-  using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
-                       long long, const void*, int, int, long long, const void*, void*, int, int,
-                       long long, int, int, int);
-  Gemm gemm_ = nullptr;
-  int (*set_stream_)(void*, void*) = nullptr;
-  void *handle_ = nullptr, *workspace_ = nullptr;
-};
 
 __global__ void read_all(const uint4* from, int64_t count, uint4* to) {
   uint4 sum = {};
@@ -181,10 +138,10 @@ class SmallLayer {
   bool bounded() const { return r_ >= s_.experts; }
   void bound(const Cublas& cublas) const {
     const int n = int(r_ / s_.experts);
-    cublas.batched(stream_, s_.experts, 2 * s_.inter, n, s_.hidden, gate_up_.data(), rows_.data(),
-                   both_.data());
-    cublas.batched(stream_, s_.experts, s_.hidden, n, s_.inter, down_.data(), act_.data(),
-                   rows_.data());
+    cublas.batched(s_.experts, 2 * s_.inter, n, s_.hidden, gate_up_.data(), rows_.data(),
+                   both_.data(), stream_);
+    cublas.batched(s_.experts, s_.hidden, n, s_.inter, down_.data(), act_.data(), rows_.data(),
+                   stream_);
   }
 
  private:
