@@ -125,17 +125,9 @@ class Layer {
     CHECK_CUDA(cuda::launch_weight_grad(a, sms_, nullptr));
   }
   void combine(bool backward) const {
-    cuda::CombineParams p = {};
-    p.num_tokens = t_;
-    p.hidden = s_.hidden;
-    p.num_experts = s_.experts;
-    p.top_k = s_.top_k;
-    p.rows = rows_.data();
-    p.assignment_row = plan_.plan.assignment_row;
-    p.weights = backward ? nullptr : plan_.plan.weights;
-    p.scale = 1.0f;
-    p.y = y_.data();
+    cuda::CombineParams p = plan_.combine(s_.hidden, rows_.data(), y_.data());
     if (backward) {
+      p.weights = nullptr;
       p.d_weight_parts = parts_.data();
       p.parts = 2 * ((s_.inter + 255) / 256);
       p.max_rows = r_;

@@ -173,33 +173,15 @@ class SmallLayer {
   }
   cuda::RowGemmArgs tiled(cuda::RowGemm op, int features, int k, const Half* weights,
                           int parts) const {
-    cuda::RowGemmArgs a = {};
-    a.op = op;
-    a.dtype = MOEC_BF16;
-    a.features = a.params.out_stride = features;
-    a.k_size = a.weight_stride = k;
-    a.parts = 1;
+    cuda::RowGemmArgs a = plans_[0].row_gemm(op, features, k);
+    a.params.out_stride = features;
+    a.weight_stride = k;
     a.weights[0] = weights;
     a.expert_stride = int64_t(parts) * s_.inter * s_.hidden;
-    a.params.row_token = plans_[0].plan.row_token;
-    a.params.group_offsets = plans_[0].plan.group_offsets;
-    a.params.num_experts = s_.experts;
-    a.params.max_rows = r_;
     return a;
   }
   cuda::CombineParams combine_params(int set) const {
-    cuda::CombineParams p = {};
-    p.num_tokens = t_;
-    p.hidden = s_.hidden;
-    p.num_experts = s_.experts;
-    p.top_k = s_.top_k;
-    p.rows = rows_.data();
-    p.assignment_row = plans_[set].plan.assignment_row;
-    p.expert_ids = plans_[set].plan.expert_ids;
-    p.weights = plans_[set].plan.weights;
-    p.scale = 1.0f;
-    p.y = y_.data();
-    return p;
+    return plans_[set].combine(s_.hidden, rows_.data(), y_.data());
   }
 
   Shape s_;

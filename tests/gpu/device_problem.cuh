@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/cuda/combine.h"
 #include "backend/cuda/plan.h"
 #include "backend/cuda/row_gemm.h"
 
@@ -180,6 +181,21 @@ class DevicePlan {
     a.params.row_weight = plan.row_weight;
     a.params.max_rows = plan.max_rows;
     return a;
+  }
+  // The sum of a token's rows.
+  cuda::CombineParams combine(int64_t hidden, const Half* rows, Half* y) const {
+    cuda::CombineParams p = {};
+    p.num_tokens = plan.num_tokens;
+    p.hidden = hidden;
+    p.num_experts = plan.num_experts;
+    p.top_k = plan.top_k;
+    p.rows = rows;
+    p.assignment_row = plan.assignment_row;
+    p.expert_ids = plan.expert_ids;
+    p.weights = plan.weights;
+    p.scale = 1.0f;
+    p.y = y;
+    return p;
   }
 
   PlanView plan;

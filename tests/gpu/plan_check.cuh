@@ -88,16 +88,8 @@ int check_combine(uint64_t seed) {
     const auto parts = normal_array<float>(rows * 6, 1.0f, seed + 9);
     DeviceArray<Half> y(tokens * shape.hidden);
     DeviceArray<float> d_weights(rows);
-    cuda::CombineParams p = {};
-    p.num_tokens = tokens;
-    p.hidden = shape.hidden;
-    p.num_experts = shape.experts;
-    p.top_k = top_k;
-    p.rows = y_rows.data();
+    cuda::CombineParams p = plan.combine(shape.hidden, y_rows.data(), y.data());
     p.assignment_row = assignment_row.data();
-    p.weights = plan.plan.weights;
-    p.scale = 1.0f;
-    p.y = y.data();
     p.d_weight_parts = parts.data();
     p.parts = 6;
     p.max_rows = rows;

@@ -141,18 +141,8 @@ class SmallCheck {
     CHECK_CUDA(up ? launch_small_up(a, sms, nullptr) : launch_small_down(a, sms, nullptr));
   }
   cuda::CombineParams combine() const {
-    cuda::CombineParams p = {};
-    p.num_tokens = tokens_;
-    p.hidden = h_;
-    p.num_experts = e_;
-    p.top_k = k_;
-    p.rows = rows_.data();
-    p.assignment_row = plan_.plan.assignment_row;
-    p.expert_ids = plan_.plan.expert_ids;
-    p.weights = plan_.plan.weights;
+    cuda::CombineParams p = plan_.combine(h_, rows_.data(), y_.data());
     p.residual = residual_.data();
-    p.scale = 1.0f;
-    p.y = y_.data();
     return p;
   }
   void chain() {
