@@ -22,7 +22,6 @@ import os
 import pathlib
 import platform
 import statistics
-import sys
 import time
 
 import moec
@@ -148,19 +147,14 @@ def machine(device):
         torch=torch.__version__, transformers=transformers.__version__)
 
 
-def asked():
-    """The arguments but where the rows go."""
-    words = sys.argv[1:]
-    at = words.index("--out") if "--out" in words else len(words)
-    return words[:at] + words[at + 2 :]
-
-
 def write(path, args, setting, rows):
     """Rows of this setting in place of those in the file."""
     held = json.loads(path.read_text())["rows"] if path.exists() else []
     held = [row for row in held if any(row[name] != setting[name] for name in setting)]
+    asked = (f"--{name} " + (" ".join(value) if isinstance(value, list) else str(value))
+             for name, value in vars(args).items() if name != "out")
     file = dict(machine=machine(args.device), commit=os.environ.get("MOEC_COMMIT"),
-                command=" ".join(["scripts/bench_peers.sh --transformers", *asked()]),
+                command=" ".join(["scripts/bench_peers.sh --transformers", *asked]),
                 rows=held + rows)
     path.write_text(json.dumps(file, indent=1) + "\n")
 
