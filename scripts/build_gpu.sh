@@ -3,7 +3,7 @@
 # build_gpu.sh PROGRAM: build kernel_check, kernel_bench, small_check, small_bench or
 # compare_variants and print its path. All but the last contain the CUDA kernels, not the library.
 # build_gpu.sh variant NAME [TREE]: the kernels of a source tree (default: this one) as
-# build/variants/NAME.so, for compare_variants, which stands beside it. About three minutes.
+# build/variants/NAME.so, for compare_variants, which stands beside it. About a minute on two cores.
 . "$(dirname "$0")/lib.sh"
 
 sources="row_gemm_up.cu row_gemm_up_pairs.cu row_gemm_down.cu row_gemm_grad_down.cu
