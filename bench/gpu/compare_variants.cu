@@ -2,14 +2,15 @@
 // Kernels of several source trees (kernel_variant.cu) side by side in one process.
 //
 // Usage: compare_variants time ROUNDS KERNELS VARIANTS SHAPE:TOKENS...
+//        compare_variants clocks ROUNDS KERNELS VARIANTS SHAPE:TOKENS...
 //        compare_variants bits 1 KERNELS VARIANTS SHAPE:TOKENS...
 // KERNELS and VARIANTS: names with commas between them; variants are files VARIANT.so of this
 // folder. time: medians of windows of 150 ms beside the first variant, and how far the quartiles
-// lie apart. bits: a hash of all memory of the layer behind the kernel, outputs and padding
-// poisoned.
+// lie apart: at the power limit, energy decides, and 3 % is within what chance does. clocks: of
+// single calls with rests, in which clocks decide: some 0.2 %. bits: a hash of all memory of the
+// layer behind the kernel, outputs and padding poisoned.
 #include <dlfcn.h>
 
-#include <cstring>
 #include <string>
 
 #include "kernel_variant.h"
@@ -73,7 +74,7 @@ class Comparison {
     CHECK_CUDA(cudaMalloc(&sum_, sizeof(*sum_)));
   }
 
-  void time(const std::string& shape, int rounds) {
+  void time(const std::string& shape, int rounds, bool rested) {
     for (Variant& variant : variants_) {
       make(variant, shape);
       run(variant, "forward_backward");  // what each kernel reads is there
@@ -83,7 +84,11 @@ class Comparison {
       for (const Variant& variant : variants_) {
         turns.push_back({[&] { run(variant, kernel); }});
       }
-      windows_.measure(turns, kWindowMs, rounds);
+      if (rested) {
+        windows_.measure_rested(turns, rounds);
+      } else {
+        windows_.measure(turns, kWindowMs, rounds);
+      }
       std::printf("%-20s %-16s", shape.c_str(), kernel.c_str());
       for (size_t i = 0; i < turns.size(); ++i) {
         const std::vector<float>& ms = turns[i].ms;
@@ -151,17 +156,18 @@ class Comparison {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool timed = argc > 5 && !std::strcmp(argv[1], "time");
-  if (argc < 6 || (!timed && std::strcmp(argv[1], "bits"))) {
-    std::printf("usage: compare_variants time|bits ROUNDS KERNELS VARIANTS SHAPE:TOKENS...\n");
+  const std::string what = argc > 5 ? argv[1] : "";
+  if (what != "time" && what != "clocks" && what != "bits") {
+    std::printf(
+        "usage: compare_variants time|clocks|bits ROUNDS KERNELS VARIANTS SHAPE:TOKENS...\n");
     return 2;
   }
   Comparison comparison(parts_of(argv[3], ','), parts_of(argv[4], ','));
   for (int i = 5; i < argc; ++i) {
-    if (timed) {
-      comparison.time(argv[i], std::max(1, std::atoi(argv[2])));
-    } else {
+    if (what == "bits") {
       comparison.bits(argv[i]);
+    } else {
+      comparison.time(argv[i], std::max(1, std::atoi(argv[2])), what == "clocks");
     }
   }
   return 0;

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "gpu/device_problem.cuh"
@@ -45,6 +47,24 @@ class Windows {
       for (const int i : order) {
         window(turns[i], std::max(1, calls[i] / 2));
         turns[i].ms.push_back(window(turns[i], calls[i]));
+      }
+    }
+    for (Turn& turn : turns) std::sort(turn.ms.begin(), turn.ms.end());
+  }
+
+  // Single calls, each behind one that is not counted and a rest: the chip stays below its power
+  // limit and at one clock.
+  template <typename Turns>
+  void measure_rested(Turns& turns, int rounds) {
+    constexpr float kRest = 8;  // times as long as a call
+    std::vector<int> order(turns.size());
+    std::iota(order.begin(), order.end(), 0);
+    for (int round = 0; round < rounds; ++round) {
+      std::shuffle(order.begin(), order.end(), random_);
+      for (const int i : order) {
+        const float ms = window(turns[i], 1);
+        turns[i].ms.push_back(window(turns[i], 1));
+        std::this_thread::sleep_for(std::chrono::duration<float, std::milli>(kRest * ms));
       }
     }
     for (Turn& turn : turns) std::sort(turn.ms.begin(), turn.ms.end());

@@ -14,6 +14,19 @@ namespace moec::cuda {
 template <int kRows>
 constexpr int kBlockStaging = kRows * 128;  // bytes of one staged block of 64 features
 
+// Where the features of a tile begin, those of a consumer group's first block, and where the tile
+// or the matrix ends.
+__device__ __forceinline__ int first_feature(const RowGemmParams& p, int feature_tile) {
+  return kBlockFeatures * (feature_tile * p.tile_blocks + min(feature_tile, p.wider_tiles));
+}
+__device__ __forceinline__ int group_feature(const RowGemmParams& p, const RowTile& tile,
+                                             int group) {
+  return first_feature(p, tile.feature_tile) + kBlockFeatures * group;
+}
+__device__ __forceinline__ int feature_end(const RowGemmParams& p, const RowTile& tile) {
+  return min(p.features, first_feature(p, tile.feature_tile + 1));
+}
+
 // The part of one consumer warpgroup.
 struct GroupBase {
   int index;         // 0 or 1
@@ -55,8 +68,8 @@ template <typename Element, bool kGated>
 __device__ __forceinline__ void add_biases(const RowGemmParams& p, const RowTile& tile,
                                            const Group& group, Accumulators& acc) {
   if (!p.bias[0].base) return;
-  const int mine = group.index * 64 + (group.thread >> 5) * 16 + (group.thread & 31) / 4;
-  const int feature = tile.feature_tile * (kGated ? kTileM / 2 : kTileM) + mine;
+  const int mine = (group.thread >> 5) * 16 + (group.thread & 31) / 4;
+  const int feature = group_feature(p, tile, group.index) + mine;
   add_bias<Element>(p.bias[0], tile.expert, p.features, feature, acc.first);
   add_bias<Element>(p.bias[kGated], tile.expert, p.features, feature + (kGated ? 0 : 128),
                     acc.second);
@@ -132,7 +145,8 @@ __device__ __forceinline__ void send_pieces(const RowGemmParams& p, TileQueue& q
 #pragma unroll 1
     for (int i = 0; i < 2 * Epilogue::kSends; ++i) {
       const int group = i & 1;
-      if (Epilogue::kSkipsOutside && Epilogue::feature(tile, group) >= p.features) continue;
+      if (Epilogue::kSkipsOutside && group_feature(p, tile, group) >= feature_end(p, tile))
+        continue;
       PieceBarriers(group).wait_staged();
       send(staging + group * Epilogue::kStagingBytes, Epilogue::piece(p, tile, group, i / 2), tile);
       if (ptx::elect_one()) ptx::bulk_wait_read<0>();
@@ -192,12 +206,10 @@ class StoreRows {
   static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 2 * kCopySteps, kSends = 2;
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
-  static __device__ int feature(const RowTile& tile, int group) {
-    return tile.feature_tile * kTileM + group * 64;
-  }
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
-    return {
-        {p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, feature(tile, group) + 128 * i};
+    return {{p.out_maps, p.out, p.out_stride * 2, 0, feature_end(p, tile)},
+            0,
+            group_feature(p, tile, group) + 128 * i};
   }
   __device__ void copy_piece(const RowGemmParams&, const Group& group, int i) const {
     if (i < kCopySteps) {
@@ -229,11 +241,8 @@ class HeldActivations {
                        kPieces = (kKeepsPre ? 2 : 1) * kCopySteps;
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
-  static __device__ int feature(const RowTile& tile, int group) {
-    return tile.feature_tile * (kTileM / 2) + group * 64;
-  }
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
-    const int at = feature(tile, group);
+    const int at = group_feature(p, tile, group);
     if (kKeepsPre && i < 2) {
       return {{p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features}, i, at};
     }

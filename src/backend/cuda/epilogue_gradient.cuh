@@ -144,11 +144,12 @@ class GradientFinisher {
 
   __device__ GradientFinisher(const RowGemmParams& p, const RowTile& tile, int thread) : p_(p) {
     const int row = thread / 8, chunk = thread % 8;
-    const int feature = tile.feature_tile * kTileM + chunk * 8, first_row = tile.row_begin + row;
+    const int feature = first_feature(p, tile.feature_tile) + chunk * 8;
+    const int first_row = tile.row_begin + row;
     const int64_t at = int64_t(first_row) * 2 * p.features + feature;
     place_ = swizzled(row, chunk);
     rows_left_ = tile.rows - row;
-    features_left_ = p.features - feature;
+    features_left_ = feature_end(p, tile) - feature;
     pre_at_ = static_cast<const Element*>(p.pre) + at;
     d_pre_ = static_cast<Element*>(p.d_pre) + at + (p.pairs ? feature : 0);
     out_ = static_cast<Element*>(p.out) + (first_row * p.out_stride + feature);

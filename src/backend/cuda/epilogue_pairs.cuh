@@ -58,8 +58,9 @@ class StorePairs : public HeldActivations<kKeepsPre> {
     const SigmoidGated activation{p.activation};
     const PairExchange exchange;
     Bias bias[2];
-    load_bias(p, tile.expert, Held::feature(tile, group.index) + group.low_feature(), bias[0]);
-    load_bias(p, tile.expert, Held::feature(tile, group.index) + group.low_feature() + 32, bias[1]);
+    const int low = group_feature(p, tile, group.index) + group.low_feature();
+    load_bias(p, tile.expert, low, bias[0]);
+    load_bias(p, tile.expert, low + 32, bias[1]);
     if constexpr (kKeepsPre) PieceBarriers(group.index).wait_free();
 #pragma unroll
     for (int slice = 0; slice < kMaxTileN / 16; ++slice) {

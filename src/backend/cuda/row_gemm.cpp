@@ -10,7 +10,7 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kTileFeatures = 256, kTileK = 64, kRowUnit = 16;
+constexpr int kTileFeatures = 256, kBlockFeatures = 64, kTileK = 64, kRowUnit = 16;
 
 struct Operation {
   bool gathered, gated;  // gated: a tile is half gate, half up features
@@ -136,9 +136,14 @@ cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaSt
     const TensorMapShape shape = tensor.shape(args);
     if (cudaError_t e = make_tensor_maps(maps, kRowBoxes, args.dtype, shape)) return e;
   }
-  const int tile = op.gated ? kTileFeatures / 2 : kTileFeatures;
+  // A tile of one block takes more than half as long as one of four: its loads do. So 45 blocks are
+  // nine tiles of four and three of three.
+  const int most = (op.gated ? kTileFeatures / 2 : kTileFeatures) / kBlockFeatures;
+  const int blocks = int((args.features + kBlockFeatures - 1) / kBlockFeatures);
   p.features = int(args.features);
-  p.feature_tiles = int((args.features + tile - 1) / tile);
+  p.feature_tiles = (blocks + most - 1) / most;
+  p.tile_blocks = blocks / p.feature_tiles;
+  p.wider_tiles = blocks % p.feature_tiles;
   p.k_size = int(args.k_size);
   p.k_blocks_of_part = int((args.k_size + kTileK - 1) / kTileK);
   p.k_blocks = p.k_blocks_of_part * args.parts;

@@ -33,7 +33,6 @@ struct RowGemmConfig {
   static constexpr int kStages = Epilogue::kStages, kMaxRows = Epilogue::kMaxRows;
   using Stages = PairRing<Ring<kStages, kMaxRows>>;
   using Scheduler = RowScheduler<kMaxRows>;
-  static constexpr int kFeaturesOfTile = Epilogue::kGated ? kTileM / 2 : kTileM;
   static constexpr int kStaging = kStages * kStageBytes<kMaxRows>;  // offset
   static constexpr int kGroupStaging = Epilogue::kStagingBytes;
   static constexpr int kBarriers = kStaging + 2 * kGroupStaging;  // offset
@@ -148,7 +147,7 @@ class RowProducer {
   __device__ void load_weights(const typename C::Stages& ring, const RowTile& tile, int kb) const {
     const uint32_t row_bytes = C::kGather ? 0 : units(tile) * kRowUnit * 128;
     ptx::barrier_arrive_expect(ring.full(), kOperandMBytes + row_bytes);
-    const OperandM from{p_.weight_maps, part(kb),    tile.feature_tile * C::kFeaturesOfTile,
+    const OperandM from{p_.weight_maps, part(kb),    first_feature(p_, tile.feature_tile),
                         k(kb),          tile.expert, shared(tile)};
     load_operand_m<C::kWeights, C::kBlocks>(ring.operand_m(), ring.full(), from);
   }
@@ -253,8 +252,8 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
   };
   RowTile tile, next;
   for (bool more = queue.take(tile); more; tile = next) {
-    const int feature = tile.feature_tile * C::kFeaturesOfTile + group.index * 64;
-    if (Epilogue::kSkipsOutside && feature >= p.features) {
+    const int feature = group_feature(p, tile, group.index), end = feature_end(p, tile);
+    if (Epilogue::kSkipsOutside && feature >= end) {
       pass_over(ring, p.k_blocks, behind);
       more = queue.take(next);
       leave();
@@ -265,7 +264,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
       continue;
     }
     Accumulators acc;
-    if (!Epilogue::kGated && feature + 128 >= p.features) {  // of two blocks, one is inside
+    if (!Epilogue::kGated && feature + 128 >= end) {  // of two blocks, one is inside
       multiply<typename C::Element, C::kMaxRows, 1, C::kWeights, Major::kK, C::kGather>(
           acc, ring, group.index, p.k_blocks, behind);
     } else {

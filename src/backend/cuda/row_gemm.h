@@ -44,7 +44,9 @@ struct RowGemmParams {
   const int32_t* row_token;    // [P], -1 = padding, read as zeros
   int64_t x_stride;            // elements
   const int32_t* group_offsets;
-  int num_experts, features, feature_tiles;
+  int num_experts, features;
+  // Tiles of tile_blocks blocks of 64 features, the first wider_tiles of them of one block more.
+  int feature_tiles, tile_blocks, wider_tiles;
   int k_size, k_blocks, k_blocks_of_part;
   void* out;  // [P, features]
   int64_t out_stride;

@@ -9,9 +9,9 @@
 namespace moec::cuda {
 
 constexpr int kClusterSize = 2;
-constexpr int kTileM = 256;    // features (or weight rows) of one CTA's tile
-constexpr int kRowUnit = 16;   // granularity of rows in copies
-constexpr int kRowStep = 8;    // and in tiles and products
+constexpr int kBlockFeatures = 64;  // features of a block; a CTA's tile has up to four blocks
+constexpr int kRowUnit = 16;        // granularity of rows in copies
+constexpr int kRowStep = 8;         // and in tiles and products
 constexpr int kBandPairs = 8;  // pairs of row tiles that are walked for each feature tile in turn
 
 // The work list both schedulers share: expert e owns units(e) consecutive numbers.
