@@ -10,7 +10,7 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kTileFeatures = 256, kBlockFeatures = 64, kTileK = 64, kRowUnit = 16;
+constexpr int kTileFeatures = 256, kBlockFeatures = 64, kTileK = 64, kRowUnit = 16, kPairRows = 256;
 
 struct Operation {
   bool gathered, gated;  // gated: a tile is half gate, half up features
@@ -147,6 +147,9 @@ cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaSt
   p.k_size = int(args.k_size);
   p.k_blocks_of_part = int((args.k_size + kTileK - 1) / kTileK);
   p.k_blocks = p.k_blocks_of_part * args.parts;
+  constexpr int64_t kBandBytes = 16 << 20;  // of rows, for all feature tiles to find them in L2
+  const int64_t pair_bytes = kPairRows * args.k_size * args.parts * 2;
+  p.band_pairs = int(std::max<int64_t>(kBandBytes / pair_bytes, 8));
   constexpr int kGatedTile = kTileFeatures / 2;  // the features of up are the k of down
   p.done_tiles = int((args.k_size + kGatedTile - 1) / kGatedTile);
   const int grid = std::max(2, multiprocessors / 2 * 2);

@@ -293,7 +293,8 @@ __device__ __forceinline__ void produce(const RowGemmParams& p, int warp, TileQu
   if (warp == C::kLoader) {
     producer.template run<false>(TileReader(queue, begun));
   } else if (warp == C::kLoader + 1) {
-    TileDealer(typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, numbers),
+    TileDealer(typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, p.band_pairs,
+                                     numbers),
                queue)
         .run(begun, [&](const RowTile& tile) {
           if (!C::kGather && p.done) wait_done<C>(p, tile);

@@ -47,6 +47,7 @@ struct RowGemmParams {
   int num_experts, features;
   // Tiles of tile_blocks blocks of 64 features, the first wider_tiles of them of one block more.
   int feature_tiles, tile_blocks, wider_tiles;
+  int band_pairs;  // pairs of row tiles that are walked for each feature tile in turn
   int k_size, k_blocks, k_blocks_of_part;
   void* out;  // [P, features]
   int64_t out_stride;

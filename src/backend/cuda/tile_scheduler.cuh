@@ -12,7 +12,6 @@ constexpr int kClusterSize = 2;
 constexpr int kBlockFeatures = 64;  // features of a block; a CTA's tile has up to four blocks
 constexpr int kRowUnit = 16;        // granularity of rows in copies
 constexpr int kRowStep = 8;         // and in tiles and products
-constexpr int kBandPairs = 8;  // pairs of row tiles that are walked for each feature tile in turn
 
 // The work list both schedulers share: expert e owns units(e) consecutive numbers.
 class ExpertWalk {
@@ -146,12 +145,14 @@ struct RowTile {
 template <int kMaxRows>
 class RowScheduler {
  public:
+  // band_pairs: pairs of row tiles that are walked for each feature tile in turn.
   __device__ RowScheduler(const int32_t* group_offsets, int num_experts, int feature_tiles,
-                          const WorkNumbers& numbers)
+                          int band_pairs, const WorkNumbers& numbers)
       : walk_(group_offsets, num_experts),
         numbers_(numbers),
         feature_tiles_(feature_tiles),
-        rank_(int(ptx::cluster_rank())) {}
+        rank_(int(ptx::cluster_rank())),
+        band_pairs_(band_pairs) {}
 
   __device__ bool first(RowTile& tile) { return find(numbers_.first(), tile); }
   __device__ void prepare_next() { numbers_.hand_out(); }
@@ -171,15 +172,16 @@ class RowScheduler {
     if (!found) return false;
     tile.expert = walk_.expert;
     const unsigned m = row_tiles(walk_.rows), pairs = m / 2, index = walk_.index;
-    const unsigned last_band = (max(pairs, 1u) - 1) / kBandPairs;
-    const unsigned band = min(index / (kBandPairs * features), last_band);
-    const unsigned band_pairs = min(unsigned(kBandPairs), pairs - band * kBandPairs);
+    const unsigned last_band = (max(pairs, 1u) - 1) / band_pairs_;
+    const unsigned band = min(index / (band_pairs_ * features), last_band);
+    const unsigned band_pairs = min(band_pairs_, pairs - band * band_pairs_);
     const unsigned each_two = 2 * band_pairs + (band == last_band ? m % 2 : 0);
-    const unsigned rest = index - band * kBandPairs * features, at = rest % each_two;
+    const unsigned rest = index - band * band_pairs_ * features, at = rest % each_two;
     const unsigned feature = rest / each_two * 2, width = min(2u, features - feature);
     tile.together = at < width * band_pairs;
     tile.feature_tile = int(feature + (tile.together ? at / band_pairs : rank_));
-    const unsigned part = tile.together ? 2 * (band * kBandPairs + at % band_pairs) + rank_ : m - 1;
+    const unsigned part =
+        tile.together ? 2 * (band * band_pairs_ + at % band_pairs) + rank_ : m - 1;
     const unsigned steps = (walk_.rows + kRowStep - 1) / kRowStep;  // spread over m parts
     const unsigned each = steps / m, extra = steps % m;
     const int first = int(part * each + min(part, extra)) * kRowStep;
@@ -192,6 +194,7 @@ class RowScheduler {
   ExpertWalk walk_;
   WorkNumbers numbers_;
   int feature_tiles_, rank_;
+  unsigned band_pairs_;
 };
 
 // Slots of kSlotBytes in shared memory that one warp fills for others, behind them two barriers for
