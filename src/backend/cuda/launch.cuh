@@ -21,6 +21,11 @@ cudaError_t allow_shared_memory(Kernel* kernel, int bytes, std::atomic<uint64_t>
   return error;
 }
 
+// CTAs of a persistent kernel of pairs: one a multiprocessor, without an odd last one.
+inline int ctas_in_pairs(int multiprocessors) {
+  return multiprocessors < 2 ? 2 : multiprocessors / 2 * 2;
+}
+
 template <typename... Params, typename... Args>
 cudaError_t launch_cluster(void (*kernel)(Params...), dim3 grid, int cluster, int threads,
                            int shared_bytes, cudaStream_t stream, Args&&... args) {

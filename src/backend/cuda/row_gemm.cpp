@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/row_gemm_kernels.h"
 #include "backend/cuda/tensor_map.h"
 
@@ -87,6 +88,26 @@ int weight_maps(const RowGemmArgs& args) {
   return (operation(args).gated && !gate_up_pairs(args)) || args.parts == 2 ? 2 : 1;
 }
 
+int units(int64_t size, int64_t unit) {
+  return int((size + unit - 1) / unit);
+}
+// A tile of one block of features takes more than half as long as one of four. So 45 blocks are
+// nine tiles of four and three of three.
+void choose_tiles(const RowGemmArgs& args, RowGemmParams& p) {
+  constexpr int kGatedTile = kTileFeatures / 2;
+  constexpr int64_t kBandBytes = 16 << 20;  // of rows, for all feature tiles to find them in L2
+  const int blocks = units(args.features, kBlockFeatures);
+  p.features = int(args.features);
+  p.feature_tiles = units(args.features, operation(args).gated ? kGatedTile : kTileFeatures);
+  p.tile_blocks = blocks / p.feature_tiles;
+  p.wider_tiles = blocks % p.feature_tiles;
+  p.k_size = int(args.k_size);
+  p.k_blocks_of_part = units(args.k_size, kTileK);
+  p.k_blocks = p.k_blocks_of_part * args.parts;
+  p.band_pairs = int(std::max<int64_t>(kBandBytes / (kPairRows * args.k_size * args.parts * 2), 8));
+  p.done_tiles = units(args.k_size, kGatedTile);  // the features of up are the k of down
+}
+
 bool aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
@@ -136,25 +157,10 @@ cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaSt
     const TensorMapShape shape = tensor.shape(args);
     if (cudaError_t e = make_tensor_maps(maps, kRowBoxes, args.dtype, shape)) return e;
   }
-  // A tile of one block takes more than half as long as one of four: its loads do. So 45 blocks are
-  // nine tiles of four and three of three.
-  const int most = (op.gated ? kTileFeatures / 2 : kTileFeatures) / kBlockFeatures;
-  const int blocks = int((args.features + kBlockFeatures - 1) / kBlockFeatures);
-  p.features = int(args.features);
-  p.feature_tiles = (blocks + most - 1) / most;
-  p.tile_blocks = blocks / p.feature_tiles;
-  p.wider_tiles = blocks % p.feature_tiles;
-  p.k_size = int(args.k_size);
-  p.k_blocks_of_part = int((args.k_size + kTileK - 1) / kTileK);
-  p.k_blocks = p.k_blocks_of_part * args.parts;
-  constexpr int64_t kBandBytes = 16 << 20;  // of rows, for all feature tiles to find them in L2
-  const int64_t pair_bytes = kPairRows * args.k_size * args.parts * 2;
-  p.band_pairs = int(std::max<int64_t>(kBandBytes / pair_bytes, 8));
-  constexpr int kGatedTile = kTileFeatures / 2;  // the features of up are the k of down
-  p.done_tiles = int((args.k_size + kGatedTile - 1) / kGatedTile);
-  const int grid = std::max(2, multiprocessors / 2 * 2);
+  choose_tiles(args, p);
   RowGemmLaunch* const launch = gate_up_pairs(args) ? launch_up_pairs : op.launch;
-  return launch(p, args.dtype == MOEC_BF16, args.weights_mn_major, grid, stream);
+  return launch(p, args.dtype == MOEC_BF16, args.weights_mn_major, ctas_in_pairs(multiprocessors),
+                stream);
 }
 
 }  // namespace moec::cuda

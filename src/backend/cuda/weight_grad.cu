@@ -71,7 +71,7 @@ cudaError_t launch_config(const WeightGradParams& p, int grid, cudaStream_t stre
   const auto kernel = weight_grad_kernel<C>;
   if (cudaError_t error = allow_shared_memory(kernel, C::kSharedBytes, allowed)) return error;
   const int cluster = C::kPairs ? kClusterSize : 0;
-  const int ctas = C::kPairs ? std::max(2, grid / 2 * 2) : grid;
+  const int ctas = C::kPairs ? ctas_in_pairs(grid) : grid;
   return launch_cluster(kernel, dim3(ctas), cluster, kGradThreads, C::kSharedBytes, stream, p);
 }
 
