@@ -7,7 +7,7 @@
 // KERNELS and VARIANTS: names with commas between them; variants are files VARIANT.so of this
 // folder. time: medians of windows of 150 ms beside the first variant, and how far the quartiles
 // lie apart: at the power limit, energy decides, and 3 % is within what chance does. clocks: of
-// single calls with rests, in which clocks decide: some 0.2 %. bits: a hash of all memory of the
+// single calls with rests, in which clocks decide: some 0.5 %. bits: a hash of all memory of the
 // layer behind the kernel, outputs and padding poisoned.
 #include <dlfcn.h>
 
