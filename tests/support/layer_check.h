@@ -60,9 +60,10 @@ inline double expect_matches(const LayerRun& run, const OracleRun& reference,
   compare("y", run.y, reference.layer.y, static_cast<size_t>(config.experts.hidden));
   compare("routing_weights", run.routing_weights, reference.layer.route.weights, slots);
   if (run.grads.x.empty()) return worst;  // forward only
-  // A row is as few sums over hidden as a token has experts, and all of them can cancel.
+  // A row is as few sums over hidden as a token has experts. Where all of them cancel, what fp32
+  // rounds is more of it than the tolerance of f32; those of the other types have room.
   compare("d_routing_weights", run.grads.routing_weights, reference.grads.routing_weights, slots,
-          kTypicalRow);
+          tolerance <= kTypes[0].tolerance ? kTypicalRow : 0);
   oracle::for_each_parameter(
       config, in, run.grads,
       [&](const char* name, const oracle::Vec&, const oracle::Vec& got, size_t columns) {
