@@ -33,23 +33,18 @@ class Windows {
   // load_ms: of work before the first window.
   template <typename Turns>
   void measure(Turns& turns, float window_ms, int rounds, float load_ms = 0) {
-    std::vector<int> calls, order(turns.size());
+    std::vector<int> calls;
     for (const Turn& turn : turns) {
       window(turn, 2);
       calls.push_back(std::max(1, int(window_ms / window(turn, 3))));
     }
-    std::iota(order.begin(), order.end(), 0);
     for (float spent = 0; spent < load_ms;) {
-      for (const int i : order) spent += window(turns[i], calls[i]) * calls[i];
+      for (size_t i = 0; i < calls.size(); ++i) spent += window(turns[i], calls[i]) * calls[i];
     }
-    for (int round = 0; round < rounds; ++round) {
-      std::shuffle(order.begin(), order.end(), random_);
-      for (const int i : order) {
-        window(turns[i], std::max(1, calls[i] / 2));
-        turns[i].ms.push_back(window(turns[i], calls[i]));
-      }
-    }
-    for (Turn& turn : turns) std::sort(turn.ms.begin(), turn.ms.end());
+    take_turns(turns, rounds, [&](int i) {
+      window(turns[i], std::max(1, calls[i] / 2));
+      return window(turns[i], calls[i]);
+    });
   }
 
   // Single calls, each behind one that is not counted and a rest: the chip stays below its power
@@ -57,20 +52,26 @@ class Windows {
   template <typename Turns>
   void measure_rested(Turns& turns, int rounds) {
     constexpr float kRest = 8;  // times as long as a call
+    take_turns(turns, rounds, [&](int i) {
+      window(turns[i], 1);
+      const float ms = window(turns[i], 1);
+      std::this_thread::sleep_for(std::chrono::duration<float, std::milli>(kRest * ms));
+      return ms;
+    });
+  }
+
+ private:
+  // sample(i): the milliseconds of one of turn i.
+  template <typename Turns, typename Sample>
+  void take_turns(Turns& turns, int rounds, Sample sample) {
     std::vector<int> order(turns.size());
     std::iota(order.begin(), order.end(), 0);
     for (int round = 0; round < rounds; ++round) {
       std::shuffle(order.begin(), order.end(), random_);
-      for (const int i : order) {
-        const float ms = window(turns[i], 1);
-        turns[i].ms.push_back(window(turns[i], 1));
-        std::this_thread::sleep_for(std::chrono::duration<float, std::milli>(kRest * ms));
-      }
+      for (const int i : order) turns[i].ms.push_back(sample(i));
     }
     for (Turn& turn : turns) std::sort(turn.ms.begin(), turn.ms.end());
   }
-
- private:
   float window(const Turn& turn, int calls) {
     CHECK_CUDA(cudaEventRecord(start_));
     for (int i = 0; i < calls; ++i) turn.run();

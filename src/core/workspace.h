@@ -19,6 +19,9 @@
 
 namespace moec {
 
+inline constexpr int64_t div_up(int64_t value, int64_t by) {
+  return (value + by - 1) / by;
+}
 inline constexpr uint64_t round_up(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }

@@ -166,7 +166,7 @@ class Check : ExpertsProblem {
     a.params.x = x_.data();  // stands for d_y
     a.params.x_stride = h;
     a.params.pre = const_cast<Half*>(pre.data());
-    const int parts = 2 * ((inter + 255) / 256);
+    const int parts = cuda::fast_dot_parts(inter);
     DeviceArray<Half> d_pre(rows_ * 2 * inter), scaled(rows_ * inter);
     DeviceArray<float> d_weight(parts * rows_);
     a.params.d_pre = d_pre.data();

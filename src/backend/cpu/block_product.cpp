@@ -5,15 +5,12 @@
 #include <cstring>
 
 #include "backend/cpu/isa.h"
+#include "core/workspace.h"
 
 // Offsets within a block are small:
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 namespace {
-
-int64_t div_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // Rows cut into A panels of almost equal size.
 struct RowPanels {

@@ -25,9 +25,6 @@ struct GradDown {  // what it reads and writes besides d_y
   const float* factor;     // [P] d(y) / d(expert output)
   float* d_weight_parts;   // [fast_dot_parts(inter), P]
 };
-inline int fast_dot_parts(int64_t inter) {
-  return 2 * int((inter + 255) / 256);
-}
 
 class FastProducts {
  public:

@@ -7,11 +7,12 @@
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/row_gemm_kernels.h"
 #include "backend/cuda/tensor_map.h"
+#include "core/workspace.h"
 
 namespace moec::cuda {
 namespace {
 
-constexpr int kTileFeatures = 256, kBlockFeatures = 64, kTileK = 64, kRowUnit = 16, kPairRows = 256;
+constexpr int kTileFeatures = 256, kTileK = 64, kRowUnit = 16, kPairRows = 256;
 
 struct Operation {
   bool gathered, gated;  // gated: a tile is half gate, half up features
@@ -88,24 +89,21 @@ int weight_maps(const RowGemmArgs& args) {
   return (operation(args).gated && !gate_up_pairs(args)) || args.parts == 2 ? 2 : 1;
 }
 
-int units(int64_t size, int64_t unit) {
-  return int((size + unit - 1) / unit);
-}
 // A tile of one block of features takes more than half as long as one of four. So 45 blocks are
 // nine tiles of four and three of three.
 void choose_tiles(const RowGemmArgs& args, RowGemmParams& p) {
   constexpr int kGatedTile = kTileFeatures / 2;
   constexpr int64_t kBandBytes = 16 << 20;  // of rows, for all feature tiles to find them in L2
-  const int blocks = units(args.features, kBlockFeatures);
+  const int blocks = int(div_up(args.features, kBlockFeatures));
   p.features = int(args.features);
-  p.feature_tiles = units(args.features, operation(args).gated ? kGatedTile : kTileFeatures);
+  p.feature_tiles = int(div_up(args.features, operation(args).gated ? kGatedTile : kTileFeatures));
   p.tile_blocks = blocks / p.feature_tiles;
   p.wider_tiles = blocks % p.feature_tiles;
   p.k_size = int(args.k_size);
-  p.k_blocks_of_part = units(args.k_size, kTileK);
+  p.k_blocks_of_part = int(div_up(args.k_size, kTileK));
   p.k_blocks = p.k_blocks_of_part * args.parts;
   p.band_pairs = int(std::max<int64_t>(kBandBytes / (kPairRows * args.k_size * args.parts * 2), 8));
-  p.done_tiles = units(args.k_size, kGatedTile);  // the features of up are the k of down
+  p.done_tiles = int(div_up(args.k_size, kGatedTile));  // the features of up are the k of down
 }
 
 bool aligned(const void* pointer) {

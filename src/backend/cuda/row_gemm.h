@@ -22,6 +22,8 @@ enum class RowGemm {
               // parts
 };
 
+constexpr int kBlockFeatures = 64;  // features of a block; a tile has up to four blocks
+
 // One tensor seen in boxes of 16, 32, .. 128 rows: whatever a tile needs is one copy.
 constexpr int kRowBoxes = 8;
 struct RowMaps {
@@ -54,7 +56,7 @@ struct RowGemmParams {
   void* pre;                // kUp: out, or null; kGradDown: in. [P, 2, features]: gate, up
   void* d_pre;              // kGradDown: out, as pre
   const float* row_weight;  // kGradDown: [P]
-  float* d_weight_parts;    // kGradDown: out [2 * feature_tiles, max_rows], summed by combine
+  float* d_weight_parts;    // kGradDown: out [fast_dot_parts(features), max_rows], for combine
   int64_t max_rows;
   bool pairs;          // kUp: columns of gate and up alternate in the weights; kGradDown: in d_pre
   ExpertBias bias[2];  // kUp: gate, up; kDown: the first
@@ -98,6 +100,10 @@ inline bool row_gemm_paces(int64_t k) {
 inline void take_work(RowGemmArgs& args, WorkCounters::Gemm* counters) {
   args.params.work_counter = &counters->work;
   if (row_gemm_paces(args.parts * args.k_size)) args.params.steps = &counters->steps;
+}
+// Parts of a routing weight's gradient: two of each feature tile of kGradDown.
+inline int fast_dot_parts(int64_t features) {
+  return 2 * int((features + 255) / 256);
 }
 // Whether the epilogues have this activation.
 bool row_gemm_activates(const moec_activation& activation);

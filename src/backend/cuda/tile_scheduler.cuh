@@ -9,9 +9,8 @@
 namespace moec::cuda {
 
 constexpr int kClusterSize = 2;
-constexpr int kBlockFeatures = 64;  // features of a block; a CTA's tile has up to four blocks
-constexpr int kRowUnit = 16;        // granularity of rows in copies
-constexpr int kRowStep = 8;         // and in tiles and products
+constexpr int kRowUnit = 16;  // granularity of rows in copies
+constexpr int kRowStep = 8;   // and in tiles and products
 
 // The work list both schedulers share: expert e owns units(e) consecutive numbers.
 class ExpertWalk {
