@@ -165,18 +165,18 @@ __device__ float sum_parts(const CombineParams& p, int64_t assignment) {
   return sum;
 }
 
-// A CTA takes a token at a time and looks up the slots of its next one meanwhile. The gradients of
-// a token's weights fall to its warps in turn.
+// A CTA takes a token at a time and looks up the slots of its next one meanwhile, those of the
+// first while it waits. The gradients of a token's weights fall to its warps in turn.
 template <typename Element, int kTopK>
 __global__ __launch_bounds__(kMaxThreads,
                              kThreadsOfSm /
                                  kMaxThreads) void combine_kernel(const CombineParams p) {
-  ptx::grid_dependency_wait();
-  ptx::grid_dependency_launch();
   const int lane = threadIdx.x & 31, warps = int(blockDim.x) / 32;
   const uint64_t once = ptx::policy_once();
   int turn = int(threadIdx.x) / 32;
   Slot next = find_slot(p, blockIdx.x, lane);
+  ptx::grid_dependency_wait();
+  ptx::grid_dependency_launch();
   for (int64_t t = blockIdx.x; t < p.num_tokens; t += gridDim.x) {
     const Slot held = next;
     next = find_slot(p, t + gridDim.x, lane);

@@ -293,10 +293,9 @@ __device__ __forceinline__ void produce(const RowGemmParams& p, int warp, TileQu
   if (warp == C::kLoader) {
     producer.template run<false>(TileReader(queue, begun));
   } else if (warp == C::kLoader + 1) {
-    TileDealer(typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, p.band_pairs,
-                                     numbers),
-               queue)
-        .run(begun, [&](const RowTile& tile) {
+    TileDealer(typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, p.band_pairs),
+               numbers, queue)
+        .run(begun, p.early == Early::kNothing, [&](const RowTile& tile) {
           if (!C::kGather && p.done) wait_done<C>(p, tile);
         });
   } else if (!C::kFinished && warp == C::kLoader + 2) {
@@ -326,8 +325,12 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     ptx::fence_barrier_init();
   }
   ptx::cluster_sync();
-  if (p.early == Early::kNothing) ptx::grid_dependency_wait();
-  ptx::grid_dependency_launch();
+  if (p.early != Early::kNothing) {
+    ptx::grid_dependency_launch();
+  } else if (warp != C::kLoader + 1) {  // the one that finds tiles waits by itself
+    ptx::grid_dependency_wait();
+    ptx::grid_dependency_launch();
+  }
   const uint32_t staging = memory + C::kStaging;
   if (warp < kProducers / 32) {
     ptx::registers_release<C::kProducerRegisters>();

@@ -37,6 +37,13 @@ class ExpertWalk {
     return true;
   }
 
+  // From the front; rehearsed: as if each expert had one row, group_offsets not being there yet.
+  __device__ void restart(bool rehearsed) {
+    first_ = -1;
+    before_ = total_ = 0;
+    rehearsed_ = rehearsed;
+  }
+
   int expert, row_begin, rows;  // the expert found and its rows
   int index;                    // unit within the expert
 
@@ -45,8 +52,12 @@ class ExpertWalk {
   __device__ void load(int first, UnitsOf units_of) {
     first_ = first;
     const int e = first + lane_;
-    begin_ = e < experts_ ? offsets_[e] : 0;
-    end_ = e < experts_ ? offsets_[e + 1] : 0;
+    begin_ = e;
+    end_ = e + 1;
+    if (!rehearsed_ && e < experts_) {
+      begin_ = offsets_[e];
+      end_ = offsets_[e + 1];
+    }
     units_ = e < experts_ ? units_of(end_ - begin_) : 0;
     inclusive_ = units_;
     for (int step = 1; step < 32; step *= 2) {
@@ -59,6 +70,7 @@ class ExpertWalk {
   const int32_t* offsets_;
   int experts_, lane_;
   int first_ = -1, before_ = 0, total_ = 0;
+  bool rehearsed_ = false;
   int begin_, end_, units_, inclusive_;
 };
 
@@ -85,6 +97,7 @@ class WorkNumbers {
       ptx::barrier_init(empty(s), kClusterSize);
     }
   }
+  static __device__ int cluster() { return int(blockIdx.x) / kClusterSize; }
   __device__ int first() {
     fetch(cluster());
     return cluster();
@@ -115,7 +128,6 @@ class WorkNumbers {
 
  private:
   static constexpr int kSlots = 4;
-  static __device__ int cluster() { return int(blockIdx.x) / kClusterSize; }
   static __device__ int clusters() { return int(gridDim.x) / kClusterSize; }
   __device__ uint32_t full(int s) const { return memory_ + 8 * s; }
   __device__ uint32_t empty(int s) const { return memory_ + 8 * (kSlots + s); }
@@ -146,21 +158,17 @@ class RowScheduler {
  public:
   // band_pairs: pairs of row tiles that are walked for each feature tile in turn.
   __device__ RowScheduler(const int32_t* group_offsets, int num_experts, int feature_tiles,
-                          int band_pairs, const WorkNumbers& numbers)
+                          int band_pairs)
       : walk_(group_offsets, num_experts),
-        numbers_(numbers),
         feature_tiles_(feature_tiles),
         rank_(int(ptx::cluster_rank())),
         band_pairs_(band_pairs) {}
 
-  __device__ bool first(RowTile& tile) { return find(numbers_.first(), tile); }
-  __device__ void prepare_next() { numbers_.hand_out(); }
-  __device__ bool next(RowTile& tile) { return find(numbers_.next(), tile); }
   static __device__ unsigned row_tiles(int rows) {
     return (unsigned(rows) + kMaxRows - 1) / kMaxRows;
   }
-
- private:
+  __device__ void restart(bool rehearsed) { walk_.restart(rehearsed); }
+  // Of work number `number`, which does not fall from call to call.
   // 32-bit unsigned divisions only: this runs once a tile in the warps that feed the tensor cores.
   __device__ bool find(int number, RowTile& tile) {
     const unsigned features = feature_tiles_;
@@ -171,8 +179,8 @@ class RowScheduler {
     if (!found) return false;
     tile.expert = walk_.expert;
     const unsigned m = row_tiles(walk_.rows), pairs = m / 2, index = walk_.index;
-    const unsigned last_band = (max(pairs, 1u) - 1) / band_pairs_;
-    const unsigned band = min(index / (band_pairs_ * features), last_band);
+    const unsigned last_band = pairs > band_pairs_ ? (pairs - 1) / band_pairs_ : 0;
+    const unsigned band = last_band ? min(index / (band_pairs_ * features), last_band) : 0;
     const unsigned band_pairs = min(band_pairs_, pairs - band * band_pairs_);
     const unsigned each_two = 2 * band_pairs + (band == last_band ? m % 2 : 0);
     const unsigned rest = index - band * band_pairs_ * features, at = rest % each_two;
@@ -190,8 +198,8 @@ class RowScheduler {
     return true;
   }
 
+ private:
   ExpertWalk walk_;
-  WorkNumbers numbers_;
   int feature_tiles_, rank_;
   unsigned band_pairs_;
 };
@@ -284,28 +292,39 @@ class TileQueue : public SlotQueue<4> {
 template <typename Scheduler>
 class TileDealer {
  public:
-  __device__ TileDealer(const Scheduler& scheduler, const TileQueue& queue)
-      : scheduler_(scheduler), queue_(queue) {}
+  __device__ TileDealer(const Scheduler& scheduler, const WorkNumbers& numbers,
+                        const TileQueue& queue)
+      : scheduler_(scheduler), numbers_(numbers), queue_(queue) {}
 
   // All tiles, each when the loads of the one before it have begun, and ready(tile) has returned.
+  // waits: the kernel before this one writes what tells the tiles. Meanwhile the look-up is
+  // rehearsed, since its instructions come from memory the first time: 2 us.
   template <typename Ready>
-  __device__ void run(uint32_t begun, Ready ready) {
+  __device__ void run(uint32_t begun, bool waits, Ready ready) {
     RowTile tile;
-    uint32_t phase = 0;
-    bool more = scheduler_.first(tile);
-    queue_.put(tile, more);
-    while (more) {
-      ptx::barrier_wait(begun, phase);
-      phase ^= 1;
-      scheduler_.prepare_next();
-      more = scheduler_.next(tile);
-      if (more) ready(tile);
+    uint32_t tiles = 0;
+    scheduler_.restart(waits);
+    for (int number = waits ? numbers_.cluster() : numbers_.first();;) {
+      const bool more = scheduler_.find(number, tile);
+      if (waits) {
+        waits = false;
+        ptx::grid_dependency_wait();
+        scheduler_.restart(false);
+        number = numbers_.first();
+        continue;
+      }
+      if (more && tiles > 0) ready(tile);
       queue_.put(tile, more);
+      if (!more) return;
+      ptx::barrier_wait(begun, tiles++ & 1);
+      numbers_.hand_out();
+      number = numbers_.next();
     }
   }
 
  private:
   Scheduler scheduler_;
+  WorkNumbers numbers_;
   TileQueue queue_;
 };
 
