@@ -26,6 +26,11 @@ def rows(result):
                 yield name, case, cases.get(f"{name}/onednn_loop")
 
 
+def three(value):
+    """With three significant digits, zeros among them."""
+    return f"{value:#.3g}".rstrip(".")
+
+
 def best(result, *names):
     """The highest of these limits over the whole run: the least flattering one."""
     return max(layer["limits"][name] for layer in result["layers"] for name in names)
@@ -47,7 +52,7 @@ def table(path):
         units = ["fma_f32_gflops"] + ["dot_bf16_gflops", "amx_bf16_gflops"] * (dtype == "bf16")
         ratio = f"{peer['ms'] / case['ms']:.2f} x the time" if peer else "not run"
         lines.append(
-            f"| {shape} {dtype} | {tokens[1:]} | {case['ms']:.3g} | {case['gflops']:.0f} "
+            f"| {shape} {dtype} | {tokens[1:]} | {three(case['ms'])} | {case['gflops']:.0f} "
             f"| {case['weight_gbps']:.1f} | {case['weight_gbps'] / best(result, 'read_gbps'):.2f} "
             f"| {case['gflops'] / best(result, *units):.2f} | {ratio} |"
         )
@@ -98,7 +103,7 @@ def gpu_table(path):
             bound, peer = (rows.over(shape, tokens, "fwd", other)
                            for other in ("cublas_bmm_bound", "sonicmoe"))
             lines.append(
-                f"| {shape} | {tokens} | {row['ms']:.3g} | {row['ms'] / row['floor_ms']:.2f} "
+                f"| {shape} | {tokens} | {three(row['ms'])} | {row['ms'] / row['floor_ms']:.2f} "
                 f"| {ratio(bound)} | {ratio(peer)} "
                 f"| {ratio(step and step['ms'])} | {ratio(step and step['tflops'], 0)} "
                 f"| {ratio(rows.over(shape, tokens, 'fwdbwd', 'sonicmoe'))} "
@@ -126,7 +131,7 @@ def models_table(paths):
                 settings.setdefault(key, {})[row["case"]] = row
         for (layers, shape, tokens, device, threads), found in settings.items():
             on = file["machine"]["gpu"] or f"{threads} cores, {file['machine']['isa']}"
-            cells = (f"{row['ms']:.3g}, {row['x_grouped_mm']:.2f} x" if row else "-"
+            cells = (f"{three(row['ms'])}, {row['x_grouped_mm']:.2f} x" if row else "-"
                      for row in map(found.get, cases))
             lines.append(f"| {layers} layers of {shape}, {tokens} tokens | "
                          f"[{on}]({path.relative_to(ROOT)}) | {' | '.join(cells)} |")
