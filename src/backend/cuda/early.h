@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a GEMM may read before the kernel queued before it is complete. Launches are programmatic
-// (launch.cuh): CTAs come up as those of the predecessor leave. A kernel lets its successor come up
-// once it has waited itself, or when it is kAll; so when a kernel comes up, all that the last
-// waiting kernel before it waited for is complete.
+// (launch.cuh): CTAs come up as those of the predecessor leave. A kNothing kernel lets its
+// successor come up once it has waited, the others at once; so when a kernel comes up, all that the
+// last kNothing kernel before it waited for is complete.
 //
 //   kNothing  wait first
 //   kWeights  weights and plan are older than the predecessor: wait before the rows

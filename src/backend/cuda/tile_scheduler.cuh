@@ -168,7 +168,7 @@ class RowScheduler {
     return (unsigned(rows) + kMaxRows - 1) / kMaxRows;
   }
   __device__ void restart(bool rehearsed) { walk_.restart(rehearsed); }
-  // Of work number `number`, which does not fall from call to call.
+  // The tile of a work number, non-decreasing from call to call. False past the end.
   // 32-bit unsigned divisions only: this runs once a tile in the warps that feed the tensor cores.
   __device__ bool find(int number, RowTile& tile) {
     const unsigned features = feature_tiles_;
