@@ -6,7 +6,9 @@ clock follows what an implementation draws only after a while.
 Each call is between two events of its own and starts with a cleared L2; clearing is not counted.
 L2 is cleared by reading, since what is written would have to leave L2 during the call. It is
 cleared once, or as often as it takes for the host to queue every call before the GPU comes to it:
-as often for each of the implementations that take turns.
+as often for each of the implementations that take turns. A call that the GPU had begun before the
+host had queued it whole is not counted, as it may hold time of the host, unless most are like that
+("late": their part, where there are any).
 """
 
 import ctypes
@@ -57,21 +59,26 @@ class Clock:
             torch.amax(self._flush, dim=0, out=self._sink)
 
     def _window(self, run, calls, clears=1, lead=1, settling=0):
-        """(mean ms of a call, SM MHz, W)"""
+        """(mean ms of a call, SM MHz, W, part of the calls that were queued too late)"""
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
         self._clear(lead)
         for _ in range(settling):
             self._clear(clears)
             run()
+        late = []
         for begin, end in events:
             self._clear(clears)
             begin.record()
             run()
             end.record()
+            late.append(begin.query())
         sensed = self._sensors.read()  # the last calls are still under way
         torch.cuda.synchronize()
         self._busy_until = time.monotonic()
-        return statistics.fmean(begin.elapsed_time(end) for begin, end in events), *sensed
+        times = [begin.elapsed_time(end) for begin, end in events]
+        whole = [ms for ms, behind in zip(times, late) if not behind]
+        counted = whole if 2 * len(whole) >= calls else times
+        return statistics.fmean(counted), *sensed, sum(late) / calls
 
     def _clears(self, run):
         """(clears of a call, clears before the first) that keep the host ahead of the GPU"""
@@ -87,7 +94,7 @@ class Clock:
         return max(1, min(MOST_CLEARS, 1 + int(spare / self._clear_ms))), lead
 
     def alternate(self, runs, window_seconds, rounds):
-        """{name: dict(ms, spread, clears, sm_mhz, watts)}: medians of the rounds."""
+        """{name: dict(ms, spread, clears, sm_mhz, watts, late)}: medians of the rounds."""
         cold = time.monotonic() - self._busy_until > IDLE_SECONDS
         clears, lead = map(max, zip(*(self._clears(run) for run in runs.values())))
         calls = {}
@@ -111,12 +118,12 @@ class Clock:
 
 
 def summary(windows):
-    times, clocks, watts = zip(*windows)
-    ms = statistics.median(times)
+    times, clocks, watts, late = zip(*windows)
+    ms, behind = statistics.median(times), round(statistics.fmean(late), 3)
     return dict(
         ms=round(ms, 5), spread=round((max(times) - min(times)) / ms, 3),
         sm_mhz=int(statistics.median(clocks)), watts=round(statistics.median(watts)),
-    )
+    ) | ({"late": behind} if behind else {})
 
 
 def graph_of(run):
