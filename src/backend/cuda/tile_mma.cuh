@@ -13,12 +13,11 @@ struct Accumulators {
 };
 
 // kBlocks: 1 leaves out the second accumulator.
-template <typename Element, int kN, int kBlocks, Major kMajorM, Major kMajorN, typename Stages>
-__device__ __forceinline__ void multiply_step(Accumulators& acc, const Stages& ring, int group,
-                                              int k16, int keep) {
-  const uint32_t m = operand_descriptor(ring.operand_m() + group * kBlockBytes, kBlockBytes) +
-                     k16 * kStepK16<kMajorM>;
-  const uint32_t n = operand_descriptor(ring.operand_n(), kBlockBytes) + k16 * kStepK16<kMajorN>;
+template <typename Element, int kN, int kBlocks, Major kMajorM, Major kMajorN>
+__device__ __forceinline__ void multiply_step(Accumulators& acc, uint32_t m, uint32_t n, int k16,
+                                              int keep) {
+  m += k16 * kStepK16<kMajorM>;
+  n += k16 * kStepK16<kMajorN>;
   wgmma<Element, kN, kMajorM, kMajorN>(acc.first, m, n, keep);
   if constexpr (kBlocks > 1) {
     wgmma<Element, kN, kMajorM, kMajorN>(acc.second, m + (2 * kBlockBytes >> 4), n, keep);
@@ -38,14 +37,16 @@ template <typename Element, int kN, int kBlocks, Major kMajorM, Major kMajorN, b
 __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int group, int k_blocks,
                                          Behind behind) {
   const int lane = threadIdx.x & 31;
+  const uint32_t first = operand_descriptor(ring.first_m(), kBlockBytes);
+  const uint32_t m = first + group * (kBlockBytes >> 4), n = first + (kOperandMBytes >> 4);
   for (int kb = 0; kb < k_blocks; ++kb) {
     ring.wait_full();
     if constexpr (kGathered) ptx::fence_proxy_async();
     wgmma_fence();
 #pragma unroll
     for (int k16 = 0; k16 < kTileK / 16; ++k16) {
-      multiply_step<Element, kN, kBlocks, kMajorM, kMajorN>(acc, ring, group, k16,
-                                                            k16 == 0 ? kb : 1);
+      multiply_step<Element, kN, kBlocks, kMajorM, kMajorN>(acc, m + ring.ahead(), n + ring.ahead(),
+                                                            k16, k16 == 0 ? kb : 1);
       if (k16 == kFirstSteps - 1) {
         wgmma_commit();
         wgmma_wait<1>();

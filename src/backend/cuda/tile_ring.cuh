@@ -75,9 +75,17 @@ class Ring : public StageBarriers<kStages> {
 
   __device__ uint32_t operand_m() const { return memory_ + this->stage_ * kStageBytes<kRows>; }
   __device__ uint32_t operand_n() const { return operand_m() + kOperandMBytes; }
+  // For descriptors, which count in 16 bytes: the first stage's m operand, and how far from it the
+  // current one's is, so that nothing but a sum stands between a full stage and its products.
+  __device__ uint32_t first_m() const { return memory_; }
+  __device__ uint32_t ahead() const { return ahead_; }
+  __device__ void advance() {
+    StageBarriers<kStages>::advance();
+    ahead_ = this->stage_ == 0 ? 0 : ahead_ + kStageBytes<kRows> / 16;
+  }
 
  private:
-  uint32_t memory_;
+  uint32_t memory_, ahead_ = 0;
 };
 
 // Of this CTA in its pair. Not from the cluster's registers: for the compiler those differ between
@@ -138,15 +146,24 @@ template <Major kMajor, Blocks kForm>
 __device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier,
                                                const OperandM& from) {
   constexpr int kBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
-  const int begin = from.shared ? 2 * pair_rank() : 0, end = from.shared ? begin + 2 : 4;
-  for (int block = begin; block < end; block += kBlocks) {
+  const auto load = [&](int block, bool shared) {
     const CUtensorMap* map = from.maps + (kForm == Blocks::kGated ? block / 2 : from.part);
     const int feature = kForm == Blocks::kPairs
                             ? 2 * from.feature + 128 * (block % 2) + 64 * (block / 2)
                             : from.feature + 64 * (kForm == Blocks::kGated ? block % 2 : block);
     const ptx::Coordinate at = kMajor == Major::kK ? ptx::Coordinate{from.k, feature, from.expert}
                                                    : ptx::Coordinate{feature, from.k, from.expert};
-    load_block(dst + block * kBlockBytes, map, barrier, at, from.shared);
+    load_block(dst + block * kBlockBytes, map, barrier, at, shared);
+  };
+  // Not one loop whose bounds are known only now: that becomes 75 instructions in front of the last
+  // copy, with a choice for each of them.
+  if (from.shared) {
+    const int begin = 2 * pair_rank();
+#pragma unroll
+    for (int i = 0; i < 2; i += kBlocks) load(begin + i, true);
+  } else {
+#pragma unroll
+    for (int block = 0; block < 4; block += kBlocks) load(block, false);
   }
 }
 

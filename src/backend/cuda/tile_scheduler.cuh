@@ -15,8 +15,12 @@ constexpr int kRowStep = 8;   // and in tiles and products
 // The work list both schedulers share: expert e owns units(e) consecutive numbers.
 class ExpertWalk {
  public:
-  __device__ ExpertWalk(const int32_t* group_offsets, int num_experts)
-      : offsets_(group_offsets), experts_(num_experts), lane_(threadIdx.x & 31) {}
+  // rehearsed: as if each expert had one row, group_offsets not being there yet.
+  __device__ ExpertWalk(const int32_t* group_offsets, int num_experts, bool rehearsed = false)
+      : offsets_(group_offsets),
+        experts_(num_experts),
+        lane_(threadIdx.x & 31),
+        rehearsed_(rehearsed) {}
 
   // Find the expert of work number `unit` (non-decreasing from call to call). units_of(rows) gives
   // the number of units of an expert. False past the end.
@@ -37,12 +41,7 @@ class ExpertWalk {
     return true;
   }
 
-  // From the front; rehearsed: as if each expert had one row, group_offsets not being there yet.
-  __device__ void restart(bool rehearsed) {
-    first_ = -1;
-    before_ = total_ = 0;
-    rehearsed_ = rehearsed;
-  }
+  __device__ void restart(bool rehearsed) { *this = ExpertWalk(offsets_, experts_, rehearsed); }
 
   int expert, row_begin, rows;  // the expert found and its rows
   int index;                    // unit within the expert
@@ -69,8 +68,8 @@ class ExpertWalk {
 
   const int32_t* offsets_;
   int experts_, lane_;
+  bool rehearsed_;
   int first_ = -1, before_ = 0, total_ = 0;
-  bool rehearsed_ = false;
   int begin_, end_, units_, inclusive_;
 };
 

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/tensor_map.h"
+#include "core/workspace.h"
 
 namespace moec::cuda {
 namespace {
@@ -128,10 +129,10 @@ cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,
   p.n_size = int(args.n_size);
   p.whole_blocks = whole_blocks(args);
   p.whole_lines = whole_lines(args);
-  p.m_blocks_of_part = int((args.m_size + 63) / 64);
+  p.m_blocks_of_part = int(div_up(args.m_size, 64));
   p.m_blocks = p.m_blocks_of_part * args.parts;
-  p.m_tiles = (p.m_blocks + 3) / 4;
-  p.n_tiles = int((args.n_size + kMaxTileN - 1) / kMaxTileN);
+  p.m_tiles = int(div_up(p.m_blocks, 4));
+  p.n_tiles = int(div_up(args.n_size, kMaxTileN));
   return args.dtype == MOEC_BF16 ? launch_element<__nv_bfloat16>(p, args, multiprocessors, stream)
                                  : launch_element<__half>(p, args, multiprocessors, stream);
 }

@@ -160,32 +160,38 @@ class GradConsumer {
     if (held_ == 0) return;
     const PieceBarriers out(index_);
     out.wait_free();
-    if (held_ == 2) stage_boxes<0>();
-    if (held_ == 1) stage_boxes<1>();
+    if (p_.whole_lines) {
+      if (held_ == 2) stage_boxes<0, true>();
+      if (held_ == 1) stage_boxes<1, true>();
+    } else {
+      if (held_ == 2) stage_boxes<0, false>();
+      if (held_ == 1) stage_boxes<1, false>();
+    }
     out.staged();
     --held_;
   }
   // A piece is two boxes: of kOutMContiguous 64 n of each of the two blocks, [64 n][64 m], else the
   // two halves of one block, [64 m][64 n].
-  template <int kPiece>
+  template <int kPiece, bool kWholeLines>
   __device__ void stage_boxes() const {
     constexpr int kColumns = kMaxTileN / 8;  // registers of 64 n
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       if constexpr (C::kOutMContiguous) {
-        stage(first_ + kPiece * kColumns + 4 * s, s, 0);
-        stage(second_ + kPiece * kColumns + 4 * s, s, 1);
+        stage<kWholeLines>(first_ + kPiece * kColumns + 4 * s, s, 0);
+        stage<kWholeLines>(second_ + kPiece * kColumns + 4 * s, s, 1);
       } else {
-        stage((kPiece == 0 ? first_ : second_) + 4 * s, s, 0);
-        stage((kPiece == 0 ? first_ : second_) + kColumns + 4 * s, s, 1);
+        stage<kWholeLines>((kPiece == 0 ? first_ : second_) + 4 * s, s, 0);
+        stage<kWholeLines>((kPiece == 0 ? first_ : second_) + kColumns + 4 * s, s, 1);
       }
     }
   }
   // 16 columns n of a block into a box, whose rows lie in eights.
+  template <bool kWholeLines>
   __device__ void stage(const uint32_t* v, int s, int box) const {
     const int lane = thread_ & 31, warp = thread_ >> 5;
-    const uint32_t eights = p_.whole_lines ? 2048 : 1024;
-    const uint32_t buffer = staging_ + box * (p_.whole_lines ? 1024 : kBlockBytes);
+    constexpr uint32_t eights = kWholeLines ? 2048 : 1024;
+    const uint32_t buffer = staging_ + box * (kWholeLines ? 1024 : kBlockBytes);
     if constexpr (C::kOutMContiguous) {
       const uint32_t to = buffer + (2 * s + (lane >> 4)) * eights;
       ptx::store_matrix_transposed(to + swizzled(lane & 7, 2 * warp + (lane >> 3 & 1)), v[0], v[1],
