@@ -86,6 +86,43 @@ TEST(Device, every_device_of_the_process_works_and_the_callers_stays_current) {
   }
 }
 
+TEST(Device, all_devices_at_once_agree_with_the_first_alone) {
+  int32_t devices = 0;
+  check(moec_device_count(MOEC_CUDA, &devices));
+  if (devices < 2) GTEST_SKIP() << "one GPU here";
+  const auto repeat = [](int32_t device, int times, const std::vector<uint8_t>& want) {
+    const Context context = gpu_context(0, nullptr, device);
+    const auto step = experts_step(context.get(), 2, device);
+    step->fill(3, Routing::kRandom);
+    const GpuStream stream;
+    int wrong = 0;
+    for (int i = 0; i < times; ++i) wrong += answer(*step, stream) != want;
+    return std::pair(wrong, step->outputs());
+  };
+  const std::vector<uint8_t> want = repeat(0, 1, {}).second;
+  std::vector<int> wrong(devices, -1);
+  std::vector<std::thread> threads;
+  for (int32_t device = 0; device < devices; ++device) {
+    threads.emplace_back([&, device] { wrong[device] = repeat(device, 50, want).first; });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, std::vector<int>(devices, 0));
+}
+
+TEST(Device, memory_of_another_device_is_refused) {
+  int32_t devices = 0;
+  check(moec_device_count(MOEC_CUDA, &devices));
+  if (devices < 2) GTEST_SKIP() << "one GPU here";
+  const Context first = gpu_context();
+  try {
+    experts_step(first.get(), 2, 1);  // binds weights of device 1
+    ADD_FAILURE() << "weights of another device were bound";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.status, MOEC_E_DEVICE) << failure.what();
+  }
+  check_cuda(cudaSetDevice(0));
+}
+
 struct Allocations {
   std::mutex mutex;
   std::map<void*, size_t> live;

@@ -14,6 +14,7 @@ from moec.golden import row_error
 pytestmark = pytest.mark.gpu
 T, H, I = 200, 256, 128  # noqa: E741
 BF16 = 2e-2  # three roundings of bf16, in the worst of all rows
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
 
 
 def experts_on_gpu(**options: object) -> moec.torch.Experts:
@@ -94,6 +95,44 @@ def test_graph_capture_and_other_routing() -> None:
         expected = step()
         for name, a, b in zip(("y", "x", "gate_up", "down"), captured, expected, strict=True):
             assert torch.equal(a, b), f"{name} of batch {seed}"
+
+
+def step_on(device: int) -> list[torch.Tensor]:
+    """Forward and backward on one GPU, whichever is current: y, then gradients."""
+    experts = experts_on_gpu().to(f"cuda:{device}")
+    x, ids, weights, d_y = (t.detach().to(f"cuda:{device}") for t in inputs())
+    leaves = [x.requires_grad_(), weights.requires_grad_(), experts.gate_up, experts.down]
+    y = experts(x, ids, weights)
+    return [y, *torch.autograd.grad(y, leaves, d_y)]
+
+
+@two_gpus
+def test_every_gpu_gives_the_same_bits() -> None:
+    """Queued on all of them before any is waited for; the first one stays current."""
+    results = [step_on(device) for device in range(torch.cuda.device_count())]
+    assert torch.cuda.current_device() == 0
+    for device, result in enumerate(results):
+        for name, a, b in zip(("y", "x", "weights", "gate_up", "down"), results[0], result,
+                              strict=True):
+            assert b.device.index == device
+            assert torch.equal(a.cpu(), b.cpu()), f"{name} on GPU {device}"
+
+
+@two_gpus
+@pytest.mark.parametrize("name", ["x", "ids", "weights", "parameters"])
+def test_tensors_of_two_gpus_are_refused(name: str) -> None:
+    experts = experts_on_gpu()
+    x, ids, weights, _ = inputs()
+    given = {"x": x, "ids": ids, "weights": weights}
+    if name == "parameters":
+        experts.to("cuda:1")
+    else:
+        given[name] = given[name].detach().to("cuda:1")
+    with pytest.raises(moec.DeviceError, match="device 2:[01]; expected 2:[01]"):
+        experts(given["x"], given["ids"], given["weights"])
+    assert torch.cuda.current_device() == 0
+    experts.to("cuda:0")(x, ids, weights)  # nothing is lost
+    torch.cuda.synchronize()
 
 
 def test_steady_state_allocates_nothing() -> None:
