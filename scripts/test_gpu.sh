@@ -3,12 +3,13 @@
 # test_gpu.sh [PROGRAM...]: the tests of the CUDA backend on a machine with a GPU, or only those
 # named (rust, go: those bindings; torch: the Python package on torch tensors). Programs in
 # build/gpu_carry/bin (gpu_carry.sh) are used as they are, else built now.
-# Writes bench/results/<gpu>/test_gpu.txt: one line a program. Each program's own output:
-# build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats a run.
+# Writes bench/results/<gpu>/test_gpu.txt (with several GPUs test_2_gpus.txt, ..): one line a
+# program. Each program's own output: build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats a run.
 . "$(dirname "$0")/lib.sh"
 
-gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1) ||
+gpus=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader) ||
   die "no NVIDIA driver here"
+gpu=$(head -n 1 <<<"$gpus") count=$(wc -l <<<"$gpus")
 package=${MOEC_PACKAGE:-$(scripts/gpu_package.sh)}  # with the library and the plug-in inside
 bin=$build/gpu_carry/bin
 if [ ! -f "$bin/gpu_tests.txt" ]; then
@@ -24,10 +25,11 @@ export MOEC_TEST_SEED
 
 chosen=$*
 log=$build/log/gpu
-result=$root/bench/results/$(echo "${gpu%%,*}" | sed 's/^NVIDIA //' | tr 'A-Z ' 'a-z-')/test_gpu.txt
-mkdir -p "$log" "${result%/*}"
+folder=$root/bench/results/$(echo "${gpu%%,*}" | sed 's/^NVIDIA //' | tr 'A-Z ' 'a-z-')
+case $count in 1) result=$folder/test_gpu.txt ;; *) result=$folder/test_${count}_gpus.txt ;; esac
+mkdir -p "$log" "$folder"
 {
-  echo "$gpu"
+  echo "$gpus"
   command=${chosen:+scripts/test_gpu.sh $chosen}
   echo "commit ${MOEC_COMMIT:-$(git rev-parse HEAD)}, MOEC_TEST_SEED=$MOEC_TEST_SEED," \
     "${command:-make test-gpu}"
@@ -99,7 +101,7 @@ run_queue alone 1 || status=1
 run_queue busy "${MOEC_TEST_BUSY_JOBS:-2}" & busy=$!
 run_queue host "${MOEC_TEST_JOBS:-6}" || status=1
 wait $busy || status=1
-head=$(head -n 2 "$result")
+head=$(head -n $((count + 1)) "$result")
 { echo "$head"; while read -r name _; do cat "$log/$name.line"; done <"$tasks/all"; } >"$result"
 echo "written: $result"
 exit $status
