@@ -4,7 +4,8 @@
 # named (rust, go: those bindings; torch: the Python package on torch tensors). Programs in
 # build/gpu_carry/bin (gpu_carry.sh) are used as they are, else built now.
 # Writes bench/results/<gpu>/test_gpu.txt (with several GPUs test_2_gpus.txt, ..): one line a
-# program. Each program's own output: build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats a run.
+# program. Each program's own output: build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats
+# a run.
 . "$(dirname "$0")/lib.sh"
 
 gpus=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader) ||
