@@ -64,12 +64,20 @@ TEST(Device, one_context_serves_two_streams_at_once) {
   }
 }
 
-TEST(Device, every_device_of_the_process_works_and_the_callers_stays_current) {
-  int32_t devices = 0;
-  check(moec_device_count(MOEC_CUDA, &devices));
-  if (devices < 2) GTEST_SKIP() << "one GPU here";
+class SeveralDevices : public testing::Test {
+ protected:
+  void SetUp() override {
+    check(moec_device_count(MOEC_CUDA, &devices_));
+    if (devices_ < 2) GTEST_SKIP() << "one GPU here";
+  }
+  void TearDown() override { check_cuda(cudaSetDevice(0)); }
+
+  int32_t devices_ = 0;
+};
+
+TEST_F(SeveralDevices, every_one_works_and_the_callers_stays_current) {
   std::vector<uint8_t> want;
-  for (int32_t device = 0; device < devices; ++device) {
+  for (int32_t device = 0; device < devices_; ++device) {
     const Context context = gpu_context(0, nullptr, device);
     const auto step = experts_step(context.get(), 2, device);
     step->fill(3, Routing::kRandom);
@@ -86,10 +94,7 @@ TEST(Device, every_device_of_the_process_works_and_the_callers_stays_current) {
   }
 }
 
-TEST(Device, all_devices_at_once_agree_with_the_first_alone) {
-  int32_t devices = 0;
-  check(moec_device_count(MOEC_CUDA, &devices));
-  if (devices < 2) GTEST_SKIP() << "one GPU here";
+TEST_F(SeveralDevices, at_once_agree_with_the_first_alone) {
   const auto repeat = [](int32_t device, int times, const std::vector<uint8_t>& want) {
     const Context context = gpu_context(0, nullptr, device);
     const auto step = experts_step(context.get(), 2, device);
@@ -100,19 +105,16 @@ TEST(Device, all_devices_at_once_agree_with_the_first_alone) {
     return std::pair(wrong, step->outputs());
   };
   const std::vector<uint8_t> want = repeat(0, 1, {}).second;
-  std::vector<int> wrong(devices, -1);
+  std::vector<int> wrong(devices_, -1);
   std::vector<std::thread> threads;
-  for (int32_t device = 0; device < devices; ++device) {
+  for (int32_t device = 0; device < devices_; ++device) {
     threads.emplace_back([&, device] { wrong[device] = repeat(device, 50, want).first; });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(wrong, std::vector<int>(devices, 0));
+  EXPECT_EQ(wrong, std::vector<int>(devices_, 0));
 }
 
-TEST(Device, memory_of_another_device_is_refused) {
-  int32_t devices = 0;
-  check(moec_device_count(MOEC_CUDA, &devices));
-  if (devices < 2) GTEST_SKIP() << "one GPU here";
+TEST_F(SeveralDevices, memory_of_another_is_refused) {
   const Context first = gpu_context();
   try {
     experts_step(first.get(), 2, 1);  // binds weights of device 1
@@ -120,7 +122,6 @@ TEST(Device, memory_of_another_device_is_refused) {
   } catch (const Failure& failure) {
     EXPECT_EQ(failure.status, MOEC_E_DEVICE) << failure.what();
   }
-  check_cuda(cudaSetDevice(0));
 }
 
 struct Allocations {

@@ -108,7 +108,7 @@ def step_on(device: int) -> list[torch.Tensor]:
 
 @two_gpus
 def test_every_gpu_gives_the_same_bits() -> None:
-    """Queued on all of them before any is waited for; the first one stays current."""
+    """All are queued before a result is read; the first one stays current."""
     results = [step_on(device) for device in range(torch.cuda.device_count())]
     assert torch.cuda.current_device() == 0
     for device, result in enumerate(results):
