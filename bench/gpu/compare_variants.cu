@@ -5,10 +5,12 @@
 //        compare_variants clocks ROUNDS KERNELS VARIANTS SHAPE:TOKENS...
 //        compare_variants bits 1 KERNELS VARIANTS SHAPE:TOKENS...
 // KERNELS and VARIANTS: names with commas between them; variants are files VARIANT.so of this
-// folder. time: medians of windows of 150 ms beside the first variant, and how far the quartiles
-// lie apart: at the power limit, energy decides, and 3 % is within what chance does. clocks: of
-// single calls with rests, in which clocks decide: some 0.5 %. bits: a hash of all memory of the
-// layer behind the kernel, outputs and padding poisoned.
+// folder. time and clocks print medians of milliseconds and of thousands of clocks of a
+// multiprocessor, each with its distance from the first variant's and the quartiles' from each
+// other. time: of windows of 1.5 s, each behind half of that which is not counted: the power limit
+// acts slowly, and windows of 150 ms lie 3 % apart by chance where these repeat to 0.2 %. clocks:
+// of single calls with rests. bits: a hash of all memory of the layer behind the kernel, outputs
+// and padding poisoned.
 #include <dlfcn.h>
 
 #include <string>
@@ -20,7 +22,7 @@ using namespace moec::test;
 
 namespace {
 
-constexpr float kWindowMs = 150;
+constexpr float kWindowMs = 1500;
 constexpr size_t kSpared = size_t(6) << 30;  // of the GPU's memory, for contexts and libraries
 
 std::vector<std::string> parts_of(const std::string& text, char between) {
@@ -91,11 +93,9 @@ class Comparison {
       }
       std::printf("%-20s %-16s", shape.c_str(), kernel.c_str());
       for (size_t i = 0; i < turns.size(); ++i) {
-        const std::vector<float>& ms = turns[i].ms;
-        const float median = turns[i].median();
-        std::printf("  %s %.4f (%+.1f %%, %.1f)", variants_[i].name.c_str(), median,
-                    100 * (median / turns[0].median() - 1),
-                    100 * (ms[ms.size() * 3 / 4] - ms[ms.size() / 4]) / median);
+        std::printf("  %s %.4f (%s) %.1f (%s)", variants_[i].name.c_str(), turns[i].median(),
+                    beside(turns[i].ms, turns[0].ms).c_str(), Turn::middle(turns[i].clocks) / 1e3,
+                    beside(turns[i].clocks, turns[0].clocks).c_str());
       }
       std::printf("\n");
       std::fflush(stdout);
@@ -134,6 +134,15 @@ class Comparison {
     if (variant.layer) return;
     std::printf("%s: SHAPE:TOKENS of a shape in kernel_layer.cuh is needed\n", text.c_str());
     std::exit(2);
+  }
+  // Medians apart and quartiles apart, per cent.
+  static std::string beside(const std::vector<float>& samples, const std::vector<float>& first) {
+    const float median = Turn::middle(samples);
+    const float apart = samples[samples.size() * 3 / 4] - samples[samples.size() / 4];
+    char text[40];
+    std::snprintf(text, sizeof(text), "%+.2f %%, %.2f", 100 * (median / Turn::middle(first) - 1),
+                  100 * apart / median);
+    return text;
   }
   static void run(const Variant& variant, const std::string& kernel) {
     if (variant.kernels->run(variant.layer, kernel.c_str())) return;

@@ -19,9 +19,54 @@ namespace moec::test {
 
 struct Turn {
   std::function<void()> run;
-  std::vector<float> ms = {};  // of a call, one of each round, sorted
+  std::vector<float> ms = {}, clocks = {};  // of a call, one of each round, sorted
 
-  float median() const { return ms[ms.size() / 2]; }
+  float median() const { return middle(ms); }
+  static float middle(const std::vector<float>& sorted) { return sorted[sorted.size() / 2]; }
+};
+
+// The clock counters of all multiprocessors, [SM].
+constexpr int kMostSms = 1024;
+__global__ void read_clocks(long long* at) {
+  unsigned sm;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  if (threadIdx.x == 0 && sm < kMostSms) at[sm] = clock64();
+}
+
+// Clocks of the multiprocessors from begin() to end(), both queued on the default stream: their
+// mean. The clock rate that the driver names is too high where power throttles.
+class SmClocks {
+ public:
+  SmClocks() {
+    CHECK_CUDA(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0));
+    CHECK_CUDA(
+        cudaFuncSetAttribute(read_clocks, cudaFuncAttributeMaxDynamicSharedMemorySize, kWholeSm));
+  }
+  void begin() { read(begin_); }
+  void end() { read(end_); }
+  // Waits for both.
+  double mean() const {
+    const std::vector<long long> from = begin_.host(), to = end_.host();
+    double sum = 0;
+    int seen = 0;
+    for (int sm = 0; sm < kMostSms; ++sm) {
+      if (from[sm] == 0 || to[sm] == 0) continue;
+      sum += double(to[sm] - from[sm]);
+      ++seen;
+    }
+    return sum / std::max(1, seen);
+  }
+
+ private:
+  static constexpr int kWholeSm = 200 << 10;  // bytes of shared memory: no room for a second CTA
+  void read(DeviceArray<long long>& at) {
+    CHECK_CUDA(cudaMemsetAsync(at.data(), 0, kMostSms * sizeof(long long)));
+    read_clocks<<<sms_, 32, kWholeSm>>>(at.data());
+    CHECK_CUDA(cudaGetLastError());
+  }
+
+  int sms_ = 0;
+  DeviceArray<long long> begin_{kMostSms}, end_{kMostSms};
 };
 
 class Windows {
@@ -36,10 +81,10 @@ class Windows {
     std::vector<int> calls;
     for (const Turn& turn : turns) {
       window(turn, 2);
-      calls.push_back(std::max(1, int(window_ms / window(turn, 3))));
+      calls.push_back(std::max(1, int(window_ms / window(turn, 3).ms)));
     }
     for (float spent = 0; spent < load_ms;) {
-      for (size_t i = 0; i < calls.size(); ++i) spent += window(turns[i], calls[i]) * calls[i];
+      for (size_t i = 0; i < calls.size(); ++i) spent += window(turns[i], calls[i]).ms * calls[i];
     }
     take_turns(turns, rounds, [&](int i) {
       window(turns[i], std::max(1, calls[i] / 2));
@@ -47,41 +92,55 @@ class Windows {
     });
   }
 
-  // Single calls, each behind one that is not counted and a rest: the chip stays below its power
-  // limit and at one clock.
+  // Single calls, each behind one that is not counted and a rest: the mean power stays far below
+  // the limit.
   template <typename Turns>
   void measure_rested(Turns& turns, int rounds) {
     constexpr float kRest = 8;  // times as long as a call
     take_turns(turns, rounds, [&](int i) {
       window(turns[i], 1);
-      const float ms = window(turns[i], 1);
-      std::this_thread::sleep_for(std::chrono::duration<float, std::milli>(kRest * ms));
-      return ms;
+      const Sample sample = window(turns[i], 1);
+      std::this_thread::sleep_for(std::chrono::duration<float, std::milli>(kRest * sample.ms));
+      return sample;
     });
   }
 
  private:
-  // sample(i): the milliseconds of one of turn i.
-  template <typename Turns, typename Sample>
-  void take_turns(Turns& turns, int rounds, Sample sample) {
+  struct Sample {
+    float ms, clocks;  // of a call
+  };
+
+  // sample(i): one of turn i.
+  template <typename Turns, typename Take>
+  void take_turns(Turns& turns, int rounds, Take sample) {
     std::vector<int> order(turns.size());
     std::iota(order.begin(), order.end(), 0);
     for (int round = 0; round < rounds; ++round) {
       std::shuffle(order.begin(), order.end(), random_);
-      for (const int i : order) turns[i].ms.push_back(sample(i));
+      for (const int i : order) {
+        const Sample taken = sample(i);
+        turns[i].ms.push_back(taken.ms);
+        turns[i].clocks.push_back(taken.clocks);
+      }
     }
-    for (Turn& turn : turns) std::sort(turn.ms.begin(), turn.ms.end());
+    for (Turn& turn : turns) {
+      std::sort(turn.ms.begin(), turn.ms.end());
+      std::sort(turn.clocks.begin(), turn.clocks.end());
+    }
   }
-  float window(const Turn& turn, int calls) {
+  Sample window(const Turn& turn, int calls) {
+    clocks_.begin();
     CHECK_CUDA(cudaEventRecord(start_));
     for (int i = 0; i < calls; ++i) turn.run();
     CHECK_CUDA(cudaEventRecord(stop_));
+    clocks_.end();
     CHECK_CUDA(cudaEventSynchronize(stop_));
     float ms = 0;
     CHECK_CUDA(cudaEventElapsedTime(&ms, start_, stop_));
-    return ms / float(calls);
+    return {ms / float(calls), float(clocks_.mean() / calls)};
   }
 
+  SmClocks clocks_;
   cudaEvent_t start_, stop_;
   std::mt19937 random_{1};
 };
