@@ -4,7 +4,7 @@ they once did, the model stands still (the last test).
 """
 
 import pytest
-from warps import STAGES, Barrier, Named, Pair, Slots
+from warps import STAGES, Barrier, Named, Pair, Slots, relay
 
 QUEUE, NUMBERS, MEET, ASK = 4, 4, 8, 6
 K_BLOCKS = (1, 2, 3, 5, 7, 8, 9, 12, 17, 21)
@@ -19,15 +19,18 @@ class Cta:
         self.pair, self.rank = pair, rank
         gathering, sends, self.pieces, finished = pair.kind
         self.sends, self.finished = sends, finished
-        self.ring = Slots(STAGES, 1 + gathering, 8 * (2 if pair.shares else 1))
-        self.queue = Slots(QUEUE, 1, 8 + gathering + 1 + (4 if finished else 1))
+        self.relays = gathering > 0 and not finished
+        filling = 1 if self.relays else gathering
+        self.ring = Slots(STAGES, 1 + filling, 8 * (2 if pair.shares else 1))
+        self.landed = Slots(STAGES, max(1, gathering), 1)
+        self.queue = Slots(QUEUE, 1, 8 + gathering + 1 + (4 if finished else 1) + self.relays)
         self.met, self.begun = Barrier(pair.meeting), Barrier(1)
         self.numbers = Slots(NUMBERS, 1, 2)  # the empty ones of the first CTA count
         hand = (lambda: Barrier(4)) if finished else (lambda: Named(5))
         self.free, self.staged = [hand(), hand()], [hand(), hand()]
 
     def barriers(self):
-        slots = self.ring, self.queue, self.numbers
+        slots = self.ring, self.landed, self.queue, self.numbers
         return [*(b for s in slots for b in s.full + s.empty), self.met, self.begun, *self.free,
                 *self.staged]
 
@@ -35,6 +38,8 @@ class Cta:
         gathering = self.pair.kind[0]
         yield self.produce(loads=True)
         yield self.deal()
+        if self.relays:
+            yield self.relay()
         yield from (self.produce(loads=False) for _ in range(gathering))
         yield from (self.consume(group) for group in (0, 1) for _ in range(4))
         yield from (self.finish() for _ in range(4)) if self.finished else [self.send()]
@@ -54,7 +59,8 @@ class Cta:
                     meetings += 1
                 yield from self.ring.wait_empty(at)
                 yield
-                self.ring.full[at % STAGES].arrive(2 if loads else 0)
+                gathered = self.landed if self.relays else self.ring
+                (self.ring if loads else gathered).full[at % STAGES].arrive(2 if loads else 0)
                 if loads:
                     yield
                     for cta in self.pair.ctas if together else [self]:
@@ -66,6 +72,14 @@ class Cta:
                     taken += 1
                     following = yield from self.queue.take(taken)
             tile = following
+
+    def relay(self):
+        at = taken = 0
+        while (yield from self.queue.take(taken)) is not None:
+            taken += 1
+            for _ in range(self.pair.k_blocks):
+                yield from relay(self, at)
+                at += 1
 
     def deal(self):
         number, at, lead = 0, 0, self.pair.ctas[0].numbers

@@ -3,7 +3,7 @@
 back to itself alone, the model stands still (the last test).
 """
 
-from warps import STAGES, Named, Pair, Slots
+from warps import STAGES, Named, Pair, Slots, relay
 
 QUEUE, TOKENS, NUMBERS = 8, 4, 4
 
@@ -11,19 +11,20 @@ QUEUE, TOKENS, NUMBERS = 8, 4, 4
 class Cta:
     def __init__(self, pair):
         self.pair = pair
-        self.ring = Slots(STAGES, 1 + 4, 8 * (2 if pair.shares else 1))
+        self.ring = Slots(STAGES, 2, 8 * (2 if pair.shares else 1))
+        self.landed = Slots(STAGES, 4, 1)
         self.queue, self.tokens = Slots(QUEUE, 1, 15), Slots(TOKENS, 1, 4)
         self.numbers = Slots(NUMBERS, 1, 2)  # the empty ones of the first CTA count
         self.free, self.staged = [Named(5), Named(5)], [Named(5), Named(5)]
 
     def barriers(self):
-        slots = self.ring, self.queue, self.tokens, self.numbers
+        slots = self.ring, self.landed, self.queue, self.tokens, self.numbers
         return [*(b for s in slots for b in s.full + s.empty), *self.free, *self.staged]
 
     def warps(self):
         yield self.find()
-        yield self.load()
-        yield from (self.gather() for _ in range(4))
+        yield self.relay()
+        yield from (self.gather(loads=warp == 0) for warp in range(4))
         yield from (self.consume(group) for group in (0, 1) for _ in range(4))
         yield from (self.send(group) for group in (0, 1))
 
@@ -58,29 +59,29 @@ class Cta:
         at = yield from self.queue.take(taken)
         return None if at is None else self.pair.tiles[at]
 
-    def load(self):
+    def relay(self):
+        at = taken = 0
+        while (tile := (yield from self.take(taken))) is not None:
+            taken += 1
+            for _ in range(tile[0]):
+                yield from relay(self, at)
+                at += 1
+
+    def gather(self, loads):
         at = taken = 0
         while (tile := (yield from self.take(taken))) is not None:
             taken += 1
             k_blocks, held, together = tile
             for _ in range(k_blocks):
-                yield from self.ring.wait_empty(at)
-                yield
-                self.ring.full[at % STAGES].arrive(0 if held else 2)
-                yield
-                for cta in [] if held else self.pair.ctas if together else [self]:
-                    cta.ring.full[at % STAGES].land(1 if together else 2)
-                at += 1
-
-    def gather(self):
-        at = taken = 0
-        while (tile := (yield from self.take(taken))) is not None:
-            taken += 1
-            for _ in range(tile[0]):
                 yield from self.tokens.take(at)
                 yield from self.ring.wait_empty(at)
                 yield
-                self.ring.full[at % STAGES].arrive()
+                if loads:
+                    self.ring.full[at % STAGES].arrive(0 if held else 2)
+                    yield
+                    for cta in [] if held else self.pair.ctas if together else [self]:
+                        cta.ring.full[at % STAGES].land(1 if together else 2)
+                self.landed.full[at % STAGES].arrive()
                 at += 1
 
     def consume(self, group):
@@ -101,7 +102,11 @@ class Cta:
                 yield
                 if kb > 0:
                     self.pair.release(self, at - 1)
-                yield from stage()
+                piece = 2 - pieces
+                due = (2 * piece if tile[0] < 4 else 2 * piece + group if tile[0] < 8
+                       else (2 * piece + group) * tile[0] // 4)
+                if kb >= due:
+                    yield from stage()
                 at += 1
             taken += 1
             following = yield from self.take(taken)

@@ -71,6 +71,13 @@ class Slots:
         return value
 
 
+def relay(cta, at):
+    """What has been gathered into a stage, to those who multiply."""
+    yield from cta.landed.wait_full(at)
+    yield
+    cta.ring.full[at % STAGES].arrive()
+
+
 class Pair:
     def __init__(self, seed):
         self.random = random.Random(seed)

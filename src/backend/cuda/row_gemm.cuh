@@ -5,7 +5,8 @@
 //   grid     persistent, clusters of two CTAs, 384 or 512 threads, one CTA on an SM
 //   roles    warpgroups 1 and 2 multiply and run the epilogue. Of other warps one loads weights and
 //            rows not gathered; one finds the tiles; one sends results. They are the first
-//            of warpgroup 0, or of warpgroup 3 where all of warpgroup 0 gathers rows by cp.async.
+//            of warpgroup 0, or of warpgroup 3 where all of warpgroup 0 gathers rows by cp.async;
+//            there a fourth relays what has been gathered.
 //            Where warpgroup 3 does the rest of the epilogue (grad down), it stores the results
 //            itself, and the other two warps of warpgroup 0 gather
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
@@ -35,22 +36,29 @@ struct RowGemmConfig {
   using Scheduler = RowScheduler<kMaxRows>;
   static constexpr int kStaging = kStages * kStageBytes<kMaxRows>;  // offset
   static constexpr int kGroupStaging = Epilogue::kStagingBytes;
-  static constexpr int kBarriers = kStaging + 2 * kGroupStaging;  // offset
-  static constexpr int kQueue = kBarriers + 2 * kStages * 8;      // offset
-  static constexpr int kNumbers = kQueue + TileQueue::kBytes;     // offset
-  static constexpr int kPair = kNumbers + WorkNumbers::kBytes;    // offset of two barriers
+  static constexpr int kBarriers = kStaging + 2 * kGroupStaging;    // offset
+  static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
+  static constexpr int kNumbers = kQueue + TileQueue::kBytes;       // offset
+  static constexpr int kPair = kNumbers + WorkNumbers::kBytes;      // offset of two barriers
   static constexpr int kSharedBytes = kPair + 16;
   // Whether a fourth warpgroup does the rest of the epilogue, or loads, finds tiles and sends.
   static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
   static constexpr bool kSideLoader = kGather && !kFinished;
   static constexpr int kAllThreads = kThreads + (kFinished || kSideLoader ? kGroupThreads : 0);
-  static constexpr int kLoader = kSideLoader ? kThreads / 32 : 0;  // warp; the next one finds tiles
   // Warps that gather rows.
   static constexpr int kFirstGather = kFinished ? 2 : 0;
   static constexpr int kGatherWarps = kGather ? kProducers / 32 - kFirstGather : 0;
   static constexpr int kRowsAtOnce = 4 * kGatherWarps;  // that they copy: eight lanes a row
-  // All warps that work on tiles, without the one that finds them: one loads, one or four send.
-  static constexpr int kQueueReaders = kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1);
+  // Warps with a task of their own. Without one that relays, those that multiply fence.
+  static constexpr int kNoWarp = -1, kLoader = kSideLoader ? kThreads / 32 : 0;
+  static constexpr int kFinder = kLoader + 1, kSender = kFinished ? kNoWarp : kLoader + 2;
+  static constexpr int kRelay = kSideLoader ? kLoader + 3 : kNoWarp;
+  static constexpr bool kFences = kGather && kRelay == kNoWarp;
+  static constexpr int kGatherers = 32 * kGatherWarps;
+  // All warps that work on tiles, without the one that finds them: one loads, one or four send, one
+  // may relay.
+  static constexpr int kQueueReaders =
+      kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader;
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
   static constexpr int kProducerRegisters = kSideLoader ? 48 : kGather ? 72 : 40;
   static constexpr int kConsumerRegisters = kFinished ? 168 : kGather ? 216 : 232;
@@ -199,7 +207,7 @@ class RowProducer {
         from_[i] += kTileK * 2;
       }
     }
-    ptx::copy_async_arrive(ring_.full());
+    ptx::copy_async_arrive(C::kFences ? ring_.full() : ring_.landed());
   }
   __device__ void gather_padded(int left, int kb, uint32_t to) {
     const bool inside = kb * kTileK + (threadIdx.x & 7) * 8 < p_.k_size;
@@ -265,10 +273,10 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
     }
     Accumulators acc;
     if (!Epilogue::kGated && feature + 128 >= end) {  // of two blocks, one is inside
-      multiply<typename C::Element, C::kMaxRows, 1, C::kWeights, Major::kK, C::kGather>(
+      multiply<typename C::Element, C::kMaxRows, 1, C::kWeights, Major::kK, C::kFences>(
           acc, ring, group.index, p.k_blocks, behind);
     } else {
-      multiply_rows<typename C::Element, C::kWeights, C::kGather>(acc, ring, group.index,
+      multiply_rows<typename C::Element, C::kWeights, C::kFences>(acc, ring, group.index,
                                                                   p.k_blocks, tile.rows, behind);
     }
     more = queue.take(next);
@@ -290,15 +298,19 @@ __device__ __forceinline__ void produce(const RowGemmParams& p, int warp, TileQu
                                         uint32_t barriers, uint32_t staging) {
   const uint32_t begun = barriers + 8;
   RowProducer<C> producer(p, ring, barriers);
-  if (warp == C::kLoader) {
+  if (warp == C::kRelay) {
+    for (RowTile tile; queue.take(tile);) {
+      for (int kb = 0; kb < p.k_blocks; ++kb) ring.relay();
+    }
+  } else if (warp == C::kLoader) {
     producer.template run<false>(TileReader(queue, begun));
-  } else if (warp == C::kLoader + 1) {
+  } else if (warp == C::kFinder) {
     TileDealer(typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, p.band_pairs),
                numbers, queue)
         .run(begun, p.early == Early::kNothing, [&](const RowTile& tile) {
           if (!C::kGather && p.done) wait_done<C>(p, tile);
         });
-  } else if (!C::kFinished && warp == C::kLoader + 2) {
+  } else if (warp == C::kSender) {
     if constexpr (!C::kFinished) send_pieces<typename C::Epilogue>(p, queue, staging);
   } else if (warp < kProducers / 32) {
     if constexpr (C::kGather) producer.template run<true>(TileReader(queue));
@@ -316,7 +328,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   TileQueue queue(memory + C::kQueue);
   if (threadIdx.x == 0) {
-    ring.init(1 + 32 * C::kGatherWarps);
+    ring.init(1 + (C::kFences ? C::kGatherers : C::kGather), C::kFences ? 0 : C::kGatherers);
     numbers.init();
     queue.init(C::kQueueReaders);
     ptx::barrier_init(memory + C::kPair, kClusterSize);
@@ -327,7 +339,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   ptx::cluster_sync();
   if (p.early != Early::kNothing) {
     ptx::grid_dependency_launch();
-  } else if (warp != C::kLoader + 1) {  // the one that finds tiles waits by itself
+  } else if (warp != C::kFinder) {  // the one that finds tiles waits by itself
     ptx::grid_dependency_wait();
     ptx::grid_dependency_launch();
   }

@@ -27,12 +27,12 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, uint32_t m, uin
 // All k-blocks of a tile; the last one is left in flight for finish_multiply. The queue of the
 // tensor cores is short: who issues a whole k-block waits about as long as it takes. So the stage
 // of k-block kb - 1, for which the loads are waiting, is given back when kb has begun, and only
-// then the rest of kb is issued. kGathered: the n operand was written by cp.async, that is by
-// ordinary stores, and needs the proxy fence. behind(kb) runs while k-block kb is multiplied; it
-// must not touch the accumulators.
+// then the rest of kb is issued. kFences: the n operand was written by cp.async, that is by
+// ordinary stores, and no warp relays it. behind(kb) runs while k-block kb is multiplied; it must
+// not touch the accumulators.
 constexpr int kFirstSteps = 1;  // of 16 k
 
-template <typename Element, int kN, int kBlocks, Major kMajorM, Major kMajorN, bool kGathered,
+template <typename Element, int kN, int kBlocks, Major kMajorM, Major kMajorN, bool kFences,
           typename Stages, typename Behind>
 __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int group, int k_blocks,
                                          Behind behind) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int gr
   const uint32_t m = first + group * (kBlockBytes >> 4), n = first + (kOperandMBytes >> 4);
   for (int kb = 0; kb < k_blocks; ++kb) {
     ring.wait_full();
-    if constexpr (kGathered) ptx::fence_proxy_async();
+    if constexpr (kFences) ptx::fence_proxy_async();
     wgmma_fence();
 #pragma unroll
     for (int k16 = 0; k16 < kTileK / 16; ++k16) {
@@ -89,15 +89,15 @@ __device__ __forceinline__ void pass_over(Stages& ring, int k_blocks, Behind beh
 }
 
 // multiply with the number of columns known only now: the next multiple of kRowStep.
-template <typename Element, Major kMajorM, bool kGathered, typename Stages, typename Behind>
+template <typename Element, Major kMajorM, bool kFences, typename Stages, typename Behind>
 __device__ __forceinline__ void multiply_rows(Accumulators& acc, Stages& ring, int group,
                                               int k_blocks, int rows, Behind behind) {
-#define MOEC_CASE(n)                                                                       \
-  case n:                                                                                  \
-    if constexpr (kRowStep * n <= Stages::kRows) {                                         \
-      multiply<Element, kRowStep * n, 2, kMajorM, Major::kK, kGathered>(acc, ring, group,  \
-                                                                        k_blocks, behind); \
-    }                                                                                      \
+#define MOEC_CASE(n)                                                                              \
+  case n:                                                                                         \
+    if constexpr (kRowStep * n <= Stages::kRows) {                                                \
+      multiply<Element, kRowStep * n, 2, kMajorM, Major::kK, kFences>(acc, ring, group, k_blocks, \
+                                                                      behind);                    \
+    }                                                                                             \
     break
   switch ((rows + kRowStep - 1) / kRowStep) {
     MOEC_CASE(1);

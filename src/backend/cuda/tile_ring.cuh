@@ -4,8 +4,9 @@
 //
 //   stage    m operand 32 KiB: four blocks of [64 x 64]; n operand 16 KiB: [128 x 64], either as
 //            128 rows of 64 k (or fewer, kRows) or as two panels of 64 k x 64 n
-//   full     one arrival announces the TMA bytes; with gathered rows one more for each thread that
-//            gathers, when its cp.async copies have landed
+//   full     one arrival announces the TMA bytes; with gathered rows one more: of the warp that
+//            relays, or of each thread that gathers, when its cp.async copies have landed
+//   landed   where a warp relays: one arrival for each thread that gathers
 //   empty    one arrival for each consumer warp, of both CTAs where a pair shares (PairRing)
 #pragma once
 
@@ -32,21 +33,36 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
 template <int kStages>
 class StageBarriers {
  public:
-  // 2 * kStages 8-byte barriers.
+  static constexpr int kBarrierBytes = 3 * 8 * kStages;
   __device__ explicit StageBarriers(uint32_t barriers) : barriers_(barriers) {}
 
-  __device__ void init(int full_arrivals, int ctas = 1) const {
+  // landed_arrivals: none where nobody relays.
+  __device__ void init(int full_arrivals, int landed_arrivals, int ctas = 1) const {
     for (int s = 0; s < kStages; ++s) {
       ptx::barrier_init(full_barrier(s), full_arrivals);
       ptx::barrier_init(empty_barrier(s), ctas * kConsumerWarps);
+      if (landed_arrivals > 0) ptx::barrier_init(landed_barrier(s), landed_arrivals);
     }
   }
   __device__ uint32_t full() const { return full_barrier(stage_); }
+  __device__ uint32_t landed() const { return landed_barrier(stage_); }
   __device__ void wait_full() const { ptx::barrier_wait(full_barrier(stage_), phase_); }
   __device__ void wait_empty() const { ptx::barrier_wait(empty_barrier(stage_), phase_ ^ 1); }
   // Called by all lanes of a consumer warp: the stage before the current one is no longer read.
   __device__ void release_previous(int lane) const {
     if (lane == 0) ptx::barrier_arrive(empty_barrier(previous()));
+  }
+  // What cp.async has written needs a proxy fence, as ordinary stores do, before wgmma reads it. A
+  // fence waits for all that its warp has under way, copies and staged results. So a warp without
+  // any does it for those that gather and those that multiply, when the rows have landed.
+  __device__ void relay() {
+    ptx::barrier_wait(landed(), phase_);
+    if (ptx::elect_one()) {
+      ptx::fence_proxy_async();
+      ptx::barrier_arrive(full());
+    }
+    __syncwarp();
+    advance();
   }
   __device__ void advance() {
     if (++stage_ == kStages) {
@@ -59,6 +75,7 @@ class StageBarriers {
   __device__ int previous() const { return (stage_ == 0 ? kStages : stage_) - 1; }
   __device__ uint32_t full_barrier(int s) const { return barriers_ + 8 * s; }
   __device__ uint32_t empty_barrier(int s) const { return barriers_ + 8 * (kStages + s); }
+  __device__ uint32_t landed_barrier(int s) const { return barriers_ + 8 * (2 * kStages + s); }
 
   uint32_t barriers_;
   int stage_ = 0;
@@ -104,7 +121,9 @@ class PairRing : public Stages {
         told_(ptx::cluster_address(this->empty_barrier(0),
                                    (pair_rank() + threadIdx.x) % kClusterSize)) {}
 
-  __device__ void init(int full_arrivals) const { Stages::init(full_arrivals, sharers_); }
+  __device__ void init(int full_arrivals, int landed_arrivals) const {
+    Stages::init(full_arrivals, landed_arrivals, sharers_);
+  }
   __device__ void release_previous(int lane) const {
     if (lane < sharers_) ptx::barrier_arrive_cluster(told_ + 8 * this->previous());
   }

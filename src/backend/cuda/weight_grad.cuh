@@ -72,15 +72,17 @@ class GradConsumer {
     if (k_blocks == 1 && !ring_.held()) clear_after_last(some);
     for (int kb = 0; kb < k_blocks; ++kb) {
       ring_.wait_full();
-      ptx::fence_proxy_async();  // rows were gathered by cp.async, that is by ordinary stores
-      multiply_step<kBlocks, kN>(acc, 0, kb);
+      multiply_steps<kBlocks, kN, 0, 1>(acc, kb);
       wgmma_wait<1>();
       if (kb > 0) ring_.release_previous(thread_ & 31);
-#pragma unroll
-      for (int k16 = 1; k16 < kTileK / 16; ++k16) {
-        if (kb > 0 || 16 * k16 < some) multiply_step<kBlocks, kN>(acc, k16, 1);
+      if (kb > 0) {
+        multiply_steps<kBlocks, kN, 1, kTileK / 16>(acc, 1);
+      } else {
+        if (some > 16) multiply_steps<kBlocks, kN, 1, 2>(acc, 1);
+        if (some > 32) multiply_steps<kBlocks, kN, 2, 3>(acc, 1);
+        if (some > 48) multiply_steps<kBlocks, kN, 3, 4>(acc, 1);
       }
-      stage_piece();
+      if (held_ > 0 && kb >= due(k_blocks)) stage_piece();
       ring_.advance();
     }
   }
@@ -104,20 +106,22 @@ class GradConsumer {
       multiply_tile<0, kMaxTileN>(acc, rows, k_blocks);
     }
   }
-  // A step of 16 rows, as one group. keep = 0: nothing is accumulated yet.
-  template <int kBlocks, int kN>
-  __device__ __forceinline__ void multiply_step(Accumulators& acc, int k16, int keep) const {
+  // Steps kBegin to kEnd of 16 rows, as one group. keep = 0: nothing is accumulated yet.
+  template <int kBlocks, int kN, int kBegin, int kEnd>
+  __device__ __forceinline__ void multiply_steps(Accumulators& acc, int keep) const {
     if constexpr (kBlocks > 0) {
-      const uint32_t step = k16 * kStepK16<Major::kMN>;
       const uint32_t first =
-          operand_descriptor(ring_.operand_m() + C::kFirst * index_ * kBlockBytes, kBlockBytes) +
-          step;
-      const uint32_t n = operand_descriptor(ring_.operand_n(), kBlockBytes) + step;
+          operand_descriptor(ring_.operand_m() + C::kFirst * index_ * kBlockBytes, kBlockBytes);
+      const uint32_t n = operand_descriptor(ring_.operand_n(), kBlockBytes);
       wgmma_fence();
-      wgmma<Element, kN, Major::kMN, Major::kMN>(acc.first, first, n, keep);
-      if constexpr (kBlocks > 1) {
-        const uint32_t second = first + (C::kApart * kBlockBytes >> 4);
-        wgmma<Element, kN, Major::kMN, Major::kMN>(acc.second, second, n, keep);
+#pragma unroll
+      for (int k16 = kBegin; k16 < kEnd; ++k16) {
+        const uint32_t step = k16 * kStepK16<Major::kMN>;
+        wgmma<Element, kN, Major::kMN, Major::kMN>(acc.first, first + step, n + step, keep);
+        if constexpr (kBlocks > 1) {
+          const uint32_t second = first + (C::kApart * kBlockBytes >> 4) + step;
+          wgmma<Element, kN, Major::kMN, Major::kMN>(acc.second, second, n + step, keep);
+        }
       }
       wgmma_commit();
     }
@@ -151,6 +155,13 @@ class GradConsumer {
       }
     }
     held_ = 2;
+  }
+  // The k-block behind which the next block that is held is staged: the second when the first has
+  // left the buffer, and where there is time the two groups' in turn.
+  __device__ int due(int k_blocks) const {
+    const int piece = 2 - held_;
+    if (k_blocks < 4) return 2 * piece;
+    return k_blocks < 8 ? 2 * piece + index_ : (2 * piece + index_) * k_blocks / 4;
   }
   __device__ __forceinline__ void stage_pieces() {
     while (held_ > 0) stage_piece();
@@ -248,7 +259,7 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
   const TokenRing tokens(memory + C::kTokens);
   const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   if (threadIdx.x == 0) {
-    ring.init(kFullArrivals);
+    ring.init(2, 32 * kGatherWarps);
     queue.init(kTileReaders);
     tokens.init();
     if constexpr (C::kPairs) numbers.init();
@@ -265,7 +276,7 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
   const uint32_t staging = memory + C::kStaging;
   if (warp < kGatherWarps) {
     ptx::registers_release<C::kGatherRegisters>();
-    GradProducer<C>(p, ring, queue).gather(tokens);
+    GradProducer<C>(p, ring, queue).gather(tokens, warp == 0);
   } else if (warp < 12) {
     ptx::registers_acquire<C::kConsumerRegisters>();
     const int index = warp / 4 - 1;
@@ -280,7 +291,7 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
         finder.run(RunScheduler(p));
       }
     } else if (warp == 13) {
-      GradProducer<C>(p, ring, queue).load();
+      GradProducer<C>(p, ring, queue).relay();
     } else {
       GradSender<C>(p, staging).run(queue, warp - 14);
     }

@@ -2,9 +2,10 @@
 // Everything that moves in the weight gradient kernel, by warps beside the warpgroups that
 // multiply, which neither ask for a copy nor wait for one nor look for a tile:
 //
-//   warps 0 to 3   gather the n operand by token, 16 rows of each k-block
+//   warps 0 to 3   gather the n operand by token, 16 rows of each k-block; the first loads the m
+//                  operand, too
 //   warp 12        finds the tiles, and the tokens of each k-block, for all others
-//   warp 13        loads the m operand
+//   warp 13        relays: fences what has been gathered, for those that multiply
 //   warps 14, 15   send what consumer group 0 and 1 have staged
 #pragma once
 
@@ -26,19 +27,19 @@ struct GradConfig {
   static constexpr bool kOutMContiguous = kOutMContiguous_;
   static constexpr bool kPairs = kPairs_;
   static constexpr int kStages = 4;
+  using Stages = std::conditional_t<kPairs, PairRing<GradRing<kStages>>, GradRing<kStages>>;
   static constexpr int kPieceBytes = 2 * kBlockBytes;  // 64 x 128 elements, 64 x 64 f32
   static constexpr int kPieces = kF32 ? 4 : 2;         // of a tile and a consumer group
   // Consumer group g multiplies the 64-m blocks kFirst * g and kApart further of a tile.
   static constexpr int kFirst = kOutMContiguous && !kF32 ? 2 : 1, kApart = 3 - kFirst;
-  static constexpr int kStaging = GradRing<kStages>::kBytes;    // offset
-  static constexpr int kBarriers = kStaging + 2 * kPieceBytes;  // offset
-  static constexpr int kQueue = kBarriers + 2 * kStages * 8;    // offset
-  static constexpr int kTokens = kQueue + GradQueue::kBytes;    // offset
-  static constexpr int kNumbers = kTokens + TokenRing::kBytes;  // offset
+  static constexpr int kStaging = GradRing<kStages>::kBytes;        // offset
+  static constexpr int kBarriers = kStaging + 2 * kPieceBytes;      // offset
+  static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
+  static constexpr int kTokens = kQueue + GradQueue::kBytes;        // offset
+  static constexpr int kNumbers = kTokens + TokenRing::kBytes;      // offset
   static constexpr int kSharedBytes = kNumbers + WorkNumbers::kBytes;
   // Registers of a thread: 512 for the four warpgroups together.
   static constexpr int kGatherRegisters = 48, kSideRegisters = 32, kConsumerRegisters = 216;
-  using Stages = std::conditional_t<kPairs, PairRing<GradRing<kStages>>, GradRing<kStages>>;
 };
 
 // The warp that finds tiles and tokens. Tokens are looked up one k-block ahead; those of a tile are
@@ -89,28 +90,26 @@ class GradProducer {
                           const GradQueue& queue)
       : p_(p), ring_(ring), queue_(queue) {}
 
-  __device__ void load() {
+  __device__ void relay() {
+    for (GradTile tile; queue_.take(tile);) {
+      for (int kb = grad_k_blocks(tile.rows); kb > 0; --kb) ring_.relay();
+    }
+  }
+  // loads: this warp loads the m operand, too.
+  __device__ void gather(TokenRing tokens, bool loads) {
     GradTile tile;
     while (queue_.take(tile)) {
       if constexpr (!C::kPairs) ring_.begin(tile);
-      for (int row = 0, end = first_rows(tile.rows); row < tile.rows; row = end, end += kTileK) {
-        ring_.wait_empty();
-        if (ptx::elect_one()) load_rows(tile, tile.row_begin + row);
-        __syncwarp();
-        ring_.advance();
-      }
-    }
-  }
-  __device__ void gather(TokenRing tokens) {
-    GradTile tile;
-    while (queue_.take(tile)) {
       const int n = tile.n_tile * kMaxTileN + (threadIdx.x & 15) * 8;
       const bool inside = n < p_.n_size;
       const char* x = static_cast<const char*>(p_.x) + (inside ? n : 0) * 2;
       // Whole: else the compiler adds its parts for each row anew.
       asm volatile("" : "+l"(x));
       for (int row = 0, end = first_rows(tile.rows); row < tile.rows; row = end, end += kTileK) {
-        copy_rows(x, inside, tokens);
+        copy_rows(x, inside, tokens, [&] {
+          if (loads && ptx::elect_one()) load_rows(tile, tile.row_begin + row);
+          if (loads) __syncwarp();
+        });
         ring_.advance();
       }
     }
@@ -134,7 +133,8 @@ class GradProducer {
 
   // Thread t copies chunk t % 16 of rows t / 16, t / 16 + 8, .., zeros for padding rows and past
   // the last one.
-  __device__ void copy_rows(const char* x, bool inside, TokenRing& tokens) {
+  template <typename Load>
+  __device__ void copy_rows(const char* x, bool inside, TokenRing& tokens, Load load) {
     const int chunk = threadIdx.x & 15, row = threadIdx.x / 16;
     const uint32_t stride = uint32_t(p_.x_stride * 2);
     int token[TokenRing::kEach];
@@ -143,6 +143,7 @@ class GradProducer {
 #pragma unroll
     for (const int t : token) signs |= t;
     ring_.wait_empty();
+    load();
     const uint32_t to = ring_.operand_n() + chunk / 8 * kBlockBytes + swizzled(row, chunk & 7);
     const auto from = [&](int token) { return x + uint64_t(uint32_t(token)) * stride; };
     if (inside && signs >= 0) {
@@ -157,7 +158,7 @@ class GradProducer {
                         keep_);
       }
     }
-    ptx::copy_async_arrive(ring_.full());
+    ptx::copy_async_arrive(ring_.landed());
   }
 
   const WeightGradParams& p_;

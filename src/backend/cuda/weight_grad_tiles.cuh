@@ -12,7 +12,6 @@ constexpr int kGradThreads = 512;  // gatherers, two consumer warpgroups, the re
 constexpr int kGatherWarps = 4;
 // Of the tile queue: all warps but the one that finds.
 constexpr int kTileReaders = kGradThreads / 32 - 1;
-constexpr int kFullArrivals = 1 + 32 * kGatherWarps;
 
 struct GradTile {
   int expert, row_begin, rows;  // all rows of the expert
