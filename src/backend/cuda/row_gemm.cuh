@@ -54,7 +54,9 @@ struct RowGemmConfig {
   static constexpr int kFinder = kLoader + 1, kSender = kFinished ? kNoWarp : kLoader + 2;
   static constexpr int kRelay = kSideLoader ? kLoader + 3 : kNoWarp;
   static constexpr bool kFences = kGather && kRelay == kNoWarp;
-  static constexpr int kGatherers = 32 * kGatherWarps;
+  // Arrivals at the barriers of a stage (tile_ring.cuh).
+  static constexpr int kGatherers = 32 * kGatherWarps, kLanded = kFences ? 0 : kGatherers;
+  static constexpr int kFull = 1 + (kFences ? kGatherers : kGather);
   // All warps that work on tiles, without the one that finds them: one loads, one or four send, one
   // may relay.
   static constexpr int kQueueReaders =
@@ -328,7 +330,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   TileQueue queue(memory + C::kQueue);
   if (threadIdx.x == 0) {
-    ring.init(1 + (C::kFences ? C::kGatherers : C::kGather), C::kFences ? 0 : C::kGatherers);
+    ring.init(C::kFull, C::kLanded);
     numbers.init();
     queue.init(C::kQueueReaders);
     ptx::barrier_init(memory + C::kPair, kClusterSize);

@@ -74,8 +74,8 @@ class GradConsumer {
       ring_.wait_full();
       multiply_steps<kBlocks, kN, 0, 1>(acc, kb);
       wgmma_wait<1>();
-      if (kb > 0) ring_.release_previous(thread_ & 31);
       if (kb > 0) {
+        ring_.release_previous(thread_ & 31);
         multiply_steps<kBlocks, kN, 1, kTileK / 16>(acc, 1);
       } else {
         if (some > 16) multiply_steps<kBlocks, kN, 1, 2>(acc, 1);
