@@ -166,9 +166,8 @@ class GradConsumer {
   __device__ __forceinline__ void stage_pieces() {
     while (held_ > 0) stage_piece();
   }
-  // The next block that is held, if any.
+  // The next block that is held.
   __device__ __forceinline__ void stage_piece() {
-    if (held_ == 0) return;
     const PieceBarriers out(index_);
     out.wait_free();
     if (p_.whole_lines) {

@@ -106,10 +106,12 @@ class GradProducer {
       // Whole: else the compiler adds its parts for each row anew.
       asm volatile("" : "+l"(x));
       for (int row = 0, end = first_rows(tile.rows); row < tile.rows; row = end, end += kTileK) {
-        copy_rows(x, inside, tokens, [&] {
-          if (loads && ptx::elect_one()) load_rows(tile, tile.row_begin + row);
-          if (loads) __syncwarp();
-        });
+        int token[TokenRing::kEach];
+        tokens.take(token);
+        ring_.wait_empty();
+        if (loads && ptx::elect_one()) load_rows(tile, tile.row_begin + row);
+        if (loads) __syncwarp();
+        copy_rows(x, inside, token);
         ring_.advance();
       }
     }
@@ -133,17 +135,12 @@ class GradProducer {
 
   // Thread t copies chunk t % 16 of rows t / 16, t / 16 + 8, .., zeros for padding rows and past
   // the last one.
-  template <typename Load>
-  __device__ void copy_rows(const char* x, bool inside, TokenRing& tokens, Load load) {
+  __device__ void copy_rows(const char* x, bool inside, const int (&token)[TokenRing::kEach]) {
     const int chunk = threadIdx.x & 15, row = threadIdx.x / 16;
     const uint32_t stride = uint32_t(p_.x_stride * 2);
-    int token[TokenRing::kEach];
-    tokens.take(token);
     int signs = 0;
 #pragma unroll
     for (const int t : token) signs |= t;
-    ring_.wait_empty();
-    load();
     const uint32_t to = ring_.operand_n() + chunk / 8 * kBlockBytes + swizzled(row, chunk & 7);
     const auto from = [&](int token) { return x + uint64_t(uint32_t(token)) * stride; };
     if (inside && signs >= 0) {
