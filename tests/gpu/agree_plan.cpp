@@ -173,6 +173,8 @@ std::vector<Result> choice_arrays(Side& side, const PlanCase& c) {
   return results;
 }
 
+constexpr int64_t kMostElements = int64_t(1) << 21;  // of the rows that are moved
+
 std::vector<Result> move_rows(Side& side, const PlanCase& c, uint64_t seed) {
   Draw draw(seed);
   const bool choice = c.desc.kind == MOEC_PLAN_EXPERT_CHOICE;
@@ -181,7 +183,9 @@ std::vector<Result> move_rows(Side& side, const PlanCase& c, uint64_t seed) {
   MOEC_CHECK_CALL(moec_plan_view(plan, MOEC_PLAN_ROW_TOKEN, &row_token));
   const int64_t T = c.tokens, K = c.desc.top_k, align = std::max(c.desc.align, 1);
   const int64_t P = row_token.shape[0] + draw.below(3) * align;
-  const int64_t H = draw.of<int64_t>({1, 7, 16, 31, 64, 264, 1000}), S = 1 + draw.below(9);
+  const int64_t most = std::max<int64_t>(1, kMostElements / std::max<int64_t>(P, 1));
+  const int64_t H = std::min(draw.of<int64_t>({1, 7, 16, 31, 64, 264, 1000}), most);
+  const int64_t S = 1 + draw.below(9);
   const moec_dtype any = draw.of<moec_dtype>({MOEC_F32, MOEC_BF16, MOEC_I8, MOEC_I32});
   const moec_dtype real = draw.real();
   const bool weighted = !choice && draw.chance(0.6);
