@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # bench_gpu.sh [OPTIONS of bench/gpu/layer_bench.py]: the layer beside its peers, merged into
-# bench/results/<gpu>/layer.json. No options: every shape and number of tokens, about eight minutes.
+# bench/results/<gpu>/layer.json. No options: every shape and number of tokens.
 # bench_gpu.sh kernels [SHAPE:TOKENS...]: each kernel alone, into kernels.json.
 # The python3 of the machine brings PyTorch; SonicMoE runs where it can be imported.
 . "$(dirname "$0")/lib.sh"

@@ -20,7 +20,7 @@ import torch
 LOAD_SECONDS = 1.0
 IDLE_SECONDS = 1.0  # a pause after which the chip has cooled: load again
 FLUSH_BYTES = 256 << 20  # several times the L2
-SETTLING = 0.2  # calls before those of a window, as a part of them
+SETTLING = 0.5  # calls before those of a window, as a part of them
 LEAD = 1.3  # of the time that the host needs to queue a call
 MOST_CLEARS = 64  # what cannot be queued ahead waits for its own results
 

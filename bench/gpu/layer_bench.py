@@ -29,7 +29,9 @@ from problem import SHAPES, Matrices, Problem
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FEW_TOKENS = 1024  # up to here graphs are measured, too
-SHORT = 256  # tokens up to which windows are short: more heat the chip
+# (tokens up to which, seconds of a window, rounds). More tokens heat the chip, and the power limit
+# acts slowly: windows of 0.5 s lie 3 % apart by chance where those of 1.5 s repeat to 0.3 %.
+WINDOWS = (256, 0.1, 5), (FEW_TOKENS, 0.5, 5), (float("inf"), 1.5, 3)
 PLANS = 20
 LIMIT = 2.5e-2  # relative difference of a row from PyTorch's
 
@@ -138,6 +140,11 @@ class Bench:
             made[impl] = case
         return made
 
+    def windows(self, tokens):
+        """(seconds of a window, rounds)"""
+        _, seconds, rounds = next(kind for kind in WINDOWS if tokens <= kind[0])
+        return self.args.window or seconds, self.args.rounds or rounds
+
     def compare(self, p, mode, layer):
         cases = self.cases(p, mode, layer)
         few = p.tokens <= FEW_TOKENS
@@ -149,8 +156,8 @@ class Bench:
                 runs[impl, "graph"] = graph_of(case.run)
         if not runs:
             return
-        seconds = self.args.window or (0.1 if p.tokens <= SHORT else 0.5)
-        measured = self.clock.alternate(runs, seconds, self.args.rounds)
+        seconds, rounds = self.windows(p.tokens)
+        measured = self.clock.alternate(runs, seconds, rounds)
         beside = {"/".join(name): values["ms"] for name, values in measured.items()}
         for (impl, launch), values in measured.items():
             case = cases[impl]
@@ -158,7 +165,8 @@ class Bench:
                 values["saved_mib"] = round(case.saved_mib, 1)
             if case.error is not None:
                 values["difference"] = round(case.error, 5)
-            self.add(p, mode, impl, launch, values | {"beside": beside})
+            self.add(p, mode, impl, launch,
+                     values | {"windows": f"{rounds} of {seconds} s", "beside": beside})
 
     def plans(self, p, layer):
         def many(build):
@@ -167,7 +175,7 @@ class Bench:
         runs = {"moec": many(lambda: layer.build_plan(p))}
         if "sonicmoe" in self.args.impl:
             runs["sonicmoe"] = many(lambda: sonic_plan(p))
-        measured = self.clock.alternate(runs, self.args.window or 0.1, self.args.rounds)
+        measured = self.clock.alternate(runs, *self.windows(0))
         for impl, values in measured.items():
             values["ms"] = round(values["ms"] / PLANS, 6)
             self.add(p, "plan", impl, "graph", values)
@@ -223,9 +231,8 @@ def arguments():
     parser.add_argument("--impl", type=split, default=["moec", "cublas_bmm_bound", "torch_grouped"],
                         help=f"of moec,{','.join(PEERS)}")
     parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--window", type=float,
-                        help=f"seconds; default: 0.5, 0.1 up to {SHORT} tokens")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--window", type=float, help="seconds; default: by the tokens, WINDOWS")
+    parser.add_argument("--rounds", type=int, help="of windows; default: by the tokens, WINDOWS")
     parser.add_argument("--no-check", action="store_true", help="results are not compared")
     args = parser.parse_args()
     unknown = set(args.impl) - {"moec", *PEERS}
