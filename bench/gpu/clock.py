@@ -94,7 +94,7 @@ class Clock:
         return max(1, min(MOST_CLEARS, 1 + int(spare / self._clear_ms))), lead
 
     def alternate(self, runs, window_seconds, rounds):
-        """{name: dict(ms, spread, clears, sm_mhz, watts, late)}: medians of the rounds."""
+        """{name: dict(ms, spread, clears, windows, sm_mhz, watts, late)}: medians of the rounds."""
         cold = time.monotonic() - self._busy_until > IDLE_SECONDS
         clears, lead = map(max, zip(*(self._clears(run) for run in runs.values())))
         calls = {}
@@ -114,7 +114,8 @@ class Clock:
                 settling = int(SETTLING * calls[name])
                 window = self._window(runs[name], calls[name], clears, lead, settling)
                 windows[name].append(window)
-        return {name: summary(all_of) | {"clears": clears} for name, all_of in windows.items()}
+        taken = dict(clears=clears, windows=f"{rounds} of {window_seconds} s")
+        return {name: summary(all_of) | taken for name, all_of in windows.items()}
 
 
 def summary(windows):

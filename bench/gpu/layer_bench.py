@@ -30,7 +30,7 @@ from problem import SHAPES, Matrices, Problem
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FEW_TOKENS = 1024  # up to here graphs are measured, too
 # (tokens up to which, seconds of a window, rounds). More tokens heat the chip, and the power limit
-# acts slowly: windows of 0.5 s lie 3 % apart by chance where those of 1.5 s repeat to 0.3 %.
+# acts slowly: windows of 0.5 s lie 3 % apart (median of 38 rows) where those of 1.5 s lie 0.4 (23).
 WINDOWS = (256, 0.1, 5), (FEW_TOKENS, 0.5, 5), (float("inf"), 1.5, 3)
 PLANS = 20
 LIMIT = 2.5e-2  # relative difference of a row from PyTorch's
@@ -156,8 +156,7 @@ class Bench:
                 runs[impl, "graph"] = graph_of(case.run)
         if not runs:
             return
-        seconds, rounds = self.windows(p.tokens)
-        measured = self.clock.alternate(runs, seconds, rounds)
+        measured = self.clock.alternate(runs, *self.windows(p.tokens))
         beside = {"/".join(name): values["ms"] for name, values in measured.items()}
         for (impl, launch), values in measured.items():
             case = cases[impl]
@@ -165,8 +164,7 @@ class Bench:
                 values["saved_mib"] = round(case.saved_mib, 1)
             if case.error is not None:
                 values["difference"] = round(case.error, 5)
-            self.add(p, mode, impl, launch,
-                     values | {"windows": f"{rounds} of {seconds} s", "beside": beside})
+            self.add(p, mode, impl, launch, values | {"beside": beside})
 
     def plans(self, p, layer):
         def many(build):
