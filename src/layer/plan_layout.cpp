@@ -50,7 +50,7 @@ int64_t padded(const moec_plan_desc& desc, int64_t rows) {
 
 // Rows that padding to `align` may add, whatever the routing.
 int64_t padding_bound(const moec_plan_desc& desc) {
-  return padded(desc, num_local(desc) * (desc.align - 1));
+  return num_local(desc) * (desc.align - 1);
 }
 
 // Rows of a plan whose local experts are all full.
@@ -89,8 +89,8 @@ int64_t plan_max_rows(const moec_plan_desc& desc, int64_t num_tokens) {
   const int64_t capacity = plan_capacity(desc, num_tokens);
   const int64_t full = desc.capacity || desc.capacity_factor > 0 ? full_rows(desc, capacity) : -1;
   if (desc.kind == MOEC_PLAN_EXPERT_CHOICE) return checked_rows("rows of the plan", full);
-  const int64_t dropless = padded(
-      desc, checked_product("T * K", num_tokens, desc.top_k) + num_local(desc) * (desc.align - 1));
+  const int64_t bound = checked_product("T * K", num_tokens, desc.top_k) + padding_bound(desc);
+  const int64_t dropless = bound / desc.align * desc.align;  // every group is a multiple of it
   return checked_rows("rows of the plan", full < 0 ? dropless : std::min(dropless, full));
 }
 

@@ -40,6 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Layer, FeatureLayerTest, testing::ValuesIn(all_cases())
 struct Variant {
   std::string name;
   test::RunOptions options;
+  int align = 1;  // rows of an expert
 };
 std::vector<Variant> variants() {
   std::vector<Variant> all;
@@ -70,6 +71,10 @@ std::vector<Variant> variants() {
   add("act_per_op").act_rounding = MOEC_ACT_PER_OP;
   add("one_thread").num_threads = 1;
   add("three_threads").num_threads = 3;
+  for (const int align : {2, 16, 64, 1024}) {
+    add("align_" + std::to_string(align));
+    all.back().align = align;
+  }
   return all;
 }
 
@@ -94,7 +99,8 @@ class VariantTest : public testing::TestWithParam<Variant> {};
 
 TEST_P(VariantTest, MatchesTheOracle) {
   SCOPED_TRACE(test::seed_note());
-  for (const FeatureCase& c : variant_cases()) {
+  for (FeatureCase c : variant_cases()) {
+    c.config.plan.align = GetParam().align;
     const test::OracleRun reference = test::run_oracle(c.config, c.in, c.d_y, c.d_logits_in);
     const test::LayerRun run =
         test::run_layer(c.config, c.in, c.d_y, c.d_logits_in, GetParam().options);

@@ -33,6 +33,7 @@ struct PlanCase {
 const PlanCase kCases[] = {
     {.name = "plain"},
     {.name = "aligned", .align = 8},
+    {.name = "wide_alignment", .align = 512},
     {.name = "range", .begin = 2, .end = 7, .align = 4},
     {.name = "last_expert", .begin = 8, .end = 9},
     {.name = "position", .align = 4, .drop = oracle::Drop::kByPosition, .capacity = 10},
