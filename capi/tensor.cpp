@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors as plain data.
+#include <algorithm>
+
 #include "boundary.h"
 #include "core/dtype.h"
 #include "layer/check.h"
@@ -65,6 +67,15 @@ moec_status moec_tensor_from_dlpack(const void* dl_tensor, moec_tensor* out) {
       tensor.shape[i] = from.shape[i];
       tensor.strides[i] = from.strides ? from.strides[i] : 0;
     }
+    // DLPack's zeros are strides, moec_tensor's say "compact".
+    const int64_t numel = tensor_numel(tensor);
+    const bool broadcast = from.strides && numel > 1 &&
+                           std::all_of(from.strides, from.strides + from.ndim,
+                                       [](int64_t stride) { return stride == 0; });
+    MOEC_REQUIRE(!broadcast, MOEC_E_LAYOUT,
+                 "dl_tensor has stride 0 in each dimension, one element for all %lld; expected "
+                 "compact row-major",
+                 static_cast<long long>(numel));
     result = tensor;
   });
 }

@@ -9,7 +9,7 @@ void set_error_factory(PyObject *callable) {
 }
 
 /* Borrow a NumPy array through the capsule of its __array_struct__ (NumPy's array interface). */
-void tensor_from_numpy(moec_tensor *out, PyObject *capsule, uint32_t dtype) {
+moec_status tensor_from_numpy(moec_tensor *out, PyObject *capsule, uint32_t dtype) {
   const struct { /* PyArrayInterface */
     int two, num_dims;
     char kind;
@@ -17,21 +17,26 @@ void tensor_from_numpy(moec_tensor *out, PyObject *capsule, uint32_t dtype) {
     const Py_ssize_t *shape, *byte_strides;
     void *data;
   } *array = PyCapsule_GetPointer(capsule, NULL);
-  if (!array) return;
-  if (array->num_dims > MOEC_MAX_DIMS) {
-    PyErr_Format(PyExc_ValueError, "%d dimensions; at most %d", array->num_dims, MOEC_MAX_DIMS);
-    return;
+  if (!array) return MOEC_OK;
+  int64_t shape[MOEC_MAX_DIMS], strides[MOEC_MAX_DIMS];
+  const int is_compact = array->flags & 1; /* C contiguous */
+  for (int i = 0; i < array->num_dims && i < MOEC_MAX_DIMS; ++i) {
+    shape[i] = array->shape[i];
+    strides[i] = array->byte_strides[i] / array->item_bytes;
+    if (!is_compact && array->byte_strides[i] % array->item_bytes) {
+      PyErr_Format(PyExc_BufferError, "the array has a stride of %zd bytes, its elements %d",
+                   array->byte_strides[i], array->item_bytes);
+      return MOEC_OK;
+    }
   }
-  memset(out, 0, sizeof *out);
-  out->data = array->data;
-  out->device_type = MOEC_CPU;
-  out->dtype = dtype;
-  out->ndim = array->num_dims;
-  const int is_compact = array->flags & 1; /* C contiguous: zero strides say so */
-  for (int i = 0; i < array->num_dims; ++i) {
-    out->shape[i] = array->shape[i];
-    if (!is_compact) out->strides[i] = array->byte_strides[i] / array->item_bytes;
-  }
+  const struct { /* DLTensor */
+    void *data;
+    int32_t device_type, device_id, num_dims;
+    moec_dtype dtype;
+    const int64_t *shape, *strides;
+    uint64_t byte_offset;
+  } tensor = {array->data, MOEC_CPU, 0, array->num_dims, dtype, shape, is_compact ? NULL : strides, 0};
+  return moec_tensor_from_dlpack(&tensor, out);
 }
 
 /* Borrow a DLPack capsule, which is left unconsumed: whoever keeps it keeps the memory. */

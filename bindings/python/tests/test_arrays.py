@@ -106,6 +106,12 @@ def test_strides_are_refused(problem: SimpleNamespace) -> None:
     wide = np.zeros((len(problem.x), 2 * H), np.float32)
     with pytest.raises(moec.LayoutError):
         problem.layer.forward(wide[:, ::2], problem.weights, problem.gate)
+    one = np.broadcast_to(np.float32(0.5), problem.x.shape)
+    with pytest.raises(moec.LayoutError, match="stride 0"):
+        problem.layer.forward(one, problem.weights, problem.gate)
+    packed = np.zeros(problem.x.size, [("value", np.float32), ("tag", np.int16)])
+    with pytest.raises(BufferError, match="stride of 6 bytes"):
+        moec.Plan.from_topk(np.zeros((8, 1), np.int32), packed["value"][:8, None])
 
 
 def test_read_only_outputs_are_refused(problem: SimpleNamespace) -> None:
