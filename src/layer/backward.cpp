@@ -64,7 +64,11 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   check.finish();
   check_saved_header(*context_, forward.saved.ptr, saved_header(T));
 
+  const bool trains_router =
+      gate.d_x || gate.d_weight || gate.d_bias || gate.d_input_scale || route.d_per_expert_scale;
   const Workspace workspace(*context_, args.workspace, need, stream);
+  const uint64_t wide = trains_router ? wide_router_bytes(in.gate) : 0;
+  const Workspace wide_scratch(*context_, {}, wide ? wide + kAlignSlack : 0, stream);
   Arena arena(workspace.data(), T);
   const Memory memory = lay_out_backward(arena);
   const SavedBuffer saved(*context_, forward.saved, saved_bytes, stream);
@@ -78,8 +82,6 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   const Backend& backend = context_->backend();
   experts.plan = &plan;
   experts.workspace = memory.experts;
-  const bool trains_router =
-      gate.d_x || gate.d_weight || gate.d_bias || gate.d_input_scale || route.d_per_expert_scale;
   experts.d_weights = d_routing       ? static_cast<float*>(d_routing.data)
                       : trains_router ? memory.d_weights
                                       : nullptr;
@@ -99,7 +101,8 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   }
   if (!trains_router) return;
   const Context::Timer timer(*context_, Phase::kRoute);
-  const ScratchScope scope(*context_, memory.experts, bytes_for(router_scratch_, T));
+  const ScratchScope scope(*context_, wide ? wide_scratch.data() : memory.experts,
+                           wide ? wide : bytes_for(router_scratch_, T));
   route.logits = {kept.logits, MOEC_F32};
   route.expert_ids = {kept.expert_ids, MOEC_I32};
   route.d_weights = experts.d_weights;

@@ -31,6 +31,8 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   check.finish();
 
   const Workspace workspace(*context_, args.workspace, need, stream);
+  const uint64_t wide = wide_router_bytes(in.gate);
+  const Workspace wide_scratch(*context_, {}, wide ? wide + kAlignSlack : 0, stream);
   Arena arena(workspace.data(), T);
   Memory memory = lay_out_forward(arena);
   const SavedBuffer saved(*context_, args.saved, saved_bytes, stream);
@@ -47,7 +49,8 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   const Backend& backend = context_->backend();
   {
     const Context::Timer timer(*context_, Phase::kRoute);
-    const ScratchScope scope(*context_, memory.experts, bytes_for(router_scratch_, T));
+    const ScratchScope scope(*context_, wide ? wide_scratch.data() : memory.experts,
+                             wide ? wide : bytes_for(router_scratch_, T));
     in.gate.logits = kept.logits;
     if (kept.x_jittered) in.gate.x_jittered = experts.x = {kept.x_jittered, desc.dtype};
     backend.gate_forward(in.gate, stream);

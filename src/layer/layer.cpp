@@ -90,6 +90,14 @@ void* Layer::experts_in(Arena& arena, const moec_size& own) const {
                     std::max(own.per_token, router_scratch_.per_token));
 }
 
+// Scratch of a router whose input is wider than the experts', for which that region has no room;
+// else 0.
+uint64_t Layer::wide_router_bytes(const GateArgs& gate) const {
+  const moec_size need = router_->scratch(gate.hidden);
+  const uint64_t bytes = checked_bytes("scratch", need, gate.num_tokens);
+  return bytes > bytes_for(router_scratch_, gate.num_tokens) ? bytes : 0;
+}
+
 Layer::Memory Layer::lay_out_forward(Arena& arena) const {
   const moec_size& own = experts_->backend_sizes().forward;
   Memory memory;

@@ -52,6 +52,7 @@ class Layer final : public Object {
   Memory lay_out_backward(Arena& arena) const;
   PlanView plan_in(Arena& arena) const;
   void* experts_in(Arena& arena, const moec_size& own) const;
+  uint64_t wide_router_bytes(const GateArgs& gate) const;
   void build_plan(const PlanView& plan, const Kept& kept, moec_stream stream) const;
   void* open_saved(void* saved, int64_t num_tokens, Kept& kept) const;
   void begin_saved(void* saved, int64_t num_tokens, moec_stream stream) const;

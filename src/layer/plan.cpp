@@ -101,13 +101,21 @@ void Plan::adopt(const PlanView& plan) {
   built_ = true;
 }
 
+uint64_t Plan::scratch_bytes(int64_t num_tokens) const {
+  return checked_bytes("scratch", context_->backend().plan_scratch(desc_), num_tokens);
+}
+
 void Plan::build(const PlanSource& source, const PlanView& plan, moec_stream stream) {
-  const moec_size scratch = context_->backend().plan_scratch(desc_);
-  const uint64_t bytes = checked_bytes("scratch", scratch, plan.num_tokens);
+  const uint64_t bytes = scratch_bytes(plan.num_tokens);
   const Workspace workspace(*context_, {}, bytes ? bytes + kAlignSlack : 0, stream);
+  build(source, plan, workspace.data(), stream);
+}
+
+void Plan::build(const PlanSource& source, const PlanView& plan, void* scratch,
+                 moec_stream stream) {
   const Context::Timer timer(*context_, Phase::kPlan);
   PlanView target = plan;
-  target.scratch = workspace.data();
+  target.scratch = scratch;
   built_ = false;
   context_->backend().build_plan(source, target, stream);
   adopt(plan);
@@ -153,10 +161,15 @@ void Plan::from_logits(const Router& router, const moec_route_args& args, moec_s
   check.finish();
   route.expert_ids = plan.expert_ids;
   route.weights = plan.weights;
+  const uint64_t route_bytes = round_up(checked_bytes("scratch", router.scratch(0), T), kCacheLine);
+  const uint64_t scratch_of_both = route_bytes + scratch_bytes(T);
+  const Workspace workspace(*context_, {}, scratch_of_both ? scratch_of_both + kAlignSlack : 0,
+                            stream);  // all of it before the first output is written
   built_ = false;
   const Backend& backend = context_->backend();
   {
     const Context::Timer timer(*context_, Phase::kRoute);
+    const ScratchScope scope(*context_, workspace.data(), route_bytes);
     backend.route_forward(route, stream);
   }
   const uint64_t bytes = uint64_t(T * K) * 4;
@@ -165,7 +178,7 @@ void Plan::from_logits(const Router& router, const moec_route_args& args, moec_s
   PlanSource source = {};
   source.expert_ids = {plan.expert_ids, MOEC_I32};
   source.weights = plan.weights;
-  build(source, plan, stream);
+  build(source, plan, workspace.data() + route_bytes, stream);
 }
 
 void Plan::from_map(const moec_tensor& map, const moec_tensor* probs, moec_stream stream) {

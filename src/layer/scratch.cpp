@@ -29,24 +29,32 @@ void ScratchCache::drop(size_t index) noexcept {
   source_.release_block(block.data, block.bytes, block.stream);
 }
 
+template <class Wanted>
+void ScratchCache::drop_largest(Wanted wanted) noexcept {
+  size_t largest = blocks_.size();
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (blocks_[i].busy || !wanted(blocks_[i])) continue;
+    if (largest == blocks_.size() || blocks_[i].bytes > blocks_[largest].bytes) largest = i;
+  }
+  if (largest < blocks_.size()) drop(largest);
+}
+
 ScratchCache::Block& ScratchCache::grow(uint64_t bytes, moec_stream stream) {
   MOEC_REQUIRE(bytes <= UINT64_MAX - kGranule, MOEC_E_OVERFLOW,
                "%llu bytes of scratch exceed the address space",
                static_cast<unsigned long long>(bytes));
   bytes = round_up(std::max<uint64_t>(bytes, 1), kGranule);
   blocks_.reserve(blocks_.size() + 1);  // so that nothing below can throw once memory is held
-  size_t largest = blocks_.size();
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    if (blocks_[i].busy || (per_stream_ && blocks_[i].stream != stream)) continue;
-    if (largest == blocks_.size() || blocks_[i].bytes > blocks_[largest].bytes) largest = i;
-  }
-  if (largest < blocks_.size()) drop(largest);
+  uint64_t busy = 0;
+  for (const Block& block : blocks_) busy += block.busy ? block.bytes : 0;
   MOEC_REQUIRE(
-      !limit_ || (bytes <= limit_ && held_ <= limit_ - bytes), MOEC_E_OUT_OF_MEMORY,
+      !limit_ || (bytes <= limit_ && busy <= limit_ - bytes), MOEC_E_OUT_OF_MEMORY,
       "%llu bytes of scratch in use and %llu more exceed the workspace_limit of %llu; raise "
       "it or give the call a workspace",
-      static_cast<unsigned long long>(held_), static_cast<unsigned long long>(bytes),
+      static_cast<unsigned long long>(busy), static_cast<unsigned long long>(bytes),
       static_cast<unsigned long long>(limit_));
+  drop_largest([&](const Block& block) { return !per_stream_ || block.stream == stream; });
+  while (limit_ && held_ > limit_ - bytes) drop_largest([](const Block&) { return true; });
   void* const data = source_.allocate_block(bytes, stream);
   held_ += bytes;
   peak_ = std::max(peak_, held_);

@@ -2,7 +2,7 @@
 // Cache of scratch blocks: a request takes the smallest idle block that is large enough; where
 // there is none, the largest idle block is replaced by one of the size asked for. So the number of
 // blocks is the number ever in use at once, and a repeated sequence of calls soon allocates
-// nothing.
+// nothing. More idle blocks go where the limit asks for it.
 #pragma once
 
 #include <moec/moec.h>
@@ -47,6 +47,8 @@ class ScratchCache {
   Block* find_idle(uint64_t bytes, moec_stream stream);  // smallest that fits
   Block& grow(uint64_t bytes, moec_stream stream);
   void drop(size_t index) noexcept;
+  template <class Wanted>
+  void drop_largest(Wanted wanted) noexcept;  // idle block for which wanted(block)
 
   const MemorySource& source_;
   const uint64_t limit_;

@@ -228,7 +228,7 @@ type DeviceInfo struct {
 	Arch [64]byte
 }
 
-// Allocator mirrors moec_allocator.
+// Allocator mirrors moec_allocator. Called on the calling thread; must not call moec. alloc returns NULL on failure.
 type Allocator struct {
 	StructSize uint32
 	Flags uint32

@@ -282,6 +282,7 @@ moec_device_info(;
     arch = ntuple(_ -> UInt8(0), 64),
 ) = moec_device_info(struct_size, flags, device_type, device_id, compute_major, compute_minor, multiprocessors, numa_node, total_bytes, free_bytes, name, backend, arch)
 
+"Called on the calling thread; must not call moec. alloc returns NULL on failure."
 struct moec_allocator
     struct_size::UInt32
     flags::UInt32
@@ -1095,7 +1096,7 @@ moec_context_free(context) =
 moec_context_device(context, out) =
     @ccall LIB.moec_context_device(context::Ptr{moec_context}, out::Ptr{moec_device_info})::Int32
 
-"Hold at least `bytes` of scratch, so that later calls without a caller's workspace do not allocate."
+"Hold at least `bytes` of scratch, so that later calls without a caller's workspace do not allocate. Replaces the largest idle scratch that is smaller; E_OUT_OF_MEMORY: workspace_limit (nothing has changed), or the allocator refused."
 moec_context_reserve(context, bytes, stream) =
     @ccall LIB.moec_context_reserve(context::Ptr{moec_context}, bytes::UInt64, stream::Ptr{Cvoid})::Int32
 
@@ -1121,7 +1122,7 @@ moec_context_stats_reset(context) =
 moec_tensor_make(out, data, dtype, device_type, device_id, ndim, shape) =
     @ccall LIB.moec_tensor_make(out::Ptr{moec_tensor}, data::Ptr{Cvoid}, dtype::UInt32, device_type::Int32, device_id::Int32, ndim::Int32, shape::Ptr{Int64})::Int32
 
-"Borrow a DLTensor*. NULL strides and non-zero byte_offset are understood."
+"Borrow a DLTensor*. NULL strides and non-zero byte_offset are understood. E_LAYOUT: one element stands for all (strides 0, a broadcast number)."
 moec_tensor_from_dlpack(dl_tensor, out) =
     @ccall LIB.moec_tensor_from_dlpack(dl_tensor::Ptr{Cvoid}, out::Ptr{moec_tensor})::Int32
 

@@ -180,7 +180,7 @@ MOEC_API moec_status moec_set_log(moec_log_function sink, void* user, int32_t mi
 /* ================================ 2. backends, devices, context ============================= */
 enum moec_context_flags {
   MOEC_CONTEXT_NO_ALLOC = 1, /* calls that would allocate scratch fail with MOEC_E_WOULD_ALLOC */
-  MOEC_CONTEXT_CHECK_INPUTS = 2, /* check routing data (ids, offsets) on each call */
+  MOEC_CONTEXT_CHECK_INPUTS = 2, /* check the ids of moec_plan_from_topk (CUDA: deferred) */
   MOEC_CONTEXT_PROFILE = 4       /* fill the ns_* counters of moec_stats */
 };
 enum moec_math_mode { MOEC_MATH_DEFAULT = 0, MOEC_MATH_TF32 = 1 /* CUDA fp32 GEMMs in TF32 */ };
@@ -195,7 +195,8 @@ typedef struct moec_device_info {
   char name[128], backend[32], arch[64]; /* arch: instruction set in use, or sm_XX */
 } moec_device_info;
 
-typedef struct moec_allocator { /* called on the calling thread; alloc returns NULL on failure */
+/* Called on the calling thread; must not call moec. alloc returns NULL on failure. */
+typedef struct moec_allocator {
   uint32_t struct_size, flags;
   void* user;
   void* (*alloc)(void* user, size_t bytes, size_t align, int32_t device_type, int32_t device_id,
@@ -245,7 +246,8 @@ MOEC_API MOEC_CHECK moec_status moec_context_create(const moec_context_desc* des
 MOEC_API void moec_context_free(moec_context* context);
 MOEC_API moec_status moec_context_device(const moec_context* context, moec_device_info* out);
 /* Hold at least `bytes` of scratch, so that later calls without a caller's workspace do not
- * allocate. */
+ * allocate. Replaces the largest idle scratch that is smaller; E_OUT_OF_MEMORY: workspace_limit
+ * (nothing has changed), or the allocator refused. */
 MOEC_API moec_status moec_context_reserve(const moec_context* context, uint64_t bytes,
                                           moec_stream stream);
 /* Give unused scratch back. */
@@ -262,7 +264,8 @@ MOEC_API moec_status moec_context_stats_reset(const moec_context* context);
 MOEC_API moec_status moec_tensor_make(moec_tensor* out, void* data, moec_dtype dtype,
                                       int32_t device_type, int32_t device_id, int32_t ndim,
                                       const int64_t* shape);
-/* Borrow a DLTensor*. NULL strides and non-zero byte_offset are understood. */
+/* Borrow a DLTensor*. NULL strides and non-zero byte_offset are understood. E_LAYOUT: one element
+ * stands for all (strides 0, a broadcast number). */
 MOEC_API moec_status moec_tensor_from_dlpack(const void* dl_tensor, moec_tensor* out);
 /* Elements, or -1 on overflow, a negative extent or NULL. */
 MOEC_API int64_t moec_tensor_numel(const moec_tensor* tensor);
@@ -275,7 +278,8 @@ MOEC_API moec_status moec_tensor_check(const moec_tensor* tensor);
 /* One descriptor for every model family; the steps run in this order (R0..R10):
  *   input transform and jitter of x; logits = x * Wr^T + bias; soft-cap; score; + selection bias;
  *   group limit; selection; weight rule; normalisation; scale; rounding.
- * Ties go to the lowest id. NaN and -inf are never selected: such a slot gets id -1 and weight 0.
+ * Ties go to the lowest id. NaN and -inf are never selected: such a slot gets id -1 and weight 0
+ * (MOEC_FILL_ZERO makes every value outside the best groups 0 before that, as Hugging Face does).
  * Ids in [0,E) are experts, [E,E+Z) identity experts (y += w * x), any other id means "no expert".
  */
 enum moec_router_input {
@@ -777,7 +781,8 @@ typedef struct moec_layer_args {
   uint64_t rng_offset;
   const moec_weights *weights, *shared_weights;
   moec_tensor x;        /* in  [T,H] */
-  moec_tensor router_x; /* in  [T,H], optional: the router's input when it is not x */
+  moec_tensor router_x; /* in  [T,Hr], optional: the router's input when it is not x; where Hr > H
+                         * the call may take scratch of the context besides its workspace */
   moec_tensor gate_weight, gate_bias, input_scale;                  /* in, as moec_gate_args */
   moec_tensor select_bias, per_expert_scale, token_mask;            /* in, as moec_route_args */
   moec_tensor table, token_ids, given_ids;                          /* in, as moec_route_args */
@@ -797,7 +802,7 @@ typedef struct moec_layer_grad_args {
       forward;             /* the inputs of the forward call and its saved buffer; outputs unused */
   moec_tensor d_y;         /* in  [T,H] */
   moec_tensor d_logits_in; /* in  [T,E+Z] f32, optional: from auxiliary losses */
-  moec_tensor d_x, d_router_x; /* out [T,H]; without router_x, d_x holds both */
+  moec_tensor d_x, d_router_x; /* out [T,H], [T,Hr]; without router_x, d_x holds both */
   moec_tensor d_gate_weight, d_gate_bias, d_input_scale, d_per_expert_scale; /* out */
   const moec_weight_set *d_expert_weights, *d_shared_weights;                /* out */
   moec_tensor d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual;  /* out */
