@@ -31,11 +31,16 @@ void hold_mutex_over_fork() {  // so that the child can make contexts of its own
   (void)registered;
 }
 
-const BackendEntry* open_plugin(const char* path) {
-  void* const handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+const BackendEntry* open_plugin(const char* file) {
+  void* const handle = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  const std::string shown = end_of(file);
+  const char* const path = shown.c_str();
   if (!handle) {
-    const char* const reason = dlerror();
-    MOEC_FAIL(MOEC_E_NO_BACKEND, "cannot open %s: %s", path, reason ? reason : "no reason given");
+    const char* const text = dlerror();
+    std::string reason = text ? text : "no reason given";
+    const std::string named = std::string(file) + ": ";
+    if (reason.starts_with(named)) reason.erase(0, named.size());
+    MOEC_FAIL(MOEC_E_NO_BACKEND, "cannot open %s: %s", path, reason.c_str());
   }
   const auto entry = reinterpret_cast<BackendEntryFunction>(dlsym(handle, "moec_backend_entry"));
   MOEC_REQUIRE(entry, MOEC_E_BACKEND_ABI,
@@ -111,7 +116,7 @@ void check_device(int32_t device_type, int32_t device_id) {
   const int32_t count = device_count(device_type);
   if (device_id >= 0 && device_id < count) return;
   if (device_type == MOEC_CUDA && !find_plugin())
-    MOEC_FAIL(search_error.code, "no CUDA backend: %.400s", search_error.text);
+    MOEC_FAIL(search_error.code, "no CUDA backend: %s", search_error.text);
   MOEC_FAIL(MOEC_E_NO_BACKEND, "device %d of type %d is absent; there are %d of them", device_id,
             device_type, count);
 }
@@ -126,7 +131,7 @@ void load_backend(const char* path) {
   const BackendEntry* const table = open_plugin(path);
   MOEC_REQUIRE(!plugin || plugin == table, MOEC_E_INVALID_STATE,
                "%s cannot replace the CUDA backend already loaded; load it before the first use",
-               path);
+               end_of(path).c_str());
   plugin = table;
 }
 

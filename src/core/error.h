@@ -7,6 +7,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <string>
 
 namespace moec {
 
@@ -31,6 +32,12 @@ struct Error {
   std::vsnprintf(error.text, sizeof error.text, format, list);
   va_end(list);
   throw error;
+}
+
+// The end of a long path: what follows it in a text must fit, too.
+inline std::string end_of(const std::string& path) {
+  constexpr size_t kMost = 100;
+  return path.size() <= kMost ? path : "..." + path.substr(path.size() - kMost + 3);
 }
 
 // fail(code, format, ...): text is "what is wrong, with both values; what would be right".

@@ -14,18 +14,23 @@ namespace {
 
 using ll = long long;
 
-// "[4,8]"; long texts are cut.
+// "[4,8]"; long texts are cut: "[4611686018427387904,4611686018427387904,...]".
 struct Text {
-  char text[160] = "";
+  char text[64] = "";
   const char* c_str() const { return text; }
 };
 
 Text shape_text(const int64_t* extents, int64_t count) {
   Text out;
   size_t used = size_t(std::snprintf(out.text, sizeof out.text, "["));
-  for (int64_t i = 0; i < count && used < sizeof out.text - 24; ++i)
+  for (int64_t i = 0; i < count; ++i) {
+    if (used + sizeof ",-9223372036854775808,...]" > sizeof out.text) {
+      used += size_t(std::snprintf(out.text + used, sizeof out.text - used, ",..."));
+      break;
+    }
     used += size_t(std::snprintf(out.text + used, sizeof out.text - used, i ? ",%lld" : "%lld",
                                  ll(extents[i])));
+  }
   std::snprintf(out.text + used, sizeof out.text - used, "]");
   return out;
 }

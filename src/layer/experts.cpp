@@ -84,7 +84,7 @@ void Experts::check_weights(const Weights& weights, const Weights* shared_weight
   check_same_device("weights", weights.context(), *context_);
   check_fit("weights", weights, local, desc_.hidden, desc_.inter,
             desc_.gate_layout != MOEC_GATE_NONE);
-  check.set_in(weights.memory());
+  weights.check_memory(check);
   experts.weights = &weights.view();
   MOEC_REQUIRE(has_shared() == (shared_weights != nullptr), MOEC_E_INVALID_ARG,
                "shared_weights are %s; desc.shared is %u", has_shared() ? "absent" : "given",
@@ -93,7 +93,7 @@ void Experts::check_weights(const Weights& weights, const Weights* shared_weight
   check_same_device("shared_weights", shared_weights->context(), *context_);
   check_fit("shared_weights", *shared_weights, 1, desc_.hidden, desc_.shared_inter,
             shared_is_gated(desc_));
-  check.set_in(shared_weights->memory());
+  shared_weights->check_memory(check);
   experts.shared_weights = &shared_weights->view();
 }
 

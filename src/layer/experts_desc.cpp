@@ -54,8 +54,13 @@ void check_sizes(const moec_experts_desc& desc) {
   check_local_experts(desc.expert_begin, desc.expert_end, desc.num_experts);
   MOEC_REQUIRE(desc.align >= 0 && (desc.align & (desc.align - 1)) == 0, MOEC_E_INVALID_ARG,
                "desc.align is %d; expected 0 or a power of two", desc.align);
-  // Every byte count below is some small factor times rows * width, so that this keeps it in 63
+  // Every byte count below is some small factor times rows * width, so that these keep it in 63
   // bits.
+  const int64_t local = desc.expert_end ? desc.expert_end - desc.expert_begin : desc.num_experts;
+  const int64_t rows = checked_rows("desc.max_rows_base + experts * (desc.align - 1)",
+                                    desc.max_rows_base + local * std::max(desc.align - 1, 0));
+  checked_product("rows * hidden", 64 * rows, desc.hidden);
+  checked_product("rows * inter", 64 * rows, desc.inter);
   const int64_t width = checked_product("hidden * inter", desc.hidden, desc.inter);
   checked_product("num_experts * hidden * inter", 16 * num_ids, width);
 }

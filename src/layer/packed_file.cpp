@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <string>
 
@@ -86,12 +88,46 @@ class File {
     return uint64_t(status.st_size);
   }
   [[noreturn]] void fail(const char* action) const {
-    fail_native(MOEC_E_INVALID_ARG, errno, "cannot %s %s: %s", action, path_, std::strerror(errno));
+    fail_native(MOEC_E_INVALID_ARG, errno, "cannot %s %s: %s", action, end_of(path_).c_str(),
+                std::strerror(errno));
   }
 
  private:
   const char* path_;
   int number_;
+};
+
+// A file of its own name beside `path` that takes path's place at the end: readers see the old file
+// or the whole new one, however many write to it at once.
+class NewFile {
+ public:
+  explicit NewFile(const char* path)
+      : path_(path),
+        name_(name_beside(path)),
+        file_(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644) {}
+  ~NewFile() {
+    if (!name_.empty()) unlink(name_.c_str());
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void write(const void* data, uint64_t bytes) const { file_.write(data, bytes); }
+  void finish() {
+    if (rename(name_.c_str(), path_) != 0) file_.fail("write");
+    name_.clear();
+  }
+
+ private:
+  static std::string name_beside(const char* path) {
+    static std::atomic<uint32_t> number{0};
+    const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+    return std::string(path) + ".unfinished." + std::to_string(now) + "." +
+           std::to_string(getpid()) + "." + std::to_string(number++);
+  }
+
+  const char* path_;
+  std::string name_;
+  File file_;
 };
 
 class Mapping {  // of a whole file, read-only; unmapped unless released
@@ -150,7 +186,8 @@ void Weights::save_sync(const char* path) const {
   check_path(path);
   struct stat old;
   MOEC_REQUIRE(stat(path, &old) != 0 || S_ISREG(old.st_mode), MOEC_E_INVALID_ARG,
-               "path %.300s is no regular file; expected a new name or a file to replace", path);
+               "path %s is no regular file; expected a new name or a file to replace",
+               end_of(path).c_str());
   MOEC_REQUIRE(is_packed(), MOEC_E_INVALID_STATE,
                "weights have no packed copy; call moec_weights_pack before");
   const uint64_t bytes = packed_bytes();
@@ -168,15 +205,10 @@ void Weights::save_sync(const char* path) const {
   header.payload_checksum = checksum(payload, bytes);
   header.header_checksum = checksum(&header, offsetof(Header, header_checksum));
   std::memcpy(page, &header, sizeof header);
-  // Readers see the old file or the whole new one.
-  const std::string unfinished = std::string(path) + ".unfinished";
-  {
-    const File file(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    file.write(page, sizeof page);
-    file.write(payload, bytes);
-  }
-  if (rename(unfinished.c_str(), path) != 0)
-    fail_native(MOEC_E_INVALID_ARG, errno, "cannot write %s: %s", path, std::strerror(errno));
+  NewFile file(path);
+  file.write(page, sizeof page);
+  file.write(payload, bytes);
+  file.finish();
 }
 
 void Weights::map_sync(const char* path) {

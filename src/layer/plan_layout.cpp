@@ -82,7 +82,9 @@ moec_plan_desc checked_plan_desc(const moec_plan_desc& given) {
 int64_t plan_capacity(const moec_plan_desc& desc, int64_t num_tokens) {
   if (desc.capacity_factor == 0) return desc.capacity;
   const double rows = double(num_tokens) * desc.top_k / desc.num_experts * desc.capacity_factor;
-  return int64_t(std::min(std::ceil(rows * (1 - 0x1p-22)), 0x1p31));
+  const double nearest = std::nearbyint(rows);
+  const bool is_whole = std::fabs(rows - nearest) <= rows * 0x1p-23;
+  return int64_t(std::min(is_whole ? nearest : std::ceil(rows), 0x1p31));
 }
 
 int64_t plan_max_rows(const moec_plan_desc& desc, int64_t num_tokens) {

@@ -84,7 +84,9 @@ void check_desc(const moec_router_desc& desc) {
 
 moec_router_desc with_defaults(moec_router_desc desc) {
   check_desc(desc);
-  desc.struct_size = sizeof desc;  // stored descriptions are compared whole
+  desc.struct_size = sizeof desc;                // stored descriptions are compared whole
+  if (desc.selection != MOEC_SELECT_GROUP_TOPK)  // what nobody checks, nobody reads
+    desc.num_groups = desc.top_groups = desc.group_top_m = 0;
   if (desc.rms_eps == 0) desc.rms_eps = 1e-6f;
   if (desc.group_top_m == 0) desc.group_top_m = 1;
   if (desc.norm_p == 0) desc.norm_p = 1;

@@ -25,6 +25,11 @@ const WeightsView& Weights::view() const {
   return bound_.view;
 }
 
+void Weights::check_memory(TensorCheck& check) const {
+  check.set_in(bound_.memory);
+  check.memory_in("packed weights", packed_.block, packed_.bytes);
+}
+
 void Weights::bind(const moec_weight_set& set) {
   const size_t entries = size_t(binding_entries(set, desc_.num_experts));
   std::vector<void*> pointers(entries);
@@ -86,7 +91,13 @@ void Weights::pack(const moec_buffer* memory, moec_stream stream) {
                "these weights have no packed form on %s; use them as they are bound",
                context_->backend().name());
   const uint64_t need = bytes + kAlignSlack;
-  if (memory) check_buffer("memory", *memory, need);
+  if (memory) {
+    check_buffer("memory", *memory, need);
+    TensorCheck check(*context_);
+    check.set_in(bound_.memory);
+    check.memory_out("memory", memory->ptr, need);
+    check.finish();
+  }
   if (!memory) context_->forbid_capture("pack", stream);
   std::optional<Block> own;
   if (!memory) own.emplace(*context_, need, stream);

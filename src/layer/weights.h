@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "layer/check.h"
 #include "layer/context.h"
 #include "layer/weights_view.h"
 
@@ -18,8 +19,9 @@ class Weights final : public Object {
 
   const Context& context() const { return *context_; }
   const moec_weights_desc& desc() const { return desc_; }
-  const WeightsView& view() const;                           // throws E_INVALID_STATE when unbound
-  const MemorySet& memory() const { return bound_.memory; }  // of the borrowed matrices
+  const WeightsView& view() const;  // throws E_INVALID_STATE when unbound
+  // The borrowed matrices and the packed copy, for a check of overlaps.
+  void check_memory(TensorCheck& check) const;
 
   void bind(const moec_weight_set& set);
   void query(moec_weights_info& out) const;

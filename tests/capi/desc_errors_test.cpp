@@ -106,6 +106,13 @@ const Mistake kMistakes[] = {
          d.hidden = int64_t(1) << 57;
        });
      }},
+    {"experts_align_overflow", MOEC_E_OVERFLOW, "experts * (desc.align - 1) is 1125899905794048",
+     [](Problem& p) {
+       return experts_desc_with(p, [](auto& d) {
+         d.num_experts = 1 << 20;
+         d.align = 1 << 30;
+       });
+     }},
     {"quantised_scheme", MOEC_E_UNSUPPORTED, "MOEC_SCHEME_NONE",
      [](Problem& p) { return weights_with(p, [](auto& d) { d.down_scheme = 3; }); }},
     {"layer_disagrees", MOEC_E_INVALID_ARG, "desc.router.top_k is 1 and desc.experts.top_k is 2",
@@ -132,10 +139,50 @@ const Mistake kMistakes[] = {
        EXPECT_EQ(count, -5);
        return status;
      }},
-    {"no_such_plug_in", MOEC_E_NO_BACKEND, "cannot open /nonexistent/plugin.so",
+    {"no_such_plug_in", MOEC_E_NO_BACKEND, "cannot open /nonexistent/plugin.so: ",
      [](Problem&) { return moec_backend_load("/nonexistent/plugin.so"); }},
+    {"no_such_plug_in_far_away", MOEC_E_NO_BACKEND, "/plugin.so: cannot open",
+     [](Problem&) {
+       std::string path;
+       for (int i = 0; i < 60; ++i) path += "/nonexistent";
+       return moec_backend_load((path + "/plugin.so").c_str());
+     }},
 };
 MOEC_TEST_MISTAKES(kMistakes);
+
+// They size scratch on the CPU: a negative one made arrays overlap, a large one asked for 34 GB.
+TEST(Router, groups_that_are_not_used_change_nothing) {
+  std::vector<int32_t> expected;
+  for (const int32_t groups : {0, -8, -680, INT32_MAX, INT32_MIN}) {
+    Problem p;
+    p.router_desc.num_groups = p.router_desc.top_groups = p.router_desc.group_top_m = groups;
+    p.router = make<Router>(moec_router_create, p.context, &p.router_desc);
+    std::vector<float> logits(size_t(p.T * Problem::kExperts));
+    for (size_t i = 0; i < logits.size(); ++i) logits[i] = float(i * 7 % 5);
+    auto args = sized<moec_route_args>();
+    args.logits = tensor_of(logits.data(), MOEC_F32, {p.T, Problem::kExperts});
+    args.expert_ids = tensor_of(p.ids.data(), MOEC_I32, {p.T, Problem::kTopK});
+    args.weights = tensor_of(p.routing.data(), MOEC_F32, {p.T, Problem::kTopK});
+    check(moec_route_forward(p.router.get(), &args, nullptr));
+    if (expected.empty()) expected = p.ids;
+    EXPECT_EQ(p.ids, expected) << groups;
+  }
+}
+
+TEST(Plan, capacity_keeps_whole_numbers_whole) {
+  Problem p;
+  for (const int64_t tokens : {int64_t(3), int64_t(1) << 22, int64_t(1) << 26}) {
+    auto desc = p.plan_desc;
+    desc.max_tokens = tokens;
+    desc.num_experts = desc.top_k = 1;
+    desc.drop = MOEC_DROP_BY_POSITION;
+    desc.capacity_factor = 1;
+    uint64_t bytes = 0;
+    int64_t rows = 0;
+    check(moec_plan_size(&desc, &bytes, &rows));
+    EXPECT_EQ(rows, tokens);
+  }
+}
 
 }  // namespace
 }  // namespace moec::test

@@ -111,6 +111,13 @@ const Mistake kMistakes[] = {
      [](Problem& p) { return forward_with(p, [](auto& a) { a.x.ndim = 7; }); }},
     {"strides", MOEC_E_LAYOUT, "x has strides [17,1] for shape [5,16]",
      [](Problem& p) { return forward_with(p, [](auto& a) { a.x.strides[0] = 17; }); }},
+    {"many_strides", MOEC_E_LAYOUT, "[4611686018427387904,4611686018427387904,...]",
+     [](Problem& p) {
+       auto tensor = p.forward_args().x;
+       tensor.ndim = 6;
+       for (int i = 0; i < 6; ++i) tensor.shape[i] = 2, tensor.strides[i] = int64_t(1) << 62;
+       return moec_tensor_check(&tensor);
+     }},
     {"device", MOEC_E_DEVICE, "x is on device 2:0; expected 1:0",
      [](Problem& p) { return forward_with(p, [](auto& a) { a.x.device_type = MOEC_CUDA; }); }},
     {"unknown_device", MOEC_E_DEVICE, "device_type 99",
@@ -263,6 +270,23 @@ const Mistake kMistakes[] = {
      [](Problem& p) {
        return backward_with(
            p, [&](auto&, auto&) { p.gradients.down.data.data = p.gradients.gate_up.data.data; });
+     }},
+    {"packing_into_the_matrices", MOEC_E_ALIAS, "memory",
+     [](Problem& p) {
+       auto info = sized<moec_weights_info>();
+       check(moec_weights_query(p.weights.get(), &info));
+       const moec_buffer buffer = {p.gate_up.data(), info.packed_bytes};
+       return moec_weights_pack(p.weights.get(), &buffer, nullptr);
+     }},
+    {"y_inside_the_packed_copy", MOEC_E_ALIAS, "y",
+     [](Problem& p) {
+       static std::vector<uint8_t> packed;
+       auto info = sized<moec_weights_info>();
+       check(moec_weights_query(p.weights.get(), &info));
+       packed.assign(info.packed_bytes, 0);
+       const moec_buffer buffer = p.buffer(packed);
+       check(moec_weights_pack(p.weights.get(), &buffer, nullptr));
+       return forward_with(p, [](auto& a) { a.y.data = packed.data() + packed.size() / 8 * 4; });
      }},
     {"d_x_overlaps_x", MOEC_E_ALIAS, "d_x",
      [](Problem& p) { return backward_with(p, [&](auto& a, auto& g) { g.d_x.data = a.x.data; }); }},

@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 
 #include "problem.h"
 
@@ -163,6 +166,34 @@ TEST_F(PackedFile, source_may_be_released_and_refresh_follows_it) {
   std::fill(p.gate_up.begin(), p.gate_up.end(), 0.0f);
   EXPECT_EQ(forward(p, p.weights.get()), doubled);
   EXPECT_EQ(moec_weights_refresh(p.weights.get(), 0, 1, nullptr), MOEC_E_INVALID_STATE);
+}
+
+// As the ranks of one host do that fill one cache. With one name for all unfinished files most maps
+// found a damaged file.
+TEST_F(PackedFile, many_may_write_it_while_others_read) {
+  check(moec_weights_pack(p.weights.get(), nullptr, nullptr));
+  check(moec_weights_save_sync(p.weights.get(), path.c_str()));
+  std::atomic<bool> done{false};
+  std::atomic<int> failed{0};
+  const auto save = [&] {
+    for (int i = 0; i < 50; ++i)
+      failed += moec_weights_save_sync(p.weights.get(), path.c_str()) != MOEC_OK;
+  };
+  std::thread first(save), second(save);
+  std::thread reader([&] {
+    do {
+      const auto mapped = make<Weights>(moec_weights_create, p.context, &p.weights_desc);
+      failed += moec_weights_map_sync(mapped.get(), path.c_str()) != MOEC_OK;
+    } while (!done);
+  });
+  first.join();
+  second.join();
+  done = true;
+  reader.join();
+  EXPECT_EQ(failed, 0);
+  const std::string folder = std::filesystem::path(path).parent_path();
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    EXPECT_FALSE(entry.path().string().starts_with(path + ".")) << entry.path();
 }
 
 TEST_F(PackedFile, damage_is_refused) {
