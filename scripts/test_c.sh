@@ -57,4 +57,17 @@ if consumer absent moec::moec COMPONENTS nothing_of_the_kind; then
   die "CMake found a component that does not exist"
 fi
 done_with "CMake package without a component that is asked for"
+
+# Folders that are absolute, not below the prefix; the libraries are build/release's.
+apart=$work/apart
+mkdir -p "$apart/build/lib"
+cp -a "$build"/release/lib/libmoec.* "$apart/build/lib"
+cmake -S . -B "$apart/build" -DCMAKE_INSTALL_PREFIX="$apart/prefix" \
+  -DCMAKE_INSTALL_LIBDIR="$apart/lib" -DCMAKE_INSTALL_INCLUDEDIR="$apart/headers" >"$work/log"
+cmake --install "$apart/build" >>"$work/log"
+found=$(PKG_CONFIG_PATH=$apart/lib/pkgconfig pkg-config --cflags --libs moec | xargs)
+[ "$found" = "-I$apart/headers -L$apart/lib -lmoec" ] || die "moec.pc says $found"
+touch "$apart/lib/libmoec_cuda.so.0"
+prefix=$apart consumer absolute moec::moec COMPONENTS cuda
+done_with "absolute folders"
 echo "$passed passed, 0 failed"
