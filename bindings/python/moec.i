@@ -115,7 +115,7 @@ UNSIGNED(moec_dtype, UINT32_MAX)
 }
 %apply SWIGTYPE *NULLABLE {
   const moec_buffer *memory, const moec_tensor *weights, const moec_tensor *probs,
-  const moec_tensor *token_mask, const moec_weights *weights
+  const moec_tensor *token_mask
 };
 
 %define RETURNED_HANDLE(TYPE)

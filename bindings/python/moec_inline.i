@@ -35,7 +35,8 @@ moec_status tensor_from_numpy(moec_tensor *out, PyObject *capsule, uint32_t dtyp
     moec_dtype dtype;
     const int64_t *shape, *strides;
     uint64_t byte_offset;
-  } tensor = {array->data, MOEC_CPU, 0, array->num_dims, dtype, shape, is_compact ? NULL : strides, 0};
+  } tensor = {.data = array->data, .device_type = MOEC_CPU, .num_dims = array->num_dims,
+              .dtype = dtype, .shape = shape, .strides = is_compact ? NULL : strides};
   return moec_tensor_from_dlpack(&tensor, out);
 }
 

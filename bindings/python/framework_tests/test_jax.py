@@ -126,6 +126,37 @@ def test_refusals_arrive() -> None:
         moec.jax.experts(x, ids, weights, {"gate_weigth": x, "down": down}, desc=DESC)
 
 
+def test_gradients_start_at_the_logits_only() -> None:
+    """The routing weights count as constants."""
+    x, _, _, gate_up, down, _ = problem()
+    gate = jax.random.normal(jax.random.PRNGKey(9), (E, H))
+    router = moec.RouterDesc(num_experts=E, top_k=K)
+
+    def loss(gate, factor):
+        parameters = {"gate_weight": gate, "gate_up": gate_up, "down": down}
+        y, routing = moec.jax.route_and_layer(x, parameters, router=router, experts=DESC)
+        return y.sum() + factor * jnp.square(routing.weights).sum()
+
+    assert "stop_gradient" in str(jax.make_jaxpr(loss)(gate, 1.0))
+    without = jax.grad(loss)(gate, 0.0)
+    assert without.any() and (jax.grad(loss)(gate, 9.0) == without).all()
+
+
+def test_what_gradients_and_jitter_need() -> None:
+    x, ids, weights, gate_up, down, _ = problem()
+    parameters = {"gate_up": gate_up, "down": down}
+
+    def loss(x):
+        return moec.jax.experts(x, ids, weights, parameters, desc=DESC, save=moec.Save.NONE).sum()
+
+    assert jnp.isfinite(loss(x))
+    with pytest.raises(ValueError, match="choose save="):
+        jax.grad(loss)(x)
+    router = moec.RouterDesc(num_experts=E, top_k=K, jitter=0.1)
+    with pytest.raises(NotImplementedError, match="jitter 0.1"):
+        moec.jax.layer(x, parameters, router=router, experts=DESC)
+
+
 def test_no_tokens() -> None:
     _, _, _, gate_up, down, _ = problem()
     none = (jnp.zeros((0, H)), jnp.zeros((0, K), jnp.int32), jnp.zeros((0, K)))

@@ -155,7 +155,7 @@ def test_no_grad_saves_nothing() -> None:
     tensors = {"x": x, "expert_ids": ids, "routing_weights": weights,
                "gate_up": experts.gate_up, "down": experts.down}
     with torch.no_grad():
-        outputs = forward(*(tensors.get(n) for n in names), [], experts._text, 0, 0)
+        outputs = forward(*(tensors.get(n) for n in names), [], experts._text, 0, 0, 0)
     assert outputs[-1].numel() == 0
 
 
@@ -183,20 +183,46 @@ def test_auxiliary_loss_reaches_the_router() -> None:
     assert row_error(x.grad.numpy(), expected.grad.numpy()) <= 2e-5
 
 
-def test_main_gradients_accumulate() -> None:
-    plain, main = make_experts(dtype=torch.bfloat16), make_experts(dtype=torch.bfloat16)
-    main.use_main_grads()
-    total = torch.zeros_like(plain.down, dtype=torch.float32)
-    for seed in range(3):
-        x, ids, weights, d_y = inputs(seed, torch.bfloat16)
-        plain.zero_grad()
-        plain(x, ids, weights).backward(d_y)
-        total += plain.down.grad.float()
-        d_x, x.grad = x.grad, None
-        main(x, ids, weights).backward(d_y)
-        assert torch.equal(d_x, x.grad)
-    assert main.down.grad is None and main.gate_up.grad is None
-    assert row_error(main.down.main_grad.numpy(), total.numpy()) < 8e-3
+def test_gradients_start_at_the_logits_only() -> None:
+    """The routing weights of a layer are no place to start from, and say so."""
+    layer = make_layer()
+    x, *_, d_y = inputs()
+    y, routing = layer.route(x)
+    assert y.requires_grad and routing.logits.requires_grad
+    assert not routing.weights.requires_grad and not routing.expert_ids.requires_grad
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        routing.weights.square().sum().backward()
+    y.backward(d_y)
+    assert layer.gate_weight.grad is not None and layer.gate_weight.grad.any()
+
+
+def test_weights_live_as_long_as_the_call() -> None:
+    """Shared weights at more addresses than an engine remembers: those of this call stay."""
+    torch.manual_seed(1)
+    experts = moec.torch.Experts(moec.ExpertsDesc(
+        hidden=H, inter=I, num_experts=E, top_k=K, shared=moec.Shared.ADD, shared_inter=8))
+    x, ids, weights, _ = inputs()
+    held = []
+    with torch.no_grad():
+        expected = experts(x, ids, weights)
+        for _ in range(600):
+            held.append(experts.shared_expert_down.data)
+            experts.shared_expert_down.data = held[-1].clone()
+            assert torch.equal(experts(x, ids, weights), expected)
+
+
+def test_meta_tensors() -> None:
+    """Shapes and gradients' shapes without memory."""
+    layer, experts = make_layer("meta"), make_experts("meta").use_main_grads()
+    x = torch.empty(3, 5, H, device="meta", requires_grad=True)
+    y, routing = layer.route(x)
+    y.sum().backward()
+    assert y.shape == x.shape and routing.logits.shape == (15, E)
+    assert layer.down.grad is not None and layer.down.grad.shape == layer.down.shape
+    ids = torch.empty(15, K, dtype=torch.int32, device="meta")
+    y = experts(x, ids, torch.empty(15, K, device="meta"))
+    y.sum().backward()
+    assert y.is_meta and y.shape == x.shape and experts.down.main_grad.is_meta
 
 
 def test_trainable_weights_are_never_stale() -> None:
@@ -265,7 +291,7 @@ def test_autocast_of_the_operator() -> None:
     kind = moec.torch._ops.EXPERTS
     values = [tensors.get(n) for n in kind.inputs]
     with torch.autocast("cpu", torch.bfloat16):
-        y = torch.ops.moec.experts(*values, [], experts._text, 0, 0)[0]
+        y = torch.ops.moec.experts(*values, [], experts._text, 0, 0, 0)[0]
     assert y.dtype == torch.bfloat16
     error = row_error(y.detach().float().numpy(), experts(x, ids, weights).detach().numpy())
     assert error < 3e-2
@@ -319,3 +345,27 @@ def test_refusals_name_the_cause() -> None:
         experts(x.double(), ids, weights)
     with pytest.raises(RuntimeError, match="freeze"):
         experts.refresh()
+    with pytest.raises(TypeError, match="int16 is not an element type"):
+        experts(x, ids.short(), weights)
+    with pytest.raises(TypeError, match="no input 'other'"):
+        make_layer().route(x, other=x)
+    torch.nn.utils.parametrize.register_parametrization(experts, "down", torch.nn.Tanh())
+    for call in (lambda: experts(x, ids, weights), experts.freeze, experts.use_main_grads):
+        with pytest.raises(TypeError, match="down is parametrized"):
+            call()
+    values = [{"x": x, "expert_ids": ids, "routing_weights": weights}.get(n)
+              for n in moec.torch._ops.EXPERTS.inputs]
+    with pytest.raises(TypeError, match="down is missing"):
+        torch.ops.moec.experts(*values, [], experts._text, 0, 0, 0)
+
+
+def test_strided_parameters_are_not_frozen() -> None:
+    """A packed copy would be made of other numbers."""
+    experts = make_experts()
+    held = experts.down.detach()
+    experts.down = torch.nn.Parameter(held.transpose(1, 2).contiguous().transpose(1, 2))
+    x, ids, weights, _ = inputs()
+    with pytest.raises(ValueError, match=r"down \[8, 32, 24\] has the strides \[768, 1, 32\]"):
+        experts.freeze()
+    assert experts.down.requires_grad and experts._frozen is None
+    assert torch.equal(experts(x, ids, weights), make_experts()(x, ids, weights))

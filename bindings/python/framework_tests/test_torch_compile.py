@@ -18,7 +18,7 @@ def test_opcheck_of_the_experts() -> None:
     tensors = {"x": x, "expert_ids": ids, "routing_weights": weights,
                **dict(experts.named_parameters())}
     values = [tensors.get(n) for n in _ops.EXPERTS.inputs]
-    settings = (experts._text, int(moec.Save.PREACT), 0)
+    settings = (experts._text, int(moec.Save.PREACT), 0, 0)
     torch.library.opcheck(_ops.EXPERTS.forward, (*values, [], *settings))
     saved = _ops.EXPERTS.forward(*values, [], *settings)[1]
     plain = [v if v is None else v.detach() for v in values]
@@ -35,7 +35,7 @@ def test_opcheck_of_the_layer() -> None:
     x, *_ = inputs()
     tensors = {"x": x, **dict(layer.named_parameters())}
     values = [tensors.get(n) for n in _ops.LAYER.inputs]
-    settings = (layer._text, int(moec.Save.INPUT), 0)
+    settings = (layer._text, int(moec.Save.INPUT), 0, 0)
     torch.library.opcheck(_ops.LAYER.forward, (*values, [], *settings))
 
 

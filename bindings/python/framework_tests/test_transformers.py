@@ -204,6 +204,42 @@ def test_frozen_until_refresh() -> None:
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 
+def test_no_longer_frozen() -> None:
+    """enable() without frozen: the weights are read by each call again."""
+    model = build("mixtral")
+    eager = copy.deepcopy(model)
+    moec.transformers.enable(model, frozen=True)
+    with torch.no_grad():
+        model(tokens())
+    chosen = moec.transformers.enable(model)
+    assert all(not p.requires_grad for module in chosen for p in module.parameters())
+    for changed in (model, eager):
+        for name, parameter in changed.named_parameters():
+            if name.endswith("down_proj"):
+                parameter.data = 1.5 * parameter.data  # at another address, too
+    with torch.no_grad():
+        got, want = model(tokens()).logits, eager(tokens()).logits
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_strided_parameters_are_not_frozen() -> None:
+    """On the refusal nothing has been changed."""
+    model = build("qwen3_moe")
+    down = moec.transformers.enable(model)[-1].down_proj
+    switch(model, [], "eager")
+    down.data = down.data.transpose(1, 2).contiguous().transpose(1, 2)
+    with pytest.raises(ValueError, match="down .* has the strides"):
+        moec.transformers.enable(model, frozen=True)
+    assert model.config._experts_implementation == "eager"
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_meta_tensors() -> None:
+    model = build("qwen3_moe", "moec").to("meta")
+    logits = model(tokens().to("meta")).logits
+    assert logits.is_meta and logits.shape[-1] == model.config.vocab_size
+
+
 def test_what_is_not_known_is_named() -> None:
     model = build("qwen3_moe")
     experts = moec.transformers.enable(model)[0]

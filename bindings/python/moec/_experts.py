@@ -46,11 +46,10 @@ def query_sizes(query: Callable[[Any, Any], Any], handle: Any) -> Sizes:
     return Sizes(*(Size(part.base, part.per_token) for part in parts))
 
 
-def describe(function: Callable[..., Any], handle: Any, weights: Weights | None, t: int) -> Any:
+def describe(function: Callable[..., Any], handle: Any, weights: Weights, t: int) -> Any:
     """Parsed JSON of moec_experts_describe or moec_layer_describe."""
-    raw_weights = None if weights is None else weights.raw
-    text = bytearray(function(handle, raw_weights, t, None))
-    function(handle, raw_weights, t, text)
+    text = bytearray(function(handle, weights.raw, t, None))
+    function(handle, weights.raw, t, text)
     return json.loads(bytes(text).rstrip(b"\0"))
 
 
@@ -189,8 +188,8 @@ class Experts(Handle):
         _raw.moec_experts_backward(self.raw, args, handle)
         return grads
 
-    def describe(self, num_tokens: int, weights: Weights | None = None) -> dict[str, Any]:
-        """Kernels, tiles and bytes for T tokens."""
+    def describe(self, num_tokens: int, weights: Weights) -> dict[str, Any]:
+        """Kernels, tiles and bytes for T tokens with these weights."""
         text: dict[str, Any] = describe(
             _raw.moec_experts_describe, self.raw, weights, num_tokens
         )

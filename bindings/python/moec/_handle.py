@@ -30,6 +30,11 @@ class Handle:
         if pointer is not None:
             type(self)._free(pointer)
 
+    def __reduce__(self) -> Any:
+        """What copy, deepcopy and pickle ask: a second owner would free the handle again."""
+        kind = type(self).__name__
+        raise TypeError(f"moec: a {kind} owns a handle; it cannot be copied or pickled")
+
     def __enter__(self) -> Self:
         return self
 

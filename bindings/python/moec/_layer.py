@@ -192,8 +192,8 @@ class Layer(Handle):
         _raw.moec_layer_backward(self.raw, args, handle)
         return grads
 
-    def describe(self, num_tokens: int, weights: Weights | None = None) -> dict[str, Any]:
-        """Kernels, tiles and bytes for T tokens."""
+    def describe(self, num_tokens: int, weights: Weights) -> dict[str, Any]:
+        """Kernels, tiles and bytes for T tokens with these weights."""
         text: dict[str, Any] = describe(_raw.moec_layer_describe, self.raw, weights, num_tokens)
         return text
 

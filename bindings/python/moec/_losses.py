@@ -67,6 +67,11 @@ class Loss:
         keep: list[Any] = []
         layers = self._layers(logits)
         d_logits = [zeros(z.shape, DType.F32, z) for z in layers] if out is None else list(out)
+        if len(d_logits) != len(layers):  # the library reads one count for both
+            raise ValueError(
+                f"moec.Loss.backward: out has {len(d_logits)} arrays, logits {len(layers)}; "
+                "one for each layer is needed in both"
+            )
         handle = stream_handle(stream)
         args = self._args(layers, keep, counts, token_mask, handle)
         args.d_logits = tensor_array(d_logits, keep, write=True, stream=handle)

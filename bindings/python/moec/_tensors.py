@@ -132,8 +132,9 @@ def tensor_array(
 
 
 def buffer(array: Array, keep: list[Any], *, write: bool = True, stream: int = 0) -> Any:
-    """moec_buffer over all bytes of an array."""
+    """moec_buffer over all bytes of an array. Raises LayoutError: a buffer has no strides."""
     view = tensor(array, keep, write=write, stream=stream)
+    _raw.moec_tensor_check(view)
     raw = _raw.moec_buffer()
     raw.ptr = _raw.tensor_describe(view)[0]
     raw.bytes = _raw.moec_tensor_bytes(view)

@@ -43,7 +43,7 @@ class WeightSet:
         for name in _MATRICES:
             data, bias = getattr(self, name), getattr(self, f"{name}_bias")
             if data is not None or bias is not None:
-                setattr(raw, name, _raw_matrix(data, bias, keep, write, stream))
+                setattr(raw, name, _raw_matrix(name, data, bias, keep, write, stream))
         return raw
 
     def empty_like(self, dtype: Any = None) -> WeightSet:
@@ -63,7 +63,14 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _raw_matrix(data: Any, bias: Any, keep: list[Any], write: bool, stream: int) -> Any:
+def _raw_matrix(
+    name: str, data: Any, bias: Any, keep: list[Any], write: bool, stream: int
+) -> Any:
+    if _is_list(data) and _is_list(bias) and len(data) != len(bias):
+        raise ValueError(  # one count tells the library how many there are of both
+            f"moec.WeightSet: {name} has {len(data)} arrays, {name}_bias {len(bias)}; "
+            "one for each expert is needed in both"
+        )
     raw = _raw.moec_matrix()
     for value, stacked, split in ((data, "data", "per_expert"), (bias, "bias", "per_expert_bias")):
         if value is None:

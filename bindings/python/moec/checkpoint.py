@@ -32,6 +32,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NOT_JSON = (ValueError, RecursionError)  # what json.loads raises
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 
 
@@ -58,10 +59,10 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
             raise CheckpointError(f"{self.path}: not a safetensors file: header past the end")
         try:
             header = json.loads(self._map[8 : 8 + length])
-            metadata = header.pop("__metadata__", {})
+            metadata = dict(header.pop("__metadata__", {}))
             for name, entry in header.items():
                 self._check(name, entry, size - 8 - length)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (*_NOT_JSON, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{self.path}: damaged header: {error}") from None
         self._start = 8 + length
         return header, metadata
@@ -69,6 +70,8 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
     @staticmethod
     def _check(name: str, entry: Any, data_bytes: int) -> None:
         begin, end = entry["data_offsets"]
+        if any(type(n) is not int or n < 0 for n in (begin, end, *entry["shape"])):
+            raise ValueError(f"{name} has the shape {entry['shape']}, the bytes {begin}..{end}")
         if entry["dtype"] not in _DTYPES:
             return  # refused when it is read: other tensors may be all that is wanted
         needed = math.prod(entry["shape"]) * _DTYPES[entry["dtype"]].itemsize
@@ -84,7 +87,10 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
         count = math.prod(entry["shape"])
         offset = self._start + entry["data_offsets"][0]
         flat = np.frombuffer(self._map, np.uint8, count * dtype.itemsize, offset)
-        return flat.view(dtype).reshape(entry["shape"])
+        try:
+            return flat.view(dtype).reshape(entry["shape"])
+        except (ValueError, OverflowError):  # 65 dimensions, or 0 rows of 2^70
+            raise CheckpointError(f"{self.path}: {name} has the shape {entry['shape']}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -123,25 +129,23 @@ class Checkpoint(Mapping[str, np.ndarray]):
         if not (self.path.is_dir() and index.is_file()):
             return
         try:
-            placed: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
+            placed: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
+        except (*_NOT_JSON, KeyError, TypeError) as error:
             raise CheckpointError(f"{index}: damaged: {error}") from None
         missing = sorted({file for name, file in placed.items() if name not in self._owner})
         if missing:
             raise CheckpointError(f"{self.path}: shards are missing: {', '.join(missing[:4])}")
 
     def _read_config(self, path: Path | None) -> dict[str, Any]:
-        metadata = self._files[0].metadata
-        if path is None and "config" in metadata:
-            return flat_config(json.loads(metadata["config"]))
+        text = self._files[0].metadata.get("config") if path is None else None
         folder = self.path if self.path.is_dir() else self.path.parent
-        path = path or folder / "config.json"
+        path = self._files[0].path if text is not None else path or folder / "config.json"
         try:
-            config = json.loads(path.read_text())
+            config = json.loads(path.read_text() if text is None else text)
         except OSError:
             raise CheckpointError(f"{path}: not there; give the model's config.json") from None
-        except ValueError as error:
-            raise CheckpointError(f"{path}: not JSON: {error}") from None
+        except (*_NOT_JSON, TypeError) as error:
+            raise CheckpointError(f"{path}: the config is not JSON: {error}") from None
         if not isinstance(config, dict):
             raise CheckpointError(f"{path}: holds {type(config).__name__}, not an object")
         return flat_config(config)

@@ -114,6 +114,37 @@ def test_strides_are_refused(problem: SimpleNamespace) -> None:
         moec.Plan.from_topk(np.zeros((8, 1), np.int32), packed["value"][:8, None])
 
 
+@pytest.mark.parametrize("step", [2, -1])
+def test_strides_of_memory_are_refused(problem: SimpleNamespace, step: int) -> None:
+    """saved, workspace and a plan's memory are bytes in a row: nothing between or behind them."""
+    p = problem
+    need = max(p.layer.sizes.saved.bytes(len(p.x)), p.layer.sizes.forward_workspace.bytes(len(p.x)))
+    whole = np.full(4 * need, 7, np.uint8)
+    part = whole[:2 * need][::step]
+    for name in ("saved", "workspace"):
+        with pytest.raises(moec.LayoutError):
+            p.layer.forward(p.x, p.weights, p.gate, **{name: part})
+    desc = moec.PlanDesc(max_tokens=4, num_experts=E, top_k=2)
+    room = np.full(4 * moec.plan_size(desc)[0], 7, np.uint8)
+    with pytest.raises(moec.LayoutError):
+        moec.Plan(p.context, desc, memory=room[: len(room) // 2][::step])
+    assert (whole == 7).all() and (room == 7).all()
+    p.layer.forward(p.x, p.weights, p.gate, saved=whole[:need], workspace=whole[2 * need :])
+
+
+def test_lists_of_unequal_length_are_refused(context: moec.Context) -> None:
+    """One count says how many tensors the library may read of both."""
+    down = [np.zeros((H, 4), np.float32)] * 3
+    bias = [np.zeros(H, np.float32)] * 8
+    desc = moec.WeightsDesc(num_experts=8, hidden=H, inter=4, gate_layout=moec.GateLayout.NONE)
+    with pytest.raises(ValueError, match="down has 3 arrays, down_bias 8"):
+        moec.Weights(context, desc).bind(moec.WeightSet(down=down, down_bias=bias))
+    loss = moec.Loss(kind=moec.LossKind.BALANCE_MIXTRAL, top_k=2)
+    logits, out = ([np.zeros((5, E), np.float32) for _ in range(n)] for n in (3, 1))
+    with pytest.raises(ValueError, match="out has 1 arrays, logits 3"):
+        loss.backward(context, logits, out=out)
+
+
 def test_read_only_outputs_are_refused(problem: SimpleNamespace) -> None:
     y = np.empty_like(problem.x)
     y.flags.writeable = False

@@ -13,7 +13,7 @@ import pytest
 import moec
 from conftest import assert_close, tiny_shape
 from moec import naive, synth
-from moec.checkpoint import Checkpoint, CheckpointError, write
+from moec.checkpoint import Checkpoint, CheckpointError, SafetensorsFile, write
 from moec.families import BY_MODEL_TYPE, FAMILIES
 from moec.model import MoeLayer, read_layer
 
@@ -108,6 +108,25 @@ def with_damaged_header(path: Path) -> None:
     file.write_bytes((1 << 40).to_bytes(8, "little") + file.read_bytes()[8:])
 
 
+def with_header(**entries: object) -> Callable[[Path], None]:
+    """A file of 16 bytes whose header has these entries."""
+    def make(path: Path) -> None:
+        header = json.dumps(entries).encode()
+        length = len(header).to_bytes(8, "little")
+        (path / "model.safetensors").write_bytes(length + header + bytes(16))
+    return make
+
+
+def entry(shape: object, *offsets: object, dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def with_deep_header(path: Path) -> None:
+    header = b'{"a":' + b"[" * 100_000
+    length = len(header).to_bytes(8, "little")
+    (path / "model.safetensors").write_bytes(length + header)
+
+
 def with_cut_file(path: Path) -> None:
     folder(path)
     file = path / "model.safetensors"
@@ -130,6 +149,14 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a shard is missing": (with_missing_shard, "model-00002-of-00003.safetensors"),
     "header past the end": (with_damaged_header, "not a safetensors file"),
     "cut file": (with_cut_file, "damaged header"),
+    "deep header": (with_deep_header, "damaged header"),
+    "negative sizes": (with_header(a=entry([-2, -2], 0, 16)), "a has the shape [-2, -2]"),
+    "a size that is no integer": (with_header(a=entry([4.0], 0, 16)), "damaged header"),
+    "a place that is no integer": (with_header(a=entry([4], 0.0, 16.0)), "damaged header"),
+    "metadata that is no object": (with_header(__metadata__=5), "damaged header"),
+    "a config that is no JSON": (with_header(__metadata__={"config": "{"}), "config is not JSON"),
+    "a config that is no text": (with_header(__metadata__={"config": []}), "config is not JSON"),
+    "a config that is no object": (with_header(__metadata__={"config": "[]"}), "holds list"),
     "unknown model type": (with_config(model_type="qwen3_mo"), "did you mean qwen3_moe"),
     "no model type": (with_config(model_type=None), "is not in the families table"),
     "another count": (with_config(num_experts=9), "has 8 rows; the config says 9"),
@@ -148,6 +175,14 @@ def test_refusal(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_layer(Checkpoint(tmp_path), save=ALL)
     assert text in str(caught.value)
+
+
+def test_shapes_that_numpy_does_not_have(tmp_path: Path) -> None:
+    with_header(a=entry([0, 1 << 70], 0, 0), b=entry([1] * 65, 0, 4))(tmp_path)
+    file = SafetensorsFile(tmp_path / "model.safetensors")
+    for name in file:
+        with pytest.raises(CheckpointError, match=f"{name} has the shape"):
+            file[name]
 
 
 def test_layer_numbers(tmp_path: Path) -> None:

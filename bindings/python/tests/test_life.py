@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
+import pickle
 import subprocess
 import sys
 import threading
@@ -76,6 +78,18 @@ def test_objects_alive_at_exit_are_quiet(first: str) -> None:
     code = code.replace("FIRST", first)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_handles_are_not_copied(problem: SimpleNamespace) -> None:
+    """A copy would free the same handle again, or another's that lies there by then."""
+    plan = moec.Plan(problem.context, moec.PlanDesc(max_tokens=4, num_experts=E, top_k=2))
+    for handle in (problem.context, problem.layer, problem.weights, plan):
+        for make in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=f"a {type(handle).__name__} owns a handle"):
+                make(handle)
+    gc.collect()
+    plan.from_topk(np.zeros((4, 2), np.int32))
+    assert plan.totals().rows == 8
 
 
 def test_failed_construction_leaves_nothing_behind(context: moec.Context) -> None:

@@ -213,5 +213,9 @@ def test_frozen_weights(problem: SimpleNamespace, tmp_path: object) -> None:
 
 
 def test_describe(problem: SimpleNamespace) -> None:
-    text = problem.layer.describe(T, problem.weights)
-    assert isinstance(text, dict) and text
+    experts = moec.Experts(problem.context, small_experts())
+    for described in (problem.layer, experts):
+        text = described.describe(T, problem.weights)
+        assert isinstance(text, dict) and text
+        with pytest.raises(TypeError, match="weights"):
+            described.describe(T)

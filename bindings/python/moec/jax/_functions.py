@@ -57,7 +57,7 @@ class Routing(NamedTuple):
     expert_ids: Array
     """[T,K] i32; -1 = none"""
     weights: Array
-    """[T,K] f32"""
+    """[T,K] f32, not differentiable: gradients start at the logits only"""
 
 
 class _Static(NamedTuple):
@@ -148,6 +148,10 @@ def _run(static: _Static, values: tuple[Array, ...]) -> dict[str, Array]:
 
 
 def _run_forward(static: _Static, values: tuple[Array, ...]) -> tuple[dict[str, Array], Any]:
+    if static.save == Save.NONE:
+        raise ValueError(
+            "moec.jax: Save.NONE keeps nothing for gradients; choose save=Save.INPUT, PREACT or ALL"
+        )
     outputs = _forward(static, dict(zip(static.names, values, strict=True)))
     saved = outputs.pop("saved")
     return outputs, (saved, values)
@@ -227,11 +231,17 @@ def route_and_layer(
     platform: str | None = None,
     **inputs: Array,
 ) -> tuple[Array, Routing]:
-    """layer(), with the routing."""
+    """layer(), with the routing. Gradients start at y and at the routing's logits."""
+    if router.jitter > 0:
+        raise NotImplementedError(
+            f"moec.jax: the router has jitter {router.jitter:g}, which needs new noise in each "
+            "call; 0 is supported, and moec.torch has jitter"
+        )
     spec = Spec.of(experts, router, gate_layout, gate_up_orientation, down_orientation,
                    shared_gate_layout)
     found = _start(spec, {"x": x} | dict(parameters) | inputs, save, platform)
-    return found["y"], Routing(found["logits"], found["expert_ids"], found["routing_weights"])
+    weights = jax.lax.stop_gradient(found["routing_weights"])
+    return found["y"], Routing(found["logits"], found["expert_ids"], weights)
 
 
 def layer(x: Array, parameters: Mapping[str, Array], **options: Any) -> Array:

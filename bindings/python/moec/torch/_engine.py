@@ -127,8 +127,10 @@ def bind(
     frozen: bool = False,
 ) -> Weights:
     """Weights bound to the tensors given by WeightSet's names, without keeping them alive."""
+    refuse_strides(given)
     down = given["down"]
-    assert down is not None
+    if down is None:
+        raise TypeError("moec.torch: down is missing; it gives the sizes")
     biases = [t for f, t in given.items() if f.endswith("_bias") and t is not None]
     out, inner = down.shape[1:] if down_ == Orientation.OUT_IN else down.shape[:0:-1]
     desc = WeightsDesc(
@@ -142,10 +144,20 @@ def bind(
     return weights
 
 
+def refuse_strides(given: Tensors) -> None:
+    """Raise where a matrix is not compact: it would be read as if it were."""
+    for name, tensor in given.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(
+                f"moec.torch: {name} {list(tensor.shape)} has the strides {list(tensor.stride())}; "
+                "contiguous parameters can be frozen"
+            )
+
+
 def _view(tensor: Tensor) -> Any:
     raw = _core.new_moec_tensor()
     device = tensor.device
-    _core.tensor_from_parts(raw, tensor.data_ptr(), _CODES[tensor.dtype], _DEVICES[device.type],
+    _core.tensor_from_parts(raw, tensor.data_ptr(), code_of(tensor.dtype), _DEVICES[device.type],
                             device.index or 0, tuple(tensor.shape))
     return raw
 
@@ -193,8 +205,11 @@ def _stream(x: Tensor) -> int:
 class Call:
     """One call's handles and arguments, from contiguous tensors."""
 
-    def __init__(self, engine: Engine, tensors: Tensors, frozen: Weights | None) -> None:
+    def __init__(
+        self, engine: Engine, tensors: Tensors, frozen: Weights | None, rng_offset: int
+    ) -> None:
         self.engine, self.tensors, self.frozen = engine, tensors, frozen
+        self.rng_offset = rng_offset
         x = tensors["x"]
         assert x is not None
         self.x, self.stream = x, _stream(x)
@@ -204,9 +219,13 @@ class Call:
         spec = self.engine.spec
         routed = self.frozen or self._bound(ROUTED_WEIGHTS, spec.gate_layout)
         args.weights = routed.raw
+        # The engine may drop them before this call ends: to bind the shared ones, or for another
+        # thread.
+        self.keep.append(routed)
         if self.tensors["shared_expert_down"] is not None:
             shared = self._bound(SHARED_WEIGHTS, spec.shared_gate_layout)
             args.shared_weights = shared.raw
+            self.keep.append(shared)
 
     def _bound(self, names: tuple[str, ...], layout: GateLayout) -> Weights:
         return self.engine.weights(self.tensors, names, layout)
@@ -227,6 +246,8 @@ class Call:
 
     def _arguments(self, kind: Any, names: tuple[str, ...]) -> Any:
         args = kind()
+        if kind is _raw.moec_layer_args:
+            args.rng_offset = self.rng_offset
         self._set_weights(args)
         _put(args, {name: self.tensors.get(name) for name in names})
         return args
@@ -331,7 +352,10 @@ class Frozen:
             return None
         found = cls._all.get(number)
         if found is None:
-            raise RuntimeError(f"moec.torch: frozen weights {number} exist no more")
+            raise RuntimeError(
+                f"moec.torch: frozen weights {number} exist no more; compile again what was "
+                "compiled with them"
+            )
         for name, held in found.tensors.items():
             now = tensors[name]
             if now is None or now.data_ptr() != held.data_ptr():

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from .._descriptors import ExpertsDesc, RouterDesc
 from .._enums import GateLayout, Orientation, RouterFlags, RouterInput, Save, Shared
@@ -28,7 +30,7 @@ class Routing(NamedTuple):
     expert_ids: Tensor
     """[T,K] i32; -1 = none"""
     weights: Tensor
-    """[T,K] f32"""
+    """[T,K] f32, not differentiable: gradients start at the logits only"""
 
 
 def _rows(layout: GateLayout, inter: int) -> dict[str, int]:
@@ -50,7 +52,7 @@ class _Base(nn.Module):
         self.desc, self.save = desc, save
         self._spec, self._text = spec, spec.text()
         self._frozen: Frozen | None = None
-        self._main = False
+        self._main: torch.dtype | None = None
         dtype = dtype or getattr(torch, numpy_dtype(desc.dtype).name)
         options: dict[str, Any] = {"dtype": dtype, "device": device}
         gate_up = spec.gate_up_orientation == Orientation.IN_OUT
@@ -91,16 +93,26 @@ class _Base(nn.Module):
             else:
                 nn.init.constant_(parameter, float("scale" in role))
 
+    def _own(self) -> dict[str, Tensor | None]:
+        """The parameters. Raises where one is computed from others: it would be left out."""
+        if parametrize.is_parametrized(self):
+            names = ", ".join(self.parametrizations)  # type: ignore[arg-type]
+            raise TypeError(f"moec.torch: {names} is parametrized; moec reads parameters only")
+        return dict(self._parameters)
+
     def _routed(self) -> dict[str, Tensor]:
-        found = {f: self._parameters.get(n) for f, n in _ROUTED.items()}
+        own = self._own()
+        found = {f: own.get(n) for f, n in _ROUTED.items()}
         return {field: parameter for field, parameter in found.items() if parameter is not None}
 
     def freeze(self) -> Self:
         """Declare that the routed matrices do not change: a packed copy may serve them, until
-        refresh() reads them again. Their gradients are skipped."""
-        for parameter in self._routed().values():
+        refresh() reads them again. Their gradients are skipped. Raises ValueError for parameters
+        that are not contiguous."""
+        routed = self._routed()
+        self._frozen = Frozen(self._spec, {n: p.detach() for n, p in routed.items()})
+        for parameter in routed.values():
             parameter.requires_grad_(False)
-        self._frozen = Frozen(self._spec, {n: p.detach() for n, p in self._routed().items()})
         return self
 
     def refresh(self) -> None:
@@ -118,24 +130,49 @@ class _Base(nn.Module):
 
     def use_main_grads(self, dtype: torch.dtype = torch.float32) -> Self:
         """Give each routed matrix and bias a `main_grad` of `dtype` that backward adds to, instead
-        of a .grad: micro batches accumulate in fp32 without a second copy."""
+        of a .grad: micro batches accumulate in fp32 without a second copy. Nothing is added for
+        parameters that need no gradient. A copy of the module makes its own when it trains."""
         for parameter in self._routed().values():
-            parameter.main_grad = torch.zeros_like(parameter, dtype=dtype)  # type: ignore
-        self._main = True
+            _new_main_grad(parameter, dtype)
+        self._main = dtype
         return self
 
+    def _main_grads(self) -> list[Tensor]:
+        """The main gradients in order; one of size 0 where none is needed."""
+        if self._main is None or self._frozen is not None or not torch.is_grad_enabled():
+            return []
+        found = []
+        for parameter in self._routed().values():
+            if not parameter.requires_grad:
+                found.append(parameter.new_empty((0,)))
+                continue
+            if not hasattr(parameter, "main_grad"):  # a copied parameter has no attributes
+                _new_main_grad(parameter, self._main)
+            found.append(getattr(parameter, "main_grad"))
+        return found
+
+    def _settings(self) -> tuple[str, int]:
+        """The spec's text, and the offset of the router's jitter."""
+        return self._text, 0
+
     def _call(self, inputs: dict[str, Tensor | None]) -> tuple[Tensor, ...]:
-        tensors = {**dict(self._parameters), **dict(self._buffers), **inputs}
-        main = [getattr(p, "main_grad") for p in self._routed().values()] if self._main else []
+        tensors = {**self._own(), **dict(self._buffers), **inputs}
         frozen = 0 if self._frozen is None else self._frozen.number
         kind = _ops.EXPERTS if self._spec.router is None else _ops.LAYER
-        return _ops.call(kind, tensors, self._text, self.save, frozen=frozen,
-                         main_grads=main)
+        text, rng_offset = self._settings()
+        return _ops.call(kind, tensors, text, self.save, frozen=frozen, rng_offset=rng_offset,
+                         main_grads=self._main_grads())
 
     def extra_repr(self) -> str:
         desc = self.desc
         return (f"hidden={desc.hidden}, inter={desc.inter}, num_experts={desc.num_experts}, "
                 f"top_k={desc.top_k}, activation={desc.activation.kind}")
+
+
+def _new_main_grad(parameter: Tensor, dtype: torch.dtype) -> None:
+    parameter.main_grad = torch.zeros_like(  # type: ignore[attr-defined]
+        parameter, dtype=dtype, memory_format=torch.contiguous_format
+    )
 
 
 class Experts(_Base):
@@ -178,7 +215,11 @@ class Experts(_Base):
 
 class MoELayer(_Base):
     """Router and experts. The router's parameters are gate_weight [E+Z,H] and what its descriptor
-    asks for: gate_bias, input_scale, per_expert_scale; select_bias is a buffer in fp32."""
+    asks for: gate_bias, input_scale, per_expert_scale; select_bias is a buffer in fp32.
+
+    Jitter is for training mode: each call takes its noise from torch's CPU generator, so that
+    torch.manual_seed repeats it (a CUDA graph replays that of its capture); eval() is without.
+    """
 
     def __init__(
         self,
@@ -199,6 +240,8 @@ class MoELayer(_Base):
                        shared_gate_layout)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
                          device=device)
+        plain = replace(router, jitter=0.0, flags=router.flags & ~RouterFlags.JITTER_X)
+        self._eval_text = replace(spec, router=plain).text() if router.jitter > 0 else self._text
         options = {"dtype": self.down.dtype, "device": device}
         count = router.num_experts + router.num_zero_experts
         self._parameter("gate_weight", (count, experts.hidden), options)
@@ -211,6 +254,13 @@ class MoELayer(_Base):
         if router.flags & RouterFlags.SELECT_BIAS:
             self.register_buffer("select_bias", torch.zeros(count, device=device))
         self.reset_parameters()
+
+    def _settings(self) -> tuple[str, int]:
+        if not self.training:
+            return self._eval_text, 0
+        if self._eval_text == self._text:
+            return self._text, 0
+        return self._text, int(torch.randint(1 << 62, (), device="cpu").item())
 
     def forward(
         self,
@@ -227,6 +277,6 @@ class MoELayer(_Base):
                           token_ids=token_ids, given_ids=given_ids)[0]
 
     def route(self, x: Tensor, **inputs: Tensor | None) -> tuple[Tensor, Routing]:
-        """As forward, with the routing."""
+        """As forward, with the routing. Gradients start at y and at routing.logits."""
         y, logits, expert_ids, weights = self._call({"x": x, **inputs})
         return y, Routing(logits, expert_ids, weights)

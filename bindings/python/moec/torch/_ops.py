@@ -7,9 +7,11 @@
     layer(...)              -> y, logits, expert_ids, routing_weights, saved
     layer_backward(...), layer_accumulate(...)
 
-Inputs are those of _spec, then main gradients, the spec's text, the save policy and the number of
-frozen weights. `saved` is empty with Save.NONE. Gradients come in the order of the inputs that can
-have one; those that nobody wants are tensors of size 0, since an operator cannot return None.
+Inputs are those of _spec, then main gradients (size 0: that matrix or bias has none) and the
+settings: the spec's text, the save policy, the number of frozen weights and the offset of the
+router's jitter (0 without). `saved` is empty with Save.NONE. Gradients come in the order of the
+inputs that can have one; those that nobody wants are tensors of size 0, since an operator cannot
+return None. Of a layer's outputs, y and logits are differentiable.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from .._spec import EXPERTS_INPUTS, LAYER_INPUTS, ROUTED_WEIGHTS, WITHOUT_GRADIE
 from ._engine import Call, Frozen, engine_of
 
 _REQUIRED = {"x", "expert_ids", "routing_weights"}
-_SETTINGS = "str spec, int save, int frozen"
+_SETTINGS = "str spec, int save, int frozen, SymInt rng_offset"
+_NUM_SETTINGS = 4
 
 
 def _declare(names: Sequence[str]) -> str:
@@ -97,19 +100,20 @@ class _Kind:
         return [*outputs, x.new_empty((size,), dtype=torch.uint8)]
 
     def _forward(self, *args: Any) -> tuple[Tensor, ...]:
-        *values, _, spec, save, frozen = args
+        *values, _, spec, save, frozen, rng_offset = args
         tensors = _ready(self.inputs, values)
         x = tensors["x"]
         assert x is not None
         outputs = self._outputs(x, spec, save)
         further = dict(zip(("logits", "expert_ids", "routing_weights"), outputs[1:-1],
                            strict=False))
-        call = Call(engine_of(spec, x, save), tensors, Frozen.of(frozen, tensors))
+        call = Call(engine_of(spec, x, save), tensors, Frozen.of(frozen, tensors), rng_offset)
         call.forward(outputs[0], outputs[-1], further)
         return tuple(outputs)
 
     def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
-        return tuple(self._outputs(args[0], args[-3], args[-2]))
+        spec, save = args[-_NUM_SETTINGS:][:2]
+        return tuple(self._outputs(args[0], spec, save))
 
     # ---- backward
     def _gradients(self, values: Sequence[Tensor | None], want: int) -> tuple[Tensor, ...]:
@@ -128,7 +132,7 @@ class _Kind:
     def _run(self, args: Sequence[Any], main_grads: Sequence[Tensor] | None
              ) -> tuple[Tensor, ...]:
         d_y, d_logits, saved, *values = args[: 3 + len(self.inputs)]
-        want, spec, save, frozen = args[-4:]
+        want, spec, save, frozen, rng_offset = args[-1 - _NUM_SETTINGS :]
         grads = self._gradients(values, want)
         tensors = _ready(self.inputs, values)
         x = tensors["x"]
@@ -146,7 +150,7 @@ class _Kind:
                 if name not in ("x", "routing_weights", "router_x"):
                     grad.zero_()
             named |= main_gradients(tensors, main_grads)
-        call = Call(engine_of(spec, x, save), tensors, Frozen.of(frozen, tensors))
+        call = Call(engine_of(spec, x, save), tensors, Frozen.of(frozen, tensors), rng_offset)
         d_logits = None if d_logits is None else d_logits.detach().contiguous()
         call.backward(d_y.detach().contiguous(), d_logits, saved, named, flags)
         if weights is not None and weights is not named["routing_weights"]:
@@ -157,52 +161,63 @@ class _Kind:
         return self._run(args, None)
 
     def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
-        return self._gradients(args[3 : 3 + len(self.inputs)], args[-4])
+        return self._gradients(args[3 : 3 + len(self.inputs)], args[-1 - _NUM_SETTINGS])
 
     def _accumulate(self, *args: Any) -> tuple[Tensor, ...]:
         return self._run(args, args[3 + len(self.inputs)])
 
     def _accumulate_fake(self, *args: Any) -> tuple[Tensor, ...]:
-        return self._gradients(args[3 : 3 + len(self.inputs)], args[-4])
+        return self._backward_fake(*args)
 
     # ---- autograd
     def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, main_grads, spec, save, frozen = inputs
-        ctx.settings = spec, save, frozen
+        *tensors, main_grads = inputs[:-_NUM_SETTINGS]
+        ctx.settings = inputs[-_NUM_SETTINGS:]
         # Not saved for backward: the next micro batch adds to them before this one's backward.
         ctx.main_grads = main_grads
         ctx.save_for_backward(output[-1], *tensors)
         ctx.set_materialize_grads(False)
+        if self.is_layer:
+            ctx.mark_non_differentiable(*output[2:4])
 
     def _autograd(self, ctx: Any, d_y: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
         saved, *tensors = ctx.saved_tensors
         x = tensors[0]
         given = dict(zip(self.inputs, tensors, strict=True))
         needs = dict(zip(self.inputs, ctx.needs_input_grad, strict=False))
-        main = bool(ctx.main_grads)
-        in_main = {n for n in ROUTED_WEIGHTS if main and given[n] is not None}
+        in_main = main_gradients(given, ctx.main_grads) if ctx.main_grads else {}
+        in_main = {n: main for n, main in in_main.items() if needs[n]}
         want = sum(1 << i for i, n in enumerate(self.grads) if needs[n] and n not in in_main)
         d_y = torch.zeros_like(x) if d_y is None else d_y
         d_logits = others[0] if self.is_layer else None
-        if main:
-            grads = self.accumulate(d_y, d_logits, saved, *tensors, list(ctx.main_grads), want,
-                                    *ctx.settings)
+        if in_main:
+            mains = [in_main.get(n, x.new_empty((0,))) for n in ROUTED_WEIGHTS
+                     if given[n] is not None]
+            grads = self.accumulate(d_y, d_logits, saved, *tensors, mains, want, *ctx.settings)
         else:
             grads = self.backward(d_y, d_logits, saved, *tensors, want, *ctx.settings)
         found = {n: g for i, (n, g) in enumerate(zip(self.grads, grads, strict=True))
                  if want >> i & 1}
         empty_list: Any = [None] * len(ctx.main_grads)
-        return (*(found.get(n) for n in self.inputs), empty_list, None, None, None)
+        return (*(found.get(n) for n in self.inputs), empty_list, *[None] * _NUM_SETTINGS)
 
 
 def main_gradients(
     tensors: dict[str, Tensor | None], main_grads: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """Main gradients by name: one for each routed matrix or bias that is given, in order."""
-    names = [n for n in ROUTED_WEIGHTS if tensors[n] is not None]
-    if len(names) != len(main_grads):
-        raise ValueError(f"moec.torch: {len(main_grads)} main gradients for {', '.join(names)}")
-    return dict(zip(names, main_grads, strict=True))
+    """Main gradients by name: one for each routed matrix or bias that is given, in order, without
+    those of size 0. Raises ValueError unless each is compact and of the parameter's shape."""
+    given = {n: t for n in ROUTED_WEIGHTS if (t := tensors[n]) is not None}
+    if len(given) != len(main_grads):
+        raise ValueError(f"moec.torch: {len(main_grads)} main gradients for {', '.join(given)}")
+    found = {n: main for n, main in zip(given, main_grads, strict=True) if main.numel()}
+    for name, main in found.items():
+        if main.shape != given[name].shape or not main.is_contiguous():
+            raise ValueError(
+                f"moec.torch: the main gradient of {name} has the shape {list(main.shape)} and the "
+                f"strides {list(main.stride())}; contiguous {list(given[name].shape)} is needed"
+            )
+    return found
 
 
 EXPERTS = _Kind("experts", EXPERTS_INPUTS)
@@ -210,7 +225,8 @@ LAYER = _Kind("layer", LAYER_INPUTS)
 
 
 def call(kind: _Kind, tensors: dict[str, Tensor | None], spec: str, save: Save, *,
-         frozen: int = 0, main_grads: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+         frozen: int = 0, rng_offset: int = 0, main_grads: Sequence[Tensor] = ()
+         ) -> tuple[Tensor, ...]:
     """Run an operator without its last result; whether anything is saved is decided here."""
     given = {n: t for n, t in tensors.items() if t is not None}
     unknown = [name for name in given if name not in kind.inputs]
@@ -222,14 +238,19 @@ def call(kind: _Kind, tensors: dict[str, Tensor | None], spec: str, save: Save, 
     for name in ("x", "router_x"):
         if name in given and len(shape) != 2:
             given[name] = given[name].reshape(-1, shape[-1])
-    settings = list(main_grads), spec, int(save), frozen
-    if torch.is_autocast_enabled(device):
+    settings = list(main_grads), spec, int(save), frozen, rng_offset
+    if has_autocast(device):
         given = autocast(given, torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
             y, *others, _ = kind.forward(*(given.get(n) for n in kind.inputs), *settings)
     else:
         y, *others, _ = kind.forward(*(given.get(n) for n in kind.inputs), *settings)
     return (y.view(shape) if len(shape) != 2 else y, *others)
+
+
+def has_autocast(device: str) -> bool:
+    """Whether autocast is on for a type of device; torch raises for those that have none."""
+    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
 
 
 def autocast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
-from ._experts import experts_forward, freeze, refresh_module, spec_of, text_of
+from ..torch._engine import refuse_strides
+from ._experts import (
+    experts_forward,
+    freeze,
+    refresh_module,
+    spec_of,
+    tensors_of,
+    text_of,
+    unfreeze,
+)
 
 NAME = "moec"
 ExpertsInterface.register(NAME, experts_forward)
@@ -40,10 +49,12 @@ def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
     """Run the experts of a built model on moec. Returns the experts modules, in the model's order.
 
     frozen  their values do not change until refresh(model): a packed copy may serve them, which
-            takes memory and saves time in inference; no gradients of these weights are computed
+            takes memory and saves time in inference; no gradients of these weights are computed.
+            False: each call reads them, also where they were frozen; requires_grad stays as it is
 
     Raises NotImplementedError, naming the class, for a MoE block that moec does not know, and
-    ValueError when there is none. On an error nothing has been changed.
+    ValueError when there is none, or when parameters to be frozen are not contiguous. On an error
+    nothing has been changed.
     """
     modules = list(model.named_modules())
     blocks = [m for _, m in modules if type(m).__name__ in _BLOCKS]
@@ -57,16 +68,20 @@ def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
         top_k = _top_k(module, blocks)
         spec_of(module, top_k)
         text_of(module, top_k)
+        if frozen:
+            refuse_strides(tensors_of(module))
     for block in blocks:
         block.forward = MethodType(_BLOCKS[type(block).__name__], block)
     for module in dispatched:
         config: Any = module.config
         config._experts_implementation_internal = NAME
-    if frozen:
-        for module in chosen:
-            for parameter in module.parameters():
-                parameter.requires_grad_(False)
-            freeze(module, _top_k(module, blocks))
+    for module in chosen:
+        if not frozen:
+            unfreeze(module)
+            continue
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+        freeze(module, _top_k(module, blocks))
     return chosen
 
 

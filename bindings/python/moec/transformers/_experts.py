@@ -102,6 +102,11 @@ def freeze(module: nn.Module, top_k: int) -> None:
     _frozen[module] = Frozen(spec_of(module, top_k), tensors)
 
 
+def unfreeze(module: nn.Module) -> None:
+    """Let each call read the module's weights again."""
+    _frozen.pop(module, None)
+
+
 def refresh_module(module: nn.Module) -> None:
     if module in _frozen:
         _frozen[module].refresh()
@@ -114,7 +119,7 @@ def experts_forward(
     [T,H]. Indices of num_experts and above mean no expert."""
     tensors: dict[str, Any] = tensors_of(self)
     x = hidden_states
-    if not torch.is_autocast_enabled(x.device.type):
+    if not _ops.has_autocast(x.device.type):
         x = x.to(tensors["down"].dtype)
     of = self if _MODULES_ARE_CONSTANT or not torch.compiler.is_compiling() else id(self)
     text = text_of(of, top_k_index.shape[-1])
