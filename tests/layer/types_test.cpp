@@ -139,10 +139,13 @@ const Reference& reference(const Kind& kind, oracle::Rounding between) {  // eva
   return all.try_emplace(key, kind, between).first->second;
 }
 
-LayerRun expect_run(const Kind& kind, const RunOptions& options, double tolerance) {
+// align: rows of an expert, of which no result may show anything.
+LayerRun expect_run(const Kind& kind, const RunOptions& options, double tolerance, int align = 1) {
   const Reference& exact = reference(kind, oracle::Rounding::kNone);
   const Problem& p = exact.problem;
-  const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, options);
+  oracle::Config config = p.config;
+  config.plan.align = align;
+  const LayerRun run = run_layer(config, p.in, p.d_y, {}, options);
   expect_matches(run, reference(kind, run.between).run, p.config, p.in, tolerance);
   // A value that rounds to a clamp's limit has another gradient there.
   if (run.between != oracle::Rounding::kNone && !kind.more())
@@ -197,6 +200,18 @@ TEST(More, SharedAndIdentityExpertsInEveryType) {
         options.save = save;
         expect_run({true, shared}, options, type.tolerance);
       }
+    }
+  }
+}
+
+TEST(Padding, DoesNotShowInAnyType) {
+  SCOPED_TRACE(seed_note());
+  for (const Type& type : types()) {
+    for (const int align : {16, 128, 1024}) {
+      SCOPED_TRACE(std::string(type.name) + " align " + std::to_string(align));
+      RunOptions options;
+      options.dtype = type.dtype;
+      expect_run(kBiased, options, type.tolerance, align);
     }
   }
 }
