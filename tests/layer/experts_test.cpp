@@ -3,6 +3,7 @@
 // of experts, padded groups. Forward and every gradient against the oracle.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "cases/feature_cases.h"
 #include "support/compare.h"
 #include "support/handles.h"
+#include "support/layer_check.h"
 #include "support/layer_runner.h"
 #include "support/random.h"
 #include "support/skip.h"
@@ -42,9 +44,11 @@ moec_plan_desc plan_desc(const oracle::Config& config, int tokens, bool choice) 
 // Runs one case on a plan already built. `route` and `plan` are the oracle's.
 class ExpertsRun {
  public:
-  ExpertsRun(const FeatureCase& c, const moec_plan* plan, bool choice)
+  ExpertsRun(const FeatureCase& c, const moec_plan* plan, bool choice, moec_dtype dtype = MOEC_F32)
       : c_(c), plan_(plan), choice_(choice) {
-    moec_experts_desc desc = experts_desc(c.config, c.in, {});
+    RunOptions options;
+    options.dtype = layout_.dtype = dtype;
+    moec_experts_desc desc = experts_desc(c.config, c.in, options);
     local_ = static_cast<int>(c.in.experts.down.size()) / (desc_hidden() * c.config.experts.inter);
     if (choice) {
       desc.top_k = 0;
@@ -53,11 +57,11 @@ class ExpertsRun {
     experts_ = make<Experts>(moec_experts_create, test_context(), &desc);
     check(moec_experts_query(experts_.get(), &sizes_));
     set_ = std::make_unique<WeightSet>(c.in.experts, local_, desc_hidden(), c.config.experts.inter,
-                                       WeightLayout{}, false);
+                                       layout_, false);
     const moec_weights_desc weights = set_->desc(false);
     weights_ = make<Weights>(moec_weights_create, test_context(), &weights);
     check(moec_weights_bind(weights_.get(), set_->set()));
-    x_ = tensors_.input(c.in.x, MOEC_F32, {c.in.tokens, desc_hidden()});
+    x_ = tensors_.input(c.in.x, dtype, {c.in.tokens, desc_hidden()});
     saved_ = tensors_.buffer(bytes(sizes_.saved));
   }
 
@@ -66,7 +70,7 @@ class ExpertsRun {
     args.plan = plan_;
     args.weights = weights_.get();
     args.x = x_;
-    args.y = tensors_.output(MOEC_F32, {c_.in.tokens, desc_hidden()});
+    args.y = tensors_.output(layout_.dtype, {c_.in.tokens, desc_hidden()});
     args.saved = saved_;
     args.workspace = tensors_.buffer(bytes(sizes_.forward_workspace));
     check(moec_experts_forward(experts_.get(), &args, nullptr));
@@ -78,15 +82,14 @@ class ExpertsRun {
     oracle::MlpWeights d_experts;
   };
   Result backward(int64_t rows) {
-    WeightSet d_set(c_.in.experts, local_, desc_hidden(), c_.config.experts.inter, WeightLayout{},
-                    true);
+    WeightSet d_set(c_.in.experts, local_, desc_hidden(), c_.config.experts.inter, layout_, true);
     auto args = sized<moec_experts_grad_args>();
     args.plan = plan_;
     args.weights = weights_.get();
     args.x = x_;
-    args.d_y = tensors_.input(c_.d_y, MOEC_F32, {c_.in.tokens, desc_hidden()});
+    args.d_y = tensors_.input(c_.d_y, layout_.dtype, {c_.in.tokens, desc_hidden()});
     args.saved = saved_;
-    args.d_x = tensors_.output(MOEC_F32, {c_.in.tokens, desc_hidden()});
+    args.d_x = tensors_.output(layout_.dtype, {c_.in.tokens, desc_hidden()});
     args.d_weights = choice_ ? tensors_.output(MOEC_F32, {rows})
                              : tensors_.output(MOEC_F32, {c_.in.tokens, c_.config.router.top_k});
     args.d_expert_weights = d_set.set();
@@ -106,6 +109,7 @@ class ExpertsRun {
   const FeatureCase& c_;
   const moec_plan* plan_;
   bool choice_;
+  WeightLayout layout_;
   int local_ = 0;
   Experts experts_;
   Weights weights_;
@@ -168,6 +172,57 @@ TEST(LocalExperts, MatchTheOracle) {
     const ExpertsRun::Result got = run.backward(0);
     expect_result(got, d_x, expected, c);
     EXPECT_LE(row_error(got.d_weights, expected.routing_weights, 3).error, kTolerance);
+  }
+}
+
+// Of each token's three experts the second, 3, has the weight 0. It may compute anything then.
+TEST(Weightless, ExpertChangesNoBit) {
+  SCOPED_TRACE(seed_note());
+  constexpr int kHidden = 64, kInter = 72, kExperts = 6, kTopK = 3, kMatrix = kHidden * kInter;
+  for (const Type& type : kTypes) {
+    for (const int tokens : {1, 16, 150}) {
+      SCOPED_TRACE(std::string(type.name) + ", tokens: " + std::to_string(tokens));
+      FeatureCase c = oracle::base_case("weightless", tokens);
+      c.config.router.num_experts = kExperts;
+      c.config.router.top_k = kTopK;
+      c.config.experts.hidden = kHidden;
+      c.config.experts.inter = kInter;
+      c.in.x = oracle::random_values("x", size_t(tokens * kHidden));
+      c.d_y = oracle::random_values("d_y", size_t(tokens * kHidden));
+      for (Vec* matrix : {&c.in.experts.gate, &c.in.experts.up, &c.in.experts.down})
+        *matrix = oracle::random_values("matrix", size_t(kExperts * kMatrix));
+      oracle::Ids ids;
+      Vec weights;
+      for (int t = 0; t < tokens; ++t) {
+        ids.insert(ids.end(), {t % 3, 3, 5});
+        weights.insert(weights.end(), {0.5, 0.0, 0.25});
+      }
+      Tensors tensors;
+      const moec_plan_desc desc = plan_desc(c.config, tokens, false);
+      const moec_buffer* const own = nullptr;
+      const auto plan = make<PlanHandle>(moec_plan_create, test_context(), &desc, own);
+      const moec_tensor i = tensors.input_ids(ids, MOEC_I32, {tokens, kTopK});
+      const moec_tensor w = tensors.input(weights, MOEC_F32, {tokens, kTopK});
+      check(moec_plan_from_topk(plan.get(), &i, &w, nullptr));
+      ExpertsRun run(c, plan.get(), false, type.dtype);
+      const Vec y = run.forward();
+      const ExpertsRun::Result d = run.backward(0);
+
+      FeatureCase wild = c;
+      for (Vec* matrix : {&wild.in.experts.gate, &wild.in.experts.up, &wild.in.experts.down})
+        std::fill_n(matrix->begin() + 3 * kMatrix, kMatrix, NAN);
+      ExpertsRun wild_run(wild, plan.get(), false, type.dtype);
+      EXPECT_EQ(wild_run.forward(), y);
+      const ExpertsRun::Result wild_d = wild_run.backward(0);
+      EXPECT_EQ(wild_d.d_x, d.d_x);
+      EXPECT_EQ(wild_d.d_experts.gate, d.d_experts.gate);
+      EXPECT_EQ(wild_d.d_experts.up, d.d_experts.up);
+      EXPECT_EQ(wild_d.d_experts.down, d.d_experts.down);
+      for (size_t a = 0; a < ids.size(); a += kTopK) {
+        EXPECT_EQ(wild_d.d_weights[a], d.d_weights[a]);
+        EXPECT_EQ(wild_d.d_weights[a + 2], d.d_weights[a + 2]);
+      }
+    }
   }
 }
 

@@ -39,7 +39,9 @@ __device__ Slot find_slot(const CombineParams& p, int64_t t, int k) {
     const int id = __ldg(p.expert_ids + at) - p.num_experts;
     if (id >= 0 && id < p.num_zero) row = kIdentity;
   }
-  return {row, row == kNone ? 0.0f : p.weights ? __ldg(p.weights + at) : 1.0f};
+  const float weight = row == kNone ? 0.0f : p.weights ? __ldg(p.weights + at) : 1.0f;
+  if (weight == 0.0f) return {kNone, 0.0f};
+  return {row, p.counts_once ? 1.0f : weight};
 }
 
 // Slots of one token that are summed together: the same in all lanes of a warp.

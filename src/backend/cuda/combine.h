@@ -10,7 +10,8 @@
 namespace moec::cuda {
 
 // y[t] = scale * sum_k w[t,k] * (row of (t,k), or x[t] for an identity expert) + residual[t],
-// in fp32, slots in order, one rounding. d_weights[t,k] = sum of the parts of the row. As kWeights
+// in fp32, slots in order, one rounding. A slot of weight 0 is left out, whatever its row holds.
+// d_weights[t,k] = sum of the parts of the row. As kWeights
 // (early.h) it reads the plan, and the weights, before the kernel queued before it is complete.
 struct CombineParams {
   int64_t num_tokens, hidden;  // hidden is a multiple of 8
@@ -19,9 +20,10 @@ struct CombineParams {
   const int32_t* assignment_row;  // [T,K], -1 = none
   const int32_t* expert_ids;      // [T,K]; read only with identity experts
   const float* weights;           // [T,K] or null = 1
-  const void* x;                  // [T,hidden], identity experts
-  const void* residual;           // [T,hidden] or null; may be y
-  const void* bias;               // [hidden] or null, added once
+  bool counts_once;      // rows hold their weights already: a slot counts 1, or 0 if its is 0
+  const void* x;         // [T,hidden], identity experts
+  const void* residual;  // [T,hidden] or null; may be y
+  const void* bias;      // [hidden] or null, added once
   float scale;
   void* y;                      // [T,hidden] or null
   const float* d_weight_parts;  // [parts, max_rows] or null

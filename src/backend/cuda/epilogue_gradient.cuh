@@ -198,6 +198,13 @@ class GradientFinisher {
       pre_at_ += 2 * kRowUnit * p_.features;
       weight_at_ += kRowUnit;
       fetch_weight();
+      stores_ = live_ && weight_ != 0.0f;
+      if (live_ && !stores_) {
+        clear_piece<0>();
+        clear_piece<1>();
+        clear_piece<2>();
+        clear_piece<3>();
+      }
       send_sum(finish_pieces<0>(place), 0);
       send_sum(finish_pieces<2>(place), p_.max_rows);
       d_pre_ += 2 * kRowUnit * p_.features;
@@ -239,7 +246,12 @@ class GradientFinisher {
     pair(d.y, gate.y, up.y, s[1], out.y, d_gate.y, d_up.y);
     pair(d.z, gate.z, up.z, s[2], out.z, d_gate.z, d_up.z);
     pair(d.w, gate.w, up.w, s[3], out.w, d_gate.w, d_up.w);
-    if (!live_ || !inside<k>()) return 0.0f;
+    if (!inside<k>()) return 0.0f;
+    if (stores_) store_piece<k>(out, d_gate, d_up);
+    return sum;
+  }
+  template <int k>
+  __device__ void store_piece(uint4 out, uint4 d_gate, uint4 d_up) const {
     if (p_.pairs) {
       alternate(d_gate, d_up);
       ptx::global_store(d_pre_ + 2 * feature_of(k), d_gate);
@@ -249,7 +261,11 @@ class GradientFinisher {
       ptx::global_store(d_pre_ + unsigned(p_.features) + feature_of(k), d_up);
     }
     ptx::global_store(out_ + feature_of(k), out);
-    return sum;
+  }
+  // A row of weight 0 is no expert's, whatever it holds. Its weight has a gradient, though.
+  template <int k>
+  __device__ void clear_piece() const {
+    if (inside<k>()) store_piece<k>({}, {}, {});
   }
 
   const RowGemmParams& p_;
@@ -260,8 +276,9 @@ class GradientFinisher {
   Element *d_pre_, *out_;
   const float* weight_at_;
   float* sum_at_;
-  bool sums_;  // this thread writes them
-  bool live_;  // its row is one of the tile
+  bool sums_;    // this thread writes them
+  bool live_;    // its row is one of the tile
+  bool stores_;  // what it computes of it
   Pre pre_[4];
   float weight_, next_weight_;
 };

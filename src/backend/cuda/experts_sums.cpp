@@ -17,6 +17,8 @@ CombineParams sum_of_rows(const moec_experts_desc& desc, const PlanView& plan, c
   p.rows = rows;
   p.assignment_row = plan.assignment_row;
   p.expert_ids = plan.expert_ids;
+  p.weights = plan.weights;
+  p.counts_once = true;
   p.residual = residual;
   p.scale = desc.output_scale;
   p.y = to;
@@ -25,7 +27,7 @@ CombineParams sum_of_rows(const moec_experts_desc& desc, const PlanView& plan, c
 
 CombineParams sum_of_outputs(const ExpertsArgs& args, const void* rows) {
   CombineParams p = sum_of_rows(*args.desc, *args.plan, rows, args.y, args.residual);
-  p.weights = args.plan->weights;
+  p.counts_once = false;
   p.x = args.x.data;
   p.bias = args.output_bias.data;
   return p;

@@ -236,7 +236,8 @@ __global__ __launch_bounds__(32 * kMostWarps,
       if constexpr (kUp) {
         (row == 0 ? sums[0] : sums[1]) = sum;
       } else {
-        sums[0] = fmaf(shared.slots[row].weight, sum, sums[0]);
+        const float by = shared.slots[row].weight;  // 0: no expert, whatever its output
+        if (by != 0.0f) sums[0] = fmaf(by, sum, sums[0]);
       }
     }
     if constexpr (kUp) {
@@ -245,9 +246,10 @@ __global__ __launch_bounds__(32 * kMostWarps,
       if (lane == 0) store<Element>(p.out, output, value);
     } else {  // what a slot adds beside its product, then what comes once
       const int zero = plan.num_zero > 0 ? id - plan.num_experts : -1;
-      if (has_row) {
+      const bool counts = weight != 0.0f;
+      if (counts && has_row) {
         sums[0] = fmaf(weight, bias_of<Element>(p.bias[0], expert, feature), sums[0]);
-      } else if (zero >= 0 && zero < plan.num_zero) {
+      } else if (counts && zero >= 0 && zero < plan.num_zero) {
         sums[0] = fmaf(weight, load<Element>(plan.x, feature), sums[0]);
       }
       float y = warp_sum(sums[0]) * plan.scale;

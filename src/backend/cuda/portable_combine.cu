@@ -126,7 +126,7 @@ void launch(const Op& op, const char* what, const Sum& s, void (*wide)(const Sum
 }
 
 // The kernel for sums in slot order of 16-bit rows, where that is all there is to do.
-bool combine_plain(const Op& op, const Sum& s, const float* weights) {
+bool combine_plain(const Op& op, const Sum& s, bool weighted) {
   const moec_experts_desc& desc = s.desc;
   const bool plain = s.rows.dtype == desc.dtype && desc.combine == MOEC_COMBINE_FP32_SLOT &&
                      desc.weight_position == MOEC_WEIGHT_ON_OUTPUT && !s.shared && !s.mix &&
@@ -142,11 +142,12 @@ bool combine_plain(const Op& op, const Sum& s, const float* weights) {
   p.rows = s.rows.data;
   p.assignment_row = s.plan.assignment_row;
   p.expert_ids = s.plan.expert_ids;
-  p.weights = weights;
+  p.weights = s.plan.weights;
+  p.counts_once = !weighted;
   p.x = s.from.data;
   p.residual = s.before.data;
   p.bias = s.bias.data;
-  p.scale = weights ? desc.output_scale : 1.0f;
+  p.scale = weighted ? desc.output_scale : 1.0f;
   p.y = s.to.data;
   if (combine_refuses(p, desc.dtype)) return false;
   check(launch_combine(p, desc.dtype, op.multiprocessors, op.stream), "combine");
@@ -167,7 +168,7 @@ void combine_output(const Op& op, const OutputSum& sum) {
   s.bias = sum.output_bias;
   s.before = sum.residual;
   s.to = sum.y;
-  if (!combine_plain(op, s, s.plan.weights))
+  if (!combine_plain(op, s, true))
     launch(op, "combine", s, combine_output_kernel<4>, combine_output_kernel<1>);
 }
 
@@ -183,7 +184,7 @@ void combine_input_grad(const Op& op, const InputGradSum& sum) {
   s.gate = sum.shared_gate;
   if (sum.accumulate) s.before = sum.d_x;
   s.to = sum.d_x;
-  if (s.plan.num_zero > 0 || !combine_plain(op, s, nullptr))
+  if (s.plan.num_zero > 0 || !combine_plain(op, s, false))
     launch(op, "gradient of x", s, combine_input_grad_kernel<4>, combine_input_grad_kernel<1>);
 }
 
