@@ -201,17 +201,21 @@ __global__ __launch_bounds__(kSmallThreads,
   }
 }
 
+template <typename Element, bool kGated>
+cudaError_t launch_element(const SmallArgs& p, int multiprocessors, cudaStream_t stream) {
+  static std::atomic<uint64_t> allowed;  // one for each kernel
+  const auto kernel = small_kernel<Element, kGated>;
+  const auto bytes = [](int experts) {
+    return int(sizeof(SmallShared)) + experts * int(sizeof(HitExpert));
+  };
+  if (cudaError_t e = allow_shared_memory(kernel, bytes(kMaxSmallExperts), allowed)) return e;
+  return launch(kernel, dim3(multiprocessors), kSmallThreads, bytes(p.num_experts), stream, p);
+}
+
 template <bool kGated>
 cudaError_t launch_small(const SmallArgs& p, int multiprocessors, cudaStream_t stream) {
-  const auto run = [&](auto kernel) {
-    static std::atomic<uint64_t> allowed;
-    const int bytes = int(sizeof(SmallShared)) + kMaxSmallExperts * int(sizeof(HitExpert));
-    if (cudaError_t e = allow_shared_memory(kernel, bytes, allowed)) return e;
-    return launch(kernel, dim3(multiprocessors), kSmallThreads,
-                  int(sizeof(SmallShared)) + p.num_experts * int(sizeof(HitExpert)), stream, p);
-  };
-  return p.dtype == MOEC_BF16 ? run(small_kernel<__nv_bfloat16, kGated>)
-                              : run(small_kernel<__half, kGated>);
+  return p.dtype == MOEC_BF16 ? launch_element<__nv_bfloat16, kGated>(p, multiprocessors, stream)
+                              : launch_element<__half, kGated>(p, multiprocessors, stream);
 }
 
 }  // namespace moec::cuda
