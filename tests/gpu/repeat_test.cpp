@@ -5,6 +5,8 @@
 // half proves nothing; down's weight gradient told not to wait for grad down differs in run 1.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "occupy.h"
 #include "step.h"
 
@@ -42,6 +44,50 @@ TEST_P(Repeat, hundred_runs_half_of_them_beside_another_kernel) {
     ASSERT_EQ(got, first) << "run " << i;
   }
   EXPECT_EQ(beside, 50);
+  cudaFreeHost(stop);
+}
+
+// Its counters hold anything before, and what comes before it on the stream still runs. Mutation
+// noted: weight gradients that do not wait for the kernel that clears the counters.
+TEST(Repeat, no_tokens_make_gradients_of_zero) {
+  const Context context = gpu_context();
+  const auto before = experts_step(context.get(), 2),
+             step = experts_step_of_no_tokens(context.get());
+  for (Step* one : {before.get(), step.get()}) {
+    one->take_workspace();
+    one->fill(9, Routing::kRandom);
+  }
+  const GpuStream stream;
+  for (int i = 0; i < 50; ++i) {
+    step->poison();
+    before->queue(stream);
+    step->queue(stream);
+    stream.wait();
+    const std::vector<uint8_t> got = step->outputs();
+    ASSERT_EQ(std::count(got.end() - Step::kWeightBytes, got.end(), 0), Step::kWeightBytes)
+        << "run " << i;
+  }
+}
+
+// Whose stream moec cannot know any more.
+TEST(Free, waits_for_work_that_may_use_the_memory) {
+  const Context context = gpu_context();
+  auto desc = sized<moec_plan_desc>();
+  desc.max_tokens = 1 << 16;
+  desc.num_experts = 8;
+  desc.top_k = 2;
+  PlanHandle plan =
+      make<PlanHandle>(moec_plan_create, context.get(), static_cast<const moec_plan_desc*>(&desc),
+                       static_cast<const moec_buffer*>(nullptr));
+  const GpuStream stream;
+  int* stop = nullptr;
+  check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&stop), sizeof(int), cudaHostAllocMapped));
+  *stop = 0;
+  check_cuda(occupy(1, stop, 300, stream));
+  EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+  plan.reset();
+  EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);
+  stream.wait();
   cudaFreeHost(stop);
 }
 

@@ -108,8 +108,9 @@ namespace {
 
 class ExpertsStep : public Step {
  public:
-  ExpertsStep(const moec_context* context, int32_t top_k, int32_t device)
+  ExpertsStep(const moec_context* context, int32_t top_k, int32_t device, int64_t tokens)
       : Step(context, top_k, device),
+        tokens_(tokens),
         ids_(input(MOEC_I32, {kTokens, top_k}, 1)),
         routing_(input(MOEC_F32, {kTokens, top_k}, 1)) {
     auto plan_desc = sized<moec_plan_desc>();
@@ -125,17 +126,17 @@ class ExpertsStep : public Step {
     forward_ = sized<moec_experts_args>();
     forward_.plan = plan_.get();
     forward_.weights = weights_.get();
-    forward_.x = tensor(*x_);
-    forward_.y = tensor(*y_);
+    forward_.x = of_tokens(*x_);
+    forward_.y = of_tokens(*y_);
     forward_.saved = memory(sizes_.saved);
     backward_ = sized<moec_experts_grad_args>();
     backward_.plan = plan_.get();
     backward_.weights = weights_.get();
     backward_.x = forward_.x;
-    backward_.d_y = tensor(*d_y_);
+    backward_.d_y = of_tokens(*d_y_);
     backward_.saved = forward_.saved;
-    backward_.d_x = tensor(*d_x_);
-    backward_.d_weights = tensor(*d_routing_);
+    backward_.d_x = of_tokens(*d_x_);
+    backward_.d_weights = of_tokens(*d_routing_);
     backward_.d_expert_weights = &d_weights_;
   }
   void take_workspace() override {
@@ -143,13 +144,18 @@ class ExpertsStep : public Step {
     backward_.workspace = memory(sizes_.backward_workspace);
   }
   void queue(cudaStream_t stream) const override {
-    const moec_tensor ids = tensor(ids_), routing = tensor(routing_);
+    const moec_tensor ids = of_tokens(ids_), routing = of_tokens(routing_);
     check(moec_plan_from_topk(plan_.get(), &ids, &routing, stream));
     check(moec_experts_forward(experts_.get(), &forward_, stream));
     check(moec_experts_backward(experts_.get(), &backward_, stream));
   }
 
  private:
+  moec_tensor of_tokens(const GpuArray& array) const {
+    moec_tensor rows = tensor(array);
+    rows.shape[0] = tokens_;
+    return rows;
+  }
   void steer(uint64_t seed, Routing routing) override {
     Random random(seed + 77);
     std::vector<int32_t> ids;
@@ -160,6 +166,7 @@ class ExpertsStep : public Step {
     ids_.upload(ids);
   }
 
+  int64_t tokens_;
   GpuArray &ids_, &routing_;
   PlanHandle plan_;
   Experts experts_;
@@ -267,7 +274,10 @@ std::unique_ptr<Step> layer_step(const moec_context* context, int32_t top_k, int
   return std::make_unique<LayerStep>(context, top_k, device);
 }
 std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device) {
-  return std::make_unique<ExpertsStep>(context, top_k, device);
+  return std::make_unique<ExpertsStep>(context, top_k, device, Step::kTokens);
+}
+std::unique_ptr<Step> experts_step_of_no_tokens(const moec_context* context) {
+  return std::make_unique<ExpertsStep>(context, 2, 0, 0);
 }
 
 }  // namespace moec::test

@@ -101,6 +101,7 @@ class Step {
  public:
   static constexpr int64_t kTokens = 200, kHidden = 136, kInter = 72;
   static constexpr int32_t kExperts = 8, kOne = 5;
+  static constexpr size_t kWeightBytes = size_t(kExperts) * 3 * kInter * kHidden * 2;
 
   Step(const moec_context* context, int32_t top_k, int32_t device);
   virtual ~Step() = default;
@@ -110,6 +111,7 @@ class Step {
   void poison();                                      // outputs and memory: NaN; waits
   virtual void queue(cudaStream_t stream) const = 0;  // the whole step; only moec and memset
   std::vector<uint8_t> outputs() const;
+  std::vector<uint8_t> saved() const { return memory_.front()->download(); }
 
  protected:
   GpuArray& input(moec_dtype dtype, std::vector<int64_t> shape, double scale);
@@ -140,7 +142,9 @@ class Step {
 // gate, routing with a selection bias, plan, experts; a switch loss and a z-loss with their
 // gradients; backward of everything; the update of the selection bias.
 std::unique_ptr<Step> layer_step(const moec_context* context, int32_t top_k, int32_t device = 0);
-// plan from ids, experts forward with pre-activations kept, backward.
+// plan from ids, experts forward with pre-activations kept, backward. The gradients of the weights
+// are its last outputs, kWeightBytes.
 std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device = 0);
+std::unique_ptr<Step> experts_step_of_no_tokens(const moec_context* context);
 
 }  // namespace moec::test

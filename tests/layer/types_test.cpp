@@ -36,13 +36,14 @@ std::vector<Type> types() {
 struct Layout {
   const char* name;
   uint32_t gate_layout, orientation;
-  bool per_expert;
+  bool per_expert, per_expert_bias = false;
 };
 constexpr Layout kLayouts[] = {
     {"gate_then_up", MOEC_GATE_THEN_UP, MOEC_OUT_IN, false},
     {"gate_then_up_in_out", MOEC_GATE_THEN_UP, MOEC_IN_OUT, false},
     {"interleaved", MOEC_GATE_INTERLEAVED, MOEC_OUT_IN, false},
     {"interleaved_in_out", MOEC_GATE_INTERLEAVED, MOEC_IN_OUT, false},
+    {"gate_then_up_biases_per_expert", MOEC_GATE_THEN_UP, MOEC_OUT_IN, false, true},
     {"split_per_expert", MOEC_GATE_SPLIT, MOEC_OUT_IN, true},
     {"up_then_gate_per_expert_in_out", MOEC_UP_THEN_GATE, MOEC_IN_OUT, true},
 };
@@ -68,6 +69,8 @@ Vec values(const std::string& seed, int64_t count, double scale) {
 struct Kind {
   bool biased = false;
   oracle::Shared shared = oracle::Shared::kNone;
+  oracle::Act activation = oracle::Act::kSwiglu;
+  double far_gate = 0;  // bias of every other gate
   auto operator<=>(const Kind&) const = default;
   bool more() const { return shared != oracle::Shared::kNone; }
 };
@@ -122,6 +125,10 @@ Problem make_problem(const Kind& kind) {
   p.in.experts.down_bias = values("down_bias", kExperts * kHidden, 0.5);
   p.in.residual = values("residual", kTokens * kHidden, 1);
   p.in.output_bias = values("output_bias", kHidden, 0.5);
+  p.config.experts.activation.kind = kind.activation;
+  if (kind.far_gate != 0)
+    for (size_t i = 0; i < p.in.experts.gate_bias.size(); i += 2)
+      p.in.experts.gate_bias[i] = kind.far_gate;
   if (kind.more()) add_more(kind.shared, &p);
   return p;
 }
@@ -169,6 +176,7 @@ TEST_P(Layouts, MatchTheOracleInEveryType) {
       options.layout.gate_up_orientation = GetParam().orientation;
       options.layout.down_orientation = GetParam().orientation;
       options.layout.per_expert = GetParam().per_expert;
+      options.layout.per_expert_bias = GetParam().per_expert_bias;
       expect_run(biased ? kBiased : kPlain, options, type.tolerance);
     }
   }
@@ -204,14 +212,42 @@ TEST(More, SharedAndIdentityExpertsInEveryType) {
   }
 }
 
+// Where sigmoids are 0 or 1, whatever they are multiplied by. Mutations noted: sigmoids cut at
+// 1e-18, times such gates as they are; 0 times the square of such a gate.
+TEST(Gates, FarFromZero) {
+  SCOPED_TRACE(seed_note());
+  constexpr std::pair<oracle::Act, double> kGates[] = {{oracle::Act::kSwiglu, -1e18},
+                                                       {oracle::Act::kGegluTanh, -1e6},
+                                                       {oracle::Act::kQuickGeglu, 1e20},
+                                                       {oracle::Act::kGegluTanh, 1e6}};
+  for (const Type& type : types()) {
+    for (const auto& [activation, gate] : kGates) {
+      SCOPED_TRACE(std::string(type.name) + " gate " + std::to_string(gate));
+      const bool half = type.dtype == MOEC_F16;  // a type of small numbers
+      if (half && gate > 0) continue;
+      RunOptions options;
+      options.dtype = type.dtype;
+      expect_run({true, oracle::Shared::kNone, activation, half ? -6e4 : gate}, options,
+                 type.tolerance);
+    }
+  }
+}
+
 TEST(Padding, DoesNotShowInAnyType) {
   SCOPED_TRACE(seed_note());
   for (const Type& type : types()) {
     for (const int align : {16, 128, 1024}) {
-      SCOPED_TRACE(std::string(type.name) + " align " + std::to_string(align));
-      RunOptions options;
-      options.dtype = type.dtype;
-      expect_run(kBiased, options, type.tolerance, align);
+      for (const auto shared : {oracle::Shared::kNone, oracle::Shared::kSigmoidGate}) {
+        for (const uint32_t save : {MOEC_SAVE_INPUT, MOEC_SAVE_PREACT}) {
+          SCOPED_TRACE(std::string(type.name) + " align " + std::to_string(align) + " save " +
+                       std::to_string(save) + " shared " +
+                       std::to_string(static_cast<int>(shared)));
+          RunOptions options;
+          options.dtype = type.dtype;
+          options.save = save;
+          expect_run({true, shared}, options, type.tolerance, align);
+        }
+      }
     }
   }
 }

@@ -73,14 +73,16 @@ moec_matrix WeightSet::matrix(const Vec& data, const Vec& bias, int rows, int in
   stored->data = stack(data, shape, as_output);
   stored->bias = stack(bias, {experts_, rows}, as_output);
   moec_matrix m{};
-  if (!layout_.per_expert) {
+  if (layout_.per_expert)
+    m.per_expert = pointers(stored->data);
+  else
     m.data = stored->data;
+  const bool own_bias = (layout_.per_expert || layout_.per_expert_bias) && stored->bias.data;
+  if (own_bias)
+    m.per_expert_bias = pointers(stored->bias);
+  else
     m.bias = stored->bias;
-    return m;
-  }
-  m.per_expert = pointers(stored->data);
-  m.per_expert_bias = stored->bias.data ? pointers(stored->bias) : nullptr;
-  m.count = experts_;
+  if (m.per_expert || m.per_expert_bias) m.count = experts_;
   return m;
 }
 

@@ -14,7 +14,8 @@ struct WeightLayout {
   uint32_t gate_layout = MOEC_GATE_SPLIT;  // of a gated MLP; a plain one has GATE_NONE
   uint32_t gate_up_orientation = MOEC_OUT_IN;
   uint32_t down_orientation = MOEC_OUT_IN;
-  bool per_expert = false;  // an array of pointers instead of one stack
+  bool per_expert = false;       // an array of pointers instead of one stack
+  bool per_expert_bias = false;  // of biases alone
   moec_dtype dtype = MOEC_F32;
 };
 

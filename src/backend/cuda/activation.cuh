@@ -3,7 +3,7 @@
 // special-function instructions are what an epilogue spends most on.
 #pragma once
 
-#include <moec/moec.h>
+#include "backend/cuda/row_gemm.h"
 
 namespace moec::cuda {
 
@@ -12,16 +12,28 @@ struct ActivationGradients {
   float2 value, d_gate, d_up;
 };
 
-// 1 / (1 + exp(-x)). Two at a time share one reciprocal: 1 / a = b / (a b), so both must be of one
-// row: the last bits of each depend on the other. The exponent is cut where a b could overflow;
-// there the sigmoid is below 1e-18.
+// The smaller, the larger of both; a NaN if one is.
+__device__ __forceinline__ float at_most(float x, float bound) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(bound));
+  return r;
+}
+__device__ __forceinline__ float at_least(float x, float bound) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(bound));
+  return r;
+}
+
+// 1 / (1 + 2^x). Two at a time share one reciprocal: 1 / a = b / (a b), so both must be of one row:
+// the last bits of each depend on the other. x is cut where a b could overflow; there the result is
+// 1e-18, and what it is multiplied by is cut, too. A NaN is left to that.
 __device__ __forceinline__ float2 fast_sigmoids(float2 x) {
-  const auto one_plus_exp = [](float v) {
+  const auto one_plus_exp2 = [](float v) {
     float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(fminf(v * -1.4426950408889634f, 60.0f)));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(fminf(v, GateForm::kMostExponent)));
     return 1.0f + e;
   };
-  const float a = one_plus_exp(x.x), b = one_plus_exp(x.y);
+  const float a = one_plus_exp2(x.x), b = one_plus_exp2(x.y);
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a * b));
   return {r * b, r * a};
@@ -29,65 +41,56 @@ __device__ __forceinline__ float2 fast_sigmoids(float2 x) {
 
 // silu(g) * u; the derivative of silu is s + g s (1 - s), s = sigmoid(g).
 struct Swiglu {
-  const moec_activation& parameters;
+  const GateForm& form;
 
-  __device__ float2 values(float2 g, float2 u) const {
-    const float2 s = fast_sigmoids(g);
-    return {g.x * s.x * u.x, g.y * s.y * u.y};
+  static __device__ float gate(float g) {
+    return at_least(g, -GateForm::kMostExponent / GateForm::kLog2E);
   }
-  __device__ float2 sigmoids(float2 g) const { return fast_sigmoids(g); }
+  __device__ float2 sigmoids(float2 g) const {
+    return fast_sigmoids({g.x * -GateForm::kLog2E, g.y * -GateForm::kLog2E});
+  }
+  __device__ float2 values(float2 g, float2 u) const {
+    const float2 s = sigmoids(g);
+    return {gate(g.x) * s.x * u.x, gate(g.y) * s.y * u.y};
+  }
   // d is the gradient of the value, s sigmoids(g).
   __device__ ActivationGradients gradients(float2 g, float2 u, float2 d, float2 s) const {
-    const float2 silu = {g.x * s.x, g.y * s.y};
+    const float2 silu = {gate(g.x) * s.x, gate(g.y) * s.y};
     return {{silu.x * u.x, silu.y * u.y},
             {d.x * u.x * (s.x + silu.x * (1.0f - s.x)), d.y * u.y * (s.y + silu.y * (1.0f - s.y))},
             {d.x * silu.x, d.y * silu.y}};
   }
 };
 
-// g' sigmoid(alpha (g' + cubic g'^3)) (u' + offset), g' = min(g, limit), |u'| <= limit: the form of
-// MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU, MOEC_ACT_QUICK_GEGLU, MOEC_ACT_SWIGLU and
-// MOEC_ACT_GEGLU_TANH, since (1 + tanh(x)) / 2 = sigmoid(2 x).
+// The form that all have. Its parameters are operands where they lie, in the kernel's constants.
 struct SigmoidGated {
-  float alpha = 1, limit = __builtin_huge_valf(), offset = 0, cubic = 0;
+  const GateForm& form;
 
-  __device__ explicit SigmoidGated(const moec_activation& a) {
-    const bool gptoss = a.kind == MOEC_ACT_GPTOSS, quick = a.kind == MOEC_ACT_QUICK_GEGLU;
-    if (gptoss || quick) alpha = a.alpha;
-    if (gptoss || a.kind == MOEC_ACT_CLAMP_SWIGLU) limit = a.limit;
-    if (gptoss || quick) offset = gptoss ? 1.0f : a.offset;
-    if (a.kind != MOEC_ACT_GEGLU_TANH) return;
-    alpha = 1.5957691216f;  // 2 sqrt(2 / pi)
-    cubic = 0.044715f;
-  }
-
-  // A NaN stays one.
-  __device__ float gate(float g) const { return g > limit ? limit : g; }
+  __device__ float gate(float g) const { return at_least(at_most(g, form.limit), form.lowest); }
   __device__ float up(float u) const {
-    return (u > limit ? limit : u < -limit ? -limit : u) + offset;
+    return at_least(at_most(u, form.limit), -form.limit) + form.offset;
   }
   __device__ float2 sigmoids(float2 g) const {
     const float2 c = {gate(g.x), gate(g.y)};
-    return fast_sigmoids(
-        {alpha * fmaf(cubic * c.x * c.x, c.x, c.x), alpha * fmaf(cubic * c.y * c.y, c.y, c.y)});
+    return fast_sigmoids({c.x * fmaf(form.exponent[1] * c.x, c.x, form.exponent[0]),
+                          c.y * fmaf(form.exponent[1] * c.y, c.y, form.exponent[0])});
   }
   __device__ float2 values(float2 g, float2 u) const {
-    const float2 c = {gate(g.x), gate(g.y)}, s = sigmoids(g);
-    return {c.x * s.x * up(u.x), c.y * s.y * up(u.y)};
+    const float2 s = sigmoids(g);
+    return {gate(g.x) * s.x * up(u.x), gate(g.y) * s.y * up(u.y)};
   }
   __device__ ActivationGradients gradients(float2 g, float2 u, float2 d, float2 s) const {
-    const float2 c = {gate(g.x), gate(g.y)};
-    const auto one = [&](float g, float c, float s, float u, float d, float& value, float& d_gate,
+    const auto one = [&](float g, float u, float d, float s, float& value, float& d_gate,
                          float& d_up) {
-      const float glu = c * s, factor = up(u);
+      const float c = gate(g), glu = c * s, factor = up(u);
+      const float slope = fmaf(form.slope[1] * c, c, form.slope[0]);
       value = glu * factor;
-      const float slope = alpha * fmaf(3.0f * cubic * c, c, 1.0f);
-      d_gate = g <= limit ? d * factor * (s + slope * glu * (1.0f - s)) : 0.0f;
-      d_up = u <= limit && u >= -limit ? d * glu : 0.0f;
+      d_gate = g <= form.limit ? d * factor * (s + slope * glu * (1.0f - s)) : 0.0f;
+      d_up = fabsf(u) <= form.limit ? d * glu : 0.0f;
     };
     ActivationGradients r;
-    one(g.x, c.x, s.x, u.x, d.x, r.value.x, r.d_gate.x, r.d_up.x);
-    one(g.y, c.y, s.y, u.y, d.y, r.value.y, r.d_gate.y, r.d_up.y);
+    one(g.x, u.x, d.x, s.x, r.value.x, r.d_gate.x, r.d_up.x);
+    one(g.y, u.y, d.y, s.y, r.value.y, r.d_gate.y, r.d_up.y);
     return r;
   }
 };

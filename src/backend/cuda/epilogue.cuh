@@ -294,7 +294,7 @@ class StoreActivated : public HeldActivations<kKeepsPre> {
             asm volatile("" : "+f"(gate[j]), "+f"(up[j]));
           }
           uint32_t packed[4];
-          activate(Activation{p.activation}, gate, up, packed);
+          activate(Activation{p.form}, gate, up, packed);
           ptx::store_matrix_transposed(group.matrix_row(group.staging, s), packed[0], packed[1],
                                        packed[2], packed[3]);
         }
@@ -310,7 +310,7 @@ class StoreActivated : public HeldActivations<kKeepsPre> {
       PieceBarriers(group.index).staged();
       pack_block<Element>(up_, acc.second);
     }
-    const Activation activation{p.activation};
+    const Activation activation{p.form};
 #pragma unroll
     for (int i = 0; i < 8 * kRaw; ++i) {
       gate_[i] = acc.first[i];

@@ -223,7 +223,7 @@ class GradientFinisher {
   // come first: they are the long steps of the chain.
   template <int k>
   __device__ float finish_piece(uint32_t place) const {
-    const Activation activation{p_.activation};
+    const Activation activation{p_.form};
     const uint4 gate = pre_[k].gate, up = pre_[k].up;
     const uint4 d =
         ptx::shared_load(place + k / 2 * HalfTiles::kBytes + k % 2 * HalfTiles::kBlockBytes);

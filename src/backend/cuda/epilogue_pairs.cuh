@@ -55,7 +55,7 @@ class StorePairs : public HeldActivations<kKeepsPre> {
 
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const PairGroup& group,
                          const Accumulators& acc) {
-    const SigmoidGated activation{p.activation};
+    const SigmoidGated activation{p.form};
     const PairExchange exchange;
     Bias bias[2];
     const int low = group_feature(p, tile, group.index) + group.low_feature();

@@ -164,9 +164,11 @@ void walk_backward(const Op& op, const ExpertsGradArgs& args, const Memory& memo
                      {memory.pre, memory.d_pre, memory.weighted, factor, memory.d_weight_parts});
   // Those that follow read what grad down wrote, and nothing of each other: the first waits for it.
   // All take their tiles from counters; those of weight gradients, the smaller ones, fill what grad
-  // up leaves.
+  // up leaves. Without rows no product of rows is launched, and each waits for those before.
   Early first = Early::kNothing;
-  const auto early = [&] { return std::exchange(first, Early::kAll); };
+  const auto early = [&] {
+    return plan.max_rows == 0 ? Early::kNothing : std::exchange(first, Early::kAll);
+  };
   if (args.d_x) products.grad_up(memory.d_pre, memory.rows, early());
   if (down)
     products.grad_weights(memory.weighted, args.d_y, d.down, nullptr, args.accumulate, early());
@@ -251,7 +253,8 @@ const char* refuses(const moec_experts_desc& desc) {
       {desc.dtype != MOEC_BF16 && desc.dtype != MOEC_F16, "f32"},
       {desc.hidden % 8 || desc.inter % 8, "a hidden or inter that is not a multiple of 8"},
       {!is_gated(desc), "plain MLPs"},
-      {!row_gemm_activates(desc.activation), "an activation that is not g sigmoid(p(g)) u"},
+      {!row_gemm_activates(desc.activation),
+       "an activation that is not g sigmoid(p(g)) u with a rising p"},
       {desc.weight_position != MOEC_WEIGHT_ON_OUTPUT, "weights that are not on the output"},
       {desc.combine != MOEC_COMBINE_FP32_SLOT, "combines other than FP32_SLOT"},
       {desc.act_rounding != MOEC_ACT_FP32_ONCE, "act_rounding other than FP32_ONCE"},

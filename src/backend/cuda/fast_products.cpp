@@ -45,6 +45,7 @@ void FastProducts::down(const void* act, void* rows, Early early) {
 void FastProducts::grad_down(const void* d_y, const GradDown& step) {
   RowGemmArgs args = base(RowGemm::kGradDown, mlp_.inter, mlp_.hidden);
   set_weights(args, mlp_.weights->down, nullptr, true);
+  bias(mlp_.weights->down);  // read for the routing weights' gradient: refused as in down
   args.params.pairs = pairs_;
   args.params.x = d_y;
   args.params.x_stride = mlp_.hidden;

@@ -49,7 +49,10 @@ struct FactorParams {
 __global__ __launch_bounds__(kThreads) void row_factors_kernel(const FactorParams p) {
   begin_kernel();
   for (int64_t row = global_thread(); row < p.rows.groups.max_rows; row += global_threads()) {
-    if (group_of(p.rows.groups, row) < 0) continue;
+    if (group_of(p.rows.groups, row) < 0) {
+      p.factor[row] = 0.0f;  // padding, whose results are cleared by its weight
+      continue;
+    }
     const float routed = p.mix ? p.scale * p.mix[2 * int64_t(p.rows.row_token[row])] : p.scale;
     p.factor[row] = (p.row_weight ? p.row_weight[row] : 1.0f) * routed;
   }

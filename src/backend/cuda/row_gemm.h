@@ -37,6 +37,18 @@ struct ExpertBias {
   bool f32;                       // else the type of the matrices
 };
 
+// g' sigmoid(alpha (g' + cubic g'^3)) (u' + offset), g' = min(g, limit), |u'| <= limit: the form of
+// MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU, MOEC_ACT_QUICK_GEGLU, MOEC_ACT_SWIGLU and
+// MOEC_ACT_GEGLU_TANH, since (1 + tanh(x)) / 2 = sigmoid(2 x).
+struct GateForm {
+  static constexpr float kLog2E = 1.4426950408889634f;
+  static constexpr float kMostExponent = 60;  // of 2 in the sigmoid's 1 / (1 + 2^x): beyond, its
+  float lowest;                               // value counts as 2^-60, and g' as this one
+  float limit, offset;
+  float exponent[2];  // x = g' (exponent[0] + exponent[1] g'^2)
+  float slope[2];     // alpha (1 + 3 cubic g'^2) = slope[0] + slope[1] g'^2
+};
+
 // Passed to the kernel as it is. Rows r of expert e are [group_offsets[e], group_offsets[e+1]).
 struct RowGemmParams {
   CUtensorMap weight_maps[2];  // gate, up (or one part each of k); plain operands use the first
@@ -61,6 +73,7 @@ struct RowGemmParams {
   bool pairs;          // kUp: columns of gate and up alternate in the weights; kGradDown: in d_pre
   ExpertBias bias[2];  // kUp: gate, up; kDown: the first
   moec_activation activation;
+  GateForm form;           // of the activation
   Early early;             // kWeights: kDown and kGradUp alone
   bool shares;             // CTAs of a pair load weights that both want for each other
   unsigned* work_counter;  // 0 before the kernel, or null: work is dealt in turn
@@ -82,7 +95,7 @@ struct RowGemmArgs {
                              // their columns alternate, one
   int64_t weight_stride;     // elements between neighbours on the axis that is not contiguous
   int64_t expert_stride;     // elements
-  RowGemmParams params;      // maps, tiles and k-blocks are filled in by the launcher
+  RowGemmParams params;      // maps, tiles, k-blocks and form are filled in by the launcher
 };
 
 // Whether `shares` pays for an MLP of so many rows: from about half a millisecond on, power
