@@ -141,6 +141,7 @@ Layer::Inputs Layer::check_inputs(const moec_layer_args& args, const LayerWeight
       "router_x is given with MOEC_ROUTER_JITTER_X; expected absent, for the experts see the "
       "router's x");
   gate.hidden = own_x ? H : args.router_x.ndim == 2 ? args.router_x.shape[1] : 1;
+  check_at_least("H of router_x", gate.hidden, 1);
   gate.x = own_x ? experts.x : check.in("router_x", args.router_x, {T, gate.hidden}, kReal);
   router_->check_gate_weights(args.gate_weight, args.gate_bias, args.input_scale, check, gate);
 

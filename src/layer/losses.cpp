@@ -35,6 +35,7 @@ class LossCall {
         blocks_(context, 2 * count_) {
     TensorCheck check(context);
     const int64_t T = first_logits(args, check), E = args.logits[0].shape[1];
+    check_at_least("E of logits", E, 1);
     check_kind(args, T, E);
     loss.kind = args.kind;
     loss.score = args.score;

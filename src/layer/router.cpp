@@ -160,6 +160,7 @@ GateArgs Router::checked_x(const moec_tensor& x, uint64_t rng_offset, TensorChec
   gate.desc = &desc_;
   gate.num_tokens = check.tokens("x", x);
   gate.hidden = x.shape[1];
+  check_at_least("H of x", gate.hidden, 1);
   gate.rng_offset = rng_offset;
   gate.x = check.in("x", x, {gate.num_tokens, gate.hidden}, kReal);
   return gate;

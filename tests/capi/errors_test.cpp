@@ -107,6 +107,30 @@ const Mistake kMistakes[] = {
      [](Problem& p) { return forward_with(p, [](auto& a) { a.x.ndim = 1, a.x.strides[0] = 1; }); }},
     {"negative_extent", MOEC_E_SHAPE, "[-5,16]",
      [](Problem& p) { return forward_with(p, [](auto& a) { a.x.shape[0] = -5; }); }},
+    {"gate_of_no_columns", MOEC_E_INVALID_ARG, "H of x is 0; expected at least 1",
+     [](Problem& p) {
+       auto args = sized<moec_gate_args>();
+       args.x = tensor_of(p.x.data(), MOEC_F32, {Problem::kTokens, 0});
+       args.weight = tensor_of(p.gate_weight.data(), MOEC_F32, {Problem::kExperts, 0});
+       args.logits = tensor_of(p.logits.data(), MOEC_F32, {Problem::kTokens, Problem::kExperts});
+       return moec_gate_forward(p.router.get(), &args, nullptr);
+     }},
+    {"router_x_of_no_columns", MOEC_E_INVALID_ARG, "H of router_x is 0; expected at least 1",
+     [](Problem& p) {
+       return forward_with(p, [&](auto& a) {
+         a.router_x = tensor_of(p.x.data(), MOEC_F32, {Problem::kTokens, 0});
+       });
+     }},
+    {"loss_of_no_experts", MOEC_E_INVALID_ARG, "E of logits is 0; expected at least 1",
+     [](Problem& p) {
+       const moec_tensor logits = tensor_of(p.logits.data(), MOEC_F32, {Problem::kTokens, 0});
+       auto args = sized<moec_loss_args>();
+       args.kind = MOEC_LOSS_Z;
+       args.count = 1;
+       args.logits = &logits;
+       args.loss = tensor_of(p.x.data(), MOEC_F32, {1});
+       return moec_loss_forward(p.context, &args, nullptr);
+     }},
     {"too_many_dims", MOEC_E_INVALID_ARG, "7",
      [](Problem& p) { return forward_with(p, [](auto& a) { a.x.ndim = 7; }); }},
     {"strides", MOEC_E_LAYOUT, "x has strides [17,1] for shape [5,16]",

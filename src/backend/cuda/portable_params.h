@@ -43,7 +43,7 @@ struct PortableGemm {
 
 inline dim3 portable_grid(const PortableGemm& p, bool weight_gradient) {
   const auto tiles = [](int64_t extent) { return (extent + kPortableTile - 1) / kPortableTile; };
-  if (weight_gradient) return dim3(unsigned(tiles(p.m) * tiles(p.n)), unsigned(p.groups.count));
+  if (weight_gradient) return dim3(unsigned(tiles(p.m) * tiles(p.n) * p.groups.count));
   // Every group may end in a tile of its own.
   const int64_t rows = tiles(p.groups.max_rows) + (p.groups.offsets ? p.groups.count : 0);
   return dim3(unsigned(rows * tiles(p.n) * (p.sum ? 1 : p.parts)));

@@ -16,11 +16,12 @@ __global__ __launch_bounds__(32 * kWarps) void column_sums_kernel(const ColumnSu
                                                                   const ExpertMatrix out) {
   __shared__ Span<V> partial[kWarps][32];
   begin_kernel();
-  const int group = int(blockIdx.y), warp = threadIdx.x / 32;
   const RowGroups& groups = s.rows.groups;
+  const int ctas = int(gridDim.x / groups.count);  // of a group
+  const int group = int(blockIdx.x) / ctas, warp = threadIdx.x / 32;
   const int64_t begin = groups.offsets ? groups.offsets[group] : 0;
   const int64_t end = begin + (groups.offsets ? groups.counts[group] : groups.max_rows);
-  const int64_t column = (int64_t(blockIdx.x) * 32 + lane_id()) * V;
+  const int64_t column = (int64_t(int(blockIdx.x) - group * ctas) * 32 + lane_id()) * V;
   Span<V> sum = {};
   if (column < s.width) {
 #pragma unroll 4
@@ -51,7 +52,7 @@ __global__ __launch_bounds__(32 * kWarps) void column_sums_kernel(const ColumnSu
 void column_sums(const Op& op, const ColumnSums& sums) {
   const bool wide = spans_fit(sums.width, sums.from) && sums.stride % 4 == 0;
   const int64_t columns = wide ? 128 : 32;  // of a CTA
-  const dim3 grid(unsigned((sums.width + columns - 1) / columns), unsigned(sums.rows.groups.count));
+  const dim3 grid(unsigned((sums.width + columns - 1) / columns * sums.rows.groups.count));
   run(op, "sums of columns", wide ? column_sums_kernel<4> : column_sums_kernel<1>, grid,
       32 * kWarps, 0, sums, *sums.out);
 }

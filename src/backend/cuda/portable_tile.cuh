@@ -59,13 +59,14 @@ __device__ inline bool find_row_tile(const PortableGemm& p, PortableTile& t) {
   return t.m0 < t.m_end;
 }
 
-// Weight gradients: blockIdx.x runs over tiles of n, then of m; blockIdx.y over groups.
+// Weight gradients: blockIdx.x runs over tiles of n, then of m, then over groups.
 __device__ inline bool find_weight_tile(const PortableGemm& p, PortableTile& t) {
-  const int64_t tiles = (p.n + kPortableTile - 1) / kPortableTile;
-  t.m0 = blockIdx.x / tiles * kPortableTile;
-  t.n0 = (blockIdx.x - blockIdx.x / tiles * tiles) * kPortableTile;
+  const unsigned across = unsigned((p.n + kPortableTile - 1) / kPortableTile);
+  const unsigned row = blockIdx.x / across, down = gridDim.x / across / p.groups.count;
+  t.group = int(row / down);
+  t.m0 = int64_t(row - t.group * down) * kPortableTile;
+  t.n0 = int64_t(blockIdx.x - row * across) * kPortableTile;
   t.m_end = p.m;
-  t.group = int(blockIdx.y);
   t.part = 0;
   t.first_row = p.groups.offsets ? p.groups.offsets[t.group] : 0;
   t.k_end = p.groups.offsets ? p.groups.counts[t.group] : p.groups.max_rows;
