@@ -17,7 +17,7 @@ struct HostServices {  // what the library gives a backend; outlives it
   void* self;
   // Scratch of the context: grow-only, cached, safe from many threads; freed in stream order.
   void* (*acquire)(void* self, uint64_t bytes, moec_stream stream);
-  void (*release)(void* self, void* pointer, moec_stream stream);
+  void (*release)(void* self, void* pointer);
   void (*count_launch)(void* self, uint64_t kernels, uint64_t flops);
 };
 
@@ -44,14 +44,21 @@ class Backend {
 
   // ---- memory and time
   virtual void* allocate(uint64_t bytes, moec_stream stream) const = 0;  // throws E_OUT_OF_MEMORY
-  virtual void release(void* pointer, moec_stream stream) const = 0;  // never throws, never waits
+  virtual void release(void* pointer, moec_stream stream) const = 0;     // never throws; may wait
   virtual void copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const = 0;
   virtual void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream s) const = 0;
   virtual void copy_from_host(void* to, const void* from, uint64_t bytes, moec_stream s) const = 0;
+  // At most kMostStored bytes, a multiple of 4, which are read before the call returns, even where
+  // `stream` is captured.
+  static constexpr uint64_t kMostStored = 64;
+  virtual void store(void* to, const void* from, uint64_t bytes, moec_stream stream) const = 0;
   virtual void zero(void* to, uint64_t bytes, moec_stream stream) const = 0;
   virtual void synchronize(moec_stream stream) const = 0;
   virtual moec_status poll() const = 0;
   virtual bool capturing(moec_stream stream) const = 0;
+  // Another for each stream there ever was: two may have had the same handle, or, in two threads,
+  // have it now (cudaStreamPerThread).
+  virtual uint64_t stream_id(moec_stream stream) const = 0;
 
   // ---- routing
   // Most scratch that one gate or route call (either direction) acquires for T tokens; a caller

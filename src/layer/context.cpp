@@ -48,10 +48,7 @@ uint64_t alignment_of(int32_t device_type) {
 }  // namespace
 
 Context::Context(const moec_context_desc& desc)
-    : Object(kKind),
-      flags_(desc.flags),
-      device_id_(desc.device_id),
-      host_scratch_(host_, 0, true, false) {
+    : Object(kKind), flags_(desc.flags), device_id_(desc.device_id), host_scratch_(host_, 0, true) {
   check_desc(desc);
   if (desc.allocator) allocator_ = *desc.allocator;
   const int32_t type = desc.device_type ? desc.device_type : int32_t(MOEC_CPU);
@@ -59,7 +56,7 @@ Context::Context(const moec_context_desc& desc)
   backend_->set_host(services());
   device_.context = this;
   scratch_ = std::make_unique<ScratchCache>(device_, desc.workspace_limit,
-                                            !(flags_ & MOEC_CONTEXT_NO_ALLOC), !on_host());
+                                            !(flags_ & MOEC_CONTEXT_NO_ALLOC));
   log(MOEC_LOG_INFO, "context on %s:%d", backend_->name(), device_id_);
 }
 
@@ -71,8 +68,8 @@ HostServices Context::services() {
   services.acquire = [](void* self, uint64_t bytes, moec_stream stream) {
     return static_cast<Context*>(self)->acquire(bytes, stream);
   };
-  services.release = [](void* self, void* pointer, moec_stream stream) {
-    static_cast<Context*>(self)->release_scratch(pointer, stream);
+  services.release = [](void* self, void* pointer) {
+    static_cast<Context*>(self)->release_scratch(pointer);
   };
   services.count_launch = [](void* self, uint64_t kernels, uint64_t flops) {
     Counters& counters = static_cast<Context*>(self)->counters_;
@@ -122,14 +119,15 @@ void Context::forbid_capture(const char* what, moec_stream stream) const {
 
 void* Context::acquire(uint64_t bytes, moec_stream stream) const {
   if (void* const taken = ScratchScope::take(*this, bytes)) return taken;
-  return scratch_->acquire(bytes, stream, on_host() || !backend_->capturing(stream));
+  return scratch_->acquire(bytes, {stream, backend_->stream_id(stream)},
+                           backend_->capturing(stream));
 }
-void Context::release_scratch(void* data, moec_stream stream) const noexcept {
-  if (!ScratchScope::owns(data)) scratch_->release(data, stream);
+void Context::release_scratch(void* data) const noexcept {
+  if (!ScratchScope::owns(data)) scratch_->release(data);
 }
 void Context::reserve(uint64_t bytes, moec_stream stream) const {
   forbid_capture("reserve", stream);
-  scratch_->reserve(bytes, stream);
+  scratch_->reserve(bytes, {stream, backend_->stream_id(stream)});
 }
 void Context::trim() const {
   scratch_->trim();
@@ -211,7 +209,7 @@ void check_buffer(const char* name, const moec_buffer& buffer, uint64_t need) {
 
 Workspace::Workspace(const Context& context, const moec_buffer& given, uint64_t need,
                      moec_stream stream)
-    : context_(context), stream_(stream) {
+    : context_(context) {
   void* start = given.ptr;
   if (given.ptr || given.bytes)
     check_buffer("workspace", given, need);
@@ -221,7 +219,7 @@ Workspace::Workspace(const Context& context, const moec_buffer& given, uint64_t 
 }
 
 Workspace::~Workspace() {
-  if (owned_) context_.release_scratch(owned_, stream_);
+  if (owned_) context_.release_scratch(owned_);
 }
 
 }  // namespace moec

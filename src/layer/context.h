@@ -40,7 +40,7 @@ class Context final : public Object {
 
   // Scratch of calls: on the device, and on the host (small tables of pointers).
   void* acquire(uint64_t bytes, moec_stream stream) const;
-  void release_scratch(void* data, moec_stream stream) const noexcept;
+  void release_scratch(void* data) const noexcept;
   ScratchCache& host_scratch() const { return host_scratch_; }
   void reserve(uint64_t bytes, moec_stream stream) const;
   void trim() const;
@@ -122,10 +122,10 @@ template <class T>
 class HostArray {
  public:
   HostArray(const Context& context, int64_t count) : cache_(context.host_scratch()) {
-    if (count) data_ = static_cast<T*>(cache_.acquire(uint64_t(count) * sizeof(T), nullptr, true));
+    if (count) data_ = static_cast<T*>(cache_.acquire(uint64_t(count) * sizeof(T), {}, false));
   }
   ~HostArray() {
-    if (data_) cache_.release(data_, nullptr);
+    if (data_) cache_.release(data_);
   }
   HostArray(const HostArray&) = delete;
   HostArray& operator=(const HostArray&) = delete;
@@ -148,7 +148,6 @@ class Workspace {
 
  private:
   const Context& context_;
-  moec_stream stream_;
   void* owned_ = nullptr;
   char* data_ = nullptr;
 };

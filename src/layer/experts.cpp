@@ -159,7 +159,7 @@ SavedBuffer::SavedBuffer(const Context& context, const moec_buffer& saved, uint6
   if (bytes && !in_place) copy_ = context.acquire(bytes, stream);
 }
 SavedBuffer::~SavedBuffer() {
-  if (copy_) context_.release_scratch(copy_, stream_);
+  if (copy_) context_.release_scratch(copy_);
 }
 void SavedBuffer::load() const {
   if (copy_) context_.backend().copy(copy_, caller_, bytes_, stream_);
@@ -170,7 +170,8 @@ void SavedBuffer::store() const {
 
 void write_saved_header(const Context& context, void* saved, const SavedHeader& header,
                         moec_stream stream) {
-  context.backend().copy_from_host(saved, &header, sizeof header, stream);
+  static_assert(sizeof header <= Backend::kMostStored);
+  context.backend().store(saved, &header, sizeof header, stream);
 }
 
 void check_saved_header(const Context& context, const void* saved, const SavedHeader& expected) {

@@ -12,11 +12,10 @@ namespace {
 constexpr uint64_t kGranule = 4096;  // bytes; block sizes are multiples of it
 }
 
-ScratchCache::Block* ScratchCache::find_idle(uint64_t bytes, moec_stream stream) {
+ScratchCache::Block* ScratchCache::find_idle(uint64_t bytes, Stream stream) {
   Block* best = nullptr;
   for (Block& block : blocks_) {
-    const bool usable =
-        !block.busy && block.bytes >= bytes && (!per_stream_ || block.stream == stream);
+    const bool usable = !block.busy && block.bytes >= bytes && block.stream.id == stream.id;
     if (usable && (!best || block.bytes < best->bytes)) best = &block;
   }
   return best;
@@ -26,66 +25,65 @@ void ScratchCache::drop(size_t index) noexcept {
   const Block block = blocks_[index];
   blocks_.erase(blocks_.begin() + std::ptrdiff_t(index));
   held_ -= block.bytes;
-  source_.release_block(block.data, block.bytes, block.stream);
+  source_.release_block(block.data, block.bytes, block.stream.handle);
 }
 
 template <class Wanted>
 void ScratchCache::drop_largest(Wanted wanted) noexcept {
   size_t largest = blocks_.size();
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    if (blocks_[i].busy || !wanted(blocks_[i])) continue;
+    if (blocks_[i].stays() || !wanted(blocks_[i])) continue;
     if (largest == blocks_.size() || blocks_[i].bytes > blocks_[largest].bytes) largest = i;
   }
   if (largest < blocks_.size()) drop(largest);
 }
 
-ScratchCache::Block& ScratchCache::grow(uint64_t bytes, moec_stream stream) {
+ScratchCache::Block& ScratchCache::grow(uint64_t bytes, Stream stream) {
   MOEC_REQUIRE(bytes <= UINT64_MAX - kGranule, MOEC_E_OVERFLOW,
                "%llu bytes of scratch exceed the address space",
                static_cast<unsigned long long>(bytes));
   bytes = round_up(std::max<uint64_t>(bytes, 1), kGranule);
   blocks_.reserve(blocks_.size() + 1);  // so that nothing below can throw once memory is held
   uint64_t busy = 0;
-  for (const Block& block : blocks_) busy += block.busy ? block.bytes : 0;
+  for (const Block& block : blocks_) busy += block.stays() ? block.bytes : 0;
   MOEC_REQUIRE(
       !limit_ || (bytes <= limit_ && busy <= limit_ - bytes), MOEC_E_OUT_OF_MEMORY,
       "%llu bytes of scratch in use and %llu more exceed the workspace_limit of %llu; raise "
       "it or give the call a workspace",
       static_cast<unsigned long long>(busy), static_cast<unsigned long long>(bytes),
       static_cast<unsigned long long>(limit_));
-  drop_largest([&](const Block& block) { return !per_stream_ || block.stream == stream; });
+  drop_largest([&](const Block& block) { return block.stream.id == stream.id; });
   while (limit_ && held_ > limit_ - bytes) drop_largest([](const Block&) { return true; });
-  void* const data = source_.allocate_block(bytes, stream);
+  void* const data = source_.allocate_block(bytes, stream.handle);
   held_ += bytes;
   peak_ = std::max(peak_, held_);
-  blocks_.push_back({data, bytes, stream, false});
+  blocks_.push_back({data, bytes, stream, false, false});
   return blocks_.back();
 }
 
-void* ScratchCache::acquire(uint64_t bytes, moec_stream stream, bool may_grow) {
+void* ScratchCache::acquire(uint64_t bytes, Stream stream, bool captured) {
   const std::lock_guard lock(mutex_);
   Block* block = find_idle(bytes, stream);
   if (!block) {
-    MOEC_REQUIRE(may_grow && may_grow_, MOEC_E_WOULD_ALLOC,
+    MOEC_REQUIRE(!captured && may_grow_, MOEC_E_WOULD_ALLOC,
                  "%llu bytes of scratch are not at hand and must not be allocated here; call "
                  "moec_context_reserve before, or give the call a workspace",
                  static_cast<unsigned long long>(bytes));
     block = &grow(bytes, stream);
   }
   block->busy = true;
+  block->stream = stream;
+  block->captured |= captured;
   return block->data;
 }
 
-void ScratchCache::release(void* data, moec_stream stream) noexcept {
+void ScratchCache::release(void* data) noexcept {
   const std::lock_guard lock(mutex_);
-  for (Block& block : blocks_) {
-    if (block.data != data) continue;
-    block.busy = false;
-    block.stream = stream;
-  }
+  for (Block& block : blocks_)
+    if (block.data == data) block.busy = false;
 }
 
-void ScratchCache::reserve(uint64_t bytes, moec_stream stream) {
+void ScratchCache::reserve(uint64_t bytes, Stream stream) {
   const std::lock_guard lock(mutex_);
   if (!find_idle(bytes, stream)) grow(bytes, stream);
 }
@@ -93,7 +91,10 @@ void ScratchCache::reserve(uint64_t bytes, moec_stream stream) {
 void ScratchCache::trim() noexcept {
   const std::lock_guard lock(mutex_);
   for (size_t i = blocks_.size(); i-- > 0;)
-    if (!blocks_[i].busy) drop(i);
+    if (!blocks_[i].stays()) drop(i);
+}
+ScratchCache::~ScratchCache() {
+  while (!blocks_.empty()) drop(blocks_.size() - 1);
 }
 
 void ScratchCache::sizes(uint64_t* held, uint64_t* peak) const {

@@ -24,35 +24,42 @@ class MemorySource {  // where blocks come from
 
 class ScratchCache {
  public:
-  // limit: bytes that may be held at once, 0 = any. per_stream: a block serves one stream only,
-  // because work queued on it may still read the block after its release.
-  ScratchCache(const MemorySource& source, uint64_t limit, bool may_grow, bool per_stream)
-      : source_(source), limit_(limit), may_grow_(may_grow), per_stream_(per_stream) {}
-  ~ScratchCache() { trim(); }
+  // A block serves one stream only, because work queued on it may still read the block after its
+  // release; streams are told apart by their ids.
+  struct Stream {
+    moec_stream handle = nullptr;
+    uint64_t id = 0;
+  };
+  // limit: bytes that may be held at once, 0 = any.
+  ScratchCache(const MemorySource& source, uint64_t limit, bool may_grow)
+      : source_(source), limit_(limit), may_grow_(may_grow) {}
+  ~ScratchCache();
 
-  void* acquire(uint64_t bytes, moec_stream stream, bool may_grow);
-  void release(void* block, moec_stream stream) noexcept;
+  // captured: into a graph, whose replays use the block: it must be there, and stays to the end.
+  void* acquire(uint64_t bytes, Stream stream, bool captured);
+  void release(void* block) noexcept;
   // Hold an idle block of at least `bytes`, even where calls may not grow the cache.
-  void reserve(uint64_t bytes, moec_stream stream);
-  void trim() noexcept;  // give idle blocks back
+  void reserve(uint64_t bytes, Stream stream);
+  void trim() noexcept;  // give back idle blocks that no graph uses
   void sizes(uint64_t* held, uint64_t* peak) const;
 
  private:
   struct Block {
     void* data;
     uint64_t bytes;
-    moec_stream stream;
-    bool busy;
+    Stream stream;
+    bool busy, captured;
+    bool stays() const { return busy || captured; }
   };
-  Block* find_idle(uint64_t bytes, moec_stream stream);  // smallest that fits
-  Block& grow(uint64_t bytes, moec_stream stream);
+  Block* find_idle(uint64_t bytes, Stream stream);  // smallest that fits
+  Block& grow(uint64_t bytes, Stream stream);
   void drop(size_t index) noexcept;
   template <class Wanted>
-  void drop_largest(Wanted wanted) noexcept;  // idle block for which wanted(block)
+  void drop_largest(Wanted wanted) noexcept;  // that does not stay and for which wanted(block)
 
   const MemorySource& source_;
   const uint64_t limit_;
-  const bool may_grow_, per_stream_;
+  const bool may_grow_;
   mutable std::mutex mutex_;
   std::vector<Block> blocks_;
   uint64_t held_ = 0, peak_ = 0;

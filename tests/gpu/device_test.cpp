@@ -172,6 +172,24 @@ TEST(Device, memory_comes_from_the_callers_allocator_and_goes_back_to_it) {
   stream.wait();
 }
 
+// One handle, two streams. Mutation noted: scratch by handles is allocated once.
+TEST(Device, cuda_stream_per_thread_has_scratch_for_each_thread) {
+  const Context context = gpu_context();
+  uint64_t allocs[2];
+  for (uint64_t& count : allocs) {
+    std::thread([&] {
+      const auto step = experts_step(context.get(), 2);
+      step->fill(1, Routing::kRandom);
+      const uint64_t before = stats_of(context.get()).allocs;
+      (void)answer(*step, cudaStreamPerThread);
+      (void)answer(*step, cudaStreamPerThread);
+      count = stats_of(context.get()).allocs - before;
+    }).join();
+  }
+  EXPECT_GT(allocs[0], 0);
+  EXPECT_EQ(allocs[1], allocs[0]);
+}
+
 TEST(Device, an_allocator_that_refuses_is_an_error_and_no_more) {
   Allocations all;
   const moec_allocator hook = all.hook();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <thread>
 
 #include "step.h"
 
@@ -31,12 +32,16 @@ INSTANTIATE_TEST_SUITE_P(Steps, Graphs,
 class Graph {
  public:
   // Captured in the mode in which every call fails that waits or allocates outside the stream.
-  Graph(const Step& step, cudaStream_t stream) {
+  // meanwhile: what another thread does.
+  template <class Meanwhile>
+  Graph(const Step& step, cudaStream_t stream, const Meanwhile& meanwhile) {
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     step.queue(stream);
+    std::thread(meanwhile).join();
     check_cuda(cudaStreamEndCapture(stream, &graph_));
     check_cuda(cudaGraphInstantiate(&program_, graph_, 0));
   }
+  Graph(const Step& step, cudaStream_t stream) : Graph(step, stream, [] {}) {}
   ~Graph() {
     cudaGraphExecDestroy(program_);
     cudaGraphDestroy(graph_);
@@ -107,6 +112,48 @@ TEST_P(Graphs, capture_and_replay_neither_wait_nor_allocate) {
   EXPECT_FALSE(types.count(cudaGraphNodeTypeMemAlloc) || types.count(cudaGraphNodeTypeMemFree));
   EXPECT_FALSE(types.count(cudaGraphNodeTypeHost)) << "work on the host inside the graph";
   EXPECT_TRUE(types.count(cudaGraphNodeTypeKernel));
+}
+
+PlanHandle small_plan(const Context& context) {
+  auto desc = sized<moec_plan_desc>();
+  desc.max_tokens = 64;
+  desc.num_experts = Step::kExperts;
+  desc.top_k = 2;
+  return make<PlanHandle>(moec_plan_create, context.get(),
+                          static_cast<const moec_plan_desc*>(&desc),
+                          static_cast<const moec_buffer*>(nullptr));
+}
+
+// Mutations noted: cudaDeviceSynchronize in a free, or allocating in the thread's own capture mode,
+// ends the capture; scratch of a graph that is given back is not held any more; a header that is
+// copied from the stack is another one when the graph runs.
+TEST_P(Graphs, keep_their_memory_and_what_is_saved) {
+  const Context context = gpu_context(), eager_context = gpu_context();
+  const auto one = step(context), eager = step(eager_context);
+  const GpuStream stream, other, eager_stream;
+  one->fill(1, Routing::kRandom);
+  run(*one, stream);
+  PlanHandle freed = small_plan(context);
+  std::unique_ptr<const Graph> graph;
+  std::thread([&] {  // whose stack is gone when the graph runs
+    graph = std::make_unique<Graph>(*one, stream, [&] {
+      freed.reset();
+      freed = small_plan(context);
+      check(moec_context_reserve(context.get(), 1 << 20, static_cast<cudaStream_t>(other)));
+    });
+  })
+      .join();
+  check(moec_context_reserve(context.get(), 64 << 20, static_cast<cudaStream_t>(stream)));
+  check(moec_context_trim(context.get()));
+  EXPECT_GT(stats_of(context.get()).workspace_bytes, 0);
+  one->poison();
+  one->fill(2, Routing::kRandom);
+  eager->fill(2, Routing::kRandom);
+  graph->launch(stream);
+  stream.wait();
+  run(*eager, eager_stream);
+  EXPECT_EQ(one->outputs(), eager->outputs());
+  EXPECT_EQ(one->saved(), eager->saved());
 }
 
 TEST_P(Graphs, eager_steps_in_steady_state_neither_wait_nor_allocate) {

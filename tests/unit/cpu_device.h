@@ -36,7 +36,7 @@ class CpuDevice {
     device.peak_ = std::max(device.peak_, device.now_);
     return memory;
   }
-  static void release(void* self, void* memory, moec_stream) {
+  static void release(void* self, void* memory) {
     auto& device = *static_cast<CpuDevice*>(self);
     device.now_ -= device.held_[memory];
     device.held_.erase(memory);

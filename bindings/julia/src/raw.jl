@@ -1100,7 +1100,7 @@ moec_context_device(context, out) =
 moec_context_reserve(context, bytes, stream) =
     @ccall LIB.moec_context_reserve(context::Ptr{moec_context}, bytes::UInt64, stream::Ptr{Cvoid})::Int32
 
-"Give unused scratch back."
+"Give scratch back that neither a call nor a captured graph uses."
 moec_context_trim(context) =
     @ccall LIB.moec_context_trim(context::Ptr{moec_context})::Int32
 

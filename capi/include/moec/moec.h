@@ -12,6 +12,10 @@
  *   tensors   an all-zero moec_tensor is "absent". Strides are in elements and must describe a
  *             compact row-major array (all zero means that). Pointers are element-aligned.
  *   stream    cudaStream_t on CUDA, ignored on the CPU. Work is queued; only `_sync` waits.
+ *   capture   calls may be captured into a CUDA graph when the scratch that they need is there
+ *             (after the same call once, moec_context_reserve, or with a caller's workspace).
+ *             Scratch that a graph uses stays until the context is freed, and serves later calls on
+ *             the captured stream, too: replay it on that stream, or in order with its calls.
  *   aliasing  an output may not overlap an input; y may be exactly the residual.
  *   T tokens, H hidden, I intermediate, E experts, Z identity ("zero") experts, K experts per
  *   token, El experts of the plan's local range, P rows of a plan (one per routed (token, slot),
@@ -201,6 +205,7 @@ typedef struct moec_allocator {
   void* user;
   void* (*alloc)(void* user, size_t bytes, size_t align, int32_t device_type, int32_t device_id,
                  moec_stream stream);
+  /* stream: of the last use, or NULL: work on any stream may still use it. */
   void (*release)(void* user, void* pointer, size_t bytes, int32_t device_type, int32_t device_id,
                   moec_stream stream);
 } moec_allocator;
@@ -250,7 +255,7 @@ MOEC_API moec_status moec_context_device(const moec_context* context, moec_devic
  * (nothing has changed), or the allocator refused. */
 MOEC_API moec_status moec_context_reserve(const moec_context* context, uint64_t bytes,
                                           moec_stream stream);
-/* Give unused scratch back. */
+/* Give scratch back that neither a call nor a captured graph uses. */
 MOEC_API moec_status moec_context_trim(const moec_context* context);
 /* Non-blocking: *deferred gets the status of device work that failed after its call returned. */
 MOEC_API moec_status moec_context_poll(const moec_context* context, moec_status* deferred);

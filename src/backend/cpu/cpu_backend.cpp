@@ -74,6 +74,9 @@ void CpuBackend::copy_to_host(void* to, const void* from, uint64_t bytes, moec_s
 void CpuBackend::copy_from_host(void* to, const void* from, uint64_t bytes, moec_stream s) const {
   copy(to, from, bytes, s);
 }
+void CpuBackend::store(void* to, const void* from, uint64_t bytes, moec_stream s) const {
+  copy(to, from, bytes, s);
+}
 void CpuBackend::zero(void* to, uint64_t bytes, moec_stream) const {
   if (bytes) std::memset(to, 0, bytes);
 }

@@ -26,10 +26,12 @@ class CpuBackend final : public Backend {
   void copy(void* to, const void* from, uint64_t bytes, moec_stream) const override;
   void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream) const override;
   void copy_from_host(void* to, const void* from, uint64_t bytes, moec_stream) const override;
+  void store(void* to, const void* from, uint64_t bytes, moec_stream) const override;
   void zero(void* to, uint64_t bytes, moec_stream) const override;
   void synchronize(moec_stream) const override {}
   moec_status poll() const override { return MOEC_OK; }
   bool capturing(moec_stream) const override { return false; }
+  uint64_t stream_id(moec_stream) const override { return 0; }
 
   moec_size router_scratch(const moec_router_desc& desc, int64_t hidden) const override {
     return cpu::router_scratch(device(), desc, hidden);

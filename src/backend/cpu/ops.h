@@ -24,7 +24,7 @@ class Scratch {
   Scratch(const Device& device, uint64_t bytes)
       : host_(device.host), data_(bytes ? host_->acquire(host_->self, bytes, nullptr) : nullptr) {}
   ~Scratch() {
-    if (data_) host_->release(host_->self, data_, nullptr);
+    if (data_) host_->release(host_->self, data_);
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -9,6 +9,7 @@
 #include "backend/cuda/loss.h"
 #include "backend/cuda/permute.h"
 #include "backend/cuda/plan.h"
+#include "backend/cuda/pointer_table.h"
 #include "backend/cuda/route.h"
 
 namespace moec::cuda {
@@ -61,16 +62,18 @@ void CudaBackend::device_info(moec_device_info& info) const {
 // ---- memory and time
 void* CudaBackend::allocate(uint64_t bytes, moec_stream) const {  // for use on any stream
   const DeviceScope scope(device_);
+  const RelaxedCapture relaxed;
   void* pointer = nullptr;
   check(cudaMalloc(&pointer, bytes), "cudaMalloc");
   return pointer;
 }
 void CudaBackend::release(void* pointer, moec_stream) const {
-  // The stream of the last use may be gone by now, and work on it still under way: wait for all.
+  // The stream of the last use may be gone by now, and work on it still under way: cudaFree waits
+  // for all of it, and leaves streams that are captured alone (cudaDeviceSynchronize ends them).
+  const RelaxedCapture relaxed;
   int before = device_;
   cudaGetDevice(&before);
   cudaSetDevice(device_);
-  cudaDeviceSynchronize();
   cudaFree(pointer);
   cudaSetDevice(before);
 }
@@ -86,6 +89,10 @@ void CudaBackend::copy_to_host(void* to, const void* from, uint64_t bytes,
 void CudaBackend::copy_from_host(void* to, const void* from, uint64_t bytes,
                                  moec_stream stream) const {
   copy(to, from, bytes, stream);
+}
+void CudaBackend::store(void* to, const void* from, uint64_t bytes, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  store_words(op(stream), to, from, bytes);
 }
 void CudaBackend::zero(void* to, uint64_t bytes, moec_stream stream) const {
   const DeviceScope scope(device_);
@@ -105,6 +112,12 @@ bool CudaBackend::capturing(moec_stream stream) const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(as_stream(stream), &status), "cudaStreamIsCapturing");
   return status != cudaStreamCaptureStatusNone;
+}
+uint64_t CudaBackend::stream_id(moec_stream stream) const {
+  const DeviceScope scope(device_);
+  unsigned long long id = 0;
+  check(cudaStreamGetId(as_stream(stream), &id), "cudaStreamGetId");
+  return id;
 }
 
 // ---- routing

@@ -31,10 +31,12 @@ class CudaBackend final : public Backend {
   void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream stream) const override;
   void copy_from_host(void* to, const void* from, uint64_t bytes,
                       moec_stream stream) const override;
+  void store(void* to, const void* from, uint64_t bytes, moec_stream stream) const override;
   void zero(void* to, uint64_t bytes, moec_stream stream) const override;
   void synchronize(moec_stream stream) const override;
   moec_status poll() const override;
   bool capturing(moec_stream stream) const override;
+  uint64_t stream_id(moec_stream stream) const override;
 
   moec_size router_scratch(const moec_router_desc& desc, int64_t hidden) const override;
   void gate_forward(const GateArgs& args, moec_stream stream) const override;

@@ -19,13 +19,17 @@ struct WrongData {  // in host memory that the device writes
 class Deferred {
  public:
   Deferred() {
+    const RelaxedCapture relaxed;
     void* memory = nullptr;
     check(cudaHostAlloc(&memory, sizeof(WrongData), cudaHostAllocPortable | cudaHostAllocMapped),
           "host memory for errors of the device");
     data_ = static_cast<WrongData*>(memory);
     data_->what = 0;
   }
-  ~Deferred() { cudaFreeHost(data_); }
+  ~Deferred() {
+    const RelaxedCapture relaxed;
+    cudaFreeHost(data_);
+  }
   Deferred(const Deferred&) = delete;
   Deferred& operator=(const Deferred&) = delete;
 

@@ -28,7 +28,7 @@ class Scratch {
   Scratch(const Op& op, uint64_t bytes)
       : op_(op), data_(bytes ? op.host.acquire(op.host.self, bytes, op.stream) : nullptr) {}
   ~Scratch() {
-    if (data_) op_.host.release(op_.host.self, data_, op_.stream);
+    if (data_) op_.host.release(op_.host.self, data_);
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

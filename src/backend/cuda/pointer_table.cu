@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/pointer_table.h"
 
+#include <cstring>
+
 #include "backend/cuda/op.cuh"
 #include "core/dtype.h"
 
@@ -10,6 +12,14 @@ namespace {
 __global__ void write_pointers_kernel(const PointerTable::Chunk chunk, int count, void** to) {
   begin_kernel();
   if (int(threadIdx.x) < count) to[threadIdx.x] = chunk.pointers[threadIdx.x];
+}
+
+struct Words {
+  uint32_t word[Backend::kMostStored / 4];
+};
+__global__ void store_words_kernel(const Words from, int count, uint32_t* to) {
+  begin_kernel();
+  if (int(threadIdx.x) < count) to[threadIdx.x] = from.word[threadIdx.x];
 }
 
 bool all_aligned(const ExpertMatrix& m, int num_experts) {
@@ -44,6 +54,13 @@ void PointerTable::flush() {
       memory_ + written_);
   written_ += waiting_;
   waiting_ = 0;
+}
+
+void store_words(const Op& op, void* to, const void* from, uint64_t bytes) {
+  Words words = {};
+  std::memcpy(words.word, from, size_t(bytes));
+  run(op, "words of the host", store_words_kernel, dim3(1), 32, 0, words, int(bytes / 4),
+      static_cast<uint32_t*>(to));
 }
 
 }  // namespace moec::cuda

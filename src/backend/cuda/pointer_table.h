@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays of pointers to experts' matrices, which the caller gives on the host, on the device. They
-// travel as parameters of a kernel: a copy from host memory would be read again when a captured
-// graph is replayed.
+// What the host gives, on the device: arrays of pointers to experts' matrices, and a few words.
+// They travel as parameters of a kernel: a copy from host memory would be read again when a
+// captured graph is replayed.
 #pragma once
 
 #include "backend/cuda/op.h"
@@ -32,5 +32,8 @@ class PointerTable {
   int waiting_ = 0;
   Chunk chunk_;
 };
+
+// At most Backend::kMostStored bytes, a multiple of 4; `to` is aligned to 4.
+void store_words(const Op& op, void* to, const void* from, uint64_t bytes);
 
 }  // namespace moec::cuda
