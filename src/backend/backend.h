@@ -57,7 +57,7 @@ class Backend {
   virtual moec_status poll() const = 0;
   virtual bool capturing(moec_stream stream) const = 0;
   // Another for each stream there ever was: two may have had the same handle, or, in two threads,
-  // have it now (cudaStreamPerThread).
+  // have it now (cudaStreamPerThread). 0: `stream` is captured, and its id cannot be known.
   virtual uint64_t stream_id(moec_stream stream) const = 0;
 
   // ---- routing

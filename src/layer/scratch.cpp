@@ -10,12 +10,19 @@ namespace moec {
 
 namespace {
 constexpr uint64_t kGranule = 4096;  // bytes; block sizes are multiples of it
+constexpr size_t kMostIdle = 64;
+}  // namespace
+
+void ScratchCache::forget_others(Stream stream) {
+  for (Block& block : blocks_)
+    if (block.stream.handle == stream.handle && !(block.stream == stream))
+      block.stream.handle = nullptr;
 }
 
 ScratchCache::Block* ScratchCache::find_idle(uint64_t bytes, Stream stream) {
   Block* best = nullptr;
   for (Block& block : blocks_) {
-    const bool usable = !block.busy && block.bytes >= bytes && block.stream.id == stream.id;
+    const bool usable = !block.busy && block.bytes >= bytes && block.stream == stream;
     if (usable && (!best || block.bytes < best->bytes)) best = &block;
   }
   return best;
@@ -38,6 +45,16 @@ void ScratchCache::drop_largest(Wanted wanted) noexcept {
   if (largest < blocks_.size()) drop(largest);
 }
 
+void ScratchCache::drop_idle(size_t most) noexcept {
+  size_t idle = 0;
+  for (const Block& block : blocks_) idle += !block.stays();
+  for (size_t i = 0; idle > most; ++i) {
+    if (blocks_[i].stays()) continue;
+    drop(i--);
+    --idle;
+  }
+}
+
 ScratchCache::Block& ScratchCache::grow(uint64_t bytes, Stream stream) {
   MOEC_REQUIRE(bytes <= UINT64_MAX - kGranule, MOEC_E_OVERFLOW,
                "%llu bytes of scratch exceed the address space",
@@ -52,9 +69,18 @@ ScratchCache::Block& ScratchCache::grow(uint64_t bytes, Stream stream) {
       "it or give the call a workspace",
       static_cast<unsigned long long>(busy), static_cast<unsigned long long>(bytes),
       static_cast<unsigned long long>(limit_));
-  drop_largest([&](const Block& block) { return block.stream.id == stream.id; });
+  drop_largest([&](const Block& block) { return block.stream == stream; });
   while (limit_ && held_ > limit_ - bytes) drop_largest([](const Block&) { return true; });
-  void* const data = source_.allocate_block(bytes, stream.handle);
+  drop_idle(kMostIdle);
+  void* data = nullptr;
+  try {
+    data = source_.allocate_block(bytes, stream.handle);
+  } catch (const Error& error) {
+    const size_t before = blocks_.size();
+    if (error.code == MOEC_E_OUT_OF_MEMORY) drop_idle(0);
+    if (blocks_.size() == before) throw;
+    data = source_.allocate_block(bytes, stream.handle);
+  }
   held_ += bytes;
   peak_ = std::max(peak_, held_);
   blocks_.push_back({data, bytes, stream, false, false});
@@ -63,6 +89,7 @@ ScratchCache::Block& ScratchCache::grow(uint64_t bytes, Stream stream) {
 
 void* ScratchCache::acquire(uint64_t bytes, Stream stream, bool captured) {
   const std::lock_guard lock(mutex_);
+  forget_others(stream);
   Block* block = find_idle(bytes, stream);
   if (!block) {
     MOEC_REQUIRE(!captured && may_grow_, MOEC_E_WOULD_ALLOC,
@@ -72,15 +99,20 @@ void* ScratchCache::acquire(uint64_t bytes, Stream stream, bool captured) {
     block = &grow(bytes, stream);
   }
   block->busy = true;
-  block->stream = stream;
+  block->stream.handle = stream.handle;
   block->captured |= captured;
   return block->data;
 }
 
 void ScratchCache::release(void* data) noexcept {
   const std::lock_guard lock(mutex_);
-  for (Block& block : blocks_)
-    if (block.data == data) block.busy = false;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (blocks_[i].data != data) continue;
+    blocks_[i].busy = false;
+    std::rotate(blocks_.begin() + std::ptrdiff_t(i), blocks_.begin() + std::ptrdiff_t(i) + 1,
+                blocks_.end());
+    return;
+  }
 }
 
 void ScratchCache::reserve(uint64_t bytes, Stream stream) {
@@ -90,8 +122,7 @@ void ScratchCache::reserve(uint64_t bytes, Stream stream) {
 
 void ScratchCache::trim() noexcept {
   const std::lock_guard lock(mutex_);
-  for (size_t i = blocks_.size(); i-- > 0;)
-    if (!blocks_[i].stays()) drop(i);
+  drop_idle(0);
 }
 ScratchCache::~ScratchCache() {
   while (!blocks_.empty()) drop(blocks_.size() - 1);

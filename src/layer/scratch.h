@@ -2,7 +2,8 @@
 // Cache of scratch blocks: a request takes the smallest idle block that is large enough; where
 // there is none, the largest idle block is replaced by one of the size asked for. So the number of
 // blocks is the number ever in use at once, and a repeated sequence of calls soon allocates
-// nothing. More idle blocks go where the limit asks for it.
+// nothing. More idle blocks go where the limit asks for it, where memory is short, and, the longest
+// idle first, where there are more than streams that are in use are likely to need.
 #pragma once
 
 #include <moec/moec.h>
@@ -25,10 +26,13 @@ class MemorySource {  // where blocks come from
 class ScratchCache {
  public:
   // A block serves one stream only, because work queued on it may still read the block after its
-  // release; streams are told apart by their ids.
+  // release. Streams are told apart by their ids, by their handles where the id is 0.
   struct Stream {
     moec_stream handle = nullptr;
-    uint64_t id = 0;
+    uint64_t id = 1;
+    bool operator==(const Stream& other) const {
+      return id && other.id ? id == other.id : handle == other.handle;
+    }
   };
   // limit: bytes that may be held at once, 0 = any.
   ScratchCache(const MemorySource& source, uint64_t limit, bool may_grow)
@@ -51,17 +55,20 @@ class ScratchCache {
     bool busy, captured;
     bool stays() const { return busy || captured; }
   };
+  // Blocks of a stream that was destroyed, whose handle `stream` has now, have it no more.
+  void forget_others(Stream stream);
   Block* find_idle(uint64_t bytes, Stream stream);  // smallest that fits
   Block& grow(uint64_t bytes, Stream stream);
   void drop(size_t index) noexcept;
   template <class Wanted>
   void drop_largest(Wanted wanted) noexcept;  // that does not stay and for which wanted(block)
+  void drop_idle(size_t most) noexcept;       // until there are no more than that
 
   const MemorySource& source_;
   const uint64_t limit_;
   const bool may_grow_;
   mutable std::mutex mutex_;
-  std::vector<Block> blocks_;
+  std::vector<Block> blocks_;  // in the order of their last use
   uint64_t held_ = 0, peak_ = 0;
 };
 

@@ -3,6 +3,7 @@
 // allocator hook, errors of the device, fork, exit with live handles.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -188,6 +189,17 @@ TEST(Device, cuda_stream_per_thread_has_scratch_for_each_thread) {
   }
   EXPECT_GT(allocs[0], 0);
   EXPECT_EQ(allocs[1], allocs[0]);
+}
+
+TEST(Device, scratch_of_many_streams_is_given_back) {
+  const Context context = gpu_context();
+  uint64_t most = 0;
+  for (int i = 0; i < 200; ++i) {
+    const GpuStream stream;
+    check(moec_context_reserve(context.get(), 4096, static_cast<cudaStream_t>(stream)));
+    most = std::max(most, stats_of(context.get()).workspace_bytes);
+  }
+  EXPECT_LE(most, 65u * 4096);
 }
 
 TEST(Device, an_allocator_that_refuses_is_an_error_and_no_more) {

@@ -31,7 +31,7 @@ class CpuBackend final : public Backend {
   void synchronize(moec_stream) const override {}
   moec_status poll() const override { return MOEC_OK; }
   bool capturing(moec_stream) const override { return false; }
-  uint64_t stream_id(moec_stream) const override { return 0; }
+  uint64_t stream_id(moec_stream) const override { return 1; }
 
   moec_size router_scratch(const moec_router_desc& desc, int64_t hidden) const override {
     return cpu::router_scratch(device(), desc, hidden);

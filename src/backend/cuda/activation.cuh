@@ -39,13 +39,18 @@ __device__ __forceinline__ float2 fast_sigmoids(float2 x) {
   return {r * b, r * a};
 }
 
-// silu(g) * u; the derivative of silu is s + g s (1 - s), s = sigmoid(g).
+// The derivative of c s, where that of s is rate s (1 - s). Far above 0 there is nothing but
+// rounding in 1 - s, and it is multiplied by c no larger than there.
+__device__ __forceinline__ float sigmoid_slope(float s, float rate, float near) {
+  return s + rate * (near * s) * (1.0f - s);
+}
+
+// silu(g) * u.
 struct Swiglu {
   const GateForm& form;
 
-  static __device__ float gate(float g) {
-    return at_least(g, -GateForm::kMostExponent / GateForm::kLog2E);
-  }
+  static constexpr float kFar = GateForm::kMostExponent / GateForm::kLog2E;
+  static __device__ float gate(float g) { return at_least(g, -kFar); }
   __device__ float2 sigmoids(float2 g) const {
     return fast_sigmoids({g.x * -GateForm::kLog2E, g.y * -GateForm::kLog2E});
   }
@@ -55,9 +60,11 @@ struct Swiglu {
   }
   // d is the gradient of the value, s sigmoids(g).
   __device__ ActivationGradients gradients(float2 g, float2 u, float2 d, float2 s) const {
-    const float2 silu = {gate(g.x) * s.x, gate(g.y) * s.y};
+    const float2 c = {gate(g.x), gate(g.y)}, silu = {c.x * s.x, c.y * s.y};
+    const float2 slope = {sigmoid_slope(s.x, 1.0f, at_most(c.x, kFar)),
+                          sigmoid_slope(s.y, 1.0f, at_most(c.y, kFar))};
     return {{silu.x * u.x, silu.y * u.y},
-            {d.x * u.x * (s.x + silu.x * (1.0f - s.x)), d.y * u.y * (s.y + silu.y * (1.0f - s.y))},
+            {d.x * u.x * slope.x, d.y * u.y * slope.y},
             {d.x * silu.x, d.y * silu.y}};
   }
 };
@@ -82,10 +89,10 @@ struct SigmoidGated {
   __device__ ActivationGradients gradients(float2 g, float2 u, float2 d, float2 s) const {
     const auto one = [&](float g, float u, float d, float s, float& value, float& d_gate,
                          float& d_up) {
-      const float c = gate(g), glu = c * s, factor = up(u);
-      const float slope = fmaf(form.slope[1] * c, c, form.slope[0]);
+      const float c = gate(g), near = at_most(c, -form.lowest), glu = c * s, factor = up(u);
+      const float rate = fmaf(form.slope[1] * near, near, form.slope[0]);
       value = glu * factor;
-      d_gate = g <= form.limit ? d * factor * (s + slope * glu * (1.0f - s)) : 0.0f;
+      d_gate = g <= form.limit ? d * factor * sigmoid_slope(s, rate, near) : 0.0f;
       d_up = fabsf(u) <= form.limit ? d * glu : 0.0f;
     };
     ActivationGradients r;

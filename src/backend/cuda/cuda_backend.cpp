@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/cuda_backend.h"
 
+#include <atomic>
 #include <cstdio>
 
 #include "backend/cuda/check.h"
@@ -114,6 +115,12 @@ bool CudaBackend::capturing(moec_stream stream) const {
   return status != cudaStreamCaptureStatusNone;
 }
 uint64_t CudaBackend::stream_id(moec_stream stream) const {
+  if (stream == cudaStreamPerThread) {
+    static std::atomic<uint64_t> threads{0};
+    thread_local const uint64_t id = ~threads.fetch_add(1);  // the driver's ids count up
+    return id;
+  }
+  if (capturing(stream)) return 0;
   const DeviceScope scope(device_);
   unsigned long long id = 0;
   check(cudaStreamGetId(as_stream(stream), &id), "cudaStreamGetId");
