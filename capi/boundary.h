@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/float_mode.h"
 #include "layer/context.h"
 #include "layer/object.h"
 #include "sizes.h"
@@ -25,6 +26,7 @@ const moec_error_info& last_error() noexcept;
 template <class Body>
 moec_status guard(const char* site, Body&& body) noexcept {
   try {
+    const FloatMode mode;
     body();
     return MOEC_OK;
   } catch (...) {

@@ -103,16 +103,18 @@ UNSIGNED(moec_dtype, UINT32_MAX)
 }
 
 // ---------------------------------------------------------------- pointers
-%typemap(in, noblock=1) SWIGTYPE * (void *argp = 0, int res = 0) {
-  res = SWIG_ConvertPtr($input, &argp, $descriptor, $disown | SWIG_POINTER_NO_NULL);
+// OWNED: SWIG_POINTER_DISOWN where C takes the object over: a destructor its own. A struct that is
+// pointed to by another stays Python's.
+%define PROXY(NAME, OWNED, NULLS)
+%typemap(in, noblock=1) SWIGTYPE *NAME (void *argp = 0, int res = 0) {
+  res = SWIG_ConvertPtr($input, &argp, $descriptor, OWNED | NULLS);
   if (!SWIG_IsOK(res)) %argument_fail(res, "$type", $symname, $argnum);
   $1 = ($ltype)argp;
 }
-%typemap(in, noblock=1) SWIGTYPE *NULLABLE (void *argp = 0, int res = 0) {
-  res = SWIG_ConvertPtr($input, &argp, $descriptor, $disown);
-  if (!SWIG_IsOK(res)) %argument_fail(res, "$type", $symname, $argnum);
-  $1 = ($ltype)argp;
-}
+%enddef
+PROXY(, 0, SWIG_POINTER_NO_NULL)
+PROXY(self, $disown, SWIG_POINTER_NO_NULL)
+PROXY(NULLABLE, 0, 0)
 %apply SWIGTYPE *NULLABLE {
   const moec_buffer *memory, const moec_tensor *weights, const moec_tensor *probs,
   const moec_tensor *token_mask
@@ -151,8 +153,8 @@ RETURNED_INTEGER(moec_status, deferred)
 
 // Caller's memory: any writable (const: readable) buffer; None is NULL, 0 bytes: a size query.
 %define BUFFER(POINTER, FLAGS)
+%typemap(arginit) (POINTER, uint64_t bytes) "memset(&view$argnum, 0, sizeof view$argnum);"
 %typemap(in) (POINTER, uint64_t bytes) (Py_buffer view) {
-  memset(&view, 0, sizeof view);
   if ($input != Py_None && PyObject_GetBuffer($input, &view, FLAGS)) SWIG_fail;
   $1 = view.buf;
   $2 = (uint64_t)view.len;

@@ -98,11 +98,13 @@ static void log_to_python(void *user, int32_t level, const char *message, size_t
   (void)user;
   if (!Py_IsInitialized()) return; /* the interpreter is gone: the message is dropped */
   const PyGILState_STATE state = PyGILState_Ensure();
-  if (log_sink) {
+  PyObject *sink = Py_XNewRef(log_sink); /* set_log may replace it meanwhile */
+  if (sink) {
     PyObject *text = PyUnicode_DecodeUTF8(message, (Py_ssize_t)length, "replace");
-    PyObject *result = text ? PyObject_CallFunction(log_sink, "iN", level, text) : NULL;
-    if (!result) PyErr_WriteUnraisable(log_sink);
+    PyObject *result = text ? PyObject_CallFunction(sink, "iN", level, text) : NULL;
+    if (!result) PyErr_WriteUnraisable(sink);
     Py_XDECREF(result);
+    Py_DECREF(sink);
   }
   PyGILState_Release(state);
 }

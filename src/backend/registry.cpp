@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/build_id.h"
@@ -31,7 +32,20 @@ void hold_mutex_over_fork() {  // so that the child can make contexts of its own
   (void)registered;
 }
 
-const BackendEntry* open_plugin(const char* file) {
+// Lines of a search, to be said when the lock is gone: a sink may wait for what another thread
+// holds that waits for the lock.
+class LateLog {
+ public:
+  ~LateLog() {
+    for (const auto& [level, text] : lines_) log(level, "%s", text.c_str());
+  }
+  void add(int32_t level, std::string text) { lines_.emplace_back(level, std::move(text)); }
+
+ private:
+  std::vector<std::pair<int32_t, std::string>> lines_;
+};
+
+const BackendEntry* open_plugin(const char* file, LateLog& late) {
   void* const handle = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   const std::string shown = end_of(file);
   const char* const path = shown.c_str();
@@ -54,7 +68,7 @@ const BackendEntry* open_plugin(const char* file) {
                table->build_id ? table->build_id : "(none)", kBuildId);
   MOEC_REQUIRE(table->device_type == MOEC_CUDA, MOEC_E_BACKEND_ABI,
                "%s serves device type %d; expected MOEC_CUDA (2)", path, table->device_type);
-  log(MOEC_LOG_INFO, "loaded backend %s", path);
+  late.add(MOEC_LOG_INFO, "loaded backend " + shown);
   return table;
 }
 
@@ -77,7 +91,8 @@ std::vector<std::string> candidates() {
   for (size_t begin = 0; begin < list.size();) {
     const size_t end = std::min(list.find(':', begin), list.size());
     const std::string item = list.substr(begin, end - begin);
-    if (item.find(".so") != std::string::npos)
+    const std::string name = item.substr(item.rfind('/') + 1) + '.';
+    if (name.find(".so.") != std::string::npos)
       paths.push_back(item);
     else if (!item.empty())
       add_folder(item);
@@ -91,19 +106,20 @@ std::vector<std::string> candidates() {
 }
 
 const BackendEntry* find_plugin() {  // null: none, search_error says why
+  LateLog late;
   const std::lock_guard lock(mutex);
   hold_mutex_over_fork();
   if (plugin || searched) return plugin;
-  searched = true;
   for (const std::string& path : candidates()) {
     try {
-      return plugin = open_plugin(path.c_str());
+      return plugin = open_plugin(path.c_str(), late);
     } catch (const Error& error) {
-      log(MOEC_LOG_DEBUG, "%s", error.text);
+      late.add(MOEC_LOG_DEBUG, error.text);
       // A plug-in that is there but refused says more than a file that is not.
       if (search_error.code != MOEC_E_BACKEND_ABI) search_error = error;
     }
   }
+  searched = true;
   return nullptr;
 }
 
@@ -126,9 +142,10 @@ void check_device(int32_t device_type, int32_t device_id) {
 void load_backend(const char* path) {
   MOEC_REQUIRE(path && *path, MOEC_E_INVALID_ARG, "path is %s; expected the file of a plug-in",
                path ? "empty" : "NULL");
+  LateLog late;
   const std::lock_guard lock(mutex);
   hold_mutex_over_fork();
-  const BackendEntry* const table = open_plugin(path);
+  const BackendEntry* const table = open_plugin(path, late);
   MOEC_REQUIRE(!plugin || plugin == table, MOEC_E_INVALID_STATE,
                "%s cannot replace the CUDA backend already loaded; load it before the first use",
                end_of(path).c_str());

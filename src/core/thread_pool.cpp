@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/float_mode.h"
 #include "core/portable.h"
 
 namespace moec {
@@ -73,6 +74,7 @@ struct Job {
     error = nullptr;
   }
   void work(int32_t slot) {
+    const FloatMode mode;  // of a caller's threads
     inside_body = true;
     for (int64_t i; !failed.load(std::memory_order_relaxed) && (i = next.fetch_add(1)) < n;) {
       try {

@@ -270,6 +270,7 @@ void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, con
 std::string Experts::describe(const Weights& weights, int64_t num_tokens) const {
   check_at_least("num_tokens", num_tokens, 0);
   checked_rows("num_tokens", num_tokens);
+  check_same_device("weights", weights.context(), *context_);
   check_fit("weights", weights, desc_.expert_end - desc_.expert_begin, desc_.hidden, desc_.inter,
             desc_.gate_layout != MOEC_GATE_NONE);
   return context_->backend().describe(desc_, weights.view(), num_tokens);

@@ -264,8 +264,8 @@ void Plan::export_field(int32_t id, const moec_tensor& dst, moec_stream stream) 
 
 void Plan::totals_sync(int32_t totals[4], moec_stream stream) const {
   const PlanView& plan = view();
-  context_->backend().copy_to_host(totals, plan.totals, 4 * sizeof(int32_t), stream);
   context_->synchronize(stream);
+  context_->backend().copy_to_host(totals, plan.totals, 4 * sizeof(int32_t), stream);
 }
 
 }  // namespace moec

@@ -119,13 +119,13 @@ uint64_t Plan::saved_bytes() const {
 
 void Plan::save_sync(void* buffer, moec_stream stream) const {
   const Parts parts = plan_parts(view());
+  context_->synchronize(stream);
   char* const payload = static_cast<char*>(buffer) + sizeof(Header);
   char* to = payload;
   for (const Part& part : parts.part) {
     if (part.bytes) context_->backend().copy_to_host(to, part.data, part.bytes, stream);
     to += part.bytes;
   }
-  context_->synchronize(stream);
   Header header = header_of(view(), parts.bytes);
   header.payload_checksum = checksum(payload, parts.bytes);
   header.header_checksum = checksum(&header, offsetof(Header, header_checksum));
@@ -159,7 +159,7 @@ void Plan::restore_sync(const void* buffer, uint64_t bytes, moec_stream stream) 
                          payload + parts.bytes);  // aligned, so that it can be read as a plan
   MOEC_REQUIRE(plan_holds(view_in(plan, copy.data())), MOEC_E_CORRUPT,
                "buffer has a right checksum but its arrays contradict each other");
-  context_->forbid_capture("restore a plan", stream);
+  context_->synchronize(stream);
   const char* from = copy.data();
   built_ = false;
   for (const Part& part : parts.part) {

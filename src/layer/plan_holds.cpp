@@ -36,15 +36,19 @@ bool row_holds(const PlanView& plan, int32_t e, int64_t row, int64_t first) {
 }
 
 bool rows_hold(const PlanView& plan) {
+  const auto nobodys = [&](int64_t row, int64_t end) {
+    for (; row < end; ++row)
+      if (plan.row_token[row] != -1 || plan.row_slot[row] != -1 || plan.row_weight[row] != 0)
+        return false;
+    return true;
+  };
   for (int32_t e = 0; e < plan.num_local; ++e) {
     const int64_t first = plan.group_offsets[e], last = first + plan.counts[e];
     for (int64_t row = first; row < last; ++row)
       if (!row_holds(plan, e, row, first)) return false;
-    for (int64_t row = last; row < plan.group_offsets[e + 1]; ++row)
-      if (plan.row_token[row] != -1 || plan.row_slot[row] != -1 || plan.row_weight[row] != 0)
-        return false;
+    if (!nobodys(last, plan.group_offsets[e + 1])) return false;
   }
-  return true;
+  return nobodys(plan.group_offsets[plan.num_local], plan.max_rows);
 }
 
 bool assignments_hold(const PlanView& plan) {

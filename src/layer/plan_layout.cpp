@@ -16,6 +16,7 @@ int64_t num_local(const moec_plan_desc& desc) {
 void check_capacity(const moec_plan_desc& desc) {
   check_enum("desc.drop", desc.drop, MOEC_DROP_BY_WEIGHT);
   check_at_least("desc.capacity", desc.capacity, 0);
+  checked_rows("desc.capacity", desc.capacity);
   check_not_negative("desc.capacity_factor", desc.capacity_factor);
   MOEC_REQUIRE(!desc.capacity || desc.capacity_factor == 0, MOEC_E_INVALID_ARG,
                "desc.capacity is %lld and desc.capacity_factor is %g; give one of them",

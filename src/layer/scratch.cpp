@@ -117,6 +117,7 @@ void ScratchCache::release(void* data) noexcept {
 
 void ScratchCache::reserve(uint64_t bytes, Stream stream) {
   const std::lock_guard lock(mutex_);
+  forget_others(stream);
   if (!find_idle(bytes, stream)) grow(bytes, stream);
 }
 

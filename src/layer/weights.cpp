@@ -47,11 +47,12 @@ uint64_t Weights::packed_bytes() const {
 }
 
 void Weights::query(moec_weights_info& out) const {
-  const uint64_t bytes = packed_bytes();
+  const bool frozen = desc_.flags & MOEC_WEIGHTS_FROZEN;
+  const uint64_t bytes = frozen ? packed_bytes() : 0;
   out.packed_bytes = bytes ? bytes + kAlignSlack : 0;
   out.is_bound = bound_once_ && bound_.view.source_present;
   out.is_packed = is_packed();
-  out.is_frozen = (desc_.flags & MOEC_WEIGHTS_FROZEN) != 0;
+  out.is_frozen = frozen;
   out.needs_source = !bound_once_ || context_->backend().packed_needs_source(bound_.view);
   if (!is_packed()) return;
   const std::string format = context_->backend().packed_format(bound_.view);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
 #include "child.h"
@@ -69,7 +70,11 @@ TEST(Backend, a_plug_in_without_device_is_no_error) {
 TEST(Backend, is_found_through_the_variable) {
   EXPECT_EQ(in_child([] {
               claim_build_id();
-              setenv("MOEC_BACKEND_PATH", ("/nonexistent:" + std::string(PLUGIN)).c_str(), 1);
+              const std::string folder = testing::TempDir() + "of.soft", plugin = PLUGIN;
+              std::filesystem::create_directories(folder);
+              std::filesystem::copy_file(plugin, folder + "/libmoec_cuda.so.0",
+                                         std::filesystem::copy_options::overwrite_existing);
+              setenv("MOEC_BACKEND_PATH", ("/nonexistent:" + folder).c_str(), 1);
               int32_t count = -1;
               if (moec_device_count(MOEC_CUDA, &count) != MOEC_OK || count != 0) return 1;
               // It is loaded: the other one comes too late.

@@ -67,6 +67,15 @@ const Mistake kMistakes[] = {
      }},
     {"plan_align", MOEC_E_INVALID_ARG, "align is 3; expected 0 or a power of two",
      [](Problem& p) { return plan_with(p, [](auto& d) { d.align = 3; }); }},
+    {"plan_capacity", MOEC_E_OVERFLOW, "desc.capacity is 9223372036854775807; expected less than",
+     [](Problem& p) {
+       return plan_with(p, [](auto& d) {
+         d.kind = MOEC_PLAN_EXPERT_CHOICE;
+         d.top_k = 0;
+         d.align = 2;
+         d.capacity = INT64_MAX;
+       });
+     }},
     {"plan_range", MOEC_E_INVALID_ARG, "expert_end is 5; expected 2 to 4",
      [](Problem& p) {
        return plan_with(p, [](auto& d) {

@@ -227,6 +227,22 @@ const Mistake kMistakes[] = {
        const PlanHandle plan = plan_of(p, desc);
        return experts_with(p, [&](auto& a) { a.plan = plan.get(); });
      }},
+    {"row_id_map_too_small", MOEC_E_UNSUPPORTED, "token 1 has more rows than the 4 experts",
+     [](Problem& p) {
+       auto desc = p.plan_desc;
+       desc.num_zero_experts = 1;
+       desc.top_k = 5;
+       const auto plan =
+           make<PlanHandle>(moec_plan_create, p.context, static_cast<const moec_plan_desc*>(&desc),
+                            static_cast<const moec_buffer*>(nullptr));
+       std::vector<int32_t> ids = {0, -1, 1, -1, -1, 0, 1, 2, 3, 0}, map(2 * 9, 77);
+       const moec_tensor given = tensor_of(ids.data(), MOEC_I32, {2, 5});
+       check(moec_plan_from_topk(plan.get(), &given, nullptr, nullptr));
+       const moec_tensor to = tensor_of(map.data(), MOEC_I32, {2, 9});
+       const moec_status status = moec_plan_export(plan.get(), MOEC_PLAN_ROW_ID_MAP, &to, nullptr);
+       EXPECT_EQ(map, std::vector<int32_t>(2 * 9, 77));
+       return status;
+     }},
     {"weights_of_other_shape", MOEC_E_MISMATCH, "weights are 4 experts of H, I = 16, 12",
      [](Problem& p) {
        auto desc = p.weights_desc;

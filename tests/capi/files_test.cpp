@@ -104,6 +104,13 @@ TEST(PlanFile, attach_takes_a_plan_that_is_there_and_nothing_else) {
   EXPECT_EQ(attach(p.T), MOEC_OK);
   EXPECT_EQ(attach(p.T - 1), MOEC_E_CORRUPT);
   EXPECT_EQ(attach(-1), MOEC_E_INVALID_ARG);
+  p.given_ids.assign(p.given_ids.size(), -1);  // rows of no expert are read, too
+  check(moec_plan_from_topk(writer.get(), &ids, nullptr, nullptr));
+  EXPECT_EQ(attach(p.T), MOEC_OK);
+  moec_tensor row_token = {};
+  check(moec_plan_view(writer.get(), MOEC_PLAN_ROW_TOKEN, &row_token));
+  static_cast<int32_t*>(row_token.data)[1] = 1 << 30;
+  EXPECT_EQ(attach(p.T), MOEC_E_CORRUPT);
   EXPECT_EQ(attach(p.T + 100), MOEC_E_SHAPE);
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <bit>
 #include <thread>
 
 #include "problem.h"
@@ -104,6 +105,45 @@ TEST(Threads, objects_are_made_and_freed_on_many_threads) {
       check(moec_layer_forward(p.layer.get(), &args, nullptr));
     });
   for (std::thread& thread : threads) thread.join();
+}
+
+// Whether the caller's threads flush subnormal numbers or not. Mutation noted: without FloatMode in
+// guard() the flushed ones are 0.
+TEST(Threads, the_callers_float_mode_gives_the_same_bits) {
+#if defined(__x86_64__)
+  constexpr int64_t kRows = 4096, kColumns = 8;
+  auto desc = sized<moec_router_desc>();
+  desc.num_experts = kColumns;
+  desc.top_k = 2;
+  std::vector<float> logits(kRows * kColumns);  // the second best is below 2^-126
+  for (size_t i = 0; i < logits.size(); ++i)
+    logits[i] = i % kColumns ? -88.0f - float(i % 7) : 0.0f;
+  std::vector<std::vector<float>> weights;
+  for (const auto& [mode, threads] :
+       {std::pair(0u, 1), std::pair(0x8040u, 1), std::pair(0x8040u, 2)}) {
+    auto of_threads = sized<moec_context_desc>();
+    of_threads.num_threads = threads;
+    const auto context =
+        make<Context>(moec_context_create, static_cast<const moec_context_desc*>(&of_threads));
+    const auto router = make<Router>(moec_router_create, context.get(),
+                                     static_cast<const moec_router_desc*>(&desc));
+    std::vector<float>& out = weights.emplace_back(kRows * 2, 1.0f);
+    std::vector<int32_t> ids(kRows * 2);
+    auto args = sized<moec_route_args>();
+    args.logits = tensor_of(logits.data(), MOEC_F32, {kRows, kColumns});
+    args.expert_ids = tensor_of(ids.data(), MOEC_I32, {kRows, 2});
+    args.weights = tensor_of(out.data(), MOEC_F32, {kRows, 2});
+    const unsigned before = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(before | mode);
+    const moec_status status = moec_route_forward(router.get(), &args, nullptr);
+    EXPECT_EQ(__builtin_ia32_stmxcsr() & mode, mode);
+    __builtin_ia32_ldmxcsr(before);
+    check(status);
+  }
+  EXPECT_EQ(weights[0], weights[1]);
+  EXPECT_EQ(weights[0], weights[2]);
+  EXPECT_GT(std::bit_cast<uint32_t>(weights[0][1]), 0u);
+#endif
 }
 
 // A context on the caller's threads gives the same bits.

@@ -1182,7 +1182,7 @@ moec_plan_create(context, desc, memory, out) =
 moec_plan_free(plan) =
     @ccall LIB.moec_plan_free(plan::Ptr{moec_plan})::Cvoid
 
-"Rebuild in place. expert_ids [T,K] i32|i64, weights [T,K] f32 (absent = 1)."
+"Rebuild in place; a call that fails while it builds leaves a plan that is not built. expert_ids [T,K] i32|i64, weights [T,K] f32 (absent = 1)."
 moec_plan_from_topk(plan, expert_ids, weights, stream) =
     @ccall LIB.moec_plan_from_topk(plan::Ptr{moec_plan}, expert_ids::Ptr{moec_tensor}, weights::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 

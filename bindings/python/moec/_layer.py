@@ -234,8 +234,10 @@ class Layer(Handle):
         makers: dict[str, Callable[[], Any]] = {name: parameter(name) for name in parameters}
         makers |= {
             name: lambda: empty(tuple(d_y.shape), d_y, d_y)
-            for name in ("x", "router_x", "residual")
+            for name in ("x", "residual")
         }
+        router_x = given["router_x"]
+        makers["router_x"] = lambda: empty(tuple(router_x.shape), router_x, router_x)
         makers["expert_weights"] = weight_set(result.weights)
         makers["shared_weights"] = weight_set(result.shared_weights)
         makers["routing_weights"] = lambda: empty(

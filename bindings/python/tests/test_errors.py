@@ -98,6 +98,13 @@ def test_backward_after_inference(problem: SimpleNamespace) -> None:
         layer.backward(result, problem.d_y)
 
 
+def test_arguments_before_a_buffer(problem: SimpleNamespace) -> None:
+    """The buffer behind one that does not convert was released without having been taken."""
+    for tokens in ("8", 8.0, 1 << 70, None) * 20:
+        with pytest.raises((TypeError, OverflowError)):
+            problem.layer.describe(tokens, problem.weights)
+
+
 def test_python_kinds() -> None:
     """The exceptions are what Python code expects to catch."""
     assert issubclass(moec.ShapeError, ValueError)

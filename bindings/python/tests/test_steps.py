@@ -192,6 +192,16 @@ def test_saved_state_is_replayable(problem: SimpleNamespace) -> None:
         np.testing.assert_array_equal(grads.expert_weights.down, seen[0].expert_weights.down)
 
 
+def test_the_routers_own_input(problem: SimpleNamespace, rng: np.random.Generator) -> None:
+    """Of another width than the experts'."""
+    p = problem
+    router_x = rng.standard_normal((T, 24), np.float32)
+    gate = rng.standard_normal((E, 24), np.float32)
+    result = p.layer.forward(p.x, p.weights, gate, router_x=router_x)
+    grads = p.layer.backward(result, p.d_y)
+    assert grads.router_x.shape == (T, 24) and np.abs(grads.router_x).max() > 0
+
+
 def test_frozen_weights(problem: SimpleNamespace, tmp_path: object) -> None:
     p = problem
     expected = p.layer.forward(p.x, p.weights, p.gate).y

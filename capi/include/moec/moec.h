@@ -508,7 +508,8 @@ MOEC_API MOEC_CHECK moec_status moec_plan_create(const moec_context* context,
                                                  const moec_plan_desc* desc,
                                                  const moec_buffer* memory, moec_plan** out);
 MOEC_API void moec_plan_free(moec_plan* plan);
-/* Rebuild in place. expert_ids [T,K] i32|i64, weights [T,K] f32 (absent = 1). */
+/* Rebuild in place; a call that fails while it builds leaves a plan that is not built.
+ * expert_ids [T,K] i32|i64, weights [T,K] f32 (absent = 1). */
 MOEC_API moec_status moec_plan_from_topk(moec_plan* plan, const moec_tensor* expert_ids,
                                          const moec_tensor* weights, moec_stream stream);
 /* Route and build. args' outputs may be absent. */
@@ -624,7 +625,7 @@ typedef struct moec_weight_set {
 
 typedef struct moec_weights_info {
   uint32_t struct_size, flags;
-  uint64_t packed_bytes; /* bytes of a packed copy on this machine; 0 = never packed */
+  uint64_t packed_bytes; /* bytes of a packed copy here; 0 = never packed, or not FROZEN */
   int32_t is_bound, is_packed, is_frozen;
   int32_t needs_source;   /* 0: after packing, the bound memory is not read any more */
   char packed_format[64]; /* names layout, type and instruction set; "" if not packed */

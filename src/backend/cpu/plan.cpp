@@ -185,6 +185,18 @@ class TopkPlan {
   int32_t *const histogram_, *const list_offsets_, *const list_;
 };
 
+// Before anything is written. Of the others' plans no token has more rows than there are experts.
+void check_row_id_map(const PlanView& plan) {
+  if (plan.top_k <= plan.num_experts) return;
+  for (int64_t t = 0; t < plan.num_tokens; ++t) {
+    const int32_t* const rows = plan.assignment_row + t * plan.top_k;
+    const int64_t used = std::count_if(rows, rows + plan.top_k, [](int32_t r) { return r >= 0; });
+    MOEC_REQUIRE(used <= plan.num_experts, MOEC_E_UNSUPPORTED,
+                 "token %lld has more rows than the %lld experts that a row id map holds",
+                 static_cast<long long>(t), static_cast<long long>(plan.num_experts));
+  }
+}
+
 // Rows of one token in descending order, the experts they belong to, and their number.
 void export_row_id_map(const PlanView& plan, int64_t t, int32_t* to) {
   const int64_t experts = plan.num_experts;
@@ -196,9 +208,6 @@ void export_row_id_map(const PlanView& plan, int64_t t, int32_t* to) {
   int32_t used = 0;
   for (int64_t i = 0; i < entries; ++i) {
     if (rows[i] < 0) continue;
-    MOEC_REQUIRE(used < experts, MOEC_E_UNSUPPORTED,
-                 "token %lld has more rows than the %lld experts that a row id map holds",
-                 static_cast<long long>(t), static_cast<long long>(experts));
     int32_t at = used++;
     for (; at > 0 && to[at - 1] < rows[i]; --at) to[at] = to[at - 1];
     to[at] = rows[i];
@@ -257,6 +266,7 @@ void build_plan(const Device& device, const PlanSource& source, const PlanView& 
 }
 
 void export_map(const Device& device, const PlanView& plan, int32_t field, int32_t* to) {
+  if (field == MOEC_PLAN_ROW_ID_MAP) check_row_id_map(plan);
   const Chunks chunks(plan.num_tokens, kChunkAssignments / std::max(plan.top_k, 1) + 1);
   device.pool.parallel_for(chunks.count, [&](int32_t, int64_t chunk) {
     for (int64_t t = chunks.begin(chunk); t < chunks.end(chunk); ++t) {
