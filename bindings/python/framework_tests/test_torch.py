@@ -297,6 +297,25 @@ def test_autocast_of_the_operator() -> None:
     assert error < 3e-2
 
 
+def test_autocast_of_the_operator_adds_to_main_gradients() -> None:
+    experts = make_experts().use_main_grads()
+    x, ids, weights, d_y = inputs()
+    experts(x, ids, weights).backward(d_y)
+    expected = experts.down.main_grad.clone()
+    experts.down.main_grad.zero_()
+    tensors = {"x": x, "expert_ids": ids, "routing_weights": weights,
+               **dict(experts.named_parameters())}
+    kind = moec.torch._ops.EXPERTS
+    values = [tensors.get(n) for n in kind.inputs]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.ops.moec.experts(*values, experts._main_grads(), experts._text,
+                                   moec.Save.ALL, 0, 0)[0]
+    y.backward(d_y.to(y.dtype))
+    error = row_error(experts.down.main_grad.flatten(0, 1).numpy(),
+                      expected.flatten(0, 1).numpy())
+    assert error < 5e-2
+
+
 def test_misaligned_weights() -> None:
     """Tensors of a memory-mapped file are aligned to their elements, no more."""
     experts = make_experts(dtype=torch.bfloat16)

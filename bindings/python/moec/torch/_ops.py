@@ -17,6 +17,7 @@ return None. Of a layer's outputs, y and logits are differentiable.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from ._engine import Call, Frozen, engine_of
 _REQUIRED = {"x", "expert_ids", "routing_weights"}
 _SETTINGS = "str spec, int save, int frozen, SymInt rng_offset"
 _NUM_SETTINGS = 4
+_library = torch.library.Library("moec", "FRAGMENT")
 
 
 def _declare(names: Sequence[str]) -> str:
@@ -80,9 +82,17 @@ class _Kind:
         self.backward.register_fake(self._backward_fake)
         self.accumulate.register_fake(self._accumulate_fake)
         self.forward.register_autograd(self._autograd, setup_context=self._setup)
-        # The modules cast beforehand and keep routing weights in fp32; this is for direct calls.
-        self.forward.register_autocast("cpu", torch.bfloat16)
-        self.forward.register_autocast("cuda", torch.float16)
+        # The modules cast beforehand; this is for direct calls. torch's own rule
+        # (register_autocast) would cast main gradients, which are added to, and routing weights.
+        for device in ("cpu", "cuda"):
+            _library.impl(name, partial(self._under_autocast, device), f"Autocast{device.upper()}")
+
+    def _under_autocast(self, device: str, *args: Any) -> tuple[Tensor, ...]:
+        count = len(self.inputs)
+        given = {n: t for n, t in zip(self.inputs, args[:count], strict=True) if t is not None}
+        given = autocast(given, torch.get_autocast_dtype(device))
+        with torch.autocast(device, enabled=False):
+            return self.forward(*(given.get(n) for n in self.inputs), *args[count:])
 
     # ---- forward
     def _outputs(self, x: Tensor, spec: str, save: int) -> list[Tensor]:
