@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "feature_cases.h"
 
+#include <cmath>
 #include <utility>
 
 #include "support/random.h"
@@ -27,6 +28,13 @@ Vec random_values(const std::string& seed, size_t count, double scale) {
   Vec values = test::Random(stream).normals(count, scale);
   for (double& v : values) v = round_to(Rounding::kFp32, v);
   return values;
+}
+
+void round_to_all(Vec* values) {
+  for (double& v : *values) {
+    v = round_to(Rounding::kBf16, v);
+    if (std::fabs(v) < 0x1p-14) v = 0;
+  }
 }
 
 FeatureCase base_case(const std::string& name, int tokens) {

@@ -38,6 +38,7 @@ std::vector<FeatureCase> all_cases();
 // A case with softmax, top-3 and swiglu experts without biases; `name` seeds its data.
 FeatureCase base_case(const std::string& name, int tokens = 11);
 Vec random_values(const std::string& seed, size_t count, double scale = 1);  // fp32 values
+void round_to_all(Vec* values);  // to what bf16 and fp16 both hold
 void add_expert_biases(FeatureCase* c, double scale = 0.5);
 void add_shared(FeatureCase* c, Shared shared, int inter, Act act);
 void mutate(FeatureCase* c, const std::string& name, std::function<void(Config*, Inputs*)> apply);

@@ -56,14 +56,6 @@ oracle::Ids given_ids() {
   return ids;
 }
 
-// Values that bf16 and fp16 both hold, so that one evaluation of the oracle serves both.
-void round_to_both(Vec* values) {
-  for (double& v : *values) {
-    v = oracle::round_to(oracle::Rounding::kBf16, v);
-    if (std::fabs(v) < 0x1p-14) v = 0;
-  }
-}
-
 struct Problem {
   oracle::Config config;
   oracle::Inputs in;
@@ -103,11 +95,12 @@ Problem make_problem(int hidden, int inter) {
   return p;
 }
 
+// So that one evaluation of the oracle serves both.
 void round_problem(Problem* p) {
   for (Vec* v : {&p->in.x, &p->d_y, &p->in.gate_weight, &p->in.experts.gate, &p->in.experts.up,
                  &p->in.experts.down, &p->in.experts.gate_bias, &p->in.experts.up_bias,
                  &p->in.experts.down_bias})
-    round_to_both(v);
+    oracle::round_to_all(v);
 }
 
 bool all_zero(const Vec& values, size_t count) {
