@@ -87,7 +87,9 @@ int64_t moec_tensor_numel(const moec_tensor* tensor) {
 int64_t moec_tensor_bytes(const moec_tensor* tensor) {
   int64_t bytes = -1;
   const int64_t numel = moec_tensor_numel(tensor);
-  if (numel < 0 || __builtin_mul_overflow(numel, dtype_bytes(tensor->dtype), &bytes)) return -1;
+  if (numel < 0 || !known_name(tensor->dtype) ||
+      __builtin_mul_overflow(numel, dtype_bytes(tensor->dtype), &bytes))
+    return -1;
   return bytes;
 }
 

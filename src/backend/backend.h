@@ -55,6 +55,8 @@ class Backend {
   virtual void zero(void* to, uint64_t bytes, moec_stream stream) const = 0;
   virtual void synchronize(moec_stream stream) const = 0;
   virtual moec_status poll() const = 0;
+  // Whether kernels here may read and write what `pointer` points at.
+  virtual bool reaches(const void* pointer) const = 0;
   virtual bool capturing(moec_stream stream) const = 0;
   // Another for each stream there ever was: two may have had the same handle, or, in two threads,
   // have it now (cudaStreamPerThread). 0: `stream` is captured, and its id cannot be known.

@@ -2,10 +2,12 @@
 #include "backend/registry.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -72,12 +74,20 @@ const BackendEntry* open_plugin(const char* file, LateLog& late) {
   return table;
 }
 
+// Of libmoec, or of the program that it is linked into, whose name there is what its caller chose.
+// Empty: not known.
 std::string folder_of_library() {
   Dl_info info;
-  if (!dladdr(reinterpret_cast<const void*>(&moec_version), &info) || !info.dli_fname) return ".";
-  const std::string path = info.dli_fname;
+  void* found = nullptr;
+  if (!dladdr1(reinterpret_cast<const void*>(&moec_version), &info, &found, RTLD_DL_LINKMAP))
+    return "";
+  std::string path = static_cast<const link_map*>(found)->l_name;
+  if (path.empty()) {
+    std::error_code unknown;
+    path = std::filesystem::read_symlink("/proc/self/exe", unknown).string();
+  }
   const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash);
+  return slash == std::string::npos ? "" : path.substr(0, slash);
 }
 
 // MOEC_BACKEND_PATH (folders or files, separated by ':'), the folder of libmoec, the loader's path.
@@ -98,9 +108,10 @@ std::vector<std::string> candidates() {
       add_folder(item);
     begin = end + 1;
   }
-  const std::string folder = folder_of_library();
-  add_folder(folder);
-  add_folder(folder + "/moec");
+  if (const std::string folder = folder_of_library(); !folder.empty()) {
+    add_folder(folder);
+    add_folder(folder + "/moec");
+  }
   paths.push_back(kPluginFile);
   return paths;
 }

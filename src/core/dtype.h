@@ -72,7 +72,8 @@ MOEC_HD int64_t dtype_bytes(moec_dtype dtype) {
   return int64_t((dtype >> 8) & 0xffu) / 8;
 }
 
-inline const char* dtype_name(moec_dtype dtype) {
+// One of moec_dtype_value; null: another.
+inline const char* known_name(moec_dtype dtype) {
   struct Row {
     moec_dtype dtype;
     const char* name;
@@ -82,7 +83,11 @@ inline const char* dtype_name(moec_dtype dtype) {
                                   {MOEC_I32, "i32"}, {MOEC_I64, "i64"}, {MOEC_BOOL, "bool"}};
   for (const Row& row : kRows)
     if (row.dtype == dtype) return row.name;
-  return "unknown dtype";
+  return nullptr;
+}
+inline const char* dtype_name(moec_dtype dtype) {
+  const char* const name = known_name(dtype);
+  return name ? name : "unknown dtype";
 }
 
 // Call body.template operator()<T>() with the C++ type of a real dtype (checked by the caller).

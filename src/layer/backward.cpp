@@ -15,6 +15,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
                      const LayerWeights& weights, const moec_weight_set* d_expert_weights,
                      const moec_weight_set* d_shared_weights, moec_stream stream) const {
   check_flags("args.flags", args.flags, kGradFlags);
+  check_flags("args.forward->flags", forward.flags, 0);
   MOEC_REQUIRE(
       experts_->saves(), MOEC_E_INVALID_STATE,
       "desc.experts.save is MOEC_SAVE_NONE; create the layer with another to call backward");

@@ -44,10 +44,6 @@ Text dtypes_text(Dtypes dtypes) {
   return out;
 }
 
-bool is_known(moec_dtype dtype) {
-  return std::strcmp(dtype_name(dtype), "unknown dtype") != 0;
-}
-
 bool is_compact(const moec_tensor& tensor) {
   bool all_zero = true;
   for (int32_t i = 0; i < tensor.ndim; ++i) all_zero &= tensor.strides[i] == 0;
@@ -147,9 +143,10 @@ void check_tensor(const char* name, const moec_tensor& tensor) {
   MOEC_REQUIRE(
       type == MOEC_CPU || type == MOEC_CUDA || type == MOEC_CUDA_HOST || type == MOEC_CUDA_MANAGED,
       MOEC_E_DEVICE, "%s has device_type %d; expected MOEC_CPU (1) or MOEC_CUDA (2)", name, type);
-  MOEC_REQUIRE(is_known(tensor.dtype), MOEC_E_DTYPE,
+  MOEC_REQUIRE(known_name(tensor.dtype), MOEC_E_DTYPE,
                "%s has dtype 0x%x; expected a moec_dtype_value", name, tensor.dtype);
-  check_range(name, tensor.ndim, 0, MOEC_MAX_DIMS);
+  MOEC_REQUIRE(tensor.ndim >= 0 && tensor.ndim <= MOEC_MAX_DIMS, MOEC_E_INVALID_ARG,
+               "%s.ndim is %d; expected 0 to %d", name, tensor.ndim, MOEC_MAX_DIMS);
   const Text shape = shape_text(tensor.shape, tensor.ndim);
   const int64_t numel = tensor_numel(tensor);
   for (int32_t i = 0; i < tensor.ndim; ++i)
@@ -251,7 +248,7 @@ void TensorCheck::memory_out(const char* name, const void* data, uint64_t bytes)
   add(name, data, bytes, true);
 }
 void TensorCheck::saved_in(const moec_buffer& saved, uint64_t bytes) {
-  check_buffer("saved", saved, bytes);
+  check_buffer(context_, "saved", saved, bytes);
   add("saved", saved.ptr, bytes, false);
 }
 void TensorCheck::saved_out(const moec_buffer& saved, uint64_t bytes) {

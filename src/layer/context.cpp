@@ -206,13 +206,20 @@ void check_buffer(const char* name, const moec_buffer& buffer, uint64_t need) {
   MOEC_REQUIRE(buffer.bytes >= need, MOEC_E_WORKSPACE, "%s has %llu bytes; %llu are needed", name,
                ull(buffer.bytes), ull(need));
 }
+void check_buffer(const Context& context, const char* name, const moec_buffer& buffer,
+                  uint64_t need) {
+  check_buffer(name, buffer, need);
+  MOEC_REQUIRE(!need || context.backend().reaches(buffer.ptr), MOEC_E_DEVICE,
+               "%s.ptr is memory that device %d:%d does not reach; expected memory of that device",
+               name, context.device_type(), context.device_id());
+}
 
 Workspace::Workspace(const Context& context, const moec_buffer& given, uint64_t need,
                      moec_stream stream)
     : context_(context) {
   void* start = given.ptr;
   if (given.ptr || given.bytes)
-    check_buffer("workspace", given, need);
+    check_buffer(context, "workspace", given, need);
   else if (need)
     start = owned_ = context.acquire(need, stream);
   data_ = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(start), kCacheLine));

@@ -180,5 +180,8 @@ void check_same_device(const char* name, const Context& from, const Context& con
 
 // A caller's buffer must be there and hold `need` bytes: E_INVALID_ARG, E_WORKSPACE.
 void check_buffer(const char* name, const moec_buffer& buffer, uint64_t need);
+// And lie where the device reaches it: E_DEVICE.
+void check_buffer(const Context& context, const char* name, const moec_buffer& buffer,
+                  uint64_t need);
 
 }  // namespace moec

@@ -62,13 +62,13 @@ void check_sizes(const moec_experts_desc& desc) {
   checked_product("rows * hidden", 64 * rows, desc.hidden);
   checked_product("rows * inter", 64 * rows, desc.inter);
   const int64_t width = checked_product("hidden * inter", desc.hidden, desc.inter);
-  checked_product("num_experts * hidden * inter", 16 * num_ids, width);
+  checked_product("num_experts * hidden * inter", 64 * num_ids, width);
 }
 
 void check_shared(const moec_experts_desc& desc) {
   if (desc.shared != MOEC_SHARED_NONE) {
     check_at_least("desc.shared_inter", desc.shared_inter, 1);
-    checked_product("hidden * shared_inter", 16 * desc.hidden, desc.shared_inter);
+    checked_product("hidden * shared_inter", 64 * desc.hidden, desc.shared_inter);
     return;
   }
   check_range("desc.shared_inter", desc.shared_inter, 0, 0);

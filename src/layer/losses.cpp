@@ -37,6 +37,7 @@ class LossCall {
     const int64_t T = first_logits(args, check), E = args.logits[0].shape[1];
     check_at_least("E of logits", E, 1);
     check_kind(args, T, E);
+    checked_rows("tokens of all layers", count_ * T);
     loss.kind = args.kind;
     loss.score = args.score;
     checked_rows("E", E);

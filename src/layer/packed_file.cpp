@@ -85,6 +85,8 @@ class File {
   uint64_t size() const {
     struct stat status;
     if (fstat(number_, &status) != 0) fail("read");
+    MOEC_REQUIRE(S_ISREG(status.st_mode), MOEC_E_INVALID_ARG, "%s is no regular file",
+                 end_of(path_).c_str());
     return uint64_t(status.st_size);
   }
   [[noreturn]] void fail(const char* action) const {
@@ -214,7 +216,7 @@ void Weights::save_sync(const char* path) const {
 void Weights::map_sync(const char* path) {
   check_path(path);
   require_frozen();
-  const File file(path, O_RDONLY | O_CLOEXEC);
+  const File file(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
   Mapping mapping(file);
   const Header header = read_header(mapping);
   const bool bound = bound_once_ && bound_.view.source_present;

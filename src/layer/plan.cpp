@@ -60,7 +60,7 @@ Plan::Plan(const Context& context, const moec_plan_desc& desc, const moec_buffer
       context_(context),
       desc_(checked_plan_desc(desc)),
       bytes_(memory_bytes(desc_)) {
-  if (memory) check_buffer("memory", *memory, bytes_);
+  if (memory) check_buffer(context, "memory", *memory, bytes_);
   memory_ = memory ? memory->ptr : context.allocate(bytes_, nullptr);
   owned_ = !memory;
 }
@@ -262,8 +262,16 @@ void Plan::export_field(int32_t id, const moec_tensor& dst, moec_stream stream) 
   for (int64_t i = 0; i < numel(field); ++i) static_cast<int64_t*>(to.data)[i] = from[i];
 }
 
+void Plan::check_copy(const char* name, const void* to, uint64_t bytes) const {
+  TensorCheck check(*context_);
+  check.memory_out(name, to, bytes);
+  check_memory(check);
+  check.finish();
+}
+
 void Plan::totals_sync(int32_t totals[4], moec_stream stream) const {
   const PlanView& plan = view();
+  check_copy("totals", totals, 4 * sizeof(int32_t));
   context_->synchronize(stream);
   context_->backend().copy_to_host(totals, plan.totals, 4 * sizeof(int32_t), stream);
 }

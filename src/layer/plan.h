@@ -38,6 +38,8 @@ class Plan final : public Object {
 
   // The plan's memory, for a check of overlaps.
   void check_memory(TensorCheck& check) const { check.memory_in("plan", memory_, bytes_); }
+  // Host memory that a call writes: E_ALIAS where it is the plan's own.
+  void check_copy(const char* name, const void* to, uint64_t bytes) const;
 
  private:
   PlanView view_for(int64_t num_tokens) const;

@@ -119,6 +119,7 @@ uint64_t Plan::saved_bytes() const {
 
 void Plan::save_sync(void* buffer, moec_stream stream) const {
   const Parts parts = plan_parts(view());
+  check_copy("buffer", buffer, sizeof(Header) + parts.bytes);
   context_->synchronize(stream);
   char* const payload = static_cast<char*>(buffer) + sizeof(Header);
   char* to = payload;

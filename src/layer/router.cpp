@@ -250,7 +250,7 @@ void Router::route_forward(const moec_route_args& args, moec_stream stream) cons
 }
 
 void Router::route_backward(const moec_route_grad_args& args, moec_stream stream) const {
-  check_flags("args.flags", args.flags, kGradFlags);
+  check_flags("args.flags", args.flags, MOEC_GRAD_ACCUMULATE);
   TensorCheck check(*context_);
   const int64_t T = check.tokens("logits", args.logits), N = num_ids(), K = top_k();
   const bool scaled = has(MOEC_ROUTER_PER_EXPERT_SCALE);

@@ -25,8 +25,11 @@ int64_t num_rows(const char* name, const moec_tensor& tensor, const TensorCheck&
   return rows;
 }
 
-int64_t width(const moec_tensor& tensor) {
-  return tensor.ndim == 2 ? tensor.shape[1] : 0;
+int64_t width(const char* name, const moec_tensor& tensor) {
+  if (is_absent(tensor)) return 0;
+  MOEC_REQUIRE(tensor.ndim == 2, MOEC_E_SHAPE, "%s has %d dimensions; expected 2", name,
+               tensor.ndim);
+  return tensor.shape[1];
 }
 
 }  // namespace
@@ -37,7 +40,7 @@ void permute(const Context& context, const Plan& plan, const moec_permute_args& 
   const PlanView& view = plan_of(context, plan);
   TensorCheck check(context);
   const int64_t T = view.num_tokens, P = num_rows("rows", args.rows, check, view);
-  const int64_t H = width(args.x), S = width(args.x_scale);
+  const int64_t H = width("x", args.x), S = width("x_scale", args.x_scale);
   const Array x = check.in("x", args.x, {T, H}, kMovable);
   const Array scale = check.optional_in("x_scale", args.x_scale, {T, S}, kMovable);
   PermuteArgs rows = {};
@@ -66,7 +69,7 @@ void unpermute(const Context& context, const Plan& plan, const moec_unpermute_ar
   const PlanView& view = plan_of(context, plan);
   TensorCheck check(context);
   const int64_t T = view.num_tokens, K = view.top_k, P = num_rows("rows", args.rows, check, view);
-  const int64_t H = width(args.rows);
+  const int64_t H = width("rows", args.rows);
   const Array from = check.in("rows", args.rows, {P, H}, kReal);
   UnpermuteArgs rows = {};
   rows.plan = &view;
@@ -91,7 +94,7 @@ void permute_backward(const Context& context, const Plan& plan, const moec_permu
   TensorCheck check(context);
   const int64_t T = view.num_tokens, K = view.top_k,
                 P = num_rows("d_rows", args.d_rows, check, view);
-  const int64_t H = width(args.d_rows);
+  const int64_t H = width("d_rows", args.d_rows);
   const Array from = check.in("d_rows", args.d_rows, {P, H}, kReal);
   PermuteGradArgs rows = {};
   rows.plan = &view;
@@ -114,7 +117,7 @@ void unpermute_backward(const Context& context, const Plan& plan,
   check_flags("args.flags", args.flags, 0);
   const PlanView& view = plan_of(context, plan);
   TensorCheck check(context);
-  const int64_t T = view.num_tokens, K = view.top_k, H = width(args.d_y);
+  const int64_t T = view.num_tokens, K = view.top_k, H = width("d_y", args.d_y);
   const int64_t P = num_rows("d_rows", args.d_rows, check, view);
   const Array from = check.in("d_y", args.d_y, {T, H}, kReal);
   const bool weighted = !is_absent(args.d_weights);

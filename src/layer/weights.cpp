@@ -93,7 +93,7 @@ void Weights::pack(const moec_buffer* memory, moec_stream stream) {
                context_->backend().name());
   const uint64_t need = bytes + kAlignSlack;
   if (memory) {
-    check_buffer("memory", *memory, need);
+    check_buffer(*context_, "memory", *memory, need);
     TensorCheck check(*context_);
     check.set_in(bound_.memory);
     check.memory_out("memory", memory->ptr, need);

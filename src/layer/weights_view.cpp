@@ -195,7 +195,8 @@ moec_weights_desc checked_weights_desc(const moec_weights_desc& given) {
 int64_t binding_entries(const moec_weight_set& set, int64_t num_experts) {
   int64_t entries = 0;
   for (const moec_matrix* matrix : {&set.gate_up, &set.gate, &set.up, &set.down}) {
-    entries += (matrix->per_expert ? num_experts : 1) + (matrix->per_expert_bias ? num_experts : 1);
+    const int64_t each = matrix->count == num_experts ? num_experts : 1;  // another is refused
+    entries += (matrix->per_expert ? each : 1) + (matrix->per_expert_bias ? each : 1);
   }
   return entries;
 }

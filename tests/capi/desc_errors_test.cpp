@@ -193,5 +193,19 @@ TEST(Plan, capacity_keeps_whole_numbers_whole) {
   }
 }
 
+TEST(Plan, capacity_is_the_ceiling_of_many_rows_too) {
+  Problem p;
+  auto desc = p.plan_desc;
+  desc.max_tokens = (int64_t(1) << 23) + 1;
+  desc.num_experts = 4;
+  desc.top_k = 1;
+  desc.drop = MOEC_DROP_BY_POSITION;
+  desc.capacity_factor = 1;
+  uint64_t bytes = 0;
+  int64_t rows = 0;
+  check(moec_plan_size(&desc, &bytes, &rows));
+  EXPECT_EQ(rows, desc.max_tokens);  // and not 4 * 2^21
+}
+
 }  // namespace
 }  // namespace moec::test

@@ -37,12 +37,17 @@ moec_status experts_with(Problem& p, Spoil spoil) {
   return moec_experts_forward(p.experts.get(), &args, nullptr);
 }
 // A plan as `desc` says, built from the first top_k of the given ids.
-PlanHandle plan_of(Problem& p, const moec_plan_desc& desc) {
-  PlanHandle plan = make<PlanHandle>(moec_plan_create, p.context, &desc,
-                                     static_cast<const moec_buffer*>(nullptr));
+PlanHandle plan_of(Problem& p, const moec_plan_desc& desc, const moec_buffer* memory = nullptr) {
+  PlanHandle plan = make<PlanHandle>(moec_plan_create, p.context, &desc, memory);
   const moec_tensor ids = tensor_of(p.given_ids.data(), MOEC_I32, {Problem::kTokens, desc.top_k});
   check(moec_plan_from_topk(plan.get(), &ids, nullptr, nullptr));
   return plan;
+}
+// What `write` does to a plan that lies in `memory`.
+moec_status into_plan(Problem& p, std::vector<char>& memory,
+                      const std::function<moec_status(const moec_plan*)>& write) {
+  const moec_buffer place = {memory.data(), memory.size()};
+  return write(plan_of(p, p.plan_desc, &place).get());
 }
 // Rows of another number than the plan's, whose experts are rounded up to `align`.
 moec_status permute_into(Problem& p, int32_t align, int64_t more) {
@@ -293,6 +298,31 @@ const Mistake kMistakes[] = {
          a.residual = tensor_of(memory.data(), MOEC_F32, {Problem::kTokens, Problem::kHidden});
          a.y.data = memory.data() + 4;
        });
+     }},
+    {"saving_a_plan_into_its_memory", MOEC_E_ALIAS, "buffer [",
+     [](Problem& p) {
+       std::vector<char> memory(1 << 20);
+       return into_plan(p, memory, [&](const moec_plan* plan) {
+         uint64_t need = 0;
+         return moec_plan_save_sync(plan, memory.data(), memory.size(), &need, nullptr);
+       });
+     }},
+    {"totals_into_the_plans_memory", MOEC_E_ALIAS, "totals [",
+     [](Problem& p) {
+       std::vector<char> memory(1 << 20);
+       return into_plan(p, memory, [&](const moec_plan* plan) {
+         return moec_plan_totals_sync(plan, reinterpret_cast<int32_t*>(memory.data()), nullptr);
+       });
+     }},
+    {"rows_of_three_dimensions", MOEC_E_SHAPE, "x has 3 dimensions; expected 2",
+     [](Problem& p) {
+       const PlanHandle plan = plan_of(p, p.plan_desc);
+       auto args = sized<moec_permute_args>();
+       args.plan = plan.get();
+       args.x = tensor_of(p.x.data(), MOEC_F32, {Problem::kTokens, 2, Problem::kHidden / 2});
+       args.rows = p.rows(p.x);
+       args.rows.shape[0] = 1 << 20;
+       return moec_permute(p.context, &args, nullptr);
      }},
     {"y_overlaps_weights", MOEC_E_ALIAS, "overlaps weights",
      [](Problem& p) { return forward_with(p, [&](auto& a) { a.y.data = p.down.data() + 8; }); }},

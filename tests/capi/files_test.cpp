@@ -2,6 +2,7 @@
 // Saved plans and packed files: they come back bit for bit, and a damaged byte anywhere is refused.
 // Mutation noted: with the payload checksum not compared, the flipped bytes are accepted.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -239,6 +240,13 @@ TEST_F(PackedFile, another_shape_is_a_mismatch_and_no_file_an_error_with_errno) 
   EXPECT_EQ(moec_weights_map_sync(other.get(), "/nonexistent/file"), MOEC_E_INVALID_ARG);
   EXPECT_EQ(error_info().native_code, ENOENT);
   EXPECT_EQ(moec_weights_save_sync(p.weights.get(), "/nonexistent/file"), MOEC_E_INVALID_ARG);
+}
+
+TEST_F(PackedFile, a_pipe_is_refused_and_not_waited_for) {
+  const std::string pipe = path + ".pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(moec_weights_map_sync(p.weights.get(), pipe.c_str()), MOEC_E_INVALID_ARG);
+  std::filesystem::remove(pipe);
 }
 
 TEST(Describe, names_kernels_and_says_how_long_it_is) {

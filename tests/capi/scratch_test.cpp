@@ -99,6 +99,26 @@ TEST(Scratch, a_wide_router_misses_its_scratch_before_anything_is_written) {
   EXPECT_EQ(wide.run_backward(), MOEC_OK) << error_info().message;
 }
 
+TEST(Scratch, a_loss_takes_one_block) {
+  const Context context = context_of(MOEC_CONTEXT_NO_ALLOC, 0);
+  constexpr int64_t kTokens = 64, kExperts = 8;
+  std::vector<float> logits(size_t(kTokens * kExperts), 1.0f), d_logits(logits.size());
+  float loss = 0;
+  const moec_tensor in = tensor_of(logits.data(), MOEC_F32, {kTokens, kExperts}),
+                    gradient = tensor_of(d_logits.data(), MOEC_F32, {kTokens, kExperts});
+  auto args = sized<moec_loss_args>();
+  args.kind = MOEC_LOSS_BALANCE_SWITCH;
+  args.top_k = 2;
+  args.logits = &in;
+  args.d_logits = &gradient;
+  args.count = 1;
+  args.loss = tensor_of(&loss, MOEC_F32, {1});
+  EXPECT_EQ(moec_loss_forward(context.get(), &args, nullptr), MOEC_E_WOULD_ALLOC);
+  check(moec_context_reserve(context.get(), 1 << 20, nullptr));
+  EXPECT_EQ(moec_loss_forward(context.get(), &args, nullptr), MOEC_OK) << error_info().message;
+  EXPECT_EQ(moec_loss_backward(context.get(), &args, nullptr), MOEC_OK) << error_info().message;
+}
+
 TEST(Scratch, a_refused_reservation_keeps_the_one_before) {
   const Context context = context_of(MOEC_CONTEXT_NO_ALLOC, 1 << 20);
   check(moec_context_reserve(context.get(), 1 << 19, nullptr));

@@ -70,5 +70,17 @@ TEST(Dlpack, the_offset_is_kept) {
   EXPECT_EQ(moec_tensor_bytes(&to), 16);
 }
 
+TEST(Bytes, are_known_of_known_types_alone) {
+  int64_t shape[1] = {10};
+  DlTensor from = {.data = values, .ndim = 1, .lanes = 4, .shape = shape, .strides = nullptr};
+  moec_tensor to;
+  ASSERT_EQ(moec_tensor_from_dlpack(&from, &to), MOEC_OK);
+  EXPECT_EQ(moec_tensor_bytes(&to), -1);
+  from.lanes = 1;
+  from.bits = 4;
+  ASSERT_EQ(moec_tensor_from_dlpack(&from, &to), MOEC_OK);
+  EXPECT_EQ(moec_tensor_bytes(&to), -1);
+}
+
 }  // namespace
 }  // namespace moec::test

@@ -174,6 +174,29 @@ TEST(Device, memory_comes_from_the_callers_allocator_and_goes_back_to_it) {
 }
 
 // One handle, two streams. Mutation noted: scratch by handles is allocated once.
+TEST(Device, a_buffer_that_kernels_do_not_reach_is_refused) {
+  int pageable = 0;
+  check_cuda(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, 0));
+  if (pageable) GTEST_SKIP() << "kernels reach all memory of a process here";
+  const Context context = gpu_context();
+  auto desc = sized<moec_plan_desc>();
+  desc.max_tokens = 4;
+  desc.num_experts = 4;
+  desc.top_k = 2;
+  uint64_t bytes = 0;
+  int64_t rows = 0;
+  check(moec_plan_size(&desc, &bytes, &rows));
+  std::vector<uint8_t> pageable_memory(bytes);
+  void* pinned = nullptr;
+  check_cuda(cudaMallocHost(&pinned, bytes));
+  const moec_buffer refused{pageable_memory.data(), bytes}, accepted{pinned, bytes};
+  moec_plan* plan = nullptr;
+  EXPECT_EQ(moec_plan_create(context.get(), &desc, &refused, &plan), MOEC_E_DEVICE);
+  EXPECT_EQ(moec_plan_create(context.get(), &desc, &accepted, &plan), MOEC_OK);
+  moec_plan_free(plan);
+  check_cuda(cudaFreeHost(pinned));
+}
+
 TEST(Device, cuda_stream_per_thread_has_scratch_for_each_thread) {
   const Context context = gpu_context();
   uint64_t allocs[2];

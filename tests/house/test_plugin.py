@@ -98,6 +98,31 @@ def test_found_beside_the_library(library, fake, tmp_path):
     assert count_devices(beside) == "0 3"
 
 
+def test_a_program_with_the_library_inside_looks_beside_itself(root, build, fake, tmp_path):
+    """And not in the current folder, which is where its name, as called, seems to lie."""
+    source, program = tmp_path / "count.c", tmp_path / "bin" / "count"
+    source.write_text("""#include <moec/moec.h>
+        #include <stdio.h>
+        int main(void) {
+          int32_t count = -1;
+          const int status = moec_device_count(MOEC_CUDA, &count);
+          printf("%d %d", status, count);
+          return 0;
+        }""")
+    program.parent.mkdir()
+    subprocess.run(["gcc", f"-I{root}/capi/include", str(source), str(build / "lib/libmoec.a"),
+                    "-lstdc++", "-lm", "-lpthread", "-ldl", "-o", str(program)], check=True)
+
+    def count():
+        return subprocess.run(["count"], executable=program, cwd=tmp_path, check=True,
+                              capture_output=True, text=True).stdout
+
+    plugin = fake()  # in the current folder
+    assert count() != "0 3"
+    plugin.rename(program.parent / plugin.name)
+    assert count() == "0 3"
+
+
 def test_another_build_is_refused(library, fake):
     answer = load(library, fake(build_id='"0.0.0-other"'))
     assert answer.startswith("-12 ") and "0.0.0-other; expected 0.1.0-" in answer

@@ -57,10 +57,7 @@ struct Problem {
 // Values that every type holds.
 Vec values(const std::string& seed, int64_t count, double scale) {
   Vec v = oracle::random_values(seed, static_cast<size_t>(count), scale);
-  for (double& value : v) {
-    value = oracle::round_to(oracle::Rounding::kBf16, value);
-    if (std::fabs(value) < 0x1p-14) value = 0;
-  }
+  oracle::round_to_all(&v);
   return v;
 }
 
@@ -229,6 +226,27 @@ TEST(Gates, FarFromZero) {
       options.dtype = type.dtype;
       expect_run({true, oracle::Shared::kNone, activation, half ? -6e4 : gate}, options,
                  type.tolerance);
+    }
+  }
+}
+
+// But a clamp's gradient, which is 0 where the comparison fails. Mutation noted: a gradient of 0
+// where the gate compares as above a limit of infinity.
+TEST(Gates, NaNShows) {
+  for (const Type& type : types()) {
+    for (const auto act : {oracle::Act::kSwiglu, oracle::Act::kGegluTanh, oracle::Act::kGegluErf,
+                           oracle::Act::kQuickGeglu}) {
+      SCOPED_TRACE(std::string(type.name) + " activation " + std::to_string(static_cast<int>(act)));
+      Problem p = make_problem({true, oracle::Shared::kNone, act});
+      p.in.router_x = p.in.x;
+      p.in.x[0] = std::nan("");
+      RunOptions options;
+      options.dtype = type.dtype;
+      const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, options);
+      ASSERT_EQ(run.status, MOEC_OK) << run.message;
+      const auto hidden = static_cast<size_t>(kHidden);
+      for (size_t i = 0; i < 2 * hidden; ++i)
+        ASSERT_EQ(std::isnan(run.grads.x[i]), i < hidden) << "d_x of token " << i / hidden;
     }
   }
 }

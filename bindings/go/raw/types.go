@@ -154,7 +154,7 @@ const (
 	SaveAll = 3
 )
 
-// Buffer mirrors moec_buffer. ---- frozen structs: their layout never changes; embedded by value ----
+// Buffer mirrors moec_buffer. All-zero = absent; may start at any byte; lies where the device reaches it (E_DEVICE).
 type Buffer struct {
 	Ptr uintptr
 	Bytes uint64

@@ -153,7 +153,7 @@ struct moec_weights end
 struct moec_experts end
 struct moec_layer end
 
-"---- frozen structs: their layout never changes; embedded by value ----"
+"All-zero = absent; may start at any byte; lies where the device reaches it (E_DEVICE)."
 struct moec_buffer
     ptr::Ptr{Cvoid}
     bytes::UInt64
@@ -1096,7 +1096,7 @@ moec_context_free(context) =
 moec_context_device(context, out) =
     @ccall LIB.moec_context_device(context::Ptr{moec_context}, out::Ptr{moec_device_info})::Int32
 
-"Hold at least `bytes` of scratch, so that later calls without a caller's workspace do not allocate. Replaces the largest idle scratch that is smaller; E_OUT_OF_MEMORY: workspace_limit (nothing has changed), or the allocator refused."
+"Hold at least `bytes` of scratch, so that later calls without a caller's workspace, one at a time, do not allocate. Replaces the largest idle scratch that is smaller; E_OUT_OF_MEMORY: workspace_limit (nothing has changed), or the allocator refused."
 moec_context_reserve(context, bytes, stream) =
     @ccall LIB.moec_context_reserve(context::Ptr{moec_context}, bytes::UInt64, stream::Ptr{Cvoid})::Int32
 
@@ -1206,7 +1206,7 @@ moec_plan_attach(plan, num_tokens) =
 moec_plan_view(plan, field, out) =
     @ccall LIB.moec_plan_view(plan::Ptr{moec_plan}, field::Int32, out::Ptr{moec_tensor})::Int32
 
-"Copy any field; dst i32 or i64 of the field's shape."
+"Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, WEIGHTS)."
 moec_plan_export(plan, field, dst, stream) =
     @ccall LIB.moec_plan_export(plan::Ptr{moec_plan}, field::Int32, dst::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 

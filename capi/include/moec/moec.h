@@ -4,7 +4,9 @@
  *
  * Conventions, for every function unless its own text says otherwise
  *   status    0 is success; a negative value is an error that moec_last_error() explains.
- *             On an error nothing has been written to outputs and nothing is queued.
+ *             On an error nothing has been written to outputs and nothing is queued; but where a
+ *             thread pool (E_CALLBACK) or the device (E_CUDA) fails underway, outputs, accumulated
+ *             gradients among them, are undefined.
  *   handles   opaque; freed in any order (children keep their parents alive); NULL may be freed.
  *             `const moec_x*` may be used by many threads at once, `moec_x*` by one at a time.
  *   structs   those that start with `struct_size` are filled by moec_struct_init() and grow only
@@ -94,7 +96,8 @@ enum moec_dtype_value {
 enum moec_device_type { MOEC_CPU = 1, MOEC_CUDA = 2, MOEC_CUDA_HOST = 3, MOEC_CUDA_MANAGED = 13 };
 
 /* ---- frozen structs: their layout never changes; embedded by value ---- */
-typedef struct moec_buffer { /* all-zero = absent; may start at any byte */
+/* All-zero = absent; may start at any byte; lies where the device reaches it (E_DEVICE). */
+typedef struct moec_buffer {
   void* ptr;
   uint64_t bytes;
 } moec_buffer;
@@ -250,9 +253,9 @@ MOEC_API MOEC_CHECK moec_status moec_context_create(const moec_context_desc* des
                                                     moec_context** out);
 MOEC_API void moec_context_free(moec_context* context);
 MOEC_API moec_status moec_context_device(const moec_context* context, moec_device_info* out);
-/* Hold at least `bytes` of scratch, so that later calls without a caller's workspace do not
- * allocate. Replaces the largest idle scratch that is smaller; E_OUT_OF_MEMORY: workspace_limit
- * (nothing has changed), or the allocator refused. */
+/* Hold at least `bytes` of scratch, so that later calls without a caller's workspace, one at a
+ * time, do not allocate. Replaces the largest idle scratch that is smaller; E_OUT_OF_MEMORY:
+ * workspace_limit (nothing has changed), or the allocator refused. */
 MOEC_API moec_status moec_context_reserve(const moec_context* context, uint64_t bytes,
                                           moec_stream stream);
 /* Give scratch back that neither a call nor a captured graph uses. */
@@ -284,7 +287,7 @@ MOEC_API moec_status moec_tensor_check(const moec_tensor* tensor);
  *   input transform and jitter of x; logits = x * Wr^T + bias; soft-cap; score; + selection bias;
  *   group limit; selection; weight rule; normalisation; scale; rounding.
  * Ties go to the lowest id. NaN and -inf are never selected: such a slot gets id -1 and weight 0
- * (MOEC_FILL_ZERO makes every value outside the best groups 0 before that, as Hugging Face does).
+ * (MOEC_FILL_ZERO makes every number outside the best groups 0 before that, as Hugging Face does).
  * Ids in [0,E) are experts, [E,E+Z) identity experts (y += w * x), any other id means "no expert".
  */
 enum moec_router_input {
@@ -526,7 +529,7 @@ MOEC_API moec_status moec_plan_from_scores(moec_plan* plan, const moec_tensor* s
 MOEC_API moec_status moec_plan_attach(moec_plan* plan, int64_t num_tokens);
 /* Borrowed view of one array (moec_plan_field 0..10); valid until the plan is rebuilt or freed. */
 MOEC_API moec_status moec_plan_view(const moec_plan* plan, int32_t field, moec_tensor* out);
-/* Copy any field; dst i32 or i64 of the field's shape. */
+/* Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, WEIGHTS). */
 MOEC_API moec_status moec_plan_export(const moec_plan* plan, int32_t field, const moec_tensor* dst,
                                       moec_stream stream);
 /* Host copy of TOTALS; waits for the stream. */
@@ -563,7 +566,7 @@ typedef struct moec_permute_grad_args {
   const moec_plan* plan;
   moec_tensor d_rows;       /* in  [P,H] */
   moec_tensor d_row_weight; /* in  [P] f32, optional */
-  moec_tensor d_x;          /* out [T,H]; fp32 sum in slot order */
+  moec_tensor d_x;          /* out [T,H]; fp32 sum in slot order, of rows whose weight is 0, too */
   moec_tensor d_weights;    /* out [T,K] f32, optional; 0 where not routed */
 } moec_permute_grad_args;
 typedef struct moec_unpermute_grad_args {
@@ -725,7 +728,8 @@ typedef struct moec_experts_args {
   moec_tensor output_bias;            /* in  [H], optional; dtype of x or f32 */
   moec_tensor residual;               /* in  [T,H], optional: added; may be y itself */
   moec_tensor y;                      /* out [T,H] */
-  moec_buffer saved;                  /* out, unless SAVE_NONE; written in full */
+  moec_buffer saved; /* out, unless SAVE_NONE; written in full. At an address that is no multiple of
+                      * 4 it takes scratch of its size besides any workspace, backward, too */
   moec_buffer workspace;              /* absent = the context's */
 } moec_experts_args;
 

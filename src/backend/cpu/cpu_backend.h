@@ -30,6 +30,7 @@ class CpuBackend final : public Backend {
   void zero(void* to, uint64_t bytes, moec_stream) const override;
   void synchronize(moec_stream) const override {}
   moec_status poll() const override { return MOEC_OK; }
+  bool reaches(const void*) const override { return true; }
   bool capturing(moec_stream) const override { return false; }
   uint64_t stream_id(moec_stream) const override { return 1; }
 

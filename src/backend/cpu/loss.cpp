@@ -33,8 +33,8 @@ class Losses {
         lanes_(padded_columns(args.num_experts)),
         row_bytes_(lanes_ * 16 + key_blocks(lanes_) * 8 +
                    int64_t(round_up(uint64_t(args.top_k) * 4, kCacheLine))),
-        rows_(device, uint64_t(row_bytes_ * device.pool.size())),
-        sums_(device, uint64_t(Chunks::kMax * lanes_ * 8)),
+        sum_bytes_(Chunks::kMax * lanes_ * 8),
+        scratch_(device, uint64_t(sum_bytes_ + row_bytes_ * device.pool.size())),
         score_(args.kind == MOEC_LOSS_BALANCE_MIXTRAL ? uint32_t(MOEC_SCORE_SOFTMAX) : args.score) {
   }
 
@@ -75,7 +75,7 @@ class Losses {
     return count;
   }
   LossRow row_of(int32_t slot) const {
-    char* const memory = static_cast<char*>(rows_.data()) + slot * row_bytes_;
+    char* const memory = static_cast<char*>(scratch_.data()) + sum_bytes_ + slot * row_bytes_;
     LossRow row;
     row.keys = reinterpret_cast<int64_t*>(memory);
     row.best = row.keys + lanes_;
@@ -85,7 +85,7 @@ class Losses {
     return row;
   }
   Sums sums_of(int64_t chunk) const {
-    float* const p = static_cast<float*>(sums_.data()) + chunk * 2 * lanes_;
+    float* const p = static_cast<float*>(scratch_.data()) + chunk * 2 * lanes_;
     return {p, reinterpret_cast<int32_t*>(p + lanes_)};
   }
 
@@ -220,8 +220,8 @@ class Losses {
 
   const Device& device_;
   const LossArgs& args_;
-  const int64_t lanes_, row_bytes_;
-  const Scratch rows_, sums_;
+  const int64_t lanes_, row_bytes_, sum_bytes_;
+  const Scratch scratch_;  // one block: the sums, then a row of each thread
   const uint32_t score_;
 };
 

@@ -91,9 +91,10 @@ struct SigmoidGated {
                          float& d_up) {
       const float c = gate(g), near = at_most(c, -form.lowest), glu = c * s, factor = up(u);
       const float rate = fmaf(form.slope[1] * near, near, form.slope[0]);
+      const bool open = form.limit == INFINITY;  // NaN gives NaN
       value = glu * factor;
-      d_gate = g <= form.limit ? d * factor * sigmoid_slope(s, rate, near) : 0.0f;
-      d_up = fabsf(u) <= form.limit ? d * glu : 0.0f;
+      d_gate = open || g <= form.limit ? d * factor * sigmoid_slope(s, rate, near) : 0.0f;
+      d_up = open || fabsf(u) <= form.limit ? d * glu : 0.0f;
     };
     ActivationGradients r;
     one(g.x, u.x, d.x, s.x, r.value.x, r.d_gate.x, r.d_up.x);

@@ -45,6 +45,8 @@ CudaBackend::CudaBackend(const BackendOptions& options)
         "compute capability");
   check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device_),
         "multiprocessor count");
+  check(cudaDeviceGetAttribute(&pageable_, cudaDevAttrPageableMemoryAccess, device_),
+        "pageable memory access");
   MOEC_REQUIRE(major >= 8, MOEC_E_UNSUPPORTED,
                "device %d has compute capability %d.%d; the CUDA backend needs 8.0 or later",
                device_, major, minor);
@@ -107,9 +109,16 @@ void CudaBackend::synchronize(moec_stream stream) const {
 moec_status CudaBackend::poll() const {
   const DeviceScope scope(device_);
   size_t free_bytes = 0, total_bytes = 0;  // any call tells of a lost device; this one never waits
-  return cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess ? deferred_->take() : MOEC_E_CUDA;
+  return cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess ? deferred_->poll() : MOEC_E_CUDA;
+}
+bool CudaBackend::reaches(const void* pointer) const {
+  const DeviceScope scope(device_);
+  cudaPointerAttributes memory;
+  check(cudaPointerGetAttributes(&memory, pointer), "cudaPointerGetAttributes");
+  return memory.type == cudaMemoryTypeUnregistered ? pageable_ : memory.devicePointer != nullptr;
 }
 bool CudaBackend::capturing(moec_stream stream) const {
+  const DeviceScope scope(device_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(as_stream(stream), &status), "cudaStreamIsCapturing");
   return status != cudaStreamCaptureStatusNone;

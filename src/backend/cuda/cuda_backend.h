@@ -35,6 +35,7 @@ class CudaBackend final : public Backend {
   void zero(void* to, uint64_t bytes, moec_stream stream) const override;
   void synchronize(moec_stream stream) const override;
   moec_status poll() const override;
+  bool reaches(const void* pointer) const override;
   bool capturing(moec_stream stream) const override;
   uint64_t stream_id(moec_stream stream) const override;
 
@@ -77,6 +78,7 @@ class CudaBackend final : public Backend {
   }
 
   int device_, multiprocessors_ = 0;
+  int pageable_ = 0;  // kernels read any host memory of the process
   bool tf32_ = false;
   std::vector<const ExpertsPath*> paths_;  // that this device has and MOEC_CUDA_KERNELS allows
   bool clusters_ = false;

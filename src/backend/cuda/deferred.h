@@ -34,28 +34,35 @@ class Deferred {
   Deferred& operator=(const Deferred&) = delete;
 
   WrongData* data() const { return data_; }  // the same address on host and device
-  moec_status take() const {                 // MOEC_OK or what went wrong, and forget it
-    const moec_status status = status_of(Wrong(data_->what));
-    data_->what = 0;
-    return status;
-  }
+  // MOEC_OK or what went wrong, and forget it.
+  moec_status poll() const { return status_of(take().what); }
   void raise() const {
-    const WrongData& d = *data_;
-    const Wrong what = Wrong(d.what);
-    const long long token = d.token, slot = d.slot, id = d.id, bound = d.bound;
-    const moec_status status = take();
-    if (what == Wrong::kId)
-      MOEC_FAIL(status, "expert_ids[%lld,%lld] is %lld; ids are -1 or in [0, %lld)", token, slot,
-                id, bound);
-    if (what == Wrong::kMap)
-      MOEC_FAIL(status, "routing_map routes token %lld to more than top_k = %lld experts", token,
-                bound);
-    if (what == Wrong::kRowIdMap)
+    const Report d = take();
+    const moec_status status = status_of(d.what);
+    if (d.what == Wrong::kId)
+      MOEC_FAIL(status, "expert_ids[%lld,%lld] is %lld; ids are -1 or in [0, %lld)", d.token,
+                d.slot, d.id, d.bound);
+    if (d.what == Wrong::kMap)
+      MOEC_FAIL(status, "routing_map routes token %lld to more than top_k = %lld experts", d.token,
+                d.bound);
+    if (d.what == Wrong::kRowIdMap)
       MOEC_FAIL(status, "token %lld has more rows than the %lld experts that a row id map holds",
-                token, bound);
+                d.token, d.bound);
   }
 
  private:
+  struct Report {
+    Wrong what;
+    long long token, slot, id, bound;
+  };
+  // `what` is read once, and cleared only where it was set: the device may be writing it now.
+  Report take() const {
+    const Wrong what = Wrong(data_->what);
+    if (what == Wrong::kNothing) return {};
+    const Report report = {what, data_->token, data_->slot, data_->id, data_->bound};
+    data_->what = 0;
+    return report;
+  }
   static moec_status status_of(Wrong what) {
     constexpr moec_status kStatus[] = {MOEC_OK, MOEC_E_INVALID_ARG, MOEC_E_OVERFLOW,
                                        MOEC_E_UNSUPPORTED};

@@ -52,9 +52,9 @@ void direct_gradients(const Op& op, const ExpertsGradArgs& args) {
     token_sums(op, args.num_tokens,
                {{const_cast<void*>(args.d_y), desc.dtype}, desc.hidden, nullptr},
                args.d_output_bias, 0, args.accumulate);
-  if (!args.d_residual) return;
+  if (!args.d_residual || args.num_tokens == 0) return;
   const auto bytes = size_t(args.num_tokens * desc.hidden * dtype_bytes(desc.dtype));
-  check(cudaMemcpyAsync(args.d_residual, args.d_y, bytes, cudaMemcpyDeviceToDevice, op.stream),
+  check(cudaMemcpyAsync(args.d_residual, args.d_y, bytes, cudaMemcpyDefault, op.stream),
         "gradient of the residual");
 }
 

@@ -273,11 +273,11 @@ class Losses {
  public:
   Losses(const Op& op, const LossArgs& args)
       : op_(op),
-        rows_(op, RowPlaces::scratch_bytes(args.num_experts, args.top_k)),
-        params_(params_of(args, rows_.as<char>())),
-        sums_(op, scratch_bytes()) {
+        row_bytes_(RowPlaces::scratch_bytes(args.num_experts, args.top_k)),
+        scratch_(op, row_bytes_ + sum_bytes(padded_columns(args.num_experts))),
+        params_(params_of(args, scratch_.as<char>())) {
     LossParams& p = params_;
-    p.total = sums_.as<double>();
+    p.total = reinterpret_cast<double*>(scratch_.as<char>() + row_bytes_);
     p.part = p.total + 1;
     p.counted = reinterpret_cast<int32_t*>(p.part + batch_chunks());
     p.sum_n = p.counted + batch_chunks();
@@ -303,12 +303,12 @@ class Losses {
  private:
   // Rows in scratch are one CTA each.
   int64_t batch_chunks() const {
-    return params_.places.scratch ? int64_t(RowPlaces::kScratchRows) : kBatchChunks;
+    return row_bytes_ ? int64_t(RowPlaces::kScratchRows) : kBatchChunks;
   }
-  uint64_t scratch_bytes() const {
+  uint64_t sum_bytes(int64_t lanes) const {
     const uint64_t chunks = uint64_t(batch_chunks());
     return (1 + chunks) * sizeof(double) + chunks * sizeof(int32_t) +
-           chunks * uint64_t(params_.lanes) * (sizeof(int32_t) + sizeof(float));
+           chunks * uint64_t(lanes) * (sizeof(int32_t) + sizeof(float));
   }
   template <class... Args>
   void launch_one(void (*kernel)(Args...), int64_t grid, int threads, auto... more) {
@@ -330,9 +330,9 @@ class Losses {
   }
 
   const Op& op_;
-  const Scratch rows_;
+  const uint64_t row_bytes_;  // of rows that shared memory does not hold
+  const Scratch scratch_;     // these rows, then the sums: one block
   LossParams params_;
-  const Scratch sums_;
 };
 
 }  // namespace

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One warp a row; long rows of the kernels without sums are cut into pieces.
+#include <algorithm>
+
 #include "backend/cuda/op.cuh"
 #include "backend/cuda/portable_rows.h"
 #include "backend/cuda/span.cuh"
@@ -23,13 +25,16 @@ __device__ void for_each_row(const Rows& rows, const Body& body) {
 // body(column) for the columns of this lane and this piece, V at a time.
 template <int V, class Body>
 __device__ void for_each_span(int64_t width, const Body& body) {
-  const int64_t begin = int64_t(blockIdx.y) * kPiece;
-  const int64_t end = gridDim.y > 1 ? min(width, begin + kPiece) : width;
-  for (int64_t i = begin + lane_id() * V; i < end; i += 32 * V) body(i);
+  const int64_t piece = gridDim.y > 1 ? kPiece : width;
+  for (int64_t begin = blockIdx.y * piece; begin < width; begin += gridDim.y * piece) {
+    const int64_t end = min(width, begin + piece);
+    for (int64_t i = begin + lane_id() * V; i < end; i += 32 * V) body(i);
+  }
 }
 dim3 row_grid(const Op& op, const Rows& rows, int64_t width, bool pieces) {
   dim3 grid = grid_for(rows.groups.max_rows, kThreads / 32, int64_t(op.multiprocessors) * 64);
-  if (pieces) grid.y = unsigned((width + kPiece - 1) / kPiece);
+  constexpr int64_t kMostPieces = 65535;
+  if (pieces) grid.y = unsigned(std::min((width + kPiece - 1) / kPiece, kMostPieces));
   return grid;
 }
 
