@@ -124,6 +124,8 @@ def test_refusals_arrive() -> None:
         jax.block_until_ready(moec_experts(x[:, :-1], ids, weights, gate_up, down))
     with pytest.raises(TypeError, match="gate_weigth"):
         moec.jax.experts(x, ids, weights, {"gate_weigth": x, "down": down}, desc=DESC)
+    with pytest.raises(TypeError, match="down is missing"):
+        moec.jax.experts(x, ids, weights, {"gate_up": gate_up}, desc=DESC)
 
 
 def test_gradients_start_at_the_logits_only() -> None:

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from conftest import FAMILIES
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint as recompute
 from torch_cases import (
     E,
@@ -100,6 +101,40 @@ def test_double_backward_raises() -> None:
     (d_x,) = torch.autograd.grad(y, x, d_y, create_graph=True)
     with pytest.raises(RuntimeError, match="experts_backward"):
         d_x.sum().backward()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_forward_mode_raises(trained: bool) -> None:
+    """Instead of tangents that are zero."""
+    layer, experts = make_layer(), make_experts()
+    x, ids, weights, d_y = (t.detach() for t in inputs())
+    tensors = {"expert_ids": ids, "routing_weights": weights, **dict(experts.named_parameters())}
+
+    def operator(x: torch.Tensor) -> torch.Tensor:
+        values = [({"x": x} | tensors).get(n) for n in moec.torch._ops.EXPERTS.inputs]
+        return torch.ops.moec.experts(*values, [], experts._text, moec.Save.ALL, 0, 0)[0]
+
+    for parameter in (*layer.parameters(), *experts.parameters()):
+        parameter.requires_grad_(trained)
+    for call in (layer, operator):
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            torch.func.jvp(call, (x,), (d_y,))
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+            call(forward_ad.make_dual(x, d_y))
+        with forward_ad.dual_level():
+            call(x)
+    y = layer(x.requires_grad_())
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        y.backward(forward_ad.make_dual(d_y, d_y))
+
+
+def test_the_routers_input_has_a_width_of_its_own() -> None:
+    layer = make_layer()
+    wide = {"gate_weight": torch.randn(E, 2 * H)}
+    x, router_x = torch.randn(3, 4, H), torch.randn(3, 4, 2 * H)
+    y, _ = layer.route(x, router_x=router_x, **wide)
+    flat, _ = layer.route(x.flatten(0, 1), router_x=router_x.flatten(0, 1), **wide)
+    assert torch.equal(y, flat.view(x.shape))
 
 
 def test_frozen_parts_get_no_gradient() -> None:
@@ -266,54 +301,6 @@ def test_frozen_until_refresh() -> None:
         experts(x, ids, weights)
     assert experts.unfreeze().down.requires_grad
     experts(x, ids, weights).backward(d_y)
-
-
-def test_autocast() -> None:
-    """bf16 matrices, fp32 routing weights, gradients in the parameters' type."""
-    experts = make_experts()
-    x, ids, weights, d_y = inputs()
-    with torch.autocast("cpu", torch.bfloat16):
-        y = experts(x, ids, weights)
-    y.backward(d_y.bfloat16())
-    low = make_experts(dtype=torch.bfloat16)
-    expected = low(x.bfloat16(), ids, weights)
-    assert y.dtype == torch.bfloat16 and torch.equal(y, expected)
-    assert experts.down.grad is not None and experts.down.grad.dtype == torch.float32
-    assert weights.grad is not None and weights.grad.dtype == torch.float32
-
-
-def test_autocast_of_the_operator() -> None:
-    """A direct call of the operator under autocast, without the module's own casts."""
-    experts = make_experts()
-    x, ids, weights, _ = inputs()
-    tensors = {"x": x, "expert_ids": ids, "routing_weights": weights,
-               **dict(experts.named_parameters())}
-    kind = moec.torch._ops.EXPERTS
-    values = [tensors.get(n) for n in kind.inputs]
-    with torch.autocast("cpu", torch.bfloat16):
-        y = torch.ops.moec.experts(*values, [], experts._text, 0, 0, 0)[0]
-    assert y.dtype == torch.bfloat16
-    error = row_error(y.detach().float().numpy(), experts(x, ids, weights).detach().numpy())
-    assert error < 3e-2
-
-
-def test_autocast_of_the_operator_adds_to_main_gradients() -> None:
-    experts = make_experts().use_main_grads()
-    x, ids, weights, d_y = inputs()
-    experts(x, ids, weights).backward(d_y)
-    expected = experts.down.main_grad.clone()
-    experts.down.main_grad.zero_()
-    tensors = {"x": x, "expert_ids": ids, "routing_weights": weights,
-               **dict(experts.named_parameters())}
-    kind = moec.torch._ops.EXPERTS
-    values = [tensors.get(n) for n in kind.inputs]
-    with torch.autocast("cpu", torch.bfloat16):
-        y = torch.ops.moec.experts(*values, experts._main_grads(), experts._text,
-                                   moec.Save.ALL, 0, 0)[0]
-    y.backward(d_y.to(y.dtype))
-    error = row_error(experts.down.main_grad.flatten(0, 1).numpy(),
-                      expected.flatten(0, 1).numpy())
-    assert error < 5e-2
 
 
 def test_misaligned_weights() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -115,6 +117,22 @@ def test_compiled_main_gradients() -> None:
         assert torch.equal(d_x, x.grad)
     assert torch.equal(experts.down.main_grad, eager.down.main_grad)
     assert experts.down.main_grad.abs().max() > 0
+
+
+def test_compiled_main_gradients_of_a_copy() -> None:
+    """They are missing when the graph is traced, and again later."""
+    experts = make_experts().use_main_grads()
+    copied = copy.deepcopy(experts)
+    compiled = torch.compile(copied, fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        x, ids, weights, d_y = inputs(seed)
+        for parameter in experts.parameters():
+            parameter.main_grad.zero_()
+        experts(x, ids, weights).backward(d_y)
+        compiled(x, ids, weights).backward(d_y)
+        for name, parameter in copied.named_parameters():
+            assert torch.equal(parameter.main_grad, getattr(experts, name).main_grad)
+            parameter.main_grad = None
 
 
 def test_export() -> None:

@@ -119,6 +119,9 @@ def test_a_copy_makes_its_own(dtype: torch.dtype) -> None:
         copied(x, ids, weights)  # an average for evaluation needs none
     assert not hasattr(copied.down, "main_grad")
     backward(copied)
+    copied.down.main_grad = None  # as zero_grad() does with .grad
+    copied.gate_up.main_grad.zero_()
+    backward(copied)
     assert copied.down.main_grad.dtype == dtype
     assert torch.equal(copied.down.main_grad, experts.down.main_grad)
     backward(copied, 1)

@@ -5,6 +5,7 @@ CUDA tensors with `-m gpu`."""
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -264,6 +265,79 @@ def test_what_is_not_known_is_named() -> None:
         moec.transformers.enable(model)
     experts.has_post_expert_norm = False
     assert len(moec.transformers.enable(model)) == LAYERS
+
+
+def test_what_changed_is_seen() -> None:
+    """By enable() the activation, by each call the shapes of the weights."""
+    model = build("qwen3_moe", "moec")
+    experts = moec.transformers.enable(model)
+    with torch.no_grad():
+        for module in experts:
+            module.gate_up_proj.mul_(8)  # gates differ far from 0
+        before = model(tokens()).logits
+        for module in experts:
+            module.act_fn = nn.GELU()
+        moec.transformers.enable(model)
+        got = model(tokens()).logits
+        assert not torch.allclose(got, before, rtol=1e-2, atol=1e-2)
+        switch(model, [], "eager")
+        torch.testing.assert_close(got, model(tokens()).logits, rtol=1e-3, atol=1e-3)
+        for module in experts:  # narrower experts, by the name of the implementation
+            halves = module.gate_up_proj.chunk(2, 1)
+            module.gate_up_proj = nn.Parameter(torch.cat([h[:, :16] for h in halves], 1))
+            module.down_proj = nn.Parameter(module.down_proj[..., :16].clone())
+        expected = model(tokens()).logits
+        model.config._experts_implementation_internal = "moec"
+        torch.testing.assert_close(model(tokens()).logits, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "llama4"])
+def test_classes_made_by_wrappers(family: str) -> None:
+    """FSDP and parametrizations give a module a subclass of its class, under another name."""
+    model = build(family)
+    with torch.no_grad():
+        expected = model(tokens()).logits
+    for module in moec.transformers.enable(model):
+        for wrapped in {module, block_of(module, model)}:
+            wrapped.__dict__.pop("forward", None)
+            own = type(wrapped)
+            wrapped.__class__ = type(f"FSDP{own.__name__}", (own,), {})
+    assert len(moec.transformers.enable(model)) == LAYERS
+    with torch.no_grad(), CallCount() as count:
+        torch.testing.assert_close(model(tokens()).logits, expected, rtol=1e-3, atol=1e-3)
+    assert count.calls == LAYERS
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_defaults_of_type_and_device(family: str) -> None:
+    """The table is checked in fp32 on the CPU whatever they are."""
+    model = build(family).bfloat16()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert len(moec.transformers.enable(model)) == LAYERS
+        with torch.device("meta"):
+            assert len(moec.transformers.enable(model)) == LAYERS
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "save"])
+def test_copies_of_a_block(how: str, tmp_path: Path) -> None:
+    """A copy of Llama-4 runs on moec, with weights of its own."""
+    model = build("llama4")
+    moec.transformers.enable(model)
+    with torch.no_grad():
+        expected = model(tokens()).logits
+        if how == "save":
+            torch.save(model, tmp_path / "model.pt")
+            copied = torch.load(tmp_path / "model.pt", weights_only=False)
+        else:
+            copied = copy.deepcopy(model)
+        for parameter in model.parameters():
+            parameter.zero_()
+        with CallCount() as count:
+            assert torch.equal(copied(tokens()).logits, expected)
+    assert count.calls == LAYERS
 
 
 def test_a_block_left_out_is_an_error() -> None:

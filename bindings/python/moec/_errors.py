@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import _raw
 
 
@@ -25,6 +27,10 @@ class MoecError(Exception):
         self.argument = argument
         self.name = name
         self.site = site
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.code, self.native_code, self.argument, self.name, self.site,
+                            str(self))
 
 
 class InvalidArgumentError(MoecError, ValueError):
@@ -105,8 +111,8 @@ def _make(
 _raw.set_error_factory(_make)
 
 
-def closed(kind: str) -> StateError:
-    """The error for a handle used after close(); the C library never sees such a call."""
+def wrong_state(site: str, message: str) -> StateError:
+    """The error for a call that the C library never sees."""
     return StateError(
-        _raw.MOEC_E_INVALID_STATE, 0, 0, "MOEC_E_INVALID_STATE", kind, f"{kind}: already closed"
+        _raw.MOEC_E_INVALID_STATE, 0, 0, "MOEC_E_INVALID_STATE", site, f"{site}: {message}"
     )

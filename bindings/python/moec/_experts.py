@@ -12,6 +12,7 @@ from . import _raw
 from ._context import Context
 from ._descriptors import ExpertsDesc, to_raw
 from ._enums import DType, GradFlags, PlanKind, Save
+from ._errors import wrong_state
 from ._handle import Handle
 from ._plan import Plan
 from ._tensors import Array, buffer, empty, set_tensors, stream_handle
@@ -102,6 +103,8 @@ class ExpertsResult:
     weights: Weights = field(repr=False)
     shared_weights: Weights | None = field(repr=False)
     inputs: dict[str, Any] = field(repr=False)
+    build: int = field(repr=False)
+    """the plan's `builds` at the time"""
 
 
 class Experts(Handle):
@@ -152,7 +155,7 @@ class Experts(Handle):
         set_tensors(args, keep, write=True, stream=handle, y=y)
         set_buffers(args, keep, stream=handle, saved=saved, workspace=workspace)
         _raw.moec_experts_forward(self.raw, args, handle)
-        return ExpertsResult(y, saved, plan, weights, shared_weights, inputs)
+        return ExpertsResult(y, saved, plan, weights, shared_weights, inputs, plan.builds)
 
     def backward(
         self,
@@ -170,7 +173,16 @@ class Experts(Handle):
 
         into        existing arrays to write (to add to, with GradFlags); replaces `want`
         grad_dtype  of new parameter gradients: None = the parameter's, or "f32"
+
+        Raises StateError when the plan was built again after the forward.
         """
+        if result.plan.builds != result.build:
+            raise wrong_state(
+                "moec.Experts.backward",
+                f"the plan has been built {result.plan.builds} times and had been {result.build} "
+                "times at the forward; call backward before building it again, or have a plan for "
+                "each forward",
+            )
         keep: list[Any] = []
         handle = stream_handle(stream)
         grads = self._new(result, d_y, want, grad_dtype) if into is None else into

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
-from ._errors import closed
+from ._errors import wrong_state
 
 
 class Handle:
@@ -21,7 +21,7 @@ class Handle:
     def raw(self) -> Any:
         """The low-level handle; raises StateError after close()."""
         if self._pointer is None:
-            raise closed(type(self).__name__)
+            raise wrong_state(type(self).__name__, "already closed")
         return self._pointer
 
     def close(self) -> None:

@@ -34,12 +34,13 @@ class Plan(Handle):
     """The routing of one batch, sorted by expert. Rebuilt in place by the from_* methods.
 
     memory: at least plan_size(desc)[0] bytes of the caller's (uint8 array); None: the library's.
+    builds: how often it was built; backward needs the plan as its forward had it.
     """
 
     _free = _raw._core.moec_plan_free
 
     def __init__(self, context: Context, desc: PlanDesc, *, memory: Array | None = None) -> None:
-        self.desc = desc
+        self.desc, self.builds = desc, 0
         self._memory: list[Any] = []
         raw_memory = None if memory is None else buffer(memory, self._memory)
         raw_desc = to_raw(desc, _raw.moec_plan_desc)
@@ -50,6 +51,10 @@ class Plan(Handle):
         """El, experts of the local range."""
         return (self.desc.expert_end - self.desc.expert_begin) or self.desc.num_experts
 
+    def _built(self) -> Self:
+        self.builds += 1
+        return self
+
     def from_topk(
         self, expert_ids: Array, weights: Array | None = None, *, stream: Any = None
     ) -> Self:
@@ -59,7 +64,7 @@ class Plan(Handle):
         raw_ids = tensor(expert_ids, keep, stream=handle)
         raw_weights = None if weights is None else tensor(weights, keep, stream=handle)
         _raw.moec_plan_from_topk(self.raw, raw_ids, raw_weights, handle)
-        return self
+        return self._built()
 
     def from_logits(
         self,
@@ -84,7 +89,7 @@ class Plan(Handle):
                     token_ids=token_ids, given_ids=given_ids)
         set_tensors(args, keep, write=True, stream=handle, counts=counts)
         _raw.moec_plan_from_logits(self.raw, router.raw, args, handle)
-        return self
+        return self._built()
 
     def from_map(
         self, routing_map: Array, probs: Array | None = None, *, stream: Any = None
@@ -98,7 +103,7 @@ class Plan(Handle):
         raw_map = tensor(routing_map, keep, stream=handle)
         raw_probs = None if probs is None else tensor(probs, keep, stream=handle)
         _raw.moec_plan_from_map(self.raw, raw_map, raw_probs, handle)
-        return self
+        return self._built()
 
     def from_scores(
         self, scores: Array, token_mask: Array | None = None, *, stream: Any = None
@@ -109,12 +114,12 @@ class Plan(Handle):
         raw_scores = tensor(scores, keep, stream=handle)
         raw_mask = None if token_mask is None else tensor(token_mask, keep, stream=handle)
         _raw.moec_plan_from_scores(self.raw, raw_scores, raw_mask, handle)
-        return self
+        return self._built()
 
     def attach(self, num_tokens: int) -> Self:
         """Adopt a plan already present in the caller's memory."""
         _raw.moec_plan_attach(self.raw, num_tokens)
-        return self
+        return self._built()
 
     @property
     def num_rows(self) -> int:
@@ -151,7 +156,7 @@ class Plan(Handle):
     def restore(self, data: bytes, *, stream: Any = None) -> Self:
         """Restore bit for bit into a plan of an equal desc. Raises CorruptError, MismatchError."""
         _raw.moec_plan_restore_sync(self.raw, data, stream_handle(stream))
-        return self
+        return self._built()
 
 
 def _move(

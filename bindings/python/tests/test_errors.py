@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -111,6 +112,16 @@ def test_python_kinds() -> None:
     assert issubclass(moec.DTypeError, TypeError)
     assert issubclass(moec.UnsupportedError, NotImplementedError)
     assert issubclass(moec.OutOfMemoryError, MemoryError)
+
+
+def test_errors_travel(context: moec.Context) -> None:
+    """From a worker process, say: multiprocessing waits for ever where they do not."""
+    with pytest.raises(moec.MoecError) as caught:
+        moec.Router(context, moec.RouterDesc(num_experts=0, top_k=0))
+    error = caught.value
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) is moec.InvalidArgumentError
+    assert str(again) == str(error) and vars(again) == vars(error)
 
 
 def test_unknown_names(problem: SimpleNamespace) -> None:

@@ -105,6 +105,29 @@ def test_plan_from_map(steps: SimpleNamespace) -> None:
         plan.from_map(np.ones((T, E), np.uint8))
 
 
+REBUILDS = {
+    "topk": lambda p, ids, weights: p.plan.from_topk(ids[:, ::-1].copy(), weights),
+    "logits": lambda p, ids, weights: p.plan.from_logits(p.router, p.logits),
+    "map": lambda p, ids, weights: p.plan.from_map(np.eye(T, E, dtype=np.uint8)),
+    "restore": lambda p, ids, weights: p.plan.restore(p.plan.save()),
+    "attach": lambda p, ids, weights: p.plan.attach(T),
+}
+
+
+@pytest.mark.parametrize("name", REBUILDS)
+def test_backward_wants_the_plan_of_its_forward(steps: SimpleNamespace, name: str) -> None:
+    p = steps
+    ids, weights = p.router.route(p.logits)
+    result = p.experts.forward(p.plan.from_topk(ids, weights), p.x, p.weights)
+    with pytest.raises(moec.ShapeError):  # refused, so that the plan is as it was
+        p.plan.from_topk(ids[:, :-1].copy(), weights)
+    p.experts.backward(result, p.d_y)
+    REBUILDS[name](p, ids, weights)
+    with pytest.raises(moec.StateError, match="built 2 times and had been 1 times"):
+        p.experts.backward(result, p.d_y)
+    p.experts.backward(p.experts.forward(p.plan, p.x, p.weights), p.d_y)
+
+
 def test_expert_choice(steps: SimpleNamespace, rng: np.random.Generator) -> None:
     p, capacity = steps, 3
     scores = rng.random((T, E), np.float32)
@@ -124,6 +147,9 @@ def test_expert_choice(steps: SimpleNamespace, rng: np.random.Generator) -> None
             y[t] += scores[t, e] * (gate / (1 + np.exp(-gate)) * up) @ p.arrays["down"][e].T
     assert_close(result.y, y)
     assert grads.routing_weights.shape == (E * capacity,)
+    plan.from_scores(scores)
+    with pytest.raises(moec.StateError, match="built 2 times"):
+        experts.backward(result, p.d_y)
 
 
 @pytest.mark.parametrize("align", [1, 8])

@@ -92,9 +92,11 @@ def _context(platform: str) -> Context:
 def _weights(spec: Spec, arrays: Mapping[str, Array], shared: bool) -> str:
     """The descriptor of a set of matrices, as text; empty when there is none."""
     names = SHARED_WEIGHTS if shared else ROUTED_WEIGHTS
+    if shared and not arrays.keys() & set(names):
+        return ""
     down = arrays.get(names[3])
     if down is None:
-        return ""
+        raise TypeError(f"moec.jax: {names[3]} is missing; it gives the sizes")
     biases = [arrays[n] for n in names[4:] if n in arrays]
     out_in = Orientation.OUT_IN
     rows = out_in if shared else spec.down_orientation

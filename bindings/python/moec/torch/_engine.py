@@ -358,6 +358,11 @@ class Frozen:
             )
         for name, held in found.tensors.items():
             now = tensors[name]
+            if now is not None and now.dtype != held.dtype:
+                raise RuntimeError(
+                    f"moec.torch: {name} was frozen in {held.dtype} and is {now.dtype} in this "
+                    "call, by autocast or .to(); freeze() after converting the module"
+                )
             if now is None or now.data_ptr() != held.data_ptr():
                 raise RuntimeError(
                     f"moec.torch: {name} was frozen at another address; call freeze() again"

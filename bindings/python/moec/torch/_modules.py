@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -16,6 +17,7 @@ from .._enums import GateLayout, Orientation, RouterFlags, RouterInput, Save, Sh
 from .._spec import MATRICES, ROUTED_WEIGHTS, SHARED_WEIGHTS, WEIGHTS, Spec
 from .._tensors import numpy_dtype
 from . import _ops
+from ._constants import constant, module_of, traceable
 from ._engine import Frozen
 
 _ROUTED = dict(zip(WEIGHTS, ROUTED_WEIGHTS, strict=True))
@@ -141,15 +143,9 @@ class _Base(nn.Module):
         """The main gradients in order; one of size 0 where none is needed."""
         if self._main is None or self._frozen is not None or not torch.is_grad_enabled():
             return []
-        found = []
-        for parameter in self._routed().values():
-            if not parameter.requires_grad:
-                found.append(parameter.new_empty((0,)))
-                continue
-            if not hasattr(parameter, "main_grad"):  # a copied parameter has no attributes
-                _new_main_grad(parameter, self._main)
-            found.append(getattr(parameter, "main_grad"))
-        return found
+        _complete_main_grads(traceable(self))
+        return [getattr(p, "main_grad") if p.requires_grad else p.new_empty((0,))
+                for p in self._routed().values()]
 
     def _settings(self) -> tuple[str, int]:
         """The spec's text, and the offset of the router's jitter."""
@@ -167,6 +163,16 @@ class _Base(nn.Module):
         desc = self.desc
         return (f"hidden={desc.hidden}, inter={desc.inter}, num_experts={desc.num_experts}, "
                 f"top_k={desc.top_k}, activation={desc.activation.kind}")
+
+
+@constant
+def _complete_main_grads(of: nn.Module | int) -> None:
+    """Make the main gradients that are missing: a copied parameter has no attributes. Not in a
+    graph, whose tensors do not outlive it."""
+    module: Any = module_of(of)
+    for parameter in module._routed().values():
+        if parameter.requires_grad and getattr(parameter, "main_grad", None) is None:
+            _new_main_grad(parameter, module._main)
 
 
 def _new_main_grad(parameter: Tensor, dtype: torch.dtype) -> None:
@@ -252,8 +258,18 @@ class MoELayer(_Base):
         if router.flags & RouterFlags.PER_EXPERT_SCALE:
             self._parameter("per_expert_scale", (count,), options)
         if router.flags & RouterFlags.SELECT_BIAS:
-            self.register_buffer("select_bias", torch.zeros(count, device=device))
+            zeros = torch.zeros(count, dtype=torch.float32, device=device)
+            self.register_buffer("select_bias", zeros)
         self.reset_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """select_bias moves to other devices, and stays in fp32."""
+        held = self._buffers.get("select_bias")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        made = self._buffers.get("select_bias")
+        if held is not None and made is not None and made.dtype != torch.float32:
+            self._buffers["select_bias"] = held.to(made.device, torch.float32)
+        return self
 
     def _settings(self) -> tuple[str, int]:
         if not self.training:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .._enums import GradFlags, Save
 from .._spec import EXPERTS_INPUTS, LAYER_INPUTS, ROUTED_WEIGHTS, WITHOUT_GRADIENT
@@ -30,7 +31,8 @@ from ._engine import Call, Frozen, engine_of
 _REQUIRED = {"x", "expert_ids", "routing_weights"}
 _SETTINGS = "str spec, int save, int frozen, SymInt rng_offset"
 _NUM_SETTINGS = 4
-_library = torch.library.Library("moec", "FRAGMENT")
+_torch_library: Any = torch.library  # without types
+_library = _torch_library.Library("moec", "FRAGMENT")
 
 
 def _declare(names: Sequence[str]) -> str:
@@ -52,6 +54,19 @@ def _ready(names: Sequence[str], values: Sequence[Tensor | None]) -> dict[str, T
                 value = value.float()
         made[name] = value
     return made
+
+
+def _refuse_tangents(kernel: Any, keys: Any, *args: Any) -> Any:
+    """torch's autograd kernel, where no tensor carries a tangent: that would get lost."""
+    tangent_of: Any = forward_ad.unpack_dual
+    if forward_ad._current_level >= 0 and any(
+        isinstance(t, Tensor) and tangent_of(t).tangent is not None for t in args
+    ):
+        raise NotImplementedError(
+            "moec.torch: forward-mode derivatives (torch.func.jvp, jacfwd, hessian and "
+            "torch.autograd.forward_ad) are not implemented; those of reverse mode are"
+        )
+    return kernel.call_boxed(keys, *args)
 
 
 class _Kind:
@@ -86,8 +101,12 @@ class _Kind:
         # (register_autocast) would cast main gradients, which are added to, and routing weights.
         for device in ("cpu", "cuda"):
             _library.impl(name, partial(self._under_autocast, device), f"Autocast{device.upper()}")
+        for operator in (name, f"{name}_backward", f"{name}_accumulate"):
+            for key in ("AutogradCPU", "AutogradCUDA"):
+                kernel = torch.library.get_kernel(f"moec::{operator}", key)
+                _library.impl(operator, partial(_refuse_tangents, kernel), key, with_keyset=True)
 
-    def _under_autocast(self, device: str, *args: Any) -> tuple[Tensor, ...]:
+    def _under_autocast(self, device: str, *args: Any) -> Any:
         count = len(self.inputs)
         given = {n: t for n, t in zip(self.inputs, args[:count], strict=True) if t is not None}
         given = autocast(given, torch.get_autocast_dtype(device))
@@ -246,8 +265,8 @@ def call(kind: _Kind, tensors: dict[str, Tensor | None], spec: str, save: Save, 
         save = Save.NONE
     shape, device = given["x"].shape, given["x"].device.type
     for name in ("x", "router_x"):
-        if name in given and len(shape) != 2:
-            given[name] = given[name].reshape(-1, shape[-1])
+        if name in given and given[name].dim() != 2:
+            given[name] = given[name].reshape(-1, given[name].shape[-1])
     settings = list(main_grads), spec, int(save), frozen, rng_offset
     if has_autocast(device):
         given = autocast(given, torch.get_autocast_dtype(device))
@@ -265,7 +284,7 @@ def has_autocast(device: str) -> bool:
 
 def autocast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Under autocast x and the matrices go to its type, as those of a linear layer do; what
-    decides about routing stays in fp32."""
-    kept = {"routing_weights", "select_bias", "per_expert_scale", "gate_bias", "input_scale"}
-    return {n: t if n in kept or not t.is_floating_point() else t.to(dtype)
+    decides about routing to fp32."""
+    routing = {"routing_weights", "select_bias", "per_expert_scale", "gate_bias", "input_scale"}
+    return {n: t.to(torch.float32 if n in routing else dtype) if t.is_floating_point() else t
             for n, t in tensors.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from types import MethodType
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +15,14 @@ from transformers.integrations.moe import ExpertsInterface
 from ..torch._engine import refuse_strides
 from ._experts import (
     experts_forward,
+    forget,
     freeze,
     refresh_module,
-    spec_of,
     tensors_of,
     text_of,
     unfreeze,
 )
+from ._gates import class_in
 
 NAME = "moec"
 ExpertsInterface.register(NAME, experts_forward)
@@ -57,7 +58,8 @@ def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
     nothing has been changed.
     """
     modules = list(model.named_modules())
-    blocks = [m for _, m in modules if type(m).__name__ in _BLOCKS]
+    forwards = {m: _BLOCKS[name] for _, m in modules if (name := class_in(_BLOCKS, m))}
+    blocks = list(forwards)
     within = {m.experts for m in blocks}
     dispatched = [m for _, m in modules if hasattr(m, "_apply_gate") and m not in within]
     chosen = [m for _, m in modules if m in within or m in dispatched]
@@ -66,12 +68,13 @@ def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
     _refuse_left_out(modules, blocks, chosen)
     for module in chosen:
         top_k = _top_k(module, blocks)
-        spec_of(module, top_k)
+        forget(module)
         text_of(module, top_k)
         if frozen:
             refuse_strides(tensors_of(module))
-    for block in blocks:
-        block.forward = MethodType(_BLOCKS[type(block).__name__], block)
+    for block, forward in forwards.items():
+        # Not a bound method: pickle looks for those in the class.
+        block.forward = partial(forward, block)
     for module in dispatched:
         config: Any = module.config
         config._experts_implementation_internal = NAME

@@ -3,31 +3,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .._descriptors import ExpertsDesc
 from .._enums import GateLayout, Orientation, Save, WeightPosition
 from .._spec import Spec
 from ..torch import _ops
+from ..torch._constants import constant, module_of, traceable
 from ..torch._engine import Frozen
 from ._gates import activation_of
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 _NAMES = {
     "gate_up": "gate_up_proj", "up": "up_proj", "down": "down_proj",
     "gate_up_bias": "gate_up_proj_bias", "up_bias": "up_proj_bias", "down_bias": "down_proj_bias",
 }
-# A traced graph takes what such a function returns for a constant. Before torch 2.13 its arguments
-# may not be modules: there it gets the id of the module, which lives while it is traced.
-_constant: Callable[[Function], Function] = torch._dynamo.assume_constant_result
-_MODULES_ARE_CONSTANT = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
-_texts: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+_texts: weakref.WeakKeyDictionary[nn.Module, dict[Any, str]] = weakref.WeakKeyDictionary()
 _frozen: weakref.WeakKeyDictionary[nn.Module, Frozen] = weakref.WeakKeyDictionary()
 
 
@@ -72,27 +65,26 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {field: tensor for field, tensor in found.items() if tensor is not None}
 
 
-def _module_of(module: nn.Module | int) -> nn.Module:
-    if isinstance(module, nn.Module):
-        return module
-    found: nn.Module = ctypes.cast(module, ctypes.py_object).value
-    return found
-
-
-@_constant
+@constant
 def text_of(of: nn.Module | int, top_k: int) -> str:
-    """The spec's text, made once for each module."""
-    module = _module_of(of)
+    """The spec's text, made once for a module and the shapes of its weights, until forget()."""
+    module = module_of(of)
     texts = _texts.setdefault(module, {})
-    if top_k not in texts:
-        texts[top_k] = spec_of(module, top_k).text()
-    return texts[top_k]
+    key = (top_k, *(t.shape for t in tensors_of(module).values()))
+    if key not in texts:
+        texts[key] = spec_of(module, top_k).text()
+    return texts[key]
 
 
-@_constant
+def forget(module: nn.Module) -> None:
+    """Let the next call describe the module anew."""
+    _texts.pop(module, None)
+
+
+@constant
 def frozen_number(of: nn.Module | int) -> int:
     """Number of the module's frozen weights, 0 when they are read by each call."""
-    frozen = _frozen.get(_module_of(of))
+    frozen = _frozen.get(module_of(of))
     return 0 if frozen is None else frozen.number
 
 
@@ -121,7 +113,7 @@ def experts_forward(
     x = hidden_states
     if not _ops.has_autocast(x.device.type):
         x = x.to(tensors["down"].dtype)
-    of = self if _MODULES_ARE_CONSTANT or not torch.compiler.is_compiling() else id(self)
+    of = traceable(self)
     text = text_of(of, top_k_index.shape[-1])
     tensors |= {"x": x, "expert_ids": top_k_index, "routing_weights": top_k_weights}
     y = _ops.call(_ops.EXPERTS, tensors, text, Save.PREACT, frozen=frozen_number(of))[0]

@@ -4,7 +4,7 @@ right: the module's own gate and the table's formula, evaluated on the same numb
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ _FORMULAS: dict[Kind, Formula] = {
 
 def activation_of(module: nn.Module) -> Activation:
     """The activation of an experts module. Raises NotImplementedError naming its class."""
-    name = type(module).__name__
+    name = class_in(_OWN, module) or type(module).__name__
     plain = not getattr(module, "has_gate", True)
     act = type(getattr(module, "act_fn", None)).__name__
     fields: dict[str, Any] = {}
@@ -88,6 +88,12 @@ def activation_of(module: nn.Module) -> Activation:
     return found
 
 
+def class_in(table: Collection[str], module: nn.Module) -> str | None:
+    """The name under which a module's class is in a table; FSDP and parametrizations subclass it
+    under names of their own."""
+    return next((c.__name__ for c in type(module).__mro__ if c.__name__ in table), None)
+
+
 def has_default_gate(module: nn.Module) -> bool:
     """Whether the gate is act_fn(gate) * up: transformers' default, or Llama-4's inline one."""
     gate = getattr(type(module), "_apply_gate", None)
@@ -98,7 +104,9 @@ def _probe(module: nn.Module, found: Activation, plain: bool) -> None:
     """Raise unless the module's own gate agrees with the table's formula, also beyond clamps."""
     width = 64
     generator = torch.Generator().manual_seed(1)
-    both = 9 * torch.randn(32, 2 * width, generator=generator)
+    both = 9 * torch.randn(
+        32, 2 * width, generator=generator, device="cpu", dtype=torch.float32
+    )
     gate, up = both.chunk(2, -1)
     if not getattr(module, "is_concatenated", True):
         both = torch.stack((gate, up), -1).flatten(-2)

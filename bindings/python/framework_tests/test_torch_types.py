@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Element types in moec.torch: autocast, conversions, and what stays in fp32."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch_cases import E, H, I, K, inputs, make_experts
+
+import moec
+import moec.torch
+from moec.golden import row_error
+
+
+def make_layer(flags: moec.RouterFlags, **options: object) -> moec.torch.MoELayer:
+    torch.manual_seed(1)
+    router = moec.RouterDesc(num_experts=E, top_k=K, flags=flags)
+    desc = moec.ExpertsDesc(hidden=H, inter=I, num_experts=E, top_k=K)
+    return moec.torch.MoELayer(router, desc, **options)
+
+
+def test_autocast() -> None:
+    """bf16 matrices, fp32 routing weights, gradients in the parameters' type."""
+    experts = make_experts()
+    x, ids, weights, d_y = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = experts(x, ids, weights)
+    y.backward(d_y.bfloat16())
+    low = make_experts(dtype=torch.bfloat16)
+    expected = low(x.bfloat16(), ids, weights)
+    assert y.dtype == torch.bfloat16 and torch.equal(y, expected)
+    assert experts.down.grad is not None and experts.down.grad.dtype == torch.float32
+    assert weights.grad is not None and weights.grad.dtype == torch.float32
+
+
+def test_autocast_of_the_operator() -> None:
+    """A direct call of the operator under autocast, without the module's own casts."""
+    experts = make_experts()
+    x, ids, weights, _ = inputs()
+    tensors = {"x": x, "expert_ids": ids, "routing_weights": weights,
+               **dict(experts.named_parameters())}
+    kind = moec.torch._ops.EXPERTS
+    values = [tensors.get(n) for n in kind.inputs]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.ops.moec.experts(*values, [], experts._text, 0, 0, 0)[0]
+    assert y.dtype == torch.bfloat16
+    error = row_error(y.detach().float().numpy(), experts(x, ids, weights).detach().numpy())
+    assert error < 3e-2
+
+
+def test_autocast_of_the_operator_adds_to_main_gradients() -> None:
+    experts = make_experts().use_main_grads()
+    x, ids, weights, d_y = inputs()
+    experts(x, ids, weights).backward(d_y)
+    expected = experts.down.main_grad.clone()
+    experts.down.main_grad.zero_()
+    tensors = {"x": x, "expert_ids": ids, "routing_weights": weights,
+               **dict(experts.named_parameters())}
+    kind = moec.torch._ops.EXPERTS
+    values = [tensors.get(n) for n in kind.inputs]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.ops.moec.experts(*values, experts._main_grads(), experts._text,
+                                   moec.Save.ALL, 0, 0)[0]
+    y.backward(d_y.to(y.dtype))
+    error = row_error(experts.down.main_grad.flatten(0, 1).numpy(),
+                      expected.flatten(0, 1).numpy())
+    assert error < 5e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_of_a_low_layer_with_a_logit_bias(dtype: torch.dtype) -> None:
+    """What decides about routing goes to fp32 from any type."""
+    layer = make_layer(moec.RouterFlags.LOGIT_BIAS).bfloat16()
+    with torch.no_grad():
+        layer.gate_bias.uniform_(-1, 1)
+    x, *_ = inputs(0, torch.bfloat16)
+    with torch.autocast("cpu", dtype):
+        y = layer(x)
+    y.sum().backward()
+    expected = copy.deepcopy(layer).float()(x.detach().float())
+    assert y.dtype == dtype and layer.gate_bias.grad.dtype == torch.bfloat16
+    assert row_error(y.detach().float().numpy(), expected.detach().numpy()) < 3e-2
+
+
+def test_frozen_weights_under_autocast() -> None:
+    experts = make_experts().freeze()
+    x, ids, weights, _ = inputs()
+    with (torch.autocast("cpu", torch.bfloat16),
+          pytest.raises(RuntimeError, match="frozen in torch.float32 and is torch.bfloat16")):
+        experts(x, ids, weights)
+
+
+def test_select_bias_stays_in_fp32() -> None:
+    """Its steps are finer than bf16: neither converting nor a default type rounds it."""
+    layer = make_layer(moec.RouterFlags.SELECT_BIAS)
+    values = torch.linspace(8.0, 8.01, E)
+    layer.select_bias.copy_(values)
+    block = torch.nn.Sequential(layer)
+    for convert in (block.bfloat16, block.half, block.double, lambda: block.to(torch.bfloat16)):
+        convert()
+        assert layer.select_bias.dtype == torch.float32 and layer.down.dtype != torch.float32
+        assert torch.equal(layer.select_bias, values)
+    assert torch.equal(layer.state_dict()["select_bias"], values)
+    assert block.to("meta", torch.float16)[0].select_bias.is_meta
+    assert layer.select_bias.dtype == torch.float32
+    assert not block.to_empty(device="cpu")[0].select_bias.is_meta
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        made = make_layer(moec.RouterFlags.SELECT_BIAS)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert made.select_bias.dtype == torch.float32
