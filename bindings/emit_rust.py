@@ -5,6 +5,8 @@ NUMBERS = {"int": "i", "uint": "u", "float": "f"}
 
 
 def type_name(kind):
+    if kind.get("name") == "size_t":
+        return "usize"
     if kind["kind"] in NUMBERS:
         return f"{NUMBERS[kind['kind']]}{kind['bits']}"
     if kind["kind"] == "char":

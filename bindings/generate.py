@@ -30,6 +30,8 @@ def bare(spelling):
 
 def describe_type(kind):
     """{'kind': int|uint|float|char|void|record|handle|pointer|function|array, ...} of a C type."""
+    if kind.spelling == "size_t":  # a type of its own in Rust
+        return {"kind": "uint", "bits": 64, "name": "size_t"}
     target = kind.get_canonical()
     if target.kind == TypeKind.POINTER:
         pointee = target.get_pointee()

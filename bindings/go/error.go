@@ -23,13 +23,26 @@ type Error struct {
 func (e *Error) Error() string { return fmt.Sprintf("%s (%s)", e.Message, e.Name()) }
 
 // Name is the code's name, such as MOEC_E_SHAPE.
-func (e *Error) Name() string { return text(raw.StatusName(e.Code)) }
+func (e *Error) Name() string {
+	if load() != nil {
+		return "MOEC_E_ABI" // the only error without a library
+	}
+	return text(raw.StatusName(e.Code))
+}
 
 var load = sync.OnceValue(raw.Load)
 
+// loaded is nil once the library is found, of this ABI and not too old.
+func loaded() error {
+	if err := load(); err != nil {
+		return &Error{Code: raw.EAbi, Site: "moec_abi_version", Message: err.Error()}
+	}
+	return nil
+}
+
 // call runs one raw call and reads its error on the same OS thread: both are thread-local in C.
 func call(function func() int32) error {
-	if err := load(); err != nil {
+	if err := loaded(); err != nil {
 		return err
 	}
 	runtime.LockOSThread()

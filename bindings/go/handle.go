@@ -79,7 +79,7 @@ func DeviceCount(deviceType int32) (int, error) {
 
 // Version of the running library, such as "0.1.0".
 func Version() (string, error) {
-	if err := load(); err != nil {
+	if err := loaded(); err != nil {
 		return "", err
 	}
 	return text(raw.VersionString()), nil

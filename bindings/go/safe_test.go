@@ -162,6 +162,24 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// A library that cannot be loaded is an *Error like any other, and can be named.
+func TestWithoutLibrary(t *testing.T) {
+	found := load
+	defer func() { load = found }()
+	load = func() error { return errors.New("moec: cannot open libmoec.so.0") }
+	_, created := NewContext(nil)
+	_, asked := Version()
+	for _, err := range []error{created, asked} {
+		var failure *Error
+		if !errors.As(err, &failure) || failure.Code != raw.EAbi || failure.Name() != "MOEC_E_ABI" {
+			t.Errorf("%T %v; an *Error with E_ABI is right", err, err)
+		}
+	}
+	if name := (&Error{Code: raw.EShape}).Name(); name != "MOEC_E_ABI" {
+		t.Errorf("%s without a library; MOEC_E_ABI is right", name)
+	}
+}
+
 func TestVersion(t *testing.T) {
 	version, err := Version()
 	if err != nil || version == "" {

@@ -25,9 +25,12 @@ function describe(data::Ptr{Cvoid}, T::DataType, device_type, device_id, sizes)
                            ndim = Int32(length(shape)), shape = extents)
 end
 
-"View of a dense host array of size `(H, T)` as the row-major `[T, H]`."
-function Tensor(array::DenseArray{T}) where {T}
-    data = GC.@preserve array convert(Ptr{Cvoid}, pointer(array))  # the Tensor keeps the array
+const HostArray{T} =
+    Union{DenseArray{T},Base.ReinterpretArray{T,N,S,<:DenseArray{S}} where {N,S}}
+
+"View of a dense host array, or a reinterpreted one, of size `(H, T)` as the row-major `[T, H]`."
+function Tensor(array::HostArray{T}) where {T}
+    data = GC.@preserve array convert(Ptr{Cvoid}, pointer(array))  # the Tensor keeps it
     return Tensor(describe(data, T, Raw.MOEC_CPU, 0, size(array)), array)
 end
 Tensor(tensor::Tensor) = tensor

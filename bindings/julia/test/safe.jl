@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the friendly layer adds: finalizers, dense arrays only, names checked, callbacks refused.
+# What the friendly layer adds: finalizers, dense arrays only, names checked, log messages.
 module Safe
 
 using Moec, Test
 using Moec: Raw
 
-function small()
+function small(dtype = Raw.MOEC_F32, filled = (sizes...) -> fill(0.1f0, sizes...))
     context = Moec.Context()
     layer = Moec.Layer(context,
         Raw.moec_router_desc(num_experts = Int32(4), top_k = Int32(2)),
         Raw.moec_experts_desc(num_experts = Int32(4), top_k = Int32(2), hidden = 16, inter = 8,
-                              gate_layout = Raw.MOEC_GATE_THEN_UP, dtype = Raw.MOEC_F32))
+                              gate_layout = Raw.MOEC_GATE_THEN_UP, dtype = dtype))
     desc = Raw.moec_weights_desc(num_experts = Int32(4), hidden = 16, inter = 8,
-                                 gate_layout = Raw.MOEC_GATE_THEN_UP, dtype = Raw.MOEC_F32)
-    weights = Moec.Weights(context, desc; gate_up = fill(0.1f0, 16, 16, 4),
-                           down = fill(0.1f0, 8, 16, 4))
+                                 gate_layout = Raw.MOEC_GATE_THEN_UP, dtype = dtype)
+    weights = Moec.Weights(context, desc; gate_up = filled(16, 16, 4), down = filled(8, 16, 4))
     return context, layer, weights
 end
 
@@ -42,8 +41,7 @@ end
     @test_throws ArgumentError Moec.forward!(layer; args..., gate_wieght = args.gate_weight)
     @test_throws ArgumentError Moec.Tensor(fill(1im, 2, 2))
     @test_throws MethodError Moec.Tensor(view(zeros(Float32, 4, 4), 1:2, :))
-    @test Moec.Tensor(reinterpret(Moec.BFloat16Bits, zeros(UInt16, 3)) |> collect).raw.dtype ==
-          Raw.MOEC_BF16
+    @test_throws MethodError Moec.Tensor(reinterpret(Int32, view(zeros(Float32, 4, 4), 1:2, :)))
     error = try
         Moec.forward!(layer; merge(args, (x = zeros(Float32, 15, 5),))...)
     catch e
@@ -51,6 +49,18 @@ end
     end
     @test error.code == Raw.MOEC_E_SHAPE
     @test occursin("MOEC_E_SHAPE", sprint(showerror, error))
+end
+
+@testset "reinterpreted arrays are read and written in place" begin
+    bits(value) = UInt16(reinterpret(UInt32, value) >> 16)
+    half(sizes...) = reinterpret(Moec.BFloat16Bits, fill(bits(0.125f0), sizes...))
+    _, layer, weights = small(Raw.MOEC_BF16, half)
+    y = zeros(UInt16, 16, 5)
+    Moec.forward!(layer; weights = weights, x = half(16, 5), gate_weight = fill(0.1f0, 16, 4),
+                  y = reinterpret(Moec.BFloat16Bits, y))
+    gate = 16 * 0.125f0^2  # and up; two of four equal experts
+    wanted = 2 / 4 * 8 * 0.125f0 * gate^2 / (1 + exp(-gate))
+    @test all(v -> isapprox(reinterpret(Float32, UInt32(v) << 16), wanted; rtol = 0.02), y)
 end
 
 @testset "plans" begin
@@ -73,6 +83,34 @@ end
         @test Moec.set_log((level, text) -> nothing) === nothing
     end
     @test Moec.set_log(nothing) === nothing
+end
+
+# On every Julia: what is logged here is logged by this thread.
+@testset "log messages" begin
+    got = String[]
+    log(text) = GC.@preserve text Moec.receive_log(C_NULL, Raw.MOEC_LOG_INFO % Int32, pointer(text),
+                                                   Csize_t(sizeof(text)))
+    install(sink) = VERSION < v"1.9" ? Moec.start_log(sink, Raw.MOEC_LOG_DEBUG) : Moec.set_log(sink)
+    arrived(count) = timedwait(() -> length(got) == count, 10.0) === :ok
+    install((level, text) -> (yield(); push!(got, text)))
+    Moec.Context()
+    foreach(log, ("one", "two", "three"))
+    @test isempty(got)  # no sink runs inside a call
+    @test arrived(4)
+    @test occursin("context on", got[1])
+    @test got[2:4] == ["one", "two", "three"]
+    install(@eval (level, text) -> push!($got, uppercase(text)))  # younger than the task
+    log("four")
+    @test arrived(5)
+    @test got[5] == "FOUR"
+    install((level, text) -> text == "bad" ? error(text) : push!(got, text))
+    foreach(log, ("bad", "good"))
+    @test_logs (:error, r"set_log") Moec.deliver_log(nothing)
+    @test got[6] == "good"
+    Moec.set_log(nothing)
+    Moec.Context()
+    yield()
+    @test length(got) == 6
 end
 
 end

@@ -8,7 +8,7 @@ functions! {
     fn moec_build_info() -> *const std::os::raw::c_char;
     fn moec_status_name(status: i32) -> *const std::os::raw::c_char;
     fn moec_last_error(out: *mut moec_error_info) -> i32;
-    fn moec_struct_init(sized_struct: *mut std::os::raw::c_void, bytes: u64);
+    fn moec_struct_init(sized_struct: *mut std::os::raw::c_void, bytes: usize);
     fn moec_set_log(sink: moec_log_function, user: *mut std::os::raw::c_void, min_level: i32) -> i32;
     fn moec_backend_load(path: *const std::os::raw::c_char) -> i32;
     fn moec_device_count(device_type: i32, count: *mut i32) -> i32;

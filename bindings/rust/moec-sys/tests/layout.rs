@@ -51,6 +51,19 @@ fn the_library_is_the_right_one() {
     assert_eq!(unsafe { sys::moec_abi_version() }, sys::MOEC_ABI_VERSION);
 }
 
+/// With `dynamic`, too, a size_t is a usize.
+#[test]
+fn a_struct_is_made_ready() {
+    sys::load().unwrap();
+    // SAFETY: plain data, and its own size.
+    let stats: sys::moec_stats = unsafe {
+        let mut stats = std::mem::zeroed();
+        sys::moec_struct_init(&mut stats as *mut _ as *mut _, std::mem::size_of_val(&stats));
+        stats
+    };
+    assert_eq!(stats.struct_size as usize, std::mem::size_of_val(&stats));
+}
+
 #[cfg(feature = "buildtime-bindgen")]
 #[test]
 fn committed_bindings_are_current() {

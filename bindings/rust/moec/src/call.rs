@@ -1,11 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Arguments of the big calls: one builder per C struct, one method per field, each borrowing what
 //! it is given.
-use crate::error::sized;
+use crate::error::{sized, Error, Result};
 use crate::handle::{Plan, Weights};
 use crate::tensor::{Tensor, TensorMut};
 use moec_sys as sys;
 use std::marker::PhantomData;
+
+/// Which buffers are slices of the host: a device could use them after their borrow has ended.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct OnHost {
+    saved: bool,
+    workspace: bool,
+}
+
+impl OnHost {
+    pub(crate) fn refuse_unless(self, on_cpu: bool, site: &str) -> Result<()> {
+        let buffer = match self {
+            _ if on_cpu => return Ok(()),
+            OnHost { saved: true, .. } => "saved",
+            OnHost { workspace: true, .. } => "workspace",
+            _ => return Ok(()),
+        };
+        Err(Error {
+            code: sys::MOEC_E_DEVICE,
+            native_code: 0,
+            site: site.into(),
+            message: format!(
+                "{site}: {buffer} is a host slice, and the context is not the CPU's; expected \
+                 memory of its device, given by {buffer}_on_device"
+            ),
+        })
+    }
+}
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident: $raw:ident {
@@ -18,11 +45,13 @@ macro_rules! calls {
         $(#[$doc])*
         pub struct $name<'a> {
             pub(crate) raw: sys::$raw,
+            #[allow(dead_code)] // in calls without buffers
+            pub(crate) on_host: OnHost,
             memory: PhantomData<&'a ()>,
         }
         impl Default for $name<'_> {
             fn default() -> Self {
-                Self { raw: sized(), memory: PhantomData }
+                Self { raw: sized(), on_host: OnHost::default(), memory: PhantomData }
             }
         }
         impl<'a> $name<'a> {
@@ -62,10 +91,12 @@ macro_rules! buffers {
     ($($name:ident { $($field:ident, $on_device:ident;)+ })*) => {$(
         impl<'a> $name<'a> {
             $(
-                /// At least the bytes that the size query says, from any address.
+                /// At least the bytes that the size query says, from any address. Refused by
+                /// handles of a device other than the CPU.
                 pub fn $field(mut self, bytes: &'a mut [u8]) -> Self {
                     let (ptr, bytes) = (bytes.as_mut_ptr() as *mut _, bytes.len() as u64);
                     self.raw.$field = sys::moec_buffer { ptr, bytes };
+                    self.on_host.$field = true;
                     self
                 }
 
@@ -77,6 +108,7 @@ macro_rules! buffers {
                 pub unsafe fn $on_device(mut self, address: *mut u8, bytes: usize) -> Self {
                     self.raw.$field =
                         sys::moec_buffer { ptr: address as *mut _, bytes: bytes as u64 };
+                    self.on_host.$field = false;
                     self
                 }
             )+
@@ -135,6 +167,7 @@ impl<'a> LayerGradCall<'a> {
     /// The forward call's inputs and its saved buffer; its outputs are not used.
     pub fn forward(mut self, call: &'a LayerCall<'a>) -> Self {
         self.raw.forward = &call.raw;
+        self.on_host.saved = call.on_host.saved;
         self
     }
 }

@@ -21,10 +21,12 @@ impl Stream {
 }
 
 macro_rules! handle {
-    ($(#[$doc:meta])* $name:ident $(<$life:lifetime>)?, $raw:ident, $free:ident) => {
+    ($(#[$doc:meta])* $name:ident $(<$life:lifetime>)?, $raw:ident, $free:ident
+     $(, $field:ident: $type:ty)?) => {
         $(#[$doc])*
         pub struct $name $(<$life>)? {
             pub(crate) raw: *mut sys::$raw,
+            $(pub(crate) $field: $type,)?
             #[allow(dead_code)]
             borrowed: PhantomData<$(&$life)? ()>,
         }
@@ -39,9 +41,8 @@ macro_rules! handle {
             }
         }
         impl $(<$life>)? $name $(<$life>)? {
-            #[allow(dead_code)]
-            pub(crate) fn own(raw: *mut sys::$raw) -> Self {
-                Self { raw, borrowed: PhantomData }
+            pub(crate) fn own(raw: *mut sys::$raw $(, $field: $type)?) -> Self {
+                Self { raw, $($field,)? borrowed: PhantomData }
             }
             /// The C handle, still owned by `self`.
             pub fn as_raw(&self) -> *mut sys::$raw {
@@ -53,7 +54,7 @@ macro_rules! handle {
 
 handle!(
     /// A device and its scratch memory.
-    Context, moec_context, moec_context_free);
+    Context, moec_context, moec_context_free, on_cpu: bool);
 handle!(
     /// An immutable router.
     Router, moec_router, moec_router_free);
@@ -65,10 +66,10 @@ handle!(
     Weights<'a>, moec_weights, moec_weights_free);
 handle!(
     /// An immutable set of experts.
-    Experts, moec_experts, moec_experts_free);
+    Experts, moec_experts, moec_experts_free, on_cpu: bool);
 handle!(
     /// Router and experts in one call.
-    Layer, moec_layer, moec_layer_free);
+    Layer, moec_layer, moec_layer_free, on_cpu: bool);
 
 /// How many devices of a type (`moec_sys::MOEC_CPU`, `MOEC_CUDA`) there are; 0 without a driver.
 pub fn device_count(device_type: u32) -> Result<i32> {
@@ -113,7 +114,8 @@ impl Context {
         loaded()?;
         let mut raw = null_mut();
         check(unsafe { sys::moec_context_create(desc, &mut raw) })?;
-        Ok(Self::own(raw))
+        let on_cpu = [0, sys::MOEC_CPU as i32].contains(&desc.device_type);
+        Ok(Self::own(raw, on_cpu))
     }
 
     /// Host counters: calls, allocations, bytes of scratch, FLOPs.

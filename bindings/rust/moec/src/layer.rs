@@ -181,7 +181,7 @@ impl Experts {
     pub fn new(context: &Context, desc: &ExpertsDesc) -> Result<Self> {
         let mut raw = null_mut();
         check(unsafe { sys::moec_experts_create(context.raw, desc.as_raw(), &mut raw) })?;
-        Ok(Self::own(raw))
+        Ok(Self::own(raw, context.on_cpu))
     }
 
     pub fn sizes(&self) -> Result<sys::moec_experts_sizes> {
@@ -189,10 +189,12 @@ impl Experts {
     }
 
     pub fn forward(&self, call: &mut ExpertsCall<'_>, stream: Stream) -> Result<()> {
+        call.on_host.refuse_unless(self.on_cpu, "moec_experts_forward")?;
         check(unsafe { sys::moec_experts_forward(self.raw, &call.raw, stream.0) })
     }
 
     pub fn backward(&self, call: &mut ExpertsGradCall<'_>, stream: Stream) -> Result<()> {
+        call.on_host.refuse_unless(self.on_cpu, "moec_experts_backward")?;
         check(unsafe { sys::moec_experts_backward(self.raw, &call.raw, stream.0) })
     }
 }
@@ -203,7 +205,7 @@ impl Layer {
         (desc.router, desc.experts) = (router.as_raw(), experts.as_raw());
         let mut raw = null_mut();
         check(unsafe { sys::moec_layer_create(context.raw, &desc, &mut raw) })?;
-        Ok(Self::own(raw))
+        Ok(Self::own(raw, context.on_cpu))
     }
 
     pub fn sizes(&self) -> Result<sys::moec_experts_sizes> {
@@ -211,10 +213,49 @@ impl Layer {
     }
 
     pub fn forward(&self, call: &mut LayerCall<'_>, stream: Stream) -> Result<()> {
+        call.on_host.refuse_unless(self.on_cpu, "moec_layer_forward")?;
         check(unsafe { sys::moec_layer_forward(self.raw, &call.raw, stream.0) })
     }
 
     pub fn backward(&self, call: &mut LayerGradCall<'_>, stream: Stream) -> Result<()> {
+        call.on_host.refuse_unless(self.on_cpu, "moec_layer_backward")?;
         check(unsafe { sys::moec_layer_backward(self.raw, &call.raw, stream.0) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A GPU may use a buffer after the call, when a slice's borrow has ended. The layers here are
+    /// the CPU's, and only said not to be: the refusal comes before the library.
+    #[test]
+    fn host_slices_are_refused_on_a_device() {
+        let context = Context::cpu().unwrap();
+        let experts = ExpertsDesc::new().num_experts(4).top_k(2).hidden(16).inter(8);
+        let experts = experts.gate_layout(sys::MOEC_GATE_THEN_UP).dtype(sys::MOEC_F32);
+        let router = RouterDesc::new().num_experts(4).top_k(2);
+        let mut layer = Layer::new(&context, &router, &experts).unwrap();
+        let mut experts = Experts::new(&context, &experts).unwrap();
+        (layer.on_cpu, experts.on_cpu) = (false, false);
+        let (mut saved, mut workspace) = ([0u8; 8], [0u8; 8]);
+        let refused = |result: Result<()>, site: &str, buffer: &str| {
+            let error = result.unwrap_err();
+            assert_eq!((error.name(), &*error.site), ("MOEC_E_DEVICE", site));
+            assert!(error.message.starts_with(&format!("{site}: {buffer} is a host slice")));
+        };
+        let here = Stream::DEFAULT;
+        let mut call = LayerCall::new().workspace(&mut workspace);
+        refused(layer.forward(&mut call, here), "moec_layer_forward", "workspace");
+        let mut call = ExpertsCall::new().saved(&mut saved);
+        refused(experts.forward(&mut call, here), "moec_experts_forward", "saved");
+        let mut call = ExpertsGradCall::new().workspace(&mut workspace);
+        refused(experts.backward(&mut call, here), "moec_experts_backward", "workspace");
+        let forward = LayerCall::new().saved(&mut saved);
+        let mut call = LayerGradCall::new().forward(&forward);
+        refused(layer.backward(&mut call, here), "moec_layer_backward", "saved");
+        // SAFETY: never used: the call lacks its tensors.
+        let mut call = unsafe { forward.saved_on_device(8 as *mut u8, 8) };
+        assert_ne!(layer.forward(&mut call, here).unwrap_err().code, sys::MOEC_E_DEVICE);
     }
 }

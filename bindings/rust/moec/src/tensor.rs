@@ -3,13 +3,37 @@ use moec_sys as sys;
 use std::marker::PhantomData;
 
 /// Element types that tensors may have.
-pub trait Element: Copy + Send + Sync + 'static {
+///
+/// # Safety
+/// The type has the size and the bits of an element of `DTYPE` and no padding, and every value that
+/// the library may write is one of its own.
+///
+/// ```
+/// #[derive(Clone, Copy)]
+/// #[repr(transparent)]
+/// struct Brain(u16);
+/// // SAFETY: the 16 bits of a bfloat16.
+/// unsafe impl moec::Element for Brain {
+///     const DTYPE: u32 = moec::sys::MOEC_BF16;
+/// }
+/// moec::Tensor::new(&[Brain(0x3f80)], &[1]);
+/// ```
+///
+/// ```compile_fail,E0200
+/// #[derive(Clone, Copy)]
+/// struct Nothing;
+/// impl moec::Element for Nothing {
+///     const DTYPE: u32 = moec::sys::MOEC_F32;
+/// }
+/// ```
+pub unsafe trait Element: Copy + Send + Sync + 'static {
     const DTYPE: u32;
 }
 
 macro_rules! elements {
     ($($type:ty => $dtype:ident),*) => {$(
-        impl Element for $type { const DTYPE: u32 = sys::$dtype; }
+        // SAFETY: the C type of that name; a bool is written as 0 or 1.
+        unsafe impl Element for $type { const DTYPE: u32 = sys::$dtype; }
     )*};
 }
 elements!(f32 => MOEC_F32, f64 => MOEC_F64, half::f16 => MOEC_F16, half::bf16 => MOEC_BF16,

@@ -104,3 +104,17 @@ fn families_in_device_memory() {
     assert!(Driver::new().is_some(), "no CUDA device");
     run_all(|| Driver::new().unwrap());
 }
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn host_slices_are_refused() {
+    let context = Context::cuda(0).unwrap();
+    let experts = ExpertsDesc::new().num_experts(4).top_k(2).hidden(64).inter(32);
+    let experts = experts.gate_layout(sys::MOEC_GATE_THEN_UP).dtype(sys::MOEC_F32);
+    let layer = Layer::new(&context, &RouterDesc::new().num_experts(4).top_k(2), &experts).unwrap();
+    let mut workspace = vec![0u8; 1 << 20];
+    let mut call = LayerCall::new().workspace(&mut workspace);
+    let error = layer.forward(&mut call, Stream::DEFAULT).unwrap_err();
+    assert_eq!((error.code, &*error.site), (sys::MOEC_E_DEVICE, "moec_layer_forward"));
+    assert!(error.message.contains("workspace is a host slice"), "{error}");
+}
