@@ -165,7 +165,6 @@ void add_special_value_cases(std::vector<FeatureCase>* cases) {
   inf.config.router.weight_rule = WeightRule::kSoftmaxSelected;
   for (double& w : inf.in.gate_weight) w /= 4;  // two weights: neither comes close to 0
   inf.in.gate_bias = {-kInf, 0, -kInf, -kInf, -kInf, 0.5, -kInf, -kInf};
-  inf.d_logits_in.clear();
   inf.differentiable = false;
   mutate(&inf, "a third one", [](Config*, Inputs* in) { in->gate_bias[0] = 0; });
   cases->push_back(inf);
