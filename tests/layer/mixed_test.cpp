@@ -7,15 +7,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <initializer_list>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cases/feature_cases.h"
+#include "support/draw.h"
 #include "support/layer_check.h"
-#include "support/random.h"
 #include "support/skip.h"
 
 namespace moec::test {
@@ -26,16 +25,6 @@ using oracle::Shared;
 using oracle::Vec;
 
 constexpr int64_t kMostProducts = 3'000'000;  // of one matrix and all rows
-
-class Draw : public Random {
- public:
-  using Random::Random;
-  template <typename T>
-  T one_of(std::initializer_list<T> from) {
-    return from.begin()[below(static_cast<int64_t>(from.size()))];
-  }
-  bool chance(double p) { return uniform() < p; }
-};
 
 struct Problem {
   oracle::Config config;

@@ -10,6 +10,7 @@
 #include "cases/feature_cases.h"
 #include "support/compare.h"
 #include "support/handles.h"
+#include "support/plan_check.h"
 #include "support/random.h"
 #include "support/skip.h"
 #include "support/tensors.h"
@@ -93,49 +94,6 @@ Routing make_routing() {
     }
   }
   return r;
-}
-
-// Any field as values. The extents of the row arrays come from moec_plan_view.
-Vec field(const moec_plan* plan, int32_t id, std::vector<int64_t> shape = {}) {
-  moec_dtype dtype = MOEC_I32;
-  if (shape.empty()) {
-    moec_tensor view;
-    check(moec_plan_view(plan, id, &view));
-    shape.assign(view.shape, view.shape + view.ndim);
-    dtype = view.dtype;
-  }
-  Tensors tensors;
-  const moec_tensor copy = tensors.output(dtype, shape);
-  check(moec_plan_export(plan, id, &copy, nullptr));
-  check(moec_context_sync(test_context(), nullptr));
-  EXPECT_TRUE(tensors.neighbours_untouched());
-  return tensors.read(copy);
-}
-
-// A row array of the plan is as long as the plan's bound; its tail is padding.
-template <typename T>
-Vec padded_to(const std::vector<T>& values, size_t size, double with) {
-  Vec out(values.begin(), values.end());
-  EXPECT_LE(out.size(), size);
-  out.resize(size, with);
-  return out;
-}
-
-void expect_plan(const moec_plan* plan, const oracle::Plan& expected, const Vec& weights) {
-  const auto as_values = [](const Ids& ids) { return Vec(ids.begin(), ids.end()); };
-  EXPECT_EQ(field(plan, MOEC_PLAN_COUNTS), as_values(expected.counts));
-  EXPECT_EQ(field(plan, MOEC_PLAN_GROUP_OFFSETS), as_values(expected.group_offsets));
-  const Vec tokens = field(plan, MOEC_PLAN_ROW_TOKEN);
-  EXPECT_EQ(tokens, padded_to(expected.row_token, tokens.size(), -1));
-  EXPECT_EQ(field(plan, MOEC_PLAN_ROW_SLOT), padded_to(expected.row_slot, tokens.size(), -1));
-  EXPECT_EQ(field(plan, MOEC_PLAN_ROW_WEIGHT), padded_to(expected.row_weight, tokens.size(), 0));
-  EXPECT_EQ(field(plan, MOEC_PLAN_ASSIGNMENT_ROW), as_values(expected.assignment_row));
-  EXPECT_EQ(field(plan, MOEC_PLAN_EXPERT_IDS), as_values(expected.expert_ids));
-  EXPECT_EQ(field(plan, MOEC_PLAN_WEIGHTS), weights);
-  EXPECT_EQ(field(plan, MOEC_PLAN_TOTALS), as_values(expected.totals));
-  int32_t totals[4];
-  check(moec_plan_totals_sync(plan, totals, nullptr));
-  EXPECT_EQ(Ids(totals, totals + 4), expected.totals);
 }
 
 class PlanTest : public testing::TestWithParam<PlanCase> {
@@ -276,7 +234,6 @@ TEST(PlanFromMap, MatchesTheOracle) {
                 oracle::build_plan(config_of({.name = "map"}), kTokens, kTopK, ids, weights),
                 weights);
   }
-  const auto as_values = [](const Ids& v) { return Vec(v.begin(), v.end()); };
   EXPECT_EQ(field(plan.get(), MOEC_PLAN_ROW_ID_MAP, {kTokens, 2 * kExperts + 1}),
             as_values(oracle::te_row_id_map(map, kTokens, kExperts)));
   const auto routed = std::count_if(ids.begin(), ids.end(), [](int id) { return id >= 0; });

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Choices at random, for tests whose cases nobody has listed.
+#pragma once
+
+#include <initializer_list>
+
+#include "random.h"
+
+namespace moec::test {
+
+class Draw : public Random {
+ public:
+  using Random::Random;
+  template <typename T>
+  T one_of(std::initializer_list<T> from) {
+    return from.begin()[below(static_cast<int64_t>(from.size()))];
+  }
+  bool chance(double p) { return uniform() < p; }
+};
+
+}  // namespace moec::test
