@@ -62,8 +62,9 @@ add_gpu_program(small_check.cu KERNELS SANITIZE)
 add_gpu_program(backends_agree.cpp SANITIZE)
 add_gpu_program(routing_agrees.cpp SANITIZE
   SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)
-foreach(name golden_test features_test mixed_test mixed_plans_test sweep_test types_test experts_test plans_test
-    routing_test)
+set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test
+  routing_test mixed_test mixed_plans_test mixed_routers_test)
+foreach(name ${layer_tests})
   add_gpu_line(${name} MOEC_TEST_DEVICE=cuda)  # the layer's tests once more
 endforeach()
 set(portable MOEC_CUDA_KERNELS=portable)  # what Hopper's kernels would take

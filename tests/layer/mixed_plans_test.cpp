@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -83,13 +82,8 @@ void draw_routing(Draw* draw, const Case& c, Ids* ids, Vec* weights) {
   }
 }
 
-int cases() {
-  const char* const text = std::getenv("MOEC_MIXED_CASES");
-  return text ? std::atoi(text) : 100;
-}
-
 class MixedPlans : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Layer, MixedPlans, testing::Range(0, cases()));
+INSTANTIATE_TEST_SUITE_P(Layer, MixedPlans, testing::Range(0, mixed_cases(100)));
 
 TEST_P(MixedPlans, FromIdsMatch) {
   SCOPED_TRACE(seed_note());

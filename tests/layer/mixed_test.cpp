@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -219,11 +218,6 @@ class Maker {
   Problem p_;
 };
 
-int cases() {
-  const char* const text = std::getenv("MOEC_MIXED_CASES");
-  return text ? std::atoi(text) : std::getenv("MOEC_CHECK_SMALL") ? 4 : 48;
-}
-
 // Sums that nearly cancel are no rarer here than elsewhere, but nobody has chosen the seed.
 double tolerance(const Problem& p, const Type& type) {
   if (type.dtype == MOEC_F32) return p.options.accumulate ? 1e-4 : 4e-5;
@@ -231,7 +225,7 @@ double tolerance(const Problem& p, const Type& type) {
 }
 
 class Mixed : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Layer, Mixed, testing::Range(0, cases()));
+INSTANTIATE_TEST_SUITE_P(Layer, Mixed, testing::Range(0, mixed_cases(48)));
 
 TEST_P(Mixed, MatchesTheOracle) {
   SCOPED_TRACE(seed_note());

@@ -2,11 +2,18 @@
 // Choices at random, for tests whose cases nobody has listed.
 #pragma once
 
+#include <cstdlib>
 #include <initializer_list>
 
 #include "random.h"
 
 namespace moec::test {
+
+// How many cases a test draws: MOEC_MIXED_CASES, or as many as it says.
+inline int mixed_cases(int otherwise) {
+  const char* const text = std::getenv("MOEC_MIXED_CASES");
+  return text ? std::atoi(text) : otherwise;
+}
 
 class Draw : public Random {
  public:
