@@ -144,6 +144,9 @@ struct PlanView {          // arrays as moec_plan_field describes them
   int32_t* token_rows = nullptr;      // [El*capacity] expert choice
   void* scratch = nullptr;            // Backend::plan_scratch, 64-byte aligned
 };
+// Backend::plan_scratch is at most this many int32 for each local expert, rounded up to a multiple
+// of four, and with DROP_BY_WEIGHT K more for each token: a plan has them in its memory.
+constexpr int64_t kPlanCounts = 130;
 struct PlanSource {      // what a plan is built from: ids (+ weights), a map (+ probs), or scores
   Array expert_ids;      // [T,K] i32|i64; may alias plan.expert_ids
   const float* weights;  // [T,K] or null = 1; may alias plan.weights

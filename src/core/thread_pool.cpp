@@ -109,8 +109,8 @@ struct ThreadPool::Workers {
     sigset_t all, old;  // signals belong to the host's threads
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    threads.reserve(size_t(count));
     try {
+      threads.reserve(size_t(count));
       for (int32_t slot = 1; slot <= count; ++slot)
         threads.emplace_back([this, slot] { loop(slot); });
     } catch (const std::exception&) {  // thread or memory limit: go on with those there are
@@ -219,7 +219,8 @@ double cgroup_cores(const std::string& groups_file, const std::string& folder) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (!controllers.empty() && controllers.find("cpu") == std::string::npos) continue;
+    const bool has_cpu = (',' + controllers + ',').find(",cpu,") != std::string::npos;
+    if (!controllers.empty() && !has_cpu) continue;  // not cpuset
     const std::string root = controllers.empty() ? folder : folder + "/cpu";
     for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
       cores = std::min(cores, cgroup_limit(root + path));
@@ -236,7 +237,7 @@ int32_t ThreadPool::usable_cores() {
                       ? CPU_COUNT(&set)
                       : int32_t(std::thread::hardware_concurrency());
   const double limit = cgroup_cores();
-  if (std::isfinite(limit)) cores = std::min(cores, int32_t(std::ceil(limit)));
+  if (limit < cores) cores = int32_t(std::ceil(limit));
   return std::max(1, cores);
 }
 

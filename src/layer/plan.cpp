@@ -52,6 +52,7 @@ int64_t numel(const Field& field) {
 uint64_t Plan::memory_bytes(const moec_plan_desc& checked) {
   Arena arena;
   lay_out_plan(checked, false, arena);
+  take_plan_scratch(checked, arena);
   return checked_bytes("memory of the plan", arena.size(), checked.max_tokens);
 }
 
@@ -84,6 +85,7 @@ PlanView Plan::view_for(int64_t num_tokens) const {
   const uint64_t skipped = round_up(memory, sizeof(int32_t)) - memory;
   Arena arena(static_cast<char*>(memory_) + skipped, desc_.max_tokens);
   PlanView plan = lay_out_plan(desc_, false, arena);
+  plan.scratch = take_plan_scratch(desc_, arena);
   assert(skipped + arena.used() <= bytes_);
   set_plan_tokens(desc_, num_tokens, plan);
   return plan;
@@ -101,23 +103,10 @@ void Plan::adopt(const PlanView& plan) {
   built_ = true;
 }
 
-uint64_t Plan::scratch_bytes(int64_t num_tokens) const {
-  return checked_bytes("scratch", context_->backend().plan_scratch(desc_), num_tokens);
-}
-
 void Plan::build(const PlanSource& source, const PlanView& plan, moec_stream stream) {
-  const uint64_t bytes = scratch_bytes(plan.num_tokens);
-  const Workspace workspace(*context_, {}, bytes ? bytes + kAlignSlack : 0, stream);
-  build(source, plan, workspace.data(), stream);
-}
-
-void Plan::build(const PlanSource& source, const PlanView& plan, void* scratch,
-                 moec_stream stream) {
   const Context::Timer timer(*context_, Phase::kPlan);
-  PlanView target = plan;
-  target.scratch = scratch;
   built_ = false;
-  context_->backend().build_plan(source, target, stream);
+  context_->backend().build_plan(source, plan, stream);
   adopt(plan);
 }
 
@@ -161,15 +150,14 @@ void Plan::from_logits(const Router& router, const moec_route_args& args, moec_s
   check.finish();
   route.expert_ids = plan.expert_ids;
   route.weights = plan.weights;
-  const uint64_t route_bytes = round_up(checked_bytes("scratch", router.scratch(0), T), kCacheLine);
-  const uint64_t scratch_of_both = route_bytes + scratch_bytes(T);
-  const Workspace workspace(*context_, {}, scratch_of_both ? scratch_of_both + kAlignSlack : 0,
-                            stream);  // all of it before the first output is written
+  const uint64_t bytes_of_route = checked_bytes("scratch", router.scratch(0), T);
+  const Workspace workspace(*context_, {}, bytes_of_route ? bytes_of_route + kAlignSlack : 0,
+                            stream);  // before the first output is written
   built_ = false;
   const Backend& backend = context_->backend();
   {
     const Context::Timer timer(*context_, Phase::kRoute);
-    const ScratchScope scope(*context_, workspace.data(), route_bytes);
+    const ScratchScope scope(*context_, workspace.data(), bytes_of_route);
     backend.route_forward(route, stream);
   }
   const uint64_t bytes = uint64_t(T * K) * 4;
@@ -178,7 +166,7 @@ void Plan::from_logits(const Router& router, const moec_route_args& args, moec_s
   PlanSource source = {};
   source.expert_ids = {plan.expert_ids, MOEC_I32};
   source.weights = plan.weights;
-  build(source, plan, workspace.data() + route_bytes, stream);
+  build(source, plan, stream);
 }
 
 void Plan::from_map(const moec_tensor& map, const moec_tensor* probs, moec_stream stream) {

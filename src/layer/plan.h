@@ -44,9 +44,7 @@ class Plan final : public Object {
  private:
   PlanView view_for(int64_t num_tokens) const;
   void require_kind(uint32_t kind, const char* instead) const;
-  uint64_t scratch_bytes(int64_t num_tokens) const;
   void build(const PlanSource& source, const PlanView& plan, moec_stream stream);
-  void build(const PlanSource& source, const PlanView& plan, void* scratch, moec_stream stream);
   void adopt(const PlanView& plan);
 
   Ref<const Context> context_;

@@ -132,6 +132,14 @@ PlanView lay_out_plan(const moec_plan_desc& desc, bool affine, Arena& arena) {
   return plan;
 }
 
+void* take_plan_scratch(const moec_plan_desc& desc, Arena& arena) {
+  const int64_t counts = kPlanCounts * round_up(uint64_t(num_local(desc)), 4);
+  const bool lists = desc.drop == MOEC_DROP_BY_WEIGHT;
+  void* const memory = arena.take(kCacheLine + uint64_t(counts) * sizeof(int32_t),
+                                  lists ? uint64_t(desc.top_k) * sizeof(int32_t) : 0);
+  return reinterpret_cast<void*>(round_up(reinterpret_cast<uintptr_t>(memory), kCacheLine));
+}
+
 void set_plan_tokens(const moec_plan_desc& desc, int64_t num_tokens, PlanView& plan) {
   plan.num_tokens = num_tokens;
   plan.max_rows = plan_max_rows(desc, num_tokens);

@@ -24,6 +24,9 @@ int64_t plan_max_rows(const moec_plan_desc& desc, int64_t num_tokens);
 // (plans).
 PlanView lay_out_plan(const moec_plan_desc& desc, bool affine, Arena& arena);
 
+// Takes the scratch of building a plan, on any backend: 64-byte aligned.
+void* take_plan_scratch(const moec_plan_desc& desc, Arena& arena);
+
 // Sets what depends on T in a view laid out before.
 void set_plan_tokens(const moec_plan_desc& desc, int64_t num_tokens, PlanView& plan);
 

@@ -79,7 +79,13 @@ MOEC_HD float gelu_tanh_gate(float x) {
 }
 MOEC_HD float gelu_tanh_slope(float x) {
   const float s = gelu_tanh_gate(x);
-  return s + x * (s * (1.0f - s)) * (1.5957691216057308f * (1.0f + 0.134145f * (x * x)));
+  const float square = at_most(x * x, 1e30f);  // no infinity times a slope of 0
+  return s + x * (s * (1.0f - s)) * (1.5957691216057308f * (1.0f + 0.134145f * square));
+}
+
+// Of g s with s = sigmoid(alpha g). The slope of s comes first: it is 0 where alpha g overflows.
+MOEC_HD float scaled_silu_slope(float alpha, float g, float s) {
+  return s + alpha * (g * (s * (1.0f - s)));
 }
 
 struct NoClamp {
@@ -115,7 +121,7 @@ struct Gptoss {
   MOEC_HD static Slopes slopes(const moec_activation& p, float g, float u) {
     const float gate = at_most(g, p.limit), up = clamp_both(u, p.limit);
     const float s = sigmoid(p.alpha * gate);
-    const float d_gate = (up + 1.0f) * (s * (1.0f + p.alpha * gate * (1.0f - s)));
+    const float d_gate = (up + 1.0f) * scaled_silu_slope(p.alpha, gate, s);
     const float d_up = gate * s;
     return {keeps_gate(p, g) ? d_gate : 0.0f, keeps_up(p, u) ? d_up : 0.0f};
   }
@@ -190,7 +196,7 @@ struct QuickGeglu : NoClamp {
   }
   MOEC_HD static Slopes slopes(const moec_activation& p, float g, float u) {
     const float s = sigmoid(p.alpha * g);
-    return {(u + p.offset) * (s * (1.0f + p.alpha * g * (1.0f - s))), g * s};
+    return {(u + p.offset) * scaled_silu_slope(p.alpha, g, s), g * s};
   }
 };
 

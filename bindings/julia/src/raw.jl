@@ -1171,7 +1171,7 @@ moec_loss_forward(context, args, stream) =
 moec_loss_backward(context, args, stream) =
     @ccall LIB.moec_loss_backward(context::Ptr{moec_context}, args::Ptr{moec_loss_args}, stream::Ptr{Cvoid})::Int32
 
-"Bytes of a plan's memory for max_tokens, and P's bound."
+"Bytes of a plan's memory for max_tokens, with what building it needs, and P's bound."
 moec_plan_size(desc, bytes, max_rows) =
     @ccall LIB.moec_plan_size(desc::Ptr{moec_plan_desc}, bytes::Ptr{UInt64}, max_rows::Ptr{Int64})::Int32
 

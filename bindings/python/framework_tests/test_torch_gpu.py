@@ -66,8 +66,10 @@ def test_runs_on_the_current_stream() -> None:
     assert torch.equal(d_x, torch.autograd.grad(expected, x, d_y)[0])
 
 
-def test_graph_capture_and_other_routing() -> None:
-    """One captured step, forward and backward, replayed with another batch and routing."""
+@pytest.mark.parametrize("own", [True, False])
+def test_graph_capture_and_other_routing(own: bool) -> None:
+    """One captured step, forward and backward, replayed with another batch and routing. Captured
+    on the stream of the steps before it, or on torch's own."""
     experts = experts_on_gpu()
     x, ids, weights, d_y = (t.detach().clone() for t in inputs(0))
     x.requires_grad_()
@@ -83,7 +85,7 @@ def test_graph_capture_and_other_routing() -> None:
             step()
     side.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
+    with torch.cuda.graph(graph, stream=side if own else None):
         captured = step()
     for seed in (1, 2, 3):
         other = inputs(seed)
@@ -181,3 +183,21 @@ def test_dlpack() -> None:
     y = moec.Experts(context, desc).forward(plan, x, bound).y
     context.sync()
     assert torch.equal(y, experts(x, ids, weights))
+
+
+def test_frozen_values_are_read_again() -> None:
+    experts = experts_on_gpu()
+    x, ids, weights, _ = inputs(0)
+    with torch.no_grad():
+        expected = experts(x, ids, weights) * 2
+        experts.freeze()
+        experts.down.mul_(2)
+        experts.refresh()
+        assert torch.equal(experts(x, ids, weights), expected)
+
+
+def test_main_gradients_follow_their_module() -> None:
+    experts = experts_on_gpu().cpu().use_main_grads().cuda()
+    x, ids, weights, d_y = inputs(0)
+    experts(x, ids, weights).backward(d_y)
+    assert experts.down.main_grad.is_cuda and experts.down.main_grad.any()

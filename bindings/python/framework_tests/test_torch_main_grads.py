@@ -126,3 +126,24 @@ def test_a_copy_makes_its_own(dtype: torch.dtype) -> None:
     assert torch.equal(copied.down.main_grad, experts.down.main_grad)
     backward(copied, 1)
     assert not torch.equal(copied.down.main_grad, experts.down.main_grad)
+
+
+def test_another_parameter_has_none() -> None:
+    """FSDP2 puts others in the place of those that have main gradients: nobody would see them."""
+    experts = make_experts().use_main_grads()
+    experts.down = torch.nn.Parameter(experts.down.detach().clone())
+    with pytest.raises(RuntimeError, match="down is not the parameter that use_main_grads"):
+        backward(experts)
+    backward(experts.use_main_grads())
+    assert experts.down.main_grad.any()
+
+
+def test_a_copy_of_a_partly_frozen_module() -> None:
+    experts = make_experts().use_main_grads()
+    experts.down.requires_grad_(False)
+    copied = copy.deepcopy(experts)
+    backward(copied)
+    assert copied.gate_up.main_grad.any()
+    copied.down.requires_grad_(True)
+    backward(copied)
+    assert copied.down.main_grad.any()

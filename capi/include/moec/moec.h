@@ -503,7 +503,7 @@ typedef struct moec_plan_desc {
   uint32_t reserved0;
 } moec_plan_desc;
 
-/* Bytes of a plan's memory for max_tokens, and P's bound. */
+/* Bytes of a plan's memory for max_tokens, with what building it needs, and P's bound. */
 MOEC_API moec_status moec_plan_size(const moec_plan_desc* desc, uint64_t* bytes, int64_t* max_rows);
 /* memory NULL: the context allocates once; else at least moec_plan_size bytes, kept by the caller.
  */

@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kChunkAssignments = 2048;  // least number per parallel piece
 constexpr int64_t kFillRows = 4096;
 
+static_assert(Chunks::kMax + 2 <= kPlanCounts);
 uint64_t sort_scratch_bytes(int64_t num_local) {
   return round_up(uint64_t((Chunks::kMax + 1) * num_local + 1) * sizeof(int32_t), kCacheLine);
 }

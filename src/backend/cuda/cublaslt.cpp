@@ -194,7 +194,7 @@ Shape shape_of(const Dense& d, const Array& c, bool tf32) {
           a_transposed,
           d.a.dtype,
           c.dtype,
-          tf32};
+          tf32 && d.a.dtype == MOEC_F32};  // of 16-bit operands there is nothing to round
 }
 
 }  // namespace

@@ -303,6 +303,7 @@ bool is_small(const PlanView& plan, bool clusters) {
 
 }  // namespace
 
+static_assert(kMaxBlocks + 2 <= kPlanCounts);  // and offsets of lists (plan.h)
 uint64_t plan_scratch_bytes(int num_local) {
   return uint64_t(kMaxBlocks) * uint64_t((num_local + 3) / 4 * 4) * sizeof(int32_t);
 }

@@ -373,5 +373,6 @@ class Frozen:
         return type(None), ()  # a copy of a module, or a saved one, is not frozen
 
     def refresh(self) -> None:
-        """Read the values again."""
-        self.weights.refresh(stream=_stream(self.tensors["down"]))
+        """Read the values again, where a packed copy of them is kept: not on CUDA."""
+        if self.weights.info().is_packed:
+            self.weights.refresh(stream=_stream(self.tensors["down"]))

@@ -55,6 +55,7 @@ class _Base(nn.Module):
         self._spec, self._text = spec, spec.text()
         self._frozen: Frozen | None = None
         self._main: torch.dtype | None = None
+        self._copied = False
         dtype = dtype or getattr(torch, numpy_dtype(desc.dtype).name)
         options: dict[str, Any] = {"dtype": dtype, "device": device}
         gate_up = spec.gate_up_orientation == Orientation.IN_OUT
@@ -133,11 +134,17 @@ class _Base(nn.Module):
     def use_main_grads(self, dtype: torch.dtype = torch.float32) -> Self:
         """Give each routed matrix and bias a `main_grad` of `dtype` that backward adds to, instead
         of a .grad: micro batches accumulate in fp32 without a second copy. Nothing is added for
-        parameters that need no gradient. A copy of the module makes its own when it trains."""
+        parameters that need no gradient. A copy of the module makes its own when it trains.
+        Nobody else adds them up: DDP and FSDP do not know them, and under FSDP2 calls raise."""
         for parameter in self._routed().values():
             _new_main_grad(parameter, dtype)
         self._main = dtype
         return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy, by deepcopy or pickle, whose parameters have no attributes."""
+        super().__setstate__(state)
+        self._copied = True
 
     def _main_grads(self) -> list[Tensor]:
         """The main gradients in order; one of size 0 where none is needed."""
@@ -167,12 +174,23 @@ class _Base(nn.Module):
 
 @constant
 def _complete_main_grads(of: nn.Module | int) -> None:
-    """Make the main gradients that are missing: a copied parameter has no attributes. Not in a
-    graph, whose tensors do not outlive it."""
+    """Make the main gradients that a copy lacks or that are None, where the parameter is. Not in a
+    graph, whose tensors do not outlive it. Raises where others than copying took them away."""
     module: Any = module_of(of)
-    for parameter in module._routed().values():
-        if parameter.requires_grad and getattr(parameter, "main_grad", None) is None:
+    for name, parameter in module._routed().items():
+        if not parameter.requires_grad and not module._copied:
+            continue
+        if not hasattr(parameter, "main_grad") and not module._copied:
+            raise RuntimeError(
+                f"moec.torch: {name} is not the parameter that use_main_grads() gave a main_grad, "
+                "as under FSDP2; leave use_main_grads() out, or call it after the change"
+            )
+        held = getattr(parameter, "main_grad", None)
+        if held is None:
             _new_main_grad(parameter, module._main)
+        elif held.device != parameter.device:
+            parameter.main_grad = held.to(parameter.device)
+    module._copied = False
 
 
 def _new_main_grad(parameter: Tensor, dtype: torch.dtype) -> None:
