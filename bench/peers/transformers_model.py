@@ -30,6 +30,7 @@ import torch
 import transformers
 
 CACHE, DECODED, GENERATED = 64, 10, 64
+LOAD = 1  # seconds
 SHAPES = {
     "32x512x256": dict(hidden_size=512, moe_intermediate_size=256, num_experts=32,
                        num_experts_per_tok=4, num_attention_heads=8, num_key_value_heads=4,
@@ -103,15 +104,17 @@ def seconds_of(case, name):
 
 
 def measure(case, name, names, rounds):
-    """Seconds of each round by implementation, and the largest memory on a GPU; the first round
-    warms up."""
+    """Seconds of each round by implementation, and the largest memory on a GPU. Before that a round
+    warms up, on a GPU as many as take LOAD seconds: its clock rises slowly."""
     cases = dict.fromkeys(names, case)
     if name == "decode" and not case.ids.is_cuda:
         frozen = cases["moec frozen"] = copy.copy(case)
         frozen.model = copy.deepcopy(case.model)
         moec.transformers.enable(frozen.model, frozen=True)
     times, peaks = {n: [] for n in cases}, dict.fromkeys(cases)
-    for index in range(rounds + 1):
+    warm_at = time.perf_counter() + (LOAD if case.ids.is_cuda else 0)
+    warm = False
+    while len(times[names[0]]) < rounds:
         for implementation, chosen in cases.items():
             if chosen is case:
                 case.model.set_experts_implementation(implementation)
@@ -119,10 +122,11 @@ def measure(case, name, names, rounds):
                 case.model.zero_grad()
                 torch.cuda.reset_peak_memory_stats()
             seconds = seconds_of(chosen, name)
-            if index:
+            if warm:
                 times[implementation].append(seconds)
             if case.ids.is_cuda:
                 peaks[implementation] = torch.cuda.max_memory_allocated() >> 20
+        warm = time.perf_counter() >= warm_at
     return times, peaks
 
 

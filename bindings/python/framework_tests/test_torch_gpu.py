@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import FAMILIES
-from torch_cases import E, K, compare, make_experts, reference, run_golden
+from torch_cases import E, K, Watch, compare, make_experts, reference, run_golden, step
 
 import moec
 from moec.golden import row_error
@@ -201,3 +201,13 @@ def test_main_gradients_follow_their_module() -> None:
     x, ids, weights, d_y = inputs(0)
     experts(x, ids, weights).backward(d_y)
     assert experts.down.main_grad.is_cuda and experts.down.main_grad.any()
+
+
+@pytest.mark.parametrize("kind", ["experts", "layer"])
+def test_directly_and_by_operators(kind: str) -> None:
+    directly = step(kind, device="cuda")
+    with Watch() as watch:
+        by_operators = step(kind, device="cuda")
+    assert watch.seen == [kind, f"{kind}_backward"]
+    for a, b in zip(directly, by_operators, strict=True):
+        assert a.is_cuda and torch.equal(a, b)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from conftest import compare_gradients, dot_error, golden_layer, layouts, stacked
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import moec
 import moec.torch
@@ -49,6 +52,41 @@ def inputs(
     weights, ids = torch.randn(T, E, generator=generator).softmax(-1).topk(K)
     d_y = torch.randn(T, H, generator=generator).to(device, dtype)
     return x, ids.to(device), weights.to(device).requires_grad_(), d_y
+
+
+def step(kind: str, main_grads: bool = False, device: str = "cpu") -> list[Tensor]:
+    """y, the other outputs and all gradients of one step."""
+    x, ids, weights, d_y = (t.detach() for t in inputs(device=device))
+    x.requires_grad_()
+    weights.requires_grad_()
+    module = make_experts(device) if kind == "experts" else make_layer(device)
+    if main_grads:
+        module.use_main_grads()
+    others: Any = ()
+    if kind == "experts":
+        y = module(x, ids, weights)
+    else:
+        y, others = module.route(x)
+    y.backward(d_y)
+    found = [y, *others, x.grad, weights.grad]
+    for parameter in module.parameters():
+        found += [parameter.grad, getattr(parameter, "main_grad", None)]
+    return [t.detach() for t in found if t is not None]
+
+
+class Watch(TorchDispatchMode):
+    """The names of moec's operators that a mode sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function.namespace == "moec":
+            self.seen.append(function._schema.name.removeprefix("moec::"))
+        return function(*args, **(kwargs or {}))
 
 
 def compare(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -17,39 +17,16 @@ from torch import Tensor
 from .. import _raw
 from .._context import Context
 from .._descriptors import PlanDesc, WeightsDesc, to_raw
-from .._enums import (
-    DeviceType,
-    DType,
-    GateLayout,
-    GradFlags,
-    Orientation,
-    Save,
-    WeightsFlags,
-)
+from .._enums import DType, GateLayout, GradFlags, Orientation, Save, WeightsFlags
 from .._experts import Experts, Sizes
 from .._handle import Handle
 from .._layer import Layer
-from .._spec import MATRICES, ROUTED_WEIGHTS, SHARED_WEIGHTS, WEIGHTS, Spec
+from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, WEIGHTS, Spec
 from .._weights import Weights, WeightSet
+from ._structs import DEVICES, Struct, Tensors, buffer, code_of, view, weight_set
 
 _core = _raw._core
-_CODES = {
-    torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16,
-    torch.int32: DType.I32, torch.int64: DType.I64, torch.uint8: DType.U8, torch.bool: DType.BOOL,
-}
 _PROCESS = os.getpid()  # a fork has none of the threads of OpenMP
-_DEVICES = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}
-
-Tensors = Mapping[str, Tensor | None]
-"""argument name -> contiguous tensor, None where absent"""
-
-
-def code_of(dtype: torch.dtype) -> DType:
-    """DType of a torch dtype."""
-    try:
-        return _CODES[dtype]
-    except KeyError:
-        raise TypeError(f"moec.torch: {dtype} is not an element type of moec") from None
 
 
 def context_of(device: torch.device) -> Context:
@@ -60,7 +37,7 @@ def context_of(device: torch.device) -> Context:
 
 @lru_cache(maxsize=64)
 def _context(kind: str, index: int, threads: int, process: int) -> Context:
-    if kind not in _DEVICES:
+    if kind not in DEVICES:
         raise TypeError(f"moec.torch: tensors on {kind}; cpu and cuda can be used")
     if kind == "cpu":
         return Context(kind, num_threads=threads, openmp=process == _PROCESS)
@@ -86,14 +63,30 @@ class Engine:
             self.handle = Layer(context, router, self.desc)
         self.sizes: Sizes = self.handle.sizes
         self.bound: dict[Any, Weights] = {}
+        self.plans: dict[int, tuple[Any, int]] = {}
+        skip = {*ROUTED_WEIGHTS, *SHARED_WEIGHTS, "expert_ids", "routing_weights"}
+        self.around = tuple(name for name in spec.inputs if name not in skip)
 
     def saved_bytes(self, tokens: Any) -> Any:
         """Exact bytes of the saved state; `tokens` may be symbolic."""
         return self.sizes.saved.base + tokens * self.sizes.saved.per_token
 
+    def plan_memory(self, tokens: int) -> tuple[Any, int]:
+        """Description of a plan for so many tokens, and its bytes."""
+        found = self.plans.get(tokens)
+        if found is None:
+            if len(self.plans) >= 1024:
+                self.plans.clear()
+            desc = self.desc
+            raw = to_raw(PlanDesc(max_tokens=tokens, num_experts=desc.num_experts,
+                                  top_k=desc.top_k, num_zero_experts=desc.num_zero_experts,
+                                  align=desc.align), _raw.moec_plan_desc)
+            found = self.plans[tokens] = raw, _raw.moec_plan_size(raw)[0]
+        return found
+
     def weights(self, tensors: Tensors, names: tuple[str, ...], layout: GateLayout) -> Weights:
         """Weights over these addresses. Nothing is packed: values are read by each call."""
-        given = {f: tensors[n] for f, n in zip(WEIGHTS, names, strict=True)}
+        given = {f: tensors.get(n) for f, n in zip(WEIGHTS, names, strict=True)}
         key = (names, layout, *(t if t is None else (t.data_ptr(), t.shape, t.dtype)
                                 for t in given.values()))
         found = self.bound.get(key)
@@ -140,7 +133,7 @@ def bind(
         dtype=code_of(down.dtype), bias_dtype=code_of(biases[0].dtype) if biases else 0,
     )
     weights = Weights(context, desc)
-    _raw.moec_weights_bind(weights.raw, _raw_set(given))
+    _raw.moec_weights_bind(weights.raw, weight_set(given))
     return weights
 
 
@@ -152,42 +145,6 @@ def refuse_strides(given: Tensors) -> None:
                 f"moec.torch: {name} {list(tensor.shape)} has the strides {list(tensor.stride())}; "
                 "contiguous parameters can be frozen"
             )
-
-
-def _view(tensor: Tensor) -> Any:
-    raw = _core.new_moec_tensor()
-    device = tensor.device
-    _core.tensor_from_parts(raw, tensor.data_ptr(), code_of(tensor.dtype), _DEVICES[device.type],
-                            device.index or 0, tuple(tensor.shape))
-    return raw
-
-
-def _raw_set(given: Tensors) -> Any:
-    raw = _raw.moec_weight_set()
-    for name in MATRICES:
-        data, bias = given.get(name), given.get(f"{name}_bias")
-        if data is None and bias is None:
-            continue
-        matrix = _raw.moec_matrix()
-        if data is not None:
-            matrix.data = _view(data)
-        if bias is not None:
-            matrix.bias = _view(bias)
-        setattr(raw, name, matrix)
-    return raw
-
-
-def _put(args: Any, tensors: Tensors, prefix: str = "") -> None:
-    kind = type(args).__name__
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            getattr(_core, f"{kind}_{prefix}{name}_set")(args, _view(tensor))
-
-
-def _buffer(tensor: Tensor) -> Any:
-    raw = _raw.moec_buffer()
-    raw.ptr, raw.bytes = tensor.data_ptr(), tensor.numel()
-    return raw
 
 
 def _scratch(x: Tensor, size: Any, tokens: int) -> Tensor | None:
@@ -202,122 +159,120 @@ def _stream(x: Tensor) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream if x.device.type == "cuda" else 0
 
 
+class Plan:
+    """A plan of a call of experts, in memory of torch's."""
+
+    def __init__(self, engine: Engine, x: Tensor, ids: Tensor, weights: Tensor, stream: int
+                 ) -> None:
+        raw_desc, num_bytes = engine.plan_memory(x.shape[0])
+        self._memory = x.new_empty((num_bytes,), dtype=torch.uint8)
+        self._handle = _PlanHandle(
+            _core.moec_plan_create(engine.context.raw, raw_desc, buffer(self._memory)))
+        _core.moec_plan_from_topk(self.raw, view(ids), view(weights), stream)
+
+    @property
+    def raw(self) -> Any:
+        return self._handle.raw
+
+
 class Call:
-    """One call's handles and arguments, from contiguous tensors."""
+    """One call's handles and arguments, from contiguous tensors. plan: that of a call before it
+    with the same ids and routing weights; of experts, this one's later."""
 
     def __init__(
-        self, engine: Engine, tensors: Tensors, frozen: Weights | None, rng_offset: int
+        self, engine: Engine, tensors: Tensors, frozen: Weights | None, rng_offset: int,
+        plan: Plan | None = None,
     ) -> None:
         self.engine, self.tensors, self.frozen = engine, tensors, frozen
-        self.rng_offset = rng_offset
+        self.rng_offset, self.plan = rng_offset, plan
         x = tensors["x"]
         assert x is not None
         self.x, self.stream = x, _stream(x)
+        self.is_layer = engine.spec.router is not None
         self.keep: list[Any] = []
 
-    def _set_weights(self, args: Any) -> None:
+    def _set_weights(self, args: Struct) -> None:
         spec = self.engine.spec
         routed = self.frozen or self._bound(ROUTED_WEIGHTS, spec.gate_layout)
-        args.weights = routed.raw
+        args.set("weights", routed.raw)
         # The engine may drop them before this call ends: to bind the shared ones, or for another
         # thread.
         self.keep.append(routed)
-        if self.tensors["shared_expert_down"] is not None:
+        if self.tensors.get("shared_expert_down") is not None:
             shared = self._bound(SHARED_WEIGHTS, spec.shared_gate_layout)
-            args.shared_weights = shared.raw
+            args.set("shared_weights", shared.raw)
             self.keep.append(shared)
 
     def _bound(self, names: tuple[str, ...], layout: GateLayout) -> Weights:
         return self.engine.weights(self.tensors, names, layout)
 
-    def _plan(self) -> Any:
-        desc, ids = self.engine.desc, self.tensors["expert_ids"]
-        tokens = self.x.shape[0]
-        plan_desc = PlanDesc(max_tokens=tokens, num_experts=desc.num_experts, top_k=desc.top_k,
-                             num_zero_experts=desc.num_zero_experts, align=desc.align)
-        raw_desc, num_bytes = _plan_memory(plan_desc)
-        memory = self.x.new_empty((num_bytes,), dtype=torch.uint8)
-        plan = _Plan(_raw.moec_plan_create(self.engine.context.raw, raw_desc, _buffer(memory)))
-        weights = self.tensors["routing_weights"]
-        assert ids is not None and weights is not None
-        _raw.moec_plan_from_topk(plan.raw, _view(ids), _view(weights), self.stream)
-        self.keep += [memory, plan]
-        return plan.raw
+    def _planned(self) -> Any:
+        if self.plan is None:
+            ids, weights = self.tensors["expert_ids"], self.tensors["routing_weights"]
+            assert ids is not None and weights is not None
+            self.plan = Plan(self.engine, self.x, ids, weights, self.stream)
+        return self.plan.raw
 
-    def _arguments(self, kind: Any, names: tuple[str, ...]) -> Any:
-        args = kind()
-        if kind is _raw.moec_layer_args:
-            args.rng_offset = self.rng_offset
+    def _arguments(self, kind: str, names: Iterable[str]) -> Struct:
+        args = Struct(kind)
+        if kind == "moec_layer_args":
+            args.set("rng_offset", self.rng_offset)
         self._set_weights(args)
-        _put(args, {name: self.tensors.get(name) for name in names})
+        args.put({name: self.tensors.get(name) for name in names})
         return args
 
-    def _around(self) -> tuple[str, ...]:
-        skip = {*ROUTED_WEIGHTS, *SHARED_WEIGHTS, "expert_ids", "routing_weights"}
-        return tuple(name for name in self.engine.spec.inputs if name not in skip)
+    def _run(self, function: Any, args: Struct, workspace: Any) -> None:
+        scratch = _scratch(self.x, workspace, self.x.shape[0])
+        if scratch is not None:
+            args.set("workspace", buffer(scratch))
+        function(self.engine.handle.raw, args.raw, self.stream)
 
     def forward(self, y: Tensor, saved: Tensor, outputs: Tensors) -> None:
         """Write y, saved and, for a layer, the further outputs."""
-        engine, tokens = self.engine, self.x.shape[0]
-        is_layer = engine.spec.router is not None
-        args = self._arguments(
-            _raw.moec_layer_args if is_layer else _raw.moec_experts_args, self._around()
-        )
-        if not is_layer:
-            args.plan = self._plan()
-        _put(args, {"y": y, **outputs})
+        engine = self.engine
+        kind = "moec_layer_args" if self.is_layer else "moec_experts_args"
+        args = self._arguments(kind, engine.around)
+        if not self.is_layer:
+            args.set("plan", self._planned())
+        args.put({"y": y, **outputs})
         if engine.desc.save != Save.NONE:
-            args.saved = _buffer(saved)
-        scratch = _scratch(self.x, engine.sizes.forward_workspace, tokens)
-        if scratch is not None:
-            args.workspace = _buffer(scratch)
-        call = _raw.moec_layer_forward if is_layer else _raw.moec_experts_forward
-        call(engine.handle.raw, args, self.stream)
+            args.set("saved", buffer(saved))
+        function = _core.moec_layer_forward if self.is_layer else _core.moec_experts_forward
+        self._run(function, args, engine.sizes.forward_workspace)
 
     def backward(
         self, d_y: Tensor, d_logits: Tensor | None, saved: Tensor, grads: Tensors, flags: GradFlags
     ) -> None:
         """Write the gradients given by input names; absent ones are skipped."""
-        engine, tokens = self.engine, self.x.shape[0]
-        is_layer = engine.spec.router is not None
-        if is_layer:
-            forward = self._arguments(_raw.moec_layer_args, self._around())
-            forward.saved = _buffer(saved)
-            args = _raw.moec_layer_grad_args()
-            args.forward = forward
-            _put(args, {"d_logits_in": d_logits})
+        engine = self.engine
+        if self.is_layer:
+            forward = self._arguments("moec_layer_args", engine.around)
+            forward.set("saved", buffer(saved))
+            args = Struct("moec_layer_grad_args")
+            args.set("forward", forward.raw)
+            args.put({"d_logits_in": d_logits})
             self.keep.append(forward)
         else:
-            names = tuple(n for n in self._around() if n != "output_bias")
-            args = self._arguments(_raw.moec_experts_grad_args, names)
-            args.plan = self._plan()
-            args.saved = _buffer(saved)
-        args.flags = flags
-        _put(args, {"d_y": d_y})
-        renamed = {"routing_weights": "weights"}
-        _put(args, {renamed.get(n, n): grads.get(n) for n in (*self._around(), *renamed)
-                    if grads.get(n) is not None}, "d_")
+            args = self._arguments("moec_experts_grad_args",
+                                   (n for n in engine.around if n != "output_bias"))
+            args.set("plan", self._planned())
+            args.set("saved", buffer(saved))
+        args.set("flags", int(flags))
+        args.put({"d_y": d_y})
+        args.put({n: grads.get(n) for n in engine.around}, "d_")
+        args.put({"d_weights": grads.get("routing_weights")})
         sets = (("d_expert_weights", ROUTED_WEIGHTS), ("d_shared_weights", SHARED_WEIGHTS))
         for field, names in sets:
             given = {f: grads.get(n) for f, n in zip(WEIGHTS, names, strict=True)}
             if any(t is not None for t in given.values()):
-                raw = _raw_set(given)
+                raw = weight_set(given)
                 self.keep.append(raw)
-                setattr(args, field, raw)
-        scratch = _scratch(self.x, engine.sizes.backward_workspace, tokens)
-        if scratch is not None:
-            args.workspace = _buffer(scratch)
-        call = _raw.moec_layer_backward if is_layer else _raw.moec_experts_backward
-        call(engine.handle.raw, args, self.stream)
+                args.set(field, raw)
+        function = _core.moec_layer_backward if self.is_layer else _core.moec_experts_backward
+        self._run(function, args, engine.sizes.backward_workspace)
 
 
-@lru_cache(maxsize=4096)
-def _plan_memory(desc: PlanDesc) -> tuple[Any, int]:
-    raw = to_raw(desc, _raw.moec_plan_desc)
-    return raw, _raw.moec_plan_size(raw)[0]
-
-
-class _Plan(Handle):
+class _PlanHandle(Handle):
     _free = _core.moec_plan_free
 
     def __init__(self, pointer: Any) -> None:
@@ -357,7 +312,7 @@ class Frozen:
                 "compiled with them"
             )
         for name, held in found.tensors.items():
-            now = tensors[name]
+            now = tensors.get(name)
             if now is not None and now.dtype != held.dtype:
                 raise RuntimeError(
                     f"moec.torch: {name} was frozen in {held.dtype} and is {now.dtype} in this "

@@ -12,11 +12,13 @@ settings: the spec's text, the save policy, the number of frozen weights and the
 router's jitter (0 without). `saved` is empty with Save.NONE. Gradients come in the order of the
 inputs that can have one; those that nobody wants are tensors of size 0, since an operator cannot
 return None. Of a layer's outputs, y and logits are differentiable.
+
+call() takes the way of _direct where it can, which gives the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,13 +28,19 @@ from torch.autograd import forward_ad
 
 from .._enums import GradFlags, Save
 from .._spec import EXPERTS_INPUTS, LAYER_INPUTS, ROUTED_WEIGHTS, WITHOUT_GRADIENT
-from ._engine import Call, Frozen, engine_of
+from ._direct import Moec, plain
+from ._engine import Call, Frozen, Plan, engine_of
 
 _REQUIRED = {"x", "expert_ids", "routing_weights"}
 _SETTINGS = "str spec, int save, int frozen, SymInt rng_offset"
 _NUM_SETTINGS = 4
 _torch_library: Any = torch.library  # without types
 _library = _torch_library.Library("moec", "FRAGMENT")
+
+Given = Mapping[str, Tensor]
+"""the inputs of a call, by name"""
+Settings = Sequence[Any]
+"""spec, save, frozen, rng_offset"""
 
 
 def _declare(names: Sequence[str]) -> str:
@@ -44,15 +52,12 @@ def gradient_names(inputs: Sequence[str]) -> tuple[str, ...]:
     return tuple(n for n in inputs if n not in WITHOUT_GRADIENT)
 
 
-def _ready(names: Sequence[str], values: Sequence[Tensor | None]) -> dict[str, Tensor | None]:
+def _ready(given: Given) -> dict[str, Tensor]:
     """Inputs as the library wants them: compact; routing weights in fp32."""
     made = {}
-    for name, value in zip(names, values, strict=True):
-        if value is not None:
-            value = value.detach().contiguous()
-            if name in ("routing_weights", "select_bias"):
-                value = value.float()
-        made[name] = value
+    for name, value in given.items():
+        value = value.contiguous()
+        made[name] = value.float() if name in ("routing_weights", "select_bias") else value
     return made
 
 
@@ -108,10 +113,15 @@ class _Kind:
 
     def _under_autocast(self, device: str, *args: Any) -> Any:
         count = len(self.inputs)
-        given = {n: t for n, t in zip(self.inputs, args[:count], strict=True) if t is not None}
-        given = autocast(given, torch.get_autocast_dtype(device))
+        given = autocast(self._given(args[:count]), torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
-            return self.forward(*(given.get(n) for n in self.inputs), *args[count:])
+            return self.forward(*self.in_order(given), *args[count:])
+
+    def _given(self, values: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        return {n: t for n, t in zip(self.inputs, values, strict=True) if t is not None}
+
+    def in_order(self, given: Given) -> list[Tensor | None]:
+        return [given.get(name) for name in self.inputs]
 
     # ---- forward
     def _outputs(self, x: Tensor, spec: str, save: int) -> list[Tensor]:
@@ -128,69 +138,79 @@ class _Kind:
             ]
         return [*outputs, x.new_empty((size,), dtype=torch.uint8)]
 
-    def _forward(self, *args: Any) -> tuple[Tensor, ...]:
-        *values, _, spec, save, frozen, rng_offset = args
-        tensors = _ready(self.inputs, values)
-        x = tensors["x"]
-        assert x is not None
-        outputs = self._outputs(x, spec, save)
+    def compute(self, given: Given, settings: Settings) -> tuple[tuple[Tensor, ...], Plan | None]:
+        """All outputs, and the plan of experts."""
+        call = self._call(given, settings, None)
+        outputs = self._outputs(call.x, *settings[:2])
         further = dict(zip(("logits", "expert_ids", "routing_weights"), outputs[1:-1],
                            strict=False))
-        call = Call(engine_of(spec, x, save), tensors, Frozen.of(frozen, tensors), rng_offset)
         call.forward(outputs[0], outputs[-1], further)
-        return tuple(outputs)
+        return tuple(outputs), call.plan
+
+    def _call(self, given: Given, settings: Settings, plan: Plan | None) -> Call:
+        spec, save, frozen, rng_offset = settings
+        tensors = _ready(given)
+        return Call(engine_of(spec, tensors["x"], save), tensors, Frozen.of(frozen, tensors),
+                    rng_offset, plan)
+
+    def _forward(self, *args: Any) -> tuple[Tensor, ...]:
+        values, settings = args[: len(self.inputs)], args[-_NUM_SETTINGS:]
+        return self.compute(self._given(values), settings)[0]
 
     def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         spec, save = args[-_NUM_SETTINGS:][:2]
         return tuple(self._outputs(args[0], spec, save))
 
     # ---- backward
-    def _gradients(self, values: Sequence[Tensor | None], want: int) -> tuple[Tensor, ...]:
-        """Memory for the gradients: empty where not wanted or where there is no input."""
-        by_name = dict(zip(self.inputs, values, strict=True))
-        x = by_name["x"]
-        assert x is not None
-        made = []
-        for index, name in enumerate(self.grads):
-            value = by_name[name]
-            wanted = value is not None and want >> index & 1
-            made.append(value.new_empty(value.shape) if wanted and value is not None
-                        else x.new_empty((0,)))
-        return tuple(made)
-
-    def _run(self, args: Sequence[Any], main_grads: Sequence[Tensor] | None
-             ) -> tuple[Tensor, ...]:
-        d_y, d_logits, saved, *values = args[: 3 + len(self.inputs)]
-        want, spec, save, frozen, rng_offset = args[-1 - _NUM_SETTINGS :]
-        grads = self._gradients(values, want)
-        tensors = _ready(self.inputs, values)
-        x = tensors["x"]
-        assert x is not None
-        named = {n: g for i, (n, g) in enumerate(zip(self.grads, grads, strict=True))
-                 if want >> i & 1 and tensors[n] is not None}
-        weights = named.get("routing_weights")
+    def differentiate(
+        self, given: Given, wanted: Sequence[str], main: Given, saved: Tensor, d_y: Tensor,
+        d_logits: Tensor | None, settings: Settings, plan: Plan | None = None,
+    ) -> dict[str, Tensor]:
+        """The gradients of the inputs in `wanted`; those of matrices in `main` are added to it.
+        plan: the forward's, where it is there."""
+        found = {name: torch.empty_like(given[name], memory_format=torch.contiguous_format)
+                 for name in wanted}
+        named = dict(found)
+        weights = found.get("routing_weights")
         if weights is not None and weights.dtype != torch.float32:
             named["routing_weights"] = weights.float()
         flags = GradFlags.NONE
-        if main_grads is not None:
+        if main:
             flags = GradFlags.ACCUMULATE
             # Only the matrices have main gradients; what else is a parameter starts from zero.
             for name, grad in named.items():
                 if name not in ("x", "routing_weights", "router_x"):
                     grad.zero_()
-            named |= main_gradients(tensors, main_grads)
-        call = Call(engine_of(spec, x, save), tensors, Frozen.of(frozen, tensors), rng_offset)
-        d_logits = None if d_logits is None else d_logits.detach().contiguous()
-        call.backward(d_y.detach().contiguous(), d_logits, saved, named, flags)
+            named |= main
+        d_logits = None if d_logits is None else d_logits.contiguous()
+        call = self._call(given, settings, plan)
+        call.backward(d_y.contiguous(), d_logits, saved, named, flags)
         if weights is not None and weights is not named["routing_weights"]:
             weights.copy_(named["routing_weights"])
-        return grads
+        return found
+
+    def _wanted(self, given: Given, want: int) -> list[str]:
+        return [n for i, n in enumerate(self.grads) if want >> i & 1 and n in given]
+
+    def _run(self, args: Sequence[Any], main_grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        d_y, d_logits, saved, *values = args[: 3 + len(self.inputs)]
+        want, *settings = args[-1 - _NUM_SETTINGS :]
+        given = self._given(values)
+        main = main_gradients(given, main_grads) if main_grads else {}
+        found = self.differentiate(given, self._wanted(given, want), main, saved, d_y, d_logits,
+                                   settings)
+        return self._results(found, given)
+
+    def _results(self, found: Given, given: Given) -> tuple[Tensor, ...]:
+        return tuple(found[n] if n in found else given["x"].new_empty((0,)) for n in self.grads)
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
-        return self._run(args, None)
+        return self._run(args, ())
 
     def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
-        return self._gradients(args[3 : 3 + len(self.inputs)], args[-1 - _NUM_SETTINGS])
+        given = self._given(args[3 : 3 + len(self.inputs)])
+        wanted = self._wanted(given, args[-1 - _NUM_SETTINGS])
+        return self._results({n: given[n].new_empty(given[n].shape) for n in wanted}, given)
 
     def _accumulate(self, *args: Any) -> tuple[Tensor, ...]:
         return self._run(args, args[3 + len(self.inputs)])
@@ -209,34 +229,47 @@ class _Kind:
         if self.is_layer:
             ctx.mark_non_differentiable(*output[2:4])
 
-    def _autograd(self, ctx: Any, d_y: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
-        saved, *tensors = ctx.saved_tensors
-        x = tensors[0]
-        given = dict(zip(self.inputs, tensors, strict=True))
-        needs = dict(zip(self.inputs, ctx.needs_input_grad, strict=False))
-        in_main = main_gradients(given, ctx.main_grads) if ctx.main_grads else {}
-        in_main = {n: main for n, main in in_main.items() if needs[n]}
-        want = sum(1 << i for i, n in enumerate(self.grads) if needs[n] and n not in in_main)
-        d_y = torch.zeros_like(x) if d_y is None else d_y
-        d_logits = others[0] if self.is_layer else None
-        if in_main:
-            mains = [in_main.get(n, x.new_empty((0,))) for n in ROUTED_WEIGHTS
-                     if given[n] is not None]
-            grads = self.accumulate(d_y, d_logits, saved, *tensors, mains, want, *ctx.settings)
-        else:
-            grads = self.backward(d_y, d_logits, saved, *tensors, want, *ctx.settings)
-        found = {n: g for i, (n, g) in enumerate(zip(self.grads, grads, strict=True))
-                 if want >> i & 1}
+    def _autograd(self, ctx: Any, *d_outputs: Tensor | None) -> tuple[Any, ...]:
+        saved, *values = ctx.saved_tensors
+        needs = [n for n, need in zip(self.inputs, ctx.needs_input_grad, strict=False) if need]
+        found = self.gradients(self._given(values), needs, ctx.main_grads, saved, d_outputs,
+                               ctx.settings)
         empty_list: Any = [None] * len(ctx.main_grads)
-        return (*(found.get(n) for n in self.inputs), empty_list, *[None] * _NUM_SETTINGS)
+        return (*self.in_order(found), empty_list, *[None] * _NUM_SETTINGS)
+
+    def gradients(
+        self, given: Given, needs: Sequence[str], main_grads: Sequence[Tensor], saved: Tensor,
+        d_outputs: Sequence[Tensor | None], settings: Settings, plan: Plan | None = None,
+    ) -> dict[str, Tensor]:
+        """The gradients of the inputs that need one, but of those with a main gradient."""
+        x = given["x"]
+        d_y = torch.zeros_like(x) if d_outputs[0] is None else d_outputs[0]
+        d_logits = d_outputs[1] if self.is_layer else None
+        main = main_gradients(given, main_grads) if main_grads else {}
+        main = {n: grad for n, grad in main.items() if n in needs}
+        wanted = [n for n in self.grads if n in needs and n not in main]
+        # With create_graph it goes through the operators: they raise where it is differentiated.
+        if not torch.is_grad_enabled() and plain((d_y, d_logits, saved, *given.values(),
+                                                  *main.values())):
+            found = self.differentiate(given, wanted, main, saved, d_y, d_logits, settings,
+                                       plan)
+            for grad in main.values():
+                torch.autograd.graph.increment_version(grad)
+            return found
+        arguments = (d_y, d_logits, saved, *self.in_order(given))
+        want = sum(1 << i for i, n in enumerate(self.grads) if n in wanted)
+        if main:
+            mains = [main.get(n, x.new_empty((0,))) for n in ROUTED_WEIGHTS if n in given]
+            grads = self.accumulate(*arguments, mains, want, *settings)
+        else:
+            grads = self.backward(*arguments, want, *settings)
+        return {n: g for n, g in zip(self.grads, grads, strict=True) if n in wanted}
 
 
-def main_gradients(
-    tensors: dict[str, Tensor | None], main_grads: Sequence[Tensor]
-) -> dict[str, Tensor]:
+def main_gradients(tensors: Given, main_grads: Sequence[Tensor]) -> dict[str, Tensor]:
     """Main gradients by name: one for each routed matrix or bias that is given, in order, without
     those of size 0. Raises ValueError unless each is compact and of the parameter's shape."""
-    given = {n: t for n in ROUTED_WEIGHTS if (t := tensors[n]) is not None}
+    given = {n: tensors[n] for n in ROUTED_WEIGHTS if n in tensors}
     if len(given) != len(main_grads):
         raise ValueError(f"moec.torch: {len(main_grads)} main gradients for {', '.join(given)}")
     found = {n: main for n, main in zip(given, main_grads, strict=True) if main.numel()}
@@ -261,20 +294,33 @@ def call(kind: _Kind, tensors: dict[str, Tensor | None], spec: str, save: Save, 
     unknown = [name for name in given if name not in kind.inputs]
     if unknown:
         raise TypeError(f"moec.torch: no input {unknown[0]!r}; {', '.join(kind.inputs)} exist")
-    if not torch.is_grad_enabled() or not any(t.requires_grad for t in given.values()):
+    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in given.values())
+    if not needs_gradient:
         save = Save.NONE
     shape, device = given["x"].shape, given["x"].device.type
     for name in ("x", "router_x"):
         if name in given and given[name].dim() != 2:
             given[name] = given[name].reshape(-1, given[name].shape[-1])
-    settings = list(main_grads), spec, int(save), frozen, rng_offset
+    settings = spec, int(save), frozen, rng_offset
     if has_autocast(device):
         given = autocast(given, torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
-            y, *others, _ = kind.forward(*(given.get(n) for n in kind.inputs), *settings)
+            y, *others = _outputs_of(kind, given, needs_gradient, list(main_grads), settings)
     else:
-        y, *others, _ = kind.forward(*(given.get(n) for n in kind.inputs), *settings)
+        y, *others = _outputs_of(kind, given, needs_gradient, list(main_grads), settings)
     return (y.view(shape) if len(shape) != 2 else y, *others)
+
+
+def _outputs_of(kind: _Kind, given: dict[str, Tensor], needs_gradient: bool,
+                main_grads: list[Tensor], settings: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """An operator's outputs without the last."""
+    if not plain((*given.values(), *main_grads)):
+        outputs: Any = kind.forward(*kind.in_order(given), main_grads, *settings)
+        return tuple(outputs[:-1])
+    if not needs_gradient:
+        return kind.compute(given, settings)[0][:-1]
+    made: Any = Moec.apply(kind, tuple(given), main_grads, settings, *given.values())
+    return tuple(made)
 
 
 def has_autocast(device: str) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .._descriptors import ExpertsDesc
@@ -69,8 +70,12 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 def text_of(of: nn.Module | int, top_k: int) -> str:
     """The spec's text, made once for a module and the shapes of its weights, until forget()."""
     module = module_of(of)
+    return _text(module, tensors_of(module), top_k)
+
+
+def _text(module: nn.Module, tensors: dict[str, Tensor], top_k: int) -> str:
     texts = _texts.setdefault(module, {})
-    key = (top_k, *(t.shape for t in tensors_of(module).values()))
+    key = (top_k, *(t.shape for t in tensors.values()))
     if key not in texts:
         texts[key] = spec_of(module, top_k).text()
     return texts[key]
@@ -113,8 +118,10 @@ def experts_forward(
     x = hidden_states
     if not _ops.has_autocast(x.device.type):
         x = x.to(tensors["down"].dtype)
-    of = traceable(self)
-    text = text_of(of, top_k_index.shape[-1])
+    of, top_k = traceable(self), top_k_index.shape[-1]
+    # Of tensors a trace would make no constant.
+    tracing = torch.compiler.is_compiling()
+    text = text_of(of, top_k) if tracing else _text(self, tensors, top_k)
     tensors |= {"x": x, "expert_ids": top_k_index, "routing_weights": top_k_weights}
     y = _ops.call(_ops.EXPERTS, tensors, text, Save.PREACT, frozen=frozen_number(of))[0]
     return y.to(hidden_states.dtype)
