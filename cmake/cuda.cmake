@@ -2,6 +2,9 @@
 # libmoec_cuda.so: the CUDA backend, loaded by libmoec on first need. It exports one C function.
 # Two sets of kernels: Hopper's (wgmma assembles only for 90a) and the portable one for every GPU.
 enable_language(CUDA)
+if(CMAKE_VERSION VERSION_LESS 3.26)  # its FindCUDAToolkit wants a library that CUDA 13 has no more
+  add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+endif()
 find_package(CUDAToolkit 13 REQUIRED)
 include(src/backend/cuda/sources.cmake)
 

@@ -76,8 +76,10 @@ MOEC_HD void weight_rule(const Slots& slots, const moec_router_desc& desc, const
   const uint32_t rule = desc.weight_rule;
   const RoundTo round(desc, desc.norm_precision);
   float largest = 0.0f, sum = 1.0f;
-  if (rule == MOEC_WEIGHT_SOFTMAX_SELECTED)
+  if (rule == MOEC_WEIGHT_SOFTMAX_SELECTED) {
     largest = slots.largest([=](int32_t k) { return ids[k] < 0 ? -__builtin_inff() : w[k]; });
+    largest = largest > -__FLT_MAX__ ? largest : -__FLT_MAX__;  // all -inf: weights of 0, not NaN
+  }
   slots.each([=](int32_t k) {
     if (ids[k] < 0)
       w[k] = 0.0f;
@@ -88,6 +90,7 @@ MOEC_HD void weight_rule(const Slots& slots, const moec_router_desc& desc, const
   });
   const bool divide = rule == MOEC_WEIGHT_SOFTMAX_SELECTED;
   if (divide) sum = slots.sum([=](int32_t k) { return w[k]; });
+  if (sum == 0.0f) sum = 1.0f;
   slots.each([=](int32_t k) {
     if (ids[k] >= 0) w[k] = round(divide ? w[k] / sum : w[k]);
   });

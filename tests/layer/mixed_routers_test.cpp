@@ -125,13 +125,17 @@ class Maker {
     noted("top_m", r.group_top_m);
     noted("fill", static_cast<int>(r.group_fill));
   }
-  // Rows of K different ids, some of them none.
+  // Rows of K different ids, some of them none; at least two where one would weigh 1 whatever its
+  // logit is.
   void draw_ids(oracle::Ids* ids, int rows) {
     const oracle::RouterConfig& r = p_.config.router;
+    const bool relative =
+        r.norm != oracle::Norm::kNone || r.weight_rule == oracle::WeightRule::kSoftmaxSelected;
+    const int sure = relative ? 2 : 0;
     for (int row = 0; row < rows; ++row) {
       const oracle::Ids all = shuffled(r.columns());
       for (int k = 0; k < r.top_k; ++k)
-        ids->push_back(draw_.chance(0.05) ? -1 : all[static_cast<size_t>(k)]);
+        ids->push_back(draw_.chance(0.05) && k >= sure ? -1 : all[static_cast<size_t>(k)]);
     }
   }
   oracle::Ids shuffled(int count) {

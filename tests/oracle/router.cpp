@@ -110,7 +110,7 @@ Vec weight_row(const Config& config, const Inputs& in, const Vec& capped, const 
         if (ids[k] >= 0 && ids[k] == mixer.id[step]) raw[k] = mixer.weight[step];
     return raw;
   }
-  double largest = -kInf;
+  double largest = std::numeric_limits<double>::lowest();  // of nothing but -inf weights are 0
   for (int id : ids)
     if (id >= 0) largest = std::max(largest, capped[static_cast<size_t>(id)]);
   double sum = 0;

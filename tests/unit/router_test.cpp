@@ -312,6 +312,20 @@ TEST(Router, ties_go_to_the_lowest_id_and_nan_is_never_chosen) {
   EXPECT_EQ(route_rows({NAN, -3, 5, 4}, filled).ids, (Ids{2, 3, 1}));
 }
 
+// A sigmoid of -inf is 0, which can be chosen; the softmax of such logits alone weighs nothing.
+TEST(Router, a_softmax_of_nothing_but_minus_infinity_is_zero) {
+  const auto sigmoid = [](R& c) {
+    c.score = oracle::Score::kSigmoid, c.weight_rule = oracle::WeightRule::kSoftmaxSelected;
+  };
+  Result r = route_rows({-kInf, -kInf, -kInf}, sigmoid);
+  EXPECT_EQ(r.ids, (Ids{0, 1, 2}));
+  EXPECT_EQ(r.weights, (std::vector<float>{0, 0, 0}));
+  EXPECT_EQ(r.d_logits, (std::vector<float>{0, 0, 0}));
+  r = route_rows({-kInf, 2, -kInf}, sigmoid);
+  EXPECT_EQ(r.ids, (Ids{1, 0, 2}));
+  EXPECT_EQ(r.weights, (std::vector<float>{1, 0, 0}));
+}
+
 TEST(Router, unselected_logits_get_exactly_no_gradient_when_weights_sum_to_one) {
   for (const oracle::Norm norm : {oracle::Norm::kSum, oracle::Norm::kClampSum, oracle::Norm::kP}) {
     Problem p({"", [&](R& c) { c.norm = norm; }});

@@ -314,7 +314,7 @@ enum moec_select {
 enum moec_group_fill { MOEC_FILL_NEG_INF = 0, MOEC_FILL_ZERO = 1 };
 enum moec_weight_rule {
   MOEC_WEIGHT_SCORE = 0,            /* the score of the selected expert, without selection bias */
-  MOEC_WEIGHT_SOFTMAX_SELECTED = 1, /* softmax over the K selected logits */
+  MOEC_WEIGHT_SOFTMAX_SELECTED = 1, /* softmax over the K selected logits; 0 if all are -inf */
   MOEC_WEIGHT_SIGMOID_SELECTED = 2  /* sigmoid of the selected logit */
 };
 enum moec_norm {
