@@ -56,9 +56,7 @@ def inputs(
 
 def step(kind: str, main_grads: bool = False, device: str = "cpu") -> list[Tensor]:
     """y, the other outputs and all gradients of one step."""
-    x, ids, weights, d_y = (t.detach() for t in inputs(device=device))
-    x.requires_grad_()
-    weights.requires_grad_()
+    x, ids, weights, d_y = inputs(device=device)
     module = make_experts(device) if kind == "experts" else make_layer(device)
     if main_grads:
         module.use_main_grads()

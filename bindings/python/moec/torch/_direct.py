@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from ._structs import DEVICES
+
 _KINDS = (Tensor, nn.Parameter)
 _functorch: Any = torch._C._functorch
 _is_tracing: Any = torch._C._is_tracing
@@ -33,7 +35,7 @@ def plain(tensors: Iterable[Tensor | None]) -> bool:
     if any(type(t) not in _KINDS or not _has_storage(t) for t in given):
         return False
     device = given[0].device
-    return device.type in ("cpu", "cuda") and all(t.device == device for t in given)
+    return device.type in DEVICES and all(t.device == device for t in given)
 
 
 class Moec(torch.autograd.Function):

@@ -159,20 +159,17 @@ def _stream(x: Tensor) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream if x.device.type == "cuda" else 0
 
 
-class Plan:
+class Plan(Handle):
     """A plan of a call of experts, in memory of torch's."""
+
+    _free = _core.moec_plan_free
 
     def __init__(self, engine: Engine, x: Tensor, ids: Tensor, weights: Tensor, stream: int
                  ) -> None:
         raw_desc, num_bytes = engine.plan_memory(x.shape[0])
         self._memory = x.new_empty((num_bytes,), dtype=torch.uint8)
-        self._handle = _PlanHandle(
-            _core.moec_plan_create(engine.context.raw, raw_desc, buffer(self._memory)))
+        self._pointer = _core.moec_plan_create(engine.context.raw, raw_desc, buffer(self._memory))
         _core.moec_plan_from_topk(self.raw, view(ids), view(weights), stream)
-
-    @property
-    def raw(self) -> Any:
-        return self._handle.raw
 
 
 class Call:
@@ -270,13 +267,6 @@ class Call:
                 args.set(field, raw)
         function = _core.moec_layer_backward if self.is_layer else _core.moec_experts_backward
         self._run(function, args, engine.sizes.backward_workspace)
-
-
-class _PlanHandle(Handle):
-    _free = _core.moec_plan_free
-
-    def __init__(self, pointer: Any) -> None:
-        self._pointer = pointer
 
 
 class Frozen:

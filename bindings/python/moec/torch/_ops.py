@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 from .._enums import GradFlags, Save
 from .._spec import EXPERTS_INPUTS, LAYER_INPUTS, ROUTED_WEIGHTS, WITHOUT_GRADIENT
 from ._direct import Moec, plain
-from ._engine import Call, Frozen, Plan, engine_of
+from ._engine import Call, Engine, Frozen, Plan, engine_of
 
 _REQUIRED = {"x", "expert_ids", "routing_weights"}
 _SETTINGS = "str spec, int save, int frozen, SymInt rng_offset"
@@ -124,12 +124,11 @@ class _Kind:
         return [given.get(name) for name in self.inputs]
 
     # ---- forward
-    def _outputs(self, x: Tensor, spec: str, save: int) -> list[Tensor]:
-        engine = engine_of(spec, x, save)
-        size = 0 if save == Save.NONE else engine.saved_bytes(x.shape[0])
+    def _outputs(self, engine: Engine, x: Tensor) -> list[Tensor]:
+        desc = engine.desc
+        size = 0 if desc.save == Save.NONE else engine.saved_bytes(x.shape[0])
         outputs = [x.new_empty(x.shape)]
         if self.is_layer:
-            desc = engine.desc
             ids, tokens = desc.num_experts + desc.num_zero_experts, x.shape[0]
             outputs += [
                 x.new_empty((tokens, ids), dtype=torch.float32),
@@ -141,7 +140,7 @@ class _Kind:
     def compute(self, given: Given, settings: Settings) -> tuple[tuple[Tensor, ...], Plan | None]:
         """All outputs, and the plan of experts."""
         call = self._call(given, settings, None)
-        outputs = self._outputs(call.x, *settings[:2])
+        outputs = self._outputs(call.engine, call.x)
         further = dict(zip(("logits", "expert_ids", "routing_weights"), outputs[1:-1],
                            strict=False))
         call.forward(outputs[0], outputs[-1], further)
@@ -159,7 +158,7 @@ class _Kind:
 
     def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         spec, save = args[-_NUM_SETTINGS:][:2]
-        return tuple(self._outputs(args[0], spec, save))
+        return tuple(self._outputs(engine_of(spec, args[0], save), args[0]))
 
     # ---- backward
     def differentiate(
@@ -173,7 +172,7 @@ class _Kind:
         named = dict(found)
         weights = found.get("routing_weights")
         if weights is not None and weights.dtype != torch.float32:
-            named["routing_weights"] = weights.float()
+            named["routing_weights"] = torch.empty_like(weights, dtype=torch.float32)
         flags = GradFlags.NONE
         if main:
             flags = GradFlags.ACCUMULATE

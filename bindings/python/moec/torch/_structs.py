@@ -33,7 +33,7 @@ def code_of(dtype: torch.dtype) -> DType:
 
 
 class Struct:
-    """A struct of moec.h, set by SWIG's functions: assigning to its proxies takes five times as
+    """A struct of moec.h, set by SWIG's functions: assigning to its proxies takes four times as
     long."""
 
     def __init__(self, kind: str) -> None:
