@@ -12,25 +12,25 @@ struct Accumulators {
   float first[kMaxTileN / 2], second[kMaxTileN / 2];
 };
 
-// kBlocks: 1 leaves out the second accumulator.
-template <typename Element, int kN, int kBlocks, Major kMajorM, Major kMajorN>
-__device__ __forceinline__ void multiply_step(Accumulators& acc, uint32_t m, uint32_t n, int k16,
-                                              int keep) {
-  m += k16 * kStepK16<kMajorM>;
-  n += k16 * kStepK16<kMajorN>;
-  wgmma<Element, kN, kMajorM, kMajorN>(acc.first, m, n, keep);
-  if constexpr (kBlocks > 1) {
-    wgmma<Element, kN, kMajorM, kMajorN>(acc.second, m + (2 * kBlockBytes >> 4), n, keep);
+// Steps kBegin to kEnd of 16 k of a k-block. keep = 0: nothing is accumulated yet.
+template <typename Element, int kN, Major kMajorM, Major kMajorN, int kBegin, int kEnd>
+__device__ __forceinline__ void multiply_steps(float (&acc)[kMaxTileN / 2], uint32_t m, uint32_t n,
+                                               int keep) {
+#pragma unroll
+  for (int k16 = kBegin; k16 < kEnd; ++k16) {
+    wgmma<Element, kN, kMajorM, kMajorN>(acc, m + k16 * kStepK16<kMajorM>,
+                                         n + k16 * kStepK16<kMajorN>, k16 == 0 ? keep : 1);
   }
 }
 
 // All k-blocks of a tile; the last one is left in flight for finish_multiply. The queue of the
 // tensor cores is short: who issues a whole k-block waits about as long as it takes. So the stage
 // of k-block kb - 1, for which the loads are waiting, is given back when kb has begun, and only
-// then the rest of kb is issued. kFences: the n operand was written by cp.async, that is by
-// ordinary stores, and no warp relays it. behind(kb) runs while k-block kb is multiplied; it must
-// not touch the accumulators.
-constexpr int kFirstSteps = 1;  // of 16 k
+// then the rest of kb is issued: the first accumulator's products, then the second's, as taking
+// turns costs energy. kBlocks: 1 leaves out the second accumulator. kFences: the n operand was
+// written by cp.async, that is by ordinary stores, and no warp relays it. behind(kb) runs while
+// k-block kb is multiplied; it must not touch the accumulators.
+constexpr int kFirstSteps = 1, kSteps = kTileK / 16;  // of 16 k
 
 template <typename Element, int kN, int kBlocks, Major kMajorM, Major kMajorN, bool kFences,
           typename Stages, typename Behind>
@@ -43,15 +43,15 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int gr
     ring.wait_full();
     if constexpr (kFences) ptx::fence_proxy_async();
     wgmma_fence();
-#pragma unroll
-    for (int k16 = 0; k16 < kTileK / 16; ++k16) {
-      multiply_step<Element, kN, kBlocks, kMajorM, kMajorN>(acc, m + ring.ahead(), n + ring.ahead(),
-                                                            k16, k16 == 0 ? kb : 1);
-      if (k16 == kFirstSteps - 1) {
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (kb > 0) ring.release_previous(lane);
-      }
+    const uint32_t first_m = m + ring.ahead(), at_n = n + ring.ahead();
+    multiply_steps<Element, kN, kMajorM, kMajorN, 0, kFirstSteps>(acc.first, first_m, at_n, kb);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (kb > 0) ring.release_previous(lane);
+    multiply_steps<Element, kN, kMajorM, kMajorN, kFirstSteps, kSteps>(acc.first, first_m, at_n, 1);
+    if constexpr (kBlocks > 1) {
+      const uint32_t second_m = first_m + (2 * kBlockBytes >> 4);
+      multiply_steps<Element, kN, kMajorM, kMajorN, 0, kSteps>(acc.second, second_m, at_n, kb);
     }
     wgmma_commit();
     behind(kb);

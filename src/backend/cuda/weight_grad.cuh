@@ -72,15 +72,15 @@ class GradConsumer {
     if (k_blocks == 1 && !ring_.held()) clear_after_last(some);
     for (int kb = 0; kb < k_blocks; ++kb) {
       ring_.wait_full();
-      multiply_steps<kBlocks, kN, 0, 1>(acc, kb);
+      multiply_group<kBlocks, kN, 0, 1>(acc, kb);
       wgmma_wait<1>();
       if (kb > 0) {
         ring_.release_previous(thread_ & 31);
-        multiply_steps<kBlocks, kN, 1, kTileK / 16>(acc, 1);
+        multiply_group<kBlocks, kN, 1, kSteps>(acc, 1);
       } else {
-        if (some > 16) multiply_steps<kBlocks, kN, 1, 2>(acc, 1);
-        if (some > 32) multiply_steps<kBlocks, kN, 2, 3>(acc, 1);
-        if (some > 48) multiply_steps<kBlocks, kN, 3, 4>(acc, 1);
+        if (some > 16) multiply_group<kBlocks, kN, 1, 2>(acc, 1);
+        if (some > 32) multiply_group<kBlocks, kN, 2, 3>(acc, 1);
+        if (some > 48) multiply_group<kBlocks, kN, 3, 4>(acc, 1);
       }
       if (held_ > 0 && kb >= due(k_blocks)) stage_piece();
       ring_.advance();
@@ -108,20 +108,17 @@ class GradConsumer {
   }
   // Steps kBegin to kEnd of 16 rows, as one group. keep = 0: nothing is accumulated yet.
   template <int kBlocks, int kN, int kBegin, int kEnd>
-  __device__ __forceinline__ void multiply_steps(Accumulators& acc, int keep) const {
+  __device__ __forceinline__ void multiply_group(Accumulators& acc, int keep) const {
     if constexpr (kBlocks > 0) {
       const uint32_t first =
           operand_descriptor(ring_.operand_m() + C::kFirst * index_ * kBlockBytes, kBlockBytes);
       const uint32_t n = operand_descriptor(ring_.operand_n(), kBlockBytes);
+      constexpr Major kMN = Major::kMN;
       wgmma_fence();
-#pragma unroll
-      for (int k16 = kBegin; k16 < kEnd; ++k16) {
-        const uint32_t step = k16 * kStepK16<Major::kMN>;
-        wgmma<Element, kN, Major::kMN, Major::kMN>(acc.first, first + step, n + step, keep);
-        if constexpr (kBlocks > 1) {
-          const uint32_t second = first + (C::kApart * kBlockBytes >> 4) + step;
-          wgmma<Element, kN, Major::kMN, Major::kMN>(acc.second, second, n + step, keep);
-        }
+      multiply_steps<Element, kN, kMN, kMN, kBegin, kEnd>(acc.first, first, n, keep);
+      if constexpr (kBlocks > 1) {
+        const uint32_t second = first + (C::kApart * kBlockBytes >> 4);
+        multiply_steps<Element, kN, kMN, kMN, kBegin, kEnd>(acc.second, second, n, keep);
       }
       wgmma_commit();
     }
