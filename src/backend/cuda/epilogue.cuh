@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens to the accumulators of a row tile. They are transposed (features x rows), so every
 // block of 64 features goes through a staging buffer [rows][64] to leave as full 128-byte lines.
-// Rows past the tile's end are computed from zeros or from a neighbour and never stored.
+// Rows past the tile's end are computed from zeros or from what the stage held, and never stored.
 #pragma once
 
 #include "backend/cuda/element.cuh"

@@ -149,6 +149,9 @@ __device__ __forceinline__ void grid_dependency_launch() {
 struct Coordinate {
   int x, y, z;  // innermost first
 };
+struct Coordinate4 {
+  int x, y, z, w;
+};
 __device__ __forceinline__ void tensor_load(uint32_t dst, const CUtensorMap* map, uint32_t barrier,
                                             Coordinate at) {
   asm volatile(
@@ -164,6 +167,23 @@ __device__ __forceinline__ void tensor_load_pair(uint32_t dst, const CUtensorMap
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
       "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "h"(uint16_t{3})
+      : "memory");
+}
+
+__device__ __forceinline__ void tensor_load(uint32_t dst, const CUtensorMap* map, uint32_t barrier,
+                                            Coordinate4 at) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst),
+      "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w)
+      : "memory");
+}
+__device__ __forceinline__ void tensor_load_pair(uint32_t dst, const CUtensorMap* map,
+                                                 uint32_t barrier, Coordinate4 at) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(dst),
+      "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "h"(uint16_t{3})
       : "memory");
 }
 

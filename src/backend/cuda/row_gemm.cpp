@@ -71,7 +71,9 @@ struct RowTensor {
 constexpr RowTensor kRowTensors[] = {
     {&RowGemmParams::rows,
      [](const RowGemmArgs& a) {
-       return row_shape(a.rows, a.k_size, a.parts, a.k_size * a.parts, a.params.max_rows);
+       const int64_t stride = a.k_size * a.parts;
+       const auto shape = row_shape(a.rows, a.k_size, a.parts, stride, a.params.max_rows);
+       return in_windows(shape, 2, kWindowRows, a.dtype);
      },
      [](const RowGemmArgs& a) { return !operation(a).gathered; }},
     {&RowGemmParams::out_maps,

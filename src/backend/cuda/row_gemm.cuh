@@ -161,10 +161,12 @@ class RowProducer {
                         k(kb),          tile.expert, shared(tile)};
     load_operand_m<C::kWeights, C::kBlocks>(ring.operand_m(), ring.full(), from);
   }
+  // Behind the tile's rows are zeros, whose products take less energy than those of any rows.
   __device__ void load_rows(const RowTile& tile, int kb) const {
     if constexpr (!C::kGather) {
-      ptx::tensor_load(ring_.operand_n(), &p_.rows.of_units[units(tile) - 1], ring_.full(),
-                       {k(kb), part(kb), tile.row_begin});
+      ptx::tensor_load(
+          ring_.operand_n(), &p_.rows.of_units[units(tile) - 1], ring_.full(),
+          ptx::Coordinate4{k(kb), part(kb), kWindowRows - tile.rows, tile.row_begin + tile.rows});
     }
   }
 

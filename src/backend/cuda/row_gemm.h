@@ -25,7 +25,7 @@ enum class RowGemm {
 constexpr int kBlockFeatures = 64;  // features of a block; a tile has up to four blocks
 
 // One tensor seen in boxes of 16, 32, .. 128 rows: whatever a tile needs is one copy.
-constexpr int kRowBoxes = 8;
+constexpr int kRowBoxes = 8, kWindowRows = 16 * kRowBoxes;
 struct RowMaps {
   CUtensorMap of_units[kRowBoxes];
 };
@@ -52,7 +52,8 @@ struct GateForm {
 // Passed to the kernel as it is. Rows r of expert e are [group_offsets[e], group_offsets[e+1]).
 struct RowGemmParams {
   CUtensorMap weight_maps[2];  // gate, up (or one part each of k); plain operands use the first
-  RowMaps rows;                // {k, part, row} of the row operand, when it is not gathered
+  RowMaps rows;                // {k, part, row} of the row operand, when it is not gathered: in
+                               // windows of kWindowRows rows (tensor_map.h)
   RowMaps out_maps, pre_maps;  // {feature, part, row} of out and pre
   const void* x;               // [T, k_size] gathered operand
   const int32_t* row_token;    // [P], -1 = padding, read as zeros

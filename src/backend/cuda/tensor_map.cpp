@@ -103,6 +103,21 @@ Memo& memo() {
 
 }  // namespace
 
+// The first window ends at row 0: it lies in front of the tensor, and no copy asks for any of it.
+TensorMapShape in_windows(TensorMapShape shape, int dimension, int window, moec_dtype dtype) {
+  for (int i = shape.rank++; i > dimension; --i) {
+    shape.extent[i] = shape.extent[i - 1];
+    shape.stride[i - 1] = shape.stride[i - 2];
+    shape.box[i] = shape.box[i - 1];
+  }
+  const int64_t row_bytes = shape.stride[dimension] * type_of(dtype).bytes;
+  shape.base = static_cast<const char*>(shape.base) - window * row_bytes;
+  shape.extent[dimension] = window;
+  ++shape.extent[dimension + 1];
+  shape.box[dimension + 1] = 1;
+  return shape;
+}
+
 bool tensor_map_fits(const TensorMapShape& shape, moec_dtype dtype) {
   bool fits = reinterpret_cast<uintptr_t>(shape.base) % 16 == 0;
   for (int i = 0; i < shape.rank; ++i) {

@@ -24,6 +24,11 @@ struct TensorMapShape {
 // Whether the copy engine can describe this shape: alignment and stride rules.
 bool tensor_map_fits(const TensorMapShape& shape, moec_dtype dtype);
 
+// The same tensor with windows of `window` rows in the place of `dimension`, that of its rows, and
+// behind it another one: the row at which a window ends. A copy of the last n rows of a window is
+// one of n rows, wherever they lie: what its box has beyond them comes as zeros, and is not read.
+TensorMapShape in_windows(TensorMapShape shape, int dimension, int window, moec_dtype dtype);
+
 // `count` maps of one tensor: map i has a box of box[2] * (i + 1) in dimension 2; at most
 // kMaxTensorMaps. A map is a function of the arguments alone, so those made last are remembered:
 // encoding takes about a microsecond, and a layer's step needs some hundred.

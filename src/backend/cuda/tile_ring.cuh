@@ -152,8 +152,9 @@ enum class Blocks {
 };
 
 // shared: into both CTAs of the pair.
+template <typename Coordinate>
 __device__ __forceinline__ void load_block(uint32_t dst, const CUtensorMap* map, uint32_t barrier,
-                                           ptx::Coordinate at, bool shared) {
+                                           Coordinate at, bool shared) {
   if (shared) {
     ptx::tensor_load_pair(dst, map, barrier, at);
   } else {

@@ -36,7 +36,7 @@ TensorMapShape row_shape(const WeightGradArgs& args) {
     shape.box[1] = 1;
     shape.box[2] = kTileK;
   }
-  return shape;
+  return in_windows(shape, whole_blocks(args) ? 1 : 2, kTileK, args.dtype);
 }
 
 // Whether a piece leaves in one copy, 256 bytes of each row of the gradient: the rows of two boxes

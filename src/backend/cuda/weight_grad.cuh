@@ -4,9 +4,7 @@
 // the n operand (x or d_y) is gathered by token.
 //
 //   k        the first k-block of a tile has the rows that are left over, all others 64. In the
-//            last k16 step of the first one the gathered operand is zero past its rows and the
-//            other one holds the expert's next rows. Of an expert with one k-block it holds
-//            anything, and 0 * NaN is NaN: consumers clear the at most 15 rows that the step reads
+//            last k16 step of the first one both operands are zero past its rows
 //   grid     persistent, one CTA on an SM
 //   traffic  32 KiB of the m operand a k-block and tile, 16 KiB of the other. Where experts have
 //            many rows, the CTAs of a pair take tiles of the same m and load half of it each, for
@@ -69,7 +67,6 @@ class GradConsumer {
   template <int kBlocks, int kN>
   __device__ __forceinline__ void multiply_tile(Accumulators& acc, int rows, int k_blocks) {
     const int some = first_rows(rows);
-    if (k_blocks == 1 && !ring_.held()) clear_after_last(some);
     for (int kb = 0; kb < k_blocks; ++kb) {
       ring_.wait_full();
       multiply_group<kBlocks, kN, 0, 1>(acc, kb);
@@ -85,13 +82,6 @@ class GradConsumer {
       if (held_ > 0 && kb >= due(k_blocks)) stage_piece();
       ring_.advance();
     }
-  }
-  __device__ void clear_after_last(int rows) const {
-    if (rows % 16 == 0) return;
-    ring_.wait_full();
-    clear_rows(rows);
-    ptx::fence_proxy_async();
-    ptx::named_barrier(1 + index_, 128);
   }
   // Products with what lies outside the matrix are left out.
   __device__ __forceinline__ void multiply_edge(Accumulators& acc, int rows, int k_blocks,
@@ -121,17 +111,6 @@ class GradConsumer {
         multiply_steps<Element, kN, kMN, kMN, kBegin, kEnd>(acc.second, second, n, keep);
       }
       wgmma_commit();
-    }
-  }
-
-  // Rows [rows, next multiple of 16) of this warpgroup's two blocks of the m operand.
-  __device__ void clear_rows(int rows) const {
-    const int chunks = (-rows & 15) * 8;
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t block = ring_.operand_m() + (C::kFirst * index_ + C::kApart * i) * kBlockBytes;
-      for (int at = thread_; at < chunks; at += 128) {
-        ptx::shared_store(block + rows * 128 + at * 16, uint4{});
-      }
     }
   }
 

@@ -14,7 +14,8 @@ namespace moec::cuda {
 
 // out[e][part][m][n] = sum over rows r of e: rows[r][part][m] * x[token(r)][n]
 struct WeightGradParams {
-  CUtensorMap row_map;       // of the row operand: {m, row, block of 64 m} or {m, part, row}
+  CUtensorMap row_map;       // of the row operand: {m, row, block of 64 m} or {m, part, row}, its
+                             // rows in windows of a k-block (tensor_map.h)
   CUtensorMap out_maps[2];   // each part of the gradient: {m, n, expert} or {n, m, expert}, or
                              // {64, 8, m / 64, n / 8, expert} or {64, 8, n / 64, m / 8, expert}
   const void* x;             // [T, n_size] gathered operand

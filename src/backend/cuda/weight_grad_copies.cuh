@@ -109,7 +109,7 @@ class GradProducer {
         int token[TokenRing::kEach];
         tokens.take(token);
         ring_.wait_empty();
-        if (loads && ptx::elect_one()) load_rows(tile, tile.row_begin + row);
+        if (loads && ptx::elect_one()) load_rows(tile, end - row, tile.row_begin + end);
         if (loads) __syncwarp();
         copy_rows(x, inside, token);
         ring_.advance();
@@ -118,17 +118,17 @@ class GradProducer {
   }
 
  private:
-  // What lies outside the matrix becomes zeros.
-  __device__ void load_rows(const GradTile& tile, int row) const {
+  // The `rows` rows in front of row `end`; behind them, and outside the matrix, are zeros.
+  __device__ void load_rows(const GradTile& tile, int rows, int end) const {
     if (ring_.held()) return ptx::barrier_arrive(ring_.full());
     ptx::barrier_arrive_expect(ring_.full(), kOperandMBytes);
     const bool shared = C::kPairs && tile.together;
-    const int begin = shared ? 2 * pair_rank() : 0, end = shared ? begin + 2 : 4;
-    for (int i = begin; i < end; i += p_.whole_blocks ? 2 : 1) {
+    const int first = shared ? 2 * pair_rank() : 0, last = shared ? first + 2 : 4;
+    for (int i = first; i < last; i += p_.whole_blocks ? 2 : 1) {
       const int block = 4 * tile.m_tile + i, part = block >= p_.m_blocks_of_part;
-      const ptx::Coordinate at =
-          p_.whole_blocks ? ptx::Coordinate{0, row, block}
-                          : ptx::Coordinate{64 * (block - part * p_.m_blocks_of_part), part, row};
+      const int m = 64 * (block - part * p_.m_blocks_of_part), in_window = kTileK - rows;
+      const ptx::Coordinate4 at = p_.whole_blocks ? ptx::Coordinate4{0, in_window, end, block}
+                                                  : ptx::Coordinate4{m, part, in_window, end};
       load_block(ring_.operand_m() + i * kBlockBytes, &p_.row_map, ring_.full(), at, shared);
     }
   }
