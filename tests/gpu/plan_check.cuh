@@ -71,12 +71,13 @@ int check_plans(uint64_t seed) {
   return bad;
 }
 
-// Wider than a CTA takes at once, too; some assignments have no row.
+// Wider than a CTA takes at once, too; several tokens a CTA; some assignments have no row.
 int check_combine(uint64_t seed) {
   int bad = 0;
-  for (const int top_k : {1, 2, 3, 4, 6, 8, 11}) {
-    const Shape shape = {"combine", top_k % 2 ? 264 : 4104, 8, 16, top_k};
+  for (const int top_k : {1, 2, 3, 4, 6, 8, 11, 40}) {
+    const Shape shape = {"combine", top_k % 2 ? 264 : 4104, 8, 48, top_k};
     const int64_t tokens = 300, rows = tokens * top_k;
+    const int multiprocessors = 5;
     const std::vector<int32_t> ids = random_routing(shape, tokens, seed);
     const DevicePlan plan(ids, shape);
     plan.build();
@@ -94,7 +95,7 @@ int check_combine(uint64_t seed) {
     p.parts = 6;
     p.max_rows = rows;
     p.d_weights = d_weights.data();
-    CHECK_CUDA(cuda::launch_combine(p, MOEC_BF16, 132, nullptr));
+    CHECK_CUDA(cuda::launch_combine(p, MOEC_BF16, multiprocessors, nullptr));
     CHECK_CUDA(cudaDeviceSynchronize());
     const auto got = y.host(), row = y_rows.host();
     const auto weights = download(plan.plan.weights, rows), part = parts.host(),

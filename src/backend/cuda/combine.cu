@@ -11,8 +11,12 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kMaxThreads = 256, kThreadsOfSm = 1024;
-constexpr int kInFlight = 8;  // loads of a thread
+// Memory is busy only with some 190 KB of loads on their way to each multiprocessor; with half of
+// it a sum takes a tenth longer. So rows are copied to shared memory, where there is more room than
+// in registers, and whenever a stage has been summed the next one is asked for in its place. Each
+// thread reads what it asked for itself: nobody waits for another.
+constexpr int kMaxThreads = 256, kThreadsOfSm = 768, kSharedOfSm = 228 << 10, kSharedOfCta = 1024;
+constexpr int kCopies = 18;  // of 16 bytes a thread
 constexpr int kNone = -1, kIdentity = -2;
 
 template <typename Element>
@@ -31,130 +35,123 @@ struct Slot {
   int row;  // or kNone, kIdentity
   float weight;
 };
-__device__ Slot find_slot(const CombineParams& p, int64_t t, int k) {
-  if (t >= p.num_tokens || k >= p.top_k) return {kNone, 0.0f};
-  const int64_t at = t * p.top_k + k;
-  int row = max(__ldg(p.assignment_row + at), kNone);
-  if (p.num_zero > 0) {
-    const int id = __ldg(p.expert_ids + at) - p.num_experts;
-    if (id >= 0 && id < p.num_zero) row = kIdentity;
+// What is read of it: nothing waits for it here.
+struct RawSlot {
+  int row, id;
+  float weight;
+};
+__device__ RawSlot look_up(const CombineParams& p, int64_t t, int k) {
+  RawSlot raw = {kNone, -1, 0.0f};
+  if (t < p.num_tokens && k < p.top_k) {
+    const int64_t at = t * p.top_k + k;
+    raw.row = __ldg(p.assignment_row + at);
+    if (p.num_zero > 0) raw.id = __ldg(p.expert_ids + at);
+    raw.weight = p.weights ? __ldg(p.weights + at) : 1.0f;
   }
-  const float weight = row == kNone ? 0.0f : p.weights ? __ldg(p.weights + at) : 1.0f;
-  if (weight == 0.0f) return {kNone, 0.0f};
-  return {row, p.counts_once ? 1.0f : weight};
+  return raw;
+}
+__device__ Slot slot_of(const CombineParams& p, RawSlot raw) {
+  const int zero = raw.id - p.num_experts;
+  const int row = zero >= 0 && zero < p.num_zero ? kIdentity : max(raw.row, kNone);
+  if (row == kNone || raw.weight == 0.0f) return {kNone, 0.0f};
+  return {row, p.counts_once ? 1.0f : raw.weight};
 }
 
-// Slots of one token that are summed together: the same in all lanes of a warp.
-template <int kSlots>
-struct Slots {
-  int row[kSlots];
-  float weight[kSlots];
-  bool have_rows;  // all of them
+// A stage: the same 8 columns of so many slots of a token, each 16 bytes of a row. In shared memory
+// those of a thread lie 16 bytes behind those of the one before it; the weights of each warp's
+// stages come behind all columns.
+template <int kTopK>
+constexpr int kSlots = kTopK ? kTopK : 8;
+template <int kTopK>
+constexpr int kStages = kCopies / kSlots<kTopK>;
+template <int kTopK>
+constexpr int kThreadBytes = kStages<kTopK> * kSlots<kTopK> * 16;
+template <int kTopK>
+constexpr int kWarpBytes = kStages<kTopK> * kSlots<kTopK> * 4;
 
-  // Those that lanes first, first + 1, .. hold.
-  __device__ Slots(Slot held, int first) {
-    int signs = 0;
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      row[i] = __shfl_sync(~0u, held.row, first + i);
-      weight[i] = __shfl_sync(~0u, held.weight, first + i);
-      signs |= row[i];
-    }
-    have_rows = signs >= 0;
+// Where a thread is among its stages: all slots of a chunk of 8 columns, all chunks of a token that
+// fall to it, all tokens of its CTA.
+template <int kTopK>
+struct Place {
+  int64_t token = blockIdx.x;
+  int chunk = int(threadIdx.x), slot = 0;
+
+  __device__ void advance(const CombineParams& p, int chunks) {
+    slot += kSlots<kTopK>;
+    if (!kTopK && slot < p.top_k) return;
+    slot = 0;
+    chunk += int(blockDim.x);
+    if (chunk - int(threadIdx.x) < chunks) return;
+    chunk = int(threadIdx.x);
+    token += gridDim.x;
+  }
+  // The first stage of a token, the last one of a chunk.
+  __device__ bool begins() const { return chunk == int(threadIdx.x) && slot == 0; }
+  __device__ bool ends(const CombineParams& p) const {
+    return kTopK || slot + kSlots<kTopK> >= p.top_k;
   }
 };
 
-// A thread takes kWide chunks of a token together, 8 columns each: of all rows, when there are few.
-template <int kSlots>
-constexpr int kWide = kSlots <= kInFlight / 2 ? 2 : 1;
-template <int kSlots>
-struct Chunks {
-  int64_t token;
-  int first, step, count;  // chunks first, first + step, .. of the count of a row
+// Asks for one stage after the other. Slots are looked up a token ahead.
+template <int kTopK>
+class Asker {
+ public:
+  __device__ Asker(const CombineParams& p, int chunks)
+      : p_(p),
+        chunks_(chunks),
+        held_(slot_of(p, look_up(p, at_.token, lane()))),
+        next_(look_up(p, at_.token + gridDim.x, lane())) {}
 
-  __device__ int chunk(int i) const { return first + i * step; }
-  __device__ bool inside(int i) const { return chunk(i) < count; }
-  __device__ int64_t at(int i) const { return token * count + chunk(i); }
-};
-template <int kSlots>
-using Sums = float[kWide<kSlots>][8];
+  __device__ void ask(uint32_t columns, float* weights) {
+    const uint32_t row_bytes = 16 * chunks_;
+    const char* const rows = static_cast<const char*>(p_.rows) + 16 * at_.chunk;
+    const char* const own = static_cast<const char*>(p_.x) + 16 * at_.chunk;
+    const int first = at_.slot % 32;
+#pragma unroll
+    for (int i = 0; i < kSlots<kTopK>; ++i) {
+      const int row = __shfl_sync(~0u, held_.row, first + i);
+      const bool wanted = at_.chunk < chunks_ && row != kNone;
+      const char* from = rows + uint64_t(uint32_t(row)) * row_bytes;
+      if (row == kIdentity) from = own + at_.token * row_bytes;
+      ptx::copy_async(columns + 16 * blockDim.x * i, from, wanted ? 16 : 0);
+    }
+    ptx::copy_async_commit();
+    if (unsigned(lane() - first) < kSlots<kTopK>) weights[lane() - first] = held_.weight;
+    advance();
+  }
 
-template <typename Element, int kSlots>
-__device__ void add_rows(const CombineParams& p, const Slots<kSlots>& slots,
-                         const Chunks<kSlots>& chunks, uint64_t once, Sums<kSlots>& sums) {
-  uint4 value[kWide<kSlots>][kSlots];
-#pragma unroll
-  for (int c = 0; c < kWide<kSlots>; ++c) {
-    const char* const rows = static_cast<const char*>(p.rows) + 16 * int64_t(chunks.chunk(c));
-    const auto load = [&](int row) {
-      const uint64_t offset = uint64_t(uint32_t(row)) * uint32_t(16 * chunks.count);
-      return ptx::load_once(reinterpret_cast<const uint4*>(rows + offset), once);
-    };
-    if (slots.have_rows && chunks.inside(c)) {
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) value[c][i] = load(slots.row[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) {
-        value[c][i] = {};
-        if (!chunks.inside(c) || slots.row[i] == kNone) continue;
-        value[c][i] = slots.row[i] == kIdentity
-                          ? ptx::load_once(static_cast<const uint4*>(p.x) + chunks.at(c), once)
-                          : load(slots.row[i]);
-      }
+ private:
+  static __device__ int lane() { return int(threadIdx.x & 31); }
+  __device__ void advance() {
+    const int64_t before = at_.token;
+    at_.advance(p_, chunks_);
+    if (at_.token != before) {
+      held_ = slot_of(p_, next_);
+      next_ = look_up(p_, at_.token + gridDim.x, lane());
+    } else if (!kTopK && p_.top_k > 32 && at_.slot % 32 == 0) {
+      held_ = slot_of(p_, look_up(p_, at_.token, at_.slot + lane()));
     }
   }
-#pragma unroll
-  for (int c = 0; c < kWide<kSlots>; ++c) {
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) accumulate<Element>(sums[c], value[c][i], slots.weight[i]);
-  }
-}
 
-template <typename Element, int kSlots>
-__device__ void store_sums(const CombineParams& p, const Chunks<kSlots>& chunks,
-                           Sums<kSlots>& sums) {
-#pragma unroll
-  for (int c = 0; c < kWide<kSlots>; ++c) {
-    if (!chunks.inside(c)) break;
-    float (&sum)[8] = sums[c];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i] *= p.scale;
-    const uint4* const bias = static_cast<const uint4*>(p.bias);
-    const uint4* const residual = static_cast<const uint4*>(p.residual);
-    if (bias) accumulate<Element>(sum, bias[chunks.chunk(c)], 1.0f);
-    if (residual) accumulate<Element>(sum, residual[chunks.at(c)], 1.0f);
-    static_cast<uint4*>(p.y)[chunks.at(c)] = {
-        pack<Element>(sum[0], sum[1]), pack<Element>(sum[2], sum[3]), pack<Element>(sum[4], sum[5]),
-        pack<Element>(sum[6], sum[7])};
-  }
-}
+  const CombineParams& p_;
+  int chunks_;
+  Place<kTopK> at_;
+  Slot held_;
+  RawSlot next_;
+};
 
-// One token's row of y. held: its first 32 slots. kTopK: how many it has, 0: any number.
 template <typename Element, int kTopK>
-__device__ void combine_token(const CombineParams& p, int64_t t, Slot held, uint64_t once) {
-  constexpr int kSlots = kTopK ? kTopK : kInFlight;
-  Chunks<kSlots> chunks = {t, int(threadIdx.x), int(blockDim.x), int(p.hidden / 8)};
-  const auto each_chunk = [&](auto add) {
-    for (; chunks.first - int(threadIdx.x) < chunks.count;
-         chunks.first += kWide<kSlots> * chunks.step) {
-      Sums<kSlots> sums = {};
-      add(sums);
-      store_sums<Element>(p, chunks, sums);
-    }
-  };
-  if constexpr (kTopK > 0) {
-    const Slots<kSlots> slots(held, 0);
-    each_chunk([&](Sums<kSlots>& sums) { add_rows<Element>(p, slots, chunks, once, sums); });
-  } else {
-    each_chunk([&](Sums<kSlots>& sums) {
-      Slot some = held;
-      for (int k = 0; k < p.top_k; k += kSlots) {
-        if (k > 0 && k % 32 == 0) some = find_slot(p, t, k + int(threadIdx.x & 31));
-        add_rows<Element>(p, Slots<kSlots>(some, k % 32), chunks, once, sums);
-      }
-    });
-  }
+__device__ void store_sum(const CombineParams& p, const Place<kTopK>& place, int chunks,
+                          float (&sum)[8]) {
+  const int64_t at = place.token * chunks + place.chunk;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum[i] *= p.scale;
+  const uint4* const bias = static_cast<const uint4*>(p.bias);
+  const uint4* const residual = static_cast<const uint4*>(p.residual);
+  if (bias) accumulate<Element>(sum, bias[place.chunk], 1.0f);
+  if (residual) accumulate<Element>(sum, residual[at], 1.0f);
+  static_cast<uint4*>(p.y)[at] = {pack<Element>(sum[0], sum[1]), pack<Element>(sum[2], sum[3]),
+                                  pack<Element>(sum[4], sum[5]), pack<Element>(sum[6], sum[7])};
 }
 
 __device__ float sum_parts(const CombineParams& p, int64_t assignment) {
@@ -167,42 +164,82 @@ __device__ float sum_parts(const CombineParams& p, int64_t assignment) {
   return sum;
 }
 
-// A CTA takes a token at a time and looks up the slots of its next one meanwhile, those of the
-// first while it waits. The gradients of a token's weights fall to its warps in turn.
+__device__ void store_weight_gradients(const CombineParams& p, int64_t token) {
+  for (int64_t k = threadIdx.x & 31; k < p.top_k; k += 32) {
+    p.d_weights[token * p.top_k + k] = sum_parts(p, token * p.top_k + k);
+  }
+}
+
+// A CTA takes a token at a time; the slots of the first are looked up while it waits. The gradients
+// of a token's weights fall to its warps in turn.
 template <typename Element, int kTopK>
 __global__ __launch_bounds__(kMaxThreads,
                              kThreadsOfSm /
                                  kMaxThreads) void combine_kernel(const CombineParams p) {
-  const int lane = threadIdx.x & 31, warps = int(blockDim.x) / 32;
-  const uint64_t once = ptx::policy_once();
-  int turn = int(threadIdx.x) / 32;
-  Slot next = find_slot(p, blockIdx.x, lane);
+  extern __shared__ __align__(16) unsigned char shared[];
+  constexpr int kEach = kSlots<kTopK>;
+  const int chunks = p.y ? int(p.hidden / 8) : 0, warps = int(blockDim.x) / 32;
+  const int warp = int(threadIdx.x) / 32;
+  const uint32_t slot_bytes = 16 * blockDim.x;
+  const uint32_t columns = ptx::shared_address(shared) + 16 * threadIdx.x;
+  float* const weights = reinterpret_cast<float*>(shared + kThreadBytes<kTopK> * blockDim.x +
+                                                  kWarpBytes<kTopK> * warp);
+  int turn = warp;
+  Place<kTopK> at;
+  Asker<kTopK> asker(p, chunks);
+  const auto ask = [&](int stage) {
+    asker.ask(columns + stage * kEach * slot_bytes, weights + stage * kEach);
+  };
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
-  for (int64_t t = blockIdx.x; t < p.num_tokens; t += gridDim.x) {
-    const Slot held = next;
-    next = find_slot(p, t + gridDim.x, lane);
-    if (turn == 0 && p.d_weights) {
-      for (int64_t k = lane; k < p.top_k; k += 32) {
-        p.d_weights[t * p.top_k + k] = sum_parts(p, t * p.top_k + k);
-      }
+  for (int stage = 0; stage < kStages<kTopK>; ++stage) ask(stage);
+  __syncwarp();
+  float sum[8] = {};
+  for (int stage = 0; at.token < p.num_tokens; at.advance(p, chunks)) {
+    if (at.begins()) {
+      if (turn == 0 && p.d_weights) store_weight_gradients(p, at.token);
+      turn = (turn == 0 ? warps : turn) - 1;
     }
-    turn = (turn == 0 ? warps : turn) - 1;
-    if (p.y) combine_token<Element, kTopK>(p, t, held, once);
+    ptx::copy_async_wait<kStages<kTopK> - 1>();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const uint4 row = ptx::shared_load(columns + (stage * kEach + i) * slot_bytes);
+      accumulate<Element>(sum, row, weights[stage * kEach + i]);
+    }
+    __syncwarp();  // all have read the weights, and those asked for before this stage are there
+    ask(stage);
+    stage = stage + 1 < kStages<kTopK> ? stage + 1 : 0;
+    if (!at.ends(p)) continue;
+    if (at.chunk < chunks) store_sum<Element>(p, at, chunks, sum);
+#pragma unroll
+    for (float& column : sum) column = 0;
   }
 }
 
-struct Combine {
-  void (*kernel)(CombineParams);
-  int wide;
-};
 template <typename Element, int kTopK>
-constexpr Combine kCombine = {combine_kernel<Element, kTopK>, kWide<kTopK ? kTopK : kInFlight>};
+cudaError_t launch_kernel(const CombineParams& p, int multiprocessors, cudaStream_t stream) {
+  static std::atomic<uint64_t> allowed;
+  const auto kernel = combine_kernel<Element, kTopK>;
+  const auto bytes = [](int threads) {
+    return kThreadBytes<kTopK> * threads + kWarpBytes<kTopK> * (threads / 32);
+  };
+  if (cudaError_t e = allow_shared_memory(kernel, bytes(kMaxThreads), allowed)) return e;
+  const int64_t chunks = std::max<int64_t>(p.hidden / 8, 1);
+  const int64_t rounds = (chunks + kMaxThreads - 1) / kMaxThreads;  // of nearly equal width
+  const int threads = int((chunks + rounds - 1) / rounds + 31) / 32 * 32;
+  const int each = std::min(kThreadsOfSm / threads, kSharedOfSm / (bytes(threads) + kSharedOfCta));
+  const int64_t resident = int64_t(multiprocessors) * each;
+  const int64_t turns = (p.num_tokens + resident - 1) / resident;  // of nearly as many tokens
+  const int grid = int((p.num_tokens + turns - 1) / turns);
+  return launch(kernel, dim3(grid), threads, bytes(threads), stream, p);
+}
+
+using Launch = cudaError_t(const CombineParams&, int, cudaStream_t);
 template <typename Element>
-constexpr Combine kCombines[] = {  // by the number of slots; the first is for any other, too
-    kCombine<Element, 0>, kCombine<Element, 1>, kCombine<Element, 2>,
-    kCombine<Element, 0>, kCombine<Element, 4>, kCombine<Element, 0>,
-    kCombine<Element, 6>, kCombine<Element, 0>, kCombine<Element, 8>};
+constexpr Launch* kLaunches[] = {  // by the number of slots; the first is for any other, too
+    launch_kernel<Element, 0>, launch_kernel<Element, 1>, launch_kernel<Element, 2>,
+    launch_kernel<Element, 0>, launch_kernel<Element, 4>, launch_kernel<Element, 0>,
+    launch_kernel<Element, 6>, launch_kernel<Element, 0>, launch_kernel<Element, 8>};
 
 }  // namespace
 
@@ -218,14 +255,8 @@ const char* combine_refuses(const CombineParams& p, moec_dtype dtype) {
 cudaError_t launch_combine(const CombineParams& p, moec_dtype dtype, int multiprocessors,
                            cudaStream_t stream) {
   if (p.num_tokens == 0) return cudaSuccess;
-  const auto& combines = dtype == MOEC_BF16 ? kCombines<__nv_bfloat16> : kCombines<__half>;
-  const Combine combine = combines[p.top_k < int(std::size(combines)) ? p.top_k : 0];
-  const int64_t chunks = std::max<int64_t>((p.hidden / 8 + combine.wide - 1) / combine.wide, 1);
-  const int64_t rounds = (chunks + kMaxThreads - 1) / kMaxThreads;  // of nearly equal width
-  const int threads = int((chunks + rounds - 1) / rounds + 31) / 32 * 32;
-  const int64_t resident = int64_t(multiprocessors) * (kThreadsOfSm / threads);
-  const int grid = int(std::min(p.num_tokens, resident));
-  return launch(combine.kernel, dim3(grid), threads, 0, stream, p);
+  const auto& launches = dtype == MOEC_BF16 ? kLaunches<__nv_bfloat16> : kLaunches<__half>;
+  return launches[p.top_k < int(std::size(launches)) ? p.top_k : 0](p, multiprocessors, stream);
 }
 
 }  // namespace moec::cuda

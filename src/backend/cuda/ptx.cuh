@@ -287,14 +287,6 @@ __device__ __forceinline__ uint64_t policy_once() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// 16 bytes that no kernel in flight writes, past the L1 cache.
-__device__ __forceinline__ uint4 load_once(const uint4* from, uint64_t policy) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from), "l"(policy));
-  return v;
-}
 // Always one store: where two paths write in other orders, the compiler splits it into words.
 __device__ __forceinline__ void global_store(void* to, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
