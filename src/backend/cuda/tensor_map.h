@@ -27,6 +27,8 @@ bool tensor_map_fits(const TensorMapShape& shape, moec_dtype dtype);
 // The same tensor with windows of `window` rows in the place of `dimension`, that of its rows, and
 // behind it another one: the row at which a window ends. A copy of the last n rows of a window is
 // one of n rows, wherever they lie: what its box has beyond them comes as zeros, and is not read.
+// A part of a box must lie inside: for one that lies wholly outside the copy engine looks at the
+// map's base, a window in front of the tensor, where there need be no memory (seen on an H200).
 TensorMapShape in_windows(TensorMapShape shape, int dimension, int window, moec_dtype dtype);
 
 // `count` maps of one tensor: map i has a box of box[2] * (i + 1) in dimension 2; at most

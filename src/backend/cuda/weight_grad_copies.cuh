@@ -118,14 +118,16 @@ class GradProducer {
   }
 
  private:
-  // The `rows` rows in front of row `end`; behind them, and outside the matrix, are zeros.
+  // The `rows` rows in front of row `end`, behind them zeros. Blocks outside the matrix hold the
+  // last one, or zeros: nothing of them is stored.
   __device__ void load_rows(const GradTile& tile, int rows, int end) const {
     if (ring_.held()) return ptx::barrier_arrive(ring_.full());
     ptx::barrier_arrive_expect(ring_.full(), kOperandMBytes);
     const bool shared = C::kPairs && tile.together;
     const int first = shared ? 2 * pair_rank() : 0, last = shared ? first + 2 : 4;
     for (int i = first; i < last; i += p_.whole_blocks ? 2 : 1) {
-      const int block = 4 * tile.m_tile + i, part = block >= p_.m_blocks_of_part;
+      const int block = min(4 * tile.m_tile + i, p_.m_blocks - 1);  // none wholly outside
+      const int part = block >= p_.m_blocks_of_part;
       const int m = 64 * (block - part * p_.m_blocks_of_part), in_window = kTileK - rows;
       const ptx::Coordinate4 at = p_.whole_blocks ? ptx::Coordinate4{0, in_window, end, block}
                                                   : ptx::Coordinate4{m, part, in_window, end};
