@@ -220,6 +220,23 @@ bool rows_agree(const char* what, const std::vector<uint16_t>& a, const std::vec
   return worst <= 1.5e-2;
 }
 
+// Sums that may cancel, beside their root mean square: the error's and the worst one. A model of
+// what bf16 rounds on the way, 400 and 20,000 draws of this layer: 3.1e-3 (at most 3.4e-3), 4.1e-2.
+bool sums_agree(const char* what, const std::vector<float>& a, const std::vector<float>& b) {
+  double worst = 0, diff = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double error = std::fabs(double(a[i]) - double(b[i]));
+    if (!(error <= worst)) worst = error;
+    diff += error * error;
+    norm += double(a[i]) * double(a[i]);
+  }
+  worst /= std::sqrt(norm / double(a.size()));
+  const double mean = std::sqrt(diff / norm);
+  const bool good = mean <= 6e-3 && worst <= 5e-2;
+  std::printf("%-4s %-22s mean %.2e, worst %.2e\n", good ? "ok" : "FAIL", what, mean, worst);
+  return good;
+}
+
 }  // namespace
 
 int main() {
@@ -229,7 +246,10 @@ int main() {
     std::printf("no GPU, or no plug-in beside the library\n");
     return 77;
   }
-  std::mt19937 random(std::random_device{}());
+  const char* const given = std::getenv("MOEC_TEST_SEED");
+  const auto seed = given ? uint32_t(std::strtoull(given, nullptr, 0)) : std::random_device{}();
+  std::printf("MOEC_TEST_SEED=%u\n", seed);
+  std::mt19937 random(seed);
   Inputs in;
   in.x = normal(random, kTokens * kHidden, 1.0f);
   in.d_y = normal(random, kTokens * kHidden, 1.0f);
@@ -248,19 +268,12 @@ int main() {
     good &= rows_agree("d_x", cpu.d_x, gpu.d_x, kHidden);
     good &= rows_agree("d_gate_up", cpu.d_gate_up, gpu.d_gate_up, kHidden);
     good &= rows_agree("d_down", cpu.d_down, gpu.d_down, kInter);
-    double worst = 0, norm = 0;
-    for (size_t i = 0; i < cpu.d_weights.size(); ++i) {
-      const double diff = std::fabs(double(cpu.d_weights[i]) - double(gpu.d_weights[i]));
-      if (!(diff <= worst)) worst = diff;
-      norm += double(cpu.d_weights[i]) * double(cpu.d_weights[i]);
-    }
-    worst /= std::sqrt(norm / double(cpu.d_weights.size()));
-    const bool weights = worst <= 3e-2, rows = cpu.rows == gpu.rows;
+    const bool weights = sums_agree("d_weights", cpu.d_weights, gpu.d_weights);
+    const bool rows = cpu.rows == gpu.rows;
     const bool repeats = gpu.y == again.y && gpu.d_x == again.d_x && gpu.d_down == again.d_down &&
                          gpu.d_gate_up == again.d_gate_up && gpu.d_weights == again.d_weights;
-    std::printf("%s d_weights %.2e\n%s plan equal bit for bit\n%s second run equal bit for bit\n",
-                weights ? "ok  " : "FAIL", worst, rows ? "ok  " : "FAIL",
-                repeats ? "ok  " : "FAIL");
+    std::printf("%s plan equal bit for bit\n%s second run equal bit for bit\n",
+                rows ? "ok  " : "FAIL", repeats ? "ok  " : "FAIL");
     good = good && weights && rows && repeats;
   }
   return good ? 0 : 1;
