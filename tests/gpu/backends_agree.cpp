@@ -220,8 +220,9 @@ bool rows_agree(const char* what, const std::vector<uint16_t>& a, const std::vec
   return worst <= 1.5e-2;
 }
 
-// Sums that may cancel, beside their root mean square: the error's and the worst one. A model of
-// what bf16 rounds on the way, 400 and 20,000 draws of this layer: 3.1e-3 (at most 3.4e-3), 4.1e-2.
+// Sums that may cancel, beside their root mean square: the error's own and the worst one. In a
+// model of what bf16 rounds on the way, these draws, the mean is 3.0e-3 to 3.3e-3 (20 seeds); the
+// worst passes 3e-2 in four seeds of 3,000 (990, 1198, 1205, 2539).
 bool sums_agree(const char* what, const std::vector<float>& a, const std::vector<float>& b) {
   double worst = 0, diff = 0, norm = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -232,7 +233,7 @@ bool sums_agree(const char* what, const std::vector<float>& a, const std::vector
   }
   worst /= std::sqrt(norm / double(a.size()));
   const double mean = std::sqrt(diff / norm);
-  const bool good = mean <= 6e-3 && worst <= 5e-2;
+  const bool good = mean <= 6e-3 && worst <= 3e-2;
   std::printf("%-4s %-22s mean %.2e, worst %.2e\n", good ? "ok" : "FAIL", what, mean, worst);
   return good;
 }
