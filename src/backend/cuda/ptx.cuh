@@ -169,7 +169,7 @@ __device__ __forceinline__ void tensor_load_pair(uint32_t dst, const CUtensorMap
       "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "h"(uint16_t{3})
       : "memory");
 }
-
+// Both, of tensors of four dimensions: their number is part of the instruction.
 __device__ __forceinline__ void tensor_load(uint32_t dst, const CUtensorMap* map, uint32_t barrier,
                                             Coordinate4 at) {
   asm volatile(
