@@ -119,19 +119,28 @@ class GradProducer {
 
  private:
   // The `rows` rows in front of row `end`, behind them zeros. Blocks outside the matrix hold the
-  // last one, or zeros: nothing of them is stored.
+  // last one, or zeros: nothing of them is stored. Two blocks are one copy where that is possible,
+  // without a loop: what stands in front of it delays this warp's rows, too.
   __device__ void load_rows(const GradTile& tile, int rows, int end) const {
     if (ring_.held()) return ptx::barrier_arrive(ring_.full());
     ptx::barrier_arrive_expect(ring_.full(), kOperandMBytes);
     const bool shared = C::kPairs && tile.together;
-    const int first = shared ? 2 * pair_rank() : 0, last = shared ? first + 2 : 4;
-    for (int i = first; i < last; i += p_.whole_blocks ? 2 : 1) {
-      const int block = min(4 * tile.m_tile + i, p_.m_blocks - 1);  // none wholly outside
-      const int part = block >= p_.m_blocks_of_part;
-      const int m = 64 * (block - part * p_.m_blocks_of_part), in_window = kTileK - rows;
-      const ptx::Coordinate4 at = p_.whole_blocks ? ptx::Coordinate4{0, in_window, end, block}
-                                                  : ptx::Coordinate4{m, part, in_window, end};
+    const int first = shared ? 2 * pair_rank() : 0, in_window = kTileK - rows;
+    const auto load = [&](int i, ptx::Coordinate4 at) {
       load_block(ring_.operand_m() + i * kBlockBytes, &p_.row_map, ring_.full(), at, shared);
+    };
+    const auto block = [&](int i) {  // none wholly outside
+      return min(4 * tile.m_tile + i, p_.m_blocks - 1);
+    };
+    if (p_.whole_blocks) {
+      load(first, {0, in_window, end, block(first)});
+      if (!shared) load(2, {0, in_window, end, block(2)});
+      return;
+    }
+#pragma unroll 1
+    for (int i = first, last = shared ? first + 2 : 4; i < last; ++i) {
+      const int part = block(i) >= p_.m_blocks_of_part;
+      load(i, {64 * (block(i) - part * p_.m_blocks_of_part), part, in_window, end});
     }
   }
 
