@@ -222,7 +222,8 @@ bool rows_agree(const char* what, const std::vector<uint16_t>& a, const std::vec
 
 // Sums that may cancel, beside their root mean square: the error's own and the worst one. In a
 // model of what bf16 rounds on the way, these draws, the mean is 3.0e-3 to 3.3e-3 (20 seeds); the
-// worst passes 3e-2 in four seeds of 3,000 (990, 1198, 1205, 2539).
+// worst passes 3e-2 in four seeds of 3,000: 990 with 3.90e-2, 1198 3.48e-2, 1205 3.30e-2, 2539
+// 3.04e-2. An H200 gives these four to 0.03e-2. Weights 0.8 % too large are 8.4e-3 to 8.7e-3.
 bool sums_agree(const char* what, const std::vector<float>& a, const std::vector<float>& b) {
   double worst = 0, diff = 0, norm = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -233,7 +234,7 @@ bool sums_agree(const char* what, const std::vector<float>& a, const std::vector
   }
   worst /= std::sqrt(norm / double(a.size()));
   const double mean = std::sqrt(diff / norm);
-  const bool good = mean <= 6e-3 && worst <= 3e-2;
+  const bool good = mean <= 6e-3 && worst <= 5e-2;
   std::printf("%-4s %-22s mean %.2e, worst %.2e\n", good ? "ok" : "FAIL", what, mean, worst);
   return good;
 }
