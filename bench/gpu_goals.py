@@ -16,6 +16,7 @@ from gpu_rows import Rows
 SHAPES = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "olmoe", "mixtral-8x7b", "sonic-30b",
           "dsv3")
 FINE = {"qwen3-30b-a3b", "olmoe", "sonic-30b"}
+TAILS = (2880, 3072), (1856, 1792), (704, 768)
 LONG_PEER = ("qwen3-30b-a3b", "olmoe", "gpt-oss-20b", "gpt-oss-120b")
 STEP_4096 = {"gpt-oss-20b": 1.15, "olmoe": 1.15, "qwen3-30b-a3b": 1.27, "sonic-30b": 1.27,
              "gpt-oss-120b": 1.45, "dsv3": 1.40, "mixtral-8x7b": 1.05}  # times as fast as SonicMoE
@@ -92,10 +93,18 @@ def others(rows):
             yield at_most(f"{mode} / steady", shape, 4096, ratio, 2.0)
 
 
+def tails(rows):
+    for tail, whole in TAILS:
+        for mode in ("fwd", "fwdbwd"):
+            row = rows.best(f"I{tail}", 4096, f"tail_{mode}")
+            yield at_most(f"{mode}, time of a FLOP / that of I{whole}", f"I{tail}", 4096,
+                          row and row["per_flop_over"], 1.05)
+
+
 def main():
     default = pathlib.Path(__file__).parent / "results/h200/layer.json"
     rows = Rows(pathlib.Path(sys.argv[1]) if sys.argv[1:] else default)
-    goals = [*forward(rows), *steps(rows), *others(rows)]
+    goals = [*forward(rows), *steps(rows), *others(rows), *tails(rows)]
     met = sum(goal[-1] is not None and goal[-1] <= 1 for goal in goals)
     missing = sum(goal[-1] is None for goal in goals)
     print(f"{met} of {len(goals)} goals met, {missing} not measured\n")

@@ -8,7 +8,8 @@ Rows are merged by (shape, tokens, mode, impl, launch). `beside` holds the times
 took turns with a row: ratios are to be taken there, since clocks differ between calls.
 Modes: fwd, fwdbwd (implementations.py); plan: mean of 20 in one graph; first_call: wall time of a
 step at a number of tokens that a warm context has not seen (the worst of five), beside the steady
-time. A row is measured only when its results agree with PyTorch's.
+time. A row is measured only when its results agree with PyTorch's. Of two names, I2880/I3072, the
+first's time for a FLOP is set beside the second's: modes tail_fwd, tail_fwdbwd.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import time
 import torch
 from clock import Clock, graph_of
 from implementations import PEERS, Moec, reference, sonic_plan
-from problem import SHAPES, Matrices, Problem
+from problem import LAYERS, SHAPES, TAILS, Matrices, Problem
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FEW_TOKENS = 1024  # up to here graphs are measured, too
@@ -111,7 +112,7 @@ class Bench:
         self.args.out.parent.mkdir(parents=True, exist_ok=True)
         self.args.out.write_text(text)
 
-    def cases(self, p, mode, layer):
+    def cases(self, p, mode, layer, impls):
         """{impl: Case} of what can run here, each checked against PyTorch."""
         want = None
         if not self.args.no_check:
@@ -120,7 +121,7 @@ class Bench:
             want = sampled(case.results())
             del case
         made = {}
-        for impl in self.args.impl:
+        for impl in impls:
             if impl == "sonicmoe" and p.tokens <= FEW_TOKENS:
                 continue
             if impl == "hf_eager" and (p.name, p.tokens) != ("qwen3-30b-a3b", 4096):
@@ -146,7 +147,7 @@ class Bench:
         return self.args.window or seconds, self.args.rounds or rounds
 
     def compare(self, p, mode, layer):
-        cases = self.cases(p, mode, layer)
+        cases = self.cases(p, mode, layer, self.args.impl)
         few = p.tokens <= FEW_TOKENS
         runs = {}
         for impl, case in cases.items():
@@ -203,7 +204,27 @@ class Bench:
             self.add(p, f"first_{mode}", "moec", "eager",
                      dict(ms=round(first, 4), steady_ms=round(steady, 4)))
 
+    def tails(self, names, tokens, modes):
+        made = [(Problem(matrices, tokens), Moec(matrices, tokens))
+                for matrices in map(Matrices, names)]
+        for mode in modes:
+            cases = {p.name: self.cases(p, mode, layer, ["moec"]) for p, layer in made}
+            if not all(cases.values()):
+                continue
+            runs = {name: case["moec"].run for name, case in cases.items()}
+            measured = self.clock.alternate(runs, *self.windows(tokens))
+            per_flop = [measured[p.name]["ms"] / p.flops(mode) for p, _ in made]
+            beside = {name: values["ms"] for name, values in measured.items()}
+            over = round(per_flop[0] / per_flop[1], 4)
+            self.add(made[0][0], f"tail_{mode}", "moec", "eager",
+                     measured[names[0]] | dict(beside=beside, per_flop_over=over))
+            self.write()
+
     def run(self, name, all_tokens, modes):
+        if "/" in name:
+            for tokens in all_tokens:
+                self.tails(name.split("/"), tokens, modes)
+            return
         matrices = Matrices(name)
         layer = Moec(matrices, max(all_tokens))
         for tokens in all_tokens:
@@ -242,19 +263,21 @@ def arguments():
 def everything():
     """What matters most comes first."""
     long = ("qwen3-30b-a3b", "olmoe", "gpt-oss-20b", "gpt-oss-120b")
-    for name in SHAPES:
+    for name in LAYERS:
         yield f"{name}:4096:fwd,fwdbwd"
     for name in long:
         yield f"{name}:16384:fwd,fwdbwd"
-    for name in SHAPES:
+    for name in LAYERS:
         yield f"{name}:1,16,64,256,1024:fwd"
-    for name, shape in SHAPES.items():
+    for name, shape in LAYERS.items():
         plans = sorted({1, 16, 64, 256, 1024, 8192 // shape.top_k, 262144 // shape.top_k})
         yield f"{name}:{','.join(map(str, plans))}:plan"
         yield f"{name}:4096:first_call"
-    for name in SHAPES:
+    for name in LAYERS:
         if name not in long:
             yield f"{name}:16384:fwd"
+    for tail, whole in TAILS:
+        yield f"I{tail}/I{whole}:4096:fwd,fwdbwd"
 
 
 def main():

@@ -19,7 +19,7 @@ class Shape(NamedTuple):
     top_k: int
 
 
-SHAPES = {
+LAYERS = {
     "gpt-oss-20b": Shape(2880, 2880, 32, 4),
     "gpt-oss-120b": Shape(2880, 2880, 128, 4),
     "qwen3-30b-a3b": Shape(2048, 768, 128, 8),
@@ -28,6 +28,9 @@ SHAPES = {
     "sonic-30b": Shape(4096, 1024, 128, 8),
     "dsv3": Shape(7168, 2048, 256, 8),
 }
+# Features that end inside a tile, and a neighbour whose features fill tiles.
+TAILS = (2880, 3072), (1856, 1792), (704, 768)
+SHAPES = LAYERS | {f"I{inter}": Shape(2048, inter, 64, 8) for pair in TAILS for inter in pair}
 
 
 def normal(*size, scale=1.0):
