@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "support/random.h"
+
 namespace {
 
 constexpr int64_t kTokens = 600, kHidden = 264, kInter = 136;
@@ -248,10 +250,8 @@ int main() {
     std::printf("no GPU, or no plug-in beside the library\n");
     return 77;
   }
-  const char* const given = std::getenv("MOEC_TEST_SEED");
-  const auto seed = given ? uint32_t(std::strtoull(given, nullptr, 0)) : std::random_device{}();
-  std::printf("MOEC_TEST_SEED=%u\n", seed);
-  std::mt19937 random(seed);
+  std::printf("%s\n", moec::test::seed_note().c_str());
+  std::mt19937 random(uint32_t(moec::test::test_seed()));
   Inputs in;
   in.x = normal(random, kTokens * kHidden, 1.0f);
   in.d_y = normal(random, kTokens * kHidden, 1.0f);
