@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whom in src/backend/cuda/weight_grad.cuh. Shown to fail: where a CTA gives stages
-back to itself alone, the model stands still (the last test).
+"""Who waits for whom in src/backend/cuda/weight_grad.cuh, and where in a stage's memory it finds the
+operand that tiles have in common. Shown to fail: where a CTA gives stages back to itself alone, the
+model stands still; where places are not walked back, operands are lost.
 """
+
+import random
 
 from warps import STAGES, Named, Pair, Slots, relay
 
@@ -29,17 +32,18 @@ class Cta:
         yield from (self.send(group) for group in (0, 1))
 
     def find(self):
-        known = given = 0
-        for at, (k_blocks, *_) in enumerate(self.pair.tiles):
+        known = given = runs = 0
+        for at, (k_blocks, stays, _) in enumerate(self.pair.tiles):
             for kb in range(max(1, k_blocks)):
                 if known > given:
                     yield from self.tokens.put(given, True)
                     given += 1
                 if kb == 0:
                     yield from self.queue.put(at, at)
-                known += k_blocks > 0
-            if self.pair.shares:
-                yield from self.next_number(at)
+                known += k_blocks > 0 and not (self.pair.shares and kb < stays)
+            if self.pair.shares and not any(stays for _, stays, _ in self.pair.tiles[at + 1:at + 2]):
+                yield from self.next_number(runs)
+                runs += 1
         if known > given:
             yield from self.tokens.put(given, True)
         yield from self.queue.put(len(self.pair.tiles), None)
@@ -68,18 +72,21 @@ class Cta:
                 at += 1
 
     def gather(self, loads):
-        at = taken = 0
+        at = taken = copied = 0
         while (tile := (yield from self.take(taken))) is not None:
             taken += 1
-            k_blocks, held, together = tile
-            for _ in range(k_blocks):
-                yield from self.tokens.take(at)
+            k_blocks, stays, together = tile
+            for kb in range(k_blocks):
+                if not (self.pair.shares and kb < stays):
+                    yield from self.tokens.take(copied)
+                    copied += 1
                 yield from self.ring.wait_empty(at)
                 yield
                 if loads:
-                    self.ring.full[at % STAGES].arrive(0 if held else 2)
+                    there = not self.pair.shares and kb < stays
+                    self.ring.full[at % STAGES].arrive(0 if there else 2)
                     yield
-                    for cta in [] if held else self.pair.ctas if together else [self]:
+                    for cta in [] if there else self.pair.ctas if together else [self]:
                         cta.ring.full[at % STAGES].land(1 if together else 2)
                 self.landed.full[at % STAGES].arrive()
                 at += 1
@@ -130,16 +137,16 @@ class Cta:
 
 
 class GradPair(Pair):
-    """A tile is (k-blocks, its m operand is there, both CTAs have the same m)."""
+    """A tile is (k-blocks, of how many one operand is there, both CTAs have the same m)."""
 
     def __init__(self, seed):
         super().__init__(seed)
         self.tiles = []
         for _ in range(self.random.randint(0, 9)):
-            again = self.tiles and not self.shares and self.random.random() < 0.6
+            again = self.tiles and self.random.random() < 0.6
             k_blocks = self.tiles[-1][0] if again else self.random.choice((0, 1, 2, 3, 5, 9))
-            self.tiles.append((k_blocks, again and k_blocks <= STAGES,
-                               self.shares and self.random.random() < 0.8))
+            together = self.tiles[-1][2] if again else self.shares and self.random.random() < 0.8
+            self.tiles.append((k_blocks, STAGES if again else 0, together))
         self.ctas = [Cta(self), Cta(self)]
 
 
@@ -156,3 +163,36 @@ def test_stages_given_back_to_one_cta_are_not_enough():
     for pair in pairs:
         pair.release = alone.__get__(pair)
     assert not all(pair.ends() for pair in pairs)
+
+
+def operands_lost(seed, turns=lambda k_blocks: k_blocks > 1):
+    """GradRing (weight_grad_tiles.cuh) over the tiles of random runs: how many k-blocks do not find
+    what they multiply, or have it loaded into a place that may still be read."""
+    draw = random.Random(seed)
+    holds, used = [None] * STAGES, [-STAGES] * STAGES  # a place's k-block; when it was last read
+    place, step, at, lost = 0, 1, 0, 0
+    for run in range(30):
+        k_blocks = draw.choice((1, 2, 3, 4, 5, 6, 9))
+        for tile in range(draw.randint(1, 4)):
+            if tile > 0:
+                place = (place - step) % STAGES
+                step = -step if turns(k_blocks) else step
+            for i in range(k_blocks):
+                block = run, k_blocks - 1 - i if tile % 2 else i
+                if tile == 0 or i >= STAGES:
+                    lost += at - used[place] < STAGES
+                    holds[place] = block
+                lost += holds[place] != block
+                used[place] = at
+                at += 1
+                place = (place + step) % STAGES
+    return lost
+
+
+def test_operands_are_where_they_are_looked_for():
+    assert not any(operands_lost(seed) for seed in range(1000))
+
+
+def test_places_must_be_walked_back():
+    assert any(operands_lost(seed, lambda k_blocks: False) for seed in range(10))
+    assert any(operands_lost(seed, lambda k_blocks: True) for seed in range(10))

@@ -22,8 +22,8 @@ class ExpertWalk {
         lane_(threadIdx.x & 31),
         rehearsed_(rehearsed) {}
 
-  // Find the expert of work number `unit` (non-decreasing from call to call). units_of(rows) gives
-  // the number of units of an expert. False past the end.
+  // Find the expert of work number `unit` (non-decreasing from call to call). False past the end.
+  // units_of(expert, rows) gives the number of units of an expert.
   template <typename UnitsOf>
   __device__ bool seek(int unit, UnitsOf units_of) {
     if (first_ < 0) load(0, units_of);
@@ -57,7 +57,7 @@ class ExpertWalk {
       begin_ = offsets_[e];
       end_ = offsets_[e + 1];
     }
-    units_ = e < experts_ ? units_of(end_ - begin_) : 0;
+    units_ = e < experts_ ? units_of(e, end_ - begin_) : 0;
     inclusive_ = units_;
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(~0u, inclusive_, step);
@@ -171,7 +171,7 @@ class RowScheduler {
   // 32-bit unsigned divisions only: this runs once a tile in the warps that feed the tensor cores.
   __device__ bool find(int number, RowTile& tile) {
     const unsigned features = feature_tiles_;
-    const bool found = walk_.seek(number, [features](int rows) {
+    const bool found = walk_.seek(number, [features](int, int rows) {
       const unsigned m = row_tiles(rows);
       return int(m / 2 * features + m % 2 * ((features + 1) / 2));
     });

@@ -133,6 +133,7 @@ cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,
   p.m_blocks = p.m_blocks_of_part * args.parts;
   p.m_tiles = int(div_up(p.m_blocks, 4));
   p.n_tiles = int(div_up(args.n_size, kMaxTileN));
+  p.run_experts = p.num_experts - args.single_tiles / (p.m_tiles * p.n_tiles);
   return args.dtype == MOEC_BF16 ? launch_element<__nv_bfloat16>(p, args, multiprocessors, stream)
                                  : launch_element<__half>(p, args, multiprocessors, stream);
 }

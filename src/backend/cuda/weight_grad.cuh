@@ -3,15 +3,16 @@
 // row. The m operand (activations or their gradients) is contiguous per expert and comes by TMA,
 // the n operand (x or d_y) is gathered by token.
 //
-//   k        the first k-block of a tile has the rows that are left over, all others 64. In the
-//            last k16 step of the first one both operands are zero past its rows
+//   k        the first k-block has the rows that are left over, all others 64. In its last k16
+//            step both operands are zero past its rows. Tiles of a run walk them forth and back
 //   grid     persistent, one CTA on an SM
-//   traffic  32 KiB of the m operand a k-block and tile, 16 KiB of the other. Where experts have
-//            many rows, the CTAs of a pair take tiles of the same m and load half of it each, for
-//            both. Where they have few, a CTA takes tiles of the same m one after the other and
-//            loads what is at most kStages k-blocks once
+//   traffic  32 KiB of the m operand a k-block and tile, 16 KiB of the other, but for kStages
+//            k-blocks of the one that a tile has in common with the tile before it in its run.
+//            Where experts have many rows, that is the n operand, and the CTAs of a pair take tiles
+//            of the same m and load half of it each, for both. Where they have few, it is the m
+//            operand
 //   roles    weight_grad_copies.cuh: eight warps find, load and store; warpgroups 1 and 2 multiply
-//   order    rows in one order, one owner for each element: deterministic
+//   order    each element has one owner, and its tile one way to walk: deterministic
 #pragma once
 
 #include "backend/cuda/weight_grad_copies.cuh"
@@ -38,14 +39,14 @@ class GradConsumer {
     for (bool more = queue_.take(tile); more; tile = next) {
       Accumulators acc;
       const int k_blocks = grad_k_blocks(tile.rows);
-      if constexpr (!C::kPairs) ring_.begin(tile);
+      ring_.begin(tile);
       const int left = p_.m_blocks - 4 * tile.m_tile - C::kFirst * index_;
       const int blocks = min(2, (left + C::kApart - 1) / C::kApart);
       const bool narrow = p_.n_size - tile.n_tile * kMaxTileN <= kMaxTileN / 2;
       if (blocks == 2 && !narrow) {
-        multiply_tile<2, kMaxTileN>(acc, tile.rows, k_blocks);
+        multiply_tile<2, kMaxTileN>(acc, tile, k_blocks);
       } else {
-        multiply_edge(acc, tile.rows, k_blocks, blocks, narrow);
+        multiply_edge(acc, tile, k_blocks, blocks, narrow);
       }
       more = queue_.take(next);
       stage_pieces();
@@ -65,35 +66,36 @@ class GradConsumer {
   // All k-blocks of a tile; this warpgroup's first kBlocks blocks and the first kN columns lie in
   // the matrix. The last k-block is left in flight.
   template <int kBlocks, int kN>
-  __device__ __forceinline__ void multiply_tile(Accumulators& acc, int rows, int k_blocks) {
-    const int some = first_rows(rows);
-    for (int kb = 0; kb < k_blocks; ++kb) {
+  __device__ __forceinline__ void multiply_tile(Accumulators& acc, const GradTile& tile,
+                                                int k_blocks) {
+    const int some = first_rows(tile.rows), some_at = tile.back ? k_blocks - 1 : 0;
+    for (int i = 0; i < k_blocks; ++i) {
       ring_.wait_full();
-      multiply_group<kBlocks, kN, 0, 1>(acc, kb);
+      multiply_group<kBlocks, kN, 0, 1>(acc, i);
       wgmma_wait<1>();
-      if (kb > 0) {
-        ring_.release_previous(thread_ & 31);
+      if (i > 0) ring_.release_previous(thread_ & 31);
+      if (i != some_at) {
         multiply_group<kBlocks, kN, 1, kSteps>(acc, 1);
       } else {
         if (some > 16) multiply_group<kBlocks, kN, 1, 2>(acc, 1);
         if (some > 32) multiply_group<kBlocks, kN, 2, 3>(acc, 1);
         if (some > 48) multiply_group<kBlocks, kN, 3, 4>(acc, 1);
       }
-      if (held_ > 0 && kb >= due(k_blocks)) stage_piece();
+      if (held_ > 0 && i >= due(k_blocks)) stage_piece();
       ring_.advance();
     }
   }
   // Products with what lies outside the matrix are left out.
-  __device__ __forceinline__ void multiply_edge(Accumulators& acc, int rows, int k_blocks,
-                                                int blocks, bool narrow) {
+  __device__ __forceinline__ void multiply_edge(Accumulators& acc, const GradTile& tile,
+                                                int k_blocks, int blocks, bool narrow) {
     if (blocks == 2) {
-      multiply_tile<2, kMaxTileN / 2>(acc, rows, k_blocks);
+      multiply_tile<2, kMaxTileN / 2>(acc, tile, k_blocks);
     } else if (blocks == 1 && !narrow) {
-      multiply_tile<1, kMaxTileN>(acc, rows, k_blocks);
+      multiply_tile<1, kMaxTileN>(acc, tile, k_blocks);
     } else if (blocks == 1) {
-      multiply_tile<1, kMaxTileN / 2>(acc, rows, k_blocks);
+      multiply_tile<1, kMaxTileN / 2>(acc, tile, k_blocks);
     } else {
-      multiply_tile<0, kMaxTileN>(acc, rows, k_blocks);
+      multiply_tile<0, kMaxTileN>(acc, tile, k_blocks);
     }
   }
   // Steps kBegin to kEnd of 16 rows, as one group. keep = 0: nothing is accumulated yet.
@@ -259,7 +261,7 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
   } else {
     ptx::registers_release<C::kSideRegisters>();
     if (warp == 12) {
-      GradFinder finder(p, queue, tokens);
+      GradFinder<C> finder(p, queue, tokens);
       if constexpr (C::kPairs) {
         finder.run(PairScheduler(p, numbers));
       } else {

@@ -27,6 +27,7 @@ struct WeightGradParams {
   bool whole_lines;                // the second form of out_maps
   int m_blocks, m_blocks_of_part;  // of 64 m; none has m of two parts
   int m_tiles, n_tiles;
+  int run_experts;         // pairs take their tiles in runs, those of later ones one by one
   bool accumulate;         // out += instead of out =
   unsigned* work_counter;  // 0 before the kernel, or null: work is dealt in turn
   Early early;             // kNothing or kAll
@@ -39,7 +40,10 @@ struct WeightGradArgs {
   int parts;              // 2: gate and up
   int64_t m_size, n_size;
   int64_t max_rows;
-  bool pairs;                             // CTAs of a pair load m operands for each other
+  bool pairs;  // CTAs of a pair load m operands for each other
+  // How many tiles, nearly, pairs take one by one at the end: some six for each multiprocessor of
+  // an H200. A number of its own, so that bits do not depend on how many there are.
+  int single_tiles = 800;
   const void* rows;                       // [P, parts, m_size]
   void* out[2];                           // gradient of each part, expert 0
   int64_t out_expert_stride, out_stride;  // elements

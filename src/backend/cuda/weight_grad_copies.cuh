@@ -19,7 +19,8 @@
 
 namespace moec::cuda {
 
-// kPairs: CTAs of a pair load the m operand for each other; else each holds it for a run of tiles.
+// kPairs: CTAs of a pair load the m operand for each other, and what the tiles of a run have in
+// common is the n operand; else it is the m operand.
 template <typename Element_, bool kF32_, bool kOutMContiguous_, bool kPairs_>
 struct GradConfig {
   using Element = Element_;
@@ -27,12 +28,13 @@ struct GradConfig {
   static constexpr bool kOutMContiguous = kOutMContiguous_;
   static constexpr bool kPairs = kPairs_;
   static constexpr int kStages = 4;
-  using Stages = std::conditional_t<kPairs, PairRing<GradRing<kStages>>, GradRing<kStages>>;
+  using Operands = GradRing<kStages, !kPairs>;
+  using Stages = std::conditional_t<kPairs, PairRing<Operands>, Operands>;
   static constexpr int kPieceBytes = 2 * kBlockBytes;  // 64 x 128 elements, 64 x 64 f32
   static constexpr int kPieces = kF32 ? 4 : 2;         // of a tile and a consumer group
   // Consumer group g multiplies the 64-m blocks kFirst * g and kApart further of a tile.
   static constexpr int kFirst = kOutMContiguous && !kF32 ? 2 : 1, kApart = 3 - kFirst;
-  static constexpr int kStaging = GradRing<kStages>::kBytes;        // offset
+  static constexpr int kStaging = Operands::kBytes;                 // offset
   static constexpr int kBarriers = kStaging + 2 * kPieceBytes;      // offset
   static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
   static constexpr int kTokens = kQueue + GradQueue::kBytes;        // offset
@@ -42,8 +44,10 @@ struct GradConfig {
   static constexpr int kGatherRegisters = 48, kSideRegisters = 32, kConsumerRegisters = 216;
 };
 
-// The warp that finds tiles and tokens. Tokens are looked up one k-block ahead; those of a tile are
-// all handed on before the next tile, for which nobody has room while that tile waits for them.
+// The warp that finds tiles and, of k-blocks that are gathered, tokens. Tokens are looked up one
+// k-block ahead; those of a tile are all handed on before the next tile, for which nobody has room
+// while that tile waits for them.
+template <typename C>
 class GradFinder {
  public:
   __device__ GradFinder(const WeightGradParams& p, const GradQueue& queue, const TokenRing& tokens)
@@ -55,21 +59,25 @@ class GradFinder {
     int low = -1, high = -1;
     bool held = false;
     while (scheduler.next(tile)) {
-      int row = 0, end = first_rows(tile.rows);
+      GradWalk rows(tile);
+      int there = C::kPairs && tile.turns ? C::kStages : 0;
+      bool begins = true;
       do {
-        const int next_low = token(tile, row + lane_, end);
-        const int next_high = token(tile, row + 32 + lane_, end);
+        const bool wanted = rows.more() && there-- <= 0;
+        const int end = wanted ? rows.end() : 0, begin = max(end - kTileK, 0);
+        const int next_low = token(tile, begin + lane_, end);
+        const int next_high = token(tile, begin + 32 + lane_, end);
         if (held) tokens_.put(low, high);
-        if (row == 0) queue_.put(tile);
+        if (begins) queue_.put(tile);
+        begins = false;
         low = next_low;
         high = next_high;
-        held = tile.rows > 0;
-        row = end;
-        end += kTileK;
-      } while (row < tile.rows);
+        held = wanted;
+        rows.advance();
+      } while (rows.more());
     }
     if (held) tokens_.put(low, high);
-    queue_.put({-1, 0, 0, 0, 0, false});
+    queue_.put({-1});
   }
 
  private:
@@ -99,18 +107,28 @@ class GradProducer {
   __device__ void gather(TokenRing tokens, bool loads) {
     GradTile tile;
     while (queue_.take(tile)) {
-      if constexpr (!C::kPairs) ring_.begin(tile);
+      ring_.begin(tile);
       const int n = tile.n_tile * kMaxTileN + (threadIdx.x & 15) * 8;
       const bool inside = n < p_.n_size;
       const char* x = static_cast<const char*>(p_.x) + (inside ? n : 0) * 2;
       // Whole: else the compiler adds its parts for each row anew.
       asm volatile("" : "+l"(x));
-      for (int row = 0, end = first_rows(tile.rows); row < tile.rows; row = end, end += kTileK) {
+      const auto load = [&](const GradWalk& rows) {
+        ring_.wait_empty();
+        if (loads && ptx::elect_one()) load_rows(tile, rows);
+        if (loads) __syncwarp();
+      };
+      GradWalk rows(tile);
+      // Two loops: one with a choice in it would ask for the m operand later.
+      for (; ring_.holds_n() && rows.more(); rows.advance()) {
+        load(rows);
+        ptx::barrier_arrive(ring_.landed());
+        ring_.advance();
+      }
+      for (; rows.more(); rows.advance()) {
         int token[TokenRing::kEach];
         tokens.take(token);
-        ring_.wait_empty();
-        if (loads && ptx::elect_one()) load_rows(tile, end - row, tile.row_begin + end);
-        if (loads) __syncwarp();
+        load(rows);
         copy_rows(x, inside, token);
         ring_.advance();
       }
@@ -118,14 +136,15 @@ class GradProducer {
   }
 
  private:
-  // The `rows` rows in front of row `end`, behind them zeros. Blocks outside the matrix hold the
-  // last one, or zeros: nothing of them is stored. Two blocks are one copy where that is possible,
+  // A k-block of the m operand; behind its rows are zeros. Blocks outside the matrix hold the last
+  // one, or zeros: nothing of them is stored. Two blocks are one copy where that is possible,
   // without a loop: what stands in front of it delays this warp's rows, too.
-  __device__ void load_rows(const GradTile& tile, int rows, int end) const {
-    if (ring_.held()) return ptx::barrier_arrive(ring_.full());
+  __device__ void load_rows(const GradTile& tile, const GradWalk& rows) const {
+    if (ring_.holds_m()) return ptx::barrier_arrive(ring_.full());
     ptx::barrier_arrive_expect(ring_.full(), kOperandMBytes);
     const bool shared = C::kPairs && tile.together;
-    const int first = shared ? 2 * pair_rank() : 0, in_window = kTileK - rows;
+    const int first = shared ? 2 * pair_rank() : 0;
+    const int end = tile.row_begin + rows.end(), in_window = rows.outside();
     const auto load = [&](int i, ptx::Coordinate4 at) {
       load_block(ring_.operand_m() + i * kBlockBytes, &p_.row_map, ring_.full(), at, shared);
     };

@@ -17,6 +17,8 @@ struct GradTile {
   int expert, row_begin, rows;  // all rows of the expert
   int m_tile, n_tile;
   bool together;  // the other CTA of the pair has the same m tile
+  bool back;      // the last k-block comes first
+  bool turns;     // at the k-block with which the tile before it ended: one operand is the same
 };
 
 // k-blocks of a tile, and the rows of the first one; all others have kTileK.
@@ -26,36 +28,74 @@ __device__ __forceinline__ int grad_k_blocks(int rows) {
 __device__ __forceinline__ int first_rows(int rows) {
   return (rows - 1) % kTileK + 1;
 }
+// The k-blocks of a tile, one after the other, by the row of its expert behind each.
+class GradWalk {
+ public:
+  __device__ explicit GradWalk(const GradTile& tile)
+      : rows_(tile.rows),
+        end_(tile.back ? tile.rows : first_rows(tile.rows)),
+        step_(tile.back ? -kTileK : kTileK) {}
+  __device__ bool more() const { return unsigned(end_ - 1) < unsigned(rows_); }
+  __device__ int end() const { return end_; }
+  // How many of the kTileK rows in front of end() are another expert's.
+  __device__ int outside() const { return (kTileK - end_) & (end_ - kTileK) >> 31; }
+  __device__ void advance() { end_ += step_; }
 
-// Tiles of one CTA, from runs of kRun n tiles of one m tile, for which a few k-blocks of m are
-// loaded once. Runs come from a counter, where there is one, so that a CTA with small experts takes
-// more of them.
+ private:
+  int rows_, end_, step_;
+};
+
+// Tiles of an expert, one after the other, that have one operand in common. They walk its k-blocks
+// forth and back, so that those which one tile ends with are still there for the next one.
+class GradRun {
+ public:
+  // Of how many runs of 2^log tiles at most `tiles` are made.
+  static __device__ int count(int tiles, int log) { return (tiles + (1 << log) - 1) >> log; }
+
+  // The run-th of `runs` nearly equal parts.
+  __device__ void begin(int run, int runs, int tiles) {
+    next_ = first_ = int(unsigned(run * tiles) / unsigned(runs));
+    end_ = int(unsigned((run + 1) * tiles) / unsigned(runs));
+  }
+  __device__ bool more() const { return next_ < end_; }
+  // The number of the next tile; it is told how it walks.
+  __device__ int next(GradTile& tile) {
+    tile.back = (next_ - first_) & 1;
+    tile.turns = next_ > first_ && tile.rows > 0;
+    return next_++;
+  }
+
+ private:
+  int first_ = 0, next_ = 0, end_ = 0;
+};
+
+// Tiles of one CTA, in runs of n tiles of one m tile. Runs come from a counter, where there is one,
+// so that a CTA with small experts takes more of them.
 class RunScheduler {
  public:
   __device__ explicit RunScheduler(const WeightGradParams& p)
       : walk_(p.group_offsets, p.num_experts),
         counter_(p.work_counter),
         n_tiles_(p.n_tiles),
-        runs_((p.n_tiles + kRun - 1) / kRun),
+        runs_(GradRun::count(p.n_tiles, kRunLog)),
         units_(p.m_tiles * runs_),
         next_(blockIdx.x) {}
 
   __device__ bool next(GradTile& tile) {
-    if (n_tile_ == n_end_ && !begin_run()) return false;
-    tile = {walk_.expert, walk_.row_begin, walk_.rows, m_tile_, n_tile_++, false};
+    if (!run_.more() && !begin_run()) return false;
+    tile = {walk_.expert, walk_.row_begin, walk_.rows, m_tile_};
+    tile.n_tile = run_.next(tile);
     return true;
   }
 
  private:
-  static constexpr int kRun = 4;
+  static constexpr int kRunLog = 2;
 
   __device__ bool begin_run() {
     const int units = units_, unit = __shfl_sync(~0u, next_, 0);
-    if (!walk_.seek(unit, [units](int) { return units; })) return false;
+    if (!walk_.seek(unit, [units](int, int) { return units; })) return false;
     m_tile_ = int(unsigned(walk_.index) / unsigned(runs_));
-    const int run = walk_.index - m_tile_ * runs_;
-    n_tile_ = int(unsigned(run * n_tiles_) / unsigned(runs_));
-    n_end_ = int(unsigned((run + 1) * n_tiles_) / unsigned(runs_));
+    run_.begin(walk_.index - m_tile_ * runs_, runs_, n_tiles_);
     // Used a run later, so that nobody waits for it.
     next_ = next_number(counter_, unit, int(gridDim.x));
     return true;
@@ -63,22 +103,44 @@ class RunScheduler {
 
   ExpertWalk walk_;
   unsigned* counter_;
-  int n_tiles_, runs_, units_, next_;
-  int m_tile_, n_tile_ = 0, n_end_ = 0;
+  int n_tiles_, runs_, units_, next_, m_tile_;
+  GradRun run_;
 };
 
 // Tiles of a pair of CTAs: two neighbouring n tiles of one m tile, or, of the last one where
-// n_tiles is odd, two m tiles, the second of which may lie outside.
+// n_tiles is odd, two m tiles, the second of which may lie outside. In runs of m tiles of the same
+// n: long where there are few k-blocks, of which most then stay, and a single tile for the last
+// experts, so that all pairs end together. Runs of neighbouring n tiles, whose gradients lie side
+// by side in memory, begin together.
 class PairScheduler {
  public:
   __device__ PairScheduler(const WeightGradParams& p, const WorkNumbers& numbers)
       : walk_(p.group_offsets, p.num_experts),
         numbers_(numbers),
+        m_tiles_(p.m_tiles),
+        m_pairs_((p.m_tiles + 1) / kClusterSize),
         n_pairs_(p.n_tiles / kClusterSize),
-        together_(p.m_tiles * n_pairs_),
-        units_(together_ + p.n_tiles % kClusterSize * ((p.m_tiles + 1) / kClusterSize)) {}
+        odd_(p.n_tiles % kClusterSize),
+        run_experts_(p.run_experts) {}
 
   __device__ bool next(GradTile& tile) {
+    if (!run_.more() && !begin_run()) return false;
+    tile = {walk_.expert, walk_.row_begin, walk_.rows};
+    tile.together = together_;
+    tile.m_tile = run_.next(tile);
+    tile.n_tile = kClusterSize * n_pair_;
+    if (together_) {
+      tile.n_tile += pair_rank();
+    } else {
+      tile.m_tile = kClusterSize * tile.m_tile + pair_rank();
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int kFewKBlocks = 8;
+
+  __device__ bool begin_run() {
     int unit;
     if (begun_) {
       numbers_.hand_out();
@@ -87,24 +149,36 @@ class PairScheduler {
       unit = numbers_.first();
       begun_ = true;
     }
-    const int units = units_;
-    if (!walk_.seek(unit, [units](int) { return units; })) return false;
-    tile = {walk_.expert, walk_.row_begin, walk_.rows, 0, 0, walk_.index < together_};
-    if (tile.together) {
-      tile.m_tile = int(unsigned(walk_.index) / unsigned(n_pairs_));
-      tile.n_tile = kClusterSize * (walk_.index - tile.m_tile * n_pairs_) + pair_rank();
+    // Of an expert, first those together.
+    const auto units_of = [this](int expert, int rows) {
+      const int log = run_log(expert, rows);
+      return GradRun::count(m_tiles_, log) * n_pairs_ + odd_ * GradRun::count(m_pairs_, log);
+    };
+    if (!walk_.seek(unit, units_of)) return false;
+    const int log = run_log(walk_.expert, walk_.rows), runs = GradRun::count(m_tiles_, log);
+    const int rest = walk_.index - runs * n_pairs_;
+    together_ = rest < 0;
+    if (together_) {
+      const int run = int(unsigned(walk_.index) / unsigned(n_pairs_));
+      n_pair_ = walk_.index - run * n_pairs_;
+      run_.begin(run, runs, m_tiles_);
     } else {
-      tile.m_tile = kClusterSize * (walk_.index - together_) + pair_rank();
-      tile.n_tile = kClusterSize * n_pairs_;
+      n_pair_ = n_pairs_;
+      run_.begin(rest, GradRun::count(m_pairs_, log), m_pairs_);
     }
     return true;
   }
+  __device__ int run_log(int expert, int rows) const {
+    return expert >= run_experts_ ? 0 : grad_k_blocks(rows) <= kFewKBlocks ? 2 : 1;
+  }
 
- private:
   ExpertWalk walk_;
   WorkNumbers numbers_;
-  int n_pairs_, together_, units_;  // units of an expert: the first are those together
+  int m_tiles_, m_pairs_, n_pairs_, odd_, run_experts_;
   bool begun_ = false;
+  bool together_;  // of the current run
+  int n_pair_;
+  GradRun run_;
 };
 
 class GradQueue : public SlotQueue<8> {
@@ -114,9 +188,10 @@ class GradQueue : public SlotQueue<8> {
   // Past the last tile: one with expert -1.
   __device__ void put(const GradTile& tile) {
     put_words([&] {
-      return uint4{
-          uint32_t(tile.expert), uint32_t(tile.row_begin), uint32_t(tile.rows),
-          uint32_t(tile.m_tile) << 16 | uint32_t(tile.n_tile) << 1 | uint32_t(tile.together)};
+      return uint4{uint32_t(tile.expert), uint32_t(tile.row_begin), uint32_t(tile.rows),
+                   uint32_t(tile.m_tile) << 17 | uint32_t(tile.n_tile) << 3 |
+                       uint32_t(tile.together) << 2 | uint32_t(tile.back) << 1 |
+                       uint32_t(tile.turns)};
     });
   }
   // Shuffles, so that the compiler knows each word to be the same in all lanes.
@@ -127,9 +202,11 @@ class GradQueue : public SlotQueue<8> {
     tile.row_begin = int(__shfl_sync(~0u, word, 1));
     tile.rows = int(__shfl_sync(~0u, word, 2));
     const uint32_t at = __shfl_sync(~0u, word, 3);
-    tile.m_tile = int(at >> 16);
-    tile.n_tile = int(at >> 1 & 0x7fff);
-    tile.together = at & 1;
+    tile.m_tile = int(at >> 17);
+    tile.n_tile = int(at >> 3 & 0x3fff);
+    tile.together = at & 4;
+    tile.back = at & 2;
+    tile.turns = at & 1;
     release();
     return tile.expert >= 0;
   }
@@ -185,11 +262,11 @@ class TokenRing {
   Slots ring_;
 };
 
-// Stages whose m and n operands lie apart. A tile of the same m as the one before it, and of no
-// more k-blocks than there are stages, finds its m operand as that one left it, and the n operands
-// go on in turn. Nobody need ask whether a place for an m operand is free: it was last used kStages
-// k-blocks ago, as the stage's n operand was, or earlier.
-template <int kStages>
+// Stages whose m and n operands lie apart. The places of the operand that the tiles of a run have
+// in common are walked as its k-blocks are, forth and back: at a turn the last kStages of them are
+// there, and each place has the k-block that is wanted next. Nobody need ask whether a place is
+// free: it was last used kStages k-blocks ago, as the stage's other operand was, or earlier.
+template <int kStages, bool kHoldsM>
 class GradRing : public StageBarriers<kStages> {
  public:
   static constexpr int kBytes = kStages * kStageBytes<kMaxTileN>;
@@ -197,32 +274,36 @@ class GradRing : public StageBarriers<kStages> {
   __device__ GradRing(uint32_t memory, uint32_t barriers)
       : StageBarriers<kStages>(barriers), memory_(memory) {}
 
-  // In front of the first k-block of each tile of a run.
+  // In front of the first k-block of each tile.
   __device__ void begin(const GradTile& tile) {
-    const int of = tile.expert << 16 | tile.m_tile;
-    held_ = of == of_ && grad_k_blocks(tile.rows) <= kStages;
-    of_ = of;
-    if (held_) {
-      place_ = first_;
-    } else {
-      first_ = place_;
-    }
+    there_ = tile.turns ? kStages : 0;
+    if (!tile.turns) return;
+    move(-step_);
+    // A single k-block goes no way: the place behind it may still be read.
+    if (tile.rows > kTileK) step_ = -step_;
   }
-  __device__ bool held() const { return held_; }
+  // Whether this k-block's operand is there from the tile before.
+  __device__ bool holds_m() const { return kHoldsM && there_ > 0; }
+  __device__ bool holds_n() const { return !kHoldsM && there_ > 0; }
   __device__ void advance() {
     StageBarriers<kStages>::advance();
-    place_ = place_ + 1 == kStages ? 0 : place_ + 1;
+    move(step_);
+    --there_;
   }
-  __device__ uint32_t operand_m() const { return memory_ + place_ * kOperandMBytes; }
+  __device__ uint32_t operand_m() const {
+    return memory_ + (kHoldsM ? place_ : this->stage_) * kOperandMBytes;
+  }
   __device__ uint32_t operand_n() const {
-    return memory_ + kStages * kOperandMBytes + this->stage_ * 2 * kBlockBytes;
+    return memory_ + kStages * kOperandMBytes + (kHoldsM ? this->stage_ : place_) * 2 * kBlockBytes;
   }
 
  private:
+  static_assert((kStages & (kStages - 1)) == 0);
+  __device__ void move(int places) { place_ = (place_ + places) & (kStages - 1); }
+
   uint32_t memory_;
-  int place_ = 0, first_ = 0;  // of the m operand: this k-block's, and the tile's first
-  int of_ = -1;                // expert and m tile of the tile before
-  bool held_ = false;          // the tile's m operand is there
+  int place_ = 0, step_ = 1;  // of the operand in common
+  int there_ = 0;             // k-blocks of it that are there from the tile before
 };
 
 }  // namespace moec::cuda
