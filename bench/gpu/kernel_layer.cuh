@@ -117,7 +117,6 @@ class Layer {
     a.params.num_experts = s_.experts;
     a.params.early = early;
     a.params.work_counter = &counters_.data()->gemms[3 + parts].work;
-    a.pairs = cuda::weight_grad_pairs(r_, s_.experts);
     a.out_expert_stride = int64_t(parts) * s_.inter * s_.hidden;
     a.out_stride = parts == 2 ? s_.hidden : s_.inter;
     a.out[0] = parts == 2 ? d_gate_up_.data() : d_down_.data();

@@ -251,8 +251,7 @@ class Check : ExpertsProblem {
         for (int i = 0; i < launches; ++i) {
           a.params.accumulate = i > 0;
           const unsigned turn = turn_of({a.out_f32, a.out_m_contiguous});
-          a.pairs = turn % 2 == 0;
-          if (turn == 0) a.single_tiles = 0;  // all in runs
+          a.single_tiles = turn % 2 ? cuda::kSingleTiles : 0;  // 0: all in runs
           a.params.work_counter = cleared_counter(turn);
           CHECK_CUDA(cuda::launch_weight_grad(a, multiprocessors(), nullptr));
         }

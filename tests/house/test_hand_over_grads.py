@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whom in src/backend/cuda/weight_grad.cuh, and where in a stage's memory it finds the
-operand that tiles have in common. Shown to fail: where a CTA gives stages back to itself alone, the
-model stands still; where places are not walked back, operands are lost.
+"""Who waits for whom in src/backend/cuda/weight_grad.cuh, and where it finds the operand that tiles
+have in common. Shown to fail: where a CTA gives stages back to itself alone, the model stands
+still; where places are not walked back, or a single k-block's are, operands are lost.
 """
 
 import random
@@ -14,7 +14,7 @@ QUEUE, TOKENS, NUMBERS = 8, 4, 4
 class Cta:
     def __init__(self, pair):
         self.pair = pair
-        self.ring = Slots(STAGES, 2, 8 * (2 if pair.shares else 1))
+        self.ring = Slots(STAGES, 2, 8 * 2)
         self.landed = Slots(STAGES, 4, 1)
         self.queue, self.tokens = Slots(QUEUE, 1, 15), Slots(TOKENS, 1, 4)
         self.numbers = Slots(NUMBERS, 1, 2)  # the empty ones of the first CTA count
@@ -40,8 +40,8 @@ class Cta:
                     given += 1
                 if kb == 0:
                     yield from self.queue.put(at, at)
-                known += k_blocks > 0 and not (self.pair.shares and kb < stays)
-            if self.pair.shares and not any(stays for _, stays, _ in self.pair.tiles[at + 1:at + 2]):
+                known += k_blocks > 0 and kb >= stays
+            if not any(stays for _, stays, _ in self.pair.tiles[at + 1:at + 2]):
                 yield from self.next_number(runs)
                 runs += 1
         if known > given:
@@ -77,16 +77,15 @@ class Cta:
             taken += 1
             k_blocks, stays, together = tile
             for kb in range(k_blocks):
-                if not (self.pair.shares and kb < stays):
+                if kb >= stays:
                     yield from self.tokens.take(copied)
                     copied += 1
                 yield from self.ring.wait_empty(at)
                 yield
                 if loads:
-                    there = not self.pair.shares and kb < stays
-                    self.ring.full[at % STAGES].arrive(0 if there else 2)
+                    self.ring.full[at % STAGES].arrive(2)
                     yield
-                    for cta in [] if there else self.pair.ctas if together else [self]:
+                    for cta in self.pair.ctas if together else [self]:
                         cta.ring.full[at % STAGES].land(1 if together else 2)
                 self.landed.full[at % STAGES].arrive()
                 at += 1
@@ -137,15 +136,16 @@ class Cta:
 
 
 class GradPair(Pair):
-    """A tile is (k-blocks, of how many one operand is there, both CTAs have the same m)."""
+    """A tile is (k-blocks, of how many the n operand is there, both CTAs have the same m)."""
 
     def __init__(self, seed):
         super().__init__(seed)
+        self.shares = True
         self.tiles = []
         for _ in range(self.random.randint(0, 9)):
             again = self.tiles and self.random.random() < 0.6
             k_blocks = self.tiles[-1][0] if again else self.random.choice((0, 1, 2, 3, 5, 9))
-            together = self.tiles[-1][2] if again else self.shares and self.random.random() < 0.8
+            together = self.tiles[-1][2] if again else self.random.random() < 0.8
             self.tiles.append((k_blocks, STAGES if again else 0, together))
         self.ctas = [Cta(self), Cta(self)]
 

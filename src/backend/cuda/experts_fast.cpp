@@ -269,7 +269,8 @@ const char* refuses(const moec_experts_desc& desc) {
 
 }  // namespace
 
-static_assert(kSharedProducts == 4e10 && kLongTile == 5120 && kManyRows == 192,
+static_assert(kSharedProducts == 4e10 && kLongTile == 5120 && kSingleTiles == 800 &&
+                  kLongRun == 4 && kShortRun == 2 && kLongRunRows == 512,
               "what describe says");
 const ExpertsPath kFastPath = {
     "fast",
@@ -281,7 +282,7 @@ const ExpertsPath kFastPath = {
     "\"row_gemm\": {\"features\": \"64..256 by 64\", \"rows\": \"8..128 by 8\", \"k\": 64, "
     "\"cluster\": 2, "
     "\"weights_by_multicast\": \"rows * hidden * inter >= 4e10\", \"in_pace\": \"k >= 5120\"}, "
-    "\"weight_grad\": {\"m\": 256, \"n\": 128, \"k\": \"64, tail 16\", "
-    "\"m_by_multicast\": \"rows >= 192 * experts\"}"};
+    "\"weight_grad\": {\"m\": 256, \"n\": 128, \"k\": \"64, tail 16\", \"cluster\": 2, "
+    "\"m_tiles_in_turn\": \"4 up to 512 rows of an expert, else 2; the last 800 tiles 1\"}"};
 
 }  // namespace moec::cuda

@@ -96,7 +96,6 @@ void FastProducts::grad_weights(const void* rows, const void* gathered, const Ex
   args.params.num_experts = mlp_.rows.groups.count;
   args.params.accumulate = accumulate;
   args.params.early = early;
-  args.pairs = weight_grad_pairs(args.max_rows, args.params.num_experts);
   if (counters_) args.params.work_counter = &counters_++->work;
   if (!refused) refuse(weight_grad_refuses(args));
   queue([&] {

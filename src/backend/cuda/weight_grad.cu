@@ -71,23 +71,15 @@ cudaError_t launch_config(const WeightGradParams& p, int grid, cudaStream_t stre
   static std::atomic<uint64_t> allowed;
   const auto kernel = weight_grad_kernel<C>;
   if (cudaError_t error = allow_shared_memory(kernel, C::kSharedBytes, allowed)) return error;
-  const int cluster = C::kPairs ? kClusterSize : 0;
-  const int ctas = C::kPairs ? ctas_in_pairs(grid) : grid;
-  return launch_cluster(kernel, dim3(ctas), cluster, kGradThreads, C::kSharedBytes, stream, p);
+  return launch_cluster(kernel, dim3(ctas_in_pairs(grid)), kClusterSize, kGradThreads,
+                        C::kSharedBytes, stream, p);
 }
 
-template <typename Element, bool kF32, bool kOutMContiguous>
-cudaError_t launch_pairs(const WeightGradParams& p, const WeightGradArgs& args, int grid,
-                         cudaStream_t stream) {
-  return args.pairs
-             ? launch_config<GradConfig<Element, kF32, kOutMContiguous, true>>(p, grid, stream)
-             : launch_config<GradConfig<Element, kF32, kOutMContiguous, false>>(p, grid, stream);
-}
 template <typename Element, bool kF32>
 cudaError_t launch_axis(const WeightGradParams& p, const WeightGradArgs& args, int grid,
                         cudaStream_t stream) {
-  return args.out_m_contiguous ? launch_pairs<Element, kF32, true>(p, args, grid, stream)
-                               : launch_pairs<Element, kF32, false>(p, args, grid, stream);
+  return args.out_m_contiguous ? launch_config<GradConfig<Element, kF32, true>>(p, grid, stream)
+                               : launch_config<GradConfig<Element, kF32, false>>(p, grid, stream);
 }
 template <typename Element>
 cudaError_t launch_element(const WeightGradParams& p, const WeightGradArgs& args, int grid,

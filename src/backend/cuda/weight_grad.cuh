@@ -5,12 +5,10 @@
 //
 //   k        the first k-block has the rows that are left over, all others 64. In its last k16
 //            step both operands are zero past its rows. Tiles of a run walk them forth and back
-//   grid     persistent, one CTA on an SM
-//   traffic  32 KiB of the m operand a k-block and tile, 16 KiB of the other, but for kStages
-//            k-blocks of the one that a tile has in common with the tile before it in its run.
-//            Where experts have many rows, that is the n operand, and the CTAs of a pair take tiles
-//            of the same m and load half of it each, for both. Where they have few, it is the m
-//            operand
+//   grid     persistent, clusters of two CTAs, one CTA on an SM
+//   traffic  32 KiB of the m operand a k-block and tile, of which the CTAs of a pair, whose tiles
+//            have the same m, load half each for both; 16 KiB of the n operand, but for the kStages
+//            k-blocks that a tile finds of the tile before it in its run
 //   roles    weight_grad_copies.cuh: eight warps find, load and store; warpgroups 1 and 2 multiply
 //   order    each element has one owner, and its tile one way to walk: deterministic
 #pragma once
@@ -239,14 +237,10 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
     ring.init(2, 32 * kGatherWarps);
     queue.init(kTileReaders);
     tokens.init();
-    if constexpr (C::kPairs) numbers.init();
+    numbers.init();
     ptx::fence_barrier_init();
   }
-  if constexpr (C::kPairs) {
-    ptx::cluster_sync();
-  } else {
-    __syncthreads();
-  }
+  ptx::cluster_sync();
   if (p.early == Early::kNothing) ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
 
@@ -261,12 +255,7 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
   } else {
     ptx::registers_release<C::kSideRegisters>();
     if (warp == 12) {
-      GradFinder<C> finder(p, queue, tokens);
-      if constexpr (C::kPairs) {
-        finder.run(PairScheduler(p, numbers));
-      } else {
-        finder.run(RunScheduler(p));
-      }
+      GradFinder<C>(p, queue, tokens).run(GradScheduler(p, numbers));
     } else if (warp == 13) {
       GradProducer<C>(p, ring, queue).relay();
     } else {
@@ -275,7 +264,7 @@ __global__ __launch_bounds__(kGradThreads, 1) void weight_grad_kernel(
     __syncwarp();
   }
   ptx::grid_dependency_wait();
-  if constexpr (C::kPairs) ptx::cluster_sync();  // no CTA may leave while the other signals it
+  ptx::cluster_sync();  // no CTA may leave while the other signals it
 }
 
 }  // namespace moec::cuda

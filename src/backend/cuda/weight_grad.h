@@ -27,11 +27,17 @@ struct WeightGradParams {
   bool whole_lines;                // the second form of out_maps
   int m_blocks, m_blocks_of_part;  // of 64 m; none has m of two parts
   int m_tiles, n_tiles;
-  int run_experts;         // pairs take their tiles in runs, those of later ones one by one
+  int run_experts;         // whose tiles are taken in runs, those of later ones one by one
   bool accumulate;         // out += instead of out =
   unsigned* work_counter;  // 0 before the kernel, or null: work is dealt in turn
   Early early;             // kNothing or kAll
 };
+
+// A pair of CTAs takes so many m tiles of one n tile in turn: more where an expert has few rows, of
+// which it then gathers most but once. At the end, for some six tiles of each multiprocessor of an
+// H200, one by one, so that all pairs end together; a number of its own, so that bits do not depend
+// on how many multiprocessors there are.
+constexpr int kLongRun = 4, kShortRun = 2, kLongRunRows = 512, kSingleTiles = 800;
 
 struct WeightGradArgs {
   moec_dtype dtype;       // MOEC_BF16 or MOEC_F16, of the operands
@@ -40,22 +46,13 @@ struct WeightGradArgs {
   int parts;              // 2: gate and up
   int64_t m_size, n_size;
   int64_t max_rows;
-  bool pairs;  // CTAs of a pair load m operands for each other
-  // How many tiles, nearly, pairs take one by one at the end: some six for each multiprocessor of
-  // an H200. A number of its own, so that bits do not depend on how many there are.
-  int single_tiles = 800;
+  int single_tiles = kSingleTiles;
   const void* rows;                       // [P, parts, m_size]
   void* out[2];                           // gradient of each part, expert 0
   int64_t out_expert_stride, out_stride;  // elements
   WeightGradParams params;                // the maps and the tiles are filled in by the launcher
 };
 
-// Whether `pairs` pays. With fewer rows most m operands are short enough to be held for several
-// tiles.
-constexpr int64_t kManyRows = 192;  // of an expert, on average
-inline bool weight_grad_pairs(int64_t rows, int64_t experts) {
-  return rows >= kManyRows * experts;
-}
 // Why the sm_90a kernel cannot take this problem, or null.
 const char* weight_grad_refuses(const WeightGradArgs& args);
 cudaError_t launch_weight_grad(const WeightGradArgs& args, int multiprocessors,

@@ -9,8 +9,6 @@
 //   warps 14, 15   send what consumer group 0 and 1 have staged
 #pragma once
 
-#include <type_traits>
-
 #include "backend/cuda/element.cuh"
 #include "backend/cuda/piece_barriers.cuh"
 #include "backend/cuda/tile_mma.cuh"
@@ -19,22 +17,18 @@
 
 namespace moec::cuda {
 
-// kPairs: CTAs of a pair load the m operand for each other, and what the tiles of a run have in
-// common is the n operand; else it is the m operand.
-template <typename Element_, bool kF32_, bool kOutMContiguous_, bool kPairs_>
+template <typename Element_, bool kF32_, bool kOutMContiguous_>
 struct GradConfig {
   using Element = Element_;
   static constexpr bool kF32 = kF32_;  // of the gradient
   static constexpr bool kOutMContiguous = kOutMContiguous_;
-  static constexpr bool kPairs = kPairs_;
   static constexpr int kStages = 4;
-  using Operands = GradRing<kStages, !kPairs>;
-  using Stages = std::conditional_t<kPairs, PairRing<Operands>, Operands>;
+  using Stages = PairRing<GradRing<kStages>>;
   static constexpr int kPieceBytes = 2 * kBlockBytes;  // 64 x 128 elements, 64 x 64 f32
   static constexpr int kPieces = kF32 ? 4 : 2;         // of a tile and a consumer group
   // Consumer group g multiplies the 64-m blocks kFirst * g and kApart further of a tile.
   static constexpr int kFirst = kOutMContiguous && !kF32 ? 2 : 1, kApart = 3 - kFirst;
-  static constexpr int kStaging = Operands::kBytes;                 // offset
+  static constexpr int kStaging = Stages::kBytes;                   // offset
   static constexpr int kBarriers = kStaging + 2 * kPieceBytes;      // offset
   static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
   static constexpr int kTokens = kQueue + GradQueue::kBytes;        // offset
@@ -53,14 +47,13 @@ class GradFinder {
   __device__ GradFinder(const WeightGradParams& p, const GradQueue& queue, const TokenRing& tokens)
       : p_(p), queue_(queue), tokens_(tokens), lane_(threadIdx.x & 31) {}
 
-  template <typename Scheduler>
-  __device__ void run(Scheduler scheduler) {
+  __device__ void run(GradScheduler scheduler) {
     GradTile tile;
     int low = -1, high = -1;
     bool held = false;
     while (scheduler.next(tile)) {
       GradWalk rows(tile);
-      int there = C::kPairs && tile.turns ? C::kStages : 0;
+      int there = tile.turns ? C::kStages : 0;
       bool begins = true;
       do {
         const bool wanted = rows.more() && there-- <= 0;
@@ -140,9 +133,8 @@ class GradProducer {
   // one, or zeros: nothing of them is stored. Two blocks are one copy where that is possible,
   // without a loop: what stands in front of it delays this warp's rows, too.
   __device__ void load_rows(const GradTile& tile, const GradWalk& rows) const {
-    if (ring_.holds_m()) return ptx::barrier_arrive(ring_.full());
     ptx::barrier_arrive_expect(ring_.full(), kOperandMBytes);
-    const bool shared = C::kPairs && tile.together;
+    const bool shared = tile.together;
     const int first = shared ? 2 * pair_rank() : 0;
     const int end = tile.row_begin + rows.end(), in_window = rows.outside();
     const auto load = [&](int i, ptx::Coordinate4 at) {

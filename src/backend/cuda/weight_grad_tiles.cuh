@@ -18,7 +18,7 @@ struct GradTile {
   int m_tile, n_tile;
   bool together;  // the other CTA of the pair has the same m tile
   bool back;      // the last k-block comes first
-  bool turns;     // at the k-block with which the tile before it ended: one operand is the same
+  bool turns;     // at the k-block with which the tile before it ended, of the same n
 };
 
 // k-blocks of a tile, and the rows of the first one; all others have kTileK.
@@ -45,8 +45,8 @@ class GradWalk {
   int rows_, end_, step_;
 };
 
-// Tiles of an expert, one after the other, that have one operand in common. They walk its k-blocks
-// forth and back, so that those which one tile ends with are still there for the next one.
+// m tiles of one n tile, one after the other. They walk the k-blocks forth and back, so that those
+// of the n operand which one tile ends with are still there for the next one.
 class GradRun {
  public:
   // Of how many runs of 2^log tiles at most `tiles` are made.
@@ -69,52 +69,12 @@ class GradRun {
   int first_ = 0, next_ = 0, end_ = 0;
 };
 
-// Tiles of one CTA, in runs of n tiles of one m tile. Runs come from a counter, where there is one,
-// so that a CTA with small experts takes more of them.
-class RunScheduler {
+// Tiles of a pair of CTAs, in runs: two neighbouring n tiles of one m tile, or, of the last one
+// where n_tiles is odd, two m tiles, the second of which may lie outside. Runs of neighbouring n
+// tiles, whose gradients lie side by side in memory, begin together.
+class GradScheduler {
  public:
-  __device__ explicit RunScheduler(const WeightGradParams& p)
-      : walk_(p.group_offsets, p.num_experts),
-        counter_(p.work_counter),
-        n_tiles_(p.n_tiles),
-        runs_(GradRun::count(p.n_tiles, kRunLog)),
-        units_(p.m_tiles * runs_),
-        next_(blockIdx.x) {}
-
-  __device__ bool next(GradTile& tile) {
-    if (!run_.more() && !begin_run()) return false;
-    tile = {walk_.expert, walk_.row_begin, walk_.rows, m_tile_};
-    tile.n_tile = run_.next(tile);
-    return true;
-  }
-
- private:
-  static constexpr int kRunLog = 2;
-
-  __device__ bool begin_run() {
-    const int units = units_, unit = __shfl_sync(~0u, next_, 0);
-    if (!walk_.seek(unit, [units](int, int) { return units; })) return false;
-    m_tile_ = int(unsigned(walk_.index) / unsigned(runs_));
-    run_.begin(walk_.index - m_tile_ * runs_, runs_, n_tiles_);
-    // Used a run later, so that nobody waits for it.
-    next_ = next_number(counter_, unit, int(gridDim.x));
-    return true;
-  }
-
-  ExpertWalk walk_;
-  unsigned* counter_;
-  int n_tiles_, runs_, units_, next_, m_tile_;
-  GradRun run_;
-};
-
-// Tiles of a pair of CTAs: two neighbouring n tiles of one m tile, or, of the last one where
-// n_tiles is odd, two m tiles, the second of which may lie outside. In runs of m tiles of the same
-// n: long where there are few k-blocks, of which most then stay, and a single tile for the last
-// experts, so that all pairs end together. Runs of neighbouring n tiles, whose gradients lie side
-// by side in memory, begin together.
-class PairScheduler {
- public:
-  __device__ PairScheduler(const WeightGradParams& p, const WorkNumbers& numbers)
+  __device__ GradScheduler(const WeightGradParams& p, const WorkNumbers& numbers)
       : walk_(p.group_offsets, p.num_experts),
         numbers_(numbers),
         m_tiles_(p.m_tiles),
@@ -138,8 +98,6 @@ class PairScheduler {
   }
 
  private:
-  static constexpr int kFewKBlocks = 8;
-
   __device__ bool begin_run() {
     int unit;
     if (begun_) {
@@ -169,7 +127,8 @@ class PairScheduler {
     return true;
   }
   __device__ int run_log(int expert, int rows) const {
-    return expert >= run_experts_ ? 0 : grad_k_blocks(rows) <= kFewKBlocks ? 2 : 1;
+    static_assert(kLongRun == 1 << 2 && kShortRun == 1 << 1);
+    return expert >= run_experts_ ? 0 : rows <= kLongRunRows ? 2 : 1;
   }
 
   ExpertWalk walk_;
@@ -262,11 +221,11 @@ class TokenRing {
   Slots ring_;
 };
 
-// Stages whose m and n operands lie apart. The places of the operand that the tiles of a run have
-// in common are walked as its k-blocks are, forth and back: at a turn the last kStages of them are
-// there, and each place has the k-block that is wanted next. Nobody need ask whether a place is
-// free: it was last used kStages k-blocks ago, as the stage's other operand was, or earlier.
-template <int kStages, bool kHoldsM>
+// Stages whose m and n operands lie apart. The places of n operands are walked as the k-blocks of a
+// run's tiles are, forth and back: at a turn the last kStages of them are there, and each place has
+// the k-block that is wanted next. Nobody need ask whether a place is free: it was last used
+// kStages k-blocks ago, as the stage's m operand was, or earlier.
+template <int kStages>
 class GradRing : public StageBarriers<kStages> {
  public:
   static constexpr int kBytes = kStages * kStageBytes<kMaxTileN>;
@@ -282,19 +241,16 @@ class GradRing : public StageBarriers<kStages> {
     // A single k-block goes no way: the place behind it may still be read.
     if (tile.rows > kTileK) step_ = -step_;
   }
-  // Whether this k-block's operand is there from the tile before.
-  __device__ bool holds_m() const { return kHoldsM && there_ > 0; }
-  __device__ bool holds_n() const { return !kHoldsM && there_ > 0; }
+  // Whether this k-block's n operand is there from the tile before.
+  __device__ bool holds_n() const { return there_ > 0; }
   __device__ void advance() {
     StageBarriers<kStages>::advance();
     move(step_);
     --there_;
   }
-  __device__ uint32_t operand_m() const {
-    return memory_ + (kHoldsM ? place_ : this->stage_) * kOperandMBytes;
-  }
+  __device__ uint32_t operand_m() const { return memory_ + this->stage_ * kOperandMBytes; }
   __device__ uint32_t operand_n() const {
-    return memory_ + kStages * kOperandMBytes + (kHoldsM ? this->stage_ : place_) * 2 * kBlockBytes;
+    return memory_ + kStages * kOperandMBytes + place_ * 2 * kBlockBytes;
   }
 
  private:
@@ -302,8 +258,8 @@ class GradRing : public StageBarriers<kStages> {
   __device__ void move(int places) { place_ = (place_ + places) & (kStages - 1); }
 
   uint32_t memory_;
-  int place_ = 0, step_ = 1;  // of the operand in common
-  int there_ = 0;             // k-blocks of it that are there from the tile before
+  int place_ = 0, step_ = 1;  // of n operands
+  int there_ = 0;             // k-blocks that are there from the tile before
 };
 
 }  // namespace moec::cuda
