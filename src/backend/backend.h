@@ -93,7 +93,7 @@ class Backend {
   virtual Sizes experts_sizes(const moec_experts_desc& desc) const = 0;
   virtual void experts_forward(const ExpertsArgs& args, moec_stream stream) const = 0;
   virtual void experts_backward(const ExpertsGradArgs& args, moec_stream stream) const = 0;
-  // JSON object: for num_tokens tokens the kernel of each step, its tile, and bytes.
+  // Members of a JSON object: for num_tokens tokens the kernel of each step and its tile.
   virtual std::string describe(const moec_experts_desc& desc, const WeightsView& weights,
                                int64_t num_tokens) const = 0;
 

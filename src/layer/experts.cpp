@@ -273,7 +273,26 @@ std::string Experts::describe(const Weights& weights, int64_t num_tokens) const 
   check_same_device("weights", weights.context(), *context_);
   check_fit("weights", weights, desc_.expert_end - desc_.expert_begin, desc_.hidden, desc_.inter,
             desc_.gate_layout != MOEC_GATE_NONE);
-  return context_->backend().describe(desc_, weights.view(), num_tokens);
+  moec_weights_info info = {};
+  weights.query(info);
+  return '{' + context_->backend().describe(desc_, weights.view(), num_tokens) +
+         ", \"packed_bytes\": " + std::to_string(info.packed_bytes) +
+         bytes_members(caller_sizes_, num_tokens) + '}';
+}
+
+std::string bytes_members(const moec_experts_sizes& sizes, int64_t num_tokens) {
+  const struct {
+    const char* name;
+    uint64_t bytes;
+  } rows[] = {
+      {"forward_workspace_bytes", checked_bytes("workspace", sizes.forward_workspace, num_tokens)},
+      {"backward_workspace_bytes",
+       checked_bytes("workspace", sizes.backward_workspace, num_tokens)},
+      {"saved_bytes", checked_bytes("saved", sizes.saved, num_tokens)}};
+  std::string text;
+  for (const auto& row : rows)
+    text += std::string(", \"") + row.name + "\": " + std::to_string(row.bytes);
+  return text;
 }
 
 }  // namespace moec

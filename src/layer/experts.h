@@ -105,4 +105,7 @@ void write_saved_header(const Context& context, void* saved, const SavedHeader& 
                         moec_stream stream);
 void check_saved_header(const Context& context, const void* saved, const SavedHeader& expected);
 
+// Members of a JSON object behind others: what a caller provides for num_tokens tokens.
+std::string bytes_members(const moec_experts_sizes& sizes, int64_t num_tokens);
+
 }  // namespace moec

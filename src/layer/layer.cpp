@@ -210,19 +210,9 @@ void Layer::build_plan(const PlanView& plan, const Kept& kept, moec_stream strea
 
 std::string Layer::describe(const Weights& weights, int64_t num_tokens) const {
   const std::string experts = experts_->describe(weights, num_tokens);
-  const struct {
-    const char* name;
-    uint64_t bytes;
-  } rows[] = {
-      {"forward_workspace_bytes", checked_bytes("workspace", sizes_.forward_workspace, num_tokens)},
-      {"backward_workspace_bytes",
-       checked_bytes("workspace", sizes_.backward_workspace, num_tokens)},
-      {"saved_bytes", checked_bytes("saved", sizes_.saved, num_tokens)},
-      {"plan_rows", uint64_t(plan_max_rows(plan_desc_, num_tokens))}};
-  std::string text = "{\"num_tokens\": " + std::to_string(num_tokens);
-  for (const auto& row : rows)
-    text += std::string(", \"") + row.name + "\": " + std::to_string(row.bytes);
-  return text + ", \"experts\": " + experts + "}";
+  return "{\"num_tokens\": " + std::to_string(num_tokens) + bytes_members(sizes_, num_tokens) +
+         ", \"plan_rows\": " + std::to_string(plan_max_rows(plan_desc_, num_tokens)) +
+         ", \"experts\": " + experts + "}";
 }
 
 }  // namespace moec

@@ -11,8 +11,10 @@
 #include <chrono>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "core/checksum.h"
+#include "core/dtype.h"
 #include "layer/weights.h"
 
 namespace moec {
@@ -60,6 +62,20 @@ Header header_of(const moec_weights_desc& desc, const WeightsView& view,
   header.down_scheme = desc.down_scheme;
   std::snprintf(header.format, sizeof header.format, "%s", format.c_str());
   return header;
+}
+
+// For messages.
+const char* kind_of(const Header& header) {
+  return header.gate_layout == MOEC_GATE_NONE ? "plain" : "gated";
+}
+std::string biases_text(const Header& header) {
+  if (!header.biases) return "no biases";
+  std::string text;
+  const std::pair<uint32_t, const char*> names[] = {
+      {kGateBias, "gate"}, {kUpBias, "up"}, {kDownBias, "down"}};
+  for (const auto& [bit, name] : names)
+    if (header.biases & bit) text += (text.empty() ? "" : ", ") + std::string(name);
+  return text + " biases in " + dtype_name(header.bias_dtype);
 }
 
 class File {
@@ -120,10 +136,11 @@ class NewFile {
   }
 
  private:
-  static std::string name_beside(const char* path) {
+  // In the same folder; not made of the file's name, which may be as long as names can be.
+  static std::string name_beside(const std::string& path) {
     static std::atomic<uint32_t> number{0};
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
-    return std::string(path) + ".unfinished." + std::to_string(now) + "." +
+    return path.substr(0, path.rfind('/') + 1) + "unfinished." + std::to_string(now) + "." +
            std::to_string(getpid()) + "." + std::to_string(number++);
   }
 
@@ -228,6 +245,11 @@ void Weights::map_sync(const char* path) {
   expected.payload_bytes = context_->backend().packed_bytes(view);
   expected.payload_checksum = header.payload_checksum;
   expected.header_checksum = header.header_checksum;
+  MOEC_REQUIRE(header.biases == expected.biases && header.bias_dtype == expected.bias_dtype &&
+                   header.gate_layout == expected.gate_layout && header.dtype == expected.dtype,
+               MOEC_E_MISMATCH, "the file is of %s, %s weights with %s; expected %s, %s with %s",
+               kind_of(header), dtype_name(header.dtype), biases_text(header).c_str(),
+               kind_of(expected), dtype_name(expected.dtype), biases_text(expected).c_str());
   MOEC_REQUIRE(std::memcmp(&header, &expected, sizeof header) == 0, MOEC_E_MISMATCH,
                "the file holds %d experts of H, I = %lld, %lld in format '%.40s'; expected %d of "
                "%lld, %lld in '%.40s'",

@@ -150,7 +150,9 @@ void Plan::from_logits(const Router& router, const moec_route_args& args, moec_s
   check.finish();
   route.expert_ids = plan.expert_ids;
   route.weights = plan.weights;
-  const uint64_t bytes_of_route = checked_bytes("scratch", router.scratch(0), T);
+  // By this context, whose threads route: the router's may have fewer.
+  const moec_size scratch = context_->backend().router_scratch(r, 0);
+  const uint64_t bytes_of_route = checked_bytes("scratch", scratch, T);
   const Workspace workspace(*context_, {}, bytes_of_route ? bytes_of_route + kAlignSlack : 0,
                             stream);  // before the first output is written
   built_ = false;

@@ -85,10 +85,9 @@ int64_t plan_capacity(const moec_plan_desc& desc, int64_t num_tokens) {
   const double factor = desc.capacity_factor, experts = desc.num_experts;
   const double rows = double(num_tokens) * desc.top_k * factor / experts;
   const double nearest = std::nearbyint(rows);
-  // A factor such as 1.1 is no fp32 number: what it misses is no further row.
-  const bool is_whole = factor == std::nearbyint(factor)
-                            ? rows == nearest
-                            : std::fabs(rows - nearest) <= rows * 0x1p-23;
+  // A factor such as 1.1 is no fp32 number: what it misses is no further row. 1.25 is one.
+  const bool is_exact = factor * 256 == std::nearbyint(factor * 256);
+  const bool is_whole = is_exact ? rows == nearest : std::fabs(rows - nearest) <= rows * 0x1p-23;
   return int64_t(std::min(is_whole ? nearest : std::ceil(rows), 0x1p31));
 }
 

@@ -43,7 +43,9 @@ void Weights::bind(const moec_weight_set& set) {
 }
 
 uint64_t Weights::packed_bytes() const {
-  return bound_once_ ? context_->backend().packed_bytes(bound_.view) : 0;
+  // The same whatever is bound: biases have their place even where there are none.
+  return context_->backend().packed_bytes(bound_once_ ? bound_.view
+                                                      : unbound_view(desc_, false, false, false));
 }
 
 void Weights::query(moec_weights_info& out) const {

@@ -324,6 +324,15 @@ const Mistake kMistakes[] = {
        args.rows.shape[0] = 1 << 20;
        return moec_permute(p.context, &args, nullptr);
      }},
+    {"a_table_of_one_dimension", MOEC_E_SHAPE, "table has 1 dimensions; expected 2",
+     [](Problem& p) {
+       p.router_desc.selection = MOEC_SELECT_TABLE;
+       p.router = make<Router>(moec_router_create, p.context, &p.router_desc);
+       auto args = sized<moec_route_args>();
+       args.logits = tensor_of(p.logits.data(), MOEC_F32, {Problem::kTokens, Problem::kExperts});
+       args.table = tensor_of(p.given_ids.data(), MOEC_I32, {6});
+       return moec_route_forward(p.router.get(), &args, nullptr);
+     }},
     {"y_overlaps_weights", MOEC_E_ALIAS, "overlaps weights",
      [](Problem& p) { return forward_with(p, [&](auto& a) { a.y.data = p.down.data() + 8; }); }},
     {"outputs_overlap", MOEC_E_ALIAS, "overlaps",

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "problem.h"
+#include "support/json.h"
 
 namespace moec::test {
 namespace {
@@ -242,6 +243,31 @@ TEST_F(PackedFile, another_shape_is_a_mismatch_and_no_file_an_error_with_errno) 
   EXPECT_EQ(moec_weights_save_sync(p.weights.get(), "/nonexistent/file"), MOEC_E_INVALID_ARG);
 }
 
+TEST_F(PackedFile, other_biases_are_named) {
+  check(moec_weights_pack(p.weights.get(), nullptr, nullptr));
+  check(moec_weights_save_sync(p.weights.get(), path.c_str()));
+  const auto other = make<Weights>(moec_weights_create, p.context, &p.weights_desc);
+  std::vector<float> bias(size_t(Problem::kExperts * Problem::kHidden));
+  moec_weight_set set = p.weight_set(p.gate_up, p.down);
+  set.down.bias = tensor_of(bias.data(), MOEC_F32, {Problem::kExperts, Problem::kHidden});
+  check(moec_weights_bind(other.get(), &set));
+  EXPECT_EQ(moec_weights_map_sync(other.get(), path.c_str()), MOEC_E_MISMATCH);
+  const std::string text = error_info().message;
+  EXPECT_NE(text.find("gated, f32 weights with no biases; expected gated, f32 with down biases"),
+            std::string::npos)
+      << text;
+}
+
+// As long as a name can be: that of the unfinished file is not made of it.
+TEST_F(PackedFile, a_name_may_be_long) {
+  const std::string longest = std::filesystem::path(path).parent_path() / std::string(255, 'n');
+  check(moec_weights_pack(p.weights.get(), nullptr, nullptr));
+  EXPECT_EQ(moec_weights_save_sync(p.weights.get(), longest.c_str()), MOEC_OK)
+      << error_info().message;
+  EXPECT_EQ(moec_weights_map_sync(p.weights.get(), longest.c_str()), MOEC_OK);
+  std::filesystem::remove(longest);
+}
+
 TEST_F(PackedFile, a_pipe_is_refused_and_not_waited_for) {
   const std::string pipe = path + ".pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
@@ -259,6 +285,57 @@ TEST(Describe, names_kernels_and_says_how_long_it_is) {
   check(moec_layer_describe(p.layer.get(), p.weights.get(), 7, text.data(), need, &need));
   EXPECT_EQ(std::strlen(text.data()) + 1, need);
   EXPECT_EQ(text[0], '{');
+}
+
+Json described(const Problem& p, const moec_weights* weights, int64_t tokens) {
+  uint64_t need = 0;
+  check(moec_experts_describe(p.experts.get(), weights, tokens, nullptr, 0, &need));
+  std::vector<char> text(need);
+  check(moec_experts_describe(p.experts.get(), weights, tokens, text.data(), need, &need));
+  return parse_json(text.data());
+}
+
+// What a caller must provide, not what the backend makes of it.
+TEST(Describe, bytes_are_those_of_the_queries) {
+  for (const uint32_t save : {MOEC_SAVE_ALL, MOEC_SAVE_NONE}) {
+    const Problem p(nullptr, save);
+    const Json json = described(p, p.weights.get(), Problem::kTokens);
+    auto info = sized<moec_weights_info>();
+    check(moec_weights_query(p.weights.get(), &info));
+    const auto bytes = [&](const char* name) { return uint64_t(json.at(name).number); };
+    EXPECT_EQ(bytes("packed_bytes"), info.packed_bytes);
+    EXPECT_EQ(bytes("saved_bytes"), p.bytes(p.experts_sizes.saved));
+    EXPECT_EQ(bytes("forward_workspace_bytes"), p.bytes(p.experts_sizes.forward_workspace));
+    EXPECT_EQ(bytes("backward_workspace_bytes"), p.bytes(p.experts_sizes.backward_workspace));
+  }
+}
+
+TEST(Describe, weights_may_be_of_another_type_than_x) {
+  Problem p;
+  p.experts_desc.dtype = MOEC_BF16;
+  p.experts = make<Experts>(moec_experts_create, p.context, &p.experts_desc);
+  const Json json = described(p, p.weights.get(), Problem::kTokens);
+  const Json& gate_up = json.at("products").array[0];
+  EXPECT_EQ(int64_t(gate_up.at("weight_bytes").number),
+            Problem::kExperts * 2 * Problem::kInter * Problem::kHidden * 4);
+}
+
+TEST(Describe, bytes_that_overflow_are_refused) {
+  Problem p;
+  p.experts_desc.hidden = int64_t(1) << 40;
+  p.experts_desc.inter = 1;
+  p.weights_desc.hidden = p.experts_desc.hidden;
+  p.weights_desc.inter = 1;
+  p.experts = make<Experts>(moec_experts_create, p.context, &p.experts_desc);
+  const auto weights = make<Weights>(moec_weights_create, p.context, &p.weights_desc);
+  const int64_t hidden = p.weights_desc.hidden;
+  auto set = sized<moec_weight_set>();  // never read
+  set.gate_up.data = tensor_of(p.gate_up.data(), MOEC_F32, {Problem::kExperts, 2, hidden});
+  set.down.data = tensor_of(p.down.data(), MOEC_F32, {Problem::kExperts, hidden, 1});
+  check(moec_weights_bind(weights.get(), &set));
+  uint64_t need = 0;
+  EXPECT_EQ(moec_experts_describe(p.experts.get(), weights.get(), INT32_MAX, nullptr, 0, &need),
+            MOEC_E_OVERFLOW);
 }
 
 }  // namespace

@@ -99,6 +99,69 @@ TEST(Scratch, a_wide_router_misses_its_scratch_before_anything_is_written) {
   EXPECT_EQ(wide.run_backward(), MOEC_OK) << error_info().message;
 }
 
+// Two gradients of a router that are sums over all tokens, by thread and then together.
+TEST(Scratch, a_backward_of_two_sums_stays_within_its_workspace) {
+  const Context context = context_of(MOEC_CONTEXT_NO_ALLOC, 0);
+  Problem p(context.get(), MOEC_SAVE_ALL, 4096);
+  p.router_desc.flags = MOEC_ROUTER_LOGIT_BIAS | MOEC_ROUTER_PER_EXPERT_SCALE;
+  const moec_layer_desc desc = p.layer_desc();
+  p.layer = make<LayerHandle>(moec_layer_create, p.context, &desc);
+  check(moec_layer_query(p.layer.get(), &p.layer_sizes));
+  p.saved.resize(p.bytes(p.layer_sizes.saved));
+  std::vector<uint8_t> forward_memory(p.bytes(p.layer_sizes.forward_workspace)),
+      backward_memory(p.bytes(p.layer_sizes.backward_workspace));
+  std::vector<float> bias(Problem::kExperts, 0.1f), scale(Problem::kExperts, 1.5f), d_bias = bias,
+                                                                                    d_scale = scale;
+  const auto of_experts = [](std::vector<float>& values) {
+    return tensor_of(values.data(), MOEC_F32, {Problem::kExperts});
+  };
+  moec_layer_args forward = p.forward_args();
+  forward.gate_bias = of_experts(bias);
+  forward.per_expert_scale = of_experts(scale);
+  forward.workspace = p.buffer(forward_memory);
+  ASSERT_EQ(moec_layer_forward(p.layer.get(), &forward, nullptr), MOEC_OK) << error_info().message;
+  moec_layer_grad_args backward = p.backward_args(&forward);
+  backward.d_gate_bias = of_experts(d_bias);
+  backward.d_per_expert_scale = of_experts(d_scale);
+  backward.workspace = p.buffer(backward_memory);
+  EXPECT_EQ(moec_layer_backward(p.layer.get(), &backward, nullptr), MOEC_OK)
+      << error_info().message;
+}
+
+TEST(Scratch, a_plan_routes_by_its_own_contexts_threads) {
+  constexpr int64_t kTokens = 64, kExperts = 16384, kTopK = 2;
+  auto desc = sized<moec_context_desc>();
+  desc.num_threads = 1;
+  const auto of_router =
+      make<Context>(moec_context_create, static_cast<const moec_context_desc*>(&desc));
+  desc.num_threads = 48;
+  desc.flags = MOEC_CONTEXT_NO_ALLOC;
+  const auto of_plan =
+      make<Context>(moec_context_create, static_cast<const moec_context_desc*>(&desc));
+  auto router_desc = sized<moec_router_desc>();
+  router_desc.num_experts = kExperts;
+  router_desc.top_k = kTopK;
+  const auto router = make<Router>(moec_router_create, of_router.get(),
+                                   static_cast<const moec_router_desc*>(&router_desc));
+  auto plan_desc = sized<moec_plan_desc>();
+  plan_desc.max_tokens = kTokens;
+  plan_desc.num_experts = kExperts;
+  plan_desc.top_k = kTopK;
+  uint64_t bytes = 0;
+  int64_t rows = 0;
+  check(moec_plan_size(&plan_desc, &bytes, &rows));
+  std::vector<uint8_t> memory(bytes);
+  const moec_buffer buffer = {memory.data(), memory.size()};
+  const auto plan = make<PlanHandle>(moec_plan_create, of_plan.get(),
+                                     static_cast<const moec_plan_desc*>(&plan_desc), &buffer);
+  check(moec_context_reserve(of_plan.get(), 96 << 20, nullptr));
+  std::vector<float> logits(size_t(kTokens * kExperts), 0.5f);
+  auto args = sized<moec_route_args>();
+  args.logits = tensor_of(logits.data(), MOEC_F32, {kTokens, kExperts});
+  EXPECT_EQ(moec_plan_from_logits(plan.get(), router.get(), &args, nullptr), MOEC_OK)
+      << error_info().message;
+}
+
 TEST(Scratch, a_loss_takes_one_block) {
   const Context context = context_of(MOEC_CONTEXT_NO_ALLOC, 0);
   constexpr int64_t kTokens = 64, kExperts = 8;

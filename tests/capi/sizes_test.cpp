@@ -218,11 +218,43 @@ TEST(Sizes, plan_memory_is_exact) {
   }
 }
 
+// A factor that is a number of fp32 is rounded up like any other, however many rows there are; one
+// that is not, such as 1.1, forgives what it misses.
+TEST(Sizes, a_capacity_is_rounded_up) {
+  auto desc = sized<moec_plan_desc>();
+  desc.num_experts = 4;
+  desc.top_k = 1;
+  desc.expert_end = 1;
+  desc.drop = MOEC_DROP_BY_POSITION;
+  const struct {
+    int64_t tokens;
+    float factor;
+    int64_t rows;
+  } cases[] = {{11184814, 1.5f, 4194306},
+               {13421774, 1.5f, 5033166},
+               {13421773, 1.25f, 4194305},
+               {40, 1.1f, 11},
+               {16777216, 1.0f, 4194304}};
+  for (const auto& c : cases) {
+    desc.max_tokens = c.tokens;
+    desc.capacity_factor = c.factor;
+    uint64_t bytes = 0;
+    int64_t rows = 0;
+    check(moec_plan_size(&desc, &bytes, &rows));
+    EXPECT_EQ(rows, c.rows) << c.tokens << " tokens, factor " << c.factor;
+  }
+}
+
 TEST(Sizes, packed_memory_is_exact) {
   Problem p;
   auto info = sized<moec_weights_info>();
+  const auto unbound = make<Weights>(moec_weights_create, p.context,
+                                     static_cast<const moec_weights_desc*>(&p.weights_desc));
+  check(moec_weights_query(unbound.get(), &info));
+  const uint64_t before = info.packed_bytes;
   check(moec_weights_query(p.weights.get(), &info));
   ASSERT_GT(info.packed_bytes, 0u);
+  EXPECT_EQ(before, info.packed_bytes);
   const GuardedBuffer memory(info.packed_bytes);
   moec_buffer buffer = {memory.data(), memory.size() - 1};
   EXPECT_EQ(moec_weights_pack(p.weights.get(), &buffer, nullptr), MOEC_E_WORKSPACE);

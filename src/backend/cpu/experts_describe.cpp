@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an experts call will run, as a JSON object: the kernel and tile of each product at the mean
-// number of rows per expert, and the bytes of every buffer.
+// What an experts call will run, as members of a JSON object: the kernel and tile of each product
+// at the mean number of rows per expert.
 #include <algorithm>
 
 #include "backend/cpu/expert_weights.h"
@@ -30,6 +30,7 @@ class JsonObject {
     body_ += (body_.empty() ? "" : ", ") + text(std::string(name)) + ": " + json;
     return *this;
   }
+  const std::string& members() const { return body_; }
   std::string str() const { return '{' + body_ + '}'; }
 
  private:
@@ -47,7 +48,7 @@ class JsonArray {
 
 struct Product {
   const char* name;
-  moec_dtype dtype;
+  moec_dtype dtype, weight_dtype;
   int64_t rows, n, k;  // of one expert; `matrices` of them share the rows
   int matrices;
   int64_t experts;  // with rows
@@ -55,7 +56,7 @@ struct Product {
 
 // A kernel's name ends with its tile: "avx512 f32 12x32".
 JsonObject describe_product(const Product& p) {
-  const std::string kernel = gemm_kernel_name(p.dtype, p.dtype, p.rows);
+  const std::string kernel = gemm_kernel_name(p.dtype, p.weight_dtype, p.rows);
   const size_t space = kernel.rfind(' ');
   JsonObject object;
   object.add("name", std::string(p.name))
@@ -65,7 +66,7 @@ JsonObject describe_product(const Product& p) {
       .add("n", p.n)
       .add("k", p.k)
       .add("matrices", int64_t(p.matrices))
-      .add("weight_bytes", p.experts * p.matrices * p.n * p.k * dtype_bytes(p.dtype));
+      .add("weight_bytes", p.experts * p.matrices * p.n * p.k * dtype_bytes(p.weight_dtype));
   return object;
 }
 
@@ -75,10 +76,11 @@ struct MlpShape {
   bool gated;
 };
 
-void describe_mlp(const MlpShape& m, moec_dtype dtype, bool backward, JsonArray& products) {
+void describe_mlp(const MlpShape& m, moec_dtype dtype, moec_dtype weight_dtype, bool backward,
+                  JsonArray& products) {
   const int first = m.gated ? 2 : 1;
   const auto add = [&](const char* name, int64_t rows, int64_t n, int64_t k, int matrices) {
-    products.add(describe_product({name, dtype, rows, n, k, matrices, m.experts}));
+    products.add(describe_product({name, dtype, weight_dtype, rows, n, k, matrices, m.experts}));
   };
   add(m.first, m.rows, m.inter, m.hidden, first);
   add(m.down, m.rows, m.hidden, m.inter, 1);
@@ -103,14 +105,12 @@ std::string experts_describe(const Device& device, const moec_experts_desc& desc
   JsonArray products;
   describe_mlp({"gate_up", "down", "d_act", "d_x", "d_down", "d_gate_up", rows, desc.hidden,
                 desc.inter, active, weights.gated},
-               desc.dtype, backward, products);
+               desc.dtype, weights.down.dtype, backward, products);
   if (desc.shared != MOEC_SHARED_NONE)
     describe_mlp(
         {"shared_gate_up", "shared_down", "d_shared_act", "d_shared_x", "d_shared_down",
          "d_shared_gate_up", num_tokens, desc.hidden, desc.shared_inter, 1, is_shared_gated(desc)},
-        desc.dtype, backward, products);
-  const Backend::Sizes sizes = experts_sizes(device, desc);
-  const auto bytes = [&](moec_size size) { return int64_t(bytes_for(size, num_tokens)); };
+        desc.dtype, desc.dtype, backward, products);
   JsonObject result;
   result.add("backend", std::string("cpu"))
       .add("isa", std::string(tile_kernels().isa))
@@ -118,12 +118,8 @@ std::string experts_describe(const Device& device, const moec_experts_desc& desc
       .add("num_tokens", num_tokens)
       .add("dtype", std::string(dtype_name(desc.dtype)))
       .add("weights", weights.packed ? packed_format(weights) : std::string("as bound"))
-      .add("packed_bytes", int64_t(packed_bytes(weights)))
-      .add_json("products", products.str())
-      .add("forward_workspace_bytes", bytes(sizes.forward))
-      .add("backward_workspace_bytes", bytes(sizes.backward))
-      .add("saved_bytes", bytes(sizes.saved));
-  return result.str();
+      .add_json("products", products.str());
+  return result.members();
 }
 
 }  // namespace moec::cpu

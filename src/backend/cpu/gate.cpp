@@ -297,12 +297,13 @@ void input_backward(const Device& device, const GateGradArgs& args, const GateIn
 
 }  // namespace
 
-// The sum of what is acquired below and in route_*.cpp, each rounded up to a cache line.
+// The sum of what is acquired below and in route_*.cpp, each rounded up to a cache line. Columns
+// are summed twice: the gradients of per_expert_scale and of the bias, in one block by the layer.
 moec_size router_scratch(const Device& device, const moec_router_desc& desc, int64_t hidden) {
   const bool scaled = desc.input == MOEC_INPUT_RMS_SCALED, changed = scaled || desc.jitter != 0.0f;
   const int64_t threads = device.pool.size(), columns = num_columns(desc);
   const int64_t rows = (scaled ? 1 + Chunks::kMax + threads : 0) + (changed ? threads : 0);
-  const uint64_t floats = uint64_t(rows * hidden + Chunks::kMax * columns);
+  const uint64_t floats = uint64_t(rows * hidden + 2 * Chunks::kMax * columns);
   const uint64_t copies = scaled ? 2 : changed ? 1 : 0;  // [T,H]
   return {uint64_t(gemm_scratch_bytes(int32_t(threads))) + floats * sizeof(float) +
               RouteRows::scratch_bytes(device, desc) + 8 * kCacheLine,

@@ -102,16 +102,9 @@ std::string CudaBackend::describe(const moec_experts_desc& desc, const WeightsVi
     paths.append(paths.empty() ? "" : ", ").append("{\"name\": \"").append(path->name);
     paths.append("\", ").append(path->kernels).append("}");
   }
-  const Sizes sizes = experts_sizes(desc);
-  const auto member = [&](const char* name, moec_size size) {
-    return std::string(", \"") + name + "\": " + std::to_string(bytes_for(size, num_tokens));
-  };
-  return "{\"backend\": \"cuda\", \"num_tokens\": " + std::to_string(num_tokens) +
+  return "\"backend\": \"cuda\", \"num_tokens\": " + std::to_string(num_tokens) +
          ", \"dtype\": \"" + dtype_name(desc.dtype) + "\", \"between_products\": \"" +
-         dtype_name(intermediates(desc, is_wide(paths_)).pre) + "\", \"paths\": [" + paths + "]" +
-         member("forward_workspace_bytes", sizes.forward) +
-         member("backward_workspace_bytes", sizes.backward) + member("saved_bytes", sizes.saved) +
-         "}";
+         dtype_name(intermediates(desc, is_wide(paths_)).pre) + "\", \"paths\": [" + paths + "]";
 }
 
 }  // namespace moec::cuda
