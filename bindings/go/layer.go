@@ -99,6 +99,9 @@ type LayerArgs struct {
 }
 
 func (p *pins) layer(a *LayerArgs) *raw.LayerArgs {
+	if a == nil {
+		return nil
+	}
 	out := &raw.LayerArgs{
 		RngOffset: a.RngOffset, X: p.tensor(a.X), RouterX: p.tensor(a.RouterX),
 		GateWeight: p.tensor(a.GateWeight), GateBias: p.tensor(a.GateBias), InputScale: p.tensor(

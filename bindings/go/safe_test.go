@@ -89,6 +89,14 @@ func TestErrorsBelongToTheirCalls(t *testing.T) {
 	group.Wait()
 }
 
+func TestBackwardWithoutForward(t *testing.T) {
+	_, layer, _ := small(t)
+	var failed *Error
+	if err := layer.Backward(&LayerGradArgs{}, 0); !errors.As(err, &failed) {
+		t.Fatalf("%v: an error of the library is right", err)
+	}
+}
+
 func TestClose(t *testing.T) {
 	context, layer, weights := small(t)
 	context.Close() // in any order: children keep their parents

@@ -112,3 +112,16 @@ def test_select_bias_stays_in_fp32() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert made.select_bias.dtype == torch.float32
+
+
+def test_what_torch_only_noted_in_a_tensor() -> None:
+    """A gradient of zeros without memory, as of sgn; a negation that is still to be done."""
+    layer = make_layer(moec.RouterFlags.NONE)
+    x = inputs()[0].detach().requires_grad_()
+    torch.sgn(layer(x)).sum().backward()
+    assert x.grad is not None and not x.grad.any()
+    with torch.no_grad():
+        assert torch.equal(layer(torch._neg_view(x)), layer(-x))
+    d_y = torch.randn(x.shape)
+    ways = [torch.autograd.grad(layer(x), x, d)[0] for d in (-d_y, torch._neg_view(d_y))]
+    assert torch.equal(*ways)

@@ -350,3 +350,17 @@ def test_a_block_left_out_is_an_error() -> None:
     assert model.config._experts_implementation == "eager"
     with pytest.raises(ValueError, match="no MoE block"):
         moec.transformers.enable(nn.Linear(4, 4))
+
+
+def test_weights_in_other_types_are_refused() -> None:
+    """Before anything has changed: scales of such weights would not be read."""
+    model = build("qwen3_moe")
+    before = model.config._experts_implementation
+    modules = [m for m in model.modules() if type(m).__name__ == "Qwen3MoeExperts"]
+    modules[-1].double()
+    match = "Qwen3MoeExperts has weights in torch.float64"
+    for frozen in (False, True):
+        with pytest.raises(NotImplementedError, match=match):
+            moec.transformers.enable(model, frozen=frozen)
+    assert model.config._experts_implementation == before
+    assert all(p.requires_grad for m in modules for p in m.parameters())

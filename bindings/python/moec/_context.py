@@ -130,7 +130,7 @@ class Context(Handle):
     ) -> None:
         kind, _, index = device.partition(":")
         known = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}
-        if kind not in known or not (index or "0").isdigit():
+        if kind not in known or not (index or "0").isdecimal():
             raise ValueError(f'moec.Context: device {device!r}; "cpu", "cuda" and "cuda:N" exist')
         desc = _raw.moec_context_desc()
         desc.device_type = known[kind]

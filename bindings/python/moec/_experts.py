@@ -71,7 +71,7 @@ def set_buffers(
 
 
 def gradient_like(weights: Weights, dtype: Any) -> WeightSet:
-    """Arrays for the gradients of bound weights. StateError when their source was released."""
+    """Arrays for the gradients of bound weights. ValueError when they hold no arrays."""
     if weights.set is None:
         raise ValueError("moec: these weights hold no arrays; give the gradients' arrays")
     return weights.set.empty_like(dtype)
@@ -221,7 +221,7 @@ class Experts(Handle):
         tokens, hidden = d_y.shape
         rows: tuple[int, ...] = (tokens, self.desc.top_k)
         if result.plan.desc.kind == PlanKind.EXPERT_CHOICE:
-            rows = (result.plan.totals().rows,)
+            rows = (result.plan.num_rows,)
         gate = result.inputs["shared_gate"]
         shared = result.shared_weights
         makers: dict[str, Callable[[], Any]] = {

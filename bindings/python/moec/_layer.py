@@ -237,7 +237,9 @@ class Layer(Handle):
             for name in ("x", "residual")
         }
         router_x = given["router_x"]
-        makers["router_x"] = lambda: empty(tuple(router_x.shape), router_x, router_x)
+        makers["router_x"] = lambda: (
+            None if router_x is None else empty(tuple(router_x.shape), router_x, router_x)
+        )
         makers["expert_weights"] = weight_set(result.weights)
         makers["shared_weights"] = weight_set(result.shared_weights)
         makers["routing_weights"] = lambda: empty(

@@ -255,3 +255,18 @@ def test_describe(problem: SimpleNamespace) -> None:
         assert isinstance(text, dict) and text
         with pytest.raises(TypeError, match="weights"):
             described.describe(T)
+
+
+def test_expert_choice_of_fewer_tokens_than_capacity(problem: SimpleNamespace) -> None:
+    """The gradient of the routing weights has a place for each row that the plan may have."""
+    p = problem
+    capacity, few = 5, 3
+    desc = moec.PlanDesc(max_tokens=T + capacity, num_experts=E, top_k=0,
+                         kind=moec.PlanKind.EXPERT_CHOICE, capacity=capacity)
+    scores = np.random.default_rng(3).random((few, E), np.float32)
+    plan = moec.Plan(p.context, desc).from_scores(scores)
+    experts = moec.Experts(p.context, dataclasses.replace(
+        small_experts(), top_k=0, max_rows_base=E * capacity))
+    result = experts.forward(plan, p.x[:few], p.weights)
+    grads = experts.backward(result, p.d_y[:few])
+    assert grads.routing_weights.shape == (plan.num_rows,) == (E * capacity,)

@@ -52,11 +52,18 @@ def gradient_names(inputs: Sequence[str]) -> tuple[str, ...]:
     return tuple(n for n in inputs if n not in WITHOUT_GRADIENT)
 
 
+def compact(value: Tensor) -> Tensor:
+    """Contiguous, with what torch only noted (all zeros, a negation) done in memory."""
+    if value._is_zerotensor():
+        value = value.clone()
+    return value.resolve_neg().contiguous()
+
+
 def _ready(given: Given) -> dict[str, Tensor]:
     """Inputs as the library wants them: compact; routing weights in fp32."""
     made = {}
     for name, value in given.items():
-        value = value.contiguous()
+        value = compact(value)
         made[name] = value.float() if name in ("routing_weights", "select_bias") else value
     return made
 
@@ -69,7 +76,7 @@ def _refuse_tangents(kernel: Any, keys: Any, *args: Any) -> Any:
     ):
         raise NotImplementedError(
             "moec.torch: forward-mode derivatives (torch.func.jvp, jacfwd, hessian and "
-            "torch.autograd.forward_ad) are not implemented; those of reverse mode are"
+            "torch.autograd.forward_ad) are not implemented; those of torch.autograd are"
         )
     return kernel.call_boxed(keys, *args)
 
@@ -181,9 +188,9 @@ class _Kind:
                 if name not in ("x", "routing_weights", "router_x"):
                     grad.zero_()
             named |= main
-        d_logits = None if d_logits is None else d_logits.contiguous()
+        d_logits = None if d_logits is None else compact(d_logits)
         call = self._call(given, settings, plan)
-        call.backward(d_y.contiguous(), d_logits, saved, named, flags)
+        call.backward(compact(d_y), d_logits, saved, named, flags)
         if weights is not None and weights is not named["routing_weights"]:
             weights.copy_(named["routing_weights"])
         return found

@@ -63,9 +63,9 @@ def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
     within = {m.experts for m in blocks}
     dispatched = [m for _, m in modules if hasattr(m, "_apply_gate") and m not in within]
     chosen = [m for _, m in modules if m in within or m in dispatched]
+    _refuse_left_out(modules, blocks, chosen)
     if not chosen:
         raise ValueError(f"moec.transformers: {type(model).__name__} has no MoE block")
-    _refuse_left_out(modules, blocks, chosen)
     for module in chosen:
         top_k = _top_k(module, blocks)
         forget(module)

@@ -39,6 +39,12 @@ def spec_of(module: nn.Module, top_k: int) -> Spec:
             f"{', '.join(n for n, _ in module.named_parameters())}; "
             "gate_up_proj or up_proj, and down_proj are needed"
         )
+    for tensor in tensors.values():
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise NotImplementedError(
+                f"moec.transformers: {name} has weights in {tensor.dtype}; "
+                "float32, float16 and bfloat16 are implemented"
+            )
     gated = "gate_up" in tensors
     concatenated = getattr(module, "is_concatenated", True)
     layout = GateLayout.GATE_THEN_UP if concatenated else GateLayout.INTERLEAVED
