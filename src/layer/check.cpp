@@ -178,11 +178,15 @@ void check_device(const char* name, const moec_tensor& tensor, const Context& co
                tensor.device_type, tensor.device_id, context.device_type(), context.device_id());
 }
 
+void check_is_matrix(const char* name, const moec_tensor& tensor) {
+  MOEC_REQUIRE(tensor.ndim == 2, MOEC_E_SHAPE, "%s has %d dimensions; expected 2", name,
+               tensor.ndim);
+}
+
 int64_t TensorCheck::tokens(const char* name, const moec_tensor& tensor) const {
   MOEC_REQUIRE(!is_absent(tensor), MOEC_E_INVALID_ARG, "%s is absent; it is required", name);
   check_tensor(name, tensor);
-  MOEC_REQUIRE(tensor.ndim == 2, MOEC_E_SHAPE, "%s has %d dimensions; expected 2", name,
-               tensor.ndim);
+  check_is_matrix(name, tensor);
   return checked_rows(name, tensor.shape[0]);
 }
 

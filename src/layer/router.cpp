@@ -222,9 +222,10 @@ void Router::check_route_inputs(const moec_route_args& args, int64_t T, TensorCh
                                        "per_expert_scale", args.per_expert_scale, {N}, kReal);
   route.token_mask = static_cast<const uint8_t*>(
       check.optional_in("token_mask", args.token_mask, {T}, kMask).data);
-  MOEC_REQUIRE(!by_table || !args.table.data || args.table.ndim == 2, MOEC_E_SHAPE,
-               "table has %d dimensions; expected 2", args.table.ndim);
-  route.table_rows = by_table && args.table.ndim == 2 ? args.table.shape[0] : 0;
+  if (by_table && !is_absent(args.table)) {
+    check_is_matrix("table", args.table);
+    route.table_rows = args.table.shape[0];
+  }
   route.table =
       check.in_if(by_table, "SELECT_TABLE", "table", args.table, {route.table_rows, K}, kId);
   route.token_ids = check.in_if(by_table, "SELECT_TABLE", "token_ids", args.token_ids, {T}, kId);

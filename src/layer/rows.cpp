@@ -27,8 +27,7 @@ int64_t num_rows(const char* name, const moec_tensor& tensor, const TensorCheck&
 
 int64_t width(const char* name, const moec_tensor& tensor) {
   if (is_absent(tensor)) return 0;
-  MOEC_REQUIRE(tensor.ndim == 2, MOEC_E_SHAPE, "%s has %d dimensions; expected 2", name,
-               tensor.ndim);
+  check_is_matrix(name, tensor);
   return tensor.shape[1];
 }
 
