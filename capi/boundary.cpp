@@ -16,6 +16,29 @@ constexpr size_t kLargestStruct = 65536;  // bytes; anything longer is garbage
 // No destructor, so that a thread may fail at any point of its life.
 thread_local moec_error_info last = {};
 
+// Names of files may be any bytes, and a text is cut where it ends: what is not printable UTF-8
+// becomes '?'.
+void make_printable(char* text) {
+  for (auto* at = reinterpret_cast<unsigned char*>(text); *at;) {
+    const int more = *at < 0x80       ? 0
+                     : *at >> 5 == 6  ? 1
+                     : *at >> 4 == 14 ? 2
+                     : *at >> 3 == 30 ? 3
+                                      : -1;
+    uint32_t point = more <= 0 ? *at : *at & (0x3fu >> more);
+    bool holds = more >= 0;
+    for (int i = 1; holds && i <= more; ++i) {
+      holds = at[i] >> 6 == 2;
+      point = point << 6 | (at[i] & 0x3fu);
+    }
+    constexpr uint32_t kLeast[] = {0x20, 0xa0, 0x800, 0x10000};  // of so many bytes more
+    holds = holds && point >= kLeast[more] && point != 0x7f && point <= 0x10ffff &&
+            point >> 11 != 0xd800 >> 11;
+    if (!holds) *at = '?';
+    at += holds ? 1 + more : 1;
+  }
+}
+
 moec_status keep(const char* site, const Error& error) noexcept {
   last = {};
   last.struct_size = sizeof last;
@@ -24,6 +47,7 @@ moec_status keep(const char* site, const Error& error) noexcept {
   last.arg_index = error.arg_index;
   std::snprintf(last.site, sizeof last.site, "%s", site);
   std::snprintf(last.message, sizeof last.message, "%s: %.430s", site, error.text);
+  make_printable(last.message);
   log(MOEC_LOG_DEBUG, "%s", last.message);
   return error.code;
 }

@@ -37,7 +37,10 @@ struct Error {
 // The end of a long path: what follows it in a text must fit, too.
 inline std::string end_of(const std::string& path) {
   constexpr size_t kMost = 100;
-  return path.size() <= kMost ? path : "..." + path.substr(path.size() - kMost + 3);
+  if (path.size() <= kMost) return path;
+  size_t begin = path.size() - kMost + 3;
+  while (begin < path.size() && (path[begin] & 0xc0) == 0x80) ++begin;  // not inside a character
+  return "..." + path.substr(begin);
 }
 
 // fail(code, format, ...): text is "what is wrong, with both values; what would be right".

@@ -67,12 +67,12 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
 
   const bool trains_router =
       gate.d_x || gate.d_weight || gate.d_bias || gate.d_input_scale || route.d_per_expert_scale;
-  const Workspace workspace(*context_, args.workspace, need, stream);
-  const uint64_t wide = trains_router ? wide_router_bytes(in.gate) : 0;
-  const Workspace wide_scratch(*context_, {}, wide ? wide + kAlignSlack : 0, stream);
+  const uint64_t wide = trains_router ? round_up(wide_router_bytes(in.gate), kCacheLine) : 0;
+  const Workspace workspace(*context_, args.workspace, need, stream,
+                            wide + SavedBuffer::copy_bytes(forward.saved, saved_bytes));
   Arena arena(workspace.data(), T);
   const Memory memory = lay_out_backward(arena);
-  const SavedBuffer saved(*context_, forward.saved, saved_bytes, stream);
+  const SavedBuffer saved(*context_, forward.saved, saved_bytes, workspace.extra() + wide, stream);
   saved.load();
   Kept kept;
   experts.saved = open_saved(saved.data(), T, kept);
@@ -102,7 +102,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   }
   if (!trains_router) return;
   const Context::Timer timer(*context_, Phase::kRoute);
-  const ScratchScope scope(*context_, wide ? wide_scratch.data() : memory.experts,
+  const ScratchScope scope(*context_, wide ? workspace.extra() : memory.experts,
                            wide ? wide : bytes_for(router_scratch_, T));
   route.logits = {kept.logits, MOEC_F32};
   route.expert_ids = {kept.expert_ids, MOEC_I32};

@@ -215,14 +215,19 @@ void check_buffer(const Context& context, const char* name, const moec_buffer& b
 }
 
 Workspace::Workspace(const Context& context, const moec_buffer& given, uint64_t need,
-                     moec_stream stream)
+                     moec_stream stream, uint64_t more)
     : context_(context) {
-  void* start = given.ptr;
-  if (given.ptr || given.bytes)
-    check_buffer(context, "workspace", given, need);
-  else if (need)
-    start = owned_ = context.acquire(need, stream);
-  data_ = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(start), kCacheLine));
+  const auto aligned = [](void* start) {
+    return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(start), kCacheLine));
+  };
+  const bool is_given = given.ptr || given.bytes;
+  if (is_given) check_buffer(context, "workspace", given, need);
+  const uint64_t own = is_given ? 0 : need, slack = more ? kAlignSlack : 0;
+  MOEC_REQUIRE(more <= UINT64_MAX - slack - own, MOEC_E_OVERFLOW,
+               "%llu and %llu bytes of scratch exceed the address space", ull(own), ull(more));
+  if (own + more) owned_ = context.acquire(own + more + slack, stream);
+  data_ = aligned(is_given ? given.ptr : owned_);
+  if (more) extra_ = aligned(static_cast<char*>(owned_) + own);
 }
 
 Workspace::~Workspace() {

@@ -137,19 +137,23 @@ class HostArray {
 };
 
 // Scratch of one call: the caller's buffer, or the context's. data() is 64-byte aligned; `need`
-// (from the size query) includes the bytes that aligning may cost.
+// (from the size query) includes the bytes that aligning may cost. extra() are `more` bytes of the
+// context's, aligned likewise, that no query names: one block with the others, so that what is
+// reserved once is enough.
 class Workspace {
  public:
-  Workspace(const Context& context, const moec_buffer& given, uint64_t need, moec_stream stream);
+  Workspace(const Context& context, const moec_buffer& given, uint64_t need, moec_stream stream,
+            uint64_t more = 0);
   ~Workspace();
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
   char* data() const { return data_; }
+  char* extra() const { return extra_; }
 
  private:
   const Context& context_;
   void* owned_ = nullptr;
-  char* data_ = nullptr;
+  char *data_ = nullptr, *extra_ = nullptr;
 };
 
 // While one lives, scratch that the backend acquires on this thread comes from `memory` as long as

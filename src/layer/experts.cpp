@@ -153,13 +153,14 @@ SavedHeader Experts::saved_header(int64_t num_tokens, int64_t max_rows) const {
 }
 
 SavedBuffer::SavedBuffer(const Context& context, const moec_buffer& saved, uint64_t bytes,
-                         moec_stream stream)
-    : context_(context), stream_(stream), caller_(saved.ptr), bytes_(bytes) {
-  const bool in_place = reinterpret_cast<uintptr_t>(caller_) % sizeof(float) == 0;
-  if (bytes && !in_place) copy_ = context.acquire(bytes, stream);
-}
-SavedBuffer::~SavedBuffer() {
-  if (copy_) context_.release_scratch(copy_);
+                         void* copy, moec_stream stream)
+    : context_(context),
+      stream_(stream),
+      caller_(saved.ptr),
+      copy_(copy_bytes(saved, bytes) ? copy : nullptr),
+      bytes_(bytes) {}
+uint64_t SavedBuffer::copy_bytes(const moec_buffer& saved, uint64_t bytes) {
+  return reinterpret_cast<uintptr_t>(saved.ptr) % sizeof(float) == 0 ? 0 : bytes;
 }
 void SavedBuffer::load() const {
   if (copy_) context_.backend().copy(copy_, caller_, bytes_, stream_);
@@ -209,9 +210,10 @@ void Experts::forward(const moec_experts_args& args, const Plan& plan, const Wei
   plan.check_memory(check);
   check.may_be_same("y", "residual");
   check.finish();
-  const Workspace workspace(*context_, args.workspace, need, stream);
+  const Workspace workspace(*context_, args.workspace, need, stream,
+                            SavedBuffer::copy_bytes(args.saved, saved_bytes));
   experts.workspace = workspace.data();
-  const SavedBuffer saved(*context_, args.saved, saved_bytes, stream);
+  const SavedBuffer saved(*context_, args.saved, saved_bytes, workspace.extra(), stream);
   if (saves()) {
     write_saved_header(*context_, saved.data(), saved_header(T, plan.view().max_rows), stream);
     experts.saved = saved.data() + sizeof(SavedHeader);
@@ -258,11 +260,12 @@ void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, con
   plan.check_memory(check);
   check.finish();
   check_saved_header(*context_, args.saved.ptr, saved_header(T, view.max_rows));
-  const SavedBuffer saved(*context_, args.saved, saved_bytes, stream);
+  const Workspace workspace(*context_, args.workspace, need, stream,
+                            SavedBuffer::copy_bytes(args.saved, saved_bytes));
+  experts.workspace = workspace.data();
+  const SavedBuffer saved(*context_, args.saved, saved_bytes, workspace.extra(), stream);
   saved.load();
   experts.saved = saved.data() + sizeof(SavedHeader);
-  const Workspace workspace(*context_, args.workspace, need, stream);
-  experts.workspace = workspace.data();
   const Context::Timer timer(*context_, Phase::kExperts);
   context_->backend().experts_backward(experts, stream);
 }

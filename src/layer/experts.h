@@ -86,10 +86,10 @@ class Experts final : public Object {
 // multiple of their 4 bytes, as a copy in the context's scratch.
 class SavedBuffer {
  public:
-  SavedBuffer(const Context& context, const moec_buffer& saved, uint64_t bytes, moec_stream stream);
-  ~SavedBuffer();
-  SavedBuffer(const SavedBuffer&) = delete;
-  SavedBuffer& operator=(const SavedBuffer&) = delete;
+  // copy: copy_bytes(saved, bytes) of scratch.
+  SavedBuffer(const Context& context, const moec_buffer& saved, uint64_t bytes, void* copy,
+              moec_stream stream);
+  static uint64_t copy_bytes(const moec_buffer& saved, uint64_t bytes);
   char* data() const { return static_cast<char*>(copy_ ? copy_ : caller_); }
   void load() const;   // before it is read
   void store() const;  // after it was written
@@ -97,7 +97,7 @@ class SavedBuffer {
  private:
   const Context& context_;
   moec_stream stream_;
-  void *caller_, *copy_ = nullptr;
+  void *caller_, *copy_;
   uint64_t bytes_;
 };
 

@@ -30,12 +30,12 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   check.may_be_same("y", "residual");
   check.finish();
 
-  const Workspace workspace(*context_, args.workspace, need, stream);
-  const uint64_t wide = wide_router_bytes(in.gate);
-  const Workspace wide_scratch(*context_, {}, wide ? wide + kAlignSlack : 0, stream);
+  const uint64_t wide = round_up(wide_router_bytes(in.gate), kCacheLine);
+  const Workspace workspace(*context_, args.workspace, need, stream,
+                            wide + SavedBuffer::copy_bytes(args.saved, saved_bytes));
   Arena arena(workspace.data(), T);
   Memory memory = lay_out_forward(arena);
-  const SavedBuffer saved(*context_, args.saved, saved_bytes, stream);
+  const SavedBuffer saved(*context_, args.saved, saved_bytes, workspace.extra() + wide, stream);
   if (experts_->saves()) {
     begin_saved(saved.data(), T, stream);
     experts.saved = open_saved(saved.data(), T, memory.kept);
@@ -49,7 +49,7 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   const Backend& backend = context_->backend();
   {
     const Context::Timer timer(*context_, Phase::kRoute);
-    const ScratchScope scope(*context_, wide ? wide_scratch.data() : memory.experts,
+    const ScratchScope scope(*context_, wide ? workspace.extra() : memory.experts,
                              wide ? wide : bytes_for(router_scratch_, T));
     in.gate.logits = kept.logits;
     if (kept.x_jittered) in.gate.x_jittered = experts.x = {kept.x_jittered, desc.dtype};

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -80,8 +81,9 @@ std::string biases_text(const Header& header) {
 
 class File {
  public:
-  File(const char* path, int flags, mode_t mode = 0)
-      : path_(path), number_(open(path, flags, mode)) {
+  // shown: the name for messages.
+  File(const char* path, int flags, mode_t mode = 0, const char* shown = nullptr)
+      : path_(shown ? shown : path), number_(open(path, flags, mode)) {
     if (number_ < 0) fail("open");
   }
   ~File() { close(number_); }
@@ -122,7 +124,7 @@ class NewFile {
   explicit NewFile(const char* path)
       : path_(path),
         name_(name_beside(path)),
-        file_(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644) {}
+        file_(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644, path) {}
   ~NewFile() {
     if (!name_.empty()) unlink(name_.c_str());
   }
@@ -183,10 +185,15 @@ Header read_header(const Mapping& file) {
   MOEC_REQUIRE(sum == header.header_checksum, MOEC_E_CORRUPT,
                "the file's header has checksum %016llx; expected %016llx", ull(sum),
                ull(header.header_checksum));
+  const char* const page = static_cast<const char*>(file.data());
+  MOEC_REQUIRE(
+      std::all_of(page + sizeof header, page + kHeaderBytes, [](char c) { return c == 0; }),
+      MOEC_E_CORRUPT, "the file has bytes other than 0 between its header and byte %llu",
+      ull(kHeaderBytes));
   MOEC_REQUIRE(file.bytes() - kHeaderBytes == header.payload_bytes, MOEC_E_CORRUPT,
                "the file has %llu bytes after its header; expected %llu",
                ull(file.bytes() - kHeaderBytes), ull(header.payload_bytes));
-  const char* const payload = static_cast<const char*>(file.data()) + kHeaderBytes;
+  const char* const payload = page + kHeaderBytes;
   const uint64_t payload_sum = checksum(payload, header.payload_bytes);
   MOEC_REQUIRE(payload_sum == header.payload_checksum, MOEC_E_CORRUPT,
                "the file's weights have checksum %016llx; expected %016llx", ull(payload_sum),

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elementary functions in fp32 with the same bits on every host and device: IEEE operations only,
 // every fused multiply-add spelled out (compile with -ffp-contract=off, nvcc -fmad=false). No
-// branches, so that loops over them vectorise. Errors below 2.5 ulp; subnormal results are kept.
+// branches, so that loops over them vectorise. Errors below 2.5 ulp; subnormal results are kept,
+// but for sigmoid's.
 //
 // Polynomials: Chebyshev interpolants of the stated remainder on the reduced range, coefficients
 // rounded to fp32.

@@ -34,7 +34,10 @@ MOEC_HD float score_value(uint32_t score, float z) {
 }
 MOEC_HD float score_slope(uint32_t score, float z, float value) {
   if (score == MOEC_SCORE_SIGMOID) return sigmoid_slope(value);
-  if (score == MOEC_SCORE_SQRT_SOFTPLUS) return value > 0.0f ? sigmoid(z) / (2.0f * value) : 0.0f;
+  if (score == MOEC_SCORE_SQRT_SOFTPLUS) {  // sigmoid(z) = 1 - exp(-value^2)
+    return value < 0x1p-6f ? 0.5f * value * fmaf(-0.5f * value, value, 1.0f)
+                           : sigmoid(z) / (2.0f * value);
+  }
   return 1.0f;
 }
 // Softmax: gradient at a logit from that at its probability; dot = sum of d_p p over the row.

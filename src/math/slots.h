@@ -121,9 +121,11 @@ template <class Slots>
 MOEC_HD Divisor norm_divisor(const Slots& slots, const moec_router_desc& desc, const float* w) {
   if (!normalises(desc)) return {1.0f, true, false};
   const float p = desc.norm_p, eps = desc.norm_eps;
-  if (desc.norm == MOEC_NORM_P) {
-    const float sum = slots.sum([=](int32_t k) { return power(magnitude(w[k]), p); });
-    return {power(sum, 1.0f / p), false, true};
+  if (desc.norm == MOEC_NORM_P) {  // in units of the largest: no power underflows or overflows
+    const float most = slots.largest([=](int32_t k) { return magnitude(w[k]); });
+    const float unit = most > 0.0f && most < __builtin_inff() ? most : 1.0f;
+    const float sum = slots.sum([=](int32_t k) { return power(magnitude(w[k]) / unit, p); });
+    return {unit * power(sum, 1.0f / p), false, true};
   }
   const float sum = slots.sum([=](int32_t k) { return w[k]; });
   if (desc.norm == MOEC_NORM_SUM) return {sum + eps, false, eps == 0.0f};

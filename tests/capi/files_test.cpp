@@ -214,8 +214,8 @@ TEST_F(PackedFile, damage_is_refused) {
     return moec_weights_map_sync(weights.get(), path.c_str());
   };
   EXPECT_EQ(map(), MOEC_OK);
-  for (const size_t at : {size_t(0), size_t(9), size_t(20), size_t(140), bytes.size() - 1,
-                          bytes.size() / 2, size_t(4096)}) {
+  for (const size_t at : {size_t(0), size_t(9), size_t(20), size_t(140), size_t(200), size_t(4095),
+                          bytes.size() - 1, bytes.size() / 2, size_t(4096)}) {
     std::vector<char> damaged = bytes;
     damaged[at] = char(damaged[at] ^ 4);
     write(damaged);

@@ -99,6 +99,26 @@ TEST(Scratch, a_wide_router_misses_its_scratch_before_anything_is_written) {
   EXPECT_EQ(wide.run_backward(), MOEC_OK) << error_info().message;
 }
 
+// Its workspace, what a wide router takes, and a copy of `saved`, which lies where nothing is
+// aligned.
+TEST(Scratch, one_reservation_serves_all_parts_of_a_call) {
+  const Context context = context_of(MOEC_CONTEXT_NO_ALLOC, 0);
+  WideRouter wide(context.get());
+  const uint64_t bytes = wide.p.saved.size();
+  wide.p.saved.resize(bytes + 1);
+  wide.forward.saved = {wide.p.saved.data() + 1, bytes};
+  check(moec_context_reserve(context.get(), 1 << 24, nullptr));
+  EXPECT_EQ(wide.run_forward(), MOEC_OK) << error_info().message;
+  EXPECT_EQ(wide.run_backward(), MOEC_OK) << error_info().message;
+}
+
+TEST(Scratch, all_of_a_limit_may_be_used) {
+  const Context context = context_of(0, 10000);
+  EXPECT_EQ(moec_context_reserve(context.get(), 10000, nullptr), MOEC_OK) << error_info().message;
+  EXPECT_EQ(held(context.get()), 10000u);
+  EXPECT_EQ(moec_context_reserve(context.get(), 10001, nullptr), MOEC_E_OUT_OF_MEMORY);
+}
+
 // Two gradients of a router that are sums over all tokens, by thread and then together.
 TEST(Scratch, a_backward_of_two_sums_stays_within_its_workspace) {
   const Context context = context_of(MOEC_CONTEXT_NO_ALLOC, 0);
@@ -198,7 +218,7 @@ TEST(Scratch, idle_blocks_make_room_for_one_that_fits) {
   constexpr uint64_t kLimit = 16 << 20;
   const Context context = context_of(0, kLimit);
   WideRouter wide(context.get());
-  ASSERT_EQ(wide.run_forward(), MOEC_OK) << error_info().message;  // leaves two blocks
+  ASSERT_EQ(wide.run_forward(), MOEC_OK) << error_info().message;  // leaves a block
   EXPECT_GT(held(context.get()), 0u);
   EXPECT_EQ(moec_context_reserve(context.get(), kLimit, nullptr), MOEC_OK) << error_info().message;
   EXPECT_EQ(held(context.get()), kLimit);

@@ -286,6 +286,21 @@ TEST(Sizes, reserve_then_no_allocation) {
   EXPECT_EQ(moec_layer_forward(p.layer.get(), &lent, nullptr), MOEC_OK) << error_info().message;
 }
 
+TEST(Sizes, rows_of_a_router_beyond_the_address_space) {
+  Problem p;
+  auto router = p.router_desc;
+  router.num_experts = router.top_k = 1;
+  router.input = MOEC_INPUT_RMS_SCALED;
+  auto experts = p.experts_desc;
+  experts.hidden = int64_t(1) << 56;
+  experts.inter = experts.num_experts = experts.top_k = 1;
+  auto desc = sized<moec_layer_desc>();
+  desc.router = &router;
+  desc.experts = &experts;
+  moec_layer* layer = nullptr;
+  EXPECT_EQ(moec_layer_create(p.context, &desc, &layer), MOEC_E_OVERFLOW);
+}
+
 TEST(Sizes, workspace_limit) {
   auto desc = sized<moec_context_desc>();
   desc.workspace_limit = 4096;

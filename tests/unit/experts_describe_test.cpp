@@ -25,6 +25,22 @@ TEST(ExpertsDescribe, NamesKernelsAndTiles) {
   }
 }
 
+TEST(ExpertsDescribe, GradientsOfWeightsMultiplyActivations) {
+  ExpertsProblem problem({.dtype = MOEC_BF16});
+  const auto kernels = [&] {
+    std::vector<std::string> of_gradients;
+    const Json parsed = parse_json('{' + describe(problem, 100) + '}');
+    for (const Json& product : parsed.at("products").array)
+      if (product.at("name").string == "d_down" || product.at("name").string == "d_gate_up")
+        of_gradients.push_back(product.at("kernel").string + product.at("tile").string);
+    return of_gradients;
+  };
+  const std::vector<std::string> same = kernels();
+  EXPECT_EQ(same.size(), 2u);
+  problem.experts.view.down.dtype = MOEC_F32;  // whatever the weights are
+  EXPECT_EQ(kernels(), same);
+}
+
 // Bytes beside the stated ones stay; packing a range again gives the same bytes as packing all.
 TEST(ExpertsPack, ExactAndRefreshable) {
   for (const moec_dtype dtype : {MOEC_F32, MOEC_BF16}) {

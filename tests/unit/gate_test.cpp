@@ -174,6 +174,15 @@ TEST_P(GateTest, matches_oracle) {
   }
 }
 
+// Shown to fail where a chunk's tokens are added one by one: 1.5e-4.
+TEST(Gate, bias_gradient_of_very_many_tokens) {
+  Problem p({.name = "", .tokens = 1 << 20, .experts = 3, .hidden = 1, .bias = true});
+  std::fill(p.d_logits.begin(), p.d_logits.end(), double(0.1f));
+  const Result got = p.run(CpuDevice(2));
+  for (const double sum : values_of(p.c.weight, got.d_bias))
+    EXPECT_NEAR(sum, p.c.tokens * double(0.1f), 1e-6 * p.c.tokens);
+}
+
 TEST_P(GateTest, bits_do_not_depend_on_threads) {
   Problem p(GetParam());
   EXPECT_TRUE(p.run(CpuDevice(1)) == p.run(CpuDevice(3)));

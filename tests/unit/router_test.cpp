@@ -326,6 +326,31 @@ TEST(Router, a_softmax_of_nothing_but_minus_infinity_is_zero) {
   EXPECT_EQ(r.weights, (std::vector<float>{1, 0, 0}));
 }
 
+// Shown to fail where powers are summed as they are, and where a slope divides by a sigmoid that is
+// 0 already.
+TEST(Router, weights_and_gradients_of_logits_far_below_zero) {
+  const auto norm_p = [](double p) {
+    return [p](R& c) {
+      c.top_k = 2, c.score = oracle::Score::kSigmoid, c.norm = oracle::Norm::kP, c.norm_p = p;
+    };
+  };
+  const auto near = [](float got, double want) { EXPECT_NEAR(got, want, 1e-6 * std::abs(want)); };
+  for (const double p : {2.0, 3.0, 8.0})
+    for (const double z : {-1.0, -20.0, -60.0, -80.0}) {
+      const Result r = route_rows({z, z - 1}, norm_p(p));
+      const double a = 1 / (1 + std::exp(-z)), b = 1 / (1 + std::exp(1 - z));
+      const double norm = a * std::pow(1 + std::pow(b / a, p), 1 / p);
+      near(r.weights[0], a / norm);
+      near(r.weights[1], b / norm);
+    }
+  const auto root = [](R& c) { c.top_k = 1, c.score = oracle::Score::kSqrtSoftplus; };
+  for (const double z : {-7.0, -8.2, -8.4, -40.0, -88.0}) {
+    const double value = std::sqrt(std::log1p(std::exp(z)));
+    near(route_rows({z}, root).weights[0], value);
+    near(route_rows({z}, root).d_logits[0], 1 / (1 + std::exp(-z)) / (2 * value));
+  }
+}
+
 TEST(Router, unselected_logits_get_exactly_no_gradient_when_weights_sum_to_one) {
   for (const oracle::Norm norm : {oracle::Norm::kSum, oracle::Norm::kClampSum, oracle::Norm::kP}) {
     Problem p({"", [&](R& c) { c.norm = norm; }});

@@ -13,11 +13,15 @@
  *             at their tail; a zero field is its default. The others never change.
  *   tensors   an all-zero moec_tensor is "absent". Strides are in elements and must describe a
  *             compact row-major array (all zero means that). Pointers are element-aligned.
- *   stream    cudaStream_t on CUDA, ignored on the CPU. Work is queued; only `_sync` waits.
+ *   stream    cudaStream_t on CUDA, ignored on the CPU. Work is queued; only `_sync` waits, and
+ *             what gives memory of the device back: `_free`, `_trim`, and calls for which scratch
+ *             must grow (moec_context_reserve). The device must not be reset (cudaDeviceReset).
  *   capture   calls may be captured into a CUDA graph when the scratch that they need is there
  *             (after the same call once, moec_context_reserve, or with a caller's workspace).
  *             Scratch that a graph uses stays until the context is freed, and serves later calls on
- *             the captured stream, too: replay it on that stream, or in order with its calls.
+ *             the captured stream, too: replay it on that stream, or in order with its calls. The
+ *             handle of a stream that was destroyed may be another stream's later: make one call
+ *             there, or reserve, before capturing on it.
  *   aliasing  an output may not overlap an input; y may be exactly the residual.
  *   T tokens, H hidden, I intermediate, E experts, Z identity ("zero") experts, K experts per
  *   token, El experts of the plan's local range, P rows of a plan (one per routed (token, slot),
@@ -159,7 +163,7 @@ typedef struct moec_error_info {
   uint32_t struct_size, flags;
   int32_t code;        /* moec_status of the failing call */
   int32_t native_code; /* cudaError_t, errno or a callback's value; 0 if none */
-  int32_t arg_index;   /* 1-based argument, 0 = not one argument */
+  int32_t arg_index;   /* 1-based argument that is NULL or no such handle or struct; else 0 */
   uint32_t reserved0;
   char site[64];     /* entry point, NUL-terminated */
   char message[512]; /* what is wrong, both values, what would be right; NUL-terminated */
@@ -446,7 +450,7 @@ typedef struct moec_loss_args {
   int32_t top_k;              /* K of the balance losses; 1..E */
   float coefficient;          /* 0 = 1 */
   int64_t seq_len;            /* BALANCE_SEQUENCE: divides T */
-  uint32_t score; /* SWITCH, SEQUENCE: moec_score; sigmoid kinds are divided by their row sum */
+  uint32_t score; /* SWITCH, SEQUENCE: moec_score but IDENTITY; sigmoid kinds: by their row sum */
   uint32_t flags;
   const moec_tensor*
       logits; /* in  `count` tensors [T,E] f32|bf16|f16, one per layer; count 1 except MIXTRAL */
@@ -549,7 +553,8 @@ typedef struct moec_permute_args {
   const moec_plan* plan;
   moec_tensor x;       /* in  [T,H] f32|bf16|f16 (any 1-, 2- or 4-byte type) */
   moec_tensor x_scale; /* in  [T,S], optional: block scales that travel with the rows */
-  moec_tensor rows; /* out [P,H] as x; padding rows are zero; P >= the plan's, the rest is zero */
+  moec_tensor rows; /* out [P,H] as x; padding rows are zero; P >= the plan's, a multiple of its
+                     * align; the rest is zero */
   moec_tensor row_scale;  /* out [P,S] */
   moec_tensor row_weight; /* out [P] f32, optional; rows whose weight is exactly 0 are zero */
 } moec_permute_args;
@@ -654,7 +659,8 @@ MOEC_API moec_status moec_weights_refresh(moec_weights* weights, int32_t first, 
  * packed. */
 MOEC_API moec_status moec_weights_release_source(moec_weights* weights);
 /* Write the packed copy to a file / map such a file (read-only, shared between processes).
- * E_CORRUPT: damaged; E_MISMATCH: another desc or packed_format. */
+ * E_CORRUPT: damaged; E_MISMATCH: another desc or packed_format. A new file takes the place of
+ * `path`, of a link, too. */
 MOEC_API moec_status moec_weights_save_sync(const moec_weights* weights, const char* path);
 MOEC_API moec_status moec_weights_map_sync(moec_weights* weights, const char* path);
 

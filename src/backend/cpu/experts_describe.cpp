@@ -48,15 +48,15 @@ class JsonArray {
 
 struct Product {
   const char* name;
-  moec_dtype dtype, weight_dtype;
-  int64_t rows, n, k;  // of one expert; `matrices` of them share the rows
+  moec_dtype dtype, other_dtype, weight_dtype;  // of the operands, and what is bound
+  int64_t rows, n, k;                           // of one expert; `matrices` of them share the rows
   int matrices;
   int64_t experts;  // with rows
 };
 
 // A kernel's name ends with its tile: "avx512 f32 12x32".
 JsonObject describe_product(const Product& p) {
-  const std::string kernel = gemm_kernel_name(p.dtype, p.weight_dtype, p.rows);
+  const std::string kernel = gemm_kernel_name(p.dtype, p.other_dtype, p.rows);
   const size_t space = kernel.rfind(' ');
   JsonObject object;
   object.add("name", std::string(p.name))
@@ -79,16 +79,18 @@ struct MlpShape {
 void describe_mlp(const MlpShape& m, moec_dtype dtype, moec_dtype weight_dtype, bool backward,
                   JsonArray& products) {
   const int first = m.gated ? 2 : 1;
-  const auto add = [&](const char* name, int64_t rows, int64_t n, int64_t k, int matrices) {
-    products.add(describe_product({name, dtype, weight_dtype, rows, n, k, matrices, m.experts}));
+  // other: weight_dtype, or dtype where both operands are activations or their gradients.
+  const auto add = [&](const char* name, moec_dtype other, int64_t n, int64_t k, int matrices) {
+    products.add(
+        describe_product({name, dtype, other, weight_dtype, m.rows, n, k, matrices, m.experts}));
   };
-  add(m.first, m.rows, m.inter, m.hidden, first);
-  add(m.down, m.rows, m.hidden, m.inter, 1);
+  add(m.first, weight_dtype, m.inter, m.hidden, first);
+  add(m.down, weight_dtype, m.hidden, m.inter, 1);
   if (!backward) return;
-  add(m.d_act, m.rows, m.inter, m.hidden, 1);
-  add(m.d_input, m.rows, m.hidden, m.inter, first);
-  add(m.d_down, m.rows, m.hidden, m.inter, 1);
-  add(m.d_first, m.rows, m.inter, m.hidden, first);
+  add(m.d_act, weight_dtype, m.inter, m.hidden, 1);
+  add(m.d_input, weight_dtype, m.hidden, m.inter, first);
+  add(m.d_down, dtype, m.hidden, m.inter, 1);
+  add(m.d_first, dtype, m.inter, m.hidden, first);
 }
 
 }  // namespace

@@ -235,15 +235,24 @@ void store_rows(void* context, const FinishedTile& tile) {
                 size_t(tile.cols) * sizeof(float));
 }
 
+// Tokens are summed in blocks, as errors grow with a sum's length.
 void sum_columns(const Device& device, const GateGradArgs& args, int64_t columns) {
+  constexpr int64_t kBlockTokens = 64, kBlockColumns = 256;
   const Chunks chunks(args.num_tokens, kGateTokens);
   const Scratch partial(device, uint64_t(chunks.count * columns) * sizeof(float));
   float* const sums = static_cast<float*>(partial.data());
   device.pool.parallel_for(chunks.count, [&](int32_t, int64_t chunk) {
     float* const sum = sums + chunk * columns;
     std::fill_n(sum, columns, 0.0f);
-    for (int64_t t = chunks.begin(chunk); t < chunks.end(chunk); ++t)
-      for (int64_t e = 0; e < columns; ++e) sum[e] += args.d_logits[t * columns + e];
+    const int64_t end = chunks.end(chunk);
+    for (int64_t first = chunks.begin(chunk); first < end; first += kBlockTokens)
+      for (int64_t col = 0; col < columns; col += kBlockColumns) {
+        const int64_t n = std::min(kBlockColumns, columns - col);
+        float block[kBlockColumns] = {};
+        for (int64_t t = first; t < std::min(end, first + kBlockTokens); ++t)
+          for (int64_t i = 0; i < n; ++i) block[i] += args.d_logits[t * columns + col + i];
+        for (int64_t i = 0; i < n; ++i) sum[col + i] += block[i];
+      }
   });
   store_sum(sums, chunks.count, columns, args.d_bias, args.accumulate);
 }
@@ -303,6 +312,10 @@ moec_size router_scratch(const Device& device, const moec_router_desc& desc, int
   const bool scaled = desc.input == MOEC_INPUT_RMS_SCALED, changed = scaled || desc.jitter != 0.0f;
   const int64_t threads = device.pool.size(), columns = num_columns(desc);
   const int64_t rows = (scaled ? 1 + Chunks::kMax + threads : 0) + (changed ? threads : 0);
+  constexpr uint64_t kMostFloats = uint64_t{1} << 60;
+  MOEC_REQUIRE(uint64_t(hidden) <= kMostFloats / uint64_t(std::max<int64_t>(rows, 1)),
+               MOEC_E_OVERFLOW, "hidden is %lld; %lld rows of it exceed the address space",
+               static_cast<long long>(hidden), static_cast<long long>(rows));
   const uint64_t floats = uint64_t(rows * hidden + 2 * Chunks::kMax * columns);
   const uint64_t copies = scaled ? 2 : changed ? 1 : 0;  // [T,H]
   return {uint64_t(gemm_scratch_bytes(int32_t(threads))) + floats * sizeof(float) +

@@ -11,13 +11,14 @@
 namespace moec::cpu {
 namespace {
 
-constexpr int64_t kLossTokens = 16;  // least number of tokens per parallel piece
+constexpr int64_t kLossTokens = 16;   // least number of tokens per parallel piece
+constexpr int64_t kBlockTokens = 64;  // summed by themselves, as errors grow with a sum's length
 
-struct LossRow {  // scratch of one thread; lanes = E rounded up to 32
-  float *z, *p;   // [lanes]
-  int64_t* keys;  // [lanes]
-  int64_t* best;  // [key_blocks(lanes)]
-  int32_t* ids;   // [K]
+struct LossRow {       // scratch of one thread; lanes = E rounded up to 32
+  float *z, *p, *sum;  // [lanes]
+  int64_t* keys;       // [lanes]
+  int64_t* best;       // [key_blocks(lanes)]
+  int32_t* ids;        // [K]
 };
 
 struct Sums {  // of one chunk
@@ -31,7 +32,7 @@ class Losses {
       : device_(device),
         args_(args),
         lanes_(padded_columns(args.num_experts)),
-        row_bytes_(lanes_ * 16 + key_blocks(lanes_) * 8 +
+        row_bytes_(lanes_ * 20 + key_blocks(lanes_) * 8 +
                    int64_t(round_up(uint64_t(args.top_k) * 4, kCacheLine))),
         sum_bytes_(Chunks::kMax * lanes_ * 8),
         scratch_(device, uint64_t(sum_bytes_ + row_bytes_ * device.pool.size())),
@@ -81,7 +82,8 @@ class Losses {
     row.best = row.keys + lanes_;
     row.z = reinterpret_cast<float*>(row.best + key_blocks(lanes_));
     row.p = row.z + lanes_;
-    row.ids = reinterpret_cast<int32_t*>(row.p + lanes_);
+    row.sum = row.p + lanes_;
+    row.ids = reinterpret_cast<int32_t*>(row.sum + lanes_);
     return row;
   }
   Sums sums_of(int64_t chunk) const {
@@ -126,16 +128,23 @@ class Losses {
   static void add_tokens(const Losses* self, const LossRow* row, const LossLayer* layer,
                          const Sums* sums, int64_t begin, int64_t end) {
     const LossArgs& args = self->args_;
+    const auto add_block = [&] {
+      for (int64_t e = 0; e < self->lanes_; ++e) sums->p[e] += row->sum[e];
+      std::fill_n(row->sum, self->lanes_, 0.0f);
+    };
+    std::fill_n(row->sum, self->lanes_, 0.0f);
     for (int64_t t = begin; t < end; ++t) {
+      if ((t - begin) % kBlockTokens == 0) add_block();
       if (!self->is_counted(t)) continue;
       self->load_shares(*layer, t, *row);
-      for (int64_t e = 0; e < self->lanes_; ++e) sums->p[e] += row->p[e];
+      for (int64_t e = 0; e < self->lanes_; ++e) row->sum[e] += row->p[e];
       if (args.counts) continue;
       rank_row(row->p, nullptr, args.num_experts, row->keys);
       take_best(row->keys, self->lanes_, args.top_k, row->best, row->ids);
       for (int32_t k = 0; k < args.top_k; ++k)
         if (row->ids[k] >= 0) ++sums->n[row->ids[k]];
     }
+    add_block();
   }
 
   // n and sum of p over tokens [first, last) of every layer, in the sums of chunk 0.

@@ -190,7 +190,7 @@ __global__ __launch_bounds__(32 * kMostWarps,
   const uint32_t ready = ptx::shared_address(&shared.operand_ready);
   const auto load_operand_once = [&] {
     const uint32_t bytes = uint32_t(pieces.row_bytes * (kUp ? 1 : slots));
-    if (warp != 0 || bytes == 0 || !ptx::elect_one()) return;
+    if (warp != 0 || slots == 0 || !ptx::elect_one()) return;
     ptx::barrier_arrive_expect(ready, bytes);
     ptx::bulk_load(operand, p.operand, bytes, ready);
   };
