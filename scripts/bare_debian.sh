@@ -3,10 +3,12 @@
 # bare_debian.sh DIR COMMAND...: run a command (make demo, make test) on a clone of HEAD inside a
 # bare Debian 12 that holds nothing but `make`. DIR/base is made once by debootstrap from the mirror
 # that apt uses here; DIR/root is a fresh copy of it each time. Needs root; prints the time it took.
+here=$PWD
 . "$(dirname "$0")/lib.sh"
 [ $# -ge 2 ] || die "usage: bare_debian.sh DIR COMMAND..."
 [ "$(id -u)" = 0 ] || die "chroot needs root"
-base=$1/base bare=$1/root; shift
+folder=$(cd "$here" && realpath -m "$1"); shift
+base=$folder/base bare=$folder/root
 mirror=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' |
   awk '$1 == "bookworm" {print $2; exit}')
 [ -n "$mirror" ] || die "apt has no source for bookworm here; run apt-get update first"

@@ -4,6 +4,7 @@
 # compare_variants and print its path. All but the last contain the CUDA kernels, not the library.
 # build_gpu.sh variant NAME [TREE]: the kernels of a source tree (default: this one) as
 # build/variants/NAME.so, for compare_variants, which stands beside it. About a minute on two cores.
+here=$PWD
 . "$(dirname "$0")/lib.sh"
 
 sources="row_gemm_up.cu row_gemm_up_pairs.cu row_gemm_down.cu row_gemm_grad_down.cu
@@ -18,7 +19,7 @@ case ${1:-} in
   variant)
     [ -n "${2:-}" ] || die "usage: build_gpu.sh variant NAME [TREE]"
     main=bench/gpu/kernel_variant.cu program=$build/variants/$2.so folder=$build/variants/$2
-    tree=$(cd "${3:-$root}" && pwd)
+    tree=$(cd "$here" && cd "${3:-$root}" && pwd)
     # Statics of templates would be one for all variants in a process.
     flags="-Xcompiler -fPIC,-fno-gnu-unique" link="-shared -Xlinker -Bsymbolic" ;;
   *) die "usage: build_gpu.sh" \
@@ -33,9 +34,12 @@ compile() {
 export -f compile
 export nvcc flags
 cd "$tree"
-for source in $sources; do echo "src/backend/cuda/$source $folder/${source%.*}.o"; done |
-  cat - <(echo "$main $folder/$1.o") |
-  xargs -P "$(job_count)" -L 1 bash -c 'compile "$0" "$1"' >&2
-objects=$(for source in $sources; do echo "$folder/${source%.*}.o"; done)
-"$nvcc" $link "$folder/$1.o" $objects -ldl -o "$program" >&2
+steps=("$main" "$folder/$1.o") objects=("$folder/$1.o")
+for source in $sources; do
+  objects+=("$folder/${source%.*}.o")
+  steps+=("src/backend/cuda/$source" "${objects[-1]}")
+done
+printf '%s\0' "${steps[@]}" |
+  xargs -0 -P "$(job_count)" -n 2 bash -c 'compile "$0" "$1"' >&2
+"$nvcc" $link "${objects[@]}" -ldl -o "$program" >&2
 echo "$program"

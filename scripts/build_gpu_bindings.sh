@@ -3,7 +3,10 @@
 # build_gpu_bindings.sh FOLDER: the device-memory tests of Rust and Go as programs
 # FOLDER/bindings_rust and FOLDER/bindings_go, for a machine with a GPU but without their tools.
 # Both open libmoec (MOEC_LIBRARY) and the CUDA driver at run time.
+here=$PWD
 . "$(dirname "$0")/lib.sh"
+[ -n "${1:-}" ] || die "usage: build_gpu_bindings.sh FOLDER"
+cd "$here"
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$root/bindings/rust"
 "$root/scripts/cargo.sh" test --no-run --features dynamic -p moec --test device \

@@ -3,13 +3,18 @@
 # build_wheel.sh FOLDER [LIBRARY]: build the Python wheel into FOLDER, with LIBRARY (a libmoec.so.0
 # of this tree, and the plug-in beside it), else with one compiled now. The tools are those of
 # build/venv; nothing is fetched: moec.jax's handlers are built where xla_headers.sh has been run.
+here=$PWD
 . "$(dirname "$0")/lib.sh"
-folder=$1 library=${2:-}
+[ -n "${1:-}" ] || die "usage: build_wheel.sh FOLDER [LIBRARY]"
+cd "$here"
+folder=$(realpath -m "$1")
+library=${2:+$(realpath -s "$2")}
+cd "$root"
 options=(--config-settings "build-dir=$build/python${library:+-prebuilt}")
 [ -z "$library" ] || options+=(--config-settings "cmake.define.MOEC_PYTHON_LIBRARY=$library")
 headers=$(ls -d "$build"/xla_headers/*/jaxlib/include 2>/dev/null || true)
 [ -z "$headers" ] || options+=(--config-settings "cmake.define.MOEC_XLA_INCLUDE=$headers")
-rm -rf "$folder"
+rm -f "$folder"/moec-*.whl
 mkdir -p "$build/log"
 log=$build/log/wheel.txt
 export CMAKE_BUILD_PARALLEL_LEVEL

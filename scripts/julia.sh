@@ -11,7 +11,8 @@ tree=$folder/root
 
 unpack() {
   local mirror options deb
-  mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -E '/debian/?$' | head -n 1)
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -E '/debian/?$' | head -n 1 ||
+    true)
   [ -n "$mirror" ] || die "no julia on PATH, and apt has no Debian mirror; run apt-get update"
   rm -rf "$folder"
   mkdir -p "$folder/lists/partial" "$folder/cache/archives/partial" "$tree.new"

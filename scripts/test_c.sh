@@ -8,6 +8,9 @@ prefix=$(scripts/install_for_bindings.sh)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+# What pkg-config says is quoted for a shell: folders may have spaces.
+flags=$(pkg-config --cflags --libs moec)
+eval "shared=($flags)"
 passed=0
 done_with() { echo "ok: $*"; passed=$((passed + 1)); }
 
@@ -15,20 +18,21 @@ done_with() { echo "ok: $*"; passed=$((passed + 1)); }
 done_with "generated layers are current"
 "$venv/bin/python" bindings/emit_c.py >"$work/layout.c"
 for compiler in gcc clang; do
-  $compiler -std=c11 -Werror "$work/layout.c" -o "$work/layout" $(pkg-config --cflags --libs moec)
+  $compiler -std=c11 -Werror "$work/layout.c" -o "$work/layout" "${shared[@]}"
   LD_LIBRARY_PATH=$prefix/lib "$work/layout"
   done_with "layouts, constants and symbols by $compiler"
 done
 
 warnings="-std=c11 -Wall -Wextra -Wpedantic -Werror"
-cc $warnings examples/c/train.c -o "$work/shared" $(pkg-config --cflags --libs moec)
+cc $warnings examples/c/train.c -o "$work/shared" "${shared[@]}"
 LD_LIBRARY_PATH=$prefix/lib "$work/shared"
 done_with "examples/c, shared"
 # Without the shared library beside it, -lmoec is the static one.
 cp -r "$prefix" "$work/only_static"
 rm "$work"/only_static/lib/libmoec*.so*
-cc $warnings examples/c/train.c -o "$work/static" \
-  $(PKG_CONFIG_PATH=$work/only_static/lib/pkgconfig pkg-config --static --cflags --libs moec)
+flags=$(PKG_CONFIG_PATH=$work/only_static/lib/pkgconfig pkg-config --static --cflags --libs moec)
+eval "static=($flags)"
+cc $warnings examples/c/train.c -o "$work/static" "${static[@]}"
 env -u LD_LIBRARY_PATH "$work/static"
 done_with "examples/c, static"
 
@@ -38,7 +42,7 @@ consumer() { # consumer NAME TARGET COMPONENTS...: configure a project that asks
 cmake_minimum_required(VERSION 3.18)
 project(consumer LANGUAGES C)
 find_package(moec 0.1 CONFIG REQUIRED ${*:3})
-add_executable(program $root/examples/c/train.c)
+add_executable(program "$root/examples/c/train.c")
 target_link_libraries(program PRIVATE $2)
 CMAKE
   cmake -S "$work/$1" -B "$work/$1/build" -DCMAKE_PREFIX_PATH="$prefix" >"$work/$1/log" 2>&1

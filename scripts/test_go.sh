@@ -10,7 +10,7 @@ export PKG_CONFIG_PATH=$prefix/lib/pkgconfig LD_LIBRARY_PATH=$prefix/lib
 export MOEC_LIBRARY=$prefix/lib/libmoec.so.0
 # Go's build cache, which all checkouts share, does not ask pkg-config again: what it keeps may be
 # linked to another checkout's library. These flags are part of its key.
-export CGO_LDFLAGS="-O2 -g -L$prefix/lib"
+export CGO_LDFLAGS="-O2 -g '-L$prefix/lib'"
 log=$build/bindings/go.txt
 : >"$log"
 

@@ -11,9 +11,11 @@ Prints each breach as `path:line: what`, and at the end `N passed, M failed` ove
 tests/house/test_rooms.py plants one breach of each kind and sees it reported.
 """
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 HEADER = "capi/include/moec/moec.h"
@@ -152,10 +154,23 @@ def breaches(root, path):
 
 
 def source_files(root):
-    listing = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z"]
-    paths = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
+    """What git tracks or would add. A source archive has no repository, or lies in another's: an
+    empty one knows what to leave out."""
+    def git(*arguments, check=True, **variables):
+        return subprocess.run(["git", "-C", str(root), *arguments], env=os.environ | variables,
+                              capture_output=True, text=True, check=check).stdout
+
+    listing = ["ls-files", "-co", "--exclude-standard", "-z"]
+    top = git("rev-parse", "--show-toplevel", check=False).removesuffix("\n")
+    if top and Path(top).resolve() == root:
+        paths = git(*listing)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            empty = {"GIT_DIR": folder, "GIT_WORK_TREE": str(root)}
+            git("init", "-q", **empty)
+            paths = git(*listing, **empty)
     return [
-        path for path in paths
+        path for path in paths.split("\0")
         if path.endswith((*TEXT, "CMakeLists.txt")) and (root / path).is_file()
     ]
 
@@ -163,6 +178,8 @@ def source_files(root):
 def main():
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()
     paths = source_files(root)
+    if not paths:
+        sys.exit(f"check_rooms.py: no sources were found in {root}")
     failed = 0
     for path in paths:
         found = list(breaches(root, path))

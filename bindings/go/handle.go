@@ -112,7 +112,7 @@ func (p *Plan) FromTopK(expertIDs, weights Tensor, stream Stream) error {
 	defer runtime.KeepAlive(p)
 	ids, w := pin.tensor(expertIDs), pin.tensor(weights)
 	optional := unsafe.Pointer(&w)
-	if w.Data == 0 {
+	if w.Dtype == 0 { // no rows of weights have no address, either
 		optional = nil
 	}
 	return call(func() int32 {

@@ -149,30 +149,35 @@ type LayerGradArgs struct {
 	WorkspaceOnDevice                       DeviceBuffer // instead of the above
 }
 
+func (p *pins) grads(a *LayerGradArgs) *raw.LayerGradArgs {
+	if a == nil {
+		return nil
+	}
+	out := &raw.LayerGradArgs{
+		Flags: a.Flags, Forward: address(p, p.layer(a.Forward)),
+		DY: p.tensor(a.DY), DLogitsIn: p.tensor(a.DLogitsIn), DX: p.tensor(a.DX),
+		DRouterX: p.tensor(a.DRouterX), DGateWeight: p.tensor(a.DGateWeight),
+		DGateBias: p.tensor(a.DGateBias), DInputScale: p.tensor(a.DInputScale),
+		DPerExpertScale: p.tensor(a.DPerExpertScale),
+		DExpertWeights:  address(p, p.set(a.DExpertWeights)),
+		DSharedWeights:  address(p, p.set(a.DSharedWeights)),
+		DSharedGate:     p.tensor(a.DSharedGate), DSharedGateBias: p.tensor(a.DSharedGateBias),
+		DOutputBias: p.tensor(a.DOutputBias), DResidual: p.tensor(a.DResidual),
+		DRoutingWeights: p.tensor(a.DRoutingWeights),
+		Workspace:       p.buffer(a.Workspace, a.WorkspaceOnDevice),
+	}
+	out.StructSize = sizeOf(out)
+	return out
+}
+
 // Backward computes the gradients.
 func (l *Layer) Backward(args *LayerGradArgs, stream Stream) error {
 	var pin pins
 	defer pin.release()
 	defer runtime.KeepAlive(l)
 	defer runtime.KeepAlive(args)
-	desc := &raw.LayerGradArgs{
-		Flags: args.Flags, Forward: address(&pin, pin.layer(args.Forward)),
-		DY: pin.tensor(args.DY), DLogitsIn: pin.tensor(args.DLogitsIn), DX: pin.tensor(args.DX),
-		DRouterX: pin.tensor(args.DRouterX), DGateWeight: pin.tensor(args.DGateWeight),
-		DGateBias: pin.tensor(args.DGateBias), DInputScale: pin.tensor(args.DInputScale),
-		DPerExpertScale: pin.tensor(args.DPerExpertScale),
-		DExpertWeights:  address(&pin, pin.set(args.DExpertWeights)),
-		DSharedWeights:  address(&pin, pin.set(args.DSharedWeights)),
-		DSharedGate:     pin.tensor(args.DSharedGate),
-		DSharedGateBias: pin.tensor(args.DSharedGateBias),
-		DOutputBias:     pin.tensor(args.DOutputBias),
-		DResidual:       pin.tensor(args.DResidual),
-		DRoutingWeights: pin.tensor(args.DRoutingWeights),
-		Workspace:       pin.buffer(args.Workspace, args.WorkspaceOnDevice),
-	}
-	desc.StructSize = sizeOf(desc)
+	desc := pin.grads(args)
 	return call(func() int32 {
-		return raw.LayerBackward(l.raw, unsafe.Pointer(desc), uintptr(
-			stream))
+		return raw.LayerBackward(l.raw, unsafe.Pointer(desc), uintptr(stream))
 	})
 }

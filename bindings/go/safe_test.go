@@ -92,8 +92,10 @@ func TestErrorsBelongToTheirCalls(t *testing.T) {
 func TestBackwardWithoutForward(t *testing.T) {
 	_, layer, _ := small(t)
 	var failed *Error
-	if err := layer.Backward(&LayerGradArgs{}, 0); !errors.As(err, &failed) {
-		t.Fatalf("%v: an error of the library is right", err)
+	for _, args := range []*LayerGradArgs{nil, {}} {
+		if err := layer.Backward(args, 0); !errors.As(err, &failed) {
+			t.Fatalf("%v: an error of the library is right", err)
+		}
 	}
 }
 
@@ -142,6 +144,11 @@ func TestDevicePtr(t *testing.T) {
 	if err := layer.Forward(args, 0); !errors.As(err, &failure) || failure.Code != raw.EDevice {
 		t.Fatalf("%v; E_DEVICE is right", err)
 	}
+	for _, id := range []int{1 << 32, -1 << 32} {
+		if made := DeviceTensor[float32](DevicePtr(8), id, 1); made.desc.DeviceId == 0 {
+			t.Errorf("device %d became device 0", id)
+		}
+	}
 }
 
 func TestHalfTypes(t *testing.T) {
@@ -167,6 +174,15 @@ func TestPlan(t *testing.T) {
 	totals, err := plan.Totals(0)
 	if err != nil || totals[0] != 4 {
 		t.Fatalf("%v routed rows, %v; 4 are right", totals[0], err)
+	}
+	var failure *Error
+	none := NewTensor([]float32(nil), 0, 2) // of other tokens, not absent
+	err = plan.FromTopK(NewTensor([]int64{0, 1, 2, 3}, 2, 2), none, 0)
+	if !errors.As(err, &failure) || failure.Code != raw.EShape {
+		t.Fatalf("%v; E_SHAPE is right", err)
+	}
+	if err := plan.FromTopK(NewTensor([]int64(nil), 0, 2), none, 0); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -4,6 +4,7 @@ package moec
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 	"unsafe"
 
@@ -87,7 +88,8 @@ func NewTensor[T Element](data []T, shape ...int) Tensor {
 // DeviceTensor views device memory, which must stay valid until the work queued with it is done.
 func DeviceTensor[T Element](data DevicePtr, deviceID int, shape ...int) Tensor {
 	var zero T
-	desc, _ := describe(dtypeOf(zero), raw.Cuda, int32(deviceID), shape)
+	id := min(max(deviceID, math.MinInt32), math.MaxInt32) // no device's: the library refuses it
+	desc, _ := describe(dtypeOf(zero), raw.Cuda, int32(id), shape)
 	desc.Data = uintptr(data)
 	return Tensor{desc: desc}
 }

@@ -106,5 +106,19 @@ TEST(Backend, device_query) {
   EXPECT_EQ(moec_device_query(5, 0, &info), MOEC_E_INVALID_ARG);
 }
 
+TEST(Messages, are_utf8_whatever_a_file_is_called) {
+  const auto message = [](const std::string& path) -> std::string {
+    EXPECT_NE(moec_backend_load(path.c_str()), MOEC_OK);
+    return error_info().message;
+  };
+  std::string accents;  // cut inside of a character, if by bytes
+  for (int i = 0; i < 60; ++i) accents += "\u00e9";
+  EXPECT_NE(message("/none/" + accents).find("...\u00e9"), std::string::npos);
+  EXPECT_NE(message("/none/a" + accents).find("...\u00e9"), std::string::npos);
+  EXPECT_NE(message("/\u20ac\U0001f600/lib").find("/\u20ac\U0001f600/lib"), std::string::npos);
+  EXPECT_NE(message("/\xff\xe9x\x1b[0m\xc0\x80\xed\xa0\x80l").find("/??x?[0m?????l"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace moec::test

@@ -207,5 +207,21 @@ TEST(Plan, capacity_is_the_ceiling_of_many_rows_too) {
   EXPECT_EQ(rows, desc.max_tokens);  // and not 4 * 2^21
 }
 
+TEST(Losses, a_score_that_is_not_read_is_not_refused) {
+  Problem p;
+  float loss = 0;
+  const moec_tensor logits = tensor_of(p.x.data(), MOEC_F32, {p.T, Problem::kExperts});
+  auto args = sized<moec_loss_args>();
+  args.kind = MOEC_LOSS_Z;
+  args.score = MOEC_SCORE_IDENTITY;
+  args.logits = &logits;
+  args.count = 1;
+  args.loss = tensor_of(&loss, MOEC_F32, {1});
+  EXPECT_EQ(moec_loss_forward(p.context, &args, nullptr), MOEC_OK) << error_info().message;
+  args.kind = MOEC_LOSS_BALANCE_SWITCH;
+  args.top_k = 2;
+  EXPECT_EQ(moec_loss_forward(p.context, &args, nullptr), MOEC_E_INVALID_ARG);
+}
+
 }  // namespace
 }  // namespace moec::test

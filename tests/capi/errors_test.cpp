@@ -383,35 +383,5 @@ TEST(Aliasing, y_may_be_the_residual) {
   for (size_t i = 0; i < alone.size(); ++i) EXPECT_NEAR(p.y[i], alone[i] + 1, 1e-6);
 }
 
-TEST(Messages, are_utf8_whatever_a_file_is_called) {
-  const auto message = [](const std::string& path) -> std::string {
-    EXPECT_NE(moec_backend_load(path.c_str()), MOEC_OK);
-    return error_info().message;
-  };
-  std::string accents;  // cut inside of a character, if by bytes
-  for (int i = 0; i < 60; ++i) accents += "\u00e9";
-  EXPECT_NE(message("/none/" + accents).find("...\u00e9"), std::string::npos);
-  EXPECT_NE(message("/none/a" + accents).find("...\u00e9"), std::string::npos);
-  EXPECT_NE(message("/\u20ac\U0001f600/lib").find("/\u20ac\U0001f600/lib"), std::string::npos);
-  EXPECT_NE(message("/\xff\xe9x\x1b[0m\xc0\x80\xed\xa0\x80l").find("/??x?[0m?????l"),
-            std::string::npos);
-}
-
-TEST(Losses, a_score_that_is_not_read_is_not_refused) {
-  Problem p;
-  float loss = 0;
-  const moec_tensor logits = tensor_of(p.x.data(), MOEC_F32, {p.T, Problem::kExperts});
-  auto args = sized<moec_loss_args>();
-  args.kind = MOEC_LOSS_Z;
-  args.score = MOEC_SCORE_IDENTITY;
-  args.logits = &logits;
-  args.count = 1;
-  args.loss = tensor_of(&loss, MOEC_F32, {1});
-  EXPECT_EQ(moec_loss_forward(p.context, &args, nullptr), MOEC_OK) << error_info().message;
-  args.kind = MOEC_LOSS_BALANCE_SWITCH;
-  args.top_k = 2;
-  EXPECT_EQ(moec_loss_forward(p.context, &args, nullptr), MOEC_E_INVALID_ARG);
-}
-
 }  // namespace
 }  // namespace moec::test

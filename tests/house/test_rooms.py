@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_rooms.py sees a planted breach of each kind, and passes a clean file of each room."""
 
+import subprocess
+
 import check_rooms
 import pytest
 
@@ -70,3 +72,19 @@ def test_a_clean_file_passes(plant, path, text):
 def test_a_missing_license_line_is_reported(tmp_path):
     (tmp_path / "a.h").write_text("int a;\n")
     assert "no SPDX" in next(check_rooms.breaches(tmp_path, "a.h"))
+
+
+def test_a_source_archive_is_looked_at(tmp_path, monkeypatch):
+    archive = tmp_path / "archive"
+    for name in ["src/a.h", "build/b.h", "target/c.h"]:
+        (archive / name).parent.mkdir(parents=True)
+        (archive / name).write_text("int a;\n")
+    (archive / ".gitignore").write_text("/build/\ntarget/\n")
+    assert check_rooms.source_files(archive) == ["src/a.h"]
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / ".gitignore").write_text("/archive/\n")
+    assert check_rooms.source_files(archive) == ["src/a.h"]
+    (archive / "src/a.h").unlink()
+    monkeypatch.setattr("sys.argv", ["check_rooms.py", str(archive)])
+    with pytest.raises(SystemExit, match="no sources were found"):
+        check_rooms.main()

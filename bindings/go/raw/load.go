@@ -22,18 +22,26 @@ func Load() (err error) {
 	if err != nil {
 		return fmt.Errorf("moec: cannot open %s: %w; set MOEC_LIBRARY", name, err)
 	}
-	for _, function := range []string{"moec_abi_version", "moec_version"} {
-		purego.RegisterLibFunc(symbols[function], library, function)
-	}
-	if err := check(name); err != nil {
-		return err
-	}
-	for symbol, function := range symbols {
+	find := func(symbol string) error {
 		address, err := purego.Dlsym(library, symbol)
 		if err != nil {
 			return fmt.Errorf("moec: %s has no %s; another version is needed", name, symbol)
 		}
-		purego.RegisterFunc(function, address)
+		purego.RegisterFunc(symbols[symbol], address)
+		return nil
+	}
+	for _, symbol := range []string{"moec_abi_version", "moec_version"} {
+		if err := find(symbol); err != nil {
+			return err
+		}
+	}
+	if err := check(name); err != nil {
+		return err
+	}
+	for symbol := range symbols {
+		if err := find(symbol); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -1260,7 +1260,7 @@ moec_weights_refresh(weights, first, count, stream) =
 moec_weights_release_source(weights) =
     @ccall LIB.moec_weights_release_source(weights::Ptr{moec_weights})::Int32
 
-"Write the packed copy to a file / map such a file (read-only, shared between processes). E_CORRUPT: damaged; E_MISMATCH: another desc or packed_format."
+"Write the packed copy to a file / map such a file (read-only, shared between processes). E_CORRUPT: damaged; E_MISMATCH: another desc or packed_format. A new file takes the place of `path`, of a link, too."
 moec_weights_save_sync(weights, path) =
     @ccall LIB.moec_weights_save_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
 

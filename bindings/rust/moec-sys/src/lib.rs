@@ -51,7 +51,8 @@ mod loader {
     use std::sync::OnceLock;
 
     fn name() -> std::ffi::OsString {
-        std::env::var_os("MOEC_LIBRARY").unwrap_or_else(|| "libmoec.so.0".into())
+        let set = std::env::var_os("MOEC_LIBRARY").filter(|name| !name.is_empty());
+        set.unwrap_or_else(|| "libmoec.so.0".into())
     }
 
     /// The library, opened once and never closed (its threads may outlive any handle).
@@ -69,8 +70,17 @@ mod loader {
         })
     }
 
+    /// Its name, once it has what tells its version.
     pub fn open() -> Result<String, String> {
-        library().as_ref().map(|_| name().to_string_lossy().into_owned()).map_err(Clone::clone)
+        let library = library().as_ref().map_err(Clone::clone)?;
+        let name = name().to_string_lossy().into_owned();
+        for symbol in ["moec_abi_version", "moec_version", "moec_version_string"] {
+            // SAFETY: the address is not used.
+            unsafe { library.get::<*const ()>(symbol.as_bytes()) }.map_err(|_| {
+                format!("moec-sys: {name} has no {symbol}; another version is needed")
+            })?;
+        }
+        Ok(name)
     }
 }
 

@@ -51,6 +51,31 @@ fn the_library_is_the_right_one() {
     assert_eq!(unsafe { sys::moec_abi_version() }, sys::MOEC_ABI_VERSION);
 }
 
+/// What the test above says with another MOEC_LIBRARY; a process opens only one.
+#[cfg(feature = "dynamic")]
+fn load_of(library: &str) -> (bool, String) {
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    if let Some(right) = std::env::var_os("MOEC_LIBRARY").filter(|path| !path.is_empty()) {
+        again.env("LD_LIBRARY_PATH", std::path::Path::new(&right).parent().unwrap());
+    }
+    let run = again.env("MOEC_LIBRARY", library).arg("the_library_is").output().unwrap();
+    (run.status.success(), String::from_utf8_lossy(&run.stdout).into_owned())
+}
+
+#[cfg(feature = "dynamic")]
+#[test]
+fn an_empty_name_is_none() {
+    let (loaded, text) = load_of("");
+    assert!(loaded, "{text}");
+}
+
+#[cfg(feature = "dynamic")]
+#[test]
+fn another_library_is_an_error() {
+    let (loaded, text) = load_of("libm.so.6");
+    assert!(!loaded && text.contains("libm.so.6 has no moec_abi_version"), "{text}");
+}
+
 /// With `dynamic`, too, a size_t is a usize.
 #[test]
 fn a_struct_is_made_ready() {
