@@ -102,6 +102,13 @@ UNSIGNED(moec_dtype, UINT32_MAX)
   $result = $1 ? PyLong_FromLong($1) : SWIG_Py_Void();
 }
 
+// Paths: str, bytes and what has __fspath__; a zero inside raises ValueError.
+%typemap(in) const char *path (PyObject *encoded = NULL) {
+  if (!PyUnicode_FSConverter($input, &encoded)) SWIG_fail;
+  $1 = PyBytes_AsString(encoded);
+}
+%typemap(freearg) const char *path "Py_XDECREF(encoded$argnum);"
+
 // ---------------------------------------------------------------- pointers
 // OWNED: SWIG_POINTER_DISOWN where C takes the object over: a destructor its own. A struct that is
 // pointed to by another stays Python's.

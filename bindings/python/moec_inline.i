@@ -113,9 +113,15 @@ static void log_to_python(void *user, int32_t level, const char *message, size_t
 %inline %{
 /* sink(level, message), called from any thread; None restores silence. */
 moec_status set_log(PyObject *sink, int32_t min_level) {
+  if (sink != Py_None && !PyCallable_Check(sink)) {
+    PyErr_Format(PyExc_TypeError, "%R cannot be called; give sink(level, message), or None", sink);
+    return MOEC_OK;
+  }
+  const moec_status status =
+      moec_set_log(sink == Py_None ? NULL : log_to_python, NULL, min_level);
+  if (status < 0) return status;
   PyObject *old = log_sink;
   log_sink = sink == Py_None ? NULL : Py_NewRef(sink);
-  const moec_status status = moec_set_log(log_sink ? log_to_python : NULL, NULL, min_level);
   Py_XDECREF(old);
   return status;
 }

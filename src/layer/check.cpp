@@ -38,9 +38,10 @@ Text shape_text(const int64_t* extents, int64_t count) {
 Text dtypes_text(Dtypes dtypes) {
   Text out;
   size_t used = 0;
-  for (const moec_dtype dtype : dtypes)
-    used += size_t(std::snprintf(out.text + used, sizeof out.text - used, used ? " or %s" : "%s",
-                                 dtype_name(dtype)));
+  for (auto dtype = dtypes.begin(); dtype != dtypes.end(); ++dtype)
+    if (std::find(dtypes.begin(), dtype, *dtype) == dtype)  // some name one type twice
+      used += size_t(std::snprintf(out.text + used, sizeof out.text - used, used ? " or %s" : "%s",
+                                   dtype_name(*dtype)));
   return out;
 }
 

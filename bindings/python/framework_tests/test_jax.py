@@ -144,6 +144,30 @@ def test_gradients_start_at_the_logits_only() -> None:
     assert without.any() and (jax.grad(loss)(gate, 9.0) == without).all()
 
 
+@pytest.mark.parametrize("scalar", [np.float32, jnp.float32, jnp.bfloat16])
+def test_scalars_of_other_kinds(scalar) -> None:
+    x, _, _, gate_up, down, _ = problem()
+    gate = jax.random.normal(jax.random.PRNGKey(9), (E, H))
+    parameters = {"gate_weight": gate, "gate_up": gate_up, "down": down}
+    y, same = (
+        moec.jax.layer(x, parameters, experts=DESC,
+                       router=moec.RouterDesc(num_experts=E, top_k=K, scale=scale))
+        for scale in (scalar(2.5), 2.5)
+    )
+    assert (y == same).all()
+
+
+def test_arrays_of_jax_are_no_outputs() -> None:
+    """They do not change: a compiled function may have one as a constant."""
+    out = jnp.zeros((4, E))
+    with moec.Context(num_threads=1) as context:
+        router = moec.Router(context, moec.RouterDesc(num_experts=E, top_k=K))
+        with pytest.raises(BufferError, match="read-only"):
+            router.gate(jnp.ones((4, H)), jnp.ones((E, H)), out=out)
+        assert (router.gate(jnp.ones((4, H)), jnp.ones((E, H))) == H).all()
+    assert not out.any()
+
+
 def test_what_gradients_and_jitter_need() -> None:
     x, ids, weights, gate_up, down, _ = problem()
     parameters = {"gate_up": gate_up, "down": down}

@@ -246,6 +246,26 @@ def test_weights_live_as_long_as_the_call() -> None:
             assert torch.equal(experts(x, ids, weights), expected)
 
 
+def test_no_experts_per_token() -> None:
+    x, ids, weights, _ = inputs()
+    experts = moec.torch.Experts(moec.ExpertsDesc(hidden=H, inter=I, num_experts=E, top_k=0))
+    with pytest.raises(moec.InvalidArgumentError, match="top_k is 0"):
+        experts(x, ids, weights)
+
+
+@pytest.mark.parametrize("name", ["gate_up", "down", "x"])
+def test_tensors_of_two_devices(name: str) -> None:
+    """With one on meta nothing is computed: what came out was memory that nobody had written."""
+    experts = make_experts()
+    x, ids, weights, _ = inputs()
+    if name == "x":
+        x = x.detach().to("meta")
+    else:
+        setattr(experts, name, torch.nn.Parameter(getattr(experts, name).to("meta")))
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"is on (cpu|meta), x on (cpu|meta)"):
+        experts(x, ids, weights)
+
+
 def test_meta_tensors() -> None:
     """Shapes and gradients' shapes without memory."""
     layer, experts = make_layer("meta"), make_experts("meta").use_main_grads()

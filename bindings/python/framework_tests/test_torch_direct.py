@@ -150,3 +150,10 @@ def test_a_traced_module() -> None:
     traced = torch.jit.trace(experts, (x, ids, weights), check_trace=False)
     assert "moec::experts" in str(traced.inlined_graph)
     assert torch.equal(traced(x, ids, weights), experts(x, ids, weights))
+
+
+@pytest.mark.parametrize("openmp", [False, True])
+def test_a_number_of_threads_below_0(openmp: bool) -> None:
+    """Refused with the threads of an OpenMP runtime, too, which this process has: torch's."""
+    with pytest.raises(moec.InvalidArgumentError, match="num_threads is -1"):
+        moec.Context(num_threads=-1, openmp=openmp)

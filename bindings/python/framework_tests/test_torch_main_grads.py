@@ -117,7 +117,7 @@ def test_a_copy_makes_its_own(dtype: torch.dtype) -> None:
     with torch.no_grad():
         x, ids, weights, _ = inputs(0, torch.bfloat16)
         copied(x, ids, weights)  # an average for evaluation needs none
-    assert not hasattr(copied.down, "main_grad")
+    assert copied.down.main_grad is None
     backward(copied)
     copied.down.main_grad = None  # as zero_grad() does with .grad
     copied.gate_up.main_grad.zero_()
@@ -126,6 +126,20 @@ def test_a_copy_makes_its_own(dtype: torch.dtype) -> None:
     assert torch.equal(copied.down.main_grad, experts.down.main_grad)
     backward(copied, 1)
     assert not torch.equal(copied.down.main_grad, experts.down.main_grad)
+
+
+def test_a_functional_call_leaves_a_copy_as_it_is() -> None:
+    """Nobody would see main gradients of the tensors that it puts in the parameters' place."""
+    experts = make_experts().use_main_grads()
+    copied = copy.deepcopy(experts)
+    x, ids, weights, _ = inputs()
+    others = {n: p.detach().clone().requires_grad_() for n, p in copied.named_parameters()}
+    for module in (experts, copied):
+        with pytest.raises(RuntimeError, match="is not the parameter that use_main_grads"):
+            torch.func.functional_call(module, others, (x, ids, weights))
+        backward(module)
+    assert copied.down.main_grad.any()
+    assert torch.equal(copied.down.main_grad, experts.down.main_grad)
 
 
 def test_another_parameter_has_none() -> None:

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_cases import E, H, I, K, inputs, make_experts
@@ -112,6 +115,33 @@ def test_select_bias_stays_in_fp32() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert made.select_bias.dtype == torch.float32
+
+
+def test_reset_makes_select_bias() -> None:
+    with torch.device("meta"):
+        layer = make_layer(moec.RouterFlags.SELECT_BIAS)
+    layer.to_empty(device="cpu")
+    layer.select_bias.fill_(7)
+    layer.reset_parameters()
+    assert not layer.select_bias.any()
+
+
+@pytest.mark.parametrize("scalar", [np.float32, np.float16, np.float64, torch.tensor])
+def test_scalars_of_other_kinds(scalar: Any) -> None:
+    """They are not cut down to integers on their way through the operators' text."""
+    x, *_ = inputs()
+    activation = moec.Activation(kind=moec.ActivationKind.GPTOSS, alpha=scalar(1.5),
+                                 limit=scalar(0.25))
+    desc = moec.ExpertsDesc(hidden=H, inter=I, num_experts=E, top_k=K, activation=activation)
+    router = moec.RouterDesc(num_experts=np.int64(E), top_k=K, scale=scalar(2.5))
+    plain = moec.RouterDesc(num_experts=E, top_k=K, scale=2.5)
+    layer = moec.torch.MoELayer(router, desc)
+    same = moec.torch.MoELayer(plain, replace(desc, activation=replace(
+        activation, alpha=1.5, limit=0.25)))
+    same.load_state_dict(layer.state_dict())
+    assert layer._text == same._text and '"scale":2.5' in layer._text
+    assert '"alpha":1.5,"limit":0.25' in layer._text
+    assert torch.equal(layer(x), same(x))
 
 
 def test_what_torch_only_noted_in_a_tensor() -> None:

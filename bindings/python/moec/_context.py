@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -81,7 +82,7 @@ def set_log(
     _raw.set_log(sink, min_level)
 
 
-def load_backend(path: str) -> None:
+def load_backend(path: str | bytes | os.PathLike[str]) -> None:
     """Load a backend plug-in. DeviceError: cannot be opened, or of another build."""
     _raw.moec_backend_load(path)
 
@@ -137,7 +138,7 @@ class Context(Handle):
         desc.device_id = int(index or 0)
         desc.flags = flags
         desc.math = math
-        if not openmp or not _raw.use_openmp(desc, num_threads):
+        if num_threads < 0 or not openmp or not _raw.use_openmp(desc, num_threads):
             desc.num_threads = num_threads
         desc.workspace_limit = workspace_limit
         self._pointer = _raw.moec_context_create(desc)

@@ -62,12 +62,12 @@ def save_buffer(desc: ExpertsDesc, size: Size, x: Array, given: Array | None) ->
 
 
 def set_buffers(
-    args: Any, keep: list[Any], *, stream: int = 0, **arrays: Array | None
+    args: Any, keep: list[Any], *, write: bool = True, stream: int = 0, **arrays: Array | None
 ) -> None:
     """Fill moec_buffer fields from arrays; None leaves a field absent."""
     for name, array in arrays.items():
         if array is not None:
-            setattr(args, name, buffer(array, keep, stream=stream))
+            setattr(args, name, buffer(array, keep, write=write, stream=stream))
 
 
 def gradient_like(weights: Weights, dtype: Any) -> WeightSet:
@@ -149,9 +149,10 @@ class Experts(Handle):
         saved = save_buffer(self.desc, self.sizes.saved, x, saved)
         inputs: dict[str, Any] = {
             "x": x, "shared_gate": shared_gate, "shared_gate_bias": shared_gate_bias,
+            "output_bias": output_bias,
         }
         args = self._args(_raw.moec_experts_args(), plan, weights, shared_weights)
-        set_tensors(args, keep, stream=handle, output_bias=output_bias, residual=residual, **inputs)
+        set_tensors(args, keep, stream=handle, residual=residual, **inputs)
         set_tensors(args, keep, write=True, stream=handle, y=y)
         set_buffers(args, keep, stream=handle, saved=saved, workspace=workspace)
         _raw.moec_experts_forward(self.raw, args, handle)
@@ -190,8 +191,10 @@ class Experts(Handle):
             _raw.moec_experts_grad_args(), result.plan, result.weights, result.shared_weights
         )
         args.flags = flags
-        set_tensors(args, keep, stream=handle, d_y=d_y, **result.inputs)
-        set_buffers(args, keep, stream=handle, saved=result.saved, workspace=workspace)
+        given = {n: array for n, array in result.inputs.items() if n != "output_bias"}
+        set_tensors(args, keep, stream=handle, d_y=d_y, **given)
+        set_buffers(args, keep, write=False, stream=handle, saved=result.saved)
+        set_buffers(args, keep, stream=handle, workspace=workspace)
         set_tensors(args, keep, write=True, stream=handle, d_x=grads.x,
                     d_weights=grads.routing_weights, d_shared_gate=grads.shared_gate,
                     d_shared_gate_bias=grads.shared_gate_bias,
@@ -222,18 +225,22 @@ class Experts(Handle):
         rows: tuple[int, ...] = (tokens, self.desc.top_k)
         if result.plan.desc.kind == PlanKind.EXPERT_CHOICE:
             rows = (result.plan.num_rows,)
-        gate = result.inputs["shared_gate"]
         shared = result.shared_weights
+
+        def parameter(name: str) -> Callable[[], Any]:
+            array = result.inputs[name]
+            if array is None:
+                return lambda: None
+            return lambda: empty(tuple(array.shape), dtype or array, array)
+
         makers: dict[str, Callable[[], Any]] = {
             "x": lambda: empty((tokens, hidden), d_y, d_y),
             "routing_weights": lambda: empty(rows, DType.F32, d_y),
             "expert_weights": lambda: gradient_like(result.weights, dtype),
             "shared_weights": lambda: None if shared is None else gradient_like(shared, dtype),
-            "shared_gate": lambda: None if gate is None else empty(gate.shape, dtype or gate, gate),
-            "shared_gate_bias": lambda: empty((2,), dtype or d_y, d_y),
-            "output_bias": lambda: empty((hidden,), dtype or d_y, d_y),
             "residual": lambda: empty((tokens, hidden), d_y, d_y),
         }
+        makers |= {n: parameter(n) for n in ("shared_gate", "shared_gate_bias", "output_bias")}
         return ExpertsGradients(**pick(makers, want))
 
 

@@ -152,7 +152,7 @@ class Layer(Handle):
         )
         args = self._forward_args(result, keep, handle)
         set_tensors(args, keep, write=True, stream=handle, y=y, counts=counts, **extra)
-        set_buffers(args, keep, stream=handle, workspace=workspace)
+        set_buffers(args, keep, stream=handle, saved=saved, workspace=workspace)
         _raw.moec_layer_forward(self.raw, args, handle)
         return result
 
@@ -180,6 +180,7 @@ class Layer(Handle):
         handle = stream_handle(stream)
         grads = self._new(result, d_y, want, grad_dtype) if into is None else into
         forward = self._forward_args(result, keep, handle)
+        set_buffers(forward, keep, write=False, stream=handle, saved=result.saved)
         args = _raw.moec_layer_grad_args()
         args.flags = flags
         args.forward = forward
@@ -205,7 +206,6 @@ class Layer(Handle):
         if result.shared_weights is not None:
             args.shared_weights = result.shared_weights.raw
         set_tensors(args, keep, stream=handle, **result.inputs)
-        set_buffers(args, keep, stream=handle, saved=result.saved)
         return args
 
     def _new(

@@ -135,7 +135,7 @@ class Plan(Handle):
         return borrow(raw, self)
 
     def export(self, field: PlanField, out: Array, *, stream: Any = None) -> Array:
-        """Copy one array into `out` (i32 or i64, the field's shape)."""
+        """Copy one array into `out`: the field's shape; i32 or i64, WEIGHTS and ROW_WEIGHT f32."""
         keep: list[Any] = []
         handle = stream_handle(stream)
         raw = tensor(out, keep, write=True, stream=handle)

@@ -70,6 +70,7 @@ class Router(Handle):
         weight: Array,
         d_logits: Array,
         *,
+        d_x_jittered: Array | None = None,
         input_scale: Array | None = None,
         rng_offset: int = 0,
         flags: GradFlags = GradFlags.NONE,
@@ -79,14 +80,17 @@ class Router(Handle):
         d_input_scale: Array | None = None,
         stream: Any = None,
     ) -> None:
-        """Gradients of gate() into the given arrays (shapes of their inputs); None is skipped."""
+        """Gradients of gate() into the given arrays (shapes of their inputs); None is skipped.
+
+        d_x_jittered [T,H] is an input: the gradient of gate()'s x_jittered, which d_x includes.
+        """
         keep: list[Any] = []
         handle = stream_handle(stream)
         args = _raw.moec_gate_grad_args()
         args.flags = flags
         args.rng_offset = rng_offset
         set_tensors(args, keep, stream=handle, x=x, weight=weight, d_logits=d_logits,
-                    input_scale=input_scale)
+                    input_scale=input_scale, d_x_jittered=d_x_jittered)
         set_tensors(args, keep, write=True, stream=handle, d_x=d_x, d_weight=d_weight,
                     d_bias=d_bias, d_input_scale=d_input_scale)
         _raw.moec_gate_backward(self.raw, args, handle)

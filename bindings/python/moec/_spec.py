@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +23,8 @@ WEIGHTS = (*MATRICES, *(f"{name}_bias" for name in MATRICES))
 ROUTED_WEIGHTS = tuple({"gate_bias": "expert_gate_bias"}.get(n, n) for n in WEIGHTS)
 """their names among an operator's inputs, where gate_bias is the router's"""
 SHARED_WEIGHTS = tuple(f"shared_expert_{name}" for name in WEIGHTS)
+_COUNTS = {"num_experts": 0, "top_k": 0}
+_SIZES = {"hidden": 0, "inter": 0} | _COUNTS
 _AROUND = ("shared_gate", "shared_gate_bias", "output_bias")
 EXPERTS_INPUTS = ("x", "expert_ids", "routing_weights", *ROUTED_WEIGHTS, *SHARED_WEIGHTS, *_AROUND)
 _ROUTER = ("gate_weight", "gate_bias", "input_scale", "per_expert_scale")
@@ -69,19 +71,19 @@ class Spec:
         plain = dataclasses.asdict(self)
         for name in ("dtype", "save"):
             del plain["experts"][name]
-        return json.dumps(_without_zeros(plain), separators=(",", ":"), default=int)
+        return json.dumps(_without_zeros(plain), separators=(",", ":"))
 
     @staticmethod
     @lru_cache(maxsize=1024)
     def parse(text: str) -> Spec:
         plain = json.loads(text)
-        experts = plain.pop("experts")
+        experts = _SIZES | plain.pop("experts")
         for name in ("activation", "shared_activation"):
             experts[name] = Activation(**experts.get(name, {}))
         router = plain.pop("router", None)
         return Spec(
             experts=ExpertsDesc(**experts),
-            router=None if router is None else RouterDesc(**router),
+            router=None if router is None else RouterDesc(**_COUNTS | router),
             **_zeros(plain),
         )
 
@@ -90,7 +92,15 @@ def _without_zeros(value: Any) -> Any:
     if isinstance(value, dict):
         kept = {name: _without_zeros(item) for name, item in value.items()}
         return {name: item for name, item in kept.items() if item not in (0, None, {})}
-    return int(value) if isinstance(value, IntEnum) else value
+    return value if value is None or isinstance(value, str) else _number(value)
+
+
+def _number(value: Any) -> int | float:
+    """A number as JSON has it; enums, NumPy and the frameworks have scalars of their own."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        return float(value)
 
 
 def _zeros(plain: dict[str, Any]) -> dict[str, Any]:

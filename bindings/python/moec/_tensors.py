@@ -97,6 +97,8 @@ def _from_numpy(raw: Any, array: np.ndarray[Any, Any], write: bool) -> None:
 def _from_dlpack(raw: Any, array: Array, write: bool, stream: int) -> Any:
     if getattr(array, "requires_grad", False):
         array = array.detach()  # moec computes gradients itself, outside the framework's tape
+    if write and type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        raise BufferError("arrays of jax are read-only; an output must be writable")
     request: dict[str, Any] = {"max_version": (1, 0)}
     if array.__dlpack_device__()[0] == DeviceType.CUDA:
         request["stream"] = stream or 1  # DLPack's name for the default stream

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeAlias
@@ -16,6 +17,8 @@ from ._tensors import Array, dtype_of, empty, stream_handle, tensor, tensor_arra
 
 Matrix: TypeAlias = "Array | Sequence[Array]"
 """All experts stacked [E,N,K], or one array [N,K] per expert."""
+
+Path: TypeAlias = "str | bytes | os.PathLike[str]"
 
 _MATRICES = ("gate_up", "gate", "up", "down")
 
@@ -179,11 +182,11 @@ class Weights(Handle):
         _raw.moec_weights_release_source(self.raw)
         self.set, self._keep = None, []
 
-    def save(self, path: str) -> None:
+    def save(self, path: Path) -> None:
         """Write the packed copy to a file."""
         _raw.moec_weights_save_sync(self.raw, path)
 
-    def map(self, path: str) -> Self:
+    def map(self, path: Path) -> Self:
         """Map such a file, read-only and shared. Raises CorruptError, MismatchError."""
         _raw.moec_weights_map_sync(self.raw, path)
         return self

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,10 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _NOT_JSON = (ValueError, RecursionError)  # what json.loads raises
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
+
+
+OUTPUT = {"made_by": "moec run"}
+"""metadata of files that lie in a folder without being part of its checkpoint"""
 
 
 class CheckpointError(Exception):
@@ -107,34 +112,43 @@ class Checkpoint(Mapping[str, np.ndarray]):
 
     def __init__(self, path: str | Path, config: str | Path | None = None) -> None:
         self.path = Path(path)
-        self._files = [SafetensorsFile(file) for file in self._list_files()]
-        self._owner = {name: file for file in self._files for name in file}
-        self._check_index()
+        self._files = self._open_files()
+        self.is_golden = "family" in self._files[0].metadata
+        self._owner = self._place()
         self.config = self._read_config(Path(config) if config is not None else None)
 
-    def _list_files(self) -> list[Path]:
+    @property
+    def files(self) -> list[Path]:
+        return [file.path for file in self._files]
+
+    def _open_files(self) -> list[SafetensorsFile]:
         if self.path.is_file():
-            return [self.path]
+            return [SafetensorsFile(self.path)]
         if not self.path.is_dir():
             raise CheckpointError(f"{self.path}: no such file or folder")
-        files = sorted(self.path.glob("*.safetensors"))
+        files = [SafetensorsFile(file) for file in sorted(self.path.glob("*.safetensors"))]
+        files = [file for file in files if not file.metadata.items() >= OUTPUT.items()]
         if not files:
             kinds = sorted({f.suffix for f in self.path.iterdir() if f.suffix}) or ["nothing"]
             raise CheckpointError(f"{self.path}: no *.safetensors file; found {', '.join(kinds)}")
         return files
 
-    def _check_index(self) -> None:
-        """A sharded folder's index names every tensor: one that no file has is a missing shard."""
+    def _place(self) -> dict[str, SafetensorsFile]:
+        """The file of each tensor. A sharded folder's index says it, whatever other files have: a
+        tensor that is not where it says is a missing shard."""
         index = self.path / "model.safetensors.index.json"
         if not (self.path.is_dir() and index.is_file()):
-            return
+            return {name: file for file in self._files for name in file}
         try:
-            placed: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
-        except (*_NOT_JSON, KeyError, TypeError) as error:
+            entries = json.loads(index.read_text())["weight_map"].items()
+            placed = {name: str(file) for name, file in entries}
+        except (*_NOT_JSON, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index}: damaged: {error}") from None
-        missing = sorted({file for name, file in placed.items() if name not in self._owner})
+        files = {file.path.name: file for file in self._files}
+        missing = sorted({file for name, file in placed.items() if name not in files.get(file, ())})
         if missing:
             raise CheckpointError(f"{self.path}: shards are missing: {', '.join(missing[:4])}")
+        return {name: files[file] for name, file in placed.items()}
 
     def _read_config(self, path: Path | None) -> dict[str, Any]:
         text = self._files[0].metadata.get("config") if path is None else None
@@ -173,7 +187,8 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> int:
-    """Write one safetensors file; returns its bytes."""
+    """Write one safetensors file; returns its bytes. A file of this name is replaced at the end:
+    arrays may be mapped from it."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, array in tensors.items():
@@ -185,8 +200,18 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, 
         offset += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for array in tensors.values():
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    target = path.resolve()
+    replaces = target.is_file() or not target.exists()  # not a device or a pipe
+    made = target.with_name(f".moec-{os.getpid()}.part") if replaces else target
+    try:
+        with made.open("wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for array in tensors.values():
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        if replaces:
+            made.replace(target)
+    except BaseException:
+        if replaces:
+            made.unlink(missing_ok=True)
+        raise
     return 8 + len(text) + offset

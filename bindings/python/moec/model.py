@@ -138,7 +138,7 @@ def read_layer(checkpoint: Checkpoint, number: int | None = None, *, save: Save)
     block = _Block(checkpoint, stems[number], family)
     try:
         spec = _understand(block, family, checkpoint.config, number, save)
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     left = block.leftovers() if family.strict else []
     if left:

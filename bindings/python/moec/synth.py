@@ -23,6 +23,7 @@ from ._tensors import dtype_of, numpy_dtype
 from .families import BY_MODEL_TYPE, Layout
 from .shapes import Shape
 
+_INDEX = "model.safetensors.index.json"
 _CHUNK = 1 << 22  # elements that one task fills
 _EXACT = ("select_bias", "per_expert_scale", "input_scale")  # tensors that models keep in fp32
 _QUANTILES = np.array(
@@ -124,8 +125,12 @@ def _list_matrices(
 
 
 def write(made: MemoryCheckpoint, folder: Path, *, shards: int = 1) -> int:
-    """Write config.json and the tensors, in one file or sharded with an index; returns bytes."""
+    """Write config.json and the tensors, in one file or sharded with an index; returns bytes. The
+    files of a model that was there are removed."""
     folder.mkdir(parents=True, exist_ok=True)
+    for pattern in ("model.safetensors", "model-*-of-*.safetensors", _INDEX):
+        for old in folder.glob(pattern):
+            old.unlink()
     (folder / "config.json").write_text(json.dumps(made.config, indent=1) + "\n")
     names = list(made)
     per_shard = math.ceil(len(names) / shards)
@@ -139,5 +144,5 @@ def write(made: MemoryCheckpoint, folder: Path, *, shards: int = 1) -> int:
         total += checkpoint.write(folder / file, {n: made[n] for n in part}, {"format": "np"})
     if shards > 1:
         index = {"metadata": {"total_size": total}, "weight_map": placed}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (folder / _INDEX).write_text(json.dumps(index))
     return total

@@ -161,6 +161,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no model type": (with_config(model_type=None), "is not in the families table"),
     "another count": (with_config(num_experts=9), "has 8 rows; the config says 9"),
     "no top_k": (with_config(num_experts_per_tok=None), "num_experts_per_tok"),
+    "an object for a number": (with_config(num_experts_per_tok={"a": 1}), "not 'dict'"),
+    "an infinite number": (with_config(num_experts_per_tok=float("inf")), "infinity"),
     "unknown activation": (with_config(hidden_act="mish"), "'mish'; 'silu'"),
     "a dense model": (with_config(model_type="mixtral"), "no MoE layer of mixtral"),
     "no weights": (lambda path: (path / "a.gguf").touch(), "found .gguf"),
@@ -211,6 +213,48 @@ def test_group_and_scale_come_from_the_config(tmp_path: Path) -> None:
     assert (router.selection, router.num_groups, router.top_groups) == (
         moec.Select.GROUP_TOPK, 4, 2)
     assert router.scale == 2.5 and router.norm_eps == 1e-20
+
+
+def test_the_index_says_where_a_tensor_is(tmp_path: Path) -> None:
+    made = synth.make(tiny_shape("qwen3_moe"), dtype="f32")
+    synth.write(made, tmp_path, shards=2)
+    old = {name: np.zeros_like(array) for name, array in made.items()}
+    write(tmp_path / "zzz.safetensors", old | {"more": np.ones(1)}, {})
+    source = Checkpoint(tmp_path)
+    assert source.keys() == made.keys()
+    for name, array in made.items():
+        np.testing.assert_array_equal(source[name], array)
+
+
+def test_synth_replaces_a_model(tmp_path: Path) -> None:
+    for seed, shards in ((0, 1), (1, 3), (2, 2), (3, 1)):
+        made = synth.make(tiny_shape("qwen3_moe"), dtype="f32", seed=seed)
+        synth.write(made, tmp_path, shards=shards)
+        source = Checkpoint(tmp_path)
+        assert len(source.files) == shards
+        for name, array in made.items():
+            np.testing.assert_array_equal(source[name], array)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write(path, {"a": np.arange(3)}, {})
+    mapped = SafetensorsFile(path)["a"]
+    write(path, {"a": np.zeros(0, np.int64)}, {})
+    np.testing.assert_array_equal(mapped, np.arange(3))
+    with pytest.raises(AttributeError):
+        write(path, {"a": np.arange(3), "b": BadArray()}, {})
+    assert [f.name for f in tmp_path.iterdir()] == ["a.safetensors"]
+    assert SafetensorsFile(path)["a"].shape == (0,)
+
+
+class BadArray:
+    """Fails when its data is read."""
+
+    dtype, shape, nbytes = np.dtype(np.int64), (1,), 8
+
+    def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+        raise AttributeError("no data")
 
 
 def test_arrays_are_not_copied(tmp_path: Path) -> None:

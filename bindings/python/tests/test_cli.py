@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 import moec
 from conftest import tiny_shape
 from moec import cli, golden, shapes, synth
-from moec.checkpoint import SafetensorsFile
+from moec.checkpoint import CheckpointError, SafetensorsFile
+from moec.cli import bench
 
 COMMANDS = ("info", "run", "synth", "check", "bench")
 
@@ -102,6 +103,40 @@ def test_run_reads_an_input(tmp_path: Path) -> None:
     assert wrong.exit_code != 0 and "[T,32] is needed" in str(wrong.exception)
 
 
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("shards", [1, 2])
+def test_run_in_the_checkpoints_folder(tmp_path: Path, shards: int) -> None:
+    """Outputs are no part of the checkpoint, and the checkpoint is no output."""
+    invoke("synth", "--model", "tiny", "--out", tmp_path, "--dtype", "f32", "--shards", shards)
+    seen = []
+    for tokens, name in ((4, "a"), (9, "a"), (9, "b")):
+        out = tmp_path / f"{name}.safetensors"
+        result = invoke("run", tmp_path, "--tokens", tokens, "--grad", "--out", out)
+        assert result.exit_code == 0 and "against the y" not in result.output, result.output
+        seen.append(np.array(SafetensorsFile(out)["y"]))
+    assert seen[1].shape == (9, 32)
+    np.testing.assert_array_equal(seen[1], seen[2])
+    part = next(tmp_path.glob("model*.safetensors"))
+    size = part.stat().st_size
+    for source in (tmp_path, part):
+        more = ["--config", tmp_path / "config.json"]
+        wrong = invoke("run", source, *more, "--out", part)
+        assert wrong.exit_code == 2 and "is part of the checkpoint" in wrong.output
+    assert part.stat().st_size == size
+
+
+@pytest.mark.usefixtures("tiny")
+def test_inputs_that_are_no_numbers(tmp_path: Path) -> None:
+    invoke("synth", "--model", "tiny", "--out", tmp_path, "--dtype", "f32")
+    words, objects, text = (tmp_path / f"{n}.npy" for n in ("words", "objects", "text"))
+    np.save(words, np.full((2, 32), "word"))
+    np.save(objects, np.full((2, 32), None), allow_pickle=True)
+    text.write_text("0.5 0.5")
+    for path in (words, objects, text):
+        wrong = invoke("run", tmp_path, "--input", path, "--out", tmp_path / "o.safetensors")
+        assert isinstance(wrong.exception, CheckpointError) and path.name in str(wrong.exception)
+
+
 def test_run_of_a_golden_file(tmp_path: Path) -> None:
     path = golden.default_folder() / "deepseek_v3.safetensors"
     result = invoke("run", path, "--grad", "--out", tmp_path / "o.safetensors")
@@ -117,6 +152,16 @@ NAMES = [("qwen3-30", "qwen3-30b"), ("Mixtral", "mixtral-8x7b")]
 def test_a_wrong_model_name(wrong: str, right: str) -> None:
     result = invoke("bench", "--model", wrong)
     assert result.exit_code == 2 and f"did you mean {right}" in " ".join(result.output.split())
+
+
+def test_a_wrong_device_and_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Usage errors, before anything is made or timed."""
+    monkeypatch.setattr(bench, "Bench", None)
+    for options, text in ((["--device", "gpu"], "cuda:N"), (["--plot", "s.xyz"], "'.xyz'")):
+        wrong = invoke("bench", "--model", "qwen3-30b", *options)
+        assert wrong.exit_code == 2 and text in wrong.output
+    assert bench._plot_file(tmp_path / "speed") == tmp_path / "speed.png"
+    assert bench._plot_file(tmp_path / "speed.SVG") == tmp_path / "speed.SVG"
 
 
 def test_a_wrong_command_and_dtype() -> None:

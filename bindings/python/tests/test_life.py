@@ -242,3 +242,17 @@ def test_log(problem: SimpleNamespace) -> None:
     finally:
         moec.set_log(None)
     assert seen and all(isinstance(level, int) and message for level, message in seen)
+
+
+def test_a_log_that_is_refused_leaves_the_old_one() -> None:
+    seen: list[str] = []
+    moec.set_log(lambda level, message: seen.append(message), moec.LogLevel.TRACE)
+    try:
+        with pytest.raises(moec.InvalidArgumentError):
+            moec.set_log(lambda level, message: None, 99)
+        with pytest.raises(TypeError, match="3 cannot be called"):
+            moec.set_log(3)
+        moec.Context(num_threads=1).close()
+    finally:
+        moec.set_log(None)
+    assert seen

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -45,6 +48,65 @@ def test_steps_equal_the_layer(steps: SimpleNamespace) -> None:
     assert_close(grads.x + d_x, wanted.x, 1e-6)
     assert_close(d_gate, wanted.gate_weight, 1e-6)
     np.testing.assert_array_equal(grads.expert_weights.down, wanted.expert_weights.down)
+
+
+def test_steps_with_jitter_equal_the_layer(problem: SimpleNamespace) -> None:
+    """With JITTER_X the experts' d_x goes through the noise, too."""
+    p = problem
+    desc = small_router(jitter=0.3, seed=3, flags=moec.RouterFlags.JITTER_X)
+    layer, router = moec.Layer(p.context, desc, small_experts()), moec.Router(p.context, desc)
+    wanted = layer.backward(layer.forward(p.x, p.weights, p.gate), p.d_y)
+    jittered, d_x = np.empty_like(p.x), np.empty_like(p.x)
+    logits = router.gate(p.x, p.gate, x_jittered=jittered)
+    routing = router.route(logits)
+    plan = moec.Plan(p.context, moec.PlanDesc(max_tokens=T, num_experts=E, top_k=K))
+    experts = moec.Experts(p.context, small_experts())
+    result = experts.forward(plan.from_topk(*routing), jittered, p.weights)
+    grads = experts.backward(result, p.d_y)
+    d_logits = router.route_backward(logits, routing.expert_ids, grads.routing_weights)
+    router.gate_backward(p.x, p.gate, d_logits, d_x_jittered=grads.x, d_x=d_x)
+    assert_close(d_x, wanted.x, 1e-6)
+
+
+def test_gradients_have_their_parameters_types(
+    problem: SimpleNamespace, rng: np.random.Generator
+) -> None:
+    p, bf16 = problem, ml_dtypes.bfloat16
+    experts = moec.Experts(p.context, small_experts(
+        dtype="bf16", shared=moec.Shared.SOFTMAX2, shared_inter=I))
+    weights = moec.Weights.of(p.context, **{n: a.astype(bf16) for n, a in p.arrays.items()})
+    shared = moec.Weights.of(p.context, **{n: a[:1].astype(bf16) for n, a in p.arrays.items()})
+    around = {"shared_gate": rng.random((2, H), np.float32),
+              "shared_gate_bias": rng.random(2, np.float32), "output_bias": p.x[0]}
+    plan = moec.Plan(p.context, moec.PlanDesc(max_tokens=T, num_experts=E, top_k=K))
+    plan.from_topk(np.arange(T * K, dtype=np.int32).reshape(T, K) % E,
+                   np.ones((T, K), np.float32))
+    x, d_y = p.x.astype(bf16), p.d_y.astype(bf16)
+    result = experts.forward(plan, x, weights, shared_weights=shared, **around)
+    grads = experts.backward(result, d_y, around)
+    for name, array in around.items():
+        got = getattr(grads, name)
+        assert got.dtype == np.float32 and got.shape == array.shape and got.any()
+    assert_close(grads.output_bias, d_y.astype(np.float32).sum(0), 1e-6)
+    none = moec.Experts(p.context, small_experts())
+    result = none.forward(plan, p.x, p.weights)
+    grads = none.backward(result, p.d_y, around)
+    assert [getattr(grads, name) for name in around] == [None] * 3
+
+
+def test_saved_may_be_read_only(steps: SimpleNamespace) -> None:
+    """Backward's input, such as a mapped file; forward's output."""
+    p = steps
+    p.plan.from_logits(p.router, p.logits)
+    for handle, forward in ((p.layer, lambda **more: p.layer.forward(
+            p.x, p.weights, p.gate, **more)), (p.experts, lambda **more: p.experts.forward(
+            p.plan, p.x, p.weights, **more))):
+        result = forward()
+        wanted = handle.backward(result, p.d_y)
+        result.saved.flags.writeable = False
+        np.testing.assert_array_equal(handle.backward(result, p.d_y).x, wanted.x)
+        with pytest.raises(BufferError, match="read-only"):
+            forward(saved=result.saved)
 
 
 def test_gate_is_a_gemm(steps: SimpleNamespace) -> None:
@@ -246,6 +308,27 @@ def test_frozen_weights(problem: SimpleNamespace, tmp_path: object) -> None:
         frozen.save(path)
         mapped = moec.Weights(p.context, frozen.desc).map(path)
         assert_close(p.layer.forward(p.x, mapped, p.gate).y, 2 * expected, 1e-6)
+
+
+def test_paths_of_every_kind(problem: SimpleNamespace, tmp_path: Path) -> None:
+    frozen = moec.Weights.of(problem.context, frozen=True, **problem.arrays)
+    if not frozen.info().packed_bytes:
+        pytest.skip("nothing is packed on this machine")
+    frozen.pack()
+    base = os.fsencode(tmp_path)
+    accent = str(tmp_path / "\u00e9")
+    for path in (tmp_path / "a", base + b"/b", os.fsdecode(base + b"/\xff"), accent):
+        frozen.save(path)
+        assert os.path.exists(path)
+        moec.Weights(problem.context, frozen.desc).map(path)
+    for path in ("a\0b", b"a\0b"):
+        for use in (frozen.save, frozen.map, moec.load_backend):
+            with pytest.raises(ValueError, match="null byte"):
+                use(path)
+    with pytest.raises(TypeError):
+        frozen.save(3)
+    with pytest.raises(moec.DeviceError):
+        moec.load_backend(tmp_path / "nothing.so")
 
 
 def test_describe(problem: SimpleNamespace) -> None:

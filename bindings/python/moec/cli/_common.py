@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +39,13 @@ def dtype(name: str) -> str:
     return code.name.lower()
 
 
+def device(name: str) -> str:
+    """Option value -> the same, of the form that a context takes."""
+    if not re.fullmatch(r"(cpu|cuda)(:[0-9]{1,4})?", name):
+        raise typer.BadParameter(f'{name!r}; "cpu", "cuda" and "cuda:N" exist')
+    return name
+
+
 Model = Annotated[
     shapes.Shape,
     typer.Option("--model", "-m", parser=model, metavar="NAME",
@@ -49,7 +57,9 @@ DTypeOption = Annotated[
 Threads = Annotated[
     int, typer.Option("--threads", min=0, help="CPU threads; 0: all that this process may use.")
 ]
-Device = Annotated[str, typer.Option("--device", help='"cpu", "cuda" or "cuda:N".')]
+Device = Annotated[
+    str, typer.Option("--device", parser=device, metavar="NAME", help='"cpu", "cuda" or "cuda:N".')
+]
 
 
 def table(title: str, *columns: str) -> Table:
@@ -80,7 +90,11 @@ def facts(title: str, rows: dict[str, Any]) -> Table:
 def read_array(path: Path, name: str, hidden: int, kind: Any) -> np.ndarray:
     """An array [T,H] from a .npy file, or tensor `name` of a .safetensors file, in type `kind`."""
     if path.suffix == ".npy":
-        array = np.load(path, allow_pickle=False)
+        try:
+            with path.open("rb") as npy:
+                array = np.lib.format.read_array(npy, allow_pickle=False)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: not an array of numbers: {error}") from None
     elif path.suffix == ".safetensors":
         file = SafetensorsFile(path)
         if name not in file:
@@ -90,7 +104,10 @@ def read_array(path: Path, name: str, hidden: int, kind: Any) -> np.ndarray:
         raise CheckpointError(f"{path}: .npy and .safetensors are read, not {path.suffix!r}")
     if array.ndim != 2 or array.shape[1] != hidden:
         raise CheckpointError(f"{path}: shape {list(array.shape)}; [T,{hidden}] is needed")
-    return np.ascontiguousarray(array.astype(numpy_dtype(kind), copy=False))
+    try:
+        return np.ascontiguousarray(array.astype(numpy_dtype(kind), copy=False))
+    except (ValueError, TypeError):
+        raise CheckpointError(f"{path}: {array.dtype} is not a type of numbers") from None
 
 
 def to_bytes(count: float) -> str:

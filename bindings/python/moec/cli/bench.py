@@ -43,6 +43,7 @@ def command(
     """
     if naive and backward:
         raise typer.BadParameter("--naive times a forward pass; leave --backward out")
+    plot = None if plot is None else _plot_file(plot)
     sizes = sorted(set(tokens or [1, 16, 128, 512]))
     engines = [MOEC, NAIVE] if naive else [MOEC]
     with Context(device, num_threads=threads) as context:
@@ -95,11 +96,21 @@ def _print(title: str, timings: list[Timing]) -> None:
     console.print(made)
 
 
-def _plot(path: Path, title: str, model: Shape, timings: list[Timing]) -> None:
+def _plot_file(path: Path) -> Path:
+    """The file that --plot means: a PNG without a suffix. Refused before anything is timed."""
     try:
-        import matplotlib
+        from matplotlib.backend_bases import FigureCanvasBase
     except ModuleNotFoundError:
         raise typer.BadParameter("--plot needs matplotlib: pip install 'moec[plot]'") from None
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise typer.BadParameter(f"--plot {path}: {path.suffix!r}; {', '.join(kinds)} exist")
+    return path if path.suffix else path.with_name(f"{path.name}.png")
+
+
+def _plot(path: Path, title: str, model: Shape, timings: list[Timing]) -> None:
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

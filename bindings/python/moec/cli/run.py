@@ -44,12 +44,14 @@ def command(
     sharded, one per expert or stacked; what cannot be told apart is refused, naming what was found.
     """
     source = checkpoint.Checkpoint(path, config)
+    if out.exists() and any(out.samefile(file) for file in source.files):
+        raise typer.BadParameter(f"--out {out} is part of the checkpoint")
     spec = read_layer(source, layer, save=Save.ALL if grad else Save.NONE)
     kind, hidden = spec.experts.dtype, spec.experts.hidden
     rng = np.random.default_rng(seed)
 
     def array(name: str, rows: int) -> np.ndarray:
-        if name in source:  # a golden file brings its own
+        if source.is_golden and name in source:  # it brings its own
             return source[name]
         return rng.standard_normal((rows, hidden), np.float32).astype(numpy_dtype(kind))
 
@@ -72,12 +74,12 @@ def command(
                "routing_weights": result.routing_weights}
     values = {"x": x, "y": result.y} | {f"d {_short(k, spec)}": v for k, v in _merge(grads).items()}
     console.print(_values(values))
-    if "y" in source and inputs is None:
+    if source.is_golden and "y" in source and inputs is None:
         error = row_error(np.asarray(result.y), source["y"])
         console.print(f"worst row against the y in {path.name}: {error:.1e}", highlight=False)
     written = checkpoint.write(
         out, outputs | {f"grad.{name}": value for name, value in grads.items()},
-        {"model_type": spec.family.model_types[0], "layer": str(spec.number)},
+        checkpoint.OUTPUT | {"model_type": spec.family.model_types[0], "layer": str(spec.number)},
     )
     console.print(f"wrote {out} ({to_bytes(written)})", highlight=False)
 

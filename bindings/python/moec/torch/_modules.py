@@ -55,7 +55,6 @@ class _Base(nn.Module):
         self._spec, self._text = spec, spec.text()
         self._frozen: Frozen | None = None
         self._main: torch.dtype | None = None
-        self._copied = False
         dtype = dtype or getattr(torch, numpy_dtype(desc.dtype).name)
         options: dict[str, Any] = {"dtype": dtype, "device": device}
         gate_up = spec.gate_up_orientation == Orientation.IN_OUT
@@ -82,6 +81,9 @@ class _Base(nn.Module):
 
     def reset_parameters(self) -> None:
         """Uniform matrices as nn.Linear has them, biases 0, scales 1."""
+        select_bias = self._buffers.get("select_bias")
+        if select_bias is not None:
+            nn.init.zeros_(select_bias)
         in_out = {"down": self._spec.down_orientation}
         for name, parameter in self.named_parameters(recurse=False):
             role = name.removeprefix("shared_expert_")
@@ -144,7 +146,10 @@ class _Base(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a copy, by deepcopy or pickle, whose parameters have no attributes."""
         super().__setstate__(state)
-        self._copied = True
+        own = [self._parameters.get(name) for name in ROUTED_WEIGHTS]
+        for parameter in own if self._main is not None else ():
+            if parameter is not None and not hasattr(parameter, "main_grad"):
+                parameter.main_grad = None  # type: ignore[attr-defined]
 
     def _main_grads(self) -> list[Tensor]:
         """The main gradients in order; one of size 0 where none is needed."""
@@ -174,23 +179,22 @@ class _Base(nn.Module):
 
 @constant
 def _complete_main_grads(of: nn.Module | int) -> None:
-    """Make the main gradients that a copy lacks or that are None, where the parameter is. Not in a
-    graph, whose tensors do not outlive it. Raises where others than copying took them away."""
+    """Make the main gradients that are None, as a copy's are, where the parameter is. Not in a
+    graph, whose tensors do not outlive it. Raises for parameters that others put there."""
     module: Any = module_of(of)
     for name, parameter in module._routed().items():
-        if not parameter.requires_grad and not module._copied:
+        if not parameter.requires_grad:
             continue
-        if not hasattr(parameter, "main_grad") and not module._copied:
+        if not hasattr(parameter, "main_grad"):
             raise RuntimeError(
                 f"moec.torch: {name} is not the parameter that use_main_grads() gave a main_grad, "
                 "as under FSDP2; leave use_main_grads() out, or call it after the change"
             )
-        held = getattr(parameter, "main_grad", None)
+        held = parameter.main_grad
         if held is None:
             _new_main_grad(parameter, module._main)
         elif held.device != parameter.device:
             parameter.main_grad = held.to(parameter.device)
-    module._copied = False
 
 
 def _new_main_grad(parameter: Tensor, dtype: torch.dtype) -> None:

@@ -165,6 +165,7 @@ class _Kind:
 
     def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         spec, save = args[-_NUM_SETTINGS:][:2]
+        refuse_devices(self._given(args[: len(self.inputs)]))
         return tuple(self._outputs(engine_of(spec, args[0], save), args[0]))
 
     # ---- backward
@@ -215,6 +216,8 @@ class _Kind:
 
     def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         given = self._given(args[3 : 3 + len(self.inputs)])
+        around = zip(("d_y", "d_logits", "saved"), args, strict=False)
+        refuse_devices(given | {n: t for n, t in around if t is not None})
         wanted = self._wanted(given, args[-1 - _NUM_SETTINGS])
         return self._results({n: given[n].new_empty(given[n].shape) for n in wanted}, given)
 
@@ -270,6 +273,16 @@ class _Kind:
         else:
             grads = self.backward(*arguments, want, *settings)
         return {n: g for n, g in zip(self.grads, grads, strict=True) if n in wanted}
+
+
+def refuse_devices(given: Given) -> None:
+    """Raise where one is not on x's device: with one on meta, kernels would run on none."""
+    device = given["x"].device
+    for name, tensor in given.items():
+        if tensor.device != device:
+            raise RuntimeError(
+                f"moec.torch: {name} is on {tensor.device}, x on {device}; one device is needed"
+            )
 
 
 def main_gradients(tensors: Given, main_grads: Sequence[Tensor]) -> dict[str, Tensor]:
