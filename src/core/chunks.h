@@ -7,6 +7,9 @@
 
 namespace moec {
 
+// Items of a long sum that are added by themselves first: rounding errors grow with its length.
+inline constexpr int64_t kSummedTogether = 64;
+
 struct Chunks {
   static constexpr int64_t kMax = 64;
   int64_t items, length, count;

@@ -16,8 +16,7 @@ void check_kind(const moec_loss_args& args, int64_t num_tokens, int64_t num_expe
   check_range("args.top_k", args.top_k, balance ? 1 : 0, num_experts);
   MOEC_REQUIRE(std::isfinite(args.coefficient), MOEC_E_INVALID_ARG,
                "args.coefficient is %g; expected a finite number", double(args.coefficient));
-  const bool scores = args.kind == MOEC_LOSS_BALANCE_SWITCH ||
-                      args.kind == MOEC_LOSS_BALANCE_SEQUENCE;  // others do not read it
+  const bool scores = balance && args.kind != MOEC_LOSS_BALANCE_MIXTRAL;  // others do not read it
   check_enum("args.score", args.score, scores ? MOEC_SCORE_SQRT_SOFTPLUS : MOEC_SCORE_IDENTITY);
   check_at_least("args.seq_len", args.seq_len, 0);
   if (args.kind != MOEC_LOSS_BALANCE_SEQUENCE) return;

@@ -153,13 +153,12 @@ void Plan::from_logits(const Router& router, const moec_route_args& args, moec_s
   // By this context, whose threads route: the router's may have fewer.
   const moec_size scratch = context_->backend().router_scratch(r, 0);
   const uint64_t bytes_of_route = checked_bytes("scratch", scratch, T);
-  const Workspace workspace(*context_, {}, bytes_of_route ? bytes_of_route + kAlignSlack : 0,
-                            stream);  // before the first output is written
+  const Workspace workspace(*context_, {}, 0, stream, bytes_of_route);  // before the first output
   built_ = false;
   const Backend& backend = context_->backend();
   {
     const Context::Timer timer(*context_, Phase::kRoute);
-    const ScratchScope scope(*context_, workspace.data(), bytes_of_route);
+    const ScratchScope scope(*context_, workspace.extra(), bytes_of_route);
     backend.route_forward(route, stream);
   }
   const uint64_t bytes = uint64_t(T * K) * 4;
@@ -241,8 +240,8 @@ void Plan::export_field(int32_t id, const moec_tensor& dst, moec_stream stream) 
                "dst has dtype i64; on this device expected i32");
   const Backend& backend = context_->backend();
   const uint64_t bytes = uint64_t(numel(field)) * 4;
-  const Workspace narrow(*context_, {}, wide && !field.data ? bytes + kAlignSlack : 0, stream);
-  void* const direct = wide ? narrow.data() : to.data;
+  const Workspace narrow(*context_, {}, 0, stream, wide && !field.data ? bytes : 0);
+  void* const direct = wide ? narrow.extra() : to.data;
   if (!field.data)
     backend.export_map(plan, id, static_cast<int32_t*>(direct), stream);
   else if (!wide)

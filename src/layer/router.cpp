@@ -101,8 +101,8 @@ moec_router_desc with_defaults(moec_router_desc desc) {
 struct Router::Scratch {
   Scratch(const Router& router, int64_t num_tokens, int64_t hidden, moec_stream stream)
       : bytes(checked_bytes("scratch", router.scratch(hidden), num_tokens)),
-        workspace(*router.context_, {}, bytes ? bytes + kAlignSlack : 0, stream),
-        scope(*router.context_, workspace.data(), bytes) {}
+        workspace(*router.context_, {}, 0, stream, bytes),
+        scope(*router.context_, workspace.extra(), bytes) {}
   const uint64_t bytes;
   const Workspace workspace;
   const ScratchScope scope;

@@ -59,6 +59,7 @@ ScratchCache::Block& ScratchCache::grow(uint64_t bytes, Stream stream) {
   MOEC_REQUIRE(bytes <= UINT64_MAX - kGranule, MOEC_E_OVERFLOW,
                "%llu bytes of scratch exceed the address space",
                static_cast<unsigned long long>(bytes));
+  bytes = std::max<uint64_t>(bytes, 1);
   blocks_.reserve(blocks_.size() + 1);  // so that nothing below can throw once memory is held
   uint64_t busy = 0;
   for (const Block& block : blocks_) busy += block.stays() ? block.bytes : 0;
@@ -68,7 +69,7 @@ ScratchCache::Block& ScratchCache::grow(uint64_t bytes, Stream stream) {
       "it or give the call a workspace",
       static_cast<unsigned long long>(busy), static_cast<unsigned long long>(bytes),
       static_cast<unsigned long long>(limit_));
-  bytes = round_up(std::max<uint64_t>(bytes, 1), kGranule);
+  bytes = round_up(bytes, kGranule);
   if (limit_) bytes = std::min(bytes, limit_ - busy);
   drop_largest([&](const Block& block) { return block.stream == stream; });
   while (limit_ && held_ > limit_ - bytes) drop_largest([](const Block&) { return true; });

@@ -235,9 +235,8 @@ void store_rows(void* context, const FinishedTile& tile) {
                 size_t(tile.cols) * sizeof(float));
 }
 
-// Tokens are summed in blocks, as errors grow with a sum's length.
 void sum_columns(const Device& device, const GateGradArgs& args, int64_t columns) {
-  constexpr int64_t kBlockTokens = 64, kBlockColumns = 256;
+  constexpr int64_t kBlockColumns = 256;
   const Chunks chunks(args.num_tokens, kGateTokens);
   const Scratch partial(device, uint64_t(chunks.count * columns) * sizeof(float));
   float* const sums = static_cast<float*>(partial.data());
@@ -245,11 +244,11 @@ void sum_columns(const Device& device, const GateGradArgs& args, int64_t columns
     float* const sum = sums + chunk * columns;
     std::fill_n(sum, columns, 0.0f);
     const int64_t end = chunks.end(chunk);
-    for (int64_t first = chunks.begin(chunk); first < end; first += kBlockTokens)
+    for (int64_t first = chunks.begin(chunk); first < end; first += kSummedTogether)
       for (int64_t col = 0; col < columns; col += kBlockColumns) {
         const int64_t n = std::min(kBlockColumns, columns - col);
         float block[kBlockColumns] = {};
-        for (int64_t t = first; t < std::min(end, first + kBlockTokens); ++t)
+        for (int64_t t = first; t < std::min(end, first + kSummedTogether); ++t)
           for (int64_t i = 0; i < n; ++i) block[i] += args.d_logits[t * columns + col + i];
         for (int64_t i = 0; i < n; ++i) sum[col + i] += block[i];
       }

@@ -11,8 +11,7 @@
 namespace moec::cpu {
 namespace {
 
-constexpr int64_t kLossTokens = 16;   // least number of tokens per parallel piece
-constexpr int64_t kBlockTokens = 64;  // summed by themselves, as errors grow with a sum's length
+constexpr int64_t kLossTokens = 16;  // least number of tokens per parallel piece
 
 struct LossRow {       // scratch of one thread; lanes = E rounded up to 32
   float *z, *p, *sum;  // [lanes]
@@ -134,7 +133,7 @@ class Losses {
     };
     std::fill_n(row->sum, self->lanes_, 0.0f);
     for (int64_t t = begin; t < end; ++t) {
-      if ((t - begin) % kBlockTokens == 0) add_block();
+      if ((t - begin) % kSummedTogether == 0) add_block();
       if (!self->is_counted(t)) continue;
       self->load_shares(*layer, t, *row);
       for (int64_t e = 0; e < self->lanes_; ++e) row->sum[e] += row->p[e];

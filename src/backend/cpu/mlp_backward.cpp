@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "backend/cpu/mlp.h"
+#include "core/chunks.h"
 #include "core/dtype.h"
 
 namespace moec::cpu {
@@ -70,13 +71,12 @@ GemmRows output_rows(const Mlp& mlp, const void* d_y) {
 
 // One group and up to kColumns columns: sums of blocks of rows, then the sum of those.
 void sum_columns(const ColumnSums& s, int64_t group, int64_t col, int64_t n) {
-  constexpr int64_t kBlock = 64;
   const int64_t begin = s.group_offsets[group];
   const int64_t end = s.counts ? begin + s.counts[group] : s.group_offsets[group + 1];
   float total[kColumns] = {}, values[kColumns];
-  for (int64_t first = begin; first < end; first += kBlock) {
+  for (int64_t first = begin; first < end; first += kSummedTogether) {
     float block[kColumns] = {};
-    for (int64_t row = first; row < std::min(end, first + kBlock); ++row) {
+    for (int64_t row = first; row < std::min(end, first + kSummedTogether); ++row) {
       const float weight = s.weight ? s.weight[row * s.weight_stride] : 1.0f;
       if (weight == 0.0f) continue;
       const int64_t source = s.rows.gather ? s.rows.gather[row] : row;
