@@ -62,17 +62,29 @@ __global__ __launch_bounds__(kThreads) void scaled_gradient_kernel(
   }
 }
 
+// Sum of value(t) over [first, end), by blocks: rounding errors grow with the length of a sum.
+template <class Value>
+__device__ float sum_in_blocks(int64_t first, int64_t end, Value value) {
+  float sum = 0.0f;
+  for (int64_t begin = first; begin < end; begin += kSummedTogether) {
+    float block = 0.0f;
+    for (int64_t t = begin; t < min(begin + kSummedTogether, end); ++t) block += value(t);
+    sum += block;
+  }
+  return sum;
+}
+
 // partial [chunk, h] = sum over the chunk's tokens of d * normed x / sqrt(H)
 __global__ __launch_bounds__(kThreads) void scale_gradient_kernel(
     const __grid_constant__ InputGradient p, int64_t chunk_tokens, float* partial) {
   begin_kernel();
   const int64_t h = global_thread(), first = blockIdx.y * chunk_tokens;
   if (h >= p.in.hidden) return;
-  float sum = 0.0f;
-  for (int64_t t = first; t < min(first + chunk_tokens, p.in.num_tokens); ++t) {
+  const int64_t end = min(first + chunk_tokens, p.in.num_tokens);
+  const float sum = sum_in_blocks(first, end, [&](int64_t t) {
     const int64_t index = t * p.in.hidden + h;
-    sum += p.gradient(index) * (p.in.value(index) * p.inverse[t]);
-  }
+    return p.gradient(index) * (p.in.value(index) * p.inverse[t]);
+  });
   partial[blockIdx.y * p.in.hidden + h] = sum * p.in.root;
 }
 
@@ -84,10 +96,9 @@ __global__ __launch_bounds__(kThreads) void sum_columns_kernel(const float* valu
   begin_kernel();
   const int64_t i = global_thread(), first = blockIdx.y * chunk_tokens;
   if (i >= width) return;
-  float sum = 0.0f;
-  for (int64_t t = first; t < min(first + chunk_tokens, num_tokens); ++t)
-    sum += values[t * width + i];
-  partial[blockIdx.y * width + i] = sum;
+  const int64_t end = min(first + chunk_tokens, num_tokens);
+  partial[blockIdx.y * width + i] =
+      sum_in_blocks(first, end, [&](int64_t t) { return values[t * width + i]; });
 }
 
 dim3 chunk_grid(int64_t width, const Chunks& chunks) {

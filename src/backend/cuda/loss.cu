@@ -29,8 +29,8 @@ struct LossParams {
   float* loss;
   RowPlaces places;
   // scratch, one entry (or row of lanes) for each chunk of the batch; the first chunk of a stretch
-  // takes its sums
-  float* sum_p;
+  // takes its sums; block_p: of at most kSummedTogether tokens that are not in sum_p yet
+  float *sum_p, *block_p;
   int32_t *sum_n, *counted;
   double *part, *total;  // part: loss of a chunk or stretch; total [1]: of all before the batch
   LossLayer layers[kMaxLayers];
@@ -63,11 +63,28 @@ __device__ float load_shares(const LossParams& p, const LossLayer& layer, int64_
 
 __device__ void clear_chunk(const LossParams& p, int64_t slot) {
   for (int e = threadIdx.x; e < p.lanes; e += blockDim.x) {
-    p.sum_p[slot * p.lanes + e] = 0.0f;
+    p.sum_p[slot * p.lanes + e] = p.block_p[slot * p.lanes + e] = 0.0f;
     p.sum_n[slot * p.lanes + e] = 0;
   }
   if (threadIdx.x == 0) p.counted[slot] = 0;
   __syncthreads();
+}
+
+// Adds the shares of expert e of tokens [first, end), a row each at shares; begin: of the chunk.
+__device__ void add_shares(const LossParams& p, int64_t slot, int e, const float* shares,
+                           int64_t begin, int64_t first, int64_t end) {
+  float sum = p.sum_p[slot * p.lanes + e], block = p.block_p[slot * p.lanes + e];
+  const auto add_block = [&] {
+    sum += block;
+    block = 0.0f;
+  };
+  for (int64_t t = first; t < end; ++t) {
+    if ((t - begin) % kSummedTogether == 0) add_block();
+    if (p.counts_token(t)) block += shares[(t - first) * (p.places.row_bytes / 4) + e];
+  }
+  if (end == p.chunk_end(slot)) add_block();
+  p.sum_p[slot * p.lanes + e] = sum;
+  p.block_p[slot * p.lanes + e] = block;
 }
 
 // n and sum of p of one chunk.
@@ -75,12 +92,12 @@ __global__ void sum_chunk_kernel(const __grid_constant__ LossParams p) {
   extern __shared__ __align__(16) char shared[];
   begin_kernel();
   const RouteRow row = p.places.row(shared);
-  const int64_t slot = blockIdx.x, end = p.chunk_end(slot);
+  const int64_t slot = blockIdx.x, begin = p.chunk_begin(slot), end = p.chunk_end(slot);
   const int warp = threadIdx.x / 32, warps = p.places.warps;
   clear_chunk(p, slot);
   const float* const shares = row.s - warp * (p.places.row_bytes / int(sizeof(float)));
   for (int64_t layer = 0; layer < p.num_layers; ++layer) {
-    for (int64_t first = p.chunk_begin(slot); first < end; first += warps) {
+    for (int64_t first = begin; first < end; first += warps) {
       const int64_t t = first + warp;
       if (t < end && p.counts_token(t)) {
         load_shares(p, p.layers[layer], t, row);
@@ -94,12 +111,8 @@ __global__ void sum_chunk_kernel(const __grid_constant__ LossParams p) {
         if (layer == 0 && lane_id() == 0) atomicAdd(p.counted + slot, 1);
       }
       __syncthreads();
-      for (int e = threadIdx.x; e < p.lanes; e += blockDim.x) {
-        float sum = p.sum_p[slot * p.lanes + e];
-        for (int w = 0; w < warps && first + w < end; ++w)
-          if (p.counts_token(first + w)) sum += shares[w * (p.places.row_bytes / 4) + e];
-        p.sum_p[slot * p.lanes + e] = sum;
-      }
+      for (int e = threadIdx.x; e < p.lanes; e += blockDim.x)
+        add_shares(p, slot, e, shares, begin, first, min(first + warps, end));
       __syncthreads();
     }
   }
@@ -282,6 +295,7 @@ class Losses {
     p.counted = reinterpret_cast<int32_t*>(p.part + batch_chunks());
     p.sum_n = p.counted + batch_chunks();
     p.sum_p = reinterpret_cast<float*>(p.sum_n + batch_chunks() * p.lanes);
+    p.block_p = p.sum_p + batch_chunks() * p.lanes;
     allow_rows();
   }
 
@@ -308,7 +322,7 @@ class Losses {
   uint64_t sum_bytes(int64_t lanes) const {
     const uint64_t chunks = uint64_t(batch_chunks());
     return (1 + chunks) * sizeof(double) + chunks * sizeof(int32_t) +
-           chunks * uint64_t(lanes) * (sizeof(int32_t) + sizeof(float));
+           chunks * uint64_t(lanes) * (sizeof(int32_t) + 2 * sizeof(float));
   }
   template <class... Args>
   void launch_one(void (*kernel)(Args...), int64_t grid, int threads, auto... more) {
