@@ -43,17 +43,17 @@ struct Group : GroupBase {
 
 // The 8 accumulators of slice s are (rows 0..7, features 0..7), (rows 0..7, features 8..15), then
 // rows 8..15: four 8x8 matrices of two registers each.
-template <typename Element>
-__device__ __forceinline__ void pack_slice(const float (&acc)[kMaxTileN / 2], int s,
+template <typename Element, int kRegisters>
+__device__ __forceinline__ void pack_slice(const float (&acc)[kRegisters], int s,
                                            uint32_t (&packed)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) packed[i] = pack<Element>(acc[8 * s + 2 * i], acc[8 * s + 2 * i + 1]);
 }
 
 // Thread t's accumulators belong to features t / 4 % 8 and 8 more of its warp's 16.
-template <typename Element>
+template <typename Element, int kRegisters>
 __device__ __forceinline__ void add_bias(const ExpertBias& bias, int expert, int features,
-                                         int feature, float (&acc)[kMaxTileN / 2]) {
+                                         int feature, float (&acc)[kRegisters]) {
   const auto load = [&](int f) {
     if (f >= features) return 0.0f;
     const int64_t at = expert * bias.expert_stride + f * bias.stride;
@@ -62,11 +62,11 @@ __device__ __forceinline__ void add_bias(const ExpertBias& bias, int expert, int
   };
   const float low = load(feature), high = load(feature + 8);
 #pragma unroll
-  for (int i = 0; i < kMaxTileN / 2; ++i) acc[i] += i / 2 % 2 ? high : low;
+  for (int i = 0; i < kRegisters; ++i) acc[i] += i / 2 % 2 ? high : low;
 }
-template <typename Element, bool kGated>
+template <typename Element, bool kGated, int kColumns>
 __device__ __forceinline__ void add_biases(const RowGemmParams& p, const RowTile& tile,
-                                           const Group& group, Accumulators& acc) {
+                                           const Group& group, TileAccumulators<kColumns>& acc) {
   if (!p.bias[0].base) return;
   const int mine = (group.thread >> 5) * 16 + (group.thread & 31) / 4;
   const int feature = group_feature(p, tile, group.index) + mine;
@@ -97,9 +97,9 @@ __device__ __forceinline__ void stage(const G& group, uint32_t buffer, int rows,
   }
 }
 // The same with kRows rows of an accumulator, from slice `first`.
-template <typename Element, int kRows, typename G>
+template <typename Element, int kRows, typename G, int kRegisters>
 __device__ __forceinline__ void stage(const G& group, uint32_t buffer, int rows,
-                                      const float (&acc)[kMaxTileN / 2], int first = 0) {
+                                      const float (&acc)[kRegisters], int first = 0) {
   stage<kRows>(group, buffer, rows,
                [&](int s, uint32_t (&packed)[4]) { pack_slice<Element>(acc, first + s, packed); });
 }
@@ -110,8 +110,9 @@ struct Piece {
   int part, feature;
 };
 
-// Staged piece -> memory, by one warp. Whole units of 16 rows go by bulk copies, which are still
-// reading the buffer when this returns; the rows of a last, partial unit go by ordinary stores.
+// Staged rows of a piece -> memory, by one warp. Whole units of 16 rows go by bulk copies, which
+// are still reading the buffer when this returns; the rows of a last, partial unit go by ordinary
+// stores.
 __device__ __forceinline__ void send(uint32_t buffer, const Piece& piece, const RowTile& tile) {
   const RowOutput& out = piece.out;
   const int whole = tile.rows / kRowUnit, lane = threadIdx.x & 31;
@@ -147,8 +148,11 @@ __device__ __forceinline__ void send_pieces(const RowGemmParams& p, TileQueue& q
       const int group = i & 1;
       if (Epilogue::kSkipsOutside && group_feature(p, tile, group) >= feature_end(p, tile))
         continue;
+      RowTile staged = tile;
+      if (!Epilogue::find_rows(i / 2, staged)) continue;
       PieceBarriers(group).wait_staged();
-      send(staging + group * Epilogue::kStagingBytes, Epilogue::piece(p, tile, group, i / 2), tile);
+      send(staging + group * Epilogue::kStagingBytes, Epilogue::piece(p, tile, group, i / 2),
+           staged);
       if (ptx::elect_one()) ptx::bulk_wait_read<0>();
       __syncwarp();
       PieceBarriers(group).free();
@@ -156,7 +160,7 @@ __device__ __forceinline__ void send_pieces(const RowGemmParams& p, TileQueue& q
     if (Epilogue::kGated && p.done && tile.feature_tile < p.feature_tiles) {
       if (ptx::elect_one()) ptx::bulk_wait();
       __syncwarp();
-      if (ptx::elect_one()) ptx::add_release(p.done + tile.expert, 1);
+      if (ptx::elect_one()) ptx::add_release(p.done + tile.expert, unsigned(tile.rows));
     }
   }
 }
@@ -197,39 +201,6 @@ __device__ __forceinline__ void copy_out(int step, const G& group, const PackedB
   }
 }
 
-// ---- plain: down, gradient of the up projection -------------------------------------------------
-template <typename Element>
-class StoreRows {
- public:
-  static constexpr bool kGated = false, kBiased = true;
-  static constexpr bool kSkipsOutside = true;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 2 * kCopySteps, kSends = 2;
-  static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
-
-  static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
-    return {{p.out_maps, p.out, p.out_stride * 2, 0, feature_end(p, tile)},
-            0,
-            group_feature(p, tile, group) + 128 * i};
-  }
-  __device__ void copy_piece(const RowGemmParams&, const Group& group, int i) const {
-    if (i < kCopySteps) {
-      copy_out(i, group, first_, rows_);
-    } else {
-      copy_out(i - kCopySteps, group, second_, rows_);
-    }
-  }
-  __device__ void finish(const RowGemmParams&, const RowTile& tile, const Group&,
-                         const Accumulators& acc) {
-    pack_block<Element>(first_, acc.first);
-    pack_block<Element>(second_, acc.second);
-    rows_ = tile.rows;
-  }
-
- private:
-  PackedBlock first_, second_;
-  int rows_;
-};
-
 // ---- gated: up ----------------------------------------------------------------------------------
 // What is held of a tile of activations and, to keep, of pre-activations: of those gate leaves at
 // once, while the activations are computed.
@@ -248,6 +219,7 @@ class HeldActivations {
     }
     return {{p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, at};
   }
+  static __device__ bool find_rows(int, RowTile&) { return true; }
   template <typename G>
   __device__ void copy_piece(const RowGemmParams&, const G& group, int i) const {
     if (kKeepsPre && i < kCopySteps) {
@@ -262,83 +234,39 @@ class HeldActivations {
   int rows_;
 };
 
-// Without pre-activations there are registers left: the first kRaw slices of a tile are held as
-// accumulators and activated behind the next tile, a slice at a time, once the others have left.
-template <typename Element, typename Activation, bool kKeepsPre>
-class StoreActivated : public HeldActivations<kKeepsPre> {
-  using Held = HeldActivations<kKeepsPre>;
-  using Held::rows_, Held::up_, Held::value_;
-  static constexpr int kRaw = kKeepsPre ? 0 : 3;  // with more, registers spill
+// A slice of 16 rows: 8 accumulators of gate and of up.
+template <typename Element, typename Activation>
+__device__ __forceinline__ void activate_slice(const Activation& activation, const float* gate,
+                                               const float* up, uint32_t* packed) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {  // two features of one row, then of the next
+    const auto of_row = [&](int at) {
+      return activation.values({gate[at], gate[at + 2]}, {up[at], up[at + 2]});
+    };
+    const float2 even = of_row(2 * i), odd = of_row(2 * i + 1);
+    packed[i] = pack<Element>(even.x, odd.x);
+    packed[i + 1] = pack<Element>(even.y, odd.y);
+  }
+}
 
+template <typename Element, typename Activation>
+class StoreActivatedAndPre : public HeldActivations<true> {
  public:
   static constexpr bool kBiased = true;
-  static constexpr int kPieces = kKeepsPre ? Held::kPieces : kRaw + 1;
 
-  __device__ void copy_piece(const RowGemmParams& p, const Group& group, int i) const {
-    if constexpr (kKeepsPre) {
-      Held::copy_piece(p, group, i);
-    } else {
-      if (i == 0) {
-        PieceBarriers(group.index).wait_free();
-        stage_packed<kMaxTileN, kRaw>(group, group.staging, rows_, value_);
-      }
-#pragma unroll
-      for (int s = 0; s < kRaw; ++s) {
-        if (i == s + 1 && 16 * s < rows_) {
-          float gate[8], up[8];
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            gate[j] = gate_[8 * s + j];
-            up[j] = raw_up_[8 * s + j];
-            // Or parts of the activation are computed early and held as well.
-            asm volatile("" : "+f"(gate[j]), "+f"(up[j]));
-          }
-          uint32_t packed[4];
-          activate(Activation{p.form}, gate, up, packed);
-          ptx::store_matrix_transposed(group.matrix_row(group.staging, s), packed[0], packed[1],
-                                       packed[2], packed[3]);
-        }
-      }
-      if (i == kRaw) PieceBarriers(group.index).staged();
-    }
-  }
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
                          const Accumulators& acc) {
-    if constexpr (kKeepsPre) {
-      PieceBarriers(group.index).wait_free();
-      stage<Element, kMaxTileN>(group, group.staging, tile.rows, acc.first);
-      PieceBarriers(group.index).staged();
-      pack_block<Element>(up_, acc.second);
-    }
+    PieceBarriers(group.index).wait_free();
+    stage<Element, kMaxTileN>(group, group.staging, tile.rows, acc.first);
+    PieceBarriers(group.index).staged();
+    pack_block<Element>(up_, acc.second);
     const Activation activation{p.form};
 #pragma unroll
-    for (int i = 0; i < 8 * kRaw; ++i) {
-      gate_[i] = acc.first[i];
-      raw_up_[i] = acc.second[i];
-    }
-#pragma unroll
-    for (int s = kRaw; s < kMaxTileN / 16; ++s) {
-      activate(activation, acc.first + 8 * s, acc.second + 8 * s, value_ + 4 * s);
+    for (int s = 0; s < kMaxTileN / 16; ++s) {
+      activate_slice<Element>(activation, acc.first + 8 * s, acc.second + 8 * s, value_ + 4 * s);
     }
     rows_ = tile.rows;
   }
-
- private:
-  // A slice of 16 rows.
-  static __device__ __forceinline__ void activate(const Activation& activation, const float* gate,
-                                                  const float* up, uint32_t* packed) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {  // two features of one row, then of the next
-      const auto of_row = [&](int at) {
-        return activation.values({gate[at], gate[at + 2]}, {up[at], up[at + 2]});
-      };
-      const float2 even = of_row(2 * i), odd = of_row(2 * i + 1);
-      packed[i] = pack<Element>(even.x, odd.x);
-      packed[i + 1] = pack<Element>(even.y, odd.y);
-    }
-  }
-
-  float gate_[8 * kRaw + 1], raw_up_[8 * kRaw + 1];
 };
 
 }  // namespace moec::cuda

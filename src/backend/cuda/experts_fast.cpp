@@ -279,7 +279,8 @@ const ExpertsPath kFastPath = {
     forward,
     backward,
     measure,
-    "\"row_gemm\": {\"features\": \"64..256 by 64\", \"rows\": \"8..128 by 8\", \"k\": 64, "
+    "\"row_gemm\": {\"features\": \"64..256 by 64\", "
+    "\"rows\": \"8..144 by 8, to 128 where pre-activations are kept or read\", \"k\": 64, "
     "\"cluster\": 2, "
     "\"weights_by_multicast\": \"rows * hidden * inter >= 4e10\", \"in_pace\": \"k >= 5120\"}, "
     "\"weight_grad\": {\"m\": 256, \"n\": 128, \"k\": \"64, tail 16\", \"cluster\": 2, "

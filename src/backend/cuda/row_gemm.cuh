@@ -62,8 +62,9 @@ struct RowGemmConfig {
   static constexpr int kQueueReaders =
       kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader;
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
-  static constexpr int kProducerRegisters = kSideLoader ? 48 : kGather ? 72 : 40;
-  static constexpr int kConsumerRegisters = kFinished ? 168 : kGather ? 216 : 232;
+  static constexpr int kTaller = kMaxRows > kMaxTileN ? 8 : 0;  // for one more address of a row
+  static constexpr int kProducerRegisters = kSideLoader ? 48 + kTaller : kGather ? 72 : 40;
+  static constexpr int kConsumerRegisters = kFinished ? 168 : kGather ? 216 - kTaller : 232;
   static constexpr int kFinisherRegisters = 104, kSideRegisters = 32;
 };
 
@@ -72,7 +73,7 @@ struct RowGemmConfig {
 template <typename C>
 __device__ __forceinline__ void wait_done(const RowGemmParams& p, const RowTile& tile) {
   const int rows = p.group_offsets[tile.expert + 1] - p.group_offsets[tile.expert];
-  const unsigned all = C::Scheduler::row_tiles(rows) * p.done_tiles;
+  const unsigned all = unsigned(rows) * p.done_tiles;
   if (ptx::elect_one()) {
     while (ptx::load_acquire(p.done + tile.expert) < all) __nanosleep(64);
     ptx::fence_proxy_async_all();
@@ -275,7 +276,7 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
       }
       continue;
     }
-    Accumulators acc;
+    TileAccumulators<C::kMaxRows> acc;
     if (!Epilogue::kGated && feature + 128 >= end) {  // of two blocks, one is inside
       multiply<typename C::Element, C::kMaxRows, 1, C::kWeights, Major::kK, C::kFences>(
           acc, ring, group.index, p.k_blocks, behind);

@@ -24,8 +24,8 @@ enum class RowGemm {
 
 constexpr int kBlockFeatures = 64;  // features of a block; a tile has up to four blocks
 
-// One tensor seen in boxes of 16, 32, .. 128 rows: whatever a tile needs is one copy.
-constexpr int kRowBoxes = 8, kWindowRows = 16 * kRowBoxes;
+// One tensor seen in boxes of 16, 32, .. 144 rows: whatever a tile needs is one copy.
+constexpr int kRowBoxes = 9, kWindowRows = 16 * kRowBoxes;
 struct RowMaps {
   CUtensorMap of_units[kRowBoxes];
 };
@@ -79,8 +79,8 @@ struct RowGemmParams {
   bool shares;             // CTAs of a pair load weights that both want for each other
   unsigned* work_counter;  // 0 before the kernel, or null: work is dealt in turn
   unsigned* steps;         // 0 before the kernel, or null: clusters do not keep pace (pace.cuh)
-  // kUp, kDown: null, or [num_experts], 0 before kUp, which adds one for each tile in memory; kDown
-  // waits for done_tiles * (row tiles of an expert) instead of for the whole predecessor.
+  // kUp, kDown: null, or [num_experts], 0 before kUp, which adds its rows for each tile in memory;
+  // kDown waits for done_tiles times an expert's rows instead of for the whole predecessor.
   unsigned* done;
   int done_tiles;
 };

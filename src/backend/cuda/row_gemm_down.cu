@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/cuda/activation.cuh"
+#include "backend/cuda/epilogue_tall.cuh"
 #include "backend/cuda/row_gemm_launch.cuh"
 
 namespace moec::cuda {

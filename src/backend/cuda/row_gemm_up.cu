@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/activation.cuh"
+#include "backend/cuda/epilogue_tall.cuh"
 #include "backend/cuda/row_gemm_launch.cuh"
 
 namespace moec::cuda {
@@ -8,10 +9,10 @@ namespace {
 
 template <typename Element, typename Activation>
 cudaError_t launch_pre(const RowGemmParams& p, bool mn_major, int grid, cudaStream_t stream) {
-  return p.pre ? launch_major<Element, true, StoreActivated<Element, Activation, true>>(
+  return p.pre ? launch_major<Element, true, StoreActivatedAndPre<Element, Activation>>(
                      p, mn_major, grid, stream)
-               : launch_major<Element, true, StoreActivated<Element, Activation, false>>(
-                     p, mn_major, grid, stream);
+               : launch_major<Element, true, StoreActivated<Element, Activation>>(p, mn_major, grid,
+                                                                                  stream);
 }
 
 template <typename Element>

@@ -34,7 +34,7 @@ TensorMapShape in_windows(TensorMapShape shape, int dimension, int window, moec_
 // `count` maps of one tensor: map i has a box of box[2] * (i + 1) in dimension 2; at most
 // kMaxTensorMaps. A map is a function of the arguments alone, so those made last are remembered:
 // encoding takes about a microsecond, and a layer's step needs some hundred.
-constexpr int kMaxTensorMaps = 8;
+constexpr int kMaxTensorMaps = 9;
 cudaError_t make_tensor_maps(CUtensorMap* maps, int count, moec_dtype dtype,
                              const TensorMapShape& shape);
 

@@ -8,13 +8,16 @@
 
 namespace moec::cuda {
 
-struct Accumulators {
-  float first[kMaxTileN / 2], second[kMaxTileN / 2];
+template <int kColumns>
+struct TileAccumulators {
+  float first[kColumns / 2], second[kColumns / 2];
 };
+using Accumulators = TileAccumulators<kMaxTileN>;
 
 // Steps kBegin to kEnd of 16 k of a k-block. keep = 0: nothing is accumulated yet.
-template <typename Element, int kN, Major kMajorM, Major kMajorN, int kBegin, int kEnd>
-__device__ __forceinline__ void multiply_steps(float (&acc)[kMaxTileN / 2], uint32_t m, uint32_t n,
+template <typename Element, int kN, Major kMajorM, Major kMajorN, int kBegin, int kEnd,
+          int kRegisters>
+__device__ __forceinline__ void multiply_steps(float (&acc)[kRegisters], uint32_t m, uint32_t n,
                                                int keep) {
 #pragma unroll
   for (int k16 = kBegin; k16 < kEnd; ++k16) {
@@ -33,9 +36,9 @@ __device__ __forceinline__ void multiply_steps(float (&acc)[kMaxTileN / 2], uint
 constexpr int kFirstSteps = 1, kSteps = kTileK / 16;  // of 16 k
 
 template <typename Element, int kN, int kBlocks, Major kMajorM, Major kMajorN, bool kFences,
-          typename Stages, typename Behind>
-__device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int group, int k_blocks,
-                                         Behind behind) {
+          int kColumns, typename Stages, typename Behind>
+__device__ __forceinline__ void multiply(TileAccumulators<kColumns>& acc, Stages& ring, int group,
+                                         int k_blocks, Behind behind) {
   const int lane = threadIdx.x & 31;
   const uint32_t first = operand_descriptor(ring.first_m(), kBlockBytes);
   const uint32_t m = first + group * (kBlockBytes >> 4), n = first + (kOperandMBytes >> 4);
@@ -61,18 +64,20 @@ __device__ __forceinline__ void multiply(Accumulators& acc, Stages& ring, int gr
 
 // All products are done. What reads the accumulators stays behind the wait: where a tile leaves
 // some of them undefined, the compiler would otherwise move an operation on them in front of it.
-__device__ __forceinline__ void wait_products(Accumulators& acc) {
+template <int kColumns>
+__device__ __forceinline__ void wait_products(TileAccumulators<kColumns>& acc) {
   wgmma_wait<0>();
 #pragma unroll
-  for (int i = 0; i < kMaxTileN / 2; ++i) {
+  for (int i = 0; i < kColumns / 2; ++i) {
     asm volatile("" : "+f"(acc.first[i]), "+f"(acc.second[i]));
   }
 }
 
 // Wait for the accumulators and free the last stage. Between multiply and this there is time to
 // spend.
-template <typename Stages>
-__device__ __forceinline__ void finish_multiply(Accumulators& acc, const Stages& ring) {
+template <int kColumns, typename Stages>
+__device__ __forceinline__ void finish_multiply(TileAccumulators<kColumns>& acc,
+                                                const Stages& ring) {
   wait_products(acc);
   ring.release_previous(threadIdx.x & 31);
 }
@@ -89,9 +94,10 @@ __device__ __forceinline__ void pass_over(Stages& ring, int k_blocks, Behind beh
 }
 
 // multiply with the number of columns known only now: the next multiple of kRowStep.
-template <typename Element, Major kMajorM, bool kFences, typename Stages, typename Behind>
-__device__ __forceinline__ void multiply_rows(Accumulators& acc, Stages& ring, int group,
-                                              int k_blocks, int rows, Behind behind) {
+template <typename Element, Major kMajorM, bool kFences, int kColumns, typename Stages,
+          typename Behind>
+__device__ __forceinline__ void multiply_rows(TileAccumulators<kColumns>& acc, Stages& ring,
+                                              int group, int k_blocks, int rows, Behind behind) {
 #define MOEC_CASE(n)                                                                              \
   case n:                                                                                         \
     if constexpr (kRowStep * n <= Stages::kRows) {                                                \
@@ -116,6 +122,8 @@ __device__ __forceinline__ void multiply_rows(Accumulators& acc, Stages& ring, i
     MOEC_CASE(14);
     MOEC_CASE(15);
     MOEC_CASE(16);
+    MOEC_CASE(17);
+    MOEC_CASE(18);
   }
 #undef MOEC_CASE
 }

@@ -14,7 +14,8 @@
 
 namespace moec::cuda {
 
-constexpr int kMaxTileN = 128;  // columns of one accumulator: 64 registers a thread
+constexpr int kMaxTileN = 128;   // columns of one accumulator: 64 registers a thread
+constexpr int kTallTileN = 144;  // where a kernel has registers for them
 
 // Order in which an operand lies in shared memory. Both forms are made of 8 x 128-byte atoms.
 enum class Major {
@@ -63,6 +64,8 @@ __device__ __forceinline__ void wgmma_wait() {
 #define MOEC_P13 MOEC_P12 ",%52,%53,%54,%55"
 #define MOEC_P14 MOEC_P13 ",%56,%57,%58,%59"
 #define MOEC_P15 MOEC_P14 ",%60,%61,%62,%63"
+#define MOEC_P16 MOEC_P15 ",%64,%65,%66,%67"
+#define MOEC_P17 MOEC_P16 ",%68,%69,%70,%71"
 #define MOEC_R(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define MOEC_R0 MOEC_R(0)
 #define MOEC_R1 MOEC_R0, MOEC_R(4)
@@ -80,6 +83,8 @@ __device__ __forceinline__ void wgmma_wait() {
 #define MOEC_R13 MOEC_R12, MOEC_R(52)
 #define MOEC_R14 MOEC_R13, MOEC_R(56)
 #define MOEC_R15 MOEC_R14, MOEC_R(60)
+#define MOEC_R16 MOEC_R15, MOEC_R(64)
+#define MOEC_R17 MOEC_R16, MOEC_R(68)
 #define MOEC_WGMMA(n, type, p, a, b, s, ta, tb, ...)                                         \
   asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " s                                   \
                ", 0;\n"                                                                      \
@@ -97,8 +102,9 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // keep = 0 overwrites d, so that the first step needs no cleared accumulators. a and b are low
 // words of descriptors.
-template <typename Element, int kN, Major kA, Major kB>
-__device__ __forceinline__ void wgmma(float (&d)[kMaxTileN / 2], uint32_t a, uint32_t b, int keep) {
+template <typename Element, int kN, Major kA, Major kB, int kRegisters>
+__device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint32_t a, uint32_t b, int keep) {
+  static_assert(kN <= 2 * kRegisters);
   const uint64_t a_desc = uint64_t(kDescriptorHigh) << 32 | a;
   const uint64_t b_desc = uint64_t(kDescriptorHigh) << 32 | b;
   constexpr bool kBf16 = sizeof(Element) == 2 && __is_same(Element, __nv_bfloat16);
@@ -119,6 +125,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kMaxTileN / 2], uint32_t a, uin
   MOEC_WGMMA_N(112, MOEC_P13, "%56", "%57", "%58", "%59", "%60", MOEC_R13)
   MOEC_WGMMA_N(120, MOEC_P14, "%60", "%61", "%62", "%63", "%64", MOEC_R14)
   MOEC_WGMMA_N(128, MOEC_P15, "%64", "%65", "%66", "%67", "%68", MOEC_R15)
+  MOEC_WGMMA_N(136, MOEC_P16, "%68", "%69", "%70", "%71", "%72", MOEC_R16)
+  MOEC_WGMMA_N(144, MOEC_P17, "%72", "%73", "%74", "%75", "%76", MOEC_R17)
 }
 
 #undef MOEC_WGMMA_N
@@ -139,6 +147,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kMaxTileN / 2], uint32_t a, uin
 #undef MOEC_R13
 #undef MOEC_R14
 #undef MOEC_R15
+#undef MOEC_R16
+#undef MOEC_R17
 #undef MOEC_R
 #undef MOEC_P0
 #undef MOEC_P1
@@ -156,5 +166,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kMaxTileN / 2], uint32_t a, uin
 #undef MOEC_P13
 #undef MOEC_P14
 #undef MOEC_P15
+#undef MOEC_P16
+#undef MOEC_P17
 
 }  // namespace moec::cuda
