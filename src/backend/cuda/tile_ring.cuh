@@ -2,8 +2,8 @@
 // The ring of shared-memory stages between the producer warps and the two consumer warpgroups of a
 // CTA, and the copies that fill it.
 //
-//   stage    m operand 32 KiB: four blocks of [64 x 64]; n operand 16 KiB: [128 x 64], either as
-//            up to 144 rows (kRows) of 64 k or as two panels of 64 k x 64 n
+//   stage    m operand 32 KiB: four blocks of [64 x 64]; n operand: kRows rows of 64 k, 128 or 144,
+//            or two panels of 64 k x 64 n
 //   full     one arrival announces the TMA bytes; with gathered rows one more: of the warp that
 //            relays, or of each thread that gathers, when its cp.async copies have landed
 //   landed   where a warp relays: one arrival for each thread that gathers
