@@ -280,8 +280,8 @@ const ExpertsPath kFastPath = {
     backward,
     measure,
     "\"row_gemm\": {\"features\": \"64..256 by 64\", "
-    "\"rows\": \"8..144 by 8, to 128 where pre-activations are kept or read\", \"k\": 64, "
-    "\"cluster\": 2, "
+    "\"rows\": \"8..144 by 8, to 128 where pre-activations are kept or read or gate and up "
+    "alternate\", \"k\": 64, \"cluster\": 2, "
     "\"weights_by_multicast\": \"rows * hidden * inter >= 4e10\", \"in_pace\": \"k >= 5120\"}, "
     "\"weight_grad\": {\"m\": 256, \"n\": 128, \"k\": \"64, tail 16\", \"cluster\": 2, "
     "\"m_tiles_in_turn\": \"4 up to 512 rows of an expert, else 2; the last 800 tiles 1\"}"};
