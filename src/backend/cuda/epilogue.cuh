@@ -96,13 +96,6 @@ __device__ __forceinline__ void stage(const G& group, uint32_t buffer, int rows,
     }
   }
 }
-// The same with kRows rows of an accumulator, from slice `first`.
-template <typename Element, int kRows, typename G, int kRegisters>
-__device__ __forceinline__ void stage(const G& group, uint32_t buffer, int rows,
-                                      const float (&acc)[kRegisters], int first = 0) {
-  stage<kRows>(group, buffer, rows,
-               [&](int s, uint32_t (&packed)[4]) { pack_slice<Element>(acc, first + s, packed); });
-}
 
 // Where a piece goes: 64 features of one part of a result.
 struct Piece {
@@ -257,7 +250,9 @@ class StoreActivatedAndPre : public HeldActivations<true> {
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
                          const Accumulators& acc) {
     PieceBarriers(group.index).wait_free();
-    stage<Element, kMaxTileN>(group, group.staging, tile.rows, acc.first);
+    stage<kMaxTileN>(group, group.staging, tile.rows, [&](int s, uint32_t (&packed)[4]) {
+      pack_slice<Element>(acc.first, s, packed);
+    });
     PieceBarriers(group.index).staged();
     pack_block<Element>(up_, acc.second);
     const Activation activation{p.form};
