@@ -83,16 +83,18 @@ struct RowOutput {
   int features;
 };
 
-// Fill a staging buffer of kRows rows; slice(s, packed) gives the 16 rows of slice s.
-template <int kRows, int kFirst = 0, int kLast = kRows / 16, typename G, typename Slice>
-__device__ __forceinline__ void stage(const G& group, uint32_t buffer, int rows, Slice slice) {
+// kSlices slices of 16 rows -> a staging buffer of `rows` rows, at slice `begin` and behind it;
+// slice(s, packed) gives the s-th of them.
+template <int kSlices, typename G, typename Slice>
+__device__ __forceinline__ void stage(const G& group, uint32_t buffer, int begin, int rows,
+                                      Slice slice) {
 #pragma unroll
-  for (int s = kFirst; s < kLast; ++s) {
-    if (16 * s < rows) {
+  for (int s = 0; s < kSlices; ++s) {
+    if (16 * (begin + s) < rows) {
       uint32_t packed[4];
       slice(s, packed);
-      ptx::store_matrix_transposed(group.matrix_row(buffer, s), packed[0], packed[1], packed[2],
-                                   packed[3]);
+      ptx::store_matrix_transposed(group.matrix_row(buffer, begin + s), packed[0], packed[1],
+                                   packed[2], packed[3]);
     }
   }
 }
@@ -172,24 +174,22 @@ __device__ __forceinline__ void pack_block(PackedBlock& packed, const float (&ac
   for (int i = 0; i < kPackedBlock; ++i) packed[i] = pack<Element>(acc[2 * i], acc[2 * i + 1]);
 }
 
-template <int kRows, int kFirst = 0, int kLast = kRows / 16, typename G>
-__device__ __forceinline__ void stage_packed(const G& group, uint32_t buffer, int rows,
-                                             const PackedBlock& packed) {
-  stage<kRows, kFirst, kLast>(group, buffer, rows, [&](int s, uint32_t (&slice)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) slice[i] = packed[4 * s + i];
-  });
-}
-
 // A step of: registers to the one staging buffer of the group.
 template <typename G>
 __device__ __forceinline__ void copy_out(int step, const G& group, const PackedBlock& packed,
                                          int rows) {
+  constexpr int kSlices = kMaxTileN / 16 / kCopySteps;
+  const auto copy = [&](int begin) {
+    stage<kSlices>(group, group.staging, begin, rows, [&](int s, uint32_t (&slice)[4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) slice[i] = packed[4 * (begin + s) + i];
+    });
+  };
   if (step == 0) {
     PieceBarriers(group.index).wait_free();
-    stage_packed<kMaxTileN, 0, kMaxTileN / 32>(group, group.staging, rows, packed);
+    copy(0);
   } else {
-    stage_packed<kMaxTileN, kMaxTileN / 32>(group, group.staging, rows, packed);
+    copy(kSlices);
     PieceBarriers(group.index).staged();
   }
 }
@@ -250,7 +250,7 @@ class StoreActivatedAndPre : public HeldActivations<true> {
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
                          const Accumulators& acc) {
     PieceBarriers(group.index).wait_free();
-    stage<kMaxTileN>(group, group.staging, tile.rows, [&](int s, uint32_t (&packed)[4]) {
+    stage<kMaxTileN / 16>(group, group.staging, 0, tile.rows, [&](int s, uint32_t (&packed)[4]) {
       pack_slice<Element>(acc.first, s, packed);
     });
     PieceBarriers(group.index).staged();

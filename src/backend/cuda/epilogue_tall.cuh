@@ -37,15 +37,7 @@ class TallTile {
     const int rows = rows_ - (third == 2 ? kBufferRows : 0);
     if (third == 2 && rows <= 0) return;
     if (begin == 0) PieceBarriers(group.index).wait_free();
-#pragma unroll
-    for (int s = 0; s < kSlices; ++s) {
-      if (16 * (begin + s) < rows) {
-        uint32_t packed[4];
-        slice(s, packed);
-        ptx::store_matrix_transposed(group.matrix_row(group.staging, begin + s), packed[0],
-                                     packed[1], packed[2], packed[3]);
-      }
-    }
+    stage<kSlices>(group, group.staging, begin, rows, slice);
     if (third > 0) PieceBarriers(group.index).staged();
   }
 

@@ -13,7 +13,7 @@ struct WorkCounters {
   };
   static constexpr int kGemms = 6, kExperts = 512;
   Gemm gemms[kGemms];
-  unsigned done[kExperts];  // finished tiles of each expert (row_gemm.h)
+  unsigned done[kExperts];  // rows of finished tiles, by expert (row_gemm.h)
 };
 cudaError_t clear_work_counters(WorkCounters* counters, cudaStream_t stream);
 
