@@ -33,7 +33,18 @@ struct GroupBase {
   int thread;        // 0..127
   uint32_t staging;  // of this group
 };
+// What the accumulators of a thread are of: features t / 4 % 8 and 8 more of its warp's 16, of two
+// blocks: of gate and up where the result is gated.
 struct Group : GroupBase {
+  static constexpr int kNextFeature = 8;
+  // Whose bias, and how far behind the group's first feature.
+  template <bool kGated>
+  __device__ int2 bias_of(int block) const {
+    const int mine = (thread >> 5) * 16 + (thread & 31) / 4;
+    return {kGated * block, mine + !kGated * block * 128};
+  }
+  __device__ void meet(float*, float*) const {}
+  __device__ void sort(uint32_t (&)[4]) const {}
   // Where this lane's row of the 8x8 matrices of 16-row slice `slice` lies.
   __device__ uint32_t matrix_row(uint32_t buffer, int slice) const {
     const int lane = thread & 31, warp = thread >> 5;
@@ -50,28 +61,29 @@ __device__ __forceinline__ void pack_slice(const float (&acc)[kRegisters], int s
   for (int i = 0; i < 4; ++i) packed[i] = pack<Element>(acc[8 * s + 2 * i], acc[8 * s + 2 * i + 1]);
 }
 
-// Thread t's accumulators belong to features t / 4 % 8 and 8 more of its warp's 16.
+// acc: of a feature and of the one `next` behind it.
 template <typename Element, int kRegisters>
 __device__ __forceinline__ void add_bias(const ExpertBias& bias, int expert, int features,
-                                         int feature, float (&acc)[kRegisters]) {
+                                         int feature, int next, float (&acc)[kRegisters]) {
   const auto load = [&](int f) {
     if (f >= features) return 0.0f;
     const int64_t at = expert * bias.expert_stride + f * bias.stride;
     return bias.f32 ? static_cast<const float*>(bias.base)[at]
                     : float(static_cast<const Element*>(bias.base)[at]);
   };
-  const float low = load(feature), high = load(feature + 8);
+  const float low = load(feature), high = load(feature + next);
 #pragma unroll
   for (int i = 0; i < kRegisters; ++i) acc[i] += i / 2 % 2 ? high : low;
 }
-template <typename Element, bool kGated, int kColumns>
+template <typename Element, bool kGated, typename G, int kColumns>
 __device__ __forceinline__ void add_biases(const RowGemmParams& p, const RowTile& tile,
-                                           const Group& group, TileAccumulators<kColumns>& acc) {
+                                           const G& group, TileAccumulators<kColumns>& acc) {
   if (!p.bias[0].base) return;
-  const int mine = (group.thread >> 5) * 16 + (group.thread & 31) / 4;
-  const int feature = group_feature(p, tile, group.index) + mine;
-  add_bias<Element>(p.bias[0], tile.expert, p.features, feature, acc.first);
-  add_bias<Element>(p.bias[kGated], tile.expert, p.features, feature + (kGated ? 0 : 128),
+  const int begin = group_feature(p, tile, group.index);
+  const int2 first = group.template bias_of<kGated>(0), second = group.template bias_of<kGated>(1);
+  add_bias<Element>(p.bias[first.x], tile.expert, p.features, begin + first.y, G::kNextFeature,
+                    acc.first);
+  add_bias<Element>(p.bias[second.x], tile.expert, p.features, begin + second.y, G::kNextFeature,
                     acc.second);
 }
 
@@ -93,6 +105,7 @@ __device__ __forceinline__ void stage(const G& group, uint32_t buffer, int begin
     if (16 * (begin + s) < rows) {
       uint32_t packed[4];
       slice(s, packed);
+      group.sort(packed);
       ptx::store_matrix_transposed(group.matrix_row(buffer, begin + s), packed[0], packed[1],
                                    packed[2], packed[3]);
     }
@@ -174,16 +187,13 @@ __device__ __forceinline__ void pack_block(PackedBlock& packed, const float (&ac
   for (int i = 0; i < kPackedBlock; ++i) packed[i] = pack<Element>(acc[2 * i], acc[2 * i + 1]);
 }
 
-// A step of: registers to the one staging buffer of the group.
-template <typename G>
-__device__ __forceinline__ void copy_out(int step, const G& group, const PackedBlock& packed,
-                                         int rows) {
+// A step of: registers to the one staging buffer of the group; slice(s, packed) gives 16 rows.
+template <typename G, typename Slice>
+__device__ __forceinline__ void copy_slices(int step, const G& group, int rows, Slice slice) {
   constexpr int kSlices = kMaxTileN / 16 / kCopySteps;
   const auto copy = [&](int begin) {
-    stage<kSlices>(group, group.staging, begin, rows, [&](int s, uint32_t (&slice)[4]) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) slice[i] = packed[4 * (begin + s) + i];
-    });
+    stage<kSlices>(group, group.staging, begin, rows,
+                   [&](int s, uint32_t (&packed)[4]) { slice(begin + s, packed); });
   };
   if (step == 0) {
     PieceBarriers(group.index).wait_free();
@@ -193,40 +203,16 @@ __device__ __forceinline__ void copy_out(int step, const G& group, const PackedB
     PieceBarriers(group.index).staged();
   }
 }
+template <typename G>
+__device__ __forceinline__ void copy_out(int step, const G& group, int rows,
+                                         const PackedBlock& block) {
+  copy_slices(step, group, rows, [&](int s, uint32_t (&packed)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) packed[i] = block[4 * s + i];
+  });
+}
 
 // ---- gated: up ----------------------------------------------------------------------------------
-// What is held of a tile of activations and, to keep, of pre-activations: of those gate leaves at
-// once, while the activations are computed.
-template <bool kKeepsPre>
-class HeldActivations {
- public:
-  static constexpr bool kGated = true, kSkipsOutside = true;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kSends = kKeepsPre ? 3 : 1,
-                       kPieces = (kKeepsPre ? 2 : 1) * kCopySteps;
-  static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
-
-  static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
-    const int at = group_feature(p, tile, group);
-    if (kKeepsPre && i < 2) {
-      return {{p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features}, i, at};
-    }
-    return {{p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, at};
-  }
-  static __device__ bool find_rows(int, RowTile&) { return true; }
-  template <typename G>
-  __device__ void copy_piece(const RowGemmParams&, const G& group, int i) const {
-    if (kKeepsPre && i < kCopySteps) {
-      copy_out(i, group, up_, rows_);
-    } else {
-      copy_out(i % kCopySteps, group, value_, rows_);
-    }
-  }
-
- protected:
-  PackedBlock up_, value_;
-  int rows_;
-};
-
 // A slice of 16 rows: 8 accumulators of gate and of up.
 template <typename Element, typename Activation>
 __device__ __forceinline__ void activate_slice(const Activation& activation, const float* gate,
@@ -242,15 +228,34 @@ __device__ __forceinline__ void activate_slice(const Activation& activation, con
   }
 }
 
+// With pre-activations, of which those of gate leave at once, while the activations are computed.
 template <typename Element, typename Activation>
-class StoreActivatedAndPre : public HeldActivations<true> {
+class StoreActivatedAndPre {
  public:
-  static constexpr bool kBiased = true;
+  static constexpr bool kGated = true, kSkipsOutside = true, kBiased = true;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kSends = 3, kPieces = 2 * kCopySteps;
+  static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
-  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
-                         const Accumulators& acc) {
+  static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
+    const int at = group_feature(p, tile, group);
+    if (i < 2) return {{p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features}, i, at};
+    return {{p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, at};
+  }
+  static __device__ bool find_rows(int, RowTile&) { return true; }
+  template <typename G>
+  __device__ void copy_piece(const RowGemmParams&, const G& group, int i) const {
+    if (i < kCopySteps) {
+      copy_out(i, group, rows_, up_);
+    } else {
+      copy_out(i % kCopySteps, group, rows_, value_);
+    }
+  }
+  template <typename G>
+  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const G& group,
+                         Accumulators& acc) {
     PieceBarriers(group.index).wait_free();
     stage<kMaxTileN / 16>(group, group.staging, 0, tile.rows, [&](int s, uint32_t (&packed)[4]) {
+      group.meet(acc.first + 8 * s, acc.second + 8 * s);
       pack_slice<Element>(acc.first, s, packed);
     });
     PieceBarriers(group.index).staged();
@@ -262,6 +267,10 @@ class StoreActivatedAndPre : public HeldActivations<true> {
     }
     rows_ = tile.rows;
   }
+
+ private:
+  PackedBlock up_, value_;
+  int rows_;
 };
 
 }  // namespace moec::cuda

@@ -1,113 +1,122 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epilogue of the up projection whose weights have columns of gate and up in turn: accumulator m is
-// gate of pair m / 2 where m is even, up where it is odd. Lanes exchange them, one shuffle for each
-// accumulator, so that gate and up of a pair meet in a thread; then as StoreActivated.
+// Consumers of weights whose columns of gate and up alternate: accumulators of even columns are
+// gate, of odd ones up. Neighbours exchange half of theirs, so that gate and up of a pair meet in a
+// thread, in the places where weights with gate in front of up have them; all that follows is the
+// same.
 #pragma once
 
-#include "backend/cuda/activation.cuh"
 #include "backend/cuda/epilogue.cuh"
 
 namespace moec::cuda {
 
-// Afterwards a warp has two runs of 8 of the 64 features of a group, a thread one of each.
+// Accumulators of a thread are of columns t / 4 % 8 and 8 more of its warp's 16, then of those 64
+// columns behind.
 struct PairGroup : GroupBase {
+  static constexpr int kNextFeature = 4;
+  template <bool>
+  __device__ int2 bias_of(int block) const {
+    const int column = (thread & 31) / 4;
+    return {column & 1, (thread >> 5) * 8 + column / 2 + 32 * block};
+  }
+  // 8 accumulators each: afterwards of gates and of ups, of a pair and of the one 32 behind. A lane
+  // of an even column keeps the pair of its lower columns, of an odd one that of the higher ones.
+  __device__ void meet(float* first, float* second) const {
+    const bool odd = lane() & 4;
+#pragma unroll
+    for (int at = 0; at < 8; at += 1 + at % 2 * 2) {
+      const float2 low = exchange(odd, first[at], first[at + 2]);
+      const float2 high = exchange(odd, second[at], second[at + 2]);
+      first[at] = low.x;
+      first[at + 2] = high.x;
+      second[at] = low.y;
+      second[at + 2] = high.y;
+    }
+  }
+  // Lanes of column c have pairs 0, 4, 1, 5, 2, 6, 3, 7 of 8: into the order of the pairs.
+  __device__ void sort(uint32_t (&packed)[4]) const {
+    const int mine = lane();
+    const int from = (2 * mine & 24) + (mine >> 2 & 4) + (mine & 3);
+#pragma unroll
+    for (uint32_t& word : packed) word = __shfl_sync(~0u, word, from);
+  }
+  // Of a group's 64 features a warp has two runs of 8.
   __device__ uint32_t matrix_row(uint32_t buffer, int slice) const {
     const int lane = thread & 31, warp = thread >> 5;
     return buffer + swizzled(16 * slice + (lane >> 4) * 8 + (lane & 7), warp + 4 * (lane >> 3 & 1));
   }
-  __device__ int low_feature() const { return (thread >> 5) * 8 + (thread & 31) / 4; }
-};
 
-// The 16 accumulators of a warp and a row are eight pairs; m is in lanes 4 m % 8 .. + 3, lanes
-// 4 q .. + 3 want pair q. Each lane sends one of its two values a round: gates of low pairs and ups
-// of high ones, then the others.
-class PairExchange {
- public:
-  __device__ PairExchange() {
+ private:
+  static __device__ int lane() {
     int lane;  // volatile: nothing of this may wait in registers while the tensor cores work
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    const int q = lane / 4, column = lane & 3;
-    odd_ = q & 1;
-    low_ = q < 4;
-    from1_ = (low_ ? 2 * q : 2 * q - 7) * 4 + column;
-    from2_ = (low_ ? 2 * q + 1 : 2 * q - 8) * 4 + column;
+    return lane;
   }
-  // a, b: of m = lane / 4 and 8 more -> gate, up
-  __device__ float2 operator()(float a, float b) const {
-    const float x = __shfl_sync(~0u, odd_ ? b : a, from1_);
-    const float y = __shfl_sync(~0u, odd_ ? a : b, from2_);
-    return low_ ? float2{x, y} : float2{y, x};
+  static __device__ float2 exchange(bool odd, float a, float b) {
+    const float other = __shfl_xor_sync(~0u, odd ? a : b, 4);
+    return odd ? float2{other, b} : float2{a, other};
   }
-
- private:
-  bool odd_, low_;
-  int from1_, from2_;
 };
 
-template <typename Element, bool kKeepsPre>
-class StorePairs : public HeldActivations<kKeepsPre> {
-  using Held = HeldActivations<kKeepsPre>;
-  using Held::rows_, Held::up_, Held::value_;
-
+// Without pre-activations. The first slices are held as accumulators and activated behind the next
+// tile.
+template <typename Element, typename Activation>
+class StorePairs {
  public:
-  static constexpr bool kBiased = false;
-  static constexpr bool kSkipsOutside = false;  // its registers would spill
+  static constexpr bool kGated = true, kSkipsOutside = true, kBiased = true;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kSends = 1, kPieces = kCopySteps;
+  static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
+  static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int) {
+    return {{p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, group_feature(p, tile, group)};
+  }
+  static __device__ bool find_rows(int, RowTile&) { return true; }
+  __device__ void copy_piece(const RowGemmParams& p, const PairGroup& group, int i) const {
+    copy_slices(i, group, rows_, [&](int s, uint32_t (&packed)[4]) {
+      if (s < kRaw) return activate_raw(p, group, s, packed);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) packed[j] = value_[s - kRaw][j];
+    });
+  }
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const PairGroup& group,
-                         const Accumulators& acc) {
-    const SigmoidGated activation{p.form};
-    const PairExchange exchange;
-    Bias bias[2];
-    const int low = group_feature(p, tile, group.index) + group.low_feature();
-    load_bias(p, tile.expert, low, bias[0]);
-    load_bias(p, tile.expert, low + 32, bias[1]);
-    if constexpr (kKeepsPre) PieceBarriers(group.index).wait_free();
+                         Accumulators& acc) {
 #pragma unroll
-    for (int slice = 0; slice < kMaxTileN / 16; ++slice) {
-      uint32_t gate[4];  // leaves at once
+    for (int s = 0; s < kRaw; ++s) hold_raw(acc.first + 8 * s, acc.second + 8 * s, raw_[s]);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int at = 8 * slice + 4 * half, to = 4 * slice + 2 * half;
-        float2 even[2], odd[2];  // {gate, up} of two features of one row, and of the next
-#pragma unroll
-        for (int f = 0; f < 2; ++f) {
-          const float (&from)[kMaxTileN / 2] = f ? acc.second : acc.first;
-          even[f] = add(exchange(from[at], from[at + 2]), bias[f]);
-          odd[f] = add(exchange(from[at + 1], from[at + 3]), bias[f]);
-          gate[2 * half + f] = pack<Element>(even[f].x, odd[f].x);
-          if constexpr (kKeepsPre) up_[to + f] = pack<Element>(even[f].y, odd[f].y);
-        }
-        const float2 first = activation.values({even[0].x, even[1].x}, {even[0].y, even[1].y});
-        const float2 second = activation.values({odd[0].x, odd[1].x}, {odd[0].y, odd[1].y});
-        value_[to] = pack<Element>(first.x, second.x);
-        value_[to + 1] = pack<Element>(first.y, second.y);
-      }
-      if (kKeepsPre && 16 * slice < tile.rows) {
-        ptx::store_matrix_transposed(group.matrix_row(group.staging, slice), gate[0], gate[1],
-                                     gate[2], gate[3]);
-      }
+    for (int s = kRaw; s < kSlices; ++s) {
+      activate(p, group, acc.first + 8 * s, acc.second + 8 * s, value_[s - kRaw]);
     }
     rows_ = tile.rows;
-    if constexpr (kKeepsPre) PieceBarriers(group.index).staged();
   }
 
  private:
-  struct Bias {
-    float gate, up;
+  static constexpr int kSlices = kMaxTileN / 16, kRaw = 3;
+  struct Raw {
+    float first[8], second[8];
   };
-  static __device__ float2 add(float2 v, const Bias& bias) {
-    return {v.x + bias.gate, v.y + bias.up};
+  // Opaque, or ptxas serialises all products, for which accumulators are read beside others.
+  static __device__ void hold_raw(const float* first, const float* second, Raw& raw) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      raw.first[j] = first[j];
+      raw.second[j] = second[j];
+      asm volatile("" : "+f"(raw.first[j]), "+f"(raw.second[j]));
+    }
   }
-  static __device__ float one_bias(const ExpertBias& bias, int expert, int feature, int features) {
-    if (!bias.base || feature >= features) return 0.0f;
-    const int64_t at = expert * bias.expert_stride + feature * bias.stride;
-    return bias.f32 ? static_cast<const float*>(bias.base)[at]
-                    : float(static_cast<const Element*>(bias.base)[at]);
+  static __device__ void activate(const RowGemmParams& p, const PairGroup& group, float* first,
+                                  float* second, uint32_t (&packed)[4]) {
+    group.meet(first, second);
+    activate_slice<Element>(Activation{p.form}, first, second, packed);
   }
-  static __device__ void load_bias(const RowGemmParams& p, int expert, int feature, Bias& bias) {
-    bias = {one_bias(p.bias[0], expert, feature, p.features),
-            one_bias(p.bias[1], expert, feature, p.features)};
+  __device__ void activate_raw(const RowGemmParams& p, const PairGroup& group, int s,
+                               uint32_t (&packed)[4]) const {
+    Raw raw;
+    hold_raw(raw_[s].first, raw_[s].second, raw);
+    activate(p, group, raw.first, raw.second, packed);
   }
+
+  Raw raw_[kRaw];
+  uint32_t value_[kSlices - kRaw][4];
+  int rows_;
 };
 
 }  // namespace moec::cuda

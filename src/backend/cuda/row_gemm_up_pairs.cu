@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The up projection of weights whose gate and up columns alternate, as gpt-oss has them.
+#include "backend/cuda/activation.cuh"
 #include "backend/cuda/epilogue_pairs.cuh"
 #include "backend/cuda/row_gemm_launch.cuh"
 
 namespace moec::cuda {
 namespace {
 
-template <typename Element, bool kKeepsPre>
-using Config = RowGemmConfig<Element, Major::kMN, true, StorePairs<Element, kKeepsPre>,
+template <typename Element, template <typename, typename> typename Epilogue>
+using Config = RowGemmConfig<Element, Major::kMN, true, Epilogue<Element, SigmoidGated>,
                              Blocks::kPairs, PairGroup>;
 
 template <typename Element>
 cudaError_t launch_element(const RowGemmParams& p, int grid, cudaStream_t stream) {
-  return p.pre ? launch_config<Config<Element, true>>(p, grid, stream)
-               : launch_config<Config<Element, false>>(p, grid, stream);
+  return p.pre ? launch_config<Config<Element, StoreActivatedAndPre>>(p, grid, stream)
+               : launch_config<Config<Element, StorePairs>>(p, grid, stream);
 }
 
 }  // namespace
