@@ -83,6 +83,7 @@ class StorePairs {
     for (int s = 0; s < kRaw; ++s) hold_raw(acc.first + 8 * s, acc.second + 8 * s, raw_[s]);
 #pragma unroll
     for (int s = kRaw; s < kSlices; ++s) {
+      if (s % kRaw == 0 && 16 * s >= tile.rows) break;
       activate(p, group, acc.first + 8 * s, acc.second + 8 * s, value_[s - kRaw]);
     }
     rows_ = tile.rows;

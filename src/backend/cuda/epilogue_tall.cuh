@@ -113,6 +113,7 @@ class StoreActivated : public TallTile {
     }
 #pragma unroll
     for (int s = 1; s < kBlockSlices; ++s) {
+      if (s % kSlices == 0 && 16 * s >= tile.rows) break;  // each slice would cost more branches
       activate_slice<Element>(activation, acc.first + 8 * s, acc.second + 8 * s, held_[s - 1]);
     }
     rows_ = tile.rows;
