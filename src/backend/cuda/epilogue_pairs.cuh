@@ -57,8 +57,8 @@ struct PairGroup : GroupBase {
   }
 };
 
-// Without pre-activations. The first slices are held as accumulators and activated behind the next
-// tile.
+// Without pre-activations. The first slice is held as accumulators and activated behind the next
+// tile; with more of them a stage is given back too late where memory decides.
 template <typename Element, typename Activation>
 class StorePairs {
  public:
@@ -83,14 +83,14 @@ class StorePairs {
     for (int s = 0; s < kRaw; ++s) hold_raw(acc.first + 8 * s, acc.second + 8 * s, raw_[s]);
 #pragma unroll
     for (int s = kRaw; s < kSlices; ++s) {
-      if (s % kRaw == 0 && 16 * s >= tile.rows) break;
+      if (s % kThird == 0 && 16 * s >= tile.rows) break;
       activate(p, group, acc.first + 8 * s, acc.second + 8 * s, value_[s - kRaw]);
     }
     rows_ = tile.rows;
   }
 
  private:
-  static constexpr int kSlices = kMaxTileN / 16, kRaw = 3;
+  static constexpr int kSlices = kMaxTileN / 16, kRaw = 1, kThird = 3;
   struct Raw {
     float first[8], second[8];
   };
