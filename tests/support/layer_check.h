@@ -51,9 +51,9 @@ inline double expect_matches(const LayerRun& run, const OracleRun& reference,
   EXPECT_EQ(run.expert_ids, reference.layer.route.ids);
   double worst = 0;
   const auto compare = [&](const char* name, const oracle::Vec& got, const oracle::Vec& ref,
-                           size_t columns, double least = 0) {
+                           size_t columns, double least = 0, double room = 1) {
     const RowError error = row_error(got, ref, columns, std::max(floor, least));
-    EXPECT_LE(error.error, tolerance) << name << ": " << error;
+    EXPECT_LE(error.error, room * tolerance) << name << ": " << error;
     worst = std::max(worst, error.error);
   };
   const auto slots = static_cast<size_t>(config.router.top_k);
@@ -70,7 +70,10 @@ inline double expect_matches(const LayerRun& run, const OracleRun& reference,
         oracle::for_each_parameter(
             config, in, reference.grads,
             [&](const char* other, const oracle::Vec&, const oracle::Vec& ref, size_t) {
-              if (std::string(name) == other) compare(name, got, ref, columns);
+              if (std::string(name) != other) return;
+              // One row, of a sum over all tokens for each gate: it may cancel, too.
+              const bool one_row = std::string(name) == "shared_gate_bias";
+              compare(name, got, ref, columns, 0, one_row ? 4 : 1);
             });
       });
   return worst;
