@@ -213,6 +213,11 @@ __device__ __forceinline__ void copy_out(int step, const G& group, int rows,
 }
 
 // ---- gated: up ----------------------------------------------------------------------------------
+__device__ __forceinline__ Piece activations_piece(const RowGemmParams& p, const RowTile& tile,
+                                                   int group) {
+  return {{p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, group_feature(p, tile, group)};
+}
+
 // A slice of 16 rows: 8 accumulators of gate and of up.
 template <typename Element, typename Activation>
 __device__ __forceinline__ void activate_slice(const Activation& activation, const float* gate,

@@ -67,40 +67,38 @@ class StorePairs {
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int) {
-    return {{p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, group_feature(p, tile, group)};
+    return activations_piece(p, tile, group);
   }
   static __device__ bool find_rows(int, RowTile&) { return true; }
   __device__ void copy_piece(const RowGemmParams& p, const PairGroup& group, int i) const {
     copy_slices(i, group, rows_, [&](int s, uint32_t (&packed)[4]) {
-      if (s < kRaw) return activate_raw(p, group, s, packed);
+      if (s == 0) return activate_first(p, group, packed);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) packed[j] = value_[s - kRaw][j];
+      for (int j = 0; j < 4; ++j) packed[j] = held_[s - 1][j];
     });
   }
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const PairGroup& group,
                          Accumulators& acc) {
+    hold(acc.first, acc.second, first_, second_);
 #pragma unroll
-    for (int s = 0; s < kRaw; ++s) hold_raw(acc.first + 8 * s, acc.second + 8 * s, raw_[s]);
-#pragma unroll
-    for (int s = kRaw; s < kSlices; ++s) {
+    for (int s = 1; s < kSlices; ++s) {
       if (s % kThird == 0 && 16 * s >= tile.rows) break;
-      activate(p, group, acc.first + 8 * s, acc.second + 8 * s, value_[s - kRaw]);
+      activate(p, group, acc.first + 8 * s, acc.second + 8 * s, held_[s - 1]);
     }
     rows_ = tile.rows;
   }
 
  private:
-  static constexpr int kSlices = kMaxTileN / 16, kRaw = 1, kThird = 3;
-  struct Raw {
-    float first[8], second[8];
-  };
+  static constexpr int kSlices = kMaxTileN / 16, kThird = 3;
+
   // Opaque, or ptxas serialises all products, for which accumulators are read beside others.
-  static __device__ void hold_raw(const float* first, const float* second, Raw& raw) {
+  static __device__ void hold(const float* from, const float* from_second, float (&first)[8],
+                              float (&second)[8]) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      raw.first[j] = first[j];
-      raw.second[j] = second[j];
-      asm volatile("" : "+f"(raw.first[j]), "+f"(raw.second[j]));
+      first[j] = from[j];
+      second[j] = from_second[j];
+      asm volatile("" : "+f"(first[j]), "+f"(second[j]));
     }
   }
   static __device__ void activate(const RowGemmParams& p, const PairGroup& group, float* first,
@@ -108,15 +106,15 @@ class StorePairs {
     group.meet(first, second);
     activate_slice<Element>(Activation{p.form}, first, second, packed);
   }
-  __device__ void activate_raw(const RowGemmParams& p, const PairGroup& group, int s,
-                               uint32_t (&packed)[4]) const {
-    Raw raw;
-    hold_raw(raw_[s].first, raw_[s].second, raw);
-    activate(p, group, raw.first, raw.second, packed);
+  __device__ void activate_first(const RowGemmParams& p, const PairGroup& group,
+                                 uint32_t (&packed)[4]) const {
+    float first[8], second[8];
+    hold(first_, second_, first, second);
+    activate(p, group, first, second, packed);
   }
 
-  Raw raw_[kRaw];
-  uint32_t value_[kSlices - kRaw][4];
+  float first_[8], second_[8];
+  uint32_t held_[kSlices - 1][4];
   int rows_;
 };
 

@@ -90,7 +90,7 @@ class StoreActivated : public TallTile {
   static constexpr int kPieces = kThirds, kSends = 2;
 
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int) {
-    return {{p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, group_feature(p, tile, group)};
+    return activations_piece(p, tile, group);
   }
   __device__ void copy_piece(const RowGemmParams& p, const Group& group, int i) const {
 #pragma unroll
