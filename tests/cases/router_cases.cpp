@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cases of the router's numbers: input, logits, scores, weight rules, normalisation, scale.
+#include <algorithm>
+#include <cmath>
 #include <iterator>
+#include <numeric>
 
 #include "feature_cases.h"
 
@@ -74,28 +77,69 @@ void add_input_cases(std::vector<FeatureCase>* cases) {
   cases->push_back(mask);
 }
 
-// The four steps that can round, in both 16-bit types. One step at a time tells them apart.
+// The four steps that can round.
+struct RoundingStep {
+  const char* name;
+  Rounding RouterConfig::* rounding;
+  Vec Route::* values;  // null: the logits, of a gate
+};
+constexpr RoundingStep kRoundingSteps[] = {
+    {"logits", &RouterConfig::logit_rounding, nullptr},
+    {"scores", &RouterConfig::score_rounding, &Route::scores},
+    {"norm", &RouterConfig::norm_rounding, &Route::raw},
+    {"weights", &RouterConfig::weight_rounding, &Route::weights}};
+
+// What the step rounds. A norm rounds what it divides, and what comes of that.
+Vec before_rounding(const FeatureCase& c, const RoundingStep& step) {
+  Config exact = c.config;
+  exact.router.*step.rounding = Rounding::kNone;
+  const Vec logits = gate_forward(exact, c.in).logits;
+  if (!step.values) return logits;
+  Vec before = route_forward(exact, c.in, logits).*step.values;
+  if (step.values != &Route::raw) return before;
+  const Vec raw = route_forward(c.config, c.in, logits).raw;
+  for (auto row = raw.begin(); row != raw.end(); row += c.config.router.top_k) {
+    const double sum = std::accumulate(row, row + c.config.router.top_k, 0.0);
+    for (int k = 0; k < c.config.router.top_k; ++k) before.push_back(row[k] / sum);
+  }
+  return before;
+}
+
+// Whether a value lies so close to a tie that fp32 may round it to the other side: a sigmoid by its
+// own size, a sum of products by that of the largest.
+bool is_near_a_tie(const FeatureCase& c, const RoundingStep& step) {
+  const Vec values = before_rounding(c, step);
+  double largest = 0;
+  for (const double v : values) largest = std::max(largest, std::fabs(v));
+  const auto rounded = [&](double v) { return round_to(c.config.router.*step.rounding, v); };
+  return std::any_of(values.begin(), values.end(), [&](double v) {
+    const double off = 2e-6 * (step.values ? std::fabs(v) : largest);
+    return rounded(v - off) != rounded(v + off);
+  });
+}
+
+FeatureCase rounding_case(const std::string& name, const RoundingStep& step, Rounding rounding) {
+  FeatureCase c = score_case(name, Score::kSigmoid);
+  c.config.router.*step.rounding = rounding;
+  for (double& w : c.in.gate_weight) w *= 2;  // few sigmoids of which fp32 makes 1
+  c.config.router.norm = Norm::kSum;
+  c.config.router.scale = 1.625;
+  c.differentiable = false;
+  const auto member = step.rounding;
+  mutate(&c, "not rounded", [member](Config* m, Inputs*) { m->router.*member = Rounding::kNone; });
+  return c;
+}
+
+// In both 16-bit types; one step at a time tells them apart. Drawn until nothing is near a tie.
 void add_rounding_cases(std::vector<FeatureCase>* cases) {
-  struct Step {
-    const char* name;
-    Rounding RouterConfig::* rounding;
-  };
-  const Step steps[] = {{"logits", &RouterConfig::logit_rounding},
-                        {"scores", &RouterConfig::score_rounding},
-                        {"norm", &RouterConfig::norm_rounding},
-                        {"weights", &RouterConfig::weight_rounding}};
   for (const Rounding rounding : {Rounding::kBf16, Rounding::kFp16}) {
-    for (const Step& step : steps) {
+    for (const RoundingStep& step : kRoundingSteps) {
       const char* type = rounding == Rounding::kBf16 ? "bf16" : "fp16";
-      FeatureCase c = score_case(std::string("round_") + step.name + "_" + type, Score::kSigmoid);
-      c.config.router.*step.rounding = rounding;
-      for (double& w : c.in.gate_weight) w *= 4;
-      c.config.router.norm = Norm::kSum;
-      c.config.router.scale = 1.625;
-      c.differentiable = false;
-      const auto member = step.rounding;
-      mutate(&c, "not rounded",
-             [member](Config* m, Inputs*) { m->router.*member = Rounding::kNone; });
+      const std::string name = std::string("round_") + step.name + "_" + type;
+      FeatureCase c = rounding_case(name, step, rounding);
+      for (int i = 0; is_near_a_tie(c, step); ++i)
+        c = rounding_case(name + std::to_string(i), step, rounding);
+      c.name = name;
       cases->push_back(c);
     }
   }

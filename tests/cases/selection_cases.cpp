@@ -102,7 +102,8 @@ void add_outside_cases(std::vector<FeatureCase>* cases) {
   FeatureCase zero = base_case("zero_experts");
   add_zero_experts(&zero);
   zero.config.experts.output_scale = 1.5;
-  zero.in.select_bias = random_values("zero_bias", 12, 0.3);
+  zero.in.select_bias = random_values("zero_bias", 12, 0.1);
+  zero.in.select_bias[9] = 0.4;  // an identity expert that is chosen, whatever the seed
   zero.in.per_expert_scale = random_values("zero_scale", 12);
   mutate(&zero, "dropped", Fault::kIdentityDropped);
   cases->push_back(zero);
