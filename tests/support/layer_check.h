@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 #include <string>
 
 #include "compare.h"
@@ -42,17 +40,6 @@ inline oracle::Config as_rounded(oracle::Config config, oracle::Rounding between
   return config;
 }
 
-// One row, whose sums over all tokens may cancel: the same ones for features of x, whose size is 1,
-// tell how large their terms are. In rows of the bias, as row_error's floor.
-inline double least_of_gate_bias(const oracle::Gradients& grads) {
-  const auto norm = [](const oracle::Vec& v) {
-    return std::sqrt(std::inner_product(v.begin(), v.end(), v.begin(), 0.0));
-  };
-  const double features = double(grads.shared_gate.size()) / double(grads.shared_gate_bias.size());
-  const double row = norm(grads.shared_gate_bias);
-  return row == 0 ? 0 : norm(grads.shared_gate) / std::sqrt(features) / row;
-}
-
 // EXPECTs equal ids and a row error of at most `tolerance` everywhere; returns the worst error.
 // Logits can hold NaN or -inf where the case plants them, so they are not compared here.
 inline double expect_matches(const LayerRun& run, const OracleRun& reference,
@@ -70,7 +57,8 @@ inline double expect_matches(const LayerRun& run, const OracleRun& reference,
     worst = std::max(worst, error.error);
   };
   const auto slots = static_cast<size_t>(config.router.top_k);
-  compare("y", run.y, reference.layer.y, static_cast<size_t>(config.experts.hidden));
+  const auto hidden = static_cast<size_t>(config.experts.hidden);
+  compare("y", run.y, reference.layer.y, hidden);
   compare("routing_weights", run.routing_weights, reference.layer.route.weights, slots);
   if (run.grads.x.empty()) return worst;  // forward only
   // A row is as few sums over hidden as a token has experts. Where all of them cancel, what fp32
@@ -85,7 +73,8 @@ inline double expect_matches(const LayerRun& run, const OracleRun& reference,
             [&](const char* other, const oracle::Vec&, const oracle::Vec& ref, size_t) {
               if (std::string(name) != other) return;
               const bool bias = std::string(name) == "shared_gate_bias";
-              compare(name, got, ref, columns, bias ? least_of_gate_bias(reference.grads) : 0);
+              compare(name, got, ref, columns,
+                      bias ? floor_of_sums(ref, reference.grads.shared_gate, hidden) : 0);
             });
       });
   return worst;
