@@ -7,10 +7,11 @@
 here=$PWD
 . "$(dirname "$0")/lib.sh"
 
-sources="row_gemm_up.cu row_gemm_up_pairs.cu row_gemm_down.cu row_gemm_grad_down.cu
-  weight_grad.cu plan.cu plan_few.cu plan_groups.cu plan_choice.cu plan_source.cu
-  combine.cu row_gemm.cpp tensor_map.cpp small_up.cu small_down.cu small_gemm.cpp
-  one_token.cu work_counters.cu"
+sources="sm90/row_gemm_up.cu sm90/row_gemm_up_pairs.cu sm90/row_gemm_down.cu
+  sm90/row_gemm_grad_down.cu sm90/row_gemm.cpp sm90/weight_grad.cu sm90/tensor_map.cpp
+  sm90/work_counters.cu plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu
+  plan/plan_source.cu rows/combine.cu few_tokens/small_up.cu few_tokens/small_down.cu
+  few_tokens/small_gemm.cpp few_tokens/one_token.cu"
 tree=$root folder=$build/gpu_programs program=$build/gpu_programs/${1:-} link= flags=
 case ${1:-} in
   kernel_check | small_check) main=tests/gpu/$1.cu ;;
@@ -36,7 +37,7 @@ export nvcc flags
 cd "$tree"
 steps=("$main" "$folder/$1.o") objects=("$folder/$1.o")
 for source in $sources; do
-  objects+=("$folder/${source%.*}.o")
+  objects+=("$folder/$(basename "${source%.*}").o")
   steps+=("src/backend/cuda/$source" "${objects[-1]}")
 done
 printf '%s\0' "${steps[@]}" |

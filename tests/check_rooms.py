@@ -22,13 +22,16 @@ HEADER = "capi/include/moec/moec.h"
 
 # Files of this room | what they may include. A folder stands for all that is in it; every file may
 # include its neighbours of the same folder. "std" alone also forbids system headers of others.
+BACKEND = ["src/backend/[^/]*$", "src/quant/", "src/math/", "src/core/", HEADER]
 ARROW = [
     (r"capi/include/", []),
     (r"capi/", ["src/layer/", "src/core/", HEADER]),
     (r"src/layer/", ["src/backend/[^/]*$", "src/quant/", "src/math/", "src/core/", HEADER]),
     (r"src/backend/[^/]*$", ["src/quant/", "src/core/", HEADER]),
-    (r"src/backend/(cpu|cuda)/",
-     ["src/backend/[^/]*$", "src/quant/", "src/math/", "src/core/", HEADER]),
+    (r"src/backend/cpu/", BACKEND),
+    (r"src/backend/cuda/device/", BACKEND),
+    (r"src/backend/cuda/(routing|plan|rows)/", [*BACKEND, "src/backend/cuda/device/"]),
+    (r"src/backend/cuda/", [*BACKEND, "src/backend/cuda/"]),
     (r"src/quant/", ["src/core/", HEADER]),
     (r"src/math/", ["src/core/", HEADER]),
     (r"src/core/", [HEADER]),

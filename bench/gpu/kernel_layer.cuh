@@ -7,10 +7,10 @@
 #include <cstring>
 #include <string>
 
-#include "backend/cuda/combine.h"
-#include "backend/cuda/row_gemm.h"
-#include "backend/cuda/weight_grad.h"
-#include "backend/cuda/work_counters.h"
+#include "backend/cuda/rows/combine.h"
+#include "backend/cuda/sm90/row_gemm.h"
+#include "backend/cuda/sm90/weight_grad.h"
+#include "backend/cuda/sm90/work_counters.h"
 #include "bound.cuh"
 #include "gpu/device_problem.cuh"
 #include "windows.cuh"

@@ -13,9 +13,9 @@
 #include <set>
 #include <string>
 
-#include "backend/cuda/one_token.h"
-#include "backend/cuda/row_gemm.h"
-#include "backend/cuda/small_gemm.h"
+#include "backend/cuda/few_tokens/one_token.h"
+#include "backend/cuda/few_tokens/small_gemm.h"
+#include "backend/cuda/sm90/row_gemm.h"
 #include "bound.cuh"
 #include "gpu/device_problem.cuh"
 

@@ -13,9 +13,9 @@
 #include <random>
 #include <vector>
 
-#include "backend/cuda/combine.h"
-#include "backend/cuda/plan.h"
-#include "backend/cuda/row_gemm.h"
+#include "backend/cuda/plan/plan.h"
+#include "backend/cuda/rows/combine.h"
+#include "backend/cuda/sm90/row_gemm.h"
 
 #define CHECK_CUDA(call)                                                                    \
   do {                                                                                      \

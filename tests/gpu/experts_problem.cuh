@@ -6,8 +6,8 @@
 #include <map>
 #include <vector>
 
-#include "backend/cuda/row_gemm.h"
-#include "backend/cuda/weight_grad.h"
+#include "backend/cuda/sm90/row_gemm.h"
+#include "backend/cuda/sm90/weight_grad.h"
 #include "gpu/plain.cuh"
 
 namespace {

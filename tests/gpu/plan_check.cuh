@@ -2,7 +2,7 @@
 // Plans and combine against plain host loops.
 #pragma once
 
-#include "backend/cuda/combine.h"
+#include "backend/cuda/rows/combine.h"
 #include "gpu/plain.cuh"
 
 namespace {

@@ -8,8 +8,8 @@
 //
 #include <cstring>
 
-#include "backend/cuda/one_token.h"
-#include "backend/cuda/small_gemm.h"
+#include "backend/cuda/few_tokens/one_token.h"
+#include "backend/cuda/few_tokens/small_gemm.h"
 #include "gpu/plain.cuh"
 
 namespace {

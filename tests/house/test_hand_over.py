@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whom in src/backend/cuda/row_gemm.cuh. Shown to fail: with loaders that meet as
+"""Who waits for whom in
+src/backend/cuda/sm90/row_gemm.cuh. Shown to fail: with loaders that meet as
 they once did, the model stands still (the last test), and where the sender waits for thirds that
 tiles of few rows do not have.
 """

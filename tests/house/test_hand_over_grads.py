@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whom in src/backend/cuda/weight_grad.cuh, and where it finds the operand that tiles
+"""Who waits for whom in
+src/backend/cuda/sm90/weight_grad.cuh, and where it finds the operand that tiles
 have in common. Shown to fail: where a CTA gives stages back to itself alone, the model stands
 still; where places are not walked back, or a single k-block's are, operands are lost.
 """

@@ -4,14 +4,14 @@
 #include <atomic>
 #include <cstdio>
 
-#include "backend/cuda/check.h"
-#include "backend/cuda/cublaslt.h"
-#include "backend/cuda/gate.h"
-#include "backend/cuda/loss.h"
-#include "backend/cuda/permute.h"
-#include "backend/cuda/plan.h"
-#include "backend/cuda/pointer_table.h"
-#include "backend/cuda/route.h"
+#include "backend/cuda/device/check.h"
+#include "backend/cuda/device/pointer_table.h"
+#include "backend/cuda/plan/plan.h"
+#include "backend/cuda/routing/cublaslt.h"
+#include "backend/cuda/routing/gate.h"
+#include "backend/cuda/routing/loss.h"
+#include "backend/cuda/routing/route.h"
+#include "backend/cuda/rows/permute.h"
 
 namespace moec::cuda {
 namespace {

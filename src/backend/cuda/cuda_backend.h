@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cuda/experts_path.h"
-#include "backend/cuda/op.h"
+#include "backend/cuda/device/op.h"
+#include "backend/cuda/experts/experts_path.h"
 
 namespace moec::cuda {
 

@@ -7,17 +7,20 @@ set(MOEC_CUDA_FLAGS_exact -fmad=false)
 set(MOEC_CUDA_ARCH_host OFF)
 
 set(MOEC_CUDA_SOURCES_sm90
-  row_gemm_up.cu row_gemm_up_pairs.cu row_gemm_down.cu row_gemm_grad_down.cu weight_grad.cu
-  work_counters.cu
-  small_up.cu small_down.cu one_token.cu)
-set(MOEC_CUDA_SOURCES_portable plan.cu plan_few.cu plan_groups.cu plan_choice.cu plan_source.cu
-  combine.cu pointer_table.cu portable_mma.cu portable_plain.cu)
+  sm90/row_gemm_up.cu sm90/row_gemm_up_pairs.cu sm90/row_gemm_down.cu sm90/row_gemm_grad_down.cu
+  sm90/weight_grad.cu sm90/work_counters.cu
+  few_tokens/small_up.cu few_tokens/small_down.cu few_tokens/one_token.cu)
+set(MOEC_CUDA_SOURCES_portable
+  plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu
+  rows/combine.cu device/pointer_table.cu sm80/mma.cu sm80/plain.cu)
 set(MOEC_CUDA_SOURCES_exact
-  route_forward.cu route_backward.cu gate_forward.cu gate_backward.cu column_sum.cu dense.cu
-  loss.cu permute.cu
-  portable_combine.cu portable_mix.cu portable_rows.cu portable_sums.cu)
+  routing/route_forward.cu routing/route_backward.cu routing/gate_forward.cu
+  routing/gate_backward.cu routing/column_sum.cu routing/dense.cu routing/loss.cu
+  rows/permute.cu rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu)
 set(MOEC_CUDA_SOURCES_host
-  plugin.cpp cuda_backend.cpp cublaslt.cpp row_gemm.cpp tensor_map.cpp
-  experts.cpp experts_fast.cpp experts_memory.cpp experts_portable.cpp
-  experts_portable_backward.cpp experts_small.cpp experts_sums.cpp fast_products.cpp fast_shared.cpp
-  portable_gemm.cpp small_gemm.cpp)
+  plugin.cpp cuda_backend.cpp routing/cublaslt.cpp
+  experts/experts.cpp experts/experts_memory.cpp experts/experts_sums.cpp
+  sm90/experts_fast.cpp sm90/fast_products.cpp sm90/fast_shared.cpp sm90/row_gemm.cpp
+  sm90/tensor_map.cpp
+  sm80/experts_portable.cpp sm80/experts_portable_backward.cpp sm80/row_product.cpp
+  few_tokens/experts_small.cpp few_tokens/small_gemm.cpp)

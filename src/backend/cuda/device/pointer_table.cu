@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/device/pointer_table.h"
+
+#include <cstring>
+
+#include "backend/cuda/device/op.cuh"
+#include "core/dtype.h"
+
+namespace moec::cuda {
+namespace {
+
+__global__ void write_pointers_kernel(const PointerTable::Chunk chunk, int count, void** to) {
+  begin_kernel();
+  if (int(threadIdx.x) < count) to[threadIdx.x] = chunk.pointers[threadIdx.x];
+}
+
+struct Words {
+  uint32_t word[Backend::kMostStored / 4];
+};
+__global__ void store_words_kernel(const Words from, int count, uint32_t* to) {
+  begin_kernel();
+  if (int(threadIdx.x) < count) to[threadIdx.x] = from.word[threadIdx.x];
+}
+
+bool all_aligned(const ExpertMatrix& m, int num_experts) {
+  const int64_t size = dtype_bytes(m.dtype), offset = m.pointer_offset * size;
+  if (!m.pointers) return reinterpret_cast<uintptr_t>(m.base) % 16 == 0;
+  for (int e = 0; e < num_experts; ++e)
+    if ((reinterpret_cast<uintptr_t>(m.pointers[e]) + uint64_t(offset)) % 16) return false;
+  return true;
+}
+
+}  // namespace
+
+DeviceMatrix PointerTable::device(const ExpertMatrix& matrix, int num_experts) {
+  DeviceMatrix result = {matrix, all_aligned(matrix, num_experts)};
+  if (matrix.pointers) result.view.pointers = place(matrix.pointers, num_experts);
+  if (matrix.bias_pointers) result.view.bias_pointers = place(matrix.bias_pointers, num_experts);
+  return result;
+}
+
+void** PointerTable::place(void* const* pointers, int count) {
+  void** const to = memory_ + written_ + waiting_;
+  for (int i = 0; i < count; ++i) {
+    if (waiting_ == kChunk) flush();
+    chunk_.pointers[waiting_++] = pointers[i];
+  }
+  return to;
+}
+
+void PointerTable::flush() {
+  if (waiting_ == 0) return;
+  run(op_, "pointers", write_pointers_kernel, dim3(1), kChunk, 0, chunk_, waiting_,
+      memory_ + written_);
+  written_ += waiting_;
+  waiting_ = 0;
+}
+
+void store_words(const Op& op, void* to, const void* from, uint64_t bytes) {
+  Words words = {};
+  std::memcpy(words.word, from, size_t(bytes));
+  run(op, "words of the host", store_words_kernel, dim3(1), 32, 0, words, int(bytes / 4),
+      static_cast<uint32_t*>(to));
+}
+
+}  // namespace moec::cuda

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+// A CTA a chunk of tokens: its warps work on as many tokens at once, and what they found is added
+// in the order of the tokens. Chunks are those of the CPU backend, and are added in their order.
+// A stretch is what is balanced by itself: all tokens, or one sequence. Stretches go in batches, so
+// that scratch does not grow with their number.
+#include "backend/cuda/routing/loss.h"
+
+#include "backend/cuda/routing/route_row.cuh"
+#include "core/chunks.h"
+#include "math/loss.h"
+
+namespace moec::cuda {
+namespace {
+
+constexpr int64_t kLossTokens = 16;    // least number of tokens of a chunk
+constexpr int64_t kBatchChunks = 512;  // of all stretches of a batch
+constexpr int kMaxLayers = 512;        // as the layer checks
+
+struct LossParams {
+  uint32_t kind, score;
+  float coefficient;
+  int32_t num_experts, lanes, top_k;
+  int64_t num_tokens, stretch_tokens, stretches, num_layers;
+  int64_t chunk_tokens, chunks;        // of one stretch
+  int64_t first_stretch, end_stretch;  // of the batch
+  const uint8_t* token_mask;
+  const int32_t* counts;
+  const float* d_loss;
+  float* loss;
+  RowPlaces places;
+  // scratch, one entry (or row of lanes) for each chunk of the batch; the first chunk of a stretch
+  // takes its sums; block_p: of at most kSummedTogether tokens that are not in sum_p yet
+  float *sum_p, *block_p;
+  int32_t *sum_n, *counted;
+  double *part, *total;  // part: loss of a chunk or stretch; total [1]: of all before the batch
+  LossLayer layers[kMaxLayers];
+
+  __device__ bool counts_token(int64_t t) const { return !token_mask || token_mask[t]; }
+  __device__ double loss_gradient() const { return d_loss ? double(*d_loss) : 1.0; }
+  // Tokens [begin, end) of chunk `slot` of the batch.
+  __device__ int64_t chunk_begin(int64_t slot) const {
+    return (first_stretch + slot / chunks) * stretch_tokens + slot % chunks * chunk_tokens;
+  }
+  __device__ int64_t chunk_end(int64_t slot) const {
+    const int64_t stretch_end = (first_stretch + slot / chunks + 1) * stretch_tokens;
+    return min(chunk_begin(slot) + chunk_tokens, stretch_end);
+  }
+};
+
+// row.s = shares of one row; returns what the scores were divided by.
+__device__ float load_shares(const LossParams& p, const LossLayer& layer, int64_t t,
+                             const RouteRow& row) {
+  load_row(layer.logits, t, row);
+  score_row(p.score, row);
+  if (p.score == MOEC_SCORE_SOFTMAX) return 1.0f;
+  for_columns(row.lanes, [&](int i) {
+    if (i >= row.columns) row.s[i] = 0.0f;
+  });
+  const float divisor = math::share_divisor(row_sum(row.s, row.lanes));
+  for_columns(row.lanes, [&](int i) { row.s[i] /= divisor; });
+  return divisor;
+}
+
+__device__ void clear_chunk(const LossParams& p, int64_t slot) {
+  for (int e = threadIdx.x; e < p.lanes; e += blockDim.x) {
+    p.sum_p[slot * p.lanes + e] = p.block_p[slot * p.lanes + e] = 0.0f;
+    p.sum_n[slot * p.lanes + e] = 0;
+  }
+  if (threadIdx.x == 0) p.counted[slot] = 0;
+  __syncthreads();
+}
+
+// Adds the shares of expert e of tokens [first, end), a row each at shares; begin: of the chunk.
+__device__ void add_shares(const LossParams& p, int64_t slot, int e, const float* shares,
+                           int64_t begin, int64_t first, int64_t end) {
+  float sum = p.sum_p[slot * p.lanes + e], block = p.block_p[slot * p.lanes + e];
+  const auto add_block = [&] {
+    sum += block;
+    block = 0.0f;
+  };
+  for (int64_t t = first; t < end; ++t) {
+    if ((t - begin) % kSummedTogether == 0) add_block();
+    if (p.counts_token(t)) block += shares[(t - first) * (p.places.row_bytes / 4) + e];
+  }
+  if (end == p.chunk_end(slot)) add_block();
+  p.sum_p[slot * p.lanes + e] = sum;
+  p.block_p[slot * p.lanes + e] = block;
+}
+
+// n and sum of p of one chunk.
+__global__ void sum_chunk_kernel(const __grid_constant__ LossParams p) {
+  extern __shared__ __align__(16) char shared[];
+  begin_kernel();
+  const RouteRow row = p.places.row(shared);
+  const int64_t slot = blockIdx.x, begin = p.chunk_begin(slot), end = p.chunk_end(slot);
+  const int warp = threadIdx.x / 32, warps = p.places.warps;
+  clear_chunk(p, slot);
+  const float* const shares = row.s - warp * (p.places.row_bytes / int(sizeof(float)));
+  for (int64_t layer = 0; layer < p.num_layers; ++layer) {
+    for (int64_t first = begin; first < end; first += warps) {
+      const int64_t t = first + warp;
+      if (t < end && p.counts_token(t)) {
+        load_shares(p, p.layers[layer], t, row);
+        __syncwarp();
+        if (!p.counts) {
+          take_best(row.s, row.columns, row.top_k, row.ids);
+          for_columns(row.top_k, [&](int k) {
+            if (row.ids[k] >= 0) atomicAdd(p.sum_n + slot * p.lanes + row.ids[k], 1);
+          });
+        }
+        if (layer == 0 && lane_id() == 0) atomicAdd(p.counted + slot, 1);
+      }
+      __syncthreads();
+      for (int e = threadIdx.x; e < p.lanes; e += blockDim.x)
+        add_shares(p, slot, e, shares, begin, first, min(first + warps, end));
+      __syncthreads();
+    }
+  }
+}
+
+// A CTA a stretch: its loss, or, for the gradient, d_p[e] = factor * n_e in place of the sums of p.
+__global__ void sum_stretch_kernel(const __grid_constant__ LossParams p, bool backward) {
+  begin_kernel();
+  const int64_t slot = blockIdx.x * p.chunks;
+  int64_t counted = 0;
+  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) counted += p.counted[slot + chunk];
+  const double factor = math::balance_factor(p.kind, double(p.coefficient), p.num_experts, p.top_k,
+                                             counted * p.num_layers, p.stretches);
+  for (int e = threadIdx.x; e < p.lanes; e += blockDim.x) {
+    float* const sum_p = p.sum_p + slot * p.lanes + e;
+    int32_t* const sum_n = p.sum_n + slot * p.lanes + e;
+    for (int64_t chunk = 1; chunk < p.chunks; ++chunk) {
+      *sum_p += sum_p[chunk * p.lanes];
+      *sum_n += sum_n[chunk * p.lanes];
+    }
+    if (p.counts && e < p.num_experts) *sum_n = p.counts[e];
+    if (backward) *sum_p = float(factor * p.loss_gradient() * double(*sum_n));
+  }
+  __syncthreads();
+  if (backward || threadIdx.x != 0) return;
+  double dot = 0.0;
+  for (int e = 0; e < p.num_experts; ++e)
+    dot += double(p.sum_n[slot * p.lanes + e]) * double(p.sum_p[slot * p.lanes + e]);
+  p.part[slot] = factor * dot;
+}
+
+// Loss of the stretches of a batch after those before; the last batch stores it.
+__global__ void add_stretches_kernel(const __grid_constant__ LossParams p) {
+  begin_kernel();
+  double loss = p.first_stretch == 0 ? 0.0 : *p.total;
+  for (int64_t i = 0; i < p.end_stretch - p.first_stretch; ++i) loss += p.part[i * p.chunks];
+  *p.total = loss;
+  if (p.end_stretch == p.stretches) *p.loss = float(loss);
+}
+
+__device__ void balance_gradient(const LossParams& p, const LossLayer& layer, int64_t t,
+                                 const RouteRow& row) {
+  const int64_t stretch = t / p.stretch_tokens - p.first_stretch;
+  const float* const d_p = p.sum_p + stretch * p.chunks * p.lanes;
+  const float divisor = load_shares(p, layer, t, row);
+  float partial = 0.0f;
+  for_columns(row.lanes, [&](int i) { partial += d_p[i] * row.s[i]; });
+  const float dot = warp_sum(partial);
+  float* const d = layer.d_logits + t * row.columns;
+  for_columns(row.columns, [&](int e) {
+    d[e] += p.score == MOEC_SCORE_SOFTMAX
+                ? math::softmax_gradient(row.s[e], d_p[e], dot)
+                : math::share_gradient(d_p[e], dot, divisor) *
+                      math::score_slope(p.score, row.z[e], row.s[e] * divisor);
+  });
+}
+
+// logsumexp of row t; row.s = exp(z - max), and their sum.
+__device__ float load_logsumexp(const LossParams& p, int64_t t, const RouteRow& row, float* sum) {
+  load_row(p.layers[0].logits, t, row);
+  const float largest = row_max(row.z, row.lanes);
+  for_columns(row.lanes, [&](int i) { row.s[i] = math::exp(row.z[i] - largest); });
+  *sum = row_sum(row.s, row.lanes);
+  return largest + math::log(*sum);
+}
+
+__device__ double z_factor(const LossParams& p) {
+  int64_t counted = 0;
+  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) counted += p.counted[chunk];
+  return double(p.coefficient) / double(max(counted, int64_t(1)));
+}
+
+__device__ void z_gradient(const LossParams& p, float factor, int64_t t, const RouteRow& row) {
+  float sum;
+  const float slope = math::z_loss_slope(load_logsumexp(p, t, row, &sum), factor);
+  float* const d = p.layers[0].d_logits + t * row.columns;
+  for_columns(row.columns, [&](int e) { d[e] += slope * (row.s[e] / sum); });
+}
+
+// A warp a token of the batch.
+__global__ void gradient_kernel(const __grid_constant__ LossParams p) {
+  extern __shared__ __align__(16) char shared[];
+  begin_kernel();
+  const RouteRow row = p.places.row(shared);
+  const bool is_z = p.kind == MOEC_LOSS_Z;
+  const float factor = is_z ? float(z_factor(p) * p.loss_gradient()) : 0.0f;
+  const int64_t end = p.end_stretch * p.stretch_tokens;
+  for (int64_t t = p.first_stretch * p.stretch_tokens + p.places.first_row(); t < end;
+       t += p.places.row_step()) {
+    if (!p.counts_token(t)) continue;
+    if (is_z) z_gradient(p, factor, t, row);
+    for (int64_t layer = 0; !is_z && layer < p.num_layers; ++layer) {
+      balance_gradient(p, p.layers[layer], t, row);
+      __syncwarp();
+    }
+    __syncwarp();
+  }
+}
+
+// Sum of the squared logsumexp of one chunk, and its counted tokens.
+__global__ void z_chunk_kernel(const __grid_constant__ LossParams p) {
+  extern __shared__ __align__(16) char shared[];
+  __shared__ double squares[RowPlaces::kMostWarps];
+  begin_kernel();
+  const RouteRow row = p.places.row(shared);
+  const int64_t slot = blockIdx.x, end = p.chunk_end(slot);
+  const int warp = threadIdx.x / 32, warps = p.places.warps;
+  double total = 0.0;
+  int32_t counted = 0;
+  for (int64_t first = p.chunk_begin(slot); first < end; first += warps) {
+    const int64_t t = first + warp;
+    if (t < end && p.counts_token(t)) {
+      float sum;
+      const double logsumexp = double(load_logsumexp(p, t, row, &sum));
+      if (lane_id() == 0) squares[warp] = logsumexp * logsumexp;
+    }
+    __syncthreads();
+    for (int w = 0; threadIdx.x == 0 && w < warps && first + w < end; ++w) {
+      if (!p.counts_token(first + w)) continue;
+      total += squares[w];
+      ++counted;
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  p.part[slot] = total;
+  p.counted[slot] = counted;
+}
+
+__global__ void z_sum_kernel(const __grid_constant__ LossParams p) {
+  begin_kernel();
+  double sum = 0.0;
+  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) sum += p.part[chunk];
+  *p.loss = float(sum * z_factor(p));
+}
+
+void allow_rows() {
+  static std::atomic<uint64_t> allowed[3];
+  check(allow_shared_memory(sum_chunk_kernel, RowPlaces::kSharedBytes, allowed[0]), "loss");
+  check(allow_shared_memory(z_chunk_kernel, RowPlaces::kSharedBytes, allowed[1]), "loss");
+  check(allow_shared_memory(gradient_kernel, RowPlaces::kSharedBytes, allowed[2]), "loss");
+}
+
+LossParams params_of(const LossArgs& args, char* rows) {
+  const bool mixtral = args.kind == MOEC_LOSS_BALANCE_MIXTRAL;
+  const bool by_sequence = args.kind == MOEC_LOSS_BALANCE_SEQUENCE;
+  LossParams p = {};
+  p.kind = args.kind;
+  p.score = mixtral ? uint32_t(MOEC_SCORE_SOFTMAX) : args.score;
+  p.coefficient = args.coefficient;
+  p.num_experts = args.num_experts;
+  p.lanes = padded_columns(args.num_experts);
+  p.top_k = args.top_k;
+  p.num_tokens = args.num_tokens;
+  p.stretch_tokens = by_sequence ? args.seq_len : args.num_tokens;
+  p.stretches = p.stretch_tokens ? args.num_tokens / p.stretch_tokens : 0;
+  const Chunks chunks(p.stretch_tokens, kLossTokens);
+  p.chunk_tokens = chunks.length;
+  p.chunks = chunks.count;
+  p.num_layers = args.num_layers;
+  p.token_mask = args.token_mask;
+  p.counts = args.counts;
+  p.d_loss = args.d_loss;
+  p.loss = args.loss;
+  p.places = RowPlaces(args.num_experts, args.top_k, rows);
+  std::copy_n(args.layers, args.num_layers, p.layers);
+  return p;
+}
+
+class Losses {
+ public:
+  Losses(const Op& op, const LossArgs& args)
+      : op_(op),
+        row_bytes_(RowPlaces::scratch_bytes(args.num_experts, args.top_k)),
+        scratch_(op, row_bytes_ + sum_bytes(padded_columns(args.num_experts))),
+        params_(params_of(args, scratch_.as<char>())) {
+    LossParams& p = params_;
+    p.total = reinterpret_cast<double*>(scratch_.as<char>() + row_bytes_);
+    p.part = p.total + 1;
+    p.counted = reinterpret_cast<int32_t*>(p.part + batch_chunks());
+    p.sum_n = p.counted + batch_chunks();
+    p.sum_p = reinterpret_cast<float*>(p.sum_n + batch_chunks() * p.lanes);
+    p.block_p = p.sum_p + batch_chunks() * p.lanes;
+    allow_rows();
+  }
+
+  void run_all(bool backward) {
+    const int64_t step = params_.chunks ? batch_chunks() / params_.chunks : 1;
+    if (params_.stretches == 0 && !backward) launch_one(add_stretches_kernel, 1, 1);
+    for (int64_t first = 0; first < params_.stretches; first += step) {
+      params_.first_stretch = first;
+      params_.end_stretch = std::min(first + step, params_.stretches);
+      params_.kind == MOEC_LOSS_Z ? run_z(backward) : run_batch(backward);
+      if (!backward) continue;
+      const int64_t tokens = (params_.end_stretch - first) * params_.stretch_tokens;
+      run(op_, "gradient of a loss", gradient_kernel,
+          params_.places.grid(tokens, op_.multiprocessors), params_.places.threads(),
+          params_.places.shared_bytes(), params_);
+    }
+  }
+
+ private:
+  // Rows in scratch are one CTA each.
+  int64_t batch_chunks() const {
+    return row_bytes_ ? int64_t(RowPlaces::kScratchRows) : kBatchChunks;
+  }
+  uint64_t sum_bytes(int64_t lanes) const {
+    const uint64_t chunks = uint64_t(batch_chunks());
+    return (1 + chunks) * sizeof(double) + chunks * sizeof(int32_t) +
+           chunks * uint64_t(lanes) * (sizeof(int32_t) + 2 * sizeof(float));
+  }
+  template <class... Args>
+  void launch_one(void (*kernel)(Args...), int64_t grid, int threads, auto... more) {
+    run(op_, "loss", kernel, dim3(unsigned(grid)), threads, 0, params_, more...);
+  }
+  void launch_chunks(void (*kernel)(LossParams)) {
+    const int64_t chunks = (params_.end_stretch - params_.first_stretch) * params_.chunks;
+    run(op_, "loss", kernel, dim3(unsigned(chunks)), params_.places.threads(),
+        params_.places.shared_bytes(), params_);
+  }
+  void run_batch(bool backward) {
+    launch_chunks(sum_chunk_kernel);
+    launch_one(sum_stretch_kernel, params_.end_stretch - params_.first_stretch, 256, backward);
+    if (!backward) launch_one(add_stretches_kernel, 1, 1);
+  }
+  void run_z(bool backward) {
+    launch_chunks(z_chunk_kernel);
+    if (!backward) launch_one(z_sum_kernel, 1, 1);
+  }
+
+  const Op& op_;
+  const uint64_t row_bytes_;  // of rows that shared memory does not hold
+  const Scratch scratch_;     // these rows, then the sums: one block
+  LossParams params_;
+};
+
+}  // namespace
+
+void loss_forward(const Op& op, const LossArgs& args) {
+  Losses(op, args).run_all(false);
+}
+
+void loss_backward(const Op& op, const LossArgs& args) {
+  Losses(op, args).run_all(true);
+}
+
+}  // namespace moec::cuda

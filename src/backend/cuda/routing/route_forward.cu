@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Logits -> expert ids and routing weights: a warp a token; its lanes are the columns, then the
+// slots.
+#include "backend/cuda/routing/route.h"
+#include "backend/cuda/routing/route_row.cuh"
+
+namespace moec::cuda {
+namespace {
+
+struct ForwardParams {
+  moec_router_desc desc;  // args.desc is memory of the host
+  RouteArgs args;
+  RowPlaces places;
+};
+
+// R5: experts outside the best groups get the fill value. row.d: the groups' scores.
+__device__ void limit_groups(const moec_router_desc& desc, const RouteRow& row) {
+  const int size = row.columns / desc.num_groups;
+  const int best = min(max(desc.group_top_m, 1), size);
+  for (int g = 0; g < desc.num_groups; ++g) {
+    int64_t below = INT64_MAX;
+    float sum = 0.0f;
+    for (int m = 0; m < best; ++m) {
+      below = warp_max_key(lane_next_key(row.c, g * size, (g + 1) * size, below));
+      sum += math::key_value(below);
+    }
+    if (lane_id() == 0) row.d[g] = sum;
+  }
+  __syncwarp();
+  int64_t last = INT64_MAX;  // key of the worst group that is kept
+  for (int i = 0; i < desc.top_groups; ++i)
+    last = warp_max_key(lane_next_key(row.d, 0, desc.num_groups, last));
+  const float fill = desc.group_fill == MOEC_FILL_ZERO ? 0.0f : -__builtin_inff();
+  for_columns(row.columns, [&](int i) {
+    const int g = i / size;
+    if (math::rank_key(row.d[g], g) < last && row.c[i] == row.c[i]) row.c[i] = fill;
+  });
+  __syncwarp();
+}
+
+// R4..R6
+__device__ void select_by_score(const ForwardParams& p, const RouteRow& row) {
+  const float* const bias = p.args.select_bias;
+  for_columns(row.columns, [&](int i) { row.c[i] = bias ? row.s[i] + bias[i] : row.s[i]; });
+  __syncwarp();
+  if (p.desc.selection == MOEC_SELECT_GROUP_TOPK) limit_groups(p.desc, row);
+  take_best(row.c, row.columns, row.top_k, row.ids);
+}
+
+// Ids that come from outside; the slots stay where they are.
+__device__ void take_given(const ForwardParams& p, int64_t t, const RouteRow& row) {
+  const bool table = p.desc.selection == MOEC_SELECT_TABLE;
+  const Array& source = table ? p.args.table : p.args.given_ids;
+  const Array& tokens = p.args.token_ids;
+  const int64_t line = table ? load_integer(tokens.data, tokens.dtype, t) : t;
+  const bool exists = !table || (line >= 0 && line < p.args.table_rows);
+  for_columns(row.top_k, [&](int k) {
+    row.ids[k] = -1;
+    if (exists)
+      row.ids[k] = math::valid_id(load_integer(source.data, source.dtype, line * row.top_k + k),
+                                  row.columns);
+  });
+  __syncwarp();
+}
+
+// PhiMoE's evaluation rule: two steps, each with the softmax of its own neighbourhood.
+__device__ void select_mixer(const moec_router_desc& desc, const RouteRow& row) {
+  const MixerStep first = mixer_step(desc.mixer_eps, row, -1);
+  __syncwarp();
+  const MixerStep second = mixer_step(desc.mixer_eps, row, first.id);
+  const bool swap = desc.slot_order == MOEC_SLOT_BY_EXPERT && math::later(first.id, second.id);
+  if (lane_id() != 0) return;
+  row.ids[swap] = first.id, row.w[swap] = first.weight;
+  row.ids[!swap] = second.id, row.w[!swap] = second.weight;
+}
+
+__device__ void choose(const ForwardParams& p, int64_t t, const RouteRow& row) {
+  const moec_router_desc& desc = p.desc;
+  const bool mixer = desc.selection == MOEC_SELECT_SPARSE_MIXER;
+  const bool given = desc.selection == MOEC_SELECT_TABLE || desc.selection == MOEC_SELECT_GIVEN;
+  if (mixer)
+    select_mixer(desc, row);
+  else if (given)
+    take_given(p, t, row);
+  else
+    select_by_score(p, row);
+  if (!mixer && !given && desc.slot_order == MOEC_SLOT_BY_EXPERT && lane_id() == 0)
+    math::sort_by_expert(row.ids, row.top_k);
+  __syncwarp();
+  const WarpSlots slots{row.top_k};
+  const Array& scale = p.args.per_expert_scale;
+  if (!mixer) math::raw_weights(slots, desc, row.s, row.z, row.ids, row.w);
+  math::finish_weights(slots, desc, scale.data, scale.dtype, row.ids, row.w);
+  __syncwarp();
+}
+
+__global__ void route_forward_kernel(const __grid_constant__ ForwardParams p) {
+  extern __shared__ __align__(16) char shared[];
+  begin_kernel();
+  const RouteRow row = p.places.row(shared);
+  for (int64_t t = p.places.first_row(); t < p.args.num_tokens; t += p.places.row_step()) {
+    load_capped_row(p.desc, p.args.logits, t, row);
+    rounded_scores(p.desc, row);
+    if (p.args.scores)
+      for_columns(row.columns, [&](int i) { p.args.scores[t * row.columns + i] = row.s[i]; });
+    __syncwarp();
+    const bool routed = !p.args.token_mask || p.args.token_mask[t];
+    if (routed) choose(p, t, row);
+    for_columns(row.top_k, [&](int k) {
+      const int32_t id = routed ? row.ids[k] : -1;
+      p.args.expert_ids[t * row.top_k + k] = id;
+      p.args.weights[t * row.top_k + k] = routed ? row.w[k] : 0.0f;
+      if (p.args.counts && id >= 0) atomicAdd(p.args.counts + id, 1);
+    });
+    __syncwarp();
+  }
+}
+
+__global__ __launch_bounds__(1024) void bias_update_kernel(const BiasUpdateArgs args) {
+  begin_kernel();
+  __shared__ unsigned long long total;
+  if (threadIdx.x == 0) total = 0;
+  __syncthreads();
+  for (int e = threadIdx.x; e < args.num_ids; e += blockDim.x)
+    atomicAdd(&total, static_cast<unsigned long long>(int64_t(args.counts[e])));
+  __syncthreads();
+  for (int e = threadIdx.x; e < args.num_ids; e += blockDim.x)
+    args.bias[e] +=
+        args.rate * math::balance_direction(int64_t(total), args.counts[e], args.num_ids);
+}
+
+}  // namespace
+
+moec_size route_scratch(const moec_router_desc& desc) {
+  const int64_t columns = int64_t(desc.num_experts) + desc.num_zero_experts;
+  const bool scaled = desc.flags & MOEC_ROUTER_PER_EXPERT_SCALE;
+  return {RowPlaces::scratch_bytes(columns, desc.top_k) +
+              (scaled ? scale_gradient_bytes(columns) : 0) + 2 * kCacheLine,
+          scaled ? uint64_t(desc.top_k) * sizeof(float) : 0};
+}
+
+void route_forward(const Op& op, const RouteArgs& args) {
+  static std::atomic<uint64_t> allowed;
+  const int64_t columns = int64_t(args.desc->num_experts) + args.desc->num_zero_experts;
+  const Scratch rows(op, RowPlaces::scratch_bytes(columns, args.desc->top_k));
+  const RowPlaces places(columns, args.desc->top_k, rows.as<char>());
+  check(allow_shared_memory(route_forward_kernel, RowPlaces::kSharedBytes, allowed), "route");
+  if (args.num_tokens > 0)
+    run(op, "route", route_forward_kernel, places.grid(args.num_tokens, op.multiprocessors),
+        places.threads(), places.shared_bytes(), ForwardParams{*args.desc, args, places});
+}
+
+void bias_update(const Op& op, const BiasUpdateArgs& args) {
+  run(op, "bias update", bias_update_kernel, dim3(1), 1024, 0, args);
+}
+
+}  // namespace moec::cuda

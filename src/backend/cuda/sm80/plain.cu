@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// portable_plain_kernel: grouped products of operands of any type, stride and alignment. They pass
+// through shared memory as fp32.
+//
+//   tile     128 x 128 x 16, 256 threads; true fp32: 8 x 8 values a thread; TF32: mma m16n8k8
+//   loads    the next k block waits in registers while this one is multiplied
+#include "backend/cuda/sm80/tile.cuh"
+
+namespace moec::cuda {
+namespace {
+
+constexpr int kDepth = 16, kStride = kPortableTile + 8;
+constexpr int kLoads = kPortableTile * kDepth / kPortableThreads;
+using Block = float[kDepth][kStride];
+static_assert(2 * sizeof(Block) <= kPortableTileBytes);
+
+// One thread's elements of the k blocks of one operand.
+struct PlainLoader {
+  const Operand& from;
+  const char* base;
+  int64_t i0, i_end, first_row, k_end;
+  bool rows_along_k;  // whether the index over rows is k
+
+  __device__ int i_of(int j) const {
+    const int at = threadIdx.x + j * kPortableThreads;
+    return from.k_stride == 1 ? at / kDepth : at % kPortableTile;
+  }
+  __device__ int k_of(int j) const {
+    const int at = threadIdx.x + j * kPortableThreads;
+    return from.k_stride == 1 ? at % kDepth : at / kPortableTile;
+  }
+  __device__ int64_t row(int64_t index) const {
+    return from.gather ? from.gather[first_row + index] : first_row + index;
+  }
+  __device__ void load(int64_t k0, float (&values)[kLoads]) const {
+    with_real(from.dtype, [&]<class T>() {
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        int64_t i = i0 + i_of(j), k = k0 + k_of(j);
+        bool inside = i < i_end && k < k_end;
+        if (inside && rows_along_k) {
+          k = row(k);
+          inside = k >= 0;
+        } else if (inside && from.gather) {
+          i = row(i);
+          inside = i >= 0;
+        } else {
+          i += first_row;
+        }
+        const T* const element =
+            reinterpret_cast<const T*>(base) + i * from.i_stride + k * from.k_stride;
+        values[j] = inside ? to_float(*element) : 0.0f;
+      }
+    });
+  }
+  __device__ void store(const float (&values)[kLoads], Block& to) const {
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) to[k_of(j)][i_of(j)] = values[j];
+  }
+};
+
+struct Fp32Product {  // thread: rows y, y + 64 and columns x, x + 64, four of each
+  float c[8][8] = {};
+
+  static __device__ int place(int of, int i) { return i / 4 * 64 + of * 4 + i % 4; }
+  __device__ void multiply(const Block& a, const Block& b) {
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) {
+      float row[8], column[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        row[i] = a[k][place(y, i)];
+        column[i] = b[k][place(x, i)];
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) c[i][j] = fmaf(row[i], column[j], c[i][j]);
+    }
+  }
+  template <class Body>  // body(row, column, its value, its right neighbour's)
+  __device__ void for_each_pair(const Body& body) const {
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) body(place(y, i), place(x, j), c[i][j], c[i][j + 1]);
+  }
+};
+
+struct Tf32Product {  // 8 warps of 64 x 32
+  float c[4][4][4] = {};
+
+  static __device__ uint32_t rounded(float value) {
+    uint32_t bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    return bits;
+  }
+  static __device__ int row0() { return threadIdx.x / 128 * 64; }
+  static __device__ int column0() { return threadIdx.x / 32 % 4 * 32; }
+  __device__ void multiply(const Block& a, const Block& b) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 8) {
+      uint32_t row[4][4], column[4][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+          row[i][r] = rounded(a[k + t + r / 2 * 4][row0() + 16 * i + g + r % 2 * 8]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) column[j][r] = rounded(b[k + t + 4 * r][column0() + 8 * j + g]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float (&d)[4] = c[i][j];
+          asm volatile(
+              "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+              "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+              : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+              : "r"(row[i][0]), "r"(row[i][1]), "r"(row[i][2]), "r"(row[i][3]), "r"(column[j][0]),
+                "r"(column[j][1]));
+        }
+    }
+  }
+  template <class Body>
+  __device__ void for_each_pair(const Body& body) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          body(row0() + 16 * i + 8 * half + g, column0() + 8 * j + 2 * t, c[i][j][2 * half],
+               c[i][j][2 * half + 1]);
+  }
+};
+
+template <class Product, bool kWeightGradient>
+__global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const PortableGemm p) {
+  extern __shared__ __align__(16) float tile[];  // the blocks of both operands, then the result
+  Block &a_block = *reinterpret_cast<Block*>(tile), &b_block = *(&a_block + 1);
+  begin_kernel();
+  PortableTile t;
+  if (!find_tile<kWeightGradient>(p, t)) return;
+  Product product;
+  for (int part = 0; part < (p.sum ? p.parts : 1); ++part) {
+    const Operand& b_from = p.b[p.sum ? part : t.part];
+    const int64_t rows_of_b = kWeightGradient ? t.first_row : 0;
+    const PlainLoader a = {p.a,
+                           p.a.of_group(t.group) + part * p.a_part * dtype_bytes(p.a.dtype),
+                           t.m0,
+                           t.m_end,
+                           t.first_row,
+                           t.k_end,
+                           kWeightGradient};
+    const PlainLoader b = {b_from,  b_from.of_group(t.group), t.n0, p.n, rows_of_b,
+                           t.k_end, kWeightGradient};
+    float next_a[kLoads], next_b[kLoads];
+    if (t.k_end > 0) {
+      a.load(0, next_a);
+      b.load(0, next_b);
+    }
+    for (int64_t k0 = 0; k0 < t.k_end; k0 += kDepth) {
+      a.store(next_a, a_block);
+      b.store(next_b, b_block);
+      __syncthreads();
+      if (k0 + kDepth < t.k_end) {
+        a.load(k0 + kDepth, next_a);
+        b.load(k0 + kDepth, next_b);
+      }
+      product.multiply(a_block, b_block);
+      __syncthreads();
+    }
+  }
+  product.for_each_pair([&](int row, int column, float low, float high) {
+    stage_pair(tile, row, column, low, high);
+  });
+  __syncthreads();
+  write_tile<kWeightGradient>(p, t, tile);
+}
+
+}  // namespace
+
+void plain_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
+  const bool tf32 = op.tf32 && p.a.dtype == MOEC_F32 && p.b[0].dtype == MOEC_F32;
+  const dim3 grid = portable_grid(p, weight_gradient);
+  const auto kernel = weight_gradient ? tf32 ? portable_plain_kernel<Tf32Product, true>
+                                             : portable_plain_kernel<Fp32Product, true>
+                      : tf32 ? portable_plain_kernel<Tf32Product, false>
+                                      : portable_plain_kernel<Fp32Product, false>;
+  static std::atomic<uint64_t> allowed[4];
+  check(allow_shared_memory(kernel, kPortableTileBytes, allowed[2 * weight_gradient + tf32]),
+        "portable product");
+  run(op, "portable product", kernel, grid, kPortableThreads, kPortableTileBytes, p);
+}
+
+}  // namespace moec::cuda

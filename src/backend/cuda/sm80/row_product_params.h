@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the portable kernels are given. A product is c(m, n) = sum over k of a(m, k) b(n, k). Row
+// products run over m = rows, weight gradients over k = rows of a group.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "backend/cuda/sm80/row_product.h"
+#include "core/dtype.h"
+
+namespace moec::cuda {
+
+constexpr int kPortableTile = 128, kPortableThreads = 256;  // tiles of 128 x 128
+
+struct Operand {  // element (i, k) of group e; i is m or n
+  const void* base;
+  void* const* pointers;  // [groups], instead of base
+  int64_t group_stride, pointer_offset, i_stride, k_stride;
+  const int32_t* gather;  // of the index that runs over rows
+  moec_dtype dtype;
+
+  MOEC_HD const char* of_group(int64_t e) const {
+    const int64_t size = dtype_bytes(dtype);
+    return pointers ? static_cast<const char*>(pointers[e]) + pointer_offset * size
+                    : static_cast<const char*>(base) + e * group_stride * size;
+  }
+};
+
+struct PortableGemm {
+  RowGroups groups;
+  int64_t m, n, k;  // without the extent that runs over rows
+  int parts;
+  bool sum;
+  Operand a, b[2];
+  int64_t a_part;  // elements from part 0 of a to part 1
+  Operand c;       // i: m, k: n
+  int64_t c_part;  // elements from part 0 to part 1
+  bool spans;      // four neighbours of n may be stored at once
+  bool accumulate;
+  Operand bias[2];  // i: n; no base and no pointers: none
+  const float* bias_weight;
+};
+
+inline dim3 portable_grid(const PortableGemm& p, bool weight_gradient) {
+  const auto tiles = [](int64_t extent) { return (extent + kPortableTile - 1) / kPortableTile; };
+  if (weight_gradient) return dim3(unsigned(tiles(p.m) * tiles(p.n) * p.groups.count));
+  // Every group may end in a tile of its own.
+  const int64_t rows = tiles(p.groups.max_rows) + (p.groups.offsets ? p.groups.count : 0);
+  return dim3(unsigned(rows * tiles(p.n) * (p.sum ? 1 : p.parts)));
+}
+
+// The two sets of kernels.
+// aligned: every operand of every group begins at 16 bytes.
+bool mma_takes(const PortableGemm& gemm, bool weight_gradient, bool aligned);
+void mma_product(const Op& op, const PortableGemm& gemm, bool weight_gradient);
+void plain_product(const Op& op, const PortableGemm& gemm, bool weight_gradient);
+
+}  // namespace moec::cuda
