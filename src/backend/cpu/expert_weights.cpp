@@ -46,7 +46,7 @@ void load_source_bias(const ExpertMatrix& matrix, int64_t e, int64_t first, int6
     std::fill_n(to, count, 0.0f);
     return;
   }
-  const MatrixView bias = matrix.bias(e);
+  const MatrixView bias = matrix.bias_of(e);
   if (bias.row_stride == 1) {
     const char* const from = static_cast<const char*>(bias.data) + first * dtype_bytes(bias.dtype);
     convert_to_f32(from, bias.dtype, to, count);

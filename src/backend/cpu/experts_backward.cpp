@@ -278,8 +278,8 @@ class Backward {
   void token_sums(const GemmRows& rows, const float* weight, int64_t width, const Array& out,
                   int64_t first) const {
     ExpertMatrix to;
-    to.bias_base = static_cast<char*>(out.data) + first * dtype_bytes(out.dtype);
-    to.bias_dtype = out.dtype;
+    to.bias.base = static_cast<char*>(out.data) + first * dtype_bytes(out.dtype);
+    to.bias.dtype = out.dtype;
     column_sums(pool_, {1, group_, nullptr, rows, weight, 2, width, &to, args_.accumulate});
   }
 

@@ -86,7 +86,7 @@ void sum_columns(const ColumnSums& s, int64_t group, int64_t col, int64_t n) {
     add(total, block, n);
   }
   if (s.accumulate && begin == end) return;
-  const MatrixView out = s.out->bias(group);
+  const MatrixView out = s.out->bias_of(group);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = (col + i) * out.row_stride;
     const float old = s.accumulate ? load_real(out.data, out.dtype, at) : 0.0f;
