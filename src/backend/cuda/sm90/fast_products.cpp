@@ -17,55 +17,46 @@ void FastProducts::use(WorkCounters* counters) {
 
 void FastProducts::up(const void* x, void* pre, void* act) {
   const WeightsView& w = *mlp_.weights;
-  RowGemmArgs args = base(RowGemm::kUp, mlp_.inter, mlp_.hidden);
-  args.params.pairs = pairs_;
-  set_weights(args, w.gate, &w.up, false);
-  args.params.bias[0] = bias(w.gate);
-  args.params.bias[1] = bias(w.up);
-  if (w.gate.has_bias() != w.up.has_bias()) refuse("a bias of only one of gate and up");
-  args.params.x = x;
-  args.params.x_stride = mlp_.hidden;
-  args.params.pre = pre;
-  args.params.out = act;
-  args.params.done = done_;
-  run(args);
+  RowGemmProblem p = problem(RowGemm::kUp, mlp_.inter, mlp_.hidden, w.gate, &w.up);
+  p.x = x;
+  p.x_stride = mlp_.hidden;
+  p.pre = pre;
+  p.out = act;
+  p.done = done_;
+  run(p);
 }
 
 void FastProducts::down(const void* act, void* rows, Early early) {
-  RowGemmArgs args = base(RowGemm::kDown, mlp_.hidden, mlp_.inter);
-  set_weights(args, mlp_.weights->down, nullptr, false);
-  args.params.bias[0] = bias(mlp_.weights->down);
-  args.rows = act;
-  args.params.out = rows;
-  args.params.early = early;
-  args.params.done = early == Early::kWeights ? done_ : nullptr;
-  run(args);
+  const ExpertMatrix& matrix = mlp_.weights->down;
+  RowGemmProblem p = problem(RowGemm::kDown, mlp_.hidden, mlp_.inter, matrix, nullptr);
+  p.rows = act;
+  p.out = rows;
+  p.early = early;
+  p.done = early == Early::kWeights ? done_ : nullptr;
+  run(p);
 }
 
 void FastProducts::grad_down(const void* d_y, const GradDown& step) {
-  RowGemmArgs args = base(RowGemm::kGradDown, mlp_.inter, mlp_.hidden);
-  set_weights(args, mlp_.weights->down, nullptr, true);
-  bias(mlp_.weights->down);  // read for the routing weights' gradient: refused as in down
-  args.params.pairs = pairs_;
-  args.params.x = d_y;
-  args.params.x_stride = mlp_.hidden;
-  args.params.pre = const_cast<void*>(step.pre);
-  args.params.d_pre = step.d_pre;
-  args.params.out = step.weighted;
-  args.params.row_weight = step.factor;
-  args.params.d_weight_parts = step.d_weight_parts;
-  run(args);
+  const ExpertMatrix& matrix = mlp_.weights->down;
+  RowGemmProblem p = problem(RowGemm::kGradDown, mlp_.hidden, mlp_.inter, matrix, nullptr);
+  p.alternating = pairs_;
+  p.x = d_y;
+  p.x_stride = mlp_.hidden;
+  p.pre = const_cast<void*>(step.pre);
+  p.d_pre = step.d_pre;
+  p.out = step.weighted;
+  p.row_weight = step.factor;
+  p.d_weight_parts = step.d_weight_parts;
+  run(p);
 }
 
 void FastProducts::grad_up(const void* d_pre, void* rows, Early early) {
   const WeightsView& w = *mlp_.weights;
-  RowGemmArgs args = base(RowGemm::kGradUp, mlp_.hidden, pairs_ ? 2 * mlp_.inter : mlp_.inter);
-  set_weights(args, w.gate, &w.up, true);
-  args.parts = pairs_ ? 1 : 2;
-  args.rows = d_pre;
-  args.params.out = rows;
-  args.params.early = early;
-  run(args);
+  RowGemmProblem p = problem(RowGemm::kGradUp, mlp_.inter, mlp_.hidden, w.gate, &w.up);
+  p.rows = d_pre;
+  p.out = rows;
+  p.early = early;
+  run(p);
 }
 
 void FastProducts::grad_weights(const void* rows, const void* gathered, const ExpertMatrix& first,
@@ -79,7 +70,7 @@ void FastProducts::grad_weights(const void* rows, const void* gathered, const Ex
   if (second && second->dtype != first.dtype) refuse("gradients of gate and up of two types");
   args.out_m_contiguous = out.k_contiguous == inter_is_k;
   const bool pairs = second && pairs_;
-  if (second && alternate(first, *second) != pairs_) refuse("gradients of another layout");
+  if (second && columns_alternate(first, *second) != pairs_) refuse("gradients of another layout");
   args.parts = second && !pairs ? 2 : 1;
   args.m_size = pairs ? 2 * mlp_.inter : mlp_.inter;
   args.n_size = mlp_.hidden;
@@ -150,12 +141,6 @@ void FastProducts::combine(const CombineParams& params) {
   });
 }
 
-bool FastProducts::alternate(const ExpertMatrix& gate, const ExpertMatrix& up) {
-  const char* const next = static_cast<const char*>(gate.values.base) + dtype_bytes(gate.dtype);
-  return gate.row_stride == 2 && up.row_stride == 2 && gate.col_stride > 1 &&
-         up.values.base == next;
-}
-
 FastProducts::Orientation FastProducts::orientation(const ExpertMatrix& matrix,
                                                     const ExpertMatrix* other) {
   for (const ExpertMatrix* m : {&matrix, other}) {
@@ -165,53 +150,35 @@ FastProducts::Orientation FastProducts::orientation(const ExpertMatrix& matrix,
       refuse("gate and up of different layouts");
   }
   if (matrix.col_stride == 1) return {true, matrix.row_stride};
-  if (matrix.row_stride != 1 && !(other && alternate(matrix, *other)))
+  if (matrix.row_stride != 1 && !(other && columns_alternate(matrix, *other)))
     refuse("columns that are not contiguous");
   return {false, matrix.col_stride};
 }
 
-ExpertBias FastProducts::bias(const ExpertMatrix& matrix) {
-  if (!matrix.has_bias()) return {};
-  if (matrix.bias.pointers) refuse("biases that are separate tensors");
-  const bool f32 = matrix.bias.dtype == MOEC_F32;
-  if (!f32 && matrix.bias.dtype != mlp_.dtype) refuse("biases of this type");
-  return {matrix.bias.base, matrix.bias.expert_stride, matrix.bias_stride, f32};
+RowGemmProblem FastProducts::problem(RowGemm operation, int64_t n, int64_t k,
+                                     const ExpertMatrix& first, const ExpertMatrix* second) {
+  RowGemmProblem p = {};
+  p.op = operation;
+  p.dtype = mlp_.dtype;
+  refuse(set_matrices(p, n, k, first, second));
+  p.row_token = mlp_.rows.row_token;
+  p.group_offsets = mlp_.rows.groups.offsets;
+  p.num_experts = mlp_.rows.groups.count;
+  p.max_rows = mlp_.rows.groups.max_rows;
+  p.out_stride = p.features;
+  p.activation = mlp_.activation;
+  return p;
 }
 
-RowGemmArgs FastProducts::base(RowGemm operation, int64_t features, int64_t k_size) const {
-  RowGemmArgs args = {};
-  args.op = operation;
-  args.dtype = mlp_.dtype;
-  args.features = features;
-  args.k_size = k_size;
-  args.parts = 1;
-  args.params.row_token = mlp_.rows.row_token;
-  args.params.group_offsets = mlp_.rows.groups.offsets;
-  args.params.num_experts = mlp_.rows.groups.count;
-  args.params.max_rows = mlp_.rows.groups.max_rows;
-  args.params.shares = row_gemm_shares(mlp_.rows.groups.max_rows, mlp_.hidden, mlp_.inter);
-  args.params.out_stride = features;
-  args.params.activation = mlp_.activation;
-  return args;
-}
-
-void FastProducts::set_weights(RowGemmArgs& args, const ExpertMatrix& first,
-                               const ExpertMatrix* second, bool transposed) {
-  const Orientation o = orientation(first, second);
-  for (const ExpertMatrix* matrix : {&first, second})
-    if (matrix && matrix->dtype != mlp_.dtype) refuse("weights of another type than x");
-  args.weights[0] = first.values.base;
-  args.weights[1] = second ? second->values.base : nullptr;
-  args.weights_mn_major = o.k_contiguous == transposed;
-  args.weight_stride = o.stride;
-  args.expert_stride = first.values.expert_stride;
-}
-
-void FastProducts::run(RowGemmArgs& args) {
-  if (counters_) take_work(args, counters_++);
-  if (!refused) refuse(row_gemm_refuses(args));
+void FastProducts::run(RowGemmProblem& problem) {
+  if (counters_) {
+    problem.work_counter = &counters_->work;
+    problem.steps = &counters_++->steps;
+  }
+  if (!refused) refuse(row_gemm_refuses(problem));
   queue([&] {
-    check(launch_row_gemm(args, op_.multiprocessors, op_.stream), "row GEMM");
+    const RowGemmChoice choice = choose(problem, {op_.multiprocessors});
+    check(launch_row_gemm(problem, choice, op_.stream), "row GEMM");
     op_.count(1);
   });
 }

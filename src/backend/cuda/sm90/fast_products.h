@@ -32,7 +32,7 @@ class FastProducts {
       : op_(op),
         mlp_(mlp),
         queues_(queues),
-        pairs_(alternate(mlp.weights->gate, mlp.weights->up)) {}
+        pairs_(columns_alternate(mlp.weights->gate, mlp.weights->up)) {}
 
   // First of all, where work is not to be dealt in turn.
   void use(WorkCounters* counters);
@@ -61,20 +61,17 @@ class FastProducts {
   const char* refused = nullptr;  // the first reason
 
  private:
-  // One axis of a weight matrix is contiguous: which, and the stride of the other one. Or columns
-  // of gate and up alternate there.
+  // One axis of a gradient is contiguous: which, and the stride of the other one. Or columns of
+  // gate and up alternate there.
   struct Orientation {
     bool k_contiguous;
     int64_t stride;
   };
-  static bool alternate(const ExpertMatrix& gate, const ExpertMatrix& up);
   void grad_bias(const ExpertMatrix& matrix, const ColumnSums& sums);
   Orientation orientation(const ExpertMatrix& matrix, const ExpertMatrix* other);
-  ExpertBias bias(const ExpertMatrix& matrix);
-  RowGemmArgs base(RowGemm operation, int64_t features, int64_t k_size) const;
-  void set_weights(RowGemmArgs& args, const ExpertMatrix& first, const ExpertMatrix* second,
-                   bool transposed);
-  void run(RowGemmArgs& args);
+  RowGemmProblem problem(RowGemm operation, int64_t n, int64_t k, const ExpertMatrix& first,
+                         const ExpertMatrix* second);
+  void run(RowGemmProblem& problem);
 
   const Op& op_;
   const FastMlp& mlp_;
