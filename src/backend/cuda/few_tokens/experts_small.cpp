@@ -34,6 +34,7 @@ bool small_bias(const ExpertMatrix& matrix, moec_dtype dtype, SmallBias& bias) {
 const char* set_weights(SmallArgs& args, std::initializer_list<const ExpertMatrix*> matrices) {
   int part = 0;
   for (const ExpertMatrix* m : matrices) {
+    if (m->is_coded()) return "quantised weights";
     if (m->values.pointers) return "experts that are separate tensors";
     if (m->dtype != args.dtype) return "weights of another type than x";
     if (m->col_stride != 1) return "weights whose input features are not contiguous";
