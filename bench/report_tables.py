@@ -72,18 +72,19 @@ def headline(r):
     cpu = r.read("xeon-amx/layer.json")
     share = [case["weight_gbps"] / best(cpu, "read_gbps") for entry in cpu["layers"]
              for case in entry["cases"] if case["case"].endswith("/T1")]
+    read = span([100 * value for value in share], 0)
     return [
-        f"- H200, bf16, {LONG} tokens, {len(step)} layers: a training step is {span(step)} times "
-        f"as fast as SonicMoE's, a forward {span(forward)} times.",
+        f"- **H200**, bf16, {LONG} tokens, {len(step)} layers: a training step is {span(step)} "
+        f"times as fast as SonicMoE's, a forward {span(forward)} times.",
         f"- A forward there reaches {span(bounds[0], 0)} % of the speed of its bare products in "
         f"cuBLAS, and {span(bounds[1], 0)} % at {LONGER} tokens.",
-        f"- A Hugging Face Qwen3-MoE on an H200 trains {model['step']:.2f} times as fast as with "
-        f"transformers' default `grouped_mm`, and reads a prompt {model['prefill']:.2f} times as "
-        f"fast.",
-        f"- CPU, two cores with AMX, a Qwen3-30B layer: a training step is "
+        f"- **Hugging Face**: a Qwen3-MoE on an H200 trains {model['step']:.2f} times as fast as "
+        f"with transformers' default `grouped_mm`, and reads a prompt {model['prefill']:.2f} times "
+        f"as fast.",
+        f"- **CPU**, two cores with AMX, a Qwen3-30B layer: a training step is "
         f"{layer['fwdbwd']['x_torch']:.2f} times as fast as PyTorch's `grouped_mm`, a forward "
-        f"{layer['fwd']['x_torch']:.2f} times. One token reads weights at "
-        f"{span([100 * value for value in share], 0)} % of what memory gives.",
+        f"{layer['fwd']['x_torch']:.2f} times. For one token, {read} % of the memory's read speed "
+        f"goes into weights.",
     ]
 
 
