@@ -81,7 +81,6 @@ class Experts final : public Object {
   moec_experts_sizes caller_sizes_ = {};
 };
 
-// Write the header of a saved buffer / E_MISMATCH unless it is the expected one.
 // The caller's saved buffer where its values can be read: in place, or, when its address is no
 // multiple of their 4 bytes, as a copy in the context's scratch.
 class SavedBuffer {
@@ -101,6 +100,7 @@ class SavedBuffer {
   uint64_t bytes_;
 };
 
+// The header of a saved buffer. check: E_MISMATCH unless it is the expected one.
 void write_saved_header(const Context& context, void* saved, const SavedHeader& header,
                         moec_stream stream);
 void check_saved_header(const Context& context, const void* saved, const SavedHeader& expected);

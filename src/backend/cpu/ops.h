@@ -35,7 +35,7 @@ class Scratch {
   void* data_;
 };
 
-// ---- gate.cpp, route.cpp, loss.cpp
+// ---- gate.cpp, route_forward.cpp, route_backward.cpp, loss.cpp
 moec_size router_scratch(const Device& device, const moec_router_desc& desc, int64_t hidden);
 void gate_forward(const Device& device, const GateArgs& args);
 void gate_backward(const Device& device, const GateGradArgs& args);
