@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole layer: gate, route, plan, experts, in one call with one workspace and one saved buffer.
 //
-//   saved      header | logits [T,E+Z] | expert_ids [T,K] | weights [T,K] | x_jittered | the
-//   experts' own workspace  plan arrays | plan scratch | the experts' own, and forward without
-//   `saved`: the logits
-//              and x_jittered; backward: d_weights, d_logits, d_x_jittered
+//   saved      header | logits [T,E+Z] | expert_ids [T,K] | routing_weights [T,K] |
+//              x_jittered [T,H] | the experts' own
+//   workspace
+//   forward    plan arrays | plan scratch | the experts' own; without `saved` its arrays, from
+//              logits to x_jittered, come first
+//   backward   plan arrays | plan scratch | d_routing_weights [T,K] | d_logits [T,E+Z] |
+//              d_x_jittered [T,H] | the experts' own
 //
+// The experts' own part of a workspace serves the router as scratch, too: they run in turn.
 // Backward builds the plan again from expert_ids and weights: it costs less than keeping its rows.
 #pragma once
 
@@ -36,11 +40,11 @@ class Layer final : public Object {
   std::string describe(const Weights& weights, int64_t num_tokens) const;
 
  private:
-  struct Kept {           // from forward to backward, or for forward only
-    float* logits;        // [T,E+Z]
-    int32_t* expert_ids;  // [T,K]
-    float* weights;       // [T,K]
-    void* x_jittered;     // [T,H] dtype of x, with JITTER_X
+  struct Kept {              // from forward to backward, or for forward only
+    float* logits;           // [T,E+Z]
+    int32_t* expert_ids;     // [T,K]
+    float* routing_weights;  // [T,K]
+    void* x_jittered;        // [T,H] dtype of x, with JITTER_X
   };
   struct Inputs;
   struct Memory;
@@ -78,8 +82,8 @@ struct Layer::Inputs {
 struct Layer::Memory {
   Kept kept = {};
   PlanView plan;
-  float *d_weights = nullptr, *d_logits = nullptr;   // backward
-  void *d_x_jittered = nullptr, *experts = nullptr;  // experts: the router's scratch as well
+  float *d_routing_weights = nullptr, *d_logits = nullptr;  // backward
+  void *d_x_jittered = nullptr, *experts = nullptr;         // experts: the router's scratch as well
 };
 
 }  // namespace moec

@@ -2,10 +2,10 @@
 // Any bound layout as the one view that the backends read: gate [I,H], up [I,H] and down [H,I] of
 // every expert, through strides and offsets.
 //
-//   layout          gate_up row of gate n   of up n
-//   GATE_THEN_UP    n                       I + n
-//   UP_THEN_GATE    I + n                   n
-//   INTERLEAVED     2n                      2n + 1
+//   row of gate_up   gate n   up n
+//   GATE_THEN_UP     n        I+n
+//   UP_THEN_GATE     I+n      n
+//   INTERLEAVED      2n       2n+1
 #pragma once
 
 #include "backend/args.h"

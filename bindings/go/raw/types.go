@@ -110,7 +110,7 @@ const (
 	PlanRowWeight = 4
 	PlanAssignmentRow = 5
 	PlanExpertIds = 6
-	PlanWeights = 7
+	PlanRoutingWeights = 7
 	PlanTotals = 8
 	PlanTokenOffsets = 9
 	PlanTokenRows = 10
@@ -349,7 +349,7 @@ type RouteArgs struct {
 	TokenIds Tensor
 	GivenIds Tensor
 	ExpertIds Tensor
-	Weights Tensor
+	RoutingWeights Tensor
 	Scores Tensor
 	Counts Tensor
 }
@@ -361,7 +361,7 @@ type RouteGradArgs struct {
 	Logits Tensor
 	PerExpertScale Tensor
 	ExpertIds Tensor
-	DWeights Tensor
+	DRoutingWeights Tensor
 	DLogitsIn Tensor
 	DLogits Tensor
 	DPerExpertScale Tensor
@@ -421,7 +421,7 @@ type UnpermuteArgs struct {
 	Flags uint32
 	Plan uintptr
 	Rows Tensor
-	Weights Tensor
+	RoutingWeights Tensor
 	Residual Tensor
 	Y Tensor
 }
@@ -434,7 +434,7 @@ type PermuteGradArgs struct {
 	DRows Tensor
 	DRowWeight Tensor
 	DX Tensor
-	DWeights Tensor
+	DRoutingWeights Tensor
 }
 
 // UnpermuteGradArgs mirrors moec_unpermute_grad_args.
@@ -444,9 +444,9 @@ type UnpermuteGradArgs struct {
 	Plan uintptr
 	DY Tensor
 	Rows Tensor
-	Weights Tensor
+	RoutingWeights Tensor
 	DRows Tensor
-	DWeights Tensor
+	DRoutingWeights Tensor
 }
 
 // WeightsDesc mirrors moec_weights_desc.
@@ -543,7 +543,7 @@ type ExpertsGradArgs struct {
 	DY Tensor
 	Saved Buffer
 	DX Tensor
-	DWeights Tensor
+	DRoutingWeights Tensor
 	DExpertWeights uintptr
 	DSharedWeights uintptr
 	DSharedGate Tensor

@@ -103,7 +103,7 @@ const MOEC_PLAN_ROW_SLOT = UInt32(3)
 const MOEC_PLAN_ROW_WEIGHT = UInt32(4)
 const MOEC_PLAN_ASSIGNMENT_ROW = UInt32(5)
 const MOEC_PLAN_EXPERT_IDS = UInt32(6)
-const MOEC_PLAN_WEIGHTS = UInt32(7)
+const MOEC_PLAN_ROUTING_WEIGHTS = UInt32(7)
 const MOEC_PLAN_TOTALS = UInt32(8)
 const MOEC_PLAN_TOKEN_OFFSETS = UInt32(9)
 const MOEC_PLAN_TOKEN_ROWS = UInt32(10)
@@ -491,7 +491,7 @@ struct moec_route_args
     token_ids::moec_tensor
     given_ids::moec_tensor
     expert_ids::moec_tensor
-    weights::moec_tensor
+    routing_weights::moec_tensor
     scores::moec_tensor
     counts::moec_tensor
 end
@@ -506,10 +506,10 @@ moec_route_args(;
     token_ids = moec_tensor(),
     given_ids = moec_tensor(),
     expert_ids = moec_tensor(),
-    weights = moec_tensor(),
+    routing_weights = moec_tensor(),
     scores = moec_tensor(),
     counts = moec_tensor(),
-) = moec_route_args(struct_size, flags, logits, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, expert_ids, weights, scores, counts)
+) = moec_route_args(struct_size, flags, logits, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, expert_ids, routing_weights, scores, counts)
 
 struct moec_route_grad_args
     struct_size::UInt32
@@ -517,7 +517,7 @@ struct moec_route_grad_args
     logits::moec_tensor
     per_expert_scale::moec_tensor
     expert_ids::moec_tensor
-    d_weights::moec_tensor
+    d_routing_weights::moec_tensor
     d_logits_in::moec_tensor
     d_logits::moec_tensor
     d_per_expert_scale::moec_tensor
@@ -528,11 +528,11 @@ moec_route_grad_args(;
     logits = moec_tensor(),
     per_expert_scale = moec_tensor(),
     expert_ids = moec_tensor(),
-    d_weights = moec_tensor(),
+    d_routing_weights = moec_tensor(),
     d_logits_in = moec_tensor(),
     d_logits = moec_tensor(),
     d_per_expert_scale = moec_tensor(),
-) = moec_route_grad_args(struct_size, flags, logits, per_expert_scale, expert_ids, d_weights, d_logits_in, d_logits, d_per_expert_scale)
+) = moec_route_grad_args(struct_size, flags, logits, per_expert_scale, expert_ids, d_routing_weights, d_logits_in, d_logits, d_per_expert_scale)
 
 struct moec_loss_args
     struct_size::UInt32
@@ -627,7 +627,7 @@ struct moec_unpermute_args
     flags::UInt32
     plan::Ptr{moec_plan}
     rows::moec_tensor
-    weights::moec_tensor
+    routing_weights::moec_tensor
     residual::moec_tensor
     y::moec_tensor
 end
@@ -636,10 +636,10 @@ moec_unpermute_args(;
     flags = UInt32(0),
     plan = C_NULL,
     rows = moec_tensor(),
-    weights = moec_tensor(),
+    routing_weights = moec_tensor(),
     residual = moec_tensor(),
     y = moec_tensor(),
-) = moec_unpermute_args(struct_size, flags, plan, rows, weights, residual, y)
+) = moec_unpermute_args(struct_size, flags, plan, rows, routing_weights, residual, y)
 
 struct moec_permute_grad_args
     struct_size::UInt32
@@ -648,7 +648,7 @@ struct moec_permute_grad_args
     d_rows::moec_tensor
     d_row_weight::moec_tensor
     d_x::moec_tensor
-    d_weights::moec_tensor
+    d_routing_weights::moec_tensor
 end
 moec_permute_grad_args(;
     struct_size = UInt32(528),
@@ -657,8 +657,8 @@ moec_permute_grad_args(;
     d_rows = moec_tensor(),
     d_row_weight = moec_tensor(),
     d_x = moec_tensor(),
-    d_weights = moec_tensor(),
-) = moec_permute_grad_args(struct_size, flags, plan, d_rows, d_row_weight, d_x, d_weights)
+    d_routing_weights = moec_tensor(),
+) = moec_permute_grad_args(struct_size, flags, plan, d_rows, d_row_weight, d_x, d_routing_weights)
 
 struct moec_unpermute_grad_args
     struct_size::UInt32
@@ -666,9 +666,9 @@ struct moec_unpermute_grad_args
     plan::Ptr{moec_plan}
     d_y::moec_tensor
     rows::moec_tensor
-    weights::moec_tensor
+    routing_weights::moec_tensor
     d_rows::moec_tensor
-    d_weights::moec_tensor
+    d_routing_weights::moec_tensor
 end
 moec_unpermute_grad_args(;
     struct_size = UInt32(656),
@@ -676,10 +676,10 @@ moec_unpermute_grad_args(;
     plan = C_NULL,
     d_y = moec_tensor(),
     rows = moec_tensor(),
-    weights = moec_tensor(),
+    routing_weights = moec_tensor(),
     d_rows = moec_tensor(),
-    d_weights = moec_tensor(),
-) = moec_unpermute_grad_args(struct_size, flags, plan, d_y, rows, weights, d_rows, d_weights)
+    d_routing_weights = moec_tensor(),
+) = moec_unpermute_grad_args(struct_size, flags, plan, d_y, rows, routing_weights, d_rows, d_routing_weights)
 
 struct moec_weights_desc
     struct_size::UInt32
@@ -841,7 +841,7 @@ struct moec_experts_grad_args
     d_y::moec_tensor
     saved::moec_buffer
     d_x::moec_tensor
-    d_weights::moec_tensor
+    d_routing_weights::moec_tensor
     d_expert_weights::Ptr{moec_weight_set}
     d_shared_weights::Ptr{moec_weight_set}
     d_shared_gate::moec_tensor
@@ -862,7 +862,7 @@ moec_experts_grad_args(;
     d_y = moec_tensor(),
     saved = moec_buffer(),
     d_x = moec_tensor(),
-    d_weights = moec_tensor(),
+    d_routing_weights = moec_tensor(),
     d_expert_weights = C_NULL,
     d_shared_weights = C_NULL,
     d_shared_gate = moec_tensor(),
@@ -870,7 +870,7 @@ moec_experts_grad_args(;
     d_output_bias = moec_tensor(),
     d_residual = moec_tensor(),
     workspace = moec_buffer(),
-) = moec_experts_grad_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, d_y, saved, d_x, d_weights, d_expert_weights, d_shared_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual, workspace)
+) = moec_experts_grad_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, d_y, saved, d_x, d_routing_weights, d_expert_weights, d_shared_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual, workspace)
 
 struct moec_experts_sizes
     struct_size::UInt32
@@ -1182,9 +1182,9 @@ moec_plan_create(context, desc, memory, out) =
 moec_plan_free(plan) =
     @ccall LIB.moec_plan_free(plan::Ptr{moec_plan})::Cvoid
 
-"Rebuild in place; a call that fails while it builds leaves a plan that is not built. expert_ids [T,K] i32|i64, weights [T,K] f32 (absent = 1)."
-moec_plan_from_topk(plan, expert_ids, weights, stream) =
-    @ccall LIB.moec_plan_from_topk(plan::Ptr{moec_plan}, expert_ids::Ptr{moec_tensor}, weights::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+"Rebuild in place; a call that fails while it builds leaves a plan that is not built. expert_ids [T,K] i32|i64, routing_weights [T,K] f32 (absent = 1)."
+moec_plan_from_topk(plan, expert_ids, routing_weights, stream) =
+    @ccall LIB.moec_plan_from_topk(plan::Ptr{moec_plan}, expert_ids::Ptr{moec_tensor}, routing_weights::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
 "Route and build. args' outputs may be absent."
 moec_plan_from_logits(plan, router, args, stream) =
@@ -1206,7 +1206,7 @@ moec_plan_attach(plan, num_tokens) =
 moec_plan_view(plan, field, out) =
     @ccall LIB.moec_plan_view(plan::Ptr{moec_plan}, field::Int32, out::Ptr{moec_tensor})::Int32
 
-"Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, WEIGHTS)."
+"Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, ROUTING_WEIGHTS)."
 moec_plan_export(plan, field, dst, stream) =
     @ccall LIB.moec_plan_export(plan::Ptr{moec_plan}, field::Int32, dst::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 

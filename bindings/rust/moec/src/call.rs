@@ -120,7 +120,7 @@ calls! {
     /// Logits to expert ids and routing weights.
     RouteCall: moec_route_args {
         read: logits, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids;
-        write: expert_ids, weights, scores, counts;
+        write: expert_ids, routing_weights, scores, counts;
     }
     /// Experts on a plan: forward.
     ExpertsCall: moec_experts_args {
@@ -131,7 +131,7 @@ calls! {
     /// Experts on a plan: gradients; every output that is not given is skipped.
     ExpertsGradCall: moec_experts_grad_args {
         read: x, shared_gate, shared_gate_bias, d_y;
-        write: d_x, d_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual;
+        write: d_x, d_routing_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual;
         set: flags: u32;
         handle: plan: Plan, weights: Weights<'a>, shared_weights: Weights<'a>;
         matrices: d_expert_weights, d_shared_weights;
