@@ -212,14 +212,14 @@ CodedResults run(const moec_context* context, const CodedProblem& problem, Held 
       grad.saved = args.saved;
       grad.d_y = tensors.input(problem.d_y, c.dtype, {c.tokens, c.hidden});
       grad.d_x = tensors.output(c.dtype, {c.tokens, c.hidden});
-      grad.d_weights = tensors.output(MOEC_F32, {c.tokens, kCodedTopK});
+      grad.d_routing_weights = tensors.output(MOEC_F32, {c.tokens, kCodedTopK});
       check(moec_experts_backward(experts.get(), &grad, nullptr));
     }
     check(moec_context_sync(context, nullptr));
     results.y = tensors.read(args.y);
     if (save != MOEC_SAVE_NONE) {
       results.d_x = tensors.read(grad.d_x);
-      results.d_routing_weights = tensors.read(grad.d_weights);
+      results.d_routing_weights = tensors.read(grad.d_routing_weights);
     }
   } catch (const Failure& failure) {
     results = {failure.status, failure.what(), {}, {}, {}};
