@@ -26,7 +26,8 @@ BACKEND = ["src/backend/[^/]*$", "src/quant/", "src/math/", "src/core/", HEADER]
 ARROW = [
     (r"capi/include/", []),
     (r"capi/", ["src/layer/", "src/core/", HEADER]),
-    (r"src/layer/", ["src/backend/[^/]*$", "src/quant/", "src/math/", "src/core/", HEADER]),
+    (r"src/layer/", ["src/experts/", *BACKEND]),
+    (r"src/experts/", BACKEND),
     (r"src/backend/[^/]*$", ["src/quant/", "src/core/", HEADER]),
     (r"src/backend/cpu/", BACKEND),
     (r"src/backend/cuda/device/", BACKEND),

@@ -3,6 +3,7 @@
 // checks of the arguments, and the calls on arguments already checked.
 #pragma once
 
+#include "experts/experts.h"
 #include "layer/plan.h"
 #include "layer/weights.h"
 
@@ -49,7 +50,7 @@ class Experts final : public Object {
   // What the caller provides: aligning and the header are included. The backend's own sizes are
   // not.
   const moec_experts_sizes& sizes() const { return caller_sizes_; }
-  const Backend::Sizes& backend_sizes() const { return sizes_; }
+  const experts::Sizes& backend_sizes() const { return sizes_; }
 
   void forward(const moec_experts_args& args, const Plan& plan, const Weights& weights,
                const Weights* shared_weights, moec_stream stream) const;
@@ -77,7 +78,7 @@ class Experts final : public Object {
 
   Ref<const Context> context_;
   moec_experts_desc desc_;
-  Backend::Sizes sizes_;
+  experts::Sizes sizes_;
   moec_experts_sizes caller_sizes_ = {};
 };
 

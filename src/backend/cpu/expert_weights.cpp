@@ -98,10 +98,6 @@ std::string packed_format(const WeightsView& w) {
   return std::string("cpu-") + dtype_name(w.up.dtype) + "-panel32-v1";
 }
 
-bool packed_needs_source(const WeightsView&) {
-  return false;
-}
-
 void pack_weights(const Device& device, const WeightsView& w, void* to, int32_t first,
                   int32_t count) {
   const PackLayout layout(w);
