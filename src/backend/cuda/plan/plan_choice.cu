@@ -98,26 +98,22 @@ __global__ __launch_bounds__(kTokenThreads) void count_rows_kernel(const PlanVie
 // Counts -> first entries, in place; one CTA.
 __global__ __launch_bounds__(kPlanThreads) void scan_tokens_kernel(const PlanView plan) {
   constexpr int kEach = 8;
-  __shared__ uint64_t sums[kPlanWarps];
+  using Scan = PlanScan<int>;
+  __shared__ Scan::TempStorage scan;
   begin_kernel();
-  uint64_t base = 0;
+  int base = 0;
   for (int64_t first = 0; first < plan.num_tokens; first += kPlanThreads * kEach) {
     const int64_t begin = first + int64_t(threadIdx.x) * kEach;
-    int counts[kEach], sum = 0;
-    for (int i = 0; i < kEach; ++i) {
-      counts[i] = begin + i < plan.num_tokens ? plan.token_offsets[begin + i] : 0;
-      sum += counts[i];
-    }
-    uint64_t all;
-    int at = int(base + block_scan(uint64_t(sum), sums, all)) - sum;
-    for (int i = 0; i < kEach && begin + i < plan.num_tokens; ++i) {
-      plan.token_offsets[begin + i] = at;
-      at += counts[i];
-    }
+    int entries[kEach], all;  // counts, then the entries before
+    for (int i = 0; i < kEach; ++i)
+      entries[i] = begin + i < plan.num_tokens ? plan.token_offsets[begin + i] : 0;
+    Scan(scan).ExclusiveSum(entries, entries, all);
+    for (int i = 0; i < kEach && begin + i < plan.num_tokens; ++i)
+      plan.token_offsets[begin + i] = base + entries[i];
     base += all;
     __syncthreads();
   }
-  if (threadIdx.x == 0) plan.token_offsets[plan.num_tokens] = int(base);
+  if (threadIdx.x == 0) plan.token_offsets[plan.num_tokens] = base;
 }
 
 __global__ __launch_bounds__(kTokenThreads) void list_kernel(const PlanView plan) {

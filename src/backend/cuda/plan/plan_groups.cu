@@ -9,7 +9,7 @@ namespace {
 
 __global__ __launch_bounds__(kPlanThreads) void groups_kernel(const PlanView plan,
                                                               bool clear_dropped) {
-  __shared__ uint64_t sums[kPlanWarps];
+  __shared__ PlanScan<uint64_t>::TempStorage scan;
   __shared__ int routed, largest;
   begin_kernel();
   if (threadIdx.x == 0) routed = largest = 0;
@@ -17,10 +17,10 @@ __global__ __launch_bounds__(kPlanThreads) void groups_kernel(const PlanView pla
   for (int first = 0; first < plan.num_local; first += kPlanThreads) {
     const int e = first + threadIdx.x, count = e < plan.num_local ? plan.counts[e] : 0;
     const uint64_t rows = uint64_t((count + plan.align - 1) / plan.align * plan.align);
-    uint64_t all;
-    const uint64_t end = base + block_scan(rows, sums, all);
-    if (e < plan.num_local) plan.group_offsets[e] = int(end - rows);
-    if (e + 1 == plan.num_local) plan.group_offsets[e + 1] = int(end);
+    uint64_t before, all;
+    PlanScan<uint64_t>(scan).ExclusiveSum(rows, before, all);
+    if (e < plan.num_local) plan.group_offsets[e] = int(base + before);
+    if (e + 1 == plan.num_local) plan.group_offsets[e + 1] = int(base + before + rows);
     atomicAdd(&routed, count);  // integers: the order of the atomics does not show
     atomicMax(&largest, count);
     base += all;
