@@ -2,6 +2,8 @@
 // Expert choice: every local expert takes its `capacity` best tokens, ties to the lowest token; a
 // CTA an expert. Then each token finds its rows: tokens ascend inside an expert, so by bisection.
 // Scratch: a Cut per expert.
+#include <cub/block/block_reduce.cuh>
+
 #include "backend/cuda/device/op.cuh"
 #include "backend/cuda/plan/plan.h"
 #include "backend/cuda/plan/plan_select.cuh"
@@ -30,19 +32,19 @@ struct ChoiceParams {
 };
 
 __global__ __launch_bounds__(kPlanThreads) void cut_kernel(const __grid_constant__ ChoiceParams p) {
-  __shared__ int eligible;
+  using Reduce = cub::BlockReduce<int, kPlanThreads>;
+  __shared__ Reduce::TempStorage reduce;
+  __shared__ int taken;
   begin_kernel();
   const auto read = p.column(blockIdx.x);
-  if (threadIdx.x == 0) eligible = 0;
-  __syncthreads();
-  int mine = 0;
+  int eligible = 0;
   for (int64_t t = threadIdx.x; t < p.plan.num_tokens; t += kPlanThreads) {
     uint32_t key;
-    mine += read(t, &key);
+    eligible += read(t, &key);
   }
-  atomicAdd(&eligible, mine);
+  eligible = Reduce(reduce).Sum(eligible);
+  if (threadIdx.x == 0) taken = int(min(p.plan.capacity, int64_t(eligible)));
   __syncthreads();
-  const int taken = int(min(p.plan.capacity, int64_t(eligible)));
   const Cut cut = taken > 0 ? find_cut(p.plan.num_tokens, taken, read) : Cut{~0u, 0};
   if (threadIdx.x != 0) return;
   p.plan.counts[blockIdx.x] = taken;
