@@ -2,6 +2,9 @@
 // What routers ask a warp: sums and maxima of a row, the slots of a token, the best of a row.
 #pragma once
 
+#include <cub/warp/warp_reduce.cuh>
+#include <cuda/functional>
+
 #include "backend/cuda/device/warp.cuh"
 #include "math/router.h"
 
@@ -13,11 +16,9 @@ __device__ inline float row_sum(const float* values, int lanes) {
   return warp_sum(partial);
 }
 __device__ inline float warp_max(float best) {
-  for (int width = 16; width > 0; width /= 2) {
-    const float other = __shfl_down_sync(kAllLanes, best, width);
-    best = other > best ? other : best;
-  }
-  return __shfl_sync(kAllLanes, best, 0);
+  using Reduce = cub::WarpReduce<float>;
+  Reduce::TempStorage none;  // empty: a whole warp shuffles
+  return __shfl_sync(kAllLanes, Reduce(none).Reduce(best, ::cuda::maximum<>()), 0);
 }
 __device__ inline float row_max(const float* values, int lanes) {  // ignores NaN
   float best = -__builtin_inff();
