@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One warp works on one row of values. Sums are made of 32 partial sums (lane = column mod 32)
 // that are then halved: the order of the CPU backend, so that both give the same bits.
+// cub::WarpReduce adds neighbours first, so its sums of floats have other bits.
 #pragma once
 
 #include <cuda_runtime.h>

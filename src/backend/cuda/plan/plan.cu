@@ -61,7 +61,9 @@ __device__ Groups finish_groups(const PlanParams& p, const Tile& tile) {
       offsets[p.begin + e] = int(before >> 32);
       if (e + 1 == p.experts) offsets[p.begin + e + 1] = int((before + value) >> 32);
     }
-    if (publish_totals) {  // integers: the order of the atomics does not show
+    // Integers: the order of the atomics does not show. The barrier below is there already; a
+    // cub::BlockReduce would bring another.
+    if (publish_totals) {
       const int warp_kept = __reduce_add_sync(kAllLanes, kept);
       const int warp_all = __reduce_add_sync(kAllLanes, all);
       const int most = __reduce_max_sync(kAllLanes, kept);

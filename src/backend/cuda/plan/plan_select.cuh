@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `keep` best of n keyed items by one CTA: those above a threshold and the first `ties` equal
 // to it, in the order of the items. The threshold is found one byte at a time from histograms
-// (radix select): no copy, no sorting, exact.
+// (radix select): no copy, no sorting, exact. CUB selects on a whole device only, not in a CTA.
 #pragma once
 
 #include "backend/cuda/plan/plan_scan.cuh"

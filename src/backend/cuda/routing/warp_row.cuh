@@ -53,7 +53,8 @@ struct WarpSlots {
   }
 };
 
-// Largest of the lanes' keys (math::rank_key), in every lane.
+// Largest of the lanes' keys (math::rank_key), in every lane. Two instructions; a 64-bit
+// cub::WarpReduce takes five rounds of two shuffles.
 __device__ inline int64_t warp_max_key(int64_t key) {
   const int high = int(key >> 32), best = __reduce_max_sync(kAllLanes, high);
   const unsigned low = __reduce_max_sync(kAllLanes, high == best ? unsigned(key) : 0u);
@@ -69,7 +70,8 @@ __device__ inline int64_t lane_next_key(const float* values, int begin, int end,
   return best;
 }
 
-// The first `count` ids by value; -1 for those that are not selectable. Lane 0 writes them.
+// The first `count` ids by value; -1 for those that are not selectable. Lane 0 writes them. Count
+// and columns are known at run time only, so none of CUB's sorts fits.
 __device__ inline void take_best(const float* values, int columns, int count, int32_t* ids) {
   int64_t mine = lane_next_key(values, 0, columns, INT64_MAX);
   for (int k = 0; k < count; ++k) {
