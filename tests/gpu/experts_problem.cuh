@@ -8,6 +8,7 @@
 
 #include "backend/cuda/sm90/row_gemm.h"
 #include "backend/cuda/sm90/weight_grad.h"
+#include "backend/cuda/sm90/work_counters.h"
 #include "gpu/plain.cuh"
 
 namespace {
