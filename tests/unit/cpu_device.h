@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cpu/experts_path.h"
 #include "backend/cpu/isa.h"
 #include "backend/cpu/ops.h"
 #include "core/dtype.h"

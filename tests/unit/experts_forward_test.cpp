@@ -5,6 +5,7 @@
 // unweighted with the weight on the activation; a zero weight on the input taken as "no expert";
 // the first expert's bias packed for all; saved padding not cleared; a region of the workspace too
 // small.
+#include "experts/experts.h"
 #include "unit/experts_case.h"
 
 namespace moec::test {
