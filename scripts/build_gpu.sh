@@ -3,12 +3,13 @@
 # build_gpu.sh PROGRAM: build kernel_check, kernel_bench, small_check, small_bench or
 # compare_variants and print its path. All but the last contain the CUDA kernels, not the library.
 # build_gpu.sh variant NAME [TREE]: the kernels of a source tree (default: this one) as
-# build/variants/NAME.so, for compare_variants, which stands beside it. About a minute on two cores.
+# build/variants/NAME.so, for compare_variants, which stands beside it. Two minutes on two cores.
 here=$PWD
 . "$(dirname "$0")/lib.sh"
 
-sources="sm90/row_gemm_up.cu sm90/row_gemm_up_pairs.cu sm90/row_gemm_down.cu
-  sm90/row_gemm_grad_down.cu sm90/row_gemm.cpp sm90/weight_grad.cu sm90/tensor_map.cpp
+sources="sm90/row_gemm_up.cu sm90/row_gemm_up_alternating.cu
+  sm90/row_gemm_down.cu sm90/row_gemm_grad_down.cu sm90/row_gemm.cpp sm90/row_gemm_choice.cpp
+  sm90/row_gemm_problem.cpp sm90/weight_grad.cu sm90/tensor_map.cpp
   sm90/work_counters.cu plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu
   plan/plan_source.cu rows/combine.cu few_tokens/small_up.cu few_tokens/small_down.cu
   few_tokens/small_gemm.cpp few_tokens/one_token.cu"
@@ -40,6 +41,18 @@ for source in $sources; do
   objects+=("$folder/$(basename "${source%.*}").o")
   steps+=("src/backend/cuda/$source" "${objects[-1]}")
 done
+# Coded weights, as cmake/cuda.cmake writes them; an older tree has none.
+coded=src/backend/cuda/sm90/row_gemm_coded.cu.in
+if [ -n "$sources" ] && [ -f $coded ]; then
+  formats=$(sed -n 's/^using Formats = FormatList<\(.*\)>;/\1/p' src/quant/format.h)
+  for format in ${formats//,/ }; do
+    for operation in up up_alternating down grad_down; do
+      file=$folder/row_gemm_coded_${operation}_$format
+      sed "s/@operation@/$operation/; s/@format@/$format/" $coded >"$file.cu"
+      objects+=("$file.o") steps+=("$file.cu" "$file.o")
+    done
+  done
+fi
 printf '%s\0' "${steps[@]}" |
   xargs -0 -P "$(job_count)" -n 2 bash -c 'compile "$0" "$1"' >&2
 "$nvcc" $link "${objects[@]}" -ldl -o "$program" >&2

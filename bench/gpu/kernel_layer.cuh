@@ -57,35 +57,35 @@ class Layer {
     a.weights[1] = gate_up_.data() + int64_t(s_.inter) * s_.hidden;
     a.weight_stride = s_.hidden;
     a.expert_stride *= 2;
-    a.params.x = x_.data();
-    a.params.x_stride = s_.hidden;
-    a.params.out = act_.data();
-    a.params.out_stride = s_.inter;
-    a.params.pre = training ? pre_.data() : nullptr;
-    a.params.done = chained ? done() : nullptr;
+    a.x = x_.data();
+    a.x_stride = s_.hidden;
+    a.out = act_.data();
+    a.out_stride = s_.inter;
+    a.pre = training ? pre_.data() : nullptr;
+    a.done = chained ? done() : nullptr;
     run(a, 0);
   }
   void down(cuda::Early early = cuda::Early::kNothing) const {
     auto a = row_args(cuda::RowGemm::kDown, s_.hidden, s_.inter, down_.data());
     a.weight_stride = s_.inter;
-    a.params.early = early;
-    if (early == cuda::Early::kWeights) a.params.done = done();
+    a.early = early;
+    if (early == cuda::Early::kWeights) a.done = done();
     a.rows = act_.data();
-    a.params.out = rows_.data();
-    a.params.out_stride = s_.hidden;
+    a.out = rows_.data();
+    a.out_stride = s_.hidden;
     run(a, 1);
   }
   void grad_down() const {
     auto a = row_args(cuda::RowGemm::kGradDown, s_.inter, s_.hidden, down_.data());
     a.weight_stride = s_.inter;
     a.weights_mn_major = true;
-    a.params.x = d_y_.data();
-    a.params.x_stride = s_.hidden;
-    a.params.pre = pre_.data();
-    a.params.d_pre = d_pre_.data();
-    a.params.out = scaled_.data();
-    a.params.out_stride = s_.inter;
-    a.params.d_weight_parts = parts_.data();
+    a.x = d_y_.data();
+    a.x_stride = s_.hidden;
+    a.pre = pre_.data();
+    a.d_pre = d_pre_.data();
+    a.out = scaled_.data();
+    a.out_stride = s_.inter;
+    a.d_weight_parts = parts_.data();
     run(a, 2);
   }
   void grad_up(cuda::Early early = cuda::Early::kNothing) const {
@@ -94,11 +94,11 @@ class Layer {
     a.weight_stride = s_.hidden;
     a.expert_stride *= 2;
     a.weights_mn_major = true;
-    a.params.early = early;
+    a.early = early;
     a.parts = 2;
     a.rows = d_pre_.data();
-    a.params.out = rows_.data();
-    a.params.out_stride = s_.hidden;
+    a.out = rows_.data();
+    a.out_stride = s_.hidden;
     run(a, 3);
   }
   void grad_weights(int parts, cuda::Early early = cuda::Early::kNothing) const {
@@ -194,18 +194,18 @@ class Layer {
   }
 
  private:
-  cuda::RowGemmArgs row_args(cuda::RowGemm op, int features, int k_size,
-                             const Half* weights) const {
-    cuda::RowGemmArgs a = plan_.row_gemm(op, features, k_size);
+  cuda::RowGemmProblem row_args(cuda::RowGemm op, int features, int k_size,
+                                const Half* weights) const {
+    cuda::RowGemmProblem a = plan_.row_gemm(op, features, k_size);
     a.weights[0] = weights;
     a.expert_stride = int64_t(s_.inter) * s_.hidden;
-    a.params.shares = cuda::row_gemm_shares(r_, s_.hidden, s_.inter);
     return a;
   }
   unsigned* done() const { return counters_.data()->done; }
-  void run(cuda::RowGemmArgs a, int counter) const {
-    cuda::take_work(a, &counters_.data()->gemms[counter]);
-    CHECK_CUDA(cuda::launch_row_gemm(a, sms_, nullptr));
+  void run(cuda::RowGemmProblem a, int counter) const {
+    a.work_counter = &counters_.data()->gemms[counter].work;
+    a.steps = &counters_.data()->gemms[counter].steps;
+    CHECK_CUDA(cuda::launch_row_gemm(a, cuda::choose(a, {sms_}), nullptr));
   }
 
   Shape s_;

@@ -125,14 +125,14 @@ class SmallLayer {
     plan();
     auto up = tiled(cuda::RowGemm::kUp, s_.inter, s_.hidden, gate_up_.data(), 2);
     up.weights[1] = gate_up_.data() + int64_t(s_.inter) * s_.hidden;
-    up.params.x = x_.data();
-    up.params.x_stride = s_.hidden;
-    up.params.out = act_.data();
-    CHECK_CUDA(cuda::launch_row_gemm(up, sms_, stream_));
+    up.x = x_.data();
+    up.x_stride = s_.hidden;
+    up.out = act_.data();
+    CHECK_CUDA(cuda::launch_row_gemm(up, cuda::choose(up, {sms_}), stream_));
     auto down = tiled(cuda::RowGemm::kDown, s_.hidden, s_.inter, down_.data(), 1);
     down.rows = act_.data();
-    down.params.out = rows_.data();
-    CHECK_CUDA(cuda::launch_row_gemm(down, sms_, stream_));
+    down.out = rows_.data();
+    CHECK_CUDA(cuda::launch_row_gemm(down, cuda::choose(down, {sms_}), stream_));
     CHECK_CUDA(cuda::launch_combine(combine_params(0), MOEC_BF16, sms_, stream_));
   }
   bool bounded() const { return r_ >= s_.experts; }
@@ -171,10 +171,10 @@ class SmallLayer {
     a.num_experts = s_.experts;
     return a;
   }
-  cuda::RowGemmArgs tiled(cuda::RowGemm op, int features, int k, const Half* weights,
-                          int parts) const {
-    cuda::RowGemmArgs a = plans_[0].row_gemm(op, features, k);
-    a.params.out_stride = features;
+  cuda::RowGemmProblem tiled(cuda::RowGemm op, int features, int k, const Half* weights,
+                             int parts) const {
+    cuda::RowGemmProblem a = plans_[0].row_gemm(op, features, k);
+    a.out_stride = features;
     a.weight_stride = k;
     a.weights[0] = weights;
     a.expert_stride = int64_t(parts) * s_.inter * s_.hidden;

@@ -16,7 +16,7 @@ struct Int8 {
                                        .block_n = 1,
                                        .block_k = 0};
 
-  // The scale and the zero point of a block, and a code's value in it.
+  // The scale and the zero point of a block, and the value of a code, as a number, in it.
   struct Block {
     float scale, zero;
   };
@@ -24,8 +24,8 @@ struct Int8 {
     return {load_real(m.scales.data, m.scales.dtype, m.scales.at(n, k)),
             m.zeros ? float(static_cast<const int8_t*>(m.zeros.data)[m.zeros.at(n, k)]) : 0.0f};
   }
-  MOEC_HD static float decode(int8_t code, const Block& block) {
-    return (float(code) - block.zero) * block.scale;
+  MOEC_HD static float decode(float code, const Block& block) {
+    return (code - block.zero) * block.scale;
   }
   MOEC_HD static float value(const CodedView& m, int64_t n, int64_t k) {
     const auto* const codes = static_cast<const int8_t*>(m.codes);

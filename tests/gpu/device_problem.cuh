@@ -168,18 +168,18 @@ class DevicePlan {
   }
 
   // A row GEMM of bf16 over its rows.
-  cuda::RowGemmArgs row_gemm(cuda::RowGemm op, int64_t features, int64_t k_size) const {
-    cuda::RowGemmArgs a = {};
+  cuda::RowGemmProblem row_gemm(cuda::RowGemm op, int64_t features, int64_t k_size) const {
+    cuda::RowGemmProblem a = {};
     a.op = op;
     a.dtype = MOEC_BF16;
     a.features = features;
     a.k_size = k_size;
     a.parts = 1;
-    a.params.row_token = plan.row_token;
-    a.params.group_offsets = plan.group_offsets;
-    a.params.num_experts = plan.num_experts;
-    a.params.row_weight = plan.row_weight;
-    a.params.max_rows = plan.max_rows;
+    a.row_token = plan.row_token;
+    a.group_offsets = plan.group_offsets;
+    a.num_experts = plan.num_experts;
+    a.row_weight = plan.row_weight;
+    a.max_rows = plan.max_rows;
     return a;
   }
   // The sum of a token's rows.

@@ -41,21 +41,21 @@ class Check : ExpertsProblem {
     const auto up_bias_of = up_bias.host();
     auto a = plan_.row_gemm(cuda::RowGemm::kUp, inter, h);
     set_gate_up(a, false);
-    a.params.pairs = pairs;
-    a.params.activation = activation(kind);
+    a.alternating = pairs;
+    a.activation = activation(kind);
     if (kind != MOEC_ACT_SWIGLU) {
-      a.params.bias[0] = {gate_bias.data(), inter, 1, true};
-      a.params.bias[1] = {up_bias.data(), inter, 1, false};
+      a.bias[0] = {gate_bias.data(), inter, 1, true};
+      a.bias[1] = {up_bias.data(), inter, 1, false};
     }
-    a.params.x = x_.data();
-    a.params.x_stride = h;
+    a.x = x_.data();
+    a.x_stride = h;
     DeviceArray<Half> act(rows_ * inter), bare(rows_ * inter), pre(rows_ * 2 * inter);
-    a.params.out = act.data();
-    a.params.out_stride = inter;
-    a.params.pre = pre.data();
+    a.out = act.data();
+    a.out_stride = inter;
+    a.pre = pre.data();
     launch(a);
-    a.params.out = bare.data();
-    a.params.pre = nullptr;
+    a.out = bare.data();
+    a.pre = nullptr;
     launch(a);
     // Other values in all odd tokens: the bits of even ones stay.
     auto changed = x_.host();
@@ -63,8 +63,8 @@ class Check : ExpertsProblem {
       if (i / h % 2 == 1) changed[i] = __float2bfloat16(-3.0f * __bfloat162float(changed[i]));
     DeviceArray<Half> changed_x(changed.size()), beside(rows_ * inter);
     changed_x.assign(changed);
-    a.params.x = changed_x.data();
-    a.params.out = beside.data();
+    a.x = changed_x.data();
+    a.out = beside.data();
     launch(a);
     const int64_t fs = pairs ? 2 : transposed_ ? 1 : h, ks = transposed_ ? 2 * inter : 1;
     const int64_t second = pairs ? 1 : inter * fs;
@@ -114,11 +114,11 @@ class Check : ExpertsProblem {
       auto a = plan_.row_gemm(cuda::RowGemm::kDown, h, inter);
       set_down(a, true);
       const auto bias = normal_array<Half>(c_.shape.experts * h, 0.5f, seed + 13);
-      if (parity == 1) a.params.bias[0] = {bias.data(), h, 1, false};
+      if (parity == 1) a.bias[0] = {bias.data(), h, 1, false};
       DeviceArray<Half> y(rows_ * h);
       a.rows = act.data();
-      a.params.out = y.data();
-      a.params.out_stride = h;
+      a.out = y.data();
+      a.out_stride = h;
       launch(a);
       auto reference = plain(nullptr, h, inter, act.data(), inter, down_.data(), int64_t(inter) * h,
                              transposed_ ? 1 : inter, transposed_ ? h : 1);
@@ -143,8 +143,8 @@ class Check : ExpertsProblem {
       a.parts = 2;
       a.rows = d_pre.data();
       DeviceArray<Half> d_x(rows_ * h);
-      a.params.out = d_x.data();
-      a.params.out_stride = h;
+      a.out = d_x.data();
+      a.out_stride = h;
       launch(a);
       const auto reference =
           plain(nullptr, h, 2 * inter, d_pre.data(), 2 * inter, gate_up_.data(), 2LL * inter * h,
@@ -161,18 +161,18 @@ class Check : ExpertsProblem {
     const auto pre = normal_array<Half>(rows_ * 2 * inter, 1.5f, seed + 6);
     auto a = plan_.row_gemm(cuda::RowGemm::kGradDown, inter, h);
     set_down(a, false);
-    a.params.activation = activation(kind);
-    a.params.pairs = pairs;
-    a.params.x = x_.data();  // stands for d_y
-    a.params.x_stride = h;
-    a.params.pre = const_cast<Half*>(pre.data());
+    a.activation = activation(kind);
+    a.alternating = pairs;
+    a.x = x_.data();  // stands for d_y
+    a.x_stride = h;
+    a.pre = const_cast<Half*>(pre.data());
     const int parts = cuda::fast_dot_parts(inter);
     DeviceArray<Half> d_pre(rows_ * 2 * inter), scaled(rows_ * inter);
     DeviceArray<float> d_weight(parts * rows_);
-    a.params.d_pre = d_pre.data();
-    a.params.out = scaled.data();
-    a.params.out_stride = inter;
-    a.params.d_weight_parts = d_weight.data();
+    a.d_pre = d_pre.data();
+    a.out = scaled.data();
+    a.out_stride = inter;
+    a.d_weight_parts = d_weight.data();
     launch(a);
     const auto d_act = plain(plan_.plan.row_token, inter, h, x_.data(), h, down_.data(),
                              int64_t(inter) * h, transposed_ ? h : 1, transposed_ ? 1 : inter);

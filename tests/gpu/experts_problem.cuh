@@ -82,20 +82,21 @@ class ExpertsProblem {
     CHECK_CUDA(cudaGetLastError());
     return out.host();
   }
-  void launch(const cuda::RowGemmArgs& a) {
+  void launch(const cuda::RowGemmProblem& a) {
     if (const char* why = cuda::row_gemm_refuses(a)) {
       std::printf("FAIL refused: %s\n", why);
       ++failures;
       return;
     }
-    cuda::RowGemmArgs args = a;
-    const cuda::RowGemmParams& p = a.params;
-    const unsigned turn =
-        turn_of({int(a.op), a.weights_mn_major, p.pairs, p.pre != nullptr, int(p.activation.kind)});
-    args.params.shares = turn % 2 == 0;
-    args.params.work_counter = cleared_counter(turn);
-    args.params.steps = turn < 2 ? &counters_.data()->steps : nullptr;
-    CHECK_CUDA(cuda::launch_row_gemm(args, multiprocessors(), nullptr));
+    cuda::RowGemmProblem p = a;
+    const unsigned turn = turn_of(
+        {int(p.op), p.weights_mn_major, p.alternating, p.pre != nullptr, int(p.activation.kind)});
+    p.work_counter = cleared_counter(turn);
+    p.steps = &counters_.data()->steps;
+    cuda::RowGemmChoice choice = cuda::choose(p, {multiprocessors()});
+    choice.tiles.shares = turn % 2 == 0;
+    choice.in_pace = turn < 2;
+    CHECK_CUDA(cuda::launch_row_gemm(p, choice, nullptr));
     CHECK_CUDA(cudaDeviceSynchronize());
   }
   // Each kernel takes all four ways in turn, over all problems: CTAs of a pair load for each other
@@ -145,7 +146,7 @@ class ExpertsProblem {
   }
 
   // Gate and up weights: OUT_IN [E,2I,H] or IN_OUT [E,H,2I].
-  void set_gate_up(cuda::RowGemmArgs& a, bool feature_is_hidden) {
+  void set_gate_up(cuda::RowGemmProblem& a, bool feature_is_hidden) {
     const int64_t h = c_.shape.hidden, inter = c_.shape.inter;
     a.weights[0] = gate_up_.data();
     a.weights[1] = gate_up_.data() + (transposed_ ? inter : inter * h);
@@ -153,7 +154,7 @@ class ExpertsProblem {
     a.weight_stride = transposed_ ? 2 * inter : h;
     a.expert_stride = 2 * inter * h;
   }
-  void set_down(cuda::RowGemmArgs& a, bool feature_is_hidden) {  // [E,H,I] or [E,I,H]
+  void set_down(cuda::RowGemmProblem& a, bool feature_is_hidden) {  // [E,H,I] or [E,I,H]
     const int64_t h = c_.shape.hidden, inter = c_.shape.inter;
     a.weights[0] = down_.data();
     a.weights_mn_major = transposed_ == feature_is_hidden;

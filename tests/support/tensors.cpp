@@ -50,6 +50,8 @@ void encode_one(double v, moec_dtype dtype, std::vector<uint8_t>* out) {
       return put(out, static_cast<int32_t>(v));
     case MOEC_I64:
       return put(out, static_cast<int64_t>(v));
+    case MOEC_I8:
+      return put(out, static_cast<int8_t>(v));
     case MOEC_U8:
     case MOEC_BOOL:
       return put(out, static_cast<uint8_t>(v));

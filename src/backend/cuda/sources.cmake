@@ -7,7 +7,8 @@ set(MOEC_CUDA_FLAGS_exact -fmad=false)
 set(MOEC_CUDA_ARCH_host OFF)
 
 set(MOEC_CUDA_SOURCES_sm90
-  sm90/row_gemm_up.cu sm90/row_gemm_up_pairs.cu sm90/row_gemm_down.cu sm90/row_gemm_grad_down.cu
+  sm90/row_gemm_up.cu sm90/row_gemm_up_alternating.cu sm90/row_gemm_down.cu
+  sm90/row_gemm_grad_down.cu
   sm90/weight_grad.cu sm90/work_counters.cu
   few_tokens/small_up.cu few_tokens/small_down.cu few_tokens/one_token.cu)
 set(MOEC_CUDA_SOURCES_portable
@@ -23,3 +24,7 @@ set(MOEC_CUDA_SOURCES_host
   sm90/sm90_path.cpp sm90/tensor_map.cpp
   sm80/portable_path.cpp sm80/row_product.cpp
   few_tokens/few_tokens_path.cpp few_tokens/small_gemm.cpp)
+
+# Kernels of coded weights: for each format of the list one file of each operation is written.
+set(MOEC_CUDA_CODED_SOURCE sm90/row_gemm_coded.cu.in)
+set(MOEC_CUDA_CODED_OPERATIONS up up_alternating down grad_down)

@@ -60,8 +60,8 @@ void RowSteps::operator()(const MixForward& s) const {
   mix_forward(op_, s.gate, s.mix);
 }
 void RowSteps::operator()(const Combine& s) const {
-  combine_output(op_, {s.desc, s.plan, s.rows, s.shared, s.mix, s.x, s.output_bias, s.residual,
-                       s.y});
+  combine_output(op_,
+                 {s.desc, s.plan, s.rows, s.shared, s.mix, s.x, s.output_bias, s.residual, s.y});
 }
 void RowSteps::operator()(const ClearPadding& s) const {
   const auto bytes = uint64_t(static_cast<char*>(s.end) - static_cast<char*>(s.begin));
@@ -76,16 +76,15 @@ void RowSteps::operator()(const MixFactors& s) const {
 
 void RowSteps::operator()(const BiasDots& s) const {
   const Mlp& mlp = *s.mlp;
-  float* const to =
-      dot_parts_ ? s.dots + dot_parts_(mlp.inter) * mlp.groups.max_rows : s.dots;
+  float* const to = dot_parts_ ? s.dots + dot_parts_(mlp.inter) * mlp.groups.max_rows : s.dots;
   row_dots(op_, rows_of(mlp), mlp.hidden, {}, &mlp.weights->down, s.d_y, !dot_parts_, to);
 }
 
 void RowSteps::operator()(const GateGrad& s) const {
   const SharedGate& gate = s.gate;
   const moec_experts_desc& desc = *gate.desc;
-  const RoutingGrad routed = {&desc,  s.plan, s.mix, s.routed.dots, s.routed.input_dots,
-                              gate.x, s.d_y,  parts_of(s.routed)};
+  const RoutingGrad routed = {
+      &desc, s.plan, s.mix, s.routed.dots, s.routed.input_dots, gate.x, s.d_y, parts_of(s.routed)};
   mix_backward(op_, routed, {s.shared.dots, parts_of(s.shared)}, s.d_logits);
   for (int i = 0; i < gate.logits() && s.d_gate; ++i)
     token_sums(op_, gate.num_tokens, {gate.x, desc.hidden, s.d_logits + i}, s.d_gate,
@@ -97,10 +96,9 @@ void RowSteps::operator()(const GateGrad& s) const {
 
 void RowSteps::operator()(const CombineGrad& s) const {
   if (s.d_routing_weights)
-    routing_weight_grad(op_,
-                        {s.desc, s.plan, s.mix, s.dots.dots, s.dots.input_dots, s.x, s.d_y,
-                         parts_of(s.dots)},
-                        s.d_routing_weights);
+    routing_weight_grad(
+        op_, {s.desc, s.plan, s.mix, s.dots.dots, s.dots.input_dots, s.x, s.d_y, parts_of(s.dots)},
+        s.d_routing_weights);
   if (!s.d_x) return;
   const Array shared = s.shared_grad ? s.shared : Array{};
   combine_input_grad(op_, {s.desc, s.plan, s.rows, shared, s.mix, s.d_logits, s.shared_gate, s.d_y,

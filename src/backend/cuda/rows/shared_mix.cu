@@ -156,7 +156,8 @@ void mix_factors(const Op& op, int64_t num_tokens, const float* mix, float* fact
       num_tokens, mix, factor);
 }
 
-void mix_backward(const Op& op, const RoutingGrad& grad, const SharedDots& shared, float* d_logits) {
+void mix_backward(const Op& op, const RoutingGrad& grad, const SharedDots& shared,
+                  float* d_logits) {
   if (grad.plan->num_tokens == 0) return;
   run(op, "gradient of the shared expert's gate", mix_backward_kernel,
       warp_grid(op, grad.plan->num_tokens), kThreads, 0, grad_params(grad), shared, d_logits);

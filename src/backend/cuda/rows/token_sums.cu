@@ -62,8 +62,8 @@ void token_sums(const Op& op, int64_t num_tokens, const TokenSums& sums, const A
   to.base = static_cast<char*>(out.data) + first * dtype_bytes(out.dtype);
   to.dtype = out.dtype;
   const Rows tokens = {{1, nullptr, nullptr, num_tokens}, nullptr};
-  column_sums(op,
-              {tokens, false, sums.from, sums.width, sums.width, sums.weight, 2, to, 1, accumulate});
+  column_sums(
+      op, {tokens, false, sums.from, sums.width, sums.width, sums.weight, 2, to, 1, accumulate});
 }
 
 }  // namespace moec::cuda

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// portable_mma_kernel: grouped products of aligned 16-bit operands on the tensor cores.
+// portable_mma_kernel: grouped products of aligned 16-bit operands on the tensor cores; operand b
+// may be codes of them.
 //
 //   tile     128 x 128 x 32, 8 warps of 64 x 32, two CTAs a multiprocessor; products of rows past
 //            the end of a group are left out
-//   copies   cp.async in four stages; tails and rows outside a group arrive as zeros
+//   copies   cp.async in four stages; tails and rows outside a group arrive as zeros. Coded: as
+//            mma_coded.cuh says
 //   grid     portable_grid(); surplus CTAs of row products leave at once
-#include "backend/cuda/sm80/mma.cuh"
+#include <type_traits>
+
+#include "backend/cuda/sm80/mma_coded.cuh"
 
 namespace moec::cuda {
 namespace {
@@ -16,17 +20,17 @@ static_assert(kPortableThreads == 32 * kWarpsN * kPortableTile / (16 * kPiecesM)
 using WarpTile = float[kPiecesM][2 * kPiecesN][4];
 
 // Where the copies are: tiles of both operands, k block after k block, part after part.
-template <bool kAlongKOfA, bool kAlongKOfB, bool kWeightGradient>
+template <bool kAlongKOfA, class LoaderOfB>
 struct Copies {
   TileLoader<kAlongKOfA> a;
-  TileLoader<kAlongKOfB> b;
+  LoaderOfB b;
   const int k_end;
   int k0 = 0;
   const int64_t a_part, b_part;
 
-  __device__ Copies(const PortableGemm& p, const PortableTile& t)
+  __device__ Copies(const PortableGemm& p, const PortableTile& t, const LoaderOfB& of_b)
       : a(p.a, t, t.m0, t.m_end, t.first_row),
-        b(p.b[t.part], t, t.n0, p.n, kWeightGradient ? t.first_row : 0),
+        b(of_b),
         k_end(int(t.k_end)),
         a_part(a.part_step(p.a_part * 2, k_end)),
         b_part(b.part_step(p.parts == 2 ? p.b[1].of_group(t.group) - p.b[0].of_group(t.group) : 0,
@@ -40,8 +44,20 @@ struct Copies {
   }
 };
 
-template <typename Element, bool kAlongKOfA, bool kAlongKOfB, bool kWeightGradient>
-__global__ __launch_bounds__(kPortableThreads, 2) void portable_mma_kernel(const PortableGemm p) {
+// Format: of operand b; void: its elements.
+template <typename Element, class Format, bool kAlongK, bool kWeightGradient>
+__device__ __forceinline__ auto loader_of_b(const PortableGemm& p, const PortableTile& t) {
+  if constexpr (std::is_void_v<Format>) {
+    const int64_t first_row = kWeightGradient ? t.first_row : 0;
+    return TileLoader<kAlongK>(p.b[t.part], t, t.n0, p.n, first_row);
+  } else {
+    return CodedTileLoader<Element, Format, kAlongK>(p, t);
+  }
+}
+
+template <typename Element, class Format, bool kAlongKOfA, bool kAlongKOfB, bool kWeightGradient>
+__global__ __launch_bounds__(kPortableThreads, std::is_void_v<Format> ? 2 : 1)  //
+    void portable_mma_kernel(const PortableGemm p) {
   extern __shared__ __align__(128) char memory[];
   begin_kernel();
   PortableTile t;
@@ -55,7 +71,8 @@ __global__ __launch_bounds__(kPortableThreads, 2) void portable_mma_kernel(const
   const int pieces = int(min(int64_t(kPiecesM), (t.m_end - t.m0 - m + 15) / 16));  // <= 0: none
   WarpTile c = {};
   if (blocks > 0) {
-    Copies<kAlongKOfA, kAlongKOfB, kWeightGradient> copies(p, t);
+    auto of_b = loader_of_b<Element, Format, kAlongKOfB, kWeightGradient>(p, t);
+    Copies<kAlongKOfA, decltype(of_b)> copies(p, t, of_b);
     for (int i = 0; i < kMmaStages - 1; ++i) {
       if (i < blocks) copies.next(stage(i));
       ptx::copy_async_commit();
@@ -107,16 +124,33 @@ static_assert(kMmaSharedBytes >= kPortableTileBytes);
 
 using Kernel = void(const PortableGemm);
 
+void launch(const Op& op, const PortableGemm& p, bool weight_gradient, Kernel* kernel,
+            std::atomic<uint64_t>& allowed) {
+  check(allow_shared_memory(kernel, kMmaSharedBytes, allowed), "portable product");
+  const dim3 grid = portable_grid(p, weight_gradient);
+  run(op, "portable product", kernel, grid, kPortableThreads, kMmaSharedBytes, p);
+}
+
+template <typename Element, class Format>
+void launch_rows(const Op& op, const PortableGemm& p) {
+  static std::atomic<uint64_t> allowed[2];
+  if (p.b[0].k_stride == 1)
+    launch(op, p, false, portable_mma_kernel<Element, Format, true, true, false>, allowed[0]);
+  else
+    launch(op, p, false, portable_mma_kernel<Element, Format, true, false, false>, allowed[1]);
+}
+
 template <typename Element>
 void launch_element(const Op& op, const PortableGemm& p, bool weight_gradient) {
-  static std::atomic<uint64_t> allowed[3];
-  Kernel* const kernels[] = {portable_mma_kernel<Element, true, true, false>,
-                             portable_mma_kernel<Element, true, false, false>,
-                             portable_mma_kernel<Element, false, false, true>};
-  const int which = weight_gradient ? 2 : p.b[0].k_stride == 1 ? 0 : 1;
-  check(allow_shared_memory(kernels[which], kMmaSharedBytes, allowed[which]), "portable product");
-  const dim3 grid = portable_grid(p, weight_gradient);
-  run(op, "portable product", kernels[which], grid, kPortableThreads, kMmaSharedBytes, p);
+  static std::atomic<uint64_t> allowed;
+  if (weight_gradient)
+    launch(op, p, true, portable_mma_kernel<Element, void, false, false, true>, allowed);
+  else if (p.codes[0].scheme == MOEC_SCHEME_NONE)
+    launch_rows<Element, void>(op, p);
+  else
+    quant::Formats::for_each([&]<class Format>() {
+      if (Format::kInfo.scheme == p.codes[0].scheme) launch_rows<Element, Format>(op, p);
+    });
 }
 
 bool fits(const Operand& operand, bool along_k) {
@@ -131,9 +165,10 @@ bool mma_takes(const PortableGemm& p, bool weight_gradient, bool aligned) {
   if (!aligned || (dtype != MOEC_BF16 && dtype != MOEC_F16) || p.a_part % 8) return false;
   if (!fits(p.a, !weight_gradient)) return false;
   const bool along_k = !weight_gradient && p.b[0].k_stride == 1;
+  const bool coded = p.codes[0].scheme != MOEC_SCHEME_NONE;
   for (int i = 0; i < p.parts; ++i)
-    if (p.b[i].dtype != dtype || !fits(p.b[i], along_k)) return false;
-  return true;
+    if ((coded ? p.codes[i].dtype : p.b[i].dtype) != dtype || !fits(p.b[i], along_k)) return false;
+  return !coded || mma_takes_codes(p);
 }
 
 void mma_product(const Op& op, const PortableGemm& p, bool weight_gradient) {

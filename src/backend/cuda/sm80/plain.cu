@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// portable_plain_kernel: grouped products of operands of any type, stride and alignment. They pass
-// through shared memory as fp32.
+// portable_plain_kernel: grouped products of operands of any type, stride and alignment, or coded
+// in any format. They pass through shared memory as fp32.
 //
 //   tile     128 x 128 x 16, 256 threads; true fp32: 8 x 8 values a thread; TF32: mma m16n8k8
 //   loads    the next k block waits in registers while this one is multiplied
+#include <type_traits>
+
+#include "backend/cuda/device/codes.cuh"
 #include "backend/cuda/sm80/tile.cuh"
 
 namespace moec::cuda {
@@ -14,21 +17,42 @@ constexpr int kLoads = kPortableTile * kDepth / kPortableThreads;
 using Block = float[kDepth][kStride];
 static_assert(2 * sizeof(Block) <= kPortableTileBytes);
 
+// Which elements of a k block a thread has.
+struct LoaderPlaces {
+  bool along_k;  // neighbours of k lie together
+
+  __device__ int i_of(int j) const {
+    const int at = threadIdx.x + j * kPortableThreads;
+    return along_k ? at / kDepth : at % kPortableTile;
+  }
+  __device__ int k_of(int j) const {
+    const int at = threadIdx.x + j * kPortableThreads;
+    return along_k ? at % kDepth : at / kPortableTile;
+  }
+  __device__ void store(const float (&values)[kLoads], Block& to) const {
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) to[k_of(j)][i_of(j)] = values[j];
+  }
+};
+
 // One thread's elements of the k blocks of one operand.
-struct PlainLoader {
+struct PlainLoader : LoaderPlaces {
   const Operand& from;
   const char* base;
   int64_t i0, i_end, first_row, k_end;
   bool rows_along_k;  // whether the index over rows is k
 
-  __device__ int i_of(int j) const {
-    const int at = threadIdx.x + j * kPortableThreads;
-    return from.k_stride == 1 ? at / kDepth : at % kPortableTile;
-  }
-  __device__ int k_of(int j) const {
-    const int at = threadIdx.x + j * kPortableThreads;
-    return from.k_stride == 1 ? at % kDepth : at / kPortableTile;
-  }
+  // first_row: of the group, where the index over rows is one of this operand
+  __device__ PlainLoader(const Operand& operand, const char* first, int64_t begin, int64_t end,
+                         int64_t row, int64_t depth, bool along)
+      : LoaderPlaces{operand.k_stride == 1},
+        from(operand),
+        base(first),
+        i0(begin),
+        i_end(end),
+        first_row(row),
+        k_end(depth),
+        rows_along_k(along) {}
   __device__ int64_t row(int64_t index) const {
     return from.gather ? from.gather[first_row + index] : first_row + index;
   }
@@ -53,9 +77,33 @@ struct PlainLoader {
       }
     });
   }
-  __device__ void store(const float (&values)[kLoads], Block& to) const {
+};
+
+// The same of operand b where it is coded.
+struct CodedLoader : LoaderPlaces {
+  const OperandCodes& codes;
+  quant::CodedView view;
+  int64_t i0, i_end, k_end;
+
+  __device__ CodedLoader(const PortableGemm& p, int part, const PortableTile& t)
+      : LoaderPlaces{p.b[part].k_stride == 1},
+        codes(p.codes[part]),
+        view(coded_view(p, part, t.group)),
+        i0(t.n0),
+        i_end(p.n),
+        k_end(t.k_end) {}
+  __device__ void load(int64_t k0, float (&values)[kLoads]) const {
+    quant::Formats::with(codes.scheme, [&]<class Format>() {
+      const quant::CodedView m = known_view<Format>(view);
 #pragma unroll
-    for (int j = 0; j < kLoads; ++j) to[k_of(j)][i_of(j)] = values[j];
+      for (int j = 0; j < kLoads; ++j) {
+        const int64_t i = i0 + i_of(j), k = k0 + k_of(j);
+        values[j] = 0.0f;
+        if (i >= i_end || k >= k_end) continue;
+        const float value = codes.transposed ? Format::value(m, k, i) : Format::value(m, i, k);
+        values[j] = round_real(codes.dtype, value);
+      }
+    });
   }
 };
 
@@ -141,7 +189,19 @@ struct Tf32Product {  // 8 warps of 64 x 32
   }
 };
 
-template <class Product, bool kWeightGradient>
+// kCoded: operand b is.
+template <bool kWeightGradient, bool kCoded>
+__device__ __forceinline__ auto loader_of_b(const PortableGemm& p, int part,
+                                            const PortableTile& t) {
+  if constexpr (kCoded) {
+    return CodedLoader(p, part, t);
+  } else {
+    return PlainLoader(p.b[part], p.b[part].of_group(t.group), t.n0, p.n,
+                       kWeightGradient ? t.first_row : 0, t.k_end, kWeightGradient);
+  }
+}
+
+template <class Product, bool kWeightGradient, bool kCoded>
 __global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const PortableGemm p) {
   extern __shared__ __align__(16) float tile[];  // the blocks of both operands, then the result
   Block &a_block = *reinterpret_cast<Block*>(tile), &b_block = *(&a_block + 1);
@@ -150,17 +210,9 @@ __global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const 
   if (!find_tile<kWeightGradient>(p, t)) return;
   Product product;
   for (int part = 0; part < (p.sum ? p.parts : 1); ++part) {
-    const Operand& b_from = p.b[p.sum ? part : t.part];
-    const int64_t rows_of_b = kWeightGradient ? t.first_row : 0;
-    const PlainLoader a = {p.a,
-                           p.a.of_group(t.group) + part * p.a_part * dtype_bytes(p.a.dtype),
-                           t.m0,
-                           t.m_end,
-                           t.first_row,
-                           t.k_end,
-                           kWeightGradient};
-    const PlainLoader b = {b_from,  b_from.of_group(t.group), t.n0, p.n, rows_of_b,
-                           t.k_end, kWeightGradient};
+    const PlainLoader a(p.a, p.a.of_group(t.group) + part * p.a_part * dtype_bytes(p.a.dtype), t.m0,
+                        t.m_end, t.first_row, t.k_end, kWeightGradient);
+    const auto b = loader_of_b<kWeightGradient, kCoded>(p, p.sum ? part : t.part, t);
     float next_a[kLoads], next_b[kLoads];
     if (t.k_end > 0) {
       a.load(0, next_a);
@@ -188,16 +240,23 @@ __global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const 
 }  // namespace
 
 void plain_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
-  const bool tf32 = op.tf32 && p.a.dtype == MOEC_F32 && p.b[0].dtype == MOEC_F32;
+  const bool coded = p.codes[0].scheme != MOEC_SCHEME_NONE;  // of gate and up both or none
+  const moec_dtype b_dtype = coded ? p.codes[0].dtype : p.b[0].dtype;
+  const bool tf32 = op.tf32 && p.a.dtype == MOEC_F32 && b_dtype == MOEC_F32;
   const dim3 grid = portable_grid(p, weight_gradient);
-  const auto kernel = weight_gradient ? tf32 ? portable_plain_kernel<Tf32Product, true>
-                                             : portable_plain_kernel<Fp32Product, true>
-                      : tf32 ? portable_plain_kernel<Tf32Product, false>
-                                      : portable_plain_kernel<Fp32Product, false>;
-  static std::atomic<uint64_t> allowed[4];
-  check(allow_shared_memory(kernel, kPortableTileBytes, allowed[2 * weight_gradient + tf32]),
+  using Kernel = void(const PortableGemm);
+  // Of a weight gradient nothing is coded.
+  static Kernel* const kKernels[3][2] = {{portable_plain_kernel<Fp32Product, false, false>,
+                                          portable_plain_kernel<Tf32Product, false, false>},
+                                         {portable_plain_kernel<Fp32Product, true, false>,
+                                          portable_plain_kernel<Tf32Product, true, false>},
+                                         {portable_plain_kernel<Fp32Product, false, true>,
+                                          portable_plain_kernel<Tf32Product, false, true>}};
+  static std::atomic<uint64_t> allowed[3][2];
+  const int kind = coded ? 2 : weight_gradient;
+  check(allow_shared_memory(kKernels[kind][tf32], kPortableTileBytes, allowed[kind][tf32]),
         "portable product");
-  run(op, "portable product", kernel, grid, kPortableThreads, kPortableTileBytes, p);
+  run(op, "portable product", kKernels[kind][tf32], grid, kPortableThreads, kPortableTileBytes, p);
 }
 
 }  // namespace moec::cuda

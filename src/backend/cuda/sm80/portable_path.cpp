@@ -155,8 +155,7 @@ class Runner {
                     {device.d_up, mlp.inter, mlp.hidden, up, mlp.x, nullptr}};
     for (const auto& p : products) {
       const ExpertMatrix& d = p.d.view;
-      if (d.present())
-        weight_product(op_, {mlp.groups, p.n, p.k, p.g, p.x, &p.d, s.accumulate});
+      if (d.present()) weight_product(op_, {mlp.groups, p.n, p.k, p.g, p.x, &p.d, s.accumulate});
       if (d.has_bias())
         column_sums(op_, {rows_of(mlp), p.g.gather != nullptr, p.g.data, p.g.stride, p.n, p.weight,
                           1, d.bias, d.bias_stride, s.accumulate});
@@ -190,25 +189,20 @@ struct Describer {
   void operator()(const Other&) const {}
   void operator()(const Up& s) const { add(*s.mlp, "up", s.mlp->inter, s.mlp->hidden); }
   void operator()(const Down& s) const { add(*s.mlp, "down", s.mlp->hidden, s.mlp->inter); }
-  void operator()(const ActGrad& s) const {
-    add(*s.mlp, "grad_down", s.mlp->inter, s.mlp->hidden);
-  }
-  void operator()(const InputGrad& s) const {
-    add(*s.mlp, "grad_up", s.mlp->hidden, s.mlp->inter);
-  }
+  void operator()(const ActGrad& s) const { add(*s.mlp, "grad_down", s.mlp->inter, s.mlp->hidden); }
+  void operator()(const InputGrad& s) const { add(*s.mlp, "grad_up", s.mlp->hidden, s.mlp->inter); }
   void operator()(const WeightGrads& s) const {
     add(*s.mlp, "grad_weights", s.mlp->inter, s.mlp->hidden);
   }
   // Unaligned operands take the plain kernel: alignment is known when the memory is.
   void add(const Mlp& mlp, const char* step, int64_t n, int64_t k) const {
     const bool halves = mlp.dtype != MOEC_F32 && n % 8 == 0 && k % 8 == 0;
-    append(text,
-           JsonObject()
-               .add("step", (&mlp == &program.shared ? "shared_" : "") + std::string(step))
-               .add("kernel", halves ? "portable mma" : "portable plain")
-               .add("tile", halves ? "128x128x32" : "128x128x16")
-               .add("n", n)
-               .add("k", k));
+    append(text, JsonObject()
+                     .add("step", (&mlp == &program.shared ? "shared_" : "") + std::string(step))
+                     .add("kernel", halves ? "portable mma" : "portable plain")
+                     .add("tile", halves ? "128x128x32" : "128x128x16")
+                     .add("n", n)
+                     .add("k", k));
   }
 };
 

@@ -45,6 +45,10 @@ Operand matrix_operand(const ExpertMatrix& matrix, bool transposed) {
   return o;
 }
 
+OperandCodes operand_codes(const ExpertMatrix& matrix, bool transposed) {
+  return {matrix.scheme, matrix.dtype, transposed, matrix.scales, matrix.zeros};
+}
+
 Operand bias_operand(const ExpertMatrix& matrix) {
   Operand o = operand_of(matrix.bias);
   o.i_stride = matrix.bias_stride;
@@ -73,6 +77,7 @@ void row_product(const Op& op, const RowProduct& product) {
   bool aligned = is_aligned(product.a.data.data, 16);
   for (int i = 0; i < product.parts; ++i) {
     g.b[i] = matrix_operand(product.b[i]->view, product.transposed);
+    g.codes[i] = operand_codes(product.b[i]->view, product.transposed);
     if (product.biased) g.bias[i] = bias_operand(product.b[i]->view);
     aligned = aligned && is_aligned(*product.b[i]);
   }

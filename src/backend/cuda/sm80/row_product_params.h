@@ -26,20 +26,41 @@ struct Operand {  // element (i, k) of group e; i is m or n
   }
 };
 
+// What makes elements of the codes of an operand b.
+struct OperandCodes {
+  uint32_t scheme;   // MOEC_SCHEME_NONE: none
+  moec_dtype dtype;  // of elements
+  bool transposed;   // the matrix is [k,n]: its n is the operand's k
+  ExpertBlocks scales, zeros;
+};
+
 struct PortableGemm {
   RowGroups groups;
   int64_t m, n, k;  // without the extent that runs over rows
   int parts;
   bool sum;
   Operand a, b[2];
-  int64_t a_part;  // elements from part 0 of a to part 1
-  Operand c;       // i: m, k: n
-  int64_t c_part;  // elements from part 0 to part 1
-  bool spans;      // four neighbours of n may be stored at once
+  OperandCodes codes[2];  // of b
+  int64_t a_part;         // elements from part 0 of a to part 1
+  Operand c;              // i: m, k: n
+  int64_t c_part;         // elements from part 0 to part 1
+  bool spans;             // four neighbours of n may be stored at once
   bool accumulate;
   Operand bias[2];  // i: n; no base and no pointers: none
   const float* bias_weight;
 };
+
+// The matrix [n,k] behind operand b of a part.
+MOEC_HD quant::CodedView coded_view(const PortableGemm& p, int part, int64_t group) {
+  const Operand& b = p.b[part];
+  const OperandCodes& codes = p.codes[part];
+  return {b.of_group(group),
+          codes.transposed ? b.k_stride : b.i_stride,
+          codes.transposed ? b.i_stride : b.k_stride,
+          codes.scheme,
+          codes.scales.expert(group),
+          codes.zeros.expert(group)};
+}
 
 inline dim3 portable_grid(const PortableGemm& p, bool weight_gradient) {
   const auto tiles = [](int64_t extent) { return (extent + kPortableTile - 1) / kPortableTile; };

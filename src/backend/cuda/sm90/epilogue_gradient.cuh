@@ -151,7 +151,7 @@ class GradientFinisher {
     rows_left_ = tile.rows - row;
     features_left_ = feature_end(p, tile) - feature;
     pre_at_ = static_cast<const Element*>(p.pre) + at;
-    d_pre_ = static_cast<Element*>(p.d_pre) + at + (p.pairs ? feature : 0);
+    d_pre_ = static_cast<Element*>(p.d_pre) + at + (p.alternating ? feature : 0);
     out_ = static_cast<Element*>(p.out) + (first_row * p.out_stride + feature);
     weight_at_ = p.row_weight + first_row;
     sum_at_ = p.d_weight_parts + (2 * tile.feature_tile * p.max_rows + first_row);
@@ -252,7 +252,7 @@ class GradientFinisher {
   }
   template <int k>
   __device__ void store_piece(uint4 out, uint4 d_gate, uint4 d_up) const {
-    if (p_.pairs) {
+    if (p_.alternating) {
       alternate(d_gate, d_up);
       ptx::global_store(d_pre_ + 2 * feature_of(k), d_gate);
       ptx::global_store(d_pre_ + 2 * feature_of(k) + 8, d_up);

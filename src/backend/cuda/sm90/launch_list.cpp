@@ -6,6 +6,7 @@
 #include "backend/cuda/device/check.h"
 #include "core/dtype.h"
 #include "core/json_text.h"
+#include "quant/format.h"
 
 namespace moec::cuda {
 namespace {
@@ -142,8 +143,7 @@ void LaunchList::operator()(const WeightGrads& s) {
   const Mlp& mlp = *s.mlp;
   const WeightsView& d = *mlp.gradients;
   if (d.gate.present() != d.up.present()) refuse("the gradient of only one of gate and up");
-  if (d.down.present())
-    add_weight_grad(mlp, s.weighted, s.d_y.data, d.down, nullptr, s.accumulate);
+  if (d.down.present()) add_weight_grad(mlp, s.weighted, s.d_y.data, d.down, nullptr, s.accumulate);
   if (d.gate.present())
     add_weight_grad(mlp, s.d_pre.gate, mlp.x.data.data, d.gate, &d.up, s.accumulate);
   add_bias_grads(s);
@@ -270,8 +270,7 @@ struct Launcher {
   void operator()(const Step* step) const {
     std::visit(
         [&](const auto& s) {
-          if constexpr (requires(RowSteps steps) { steps(s); })
-            RowSteps(op, dot_parts)(s);
+          if constexpr (requires(RowSteps steps) { steps(s); }) RowSteps(op, dot_parts)(s);
         },
         *step);
   }
@@ -295,17 +294,18 @@ struct Describer {
   void operator()(const RowGemmProblem& p) const {
     const RowGemmChoice choice = choose(p, device);
     const RowGemmTiles& t = choice.tiles;
-    append(text, JsonObject()
-                     .add("step", name(kNames[int(p.op)]))
-                     .add("kernel", "sm90 row_gemm")
-                     .add("weights", p.scheme ? quant_name(p.scheme) : dtype_name(p.dtype))
-                     .add("tile_features", int64_t(t.tile_blocks + (t.wider_tiles > 0)) * 64)
-                     .add("feature_tiles", t.feature_tiles)
-                     .add("k", p.parts * p.k_size)
-                     .add("k_blocks", t.k_blocks)
-                     .add("shares_weights", int64_t(t.shares))
-                     .add("in_pace", int64_t(choice.in_pace))
-                     .add("ctas", choice.ctas));
+    append(text,
+           JsonObject()
+               .add("step", name(kNames[int(p.op)]))
+               .add("kernel", "sm90 row_gemm")
+               .add("weights", p.scheme ? quant::find_format(p.scheme)->name : dtype_name(p.dtype))
+               .add("tile_features", int64_t(t.tile_blocks + (t.wider_tiles > 0)) * 64)
+               .add("feature_tiles", t.feature_tiles)
+               .add("k", p.parts * p.k_size)
+               .add("k_blocks", t.k_blocks)
+               .add("shares_weights", int64_t(t.shares))
+               .add("in_pace", int64_t(choice.in_pace))
+               .add("ctas", choice.ctas));
   }
   void operator()(const WeightGradArgs& a) const {
     append(text, JsonObject()

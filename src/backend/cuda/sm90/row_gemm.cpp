@@ -2,49 +2,41 @@
 #include "backend/cuda/sm90/row_gemm.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <limits>
 
-#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/sm90/row_gemm_kernels.h"
 #include "backend/cuda/sm90/tensor_map.h"
-#include "core/workspace.h"
+#include "quant/format.h"
 
 namespace moec::cuda {
 namespace {
 
-constexpr int kTileFeatures = 256, kTileK = 64, kRowUnit = 16, kPairRows = 256;
+constexpr int kTileFeatures = 256, kTileK = 64, kRowUnit = 16;
 
-struct Operation {
-  bool gathered, gated;  // gated: a tile is half gate, half up features
-  bool activated;
-  RowGemmLaunch* launch;
-};
-constexpr Operation kOperations[] = {
-    {true, true, true, launch_up},         // kUp
-    {false, false, false, launch_down},    // kDown
-    {false, false, false, launch_down},    // kGradUp: the same kernel, with k in two parts
-    {true, false, true, launch_grad_down}  // kGradDown
-};
-const Operation& operation(const RowGemmArgs& args) {
-  return kOperations[int(args.op)];
+bool alternating_weights(const RowGemmProblem& p) {
+  return p.alternating && form_of(p.op).gated;
+}
+bool is_coded(const RowGemmProblem& p) {
+  return p.scheme != MOEC_SCHEME_NONE;
 }
 
-bool gate_up_pairs(const RowGemmArgs& args) {
-  return args.params.pairs && operation(args).gated;
+moec_dtype stored_dtype(const RowGemmProblem& p) {
+  return is_coded(p) ? quant::find_format(p.scheme)->code_dtype : p.dtype;
 }
 
-TensorMapShape weight_shape(const RowGemmArgs& args, int part) {
+TensorMapShape weight_shape(const RowGemmProblem& p, int part) {
   TensorMapShape shape = {};
-  shape.base = args.weights[part];
-  const int64_t columns = gate_up_pairs(args) ? 2 * args.features : args.features;
-  shape.extent[0] = args.weights_mn_major ? columns : args.k_size;
-  shape.extent[1] = args.weights_mn_major ? args.k_size : args.features;
-  shape.extent[2] = args.params.num_experts;
-  shape.stride[0] = args.weight_stride;
-  shape.stride[1] = args.expert_stride;
+  shape.base = p.weights[part];
+  const int64_t columns = alternating_weights(p) ? 2 * p.features : p.features;
+  shape.extent[0] = p.weights_mn_major ? columns : p.k_size;
+  shape.extent[1] = p.weights_mn_major ? p.k_size : p.features;
+  shape.extent[2] = p.num_experts;
+  shape.stride[0] = p.weight_stride;
+  shape.stride[1] = p.expert_stride;
   shape.box[0] = kTileK;
-  shape.box[1] = args.weights_mn_major ? kTileK : kTileFeatures / 2;
+  shape.box[1] = p.weights_mn_major || is_coded(p) ? kTileK : kTileFeatures / 2;
   return shape;
 }
 
@@ -65,48 +57,30 @@ TensorMapShape row_shape(const void* base, int64_t width, int parts, int64_t str
 // What of the operands and results moves by bulk copies, besides the weights.
 struct RowTensor {
   RowMaps RowGemmParams::* maps;
-  TensorMapShape (*shape)(const RowGemmArgs& args);
-  bool (*used)(const RowGemmArgs& args);
+  TensorMapShape (*shape)(const RowGemmProblem& p);
+  bool (*used)(const RowGemmProblem& p);
 };
 constexpr RowTensor kRowTensors[] = {
     {&RowGemmParams::rows,
-     [](const RowGemmArgs& a) {
-       const int64_t stride = a.k_size * a.parts;
-       const auto shape = row_shape(a.rows, a.k_size, a.parts, stride, a.params.max_rows);
-       return in_windows(shape, 2, kWindowRows, a.dtype);
+     [](const RowGemmProblem& p) {
+       const auto shape = row_shape(p.rows, p.k_size, p.parts, p.k_size * p.parts, p.max_rows);
+       return in_windows(shape, 2, kWindowRows, p.dtype);
      },
-     [](const RowGemmArgs& a) { return !operation(a).gathered; }},
+     [](const RowGemmProblem& p) { return !form_of(p.op).gathered; }},
     {&RowGemmParams::out_maps,
-     [](const RowGemmArgs& a) {
-       return row_shape(a.params.out, a.features, 1, a.params.out_stride, a.params.max_rows);
+     [](const RowGemmProblem& p) {
+       return row_shape(p.out, p.features, 1, p.out_stride, p.max_rows);
      },
-     [](const RowGemmArgs&) { return true; }},
+     [](const RowGemmProblem&) { return true; }},
     {&RowGemmParams::pre_maps,
-     [](const RowGemmArgs& a) {
-       return row_shape(a.params.pre, a.features, 2, a.features * 2, a.params.max_rows);
+     [](const RowGemmProblem& p) {
+       return row_shape(p.pre, p.features, 2, p.features * 2, p.max_rows);
      },
-     [](const RowGemmArgs& a) { return a.params.pre != nullptr; }},
+     [](const RowGemmProblem& p) { return p.pre != nullptr; }},
 };
 
-int weight_maps(const RowGemmArgs& args) {
-  return (operation(args).gated && !gate_up_pairs(args)) || args.parts == 2 ? 2 : 1;
-}
-
-// A tile of one block of features takes more than half as long as one of four. So 45 blocks are
-// nine tiles of four and three of three.
-void choose_tiles(const RowGemmArgs& args, RowGemmParams& p) {
-  constexpr int kGatedTile = kTileFeatures / 2;
-  constexpr int64_t kBandBytes = 16 << 20;  // of rows, for all feature tiles to find them in L2
-  const int blocks = int(div_up(args.features, kBlockFeatures));
-  p.features = int(args.features);
-  p.feature_tiles = int(div_up(args.features, operation(args).gated ? kGatedTile : kTileFeatures));
-  p.tile_blocks = blocks / p.feature_tiles;
-  p.wider_tiles = blocks % p.feature_tiles;
-  p.k_size = int(args.k_size);
-  p.k_blocks_of_part = int(div_up(args.k_size, kTileK));
-  p.k_blocks = p.k_blocks_of_part * args.parts;
-  p.band_pairs = int(std::max<int64_t>(kBandBytes / (kPairRows * args.k_size * args.parts * 2), 8));
-  p.done_tiles = int(div_up(args.k_size, kGatedTile));  // the features of up are the k of down
+int weight_maps(const RowGemmProblem& p) {
+  return (form_of(p.op).gated && !alternating_weights(p)) || p.parts == 2 ? 2 : 1;
 }
 
 GateForm gate_form(const moec_activation& a) {
@@ -128,6 +102,63 @@ bool aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
+cudaError_t make_maps(const RowGemmProblem& problem, RowGemmParams& params) {
+  for (int i = 0; i < weight_maps(problem); ++i) {
+    const TensorMapShape shape = weight_shape(problem, i);
+    if (cudaError_t e = make_tensor_maps(&params.weight_maps[i], 1, stored_dtype(problem), shape))
+      return e;
+  }
+  for (const RowTensor& tensor : kRowTensors) {
+    if (!tensor.used(problem)) continue;
+    CUtensorMap* const maps = (params.*tensor.maps).of_units;
+    const TensorMapShape shape = tensor.shape(problem);
+    if (cudaError_t e = make_tensor_maps(maps, kRowBoxes, problem.dtype, shape)) return e;
+  }
+  return cudaSuccess;
+}
+
+// All but the maps.
+void set_rest(const RowGemmProblem& from, const RowGemmChoice& choice, RowGemmParams& to) {
+  static_cast<RowGemmTiles&>(to) = choice.tiles;
+  to.x = from.x;
+  to.row_token = from.row_token;
+  to.x_stride = from.x_stride;
+  to.group_offsets = from.group_offsets;
+  to.num_experts = from.num_experts;
+  to.features = int(from.features);
+  to.k_size = int(from.k_size);
+  to.out = from.out;
+  to.out_stride = from.out_stride;
+  to.pre = from.pre;
+  to.d_pre = from.d_pre;
+  to.row_weight = from.row_weight;
+  to.d_weight_parts = from.d_weight_parts;
+  to.max_rows = from.max_rows;
+  to.alternating = from.alternating;
+  to.bias[0] = from.bias[0];
+  to.bias[1] = from.bias[1];
+  to.form = gate_form(from.activation);
+  to.early = from.early;
+  to.work_counter = from.work_counter;
+  to.steps = choice.in_pace ? from.steps : nullptr;
+  to.done = from.done;
+}
+
+// The launch functions of weights of one form: of each operation, then of alternating columns.
+constexpr int kAlternatingKind = 4, kKinds = 5;
+struct Launches {
+  RowGemmLaunch<RowGemmParams>* plain[kKinds];
+  RowGemmLaunch<CodedRowGemmParams>* coded[kKinds];
+};
+template <class... Format>
+constexpr std::array<Launches, 1 + sizeof...(Format)> launches_of(quant::FormatList<Format...>) {
+  return {{{{launch_up, launch_down, launch_down, launch_grad_down, launch_up_alternating}, {}},
+           {{},
+            {launch_coded_up<Format>, launch_coded_down<Format>, launch_coded_down<Format>,
+             launch_coded_grad_down<Format>, launch_coded_up_alternating<Format>}}...}};
+}
+constexpr auto kLaunches = launches_of(quant::Formats{});  // plain, then the list
+
 }  // namespace
 
 bool row_gemm_activates(const moec_activation& activation) {
@@ -137,48 +168,41 @@ bool row_gemm_activates(const moec_activation& activation) {
          activation.alpha >= 0;
 }
 
-const char* row_gemm_refuses(const RowGemmArgs& args) {
-  const RowGemmParams& p = args.params;
-  if (args.dtype != MOEC_BF16 && args.dtype != MOEC_F16) return "elements are not bf16 or f16";
-  if (operation(args).activated && !row_gemm_activates(p.activation)) {
+const char* row_gemm_refuses(const RowGemmProblem& p) {
+  if (p.dtype != MOEC_BF16 && p.dtype != MOEC_F16) return "elements are not bf16 or f16";
+  if (form_of(p.op).activated && !row_gemm_activates(p.activation)) {
     return "the activation is not g sigmoid(p(g)) u with a rising p";
   }
-  if (gate_up_pairs(args) && !args.weights_mn_major) return "pairs of gate and up rows";
-  if (args.features % 8 || args.k_size % 8) return "a matrix extent is not a multiple of 8";
-  for (int i = 0; i < weight_maps(args); ++i) {
-    if (!tensor_map_fits(weight_shape(args, i), args.dtype))
+  if (alternating_weights(p) && !p.weights_mn_major) return "gate and up rows that alternate";
+  if (p.features % 8 || p.k_size % 8) return "a matrix extent is not a multiple of 8";
+  for (int i = 0; i < weight_maps(p); ++i) {
+    if (!tensor_map_fits(weight_shape(p, i), stored_dtype(p)))
       return "weights are not aligned to 16 bytes";
   }
-  if (operation(args).gathered) {
+  if (form_of(p.op).gathered) {
     if (!aligned(p.x) || p.x_stride % 8) return "rows of x are not aligned to 16 bytes";
   }
   for (const RowTensor& tensor : kRowTensors) {
-    if (tensor.used(args) && p.max_rows > 0 && !tensor_map_fits(tensor.shape(args), args.dtype)) {
+    if (tensor.used(p) && p.max_rows > 0 && !tensor_map_fits(tensor.shape(p), p.dtype)) {
       return "rows are not aligned to 16 bytes";
     }
   }
   return nullptr;
 }
 
-cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaStream_t stream) {
-  const Operation& op = operation(args);
-  RowGemmParams p = args.params;
-  if (p.max_rows == 0) return cudaSuccess;
-  for (int i = 0; i < weight_maps(args); ++i) {
-    const TensorMapShape shape = weight_shape(args, i);
-    if (cudaError_t e = make_tensor_maps(&p.weight_maps[i], 1, args.dtype, shape)) return e;
-  }
-  for (const RowTensor& tensor : kRowTensors) {
-    if (!tensor.used(args)) continue;
-    CUtensorMap* const maps = (p.*tensor.maps).of_units;
-    const TensorMapShape shape = tensor.shape(args);
-    if (cudaError_t e = make_tensor_maps(maps, kRowBoxes, args.dtype, shape)) return e;
-  }
-  choose_tiles(args, p);
-  p.form = gate_form(p.activation);
-  RowGemmLaunch* const launch = gate_up_pairs(args) ? launch_up_pairs : op.launch;
-  return launch(p, args.dtype == MOEC_BF16, args.weights_mn_major, ctas_in_pairs(multiprocessors),
-                stream);
+cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& choice,
+                            cudaStream_t stream) {
+  if (problem.max_rows == 0) return cudaSuccess;
+  CodedRowGemmParams params = {};
+  if (cudaError_t e = make_maps(problem, params)) return e;
+  set_rest(problem, choice, params);
+  const Launches& launches = kLaunches[quant::format_index(problem.scheme) + 1];
+  const int kind = alternating_weights(problem) ? kAlternatingKind : int(problem.op);
+  if (!is_coded(problem)) return launches.plain[kind](problem, params, choice.ctas, stream);
+  params.channels[0] = problem.channels[0];
+  params.channels[1] = problem.channels[1];
+  params.channels_along_k = is_gradient(problem.op);
+  return launches.coded[kind](problem, params, choice.ctas, stream);
 }
 
 }  // namespace moec::cuda

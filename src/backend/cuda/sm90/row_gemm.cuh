@@ -8,7 +8,8 @@
 //            of warpgroup 0, or of warpgroup 3 where all of warpgroup 0 gathers rows by cp.async;
 //            there a fourth relays what has been gathered.
 //            Where warpgroup 3 does the rest of the epilogue (grad down), it stores the results
-//            itself, and the other two warps of warpgroup 0 gather
+//            itself, and the other two warps of warpgroup 0 gather.
+//            Coded weights are decoded by the warps that gather, or by a warpgroup of their own
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
 //            the same weights together. Where `shares`, each loads half of them for both: fewer
 //            bytes leave L2, but a stage waits for the slower of two CTAs. Else each loads its own,
@@ -16,57 +17,17 @@
 //   order    each output element is owned by one thread: deterministic
 #pragma once
 
-#include "backend/cuda/sm90/epilogue.cuh"
 #include "backend/cuda/sm90/pace.cuh"
+#include "backend/cuda/sm90/row_gemm_config.cuh"
+#include "backend/cuda/sm90/weight_decoder.cuh"
 
 namespace moec::cuda {
 
-template <typename Element_, Major kWeights_, bool kGather_, typename Epilogue_,
-          Blocks kBlocks_ = Epilogue_::kGated ? Blocks::kGated : Blocks::kPlain,
-          typename ConsumerGroup_ = Group>
-struct RowGemmConfig {
-  using Element = Element_;
-  using Epilogue = Epilogue_;
-  static constexpr Major kWeights = kWeights_;
-  static constexpr bool kGather = kGather_;
-  static constexpr Blocks kBlocks = kBlocks_;
-  using ConsumerGroup = ConsumerGroup_;
-  static constexpr int kStages = Epilogue::kStages, kMaxRows = Epilogue::kMaxRows;
-  using Stages = PairRing<Ring<kStages, kMaxRows>>;
-  using Scheduler = RowScheduler<kMaxRows>;
-  static constexpr int kStaging = kStages * kStageBytes<kMaxRows>;  // offset
-  static constexpr int kGroupStaging = Epilogue::kStagingBytes;
-  static constexpr int kBarriers = kStaging + 2 * kGroupStaging;    // offset
-  static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
-  static constexpr int kNumbers = kQueue + TileQueue::kBytes;       // offset
-  static constexpr int kPair = kNumbers + WorkNumbers::kBytes;      // offset of two barriers
-  static constexpr int kSharedBytes = kPair + 16;
-  // Whether a fourth warpgroup does the rest of the epilogue, or loads, finds tiles and sends.
-  static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
-  static constexpr bool kSideLoader = kGather && !kFinished;
-  static constexpr int kAllThreads = kThreads + (kFinished || kSideLoader ? kGroupThreads : 0);
-  // Warps that gather rows.
-  static constexpr int kFirstGather = kFinished ? 2 : 0;
-  static constexpr int kGatherWarps = kGather ? kProducers / 32 - kFirstGather : 0;
-  static constexpr int kRowsAtOnce = 4 * kGatherWarps;  // that they copy: eight lanes a row
-  // Warps with a task of their own. Without one that relays, those that multiply fence.
-  static constexpr int kNoWarp = -1, kLoader = kSideLoader ? kThreads / 32 : 0;
-  static constexpr int kFinder = kLoader + 1, kSender = kFinished ? kNoWarp : kLoader + 2;
-  static constexpr int kRelay = kSideLoader ? kLoader + 3 : kNoWarp;
-  static constexpr bool kFences = kGather && kRelay == kNoWarp;
-  // Arrivals at the barriers of a stage (tile_ring.cuh).
-  static constexpr int kGatherers = 32 * kGatherWarps, kLanded = kFences ? 0 : kGatherers;
-  static constexpr int kFull = 1 + (kFences ? kGatherers : kGather);
-  // All warps that work on tiles, without the one that finds them: one loads, one or four send, one
-  // may relay.
-  static constexpr int kQueueReaders =
-      kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader;
-  // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
-  static constexpr int kTaller = kMaxRows > kMaxTileN ? 8 : 0;  // for one more address of a row
-  static constexpr int kProducerRegisters = kSideLoader ? 48 + kTaller : kGather ? 72 : 40;
-  static constexpr int kConsumerRegisters = kFinished ? 168 : kGather ? 216 - kTaller : 232;
-  static constexpr int kFinisherRegisters = 104, kSideRegisters = 32;
-};
+template <typename C>
+constexpr int kSharedBytesOf() {
+  if constexpr (C::kCoded) return C::kCodes + WeightDecoder<C>::kBytes;
+  return C::kCodes;
+}
 
 // Until all rows of the tile's expert are in memory, for bulk copies too. By a whole warp; a warp
 // that takes the tile from it by a barrier need not look again.
@@ -84,13 +45,15 @@ __device__ __forceinline__ void wait_done(const RowGemmParams& p, const RowTile&
 template <typename C>
 class RowProducer {
  public:
-  // pair_barrier: for the arrivals of the two loaders.
-  __device__ RowProducer(const RowGemmParams& p, typename C::Stages& ring, uint32_t pair_barrier)
-      : p_(p), ring_(ring), pair_barrier_(pair_barrier) {}
+  using Params = typename C::Params;
+  // pair_barrier: for the arrivals of the two loaders. codes: the memory of decoders.
+  __device__ RowProducer(const Params& p, typename C::Stages& ring, uint32_t pair_barrier,
+                         uint32_t codes)
+      : p_(p), ring_(ring), pair_barrier_(pair_barrier), codes_(codes) {}
 
   // The next tile, and where its rows come from, are looked up early in this one.
-  template <bool kGathers>
-  __device__ void run(TileReader tiles) {
+  template <bool kGathers, typename Decoder = NoDecoder>
+  __device__ void run(TileReader tiles, Decoder decoder = {}) {
     RowTile tile, next;
     bool more = tiles.next(tile);
     if (kGathers && more) find_tokens(tile);
@@ -106,6 +69,7 @@ class RowProducer {
     }
     for (; more; tile = next) {
       if constexpr (kGathers) find_rows();
+      decoder.begin(tile);
       for (int kb = 0; kb < p_.k_blocks; ++kb) {
         pace.keep(kb);
         if (!kGathers && !shared(tile) && kb % kMeet == 0) meet();
@@ -115,6 +79,7 @@ class RowProducer {
           load_rows(tile, kb);
         }
         if constexpr (kGathers) gather(tile, kb);
+        decoder.decode(ring_, tile, kb);
         ring_.advance();
         if (kb == 0) tiles.prepare();
         if (kb == ask) {
@@ -157,10 +122,17 @@ class RowProducer {
 
   __device__ void load_weights(const typename C::Stages& ring, const RowTile& tile, int kb) const {
     const uint32_t row_bytes = C::kGather ? 0 : units(tile) * kRowUnit * 128;
-    ptx::barrier_arrive_expect(ring.full(), kOperandMBytes + row_bytes);
+    uint32_t arrived = ring.full();
+    if constexpr (C::kCoded) {
+      arrived = codes_.of(ring);
+      ptx::barrier_arrive_expect(arrived, C::Weights::kBytes);
+      if (C::kAnnounces) ptx::barrier_arrive_expect(ring.full(), row_bytes);
+    } else {
+      ptx::barrier_arrive_expect(arrived, C::Weights::kBytes + row_bytes);
+    }
     const OperandM from{p_.weight_maps, part(kb),    first_feature(p_, tile.feature_tile),
                         k(kb),          tile.expert, shared(tile)};
-    load_operand_m<C::kWeights, C::kBlocks>(ring.operand_m(), ring.full(), from);
+    load_operand_m<typename C::Weights, C::kBlocks>(ring.operand_m(), arrived, from);
   }
   // Behind the tile's rows are zeros, whose products take less energy than those of any rows.
   __device__ void load_rows(const RowTile& tile, int kb) const {
@@ -227,9 +199,10 @@ class RowProducer {
     }
   }
 
-  const RowGemmParams& p_;
+  const Params& p_;
   typename C::Stages& ring_;
   uint32_t pair_barrier_, pair_phase_ = 0;
+  const CodeBarriers<C::kStages> codes_;
   uint64_t keep_ = ptx::policy_keep();
   static constexpr int kCopies = C::kGather ? C::kMaxRows / C::kRowsAtOnce : 1;
   const int row0_ = int(threadIdx.x) / 8 - 4 * C::kFirstGather;  // the first row of this lane
@@ -242,7 +215,7 @@ class RowProducer {
 // What is held of a finished tile leaves in pieces, spread over the k-blocks of the next one. The
 // first waits for the second k-block, when two are queued at the tensor cores.
 template <typename C>
-__device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue,
+__device__ __forceinline__ void consume(const typename C::Params& p, TileQueue& queue,
                                         typename C::Stages& ring,
                                         const typename C::ConsumerGroup& group) {
   using Epilogue = typename C::Epilogue;
@@ -278,11 +251,11 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
     }
     TileAccumulators<C::kMaxRows> acc;
     if (!Epilogue::kGated && feature + 128 >= end) {  // of two blocks, one is inside
-      multiply<typename C::Element, C::kMaxRows, 1, C::kWeights, Major::kK, C::kFences>(
+      multiply<typename C::Element, C::kMaxRows, 1, C::kMajor, Major::kK, C::kFences>(
           acc, ring, group.index, p.k_blocks, behind);
     } else {
-      multiply_rows<typename C::Element, C::kWeights, C::kFences>(acc, ring, group.index,
-                                                                  p.k_blocks, tile.rows, behind);
+      multiply_rows<typename C::Element, C::kMajor, C::kFences>(acc, ring, group.index, p.k_blocks,
+                                                                tile.rows, behind);
     }
     more = queue.take(next);
     leave();
@@ -298,11 +271,11 @@ __device__ __forceinline__ void consume(const RowGemmParams& p, TileQueue& queue
 
 // The part of a warp that is not a consumer's.
 template <typename C>
-__device__ __forceinline__ void produce(const RowGemmParams& p, int warp, TileQueue& queue,
+__device__ __forceinline__ void produce(const typename C::Params& p, int warp, TileQueue& queue,
                                         typename C::Stages& ring, const WorkNumbers& numbers,
-                                        uint32_t barriers, uint32_t staging) {
+                                        uint32_t barriers, uint32_t codes, uint32_t staging) {
   const uint32_t begun = barriers + 8;
-  RowProducer<C> producer(p, ring, barriers);
+  RowProducer<C> producer(p, ring, barriers, codes);
   if (warp == C::kRelay) {
     for (RowTile tile; queue.take(tile);) {
       for (int kb = 0; kb < p.k_blocks; ++kb) ring.relay();
@@ -310,22 +283,38 @@ __device__ __forceinline__ void produce(const RowGemmParams& p, int warp, TileQu
   } else if (warp == C::kLoader) {
     producer.template run<false>(TileReader(queue, begun));
   } else if (warp == C::kFinder) {
-    TileDealer(typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, p.band_pairs),
-               numbers, queue)
+    TileDealer(
+        typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, p.band_length),
+        numbers, queue)
         .run(begun, p.early == Early::kNothing, [&](const RowTile& tile) {
           if (!C::kGather && p.done) wait_done<C>(p, tile);
         });
   } else if (warp == C::kSender) {
     if constexpr (!C::kFinished) send_pieces<typename C::Epilogue>(p, queue, staging);
   } else if (warp < kProducers / 32) {
-    if constexpr (C::kGather) producer.template run<true>(TileReader(queue));
+    if constexpr (C::kGather && C::kCoded) {
+      producer.template run<true>(TileReader(queue),
+                                  WeightDecoder<C>(p, codes, warp - C::kFirstGather));
+    } else if constexpr (C::kGather) {
+      producer.template run<true>(TileReader(queue));
+    }
+  }
+}
+
+// A warp that decodes and nothing else.
+template <typename C>
+__device__ __forceinline__ void decode_tiles(WeightDecoder<C> decoder, const typename C::Params& p,
+                                             TileQueue& queue, typename C::Stages& ring) {
+  for (RowTile tile; queue.take(tile);) {
+    decoder.begin(tile);
+    for (int kb = 0; kb < p.k_blocks; ++kb, ring.advance()) decoder.decode(ring, tile, kb);
   }
 }
 
 template <typename C>
 __global__ __cluster_dims__(kClusterSize, 1, 1)
     __launch_bounds__(C::kAllThreads,
-                      1) void row_gemm_kernel(const __grid_constant__ RowGemmParams p) {
+                      1) void row_gemm_kernel(const __grid_constant__ typename C::Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t memory = ptx::shared_address(shared);
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
@@ -338,6 +327,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     queue.init(C::kQueueReaders);
     ptx::barrier_init(memory + C::kPair, kClusterSize);
     ptx::barrier_init(memory + C::kPair + 8, 1);
+    if constexpr (C::kCoded) CodeBarriers<C::kStages>(memory + C::kCodes).init();
     if constexpr (C::kFinished) C::Epilogue::Finisher::init(memory + C::kStaging);
     ptx::fence_barrier_init();
   }
@@ -351,11 +341,16 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const uint32_t staging = memory + C::kStaging;
   if (warp < kProducers / 32) {
     ptx::registers_release<C::kProducerRegisters>();
-    produce<C>(p, warp, queue, ring, numbers, memory + C::kPair, staging);
+    produce<C>(p, warp, queue, ring, numbers, memory + C::kPair, memory + C::kCodes, staging);
   } else if (warp >= kThreads / 32) {
     if constexpr (C::kSideLoader) {
       ptx::registers_release<C::kSideRegisters>();
-      produce<C>(p, warp, queue, ring, numbers, memory + C::kPair, staging);
+      produce<C>(p, warp, queue, ring, numbers, memory + C::kPair, memory + C::kCodes, staging);
+    }
+    if constexpr (C::kSideDecoder) {
+      ptx::registers_release<C::kDecoderRegisters>();
+      const WeightDecoder<C> decoder(p, memory + C::kCodes, warp - kThreads / 32);
+      decode_tiles<C>(decoder, p, queue, ring);
     }
     if constexpr (C::kFinished) {
       ptx::registers_release<C::kFinisherRegisters>();

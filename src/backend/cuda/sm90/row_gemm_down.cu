@@ -4,14 +4,11 @@
 
 namespace moec::cuda {
 
-template <typename Element>
-using Epilogue = StoreRows<Element>;
-
-cudaError_t launch_down(const RowGemmParams& params, bool bf16, bool mn_major, int grid,
+cudaError_t launch_down(const RowGemmProblem& problem, const RowGemmParams& params, int ctas,
                         cudaStream_t stream) {
-  return bf16 ? launch_major<__nv_bfloat16, false, Epilogue<__nv_bfloat16>>(params, mn_major, grid,
-                                                                            stream)
-              : launch_major<__half, false, Epilogue<__half>>(params, mn_major, grid, stream);
+  return with_element(problem, [&]<class Element>() {
+    return launch_major<Element, false, StoreRows<Element>>(problem, params, ctas, stream);
+  });
 }
 
 }  // namespace moec::cuda

@@ -5,23 +5,15 @@
 
 namespace moec::cuda {
 
-namespace {
-
-template <typename Element>
-cudaError_t launch_element(const RowGemmParams& p, bool mn_major, int grid, cudaStream_t stream) {
-  return p.activation.kind == MOEC_ACT_SWIGLU
-             ? launch_major<Element, true, StoreGradient<Element, Swiglu>>(p, mn_major, grid,
-                                                                           stream)
-             : launch_major<Element, true, StoreGradient<Element, SigmoidGated>>(p, mn_major, grid,
-                                                                                 stream);
-}
-
-}  // namespace
-
-cudaError_t launch_grad_down(const RowGemmParams& params, bool bf16, bool mn_major, int grid,
+cudaError_t launch_grad_down(const RowGemmProblem& problem, const RowGemmParams& params, int ctas,
                              cudaStream_t stream) {
-  return bf16 ? launch_element<__nv_bfloat16>(params, mn_major, grid, stream)
-              : launch_element<__half>(params, mn_major, grid, stream);
+  return with_element(problem, [&]<class Element>() {
+    return problem.activation.kind == MOEC_ACT_SWIGLU
+               ? launch_major<Element, true, StoreGradient<Element, Swiglu>>(problem, params, ctas,
+                                                                             stream)
+               : launch_major<Element, true, StoreGradient<Element, SigmoidGated>>(problem, params,
+                                                                                   ctas, stream);
+  });
 }
 
 }  // namespace moec::cuda

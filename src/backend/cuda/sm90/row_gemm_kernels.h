@@ -1,13 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// One launch function per instantiation file, so that the build compiles them side by side.
+// One launch function per instantiation file, so that the build compiles them side by side. Each
+// finds its instance by the problem: element type, orientation of the weights, activation.
 #pragma once
 
 #include "backend/cuda/sm90/row_gemm.h"
 
 namespace moec::cuda {
 
-using RowGemmLaunch = cudaError_t(const RowGemmParams& params, bool bf16, bool weights_mn_major,
-                                  int grid, cudaStream_t stream);
-RowGemmLaunch launch_up, launch_up_pairs, launch_down, launch_grad_down;
+template <class Params>
+using RowGemmLaunch = cudaError_t(const RowGemmProblem& problem, const Params& params, int ctas,
+                                  cudaStream_t stream);
+RowGemmLaunch<RowGemmParams> launch_up, launch_up_alternating, launch_down, launch_grad_down;
+
+// Of coded weights: files that CMake writes from row_gemm_coded.cu.in for each format.
+template <class Format>
+RowGemmLaunch<CodedRowGemmParams> launch_coded_up;
+template <class Format>
+RowGemmLaunch<CodedRowGemmParams> launch_coded_up_alternating;
+template <class Format>
+RowGemmLaunch<CodedRowGemmParams> launch_coded_down;
+template <class Format>
+RowGemmLaunch<CodedRowGemmParams> launch_coded_grad_down;
 
 }  // namespace moec::cuda

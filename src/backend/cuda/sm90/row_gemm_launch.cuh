@@ -9,20 +9,31 @@
 namespace moec::cuda {
 
 template <typename Config>
-cudaError_t launch_config(const RowGemmParams& params, int grid, cudaStream_t stream) {
+cudaError_t launch_config(const typename Config::Params& params, int ctas, cudaStream_t stream) {
+  constexpr int kBytes = kSharedBytesOf<Config>();
+  static_assert(kBytes <= 227 << 10);
   static std::atomic<uint64_t> allowed;
   const auto kernel = row_gemm_kernel<Config>;
-  if (cudaError_t error = allow_shared_memory(kernel, Config::kSharedBytes, allowed)) return error;
-  return launch(kernel, dim3(grid), Config::kAllThreads, Config::kSharedBytes, stream, params);
+  if (cudaError_t error = allow_shared_memory(kernel, kBytes, allowed)) return error;
+  return launch(kernel, dim3(ctas), Config::kAllThreads, kBytes, stream, params);
 }
 
-template <typename Element, bool kGather, typename Epilogue>
-cudaError_t launch_major(const RowGemmParams& params, bool mn_major, int grid,
+template <typename Element, bool kGather, typename Epilogue,
+          template <Major> typename Weights = PlainWeights, typename Params>
+cudaError_t launch_major(const RowGemmProblem& problem, const Params& params, int ctas,
                          cudaStream_t stream) {
-  return mn_major ? launch_config<RowGemmConfig<Element, Major::kMN, kGather, Epilogue>>(
-                        params, grid, stream)
-                  : launch_config<RowGemmConfig<Element, Major::kK, kGather, Epilogue>>(
-                        params, grid, stream);
+  return problem.weights_mn_major
+             ? launch_config<RowGemmConfig<Element, Weights<Major::kMN>, kGather, Epilogue>>(
+                   params, ctas, stream)
+             : launch_config<RowGemmConfig<Element, Weights<Major::kK>, kGather, Epilogue>>(
+                   params, ctas, stream);
+}
+
+// body<Element>() of the problem's type.
+template <class Body>
+cudaError_t with_element(const RowGemmProblem& problem, const Body& body) {
+  return problem.dtype == MOEC_BF16 ? body.template operator()<__nv_bfloat16>()
+                                    : body.template operator()<__half>();
 }
 
 }  // namespace moec::cuda

@@ -8,26 +8,23 @@ namespace moec::cuda {
 namespace {
 
 template <typename Element, typename Activation>
-cudaError_t launch_pre(const RowGemmParams& p, bool mn_major, int grid, cudaStream_t stream) {
-  return p.pre ? launch_major<Element, true, StoreActivatedAndPre<Element, Activation>>(
-                     p, mn_major, grid, stream)
-               : launch_major<Element, true, StoreActivated<Element, Activation>>(p, mn_major, grid,
-                                                                                  stream);
-}
-
-template <typename Element>
-cudaError_t launch_element(const RowGemmParams& p, bool mn_major, int grid, cudaStream_t stream) {
-  return p.activation.kind == MOEC_ACT_SWIGLU
-             ? launch_pre<Element, Swiglu>(p, mn_major, grid, stream)
-             : launch_pre<Element, SigmoidGated>(p, mn_major, grid, stream);
+cudaError_t launch_pre(const RowGemmProblem& problem, const RowGemmParams& params, int ctas,
+                       cudaStream_t stream) {
+  return params.pre ? launch_major<Element, true, StoreActivatedAndPre<Element, Activation>>(
+                          problem, params, ctas, stream)
+                    : launch_major<Element, true, StoreActivated<Element, Activation>>(
+                          problem, params, ctas, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_up(const RowGemmParams& params, bool bf16, bool mn_major, int grid,
+cudaError_t launch_up(const RowGemmProblem& problem, const RowGemmParams& params, int ctas,
                       cudaStream_t stream) {
-  return bf16 ? launch_element<__nv_bfloat16>(params, mn_major, grid, stream)
-              : launch_element<__half>(params, mn_major, grid, stream);
+  return with_element(problem, [&]<class Element>() {
+    return problem.activation.kind == MOEC_ACT_SWIGLU
+               ? launch_pre<Element, Swiglu>(problem, params, ctas, stream)
+               : launch_pre<Element, SigmoidGated>(problem, params, ctas, stream);
+  });
 }
 
 }  // namespace moec::cuda

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <mutex>
 
+#include "core/dtype.h"
+
 namespace moec::cuda {
 namespace {
 
@@ -25,9 +27,12 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
 struct Type {
   CUtensorMapDataType type;
   int64_t bytes;
+  CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
 };
 Type type_of(moec_dtype dtype) {
   if (dtype == MOEC_F32) return {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4};
+  if (dtype_bytes(dtype) == 1)
+    return {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, CU_TENSOR_MAP_SWIZZLE_NONE};
   return {dtype == MOEC_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
           2};
 }
@@ -45,7 +50,7 @@ cudaError_t encode(CUtensorMap& map, moec_dtype dtype, const TensorMapShape& sha
   }
   const CUresult result =
       encoder()(&map, type.type, cuuint32_t(shape.rank), const_cast<void*>(shape.base), extent,
-                stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, type.swizzle,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps for the bulk copy engine: bf16, f16 or f32, 128-byte swizzle.
+// Tensor maps for the bulk copy engine: bf16, f16 or f32 under the 128-byte swizzle, or bytes as
+// they are.
 #pragma once
 
 #include <cuda.h>

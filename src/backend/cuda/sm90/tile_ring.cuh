@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ring of shared-memory stages between the producer warps and the two consumer warpgroups of a
-// CTA, and the copies that fill it.
+// CTA.
 //
 //   stage    m operand 32 KiB: four blocks of [64 x 64]; n operand: kRows rows of 64 k, 128 or 144,
 //            or two panels of 64 k x 64 n
 //   full     one arrival announces the TMA bytes; with gathered rows one more: of the warp that
-//            relays, or of each thread that gathers, when its cp.async copies have landed
-//   landed   where a warp relays: one arrival for each thread that gathers
+//            relays, or of each thread that gathers, when its cp.async copies have landed. Coded
+//            weights: one of each warp that decodes, unless a warp relays
+//   landed   where a warp relays: one arrival for each thread that gathers and each warp that
+//            decodes
 //   empty    one arrival for each consumer warp, of both CTAs where a pair shares (PairRing)
 #pragma once
 
@@ -46,6 +48,8 @@ class StageBarriers {
   }
   __device__ uint32_t full() const { return full_barrier(stage_); }
   __device__ uint32_t landed() const { return landed_barrier(stage_); }
+  __device__ int stage() const { return stage_; }
+  __device__ uint32_t phase() const { return phase_; }
   __device__ void wait_full() const { ptx::barrier_wait(full_barrier(stage_), phase_); }
   __device__ void wait_empty() const { ptx::barrier_wait(empty_barrier(stage_), phase_ ^ 1); }
   // Called by all lanes of a consumer warp: the stage before the current one is no longer read.
@@ -132,59 +136,5 @@ class PairRing : public Stages {
   int sharers_;
   uint32_t told_;  // the first empty barrier of this CTA, or, in odd lanes, of the other one
 };
-
-// ---- copies by the tensor engine, one thread ---------------------------------------------------
-
-// Where the m operand of one k-block starts. A map has the dimensions {k, feature, expert} when it
-// is K-major and {feature, k, expert} when it is MN-major.
-struct OperandM {
-  const CUtensorMap* maps;  // two: gate and up; the plain operand uses maps[part]
-  int part;
-  int feature, k, expert;
-  bool shared;  // the other CTA of the pair wants the same: each loads half of it for both
-};
-
-// What the four 64-feature blocks are. Warpgroup g multiplies blocks g and 2 + g.
-enum class Blocks {
-  kPlain,  // consecutive features
-  kGated,  // two of gate, two of up
-  kPairs   // features of gate and up in turn: 128 consecutive ones for each warpgroup
-};
-
-// shared: into both CTAs of the pair.
-template <typename Coordinate>
-__device__ __forceinline__ void load_block(uint32_t dst, const CUtensorMap* map, uint32_t barrier,
-                                           Coordinate at, bool shared) {
-  if (shared) {
-    ptx::tensor_load_pair(dst, map, barrier, at);
-  } else {
-    ptx::tensor_load(dst, map, barrier, at);
-  }
-}
-
-template <Major kMajor, Blocks kForm>
-__device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier,
-                                               const OperandM& from) {
-  constexpr int kBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
-  const auto load = [&](int block, bool shared) {
-    const CUtensorMap* map = from.maps + (kForm == Blocks::kGated ? block / 2 : from.part);
-    const int feature = kForm == Blocks::kPairs
-                            ? 2 * from.feature + 128 * (block % 2) + 64 * (block / 2)
-                            : from.feature + 64 * (kForm == Blocks::kGated ? block % 2 : block);
-    const ptx::Coordinate at = kMajor == Major::kK ? ptx::Coordinate{from.k, feature, from.expert}
-                                                   : ptx::Coordinate{feature, from.k, from.expert};
-    load_block(dst + block * kBlockBytes, map, barrier, at, shared);
-  };
-  // Not one loop whose bounds are known only now: that becomes 75 instructions in front of the last
-  // copy, with a choice for each of them.
-  if (from.shared) {
-    const int begin = 2 * pair_rank();
-#pragma unroll
-    for (int i = 0; i < 2; i += kBlocks) load(begin + i, true);
-  } else {
-#pragma unroll
-    for (int block = 0; block < 4; block += kBlocks) load(block, false);
-  }
-}
 
 }  // namespace moec::cuda

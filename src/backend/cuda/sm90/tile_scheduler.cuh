@@ -155,13 +155,13 @@ struct RowTile {
 template <int kMaxRows>
 class RowScheduler {
  public:
-  // band_pairs: pairs of row tiles that are walked for each feature tile in turn.
+  // band_length: twos of row tiles that are walked for each feature tile in turn.
   __device__ RowScheduler(const int32_t* group_offsets, int num_experts, int feature_tiles,
-                          int band_pairs)
+                          int band_length)
       : walk_(group_offsets, num_experts),
         feature_tiles_(feature_tiles),
         rank_(int(ptx::cluster_rank())),
-        band_pairs_(band_pairs) {}
+        band_length_(band_length) {}
 
   static __device__ unsigned row_tiles(int rows) {
     return (unsigned(rows) + kMaxRows - 1) / kMaxRows;
@@ -177,17 +177,16 @@ class RowScheduler {
     });
     if (!found) return false;
     tile.expert = walk_.expert;
-    const unsigned m = row_tiles(walk_.rows), pairs = m / 2, index = walk_.index;
-    const unsigned last_band = pairs > band_pairs_ ? (pairs - 1) / band_pairs_ : 0;
-    const unsigned band = last_band ? min(index / (band_pairs_ * features), last_band) : 0;
-    const unsigned band_pairs = min(band_pairs_, pairs - band * band_pairs_);
-    const unsigned each_two = 2 * band_pairs + (band == last_band ? m % 2 : 0);
-    const unsigned rest = index - band * band_pairs_ * features, at = rest % each_two;
+    const unsigned m = row_tiles(walk_.rows), twos = m / 2, index = walk_.index;
+    const unsigned last_band = twos > band_length_ ? (twos - 1) / band_length_ : 0;
+    const unsigned band = last_band ? min(index / (band_length_ * features), last_band) : 0;
+    const unsigned length = min(band_length_, twos - band * band_length_);
+    const unsigned each_two = 2 * length + (band == last_band ? m % 2 : 0);
+    const unsigned rest = index - band * band_length_ * features, at = rest % each_two;
     const unsigned feature = rest / each_two * 2, width = min(2u, features - feature);
-    tile.together = at < width * band_pairs;
-    tile.feature_tile = int(feature + (tile.together ? at / band_pairs : rank_));
-    const unsigned part =
-        tile.together ? 2 * (band * band_pairs_ + at % band_pairs) + rank_ : m - 1;
+    tile.together = at < width * length;
+    tile.feature_tile = int(feature + (tile.together ? at / length : rank_));
+    const unsigned part = tile.together ? 2 * (band * band_length_ + at % length) + rank_ : m - 1;
     const unsigned steps = (walk_.rows + kRowStep - 1) / kRowStep;  // spread over m parts
     const unsigned each = steps / m, extra = steps % m;
     const int first = int(part * each + min(part, extra)) * kRowStep;
@@ -200,7 +199,7 @@ class RowScheduler {
  private:
   ExpertWalk walk_;
   int feature_tiles_, rank_;
-  unsigned band_pairs_;
+  unsigned band_length_;
 };
 
 // Slots of kSlotBytes in shared memory that one warp fills for others, behind them two barriers for

@@ -11,7 +11,7 @@ namespace moec::cuda {
 
 // Accumulators of a thread are of columns t / 4 % 8 and 8 more of its warp's 16, then of those 64
 // columns behind.
-struct PairGroup : GroupBase {
+struct AlternatingGroup : GroupBase {
   static constexpr int kNextFeature = 4;
   template <bool>
   __device__ int2 bias_of(int block) const {
@@ -60,7 +60,7 @@ struct PairGroup : GroupBase {
 // Without pre-activations. The first slice is held as accumulators and activated behind the next
 // tile; with more of them a stage is given back too late where memory decides.
 template <typename Element, typename Activation>
-class StorePairs {
+class StoreAlternating {
  public:
   static constexpr bool kGated = true, kSkipsOutside = true, kBiased = true;
   static constexpr int kMaxRows = kMaxTileN, kStages = 4, kSends = 1, kPieces = kCopySteps;
@@ -70,14 +70,14 @@ class StorePairs {
     return activations_piece(p, tile, group);
   }
   static __device__ bool find_rows(int, RowTile&) { return true; }
-  __device__ void copy_piece(const RowGemmParams& p, const PairGroup& group, int i) const {
+  __device__ void copy_piece(const RowGemmParams& p, const AlternatingGroup& group, int i) const {
     copy_slices(i, group, rows_, [&](int s, uint32_t (&packed)[4]) {
       if (s == 0) return activate_first(p, group, packed);
 #pragma unroll
       for (int j = 0; j < 4; ++j) packed[j] = held_[s - 1][j];
     });
   }
-  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const PairGroup& group,
+  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const AlternatingGroup& group,
                          Accumulators& acc) {
     hold(acc.first, acc.second, first_, second_);
 #pragma unroll
@@ -101,12 +101,12 @@ class StorePairs {
       asm volatile("" : "+f"(first[j]), "+f"(second[j]));
     }
   }
-  static __device__ void activate(const RowGemmParams& p, const PairGroup& group, float* first,
-                                  float* second, uint32_t (&packed)[4]) {
+  static __device__ void activate(const RowGemmParams& p, const AlternatingGroup& group,
+                                  float* first, float* second, uint32_t (&packed)[4]) {
     group.meet(first, second);
     activate_slice<Element>(Activation{p.form}, first, second, packed);
   }
-  __device__ void activate_first(const RowGemmParams& p, const PairGroup& group,
+  __device__ void activate_first(const RowGemmParams& p, const AlternatingGroup& group,
                                  uint32_t (&packed)[4]) const {
     float first[8], second[8];
     hold(first_, second_, first, second);

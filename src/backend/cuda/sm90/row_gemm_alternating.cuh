@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The up projection where columns of gate and up alternate, for weights of one kind.
+#pragma once
+
+#include "backend/cuda/sm90/activation.cuh"
+#include "backend/cuda/sm90/epilogue_alternating.cuh"
+#include "backend/cuda/sm90/row_gemm_launch.cuh"
+
+namespace moec::cuda {
+
+template <typename Element, typename Weights>
+cudaError_t launch_alternating(const typename Weights::Params& params, int ctas,
+                               cudaStream_t stream) {
+  using Kept = StoreActivatedAndPre<Element, SigmoidGated>;
+  using Bare = StoreAlternating<Element, SigmoidGated>;
+  constexpr Blocks kBlocks = Blocks::kAlternating;
+  using Group = AlternatingGroup;
+  return params.pre ? launch_config<RowGemmConfig<Element, Weights, true, Kept, kBlocks, Group>>(
+                          params, ctas, stream)
+                    : launch_config<RowGemmConfig<Element, Weights, true, Bare, kBlocks, Group>>(
+                          params, ctas, stream);
+}
+
+}  // namespace moec::cuda

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// An instance of the row GEMM kernel (row_gemm.cuh): its types, what each warp does, where shared
+// memory and registers go.
+#pragma once
+
+#include "backend/cuda/sm90/epilogue.cuh"
+#include "backend/cuda/sm90/weight_operand.cuh"
+
+namespace moec::cuda {
+
+template <typename Element_, typename Weights_, bool kGather_, typename Epilogue_,
+          Blocks kBlocks_ = Epilogue_::kGated ? Blocks::kGated : Blocks::kPlain,
+          typename ConsumerGroup_ = Group>
+struct RowGemmConfig {
+  using Element = Element_;
+  using Weights = Weights_;
+  using Params = typename Weights::Params;
+  using Epilogue = Epilogue_;
+  static constexpr Major kMajor = Weights::kMajor;
+  static constexpr bool kGather = kGather_, kCoded = Weights::kCoded;
+  static constexpr Blocks kBlocks = kBlocks_;
+  using ConsumerGroup = ConsumerGroup_;
+  static constexpr int kStages = Epilogue::kStages, kMaxRows = Epilogue::kMaxRows;
+  using Stages = PairRing<Ring<kStages, kMaxRows>>;
+  using Scheduler = RowScheduler<kMaxRows>;
+  static constexpr int kStaging = kStages * kStageBytes<kMaxRows>;  // offset
+  static constexpr int kGroupStaging = Epilogue::kStagingBytes;
+  static constexpr int kBarriers = kStaging + 2 * kGroupStaging;    // offset
+  static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
+  static constexpr int kNumbers = kQueue + TileQueue::kBytes;       // offset
+  static constexpr int kPair = kNumbers + WorkNumbers::kBytes;      // offset of two barriers
+  static constexpr int kCodes = kPair + 16;                         // offset of a decoder's memory
+  // Whether a fourth warpgroup does the rest of the epilogue, or loads, finds tiles and sends.
+  static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
+  static constexpr bool kSideLoader = kGather && !kFinished, kSideDecoder = kCoded && !kGather;
+  static constexpr int kAllThreads =
+      kThreads + (kFinished || kSideLoader || kSideDecoder ? kGroupThreads : 0);
+  // Warps that gather rows.
+  static constexpr int kFirstGather = kFinished ? 2 : 0;
+  static constexpr int kGatherWarps = kGather ? kProducers / 32 - kFirstGather : 0;
+  static constexpr int kRowsAtOnce = 4 * kGatherWarps;  // that they copy: eight lanes a row
+  // Warps that decode.
+  static constexpr int kDecoders = !kCoded ? 0 : kGather ? kGatherWarps : 4;
+  // Warps with a task of their own. Without one that relays, those that multiply fence.
+  static constexpr int kNoWarp = -1, kLoader = kSideLoader ? kThreads / 32 : 0;
+  static constexpr int kFinder = kLoader + 1, kSender = kFinished ? kNoWarp : kLoader + 2;
+  static constexpr int kRelay = kSideLoader ? kLoader + 3 : kNoWarp;
+  static constexpr bool kFences = kGather && kRelay == kNoWarp;
+  // Arrivals at the barriers of a stage (tile_ring.cuh).
+  static constexpr bool kAnnounces = !kCoded || !kGather;  // the loader, bytes of this barrier
+  static constexpr int kGatherers = 32 * kGatherWarps;
+  static constexpr int kLanded = kRelay == kNoWarp ? 0 : kGatherers + kDecoders;
+  static constexpr int kFull =
+      kAnnounces + (kFences ? kGatherers : kGather) + (kRelay == kNoWarp ? kDecoders : 0);
+  // All warps that work on tiles, without the one that finds them: one loads, one or four send, one
+  // may relay.
+  static constexpr int kQueueReaders =
+      kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader + 4 * kSideDecoder;
+  // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
+  static constexpr int kTaller = kMaxRows > kMaxTileN ? 8 : 0;  // for one more address of a row
+  static constexpr int kFinisherRegisters = 104, kSideRegisters = 32, kDecoderRegisters = 48;
+  static constexpr int kProducerRegisters = kSideDecoder  ? kSideRegisters
+                                            : kSideLoader ? (kCoded ? 64 : 48 + kTaller)
+                                            : kGather     ? 72
+                                                          : 40;
+  static constexpr int kConsumerRegisters = kFinished      ? 168
+                                            : kSideDecoder ? 216
+                                            : kGather      ? (kCoded ? 208 : 216 - kTaller)
+                                                           : 232;
+};
+
+}  // namespace moec::cuda

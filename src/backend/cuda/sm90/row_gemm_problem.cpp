@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/sm90/row_gemm_problem.h"
+
+#include <initializer_list>
+
+namespace moec::cuda {
+namespace {
+
+bool follows(const ExpertArray& second, const ExpertArray& first) {
+  return first.base && second.base == static_cast<char*>(first.base) + dtype_bytes(first.dtype);
+}
+
+bool same_entries(const ExpertBlocks& a, const ExpertBlocks& b) {
+  return a.array.present() == b.array.present() && a.array.dtype == b.array.dtype &&
+         a.row_stride == b.row_stride && a.array.expert_stride == b.array.expert_stride;
+}
+
+const char* check_alike(const ExpertMatrix& a, const ExpertMatrix& b) {
+  if (a.row_stride != b.row_stride || a.col_stride != b.col_stride ||
+      a.values.expert_stride != b.values.expert_stride)
+    return "gate and up of different layouts";
+  if (a.scheme != b.scheme || !same_entries(a.scales, b.scales) || !same_entries(a.zeros, b.zeros))
+    return "gate and up of different formats";
+  return nullptr;
+}
+
+const char* check_matrix(const ExpertMatrix& m, moec_dtype dtype) {
+  if (m.values.pointers) return "experts that are separate tensors";
+  if (m.scales.array.pointers || m.zeros.array.pointers) return "scales that are separate tensors";
+  if (m.dtype != dtype) return "weights of another type than x";
+  return nullptr;
+}
+
+const char* check_bias(const ExpertMatrix& m, moec_dtype dtype) {
+  if (m.bias.pointers) return "biases that are separate tensors";
+  if (m.has_bias() && m.bias.dtype != MOEC_F32 && m.bias.dtype != dtype)
+    return "biases of this type";
+  return nullptr;
+}
+
+ChannelArray channel_array(const ExpertBlocks& blocks, bool alternating) {
+  if (!blocks.array.present()) return {};
+  return {blocks.array.base, blocks.array.expert_stride,
+          alternating ? blocks.row_stride / 2 : blocks.row_stride, blocks.array.dtype};
+}
+
+ExpertBias bias_of(const ExpertMatrix& m) {
+  if (!m.has_bias()) return {};
+  return {m.bias.base, m.bias.expert_stride, m.bias_stride, m.bias.dtype == MOEC_F32};
+}
+
+}  // namespace
+
+bool columns_alternate(const ExpertMatrix& gate, const ExpertMatrix& up) {
+  return gate.row_stride == 2 && up.row_stride == 2 && gate.col_stride > 1 &&
+         follows(up.values, gate.values);
+}
+
+const char* set_matrices(RowGemmProblem& p, int64_t n, int64_t k, const ExpertMatrix& first,
+                         const ExpertMatrix* second) {
+  for (const ExpertMatrix* m : {&first, second}) {
+    if (!m) continue;
+    if (const char* why = check_matrix(*m, p.dtype)) return why;
+    // That of down is read for the routing weights' gradient; kGradUp needs none.
+    if (const char* why = p.op == RowGemm::kGradUp ? nullptr : check_bias(*m, p.dtype)) return why;
+  }
+  if (const char* why = second ? check_alike(first, *second) : nullptr) return why;
+  if (p.op == RowGemm::kUp && second && first.has_bias() != second->has_bias())
+    return "a bias of only one of gate and up";
+  const bool alternating = second && columns_alternate(first, *second);
+  const bool k_contiguous = first.col_stride == 1, gradient = is_gradient(p.op);
+  if (!k_contiguous && first.row_stride != 1 && !alternating)
+    return "columns that are not contiguous";
+  if (alternating && first.is_coded() &&
+      !(follows(second->scales.array, first.scales.array) && first.scales.row_stride % 2 == 0 &&
+        (!first.zeros.array.present() ||
+         (follows(second->zeros.array, first.zeros.array) && first.zeros.row_stride % 2 == 0))))
+    return "scales that do not alternate as the columns of gate and up do";
+
+  const int64_t contraction = alternating && gradient ? 2 * n : n;
+  p.features = gradient ? k : n;
+  p.k_size = gradient ? contraction : k;
+  p.parts = gradient && second && !alternating ? 2 : 1;
+  if (second) p.alternating = alternating;
+  p.weights_mn_major = k_contiguous == gradient;
+  p.weight_stride = k_contiguous ? first.row_stride : first.col_stride;
+  p.expert_stride = first.values.expert_stride;
+  p.scheme = first.scheme;
+  for (int part = 0; part < (second ? 2 : 1); ++part) {
+    const ExpertMatrix& m = part ? *second : first;
+    p.weights[part] = m.values.base;
+    p.channels[part] = {channel_array(m.scales, alternating), channel_array(m.zeros, alternating)};
+    if (!gradient) p.bias[part] = bias_of(m);
+  }
+  return nullptr;
+}
+
+}  // namespace moec::cuda

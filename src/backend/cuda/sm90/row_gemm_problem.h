@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Grouped GEMMs whose rows vary from expert to expert: up, down, and the two data gradients. All
+// four are one kernel. RowGemmProblem is what a caller says; row_gemm_choice.h makes the choices of
+// a launch from it, row_gemm.h launches. Nothing here needs the headers of CUDA.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/sm90/early.h"
+#include "backend/weights.h"
+
+namespace moec::cuda {
+
+enum class RowGemm {
+  kUp,      // out[r,f] = act(x[token(r)] . gate[f], x[token(r)] . up[f]), pre-activations optional
+  kDown,    // out[r,f] = rows[r] . weight[f]
+  kGradUp,  // out[r,f] = sum over both parts of d_pre[r] . weight: gradient of the gathered row
+  kGradDown,  // d_act = d_y[token(r)] . weight[f]; writes d_pre, out = row_weight * act, d_weight
+              // parts
+};
+// The operation multiplies by the transposed matrices [K,N].
+constexpr bool is_gradient(RowGemm op) {
+  return op == RowGemm::kGradUp || op == RowGemm::kGradDown;
+}
+
+// Element f of expert e at base + e * expert_stride + f * stride; without a base there is none.
+struct ExpertBias {
+  const void* base;
+  int64_t expert_stride, stride;  // elements
+  bool f32;                       // else the type of the matrices
+};
+
+// One entry for each row n of a coded matrix [N,K], likewise; symmetric codes have no zero points.
+struct ChannelArray {
+  const void* base;
+  int64_t expert_stride, stride;  // elements
+  moec_dtype dtype;
+};
+struct ExpertChannels {
+  ChannelArray scales, zeros;
+};
+
+struct RowGemmProblem {
+  RowGemm op;
+  moec_dtype dtype;          // MOEC_BF16 or MOEC_F16
+  int64_t features, k_size;  // k_size of one part
+  int parts;                 // kGradUp: 2 (gate and up follow each other on k), else 1
+
+  // Columns of gate and up alternate: kUp in the weights, kGradDown in d_pre.
+  bool alternating;
+  bool weights_mn_major;       // the feature axis of the weights is the contiguous one
+  const void* weights[2];      // first element (or code) of gate and up for kUp and kGradUp; else,
+                               // or where their columns alternate, one
+  int64_t weight_stride;       // elements between neighbours on the axis that is not contiguous
+  int64_t expert_stride;       // elements
+  uint32_t scheme;             // moec_scheme of the weights
+  ExpertChannels channels[2];  // of each part, where it has one
+  ExpertBias bias[2];          // kUp: gate, up; kDown: the first
+  moec_activation activation;  // kUp, kGradDown
+
+  // Rows r of expert e are [group_offsets[e], group_offsets[e+1]).
+  const int32_t* group_offsets;
+  int num_experts;
+  int64_t max_rows;
+  const int32_t* row_token;  // [P], -1 = padding, read as zeros
+  const void* x;             // [T, k_size] gathered operand: kUp, kGradDown
+  int64_t x_stride;          // elements
+  const void* rows;          // [P, parts, k_size] operand of the others
+
+  void* out;  // [P, features]
+  int64_t out_stride;
+  void* pre;                // kUp: out, or null; kGradDown: in. [P, 2, features]: gate, up
+  void* d_pre;              // kGradDown: out, as pre
+  const float* row_weight;  // kGradDown: [P]
+  float* d_weight_parts;    // kGradDown: out [fast_dot_parts(features), max_rows], for combine
+
+  Early early;  // kWeights: kDown and kGradUp alone
+  // Device memory for what CTAs count together, 0 before the kernel; null: they do not.
+  unsigned *work_counter, *steps;
+  // kUp, kDown: null, or [num_experts], 0 before kUp, which adds its rows for each tile in memory;
+  // kDown waits until all rows of an expert have all tiles instead of for the whole predecessor.
+  unsigned* done;
+};
+
+// Whether two matrices are the even and the odd columns of one whose n axis is contiguous.
+bool columns_alternate(const ExpertMatrix& gate, const ExpertMatrix& up);
+
+// Sizes, layout, codes and biases of the matrices [n,k]: gate and up of kUp and kGradUp, else down
+// alone. Returns why this form of the weights has no kernel, or null. Before it, op and dtype are
+// set.
+const char* set_matrices(RowGemmProblem& problem, int64_t n, int64_t k, const ExpertMatrix& first,
+                         const ExpertMatrix* second = nullptr);
+
+}  // namespace moec::cuda

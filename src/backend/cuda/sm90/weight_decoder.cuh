@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warps that make elements of codes inside a stage. A block of 64 x 64 codes lies as it does in
+// memory, in rows of 64 bytes, in the upper half of the 8 KiB that its elements take; the elements
+// come from its beginning on, each row a line of 128 bytes under the swizzle. Batch b of 16 rows
+// is read before any of it is written, and covers no codes but those of batches up to b.
+//
+//   codes     for each stage: one arrival that announces the bytes
+//   channels  for each warp: what the 64 channels of its block have in common
+#pragma once
+
+#include "backend/cuda/device/codes.cuh"
+#include "backend/cuda/sm90/epilogue.cuh"
+#include "backend/cuda/sm90/weight_operand.cuh"
+
+namespace moec::cuda {
+
+__device__ __forceinline__ uint2 load_eight_bytes(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
+// The barriers of the stages' codes.
+template <int kStages>
+class CodeBarriers {
+ public:
+  static constexpr int kBytes = (8 * kStages + 15) / 16 * 16;
+  __device__ explicit CodeBarriers(uint32_t memory) : memory_(memory) {}
+  __device__ void init() const {
+    for (int s = 0; s < kStages; ++s) ptx::barrier_init(memory_ + 8 * s, 1);
+  }
+  template <typename Stages>
+  __device__ uint32_t of(const Stages& ring) const {
+    return memory_ + 8 * ring.stage();
+  }
+  template <typename Stages>
+  __device__ void wait(const Stages& ring) const {
+    ptx::barrier_wait(of(ring), ring.phase());
+  }
+
+ private:
+  uint32_t memory_;
+};
+
+constexpr int kDecodedRows = 64, kChannelBytes = kDecodedRows * 8;  // of a block; of a warp
+
+template <typename C>
+class WeightDecoder {
+ public:
+  using Codes = CodeBarriers<C::kStages>;
+  static constexpr int kBytes = Codes::kBytes + C::kDecoders * kChannelBytes;
+
+  // warp: of C::kDecoders
+  __device__ WeightDecoder(const typename C::Params& p, uint32_t memory, int warp)
+      : p_(p),
+        codes_(memory),
+        channels_(memory + Codes::kBytes + warp * kChannelBytes),
+        warp_(warp),
+        lane_(int(threadIdx.x) & 31) {}
+
+  __device__ void begin(const RowTile& tile) {
+    if (p_.channels_along_k) return fetch_of_k(tile.expert, 0);
+    const BlockPlace place = place_of<C::kBlocks>(0, first_feature(p_, tile.feature_tile), warp_);
+    fetch(tile.expert, place.part, place.feature,
+          C::kBlocks == Blocks::kAlternating ? 2 * p_.features : p_.features);
+    keep();
+  }
+  // k-block kb of the tile, in the ring's current stage.
+  __device__ void decode(const typename C::Stages& ring, const RowTile& tile, int kb) {
+    if (p_.channels_along_k) {
+      keep();
+      if (kb + 1 < p_.k_blocks) fetch_of_k(tile.expert, kb + 1);
+    }
+    codes_.wait(ring);
+    // Whether a channel is a row of the block, or a column.
+    const bool of_rows = (C::kMajor == Major::kK) != p_.channels_along_k;
+#pragma unroll 1
+    for (int block = warp_; block < 4; block += C::kDecoders) {
+      const uint32_t memory = ring.operand_m() + block * kBlockBytes;
+      of_rows ? decode_block<true>(memory) : decode_block<false>(memory);
+    }
+    // Where rows are gathered, another warp fences: here a fence would wait for the rows, too.
+    if constexpr (!C::kGather) ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane_ == 0) ptx::barrier_arrive(C::kRelay == C::kNoWarp ? ring.full() : ring.landed());
+  }
+
+ private:
+  using Format = typename C::Weights::Format;
+  using Channel = typename Format::Block;
+  static_assert(sizeof(Channel) == 8 && kSignedBytes<Format>);
+  static constexpr int kBatchRows = 16, kTurns = 4;  // a turn: four rows, eight lanes each
+
+  static __device__ quant::BlockView of_expert(const ChannelArray& array, int expert) {
+    if (!array.base) return {};
+    const int64_t bytes = expert * array.expert_stride * dtype_bytes(array.dtype);
+    return {static_cast<const char*>(array.base) + bytes, array.stride, 0, 1, 1, array.dtype};
+  }
+  // Two channels a lane, from `first` on; none from `end` on.
+  __device__ void fetch(int expert, int part, int first, int end) {
+    const ExpertChannels& from = p_.channels[part];
+    quant::CodedView view;
+    view.scales = of_expert(from.scales, expert);
+    view.zeros = of_expert(from.zeros, expert);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int n = first + lane_ + 32 * i;
+      next_[i] = n < end ? Format::block(view, n, 0) : Channel{};
+    }
+  }
+  __device__ void fetch_of_k(int expert, int kb) {
+    const int part = kb >= p_.k_blocks_of_part;
+    fetch(expert, part, (kb - part * p_.k_blocks_of_part) * kTileK, p_.k_size);
+  }
+  __device__ void keep() const {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      ptx::shared_store(channels_ + 8 * (lane_ + 32 * i), std::bit_cast<float2>(next_[i]));
+    __syncwarp();
+  }
+  __device__ Channel channel(int n) const {
+    return std::bit_cast<Channel>(load_eight_bytes(channels_ + 8 * n));
+  }
+
+  template <bool kOfRows>
+  __device__ __forceinline__ void decode_block(uint32_t block) const {
+    const int row0 = lane_ / 8, chunk = lane_ % 8;
+    Channel of_column[kOfRows ? 1 : 8];
+    if constexpr (!kOfRows) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) of_column[i] = channel(8 * chunk + i);
+    }
+    const uint32_t from = block + C::Weights::kPlace + 8 * lane_;
+#pragma unroll 1
+    for (int first = 0; first < kDecodedRows; first += kBatchRows) {
+      uint2 codes[kTurns];
+      Channel of_row[kTurns];
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) {
+        codes[i] = load_eight_bytes(from + 64 * (first + 4 * i));
+        if constexpr (kOfRows) of_row[i] = channel(first + 4 * i + row0);
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) {
+        float v[8];
+        widen(codes[i], v);
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          v[j] = Format::decode(v[j], kOfRows ? of_row[i] : of_column[kOfRows ? 0 : j]);
+        ptx::shared_store(block + swizzled(uint32_t(first + 4 * i + row0), uint32_t(chunk)),
+                          uint4{element_pair(v[0], v[1]), element_pair(v[2], v[3]),
+                                element_pair(v[4], v[5]), element_pair(v[6], v[7])});
+      }
+    }
+  }
+  static __device__ uint32_t element_pair(float low, float high) {
+    return pack<typename C::Element>(low, high);
+  }
+
+  const typename C::Params& p_;
+  const Codes codes_;
+  const uint32_t channels_;
+  const int warp_, lane_;
+  Channel next_[2];
+};
+
+// In the place of a decoder, where there is nothing to decode.
+struct NoDecoder {
+  __device__ void begin(const RowTile&) const {}
+  template <typename Stages>
+  __device__ void decode(const Stages&, const RowTile&, int) const {}
+};
+
+}  // namespace moec::cuda

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The m operand of a row GEMM: weights as they lie in memory, plain or coded, and the bulk copies
+// that bring them into a stage.
+#pragma once
+
+#include "backend/cuda/sm90/row_gemm.h"
+#include "backend/cuda/sm90/tile_ring.cuh"
+#include "quant/format.h"
+
+namespace moec::cuda {
+
+// Elements: copies put them where wgmma reads them.
+template <Major kMajor_>
+struct PlainWeights {
+  using Params = RowGemmParams;
+  static constexpr Major kMajor = kMajor_;
+  static constexpr bool kCoded = false;
+  static constexpr int kCopyBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
+  static constexpr int kPlace = 0;                                 // of a copy, in its block
+  static constexpr int kBytes = kOperandMBytes;                    // that are copied
+};
+
+// Codes of one byte, a channel for each row of the matrix. A block of them arrives in the upper
+// half of the place where warps write its elements (weight_decoder.cuh).
+template <class Format_, Major kMajor_>
+struct CodedWeights {
+  using Format = Format_;
+  using Params = CodedRowGemmParams;
+  static constexpr Major kMajor = kMajor_;
+  static constexpr bool kCoded = true;
+  static constexpr int kCopyBlocks = 1, kPlace = kBlockBytes / 2, kBytes = kOperandMBytes / 2;
+  static_assert(Format::kInfo.code_bits == 8 && Format::kInfo.block_n == 1 &&
+                Format::kInfo.block_k == 0);
+};
+
+// What the four 64-feature blocks are. Warpgroup g multiplies blocks g and 2 + g.
+enum class Blocks {
+  kPlain,       // consecutive features
+  kGated,       // two of gate, two of up
+  kAlternating  // features of gate and up in turn: 128 consecutive ones for each warpgroup
+};
+
+// Where the m operand of one k-block starts. A map has the dimensions {k, feature, expert} when it
+// is K-major and {feature, k, expert} when it is MN-major.
+struct OperandM {
+  const CUtensorMap* maps;  // two: gate and up; the plain operand uses maps[part]
+  int part;
+  int feature, k, expert;
+  bool shared;  // the other CTA of the pair wants the same: each loads half of it for both
+};
+
+// Which part a block is of, and where its features begin there.
+struct BlockPlace {
+  int part, feature;
+};
+template <Blocks kForm>
+__device__ __forceinline__ BlockPlace place_of(int part, int feature, int block) {
+  return {kForm == Blocks::kGated ? block / 2 : part,
+          kForm == Blocks::kAlternating
+              ? 2 * feature + 128 * (block % 2) + 64 * (block / 2)
+              : feature + 64 * (kForm == Blocks::kGated ? block % 2 : block)};
+}
+
+// shared: into both CTAs of the pair.
+template <typename Coordinate>
+__device__ __forceinline__ void load_block(uint32_t dst, const CUtensorMap* map, uint32_t barrier,
+                                           Coordinate at, bool shared) {
+  if (shared) {
+    ptx::tensor_load_pair(dst, map, barrier, at);
+  } else {
+    ptx::tensor_load(dst, map, barrier, at);
+  }
+}
+
+// By one thread.
+template <typename Weights, Blocks kForm>
+__device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier,
+                                               const OperandM& from) {
+  const auto load = [&](int block, bool shared) {
+    const BlockPlace place = place_of<kForm>(from.part, from.feature, block);
+    const ptx::Coordinate at = Weights::kMajor == Major::kK
+                                   ? ptx::Coordinate{from.k, place.feature, from.expert}
+                                   : ptx::Coordinate{place.feature, from.k, from.expert};
+    load_block(dst + block * kBlockBytes + Weights::kPlace, from.maps + place.part, barrier, at,
+               shared);
+  };
+  // Not one loop whose bounds are known only now: that becomes 75 instructions in front of the last
+  // copy, with a choice for each of them.
+  if (from.shared) {
+    const int begin = 2 * pair_rank();
+#pragma unroll
+    for (int i = 0; i < 2; i += Weights::kCopyBlocks) load(begin + i, true);
+  } else {
+#pragma unroll
+    for (int block = 0; block < 4; block += Weights::kCopyBlocks) load(block, false);
+  }
+}
+
+}  // namespace moec::cuda

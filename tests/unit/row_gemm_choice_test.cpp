@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// How Hopper's row GEMMs are cut and dealt, and what they read of a matrix, without a GPU.
+// Mutations seen to fail: tiles of the whole width in turn, without wider ones; sharing by the k of
+// both parts.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "backend/cuda/sm90/row_gemm_choice.h"
+
+namespace moec::cuda {
+namespace {
+
+constexpr RowGemm kAll[] = {RowGemm::kUp, RowGemm::kDown, RowGemm::kGradUp, RowGemm::kGradDown};
+constexpr RowGemmDevice kDevice = {132};
+
+// The operation of an MLP, gate and up in two parts.
+RowGemmProblem problem(RowGemm op, int64_t rows, int64_t hidden, int64_t inter) {
+  const bool of_hidden = op == RowGemm::kDown || op == RowGemm::kGradUp;
+  RowGemmProblem p = {};
+  p.op = op;
+  p.features = of_hidden ? hidden : inter;
+  p.k_size = of_hidden ? inter : hidden;
+  p.parts = op == RowGemm::kGradUp ? 2 : 1;
+  p.max_rows = rows;
+  return p;
+}
+
+TEST(RowGemmChoice, NineTilesOfFourBlocksAndThreeOfThree) {
+  const RowGemmTiles tiles = choose(problem(RowGemm::kDown, 1000, 45 * 64, 64), kDevice).tiles;
+  EXPECT_EQ(tiles.feature_tiles, 12);
+  EXPECT_EQ(tiles.tile_blocks, 3);
+  EXPECT_EQ(tiles.wider_tiles, 9);
+}
+
+TEST(RowGemmChoice, TilesHoldEachBlockOnce) {
+  for (const RowGemm op : kAll)
+    for (int64_t features = 8; features < 5000; features += 8) {
+      const RowGemmTiles tiles = choose(problem(op, 10, features, features), kDevice).tiles;
+      const int64_t blocks = (features + 63) / 64;
+      ASSERT_EQ(int64_t(tiles.feature_tiles) * tiles.tile_blocks + tiles.wider_tiles, blocks);
+      ASSERT_LT(tiles.wider_tiles, tiles.feature_tiles);
+      ASSERT_LE(tiles.tile_blocks + (tiles.wider_tiles > 0), op == RowGemm::kUp ? 2 : 4);
+      ASSERT_GE(tiles.tile_blocks, 1);
+    }
+}
+
+TEST(RowGemmChoice, BlocksOfKBeginAnewInEachPart) {
+  const RowGemmTiles tiles = choose(problem(RowGemm::kGradUp, 10, 256, 200), kDevice).tiles;
+  EXPECT_EQ(tiles.k_blocks_of_part, 4);
+  EXPECT_EQ(tiles.k_blocks, 8);
+}
+
+TEST(RowGemmChoice, DownWaitsForTheTilesOfUp) {
+  for (const int64_t inter : {8, 64, 128, 136, 768, 2880}) {
+    const int up = choose(problem(RowGemm::kUp, 10, 512, inter), kDevice).tiles.feature_tiles;
+    EXPECT_EQ(choose(problem(RowGemm::kDown, 10, 512, inter), kDevice).tiles.done_tiles, up);
+  }
+}
+
+TEST(RowGemmChoice, AllOperationsOfAnMlpShareFromTheSameRowsOn) {
+  const int64_t hidden = 2048, inter = 1024, least = int64_t(kSharedProducts / (2048 * 1024)) + 1;
+  for (const RowGemm op : kAll) {
+    EXPECT_TRUE(choose(problem(op, least, hidden, inter), kDevice).tiles.shares);
+    EXPECT_FALSE(choose(problem(op, least - 1, hidden, inter), kDevice).tiles.shares);
+  }
+  RowGemmProblem alternating = problem(RowGemm::kGradUp, least - 1, hidden, 2 * inter);
+  alternating.parts = 1;
+  EXPECT_FALSE(choose(alternating, kDevice).tiles.shares);
+}
+
+TEST(RowGemmChoice, LongTilesKeepPace) {
+  EXPECT_FALSE(choose(problem(RowGemm::kDown, 10, 64, kLongTile - 64), kDevice).in_pace);
+  EXPECT_TRUE(choose(problem(RowGemm::kDown, 10, 64, kLongTile), kDevice).in_pace);
+  EXPECT_TRUE(choose(problem(RowGemm::kGradUp, 10, 64, kLongTile / 2), kDevice).in_pace);
+}
+
+TEST(RowGemmChoice, BandsHoldSixteenMebibytesOfRowsOrEightTwos) {
+  EXPECT_EQ(choose(problem(RowGemm::kDown, 10, 64, 1024), kDevice).tiles.band_length, 32);
+  EXPECT_EQ(choose(problem(RowGemm::kDown, 10, 64, 16384), kDevice).tiles.band_length, 8);
+}
+
+TEST(RowGemmChoice, PairsOfCtas) {
+  const RowGemmProblem p = problem(RowGemm::kUp, 10, 64, 64);
+  EXPECT_EQ(choose(p, {132}).ctas, 132);
+  EXPECT_EQ(choose(p, {131}).ctas, 130);
+  EXPECT_EQ(choose(p, {1}).ctas, 2);
+}
+
+// ---- what the matrices say ----------------------------------------------------------------------
+
+constexpr int64_t kInter = 32, kHidden = 64;
+alignas(16) char memory[4 * kInter * kHidden * 2];
+
+ExpertMatrix matrix(int64_t row_stride, int64_t col_stride, int64_t first = 0) {
+  ExpertMatrix m;
+  m.dtype = m.values.dtype = MOEC_BF16;
+  m.values.base = memory + first * 2;
+  m.values.expert_stride = 2 * kInter * kHidden;
+  m.row_stride = row_stride;
+  m.col_stride = col_stride;
+  return m;
+}
+ExpertMatrix coded(ExpertMatrix m, int64_t scale_stride, int64_t first) {
+  m.scheme = MOEC_SCHEME_INT8;
+  m.values.dtype = MOEC_I8;
+  m.values.base = memory + first;
+  m.scales.array.base = memory + 2 * first;
+  m.scales.array.dtype = MOEC_BF16;
+  m.scales.array.expert_stride = 2 * kInter;
+  m.scales.row_stride = scale_stride;
+  return m;
+}
+RowGemmProblem empty(RowGemm op) {
+  RowGemmProblem p = {};
+  p.op = op;
+  p.dtype = MOEC_BF16;
+  return p;
+}
+
+TEST(RowGemmMatrices, GateAndUpInFrontOfEachOther) {
+  const ExpertMatrix gate = matrix(kHidden, 1), up = matrix(kHidden, 1, kInter * kHidden);
+  RowGemmProblem p = empty(RowGemm::kUp);
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);
+  EXPECT_EQ(p.features, kInter);
+  EXPECT_EQ(p.k_size, kHidden);
+  EXPECT_FALSE(p.weights_mn_major || p.alternating);
+  EXPECT_EQ(p.weight_stride, kHidden);
+  EXPECT_EQ(p.weights[1], memory + 2 * kInter * kHidden);
+  p = empty(RowGemm::kGradUp);
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);
+  EXPECT_EQ(p.features, kHidden);
+  EXPECT_EQ(p.k_size, kInter);
+  EXPECT_EQ(p.parts, 2);
+  EXPECT_TRUE(p.weights_mn_major);
+}
+
+TEST(RowGemmMatrices, ColumnsOfGateAndUpInTurn) {
+  const ExpertMatrix gate = coded(matrix(2, 2 * kInter), 2, 0);
+  const ExpertMatrix up = coded(matrix(2, 2 * kInter), 2, 1);
+  RowGemmProblem p = empty(RowGemm::kUp);
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);
+  EXPECT_TRUE(p.alternating && p.weights_mn_major);
+  EXPECT_EQ(p.scheme, MOEC_SCHEME_INT8);
+  EXPECT_EQ(p.channels[0].scales.stride, 1);
+  p = empty(RowGemm::kGradUp);
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);
+  EXPECT_EQ(p.parts, 1);
+  EXPECT_EQ(p.k_size, 2 * kInter);
+  ExpertMatrix apart = up;
+  apart.scales.array.base = memory + 512;
+  EXPECT_NE(set_matrices(p, kInter, kHidden, gate, &apart), nullptr);
+}
+
+TEST(RowGemmMatrices, WhatHasNoKernelIsRefusedWithAReason) {
+  const auto refusal = [](RowGemm op, const ExpertMatrix& first, const ExpertMatrix* second) {
+    RowGemmProblem p = empty(op);
+    const char* const why = set_matrices(p, kInter, kHidden, first, second);
+    return std::string(why ? why : "");
+  };
+  const ExpertMatrix plain = matrix(kHidden, 1), codes = coded(plain, 1, 0);
+  void* const pointers[] = {memory};
+  ExpertMatrix other = plain;
+  other.values.pointers = pointers;
+  EXPECT_EQ(refusal(RowGemm::kDown, other, nullptr), "experts that are separate tensors");
+  other = codes;
+  other.scales.array.pointers = pointers;
+  EXPECT_EQ(refusal(RowGemm::kDown, other, nullptr), "scales that are separate tensors");
+  EXPECT_EQ(refusal(RowGemm::kUp, plain, &codes), "gate and up of different formats");
+  other = codes;
+  other.dtype = MOEC_F32;
+  EXPECT_EQ(refusal(RowGemm::kDown, other, nullptr), "weights of another type than x");
+  other = plain;
+  other.bias = {memory, nullptr, kInter, 0, MOEC_F16};
+  EXPECT_EQ(refusal(RowGemm::kDown, other, nullptr), "biases of this type");
+  EXPECT_EQ(refusal(RowGemm::kGradDown, other, nullptr), "biases of this type");
+  other.bias.dtype = MOEC_BF16;
+  EXPECT_EQ(refusal(RowGemm::kUp, plain, &other), "a bias of only one of gate and up");
+  EXPECT_EQ(refusal(RowGemm::kDown, matrix(3, kInter), nullptr), "columns that are not contiguous");
+}
+
+}  // namespace
+}  // namespace moec::cuda
