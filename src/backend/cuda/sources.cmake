@@ -20,7 +20,7 @@ set(MOEC_CUDA_SOURCES_exact
 set(MOEC_CUDA_SOURCES_host
   plugin.cpp cuda_backend.cpp routing/cublaslt.cpp
   experts/experts.cpp experts/experts_memory.cpp experts/experts_sums.cpp
-  sm90/experts_fast.cpp sm90/fast_products.cpp sm90/fast_shared.cpp sm90/row_gemm.cpp
-  sm90/tensor_map.cpp
+  sm90/experts_fast.cpp sm90/fast_products.cpp sm90/fast_shared.cpp sm90/gate_form.cpp
+  sm90/row_gemm.cpp sm90/tensor_map.cpp
   sm80/experts_portable.cpp sm80/experts_portable_backward.cpp sm80/row_product.cpp
   few_tokens/experts_small.cpp few_tokens/small_gemm.cpp)

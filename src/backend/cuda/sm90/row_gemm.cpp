@@ -2,8 +2,6 @@
 #include "backend/cuda/sm90/row_gemm.h"
 
 #include <algorithm>
-#include <iterator>
-#include <limits>
 
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/sm90/row_gemm_kernels.h"
@@ -109,38 +107,16 @@ void choose_tiles(const RowGemmArgs& args, RowGemmParams& p) {
   p.done_tiles = int(div_up(args.k_size, kGatedTile));  // the features of up are the k of down
 }
 
-GateForm gate_form(const moec_activation& a) {
-  constexpr float kNone = std::numeric_limits<float>::infinity();
-  const bool gptoss = a.kind == MOEC_ACT_GPTOSS, quick = a.kind == MOEC_ACT_QUICK_GEGLU;
-  const bool tanh = a.kind == MOEC_ACT_GEGLU_TANH;
-  const float alpha = tanh ? 1.5957691216f : gptoss || quick ? a.alpha : 1;  // 2 sqrt(2 / pi)
-  const float cubic = tanh ? 0.044715f : 0, rate = alpha * GateForm::kLog2E;
-  return {.lowest = tanh ? -7.5f : -GateForm::kMostExponent / rate,  // x(-7.5) is 60.7
-          .limit = gptoss || a.kind == MOEC_ACT_CLAMP_SWIGLU ? a.limit : kNone,
-          .offset = gptoss  ? 1
-                    : quick ? a.offset
-                            : 0,
-          .exponent = {-rate, -rate * cubic},
-          .slope = {alpha, 3 * alpha * cubic}};
-}
-
 bool aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
 }  // namespace
 
-bool row_gemm_activates(const moec_activation& activation) {
-  constexpr uint32_t kFast[] = {MOEC_ACT_SWIGLU, MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU,
-                                MOEC_ACT_QUICK_GEGLU, MOEC_ACT_GEGLU_TANH};
-  return std::find(std::begin(kFast), std::end(kFast), activation.kind) != std::end(kFast) &&
-         activation.alpha >= 0;
-}
-
 const char* row_gemm_refuses(const RowGemmArgs& args) {
   const RowGemmParams& p = args.params;
   if (args.dtype != MOEC_BF16 && args.dtype != MOEC_F16) return "elements are not bf16 or f16";
-  if (operation(args).activated && !row_gemm_activates(p.activation)) {
+  if (operation(args).activated && !has_gate_form(p.activation)) {
     return "the activation is not g sigmoid(p(g)) u with a rising p";
   }
   if (gate_up_pairs(args) && !args.weights_mn_major) return "pairs of gate and up rows";

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "backend/cuda/sm90/early.h"
+#include "backend/cuda/sm90/gate_form.h"
 #include "backend/cuda/sm90/work_counters.h"
 
 namespace moec::cuda {
@@ -35,18 +36,6 @@ struct ExpertBias {
   const void* base;
   int64_t expert_stride, stride;  // elements
   bool f32;                       // else the type of the matrices
-};
-
-// g' sigmoid(alpha (g' + cubic g'^3)) (u' + offset), g' = min(g, limit), |u'| <= limit: the form of
-// MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU, MOEC_ACT_QUICK_GEGLU, MOEC_ACT_SWIGLU and
-// MOEC_ACT_GEGLU_TANH, since (1 + tanh(x)) / 2 = sigmoid(2 x).
-struct GateForm {
-  static constexpr float kLog2E = 1.4426950408889634f;
-  static constexpr float kMostExponent = 60;  // of 2 in the sigmoid's 1 / (1 + 2^x): beyond, its
-  float lowest;                               // value counts as 2^-60, and g' as this one
-  float limit, offset;
-  float exponent[2];  // x = g' (exponent[0] + exponent[1] g'^2)
-  float slope[2];     // alpha (1 + 3 cubic g'^2) = slope[0] + slope[1] g'^2
 };
 
 // Passed to the kernel as it is. Rows r of expert e are [group_offsets[e], group_offsets[e+1]).
@@ -119,8 +108,6 @@ inline void take_work(RowGemmArgs& args, WorkCounters::Gemm* counters) {
 inline int fast_dot_parts(int64_t features) {
   return 2 * int((features + 255) / 256);
 }
-// Whether the epilogues have this activation.
-bool row_gemm_activates(const moec_activation& activation);
 // Why the sm_90a kernels cannot take this problem, or null.
 const char* row_gemm_refuses(const RowGemmArgs& args);
 cudaError_t launch_row_gemm(const RowGemmArgs& args, int multiprocessors, cudaStream_t stream);
