@@ -51,7 +51,7 @@ const Mistake kMistakes[] = {
      [](Problem& p) { return router_with(p, [](auto& d) { d.top_k = 0; }); }},
     {"top_k_above_experts", MOEC_E_INVALID_ARG, "top_k is 5; expected 1 to 4",
      [](Problem& p) { return router_with(p, [](auto& d) { d.top_k = 5; }); }},
-    {"unknown_score", MOEC_E_INVALID_ARG, "desc.score is 9; expected 0 to 3",
+    {"unknown_score", MOEC_E_INVALID_ARG, "desc.score is 9; expected 0 to ",
      [](Problem& p) { return router_with(p, [](auto& d) { d.score = 9; }); }},
     {"jitter_one", MOEC_E_INVALID_ARG, "desc.jitter is 1",
      [](Problem& p) { return router_with(p, [](auto& d) { d.jitter = 1; }); }},

@@ -98,10 +98,8 @@ class Maker {
   oracle::Activation activation(const char* what, int64_t elements, bool may_clamp = true) {
     oracle::Activation a;
     do {
-      a.kind = static_cast<Act>(draw_.below(static_cast<int>(Act::kIdentity) + 1));
-    } while (
-        (elements > 20'000 || !may_clamp) &&
-        (a.kind == Act::kGptoss || a.kind == Act::kClampSwiglu || a.kind == Act::kSwigluClamp));
+      a.kind = draw_.one_of(oracle::kActs).kind;
+    } while ((elements > 20'000 || !may_clamp) && info_of(a.kind).limit);
     a.limit = 1.5;
     a.linear_beta = draw_.one_of({0.0, 2.0});
     noted(what, static_cast<int>(a.kind));

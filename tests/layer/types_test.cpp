@@ -234,10 +234,10 @@ TEST(Gates, FarFromZero) {
 // where the gate compares as above a limit of infinity.
 TEST(Gates, NaNShows) {
   for (const Type& type : types()) {
-    for (const auto act : {oracle::Act::kSwiglu, oracle::Act::kGegluTanh, oracle::Act::kGegluErf,
-                           oracle::Act::kQuickGeglu}) {
-      SCOPED_TRACE(std::string(type.name) + " activation " + std::to_string(static_cast<int>(act)));
-      Problem p = make_problem({true, oracle::Shared::kNone, act});
+    for (const oracle::ActInfo& act : oracle::kActs) {
+      if (!act.gated || act.limit) continue;
+      SCOPED_TRACE(std::string(type.name) + " activation " + act.name);
+      Problem p = make_problem({true, oracle::Shared::kNone, act.kind});
       p.in.router_x = p.in.x;
       p.in.x[0] = std::nan("");
       RunOptions options;

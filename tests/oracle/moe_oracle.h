@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kinds.h"
+
 namespace moec::oracle {
 
 using Vec = std::vector<double>;
@@ -16,25 +18,11 @@ using Mask = std::vector<uint8_t>;  // empty = all ones
 
 enum class RouterInput { kPlain, kRmsScaled };
 enum class Rounding { kNone, kFp32, kBf16, kFp16 };
-enum class Score { kSoftmax, kSigmoid, kSqrtSoftplus, kIdentity };
 enum class Select { kTopK, kGroupTopK, kTable, kSparseMixer, kGiven };
 enum class GroupFill { kNegInf, kZero };
 enum class WeightRule { kScore, kSoftmaxSelected, kSigmoidSelected };
 enum class Norm { kNone, kSum, kClampSum, kP };
 enum class SlotOrder { kByValue, kByExpert };
-enum class Act {
-  kSwiglu,
-  kGptoss,
-  kClampSwiglu,
-  kSwigluClamp,
-  kGegluTanh,
-  kGegluErf,
-  kQuickGeglu,
-  kSitu,
-  kRelu2,
-  kSilu,
-  kIdentity
-};
 enum class WeightPosition { kOutput, kActivation, kInput };
 enum class Shared { kNone, kAdd, kSigmoidGate, kSoftmax2 };
 enum class Drop { kNone, kByPosition, kByWeight };
@@ -98,7 +86,6 @@ struct Activation {
   double beta = 4;         // situ
   double linear_beta = 0;  // situ; 0 = up is not bounded
 };
-bool is_gated(Act kind);
 
 struct ExpertsConfig {
   int hidden = 0;
@@ -215,6 +202,11 @@ double activate(const Activation& act, double gate, double up, Fault fault = Fau
 // Gradient at (gate, up) for a unit gradient of the result.
 void activate_backward(const Activation& act, double gate, double up, double* d_gate, double* d_up,
                        Fault fault = Fault::kNone);
+
+// ---- scores ----
+// Of one logit and its derivative there; softmax is one of a whole row and has none.
+double score_value(Score score, double z);
+double score_slope(Score score, double z, double value);
 
 // ---- router ----
 Gate gate_forward(const Config& config, const Inputs& in);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Number formats, Philox4x32-10 and activations of the oracle.
+// Number formats, Philox4x32-10, activations and scores of the oracle.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
 
 #include "moe_oracle.h"
 
@@ -111,10 +112,6 @@ double jitter_factor(double jitter, uint64_t seed, uint64_t counter) {
   return 1 + jitter * (2 * u - 1);
 }
 
-bool is_gated(Act kind) {
-  return kind != Act::kRelu2 && kind != Act::kSilu && kind != Act::kIdentity;
-}
-
 double activate(const Activation& act, double g, double u, Fault fault) {
   const double limit = act.limit;
   switch (act.kind) {
@@ -206,6 +203,34 @@ void activate_backward(const Activation& act, double g, double u, double* d_gate
       *d_up = 1;
       break;
   }
+}
+
+double score_value(Score score, double z) {
+  switch (score) {
+    case Score::kSoftmax:
+      break;
+    case Score::kSigmoid:
+      return sigmoid(z);
+    case Score::kSqrtSoftplus:
+      return std::sqrt(std::max(z, 0.0) + std::log1p(std::exp(-std::fabs(z))));
+    case Score::kIdentity:
+      return z;
+  }
+  throw std::invalid_argument("score_value: softmax is no score of one logit");
+}
+
+double score_slope(Score score, double z, double value) {
+  switch (score) {
+    case Score::kSoftmax:
+      break;
+    case Score::kSigmoid:
+      return value * (1 - value);
+    case Score::kSqrtSoftplus:
+      return value > 0 ? sigmoid(z) / (2 * value) : 0;
+    case Score::kIdentity:
+      return 1;
+  }
+  throw std::invalid_argument("score_slope: softmax is no score of one logit");
 }
 
 }  // namespace moec::oracle

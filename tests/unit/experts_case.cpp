@@ -12,10 +12,11 @@ moec_activation activation_of(uint32_t kind, oracle::Activation* reference) {
   moec_activation act = {};
   act.kind = kind;
   reference->kind = oracle::Act(kind);
-  if (kind == MOEC_ACT_GPTOSS || kind == MOEC_ACT_QUICK_GEGLU) act.alpha = 1.5f;
-  if (kind >= MOEC_ACT_GPTOSS && kind <= MOEC_ACT_SWIGLU_CLAMP) act.limit = 1.0f;
-  if (kind == MOEC_ACT_QUICK_GEGLU) act.offset = 1.0f;
-  if (kind == MOEC_ACT_SITU) act.beta = 2.0f, act.linear_beta = 3.0f;
+  const oracle::ActInfo& reads = info_of(reference->kind);
+  if (reads.alpha) act.alpha = 1.5f;
+  if (reads.limit) act.limit = 1.0f;
+  if (reads.offset) act.offset = 1.0f;
+  if (reads.beta) act.beta = 2.0f, act.linear_beta = 3.0f;
   reference->alpha = act.alpha, reference->limit = act.limit, reference->offset = act.offset;
   reference->beta = act.beta, reference->linear_beta = act.linear_beta;
   return act;

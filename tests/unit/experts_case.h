@@ -205,8 +205,8 @@ class ExpertsProblem {
   BoundPlan plan;
   BoundMlp experts, shared;
   Stored x, shared_gate, shared_gate_bias, output_bias, residual, d_y;
-  bool gated() const { return c.act < MOEC_ACT_RELU2; }
-  bool shared_gated() const { return c.shared_act < MOEC_ACT_RELU2; }
+  bool gated() const { return is_gated(oracle::Act(c.act)); }
+  bool shared_gated() const { return is_gated(oracle::Act(c.shared_act)); }
 
   struct Output {
     Stored y;

@@ -28,8 +28,8 @@ void expect_forward(ExpertsCase c) {
 }
 
 TEST(ExpertsForward, Activations) {
-  for (uint32_t act = 0; act <= MOEC_ACT_IDENTITY; ++act) {
-    ExpertsCase c{.name = "activation " + std::to_string(act), .act = act, .bias = true};
+  for (const oracle::ActInfo& act : oracle::kActs) {
+    ExpertsCase c{.name = act.name, .act = uint32_t(act.kind), .bias = true};
     c.input_size = 2;
     expect_forward(c);
   }
@@ -88,9 +88,9 @@ TEST(ExpertsForward, Plans) {
 }
 
 TEST(ExpertsForward, PerOpRounding) {
-  for (uint32_t act = 0; act <= MOEC_ACT_IDENTITY; ++act)
-    expect_forward({.name = "per op " + std::to_string(act),
-                    .act = act,
+  for (const oracle::ActInfo& act : oracle::kActs)
+    expect_forward({.name = std::string("per op ") + act.name,
+                    .act = uint32_t(act.kind),
                     .combine = MOEC_COMBINE_DATA_EXPERT,
                     .rounding = MOEC_ACT_PER_OP});
 }
