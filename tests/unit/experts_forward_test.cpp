@@ -21,8 +21,7 @@ double forward_error(const ExpertsCase& c) {
 void expect_forward(ExpertsCase c) {
   for (const moec_dtype dtype : {MOEC_F32, MOEC_BF16, MOEC_F16}) {
     c.dtype = dtype;
-    const double steps = c.rounding == MOEC_ACT_PER_OP ? 1.5 : 1;  // each may round otherwise
-    EXPECT_LE(forward_error(c), steps * tolerance(dtype)) << c.name << ' ' << dtype_name(dtype);
+    EXPECT_LE(forward_error(c), tolerance(dtype)) << c.name << ' ' << dtype_name(dtype);
   }
 }
 
