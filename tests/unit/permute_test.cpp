@@ -21,6 +21,9 @@ struct RowsCase {
   moec_dtype dtype;
   double limit;
 };
+void PrintTo(const RowsCase& c, std::ostream* out) {
+  *out << c.name;
+}
 const RowsCase kCases[] = {
     {"f32", {.align = 8}, 33, MOEC_F32, 1e-6},
     {"f32_wide", {.tokens = 7}, 2501, MOEC_F32, 1e-6},
