@@ -21,7 +21,10 @@ double forward_error(const ExpertsCase& c) {
 void expect_forward(ExpertsCase c) {
   for (const moec_dtype dtype : {MOEC_F32, MOEC_BF16, MOEC_F16}) {
     c.dtype = dtype;
-    EXPECT_LE(forward_error(c), tolerance(dtype)) << c.name << ' ' << dtype_name(dtype);
+    // Eager: the square of a pre-activation that rounds to its other neighbour is off by twice
+    // that.
+    const double times = c.rounding == MOEC_ACT_PER_OP ? 2 : 1;
+    EXPECT_LE(forward_error(c), times * tolerance(dtype)) << c.name << ' ' << dtype_name(dtype);
   }
 }
 
