@@ -85,6 +85,9 @@ struct Activation {
   double offset = 0;       // quick_geglu
   double beta = 4;         // situ
   double linear_beta = 0;  // situ; 0 = up is not bounded
+  // Forward, operation by operation as an eager framework: pre-activations and each value on the
+  // way to the result. Situ has the result alone, as its references have.
+  Rounding steps = Rounding::kNone;
 };
 
 struct ExpertsConfig {
@@ -96,9 +99,13 @@ struct ExpertsConfig {
   WeightPosition weight_position = WeightPosition::kOutput;
   Shared shared = Shared::kNone;
   double output_scale = 1;
-  // What a 16-bit backward rounds between its products: pre-activations, which forward has kept,
-  // and the gradient at the activations, before the routing weight (or the shared expert's). For
-  // weights on the output.
+  // What products read of rows that they did not get as inputs: x times a weight on the input,
+  // activations times their factor in y, gradients at the pre-activations.
+  Rounding operands = Rounding::kNone;
+  // Of each expert's output, its weighted output and each sum of them, by ascending expert id.
+  Rounding sums = Rounding::kNone;
+  // What a 16-bit backward rounds between its products as well: pre-activations, which forward has
+  // kept, and the gradient at the activations, before their factor.
   Rounding between = Rounding::kNone;
 };
 

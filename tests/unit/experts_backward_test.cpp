@@ -106,7 +106,7 @@ TEST(ExpertsBackward, AccumulatesInTheTypeOfTheGradient) {
                   .bias = true,
                   .accumulate = true};
     std::string worst;
-    EXPECT_LE(backward_error(c, &worst), 1e-2) << dtype_name(grad) << ' ' << worst;
+    EXPECT_LE(backward_error(c, &worst), tolerance(c.dtype)) << dtype_name(grad) << ' ' << worst;
   }
 }
 

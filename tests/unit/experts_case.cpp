@@ -38,6 +38,15 @@ oracle::MlpWeights random_mlp(Random& random, moec_dtype dtype, bool gated, bool
   return w;
 }
 
+// What the CPU rounds on the way from x to y and back. fp32 is as good as exact here.
+void set_roundings(const ExpertsCase& c, oracle::ExpertsConfig* e) {
+  if (c.dtype == MOEC_F32) return;
+  const auto type = c.dtype == MOEC_BF16 ? oracle::Rounding::kBf16 : oracle::Rounding::kFp16;
+  e->operands = type;
+  if (c.combine == MOEC_COMBINE_DATA_EXPERT) e->sums = type;
+  if (c.rounding == MOEC_ACT_PER_OP) e->activation.steps = e->shared_activation.steps = type;
+}
+
 // Distinct ids of [0, E + Z), some slots without an expert, some with weight 0.
 oracle::Route random_route(Random& random, const ExpertsCase& c) {
   oracle::Route route;
@@ -49,11 +58,7 @@ oracle::Route random_route(Random& random, const ExpertsCase& c) {
       std::swap(ids[size_t(k)], ids[size_t(k + random.below(int64_t(ids.size()) - k))]);
       const bool none = random.below(16) == 0, zero = random.below(16) == 0;
       route.ids.push_back(none ? -1 : ids[size_t(k)]);
-      // On the input, w x is rounded: powers of two keep it exact, as the oracle has it.
-      const double weight = c.position == MOEC_WEIGHT_ON_INPUT
-                                ? std::exp2(double(random.below(4)) - 2)
-                                : double(float(0.2 + random.uniform()));
-      route.weights.push_back(none || zero ? 0 : weight);
+      route.weights.push_back(none || zero ? 0 : double(float(0.2 + random.uniform())));
     }
   }
   if (c.tokens > 0) {  // at least one real expert with weight 0
@@ -86,6 +91,7 @@ ExpertsProblem::ExpertsProblem(const ExpertsCase& given) : c(given) {
   config.experts.shared_inter = c.shared_inter;
   config.experts.weight_position = oracle::WeightPosition(c.position);
   config.experts.shared = oracle::Shared(c.shared), config.experts.output_scale = c.scale;
+  set_roundings(c, &config.experts);
   config.plan.expert_begin = c.begin, config.plan.expert_end = c.end, config.plan.align = c.align;
 
   const auto values = [&](int count, double size) {

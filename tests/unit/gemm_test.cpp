@@ -84,6 +84,9 @@ struct Case {
   int64_t n, k;
   bool gather, transposed;
 };
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 constexpr GemmKind kSingle = GemmKind::kSingle, kPair = GemmKind::kPair, kSum = GemmKind::kSum;
 const Case kCases[] = {

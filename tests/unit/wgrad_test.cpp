@@ -25,6 +25,9 @@ struct Case {
   bool gather, accumulate, transposed;
   int64_t spread;  // distance of neighbouring values of d
 };
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 const Case kCases[] = {
     {"bf16", MOEC_BF16, MOEC_BF16, MOEC_F32, 161, 96, true, false, false, 1},
