@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moec.h -> api.json and the low-level layers of Julia and Go.
+"""moec.h -> api.json, the low-level layers of Julia and Go, and the argument lists of all languages.
 
     python bindings/generate.py           rewrite the generated files
     python bindings/generate.py --check   fail if regenerating would change one
 
 SWIG (Python) and bindgen (Rust) read moec.h themselves; api.json checks all of them.
+
+A field's comment, on the line where its declaration ends, becomes its `doc`. A comment of an array
+starts with `in` or `out`, which becomes its `role`.
 """
 
 import json
@@ -73,6 +76,67 @@ def comment_before(lines, cursor):
     return " ".join(re.sub(r"\n\s*\*", " ", text).split())
 
 
+def trailing_comment(text, offset):
+    """(end of the declaration that `offset` is in, the comment behind it on that line)."""
+    end = text.index(";", offset)
+    found = re.match(r"; */\*(.*?)\*/", text[end:], re.DOTALL)
+    return end, " ".join(re.sub(r"\n\s*\*", " ", found[1]).split()) if found else ""
+
+
+def part_of(doc, index, count):
+    """What is said of one of `count` fields by `[V,K], [T] i32`, or by `H, I`, behind all."""
+    found = re.match(r"\[[^]]*\](, \[[^]]*\])+", doc) or re.fullmatch(r"\w+(, \w+)+", doc)
+    parts = found[0].split(", ") if found else []
+    return parts[index] + doc[found.end() :] if count > 1 and len(parts) == count else doc
+
+
+def holds_array(kind):
+    """A tensor, a buffer, a weight set, or a pointer to one."""
+    record = kind["to"] if kind["kind"] == "pointer" else kind
+    return record.get("name") in ("moec_tensor", "moec_buffer", "moec_weight_set")
+
+
+def read_fields(cursor, text):
+    fields = list(cursor.type.get_fields())
+    comments = [trailing_comment(text, f.location.offset) for f in fields]
+    declared = [end for end, _ in comments]
+    out = []
+    for f, (end, doc) in zip(fields, comments):
+        kind = describe_type(f.type)
+        row = {
+            "name": f.spelling,
+            "offset": cursor.type.get_offset(f.spelling) // 8,
+            "bytes": f.type.get_size(),
+            "type": kind,
+        }
+        role = re.match(r"(in|out)\b[,;]? *", doc)
+        if role and holds_array(kind):
+            row["role"], doc = role[1], doc[role.end() :]
+        elif cursor.spelling.endswith("_args") and kind.get("name") == "moec_tensor":
+            sys.exit(f"generate.py: {cursor.spelling}.{f.spelling} is neither `in` nor `out`")
+        doc = part_of(doc, len(out) - declared.index(end), declared.count(end))
+        # `struct_size, flags; /* moec_x_flags */` is about the flags.
+        out.append(row | ({"doc": doc} if doc and f.spelling != "struct_size" else {}))
+    return out
+
+
+def resolve_references(structs):
+    """Say what `as forward` and `as moec_gate_args` stand for. The layer's gate_bias is the bias of
+    moec_gate_args."""
+    by_name = {row["name"]: {f["name"]: f for f in row["fields"]} for row in structs}
+    for row in structs:
+        for field in row["fields"]:
+            found = re.fullmatch(r"as (forward|moec_\w+)", field.get("doc", ""))
+            if not found:
+                continue
+            name = found[1].replace("forward", row["name"].replace("_grad", ""))
+            noun = name.removeprefix("moec_").removesuffix("args")
+            there = by_name[name]
+            of = there.get(field["name"]) or there[field["name"].removeprefix(noun)]
+            if "doc" in of:
+                field["doc"] = of["doc"]
+
+
 def read_header():
     include = subprocess.run(
         ["gcc", "-print-file-name=include"], capture_output=True, text=True, check=True
@@ -82,8 +146,9 @@ def read_header():
     errors = [d.spelling for d in unit.diagnostics if d.severity >= cindex.Diagnostic.Error]
     if errors:
         sys.exit(f"generate.py: {HEADER.name}: {errors[0]}")
-    lines = HEADER.read_text().splitlines()
-    macros = re.findall(r"^#define (MOEC_\w+) (\d+)\b", HEADER.read_text(), re.MULTILINE)
+    text = HEADER.read_text()
+    lines = text.splitlines()
+    macros = re.findall(r"^#define (MOEC_\w+) (\d+)\b", text, re.MULTILINE)
     api = {"macros": {name: int(value) for name, value in macros}}
     api |= {"handles": [], "constants": [], "structs": [], "functions": []}
     for cursor in unit.cursor.get_children():
@@ -101,15 +166,7 @@ def read_header():
                     "bytes": cursor.type.get_size(),
                     "sized": fields[0].spelling == "struct_size",
                     "doc": comment_before(lines, cursor),
-                    "fields": [
-                        {
-                            "name": f.spelling,
-                            "offset": cursor.type.get_offset(f.spelling) // 8,
-                            "bytes": f.type.get_size(),
-                            "type": describe_type(f.type),
-                        }
-                        for f in fields
-                    ],
+                    "fields": read_fields(cursor, text),
                 }
             )
         elif cursor.kind == CursorKind.ENUM_DECL:
@@ -130,6 +187,7 @@ def read_header():
                     ],
                 }
             )
+    resolve_references(api["structs"])
     return api
 
 

@@ -172,6 +172,12 @@ moec_size(;
     per_token = UInt64(0),
 ) = moec_size(base, per_token)
 
+"""
+Fields of `moec_tensor`:
+- `data`: base address in the device's space
+- `byte_offset`: added to data (DLPack's meaning)
+- `strides`: elements; all zero = compact row-major
+"""
 struct moec_tensor
     data::Ptr{Cvoid}
     byte_offset::UInt64
@@ -193,6 +199,15 @@ moec_tensor(;
     strides = ntuple(_ -> Int64(0), 6),
 ) = moec_tensor(data, byte_offset, device_type, device_id, dtype, ndim, shape, strides)
 
+"""
+Fields of `moec_activation`:
+- `kind`: moec_activation_kind
+- `alpha`: GPTOSS, QUICK_GEGLU: 0 = 1.702
+- `limit`: GPTOSS: 0 = 7.0; CLAMP_SWIGLU, SWIGLU_CLAMP: > 0
+- `offset`: QUICK_GEGLU: added to up
+- `beta`: SITU: 0 = 4 and 0 = no bound on up
+- `linear_beta`: SITU: 0 = 4 and 0 = no bound on up
+"""
 struct moec_activation
     kind::UInt32
     alpha::Float32
@@ -214,7 +229,15 @@ moec_activation(;
     reserved1 = UInt32(0),
 ) = moec_activation(kind, alpha, limit, offset, beta, linear_beta, reserved0, reserved1)
 
-"One weight matrix of all experts, or its gradient; all-zero = absent."
+"""
+One weight matrix of all experts, or its gradient; all-zero = absent.
+
+- `data`: `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias
+- `bias`: `[E,N]`, optional
+- `per_expert`: instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied
+- `per_expert_bias`: instead of bias: `count` tensors `[N]`; array copied
+- `count`: E when a per_expert array is given, else 0
+"""
 struct moec_matrix
     data::moec_tensor
     bias::moec_tensor
@@ -230,6 +253,14 @@ moec_matrix(;
     count = Int64(0),
 ) = moec_matrix(data, bias, per_expert, per_expert_bias, count)
 
+"""
+Fields of `moec_error_info`:
+- `code`: moec_status of the failing call
+- `native_code`: cudaError_t, errno or a callback's value; 0 if none
+- `arg_index`: 1-based argument that is NULL or no such handle or struct; else 0
+- `site`: entry point, NUL-terminated
+- `message`: what is wrong, both values, what would be right; NUL-terminated
+"""
 struct moec_error_info
     struct_size::UInt32
     flags::UInt32
@@ -251,6 +282,16 @@ moec_error_info(;
     message = ntuple(_ -> UInt8(0), 512),
 ) = moec_error_info(struct_size, flags, code, native_code, arg_index, reserved0, site, message)
 
+"""
+Fields of `moec_device_info`:
+- `compute_major`: CUDA capability; 0 on the CPU
+- `compute_minor`: CUDA capability; 0 on the CPU
+- `multiprocessors`: SMs; usable cores on the CPU
+- `numa_node`: -1 = unknown
+- `name`: arch: instruction set in use, or sm_XX
+- `backend`: arch: instruction set in use, or sm_XX
+- `arch`: arch: instruction set in use, or sm_XX
+"""
 struct moec_device_info
     struct_size::UInt32
     flags::UInt32
@@ -298,6 +339,10 @@ moec_allocator(;
     release = C_NULL,
 ) = moec_allocator(struct_size, flags, user, alloc, release)
 
+"""
+Fields of `moec_thread_pool`:
+- `num_threads`: >= 1, how many bodies may run at once
+"""
 struct moec_thread_pool
     struct_size::UInt32
     num_threads::Int32
@@ -311,6 +356,17 @@ moec_thread_pool(;
     parallel_for = C_NULL,
 ) = moec_thread_pool(struct_size, num_threads, user, parallel_for)
 
+"""
+Fields of `moec_context_desc`:
+- `flags`: moec_context_flags
+- `device_type`: 0, 0 = the CPU
+- `device_id`: 0, 0 = the CPU
+- `math`: moec_math_mode
+- `num_threads`: CPU: 0 = affinity mask and cgroup quota
+- `workspace_limit`: bytes of scratch the context may hold; 0 = no limit
+- `allocator`: NULL = built in
+- `pool`: NULL = built in; not with num_threads
+"""
 struct moec_context_desc
     struct_size::UInt32
     flags::UInt32
@@ -334,6 +390,16 @@ moec_context_desc(;
     pool = C_NULL,
 ) = moec_context_desc(struct_size, flags, device_type, device_id, math, num_threads, workspace_limit, allocator, pool)
 
+"""
+Fields of `moec_stats`:
+- `allocs`: both stay constant in steady state
+- `host_syncs`: both stay constant in steady state
+- `flops`: of real rows, never padding
+- `ns_route`: with MOEC_CONTEXT_PROFILE
+- `ns_plan`: with MOEC_CONTEXT_PROFILE
+- `ns_experts`: with MOEC_CONTEXT_PROFILE
+- `ns_combine`: with MOEC_CONTEXT_PROFILE
+"""
 struct moec_stats
     struct_size::UInt32
     flags::UInt32
@@ -365,6 +431,36 @@ moec_stats(;
     ns_combine = UInt64(0),
 ) = moec_stats(struct_size, flags, calls, kernel_launches, allocs, host_syncs, workspace_bytes, workspace_peak, flops, ns_route, ns_plan, ns_experts, ns_combine)
 
+"""
+Fields of `moec_router_desc`:
+- `flags`: moec_router_flags
+- `num_experts`: E >= 1
+- `num_zero_experts`: Z >= 0
+- `top_k`: 1 <= K <= E+Z
+- `input`: moec_router_input
+- `rms_eps`: RMS_SCALED: 0 = 1e-6
+- `jitter`: multiply x by U(1-j,1+j); 0 = off; < 1
+- `logit_precision`: moec_precision; DATA rounds the logits to data_dtype
+- `logit_softcap`: cap * tanh(z / cap); 0 = off
+- `score`: moec_score
+- `score_precision`: moec_precision
+- `selection`: moec_select
+- `num_groups`: GROUP_TOPK: num_groups divides E+Z; >= 1
+- `top_groups`: GROUP_TOPK: num_groups divides E+Z; >= 1
+- `group_top_m`: group score = sum of its m best; 0|1 = the best one
+- `group_fill`: moec_group_fill
+- `mixer_eps`: SPARSE_MIXER threshold; > 0
+- `weight_rule`: moec_weight_rule
+- `norm`: moec_norm
+- `norm_eps`: norm_eps 0 = none; NORM_P: norm_p 0 = 1
+- `norm_p`: norm_eps 0 = none; NORM_P: norm_p 0 = 1
+- `norm_precision`: moec_precision of weight rule and normalisation
+- `scale`: routed scaling factor; 0 = 1
+- `weight_precision`: moec_precision of the result
+- `slot_order`: moec_slot_order
+- `data_dtype`: dtype of PREC_DATA steps; 0 = fp32
+- `seed`: jitter: Philox4x32-10 key
+"""
 struct moec_router_desc
     struct_size::UInt32
     flags::UInt32
@@ -428,6 +524,16 @@ moec_router_desc(;
     seed = UInt64(0),
 ) = moec_router_desc(struct_size, flags, num_experts, num_zero_experts, top_k, input, rms_eps, jitter, logit_precision, logit_softcap, score, score_precision, selection, num_groups, top_groups, group_top_m, group_fill, mixer_eps, weight_rule, norm, norm_eps, norm_p, norm_precision, scale, weight_precision, slot_order, data_dtype, reserved0, seed)
 
+"""
+Fields of `moec_gate_args`:
+- `rng_offset`: jitter counter of element (0,0); element (t,h) uses + t*H + h
+- `x`: in `[T,H]` f32|bf16|f16: the router's input
+- `weight`: in `[E+Z,H]` f32|bf16|f16
+- `bias`: in `[E+Z]`, with LOGIT_BIAS; dtype of weight or f32
+- `input_scale`: in `[H]`, RMS_SCALED; dtype of weight or f32
+- `logits`: out `[T,E+Z]` f32; before the soft-cap
+- `x_jittered`: out `[T,H]`, with jitter: optional, required with JITTER_X; dtype of x
+"""
 struct moec_gate_args
     struct_size::UInt32
     flags::UInt32
@@ -451,6 +557,20 @@ moec_gate_args(;
     x_jittered = moec_tensor(),
 ) = moec_gate_args(struct_size, flags, rng_offset, x, weight, bias, input_scale, logits, x_jittered)
 
+"""
+Fields of `moec_gate_grad_args`:
+- `flags`: moec_grad_flags
+- `rng_offset`: jitter counter of element (0,0); element (t,h) uses + t*H + h
+- `x`: in `[T,H]` f32|bf16|f16: the router's input
+- `weight`: in `[E+Z,H]` f32|bf16|f16
+- `input_scale`: in `[H]`, RMS_SCALED; dtype of weight or f32
+- `d_logits`: in `[T,E+Z]` f32
+- `d_x`: out `[T,H]`; absent = skipped, as every output here
+- `d_weight`: out `[E+Z,H]`
+- `d_bias`: out `[E+Z]`
+- `d_input_scale`: out `[H]`
+- `d_x_jittered`: in `[T,H]`, with jitter: optional gradient of x_jittered
+"""
 struct moec_gate_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -480,6 +600,20 @@ moec_gate_grad_args(;
     d_x_jittered = moec_tensor(),
 ) = moec_gate_grad_args(struct_size, flags, rng_offset, x, weight, input_scale, d_logits, d_x, d_weight, d_bias, d_input_scale, d_x_jittered)
 
+"""
+Fields of `moec_route_args`:
+- `logits`: in `[T,E+Z]` f32|bf16|f16, before the soft-cap
+- `select_bias`: in `[E+Z]` f32, with SELECT_BIAS
+- `per_expert_scale`: in `[E+Z]`, with PER_EXPERT_SCALE; f32|bf16|f16
+- `token_mask`: in `[T]` u8|bool, optional; 0 = routed nowhere
+- `table`: in `[V,K]` i32|i64: SELECT_TABLE
+- `token_ids`: in `[T]` i32|i64: SELECT_TABLE
+- `given_ids`: in `[T,K]` i32|i64: SELECT_GIVEN
+- `expert_ids`: out `[T,K]` i32; -1 = none
+- `weights`: out `[T,K]` f32; 0 where the id is -1
+- `scores`: out `[T,E+Z]` f32, optional
+- `counts`: out `[E+Z]` i32, optional: += selections per id
+"""
 struct moec_route_args
     struct_size::UInt32
     flags::UInt32
@@ -511,6 +645,17 @@ moec_route_args(;
     counts = moec_tensor(),
 ) = moec_route_args(struct_size, flags, logits, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, expert_ids, weights, scores, counts)
 
+"""
+Fields of `moec_route_grad_args`:
+- `flags`: moec_grad_flags, for d_per_expert_scale
+- `logits`: in `[T,E+Z]` f32|bf16|f16, before the soft-cap
+- `per_expert_scale`: in `[E+Z]`, with PER_EXPERT_SCALE; f32|bf16|f16
+- `expert_ids`: in `[T,K]` i32|i64, from forward
+- `d_weights`: in `[T,K]` f32
+- `d_logits_in`: in `[T,E+Z]` f32, optional: added (auxiliary losses)
+- `d_logits`: out `[T,E+Z]` f32
+- `d_per_expert_scale`: out `[E+Z]`, optional
+"""
 struct moec_route_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -534,6 +679,20 @@ moec_route_grad_args(;
     d_per_expert_scale = moec_tensor(),
 ) = moec_route_grad_args(struct_size, flags, logits, per_expert_scale, expert_ids, d_weights, d_logits_in, d_logits, d_per_expert_scale)
 
+"""
+Fields of `moec_loss_args`:
+- `kind`: moec_loss_kind
+- `top_k`: K of the balance losses; 1..E
+- `coefficient`: 0 = 1
+- `seq_len`: BALANCE_SEQUENCE: divides T
+- `score`: SWITCH, SEQUENCE: moec_score but IDENTITY; sigmoid kinds: by their row sum
+- `logits`: in, `count` tensors `[T,E]` f32|bf16|f16, one per layer; count 1 except MIXTRAL
+- `d_logits`: out, `count` tensors `[T,E]` f32 (backward); added to what is there
+- `counts`: in `[E]` i32, optional: n_e to use instead of counting (SWITCH)
+- `token_mask`: in `[T]` u8|bool, optional: 0 = left out; the same for each layer
+- `loss`: out `[1]` f32 (forward)
+- `d_loss`: in `[1]` f32 (backward); absent = 1
+"""
 struct moec_loss_args
     struct_size::UInt32
     kind::UInt32
@@ -567,6 +726,20 @@ moec_loss_args(;
     d_loss = moec_tensor(),
 ) = moec_loss_args(struct_size, kind, top_k, coefficient, seq_len, score, flags, logits, d_logits, count, counts, token_mask, loss, d_loss)
 
+"""
+Fields of `moec_plan_desc`:
+- `max_tokens`: bound on T; fixes every buffer size
+- `num_experts`: E, all ranks together
+- `num_zero_experts`: Z
+- `top_k`: K; EXPERT_CHOICE: 0
+- `kind`: moec_plan_kind
+- `expert_begin`: local range; 0, 0 = all
+- `expert_end`: local range; 0, 0 = all
+- `align`: rows of each expert rounded up to it; 0|1 = none; power of two
+- `drop`: moec_drop; needs a capacity
+- `capacity`: rows kept per expert; 0 = by capacity_factor or dropless
+- `capacity_factor`: capacity = ceil(T*K/E * factor); 0 = off
+"""
 struct moec_plan_desc
     struct_size::UInt32
     flags::UInt32
@@ -600,7 +773,15 @@ moec_plan_desc(;
     reserved0 = UInt32(0),
 ) = moec_plan_desc(struct_size, flags, max_tokens, num_experts, num_zero_experts, top_k, kind, expert_begin, expert_end, align, drop, capacity, capacity_factor, reserved0)
 
-"================================ 7. permute, unpermute ================================"
+"""
+================================ 7. permute, unpermute ================================
+
+- `x`: in `[T,H]` f32|bf16|f16 (any 1-, 2- or 4-byte type)
+- `x_scale`: in `[T,S]`, optional: block scales that travel with the rows
+- `rows`: out `[P,H]` as x; padding rows are zero; P >= the plan's, a multiple of its align; the rest is zero
+- `row_scale`: out `[P,S]`
+- `row_weight`: out `[P]` f32, optional; rows whose weight is exactly 0 are zero
+"""
 struct moec_permute_args
     struct_size::UInt32
     flags::UInt32
@@ -622,6 +803,13 @@ moec_permute_args(;
     row_weight = moec_tensor(),
 ) = moec_permute_args(struct_size, flags, plan, x, x_scale, rows, row_scale, row_weight)
 
+"""
+Fields of `moec_unpermute_args`:
+- `rows`: in `[P,H]` f32|bf16|f16
+- `weights`: in `[T,K]` f32, optional: merging weights; absent = 1
+- `residual`: in `[T,H]`, optional: added; may be y itself
+- `y`: out `[T,H]` as rows; fp32 sum in slot order, one rounding
+"""
 struct moec_unpermute_args
     struct_size::UInt32
     flags::UInt32
@@ -641,6 +829,13 @@ moec_unpermute_args(;
     y = moec_tensor(),
 ) = moec_unpermute_args(struct_size, flags, plan, rows, weights, residual, y)
 
+"""
+Fields of `moec_permute_grad_args`:
+- `d_rows`: in `[P,H]`
+- `d_row_weight`: in `[P]` f32, optional
+- `d_x`: out `[T,H]`; fp32 sum in slot order, of rows whose weight is 0, too
+- `d_weights`: out `[T,K]` f32, optional; 0 where not routed
+"""
 struct moec_permute_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -660,6 +855,14 @@ moec_permute_grad_args(;
     d_weights = moec_tensor(),
 ) = moec_permute_grad_args(struct_size, flags, plan, d_rows, d_row_weight, d_x, d_weights)
 
+"""
+Fields of `moec_unpermute_grad_args`:
+- `d_y`: in `[T,H]`
+- `rows`: in `[P,H]`, for d_weights
+- `weights`: in `[T,K]` f32, optional: as forward
+- `d_rows`: out `[P,H]`; padding rows are zero
+- `d_weights`: out `[T,K]` f32, optional; 0 where not routed
+"""
 struct moec_unpermute_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -681,6 +884,19 @@ moec_unpermute_grad_args(;
     d_weights = moec_tensor(),
 ) = moec_unpermute_grad_args(struct_size, flags, plan, d_y, rows, weights, d_rows, d_weights)
 
+"""
+Fields of `moec_weights_desc`:
+- `flags`: moec_weights_flags
+- `num_experts`: El; 1 for a shared expert
+- `gate_layout`: moec_gate_layout
+- `hidden`: H
+- `inter`: I
+- `gate_up_orientation`: moec_orientation of gate_up, gate and up
+- `dtype`: f32, f16 or bf16, of all matrices
+- `bias_dtype`: 0 = dtype; or f32
+- `gate_up_scheme`: moec_scheme
+- `down_scheme`: moec_scheme
+"""
 struct moec_weights_desc
     struct_size::UInt32
     flags::UInt32
@@ -710,7 +926,14 @@ moec_weights_desc(;
     down_scheme = UInt32(0),
 ) = moec_weights_desc(struct_size, flags, num_experts, gate_layout, hidden, inter, gate_up_orientation, down_orientation, dtype, bias_dtype, gate_up_scheme, down_scheme)
 
-"The matrices of a set of experts, or their gradients (same shapes; each absent one is skipped)."
+"""
+The matrices of a set of experts, or their gradients (same shapes; each absent one is skipped).
+
+- `gate_up`: GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+- `gate`: SPLIT: N = I, K = H
+- `up`: SPLIT, NONE: N = I, K = H
+- `down`: N = H, K = I
+"""
 struct moec_weight_set
     struct_size::UInt32
     flags::UInt32
@@ -728,6 +951,12 @@ moec_weight_set(;
     down = moec_matrix(),
 ) = moec_weight_set(struct_size, flags, gate_up, gate, up, down)
 
+"""
+Fields of `moec_weights_info`:
+- `packed_bytes`: bytes of a packed copy here; 0 = never packed, or not FROZEN
+- `needs_source`: 0: after packing, the bound memory is not read any more
+- `packed_format`: names layout, type and instruction set; \"\" if not packed
+"""
 struct moec_weights_info
     struct_size::UInt32
     flags::UInt32
@@ -749,6 +978,22 @@ moec_weights_info(;
     packed_format = ntuple(_ -> UInt8(0), 64),
 ) = moec_weights_info(struct_size, flags, packed_bytes, is_bound, is_packed, is_frozen, needs_source, packed_format)
 
+"""
+Fields of `moec_experts_desc`:
+- `hidden`: H
+- `inter`: I
+- `shared_inter`: Is; 0 without shared expert
+- `num_experts`: E, all ranks together
+- `num_zero_experts`: Z: ids in [E,E+Z) add w * x
+- `top_k`: K; 0 for EXPERT_CHOICE plans
+- `expert_begin`: local range, as in the plan; 0, 0 = all
+- `expert_end`: local range, as in the plan; 0, 0 = all
+- `align`: as in the plan
+- `max_rows_base`: EXPERT_CHOICE: El * capacity; else 0
+- `gate_layout`: only NONE or not: MOEC_GATE_NONE for a plain MLP
+- `dtype`: of x, y and residual: f32, f16, bf16
+- `output_scale`: of the routed sum; 0 = 1
+"""
 struct moec_experts_desc
     struct_size::UInt32
     flags::UInt32
@@ -798,6 +1043,18 @@ moec_experts_desc(;
     output_scale = Float32(0),
 ) = moec_experts_desc(struct_size, flags, hidden, inter, shared_inter, num_experts, num_zero_experts, top_k, expert_begin, expert_end, align, max_rows_base, gate_layout, dtype, activation, shared_activation, weight_position, combine, act_rounding, shared, save, output_scale)
 
+"""
+Fields of `moec_experts_args`:
+- `shared_weights`: with a shared expert; one expert of width shared_inter
+- `x`: in `[T,H]`
+- `shared_gate`: in `[1,H]` or `[2,H]`; dtype of x or f32
+- `shared_gate_bias`: in `[2]`, SOFTMAX2; dtype of x or f32
+- `output_bias`: in `[H]`, optional; dtype of x or f32
+- `residual`: in `[T,H]`, optional: added; may be y itself
+- `y`: out `[T,H]`
+- `saved`: out, unless SAVE_NONE; written in full. At an address that is no multiple of 4 it takes scratch of its size besides any workspace, backward, too
+- `workspace`: absent = the context's
+"""
 struct moec_experts_args
     struct_size::UInt32
     flags::UInt32
@@ -829,6 +1086,23 @@ moec_experts_args(;
     workspace = moec_buffer(),
 ) = moec_experts_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, output_bias, residual, y, saved, workspace)
 
+"""
+Fields of `moec_experts_grad_args`:
+- `flags`: moec_grad_flags
+- `x`: in `[T,H]`
+- `shared_gate`: in `[1,H]` or `[2,H]`; dtype of x or f32
+- `shared_gate_bias`: in `[2]`, SOFTMAX2; dtype of x or f32
+- `d_y`: in `[T,H]`
+- `saved`: in
+- `d_x`: out `[T,H]`; absent = skipped, as every output here
+- `d_weights`: out `[T,K]` f32: gradient of the routing weights; `[P]` for EXPERT_CHOICE rows
+- `d_expert_weights`: out, layout of the bound weights; f32 or their dtype; NULL = frozen
+- `d_shared_weights`: out, likewise
+- `d_shared_gate`: out, f32 or dtype of x
+- `d_shared_gate_bias`: out, f32 or dtype of x
+- `d_output_bias`: out, f32 or dtype of x
+- `d_residual`: out `[T,H]`
+"""
 struct moec_experts_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -887,7 +1161,13 @@ moec_experts_sizes(;
     saved = moec_size(),
 ) = moec_experts_sizes(struct_size, flags, forward_workspace, backward_workspace, saved)
 
-"gate -> route -> plan -> experts in one call, with one saved buffer; the descriptors are copied."
+"""
+gate -> route -> plan -> experts in one call, with one saved buffer; the descriptors are copied.
+
+- `experts`: num_experts, num_zero_experts, top_k as in the router
+- `drop`: moec_drop
+- `capacity_factor`: as in moec_plan_desc
+"""
 struct moec_layer_desc
     struct_size::UInt32
     flags::UInt32
@@ -907,6 +1187,31 @@ moec_layer_desc(;
     capacity = Int64(0),
 ) = moec_layer_desc(struct_size, flags, router, experts, drop, capacity_factor, capacity)
 
+"""
+Fields of `moec_layer_args`:
+- `x`: in `[T,H]`
+- `router_x`: in `[T,Hr]`, optional: the router's input when it is not x; where Hr > H the call may take scratch of the context besides its workspace
+- `gate_weight`: in `[E+Z,H]` f32|bf16|f16
+- `gate_bias`: in `[E+Z]`, with LOGIT_BIAS; dtype of weight or f32
+- `input_scale`: in `[H]`, RMS_SCALED; dtype of weight or f32
+- `select_bias`: in `[E+Z]` f32, with SELECT_BIAS
+- `per_expert_scale`: in `[E+Z]`, with PER_EXPERT_SCALE; f32|bf16|f16
+- `token_mask`: in `[T]` u8|bool, optional; 0 = routed nowhere
+- `table`: in `[V,K]` i32|i64: SELECT_TABLE
+- `token_ids`: in `[T]` i32|i64: SELECT_TABLE
+- `given_ids`: in `[T,K]` i32|i64: SELECT_GIVEN
+- `shared_gate`: in `[1,H]` or `[2,H]`; dtype of x or f32
+- `shared_gate_bias`: in `[2]`, SOFTMAX2; dtype of x or f32
+- `output_bias`: in `[H]`, optional; dtype of x or f32
+- `residual`: in `[T,H]`, optional: added; may be y itself
+- `y`: out `[T,H]`
+- `logits`: out `[T,E+Z]` f32, optional
+- `expert_ids`: out `[T,K]` i32, optional
+- `routing_weights`: out `[T,K]` f32, optional
+- `counts`: out `[E+Z]` i32, optional: += selections per id
+- `saved`: out, unless SAVE_NONE
+- `workspace`: absent = the context's
+"""
 struct moec_layer_args
     struct_size::UInt32
     flags::UInt32
@@ -966,6 +1271,26 @@ moec_layer_args(;
     workspace = moec_buffer(),
 ) = moec_layer_args(struct_size, flags, rng_offset, weights, shared_weights, x, router_x, gate_weight, gate_bias, input_scale, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, shared_gate, shared_gate_bias, output_bias, residual, y, logits, expert_ids, routing_weights, counts, saved, workspace)
 
+"""
+Fields of `moec_layer_grad_args`:
+- `flags`: moec_grad_flags
+- `forward`: the inputs of the forward call and its saved buffer; outputs unused
+- `d_y`: in `[T,H]`
+- `d_logits_in`: in `[T,E+Z]` f32, optional: from auxiliary losses
+- `d_x`: out `[T,H]`; without router_x, d_x holds both
+- `d_router_x`: out `[T,Hr]`; without router_x, d_x holds both
+- `d_gate_weight`: out
+- `d_gate_bias`: out
+- `d_input_scale`: out
+- `d_per_expert_scale`: out
+- `d_expert_weights`: out
+- `d_shared_weights`: out
+- `d_shared_gate`: out
+- `d_shared_gate_bias`: out
+- `d_output_bias`: out
+- `d_residual`: out
+- `d_routing_weights`: out `[T,K]` f32, optional
+"""
 struct moec_layer_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -1049,6 +1374,7 @@ const LAYOUT = (
 moec_version() =
     @ccall LIB.moec_version()::UInt32
 
+"Static text such as \"0.1.0\"."
 moec_version_string() =
     @ccall LIB.moec_version_string()::Ptr{UInt8}
 
@@ -1060,6 +1386,7 @@ moec_abi_version() =
 moec_build_info() =
     @ccall LIB.moec_build_info()::Ptr{UInt8}
 
+"Static name such as \"MOEC_E_SHAPE\"; \"MOEC_E_UNKNOWN\" for other values; never NULL."
 moec_status_name(status) =
     @ccall LIB.moec_status_name(status::Int32)::Ptr{UInt8}
 

@@ -11,9 +11,7 @@ mod handle;
 mod layer;
 mod tensor;
 
-pub use call::{
-    ExpertsCall, ExpertsGradCall, LayerCall, LayerGradCall, RouteCall, WeightGrads, WeightSet,
-};
+pub use call::*;
 pub use error::{check, Error, Result};
 pub use half;
 pub use handle::{device_count, version, Context, Experts, Layer, Plan, Router, Stream, Weights};
