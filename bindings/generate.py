@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moec.h -> api.json, the low-level layers of Julia and Go, and the argument lists of all languages.
+"""moec.h -> api.json, the low-level layers of Julia and Go, the argument lists of all languages.
 
     python bindings/generate.py           rewrite the generated files
     python bindings/generate.py --check   fail if regenerating would change one

@@ -31,9 +31,10 @@ void moec_plan_free(moec_plan* plan) {
 }
 
 moec_status moec_plan_from_topk(moec_plan* plan, const moec_tensor* expert_ids,
-                                const moec_tensor* weights, moec_stream stream) {
+                                const moec_tensor* routing_weights, moec_stream stream) {
   return guard(__func__, [&] {
-    self<Plan>(plan, "plan").from_topk(required(expert_ids, "expert_ids", 2), weights, stream);
+    self<Plan>(plan, "plan")
+        .from_topk(required(expert_ids, "expert_ids", 2), routing_weights, stream);
   });
 }
 

@@ -126,11 +126,11 @@ class Layer {
   void combine(bool backward) const {
     cuda::CombineParams p = plan_.combine(s_.hidden, rows_.data(), y_.data());
     if (backward) {
-      p.weights = nullptr;
+      p.routing_weights = nullptr;
       p.d_weight_parts = parts_.data();
       p.parts = cuda::fast_dot_parts(s_.inter);
       p.max_rows = r_;
-      p.d_weights = d_weights_.data();
+      p.d_routing_weights = d_weights_.data();
     }
     CHECK_CUDA(cuda::launch_combine(p, MOEC_BF16, sms_, nullptr));
   }

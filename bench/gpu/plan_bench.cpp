@@ -132,13 +132,13 @@ void routers(Device& device, std::vector<Row>& rows, int64_t tokens, int experts
   auto route = sized<moec_route_args>();
   route.logits = device.tensor(MOEC_F32, {tokens, experts}, values);
   route.expert_ids = device.tensor<int>(MOEC_I32, {tokens, top_k}, {});
-  route.weights = device.tensor<int>(MOEC_F32, {tokens, top_k}, {});
+  route.routing_weights = device.tensor<int>(MOEC_F32, {tokens, top_k}, {});
   auto back = sized<moec_route_grad_args>();
   back.logits = route.logits;
   back.expert_ids = route.expert_ids;
-  back.d_weights = device.tensor<int>(MOEC_F32, {tokens, top_k}, {});
+  back.d_routing_weights = device.tensor<int>(MOEC_F32, {tokens, top_k}, {});
   back.d_logits = device.tensor<int>(MOEC_F32, {tokens, experts}, {});
-  CUDA(cudaMemset(back.d_weights.data, 0, size_t(tokens * top_k) * 4));
+  CUDA(cudaMemset(back.d_routing_weights.data, 0, size_t(tokens * top_k) * 4));
   auto gate = sized<moec_gate_args>();
   gate.x = device.tensor<int>(MOEC_BF16, {tokens, hidden}, {});
   gate.weight = device.tensor<int>(MOEC_BF16, {experts, hidden}, {});
@@ -163,8 +163,9 @@ void routers(Device& device, std::vector<Row>& rows, int64_t tokens, int experts
   for (const auto& call : calls)
     rows.push_back({call.name, tokens, experts, top_k, device.time(call.call)});
   moec_router_free(router);
-  for (const moec_tensor* t : {&route.logits, &route.expert_ids, &route.weights, &back.d_weights,
-                               &back.d_logits, &gate.x, &gate.weight, &grad.d_x, &grad.d_weight})
+  for (const moec_tensor* t :
+       {&route.logits, &route.expert_ids, &route.routing_weights, &back.d_routing_weights,
+        &back.d_logits, &gate.x, &gate.weight, &grad.d_x, &grad.d_weight})
     CUDA(cudaFree(t->data));
 }
 

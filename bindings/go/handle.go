@@ -104,13 +104,13 @@ func NewPlan(c *Context, desc raw.PlanDesc) (*Plan, error) {
 	return &Plan{newHandle(value, func(h uintptr) { raw.PlanFree(h) })}, nil
 }
 
-// FromTopK rebuilds the plan from ids [T,K] (int32 or int64) and weights [T,K] (float32; zero
-// Tensor = 1).
-func (p *Plan) FromTopK(expertIDs, weights Tensor, stream Stream) error {
+// FromTopK rebuilds the plan from ids [T,K] (int32 or int64) and routing weights [T,K]
+// (float32; zero Tensor = 1).
+func (p *Plan) FromTopK(expertIDs, routingWeights Tensor, stream Stream) error {
 	var pin pins
 	defer pin.release()
 	defer runtime.KeepAlive(p)
-	ids, w := pin.tensor(expertIDs), pin.tensor(weights)
+	ids, w := pin.tensor(expertIDs), pin.tensor(routingWeights)
 	optional := unsafe.Pointer(&w)
 	if w.Dtype == 0 { // no rows of weights have no address, either
 		optional = nil

@@ -123,7 +123,7 @@ PROXY(, 0, SWIG_POINTER_NO_NULL)
 PROXY(self, $disown, SWIG_POINTER_NO_NULL)
 PROXY(NULLABLE, 0, 0)
 %apply SWIGTYPE *NULLABLE {
-  const moec_buffer *memory, const moec_tensor *weights, const moec_tensor *probs,
+  const moec_buffer *memory, const moec_tensor *routing_weights, const moec_tensor *probs,
   const moec_tensor *token_mask
 };
 

@@ -86,20 +86,20 @@ struct RouteArgs {
   Array per_expert_scale;
   const uint8_t* token_mask;
   Array table, token_ids, given_ids;
-  int32_t* expert_ids;  // out [T,K]
-  float* weights;       // out [T,K]
-  float* scores;        // out [T,E+Z] optional
-  int32_t* counts;      // inout [E+Z] optional
+  int32_t* expert_ids;     // out [T,K]
+  float* routing_weights;  // out [T,K]
+  float* scores;           // out [T,E+Z] optional
+  int32_t* counts;         // inout [E+Z] optional
 };
 struct RouteGradArgs {
   const moec_router_desc* desc;
   int64_t num_tokens;
   bool accumulate;
   Array logits, per_expert_scale, expert_ids;
-  const float* d_weights;    // [T,K]
-  const float* d_logits_in;  // [T,E+Z] optional
-  float* d_logits;           // out [T,E+Z]; may be d_logits_in
-  Array d_per_expert_scale;  // out [E+Z] optional
+  const float* d_routing_weights;  // [T,K]
+  const float* d_logits_in;        // [T,E+Z] optional
+  float* d_logits;                 // out [T,E+Z]; may be d_logits_in
+  Array d_per_expert_scale;        // out [E+Z] optional
 };
 struct BiasUpdateArgs {
   int32_t num_ids;  // E+Z
@@ -138,7 +138,7 @@ struct PlanView {          // arrays as moec_plan_field describes them
   float* row_weight = nullptr;        // [P]
   int32_t* assignment_row = nullptr;  // [T,K]
   int32_t* expert_ids = nullptr;      // [T,K]
-  float* weights = nullptr;           // [T,K]
+  float* routing_weights = nullptr;   // [T,K]
   int32_t* totals = nullptr;          // [4]
   int32_t* token_offsets = nullptr;   // [T+1] expert choice
   int32_t* token_rows = nullptr;      // [El*capacity] expert choice
@@ -147,14 +147,14 @@ struct PlanView {          // arrays as moec_plan_field describes them
 // Backend::plan_scratch is at most this many int32 for each local expert, rounded up to a multiple
 // of four, and with DROP_BY_WEIGHT K more for each token: a plan has them in its memory.
 constexpr int64_t kPlanCounts = 130;
-struct PlanSource {      // what a plan is built from: ids (+ weights), a map (+ probs), or scores
-  Array expert_ids;      // [T,K] i32|i64; may alias plan.expert_ids
-  const float* weights;  // [T,K] or null = 1; may alias plan.weights
-  Array routing_map;     // [T,E] u8|bool|i32
-  const float* probs;    // [T,E] or null
-  const float* scores;   // [T,E] expert choice
-  const uint8_t* token_mask;  // [T] expert choice, optional
-  bool check;                 // MOEC_CONTEXT_CHECK_INPUTS
+struct PlanSource {  // what a plan is built from: ids (+ weights), a map (+ probs), or scores
+  Array expert_ids;  // [T,K] i32|i64; may alias plan.expert_ids
+  const float* routing_weights;  // [T,K] or null = 1; may alias plan.routing_weights
+  Array routing_map;             // [T,E] u8|bool|i32
+  const float* probs;            // [T,E] or null
+  const float* scores;           // [T,E] expert choice
+  const uint8_t* token_mask;     // [T] expert choice, optional
+  bool check;                    // MOEC_CONTEXT_CHECK_INPUTS
 };
 
 // ---------------------------------------------------------------- rows
@@ -170,8 +170,8 @@ struct UnpermuteArgs {
   int64_t hidden;
   moec_dtype dtype;
   const void* rows;
-  const float* weights;  // [T,K] or null = 1
-  const void* residual;  // [T,H] optional
+  const float* routing_weights;  // [T,K] or null = 1
+  const void* residual;          // [T,H] optional
   void* y;
 };
 struct PermuteGradArgs {
@@ -181,7 +181,7 @@ struct PermuteGradArgs {
   const void* d_rows;
   const float* d_row_weight;
   void* d_x;
-  float* d_weights;
+  float* d_routing_weights;
 };
 struct UnpermuteGradArgs {
   const PlanView* plan;
@@ -189,9 +189,9 @@ struct UnpermuteGradArgs {
   moec_dtype dtype;
   const void* d_y;
   const void* rows;
-  const float* weights;
+  const float* routing_weights;
   void* d_rows;
-  float* d_weights;
+  float* d_routing_weights;
 };
 
 // ---------------------------------------------------------------- experts
@@ -218,7 +218,7 @@ struct ExpertsGradArgs {
   const void* d_y;
   const void* saved;
   void* d_x;
-  float* d_weights;                                        // [T,K], or [P] for expert choice
+  float* d_routing_weights;                                // [T,K], or [P] for expert choice
   const WeightsView *d_expert_weights, *d_shared_weights;  // matrices absent = skipped; null = none
   Array d_shared_gate, d_shared_gate_bias, d_output_bias;
   void* d_residual;

@@ -11,7 +11,7 @@ namespace moec {
 struct Term {
   int64_t row;    // -1: identity
   float weight;   // routing weight
-  int64_t entry;  // where d_weights has it: t * K + slot; expert choice: the row
+  int64_t entry;  // where d_routing_weights has it: t * K + slot; expert choice: the row
 };
 
 enum class TermOrder { kSlot, kExpert };
@@ -33,7 +33,7 @@ MOEC_HD void for_each_term(const PlanView& plan, int64_t t, TermOrder order, con
   const auto visit = [&](int64_t slot) {
     const int64_t entry = t * plan.top_k + slot, row = plan.assignment_row[entry];
     const bool identity = ids[slot] >= plan.num_experts;
-    if (row >= 0 || identity) body(Term{row, plan.weights[entry], entry});
+    if (row >= 0 || identity) body(Term{row, plan.routing_weights[entry], entry});
   };
   if (order == TermOrder::kSlot) {
     for (int64_t slot = 0; slot < plan.top_k; ++slot) visit(slot);

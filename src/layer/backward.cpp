@@ -83,9 +83,9 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   const Backend& backend = context_->backend();
   experts.plan = &plan;
   experts.workspace = memory.experts;
-  experts.d_weights = d_routing       ? static_cast<float*>(d_routing.data)
-                      : trains_router ? memory.d_weights
-                                      : nullptr;
+  experts.d_routing_weights = d_routing       ? static_cast<float*>(d_routing.data)
+                              : trains_router ? memory.d_routing_weights
+                                              : nullptr;
   if (kept.x_jittered) {
     experts.x = {kept.x_jittered, desc.dtype};
     if (experts.d_x) {
@@ -106,7 +106,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
                            wide ? wide : bytes_for(router_scratch_, T));
   route.logits = {kept.logits, MOEC_F32};
   route.expert_ids = {kept.expert_ids, MOEC_I32};
-  route.d_weights = experts.d_weights;
+  route.d_routing_weights = experts.d_routing_weights;
   route.d_logits = memory.d_logits;
   backend.route_backward(route, stream);
   gate.d_logits = memory.d_logits;

@@ -243,11 +243,11 @@ void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, con
   experts.accumulate_x = args.flags & MOEC_GRAD_ACCUMULATE_X;
   experts.d_y = check.in("d_y", args.d_y, {T, H}, {desc_.dtype}).data;
   experts.d_x = check.optional_out("d_x", args.d_x, {T, H}, {desc_.dtype}).data;
-  const moec_tensor& d_weights = args.d_weights;
-  experts.d_weights =
-      static_cast<float*>((K ? check.optional_out("d_weights", d_weights, {T, K}, kFloat)
-                             : check.optional_out("d_weights", d_weights, {view.max_rows}, kFloat))
-                              .data);
+  const moec_tensor& d_routing_weights = args.d_routing_weights;
+  experts.d_routing_weights = static_cast<float*>(
+      (K ? check.optional_out("d_routing_weights", d_routing_weights, {T, K}, kFloat)
+         : check.optional_out("d_routing_weights", d_routing_weights, {view.max_rows}, kFloat))
+          .data);
   experts.d_expert_weights = d_experts.view();
   experts.d_shared_weights = d_shared.view();
   check_gradients(

@@ -44,7 +44,7 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   PlanView& plan = memory.plan;
   set_plan_tokens(plan_desc_, T, plan);
   plan.expert_ids = kept.expert_ids;
-  plan.weights = kept.weights;
+  plan.routing_weights = kept.routing_weights;
 
   const Backend& backend = context_->backend();
   {
@@ -56,7 +56,7 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
     backend.gate_forward(in.gate, stream);
     in.route.logits = {kept.logits, MOEC_F32};
     in.route.expert_ids = kept.expert_ids;
-    in.route.weights = kept.weights;
+    in.route.routing_weights = kept.routing_weights;
     backend.route_forward(in.route, stream);
   }
   build_plan(plan, kept, stream);
@@ -68,7 +68,8 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   }
   if (logits) backend.copy(logits.data, kept.logits, uint64_t(T * N) * 4, stream);
   if (ids) backend.copy(ids.data, kept.expert_ids, uint64_t(T * K) * 4, stream);
-  if (out_weights) backend.copy(out_weights.data, kept.weights, uint64_t(T * K) * 4, stream);
+  if (out_weights)
+    backend.copy(out_weights.data, kept.routing_weights, uint64_t(T * K) * 4, stream);
   saved.store();
 }
 

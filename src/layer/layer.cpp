@@ -72,7 +72,7 @@ Layer::Kept Layer::lay_out_kept(Arena& arena) const {
   if (experts_->saves()) arena.take(sizeof(SavedHeader), 0);
   kept.logits = arena.take_array<float>(0, N);
   kept.expert_ids = arena.take_array<int32_t>(0, K);
-  kept.weights = arena.take_array<float>(0, K);
+  kept.routing_weights = arena.take_array<float>(0, K);
   if (router_->jitters_experts())
     kept.x_jittered = arena.take(0, uint64_t(desc.hidden * dtype_bytes(desc.dtype)));
   return kept;
@@ -113,7 +113,7 @@ Layer::Memory Layer::lay_out_backward(Arena& arena) const {
   const moec_size& own = experts_->backend_sizes().backward;
   Memory memory;
   memory.plan = plan_in(arena);
-  memory.d_weights = arena.take_array<float>(0, K);
+  memory.d_routing_weights = arena.take_array<float>(0, K);
   memory.d_logits = arena.take_array<float>(0, N);
   if (router_->jitters_experts())
     memory.d_x_jittered = arena.take(0, uint64_t(desc.hidden * dtype_bytes(desc.dtype)));
@@ -187,10 +187,10 @@ void Layer::begin_saved(void* saved, int64_t num_tokens, moec_stream stream) con
   };
   write_saved_header(*context_, saved, saved_header(num_tokens), stream);
   zero_to(after(kept.logits, T * N * sizeof(float)), kept.expert_ids);
-  zero_to(after(kept.expert_ids, T * K * sizeof(int32_t)), kept.weights);
+  zero_to(after(kept.expert_ids, T * K * sizeof(int32_t)), kept.routing_weights);
   const moec_experts_desc& desc = experts_->desc();
   const uint64_t x_bytes = T * uint64_t(desc.hidden * dtype_bytes(desc.dtype));
-  char* last = after(kept.weights, T * K * sizeof(float));
+  char* last = after(kept.routing_weights, T * K * sizeof(float));
   if (kept.x_jittered) {
     zero_to(last, kept.x_jittered);
     last = after(kept.x_jittered, x_bytes);
@@ -203,7 +203,7 @@ void Layer::begin_saved(void* saved, int64_t num_tokens, moec_stream stream) con
 void Layer::build_plan(const PlanView& plan, const Kept& kept, moec_stream stream) const {
   PlanSource source = {};
   source.expert_ids = {kept.expert_ids, MOEC_I32};
-  source.weights = kept.weights;
+  source.routing_weights = kept.routing_weights;
   const Context::Timer timer(*context_, Phase::kPlan);
   context_->backend().build_plan(source, plan, stream);
 }

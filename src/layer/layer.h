@@ -4,7 +4,7 @@
 //   saved      header | logits [T,E+Z] | expert_ids [T,K] | weights [T,K] | x_jittered | the
 //   experts' own workspace  plan arrays | plan scratch | the experts' own, and forward without
 //   `saved`: the logits
-//              and x_jittered; backward: d_weights, d_logits, d_x_jittered
+//              and x_jittered; backward: d_routing_weights, d_logits, d_x_jittered
 //
 // Backward builds the plan again from expert_ids and weights: it costs less than keeping its rows.
 #pragma once
@@ -36,11 +36,11 @@ class Layer final : public Object {
   std::string describe(const Weights& weights, int64_t num_tokens) const;
 
  private:
-  struct Kept {           // from forward to backward, or for forward only
-    float* logits;        // [T,E+Z]
-    int32_t* expert_ids;  // [T,K]
-    float* weights;       // [T,K]
-    void* x_jittered;     // [T,H] dtype of x, with JITTER_X
+  struct Kept {              // from forward to backward, or for forward only
+    float* logits;           // [T,E+Z]
+    int32_t* expert_ids;     // [T,K]
+    float* routing_weights;  // [T,K]
+    void* x_jittered;        // [T,H] dtype of x, with JITTER_X
   };
   struct Inputs;
   struct Memory;
@@ -78,8 +78,8 @@ struct Layer::Inputs {
 struct Layer::Memory {
   Kept kept = {};
   PlanView plan;
-  float *d_weights = nullptr, *d_logits = nullptr;   // backward
-  void *d_x_jittered = nullptr, *experts = nullptr;  // experts: the router's scratch as well
+  float *d_routing_weights = nullptr, *d_logits = nullptr;  // backward
+  void *d_x_jittered = nullptr, *experts = nullptr;         // experts: the router's scratch as well
 };
 
 }  // namespace moec

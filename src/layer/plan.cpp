@@ -28,7 +28,7 @@ Field field_of(const PlanView& plan, int32_t field) {
                           {plan.row_weight, MOEC_F32, 1, {P}},
                           {plan.assignment_row, MOEC_I32, 2, {T, K}},
                           {plan.expert_ids, MOEC_I32, 2, {T, K}},
-                          {plan.weights, MOEC_F32, 2, {T, K}},
+                          {plan.routing_weights, MOEC_F32, 2, {T, K}},
                           {plan.totals, MOEC_I32, 1, {4}},
                           {plan.token_offsets, MOEC_I32, 1, {T + 1}},
                           {plan.token_rows, MOEC_I32, 1, {choices}},
@@ -110,15 +110,19 @@ void Plan::build(const PlanSource& source, const PlanView& plan, moec_stream str
   adopt(plan);
 }
 
-void Plan::from_topk(const moec_tensor& ids, const moec_tensor* weights, moec_stream stream) {
+void Plan::from_topk(const moec_tensor& ids, const moec_tensor* routing_weights,
+                     moec_stream stream) {
   require_kind(MOEC_PLAN_TOPK, "moec_plan_from_scores");
   TensorCheck check(*context_);
   const int64_t T = check.tokens("expert_ids", ids), K = desc_.top_k;
   const PlanView plan = view_for(T);
   PlanSource source = {};
   source.expert_ids = check.in("expert_ids", ids, {T, K}, kId);
-  source.weights = static_cast<const float*>(
-      check.optional_in("weights", weights ? *weights : moec_tensor{}, {T, K}, kFloat).data);
+  source.routing_weights = static_cast<const float*>(
+      check
+          .optional_in("routing_weights", routing_weights ? *routing_weights : moec_tensor{},
+                       {T, K}, kFloat)
+          .data);
   source.check = context_->checks_inputs();
   check.memory_out("plan", memory_, bytes_);
   check.finish();
@@ -142,14 +146,14 @@ void Plan::from_logits(const Router& router, const moec_route_args& args, moec_s
   route.logits = check.in("logits", args.logits, {T, N}, kReal);
   router.check_route_inputs(args, T, check, route);
   const Array ids = check.optional_out("expert_ids", args.expert_ids, {T, K}, kInt);
-  const Array weights = check.optional_out("weights", args.weights, {T, K}, kFloat);
+  const Array weights = check.optional_out("routing_weights", args.routing_weights, {T, K}, kFloat);
   route.scores =
       static_cast<float*>(check.optional_out("scores", args.scores, {T, N}, kFloat).data);
   route.counts = static_cast<int32_t*>(check.optional_out("counts", args.counts, {N}, kInt).data);
   check.memory_out("plan", memory_, bytes_);
   check.finish();
   route.expert_ids = plan.expert_ids;
-  route.weights = plan.weights;
+  route.routing_weights = plan.routing_weights;
   // By this context, whose threads route: the router's may have fewer.
   const moec_size scratch = context_->backend().router_scratch(r, 0);
   const uint64_t bytes_of_route = checked_bytes("scratch", scratch, T);
@@ -163,10 +167,10 @@ void Plan::from_logits(const Router& router, const moec_route_args& args, moec_s
   }
   const uint64_t bytes = uint64_t(T * K) * 4;
   if (ids) backend.copy(ids.data, plan.expert_ids, bytes, stream);
-  if (weights) backend.copy(weights.data, plan.weights, bytes, stream);
+  if (weights) backend.copy(weights.data, plan.routing_weights, bytes, stream);
   PlanSource source = {};
   source.expert_ids = {plan.expert_ids, MOEC_I32};
-  source.weights = plan.weights;
+  source.routing_weights = plan.routing_weights;
   build(source, plan, stream);
 }
 

@@ -21,7 +21,7 @@ class Plan final : public Object {
   const PlanView& view() const;  // throws E_INVALID_STATE before the first build
   int64_t num_tokens() const { return view().num_tokens; }
 
-  void from_topk(const moec_tensor& ids, const moec_tensor* weights, moec_stream stream);
+  void from_topk(const moec_tensor& ids, const moec_tensor* routing_weights, moec_stream stream);
   void from_logits(const Router& router, const moec_route_args& args, moec_stream stream);
   void from_map(const moec_tensor& map, const moec_tensor* probs, moec_stream stream);
   void from_scores(const moec_tensor& scores, const moec_tensor* token_mask, moec_stream stream);

@@ -50,7 +50,7 @@ Parts plan_parts(const PlanView& plan) {
                   {plan.row_weight, rows},
                   {plan.assignment_row, slots},
                   {plan.expert_ids, slots},
-                  {plan.weights, slots},
+                  {plan.routing_weights, slots},
                   {plan.token_offsets, tokens},
                   {plan.token_rows, choices}}};
   for (Part& part : parts.part) parts.bytes += part.bytes *= 4;  // every element has 4 bytes
@@ -68,7 +68,7 @@ PlanView view_in(PlanView plan, char* memory) {
     if (i == 5)
       plan.row_weight = reinterpret_cast<float*>(memory);
     else if (i == 8)
-      plan.weights = reinterpret_cast<float*>(memory);
+      plan.routing_weights = reinterpret_cast<float*>(memory);
     else
       *arrays[i] = reinterpret_cast<int32_t*>(memory);
     memory += parts.part[i].bytes;

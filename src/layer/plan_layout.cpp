@@ -125,7 +125,7 @@ PlanView lay_out_plan(const moec_plan_desc& desc, bool affine, Arena& arena) {
   plan.row_weight = arena.take_array<float>(row_base, row_per_token);
   plan.assignment_row = arena.take_array<int32_t>(0, K);
   plan.expert_ids = arena.take_array<int32_t>(0, K);
-  plan.weights = arena.take_array<float>(0, K);
+  plan.routing_weights = arena.take_array<float>(0, K);
   if (choice) plan.token_offsets = arena.take_array<int32_t>(1, 1);
   if (choice) plan.token_rows = arena.take_array<int32_t>(local * uint64_t(desc.capacity), 0);
   return plan;

@@ -242,7 +242,8 @@ void Router::route_forward(const moec_route_args& args, moec_stream stream) cons
   check_route_inputs(args, T, check, route);
   route.expert_ids =
       static_cast<int32_t*>(check.out("expert_ids", args.expert_ids, {T, K}, kInt).data);
-  route.weights = static_cast<float*>(check.out("weights", args.weights, {T, K}, kFloat).data);
+  route.routing_weights =
+      static_cast<float*>(check.out("routing_weights", args.routing_weights, {T, K}, kFloat).data);
   route.scores =
       static_cast<float*>(check.optional_out("scores", args.scores, {T, N}, kFloat).data);
   route.counts = static_cast<int32_t*>(check.optional_out("counts", args.counts, {N}, kInt).data);
@@ -266,7 +267,8 @@ void Router::route_backward(const moec_route_grad_args& args, moec_stream stream
   route.per_expert_scale = check.in_if(scaled, "PER_EXPERT_SCALE", "per_expert_scale",
                                        args.per_expert_scale, {N}, kReal);
   route.expert_ids = check.in("expert_ids", args.expert_ids, {T, K}, kId);
-  route.d_weights = static_cast<float*>(check.in("d_weights", args.d_weights, {T, K}, kFloat).data);
+  route.d_routing_weights = static_cast<float*>(
+      check.in("d_routing_weights", args.d_routing_weights, {T, K}, kFloat).data);
   route.d_logits_in = static_cast<const float*>(
       check.optional_in("d_logits_in", args.d_logits_in, {T, N}, kFloat).data);
   route.d_logits = static_cast<float*>(check.out("d_logits", args.d_logits, {T, N}, kFloat).data);

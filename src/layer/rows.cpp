@@ -75,8 +75,8 @@ void unpermute(const Context& context, const Plan& plan, const moec_unpermute_ar
   rows.hidden = H;
   rows.dtype = from.dtype;
   rows.rows = from.data;
-  rows.weights =
-      static_cast<const float*>(check.optional_in("weights", args.weights, {T, K}, kFloat).data);
+  rows.routing_weights = static_cast<const float*>(
+      check.optional_in("routing_weights", args.routing_weights, {T, K}, kFloat).data);
   rows.residual = check.optional_in("residual", args.residual, {T, H}, {from.dtype}).data;
   rows.y = check.out("y", args.y, {T, H}, {from.dtype}).data;
   plan.check_memory(check);
@@ -103,9 +103,9 @@ void permute_backward(const Context& context, const Plan& plan, const moec_permu
   rows.d_row_weight = static_cast<const float*>(
       check.optional_in("d_row_weight", args.d_row_weight, {P}, kFloat).data);
   rows.d_x = check.out("d_x", args.d_x, {T, H}, {from.dtype}).data;
-  if (!rows.d_row_weight) check.absent("d_weights", args.d_weights, "d_row_weight");
-  rows.d_weights =
-      static_cast<float*>(check.optional_out("d_weights", args.d_weights, {T, K}, kFloat).data);
+  if (!rows.d_row_weight) check.absent("d_routing_weights", args.d_routing_weights, "d_row_weight");
+  rows.d_routing_weights = static_cast<float*>(
+      check.optional_out("d_routing_weights", args.d_routing_weights, {T, K}, kFloat).data);
   plan.check_memory(check);
   check.finish();
   context.backend().permute_backward(rows, stream);
@@ -119,7 +119,7 @@ void unpermute_backward(const Context& context, const Plan& plan,
   const int64_t T = view.num_tokens, K = view.top_k, H = width("d_y", args.d_y);
   const int64_t P = num_rows("d_rows", args.d_rows, check, view);
   const Array from = check.in("d_y", args.d_y, {T, H}, kReal);
-  const bool weighted = !is_absent(args.d_weights);
+  const bool weighted = !is_absent(args.d_routing_weights);
   UnpermuteGradArgs rows = {};
   rows.plan = &view;
   rows.hidden = H;
@@ -130,11 +130,11 @@ void unpermute_backward(const Context& context, const Plan& plan,
     const int64_t in_rows = num_rows("rows", args.rows, check, view);
     rows.rows = check.in("rows", args.rows, {in_rows, H}, {from.dtype}).data;
   }
-  rows.weights =
-      static_cast<const float*>(check.optional_in("weights", args.weights, {T, K}, kFloat).data);
+  rows.routing_weights = static_cast<const float*>(
+      check.optional_in("routing_weights", args.routing_weights, {T, K}, kFloat).data);
   rows.d_rows = check.out("d_rows", args.d_rows, {P, H}, {from.dtype}).data;
-  rows.d_weights =
-      static_cast<float*>(check.optional_out("d_weights", args.d_weights, {T, K}, kFloat).data);
+  rows.d_routing_weights = static_cast<float*>(
+      check.optional_out("d_routing_weights", args.d_routing_weights, {T, K}, kFloat).data);
   plan.check_memory(check);
   check.finish();
   context.backend().unpermute_backward(rows, stream);

@@ -171,18 +171,18 @@ MOEC_HD void finish_weights(const Slots& slots, const moec_router_desc& desc, co
   });
 }
 
-// From d_weights, the gradient at the routing weights, to d_w at the weights w of R7.
+// From d_routing_weights, the gradient at the routing weights, to d_w at the weights w of R7.
 // visit_scale(k, d): d is what slot k adds to the gradient of its id's scale. Returns whether the
 // result does not change when all w are multiplied by one factor.
 template <class Slots, class VisitScale>
 MOEC_HD bool finish_gradient(const Slots& slots, const moec_router_desc& desc, const void* scale,
                              moec_dtype scale_dtype, const int32_t* ids, const float* w,
-                             const float* d_weights, float* d_w, VisitScale visit_scale) {
+                             const float* d_routing_weights, float* d_w, VisitScale visit_scale) {
   const RoundTo round_normed(desc, desc.norm_precision);
   const Divisor divisor = norm_divisor(slots, desc, w);
   const float factor = desc.scale;
   slots.each([=](int32_t k) {
-    d_w[k] = ids[k] < 0 ? 0.0f : d_weights[k] * factor;
+    d_w[k] = ids[k] < 0 ? 0.0f : d_routing_weights[k] * factor;
     if (ids[k] < 0 || !scale) return;
     visit_scale(k, d_w[k] * round_normed(w[k] / divisor.value));
     d_w[k] *= load_real(scale, scale_dtype, ids[k]);

@@ -171,7 +171,7 @@ TEST(Router, groups_that_are_not_used_change_nothing) {
     auto args = sized<moec_route_args>();
     args.logits = tensor_of(logits.data(), MOEC_F32, {p.T, Problem::kExperts});
     args.expert_ids = tensor_of(p.ids.data(), MOEC_I32, {p.T, Problem::kTopK});
-    args.weights = tensor_of(p.routing.data(), MOEC_F32, {p.T, Problem::kTopK});
+    args.routing_weights = tensor_of(p.routing.data(), MOEC_F32, {p.T, Problem::kTopK});
     check(moec_route_forward(p.router.get(), &args, nullptr));
     if (expected.empty()) expected = p.ids;
     EXPECT_EQ(p.ids, expected) << groups;

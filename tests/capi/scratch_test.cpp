@@ -35,7 +35,7 @@ TEST(Scratch, a_plan_from_logits_misses_its_scratch_before_it_routes) {
   auto args = sized<moec_route_args>();
   args.logits = tensor_of(logits.data(), MOEC_F32, {p.T, Problem::kExperts});
   args.expert_ids = tensor_of(p.ids.data(), MOEC_I32, {p.T, Problem::kTopK});
-  args.weights = tensor_of(p.routing.data(), MOEC_F32, {p.T, Problem::kTopK});
+  args.routing_weights = tensor_of(p.routing.data(), MOEC_F32, {p.T, Problem::kTopK});
   args.counts = tensor_of(counts.data(), MOEC_I32, {Problem::kExperts});
   const auto build = [&] {
     return moec_plan_from_logits(p.plan.get(), p.router.get(), &args, nullptr);

@@ -132,7 +132,7 @@ TEST(Threads, the_callers_float_mode_gives_the_same_bits) {
     auto args = sized<moec_route_args>();
     args.logits = tensor_of(logits.data(), MOEC_F32, {kRows, kColumns});
     args.expert_ids = tensor_of(ids.data(), MOEC_I32, {kRows, 2});
-    args.weights = tensor_of(out.data(), MOEC_F32, {kRows, 2});
+    args.routing_weights = tensor_of(out.data(), MOEC_F32, {kRows, 2});
     const unsigned before = __builtin_ia32_stmxcsr();
     __builtin_ia32_ldmxcsr(before | mode);
     const moec_status status = moec_route_forward(router.get(), &args, nullptr);

@@ -69,12 +69,12 @@ void fill(Fuzz& fuzz, moec_gate_grad_args& a) {
 void fill(Fuzz& fuzz, moec_route_args& a) {
   a.logits = fuzz.tensor(MOEC_F32, {kT, kE});
   a.expert_ids = fuzz.tensor(MOEC_I32, {kT, kK});
-  a.weights = fuzz.tensor(MOEC_F32, {kT, kK});
+  a.routing_weights = fuzz.tensor(MOEC_F32, {kT, kK});
 }
 void fill(Fuzz& fuzz, moec_route_grad_args& a) {
   a.logits = fuzz.tensor(MOEC_F32, {kT, kE});
   a.expert_ids = fuzz.tensor(MOEC_I32, {kT, kK});
-  a.d_weights = fuzz.tensor(MOEC_F32, {kT, kK});
+  a.d_routing_weights = fuzz.tensor(MOEC_F32, {kT, kK});
   a.d_logits = fuzz.tensor(MOEC_F32, {kT, kE});
 }
 void fill(Fuzz& fuzz, moec_loss_args& a) {
@@ -124,7 +124,7 @@ void fill(Fuzz& fuzz, moec_experts_grad_args& a) {
   a.x = fuzz.tensor(MOEC_F32, {kT, kH});
   a.d_y = fuzz.tensor(MOEC_F32, {kT, kH});
   a.d_x = fuzz.tensor(MOEC_F32, {kT, kH});
-  a.d_weights = fuzz.tensor(MOEC_F32, {kT, kK});
+  a.d_routing_weights = fuzz.tensor(MOEC_F32, {kT, kK});
   a.saved = {fuzz.fresh_block(), kBlock};
   a.d_expert_weights = static_cast<moec_weight_set*>(fuzz.structure("moec_weight_set", false, 1));
 }

@@ -110,7 +110,7 @@ moec_plan* build(Side& side, const PlanCase& c) {
 void record_plan(Side& side, const moec_plan* plan, const moec_plan_desc& desc) {
   const bool choice = desc.kind == MOEC_PLAN_EXPERT_CHOICE;
   for (int32_t field = 0; field <= MOEC_PLAN_TOKEN_ROWS; ++field) {
-    if (choice ? field >= MOEC_PLAN_ASSIGNMENT_ROW && field <= MOEC_PLAN_WEIGHTS
+    if (choice ? field >= MOEC_PLAN_ASSIGNMENT_ROW && field <= MOEC_PLAN_ROUTING_WEIGHTS
                : field >= MOEC_PLAN_TOKEN_OFFSETS)
       continue;
     moec_tensor view;
@@ -204,7 +204,7 @@ std::vector<Result> move_rows(Side& side, const PlanCase& c, uint64_t seed) {
   unpermute.plan = plan;
   unpermute.rows = side.in(draw.normals(real, {P, H}, 1.0));
   const Values weights = draw.normals(MOEC_F32, {T, K}, 1.0, 0.5);  // some are 0
-  if (weighted) unpermute.weights = side.in(weights);
+  if (weighted) unpermute.routing_weights = side.in(weights);
   if (draw.chance(0.5)) unpermute.residual = side.in(draw.normals(real, {T, H}, 1.0));
   unpermute.y = side.out("y", real, {T, H});
   MOEC_CHECK_CALL(moec_unpermute(side.context(), &unpermute, nullptr));
@@ -215,18 +215,18 @@ std::vector<Result> move_rows(Side& side, const PlanCase& c, uint64_t seed) {
   back.d_x = side.out("d_x", real, {T, H});
   if (!choice) {
     back.d_row_weight = side.in(draw.normals(MOEC_F32, {P}, 1.0));
-    back.d_weights = side.out("d_weights of permute", MOEC_F32, {T, K});
+    back.d_routing_weights = side.out("d_routing_weights of permute", MOEC_F32, {T, K});
   }
   MOEC_CHECK_CALL(moec_permute_backward(side.context(), &back, nullptr));
 
   auto grad = sized<moec_unpermute_grad_args>();
   grad.plan = plan;
   grad.d_y = side.in(draw.normals(real, {T, H}, 1.0));
-  grad.weights = unpermute.weights;
+  grad.routing_weights = unpermute.routing_weights;
   grad.d_rows = side.out("d_rows", real, {P, H});
   if (!choice) {
     grad.rows = unpermute.rows;
-    grad.d_weights = side.out("d_weights", MOEC_F32, {T, K});
+    grad.d_routing_weights = side.out("d_routing_weights", MOEC_F32, {T, K});
   }
   MOEC_CHECK_CALL(moec_unpermute_backward(side.context(), &grad, nullptr));
   std::vector<Result> results = side.results();

@@ -70,7 +70,7 @@ RouterCase draw_router(Draw& draw) {
 
 struct RouterInputs {
   Values logits, select_bias, scale, mask, table, token_ids, given, counts;
-  Values d_weights, d_logits_in, d_scale;
+  Values d_routing_weights, d_logits_in, d_scale;
   bool masked, scores, counted, adds_loss, accumulate;
 };
 
@@ -89,7 +89,7 @@ RouterInputs draw_inputs(Draw& draw, const RouterCase& c) {
   in.token_ids = draw.integers(draw.of<moec_dtype>({MOEC_I32, MOEC_I64}), {T}, -1, 51);
   in.given = draw.integers(draw.of<moec_dtype>({MOEC_I32, MOEC_I64}), {T, K}, -1, N + 1);
   in.counts = draw.integers(MOEC_I32, {N}, 0, 100);
-  in.d_weights = draw.normals(MOEC_F32, {T, K}, 1.0);
+  in.d_routing_weights = draw.normals(MOEC_F32, {T, K}, 1.0);
   in.d_logits_in = draw.normals(MOEC_F32, {T, N}, 1.0);
   in.d_scale = draw.normals(draw.real(), {N}, 1.0);
   in.masked = draw.chance(0.3);
@@ -115,7 +115,7 @@ std::vector<Result> route(Side& side, const RouterCase& c, const RouterInputs& i
   }
   if (c.desc.selection == MOEC_SELECT_GIVEN) args.given_ids = side.in(in.given);
   args.expert_ids = side.out("expert_ids", MOEC_I32, {T, K});
-  args.weights = side.out("weights", MOEC_F32, {T, K});
+  args.routing_weights = side.out("routing_weights", MOEC_F32, {T, K});
   if (in.scores) args.scores = side.out("scores", MOEC_F32, {T, N});
   if (in.counted) args.counts = side.out("counts", MOEC_I32, {N}, 0, &in.counts);
   MOEC_CHECK_CALL(moec_route_forward(router, &args, nullptr));
@@ -125,7 +125,7 @@ std::vector<Result> route(Side& side, const RouterCase& c, const RouterInputs& i
   grad.logits = args.logits;
   grad.per_expert_scale = args.per_expert_scale;
   grad.expert_ids = args.expert_ids;
-  grad.d_weights = side.in(in.d_weights);
+  grad.d_routing_weights = side.in(in.d_routing_weights);
   if (in.adds_loss) grad.d_logits_in = side.in(in.d_logits_in);
   grad.d_logits = side.out("d_logits", MOEC_F32, {T, N});
   if (c.desc.flags & MOEC_ROUTER_PER_EXPERT_SCALE)

@@ -183,7 +183,7 @@ Outputs run(int32_t device, const Inputs& in, uint32_t save) {
   grad.saved = saved.buffer();
   grad.workspace = grad_work.buffer();
   grad.d_x = d_x.tensor(kElement, {kTokens, kHidden});
-  grad.d_weights = d_weights.tensor(MOEC_F32, {kTokens, kTopK});
+  grad.d_routing_weights = d_weights.tensor(MOEC_F32, {kTokens, kTopK});
   grad.d_expert_weights = &d_set;
   CHECK(moec_experts_backward(experts, &grad, nullptr));
   CHECK(moec_context_sync(context, nullptr));

@@ -158,10 +158,10 @@ class DevicePlan {
     plan.expert_ids = take(ids.size());
     plan.totals = take(4);
     plan.row_weight = floats_.data();
-    plan.weights = floats_.data() + rows;
+    plan.routing_weights = floats_.data() + rows;
     plan.scratch = scratch_.data();
     source.expert_ids = {ids_.data(), MOEC_I32};
-    source.weights = given_.data();
+    source.routing_weights = given_.data();
   }
   void build(cudaStream_t stream = nullptr) const {
     CHECK_CUDA(cuda::launch_plan(source, plan, stream));
@@ -192,7 +192,7 @@ class DevicePlan {
     p.rows = rows;
     p.assignment_row = plan.assignment_row;
     p.expert_ids = plan.expert_ids;
-    p.weights = plan.weights;
+    p.routing_weights = plan.routing_weights;
     p.scale = 1.0f;
     p.y = y;
     return p;

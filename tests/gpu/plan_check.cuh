@@ -14,7 +14,7 @@ bool plan_matches(const DevicePlan& device, const std::vector<int32_t>& ids) {
   std::vector<int32_t> counts(p.num_local), offsets(p.num_local + 1), rows(count, -1);
   std::vector<int32_t> token(p.max_rows, -1), slot(p.max_rows, -1);
   std::vector<float> weight(p.max_rows, 0.0f);
-  const auto given = download(device.source.weights, count);
+  const auto given = download(device.source.routing_weights, count);
   int dropped = 0;
   for (const int32_t id : ids) {
     if (id < 0 || id >= p.num_local) continue;
@@ -44,7 +44,7 @@ bool plan_matches(const DevicePlan& device, const std::vector<int32_t>& ids) {
          token == download(p.row_token, p.max_rows) && slot == download(p.row_slot, p.max_rows) &&
          weight == download(p.row_weight, p.max_rows) &&
          rows == download(p.assignment_row, count) && totals == download(p.totals, 4) &&
-         given == download(p.weights, count);
+         given == download(p.routing_weights, count);
 }
 
 int check_plans(uint64_t seed) {
@@ -94,11 +94,11 @@ int check_combine(uint64_t seed) {
     p.d_weight_parts = parts.data();
     p.parts = 6;
     p.max_rows = rows;
-    p.d_weights = d_weights.data();
+    p.d_routing_weights = d_weights.data();
     CHECK_CUDA(cuda::launch_combine(p, MOEC_BF16, multiprocessors, nullptr));
     CHECK_CUDA(cudaDeviceSynchronize());
     const auto got = y.host(), row = y_rows.host();
-    const auto weights = download(plan.plan.weights, rows), part = parts.host(),
+    const auto weights = download(plan.plan.routing_weights, rows), part = parts.host(),
                d = d_weights.host();
     double worst = 0, worst_d = 0;
     for (int64_t t = 0; t < tokens; ++t) {

@@ -48,7 +48,7 @@ class SmallCheck {
     offsets_ = download(plan_.plan.group_offsets, e_ + 1);
     row_token_ = download(plan_.plan.row_token, rows_count_);
     assignment_row_ = download(plan_.plan.assignment_row, tokens_ * k_);
-    weights_ = download(plan_.plan.weights, tokens_ * k_);
+    weights_ = download(plan_.plan.routing_weights, tokens_ * k_);
     x_ = normal_array<Half>(tokens_ * h_, 1.0f, seed + 1);
     gate_up_ = normal_array<Half>(2LL * e_ * i_ * h_, 1.0f / std::sqrt(float(h_)), seed + 2);
     down_ = normal_array<Half>(int64_t(e_) * i_ * h_, 1.0f / std::sqrt(float(i_)), seed + 3);

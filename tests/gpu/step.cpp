@@ -136,7 +136,7 @@ class ExpertsStep : public Step {
     backward_.d_y = of_tokens(*d_y_);
     backward_.saved = forward_.saved;
     backward_.d_x = of_tokens(*d_x_);
-    backward_.d_weights = of_tokens(*d_routing_);
+    backward_.d_routing_weights = of_tokens(*d_routing_);
     backward_.d_expert_weights = &d_weights_;
   }
   void take_workspace() override {

@@ -78,7 +78,7 @@ class ExpertsRun {
   }
 
   struct Result {
-    Vec d_x, d_weights;
+    Vec d_x, d_routing_weights;
     oracle::MlpWeights d_experts;
   };
   Result backward(int64_t rows) {
@@ -90,14 +90,15 @@ class ExpertsRun {
     args.d_y = tensors_.input(c_.d_y, layout_.dtype, {c_.in.tokens, desc_hidden()});
     args.saved = saved_;
     args.d_x = tensors_.output(layout_.dtype, {c_.in.tokens, desc_hidden()});
-    args.d_weights = choice_ ? tensors_.output(MOEC_F32, {rows})
-                             : tensors_.output(MOEC_F32, {c_.in.tokens, c_.config.router.top_k});
+    args.d_routing_weights =
+        choice_ ? tensors_.output(MOEC_F32, {rows})
+                : tensors_.output(MOEC_F32, {c_.in.tokens, c_.config.router.top_k});
     args.d_expert_weights = d_set.set();
     args.workspace = tensors_.buffer(bytes(sizes_.backward_workspace));
     check(moec_experts_backward(experts_.get(), &args, nullptr));
     check(moec_context_sync(test_context(), nullptr));
     EXPECT_TRUE(tensors_.neighbours_untouched() && d_set.neighbours_untouched());
-    return {tensors_.read(args.d_x), tensors_.read(args.d_weights), d_set.read()};
+    return {tensors_.read(args.d_x), tensors_.read(args.d_routing_weights), d_set.read()};
   }
 
  private:
@@ -171,7 +172,7 @@ TEST(LocalExperts, MatchTheOracle) {
         oracle::experts_backward(c.config, c.in, c.in.x, layer.route, layer.plan, c.d_y, &expected);
     const ExpertsRun::Result got = run.backward(0);
     expect_result(got, d_x, expected, c);
-    EXPECT_LE(row_error(got.d_weights, expected.routing_weights, 3).error, kTolerance);
+    EXPECT_LE(row_error(got.d_routing_weights, expected.routing_weights, 3).error, kTolerance);
   }
 }
 
@@ -219,8 +220,8 @@ TEST(Weightless, ExpertChangesNoBit) {
       EXPECT_EQ(wild_d.d_experts.up, d.d_experts.up);
       EXPECT_EQ(wild_d.d_experts.down, d.d_experts.down);
       for (size_t a = 0; a < ids.size(); a += kTopK) {
-        EXPECT_EQ(wild_d.d_weights[a], d.d_weights[a]);
-        EXPECT_EQ(wild_d.d_weights[a + 2], d.d_weights[a + 2]);
+        EXPECT_EQ(wild_d.d_routing_weights[a], d.d_routing_weights[a]);
+        EXPECT_EQ(wild_d.d_routing_weights[a + 2], d.d_routing_weights[a + 2]);
       }
     }
   }
@@ -266,7 +267,7 @@ TEST(ExpertChoice, MatchesTheOracle) {
     for (size_t a = 0; a < expected_plan.assignment_row.size(); ++a)
       if (expected_plan.assignment_row[a] >= 0)
         d_rows[static_cast<size_t>(expected_plan.assignment_row[a])] = expected.routing_weights[a];
-    EXPECT_LE(row_error(got.d_weights, d_rows, d_rows.size()).error, kTolerance);
+    EXPECT_LE(row_error(got.d_routing_weights, d_rows, d_rows.size()).error, kTolerance);
   }
 }
 

@@ -31,7 +31,7 @@ constexpr double kTolerance = 3e-4;  // few weights of many nearly cancel
 struct Problem {
   oracle::Config config;
   oracle::Inputs in;
-  Vec logits, d_weights, d_logits_in;
+  Vec logits, d_routing_weights, d_logits_in;
   std::string text;  // what was drawn
 };
 
@@ -170,7 +170,7 @@ class Maker {
       for (int t = 0; t < p_.in.tokens; ++t) p_.in.token_mask.push_back(draw_.chance(0.7));
     if (noted("per_expert_scale", draw_.chance(0.3)))
       p_.in.per_expert_scale = values(r.columns(), 0.2, 1);
-    p_.d_weights = values(int64_t{p_.in.tokens} * r.top_k, 1);
+    p_.d_routing_weights = values(int64_t{p_.in.tokens} * r.top_k, 1);
     if (noted("d_logits_in", draw_.chance(0.3)))
       p_.d_logits_in = values(static_cast<int64_t>(size), 0.1);
   }
@@ -213,7 +213,7 @@ TEST_P(MixedRouters, MatchTheOracle) {
   forward.token_ids = tensors.input_ids(p.in.token_ids, MOEC_I64, {tokens});
   forward.given_ids = tensors.input_ids(p.in.given_ids, MOEC_I32, {tokens, slots});
   forward.expert_ids = tensors.output(MOEC_I32, {tokens, slots});
-  forward.weights = tensors.output(MOEC_F32, {tokens, slots});
+  forward.routing_weights = tensors.output(MOEC_F32, {tokens, slots});
   forward.counts =
       tensors.input_ids(oracle::Ids(static_cast<size_t>(columns), 3), MOEC_I32, {columns});
   check(moec_route_forward(router.get(), &forward, nullptr));
@@ -234,16 +234,16 @@ TEST_P(MixedRouters, MatchTheOracle) {
     const auto wide = static_cast<size_t>(width);
     EXPECT_LE(row_error(tensors.read(got), want, wide, kTypicalRow).error, kTolerance) << what;
   };
-  expect_rows(forward.weights, route.weights, slots, "weights");
+  expect_rows(forward.routing_weights, route.weights, slots, "routing_weights");
 
   oracle::Gradients expected;
-  oracle::route_backward(p.config, p.in, route, p.d_weights, &expected);
+  oracle::route_backward(p.config, p.in, route, p.d_routing_weights, &expected);
   for (size_t i = 0; i < p.d_logits_in.size(); ++i) expected.logits[i] += p.d_logits_in[i];
   auto grad = sized<moec_route_grad_args>();
   grad.logits = forward.logits;
   grad.per_expert_scale = forward.per_expert_scale;
   grad.expert_ids = forward.expert_ids;
-  grad.d_weights = tensors.input(p.d_weights, MOEC_F32, {tokens, slots});
+  grad.d_routing_weights = tensors.input(p.d_routing_weights, MOEC_F32, {tokens, slots});
   grad.d_logits_in = tensors.input(p.d_logits_in, MOEC_F32, {tokens, columns});
   grad.d_logits = tensors.output(MOEC_F32, {tokens, columns});
   if (!p.in.per_expert_scale.empty()) grad.d_per_expert_scale = tensors.output(MOEC_F32, {columns});

@@ -171,7 +171,7 @@ TEST_P(PlanTest, RowsMoveAsTheOracleSays) {
   auto unpermute = sized<moec_unpermute_args>();
   unpermute.plan = plan_.get();
   unpermute.rows = tensors_.input(rows, MOEC_F32, {extent, kHidden});
-  unpermute.weights = tensors_.input(routing_.weights, MOEC_F32, {kTokens, kTopK});
+  unpermute.routing_weights = tensors_.input(routing_.weights, MOEC_F32, {kTokens, kTopK});
   unpermute.residual = permute.x;
   unpermute.y = tensors_.output(MOEC_F32, {kTokens, kHidden});
   check(moec_unpermute(test_context(), &unpermute, nullptr));
@@ -191,16 +191,17 @@ TEST_P(PlanTest, RowsMoveAsTheOracleSays) {
   grad.plan = plan_.get();
   grad.d_y = permute.x;
   grad.rows = unpermute.rows;
-  grad.weights = unpermute.weights;
+  grad.routing_weights = unpermute.routing_weights;
   grad.d_rows = tensors_.output(MOEC_F32, {extent, kHidden});
-  grad.d_weights = tensors_.output(MOEC_F32, {kTokens, kTopK});
+  grad.d_routing_weights = tensors_.output(MOEC_F32, {kTokens, kTopK});
   check(moec_unpermute_backward(test_context(), &grad, nullptr));
   Vec d_rows;
-  Vec d_weights;
+  Vec d_routing_weights;
   oracle::unpermute_backward(expected, kTopK, used, routing_.weights, x, kHidden, &d_rows,
-                             &d_weights);
+                             &d_routing_weights);
   EXPECT_LE(row_error(tensors_.read(grad.d_rows), rows_of(d_rows), kHidden).error, kTolerance);
-  EXPECT_LE(row_error(tensors_.read(grad.d_weights), d_weights, kTopK).error, kTolerance);
+  EXPECT_LE(row_error(tensors_.read(grad.d_routing_weights), d_routing_weights, kTopK).error,
+            kTolerance);
   EXPECT_TRUE(tensors_.neighbours_untouched());
 }
 

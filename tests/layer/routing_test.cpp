@@ -128,28 +128,28 @@ TEST_P(RoutingTest, RouteForwardAndBackward) {
   forward.token_ids = tensors_.input_ids(c_.in.token_ids, MOEC_I32, {tokens_});
   forward.given_ids = tensors_.input_ids(c_.in.given_ids, MOEC_I64, {tokens_, slots_});
   forward.expert_ids = tensors_.output(MOEC_I32, {tokens_, slots_});
-  forward.weights = tensors_.output(MOEC_F32, {tokens_, slots_});
+  forward.routing_weights = tensors_.output(MOEC_F32, {tokens_, slots_});
   forward.scores = tensors_.output(MOEC_F32, {tokens_, columns_});
   forward.counts =
       tensors_.input_ids(oracle::Ids(static_cast<size_t>(columns_), 7), MOEC_I32, {columns_});
   check(moec_route_forward(router_.get(), &forward, nullptr));
   check(moec_context_sync(test_context(), nullptr));
   EXPECT_EQ(tensors_.read(forward.expert_ids), Vec(route.ids.begin(), route.ids.end()));
-  expect_rows(forward.weights, route.weights, slots_, "weights");
+  expect_rows(forward.routing_weights, route.weights, slots_, "routing_weights");
   if (finite(route.scores)) expect_rows(forward.scores, route.scores, columns_, "scores");
   Vec counts(route.counts.begin(), route.counts.end());
   for (double& n : counts) n += 7;  // added to what is there
   EXPECT_EQ(tensors_.read(forward.counts), counts);
 
-  const Vec d_weights = oracle::random_values("d_weights", route.weights.size());
+  const Vec d_routing_weights = oracle::random_values("d_routing_weights", route.weights.size());
   oracle::Gradients expected;
-  oracle::route_backward(c_.config, c_.in, route, d_weights, &expected);
+  oracle::route_backward(c_.config, c_.in, route, d_routing_weights, &expected);
   for (size_t i = 0; i < c_.d_logits_in.size(); ++i) expected.logits[i] += c_.d_logits_in[i];
   auto grad = sized<moec_route_grad_args>();
   grad.logits = forward.logits;
   grad.per_expert_scale = scale;
   grad.expert_ids = forward.expert_ids;
-  grad.d_weights = f32(d_weights, {tokens_, slots_});
+  grad.d_routing_weights = f32(d_routing_weights, {tokens_, slots_});
   grad.d_logits_in = f32(c_.d_logits_in, {tokens_, columns_});
   grad.d_logits = tensors_.output(MOEC_F32, {tokens_, columns_});
   grad.d_per_expert_scale = out(!c_.in.per_expert_scale.empty(), {columns_});

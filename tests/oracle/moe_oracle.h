@@ -222,9 +222,9 @@ Gate gate_forward(const Config& config, const Inputs& in);
 void gate_backward(const Config& config, const Inputs& in, const Gate& gate, const Vec& d_logits,
                    const Vec& d_expert_x, Gradients* grads);
 Route route_forward(const Config& config, const Inputs& in, const Vec& logits);
-// d_weights [T,K] -> logits, per_expert_scale.
+// d_routing_weights [T,K] -> logits, per_expert_scale.
 void route_backward(const Config& config, const Inputs& in, const Route& route,
-                    const Vec& d_weights, Gradients* grads);
+                    const Vec& d_routing_weights, Gradients* grads);
 // Each expert takes its `capacity` best unmasked tokens of scores [T,E]; K = E slots by expert.
 Route expert_choice(const Vec& scores, int tokens, int experts, int64_t capacity, const Mask& mask);
 // Aux-loss-free balancing, in place.
@@ -245,7 +245,7 @@ Vec permute_backward(const Plan& plan, int tokens, int slots, const Vec& d_rows,
 Vec unpermute(const Plan& plan, int tokens, int slots, const Vec& rows, const Vec& weights,
               int width);
 void unpermute_backward(const Plan& plan, int slots, const Vec& rows, const Vec& weights,
-                        const Vec& d_y, int width, Vec* d_rows, Vec* d_weights);
+                        const Vec& d_y, int width, Vec* d_rows, Vec* d_routing_weights);
 
 // ---- experts ----
 Vec experts_forward(const Config& config, const Inputs& in, const Vec& x, const Route& route,

@@ -162,17 +162,17 @@ Vec permute_backward(const Plan& plan, int tokens, int slots, const Vec& d_rows,
 }
 
 void unpermute_backward(const Plan& plan, int slots, const Vec& rows, const Vec& weights,
-                        const Vec& d_y, int width, Vec* d_rows, Vec* d_weights) {
+                        const Vec& d_y, int width, Vec* d_rows, Vec* d_routing_weights) {
   const auto n = static_cast<size_t>(width);
   d_rows->assign(rows.size(), 0.0);
-  d_weights->assign(plan.assignment_row.size(), 0.0);
+  d_routing_weights->assign(plan.assignment_row.size(), 0.0);
   for (size_t a = 0; a < plan.assignment_row.size(); ++a) {
     if (plan.assignment_row[a] < 0) continue;
     const auto row = static_cast<size_t>(plan.assignment_row[a]);
     const size_t token = a / static_cast<size_t>(slots);
     for (size_t i = 0; i < n; ++i) {
       (*d_rows)[row * n + i] = (weights.empty() ? 1 : weights[a]) * d_y[token * n + i];
-      (*d_weights)[a] += rows[row * n + i] * d_y[token * n + i];
+      (*d_routing_weights)[a] += rows[row * n + i] * d_y[token * n + i];
     }
   }
 }

@@ -170,10 +170,10 @@ TEST(Permute, BackwardsAreAdjoint) {
   EXPECT_NEAR(inner(rows, d_rows), inner(c.in.x, permute_backward(plan, 11, 3, d_rows, 12)), 1e-10);
   const Vec y = unpermute(plan, 11, 3, d_rows, weights, 12);
   Vec back;
-  Vec d_weights;
-  unpermute_backward(plan, 3, d_rows, weights, c.d_y, 12, &back, &d_weights);
+  Vec d_routing_weights;
+  unpermute_backward(plan, 3, d_rows, weights, c.d_y, 12, &back, &d_routing_weights);
   EXPECT_NEAR(inner(y, c.d_y), inner(d_rows, back), 1e-10);
-  EXPECT_NEAR(inner(y, c.d_y), inner(weights, d_weights), 1e-10);  // linear in the weights
+  EXPECT_NEAR(inner(y, c.d_y), inner(weights, d_routing_weights), 1e-10);  // linear in the weights
   for (size_t r = 0; r < plan.row_token.size(); ++r)
     for (size_t h = 0; h < 12 && plan.row_token[r] < 0; ++h) EXPECT_EQ(back[r * 12 + h], 0);
 }

@@ -109,7 +109,7 @@ void rms_backward(const RouterConfig& r, const Vec& x, const Vec& scale, Vec* d_
 }  // namespace
 
 void route_backward(const Config& config, const Inputs& in, const Route& route,
-                    const Vec& d_weights, Gradients* grads) {
+                    const Vec& d_routing_weights, Gradients* grads) {
   const RouterConfig& r = config.router;
   const auto columns = static_cast<size_t>(r.columns());
   const auto slots = static_cast<size_t>(r.top_k);
@@ -119,13 +119,13 @@ void route_backward(const Config& config, const Inputs& in, const Route& route,
     const Vec z = row_of(route.capped, t, columns);
     const Ids ids = row_of(route.ids, t, slots);
     const Vec raw = row_of(route.raw, t, slots);
-    Vec d_normed = row_of(d_weights, t, slots);
+    Vec d_normed = row_of(d_routing_weights, t, slots);
     for (size_t k = 0; k < slots; ++k) {
       const double before = r.scale * route.normed[t * slots + k];
       d_normed[k] *= ids[k] < 0 ? 0 : r.scale;
       if (ids[k] < 0 || in.per_expert_scale.empty()) continue;
       const auto id = static_cast<size_t>(ids[k]);
-      grads->per_expert_scale[id] += d_weights[t * slots + k] * before;
+      grads->per_expert_scale[id] += d_routing_weights[t * slots + k] * before;
       d_normed[k] *= in.per_expert_scale[id];
     }
     Vec d_z(columns, 0.0);

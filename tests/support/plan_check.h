@@ -64,7 +64,7 @@ inline void expect_plan(const moec_plan* plan, const oracle::Plan& expected,
   EXPECT_EQ(slots, padded_to(expected.row_slot, slots.size(), -1));
   EXPECT_EQ(field(plan, MOEC_PLAN_ASSIGNMENT_ROW), as_values(expected.assignment_row));
   EXPECT_EQ(field(plan, MOEC_PLAN_EXPERT_IDS), as_values(expected.expert_ids));
-  EXPECT_EQ(field(plan, MOEC_PLAN_WEIGHTS), weights);
+  EXPECT_EQ(field(plan, MOEC_PLAN_ROUTING_WEIGHTS), weights);
 }
 
 }  // namespace moec::test

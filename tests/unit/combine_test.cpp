@@ -25,7 +25,7 @@ class Token {
     plan_.top_k = int32_t(ids_.size());
     plan_.assignment_row = assignment_.data();
     plan_.expert_ids = ids_.data();
-    plan_.weights = weights_.data();
+    plan_.routing_weights = weights_.data();
   }
   float sum(uint32_t combine, moec_dtype dtype, float x = 0) {
     moec_experts_desc desc = {};

@@ -175,7 +175,7 @@ std::unique_ptr<ExpertsProblem::Gradients> ExpertsProblem::backward(
   args.d_x = make(g->x, wanted.x, c.dtype, T * H).data;
   const size_t entries = c.capacity ? rows : T * size_t(c.top_k);
   if (wanted.routing) g->routing = Stored(MOEC_F32, entries);
-  args.d_weights = static_cast<float*>(g->routing.array().data);
+  args.d_routing_weights = static_cast<float*>(g->routing.array().data);
   if (wanted.inner || wanted.down || wanted.bias)
     place(g->experts, experts), args.d_expert_weights = &g->experts.view;
   if (c.shared && args.d_expert_weights)

@@ -175,7 +175,7 @@ struct BoundPlan {
     view.counts = plan.counts.data(), view.group_offsets = plan.group_offsets.data();
     view.row_token = plan.row_token.data(), view.row_slot = plan.row_slot.data();
     view.row_weight = row_weight.data(), view.assignment_row = plan.assignment_row.data();
-    view.expert_ids = plan.expert_ids.data(), view.weights = weights.data();
+    view.expert_ids = plan.expert_ids.data(), view.routing_weights = weights.data();
     view.totals = plan.totals.data();
     if (!c.capacity) return;
     view.kind = MOEC_PLAN_EXPERT_CHOICE, view.capacity = c.capacity;
@@ -188,7 +188,7 @@ struct BoundPlan {
       token_offsets.push_back(int32_t(token_rows.size()));
     }
     view.token_offsets = token_offsets.data(), view.token_rows = token_rows.data();
-    view.assignment_row = view.expert_ids = nullptr, view.weights = nullptr;
+    view.assignment_row = view.expert_ids = nullptr, view.routing_weights = nullptr;
   }
 };
 

@@ -75,7 +75,7 @@ struct Problem {
     }
     PlanSource source = {};
     source.expert_ids = {ids.data(), MOEC_I32};
-    source.weights = source.scores = values.data();
+    source.routing_weights = source.scores = values.data();
     cpu::build_plan(device, source, plan.view);
     oracle::Vec wide(values.begin(), values.end());
     if (choice) {
@@ -139,7 +139,7 @@ TEST_P(RowsTest, unpermute) {
                           nullptr,      p.residual.data(), y.data()};
     oracle::Vec weights;
     if (weighted && p.c.plan.top_k) {
-      args.weights = p.weights.data();
+      args.routing_weights = p.weights.data();
       weights.assign(p.weights.begin(), p.weights.end());
     }
     cpu::unpermute(p.device, args);
@@ -160,29 +160,29 @@ TEST_P(RowsTest, gradients) {
   Problem p(GetParam());
   const auto K = size_t(p.c.plan.top_k);
   Stored d_x(p.c.dtype, p.T * p.W), d_rows(p.c.dtype, p.P * p.W);
-  std::vector<float> d_weights(p.T * K, NAN), d_row_weight(p.P, NAN);
+  std::vector<float> d_routing_weights(p.T * K, NAN), d_row_weight(p.P, NAN);
   for (size_t r = 0; r < p.want.row_token.size(); ++r) d_row_weight[r] = float(r) + 1;
   cpu::permute_backward(p.device, {&p.plan.view, p.c.width, p.c.dtype, p.rows.data(),
-                                   d_row_weight.data(), d_x.data(), d_weights.data()});
+                                   d_row_weight.data(), d_x.data(), d_routing_weights.data()});
   const oracle::Vec want_x =
       oracle::permute_backward(p.want, p.c.plan.tokens, p.slots, p.used_rows(p.rows), p.c.width);
   EXPECT_LE(row_error(d_x.values(), want_x, p.W).error, p.c.limit);
-  for (size_t a = 0; a < d_weights.size(); ++a) {
+  for (size_t a = 0; a < d_routing_weights.size(); ++a) {
     const int row = p.want.assignment_row[a];
-    ASSERT_EQ(d_weights[a], row < 0 ? 0.0f : float(row) + 1) << a;
+    ASSERT_EQ(d_routing_weights[a], row < 0 ? 0.0f : float(row) + 1) << a;
   }
 
   const oracle::Vec weights(p.weights.begin(), p.weights.end());
   oracle::Vec want_rows, want_weights;
   oracle::unpermute_backward(p.want, p.slots, p.used_rows(p.rows), K ? weights : oracle::Vec(),
                              p.d_y.values(), p.c.width, &want_rows, &want_weights);
-  cpu::unpermute_backward(
-      p.device, {&p.plan.view, p.c.width, int64_t(p.P), p.c.dtype, p.d_y.data(), p.rows.data(),
-                 K ? p.weights.data() : nullptr, d_rows.data(), K ? d_weights.data() : nullptr});
+  cpu::unpermute_backward(p.device, {&p.plan.view, p.c.width, int64_t(p.P), p.c.dtype, p.d_y.data(),
+                                     p.rows.data(), K ? p.weights.data() : nullptr, d_rows.data(),
+                                     K ? d_routing_weights.data() : nullptr});
   want_rows.resize(p.P * p.W, 0.0);  // padding and what follows is zero
   EXPECT_LE(row_error(d_rows.values(), want_rows, p.W).error, p.c.limit);
   if (K) {
-    EXPECT_LE(row_error(d_weights, want_weights, K).error, 1e-5);
+    EXPECT_LE(row_error(d_routing_weights, want_weights, K).error, 1e-5);
   }
 }
 
@@ -191,14 +191,14 @@ TEST_P(RowsTest, bits_depend_neither_on_threads_nor_on_the_instruction_set) {
     Problem p(GetParam(), threads);
     const bool weighted = p.c.plan.top_k != 0;
     Stored y(p.c.dtype, p.T * p.W), d_rows(p.c.dtype, p.P * p.W);
-    std::vector<float> d_weights(p.weights.size(), NAN);
+    std::vector<float> d_routing_weights(p.weights.size(), NAN);
     const float* const weights = weighted ? p.weights.data() : nullptr;
     cpu::unpermute(p.device, {&p.plan.view, p.c.width, p.c.dtype, p.rows.data(), weights,
                               p.residual.data(), y.data()});
     cpu::unpermute_backward(
         p.device, {&p.plan.view, p.c.width, int64_t(p.P), p.c.dtype, p.d_y.data(), p.rows.data(),
-                   weights, d_rows.data(), weighted ? d_weights.data() : nullptr});
-    return std::tuple(y.bytes(), d_rows.bytes(), d_weights);
+                   weights, d_rows.data(), weighted ? d_routing_weights.data() : nullptr});
+    return std::tuple(y.bytes(), d_rows.bytes(), d_routing_weights);
   };
   const auto one = run(1);
   EXPECT_TRUE(one == run(3));

@@ -66,7 +66,7 @@ struct PlanMemory {
     view.row_weight = give(row_weight, P, -77.0f);
     view.assignment_row = give(assignment_row, T * K, kPoison);
     view.expert_ids = give(expert_ids, T * K, kPoison);
-    view.weights = give(weights, T * K, -77.0f);
+    view.routing_weights = give(weights, T * K, -77.0f);
     view.totals = give(totals, 4, kPoison);
     view.token_offsets = give(token_offsets, choice ? T + 1 : 0, kPoison);
     view.token_rows = give(token_rows, choice ? L * size_t(c.capacity) : 0, kPoison);

@@ -66,7 +66,7 @@ PlanMemory build(const PlanCase& c, PlanSource source, int32_t threads = 2) {
 PlanMemory build(const PlanCase& c, const Source& s, int32_t threads = 2) {
   PlanSource source = {};
   source.expert_ids = {const_cast<int32_t*>(s.ids.data()), MOEC_I32};
-  source.weights = s.weights.data();
+  source.routing_weights = s.weights.data();
   return build(c, source, threads);
 }
 
@@ -116,10 +116,10 @@ TEST_P(PlanTest, is_the_same_for_every_thread_count_and_in_place) {
   PlanMemory in_place(c, device);
   in_place.expert_ids = source.ids, in_place.weights = source.weights;
   in_place.view.expert_ids = in_place.expert_ids.data();
-  in_place.view.weights = in_place.weights.data();
+  in_place.view.routing_weights = in_place.weights.data();
   PlanSource aliased = {};
   aliased.expert_ids = {in_place.view.expert_ids, MOEC_I32};
-  aliased.weights = in_place.view.weights;
+  aliased.routing_weights = in_place.view.routing_weights;
   cpu::build_plan(device, aliased, in_place.view);
   EXPECT_TRUE(one == in_place);
 
@@ -129,7 +129,7 @@ TEST_P(PlanTest, is_the_same_for_every_thread_count_and_in_place) {
   if (!wide.empty()) source.ids[0] = -1;
   PlanSource from_wide = {};
   from_wide.expert_ids = {wide.data(), MOEC_I64};
-  from_wide.weights = source.weights.data();
+  from_wide.routing_weights = source.weights.data();
   EXPECT_TRUE(build(c, source) == build(c, from_wide));
 }
 

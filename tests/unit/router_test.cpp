@@ -149,12 +149,12 @@ struct Problem {
       for (size_t i = 0; i < 11 * K; ++i) in.table.push_back(any_id());
       for (size_t t = 0; t < T; ++t) in.token_ids.push_back(int(random.below(13)) - 1);
     }
-    d_weights = rounded(random.normals(T * K));
+    d_routing_weights = rounded(random.normals(T * K));
     d_logits_in = rounded(random.normals(T * C, 0.1));
   }
   Config config;
   Inputs in;
-  std::vector<double> logits, d_weights, d_logits_in;
+  std::vector<double> logits, d_routing_weights, d_logits_in;
 };
 
 struct Result {
@@ -169,7 +169,8 @@ Result run(const Problem& p, const cpu::Device& device, bool wide_ids = false) {
   const auto C = static_cast<size_t>(p.config.router.columns()),
              K = static_cast<size_t>(desc.top_k);
   Stored logits(MOEC_F32, p.logits), scale(MOEC_F32, p.in.per_expert_scale);
-  std::vector<float> bias = to_floats(p.in.select_bias), d_weights = to_floats(p.d_weights);
+  std::vector<float> bias = to_floats(p.in.select_bias),
+                     d_routing_weights = to_floats(p.d_routing_weights);
   std::vector<float> d_in = to_floats(p.d_logits_in);
   std::vector<int32_t> table = p.in.table, token_ids = p.in.token_ids, given = p.in.given_ids;
   const std::vector<int64_t> wide(given.begin(), given.end());
@@ -185,7 +186,7 @@ Result run(const Problem& p, const cpu::Device& device, bool wide_ids = false) {
   args.table = {table.data(), MOEC_I32}, args.token_ids = {token_ids.data(), MOEC_I32};
   args.given_ids = {given.data(), MOEC_I32};
   if (wide_ids) args.given_ids = {const_cast<int64_t*>(wide.data()), MOEC_I64};
-  args.expert_ids = out.ids.data(), args.weights = out.weights.data();
+  args.expert_ids = out.ids.data(), args.routing_weights = out.weights.data();
   args.scores = out.scores.data(), args.counts = out.counts.data();
   cpu::route_forward(device, args);
 
@@ -194,7 +195,7 @@ Result run(const Problem& p, const cpu::Device& device, bool wide_ids = false) {
   grad.num_tokens = p.in.tokens;
   grad.logits = args.logits, grad.per_expert_scale = args.per_expert_scale;
   grad.expert_ids = {out.ids.data(), MOEC_I32};
-  grad.d_weights = d_weights.data(), grad.d_logits_in = d_in.data();
+  grad.d_routing_weights = d_routing_weights.data(), grad.d_logits_in = d_in.data();
   grad.d_logits = out.d_logits.data();
   grad.d_per_expert_scale = {out.d_scale.empty() ? nullptr : out.d_scale.data(), MOEC_F32};
   cpu::route_backward(device, grad);
@@ -213,7 +214,7 @@ TEST_P(RouterTest, matches_oracle) {
   const Problem p(GetParam());
   const oracle::Route route = oracle::route_forward(p.config, p.in, p.logits);
   oracle::Gradients grads;
-  oracle::route_backward(p.config, p.in, route, p.d_weights, &grads);
+  oracle::route_backward(p.config, p.in, route, p.d_routing_weights, &grads);
   for (size_t i = 0; i < grads.logits.size(); ++i) grads.logits[i] += p.d_logits_in[i];
 
   const CpuDevice device(2);
@@ -254,7 +255,7 @@ Result route_rows(const std::vector<double>& logits, std::function<void(R&)> set
   Problem p({"", std::move(set)}, 1);
   p.logits = logits, p.in.select_bias = std::move(bias);
   p.config.router.num_experts = int(logits.size());
-  p.d_weights.assign(static_cast<size_t>(p.config.router.top_k), 1);
+  p.d_routing_weights.assign(static_cast<size_t>(p.config.router.top_k), 1);
   p.d_logits_in.assign(logits.size(), 0);
   return run(p, CpuDevice(1));
 }

@@ -45,7 +45,7 @@ static int32_t go_moec_loss_backward(uintptr_t context, void * args, uintptr_t s
 static int32_t go_moec_plan_size(void * desc, void * bytes, void * max_rows) { return moec_plan_size(desc, bytes, max_rows); }
 static int32_t go_moec_plan_create(uintptr_t context, void * desc, void * memory, void * out) { return moec_plan_create((void *)context, desc, memory, out); }
 static void go_moec_plan_free(uintptr_t plan) { moec_plan_free((void *)plan); }
-static int32_t go_moec_plan_from_topk(uintptr_t plan, void * expert_ids, void * weights, uintptr_t stream) { return moec_plan_from_topk((void *)plan, expert_ids, weights, (void *)stream); }
+static int32_t go_moec_plan_from_topk(uintptr_t plan, void * expert_ids, void * routing_weights, uintptr_t stream) { return moec_plan_from_topk((void *)plan, expert_ids, routing_weights, (void *)stream); }
 static int32_t go_moec_plan_from_logits(uintptr_t plan, uintptr_t router, void * args, uintptr_t stream) { return moec_plan_from_logits((void *)plan, (void *)router, args, (void *)stream); }
 static int32_t go_moec_plan_from_map(uintptr_t plan, void * routing_map, void * probs, uintptr_t stream) { return moec_plan_from_map((void *)plan, routing_map, probs, (void *)stream); }
 static int32_t go_moec_plan_from_scores(uintptr_t plan, void * scores, void * token_mask, uintptr_t stream) { return moec_plan_from_scores((void *)plan, scores, token_mask, (void *)stream); }
@@ -121,7 +121,7 @@ func LossBackward(context uintptr, args unsafe.Pointer, stream uintptr) int32 { 
 func PlanSize(desc unsafe.Pointer, bytes unsafe.Pointer, maxRows unsafe.Pointer) int32 { return int32(C.go_moec_plan_size(desc, bytes, maxRows)) }
 func PlanCreate(context uintptr, desc unsafe.Pointer, memory unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_plan_create(C.uintptr_t(context), desc, memory, out)) }
 func PlanFree(plan uintptr)  { C.go_moec_plan_free(C.uintptr_t(plan)) }
-func PlanFromTopk(plan uintptr, expertIds unsafe.Pointer, weights unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_plan_from_topk(C.uintptr_t(plan), expertIds, weights, C.uintptr_t(stream))) }
+func PlanFromTopk(plan uintptr, expertIds unsafe.Pointer, routingWeights unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_plan_from_topk(C.uintptr_t(plan), expertIds, routingWeights, C.uintptr_t(stream))) }
 func PlanFromLogits(plan uintptr, router uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_plan_from_logits(C.uintptr_t(plan), C.uintptr_t(router), args, C.uintptr_t(stream))) }
 func PlanFromMap(plan uintptr, routingMap unsafe.Pointer, probs unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_plan_from_map(C.uintptr_t(plan), routingMap, probs, C.uintptr_t(stream))) }
 func PlanFromScores(plan uintptr, scores unsafe.Pointer, tokenMask unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_plan_from_scores(C.uintptr_t(plan), scores, tokenMask, C.uintptr_t(stream))) }

@@ -45,7 +45,7 @@ var (
 	PlanSize func(desc unsafe.Pointer, bytes unsafe.Pointer, maxRows unsafe.Pointer) int32
 	PlanCreate func(context uintptr, desc unsafe.Pointer, memory unsafe.Pointer, out unsafe.Pointer) int32
 	PlanFree func(plan uintptr)
-	PlanFromTopk func(plan uintptr, expertIds unsafe.Pointer, weights unsafe.Pointer, stream uintptr) int32
+	PlanFromTopk func(plan uintptr, expertIds unsafe.Pointer, routingWeights unsafe.Pointer, stream uintptr) int32
 	PlanFromLogits func(plan uintptr, router uintptr, args unsafe.Pointer, stream uintptr) int32
 	PlanFromMap func(plan uintptr, routingMap unsafe.Pointer, probs unsafe.Pointer, stream uintptr) int32
 	PlanFromScores func(plan uintptr, scores unsafe.Pointer, tokenMask unsafe.Pointer, stream uintptr) int32

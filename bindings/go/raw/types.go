@@ -110,7 +110,7 @@ const (
 	PlanRowWeight = 4
 	PlanAssignmentRow = 5
 	PlanExpertIds = 6
-	PlanWeights = 7
+	PlanRoutingWeights = 7
 	PlanTotals = 8
 	PlanTokenOffsets = 9
 	PlanTokenRows = 10
@@ -445,7 +445,7 @@ type RouteArgs struct {
 	// out [T,K] i32; -1 = none
 	ExpertIds Tensor
 	// out [T,K] f32; 0 where the id is -1
-	Weights Tensor
+	RoutingWeights Tensor
 	// out [T,E+Z] f32, optional
 	Scores Tensor
 	// out [E+Z] i32, optional: += selections per id
@@ -464,7 +464,7 @@ type RouteGradArgs struct {
 	// in [T,K] i32|i64, from forward
 	ExpertIds Tensor
 	// in [T,K] f32
-	DWeights Tensor
+	DRoutingWeights Tensor
 	// in [T,E+Z] f32, optional: added (auxiliary losses)
 	DLogitsIn Tensor
 	// out [T,E+Z] f32
@@ -557,7 +557,7 @@ type UnpermuteArgs struct {
 	// in [P,H] f32|bf16|f16
 	Rows Tensor
 	// in [T,K] f32, optional: merging weights; absent = 1
-	Weights Tensor
+	RoutingWeights Tensor
 	// in [T,H], optional: added; may be y itself
 	Residual Tensor
 	// out [T,H] as rows; fp32 sum in slot order, one rounding
@@ -573,10 +573,10 @@ type PermuteGradArgs struct {
 	DRows Tensor
 	// in [P] f32, optional
 	DRowWeight Tensor
-	// out [T,H]; fp32 sum in slot order, of rows whose weight is 0, too
+	// out [T,H]; fp32 sum in slot order, weight-0 rows included
 	DX Tensor
 	// out [T,K] f32, optional; 0 where not routed
-	DWeights Tensor
+	DRoutingWeights Tensor
 }
 
 // UnpermuteGradArgs mirrors moec_unpermute_grad_args.
@@ -586,14 +586,14 @@ type UnpermuteGradArgs struct {
 	Plan uintptr
 	// in [T,H]
 	DY Tensor
-	// in [P,H], for d_weights
+	// in [P,H], for d_routing_weights
 	Rows Tensor
 	// in [T,K] f32, optional: as forward
-	Weights Tensor
+	RoutingWeights Tensor
 	// out [P,H]; padding rows are zero
 	DRows Tensor
 	// out [T,K] f32, optional; 0 where not routed
-	DWeights Tensor
+	DRoutingWeights Tensor
 }
 
 // WeightsDesc mirrors moec_weights_desc.
@@ -737,8 +737,8 @@ type ExpertsGradArgs struct {
 	Saved Buffer
 	// out [T,H]; absent = skipped, as every output here
 	DX Tensor
-	// out [T,K] f32: gradient of the routing weights; [P] for EXPERT_CHOICE rows
-	DWeights Tensor
+	// out [T,K] f32; EXPERT_CHOICE: [P], one a row
+	DRoutingWeights Tensor
 	// out, layout of the bound weights; f32 or their dtype; NULL = frozen
 	DExpertWeights uintptr
 	// out, likewise

@@ -65,14 +65,16 @@ function Plan(context::Context, desc::Raw.moec_plan_desc)
 end
 
 """
-    from_topk!(plan, expert_ids, weights = nothing)
+    from_topk!(plan, expert_ids, routing_weights = nothing)
 
-Rebuild the plan from ids of size `(K, T)` (`Int32` or `Int64`) and weights (`Float32`; none = 1).
+Rebuild the plan from ids of size `(K, T)` (`Int32` or `Int64`) and routing weights (`Float32`;
+none = 1).
 """
-function from_topk!(plan::Plan, expert_ids, weights = nothing; stream = default_stream(expert_ids))
-    GC.@preserve plan expert_ids weights begin
-        ids, given = Ref(Tensor(expert_ids).raw), Ref(Tensor(weights).raw)
-        optional = weights === nothing ? C_NULL : given
+function from_topk!(plan::Plan, expert_ids, routing_weights = nothing;
+                    stream = default_stream(expert_ids))
+    GC.@preserve plan expert_ids routing_weights begin
+        ids, given = Ref(Tensor(expert_ids).raw), Ref(Tensor(routing_weights).raw)
+        optional = routing_weights === nothing ? C_NULL : given
         check(Raw.moec_plan_from_topk(plan.raw, ids, optional, stream))
     end
     return plan

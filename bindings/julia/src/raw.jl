@@ -103,7 +103,7 @@ const MOEC_PLAN_ROW_SLOT = UInt32(3)
 const MOEC_PLAN_ROW_WEIGHT = UInt32(4)
 const MOEC_PLAN_ASSIGNMENT_ROW = UInt32(5)
 const MOEC_PLAN_EXPERT_IDS = UInt32(6)
-const MOEC_PLAN_WEIGHTS = UInt32(7)
+const MOEC_PLAN_ROUTING_WEIGHTS = UInt32(7)
 const MOEC_PLAN_TOTALS = UInt32(8)
 const MOEC_PLAN_TOKEN_OFFSETS = UInt32(9)
 const MOEC_PLAN_TOKEN_ROWS = UInt32(10)
@@ -610,7 +610,7 @@ Fields of `moec_route_args`:
 - `token_ids`: in `[T]` i32|i64: SELECT_TABLE
 - `given_ids`: in `[T,K]` i32|i64: SELECT_GIVEN
 - `expert_ids`: out `[T,K]` i32; -1 = none
-- `weights`: out `[T,K]` f32; 0 where the id is -1
+- `routing_weights`: out `[T,K]` f32; 0 where the id is -1
 - `scores`: out `[T,E+Z]` f32, optional
 - `counts`: out `[E+Z]` i32, optional: += selections per id
 """
@@ -625,7 +625,7 @@ struct moec_route_args
     token_ids::moec_tensor
     given_ids::moec_tensor
     expert_ids::moec_tensor
-    weights::moec_tensor
+    routing_weights::moec_tensor
     scores::moec_tensor
     counts::moec_tensor
 end
@@ -640,10 +640,10 @@ moec_route_args(;
     token_ids = moec_tensor(),
     given_ids = moec_tensor(),
     expert_ids = moec_tensor(),
-    weights = moec_tensor(),
+    routing_weights = moec_tensor(),
     scores = moec_tensor(),
     counts = moec_tensor(),
-) = moec_route_args(struct_size, flags, logits, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, expert_ids, weights, scores, counts)
+) = moec_route_args(struct_size, flags, logits, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, expert_ids, routing_weights, scores, counts)
 
 """
 Fields of `moec_route_grad_args`:
@@ -651,7 +651,7 @@ Fields of `moec_route_grad_args`:
 - `logits`: in `[T,E+Z]` f32|bf16|f16, before the soft-cap
 - `per_expert_scale`: in `[E+Z]`, with PER_EXPERT_SCALE; f32|bf16|f16
 - `expert_ids`: in `[T,K]` i32|i64, from forward
-- `d_weights`: in `[T,K]` f32
+- `d_routing_weights`: in `[T,K]` f32
 - `d_logits_in`: in `[T,E+Z]` f32, optional: added (auxiliary losses)
 - `d_logits`: out `[T,E+Z]` f32
 - `d_per_expert_scale`: out `[E+Z]`, optional
@@ -662,7 +662,7 @@ struct moec_route_grad_args
     logits::moec_tensor
     per_expert_scale::moec_tensor
     expert_ids::moec_tensor
-    d_weights::moec_tensor
+    d_routing_weights::moec_tensor
     d_logits_in::moec_tensor
     d_logits::moec_tensor
     d_per_expert_scale::moec_tensor
@@ -673,11 +673,11 @@ moec_route_grad_args(;
     logits = moec_tensor(),
     per_expert_scale = moec_tensor(),
     expert_ids = moec_tensor(),
-    d_weights = moec_tensor(),
+    d_routing_weights = moec_tensor(),
     d_logits_in = moec_tensor(),
     d_logits = moec_tensor(),
     d_per_expert_scale = moec_tensor(),
-) = moec_route_grad_args(struct_size, flags, logits, per_expert_scale, expert_ids, d_weights, d_logits_in, d_logits, d_per_expert_scale)
+) = moec_route_grad_args(struct_size, flags, logits, per_expert_scale, expert_ids, d_routing_weights, d_logits_in, d_logits, d_per_expert_scale)
 
 """
 Fields of `moec_loss_args`:
@@ -806,7 +806,7 @@ moec_permute_args(;
 """
 Fields of `moec_unpermute_args`:
 - `rows`: in `[P,H]` f32|bf16|f16
-- `weights`: in `[T,K]` f32, optional: merging weights; absent = 1
+- `routing_weights`: in `[T,K]` f32, optional: merging weights; absent = 1
 - `residual`: in `[T,H]`, optional: added; may be y itself
 - `y`: out `[T,H]` as rows; fp32 sum in slot order, one rounding
 """
@@ -815,7 +815,7 @@ struct moec_unpermute_args
     flags::UInt32
     plan::Ptr{moec_plan}
     rows::moec_tensor
-    weights::moec_tensor
+    routing_weights::moec_tensor
     residual::moec_tensor
     y::moec_tensor
 end
@@ -824,17 +824,17 @@ moec_unpermute_args(;
     flags = UInt32(0),
     plan = C_NULL,
     rows = moec_tensor(),
-    weights = moec_tensor(),
+    routing_weights = moec_tensor(),
     residual = moec_tensor(),
     y = moec_tensor(),
-) = moec_unpermute_args(struct_size, flags, plan, rows, weights, residual, y)
+) = moec_unpermute_args(struct_size, flags, plan, rows, routing_weights, residual, y)
 
 """
 Fields of `moec_permute_grad_args`:
 - `d_rows`: in `[P,H]`
 - `d_row_weight`: in `[P]` f32, optional
-- `d_x`: out `[T,H]`; fp32 sum in slot order, of rows whose weight is 0, too
-- `d_weights`: out `[T,K]` f32, optional; 0 where not routed
+- `d_x`: out `[T,H]`; fp32 sum in slot order, weight-0 rows included
+- `d_routing_weights`: out `[T,K]` f32, optional; 0 where not routed
 """
 struct moec_permute_grad_args
     struct_size::UInt32
@@ -843,7 +843,7 @@ struct moec_permute_grad_args
     d_rows::moec_tensor
     d_row_weight::moec_tensor
     d_x::moec_tensor
-    d_weights::moec_tensor
+    d_routing_weights::moec_tensor
 end
 moec_permute_grad_args(;
     struct_size = UInt32(528),
@@ -852,16 +852,16 @@ moec_permute_grad_args(;
     d_rows = moec_tensor(),
     d_row_weight = moec_tensor(),
     d_x = moec_tensor(),
-    d_weights = moec_tensor(),
-) = moec_permute_grad_args(struct_size, flags, plan, d_rows, d_row_weight, d_x, d_weights)
+    d_routing_weights = moec_tensor(),
+) = moec_permute_grad_args(struct_size, flags, plan, d_rows, d_row_weight, d_x, d_routing_weights)
 
 """
 Fields of `moec_unpermute_grad_args`:
 - `d_y`: in `[T,H]`
-- `rows`: in `[P,H]`, for d_weights
-- `weights`: in `[T,K]` f32, optional: as forward
+- `rows`: in `[P,H]`, for d_routing_weights
+- `routing_weights`: in `[T,K]` f32, optional: as forward
 - `d_rows`: out `[P,H]`; padding rows are zero
-- `d_weights`: out `[T,K]` f32, optional; 0 where not routed
+- `d_routing_weights`: out `[T,K]` f32, optional; 0 where not routed
 """
 struct moec_unpermute_grad_args
     struct_size::UInt32
@@ -869,9 +869,9 @@ struct moec_unpermute_grad_args
     plan::Ptr{moec_plan}
     d_y::moec_tensor
     rows::moec_tensor
-    weights::moec_tensor
+    routing_weights::moec_tensor
     d_rows::moec_tensor
-    d_weights::moec_tensor
+    d_routing_weights::moec_tensor
 end
 moec_unpermute_grad_args(;
     struct_size = UInt32(656),
@@ -879,10 +879,10 @@ moec_unpermute_grad_args(;
     plan = C_NULL,
     d_y = moec_tensor(),
     rows = moec_tensor(),
-    weights = moec_tensor(),
+    routing_weights = moec_tensor(),
     d_rows = moec_tensor(),
-    d_weights = moec_tensor(),
-) = moec_unpermute_grad_args(struct_size, flags, plan, d_y, rows, weights, d_rows, d_weights)
+    d_routing_weights = moec_tensor(),
+) = moec_unpermute_grad_args(struct_size, flags, plan, d_y, rows, routing_weights, d_rows, d_routing_weights)
 
 """
 Fields of `moec_weights_desc`:
@@ -1095,7 +1095,7 @@ Fields of `moec_experts_grad_args`:
 - `d_y`: in `[T,H]`
 - `saved`: in
 - `d_x`: out `[T,H]`; absent = skipped, as every output here
-- `d_weights`: out `[T,K]` f32: gradient of the routing weights; `[P]` for EXPERT_CHOICE rows
+- `d_routing_weights`: out `[T,K]` f32; EXPERT_CHOICE: `[P]`, one a row
 - `d_expert_weights`: out, layout of the bound weights; f32 or their dtype; NULL = frozen
 - `d_shared_weights`: out, likewise
 - `d_shared_gate`: out, f32 or dtype of x
@@ -1115,7 +1115,7 @@ struct moec_experts_grad_args
     d_y::moec_tensor
     saved::moec_buffer
     d_x::moec_tensor
-    d_weights::moec_tensor
+    d_routing_weights::moec_tensor
     d_expert_weights::Ptr{moec_weight_set}
     d_shared_weights::Ptr{moec_weight_set}
     d_shared_gate::moec_tensor
@@ -1136,7 +1136,7 @@ moec_experts_grad_args(;
     d_y = moec_tensor(),
     saved = moec_buffer(),
     d_x = moec_tensor(),
-    d_weights = moec_tensor(),
+    d_routing_weights = moec_tensor(),
     d_expert_weights = C_NULL,
     d_shared_weights = C_NULL,
     d_shared_gate = moec_tensor(),
@@ -1144,7 +1144,7 @@ moec_experts_grad_args(;
     d_output_bias = moec_tensor(),
     d_residual = moec_tensor(),
     workspace = moec_buffer(),
-) = moec_experts_grad_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, d_y, saved, d_x, d_weights, d_expert_weights, d_shared_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual, workspace)
+) = moec_experts_grad_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, d_y, saved, d_x, d_routing_weights, d_expert_weights, d_shared_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual, workspace)
 
 struct moec_experts_sizes
     struct_size::UInt32
@@ -1509,9 +1509,9 @@ moec_plan_create(context, desc, memory, out) =
 moec_plan_free(plan) =
     @ccall LIB.moec_plan_free(plan::Ptr{moec_plan})::Cvoid
 
-"Rebuild in place; a call that fails while it builds leaves a plan that is not built. expert_ids [T,K] i32|i64, weights [T,K] f32 (absent = 1)."
-moec_plan_from_topk(plan, expert_ids, weights, stream) =
-    @ccall LIB.moec_plan_from_topk(plan::Ptr{moec_plan}, expert_ids::Ptr{moec_tensor}, weights::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+"Rebuild in place; a call that fails while it builds leaves a plan that is not built. expert_ids [T,K] i32|i64, routing_weights [T,K] f32 (absent = 1)."
+moec_plan_from_topk(plan, expert_ids, routing_weights, stream) =
+    @ccall LIB.moec_plan_from_topk(plan::Ptr{moec_plan}, expert_ids::Ptr{moec_tensor}, routing_weights::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
 "Route and build. args' outputs may be absent."
 moec_plan_from_logits(plan, router, args, stream) =
@@ -1533,7 +1533,7 @@ moec_plan_attach(plan, num_tokens) =
 moec_plan_view(plan, field, out) =
     @ccall LIB.moec_plan_view(plan::Ptr{moec_plan}, field::Int32, out::Ptr{moec_tensor})::Int32
 
-"Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, WEIGHTS)."
+"Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, ROUTING_WEIGHTS)."
 moec_plan_export(plan, field, dst, stream) =
     @ccall LIB.moec_plan_export(plan::Ptr{moec_plan}, field::Int32, dst::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 

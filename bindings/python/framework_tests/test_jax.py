@@ -137,7 +137,7 @@ def test_gradients_start_at_the_logits_only() -> None:
     def loss(gate, factor):
         parameters = {"gate_weight": gate, "gate_up": gate_up, "down": down}
         y, routing = moec.jax.route_and_layer(x, parameters, router=router, experts=DESC)
-        return y.sum() + factor * jnp.square(routing.weights).sum()
+        return y.sum() + factor * jnp.square(routing.routing_weights).sum()
 
     assert "stop_gradient" in str(jax.make_jaxpr(loss)(gate, 1.0))
     without = jax.grad(loss)(gate, 0.0)

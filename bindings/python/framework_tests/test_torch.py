@@ -224,9 +224,9 @@ def test_gradients_start_at_the_logits_only() -> None:
     x, *_, d_y = inputs()
     y, routing = layer.route(x)
     assert y.requires_grad and routing.logits.requires_grad
-    assert not routing.weights.requires_grad and not routing.expert_ids.requires_grad
+    assert not routing.routing_weights.requires_grad and not routing.expert_ids.requires_grad
     with pytest.raises(RuntimeError, match="does not require grad"):
-        routing.weights.square().sum().backward()
+        routing.routing_weights.square().sum().backward()
     y.backward(d_y)
     assert layer.gate_weight.grad is not None and layer.gate_weight.grad.any()
 

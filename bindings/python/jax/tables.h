@@ -61,7 +61,7 @@ inline constexpr Field<moec_experts_grad_args> kExpertsGradInputs[] = {
 };
 inline constexpr Field<moec_experts_grad_args> kExpertsGradients[] = {
     {"x", &moec_experts_grad_args::d_x},
-    {"routing_weights", &moec_experts_grad_args::d_weights},
+    {"routing_weights", &moec_experts_grad_args::d_routing_weights},
     {"shared_gate", &moec_experts_grad_args::d_shared_gate},
     {"shared_gate_bias", &moec_experts_grad_args::d_shared_gate_bias},
     {"output_bias", &moec_experts_grad_args::d_output_bias},

@@ -196,7 +196,7 @@ class Experts(Handle):
         set_buffers(args, keep, write=False, stream=handle, saved=result.saved)
         set_buffers(args, keep, stream=handle, workspace=workspace)
         set_tensors(args, keep, write=True, stream=handle, d_x=grads.x,
-                    d_weights=grads.routing_weights, d_shared_gate=grads.shared_gate,
+                    d_routing_weights=grads.routing_weights, d_shared_gate=grads.shared_gate,
                     d_shared_gate_bias=grads.shared_gate_bias,
                     d_output_bias=grads.output_bias, d_residual=grads.residual)
         set_weight_gradients(args, keep, grads.expert_weights, grads.shared_weights, handle)

@@ -56,13 +56,15 @@ class Plan(Handle):
         return self
 
     def from_topk(
-        self, expert_ids: Array, weights: Array | None = None, *, stream: Any = None
+        self, expert_ids: Array, routing_weights: Array | None = None, *, stream: Any = None
     ) -> Self:
-        """Build from expert_ids [T,K] (i32 or i64) and weights [T,K] f32 (absent: 1)."""
+        """Build from expert_ids [T,K] (i32 or i64) and routing_weights [T,K] f32 (absent: 1)."""
         keep: list[Any] = []
         handle = stream_handle(stream)
         raw_ids = tensor(expert_ids, keep, stream=handle)
-        raw_weights = None if weights is None else tensor(weights, keep, stream=handle)
+        raw_weights = (
+            None if routing_weights is None else tensor(routing_weights, keep, stream=handle)
+        )
         _raw.moec_plan_from_topk(self.raw, raw_ids, raw_weights, handle)
         return self._built()
 
@@ -200,17 +202,17 @@ def unpermute(
     rows: Array,
     *,
     num_tokens: int,
-    weights: Array | None = None,
+    routing_weights: Array | None = None,
     residual: Array | None = None,
     out: Array | None = None,
     stream: Any = None,
 ) -> Array:
     """y [T,H]: sum of each token's rows [P,H] in slot order, in fp32, rounded once.
 
-    weights [T,K] f32 (absent: 1); residual [T,H] is added and may be `out` itself.
+    routing_weights [T,K] f32 (absent: 1); residual [T,H] is added and may be `out` itself.
     """
     y = empty((num_tokens, rows.shape[1]), rows, rows) if out is None else out
-    given = {"rows": rows, "weights": weights, "residual": residual}
+    given = {"rows": rows, "routing_weights": routing_weights, "residual": residual}
     _move(context, plan, "unpermute", stream_handle(stream), {"y": y}, **given)
     return y
 
@@ -222,14 +224,14 @@ def permute_backward(
     *,
     num_tokens: int,
     d_row_weight: Array | None = None,
-    d_weights: Array | None = None,
+    d_routing_weights: Array | None = None,
     out: Array | None = None,
     stream: Any = None,
 ) -> Array:
-    """d_x [T,H] from d_rows [P,H]; d_weights [T,K] f32 from d_row_weight [P] f32."""
+    """d_x [T,H] from d_rows [P,H]; d_routing_weights [T,K] f32 from d_row_weight [P] f32."""
     d_x = empty((num_tokens, d_rows.shape[1]), d_rows, d_rows) if out is None else out
     given = {"d_rows": d_rows, "d_row_weight": d_row_weight}
-    into = {"d_x": d_x, "d_weights": d_weights}
+    into = {"d_x": d_x, "d_routing_weights": d_routing_weights}
     _move(context, plan, "permute_backward", stream_handle(stream), into, **given)
     return d_x
 
@@ -240,14 +242,14 @@ def unpermute_backward(
     d_y: Array,
     rows: Array,
     *,
-    weights: Array | None = None,
-    d_weights: Array | None = None,
+    routing_weights: Array | None = None,
+    d_routing_weights: Array | None = None,
     out: Array | None = None,
     stream: Any = None,
 ) -> Array:
-    """d_rows [P,H] from d_y [T,H]; d_weights [T,K] f32 needs the forward's rows [P,H]."""
+    """d_rows [P,H] from d_y [T,H]; d_routing_weights [T,K] f32 needs the forward's rows [P,H]."""
     d_rows = empty(tuple(rows.shape), rows, rows) if out is None else out
-    given = {"d_y": d_y, "rows": rows, "weights": weights}
-    into = {"d_rows": d_rows, "d_weights": d_weights}
+    given = {"d_y": d_y, "rows": rows, "routing_weights": routing_weights}
+    into = {"d_rows": d_rows, "d_routing_weights": d_routing_weights}
     _move(context, plan, "unpermute_backward", stream_handle(stream), into, **given)
     return d_rows

@@ -18,7 +18,7 @@ class Routing(NamedTuple):
 
     expert_ids: Array
     """[T,K] i32; -1 = none"""
-    weights: Array
+    routing_weights: Array
     """[T,K] f32; 0 where the id is -1"""
 
 
@@ -126,7 +126,7 @@ class Router(Handle):
                     per_expert_scale=per_expert_scale, token_mask=token_mask, table=table,
                     token_ids=token_ids, given_ids=given_ids)
         set_tensors(args, keep, write=True, stream=handle, expert_ids=out.expert_ids,
-                    weights=out.weights, scores=scores, counts=counts)
+                    routing_weights=out.routing_weights, scores=scores, counts=counts)
         _raw.moec_route_forward(self.raw, args, handle)
         return out
 
@@ -134,7 +134,7 @@ class Router(Handle):
         self,
         logits: Array,
         expert_ids: Array,
-        d_weights: Array,
+        d_routing_weights: Array,
         *,
         per_expert_scale: Array | None = None,
         d_logits_in: Array | None = None,
@@ -143,14 +143,14 @@ class Router(Handle):
         out: Array | None = None,
         stream: Any = None,
     ) -> Array:
-        """d_logits [T,E+Z] f32 from d_weights [T,K] f32, plus d_logits_in [T,E+Z] when given."""
+        """d_logits [T,E+Z] f32 from d_routing_weights [T,K] f32, plus d_logits_in [T,E+Z]."""
         keep: list[Any] = []
         handle = stream_handle(stream)
         d_logits = empty((logits.shape[0], self.num_ids), DType.F32, logits) if out is None else out
         args = _raw.moec_route_grad_args()
         args.flags = flags
         set_tensors(args, keep, stream=handle, logits=logits, expert_ids=expert_ids,
-                    d_weights=d_weights, per_expert_scale=per_expert_scale,
+                    d_routing_weights=d_routing_weights, per_expert_scale=per_expert_scale,
                     d_logits_in=d_logits_in)
         set_tensors(args, keep, write=True, stream=handle, d_logits=d_logits,
                     d_per_expert_scale=d_per_expert_scale)

@@ -34,11 +34,11 @@ def test_steps_equal_the_layer(steps: SimpleNamespace) -> None:
                             want=["logits", "expert_ids", "routing_weights"])
     wanted = p.layer.backward(whole, p.d_y)
     routing = p.router.route(p.logits)
-    p.plan.from_topk(routing.expert_ids, routing.weights)
+    p.plan.from_topk(routing.expert_ids, routing.routing_weights)
     result = p.experts.forward(p.plan, p.x, p.weights)
     np.testing.assert_array_equal(p.logits, whole.logits)
     np.testing.assert_array_equal(routing.expert_ids, whole.expert_ids)
-    np.testing.assert_array_equal(routing.weights, whole.routing_weights)
+    np.testing.assert_array_equal(routing.routing_weights, whole.routing_weights)
     np.testing.assert_array_equal(result.y, whole.y)
 
     grads = p.experts.backward(result, p.d_y)
@@ -219,19 +219,19 @@ def test_permute_and_back(steps: SimpleNamespace, align: int) -> None:
     p = steps
     plan = moec.Plan(p.context, dataclasses.replace(p.plan.desc, align=align))
     plan.from_logits(p.router, p.logits)
-    tokens, weights = plan.view(PlanField.ROW_TOKEN), plan.view(PlanField.WEIGHTS)
+    tokens, weights = plan.view(PlanField.ROW_TOKEN), plan.view(PlanField.ROUTING_WEIGHTS)
     rows = moec.permute(p.context, plan, p.x)
     used = plan.totals().rows
     assert len(rows) == len(tokens) >= used
     expected = np.where(tokens[:used, None] < 0, 0, p.x[tokens[:used]])
     np.testing.assert_array_equal(rows[:used], expected)
     assert not rows[used:].any()
-    y = moec.unpermute(p.context, plan, rows, num_tokens=T, weights=weights.copy())
+    y = moec.unpermute(p.context, plan, rows, num_tokens=T, routing_weights=weights.copy())
     assert_close(y, p.x * weights.sum(-1, keepdims=True))
-    d_weights = np.empty((T, K), np.float32)
-    d_rows = moec.unpermute_backward(p.context, plan, p.d_y, rows, weights=weights.copy(),
-                                     d_weights=d_weights)
-    assert_close(d_weights, np.repeat((p.x * p.d_y).sum(-1, keepdims=True), K, 1))
+    d_routing_weights = np.empty((T, K), np.float32)
+    d_rows = moec.unpermute_backward(p.context, plan, p.d_y, rows, routing_weights=weights.copy(),
+                                     d_routing_weights=d_routing_weights)
+    assert_close(d_routing_weights, np.repeat((p.x * p.d_y).sum(-1, keepdims=True), K, 1))
     d_x = moec.permute_backward(p.context, plan, d_rows, num_tokens=T)
     assert_close(d_x, p.d_y * weights.sum(-1, keepdims=True))
 

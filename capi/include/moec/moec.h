@@ -400,7 +400,7 @@ typedef struct moec_route_args {
   moec_tensor table, token_ids; /* in  [V,K], [T] i32|i64: SELECT_TABLE */
   moec_tensor given_ids;        /* in  [T,K] i32|i64: SELECT_GIVEN */
   moec_tensor expert_ids;       /* out [T,K] i32; -1 = none */
-  moec_tensor weights;          /* out [T,K] f32; 0 where the id is -1 */
+  moec_tensor routing_weights;  /* out [T,K] f32; 0 where the id is -1 */
   moec_tensor scores;           /* out [T,E+Z] f32, optional */
   moec_tensor counts;           /* out [E+Z] i32, optional: += selections per id */
 } moec_route_args;
@@ -409,7 +409,7 @@ typedef struct moec_route_grad_args {
   uint32_t struct_size, flags;          /* moec_grad_flags, for d_per_expert_scale */
   moec_tensor logits, per_expert_scale; /* in, as forward */
   moec_tensor expert_ids;               /* in  [T,K] i32|i64, from forward */
-  moec_tensor d_weights;                /* in  [T,K] f32 */
+  moec_tensor d_routing_weights;        /* in  [T,K] f32 */
   moec_tensor d_logits_in;              /* in  [T,E+Z] f32, optional: added (auxiliary losses) */
   moec_tensor d_logits;                 /* out [T,E+Z] f32 */
   moec_tensor d_per_expert_scale;       /* out [E+Z], optional */
@@ -472,7 +472,7 @@ MOEC_API moec_status moec_loss_backward(const moec_context* context, const moec_
 /* A plan is the routing of one batch, sorted by expert: rows of local expert e are
  * [group_offsets[e], group_offsets[e+1]), in token order, padded to `align`. */
 enum moec_plan_kind {
-  MOEC_PLAN_TOPK = 0,         /* from ids and weights [T,K], or from logits */
+  MOEC_PLAN_TOPK = 0,         /* from ids and routing weights [T,K], or from logits */
   MOEC_PLAN_EXPERT_CHOICE = 1 /* each expert takes its `capacity` best tokens from scores [T,E] */
 };
 enum moec_drop { MOEC_DROP_NONE = 0, MOEC_DROP_BY_POSITION = 1, MOEC_DROP_BY_WEIGHT = 2 };
@@ -485,7 +485,7 @@ enum moec_plan_field {
   MOEC_PLAN_ASSIGNMENT_ROW =
       5, /* [T,K] i32   row of (token, slot); -1 = dropped, remote, identity, none */
   MOEC_PLAN_EXPERT_IDS = 6,    /* [T,K] i32   as given, others than [0,E+Z) as -1 */
-  MOEC_PLAN_WEIGHTS = 7,       /* [T,K] f32   as given */
+  MOEC_PLAN_ROUTING_WEIGHTS = 7, /* [T,K] f32   as given */
   MOEC_PLAN_TOTALS = 8,        /* [4] i32     routed rows, P in use, dropped, largest group */
   MOEC_PLAN_TOKEN_OFFSETS = 9, /* [T+1] i32   EXPERT_CHOICE: first entry of a token in TOKEN_ROWS */
   MOEC_PLAN_TOKEN_ROWS = 10,   /* [El*capacity] i32  EXPERT_CHOICE: rows of each token, by expert */
@@ -516,9 +516,9 @@ MOEC_API MOEC_CHECK moec_status moec_plan_create(const moec_context* context,
                                                  const moec_buffer* memory, moec_plan** out);
 MOEC_API void moec_plan_free(moec_plan* plan);
 /* Rebuild in place; a call that fails while it builds leaves a plan that is not built.
- * expert_ids [T,K] i32|i64, weights [T,K] f32 (absent = 1). */
+ * expert_ids [T,K] i32|i64, routing_weights [T,K] f32 (absent = 1). */
 MOEC_API moec_status moec_plan_from_topk(moec_plan* plan, const moec_tensor* expert_ids,
-                                         const moec_tensor* weights, moec_stream stream);
+                                         const moec_tensor* routing_weights, moec_stream stream);
 /* Route and build. args' outputs may be absent. */
 MOEC_API moec_status moec_plan_from_logits(moec_plan* plan, const moec_router* router,
                                            const moec_route_args* args, moec_stream stream);
@@ -533,7 +533,7 @@ MOEC_API moec_status moec_plan_from_scores(moec_plan* plan, const moec_tensor* s
 MOEC_API moec_status moec_plan_attach(moec_plan* plan, int64_t num_tokens);
 /* Borrowed view of one array (moec_plan_field 0..10); valid until the plan is rebuilt or freed. */
 MOEC_API moec_status moec_plan_view(const moec_plan* plan, int32_t field, moec_tensor* out);
-/* Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, WEIGHTS). */
+/* Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, ROUTING_WEIGHTS). */
 MOEC_API moec_status moec_plan_export(const moec_plan* plan, int32_t field, const moec_tensor* dst,
                                       moec_stream stream);
 /* Host copy of TOTALS; waits for the stream. */
@@ -561,27 +561,27 @@ typedef struct moec_permute_args {
 typedef struct moec_unpermute_args {
   uint32_t struct_size, flags;
   const moec_plan* plan;
-  moec_tensor rows;     /* in  [P,H] f32|bf16|f16 */
-  moec_tensor weights;  /* in  [T,K] f32, optional: merging weights; absent = 1 */
-  moec_tensor residual; /* in  [T,H], optional: added; may be y itself */
-  moec_tensor y;        /* out [T,H] as rows; fp32 sum in slot order, one rounding */
+  moec_tensor rows;            /* in  [P,H] f32|bf16|f16 */
+  moec_tensor routing_weights; /* in  [T,K] f32, optional: merging weights; absent = 1 */
+  moec_tensor residual;        /* in  [T,H], optional: added; may be y itself */
+  moec_tensor y;               /* out [T,H] as rows; fp32 sum in slot order, one rounding */
 } moec_unpermute_args;
 typedef struct moec_permute_grad_args {
   uint32_t struct_size, flags;
   const moec_plan* plan;
-  moec_tensor d_rows;       /* in  [P,H] */
-  moec_tensor d_row_weight; /* in  [P] f32, optional */
-  moec_tensor d_x;          /* out [T,H]; fp32 sum in slot order, of rows whose weight is 0, too */
-  moec_tensor d_weights;    /* out [T,K] f32, optional; 0 where not routed */
+  moec_tensor d_rows;            /* in  [P,H] */
+  moec_tensor d_row_weight;      /* in  [P] f32, optional */
+  moec_tensor d_x;               /* out [T,H]; fp32 sum in slot order, weight-0 rows included */
+  moec_tensor d_routing_weights; /* out [T,K] f32, optional; 0 where not routed */
 } moec_permute_grad_args;
 typedef struct moec_unpermute_grad_args {
   uint32_t struct_size, flags;
   const moec_plan* plan;
-  moec_tensor d_y;       /* in  [T,H] */
-  moec_tensor rows;      /* in  [P,H], for d_weights */
-  moec_tensor weights;   /* in  [T,K] f32, optional: as forward */
-  moec_tensor d_rows;    /* out [P,H]; padding rows are zero */
-  moec_tensor d_weights; /* out [T,K] f32, optional; 0 where not routed */
+  moec_tensor d_y;               /* in  [T,H] */
+  moec_tensor rows;              /* in  [P,H], for d_routing_weights */
+  moec_tensor routing_weights;   /* in  [T,K] f32, optional: as forward */
+  moec_tensor d_rows;            /* out [P,H]; padding rows are zero */
+  moec_tensor d_routing_weights; /* out [T,K] f32, optional; 0 where not routed */
 } moec_unpermute_grad_args;
 MOEC_API moec_status moec_permute(const moec_context* context, const moec_permute_args* args,
                                   moec_stream stream);
@@ -747,8 +747,7 @@ typedef struct moec_experts_grad_args {
   moec_tensor d_y;                              /* in  [T,H] */
   moec_buffer saved;                            /* in */
   moec_tensor d_x; /* out [T,H]; absent = skipped, as every output here */
-  moec_tensor
-      d_weights; /* out [T,K] f32: gradient of the routing weights; [P] for EXPERT_CHOICE rows */
+  moec_tensor d_routing_weights; /* out [T,K] f32; EXPERT_CHOICE: [P], one a row */
   const moec_weight_set*
       d_expert_weights; /* out, layout of the bound weights; f32 or their dtype; NULL = frozen */
   const moec_weight_set* d_shared_weights;                      /* out, likewise */

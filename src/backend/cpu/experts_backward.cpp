@@ -93,7 +93,7 @@ class Backward {
     routed_ = routed_mlp(desc_, *args.weights, *args.plan, args.x.data, memory_.scaled_x);
     if (args.shared_weights) shared_ = shared_mlp(desc_, *args.shared_weights, group_, args.x.data);
     want_gate_ = is_mixed(desc_) && (args.d_x || args.d_shared_gate || args.d_shared_gate_bias);
-    want_input_ = args.d_x || (on_input_ && args.d_weights);
+    want_input_ = args.d_x || (on_input_ && args.d_routing_weights);
   }
 
   // mix, the rows' factors, and x times its weight.
@@ -112,8 +112,8 @@ class Backward {
   }
 
   void act_grads() {
-    const bool routed_dots =
-        (args_.d_weights && !on_input_) || (want_gate_ && desc_.shared == MOEC_SHARED_SOFTMAX2);
+    const bool routed_dots = (args_.d_routing_weights && !on_input_) ||
+                             (want_gate_ && desc_.shared == MOEC_SHARED_SOFTMAX2);
     act_grad(routed_, saved_.routed, memory_.preact, memory_.routed, want_routed_, want_input_,
              routed_dots ? memory_.dots : nullptr, memory_.factor);
     if (has_shared())
@@ -147,7 +147,7 @@ class Backward {
     if (!want_input_) return;
     flops_ += routed_.flops(routed_.inner_products());
     RowGradContext rows{routed_, memory_.d_rows, args_.x.data,
-                        on_input_ && args_.d_weights ? memory_.input_dots : nullptr};
+                        on_input_ && args_.d_routing_weights ? memory_.input_dots : nullptr};
     run_input_grad(pool_, routed_, memory_.routed, store_row_grad, &rows, memory_.products);
     if (!args_.d_x) return;
     if (has_shared()) flops_ += shared_.flops(shared_.inner_products());
@@ -161,15 +161,15 @@ class Backward {
   }
 
   void routing_weight_grads() const {
-    if (!args_.d_weights) return;
+    if (!args_.d_routing_weights) return;
     const PlanView& plan = *args_.plan;
     const bool choice = plan.kind == MOEC_PLAN_EXPERT_CHOICE;
     const int64_t entries = choice ? plan.max_rows : args_.num_tokens * plan.top_k;
-    std::fill_n(args_.d_weights, entries, 0.0f);
+    std::fill_n(args_.d_routing_weights, entries, 0.0f);
     for_each_token(pool_, args_.num_tokens, [&](int64_t t) {
       for_each_term(plan, t, TermOrder::kSlot, [&](const Term& term) {
         const bool from_input = on_input_ && term.row >= 0;
-        args_.d_weights[term.entry] =
+        args_.d_routing_weights[term.entry] =
             from_input ? sum_of(memory_.input_dots, term.row, dot_columns(desc_.hidden))
                        : routed_factor(t) * term_dot(t, term);
       });

@@ -84,7 +84,7 @@ float dot(const char* a, const char* b, moec_dtype dtype, int64_t count) {
 void sum_rows(const UnpermuteArgs& args, int64_t t) {
   alignas(kCacheLine) float sum[kBlock], row[kBlock];
   const TokenRows entries(*args.plan, t);
-  const float* const weights = merging_weights(*args.plan, args.weights);
+  const float* const weights = merging_weights(*args.plan, args.routing_weights);
   const int64_t size = dtype_bytes(args.dtype);
   for (int64_t h = 0; h < args.hidden; h += kBlock) {
     const int64_t n = std::min(kBlock, args.hidden - h);
@@ -151,20 +151,20 @@ void unpermute(const Device& device, const UnpermuteArgs& args) {
 void permute_backward(const Device& device, const PermuteGradArgs& args) {
   const PlanView& plan = *args.plan;
   unpermute(device, {&plan, args.hidden, args.dtype, args.d_rows, nullptr, nullptr, args.d_x});
-  if (!args.d_weights) return;
-  for_ranges(device, plan.num_tokens * plan.top_k, 3 * sizeof(float),
-             [&](int64_t begin, int64_t end) {
-               for (int64_t a = begin; a < end; ++a) {
-                 const int64_t row = plan.assignment_row[a];
-                 args.d_weights[a] = row >= 0 && args.d_row_weight ? args.d_row_weight[row] : 0.0f;
-               }
-             });
+  if (!args.d_routing_weights) return;
+  for_ranges(
+      device, plan.num_tokens * plan.top_k, 3 * sizeof(float), [&](int64_t begin, int64_t end) {
+        for (int64_t a = begin; a < end; ++a) {
+          const int64_t row = plan.assignment_row[a];
+          args.d_routing_weights[a] = row >= 0 && args.d_row_weight ? args.d_row_weight[row] : 0.0f;
+        }
+      });
 }
 
 void unpermute_backward(const Device& device, const UnpermuteGradArgs& args) {
   const PlanView& plan = *args.plan;
   const moec_dtype dtype = args.dtype;
-  const float* const weights = merging_weights(plan, args.weights);
+  const float* const weights = merging_weights(plan, args.routing_weights);
   const int64_t width = args.hidden, row_bytes = width * dtype_bytes(dtype);
   for_ranges(device, args.out_rows, row_bytes, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -178,13 +178,13 @@ void unpermute_backward(const Device& device, const UnpermuteGradArgs& args) {
         scale_row(row_at(args.d_y, token, width, dtype), weight, to, dtype, width);
     }
   });
-  if (!args.d_weights) return;
+  if (!args.d_routing_weights) return;
   for_ranges(device, plan.num_tokens * plan.top_k, 2 * row_bytes, [&](int64_t begin, int64_t end) {
     for (int64_t a = begin; a < end; ++a) {
       const int64_t row = plan.assignment_row[a];
-      args.d_weights[a] = row < 0 ? 0.0f
-                                  : dot(row_at(args.d_y, a / plan.top_k, width, dtype),
-                                        row_at(args.rows, row, width, dtype), dtype, width);
+      args.d_routing_weights[a] = row < 0 ? 0.0f
+                                          : dot(row_at(args.d_y, a / plan.top_k, width, dtype),
+                                                row_at(args.rows, row, width, dtype), dtype, width);
     }
   });
 }

@@ -84,12 +84,12 @@ class TopkPlan {
   // Slots of one token into the plan: valid ids, -1 for the rest.
   void take_token(int64_t t) const {
     int32_t* const ids = plan_.expert_ids + t * plan_.top_k;
-    float* const weights = plan_.weights + t * plan_.top_k;
+    float* const weights = plan_.routing_weights + t * plan_.top_k;
     if (source_.routing_map) return take_map_row(t, ids, weights);
     for (int64_t k = 0; k < plan_.top_k; ++k) {
       const int64_t a = t * plan_.top_k + k;
       ids[k] = math::valid_id(load_id(source_.expert_ids, a), columns_);
-      weights[k] = source_.weights ? source_.weights[a] : 1.0f;
+      weights[k] = source_.routing_weights ? source_.routing_weights[a] : 1.0f;
     }
   }
   void take_map_row(int64_t t, int32_t* ids, float* weights) const {
@@ -152,7 +152,7 @@ class TopkPlan {
   void put(int64_t e, int64_t rank, int64_t a, int32_t token, int32_t slot) const {
     const int64_t row = plan_.group_offsets[e] + rank;
     plan_.assignment_row[a] = int32_t(row);
-    put_row(plan_, row, token, slot, plan_.weights[a]);
+    put_row(plan_, row, token, slot, plan_.routing_weights[a]);
   }
 
   // The heaviest `capacity` assignments of one expert; equal weights: the first in token order.
@@ -164,7 +164,7 @@ class TopkPlan {
       for (int shift = 24; shift >= 0; shift -= 8) {
         int32_t histogram[256] = {};
         for (const int32_t* a = begin; a < end; ++a) {
-          const uint32_t key = Cut::key(plan_.weights[*a]);
+          const uint32_t key = Cut::key(plan_.routing_weights[*a]);
           if (cut.is_candidate(key, shift)) ++histogram[key >> shift & 255];
         }
         cut.narrow(histogram, shift);
@@ -172,7 +172,7 @@ class TopkPlan {
     }
     int32_t rank = 0;
     for (const int32_t* a = begin; a < end && rank < plan_.counts[e]; ++a)
-      if (end - begin == plan_.counts[e] || cut.takes(Cut::key(plan_.weights[*a])))
+      if (end - begin == plan_.counts[e] || cut.takes(Cut::key(plan_.routing_weights[*a])))
         put(e, rank++, *a, *a / plan_.top_k, *a % plan_.top_k);
   }
 

@@ -57,7 +57,7 @@ void score_gradient(const moec_router_desc& desc, const RouteRow& row, bool is_s
 
 // row.d = gradient at the capped logits of a token with at least one expert; d_scale [C], may be
 // null: += gradient of the per-expert scale.
-void token_gradient(const RouteGradArgs& args, const RouteRow& row, const float* d_weights,
+void token_gradient(const RouteGradArgs& args, const RouteRow& row, const float* d_routing_weights,
                     float* d_scale) {
   const moec_router_desc& desc = *args.desc;
   const math::SerialSlots slots{desc.top_k};
@@ -71,7 +71,7 @@ void token_gradient(const RouteGradArgs& args, const RouteRow& row, const float*
   }
   const Array& scale = args.per_expert_scale;
   const bool is_scale_free =
-      math::finish_gradient(slots, desc, scale.data, scale.dtype, row.ids, row.w, d_weights,
+      math::finish_gradient(slots, desc, scale.data, scale.dtype, row.ids, row.w, d_routing_weights,
                             row.d_w, [=](int32_t k, float d) {
                               if (d_scale) d_scale[row.ids[k]] += d;
                             });
@@ -94,7 +94,7 @@ void route_token_backward(const RouteGradArgs& args, const RouteRow& row, float*
   std::memset(row.d, 0, size_t(row.lanes) * sizeof *row.d);
   if (is_routed) {
     load_capped_row(desc, args.logits, t, row);
-    token_gradient(args, row, args.d_weights + t * top_k, d_scale);
+    token_gradient(args, row, args.d_routing_weights + t * top_k, d_scale);
     if (desc.logit_softcap != 0.0f)
       for (int64_t i = 0; i < columns; ++i)
         row.d[i] *= math::softcap_slope(row.z[i], desc.logit_softcap);

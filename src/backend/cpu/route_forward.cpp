@@ -44,7 +44,7 @@ void route_token(const RouteArgs& args, const RouteRow& row, int64_t t) {
   const moec_router_desc& desc = *args.desc;
   const int32_t top_k = desc.top_k;
   int32_t* const ids = args.expert_ids + t * top_k;
-  float* const w = args.weights + t * top_k;
+  float* const w = args.routing_weights + t * top_k;
   load_capped_row(desc, args.logits, t, row);
   score_row(desc.score, row.z, row.lanes, row.s);
   RoundTo(desc, desc.score_precision).row(row.s, row.columns);

@@ -56,7 +56,7 @@ class Routing(NamedTuple):
     """[T,E+Z] f32, differentiable"""
     expert_ids: Array
     """[T,K] i32; -1 = none"""
-    weights: Array
+    routing_weights: Array
     """[T,K] f32, not differentiable: gradients start at the logits only"""
 
 

@@ -257,7 +257,7 @@ class Call:
         args.set("flags", int(flags))
         args.put({"d_y": d_y})
         args.put({n: grads.get(n) for n in engine.around}, "d_")
-        args.put({"d_weights": grads.get("routing_weights")})
+        args.put({"d_routing_weights": grads.get("routing_weights")})
         sets = (("d_expert_weights", ROUTED_WEIGHTS), ("d_shared_weights", SHARED_WEIGHTS))
         for field, names in sets:
             given = {f: grads.get(n) for f, n in zip(WEIGHTS, names, strict=True)}

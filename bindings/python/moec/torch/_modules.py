@@ -31,7 +31,7 @@ class Routing(NamedTuple):
     """[T,E+Z] f32, differentiable: auxiliary losses start here"""
     expert_ids: Tensor
     """[T,K] i32; -1 = none"""
-    weights: Tensor
+    routing_weights: Tensor
     """[T,K] f32, not differentiable: gradients start at the logits only"""
 
 

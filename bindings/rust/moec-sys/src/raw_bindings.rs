@@ -959,7 +959,7 @@ pub struct moec_route_args {
     pub token_ids: moec_tensor,
     pub given_ids: moec_tensor,
     pub expert_ids: moec_tensor,
-    pub weights: moec_tensor,
+    pub routing_weights: moec_tensor,
     pub scores: moec_tensor,
     pub counts: moec_tensor,
 }
@@ -998,8 +998,8 @@ const _: () = {
         "Offset of field: moec_route_args::expert_ids",
     ][::std::mem::offset_of!(moec_route_args, expert_ids) - 904usize];
     [
-        "Offset of field: moec_route_args::weights",
-    ][::std::mem::offset_of!(moec_route_args, weights) - 1032usize];
+        "Offset of field: moec_route_args::routing_weights",
+    ][::std::mem::offset_of!(moec_route_args, routing_weights) - 1032usize];
     [
         "Offset of field: moec_route_args::scores",
     ][::std::mem::offset_of!(moec_route_args, scores) - 1160usize];
@@ -1015,7 +1015,7 @@ pub struct moec_route_grad_args {
     pub logits: moec_tensor,
     pub per_expert_scale: moec_tensor,
     pub expert_ids: moec_tensor,
-    pub d_weights: moec_tensor,
+    pub d_routing_weights: moec_tensor,
     pub d_logits_in: moec_tensor,
     pub d_logits: moec_tensor,
     pub d_per_expert_scale: moec_tensor,
@@ -1044,8 +1044,8 @@ const _: () = {
         "Offset of field: moec_route_grad_args::expert_ids",
     ][::std::mem::offset_of!(moec_route_grad_args, expert_ids) - 264usize];
     [
-        "Offset of field: moec_route_grad_args::d_weights",
-    ][::std::mem::offset_of!(moec_route_grad_args, d_weights) - 392usize];
+        "Offset of field: moec_route_grad_args::d_routing_weights",
+    ][::std::mem::offset_of!(moec_route_grad_args, d_routing_weights) - 392usize];
     [
         "Offset of field: moec_route_grad_args::d_logits_in",
     ][::std::mem::offset_of!(moec_route_grad_args, d_logits_in) - 520usize];
@@ -1209,7 +1209,7 @@ pub const MOEC_PLAN_ROW_SLOT: moec_plan_field = 3;
 pub const MOEC_PLAN_ROW_WEIGHT: moec_plan_field = 4;
 pub const MOEC_PLAN_ASSIGNMENT_ROW: moec_plan_field = 5;
 pub const MOEC_PLAN_EXPERT_IDS: moec_plan_field = 6;
-pub const MOEC_PLAN_WEIGHTS: moec_plan_field = 7;
+pub const MOEC_PLAN_ROUTING_WEIGHTS: moec_plan_field = 7;
 pub const MOEC_PLAN_TOTALS: moec_plan_field = 8;
 pub const MOEC_PLAN_TOKEN_OFFSETS: moec_plan_field = 9;
 pub const MOEC_PLAN_TOKEN_ROWS: moec_plan_field = 10;
@@ -1306,7 +1306,7 @@ unsafe extern "C" {
     pub fn moec_plan_from_topk(
         plan: *mut moec_plan,
         expert_ids: *const moec_tensor,
-        weights: *const moec_tensor,
+        routing_weights: *const moec_tensor,
         stream: moec_stream,
     ) -> moec_status;
 }
@@ -1435,7 +1435,7 @@ pub struct moec_unpermute_args {
     pub flags: u32,
     pub plan: *const moec_plan,
     pub rows: moec_tensor,
-    pub weights: moec_tensor,
+    pub routing_weights: moec_tensor,
     pub residual: moec_tensor,
     pub y: moec_tensor,
 }
@@ -1460,8 +1460,8 @@ const _: () = {
         "Offset of field: moec_unpermute_args::rows",
     ][::std::mem::offset_of!(moec_unpermute_args, rows) - 16usize];
     [
-        "Offset of field: moec_unpermute_args::weights",
-    ][::std::mem::offset_of!(moec_unpermute_args, weights) - 144usize];
+        "Offset of field: moec_unpermute_args::routing_weights",
+    ][::std::mem::offset_of!(moec_unpermute_args, routing_weights) - 144usize];
     [
         "Offset of field: moec_unpermute_args::residual",
     ][::std::mem::offset_of!(moec_unpermute_args, residual) - 272usize];
@@ -1478,7 +1478,7 @@ pub struct moec_permute_grad_args {
     pub d_rows: moec_tensor,
     pub d_row_weight: moec_tensor,
     pub d_x: moec_tensor,
-    pub d_weights: moec_tensor,
+    pub d_routing_weights: moec_tensor,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1507,8 +1507,8 @@ const _: () = {
         "Offset of field: moec_permute_grad_args::d_x",
     ][::std::mem::offset_of!(moec_permute_grad_args, d_x) - 272usize];
     [
-        "Offset of field: moec_permute_grad_args::d_weights",
-    ][::std::mem::offset_of!(moec_permute_grad_args, d_weights) - 400usize];
+        "Offset of field: moec_permute_grad_args::d_routing_weights",
+    ][::std::mem::offset_of!(moec_permute_grad_args, d_routing_weights) - 400usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1518,9 +1518,9 @@ pub struct moec_unpermute_grad_args {
     pub plan: *const moec_plan,
     pub d_y: moec_tensor,
     pub rows: moec_tensor,
-    pub weights: moec_tensor,
+    pub routing_weights: moec_tensor,
     pub d_rows: moec_tensor,
-    pub d_weights: moec_tensor,
+    pub d_routing_weights: moec_tensor,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1546,14 +1546,14 @@ const _: () = {
         "Offset of field: moec_unpermute_grad_args::rows",
     ][::std::mem::offset_of!(moec_unpermute_grad_args, rows) - 144usize];
     [
-        "Offset of field: moec_unpermute_grad_args::weights",
-    ][::std::mem::offset_of!(moec_unpermute_grad_args, weights) - 272usize];
+        "Offset of field: moec_unpermute_grad_args::routing_weights",
+    ][::std::mem::offset_of!(moec_unpermute_grad_args, routing_weights) - 272usize];
     [
         "Offset of field: moec_unpermute_grad_args::d_rows",
     ][::std::mem::offset_of!(moec_unpermute_grad_args, d_rows) - 400usize];
     [
-        "Offset of field: moec_unpermute_grad_args::d_weights",
-    ][::std::mem::offset_of!(moec_unpermute_grad_args, d_weights) - 528usize];
+        "Offset of field: moec_unpermute_grad_args::d_routing_weights",
+    ][::std::mem::offset_of!(moec_unpermute_grad_args, d_routing_weights) - 528usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -2004,7 +2004,7 @@ pub struct moec_experts_grad_args {
     pub d_y: moec_tensor,
     pub saved: moec_buffer,
     pub d_x: moec_tensor,
-    pub d_weights: moec_tensor,
+    pub d_routing_weights: moec_tensor,
     pub d_expert_weights: *const moec_weight_set,
     pub d_shared_weights: *const moec_weight_set,
     pub d_shared_gate: moec_tensor,
@@ -2055,8 +2055,8 @@ const _: () = {
         "Offset of field: moec_experts_grad_args::d_x",
     ][::std::mem::offset_of!(moec_experts_grad_args, d_x) - 560usize];
     [
-        "Offset of field: moec_experts_grad_args::d_weights",
-    ][::std::mem::offset_of!(moec_experts_grad_args, d_weights) - 688usize];
+        "Offset of field: moec_experts_grad_args::d_routing_weights",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_routing_weights) - 688usize];
     [
         "Offset of field: moec_experts_grad_args::d_expert_weights",
     ][::std::mem::offset_of!(moec_experts_grad_args, d_expert_weights) - 816usize];

@@ -39,7 +39,7 @@ functions! {
     fn moec_plan_size(desc: *const moec_plan_desc, bytes: *mut u64, max_rows: *mut i64) -> i32;
     fn moec_plan_create(context: *const moec_context, desc: *const moec_plan_desc, memory: *const moec_buffer, out: *mut *mut moec_plan) -> i32;
     fn moec_plan_free(plan: *mut moec_plan);
-    fn moec_plan_from_topk(plan: *mut moec_plan, expert_ids: *const moec_tensor, weights: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
+    fn moec_plan_from_topk(plan: *mut moec_plan, expert_ids: *const moec_tensor, routing_weights: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_plan_from_logits(plan: *mut moec_plan, router: *const moec_router, args: *const moec_route_args, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_plan_from_map(plan: *mut moec_plan, routing_map: *const moec_tensor, probs: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_plan_from_scores(plan: *mut moec_plan, scores: *const moec_tensor, token_mask: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;

@@ -57,7 +57,7 @@ impl Plan {
         Ok(Self::own(raw))
     }
 
-    /// Rebuild from ids `[T, K]` (i32 or i64) and weights `[T, K]` (f32; `None` = 1).
+    /// Rebuild from ids `[T, K]` (i32 or i64) and routing weights `[T, K]` (f32; `None` = 1).
     ///
     /// ```
     /// use moec::*;
@@ -70,10 +70,10 @@ impl Plan {
     pub fn from_topk(
         &mut self,
         expert_ids: Tensor<'_>,
-        weights: Option<Tensor<'_>>,
+        routing_weights: Option<Tensor<'_>>,
         stream: Stream,
     ) -> Result<()> {
-        let weights = weights.map(|w| w.raw);
+        let weights = routing_weights.map(|w| w.raw);
         let weights = crate::handle::optional(weights.as_ref());
         check(unsafe { sys::moec_plan_from_topk(self.raw, &expert_ids.raw, weights, stream.0) })
     }

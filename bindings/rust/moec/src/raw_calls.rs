@@ -23,8 +23,8 @@ calls! {
         write {
             /// `moec_route_args.expert_ids`: `[T,K]` i32; -1 = none
             expert_ids,
-            /// `moec_route_args.weights`: `[T,K]` f32; 0 where the id is -1
-            weights,
+            /// `moec_route_args.routing_weights`: `[T,K]` f32; 0 where the id is -1
+            routing_weights,
             /// `moec_route_args.scores`: `[T,E+Z]` f32, optional
             scores,
             /// `moec_route_args.counts`: `[E+Z]` i32, optional: += selections per id
@@ -81,9 +81,9 @@ calls! {
         write {
             /// `moec_experts_grad_args.d_x`: `[T,H]`; absent = skipped, as every output here
             d_x,
-            /// `moec_experts_grad_args.d_weights`: `[T,K]` f32: gradient of the routing weights;
-            /// `[P]` for EXPERT_CHOICE rows
-            d_weights,
+            /// `moec_experts_grad_args.d_routing_weights`: `[T,K]` f32; EXPERT_CHOICE: `[P]`, one a
+            /// row
+            d_routing_weights,
             /// `moec_experts_grad_args.d_shared_gate`: f32 or dtype of x
             d_shared_gate,
             /// `moec_experts_grad_args.d_shared_gate_bias`: f32 or dtype of x

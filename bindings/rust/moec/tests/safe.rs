@@ -138,7 +138,7 @@ fn the_parts_are_the_layer() {
     let mut route = RouteCall::new()
         .logits(Tensor::new(&logits, &[T, 4]))
         .expert_ids(TensorMut::new(&mut ids, &[T, 2]))
-        .weights(TensorMut::new(&mut routing, &[T, 2]));
+        .routing_weights(TensorMut::new(&mut routing, &[T, 2]));
     Router::new(&context, &desc).unwrap().route(&mut route, Stream::DEFAULT).unwrap();
 
     let plan_desc = PlanDesc::new().max_tokens(T as i64).num_experts(4).top_k(2);

@@ -17,7 +17,7 @@ CombineParams sum_of_rows(const moec_experts_desc& desc, const PlanView& plan, c
   p.rows = rows;
   p.assignment_row = plan.assignment_row;
   p.expert_ids = plan.expert_ids;
-  p.weights = plan.weights;
+  p.routing_weights = plan.routing_weights;
   p.counts_once = true;
   p.residual = residual;
   p.scale = desc.output_scale;

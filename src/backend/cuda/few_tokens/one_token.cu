@@ -172,7 +172,7 @@ __global__ __launch_bounds__(32 * kMostWarps,
   const bool is_slot = lane < plan.top_k;
   const int id = is_slot ? __ldcg(plan.expert_ids + lane) : -1;
   const bool has_row = is_slot && __ldcg(plan.assignment_row + lane) >= 0;
-  const float weight = is_slot && plan.weights ? __ldcg(plan.weights + lane) : 1.0f;
+  const float weight = is_slot && plan.routing_weights ? __ldcg(plan.routing_weights + lane) : 1.0f;
   const int expert = id - p.expert_begin;
   const unsigned with_rows = __ballot_sync(kAllLanes, has_row);
   const int slots = __popc(with_rows);

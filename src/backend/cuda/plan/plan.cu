@@ -246,7 +246,7 @@ PlanParams params_of(const PlanSource& source, const PlanView& plan) {
   PlanParams p = {};
   p.plan = plan;
   p.ids = source.expert_ids;
-  p.weights = source.weights;
+  p.routing_weights = source.routing_weights;
   p.set_top_k(plan.top_k);
   p.assignments = plan.num_tokens * plan.top_k;
   p.experts = plan.num_local;

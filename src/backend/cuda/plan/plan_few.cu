@@ -27,7 +27,7 @@ __global__ __launch_bounds__(kFewThreads) void plan_few_kernel(
     const bool inside = i < p.assignments;
     const int64_t columns = int64_t(plan.num_experts) + plan.num_zero;
     const int id = inside ? math::valid_id(load_integer(p.ids.data, p.ids.dtype, i), columns) : -1;
-    const float weight = inside && p.weights ? p.weights[i] : 1.0f;
+    const float weight = inside && p.routing_weights ? p.routing_weights[i] : 1.0f;
     const unsigned at = unsigned(id) - unsigned(plan.expert_begin);
     const int expert = id >= 0 && at < unsigned(p.experts) ? int(at) : -1;
     const unsigned same = __match_any_sync(kAllLanes, expert), before = (1u << i) - 1;
@@ -57,7 +57,7 @@ __global__ __launch_bounds__(kFewThreads) void plan_few_kernel(
       const int row = expert >= 0 && rank < kept ? start + rank : -1;
       plan.assignment_row[i] = row;
       plan.expert_ids[i] = id;
-      plan.weights[i] = weight;
+      plan.routing_weights[i] = weight;
       if (row >= 0) {
         plan.row_token[row] = i / plan.top_k;
         plan.row_slot[row] = i % plan.top_k;

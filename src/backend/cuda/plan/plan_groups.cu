@@ -52,14 +52,14 @@ __global__ __launch_bounds__(kPlanThreads) void heaviest_kernel(const PlanView p
   const int32_t* const list = lists.entries + begin;
   if (keep == 0) return;
   const auto read = [&](int64_t i, uint32_t* key) {
-    *key = math::choice_key(plan.weights[list[i]]);
+    *key = math::choice_key(plan.routing_weights[list[i]]);
     return true;
   };
   const Cut cut = keep < n ? find_cut(n, keep, read) : Cut{0, n};  // every key is >= 0
   visit_cut(n, cut, read, [&](int64_t i, int rank) {
     const int a = list[i], row = plan.group_offsets[e] + rank;
     plan.assignment_row[a] = row;
-    put_row(plan, row, a / plan.top_k, a % plan.top_k, plan.weights[a]);
+    put_row(plan, row, a / plan.top_k, a % plan.top_k, plan.routing_weights[a]);
   });
 }
 

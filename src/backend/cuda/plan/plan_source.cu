@@ -51,7 +51,7 @@ __global__ __launch_bounds__(kThreads) void take_map_kernel(const PlanView plan,
   begin_kernel();
   for (int64_t t = global_thread() / 32; t < plan.num_tokens; t += global_threads() / 32) {
     int32_t* const ids = plan.expert_ids + t * plan.top_k;
-    float* const weights = plan.weights + t * plan.top_k;
+    float* const weights = plan.routing_weights + t * plan.top_k;
     int used = 0;
     for (int first = 0; first < plan.num_experts; first += 32) {
       const int e = first + lane_id();
@@ -138,7 +138,7 @@ void build_plan(const Op& op, const PlanSource& source, const PlanView& plan) {
     run(op, "routing map", take_map_kernel, token_grid(op, plan.num_tokens * 32), kThreads, 0, plan,
         source.routing_map, source.probs, op.wrong);
     from.expert_ids = {plan.expert_ids, MOEC_I32};
-    from.weights = plan.weights;
+    from.routing_weights = plan.routing_weights;
   } else if (source.check) {
     run(op, "check of ids", check_ids_kernel, dim3(1), kPlanThreads, 0, source.expert_ids,
         plan.num_tokens * plan.top_k, plan.top_k, int64_t(plan.num_experts) + plan.num_zero,

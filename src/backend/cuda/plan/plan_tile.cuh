@@ -20,11 +20,11 @@ inline constexpr int kMaxSlice = 1024;  // local experts that one pass sorts
 struct PlanParams {
   PlanView plan;
   Array ids;
-  const float* weights;   // null = 1
-  int64_t assignments;    // T*K
-  int tiles;              // of one CTA
-  int begin, experts;     // the slice: local experts [begin, begin + experts)
-  int32_t* block_counts;  // [blocks, stride()]
+  const float* routing_weights;  // null = 1
+  int64_t assignments;           // T*K
+  int tiles;                     // of one CTA
+  int begin, experts;            // the slice: local experts [begin, begin + experts)
+  int32_t* block_counts;         // [blocks, stride()]
   int32_t* list;          // [T*K] or null: instead of rows, the assignments of each expert ...
   int32_t* list_offsets;  // [num_local + 1] ... and where they start, instead of group_offsets
 
@@ -154,7 +154,8 @@ struct PlanTile {
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       const int64_t i = index(first, r);
-      weight[r] = i < p.assignments && with_weights && p.weights ? p.weights[i] : 1.0f;
+      weight[r] =
+          i < p.assignments && with_weights && p.routing_weights ? p.routing_weights[i] : 1.0f;
     }
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
@@ -226,7 +227,7 @@ struct PlanTile {
       if (local[r] >= 0 || p.first_slice()) plan.assignment_row[i] = row;
       if (!p.first_slice()) continue;
       plan.expert_ids[i] = id[r];
-      plan.weights[i] = weight[r];
+      plan.routing_weights[i] = weight[r];
     }
     __syncthreads();
     for (int j = threadIdx.x; j < sorted; j += kPlanThreads) {

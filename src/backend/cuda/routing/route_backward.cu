@@ -81,11 +81,11 @@ __device__ void token_gradient(const BackwardParams& p, const RouteRow& row, int
   const WarpSlots slots{row.top_k};
   if (!is_mixer(desc)) math::raw_weights(slots, desc, row.s, row.z, row.ids, row.w);
   float* const out = p.slot_scale ? p.slot_scale + t * row.top_k : nullptr;
-  const bool scale_free =
-      math::finish_gradient(slots, desc, scale.data, scale.dtype, row.ids, row.w,
-                            p.args.d_weights + t * row.top_k, row.d_w, [=](int32_t k, float d) {
-                              if (out) out[k] = d;
-                            });
+  const bool scale_free = math::finish_gradient(slots, desc, scale.data, scale.dtype, row.ids,
+                                                row.w, p.args.d_routing_weights + t * row.top_k,
+                                                row.d_w, [=](int32_t k, float d) {
+                                                  if (out) out[k] = d;
+                                                });
   const bool from_logits = desc.weight_rule != MOEC_WEIGHT_SCORE && !is_mixer(desc);
   if (from_logits) math::weight_rule_gradient(slots, desc, row.w, row.d_w);
   __syncwarp();

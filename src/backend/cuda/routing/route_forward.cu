@@ -109,7 +109,7 @@ __global__ void route_forward_kernel(const __grid_constant__ ForwardParams p) {
     for_columns(row.top_k, [&](int k) {
       const int32_t id = routed ? row.ids[k] : -1;
       p.args.expert_ids[t * row.top_k + k] = id;
-      p.args.weights[t * row.top_k + k] = routed ? row.w[k] : 0.0f;
+      p.args.routing_weights[t * row.top_k + k] = routed ? row.w[k] : 0.0f;
       if (p.args.counts && id >= 0) atomicAdd(p.args.counts + id, 1);
     });
     __syncwarp();

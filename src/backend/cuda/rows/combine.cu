@@ -46,7 +46,7 @@ __device__ RawSlot look_up(const CombineParams& p, int64_t t, int k) {
     const int64_t at = t * p.top_k + k;
     raw.row = __ldg(p.assignment_row + at);
     if (p.num_zero > 0) raw.id = __ldg(p.expert_ids + at);
-    raw.weight = p.weights ? __ldg(p.weights + at) : 1.0f;
+    raw.weight = p.routing_weights ? __ldg(p.routing_weights + at) : 1.0f;
   }
   return raw;
 }
@@ -166,7 +166,7 @@ __device__ float sum_parts(const CombineParams& p, int64_t assignment) {
 
 __device__ void store_weight_gradients(const CombineParams& p, int64_t token) {
   for (int64_t k = threadIdx.x & 31; k < p.top_k; k += 32) {
-    p.d_weights[token * p.top_k + k] = sum_parts(p, token * p.top_k + k);
+    p.d_routing_weights[token * p.top_k + k] = sum_parts(p, token * p.top_k + k);
   }
 }
 
@@ -197,7 +197,7 @@ __global__ __launch_bounds__(kMaxThreads,
   float sum[8] = {};
   for (int stage = 0; at.token < p.num_tokens; at.advance(p, chunks)) {
     if (at.begins()) {
-      if (turn == 0 && p.d_weights) store_weight_gradients(p, at.token);
+      if (turn == 0 && p.d_routing_weights) store_weight_gradients(p, at.token);
       turn = (turn == 0 ? warps : turn) - 1;
     }
     ptx::copy_async_wait<kStages<kTopK> - 1>();

@@ -142,7 +142,7 @@ bool combine_plain(const Op& op, const Sum& s, bool weighted) {
   p.rows = s.rows.data;
   p.assignment_row = s.plan.assignment_row;
   p.expert_ids = s.plan.expert_ids;
-  p.weights = s.plan.weights;
+  p.routing_weights = s.plan.routing_weights;
   p.counts_once = !weighted;
   p.x = s.from.data;
   p.residual = s.before.data;

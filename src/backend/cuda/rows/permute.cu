@@ -157,7 +157,7 @@ __global__ __launch_bounds__(kThreads) void scale_rows_kernel(
   }
 }
 
-// d_weights[a] = <d_y of the token, row>: a warp an assignment, lane = column mod 32.
+// d_routing_weights[a] = <d_y of the token, row>: a warp an assignment, lane = column mod 32.
 __global__ __launch_bounds__(kThreads) void dot_kernel(
     const __grid_constant__ UnpermuteGradArgs args, const __grid_constant__ PlanView plan) {
   begin_kernel();
@@ -170,7 +170,7 @@ __global__ __launch_bounds__(kThreads) void dot_kernel(
         partial += load_real(args.d_y, args.dtype, t * args.hidden + h) *
                    load_real(args.rows, args.dtype, row * args.hidden + h);
     const float dot = warp_sum(partial);
-    if (lane_id() == 0) args.d_weights[a] = dot;
+    if (lane_id() == 0) args.d_routing_weights[a] = dot;
   }
 }
 
@@ -204,7 +204,7 @@ void unpermute(const Op& op, const UnpermuteArgs& args) {
   with_real(args.dtype, [&]<class T>() {
     run(op, "unpermute", wide ? sum_rows_kernel<T, kWide<T>> : sum_rows_kernel<T, 1>,
         grid_for(plan.num_tokens, 1, int64_t(op.multiprocessors) * 32), kThreads, 0, args, plan,
-        merging_weights(plan, args.weights));
+        merging_weights(plan, args.routing_weights));
   });
 }
 
@@ -212,9 +212,9 @@ void permute_backward(const Op& op, const PermuteGradArgs& args) {
   const PlanView& plan = *args.plan;
   unpermute(op, {&plan, args.hidden, args.dtype, args.d_rows, nullptr, nullptr, args.d_x});
   const int64_t count = plan.num_tokens * plan.top_k;
-  if (args.d_weights && count > 0)
+  if (args.d_routing_weights && count > 0)
     run(op, "gradient of permute", gather_weights_kernel, warp_grid(op, count / 32 + 1), kThreads,
-        0, plan, args.d_row_weight, args.d_weights);
+        0, plan, args.d_row_weight, args.d_routing_weights);
 }
 
 void unpermute_backward(const Op& op, const UnpermuteGradArgs& args) {
@@ -227,9 +227,9 @@ void unpermute_backward(const Op& op, const UnpermuteGradArgs& args) {
       run(op, "gradient of unpermute",
           wide ? scale_rows_kernel<T, kWide<T>> : scale_rows_kernel<T, 1>,
           warp_grid(op, args.out_rows), kThreads, 0, args, plan,
-          merging_weights(plan, args.weights));
+          merging_weights(plan, args.routing_weights));
     });
-  if (args.d_weights && count > 0)
+  if (args.d_routing_weights && count > 0)
     run(op, "gradient of weights", dot_kernel, warp_grid(op, count), kThreads, 0, args, plan);
 }
 

@@ -105,6 +105,6 @@ struct SharedDots {  // <d_y, shared>: [parts, T], to be added up
 };
 // d_logits [T,2] of the shared expert's gate
 void mix_backward(const Op& op, const WeightGrad& grad, const SharedDots& shared, float* d_logits);
-void routing_weight_grad(const Op& op, const WeightGrad& grad, float* d_weights);
+void routing_weight_grad(const Op& op, const WeightGrad& grad, float* d_routing_weights);
 
 }  // namespace moec::cuda

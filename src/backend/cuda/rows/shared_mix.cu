@@ -108,14 +108,14 @@ __global__ __launch_bounds__(kThreads) void mix_backward_kernel(const GradParams
 }
 
 __global__ __launch_bounds__(kThreads) void routing_weight_grad_kernel(const GradParams p,
-                                                                       float* d_weights) {
+                                                                       float* d_routing_weights) {
   begin_kernel();
   for (int64_t t = global_warp(); t < p.plan.num_tokens; t += global_warps()) {
     const float factor = p.mix ? p.desc.output_scale * p.mix[2 * t] : p.desc.output_scale;
     for_each_term(p.plan, t, TermOrder::kSlot, [&](const Term& term) {
       const bool from_input = p.on_input() && term.row >= 0;
       const float d = from_input ? p.input_dots[term.row] : factor * p.term_dot(t, term);
-      if (lane_id() == 0) d_weights[term.entry] = d;
+      if (lane_id() == 0) d_routing_weights[term.entry] = d;
     });
   }
 }
@@ -162,16 +162,16 @@ void mix_backward(const Op& op, const WeightGrad& grad, const SharedDots& shared
       warp_grid(op, grad.plan->num_tokens), kThreads, 0, grad_params(grad), shared, d_logits);
 }
 
-void routing_weight_grad(const Op& op, const WeightGrad& grad, float* d_weights) {
+void routing_weight_grad(const Op& op, const WeightGrad& grad, float* d_routing_weights) {
   const PlanView& plan = *grad.plan;
   const bool choice = plan.kind == MOEC_PLAN_EXPERT_CHOICE;
   const int64_t entries = choice ? plan.max_rows : plan.num_tokens * plan.top_k;
   if (entries == 0) return;
-  check(cudaMemsetAsync(d_weights, 0, uint64_t(entries) * sizeof(float), op.stream),
+  check(cudaMemsetAsync(d_routing_weights, 0, uint64_t(entries) * sizeof(float), op.stream),
         "gradient of routing weights");
   if (plan.num_tokens == 0) return;
   run(op, "gradient of routing weights", routing_weight_grad_kernel, warp_grid(op, plan.num_tokens),
-      kThreads, 0, grad_params(grad), d_weights);
+      kThreads, 0, grad_params(grad), d_routing_weights);
 }
 
 }  // namespace moec::cuda

@@ -100,7 +100,7 @@ class Backward {
     routed_.pre.data = {again ? memory.routed.pre : kept.pre, types_.pre};
     shared_.pre.data = {again ? memory.shared.pre : kept.shared_pre, types_.pre};
     want_gate_ = is_mixed(desc_) && (args.d_x || args.d_shared_gate || args.d_shared_gate_bias);
-    want_input_ = args.d_x || (on_input_ && args.d_weights);
+    want_input_ = args.d_x || (on_input_ && args.d_routing_weights);
   }
 
   void prepare() {  // mix, the rows' factors, and x times its weight
@@ -118,8 +118,8 @@ class Backward {
   }
 
   void act_gradients() {
-    const bool dots =
-        (args_.d_weights && !on_input_) || (want_gate_ && desc_.shared == MOEC_SHARED_SOFTMAX2);
+    const bool dots = (args_.d_routing_weights && !on_input_) ||
+                      (want_gate_ && desc_.shared == MOEC_SHARED_SOFTMAX2);
     act_gradients_of(routed_, memory_.routed, d_routed_, want_input_, dots);
     if (has_shared())
       act_gradients_of(shared_, memory_.shared, d_shared_, args_.d_x != nullptr, want_gate_);
@@ -135,7 +135,7 @@ class Backward {
   void input_gradients() {
     if (!want_input_) return;
     input_gradients_of(routed_, memory_.routed);
-    if (on_input_ && args_.d_weights)
+    if (on_input_ && args_.d_routing_weights)
       row_dots(op_, routed_.rows, desc_.hidden, {memory_.routed.rows, types_.rows}, nullptr,
                args_.x, false, memory_.input_dots);
     if (!args_.d_x) return;
@@ -156,7 +156,7 @@ class Backward {
     combine_input_grad(op_, sum);
   }
   void plain_gradients() const {
-    if (args_.d_weights) routing_weight_grad(op_, weight_grad(), args_.d_weights);
+    if (args_.d_routing_weights) routing_weight_grad(op_, weight_grad(), args_.d_routing_weights);
     direct_gradients(op_, args_);
   }
   uint64_t flops() const { return flops_; }

@@ -122,7 +122,7 @@ void combine_gradients(const Op& op, const ExpertsGradArgs& args, const Memory& 
   const WeightGrad grad = {&desc,   args.plan, mix, memory.d_weight_parts,
                            nullptr, args.x,    d_y, parts};
   if (shared) shared->gate_gradients(grad);
-  if (args.d_weights) routing_weight_grad(op, grad, args.d_weights);
+  if (args.d_routing_weights) routing_weight_grad(op, grad, args.d_routing_weights);
   if (!args.d_x) return;
   InputGradSum sum = {};
   sum.desc = &desc;
@@ -147,7 +147,7 @@ void walk_backward(const Op& op, const ExpertsGradArgs& args, const Memory& memo
   const bool scaled = desc.output_scale != 1.0f || mixed;
   if (gate != d.up.present()) products.refuse("the gradient of only one of gate and up");
   const float* const factor = scaled ? memory.factor : plan.row_weight;
-  const bool biased = args.weights->down.has_bias() && (args.d_weights || mixed);
+  const bool biased = args.weights->down.has_bias() && (args.d_routing_weights || mixed);
   const int parts = weight_parts(desc) - (biased ? 0 : 1);
   std::optional<SharedBackward> of_shared;
   if (shared) {
@@ -189,8 +189,8 @@ void walk_backward(const Op& op, const ExpertsGradArgs& args, const Memory& memo
   p.d_weight_parts = memory.d_weight_parts;
   p.parts = parts;
   p.max_rows = plan.max_rows;
-  p.d_weights = args.d_weights;
-  if (args.d_x || args.d_weights) products.combine(p);
+  p.d_routing_weights = args.d_routing_weights;
+  if (args.d_x || args.d_routing_weights) products.combine(p);
 }
 
 // First every kernel is asked, then all are queued.
