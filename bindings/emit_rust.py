@@ -5,7 +5,7 @@ the rows of the crate moec's macros: a builder for each call and each descriptor
 import re
 import textwrap
 
-from fields import BUFFER, TENSOR, pointee, settings, struct, tensors
+from fields import BUFFER, MATRIX, TENSOR, pointee, settings, struct, tensors
 
 HEAD = """// SPDX-License-Identifier: Apache-2.0
 // Generated from moec.h by generate.py; do not edit.
@@ -41,7 +41,6 @@ SETS = {
         "Where the gradients of a set of experts go; those that are not given are skipped.",
     ),
 }
-MATRIX = {"kind": "record", "name": "moec_matrix"}
 HANDLES = {"moec_plan": "Plan", "moec_weights": "Weights<'a>"}  # the others have no type here
 
 

@@ -3,6 +3,7 @@
 
 TENSOR = {"kind": "record", "name": "moec_tensor"}
 BUFFER = {"kind": "record", "name": "moec_buffer"}
+MATRIX = {"kind": "record", "name": "moec_matrix"}
 
 
 def struct(api, name):

@@ -21,6 +21,7 @@ from clang.cindex import CursorKind, TypeKind
 
 import emit_go
 import emit_julia
+import emit_python
 import emit_rust
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -137,16 +138,16 @@ def resolve_references(structs):
                 field["doc"] = of["doc"]
 
 
-def read_header():
+def read_header(header=HEADER):
     include = subprocess.run(
         ["gcc", "-print-file-name=include"], capture_output=True, text=True, check=True
     ).stdout.strip()
     args = ["-x", "c", "-std=c11", "-isystem", include]
-    unit = cindex.Index.create().parse(str(HEADER), args=args)
+    unit = cindex.Index.create().parse(str(header), args=args)
     errors = [d.spelling for d in unit.diagnostics if d.severity >= cindex.Diagnostic.Error]
     if errors:
-        sys.exit(f"generate.py: {HEADER.name}: {errors[0]}")
-    text = HEADER.read_text()
+        sys.exit(f"generate.py: {header.name}: {errors[0]}")
+    text = header.read_text()
     lines = text.splitlines()
     macros = re.findall(r"^#define (MOEC_\w+) (\d+)\b", text, re.MULTILINE)
     api = {"macros": {name: int(value) for name, value in macros}}
@@ -191,11 +192,17 @@ def read_header():
     return api
 
 
+def generate(header=HEADER):
+    """The text of every generated file, by its path in bindings."""
+    api = read_header(header)
+    outputs = {"api.json": json.dumps(api, indent=1) + "\n"}
+    for emitter in (emit_julia, emit_go, emit_rust, emit_python):
+        outputs |= emitter.emit(api)
+    return outputs
+
+
 def main():
-    api = read_header()
-    outputs = {ROOT / "api.json": json.dumps(api, indent=1) + "\n"}
-    for emitter in (emit_julia, emit_go, emit_rust):
-        outputs |= {ROOT / name: text for name, text in emitter.emit(api).items()}
+    outputs = {ROOT / name: text for name, text in generate().items()}
     stale = [p for p, text in outputs.items() if not p.exists() or p.read_text() != text]
     if "--check" in sys.argv[1:]:
         for path in stale:

@@ -65,8 +65,9 @@ from ._errors import (
     StateError,
     UnsupportedError,
 )
-from ._experts import Experts, ExpertsGradients, ExpertsResult, Size, Sizes
-from ._layer import Layer, LayerGradients, LayerResult
+from ._experts import Experts, ExpertsResult, Size, Sizes
+from ._fields import ExpertsGradients, LayerGradients
+from ._layer import Layer, LayerResult
 from ._losses import Loss
 from ._plan import (
     Plan,
