@@ -118,46 +118,56 @@ def call_groups(row):
 
 
 def parts_of_matrix(api):
-    """The structs that a matrix points to, by the field's name."""
-    found = {f["name"]: pointee(f, "record") for f in struct(api, "moec_matrix")["fields"]}
-    return {name: raw for name, raw in found.items() if raw not in (None, "moec_tensor")}
+    """The fields of a matrix that point to a struct."""
+    return [f for f in struct(api, "moec_matrix")["fields"]
+            if pointee(f, "record") not in (None, "moec_tensor")]
 
 
 def camel(name):
     return "".join(part.capitalize() for part in name.removeprefix("moec_").split("_"))
 
 
-def calls(api):
-    parts = {camel(raw): (raw, "Part of a matrix.") for raw in parts_of_matrix(api).values()}
-    out = [HEAD, "calls! {"]
-    for name, (raw, text) in (CALLS | parts).items():
+def builders(api):
+    """The builders of calls, and of what a matrix points to."""
+    parts = [pointee(f, "record") for f in parts_of_matrix(api)]
+    out = ["calls! {"]
+    for name, (raw, text) in (CALLS | {camel(p): (p, "Part of a matrix.") for p in parts}).items():
         out += [*doc(text, 4), f"    {name}: {raw} {{"]
         for group, rows in call_groups(struct(api, raw)).items():
             out += [f"        {group} {{", *rows, "        }"] if rows else []
         out.append("    }")
-    out += ["}", "", "weight_sets! {"]
-    for name, (tensor, text) in SETS.items():
-        out += [*doc(text, 4), f"    {name} of {tensor} {{"]
-        matrices = [f for f in struct(api, "moec_weight_set")["fields"] if f["type"] == MATRIX]
-        for matrix in matrices:
-            out += weight_rows(api, matrix)
-        if parts and tensor == "Tensor":
-            out += ["    } pointing {", *(
-                f"        {m['name']}_{part}: {m['name']}.{part} = {camel(raw)},"
-                for m in matrices for part, raw in parts_of_matrix(api).items())]
-        out.append("    }")
-    return "\n".join(out + ["}", ""])
+    return out + ["}", ""]
 
 
-def weight_rows(api, matrix):
-    """A method for each tensor of a matrix: gate_up for its data, gate_up_bias."""
+def of_matrices(api, fields, declare):
+    """A row for each field of each matrix: gate_up for the data of gate_up, gate_up_bias."""
     out = []
-    for part in struct(api, "moec_matrix")["fields"]:
-        if part["type"] == TENSOR:
-            name = matrix["name"] + ("" if part["name"] == "data" else f"_{part['name']}")
-            out += doc(as_code(f"{part['doc']}; {matrix['doc']}"), 8)
-            out.append(f"        {name}: {matrix['name']}.{part['name']},")
+    for matrix in struct(api, "moec_weight_set")["fields"]:
+        for field in fields if matrix["type"] == MATRIX else ():
+            name = matrix["name"] + ("" if field["name"] == "data" else f"_{field['name']}")
+            out += doc(as_code("; ".join((field.get("doc", ""), matrix["doc"]))), 12)
+            out.append(f"            {name}: {matrix['name']}.{declare(field)},")
     return out
+
+
+def weight_sets(api):
+    data = [f for f in struct(api, "moec_matrix")["fields"] if f["type"] == TENSOR]
+    parts = parts_of_matrix(api)
+    out = ["weight_sets! {"]
+    for name, (tensor, text) in SETS.items():
+        out += [*doc(text, 4), f"    {name} of {tensor} {{", "        tensors {"]
+        out += [*of_matrices(api, data, lambda f: f["name"]), "        }"]
+        if parts and tensor == "Tensor":  # gradients have none
+            typed = of_matrices(
+                api, parts, lambda f: f"{f['name']} = {camel(pointee(f, 'record'))}"
+            )
+            out += ["        parts {", *typed, "        }"]
+        out.append("    }")
+    return out + ["}", ""]
+
+
+def calls(api):
+    return "\n".join([HEAD, *builders(api), *weight_sets(api)])
 
 
 def descriptors(api):

@@ -106,8 +106,8 @@ class Experts(Handle):
     ) -> ExpertsResult:
         """y = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t]).
 
-        x and y [T,H] of desc.dtype; others: shared_gate, shared_gate_bias, output_bias, residual
-        (_fields.ExpertsInputs has the shapes). saved and workspace: uint8 arrays of at least
+        x and y [T,H] of desc.dtype (y may be the residual); others: the arrays of
+        _fields.ExpertsInputs. saved and workspace: uint8 arrays of at least
         sizes.saved.bytes(T) and sizes.forward_workspace.bytes(T). Raises ShapeError, DTypeError,
         AliasError, MismatchError (plan or weights of another shape), StateError (plan not built).
         """

@@ -123,10 +123,9 @@ impl<'a> LayerGradCall<'a> {
 
 macro_rules! weight_sets {
     ($($(#[$doc:meta])* $name:ident of $tensor:ident {
-        $($(#[$method_doc:meta])* $method:ident: $matrix:ident.$part:ident,)*
-    } $(pointing {
-        $($to:ident: $to_matrix:ident.$to_part:ident = $struct:ident,)*
-    })?)*) => {$(
+        tensors { $($(#[$tensor_doc:meta])* $method:ident: $matrix:ident.$field:ident,)* }
+        $(parts { $($(#[$part_doc:meta])* $set:ident: $of:ident.$part:ident = $kind:ident,)* })?
+    })*) => {$(
         $(#[$doc])*
         pub struct $name<'a> {
             pub(crate) raw: sys::moec_weight_set,
@@ -141,13 +140,14 @@ macro_rules! weight_sets {
             pub fn new() -> Self {
                 Self::default()
             }
-            $($(#[$method_doc])*
+            $($(#[$tensor_doc])*
             pub fn $method(mut self, tensor: $tensor<'a>) -> Self {
-                self.raw.$matrix.$part = tensor.raw;
+                self.raw.$matrix.$field = tensor.raw;
                 self
             })*
-            $($(pub fn $to(mut self, part: &'a $struct<'a>) -> Self {
-                self.raw.$to_matrix.$to_part = &part.raw;
+            $($($(#[$part_doc])*
+            pub fn $set(mut self, part: &'a $kind<'a>) -> Self {
+                self.raw.$of.$part = &part.raw;
                 self
             })*)?
         }

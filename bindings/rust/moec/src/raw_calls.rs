@@ -235,42 +235,48 @@ calls! {
 weight_sets! {
     /// The matrices of a set of experts.
     WeightSet of Tensor {
-        /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; GATE_THEN_UP,
-        /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
-        gate_up: gate_up.data,
-        /// `[E,N]`, optional; GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
-        gate_up_bias: gate_up.bias,
-        /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT: N = I, K = H
-        gate: gate.data,
-        /// `[E,N]`, optional; SPLIT: N = I, K = H
-        gate_bias: gate.bias,
-        /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT, NONE: N = I, K = H
-        up: up.data,
-        /// `[E,N]`, optional; SPLIT, NONE: N = I, K = H
-        up_bias: up.bias,
-        /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; N = H, K = I
-        down: down.data,
-        /// `[E,N]`, optional; N = H, K = I
-        down_bias: down.bias,
+        tensors {
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; GATE_THEN_UP,
+            /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            gate_up: gate_up.data,
+            /// `[E,N]`, optional; GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            gate_up_bias: gate_up.bias,
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT: N = I, K = H
+            gate: gate.data,
+            /// `[E,N]`, optional; SPLIT: N = I, K = H
+            gate_bias: gate.bias,
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT, NONE: N = I, K
+            /// = H
+            up: up.data,
+            /// `[E,N]`, optional; SPLIT, NONE: N = I, K = H
+            up_bias: up.bias,
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; N = H, K = I
+            down: down.data,
+            /// `[E,N]`, optional; N = H, K = I
+            down_bias: down.bias,
+        }
     }
     /// Where the gradients of a set of experts go; those that are not given are skipped.
     WeightGrads of TensorMut {
-        /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; GATE_THEN_UP,
-        /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
-        gate_up: gate_up.data,
-        /// `[E,N]`, optional; GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
-        gate_up_bias: gate_up.bias,
-        /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT: N = I, K = H
-        gate: gate.data,
-        /// `[E,N]`, optional; SPLIT: N = I, K = H
-        gate_bias: gate.bias,
-        /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT, NONE: N = I, K = H
-        up: up.data,
-        /// `[E,N]`, optional; SPLIT, NONE: N = I, K = H
-        up_bias: up.bias,
-        /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; N = H, K = I
-        down: down.data,
-        /// `[E,N]`, optional; N = H, K = I
-        down_bias: down.bias,
+        tensors {
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; GATE_THEN_UP,
+            /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            gate_up: gate_up.data,
+            /// `[E,N]`, optional; GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            gate_up_bias: gate_up.bias,
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT: N = I, K = H
+            gate: gate.data,
+            /// `[E,N]`, optional; SPLIT: N = I, K = H
+            gate_bias: gate.bias,
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT, NONE: N = I, K
+            /// = H
+            up: up.data,
+            /// `[E,N]`, optional; SPLIT, NONE: N = I, K = H
+            up_bias: up.bias,
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; N = H, K = I
+            down: down.data,
+            /// `[E,N]`, optional; N = H, K = I
+            down_bias: down.bias,
+        }
     }
 }
