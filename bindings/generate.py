@@ -6,8 +6,8 @@
 
 SWIG (Python) and bindgen (Rust) read moec.h themselves; api.json checks all of them.
 
-A field's comment, on the line where its declaration ends, becomes its `doc`. A comment of an array
-starts with `in` or `out`, which becomes its `role`.
+A field's comment becomes its `doc`. That of an array starts with `in` or `out`, which becomes its
+`role`.
 """
 
 import json
@@ -74,14 +74,31 @@ def comment_before(lines, cursor):
     while not lines[start].lstrip().startswith("/*"):
         start -= 1
     text = "\n".join(lines[start : end + 1]).replace("/*", "").replace("*/", "")
-    return " ".join(re.sub(r"\n\s*\*", " ", text).split())
+    return squeezed(text)
 
 
-def trailing_comment(text, offset):
-    """(end of the declaration that `offset` is in, the comment behind it on that line)."""
-    end = text.index(";", offset)
-    found = re.match(r"; */\*(.*?)\*/", text[end:], re.DOTALL)
-    return end, " ".join(re.sub(r"\n\s*\*", " ", found[1]).split()) if found else ""
+def squeezed(comment):
+    return " ".join(re.sub(r"\n\s*\*", " ", comment).split())
+
+
+def comments_of(cursor, fields, text):
+    """(end, comment) of each field's declaration. The comment stands behind it on the line where it
+    ends, or above it."""
+    behind = re.compile(r"[{;] */\*(.*?)\*/", re.DOTALL)
+    begin = text.index("{", cursor.extent.start.offset)
+    out = []
+    for field in fields:
+        offset = field.location.offset
+        end = text.index(";", offset)
+        if out and out[-1][0] == end:  # in one declaration with the field before
+            out.append(out[-1])
+            continue
+        last = behind.match(text, begin)
+        above = re.search(r"/\*(.*?)\*/", text[last.end() if last else begin : offset], re.DOTALL)
+        found = behind.match(text, end) or above
+        out.append((end, squeezed(found[1]) if found else ""))
+        begin = end
+    return out
 
 
 def part_of(doc, index, count):
@@ -99,7 +116,7 @@ def holds_array(kind):
 
 def read_fields(cursor, text):
     fields = list(cursor.type.get_fields())
-    comments = [trailing_comment(text, f.location.offset) for f in fields]
+    comments = comments_of(cursor, fields, text)
     declared = [end for end, _ in comments]
     out = []
     for f, (end, doc) in zip(fields, comments):

@@ -36,7 +36,9 @@ PART_STRUCT = """typedef struct moec_planted {
   int64_t count;
 } moec_planted;
 typedef struct moec_matrix {
-  const moec_planted* planted; /* how the values are coded */"""
+  /* how the values
+   * are coded */
+  const moec_planted* planted;"""
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_a_tensor_reaches_every_language(generated):
 
 def test_a_part_of_a_matrix_reaches_go_rust_and_swig(generated):
     files = generated((PART, PART_STRUCT))
-    assert "Planted *Planted" in files["go/raw_args.go"]
+    assert "how the values are coded\n\tPlanted *Planted" in files["go/raw_args.go"]
     assert "gate_up_planted: gate_up.planted = Planted," in files["rust/moec/src/raw_calls.rs"]
     assert "SIZED(moec_planted)" in files["python/moec_lists.i"]
     assert "Count int64" not in files["go/raw_args.go"]  # arrays of tensors are the raw layer's

@@ -260,6 +260,7 @@ type Allocator struct {
 	Flags uint32
 	User uintptr
 	Alloc uintptr
+	// stream: of the last use, or NULL: work on any stream may still use it.
 	Release uintptr
 }
 
@@ -269,6 +270,8 @@ type ThreadPool struct {
 	// >= 1, how many bodies may run at once
 	NumThreads int32
 	User uintptr
+	// Call body(arg, i) for each i in [0, n), in any order, from any threads; return 0 when all
+	// are done.
 	ParallelFor uintptr
 }
 

@@ -323,7 +323,11 @@ moec_device_info(;
     arch = ntuple(_ -> UInt8(0), 64),
 ) = moec_device_info(struct_size, flags, device_type, device_id, compute_major, compute_minor, multiprocessors, numa_node, total_bytes, free_bytes, name, backend, arch)
 
-"Called on the calling thread; must not call moec. alloc returns NULL on failure."
+"""
+Called on the calling thread; must not call moec. alloc returns NULL on failure.
+
+- `release`: stream: of the last use, or NULL: work on any stream may still use it.
+"""
 struct moec_allocator
     struct_size::UInt32
     flags::UInt32
@@ -342,6 +346,7 @@ moec_allocator(;
 """
 Fields of `moec_thread_pool`:
 - `num_threads`: >= 1, how many bodies may run at once
+- `parallel_for`: Call body(arg, i) for each i in [0, n), in any order, from any threads; return 0 when all are done.
 """
 struct moec_thread_pool
     struct_size::UInt32
