@@ -208,6 +208,8 @@ SIZED(moec_layer_grad_args)
 %thread moec_backend_load;        %thread moec_device_count;        %thread moec_device_query;
 %thread moec_context_create;      %thread moec_context_free;        %thread moec_context_reserve;
 %thread moec_context_trim;        %thread moec_context_poll;        %thread moec_context_sync;
+%thread moec_buffer_alloc;        %thread moec_buffer_free;
+%thread moec_tensor_copy;         %thread moec_tensor_zero;
 %thread moec_router_create;       %thread moec_router_free;         %thread moec_gate_forward;
 %thread moec_gate_backward;       %thread moec_route_forward;       %thread moec_route_backward;
 %thread moec_router_bias_update;  %thread moec_loss_forward;        %thread moec_loss_backward;

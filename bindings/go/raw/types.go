@@ -403,7 +403,7 @@ type PlanDesc struct {
 	Reserved0 uint32
 }
 
-// PermuteArgs mirrors moec_permute_args. ================================ 7. permute, unpermute ================================
+// PermuteArgs mirrors moec_permute_args. The plan is built, on the context's device. Each function queues and takes no scratch.
 type PermuteArgs struct {
 	StructSize uint32
 	Flags uint32
