@@ -152,6 +152,7 @@ const (
 	SaveInput = 1
 	SavePreact = 2
 	SaveAll = 3
+	ExpertsSkipAbsent = 1
 )
 
 // Buffer mirrors moec_buffer. All-zero = absent; may start at any byte; lies where the device reaches it (E_DEVICE).

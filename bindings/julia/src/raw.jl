@@ -145,6 +145,7 @@ const MOEC_SAVE_NONE = UInt32(0)
 const MOEC_SAVE_INPUT = UInt32(1)
 const MOEC_SAVE_PREACT = UInt32(2)
 const MOEC_SAVE_ALL = UInt32(3)
+const MOEC_EXPERTS_SKIP_ABSENT = UInt32(1)
 
 struct moec_context end
 struct moec_router end

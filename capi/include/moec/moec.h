@@ -799,8 +799,13 @@ typedef struct moec_experts_desc {
   float output_scale; /* of the routed sum; 0 = 1 */
 } moec_experts_desc;
 
+enum moec_experts_flags {
+  /* Rows of y of tokens without a row in the plan (all their experts are remote or dropped) are not
+   * written. Not with a residual, output_bias, a shared expert or identity experts. */
+  MOEC_EXPERTS_SKIP_ABSENT = 1
+};
 typedef struct moec_experts_args {
-  uint32_t struct_size, flags;
+  uint32_t struct_size, flags;        /* moec_experts_flags */
   const moec_plan* plan;
   const moec_weights* weights;
   const moec_weights* shared_weights; /* with a shared expert; one expert of width shared_inter */

@@ -1959,6 +1959,8 @@ const _: () = {
         "Offset of field: moec_experts_desc::output_scale",
     ][::std::mem::offset_of!(moec_experts_desc, output_scale) - 156usize];
 };
+pub const MOEC_EXPERTS_SKIP_ABSENT: moec_experts_flags = 1;
+pub type moec_experts_flags = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moec_experts_args {
