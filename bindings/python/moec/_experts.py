@@ -11,7 +11,7 @@ from typing import Any
 from . import _raw
 from ._context import Context
 from ._descriptors import ExpertsDesc, to_raw
-from ._enums import DType, GradFlags, PlanKind, Save
+from ._enums import DType, ExpertsFlags, GradFlags, PlanKind, Save
 from ._errors import wrong_state
 from ._handle import Handle
 from ._plan import Plan
@@ -134,6 +134,7 @@ class Experts(Handle):
         out: Array | None = None,
         saved: Array | None = None,
         workspace: Array | None = None,
+        flags: ExpertsFlags = ExpertsFlags.NONE,
         stream: Any = None,
     ) -> ExpertsResult:
         """y = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t]).
@@ -152,6 +153,7 @@ class Experts(Handle):
             "output_bias": output_bias,
         }
         args = self._args(_raw.moec_experts_args(), plan, weights, shared_weights)
+        args.flags = flags
         set_tensors(args, keep, stream=handle, residual=residual, **inputs)
         set_tensors(args, keep, write=True, stream=handle, y=y)
         set_buffers(args, keep, stream=handle, saved=saved, workspace=workspace)
