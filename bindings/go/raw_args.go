@@ -7,7 +7,7 @@ import "moec.dev/moec/raw"
 
 // LayerArgs are the arguments of a forward call. Fields as in moec_layer_args.
 type LayerArgs struct {
-	// RngOffset as in moec_layer_args
+	// RngOffset: jitter counter of element (0,0); element (t,h) uses + t*H + h
 	RngOffset uint64
 	// Weights as in moec_layer_args
 	Weights *Weights
@@ -107,7 +107,7 @@ func (p *pins) layerArgs(a *LayerArgs) *raw.LayerArgs {
 type LayerGradArgs struct {
 	// Flags: moec_grad_flags
 	Flags uint32
-	// Forward: the inputs of the forward call and its saved buffer; outputs unused
+	// Forward: the forward call's inputs and saved buffer; no outputs
 	Forward *LayerArgs
 	// DY: in [T,H]
 	DY Tensor
@@ -139,7 +139,7 @@ type LayerGradArgs struct {
 	DResidual Tensor
 	// DRoutingWeights: out [T,K] f32, optional
 	DRoutingWeights Tensor
-	// Workspace as in moec_layer_grad_args
+	// Workspace: absent = the context's
 	Workspace []byte
 	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
 	WorkspaceOnDevice DeviceBuffer

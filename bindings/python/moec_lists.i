@@ -40,6 +40,10 @@ SIZED(moec_layer_grad_args)
 %thread moec_context_trim;
 %thread moec_context_poll;
 %thread moec_context_sync;
+%thread moec_buffer_alloc;
+%thread moec_buffer_free;
+%thread moec_tensor_copy;
+%thread moec_tensor_zero;
 %thread moec_router_create;
 %thread moec_router_free;
 %thread moec_gate_forward;

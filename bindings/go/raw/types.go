@@ -152,6 +152,7 @@ const (
 	SaveInput = 1
 	SavePreact = 2
 	SaveAll = 3
+	ExpertsSkipAbsent = 1
 )
 
 // Buffer mirrors moec_buffer. All-zero = absent; may start at any byte; lies where the device reaches it (E_DEVICE).
@@ -487,17 +488,18 @@ type LossArgs struct {
 	Coefficient float32
 	// BALANCE_SEQUENCE: divides T
 	SeqLen int64
-	// SWITCH, SEQUENCE: moec_score but IDENTITY; sigmoid kinds: by their row sum
+	// SWITCH, SEQUENCE: moec_score but IDENTITY; all but SOFTMAX by their row sum
 	Score uint32
 	Flags uint32
-	// in, `count` tensors [T,E] f32|bf16|f16, one per layer; count 1 except MIXTRAL
+	// in, `count` tensors [T,E] f32|bf16|f16, one per layer
 	Logits uintptr
-	// out, `count` tensors [T,E] f32 (backward); added to what is there
+	// out, `count` tensors [T,E] f32 (backward): added to
 	DLogits uintptr
+	// layers; 1 except MIXTRAL
 	Count int64
-	// in [E] i32, optional: n_e to use instead of counting (SWITCH)
+	// in [E] i32, optional, SWITCH: n_e instead of counting
 	Counts Tensor
-	// in [T] u8|bool, optional: 0 = left out; the same for each layer
+	// in [T] u8|bool, optional: 0 = left out, in each layer
 	TokenMask Tensor
 	// out [1] f32 (forward)
 	Loss Tensor
@@ -534,12 +536,12 @@ type PlanDesc struct {
 	Reserved0 uint32
 }
 
-// PermuteArgs mirrors moec_permute_args. ================================ 7. permute, unpermute ================================
+// PermuteArgs mirrors moec_permute_args. The plan is built, on the context's device. Each function queues and takes no scratch.
 type PermuteArgs struct {
 	StructSize uint32
 	Flags uint32
 	Plan uintptr
-	// in [T,H] f32|bf16|f16 (any 1-, 2- or 4-byte type)
+	// in [T,H] f32|bf16|f16|i32|i8|u8|bool
 	X Tensor
 	// in [T,S], optional: block scales that travel with the rows
 	XScale Tensor
@@ -696,6 +698,7 @@ type ExpertsDesc struct {
 // ExpertsArgs mirrors moec_experts_args.
 type ExpertsArgs struct {
 	StructSize uint32
+	// moec_experts_flags
 	Flags uint32
 	Plan uintptr
 	Weights uintptr
@@ -714,7 +717,7 @@ type ExpertsArgs struct {
 	// out [T,H]
 	Y Tensor
 	// out, unless SAVE_NONE; written in full. At an address that is no multiple of 4 it takes
-	// scratch of its size besides any workspace, backward, too
+	// scratch of its size besides any workspace, in backward, too
 	Saved Buffer
 	// absent = the context's
 	Workspace Buffer
@@ -738,13 +741,13 @@ type ExpertsGradArgs struct {
 	DY Tensor
 	// in
 	Saved Buffer
-	// out [T,H]; absent = skipped, as every output here
+	// out [T,H]; absent = skipped, as each output
 	DX Tensor
 	// out [T,K] f32; EXPERT_CHOICE: [P], one a row
 	DRoutingWeights Tensor
-	// out, layout of the bound weights; f32 or their dtype; NULL = frozen
+	// out, in the layout of the bound weights; f32 or their dtype; NULL = frozen
 	DExpertWeights uintptr
-	// out, likewise
+	// out, in the layout of the bound weights; f32 or their dtype; NULL = frozen
 	DSharedWeights uintptr
 	// out, f32 or dtype of x
 	DSharedGate Tensor
@@ -784,6 +787,7 @@ type LayerDesc struct {
 type LayerArgs struct {
 	StructSize uint32
 	Flags uint32
+	// jitter counter of element (0,0); element (t,h) uses + t*H + h
 	RngOffset uint64
 	Weights uintptr
 	SharedWeights uintptr
@@ -839,7 +843,7 @@ type LayerGradArgs struct {
 	StructSize uint32
 	// moec_grad_flags
 	Flags uint32
-	// the inputs of the forward call and its saved buffer; outputs unused
+	// the forward call's inputs and saved buffer; no outputs
 	Forward uintptr
 	// in [T,H]
 	DY Tensor
@@ -871,6 +875,7 @@ type LayerGradArgs struct {
 	DResidual Tensor
 	// out [T,K] f32, optional
 	DRoutingWeights Tensor
+	// absent = the context's
 	Workspace Buffer
 }
 

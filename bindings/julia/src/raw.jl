@@ -145,6 +145,7 @@ const MOEC_SAVE_NONE = UInt32(0)
 const MOEC_SAVE_INPUT = UInt32(1)
 const MOEC_SAVE_PREACT = UInt32(2)
 const MOEC_SAVE_ALL = UInt32(3)
+const MOEC_EXPERTS_SKIP_ABSENT = UInt32(1)
 
 struct moec_context end
 struct moec_router end
@@ -690,11 +691,12 @@ Fields of `moec_loss_args`:
 - `top_k`: K of the balance losses; 1..E
 - `coefficient`: 0 = 1
 - `seq_len`: BALANCE_SEQUENCE: divides T
-- `score`: SWITCH, SEQUENCE: moec_score but IDENTITY; sigmoid kinds: by their row sum
-- `logits`: in, `count` tensors `[T,E]` f32|bf16|f16, one per layer; count 1 except MIXTRAL
-- `d_logits`: out, `count` tensors `[T,E]` f32 (backward); added to what is there
-- `counts`: in `[E]` i32, optional: n_e to use instead of counting (SWITCH)
-- `token_mask`: in `[T]` u8|bool, optional: 0 = left out; the same for each layer
+- `score`: SWITCH, SEQUENCE: moec_score but IDENTITY; all but SOFTMAX by their row sum
+- `logits`: in, `count` tensors `[T,E]` f32|bf16|f16, one per layer
+- `d_logits`: out, `count` tensors `[T,E]` f32 (backward): added to
+- `count`: layers; 1 except MIXTRAL
+- `counts`: in `[E]` i32, optional, SWITCH: n_e instead of counting
+- `token_mask`: in `[T]` u8|bool, optional: 0 = left out, in each layer
 - `loss`: out `[1]` f32 (forward)
 - `d_loss`: in `[1]` f32 (backward); absent = 1
 """
@@ -779,9 +781,9 @@ moec_plan_desc(;
 ) = moec_plan_desc(struct_size, flags, max_tokens, num_experts, num_zero_experts, top_k, kind, expert_begin, expert_end, align, drop, capacity, capacity_factor, reserved0)
 
 """
-================================ 7. permute, unpermute ================================
+The plan is built, on the context's device. Each function queues and takes no scratch.
 
-- `x`: in `[T,H]` f32|bf16|f16 (any 1-, 2- or 4-byte type)
+- `x`: in `[T,H]` f32|bf16|f16|i32|i8|u8|bool
 - `x_scale`: in `[T,S]`, optional: block scales that travel with the rows
 - `rows`: out `[P,H]` as x; padding rows are zero; P >= the plan's, a multiple of its align; the rest is zero
 - `row_scale`: out `[P,S]`
@@ -1050,6 +1052,7 @@ moec_experts_desc(;
 
 """
 Fields of `moec_experts_args`:
+- `flags`: moec_experts_flags
 - `shared_weights`: with a shared expert; one expert of width shared_inter
 - `x`: in `[T,H]`
 - `shared_gate`: in `[1,H]` or `[2,H]`; dtype of x or f32
@@ -1057,7 +1060,7 @@ Fields of `moec_experts_args`:
 - `output_bias`: in `[H]`, optional; dtype of x or f32
 - `residual`: in `[T,H]`, optional: added; may be y itself
 - `y`: out `[T,H]`
-- `saved`: out, unless SAVE_NONE; written in full. At an address that is no multiple of 4 it takes scratch of its size besides any workspace, backward, too
+- `saved`: out, unless SAVE_NONE; written in full. At an address that is no multiple of 4 it takes scratch of its size besides any workspace, in backward, too
 - `workspace`: absent = the context's
 """
 struct moec_experts_args
@@ -1099,10 +1102,10 @@ Fields of `moec_experts_grad_args`:
 - `shared_gate_bias`: in `[2]`, SOFTMAX2; dtype of x or f32
 - `d_y`: in `[T,H]`
 - `saved`: in
-- `d_x`: out `[T,H]`; absent = skipped, as every output here
+- `d_x`: out `[T,H]`; absent = skipped, as each output
 - `d_routing_weights`: out `[T,K]` f32; EXPERT_CHOICE: `[P]`, one a row
-- `d_expert_weights`: out, layout of the bound weights; f32 or their dtype; NULL = frozen
-- `d_shared_weights`: out, likewise
+- `d_expert_weights`: out, in the layout of the bound weights; f32 or their dtype; NULL = frozen
+- `d_shared_weights`: out, in the layout of the bound weights; f32 or their dtype; NULL = frozen
 - `d_shared_gate`: out, f32 or dtype of x
 - `d_shared_gate_bias`: out, f32 or dtype of x
 - `d_output_bias`: out, f32 or dtype of x
@@ -1194,6 +1197,7 @@ moec_layer_desc(;
 
 """
 Fields of `moec_layer_args`:
+- `rng_offset`: jitter counter of element (0,0); element (t,h) uses + t*H + h
 - `x`: in `[T,H]`
 - `router_x`: in `[T,Hr]`, optional: the router's input when it is not x; where Hr > H the call may take scratch of the context besides its workspace
 - `gate_weight`: in `[E+Z,H]` f32|bf16|f16
@@ -1279,7 +1283,7 @@ moec_layer_args(;
 """
 Fields of `moec_layer_grad_args`:
 - `flags`: moec_grad_flags
-- `forward`: the inputs of the forward call and its saved buffer; outputs unused
+- `forward`: the forward call's inputs and saved buffer; no outputs
 - `d_y`: in `[T,H]`
 - `d_logits_in`: in `[T,E+Z]` f32, optional: from auxiliary losses
 - `d_x`: out `[T,H]`; without router_x, d_x holds both
@@ -1295,6 +1299,7 @@ Fields of `moec_layer_grad_args`:
 - `d_output_bias`: out
 - `d_residual`: out
 - `d_routing_weights`: out `[T,K]` f32, optional
+- `workspace`: absent = the context's
 """
 struct moec_layer_grad_args
     struct_size::UInt32
@@ -1395,246 +1400,286 @@ moec_build_info() =
 moec_status_name(status) =
     @ccall LIB.moec_status_name(status::Int32)::Ptr{UInt8}
 
-"Copy this OS thread's last failure; code 0 and empty texts if there was none. Does not reset it."
+"Copies this OS thread's last failure; code 0 and empty texts if there was none. It stays."
 moec_last_error(out) =
     @ccall LIB.moec_last_error(out::Ptr{moec_error_info})::Int32
 
-"Zero `bytes` bytes and store `bytes` in the leading struct_size. NULL or bytes < 8 does nothing."
+"Zeroes `bytes` bytes and stores `bytes` in the leading struct_size. NULL, or bytes < 8, does nothing."
 moec_struct_init(sized_struct, bytes) =
     @ccall LIB.moec_struct_init(sized_struct::Ptr{Cvoid}, bytes::UInt64)::Cvoid
 
-"Process-wide log sink; NULL restores silence. Nothing below min_level is delivered."
+"Process-wide log sink; NULL restores silence. Nothing below min_level (moec_log_level) is delivered."
 moec_set_log(sink, user, min_level) =
     @ccall LIB.moec_set_log(sink::Ptr{Cvoid}, user::Ptr{Cvoid}, min_level::Int32)::Int32
 
-"Load one backend plug-in by path. E_NO_BACKEND: cannot be opened; E_BACKEND_ABI: another build."
+"Loads one backend plug-in by path. Host only. E_NO_BACKEND: the file cannot be opened; E_BACKEND_ABI: it is of another build."
 moec_backend_load(path) =
     @ccall LIB.moec_backend_load(path::Ptr{UInt8})::Int32
 
-"Number of devices of a type (moec_device_type). 0 without a driver or plug-in: not an error."
+"Number of devices of a type (moec_device_type). Host only. 0 without a driver or plug-in: that is no error."
 moec_device_count(device_type, count) =
     @ccall LIB.moec_device_count(device_type::Int32, count::Ptr{Int32})::Int32
 
+"What a device is, without a context on it. Host only. E_NO_BACKEND: there is no such device."
 moec_device_query(device_type, device_id, out) =
     @ccall LIB.moec_device_query(device_type::Int32, device_id::Int32, out::Ptr{moec_device_info})::Int32
 
-"Make a context on one device. desc may be NULL (the CPU, all defaults)."
+"Makes a context on one device. desc may be NULL (the CPU, all defaults). May wait while the driver starts. E_NO_BACKEND: no plug-in or no such device; E_UNSUPPORTED: a GPU before compute capability 8.0."
 moec_context_create(desc, out) =
     @ccall LIB.moec_context_create(desc::Ptr{moec_context_desc}, out::Ptr{Ptr{moec_context}})::Int32
 
+"Drops the caller's reference. The last one, of the caller or of an object made with the context, gives its memory back, what is left of moec_buffer_alloc with it; that may wait."
 moec_context_free(context) =
     @ccall LIB.moec_context_free(context::Ptr{moec_context})::Cvoid
 
+"What the context's device is, with its free memory. Host only."
 moec_context_device(context, out) =
     @ccall LIB.moec_context_device(context::Ptr{moec_context}, out::Ptr{moec_device_info})::Int32
 
-"Hold at least `bytes` of scratch, so that later calls without a caller's workspace, one at a time, do not allocate. Replaces the largest idle scratch that is smaller; E_OUT_OF_MEMORY: workspace_limit (nothing has changed), or the allocator refused."
+"Holds at least `bytes` of scratch, so that later calls without a caller's workspace, one at a time, do not allocate. Allocates, and replaces the largest idle scratch that is smaller. E_OUT_OF_MEMORY: workspace_limit (nothing has changed), or the allocator refused; E_WOULD_ALLOC: the stream is being captured."
 moec_context_reserve(context, bytes, stream) =
     @ccall LIB.moec_context_reserve(context::Ptr{moec_context}, bytes::UInt64, stream::Ptr{Cvoid})::Int32
 
-"Give scratch back that neither a call nor a captured graph uses."
+"Gives back the scratch that neither a call nor a captured graph uses. May wait."
 moec_context_trim(context) =
     @ccall LIB.moec_context_trim(context::Ptr{moec_context})::Int32
 
-"Non-blocking: *deferred gets the status of device work that failed after its call returned."
+"*deferred gets the status of device work that failed after its call had returned; 0 if none did. Never waits."
 moec_context_poll(context, deferred) =
     @ccall LIB.moec_context_poll(context::Ptr{moec_context}, deferred::Ptr{Int32})::Int32
 
-"Wait for the stream; returns a deferred error if there is one."
+"Waits for the stream; returns a deferred error if there is one. E_WOULD_SYNC: the stream is being captured."
 moec_context_sync(context, stream) =
     @ccall LIB.moec_context_sync(context::Ptr{moec_context}, stream::Ptr{Cvoid})::Int32
 
+"Copies the counters. Host only."
 moec_context_stats(context, out) =
     @ccall LIB.moec_context_stats(context::Ptr{moec_context}, out::Ptr{moec_stats})::Int32
 
+"Sets every counter but workspace_bytes and workspace_peak to 0. Host only."
 moec_context_stats_reset(context) =
     @ccall LIB.moec_context_stats_reset(context::Ptr{moec_context})::Int32
 
-"Compact view of `data`; shape has ndim entries."
+"Makes a compact view of `data`; shape has ndim entries. Host only."
 moec_tensor_make(out, data, dtype, device_type, device_id, ndim, shape) =
     @ccall LIB.moec_tensor_make(out::Ptr{moec_tensor}, data::Ptr{Cvoid}, dtype::UInt32, device_type::Int32, device_id::Int32, ndim::Int32, shape::Ptr{Int64})::Int32
 
-"Borrow a DLTensor*. NULL strides and non-zero byte_offset are understood. E_LAYOUT: one element stands for all (strides 0, a broadcast number)."
+"Borrows a DLTensor*. NULL strides and a byte_offset are understood. Host only. E_LAYOUT: one element stands for all (strides 0, a broadcast number)."
 moec_tensor_from_dlpack(dl_tensor, out) =
     @ccall LIB.moec_tensor_from_dlpack(dl_tensor::Ptr{Cvoid}, out::Ptr{moec_tensor})::Int32
 
-"Elements, or -1 on overflow, a negative extent or NULL."
+"Elements, or -1 on overflow, a negative extent or NULL. Host only."
 moec_tensor_numel(tensor) =
     @ccall LIB.moec_tensor_numel(tensor::Ptr{moec_tensor})::Int64
 
-"Bytes of the elements, or -1 likewise."
+"Bytes of the elements, or -1 likewise. Host only."
 moec_tensor_bytes(tensor) =
     @ccall LIB.moec_tensor_bytes(tensor::Ptr{moec_tensor})::Int64
 
-"Validate dtype, dimensions, strides, alignment and device type."
+"Checks dtype, dimensions, strides, alignment and device type. Host only."
 moec_tensor_check(tensor) =
     @ccall LIB.moec_tensor_check(tensor::Ptr{moec_tensor})::Int32
 
-"Immutable router. E_UNSUPPORTED names a legal combination that is not implemented."
+"Allocates memory of the context's device for the caller, for use on any stream; its values are undefined. It comes from the context's allocator (stream NULL), or from the backend, aligned to 256 bytes on CUDA and 64 on the CPU; it counts as one of `allocs` and not towards workspace_limit, and NO_ALLOC does not forbid it. bytes 0 gives an absent buffer. Queues nothing, may be called during a capture, and may wait as cudaMalloc may."
+moec_buffer_alloc(context, bytes, out) =
+    @ccall LIB.moec_buffer_alloc(context::Ptr{moec_context}, bytes::UInt64, out::Ptr{moec_buffer})::Int32
+
+"Gives a buffer of moec_buffer_alloc back, to the context that made it, and makes *buffer absent; an absent one, or NULL, is left alone. No later work may use it; work that is queued already may, because on CUDA the call waits for the device (an allocator decides for itself). E_INVALID_ARG: not a buffer of this context, freed before, or of other bytes."
+moec_buffer_free(context, buffer) =
+    @ccall LIB.moec_buffer_free(context::Ptr{moec_context}, buffer::Ptr{moec_buffer})::Int32
+
+"target = source, of one dtype and shape: into the device, out of it, or within either side. Each is memory of the context's device or of the host; device_type says which: MOEC_CPU is pageable memory, MOEC_CUDA_HOST pinned. Queues. On CUDA pageable source has been read when the call returns; until then the call may wait for copies. pageable target makes the call wait for the stream: it is complete when the call returns, which counts as one of `host_syncs` and returns a deferred error. pinned memory must stay, and stay as it is, until the stream has come to the copy. E_WOULD_SYNC: the stream is being captured and either is pageable."
+moec_tensor_copy(context, source, target, stream) =
+    @ccall LIB.moec_tensor_copy(context::Ptr{moec_context}, source::Ptr{moec_tensor}, target::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"Sets every byte of a tensor on the context's device to 0. Queues."
+moec_tensor_zero(context, tensor, stream) =
+    @ccall LIB.moec_tensor_zero(context::Ptr{moec_context}, tensor::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"Makes a router, which never changes. Queues nothing. E_UNSUPPORTED names a legal combination that is not implemented."
 moec_router_create(context, desc, out) =
     @ccall LIB.moec_router_create(context::Ptr{moec_context}, desc::Ptr{moec_router_desc}, out::Ptr{Ptr{moec_router}})::Int32
 
+"Drops the caller's reference."
 moec_router_free(router) =
     @ccall LIB.moec_router_free(router::Ptr{moec_router})::Cvoid
 
-"logits = transform(x) * weight^T + bias, fp32 accumulation."
+"logits [T,E+Z] = transform(x [T,H]) * weight^T + bias, with fp32 accumulation. Queues; takes scratch."
 moec_gate_forward(router, args, stream) =
     @ccall LIB.moec_gate_forward(router::Ptr{moec_router}, args::Ptr{moec_gate_args}, stream::Ptr{Cvoid})::Int32
 
+"d_logits [T,E+Z] to the gradients of x, weight, bias and input_scale, each where it is given. Queues; takes scratch."
 moec_gate_backward(router, args, stream) =
     @ccall LIB.moec_gate_backward(router::Ptr{moec_router}, args::Ptr{moec_gate_grad_args}, stream::Ptr{Cvoid})::Int32
 
-"logits -> expert ids and routing weights."
+"logits [T,E+Z] to expert ids and routing weights [T,K]. Queues; takes scratch."
 moec_route_forward(router, args, stream) =
     @ccall LIB.moec_route_forward(router::Ptr{moec_router}, args::Ptr{moec_route_args}, stream::Ptr{Cvoid})::Int32
 
-"d(routing weights) -> d(logits). Selection itself has no gradient."
+"d_routing_weights [T,K] to d_logits [T,E+Z]. Selection itself has no gradient. Queues; takes scratch."
 moec_route_backward(router, args, stream) =
     @ccall LIB.moec_route_backward(router::Ptr{moec_router}, args::Ptr{moec_route_grad_args}, stream::Ptr{Cvoid})::Int32
 
-"Aux-loss-free balancing: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) = 0. counts [E+Z] i32 (as from route_forward, all-reduced first if wanted), bias [E+Z] f32."
+"Balances without an auxiliary loss: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) is 0. counts [E+Z] i32 (as from route_forward, all-reduced before if wanted), bias [E+Z] f32. Queues."
 moec_router_bias_update(router, counts, rate, bias, stream) =
     @ccall LIB.moec_router_bias_update(router::Ptr{moec_router}, counts::Ptr{moec_tensor}, rate::Float32, bias::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"O(E) scratch, whatever T."
+"loss [1] of the logits [T,E] of each layer. Queues; takes scratch of O(E) bytes, whatever T."
 moec_loss_forward(context, args, stream) =
     @ccall LIB.moec_loss_forward(context::Ptr{moec_context}, args::Ptr{moec_loss_args}, stream::Ptr{Cvoid})::Int32
 
+"Adds the loss's gradient to d_logits [T,E] of each layer. Queues; takes scratch likewise."
 moec_loss_backward(context, args, stream) =
     @ccall LIB.moec_loss_backward(context::Ptr{moec_context}, args::Ptr{moec_loss_args}, stream::Ptr{Cvoid})::Int32
 
-"Bytes of a plan's memory for max_tokens, with what building it needs, and P's bound."
+"Bytes of a plan's memory for max_tokens, with what building it needs, and the bound of P. Host only."
 moec_plan_size(desc, bytes, max_rows) =
     @ccall LIB.moec_plan_size(desc::Ptr{moec_plan_desc}, bytes::Ptr{UInt64}, max_rows::Ptr{Int64})::Int32
 
-"memory NULL: the context allocates once; else at least moec_plan_size bytes, kept by the caller."
+"Makes a plan, which is not built yet. Queues nothing. memory NULL: the context allocates, this once; else at least moec_plan_size bytes of the device, kept by the caller. E_WORKSPACE."
 moec_plan_create(context, desc, memory, out) =
     @ccall LIB.moec_plan_create(context::Ptr{moec_context}, desc::Ptr{moec_plan_desc}, memory::Ptr{moec_buffer}, out::Ptr{Ptr{moec_plan}})::Int32
 
+"Drops the caller's reference; the last one gives the plan's own memory back, which may wait."
 moec_plan_free(plan) =
     @ccall LIB.moec_plan_free(plan::Ptr{moec_plan})::Cvoid
 
-"Rebuild in place; a call that fails while it builds leaves a plan that is not built. expert_ids [T,K] i32|i64, routing_weights [T,K] f32 (absent = 1)."
+"Builds from expert_ids [T,K] i32|i64 and routing_weights [T,K] f32 (absent or NULL = 1). Queues. Like the other three, it builds in place and takes no scratch, and one that fails while it builds leaves a plan that is not built."
 moec_plan_from_topk(plan, expert_ids, routing_weights, stream) =
     @ccall LIB.moec_plan_from_topk(plan::Ptr{moec_plan}, expert_ids::Ptr{moec_tensor}, routing_weights::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"Route and build. args' outputs may be absent."
+"Routes logits [T,E+Z] and builds. Outputs of args may be absent. Queues; takes scratch."
 moec_plan_from_logits(plan, router, args, stream) =
     @ccall LIB.moec_plan_from_logits(plan::Ptr{moec_plan}, router::Ptr{moec_router}, args::Ptr{moec_route_args}, stream::Ptr{Cvoid})::Int32
 
-"routing_map [T,E] u8|bool|i32 (non-zero = routed; slots by ascending id; more than top_k per token is E_OVERFLOW), probs [T,E] f32 (absent = 1)."
+"Builds from routing_map [T,E] u8|bool|i32 (non-zero = routed; slots by ascending id) and probs [T,E] f32 (absent or NULL = 1). Queues. E_OVERFLOW: more than top_k in a row (CUDA: deferred)."
 moec_plan_from_map(plan, routing_map, probs, stream) =
     @ccall LIB.moec_plan_from_map(plan::Ptr{moec_plan}, routing_map::Ptr{moec_tensor}, probs::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"EXPERT_CHOICE: scores [T,E] f32; token_mask [T] optional (NULL). Ties to the lowest token."
+"EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). Ties go to the lowest token. Queues."
 moec_plan_from_scores(plan, scores, token_mask, stream) =
     @ccall LIB.moec_plan_from_scores(plan::Ptr{moec_plan}, scores::Ptr{moec_tensor}, token_mask::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"Adopt a plan already present in the caller's memory (written there by an equal desc)."
+"Adopts a plan of num_tokens tokens that lies in the plan's memory already, written by an equal desc. Host only. E_CORRUPT: on the CPU, there is none."
 moec_plan_attach(plan, num_tokens) =
     @ccall LIB.moec_plan_attach(plan::Ptr{moec_plan}, num_tokens::Int64)::Int32
 
-"Borrowed view of one array (moec_plan_field 0..10); valid until the plan is rebuilt or freed."
+"Borrows one array (moec_plan_field 0 to 10) on the device, until the plan is rebuilt or freed. Host only."
 moec_plan_view(plan, field, out) =
     @ccall LIB.moec_plan_view(plan::Ptr{moec_plan}, field::Int32, out::Ptr{moec_tensor})::Int32
 
-"Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, ROUTING_WEIGHTS)."
+"Copies a field to dst of its shape and type; on the CPU dst may be i64 for i32. Queues; takes scratch for a map in i64. E_UNSUPPORTED: i64 on CUDA."
 moec_plan_export(plan, field, dst, stream) =
     @ccall LIB.moec_plan_export(plan::Ptr{moec_plan}, field::Int32, dst::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"Host copy of TOTALS; waits for the stream."
+"Copies TOTALS to the host. Waits for the stream."
 moec_plan_totals_sync(plan, totals, stream) =
     @ccall LIB.moec_plan_totals_sync(plan::Ptr{moec_plan}, totals::Ptr{Int32}, stream::Ptr{Cvoid})::Int32
 
-"Serialised form: versioned, checksummed, little-endian. buffer NULL or too small: only *need is set (E_WORKSPACE if buffer is not NULL). Waits for the stream."
+"Serialises the plan to host memory: versioned, checksummed, little-endian. buffer NULL: only *need is set, and nothing waits; else waits for the stream. E_WORKSPACE: the buffer is too small; *need is set."
 moec_plan_save_sync(plan, buffer, bytes, need, stream) =
     @ccall LIB.moec_plan_save_sync(plan::Ptr{moec_plan}, buffer::Ptr{Cvoid}, bytes::UInt64, need::Ptr{UInt64}, stream::Ptr{Cvoid})::Int32
 
-"Restores bit for bit into a plan of an equal desc. E_CORRUPT, E_MISMATCH."
+"Restores a saved plan bit for bit into a plan of an equal desc. Waits for the stream. E_CORRUPT: the bytes are damaged or of another version; E_MISMATCH: they are of another desc."
 moec_plan_restore_sync(plan, buffer, bytes, stream) =
     @ccall LIB.moec_plan_restore_sync(plan::Ptr{moec_plan}, buffer::Ptr{Cvoid}, bytes::UInt64, stream::Ptr{Cvoid})::Int32
 
+"rows [P,H] = x [T,H] of each row's token, with x_scale beside it. Queues."
 moec_permute(context, args, stream) =
     @ccall LIB.moec_permute(context::Ptr{moec_context}, args::Ptr{moec_permute_args}, stream::Ptr{Cvoid})::Int32
 
+"y [T,H] = residual + sum of routing weight * row over each token's rows. Queues."
 moec_unpermute(context, args, stream) =
     @ccall LIB.moec_unpermute(context::Ptr{moec_context}, args::Ptr{moec_unpermute_args}, stream::Ptr{Cvoid})::Int32
 
+"d_rows [P,H] to d_x [T,H], the sum over each token's rows. Queues."
 moec_permute_backward(context, args, stream) =
     @ccall LIB.moec_permute_backward(context::Ptr{moec_context}, args::Ptr{moec_permute_grad_args}, stream::Ptr{Cvoid})::Int32
 
+"d_y [T,H] to d_rows [P,H], and to d_routing_weights [T,K] where it is given. Queues."
 moec_unpermute_backward(context, args, stream) =
     @ccall LIB.moec_unpermute_backward(context::Ptr{moec_context}, args::Ptr{moec_unpermute_grad_args}, stream::Ptr{Cvoid})::Int32
 
-"An empty set; usable by any context on the same device."
+"Makes an empty set for any context on the same device. Queues nothing. E_UNSUPPORTED: a scheme that is not implemented."
 moec_weights_create(context, desc, out) =
     @ccall LIB.moec_weights_create(context::Ptr{moec_context}, desc::Ptr{moec_weights_desc}, out::Ptr{Ptr{moec_weights}})::Int32
 
+"Drops the caller's reference; the last one gives a packed copy back, which may wait."
 moec_weights_free(weights) =
     @ccall LIB.moec_weights_free(weights::Ptr{moec_weights})::Cvoid
 
-"Borrow the matrices; the caller keeps them alive and may change their values unless FROZEN."
+"Borrows the matrices, shapes as in moec_weight_set: the caller keeps them alive and may change their values unless FROZEN. Queues nothing; drops a packed copy, which may wait."
 moec_weights_bind(weights, set) =
     @ccall LIB.moec_weights_bind(weights::Ptr{moec_weights}, set::Ptr{moec_weight_set})::Int32
 
+"What is bound and packed. Host only."
 moec_weights_query(weights, out) =
     @ccall LIB.moec_weights_query(weights::Ptr{moec_weights}, out::Ptr{moec_weights_info})::Int32
 
-"FROZEN only: make the packed copy. memory NULL: the library allocates; else packed_bytes of the caller's."
+"FROZEN only: makes the packed copy. Queues. memory NULL: the library allocates; else packed_bytes of the device, kept by the caller. E_UNSUPPORTED: no packed form here; E_WORKSPACE; E_WOULD_ALLOC: a capture without memory."
 moec_weights_pack(weights, memory, stream) =
     @ccall LIB.moec_weights_pack(weights::Ptr{moec_weights}, memory::Ptr{moec_buffer}, stream::Ptr{Cvoid})::Int32
 
-"Re-read the bound matrices of experts [first, first+count) into the packed copy after they changed."
+"Reads the bound matrices of experts [first, first+count) into the packed copy again, after they changed. Queues."
 moec_weights_refresh(weights, first, count, stream) =
     @ccall LIB.moec_weights_refresh(weights::Ptr{moec_weights}, first::Int32, count::Int32, stream::Ptr{Cvoid})::Int32
 
-"Packed weights no longer need the caller's matrices: forget them. E_INVALID_STATE when not packed."
+"Packed weights need the caller's matrices no longer: forgets them. Host only. E_UNSUPPORTED: needs_source is 1."
 moec_weights_release_source(weights) =
     @ccall LIB.moec_weights_release_source(weights::Ptr{moec_weights})::Int32
 
-"Write the packed copy to a file / map such a file (read-only, shared between processes). E_CORRUPT: damaged; E_MISMATCH: another desc or packed_format. A new file takes the place of `path`, of a link, too."
+"Writes the packed copy to a file, which takes the place of `path` whole (of a link, too). Waits for the device and the disk. E_INVALID_STATE: nothing is packed."
 moec_weights_save_sync(weights, path) =
     @ccall LIB.moec_weights_save_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
 
+"Maps such a file as the packed copy: read-only, shared between processes. Waits likewise; on CUDA it allocates. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or packed_format."
 moec_weights_map_sync(weights, path) =
     @ccall LIB.moec_weights_map_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
 
-"Immutable; kernels are chosen here by device, type and shape, never by timing."
+"Makes experts, which never change; kernels are chosen here by device, type and shape, never by timing. Queues nothing. E_UNSUPPORTED names a legal combination that is not implemented."
 moec_experts_create(context, desc, out) =
     @ccall LIB.moec_experts_create(context::Ptr{moec_context}, desc::Ptr{moec_experts_desc}, out::Ptr{Ptr{moec_experts}})::Int32
 
+"Drops the caller's reference."
 moec_experts_free(experts) =
     @ccall LIB.moec_experts_free(experts::Ptr{moec_experts})::Cvoid
 
-"Exact bytes, independent of the routing."
+"Exact bytes for T tokens, whatever the routing. Host only."
 moec_experts_query(experts, out) =
     @ccall LIB.moec_experts_query(experts::Ptr{moec_experts}, out::Ptr{moec_experts_sizes})::Int32
 
-"y = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t])."
+"y [T,H] = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t]), of the experts of the local range. Queues; takes scratch. E_WORKSPACE: `saved`, too."
 moec_experts_forward(experts, args, stream) =
     @ccall LIB.moec_experts_forward(experts::Ptr{moec_experts}, args::Ptr{moec_experts_args}, stream::Ptr{Cvoid})::Int32
 
+"d_y [T,H] and what forward saved to the gradients of x, routing weights, matrices and biases, each where it is given. Queues; takes scratch. E_INVALID_STATE: desc.save is NONE; E_MISMATCH: on the CPU, `saved` is of another call."
 moec_experts_backward(experts, args, stream) =
     @ccall LIB.moec_experts_backward(experts::Ptr{moec_experts}, args::Ptr{moec_experts_grad_args}, stream::Ptr{Cvoid})::Int32
 
-"JSON: for T tokens the kernels, their tiles, and bytes. *need counts the final NUL; buffer may be NULL."
+"JSON: for T tokens the kernels, their tiles, and bytes. *need counts the final NUL; buffer may be NULL. Host only. E_WORKSPACE: the buffer is too small; *need is set."
 moec_experts_describe(experts, weights, num_tokens, buffer, bytes, need) =
     @ccall LIB.moec_experts_describe(experts::Ptr{moec_experts}, weights::Ptr{moec_weights}, num_tokens::Int64, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
 
+"Makes a router and experts in one, which never change. Queues nothing. E_UNSUPPORTED: as they."
 moec_layer_create(context, desc, out) =
     @ccall LIB.moec_layer_create(context::Ptr{moec_context}, desc::Ptr{moec_layer_desc}, out::Ptr{Ptr{moec_layer}})::Int32
 
+"Drops the caller's reference."
 moec_layer_free(layer) =
     @ccall LIB.moec_layer_free(layer::Ptr{moec_layer})::Cvoid
 
+"Exact bytes for T tokens, plan and routing included, whatever the routing. Host only."
 moec_layer_query(layer, out) =
     @ccall LIB.moec_layer_query(layer::Ptr{moec_layer}, out::Ptr{moec_experts_sizes})::Int32
 
+"y [T,H] from x [T,H]: moec_gate_forward, moec_route_forward, moec_plan_from_topk and moec_experts_forward with one workspace. Queues; takes scratch. E_WORKSPACE: `saved`, too."
 moec_layer_forward(layer, args, stream) =
     @ccall LIB.moec_layer_forward(layer::Ptr{moec_layer}, args::Ptr{moec_layer_args}, stream::Ptr{Cvoid})::Int32
 
+"d_y [T,H] and what forward saved to every gradient that is given; the plan is built again. Queues; takes scratch. E_INVALID_STATE: desc.experts.save is NONE; E_MISMATCH: on the CPU, `saved` is of another call."
 moec_layer_backward(layer, args, stream) =
     @ccall LIB.moec_layer_backward(layer::Ptr{moec_layer}, args::Ptr{moec_layer_grad_args}, stream::Ptr{Cvoid})::Int32
 
+"As moec_experts_describe, with the bytes of the layer."
 moec_layer_describe(layer, weights, num_tokens, buffer, bytes, need) =
     @ccall LIB.moec_layer_describe(layer::Ptr{moec_layer}, weights::Ptr{moec_weights}, num_tokens::Int64, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32

@@ -12,7 +12,7 @@ from . import _raw
 from ._arguments import inputs_of, new_gradients, set_buffers, set_weight_gradients
 from ._context import Context
 from ._descriptors import ExpertsDesc, to_raw
-from ._enums import DType, GradFlags, PlanKind, Save
+from ._enums import DType, ExpertsFlags, GradFlags, PlanKind, Save
 from ._errors import wrong_state
 from ._fields import GRADIENTS, INPUTS, ExpertsGradients, ExpertsInputs
 from ._handle import Handle
@@ -101,6 +101,7 @@ class Experts(Handle):
         out: Array | None = None,
         saved: Array | None = None,
         workspace: Array | None = None,
+        flags: ExpertsFlags = ExpertsFlags.NONE,
         stream: Any = None,
         **others: Unpack[ExpertsInputs],
     ) -> ExpertsResult:
@@ -117,6 +118,7 @@ class Experts(Handle):
         saved = save_buffer(self.desc, self.sizes.saved, x, saved)
         inputs = inputs_of("Experts.forward", "moec_experts_args", {"x": x, **others})
         args = self._args(_raw.moec_experts_args(), plan, weights, shared_weights)
+        args.flags = flags
         set_tensors(args, keep, stream=handle, **inputs)
         set_tensors(args, keep, write=True, stream=handle, y=y)
         set_buffers(args, keep, stream=handle, saved=saved, workspace=workspace)

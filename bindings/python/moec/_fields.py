@@ -155,13 +155,13 @@ class ExpertsGradients:
     """Gradients of Experts.forward; None = not asked for."""
 
     x: Array | None = None
-    """[T,H]; absent = skipped, as every output here"""
+    """[T,H]; absent = skipped, as each output"""
     routing_weights: Array | None = None
     """[T,K] f32; EXPERT_CHOICE: [P], one a row"""
     expert_weights: WeightSet | None = None
-    """layout of the bound weights; f32 or their dtype; NULL = frozen"""
+    """in the layout of the bound weights; f32 or their dtype; NULL = frozen"""
     shared_weights: WeightSet | None = None
-    """likewise"""
+    """in the layout of the bound weights; f32 or their dtype; NULL = frozen"""
     shared_gate: Array | None = None
     """f32 or dtype of x"""
     shared_gate_bias: Array | None = None

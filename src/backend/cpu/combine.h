@@ -17,6 +17,7 @@ struct OutputSum {
   Array output_bias;     // [H], optional
   const void* residual;  // [T,H], optional
   void* y;               // [T,H]
+  bool skip_absent;      // leave rows of tokens that have no row as they are
 };
 // Columns [col, col + n) of token t, n <= 1024; shared: those of the shared expert, or null.
 void combine_columns(const OutputSum& sum, int64_t t, int64_t col, int64_t n, const float* shared);

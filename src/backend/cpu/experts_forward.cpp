@@ -83,8 +83,9 @@ class Forward {
   }
 
   void run_shared_and_sum() const {
-    const OutputSum sum{&desc_,       args_.plan,        memory_.out,    memory_.mix,
-                        args_.x.data, args_.output_bias, args_.residual, args_.y};
+    const OutputSum sum{&desc_,         args_.plan,   memory_.out,
+                        memory_.mix,    args_.x.data, args_.output_bias,
+                        args_.residual, args_.y,      args_.skip_absent};
     if (!shared_.weights) return combine_all(pool_, sum);
     if (memory_.mix)
       shared_gate_forward(

@@ -49,6 +49,10 @@ calls! {
             /// `moec_experts_args.y`: `[T,H]`
             y,
         }
+        set {
+            /// `moec_experts_args.flags`: `moec_experts_flags`
+            flags: u32,
+        }
         handle {
             /// `moec_experts_args.plan`
             plan: Plan,
@@ -60,7 +64,8 @@ calls! {
         }
         buffer {
             /// `moec_experts_args.saved`: unless SAVE_NONE; written in full. At an address that is
-            /// no multiple of 4 it takes scratch of its size besides any workspace, backward, too
+            /// no multiple of 4 it takes scratch of its size besides any workspace, in backward,
+            /// too
             saved, saved_on_device,
             /// `moec_experts_args.workspace`: absent = the context's
             workspace, workspace_on_device,
@@ -79,7 +84,7 @@ calls! {
             d_y,
         }
         write {
-            /// `moec_experts_grad_args.d_x`: `[T,H]`; absent = skipped, as every output here
+            /// `moec_experts_grad_args.d_x`: `[T,H]`; absent = skipped, as each output
             d_x,
             /// `moec_experts_grad_args.d_routing_weights`: `[T,K]` f32; EXPERT_CHOICE: `[P]`, one a
             /// row
@@ -106,10 +111,11 @@ calls! {
             shared_weights: Weights<'a>,
         }
         matrices {
-            /// `moec_experts_grad_args.d_expert_weights`: layout of the bound weights; f32 or their
-            /// dtype; NULL = frozen
+            /// `moec_experts_grad_args.d_expert_weights`: in the layout of the bound weights; f32
+            /// or their dtype; NULL = frozen
             d_expert_weights,
-            /// `moec_experts_grad_args.d_shared_weights`: likewise
+            /// `moec_experts_grad_args.d_shared_weights`: in the layout of the bound weights; f32
+            /// or their dtype; NULL = frozen
             d_shared_weights,
         }
         buffer {
@@ -167,7 +173,8 @@ calls! {
             counts,
         }
         set {
-            /// `moec_layer_args.rng_offset`
+            /// `moec_layer_args.rng_offset`: jitter counter of element (0,0); element (t,h) uses +
+            /// t*H + h
             rng_offset: u64,
         }
         handle {
@@ -226,7 +233,7 @@ calls! {
             d_shared_weights,
         }
         buffer {
-            /// `moec_layer_grad_args.workspace`
+            /// `moec_layer_grad_args.workspace`: absent = the context's
             workspace, workspace_on_device,
         }
     }

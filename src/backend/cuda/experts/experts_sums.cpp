@@ -30,6 +30,7 @@ CombineParams sum_of_outputs(const ExpertsArgs& args, const void* rows) {
   p.counts_once = false;
   p.x = args.x.data;
   p.bias = args.output_bias.data;
+  p.skip_absent = args.skip_absent;
   return p;
 }
 

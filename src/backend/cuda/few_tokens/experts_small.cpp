@@ -73,6 +73,7 @@ const char* forward(const Op& op, const ExpertsArgs& args) {
   if (args.num_tokens == 0 || args.num_tokens > most_tokens(desc)) return "this many tokens";
   if (args.output_bias && args.output_bias.dtype != desc.dtype)
     return "an output bias of another type than x";
+  if (args.skip_absent) return "rows of y that are left as they are";
   Arena work(args.workspace, args.num_tokens), saved(args.saved, args.num_tokens);
   const Memory memory = lay_out(desc, work);
   SmallArgs up = base(args, desc.inter, desc.hidden, args.x.data, memory.act);

@@ -86,7 +86,8 @@ class Forward {
                      args_.x,
                      args_.output_bias,
                      {},
-                     {args_.y, desc_.dtype}};
+                     {args_.y, desc_.dtype},
+                     args_.skip_absent};
     if (args_.shared_weights) sum.shared = {memory_.shared_rows, types_.rows};
     if (args_.residual) sum.residual = {const_cast<void*>(args_.residual), desc_.dtype};
     combine_output(op_, sum);
