@@ -150,6 +150,7 @@ struct ExpertsArgs {
   void* y;               // [T,H]
   void* saved;           // null with SAVE_NONE; every byte of it is written
   void* workspace;
+  bool skip_absent;  // rows of y of tokens without a row in the plan are not written
 };
 struct ExpertsGradArgs {
   const moec_experts_desc* desc;

@@ -672,6 +672,38 @@ unsafe extern "C" {
     #[must_use]
     pub fn moec_tensor_check(tensor: *const moec_tensor) -> moec_status;
 }
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_buffer_alloc(
+        context: *const moec_context,
+        bytes: u64,
+        out: *mut moec_buffer,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_buffer_free(
+        context: *const moec_context,
+        buffer: *mut moec_buffer,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_tensor_copy(
+        context: *const moec_context,
+        source: *const moec_tensor,
+        target: *const moec_tensor,
+        stream: moec_stream,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_tensor_zero(
+        context: *const moec_context,
+        tensor: *const moec_tensor,
+        stream: moec_stream,
+    ) -> moec_status;
+}
 pub const MOEC_INPUT_PLAIN: moec_router_input = 0;
 pub const MOEC_INPUT_RMS_SCALED: moec_router_input = 1;
 pub type moec_router_input = ::std::os::raw::c_uint;
@@ -1927,6 +1959,8 @@ const _: () = {
         "Offset of field: moec_experts_desc::output_scale",
     ][::std::mem::offset_of!(moec_experts_desc, output_scale) - 156usize];
 };
+pub const MOEC_EXPERTS_SKIP_ABSENT: moec_experts_flags = 1;
+pub type moec_experts_flags = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moec_experts_args {

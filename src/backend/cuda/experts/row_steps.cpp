@@ -30,6 +30,7 @@ CombineParams combine_params(const Combine& s) {
   p.bias = s.output_bias.data;
   p.residual = s.residual.data;
   p.y = s.y.data;
+  p.skip_absent = s.skip_absent;
   return p;
 }
 
