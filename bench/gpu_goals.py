@@ -8,6 +8,7 @@ between implementations that took turns in one call.
 """
 
 import pathlib
+import re
 import statistics
 import sys
 
@@ -27,14 +28,14 @@ def at_most(what, shape, tokens, value, limit, unit=""):
     goal = f"<= {limit:.3g}{unit}"
     if value is None:
         return what, shape, tokens, goal, "not measured", None
-    return what, shape, tokens, goal, f"{value:.3g}{unit}", value / limit
+    return what, shape, tokens, goal, f"{value:.4g}{unit}", value / limit
 
 
 def at_least(what, shape, tokens, value, limit):
     goal = f">= {limit:.3g}"
     if value is None:
         return what, shape, tokens, goal, "not measured", None
-    return what, shape, tokens, goal, f"{value:.3g}", limit / value
+    return what, shape, tokens, goal, f"{value:.4g}", limit / value
 
 
 def forward(rows):
@@ -62,15 +63,14 @@ def forward(rows):
         yield at_most("forward - floor", shape, 1, over, 15, " us")
 
 
-def faster(rows, shape, tokens):
-    ratio = rows.over(shape, tokens, "fwdbwd", "sonicmoe")
-    return ratio and 1 / ratio
+def step_of(rows, shape, tokens):
+    return rows.times_as_fast(shape, tokens, "fwdbwd", "sonicmoe")
 
 
 def steps(rows):
     for shape, goal in STEP_4096.items():
-        yield at_least("step, x SonicMoE", shape, 4096, faster(rows, shape, 4096), goal)
-    long = {shape: faster(rows, shape, 16384) for shape in SHAPES}
+        yield at_least("step, x SonicMoE", shape, 4096, step_of(rows, shape, 4096), goal)
+    long = {shape: step_of(rows, shape, 16384) for shape in SHAPES}
     for shape in SHAPES:
         if shape in LONG_PEER or long[shape]:
             yield at_least("step, x SonicMoE", shape, 16384, long[shape], 1.04)
@@ -101,13 +101,45 @@ def tails(rows):
                           row and row["per_flop_over"], 1.05)
 
 
+def goals_of(rows):
+    return [*forward(rows), *steps(rows), *others(rows), *tails(rows)]
+
+
+def is_met(goal):
+    return goal[-1] is not None and goal[-1] <= 1
+
+
+def met(goals):
+    missing = sum(goal[-1] is None for goal in goals)
+    return f"{sum(map(is_met, goals))} of {len(goals)} goals met, {missing} not measured"
+
+
+def summary(rows):
+    """Lines of Markdown: a row for each kind of goal, then every goal that is missed."""
+    goals = goals_of(rows)
+    kinds = {}
+    for goal in goals:
+        kinds.setdefault(re.sub(r"I\d+$", "a neighbour", goal[0]), []).append(goal)
+    lines = [f"{met(goals)}.", "",
+             "| what | tokens | goals | met | the nearest to its goal, or the furthest past it |",
+             "|---|--:|--:|--:|---|"]
+    for what, kind in kinds.items():
+        tokens = sorted({goal[2] for goal in kind})
+        _, shape, at, goal, measured, _ = max(kind, key=lambda goal: goal[-1] or 0)
+        ends = " to ".join(map(str, dict.fromkeys((tokens[0], tokens[-1]))))
+        lines.append(f"| {what} | {ends} | {len(kind)} | {sum(map(is_met, kind))} "
+                     f"| {shape} at {at}: {measured} for {goal} |")
+    lines += ["", "Missed:", ""]
+    lines += [f"- {what}: {shape} at {tokens}, {measured} for {goal}"
+              for what, shape, tokens, goal, measured, share in goals
+              if share is not None and share > 1]
+    return lines
+
+
 def main():
     default = pathlib.Path(__file__).parent / "results/h200/layer.json"
-    rows = Rows(pathlib.Path(sys.argv[1]) if sys.argv[1:] else default)
-    goals = [*forward(rows), *steps(rows), *others(rows), *tails(rows)]
-    met = sum(goal[-1] is not None and goal[-1] <= 1 for goal in goals)
-    missing = sum(goal[-1] is None for goal in goals)
-    print(f"{met} of {len(goals)} goals met, {missing} not measured\n")
+    goals = goals_of(Rows(pathlib.Path(sys.argv[1]) if sys.argv[1:] else default))
+    print(f"{met(goals)}\n")
     print("| what | shape | T | goal | measured | of the goal |\n|---|---|--:|--:|--:|--:|")
     for what, shape, tokens, goal, measured, share in goals:
         verdict = "" if share is None else f"{share:.2f}{'' if share <= 1 else ' missed'}"

@@ -36,6 +36,11 @@ class Rows:
                 pairs.append((row["call"], times[impl] / times[other]))
         return max(pairs)[1] if pairs else None
 
+    def times_as_fast(self, shape, tokens, mode, other, impl="moec"):
+        """As over(), the other way round: above 1 is faster than `other`."""
+        ratio = self.over(shape, tokens, mode, other, impl)
+        return ratio and 1 / ratio
+
     def floor_ratio(self, shape, tokens, mode="fwd"):
         row = self.best(shape, tokens, mode)
         return row and row["ms"] / row["floor_ms"]

@@ -21,8 +21,14 @@ void moec_weights_free(moec_weights* weights) {
 }
 
 moec_status moec_weights_bind(moec_weights* weights, const moec_weight_set* set) {
-  return guard(__func__,
-               [&] { self<Weights>(weights, "weights").bind(read_sized(set, "set", 2)); });
+  return guard(__func__, [&] {
+    moec_weight_set own = read_sized(set, "set", 2);
+    moec_quant quants[4];
+    moec_quant* next = quants;
+    for (moec_matrix* matrix : {&own.gate_up, &own.gate, &own.up, &own.down})
+      matrix->quant = read_optional(matrix->quant, *next++, "set.quant", 2);
+    self<Weights>(weights, "weights").bind(own);
+  });
 }
 
 moec_status moec_weights_query(const moec_weights* weights, moec_weights_info* out) {

@@ -26,7 +26,8 @@ BACKEND = ["src/backend/[^/]*$", "src/quant/", "src/math/", "src/core/", HEADER]
 ARROW = [
     (r"capi/include/", []),
     (r"capi/", ["src/layer/", "src/core/", HEADER]),
-    (r"src/layer/", ["src/backend/[^/]*$", "src/quant/", "src/math/", "src/core/", HEADER]),
+    (r"src/layer/", ["src/experts/", *BACKEND]),
+    (r"src/experts/", BACKEND),
     (r"src/backend/[^/]*$", ["src/quant/", "src/core/", HEADER]),
     (r"src/backend/cpu/", BACKEND),
     (r"src/backend/cuda/device/", BACKEND),
@@ -156,7 +157,7 @@ def breaches(root, path):
         yield from keyword_breaches(path, "".join(lines))
 
 
-def source_files(root):
+def listed(root):
     """What git tracks or would add. A source archive has no repository, or lies in another's: an
     empty one knows what to leave out."""
     def git(*arguments, check=True, **variables):
@@ -172,10 +173,11 @@ def source_files(root):
             empty = {"GIT_DIR": folder, "GIT_WORK_TREE": str(root)}
             git("init", "-q", **empty)
             paths = git(*listing, **empty)
-    return [
-        path for path in paths.split("\0")
-        if path.endswith((*TEXT, "CMakeLists.txt")) and (root / path).is_file()
-    ]
+    return [path for path in paths.split("\0") if (root / path).is_file()]
+
+
+def source_files(root):
+    return [path for path in listed(root) if path.endswith((*TEXT, "CMakeLists.txt"))]
 
 
 def main():

@@ -26,7 +26,8 @@ import time
 import torch
 from clock import Clock, graph_of
 from implementations import PEERS, Moec, reference, sonic_plan
-from problem import LAYERS, SHAPES, TAILS, Matrices, Problem
+from layers import LAYERS, SHAPES, TAILS
+from problem import Matrices, Problem
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FEW_TOKENS = 1024  # up to here graphs are measured, too

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Time of routing on a GPU, as a layer sees it: the mean of 20 calls in one CUDA graph, median of
-// replays. Ids are drawn evenly, or all are one expert.
+// replays. Ids are drawn evenly, or all are one expert. A plan by weight drops what is above an
+// even share; in a plan by experts each takes that share.
 //
 // Usage: plan_bench [OUTPUT.json]
 #include <cuda_runtime_api.h>
@@ -94,35 +95,81 @@ struct Row {
   double us;
 };
 
+std::vector<float> normal_values(int64_t count) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& v : values) v = normal(random);
+  return values;
+}
+
 void plans(Device& device, std::vector<Row>& rows, int64_t tokens, int experts, int top_k,
-           bool skewed) {
+           bool skewed, bool by_weight = false) {
   std::mt19937 random(1);
   std::vector<int32_t> ids;
   for (int64_t i = 0; i < tokens * top_k; ++i)
     ids.push_back(skewed ? 0 : int32_t(random() % unsigned(experts)));
-  const std::vector<float> ones(size_t(tokens * top_k), 1.0f);
   const moec_tensor id = device.tensor(MOEC_I32, {tokens, top_k}, ids);
-  const moec_tensor weight = device.tensor(MOEC_F32, {tokens, top_k}, ones);
+  const moec_tensor weight =
+      device.tensor(MOEC_F32, {tokens, top_k}, normal_values(tokens * top_k));
   auto desc = sized<moec_plan_desc>();
   desc.max_tokens = tokens;
   desc.num_experts = experts;
   desc.top_k = top_k;
+  if (by_weight) desc.drop = MOEC_DROP_BY_WEIGHT, desc.capacity_factor = 1.0f;
   moec_plan* plan = nullptr;
   OK(moec_plan_create(device.context, &desc, nullptr, &plan));
   const double us =
       device.time([&] { OK(moec_plan_from_topk(plan, &id, &weight, device.stream)); });
-  rows.push_back({skewed ? "plan, one expert" : "plan", tokens, experts, top_k, us});
+  const char* const name = by_weight ? "plan by weight" : skewed ? "plan, one expert" : "plan";
+  rows.push_back({name, tokens, experts, top_k, us});
   moec_plan_free(plan);
   CUDA(cudaFree(id.data));
   CUDA(cudaFree(weight.data));
 }
 
+void choices(Device& device, std::vector<Row>& rows, int64_t tokens, int experts, int top_k) {
+  const moec_tensor scores =
+      device.tensor(MOEC_F32, {tokens, experts}, normal_values(tokens * experts));
+  auto desc = sized<moec_plan_desc>();
+  desc.max_tokens = tokens;
+  desc.num_experts = experts;
+  desc.kind = MOEC_PLAN_EXPERT_CHOICE;
+  desc.capacity = std::max<int64_t>(1, tokens * top_k / experts);
+  moec_plan* plan = nullptr;
+  OK(moec_plan_create(device.context, &desc, nullptr, &plan));
+  const double us =
+      device.time([&] { OK(moec_plan_from_scores(plan, &scores, nullptr, device.stream)); });
+  rows.push_back({"plan by experts", tokens, experts, top_k, us});
+  moec_plan_free(plan);
+  CUDA(cudaFree(scores.data));
+}
+
+void losses(Device& device, std::vector<Row>& rows, int64_t tokens, int experts, int top_k) {
+  moec_tensor logits = device.tensor(MOEC_F32, {tokens, experts}, normal_values(tokens * experts));
+  moec_tensor d_logits = device.tensor<int>(MOEC_F32, {tokens, experts}, {});
+  CUDA(cudaMemset(d_logits.data, 0, size_t(tokens * experts) * 4));
+  auto args = sized<moec_loss_args>();
+  args.top_k = top_k;
+  args.logits = &logits;
+  args.d_logits = &d_logits;
+  args.count = 1;
+  args.loss = device.tensor<int>(MOEC_F32, {1}, {});
+  for (const bool is_z : {false, true}) {
+    args.kind = is_z ? MOEC_LOSS_Z : MOEC_LOSS_BALANCE_SWITCH;
+    args.score = is_z ? 0u : uint32_t(MOEC_SCORE_SOFTMAX);
+    const double forward =
+        device.time([&] { OK(moec_loss_forward(device.context, &args, device.stream)); });
+    const double backward =
+        device.time([&] { OK(moec_loss_backward(device.context, &args, device.stream)); });
+    rows.push_back({is_z ? "z loss" : "balance", tokens, experts, top_k, forward});
+    rows.push_back({is_z ? "z backward" : "balance backward", tokens, experts, top_k, backward});
+  }
+  for (const moec_tensor* t : {&logits, &d_logits, &args.loss}) CUDA(cudaFree(t->data));
+}
+
 void routers(Device& device, std::vector<Row>& rows, int64_t tokens, int experts, int top_k,
              int64_t hidden) {
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(size_t(tokens * experts));
-  for (float& v : values) v = normal(random);
   auto desc = sized<moec_router_desc>();
   desc.num_experts = experts;
   desc.top_k = top_k;
@@ -130,7 +177,7 @@ void routers(Device& device, std::vector<Row>& rows, int64_t tokens, int experts
   moec_router* router = nullptr;
   OK(moec_router_create(device.context, &desc, &router));
   auto route = sized<moec_route_args>();
-  route.logits = device.tensor(MOEC_F32, {tokens, experts}, values);
+  route.logits = device.tensor(MOEC_F32, {tokens, experts}, normal_values(tokens * experts));
   route.expert_ids = device.tensor<int>(MOEC_I32, {tokens, top_k}, {});
   route.routing_weights = device.tensor<int>(MOEC_F32, {tokens, top_k}, {});
   auto back = sized<moec_route_grad_args>();
@@ -151,6 +198,8 @@ void routers(Device& device, std::vector<Row>& rows, int64_t tokens, int experts
   grad.d_logits = back.d_logits;
   grad.d_x = device.tensor<int>(MOEC_BF16, {tokens, hidden}, {});
   grad.d_weight = device.tensor<int>(MOEC_BF16, {experts, hidden}, {});
+  moec_tensor counts = device.tensor(MOEC_I32, {experts}, std::vector<int>(size_t(experts)));
+  moec_tensor bias = device.tensor(MOEC_F32, {experts}, std::vector<float>(size_t(experts)));
   const struct {
     const char* name;
     std::function<void()> call;
@@ -159,13 +208,15 @@ void routers(Device& device, std::vector<Row>& rows, int64_t tokens, int experts
       {"route backward", [&] { OK(moec_route_backward(router, &back, device.stream)); }},
       {"gate", [&] { OK(moec_gate_forward(router, &gate, device.stream)); }},
       {"gate backward", [&] { OK(moec_gate_backward(router, &grad, device.stream)); }},
+      {"bias update",
+       [&] { OK(moec_router_bias_update(router, &counts, 1e-3f, &bias, device.stream)); }},
   };
   for (const auto& call : calls)
     rows.push_back({call.name, tokens, experts, top_k, device.time(call.call)});
   moec_router_free(router);
   for (const moec_tensor* t :
        {&route.logits, &route.expert_ids, &route.routing_weights, &back.d_routing_weights,
-        &back.d_logits, &gate.x, &gate.weight, &grad.d_x, &grad.d_weight})
+        &back.d_logits, &gate.x, &gate.weight, &grad.d_x, &grad.d_weight, &counts, &bias})
     CUDA(cudaFree(t->data));
 }
 
@@ -185,6 +236,11 @@ int main(int argc, char** argv) {
   plans(device, rows, 4096, 8, 2, false);
   plans(device, rows, 1024, 256, 8, false);
   plans(device, rows, 1024, 512, 8, false);
+  for (const int64_t tokens : {64, 1024, 4096, 16384}) {
+    plans(device, rows, tokens, 128, 8, false, true);
+    choices(device, rows, tokens, 128, 8);
+    losses(device, rows, tokens, 128, 8);
+  }
   for (const int64_t tokens : {1, 64, 1024, 4096, 16384})
     routers(device, rows, tokens, 128, 8, 2048);
   std::FILE* const out = argc > 1 ? std::fopen(argv[1], "w") : nullptr;

@@ -1,36 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layer shapes, one layer's data on the GPU, and the time that physics asks of it.
+"""One layer's data on the GPU, and the time that physics asks of it.
 
 FLOPs count real rows: 6 T K H I for a forward, 18 T K H I with its backward.
 """
 
-from typing import NamedTuple
-
 import torch
+from layers import SHAPES
 
 PEAK_FLOPS = 790e12  # dense bf16 on random data, as an H200 holds it
 PEAK_BYTES = 4.3e12  # device copy, bytes read and written
-
-
-class Shape(NamedTuple):
-    hidden: int
-    inter: int
-    experts: int
-    top_k: int
-
-
-LAYERS = {
-    "gpt-oss-20b": Shape(2880, 2880, 32, 4),
-    "gpt-oss-120b": Shape(2880, 2880, 128, 4),
-    "qwen3-30b-a3b": Shape(2048, 768, 128, 8),
-    "olmoe": Shape(2048, 1024, 64, 8),
-    "mixtral-8x7b": Shape(4096, 14336, 8, 2),
-    "sonic-30b": Shape(4096, 1024, 128, 8),
-    "dsv3": Shape(7168, 2048, 256, 8),
-}
-# Features that end inside a tile, and a neighbour whose features fill tiles.
-TAILS = (2880, 3072), (1856, 1792), (704, 768)
-SHAPES = LAYERS | {f"I{inter}": Shape(2048, inter, 64, 8) for pair in TAILS for inter in pair}
 
 
 def normal(*size, scale=1.0):

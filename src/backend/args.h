@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "backend/weights.h"
 #include "core/portable.h"
 
 namespace moec {
@@ -18,42 +19,6 @@ struct Array {  // element type and address; the shape stands in the comment of 
   void* data = nullptr;
   moec_dtype dtype = 0;
   MOEC_HD explicit operator bool() const { return data != nullptr; }
-};
-
-// Element (n, k) of a matrix at data + n * row_stride + k * col_stride (elements). This one view
-// says both orientations, both concatenations, interleaved rows, and (strides swapped) the
-// transposed matrix.
-struct MatrixView {
-  void* data = nullptr;
-  int64_t row_stride = 0, col_stride = 0;
-  moec_dtype dtype = 0;
-};
-
-// One matrix (or its gradient) of every local expert.
-struct ExpertMatrix {
-  void* base = nullptr;             // expert e at base + e * expert_stride elements ...
-  void* const* pointers = nullptr;  // ... or at pointers[e] + pointer_offset elements
-  int64_t expert_stride = 0, pointer_offset = 0, row_stride = 0, col_stride = 0;
-  moec_dtype dtype = 0;
-  void* bias_base = nullptr;  // element n of expert e at bias_base + e * bias_expert_stride
-  void* const* bias_pointers = nullptr;  //                      + n * bias_stride
-  int64_t bias_expert_stride = 0, bias_pointer_offset = 0, bias_stride = 1;
-  moec_dtype bias_dtype = 0;
-
-  MOEC_HD bool present() const { return base || pointers; }
-  MOEC_HD bool has_bias() const { return bias_base || bias_pointers; }
-  MOEC_HD MatrixView expert(int64_t e) const;
-  MOEC_HD MatrixView bias(int64_t e) const;  // row_stride = distance of elements; col_stride unused
-};
-
-// The matrices of a set of experts as the GEMMs want them, whatever layout they were bound in.
-struct WeightsView {
-  int64_t hidden = 0, inter = 0;
-  int32_t num_experts = 0;  // local
-  bool gated = false;
-  ExpertMatrix gate, up, down;   // gate absent for a plain MLP; [I,H], [I,H], [H,I]
-  const void* packed = nullptr;  // not null: use this copy (in the layout of Backend::pack_weights)
-  bool source_present = true;    // false: only `packed` may be read (biases are in it as well)
 };
 
 // ---------------------------------------------------------------- router
@@ -225,20 +190,5 @@ struct ExpertsGradArgs {
   void* d_residual;
   void* workspace;
 };
-
-MOEC_HD MatrixView ExpertMatrix::expert(int64_t e) const {
-  const int64_t size = int64_t((dtype >> 8) & 0xffu) / 8;
-  char* const start = pointers ? static_cast<char*>(pointers[e]) + pointer_offset * size
-                               : static_cast<char*>(base) + e * expert_stride * size;
-  return {start, row_stride, col_stride, dtype};
-}
-
-MOEC_HD MatrixView ExpertMatrix::bias(int64_t e) const {
-  const int64_t size = int64_t((bias_dtype >> 8) & 0xffu) / 8;
-  char* const start = bias_pointers
-                          ? static_cast<char*>(bias_pointers[e]) + bias_pointer_offset * size
-                          : static_cast<char*>(bias_base) + e * bias_expert_stride * size;
-  return {start, bias_stride, 0, bias_dtype};
-}
 
 }  // namespace moec

@@ -2,13 +2,14 @@
 // What a device must be able to do. One object per context. Arguments are validated by src/layer; a
 // backend refuses what it lacks by throwing Error{MOEC_E_UNSUPPORTED} from a check_* function, with
 // a text that says what it has. Functions are const and may be called from many threads at once.
-// Work is queued on `stream`; only synchronize() and copy_to_host() wait.
+// Work is queued on `stream`; only synchronize() waits, and copy_to_host(), which calls it.
 #pragma once
 
 #include <memory>
 #include <string>
 
 #include "backend/args.h"
+#include "backend/program.h"
 #include "core/error.h"
 
 namespace moec {
@@ -39,15 +40,17 @@ class Backend {
   virtual void set_host(const HostServices& host) = 0;
   // Throw E_UNSUPPORTED for a legal description that has no kernel here.
   virtual void check_router(const moec_router_desc& desc) const = 0;
-  virtual void check_experts(const moec_experts_desc& desc) const = 0;
   virtual void check_weights(const moec_weights_desc& desc) const = 0;
 
   // ---- memory and time
   virtual void* allocate(uint64_t bytes, moec_stream stream) const = 0;  // throws E_OUT_OF_MEMORY
   virtual void release(void* pointer, moec_stream stream) const = 0;     // never throws; may wait
   virtual void copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const = 0;
-  virtual void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream s) const = 0;
-  virtual void copy_from_host(void* to, const void* from, uint64_t bytes, moec_stream s) const = 0;
+  // Waits for the copy, unlike copy().
+  void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream stream) const {
+    copy(to, from, bytes, stream);
+    synchronize(stream);
+  }
   // At most kMostStored bytes, a multiple of 4, which are read before the call returns, even where
   // `stream` is captured.
   static constexpr uint64_t kMostStored = 64;
@@ -87,21 +90,16 @@ class Backend {
   virtual void unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const = 0;
 
   // ---- experts
-  struct Sizes {
-    moec_size forward, backward, saved;
-  };
-  virtual Sizes experts_sizes(const moec_experts_desc& desc) const = 0;
-  virtual void experts_forward(const ExpertsArgs& args, moec_stream stream) const = 0;
-  virtual void experts_backward(const ExpertsGradArgs& args, moec_stream stream) const = 0;
-  // Members of a JSON object: for num_tokens tokens the kernel of each step and its tile.
-  virtual std::string describe(const moec_experts_desc& desc, const WeightsView& weights,
-                               int64_t num_tokens) const = 0;
+  // The ways to run the experts, best first: the first that takes a call runs it.
+  virtual ExpertsPaths experts_paths() const = 0;
 
   // ---- packed weights
-  virtual uint64_t packed_bytes(const WeightsView& weights) const = 0;  // 0 = no packed form
-  virtual std::string packed_format(const WeightsView& weights) const = 0;
-  // Whether forward and backward can do without the source once packed.
-  virtual bool packed_needs_source(const WeightsView& weights) const = 0;
+  struct PackedForm {
+    uint64_t bytes = 0;        // 0 = there is none
+    std::string format;        // names layout, type and instruction set
+    bool needs_source = true;  // forward and backward read the source all the same
+  };
+  virtual PackedForm packed_form(const WeightsView& weights) const = 0;
   virtual void pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                             moec_stream stream) const = 0;
 };

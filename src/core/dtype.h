@@ -78,9 +78,10 @@ inline const char* known_name(moec_dtype dtype) {
     moec_dtype dtype;
     const char* name;
   };
-  static constexpr Row kRows[] = {{MOEC_F32, "f32"}, {MOEC_F16, "f16"}, {MOEC_BF16, "bf16"},
-                                  {MOEC_F64, "f64"}, {MOEC_I8, "i8"},   {MOEC_U8, "u8"},
-                                  {MOEC_I32, "i32"}, {MOEC_I64, "i64"}, {MOEC_BOOL, "bool"}};
+  static constexpr Row kRows[] = {
+      {MOEC_F32, "f32"},   {MOEC_F16, "f16"},      {MOEC_BF16, "bf16"},    {MOEC_F64, "f64"},
+      {MOEC_I8, "i8"},     {MOEC_U8, "u8"},        {MOEC_I32, "i32"},      {MOEC_I64, "i64"},
+      {MOEC_BOOL, "bool"}, {MOEC_F8_E4M3, "e4m3"}, {MOEC_F8_E5M2, "e5m2"}, {MOEC_F8_E8M0, "e8m0"}};
   for (const Row& row : kRows)
     if (row.dtype == dtype) return row.name;
   return nullptr;

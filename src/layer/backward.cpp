@@ -98,7 +98,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   }
   {
     const Context::Timer timer(*context_, Phase::kExperts);
-    backend.experts_backward(experts, stream);
+    experts::backward(backend.experts_paths(), experts, stream);
   }
   if (!trains_router) return;
   const Context::Timer timer(*context_, Phase::kRoute);

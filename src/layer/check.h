@@ -21,12 +21,13 @@ void check_range(const char* name, int64_t value, int64_t least, int64_t most);
 void check_not_negative(const char* name, float value);  // finite, >= 0
 void check_zero(const char* name, float value, const char* why);
 
-// What plans, routers and experts all say. num_experts + num_zero_experts, which is below 2^31;
+// ---- what plans, routers and experts all say
+// num_experts + num_zero_experts, which is below 2^31.
 int64_t checked_num_ids(int32_t num_experts, int32_t num_zero_experts);
-// the experts that are here: all (0, 0) or a range.
+// The experts that are here: all (0, 0) or a range.
 void check_local_experts(int32_t begin, int32_t end, int32_t num_experts);
 
-// Products that must fit; E_OVERFLOW names them.
+// ---- products that must fit; E_OVERFLOW names them
 int64_t checked_product(const char* name, int64_t a, int64_t b);
 // Rows or assignments: below 2^31.
 int64_t checked_rows(const char* name, int64_t rows);

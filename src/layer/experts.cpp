@@ -46,8 +46,8 @@ GradientBinding::GradientBinding(const Context& context, const Weights* weights,
 
 Experts::Experts(const Context& context, const moec_experts_desc& desc)
     : Object(kKind), context_(context), desc_(checked_experts_desc(desc)) {
-  context.backend().check_experts(desc_);
-  sizes_ = context.backend().experts_sizes(desc_);
+  experts::check(context.backend().experts_paths(), desc_);
+  sizes_ = experts::sizes(context.backend().experts_paths(), desc_);
   caller_sizes_.forward_workspace = plus(sizes_.forward, kAlignSlack);
   if (!saves()) return;
   caller_sizes_.backward_workspace = plus(sizes_.backward, kAlignSlack);
@@ -238,7 +238,7 @@ void Experts::forward(const moec_experts_args& args, const Plan& plan, const Wei
     experts.saved = saved.data() + sizeof(SavedHeader);
   }
   const Context::Timer timer(*context_, Phase::kExperts);
-  context_->backend().experts_forward(experts, stream);
+  experts::forward(context_->backend().experts_paths(), experts, stream);
   saved.store();
 }
 
@@ -286,7 +286,7 @@ void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, con
   saved.load();
   experts.saved = saved.data() + sizeof(SavedHeader);
   const Context::Timer timer(*context_, Phase::kExperts);
-  context_->backend().experts_backward(experts, stream);
+  experts::backward(context_->backend().experts_paths(), experts, stream);
 }
 
 std::string Experts::describe(const Weights& weights, int64_t num_tokens) const {
@@ -297,7 +297,7 @@ std::string Experts::describe(const Weights& weights, int64_t num_tokens) const 
             desc_.gate_layout != MOEC_GATE_NONE);
   moec_weights_info info = {};
   weights.query(info);
-  return '{' + context_->backend().describe(desc_, weights.view(), num_tokens) +
+  return '{' + experts::describe(context_->backend(), desc_, weights.view(), num_tokens) +
          ", \"packed_bytes\": " + std::to_string(info.packed_bytes) +
          bytes_members(caller_sizes_, num_tokens) + '}';
 }

@@ -3,6 +3,7 @@
 // checks of the arguments, and the calls on arguments already checked.
 #pragma once
 
+#include "experts/experts.h"
 #include "layer/plan.h"
 #include "layer/weights.h"
 
@@ -49,7 +50,7 @@ class Experts final : public Object {
   // What the caller provides: aligning and the header are included. The backend's own sizes are
   // not.
   const moec_experts_sizes& sizes() const { return caller_sizes_; }
-  const Backend::Sizes& backend_sizes() const { return sizes_; }
+  const experts::Sizes& backend_sizes() const { return sizes_; }
 
   void forward(const moec_experts_args& args, const Plan& plan, const Weights& weights,
                const Weights* shared_weights, moec_stream stream) const;
@@ -78,11 +79,10 @@ class Experts final : public Object {
 
   Ref<const Context> context_;
   moec_experts_desc desc_;
-  Backend::Sizes sizes_;
+  experts::Sizes sizes_;
   moec_experts_sizes caller_sizes_ = {};
 };
 
-// Write the header of a saved buffer / E_MISMATCH unless it is the expected one.
 // The caller's saved buffer where its values can be read: in place, or, when its address is no
 // multiple of their 4 bytes, as a copy in the context's scratch.
 class SavedBuffer {
@@ -102,6 +102,7 @@ class SavedBuffer {
   uint64_t bytes_;
 };
 
+// The header of a saved buffer. check: E_MISMATCH unless it is the expected one.
 void write_saved_header(const Context& context, void* saved, const SavedHeader& header,
                         moec_stream stream);
 void check_saved_header(const Context& context, const void* saved, const SavedHeader& expected);

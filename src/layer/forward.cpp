@@ -64,7 +64,7 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
     const Context::Timer timer(*context_, Phase::kExperts);
     experts.plan = &plan;
     experts.workspace = memory.experts;
-    backend.experts_forward(experts, stream);
+    experts::forward(backend.experts_paths(), experts, stream);
   }
   if (logits) backend.copy(logits.data, kept.logits, uint64_t(T * N) * 4, stream);
   if (ids) backend.copy(ids.data, kept.expert_ids, uint64_t(T * K) * 4, stream);

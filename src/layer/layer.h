@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole layer: gate, route, plan, experts, in one call with one workspace and one saved buffer.
 //
-//   saved      header | logits [T,E+Z] | expert_ids [T,K] | weights [T,K] | x_jittered | the
-//   experts' own workspace  plan arrays | plan scratch | the experts' own, and forward without
-//   `saved`: the logits
-//              and x_jittered; backward: d_routing_weights, d_logits, d_x_jittered
+//   saved      header | logits [T,E+Z] | expert_ids [T,K] | routing_weights [T,K] |
+//              x_jittered [T,H] | the experts' own
+//   workspace
+//   forward    plan arrays | plan scratch | the experts' own; without `saved` its arrays, from
+//              logits to x_jittered, come first
+//   backward   plan arrays | plan scratch | d_routing_weights [T,K] | d_logits [T,E+Z] |
+//              d_x_jittered [T,H] | the experts' own
 //
+// The experts' own part of a workspace serves the router as scratch, too: they run in turn.
 // Backward builds the plan again from expert_ids and weights: it costs less than keeping its rows.
 #pragma once
 

@@ -226,7 +226,7 @@ void Weights::save_sync(const char* path) const {
     payload = copy.data();
   }
   char page[kHeaderBytes] = {};
-  Header header = header_of(desc_, bound_.view, context_->backend().packed_format(bound_.view));
+  Header header = header_of(desc_, bound_.view, context_->backend().packed_form(bound_.view).format);
   header.payload_bytes = bytes;
   header.payload_checksum = checksum(payload, bytes);
   header.header_checksum = checksum(&header, offsetof(Header, header_checksum));
@@ -248,8 +248,9 @@ void Weights::map_sync(const char* path) {
                            : unbound_view(desc_, header.biases & kGateBias, header.biases & kUpBias,
                                           header.biases & kDownBias);
   view.packed = nullptr;
-  Header expected = header_of(desc_, view, context_->backend().packed_format(view));
-  expected.payload_bytes = context_->backend().packed_bytes(view);
+  const Backend::PackedForm form = context_->backend().packed_form(view);
+  Header expected = header_of(desc_, view, form.format);
+  expected.payload_bytes = form.bytes;
   expected.payload_checksum = header.payload_checksum;
   expected.header_checksum = header.header_checksum;
   MOEC_REQUIRE(header.biases == expected.biases && header.bias_dtype == expected.bias_dtype &&
@@ -264,7 +265,7 @@ void Weights::map_sync(const char* path) {
                static_cast<long long>(header.inter), header.format, expected.num_experts,
                static_cast<long long>(expected.hidden), static_cast<long long>(expected.inter),
                expected.format);
-  MOEC_REQUIRE(bound || !context_->backend().packed_needs_source(view), MOEC_E_INVALID_STATE,
+  MOEC_REQUIRE(bound || !form.needs_source, MOEC_E_INVALID_STATE,
                "packed weights on %s still read their source; call moec_weights_bind before",
                context_->backend().name());
   Packed packed;
@@ -274,7 +275,7 @@ void Weights::map_sync(const char* path) {
     mapping.release();
   } else {
     Block block(*context_, header.payload_bytes, nullptr);
-    context_->backend().copy_from_host(block.data(),
+    context_->backend().copy(block.data(),
                                        static_cast<char*>(mapping.data()) + kHeaderBytes,
                                        header.payload_bytes, nullptr);
     context_->synchronize(nullptr);

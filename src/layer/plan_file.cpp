@@ -164,7 +164,7 @@ void Plan::restore_sync(const void* buffer, uint64_t bytes, moec_stream stream) 
   const char* from = copy.data();
   built_ = false;
   for (const Part& part : parts.part) {
-    if (part.bytes) context_->backend().copy_from_host(part.data, from, part.bytes, stream);
+    if (part.bytes) context_->backend().copy(part.data, from, part.bytes, stream);
     from += part.bytes;
   }
   context_->synchronize(stream);

@@ -44,8 +44,8 @@ void Weights::bind(const moec_weight_set& set) {
 
 uint64_t Weights::packed_bytes() const {
   // The same whatever is bound: biases have their place even where there are none.
-  return context_->backend().packed_bytes(bound_once_ ? bound_.view
-                                                      : unbound_view(desc_, false, false, false));
+  const WeightsView view = bound_once_ ? bound_.view : unbound_view(desc_, false, false, false);
+  return context_->backend().packed_form(view).bytes;
 }
 
 void Weights::query(moec_weights_info& out) const {
@@ -55,9 +55,9 @@ void Weights::query(moec_weights_info& out) const {
   out.is_bound = bound_once_ && bound_.view.source_present;
   out.is_packed = is_packed();
   out.is_frozen = frozen;
-  out.needs_source = !bound_once_ || context_->backend().packed_needs_source(bound_.view);
+  out.needs_source = !bound_once_ || context_->backend().packed_form(bound_.view).needs_source;
   if (!is_packed()) return;
-  const std::string format = context_->backend().packed_format(bound_.view);
+  const std::string format = context_->backend().packed_form(bound_.view).format;
   std::snprintf(out.packed_format, sizeof out.packed_format, "%s", format.c_str());
 }
 
@@ -131,7 +131,7 @@ void Weights::refresh(int32_t first, int32_t count, moec_stream stream) {
 void Weights::release_source() {
   MOEC_REQUIRE(is_packed(), MOEC_E_INVALID_STATE,
                "weights have no packed copy; call moec_weights_pack before");
-  MOEC_REQUIRE(!context_->backend().packed_needs_source(bound_.view), MOEC_E_UNSUPPORTED,
+  MOEC_REQUIRE(!context_->backend().packed_form(bound_.view).needs_source, MOEC_E_UNSUPPORTED,
                "packed weights on %s still read their source; keep it (needs_source is 1)",
                context_->backend().name());
   bound_.view.source_present = false;

@@ -2,11 +2,17 @@
 #include "layer/weights_view.h"
 
 #include "core/dtype.h"
+#include "core/workspace.h"
+#include "layer/quant_check.h"
 
 namespace moec {
 namespace {
 
 constexpr int64_t kPackedExtent = 64;  // no pack rounds extents further
+
+struct BlockShape {
+  int64_t n, k, block_n, block_k;
+};
 
 // Binds the matrices of one set, each checked against its shape [El,N,K] or [El,K,N].
 struct Binder {
@@ -20,62 +26,119 @@ struct Binder {
   int64_t hidden() const { return desc.hidden; }
   int64_t local() const { return desc.num_experts; }
 
-  Array tensor(const char* name, const moec_tensor& from, Shape shape, moec_dtype dtype) {
-    const Array array = gradients ? checked_array(name, from, shape, {dtype, MOEC_F32}, context)
-                                  : checked_array(name, from, shape, {dtype}, context);
+  Array tensor(const char* name, const moec_tensor& from, Shape shape, Dtypes dtypes) {
+    const Array array = checked_array(name, from, shape, dtypes, context);
     memory.add(array.data, uint64_t(tensor_numel(from) * dtype_bytes(from.dtype)));
     return array;
   }
+  // Gradients have the type of the values or f32.
+  Array tensor(const char* name, const moec_tensor& from, Shape shape, moec_dtype dtype) {
+    return gradients ? tensor(name, from, shape, {dtype, MOEC_F32})
+                     : tensor(name, from, shape, {dtype});
+  }
 
   // `count` tensors of one shape: their addresses go to `pointers`. All have one dtype.
-  void* const* each(const char* name, const moec_tensor* from, Shape shape, moec_dtype dtype,
+  template <class Types>
+  void* const* each(const char* name, const moec_tensor* from, Shape shape, Types types,
                     moec_dtype& found) {
     void** const begin = pointers;
     for (int64_t e = 0; e < local(); ++e) {
-      const Array array = tensor(name, from[e], shape, e ? found : dtype);
-      MOEC_REQUIRE(e == 0 || array.dtype == found, MOEC_E_DTYPE,
-                   "%s has %s for expert %lld; expected %s as for expert 0", name,
-                   dtype_name(array.dtype), static_cast<long long>(e), dtype_name(found));
+      const Array array =
+          e ? tensor(name, from[e], shape, {found}) : tensor(name, from[e], shape, types);
       found = array.dtype;
       *pointers++ = array.data;
     }
     return begin;
   }
 
+  // Stacked [E, extent 0, extent 1], or as tensors of one expert each; without `rank 2` [E, extent
+  // 0].
+  template <class Types>
+  ExpertArray array(const char* name, const moec_tensor& stacked, const moec_tensor* per_expert,
+                    int64_t rows, int64_t cols, int rank, Types types) {
+    ExpertArray to;
+    to.expert_stride = rows * cols;
+    if (per_expert) {
+      to.pointers = rank == 2 ? each(name, per_expert, {rows, cols}, types, to.dtype)
+                              : each(name, per_expert, {rows}, types, to.dtype);
+      return to;
+    }
+    if (is_absent(stacked)) return to;
+    const Array found = rank == 2 ? tensor(name, stacked, {local(), rows, cols}, types)
+                                  : tensor(name, stacked, {local(), rows}, types);
+    to.base = found.data;
+    to.dtype = found.dtype;
+    return to;
+  }
+
+  // Scales or zero points: one entry for a block of the matrix.
+  ExpertBlocks blocks(const char* name, const moec_tensor& stacked, const moec_tensor* per_expert,
+                      const BlockShape& shape, bool out_in, Dtypes types) {
+    const int64_t n = div_up(shape.n, shape.block_n), k = div_up(shape.k, shape.block_k);
+    ExpertBlocks to;
+    to.array = array(name, stacked, per_expert, out_in ? n : k, out_in ? k : n, 2, types);
+    to.row_stride = out_in ? k : 1;
+    to.col_stride = out_in ? 1 : n;
+    to.block_n = shape.block_n;
+    to.block_k = shape.block_k;
+    return to;
+  }
+
+  void read_quant(const char* name, const moec_quant* quant, int64_t N, int64_t K, bool out_in,
+                  ExpertMatrix& to) {
+    const quant::FormatInfo& format = *quant::find_format(to.scheme);
+    MOEC_REQUIRE(quant, MOEC_E_INVALID_ARG,
+                 "%s.quant is NULL; the scheme of the weights is %s, whose codes need scales", name,
+                 format.name);
+    check_quant(name, *quant, format, N, K);
+    const BlockShape shape = {N, K, format.block_n ? format.block_n : N,
+                              format.block_k ? format.block_k : K};
+    MOEC_REQUIRE(quant->per_expert_scales || !is_absent(quant->scales), MOEC_E_INVALID_ARG,
+                 "%s.quant.scales is absent; %s needs it", name, format.name);
+    to.scales =
+        blocks("quant.scales", quant->scales, quant->per_expert_scales, shape, out_in, kReal);
+    if (quant->per_expert_zeros || !is_absent(quant->zeros))
+      to.zeros = blocks("quant.zeros", quant->zeros, quant->per_expert_zeros, shape, out_in,
+                        {format.zeros_dtype});
+  }
+
   ExpertMatrix matrix(const char* name, const moec_matrix& from, int64_t N, int64_t K,
-                      uint32_t orientation) {
+                      uint32_t orientation, uint32_t scheme) {
     const bool has_data = !is_absent(from.data), has_bias = !is_absent(from.bias);
     const bool arrays = from.per_expert || from.per_expert_bias;
     MOEC_REQUIRE(!(has_data && from.per_expert) && !(has_bias && from.per_expert_bias),
                  MOEC_E_INVALID_ARG, "%s is given twice, stacked and per expert; give one of them",
                  name);
-    MOEC_REQUIRE(from.count == (arrays ? local() : 0), MOEC_E_INVALID_ARG,
+    const bool quant_arrays = from.quant && has_arrays(*from.quant);
+    MOEC_REQUIRE(from.count == (arrays || quant_arrays ? local() : 0), MOEC_E_INVALID_ARG,
                  "%s.count is %lld; expected %lld", name, static_cast<long long>(from.count),
-                 static_cast<long long>(arrays ? local() : 0));
+                 static_cast<long long>(arrays || quant_arrays ? local() : 0));
     MOEC_REQUIRE(gradients || has_data || from.per_expert, MOEC_E_INVALID_ARG,
                  "%s is absent; this gate_layout needs it", name);
-    const bool out_in = orientation == MOEC_OUT_IN;
+    const bool coded = scheme != MOEC_SCHEME_NONE, out_in = orientation == MOEC_OUT_IN;
+    MOEC_REQUIRE(!from.quant || (coded && !gradients), MOEC_E_INVALID_ARG,
+                 "%s.quant is given; expected NULL for %s", name,
+                 gradients ? "a gradient" : "MOEC_SCHEME_NONE");
+    MOEC_REQUIRE(!coded || !gradients || (!has_data && !from.per_expert), MOEC_E_UNSUPPORTED,
+                 "the gradient of %s is asked for, whose scheme is %s; quantised matrices are "
+                 "frozen: leave it absent",
+                 name, coded ? quant::find_format(scheme)->name : "none");
     const int64_t rows = out_in ? N : K, cols = out_in ? K : N;
     ExpertMatrix to;
-    to.expert_stride = N * K;
     to.row_stride = out_in ? K : 1;
     to.col_stride = out_in ? 1 : N;
-    to.bias_expert_stride = N;
-    if (has_data) {
-      const Array array = tensor(name, from.data, {local(), rows, cols}, desc.dtype);
-      to.base = array.data;
-      to.dtype = array.dtype;
-    } else if (from.per_expert) {
-      to.pointers = each(name, from.per_expert, {rows, cols}, desc.dtype, to.dtype);
+    if (coded) {
+      to.scheme = scheme;
+      to.dtype = desc.dtype;
+      to.values = array(name, from.data, from.per_expert, rows, cols, 2,
+                        Dtypes{quant::find_format(scheme)->code_dtype});
+      if (!gradients) read_quant(name, from.quant, N, K, out_in, to);
+    } else {
+      to.values = array(name, from.data, from.per_expert, rows, cols, 2, desc.dtype);
+      to.dtype = to.values.dtype;
     }
-    if (has_bias) {
-      const Array array = tensor("bias", from.bias, {local(), N}, desc.bias_dtype);
-      to.bias_base = array.data;
-      to.bias_dtype = array.dtype;
-    } else if (from.per_expert_bias) {
-      to.bias_pointers =
-          each("per_expert_bias", from.per_expert_bias, {N}, desc.bias_dtype, to.bias_dtype);
-    }
+    to.bias = array(from.per_expert_bias ? "per_expert_bias" : "bias", from.bias,
+                    from.per_expert_bias, N, 1, 1, desc.bias_dtype);
     return to;
   }
 
@@ -87,16 +150,20 @@ struct Binder {
   }
 };
 
+ExpertBlocks part(ExpertBlocks blocks, int64_t first, int64_t step) {
+  blocks.array = blocks.array.from(first * blocks.row_stride);  // block_n is 1
+  blocks.row_stride *= step;
+  return blocks;
+}
+
 // Rows first, first + step, ... of a matrix.
 ExpertMatrix part(ExpertMatrix whole, int64_t first, int64_t step) {
-  const int64_t offset = first * whole.row_stride;
-  if (whole.base) whole.base = static_cast<char*>(whole.base) + offset * dtype_bytes(whole.dtype);
-  if (whole.bias_base)
-    whole.bias_base = static_cast<char*>(whole.bias_base) + first * dtype_bytes(whole.bias_dtype);
-  whole.pointer_offset = offset;
-  whole.bias_pointer_offset = first;
+  whole.values = whole.values.from(first * whole.row_stride);
   whole.row_stride *= step;
+  whole.bias = whole.bias.from(first);
   whole.bias_stride = step;
+  whole.scales = part(whole.scales, first, step);
+  whole.zeros = part(whole.zeros, first, step);
   return whole;
 }
 
@@ -131,12 +198,13 @@ WeightsView empty_view(const moec_weights_desc& desc) {
 BoundWeights bind(Binder binder, const moec_weight_set& set) {
   const int64_t I = binder.inter(), H = binder.hidden();
   const moec_weights_desc& desc = binder.desc;
+  const uint32_t up_scheme = desc.gate_up_scheme;
   WeightsView view = empty_view(desc);
   if (const Concatenation* const c = concatenation(desc.gate_layout)) {
     binder.refuse("gate", set.gate);
     binder.refuse("up", set.up);
     const ExpertMatrix both =
-        binder.matrix("gate_up", set.gate_up, 2 * I, H, desc.gate_up_orientation);
+        binder.matrix("gate_up", set.gate_up, 2 * I, H, desc.gate_up_orientation, up_scheme);
     view.gate = part(both, c->gate_halves * I + c->gate_row, c->step);
     view.up = part(both, c->up_halves * I + c->up_row, c->step);
   } else {
@@ -144,10 +212,10 @@ BoundWeights bind(Binder binder, const moec_weight_set& set) {
     if (!view.gated)
       binder.refuse("gate", set.gate);
     else
-      view.gate = binder.matrix("gate", set.gate, I, H, desc.gate_up_orientation);
-    view.up = binder.matrix("up", set.up, I, H, desc.gate_up_orientation);
+      view.gate = binder.matrix("gate", set.gate, I, H, desc.gate_up_orientation, up_scheme);
+    view.up = binder.matrix("up", set.up, I, H, desc.gate_up_orientation, up_scheme);
   }
-  view.down = binder.matrix("down", set.down, H, I, desc.down_orientation);
+  view.down = binder.matrix("down", set.down, H, I, desc.down_orientation, desc.down_scheme);
   binder.memory.sort();
   return {view, binder.memory};
 }
@@ -176,9 +244,8 @@ moec_weights_desc checked_weights_desc(const moec_weights_desc& given) {
                "desc.bias_dtype is 0x%x; expected 0, %s or f32", desc.bias_dtype,
                dtype_name(desc.dtype));
   for (const uint32_t scheme : {desc.gate_up_scheme, desc.down_scheme})
-    MOEC_REQUIRE(scheme == MOEC_SCHEME_NONE, MOEC_E_UNSUPPORTED,
-                 "the scheme is %u; this version has MOEC_SCHEME_NONE (0): f32, f16 and bf16",
-                 scheme);
+    MOEC_REQUIRE(scheme == MOEC_SCHEME_NONE || quant::find_format(scheme), MOEC_E_UNSUPPORTED,
+                 "the scheme is %u; this version has %s", scheme, scheme_names().c_str());
   // As a backend may pack them: extents rounded up, three matrices and their biases.
   const auto padded = [](const char* name, int64_t extent) {
     return checked_product(name, extent / kPackedExtent + 1, kPackedExtent);
@@ -196,7 +263,12 @@ int64_t binding_entries(const moec_weight_set& set, int64_t num_experts) {
   int64_t entries = 0;
   for (const moec_matrix* matrix : {&set.gate_up, &set.gate, &set.up, &set.down}) {
     const int64_t each = matrix->count == num_experts ? num_experts : 1;  // another is refused
-    entries += (matrix->per_expert ? each : 1) + (matrix->per_expert_bias ? each : 1);
+    const auto add = [&](const moec_tensor* per_expert) { entries += per_expert ? each : 1; };
+    add(matrix->per_expert);
+    add(matrix->per_expert_bias);
+    if (!matrix->quant) continue;
+    add(matrix->quant->per_expert_scales);
+    add(matrix->quant->per_expert_zeros);
   }
   return entries;
 }
@@ -222,22 +294,22 @@ WeightsView unbound_view(const moec_weights_desc& desc, bool gate_bias, bool up_
                          bool down_bias) {
   static char nowhere;  // never read: source_present is false
   const int64_t I = desc.inter, H = desc.hidden;
-  const auto matrix = [&](int64_t N, int64_t K, bool bias) {
+  const auto matrix = [&](int64_t N, int64_t K, bool bias, uint32_t scheme) {
     ExpertMatrix to;
-    to.base = &nowhere;
-    to.dtype = desc.dtype;
-    to.expert_stride = N * K;
+    to.values.base = &nowhere;
+    to.values.expert_stride = N * K;
+    to.values.dtype = scheme ? quant::find_format(scheme)->code_dtype : desc.dtype;
     to.row_stride = K;
     to.col_stride = 1;
-    to.bias_dtype = bias ? desc.bias_dtype : 0;
-    to.bias_base = bias ? &nowhere : nullptr;
-    to.bias_expert_stride = N;
+    to.dtype = desc.dtype;
+    to.scheme = scheme;
+    if (bias) to.bias = {&nowhere, nullptr, N, 0, desc.bias_dtype};
     return to;
   };
   WeightsView view = empty_view(desc);
-  if (view.gated) view.gate = matrix(I, H, gate_bias);
-  view.up = matrix(I, H, up_bias);
-  view.down = matrix(H, I, down_bias);
+  if (view.gated) view.gate = matrix(I, H, gate_bias, desc.gate_up_scheme);
+  view.up = matrix(I, H, up_bias, desc.gate_up_scheme);
+  view.down = matrix(H, I, down_bias, desc.down_scheme);
   view.source_present = false;
   return view;
 }

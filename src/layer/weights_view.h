@@ -2,8 +2,10 @@
 // Any bound layout as the one view that the backends read: gate [I,H], up [I,H] and down [H,I] of
 // every expert, through strides and offsets.
 //
-//   gate_up row of gate n / up n   GATE_THEN_UP  n, I+n    UP_THEN_GATE  I+n, n    INTERLEAVED  2n,
-//   2n+1
+//   row of gate_up   gate n   up n
+//   GATE_THEN_UP     n        I+n
+//   UP_THEN_GATE     I+n      n
+//   INTERLEAVED      2n       2n+1
 #pragma once
 
 #include "backend/args.h"
@@ -11,8 +13,8 @@
 
 namespace moec {
 
-// Defaults filled in: bias_dtype. Throws for what the header forbids; quantised schemes are
-// E_UNSUPPORTED.
+// Defaults filled in: bias_dtype. Throws for what the header forbids; a scheme that is no format of
+// quant/format.h is E_UNSUPPORTED.
 moec_weights_desc checked_weights_desc(const moec_weights_desc& desc);
 
 struct BoundWeights {

@@ -44,8 +44,8 @@ MOEC_HD void sort_by_expert(int32_t* ids, int32_t count) {
 }
 
 // Who runs over the slots: here one thread, in their order. A GPU has a warp do it side by side
-// (backend/cuda/device/warp.cuh); there slot k is always seen by the same lane, and a sum still
-// adds in slot order. A slot without an expert (id < 0) has weight 0 everywhere.
+// (backend/cuda/routing/warp_row.cuh); there slot k is always seen by the same lane, and a sum
+// still adds in slot order. A slot without an expert (id < 0) has weight 0 everywhere.
 struct SerialSlots {
   int32_t count;
   template <class Body>

@@ -1,16 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README's table of speeds is the one that the committed results make.
+"""What pages say about speed, and README's plot, is what the committed results make; and a link of
+a page to a file of the repository leads to one.
 
-Shown to fail when a digit of the table is changed by hand.
+Shown to fail: a digit of each made file is changed, and a link that leads nowhere is planted.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "bench/readme_table.py"
+import pytest
+from check_rooms import listed
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+import report  # noqa: E402
+
+MADE = [*report.BLOCKS, report.PLOT]
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
-def test_table_is_generated():
-    run = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True)
+def test_pages_are_made_from_the_results():
+    run = subprocess.run([sys.executable, ROOT / "bench/report.py", "--check"],
+                         capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("changed", MADE)
+def test_a_changed_digit_is_seen(tmp_path, changed):
+    for name in MADE:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    assert report.stale(tmp_path) == []
+    page = tmp_path / changed
+    before, made = page.read_text().split("made by bench/report.py", 1)
+    digit = re.search(r"\d", made).start()
+    other = str(9 - int(made[digit]))
+    page.write_text(f"{before}made by bench/report.py{made[:digit]}{other}{made[digit + 1:]}")
+    assert report.stale(tmp_path) == [changed]
+
+
+def broken(page, text):
+    """Relative links of a page's text that lead nowhere."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    return [link for link in LINK.findall(prose)
+            if not re.match(r"\w+:", link) and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("name", [name for name in listed(ROOT) if name.endswith(".md")])
+def test_links_lead_somewhere(name):
+    assert broken(ROOT / name, (ROOT / name).read_text()) == []
+
+
+def test_a_broken_link_is_seen():
+    text = "[here](README.md), [there](no/such.md), [away](https://example.org/no)"
+    assert broken(ROOT / "README.md", text) == ["no/such.md"]

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "unit/experts_case.h"
 
+#include "experts/experts.h"
+
 #include <algorithm>
 
 namespace moec::test {
@@ -118,7 +120,9 @@ ExpertsProblem::ExpertsProblem(const ExpertsCase& given) : c(given) {
 }
 
 ExpertsProblem::Output ExpertsProblem::forward(const cpu::Device& device) {
-  const Backend::Sizes sizes = cpu::experts_sizes(device, desc);
+  const cpu::CpuExperts path(device.pool, *device.host);
+  const ExpertsPath* const paths[] = {&path};
+  const experts::Sizes sizes = experts::sizes(paths, desc);
   const GuardedBuffer workspace(bytes_for(sizes.forward, c.tokens), GuardedBuffer::Side::kStart);
   const GuardedBuffer saved(bytes_for(sizes.saved, c.tokens));
   if (c.packed && !experts.view.packed) {
@@ -139,7 +143,7 @@ ExpertsProblem::Output ExpertsProblem::forward(const cpu::Device& device) {
   args.y = out.y.data();
   args.saved = c.save == MOEC_SAVE_NONE ? nullptr : saved.data();
   args.workspace = workspace.data();
-  cpu::experts_forward(device, args);
+  experts::forward(paths, args, nullptr);
   EXPECT_TRUE(workspace.slack_is_untouched());
   const auto* const bytes = saved.data<uint8_t>();
   out.saved.assign(bytes, bytes + saved.size());
@@ -148,7 +152,9 @@ ExpertsProblem::Output ExpertsProblem::forward(const cpu::Device& device) {
 
 std::unique_ptr<ExpertsProblem::Gradients> ExpertsProblem::backward(
     const cpu::Device& device, const std::vector<uint8_t>& saved, const Wanted& wanted) {
-  const Backend::Sizes sizes = cpu::experts_sizes(device, desc);
+  const cpu::CpuExperts path(device.pool, *device.host);
+  const ExpertsPath* const paths[] = {&path};
+  const experts::Sizes sizes = experts::sizes(paths, desc);
   const GuardedBuffer workspace(bytes_for(sizes.backward, c.tokens), GuardedBuffer::Side::kStart);
   auto g = std::make_unique<Gradients>();
   const auto make = [&](Stored& to, bool want, moec_dtype dtype, size_t count) {
@@ -186,7 +192,7 @@ std::unique_ptr<ExpertsProblem::Gradients> ExpertsProblem::backward(
   args.d_output_bias = make(g->output_bias, wanted.rest && c.output_bias, c.grad_dtype, H);
   if (wanted.rest && c.residual) g->residual = Stored(c.dtype, T * H);
   args.d_residual = g->residual.array().data;
-  cpu::experts_backward(device, args);
+  experts::backward(paths, args, nullptr);
   EXPECT_TRUE(workspace.slack_is_untouched());
   return g;
 }

@@ -51,23 +51,24 @@ class BoundMatrix {
     const bool mixed = layout == Layout::kInterleaved && parts == 2;
     const int64_t step = mixed ? 2 : 1, gap = 7;
     matrix_ = {};
-    matrix_.dtype = matrix_.bias_dtype = dtype;
+    matrix_.dtype = matrix_.values.dtype = matrix_.bias.dtype = dtype;
     matrix_.row_stride = layout == Layout::kInOut ? 1 : step * K;
     matrix_.col_stride = layout == Layout::kInOut ? N : 1;
-    matrix_.expert_stride = step * N * K + gap;
-    memory_.assign(size_t((E * matrix_.expert_stride + 1) * dtype_bytes(dtype)), kPoison);
+    matrix_.values.expert_stride = step * N * K + gap;
+    memory_.assign(size_t((E * matrix_.values.expert_stride + 1) * dtype_bytes(dtype)), kPoison);
     char* const base = reinterpret_cast<char*>(memory_.data());
     const int64_t offset = mixed ? part * K : 0;
     for (int64_t e = 0; e < E; ++e)
-      pointers_.push_back(base + (E - 1 - e) * matrix_.expert_stride * dtype_bytes(dtype));
-    matrix_.base = base + offset * dtype_bytes(dtype);
-    matrix_.pointer_offset = offset;
-    if (layout == Layout::kPointers) matrix_.base = nullptr, matrix_.pointers = pointers_.data();
+      pointers_.push_back(base + (E - 1 - e) * matrix_.values.expert_stride * dtype_bytes(dtype));
+    matrix_.values.base = base + offset * dtype_bytes(dtype);
+    matrix_.values.pointer_offset = offset;
+    if (layout == Layout::kPointers)
+      matrix_.values.base = nullptr, matrix_.values.pointers = pointers_.data();
     if (!bias) return;
     bias_.assign(size_t(E * N * 2 * dtype_bytes(dtype)), kPoison);
     matrix_.bias_stride = step;
-    matrix_.bias_expert_stride = step * N;
-    matrix_.bias_base = bias_.data();
+    matrix_.bias.expert_stride = step * N;
+    matrix_.bias.base = bias_.data();
   }
   void write(const oracle::Vec& values, const oracle::Vec& bias) {
     each([&](const MatrixView& m, int64_t at, size_t i) {
@@ -77,7 +78,7 @@ class BoundMatrix {
       store_real(m.data, m.dtype, at, float(bias[i]));
     });
   }
-  void drop() { matrix_.base = nullptr, matrix_.pointers = nullptr; }
+  void drop() { matrix_.values.base = nullptr, matrix_.values.pointers = nullptr; }
   oracle::Vec values() const {
     oracle::Vec all(matrix_.present() ? size_t(E_ * N_ * K_) : 0);
     each([&](const MatrixView& m, int64_t at, size_t i) {
@@ -108,7 +109,7 @@ class BoundMatrix {
   void each_bias(const Body& body) const {
     for (int64_t e = 0, i = 0; matrix_.has_bias() && e < E_; ++e)
       for (int64_t n = 0; n < N_; ++n, ++i)
-        body(matrix_.bias(e), n * matrix_.bias(e).row_stride, size_t(i));
+        body(matrix_.bias_of(e), n * matrix_.bias_of(e).row_stride, size_t(i));
   }
   int64_t E_ = 0, N_ = 0, K_ = 0;
   ExpertMatrix matrix_;
@@ -155,7 +156,7 @@ struct BoundMlp {
     view.packed = start;
     view.source_present = false;
     for (ExpertMatrix* m : {&view.gate, &view.up, &view.down})
-      m->base = nullptr, m->pointers = nullptr;
+      m->values.base = nullptr, m->values.pointers = nullptr;
   }
 };
 

@@ -100,7 +100,10 @@ TEST(ExpertsForward, InPlaceResidual) {
   ExpertsProblem apart({.residual = true});
   const auto expected = apart.forward(device);
   ExpertsProblem same({.residual = true});
-  const Backend::Sizes sizes = cpu::experts_sizes(device, same.desc);
+  const cpu::Device& on = device;
+  const cpu::CpuExperts path(on.pool, *on.host);
+  const ExpertsPath* const paths[] = {&path};
+  const experts::Sizes sizes = experts::sizes(paths, same.desc);
   const GuardedBuffer workspace(bytes_for(sizes.forward, same.c.tokens),
                                 GuardedBuffer::Side::kStart);
   std::vector<uint8_t> saved(bytes_for(sizes.saved, same.c.tokens));
@@ -109,7 +112,7 @@ TEST(ExpertsForward, InPlaceResidual) {
   args.weights = &same.experts.view, args.x = same.x.array();
   args.residual = args.y = same.residual.data();
   args.saved = saved.data(), args.workspace = workspace.data();
-  cpu::experts_forward(device, args);
+  experts::forward(paths, args, nullptr);
   EXPECT_EQ(same.residual.bytes(), expected.y.bytes());
 }
 

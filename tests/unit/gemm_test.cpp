@@ -42,11 +42,11 @@ struct Weights {
     matrix.row_stride = (twice ? 2 : 1) * (out_in ? k : 1);
     matrix.col_stride = out_in ? 1 : (twice ? 2 : 1) * n;
     const int64_t reach = (n - 1) * matrix.row_stride + (k - 1) * matrix.col_stride + 1;
-    matrix.expert_stride = n * k * (twice ? 2 : 1);
-    matrix.dtype = dtype;
+    matrix.values.expert_stride = n * k * (twice ? 2 : 1);
+    matrix.dtype = matrix.values.dtype = dtype;
     memory = std::make_unique<GuardedBuffer>(
-        size_t(((experts - 1) * matrix.expert_stride + reach) * dtype_bytes(dtype)));
-    matrix.base = memory->data();
+        size_t(((experts - 1) * matrix.values.expert_stride + reach) * dtype_bytes(dtype)));
+    matrix.values.base = memory->data();
     for (int64_t e = 0; e < experts; ++e) {
       const MatrixView view = matrix.expert(e);
       for (int64_t i = 0; i < n * k; ++i) {

@@ -96,21 +96,21 @@ struct Problem {
     ExpertMatrix d;
     d.row_stride = c.spread * (c.transposed ? 1 : c.k);
     d.col_stride = c.spread * (c.transposed ? c.n : 1);
-    d.expert_stride = c.spread * c.n * c.k;
-    d.dtype = c.d;
+    d.values.expert_stride = c.spread * c.n * c.k;
+    d.dtype = d.values.dtype = c.d;
     const auto experts = int64_t(counts.size());
     const int64_t last = (c.n - 1) * d.row_stride + (c.k - 1) * d.col_stride;
     const GuardedBuffer memory(
-        size_t(((experts - 1) * d.expert_stride + last + 1) * dtype_bytes(c.d)));
-    d.base = memory.data();
+        size_t(((experts - 1) * d.values.expert_stride + last + 1) * dtype_bytes(c.d)));
+    d.values.base = memory.data();
     const auto each = [&](auto&& visit) {
       for (int64_t e = 0; e < experts; ++e)
         for (int64_t i = 0; i < c.n * c.k; ++i)
-          visit(e * d.expert_stride + i / c.k * d.row_stride + i % c.k * d.col_stride,
+          visit(e * d.values.expert_stride + i / c.k * d.row_stride + i % c.k * d.col_stride,
                 size_t(e * c.n * c.k + i));
     };
     if (c.accumulate)
-      each([&](int64_t at, size_t i) { store_real(d.base, c.d, at, float(before[i])); });
+      each([&](int64_t at, size_t i) { store_real(d.values.base, c.d, at, float(before[i])); });
 
     GroupedWgrad w;
     w.num_experts = int32_t(experts);
@@ -126,10 +126,10 @@ struct Problem {
     const GuardedBuffer scratch(size_t(gemm_scratch_bytes(pool.size())));
     grouped_wgrad(pool, w, scratch.data());
     std::vector<float> result(expected.size());
-    each([&](int64_t at, size_t i) { result[i] = load_real(d.base, c.d, at); });
+    each([&](int64_t at, size_t i) { result[i] = load_real(d.values.base, c.d, at); });
     if (c.spread == 2) {  // what lies between belongs to somebody else
       for (int64_t i = 0; i < experts * c.n * c.k - 1; ++i)
-        EXPECT_TRUE(std::isnan(load_real(d.base, c.d, 2 * i + 1))) << i;
+        EXPECT_TRUE(std::isnan(load_real(d.values.base, c.d, 2 * i + 1))) << i;
     }
     return result;
   }

@@ -26,6 +26,13 @@ def test_the_example(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == PRINTED[module]
 
 
+def test_the_example_of_the_repository(capsys: pytest.CaptureFixture[str]) -> None:
+    page = README.parents[2] / "README.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    exec(compile(block, str(page), "exec"), {})
+    assert capsys.readouterr().out == "torch.Size([16, 64]) torch.Size([8, 256, 64])\n"
+
+
 def test_frameworks_are_imported_by_their_modules_alone() -> None:
     text = "import moec, sys; sys.exit(bool({'torch', 'transformers', 'jax'} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", text], check=True)

@@ -108,7 +108,10 @@ enum moec_dtype_value {
   MOEC_U8 = 0x10801,
   MOEC_I32 = 0x12000,
   MOEC_I64 = 0x14000,
-  MOEC_BOOL = 0x10806
+  MOEC_BOOL = 0x10806,
+  MOEC_F8_E4M3 = 0x1080a, /* e4m3fn: no infinity */
+  MOEC_F8_E5M2 = 0x1080c,
+  MOEC_F8_E8M0 = 0x1080e /* powers of two: 2^(code - 127) */
 };
 /* DLPack's own values */
 enum moec_device_type { MOEC_CPU = 1, MOEC_CUDA = 2, MOEC_CUDA_HOST = 3, MOEC_CUDA_MANAGED = 13 };
@@ -143,13 +146,33 @@ typedef struct moec_activation { /* 32 bytes; parameters that a kind does not us
   uint32_t reserved0, reserved1;
 } moec_activation;
 
+/* How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors
+ * a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count
+ * entries and replace the stacked tensor of their name. Gradients have none. */
+typedef struct moec_quant {
+  uint32_t struct_size, flags; /* flags: 0 */
+  moec_tensor scales;       /* [E,N/block_n,K/block_k], rounded up; IN_OUT: [E,K/.., N/..] */
+  moec_tensor scales2;      /* [E] or [1]: scales of the scales */
+  moec_tensor zeros;        /* zero points: shape of scales */
+  moec_tensor codebook;     /* [16] or [256] f32: the value of each code */
+  moec_tensor scale_book;   /* [256] f32: the value of each u8 scale */
+  moec_tensor scale_offset; /* [E] or [1] f32: added to the scales */
+  moec_tensor group_index;  /* [E,K] i32: the block along K of each input (act-order) */
+  const moec_tensor *per_expert_scales, *per_expert_scales2, *per_expert_zeros;
+  const moec_tensor *per_expert_scale_offset, *per_expert_group_index;
+  int64_t block_n, block_k; /* values along N and K that share a scale; 0 = as the scheme says */
+  int64_t scale_block;      /* scales that share an entry of scales2; 0 = all of an expert */
+} moec_quant;
+
 /* One weight matrix of all experts, or its gradient; all-zero = absent. */
 typedef struct moec_matrix {
-  moec_tensor data;              /* [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias */
+  moec_tensor data; /* [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias; codes: the type
+                     * and shape that the scheme says */
   moec_tensor bias;              /* [E,N], optional */
   const moec_tensor* per_expert; /* instead of data: `count` tensors [N,K] or [K,N]; array copied */
   const moec_tensor* per_expert_bias; /* instead of bias: `count` tensors [N]; array copied */
   int64_t count;                      /* E when a per_expert array is given, else 0 */
+  const moec_quant* quant;            /* codes: their scales; NULL = plain values. Copied at bind */
 } moec_matrix;
 
 /* ---- opaque handles ---- */
@@ -674,8 +697,12 @@ enum moec_gate_layout {
   MOEC_GATE_NONE = 4         /* plain MLP: up [E,I,H] only */
 };
 enum moec_orientation { MOEC_OUT_IN = 0 /* [N,K] */, MOEC_IN_OUT = 1 /* [K,N] */ };
+/* Quantised matrices are frozen: their gradient is refused. Element (n, k) is computed in fp32 and
+ * rounded once to the dtype of the weights. */
 enum moec_scheme {
-  MOEC_SCHEME_NONE = 0 /* plain f32, f16 or bf16; quantised schemes come later */
+  MOEC_SCHEME_NONE = 0, /* plain f32, f16 or bf16 */
+  MOEC_SCHEME_INT8 = 1  /* i8 codes, a scale f32|f16|bf16 for each n, optional i8 zeros likewise:
+                         * w = (q - zero) * scale; scales [E,N,1] or [E,N] (IN_OUT: [E,1,N]) */
 };
 enum moec_weights_flags {
   MOEC_WEIGHTS_FROZEN = 1 /* values change only before moec_weights_refresh: may be packed */
@@ -687,7 +714,7 @@ typedef struct moec_weights_desc {
   int64_t hidden, inter;        /* H, I */
   uint32_t gate_up_orientation; /* moec_orientation of gate_up, gate and up */
   uint32_t down_orientation;
-  moec_dtype dtype;                     /* f32, f16 or bf16, of all matrices */
+  moec_dtype dtype;                     /* f32, f16, bf16: of values, and what codes stand for */
   moec_dtype bias_dtype;                /* 0 = dtype; or f32 */
   uint32_t gate_up_scheme, down_scheme; /* moec_scheme */
 } moec_weights_desc;

@@ -53,6 +53,11 @@ void CpuBackend::device_info(moec_device_info& info) const {
   std::snprintf(info.arch, sizeof info.arch, "%s", isa_name());
 }
 
+void CpuBackend::check_weights(const moec_weights_desc& desc) const {
+  MOEC_REQUIRE(desc.gate_up_scheme == MOEC_SCHEME_NONE && desc.down_scheme == MOEC_SCHEME_NONE,
+               MOEC_E_UNSUPPORTED, "quantised weights have no kernels on the CPU");
+}
+
 void* CpuBackend::allocate(uint64_t bytes, moec_stream) const {
   void* const pointer = bytes > SIZE_MAX - kCacheLine
                             ? nullptr
@@ -67,12 +72,6 @@ void CpuBackend::release(void* pointer, moec_stream) const {
 
 void CpuBackend::copy(void* to, const void* from, uint64_t bytes, moec_stream) const {
   if (bytes) std::memcpy(to, from, bytes);
-}
-void CpuBackend::copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream s) const {
-  copy(to, from, bytes, s);
-}
-void CpuBackend::copy_from_host(void* to, const void* from, uint64_t bytes, moec_stream s) const {
-  copy(to, from, bytes, s);
 }
 void CpuBackend::store(void* to, const void* from, uint64_t bytes, moec_stream s) const {
   copy(to, from, bytes, s);
@@ -125,28 +124,12 @@ void CpuBackend::unpermute_backward(const UnpermuteGradArgs& args, moec_stream) 
   cpu::unpermute_backward(device(), args);
 }
 
-Backend::Sizes CpuBackend::experts_sizes(const moec_experts_desc& desc) const {
-  return cpu::experts_sizes(device(), desc);
-}
-void CpuBackend::experts_forward(const ExpertsArgs& args, moec_stream) const {
-  cpu::experts_forward(device(), args);
-}
-void CpuBackend::experts_backward(const ExpertsGradArgs& args, moec_stream) const {
-  cpu::experts_backward(device(), args);
-}
-std::string CpuBackend::describe(const moec_experts_desc& desc, const WeightsView& weights,
-                                 int64_t num_tokens) const {
-  return cpu::experts_describe(device(), desc, weights, num_tokens);
+ExpertsPaths CpuBackend::experts_paths() const {
+  return {&experts_path_, 1};
 }
 
-uint64_t CpuBackend::packed_bytes(const WeightsView& weights) const {
-  return cpu::packed_bytes(weights);
-}
-std::string CpuBackend::packed_format(const WeightsView& weights) const {
-  return cpu::packed_format(weights);
-}
-bool CpuBackend::packed_needs_source(const WeightsView& weights) const {
-  return cpu::packed_needs_source(weights);
+Backend::PackedForm CpuBackend::packed_form(const WeightsView& weights) const {
+  return {cpu::packed_bytes(weights), cpu::packed_format(weights), false};
 }
 void CpuBackend::pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                               moec_stream) const {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "backend/backend.h"
-#include "backend/cpu/ops.h"
+#include "backend/cpu/experts_path.h"
 #include "core/thread_pool.h"
 
 namespace moec::cpu {
@@ -18,14 +18,11 @@ class CpuBackend final : public Backend {
   void device_info(moec_device_info& info) const override;
   void set_host(const HostServices& host) override { host_ = host; }
   void check_router(const moec_router_desc&) const override {}  // all of them run here
-  void check_experts(const moec_experts_desc&) const override {}
-  void check_weights(const moec_weights_desc&) const override {}
+  void check_weights(const moec_weights_desc& desc) const override;
 
   void* allocate(uint64_t bytes, moec_stream) const override;
   void release(void* pointer, moec_stream) const override;
   void copy(void* to, const void* from, uint64_t bytes, moec_stream) const override;
-  void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream) const override;
-  void copy_from_host(void* to, const void* from, uint64_t bytes, moec_stream) const override;
   void store(void* to, const void* from, uint64_t bytes, moec_stream) const override;
   void zero(void* to, uint64_t bytes, moec_stream) const override;
   void synchronize(moec_stream) const override {}
@@ -53,15 +50,9 @@ class CpuBackend final : public Backend {
   void permute_backward(const PermuteGradArgs& args, moec_stream) const override;
   void unpermute_backward(const UnpermuteGradArgs& args, moec_stream) const override;
 
-  Sizes experts_sizes(const moec_experts_desc& desc) const override;
-  void experts_forward(const ExpertsArgs& args, moec_stream) const override;
-  void experts_backward(const ExpertsGradArgs& args, moec_stream) const override;
-  std::string describe(const moec_experts_desc& desc, const WeightsView& weights,
-                       int64_t num_tokens) const override;
+  ExpertsPaths experts_paths() const override;
 
-  uint64_t packed_bytes(const WeightsView& weights) const override;
-  std::string packed_format(const WeightsView& weights) const override;
-  bool packed_needs_source(const WeightsView& weights) const override;
+  PackedForm packed_form(const WeightsView& weights) const override;
   void pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                     moec_stream) const override;
 
@@ -70,6 +61,8 @@ class CpuBackend final : public Backend {
 
   ThreadPool pool_;
   HostServices host_ = {};
+  const CpuExperts experts_{pool_, host_};
+  const ExpertsPath* const experts_path_ = &experts_;
 };
 
 }  // namespace moec::cpu

@@ -46,7 +46,7 @@ void load_source_bias(const ExpertMatrix& matrix, int64_t e, int64_t first, int6
     std::fill_n(to, count, 0.0f);
     return;
   }
-  const MatrixView bias = matrix.bias(e);
+  const MatrixView bias = matrix.bias_of(e);
   if (bias.row_stride == 1) {
     const char* const from = static_cast<const char*>(bias.data) + first * dtype_bytes(bias.dtype);
     convert_to_f32(from, bias.dtype, to, count);
@@ -96,10 +96,6 @@ uint64_t packed_bytes(const WeightsView& w) {
 // The same bytes on every machine and instruction set.
 std::string packed_format(const WeightsView& w) {
   return std::string("cpu-") + dtype_name(w.up.dtype) + "-panel32-v1";
-}
-
-bool packed_needs_source(const WeightsView&) {
-  return false;
 }
 
 void pack_weights(const Device& device, const WeightsView& w, void* to, int32_t first,

@@ -129,8 +129,8 @@ class OneGroup {
   void product(const Array& a, const Array& weight, bool transposed, int64_t n, int64_t k,
                GemmEpilogue epilogue, void* context) const {
     ExpertMatrix matrix;
-    matrix.base = weight.data;
-    matrix.dtype = weight.dtype;
+    matrix.values.base = weight.data;
+    matrix.values.dtype = matrix.dtype = weight.dtype;
     matrix.row_stride = transposed ? n : k;
     matrix.col_stride = 1;
     GroupedGemm gemm;
@@ -150,8 +150,8 @@ class OneGroup {
   void weight_gradient(const Array& g, int64_t n, const Array& x, int64_t k, const Array& d,
                        bool accumulate) const {
     ExpertMatrix matrix;
-    matrix.base = d.data;
-    matrix.dtype = d.dtype;
+    matrix.values.base = d.data;
+    matrix.values.dtype = matrix.dtype = d.dtype;
     matrix.row_stride = k;
     matrix.col_stride = 1;
     GroupedWgrad wgrad;

@@ -5,50 +5,33 @@
 #pragma once
 
 #include "backend/cpu/expert_weights.h"
-#include "backend/cpu/experts_memory.h"
 #include "backend/cpu/row_math.h"
+#include "backend/program.h"
 
 namespace moec::cpu {
 
 inline constexpr int64_t kColumns = 256;  // columns that epilogues handle at a time, on the stack
 
-struct Mlp {
-  const WeightsView* weights = nullptr;
-  moec_activation activation = {};
-  uint32_t act_rounding = 0;  // moec_act_rounding
-  moec_dtype dtype = 0;       // of x, activations and their gradients
-  int64_t hidden = 0, inter = 0;
-  int64_t real_rows = 0;  // without padding
-  int32_t num_experts = 0;
-  const int32_t* group_offsets = nullptr;  // [num_experts + 1]
-  const int32_t* counts = nullptr;         // [num_experts]; null: groups have no padding
-  const int32_t* row_token = nullptr;      // token of a row; null: the row itself
-  GemmRows x;                              // its input: gathered tokens, or rows of their own
+// ---- rows of an MLP, whose groups have offsets here
+inline int64_t rows_of(const Mlp& mlp) {  // with padding
+  return mlp.groups.offsets[mlp.groups.count];
+}
+inline int64_t count_of(const Mlp& mlp, int64_t e) {
+  const RowGroups& g = mlp.groups;
+  return g.counts ? g.counts[e] : g.offsets[e + 1] - g.offsets[e];
+}
+int64_t expert_of(const Mlp& mlp, int64_t row);
+inline bool is_padding(const Mlp& mlp, int64_t row) {
+  const int64_t e = expert_of(mlp, row);
+  return row >= mlp.groups.offsets[e] + count_of(mlp, e);
+}
+inline int64_t token_of(const Mlp& mlp, int64_t row) {
+  return mlp.row_token ? mlp.row_token[row] : row;
+}
 
-  bool gated() const { return weights->gated; }
-  int64_t rows() const { return group_offsets[num_experts]; }  // with padding
-  int64_t count(int64_t e) const {
-    return counts ? counts[e] : group_offsets[e + 1] - group_offsets[e];
-  }
-  int64_t expert_of(int64_t row) const;
-  bool is_padding(int64_t row) const {
-    const int64_t e = expert_of(row);
-    return row >= group_offsets[e] + count(e);
-  }
-  // Of so many products with a matrix each.
-  uint64_t flops(int products) const {
-    return 2 * uint64_t(products) * uint64_t(real_rows * hidden * inter);
-  }
-  int inner_products() const { return gated() ? 2 : 1; }  // gate and up
-  int64_t token(int64_t row) const { return row_token ? row_token[row] : row; }
-};
-
-// The routed experts of a call, and its shared expert; `group` holds {0, T} as long as the result.
-Mlp routed_mlp(const moec_experts_desc& desc, const WeightsView& weights, const PlanView& plan,
-               const void* x, const void* scaled_x);
-Mlp shared_mlp(const moec_experts_desc& desc, const WeightsView& weights, const int32_t* group,
-               const void* x);
-
+inline GemmRows gemm_rows(const RowOperand& rows) {
+  return {rows.data.data, rows.data.dtype, rows.stride, rows.gather};
+}
 // A grouped product over the rows, its matrices still to be set.
 GroupedGemm product_of(const Mlp& mlp);
 
@@ -56,43 +39,32 @@ GroupedGemm product_of(const Mlp& mlp);
 template <class Body>
 void for_each_row(const ThreadPool& pool, const Mlp& mlp, const Body& body) {
   constexpr int64_t kRows = 16;
-  pool.parallel_for((mlp.rows() + kRows - 1) / kRows, [&](int32_t, int64_t i) {
-    for (int64_t row = i * kRows; row < std::min(mlp.rows(), (i + 1) * kRows); ++row)
-      if (!mlp.is_padding(row)) body(row);
+  const int64_t rows = rows_of(mlp);
+  pool.parallel_for((rows + kRows - 1) / kRows, [&](int32_t, int64_t i) {
+    for (int64_t row = i * kRows; row < std::min(rows, (i + 1) * kRows); ++row)
+      if (!is_padding(mlp, row)) body(row);
   });
 }
 
-// to[row] = x[token of row] * weight[row], rounded.
-void scale_rows(const ThreadPool& pool, const Mlp& mlp, const void* x, const float* weight,
-                void* to);
+void scale_rows(const ThreadPool& pool, const ScaleRows& step);
+void clear_padding(const ClearPadding& step);
 
-// ---- forward
-struct UpStep {
-  Preact keep;          // out, each optional
-  void* act = nullptr;  // out: activation times act_weight; null: pre-activations only
-  const float* act_weight = nullptr;  // [rows], null = 1
-};
-void run_up(const ThreadPool& pool, const Mlp& mlp, const UpStep& step, void* scratch);
+// ---- the steps of backend/program.h that multiply
+void run_up(const ThreadPool& pool, const Up& step, void* scratch);
 // epilogue: of act W2^T, before the bias.
-void run_down(const ThreadPool& pool, const Mlp& mlp, const void* act, GemmEpilogue epilogue,
-              void* context, void* scratch);
-
-// ---- backward
-struct ActGradStep {
-  const void* d_y = nullptr;  // [T,H]
-  Preact from;
-  Hidden to;                      // out, each optional; act: activation times factor
-  const float* factor = nullptr;  // [rows] d(y) / d(expert output)
-  float* dots = nullptr;          // out [rows, I/32], optional: parts of <d_y W2, act>
-};
-void run_act_grad(const ThreadPool& pool, const Mlp& mlp, const ActGradStep& step, void* scratch);
+void run_down(const ThreadPool& pool, const Down& step, GemmEpilogue epilogue, void* context,
+              void* scratch);
+void run_act_grad(const ThreadPool& pool, const ActGrad& step, void* scratch);
 // epilogue: of d_gate W_gate + d_up W_up, the gradient at the rows' inputs.
-void run_input_grad(const ThreadPool& pool, const Mlp& mlp, const Hidden& d, GemmEpilogue epilogue,
+void run_input_grad(const ThreadPool& pool, const InputGrad& step, GemmEpilogue epilogue,
                     void* context, void* scratch);
-// Every gradient that is present in d_weights. d.act: factor * activation.
-void run_weight_grads(const ThreadPool& pool, const Mlp& mlp, const Hidden& d, const void* d_y,
-                      const float* factor, const WeightsView& d_weights, bool accumulate,
-                      void* scratch);
+void run_weight_grads(const ThreadPool& pool, const WeightGrads& step, void* scratch);
+
+// Parts of a dot product with `width` columns: one for so many.
+inline constexpr int64_t kDotColumns = 32;
+inline int64_t dot_columns(int64_t width) {
+  return (width + kDotColumns - 1) / kDotColumns;
+}
 
 // ---- sums over rows: out[n] (+)= sum over the rows of a group of weight[row] * rows[row][n]
 struct ColumnSums {

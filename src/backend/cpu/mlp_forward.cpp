@@ -8,11 +8,6 @@
 namespace moec::cpu {
 namespace {
 
-struct UpContext {
-  const Mlp& mlp;
-  const UpStep& step;
-};
-
 StepRounding rounding_of(const Mlp& mlp) {
   if (mlp.act_rounding == MOEC_ACT_FP32_ONCE || mlp.dtype == MOEC_F32) return StepRounding::kNone;
   return mlp.dtype == MOEC_BF16 ? StepRounding::kBf16 : StepRounding::kF16;
@@ -22,23 +17,25 @@ char* element(void* base, moec_dtype dtype, int64_t index) {
   return static_cast<char*>(base) + index * dtype_bytes(dtype);
 }
 
+void keep(const PartRows& to, void* part, int64_t row, int64_t col, const float* from, int64_t n) {
+  if (part)
+    std::memcpy(element(part, MOEC_F32, row * to.stride + col), from, size_t(n) * sizeof(float));
+}
+
 // Up to kColumns pre-activations of one row -> what is kept of them, and the activation.
-void finish_up_row(const UpContext& c, int64_t row, int64_t col, float* g, float* u, int64_t n) {
-  const Mlp& mlp = c.mlp;
-  const UpStep& step = c.step;
+void finish_up_row(const Up& step, int64_t row, int64_t col, float* g, float* u, int64_t n) {
+  const Mlp& mlp = *step.mlp;
   const StepRounding rounding = rounding_of(mlp);
-  const int64_t at = row * mlp.inter + col;
   if (rounding != StepRounding::kNone) {
     if (g) round_to(mlp.dtype, g, n);
     round_to(mlp.dtype, u, n);
   }
-  const size_t bytes = size_t(n) * sizeof(float);
-  if (step.keep.gate) std::memcpy(element(step.keep.gate, MOEC_F32, at), g, bytes);
-  if (step.keep.up) std::memcpy(element(step.keep.up, MOEC_F32, at), u, bytes);
+  keep(step.pre, step.pre.gate, row, col, g, n);
+  keep(step.pre, step.pre.up, row, col, u, n);
   if (!step.act) return;
   activate(mlp.activation, rounding, g, u, u, n);
   if (step.act_weight) scale_or_zero(u, step.act_weight[row], n);
-  convert_from_f32(u, mlp.dtype, element(step.act, mlp.dtype, at), n);
+  convert_from_f32(u, mlp.dtype, element(step.act, mlp.dtype, row * mlp.inter + col), n);
 }
 
 void add_bias(const Mlp& mlp, Part part, const FinishedTile& tile, int64_t col, float* c,
@@ -50,15 +47,16 @@ void add_bias(const Mlp& mlp, Part part, const FinishedTile& tile, int64_t col, 
 }
 
 void finish_up(void* context, const FinishedTile& tile) {
-  const auto& c = *static_cast<const UpContext*>(context);
-  float* const gate = c.mlp.gated() ? tile.c0 : nullptr;
-  float* const up = c.mlp.gated() ? tile.c1 : tile.c0;
+  const auto& step = *static_cast<const Up*>(context);
+  const Mlp& mlp = *step.mlp;
+  float* const gate = mlp.gated() ? tile.c0 : nullptr;
+  float* const up = mlp.gated() ? tile.c1 : tile.c0;
   for (int64_t col = 0; col < tile.cols; col += kColumns) {
     const int64_t n = std::min(kColumns, tile.cols - col);
-    if (gate) add_bias(c.mlp, Part::kGate, tile, col, gate + col, n);
-    add_bias(c.mlp, Part::kUp, tile, col, up + col, n);
+    if (gate) add_bias(mlp, Part::kGate, tile, col, gate + col, n);
+    add_bias(mlp, Part::kUp, tile, col, up + col, n);
     for (int64_t i = 0; i < tile.rows; ++i)
-      finish_up_row(c, tile.row0 + i, tile.col0 + col, gate ? gate + i * tile.ld + col : nullptr,
+      finish_up_row(step, tile.row0 + i, tile.col0 + col, gate ? gate + i * tile.ld + col : nullptr,
                     up + i * tile.ld + col, n);
   }
 }
@@ -67,85 +65,65 @@ void finish_up(void* context, const FinishedTile& tile) {
 
 GroupedGemm product_of(const Mlp& mlp) {
   GroupedGemm gemm;
-  gemm.num_experts = mlp.num_experts;
-  gemm.group_offsets = mlp.group_offsets;
-  gemm.counts = mlp.counts;
+  gemm.num_experts = mlp.groups.count;
+  gemm.group_offsets = mlp.groups.offsets;
+  gemm.counts = mlp.groups.counts;
   return gemm;
 }
 
-int64_t Mlp::expert_of(int64_t row) const {
-  return std::upper_bound(group_offsets, group_offsets + num_experts + 1, row) - group_offsets - 1;
+int64_t expert_of(const Mlp& mlp, int64_t row) {
+  const RowGroups& g = mlp.groups;
+  return std::upper_bound(g.offsets, g.offsets + g.count + 1, row) - g.offsets - 1;
 }
 
-Mlp routed_mlp(const moec_experts_desc& desc, const WeightsView& weights, const PlanView& plan,
-               const void* x, const void* scaled_x) {
-  Mlp mlp;
-  mlp.weights = &weights;
-  mlp.activation = desc.activation;
-  mlp.act_rounding = desc.act_rounding;
-  mlp.dtype = desc.dtype;
-  mlp.hidden = desc.hidden;
-  mlp.inter = desc.inter;
-  mlp.real_rows = plan.totals[0];
-  mlp.num_experts = plan.num_local;
-  mlp.group_offsets = plan.group_offsets;
-  mlp.counts = plan.counts;
-  mlp.row_token = plan.row_token;
-  mlp.x = {scaled_x ? scaled_x : x, desc.dtype, desc.hidden, scaled_x ? nullptr : plan.row_token};
-  return mlp;
-}
-
-Mlp shared_mlp(const moec_experts_desc& desc, const WeightsView& weights, const int32_t* group,
-               const void* x) {
-  Mlp mlp;
-  mlp.weights = &weights;
-  mlp.activation = desc.shared_activation;
-  mlp.act_rounding = desc.act_rounding;
-  mlp.dtype = desc.dtype;
-  mlp.hidden = desc.hidden;
-  mlp.inter = desc.shared_inter;
-  mlp.real_rows = group[1];
-  mlp.num_experts = 1;
-  mlp.group_offsets = group;
-  mlp.x = {x, desc.dtype, desc.hidden, nullptr};
-  return mlp;
-}
-
-void scale_rows(const ThreadPool& pool, const Mlp& mlp, const void* x, const float* weight,
-                void* to) {
+void scale_rows(const ThreadPool& pool, const ScaleRows& step) {
+  const Mlp& mlp = *step.mlp;
   for_each_row(pool, mlp, [&](int64_t row) {
     float values[kColumns];
     for (int64_t col = 0; col < mlp.hidden; col += kColumns) {
       const int64_t n = std::min(kColumns, mlp.hidden - col);
-      const int64_t from = mlp.token(row) * mlp.hidden + col;
-      convert_to_f32(static_cast<const char*>(x) + from * dtype_bytes(mlp.dtype), mlp.dtype, values,
-                     n);
-      scale_or_zero(values, weight[row], n);
-      convert_from_f32(values, mlp.dtype, element(to, mlp.dtype, row * mlp.hidden + col), n);
+      const int64_t from = token_of(mlp, row) * mlp.hidden + col;
+      convert_to_f32(element(step.x.data, mlp.dtype, from), mlp.dtype, values, n);
+      scale_or_zero(values, step.weight[row], n);
+      convert_from_f32(values, mlp.dtype, element(step.to, mlp.dtype, row * mlp.hidden + col), n);
     }
   });
 }
 
-void run_up(const ThreadPool& pool, const Mlp& mlp, const UpStep& step, void* scratch) {
-  UpContext context{mlp, step};
+void clear_padding(const ClearPadding& step) {
+  char* const begin = static_cast<char*>(step.begin);
+  const auto clear = [&](int64_t row, int64_t last) {
+    if (last > row)
+      std::memset(begin + row * step.bytes_of_row, 0, size_t((last - row) * step.bytes_of_row));
+  };
+  const RowGroups& g = step.mlp->groups;
+  for (int64_t e = 0; e < g.count; ++e)
+    clear(g.offsets[e] + count_of(*step.mlp, e), g.offsets[e + 1]);
+  char* const rest = begin + rows_of(*step.mlp) * step.bytes_of_row;
+  std::memset(rest, 0, size_t(static_cast<char*>(step.end) - rest));
+}
+
+void run_up(const ThreadPool& pool, const Up& step, void* scratch) {
+  const Mlp& mlp = *step.mlp;
   GroupedGemm gemm = product_of(mlp);
   gemm.kind = mlp.gated() ? GemmKind::kPair : GemmKind::kSingle;
   gemm.n = mlp.inter;
   gemm.k = mlp.hidden;
-  gemm.a[0] = mlp.x;
+  gemm.a[0] = gemm_rows(mlp.x);
   gemm.b[0] = gemm_weight(*mlp.weights, mlp.gated() ? Part::kGate : Part::kUp, false);
   if (mlp.gated()) gemm.b[1] = gemm_weight(*mlp.weights, Part::kUp, false);
   gemm.epilogue = finish_up;
-  gemm.context = &context;
+  gemm.context = const_cast<Up*>(&step);
   grouped_gemm(pool, gemm, scratch);
 }
 
-void run_down(const ThreadPool& pool, const Mlp& mlp, const void* act, GemmEpilogue epilogue,
-              void* context, void* scratch) {
+void run_down(const ThreadPool& pool, const Down& step, GemmEpilogue epilogue, void* context,
+              void* scratch) {
+  const Mlp& mlp = *step.mlp;
   GroupedGemm gemm = product_of(mlp);
   gemm.n = mlp.hidden;
   gemm.k = mlp.inter;
-  gemm.a[0] = {act, mlp.dtype, mlp.inter, nullptr};
+  gemm.a[0] = {step.act, mlp.dtype, mlp.inter, nullptr};
   gemm.b[0] = gemm_weight(*mlp.weights, Part::kDown, false);
   gemm.epilogue = epilogue;
   gemm.context = context;

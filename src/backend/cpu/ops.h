@@ -35,7 +35,7 @@ class Scratch {
   void* data_;
 };
 
-// ---- gate.cpp, route.cpp, loss.cpp
+// ---- gate.cpp, route_forward.cpp, route_backward.cpp, loss.cpp
 moec_size router_scratch(const Device& device, const moec_router_desc& desc, int64_t hidden);
 void gate_forward(const Device& device, const GateArgs& args);
 void gate_backward(const Device& device, const GateGradArgs& args);
@@ -56,18 +56,9 @@ void unpermute(const Device& device, const UnpermuteArgs& args);
 void permute_backward(const Device& device, const PermuteGradArgs& args);
 void unpermute_backward(const Device& device, const UnpermuteGradArgs& args);
 
-// ---- experts_forward.cpp, experts_backward.cpp, experts_*.cpp
-Backend::Sizes experts_sizes(const Device& device, const moec_experts_desc& desc);
-void experts_forward(const Device& device, const ExpertsArgs& args);
-void experts_backward(const Device& device, const ExpertsGradArgs& args);
-// JSON object: kernels, tiles and bytes for num_tokens tokens.
-std::string experts_describe(const Device& device, const moec_experts_desc& desc,
-                             const WeightsView& weights, int64_t num_tokens);
-
 // ---- packed copy of a set of experts: gate, up, down and biases (expert_weights.cpp)
 uint64_t packed_bytes(const WeightsView& weights);  // 0 = no packed form
 std::string packed_format(const WeightsView& weights);
-bool packed_needs_source(const WeightsView& weights);
 void pack_weights(const Device& device, const WeightsView& weights, void* to, int32_t first,
                   int32_t count);
 

@@ -18,7 +18,9 @@ const void* row_of(const void* base, moec_dtype dtype, int64_t at) {
 
 }  // namespace
 
-void shared_gate_forward(const ThreadPool& pool, const SharedGate& gate, float* mix) {
+void mix_forward(const ThreadPool& pool, const MixForward& step) {
+  const SharedGate& gate = step.gate;
+  float* const mix = step.mix;
   const int64_t hidden = gate.desc->hidden;
   const moec_dtype dtype = gate.desc->dtype;
   constexpr int64_t kTokens = 16;
@@ -28,7 +30,7 @@ void shared_gate_forward(const ThreadPool& pool, const SharedGate& gate, float* 
       if (gate.bias) z[i] = load_real(gate.bias.data, gate.bias.dtype, i);
     for (int64_t col = 0; col < hidden; col += kColumns) {
       const int64_t n = std::min(kColumns, hidden - col);
-      convert_to_f32(row_of(gate.x, dtype, t * hidden + col), dtype, x, n);
+      convert_to_f32(row_of(gate.x.data, dtype, t * hidden + col), dtype, x, n);
       for (int i = 0; i < gate.logits(); ++i) {
         convert_to_f32(row_of(gate.weight.data, gate.weight.dtype, i * hidden + col),
                        gate.weight.dtype, w, n);

@@ -22,20 +22,21 @@ __global__ void store_words_kernel(const Words from, int count, uint32_t* to) {
   if (int(threadIdx.x) < count) to[threadIdx.x] = from.word[threadIdx.x];
 }
 
-bool all_aligned(const ExpertMatrix& m, int num_experts) {
-  const int64_t size = dtype_bytes(m.dtype), offset = m.pointer_offset * size;
-  if (!m.pointers) return reinterpret_cast<uintptr_t>(m.base) % 16 == 0;
+bool all_aligned(const ExpertArray& a, int num_experts) {
+  const int64_t offset = a.pointer_offset * dtype_bytes(a.dtype);
+  if (!a.pointers) return reinterpret_cast<uintptr_t>(a.base) % 16 == 0;
   for (int e = 0; e < num_experts; ++e)
-    if ((reinterpret_cast<uintptr_t>(m.pointers[e]) + uint64_t(offset)) % 16) return false;
+    if ((reinterpret_cast<uintptr_t>(a.pointers[e]) + uint64_t(offset)) % 16) return false;
   return true;
 }
 
 }  // namespace
 
 DeviceMatrix PointerTable::device(const ExpertMatrix& matrix, int num_experts) {
-  DeviceMatrix result = {matrix, all_aligned(matrix, num_experts)};
-  if (matrix.pointers) result.view.pointers = place(matrix.pointers, num_experts);
-  if (matrix.bias_pointers) result.view.bias_pointers = place(matrix.bias_pointers, num_experts);
+  DeviceMatrix result = {matrix, all_aligned(matrix.values, num_experts)};
+  ExpertMatrix& view = result.view;
+  for (ExpertArray* array : {&view.values, &view.scales.array, &view.zeros.array, &view.bias})
+    if (array->pointers) array->pointers = place(array->pointers, num_experts);
   return result;
 }
 

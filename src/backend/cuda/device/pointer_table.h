@@ -17,8 +17,8 @@ class PointerTable {
 
   // memory: bytes(num_experts of all matrices)
   PointerTable(const Op& op, void* memory) : op_(op), memory_(static_cast<void**>(memory)) {}
-  // Of weights and their gradients: three matrices and their biases each.
-  static uint64_t bytes(int64_t num_experts) { return uint64_t(num_experts) * 12 * sizeof(void*); }
+  // Of weights and their gradients: three matrices each, of up to four arrays and of two.
+  static uint64_t bytes(int64_t num_experts) { return uint64_t(num_experts) * 18 * sizeof(void*); }
   DeviceMatrix device(const ExpertMatrix& matrix, int num_experts);
   void flush();  // before the first use of what device() returned
 

@@ -57,7 +57,10 @@ void CudaBackend::check_experts(const moec_experts_desc& desc) const {
   refuse(paths_.back()->name, why);
 }
 
-void CudaBackend::check_weights(const moec_weights_desc&) const {}
+void CudaBackend::check_weights(const moec_weights_desc& desc) const {
+  MOEC_REQUIRE(desc.gate_up_scheme == MOEC_SCHEME_NONE && desc.down_scheme == MOEC_SCHEME_NONE,
+               MOEC_E_UNSUPPORTED, "quantised weights have no kernels on CUDA");
+}
 
 Backend::Sizes CudaBackend::experts_sizes(const moec_experts_desc& desc) const {
   Sizes sizes = {};

@@ -26,23 +26,24 @@ Memory lay_out(const moec_experts_desc& desc, Arena& work) {
 
 bool small_bias(const ExpertMatrix& matrix, moec_dtype dtype, SmallBias& bias) {
   if (!matrix.has_bias()) return true;
-  bias = {matrix.bias_base, matrix.bias_expert_stride, matrix.bias_stride,
-          matrix.bias_dtype == MOEC_F32};
-  return !matrix.bias_pointers && (bias.f32 || matrix.bias_dtype == dtype);
+  bias = {matrix.bias.base, matrix.bias.expert_stride, matrix.bias_stride,
+          matrix.bias.dtype == MOEC_F32};
+  return !matrix.bias.pointers && (bias.f32 || matrix.bias.dtype == dtype);
 }
 
 const char* set_weights(SmallArgs& args, std::initializer_list<const ExpertMatrix*> matrices) {
   int part = 0;
   for (const ExpertMatrix* m : matrices) {
-    if (m->pointers) return "experts that are separate tensors";
+    if (m->values.pointers) return "experts that are separate tensors";
     if (m->dtype != args.dtype) return "weights of another type than x";
     if (m->col_stride != 1) return "weights whose input features are not contiguous";
-    if (part > 0 && (m->row_stride != args.weight_stride || m->expert_stride != args.expert_stride))
+    if (part > 0 &&
+        (m->row_stride != args.weight_stride || m->values.expert_stride != args.expert_stride))
       return "gate and up of different layouts";
     if (!small_bias(*m, args.dtype, args.bias[part])) return "biases of this type or layout";
-    args.weights[part++] = m->base;
+    args.weights[part++] = m->values.base;
     args.weight_stride = m->row_stride;
-    args.expert_stride = m->expert_stride;
+    args.expert_stride = m->values.expert_stride;
   }
   return small_refuses(args);
 }

@@ -9,8 +9,7 @@
 //   grid     one CTA on a multiprocessor, never two: the second would make a slow one
 //   flight   kDepth chunks of 4 KiB of weights a warp, refilled as they are used
 //   chain    up waits for its predecessor before it reads the plan. down is let in once every CTA
-//   of
-//            up has passed that wait, so it may read the plan and weights while up still runs
+//            of up has passed that wait, so it may read the plan and weights while up still runs
 //   order    each output is a sum over the warps' parts of k, in warp order: deterministic
 #pragma once
 

@@ -36,7 +36,7 @@ void export_map(const Op& op, const PlanView& plan, int32_t field, int32_t* to);
 void set_groups(const Op& op, const PlanView& plan, bool clear_dropped);
 // -1, -1, 0 in every row that is not routed, up to max_rows.
 void fill_padding(const Op& op, const PlanView& plan);
-// Rows of the heaviest assignments of each expert, from PlanLists (plan_weight.cu).
+// Rows of the heaviest assignments of each expert, from PlanLists (plan_groups.cu).
 void keep_heaviest(const Op& op, const PlanView& plan);
 // The whole plan by expert choice (plan_choice.cu).
 void build_choice_plan(const Op& op, const PlanSource& source, const PlanView& plan);

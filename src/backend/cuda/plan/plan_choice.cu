@@ -2,6 +2,9 @@
 // Expert choice: every local expert takes its `capacity` best tokens, ties to the lowest token; a
 // CTA an expert. Then each token finds its rows: tokens ascend inside an expert, so by bisection.
 // Scratch: a Cut per expert.
+#include <cub/block/block_reduce.cuh>
+#include <cub/thread/thread_search.cuh>
+
 #include "backend/cuda/device/op.cuh"
 #include "backend/cuda/plan/plan.h"
 #include "backend/cuda/plan/plan_select.cuh"
@@ -30,19 +33,19 @@ struct ChoiceParams {
 };
 
 __global__ __launch_bounds__(kPlanThreads) void cut_kernel(const __grid_constant__ ChoiceParams p) {
-  __shared__ int eligible;
+  using Reduce = cub::BlockReduce<int, kPlanThreads>;
+  __shared__ Reduce::TempStorage reduce;
+  __shared__ int taken;
   begin_kernel();
   const auto read = p.column(blockIdx.x);
-  if (threadIdx.x == 0) eligible = 0;
-  __syncthreads();
-  int mine = 0;
+  int eligible = 0;
   for (int64_t t = threadIdx.x; t < p.plan.num_tokens; t += kPlanThreads) {
     uint32_t key;
-    mine += read(t, &key);
+    eligible += read(t, &key);
   }
-  atomicAdd(&eligible, mine);
+  eligible = Reduce(reduce).Sum(eligible);
+  if (threadIdx.x == 0) taken = int(min(p.plan.capacity, int64_t(eligible)));
   __syncthreads();
-  const int taken = int(min(p.plan.capacity, int64_t(eligible)));
   const Cut cut = taken > 0 ? find_cut(p.plan.num_tokens, taken, read) : Cut{~0u, 0};
   if (threadIdx.x != 0) return;
   p.plan.counts[blockIdx.x] = taken;
@@ -62,16 +65,9 @@ __global__ __launch_bounds__(kPlanThreads) void choose_kernel(
 
 // Row of token t at expert e, or -1.
 __device__ int row_of(const PlanView& plan, int e, int32_t t) {
-  int first = plan.group_offsets[e];
-  const int end = first + plan.counts[e];
-  for (int last = end; first < last;) {
-    const int middle = first + (last - first) / 2;
-    if (plan.row_token[middle] < t)
-      first = middle + 1;
-    else
-      last = middle;
-  }
-  return first < end && plan.row_token[first] == t ? first : -1;
+  const int first = plan.group_offsets[e], count = plan.counts[e];
+  const int at = cub::LowerBound(plan.row_token + first, count, t);
+  return at < count && plan.row_token[first + at] == t ? first + at : -1;
 }
 
 // visit(row, index among the token's rows) by ascending expert, by a warp; returns their number.
@@ -98,26 +94,22 @@ __global__ __launch_bounds__(kTokenThreads) void count_rows_kernel(const PlanVie
 // Counts -> first entries, in place; one CTA.
 __global__ __launch_bounds__(kPlanThreads) void scan_tokens_kernel(const PlanView plan) {
   constexpr int kEach = 8;
-  __shared__ uint64_t sums[kPlanWarps];
+  using Scan = PlanScan<int>;
+  __shared__ Scan::TempStorage scan;
   begin_kernel();
-  uint64_t base = 0;
+  int base = 0;
   for (int64_t first = 0; first < plan.num_tokens; first += kPlanThreads * kEach) {
     const int64_t begin = first + int64_t(threadIdx.x) * kEach;
-    int counts[kEach], sum = 0;
-    for (int i = 0; i < kEach; ++i) {
-      counts[i] = begin + i < plan.num_tokens ? plan.token_offsets[begin + i] : 0;
-      sum += counts[i];
-    }
-    uint64_t all;
-    int at = int(base + block_scan(uint64_t(sum), sums, all)) - sum;
-    for (int i = 0; i < kEach && begin + i < plan.num_tokens; ++i) {
-      plan.token_offsets[begin + i] = at;
-      at += counts[i];
-    }
+    int entries[kEach], all;  // counts, then the entries before
+    for (int i = 0; i < kEach; ++i)
+      entries[i] = begin + i < plan.num_tokens ? plan.token_offsets[begin + i] : 0;
+    Scan(scan).ExclusiveSum(entries, entries, all);
+    for (int i = 0; i < kEach && begin + i < plan.num_tokens; ++i)
+      plan.token_offsets[begin + i] = base + entries[i];
     base += all;
     __syncthreads();
   }
-  if (threadIdx.x == 0) plan.token_offsets[plan.num_tokens] = int(base);
+  if (threadIdx.x == 0) plan.token_offsets[plan.num_tokens] = base;
 }
 
 __global__ __launch_bounds__(kTokenThreads) void list_kernel(const PlanView plan) {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups and padding of plans that are made in several steps, and dropping by weight.
+#include <cub/block/block_reduce.cuh>
+#include <cuda/functional>
+
 #include "backend/cuda/device/op.cuh"
 #include "backend/cuda/plan/plan.h"
 #include "backend/cuda/plan/plan_select.cuh"
@@ -9,26 +12,28 @@ namespace {
 
 __global__ __launch_bounds__(kPlanThreads) void groups_kernel(const PlanView plan,
                                                               bool clear_dropped) {
-  __shared__ uint64_t sums[kPlanWarps];
-  __shared__ int routed, largest;
+  using Scan = PlanScan<uint64_t>;
+  using Reduce = cub::BlockReduce<int, kPlanThreads>;
+  __shared__ Scan::TempStorage scan;
+  __shared__ Reduce::TempStorage reduce;
   begin_kernel();
-  if (threadIdx.x == 0) routed = largest = 0;
-  uint64_t base = 0;
+  uint64_t base = 0;  // rows << 32 | assignments
+  int largest = 0;
   for (int first = 0; first < plan.num_local; first += kPlanThreads) {
     const int e = first + threadIdx.x, count = e < plan.num_local ? plan.counts[e] : 0;
-    const uint64_t rows = uint64_t((count + plan.align - 1) / plan.align * plan.align);
-    uint64_t all;
-    const uint64_t end = base + block_scan(rows, sums, all);
-    if (e < plan.num_local) plan.group_offsets[e] = int(end - rows);
-    if (e + 1 == plan.num_local) plan.group_offsets[e + 1] = int(end);
-    atomicAdd(&routed, count);  // integers: the order of the atomics does not show
-    atomicMax(&largest, count);
+    const int rows = (count + plan.align - 1) / plan.align * plan.align;
+    uint64_t before, all;
+    Scan(scan).ExclusiveSum(uint64_t(rows) << 32 | uint64_t(count), before, all);
+    if (e < plan.num_local) plan.group_offsets[e] = int((base + before) >> 32);
     base += all;
+    if (e + 1 == plan.num_local) plan.group_offsets[e + 1] = int(base >> 32);
+    largest = max(largest, count);
     __syncthreads();
   }
+  largest = Reduce(reduce).Reduce(largest, ::cuda::maximum<>());
   if (threadIdx.x != 0) return;
-  plan.totals[0] = routed;
-  plan.totals[1] = int(base);
+  plan.totals[0] = int(uint32_t(base));
+  plan.totals[1] = int(base >> 32);
   if (clear_dropped) plan.totals[2] = 0;
   plan.totals[3] = largest;
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `keep` best of n keyed items by one CTA: those above a threshold and the first `ties` equal
 // to it, in the order of the items. The threshold is found one byte at a time from histograms
-// (radix select): no copy, no sorting, exact.
+// (radix select): no copy, no sorting, exact. CUB selects on a whole device only, not in a CTA.
 #pragma once
 
-#include "backend/cuda/plan/plan_tile.cuh"
+#include "backend/cuda/plan/plan_scan.cuh"
 
 namespace moec::cuda {
 
@@ -17,7 +17,7 @@ struct Cut {
 template <class Read>
 __device__ Cut find_cut(int64_t n, int32_t keep, Read read) {
   __shared__ int32_t histogram[256];
-  __shared__ uint64_t sums[kPlanWarps];
+  __shared__ PlanScan<int32_t>::TempStorage scan;
   __shared__ Cut cut;
   if (threadIdx.x == 0) cut = {0, keep};
   for (int shift = 24; shift >= 0; shift -= 8) {
@@ -31,12 +31,12 @@ __device__ Cut find_cut(int64_t n, int32_t keep, Read read) {
     }
     __syncthreads();
     const int byte = 255 - int(threadIdx.x), ties = cut.ties;
-    const uint64_t here = byte >= 0 ? uint64_t(histogram[byte]) : 0;
-    uint64_t all;
-    const int64_t end = int64_t(block_scan(here, sums, all)), start = end - int64_t(here);
-    if (byte >= 0 && start < ties && end >= ties) {  // one thread
+    const int32_t here = byte >= 0 ? histogram[byte] : 0;
+    int32_t start;
+    PlanScan<int32_t>(scan).ExclusiveSum(here, start);
+    if (byte >= 0 && start < ties && start + here >= ties) {  // one thread
       cut.threshold |= uint32_t(byte) << shift;
-      cut.ties = ties - int(start);
+      cut.ties = ties - start;
     }
     __syncthreads();
   }
@@ -46,7 +46,7 @@ __device__ Cut find_cut(int64_t n, int32_t keep, Read read) {
 // visit(i, rank) for the items that a cut takes.
 template <class Read, class Visit>
 __device__ void visit_cut(int64_t n, Cut cut, Read read, Visit visit) {
-  __shared__ uint64_t sums[kPlanWarps];
+  __shared__ PlanScan<uint64_t>::TempStorage scan;
   uint64_t base = 0;  // items above the threshold << 32 | items equal to it
   for (int64_t first = 0; first < n; first += kPlanThreads) {
     const int64_t i = first + threadIdx.x;
@@ -54,8 +54,9 @@ __device__ void visit_cut(int64_t n, Cut cut, Read read, Visit visit) {
     const bool reads = i < n && read(i, &key);
     const bool above = reads && key > cut.threshold, equal = reads && key == cut.threshold;
     const uint64_t mine = uint64_t(above) << 32 | uint64_t(equal);
-    uint64_t all;
-    const uint64_t before = base + block_scan(mine, sums, all) - mine;
+    uint64_t before, all;
+    PlanScan<uint64_t>(scan).ExclusiveSum(mine, before, all);
+    before += base;
     const int ties = min(int(uint32_t(before)), cut.ties);
     if (above || (equal && int(uint32_t(before)) < cut.ties)) visit(i, int(before >> 32) + ties);
     base += all;

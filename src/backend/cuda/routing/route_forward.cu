@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Logits -> expert ids and routing weights: a warp a token; its lanes are the columns, then the
 // slots.
+#include <cub/block/block_reduce.cuh>
+
 #include "backend/cuda/routing/route.h"
 #include "backend/cuda/routing/route_row.cuh"
 
@@ -116,17 +118,20 @@ __global__ void route_forward_kernel(const __grid_constant__ ForwardParams p) {
   }
 }
 
-__global__ __launch_bounds__(1024) void bias_update_kernel(const BiasUpdateArgs args) {
+constexpr int kUpdateThreads = 1024;
+
+__global__ __launch_bounds__(kUpdateThreads) void bias_update_kernel(const BiasUpdateArgs args) {
+  using Reduce = cub::BlockReduce<int64_t, kUpdateThreads>;
+  __shared__ Reduce::TempStorage reduce;
+  __shared__ int64_t total;
   begin_kernel();
-  __shared__ unsigned long long total;
-  if (threadIdx.x == 0) total = 0;
+  int64_t counted = 0;
+  for (int e = threadIdx.x; e < args.num_ids; e += kUpdateThreads) counted += args.counts[e];
+  counted = Reduce(reduce).Sum(counted);
+  if (threadIdx.x == 0) total = counted;
   __syncthreads();
-  for (int e = threadIdx.x; e < args.num_ids; e += blockDim.x)
-    atomicAdd(&total, static_cast<unsigned long long>(int64_t(args.counts[e])));
-  __syncthreads();
-  for (int e = threadIdx.x; e < args.num_ids; e += blockDim.x)
-    args.bias[e] +=
-        args.rate * math::balance_direction(int64_t(total), args.counts[e], args.num_ids);
+  for (int e = threadIdx.x; e < args.num_ids; e += kUpdateThreads)
+    args.bias[e] += args.rate * math::balance_direction(total, args.counts[e], args.num_ids);
 }
 
 }  // namespace
@@ -151,7 +156,7 @@ void route_forward(const Op& op, const RouteArgs& args) {
 }
 
 void bias_update(const Op& op, const BiasUpdateArgs& args) {
-  run(op, "bias update", bias_update_kernel, dim3(1), 1024, 0, args);
+  run(op, "bias update", bias_update_kernel, dim3(1), kUpdateThreads, 0, args);
 }
 
 }  // namespace moec::cuda

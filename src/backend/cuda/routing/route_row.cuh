@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "backend/cuda/device/op.cuh"
-#include "backend/cuda/device/warp.cuh"
+#include "backend/cuda/routing/warp_row.cuh"
 #include "core/workspace.h"
 #include "math/slots.h"
 

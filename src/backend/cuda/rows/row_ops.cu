@@ -167,7 +167,7 @@ __global__ __launch_bounds__(kThreads) void row_dots_kernel(const Rows rows, int
         for (int j = 0; j < V; ++j) dot += a[j] * b[j];
       });
     } else {
-      const MatrixView b = bias.bias(group_of(rows.groups, row));
+      const MatrixView b = bias.bias_of(group_of(rows.groups, row));
       for_each_span<V>(width, [&](int64_t i) {
         const Span<V> from = load_span<V>(b.data, b.dtype, i * b.row_stride);
         const Span<V> to = load_span<V>(of_token, token + i);
@@ -209,8 +209,8 @@ __global__ __launch_bounds__(kThreads) void clear_padding_kernel(const RowGroups
 
 // Whether four elements of every group's bias may be read at once.
 bool bias_has_spans(const ExpertMatrix& m) {
-  return !m.bias_pointers && m.bias_stride == 1 &&
-         spans_fit(m.bias_expert_stride, Array{m.bias_base, m.bias_dtype});
+  return !m.bias.pointers && m.bias_stride == 1 &&
+         spans_fit(m.bias.expert_stride, Array{m.bias.base, m.bias.dtype});
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ __global__ __launch_bounds__(32 * kWarps) void column_sums_kernel(const ColumnSu
   partial[warp][lane_id()] = sum;
   __syncthreads();
   if (warp > 0 || column >= s.width || (s.accumulate && begin == end)) return;
-  const MatrixView to = out.bias(group);
+  const MatrixView to = out.bias_of(group);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     float total = 0;
@@ -60,8 +60,8 @@ void column_sums(const Op& op, const ColumnSums& sums) {
 void token_sums(const Op& op, int64_t num_tokens, const TokenSums& sums, const Array& out,
                 int64_t first, bool accumulate) {
   ExpertMatrix to;
-  to.bias_base = static_cast<char*>(out.data) + first * dtype_bytes(out.dtype);
-  to.bias_dtype = out.dtype;
+  to.bias.base = static_cast<char*>(out.data) + first * dtype_bytes(out.dtype);
+  to.bias.dtype = out.dtype;
   const Rows tokens = {{1, nullptr, nullptr, num_tokens}, nullptr};
   column_sums(op,
               {tokens, false, sums.from, sums.width, sums.width, sums.weight, 2, &to, accumulate});

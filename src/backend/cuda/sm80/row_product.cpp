@@ -13,7 +13,8 @@ bool is_aligned(const void* pointer, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % uint64_t(bytes) == 0;
 }
 bool is_aligned(const DeviceMatrix& matrix) {
-  return matrix.aligned && (matrix.view.pointers || matrix.view.expert_stride % 8 == 0);
+  return matrix.aligned &&
+         (matrix.view.values.pointers || matrix.view.values.expert_stride % 8 == 0);
 }
 
 // The index over rows is i or k; the other one is contiguous.
@@ -27,26 +28,26 @@ Operand rows_operand(const RowOperand& rows, bool rows_along_k) {
   return o;
 }
 
-Operand matrix_operand(const ExpertMatrix& matrix, bool transposed) {
+Operand operand_of(const ExpertArray& array) {
   Operand o = {};
-  o.base = matrix.base;
-  o.pointers = matrix.pointers;
-  o.group_stride = matrix.expert_stride;
-  o.pointer_offset = matrix.pointer_offset;
+  o.base = array.base;
+  o.pointers = array.pointers;
+  o.group_stride = array.expert_stride;
+  o.pointer_offset = array.pointer_offset;
+  o.dtype = array.dtype;
+  return o;
+}
+
+Operand matrix_operand(const ExpertMatrix& matrix, bool transposed) {
+  Operand o = operand_of(matrix.values);
   o.i_stride = transposed ? matrix.col_stride : matrix.row_stride;
   o.k_stride = transposed ? matrix.row_stride : matrix.col_stride;
-  o.dtype = matrix.dtype;
   return o;
 }
 
 Operand bias_operand(const ExpertMatrix& matrix) {
-  Operand o = {};
-  o.base = matrix.bias_base;
-  o.pointers = matrix.bias_pointers;
-  o.group_stride = matrix.bias_expert_stride;
-  o.pointer_offset = matrix.bias_pointer_offset;
+  Operand o = operand_of(matrix.bias);
   o.i_stride = matrix.bias_stride;
-  o.dtype = matrix.bias_dtype;
   return o;
 }
 
@@ -100,7 +101,7 @@ void weight_product(const Op& op, const WeightProduct& product) {
   }
   g.accumulate = product.accumulate;
   g.spans = g.c.k_stride == 1 && g.c.i_stride % 4 == 0 && g.n % 4 == 0 &&
-            d.expert_stride % 4 == 0 && product.d->aligned;
+            d.values.expert_stride % 4 == 0 && product.d->aligned;
   const bool aligned = is_aligned(g.a.base, 16) && is_aligned(g.b[0].base, 16);
   launch(op, g, true, aligned);
 }

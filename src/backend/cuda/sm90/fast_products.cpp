@@ -85,10 +85,10 @@ void FastProducts::grad_weights(const void* rows, const void* gathered, const Ex
   args.n_size = mlp_.hidden;
   args.max_rows = mlp_.rows.groups.max_rows;
   args.rows = rows;
-  args.out[0] = first.base;
-  args.out[1] = second ? second->base : nullptr;
+  args.out[0] = first.values.base;
+  args.out[1] = second ? second->values.base : nullptr;
   args.out_stride = out.stride;
-  args.out_expert_stride = first.expert_stride;
+  args.out_expert_stride = first.values.expert_stride;
   args.params.x = gathered;
   args.params.x_stride = mlp_.hidden;
   args.params.row_token = mlp_.rows.row_token;
@@ -116,9 +116,9 @@ void FastProducts::grad_biases(const WeightsView& d, const void* d_pre, const vo
   if (pairs_) {
     ExpertMatrix both = d.gate;
     const char* const next =
-        static_cast<const char*>(both.bias_base) + dtype_bytes(both.bias_dtype);
+        static_cast<const char*>(both.bias.base) + dtype_bytes(both.bias.dtype);
     if (both.has_bias() != d.up.has_bias() ||
-        (both.has_bias() && (both.bias_stride != 2 || d.up.bias_base != next)))
+        (both.has_bias() && (both.bias_stride != 2 || d.up.bias.base != next)))
       refuse("gradients of biases of another layout");
     both.bias_stride = 1;
     grad_bias(both, of_inter);
@@ -136,7 +136,7 @@ void FastProducts::grad_biases(const WeightsView& d, const void* d_pre, const vo
 
 void FastProducts::grad_bias(const ExpertMatrix& matrix, const ColumnSums& sums) {
   if (!matrix.has_bias()) return;
-  if (matrix.bias_pointers) refuse("biases that are separate tensors");
+  if (matrix.bias.pointers) refuse("biases that are separate tensors");
   ColumnSums all = sums;
   all.out = &matrix;
   queue([&] { column_sums(op_, all); });
@@ -151,16 +151,17 @@ void FastProducts::combine(const CombineParams& params) {
 }
 
 bool FastProducts::alternate(const ExpertMatrix& gate, const ExpertMatrix& up) {
-  const char* const next = static_cast<const char*>(gate.base) + dtype_bytes(gate.dtype);
-  return gate.row_stride == 2 && up.row_stride == 2 && gate.col_stride > 1 && up.base == next;
+  const char* const next = static_cast<const char*>(gate.values.base) + dtype_bytes(gate.dtype);
+  return gate.row_stride == 2 && up.row_stride == 2 && gate.col_stride > 1 &&
+         up.values.base == next;
 }
 
 FastProducts::Orientation FastProducts::orientation(const ExpertMatrix& matrix,
                                                     const ExpertMatrix* other) {
   for (const ExpertMatrix* m : {&matrix, other}) {
-    if (m && m->pointers) refuse("experts that are separate tensors");
+    if (m && m->values.pointers) refuse("experts that are separate tensors");
     if (m && (m->row_stride != matrix.row_stride || m->col_stride != matrix.col_stride ||
-              m->expert_stride != matrix.expert_stride))
+              m->values.expert_stride != matrix.values.expert_stride))
       refuse("gate and up of different layouts");
   }
   if (matrix.col_stride == 1) return {true, matrix.row_stride};
@@ -171,10 +172,10 @@ FastProducts::Orientation FastProducts::orientation(const ExpertMatrix& matrix,
 
 ExpertBias FastProducts::bias(const ExpertMatrix& matrix) {
   if (!matrix.has_bias()) return {};
-  if (matrix.bias_pointers) refuse("biases that are separate tensors");
-  const bool f32 = matrix.bias_dtype == MOEC_F32;
-  if (!f32 && matrix.bias_dtype != mlp_.dtype) refuse("biases of this type");
-  return {matrix.bias_base, matrix.bias_expert_stride, matrix.bias_stride, f32};
+  if (matrix.bias.pointers) refuse("biases that are separate tensors");
+  const bool f32 = matrix.bias.dtype == MOEC_F32;
+  if (!f32 && matrix.bias.dtype != mlp_.dtype) refuse("biases of this type");
+  return {matrix.bias.base, matrix.bias.expert_stride, matrix.bias_stride, f32};
 }
 
 RowGemmArgs FastProducts::base(RowGemm operation, int64_t features, int64_t k_size) const {
@@ -199,11 +200,11 @@ void FastProducts::set_weights(RowGemmArgs& args, const ExpertMatrix& first,
   const Orientation o = orientation(first, second);
   for (const ExpertMatrix* matrix : {&first, second})
     if (matrix && matrix->dtype != mlp_.dtype) refuse("weights of another type than x");
-  args.weights[0] = first.base;
-  args.weights[1] = second ? second->base : nullptr;
+  args.weights[0] = first.values.base;
+  args.weights[1] = second ? second->values.base : nullptr;
   args.weights_mn_major = o.k_contiguous == transposed;
   args.weight_stride = o.stride;
-  args.expert_stride = first.expert_stride;
+  args.expert_stride = first.values.expert_stride;
 }
 
 void FastProducts::run(RowGemmArgs& args) {

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "experts/memory.h"
+
+#include <algorithm>
+
+#include "core/dtype.h"
+#include "math/activation.h"
+
+namespace moec::experts {
+namespace {
+
+// The rows of one MLP: base + T * per_token.
+class Regions {
+ public:
+  Regions(Arena& arena, uint64_t base, uint64_t per_token)
+      : arena_(arena), base_(base), per_token_(per_token) {}
+
+  void* take(int64_t bytes_of_row) const {
+    return arena_.take(base_ * uint64_t(bytes_of_row), per_token_ * uint64_t(bytes_of_row));
+  }
+  float* floats(int64_t of_row) const {
+    return static_cast<float*>(take(of_row * int64_t(sizeof(float))));
+  }
+  PartRows parts(bool apart, bool gated, int64_t inter, moec_dtype dtype) const {
+    const int64_t bytes = inter * dtype_bytes(dtype);
+    if (!apart) return side_by_side(take((gated ? 2 : 1) * bytes), gated, inter, dtype);
+    void* const gate = gated ? take(bytes) : nullptr;
+    return {gate, take(bytes), inter};
+  }
+  static PartRows side_by_side(void* data, bool gated, int64_t inter, moec_dtype dtype) {
+    if (!gated || !data) return {gated ? data : nullptr, data, (gated ? 2 : 1) * inter};
+    return {data, static_cast<char*>(data) + inter * dtype_bytes(dtype), 2 * inter};
+  }
+
+ private:
+  Arena& arena_;
+  const uint64_t base_, per_token_;
+};
+
+Regions routed_rows(const moec_experts_desc& desc, Arena& arena) {
+  const auto padding = uint64_t(desc.expert_end - desc.expert_begin) * uint64_t(desc.align - 1);
+  return {arena, uint64_t(desc.max_rows_base) + padding, uint64_t(desc.top_k)};
+}
+Regions tokens(Arena& arena) {
+  return {arena, 0, 1};
+}
+
+struct MlpShape {
+  bool gated;
+  int64_t hidden, inter;
+  moec_dtype dtype;
+};
+MlpShape routed_shape(const moec_experts_desc& desc) {
+  return {is_gated(desc), desc.hidden, desc.inter, desc.dtype};
+}
+MlpShape shared_shape(const moec_experts_desc& desc) {
+  return {is_shared_gated(desc), desc.hidden, desc.shared_inter, desc.dtype};
+}
+
+TokenList take_list(const Between& between, Arena& arena) {
+  TokenList list;
+  if (between.shared_group == SharedGroup::kNone) return list;
+  list.offsets = arena.take_array<int32_t>(2, 0);
+  if (between.shared_group == SharedGroup::kTokens) list.tokens = arena.take_array<int32_t>(0, 1);
+  return list;
+}
+
+MlpForward lay_out_mlp(const MlpShape& mlp, const Between& between, bool keeps_pre, bool has_rows,
+                       const Regions& regions) {
+  const int64_t pre = keeps_pre ? (mlp.gated ? 2 : 1) * mlp.inter * dtype_bytes(between.pre) : 0;
+  MlpForward m;
+  m.act = regions.take(mlp.inter * dtype_bytes(mlp.dtype));
+  if (has_rows) m.rows = regions.take(std::max(mlp.hidden * dtype_bytes(between.rows), pre));
+  if (pre) m.pre = Regions::side_by_side(m.rows, mlp.gated, mlp.inter, between.pre);
+  return m;
+}
+
+MlpBackward lay_out_mlp_backward(const MlpShape& mlp, const Between& between, bool again,
+                                 bool has_rows, const Regions& regions) {
+  const int64_t q = between.keeps_d_act ? mlp.inter * dtype_bytes(between.d_act) : 0;
+  MlpBackward m;
+  if (again) m.pre = regions.parts(between.parts_apart, mlp.gated, mlp.inter, between.pre);
+  m.d_pre = regions.parts(between.parts_apart, mlp.gated, mlp.inter, mlp.dtype);
+  m.weighted = regions.take(mlp.inter * dtype_bytes(mlp.dtype));
+  if (has_rows) m.rows = regions.take(std::max(mlp.hidden * dtype_bytes(between.rows), q));
+  m.factor = regions.floats(1);
+  m.dots = regions.floats(between.dot_floats(mlp.inter));
+  return m;
+}
+
+}  // namespace
+
+bool is_gated(const moec_experts_desc& desc) {
+  return desc.gate_layout != MOEC_GATE_NONE;
+}
+bool is_shared_gated(const moec_experts_desc& desc) {
+  return math::activation_info(desc.shared_activation.kind).gated;
+}
+bool has_shared(const moec_experts_desc& desc) {
+  return desc.shared != MOEC_SHARED_NONE;
+}
+bool is_mixed(const moec_experts_desc& desc) {
+  return desc.shared >= MOEC_SHARED_SIGMOID_GATE;
+}
+
+Saved lay_out_saved(const moec_experts_desc& desc, const Between& between, Arena& arena) {
+  Saved saved;
+  if (desc.save < MOEC_SAVE_PREACT) return saved;
+  const auto parts = [&](const Regions& regions, const MlpShape& mlp) {
+    return regions.parts(between.parts_apart, mlp.gated, mlp.inter, between.pre);
+  };
+  saved.routed = parts(routed_rows(desc, arena), routed_shape(desc));
+  if (has_shared(desc)) saved.shared = parts(tokens(arena), shared_shape(desc));
+  return saved;
+}
+
+ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& between,
+                              Arena& arena) {
+  const Regions rows = routed_rows(desc, arena);
+  const bool keeps_pre = between.keeps_pre && desc.save < MOEC_SAVE_PREACT;
+  ForwardMemory m;
+  m.scratch = arena.take(between.scratch, 0);
+  if (desc.weight_position == MOEC_WEIGHT_ON_INPUT)
+    m.scaled_x = rows.take(desc.hidden * dtype_bytes(desc.dtype));
+  m.routed = lay_out_mlp(routed_shape(desc), between, keeps_pre, true, rows);
+  if (is_mixed(desc)) m.mix = tokens(arena).floats(2);
+  if (!has_shared(desc)) return m;
+  m.shared = lay_out_mlp(shared_shape(desc), between, keeps_pre, !between.fuses_shared,
+                         tokens(arena));
+  m.list = take_list(between, arena);
+  return m;
+}
+
+BackwardMemory lay_out_backward(const moec_experts_desc& desc, const Between& between,
+                                Arena& arena) {
+  const Regions rows = routed_rows(desc, arena);
+  const bool again = desc.save == MOEC_SAVE_INPUT;
+  BackwardMemory m;
+  m.scratch = arena.take(between.scratch, 0);
+  m.routed = lay_out_mlp_backward(routed_shape(desc), between, again, true, rows);
+  if (desc.weight_position == MOEC_WEIGHT_ON_INPUT) {
+    m.scaled_x = rows.take(desc.hidden * dtype_bytes(desc.dtype));
+    m.input_dots = rows.floats(between.input_dot_floats(desc.hidden));
+  }
+  if (is_mixed(desc)) {
+    m.mix = tokens(arena).floats(2);
+    m.d_logits = tokens(arena).floats(2);
+  }
+  if (!has_shared(desc)) return m;
+  m.shared = lay_out_mlp_backward(shared_shape(desc), between, again, !between.fuses_shared,
+                                  tokens(arena));
+  m.list = take_list(between, arena);
+  return m;
+}
+
+Mlp routed_mlp(const moec_experts_desc& desc, const Between& between, const PlanView& plan,
+               const WeightsView& weights, const Array& x, const void* scaled_x) {
+  Mlp mlp;
+  mlp.weights = &weights;
+  mlp.activation = desc.activation;
+  mlp.act_rounding = desc.act_rounding;
+  mlp.dtype = desc.dtype;
+  mlp.hidden = desc.hidden;
+  mlp.inter = desc.inter;
+  mlp.num_rows = between.host_plan && plan.totals
+                     ? plan.totals[0]
+                     : plan.num_tokens * desc.top_k + desc.max_rows_base;
+  mlp.groups = {plan.num_local, plan.group_offsets, plan.counts, plan.max_rows};
+  mlp.row_token = plan.row_token;
+  mlp.x = scaled_x ? RowOperand{{const_cast<void*>(scaled_x), desc.dtype}, desc.hidden, nullptr}
+                   : RowOperand{x, desc.hidden, plan.row_token};
+  return mlp;
+}
+
+Mlp shared_mlp(const moec_experts_desc& desc, int64_t num_tokens, const WeightsView* weights,
+               const Array& x, const TokenList& list) {
+  Mlp mlp;
+  mlp.weights = weights;
+  mlp.activation = desc.shared_activation;
+  mlp.act_rounding = desc.act_rounding;
+  mlp.dtype = desc.dtype;
+  mlp.hidden = desc.hidden;
+  mlp.inter = desc.shared_inter;
+  mlp.num_rows = num_tokens;
+  mlp.groups = {1, list.offsets, list.offsets ? list.offsets + 1 : nullptr, num_tokens};
+  mlp.row_token = list.tokens;
+  mlp.x = {x, desc.hidden, list.tokens};
+  return mlp;
+}
+
+}  // namespace moec::experts

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the arrays of an experts call lie. One function lays out each buffer, so that the size
+// queries are exact.
+#pragma once
+
+#include "backend/program.h"
+#include "core/workspace.h"
+
+namespace moec::experts {
+
+bool is_gated(const moec_experts_desc& desc);
+bool is_shared_gated(const moec_experts_desc& desc);  // the shared expert has gate and up
+bool has_shared(const moec_experts_desc& desc);
+bool is_mixed(const moec_experts_desc& desc);  // the shared expert has a gate
+
+// Pre-activations, kept for backward. SAVE_ALL keeps what SAVE_PREACT does: activations come with
+// their slopes, at no cost.
+struct Saved {
+  PartRows routed, shared;
+};
+Saved lay_out_saved(const moec_experts_desc& desc, const Between& between, Arena& arena);
+
+struct TokenList {  // of the shared expert's group, where a path wants it
+  int32_t *offsets = nullptr, *tokens = nullptr;
+};
+
+struct MlpForward {
+  PartRows pre;  // where they are not saved, and the path wants them all the same
+  void* act = nullptr;
+  void* rows = nullptr;
+};
+struct ForwardMemory {
+  void* scratch = nullptr;
+  void* scaled_x = nullptr;  // [P,H], weight on the input
+  MlpForward routed, shared;
+  float* mix = nullptr;  // [T,2]
+  TokenList list;
+};
+ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& between, Arena& arena);
+
+struct MlpBackward {
+  PartRows pre, d_pre;  // pre: computed again, with SAVE_INPUT
+  void *weighted = nullptr, *rows = nullptr;
+  float *factor = nullptr, *dots = nullptr;
+};
+struct BackwardMemory {
+  void* scratch = nullptr;
+  void* scaled_x = nullptr;
+  float* input_dots = nullptr;  // weight on the input
+  MlpBackward routed, shared;
+  float *mix = nullptr, *d_logits = nullptr;  // [T,2] each
+  TokenList list;
+};
+BackwardMemory lay_out_backward(const moec_experts_desc& desc, const Between& between,
+                                Arena& arena);
+
+// The MLPs of a call as its steps see them.
+Mlp routed_mlp(const moec_experts_desc& desc, const Between& between, const PlanView& plan,
+               const WeightsView& weights, const Array& x, const void* scaled_x);
+Mlp shared_mlp(const moec_experts_desc& desc, int64_t num_tokens, const WeightsView* weights,
+               const Array& x, const TokenList& list);
+
+}  // namespace moec::experts

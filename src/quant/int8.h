@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// INT8 in channels, as compressed-tensors' int-quantized has it: w = (q - zero[n]) * scale[n], in
+// fp32 with one rounding. Symmetric weights have no zero points.
+#pragma once
+
+#include "quant/coded.h"
+
+namespace moec::quant {
+
+struct Int8 {
+  static constexpr FormatInfo kInfo = {.scheme = MOEC_SCHEME_INT8,
+                                       .name = "int8",
+                                       .code_bits = 8,
+                                       .code_dtype = MOEC_I8,
+                                       .zeros_dtype = MOEC_I8,
+                                       .block_n = 1,
+                                       .block_k = 0};
+
+  // The scale and the zero point of a block, and a code's value in it.
+  struct Block {
+    float scale, zero;
+  };
+  MOEC_HD static Block block(const CodedView& m, int64_t n, int64_t k) {
+    return {load_real(m.scales.data, m.scales.dtype, m.scales.at(n, k)),
+            m.zeros ? float(static_cast<const int8_t*>(m.zeros.data)[m.zeros.at(n, k)]) : 0.0f};
+  }
+  MOEC_HD static float decode(int8_t code, const Block& block) {
+    return (float(code) - block.zero) * block.scale;
+  }
+  MOEC_HD static float value(const CodedView& m, int64_t n, int64_t k) {
+    const auto* const codes = static_cast<const int8_t*>(m.codes);
+    return decode(codes[n * m.row_stride + k * m.col_stride], block(m, n, k));
+  }
+};
+
+}  // namespace moec::quant
