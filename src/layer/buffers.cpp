@@ -77,8 +77,6 @@ void copy_tensor(const Context& context, const moec_tensor& source, const moec_t
   if (waits) {
     context.count_sync();
     context.backend().copy_to_host(to.data, from.data, from.bytes, stream);
-  } else if (reads) {
-    context.backend().copy_from_host(to.data, from.data, from.bytes, stream);
   } else {
     context.backend().copy(to.data, from.data, from.bytes, stream);
   }

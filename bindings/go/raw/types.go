@@ -48,6 +48,9 @@ const (
 	I32 = 73728
 	I64 = 81920
 	Bool = 67590
+	F8E4m3 = 67594
+	F8E5m2 = 67596
+	F8E8m0 = 67598
 	Cpu = 1
 	Cuda = 2
 	CudaHost = 3
@@ -124,6 +127,7 @@ const (
 	OutIn = 0
 	InOut = 1
 	SchemeNone = 0
+	SchemeInt8 = 1
 	WeightsFrozen = 1
 	ActSwiglu = 0
 	ActGptoss = 1
@@ -200,6 +204,27 @@ type Activation struct {
 	Reserved1 uint32
 }
 
+// Quant mirrors moec_quant. How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries and replace the stacked tensor of their name. Gradients have none.
+type Quant struct {
+	StructSize uint32
+	Flags uint32
+	Scales Tensor
+	Scales2 Tensor
+	Zeros Tensor
+	Codebook Tensor
+	ScaleBook Tensor
+	ScaleOffset Tensor
+	GroupIndex Tensor
+	PerExpertScales uintptr
+	PerExpertScales2 uintptr
+	PerExpertZeros uintptr
+	PerExpertScaleOffset uintptr
+	PerExpertGroupIndex uintptr
+	BlockN int64
+	BlockK int64
+	ScaleBlock int64
+}
+
 // Matrix mirrors moec_matrix. One weight matrix of all experts, or its gradient; all-zero = absent.
 type Matrix struct {
 	// [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias
@@ -212,6 +237,7 @@ type Matrix struct {
 	PerExpertBias uintptr
 	// E when a per_expert array is given, else 0
 	Count int64
+	Quant uintptr
 }
 
 // ErrorInfo mirrors moec_error_info.
@@ -892,7 +918,8 @@ var Layouts = []Layout{
 	{Size{}, 16, []uintptr{0, 8}},
 	{Tensor{}, 128, []uintptr{0, 8, 16, 20, 24, 28, 32, 80}},
 	{Activation{}, 32, []uintptr{0, 4, 8, 12, 16, 20, 24, 28}},
-	{Matrix{}, 280, []uintptr{0, 128, 256, 264, 272}},
+	{Quant{}, 968, []uintptr{0, 4, 8, 136, 264, 392, 520, 648, 776, 904, 912, 920, 928, 936, 944, 952, 960}},
+	{Matrix{}, 288, []uintptr{0, 128, 256, 264, 272, 280}},
 	{ErrorInfo{}, 600, []uintptr{0, 4, 8, 12, 16, 20, 24, 88}},
 	{DeviceInfo{}, 272, []uintptr{0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 176, 208}},
 	{Allocator{}, 32, []uintptr{0, 4, 8, 16, 24}},
@@ -911,7 +938,7 @@ var Layouts = []Layout{
 	{PermuteGradArgs{}, 528, []uintptr{0, 4, 8, 16, 144, 272, 400}},
 	{UnpermuteGradArgs{}, 656, []uintptr{0, 4, 8, 16, 144, 272, 400, 528}},
 	{WeightsDesc{}, 56, []uintptr{0, 4, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52}},
-	{WeightSet{}, 1128, []uintptr{0, 4, 8, 288, 568, 848}},
+	{WeightSet{}, 1160, []uintptr{0, 4, 8, 296, 584, 872}},
 	{WeightsInfo{}, 96, []uintptr{0, 4, 8, 16, 20, 24, 28, 32}},
 	{ExpertsDesc{}, 160, []uintptr{0, 4, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 104, 136, 140, 144, 148, 152, 156}},
 	{ExpertsArgs{}, 832, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816}},

@@ -61,8 +61,8 @@ void RowSteps::operator()(const MixForward& s) const {
   mix_forward(op_, s.gate, s.mix);
 }
 void RowSteps::operator()(const Combine& s) const {
-  combine_output(op_,
-                 {s.desc, s.plan, s.rows, s.shared, s.mix, s.x, s.output_bias, s.residual, s.y});
+  combine_output(op_, {s.desc, s.plan, s.rows, s.shared, s.mix, s.x, s.output_bias, s.residual, s.y,
+                       s.skip_absent});
 }
 void RowSteps::operator()(const ClearPadding& s) const {
   const auto bytes = uint64_t(static_cast<char*>(s.end) - static_cast<char*>(s.begin));
