@@ -16,7 +16,7 @@ namespace moec {
 
 // The routed experts of a call, or its shared expert, which is one group of all tokens.
 struct Mlp {
-  const WeightsView* weights = nullptr;  // null: there is none
+  const WeightsView* weights = nullptr;    // null: there is none
   const WeightsView* gradients = nullptr;  // wanted; null: none
   moec_activation activation = {};
   uint32_t act_rounding = 0;  // moec_act_rounding
@@ -89,6 +89,7 @@ struct Combine {  // y = residual + c0 output_scale sum(w rows) + output_bias + 
   const Down* shared_down;  // null without shared expert
   const float* mix;         // [T,2], null = 1
   Array x, output_bias, residual, y;
+  bool skip_absent;  // rows of y of tokens without a row in the plan are not written
 };
 // Zeros for the padding rows of [P, bytes_of_row] at `begin`, and from the last row to `end`.
 struct ClearPadding {
@@ -152,7 +153,7 @@ struct GateGrad {  // d_logits, and the gradients of the shared expert's gate
   Dots routed, shared;
   const float* mix;
   Array d_y;
-  float* d_logits;  // [T,2]
+  float* d_logits;       // [T,2]
   Array d_gate, d_bias;  // out, optional
   bool accumulate;
 };
@@ -160,7 +161,7 @@ struct CombineGrad {  // d_x (+)= rows (weighted on the input) + identity expert
   const moec_experts_desc* desc;
   const PlanView* plan;
   Dots dots;
-  Array rows, shared;          // [P,H]; [T,H] as in Combine
+  Array rows, shared;            // [P,H]; [T,H] as in Combine
   const InputGrad* shared_grad;  // null without shared expert
   const float *mix, *d_logits;   // [T,2]; d_logits: null = no gate
   Array shared_gate, x, d_y;
@@ -208,17 +209,17 @@ enum class SharedGroup { kNone, kOffsets, kTokens };
 
 // What lies between the steps of a path.
 struct Between {
-  moec_dtype pre = 0;    // pre-activations
-  moec_dtype d_act = 0;  // gradient at the activations, before the routing weight
-  moec_dtype rows = 0;   // outputs of rows, gradients at their inputs
-  bool parts_apart = false;    // gate and up lie in an array each, else in one [rows, 2, I]
-  bool keeps_pre = false;      // up writes pre-activations although they are not saved ...
-  bool keeps_d_act = false;    // ... and act_grad its q; both share their memory with `rows`
+  moec_dtype pre = 0;           // pre-activations
+  moec_dtype d_act = 0;         // gradient at the activations, before the routing weight
+  moec_dtype rows = 0;          // outputs of rows, gradients at their inputs
+  bool parts_apart = false;     // gate and up lie in an array each, else in one [rows, 2, I]
+  bool keeps_pre = false;       // up writes pre-activations although they are not saved ...
+  bool keeps_d_act = false;     // ... and act_grad its q; both share their memory with `rows`
   bool recomputes_act = false;  // up writes activations where only pre-activations are wanted
-  bool fuses_shared = false;   // the combine takes the shared expert's last product
+  bool fuses_shared = false;    // the combine takes the shared expert's last product
   SharedGroup shared_group = SharedGroup::kNone;
   bool adds_bias_dots = false;  // BiasDots is a step of its own
-  bool host_plan = false;      // the plan can be read here: rows that count are its rows
+  bool host_plan = false;       // the plan can be read here: rows that count are its rows
   // fp32 a row: of dots, by I, and of input_dots, by H.
   int64_t (*dot_floats)(int64_t) = nullptr;
   int64_t (*input_dot_floats)(int64_t) = nullptr;

@@ -10,9 +10,13 @@ namespace moec {
 // {"name": value, ...}
 class JsonObject {
  public:
-  JsonObject& add(const char* name, const std::string& text) { return add_json(name, quoted(text)); }
+  JsonObject& add(const char* name, const std::string& text) {
+    return add_json(name, quoted(text));
+  }
   JsonObject& add(const char* name, const char* text) { return add(name, std::string(text)); }
-  JsonObject& add(const char* name, int64_t number) { return add_json(name, std::to_string(number)); }
+  JsonObject& add(const char* name, int64_t number) {
+    return add_json(name, std::to_string(number));
+  }
   JsonObject& add_json(const char* name, const std::string& json) {
     members_ += (members_.empty() ? "" : ", ") + quoted(name) + ": " + json;
     return *this;

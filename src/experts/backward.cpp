@@ -47,8 +47,7 @@ class Recorder {
     program.scratch = memory_.scratch;
     program.routed =
         routed_mlp(desc_, between, *args.plan, *args.weights, args.x, memory_.scaled_x);
-    program.shared =
-        shared_mlp(desc_, args.num_tokens, args.shared_weights, args.x, memory_.list);
+    program.shared = shared_mlp(desc_, args.num_tokens, args.shared_weights, args.x, memory_.list);
     program.routed.gradients = args.d_expert_weights;
     program.shared.gradients = args.d_shared_weights;
     wants_gate_ = is_mixed(desc_) && (args.d_x || args.d_shared_gate || args.d_shared_gate_bias);
@@ -77,8 +76,7 @@ class Recorder {
     const bool scaled = desc_.output_scale != 1.0f || memory_.mix || on_input_;
     const float* const factor = scaled ? memory_.routed.factor : weight;
     if (scaled)
-      program_.add(
-          RowFactors{&mlp, &desc_, args_.plan, memory_.mix, memory_.routed.factor});
+      program_.add(RowFactors{&mlp, &desc_, args_.plan, memory_.mix, memory_.routed.factor});
     if (on_input_ && (wants_inner(mlp.gradients) || desc_.save == MOEC_SAVE_INPUT))
       program_.add(ScaleRows{&mlp, args_.x, weight, memory_.scaled_x});
     act_grad(mlp, memory_.routed, saved_.routed, routed_wants_, factor);
@@ -129,8 +127,8 @@ class Recorder {
     if (!wants.act_grad(mlp)) return;
     const bool again = desc_.save == MOEC_SAVE_INPUT;
     if (again) {
-      program_.add(Up{&mlp, memory.pre, between_.recomputes_act ? memory.weighted : nullptr,
-                      nullptr});
+      program_.add(
+          Up{&mlp, memory.pre, between_.recomputes_act ? memory.weighted : nullptr, nullptr});
       program_.flops += mlp.flops(mlp.parts());
     }
     const bool multiplies = wants.d_pre(mlp) || wants.dots;
@@ -160,8 +158,7 @@ class Recorder {
     if (!mlp.gradients) return;
     const WeightsView& d = *mlp.gradients;
     program_.flops += mlp.flops(d.gate.present() + d.up.present() + d.down.present());
-    program_.add(
-        WeightGrads{&mlp, d_y_, memory.d_pre, memory.weighted, factor, args_.accumulate});
+    program_.add(WeightGrads{&mlp, d_y_, memory.d_pre, memory.weighted, factor, args_.accumulate});
   }
 
   const Between& between_;

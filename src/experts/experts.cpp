@@ -52,8 +52,8 @@ Sizes sizes(ExpertsPaths paths, const moec_experts_desc& desc) {
   for (const ExpertsPath* path : paths) {
     if (path->refuses(desc)) continue;
     const Between between = path->between(desc);
-    sizes.forward = larger(
-        sizes.forward, measure([&](Arena& arena) { lay_out_forward(desc, between, arena); }));
+    sizes.forward = larger(sizes.forward,
+                           measure([&](Arena& arena) { lay_out_forward(desc, between, arena); }));
     sizes.saved = measure([&](Arena& arena) { lay_out_saved(desc, between, arena); });
     if (desc.save != MOEC_SAVE_NONE)
       sizes.backward = larger(

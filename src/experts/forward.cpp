@@ -51,8 +51,7 @@ void record_forward(const Between& between, const ExpertsArgs& args, Program& pr
   program.shared = shared_mlp(desc, args.num_tokens, args.shared_weights, args.x, memory.list);
   const Mlp &routed = program.routed, &shared = program.shared;
 
-  if (memory.scaled_x)
-    program.add(ScaleRows{&routed, args.x, plan.row_weight, memory.scaled_x});
+  if (memory.scaled_x) program.add(ScaleRows{&routed, args.x, plan.row_weight, memory.scaled_x});
   const bool on_activation = desc.weight_position == MOEC_WEIGHT_ON_ACTIVATION;
   const float* const weight = on_activation ? plan.row_weight : nullptr;
   record_mlp(between, routed, memory.routed, saved.routed, weight, program);
@@ -74,7 +73,8 @@ void record_forward(const Between& between, const ExpertsArgs& args, Program& pr
                       args.x,
                       args.output_bias,
                       {const_cast<void*>(args.residual), desc.dtype},
-                      {args.y, desc.dtype}});
+                      {args.y, desc.dtype},
+                      args.skip_absent});
   if (!args.saved) return;
   lay_out_saved(desc, between, measured);
   char* const end = static_cast<char*>(args.saved) + bytes_for(measured.size(), args.num_tokens);

@@ -114,8 +114,7 @@ Saved lay_out_saved(const moec_experts_desc& desc, const Between& between, Arena
   return saved;
 }
 
-ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& between,
-                              Arena& arena) {
+ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& between, Arena& arena) {
   const Regions rows = routed_rows(desc, arena);
   const bool keeps_pre = between.keeps_pre && desc.save < MOEC_SAVE_PREACT;
   ForwardMemory m;
@@ -125,8 +124,8 @@ ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& betw
   m.routed = lay_out_mlp(routed_shape(desc), between, keeps_pre, true, rows);
   if (is_mixed(desc)) m.mix = tokens(arena).floats(2);
   if (!has_shared(desc)) return m;
-  m.shared = lay_out_mlp(shared_shape(desc), between, keeps_pre, !between.fuses_shared,
-                         tokens(arena));
+  m.shared =
+      lay_out_mlp(shared_shape(desc), between, keeps_pre, !between.fuses_shared, tokens(arena));
   m.list = take_list(between, arena);
   return m;
 }

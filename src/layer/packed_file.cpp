@@ -226,7 +226,8 @@ void Weights::save_sync(const char* path) const {
     payload = copy.data();
   }
   char page[kHeaderBytes] = {};
-  Header header = header_of(desc_, bound_.view, context_->backend().packed_form(bound_.view).format);
+  Header header =
+      header_of(desc_, bound_.view, context_->backend().packed_form(bound_.view).format);
   header.payload_bytes = bytes;
   header.payload_checksum = checksum(payload, bytes);
   header.header_checksum = checksum(&header, offsetof(Header, header_checksum));
@@ -275,9 +276,8 @@ void Weights::map_sync(const char* path) {
     mapping.release();
   } else {
     Block block(*context_, header.payload_bytes, nullptr);
-    context_->backend().copy(block.data(),
-                                       static_cast<char*>(mapping.data()) + kHeaderBytes,
-                                       header.payload_bytes, nullptr);
+    context_->backend().copy(block.data(), static_cast<char*>(mapping.data()) + kHeaderBytes,
+                             header.payload_bytes, nullptr);
     context_->synchronize(nullptr);
     packed = {Owner::kContext, block.data(), block.data(), header.payload_bytes};
     block.release();

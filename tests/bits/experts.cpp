@@ -204,7 +204,7 @@ constexpr Variation kPlans[] = {
      }},
     {"empty_experts",
      [](ExpertsCase& e) {
-       e.busy_experts = 2;
+       e.busy_experts = 3;
        e.form.biases = true;
      }},
     {"top_1", [](ExpertsCase& e) { e.top_k = 1; }},

@@ -33,7 +33,7 @@ struct ExpertsCase {
   // of the plan
   int32_t zero_experts = 0, expert_begin = 0, expert_end = 0, align = 0;
   int64_t choice_capacity = 0;  // above 0: an EXPERT_CHOICE plan
-  int32_t busy_experts = 0;     // above 0: ids below it only, so that the others are empty
+  int32_t busy_experts = 0;     // above 0: ids below it only, at least top_k; the others are empty
   bool nobodys = false;         // some ids are -1
   // of the shared expert
   uint32_t shared = MOEC_SHARED_NONE;

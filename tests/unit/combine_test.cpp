@@ -34,8 +34,12 @@ class Token {
     desc.combine = combine;
     desc.output_scale = 1;
     Stored token(dtype, std::vector<double>{double(x)}), y(dtype, size_t(1));
-    const cpu::OutputSum sum{&desc,        &plan_, rows_.data(), nullptr,
-                             token.data(), {},     nullptr,      y.data()};
+    Combine sum = {};
+    sum.desc = &desc;
+    sum.plan = &plan_;
+    sum.rows = {rows_.data(), MOEC_F32};
+    sum.x = token.array();
+    sum.y = y.array();
     cpu::combine_columns(sum, 0, 0, 1, nullptr);
     return float(y.values()[0]);
   }

@@ -1,27 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 // describe() is members of a JSON object that name a kernel and a tile for each product; the packed
 // form.
+#include "experts/experts.h"
 #include "support/json.h"
 #include "unit/experts_case.h"
 
 namespace moec::test {
 namespace {
 
-std::string describe(const ExpertsProblem& problem, int64_t tokens) {
-  const CpuDevice device;
-  return cpu::experts_describe(device, problem.desc, problem.experts.view, tokens);
+Json describe(const ExpertsProblem& problem, int64_t tokens) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend({});
+  return parse_json('{' + experts::describe(*backend, problem.desc, problem.experts.view, tokens) +
+                    '}');
+}
+std::vector<std::string> steps_of(const Json& call) {
+  std::vector<std::string> steps;
+  for (const Json& kernel : call.at("kernels").array) steps.push_back(kernel.at("step").string);
+  return steps;
 }
 
 TEST(ExpertsDescribe, NamesKernelsAndTiles) {
   const ExpertsProblem problem({.dtype = MOEC_BF16, .shared = MOEC_SHARED_ADD, .shared_inter = 8});
   for (int64_t tokens : {int64_t(0), int64_t(1), int64_t(1000000)}) {
-    const std::string json = '{' + describe(problem, tokens) + '}';
-    const Json parsed = parse_json(json);
-    EXPECT_EQ(parsed.at("products").array.size(), 12u) << json;
-    for (const Json& product : parsed.at("products").array) {
-      EXPECT_FALSE(product.at("kernel").string.empty()) << json;
-      EXPECT_NE(product.at("tile").string.find('x'), std::string::npos) << json;
-    }
+    const Json parsed = describe(problem, tokens);
+    EXPECT_EQ(steps_of(parsed.at("forward")),
+              (std::vector<std::string>{"gate_up", "down", "shared_gate_up", "shared_down"}));
+    EXPECT_EQ(steps_of(parsed.at("backward")),
+              (std::vector<std::string>{"shared_d_act", "shared_d_down", "shared_d_gate_up",
+                                        "shared_d_x", "d_act", "d_x", "d_down", "d_gate_up"}));
+    for (const char* direction : {"forward", "backward"})
+      for (const Json& kernel : parsed.at(direction).at("kernels").array) {
+        EXPECT_FALSE(kernel.at("kernel").string.empty());
+        EXPECT_NE(kernel.at("tile").string.find('x'), std::string::npos);
+      }
   }
 }
 
@@ -29,10 +40,9 @@ TEST(ExpertsDescribe, GradientsOfWeightsMultiplyActivations) {
   ExpertsProblem problem({.dtype = MOEC_BF16});
   const auto kernels = [&] {
     std::vector<std::string> of_gradients;
-    const Json parsed = parse_json('{' + describe(problem, 100) + '}');
-    for (const Json& product : parsed.at("products").array)
-      if (product.at("name").string == "d_down" || product.at("name").string == "d_gate_up")
-        of_gradients.push_back(product.at("kernel").string + product.at("tile").string);
+    for (const Json& kernel : describe(problem, 100).at("backward").at("kernels").array)
+      if (kernel.at("step").string == "d_down" || kernel.at("step").string == "d_gate_up")
+        of_gradients.push_back(kernel.at("kernel").string + kernel.at("tile").string);
     return of_gradients;
   };
   const std::vector<std::string> same = kernels();

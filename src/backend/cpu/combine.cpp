@@ -78,6 +78,7 @@ void sum_terms(const CombineGrad& s, int64_t t, int64_t col, int64_t n, float* s
 }  // namespace
 
 void combine_columns(const Combine& s, int64_t t, int64_t col, int64_t n, const float* shared) {
+  if (s.skip_absent && !has_row(*s.plan, t)) return;
   const moec_experts_desc& desc = *s.desc;
   const int64_t at = t * desc.hidden + col;
   float sum[kStretch];
@@ -91,8 +92,7 @@ void combine_columns(const Combine& s, int64_t t, int64_t col, int64_t n, const 
   convert_from_f32(sum, desc.dtype, static_cast<char*>(s.y.data) + at * dtype_bytes(desc.dtype), n);
 }
 
-void combine_columns(const CombineGrad& s, int64_t t, int64_t col, int64_t n,
-                     const float* shared) {
+void combine_columns(const CombineGrad& s, int64_t t, int64_t col, int64_t n, const float* shared) {
   const moec_experts_desc& desc = *s.desc;
   const int64_t at = t * desc.hidden + col;
   float sum[kStretch];
@@ -105,7 +105,8 @@ void combine_columns(const CombineGrad& s, int64_t t, int64_t col, int64_t n,
     add_scaled(sum, s.d_logits[2 * t + i], gate.values, n);
   }
   if (s.accumulate) add(sum, Columns(s.d_x.data, desc.dtype, at, n).values, n);
-  convert_from_f32(sum, desc.dtype, static_cast<char*>(s.d_x.data) + at * dtype_bytes(desc.dtype), n);
+  convert_from_f32(sum, desc.dtype, static_cast<char*>(s.d_x.data) + at * dtype_bytes(desc.dtype),
+                   n);
 }
 
 namespace {

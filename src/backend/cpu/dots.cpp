@@ -60,9 +60,8 @@ float output_dot(const Dots& dots, const Array& d_y, int64_t row, int64_t t) {
 float term_dot(const Dots& dots, const Array& d_y, const Array& x, int64_t t, const Term& term) {
   if (term.row >= 0) return output_dot(dots, d_y, term.row, t);
   const int64_t hidden = dots.mlp->hidden;
-  return d_y_dot(d_y, hidden, t, [&](int64_t col, int64_t n, float* to) {
-    load_token(x, hidden, t, col, n, to);
-  });
+  return d_y_dot(d_y, hidden, t,
+                 [&](int64_t col, int64_t n, float* to) { load_token(x, hidden, t, col, n, to); });
 }
 
 bool is_on_input(const moec_experts_desc& desc) {
@@ -136,9 +135,9 @@ void routing_weight_grads(const ThreadPool& pool, const CombineGrad& step) {
     for_each_term(plan, t, TermOrder::kSlot, [&](const Term& term) {
       const bool from_input = is_on_input(desc) && term.row >= 0;
       step.d_routing_weights[term.entry] =
-          from_input ? sum_of(step.dots.input_dots, term.row, dot_columns(desc.hidden))
-                     : routed_factor(desc, step.mix, t) *
-                           term_dot(step.dots, step.d_y, step.x, t, term);
+          from_input
+              ? sum_of(step.dots.input_dots, term.row, dot_columns(desc.hidden))
+              : routed_factor(desc, step.mix, t) * term_dot(step.dots, step.d_y, step.x, t, term);
     });
   });
 }

@@ -50,7 +50,8 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   MOEC_REQUIRE(major >= 8, MOEC_E_UNSUPPORTED,
                "device %d has compute capability %d.%d; the CUDA backend needs 8.0 or later",
                device_, major, minor);
-  paths_ = experts_paths(major, minor);
+  own_paths_ = make_paths(*this, major, minor);
+  for (const auto& path : own_paths_) paths_.push_back(path.get());
   clusters_ = major >= 9;
   deferred_ = std::make_unique<Deferred>();
 }
@@ -83,15 +84,6 @@ void CudaBackend::release(void* pointer, moec_stream) const {
 void CudaBackend::copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const {
   const DeviceScope scope(device_);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, as_stream(stream)), "cudaMemcpyAsync");
-}
-void CudaBackend::copy_to_host(void* to, const void* from, uint64_t bytes,
-                               moec_stream stream) const {
-  copy(to, from, bytes, stream);
-  synchronize(stream);
-}
-void CudaBackend::copy_from_host(void* to, const void* from, uint64_t bytes,
-                                 moec_stream stream) const {
-  copy(to, from, bytes, stream);
 }
 void CudaBackend::store(void* to, const void* from, uint64_t bytes, moec_stream stream) const {
   const DeviceScope scope(device_);

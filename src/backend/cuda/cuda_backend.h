@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GPU as a Backend. Identity and memory in cuda_backend.cpp, the experts in experts.cpp.
+// A GPU as a Backend: identity and memory. The experts run by the paths of experts/cuda_path.h.
 // What has no kernel yet is refused with a reason, never computed elsewhere.
 #pragma once
 
@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/device/check.h"
 #include "backend/cuda/device/op.h"
-#include "backend/cuda/experts/experts_path.h"
+#include "backend/cuda/experts/cuda_path.h"
 
 namespace moec::cuda {
 
@@ -22,15 +23,11 @@ class CudaBackend final : public Backend {
   void device_info(moec_device_info& info) const override;
   void set_host(const HostServices& host) override { host_ = host; }
   void check_router(const moec_router_desc& desc) const override;
-  void check_experts(const moec_experts_desc& desc) const override;
   void check_weights(const moec_weights_desc&) const override {}  // every listed format
 
   void* allocate(uint64_t bytes, moec_stream stream) const override;
   void release(void* pointer, moec_stream stream) const override;
   void copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const override;
-  void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream stream) const override;
-  void copy_from_host(void* to, const void* from, uint64_t bytes,
-                      moec_stream stream) const override;
   void store(void* to, const void* from, uint64_t bytes, moec_stream stream) const override;
   void zero(void* to, uint64_t bytes, moec_stream stream) const override;
   void synchronize(moec_stream stream) const override;
@@ -56,16 +53,19 @@ class CudaBackend final : public Backend {
   void permute_backward(const PermuteGradArgs& args, moec_stream stream) const override;
   void unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const override;
 
-  Sizes experts_sizes(const moec_experts_desc& desc) const override;
-  void experts_forward(const ExpertsArgs& args, moec_stream stream) const override;
-  void experts_backward(const ExpertsGradArgs& args, moec_stream stream) const override;
-  std::string describe(const moec_experts_desc& desc, const WeightsView& weights,
-                       int64_t num_tokens) const override;
+  ExpertsPaths experts_paths() const override { return paths_; }
 
-  uint64_t packed_bytes(const WeightsView&) const override { return 0; }
-  std::string packed_format(const WeightsView&) const override { return {}; }
-  bool packed_needs_source(const WeightsView&) const override { return true; }
+  PackedForm packed_form(const WeightsView&) const override { return {}; }
   void pack_weights(const WeightsView&, void*, int32_t, int32_t, moec_stream) const override {}
+
+  int multiprocessors() const { return multiprocessors_; }
+  // The device and the stream of one call, while it queues.
+  struct Call {
+    Call(const CudaBackend& backend, moec_stream stream)
+        : scope(backend.device_), op(backend.op(stream)) {}
+    const DeviceScope scope;
+    const Op op;
+  };
 
  private:
   void count(uint64_t kernels, uint64_t flops) const {
@@ -80,7 +80,8 @@ class CudaBackend final : public Backend {
   int device_, multiprocessors_ = 0;
   int pageable_ = 0;  // kernels read any host memory of the process
   bool tf32_ = false;
-  std::vector<const ExpertsPath*> paths_;  // that this device has and MOEC_CUDA_KERNELS allows
+  PathList own_paths_;  // that this device has and MOEC_CUDA_KERNELS allows
+  std::vector<const ExpertsPath*> paths_;
   bool clusters_ = false;
   std::unique_ptr<Deferred> deferred_;
   HostServices host_ = {};

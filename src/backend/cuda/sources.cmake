@@ -19,12 +19,11 @@ set(MOEC_CUDA_SOURCES_exact
   routing/gate_backward.cu routing/column_sum.cu routing/dense.cu routing/loss.cu
   rows/permute.cu rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu)
 set(MOEC_CUDA_SOURCES_host
-  plugin.cpp cuda_backend.cpp routing/cublaslt.cpp
-  experts/experts.cpp experts/experts_memory.cpp experts/experts_sums.cpp
-  sm90/experts_fast.cpp sm90/fast_products.cpp sm90/fast_shared.cpp sm90/row_gemm.cpp
-  sm90/row_gemm_choice.cpp sm90/row_gemm_problem.cpp sm90/tensor_map.cpp
-  sm80/experts_portable.cpp sm80/experts_portable_backward.cpp sm80/row_product.cpp
-  few_tokens/experts_small.cpp few_tokens/small_gemm.cpp)
+  plugin.cpp cuda_backend.cpp routing/cublaslt.cpp experts/cuda_path.cpp experts/row_steps.cpp
+  sm90/gate_form.cpp sm90/launch_list.cpp sm90/row_gemm.cpp sm90/row_gemm_choice.cpp
+  sm90/row_gemm_problem.cpp sm90/sm90_path.cpp sm90/tensor_map.cpp
+  sm80/portable_path.cpp sm80/row_product.cpp
+  few_tokens/few_tokens_path.cpp few_tokens/small_gemm.cpp)
 
 # Kernels of coded weights: for each format of the list one file of each operation is written.
 set(MOEC_CUDA_CODED_SOURCE sm90/row_gemm_coded.cu.in)

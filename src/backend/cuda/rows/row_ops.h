@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/cuda/device/rows.h"
+#include "backend/program.h"
 #include "backend/terms.h"
 
 namespace moec::cuda {
@@ -48,7 +49,8 @@ struct ColumnSums {
   int64_t stride = 0, width = 0;
   const float* weight = nullptr;  // [rows], null = 1
   int64_t weight_stride = 1;
-  const ExpertMatrix* out = nullptr;  // its bias
+  ExpertArray out;  // element n of group e at n * out_stride
+  int64_t out_stride = 1;
   bool accumulate = false;
 };
 void column_sums(const Op& op, const ColumnSums& sums);
@@ -68,6 +70,7 @@ struct OutputSum {  // y = residual + c0 output_scale sum + output_bias + c1 sha
   Array rows, shared;  // [P,H] before a weight on the output; [T,H], optional
   const float* mix;    // [T,2], null = 1
   Array x, output_bias, residual, y;
+  bool skip_absent;  // leave rows of tokens that have no row as they are
 };
 void combine_output(const Op& op, const OutputSum& sum);
 struct InputGradSum {  // dx (+)= rows (weighted on the input) + identity experts + gate + shared
@@ -81,18 +84,12 @@ struct InputGradSum {  // dx (+)= rows (weighted on the input) + identity expert
 void combine_input_grad(const Op& op, const InputGradSum& sum);
 
 // ---- shared_mix.cu: the gate of the shared expert, factors, gradients of routing weights
-struct SharedGate {
-  const moec_experts_desc* desc;
-  int64_t num_tokens;
-  Array x, weight, bias;  // [T,H]; [1,H] or [2,H]; [2], optional
-  int logits() const { return desc->shared == MOEC_SHARED_SOFTMAX2 ? 2 : 1; }
-};
 void mix_forward(const Op& op, const SharedGate& gate, float* mix);
 // factor[row] = weight (1 on the input) * output_scale * c0
 void row_factors(const Op& op, const moec_experts_desc& desc, const PlanView& plan,
                  const Rows& rows, const float* mix, float* factor);
 void mix_factors(const Op& op, int64_t num_tokens, const float* mix, float* factor);  // c1
-struct WeightGrad {
+struct RoutingGrad {  // of the routing weights
   const moec_experts_desc* desc;
   const PlanView* plan;
   const float *mix, *dots, *input_dots;  // of rows: <d_y, output>; <d row, x>, weight on the input
@@ -104,7 +101,7 @@ struct SharedDots {  // <d_y, shared>: [parts, T], to be added up
   int parts = 1;
 };
 // d_logits [T,2] of the shared expert's gate
-void mix_backward(const Op& op, const WeightGrad& grad, const SharedDots& shared, float* d_logits);
-void routing_weight_grad(const Op& op, const WeightGrad& grad, float* d_routing_weights);
+void mix_backward(const Op& op, const RoutingGrad& grad, const SharedDots& shared, float* d_logits);
+void routing_weight_grad(const Op& op, const RoutingGrad& grad, float* d_routing_weights);
 
 }  // namespace moec::cuda

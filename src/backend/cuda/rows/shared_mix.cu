@@ -120,7 +120,7 @@ __global__ __launch_bounds__(kThreads) void routing_weight_grad_kernel(const Gra
   }
 }
 
-GradParams grad_params(const WeightGrad& grad) {
+GradParams grad_params(const RoutingGrad& grad) {
   return {*grad.desc,      *grad.plan, grad.mix, grad.dots,
           grad.input_dots, grad.x,     grad.d_y, grad.dot_parts};
 }
@@ -156,13 +156,14 @@ void mix_factors(const Op& op, int64_t num_tokens, const float* mix, float* fact
       num_tokens, mix, factor);
 }
 
-void mix_backward(const Op& op, const WeightGrad& grad, const SharedDots& shared, float* d_logits) {
+void mix_backward(const Op& op, const RoutingGrad& grad, const SharedDots& shared,
+                  float* d_logits) {
   if (grad.plan->num_tokens == 0) return;
   run(op, "gradient of the shared expert's gate", mix_backward_kernel,
       warp_grid(op, grad.plan->num_tokens), kThreads, 0, grad_params(grad), shared, d_logits);
 }
 
-void routing_weight_grad(const Op& op, const WeightGrad& grad, float* d_routing_weights) {
+void routing_weight_grad(const Op& op, const RoutingGrad& grad, float* d_routing_weights) {
   const PlanView& plan = *grad.plan;
   const bool choice = plan.kind == MOEC_PLAN_EXPERT_CHOICE;
   const int64_t entries = choice ? plan.max_rows : plan.num_tokens * plan.top_k;

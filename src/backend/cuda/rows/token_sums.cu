@@ -12,8 +12,7 @@ namespace {
 constexpr int kWarps = 16;
 
 template <int V>
-__global__ __launch_bounds__(32 * kWarps) void column_sums_kernel(const ColumnSums s,
-                                                                  const ExpertMatrix out) {
+__global__ __launch_bounds__(32 * kWarps) void column_sums_kernel(const ColumnSums s) {
   __shared__ Span<V> partial[kWarps][32];
   begin_kernel();
   const RowGroups& groups = s.rows.groups;
@@ -36,14 +35,14 @@ __global__ __launch_bounds__(32 * kWarps) void column_sums_kernel(const ColumnSu
   partial[warp][lane_id()] = sum;
   __syncthreads();
   if (warp > 0 || column >= s.width || (s.accumulate && begin == end)) return;
-  const MatrixView to = out.bias_of(group);
+  void* const to = s.out.expert(group);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     float total = 0;
     for (int w = 0; w < kWarps; ++w) total += partial[w][lane_id()][i];
-    const int64_t at = (column + i) * to.row_stride;
-    if (s.accumulate) total += load_real(to.data, to.dtype, at);
-    store_real(to.data, to.dtype, at, total);
+    const int64_t at = (column + i) * s.out_stride;
+    if (s.accumulate) total += load_real(to, s.out.dtype, at);
+    store_real(to, s.out.dtype, at, total);
   }
 }
 
@@ -54,17 +53,17 @@ void column_sums(const Op& op, const ColumnSums& sums) {
   const int64_t columns = wide ? 128 : 32;  // of a CTA
   const dim3 grid(unsigned((sums.width + columns - 1) / columns * sums.rows.groups.count));
   run(op, "sums of columns", wide ? column_sums_kernel<4> : column_sums_kernel<1>, grid,
-      32 * kWarps, 0, sums, *sums.out);
+      32 * kWarps, 0, sums);
 }
 
 void token_sums(const Op& op, int64_t num_tokens, const TokenSums& sums, const Array& out,
                 int64_t first, bool accumulate) {
-  ExpertMatrix to;
-  to.bias.base = static_cast<char*>(out.data) + first * dtype_bytes(out.dtype);
-  to.bias.dtype = out.dtype;
+  ExpertArray to;
+  to.base = static_cast<char*>(out.data) + first * dtype_bytes(out.dtype);
+  to.dtype = out.dtype;
   const Rows tokens = {{1, nullptr, nullptr, num_tokens}, nullptr};
-  column_sums(op,
-              {tokens, false, sums.from, sums.width, sums.width, sums.weight, 2, &to, accumulate});
+  column_sums(
+      op, {tokens, false, sums.from, sums.width, sums.width, sums.weight, 2, to, 1, accumulate});
 }
 
 }  // namespace moec::cuda

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/experts/cuda_path.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace moec::cuda {
+namespace {
+
+const char* pinned_name() {
+  const char* const name = std::getenv("MOEC_CUDA_KERNELS");
+  return name && *name ? name : nullptr;
+}
+
+}  // namespace
+
+std::string CudaPath::hint() const {
+  const char* const name = pinned_name();
+  return name ? std::string("; MOEC_CUDA_KERNELS is \"") + name + "\": unset it" : std::string();
+}
+
+Between CudaPath::types(const moec_experts_desc& desc) const {
+  Between between;
+  const moec_dtype f32 = MOEC_F32;
+  const bool is_sm90 = !sm90_refuses(desc);
+  between.pre = between.d_act = is_sm90 && !wide_ ? desc.dtype : f32;
+  between.rows = is_sm90 ? desc.dtype : f32;
+  return between;
+}
+
+PathList make_paths(const CudaBackend& backend, int major, int minor) {
+  const char* const pinned = pinned_name();
+  const bool is_hopper = major == 9 && minor == 0;
+  const bool wide = !is_hopper || (pinned && std::strcmp(pinned, "portable") == 0);
+  PathList all, paths;
+  if (is_hopper) {
+    all.push_back(make_few_tokens_path(backend));
+    all.push_back(make_sm90_path(backend));
+  }
+  all.push_back(make_portable_path(backend, wide));
+  std::string available;
+  for (auto& path : all) {
+    available.append(available.empty() ? "" : " ").append(path->name());
+    if (!pinned || std::strcmp(pinned, path->name()) == 0) paths.push_back(std::move(path));
+  }
+  MOEC_REQUIRE(!paths.empty(), MOEC_E_UNSUPPORTED,
+               "MOEC_CUDA_KERNELS is \"%s\", a device of compute capability %d.%d has: %s", pinned,
+               major, minor, available.c_str());
+  return paths;
+}
+
+}  // namespace moec::cuda

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ways to run the experts on a GPU. Each takes the programs that its kernels can do. All keep
+// the same things in `saved`, so that forward and backward of one step may go different ways.
+//
+//   few_tokens   mma.sync on streams     compute capability 9.0; forward of few tokens, aligned
+//   sm90         wgmma, bulk copies      compute capability 9.0; sigmoid gates on aligned bf16, f16
+//   portable     mma.sync, fp32 tiles    compute capability 8.0 and later; every description
+//
+// MOEC_CUDA_KERNELS names the only one that may be used.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/cuda/device/op.h"
+#include "backend/program.h"
+
+namespace moec::cuda {
+
+class CudaBackend;
+
+class CudaPath : public ExpertsPath {
+ public:
+  // wide: no kernel of compute capability 9.0 is used, so pre-activations stay in fp32.
+  CudaPath(const CudaBackend& backend, bool wide) : backend_(backend), wide_(wide) {}
+  std::string hint() const override;
+
+ protected:
+  // Types of what lies between the products: 16 bits where the kernels of sm90 may run, else fp32,
+  // as on the CPU. The first two are the errors of the routing weights' gradients, so every path of
+  // a context has the same ones.
+  Between types(const moec_experts_desc& desc) const;
+
+  const CudaBackend& backend_;
+  const bool wide_;
+};
+
+// Why the kernels of sm90 never take such a description, or null.
+const char* sm90_refuses(const moec_experts_desc& desc);
+
+using PathList = std::vector<std::unique_ptr<const ExpertsPath>>;
+std::unique_ptr<const ExpertsPath> make_few_tokens_path(const CudaBackend& backend);
+std::unique_ptr<const ExpertsPath> make_sm90_path(const CudaBackend& backend);
+std::unique_ptr<const ExpertsPath> make_portable_path(const CudaBackend& backend, bool wide);
+
+// Best first: those that a device has and MOEC_CUDA_KERNELS allows. Throws when that leaves none.
+PathList make_paths(const CudaBackend& backend, int major, int minor);
+
+// A description that kernels lack; the first one that holds says what.
+struct Lack {
+  bool lacks;
+  const char* what;
+};
+template <size_t N>
+const char* first_lack(const Lack (&rules)[N]) {
+  for (const Lack& rule : rules)
+    if (rule.lacks) return rule.what;
+  return nullptr;
+}
+
+}  // namespace moec::cuda

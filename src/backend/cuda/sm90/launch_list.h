@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program as launches of the kernels of compute capability 9.0: compiled first, so that a program
+// that they cannot take has queued nothing, then launched or described from the same record.
+//   forward    up (gather, activation; pre-activations when saved), down, combine
+//   backward   grad down (gather; d_pre, weighted act, parts of the routing weights' gradient),
+//              grad up, weight gradients of down and of gate and up, combine; gradients of biases
+// and the same products before them for a shared expert.
+#pragma once
+
+#include <array>
+#include <string>
+#include <variant>
+
+#include "backend/cuda/experts/row_steps.h"
+#include "backend/cuda/sm90/row_gemm.h"
+#include "backend/cuda/sm90/weight_grad.h"
+#include "backend/cuda/sm90/work_counters.h"
+
+namespace moec::cuda {
+
+class LaunchList {
+ public:
+  explicit LaunchList(const Program& program);
+
+  const char* refused() const { return refused_; }  // the first reason, or null
+  void launch(const Op& op) const;
+  // JSON objects, one for each launch of a product or a sum.
+  void describe(const RowGemmDevice& device, std::string& text) const;
+
+  // Compiles one step.
+  void operator()(const Up& step);
+  void operator()(const Down& step);
+  void operator()(const Combine& step);
+  void operator()(const ActGrad& step);
+  void operator()(const InputGrad& step);
+  void operator()(const WeightGrads& step);
+  void operator()(const CombineGrad& step);
+  template <class Other>
+  void operator()(const Other&) {
+    add(current_);
+  }
+
+ private:
+  struct ClearCounters {
+    WorkCounters* counters;
+  };
+  using Launch = std::variant<ClearCounters, RowGemmProblem, WeightGradArgs, ColumnSums,
+                              CombineParams, const Step*>;
+  struct Entry {
+    const Mlp* mlp = nullptr;  // whose product it is
+    Launch launch;
+  };
+
+  void refuse(const char* why) {
+    if (!refused_) refused_ = why;
+  }
+  void add(const Launch& launch, const Mlp* mlp = nullptr);
+  bool is_routed(const Mlp& mlp) const { return &mlp == &program_.routed; }
+  Early after_grad_down(const Mlp& mlp);
+  void use_counters(const Mlp& mlp);
+  RowGemmProblem problem(RowGemm op, const Mlp& mlp, int64_t n, int64_t k,
+                         const ExpertMatrix& first, const ExpertMatrix* second);
+  void add_row_gemm(RowGemmProblem problem, const Mlp& mlp);
+  void add_weight_grad(const Mlp& mlp, const void* rows, const void* gathered,
+                       const ExpertMatrix& first, const ExpertMatrix* second, bool accumulate);
+  void add_bias_grads(const WeightGrads& step);
+  void add_bias_grad(const ExpertMatrix& matrix, ColumnSums sums);
+  void add_combine(const CombineParams& params);
+
+  static constexpr int kMost = 40;
+  const Program& program_;
+  const Step* current_ = nullptr;
+  const char* refused_ = nullptr;
+  WorkCounters::Gemm* counters_ = nullptr;  // of the next product of the routed experts
+  unsigned* done_ = nullptr;                // of the tiles of up, for down
+  Early next_ = Early::kNothing;            // of the products behind grad down
+  int count_ = 0;
+  std::array<Entry, kMost> entries_;
+};
+
+}  // namespace moec::cuda
