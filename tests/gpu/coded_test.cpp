@@ -12,7 +12,7 @@
 namespace moec::test {
 namespace {
 
-constexpr const char *kAny = "", *kHopper = "fast", *kPortable = "portable";  // MOEC_CUDA_KERNELS
+constexpr const char *kAny = "", *kHopper = "sm90", *kPortable = "portable";  // MOEC_CUDA_KERNELS
 
 bool is_hopper() {
   int major = 0;
