@@ -16,6 +16,7 @@ struct Int8 {
                                        .block_n = 1,
                                        .block_k = 0};
 
+  using Code = int8_t;
   // The scale and the zero point of a block, and a code's value in it.
   struct Block {
     float scale, zero;
@@ -24,11 +25,11 @@ struct Int8 {
     return {load_real(m.scales.data, m.scales.dtype, m.scales.at(n, k)),
             m.zeros ? float(static_cast<const int8_t*>(m.zeros.data)[m.zeros.at(n, k)]) : 0.0f};
   }
-  MOEC_HD static float decode(int8_t code, const Block& block) {
+  MOEC_HD static float decode(Code code, const Block& block) {
     return (float(code) - block.zero) * block.scale;
   }
   MOEC_HD static float value(const CodedView& m, int64_t n, int64_t k) {
-    const auto* const codes = static_cast<const int8_t*>(m.codes);
+    const auto* const codes = static_cast<const Code*>(m.codes);
     return decode(codes[n * m.row_stride + k * m.col_stride], block(m, n, k));
   }
 };
