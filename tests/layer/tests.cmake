@@ -5,6 +5,7 @@ target_sources(moec_test_support PRIVATE
   support/weight_sets.cpp)
 set(all_isas portable avx2 avx512 avx512bf16 amx)
 add_moec_test(layer/golden_test LABELS per_backend ISAS ${all_isas} nehalem)
+add_moec_test(layer/golden_formats_test LABELS per_backend ISAS ${all_isas})
 add_moec_test(layer/features_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/sweep_test LABELS per_backend ISAS ${all_isas})
 add_moec_test(layer/mixed_test LABELS per_backend asan ISAS ${all_isas})

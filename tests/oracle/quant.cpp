@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values of quantised matrices.
+#include <cstddef>
+
 #include "moe_oracle.h"
 
 namespace moec::oracle {

@@ -34,13 +34,14 @@ WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int i
   const oracle::CodedMlp plain, &codes = layout.codes ? *layout.codes : plain;
   codes_gate_up_ = !codes.up.codes.empty();
   codes_down_ = !codes.down.codes.empty();
-  const auto values_of = [](const Vec& w, const oracle::Coded& coded) {
-    return coded.codes.empty() ? w : coded.codes;
+  const auto values_of = [](const Vec& v, const oracle::Coded& coded) {
+    return coded.codes.empty() ? v : coded.codes;
   };
   const bool in_out = layout_.gate_up_orientation == MOEC_IN_OUT;
   if (is_one_matrix(layout_.gate_layout)) {
     const auto kind = static_cast<GateLayout>(layout_.gate_layout);
     const auto column = [&](const Vec& gate, const Vec& up) {
+      if (up.empty()) return Vec{};
       return golden::join_gate_up({experts, 2 * inter, 1, false}, kind, gate, up);
     };
     const Values values = {

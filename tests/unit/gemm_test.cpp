@@ -370,13 +370,12 @@ TEST(Pack, keeps_eight_bits_a_code) {
     const auto zero = float(int8_t(at[64 * 32 + 128 + n % 32]));
     for (int64_t k = 0; k < 64; ++k) {
       const int8_t code = at[k * 32 + n % 32];
-      if (n < 33 && k < 47)
-        ASSERT_EQ(round_real(MOEC_BF16, (float(code) - zero) * scale), w.values[size_t(n * 47 + k)])
-            << n << " " << k;
-      else
-        ASSERT_EQ(code, 0) << n << " " << k;
+      const bool inside = n < 33 && k < 47;
+      const float value = round_real(MOEC_BF16, (float(code) - zero) * scale);
+      ASSERT_EQ(inside ? double(value) : code, inside ? w.values[size_t(n * 47 + k)] : 0)
+          << n << " " << k;
     }
-    if (n >= 33) ASSERT_EQ(scale, 0) << n;
+    ASSERT_EQ(scale != 0, n < 33) << n;
   }
 }
 
