@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""formats/ct_int8_channel_asym.safetensors: INT8 in channels with zero points, by compressed-tensors.
+"""INT8 in channels with zero points, by compressed-tensors: ct_int8_channel_asym.safetensors.
 
     python tests/golden/make_int8_asym.py     (a Python with compressed-tensors 0.20 and torch)
 
