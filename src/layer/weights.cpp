@@ -31,7 +31,7 @@ void Weights::check_memory(TensorCheck& check) const {
 }
 
 void Weights::bind(const moec_weight_set& set) {
-  const size_t entries = size_t(binding_entries(set, desc_.num_experts));
+  const size_t entries = size_t(binding_entries(set, desc_.num_experts, false));
   std::vector<void*> pointers(entries);
   std::vector<MemoryBlock> blocks(entries);
   const BoundWeights bound = bind_weights(*context_, desc_, set, pointers.data(), blocks.data());
