@@ -15,6 +15,7 @@ HEAD = """// SPDX-License-Identifier: Apache-2.0
 CALLS = ("moec_layer_args", "moec_layer_grad_args")  # package moec has them and what they reach
 TEXTS = {
     "moec_matrix": "is one expert matrix with its optional bias, or their gradients.",
+    "moec_quant": "says how the codes of a matrix become values; its scheme says which arrays.",
     "moec_weight_set": "holds the matrices of a set of experts, or their gradients, as the "
     "descriptor's layout says.",
     "moec_layer_args": "are the arguments of a forward call.",

@@ -129,9 +129,10 @@ def camel(name):
 
 def builders(api):
     """The builders of calls, and of what a matrix points to."""
-    parts = [pointee(f, "record") for f in parts_of_matrix(api)]
+    parts = [struct(api, pointee(f, "record")) for f in parts_of_matrix(api)]
+    first = {p["name"]: p.get("doc", "Part of a matrix.").split(". ")[0].rstrip(".") for p in parts}
     out = ["calls! {"]
-    for name, (raw, text) in (CALLS | {camel(p): (p, "Part of a matrix.") for p in parts}).items():
+    for name, (raw, text) in (CALLS | {camel(p): (p, t + ".") for p, t in first.items()}).items():
         out += [*doc(text, 4), f"    {name}: {raw} {{"]
         for group, rows in call_groups(struct(api, raw)).items():
             out += [f"        {group} {{", *rows, "        }"] if rows else []

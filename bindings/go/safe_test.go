@@ -49,6 +49,47 @@ func arguments(weights *Weights, y []float32) *LayerArgs {
 		GateWeight: NewTensor(ones(4*16, 0.1), 4, 16), Y: NewTensor(y, 5, 16)}
 }
 
+// Codes 5 with zero point 3 and scale 0.05 are the values 0.1 of small.
+func TestCodes(t *testing.T) {
+	context, layer, weights := small(t)
+	want := make([]float32, 80)
+	if err := layer.Forward(arguments(weights, want), 0); err != nil {
+		t.Fatal(err)
+	}
+	fill := func(n int, value int8) []int8 {
+		out := make([]int8, n)
+		for i := range out {
+			out[i] = value
+		}
+		return out
+	}
+	quant := &Quant{Scales: NewTensor(ones(4*16, 0.05), 4, 16),
+		Zeros: NewTensor(fill(4*16, 3), 4, 16)}
+	set := WeightSet{
+		GateUp: Matrix{Data: NewTensor(fill(4*16*16, 5), 4, 16, 16), Quant: quant},
+		Down:   Matrix{Data: NewTensor(fill(4*16*8, 5), 4, 16, 8), Quant: quant}}
+	desc := raw.WeightsDesc{NumExperts: 4, Hidden: 16, Inter: 8, Dtype: raw.F32,
+		GateLayout: raw.GateThenUp, GateUpScheme: raw.SchemeInt8, DownScheme: raw.SchemeInt8}
+	coded, err := NewWeights(context, desc, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	y := make([]float32, 80)
+	if err := layer.Forward(arguments(coded, y), 0); err != nil {
+		t.Fatal(err)
+	}
+	for i := range y {
+		if difference := y[i] - want[i]; difference > 1e-6 || difference < -1e-6 {
+			t.Fatalf("y[%d] is %g; %g is right", i, y[i], want[i])
+		}
+	}
+	set.Down.Quant = nil
+	var failed *Error
+	if _, err := NewWeights(context, desc, set); !errors.As(err, &failed) {
+		t.Fatalf("%v: codes without scales are refused", err)
+	}
+}
+
 // Streams are numbers: as Go pointers, values as small as CUDA's stream handles 1 and 2 would be
 // fatal under -race (checkptr).
 func TestSmallStreamHandles(t *testing.T) {

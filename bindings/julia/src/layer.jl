@@ -2,6 +2,7 @@
 # The arguments that a struct of moec.h has of one type.
 fields_of(T, kind) = Tuple(name for name in fieldnames(T) if fieldtype(T, name) === kind)
 const MATRICES = fields_of(Raw.moec_weight_set, Raw.moec_matrix)
+const QUANT_ARRAYS = fields_of(Raw.moec_quant, Raw.moec_tensor)
 const TENSORS = fields_of(Raw.moec_layer_args, Raw.moec_tensor)
 const GRADIENTS = fields_of(Raw.moec_layer_grad_args, Raw.moec_tensor)
 
@@ -11,17 +12,42 @@ only_known(given, known, what) =
     end
 
 """
-    weight_set(; gate_up, gate, up, down, gate_up_bias, ...) -> Raw.moec_weight_set
+    Quant(; scales, zeros, ...)
 
-Expert matrices or their gradients, each an array of size `(K, N, E)`; absent ones are left out. The
-caller keeps the arrays alive.
+How the codes of a matrix become values: the arrays and block sizes of [`Raw.moec_quant`](@ref),
+sizes reversed. It keeps the arrays alive.
+"""
+struct Quant
+    raw::Base.RefValue{Raw.moec_quant}
+    arrays::NamedTuple
+end
+function Quant(; block_n = 0, block_k = 0, scale_block = 0, arrays...)
+    only_known(keys(arrays), QUANT_ARRAYS, "array")
+    tensors = (name => Tensor(array).raw for (name, array) in arrays)
+    raw = Raw.moec_quant(; block_n = Int64(block_n), block_k = Int64(block_k),
+                         scale_block = Int64(scale_block), tensors...)
+    return Quant(Ref(raw), values(arrays))
+end
+
+"""
+    weight_set(; gate_up, down, gate_up_bias, gate_up_quant, ...) -> Raw.moec_weight_set
+
+Expert matrices or their gradients, each an array of size `(K, N, E)`; absent ones are left out. A
+matrix of codes has a [`Quant`](@ref). The caller keeps all of them alive.
 """
 function weight_set(; arrays...)
-    only_known(keys(arrays), (MATRICES..., (Symbol(m, :_bias) for m in MATRICES)...), "matrix")
-    tensor(name) = Tensor(get(arrays, name, nothing)).raw
-    matrix(name) = Raw.moec_matrix(data = tensor(name), bias = tensor(Symbol(name, :_bias)))
+    parts = (:_bias, :_quant)
+    only_known(keys(arrays), (MATRICES..., (Symbol(m, p) for m in MATRICES for p in parts)...),
+               "matrix")
+    given(name, part = "") = get(arrays, Symbol(name, part), nothing)
+    matrix(name) = Raw.moec_matrix(data = Tensor(given(name)).raw,
+                                   bias = Tensor(given(name, :_bias)).raw,
+                                   quant = pointer_to(given(name, :_quant)))
     return Raw.moec_weight_set(; (name => matrix(name) for name in MATRICES)...)
 end
+
+pointer_to(::Nothing) = Ptr{Raw.moec_quant}(C_NULL)
+pointer_to(quant::Quant) = address_of(quant.raw)
 
 """
     Weights(context, desc::Raw.moec_weights_desc; gate_up, down, ...)

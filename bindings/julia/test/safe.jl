@@ -52,6 +52,25 @@ end
     close(x)
 end
 
+@testset "codes" begin
+    context, layer, weights = small()
+    args = arguments(weights)
+    wanted = copy(Moec.forward!(layer; args...))
+    desc = Raw.moec_weights_desc(num_experts = Int32(4), hidden = 16, inter = 8,
+                                 gate_layout = Raw.MOEC_GATE_THEN_UP, dtype = Raw.MOEC_F32,
+                                 gate_up_scheme = Raw.MOEC_SCHEME_INT8,
+                                 down_scheme = Raw.MOEC_SCHEME_INT8)
+    quant(rows) = Moec.Quant(scales = fill(0.05f0, rows, 4), zeros = fill(Int8(3), rows, 4))
+    held = Moec.Weights(context, desc; gate_up = fill(Int8(5), 16, 16, 4),
+                        down = fill(Int8(5), 8, 16, 4), gate_up_quant = quant(16),
+                        down_quant = quant(16))  # (5 - 3) * 0.05
+    GC.gc()
+    @test isapprox(Moec.forward!(layer; args..., weights = held), wanted)
+    @test_throws ArgumentError Moec.Quant(scale = fill(0.05f0, 16, 4))
+    @test_throws Moec.MoecError Moec.Weights(context, desc; gate_up = fill(Int8(5), 16, 16, 4),
+                                             down = fill(Int8(5), 8, 16, 4))
+end
+
 @testset "arguments" begin
     _, layer, weights = small()
     args = arguments(weights)

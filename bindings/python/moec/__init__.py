@@ -81,7 +81,7 @@ from ._plan import (
 )
 from ._router import Router, Routing
 from ._tensors import DeviceArray, dtype_of, numpy_dtype
-from ._weights import Weights, WeightSet, WeightsInfo
+from ._weights import Quant, Weights, WeightSet, WeightsInfo
 
 _check_library()
 __version__ = version()
@@ -94,8 +94,8 @@ __all__ = [
     "LayerResult", "LayoutError", "load_backend", "LogLevel", "Loss", "LossKind", "MathMode",
     "MismatchError", "MoecError", "Norm", "numpy_dtype", "Orientation", "OutOfMemoryError",
     "permute", "permute_backward", "Plan", "plan_size", "PlanDesc", "PlanField", "PlanKind",
-    "Precision", "Router", "RouterDesc", "RouterFlags", "RouterInput", "Routing", "Save", "Scheme",
-    "Score", "Select", "set_log", "ShapeError", "Shared", "Size", "Sizes", "SlotOrder",
+    "Precision", "Quant", "Router", "RouterDesc", "RouterFlags", "RouterInput", "Routing", "Save",
+    "Scheme", "Score", "Select", "set_log", "ShapeError", "Shared", "Size", "Sizes", "SlotOrder",
     "StateError", "Stats", "Totals", "unpermute", "unpermute_backward", "UnsupportedError",
     "version", "WeightPosition", "WeightRule", "Weights", "WeightsDesc", "WeightSet",
     "WeightsFlags", "WeightsInfo",

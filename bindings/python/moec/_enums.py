@@ -20,6 +20,9 @@ class DType(IntEnum):
     I32 = _raw.MOEC_I32
     I64 = _raw.MOEC_I64
     BOOL = _raw.MOEC_BOOL
+    F8_E4M3 = _raw.MOEC_F8_E4M3
+    F8_E5M2 = _raw.MOEC_F8_E5M2
+    F8_E8M0 = _raw.MOEC_F8_E8M0
 
 
 class DeviceType(IntEnum):
@@ -172,7 +175,10 @@ class Orientation(IntEnum):
 
 
 class Scheme(IntEnum):
+    """Formats of codes: moec.h, enum moec_scheme."""
+
     NONE = _raw.MOEC_SCHEME_NONE
+    INT8 = _raw.MOEC_SCHEME_INT8
 
 
 class WeightsFlags(IntFlag):

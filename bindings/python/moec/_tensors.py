@@ -38,6 +38,9 @@ _NUMPY_OF_CODE: dict[int, np.dtype[Any]] = {
     DType.I32: np.dtype(np.int32),
     DType.I64: np.dtype(np.int64),
     DType.BOOL: np.dtype(np.bool_),
+    DType.F8_E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
+    DType.F8_E5M2: np.dtype(ml_dtypes.float8_e5m2),
+    DType.F8_E8M0: np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 _CODE_OF_NUMPY = {dtype: code for code, dtype in _NUMPY_OF_CODE.items()}
 _CODE_OF_NAME = {dtype.name: DType(code) for code, dtype in _NUMPY_OF_CODE.items()}
@@ -180,8 +183,8 @@ class DeviceArray:
         """Fill a moec_tensor. Raises StateError after close() of this array or its context."""
         if self._memory is None or self.context.raw is None:
             raise wrong_state("DeviceArray", "already closed")
-        _core.tensor_at(raw, self._memory.ptr, dtype_of(self.dtype), self.device.device_type,
-                        self.device.device_id, self.shape)
+        _core.tensor_from_parts(raw, self._memory.ptr, dtype_of(self.dtype),
+                                self.device.device_type, self.device.device_id, self.shape)
 
     def copy_from(self, values: Array, *, stream: Any = None) -> Self:
         """Copy values of this shape and dtype in, in the order of the stream. Host memory that is

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 from . import _raw
 from ._context import Context
 from ._descriptors import WeightsDesc, to_raw
-from ._enums import GateLayout, Orientation, WeightsFlags
+from ._enums import GateLayout, Orientation, Scheme, WeightsFlags
 from ._handle import Handle
 from ._tensors import Array, dtype_of, empty, stream_handle, tensor, tensor_array
 
@@ -22,11 +22,31 @@ Path: TypeAlias = "str | bytes | os.PathLike[str]"
 
 
 @dataclass(kw_only=True, slots=True)
+class Quant:
+    """How the codes of a matrix become values (moec_quant); the scheme says which arrays it reads.
+
+    Arrays of experts are stacked, or lists of one array per expert.
+    """
+
+    scales: Matrix | None = None
+    scales2: Matrix | None = None
+    zeros: Matrix | None = None
+    codebook: Array | None = None
+    scale_book: Array | None = None
+    scale_offset: Matrix | None = None
+    group_index: Matrix | None = None
+    block_n: int = 0
+    block_k: int = 0
+    scale_block: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
 class WeightSet:
     """Matrices, or their gradients; absent ones are None.
 
     gate_up [E,2I,H], gate and up [E,I,H], down [E,H,I]; the last two dimensions swapped with
-    Orientation.IN_OUT; biases [E,N]. Each stacked, or a list of one array per expert.
+    Orientation.IN_OUT; biases [E,N]. Each stacked, or a list of one array per expert. A matrix of
+    codes has a Quant beside it.
     """
 
     gate_up: Matrix | None = None
@@ -37,30 +57,38 @@ class WeightSet:
     gate_bias: Matrix | None = None
     up_bias: Matrix | None = None
     down_bias: Matrix | None = None
+    gate_up_quant: Quant | None = None
+    gate_quant: Quant | None = None
+    up_quant: Quant | None = None
+    down_quant: Quant | None = None
 
     def raw(self, keep: list[Any], *, write: bool = False, stream: int = 0) -> Any:
         """moec_weight_set of these arrays."""
         raw = _raw.moec_weight_set()
         for name in MATRICES:
-            data, bias = getattr(self, name), getattr(self, f"{name}_bias")
-            if data is not None or bias is not None:
-                setattr(raw, name, _raw_matrix(name, data, bias, keep, write, stream))
+            if any(getattr(self, name + part) is not None for part in ("", "_bias", "_quant")):
+                setattr(raw, name, _raw_matrix(self, name, keep, write, stream))
         return raw
 
     def empty_like(self, dtype: Any = None) -> WeightSet:
-        """Uninitialised arrays of the same shapes, in `dtype` or their own."""
+        """Uninitialised arrays of the same shapes, in `dtype` or their own; none for codes, which
+        have no gradient."""
         made = WeightSet()
-        for item in fields(self):
-            value = getattr(self, item.name)
+        for name in WEIGHTS:
+            value = getattr(self, name)
+            if value is None or getattr(self, f"{name}_quant", None) is not None:
+                continue
             if _is_list(value):
                 new: Any = [empty(tuple(a.shape), dtype or a, a) for a in value]
             else:
-                new = None if value is None else empty(tuple(value.shape), dtype or value, value)
-            setattr(made, item.name, new)
+                new = empty(tuple(value.shape), dtype or value, value)
+            setattr(made, name, new)
         return made
 
 
-WEIGHTS = tuple(item.name for item in fields(WeightSet))
+_NAMES = tuple(item.name for item in fields(WeightSet))
+WEIGHTS = tuple(name for name in _NAMES if not name.endswith("_quant"))
+"""the arrays of a WeightSet: matrices, then biases"""
 MATRICES = tuple(name for name in WEIGHTS if not name.endswith("_bias"))
 
 
@@ -68,23 +96,40 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _raw_matrix(
-    name: str, data: Any, bias: Any, keep: list[Any], write: bool, stream: int
-) -> Any:
-    if _is_list(data) and _is_list(bias) and len(data) != len(bias):
-        raise ValueError(  # one count tells the library how many there are of both
-            f"moec.WeightSet: {name} has {len(data)} arrays, {name}_bias {len(bias)}; "
-            "one for each expert is needed in both"
-        )
+def _raw_matrix(held: WeightSet, name: str, keep: list[Any], write: bool, stream: int) -> Any:
+    """moec_matrix of a matrix, its bias and its quant."""
     raw = _raw.moec_matrix()
-    for value, stacked, split in ((data, "data", "per_expert"), (bias, "bias", "per_expert_bias")):
+    bias, quant = f"{name}_bias", getattr(held, f"{name}_quant")
+    # What it is called here; the struct, and the fields for a stacked array and for a list.
+    places = [(name, getattr(held, name), raw, "data", "per_expert"),
+              (bias, getattr(held, bias), raw, "bias", "per_expert_bias")]
+    if quant is not None:
+        codes = _raw.moec_quant()
+        keep.append(codes)
+        raw.quant = codes
+        for item in fields(quant):
+            value = getattr(quant, item.name)
+            if item.type == "int":
+                setattr(codes, item.name, value)
+            else:
+                label = f"{name}_quant.{item.name}"
+                places.append((label, value, codes, item.name, f"per_expert_{item.name}"))
+    counts: dict[str, int] = {}
+    for label, value, struct, stacked, split in places:
         if value is None:
             continue
-        if _is_list(value):
-            setattr(raw, split, tensor_array(value, keep, write=write, stream=stream))
-            raw.count = len(value)
+        if _is_list(value) and hasattr(struct, split):
+            setattr(struct, split, tensor_array(value, keep, write=write, stream=stream))
+            counts[label] = raw.count = len(value)
         else:
-            setattr(raw, stacked, tensor(value, keep, write=write, stream=stream))
+            setattr(struct, stacked, tensor(value, keep, write=write, stream=stream))
+    if len(set(counts.values())) > 1:  # one count tells the library how many there are of each
+        first, *others = counts
+        found = "".join(f", {label} {counts[label]}" for label in others)
+        raise ValueError(
+            f"moec.WeightSet: {first} has {counts[first]} arrays{found}; "
+            "one for each expert is needed in all"
+        )
     return raw
 
 
@@ -128,11 +173,13 @@ class Weights(Handle):
         gate_up_orientation: Orientation = Orientation.OUT_IN,
         down_orientation: Orientation = Orientation.OUT_IN,
         frozen: bool = False,
-        **matrices: Matrix,
+        scheme: Scheme = Scheme.NONE,
+        dtype: Any = None,
+        **matrices: Matrix | Quant,
     ) -> Self:
         """Weights bound to the given matrices (names of WeightSet), sizes and dtypes read from
-        `down`."""
-        held = WeightSet(**matrices)
+        `down`. Matrices with a Quant are codes of `scheme`, and `dtype` is that of the values."""
+        held = WeightSet(**matrices)  # type: ignore[arg-type]
         if held.down is None:
             raise TypeError("moec.Weights.of: down is missing; it gives the sizes")
         split = _is_list(held.down)
@@ -142,6 +189,7 @@ class Weights(Handle):
             out, inner = inner, out
         biases = (held.gate_up_bias, held.gate_bias, held.up_bias, held.down_bias)
         bias = next((b[0] if _is_list(b) else b for b in biases if b is not None), None)
+        gates = (held.gate_up_quant, held.gate_quant, held.up_quant)
         desc = WeightsDesc(
             num_experts=len(held.down) if split else first.shape[0],
             hidden=out,
@@ -150,8 +198,10 @@ class Weights(Handle):
             flags=WeightsFlags.FROZEN if frozen else WeightsFlags.NONE,
             gate_up_orientation=gate_up_orientation,
             down_orientation=down_orientation,
-            dtype=dtype_of(first),
+            dtype=dtype_of(first if dtype is None else dtype),
             bias_dtype=0 if bias is None else dtype_of(bias),
+            gate_up_scheme=scheme if any(gates) else Scheme.NONE,
+            down_scheme=scheme if held.down_quant else Scheme.NONE,
         )
         return cls(context, desc, held)
 

@@ -67,6 +67,47 @@ fn half_types_are_near_f32() {
 }
 
 #[test]
+fn codes_have_scales_and_zero_points() {
+    let (context, p) = (Context::cpu().unwrap(), problem());
+    let codes = |n: usize| -> Vec<i8> { (0..n).map(|i| (i * 37 % 251) as u8 as i8).collect() };
+    let (gate_up, down) = (codes(4 * 16 * H), codes(4 * H * 8));
+    let (scales, zeros) = ([0.0625f32; 4 * 16], [3i8; 4 * 16]);
+    let values = |codes: &[i8]| -> Vec<f32> {
+        codes.iter().map(|&q| (q as f32 - 3.0) * 0.0625).collect()
+    };
+    let (wide_gate_up, wide_down) = (values(&gate_up), values(&down));
+    let quant =
+        Quant::new().scales(Tensor::new(&scales, &[4, 16])).zeros(Tensor::new(&zeros, &[4, 16]));
+    let coded = weights_desc(sys::MOEC_F32)
+        .gate_up_scheme(sys::MOEC_SCHEME_INT8)
+        .down_scheme(sys::MOEC_SCHEME_INT8);
+    let set = WeightSet::new()
+        .gate_up(Tensor::new(&gate_up, &[4, 16, H]))
+        .gate_up_quant(&quant)
+        .down(Tensor::new(&down, &[4, H, 8]))
+        .down_quant(&quant);
+    let wide = WeightSet::new()
+        .gate_up(Tensor::new(&wide_gate_up, &[4, 16, H]))
+        .down(Tensor::new(&wide_down, &[4, H, 8]));
+    let run = |desc: &WeightsDesc, set: &WeightSet| {
+        let weights = Weights::new(&context, desc, set).unwrap();
+        let mut y = vec![0f32; T * H];
+        let mut call = LayerCall::new()
+            .weights(&weights)
+            .x(Tensor::new(&p.x, &[T, H]))
+            .gate_weight(Tensor::new(&p.gate, &[4, H]))
+            .y(TensorMut::new(&mut y, &[T, H]));
+        layer(&context, sys::MOEC_F32).forward(&mut call, Stream::DEFAULT).unwrap();
+        y
+    };
+    let (y, expected) = (run(&coded, &set), run(&weights_desc(sys::MOEC_F32), &wide));
+    let largest = expected.iter().fold(0f32, |a, v| a.max(v.abs()));
+    assert!(y.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-5 * largest));
+    let error = Weights::new(&context, &coded, &wide).err().unwrap();
+    assert_eq!(error.name(), "MOEC_E_DTYPE");
+}
+
+#[test]
 fn a_wrong_shape_is_an_error_and_a_wrong_length_a_panic() {
     let (context, p) = (Context::cpu().unwrap(), problem());
     let set = WeightSet::new().gate_up(Tensor::new(&p.gate_up, &[4, 8, 32]));
