@@ -63,8 +63,8 @@ func TestCodes(t *testing.T) {
 		}
 		return out
 	}
-	quant := &Quant{Scales: NewTensor(ones(4*16, 0.05), 4, 16),
-		Zeros: NewTensor(fill(4*16, 3), 4, 16)}
+	quant := &Quant{Scales: NewTensor(ones(4*16, 0.05), 4, 16, 1),
+		Zeros: NewTensor(fill(4*16, 3), 4, 16, 1)}
 	set := WeightSet{
 		GateUp: Matrix{Data: NewTensor(fill(4*16*16, 5), 4, 16, 16), Quant: quant},
 		Down:   Matrix{Data: NewTensor(fill(4*16*8, 5), 4, 16, 8), Quant: quant}}

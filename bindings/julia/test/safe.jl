@@ -60,7 +60,8 @@ end
                                  gate_layout = Raw.MOEC_GATE_THEN_UP, dtype = Raw.MOEC_F32,
                                  gate_up_scheme = Raw.MOEC_SCHEME_INT8,
                                  down_scheme = Raw.MOEC_SCHEME_INT8)
-    quant(rows) = Moec.Quant(scales = fill(0.05f0, rows, 4), zeros = fill(Int8(3), rows, 4))
+    quant(rows) = Moec.Quant(scales = fill(0.05f0, 1, rows, 4),
+                             zeros = fill(Int8(3), 1, rows, 4))
     held = Moec.Weights(context, desc; gate_up = fill(Int8(5), 16, 16, 4),
                         down = fill(Int8(5), 8, 16, 4), gate_up_quant = quant(16),
                         down_quant = quant(16))  # (5 - 3) * 0.05

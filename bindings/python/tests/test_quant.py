@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experts of codes: y, d_x and d_routing_weights as PyTorch has them of the values that
-compressed-tensors makes of a checkpoint's codes."""
+compressed-tensors makes of a checkpoint's codes. Shown once to fail: scales of gate and up
+exchanged."""
 
 from __future__ import annotations
 

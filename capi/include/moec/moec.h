@@ -702,7 +702,7 @@ enum moec_orientation { MOEC_OUT_IN = 0 /* [N,K] */, MOEC_IN_OUT = 1 /* [K,N] */
 enum moec_scheme {
   MOEC_SCHEME_NONE = 0, /* plain f32, f16 or bf16 */
   MOEC_SCHEME_INT8 = 1  /* i8 codes, a scale f32|f16|bf16 for each n, optional i8 zeros likewise:
-                         * w = (q - zero) * scale; scales [E,N,1] or [E,N] (IN_OUT: [E,1,N]) */
+                         * w = (q - zero) * scale; scales [E,N,1] (IN_OUT: [E,1,N]) */
 };
 enum moec_weights_flags {
   MOEC_WEIGHTS_FROZEN = 1 /* values change only before moec_weights_refresh: may be packed */

@@ -72,12 +72,12 @@ fn codes_have_scales_and_zero_points() {
     let codes = |n: usize| -> Vec<i8> { (0..n).map(|i| (i * 37 % 251) as u8 as i8).collect() };
     let (gate_up, down) = (codes(4 * 16 * H), codes(4 * H * 8));
     let (scales, zeros) = ([0.0625f32; 4 * 16], [3i8; 4 * 16]);
-    let values = |codes: &[i8]| -> Vec<f32> {
-        codes.iter().map(|&q| (q as f32 - 3.0) * 0.0625).collect()
-    };
+    let values =
+        |codes: &[i8]| -> Vec<f32> { codes.iter().map(|&q| (q as f32 - 3.0) * 0.0625).collect() };
     let (wide_gate_up, wide_down) = (values(&gate_up), values(&down));
-    let quant =
-        Quant::new().scales(Tensor::new(&scales, &[4, 16])).zeros(Tensor::new(&zeros, &[4, 16]));
+    let quant = Quant::new()
+        .scales(Tensor::new(&scales, &[4, 16, 1]))
+        .zeros(Tensor::new(&zeros, &[4, 16, 1]));
     let coded = weights_desc(sys::MOEC_F32)
         .gate_up_scheme(sys::MOEC_SCHEME_INT8)
         .down_scheme(sys::MOEC_SCHEME_INT8);
