@@ -166,7 +166,7 @@ class Check : ExpertsProblem {
     a.x = x_.data();  // stands for d_y
     a.x_stride = h;
     a.pre = const_cast<Half*>(pre.data());
-    const int parts = cuda::fast_dot_parts(inter);
+    const int parts = cuda::grad_down_dot_parts(inter);
     DeviceArray<Half> d_pre(rows_ * 2 * inter), scaled(rows_ * inter);
     DeviceArray<float> d_weight(parts * rows_);
     a.d_pre = d_pre.data();

@@ -237,7 +237,7 @@ void LaunchList::operator()(const Combine& s) {
 void LaunchList::operator()(const CombineGrad& s) {
   if (s.desc->output_scale != 1.0f || s.mix || program_.shared || s.plan->num_zero > 0)
     return add(current_);
-  const int parts = fast_dot_parts(program_.routed.inter) + (s.dots.biased ? 1 : 0);
+  const int parts = grad_down_dot_parts(program_.routed.inter) + (s.dots.biased ? 1 : 0);
   add_combine(combine_params(s, parts));
 }
 
@@ -279,7 +279,7 @@ struct Launcher {
     check(clear_work_counters(clear.counters, op.stream), "work counters");
     op.count(1);
   }
-  static int dot_parts(int64_t inter) { return fast_dot_parts(inter); }
+  static int dot_parts(int64_t inter) { return grad_down_dot_parts(inter); }
 };
 
 constexpr const char* kNames[] = {"up", "down", "grad_up", "grad_down"};
