@@ -5,7 +5,7 @@
 # build/gpu_carry/bin (gpu_carry.sh) are used as they are, else built now.
 # Writes bench/results/<gpu>/test_gpu.txt (with several GPUs test_2_gpus.txt, ..): one line a
 # program. Each program's own output: build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats
-# a run.
+# a run. GTEST_FILTER='*Up*' test_gpu.sh kernel_check runs some of its checks.
 . "$(dirname "$0")/lib.sh"
 
 gpus=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader) ||
@@ -74,7 +74,7 @@ while read -r program options; do
   queue=host
   case $options in *busy*) queue=busy ;; *alone*) queue=alone ;; esac
   variables=$(sed 's/alone\|busy\|sanitize//g' <<<"$options")
-  kernels=$(sed -n 's/.*MOEC_CUDA_KERNELS=\([a-z]*\).*/.\1/p' <<<"$options")
+  kernels=$(sed -n 's/.*MOEC_CUDA_KERNELS=\([a-z0-9_]*\).*/.\1/p' <<<"$options")
   task $queue "$program$kernels" env $variables "$bin/$program"
   case $options in *sanitize*) ;; *) continue ;; esac
   for tool in memcheck racecheck initcheck; do
