@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <stdexcept>
 
 namespace moec::test {
 
@@ -48,6 +49,10 @@ int multiprocessors() {
   int count = 0;
   CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
   return count;
+}
+
+void must_take(const char* refusal) {
+  if (refusal) throw std::runtime_error(std::string("refused: ") + refusal);
 }
 
 ExpertsProblem::ExpertsProblem(const ExpertsCase& c)

@@ -34,6 +34,8 @@ moec_activation activation_of(uint32_t kind);
 std::string activation_name(uint32_t kind);
 
 int multiprocessors();
+// Throws what a kernel says when it does not take a problem; null: it takes it.
+void must_take(const char* refusal);
 
 class ExpertsProblem {
  public:
