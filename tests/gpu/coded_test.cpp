@@ -12,11 +12,11 @@
 namespace moec::test {
 namespace {
 
-constexpr const char *kAny = "", *kHopper = "fast", *kPortable = "portable";  // MOEC_CUDA_KERNELS
+constexpr const char *kAny = "", *kHopper = "sm90", *kPortable = "portable";  // MOEC_CUDA_KERNELS
 
 bool is_hopper() {
   int major = 0;
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
   return major == 9;
 }
 const moec_context* context_of(const char* path) {

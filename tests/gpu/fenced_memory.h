@@ -7,7 +7,7 @@
 
 #include <map>
 
-#include "gpu/device_problem.cuh"
+#include "gpu/device_memory.h"
 
 namespace moec::test {
 
