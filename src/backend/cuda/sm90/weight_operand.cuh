@@ -61,17 +61,6 @@ __device__ __forceinline__ BlockPlace place_of(int part, int feature, int block)
               : feature + 64 * (kForm == Blocks::kGated ? block % 2 : block)};
 }
 
-// shared: into both CTAs of the pair.
-template <typename Coordinate>
-__device__ __forceinline__ void load_block(uint32_t dst, const CUtensorMap* map, uint32_t barrier,
-                                           Coordinate at, bool shared) {
-  if (shared) {
-    ptx::tensor_load_pair(dst, map, barrier, at);
-  } else {
-    ptx::tensor_load(dst, map, barrier, at);
-  }
-}
-
 // By one thread.
 template <typename Weights, Blocks kForm>
 __device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier,
