@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who waits for whom in src/backend/cuda/sm90/row_gemm.cuh. Shown to fail: with loaders that meet
 as they once did, the model stands still (the last test), and where the sender waits for thirds that
-tiles of few rows do not have; with kQueueReaders of the header one too low, three kinds fail.
+tiles of few rows do not have; with kQueueReaders of the header one too low, three kinds fail;
+without the decoders in kQueueReaders, kLanded or kFull, kinds of coded weights fail.
 """
 
 import pytest
