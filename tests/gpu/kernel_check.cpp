@@ -13,6 +13,7 @@
 #include <cmath>
 
 #include "backend/cuda/sm90/row_gemm.h"
+#include "backend/cuda/sm90/work_counters.h"
 #include "gpu/fenced_memory.h"
 #include "gpu/kernel_cases.h"
 
