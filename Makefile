@@ -25,7 +25,7 @@ format:       ## rewrite sources in the house's format
 	@scripts/format.sh
 lint:         ## rooms, format and clang-tidy
 	@scripts/lint.sh
-abi-bless:    ## accept today's header as the ABI snapshot (say so in CHANGELOG.md)
+abi-bless:    ## accept today's header as the ABI snapshot (a break: say what breaks in the commit)
 	@scripts/abi_bless.sh
 clean:        ## remove all that was built; keeps the downloaded tools and packages
 	@[ ! -d build ] || find build -mindepth 1 -maxdepth 1 $(patsubst %,! -name '%',$(downloads)) \

@@ -1,11 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The raw Go layer: mirror structs (every pointer a uintptr), and each function twice, through
 cgo shims and through dlopen. Handles and streams are uintptr in both: small values never become
-Go pointers."""
+Go pointers. And of package moec the structs that calls take, with their way to the mirrors."""
+
+import textwrap
+
+from fields import BUFFER, TENSOR, pointee, reached, settings, spoken
 
 HEAD = """// SPDX-License-Identifier: Apache-2.0
 // Code generated from moec.h by generate.py; DO NOT EDIT.
 """
+
+
+CALLS = ("moec_layer_args", "moec_layer_grad_args")  # package moec has them and what they reach
+TEXTS = {
+    "moec_matrix": "is one expert matrix with its optional bias, or their gradients.",
+    "moec_weight_set": "holds the matrices of a set of experts, or their gradients, as the "
+    "descriptor's layout says.",
+    "moec_layer_args": "are the arguments of a forward call.",
+    "moec_layer_grad_args": "are the arguments of a backward call; every absent output is skipped.",
+}
+HANDLES = {"moec_weights"}  # what else a struct may point to has no type in package moec
 
 
 def camel(name):
@@ -61,6 +76,11 @@ def go_name(name):
     return {"type": "kind", "func": "function", "range": "extent"}.get(word, word)
 
 
+def comment(text):
+    return textwrap.wrap(text, 96, initial_indent="\t// ", subsequent_indent="\t// ",
+                         break_long_words=False, break_on_hyphens=False)
+
+
 def types(api):
     out = [HEAD, "package raw", "", "// Of the header that this package was made from.", "const ("]
     out += [f"\tHeader{camel(k.lower())} = {v}" for k, v in api["macros"].items()]
@@ -71,7 +91,9 @@ def types(api):
     for row in api["structs"]:
         out += ["", f"// {camel(row['name'])} mirrors {row['name']}. {row['doc']}".rstrip()]
         out.append(f"type {camel(row['name'])} struct {{")
-        out += [f"\t{camel(f['name'])} {field_type(f['type'])}" for f in row["fields"]]
+        for field in row["fields"]:
+            out += comment(spoken(field))
+            out.append(f"\t{camel(field['name'])} {field_type(field['type'])}")
         out.append("}")
     out += [
         "",
@@ -156,8 +178,96 @@ def purego(api):
     return "\n".join(out)
 
 
+def friendly(name):
+    return camel(name).replace("Ids", "IDs")
+
+
+def pins_method(name):
+    """The method of pins that makes the mirror of a struct: moec_layer_args -> layerArgs."""
+    return camel(name)[0].lower() + camel(name)[1:]
+
+
+def friendly_type(field):
+    kind = field["type"]
+    if kind == TENSOR:
+        return "Tensor"
+    if kind == BUFFER:
+        return "[]byte"
+    if kind["kind"] == "pointer":
+        return f"*{camel(kind['to']['name'])}"
+    if kind["kind"] == "record":
+        return camel(kind["name"])
+    return field_type(kind)
+
+
+def friendly_fields(row):
+    """The fields that package moec has: all but arrays of tensors, with their count, and handles
+    that it has no type for."""
+    arrays = [f for f in row["fields"] if pointee(f, "record") == "moec_tensor"]
+    numbers = [f for f in settings(row) if not arrays or f["name"] != "count"]
+    return [
+        f for f in row["fields"]
+        if f in numbers
+        or f["type"] in (TENSOR, BUFFER)
+        or pointee(f, "handle") in HANDLES
+        or (pointee(f, "record") and f not in arrays)
+    ]
+
+
+def friendly_struct(row):
+    text = TEXTS.get(row["name"], "is part of a call's arguments.")
+    out = textwrap.wrap(f"{camel(row['name'])} {text} Fields as in {row['name']}.", 97,
+                        initial_indent="// ", subsequent_indent="// ")
+    out.append(f"type {camel(row['name'])} struct {{")
+    for field in friendly_fields(row):
+        name = friendly(field["name"])
+        says = spoken(field)
+        out += comment(f"{name}: {says}" if says else f"{name} as in {row['name']}")
+        out.append(f"\t{name} {friendly_type(field)}")
+        if field["type"] == BUFFER:
+            out += comment(f"{name}OnDevice, instead of {name}, is in the device's memory")
+            out.append(f"\t{name}OnDevice DeviceBuffer")
+    return out + ["}", ""]
+
+
+def pinned(field):
+    """The mirror's value of a field, and the condition under which it is set."""
+    kind, value = field["type"], f"a.{friendly(field['name'])}"
+    if kind == TENSOR:
+        return f"p.tensor({value})", None
+    if kind == BUFFER:
+        return f"p.buffer({value}, {value}OnDevice)", None
+    if pointee(field, "handle"):
+        return f"{value}.raw", f"{value} != nil"
+    if pointee(field, "record"):
+        return f"address(p, p.{pins_method(kind['to']['name'])}({value}))", None
+    if kind["kind"] == "record":
+        return f"*p.{pins_method(kind['name'])}(&{value})", None
+    return value, None
+
+
+def mirror(row):
+    name = camel(row["name"])
+    out = [f"func (p *pins) {pins_method(row['name'])}(a *{name}) *raw.{name} {{"]
+    out += ["\tif a == nil {", "\t\treturn nil", "\t}", f"\tout := new(raw.{name})"]
+    out += ["\tout.StructSize = sizeOf(out)"] if row["sized"] else []
+    for field in friendly_fields(row):
+        value, condition = pinned(field)
+        line = f"out.{camel(field['name'])} = {value}"
+        out += [f"\tif {condition} {{", f"\t\t{line}", "\t}"] if condition else [f"\t{line}"]
+    return out + ["\treturn out", "}", ""]
+
+
+def arguments(api):
+    out = [HEAD, "package moec", "", 'import "moec.dev/moec/raw"', ""]
+    for row in reached(api, CALLS):
+        out += friendly_struct(row) + mirror(row)
+    return "\n".join(out)
+
+
 def emit(api):
     return {
+        "go/raw_args.go": arguments(api),
         "go/raw/types.go": types(api),
         "go/raw/cgo.go": cgo(api),
         "go/raw/purego.go": purego(api),

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The raw Julia layer: isbits structs with keyword constructors, constants, a method a function."""
 
+import re
+
+from fields import spoken
+
 NUMBERS = {"int": "Int", "uint": "UInt", "float": "Float"}
 
 
@@ -35,9 +39,22 @@ def argument_type(kind):
     return type_name(kind)
 
 
+def documentation(text):
+    """A docstring, of one line or more."""
+    quoted = re.sub(r'[\\"$]', r"\\\g<0>", text)
+    return [f'"""\n{quoted}\n"""' if "\n" in text else f'"{quoted}"'] if text else []
+
+
+def fields_list(row):
+    """The fields that moec.h comments, as a Markdown list."""
+    said = [(f["name"], re.sub(r"\[[^]]*\]", r"`\g<0>`", spoken(f))) for f in row["fields"]]
+    return [f"- `{name}`: {text}" for name, text in said if text]
+
+
 def struct(row):
-    name = row["name"]
-    lines = [f'"{row["doc"]}"'] if row["doc"] and '"' not in row["doc"] else []
+    name, said = row["name"], fields_list(row)
+    head = [row["doc"], ""] if row["doc"] and said else [row["doc"] or f"Fields of `{name}`:"]
+    lines = documentation("\n".join(head + said) if said else row["doc"])
     lines.append(f"struct {name}")
     lines += [f"    {f['name']}::{type_name(f['type'])}" for f in row["fields"]]
     lines.append("end")
@@ -55,11 +72,7 @@ def struct(row):
 def function(row):
     names = ", ".join(a["name"] for a in row["arguments"])
     typed = ", ".join(f"{a['name']}::{argument_type(a['type'])}" for a in row["arguments"])
-    lines = (
-        [f'"{row["doc"]}"']
-        if row["doc"] and '"' not in row["doc"] and "$" not in row["doc"]
-        else []
-    )
+    lines = documentation(row["doc"])
     lines.append(f"{row['name']}({names}) =")
     lines.append(f"    @ccall LIB.{row['name']}({typed})::{type_name(row['returns'])}")
     return lines + [""]

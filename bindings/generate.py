@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moec.h -> api.json and the low-level layers of Julia and Go.
+"""moec.h -> api.json, the low-level layers of Julia and Go, the argument lists of all languages.
 
     python bindings/generate.py           rewrite the generated files
     python bindings/generate.py --check   fail if regenerating would change one
 
 SWIG (Python) and bindgen (Rust) read moec.h themselves; api.json checks all of them.
+
+A field's comment becomes its `doc`. That of an array starts with `in` or `out`, which becomes its
+`role`.
 """
 
 import json
@@ -18,6 +21,7 @@ from clang.cindex import CursorKind, TypeKind
 
 import emit_go
 import emit_julia
+import emit_python
 import emit_rust
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -70,20 +74,99 @@ def comment_before(lines, cursor):
     while not lines[start].lstrip().startswith("/*"):
         start -= 1
     text = "\n".join(lines[start : end + 1]).replace("/*", "").replace("*/", "")
-    return " ".join(re.sub(r"\n\s*\*", " ", text).split())
+    return squeezed(text)
 
 
-def read_header():
+def squeezed(comment):
+    return " ".join(re.sub(r"\n\s*\*", " ", comment).split())
+
+
+def comments_of(cursor, fields, text):
+    """(end, comment) of each field's declaration. The comment stands behind it on the line where it
+    ends, or above it."""
+    behind = re.compile(r"[{;] */\*(.*?)\*/", re.DOTALL)
+    begin = text.index("{", cursor.extent.start.offset)
+    out = []
+    for field in fields:
+        offset = field.location.offset
+        end = text.index(";", offset)
+        if out and out[-1][0] == end:  # in one declaration with the field before
+            out.append(out[-1])
+            continue
+        last = behind.match(text, begin)
+        above = re.search(r"/\*(.*?)\*/", text[last.end() if last else begin : offset], re.DOTALL)
+        found = behind.match(text, end) or above
+        out.append((end, squeezed(found[1]) if found else ""))
+        begin = end
+    return out
+
+
+def part_of(doc, index, count):
+    """What is said of one of `count` fields by `[V,K], [T] i32`, or by `H, I`, behind all."""
+    found = re.match(r"\[[^]]*\](, \[[^]]*\])+", doc) or re.fullmatch(r"\w+(, \w+)+", doc)
+    parts = found[0].split(", ") if found else []
+    return parts[index] + doc[found.end() :] if count > 1 and len(parts) == count else doc
+
+
+def holds_array(kind):
+    """A tensor, a buffer, a weight set, or a pointer to one."""
+    record = kind["to"] if kind["kind"] == "pointer" else kind
+    return record.get("name") in ("moec_tensor", "moec_buffer", "moec_weight_set")
+
+
+def read_fields(cursor, text):
+    fields = list(cursor.type.get_fields())
+    comments = comments_of(cursor, fields, text)
+    declared = [end for end, _ in comments]
+    out = []
+    for f, (end, doc) in zip(fields, comments):
+        kind = describe_type(f.type)
+        row = {
+            "name": f.spelling,
+            "offset": cursor.type.get_offset(f.spelling) // 8,
+            "bytes": f.type.get_size(),
+            "type": kind,
+        }
+        role = re.match(r"(in|out)\b[,;]? *", doc)
+        if role and holds_array(kind):
+            row["role"], doc = role[1], doc[role.end() :]
+        elif cursor.spelling.endswith("_args") and kind.get("name") == "moec_tensor":
+            sys.exit(f"generate.py: {cursor.spelling}.{f.spelling} is neither `in` nor `out`")
+        doc = part_of(doc, len(out) - declared.index(end), declared.count(end))
+        # `struct_size, flags; /* moec_x_flags */` is about the flags.
+        out.append(row | ({"doc": doc} if doc and f.spelling != "struct_size" else {}))
+    return out
+
+
+def resolve_references(structs):
+    """Say what `as forward` and `as moec_gate_args` stand for. The layer's gate_bias is the bias of
+    moec_gate_args."""
+    by_name = {row["name"]: {f["name"]: f for f in row["fields"]} for row in structs}
+    for row in structs:
+        for field in row["fields"]:
+            found = re.fullmatch(r"as (forward|moec_\w+)", field.get("doc", ""))
+            if not found:
+                continue
+            name = found[1].replace("forward", row["name"].replace("_grad", ""))
+            noun = name.removeprefix("moec_").removesuffix("args")
+            there = by_name[name]
+            of = there.get(field["name"]) or there[field["name"].removeprefix(noun)]
+            if "doc" in of:
+                field["doc"] = of["doc"]
+
+
+def read_header(header=HEADER):
     include = subprocess.run(
         ["gcc", "-print-file-name=include"], capture_output=True, text=True, check=True
     ).stdout.strip()
     args = ["-x", "c", "-std=c11", "-isystem", include]
-    unit = cindex.Index.create().parse(str(HEADER), args=args)
+    unit = cindex.Index.create().parse(str(header), args=args)
     errors = [d.spelling for d in unit.diagnostics if d.severity >= cindex.Diagnostic.Error]
     if errors:
-        sys.exit(f"generate.py: {HEADER.name}: {errors[0]}")
-    lines = HEADER.read_text().splitlines()
-    macros = re.findall(r"^#define (MOEC_\w+) (\d+)\b", HEADER.read_text(), re.MULTILINE)
+        sys.exit(f"generate.py: {header.name}: {errors[0]}")
+    text = header.read_text()
+    lines = text.splitlines()
+    macros = re.findall(r"^#define (MOEC_\w+) (\d+)\b", text, re.MULTILINE)
     api = {"macros": {name: int(value) for name, value in macros}}
     api |= {"handles": [], "constants": [], "structs": [], "functions": []}
     for cursor in unit.cursor.get_children():
@@ -101,15 +184,7 @@ def read_header():
                     "bytes": cursor.type.get_size(),
                     "sized": fields[0].spelling == "struct_size",
                     "doc": comment_before(lines, cursor),
-                    "fields": [
-                        {
-                            "name": f.spelling,
-                            "offset": cursor.type.get_offset(f.spelling) // 8,
-                            "bytes": f.type.get_size(),
-                            "type": describe_type(f.type),
-                        }
-                        for f in fields
-                    ],
+                    "fields": read_fields(cursor, text),
                 }
             )
         elif cursor.kind == CursorKind.ENUM_DECL:
@@ -130,14 +205,21 @@ def read_header():
                     ],
                 }
             )
+    resolve_references(api["structs"])
     return api
 
 
+def generate(header=HEADER):
+    """The text of every generated file, by its path in bindings."""
+    api = read_header(header)
+    outputs = {"api.json": json.dumps(api, indent=1) + "\n"}
+    for emitter in (emit_julia, emit_go, emit_rust, emit_python):
+        outputs |= emitter.emit(api)
+    return outputs
+
+
 def main():
-    api = read_header()
-    outputs = {ROOT / "api.json": json.dumps(api, indent=1) + "\n"}
-    for emitter in (emit_julia, emit_go, emit_rust):
-        outputs |= {ROOT / name: text for name, text in emitter.emit(api).items()}
+    outputs = {ROOT / name: text for name, text in generate().items()}
     stale = [p for p, text in outputs.items() if not p.exists() or p.read_text() != text]
     if "--check" in sys.argv[1:]:
         for path in stale:

@@ -2,6 +2,7 @@
 # The C boundary.
 moec_add_sources(
   boundary.cpp
+  buffer.cpp
   context.cpp
   experts.cpp
   layer.cpp

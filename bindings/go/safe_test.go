@@ -5,6 +5,7 @@ package moec
 import (
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -211,5 +212,52 @@ func TestVersion(t *testing.T) {
 	}
 	if count, err := DeviceCount(raw.Cpu); err != nil || count != 1 {
 		t.Fatalf("%d CPUs, %v; 1 is right", count, err)
+	}
+}
+
+func TestDeviceArray(t *testing.T) {
+	context, layer, weights := small(t)
+	want, got := make([]float32, 80), make([]float32, 80)
+	if err := layer.Forward(arguments(weights, want), 0); err != nil {
+		t.Fatal(err)
+	}
+	x, err := NewDeviceArray[float32](context, 0, 5, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	y, err := NewDeviceArray[float32](context, 0, 5, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.CopyFrom(ones(80, 0.5), 0); err != nil {
+		t.Fatal(err)
+	}
+	args := arguments(weights, got)
+	args.X, args.Y = x.Tensor(), y.Tensor()
+	if err := layer.Forward(args, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := y.CopyTo(got, 0); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(got, want) {
+		t.Fatal(got, want)
+	}
+	if err := y.Zero(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := y.CopyTo(got, 0); err != nil || !slices.Equal(got, make([]float32, 80)) {
+		t.Fatal(got, err)
+	}
+	y.Close()
+	y.Close()
+	var failure *Error
+	if err := y.CopyTo(got, 0); !errors.As(err, &failure) || failure.Code != raw.EInvalidArg {
+		t.Fatal(err)
+	}
+	context.Close() // what is left goes back with the layer
+	x.Close()
+	if _, err := NewDeviceArray[float32](context, 0, 4); err == nil {
+		t.Fatal("an array of a closed context")
 	}
 }

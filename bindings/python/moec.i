@@ -4,7 +4,7 @@
 //   handles   `moec_x **out` is returned; a pointer argument refuses None unless listed as NULLABLE
 //   integers  anything with __index__, range-checked; addresses and streams are integers
 //   structs   sized ones are made by moec_struct_init; unknown attributes raise
-//   GIL       released in the calls of section `threads`, held in struct accessors, where a release
+//   GIL       released in the calls of moec_lists.i, held in struct accessors, where a release
 //             would cost a thread switch per field
 %module(package="moec", threads="1") _raw
 
@@ -133,12 +133,6 @@ PROXY(NULLABLE, 0, 0)
   $result = SWIG_Python_AppendOutput($result, SWIG_NewPointerObj(*$1, $*1_descriptor, 0), 1);
 }
 %enddef
-RETURNED_HANDLE(moec_context)
-RETURNED_HANDLE(moec_router)
-RETURNED_HANDLE(moec_plan)
-RETURNED_HANDLE(moec_weights)
-RETURNED_HANDLE(moec_experts)
-RETURNED_HANDLE(moec_layer)
 
 %define RETURNED_INTEGER(TYPE, NAME)
 %typemap(in, numinputs=0) TYPE *NAME (TYPE value = 0) "$1 = &value;"
@@ -193,34 +187,10 @@ BUFFER(const void *buffer, PyBUF_SIMPLE)
   }
 }
 %enddef
-SIZED(moec_error_info) SIZED(moec_device_info) SIZED(moec_context_desc) SIZED(moec_stats)
-SIZED(moec_router_desc) SIZED(moec_gate_args) SIZED(moec_gate_grad_args)
-SIZED(moec_route_args) SIZED(moec_route_grad_args) SIZED(moec_loss_args)
-SIZED(moec_plan_desc) SIZED(moec_permute_args) SIZED(moec_unpermute_args)
-SIZED(moec_permute_grad_args) SIZED(moec_unpermute_grad_args)
-SIZED(moec_weights_desc) SIZED(moec_weight_set) SIZED(moec_weights_info)
-SIZED(moec_experts_desc) SIZED(moec_experts_args) SIZED(moec_experts_grad_args)
-SIZED(moec_experts_sizes) SIZED(moec_layer_desc) SIZED(moec_layer_args)
-SIZED(moec_layer_grad_args)
 
 // ---------------------------------------------------------------- threads
 %nothread;
-%thread moec_backend_load;        %thread moec_device_count;        %thread moec_device_query;
-%thread moec_context_create;      %thread moec_context_free;        %thread moec_context_reserve;
-%thread moec_context_trim;        %thread moec_context_poll;        %thread moec_context_sync;
-%thread moec_router_create;       %thread moec_router_free;         %thread moec_gate_forward;
-%thread moec_gate_backward;       %thread moec_route_forward;       %thread moec_route_backward;
-%thread moec_router_bias_update;  %thread moec_loss_forward;        %thread moec_loss_backward;
-%thread moec_plan_create;         %thread moec_plan_free;           %thread moec_plan_from_topk;
-%thread moec_plan_from_logits;    %thread moec_plan_from_map;       %thread moec_plan_from_scores;
-%thread moec_plan_export;         %thread moec_plan_totals_sync;    %thread moec_plan_save_sync;
-%thread moec_plan_restore_sync;   %thread moec_permute;             %thread moec_unpermute;
-%thread moec_permute_backward;    %thread moec_unpermute_backward;  %thread moec_weights_create;
-%thread moec_weights_free;        %thread moec_weights_pack;        %thread moec_weights_refresh;
-%thread moec_weights_save_sync;   %thread moec_weights_map_sync;    %thread moec_experts_create;
-%thread moec_experts_free;        %thread moec_experts_forward;     %thread moec_experts_backward;
-%thread moec_layer_create;        %thread moec_layer_free;          %thread moec_layer_forward;
-%thread moec_layer_backward;
+%include "moec_lists.i"  // every handle, every sized struct, every call that may wait
 
 %include <moec/moec.h>
 

@@ -80,6 +80,18 @@ moec_status tensor_from_parts(moec_tensor *out, void *data, uint32_t dtype, int3
 }
 
 /* (address, dtype, device_type, device_id, shape) of a tensor the library returned. */
+/* A compact tensor of `shape` at an address. */
+moec_status tensor_at(moec_tensor *out, void *data, uint32_t dtype, int32_t device_type,
+                      int32_t device_id, PyObject *shape) {
+  int64_t extents[MOEC_MAX_DIMS] = {0};
+  const Py_ssize_t num_dims = PyTuple_Size(shape);
+  for (Py_ssize_t i = 0; i < num_dims && i < MOEC_MAX_DIMS; ++i) {
+    extents[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
+  }
+  if (PyErr_Occurred()) return MOEC_OK;
+  return moec_tensor_make(out, data, dtype, device_type, device_id, (int32_t)num_dims, extents);
+}
+
 PyObject *tensor_describe(const moec_tensor *tensor) {
   PyObject *shape = PyTuple_New(tensor->ndim);
   for (int32_t i = 0; shape && i < tensor->ndim; ++i) {

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "backend/plan_view.h"
 #include "backend/weights.h"
 #include "core/portable.h"
 
@@ -89,29 +90,6 @@ struct LossArgs {
 };
 
 // ---------------------------------------------------------------- plan
-struct PlanView {          // arrays as moec_plan_field describes them
-  int64_t num_tokens = 0;  // of the batch now in the plan
-  int64_t max_rows = 0;    // P: extent of the row arrays for num_tokens
-  int64_t capacity = 0;    // 0 = dropless
-  int32_t num_experts = 0, num_zero = 0, top_k = 0;
-  int32_t expert_begin = 0, num_local = 0, align = 1;
-  uint32_t drop = 0, kind = 0;
-  int32_t* counts = nullptr;          // [El]
-  int32_t* group_offsets = nullptr;   // [El+1]
-  int32_t* row_token = nullptr;       // [P]
-  int32_t* row_slot = nullptr;        // [P]
-  float* row_weight = nullptr;        // [P]
-  int32_t* assignment_row = nullptr;  // [T,K]
-  int32_t* expert_ids = nullptr;      // [T,K]
-  float* routing_weights = nullptr;   // [T,K]
-  int32_t* totals = nullptr;          // [4]
-  int32_t* token_offsets = nullptr;   // [T+1] expert choice
-  int32_t* token_rows = nullptr;      // [El*capacity] expert choice
-  void* scratch = nullptr;            // Backend::plan_scratch, 64-byte aligned
-};
-// Backend::plan_scratch is at most this many int32 for each local expert, rounded up to a multiple
-// of four, and with DROP_BY_WEIGHT K more for each token: a plan has them in its memory.
-constexpr int64_t kPlanCounts = 130;
 struct PlanSource {  // what a plan is built from: ids (+ weights), a map (+ probs), or scores
   Array expert_ids;  // [T,K] i32|i64; may alias plan.expert_ids
   const float* routing_weights;  // [T,K] or null = 1; may alias plan.routing_weights
@@ -172,6 +150,7 @@ struct ExpertsArgs {
   void* y;               // [T,H]
   void* saved;           // null with SAVE_NONE; every byte of it is written
   void* workspace;
+  bool skip_absent;  // rows of y of tokens without a row in the plan are not written
 };
 struct ExpertsGradArgs {
   const moec_experts_desc* desc;

@@ -89,6 +89,7 @@ struct Combine {  // y = residual + c0 output_scale sum(w rows) + output_bias + 
   const Down* shared_down;  // null without shared expert
   const float* mix;         // [T,2], null = 1
   Array x, output_bias, residual, y;
+  bool skip_absent;  // rows of y of tokens without a row in the plan are not written
 };
 // Zeros for the padding rows of [P, bytes_of_row] at `begin`, and from the last row to `end`.
 struct ClearPadding {

@@ -14,6 +14,16 @@ struct Term {
   int64_t entry;  // where d_routing_weights has it: t * K + slot; expert choice: the row
 };
 
+// Whether any row of the plan is of token t.
+MOEC_HD bool has_row(const PlanView& plan, int64_t t) {
+  if (plan.kind == MOEC_PLAN_EXPERT_CHOICE)
+    return plan.token_offsets[t] < plan.token_offsets[t + 1];
+  const int32_t* const rows = plan.assignment_row + t * plan.top_k;
+  for (int32_t k = 0; k < plan.top_k; ++k)
+    if (rows[k] >= 0) return true;
+  return false;
+}
+
 enum class TermOrder { kSlot, kExpert };
 
 // body(term) for each part of token t, in slot order or by ascending expert id (then slot).

@@ -73,7 +73,8 @@ void record_forward(const Between& between, const ExpertsArgs& args, Program& pr
                       args.x,
                       args.output_bias,
                       {const_cast<void*>(args.residual), desc.dtype},
-                      {args.y, desc.dtype}});
+                      {args.y, desc.dtype},
+                      args.skip_absent});
   if (!args.saved) return;
   lay_out_saved(desc, between, measured);
   char* const end = static_cast<char*>(args.saved) + bytes_for(measured.size(), args.num_tokens);

@@ -179,6 +179,17 @@ void check_device(const char* name, const moec_tensor& tensor, const Context& co
                tensor.device_type, tensor.device_id, context.device_type(), context.device_id());
 }
 
+void check_alike(const char* name, const moec_tensor& tensor, const char* other_name,
+                 const moec_tensor& other) {
+  MOEC_REQUIRE(tensor.dtype == other.dtype, MOEC_E_DTYPE, "%s has dtype %s; %s has %s", name,
+               dtype_name(tensor.dtype), other_name, dtype_name(other.dtype));
+  MOEC_REQUIRE(tensor.ndim == other.ndim &&
+                   std::equal(tensor.shape, tensor.shape + tensor.ndim, other.shape),
+               MOEC_E_SHAPE, "%s has shape %s; %s has %s", name,
+               shape_text(tensor.shape, tensor.ndim).c_str(), other_name,
+               shape_text(other.shape, other.ndim).c_str());
+}
+
 void check_is_matrix(const char* name, const moec_tensor& tensor) {
   MOEC_REQUIRE(tensor.ndim == 2, MOEC_E_SHAPE, "%s has %d dimensions; expected 2", name,
                tensor.ndim);

@@ -48,6 +48,9 @@ bool is_absent(const moec_tensor& tensor);  // all zero
 int64_t tensor_numel(const moec_tensor& tensor);
 // What holds for every tensor: known dtype, extents, compact strides, alignment, known device type.
 void check_tensor(const char* name, const moec_tensor& tensor);
+// Throws unless both have one dtype and one shape: E_DTYPE, E_SHAPE.
+void check_alike(const char* name, const moec_tensor& tensor, const char* other_name,
+                 const moec_tensor& other);
 // Throws unless it has two dimensions.
 void check_is_matrix(const char* name, const moec_tensor& tensor);
 // Throws unless the tensor's memory is reachable by a context's device.

@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "core/portable.h"
+#include "layer/buffers.h"
 #include "layer/object.h"
 #include "layer/scratch.h"
 
@@ -28,13 +29,14 @@ class Context final : public Object {
   bool on_host() const { return device_type() == MOEC_CPU; }
   bool checks_inputs() const { return flags_ & MOEC_CONTEXT_CHECK_INPUTS; }
 
-  // Memory of objects (plans, packed weights).
+  // Memory of objects (plans, packed weights) and of callers (Buffers).
   void* allocate(uint64_t bytes, moec_stream stream) const {
     return device_.allocate_block(bytes, stream);
   }
   void deallocate(void* data, uint64_t bytes, moec_stream stream) const noexcept {
     device_.release_block(data, bytes, stream);
   }
+  Buffers& buffers() const { return buffers_; }
   // Throws E_WOULD_ALLOC inside stream capture; `what` cannot be done there.
   void forbid_capture(const char* what, moec_stream stream) const;
 
@@ -96,6 +98,7 @@ class Context final : public Object {
   HostMemory host_;
   mutable std::unique_ptr<ScratchCache> scratch_;
   mutable ScratchCache host_scratch_;
+  mutable Buffers buffers_{*this};  // last: what is left in it goes back to the members above
 };
 
 // Memory of an object while it is being made: given back unless released to its owner.

@@ -126,6 +126,23 @@ ExpertsGradArgs Experts::gradients_of(const ExpertsArgs& forward) {
   return experts;
 }
 
+// With MOEC_EXPERTS_SKIP_ABSENT y is the sum of rows and nothing else.
+void Experts::check_rows_alone(const ExpertsArgs& experts) const {
+  const struct {
+    bool given;
+    const char* name;
+  } parts[] = {{experts.residual != nullptr, "a residual"},
+               {bool(experts.output_bias), "an output_bias"},
+               {has_shared(), "a shared expert"},
+               {desc_.num_zero_experts > 0, "identity experts"}};
+  for (const auto& part : parts)
+    MOEC_REQUIRE(
+        !part.given, MOEC_E_INVALID_ARG,
+        "args.flags has MOEC_EXPERTS_SKIP_ABSENT with %s; the rows of y that it leaves out "
+        "would miss them; add that part elsewhere",
+        part.name);
+}
+
 void Experts::check_gradients(const ExpertsGradients& gradients, TensorCheck& check,
                               ExpertsGradArgs& experts) const {
   const int64_t T = experts.num_tokens, H = desc_.hidden;
@@ -193,7 +210,7 @@ void check_saved_header(const Context& context, const void* saved, const SavedHe
 
 void Experts::forward(const moec_experts_args& args, const Plan& plan, const Weights& weights,
                       const Weights* shared_weights, moec_stream stream) const {
-  check_flags("args.flags", args.flags, 0);
+  check_flags("args.flags", args.flags, MOEC_EXPERTS_SKIP_ABSENT);
   ExpertsArgs experts = checked_plan(plan);
   const int64_t T = experts.num_tokens, H = desc_.hidden;
   TensorCheck check(*context_);
@@ -203,6 +220,8 @@ void Experts::forward(const moec_experts_args& args, const Plan& plan, const Wei
       check.optional_in("output_bias", args.output_bias, {H}, {desc_.dtype, MOEC_F32});
   experts.residual = check.optional_in("residual", args.residual, {T, H}, {desc_.dtype}).data;
   experts.y = check.out("y", args.y, {T, H}, {desc_.dtype}).data;
+  experts.skip_absent = args.flags & MOEC_EXPERTS_SKIP_ABSENT;
+  if (experts.skip_absent) check_rows_alone(experts);
   const uint64_t need = checked_bytes("workspace", caller_sizes_.forward_workspace, T);
   const uint64_t saved_bytes = checked_bytes("saved", caller_sizes_.saved, T);
   check.saved_out(args.saved, saved_bytes);

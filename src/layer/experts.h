@@ -67,6 +67,7 @@ class Experts final : public Object {
                     const moec_tensor& shared_gate_bias, TensorCheck& check,
                     ExpertsArgs& experts) const;
   static ExpertsGradArgs gradients_of(const ExpertsArgs& forward);
+  void check_rows_alone(const ExpertsArgs& experts) const;
   void check_gradients(const ExpertsGradients& gradients, TensorCheck& check,
                        ExpertsGradArgs& experts) const;
 

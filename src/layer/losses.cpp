@@ -3,6 +3,7 @@
 
 #include "core/dtype.h"
 #include "layer/rows.h"
+#include "math/score.h"
 
 namespace moec {
 namespace {
@@ -17,7 +18,10 @@ void check_kind(const moec_loss_args& args, int64_t num_tokens, int64_t num_expe
   MOEC_REQUIRE(std::isfinite(args.coefficient), MOEC_E_INVALID_ARG,
                "args.coefficient is %g; expected a finite number", double(args.coefficient));
   const bool scores = balance && args.kind != MOEC_LOSS_BALANCE_MIXTRAL;  // others do not read it
-  check_enum("args.score", args.score, scores ? MOEC_SCORE_SQRT_SOFTPLUS : MOEC_SCORE_IDENTITY);
+  check_enum("args.score", args.score, math::Scores::kCount - 1);
+  const math::ScoreInfo& score = math::Scores::kInfos[args.score];
+  MOEC_REQUIRE(!scores || !score.negative, MOEC_E_INVALID_ARG,
+               "args.score is %s, which may be negative; expected a score that is not", score.name);
   check_at_least("args.seq_len", args.seq_len, 0);
   if (args.kind != MOEC_LOSS_BALANCE_SEQUENCE) return;
   MOEC_REQUIRE(args.seq_len > 0 && num_tokens % args.seq_len == 0, MOEC_E_SHAPE,

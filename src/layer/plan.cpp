@@ -19,28 +19,14 @@ struct Field {
 };
 
 Field field_of(const PlanView& plan, int32_t field) {
-  const int64_t T = plan.num_tokens, K = plan.top_k, P = plan.max_rows, El = plan.num_local;
-  const int64_t maps = 2 * int64_t(plan.num_experts) + 1, choices = El * plan.capacity;
-  const Field fields[] = {{plan.counts, MOEC_I32, 1, {El}},
-                          {plan.group_offsets, MOEC_I32, 1, {El + 1}},
-                          {plan.row_token, MOEC_I32, 1, {P}},
-                          {plan.row_slot, MOEC_I32, 1, {P}},
-                          {plan.row_weight, MOEC_F32, 1, {P}},
-                          {plan.assignment_row, MOEC_I32, 2, {T, K}},
-                          {plan.expert_ids, MOEC_I32, 2, {T, K}},
-                          {plan.routing_weights, MOEC_F32, 2, {T, K}},
-                          {plan.totals, MOEC_I32, 1, {4}},
-                          {plan.token_offsets, MOEC_I32, 1, {T + 1}},
-                          {plan.token_rows, MOEC_I32, 1, {choices}},
-                          {nullptr, MOEC_I32, 2, {T, maps}},
-                          {nullptr, MOEC_I32, 1, {K * T}}};
-  check_range("field", field, 0, MOEC_PLAN_INDEX_MAP);
-  const bool by_token = field == MOEC_PLAN_TOKEN_OFFSETS || field == MOEC_PLAN_TOKEN_ROWS;
-  const bool by_slot = field == MOEC_PLAN_ROW_ID_MAP || field == MOEC_PLAN_INDEX_MAP;
-  const bool choice = plan.kind == MOEC_PLAN_EXPERT_CHOICE;
-  MOEC_REQUIRE(choice ? !by_slot : !by_token, MOEC_E_INVALID_ARG,
-               "field is %d, which only %s plans have", field, choice ? "TOPK" : "EXPERT_CHOICE");
-  return fields[field];
+  check_range("field", field, 0, kPlanFields - 1);
+  const PlanArray& array = plan_array(field);
+  MOEC_REQUIRE(array.is_of(plan.kind), MOEC_E_INVALID_ARG, "field is %d, which only %s plans have",
+               field, array.only == MOEC_PLAN_TOPK ? "TOPK" : "EXPERT_CHOICE");
+  const PlanExtent extent = array.extent(plan, {plan.max_rows, 0});
+  if (extent.is_matrix)
+    return {array.data(plan), array.dtype(), 2, {plan.num_tokens, extent.per_token}};
+  return {array.data(plan), array.dtype(), 1, {array.elements(plan)}};
 }
 
 int64_t numel(const Field& field) {

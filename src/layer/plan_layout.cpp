@@ -101,33 +101,24 @@ int64_t plan_max_rows(const moec_plan_desc& desc, int64_t num_tokens) {
 }
 
 PlanView lay_out_plan(const moec_plan_desc& desc, bool affine, Arena& arena) {
-  const uint64_t K = uint64_t(desc.top_k), local = uint64_t(num_local(desc));
-  const bool choice = desc.kind == MOEC_PLAN_EXPERT_CHOICE;
-  uint64_t row_base = uint64_t(padding_bound(desc)), row_per_token = K;
-  if (!affine) {
-    row_base = uint64_t(plan_max_rows(desc, desc.max_tokens));
-    row_per_token = 0;
-  }
   PlanView plan;
   plan.num_experts = desc.num_experts;
   plan.num_zero = desc.num_zero_experts;
   plan.top_k = desc.top_k;
   plan.expert_begin = desc.expert_begin;
-  plan.num_local = int32_t(local);
+  plan.num_local = int32_t(num_local(desc));
   plan.align = desc.align;
   plan.drop = desc.drop;
   plan.kind = desc.kind;
-  plan.totals = arena.take_array<int32_t>(4, 0);
-  plan.counts = arena.take_array<int32_t>(local, 0);
-  plan.group_offsets = arena.take_array<int32_t>(local + 1, 0);
-  plan.row_token = arena.take_array<int32_t>(row_base, row_per_token);
-  plan.row_slot = arena.take_array<int32_t>(row_base, row_per_token);
-  plan.row_weight = arena.take_array<float>(row_base, row_per_token);
-  plan.assignment_row = arena.take_array<int32_t>(0, K);
-  plan.expert_ids = arena.take_array<int32_t>(0, K);
-  plan.routing_weights = arena.take_array<float>(0, K);
-  if (choice) plan.token_offsets = arena.take_array<int32_t>(1, 1);
-  if (choice) plan.token_rows = arena.take_array<int32_t>(local * uint64_t(desc.capacity), 0);
+  plan.capacity = desc.capacity;
+  const PlanExtent rows = affine ? PlanExtent{padding_bound(desc), desc.top_k}
+                                 : PlanExtent{plan_max_rows(desc, desc.max_tokens), 0};
+  for (const PlanArray& array : kPlanArrays) {
+    if (!array.is_stored() || !array.is_of(plan.kind)) continue;
+    const PlanExtent extent = array.extent(plan, rows);
+    array.set(plan, arena.take(uint64_t(extent.base * PlanArray::kElementBytes),
+                               uint64_t(extent.per_token * PlanArray::kElementBytes)));
+  }
   return plan;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/dtype.h"
+#include "math/score.h"
 
 namespace moec {
 namespace {
@@ -52,7 +53,7 @@ void check_desc(const moec_router_desc& desc) {
     uint32_t value, last;
   } enums[] = {{"desc.input", desc.input, MOEC_INPUT_RMS_SCALED},
                {"desc.logit_precision", desc.logit_precision, MOEC_PREC_DATA},
-               {"desc.score", desc.score, MOEC_SCORE_IDENTITY},
+               {"desc.score", desc.score, math::Scores::kCount - 1},
                {"desc.score_precision", desc.score_precision, MOEC_PREC_DATA},
                {"desc.selection", desc.selection, MOEC_SELECT_GIVEN},
                {"desc.group_fill", desc.group_fill, MOEC_FILL_ZERO},

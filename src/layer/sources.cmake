@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 moec_add_sources(
   backward.cpp
+  buffers.cpp
   check.cpp
   context.cpp
   experts.cpp

@@ -5,12 +5,16 @@
 //   value(p, g, u, round)   round(v): v, or v rounded to the data type after each step (PER_OP)
 //   slopes(p, g, u)         d value / d g, d value / d u; a clamp passes the gradient at its bound
 //   keeps_gate, keeps_up    whether the gradient passes the clamp
+//   sigmoid_form(p)         SigmoidForm, of those that have it
 //
 // No branches, so that loops over them vectorise. NaN gives NaN.
 #pragma once
 
 #include <moec/moec.h>
 
+#include <optional>
+
+#include "core/kinds.h"
 #include "math/exp.h"
 
 namespace moec::math {
@@ -26,6 +30,12 @@ struct ActivationInfo {
   // Which of moec_activation's parameters it reads, and what 0 stands for.
   bool uses_alpha = false, uses_limit = false, uses_offset = false, uses_beta = false;
   float default_alpha = 0, default_limit = 0, default_beta = 0;  // limit 0: must be given
+};
+
+// g' sigmoid(alpha (g' + cubic g'^3)) (u' + offset) with g' = min(g, limit), |u'| <= limit: what
+// the activations with a sigmoid of the gate have in common. A backend may have one code for all.
+struct SigmoidForm {
+  float alpha = 1, cubic = 0, limit = __builtin_inff(), offset = 0;
 };
 
 struct NoRounding {
@@ -74,13 +84,15 @@ MOEC_HD float normal_cdf(float x) {
 }
 
 // gelu(x) ~ x (1 + tanh(c (x + 0.044715 x^3))) / 2, c = sqrt(2/pi); (1 + tanh z) / 2 = sigmoid(2z)
+inline constexpr float kGeluRate = 1.5957691216057308f;  // 2 c
+inline constexpr float kGeluCubic = 0.044715f;
 MOEC_HD float gelu_tanh_gate(float x) {
-  return sigmoid(1.5957691216057308f * (x + 0.044715f * (x * x * x)));
+  return sigmoid(kGeluRate * (x + kGeluCubic * (x * x * x)));
 }
 MOEC_HD float gelu_tanh_slope(float x) {
   const float s = gelu_tanh_gate(x);
   const float square = at_most(x * x, 1e30f);  // no infinity times a slope of 0
-  return s + x * (s * (1.0f - s)) * (1.5957691216057308f * (1.0f + 0.134145f * square));
+  return s + x * (s * (1.0f - s)) * (kGeluRate * (1.0f + 0.134145f * square));
 }
 
 // Of g s with s = sigmoid(alpha g). The slope of s comes first: it is 0 where alpha g overflows.
@@ -95,6 +107,7 @@ struct NoClamp {
 
 struct Swiglu : NoClamp {
   static constexpr ActivationInfo kInfo = {.kind = MOEC_ACT_SWIGLU, .name = "swiglu"};
+  MOEC_HD static SigmoidForm sigmoid_form(const moec_activation&) { return {}; }
   template <class Round>
   MOEC_HD static float value(const moec_activation&, float g, float u, Round round) {
     return round(round(silu(g)) * u);
@@ -112,6 +125,9 @@ struct Gptoss {
                                            .uses_limit = true,
                                            .default_alpha = 1.702f,
                                            .default_limit = 7.0f};
+  MOEC_HD static SigmoidForm sigmoid_form(const moec_activation& p) {
+    return {.alpha = p.alpha, .limit = p.limit, .offset = 1};
+  }
   template <class Round>
   MOEC_HD static float value(const moec_activation& p, float g, float u, Round round) {
     const float gate = at_most(g, p.limit), up = clamp_both(u, p.limit);
@@ -132,6 +148,7 @@ struct Gptoss {
 struct ClampSwiglu {  // clamped before silu
   static constexpr ActivationInfo kInfo = {
       .kind = MOEC_ACT_CLAMP_SWIGLU, .name = "clamp_swiglu", .clamps = true, .uses_limit = true};
+  MOEC_HD static SigmoidForm sigmoid_form(const moec_activation& p) { return {.limit = p.limit}; }
   template <class Round>
   MOEC_HD static float value(const moec_activation& p, float g, float u, Round round) {
     return round(round(silu(at_most(g, p.limit))) * clamp_both(u, p.limit));
@@ -162,6 +179,9 @@ struct SwigluClamp {  // clamped after silu
 
 struct GegluTanh : NoClamp {
   static constexpr ActivationInfo kInfo = {.kind = MOEC_ACT_GEGLU_TANH, .name = "geglu_tanh"};
+  MOEC_HD static SigmoidForm sigmoid_form(const moec_activation&) {
+    return {.alpha = kGeluRate, .cubic = kGeluCubic};
+  }
   template <class Round>
   MOEC_HD static float value(const moec_activation&, float g, float u, Round round) {
     return round(round(g * gelu_tanh_gate(g)) * u);
@@ -189,6 +209,9 @@ struct QuickGeglu : NoClamp {
                                            .uses_alpha = true,
                                            .uses_offset = true,
                                            .default_alpha = 1.702f};
+  MOEC_HD static SigmoidForm sigmoid_form(const moec_activation& p) {
+    return {.alpha = p.alpha, .offset = p.offset};
+  }
   template <class Round>
   MOEC_HD static float value(const moec_activation& p, float g, float u, Round round) {
     const float glu = round(g * round(sigmoid(round(p.alpha * g))));
@@ -256,28 +279,21 @@ struct Identity : NoClamp {
   MOEC_HD static Slopes slopes(const moec_activation&, float, float) { return {0.0f, 1.0f}; }
 };
 
-// The list; entry i is the kind with value i.
-template <class... Kinds>
-struct ActivationList {
-  static constexpr int kCount = sizeof...(Kinds);
-  static constexpr ActivationInfo kInfos[] = {Kinds::kInfo...};
-  template <class Body>
-  static constexpr void for_each(Body body) {  // body<Kind>() for each, in order
-    (body.template operator()<Kinds>(), ...);
-  }
-};
-using Activations = ActivationList<Swiglu, Gptoss, ClampSwiglu, SwigluClamp, GegluTanh, GegluErf,
-                                   QuickGeglu, Situ, Relu2, Silu, Identity>;
-
-inline constexpr bool activations_in_order() {
-  for (int i = 0; i < Activations::kCount; ++i)
-    if (Activations::kInfos[i].kind != uint32_t(i)) return false;
-  return true;
-}
-static_assert(activations_in_order());
+using Activations = KindList<Swiglu, Gptoss, ClampSwiglu, SwigluClamp, GegluTanh, GegluErf,
+                             QuickGeglu, Situ, Relu2, Silu, Identity>;
+static_assert(Activations::in_order());
 
 inline constexpr const ActivationInfo& activation_info(uint32_t kind) {
   return Activations::kInfos[kind];
+}
+
+// The sigmoid form of an activation, if it has one.
+inline std::optional<SigmoidForm> sigmoid_form(const moec_activation& p) {
+  std::optional<SigmoidForm> form;
+  Activations::with(p.kind, [&]<class Kind>() {
+    if constexpr (requires { Kind::sigmoid_form(p); }) form = Kind::sigmoid_form(p);
+  });
+  return form;
 }
 
 }  // namespace moec::math

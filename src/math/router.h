@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Formulas of the router, one token at a time, each with its derivative beside it: steps R0..R6 of
-// moec.h section 4; R7 and later, over the K slots of a token, are in slots.h.
+// moec.h section 4 but R3, whose list is in score.h; R7 and later, over the K slots of a token, are
+// in slots.h.
 #pragma once
 
 #include <moec/moec.h>
 
 #include "math/exp.h"
+#include "math/score.h"
 
 namespace moec::math {
 
@@ -24,25 +26,6 @@ MOEC_HD float softcap(float z, float cap) {
 }
 MOEC_HD float softcap_slope(float capped, float cap) {
   return tanh_slope(capped / cap);
-}
-
-// ---- R3: scores of one logit. Softmax is e / sum with e = exp(z - max) over the row.
-MOEC_HD float score_value(uint32_t score, float z) {
-  if (score == MOEC_SCORE_SIGMOID) return sigmoid(z);
-  if (score == MOEC_SCORE_SQRT_SOFTPLUS) return sqrtf(softplus(z));
-  return z;
-}
-MOEC_HD float score_slope(uint32_t score, float z, float value) {
-  if (score == MOEC_SCORE_SIGMOID) return sigmoid_slope(value);
-  if (score == MOEC_SCORE_SQRT_SOFTPLUS) {  // sigmoid(z) = 1 - exp(-value^2)
-    return value < 0x1p-6f ? 0.5f * value * fmaf(-0.5f * value, value, 1.0f)
-                           : sigmoid(z) / (2.0f * value);
-  }
-  return 1.0f;
-}
-// Softmax: gradient at a logit from that at its probability; dot = sum of d_p p over the row.
-MOEC_HD float softmax_gradient(float p, float d_p, float dot) {
-  return p * (d_p - dot);
 }
 
 // ---- R4..R6: order of choice scores. Keys compare as integers, larger first: descending value,

@@ -43,6 +43,15 @@ moec_status weights_with(Problem& p, Spoil spoil) {
   return status;
 }
 
+// The experts' forward with MOEC_EXPERTS_SKIP_ABSENT and something that it would lose.
+moec_status skip_with(Problem& p, void (*spoil)(Problem&, moec_experts_args&)) {
+  p.build_plan();
+  auto args = p.experts_args();
+  args.flags = MOEC_EXPERTS_SKIP_ABSENT;
+  spoil(p, args);
+  return moec_experts_forward(p.experts.get(), &args, nullptr);
+}
+
 const Mistake kMistakes[] = {
     // ---- ranges of descriptors
     {"no_experts", MOEC_E_INVALID_ARG, "num_experts is 0",
@@ -51,7 +60,7 @@ const Mistake kMistakes[] = {
      [](Problem& p) { return router_with(p, [](auto& d) { d.top_k = 0; }); }},
     {"top_k_above_experts", MOEC_E_INVALID_ARG, "top_k is 5; expected 1 to 4",
      [](Problem& p) { return router_with(p, [](auto& d) { d.top_k = 5; }); }},
-    {"unknown_score", MOEC_E_INVALID_ARG, "desc.score is 9; expected 0 to 3",
+    {"unknown_score", MOEC_E_INVALID_ARG, "desc.score is 9; expected 0 to ",
      [](Problem& p) { return router_with(p, [](auto& d) { d.score = 9; }); }},
     {"jitter_one", MOEC_E_INVALID_ARG, "desc.jitter is 1",
      [](Problem& p) { return router_with(p, [](auto& d) { d.jitter = 1; }); }},
@@ -155,6 +164,50 @@ const Mistake kMistakes[] = {
        std::string path;
        for (int i = 0; i < 60; ++i) path += "/nonexistent";
        return moec_backend_load((path + "/plugin.so").c_str());
+     }},
+    // ---- rows of y that are left as they are hold nothing but the experts' sum
+    {"skip_absent_with_a_residual", MOEC_E_INVALID_ARG, "SKIP_ABSENT with a residual",
+     [](Problem& p) { return skip_with(p, [](auto& q, auto& a) { a.residual = q.rows(q.d_y); }); }},
+    {"skip_absent_with_an_output_bias", MOEC_E_INVALID_ARG, "SKIP_ABSENT with an output_bias",
+     [](Problem& p) {
+       return skip_with(p, [](auto& q, auto& a) {
+         a.output_bias = tensor_of(q.d_y.data(), MOEC_F32, {Problem::kHidden});
+       });
+     }},
+    {"skip_absent_with_identity_experts", MOEC_E_INVALID_ARG, "SKIP_ABSENT with identity experts",
+     [](Problem& p) {
+       p.experts_desc.num_zero_experts = p.plan_desc.num_zero_experts = 1;
+       p.plan = make<PlanHandle>(moec_plan_create, p.context, &p.plan_desc,
+                                 static_cast<const moec_buffer*>(nullptr));
+       p.experts = make<Experts>(moec_experts_create, p.context, &p.experts_desc);
+       return skip_with(p, [](auto&, auto&) {});
+     }},
+    {"skip_absent_with_a_shared_expert", MOEC_E_INVALID_ARG, "SKIP_ABSENT with a shared expert",
+     [](Problem& p) {
+       auto desc = p.weights_desc;
+       desc.num_experts = 1;
+       const auto shared = make<Weights>(moec_weights_create, p.context,
+                                         static_cast<const moec_weights_desc*>(&desc));
+       auto set = p.weight_set(p.gate_up, p.down);
+       set.gate_up.data.shape[0] = set.down.data.shape[0] = 1;
+       check(moec_weights_bind(shared.get(), &set));
+       p.experts_desc.shared = MOEC_SHARED_ADD;
+       p.experts_desc.shared_inter = Problem::kInter;
+       p.experts = make<Experts>(moec_experts_create, p.context, &p.experts_desc);
+       check(moec_experts_query(p.experts.get(), &p.experts_sizes));
+       p.experts_saved.resize(p.bytes(p.experts_sizes.saved));
+       p.build_plan();
+       auto args = p.experts_args();
+       args.flags = MOEC_EXPERTS_SKIP_ABSENT;
+       args.shared_weights = shared.get();
+       return moec_experts_forward(p.experts.get(), &args, nullptr);
+     }},
+    {"unknown_flag_of_experts", MOEC_E_INVALID_ARG, "args.flags is 0x2",
+     [](Problem& p) {
+       p.build_plan();
+       auto args = p.experts_args();
+       args.flags = 2;
+       return moec_experts_forward(p.experts.get(), &args, nullptr);
      }},
 };
 MOEC_TEST_MISTAKES(kMistakes);

@@ -8,13 +8,14 @@
 namespace moec::oracle {
 namespace {
 
-constexpr const char* kActNames[] = {"swiglu",     "gptoss",    "clamp_swiglu", "swiglu_clamp",
-                                     "geglu_tanh", "geglu_erf", "quick_geglu",  "situ",
-                                     "relu2",      "silu",      "identity"};
 constexpr const char* kPositionNames[] = {"output", "activation", "input"};
 
-bool has_clamp(Act act) {
-  return act == Act::kGptoss || act == Act::kClampSwiglu || act == Act::kSwigluClamp;
+// The next kind of the table, with a gate if this one has it.
+Act next_act(Act act) {
+  size_t i = static_cast<size_t>(act);
+  do i = (i + 1) % std::size(kActs);
+  while (kActs[i].gated != is_gated(act));
+  return kActs[i].kind;
 }
 
 // Pre-activations of about 1.6; the limit of 1 is reached often, from both sides.
@@ -29,29 +30,27 @@ FeatureCase act_case(const std::string& name, Act act) {
 void add_act_mutations(FeatureCase* c, Act act) {
   if (act == Act::kGptoss || act == Act::kClampSwiglu)
     mutate(c, "lower clamp", Fault::kGateLowerClamp);
-  if (has_clamp(act)) {
+  if (info_of(act).limit) {
     mutate(c, "no up clamp", Fault::kNoUpClamp);
     mutate(c, "limit", [](Config* m, Inputs*) { m->experts.activation.limit = 1.5; });
   }
-  if (act == Act::kGptoss || act == Act::kQuickGeglu)
+  if (info_of(act).alpha)
     mutate(c, "alpha", [](Config* m, Inputs*) { m->experts.activation.alpha = 1; });
   if (is_gated(act))
     mutate(c, "gate and up swapped", [](Config*, Inputs* in) {
       std::swap(in->experts.gate, in->experts.up);
       std::swap(in->experts.gate_bias, in->experts.up_bias);
     });
-  const Act next = is_gated(act)           ? static_cast<Act>((static_cast<int>(act) + 1) % 8)
-                   : act == Act::kIdentity ? Act::kRelu2
-                                           : static_cast<Act>(static_cast<int>(act) + 1);
-  mutate(c, "other activation", [next](Config* m, Inputs*) { m->experts.activation.kind = next; });
+  mutate(c, "other activation",
+         [next = next_act(act)](Config* m, Inputs*) { m->experts.activation.kind = next; });
 }
 
 void add_activation_cases(std::vector<FeatureCase>* cases) {
-  for (size_t a = 0; a < std::size(kActNames); ++a) {
+  for (const ActInfo& info : kActs) {
     for (size_t p = 0; p < std::size(kPositionNames); ++p) {
-      const auto act = static_cast<Act>(a);
+      const Act act = info.kind;
       FeatureCase c =
-          act_case(std::string("act_") + kActNames[a] + "_weight_on_" + kPositionNames[p], act);
+          act_case(std::string("act_") + info.name + "_weight_on_" + kPositionNames[p], act);
       c.config.experts.weight_position = static_cast<WeightPosition>(p);
       add_expert_biases(&c);
       add_act_mutations(&c, act);
@@ -95,8 +94,7 @@ void add_parameter_cases(std::vector<FeatureCase>* cases) {
 
   // g == L and u == +-L exactly: zero weights, the biases are the pre-activations.
   for (const Act act : {Act::kGptoss, Act::kClampSwiglu}) {
-    FeatureCase edge =
-        act_case(std::string("clamp_boundary_") + kActNames[static_cast<int>(act)], act);
+    FeatureCase edge = act_case(std::string("clamp_boundary_") + info_of(act).name, act);
     edge.in.experts.gate.assign(edge.in.experts.gate.size(), 0.0);
     edge.in.experts.up.assign(edge.in.experts.up.size(), 0.0);
     edge.in.experts.gate_bias.assign(80, 1.0);
@@ -164,9 +162,9 @@ void add_shared_cases(std::vector<FeatureCase>* cases) {
       mutate(&full, "no mix bias", [](Config*, Inputs* in) { in->shared_gate_bias.clear(); });
     cases->push_back(full);
   }
-  for (size_t a = 0; a < std::size(kActNames); ++a) {
-    FeatureCase c = base_case(std::string("shared_act_") + kActNames[a]);
-    add_shared(&c, Shared::kAdd, 9, static_cast<Act>(a));
+  for (const ActInfo& info : kActs) {
+    FeatureCase c = base_case(std::string("shared_act_") + info.name);
+    add_shared(&c, Shared::kAdd, 9, info.kind);
     c.config.experts.shared_activation.limit = 1;
     mutate(&c, "none", [](Config* m, Inputs*) { m->experts.shared = Shared::kNone; });
     cases->push_back(c);

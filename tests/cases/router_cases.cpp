@@ -10,7 +10,6 @@
 namespace moec::oracle {
 namespace {
 
-constexpr const char* kScoreNames[] = {"softmax", "sigmoid", "sqrt_softplus", "identity"};
 constexpr const char* kNormNames[] = {"none", "sum", "clamp_sum", "p"};
 
 FeatureCase score_case(const std::string& name, Score score) {
@@ -146,15 +145,16 @@ void add_rounding_cases(std::vector<FeatureCase>* cases) {
 }
 
 void add_score_cases(std::vector<FeatureCase>* cases) {
-  for (size_t s = 0; s < std::size(kScoreNames); ++s) {
+  for (const ScoreInfo& info : kScores) {
     for (size_t n = 0; n < std::size(kNormNames); ++n) {
-      FeatureCase c = score_case(std::string("score_") + kScoreNames[s] + "_norm_" + kNormNames[n],
-                                 static_cast<Score>(s));
+      FeatureCase c =
+          score_case(std::string("score_") + info.name + "_norm_" + kNormNames[n], info.kind);
       c.config.router.norm = static_cast<Norm>(n);
       c.config.router.norm_eps = c.config.router.norm == Norm::kSum ? 0.0625 : 0;
       c.config.router.norm_p = 2;
       c.config.router.scale = 2.5;
-      const auto other = static_cast<Score>((s + 1) % std::size(kScoreNames));
+      const size_t next = (static_cast<size_t>(info.kind) + 1) % std::size(kScores);
+      const Score other = kScores[next].kind;
       mutate(&c, "other score", [other](Config* m, Inputs*) { m->router.score = other; });
       mutate(&c, "scale off", [](Config* m, Inputs*) { m->router.scale = 1; });
       if (c.config.router.norm == Norm::kNone)

@@ -11,9 +11,9 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 void add_bias_cases(std::vector<FeatureCase>* cases) {
-  for (const Score score : {Score::kSoftmax, Score::kSigmoid, Score::kIdentity}) {
-    FeatureCase c = base_case("select_bias_" + std::to_string(static_cast<int>(score)), 67);
-    c.config.router.score = score;
+  for (const ScoreInfo& score : kScores) {
+    FeatureCase c = base_case(std::string("select_bias_") + score.name, 67);
+    c.config.router.score = score.kind;
     c.in.select_bias = random_values("select_bias", 8);
     mutate(&c, "enters the weight", Fault::kBiasInWeight);
     mutate(&c, "absent", [](Config*, Inputs* in) { in->select_bias.clear(); });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random auxiliary losses and their gradients, bit for bit.
 #include "gpu/agree.h"
+#include "oracle/kinds.h"
 
 namespace moec::test {
 namespace {
@@ -22,7 +23,8 @@ LossCase draw_loss(TensorDraw& draw) {
   if (c.experts == 7000) c.tokens = std::min<int64_t>(c.tokens, 30);
   args.top_k = 1 + int32_t(draw.below(std::min<int64_t>(c.experts, 9)));
   args.coefficient = draw.one_of({0.0f, 0.01f, 1.5f});
-  args.score = uint32_t(draw.below(3));
+  do args.score = uint32_t(draw.below(std::size(oracle::kScores)));
+  while (oracle::kScores[args.score].negative);
   args.seq_len = 1;
   if (args.kind == MOEC_LOSS_BALANCE_SEQUENCE) do
       args.seq_len = 1 + draw.below(std::max<int64_t>(c.tokens, 1));

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "gpu/agree.h"
+#include "oracle/kinds.h"
 
 namespace moec::test {
 namespace {
@@ -47,7 +48,7 @@ RouterCase draw_router(TensorDraw& draw) {
   desc.top_k = 1 + int32_t(draw.below(std::min<int64_t>(c.ids, draw.chance(0.1) ? 40 : 10)));
   draw_selection(draw, c.ids, desc);
   if (draw.chance(0.3)) desc.logit_softcap = 5.0f;
-  desc.score = uint32_t(draw.below(4));
+  desc.score = uint32_t(draw.below(std::size(oracle::kScores)));
   desc.norm = uint32_t(draw.below(4));
   desc.norm_eps = draw.chance(0.3) ? 0.0f : draw.one_of({1e-20f, 1e-9f, 0.3f});
   if (desc.norm == MOEC_NORM_P) desc.norm_p = draw.one_of({1.0f, 2.0f, 1.7f});

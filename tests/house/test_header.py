@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moec.h compiles alone and twice, in every C and C++ that a user may have, without a warning."""
+"""moec.h compiles alone and twice, in every C and C++ that a user may have, without a warning.
+Each of its functions has a text of its own, and each enumerator stands where a reader looks."""
 
+import re
 import shutil
 import subprocess
 
@@ -26,3 +28,24 @@ def test_a_padded_struct_would_be_refused(tmp_path):
     (tmp_path / "padded.h").write_text("struct a { char b; int c; };\n")
     run = subprocess.run(["gcc", "-x", "c", *FLAGS, str(tmp_path / "padded.h")])
     assert run.returncode != 0
+
+
+def without_text(text):
+    """Functions of a header whose declaration no comment stands before."""
+    before = re.compile(r"(\*/\n)?^MOEC_API [^;]*?\b(moec_\w+)\(", re.MULTILINE)
+    return [m[2] for m in before.finditer(text) if not m[1]]
+
+
+def test_each_function_has_a_text_of_its_own(header):
+    text = header.read_text()
+    assert text.count("\nMOEC_API ") > 70
+    assert without_text(text) == []
+    assert without_text(text.replace("/* Drops the caller's reference. */\n", "", 1)) == [
+        "moec_router_free"]
+
+
+def test_enumerators_are_indented_by_two(header):
+    lines = header.read_text().splitlines()
+    odd = [line for line in lines if re.match(r"\s+MOEC_\w+ = -?\w+", line)
+           and not re.match(r"  \S", line)]
+    assert odd == []

@@ -45,6 +45,9 @@ struct Variant {
   test::RunOptions options;
   int align = 1;  // rows of an expert
 };
+void PrintTo(const Variant& c, std::ostream* out) {
+  *out << c.name;
+}
 std::vector<Variant> variants() {
   std::vector<Variant> all;
   const auto add = [&](const std::string& name) -> test::RunOptions& {

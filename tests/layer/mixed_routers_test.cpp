@@ -66,8 +66,7 @@ class Maker {
   void draw_numbers() {
     oracle::RouterConfig& r = p_.config.router;
     r.logit_softcap = noted("softcap", draw_.one_of({0.0, 0.0, 4.0, 30.0}));
-    r.score =
-        draw_.one_of({Score::kSoftmax, Score::kSigmoid, Score::kSqrtSoftplus, Score::kIdentity});
+    r.score = draw_.one_of(oracle::kScores).kind;
     r.weight_rule =
         draw_.one_of({oracle::WeightRule::kScore, oracle::WeightRule::kScore,
                       oracle::WeightRule::kSoftmaxSelected, oracle::WeightRule::kSigmoidSelected});

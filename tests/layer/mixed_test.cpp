@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers whose every property is drawn at random, in every type: what no list of cases crosses.
 // Forward and every gradient against the oracle. MOEC_MIXED_CASES of them (48), others for each
-// MOEC_TEST_SEED. Mutation noted: an output bias left out beside a residual.
+// MOEC_TEST_SEED. Mutations noted: an output bias left out beside a residual; in bf16, x times a
+// weight on the input 1 % too large.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,12 +33,6 @@ struct Problem {
   RunOptions options;
   std::string text;  // what was drawn
 };
-
-// Routing weights that are not on the output are rounded with what they multiply.
-bool rounds_weights(const Problem& p) {
-  return p.options.dtype != MOEC_F32 &&
-         p.config.experts.weight_position != oracle::WeightPosition::kOutput;
-}
 
 class Maker {
  public:
@@ -93,15 +88,12 @@ class Maker {
     r.scale = draw_.one_of({1.0, 1.0, 2.5});
   }
 
-  // Clamps have another gradient on either side: of few elements none is near, unless inputs are
-  // rounded where the oracle does not.
-  oracle::Activation activation(const char* what, int64_t elements, bool may_clamp = true) {
+  // Clamps have another gradient on either side: of few elements none is near.
+  oracle::Activation activation(const char* what, int64_t elements) {
     oracle::Activation a;
     do {
-      a.kind = static_cast<Act>(draw_.below(static_cast<int>(Act::kIdentity) + 1));
-    } while (
-        (elements > 20'000 || !may_clamp) &&
-        (a.kind == Act::kGptoss || a.kind == Act::kClampSwiglu || a.kind == Act::kSwigluClamp));
+      a.kind = draw_.one_of(oracle::kActs).kind;
+    } while (elements > 20'000 && info_of(a.kind).limit);
     a.limit = 1.5;
     a.linear_beta = draw_.one_of({0.0, 2.0});
     noted(what, static_cast<int>(a.kind));
@@ -130,8 +122,7 @@ class Maker {
             ? oracle::WeightPosition::kOutput
             : draw_.one_of({oracle::WeightPosition::kActivation, oracle::WeightPosition::kInput});
     noted("position", static_cast<int>(e.weight_position));
-    e.activation =
-        activation("act", int64_t{tokens_} * p_.config.router.top_k * inter_, !rounds_weights(p_));
+    e.activation = activation("act", int64_t{tokens_} * p_.config.router.top_k * inter_);
     e.output_scale = draw_.one_of({1.0, 1.0, 0.5, -2.0});
     noted("scale*2", 2 * e.output_scale);
     p_.in.experts = mlp("", p_.config.router.num_experts, inter_, e.activation.kind);
@@ -218,10 +209,17 @@ class Maker {
   Problem p_;
 };
 
-// Sums that nearly cancel are no rarer here than elsewhere, but nobody has chosen the seed.
-double tolerance(const Problem& p, const Type& type) {
-  if (type.dtype == MOEC_F32) return p.options.accumulate ? 1e-4 : 4e-5;
-  return (rounds_weights(p) ? 4 : 2) * type.tolerance;
+struct Bound {
+  double error, floor;
+};
+// Sums that nearly cancel are no rarer here than elsewhere, but nobody has chosen the seed: in fp32
+// they need a floor. In 16 bits the oracle rounds as the layer does, and a sum has no error of its
+// own but what a value does that goes to its other neighbour: once, or twice where products leave
+// 16 bits.
+Bound bound(const Problem& p, const Type& type, const InnerRounding& rounding) {
+  if (type.dtype == MOEC_F32) return {p.options.accumulate ? 1e-4 : 4e-5, kTypicalRow};
+  if (rounding.between == oracle::Rounding::kNone) return {type.tolerance, kRowFloor};
+  return {2 * type.tolerance, kTypicalRow};
 }
 
 class Mixed : public testing::TestWithParam<int> {};
@@ -234,8 +232,9 @@ TEST_P(Mixed, MatchesTheOracle) {
     const Problem p = Maker(number++, type.dtype).take();
     SCOPED_TRACE(std::string(type.name) + p.text);
     const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, p.options);
-    const OracleRun reference = run_oracle(as_rounded(p.config, run.between), p.in, p.d_y, {});
-    expect_matches(run, reference, p.config, p.in, tolerance(p, type), kTypicalRow);
+    const OracleRun reference = run_oracle(as_rounded(p.config, run.rounding), p.in, p.d_y, {});
+    const Bound most = bound(p, type, run.rounding);
+    expect_matches(run, reference, p.config, p.in, most.error, most.floor);
   }
 }
 

@@ -193,12 +193,12 @@ std::vector<LossCase> loss_cases() {
   for (const bool masked : {false, true}) {
     cases.push_back({{.kind = LossKind::kMixtral}, masked, false});
     cases.push_back({{.kind = LossKind::kZ}, masked, false});
-    for (const oracle::Score score :
-         {oracle::Score::kSoftmax, oracle::Score::kSigmoid, oracle::Score::kSqrtSoftplus}) {
+    for (const oracle::ScoreInfo& score : oracle::kScores) {
+      if (score.negative) continue;
       for (const bool counted : {false, true})
-        cases.push_back({{.kind = LossKind::kSwitch, .score = score}, masked, counted});
+        cases.push_back({{.kind = LossKind::kSwitch, .score = score.kind}, masked, counted});
       cases.push_back(
-          {{.kind = LossKind::kSequence, .seq_len = 16, .score = score}, masked, false});
+          {{.kind = LossKind::kSequence, .seq_len = 16, .score = score.kind}, masked, false});
     }
   }
   return cases;

@@ -119,8 +119,8 @@ void check_type(const Problem& p, const OracleRun& exact, const Type& type) {
   options.only_bytes = false;
   const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, options);
   std::optional<OracleRun> rounded;
-  if (run.between != oracle::Rounding::kNone) {
-    rounded = run_oracle(as_rounded(p.config, run.between), p.in, p.d_y, {});
+  if (run.rounding.between != oracle::Rounding::kNone) {
+    rounded = run_oracle(as_rounded(p.config, run.rounding), p.in, p.d_y, {});
     expect_matches(run, exact, p.config, p.in, 2 * type.tolerance, kTypicalRow);
   }
   const OracleRun& reference = rounded ? *rounded : exact;

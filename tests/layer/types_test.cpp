@@ -38,6 +38,9 @@ struct Layout {
   uint32_t gate_layout, orientation;
   bool per_expert, per_expert_bias = false;
 };
+void PrintTo(const Layout& c, std::ostream* out) {
+  *out << c.name;
+}
 constexpr Layout kLayouts[] = {
     {"gate_then_up", MOEC_GATE_THEN_UP, MOEC_OUT_IN, false},
     {"gate_then_up_in_out", MOEC_GATE_THEN_UP, MOEC_IN_OUT, false},
@@ -133,26 +136,26 @@ Problem make_problem(const Kind& kind) {
 struct Reference {
   Problem problem;
   OracleRun run;
-  Reference(const Kind& kind, oracle::Rounding between)
+  Reference(const Kind& kind, const InnerRounding& rounding)
       : problem(make_problem(kind)),
-        run(run_oracle(as_rounded(problem.config, between), problem.in, problem.d_y, {})) {}
+        run(run_oracle(as_rounded(problem.config, rounding), problem.in, problem.d_y, {})) {}
 };
-const Reference& reference(const Kind& kind, oracle::Rounding between) {  // evaluated once
-  static std::map<std::pair<Kind, oracle::Rounding>, Reference> all;
-  const std::pair key(kind, between);
-  return all.try_emplace(key, kind, between).first->second;
+const Reference& reference(const Kind& kind, const InnerRounding& rounding) {  // evaluated once
+  static std::map<std::pair<Kind, InnerRounding>, Reference> all;
+  const std::pair key(kind, rounding);
+  return all.try_emplace(key, kind, rounding).first->second;
 }
 
 // align: rows of an expert, of which no result may show anything.
 LayerRun expect_run(const Kind& kind, const RunOptions& options, double tolerance, int align = 1) {
-  const Reference& exact = reference(kind, oracle::Rounding::kNone);
+  const Reference& exact = reference(kind, {});
   const Problem& p = exact.problem;
   oracle::Config config = p.config;
   config.plan.align = align;
   const LayerRun run = run_layer(config, p.in, p.d_y, {}, options);
-  expect_matches(run, reference(kind, run.between).run, p.config, p.in, tolerance);
+  expect_matches(run, reference(kind, run.rounding).run, p.config, p.in, tolerance);
   // A value that rounds to a clamp's limit has another gradient there.
-  if (run.between != oracle::Rounding::kNone && !kind.more())
+  if (run.rounding != InnerRounding() && !kind.more())
     expect_matches(run, exact.run, p.config, p.in, 2 * tolerance, kTypicalRow);
   return run;
 }
@@ -234,10 +237,10 @@ TEST(Gates, FarFromZero) {
 // where the gate compares as above a limit of infinity.
 TEST(Gates, NaNShows) {
   for (const Type& type : types()) {
-    for (const auto act : {oracle::Act::kSwiglu, oracle::Act::kGegluTanh, oracle::Act::kGegluErf,
-                           oracle::Act::kQuickGeglu}) {
-      SCOPED_TRACE(std::string(type.name) + " activation " + std::to_string(static_cast<int>(act)));
-      Problem p = make_problem({true, oracle::Shared::kNone, act});
+    for (const oracle::ActInfo& act : oracle::kActs) {
+      if (!act.gated || act.limit) continue;
+      SCOPED_TRACE(std::string(type.name) + " activation " + act.name);
+      Problem p = make_problem({true, oracle::Shared::kNone, act.kind});
       p.in.router_x = p.in.x;
       p.in.x[0] = std::nan("");
       RunOptions options;

@@ -45,7 +45,7 @@ struct Shape {
   size_t hidden, inter;
   Activation act;
   Fault fault;
-  Rounding between = Rounding::kNone;
+  Rounding operands = Rounding::kNone, between = Rounding::kNone;
 };
 
 // Everything R rows compute in one MLP. The activation of a row is multiplied by act_weight before
@@ -58,6 +58,13 @@ struct MlpRows {
   Vec g, u, h, y;     // [R,I], [R,I], [R,I], [R,H]
   size_t count() const { return act_weight.size(); }
 };
+// What the products with the down projection read of h [R,I].
+Vec weighted_acts(const Shape& s, const MlpRows& rows) {
+  Vec acts = rows.h;
+  for (size_t i = 0; i < acts.size(); ++i)
+    acts[i] = round_to(s.operands, rows.act_weight[i / s.inter] * acts[i]);
+  return acts;
+}
 void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* rows) {
   const size_t count = rows->count();
   rows->g.assign(count * s.inter, 0.0);
@@ -73,14 +80,17 @@ void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* rows) {
       if (m.gate_bias) g += m.gate_bias[i];
       u = dot(m.up + i * s.hidden, x, s.hidden);
       if (m.up_bias) u += m.up_bias[i];
+      g = round_to(s.act.steps, g);
+      u = round_to(s.act.steps, u);
       rows->h[r * s.inter + i] = activate(s.act, g, u, s.fault);
     }
   }
+  const Vec acts = weighted_acts(s, *rows);
   for (size_t o = 0; o < s.hidden; ++o) {
     for (size_t r = 0; r < count; ++r) {
       const double weight = rows->act_weight[r];
       double& y = rows->y[r * s.hidden + o];
-      y = weight * dot(m.down + o * s.inter, &rows->h[r * s.inter], s.inter);
+      y = dot(m.down + o * s.inter, &acts[r * s.inter], s.inter);
       if (m.down_bias) y += (s.fault == Fault::kDownBiasUnweighted ? 1 : weight) * m.down_bias[o];
     }
   }
@@ -90,17 +100,17 @@ void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* rows) {
 void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpRows& rows, const Vec& d_y,
                   const Mlp<double*>& d, Vec* d_x, Vec* d_act_weight) {
   const size_t count = rows.count();
+  const Vec acts = weighted_acts(s, rows);
   Vec d_hw(count * s.inter, 0.0);  // at act_weight * h
   d_x->assign(count * s.hidden, 0.0);
   d_act_weight->assign(count, 0.0);
   for (size_t o = 0; o < s.hidden; ++o) {
     for (size_t r = 0; r < count; ++r) {
       const double d_out = d_y[r * s.hidden + o];
-      const double weight = rows.act_weight[r];
       add_scaled(&d_hw[r * s.inter], d_out, m.down + o * s.inter, s.inter);
-      add_scaled(d.down + o * s.inter, d_out * weight, &rows.h[r * s.inter], s.inter);
+      add_scaled(d.down + o * s.inter, d_out, &acts[r * s.inter], s.inter);
       if (!m.down_bias) continue;
-      d.down_bias[o] += d_out * weight;
+      d.down_bias[o] += d_out * rows.act_weight[r];
       (*d_act_weight)[r] += d_out * m.down_bias[o];
     }
   }
@@ -114,8 +124,8 @@ void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpRows& ro
       double dg = 0;
       double du = 0;
       activate_backward(s.act, rows.g[at_i], rows.u[at_i], &dg, &du, s.fault);
-      dg *= d_hw[at_i] * rows.act_weight[r];
-      du *= d_hw[at_i] * rows.act_weight[r];
+      dg = round_to(s.operands, dg * d_hw[at_i] * rows.act_weight[r]);
+      du = round_to(s.operands, du * d_hw[at_i] * rows.act_weight[r]);
       add_scaled(&(*d_x)[r * s.hidden], du, m.up + i * s.hidden, s.hidden);
       add_scaled(d.up + i * s.hidden, du, x, s.hidden);
       if (d.up_bias) d.up_bias[i] += du;
@@ -152,13 +162,14 @@ std::vector<Assignments> assignments_of(const Config& config, const Route& route
   return found;
 }
 
-Shape shape_of(const Config& c) {
-  return {static_cast<size_t>(c.experts.hidden), static_cast<size_t>(c.experts.inter),
-          c.experts.activation, c.fault, c.experts.between};
-}
-Shape shared_shape(const Config& c) {
-  return {static_cast<size_t>(c.experts.hidden), static_cast<size_t>(c.experts.shared_inter),
-          c.experts.shared_activation, c.fault, c.experts.between};
+Shape shape_of(const Config& c, bool shared = false) {
+  const ExpertsConfig& e = c.experts;
+  return {static_cast<size_t>(e.hidden),
+          static_cast<size_t>(shared ? e.shared_inter : e.inter),
+          shared ? e.shared_activation : e.activation,
+          c.fault,
+          e.operands,
+          e.between};
 }
 
 // The rows of one expert, computed.
@@ -171,7 +182,8 @@ MlpRows expert_rows(const Config& config, const Inputs& in, const Vec& x, const 
     const double* source = &x[a / static_cast<size_t>(route.slots) * s.hidden];
     const double weight = route.weights[a];
     for (size_t h = 0; h < s.hidden; ++h)
-      rows.x.push_back(position == WeightPosition::kInput ? weight * source[h] : source[h]);
+      rows.x.push_back(position == WeightPosition::kInput ? round_to(s.operands, weight * source[h])
+                                                          : source[h]);
     rows.act_weight.push_back(position == WeightPosition::kActivation ? weight : 1);
   }
   const auto local = static_cast<size_t>(id - config.plan.expert_begin);
@@ -181,12 +193,20 @@ MlpRows expert_rows(const Config& config, const Inputs& in, const Vec& x, const 
 
 // The rows as backward sees them.
 void round_kept(const Shape& s, MlpRows* rows) {
-  if (s.between == Rounding::kNone) return;
+  if (s.between == Rounding::kNone && s.act.steps == Rounding::kNone) return;
+  Activation act = s.act;
+  act.steps = Rounding::kNone;
   for (size_t i = 0; i < rows->h.size(); ++i) {
     rows->g[i] = round_to(s.between, rows->g[i]);
     rows->u[i] = round_to(s.between, rows->u[i]);
-    rows->h[i] = activate(s.act, rows->g[i], rows->u[i], s.fault);
+    rows->h[i] = activate(act, rows->g[i], rows->u[i], s.fault);
   }
+}
+
+void add_output(const ExpertsConfig& e, double weight, const double* row, double* sum) {
+  if (e.sums == Rounding::kNone) return add_scaled(sum, weight, row, static_cast<size_t>(e.hidden));
+  const auto round = [&](double value) { return round_to(e.sums, value); };
+  for (int h = 0; h < e.hidden; ++h) sum[h] = round(sum[h] + round(weight * round(row[h])));
 }
 
 // The sums over each token's experts [T,H], before output_scale.
@@ -202,36 +222,35 @@ Vec routed_forward(const Config& config, const Inputs& in, const Vec& x, const R
       if (!identity) rows = expert_rows(config, in, x, route, assignments, id);
       for (size_t r = 0; r < assignments.size(); ++r) {
         const size_t first = assignments[r] / static_cast<size_t>(route.slots) * hidden;
-        add_scaled(&sums[first], identity || on_output ? route.weights[assignments[r]] : 1,
-                   identity ? &x[first] : &rows.y[r * hidden], hidden);
+        add_output(config.experts, identity || on_output ? route.weights[assignments[r]] : 1,
+                   identity ? &x[first] : &rows.y[r * hidden], &sums[first]);
       }
     }
   }
   return sums;
 }
 
-// One expert's part of the backward. d_sums [T,H] is the gradient at the routed sums.
+// The gradient at y [T,H], and the factor of each token's routed sum in y [T]: c0 output_scale.
+struct OutputGradient {
+  const Vec &d_y, &factor;
+};
+
+// One expert's part of the backward. d_factor [T]: the gradient at the factors. In exact arithmetic
+// a weight on the output may as well multiply the activations, and backends round the product.
 void expert_backward(const Config& config, const Inputs& in, const Vec& x, const Route& route,
-                     const Assignments& assignments, int id, const Vec& d_sums, Vec* d_x,
-                     Gradients* grads) {
+                     const Assignments& assignments, int id, const OutputGradient& output, Vec* d_x,
+                     Vec* d_factor, Gradients* grads) {
   const Shape s = shape_of(config);
-  WeightPosition position = config.experts.weight_position;
+  const bool on_input = config.experts.weight_position == WeightPosition::kInput;
   MlpRows rows = expert_rows(config, in, x, route, assignments, id);
   round_kept(s, &rows);
-  if (s.between != Rounding::kNone && position == WeightPosition::kOutput) {
-    // The same in exact arithmetic; the gradient at the activations is rounded before the weight.
-    for (size_t r = 0; r < assignments.size(); ++r)
-      rows.act_weight[r] = route.weights[assignments[r]];
-    position = WeightPosition::kActivation;
-  }
   Vec d_y;
   for (size_t r = 0; r < assignments.size(); ++r) {
     const size_t a = assignments[r];
-    const double* d_sum = &d_sums[a / static_cast<size_t>(route.slots) * s.hidden];
-    const bool on_output = position == WeightPosition::kOutput;
-    if (on_output) grads->routing_weights[a] = dot(d_sum, &rows.y[r * s.hidden], s.hidden);
-    for (size_t h = 0; h < s.hidden; ++h)
-      d_y.push_back(on_output ? route.weights[a] * d_sum[h] : d_sum[h]);
+    const size_t token = a / static_cast<size_t>(route.slots);
+    const double* d_out = &output.d_y[token * s.hidden];
+    d_y.insert(d_y.end(), d_out, d_out + s.hidden);
+    rows.act_weight[r] = (on_input ? 1 : route.weights[a]) * output.factor[token];
   }
   const auto local = static_cast<size_t>(id - config.plan.expert_begin);
   Vec d_rows;
@@ -240,28 +259,32 @@ void expert_backward(const Config& config, const Inputs& in, const Vec& x, const
                mlp_of<double*>(grads->experts, local, s.hidden, s.inter), &d_rows, &d_act_weight);
   for (size_t r = 0; r < assignments.size(); ++r) {
     const size_t a = assignments[r];
-    const size_t first = a / static_cast<size_t>(route.slots) * s.hidden;
+    const size_t token = a / static_cast<size_t>(route.slots), first = token * s.hidden;
     const double* d_row = &d_rows[r * s.hidden];
-    const bool on_input = position == WeightPosition::kInput;
-    if (on_input) grads->routing_weights[a] = dot(d_row, &x[first], s.hidden);
-    if (position == WeightPosition::kActivation) grads->routing_weights[a] = d_act_weight[r];
+    grads->routing_weights[a] =
+        on_input ? dot(d_row, &x[first], s.hidden) : output.factor[token] * d_act_weight[r];
+    (*d_factor)[token] += (on_input ? 1 : route.weights[a]) * d_act_weight[r];
     add_scaled(&(*d_x)[first], on_input ? route.weights[a] : 1, d_row, s.hidden);
   }
 }
 
 void routed_backward(const Config& config, const Inputs& in, const Vec& x, const Route& route,
-                     const Plan& plan, const Vec& d_sums, Vec* d_x, Gradients* grads) {
+                     const Plan& plan, const OutputGradient& output, Vec* d_x, Vec* d_factor,
+                     Gradients* grads) {
   const auto hidden = static_cast<size_t>(config.experts.hidden);
   for (int id = 0; id < config.router.columns(); ++id) {
     for (const Assignments& assignments : assignments_of(config, route, plan, id)) {
       if (id < config.router.num_experts) {
-        expert_backward(config, in, x, route, assignments, id, d_sums, d_x, grads);
+        expert_backward(config, in, x, route, assignments, id, output, d_x, d_factor, grads);
         continue;
       }
       for (size_t a : assignments) {
-        const size_t first = a / static_cast<size_t>(route.slots) * hidden;
-        grads->routing_weights[a] = dot(&d_sums[first], &x[first], hidden);
-        add_scaled(&(*d_x)[first], route.weights[a], &d_sums[first], hidden);
+        const size_t token = a / static_cast<size_t>(route.slots), first = token * hidden;
+        const double factor = output.factor[token];
+        const double d_weight = dot(&output.d_y[first], &x[first], hidden);
+        grads->routing_weights[a] = factor * d_weight;
+        (*d_factor)[token] += route.weights[a] * d_weight;
+        add_scaled(&(*d_x)[first], factor * route.weights[a], &output.d_y[first], hidden);
       }
     }
   }
@@ -271,7 +294,7 @@ void routed_backward(const Config& config, const Inputs& in, const Vec& x, const
 MlpRows shared_rows(const Config& config, const Inputs& in, const Vec& x) {
   MlpRows rows;
   if (config.experts.shared == Shared::kNone) return rows;
-  const Shape s = shared_shape(config);
+  const Shape s = shape_of(config, true);
   rows.x = x;
   rows.act_weight.assign(static_cast<size_t>(in.tokens), 1.0);
   mlp_forward(s, mlp_of<const double*>(in.shared, 0, s.hidden, s.inter), &rows);
@@ -342,14 +365,13 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
   grads->output_bias.assign(in.output_bias.size(), 0.0);
   grads->residual = in.residual.empty() ? Vec{} : d_y;
   MlpRows shared = shared_rows(config, in, x);
-  const Vec routed =
-      e.shared == Shared::kSoftmax2 ? routed_forward(config, in, x, route, plan) : Vec{};
   Vec d_x(x.size(), 0.0);
-  Vec d_sums = d_y;     // at the routed sums
+  Vec factor;  // of the routed sums
+  Vec d_factor(static_cast<size_t>(in.tokens), 0.0);
   Vec d_shared;         // at the shared expert's x
   Vec d_shared_weight;  // at its weight c1, which its activations get as well as its output
   if (e.shared != Shared::kNone) {
-    const Shape s = shared_shape(config);
+    const Shape s = shape_of(config, true);
     round_kept(s, &shared);
     for (size_t t = 0; t < shared.count(); ++t)
       shared.act_weight[t] = mix_of(config, in, &x[t * hidden]).shared;
@@ -357,17 +379,16 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
                  mlp_of<double*>(grads->shared, 0, s.hidden, s.inter), &d_shared, &d_shared_weight);
     add_scaled(d_x.data(), 1, d_shared.data(), d_x.size());
   }
+  for (size_t first = 0; first < d_y.size(); first += hidden)
+    factor.push_back(mix_of(config, in, &x[first]).routed * e.output_scale);
+  routed_backward(config, in, x, route, plan, {d_y, factor}, &d_x, &d_factor, grads);
   for (size_t first = 0; first < d_y.size(); first += hidden) {
-    const double* d_out = &d_y[first];
-    const Mix mix = mix_of(config, in, &x[first]);
-    for (size_t h = 0; h < hidden; ++h) d_sums[first + h] *= mix.routed * e.output_scale;
-    if (!in.output_bias.empty()) add_scaled(grads->output_bias.data(), 1, d_out, hidden);
+    if (!in.output_bias.empty()) add_scaled(grads->output_bias.data(), 1, &d_y[first], hidden);
     if (e.shared == Shared::kNone || e.shared == Shared::kAdd) continue;
-    Mix d_mix{0, d_shared_weight[first / hidden]};
-    if (!routed.empty()) d_mix.routed = e.output_scale * dot(d_out, &routed[first], hidden);
-    mix_backward(config, in, &x[first], mix, d_mix, &d_x[first], grads);
+    const size_t token = first / hidden;
+    const Mix d_mix{e.output_scale * d_factor[token], d_shared_weight[token]};
+    mix_backward(config, in, &x[first], mix_of(config, in, &x[first]), d_mix, &d_x[first], grads);
   }
-  routed_backward(config, in, x, route, plan, d_sums, &d_x, grads);
   return d_x;
 }
 

@@ -14,10 +14,6 @@ bool counted(const Mask& mask, size_t t) {
   return mask.empty() || mask[t] != 0;
 }
 
-double sigmoid(double t) {
-  return 1 / (1 + std::exp(-t));
-}
-
 // Probabilities of one row for the balance losses, and what their backward needs.
 struct Probs {
   Vec p, slope;  // slope: derivative of the unnormalised score at its logit
@@ -25,6 +21,8 @@ struct Probs {
   bool softmax = true;
 };
 Probs probs_of(Score score, const double* z, size_t experts) {
+  if (info_of(score).negative)
+    throw std::invalid_argument("aux_loss: a balance loss has a score that is never negative");
   Probs out;
   out.softmax = score == Score::kSoftmax;
   const double largest = *std::max_element(z, z + experts);
@@ -34,14 +32,9 @@ Probs probs_of(Score score, const double* z, size_t experts) {
     double slope = 0;
     if (score == Score::kSoftmax) {
       s = std::exp(z[e] - largest);
-    } else if (score == Score::kSigmoid) {
-      s = sigmoid(z[e]);
-      slope = s * (1 - s);
-    } else if (score == Score::kSqrtSoftplus) {
-      s = std::sqrt(std::max(z[e], 0.0) + std::log1p(std::exp(-std::fabs(z[e]))));
-      slope = s > 0 ? sigmoid(z[e]) / (2 * s) : 0;
     } else {
-      throw std::invalid_argument("aux_loss: identity is not a score of a balance loss");
+      s = score_value(score, z[e]);
+      slope = score_slope(score, z[e], s);
     }
     out.p.push_back(s);
     out.slope.push_back(slope);

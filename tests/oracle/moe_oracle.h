@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kinds.h"
+
 namespace moec::oracle {
 
 using Vec = std::vector<double>;
@@ -16,25 +18,11 @@ using Mask = std::vector<uint8_t>;  // empty = all ones
 
 enum class RouterInput { kPlain, kRmsScaled };
 enum class Rounding { kNone, kFp32, kBf16, kFp16 };
-enum class Score { kSoftmax, kSigmoid, kSqrtSoftplus, kIdentity };
 enum class Select { kTopK, kGroupTopK, kTable, kSparseMixer, kGiven };
 enum class GroupFill { kNegInf, kZero };
 enum class WeightRule { kScore, kSoftmaxSelected, kSigmoidSelected };
 enum class Norm { kNone, kSum, kClampSum, kP };
 enum class SlotOrder { kByValue, kByExpert };
-enum class Act {
-  kSwiglu,
-  kGptoss,
-  kClampSwiglu,
-  kSwigluClamp,
-  kGegluTanh,
-  kGegluErf,
-  kQuickGeglu,
-  kSitu,
-  kRelu2,
-  kSilu,
-  kIdentity
-};
 enum class WeightPosition { kOutput, kActivation, kInput };
 enum class Shared { kNone, kAdd, kSigmoidGate, kSoftmax2 };
 enum class Drop { kNone, kByPosition, kByWeight };
@@ -97,8 +85,10 @@ struct Activation {
   double offset = 0;       // quick_geglu
   double beta = 4;         // situ
   double linear_beta = 0;  // situ; 0 = up is not bounded
+  // Forward, operation by operation as an eager framework: pre-activations and each value on the
+  // way to the result. Situ has the result alone, as its references have.
+  Rounding steps = Rounding::kNone;
 };
-bool is_gated(Act kind);
 
 struct ExpertsConfig {
   int hidden = 0;
@@ -109,9 +99,13 @@ struct ExpertsConfig {
   WeightPosition weight_position = WeightPosition::kOutput;
   Shared shared = Shared::kNone;
   double output_scale = 1;
-  // What a 16-bit backward rounds between its products: pre-activations, which forward has kept,
-  // and the gradient at the activations, before the routing weight (or the shared expert's). For
-  // weights on the output.
+  // What products read of rows that they did not get as inputs: x times a weight on the input,
+  // activations times their factor in y, gradients at the pre-activations.
+  Rounding operands = Rounding::kNone;
+  // Of each expert's output, its weighted output and each sum of them, by ascending expert id.
+  Rounding sums = Rounding::kNone;
+  // What a 16-bit backward rounds between its products as well: pre-activations, which forward has
+  // kept, and the gradient at the activations, before their factor.
   Rounding between = Rounding::kNone;
 };
 
@@ -215,6 +209,11 @@ double activate(const Activation& act, double gate, double up, Fault fault = Fau
 // Gradient at (gate, up) for a unit gradient of the result.
 void activate_backward(const Activation& act, double gate, double up, double* d_gate, double* d_up,
                        Fault fault = Fault::kNone);
+
+// ---- scores ----
+// Of one logit and its derivative there; softmax is one of a whole row and has none.
+double score_value(Score score, double z);
+double score_slope(Score score, double z, double value);
 
 // ---- router ----
 Gate gate_forward(const Config& config, const Inputs& in);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Number formats, Philox4x32-10 and activations of the oracle.
+// Number formats, Philox4x32-10, activations and scores of the oracle.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
 
 #include "moe_oracle.h"
 
@@ -111,37 +112,35 @@ double jitter_factor(double jitter, uint64_t seed, uint64_t counter) {
   return 1 + jitter * (2 * u - 1);
 }
 
-bool is_gated(Act kind) {
-  return kind != Act::kRelu2 && kind != Act::kSilu && kind != Act::kIdentity;
-}
-
 double activate(const Activation& act, double g, double u, Fault fault) {
   const double limit = act.limit;
+  const auto round = [&](double value) { return round_to(act.steps, value); };
+  const auto glu = [&](double gate) {
+    return round(gate * round(sigmoid(round(act.alpha * gate))));
+  };
   switch (act.kind) {
     case Act::kSwiglu:
-      return silu(g) * u;
-    case Act::kGptoss: {
-      const double gc = clamp_gate(g, limit, fault);
-      return (clamp_up(u, limit, fault) + 1) * gc * sigmoid(act.alpha * gc);
-    }
+      return round(round(silu(g)) * u);
+    case Act::kGptoss:
+      return round(round(clamp_up(u, limit, fault) + 1) * glu(clamp_gate(g, limit, fault)));
     case Act::kClampSwiglu:
-      return silu(clamp_gate(g, limit, fault)) * clamp_up(u, limit, fault);
+      return round(round(silu(clamp_gate(g, limit, fault))) * clamp_up(u, limit, fault));
     case Act::kSwigluClamp:
-      return clamp_gate(silu(g), limit, fault) * clamp_up(u, limit, fault);
+      return round(clamp_gate(round(silu(g)), limit, fault) * clamp_up(u, limit, fault));
     case Act::kGegluTanh:
-      return gelu_tanh(g) * u;
+      return round(round(gelu_tanh(g)) * u);
     case Act::kGegluErf:
-      return gelu_erf(g) * u;
+      return round(round(gelu_erf(g)) * u);
     case Act::kQuickGeglu:
-      return g * sigmoid(act.alpha * g) * (u + act.offset);
+      return round(glu(g) * round(u + act.offset));
     case Act::kSitu:
-      return act.beta * std::tanh(g / act.beta) * sigmoid(g) * situ_up(act, u);
+      return round(act.beta * std::tanh(g / act.beta) * sigmoid(g) * situ_up(act, u));
     case Act::kRelu2:
-      return u > 0 ? u * u : 0;
+      return round(u > 0 ? u * u : 0);
     case Act::kSilu:
-      return silu(u);
+      return round(silu(u));
     case Act::kIdentity:
-      return u;
+      return round(u);
   }
   return 0;
 }
@@ -206,6 +205,34 @@ void activate_backward(const Activation& act, double g, double u, double* d_gate
       *d_up = 1;
       break;
   }
+}
+
+double score_value(Score score, double z) {
+  switch (score) {
+    case Score::kSoftmax:
+      break;
+    case Score::kSigmoid:
+      return sigmoid(z);
+    case Score::kSqrtSoftplus:
+      return std::sqrt(std::max(z, 0.0) + std::log1p(std::exp(-std::fabs(z))));
+    case Score::kIdentity:
+      return z;
+  }
+  throw std::invalid_argument("score_value: softmax is no score of one logit");
+}
+
+double score_slope(Score score, double z, double value) {
+  switch (score) {
+    case Score::kSoftmax:
+      break;
+    case Score::kSigmoid:
+      return value * (1 - value);
+    case Score::kSqrtSoftplus:
+      return value > 0 ? sigmoid(z) / (2 * value) : 0;
+    case Score::kIdentity:
+      return 1;
+  }
+  throw std::invalid_argument("score_slope: softmax is no score of one logit");
 }
 
 }  // namespace moec::oracle

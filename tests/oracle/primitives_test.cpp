@@ -32,10 +32,11 @@ std::vector<LossCase> loss_cases() {
     const std::string suffix = masked ? "_masked" : "";
     cases.push_back({"mixtral" + suffix, {.kind = LossKind::kMixtral}, masked, {}});
     cases.push_back({"z" + suffix, {.kind = LossKind::kZ}, masked, {}});
-    for (const Score score : {Score::kSoftmax, Score::kSigmoid, Score::kSqrtSoftplus}) {
-      const std::string name = std::to_string(static_cast<int>(score)) + suffix;
+    for (const ScoreInfo& score : kScores) {
+      if (score.negative) continue;
+      const std::string name = std::string(score.name) + suffix;
       LossConfig config{.kind = LossKind::kSwitch};
-      config.score = score;
+      config.score = score.kind;
       cases.push_back({"switch_" + name, config, masked, {}});
       cases.push_back({"switch_counts_" + name, config, masked, {9, 0, 3, 4, 1}});
       config.kind = LossKind::kSequence;

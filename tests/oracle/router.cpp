@@ -239,10 +239,8 @@ Vec score_row(const RouterConfig& r, const Vec& z) {
     double sum = 0;
     for (double& v : s) sum += v = std::exp(v - largest);
     for (double& v : s) v /= sum;
-  } else if (r.score == Score::kSigmoid) {
-    for (double& v : s) v = 1 / (1 + std::exp(-v));
-  } else if (r.score == Score::kSqrtSoftplus) {
-    for (double& v : s) v = std::sqrt(std::max(v, 0.0) + std::log1p(std::exp(-std::fabs(v))));
+  } else {
+    for (double& v : s) v = score_value(r.score, v);
   }
   for (double& v : s) v = round_to(r.score_rounding, v);
   return s;

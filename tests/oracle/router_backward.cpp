@@ -41,20 +41,8 @@ void score_backward(const RouterConfig& r, const Vec& z, const Vec& s, const Vec
   }
   for (size_t e = 0; e < s.size(); ++e) {
     if (r.score == Score::kSoftmax ? !any : d_s[e] == 0) continue;
-    switch (r.score) {
-      case Score::kSoftmax:
-        (*d_z)[e] += s[e] * (d_s[e] - dot);
-        break;
-      case Score::kSigmoid:
-        (*d_z)[e] += d_s[e] * s[e] * (1 - s[e]);
-        break;
-      case Score::kSqrtSoftplus:
-        if (s[e] > 0) (*d_z)[e] += d_s[e] / (1 + std::exp(-z[e])) / (2 * s[e]);
-        break;
-      case Score::kIdentity:
-        (*d_z)[e] += d_s[e];
-        break;
-    }
+    (*d_z)[e] += r.score == Score::kSoftmax ? s[e] * (d_s[e] - dot)
+                                            : d_s[e] * score_slope(r.score, z[e], s[e]);
   }
 }
 

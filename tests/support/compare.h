@@ -25,10 +25,11 @@ inline std::ostream& operator<<(std::ostream& out, const RowError& e) {
   return out << e.error << " in row " << e.row;
 }
 
-// got, ref: `rows` rows of `columns` values each, of any arithmetic type.
+// got, ref: `rows` rows of `columns` values each, of any arithmetic type. terms: what the values of
+// ref are sums of, which may cancel; no row counts as smaller than its terms. Null: nothing.
 template <typename Got, typename Ref>
 RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns,
-                   double floor = kRowFloor) {
+                   double floor = kRowFloor, const Ref* terms = nullptr) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   double largest = 0;
   for (size_t r = 0; r < rows; ++r) {
@@ -43,17 +44,21 @@ RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns,
   for (size_t r = 0; r < rows; ++r) {
     double square = 0;
     double difference = 0;
+    double of_terms = 0;
     for (size_t c = 0; c < columns; ++c) {
       const auto v = static_cast<double>(ref[r * columns + c]);
+      const auto term = terms ? static_cast<double>(terms[r * columns + c]) : 0;
       const double d = static_cast<double>(got[r * columns + c]) - v;
       square += v * v;
       difference += d * d;
+      of_terms += term * term;
     }
     double error = 0;
     if (!std::isfinite(difference) || !std::isfinite(square))
       error = kInf;
     else if (difference != 0)  // a reference of zeros wants exact zeros
-      error = std::sqrt(difference) / std::max(std::sqrt(square), floor * largest);
+      error =
+          std::sqrt(difference) / std::max(std::sqrt(std::max(square, of_terms)), floor * largest);
     if (worst.row < 0 || error > worst.error) worst = {error, static_cast<int64_t>(r)};
   }
   return worst;
@@ -74,10 +79,12 @@ double floor_of_sums(const Vec& sums, const Vec& beside_features, size_t feature
 
 // Containers of equal size; rows of `columns` values.
 template <typename Got, typename Ref>
-RowError row_error(const Got& got, const Ref& ref, size_t columns, double floor = kRowFloor) {
+RowError row_error(const Got& got, const Ref& ref, size_t columns, double floor = kRowFloor,
+                   const Ref& terms = {}) {
   if (got.size() != ref.size() || columns == 0 || ref.size() % columns != 0)
     return {std::numeric_limits<double>::infinity(), -1};
-  return row_error(got.data(), ref.data(), ref.size() / columns, columns, floor);
+  return row_error(got.data(), ref.data(), ref.size() / columns, columns, floor,
+                   terms.empty() ? nullptr : terms.data());
 }
 
 }  // namespace moec::test

@@ -45,15 +45,13 @@ moec_dtype dtype_of(oracle::Rounding rounding) {
 
 // Parameters that a kind does not use stay 0.
 moec_activation activation_of(const oracle::Activation& act) {
-  using oracle::Act;
-  const Act kind = act.kind;
+  const oracle::ActInfo& reads = info_of(act.kind);
   moec_activation out{};
-  out.kind = raw(kind);
-  if (kind == Act::kGptoss || kind == Act::kQuickGeglu) out.alpha = static_cast<float>(act.alpha);
-  if (kind == Act::kGptoss || kind == Act::kClampSwiglu || kind == Act::kSwigluClamp)
-    out.limit = static_cast<float>(act.limit);
-  if (kind == Act::kQuickGeglu) out.offset = static_cast<float>(act.offset);
-  if (kind == Act::kSitu) {
+  out.kind = raw(act.kind);
+  if (reads.alpha) out.alpha = static_cast<float>(act.alpha);
+  if (reads.limit) out.limit = static_cast<float>(act.limit);
+  if (reads.offset) out.offset = static_cast<float>(act.offset);
+  if (reads.beta) {
     out.beta = static_cast<float>(act.beta);
     out.linear_beta = static_cast<float>(act.linear_beta);
   }

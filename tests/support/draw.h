@@ -2,6 +2,7 @@
 // Choices at random, for tests whose cases nobody has listed.
 #pragma once
 
+#include <cstddef>
 #include <cstdlib>
 #include <initializer_list>
 
@@ -21,6 +22,10 @@ class Draw : public Random {
   template <typename T>
   T one_of(std::initializer_list<T> from) {
     return from.begin()[below(static_cast<int64_t>(from.size()))];
+  }
+  template <typename T, size_t kCount>
+  const T& one_of(const T (&from)[kCount]) {
+    return from[below(kCount)];
   }
   bool chance(double p) { return uniform() < p; }
 };

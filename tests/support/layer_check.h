@@ -33,10 +33,12 @@ inline OracleRun run_oracle(const oracle::Config& config, const oracle::Inputs& 
   return run;
 }
 
-// The problem as such a run rounds it: what a backend declares to round between its products is
-// part of what it computes. Against the exact oracle, kTypicalRow and twice the tolerance hold.
-inline oracle::Config as_rounded(oracle::Config config, oracle::Rounding between) {
-  config.experts.between = between;
+// The problem as such a run rounds it: what products read in 16 bits, and what a backend declares
+// to round between its products, is part of what a layer computes. Against the exact oracle,
+// kTypicalRow and twice the tolerance hold.
+inline oracle::Config as_rounded(oracle::Config config, const InnerRounding& rounding) {
+  config.experts.operands = rounding.operands;
+  config.experts.between = rounding.between;
   return config;
 }
 

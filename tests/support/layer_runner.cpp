@@ -273,7 +273,8 @@ LayerRun run_layer(const oracle::Config& config, const oracle::Inputs& in, const
   LayerRun result;
   try {
     Run run(config, in, options);
-    result.between = run.between();
+    if (options.dtype != MOEC_F32) result.rounding.operands = rounding_of(options.dtype);
+    result.rounding.between = run.between();
     run.forward();
     if (options.save != MOEC_SAVE_NONE) run.backward(d_y, d_logits_in);
     run.collect_bytes(&result);

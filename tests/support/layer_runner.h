@@ -28,10 +28,16 @@ struct RunOptions {
   uint8_t saved_before = 0xFF;  // each byte of the saved buffer before the forward call
 };
 
+// What a layer rounds on the way (oracle::ExpertsConfig).
+struct InnerRounding {
+  oracle::Rounding operands = oracle::Rounding::kNone, between = oracle::Rounding::kNone;
+  auto operator<=>(const InnerRounding&) const = default;
+};
+
 struct LayerRun {
   moec_status status = MOEC_OK;
   std::string message;  // moec_last_error's when status is not MOEC_OK
-  oracle::Rounding between = oracle::Rounding::kNone;  // what the layer rounds between products
+  InnerRounding rounding;
   oracle::Vec y, routing_weights, logits;
   oracle::Ids expert_ids;
   oracle::Gradients grads;

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "backend/cpu/experts_path.h"
-#include "backend/cpu/isa.h"
 #include "backend/cpu/ops.h"
 #include "core/dtype.h"
 #include "core/workspace.h"
+#include "unit/isas.h"
 
 namespace moec::test {
 
@@ -51,15 +51,6 @@ class CpuDevice {
   std::map<void*, uint64_t> held_;
   uint64_t now_ = 0, peak_ = 0;
 };
-
-// Names in "portable avx2 ...".
-inline std::vector<std::string> isa_names() {
-  std::vector<std::string> names;
-  std::string all = cpu::available_isas() + " ";
-  for (size_t at = 0, end; (end = all.find(' ', at)) != std::string::npos; at = end + 1)
-    names.push_back(all.substr(at, end - at));
-  return names;
-}
 
 // Values stored in a real dtype, readable as that and as double.
 class Stored {

@@ -28,15 +28,14 @@ void expect_backward(ExpertsCase c, const ExpertsProblem::Wanted& wanted = {}) {
 }
 
 TEST(ExpertsBackward, ActivationsAndSavePolicies) {
-  for (uint32_t act = 0; act <= MOEC_ACT_IDENTITY; ++act)
+  for (const oracle::ActInfo& act : oracle::kActs)
     for (uint32_t save = MOEC_SAVE_INPUT; save <= MOEC_SAVE_ALL; ++save)
-      expect_backward(
-          {.name = "activation " + std::to_string(act) + " save " + std::to_string(save),
-           .tokens = 30,
-           .act = act,
-           .save = save,
-           .bias = true,
-           .input_size = 2});
+      expect_backward({.name = std::string(act.name) + " save " + std::to_string(save),
+                       .tokens = 30,
+                       .act = uint32_t(act.kind),
+                       .save = save,
+                       .bias = true,
+                       .input_size = 2});
 }
 
 TEST(ExpertsBackward, Layouts) {
@@ -107,7 +106,7 @@ TEST(ExpertsBackward, AccumulatesInTheTypeOfTheGradient) {
                   .bias = true,
                   .accumulate = true};
     std::string worst;
-    EXPECT_LE(backward_error(c, &worst), 1e-2) << dtype_name(grad) << ' ' << worst;
+    EXPECT_LE(backward_error(c, &worst), tolerance(c.dtype)) << dtype_name(grad) << ' ' << worst;
   }
 }
 

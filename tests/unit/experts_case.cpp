@@ -12,10 +12,11 @@ moec_activation activation_of(uint32_t kind, oracle::Activation* reference) {
   moec_activation act = {};
   act.kind = kind;
   reference->kind = oracle::Act(kind);
-  if (kind == MOEC_ACT_GPTOSS || kind == MOEC_ACT_QUICK_GEGLU) act.alpha = 1.5f;
-  if (kind >= MOEC_ACT_GPTOSS && kind <= MOEC_ACT_SWIGLU_CLAMP) act.limit = 1.0f;
-  if (kind == MOEC_ACT_QUICK_GEGLU) act.offset = 1.0f;
-  if (kind == MOEC_ACT_SITU) act.beta = 2.0f, act.linear_beta = 3.0f;
+  const oracle::ActInfo& reads = info_of(reference->kind);
+  if (reads.alpha) act.alpha = 1.5f;
+  if (reads.limit) act.limit = 1.0f;
+  if (reads.offset) act.offset = 1.0f;
+  if (reads.beta) act.beta = 2.0f, act.linear_beta = 3.0f;
   reference->alpha = act.alpha, reference->limit = act.limit, reference->offset = act.offset;
   reference->beta = act.beta, reference->linear_beta = act.linear_beta;
   return act;
@@ -37,6 +38,15 @@ oracle::MlpWeights random_mlp(Random& random, moec_dtype dtype, bool gated, bool
   return w;
 }
 
+// What the CPU rounds on the way from x to y and back. fp32 is as good as exact here.
+void set_roundings(const ExpertsCase& c, oracle::ExpertsConfig* e) {
+  if (c.dtype == MOEC_F32) return;
+  const auto type = c.dtype == MOEC_BF16 ? oracle::Rounding::kBf16 : oracle::Rounding::kFp16;
+  e->operands = type;
+  if (c.combine == MOEC_COMBINE_DATA_EXPERT) e->sums = type;
+  if (c.rounding == MOEC_ACT_PER_OP) e->activation.steps = e->shared_activation.steps = type;
+}
+
 // Distinct ids of [0, E + Z), some slots without an expert, some with weight 0.
 oracle::Route random_route(Random& random, const ExpertsCase& c) {
   oracle::Route route;
@@ -48,11 +58,7 @@ oracle::Route random_route(Random& random, const ExpertsCase& c) {
       std::swap(ids[size_t(k)], ids[size_t(k + random.below(int64_t(ids.size()) - k))]);
       const bool none = random.below(16) == 0, zero = random.below(16) == 0;
       route.ids.push_back(none ? -1 : ids[size_t(k)]);
-      // On the input, w x is rounded: powers of two keep it exact, as the oracle has it.
-      const double weight = c.position == MOEC_WEIGHT_ON_INPUT
-                                ? std::exp2(double(random.below(4)) - 2)
-                                : double(float(0.2 + random.uniform()));
-      route.weights.push_back(none || zero ? 0 : weight);
+      route.weights.push_back(none || zero ? 0 : double(float(0.2 + random.uniform())));
     }
   }
   if (c.tokens > 0) {  // at least one real expert with weight 0
@@ -85,6 +91,7 @@ ExpertsProblem::ExpertsProblem(const ExpertsCase& given) : c(given) {
   config.experts.shared_inter = c.shared_inter;
   config.experts.weight_position = oracle::WeightPosition(c.position);
   config.experts.shared = oracle::Shared(c.shared), config.experts.output_scale = c.scale;
+  set_roundings(c, &config.experts);
   config.plan.expert_begin = c.begin, config.plan.expert_end = c.end, config.plan.align = c.align;
 
   const auto values = [&](int count, double size) {

@@ -21,6 +21,9 @@ struct GateCase {
   uint32_t precision = MOEC_PREC_FP32;
   double limit = 2e-5;  // gradients stored in 16 bits: one rounding
 };
+void PrintTo(const GateCase& c, std::ostream* out) {
+  *out << c.name;
+}
 const GateCase kCases[] = {
     {.name = "plain"},
     {.name = "one_token", .tokens = 1, .experts = 128, .hidden = 33},

@@ -5,26 +5,20 @@
 // panel skipped, gather indices changed, gate and up swapped.
 #include <gtest/gtest.h>
 
-#include <sstream>
-
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/isa.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "support/compare.h"
 #include "support/guard.h"
 #include "support/random.h"
+#include "unit/isas.h"
 
 namespace moec::cpu {
 namespace {
 
 using test::GuardedBuffer;
+using test::isa_names;
 using test::Random;
-
-std::vector<std::string> isas() {
-  std::istringstream names(available_isas());
-  return {std::istream_iterator<std::string>(names), {}};
-}
 
 enum class Layout { kOutIn, kInOut, kOutInInterleaved, kInOutInterleaved };
 
@@ -90,6 +84,9 @@ struct Case {
   int64_t n, k;
   bool gather, transposed;
 };
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 constexpr GemmKind kSingle = GemmKind::kSingle, kPair = GemmKind::kPair, kSum = GemmKind::kSum;
 const Case kCases[] = {
@@ -236,7 +233,7 @@ TEST_P(Gemm, matches_double_loops_with_the_same_bits_however_it_is_run) {
   const int outputs = GetParam().kind == kPair ? 2 : 1;
   std::vector<double> expected[2] = {problem.reference(0), {}};
   if (outputs == 2) expected[1] = problem.reference(1);
-  for (const std::string& isa : isas()) {
+  for (const std::string& isa : isa_names()) {
     SCOPED_TRACE(isa);
     select_isa(isa.c_str());
     const Result one = problem.run(1);
@@ -292,7 +289,7 @@ TEST(Isa, refuses_what_is_not_here_and_says_what_is) {
       EXPECT_NE(std::string(error.text).find(name), std::string::npos) << error.text;
     }
   }
-  EXPECT_EQ(isas().front(), "portable");
+  EXPECT_EQ(isa_names().front(), "portable");
 }
 
 }  // namespace

@@ -20,6 +20,9 @@ struct LossCase {
   int64_t seq_len = 0;
   bool mask = false, counts = false;
 };
+void PrintTo(const LossCase& c, std::ostream* out) {
+  *out << c.name;
+}
 using Kind = oracle::LossKind;
 using oracle::Score;
 const LossCase kCases[] = {

@@ -21,6 +21,9 @@ struct NamedCase {
   const char* name;
   PlanCase c;
 };
+void PrintTo(const NamedCase& c, std::ostream* out) {
+  *out << c.name;
+}
 const NamedCase kCases[] = {
     {"plain", {}},
     {"one_token", {.tokens = 1}},
@@ -203,6 +206,9 @@ struct ChoiceCase {
   PlanCase c;
   bool mask;
 };
+void PrintTo(const ChoiceCase& c, std::ostream* out) {
+  *out << c.name;
+}
 class ChoiceTest : public testing::TestWithParam<ChoiceCase> {};
 constexpr uint32_t kChoice = MOEC_PLAN_EXPERT_CHOICE;
 INSTANTIATE_TEST_SUITE_P(

@@ -7,6 +7,7 @@ add_moec_test(unit/experts_forward_test SOURCES unit/experts_case.cpp LABELS per
 add_moec_test(unit/experts_backward_test SOURCES unit/experts_case.cpp LABELS per_backend asan)
 add_moec_test(unit/experts_describe_test SOURCES unit/experts_case.cpp)
 add_moec_test(unit/math_test)
+add_moec_test(unit/score_test)
 add_moec_test(unit/router_test LABELS per_backend)
 add_moec_test(unit/gate_test LABELS per_backend)
 add_moec_test(unit/plan_test LABELS per_backend)

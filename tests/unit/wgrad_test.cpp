@@ -4,25 +4,19 @@
 // left out, accumulation that overwrites, a store past the last column (guard page).
 #include <gtest/gtest.h>
 
-#include <sstream>
-
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/isa.h"
 #include "core/dtype.h"
 #include "support/compare.h"
 #include "support/guard.h"
 #include "support/random.h"
+#include "unit/isas.h"
 
 namespace moec::cpu {
 namespace {
 
 using test::GuardedBuffer;
+using test::isa_names;
 using test::Random;
-
-std::vector<std::string> isas() {
-  std::istringstream names(available_isas());
-  return {std::istream_iterator<std::string>(names), {}};
-}
 
 struct Case {
   const char* name;
@@ -31,6 +25,9 @@ struct Case {
   bool gather, accumulate, transposed;
   int64_t spread;  // distance of neighbouring values of d
 };
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 const Case kCases[] = {
     {"bf16", MOEC_BF16, MOEC_BF16, MOEC_F32, 161, 96, true, false, false, 1},
@@ -145,7 +142,7 @@ TEST_P(Wgrad, matches_double_loops_with_the_same_bits_for_every_thread_count) {
   const Case& c = GetParam();
   const Problem problem(c);
   const double rounding = c.d == MOEC_F32 ? 5e-6 : c.d == MOEC_BF16 ? 4e-3 : 5e-4;
-  for (const std::string& isa : isas()) {
+  for (const std::string& isa : isa_names()) {
     SCOPED_TRACE(isa);
     select_isa(isa.c_str());
     const std::vector<float> one = problem.run(1);
@@ -171,7 +168,7 @@ TEST(Convert, rounds_every_value_as_the_scalar_conversions_do) {
       values.push_back(std::bit_cast<float>(bits << 16 | low));
   for (int i = 0; i < 100000; ++i)
     values.push_back(float(random.normal() * std::exp2(double(random.below(45) - 30))));
-  for (const std::string& isa : isas()) {
+  for (const std::string& isa : isa_names()) {
     SCOPED_TRACE(isa);
     select_isa(isa.c_str());
     for (const moec_dtype dtype : {MOEC_F32, MOEC_BF16, MOEC_F16}) {

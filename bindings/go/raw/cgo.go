@@ -33,6 +33,10 @@ static int32_t go_moec_tensor_from_dlpack(uintptr_t dl_tensor, void * out) { ret
 static int64_t go_moec_tensor_numel(void * tensor) { return moec_tensor_numel(tensor); }
 static int64_t go_moec_tensor_bytes(void * tensor) { return moec_tensor_bytes(tensor); }
 static int32_t go_moec_tensor_check(void * tensor) { return moec_tensor_check(tensor); }
+static int32_t go_moec_buffer_alloc(uintptr_t context, uint64_t bytes, void * out) { return moec_buffer_alloc((void *)context, bytes, out); }
+static int32_t go_moec_buffer_free(uintptr_t context, void * buffer) { return moec_buffer_free((void *)context, buffer); }
+static int32_t go_moec_tensor_copy(uintptr_t context, void * source, void * target, uintptr_t stream) { return moec_tensor_copy((void *)context, source, target, (void *)stream); }
+static int32_t go_moec_tensor_zero(uintptr_t context, void * tensor, uintptr_t stream) { return moec_tensor_zero((void *)context, tensor, (void *)stream); }
 static int32_t go_moec_router_create(uintptr_t context, void * desc, void * out) { return moec_router_create((void *)context, desc, out); }
 static void go_moec_router_free(uintptr_t router) { moec_router_free((void *)router); }
 static int32_t go_moec_gate_forward(uintptr_t router, void * args, uintptr_t stream) { return moec_gate_forward((void *)router, args, (void *)stream); }
@@ -109,6 +113,10 @@ func TensorFromDlpack(dlTensor uintptr, out unsafe.Pointer) int32 { return int32
 func TensorNumel(tensor unsafe.Pointer) int64 { return int64(C.go_moec_tensor_numel(tensor)) }
 func TensorBytes(tensor unsafe.Pointer) int64 { return int64(C.go_moec_tensor_bytes(tensor)) }
 func TensorCheck(tensor unsafe.Pointer) int32 { return int32(C.go_moec_tensor_check(tensor)) }
+func BufferAlloc(context uintptr, bytes uint64, out unsafe.Pointer) int32 { return int32(C.go_moec_buffer_alloc(C.uintptr_t(context), C.uint64_t(bytes), out)) }
+func BufferFree(context uintptr, buffer unsafe.Pointer) int32 { return int32(C.go_moec_buffer_free(C.uintptr_t(context), buffer)) }
+func TensorCopy(context uintptr, source unsafe.Pointer, target unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_tensor_copy(C.uintptr_t(context), source, target, C.uintptr_t(stream))) }
+func TensorZero(context uintptr, tensor unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_tensor_zero(C.uintptr_t(context), tensor, C.uintptr_t(stream))) }
 func RouterCreate(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_router_create(C.uintptr_t(context), desc, out)) }
 func RouterFree(router uintptr)  { C.go_moec_router_free(C.uintptr_t(router)) }
 func GateForward(router uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_gate_forward(C.uintptr_t(router), args, C.uintptr_t(stream))) }

@@ -33,6 +33,10 @@ var (
 	TensorNumel func(tensor unsafe.Pointer) int64
 	TensorBytes func(tensor unsafe.Pointer) int64
 	TensorCheck func(tensor unsafe.Pointer) int32
+	BufferAlloc func(context uintptr, bytes uint64, out unsafe.Pointer) int32
+	BufferFree func(context uintptr, buffer unsafe.Pointer) int32
+	TensorCopy func(context uintptr, source unsafe.Pointer, target unsafe.Pointer, stream uintptr) int32
+	TensorZero func(context uintptr, tensor unsafe.Pointer, stream uintptr) int32
 	RouterCreate func(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32
 	RouterFree func(router uintptr)
 	GateForward func(router uintptr, args unsafe.Pointer, stream uintptr) int32
@@ -108,6 +112,10 @@ var symbols = map[string]any{
 	"moec_tensor_numel": &TensorNumel,
 	"moec_tensor_bytes": &TensorBytes,
 	"moec_tensor_check": &TensorCheck,
+	"moec_buffer_alloc": &BufferAlloc,
+	"moec_buffer_free": &BufferFree,
+	"moec_tensor_copy": &TensorCopy,
+	"moec_tensor_zero": &TensorZero,
 	"moec_router_create": &RouterCreate,
 	"moec_router_free": &RouterFree,
 	"moec_gate_forward": &GateForward,

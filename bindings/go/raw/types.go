@@ -48,6 +48,9 @@ const (
 	I32 = 73728
 	I64 = 81920
 	Bool = 67590
+	F8E4m3 = 67594
+	F8E5m2 = 67596
+	F8E8m0 = 67598
 	Cpu = 1
 	Cuda = 2
 	CudaHost = 3
@@ -124,6 +127,7 @@ const (
 	OutIn = 0
 	InOut = 1
 	SchemeNone = 0
+	SchemeInt8 = 1
 	WeightsFrozen = 1
 	ActSwiglu = 0
 	ActGptoss = 1
@@ -152,6 +156,7 @@ const (
 	SaveInput = 1
 	SavePreact = 2
 	SaveAll = 3
+	ExpertsSkipAbsent = 1
 )
 
 // Buffer mirrors moec_buffer. All-zero = absent; may start at any byte; lies where the device reaches it (E_DEVICE).
@@ -168,46 +173,87 @@ type Size struct {
 
 // Tensor mirrors moec_tensor.
 type Tensor struct {
+	// base address in the device's space
 	Data uintptr
+	// added to data (DLPack's meaning)
 	ByteOffset uint64
 	DeviceType int32
 	DeviceId int32
 	Dtype uint32
 	Ndim int32
 	Shape [6]int64
+	// elements; all zero = compact row-major
 	Strides [6]int64
 }
 
 // Activation mirrors moec_activation.
 type Activation struct {
+	// moec_activation_kind
 	Kind uint32
+	// GPTOSS, QUICK_GEGLU: 0 = 1.702
 	Alpha float32
+	// GPTOSS: 0 = 7.0; CLAMP_SWIGLU, SWIGLU_CLAMP: > 0
 	Limit float32
+	// QUICK_GEGLU: added to up
 	Offset float32
+	// SITU: 0 = 4 and 0 = no bound on up
 	Beta float32
+	// SITU: 0 = 4 and 0 = no bound on up
 	LinearBeta float32
 	Reserved0 uint32
 	Reserved1 uint32
 }
 
+// Quant mirrors moec_quant. How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries and replace the stacked tensor of their name. Gradients have none.
+type Quant struct {
+	StructSize uint32
+	Flags uint32
+	Scales Tensor
+	Scales2 Tensor
+	Zeros Tensor
+	Codebook Tensor
+	ScaleBook Tensor
+	ScaleOffset Tensor
+	GroupIndex Tensor
+	PerExpertScales uintptr
+	PerExpertScales2 uintptr
+	PerExpertZeros uintptr
+	PerExpertScaleOffset uintptr
+	PerExpertGroupIndex uintptr
+	BlockN int64
+	BlockK int64
+	ScaleBlock int64
+}
+
 // Matrix mirrors moec_matrix. One weight matrix of all experts, or its gradient; all-zero = absent.
 type Matrix struct {
+	// [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias
 	Data Tensor
+	// [E,N], optional
 	Bias Tensor
+	// instead of data: `count` tensors [N,K] or [K,N]; array copied
 	PerExpert uintptr
+	// instead of bias: `count` tensors [N]; array copied
 	PerExpertBias uintptr
+	// E when a per_expert array is given, else 0
 	Count int64
+	Quant uintptr
 }
 
 // ErrorInfo mirrors moec_error_info.
 type ErrorInfo struct {
 	StructSize uint32
 	Flags uint32
+	// moec_status of the failing call
 	Code int32
+	// cudaError_t, errno or a callback's value; 0 if none
 	NativeCode int32
+	// 1-based argument that is NULL or no such handle or struct; else 0
 	ArgIndex int32
 	Reserved0 uint32
+	// entry point, NUL-terminated
 	Site [64]byte
+	// what is wrong, both values, what would be right; NUL-terminated
 	Message [512]byte
 }
 
@@ -217,14 +263,21 @@ type DeviceInfo struct {
 	Flags uint32
 	DeviceType int32
 	DeviceId int32
+	// CUDA capability; 0 on the CPU
 	ComputeMajor int32
+	// CUDA capability; 0 on the CPU
 	ComputeMinor int32
+	// SMs; usable cores on the CPU
 	Multiprocessors int32
+	// -1 = unknown
 	NumaNode int32
 	TotalBytes uint64
 	FreeBytes uint64
+	// arch: instruction set in use, or sm_XX
 	Name [128]byte
+	// arch: instruction set in use, or sm_XX
 	Backend [32]byte
+	// arch: instruction set in use, or sm_XX
 	Arch [64]byte
 }
 
@@ -234,27 +287,39 @@ type Allocator struct {
 	Flags uint32
 	User uintptr
 	Alloc uintptr
+	// stream: of the last use, or NULL: work on any stream may still use it.
 	Release uintptr
 }
 
 // ThreadPool mirrors moec_thread_pool.
 type ThreadPool struct {
 	StructSize uint32
+	// >= 1, how many bodies may run at once
 	NumThreads int32
 	User uintptr
+	// Call body(arg, i) for each i in [0, n), in any order, from any threads; return 0 when all
+	// are done.
 	ParallelFor uintptr
 }
 
 // ContextDesc mirrors moec_context_desc.
 type ContextDesc struct {
 	StructSize uint32
+	// moec_context_flags
 	Flags uint32
+	// 0, 0 = the CPU
 	DeviceType int32
+	// 0, 0 = the CPU
 	DeviceId int32
+	// moec_math_mode
 	Math uint32
+	// CPU: 0 = affinity mask and cgroup quota
 	NumThreads int32
+	// bytes of scratch the context may hold; 0 = no limit
 	WorkspaceLimit uint64
+	// NULL = built in
 	Allocator uintptr
+	// NULL = built in; not with num_threads
 	Pool uintptr
 }
 
@@ -264,47 +329,81 @@ type Stats struct {
 	Flags uint32
 	Calls uint64
 	KernelLaunches uint64
+	// both stay constant in steady state
 	Allocs uint64
+	// both stay constant in steady state
 	HostSyncs uint64
 	WorkspaceBytes uint64
 	WorkspacePeak uint64
+	// of real rows, never padding
 	Flops uint64
+	// with MOEC_CONTEXT_PROFILE
 	NsRoute uint64
+	// with MOEC_CONTEXT_PROFILE
 	NsPlan uint64
+	// with MOEC_CONTEXT_PROFILE
 	NsExperts uint64
+	// with MOEC_CONTEXT_PROFILE
 	NsCombine uint64
 }
 
 // RouterDesc mirrors moec_router_desc.
 type RouterDesc struct {
 	StructSize uint32
+	// moec_router_flags
 	Flags uint32
+	// E >= 1
 	NumExperts int32
+	// Z >= 0
 	NumZeroExperts int32
+	// 1 <= K <= E+Z
 	TopK int32
+	// moec_router_input
 	Input uint32
+	// RMS_SCALED: 0 = 1e-6
 	RmsEps float32
+	// multiply x by U(1-j,1+j); 0 = off; < 1
 	Jitter float32
+	// moec_precision; DATA rounds the logits to data_dtype
 	LogitPrecision uint32
+	// cap * tanh(z / cap); 0 = off
 	LogitSoftcap float32
+	// moec_score
 	Score uint32
+	// moec_precision
 	ScorePrecision uint32
+	// moec_select
 	Selection uint32
+	// GROUP_TOPK: num_groups divides E+Z; >= 1
 	NumGroups int32
+	// GROUP_TOPK: num_groups divides E+Z; >= 1
 	TopGroups int32
+	// group score = sum of its m best; 0|1 = the best one
 	GroupTopM int32
+	// moec_group_fill
 	GroupFill uint32
+	// SPARSE_MIXER threshold; > 0
 	MixerEps float32
+	// moec_weight_rule
 	WeightRule uint32
+	// moec_norm
 	Norm uint32
+	// norm_eps 0 = none; NORM_P: norm_p 0 = 1
 	NormEps float32
+	// norm_eps 0 = none; NORM_P: norm_p 0 = 1
 	NormP float32
+	// moec_precision of weight rule and normalisation
 	NormPrecision uint32
+	// routed scaling factor; 0 = 1
 	Scale float32
+	// moec_precision of the result
 	WeightPrecision uint32
+	// moec_slot_order
 	SlotOrder uint32
+	// dtype of PREC_DATA steps; 0 = fp32
 	DataDtype uint32
 	Reserved0 uint32
+	// jitter: Philox4x32-10 key
 	Seed uint64
 }
 
@@ -312,28 +411,46 @@ type RouterDesc struct {
 type GateArgs struct {
 	StructSize uint32
 	Flags uint32
+	// jitter counter of element (0,0); element (t,h) uses + t*H + h
 	RngOffset uint64
+	// in [T,H] f32|bf16|f16: the router's input
 	X Tensor
+	// in [E+Z,H] f32|bf16|f16
 	Weight Tensor
+	// in [E+Z], with LOGIT_BIAS; dtype of weight or f32
 	Bias Tensor
+	// in [H], RMS_SCALED; dtype of weight or f32
 	InputScale Tensor
+	// out [T,E+Z] f32; before the soft-cap
 	Logits Tensor
+	// out [T,H], with jitter: optional, required with JITTER_X; dtype of x
 	XJittered Tensor
 }
 
 // GateGradArgs mirrors moec_gate_grad_args.
 type GateGradArgs struct {
 	StructSize uint32
+	// moec_grad_flags
 	Flags uint32
+	// jitter counter of element (0,0); element (t,h) uses + t*H + h
 	RngOffset uint64
+	// in [T,H] f32|bf16|f16: the router's input
 	X Tensor
+	// in [E+Z,H] f32|bf16|f16
 	Weight Tensor
+	// in [H], RMS_SCALED; dtype of weight or f32
 	InputScale Tensor
+	// in [T,E+Z] f32
 	DLogits Tensor
+	// out [T,H]; absent = skipped, as every output here
 	DX Tensor
+	// out [E+Z,H]
 	DWeight Tensor
+	// out [E+Z]
 	DBias Tensor
+	// out [H]
 	DInputScale Tensor
+	// in [T,H], with jitter: optional gradient of x_jittered
 	DXJittered Tensor
 }
 
@@ -341,47 +458,78 @@ type GateGradArgs struct {
 type RouteArgs struct {
 	StructSize uint32
 	Flags uint32
+	// in [T,E+Z] f32|bf16|f16, before the soft-cap
 	Logits Tensor
+	// in [E+Z] f32, with SELECT_BIAS
 	SelectBias Tensor
+	// in [E+Z], with PER_EXPERT_SCALE; f32|bf16|f16
 	PerExpertScale Tensor
+	// in [T] u8|bool, optional; 0 = routed nowhere
 	TokenMask Tensor
+	// in [V,K] i32|i64: SELECT_TABLE
 	Table Tensor
+	// in [T] i32|i64: SELECT_TABLE
 	TokenIds Tensor
+	// in [T,K] i32|i64: SELECT_GIVEN
 	GivenIds Tensor
+	// out [T,K] i32; -1 = none
 	ExpertIds Tensor
+	// out [T,K] f32; 0 where the id is -1
 	RoutingWeights Tensor
+	// out [T,E+Z] f32, optional
 	Scores Tensor
+	// out [E+Z] i32, optional: += selections per id
 	Counts Tensor
 }
 
 // RouteGradArgs mirrors moec_route_grad_args.
 type RouteGradArgs struct {
 	StructSize uint32
+	// moec_grad_flags, for d_per_expert_scale
 	Flags uint32
+	// in [T,E+Z] f32|bf16|f16, before the soft-cap
 	Logits Tensor
+	// in [E+Z], with PER_EXPERT_SCALE; f32|bf16|f16
 	PerExpertScale Tensor
+	// in [T,K] i32|i64, from forward
 	ExpertIds Tensor
+	// in [T,K] f32
 	DRoutingWeights Tensor
+	// in [T,E+Z] f32, optional: added (auxiliary losses)
 	DLogitsIn Tensor
+	// out [T,E+Z] f32
 	DLogits Tensor
+	// out [E+Z], optional
 	DPerExpertScale Tensor
 }
 
 // LossArgs mirrors moec_loss_args.
 type LossArgs struct {
 	StructSize uint32
+	// moec_loss_kind
 	Kind uint32
+	// K of the balance losses; 1..E
 	TopK int32
+	// 0 = 1
 	Coefficient float32
+	// BALANCE_SEQUENCE: divides T
 	SeqLen int64
+	// SWITCH, SEQUENCE: moec_score but IDENTITY; all but SOFTMAX by their row sum
 	Score uint32
 	Flags uint32
+	// in, `count` tensors [T,E] f32|bf16|f16, one per layer
 	Logits uintptr
+	// out, `count` tensors [T,E] f32 (backward): added to
 	DLogits uintptr
+	// layers; 1 except MIXTRAL
 	Count int64
+	// in [E] i32, optional, SWITCH: n_e instead of counting
 	Counts Tensor
+	// in [T] u8|bool, optional: 0 = left out, in each layer
 	TokenMask Tensor
+	// out [1] f32 (forward)
 	Loss Tensor
+	// in [1] f32 (backward); absent = 1
 	DLoss Tensor
 }
 
@@ -389,29 +537,46 @@ type LossArgs struct {
 type PlanDesc struct {
 	StructSize uint32
 	Flags uint32
+	// bound on T; fixes every buffer size
 	MaxTokens int64
+	// E, all ranks together
 	NumExperts int32
+	// Z
 	NumZeroExperts int32
+	// K; EXPERT_CHOICE: 0
 	TopK int32
+	// moec_plan_kind
 	Kind uint32
+	// local range; 0, 0 = all
 	ExpertBegin int32
+	// local range; 0, 0 = all
 	ExpertEnd int32
+	// rows of each expert rounded up to it; 0|1 = none; power of two
 	Align int32
+	// moec_drop; needs a capacity
 	Drop uint32
+	// rows kept per expert; 0 = by capacity_factor or dropless
 	Capacity int64
+	// capacity = ceil(T*K/E * factor); 0 = off
 	CapacityFactor float32
 	Reserved0 uint32
 }
 
-// PermuteArgs mirrors moec_permute_args. ================================ 7. permute, unpermute ================================
+// PermuteArgs mirrors moec_permute_args. The plan is built, on the context's device. Each function queues and takes no scratch.
 type PermuteArgs struct {
 	StructSize uint32
 	Flags uint32
 	Plan uintptr
+	// in [T,H] f32|bf16|f16|i32|i8|u8|bool
 	X Tensor
+	// in [T,S], optional: block scales that travel with the rows
 	XScale Tensor
+	// out [P,H] as x; padding rows are zero; P >= the plan's, a multiple of its align; the rest is
+	// zero
 	Rows Tensor
+	// out [P,S]
 	RowScale Tensor
+	// out [P] f32, optional; rows whose weight is exactly 0 are zero
 	RowWeight Tensor
 }
 
@@ -420,9 +585,13 @@ type UnpermuteArgs struct {
 	StructSize uint32
 	Flags uint32
 	Plan uintptr
+	// in [P,H] f32|bf16|f16
 	Rows Tensor
+	// in [T,K] f32, optional: merging weights; absent = 1
 	RoutingWeights Tensor
+	// in [T,H], optional: added; may be y itself
 	Residual Tensor
+	// out [T,H] as rows; fp32 sum in slot order, one rounding
 	Y Tensor
 }
 
@@ -431,9 +600,13 @@ type PermuteGradArgs struct {
 	StructSize uint32
 	Flags uint32
 	Plan uintptr
+	// in [P,H]
 	DRows Tensor
+	// in [P] f32, optional
 	DRowWeight Tensor
+	// out [T,H]; fp32 sum in slot order, weight-0 rows included
 	DX Tensor
+	// out [T,K] f32, optional; 0 where not routed
 	DRoutingWeights Tensor
 }
 
@@ -442,26 +615,41 @@ type UnpermuteGradArgs struct {
 	StructSize uint32
 	Flags uint32
 	Plan uintptr
+	// in [T,H]
 	DY Tensor
+	// in [P,H], for d_routing_weights
 	Rows Tensor
+	// in [T,K] f32, optional: as forward
 	RoutingWeights Tensor
+	// out [P,H]; padding rows are zero
 	DRows Tensor
+	// out [T,K] f32, optional; 0 where not routed
 	DRoutingWeights Tensor
 }
 
 // WeightsDesc mirrors moec_weights_desc.
 type WeightsDesc struct {
 	StructSize uint32
+	// moec_weights_flags
 	Flags uint32
+	// El; 1 for a shared expert
 	NumExperts int32
+	// moec_gate_layout
 	GateLayout uint32
+	// H
 	Hidden int64
+	// I
 	Inter int64
+	// moec_orientation of gate_up, gate and up
 	GateUpOrientation uint32
 	DownOrientation uint32
+	// f32, f16 or bf16, of all matrices
 	Dtype uint32
+	// 0 = dtype; or f32
 	BiasDtype uint32
+	// moec_scheme
 	GateUpScheme uint32
+	// moec_scheme
 	DownScheme uint32
 }
 
@@ -469,9 +657,13 @@ type WeightsDesc struct {
 type WeightSet struct {
 	StructSize uint32
 	Flags uint32
+	// GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
 	GateUp Matrix
+	// SPLIT: N = I, K = H
 	Gate Matrix
+	// SPLIT, NONE: N = I, K = H
 	Up Matrix
+	// N = H, K = I
 	Down Matrix
 }
 
@@ -479,11 +671,14 @@ type WeightSet struct {
 type WeightsInfo struct {
 	StructSize uint32
 	Flags uint32
+	// bytes of a packed copy here; 0 = never packed, or not FROZEN
 	PackedBytes uint64
 	IsBound int32
 	IsPacked int32
 	IsFrozen int32
+	// 0: after packing, the bound memory is not read any more
 	NeedsSource int32
+	// names layout, type and instruction set; "" if not packed
 	PackedFormat [64]byte
 }
 
@@ -491,17 +686,29 @@ type WeightsInfo struct {
 type ExpertsDesc struct {
 	StructSize uint32
 	Flags uint32
+	// H
 	Hidden int64
+	// I
 	Inter int64
+	// Is; 0 without shared expert
 	SharedInter int64
+	// E, all ranks together
 	NumExperts int32
+	// Z: ids in [E,E+Z) add w * x
 	NumZeroExperts int32
+	// K; 0 for EXPERT_CHOICE plans
 	TopK int32
+	// local range, as in the plan; 0, 0 = all
 	ExpertBegin int32
+	// local range, as in the plan; 0, 0 = all
 	ExpertEnd int32
+	// as in the plan
 	Align int32
+	// EXPERT_CHOICE: El * capacity; else 0
 	MaxRowsBase int64
+	// only NONE or not: MOEC_GATE_NONE for a plain MLP
 	GateLayout uint32
+	// of x, y and residual: f32, f16, bf16
 	Dtype uint32
 	Activation Activation
 	SharedActivation Activation
@@ -510,45 +717,71 @@ type ExpertsDesc struct {
 	ActRounding uint32
 	Shared uint32
 	Save uint32
+	// of the routed sum; 0 = 1
 	OutputScale float32
 }
 
 // ExpertsArgs mirrors moec_experts_args.
 type ExpertsArgs struct {
 	StructSize uint32
+	// moec_experts_flags
 	Flags uint32
 	Plan uintptr
 	Weights uintptr
+	// with a shared expert; one expert of width shared_inter
 	SharedWeights uintptr
+	// in [T,H]
 	X Tensor
+	// in [1,H] or [2,H]; dtype of x or f32
 	SharedGate Tensor
+	// in [2], SOFTMAX2; dtype of x or f32
 	SharedGateBias Tensor
+	// in [H], optional; dtype of x or f32
 	OutputBias Tensor
+	// in [T,H], optional: added; may be y itself
 	Residual Tensor
+	// out [T,H]
 	Y Tensor
+	// out, unless SAVE_NONE; written in full. At an address that is no multiple of 4 it takes
+	// scratch of its size besides any workspace, in backward, too
 	Saved Buffer
+	// absent = the context's
 	Workspace Buffer
 }
 
 // ExpertsGradArgs mirrors moec_experts_grad_args.
 type ExpertsGradArgs struct {
 	StructSize uint32
+	// moec_grad_flags
 	Flags uint32
 	Plan uintptr
 	Weights uintptr
 	SharedWeights uintptr
+	// in [T,H]
 	X Tensor
+	// in [1,H] or [2,H]; dtype of x or f32
 	SharedGate Tensor
+	// in [2], SOFTMAX2; dtype of x or f32
 	SharedGateBias Tensor
+	// in [T,H]
 	DY Tensor
+	// in
 	Saved Buffer
+	// out [T,H]; absent = skipped, as each output
 	DX Tensor
+	// out [T,K] f32; EXPERT_CHOICE: [P], one a row
 	DRoutingWeights Tensor
+	// out, in the layout of the bound weights; f32 or their dtype; NULL = frozen
 	DExpertWeights uintptr
+	// out, in the layout of the bound weights; f32 or their dtype; NULL = frozen
 	DSharedWeights uintptr
+	// out, f32 or dtype of x
 	DSharedGate Tensor
+	// out, f32 or dtype of x
 	DSharedGateBias Tensor
+	// out, f32 or dtype of x
 	DOutputBias Tensor
+	// out [T,H]
 	DResidual Tensor
 	Workspace Buffer
 }
@@ -567,8 +800,11 @@ type LayerDesc struct {
 	StructSize uint32
 	Flags uint32
 	Router uintptr
+	// num_experts, num_zero_experts, top_k as in the router
 	Experts uintptr
+	// moec_drop
 	Drop uint32
+	// as in moec_plan_desc
 	CapacityFactor float32
 	Capacity int64
 }
@@ -577,53 +813,95 @@ type LayerDesc struct {
 type LayerArgs struct {
 	StructSize uint32
 	Flags uint32
+	// jitter counter of element (0,0); element (t,h) uses + t*H + h
 	RngOffset uint64
 	Weights uintptr
 	SharedWeights uintptr
+	// in [T,H]
 	X Tensor
+	// in [T,Hr], optional: the router's input when it is not x; where Hr > H the call may take
+	// scratch of the context besides its workspace
 	RouterX Tensor
+	// in [E+Z,H] f32|bf16|f16
 	GateWeight Tensor
+	// in [E+Z], with LOGIT_BIAS; dtype of weight or f32
 	GateBias Tensor
+	// in [H], RMS_SCALED; dtype of weight or f32
 	InputScale Tensor
+	// in [E+Z] f32, with SELECT_BIAS
 	SelectBias Tensor
+	// in [E+Z], with PER_EXPERT_SCALE; f32|bf16|f16
 	PerExpertScale Tensor
+	// in [T] u8|bool, optional; 0 = routed nowhere
 	TokenMask Tensor
+	// in [V,K] i32|i64: SELECT_TABLE
 	Table Tensor
+	// in [T] i32|i64: SELECT_TABLE
 	TokenIds Tensor
+	// in [T,K] i32|i64: SELECT_GIVEN
 	GivenIds Tensor
+	// in [1,H] or [2,H]; dtype of x or f32
 	SharedGate Tensor
+	// in [2], SOFTMAX2; dtype of x or f32
 	SharedGateBias Tensor
+	// in [H], optional; dtype of x or f32
 	OutputBias Tensor
+	// in [T,H], optional: added; may be y itself
 	Residual Tensor
+	// out [T,H]
 	Y Tensor
+	// out [T,E+Z] f32, optional
 	Logits Tensor
+	// out [T,K] i32, optional
 	ExpertIds Tensor
+	// out [T,K] f32, optional
 	RoutingWeights Tensor
+	// out [E+Z] i32, optional: += selections per id
 	Counts Tensor
+	// out, unless SAVE_NONE
 	Saved Buffer
+	// absent = the context's
 	Workspace Buffer
 }
 
 // LayerGradArgs mirrors moec_layer_grad_args.
 type LayerGradArgs struct {
 	StructSize uint32
+	// moec_grad_flags
 	Flags uint32
+	// the forward call's inputs and saved buffer; no outputs
 	Forward uintptr
+	// in [T,H]
 	DY Tensor
+	// in [T,E+Z] f32, optional: from auxiliary losses
 	DLogitsIn Tensor
+	// out [T,H]; without router_x, d_x holds both
 	DX Tensor
+	// out [T,Hr]; without router_x, d_x holds both
 	DRouterX Tensor
+	// out
 	DGateWeight Tensor
+	// out
 	DGateBias Tensor
+	// out
 	DInputScale Tensor
+	// out
 	DPerExpertScale Tensor
+	// out
 	DExpertWeights uintptr
+	// out
 	DSharedWeights uintptr
+	// out
 	DSharedGate Tensor
+	// out
 	DSharedGateBias Tensor
+	// out
 	DOutputBias Tensor
+	// out
 	DResidual Tensor
+	// out [T,K] f32, optional
 	DRoutingWeights Tensor
+	// absent = the context's
 	Workspace Buffer
 }
 
@@ -640,7 +918,8 @@ var Layouts = []Layout{
 	{Size{}, 16, []uintptr{0, 8}},
 	{Tensor{}, 128, []uintptr{0, 8, 16, 20, 24, 28, 32, 80}},
 	{Activation{}, 32, []uintptr{0, 4, 8, 12, 16, 20, 24, 28}},
-	{Matrix{}, 280, []uintptr{0, 128, 256, 264, 272}},
+	{Quant{}, 968, []uintptr{0, 4, 8, 136, 264, 392, 520, 648, 776, 904, 912, 920, 928, 936, 944, 952, 960}},
+	{Matrix{}, 288, []uintptr{0, 128, 256, 264, 272, 280}},
 	{ErrorInfo{}, 600, []uintptr{0, 4, 8, 12, 16, 20, 24, 88}},
 	{DeviceInfo{}, 272, []uintptr{0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 176, 208}},
 	{Allocator{}, 32, []uintptr{0, 4, 8, 16, 24}},
@@ -659,7 +938,7 @@ var Layouts = []Layout{
 	{PermuteGradArgs{}, 528, []uintptr{0, 4, 8, 16, 144, 272, 400}},
 	{UnpermuteGradArgs{}, 656, []uintptr{0, 4, 8, 16, 144, 272, 400, 528}},
 	{WeightsDesc{}, 56, []uintptr{0, 4, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52}},
-	{WeightSet{}, 1128, []uintptr{0, 4, 8, 288, 568, 848}},
+	{WeightSet{}, 1160, []uintptr{0, 4, 8, 296, 584, 872}},
 	{WeightsInfo{}, 96, []uintptr{0, 4, 8, 16, 20, 24, 28, 32}},
 	{ExpertsDesc{}, 160, []uintptr{0, 4, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 104, 136, 140, 144, 148, 152, 156}},
 	{ExpertsArgs{}, 832, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816}},

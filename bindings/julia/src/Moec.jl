@@ -21,6 +21,7 @@ using .Raw
 include("error.jl")
 include("tensor.jl")
 include("handles.jl")
+include("memory.jl")
 include("layer.jl")
 include("log.jl")
 

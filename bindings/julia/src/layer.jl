@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-const MATRICES = (:gate_up, :gate, :up, :down)
+# The arguments that a struct of moec.h has of one type.
+fields_of(T, kind) = Tuple(name for name in fieldnames(T) if fieldtype(T, name) === kind)
+const MATRICES = fields_of(Raw.moec_weight_set, Raw.moec_matrix)
+const TENSORS = fields_of(Raw.moec_layer_args, Raw.moec_tensor)
+const GRADIENTS = fields_of(Raw.moec_layer_grad_args, Raw.moec_tensor)
 
 only_known(given, known, what) =
     for name in given
@@ -58,10 +62,6 @@ end
 
 bytes_for(size::Raw.moec_size, tokens) = Int(size.base + UInt64(tokens) * size.per_token)
 
-const TENSORS = (:x, :router_x, :gate_weight, :gate_bias, :input_scale, :select_bias,
-                 :per_expert_scale, :token_mask, :table, :token_ids, :given_ids, :shared_gate,
-                 :shared_gate_bias, :output_bias, :residual, :y, :logits, :expert_ids,
-                 :routing_weights, :counts)
 const INPUTS = (TENSORS..., :weights, :shared_weights, :saved, :workspace, :rng_offset)
 
 handle_of(::Nothing) = Ptr{Raw.moec_weights}(C_NULL)
@@ -81,7 +81,8 @@ end
 """
     forward!(layer; weights, x, gate_weight, y, saved = nothing, ...)
 
-Gate, routing, plan and experts; arguments as in `moec_layer_args`, sizes reversed. Returns `y`.
+Gate, routing, plan and experts; arguments as in [`Raw.moec_layer_args`](@ref), sizes reversed.
+Returns `y`.
 """
 function forward!(layer::Layer; x, y, stream = default_stream(x), inputs...)
     given = merge(values(inputs), (x = x, y = y))
@@ -92,15 +93,12 @@ function forward!(layer::Layer; x, y, stream = default_stream(x), inputs...)
     return y
 end
 
-const GRADIENTS = (:d_y, :d_logits_in, :d_x, :d_router_x, :d_gate_weight, :d_gate_bias,
-                   :d_input_scale, :d_per_expert_scale, :d_shared_gate, :d_shared_gate_bias,
-                   :d_output_bias, :d_residual, :d_routing_weights)
-
 """
     backward!(layer, inputs; d_y, d_x, d_expert_weights = (gate_up = ..., down = ...), ...)
 
 Gradients of the call that the named tuple `inputs` describes (the keywords of [`forward!`](@ref),
-`saved` among them); every output that is not given is skipped.
+`saved` among them); every output of [`Raw.moec_layer_grad_args`](@ref) that is not given is
+skipped.
 """
 function backward!(layer::Layer, inputs::NamedTuple; d_expert_weights = nothing,
                    d_shared_weights = nothing, flags = 0, workspace = nothing,

@@ -145,6 +145,7 @@ const MOEC_SAVE_NONE = UInt32(0)
 const MOEC_SAVE_INPUT = UInt32(1)
 const MOEC_SAVE_PREACT = UInt32(2)
 const MOEC_SAVE_ALL = UInt32(3)
+const MOEC_EXPERTS_SKIP_ABSENT = UInt32(1)
 
 struct moec_context end
 struct moec_router end
@@ -172,6 +173,12 @@ moec_size(;
     per_token = UInt64(0),
 ) = moec_size(base, per_token)
 
+"""
+Fields of `moec_tensor`:
+- `data`: base address in the device's space
+- `byte_offset`: added to data (DLPack's meaning)
+- `strides`: elements; all zero = compact row-major
+"""
 struct moec_tensor
     data::Ptr{Cvoid}
     byte_offset::UInt64
@@ -193,6 +200,15 @@ moec_tensor(;
     strides = ntuple(_ -> Int64(0), 6),
 ) = moec_tensor(data, byte_offset, device_type, device_id, dtype, ndim, shape, strides)
 
+"""
+Fields of `moec_activation`:
+- `kind`: moec_activation_kind
+- `alpha`: GPTOSS, QUICK_GEGLU: 0 = 1.702
+- `limit`: GPTOSS: 0 = 7.0; CLAMP_SWIGLU, SWIGLU_CLAMP: > 0
+- `offset`: QUICK_GEGLU: added to up
+- `beta`: SITU: 0 = 4 and 0 = no bound on up
+- `linear_beta`: SITU: 0 = 4 and 0 = no bound on up
+"""
 struct moec_activation
     kind::UInt32
     alpha::Float32
@@ -214,7 +230,15 @@ moec_activation(;
     reserved1 = UInt32(0),
 ) = moec_activation(kind, alpha, limit, offset, beta, linear_beta, reserved0, reserved1)
 
-"One weight matrix of all experts, or its gradient; all-zero = absent."
+"""
+One weight matrix of all experts, or its gradient; all-zero = absent.
+
+- `data`: `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias
+- `bias`: `[E,N]`, optional
+- `per_expert`: instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied
+- `per_expert_bias`: instead of bias: `count` tensors `[N]`; array copied
+- `count`: E when a per_expert array is given, else 0
+"""
 struct moec_matrix
     data::moec_tensor
     bias::moec_tensor
@@ -230,6 +254,14 @@ moec_matrix(;
     count = Int64(0),
 ) = moec_matrix(data, bias, per_expert, per_expert_bias, count)
 
+"""
+Fields of `moec_error_info`:
+- `code`: moec_status of the failing call
+- `native_code`: cudaError_t, errno or a callback's value; 0 if none
+- `arg_index`: 1-based argument that is NULL or no such handle or struct; else 0
+- `site`: entry point, NUL-terminated
+- `message`: what is wrong, both values, what would be right; NUL-terminated
+"""
 struct moec_error_info
     struct_size::UInt32
     flags::UInt32
@@ -251,6 +283,16 @@ moec_error_info(;
     message = ntuple(_ -> UInt8(0), 512),
 ) = moec_error_info(struct_size, flags, code, native_code, arg_index, reserved0, site, message)
 
+"""
+Fields of `moec_device_info`:
+- `compute_major`: CUDA capability; 0 on the CPU
+- `compute_minor`: CUDA capability; 0 on the CPU
+- `multiprocessors`: SMs; usable cores on the CPU
+- `numa_node`: -1 = unknown
+- `name`: arch: instruction set in use, or sm_XX
+- `backend`: arch: instruction set in use, or sm_XX
+- `arch`: arch: instruction set in use, or sm_XX
+"""
 struct moec_device_info
     struct_size::UInt32
     flags::UInt32
@@ -282,7 +324,11 @@ moec_device_info(;
     arch = ntuple(_ -> UInt8(0), 64),
 ) = moec_device_info(struct_size, flags, device_type, device_id, compute_major, compute_minor, multiprocessors, numa_node, total_bytes, free_bytes, name, backend, arch)
 
-"Called on the calling thread; must not call moec. alloc returns NULL on failure."
+"""
+Called on the calling thread; must not call moec. alloc returns NULL on failure.
+
+- `release`: stream: of the last use, or NULL: work on any stream may still use it.
+"""
 struct moec_allocator
     struct_size::UInt32
     flags::UInt32
@@ -298,6 +344,11 @@ moec_allocator(;
     release = C_NULL,
 ) = moec_allocator(struct_size, flags, user, alloc, release)
 
+"""
+Fields of `moec_thread_pool`:
+- `num_threads`: >= 1, how many bodies may run at once
+- `parallel_for`: Call body(arg, i) for each i in [0, n), in any order, from any threads; return 0 when all are done.
+"""
 struct moec_thread_pool
     struct_size::UInt32
     num_threads::Int32
@@ -311,6 +362,17 @@ moec_thread_pool(;
     parallel_for = C_NULL,
 ) = moec_thread_pool(struct_size, num_threads, user, parallel_for)
 
+"""
+Fields of `moec_context_desc`:
+- `flags`: moec_context_flags
+- `device_type`: 0, 0 = the CPU
+- `device_id`: 0, 0 = the CPU
+- `math`: moec_math_mode
+- `num_threads`: CPU: 0 = affinity mask and cgroup quota
+- `workspace_limit`: bytes of scratch the context may hold; 0 = no limit
+- `allocator`: NULL = built in
+- `pool`: NULL = built in; not with num_threads
+"""
 struct moec_context_desc
     struct_size::UInt32
     flags::UInt32
@@ -334,6 +396,16 @@ moec_context_desc(;
     pool = C_NULL,
 ) = moec_context_desc(struct_size, flags, device_type, device_id, math, num_threads, workspace_limit, allocator, pool)
 
+"""
+Fields of `moec_stats`:
+- `allocs`: both stay constant in steady state
+- `host_syncs`: both stay constant in steady state
+- `flops`: of real rows, never padding
+- `ns_route`: with MOEC_CONTEXT_PROFILE
+- `ns_plan`: with MOEC_CONTEXT_PROFILE
+- `ns_experts`: with MOEC_CONTEXT_PROFILE
+- `ns_combine`: with MOEC_CONTEXT_PROFILE
+"""
 struct moec_stats
     struct_size::UInt32
     flags::UInt32
@@ -365,6 +437,36 @@ moec_stats(;
     ns_combine = UInt64(0),
 ) = moec_stats(struct_size, flags, calls, kernel_launches, allocs, host_syncs, workspace_bytes, workspace_peak, flops, ns_route, ns_plan, ns_experts, ns_combine)
 
+"""
+Fields of `moec_router_desc`:
+- `flags`: moec_router_flags
+- `num_experts`: E >= 1
+- `num_zero_experts`: Z >= 0
+- `top_k`: 1 <= K <= E+Z
+- `input`: moec_router_input
+- `rms_eps`: RMS_SCALED: 0 = 1e-6
+- `jitter`: multiply x by U(1-j,1+j); 0 = off; < 1
+- `logit_precision`: moec_precision; DATA rounds the logits to data_dtype
+- `logit_softcap`: cap * tanh(z / cap); 0 = off
+- `score`: moec_score
+- `score_precision`: moec_precision
+- `selection`: moec_select
+- `num_groups`: GROUP_TOPK: num_groups divides E+Z; >= 1
+- `top_groups`: GROUP_TOPK: num_groups divides E+Z; >= 1
+- `group_top_m`: group score = sum of its m best; 0|1 = the best one
+- `group_fill`: moec_group_fill
+- `mixer_eps`: SPARSE_MIXER threshold; > 0
+- `weight_rule`: moec_weight_rule
+- `norm`: moec_norm
+- `norm_eps`: norm_eps 0 = none; NORM_P: norm_p 0 = 1
+- `norm_p`: norm_eps 0 = none; NORM_P: norm_p 0 = 1
+- `norm_precision`: moec_precision of weight rule and normalisation
+- `scale`: routed scaling factor; 0 = 1
+- `weight_precision`: moec_precision of the result
+- `slot_order`: moec_slot_order
+- `data_dtype`: dtype of PREC_DATA steps; 0 = fp32
+- `seed`: jitter: Philox4x32-10 key
+"""
 struct moec_router_desc
     struct_size::UInt32
     flags::UInt32
@@ -428,6 +530,16 @@ moec_router_desc(;
     seed = UInt64(0),
 ) = moec_router_desc(struct_size, flags, num_experts, num_zero_experts, top_k, input, rms_eps, jitter, logit_precision, logit_softcap, score, score_precision, selection, num_groups, top_groups, group_top_m, group_fill, mixer_eps, weight_rule, norm, norm_eps, norm_p, norm_precision, scale, weight_precision, slot_order, data_dtype, reserved0, seed)
 
+"""
+Fields of `moec_gate_args`:
+- `rng_offset`: jitter counter of element (0,0); element (t,h) uses + t*H + h
+- `x`: in `[T,H]` f32|bf16|f16: the router's input
+- `weight`: in `[E+Z,H]` f32|bf16|f16
+- `bias`: in `[E+Z]`, with LOGIT_BIAS; dtype of weight or f32
+- `input_scale`: in `[H]`, RMS_SCALED; dtype of weight or f32
+- `logits`: out `[T,E+Z]` f32; before the soft-cap
+- `x_jittered`: out `[T,H]`, with jitter: optional, required with JITTER_X; dtype of x
+"""
 struct moec_gate_args
     struct_size::UInt32
     flags::UInt32
@@ -451,6 +563,20 @@ moec_gate_args(;
     x_jittered = moec_tensor(),
 ) = moec_gate_args(struct_size, flags, rng_offset, x, weight, bias, input_scale, logits, x_jittered)
 
+"""
+Fields of `moec_gate_grad_args`:
+- `flags`: moec_grad_flags
+- `rng_offset`: jitter counter of element (0,0); element (t,h) uses + t*H + h
+- `x`: in `[T,H]` f32|bf16|f16: the router's input
+- `weight`: in `[E+Z,H]` f32|bf16|f16
+- `input_scale`: in `[H]`, RMS_SCALED; dtype of weight or f32
+- `d_logits`: in `[T,E+Z]` f32
+- `d_x`: out `[T,H]`; absent = skipped, as every output here
+- `d_weight`: out `[E+Z,H]`
+- `d_bias`: out `[E+Z]`
+- `d_input_scale`: out `[H]`
+- `d_x_jittered`: in `[T,H]`, with jitter: optional gradient of x_jittered
+"""
 struct moec_gate_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -480,6 +606,20 @@ moec_gate_grad_args(;
     d_x_jittered = moec_tensor(),
 ) = moec_gate_grad_args(struct_size, flags, rng_offset, x, weight, input_scale, d_logits, d_x, d_weight, d_bias, d_input_scale, d_x_jittered)
 
+"""
+Fields of `moec_route_args`:
+- `logits`: in `[T,E+Z]` f32|bf16|f16, before the soft-cap
+- `select_bias`: in `[E+Z]` f32, with SELECT_BIAS
+- `per_expert_scale`: in `[E+Z]`, with PER_EXPERT_SCALE; f32|bf16|f16
+- `token_mask`: in `[T]` u8|bool, optional; 0 = routed nowhere
+- `table`: in `[V,K]` i32|i64: SELECT_TABLE
+- `token_ids`: in `[T]` i32|i64: SELECT_TABLE
+- `given_ids`: in `[T,K]` i32|i64: SELECT_GIVEN
+- `expert_ids`: out `[T,K]` i32; -1 = none
+- `routing_weights`: out `[T,K]` f32; 0 where the id is -1
+- `scores`: out `[T,E+Z]` f32, optional
+- `counts`: out `[E+Z]` i32, optional: += selections per id
+"""
 struct moec_route_args
     struct_size::UInt32
     flags::UInt32
@@ -511,6 +651,17 @@ moec_route_args(;
     counts = moec_tensor(),
 ) = moec_route_args(struct_size, flags, logits, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, expert_ids, routing_weights, scores, counts)
 
+"""
+Fields of `moec_route_grad_args`:
+- `flags`: moec_grad_flags, for d_per_expert_scale
+- `logits`: in `[T,E+Z]` f32|bf16|f16, before the soft-cap
+- `per_expert_scale`: in `[E+Z]`, with PER_EXPERT_SCALE; f32|bf16|f16
+- `expert_ids`: in `[T,K]` i32|i64, from forward
+- `d_routing_weights`: in `[T,K]` f32
+- `d_logits_in`: in `[T,E+Z]` f32, optional: added (auxiliary losses)
+- `d_logits`: out `[T,E+Z]` f32
+- `d_per_expert_scale`: out `[E+Z]`, optional
+"""
 struct moec_route_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -534,6 +685,21 @@ moec_route_grad_args(;
     d_per_expert_scale = moec_tensor(),
 ) = moec_route_grad_args(struct_size, flags, logits, per_expert_scale, expert_ids, d_routing_weights, d_logits_in, d_logits, d_per_expert_scale)
 
+"""
+Fields of `moec_loss_args`:
+- `kind`: moec_loss_kind
+- `top_k`: K of the balance losses; 1..E
+- `coefficient`: 0 = 1
+- `seq_len`: BALANCE_SEQUENCE: divides T
+- `score`: SWITCH, SEQUENCE: moec_score but IDENTITY; all but SOFTMAX by their row sum
+- `logits`: in, `count` tensors `[T,E]` f32|bf16|f16, one per layer
+- `d_logits`: out, `count` tensors `[T,E]` f32 (backward): added to
+- `count`: layers; 1 except MIXTRAL
+- `counts`: in `[E]` i32, optional, SWITCH: n_e instead of counting
+- `token_mask`: in `[T]` u8|bool, optional: 0 = left out, in each layer
+- `loss`: out `[1]` f32 (forward)
+- `d_loss`: in `[1]` f32 (backward); absent = 1
+"""
 struct moec_loss_args
     struct_size::UInt32
     kind::UInt32
@@ -567,6 +733,20 @@ moec_loss_args(;
     d_loss = moec_tensor(),
 ) = moec_loss_args(struct_size, kind, top_k, coefficient, seq_len, score, flags, logits, d_logits, count, counts, token_mask, loss, d_loss)
 
+"""
+Fields of `moec_plan_desc`:
+- `max_tokens`: bound on T; fixes every buffer size
+- `num_experts`: E, all ranks together
+- `num_zero_experts`: Z
+- `top_k`: K; EXPERT_CHOICE: 0
+- `kind`: moec_plan_kind
+- `expert_begin`: local range; 0, 0 = all
+- `expert_end`: local range; 0, 0 = all
+- `align`: rows of each expert rounded up to it; 0|1 = none; power of two
+- `drop`: moec_drop; needs a capacity
+- `capacity`: rows kept per expert; 0 = by capacity_factor or dropless
+- `capacity_factor`: capacity = ceil(T*K/E * factor); 0 = off
+"""
 struct moec_plan_desc
     struct_size::UInt32
     flags::UInt32
@@ -600,7 +780,15 @@ moec_plan_desc(;
     reserved0 = UInt32(0),
 ) = moec_plan_desc(struct_size, flags, max_tokens, num_experts, num_zero_experts, top_k, kind, expert_begin, expert_end, align, drop, capacity, capacity_factor, reserved0)
 
-"================================ 7. permute, unpermute ================================"
+"""
+The plan is built, on the context's device. Each function queues and takes no scratch.
+
+- `x`: in `[T,H]` f32|bf16|f16|i32|i8|u8|bool
+- `x_scale`: in `[T,S]`, optional: block scales that travel with the rows
+- `rows`: out `[P,H]` as x; padding rows are zero; P >= the plan's, a multiple of its align; the rest is zero
+- `row_scale`: out `[P,S]`
+- `row_weight`: out `[P]` f32, optional; rows whose weight is exactly 0 are zero
+"""
 struct moec_permute_args
     struct_size::UInt32
     flags::UInt32
@@ -622,6 +810,13 @@ moec_permute_args(;
     row_weight = moec_tensor(),
 ) = moec_permute_args(struct_size, flags, plan, x, x_scale, rows, row_scale, row_weight)
 
+"""
+Fields of `moec_unpermute_args`:
+- `rows`: in `[P,H]` f32|bf16|f16
+- `routing_weights`: in `[T,K]` f32, optional: merging weights; absent = 1
+- `residual`: in `[T,H]`, optional: added; may be y itself
+- `y`: out `[T,H]` as rows; fp32 sum in slot order, one rounding
+"""
 struct moec_unpermute_args
     struct_size::UInt32
     flags::UInt32
@@ -641,6 +836,13 @@ moec_unpermute_args(;
     y = moec_tensor(),
 ) = moec_unpermute_args(struct_size, flags, plan, rows, routing_weights, residual, y)
 
+"""
+Fields of `moec_permute_grad_args`:
+- `d_rows`: in `[P,H]`
+- `d_row_weight`: in `[P]` f32, optional
+- `d_x`: out `[T,H]`; fp32 sum in slot order, weight-0 rows included
+- `d_routing_weights`: out `[T,K]` f32, optional; 0 where not routed
+"""
 struct moec_permute_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -660,6 +862,14 @@ moec_permute_grad_args(;
     d_routing_weights = moec_tensor(),
 ) = moec_permute_grad_args(struct_size, flags, plan, d_rows, d_row_weight, d_x, d_routing_weights)
 
+"""
+Fields of `moec_unpermute_grad_args`:
+- `d_y`: in `[T,H]`
+- `rows`: in `[P,H]`, for d_routing_weights
+- `routing_weights`: in `[T,K]` f32, optional: as forward
+- `d_rows`: out `[P,H]`; padding rows are zero
+- `d_routing_weights`: out `[T,K]` f32, optional; 0 where not routed
+"""
 struct moec_unpermute_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -681,6 +891,19 @@ moec_unpermute_grad_args(;
     d_routing_weights = moec_tensor(),
 ) = moec_unpermute_grad_args(struct_size, flags, plan, d_y, rows, routing_weights, d_rows, d_routing_weights)
 
+"""
+Fields of `moec_weights_desc`:
+- `flags`: moec_weights_flags
+- `num_experts`: El; 1 for a shared expert
+- `gate_layout`: moec_gate_layout
+- `hidden`: H
+- `inter`: I
+- `gate_up_orientation`: moec_orientation of gate_up, gate and up
+- `dtype`: f32, f16 or bf16, of all matrices
+- `bias_dtype`: 0 = dtype; or f32
+- `gate_up_scheme`: moec_scheme
+- `down_scheme`: moec_scheme
+"""
 struct moec_weights_desc
     struct_size::UInt32
     flags::UInt32
@@ -710,7 +933,14 @@ moec_weights_desc(;
     down_scheme = UInt32(0),
 ) = moec_weights_desc(struct_size, flags, num_experts, gate_layout, hidden, inter, gate_up_orientation, down_orientation, dtype, bias_dtype, gate_up_scheme, down_scheme)
 
-"The matrices of a set of experts, or their gradients (same shapes; each absent one is skipped)."
+"""
+The matrices of a set of experts, or their gradients (same shapes; each absent one is skipped).
+
+- `gate_up`: GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+- `gate`: SPLIT: N = I, K = H
+- `up`: SPLIT, NONE: N = I, K = H
+- `down`: N = H, K = I
+"""
 struct moec_weight_set
     struct_size::UInt32
     flags::UInt32
@@ -728,6 +958,12 @@ moec_weight_set(;
     down = moec_matrix(),
 ) = moec_weight_set(struct_size, flags, gate_up, gate, up, down)
 
+"""
+Fields of `moec_weights_info`:
+- `packed_bytes`: bytes of a packed copy here; 0 = never packed, or not FROZEN
+- `needs_source`: 0: after packing, the bound memory is not read any more
+- `packed_format`: names layout, type and instruction set; \"\" if not packed
+"""
 struct moec_weights_info
     struct_size::UInt32
     flags::UInt32
@@ -749,6 +985,22 @@ moec_weights_info(;
     packed_format = ntuple(_ -> UInt8(0), 64),
 ) = moec_weights_info(struct_size, flags, packed_bytes, is_bound, is_packed, is_frozen, needs_source, packed_format)
 
+"""
+Fields of `moec_experts_desc`:
+- `hidden`: H
+- `inter`: I
+- `shared_inter`: Is; 0 without shared expert
+- `num_experts`: E, all ranks together
+- `num_zero_experts`: Z: ids in [E,E+Z) add w * x
+- `top_k`: K; 0 for EXPERT_CHOICE plans
+- `expert_begin`: local range, as in the plan; 0, 0 = all
+- `expert_end`: local range, as in the plan; 0, 0 = all
+- `align`: as in the plan
+- `max_rows_base`: EXPERT_CHOICE: El * capacity; else 0
+- `gate_layout`: only NONE or not: MOEC_GATE_NONE for a plain MLP
+- `dtype`: of x, y and residual: f32, f16, bf16
+- `output_scale`: of the routed sum; 0 = 1
+"""
 struct moec_experts_desc
     struct_size::UInt32
     flags::UInt32
@@ -798,6 +1050,19 @@ moec_experts_desc(;
     output_scale = Float32(0),
 ) = moec_experts_desc(struct_size, flags, hidden, inter, shared_inter, num_experts, num_zero_experts, top_k, expert_begin, expert_end, align, max_rows_base, gate_layout, dtype, activation, shared_activation, weight_position, combine, act_rounding, shared, save, output_scale)
 
+"""
+Fields of `moec_experts_args`:
+- `flags`: moec_experts_flags
+- `shared_weights`: with a shared expert; one expert of width shared_inter
+- `x`: in `[T,H]`
+- `shared_gate`: in `[1,H]` or `[2,H]`; dtype of x or f32
+- `shared_gate_bias`: in `[2]`, SOFTMAX2; dtype of x or f32
+- `output_bias`: in `[H]`, optional; dtype of x or f32
+- `residual`: in `[T,H]`, optional: added; may be y itself
+- `y`: out `[T,H]`
+- `saved`: out, unless SAVE_NONE; written in full. At an address that is no multiple of 4 it takes scratch of its size besides any workspace, in backward, too
+- `workspace`: absent = the context's
+"""
 struct moec_experts_args
     struct_size::UInt32
     flags::UInt32
@@ -829,6 +1094,23 @@ moec_experts_args(;
     workspace = moec_buffer(),
 ) = moec_experts_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, output_bias, residual, y, saved, workspace)
 
+"""
+Fields of `moec_experts_grad_args`:
+- `flags`: moec_grad_flags
+- `x`: in `[T,H]`
+- `shared_gate`: in `[1,H]` or `[2,H]`; dtype of x or f32
+- `shared_gate_bias`: in `[2]`, SOFTMAX2; dtype of x or f32
+- `d_y`: in `[T,H]`
+- `saved`: in
+- `d_x`: out `[T,H]`; absent = skipped, as each output
+- `d_routing_weights`: out `[T,K]` f32; EXPERT_CHOICE: `[P]`, one a row
+- `d_expert_weights`: out, in the layout of the bound weights; f32 or their dtype; NULL = frozen
+- `d_shared_weights`: out, in the layout of the bound weights; f32 or their dtype; NULL = frozen
+- `d_shared_gate`: out, f32 or dtype of x
+- `d_shared_gate_bias`: out, f32 or dtype of x
+- `d_output_bias`: out, f32 or dtype of x
+- `d_residual`: out `[T,H]`
+"""
 struct moec_experts_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -887,7 +1169,13 @@ moec_experts_sizes(;
     saved = moec_size(),
 ) = moec_experts_sizes(struct_size, flags, forward_workspace, backward_workspace, saved)
 
-"gate -> route -> plan -> experts in one call, with one saved buffer; the descriptors are copied."
+"""
+gate -> route -> plan -> experts in one call, with one saved buffer; the descriptors are copied.
+
+- `experts`: num_experts, num_zero_experts, top_k as in the router
+- `drop`: moec_drop
+- `capacity_factor`: as in moec_plan_desc
+"""
 struct moec_layer_desc
     struct_size::UInt32
     flags::UInt32
@@ -907,6 +1195,32 @@ moec_layer_desc(;
     capacity = Int64(0),
 ) = moec_layer_desc(struct_size, flags, router, experts, drop, capacity_factor, capacity)
 
+"""
+Fields of `moec_layer_args`:
+- `rng_offset`: jitter counter of element (0,0); element (t,h) uses + t*H + h
+- `x`: in `[T,H]`
+- `router_x`: in `[T,Hr]`, optional: the router's input when it is not x; where Hr > H the call may take scratch of the context besides its workspace
+- `gate_weight`: in `[E+Z,H]` f32|bf16|f16
+- `gate_bias`: in `[E+Z]`, with LOGIT_BIAS; dtype of weight or f32
+- `input_scale`: in `[H]`, RMS_SCALED; dtype of weight or f32
+- `select_bias`: in `[E+Z]` f32, with SELECT_BIAS
+- `per_expert_scale`: in `[E+Z]`, with PER_EXPERT_SCALE; f32|bf16|f16
+- `token_mask`: in `[T]` u8|bool, optional; 0 = routed nowhere
+- `table`: in `[V,K]` i32|i64: SELECT_TABLE
+- `token_ids`: in `[T]` i32|i64: SELECT_TABLE
+- `given_ids`: in `[T,K]` i32|i64: SELECT_GIVEN
+- `shared_gate`: in `[1,H]` or `[2,H]`; dtype of x or f32
+- `shared_gate_bias`: in `[2]`, SOFTMAX2; dtype of x or f32
+- `output_bias`: in `[H]`, optional; dtype of x or f32
+- `residual`: in `[T,H]`, optional: added; may be y itself
+- `y`: out `[T,H]`
+- `logits`: out `[T,E+Z]` f32, optional
+- `expert_ids`: out `[T,K]` i32, optional
+- `routing_weights`: out `[T,K]` f32, optional
+- `counts`: out `[E+Z]` i32, optional: += selections per id
+- `saved`: out, unless SAVE_NONE
+- `workspace`: absent = the context's
+"""
 struct moec_layer_args
     struct_size::UInt32
     flags::UInt32
@@ -966,6 +1280,27 @@ moec_layer_args(;
     workspace = moec_buffer(),
 ) = moec_layer_args(struct_size, flags, rng_offset, weights, shared_weights, x, router_x, gate_weight, gate_bias, input_scale, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, shared_gate, shared_gate_bias, output_bias, residual, y, logits, expert_ids, routing_weights, counts, saved, workspace)
 
+"""
+Fields of `moec_layer_grad_args`:
+- `flags`: moec_grad_flags
+- `forward`: the forward call's inputs and saved buffer; no outputs
+- `d_y`: in `[T,H]`
+- `d_logits_in`: in `[T,E+Z]` f32, optional: from auxiliary losses
+- `d_x`: out `[T,H]`; without router_x, d_x holds both
+- `d_router_x`: out `[T,Hr]`; without router_x, d_x holds both
+- `d_gate_weight`: out
+- `d_gate_bias`: out
+- `d_input_scale`: out
+- `d_per_expert_scale`: out
+- `d_expert_weights`: out
+- `d_shared_weights`: out
+- `d_shared_gate`: out
+- `d_shared_gate_bias`: out
+- `d_output_bias`: out
+- `d_residual`: out
+- `d_routing_weights`: out `[T,K]` f32, optional
+- `workspace`: absent = the context's
+"""
 struct moec_layer_grad_args
     struct_size::UInt32
     flags::UInt32
@@ -1049,6 +1384,7 @@ const LAYOUT = (
 moec_version() =
     @ccall LIB.moec_version()::UInt32
 
+"Static text such as \"0.1.0\"."
 moec_version_string() =
     @ccall LIB.moec_version_string()::Ptr{UInt8}
 
@@ -1060,249 +1396,290 @@ moec_abi_version() =
 moec_build_info() =
     @ccall LIB.moec_build_info()::Ptr{UInt8}
 
+"Static name such as \"MOEC_E_SHAPE\"; \"MOEC_E_UNKNOWN\" for other values; never NULL."
 moec_status_name(status) =
     @ccall LIB.moec_status_name(status::Int32)::Ptr{UInt8}
 
-"Copy this OS thread's last failure; code 0 and empty texts if there was none. Does not reset it."
+"Copies this OS thread's last failure; code 0 and empty texts if there was none. It stays."
 moec_last_error(out) =
     @ccall LIB.moec_last_error(out::Ptr{moec_error_info})::Int32
 
-"Zero `bytes` bytes and store `bytes` in the leading struct_size. NULL or bytes < 8 does nothing."
+"Zeroes `bytes` bytes and stores `bytes` in the leading struct_size. NULL, or bytes < 8, does nothing."
 moec_struct_init(sized_struct, bytes) =
     @ccall LIB.moec_struct_init(sized_struct::Ptr{Cvoid}, bytes::UInt64)::Cvoid
 
-"Process-wide log sink; NULL restores silence. Nothing below min_level is delivered."
+"Process-wide log sink; NULL restores silence. Nothing below min_level (moec_log_level) is delivered."
 moec_set_log(sink, user, min_level) =
     @ccall LIB.moec_set_log(sink::Ptr{Cvoid}, user::Ptr{Cvoid}, min_level::Int32)::Int32
 
-"Load one backend plug-in by path. E_NO_BACKEND: cannot be opened; E_BACKEND_ABI: another build."
+"Loads one backend plug-in by path. Host only. E_NO_BACKEND: the file cannot be opened; E_BACKEND_ABI: it is of another build."
 moec_backend_load(path) =
     @ccall LIB.moec_backend_load(path::Ptr{UInt8})::Int32
 
-"Number of devices of a type (moec_device_type). 0 without a driver or plug-in: not an error."
+"Number of devices of a type (moec_device_type). Host only. 0 without a driver or plug-in: that is no error."
 moec_device_count(device_type, count) =
     @ccall LIB.moec_device_count(device_type::Int32, count::Ptr{Int32})::Int32
 
+"What a device is, without a context on it. Host only. E_NO_BACKEND: there is no such device."
 moec_device_query(device_type, device_id, out) =
     @ccall LIB.moec_device_query(device_type::Int32, device_id::Int32, out::Ptr{moec_device_info})::Int32
 
-"Make a context on one device. desc may be NULL (the CPU, all defaults)."
+"Makes a context on one device. desc may be NULL (the CPU, all defaults). May wait while the driver starts. E_NO_BACKEND: no plug-in or no such device; E_UNSUPPORTED: a GPU before compute capability 8.0."
 moec_context_create(desc, out) =
     @ccall LIB.moec_context_create(desc::Ptr{moec_context_desc}, out::Ptr{Ptr{moec_context}})::Int32
 
+"Drops the caller's reference. The last one, of the caller or of an object made with the context, gives its memory back, what is left of moec_buffer_alloc with it; that may wait."
 moec_context_free(context) =
     @ccall LIB.moec_context_free(context::Ptr{moec_context})::Cvoid
 
+"What the context's device is, with its free memory. Host only."
 moec_context_device(context, out) =
     @ccall LIB.moec_context_device(context::Ptr{moec_context}, out::Ptr{moec_device_info})::Int32
 
-"Hold at least `bytes` of scratch, so that later calls without a caller's workspace, one at a time, do not allocate. Replaces the largest idle scratch that is smaller; E_OUT_OF_MEMORY: workspace_limit (nothing has changed), or the allocator refused."
+"Holds at least `bytes` of scratch, so that later calls without a caller's workspace, one at a time, do not allocate. Allocates, and replaces the largest idle scratch that is smaller. E_OUT_OF_MEMORY: workspace_limit (nothing has changed), or the allocator refused; E_WOULD_ALLOC: the stream is being captured."
 moec_context_reserve(context, bytes, stream) =
     @ccall LIB.moec_context_reserve(context::Ptr{moec_context}, bytes::UInt64, stream::Ptr{Cvoid})::Int32
 
-"Give scratch back that neither a call nor a captured graph uses."
+"Gives back the scratch that neither a call nor a captured graph uses. May wait."
 moec_context_trim(context) =
     @ccall LIB.moec_context_trim(context::Ptr{moec_context})::Int32
 
-"Non-blocking: *deferred gets the status of device work that failed after its call returned."
+"*deferred gets the status of device work that failed after its call had returned; 0 if none did. Never waits."
 moec_context_poll(context, deferred) =
     @ccall LIB.moec_context_poll(context::Ptr{moec_context}, deferred::Ptr{Int32})::Int32
 
-"Wait for the stream; returns a deferred error if there is one."
+"Waits for the stream; returns a deferred error if there is one. E_WOULD_SYNC: the stream is being captured."
 moec_context_sync(context, stream) =
     @ccall LIB.moec_context_sync(context::Ptr{moec_context}, stream::Ptr{Cvoid})::Int32
 
+"Copies the counters. Host only."
 moec_context_stats(context, out) =
     @ccall LIB.moec_context_stats(context::Ptr{moec_context}, out::Ptr{moec_stats})::Int32
 
+"Sets every counter but workspace_bytes and workspace_peak to 0. Host only."
 moec_context_stats_reset(context) =
     @ccall LIB.moec_context_stats_reset(context::Ptr{moec_context})::Int32
 
-"Compact view of `data`; shape has ndim entries."
+"Makes a compact view of `data`; shape has ndim entries. Host only."
 moec_tensor_make(out, data, dtype, device_type, device_id, ndim, shape) =
     @ccall LIB.moec_tensor_make(out::Ptr{moec_tensor}, data::Ptr{Cvoid}, dtype::UInt32, device_type::Int32, device_id::Int32, ndim::Int32, shape::Ptr{Int64})::Int32
 
-"Borrow a DLTensor*. NULL strides and non-zero byte_offset are understood. E_LAYOUT: one element stands for all (strides 0, a broadcast number)."
+"Borrows a DLTensor*. NULL strides and a byte_offset are understood. Host only. E_LAYOUT: one element stands for all (strides 0, a broadcast number)."
 moec_tensor_from_dlpack(dl_tensor, out) =
     @ccall LIB.moec_tensor_from_dlpack(dl_tensor::Ptr{Cvoid}, out::Ptr{moec_tensor})::Int32
 
-"Elements, or -1 on overflow, a negative extent or NULL."
+"Elements, or -1 on overflow, a negative extent or NULL. Host only."
 moec_tensor_numel(tensor) =
     @ccall LIB.moec_tensor_numel(tensor::Ptr{moec_tensor})::Int64
 
-"Bytes of the elements, or -1 likewise."
+"Bytes of the elements, or -1 likewise. Host only."
 moec_tensor_bytes(tensor) =
     @ccall LIB.moec_tensor_bytes(tensor::Ptr{moec_tensor})::Int64
 
-"Validate dtype, dimensions, strides, alignment and device type."
+"Checks dtype, dimensions, strides, alignment and device type. Host only."
 moec_tensor_check(tensor) =
     @ccall LIB.moec_tensor_check(tensor::Ptr{moec_tensor})::Int32
 
-"Immutable router. E_UNSUPPORTED names a legal combination that is not implemented."
+"Allocates memory of the context's device for the caller, for use on any stream; its values are undefined. It comes from the context's allocator (stream NULL), or from the backend, aligned to 256 bytes on CUDA and 64 on the CPU; it counts as one of `allocs` and not towards workspace_limit, and NO_ALLOC does not forbid it. bytes 0 gives an absent buffer. Queues nothing, may be called during a capture, and may wait as cudaMalloc may."
+moec_buffer_alloc(context, bytes, out) =
+    @ccall LIB.moec_buffer_alloc(context::Ptr{moec_context}, bytes::UInt64, out::Ptr{moec_buffer})::Int32
+
+"Gives a buffer of moec_buffer_alloc back, to the context that made it, and makes *buffer absent; an absent one, or NULL, is left alone. No later work may use it; work that is queued already may, because on CUDA the call waits for the device (an allocator decides for itself). E_INVALID_ARG: not a buffer of this context, freed before, or of other bytes."
+moec_buffer_free(context, buffer) =
+    @ccall LIB.moec_buffer_free(context::Ptr{moec_context}, buffer::Ptr{moec_buffer})::Int32
+
+"target = source, of one dtype and shape: into the device, out of it, or within either side. Each is memory of the context's device or of the host; device_type says which: MOEC_CPU is pageable memory, MOEC_CUDA_HOST pinned. Queues. On CUDA pageable source has been read when the call returns; until then the call may wait for copies. pageable target makes the call wait for the stream: it is complete when the call returns, which counts as one of `host_syncs` and returns a deferred error. pinned memory must stay, and stay as it is, until the stream has come to the copy. E_WOULD_SYNC: the stream is being captured and either is pageable."
+moec_tensor_copy(context, source, target, stream) =
+    @ccall LIB.moec_tensor_copy(context::Ptr{moec_context}, source::Ptr{moec_tensor}, target::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"Sets every byte of a tensor on the context's device to 0. Queues."
+moec_tensor_zero(context, tensor, stream) =
+    @ccall LIB.moec_tensor_zero(context::Ptr{moec_context}, tensor::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"Makes a router, which never changes. Queues nothing. E_UNSUPPORTED names a legal combination that is not implemented."
 moec_router_create(context, desc, out) =
     @ccall LIB.moec_router_create(context::Ptr{moec_context}, desc::Ptr{moec_router_desc}, out::Ptr{Ptr{moec_router}})::Int32
 
+"Drops the caller's reference."
 moec_router_free(router) =
     @ccall LIB.moec_router_free(router::Ptr{moec_router})::Cvoid
 
-"logits = transform(x) * weight^T + bias, fp32 accumulation."
+"logits [T,E+Z] = transform(x [T,H]) * weight^T + bias, with fp32 accumulation. Queues; takes scratch."
 moec_gate_forward(router, args, stream) =
     @ccall LIB.moec_gate_forward(router::Ptr{moec_router}, args::Ptr{moec_gate_args}, stream::Ptr{Cvoid})::Int32
 
+"d_logits [T,E+Z] to the gradients of x, weight, bias and input_scale, each where it is given. Queues; takes scratch."
 moec_gate_backward(router, args, stream) =
     @ccall LIB.moec_gate_backward(router::Ptr{moec_router}, args::Ptr{moec_gate_grad_args}, stream::Ptr{Cvoid})::Int32
 
-"logits -> expert ids and routing weights."
+"logits [T,E+Z] to expert ids and routing weights [T,K]. Queues; takes scratch."
 moec_route_forward(router, args, stream) =
     @ccall LIB.moec_route_forward(router::Ptr{moec_router}, args::Ptr{moec_route_args}, stream::Ptr{Cvoid})::Int32
 
-"d(routing weights) -> d(logits). Selection itself has no gradient."
+"d_routing_weights [T,K] to d_logits [T,E+Z]. Selection itself has no gradient. Queues; takes scratch."
 moec_route_backward(router, args, stream) =
     @ccall LIB.moec_route_backward(router::Ptr{moec_router}, args::Ptr{moec_route_grad_args}, stream::Ptr{Cvoid})::Int32
 
-"Aux-loss-free balancing: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) = 0. counts [E+Z] i32 (as from route_forward, all-reduced first if wanted), bias [E+Z] f32."
+"Balances without an auxiliary loss: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) is 0. counts [E+Z] i32 (as from route_forward, all-reduced before if wanted), bias [E+Z] f32. Queues."
 moec_router_bias_update(router, counts, rate, bias, stream) =
     @ccall LIB.moec_router_bias_update(router::Ptr{moec_router}, counts::Ptr{moec_tensor}, rate::Float32, bias::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"O(E) scratch, whatever T."
+"loss [1] of the logits [T,E] of each layer. Queues; takes scratch of O(E) bytes, whatever T."
 moec_loss_forward(context, args, stream) =
     @ccall LIB.moec_loss_forward(context::Ptr{moec_context}, args::Ptr{moec_loss_args}, stream::Ptr{Cvoid})::Int32
 
+"Adds the loss's gradient to d_logits [T,E] of each layer. Queues; takes scratch likewise."
 moec_loss_backward(context, args, stream) =
     @ccall LIB.moec_loss_backward(context::Ptr{moec_context}, args::Ptr{moec_loss_args}, stream::Ptr{Cvoid})::Int32
 
-"Bytes of a plan's memory for max_tokens, with what building it needs, and P's bound."
+"Bytes of a plan's memory for max_tokens, with what building it needs, and the bound of P. Host only."
 moec_plan_size(desc, bytes, max_rows) =
     @ccall LIB.moec_plan_size(desc::Ptr{moec_plan_desc}, bytes::Ptr{UInt64}, max_rows::Ptr{Int64})::Int32
 
-"memory NULL: the context allocates once; else at least moec_plan_size bytes, kept by the caller."
+"Makes a plan, which is not built yet. Queues nothing. memory NULL: the context allocates, this once; else at least moec_plan_size bytes of the device, kept by the caller. E_WORKSPACE."
 moec_plan_create(context, desc, memory, out) =
     @ccall LIB.moec_plan_create(context::Ptr{moec_context}, desc::Ptr{moec_plan_desc}, memory::Ptr{moec_buffer}, out::Ptr{Ptr{moec_plan}})::Int32
 
+"Drops the caller's reference; the last one gives the plan's own memory back, which may wait."
 moec_plan_free(plan) =
     @ccall LIB.moec_plan_free(plan::Ptr{moec_plan})::Cvoid
 
-"Rebuild in place; a call that fails while it builds leaves a plan that is not built. expert_ids [T,K] i32|i64, routing_weights [T,K] f32 (absent = 1)."
+"Builds from expert_ids [T,K] i32|i64 and routing_weights [T,K] f32 (absent or NULL = 1). Queues. Like the other three, it builds in place and takes no scratch, and one that fails while it builds leaves a plan that is not built."
 moec_plan_from_topk(plan, expert_ids, routing_weights, stream) =
     @ccall LIB.moec_plan_from_topk(plan::Ptr{moec_plan}, expert_ids::Ptr{moec_tensor}, routing_weights::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"Route and build. args' outputs may be absent."
+"Routes logits [T,E+Z] and builds. Outputs of args may be absent. Queues; takes scratch."
 moec_plan_from_logits(plan, router, args, stream) =
     @ccall LIB.moec_plan_from_logits(plan::Ptr{moec_plan}, router::Ptr{moec_router}, args::Ptr{moec_route_args}, stream::Ptr{Cvoid})::Int32
 
-"routing_map [T,E] u8|bool|i32 (non-zero = routed; slots by ascending id; more than top_k per token is E_OVERFLOW), probs [T,E] f32 (absent = 1)."
+"Builds from routing_map [T,E] u8|bool|i32 (non-zero = routed; slots by ascending id) and probs [T,E] f32 (absent or NULL = 1). Queues. E_OVERFLOW: more than top_k in a row (CUDA: deferred)."
 moec_plan_from_map(plan, routing_map, probs, stream) =
     @ccall LIB.moec_plan_from_map(plan::Ptr{moec_plan}, routing_map::Ptr{moec_tensor}, probs::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"EXPERT_CHOICE: scores [T,E] f32; token_mask [T] optional (NULL). Ties to the lowest token."
+"EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). Ties go to the lowest token. Queues."
 moec_plan_from_scores(plan, scores, token_mask, stream) =
     @ccall LIB.moec_plan_from_scores(plan::Ptr{moec_plan}, scores::Ptr{moec_tensor}, token_mask::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"Adopt a plan already present in the caller's memory (written there by an equal desc)."
+"Adopts a plan of num_tokens tokens that lies in the plan's memory already, written by an equal desc. Host only. E_CORRUPT: on the CPU, there is none."
 moec_plan_attach(plan, num_tokens) =
     @ccall LIB.moec_plan_attach(plan::Ptr{moec_plan}, num_tokens::Int64)::Int32
 
-"Borrowed view of one array (moec_plan_field 0..10); valid until the plan is rebuilt or freed."
+"Borrows one array (moec_plan_field 0 to 10) on the device, until the plan is rebuilt or freed. Host only."
 moec_plan_view(plan, field, out) =
     @ccall LIB.moec_plan_view(plan::Ptr{moec_plan}, field::Int32, out::Ptr{moec_tensor})::Int32
 
-"Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, ROUTING_WEIGHTS)."
+"Copies a field to dst of its shape and type; on the CPU dst may be i64 for i32. Queues; takes scratch for a map in i64. E_UNSUPPORTED: i64 on CUDA."
 moec_plan_export(plan, field, dst, stream) =
     @ccall LIB.moec_plan_export(plan::Ptr{moec_plan}, field::Int32, dst::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"Host copy of TOTALS; waits for the stream."
+"Copies TOTALS to the host. Waits for the stream."
 moec_plan_totals_sync(plan, totals, stream) =
     @ccall LIB.moec_plan_totals_sync(plan::Ptr{moec_plan}, totals::Ptr{Int32}, stream::Ptr{Cvoid})::Int32
 
-"Serialised form: versioned, checksummed, little-endian. buffer NULL or too small: only *need is set (E_WORKSPACE if buffer is not NULL). Waits for the stream."
+"Serialises the plan to host memory: versioned, checksummed, little-endian. buffer NULL: only *need is set, and nothing waits; else waits for the stream. E_WORKSPACE: the buffer is too small; *need is set."
 moec_plan_save_sync(plan, buffer, bytes, need, stream) =
     @ccall LIB.moec_plan_save_sync(plan::Ptr{moec_plan}, buffer::Ptr{Cvoid}, bytes::UInt64, need::Ptr{UInt64}, stream::Ptr{Cvoid})::Int32
 
-"Restores bit for bit into a plan of an equal desc. E_CORRUPT, E_MISMATCH."
+"Restores a saved plan bit for bit into a plan of an equal desc. Waits for the stream. E_CORRUPT: the bytes are damaged or of another version; E_MISMATCH: they are of another desc."
 moec_plan_restore_sync(plan, buffer, bytes, stream) =
     @ccall LIB.moec_plan_restore_sync(plan::Ptr{moec_plan}, buffer::Ptr{Cvoid}, bytes::UInt64, stream::Ptr{Cvoid})::Int32
 
+"rows [P,H] = x [T,H] of each row's token, with x_scale beside it. Queues."
 moec_permute(context, args, stream) =
     @ccall LIB.moec_permute(context::Ptr{moec_context}, args::Ptr{moec_permute_args}, stream::Ptr{Cvoid})::Int32
 
+"y [T,H] = residual + sum of routing weight * row over each token's rows. Queues."
 moec_unpermute(context, args, stream) =
     @ccall LIB.moec_unpermute(context::Ptr{moec_context}, args::Ptr{moec_unpermute_args}, stream::Ptr{Cvoid})::Int32
 
+"d_rows [P,H] to d_x [T,H], the sum over each token's rows. Queues."
 moec_permute_backward(context, args, stream) =
     @ccall LIB.moec_permute_backward(context::Ptr{moec_context}, args::Ptr{moec_permute_grad_args}, stream::Ptr{Cvoid})::Int32
 
+"d_y [T,H] to d_rows [P,H], and to d_routing_weights [T,K] where it is given. Queues."
 moec_unpermute_backward(context, args, stream) =
     @ccall LIB.moec_unpermute_backward(context::Ptr{moec_context}, args::Ptr{moec_unpermute_grad_args}, stream::Ptr{Cvoid})::Int32
 
-"An empty set; usable by any context on the same device."
+"Makes an empty set for any context on the same device. Queues nothing. E_UNSUPPORTED: a scheme that is not implemented."
 moec_weights_create(context, desc, out) =
     @ccall LIB.moec_weights_create(context::Ptr{moec_context}, desc::Ptr{moec_weights_desc}, out::Ptr{Ptr{moec_weights}})::Int32
 
+"Drops the caller's reference; the last one gives a packed copy back, which may wait."
 moec_weights_free(weights) =
     @ccall LIB.moec_weights_free(weights::Ptr{moec_weights})::Cvoid
 
-"Borrow the matrices; the caller keeps them alive and may change their values unless FROZEN."
+"Borrows the matrices, shapes as in moec_weight_set: the caller keeps them alive and may change their values unless FROZEN. Queues nothing; drops a packed copy, which may wait."
 moec_weights_bind(weights, set) =
     @ccall LIB.moec_weights_bind(weights::Ptr{moec_weights}, set::Ptr{moec_weight_set})::Int32
 
+"What is bound and packed. Host only."
 moec_weights_query(weights, out) =
     @ccall LIB.moec_weights_query(weights::Ptr{moec_weights}, out::Ptr{moec_weights_info})::Int32
 
-"FROZEN only: make the packed copy. memory NULL: the library allocates; else packed_bytes of the caller's."
+"FROZEN only: makes the packed copy. Queues. memory NULL: the library allocates; else packed_bytes of the device, kept by the caller. E_UNSUPPORTED: no packed form here; E_WORKSPACE; E_WOULD_ALLOC: a capture without memory."
 moec_weights_pack(weights, memory, stream) =
     @ccall LIB.moec_weights_pack(weights::Ptr{moec_weights}, memory::Ptr{moec_buffer}, stream::Ptr{Cvoid})::Int32
 
-"Re-read the bound matrices of experts [first, first+count) into the packed copy after they changed."
+"Reads the bound matrices of experts [first, first+count) into the packed copy again, after they changed. Queues."
 moec_weights_refresh(weights, first, count, stream) =
     @ccall LIB.moec_weights_refresh(weights::Ptr{moec_weights}, first::Int32, count::Int32, stream::Ptr{Cvoid})::Int32
 
-"Packed weights no longer need the caller's matrices: forget them. E_INVALID_STATE when not packed."
+"Packed weights need the caller's matrices no longer: forgets them. Host only. E_UNSUPPORTED: needs_source is 1."
 moec_weights_release_source(weights) =
     @ccall LIB.moec_weights_release_source(weights::Ptr{moec_weights})::Int32
 
-"Write the packed copy to a file / map such a file (read-only, shared between processes). E_CORRUPT: damaged; E_MISMATCH: another desc or packed_format. A new file takes the place of `path`, of a link, too."
+"Writes the packed copy to a file, which takes the place of `path` whole (of a link, too). Waits for the device and the disk. E_INVALID_STATE: nothing is packed."
 moec_weights_save_sync(weights, path) =
     @ccall LIB.moec_weights_save_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
 
+"Maps such a file as the packed copy: read-only, shared between processes. Waits likewise; on CUDA it allocates. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or packed_format."
 moec_weights_map_sync(weights, path) =
     @ccall LIB.moec_weights_map_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
 
-"Immutable; kernels are chosen here by device, type and shape, never by timing."
+"Makes experts, which never change; kernels are chosen here by device, type and shape, never by timing. Queues nothing. E_UNSUPPORTED names a legal combination that is not implemented."
 moec_experts_create(context, desc, out) =
     @ccall LIB.moec_experts_create(context::Ptr{moec_context}, desc::Ptr{moec_experts_desc}, out::Ptr{Ptr{moec_experts}})::Int32
 
+"Drops the caller's reference."
 moec_experts_free(experts) =
     @ccall LIB.moec_experts_free(experts::Ptr{moec_experts})::Cvoid
 
-"Exact bytes, independent of the routing."
+"Exact bytes for T tokens, whatever the routing. Host only."
 moec_experts_query(experts, out) =
     @ccall LIB.moec_experts_query(experts::Ptr{moec_experts}, out::Ptr{moec_experts_sizes})::Int32
 
-"y = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t])."
+"y [T,H] = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t]), of the experts of the local range. Queues; takes scratch. E_WORKSPACE: `saved`, too."
 moec_experts_forward(experts, args, stream) =
     @ccall LIB.moec_experts_forward(experts::Ptr{moec_experts}, args::Ptr{moec_experts_args}, stream::Ptr{Cvoid})::Int32
 
+"d_y [T,H] and what forward saved to the gradients of x, routing weights, matrices and biases, each where it is given. Queues; takes scratch. E_INVALID_STATE: desc.save is NONE; E_MISMATCH: on the CPU, `saved` is of another call."
 moec_experts_backward(experts, args, stream) =
     @ccall LIB.moec_experts_backward(experts::Ptr{moec_experts}, args::Ptr{moec_experts_grad_args}, stream::Ptr{Cvoid})::Int32
 
-"JSON: for T tokens the kernels, their tiles, and bytes. *need counts the final NUL; buffer may be NULL."
+"JSON: for T tokens the kernels, their tiles, and bytes. *need counts the final NUL; buffer may be NULL. Host only. E_WORKSPACE: the buffer is too small; *need is set."
 moec_experts_describe(experts, weights, num_tokens, buffer, bytes, need) =
     @ccall LIB.moec_experts_describe(experts::Ptr{moec_experts}, weights::Ptr{moec_weights}, num_tokens::Int64, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
 
+"Makes a router and experts in one, which never change. Queues nothing. E_UNSUPPORTED: as they."
 moec_layer_create(context, desc, out) =
     @ccall LIB.moec_layer_create(context::Ptr{moec_context}, desc::Ptr{moec_layer_desc}, out::Ptr{Ptr{moec_layer}})::Int32
 
+"Drops the caller's reference."
 moec_layer_free(layer) =
     @ccall LIB.moec_layer_free(layer::Ptr{moec_layer})::Cvoid
 
+"Exact bytes for T tokens, plan and routing included, whatever the routing. Host only."
 moec_layer_query(layer, out) =
     @ccall LIB.moec_layer_query(layer::Ptr{moec_layer}, out::Ptr{moec_experts_sizes})::Int32
 
+"y [T,H] from x [T,H]: moec_gate_forward, moec_route_forward, moec_plan_from_topk and moec_experts_forward with one workspace. Queues; takes scratch. E_WORKSPACE: `saved`, too."
 moec_layer_forward(layer, args, stream) =
     @ccall LIB.moec_layer_forward(layer::Ptr{moec_layer}, args::Ptr{moec_layer_args}, stream::Ptr{Cvoid})::Int32
 
+"d_y [T,H] and what forward saved to every gradient that is given; the plan is built again. Queues; takes scratch. E_INVALID_STATE: desc.experts.save is NONE; E_MISMATCH: on the CPU, `saved` is of another call."
 moec_layer_backward(layer, args, stream) =
     @ccall LIB.moec_layer_backward(layer::Ptr{moec_layer}, args::Ptr{moec_layer_grad_args}, stream::Ptr{Cvoid})::Int32
 
+"As moec_experts_describe, with the bytes of the layer."
 moec_layer_describe(layer, weights, num_tokens, buffer, bytes, need) =
     @ccall LIB.moec_layer_describe(layer::Ptr{moec_layer}, weights::Ptr{moec_weights}, num_tokens::Int64, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32

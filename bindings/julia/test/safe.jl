@@ -35,6 +35,23 @@ arguments(weights) = (weights = weights, x = fill(0.5f0, 16, 5),
     @test_throws Moec.MoecError Moec.forward!(layer; args...)
 end
 
+@testset "device arrays" begin
+    context, layer, weights = small()
+    args = arguments(weights)
+    want = copy(Moec.forward!(layer; args...))
+    x, y = Moec.DeviceArray(context, args.x), Moec.DeviceArray{Float32}(context, 16, 5)
+    @test size(x) == (16, 5) && eltype(x) == Float32
+    @test all(iszero, Array(y))
+    Moec.forward!(layer; args..., x = x, y = y)
+    @test Array(y) == want
+    @test_throws Moec.MoecError copyto!(y, zeros(Float32, 5, 16))
+    close(y)
+    close(y)
+    @test_throws Moec.MoecError Array(y)
+    close(context)
+    close(x)
+end
+
 @testset "arguments" begin
     _, layer, weights = small()
     args = arguments(weights)

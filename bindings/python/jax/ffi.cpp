@@ -3,8 +3,8 @@
 //
 // Attributes   router, experts, weights, shared   the structs in hexadecimal, or empty
 //              inputs, outputs                    names of the arrays, comma-separated, in order
-// "saved" is the saved state, "d_y" and "d_logits" are the outputs' gradients; a backward's outputs
-// are called like the inputs that they are gradients of.
+// Names are those of the structs' fields. A backward's outputs are called like the inputs that they
+// are gradients of.
 #include <xla/ffi/api/ffi.h>
 
 #include <optional>
@@ -90,7 +90,7 @@ class Call {
     objects_ = &objects_for(device_, given.router, given.experts);
     tokens_ = find(inputs_, "x")->shape[0];
     moec_weight_set routed = sized<moec_weight_set>(), shared = sized<moec_weight_set>();
-    for (const Named& named : inputs_) put(named.name, named.tensor, routed, shared);
+    for (const Named& named : inputs_) put(kMatrices, named.name, named.tensor, routed, shared);
     weights_.emplace(objects_->context, given.weights, routed);
     if (!given.shared.empty()) shared_.emplace(objects_->context, given.shared, shared);
   }
@@ -101,16 +101,17 @@ class Call {
   void forward() {
     if (objects_->layer) {
       auto args = layer_inputs();
-      for (const Named& named : outputs_) put(kLayerOutputs, named.name, named.tensor, args);
+      fill(kLayerOutputs, outputs_, args);
       args.workspace = workspace(objects_->sizes.forward_workspace);
       check(moec_layer_forward(objects_->layer, &args, device_.stream));
       return;
     }
     auto args = sized<moec_experts_args>();
-    fill(kExpertsInputs, args);
+    set_weights(args);
+    fill(kExpertsInputs, inputs_, args);
     args.plan = plan();
     args.saved = saved();
-    for (const Named& named : outputs_) put(kExpertsOutputs, named.name, named.tensor, args);
+    fill(kExpertsOutputs, outputs_, args);
     args.workspace = workspace(objects_->sizes.forward_workspace);
     check(moec_experts_forward(objects_->experts, &args, device_.stream));
   }
@@ -119,31 +120,30 @@ class Call {
     auto routed = sized<moec_weight_set>(), shared = sized<moec_weight_set>();
     bool has_routed = false, has_shared = false;
     for (const Named& named : outputs_) {
-      if (!put(named.name, named.tensor, routed, shared)) continue;
+      if (!put(kMatrices, named.name, named.tensor, routed, shared)) continue;
       const bool is_shared = named.name.substr(0, kSharedPrefix.size()) == kSharedPrefix;
       (is_shared ? has_shared : has_routed) = true;
     }
-    const auto finish = [&](auto& args, const auto& table) {
-      args.d_y = *find(inputs_, "d_y");
+    const auto finish = [&](auto& args, const auto& inputs, const auto& gradients) {
+      fill(inputs, inputs_, args);
       args.d_expert_weights = has_routed ? &routed : nullptr;
       args.d_shared_weights = has_shared ? &shared : nullptr;
-      for (const Named& named : outputs_) put(table, named.name, named.tensor, args);
+      fill(gradients, outputs_, args);
       args.workspace = workspace(objects_->sizes.backward_workspace);
     };
     if (objects_->layer) {
       const auto forward = layer_inputs();
       auto args = sized<moec_layer_grad_args>();
       args.forward = &forward;
-      if (const moec_tensor* d_logits = find(inputs_, "d_logits")) args.d_logits_in = *d_logits;
-      finish(args, kLayerGradients);
+      finish(args, kLayerGradInputs, kLayerGradients);
       check(moec_layer_backward(objects_->layer, &args, device_.stream));
       return;
     }
     auto args = sized<moec_experts_grad_args>();
-    fill(kExpertsGradInputs, args);
+    set_weights(args);
     args.plan = plan();
     args.saved = saved();
-    finish(args, kExpertsGradients);
+    finish(args, kExpertsGradInputs, kExpertsGradients);
     check(moec_experts_backward(objects_->experts, &args, device_.stream));
   }
 
@@ -155,15 +155,20 @@ class Call {
   }
 
   template <class Args, class Table>
-  void fill(const Table& table, Args& args) const {
+  static void fill(const Table& table, const std::vector<Named>& arrays, Args& args) {
+    for (const Named& named : arrays) put(table, named.name, named.tensor, args);
+  }
+
+  template <class Args>
+  void set_weights(Args& args) const {
     args.weights = weights_->get();
     args.shared_weights = shared_ ? shared_->get() : nullptr;
-    for (const Named& named : inputs_) put(table, named.name, named.tensor, args);
   }
 
   moec_layer_args layer_inputs() const {
     auto args = sized<moec_layer_args>();
-    fill(kLayerInputs, args);
+    set_weights(args);
+    fill(kLayerInputs, inputs_, args);
     args.saved = saved();
     return args;
   }

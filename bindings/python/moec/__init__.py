@@ -27,6 +27,7 @@ from ._enums import (
     DeviceType,
     Drop,
     DType,
+    ExpertsFlags,
     GateLayout,
     GradFlags,
     GroupFill,
@@ -65,8 +66,9 @@ from ._errors import (
     StateError,
     UnsupportedError,
 )
-from ._experts import Experts, ExpertsGradients, ExpertsResult, Size, Sizes
-from ._layer import Layer, LayerGradients, LayerResult
+from ._experts import Experts, ExpertsResult, Size, Sizes
+from ._fields import ExpertsGradients, LayerGradients
+from ._layer import Layer, LayerResult
 from ._losses import Loss
 from ._plan import (
     Plan,
@@ -78,23 +80,23 @@ from ._plan import (
     unpermute_backward,
 )
 from ._router import Router, Routing
-from ._tensors import dtype_of, numpy_dtype
+from ._tensors import DeviceArray, dtype_of, numpy_dtype
 from ._weights import Weights, WeightSet, WeightsInfo
 
 _check_library()
 __version__ = version()
 __all__ = [
     "abi_version", "Activation", "ActivationKind", "ActRounding", "AliasError", "build_info",
-    "Combine", "Context", "ContextFlags", "CorruptError", "DeviceError", "DeviceInfo", "devices",
-    "DeviceType", "Drop", "DType", "dtype_of", "DTypeError", "Experts", "ExpertsDesc",
-    "ExpertsGradients", "ExpertsResult", "GateLayout", "GradFlags", "GroupFill",
-    "IndexOverflowError", "InvalidArgumentError", "Layer", "LayerGradients", "LayerResult",
-    "LayoutError", "load_backend", "LogLevel", "Loss", "LossKind", "MathMode", "MismatchError",
-    "MoecError", "Norm", "numpy_dtype", "Orientation", "OutOfMemoryError", "permute",
-    "permute_backward", "Plan", "plan_size", "PlanDesc", "PlanField", "PlanKind", "Precision",
-    "Router", "RouterDesc", "RouterFlags", "RouterInput", "Routing", "Save", "Scheme", "Score",
-    "Select", "set_log", "ShapeError", "Shared", "Size", "Sizes", "SlotOrder", "StateError",
-    "Stats", "Totals", "unpermute", "unpermute_backward", "UnsupportedError", "version",
-    "WeightPosition", "WeightRule", "Weights", "WeightsDesc", "WeightSet", "WeightsFlags",
-    "WeightsInfo",
+    "Combine", "Context", "ContextFlags", "CorruptError", "DeviceArray", "DeviceError",
+    "DeviceInfo", "devices", "DeviceType", "Drop", "DType", "dtype_of", "DTypeError", "Experts",
+    "ExpertsDesc", "ExpertsFlags", "ExpertsGradients", "ExpertsResult", "GateLayout", "GradFlags",
+    "GroupFill", "IndexOverflowError", "InvalidArgumentError", "Layer", "LayerGradients",
+    "LayerResult", "LayoutError", "load_backend", "LogLevel", "Loss", "LossKind", "MathMode",
+    "MismatchError", "MoecError", "Norm", "numpy_dtype", "Orientation", "OutOfMemoryError",
+    "permute", "permute_backward", "Plan", "plan_size", "PlanDesc", "PlanField", "PlanKind",
+    "Precision", "Router", "RouterDesc", "RouterFlags", "RouterInput", "Routing", "Save", "Scheme",
+    "Score", "Select", "set_log", "ShapeError", "Shared", "Size", "Sizes", "SlotOrder",
+    "StateError", "Stats", "Totals", "unpermute", "unpermute_backward", "UnsupportedError",
+    "version", "WeightPosition", "WeightRule", "Weights", "WeightsDesc", "WeightSet",
+    "WeightsFlags", "WeightsInfo",
 ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from . import _raw
 from ._enums import ContextFlags, DeviceType, LogLevel, MathMode
 from ._handle import Handle
-from ._tensors import stream_handle
+from ._tensors import Array, DeviceArray, stream_handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,20 @@ class Context(Handle):
     def trim(self) -> None:
         """Give unused scratch back."""
         _raw.moec_context_trim(self.raw)
+
+    def empty(self, shape: Sequence[int], dtype: Any = "f32") -> DeviceArray:
+        """Uninitialised memory of this device. Raises OutOfMemoryError."""
+        return DeviceArray(self, shape, dtype)
+
+    def zeros(
+        self, shape: Sequence[int], dtype: Any = "f32", *, stream: Any = None
+    ) -> DeviceArray:
+        """Memory of this device, filled with zeros."""
+        return self.empty(shape, dtype).zero(stream=stream)
+
+    def array(self, values: Array, *, stream: Any = None) -> DeviceArray:
+        """A copy of `values` on this device."""
+        return self.empty(values.shape, values).copy_from(values, stream=stream)
 
     def poll(self) -> int:
         """Status of queued work that failed after its call returned; 0 = none. Never waits."""

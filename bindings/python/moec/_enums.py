@@ -115,6 +115,13 @@ class GradFlags(IntFlag):
     ACCUMULATE_X = _raw.MOEC_GRAD_ACCUMULATE_X
 
 
+class ExpertsFlags(IntFlag):
+    """SKIP_ABSENT: rows of y of tokens without a row in the plan are not written."""
+
+    NONE = 0
+    SKIP_ABSENT = _raw.MOEC_EXPERTS_SKIP_ABSENT
+
+
 class LossKind(IntEnum):
     BALANCE_MIXTRAL = _raw.MOEC_LOSS_BALANCE_MIXTRAL
     BALANCE_SWITCH = _raw.MOEC_LOSS_BALANCE_SWITCH

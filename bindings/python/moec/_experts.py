@@ -6,17 +6,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 from . import _raw
+from ._arguments import inputs_of, new_gradients, set_buffers, set_weight_gradients
 from ._context import Context
 from ._descriptors import ExpertsDesc, to_raw
-from ._enums import DType, GradFlags, PlanKind, Save
+from ._enums import DType, ExpertsFlags, GradFlags, PlanKind, Save
 from ._errors import wrong_state
+from ._fields import GRADIENTS, INPUTS, ExpertsGradients, ExpertsInputs
 from ._handle import Handle
 from ._plan import Plan
-from ._tensors import Array, buffer, empty, set_tensors, stream_handle
-from ._weights import Weights, WeightSet
+from ._tensors import Array, empty, set_tensors, stream_handle
+from ._weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +63,6 @@ def save_buffer(desc: ExpertsDesc, size: Size, x: Array, given: Array | None) ->
     return empty((size.bytes(x.shape[0]),), DType.U8, x)
 
 
-def set_buffers(
-    args: Any, keep: list[Any], *, write: bool = True, stream: int = 0, **arrays: Array | None
-) -> None:
-    """Fill moec_buffer fields from arrays; None leaves a field absent."""
-    for name, array in arrays.items():
-        if array is not None:
-            setattr(args, name, buffer(array, keep, write=write, stream=stream))
-
-
-def gradient_like(weights: Weights, dtype: Any) -> WeightSet:
-    """Arrays for the gradients of bound weights. ValueError when they hold no arrays."""
-    if weights.set is None:
-        raise ValueError("moec: these weights hold no arrays; give the gradients' arrays")
-    return weights.set.empty_like(dtype)
-
-
-@dataclass(kw_only=True, slots=True)
-class ExpertsGradients:
-    """Gradients of Experts.forward; None = not asked for."""
-
-    x: Array | None = None
-    routing_weights: Array | None = None
-    """[T,K] f32; [P] f32 for EXPERT_CHOICE"""
-    expert_weights: WeightSet | None = None
-    shared_weights: WeightSet | None = None
-    shared_gate: Array | None = None
-    shared_gate_bias: Array | None = None
-    output_bias: Array | None = None
-    residual: Array | None = None
-
-
 @dataclass(slots=True)
 class ExpertsResult:
     """Output of Experts.forward, with what its backward needs."""
@@ -127,19 +98,17 @@ class Experts(Handle):
         weights: Weights,
         *,
         shared_weights: Weights | None = None,
-        shared_gate: Array | None = None,
-        shared_gate_bias: Array | None = None,
-        output_bias: Array | None = None,
-        residual: Array | None = None,
         out: Array | None = None,
         saved: Array | None = None,
         workspace: Array | None = None,
+        flags: ExpertsFlags = ExpertsFlags.NONE,
         stream: Any = None,
+        **others: Unpack[ExpertsInputs],
     ) -> ExpertsResult:
         """y = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t]).
 
-        x, residual, y [T,H] of desc.dtype (y may be the residual); shared_gate [1,H] or [2,H];
-        shared_gate_bias [2]; output_bias [H]. saved and workspace: uint8 arrays of at least
+        x and y [T,H] of desc.dtype (y may be the residual); others: the arrays of
+        _fields.ExpertsInputs. saved and workspace: uint8 arrays of at least
         sizes.saved.bytes(T) and sizes.forward_workspace.bytes(T). Raises ShapeError, DTypeError,
         AliasError, MismatchError (plan or weights of another shape), StateError (plan not built).
         """
@@ -147,12 +116,10 @@ class Experts(Handle):
         handle = stream_handle(stream)
         y = empty(tuple(x.shape), x, x) if out is None else out
         saved = save_buffer(self.desc, self.sizes.saved, x, saved)
-        inputs: dict[str, Any] = {
-            "x": x, "shared_gate": shared_gate, "shared_gate_bias": shared_gate_bias,
-            "output_bias": output_bias,
-        }
+        inputs = inputs_of("Experts.forward", "moec_experts_args", {"x": x, **others})
         args = self._args(_raw.moec_experts_args(), plan, weights, shared_weights)
-        set_tensors(args, keep, stream=handle, residual=residual, **inputs)
+        args.flags = flags
+        set_tensors(args, keep, stream=handle, **inputs)
         set_tensors(args, keep, write=True, stream=handle, y=y)
         set_buffers(args, keep, stream=handle, saved=saved, workspace=workspace)
         _raw.moec_experts_forward(self.raw, args, handle)
@@ -191,14 +158,12 @@ class Experts(Handle):
             _raw.moec_experts_grad_args(), result.plan, result.weights, result.shared_weights
         )
         args.flags = flags
-        given = {n: array for n, array in result.inputs.items() if n != "output_bias"}
-        set_tensors(args, keep, stream=handle, d_y=d_y, **given)
+        read = {n: result.inputs[n] for n in INPUTS["moec_experts_grad_args"] if n != "d_y"}
+        set_tensors(args, keep, stream=handle, d_y=d_y, **read)
         set_buffers(args, keep, write=False, stream=handle, saved=result.saved)
         set_buffers(args, keep, stream=handle, workspace=workspace)
-        set_tensors(args, keep, write=True, stream=handle, d_x=grads.x,
-                    d_routing_weights=grads.routing_weights, d_shared_gate=grads.shared_gate,
-                    d_shared_gate_bias=grads.shared_gate_bias,
-                    d_output_bias=grads.output_bias, d_residual=grads.residual)
+        written = {f"d_{n}": getattr(grads, n) for n in GRADIENTS["moec_experts_grad_args"]}
+        set_tensors(args, keep, write=True, stream=handle, **written)
         set_weight_gradients(args, keep, grads.expert_weights, grads.shared_weights, handle)
         _raw.moec_experts_backward(self.raw, args, handle)
         return grads
@@ -221,47 +186,10 @@ class Experts(Handle):
     def _new(
         self, result: ExpertsResult, d_y: Array, want: Collection[str], dtype: Any
     ) -> ExpertsGradients:
-        tokens, hidden = d_y.shape
-        rows: tuple[int, ...] = (tokens, self.desc.top_k)
+        shape: tuple[int, ...] = (d_y.shape[0], self.desc.top_k)
         if result.plan.desc.kind == PlanKind.EXPERT_CHOICE:
-            rows = (result.plan.num_rows,)
-        shared = result.shared_weights
-
-        def parameter(name: str) -> Callable[[], Any]:
-            array = result.inputs[name]
-            if array is None:
-                return lambda: None
-            return lambda: empty(tuple(array.shape), dtype or array, array)
-
-        makers: dict[str, Callable[[], Any]] = {
-            "x": lambda: empty((tokens, hidden), d_y, d_y),
-            "routing_weights": lambda: empty(rows, DType.F32, d_y),
-            "expert_weights": lambda: gradient_like(result.weights, dtype),
-            "shared_weights": lambda: None if shared is None else gradient_like(shared, dtype),
-            "residual": lambda: empty((tokens, hidden), d_y, d_y),
-        }
-        makers |= {n: parameter(n) for n in ("shared_gate", "shared_gate_bias", "output_bias")}
-        return ExpertsGradients(**pick(makers, want))
-
-
-def pick(makers: dict[str, Callable[[], Any]], want: Collection[str]) -> dict[str, Any]:
-    """Make the wanted entries; a name that does not exist raises."""
-    unknown = sorted(set(want) - set(makers))
-    if unknown:
-        raise ValueError(f"moec: no gradient {unknown[0]!r}; {', '.join(makers)} exist")
-    return {name: makers[name]() for name in want}
-
-
-def set_weight_gradients(
-    args: Any,
-    keep: list[Any],
-    experts: WeightSet | None,
-    shared: WeightSet | None,
-    stream: int,
-) -> None:
-    """Point d_expert_weights and d_shared_weights at weight sets; None = frozen."""
-    for name, value in (("d_expert_weights", experts), ("d_shared_weights", shared)):
-        if value is not None:
-            raw = value.raw(keep, write=True, stream=stream)
-            keep.append(raw)
-            setattr(args, name, raw)
+            shape = (result.plan.num_rows,)
+        return new_gradients(
+            ExpertsGradients, want, d_y, inputs=result.inputs, weights=result.weights,
+            shared_weights=result.shared_weights, routing_shape=shape, dtype=dtype,
+        )

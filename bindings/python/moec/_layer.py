@@ -4,45 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Unpack
 
 from . import _raw
+from ._arguments import inputs_of, new_gradients, pick, set_buffers, set_weight_gradients
 from ._context import Context
 from ._descriptors import ExpertsDesc, RouterDesc, to_raw
 from ._enums import Drop, DType, GradFlags
-from ._experts import (
-    describe,
-    gradient_like,
-    pick,
-    query_sizes,
-    save_buffer,
-    set_buffers,
-    set_weight_gradients,
-)
+from ._experts import describe, query_sizes, save_buffer
+from ._fields import GRADIENTS, LayerGradients, LayerInputs
 from ._handle import Handle
 from ._tensors import Array, empty, set_tensors, stream_handle
-from ._weights import Weights, WeightSet
-
-
-@dataclass(kw_only=True, slots=True)
-class LayerGradients:
-    """Gradients of Layer.forward; None = not asked for."""
-
-    x: Array | None = None
-    """[T,H]; the router's part included unless router_x was given"""
-    router_x: Array | None = None
-    gate_weight: Array | None = None
-    gate_bias: Array | None = None
-    input_scale: Array | None = None
-    per_expert_scale: Array | None = None
-    expert_weights: WeightSet | None = None
-    shared_weights: WeightSet | None = None
-    shared_gate: Array | None = None
-    shared_gate_bias: Array | None = None
-    output_bias: Array | None = None
-    residual: Array | None = None
-    routing_weights: Array | None = None
+from ._weights import Weights
 
 
 @dataclass(slots=True)
@@ -99,19 +73,6 @@ class Layer(Handle):
         gate_weight: Array,
         *,
         shared_weights: Weights | None = None,
-        router_x: Array | None = None,
-        gate_bias: Array | None = None,
-        input_scale: Array | None = None,
-        select_bias: Array | None = None,
-        per_expert_scale: Array | None = None,
-        token_mask: Array | None = None,
-        table: Array | None = None,
-        token_ids: Array | None = None,
-        given_ids: Array | None = None,
-        shared_gate: Array | None = None,
-        shared_gate_bias: Array | None = None,
-        output_bias: Array | None = None,
-        residual: Array | None = None,
         rng_offset: int = 0,
         want: Collection[str] = (),
         counts: Array | None = None,
@@ -119,24 +80,19 @@ class Layer(Handle):
         saved: Array | None = None,
         workspace: Array | None = None,
         stream: Any = None,
+        **others: Unpack[LayerInputs],
     ) -> LayerResult:
         """y [T,H] of x [T,H], dtype of the experts' descriptor.
 
-        gate_weight [E+Z,H] and the other router inputs are Router.gate's and Router.route's,
-        shared_gate to residual Experts.forward's. `want` names further outputs: "logits",
+        gate_weight [E+Z,H] and others are inputs of Router.gate, Router.route and Experts.forward,
+        and router_x (_fields.LayerInputs has the shapes). `want` names further outputs: "logits",
         "expert_ids", "routing_weights". counts [E+Z] i32 is added to. saved and workspace are uint8
         arrays of at least sizes.*.bytes(T); made when absent.
         """
         keep: list[Any] = []
         handle = stream_handle(stream)
-        inputs: dict[str, Any] = {
-            "x": x, "router_x": router_x, "gate_weight": gate_weight, "gate_bias": gate_bias,
-            "input_scale": input_scale, "select_bias": select_bias,
-            "per_expert_scale": per_expert_scale, "token_mask": token_mask, "table": table,
-            "token_ids": token_ids, "given_ids": given_ids, "shared_gate": shared_gate,
-            "shared_gate_bias": shared_gate_bias, "output_bias": output_bias,
-            "residual": residual,
-        }
+        given = {"x": x, "gate_weight": gate_weight, **others}
+        inputs = inputs_of("Layer.forward", "moec_layer_args", given)
         tokens, ids = x.shape[0], self.router.num_experts + self.router.num_zero_experts
         makers: dict[str, Callable[[], Any]] = {
             "logits": lambda: empty((tokens, ids), DType.F32, x),
@@ -186,9 +142,8 @@ class Layer(Handle):
         args.forward = forward
         set_tensors(args, keep, stream=handle, d_y=d_y, d_logits_in=d_logits)
         set_buffers(args, keep, stream=handle, workspace=workspace)
-        names = set(LayerGradients.__slots__) - {"expert_weights", "shared_weights"}
-        arrays = {f"d_{name}": getattr(grads, name) for name in names}
-        set_tensors(args, keep, write=True, stream=handle, **arrays)
+        written = {f"d_{n}": getattr(grads, n) for n in GRADIENTS["moec_layer_grad_args"]}
+        set_tensors(args, keep, write=True, stream=handle, **written)
         set_weight_gradients(args, keep, grads.expert_weights, grads.shared_weights, handle)
         _raw.moec_layer_backward(self.raw, args, handle)
         return grads
@@ -211,38 +166,14 @@ class Layer(Handle):
     def _new(
         self, result: LayerResult, d_y: Array, want: Collection[str] | None, dtype: Any
     ) -> LayerGradients:
-        given = result.inputs
-        parameters = ("gate_weight", "gate_bias", "input_scale", "per_expert_scale",
-                      "shared_gate", "shared_gate_bias", "output_bias")
         if want is None:
-            names = ["x", *(name for name in parameters if given[name] is not None)]
-            names += ["router_x"] if given["router_x"] is not None else []
-            names += ["expert_weights"] if result.weights.set is not None else []
-            shared = result.shared_weights
-            names += ["shared_weights"] if shared is not None and shared.set is not None else []
-            want = names
-
-        def parameter(name: str) -> Callable[[], Any]:
-            array = given[name]
-            if array is None:
-                return lambda: None
-            return lambda: empty(tuple(array.shape), dtype or array, array)
-
-        def weight_set(weights: Weights | None) -> Callable[[], Any]:
-            return lambda: None if weights is None else gradient_like(weights, dtype)
-
-        makers: dict[str, Callable[[], Any]] = {name: parameter(name) for name in parameters}
-        makers |= {
-            name: lambda: empty(tuple(d_y.shape), d_y, d_y)
-            for name in ("x", "residual")
-        }
-        router_x = given["router_x"]
-        makers["router_x"] = lambda: (
-            None if router_x is None else empty(tuple(router_x.shape), router_x, router_x)
+            given = {n for n, array in result.inputs.items() if array is not None}
+            sets = {"expert_weights": result.weights, "shared_weights": result.shared_weights}
+            given |= {n for n, held in sets.items() if held is not None and held.set is not None}
+            want = [item.name for item in fields(LayerGradients)
+                    if item.name in given and item.name != "residual"]
+        return new_gradients(
+            LayerGradients, want, d_y, inputs=result.inputs, weights=result.weights,
+            shared_weights=result.shared_weights,
+            routing_shape=(d_y.shape[0], self.router.top_k), dtype=dtype,
         )
-        makers["expert_weights"] = weight_set(result.weights)
-        makers["shared_weights"] = weight_set(result.shared_weights)
-        makers["routing_weights"] = lambda: empty(
-            (d_y.shape[0], self.router.top_k), DType.F32, d_y
-        )
-        return LayerGradients(**pick(makers, want))

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 from . import _raw
+from ._arguments import inputs_of
 from ._context import Context
 from ._descriptors import PlanDesc, to_raw
 from ._enums import PlanField
+from ._fields import RouteInputs
 from ._handle import Handle
 from ._router import Router
 from ._tensors import Array, borrow, buffer, empty, set_tensors, stream_handle, tensor
@@ -73,22 +75,16 @@ class Plan(Handle):
         router: Router,
         logits: Array,
         *,
-        select_bias: Array | None = None,
-        per_expert_scale: Array | None = None,
-        token_mask: Array | None = None,
-        table: Array | None = None,
-        token_ids: Array | None = None,
-        given_ids: Array | None = None,
         counts: Array | None = None,
         stream: Any = None,
+        **others: Unpack[RouteInputs],
     ) -> Self:
-        """Route logits [T,E+Z] and build; the other arguments are Router.route's."""
+        """Route logits [T,E+Z] and build; others are Router.route's."""
         keep: list[Any] = []
         handle = stream_handle(stream)
         args = _raw.moec_route_args()
-        set_tensors(args, keep, stream=handle, logits=logits, select_bias=select_bias,
-                    per_expert_scale=per_expert_scale, token_mask=token_mask, table=table,
-                    token_ids=token_ids, given_ids=given_ids)
+        inputs = inputs_of("Plan.from_logits", "moec_route_args", {"logits": logits, **others})
+        set_tensors(args, keep, stream=handle, **inputs)
         set_tensors(args, keep, write=True, stream=handle, counts=counts)
         _raw.moec_plan_from_logits(self.raw, router.raw, args, handle)
         return self._built()

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from . import _raw
+from ._arguments import inputs_of
 from ._context import Context
 from ._descriptors import RouterDesc, to_raw
 from ._enums import DType, GradFlags
+from ._fields import GateInputs, RouteInputs
 from ._handle import Handle
 from ._tensors import Array, empty, set_tensors, stream_handle, tensor
 
@@ -41,16 +43,15 @@ class Router(Handle):
         x: Array,
         weight: Array,
         *,
-        bias: Array | None = None,
-        input_scale: Array | None = None,
         rng_offset: int = 0,
         out: Array | None = None,
         x_jittered: Array | None = None,
         stream: Any = None,
+        **others: Unpack[GateInputs],
     ) -> Array:
         """Logits [T,E+Z] f32 of x [T,H] and weight [E+Z,H], both f32, bf16 or f16.
 
-        bias [E+Z] with RouterFlags.LOGIT_BIAS; input_scale [H] with RouterInput.RMS_SCALED;
+        others: bias [E+Z] with RouterFlags.LOGIT_BIAS; input_scale [H] with RouterInput.RMS_SCALED.
         x_jittered [T,H] receives the jittered input. Raises ShapeError, DTypeError.
         """
         keep: list[Any] = []
@@ -58,8 +59,8 @@ class Router(Handle):
         logits = empty((x.shape[0], self.num_ids), DType.F32, x) if out is None else out
         args = _raw.moec_gate_args()
         args.rng_offset = rng_offset
-        set_tensors(args, keep, stream=handle, x=x, weight=weight, bias=bias,
-                    input_scale=input_scale)
+        given = {"x": x, "weight": weight, **others}
+        set_tensors(args, keep, stream=handle, **inputs_of("Router.gate", "moec_gate_args", given))
         set_tensors(args, keep, write=True, stream=handle, logits=logits, x_jittered=x_jittered)
         _raw.moec_gate_forward(self.raw, args, handle)
         return logits
@@ -99,20 +100,15 @@ class Router(Handle):
         self,
         logits: Array,
         *,
-        select_bias: Array | None = None,
-        per_expert_scale: Array | None = None,
-        token_mask: Array | None = None,
-        table: Array | None = None,
-        token_ids: Array | None = None,
-        given_ids: Array | None = None,
         scores: Array | None = None,
         counts: Array | None = None,
         out: Routing | None = None,
         stream: Any = None,
+        **others: Unpack[RouteInputs],
     ) -> Routing:
         """Ids and weights of logits [T,E+Z] (f32, bf16 or f16).
 
-        select_bias [E+Z] f32, per_expert_scale [E+Z], token_mask [T] u8 or bool (0: routed
+        others: select_bias [E+Z] f32, per_expert_scale [E+Z], token_mask [T] u8 or bool (0: routed
         nowhere), table [V,K] and token_ids [T] (Select.TABLE), given_ids [T,K] (Select.GIVEN).
         scores [T,E+Z] f32 is written when given; counts [E+Z] i32 is added to.
         """
@@ -122,9 +118,8 @@ class Router(Handle):
             shape = (logits.shape[0], self.desc.top_k)
             out = Routing(empty(shape, DType.I32, logits), empty(shape, DType.F32, logits))
         args = _raw.moec_route_args()
-        set_tensors(args, keep, stream=handle, logits=logits, select_bias=select_bias,
-                    per_expert_scale=per_expert_scale, token_mask=token_mask, table=table,
-                    token_ids=token_ids, given_ids=given_ids)
+        inputs = inputs_of("Router.route", "moec_route_args", {"logits": logits, **others})
+        set_tensors(args, keep, stream=handle, **inputs)
         set_tensors(args, keep, write=True, stream=handle, expert_ids=out.expert_ids,
                     routing_weights=out.routing_weights, scores=scores, counts=counts)
         _raw.moec_route_forward(self.raw, args, handle)

@@ -16,22 +16,22 @@ from typing import Any
 
 from ._descriptors import Activation, ExpertsDesc, RouterDesc
 from ._enums import GateLayout, Orientation
+from ._fields import GRADIENTS, INPUTS
+from ._weights import WEIGHTS
 
-MATRICES = ("gate_up", "gate", "up", "down")
-WEIGHTS = (*MATRICES, *(f"{name}_bias" for name in MATRICES))
-"""fields of WeightSet"""
-ROUTED_WEIGHTS = tuple({"gate_bias": "expert_gate_bias"}.get(n, n) for n in WEIGHTS)
-"""their names among an operator's inputs, where gate_bias is the router's"""
-SHARED_WEIGHTS = tuple(f"shared_expert_{name}" for name in WEIGHTS)
+_LAYER, _EXPERTS = INPUTS["moec_layer_args"], INPUTS["moec_experts_args"]
+_GRADIENTS = GRADIENTS["moec_layer_grad_args"]
 _COUNTS = {"num_experts": 0, "top_k": 0}
 _SIZES = {"hidden": 0, "inter": 0} | _COUNTS
-_AROUND = ("shared_gate", "shared_gate_bias", "output_bias")
+
+ROUTED_WEIGHTS = tuple(f"expert_{n}" if n in _LAYER else n for n in WEIGHTS)
+"""names of WeightSet's fields among an operator's inputs, where gate_bias is the router's"""
+SHARED_WEIGHTS = tuple(f"shared_expert_{name}" for name in WEIGHTS)
+_AROUND = tuple(name for name in _EXPERTS if name not in ("x", "residual"))
+_ROUTER = tuple(name for name in _LAYER if name not in _EXPERTS and name in _GRADIENTS)
+_ROUTER_DATA = tuple(name for name in _LAYER if name not in _EXPERTS and name not in _GRADIENTS)
 EXPERTS_INPUTS = ("x", "expert_ids", "routing_weights", *ROUTED_WEIGHTS, *SHARED_WEIGHTS, *_AROUND)
-_ROUTER = ("gate_weight", "gate_bias", "input_scale", "per_expert_scale")
-_ROUTER_DATA = ("select_bias", "token_mask", "table", "token_ids", "given_ids")
-LAYER_INPUTS = (
-    "x", "router_x", *_ROUTER, *_ROUTER_DATA, *ROUTED_WEIGHTS, *SHARED_WEIGHTS, *_AROUND
-)
+LAYER_INPUTS = ("x", *_ROUTER, *_ROUTER_DATA, *ROUTED_WEIGHTS, *SHARED_WEIGHTS, *_AROUND)
 WITHOUT_GRADIENT = frozenset((*_ROUTER_DATA, "expert_ids"))
 
 

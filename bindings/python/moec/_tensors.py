@@ -8,20 +8,25 @@ binding, that uses it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from . import _raw
 from ._enums import DeviceType, DType
+from ._errors import wrong_state
+
+if TYPE_CHECKING:
+    from ._context import Context
 
 # The C half directly, where calls are frequent: a proxy object costs as much as a small layer.
 _core = _raw._core
 
 Array: TypeAlias = Any
-"""A NumPy array or any object with __dlpack__ (torch.Tensor, jax.Array, ...)."""
+"""A NumPy array, a DeviceArray or any object with __dlpack__ (torch.Tensor, jax.Array, ...)."""
 
 _NUMPY_OF_CODE: dict[int, np.dtype[Any]] = {
     DType.F32: np.dtype(np.float32),
@@ -76,6 +81,9 @@ def tensor(array: Array, keep: list[Any], *, write: bool = False, stream: int = 
     raw = _core.new_moec_tensor()
     if isinstance(array, np.ndarray):
         _from_numpy(raw, array, write)
+        keep.append(array)
+    elif isinstance(array, DeviceArray):
+        array.describe(raw)
         keep.append(array)
     elif hasattr(array, "__dlpack__"):
         keep.append(_from_dlpack(raw, array, write, stream))
@@ -143,8 +151,94 @@ def buffer(array: Array, keep: list[Any], *, write: bool = True, stream: int = 0
     return raw
 
 
+class DeviceArray:
+    """Memory of a context's device that the library allocated (Context.empty, zeros, array): a
+    compact array that every call takes and that outputs beside it are made of. So NumPy is all
+    that a GPU needs.
+
+    Given back by close(), by `with`, or by the garbage collector. On CUDA that waits for the
+    device; it cannot be copied or pickled. Other libraries read it by __cuda_array_interface__.
+    """
+
+    def __init__(self, context: Context, shape: Sequence[int], dtype: Any) -> None:
+        self._memory = _raw.moec_buffer()
+        self.context = context
+        self.shape = tuple(int(extent) for extent in shape)
+        self.dtype = numpy_dtype(dtype)
+        self.device = context.device
+        _raw.moec_buffer_alloc(context.raw, self.nbytes, self._memory)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def describe(self, raw: Any) -> None:
+        """Fill a moec_tensor. Raises StateError after close() of this array or its context."""
+        if self._memory is None or self.context.raw is None:
+            raise wrong_state("DeviceArray", "already closed")
+        _core.tensor_at(raw, self._memory.ptr, dtype_of(self.dtype), self.device.device_type,
+                        self.device.device_id, self.shape)
+
+    def copy_from(self, values: Array, *, stream: Any = None) -> Self:
+        """Copy values of this shape and dtype in, in the order of the stream. Host memory that is
+        not pinned has been read when this returns."""
+        keep: list[Any] = []
+        handle = stream_handle(stream)
+        source = tensor(values, keep, stream=handle)
+        _core.moec_tensor_copy(self.context.raw, source, tensor(self, keep), handle)
+        return self
+
+    def numpy(self, out: np.ndarray[Any, Any] | None = None, *, stream: Any = None) -> Any:
+        """The values as a NumPy array; waits for the stream."""
+        keep: list[Any] = []
+        handle = stream_handle(stream)
+        result = np.empty(self.shape, self.dtype) if out is None else out
+        target = tensor(result, keep, write=True)
+        _core.moec_tensor_copy(self.context.raw, tensor(self, keep), target, handle)
+        return result
+
+    def zero(self, *, stream: Any = None) -> Self:
+        """Set every byte to 0, in the order of the stream."""
+        _core.moec_tensor_zero(self.context.raw, tensor(self, []), stream_handle(stream))
+        return self
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.device.device_type != DeviceType.CUDA:
+            raise AttributeError("__cuda_array_interface__")
+        if self._memory is None:
+            raise wrong_state("DeviceArray", "already closed")
+        return {"data": (self._memory.ptr, False), "shape": self.shape, "version": 3,
+                "typestr": self.dtype.str}
+
+    def close(self) -> None:
+        """Give the memory back now; further calls do nothing."""
+        memory, self._memory = self._memory, None
+        if memory is not None and self.context._pointer is not None:
+            _core.moec_buffer_free(self.context._pointer, memory)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("moec: a DeviceArray owns memory; it cannot be copied or pickled")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "device", None) is not None:  # else __init__ raised before
+            self.close()
+
+
 def empty(shape: Sequence[int], dtype: Any, like: Array) -> Array:
     """Uninitialised array beside `like`: the same framework and device."""
+    if isinstance(like, DeviceArray):
+        return like.context.empty(shape, dtype)
     if hasattr(like, "new_empty"):  # torch
         import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -152,12 +246,15 @@ def empty(shape: Sequence[int], dtype: Any, like: Array) -> Array:
         return like.new_empty(tuple(shape), dtype=getattr(torch, name), requires_grad=False)
     if isinstance(like, np.ndarray) or like.__dlpack_device__()[0] == DeviceType.CPU:
         return np.empty(tuple(shape), numpy_dtype(dtype))
-    raise TypeError("moec: memory on a device is the caller's to allocate; pass the output arrays")
+    kind = type(like).__name__
+    raise TypeError(f"moec: memory beside a {kind} is the caller's to allocate; pass the outputs")
 
 
 def zeros(shape: Sequence[int], dtype: Any, like: Array) -> Array:
     """As empty(), filled with zeros."""
     array = empty(shape, dtype, like)
+    if isinstance(array, DeviceArray):
+        return array.zero()
     array[...] = 0
     return array
 

@@ -20,8 +20,6 @@ Matrix: TypeAlias = "Array | Sequence[Array]"
 
 Path: TypeAlias = "str | bytes | os.PathLike[str]"
 
-_MATRICES = ("gate_up", "gate", "up", "down")
-
 
 @dataclass(kw_only=True, slots=True)
 class WeightSet:
@@ -43,7 +41,7 @@ class WeightSet:
     def raw(self, keep: list[Any], *, write: bool = False, stream: int = 0) -> Any:
         """moec_weight_set of these arrays."""
         raw = _raw.moec_weight_set()
-        for name in _MATRICES:
+        for name in MATRICES:
             data, bias = getattr(self, name), getattr(self, f"{name}_bias")
             if data is not None or bias is not None:
                 setattr(raw, name, _raw_matrix(name, data, bias, keep, write, stream))
@@ -60,6 +58,10 @@ class WeightSet:
                 new = None if value is None else empty(tuple(value.shape), dtype or value, value)
             setattr(made, item.name, new)
         return made
+
+
+WEIGHTS = tuple(item.name for item in fields(WeightSet))
+MATRICES = tuple(name for name in WEIGHTS if not name.endswith("_bias"))
 
 
 def _is_list(value: Any) -> bool:

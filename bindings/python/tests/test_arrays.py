@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
 import weakref
@@ -203,3 +204,50 @@ if importlib.util.find_spec("torch"):
         y = layer.forward(problem.x.astype(ml_dtypes.bfloat16), numpy_weights, problem.gate).y
         assert result.y.dtype == torch.bfloat16
         np.testing.assert_array_equal(result.y.float().numpy(), y.astype(np.float32))
+
+
+def test_device_arrays_serve_every_call(problem: SimpleNamespace) -> None:
+    """On the CPU the same code that needs nothing but NumPy on a GPU."""
+    context = problem.context
+    want = problem.layer.forward(problem.x, problem.weights, problem.gate)
+    wanted = problem.layer.backward(want, problem.d_y)
+    x, gate, d_y = (context.array(a) for a in (problem.x, problem.gate, problem.d_y))
+    weights = moec.Weights.of(context, **{n: context.array(a) for n, a in problem.arrays.items()})
+    result = problem.layer.forward(x, weights, gate)
+    assert isinstance(result.y, moec.DeviceArray) and result.y.shape == problem.x.shape
+    np.testing.assert_array_equal(result.y.numpy(), want.y)
+    grads = problem.layer.backward(result, d_y)
+    np.testing.assert_array_equal(grads.x.numpy(), wanted.x)
+    np.testing.assert_array_equal(grads.expert_weights.down.numpy(), wanted.expert_weights.down)
+
+
+def test_device_arrays_copy_and_close(context: moec.Context) -> None:
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    with context.array(values) as array:
+        assert (array.shape, array.ndim, array.nbytes) == ((3, 4), 2, 48)
+        values[:] = 0
+        assert array.numpy().sum() == 66
+        assert not array.zero().numpy().any()
+        with pytest.raises(moec.ShapeError, match=r"\[3,4\]"):
+            array.copy_from(values[:2])
+        with pytest.raises(moec.DTypeError):
+            array.copy_from(values.astype(np.int32))
+        with pytest.raises(TypeError, match="copied"):
+            copy.copy(array)
+        assert not hasattr(array, "__cuda_array_interface__")
+    with pytest.raises(moec.StateError, match="closed"):
+        array.numpy()
+    array.close()
+    assert not context.zeros((5,), "bf16").numpy().any()
+    assert context.empty((0, 3)).numpy().shape == (0, 3)
+    with pytest.raises(moec.OutOfMemoryError):
+        context.empty((1 << 40, 1 << 20), "u8")
+
+
+def test_device_arrays_outlive_their_context(problem: SimpleNamespace) -> None:
+    context = moec.Context()
+    array = context.array(problem.x)
+    context.close()
+    with pytest.raises(moec.StateError, match="closed"):
+        array.numpy()
+    array.close()

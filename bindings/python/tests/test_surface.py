@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+from conftest import E, K, T, small_experts, small_router
 
 import moec
 from moec import _context, _enums, _raw
@@ -56,6 +60,25 @@ def test_misspelt_fields_raise() -> None:
         _raw.moec_router_desc().num_expert = 8
 
 
+def test_misspelt_arguments_raise(problem: SimpleNamespace) -> None:
+    p = problem
+    plan = moec.Plan(p.context, moec.PlanDesc(max_tokens=T, num_experts=E, top_k=K))
+    router = moec.Router(p.context, small_router())
+    experts = moec.Experts(p.context, small_experts())
+    calls: dict[str, Callable[..., Any]] = {
+        "Layer.forward": partial(p.layer.forward, p.x, p.weights, p.gate),
+        "Experts.forward": partial(experts.forward, plan, p.x, p.weights),
+        "Router.gate": partial(router.gate, p.x, p.gate),
+        "Router.route": partial(router.route, p.x),
+        "Plan.from_logits": partial(plan.from_logits, router, p.x),
+    }
+    for site, call in calls.items():
+        with pytest.raises(TypeError, match=f"moec.{site}: no argument 'biass'; .* exist"):
+            call(biass=None)
+        with pytest.raises(TypeError):  # an output is no input
+            call(y=p.x)
+
+
 def test_none_is_not_a_pointer() -> None:
     with pytest.raises((TypeError, ValueError)):
         _raw.moec_context_stats(None, _raw.moec_stats())
@@ -74,11 +97,11 @@ def test_integers_are_checked() -> None:
         raw.num_experts = 1.5
 
 
-@pytest.mark.skipif(not (HERE / "moec.i").is_file(), reason="needs the source tree's moec.i")
+@pytest.mark.skipif(not (HERE / "moec_lists.i").is_file(), reason="needs the source tree")
 def test_calls_that_may_wait_release_the_gil() -> None:
-    """Every function of the header that computes, waits or frees is in moec.i's thread list."""
+    """Every function of the header that computes, waits or frees is in the thread list."""
     header = (HERE / "../../capi/include/moec/moec.h").read_text()
-    listed = set(re.findall(r"%thread (\w+);", (HERE / "moec.i").read_text()))
+    listed = set(re.findall(r"%thread (\w+);", (HERE / "moec_lists.i").read_text()))
     declared = re.findall(r"MOEC_API [^;]*?\b(moec_\w+)\(([^;]*)\);", header)
     long = {name for name, arguments in declared
             if "moec_stream stream" in arguments or name.endswith(("_sync", "_create", "_free"))}

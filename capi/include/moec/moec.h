@@ -7,26 +7,40 @@
  *             On an error nothing has been written to outputs and nothing is queued; but where a
  *             thread pool (E_CALLBACK) or the device (E_CUDA) fails underway, outputs, accumulated
  *             gradients among them, are undefined.
- *   handles   opaque; freed in any order (children keep their parents alive); NULL may be freed.
+ *   errors    Any call may return E_INVALID_ARG (NULL, a wrong handle, a value out of range),
+ *             E_FORKED, E_OUT_OF_MEMORY and E_CUDA; one that takes a sized struct E_ABI; one that
+ *             takes tensors E_SHAPE, E_DTYPE, E_LAYOUT, E_DEVICE, E_ALIAS and E_OVERFLOW; one that
+ *             takes a plan, weights or a saved buffer E_INVALID_STATE and E_MISMATCH. The text of
+ *             a function names what else it returns.
+ *   handles   Opaque; freed in any order (children keep their parents alive); NULL may be freed.
  *             `const moec_x*` may be used by many threads at once, `moec_x*` by one at a time.
- *   structs   those that start with `struct_size` are filled by moec_struct_init() and grow only
+ *   structs   Those that start with `struct_size` are filled by moec_struct_init() and grow only
  *             at their tail; a zero field is its default. The others never change.
- *   tensors   an all-zero moec_tensor is "absent". Strides are in elements and must describe a
- *             compact row-major array (all zero means that). Pointers are element-aligned.
- *   stream    cudaStream_t on CUDA, ignored on the CPU. Work is queued; only `_sync` waits, and
- *             what gives memory of the device back: `_free`, `_trim`, and calls for which scratch
- *             must grow (moec_context_reserve). The device must not be reset (cudaDeviceReset).
- *   capture   calls may be captured into a CUDA graph when the scratch that they need is there
+ *   tensors   An all-zero moec_tensor is "absent". Strides are in elements and must describe a
+ *             compact row-major array (all zero means that). Pointers are element-aligned. Memory
+ *             is of the context's device, or pinned or managed memory that the device reaches.
+ *   stream    A cudaStream_t on CUDA, ignored on the CPU. The device must not be reset
+ *             (cudaDeviceReset).
+ *   work      A text that says "Queues" means: the work is done in the order of `stream`, and the
+ *             call returns before that (on the CPU it is done then). "Host only" means: the call
+ *             neither queues, nor waits for the device, nor allocates memory of it.
+ *             Only `_sync` waits, and what gives memory of the device back: `_free`, `_trim`, calls
+ *             for which scratch must grow; and moec_tensor_copy into pageable memory.
+ *   scratch   A text that says "Takes scratch" means: memory that the context keeps for its calls,
+ *             or the workspace of the call where one is given. It allocates only where no idle
+ *             block is large enough (moec_context_reserve). E_WOULD_ALLOC: it would have to, and
+ *             MOEC_CONTEXT_NO_ALLOC or a capture forbids it. E_WORKSPACE: a caller's buffer is too
+ *             small.
+ *   capture   Calls may be captured into a CUDA graph when the scratch that they need is there
  *             (after the same call once, moec_context_reserve, or with a caller's workspace).
  *             Scratch that a graph uses stays until the context is freed, and serves later calls on
  *             the captured stream, too: replay it on that stream, or in order with its calls. The
  *             handle of a stream that was destroyed may be another stream's later: make one call
  *             there, or reserve, before capturing on it.
- *   aliasing  an output may not overlap an input; y may be exactly the residual.
- *   T tokens, H hidden, I intermediate, E experts, Z identity ("zero") experts, K experts per
- *   token, El experts of the plan's local range, P rows of a plan (one per routed (token, slot),
- *   plus padding). */
-/* clang-format on */
+ *   aliasing  An output may not overlap an input; y may be exactly the residual.
+ *   letters   T tokens, H hidden, I intermediate, E experts, Z identity ("zero") experts, K experts
+ *             per token, El experts of the plan's local range, P rows of a plan (one per routed
+ *             (token, slot), plus padding). */
 #ifndef MOEC_H
 #define MOEC_H
 #include <stddef.h>
@@ -67,20 +81,20 @@ enum moec_status_code {
   MOEC_E_DEVICE = -7,        /* memory on another device than the context's */
   MOEC_E_UNSUPPORTED = -8,   /* legal request, not implemented here; the text says what is */
   MOEC_E_OUT_OF_MEMORY = -9,
-  MOEC_E_WORKSPACE = -10,   /* a caller's buffer is smaller than the size query says */
-  MOEC_E_NO_BACKEND = -11,  /* plug-in or device absent */
-  MOEC_E_BACKEND_ABI = -12, /* plug-in built for another library */
-  MOEC_E_WOULD_SYNC = -13,  /* forbidden by the context's flags or by stream capture */
-  MOEC_E_WOULD_ALLOC = -14, /* likewise */
-  MOEC_E_CUDA = -15,        /* the driver's error is native_code */
+  MOEC_E_WORKSPACE = -10,    /* a caller's buffer is smaller than the size query says */
+  MOEC_E_NO_BACKEND = -11,   /* plug-in or device absent */
+  MOEC_E_BACKEND_ABI = -12,  /* plug-in built for another library */
+  MOEC_E_WOULD_SYNC = -13,   /* forbidden by stream capture: the call would wait */
+  MOEC_E_WOULD_ALLOC = -14,  /* forbidden by the context's flags or by stream capture */
+  MOEC_E_CUDA = -15,         /* the driver's error is native_code */
   MOEC_E_COMM = -16,
   MOEC_E_TIMEOUT = -17,
-  MOEC_E_CALLBACK = -18, /* a user callback returned non-zero: native_code */
-  MOEC_E_FORKED = -19,   /* handle made before fork(), used in the child */
-  MOEC_E_OVERFLOW = -20, /* T*K, rows or bytes exceed the index type */
-  MOEC_E_ALIAS = -21,    /* an output overlaps an input */
-  MOEC_E_MISMATCH = -22, /* plan, saved state or weights of another shape, type or range */
-  MOEC_E_CORRUPT = -23,  /* a saved plan or packed file fails its checksum or version */
+  MOEC_E_CALLBACK = -18,     /* a user callback returned non-zero: native_code */
+  MOEC_E_FORKED = -19,       /* handle made before fork(), used in the child */
+  MOEC_E_OVERFLOW = -20,     /* T*K, rows or bytes exceed the index type */
+  MOEC_E_ALIAS = -21,        /* an output overlaps an input */
+  MOEC_E_MISMATCH = -22,     /* plan, saved state or weights of another shape, type or range */
+  MOEC_E_CORRUPT = -23,      /* a saved plan or packed file fails its checksum or version */
   MOEC_E_INTERNAL = -99
 };
 
@@ -192,6 +206,7 @@ typedef struct moec_error_info {
   char message[512]; /* what is wrong, both values, what would be right; NUL-terminated */
 } moec_error_info;
 
+/* All of this section is host only. */
 /* Version of the running library: major << 22 | minor << 12 | patch. */
 MOEC_API uint32_t moec_version(void);
 /* Static text such as "0.1.0". */
@@ -202,22 +217,25 @@ MOEC_API uint32_t moec_abi_version(void);
 MOEC_API const char* moec_build_info(void);
 /* Static name such as "MOEC_E_SHAPE"; "MOEC_E_UNKNOWN" for other values; never NULL. */
 MOEC_API const char* moec_status_name(moec_status status);
-/* Copy this OS thread's last failure; code 0 and empty texts if there was none. Does not reset it.
- */
+/* Copies this OS thread's last failure; code 0 and empty texts if there was none. It stays. */
 MOEC_API moec_status moec_last_error(moec_error_info* out);
-/* Zero `bytes` bytes and store `bytes` in the leading struct_size. NULL or bytes < 8 does nothing.
- */
+/* Zeroes `bytes` bytes and stores `bytes` in the leading struct_size. NULL, or bytes < 8, does
+ * nothing. */
 MOEC_API void moec_struct_init(void* sized_struct, size_t bytes);
-/* Process-wide log sink; NULL restores silence. Nothing below min_level is delivered. */
+/* Process-wide log sink; NULL restores silence. Nothing below min_level (moec_log_level) is
+ * delivered. */
 MOEC_API moec_status moec_set_log(moec_log_function sink, void* user, int32_t min_level);
 
 /* ================================ 2. backends, devices, context ============================= */
 enum moec_context_flags {
-  MOEC_CONTEXT_NO_ALLOC = 1, /* calls that would allocate scratch fail with MOEC_E_WOULD_ALLOC */
+  MOEC_CONTEXT_NO_ALLOC = 1,     /* calls that would allocate scratch fail: E_WOULD_ALLOC */
   MOEC_CONTEXT_CHECK_INPUTS = 2, /* check the ids of moec_plan_from_topk (CUDA: deferred) */
   MOEC_CONTEXT_PROFILE = 4       /* fill the ns_* counters of moec_stats */
 };
-enum moec_math_mode { MOEC_MATH_DEFAULT = 0, MOEC_MATH_TF32 = 1 /* CUDA fp32 GEMMs in TF32 */ };
+enum moec_math_mode {
+  MOEC_MATH_DEFAULT = 0,
+  MOEC_MATH_TF32 = 1 /* CUDA: products of fp32 in TF32 */
+};
 
 typedef struct moec_device_info {
   uint32_t struct_size, flags;
@@ -268,46 +286,83 @@ typedef struct moec_stats { /* host counters of a context; reading never waits *
   uint64_t ns_route, ns_plan, ns_experts, ns_combine; /* with MOEC_CONTEXT_PROFILE */
 } moec_stats;
 
-/* Load one backend plug-in by path. E_NO_BACKEND: cannot be opened; E_BACKEND_ABI: another build.
- */
+/* Loads one backend plug-in by path. Host only. E_NO_BACKEND: the file cannot be opened;
+ * E_BACKEND_ABI: it is of another build. */
 MOEC_API MOEC_CHECK moec_status moec_backend_load(const char* path);
-/* Number of devices of a type (moec_device_type). 0 without a driver or plug-in: not an error. */
+/* Number of devices of a type (moec_device_type). Host only. 0 without a driver or plug-in: that is
+ * no error. */
 MOEC_API moec_status moec_device_count(int32_t device_type, int32_t* count);
+/* What a device is, without a context on it. Host only. E_NO_BACKEND: there is no such device. */
 MOEC_API moec_status moec_device_query(int32_t device_type, int32_t device_id,
                                        moec_device_info* out);
-/* Make a context on one device. desc may be NULL (the CPU, all defaults). */
+/* Makes a context on one device. desc may be NULL (the CPU, all defaults). May wait while the
+ * driver starts. E_NO_BACKEND: no plug-in or no such device; E_UNSUPPORTED: a GPU before compute
+ * capability 8.0. */
 MOEC_API MOEC_CHECK moec_status moec_context_create(const moec_context_desc* desc,
                                                     moec_context** out);
+/* Drops the caller's reference. The last one, of the caller or of an object made with the context,
+ * gives its memory back, what is left of moec_buffer_alloc with it; that may wait. */
 MOEC_API void moec_context_free(moec_context* context);
+/* What the context's device is, with its free memory. Host only. */
 MOEC_API moec_status moec_context_device(const moec_context* context, moec_device_info* out);
-/* Hold at least `bytes` of scratch, so that later calls without a caller's workspace, one at a
- * time, do not allocate. Replaces the largest idle scratch that is smaller; E_OUT_OF_MEMORY:
- * workspace_limit (nothing has changed), or the allocator refused. */
+/* Holds at least `bytes` of scratch, so that later calls without a caller's workspace, one at a
+ * time, do not allocate. Allocates, and replaces the largest idle scratch that is smaller.
+ * E_OUT_OF_MEMORY: workspace_limit (nothing has changed), or the allocator refused; E_WOULD_ALLOC:
+ * the stream is being captured. */
 MOEC_API moec_status moec_context_reserve(const moec_context* context, uint64_t bytes,
                                           moec_stream stream);
-/* Give scratch back that neither a call nor a captured graph uses. */
+/* Gives back the scratch that neither a call nor a captured graph uses. May wait. */
 MOEC_API moec_status moec_context_trim(const moec_context* context);
-/* Non-blocking: *deferred gets the status of device work that failed after its call returned. */
+/* *deferred gets the status of device work that failed after its call had returned; 0 if none did.
+ * Never waits. */
 MOEC_API moec_status moec_context_poll(const moec_context* context, moec_status* deferred);
-/* Wait for the stream; returns a deferred error if there is one. */
+/* Waits for the stream; returns a deferred error if there is one. E_WOULD_SYNC: the stream is being
+ * captured. */
 MOEC_API moec_status moec_context_sync(const moec_context* context, moec_stream stream);
+/* Copies the counters. Host only. */
 MOEC_API moec_status moec_context_stats(const moec_context* context, moec_stats* out);
+/* Sets every counter but workspace_bytes and workspace_peak to 0. Host only. */
 MOEC_API moec_status moec_context_stats_reset(const moec_context* context);
 
-/* ================================ 3. tensors ================================ */
-/* Compact view of `data`; shape has ndim entries. */
+/* ================================ 3. tensors and memory ================================ */
+/* Makes a compact view of `data`; shape has ndim entries. Host only. */
 MOEC_API moec_status moec_tensor_make(moec_tensor* out, void* data, moec_dtype dtype,
                                       int32_t device_type, int32_t device_id, int32_t ndim,
                                       const int64_t* shape);
-/* Borrow a DLTensor*. NULL strides and non-zero byte_offset are understood. E_LAYOUT: one element
- * stands for all (strides 0, a broadcast number). */
+/* Borrows a DLTensor*. NULL strides and a byte_offset are understood. Host only. E_LAYOUT: one
+ * element stands for all (strides 0, a broadcast number). */
 MOEC_API moec_status moec_tensor_from_dlpack(const void* dl_tensor, moec_tensor* out);
-/* Elements, or -1 on overflow, a negative extent or NULL. */
+/* Elements, or -1 on overflow, a negative extent or NULL. Host only. */
 MOEC_API int64_t moec_tensor_numel(const moec_tensor* tensor);
-/* Bytes of the elements, or -1 likewise. */
+/* Bytes of the elements, or -1 likewise. Host only. */
 MOEC_API int64_t moec_tensor_bytes(const moec_tensor* tensor);
-/* Validate dtype, dimensions, strides, alignment and device type. */
+/* Checks dtype, dimensions, strides, alignment and device type. Host only. */
 MOEC_API moec_status moec_tensor_check(const moec_tensor* tensor);
+/* Allocates memory of the context's device for the caller, for use on any stream; its values are
+ * undefined. It comes from the context's allocator (stream NULL), or from the backend, aligned to
+ * 256 bytes on CUDA and 64 on the CPU; it counts as one of `allocs` and not towards
+ * workspace_limit, and NO_ALLOC does not forbid it. bytes 0 gives an absent buffer. Queues nothing,
+ * may be called during a capture, and may wait as cudaMalloc may. */
+MOEC_API MOEC_CHECK moec_status moec_buffer_alloc(const moec_context* context, uint64_t bytes,
+                                                  moec_buffer* out);
+/* Gives a buffer of moec_buffer_alloc back, to the context that made it, and makes *buffer absent;
+ * an absent one, or NULL, is left alone. No later work may use it; work that is queued already may,
+ * because on CUDA the call waits for the device (an allocator decides for itself). E_INVALID_ARG:
+ * not a buffer of this context, freed before, or of other bytes. */
+MOEC_API moec_status moec_buffer_free(const moec_context* context, moec_buffer* buffer);
+/* target = source, of one dtype and shape: into the device, out of it, or within either side. Each
+ * is memory of the context's device or of the host; device_type says which: MOEC_CPU is pageable
+ * memory, MOEC_CUDA_HOST pinned. Queues. On CUDA
+ *   pageable source  has been read when the call returns; until then the call may wait for copies.
+ *   pageable target  makes the call wait for the stream: it is complete when the call returns,
+ *                    which counts as one of `host_syncs` and returns a deferred error.
+ *   pinned memory    must stay, and stay as it is, until the stream has come to the copy.
+ * E_WOULD_SYNC: the stream is being captured and either is pageable. */
+MOEC_API moec_status moec_tensor_copy(const moec_context* context, const moec_tensor* source,
+                                      const moec_tensor* target, moec_stream stream);
+/* Sets every byte of a tensor on the context's device to 0. Queues. */
+MOEC_API moec_status moec_tensor_zero(const moec_context* context, const moec_tensor* tensor,
+                                      moec_stream stream);
 
 /* ================================ 4. routers ================================ */
 /* One descriptor for every model family; the steps run in this order (R0..R10):
@@ -438,56 +493,60 @@ typedef struct moec_route_grad_args {
   moec_tensor d_per_expert_scale;       /* out [E+Z], optional */
 } moec_route_grad_args;
 
-/* Immutable router. E_UNSUPPORTED names a legal combination that is not implemented. */
+/* Makes a router, which never changes. Queues nothing. E_UNSUPPORTED names a legal combination
+ * that is not implemented. */
 MOEC_API MOEC_CHECK moec_status moec_router_create(const moec_context* context,
                                                    const moec_router_desc* desc, moec_router** out);
+/* Drops the caller's reference. */
 MOEC_API void moec_router_free(moec_router* router);
-/* logits = transform(x) * weight^T + bias, fp32 accumulation. */
+/* logits [T,E+Z] = transform(x [T,H]) * weight^T + bias, with fp32 accumulation. Queues; takes
+ * scratch. */
 MOEC_API moec_status moec_gate_forward(const moec_router* router, const moec_gate_args* args,
                                        moec_stream stream);
+/* d_logits [T,E+Z] to the gradients of x, weight, bias and input_scale, each where it is given.
+ * Queues; takes scratch. */
 MOEC_API moec_status moec_gate_backward(const moec_router* router, const moec_gate_grad_args* args,
                                         moec_stream stream);
-/* logits -> expert ids and routing weights. */
+/* logits [T,E+Z] to expert ids and routing weights [T,K]. Queues; takes scratch. */
 MOEC_API moec_status moec_route_forward(const moec_router* router, const moec_route_args* args,
                                         moec_stream stream);
-/* d(routing weights) -> d(logits). Selection itself has no gradient. */
+/* d_routing_weights [T,K] to d_logits [T,E+Z]. Selection itself has no gradient. Queues; takes
+ * scratch. */
 MOEC_API moec_status moec_route_backward(const moec_router* router,
                                          const moec_route_grad_args* args, moec_stream stream);
-/* Aux-loss-free balancing: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) = 0.
- * counts [E+Z] i32 (as from route_forward, all-reduced first if wanted), bias [E+Z] f32. */
+/* Balances without an auxiliary loss: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) is
+ * 0. counts [E+Z] i32 (as from route_forward, all-reduced before if wanted), bias [E+Z] f32.
+ * Queues. */
 MOEC_API moec_status moec_router_bias_update(const moec_router* router, const moec_tensor* counts,
                                              float rate, const moec_tensor* bias,
                                              moec_stream stream);
 
 /* ================================ 5. auxiliary losses ================================ */
 enum moec_loss_kind {
-  MOEC_LOSS_BALANCE_MIXTRAL =
-      0, /* E * sum_e f_e P_e over all layers' tokens; top-k of softmax(logits) */
-  MOEC_LOSS_BALANCE_SWITCH = 1, /* E / (K T^2) * sum_e n_e sum_t p_te; Megatron's form */
-  MOEC_LOSS_BALANCE_SEQUENCE =
-      2,          /* SWITCH per sequence of seq_len tokens, averaged over sequences */
-  MOEC_LOSS_Z = 3 /* mean_t logsumexp(logits_t)^2 */
+  MOEC_LOSS_BALANCE_MIXTRAL = 0,  /* E * sum_e f_e P_e over all layers' tokens; K of the softmax */
+  MOEC_LOSS_BALANCE_SWITCH = 1,   /* E / (K T^2) * sum_e n_e sum_t p_te; Megatron's form */
+  MOEC_LOSS_BALANCE_SEQUENCE = 2, /* SWITCH per sequence of seq_len tokens, their mean */
+  MOEC_LOSS_Z = 3                 /* mean_t logsumexp(logits_t)^2 */
 };
 typedef struct moec_loss_args {
   uint32_t struct_size, kind; /* moec_loss_kind */
   int32_t top_k;              /* K of the balance losses; 1..E */
   float coefficient;          /* 0 = 1 */
   int64_t seq_len;            /* BALANCE_SEQUENCE: divides T */
-  uint32_t score; /* SWITCH, SEQUENCE: moec_score but IDENTITY; sigmoid kinds: by their row sum */
+  uint32_t score; /* SWITCH, SEQUENCE: moec_score but IDENTITY; all but SOFTMAX by their row sum */
   uint32_t flags;
-  const moec_tensor*
-      logits; /* in  `count` tensors [T,E] f32|bf16|f16, one per layer; count 1 except MIXTRAL */
-  const moec_tensor*
-      d_logits; /* out `count` tensors [T,E] f32 (backward); added to what is there */
-  int64_t count;
-  moec_tensor counts;     /* in  [E] i32, optional: n_e to use instead of counting (SWITCH) */
-  moec_tensor token_mask; /* in  [T] u8|bool, optional: 0 = left out; the same for each layer */
-  moec_tensor loss;       /* out [1] f32 (forward) */
-  moec_tensor d_loss;     /* in  [1] f32 (backward); absent = 1 */
+  const moec_tensor* logits;   /* in  `count` tensors [T,E] f32|bf16|f16, one per layer */
+  const moec_tensor* d_logits; /* out `count` tensors [T,E] f32 (backward): added to */
+  int64_t count;               /* layers; 1 except MIXTRAL */
+  moec_tensor counts;          /* in  [E] i32, optional, SWITCH: n_e instead of counting */
+  moec_tensor token_mask;      /* in  [T] u8|bool, optional: 0 = left out, in each layer */
+  moec_tensor loss;            /* out [1] f32 (forward) */
+  moec_tensor d_loss;          /* in  [1] f32 (backward); absent = 1 */
 } moec_loss_args;
-/* O(E) scratch, whatever T. */
+/* loss [1] of the logits [T,E] of each layer. Queues; takes scratch of O(E) bytes, whatever T. */
 MOEC_API moec_status moec_loss_forward(const moec_context* context, const moec_loss_args* args,
                                        moec_stream stream);
+/* Adds the loss's gradient to d_logits [T,E] of each layer. Queues; takes scratch likewise. */
 MOEC_API moec_status moec_loss_backward(const moec_context* context, const moec_loss_args* args,
                                         moec_stream stream);
 
@@ -500,20 +559,19 @@ enum moec_plan_kind {
 };
 enum moec_drop { MOEC_DROP_NONE = 0, MOEC_DROP_BY_POSITION = 1, MOEC_DROP_BY_WEIGHT = 2 };
 enum moec_plan_field {
-  MOEC_PLAN_COUNTS = 0,        /* [El] i32    routed rows of each local expert */
-  MOEC_PLAN_GROUP_OFFSETS = 1, /* [El+1] i32  exclusive prefix sum of padded counts */
-  MOEC_PLAN_ROW_TOKEN = 2,     /* [P] i32     token of a row, -1 = padding */
-  MOEC_PLAN_ROW_SLOT = 3,      /* [P] i32     which of the token's K choices, -1 = padding */
-  MOEC_PLAN_ROW_WEIGHT = 4,    /* [P] f32     routing weight, 0 on padding */
-  MOEC_PLAN_ASSIGNMENT_ROW =
-      5, /* [T,K] i32   row of (token, slot); -1 = dropped, remote, identity, none */
-  MOEC_PLAN_EXPERT_IDS = 6,    /* [T,K] i32   as given, others than [0,E+Z) as -1 */
+  MOEC_PLAN_COUNTS = 0,          /* [El] i32    routed rows of each local expert */
+  MOEC_PLAN_GROUP_OFFSETS = 1,   /* [El+1] i32  exclusive prefix sum of padded counts */
+  MOEC_PLAN_ROW_TOKEN = 2,       /* [P] i32     token of a row, -1 = padding */
+  MOEC_PLAN_ROW_SLOT = 3,        /* [P] i32     which of the token's K choices, -1 = padding */
+  MOEC_PLAN_ROW_WEIGHT = 4,      /* [P] f32     routing weight, 0 on padding */
+  MOEC_PLAN_ASSIGNMENT_ROW = 5,  /* [T,K] i32   row; -1 = dropped, remote, identity, none */
+  MOEC_PLAN_EXPERT_IDS = 6,      /* [T,K] i32   as given, others than [0,E+Z) as -1 */
   MOEC_PLAN_ROUTING_WEIGHTS = 7, /* [T,K] f32   as given */
-  MOEC_PLAN_TOTALS = 8,        /* [4] i32     routed rows, P in use, dropped, largest group */
-  MOEC_PLAN_TOKEN_OFFSETS = 9, /* [T+1] i32   EXPERT_CHOICE: first entry of a token in TOKEN_ROWS */
-  MOEC_PLAN_TOKEN_ROWS = 10,   /* [El*capacity] i32  EXPERT_CHOICE: rows of each token, by expert */
-  MOEC_PLAN_ROW_ID_MAP = 11,   /* [T,2E+1] i32 TransformerEngine's mask map (export only) */
-  MOEC_PLAN_INDEX_MAP = 12     /* [K*T] i32   TransformerEngine's index map (export only) */
+  MOEC_PLAN_TOTALS = 8,          /* [4] i32     routed rows, P in use, dropped, largest group */
+  MOEC_PLAN_TOKEN_OFFSETS = 9,   /* [T+1] i32   EXPERT_CHOICE: first entry in TOKEN_ROWS */
+  MOEC_PLAN_TOKEN_ROWS = 10,     /* [El*capacity] i32  EXPERT_CHOICE: rows of tokens, by expert */
+  MOEC_PLAN_ROW_ID_MAP = 11,     /* [T,2E+1] i32 TransformerEngine's mask map (export only) */
+  MOEC_PLAN_INDEX_MAP = 12       /* [K*T] i32   TransformerEngine's index map (export only) */
 };
 typedef struct moec_plan_desc {
   uint32_t struct_size, flags;
@@ -530,54 +588,64 @@ typedef struct moec_plan_desc {
   uint32_t reserved0;
 } moec_plan_desc;
 
-/* Bytes of a plan's memory for max_tokens, with what building it needs, and P's bound. */
+/* Bytes of a plan's memory for max_tokens, with what building it needs, and the bound of P. Host
+ * only. */
 MOEC_API moec_status moec_plan_size(const moec_plan_desc* desc, uint64_t* bytes, int64_t* max_rows);
-/* memory NULL: the context allocates once; else at least moec_plan_size bytes, kept by the caller.
- */
+/* Makes a plan, which is not built yet. Queues nothing. memory NULL: the context allocates, this
+ * once; else at least moec_plan_size bytes of the device, kept by the caller. E_WORKSPACE. */
 MOEC_API MOEC_CHECK moec_status moec_plan_create(const moec_context* context,
                                                  const moec_plan_desc* desc,
                                                  const moec_buffer* memory, moec_plan** out);
+/* Drops the caller's reference; the last one gives the plan's own memory back, which may wait. */
 MOEC_API void moec_plan_free(moec_plan* plan);
-/* Rebuild in place; a call that fails while it builds leaves a plan that is not built.
- * expert_ids [T,K] i32|i64, routing_weights [T,K] f32 (absent = 1). */
+/* Builds from expert_ids [T,K] i32|i64 and routing_weights [T,K] f32 (absent or NULL = 1). Queues.
+ * Like the other three, it builds in place and takes no scratch, and one that fails while it builds
+ * leaves a plan that is not built. */
 MOEC_API moec_status moec_plan_from_topk(moec_plan* plan, const moec_tensor* expert_ids,
                                          const moec_tensor* routing_weights, moec_stream stream);
-/* Route and build. args' outputs may be absent. */
+/* Routes logits [T,E+Z] and builds. Outputs of args may be absent. Queues; takes scratch. */
 MOEC_API moec_status moec_plan_from_logits(moec_plan* plan, const moec_router* router,
                                            const moec_route_args* args, moec_stream stream);
-/* routing_map [T,E] u8|bool|i32 (non-zero = routed; slots by ascending id; more than top_k per
- * token is E_OVERFLOW), probs [T,E] f32 (absent = 1). */
+/* Builds from routing_map [T,E] u8|bool|i32 (non-zero = routed; slots by ascending id) and probs
+ * [T,E] f32 (absent or NULL = 1). Queues. E_OVERFLOW: more than top_k in a row (CUDA: deferred). */
 MOEC_API moec_status moec_plan_from_map(moec_plan* plan, const moec_tensor* routing_map,
                                         const moec_tensor* probs, moec_stream stream);
-/* EXPERT_CHOICE: scores [T,E] f32; token_mask [T] optional (NULL). Ties to the lowest token. */
+/* EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). Ties
+ * go to the lowest token. Queues. */
 MOEC_API moec_status moec_plan_from_scores(moec_plan* plan, const moec_tensor* scores,
                                            const moec_tensor* token_mask, moec_stream stream);
-/* Adopt a plan already present in the caller's memory (written there by an equal desc). */
+/* Adopts a plan of num_tokens tokens that lies in the plan's memory already, written by an equal
+ * desc. Host only. E_CORRUPT: on the CPU, there is none. */
 MOEC_API moec_status moec_plan_attach(moec_plan* plan, int64_t num_tokens);
-/* Borrowed view of one array (moec_plan_field 0..10); valid until the plan is rebuilt or freed. */
+/* Borrows one array (moec_plan_field 0 to 10) on the device, until the plan is rebuilt or freed.
+ * Host only. */
 MOEC_API moec_status moec_plan_view(const moec_plan* plan, int32_t field, moec_tensor* out);
-/* Copy any field; dst i32 or i64 of the field's shape (f32: ROW_WEIGHT, ROUTING_WEIGHTS). */
+/* Copies a field to dst of its shape and type; on the CPU dst may be i64 for i32. Queues; takes
+ * scratch for a map in i64. E_UNSUPPORTED: i64 on CUDA. */
 MOEC_API moec_status moec_plan_export(const moec_plan* plan, int32_t field, const moec_tensor* dst,
                                       moec_stream stream);
-/* Host copy of TOTALS; waits for the stream. */
+/* Copies TOTALS to the host. Waits for the stream. */
 MOEC_API moec_status moec_plan_totals_sync(const moec_plan* plan, int32_t totals[4],
                                            moec_stream stream);
-/* Serialised form: versioned, checksummed, little-endian. buffer NULL or too small: only *need is
- * set (E_WORKSPACE if buffer is not NULL). Waits for the stream. */
+/* Serialises the plan to host memory: versioned, checksummed, little-endian. buffer NULL: only
+ * *need is set, and nothing waits; else waits for the stream. E_WORKSPACE: the buffer is too small;
+ * *need is set. */
 MOEC_API moec_status moec_plan_save_sync(const moec_plan* plan, void* buffer, uint64_t bytes,
                                          uint64_t* need, moec_stream stream);
-/* Restores bit for bit into a plan of an equal desc. E_CORRUPT, E_MISMATCH. */
+/* Restores a saved plan bit for bit into a plan of an equal desc. Waits for the stream. E_CORRUPT:
+ * the bytes are damaged or of another version; E_MISMATCH: they are of another desc. */
 MOEC_API moec_status moec_plan_restore_sync(moec_plan* plan, const void* buffer, uint64_t bytes,
                                             moec_stream stream);
 
 /* ================================ 7. permute, unpermute ================================ */
+/* The plan is built, on the context's device. Each function queues and takes no scratch. */
 typedef struct moec_permute_args {
   uint32_t struct_size, flags;
   const moec_plan* plan;
-  moec_tensor x;       /* in  [T,H] f32|bf16|f16 (any 1-, 2- or 4-byte type) */
-  moec_tensor x_scale; /* in  [T,S], optional: block scales that travel with the rows */
-  moec_tensor rows; /* out [P,H] as x; padding rows are zero; P >= the plan's, a multiple of its
-                     * align; the rest is zero */
+  moec_tensor x;          /* in  [T,H] f32|bf16|f16|i32|i8|u8|bool */
+  moec_tensor x_scale;    /* in  [T,S], optional: block scales that travel with the rows */
+  moec_tensor rows;       /* out [P,H] as x; padding rows are zero; P >= the plan's, a multiple of
+                           * its align; the rest is zero */
   moec_tensor row_scale;  /* out [P,S] */
   moec_tensor row_weight; /* out [P] f32, optional; rows whose weight is exactly 0 are zero */
 } moec_permute_args;
@@ -606,12 +674,16 @@ typedef struct moec_unpermute_grad_args {
   moec_tensor d_rows;            /* out [P,H]; padding rows are zero */
   moec_tensor d_routing_weights; /* out [T,K] f32, optional; 0 where not routed */
 } moec_unpermute_grad_args;
+/* rows [P,H] = x [T,H] of each row's token, with x_scale beside it. Queues. */
 MOEC_API moec_status moec_permute(const moec_context* context, const moec_permute_args* args,
                                   moec_stream stream);
+/* y [T,H] = residual + sum of routing weight * row over each token's rows. Queues. */
 MOEC_API moec_status moec_unpermute(const moec_context* context, const moec_unpermute_args* args,
                                     moec_stream stream);
+/* d_rows [P,H] to d_x [T,H], the sum over each token's rows. Queues. */
 MOEC_API moec_status moec_permute_backward(const moec_context* context,
                                            const moec_permute_grad_args* args, moec_stream stream);
+/* d_y [T,H] to d_rows [P,H], and to d_routing_weights [T,K] where it is given. Queues. */
 MOEC_API moec_status moec_unpermute_backward(const moec_context* context,
                                              const moec_unpermute_grad_args* args,
                                              moec_stream stream);
@@ -633,8 +705,7 @@ enum moec_scheme {
                          * w = (q - zero) * scale; scales [E,N,1] or [E,N] (IN_OUT: [E,1,N]) */
 };
 enum moec_weights_flags {
-  MOEC_WEIGHTS_FROZEN =
-      1 /* values change only before moec_weights_refresh: a packed copy may be used */
+  MOEC_WEIGHTS_FROZEN = 1 /* values change only before moec_weights_refresh: may be packed */
 };
 typedef struct moec_weights_desc {
   uint32_t struct_size, flags;  /* moec_weights_flags */
@@ -666,45 +737,51 @@ typedef struct moec_weights_info {
   char packed_format[64]; /* names layout, type and instruction set; "" if not packed */
 } moec_weights_info;
 
-/* An empty set; usable by any context on the same device. */
+/* Makes an empty set for any context on the same device. Queues nothing. E_UNSUPPORTED: a scheme
+ * that is not implemented. */
 MOEC_API MOEC_CHECK moec_status moec_weights_create(const moec_context* context,
                                                     const moec_weights_desc* desc,
                                                     moec_weights** out);
+/* Drops the caller's reference; the last one gives a packed copy back, which may wait. */
 MOEC_API void moec_weights_free(moec_weights* weights);
-/* Borrow the matrices; the caller keeps them alive and may change their values unless FROZEN. */
+/* Borrows the matrices, shapes as in moec_weight_set: the caller keeps them alive and may change
+ * their values unless FROZEN. Queues nothing; drops a packed copy, which may wait. */
 MOEC_API moec_status moec_weights_bind(moec_weights* weights, const moec_weight_set* set);
+/* What is bound and packed. Host only. */
 MOEC_API moec_status moec_weights_query(const moec_weights* weights, moec_weights_info* out);
-/* FROZEN only: make the packed copy. memory NULL: the library allocates; else packed_bytes of the
- * caller's. */
+/* FROZEN only: makes the packed copy. Queues. memory NULL: the library allocates; else packed_bytes
+ * of the device, kept by the caller. E_UNSUPPORTED: no packed form here; E_WORKSPACE;
+ * E_WOULD_ALLOC: a capture without memory. */
 MOEC_API moec_status moec_weights_pack(moec_weights* weights, const moec_buffer* memory,
                                        moec_stream stream);
-/* Re-read the bound matrices of experts [first, first+count) into the packed copy after they
- * changed. */
+/* Reads the bound matrices of experts [first, first+count) into the packed copy again, after they
+ * changed. Queues. */
 MOEC_API moec_status moec_weights_refresh(moec_weights* weights, int32_t first, int32_t count,
                                           moec_stream stream);
-/* Packed weights no longer need the caller's matrices: forget them. E_INVALID_STATE when not
- * packed. */
+/* Packed weights need the caller's matrices no longer: forgets them. Host only. E_UNSUPPORTED:
+ * needs_source is 1. */
 MOEC_API moec_status moec_weights_release_source(moec_weights* weights);
-/* Write the packed copy to a file / map such a file (read-only, shared between processes).
- * E_CORRUPT: damaged; E_MISMATCH: another desc or packed_format. A new file takes the place of
- * `path`, of a link, too. */
+/* Writes the packed copy to a file, which takes the place of `path` whole (of a link, too). Waits
+ * for the device and the disk. E_INVALID_STATE: nothing is packed. */
 MOEC_API moec_status moec_weights_save_sync(const moec_weights* weights, const char* path);
+/* Maps such a file as the packed copy: read-only, shared between processes. Waits likewise; on CUDA
+ * it allocates. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or
+ * packed_format. */
 MOEC_API moec_status moec_weights_map_sync(moec_weights* weights, const char* path);
 
 /* ================================ 9. experts ================================ */
 enum moec_activation_kind { /* g = gate, u = up, s = sigmoid; a plain MLP has only u */
-                            MOEC_ACT_SWIGLU = 0, /* g s(g) u */
-                            MOEC_ACT_GPTOSS =
-                                1, /* (min(max(u,-L),L) + 1) g' s(alpha g'), g' = min(g, L) */
-                            MOEC_ACT_CLAMP_SWIGLU = 2, /* silu(min(g,L)) clamp(u,-L,L) */
-                            MOEC_ACT_SWIGLU_CLAMP = 3, /* min(silu(g),L) clamp(u,-L,L) */
-                            MOEC_ACT_GEGLU_TANH = 4,
-                            MOEC_ACT_GEGLU_ERF = 5,
-                            MOEC_ACT_QUICK_GEGLU = 6, /* g s(alpha g) (u + offset) */
-                            MOEC_ACT_SITU = 7,        /* beta tanh(g/beta) s(g) * lb tanh(u/lb) */
-                            MOEC_ACT_RELU2 = 8,       /* plain: max(u,0)^2 */
-                            MOEC_ACT_SILU = 9,        /* plain: u s(u) */
-                            MOEC_ACT_IDENTITY = 10    /* plain: u */
+  MOEC_ACT_SWIGLU = 0,       /* g s(g) u */
+  MOEC_ACT_GPTOSS = 1,       /* (min(max(u,-L),L) + 1) g' s(alpha g'), g' = min(g,L) */
+  MOEC_ACT_CLAMP_SWIGLU = 2, /* silu(min(g,L)) clamp(u,-L,L) */
+  MOEC_ACT_SWIGLU_CLAMP = 3, /* min(silu(g),L) clamp(u,-L,L) */
+  MOEC_ACT_GEGLU_TANH = 4,
+  MOEC_ACT_GEGLU_ERF = 5,
+  MOEC_ACT_QUICK_GEGLU = 6,  /* g s(alpha g) (u + offset) */
+  MOEC_ACT_SITU = 7,         /* beta tanh(g/beta) s(g) * lb tanh(u/lb) */
+  MOEC_ACT_RELU2 = 8,        /* plain: max(u,0)^2 */
+  MOEC_ACT_SILU = 9,         /* plain: u s(u) */
+  MOEC_ACT_IDENTITY = 10     /* plain: u */
 };
 enum moec_weight_position {
   MOEC_WEIGHT_ON_OUTPUT = 0,     /* after the down projection and its bias */
@@ -724,8 +801,7 @@ enum moec_shared {
   MOEC_SHARED_NONE = 0,
   MOEC_SHARED_ADD = 1,
   MOEC_SHARED_SIGMOID_GATE = 2, /* routed + sigmoid(x . wg) * shared; wg [1,H] */
-  MOEC_SHARED_SOFTMAX2 =
-      3 /* c = softmax(x Wc^T + bc); routed * c0 + shared * c1; Wc [2,H], bc [2] */
+  MOEC_SHARED_SOFTMAX2 = 3      /* routed * c0 + shared * c1; c = softmax(x Wc^T + bc), Wc [2,H] */
 };
 enum moec_save {
   MOEC_SAVE_NONE = 0,   /* inference: nothing is saved, backward is refused */
@@ -750,8 +826,13 @@ typedef struct moec_experts_desc {
   float output_scale; /* of the routed sum; 0 = 1 */
 } moec_experts_desc;
 
+enum moec_experts_flags {
+  /* Rows of y of tokens without a row in the plan (all their experts are remote or dropped) are not
+   * written. Not with a residual, output_bias, a shared expert or identity experts. */
+  MOEC_EXPERTS_SKIP_ABSENT = 1
+};
 typedef struct moec_experts_args {
-  uint32_t struct_size, flags;
+  uint32_t struct_size, flags;        /* moec_experts_flags */
   const moec_plan* plan;
   const moec_weights* weights;
   const moec_weights* shared_weights; /* with a shared expert; one expert of width shared_inter */
@@ -761,8 +842,9 @@ typedef struct moec_experts_args {
   moec_tensor output_bias;            /* in  [H], optional; dtype of x or f32 */
   moec_tensor residual;               /* in  [T,H], optional: added; may be y itself */
   moec_tensor y;                      /* out [T,H] */
-  moec_buffer saved; /* out, unless SAVE_NONE; written in full. At an address that is no multiple of
-                      * 4 it takes scratch of its size besides any workspace, backward, too */
+  moec_buffer saved;                  /* out, unless SAVE_NONE; written in full. At an address that
+                                       * is no multiple of 4 it takes scratch of its size besides
+                                       * any workspace, in backward, too */
   moec_buffer workspace;              /* absent = the context's */
 } moec_experts_args;
 
@@ -773,11 +855,10 @@ typedef struct moec_experts_grad_args {
   moec_tensor x, shared_gate, shared_gate_bias; /* in, as forward */
   moec_tensor d_y;                              /* in  [T,H] */
   moec_buffer saved;                            /* in */
-  moec_tensor d_x; /* out [T,H]; absent = skipped, as every output here */
-  moec_tensor d_routing_weights; /* out [T,K] f32; EXPERT_CHOICE: [P], one a row */
-  const moec_weight_set*
-      d_expert_weights; /* out, layout of the bound weights; f32 or their dtype; NULL = frozen */
-  const moec_weight_set* d_shared_weights;                      /* out, likewise */
+  moec_tensor d_x;                              /* out [T,H]; absent = skipped, as each output */
+  moec_tensor d_routing_weights;                /* out [T,K] f32; EXPERT_CHOICE: [P], one a row */
+  /* out, in the layout of the bound weights; f32 or their dtype; NULL = frozen */
+  const moec_weight_set *d_expert_weights, *d_shared_weights;
   moec_tensor d_shared_gate, d_shared_gate_bias, d_output_bias; /* out; f32 or dtype of x */
   moec_tensor d_residual;                                       /* out [T,H] */
   moec_buffer workspace;
@@ -788,20 +869,26 @@ typedef struct moec_experts_sizes {
   moec_size forward_workspace, backward_workspace, saved;
 } moec_experts_sizes;
 
-/* Immutable; kernels are chosen here by device, type and shape, never by timing. */
+/* Makes experts, which never change; kernels are chosen here by device, type and shape, never by
+ * timing. Queues nothing. E_UNSUPPORTED names a legal combination that is not implemented. */
 MOEC_API MOEC_CHECK moec_status moec_experts_create(const moec_context* context,
                                                     const moec_experts_desc* desc,
                                                     moec_experts** out);
+/* Drops the caller's reference. */
 MOEC_API void moec_experts_free(moec_experts* experts);
-/* Exact bytes, independent of the routing. */
+/* Exact bytes for T tokens, whatever the routing. Host only. */
 MOEC_API moec_status moec_experts_query(const moec_experts* experts, moec_experts_sizes* out);
-/* y = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t]). */
+/* y [T,H] = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t]), of
+ * the experts of the local range. Queues; takes scratch. E_WORKSPACE: `saved`, too. */
 MOEC_API moec_status moec_experts_forward(const moec_experts* experts,
                                           const moec_experts_args* args, moec_stream stream);
+/* d_y [T,H] and what forward saved to the gradients of x, routing weights, matrices and biases,
+ * each where it is given. Queues; takes scratch. E_INVALID_STATE: desc.save is NONE; E_MISMATCH:
+ * on the CPU, `saved` is of another call. */
 MOEC_API moec_status moec_experts_backward(const moec_experts* experts,
                                            const moec_experts_grad_args* args, moec_stream stream);
 /* JSON: for T tokens the kernels, their tiles, and bytes. *need counts the final NUL; buffer may be
- * NULL. */
+ * NULL. Host only. E_WORKSPACE: the buffer is too small; *need is set. */
 MOEC_API moec_status moec_experts_describe(const moec_experts* experts, const moec_weights* weights,
                                            int64_t num_tokens, char* buffer, uint64_t bytes,
                                            uint64_t* need);
@@ -820,7 +907,7 @@ typedef struct moec_layer_desc {
 
 typedef struct moec_layer_args {
   uint32_t struct_size, flags;
-  uint64_t rng_offset;
+  uint64_t rng_offset; /* as moec_gate_args */
   const moec_weights *weights, *shared_weights;
   moec_tensor x;        /* in  [T,H] */
   moec_tensor router_x; /* in  [T,Hr], optional: the router's input when it is not x; where Hr > H
@@ -829,37 +916,45 @@ typedef struct moec_layer_args {
   moec_tensor select_bias, per_expert_scale, token_mask;            /* in, as moec_route_args */
   moec_tensor table, token_ids, given_ids;                          /* in, as moec_route_args */
   moec_tensor shared_gate, shared_gate_bias, output_bias, residual; /* in, as moec_experts_args */
-  moec_tensor y;                                                    /* out [T,H] */
-  moec_tensor logits;                                               /* out [T,E+Z] f32, optional */
-  moec_tensor expert_ids;                                           /* out [T,K] i32, optional */
-  moec_tensor routing_weights;                                      /* out [T,K] f32, optional */
-  moec_tensor counts;    /* out [E+Z] i32, optional: += selections per id */
-  moec_buffer saved;     /* out, unless SAVE_NONE */
-  moec_buffer workspace; /* absent = the context's */
+  moec_tensor y;               /* out [T,H] */
+  moec_tensor logits;          /* out [T,E+Z] f32, optional */
+  moec_tensor expert_ids;      /* out [T,K] i32, optional */
+  moec_tensor routing_weights; /* out [T,K] f32, optional */
+  moec_tensor counts;          /* out [E+Z] i32, optional: += selections per id */
+  moec_buffer saved;           /* out, unless SAVE_NONE */
+  moec_buffer workspace;       /* absent = the context's */
 } moec_layer_args;
 
 typedef struct moec_layer_grad_args {
-  uint32_t struct_size, flags; /* moec_grad_flags */
-  const moec_layer_args*
-      forward;             /* the inputs of the forward call and its saved buffer; outputs unused */
-  moec_tensor d_y;         /* in  [T,H] */
-  moec_tensor d_logits_in; /* in  [T,E+Z] f32, optional: from auxiliary losses */
-  moec_tensor d_x, d_router_x; /* out [T,H], [T,Hr]; without router_x, d_x holds both */
+  uint32_t struct_size, flags;    /* moec_grad_flags */
+  const moec_layer_args* forward; /* the forward call's inputs and saved buffer; no outputs */
+  moec_tensor d_y;                /* in  [T,H] */
+  moec_tensor d_logits_in;        /* in  [T,E+Z] f32, optional: from auxiliary losses */
+  moec_tensor d_x, d_router_x;    /* out [T,H], [T,Hr]; without router_x, d_x holds both */
   moec_tensor d_gate_weight, d_gate_bias, d_input_scale, d_per_expert_scale; /* out */
   const moec_weight_set *d_expert_weights, *d_shared_weights;                /* out */
   moec_tensor d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual;  /* out */
   moec_tensor d_routing_weights; /* out [T,K] f32, optional */
-  moec_buffer workspace;
+  moec_buffer workspace;         /* absent = the context's */
 } moec_layer_grad_args;
 
+/* Makes a router and experts in one, which never change. Queues nothing. E_UNSUPPORTED: as they. */
 MOEC_API MOEC_CHECK moec_status moec_layer_create(const moec_context* context,
                                                   const moec_layer_desc* desc, moec_layer** out);
+/* Drops the caller's reference. */
 MOEC_API void moec_layer_free(moec_layer* layer);
+/* Exact bytes for T tokens, plan and routing included, whatever the routing. Host only. */
 MOEC_API moec_status moec_layer_query(const moec_layer* layer, moec_experts_sizes* out);
+/* y [T,H] from x [T,H]: moec_gate_forward, moec_route_forward, moec_plan_from_topk and
+ * moec_experts_forward with one workspace. Queues; takes scratch. E_WORKSPACE: `saved`, too. */
 MOEC_API moec_status moec_layer_forward(const moec_layer* layer, const moec_layer_args* args,
                                         moec_stream stream);
+/* d_y [T,H] and what forward saved to every gradient that is given; the plan is built again.
+ * Queues; takes scratch. E_INVALID_STATE: desc.experts.save is NONE; E_MISMATCH: on the CPU,
+ * `saved` is of another call. */
 MOEC_API moec_status moec_layer_backward(const moec_layer* layer, const moec_layer_grad_args* args,
                                          moec_stream stream);
+/* As moec_experts_describe, with the bytes of the layer. */
 MOEC_API moec_status moec_layer_describe(const moec_layer* layer, const moec_weights* weights,
                                          int64_t num_tokens, char* buffer, uint64_t bytes,
                                          uint64_t* need);

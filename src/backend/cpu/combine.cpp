@@ -78,6 +78,7 @@ void sum_terms(const CombineGrad& s, int64_t t, int64_t col, int64_t n, float* s
 }  // namespace
 
 void combine_columns(const Combine& s, int64_t t, int64_t col, int64_t n, const float* shared) {
+  if (s.skip_absent && !has_row(*s.plan, t)) return;
   const moec_experts_desc& desc = *s.desc;
   const int64_t at = t * desc.hidden + col;
   float sum[kStretch];

@@ -117,7 +117,7 @@ class Losses {
   float load_shares(const LossLayer& layer, int64_t t, const LossRow& row) const {
     load_row(layer.logits, t, args_.num_experts, row.z);
     score_row(score_, row.z, lanes_, row.p);
-    if (score_ == MOEC_SCORE_SOFTMAX) return 1.0f;
+    if (math::score_is_over_row(score_)) return 1.0f;
     std::fill(row.p + args_.num_experts, row.p + lanes_, 0.0f);
     const float divisor = math::share_divisor(row_sum(row.p, lanes_));
     for (int64_t e = 0; e < lanes_; ++e) row.p[e] /= divisor;
@@ -169,7 +169,7 @@ class Losses {
   static void balance_backward(const Losses* self, const LossRow* row, const LossLayer* layer,
                                const float* d_p, int64_t begin, int64_t end) {
     const int64_t experts = self->args_.num_experts;
-    const bool softmax = self->score_ == MOEC_SCORE_SOFTMAX;
+    const bool over_row = math::score_is_over_row(self->score_);
     for (int64_t t = begin; t < end; ++t) {
       if (!self->is_counted(t)) continue;
       const float divisor = self->load_shares(*layer, t, *row);
@@ -179,9 +179,9 @@ class Losses {
         for (int64_t l = 0; l < kRowLanes; ++l) partial[l] += d_p[i + l] * p[i + l];
       const float dot = sum_lanes(partial);
       for (int64_t e = 0; e < experts; ++e)
-        d[e] += softmax ? math::softmax_gradient(p[e], d_p[e], dot)
-                        : math::share_gradient(d_p[e], dot, divisor) *
-                              math::score_slope(self->score_, z[e], p[e] * divisor);
+        d[e] += over_row ? math::softmax_gradient(p[e], d_p[e], dot)
+                         : math::share_gradient(d_p[e], dot, divisor) *
+                               math::score_slope(self->score_, z[e], p[e] * divisor);
     }
   }
 

@@ -35,7 +35,7 @@ int32_t mixer_weights(const moec_router_desc& desc, const RouteRow& row) {
 
 // row.d += gradient at the capped logits, from row.d_w at the scores of the slots.
 void score_gradient(const moec_router_desc& desc, const RouteRow& row, bool is_scale_free) {
-  if (desc.score != MOEC_SCORE_SOFTMAX) {
+  if (!math::score_is_over_row(desc.score)) {
     for (int32_t k = 0; k < desc.top_k; ++k) {
       const int32_t id = row.ids[k];
       if (id >= 0) row.d[id] += row.d_w[k] * math::score_slope(desc.score, row.z[id], row.s[id]);

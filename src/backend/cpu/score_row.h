@@ -58,18 +58,24 @@ inline float row_sum(const float* values, int64_t lanes) {
 }
 
 // R3. Softmax padding is 0; the padding of other scores means nothing.
-template <uint32_t kScore>
+template <class Kind>
 void score_lanes(const float* z, int64_t lanes, float* s) {
-  for (int64_t i = 0; i < lanes; ++i) s[i] = math::score_value(kScore, z[i]);
+  for (int64_t i = 0; i < lanes; ++i) s[i] = Kind::value(z[i]);
 }
-inline void score_row(uint32_t score, const float* z, int64_t lanes, float* s) {
-  if (score == MOEC_SCORE_SIGMOID) return score_lanes<MOEC_SCORE_SIGMOID>(z, lanes, s);
-  if (score == MOEC_SCORE_SQRT_SOFTPLUS) return score_lanes<MOEC_SCORE_SQRT_SOFTPLUS>(z, lanes, s);
-  if (score == MOEC_SCORE_IDENTITY) return score_lanes<MOEC_SCORE_IDENTITY>(z, lanes, s);
+template <class Kind>
+void score_whole_row(const float* z, int64_t lanes, float* s) {
   const float largest = row_max(z, lanes);
-  for (int64_t i = 0; i < lanes; ++i) s[i] = math::exp(z[i] - largest);
+  for (int64_t i = 0; i < lanes; ++i) s[i] = Kind::value(z[i], largest);
   const float sum = row_sum(s, lanes);
   for (int64_t i = 0; i < lanes; ++i) s[i] /= sum;
+}
+inline void score_row(uint32_t score, const float* z, int64_t lanes, float* s) {
+  math::Scores::with(score, [=]<class Kind>() {
+    if constexpr (Kind::kInfo.over_row)
+      score_whole_row<Kind>(z, lanes, s);
+    else
+      score_lanes<Kind>(z, lanes, s);
+  });
 }
 
 // R4. bias may be null; the padding is never chosen.

@@ -20,8 +20,8 @@ set(MOEC_CUDA_SOURCES_exact
   rows/permute.cu rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu)
 set(MOEC_CUDA_SOURCES_host
   plugin.cpp cuda_backend.cpp routing/cublaslt.cpp experts/cuda_path.cpp experts/row_steps.cpp
-  sm90/launch_list.cpp sm90/row_gemm.cpp sm90/row_gemm_choice.cpp sm90/row_gemm_problem.cpp
-  sm90/sm90_path.cpp sm90/tensor_map.cpp
+  sm90/gate_form.cpp sm90/launch_list.cpp sm90/row_gemm.cpp sm90/row_gemm_choice.cpp
+  sm90/row_gemm_problem.cpp sm90/sm90_path.cpp sm90/tensor_map.cpp
   sm80/portable_path.cpp sm80/row_product.cpp
   few_tokens/few_tokens_path.cpp few_tokens/small_gemm.cpp)
 

@@ -166,7 +166,7 @@ def _run_backward(static: _Static, kept: Any, d_outputs: dict[str, Array]) -> tu
               if n not in WITHOUT_GRADIENT}
     given = arrays | {"saved": saved, "d_y": d_outputs["y"]}
     if "logits" in d_outputs:
-        given["d_logits"] = d_outputs["logits"]
+        given["d_logits_in"] = d_outputs["logits"]
     found = _call("moec_backward", static, given, wanted)
     return (tuple(found.get(name) for name in static.names),)
 

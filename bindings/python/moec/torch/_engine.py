@@ -19,10 +19,11 @@ from .._context import Context
 from .._descriptors import PlanDesc, WeightsDesc, to_raw
 from .._enums import DType, GateLayout, GradFlags, Orientation, Save, WeightsFlags
 from .._experts import Experts, Sizes
+from .._fields import GRADIENTS, INPUTS
 from .._handle import Handle
 from .._layer import Layer
-from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, WEIGHTS, Spec
-from .._weights import Weights, WeightSet
+from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, Spec
+from .._weights import WEIGHTS, Weights, WeightSet
 from ._structs import DEVICES, Struct, Tensors, buffer, code_of, view, weight_set
 
 _core = _raw._core
@@ -242,22 +243,21 @@ class Call:
     ) -> None:
         """Write the gradients given by input names; absent ones are skipped."""
         engine = self.engine
+        kind = "moec_layer_grad_args" if self.is_layer else "moec_experts_grad_args"
         if self.is_layer:
             forward = self._arguments("moec_layer_args", engine.around)
             forward.set("saved", buffer(saved))
-            args = Struct("moec_layer_grad_args")
+            args = Struct(kind)
             args.set("forward", forward.raw)
             args.put({"d_logits_in": d_logits})
             self.keep.append(forward)
         else:
-            args = self._arguments("moec_experts_grad_args",
-                                   (n for n in engine.around if n != "output_bias"))
+            args = self._arguments(kind, (n for n in engine.around if n in INPUTS[kind]))
             args.set("plan", self._planned())
             args.set("saved", buffer(saved))
         args.set("flags", int(flags))
         args.put({"d_y": d_y})
-        args.put({n: grads.get(n) for n in engine.around}, "d_")
-        args.put({"d_routing_weights": grads.get("routing_weights")})
+        args.put({n: grads.get(n) for n in GRADIENTS[kind]}, "d_")
         sets = (("d_expert_weights", ROUTED_WEIGHTS), ("d_shared_weights", SHARED_WEIGHTS))
         for field, names in sets:
             given = {f: grads.get(n) for f, n in zip(WEIGHTS, names, strict=True)}

@@ -14,8 +14,9 @@ from torch.nn.utils import parametrize
 
 from .._descriptors import ExpertsDesc, RouterDesc
 from .._enums import GateLayout, Orientation, RouterFlags, RouterInput, Save, Shared
-from .._spec import MATRICES, ROUTED_WEIGHTS, SHARED_WEIGHTS, WEIGHTS, Spec
+from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, Spec
 from .._tensors import numpy_dtype
+from .._weights import MATRICES, WEIGHTS
 from . import _ops
 from ._constants import constant, module_of, traceable
 from ._engine import Frozen

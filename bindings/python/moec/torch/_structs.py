@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _raw
 from .._enums import DeviceType, DType
-from .._spec import MATRICES
+from .._weights import MATRICES
 
 _core = _raw._core
 _CODES = {

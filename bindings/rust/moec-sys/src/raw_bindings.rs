@@ -45,6 +45,9 @@ pub const MOEC_U8: moec_dtype_value = 67585;
 pub const MOEC_I32: moec_dtype_value = 73728;
 pub const MOEC_I64: moec_dtype_value = 81920;
 pub const MOEC_BOOL: moec_dtype_value = 67590;
+pub const MOEC_F8_E4M3: moec_dtype_value = 67594;
+pub const MOEC_F8_E5M2: moec_dtype_value = 67596;
+pub const MOEC_F8_E8M0: moec_dtype_value = 67598;
 pub type moec_dtype_value = ::std::os::raw::c_uint;
 pub const MOEC_CPU: moec_device_type = 1;
 pub const MOEC_CUDA: moec_device_type = 2;
@@ -169,16 +172,94 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct moec_quant {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub scales: moec_tensor,
+    pub scales2: moec_tensor,
+    pub zeros: moec_tensor,
+    pub codebook: moec_tensor,
+    pub scale_book: moec_tensor,
+    pub scale_offset: moec_tensor,
+    pub group_index: moec_tensor,
+    pub per_expert_scales: *const moec_tensor,
+    pub per_expert_scales2: *const moec_tensor,
+    pub per_expert_zeros: *const moec_tensor,
+    pub per_expert_scale_offset: *const moec_tensor,
+    pub per_expert_group_index: *const moec_tensor,
+    pub block_n: i64,
+    pub block_k: i64,
+    pub scale_block: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of moec_quant"][::std::mem::size_of::<moec_quant>() - 968usize];
+    ["Alignment of moec_quant"][::std::mem::align_of::<moec_quant>() - 8usize];
+    [
+        "Offset of field: moec_quant::struct_size",
+    ][::std::mem::offset_of!(moec_quant, struct_size) - 0usize];
+    [
+        "Offset of field: moec_quant::flags",
+    ][::std::mem::offset_of!(moec_quant, flags) - 4usize];
+    [
+        "Offset of field: moec_quant::scales",
+    ][::std::mem::offset_of!(moec_quant, scales) - 8usize];
+    [
+        "Offset of field: moec_quant::scales2",
+    ][::std::mem::offset_of!(moec_quant, scales2) - 136usize];
+    [
+        "Offset of field: moec_quant::zeros",
+    ][::std::mem::offset_of!(moec_quant, zeros) - 264usize];
+    [
+        "Offset of field: moec_quant::codebook",
+    ][::std::mem::offset_of!(moec_quant, codebook) - 392usize];
+    [
+        "Offset of field: moec_quant::scale_book",
+    ][::std::mem::offset_of!(moec_quant, scale_book) - 520usize];
+    [
+        "Offset of field: moec_quant::scale_offset",
+    ][::std::mem::offset_of!(moec_quant, scale_offset) - 648usize];
+    [
+        "Offset of field: moec_quant::group_index",
+    ][::std::mem::offset_of!(moec_quant, group_index) - 776usize];
+    [
+        "Offset of field: moec_quant::per_expert_scales",
+    ][::std::mem::offset_of!(moec_quant, per_expert_scales) - 904usize];
+    [
+        "Offset of field: moec_quant::per_expert_scales2",
+    ][::std::mem::offset_of!(moec_quant, per_expert_scales2) - 912usize];
+    [
+        "Offset of field: moec_quant::per_expert_zeros",
+    ][::std::mem::offset_of!(moec_quant, per_expert_zeros) - 920usize];
+    [
+        "Offset of field: moec_quant::per_expert_scale_offset",
+    ][::std::mem::offset_of!(moec_quant, per_expert_scale_offset) - 928usize];
+    [
+        "Offset of field: moec_quant::per_expert_group_index",
+    ][::std::mem::offset_of!(moec_quant, per_expert_group_index) - 936usize];
+    [
+        "Offset of field: moec_quant::block_n",
+    ][::std::mem::offset_of!(moec_quant, block_n) - 944usize];
+    [
+        "Offset of field: moec_quant::block_k",
+    ][::std::mem::offset_of!(moec_quant, block_k) - 952usize];
+    [
+        "Offset of field: moec_quant::scale_block",
+    ][::std::mem::offset_of!(moec_quant, scale_block) - 960usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct moec_matrix {
     pub data: moec_tensor,
     pub bias: moec_tensor,
     pub per_expert: *const moec_tensor,
     pub per_expert_bias: *const moec_tensor,
     pub count: i64,
+    pub quant: *const moec_quant,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_matrix"][::std::mem::size_of::<moec_matrix>() - 280usize];
+    ["Size of moec_matrix"][::std::mem::size_of::<moec_matrix>() - 288usize];
     ["Alignment of moec_matrix"][::std::mem::align_of::<moec_matrix>() - 8usize];
     [
         "Offset of field: moec_matrix::data",
@@ -195,6 +276,9 @@ const _: () = {
     [
         "Offset of field: moec_matrix::count",
     ][::std::mem::offset_of!(moec_matrix, count) - 272usize];
+    [
+        "Offset of field: moec_matrix::quant",
+    ][::std::mem::offset_of!(moec_matrix, quant) - 280usize];
 };
 #[repr(C)]
 #[derive(Debug)]
@@ -671,6 +755,38 @@ unsafe extern "C" {
 unsafe extern "C" {
     #[must_use]
     pub fn moec_tensor_check(tensor: *const moec_tensor) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_buffer_alloc(
+        context: *const moec_context,
+        bytes: u64,
+        out: *mut moec_buffer,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_buffer_free(
+        context: *const moec_context,
+        buffer: *mut moec_buffer,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_tensor_copy(
+        context: *const moec_context,
+        source: *const moec_tensor,
+        target: *const moec_tensor,
+        stream: moec_stream,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_tensor_zero(
+        context: *const moec_context,
+        tensor: *const moec_tensor,
+        stream: moec_stream,
+    ) -> moec_status;
 }
 pub const MOEC_INPUT_PLAIN: moec_router_input = 0;
 pub const MOEC_INPUT_RMS_SCALED: moec_router_input = 1;
@@ -1597,6 +1713,7 @@ pub const MOEC_OUT_IN: moec_orientation = 0;
 pub const MOEC_IN_OUT: moec_orientation = 1;
 pub type moec_orientation = ::std::os::raw::c_uint;
 pub const MOEC_SCHEME_NONE: moec_scheme = 0;
+pub const MOEC_SCHEME_INT8: moec_scheme = 1;
 pub type moec_scheme = ::std::os::raw::c_uint;
 pub const MOEC_WEIGHTS_FROZEN: moec_weights_flags = 1;
 pub type moec_weights_flags = ::std::os::raw::c_uint;
@@ -1671,7 +1788,7 @@ pub struct moec_weight_set {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_weight_set"][::std::mem::size_of::<moec_weight_set>() - 1128usize];
+    ["Size of moec_weight_set"][::std::mem::size_of::<moec_weight_set>() - 1160usize];
     ["Alignment of moec_weight_set"][::std::mem::align_of::<moec_weight_set>() - 8usize];
     [
         "Offset of field: moec_weight_set::struct_size",
@@ -1684,13 +1801,13 @@ const _: () = {
     ][::std::mem::offset_of!(moec_weight_set, gate_up) - 8usize];
     [
         "Offset of field: moec_weight_set::gate",
-    ][::std::mem::offset_of!(moec_weight_set, gate) - 288usize];
+    ][::std::mem::offset_of!(moec_weight_set, gate) - 296usize];
     [
         "Offset of field: moec_weight_set::up",
-    ][::std::mem::offset_of!(moec_weight_set, up) - 568usize];
+    ][::std::mem::offset_of!(moec_weight_set, up) - 584usize];
     [
         "Offset of field: moec_weight_set::down",
-    ][::std::mem::offset_of!(moec_weight_set, down) - 848usize];
+    ][::std::mem::offset_of!(moec_weight_set, down) - 872usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1927,6 +2044,8 @@ const _: () = {
         "Offset of field: moec_experts_desc::output_scale",
     ][::std::mem::offset_of!(moec_experts_desc, output_scale) - 156usize];
 };
+pub const MOEC_EXPERTS_SKIP_ABSENT: moec_experts_flags = 1;
+pub type moec_experts_flags = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moec_experts_args {

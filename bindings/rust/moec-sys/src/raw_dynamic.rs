@@ -27,6 +27,10 @@ functions! {
     fn moec_tensor_numel(tensor: *const moec_tensor) -> i64;
     fn moec_tensor_bytes(tensor: *const moec_tensor) -> i64;
     fn moec_tensor_check(tensor: *const moec_tensor) -> i32;
+    fn moec_buffer_alloc(context: *const moec_context, bytes: u64, out: *mut moec_buffer) -> i32;
+    fn moec_buffer_free(context: *const moec_context, buffer: *mut moec_buffer) -> i32;
+    fn moec_tensor_copy(context: *const moec_context, source: *const moec_tensor, target: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
+    fn moec_tensor_zero(context: *const moec_context, tensor: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_router_create(context: *const moec_context, desc: *const moec_router_desc, out: *mut *mut moec_router) -> i32;
     fn moec_router_free(router: *mut moec_router);
     fn moec_gate_forward(router: *const moec_router, args: *const moec_gate_args, stream: *mut std::os::raw::c_void) -> i32;

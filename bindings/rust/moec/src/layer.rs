@@ -6,8 +6,11 @@ use crate::tensor::Tensor;
 use moec_sys as sys;
 use std::ptr::{null, null_mut};
 
+// The rows of the macro come from moec.h: raw_descriptors.rs.
 macro_rules! descriptors {
-    ($($(#[$doc:meta])* $name:ident: $raw:ident { $($field:ident: $type:ty),+ })*) => {$(
+    ($($(#[$doc:meta])* $name:ident: $raw:ident {
+        $($(#[$field_doc:meta])* $field:ident: $type:ty,)+
+    })*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub struct $name(sys::$raw);
@@ -20,7 +23,7 @@ macro_rules! descriptors {
             pub fn new() -> Self {
                 Self::default()
             }
-            $(#[doc = concat!("`", stringify!($raw), ".", stringify!($field), "` of `moec.h`.")]
+            $($(#[$field_doc])*
             pub fn $field(mut self, value: $type) -> Self {
                 self.0.$field = value;
                 self
@@ -33,46 +36,7 @@ macro_rules! descriptors {
     )*};
 }
 
-descriptors! {
-    /// A device and how the context uses it.
-    ContextDesc: moec_context_desc {
-        flags: u32, device_type: i32, device_id: i32, math: u32, num_threads: i32,
-        workspace_limit: u64
-    }
-    /// What a router computes; constants are `moec_sys::MOEC_*`, zero fields are defaults.
-    RouterDesc: moec_router_desc {
-        flags: u32, num_experts: i32, num_zero_experts: i32, top_k: i32, input: u32, rms_eps: f32,
-            jitter: f32,
-        logit_precision: u32, logit_softcap: f32, score: u32, score_precision: u32,
-            selection: u32, num_groups: i32,
-        top_groups: i32, group_top_m: i32, group_fill: u32, mixer_eps: f32, weight_rule: u32,
-            norm: u32,
-        norm_eps: f32, norm_p: f32, norm_precision: u32, scale: f32, weight_precision: u32,
-            slot_order: u32,
-        data_dtype: u32, seed: u64
-    }
-    /// What the experts compute.
-    ExpertsDesc: moec_experts_desc {
-        hidden: i64, inter: i64, shared_inter: i64, num_experts: i32, num_zero_experts: i32,
-            top_k: i32,
-        expert_begin: i32, expert_end: i32, align: i32, gate_layout: u32, dtype: u32,
-        activation: sys::moec_activation, shared_activation: sys::moec_activation,
-            weight_position: u32,
-        combine: u32, act_rounding: u32, shared: u32, save: u32, output_scale: f32
-    }
-    /// How expert matrices lie in memory.
-    WeightsDesc: moec_weights_desc {
-        flags: u32, num_experts: i32, gate_layout: u32, hidden: i64, inter: i64,
-            gate_up_orientation: u32,
-        down_orientation: u32, dtype: u32, bias_dtype: u32
-    }
-    /// Bounds and rules of a plan.
-    PlanDesc: moec_plan_desc {
-        max_tokens: i64, num_experts: i32, num_zero_experts: i32, top_k: i32, kind: u32,
-            expert_begin: i32,
-        expert_end: i32, align: i32, drop: u32, capacity: i64, capacity_factor: f32
-    }
-}
+include!("raw_descriptors.rs");
 
 impl Router {
     pub fn new(context: &Context, desc: &RouterDesc) -> Result<Self> {

@@ -9,14 +9,14 @@ mod call;
 mod error;
 mod handle;
 mod layer;
+mod memory;
 mod tensor;
 
-pub use call::{
-    ExpertsCall, ExpertsGradCall, LayerCall, LayerGradCall, RouteCall, WeightGrads, WeightSet,
-};
+pub use call::*;
 pub use error::{check, Error, Result};
 pub use half;
 pub use handle::{device_count, version, Context, Experts, Layer, Plan, Router, Stream, Weights};
 pub use layer::{bytes_for, ContextDesc, ExpertsDesc, PlanDesc, RouterDesc, Size, WeightsDesc};
+pub use memory::DeviceArray;
 pub use moec_sys as sys;
 pub use tensor::{Element, Tensor, TensorMut};

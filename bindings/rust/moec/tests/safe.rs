@@ -220,3 +220,28 @@ fn ndarray_views_are_read_and_written_in_place() {
     let turned = x.t();
     assert!(std::panic::catch_unwind(|| Tensor::from_view(turned)).is_err());
 }
+
+#[test]
+fn device_arrays_serve_calls() {
+    let (context, p) = (Context::cpu().unwrap(), problem());
+    let on = |values: &[f32], shape: &[usize]| {
+        DeviceArray::from_slice(&context, values, shape, Stream::DEFAULT).unwrap()
+    };
+    let (gate_up, down) = (on(&p.gate_up, &[4, 16, H]), on(&p.down, &[4, H, 8]));
+    let set = WeightSet::new().gate_up(gate_up.tensor()).down(down.tensor());
+    let weights = Weights::new(&context, &weights_desc(sys::MOEC_F32), &set).unwrap();
+    let (x, gate) = (on(&p.x, &[T, H]), on(&p.gate, &[4, H]));
+    let mut y = DeviceArray::<f32>::zeros(&context, &[T, H], Stream::DEFAULT).unwrap();
+    let mut call = LayerCall::new()
+        .weights(&weights)
+        .x(x.tensor())
+        .gate_weight(gate.tensor())
+        .y(y.tensor_mut());
+    layer(&context, sys::MOEC_F32).forward(&mut call, Stream::DEFAULT).unwrap();
+    assert_eq!(y.to_vec(Stream::DEFAULT).unwrap(), forward(&context, |v| v, 0.0));
+    y.copy_from_slice(&p.x, Stream::DEFAULT).unwrap();
+    assert_eq!(y.to_vec(Stream::DEFAULT).unwrap(), p.x);
+    y.zero(Stream::DEFAULT).unwrap();
+    assert!(y.to_vec(Stream::DEFAULT).unwrap().iter().all(|&v| v == 0.0));
+    assert!(DeviceArray::<f32>::zeros(&context, &[usize::MAX, 8], Stream::DEFAULT).is_err());
+}

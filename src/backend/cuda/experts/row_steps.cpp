@@ -30,6 +30,7 @@ CombineParams combine_params(const Combine& s) {
   p.bias = s.output_bias.data;
   p.residual = s.residual.data;
   p.y = s.y.data;
+  p.skip_absent = s.skip_absent;
   return p;
 }
 
@@ -60,8 +61,8 @@ void RowSteps::operator()(const MixForward& s) const {
   mix_forward(op_, s.gate, s.mix);
 }
 void RowSteps::operator()(const Combine& s) const {
-  combine_output(op_,
-                 {s.desc, s.plan, s.rows, s.shared, s.mix, s.x, s.output_bias, s.residual, s.y});
+  combine_output(op_, {s.desc, s.plan, s.rows, s.shared, s.mix, s.x, s.output_bias, s.residual, s.y,
+                       s.skip_absent});
 }
 void RowSteps::operator()(const ClearPadding& s) const {
   const auto bytes = uint64_t(static_cast<char*>(s.end) - static_cast<char*>(s.begin));

@@ -79,6 +79,7 @@ struct Launches {
       return "this many tokens";
     if (last->output_bias && last->output_bias.dtype != desc.dtype)
       return "an output bias of another type than x";
+    if (last->skip_absent) return "rows of y that are left as they are";
     if (program.num_steps > 3) {
       padding = std::get_if<ClearPadding>(&program.steps[3]);
       if (padding->bytes_of_row != 2 * desc.inter * dtype_bytes(desc.dtype))

@@ -52,7 +52,7 @@ __device__ float load_shares(const LossParams& p, const LossLayer& layer, int64_
                              const RouteRow& row) {
   load_row(layer.logits, t, row);
   score_row(p.score, row);
-  if (p.score == MOEC_SCORE_SOFTMAX) return 1.0f;
+  if (math::score_is_over_row(p.score)) return 1.0f;
   for_columns(row.lanes, [&](int i) {
     if (i >= row.columns) row.s[i] = 0.0f;
   });
@@ -163,7 +163,7 @@ __device__ void balance_gradient(const LossParams& p, const LossLayer& layer, in
   const float dot = warp_sum(partial);
   float* const d = layer.d_logits + t * row.columns;
   for_columns(row.columns, [&](int e) {
-    d[e] += p.score == MOEC_SCORE_SOFTMAX
+    d[e] += math::score_is_over_row(p.score)
                 ? math::softmax_gradient(row.s[e], d_p[e], dot)
                 : math::share_gradient(d_p[e], dot, divisor) *
                       math::score_slope(p.score, row.z[e], row.s[e] * divisor);

@@ -50,17 +50,17 @@ __device__ void mixer_gradient(const moec_router_desc& desc, const RouteRow& row
 
 // row.d += gradient at the capped logits, from row.d_w at the scores of the slots.
 __device__ void score_gradient(const moec_router_desc& desc, const RouteRow& row, bool scale_free) {
-  const bool softmax = desc.score == MOEC_SCORE_SOFTMAX;
+  const bool over_row = math::score_is_over_row(desc.score);
   float dot = 0.0f;
   for (int k = 0; lane_id() == 0 && k < row.top_k; ++k) {
     const int32_t id = row.ids[k];
     if (id < 0) continue;
     row.d[id] +=
-        softmax ? row.d_w[k] : row.d_w[k] * math::score_slope(desc.score, row.z[id], row.s[id]);
+        over_row ? row.d_w[k] : row.d_w[k] * math::score_slope(desc.score, row.z[id], row.s[id]);
     dot += row.d_w[k] * row.w[k];
   }
   __syncwarp();
-  if (!softmax) return;
+  if (!over_row) return;
   // Weights that a common factor does not change (Euler): the dot product is 0, so give exactly 0
   // to the experts that were not selected.
   dot = scale_free ? 0.0f : __shfl_sync(kAllLanes, dot, 0);

@@ -85,12 +85,10 @@ __device__ inline void load_capped_row(const moec_router_desc& desc, const Array
 
 // R3. Softmax padding is 0; the padding of other scores means nothing.
 __device__ inline void score_row(uint32_t score, const RouteRow& row) {
-  if (score != MOEC_SCORE_SOFTMAX) {
-    for_columns(row.lanes, [&](int i) { row.s[i] = math::score_value(score, row.z[i]); });
-    return;
-  }
-  const float largest = row_max(row.z, row.lanes);
-  for_columns(row.lanes, [&](int i) { row.s[i] = math::exp(row.z[i] - largest); });
+  const bool over_row = math::score_is_over_row(score);
+  const float largest = over_row ? row_max(row.z, row.lanes) : 0.0f;
+  for_columns(row.lanes, [&](int i) { row.s[i] = math::score_value(score, row.z[i], largest); });
+  if (!over_row) return;
   const float sum = row_sum(row.s, row.lanes);
   for_columns(row.lanes, [&](int i) { row.s[i] /= sum; });
 }

@@ -154,6 +154,13 @@ __device__ void store_sum(const CombineParams& p, const Place<kTopK>& place, int
                                   pack<Element>(sum[4], sum[5]), pack<Element>(sum[6], sum[7])};
 }
 
+__device__ bool is_skipped(const CombineParams& p, int64_t token) {
+  if (!p.skip_absent) return false;
+  bool any = false;
+  for (int k = 0; k < p.top_k; ++k) any |= __ldg(p.assignment_row + token * p.top_k + k) >= 0;
+  return !any;
+}
+
 __device__ float sum_parts(const CombineParams& p, int64_t assignment) {
   const int row = p.assignment_row[assignment];
   if (row < 0) return 0.0f;
@@ -210,7 +217,7 @@ __global__ __launch_bounds__(kMaxThreads,
     ask(stage);
     stage = stage + 1 < kStages<kTopK> ? stage + 1 : 0;
     if (!at.ends(p)) continue;
-    if (at.chunk < chunks) store_sum<Element>(p, at, chunks, sum);
+    if (at.chunk < chunks && !is_skipped(p, at.token)) store_sum<Element>(p, at, chunks, sum);
 #pragma unroll
     for (float& column : sum) column = 0;
   }

@@ -26,6 +26,7 @@ struct CombineParams {
   const void* bias;      // [hidden] or null, added once
   float scale;
   void* y;                      // [T,hidden] or null
+  bool skip_absent;             // rows of tokens without a row stay as they are
   const float* d_weight_parts;  // [parts, max_rows] or null
   int parts;
   int64_t max_rows;

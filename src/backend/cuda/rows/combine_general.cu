@@ -18,6 +18,7 @@ struct Sum {  // what both directions share, by value
   const float *mix, *d_logits;
   Array from;  // what identity experts add: x, or d_y
   Array bias, gate, before, to;
+  bool skip_absent;  // y: tokens without a row
 };
 
 __device__ float routed_factor(const Sum& s, int64_t t) {
@@ -88,6 +89,7 @@ template <int V>
 __global__ __launch_bounds__(kThreads) void combine_output_kernel(const Sum s) {
   begin_kernel();
   for_each_span_of_tokens<V>(s, [&](int64_t t, int64_t col) {
+    if (s.skip_absent && !has_row(s.plan, t)) return;
     const int64_t at = t * s.desc.hidden + col;
     Span<V> sum = sum_outputs<V>(s, t, col);
     const float factor = routed_factor(s, t);
@@ -149,6 +151,7 @@ bool combine_plain(const Op& op, const Sum& s, bool weighted) {
   p.bias = s.bias.data;
   p.scale = weighted ? desc.output_scale : 1.0f;
   p.y = s.to.data;
+  p.skip_absent = s.skip_absent;
   if (combine_refuses(p, desc.dtype)) return false;
   check(launch_combine(p, desc.dtype, op.multiprocessors, op.stream), "combine");
   op.count(1);
@@ -168,6 +171,7 @@ void combine_output(const Op& op, const OutputSum& sum) {
   s.bias = sum.output_bias;
   s.before = sum.residual;
   s.to = sum.y;
+  s.skip_absent = sum.skip_absent;
   if (!combine_plain(op, s, true))
     launch(op, "combine", s, combine_output_kernel<4>, combine_output_kernel<1>);
 }

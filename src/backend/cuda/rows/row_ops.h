@@ -70,6 +70,7 @@ struct OutputSum {  // y = residual + c0 output_scale sum + output_bias + c1 sha
   Array rows, shared;  // [P,H] before a weight on the output; [T,H], optional
   const float* mix;    // [T,2], null = 1
   Array x, output_bias, residual, y;
+  bool skip_absent;  // leave rows of tokens that have no row as they are
 };
 void combine_output(const Op& op, const OutputSum& sum);
 struct InputGradSum {  // dx (+)= rows (weighted on the input) + identity experts + gate + shared

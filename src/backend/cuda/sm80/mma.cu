@@ -149,7 +149,8 @@ void launch_element(const Op& op, const PortableGemm& p, bool weight_gradient) {
     launch_rows<Element, void>(op, p);
   else
     quant::Formats::for_each([&]<class Format>() {
-      if (Format::kInfo.scheme == p.codes[0].scheme) launch_rows<Element, Format>(op, p);
+      if constexpr (kSignedBytes<Format>)
+        if (Format::kInfo.scheme == p.codes[0].scheme) launch_rows<Element, Format>(op, p);
     });
 }
 

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
-#include <limits>
 
 #include "backend/cuda/sm90/row_gemm_kernels.h"
 #include "backend/cuda/sm90/tensor_map.h"
@@ -83,21 +81,6 @@ int weight_maps(const RowGemmProblem& p) {
   return (form_of(p.op).gated && !alternating_weights(p)) || p.parts == 2 ? 2 : 1;
 }
 
-GateForm gate_form(const moec_activation& a) {
-  constexpr float kNone = std::numeric_limits<float>::infinity();
-  const bool gptoss = a.kind == MOEC_ACT_GPTOSS, quick = a.kind == MOEC_ACT_QUICK_GEGLU;
-  const bool tanh = a.kind == MOEC_ACT_GEGLU_TANH;
-  const float alpha = tanh ? 1.5957691216f : gptoss || quick ? a.alpha : 1;  // 2 sqrt(2 / pi)
-  const float cubic = tanh ? 0.044715f : 0, rate = alpha * GateForm::kLog2E;
-  return {.lowest = tanh ? -7.5f : -GateForm::kMostExponent / rate,  // x(-7.5) is 60.7
-          .limit = gptoss || a.kind == MOEC_ACT_CLAMP_SWIGLU ? a.limit : kNone,
-          .offset = gptoss  ? 1
-                    : quick ? a.offset
-                            : 0,
-          .exponent = {-rate, -rate * cubic},
-          .slope = {alpha, 3 * alpha * cubic}};
-}
-
 bool aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
@@ -161,16 +144,9 @@ constexpr auto kLaunches = launches_of(quant::Formats{});  // plain, then the li
 
 }  // namespace
 
-bool row_gemm_activates(const moec_activation& activation) {
-  constexpr uint32_t kFast[] = {MOEC_ACT_SWIGLU, MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU,
-                                MOEC_ACT_QUICK_GEGLU, MOEC_ACT_GEGLU_TANH};
-  return std::find(std::begin(kFast), std::end(kFast), activation.kind) != std::end(kFast) &&
-         activation.alpha >= 0;
-}
-
 const char* row_gemm_refuses(const RowGemmProblem& p) {
   if (p.dtype != MOEC_BF16 && p.dtype != MOEC_F16) return "elements are not bf16 or f16";
-  if (form_of(p.op).activated && !row_gemm_activates(p.activation)) {
+  if (form_of(p.op).activated && !has_gate_form(p.activation)) {
     return "the activation is not g sigmoid(p(g)) u with a rising p";
   }
   if (alternating_weights(p) && !p.weights_mn_major) return "gate and up rows that alternate";

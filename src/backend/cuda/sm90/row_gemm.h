@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include "backend/cuda/sm90/gate_form.h"
 #include "backend/cuda/sm90/row_gemm_choice.h"
 
 namespace moec::cuda {
@@ -13,18 +14,6 @@ namespace moec::cuda {
 constexpr int kRowBoxes = 9, kWindowRows = 16 * kRowBoxes;
 struct RowMaps {
   CUtensorMap of_units[kRowBoxes];
-};
-
-// g' sigmoid(alpha (g' + cubic g'^3)) (u' + offset), g' = min(g, limit), |u'| <= limit: the form of
-// MOEC_ACT_GPTOSS, MOEC_ACT_CLAMP_SWIGLU, MOEC_ACT_QUICK_GEGLU, MOEC_ACT_SWIGLU and
-// MOEC_ACT_GEGLU_TANH, since (1 + tanh(x)) / 2 = sigmoid(2 x).
-struct GateForm {
-  static constexpr float kLog2E = 1.4426950408889634f;
-  static constexpr float kMostExponent = 60;  // of 2 in the sigmoid's 1 / (1 + 2^x): beyond, its
-  float lowest;                               // value counts as 2^-60, and g' as this one
-  float limit, offset;
-  float exponent[2];  // x = g' (exponent[0] + exponent[1] g'^2)
-  float slope[2];     // alpha (1 + 3 cubic g'^2) = slope[0] + slope[1] g'^2
 };
 
 // The launch, passed to the kernel as it is. What has no comment is as in RowGemmProblem.
@@ -59,8 +48,6 @@ struct CodedRowGemmParams : RowGemmParams {
   bool channels_along_k;  // a channel is an index of k, else a feature
 };
 
-// Whether the epilogues have this activation.
-bool row_gemm_activates(const moec_activation& activation);
 // Why the sm_90a kernels cannot take this problem, or null.
 const char* row_gemm_refuses(const RowGemmProblem& problem);
 cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& choice,

@@ -9,6 +9,13 @@
 
 namespace moec::cuda {
 
+// body<Element>() of the problem's type, where the kernels have the format; others are refused.
+template <class Format, class Body>
+cudaError_t with_decoded_element(const RowGemmProblem& problem, const Body& body) {
+  if constexpr (row_gemm_decodes(Format::kInfo)) return with_element(problem, body);
+  return cudaErrorNotSupported;
+}
+
 template <class Format>
 struct CodedWeightsOf {
   template <Major kMajor>
@@ -18,7 +25,7 @@ struct CodedWeightsOf {
 template <class Format>
 cudaError_t launch_coded_up(const RowGemmProblem& problem, const CodedRowGemmParams& params,
                             int ctas, cudaStream_t stream) {
-  return with_element(problem, [&]<class Element>() {
+  return with_decoded_element<Format>(problem, [&]<class Element>() {
     using Bare = StoreActivated<Element, SigmoidGated>;
     using Kept = StoreActivatedAndPre<Element, SigmoidGated>;
     return params.pre ? launch_major<Element, true, Kept, CodedWeightsOf<Format>::template Of>(
@@ -32,7 +39,7 @@ template <class Format>
 cudaError_t launch_coded_up_alternating(const RowGemmProblem& problem,
                                         const CodedRowGemmParams& params, int ctas,
                                         cudaStream_t stream) {
-  return with_element(problem, [&]<class Element>() {
+  return with_decoded_element<Format>(problem, [&]<class Element>() {
     return launch_alternating<Element, CodedWeights<Format, Major::kMN>>(params, ctas, stream);
   });
 }
@@ -40,7 +47,7 @@ cudaError_t launch_coded_up_alternating(const RowGemmProblem& problem,
 template <class Format>
 cudaError_t launch_coded_down(const RowGemmProblem& problem, const CodedRowGemmParams& params,
                               int ctas, cudaStream_t stream) {
-  return with_element(problem, [&]<class Element>() {
+  return with_decoded_element<Format>(problem, [&]<class Element>() {
     return launch_major<Element, false, StoreRows<Element>, CodedWeightsOf<Format>::template Of>(
         problem, params, ctas, stream);
   });
@@ -49,7 +56,7 @@ cudaError_t launch_coded_down(const RowGemmProblem& problem, const CodedRowGemmP
 template <class Format>
 cudaError_t launch_coded_grad_down(const RowGemmProblem& problem, const CodedRowGemmParams& params,
                                    int ctas, cudaStream_t stream) {
-  return with_element(problem, [&]<class Element>() {
+  return with_decoded_element<Format>(problem, [&]<class Element>() {
     using Epilogue = StoreGradient<Element, SigmoidGated>;
     return launch_major<Element, true, Epilogue, CodedWeightsOf<Format>::template Of>(
         problem, params, ctas, stream);

@@ -3,6 +3,8 @@
 
 #include <initializer_list>
 
+#include "quant/format.h"
+
 namespace moec::cuda {
 namespace {
 
@@ -28,6 +30,8 @@ const char* check_matrix(const ExpertMatrix& m, moec_dtype dtype) {
   if (m.values.pointers) return "experts that are separate tensors";
   if (m.scales.array.pointers || m.zeros.array.pointers) return "scales that are separate tensors";
   if (m.dtype != dtype) return "weights of another type than x";
+  if (m.is_coded() && !row_gemm_decodes(*quant::find_format(m.scheme)))
+    return "quantised weights of this format";
   return nullptr;
 }
 

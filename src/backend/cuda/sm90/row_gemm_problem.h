@@ -82,6 +82,12 @@ struct RowGemmProblem {
   unsigned* done;
 };
 
+// Whether the kernels decode a format: signed bytes, a channel for each row.
+constexpr bool row_gemm_decodes(const quant::FormatInfo& format) {
+  return format.code_bits == 8 && format.code_dtype == moec_dtype(MOEC_I8) && format.block_n == 1 &&
+         format.block_k == 0;
+}
+
 // Whether two matrices are the even and the odd columns of one whose n axis is contiguous.
 bool columns_alternate(const ExpertMatrix& gate, const ExpertMatrix& up);
 

@@ -29,8 +29,7 @@ struct CodedWeights {
   static constexpr Major kMajor = kMajor_;
   static constexpr bool kCoded = true;
   static constexpr int kCopyBlocks = 1, kPlace = kBlockBytes / 2, kBytes = kOperandMBytes / 2;
-  static_assert(Format::kInfo.code_bits == 8 && Format::kInfo.block_n == 1 &&
-                Format::kInfo.block_k == 0);
+  static_assert(row_gemm_decodes(Format::kInfo));
 };
 
 // What the four 64-feature blocks are. Warpgroup g multiplies blocks g and 2 + g.

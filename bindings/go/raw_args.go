@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Code generated from moec.h by generate.py; DO NOT EDIT.
+
+package moec
+
+import "moec.dev/moec/raw"
+
+// LayerArgs are the arguments of a forward call. Fields as in moec_layer_args.
+type LayerArgs struct {
+	// RngOffset: jitter counter of element (0,0); element (t,h) uses + t*H + h
+	RngOffset uint64
+	// Weights as in moec_layer_args
+	Weights *Weights
+	// SharedWeights as in moec_layer_args
+	SharedWeights *Weights
+	// X: in [T,H]
+	X Tensor
+	// RouterX: in [T,Hr], optional: the router's input when it is not x; where Hr > H the call may
+	// take scratch of the context besides its workspace
+	RouterX Tensor
+	// GateWeight: in [E+Z,H] f32|bf16|f16
+	GateWeight Tensor
+	// GateBias: in [E+Z], with LOGIT_BIAS; dtype of weight or f32
+	GateBias Tensor
+	// InputScale: in [H], RMS_SCALED; dtype of weight or f32
+	InputScale Tensor
+	// SelectBias: in [E+Z] f32, with SELECT_BIAS
+	SelectBias Tensor
+	// PerExpertScale: in [E+Z], with PER_EXPERT_SCALE; f32|bf16|f16
+	PerExpertScale Tensor
+	// TokenMask: in [T] u8|bool, optional; 0 = routed nowhere
+	TokenMask Tensor
+	// Table: in [V,K] i32|i64: SELECT_TABLE
+	Table Tensor
+	// TokenIDs: in [T] i32|i64: SELECT_TABLE
+	TokenIDs Tensor
+	// GivenIDs: in [T,K] i32|i64: SELECT_GIVEN
+	GivenIDs Tensor
+	// SharedGate: in [1,H] or [2,H]; dtype of x or f32
+	SharedGate Tensor
+	// SharedGateBias: in [2], SOFTMAX2; dtype of x or f32
+	SharedGateBias Tensor
+	// OutputBias: in [H], optional; dtype of x or f32
+	OutputBias Tensor
+	// Residual: in [T,H], optional: added; may be y itself
+	Residual Tensor
+	// Y: out [T,H]
+	Y Tensor
+	// Logits: out [T,E+Z] f32, optional
+	Logits Tensor
+	// ExpertIDs: out [T,K] i32, optional
+	ExpertIDs Tensor
+	// RoutingWeights: out [T,K] f32, optional
+	RoutingWeights Tensor
+	// Counts: out [E+Z] i32, optional: += selections per id
+	Counts Tensor
+	// Saved: out, unless SAVE_NONE
+	Saved []byte
+	// SavedOnDevice, instead of Saved, is in the device's memory
+	SavedOnDevice DeviceBuffer
+	// Workspace: absent = the context's
+	Workspace []byte
+	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
+	WorkspaceOnDevice DeviceBuffer
+}
+
+func (p *pins) layerArgs(a *LayerArgs) *raw.LayerArgs {
+	if a == nil {
+		return nil
+	}
+	out := new(raw.LayerArgs)
+	out.StructSize = sizeOf(out)
+	out.RngOffset = a.RngOffset
+	if a.Weights != nil {
+		out.Weights = a.Weights.raw
+	}
+	if a.SharedWeights != nil {
+		out.SharedWeights = a.SharedWeights.raw
+	}
+	out.X = p.tensor(a.X)
+	out.RouterX = p.tensor(a.RouterX)
+	out.GateWeight = p.tensor(a.GateWeight)
+	out.GateBias = p.tensor(a.GateBias)
+	out.InputScale = p.tensor(a.InputScale)
+	out.SelectBias = p.tensor(a.SelectBias)
+	out.PerExpertScale = p.tensor(a.PerExpertScale)
+	out.TokenMask = p.tensor(a.TokenMask)
+	out.Table = p.tensor(a.Table)
+	out.TokenIds = p.tensor(a.TokenIDs)
+	out.GivenIds = p.tensor(a.GivenIDs)
+	out.SharedGate = p.tensor(a.SharedGate)
+	out.SharedGateBias = p.tensor(a.SharedGateBias)
+	out.OutputBias = p.tensor(a.OutputBias)
+	out.Residual = p.tensor(a.Residual)
+	out.Y = p.tensor(a.Y)
+	out.Logits = p.tensor(a.Logits)
+	out.ExpertIds = p.tensor(a.ExpertIDs)
+	out.RoutingWeights = p.tensor(a.RoutingWeights)
+	out.Counts = p.tensor(a.Counts)
+	out.Saved = p.buffer(a.Saved, a.SavedOnDevice)
+	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
+	return out
+}
+
+// LayerGradArgs are the arguments of a backward call; every absent output is skipped. Fields as
+// in moec_layer_grad_args.
+type LayerGradArgs struct {
+	// Flags: moec_grad_flags
+	Flags uint32
+	// Forward: the forward call's inputs and saved buffer; no outputs
+	Forward *LayerArgs
+	// DY: in [T,H]
+	DY Tensor
+	// DLogitsIn: in [T,E+Z] f32, optional: from auxiliary losses
+	DLogitsIn Tensor
+	// DX: out [T,H]; without router_x, d_x holds both
+	DX Tensor
+	// DRouterX: out [T,Hr]; without router_x, d_x holds both
+	DRouterX Tensor
+	// DGateWeight: out
+	DGateWeight Tensor
+	// DGateBias: out
+	DGateBias Tensor
+	// DInputScale: out
+	DInputScale Tensor
+	// DPerExpertScale: out
+	DPerExpertScale Tensor
+	// DExpertWeights: out
+	DExpertWeights *WeightSet
+	// DSharedWeights: out
+	DSharedWeights *WeightSet
+	// DSharedGate: out
+	DSharedGate Tensor
+	// DSharedGateBias: out
+	DSharedGateBias Tensor
+	// DOutputBias: out
+	DOutputBias Tensor
+	// DResidual: out
+	DResidual Tensor
+	// DRoutingWeights: out [T,K] f32, optional
+	DRoutingWeights Tensor
+	// Workspace: absent = the context's
+	Workspace []byte
+	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
+	WorkspaceOnDevice DeviceBuffer
+}
+
+func (p *pins) layerGradArgs(a *LayerGradArgs) *raw.LayerGradArgs {
+	if a == nil {
+		return nil
+	}
+	out := new(raw.LayerGradArgs)
+	out.StructSize = sizeOf(out)
+	out.Flags = a.Flags
+	out.Forward = address(p, p.layerArgs(a.Forward))
+	out.DY = p.tensor(a.DY)
+	out.DLogitsIn = p.tensor(a.DLogitsIn)
+	out.DX = p.tensor(a.DX)
+	out.DRouterX = p.tensor(a.DRouterX)
+	out.DGateWeight = p.tensor(a.DGateWeight)
+	out.DGateBias = p.tensor(a.DGateBias)
+	out.DInputScale = p.tensor(a.DInputScale)
+	out.DPerExpertScale = p.tensor(a.DPerExpertScale)
+	out.DExpertWeights = address(p, p.weightSet(a.DExpertWeights))
+	out.DSharedWeights = address(p, p.weightSet(a.DSharedWeights))
+	out.DSharedGate = p.tensor(a.DSharedGate)
+	out.DSharedGateBias = p.tensor(a.DSharedGateBias)
+	out.DOutputBias = p.tensor(a.DOutputBias)
+	out.DResidual = p.tensor(a.DResidual)
+	out.DRoutingWeights = p.tensor(a.DRoutingWeights)
+	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
+	return out
+}
+
+// WeightSet holds the matrices of a set of experts, or their gradients, as the descriptor's
+// layout says. Fields as in moec_weight_set.
+type WeightSet struct {
+	// GateUp: GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+	GateUp Matrix
+	// Gate: SPLIT: N = I, K = H
+	Gate Matrix
+	// Up: SPLIT, NONE: N = I, K = H
+	Up Matrix
+	// Down: N = H, K = I
+	Down Matrix
+}
+
+func (p *pins) weightSet(a *WeightSet) *raw.WeightSet {
+	if a == nil {
+		return nil
+	}
+	out := new(raw.WeightSet)
+	out.StructSize = sizeOf(out)
+	out.GateUp = *p.matrix(&a.GateUp)
+	out.Gate = *p.matrix(&a.Gate)
+	out.Up = *p.matrix(&a.Up)
+	out.Down = *p.matrix(&a.Down)
+	return out
+}
+
+// Matrix is one expert matrix with its optional bias, or their gradients. Fields as in
+// moec_matrix.
+type Matrix struct {
+	// Data: [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias
+	Data Tensor
+	// Bias: [E,N], optional
+	Bias Tensor
+}
+
+func (p *pins) matrix(a *Matrix) *raw.Matrix {
+	if a == nil {
+		return nil
+	}
+	out := new(raw.Matrix)
+	out.Data = p.tensor(a.Data)
+	out.Bias = p.tensor(a.Bias)
+	return out
+}
