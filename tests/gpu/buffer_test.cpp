@@ -19,7 +19,7 @@ moec_tensor tensor_at(void* data, int32_t device_type) {
 }
 
 struct Buffer {  // kCount floats of the library's
-  explicit Buffer(const moec_context* context) : context(context) {
+  explicit Buffer(const moec_context* owner) : context(owner) {
     check(moec_buffer_alloc(context, kCount * 4, &memory));
   }
   ~Buffer() { EXPECT_EQ(moec_buffer_free(context, &memory), MOEC_OK); }
