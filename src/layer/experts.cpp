@@ -30,12 +30,16 @@ void check_fit(const char* name, const Weights& weights, int32_t num_experts, in
                name, view.gated ? "gated" : "plain", gated ? "gated" : "plain");
 }
 
+int64_t gradient_entries(const Weights* weights, const moec_weight_set* set) {
+  return set && weights ? binding_entries(*set, weights->desc().num_experts, true) : 0;
+}
+
 }  // namespace
 
 GradientBinding::GradientBinding(const Context& context, const Weights* weights,
                                  const moec_weight_set* set, const char* name, TensorCheck& check)
-    : pointers_(context, set && weights ? binding_entries(*set, weights->desc().num_experts) : 0),
-      blocks_(context, set && weights ? binding_entries(*set, weights->desc().num_experts) : 0),
+    : pointers_(context, gradient_entries(weights, set)),
+      blocks_(context, gradient_entries(weights, set)),
       given_(set != nullptr) {
   if (!set) return;
   MOEC_REQUIRE(weights, MOEC_E_INVALID_ARG, "%s is given; there are no such weights", name);

@@ -127,7 +127,7 @@ void Plan::restore_sync(const void* buffer, uint64_t bytes, moec_stream stream) 
   const char* from = copy.data();
   built_ = false;
   for_each_array(plan, [&](const PlanArray& array, uint64_t part) {
-    if (part) context_->backend().copy_from_host(array.data(plan), from, part, stream);
+    if (part) context_->backend().copy(array.data(plan), from, part, stream);
     from += part;
   });
   context_->synchronize(stream);

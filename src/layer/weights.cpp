@@ -11,9 +11,7 @@
 namespace moec {
 
 Weights::Weights(const Context& context, const moec_weights_desc& desc)
-    : Object(kKind), context_(context), desc_(checked_weights_desc(desc)) {
-  context.backend().check_weights(desc_);
-}
+    : Object(kKind), context_(context), desc_(checked_weights_desc(desc)) {}
 
 Weights::~Weights() {
   drop_packed();
@@ -31,7 +29,7 @@ void Weights::check_memory(TensorCheck& check) const {
 }
 
 void Weights::bind(const moec_weight_set& set) {
-  const size_t entries = size_t(binding_entries(set, desc_.num_experts));
+  const size_t entries = size_t(binding_entries(set, desc_.num_experts, false));
   std::vector<void*> pointers(entries);
   std::vector<MemoryBlock> blocks(entries);
   const BoundWeights bound = bind_weights(*context_, desc_, set, pointers.data(), blocks.data());

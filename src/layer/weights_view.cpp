@@ -93,12 +93,14 @@ struct Binder {
     check_quant(name, *quant, format, N, K);
     const BlockShape shape = {N, K, format.block_n ? format.block_n : N,
                               format.block_k ? format.block_k : K};
+    const std::string scales = name + std::string(".quant.scales");
+    const std::string zeros = name + std::string(".quant.zeros");
     MOEC_REQUIRE(quant->per_expert_scales || !is_absent(quant->scales), MOEC_E_INVALID_ARG,
-                 "%s.quant.scales is absent; %s needs it", name, format.name);
+                 "%s is absent; %s needs it", scales.c_str(), format.name);
     to.scales =
-        blocks("quant.scales", quant->scales, quant->per_expert_scales, shape, out_in, kReal);
+        blocks(scales.c_str(), quant->scales, quant->per_expert_scales, shape, out_in, kReal);
     if (quant->per_expert_zeros || !is_absent(quant->zeros))
-      to.zeros = blocks("quant.zeros", quant->zeros, quant->per_expert_zeros, shape, out_in,
+      to.zeros = blocks(zeros.c_str(), quant->zeros, quant->per_expert_zeros, shape, out_in,
                         {format.zeros_dtype});
   }
 
@@ -109,16 +111,16 @@ struct Binder {
     MOEC_REQUIRE(!(has_data && from.per_expert) && !(has_bias && from.per_expert_bias),
                  MOEC_E_INVALID_ARG, "%s is given twice, stacked and per expert; give one of them",
                  name);
+    const bool coded = scheme != MOEC_SCHEME_NONE, out_in = orientation == MOEC_OUT_IN;
+    MOEC_REQUIRE(!from.quant || (coded && !gradients), MOEC_E_INVALID_ARG,
+                 "%s.quant is given; expected NULL for %s", name,
+                 gradients ? "a gradient" : "MOEC_SCHEME_NONE");
     const bool quant_arrays = from.quant && has_arrays(*from.quant);
     MOEC_REQUIRE(from.count == (arrays || quant_arrays ? local() : 0), MOEC_E_INVALID_ARG,
                  "%s.count is %lld; expected %lld", name, static_cast<long long>(from.count),
                  static_cast<long long>(arrays || quant_arrays ? local() : 0));
     MOEC_REQUIRE(gradients || has_data || from.per_expert, MOEC_E_INVALID_ARG,
                  "%s is absent; this gate_layout needs it", name);
-    const bool coded = scheme != MOEC_SCHEME_NONE, out_in = orientation == MOEC_OUT_IN;
-    MOEC_REQUIRE(!from.quant || (coded && !gradients), MOEC_E_INVALID_ARG,
-                 "%s.quant is given; expected NULL for %s", name,
-                 gradients ? "a gradient" : "MOEC_SCHEME_NONE");
     MOEC_REQUIRE(!coded || !gradients || (!has_data && !from.per_expert), MOEC_E_UNSUPPORTED,
                  "the gradient of %s is asked for, whose scheme is %s; quantised matrices are "
                  "frozen: leave it absent",
@@ -144,7 +146,7 @@ struct Binder {
 
   void refuse(const char* name, const moec_matrix& from) const {
     const bool given = !is_absent(from.data) || !is_absent(from.bias) || from.per_expert ||
-                       from.per_expert_bias || from.count;
+                       from.per_expert_bias || from.count || from.quant;
     MOEC_REQUIRE(!given, MOEC_E_INVALID_ARG, "%s is given; gate_layout %u has no such matrix", name,
                  desc.gate_layout);
   }
@@ -259,14 +261,14 @@ moec_weights_desc checked_weights_desc(const moec_weights_desc& given) {
   return desc;
 }
 
-int64_t binding_entries(const moec_weight_set& set, int64_t num_experts) {
+int64_t binding_entries(const moec_weight_set& set, int64_t num_experts, bool gradients) {
   int64_t entries = 0;
   for (const moec_matrix* matrix : {&set.gate_up, &set.gate, &set.up, &set.down}) {
     const int64_t each = matrix->count == num_experts ? num_experts : 1;  // another is refused
     const auto add = [&](const moec_tensor* per_expert) { entries += per_expert ? each : 1; };
     add(matrix->per_expert);
     add(matrix->per_expert_bias);
-    if (!matrix->quant) continue;
+    if (!matrix->quant || gradients) continue;
     add(matrix->quant->per_expert_scales);
     add(matrix->quant->per_expert_zeros);
   }

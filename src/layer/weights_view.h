@@ -22,8 +22,9 @@ struct BoundWeights {
   MemorySet memory;
 };
 
-// Entries of `pointers` and `blocks` that bind_weights() may fill.
-int64_t binding_entries(const moec_weight_set& set, int64_t num_experts);
+// Entries of `pointers` and `blocks` that bind_weights() or bind_gradients() may fill. The quant of
+// a gradient, which is refused, is not read.
+int64_t binding_entries(const moec_weight_set& set, int64_t num_experts, bool gradients);
 
 // The matrices of `set`, all of those that the layout has. `pointers` and `blocks` hold
 // binding_entries() each and live as long as the result.

@@ -15,7 +15,13 @@ struct BlockView {
 
   MOEC_HD explicit operator bool() const { return data != nullptr; }
   MOEC_HD int64_t at(int64_t n, int64_t k) const {
-    return n / block_n * row_stride + k / block_k * col_stride;
+    return quotient(n, block_n) * row_stride + quotient(k, block_k) * col_stride;
+  }
+
+ private:
+  // A division costs more than a value, and few are needed.
+  MOEC_HD static int64_t quotient(int64_t index, int64_t by) {
+    return by == 1 ? index : index < by ? 0 : index / by;
   }
 };
 

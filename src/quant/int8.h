@@ -16,6 +16,7 @@ struct Int8 {
                                        .block_n = 1,
                                        .block_k = 0};
 
+  using Code = int8_t;
   // The scale and the zero point of a block, and the value of a code, as a number, in it.
   struct Block {
     float scale, zero;
@@ -28,7 +29,7 @@ struct Int8 {
     return (code - block.zero) * block.scale;
   }
   MOEC_HD static float value(const CodedView& m, int64_t n, int64_t k) {
-    const auto* const codes = static_cast<const int8_t*>(m.codes);
+    const auto* const codes = static_cast<const Code*>(m.codes);
     return decode(codes[n * m.row_stride + k * m.col_stride], block(m, n, k));
   }
 };

@@ -131,7 +131,7 @@ const Mistake kMistakes[] = {
          d.align = 1 << 30;
        });
      }},
-    {"quantised_scheme", MOEC_E_UNSUPPORTED, "MOEC_SCHEME_NONE",
+    {"quantised_scheme", MOEC_E_UNSUPPORTED, "this version has 0 (none), ",
      [](Problem& p) { return weights_with(p, [](auto& d) { d.down_scheme = 3; }); }},
     {"layer_disagrees", MOEC_E_INVALID_ARG, "desc.router.top_k is 1 and desc.experts.top_k is 2",
      [](Problem& p) {

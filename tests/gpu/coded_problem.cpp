@@ -150,6 +150,8 @@ CodedProblem::CodedProblem(const CodedCase& coded_case) : c(coded_case) {
   config.experts.hidden = c.hidden;
   config.experts.inter = c.inter;
   config.experts.activation.kind = c.act;
+  // Far from every pre-activation: at a clamp the gradient has another value on either side.
+  if (oracle::info_of(c.act).limit) config.experts.activation.limit = 1000;
   const bool gated = c.gate_layout != MOEC_GATE_NONE;
   if (gated) gate = random_matrix(c, random, c.inter, c.hidden);
   up = random_matrix(c, random, c.inter, c.hidden);

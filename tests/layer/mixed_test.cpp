@@ -213,9 +213,9 @@ struct Bound {
   double error, floor;
 };
 // Sums that nearly cancel are no rarer here than elsewhere, but nobody has chosen the seed: in fp32
-// they need a floor. In 16 bits the oracle rounds as the layer does, and a sum has no error of its
-// own but what a value does that goes to its other neighbour: once, or twice where products leave
-// 16 bits.
+// they need a floor. In 16 bits the oracle rounds as the layer does. What is left is the rounding
+// of the result, and values that fp32 rounds to their other neighbour: once on the way, or twice
+// where products leave 16 bits.
 Bound bound(const Problem& p, const Type& type, const InnerRounding& rounding) {
   if (type.dtype == MOEC_F32) return {p.options.accumulate ? 1e-4 : 4e-5, kTypicalRow};
   if (rounding.between == oracle::Rounding::kNone) return {type.tolerance, kRowFloor};

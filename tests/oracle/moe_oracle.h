@@ -253,6 +253,17 @@ Vec experts_forward(const Config& config, const Inputs& in, const Vec& x, const 
 Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const Route& route,
                      const Plan& plan, const Vec& d_y, Gradients* grads);
 
+// ---- quantised matrices ----
+// Codes [E,N,K] of one matrix with scales and zero points [E,N]; symmetric ones have no zeros.
+struct Coded {
+  Vec codes, scales, zeros;
+};
+struct CodedMlp {  // a matrix without codes is plain
+  Coded gate, up, down;
+};
+// INT8 in channels -> [E,N,K]: (code - zero) * scale in fp32, then rounded once.
+Vec dequantise_int8(const Coded& matrix, Rounding rounding);
+
 // ---- the layer ----
 Layer forward(const Config& config, const Inputs& in);
 // d_logits_in [T,C]: gradient of auxiliary losses at the logits; may be empty.

@@ -34,9 +34,11 @@ class Run {
         slots_(config.router.top_k) {
     options_.layout.dtype = options.dtype;
     create_layer();
-    experts_ = bind(in.experts, config.router.num_experts, config.experts.inter, &weights_);
+    experts_ =
+        bind(in.experts, options.codes, config.router.num_experts, config.experts.inter, &weights_);
     if (config.experts.shared != oracle::Shared::kNone)
-      shared_ = bind(in.shared, 1, config.experts.shared_inter, &shared_weights_);
+      shared_ =
+          bind(in.shared, options.shared_codes, 1, config.experts.shared_inter, &shared_weights_);
     fill_arguments();
   }
 
@@ -49,8 +51,8 @@ class Run {
  private:
   std::vector<std::pair<const moec_tensor*, Vec*>> gradients(oracle::Gradients* g) const;
   void create_layer();
-  std::unique_ptr<WeightSet> bind(const oracle::MlpWeights& values, int experts, int inter,
-                                  Weights* handle);
+  std::unique_ptr<WeightSet> bind(const oracle::MlpWeights& values, const oracle::CodedMlp* codes,
+                                  int experts, int inter, Weights* handle);
   void fill_arguments();
   moec_tensor data(const Vec& values, const std::vector<int64_t>& shape) {
     return tensors_.input(values, options_.dtype, shape);
@@ -106,10 +108,13 @@ void Run::create_layer() {
   check(moec_layer_query(layer_.get(), &sizes_));
 }
 
-std::unique_ptr<WeightSet> Run::bind(const oracle::MlpWeights& values, int experts, int inter,
+std::unique_ptr<WeightSet> Run::bind(const oracle::MlpWeights& values,
+                                     const oracle::CodedMlp* codes, int experts, int inter,
                                      Weights* handle) {
-  auto set = std::make_unique<WeightSet>(values, experts, static_cast<int>(hidden_), inter,
-                                         options_.layout, false);
+  WeightLayout layout = options_.layout;
+  layout.codes = codes;
+  auto set =
+      std::make_unique<WeightSet>(values, experts, static_cast<int>(hidden_), inter, layout, false);
   const moec_weights_desc desc = set->desc(options_.frozen);
   *handle = make<Weights>(moec_weights_create, context_, &desc);
   check(moec_weights_bind(handle->get(), set->set()));
@@ -155,6 +160,7 @@ void Run::backward(const Vec& d_y, const Vec& d_logits_in) {
   const moec_dtype type = options_.dtype;
   WeightLayout layout = options_.layout;
   layout.dtype = options_.grad_dtype;
+  layout.codes = options_.codes;
   const auto hidden = static_cast<int>(hidden_);
   const double* const before = options_.accumulate ? &kBefore : nullptr;
   d_experts_ = std::make_unique<WeightSet>(in_.experts, config_.router.num_experts, hidden,
@@ -172,6 +178,7 @@ void Run::backward(const Vec& d_y, const Vec& d_logits_in) {
   grad_->d_per_expert_scale = gradient(in_.per_expert_scale, f32, {columns_});
   grad_->d_expert_weights = d_experts_->set();
   if (shared_) {
+    layout.codes = options_.shared_codes;
     d_shared_ = std::make_unique<WeightSet>(in_.shared, 1, hidden, config_.experts.shared_inter,
                                             layout, true, before);
     grad_->d_shared_weights = d_shared_->set();

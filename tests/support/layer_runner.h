@@ -14,11 +14,12 @@
 namespace moec::test {
 
 struct RunOptions {
-  moec_dtype dtype = MOEC_F32;       // x, y, every matrix
-  moec_dtype grad_dtype = MOEC_F32;  // of weight gradients
-  WeightLayout layout;               // dtype is taken from above
-  bool frozen = false;               // declare the weights frozen and pack them
-  uint32_t save = MOEC_SAVE_ALL;     // SAVE_NONE: forward only
+  moec_dtype dtype = MOEC_F32;                                       // x, y, every matrix
+  moec_dtype grad_dtype = MOEC_F32;                                  // of weight gradients
+  WeightLayout layout;                                               // dtype is taken from above
+  const oracle::CodedMlp *codes = nullptr, *shared_codes = nullptr;  // of matrices in INT8
+  bool frozen = false;            // declare the weights frozen and pack them
+  uint32_t save = MOEC_SAVE_ALL;  // SAVE_NONE: forward only
   uint32_t combine = MOEC_COMBINE_FP32_SLOT;
   uint32_t act_rounding = MOEC_ACT_FP32_ONCE;
   int num_threads = 0;

@@ -36,8 +36,9 @@ double bfloat16_to_double(uint16_t bits) {
 }
 
 size_t element_size(const std::string& dtype) {
-  static const std::map<std::string, size_t> kSizes = {
-      {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8}, {"I32", 4}, {"I8", 1}, {"U8", 1}};
+  static const std::map<std::string, size_t> kSizes = {{"F32", 4}, {"F16", 2}, {"BF16", 2},
+                                                       {"I64", 8}, {"I32", 4}, {"U8", 1},
+                                                       {"I8", 1},  {"F64", 8}};
   const auto found = kSizes.find(dtype);
   if (found == kSizes.end()) throw std::runtime_error("load_safetensors: unknown dtype " + dtype);
   return found->second;
@@ -45,6 +46,7 @@ size_t element_size(const std::string& dtype) {
 
 double element_at(const StoredTensor& tensor, size_t i) {
   if (tensor.dtype == "F32") return word_at<float>(tensor.bytes, i);
+  if (tensor.dtype == "F64") return word_at<double>(tensor.bytes, i);
   if (tensor.dtype == "F16") return half_to_double(word_at<uint16_t>(tensor.bytes, i));
   if (tensor.dtype == "BF16") return bfloat16_to_double(word_at<uint16_t>(tensor.bytes, i));
   if (tensor.dtype == "I64") return static_cast<double>(word_at<int64_t>(tensor.bytes, i));

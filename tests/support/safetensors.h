@@ -10,12 +10,12 @@
 namespace moec::test {
 
 struct StoredTensor {
-  std::string dtype;  // as in the file: F32, BF16, I64, U8
+  std::string dtype;  // as in the file: F32, BF16, I64, I8
   std::vector<int64_t> shape;
   std::vector<uint8_t> bytes;
 
   int64_t numel() const;
-  // Values of F32, F16, BF16, I64, I32 or U8 widened; throws std::runtime_error for others.
+  // Values of F64, F32, F16, BF16, I64, I32, I8 or U8; throws std::runtime_error for others.
   std::vector<double> as_double() const;
 };
 

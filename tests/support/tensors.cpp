@@ -76,7 +76,7 @@ std::vector<uint8_t> encode(const std::vector<double>& values, moec_dtype dtype)
 std::vector<double> decode(const std::vector<uint8_t>& bytes, moec_dtype dtype) {
   static const std::pair<moec_dtype, const char*> kNames[] = {
       {MOEC_F32, "F32"}, {MOEC_F16, "F16"}, {MOEC_BF16, "BF16"}, {MOEC_I32, "I32"},
-      {MOEC_I64, "I64"}, {MOEC_I8, "I8"},   {MOEC_U8, "U8"},     {MOEC_BOOL, "U8"}};
+      {MOEC_I64, "I64"}, {MOEC_U8, "U8"},   {MOEC_BOOL, "U8"},   {MOEC_I8, "I8"}};
   const auto count = static_cast<int64_t>(bytes.size() / element_bytes(dtype));
   for (const auto& [value, name] : kNames)
     if (value == dtype) return StoredTensor{name, {count}, bytes}.as_double();

@@ -31,25 +31,40 @@ WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int i
       before_(before) {
   moec_struct_init(&set_, sizeof(set_));
   if (w.gate.empty()) layout_.gate_layout = MOEC_GATE_NONE;
+  const oracle::CodedMlp plain, &codes = layout.codes ? *layout.codes : plain;
+  codes_gate_up_ = !codes.up.codes.empty();
+  codes_down_ = !codes.down.codes.empty();
+  const auto values_of = [](const Vec& v, const oracle::Coded& coded) {
+    return coded.codes.empty() ? v : coded.codes;
+  };
   const bool in_out = layout_.gate_up_orientation == MOEC_IN_OUT;
   if (is_one_matrix(layout_.gate_layout)) {
     const auto kind = static_cast<GateLayout>(layout_.gate_layout);
-    const Vec data = golden::join_gate_up({experts, 2 * inter, hidden, in_out}, kind, w.gate, w.up);
-    const Vec bias = has_gate_up_bias_ ? golden::join_gate_up({experts, 2 * inter, 1, false}, kind,
-                                                              w.gate_bias, w.up_bias)
-                                       : Vec{};
-    set_.gate_up = matrix(data, bias, 2 * inter, hidden, in_out, as_output, &gate_up_);
+    const auto column = [&](const Vec& gate, const Vec& up) {
+      if (up.empty()) return Vec{};
+      return golden::join_gate_up({experts, 2 * inter, 1, false}, kind, gate, up);
+    };
+    const Values values = {
+        golden::join_gate_up({experts, 2 * inter, hidden, in_out}, kind,
+                             values_of(w.gate, codes.gate), values_of(w.up, codes.up)),
+        column(w.gate_bias, w.up_bias), column(codes.gate.scales, codes.up.scales),
+        column(codes.gate.zeros, codes.up.zeros)};
+    set_.gate_up = matrix(values, 2 * inter, hidden, in_out, as_output, &gate_up_);
   } else {
-    const auto stored = [&](const Vec& v) {
-      return golden::from_out_in({experts, inter, hidden, in_out}, v);
+    const auto one = [&](const Vec& v, const Vec& bias, const oracle::Coded& coded) {
+      return Values{golden::from_out_in({experts, inter, hidden, in_out}, values_of(v, coded)),
+                    bias, coded.scales, coded.zeros};
     };
     if (!w.gate.empty())
-      set_.gate = matrix(stored(w.gate), w.gate_bias, inter, hidden, in_out, as_output, &gate_);
-    set_.up = matrix(stored(w.up), w.up_bias, inter, hidden, in_out, as_output, &up_);
+      set_.gate =
+          matrix(one(w.gate, w.gate_bias, codes.gate), inter, hidden, in_out, as_output, &gate_);
+    set_.up = matrix(one(w.up, w.up_bias, codes.up), inter, hidden, in_out, as_output, &up_);
   }
   const bool down_in_out = layout_.down_orientation == MOEC_IN_OUT;
-  set_.down = matrix(golden::from_out_in({experts, hidden, inter, down_in_out}, w.down),
-                     w.down_bias, hidden, inter, down_in_out, as_output, &down_);
+  set_.down = matrix(
+      {golden::from_out_in({experts, hidden, inter, down_in_out}, values_of(w.down, codes.down)),
+       w.down_bias, codes.down.scales, codes.down.zeros},
+      hidden, inter, down_in_out, as_output, &down_);
 }
 
 moec_tensor WeightSet::stack(const Vec& values, const std::vector<int64_t>& shape, bool as_output) {
@@ -66,14 +81,34 @@ const moec_tensor* WeightSet::pointers(const moec_tensor& whole) {
   return pointer_arrays_.back().data();
 }
 
-moec_matrix WeightSet::matrix(const Vec& data, const Vec& bias, int rows, int inputs, bool in_out,
+const moec_quant* WeightSet::quant(const Values& values, int rows, bool in_out) {
+  const std::vector<int64_t> shape =
+      in_out ? std::vector<int64_t>{experts_, 1, rows} : std::vector<int64_t>{experts_, rows, 1};
+  moec_quant& q = quants_.emplace_back();
+  moec_struct_init(&q, sizeof(q));
+  q.scales = tensors_.input(values.scales, layout_.scale_dtype, shape);
+  q.zeros = tensors_.input(values.zeros, MOEC_I8, shape);
+  if (!layout_.per_expert) return &q;
+  q.per_expert_scales = pointers(q.scales);
+  if (q.zeros.data) q.per_expert_zeros = pointers(q.zeros);
+  q.scales = q.zeros = {};
+  return &q;
+}
+
+moec_matrix WeightSet::matrix(const Values& values, int rows, int inputs, bool in_out,
                               bool as_output, Stored* stored) {
   const std::vector<int64_t> shape = in_out ? std::vector<int64_t>{experts_, inputs, rows}
                                             : std::vector<int64_t>{experts_, rows, inputs};
-  stored->data = stack(data, shape, as_output);
-  stored->bias = stack(bias, {experts_, rows}, as_output);
+  const bool coded = !values.scales.empty();
   moec_matrix m{};
-  if (layout_.per_expert)
+  if (!coded)
+    stored->data = stack(values.data, shape, as_output);
+  else if (!as_output) {
+    stored->data = tensors_.input(values.data, MOEC_I8, shape);
+    m.quant = quant(values, rows, in_out);
+  }
+  stored->bias = stack(values.bias, {experts_, rows}, as_output);
+  if (layout_.per_expert && stored->data.data)
     m.per_expert = pointers(stored->data);
   else
     m.data = stored->data;
@@ -97,6 +132,8 @@ moec_weights_desc WeightSet::desc(bool frozen) const {
   d.gate_up_orientation = layout_.gate_up_orientation;
   d.down_orientation = layout_.down_orientation;
   d.dtype = layout_.dtype;
+  if (codes_gate_up_) d.gate_up_scheme = MOEC_SCHEME_INT8;
+  if (codes_down_) d.down_scheme = MOEC_SCHEME_INT8;
   return d;
 }
 
@@ -105,8 +142,9 @@ oracle::MlpWeights WeightSet::read() const {
   const bool in_out = layout_.gate_up_orientation == MOEC_IN_OUT;
   if (is_one_matrix(layout_.gate_layout)) {
     const auto kind = static_cast<GateLayout>(layout_.gate_layout);
-    golden::split_gate_up({experts_, 2 * inter_, hidden_, in_out}, kind,
-                          tensors_.read(gate_up_.data), &w.gate, &w.up);
+    if (gate_up_.data.data)
+      golden::split_gate_up({experts_, 2 * inter_, hidden_, in_out}, kind,
+                            tensors_.read(gate_up_.data), &w.gate, &w.up);
     if (has_gate_up_bias_)
       golden::split_gate_up({experts_, 2 * inter_, 1, false}, kind, tensors_.read(gate_up_.bias),
                             &w.gate_bias, &w.up_bias);
@@ -121,7 +159,8 @@ oracle::MlpWeights WeightSet::read() const {
     w.up_bias = tensors_.read(up_.bias);
   }
   const bool down_in_out = layout_.down_orientation == MOEC_IN_OUT;
-  w.down = golden::to_out_in({experts_, hidden_, inter_, down_in_out}, tensors_.read(down_.data));
+  if (down_.data.data)
+    w.down = golden::to_out_in({experts_, hidden_, inter_, down_in_out}, tensors_.read(down_.data));
   w.down_bias = tensors_.read(down_.bias);
   return w;
 }

@@ -17,6 +17,9 @@ struct WeightLayout {
   bool per_expert = false;       // an array of pointers instead of one stack
   bool per_expert_bias = false;  // of biases alone
   moec_dtype dtype = MOEC_F32;
+  // Matrices with codes are bound as INT8; their gradients are absent.
+  const oracle::CodedMlp* codes = nullptr;
+  moec_dtype scale_dtype = MOEC_F32;
 };
 
 // One set of matrices on the device: bound weights, or the place for their gradients.
@@ -37,17 +40,22 @@ class WeightSet {
   struct Stored {  // one moec_matrix: the stacks behind it
     moec_tensor data{}, bias{};
   };
-  moec_matrix matrix(const oracle::Vec& data, const oracle::Vec& bias, int rows, int inputs,
-                     bool in_out, bool as_output, Stored* stored);
+  struct Values {  // of one moec_matrix in the stored order; with scales, data are codes
+    oracle::Vec data, bias, scales, zeros;
+  };
+  moec_matrix matrix(const Values& values, int rows, int inputs, bool in_out, bool as_output,
+                     Stored* stored);
+  const moec_quant* quant(const Values& values, int rows, bool in_out);
   moec_tensor stack(const oracle::Vec& values, const std::vector<int64_t>& shape, bool as_output);
   const moec_tensor* pointers(const moec_tensor& stack);
 
   int experts_, hidden_, inter_;
   WeightLayout layout_;
-  bool has_gate_up_bias_, has_down_bias_;
+  bool has_gate_up_bias_, has_down_bias_, codes_gate_up_ = false, codes_down_ = false;
   const double* before_;
   Tensors tensors_;
   std::deque<std::vector<moec_tensor>> pointer_arrays_;
+  std::deque<moec_quant> quants_;
   Stored gate_up_, gate_, up_, down_;
   moec_weight_set set_{};
 };

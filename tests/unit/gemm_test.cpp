@@ -2,7 +2,8 @@
 // Grouped products of every instruction set that this machine has against plain double loops.
 // Inputs end at pages without access and are surrounded by NaN. Planted faults that were seen to
 // fail: a load mask one value too wide (guard page), the last value of k left out, the last row
-// panel skipped, gather indices changed, gate and up swapped.
+// panel skipped, gather indices changed, gate and up swapped; of codes the zero points left out, a
+// scale of the neighbouring row, values that are not rounded to the type of the weights.
 #include <gtest/gtest.h>
 
 #include "backend/cpu/gemm.h"
@@ -22,14 +23,16 @@ using test::Random;
 
 enum class Layout { kOutIn, kInOut, kOutInInterleaved, kInOutInterleaved };
 
-// Values of `experts` matrices [n, k] in one of the layouts; what lies between them is NaN.
+// Values of `experts` matrices [n, k] in one of the layouts; what lies between them is NaN. Coded:
+// INT8 codes whose values are of `dtype`, with scales of `scale_dtype` and zero points.
 struct Weights {
   int64_t n, k;
   ExpertMatrix matrix;
-  std::unique_ptr<GuardedBuffer> memory;
+  std::unique_ptr<GuardedBuffer> memory, scales, zeros;
   std::vector<double> values;  // [experts, n, k], as rounded
 
-  Weights(Random& random, moec_dtype dtype, Layout layout, int64_t experts, int64_t n_, int64_t k_)
+  Weights(Random& random, moec_dtype dtype, Layout layout, int64_t experts, int64_t n_, int64_t k_,
+          moec_dtype scale_dtype = 0)
       : n(n_), k(k_) {
     const bool twice = layout >= Layout::kOutInInterleaved;
     const bool out_in = layout == Layout::kOutIn || layout == Layout::kOutInInterleaved;
@@ -37,10 +40,13 @@ struct Weights {
     matrix.col_stride = out_in ? 1 : (twice ? 2 : 1) * n;
     const int64_t reach = (n - 1) * matrix.row_stride + (k - 1) * matrix.col_stride + 1;
     matrix.values.expert_stride = n * k * (twice ? 2 : 1);
-    matrix.dtype = matrix.values.dtype = dtype;
-    memory = std::make_unique<GuardedBuffer>(
-        size_t(((experts - 1) * matrix.values.expert_stride + reach) * dtype_bytes(dtype)));
+    matrix.dtype = dtype;
+    matrix.values.dtype = scale_dtype ? moec_dtype(MOEC_I8) : dtype;
+    memory = std::make_unique<GuardedBuffer>(size_t(
+        ((experts - 1) * matrix.values.expert_stride + reach) * dtype_bytes(matrix.values.dtype)));
     matrix.values.base = memory->data();
+    if (scale_dtype) add_codes(random, scale_dtype, experts, twice ? 2 : 1);
+    if (scale_dtype) return;
     for (int64_t e = 0; e < experts; ++e) {
       const MatrixView view = matrix.expert(e);
       for (int64_t i = 0; i < n * k; ++i) {
@@ -50,11 +56,39 @@ struct Weights {
       }
     }
   }
+  // Entry (e, n) of scales and zero points at (e * n_ + n) * step.
+  void add_codes(Random& random, moec_dtype scale_dtype, int64_t experts, int64_t step) {
+    const int64_t entries = (experts * n - 1) * step + 1;
+    scales = std::make_unique<GuardedBuffer>(size_t(entries * dtype_bytes(scale_dtype)));
+    zeros = std::make_unique<GuardedBuffer>(size_t(entries));
+    matrix.scheme = MOEC_SCHEME_INT8;
+    matrix.scales = {{scales->data(), nullptr, n * step, 0, scale_dtype}, step, 1, 1, k};
+    matrix.zeros = {{zeros->data(), nullptr, n * step, 0, MOEC_I8}, step, 1, 1, k};
+    auto* const codes = static_cast<int8_t*>(matrix.values.base);
+    for (int64_t row = 0; row < experts * n; ++row) {
+      const auto zero = int8_t(random.below(21) - 10);
+      const float scale = round_real(scale_dtype, float(0.01 + 0.0001 * double(random.below(100))));
+      store_real(scales->data(), scale_dtype, row * step, scale);
+      zeros->data<int8_t>()[row * step] = zero;
+      for (int64_t i = 0; i < k; ++i) {
+        const auto code = int8_t(random.below(256) - 128);
+        codes[row / n * matrix.values.expert_stride + row % n * matrix.row_stride +
+              i * matrix.col_stride] = code;
+        values.push_back(round_real(matrix.dtype, (float(code) - float(zero)) * scale));
+      }
+    }
+  }
   std::vector<char> pack(int64_t experts) const {
-    const int64_t stride = packed_matrix_bytes(matrix.dtype, n, k);
+    const int64_t stride = packed_matrix_bytes(matrix, n, k);
     std::vector<char> packed(size_t(experts * stride + 64), char(0xff));
     pack_experts(ThreadPool(2), matrix, 0, experts, n, k, aligned(packed), stride);
     return packed;
+  }
+  ExpertMatrix type() const {  // all that a packed copy leaves to read
+    ExpertMatrix only;
+    only.dtype = matrix.dtype;
+    only.scheme = matrix.scheme;
+    return only;
   }
   static char* aligned(std::vector<char>& memory) {
     return reinterpret_cast<char*>((uintptr_t(memory.data()) + 63) / 64 * 64);
@@ -76,19 +110,31 @@ struct Rows {
   }
 };
 
+struct Term {
+  int a, output;  // its rows, of 3; its matrix is of its own
+};
+struct Terms {
+  int outputs;
+  std::vector<Term> terms;
+};
+const Terms kSingle{1, {{0, 0}}}, kPair{2, {{0, 0}, {0, 1}}}, kSum{1, {{0, 0}, {1, 0}}},
+    kFour{2, {{0, 0}, {0, 1}, {1, 0}, {2, 1}}}, kLate{2, {{0, 1}, {1, 1}}};
+constexpr int kMostRows = 3;
+
 struct Case {
   const char* name;
   moec_dtype a, b;
-  GemmKind kind;
+  const Terms& kind;
   Layout layout;
   int64_t n, k;
   bool gather, transposed;
+  moec_dtype scales = 0;  // b is of INT8 codes
+  int64_t k_of(int rows) const { return rows == 0 ? k : rows == 1 ? 19 : k / 2 + 1; }
 };
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name;
 }
 
-constexpr GemmKind kSingle = GemmKind::kSingle, kPair = GemmKind::kPair, kSum = GemmKind::kSum;
 const Case kCases[] = {
     {"bf16", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 96, 1057, false, false},
     {"bf16_odd", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 33, 31, true, false},
@@ -99,6 +145,9 @@ const Case kCases[] = {
     {"bf16_in_out_interleaved", MOEC_BF16, MOEC_BF16, kPair, Layout::kInOutInterleaved, 33, 96,
      true, false},
     {"bf16_sum_transposed", MOEC_BF16, MOEC_BF16, kSum, Layout::kOutIn, 1057, 33, false, true},
+    {"bf16_four", MOEC_BF16, MOEC_BF16, kFour, Layout::kOutIn, 161, 1057, true, false},
+    {"bf16_four_transposed", MOEC_BF16, MOEC_BF16, kFour, Layout::kOutIn, 95, 65, false, true},
+    {"bf16_one_output_empty", MOEC_BF16, MOEC_BF16, kLate, Layout::kOutIn, 33, 65, false, false},
     {"bf16_transposed_in_out", MOEC_BF16, MOEC_BF16, kSingle, Layout::kInOut, 95, 609, false, true},
     {"f32", MOEC_F32, MOEC_F32, kSingle, Layout::kOutIn, 33, 1057, true, false},
     {"f32_pair", MOEC_F32, MOEC_F32, kPair, Layout::kOutInInterleaved, 161, 31, true, false},
@@ -106,6 +155,7 @@ const Case kCases[] = {
     {"f32_sum_transposed", MOEC_F32, MOEC_F32, kSum, Layout::kOutIn, 65, 289, false, true},
     {"f32_transposed_in_out", MOEC_F32, MOEC_F32, kSingle, Layout::kInOutInterleaved, 33, 47, true,
      true},
+    {"f32_four", MOEC_F32, MOEC_F32, kFour, Layout::kInOut, 65, 609, false, false},
     {"f16", MOEC_F16, MOEC_F16, kPair, Layout::kOutIn, 33, 545, true, false},
     {"f16_in_out", MOEC_F16, MOEC_F16, kSingle, Layout::kInOut, 96, 31, false, false},
     {"f16_sum_transposed", MOEC_F16, MOEC_F16, kSum, Layout::kOutIn, 31, 161, false, true},
@@ -113,6 +163,25 @@ const Case kCases[] = {
     {"f32_by_bf16_transposed", MOEC_F32, MOEC_BF16, kSingle, Layout::kOutIn, 97, 65, false, true},
     {"bf16_by_f32", MOEC_BF16, MOEC_F32, kSingle, Layout::kInOut, 65, 97, true, false},
     {"one_value", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 1, 1, false, false},
+    {"int8_bf16", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutIn, 161, 1057, true, false, MOEC_BF16},
+    {"int8_bf16_interleaved", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutInInterleaved, 33, 65, false,
+     false, MOEC_F32},
+    {"int8_bf16_in_out", MOEC_BF16, MOEC_BF16, kFour, Layout::kInOut, 300, 545, true, false,
+     MOEC_F32},
+    {"int8_bf16_in_out_interleaved", MOEC_BF16, MOEC_BF16, kSingle, Layout::kInOutInterleaved, 47,
+     95, false, false, MOEC_BF16},
+    {"int8_bf16_transposed", MOEC_BF16, MOEC_BF16, kSum, Layout::kOutIn, 289, 161, false, true,
+     MOEC_BF16},
+    {"int8_bf16_transposed_in_out", MOEC_BF16, MOEC_BF16, kSum, Layout::kInOut, 65, 609, true, true,
+     MOEC_F32},
+    {"int8_f32", MOEC_F32, MOEC_F32, kPair, Layout::kOutIn, 65, 289, true, false, MOEC_F32},
+    {"int8_f32_transposed", MOEC_F32, MOEC_F32, kSum, Layout::kOutIn, 289, 65, false, true,
+     MOEC_F16},
+    {"int8_f16_in_out", MOEC_F16, MOEC_F16, kSingle, Layout::kInOut, 97, 33, false, false,
+     MOEC_F16},
+    {"int8_f16_transposed_interleaved", MOEC_F16, MOEC_F16, kSum, Layout::kOutInInterleaved, 33, 47,
+     true, true, MOEC_F32},
+    {"int8_one_value", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 1, 1, false, false, MOEC_F32},
 };
 
 // Groups of 0, 1, 4, ... rows; two unused rows follow each.
@@ -147,63 +216,68 @@ void collect(void* context, const FinishedTile& tile) {
 }
 
 struct Problem {
-  Case c;
+  const Case& c;
   Groups groups;
   Random random;
   std::vector<int32_t> gather;
-  std::unique_ptr<Rows> a[2];
-  std::unique_ptr<Weights> b[2];
-  std::vector<char> packed[2];
+  std::unique_ptr<Rows> a[kMostRows];
+  std::vector<std::unique_ptr<Weights>> b;
+  std::vector<ExpertMatrix> types;
+  std::vector<std::vector<char>> packed;
   GroupedGemm gemm;
 
   explicit Problem(const Case& test_case) : c(test_case), random(uint64_t(c.n * 131 + c.k)) {
     const int64_t tokens = c.gather ? 40 : groups.rows();
     for (int64_t r = 0; r < groups.rows(); ++r)
       gather.push_back(int32_t(random.below(tokens + 1)) - 1);
-    gemm.kind = c.kind;
     gemm.num_experts = int32_t(groups.experts());
     gemm.group_offsets = groups.offsets.data();
     gemm.counts = groups.counts.data();
     gemm.n = c.n;
-    gemm.k = c.k;
-    for (int i = 0; i < 2; ++i) {
-      a[i] = std::make_unique<Rows>(random, c.a, tokens, c.k, c.k + 3);
-      b[i] = std::make_unique<Weights>(random, c.b, c.layout, groups.experts(),
-                                       c.transposed ? c.k : c.n, c.transposed ? c.n : c.k);
-      gemm.a[i] = a[i]->rows;
-      if (c.gather) gemm.a[i].gather = gather.data();
-      gemm.b[i].matrix = &b[i]->matrix;
-      gemm.b[i].transposed = c.transposed;
+    gemm.outputs = c.kind.outputs;
+    for (const Term& term : c.kind.terms) {
+      const int64_t k = c.k_of(term.a);
+      std::unique_ptr<Rows>& rows = a[term.a];
+      if (!rows) rows = std::make_unique<Rows>(random, c.a, tokens, k, k + 3);
+      b.push_back(std::make_unique<Weights>(random, c.b, c.layout, groups.experts(),
+                                            c.transposed ? k : c.n, c.transposed ? c.n : k,
+                                            c.scales));
+      GemmRows of = rows->rows;
+      if (c.gather) of.gather = gather.data();
+      gemm.add({of, {&b.back()->matrix, nullptr, 0, c.transposed}, k, term.output});
     }
   }
   void use_packed() {
-    for (int i = 0; i < 2; ++i) {
-      packed[i] = b[i]->pack(groups.experts());
-      gemm.b[i].matrix = nullptr;
-      gemm.b[i].packed = Weights::aligned(packed[i]);
-      gemm.b[i].packed_stride = packed_matrix_bytes(c.b, b[i]->n, b[i]->k);
-      gemm.b[i].packed_dtype = c.b;
+    types.reserve(b.size());
+    for (size_t i = 0; i < b.size(); ++i) {
+      packed.push_back(b[i]->pack(groups.experts()));
+      types.push_back(b[i]->type());
+      GemmWeight& weight = gemm.terms[i].b;
+      weight.matrix = &types.back();
+      weight.packed = Weights::aligned(packed.back());
+      weight.packed_stride = packed_matrix_bytes(types.back(), b[i]->n, b[i]->k);
     }
   }
-  double product(int source, int weight, int64_t e, int64_t r, int64_t j) const {
-    const int64_t row = c.gather ? gather[size_t(r)] : r;
+  double product(size_t term, int64_t e, int64_t r, int64_t j) const {
+    const int source = c.kind.terms[term].a;
+    const int64_t row = c.gather ? gather[size_t(r)] : r, inputs = c.k_of(source);
     double sum = 0;
-    for (int64_t k = 0; row >= 0 && k < c.k; ++k) {
-      const int64_t at = c.transposed ? k * c.n + j : j * c.k + k;
-      sum +=
-          a[source]->values[size_t(row * c.k + k)] * b[weight]->values[size_t(e * c.n * c.k + at)];
+    for (int64_t k = 0; row >= 0 && k < inputs; ++k) {
+      const int64_t at = c.transposed ? k * c.n + j : j * inputs + k;
+      sum += a[source]->values[size_t(row * inputs + k)] *
+             b[term]->values[size_t(e * c.n * inputs + at)];
     }
     return sum;
   }
-  std::vector<double> reference(int which) const {
+  std::vector<double> reference(int output) const {
     std::vector<double> result(size_t(groups.rows() * c.n), 0.0);
     for (int64_t e = 0; e < groups.experts(); ++e)
       for (int64_t i = 0; i < groups.counts[size_t(e)]; ++i)
         for (int64_t j = 0; j < c.n; ++j) {
           const int64_t r = groups.offsets[size_t(e)] + i;
-          double& value = result[size_t(r * c.n + j)];
-          value = product(0, which, e, r, j);
-          if (c.kind == kSum) value += product(1, 1, e, r, j);
+          for (size_t term = 0; term < b.size(); ++term)
+            if (c.kind.terms[term].output == output)
+              result[size_t(r * c.n + j)] += product(term, e, r, j);
         }
     return result;
   }
@@ -230,7 +304,7 @@ TEST_P(Gemm, matches_double_loops_with_the_same_bits_however_it_is_run) {
   SCOPED_TRACE(test::seed_note());
   Problem problem(GetParam()), packed(GetParam());
   packed.use_packed();
-  const int outputs = GetParam().kind == kPair ? 2 : 1;
+  const int outputs = GetParam().kind.outputs;
   std::vector<double> expected[2] = {problem.reference(0), {}};
   if (outputs == 2) expected[1] = problem.reference(1);
   for (const std::string& isa : isa_names()) {
@@ -261,13 +335,14 @@ INSTANTIATE_TEST_SUITE_P(, Gemm, testing::ValuesIn(kCases), case_name);
 
 TEST(Pack, writes_every_byte_and_zero_tails) {
   Random random;
+  const ThreadPool pool(1);
   for (const moec_dtype dtype : {MOEC_F32, MOEC_BF16, MOEC_F16}) {
     const Weights w(random, dtype, Layout::kInOut, 1, 33, 47);
     const int64_t size = dtype_bytes(dtype), block = size == 4 ? 16 : 32, per = 4 / size;
-    const int64_t bytes = packed_matrix_bytes(dtype, 33, 47), blocks = (47 + block - 1) / block;
+    const int64_t bytes = packed_matrix_bytes(w.matrix, 33, 47), blocks = (47 + block - 1) / block;
     EXPECT_EQ(bytes, 2 * blocks * 2048);
     const GuardedBuffer packed{size_t(bytes)};
-    pack_matrix(w.matrix.expert(0), 33, 47, packed.data());
+    pack_experts(pool, w.matrix, 0, 1, 33, 47, packed.data(), bytes);
     for (int64_t n = 0; n < 64; ++n)
       for (int64_t k = 0; k < blocks * block; ++k) {
         const int64_t at = (n / 32 * blocks + k / block) * 2048 + n % 32 / 16 * 1024 +
@@ -275,6 +350,29 @@ TEST(Pack, writes_every_byte_and_zero_tails) {
         const double expected = n < 33 && k < 47 ? w.values[size_t(n * 47 + k)] : 0.0;
         ASSERT_EQ(load_real(packed.data(), dtype, at / size), expected) << n << " " << k;
       }
+  }
+}
+
+TEST(Pack, keeps_eight_bits_a_code) {
+  Random random;
+  const ThreadPool pool(1);
+  const Weights w(random, MOEC_BF16, Layout::kInOut, 1, 33, 47, MOEC_F32);
+  const int64_t bytes = packed_matrix_bytes(w.matrix, 33, 47), panel = 64 * 32 + 192;
+  EXPECT_EQ(bytes, 2 * panel);
+  const GuardedBuffer packed{size_t(bytes)};
+  pack_experts(pool, w.matrix, 0, 1, 33, 47, packed.data(), bytes);
+  for (int64_t n = 0; n < 64; ++n) {
+    const char* const at = packed.data<char>() + n / 32 * panel;
+    const float scale = reinterpret_cast<const float*>(at + 64 * 32)[n % 32];
+    const auto zero = float(int8_t(at[64 * 32 + 128 + n % 32]));
+    for (int64_t k = 0; k < 64; ++k) {
+      const int8_t code = at[k * 32 + n % 32];
+      const bool inside = n < 33 && k < 47;
+      const float value = round_real(MOEC_BF16, (float(code) - zero) * scale);
+      ASSERT_EQ(inside ? double(value) : code, inside ? w.values[size_t(n * 47 + k)] : 0)
+          << n << " " << k;
+    }
+    ASSERT_EQ(scale != 0, n < 33) << n;
   }
 }
 

@@ -26,12 +26,16 @@ struct RowPanels {
   }
 };
 
+bool same_rows(const BlockTerm& x, const BlockTerm& y) {
+  return x.a.data == y.a.data && x.a.dtype == y.a.dtype && x.a.lane_stride == y.a.lane_stride &&
+         x.a.lane_gather == y.a.lane_gather && x.k == y.k;
+}
+
 class Runner {
  public:
   Runner(const BlockProduct& p, char* scratch)
       : p_(p),
         panels_(p.rows, *p.plan.kernel),
-        blocks_(div_up(p.k, block_k(p.plan.compute))),
         columns_(div_up(p.cols, kPanelColumns)),
         a_(scratch),
         b_(scratch + kScratchA),
@@ -41,22 +45,33 @@ class Runner {
   }
 
   BlockResult run() {
-    const bool pair = p_.kind == GemmKind::kPair, sum = p_.kind == GemmKind::kSum;
-    if (blocks_ == 0) std::memset(c_[0], 0, size_t((1 + pair) * padded_rows() * ld_ * 4));
-    const int64_t span = span_blocks();
-    if (blocks_ > 0 && !is_direct(p_.b[0], p_.plan.compute))
-      region_of(p_.b[0], 0, 0, blocks_).prefetch(0, 1);
-    for (int s = 0; s <= int(sum); ++s)
-      for (int64_t block0 = 0; block0 < blocks_; block0 += span) {
-        const int blocks = int(std::min(span, blocks_ - block0));
-        load_a(p_.a[s], block0, blocks);
-        for (int j = 0; j <= int(pair); ++j)
-          multiply(sum ? s : j, block0, blocks, c_[j], s + block0 > 0);
-      }
-    return {c_[0], pair ? c_[1] : nullptr, ld_};
+    if (p_.num_terms > 0 && !is_direct(p_.terms[0].b, p_.plan.compute))
+      region_of(0, 0, 0).prefetch(0, 1);
+    for (int first = 0; first < p_.num_terms; first = end_of_load(first)) run_load(first);
+    for (int i = 0; i < p_.outputs; ++i)
+      if (!started_[i]) std::memset(c_[i], 0, size_t(padded_rows() * ld_ * 4));
+    return {c_[0], p_.outputs > 1 ? c_[1] : nullptr, ld_};
   }
 
  private:
+  int64_t blocks_of(int term) const { return div_up(p_.terms[term].k, block_k(p_.plan.compute)); }
+  // Terms [first, end) read the same rows.
+  int end_of_load(int first) const {
+    int end = first + 1;
+    while (end < p_.num_terms && same_rows(p_.terms[first], p_.terms[end])) ++end;
+    return end;
+  }
+
+  void run_load(int first) {
+    const int64_t blocks = blocks_of(first), span = span_blocks();
+    const int end = end_of_load(first);
+    for (int64_t block0 = 0; block0 < blocks; block0 += span) {
+      const int now = int(std::min(span, blocks - block0));
+      load_a(p_.terms[first].a, block0, now);
+      for (int term = first; term < end; ++term) multiply({first, end, term}, block0, now);
+    }
+  }
+
   int64_t padded_rows() const { return panels_.count() * panels_.per_panel; }
 
   // Few rows leave room for more of k, up to all of it: fewer passes over c.
@@ -75,9 +90,15 @@ class Runner {
     }
   }
 
+  struct TermOfLoad {
+    int first, end, term;
+  };
+
   // All columns times all rows for one span of A, in chunks of B that stay near.
-  void multiply(int matrix, int64_t block0, int blocks, float* c, bool accumulate) {
-    const WeightSource& weight = p_.b[matrix];
+  void multiply(const TermOfLoad& at, int64_t block0, int blocks) {
+    const WeightSource& weight = p_.terms[at.term].b;
+    const int output = p_.terms[at.term].output;
+    const bool accumulate = started_[output];
     const bool direct = is_direct(weight, p_.plan.compute), few = panels_.count() == 1;
     const bool whole = direct && few && p_.plan.compute == Compute::kBf16;  // f32 sums in parts
     const int group = group_of(weight), step = whole ? blocks : kSpanBlocks;
@@ -86,7 +107,7 @@ class Runner {
         const Chunk chunk = chunk_at(column, block0 + first, block0 + blocks, group, step);
         const Region next = direct && few
                                 ? close_ahead(weight, chunk)
-                                : region_after(matrix, column, chunk, block0, block0 + blocks);
+                                : region_after(at, column, chunk, block0, block0 + blocks);
         // The products of few rows end before their prefetches could arrive: those go with the
         // load.
         const bool early = few && !direct;
@@ -95,8 +116,9 @@ class Runner {
         for (int i = 0; i < group; ++i)
           multiply_panel(static_cast<const char*>(b) + i * chunk.blocks * kBlockBytes,
                          {first, blocks, chunk.blocks}, early ? Region{} : next, i, group,
-                         c + (column + i) * kPanelColumns, accumulate || first > 0);
+                         c_[output] + (column + i) * kPanelColumns, accumulate || first > 0);
       }
+    started_[output] = true;
   }
 
   // Few rows stream packed panels, which follow each other in memory, at the speed of the memory.
@@ -118,19 +140,21 @@ class Runner {
     return chunk_region(weight, p_.plan.compute,
                         chunk_at(column, block, end, group_of(weight), kSpanBlocks));
   }
+  Region region_of(int term, int64_t column, int64_t block) const {
+    return region_of(p_.terms[term].b, column, block, blocks_of(term));
+  }
 
   // What load_chunk will read after this chunk.
-  Region region_after(int matrix, int64_t column, const Chunk& chunk, int64_t block0,
+  Region region_after(const TermOfLoad& at, int64_t column, const Chunk& chunk, int64_t block0,
                       int64_t span_end) const {
-    const WeightSource& weight = p_.b[matrix];
+    const WeightSource& weight = p_.terms[at.term].b;
     const int64_t block = chunk.block0 + chunk.blocks;
     if (block < span_end) return region_of(weight, column, block, span_end);
     if (column + chunk.panels < columns_)
       return region_of(weight, column + chunk.panels, block0, span_end);
-    if (p_.kind == GemmKind::kPair && matrix == 0) return region_of(p_.b[1], 0, block0, span_end);
-    if (span_end < blocks_)
-      return region_of(p_.b[matrix ^ (p_.kind == GemmKind::kPair)], 0, span_end, blocks_);
-    if (p_.kind == GemmKind::kSum && matrix == 0) return region_of(p_.b[1], 0, 0, blocks_);
+    if (at.term + 1 < at.end) return region_of(p_.terms[at.term + 1].b, 0, block0, span_end);
+    if (span_end < blocks_of(at.first)) return region_of(at.first, 0, span_end);
+    if (at.end < p_.num_terms) return region_of(at.end, 0, 0);
     return {};
   }
 
@@ -161,10 +185,11 @@ class Runner {
 
   const BlockProduct& p_;
   const RowPanels panels_;
-  const int64_t blocks_, columns_;
+  const int64_t columns_;
   char *const a_, *const b_;
   const int64_t ld_;
-  float* c_[2];
+  float* c_[BlockProduct::kMostOutputs];
+  bool started_[BlockProduct::kMostOutputs] = {};  // c holds a sum
 };
 
 }  // namespace

@@ -10,7 +10,7 @@
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 
-// Rows: a multiple of every max_rows, so that padding stays inside. Columns: of both products
+// Rows: a multiple of every max_rows, so that padding stays inside. Columns: of all outputs
 // together.
 inline constexpr int kMaxTaskRows = 288, kMaxTaskColumns = 256;
 
@@ -31,18 +31,26 @@ struct ProductPlan {  // the same for all tasks of one expert
   const ProductKernel* kernel;
   Compute compute;
 };
+// of one term; a product of several multiplies in bf16 only where each of them does.
 ProductPlan plan_product(moec_dtype a, moec_dtype b, int64_t rows);
 
+struct BlockTerm {
+  PanelSource a;
+  WeightSource b;
+  int64_t k = 0;
+  int output = 0;
+};
+
 struct BlockProduct {
+  static constexpr int kMostOutputs = 2;
   ProductPlan plan;
-  GemmKind kind = GemmKind::kSingle;
-  PanelSource a[2];
-  WeightSource b[2];
-  int64_t row0 = 0, rows = 0, col0 = 0, cols = 0, k = 0;  // col0 is a multiple of 32
+  int outputs = 1, num_terms = 0;
+  BlockTerm terms[RowProduct::kMostTerms];
+  int64_t row0 = 0, rows = 0, col0 = 0, cols = 0;  // col0 is a multiple of 32
 };
 
 struct BlockResult {
-  float *c0, *c1;
+  float *c0, *c1;  // c1: null for one output
   int64_t ld;
 };
 

@@ -53,11 +53,6 @@ void CpuBackend::device_info(moec_device_info& info) const {
   std::snprintf(info.arch, sizeof info.arch, "%s", isa_name());
 }
 
-void CpuBackend::check_weights(const moec_weights_desc& desc) const {
-  MOEC_REQUIRE(desc.gate_up_scheme == MOEC_SCHEME_NONE && desc.down_scheme == MOEC_SCHEME_NONE,
-               MOEC_E_UNSUPPORTED, "quantised weights have no kernels on the CPU");
-}
-
 void* CpuBackend::allocate(uint64_t bytes, moec_stream) const {
   void* const pointer = bytes > SIZE_MAX - kCacheLine
                             ? nullptr

@@ -7,6 +7,7 @@
 #include "backend/cpu/ops.h"
 #include "core/dtype.h"
 #include "core/workspace.h"
+#include "quant/format.h"
 
 namespace moec::cpu {
 namespace {
@@ -26,7 +27,7 @@ struct PackLayout {  // byte offsets inside one expert
     for (Part part : kParts) {
       matrix[int(part)] = stride;
       if (part != Part::kGate || w.gated)
-        stride += packed_matrix_bytes(w.up.dtype, shape_of(w, part).n, shape_of(w, part).k);
+        stride += packed_matrix_bytes(matrix_of(w, part), shape_of(w, part).n, shape_of(w, part).k);
     }
     for (Part part : kParts) {
       bias[int(part)] = stride;
@@ -35,6 +36,10 @@ struct PackLayout {  // byte offsets inside one expert
     }
   }
 };
+
+const char* scheme_name(const ExpertMatrix& matrix) {
+  return matrix.is_coded() ? quant::find_format(matrix.scheme)->name : "plain";
+}
 
 const char* packed_part(const WeightsView& w, int64_t offset) {
   return static_cast<const char*>(w.packed) + offset;
@@ -77,7 +82,6 @@ GemmWeight gemm_weight(const WeightsView& w, Part part, bool transposed) {
   const PackLayout layout(w);
   weight.packed = packed_part(w, layout.matrix[int(part)]);
   weight.packed_stride = layout.stride;
-  weight.packed_dtype = w.up.dtype;
   return weight;
 }
 
@@ -95,7 +99,10 @@ uint64_t packed_bytes(const WeightsView& w) {
 
 // The same bytes on every machine and instruction set.
 std::string packed_format(const WeightsView& w) {
-  return std::string("cpu-") + dtype_name(w.up.dtype) + "-panel32-v1";
+  std::string name = std::string("cpu-") + dtype_name(w.up.dtype);
+  if (w.up.is_coded() || w.down.is_coded())
+    name.append("-").append(scheme_name(w.up)).append("-").append(scheme_name(w.down));
+  return name + "-panel32-v1";
 }
 
 void pack_weights(const Device& device, const WeightsView& w, void* to, int32_t first,

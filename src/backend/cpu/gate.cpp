@@ -137,10 +137,7 @@ class OneGroup {
     gemm.num_experts = 1;
     gemm.group_offsets = offsets_;
     gemm.n = n;
-    gemm.k = k;
-    gemm.a[0] = {a.data, a.dtype, k, nullptr};
-    gemm.b[0].matrix = &matrix;
-    gemm.b[0].transposed = transposed;
+    gemm.add({{a.data, a.dtype, k, nullptr}, {&matrix, nullptr, 0, transposed}, k});
     gemm.epilogue = epilogue;
     gemm.context = context;
     grouped_gemm(pool_, gemm, scratch_.data());

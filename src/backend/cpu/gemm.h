@@ -10,25 +10,23 @@
 
 #include <cstdint>
 
-#include "backend/args.h"
+#include "backend/product.h"
 #include "core/thread_pool.h"
 
 namespace moec::cpu {
 
 // ---- B: one weight matrix of every expert
 struct GemmWeight {
-  const ExpertMatrix* matrix = nullptr;  // read where it is; ignored when packed
+  const ExpertMatrix* matrix = nullptr;  // read where it is; of a packed one only the type
   const void* packed = nullptr;  // expert e at packed + e * packed_stride bytes, 64-byte aligned
   int64_t packed_stride = 0;
-  moec_dtype packed_dtype = 0;
   bool transposed = false;  // B(n, k) is W(k, n): the data gradient
 };
 
-// Bytes of the packed copy of one [n, k] matrix; a multiple of 64.
-int64_t packed_matrix_bytes(moec_dtype dtype, int64_t n, int64_t k);
-// Write the packed copy of one matrix; every byte of it. Tails are zero.
-void pack_matrix(const MatrixView& matrix, int64_t n, int64_t k, void* to);
-// Experts [first, first + count) in parallel, expert first + i to `to + i * stride`.
+// Bytes of the packed copy of one [n, k] matrix of the type of `matrix`; a multiple of 64.
+int64_t packed_matrix_bytes(const ExpertMatrix& matrix, int64_t n, int64_t k);
+// Write the packed copies of experts [first, first + count) in parallel, that of expert first + i
+// to `to + i * stride`; every byte of them. Tails are zero.
 void pack_experts(const ThreadPool& pool, const ExpertMatrix& matrix, int64_t first, int64_t count,
                   int64_t n, int64_t k, void* to, int64_t stride);
 
@@ -46,27 +44,30 @@ struct GemmRows {
 struct FinishedTile {
   int32_t expert, slot;  // slot < pool.size(): this thread's scratch of the caller
   int64_t row0, rows, col0, cols;
-  float *c0, *c1;  // c1: the second product of PAIR
+  float *c0, *c1;  // output 0, and output 1 or null
   int64_t ld;
 };
 using GemmEpilogue = void (*)(void* context, const FinishedTile& tile);
 
-enum class GemmKind {
-  kSingle,  // c0 = a[0] b[0]
-  kPair,    // c0 = a[0] b[0],  c1 = a[0] b[1]      gate and up
-  kSum      // c0 = a[0] b[0] + a[1] b[1]           data gradient through gate and up
+struct GemmTerm {  // adds a b^T to an output
+  GemmRows a;
+  GemmWeight b;
+  int64_t k = 0;
+  int output = 0;
 };
 
+// A RowProduct of these operands: the same rules for the order of its terms.
 struct GroupedGemm {
-  GemmKind kind = GemmKind::kSingle;
   int32_t num_experts = 0;
   const int32_t* group_offsets = nullptr;  // [E+1]
   const int32_t* counts = nullptr;         // [E], or null: all rows up to the next offset
-  int64_t n = 0, k = 0;
-  GemmRows a[2];
-  GemmWeight b[2];
+  int64_t n = 0;                           // columns of each output
+  int outputs = 1, num_terms = 0;
+  GemmTerm terms[RowProduct::kMostTerms];
   GemmEpilogue epilogue = nullptr;
   void* context = nullptr;
+
+  void add(const GemmTerm& term) { terms[num_terms++] = term; }
 };
 
 struct GroupedWgrad {  // d[e](n, k) (+)= sum over rows r of e of g(r, n) * x(r, k)

@@ -79,13 +79,14 @@ void grouped_wgrad(const ThreadPool& pool, const GroupedWgrad& wgrad, void* scra
                              lanes,
                              task.group_rows};
         };
-        p.a[0] = rows_of(w.g, w.n);
-        p.b[0].source = rows_of(w.x, w.k);
+        p.num_terms = 1;
+        p.terms[0].a = rows_of(w.g, w.n);
+        p.terms[0].b.source = rows_of(w.x, w.k);
+        p.terms[0].k = task.group_rows;
         p.row0 = task.row0;
         p.rows = task.rows;
         p.col0 = task.col0;
         p.cols = task.cols;
-        p.k = task.group_rows;
         store_block(w.d->expert(task.expert), task, run_block(p, thread_scratch), w.accumulate);
       });
 }

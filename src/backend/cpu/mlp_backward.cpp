@@ -95,9 +95,7 @@ void run_act_grad(const ThreadPool& pool, const ActGrad& step, void* scratch) {
   }
   GroupedGemm gemm = product_of(mlp);
   gemm.n = mlp.inter;
-  gemm.k = mlp.hidden;
-  gemm.a[0] = output_rows(mlp, step.d_y);
-  gemm.b[0] = gemm_weight(*mlp.weights, Part::kDown, true);
+  gemm.add({output_rows(mlp, step.d_y), gemm_weight(*mlp.weights, Part::kDown, true), mlp.hidden});
   gemm.epilogue = finish_act_grad;
   gemm.context = const_cast<ActGrad*>(&step);
   grouped_gemm(pool, gemm, scratch);
@@ -107,13 +105,11 @@ void run_input_grad(const ThreadPool& pool, const InputGrad& step, GemmEpilogue 
                     void* context, void* scratch) {
   const Mlp& mlp = *step.mlp;
   GroupedGemm gemm = product_of(mlp);
-  gemm.kind = mlp.gated() ? GemmKind::kSum : GemmKind::kSingle;
   gemm.n = mlp.hidden;
-  gemm.k = mlp.inter;
-  int products = 0;
   const auto add_product = [&](const void* rows, Part part) {
-    gemm.a[products] = {rows, mlp.dtype, step.d_pre.stride, nullptr};
-    gemm.b[products++] = gemm_weight(*mlp.weights, part, true);
+    gemm.add({{rows, mlp.dtype, step.d_pre.stride, nullptr},
+              gemm_weight(*mlp.weights, part, true),
+              mlp.inter});
   };
   if (mlp.gated()) add_product(step.d_pre.gate, Part::kGate);
   add_product(step.d_pre.up, Part::kUp);

@@ -106,12 +106,13 @@ void clear_padding(const ClearPadding& step) {
 void run_up(const ThreadPool& pool, const Up& step, void* scratch) {
   const Mlp& mlp = *step.mlp;
   GroupedGemm gemm = product_of(mlp);
-  gemm.kind = mlp.gated() ? GemmKind::kPair : GemmKind::kSingle;
   gemm.n = mlp.inter;
-  gemm.k = mlp.hidden;
-  gemm.a[0] = gemm_rows(mlp.x);
-  gemm.b[0] = gemm_weight(*mlp.weights, mlp.gated() ? Part::kGate : Part::kUp, false);
-  if (mlp.gated()) gemm.b[1] = gemm_weight(*mlp.weights, Part::kUp, false);
+  gemm.outputs = mlp.parts();
+  const auto add_product = [&](Part part, int output) {
+    gemm.add({gemm_rows(mlp.x), gemm_weight(*mlp.weights, part, false), mlp.hidden, output});
+  };
+  if (mlp.gated()) add_product(Part::kGate, 0);
+  add_product(Part::kUp, gemm.outputs - 1);
   gemm.epilogue = finish_up;
   gemm.context = const_cast<Up*>(&step);
   grouped_gemm(pool, gemm, scratch);
@@ -122,9 +123,9 @@ void run_down(const ThreadPool& pool, const Down& step, GemmEpilogue epilogue, v
   const Mlp& mlp = *step.mlp;
   GroupedGemm gemm = product_of(mlp);
   gemm.n = mlp.hidden;
-  gemm.k = mlp.inter;
-  gemm.a[0] = {step.act, mlp.dtype, mlp.inter, nullptr};
-  gemm.b[0] = gemm_weight(*mlp.weights, Part::kDown, false);
+  gemm.add({{step.act, mlp.dtype, mlp.inter, nullptr},
+            gemm_weight(*mlp.weights, Part::kDown, false),
+            mlp.inter});
   gemm.epilogue = epilogue;
   gemm.context = context;
   grouped_gemm(pool, gemm, scratch);

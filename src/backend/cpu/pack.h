@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// From matrices in memory to the panels of tile.h, and the packed form of weights.
+// From matrices in memory, plain or coded, to the panels of tile.h.
 #pragma once
 
 #include "backend/args.h"
 #include "backend/cpu/tile.h"
+#include "quant/format.h"
 
 namespace moec::cpu {
 
@@ -15,20 +16,39 @@ struct PanelSource {
   const int32_t* lane_gather = nullptr;  // lane is lane_gather[lane]; negative: zeros
   const int32_t* k_gather = nullptr;     // k is k_gather[k], likewise
   int64_t lanes = 0, k = 0;              // extents; beyond them are zeros
+  // With codes, `data` is those and `dtype` the type that they stand for; nothing is gathered.
+  quant::CodedView coded = {};
+  bool transposed = false;  // lanes are k of the coded matrix, and k is its n
+
+  bool is_coded() const { return coded.codes != nullptr; }
+  moec_dtype code_dtype() const { return quant::find_format(coded.scheme)->code_dtype; }
 };
 
-// B: a source, or packed weights of `packed_n` x `packed_k`, perhaps read transposed.
+class PackedForm;
+
+// The packed copy of a matrix [n,k] (packed_form.h).
+struct PackedMatrix {
+  const char* data = nullptr;
+  const PackedForm* form = nullptr;
+  moec_dtype dtype = 0;
+  int64_t n = 0, k = 0;
+  bool transposed = false;  // B(n, k) is W(k, n)
+};
+
+// B: a source, or a packed copy.
 struct WeightSource {
   PanelSource source;
-  const void* packed = nullptr;
-  moec_dtype packed_dtype = 0;
-  int64_t packed_n = 0, packed_k = 0;
-  bool transposed = false;
+  PackedMatrix packed;
 };
 
 // k values in one block.
-int64_t block_k(Compute compute);
-int64_t packed_block_k(moec_dtype dtype);
+inline int64_t block_k(Compute compute) {
+  return compute == Compute::kBf16 ? 32 : 16;
+}
+
+inline Load plain_load(moec_dtype dtype) {
+  return dtype == MOEC_F32 ? Load::kF32 : dtype == MOEC_BF16 ? Load::kBf16ToF32 : Load::kF16ToF32;
+}
 
 // A panel of `rows` lines per block (zeros beyond the extent), `blocks` blocks from k = block0 *
 // block_k.

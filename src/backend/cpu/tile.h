@@ -7,13 +7,14 @@
 //   A panel   [blocks][rows][64 B]      a line: 16 steps of one row
 //   B panel   [blocks][2][16][64 B]     a block: two tiles of 16 columns; a line: one step of those
 //
-// The packed form of a weight is its B panels of 32 columns one after the other, columns padded
-// with zeros. Translation units of this interface are compiled for one instruction set each, so
+// Translation units of this interface are compiled for one instruction set each, so
 // what they include must not define functions with external linkage: the linker could keep that
 // copy for everyone.
 #pragma once
 
 #include <cstdint>
+
+#include "quant/format.h"
 
 namespace moec::cpu {
 
@@ -22,9 +23,18 @@ inline constexpr int kPanelColumns = 2 * kLanes, kBlockBytes = 2 * kSteps * kLin
 
 enum class Compute { kF32, kBf16 };  // what a step holds while multiplying
 
-// Source element -> step.
+// Source element -> step. The first three name the types of plain values, too.
 enum class Load { kF32, kBf16ToF32, kF16ToF32, kPairs };
-inline constexpr int kLoads = 4;
+template <Load... kMembers>
+struct LoadList {
+  static constexpr int kCount = sizeof...(kMembers);
+  template <class Body>
+  static constexpr void for_each(Body body) {  // body<load>() for each, in order
+    (body.template operator()<kMembers>(), ...);
+  }
+};
+using PlainLoads = LoadList<Load::kF32, Load::kBf16ToF32, Load::kF16ToF32>;
+using Loads = LoadList<Load::kF32, Load::kBf16ToF32, Load::kF16ToF32, Load::kPairs>;
 
 struct PanelProduct {  // c[rows, 32] (+)= A panel * B panel
   const void *a, *b;
@@ -59,17 +69,30 @@ struct LoadBlock {
 };
 using LoadBlockFn = void (*)(const LoadBlock& load);
 
+// Values of codes: line i starts at element (n, k) of the matrix and i further along k where lines
+// run along n, or along n where they run along k. k is a multiple of 16.
+struct DecodeLines {
+  const quant::CodedView* matrix;
+  int64_t n, k;
+  bool along_n;
+  int lines, count;  // count <= 32
+  void* to;          // line i at i * stride (elements of the type they become)
+  int64_t stride;
+};
+using DecodeLinesFn = void (*)(const DecodeLines& decode);
+
 struct TileKernels {
   const char* isa;
   ProductKernel f32;
   ProductKernel bf16_few, bf16;  // bf16_few serves experts of up to bf16_few_rows rows
   int bf16_few_rows;
-  LoadBlockFn along_k[kLoads][2], along_lanes[kLoads][2];  // [Load][turned]
-  void (*transpose)(const void* from, void* to);           // 16 lines of 16 dwords
-  void (*expand_bf16)(const void* block, void* to);        // packed block -> two f32 blocks
+  LoadBlockFn along_k[Loads::kCount][2], along_lanes[Loads::kCount][2];  // [Load][turned]
+  DecodeLinesFn decode[quant::Formats::kCount][PlainLoads::kCount];      // to a plain type
+  void (*transpose)(const void* from, void* to);                         // 16 lines of 16 dwords
+  void (*expand_bf16)(const void* block, void* to);  // packed block -> two f32 blocks
   void (*expand_f16)(const void* block, void* to);
-  void (*to_f32[3])(const void* from, float* to, int64_t count);  // f32, bf16, f16
-  void (*from_f32[3])(const float* from, void* to, int64_t count);
+  void (*to_f32[PlainLoads::kCount])(const void* from, float* to, int64_t count);
+  void (*from_f32[PlainLoads::kCount])(const float* from, void* to, int64_t count);
   void (*begin)();  // once per task before products; null = nothing to do
   void (*end)();
 };

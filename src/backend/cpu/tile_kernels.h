@@ -207,14 +207,62 @@ void convert_in(const void* from, float* to, int64_t count) {
   }
 }
 
-template <class Ops, Load kLoad>
+template <class Ops, Load kTo>
+void put_values(void* to, typename Ops::Line line, int n) {
+  if constexpr (kTo == Load::kF32) Ops::put_f32(static_cast<float*>(to), line, n);
+  if constexpr (kTo == Load::kBf16ToF32) Ops::put_bf16(static_cast<uint16_t*>(to), line, n);
+  if constexpr (kTo == Load::kF16ToF32) Ops::put_f16(static_cast<uint16_t*>(to), line, n);
+}
+
+template <class Ops, Load kTo>
 void convert_out(const float* from, void* to, int64_t count) {
+  constexpr int kBytes = kTo == Load::kF32 ? 4 : 2;
   for (int64_t i = 0; i < count; i += kLanes) {
     const int n = smaller(count - i, kLanes);
-    const auto line = Ops::f32(from + i, n);
-    if constexpr (kLoad == Load::kF32) Ops::put_f32(static_cast<float*>(to) + i, line, n);
-    if constexpr (kLoad == Load::kBf16ToF32) Ops::put_bf16(static_cast<uint16_t*>(to) + i, line, n);
-    if constexpr (kLoad == Load::kF16ToF32) Ops::put_f16(static_cast<uint16_t*>(to) + i, line, n);
+    put_values<Ops, kTo>(static_cast<char*>(to) + i * kBytes, Ops::f32(from + i, n), n);
+  }
+}
+
+// ---- codes. The compiler makes vectors of the plain loops; every set gives the same values.
+template <class Format, class BlockOf>
+void decode_run(const typename Format::Code* codes, int64_t step, int count, const BlockOf& block,
+                float* to) {
+  if (step == 1 && count == kLanes) {
+    for (int i = 0; i < kLanes; ++i) to[i] = Format::decode(codes[i], block(i));
+    return;
+  }
+  for (int i = 0; i < count; ++i) to[i] = Format::decode(codes[i * step], block(i));
+}
+
+// Flat: what formats define inline gets no copy of its own here.
+template <class Ops, class Format, Load kTo>
+__attribute__((flatten)) void decode_lines(const DecodeLines& d) {
+  using Block = typename Format::Block;
+  using Code = typename Format::Code;
+  constexpr int kBytes = kTo == Load::kF32 ? 4 : 2;
+  constexpr int64_t kBlockK = Format::kInfo.block_k;
+  static_assert(kBlockK % kLanes == 0, "a run of 16 along k is of one block");
+  const quant::CodedView& m = *d.matrix;
+  const Code* line = static_cast<const Code*>(m.codes) + d.n * m.row_stride + d.k * m.col_stride;
+  const int64_t step = d.along_n ? m.row_stride : m.col_stride;
+  const int64_t next_line = d.along_n ? m.col_stride : m.row_stride;
+  Block blocks[2 * kLanes];  // of a line along n
+  alignas(kLineBytes) float values[kLanes];
+  for (int i = 0; i < d.lines; ++i, line += next_line) {
+    if (d.along_n && (i == 0 || (kBlockK && (d.k + i) % kBlockK == 0)))
+      for (int j = 0; j < d.count; ++j) blocks[j] = Format::block(m, d.n + j, d.k + i);
+    for (int j = 0; j < d.count; j += kLanes) {
+      const int count = smaller(d.count - j, kLanes);
+      if (d.along_n) {
+        decode_run<Format>(
+            line + j * step, step, count, [&](int at) { return blocks[j + at]; }, values);
+      } else {
+        const Block block = Format::block(m, d.n + i, d.k + j);
+        decode_run<Format>(line + j * step, step, count, [&](int) { return block; }, values);
+      }
+      put_values<Ops, kTo>(static_cast<char*>(d.to) + (i * d.stride + j) * kBytes,
+                           Ops::f32(values, count), count);
+    }
   }
 }
 
@@ -224,31 +272,23 @@ constexpr TileKernels make_tile_kernels(const char* isa, ProductKernel f32) {
   TileKernels t = {};
   t.isa = isa;
   t.f32 = f32;
-  t.along_k[0][0] = load_along_k<Ops, Load::kF32, false>;
-  t.along_k[0][1] = load_along_k<Ops, Load::kF32, true>;
-  t.along_k[1][0] = load_along_k<Ops, Load::kBf16ToF32, false>;
-  t.along_k[1][1] = load_along_k<Ops, Load::kBf16ToF32, true>;
-  t.along_k[2][0] = load_along_k<Ops, Load::kF16ToF32, false>;
-  t.along_k[2][1] = load_along_k<Ops, Load::kF16ToF32, true>;
-  t.along_k[3][0] = load_along_k<Ops, Load::kPairs, false>;
-  t.along_k[3][1] = load_along_k<Ops, Load::kPairs, true>;
-  t.along_lanes[0][0] = load_along_lanes<Ops, Load::kF32, false>;
-  t.along_lanes[0][1] = load_along_lanes<Ops, Load::kF32, true>;
-  t.along_lanes[1][0] = load_along_lanes<Ops, Load::kBf16ToF32, false>;
-  t.along_lanes[1][1] = load_along_lanes<Ops, Load::kBf16ToF32, true>;
-  t.along_lanes[2][0] = load_along_lanes<Ops, Load::kF16ToF32, false>;
-  t.along_lanes[2][1] = load_along_lanes<Ops, Load::kF16ToF32, true>;
-  t.along_lanes[3][0] = load_along_lanes<Ops, Load::kPairs, false>;
-  t.along_lanes[3][1] = load_along_lanes<Ops, Load::kPairs, true>;
+  Loads::for_each([&]<Load kLoad>() {
+    t.along_k[int(kLoad)][0] = load_along_k<Ops, kLoad, false>;
+    t.along_k[int(kLoad)][1] = load_along_k<Ops, kLoad, true>;
+    t.along_lanes[int(kLoad)][0] = load_along_lanes<Ops, kLoad, false>;
+    t.along_lanes[int(kLoad)][1] = load_along_lanes<Ops, kLoad, true>;
+  });
+  PlainLoads::for_each([&]<Load kLoad>() {
+    t.to_f32[int(kLoad)] = convert_in<Ops, kLoad>;
+    t.from_f32[int(kLoad)] = convert_out<Ops, kLoad>;
+    quant::Formats::for_each([&]<class Format>() {
+      t.decode[quant::format_index(Format::kInfo.scheme)][int(kLoad)] =
+          decode_lines<Ops, Format, kLoad>;
+    });
+  });
   t.transpose = transpose_lines<Ops>;
   t.expand_bf16 = expand_block<Ops, false>;
   t.expand_f16 = expand_block<Ops, true>;
-  t.to_f32[0] = convert_in<Ops, Load::kF32>;
-  t.to_f32[1] = convert_in<Ops, Load::kBf16ToF32>;
-  t.to_f32[2] = convert_in<Ops, Load::kF16ToF32>;
-  t.from_f32[0] = convert_out<Ops, Load::kF32>;
-  t.from_f32[1] = convert_out<Ops, Load::kBf16ToF32>;
-  t.from_f32[2] = convert_out<Ops, Load::kF16ToF32>;
   return t;
 }
 

@@ -95,7 +95,7 @@ __device__ __forceinline__ float2 combine_pair(const CombineParams& p, int64_t t
     const int row = p.assignment_row[at];
     const int zero = p.num_zero > 0 ? p.expert_ids[at] - p.num_experts : -1;
     const bool identity = zero >= 0 && zero < p.num_zero;
-    const float weight = p.weights[at];
+    const float weight = p.routing_weights[at];
     if ((row >= 0 || identity) && weight != 0.0f)
       add(identity ? p.x : p.rows, identity ? t : row, weight);
   }

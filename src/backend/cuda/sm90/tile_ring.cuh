@@ -137,7 +137,7 @@ class PairRing : public Stages {
   uint32_t told_;  // the first empty barrier of this CTA, or, in odd lanes, of the other one
 };
 
-// A bulk copy into a stage, by one thread. shared: into that of both CTAs of the pair.
+// shared: into both CTAs of the pair.
 template <typename Coordinate>
 __device__ __forceinline__ void load_block(uint32_t dst, const CUtensorMap* map, uint32_t barrier,
                                            Coordinate at, bool shared) {

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values of a PanelSource into the tiles of panels, by the loads of an instruction set.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "backend/cpu/pack.h"
+#include "core/dtype.h"
+
+// Offsets within a block are small:
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
+namespace moec::cpu {
+
+inline constexpr int kMaxBlockK = 32;
+
+inline Load load_of(moec_dtype dtype, Compute compute) {
+  return compute == Compute::kBf16 ? Load::kPairs : plain_load(dtype);
+}
+
+inline const char* line_of(const PanelSource& s, int64_t index, int64_t stride,
+                           const int32_t* gather) {
+  const int64_t at = gather ? gather[index] : index;
+  if (at < 0) return nullptr;
+  return static_cast<const char*>(s.data) + at * stride * dtype_bytes(s.dtype);
+}
+
+// Where tiles of 16 lanes go: tile t at to + t / 2 * pair_stride + t % 2 * tile_stride, its next
+// block block_stride further.
+struct Target {
+  char* to;
+  int64_t pair_stride, tile_stride, block_stride;
+  int lanes;  // in all
+  bool is_a;
+  char* at(int tile, int block) const {
+    return to + tile / 2 * pair_stride + tile % 2 * tile_stride + block * block_stride;
+  }
+  int wanted(int tile) const { return std::min(lanes - tile * kLanes, kLanes); }
+  int lines_out(int tile) const { return is_a ? wanted(tile) : kSteps; }
+};
+
+// `panels` B panels of `blocks` blocks each.
+inline Target panel_target(void* to, int panels, int blocks) {
+  return {static_cast<char*>(to), int64_t(blocks) * kBlockBytes,
+          kBlockBytes / 2,        kBlockBytes,
+          panels * kPanelColumns, false};
+}
+
+class BlockLoader {
+ public:
+  BlockLoader(const TileKernels& tile, const PanelSource& source, Load load)
+      : tile_(tile), source_(source), load_(load), per_block_(load == Load::kPairs ? 32 : 16) {}
+
+  void run(int64_t lane0, int64_t block0, int blocks, const Target& target,
+           const Region& next = {}) const {
+    const int tiles = (target.lanes + kLanes - 1) / kLanes;
+    if (source_.is_coded()) {
+      for (int b = 0; b < blocks; ++b) {
+        next.prefetch(b, blocks);
+        for (int t = 0; t < tiles; ++t) decoded(lane0, t, (block0 + b) * per_block_, b, target);
+      }
+      return;
+    }
+    if (source_.k_stride == 1 && !source_.k_gather) {
+      for (int i = 0; i < tiles * blocks; i += blocks)
+        along_k(lane0, i / blocks, block0, blocks, target, next, i, tiles * blocks);
+      return;
+    }
+    for (int b = 0; b < blocks; ++b) {
+      next.prefetch(b, blocks);
+      if (along_lanes(source_))
+        whole_lines(lane0, (block0 + b) * per_block_, b, target);
+      else
+        scattered(lane0, (block0 + b) * per_block_, b, target);
+    }
+  }
+  static bool along_lanes(const PanelSource& source) {
+    return source.lane_stride == 1 && !source.lane_gather;
+  }
+
+ private:
+  int lanes_at(int64_t lane0, int tile, const Target& target) const {
+    return int(std::clamp<int64_t>(source_.lanes - lane0 - tile * kLanes, 0, target.wanted(tile)));
+  }
+  int k_at(int64_t k0) const { return int(std::clamp<int64_t>(source_.k - k0, 0, per_block_)); }
+  void put(LoadBlock load, const Target& target, bool source_along_k) const {
+    const auto& table = source_along_k ? tile_.along_k : tile_.along_lanes;
+    table[int(load_)][source_along_k != target.is_a](load);
+  }
+
+  void along_k(int64_t lane0, int tile, int64_t block0, int blocks, const Target& target,
+               const Region& next, int part, int parts) const {
+    const int lanes = lanes_at(lane0, tile, target);
+    const void* lines[kLanes];
+    for (int i = 0; i < lanes; ++i)
+      lines[i] =
+          line_of(source_, lane0 + tile * kLanes + i, source_.lane_stride, source_.lane_gather);
+    for (int b = 0; b < blocks; ++b) {
+      const int64_t k0 = (block0 + b) * per_block_;
+      next.prefetch(part + b, parts);
+      put({lines, k0, lanes, k_at(k0), target.at(tile, b), target.lines_out(tile)}, target, true);
+    }
+  }
+
+  // All lanes of one block, so that lines are read from end to end.
+  void whole_lines(int64_t lane0, int64_t k0, int block, const Target& target) const {
+    const int count = k_at(k0);
+    const void* lines[kMaxBlockK];
+    for (int i = 0; i < count; ++i)
+      lines[i] = line_of(source_, k0 + i, source_.k_stride, source_.k_gather);
+    for (int t = 0; t * kLanes < target.lanes; ++t) {
+      const int64_t lane = lane0 + t * kLanes;
+      put({lines, lane, count, lanes_at(lane0, t, target), target.at(t, block),
+           target.lines_out(t)},
+          target, false);
+    }
+  }
+
+  // Codes become values first, in lines along the direction in which they are contiguous.
+  void decoded(int64_t lane0, int tile, int64_t k0, int block, const Target& target) const {
+    const bool over_lanes = along_lanes(source_);
+    const int lanes = lanes_at(lane0, tile, target), count = k_at(k0);
+    const int64_t lane = lane0 + tile * kLanes, row = over_lanes ? kLanes : kMaxBlockK;
+    alignas(kLineBytes) char values[kLanes * kMaxBlockK * 4];
+    DecodeLines d{&source_.coded,
+                  lane,
+                  k0,
+                  over_lanes,
+                  over_lanes ? count : lanes,
+                  over_lanes ? lanes : count,
+                  values,
+                  row};
+    if (source_.transposed) {
+      std::swap(d.n, d.k);
+      d.along_n = !d.along_n;
+    }
+    tile_.decode[quant::format_index(source_.coded.scheme)][int(plain_load(source_.dtype))](d);
+    const void* lines[kMaxBlockK];
+    for (int i = 0; i < d.lines; ++i) lines[i] = values + i * row * dtype_bytes(source_.dtype);
+    put({lines, 0, d.lines, d.count, target.at(tile, block), target.lines_out(tile)}, target,
+        !over_lanes);
+  }
+
+  // Neither direction is contiguous: collect the values first.
+  void scattered(int64_t lane0, int64_t k0, int block, const Target& target) const {
+    const auto collect = dtype_bytes(source_.dtype) == 4 ? &BlockLoader::collect<uint32_t>
+                                                         : &BlockLoader::collect<uint16_t>;
+    alignas(kLineBytes) char values[kLanes * kMaxBlockK * 4];
+    const void* lines[kLanes];
+    for (int t = 0; t * kLanes < target.lanes; ++t) {
+      const int lanes = lanes_at(lane0, t, target), count = k_at(k0);
+      (this->*collect)(lane0 + t * kLanes, lanes, k0, count, values, lines);
+      put({lines, 0, lanes, count, target.at(t, block), target.lines_out(t)}, target, true);
+    }
+  }
+  template <class T>
+  void collect(int64_t lane0, int lanes, int64_t k0, int count, void* values,
+               const void** lines) const {
+    for (int i = 0; i < lanes; ++i) {
+      const void* const line =
+          line_of(source_, lane0 + i, source_.lane_stride, source_.lane_gather);
+      T* const to = static_cast<T*>(values) + i * kMaxBlockK;
+      lines[i] = line ? to : nullptr;
+      for (int j = 0; line && j < count; ++j) {
+        const int64_t k = source_.k_gather ? source_.k_gather[k0 + j] : k0 + j;
+        to[j] = k < 0 ? T(0) : static_cast<const T*>(line)[k * source_.k_stride];
+      }
+    }
+  }
+
+  const TileKernels& tile_;
+  const PanelSource& source_;
+  const Load load_;
+  const int per_block_;
+};
+
+}  // namespace moec::cpu
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)

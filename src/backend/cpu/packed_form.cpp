@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/packed_form.h"
+
+#include <cstring>
+
+#include "backend/cpu/block_loader.h"
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/isa.h"
+#include "core/workspace.h"
+
+// Offsets within a block are small:
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
+namespace moec::cpu {
+namespace {
+
+// Panels that are B panels of tile.h.
+class PlainForm : public PackedForm {
+ public:
+  constexpr PlainForm(int64_t block_k, Load load) : block_k_(block_k), load_(load) {}
+
+  int64_t panel_bytes(int64_t k) const final { return div_up(k, block_k_) * kBlockBytes; }
+  bool is_direct(Compute compute) const final { return block_k(compute) == block_k_; }
+  Region region(const PackedMatrix& m, Compute compute, const Chunk& chunk) const final {
+    const int64_t values = chunk.blocks * block_k(compute), k0 = chunk.block0 * block_k(compute);
+    if (!m.transposed)
+      return {block(m, chunk.panel, k0 / block_k_), 1, 0, values / block_k_ * kBlockBytes};
+    const int64_t across = kPanelColumns / block_k_;  // blocks of W as wide as our panel
+    return {block(m, k0 / kPanelColumns, chunk.panel * across), values / kPanelColumns,
+            panel_bytes(m.k), across * kBlockBytes};
+  }
+  void load(const TileKernels& tile, const PackedMatrix& m, Compute compute, const Chunk& chunk,
+            char* to, const Region& next) const final {
+    if (m.transposed)
+      turn(tile, m, compute, chunk, to, next);
+    else
+      expand(tile, m, chunk, to, next);
+  }
+  void pack(const ExpertMatrix& matrix, int64_t e, int64_t n, int64_t k, int64_t first,
+            int64_t last, char* to) const final {
+    const MatrixView view = matrix.expert(e);
+    const PanelSource source{
+        view.data, view.dtype, view.row_stride, view.col_stride, nullptr, nullptr, n, k};
+    const BlockLoader loader(tile_kernels(), source, load_);
+    const int blocks = int(div_up(k, block_k_));
+    for (int64_t panel = first; panel < last; ++panel)
+      loader.run(panel * kPanelColumns, 0, blocks,
+                 panel_target(to + panel * blocks * kBlockBytes, 1, blocks));
+  }
+
+ protected:
+  const char* block(const PackedMatrix& m, int64_t panel, int64_t index) const {
+    return m.data + (panel * div_up(m.k, block_k_) + index) * kBlockBytes;
+  }
+  virtual void expand(const TileKernels& tile, const PackedMatrix& m, const Chunk& chunk, char* to,
+                      const Region& next) const = 0;
+  virtual void turn(const TileKernels& tile, const PackedMatrix& m, Compute compute,
+                    const Chunk& chunk, char* to, const Region& next) const = 0;
+
+  const int64_t block_k_;
+  const Load load_;
+};
+
+class WideForm final : public PlainForm {
+ public:
+  constexpr WideForm() : PlainForm(16, Load::kF32) {}
+
+ private:
+  void expand(const TileKernels&, const PackedMatrix&, const Chunk&, char*,
+              const Region&) const override {}  // products of f32 are direct
+  // B(n, k) = W(k, n): blocks of W hold 16 k (our columns) of 32 n (our k).
+  void turn(const TileKernels& tile, const PackedMatrix& m, Compute, const Chunk& chunk, char* to,
+            const Region& next) const override {
+    const int64_t last = div_up(m.k, block_k_);
+    for (int b = 0; b < chunk.blocks; ++b) {
+      next.prefetch(b, chunk.blocks);
+      for (int t = 0; t < 2; ++t) {
+        const int64_t k = chunk.block0 + b, from = 2 * chunk.panel + t;
+        char* const out = to + b * kBlockBytes + t * (kBlockBytes / 2);
+        if (from < last)
+          tile.transpose(block(m, k / 2, from) + k % 2 * (kBlockBytes / 2), out);
+        else
+          std::memset(out, 0, kBlockBytes / 2);
+      }
+    }
+  }
+};
+
+class HalfForm final : public PlainForm {
+ public:
+  using Expand = void (*TileKernels::*)(const void* block, void* to);
+  constexpr HalfForm(Expand expand) : PlainForm(32, Load::kPairs), expand_(expand) {}
+
+ private:
+  void expand(const TileKernels& tile, const PackedMatrix& m, const Chunk& chunk, char* to,
+              const Region& next) const override {
+    for (int b = 0; b < chunk.blocks; b += 2) {
+      next.prefetch(b, chunk.blocks + 1);
+      next.prefetch(b + 1, chunk.blocks + 1);
+      (tile.*expand_)(block(m, chunk.panel, (chunk.block0 + b) / 2), to + b * kBlockBytes);
+    }
+  }
+  // A block of W is 32 k (our columns) of 32 n (our k), first put back into rows.
+  void turn(const TileKernels& tile, const PackedMatrix& m, Compute compute, const Chunk& chunk,
+            char* to, const Region& next) const override {
+    alignas(kLineBytes) uint16_t rows[kPanelColumns][kMaxBlockK];
+    const PanelSource source{rows,          m.dtype,      1, kMaxBlockK, nullptr, nullptr,
+                             kPanelColumns, kPanelColumns};
+    const int step = compute == Compute::kBf16 ? 1 : 2;
+    const BlockLoader loader(tile, source, load_of(m.dtype, compute));
+    for (int b = 0; b < chunk.blocks; b += step) {
+      next.prefetch(b / step, (chunk.blocks + step - 1) / step);
+      const char* const from = block(m, (chunk.block0 + b) / step, chunk.panel);
+      for (int t = 0; t < 2; ++t) tile.transpose(from + t * (kBlockBytes / 2), rows[t * kLanes]);
+      loader.run(0, 0, step, panel_target(to + b * kBlockBytes, 1, step));
+    }
+  }
+
+  const Expand expand_;
+};
+
+// Codes as they are, with scales and zero points beside them. A panel is a coded matrix of its own.
+class CodedForm final : public PackedForm {
+ public:
+  constexpr explicit CodedForm(const quant::FormatInfo& info) : info_(info) {}
+
+  int64_t panel_bytes(int64_t k) const override {
+    return int64_t(round_up(uint64_t(zeros_at(k) + entries(k) * zero_bytes()), kLineBytes));
+  }
+  bool is_direct(Compute) const override { return false; }
+  Region region(const PackedMatrix& m, Compute compute, const Chunk& chunk) const override {
+    const int64_t values = chunk.blocks * block_k(compute), k0 = chunk.block0 * block_k(compute);
+    if (!m.transposed)
+      return {panel_of(m, chunk.panel) + k0 * line_bytes(), 1, 0,
+              std::min(values, m.k - k0) * line_bytes()};
+    return {panel_of(m, k0 / kPanelColumns) + chunk.panel * kPanelColumns * line_bytes(),
+            div_up(std::min(values, m.n - k0), kPanelColumns), panel_bytes(m.k),
+            std::min<int64_t>(kPanelColumns, m.k - chunk.panel * kPanelColumns) * line_bytes()};
+  }
+  void load(const TileKernels& tile, const PackedMatrix& m, Compute compute, const Chunk& chunk,
+            char* to, const Region& next) const override {
+    const Load load = load_of(m.dtype, compute);
+    if (!m.transposed) {
+      const PanelSource source = panel_source(m, chunk.panel);
+      BlockLoader(tile, source, load)
+          .run(0, chunk.block0, chunk.blocks, panel_target(to, 1, chunk.blocks), next);
+      return;
+    }
+    const int64_t per_panel = kPanelColumns / block_k(compute);  // our blocks in a panel of W
+    for (int b = 0; b < chunk.blocks; ++b) {
+      next.prefetch(b, chunk.blocks);
+      const int64_t block = chunk.block0 + b;
+      PanelSource source = panel_source(m, block / per_panel);
+      std::swap(source.lane_stride, source.k_stride);
+      std::swap(source.lanes, source.k);
+      source.transposed = true;
+      BlockLoader(tile, source, load)
+          .run(chunk.panel * kPanelColumns, block % per_panel, 1,
+               panel_target(to + b * kBlockBytes, 1, 1));
+    }
+  }
+  void pack(const ExpertMatrix& matrix, int64_t e, int64_t n, int64_t k, int64_t first,
+            int64_t last, char* to) const override {
+    const quant::CodedView from = matrix.coded(e);
+    for (int64_t panel = first; panel < last; ++panel) {
+      char* const out = to + panel * panel_bytes(k);
+      std::memset(out, 0, size_t(panel_bytes(k)));
+      const int64_t n0 = panel * kPanelColumns, columns = std::min<int64_t>(kPanelColumns, n - n0);
+      for (int64_t i = 0; i < k; ++i)
+        for (int64_t j = 0; j < columns; ++j)
+          copy_entry(from.codes, (n0 + j) * from.row_stride + i * from.col_stride, out,
+                     i * kPanelColumns + j, code_bytes());
+      float* const scales = reinterpret_cast<float*>(out + scales_at(k));
+      for (int64_t i = 0; i < blocks_along(k); ++i)
+        for (int64_t j = 0; j < columns; ++j) {
+          const int64_t at = i * kPanelColumns + j, in_block = i * info_.block_k;
+          scales[at] =
+              load_real(from.scales.data, from.scales.dtype, from.scales.at(n0 + j, in_block));
+          if (from.zeros)
+            copy_entry(from.zeros.data, from.zeros.at(n0 + j, in_block), out + zeros_at(k), at,
+                       zero_bytes());
+        }
+    }
+  }
+
+ private:
+  static void copy_entry(const void* from, int64_t i, void* to, int64_t j, int64_t bytes) {
+    std::memcpy(static_cast<char*>(to) + j * bytes, static_cast<const char*>(from) + i * bytes,
+                size_t(bytes));
+  }
+  int64_t code_bytes() const { return dtype_bytes(info_.code_dtype); }
+  int64_t zero_bytes() const { return info_.zeros_dtype ? dtype_bytes(info_.zeros_dtype) : 0; }
+  int64_t line_bytes() const { return kPanelColumns * code_bytes(); }  // of one k
+  int64_t blocks_along(int64_t k) const { return info_.block_k ? div_up(k, info_.block_k) : 1; }
+  int64_t entries(int64_t k) const { return blocks_along(k) * kPanelColumns; }
+  int64_t scales_at(int64_t k) const { return div_up(k, kMaxBlockK) * kMaxBlockK * line_bytes(); }
+  int64_t zeros_at(int64_t k) const { return scales_at(k) + entries(k) * int64_t(sizeof(float)); }
+  const char* panel_of(const PackedMatrix& m, int64_t panel) const {
+    return m.data + panel * panel_bytes(m.k);
+  }
+  // Panel `panel` as lanes of B(n, k) = W(n, k).
+  PanelSource panel_source(const PackedMatrix& m, int64_t panel) const {
+    const char* const data = panel_of(m, panel);
+    const int64_t block_k = info_.block_k ? info_.block_k : m.k;
+    PanelSource source;
+    source.data = data;
+    source.dtype = m.dtype;
+    source.lane_stride = 1;
+    source.k_stride = kPanelColumns;
+    source.lanes = std::min<int64_t>(kPanelColumns, m.n - panel * kPanelColumns);
+    source.k = m.k;
+    source.coded = {data, 1, kPanelColumns, info_.scheme, {}, {}};
+    source.coded.scales = {data + scales_at(m.k), 1, kPanelColumns, 1, block_k, MOEC_F32};
+    if (info_.zeros_dtype)
+      source.coded.zeros = {data + zeros_at(m.k), 1, kPanelColumns, 1, block_k, info_.zeros_dtype};
+    return source;
+  }
+
+  const quant::FormatInfo& info_;
+};
+
+constexpr WideForm kWide;
+constexpr HalfForm kBf16(&TileKernels::expand_bf16), kF16(&TileKernels::expand_f16);
+
+template <class Format>
+constexpr CodedForm kCoded(Format::kInfo);
+
+}  // namespace
+
+const PackedForm& packed_form(const ExpertMatrix& matrix) {
+  if (matrix.is_coded()) {
+    const PackedForm* form = nullptr;
+    quant::Formats::with(matrix.scheme, [&]<class Format>() { form = &kCoded<Format>; });
+    return *form;
+  }
+  const PackedForm* const plain[] = {&kWide, &kBf16, &kF16};
+  return *plain[int(plain_load(matrix.dtype))];
+}
+
+int64_t packed_matrix_bytes(const ExpertMatrix& matrix, int64_t n, int64_t k) {
+  return div_up(n, kPanelColumns) * packed_form(matrix).panel_bytes(k);
+}
+
+void pack_experts(const ThreadPool& pool, const ExpertMatrix& matrix, int64_t first, int64_t count,
+                  int64_t n, int64_t k, void* to, int64_t stride) {
+  constexpr int64_t kPanels = 8;  // of one task, so that few experts, too, keep all threads busy
+  const PackedForm& form = packed_form(matrix);
+  const int64_t panels = div_up(n, kPanelColumns), tasks = div_up(panels, kPanels);
+  pool.parallel_for(count * tasks, [&](int32_t, int64_t i) {
+    const int64_t e = i / tasks, panel = i % tasks * kPanels;
+    form.pack(matrix, first + e, n, k, panel, std::min(panels, panel + kPanels),
+              static_cast<char*>(to) + e * stride);
+  });
+}
+
+}  // namespace moec::cpu
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)

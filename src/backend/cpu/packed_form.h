@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a matrix W [n,k] lies in its packed copy: panels of 32 of its n one after the other, in a
+// form of each type of elements and of each format. Tails are zero. One form serves B(n, k) =
+// W(n, k) and B(n, k) = W(k, n).
+//
+//   f32         [k / 16] B blocks of tile.h
+//   bf16, f16   [k / 32] B blocks of pairs
+//   codes       [k / 32][32 k][32 n] codes, then for each block along k [32 n] scales in fp32 and
+//               [32 n] zero points (0 where there are none), padded to a line
+#pragma once
+
+#include "backend/cpu/pack.h"
+
+namespace moec::cpu {
+
+class PackedForm {
+ public:
+  virtual int64_t panel_bytes(int64_t k) const = 0;
+  // Panels are multiplied where they lie; else load() builds them.
+  virtual bool is_direct(Compute compute) const = 0;
+  // Where the memory of a chunk is; of a direct one that is the chunk.
+  virtual Region region(const PackedMatrix& m, Compute compute, const Chunk& chunk) const = 0;
+  virtual void load(const TileKernels& tile, const PackedMatrix& m, Compute compute,
+                    const Chunk& chunk, char* to, const Region& next) const = 0;
+  // Panels [first, last) of expert e, to where they lie in its copy `to`.
+  virtual void pack(const ExpertMatrix& matrix, int64_t e, int64_t n, int64_t k, int64_t first,
+                    int64_t last, char* to) const = 0;
+
+ protected:
+  ~PackedForm() = default;
+};
+
+const PackedForm& packed_form(const ExpertMatrix& matrix);  // by its type and scheme
+
+}  // namespace moec::cpu
