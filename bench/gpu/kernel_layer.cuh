@@ -12,7 +12,7 @@
 #include "backend/cuda/sm90/weight_grad.h"
 #include "backend/cuda/sm90/work_counters.h"
 #include "bound.cuh"
-#include "gpu/device_problem.cuh"
+#include "gpu/device_problem.h"
 #include "windows.cuh"
 
 namespace moec::test {
