@@ -40,7 +40,6 @@ class Backend {
   virtual void set_host(const HostServices& host) = 0;
   // Throw E_UNSUPPORTED for a legal description that has no kernel here.
   virtual void check_router(const moec_router_desc& desc) const = 0;
-  virtual void check_weights(const moec_weights_desc& desc) const = 0;
 
   // ---- memory and time
   virtual void* allocate(uint64_t bytes, moec_stream stream) const = 0;  // throws E_OUT_OF_MEMORY

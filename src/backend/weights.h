@@ -8,8 +8,8 @@
 
 namespace moec {
 
-// Element (n, k) of a plain matrix at data + n * row_stride + k * col_stride (elements). This one
-// view says both orientations, both concatenations, interleaved rows, and (strides exchanged) the
+// Element (n, k) of a plain matrix at data + n * row_stride + k * col_stride (elements). One view
+// covers both orientations, both concatenations, interleaved rows, and (strides exchanged) the
 // transposed matrix.
 struct MatrixView {
   void* data = nullptr;

@@ -11,9 +11,7 @@
 namespace moec {
 
 Weights::Weights(const Context& context, const moec_weights_desc& desc)
-    : Object(kKind), context_(context), desc_(checked_weights_desc(desc)) {
-  context.backend().check_weights(desc_);
-}
+    : Object(kKind), context_(context), desc_(checked_weights_desc(desc)) {}
 
 Weights::~Weights() {
   drop_packed();

@@ -17,7 +17,7 @@ struct Int8 {
                                        .block_k = 0};
 
   using Code = int8_t;
-  // The scale and the zero point of a block, and the value of a code, as a number, in it.
+  // What the codes of a block have in common. decode() takes a code as a number.
   struct Block {
     float scale, zero;
   };

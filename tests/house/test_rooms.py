@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_rooms.py sees a planted breach of each kind, and passes a clean file of each room."""
 
+import re
 import subprocess
+from pathlib import Path
 
 import check_rooms
 import pytest
 
+HOUSE = Path(__file__).parent
 SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
 NEIGHBOURS = [  # files that the planted includes name
     "src/core/error.h", "src/layer/plan.h", "src/math/router.h", "src/quant/format.h",
@@ -91,3 +94,9 @@ def test_a_source_archive_is_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["check_rooms.py", str(archive)])
     with pytest.raises(SystemExit, match="no sources were found"):
         check_rooms.main()
+
+
+def test_every_test_of_the_house_is_listed():
+    listed = (HOUSE.parent / "CMakeLists.txt").read_text()
+    names = re.search(r"foreach\(name ([^)]*)\)\n  add_test\(NAME house/", listed)[1].split()
+    assert sorted(names) == sorted(p.stem.removeprefix("test_") for p in HOUSE.glob("test_*.py"))

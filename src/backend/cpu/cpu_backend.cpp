@@ -53,8 +53,6 @@ void CpuBackend::device_info(moec_device_info& info) const {
   std::snprintf(info.arch, sizeof info.arch, "%s", isa_name());
 }
 
-void CpuBackend::check_weights(const moec_weights_desc&) const {}  // every listed format
-
 void* CpuBackend::allocate(uint64_t bytes, moec_stream) const {
   void* const pointer = bytes > SIZE_MAX - kCacheLine
                             ? nullptr

@@ -18,7 +18,6 @@ class CpuBackend final : public Backend {
   void device_info(moec_device_info& info) const override;
   void set_host(const HostServices& host) override { host_ = host; }
   void check_router(const moec_router_desc&) const override {}  // all of them run here
-  void check_weights(const moec_weights_desc& desc) const override;
 
   void* allocate(uint64_t bytes, moec_stream) const override;
   void release(void* pointer, moec_stream) const override;

@@ -23,7 +23,6 @@ class CudaBackend final : public Backend {
   void device_info(moec_device_info& info) const override;
   void set_host(const HostServices& host) override { host_ = host; }
   void check_router(const moec_router_desc& desc) const override;
-  void check_weights(const moec_weights_desc&) const override {}  // every listed format
 
   void* allocate(uint64_t bytes, moec_stream stream) const override;
   void release(void* pointer, moec_stream stream) const override;

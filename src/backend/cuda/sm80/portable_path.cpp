@@ -194,7 +194,7 @@ struct Describer {
   void operator()(const WeightGrads& s) const {
     add(*s.mlp, "grad_weights", s.mlp->inter, s.mlp->hidden);
   }
-  // Unaligned operands take the plain kernel: alignment is known when the memory is.
+  // Unaligned operands take the plain kernel, too, but alignment is not known before the memory.
   void add(const Mlp& mlp, const char* step, int64_t n, int64_t k) const {
     const bool halves = mlp.dtype != MOEC_F32 && n % 8 == 0 && k % 8 == 0;
     append(text, JsonObject()
