@@ -81,7 +81,7 @@ def doc(text, indent):
 
 def as_code(text):
     """A comment of moec.h as Markdown: its shapes and its names are code."""
-    return re.sub(r"\[[\w+*,]+\]|\bmoec_\w+", r"`\g<0>`", text).replace("<", r"\<")
+    return re.sub(r"\[[\w+*,/. ]+\]|\bmoec_\w+", r"`\g<0>`", text).replace("<", r"\<")
 
 
 def lines(row, fields, indent, declare=lambda f: f["name"]):
@@ -131,8 +131,9 @@ def builders(api):
     """The builders of calls, and of what a matrix points to."""
     parts = [struct(api, pointee(f, "record")) for f in parts_of_matrix(api)]
     first = {p["name"]: p.get("doc", "Part of a matrix.").split(". ")[0].rstrip(".") for p in parts}
+    calls = CALLS | {camel(name): (name, f"{as_code(text)}.") for name, text in first.items()}
     out = ["calls! {"]
-    for name, (raw, text) in (CALLS | {camel(p): (p, t + ".") for p, t in first.items()}).items():
+    for name, (raw, text) in calls.items():
         out += [*doc(text, 4), f"    {name}: {raw} {{"]
         for group, rows in call_groups(struct(api, raw)).items():
             out += [f"        {group} {{", *rows, "        }"] if rows else []

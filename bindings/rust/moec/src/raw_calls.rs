@@ -237,11 +237,11 @@ calls! {
             workspace, workspace_on_device,
         }
     }
-    /// How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these
+    /// How the codes of a quantised matrix `[N,K]` become values; `moec_scheme` says which of these
     /// tensors a scheme reads, the others are absent.
     Quant: moec_quant {
         read {
-            /// `moec_quant.scales`: [E,N/block_n,K/block_k], rounded up; IN_OUT: [E,K/.., N/..]
+            /// `moec_quant.scales`: `[E,N/block_n,K/block_k]`, rounded up; IN_OUT: `[E,K/.., N/..]`
             scales,
             /// `moec_quant.scales2`: `[E]` or `[1]`: scales of the scales
             scales2,
