@@ -60,6 +60,7 @@ struct ExpertMatrix {
   ExpertBlocks scales, zeros;
   ExpertArray bias;
   int64_t bias_stride = 1;
+  bool aligned = false;  // every expert's values begin at 16 bytes: known to who has looked
 
   MOEC_HD bool present() const { return values.present(); }
   MOEC_HD bool has_bias() const { return bias.present(); }

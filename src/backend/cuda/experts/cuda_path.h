@@ -23,8 +23,8 @@ class CudaBackend;
 class CudaPath : public ExpertsPath {
  public:
   // wide: no kernel of compute capability 9.0 is used, so pre-activations stay in fp32.
-  CudaPath(const CudaBackend& backend, bool wide) : backend_(backend), wide_(wide) {}
-  std::string hint() const override;
+  CudaPath(const CudaBackend& backend, bool wide);
+  std::string hint() const override { return hint_; }
 
  protected:
   // Types of what lies between the products: 16 bits where the kernels of sm90 may run, else fp32,
@@ -34,6 +34,9 @@ class CudaPath : public ExpertsPath {
 
   const CudaBackend& backend_;
   const bool wide_;
+
+ private:
+  const std::string hint_;  // of the name that was pinned when the context was made
 };
 
 // Why the kernels of sm90 never take such a description, or null.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/sm90/launch_list.h"
 
+#include <type_traits>
 #include <utility>
 
 #include "backend/cuda/device/check.h"
@@ -249,6 +250,12 @@ void LaunchList::add_combine(const CombineParams& params) {
 
 namespace {
 
+// Steps that are compiled to products and never launched as they are.
+template <class Kind>
+constexpr bool kMultiplies =
+    std::is_same_v<Kind, Up> || std::is_same_v<Kind, Down> || std::is_same_v<Kind, ActGrad> ||
+    std::is_same_v<Kind, InputGrad> || std::is_same_v<Kind, WeightGrads>;
+
 // Queues one entry.
 struct Launcher {
   const Op& op;
@@ -271,7 +278,11 @@ struct Launcher {
   void operator()(const Step* step) const {
     std::visit(
         [&](const auto& s) {
-          if constexpr (requires(RowSteps steps) { steps(s); }) RowSteps(op, dot_parts)(s);
+          using Kind = std::remove_cvref_t<decltype(s)>;
+          if constexpr (requires(RowSteps steps) { steps(s); })
+            RowSteps(op, dot_parts)(s);
+          else
+            static_assert(kMultiplies<Kind>, "a step that nothing runs");
         },
         *step);
   }
