@@ -223,12 +223,16 @@ void convert_out(const float* from, void* to, int64_t count) {
   }
 }
 
-// ---- codes. The compiler makes vectors of the plain loops; every set gives the same values.
+// ---- codes. The compiler makes vectors of the plain loops, unless it unrolls them before; every
+// set gives the same values.
 template <class Format, class BlockOf>
 void decode_run(const typename Format::Code* codes, int64_t step, int count, const BlockOf& block,
                 float* to) {
   if (step == 1 && count == kLanes) {
-    for (int i = 0; i < kLanes; ++i) to[i] = Format::decode(codes[i], block(i));
+    typename Format::Code run[kLanes];
+    __builtin_memcpy(run, codes, sizeof run);
+#pragma GCC unroll 1
+    for (int i = 0; i < kLanes; ++i) to[i] = Format::decode(run[i], block(i));
     return;
   }
   for (int i = 0; i < count; ++i) to[i] = Format::decode(codes[i * step], block(i));
