@@ -13,14 +13,20 @@ sources="sm90/row_gemm_up.cu sm90/row_gemm_up_alternating.cu
   sm90/work_counters.cu plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu
   plan/plan_source.cu rows/combine.cu few_tokens/small_up.cu few_tokens/small_down.cu
   few_tokens/small_gemm.cpp few_tokens/one_token.cu"
+sources=$(printf 'src/backend/cuda/%s ' $sources)
 tree=$root folder=$build/gpu_programs program=$build/gpu_programs/${1:-} link= flags=
+plain=tests/gpu/plain.cu problem="tests/gpu/experts_problem.cpp $plain" gtest="-lgtest -lgtest_main"
 case ${1:-} in
-  kernel_check | small_check) main=tests/gpu/$1.cu ;;
-  kernel_bench | small_bench) main=bench/gpu/$1.cu ;;
-  compare_variants) main=bench/gpu/$1.cu sources= program=$build/variants/$1 ;;
+  kernel_check)
+    mains="tests/gpu/kernel_check.cpp tests/gpu/weight_grad_check.cpp tests/gpu/plan_check.cpp
+      $problem" link=$gtest ;;
+  small_check) mains="tests/gpu/small_check.cpp $problem" link=$gtest ;;
+  kernel_bench | small_bench) mains="bench/gpu/$1.cu $plain" ;;
+  compare_variants) mains=bench/gpu/$1.cu sources= program=$build/variants/$1 ;;
   variant)
     [ -n "${2:-}" ] || die "usage: build_gpu.sh variant NAME [TREE]"
-    main=bench/gpu/kernel_variant.cu program=$build/variants/$2.so folder=$build/variants/$2
+    mains="bench/gpu/kernel_variant.cu $plain"
+    program=$build/variants/$2.so folder=$build/variants/$2
     tree=$(cd "$here" && cd "${3:-$root}" && pwd)
     # Statics of templates would be one for all variants in a process.
     flags="-Xcompiler -fPIC,-fno-gnu-unique" link="-shared -Xlinker -Bsymbolic" ;;
@@ -36,10 +42,10 @@ compile() {
 export -f compile
 export nvcc flags
 cd "$tree"
-steps=("$main" "$folder/$1.o") objects=("$folder/$1.o")
-for source in $sources; do
+steps=() objects=()
+for source in $mains $sources; do
   objects+=("$folder/$(basename "${source%.*}").o")
-  steps+=("src/backend/cuda/$source" "${objects[-1]}")
+  steps+=("$source" "${objects[-1]}")
 done
 # Coded weights, as cmake/cuda.cmake writes them; an older tree has none.
 coded=src/backend/cuda/sm90/row_gemm_coded.cu.in
@@ -55,5 +61,5 @@ if [ -n "$sources" ] && [ -f $coded ]; then
 fi
 printf '%s\0' "${steps[@]}" |
   xargs -0 -P "$(job_count)" -n 2 bash -c 'compile "$0" "$1"' >&2
-"$nvcc" $link "${objects[@]}" -ldl -o "$program" >&2
+"$nvcc" "${objects[@]}" $link -ldl -o "$program" >&2
 echo "$program"

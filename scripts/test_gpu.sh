@@ -5,7 +5,7 @@
 # build/gpu_carry/bin (gpu_carry.sh) are used as they are, else built now.
 # Writes bench/results/<gpu>/test_gpu.txt (with several GPUs test_2_gpus.txt, ..): one line a
 # program. Each program's own output: build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats
-# a run.
+# a run. GTEST_FILTER='*Up*' test_gpu.sh kernel_check runs some of its checks.
 . "$(dirname "$0")/lib.sh"
 
 gpus=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader) ||
@@ -53,6 +53,13 @@ run_queue() {
     xargs -r -d '\n' -n 1 -P "$2" bash -c 'eval "run_task $1"' _
 }
 
+# first_failures LOG: what a sanitizer or GoogleTest reports first, each failure behind the name of
+# its check; without any, the end of the log.
+first_failures() {
+  awk '{end[NR % 5] = $0} /^\[ RUN/ {run = $NF} /^=========/ {print "    " $0}
+    /: Failure$/ {print "  " run; left = 4; seen = 1} left-- > 0 {print "    " $0}
+    END {for (i = NR + 1; !seen && i <= NR + 5; ++i) print "    " end[i % 5]}' "$1" | head -n 40
+}
 # run_task NAME COMMAND...: one line with the verdict and what the program says last.
 run_task() {
   local name=$1 begin=$SECONDS status=0 verdict; shift
@@ -62,9 +69,10 @@ run_task() {
     "$(grep -E '^\[  (PASSED|SKIPPED|FAILED) +\] [0-9]+ tests?|passed|failed|ERROR SUMMARY' \
       "$log/$name.txt" | sed 's/^=* *//' | tail -n 2 | paste -sd';')" |
     tee "$log/$name.line" | tee -a "$result"
+  case $verdict in FAILED*) first_failures "$log/$name.txt" ;; esac
   [ "$verdict" = passed ]
 }
-export -f run_task
+export -f run_task first_failures
 limit=${MOEC_TEST_LIMIT:-600}  # seconds for each program
 export log result limit
 wanted() { [ -z "$chosen" ] || [[ " $chosen " == *" $1 "* ]]; }
@@ -74,7 +82,7 @@ while read -r program options; do
   queue=host
   case $options in *busy*) queue=busy ;; *alone*) queue=alone ;; esac
   variables=$(sed 's/alone\|busy\|sanitize//g' <<<"$options")
-  kernels=$(sed -n 's/.*MOEC_CUDA_KERNELS=\([a-z]*\).*/.\1/p' <<<"$options")
+  kernels=$(sed -n 's/.*MOEC_CUDA_KERNELS=\([a-z0-9_]*\).*/.\1/p' <<<"$options")
   task $queue "$program$kernels" env $variables "$bin/$program"
   case $options in *sanitize*) ;; *) continue ;; esac
   for tool in memcheck racecheck initcheck; do

@@ -4,7 +4,7 @@
 
 #include <dlfcn.h>
 
-#include "gpu/device_problem.cuh"
+#include "gpu/device_problem.h"
 
 namespace moec::test {
 

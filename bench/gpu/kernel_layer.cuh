@@ -12,7 +12,7 @@
 #include "backend/cuda/sm90/weight_grad.h"
 #include "backend/cuda/sm90/work_counters.h"
 #include "bound.cuh"
-#include "gpu/device_problem.cuh"
+#include "gpu/device_problem.h"
 #include "windows.cuh"
 
 namespace moec::test {
@@ -45,7 +45,7 @@ class Layer {
     y_ = DeviceArray<Half>(t_ * h);
     d_gate_up_ = DeviceArray<Half>(e * 2 * i * h);
     d_down_ = DeviceArray<Half>(e * i * h);
-    parts_ = DeviceArray<float>(r_ * cuda::fast_dot_parts(i));
+    parts_ = DeviceArray<float>(r_ * cuda::grad_down_dot_parts(i));
     d_weights_ = DeviceArray<float>(r_);
     CHECK_CUDA(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0));
     plan();
@@ -128,7 +128,7 @@ class Layer {
     if (backward) {
       p.routing_weights = nullptr;
       p.d_weight_parts = parts_.data();
-      p.parts = cuda::fast_dot_parts(s_.inter);
+      p.parts = cuda::grad_down_dot_parts(s_.inter);
       p.max_rows = r_;
       p.d_routing_weights = d_weights_.data();
     }

@@ -17,7 +17,7 @@
 #include "backend/cuda/few_tokens/small_gemm.h"
 #include "backend/cuda/sm90/row_gemm.h"
 #include "bound.cuh"
-#include "gpu/device_problem.cuh"
+#include "gpu/device_problem.h"
 
 using namespace moec;
 using namespace moec::test;

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/device_problem.cuh"
+#include "gpu/device_memory.h"
 
 namespace moec::test {
 

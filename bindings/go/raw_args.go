@@ -201,10 +201,13 @@ func (p *pins) weightSet(a *WeightSet) *raw.WeightSet {
 // Matrix is one expert matrix with its optional bias, or their gradients. Fields as in
 // moec_matrix.
 type Matrix struct {
-	// Data: [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias
+	// Data: [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias; codes: the type and shape
+	// that the scheme says
 	Data Tensor
 	// Bias: [E,N], optional
 	Bias Tensor
+	// Quant: codes: their scales; NULL = plain values. Copied at bind
+	Quant *Quant
 }
 
 func (p *pins) matrix(a *Matrix) *raw.Matrix {
@@ -214,5 +217,52 @@ func (p *pins) matrix(a *Matrix) *raw.Matrix {
 	out := new(raw.Matrix)
 	out.Data = p.tensor(a.Data)
 	out.Bias = p.tensor(a.Bias)
+	out.Quant = address(p, p.quant(a.Quant))
+	return out
+}
+
+// Quant is part of a call's arguments. Fields as in moec_quant.
+type Quant struct {
+	// Flags: flags: 0
+	Flags uint32
+	// Scales: [E,N/block_n,K/block_k], rounded up; IN_OUT: [E,K/.., N/..]
+	Scales Tensor
+	// Scales2: [E] or [1]: scales of the scales
+	Scales2 Tensor
+	// Zeros: zero points: shape of scales
+	Zeros Tensor
+	// Codebook: [16] or [256] f32: the value of each code
+	Codebook Tensor
+	// ScaleBook: [256] f32: the value of each u8 scale
+	ScaleBook Tensor
+	// ScaleOffset: [E] or [1] f32: added to the scales
+	ScaleOffset Tensor
+	// GroupIndex: [E,K] i32: the block along K of each input (act-order)
+	GroupIndex Tensor
+	// BlockN: values along N and K that share a scale; 0 = as the scheme says
+	BlockN int64
+	// BlockK: values along N and K that share a scale; 0 = as the scheme says
+	BlockK int64
+	// ScaleBlock: scales that share an entry of scales2; 0 = all of an expert
+	ScaleBlock int64
+}
+
+func (p *pins) quant(a *Quant) *raw.Quant {
+	if a == nil {
+		return nil
+	}
+	out := new(raw.Quant)
+	out.StructSize = sizeOf(out)
+	out.Flags = a.Flags
+	out.Scales = p.tensor(a.Scales)
+	out.Scales2 = p.tensor(a.Scales2)
+	out.Zeros = p.tensor(a.Zeros)
+	out.Codebook = p.tensor(a.Codebook)
+	out.ScaleBook = p.tensor(a.ScaleBook)
+	out.ScaleOffset = p.tensor(a.ScaleOffset)
+	out.GroupIndex = p.tensor(a.GroupIndex)
+	out.BlockN = a.BlockN
+	out.BlockK = a.BlockK
+	out.ScaleBlock = a.ScaleBlock
 	return out
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped products over the rows of experts, as every backend is asked for them.
 //
-//   row product       out_i(r, n) = sum over its terms of a(r, :) . b_e(n, :)    r: a row of expert
-//   e weight gradient   d_e(n, k) (+)= sum over the rows r of e of g(r, n) x(r, k)
+//   row product       out_i(r, n) = sum over its terms of a(r, :) . b_e(n, :)
+//   weight gradient   d_e(n, k) (+)= sum over the rows r of e of g(r, n) x(r, k)
 //
-// Sums are in fp32, in an order that depends on the shape alone.
+// Row r is one of expert e. Sums are in fp32, in an order that depends on the shape alone.
 #pragma once
 
 #include "backend/args.h"

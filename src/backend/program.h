@@ -22,7 +22,7 @@ struct Mlp {
   uint32_t act_rounding = 0;  // moec_act_rounding
   moec_dtype dtype = 0;       // of x, activations and their gradients
   int64_t hidden = 0, inter = 0;
-  int64_t num_rows = 0;  // that count as work
+  int64_t num_rows = 0;  // rows that count as work
   RowGroups groups;
   const int32_t* row_token = nullptr;  // [P] token of a row; null: the row itself
   RowOperand x;                        // input of a row: of its token, or a row of its own
@@ -69,7 +69,7 @@ struct MixForward {  // mix[t] = (c0, c1)
 };
 struct Up {  // pre = x W^T + bias; act = activation(pre) * act_weight
   const Mlp* mlp;
-  PartRows pre;             // of Between::pre; out, optional
+  PartRows pre;             // of type Between::pre; out, optional
   void* act;                // [P,I]; out, optional
   const float* act_weight;  // [P], null = 1
 };
@@ -111,10 +111,10 @@ struct MixFactors {  // c1 of each token
   const float* mix;  // [T,2], null = 1
   float* factor;     // [T]
 };
-struct ActGrad {  // q = d_y W2 of the row's token; d_pre = factor q slopes; dots = <q, act>
+struct ActGrad {  // q = d_y Wd of the row's token; d_pre = factor q slopes; dots = <q, act>
   const Mlp* mlp;
   Array d_y;     // [T,H]
-  PartRows pre;  // of Between::pre
+  PartRows pre;  // of type Between::pre
   Array d_act;   // [P,I], room for q where Between::keeps_d_act
   PartRows d_pre;
   void* weighted;       // [P,I] factor * act
@@ -127,7 +127,7 @@ struct BiasDots {  // dots += <d_y of the row's token, bias of down>
   Array d_y;
   float* dots;
 };
-struct InputGrad {  // rows = d_gate W_gate + d_up W_up, the gradient at the rows' inputs
+struct InputGrad {  // rows = d_gate Wg + d_up Wu, the gradient at the rows' inputs
   const Mlp* mlp;
   PartRows d_pre;
   Array rows;         // [P,H]; absent: the combine after it takes the sums as they come
@@ -169,7 +169,7 @@ struct CombineGrad {  // d_x (+)= rows (weighted on the input) + identity expert
   float* d_routing_weights;  // [T,K], or [P] for expert choice; out, optional
   bool accumulate;           // d_x
 };
-struct DirectGrads {  // what is d_y itself
+struct DirectGrads {  // gradients that are d_y itself, or its sum
   int64_t num_tokens, hidden;
   Array d_y;
   Array d_output_bias;  // [H]; out, optional
@@ -213,14 +213,14 @@ struct Between {
   moec_dtype d_act = 0;         // gradient at the activations, before the routing weight
   moec_dtype rows = 0;          // outputs of rows, gradients at their inputs
   bool parts_apart = false;     // gate and up lie in an array each, else in one [rows, 2, I]
-  bool keeps_pre = false;       // up writes pre-activations although they are not saved ...
-  bool keeps_d_act = false;     // ... and act_grad its q; both share their memory with `rows`
-  bool recomputes_act = false;  // up writes activations where only pre-activations are wanted
+  bool keeps_pre = false;       // Up writes pre-activations, saved or not: where `rows` will be
+  bool keeps_d_act = false;     // ActGrad writes its q, likewise
+  bool recomputes_act = false;  // an Up of the backward writes activations, too
   bool fuses_shared = false;    // the combine takes the shared expert's last product
   SharedGroup shared_group = SharedGroup::kNone;
   bool adds_bias_dots = false;  // BiasDots is a step of its own
-  bool host_plan = false;       // the plan can be read here: rows that count are its rows
-  // fp32 a row: of dots, by I, and of input_dots, by H.
+  bool host_plan = false;       // the host can read the plan, so that Mlp::num_rows is exact
+  // Floats of a row: in dots, by I, and in input_dots, by H.
   int64_t (*dot_floats)(int64_t) = nullptr;
   int64_t (*input_dot_floats)(int64_t) = nullptr;
   uint64_t scratch = 0;  // bytes for the path itself, in forward and in backward
@@ -233,12 +233,12 @@ class ExpertsPath {
   virtual const char* name() const = 0;
   // Why it never takes such a description, or null.
   virtual const char* refuses(const moec_experts_desc& desc) const = 0;
-  // Of forward or of backward calls.
+  // What lies between the steps of a call, forward or backward.
   virtual Between between(const moec_experts_desc& desc) const = 0;
   // Queues the whole program, or says why not before anything is queued.
   virtual const char* run(const Program& program, moec_stream stream) const = 0;
-  // Appends JSON objects, with a comma before each but the first of `text`: one for each kernel
-  // that run() would launch. Or says why it would not.
+  // Appends a JSON object for each kernel that run() would launch, or says why it would launch
+  // none. A comma stands before each object but the first of `text`.
   virtual const char* describe(const Program& program, std::string& text) const = 0;
   // Ends the message about a call that no path takes: "; what to do", or nothing.
   virtual std::string hint() const { return {}; }

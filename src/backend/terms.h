@@ -7,7 +7,7 @@
 
 namespace moec {
 
-// The row of an expert, or the token itself (identity expert).
+// One part: the row of an expert, or the token itself (identity expert).
 struct Term {
   int64_t row;    // -1: identity
   float weight;   // routing weight

@@ -8,8 +8,8 @@
 
 namespace moec {
 
-// Element (n, k) of a plain matrix at data + n * row_stride + k * col_stride (elements). This one
-// view says both orientations, both concatenations, interleaved rows, and (strides exchanged) the
+// Element (n, k) of a plain matrix at data + n * row_stride + k * col_stride (elements). One view
+// covers both orientations, both concatenations, interleaved rows, and (strides exchanged) the
 // transposed matrix.
 struct MatrixView {
   void* data = nullptr;
@@ -60,6 +60,7 @@ struct ExpertMatrix {
   ExpertBlocks scales, zeros;
   ExpertArray bias;
   int64_t bias_stride = 1;
+  bool aligned = false;  // every expert's values begin at 16 bytes: known to who has looked
 
   MOEC_HD bool present() const { return values.present(); }
   MOEC_HD bool has_bias() const { return bias.present(); }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward of the experts. Per row r of token t with routing weight w, and f = d(y) / d(expert
-// output):
-//   1  q = dY W2^T of the row's token                    unweighted
-//   2  d_gate, d_up = f q * slopes of the activation;    dw = <q, act> + <dY, b2>, so that no
+// Backward of the experts. Wg, Wu and Wd are the matrices of gate, up and down; bd is down's bias.
+// Per row r of token t with routing weight w, and f = d(y) / d(expert output):
+//   1  q = dY Wd of the row's token                      unweighted
+//   2  d_gate, d_up = f q * slopes of the activation;    dw = <q, act> + <dY, bd>, so that no
 //                                                        expert output is kept
 //   3  dx of the row = d_gate Wg + d_up Wu, summed over the token's rows in slot order
-//   4  dW2 = dY^T (f act), dWg = d_gate^T x, dWu = d_up^T x, biases likewise
+//   4  dWd = dY^T (f act), dWg = d_gate^T x, dWu = d_up^T x, biases likewise
 // Weight on the output or on the activation: f = w c0 scale. On the input: x is w x, f = c0 scale
-// and dw = <dx of the row, x>. What no wanted gradient needs is not computed. The shared expert
+// and dw = <dx of the row, x>. What no wanted gradient needs is not recorded. The shared expert
 // comes first.
 #include "core/dtype.h"
 #include "experts/experts.h"

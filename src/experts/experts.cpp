@@ -31,7 +31,8 @@ moec_size measure(const Layout& layout) {
             names.c_str(), why, hint.c_str());
 }
 
-// The first path that takes the call: what(path, program) says why one does not.
+// Finds the first path that takes the call. what(path, program) returns null, or why the path does
+// not take it.
 template <class Record, class What>
 void take(ExpertsPaths paths, const moec_experts_desc& desc, const Record& record,
           const What& what) {

@@ -19,7 +19,7 @@ struct BlockView {
   }
 
  private:
-  // A division costs more than a value, and few are needed.
+  // A division takes longer than loading a value, and most indices need none.
   MOEC_HD static int64_t quotient(int64_t index, int64_t by) {
     return by == 1 ? index : index < by ? 0 : index / by;
   }

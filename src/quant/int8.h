@@ -19,7 +19,8 @@ struct Int8 {
                                        .block_k = 0};
 
   using Code = int8_t;
-  // The scale and the zero point of a block, or of one block for each element of a vector.
+  // What the codes of a block have in common; as vectors, one block for each element. decode()
+  // takes a code as a number.
   template <class Real>
   struct BlockOf {
     Real scale, zero;
@@ -29,7 +30,6 @@ struct Int8 {
     return {load_real(m.scales.data, m.scales.dtype, m.scales.at(n, k)),
             m.zeros ? float(static_cast<const int8_t*>(m.zeros.data)[m.zeros.at(n, k)]) : 0.0f};
   }
-  // A code's value in its block.
   template <class Real>
   MOEC_HD static Real decode(const std::type_identity_t<Real>& code, const BlockOf<Real>& block) {
     return (code - block.zero) * block.scale;

@@ -14,15 +14,15 @@ struct LossCase {
   bool counted, masked, scaled;
 };
 
-LossCase draw_loss(Draw& draw) {
+LossCase draw_loss(TensorDraw& draw) {
   LossCase c = {};
   moec_loss_args& args = c.args = sized<moec_loss_args>();
   args.kind = uint32_t(draw.below(4));
-  c.experts = draw.of<int64_t>({1, 2, 8, 60, 64, 128, 384, 7000});
-  c.tokens = draw.of<int64_t>({0, 1, 16, 30, 96, 500, 1200});
+  c.experts = draw.one_of<int64_t>({1, 2, 8, 60, 64, 128, 384, 7000});
+  c.tokens = draw.one_of<int64_t>({0, 1, 16, 30, 96, 500, 1200});
   if (c.experts == 7000) c.tokens = std::min<int64_t>(c.tokens, 30);
   args.top_k = 1 + int32_t(draw.below(std::min<int64_t>(c.experts, 9)));
-  args.coefficient = draw.of({0.0f, 0.01f, 1.5f});
+  args.coefficient = draw.one_of({0.0f, 0.01f, 1.5f});
   do args.score = uint32_t(draw.below(std::size(oracle::kScores)));
   while (oracle::kScores[args.score].negative);
   args.seq_len = 1;
@@ -49,33 +49,31 @@ std::vector<Result> losses(Side& side, const LossCase& c) {
   std::vector<moec_tensor> logits, d_logits;
   for (const Values& values : c.logits) logits.push_back(side.in(values));
   for (const Values& values : c.d_logits)
-    d_logits.push_back(side.out("d_logits", MOEC_F32, {c.tokens, c.experts}, 0, &values));
+    d_logits.push_back(side.out("d_logits", MOEC_F32, {c.tokens, c.experts}, {}, &values));
   args.logits = logits.data();
   args.d_logits = d_logits.data();
   if (c.counted) args.counts = side.in(c.counts);
   if (c.masked) args.token_mask = side.in(c.mask);
   args.loss = side.out("loss", MOEC_F32, {1});
-  MOEC_CHECK_CALL(moec_loss_forward(side.context(), &args, nullptr));
+  check(moec_loss_forward(side.context(), &args, nullptr));
   args.loss = {};
   if (c.scaled) args.d_loss = side.in(c.d_loss);
-  MOEC_CHECK_CALL(moec_loss_backward(side.context(), &args, nullptr));
+  check(moec_loss_backward(side.context(), &args, nullptr));
   return side.results();
 }
 
-}  // namespace
+class Losses : public Agree {};
+INSTANTIATE_TEST_SUITE_P(Drawn, Losses, testing::Range(0, agree_cases(150)));
 
-int check_losses(Side& cpu, Side& gpu, uint64_t seed, int cases) {
-  int bad = 0;
-  for (int i = 0; i < cases; ++i) {
-    Draw draw(seed + uint64_t(i));
-    const LossCase c = draw_loss(draw);
-    char name[160];
-    std::snprintf(name, sizeof name, "loss %u T=%d E=%d K=%d score %u seq %d layers %d",
-                  c.args.kind, int(c.tokens), int(c.experts), c.args.top_k, c.args.score,
-                  int(c.args.seq_len), int(c.args.count));
-    bad += !agree(name, losses(cpu, c), losses(gpu, c));
-  }
-  return bad;
+TEST_P(Losses, agree) {
+  TensorDraw draw(number());
+  const LossCase c = draw_loss(draw);
+  char name[160];
+  std::snprintf(name, sizeof name, "loss %u T=%d E=%d K=%d score %u seq %d layers %d", c.args.kind,
+                int(c.tokens), int(c.experts), c.args.top_k, c.args.score, int(c.args.seq_len),
+                int(c.args.count));
+  expect_same(name, [&](Side& side) { return losses(side, c); });
 }
 
+}  // namespace
 }  // namespace moec::test

@@ -17,13 +17,13 @@ struct RouterCase {
   std::string name;
 };
 
-void draw_selection(Draw& draw, int64_t ids, moec_router_desc& desc) {
-  desc.selection = draw.of<uint32_t>({MOEC_SELECT_TOPK, MOEC_SELECT_TOPK, MOEC_SELECT_GROUP_TOPK,
-                                      MOEC_SELECT_GROUP_TOPK, MOEC_SELECT_TABLE, MOEC_SELECT_GIVEN,
-                                      MOEC_SELECT_SPARSE_MIXER});
+void draw_selection(TensorDraw& draw, int64_t ids, moec_router_desc& desc) {
+  desc.selection = draw.one_of<uint32_t>(
+      {MOEC_SELECT_TOPK, MOEC_SELECT_TOPK, MOEC_SELECT_GROUP_TOPK, MOEC_SELECT_GROUP_TOPK,
+       MOEC_SELECT_TABLE, MOEC_SELECT_GIVEN, MOEC_SELECT_SPARSE_MIXER});
   if (desc.selection == MOEC_SELECT_SPARSE_MIXER && ids >= 2) {
     desc.top_k = 2;
-    desc.mixer_eps = draw.of({0.01f, 0.2f, 2.0f});
+    desc.mixer_eps = draw.one_of({0.01f, 0.2f, 2.0f});
     return;
   }
   if (desc.selection == MOEC_SELECT_SPARSE_MIXER) desc.selection = MOEC_SELECT_TOPK;
@@ -39,10 +39,10 @@ void draw_selection(Draw& draw, int64_t ids, moec_router_desc& desc) {
     desc.top_k = int32_t(std::min<int64_t>(desc.top_k, desc.top_groups * ids / desc.num_groups));
 }
 
-RouterCase draw_router(Draw& draw) {
+RouterCase draw_router(TensorDraw& draw) {
   RouterCase c = {};
   moec_router_desc& desc = c.desc = sized<moec_router_desc>();
-  desc.num_experts = draw.of({1, 2, 8, 12, 60, 64, 100, 128, 256, 384, 1000, 7000});
+  desc.num_experts = draw.one_of({1, 2, 8, 12, 60, 64, 100, 128, 256, 384, 1000, 7000});
   desc.num_zero_experts = draw.chance(0.3) ? 1 + int32_t(draw.below(8)) : 0;
   c.ids = desc.num_experts + desc.num_zero_experts;
   desc.top_k = 1 + int32_t(draw.below(std::min<int64_t>(c.ids, draw.chance(0.1) ? 40 : 10)));
@@ -50,8 +50,8 @@ RouterCase draw_router(Draw& draw) {
   if (draw.chance(0.3)) desc.logit_softcap = 5.0f;
   desc.score = uint32_t(draw.below(std::size(oracle::kScores)));
   desc.norm = uint32_t(draw.below(4));
-  desc.norm_eps = draw.chance(0.3) ? 0.0f : draw.of({1e-20f, 1e-9f, 0.3f});
-  if (desc.norm == MOEC_NORM_P) desc.norm_p = draw.of({1.0f, 2.0f, 1.7f});
+  desc.norm_eps = draw.chance(0.3) ? 0.0f : draw.one_of({1e-20f, 1e-9f, 0.3f});
+  if (desc.norm == MOEC_NORM_P) desc.norm_p = draw.one_of({1.0f, 2.0f, 1.7f});
   if (draw.chance(0.5)) desc.scale = 2.5f;
   desc.score_precision = uint32_t(draw.below(2));
   desc.norm_precision = uint32_t(draw.below(2));
@@ -75,20 +75,20 @@ struct RouterInputs {
   bool masked, scores, counted, adds_loss, accumulate;
 };
 
-RouterInputs draw_inputs(Draw& draw, const RouterCase& c) {
+RouterInputs draw_inputs(TensorDraw& draw, const RouterCase& c) {
   const int64_t T = c.tokens, N = c.ids, K = c.desc.top_k;
   RouterInputs in;
   in.logits = draw.normals(draw.real(), {T, N}, 2.0, draw.chance(0.4) ? 0.5 : 0);
   const double inf = std::numeric_limits<double>::infinity();
   if (draw.chance(0.3))
     for (int64_t i = 0; i < T * N / 8; ++i)
-      in.logits.set(draw.below(T * N), draw.of({double(NAN), inf, -inf, -inf, 0.0, -0.0}));
+      in.logits.of[draw.below(T * N)] = draw.one_of({double(NAN), inf, -inf, -inf, 0.0, -0.0});
   in.select_bias = draw.normals(MOEC_F32, {N}, 0.3, draw.chance(0.3) ? 0.25 : 0);
   in.scale = draw.normals(draw.real(), {N}, 1.0);
-  in.mask = draw.integers(draw.of<moec_dtype>({MOEC_U8, MOEC_BOOL}), {T}, 0, 2);
-  in.table = draw.integers(draw.of<moec_dtype>({MOEC_I32, MOEC_I64}), {50, K}, -1, N + 1);
-  in.token_ids = draw.integers(draw.of<moec_dtype>({MOEC_I32, MOEC_I64}), {T}, -1, 51);
-  in.given = draw.integers(draw.of<moec_dtype>({MOEC_I32, MOEC_I64}), {T, K}, -1, N + 1);
+  in.mask = draw.integers(draw.one_of<moec_dtype>({MOEC_U8, MOEC_BOOL}), {T}, 0, 2);
+  in.table = draw.integers(draw.one_of<moec_dtype>({MOEC_I32, MOEC_I64}), {50, K}, -1, N + 1);
+  in.token_ids = draw.integers(draw.one_of<moec_dtype>({MOEC_I32, MOEC_I64}), {T}, -1, 51);
+  in.given = draw.integers(draw.one_of<moec_dtype>({MOEC_I32, MOEC_I64}), {T, K}, -1, N + 1);
   in.counts = draw.integers(MOEC_I32, {N}, 0, 100);
   in.d_routing_weights = draw.normals(MOEC_F32, {T, K}, 1.0);
   in.d_logits_in = draw.normals(MOEC_F32, {T, N}, 1.0);
@@ -103,8 +103,7 @@ RouterInputs draw_inputs(Draw& draw, const RouterCase& c) {
 
 std::vector<Result> route(Side& side, const RouterCase& c, const RouterInputs& in) {
   const int64_t T = c.tokens, N = c.ids, K = c.desc.top_k;
-  moec_router* router = nullptr;
-  MOEC_CHECK_CALL(moec_router_create(side.context(), &c.desc, &router));
+  const auto router = make<Router>(moec_router_create, side.context(), &c.desc);
   auto args = sized<moec_route_args>();
   args.logits = side.in(in.logits);
   if (c.desc.flags & MOEC_ROUTER_SELECT_BIAS) args.select_bias = side.in(in.select_bias);
@@ -118,8 +117,8 @@ std::vector<Result> route(Side& side, const RouterCase& c, const RouterInputs& i
   args.expert_ids = side.out("expert_ids", MOEC_I32, {T, K});
   args.routing_weights = side.out("routing_weights", MOEC_F32, {T, K});
   if (in.scores) args.scores = side.out("scores", MOEC_F32, {T, N});
-  if (in.counted) args.counts = side.out("counts", MOEC_I32, {N}, 0, &in.counts);
-  MOEC_CHECK_CALL(moec_route_forward(router, &args, nullptr));
+  if (in.counted) args.counts = side.out("counts", MOEC_I32, {N}, {}, &in.counts);
+  check(moec_route_forward(router.get(), &args, nullptr));
 
   auto grad = sized<moec_route_grad_args>();
   grad.flags = in.accumulate ? MOEC_GRAD_ACCUMULATE : 0;
@@ -130,15 +129,13 @@ std::vector<Result> route(Side& side, const RouterCase& c, const RouterInputs& i
   if (in.adds_loss) grad.d_logits_in = side.in(in.d_logits_in);
   grad.d_logits = side.out("d_logits", MOEC_F32, {T, N});
   if (c.desc.flags & MOEC_ROUTER_PER_EXPERT_SCALE)
-    grad.d_per_expert_scale = side.out("d_scale", in.d_scale.dtype, {N}, 0, &in.d_scale);
-  MOEC_CHECK_CALL(moec_route_backward(router, &grad, nullptr));
+    grad.d_per_expert_scale = side.out("d_scale", in.d_scale.dtype, {N}, {}, &in.d_scale);
+  check(moec_route_backward(router.get(), &grad, nullptr));
 
-  const moec_tensor bias = side.out("bias", MOEC_F32, {N}, 0, &in.select_bias);
+  const moec_tensor bias = side.out("bias", MOEC_F32, {N}, {}, &in.select_bias);
   const moec_tensor counts = side.in(in.counts);
-  MOEC_CHECK_CALL(moec_router_bias_update(router, &counts, 0.001f, &bias, nullptr));
-  std::vector<Result> results = side.results();
-  moec_router_free(router);
-  return results;
+  check(moec_router_bias_update(router.get(), &counts, 0.001f, &bias, nullptr));
+  return side.results();
 }
 
 struct GateCase {
@@ -148,15 +145,15 @@ struct GateCase {
   bool jittered_out, accumulate, accumulate_x;
 };
 
-GateCase draw_gate(Draw& draw) {
+GateCase draw_gate(TensorDraw& draw) {
   GateCase c = {};
   moec_router_desc& desc = c.desc = sized<moec_router_desc>();
-  desc.num_experts = draw.of({1, 8, 60, 64, 128, 256, 384});
+  desc.num_experts = draw.one_of({1, 8, 60, 64, 128, 256, 384});
   desc.num_zero_experts = draw.chance(0.2) ? 8 : 0;
   desc.top_k = 1;
   c.ids = desc.num_experts + desc.num_zero_experts;
-  c.tokens = draw.of<int64_t>({0, 1, 3, 16, 77, 300});
-  c.hidden = draw.of<int64_t>({1, 31, 64, 264, 1000, 2048});
+  c.tokens = draw.one_of<int64_t>({0, 1, 3, 16, 77, 300});
+  c.hidden = draw.one_of<int64_t>({1, 31, 64, 264, 1000, 2048});
   c.x = draw.real();
   c.weight = draw.chance(0.5) ? c.x : draw.real();
   c.parameter = draw.chance(0.5) ? c.weight : moec_dtype(MOEC_F32);
@@ -173,17 +170,15 @@ GateCase draw_gate(Draw& draw) {
   return c;
 }
 
-double bound_of(moec_dtype dtype) {
-  return dtype == MOEC_F32 ? 1e-4 : dtype == MOEC_F16 ? 1.5e-3 : 1e-2;
+Bound bound_of(moec_dtype dtype) {
+  return {dtype == MOEC_F32 ? 1e-4 : dtype == MOEC_F16 ? 1.5e-3 : 1e-2};
 }
 
-std::vector<Result> gate(Side& side, const GateCase& c, uint64_t seed) {
-  Draw draw(seed);
+std::vector<Result> gate(Side& side, const GateCase& c, TensorDraw draw) {
   const int64_t T = c.tokens, H = c.hidden, N = c.ids;
   const bool scaled = c.desc.input == MOEC_INPUT_RMS_SCALED;
   const bool biased = c.desc.flags & MOEC_ROUTER_LOGIT_BIAS;
-  moec_router* router = nullptr;
-  MOEC_CHECK_CALL(moec_router_create(side.context(), &c.desc, &router));
+  const auto router = make<Router>(moec_router_create, side.context(), &c.desc);
   auto args = sized<moec_gate_args>();
   args.rng_offset = 12345;
   args.x = side.in(draw.normals(c.x, {T, H}, 1.0));
@@ -197,7 +192,7 @@ std::vector<Result> gate(Side& side, const GateCase& c, uint64_t seed) {
   args.logits = side.out("logits", MOEC_F32, {T, N},
                          bound_of(rounds ? c.desc.data_dtype : moec_dtype(MOEC_F32)));
   if (c.jittered_out) args.x_jittered = side.out("x_jittered", c.x, {T, H});
-  MOEC_CHECK_CALL(moec_gate_forward(router, &args, nullptr));
+  check(moec_gate_forward(router.get(), &args, nullptr));
 
   auto grad = sized<moec_gate_grad_args>();
   grad.flags = (c.accumulate ? uint32_t(MOEC_GRAD_ACCUMULATE) : 0u) |
@@ -211,41 +206,44 @@ std::vector<Result> gate(Side& side, const GateCase& c, uint64_t seed) {
   const Values d_jittered = draw.normals(c.d_x, {T, H}, 1.0);
   grad.d_x = side.out("d_x", c.d_x, {T, H}, bound_of(c.d_x), &d_x);
   grad.d_weight = side.out("d_weight", c.weight, {N, H}, bound_of(c.weight), &d_weight);
-  if (biased) grad.d_bias = side.out("d_bias", c.parameter, {N}, 0, &bias);
+  if (biased) grad.d_bias = side.out("d_bias", c.parameter, {N}, {}, &bias);
   if (scaled)
     grad.d_input_scale = side.out("d_input_scale", c.parameter, {H}, bound_of(c.parameter), &scale);
   if (c.desc.jitter != 0) grad.d_x_jittered = side.in(d_jittered);
-  MOEC_CHECK_CALL(moec_gate_backward(router, &grad, nullptr));
-  std::vector<Result> results = side.results();
-  moec_router_free(router);
-  return results;
+  check(moec_gate_backward(router.get(), &grad, nullptr));
+  return side.results();
+}
+
+class Routers : public Agree {};
+INSTANTIATE_TEST_SUITE_P(Drawn, Routers, testing::Range(0, agree_cases(300)));
+
+TEST_P(Routers, agree) {
+  TensorDraw draw(number());
+  const RouterCase c = draw_router(draw);
+  const RouterInputs in = draw_inputs(draw, c);
+  expect_same(c.name, [&](Side& side) { return route(side, c, in); });
+}
+
+// Gates run cuBLASLt's own kernels. racecheck reports them, and initcheck does not follow the bulk
+// tensor stores that some of them have.
+class Gates : public Agree {
+ protected:
+  void SetUp() override {
+    const char* const tool = std::getenv("MOEC_CHECK_TOOL");
+    if (tool && std::string(tool) != "memcheck") GTEST_SKIP() << tool << " misreads cuBLASLt";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Drawn, Gates, testing::Range(0, agree_cases(60)));
+
+TEST_P(Gates, agree) {
+  TensorDraw draw(number());
+  const GateCase c = draw_gate(draw);
+  char name[160];
+  std::snprintf(name, sizeof name, "gate T=%d H=%d N=%d x %x weight %x input %u jitter %g",
+                int(c.tokens), int(c.hidden), int(c.ids), c.x, c.weight, c.desc.input,
+                double(c.desc.jitter));
+  expect_same(name, [&](Side& side) { return gate(side, c, draw); });
 }
 
 }  // namespace
-
-int check_routers(Side& cpu, Side& gpu, uint64_t seed, int cases) {
-  int bad = 0;
-  for (int i = 0; i < cases; ++i) {
-    Draw draw(seed + uint64_t(i));
-    const RouterCase c = draw_router(draw);
-    const RouterInputs in = draw_inputs(draw, c);
-    bad += !agree(c.name, route(cpu, c, in), route(gpu, c, in));
-  }
-  return bad;
-}
-
-int check_gates(Side& cpu, Side& gpu, uint64_t seed, int cases) {
-  int bad = 0;
-  for (int i = 0; i < cases; ++i) {
-    Draw draw(seed + uint64_t(i));
-    const GateCase c = draw_gate(draw);
-    char name[160];
-    std::snprintf(name, sizeof name, "gate T=%d H=%d N=%d x %x weight %x input %u jitter %g",
-                  int(c.tokens), int(c.hidden), int(c.ids), c.x, c.weight, c.desc.input,
-                  double(c.desc.jitter));
-    bad += !agree(name, gate(cpu, c, seed + uint64_t(i)), gate(gpu, c, seed + uint64_t(i)));
-  }
-  return bad;
-}
-
 }  // namespace moec::test

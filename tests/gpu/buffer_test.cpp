@@ -19,7 +19,7 @@ moec_tensor tensor_at(void* data, int32_t device_type) {
 }
 
 struct Buffer {  // kCount floats of the library's
-  explicit Buffer(const moec_context* context) : context(context) {
+  explicit Buffer(const moec_context* owner) : context(owner) {
     check(moec_buffer_alloc(context, kCount * 4, &memory));
   }
   ~Buffer() { EXPECT_EQ(moec_buffer_free(context, &memory), MOEC_OK); }
@@ -32,7 +32,7 @@ struct Buffer {  // kCount floats of the library's
 };
 
 struct Pinned {
-  Pinned() { check_cuda(cudaMallocHost(reinterpret_cast<void**>(&data), kCount * 4)); }
+  Pinned() { CHECK_CUDA(cudaMallocHost(reinterpret_cast<void**>(&data), kCount * 4)); }
   ~Pinned() { cudaFreeHost(data); }
   Pinned(const Pinned&) = delete;
   Pinned& operator=(const Pinned&) = delete;
@@ -82,7 +82,7 @@ TEST(Buffer, a_graph_of_copies_of_pinned_memory_reads_what_is_there_at_each_repl
   moec_buffer during = {};
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   copy(context.get(), in.tensor(), buffer.tensor(), stream);
   copy(context.get(), buffer.tensor(), out.tensor(), stream);
   const moec_tensor tensor = buffer.tensor(), host = tensor_at(pageable.data(), MOEC_CPU);
@@ -92,12 +92,12 @@ TEST(Buffer, a_graph_of_copies_of_pinned_memory_reads_what_is_there_at_each_repl
   check(moec_tensor_zero(context.get(), &tensor, captured));
   check(moec_buffer_alloc(context.get(), 4096, &during));  // neither ends the capture
   check(moec_buffer_free(context.get(), &during));
-  check_cuda(cudaStreamEndCapture(stream, &graph));
-  check_cuda(cudaGraphInstantiate(&replay, graph, 0));
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&replay, graph, 0));
   for (const float first : {5.0f, 9.0f}) {
     const std::vector<float> want = numbers(first);
     std::copy(want.begin(), want.end(), in.data);
-    check_cuda(cudaGraphLaunch(replay, stream));
+    CHECK_CUDA(cudaGraphLaunch(replay, stream));
     stream.wait();
     EXPECT_EQ(std::vector<float>(out.data, out.data + kCount), want);
     copy(context.get(), buffer.tensor(), host, stream);
@@ -124,8 +124,8 @@ TEST(Buffer, a_free_leaves_queued_work_its_memory) {
 
 TEST(Buffer, mistakes_are_named) {
   const Context context = gpu_context();
-  const GpuArray foreign(kCount * 4);
-  moec_buffer buffer = foreign.buffer(), large = {};
+  const DeviceBytes foreign(kCount * 4);
+  moec_buffer buffer = buffer_of(foreign), large = {};
   EXPECT_EQ(moec_buffer_free(context.get(), &buffer), MOEC_E_INVALID_ARG);
   EXPECT_EQ(buffer.ptr, foreign.data());
   EXPECT_EQ(moec_buffer_alloc(context.get(), uint64_t(1) << 50, &large), MOEC_E_OUT_OF_MEMORY);

@@ -16,7 +16,7 @@ constexpr const char *kAny = "", *kHopper = "sm90", *kPortable = "portable";  //
 
 bool is_hopper() {
   int major = 0;
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
   return major == 9;
 }
 const moec_context* context_of(const char* path) {

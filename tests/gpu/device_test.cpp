@@ -18,7 +18,7 @@ namespace {
 
 std::vector<uint8_t> answer(const Step& step, cudaStream_t stream) {
   step.queue(stream);
-  check_cuda(cudaStreamSynchronize(stream));
+  CHECK_CUDA(cudaStreamSynchronize(stream));
   return step.outputs();
 }
 
@@ -71,7 +71,7 @@ class SeveralDevices : public testing::Test {
     check(moec_device_count(MOEC_CUDA, &devices_));
     if (devices_ < 2) GTEST_SKIP() << "one GPU here";
   }
-  void TearDown() override { check_cuda(cudaSetDevice(0)); }
+  void TearDown() override { CHECK_CUDA(cudaSetDevice(0)); }
 
   int32_t devices_ = 0;
 };
@@ -83,11 +83,11 @@ TEST_F(SeveralDevices, every_one_works_and_the_callers_stays_current) {
     const auto step = experts_step(context.get(), 2, device);
     step->fill(3, Routing::kRandom);
     const GpuStream stream;  // of this device
-    check_cuda(cudaSetDevice(0));
+    CHECK_CUDA(cudaSetDevice(0));
     step->queue(stream);
     check(moec_context_sync(context.get(), static_cast<cudaStream_t>(stream)));
     int current = -1;
-    check_cuda(cudaGetDevice(&current));
+    CHECK_CUDA(cudaGetDevice(&current));
     EXPECT_EQ(current, 0);
     const std::vector<uint8_t> got = step->outputs();
     if (device == 0) want = got;
@@ -176,7 +176,7 @@ TEST(Device, memory_comes_from_the_callers_allocator_and_goes_back_to_it) {
 // One handle, two streams. Mutation noted: scratch by handles is allocated once.
 TEST(Device, a_buffer_that_kernels_do_not_reach_is_refused) {
   int pageable = 0;
-  check_cuda(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, 0));
+  CHECK_CUDA(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, 0));
   if (pageable) GTEST_SKIP() << "kernels reach all memory of a process here";
   const Context context = gpu_context();
   auto desc = sized<moec_plan_desc>();
@@ -188,13 +188,13 @@ TEST(Device, a_buffer_that_kernels_do_not_reach_is_refused) {
   check(moec_plan_size(&desc, &bytes, &rows));
   std::vector<uint8_t> pageable_memory(bytes);
   void* pinned = nullptr;
-  check_cuda(cudaMallocHost(&pinned, bytes));
+  CHECK_CUDA(cudaMallocHost(&pinned, bytes));
   const moec_buffer refused{pageable_memory.data(), bytes}, accepted{pinned, bytes};
   moec_plan* plan = nullptr;
   EXPECT_EQ(moec_plan_create(context.get(), &desc, &refused, &plan), MOEC_E_DEVICE);
   EXPECT_EQ(moec_plan_create(context.get(), &desc, &accepted, &plan), MOEC_OK);
   moec_plan_free(plan);
-  check_cuda(cudaFreeHost(pinned));
+  CHECK_CUDA(cudaFreeHost(pinned));
 }
 
 TEST(Device, cuda_stream_per_thread_has_scratch_for_each_thread) {

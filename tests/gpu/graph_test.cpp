@@ -35,11 +35,11 @@ class Graph {
   // meanwhile: what another thread does.
   template <class Meanwhile>
   Graph(const Step& step, cudaStream_t stream, const Meanwhile& meanwhile) {
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     step.queue(stream);
     std::thread(meanwhile).join();
-    check_cuda(cudaStreamEndCapture(stream, &graph_));
-    check_cuda(cudaGraphInstantiate(&program_, graph_, 0));
+    CHECK_CUDA(cudaStreamEndCapture(stream, &graph_));
+    CHECK_CUDA(cudaGraphInstantiate(&program_, graph_, 0));
   }
   Graph(const Step& step, cudaStream_t stream) : Graph(step, stream, [] {}) {}
   ~Graph() {
@@ -47,16 +47,16 @@ class Graph {
     cudaGraphDestroy(graph_);
   }
   Graph(const Graph&) = delete;
-  void launch(cudaStream_t stream) const { check_cuda(cudaGraphLaunch(program_, stream)); }
+  void launch(cudaStream_t stream) const { CHECK_CUDA(cudaGraphLaunch(program_, stream)); }
   std::set<cudaGraphNodeType> node_types() const {
     size_t count = 0;
-    check_cuda(cudaGraphGetNodes(graph_, nullptr, &count));
+    CHECK_CUDA(cudaGraphGetNodes(graph_, nullptr, &count));
     std::vector<cudaGraphNode_t> nodes(count);
-    check_cuda(cudaGraphGetNodes(graph_, nodes.data(), &count));
+    CHECK_CUDA(cudaGraphGetNodes(graph_, nodes.data(), &count));
     std::set<cudaGraphNodeType> types;
     for (const cudaGraphNode_t node : nodes) {
       cudaGraphNodeType type;
-      check_cuda(cudaGraphNodeGetType(node, &type));
+      CHECK_CUDA(cudaGraphNodeGetType(node, &type));
       types.insert(type);
     }
     return types;
@@ -178,7 +178,7 @@ TEST_P(Graphs, a_cold_context_refuses_to_allocate_in_a_capture) {
   const auto one = step(context);
   const GpuStream stream;
   one->fill(1, Routing::kRandom);
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
   moec_status status = MOEC_OK;
   try {
     one->queue(stream);

@@ -24,16 +24,16 @@ TEST_P(Repeat, hundred_runs_half_of_them_beside_another_kernel) {
   step->take_workspace();
   const GpuStream stream, other;
   int multiprocessors = 0;
-  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+  CHECK_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
   int* stop = nullptr;
-  check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&stop), sizeof(int), cudaHostAllocMapped));
+  CHECK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&stop), sizeof(int), cudaHostAllocMapped));
   int beside = 0;
   std::vector<uint8_t> first;
   for (int i = 0; i < 100; ++i) {
     step->fill(9, Routing::kRandom);  // restores what the step updates
     step->poison();
     *static_cast<volatile int*>(stop) = 0;
-    if (i % 2) check_cuda(occupy(multiprocessors / 2, stop, 2000, other));
+    if (i % 2) CHECK_CUDA(occupy(multiprocessors / 2, stop, 2000, other));
     step->queue(stream);
     stream.wait();
     beside += i % 2 && cudaStreamQuery(other) == cudaErrorNotReady;  // it ran all the while
@@ -81,9 +81,9 @@ TEST(Free, waits_for_work_that_may_use_the_memory) {
                        static_cast<const moec_buffer*>(nullptr));
   const GpuStream stream;
   int* stop = nullptr;
-  check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&stop), sizeof(int), cudaHostAllocMapped));
+  CHECK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&stop), sizeof(int), cudaHostAllocMapped));
   *stop = 0;
-  check_cuda(occupy(1, stop, 300, stream));
+  CHECK_CUDA(occupy(1, stop, 300, stream));
   EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
   plan.reset();
   EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);

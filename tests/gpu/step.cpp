@@ -7,7 +7,7 @@ namespace moec::test {
 
 Step::Step(const moec_context* context, int32_t top_k, int32_t device)
     : context_(context), top_k_(top_k), device_(device) {
-  check_cuda(cudaSetDevice(device));
+  CHECK_CUDA(cudaSetDevice(device));
   x_ = &input(MOEC_BF16, {kTokens, kHidden}, 1.0);
   d_y_ = &input(MOEC_BF16, {kTokens, kHidden}, 1.0);
   y_ = &output(MOEC_BF16, {kTokens, kHidden});
@@ -30,23 +30,23 @@ Step::Step(const moec_context* context, int32_t top_k, int32_t device)
   d_weights_.down.data = tensor(output(MOEC_BF16, {kExperts, kHidden, kInter}));
 }
 
-GpuArray& Step::hold(moec_dtype dtype, std::vector<int64_t> shape, double scale) {
+DeviceBytes& Step::hold(moec_dtype dtype, std::vector<int64_t> shape, double scale) {
   size_t bytes = element_bytes(dtype);
   for (const int64_t extent : shape) bytes *= size_t(extent);
-  held_.push_back({std::make_unique<GpuArray>(bytes), dtype, std::move(shape), scale});
+  held_.push_back({std::make_unique<DeviceBytes>(bytes), dtype, std::move(shape), scale});
   return *held_.back().array;
 }
-GpuArray& Step::input(moec_dtype dtype, std::vector<int64_t> shape, double scale) {
+DeviceBytes& Step::input(moec_dtype dtype, std::vector<int64_t> shape, double scale) {
   return hold(dtype, std::move(shape), scale);
 }
-GpuArray& Step::output(moec_dtype dtype, std::vector<int64_t> shape) {
+DeviceBytes& Step::output(moec_dtype dtype, std::vector<int64_t> shape) {
   return hold(dtype, std::move(shape), 0);
 }
 moec_buffer Step::memory(const moec_size& size) {
-  memory_.push_back(std::make_unique<GpuArray>(size.base + kTokens * size.per_token));
-  return memory_.back()->buffer();
+  memory_.push_back(std::make_unique<DeviceBytes>(size.base + kTokens * size.per_token));
+  return buffer_of(*memory_.back());
 }
-moec_tensor Step::tensor(const GpuArray& array) const {
+moec_tensor Step::tensor(const DeviceBytes& array) const {
   for (const Held& held : held_) {
     if (held.array.get() != &array) continue;
     moec_tensor made;
@@ -69,7 +69,7 @@ moec_experts_desc Step::experts_desc() const {
 }
 
 void Step::fill(uint64_t seed, Routing routing) {
-  check_cuda(cudaSetDevice(device_));
+  CHECK_CUDA(cudaSetDevice(device_));
   Random random(seed);
   for (const Held& held : held_) {
     if (held.scale == 0) continue;
@@ -77,28 +77,25 @@ void Step::fill(uint64_t seed, Routing routing) {
     std::vector<double> values = random.normals(count, held.scale);
     if (held.array.get() == x_)  // a constant feature, by which steer() leads the tokens
       for (size_t t = 0; t < count; t += kHidden) values[t] = 1;
-    held.array->upload(encode(values, held.dtype));
+    held.array->assign(encode(values, held.dtype));
   }
   steer(seed, routing);
-  check_cuda(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaDeviceSynchronize());
 }
 
 void Step::poison() {
-  const auto fill = [](const GpuArray& array) {
-    check_cuda(cudaMemset(array.data(), 0xff, array.bytes()));
-  };
   for (const Held& held : held_) {
-    if (held.scale == 0) fill(*held.array);
+    if (held.scale == 0) held.array->poison();
   }
-  for (const auto& array : memory_) fill(*array);
-  check_cuda(cudaDeviceSynchronize());
+  for (const auto& array : memory_) array->poison();
+  CHECK_CUDA(cudaDeviceSynchronize());
 }
 
 std::vector<uint8_t> Step::outputs() const {
   std::vector<uint8_t> all;
   for (const Held& held : held_) {
     if (held.scale != 0) continue;
-    const std::vector<uint8_t> one = held.array->download();
+    const std::vector<uint8_t> one = held.array->host();
     all.insert(all.end(), one.begin(), one.end());
   }
   return all;
@@ -151,7 +148,7 @@ class ExpertsStep : public Step {
   }
 
  private:
-  moec_tensor of_tokens(const GpuArray& array) const {
+  moec_tensor of_tokens(const DeviceBytes& array) const {
     moec_tensor rows = tensor(array);
     rows.shape[0] = tokens_;
     return rows;
@@ -163,11 +160,11 @@ class ExpertsStep : public Step {
       const auto id = int32_t(random.below(kExperts + 1));
       ids.push_back(routing == Routing::kOneExpert ? kOne : id == 3 || id == kExperts ? -1 : id);
     }
-    ids_.upload(ids);
+    ids_.assign(ids);
   }
 
   int64_t tokens_;
-  GpuArray &ids_, &routing_;
+  DeviceBytes &ids_, &routing_;
   PlanHandle plan_;
   Experts experts_;
   moec_experts_sizes sizes_ = sized<moec_experts_sizes>();
@@ -225,20 +222,20 @@ class LayerStep : public Step {
     backward_.workspace = memory(sizes_.backward_workspace);
   }
   void queue(cudaStream_t stream) const override {
-    check_cuda(cudaMemsetAsync(counts_.data(), 0, counts_.bytes(), stream));
+    CHECK_CUDA(cudaMemsetAsync(counts_.data(), 0, counts_.bytes(), stream));
     check(moec_layer_forward(layer_.get(), &forward_, stream));
-    check_cuda(cudaMemsetAsync(d_logits_.data(), 0, d_logits_.bytes(), stream));
+    CHECK_CUDA(cudaMemsetAsync(d_logits_.data(), 0, d_logits_.bytes(), stream));
     loss(MOEC_LOSS_BALANCE_SWITCH, balance_, stream);
     loss(MOEC_LOSS_Z, z_, stream);
     check(moec_layer_backward(layer_.get(), &backward_, stream));
     const moec_tensor counts = tensor(counts_), bias = tensor(bias_after_);
-    check_cuda(cudaMemcpyAsync(bias_after_.data(), select_bias_.data(), bias_after_.bytes(),
+    CHECK_CUDA(cudaMemcpyAsync(bias_after_.data(), select_bias_.data(), bias_after_.bytes(),
                                cudaMemcpyDeviceToDevice, stream));
     check(moec_router_bias_update(router_.get(), &counts, 1e-3f, &bias, stream));
   }
 
  private:
-  void loss(uint32_t kind, const GpuArray& value, cudaStream_t stream) const {
+  void loss(uint32_t kind, const DeviceBytes& value, cudaStream_t stream) const {
     const moec_tensor logits = tensor(logits_), d_logits = tensor(d_logits_);
     auto args = sized<moec_loss_args>();
     args.kind = kind;
@@ -256,10 +253,10 @@ class LayerStep : public Step {
     Random random(seed + 77);
     std::vector<double> gate = random.normals(size_t(kExperts * kHidden), 0.1);
     if (routing == Routing::kOneExpert) gate[kOne * kHidden] = 50;  // times x[t,0] = 1
-    gate_.upload(encode(gate, MOEC_F32));
+    gate_.assign(encode(gate, MOEC_F32));
   }
 
-  GpuArray &gate_, &d_gate_, &select_bias_, &logits_, &d_logits_, &counts_, &balance_, &z_,
+  DeviceBytes &gate_, &d_gate_, &select_bias_, &logits_, &d_logits_, &counts_, &balance_, &z_,
       &bias_after_;
   Router router_;
   LayerHandle layer_;

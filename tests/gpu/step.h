@@ -4,77 +4,30 @@
 // and the experts from given ids.
 #pragma once
 
-#include <cuda_runtime_api.h>
-#include <gtest/gtest.h>
 #include <moec/moec.h>
 
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "gpu/device_memory.h"
+#include "gpu/harness.h"
 #include "support/handles.h"
-#include "support/random.h"
 
 namespace moec::test {
 
-inline void check_cuda(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+inline moec_buffer buffer_of(const DeviceBytes& array) {
+  return {array.data(), array.bytes()};
 }
-
-// A program that includes this ends with 77 (CTest: skipped) where there is no GPU.
-class GpuEnvironment : public testing::Environment {
- public:
-  void SetUp() override {
-    int32_t count = 0;
-    check(moec_device_count(MOEC_CUDA, &count));
-    if (count > 0) return;
-    std::printf("skipped: no GPU\n");
-    std::exit(77);
-  }
-};
-inline testing::Environment* const kGpuEnvironment =
-    testing::AddGlobalTestEnvironment(new GpuEnvironment);
-
-class GpuArray {  // starts as NaN
- public:
-  explicit GpuArray(size_t bytes) : bytes_(bytes) {
-    check_cuda(cudaMalloc(&data_, bytes ? bytes : 1));
-    check_cuda(cudaMemset(data_, 0xff, bytes));
-  }
-  ~GpuArray() { cudaFree(data_); }
-  GpuArray(const GpuArray&) = delete;
-  GpuArray& operator=(const GpuArray&) = delete;
-  template <typename T>
-  void upload(const std::vector<T>& values) const {
-    check_cuda(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice));
-  }
-  template <typename T = uint8_t>
-  std::vector<T> download() const {
-    std::vector<T> values(bytes_ / sizeof(T));
-    check_cuda(cudaMemcpy(values.data(), data_, bytes_, cudaMemcpyDeviceToHost));
-    return values;
-  }
-  void* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
-  moec_buffer buffer() const { return {data_, bytes_}; }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_;
-};
 
 class GpuStream {
  public:
-  GpuStream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  GpuStream() { CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
   ~GpuStream() { cudaStreamDestroy(stream_); }
   GpuStream(const GpuStream&) = delete;
   GpuStream& operator=(const GpuStream&) = delete;
   operator cudaStream_t() const { return stream_; }
-  void wait() const { check_cuda(cudaStreamSynchronize(stream_)); }
+  void wait() const { CHECK_CUDA(cudaStreamSynchronize(stream_)); }
 
  private:
   cudaStream_t stream_ = nullptr;
@@ -111,12 +64,12 @@ class Step {
   void poison();                                      // outputs and memory: NaN; waits
   virtual void queue(cudaStream_t stream) const = 0;  // the whole step; only moec and memset
   std::vector<uint8_t> outputs() const;
-  std::vector<uint8_t> saved() const { return memory_.front()->download(); }
+  std::vector<uint8_t> saved() const { return memory_.front()->host(); }
 
  protected:
-  GpuArray& input(moec_dtype dtype, std::vector<int64_t> shape, double scale);
-  GpuArray& output(moec_dtype dtype, std::vector<int64_t> shape);
-  moec_tensor tensor(const GpuArray& array) const;
+  DeviceBytes& input(moec_dtype dtype, std::vector<int64_t> shape, double scale);
+  DeviceBytes& output(moec_dtype dtype, std::vector<int64_t> shape);
+  moec_tensor tensor(const DeviceBytes& array) const;
   moec_buffer memory(const moec_size& size);
   moec_experts_desc experts_desc() const;
   virtual void steer(uint64_t seed, Routing routing) = 0;  // what decides the routing
@@ -125,18 +78,18 @@ class Step {
   int32_t top_k_, device_;
   Weights weights_;
   moec_weight_set d_weights_ = sized<moec_weight_set>();
-  GpuArray *x_, *d_y_, *y_, *d_x_, *d_routing_;
+  DeviceBytes *x_, *d_y_, *y_, *d_x_, *d_routing_;
 
  private:
   struct Held {
-    std::unique_ptr<GpuArray> array;
+    std::unique_ptr<DeviceBytes> array;
     moec_dtype dtype;
     std::vector<int64_t> shape;
     double scale;  // of an input; 0: an output
   };
-  GpuArray& hold(moec_dtype dtype, std::vector<int64_t> shape, double scale);
+  DeviceBytes& hold(moec_dtype dtype, std::vector<int64_t> shape, double scale);
   std::vector<Held> held_;
-  std::vector<std::unique_ptr<GpuArray>> memory_;
+  std::vector<std::unique_ptr<DeviceBytes>> memory_;
 };
 
 // gate, routing with a selection bias, plan, experts; a switch loss and a z-loss with their

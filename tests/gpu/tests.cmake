@@ -18,33 +18,24 @@ macro(add_gpu_line program)  # what else stands on the line
   list(APPEND gpu_test_lines ${line})
 endmacro()
 
-# add_gpu_test(NAME [SOURCES more files...]): GoogleTest through moec.h and the CUDA runtime.
+# add_gpu_test(NAME [KERNELS] [SANITIZE] [SOURCES more files...]): one GoogleTest program, through
+# moec.h and the CUDA runtime. With KERNELS it links the plug-in's objects in place of the library
+# and calls the kernels themselves. With SANITIZE it runs under the sanitizers, too, which
+# MOEC_CHECK_SMALL=1 tells it.
 macro(add_gpu_test name)
-  add_moec_test(gpu/${name} ${ARGN} LABELS gpu)
-  target_link_libraries(${name} PRIVATE CUDA::cudart_static)
-  add_gpu_line(${name})
-endmacro()
-
-# add_gpu_program(FILE [KERNELS] [SANITIZE] [SOURCES more files...]): a program of its own. With
-# KERNELS it links the plug-in's objects and calls the kernels themselves. With SANITIZE it runs
-# under the sanitizers, too, which MOEC_CHECK_SMALL=1 tells it.
-macro(add_gpu_program file)
   cmake_parse_arguments(arg "KERNELS;SANITIZE" "" "SOURCES" ${ARGN})
-  get_filename_component(name ${file} NAME_WE)
   list(TRANSFORM arg_SOURCES PREPEND gpu/)
-  add_executable(${name} gpu/${file} ${arg_SOURCES})
-  target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}
-    ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/capi/include ${PROJECT_BINARY_DIR}/generated)
-  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
-  set_target_properties(${name} PROPERTIES CUDA_STANDARD 20 CUDA_ARCHITECTURES 90a-real)
-  target_link_libraries(${name} PRIVATE moec_options CUDA::cudart_static ${CMAKE_DL_LIBS})
   if(arg_KERNELS)
+    add_moec_test(gpu/${name} BARE SOURCES ${arg_SOURCES} LABELS gpu)
     target_sources(${name} PRIVATE ${cuda_objects})
-    target_link_libraries(${name} PRIVATE CUDA::cublasLt)
+    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+    target_link_libraries(${name} PRIVATE CUDA::cublasLt ${CMAKE_DL_LIBS})
     target_link_options(${name} PRIVATE LINKER:--as-needed)
   else()
-    target_link_libraries(${name} PRIVATE moec)
+    add_moec_test(gpu/${name} SOURCES ${arg_SOURCES} LABELS gpu)
   endif()
+  set_target_properties(${name} PROPERTIES CUDA_STANDARD 20 CUDA_ARCHITECTURES "80-real;90")
+  target_link_libraries(${name} PRIVATE CUDA::cudart_static)
   if(arg_SANITIZE)
     add_gpu_line(${name} sanitize)
   else()
@@ -52,17 +43,17 @@ macro(add_gpu_program file)
   endif()
 endmacro()
 
-add_gpu_test(graph_test SOURCES gpu/step.cpp)
-add_gpu_test(repeat_test SOURCES gpu/step.cpp gpu/occupy.cu)
-set_target_properties(repeat_test PROPERTIES CUDA_ARCHITECTURES 80)
-add_gpu_test(device_test SOURCES gpu/step.cpp)
+add_gpu_test(graph_test SOURCES step.cpp)
+add_gpu_test(repeat_test SOURCES step.cpp occupy.cu)
+add_gpu_test(device_test SOURCES step.cpp)
 add_gpu_test(paths_test)
-add_gpu_test(coded_test SOURCES gpu/coded_problem.cpp)
+add_gpu_test(coded_test SOURCES coded_problem.cpp)
 add_gpu_test(buffer_test)
-add_gpu_program(kernel_check.cu KERNELS SANITIZE)
-add_gpu_program(small_check.cu KERNELS SANITIZE)
-add_gpu_program(backends_agree.cpp SANITIZE)
-add_gpu_program(routing_agrees.cpp SANITIZE
+add_gpu_test(kernel_check KERNELS SANITIZE
+  SOURCES weight_grad_check.cpp plan_check.cpp experts_problem.cpp plain.cu)
+add_gpu_test(small_check KERNELS SANITIZE SOURCES experts_problem.cpp plain.cu)
+add_gpu_test(backends_agree SANITIZE SOURCES agree.cpp)
+add_gpu_test(routing_agrees SANITIZE
   SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)
 set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test
   routing_test mixed_test mixed_plans_test mixed_routers_test)

@@ -1,49 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whom in
-src/backend/cuda/sm90/row_gemm.cuh. Shown to fail: with loaders that meet as
-they once did, the model stands still (the last test), and where the sender waits for thirds that
-tiles of few rows do not have.
+"""Who waits for whom in src/backend/cuda/sm90/row_gemm.cuh. Shown to fail: with loaders that meet
+as they once did, the model stands still (the last test), and where the sender waits for thirds that
+tiles of few rows do not have; with kQueueReaders of the header one too low, three kinds fail;
+without the decoders in kQueueReaders, kLanded or kFull, kinds of coded weights fail.
 """
 
 import pytest
-from warps import STAGES, Barrier, Named, Pair, Slots, relay
+from warps import CONSUMERS, CTAS, HEADERS, NUMBERS, Barrier, Named, Pair, Slots, relay
 
-QUEUE, NUMBERS, MEET, ASK = 4, 4, 8, 6
+QUEUE = HEADERS.find("tile_scheduler.cuh", r"class TileQueue : public SlotQueue<(\d+)>")
+MEET = HEADERS.constant("row_gemm.cuh", "kMeet", of="RowProducer")
+ASK = HEADERS.find("row_gemm.cuh", r"\bask = min\((\d+), p_\.k_blocks - 1\)")
+WARP = 32  # threads
 K_BLOCKS = (1, 2, 3, 5, 7, 8, 9, 12, 17, 21)
-KINDS = {  # gathering warps; the steps in which each piece moves, 0: at once; a finishing warpgroup
-    "up": (4, (2, 1), False), "up, keeping": (4, (0, 2, 2), False), "up of pairs": (4, (2,), False),
-    "down": (0, (2, 1, 2, 1), False), "grad down": (2, (0, 1), True),
-}
+
+
+class Kind:
+    """A configuration of the kernel: an epilogue, whether rows are gathered, and whether weights
+    are coded.
+    """
+
+    def __init__(self, header, epilogue, steps, gather, finished=False, tile=None, coded=False):
+        def constant(name):
+            return HEADERS.constant("row_gemm_config.cuh", name, of="RowGemmConfig",
+                                    kGather=gather, kFinished=finished, kCoded=coded)
+
+        self.steps = steps  # in which each piece moves, 0: at once
+        self.finished = finished  # by a warpgroup of its own
+        self.pieces = HEADERS.constant(header, "kPieces", of=epilogue)
+        self.sends = None if finished else HEADERS.constant(header, "kSends", of=epilogue)
+        self.stages = HEADERS.constant(header, "kStages", of=tile or epilogue)
+        self.gathering, self.readers = constant("kGatherWarps"), constant("kQueueReaders")
+        self.relays = constant("kRelay") != constant("kNoWarp")
+        self.coded, self.decoders = coded, constant("kDecoders")
+        self.decodes_aside = bool(constant("kSideDecoder"))
+        self.announces = bool(constant("kAnnounces"))
+        self.full, self.landed = constant("kFull"), constant("kLanded")
+
+
+def kinds(**form):
+    tall, gradient = "epilogue_tall.cuh", "epilogue_gradient.cuh"
+    return {
+        "up": Kind(tall, "StoreActivated", (2, 1), gather=True, tile="TallTile", **form),
+        "up, keeping": Kind("epilogue.cuh", "StoreActivatedAndPre", (0, 2, 2), gather=True, **form),
+        "up, alternating": Kind(
+            "epilogue_alternating.cuh", "StoreAlternating", (2,), gather=True, **form),
+        "down": Kind(tall, "StoreRows", (2, 1, 2, 1), gather=False, tile="TallTile", **form),
+        "grad down": Kind(gradient, "HandOver", (0, 1), gather=True, finished=True, **form),
+    }
+
+
+KINDS = kinds() | {f"{name}, coded": kind for name, kind in kinds(coded=True).items()}
 
 
 class Cta:
     def __init__(self, pair, rank):
-        self.pair, self.rank = pair, rank
-        gathering, self.pieces, finished = pair.kind
-        self.finished = finished
-        self.relays = gathering > 0 and not finished
-        filling = 1 if self.relays else gathering
-        self.ring = Slots(STAGES, 1 + filling, 8 * (2 if pair.shares else 1))
-        self.landed = Slots(STAGES, max(1, gathering), 1)
-        self.queue = Slots(QUEUE, 1, 8 + gathering + 1 + (4 if finished else 1) + self.relays)
+        self.pair, self.rank, self.kind = pair, rank, pair.kind
+        kind = self.kind
+        self.gathering, self.pieces, self.finished = kind.gathering, kind.steps, kind.finished
+        self.relays = kind.relays
+        self.ring = Slots(kind.stages, kind.full, CONSUMERS * (CTAS if pair.shares else 1))
+        self.landed = Slots(kind.stages, max(1, kind.landed), 1)
+        self.codes = Slots(kind.stages, 1, 1)
+        self.queue = Slots(QUEUE, 1, kind.readers)
         self.met, self.begun = Barrier(pair.meeting), Barrier(1)
-        self.numbers = Slots(NUMBERS, 1, 2)  # the empty ones of the first CTA count
-        hand = (lambda: Barrier(4)) if finished else (lambda: Named(5))
+        self.numbers = Slots(NUMBERS, 1, CTAS)  # the empty ones of the first CTA count
+        hand = (lambda: Barrier(4)) if self.finished else (lambda: Named(5))
         self.free, self.staged = [hand(), hand()], [hand(), hand()]
 
     def barriers(self):
-        slots = self.ring, self.landed, self.queue, self.numbers
+        slots = self.ring, self.landed, self.codes, self.queue, self.numbers
         return [*(b for s in slots for b in s.full + s.empty), self.met, self.begun, *self.free,
                 *self.staged]
 
     def warps(self):
-        gathering = self.pair.kind[0]
         yield self.produce(loads=True)
         yield self.deal()
         if self.relays:
             yield self.relay()
-        yield from (self.produce(loads=False) for _ in range(gathering))
-        yield from (self.consume(group) for group in (0, 1) for _ in range(4))
+        yield from (self.produce(loads=False) for _ in range(self.gathering))
+        if self.kind.decodes_aside:
+            yield from (self.decode_tiles() for _ in range(self.kind.decoders))
+        yield from (self.consume(group) for group in (0, 1) for _ in range(CONSUMERS // 2))
         yield from (self.finish() for _ in range(4)) if self.finished else [self.send()]
 
     def produce(self, loads):
@@ -61,12 +99,13 @@ class Cta:
                     meetings += 1
                 yield from self.ring.wait_empty(at)
                 yield
-                gathered = self.landed if self.relays else self.ring
-                (self.ring if loads else gathered).full[at % STAGES].arrive(2 if loads else 0)
                 if loads:
-                    yield
-                    for cta in self.pair.ctas if together else [self]:
-                        cta.ring.full[at % STAGES].land(1 if together else 2)
+                    yield from self.load(at, together)
+                else:
+                    gathered = self.landed if self.relays else self.ring
+                    gathered.full_at(at).arrive(threads=WARP)
+                    if self.kind.coded:
+                        yield from self.decode(at)
                 at += 1
                 if loads and kb == 0:
                     self.begun.arrive()
@@ -74,6 +113,31 @@ class Cta:
                     taken += 1
                     following = yield from self.queue.take(taken)
             tile = following
+
+    def load(self, at, together):
+        """The weights of a stage, with bytes for both CTAs or this one, and rows not gathered."""
+        self.weights().full_at(at).arrive(announced=2)
+        if self.kind.coded and self.kind.announces:
+            self.ring.full_at(at).arrive()
+        yield
+        for cta in self.pair.ctas if together else [self]:
+            cta.weights().full_at(at).land(1 if together else 2)
+
+    def weights(self):
+        return self.codes if self.kind.coded else self.ring
+
+    def decode(self, at):
+        yield from self.codes.wait_full(at)
+        yield
+        (self.landed if self.relays else self.ring).full_at(at).arrive()
+
+    def decode_tiles(self):
+        at = taken = 0
+        while (yield from self.queue.take(taken)) is not None:
+            taken += 1
+            for _ in range(self.pair.k_blocks):
+                yield from self.decode(at)
+                at += 1
 
     def relay(self):
         at = taken = 0
@@ -95,11 +159,11 @@ class Cta:
                 self.pair.number += 1
                 for cta in self.pair.ctas:
                     cta.numbers.value[at % NUMBERS] = self.pair.number
-                    cta.numbers.full[at % NUMBERS].arrive()
+                    cta.numbers.full_at(at).arrive()
             yield from self.numbers.wait_full(at)
             number = self.numbers.value[at % NUMBERS]
             yield
-            lead.empty[at % NUMBERS].arrive()
+            lead.empty_at(at).arrive()
             at += 1
 
     def consume(self, group):
@@ -213,6 +277,11 @@ class RowPair(Pair):
     def outside(self, tile, rank, group):
         """Whether none of the group's features of this tile lie in the matrix."""
         return (tile, rank, group) in self.outsiders
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_pieces_are_those_of_the_epilogue(kind):
+    assert (sum(kind.steps), kind.sends or len(kind.steps)) == (kind.pieces, len(kind.steps))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whom in
-src/backend/cuda/sm90/weight_grad.cuh, and where it finds the operand that tiles
-have in common. Shown to fail: where a CTA gives stages back to itself alone, the model stands
+"""Who waits for whom in src/backend/cuda/sm90/weight_grad.cuh, and where it finds the operand that
+tiles have in common. Shown to fail: where a CTA gives stages back to itself alone, the model stands
 still; where places are not walked back, or a single k-block's are, operands are lost.
 """
 
 import random
 
-from warps import STAGES, Named, Pair, Slots, relay
+from warps import CONSUMERS, CTAS, HEADERS, NUMBERS, Named, Pair, Slots, relay
 
-QUEUE, TOKENS, NUMBERS = 8, 4, 4
+STAGES = HEADERS.constant("weight_grad_copies.cuh", "kStages", of="GradConfig")
+PIECES = HEADERS.constant("weight_grad_copies.cuh", "kPieces", of="GradConfig", kF32=False)
+GATHERING = HEADERS.constant("weight_grad_tiles.cuh", "kGatherWarps")
+READERS = HEADERS.constant("weight_grad_tiles.cuh", "kTileReaders")
+QUEUE = HEADERS.find("weight_grad_tiles.cuh", r"class GradQueue : public SlotQueue<(\d+)>")
+TOKENS = HEADERS.find("weight_grad_tiles.cuh", r"using Slots = SlotRing<(\d+), 4 \* kTileK>")
 
 
 class Cta:
     def __init__(self, pair):
         self.pair = pair
-        self.ring = Slots(STAGES, 2, 8 * 2)
-        self.landed = Slots(STAGES, 4, 1)
-        self.queue, self.tokens = Slots(QUEUE, 1, 15), Slots(TOKENS, 1, 4)
-        self.numbers = Slots(NUMBERS, 1, 2)  # the empty ones of the first CTA count
+        self.ring = Slots(STAGES, 2, CONSUMERS * CTAS)
+        self.landed = Slots(STAGES, GATHERING, 1)
+        self.queue, self.tokens = Slots(QUEUE, 1, READERS), Slots(TOKENS, 1, GATHERING)
+        self.numbers = Slots(NUMBERS, 1, CTAS)  # the empty ones of the first CTA count
         self.free, self.staged = [Named(5), Named(5)], [Named(5), Named(5)]
 
     def barriers(self):
@@ -28,8 +32,8 @@ class Cta:
     def warps(self):
         yield self.find()
         yield self.relay()
-        yield from (self.gather(loads=warp == 0) for warp in range(4))
-        yield from (self.consume(group) for group in (0, 1) for _ in range(4))
+        yield from (self.gather(loads=warp == 0) for warp in range(GATHERING))
+        yield from (self.consume(group) for group in (0, 1) for _ in range(CONSUMERS // 2))
         yield from (self.send(group) for group in (0, 1))
 
     def find(self):
@@ -55,10 +59,10 @@ class Cta:
         if self is ctas[0]:
             yield from lead.wait_empty(at)
             for cta in ctas:
-                cta.numbers.full[at % NUMBERS].arrive()
+                cta.numbers.full_at(at).arrive()
         yield from self.numbers.wait_full(at)
         yield
-        lead.empty[at % NUMBERS].arrive()
+        lead.empty_at(at).arrive()
 
     def take(self, taken):
         at = yield from self.queue.take(taken)
@@ -84,11 +88,11 @@ class Cta:
                 yield from self.ring.wait_empty(at)
                 yield
                 if loads:
-                    self.ring.full[at % STAGES].arrive(2)
+                    self.ring.full_at(at).arrive(2)
                     yield
                     for cta in self.pair.ctas if together else [self]:
-                        cta.ring.full[at % STAGES].land(1 if together else 2)
-                self.landed.full[at % STAGES].arrive()
+                        cta.ring.full_at(at).land(1 if together else 2)
+                self.landed.full_at(at).arrive()
                 at += 1
 
     def consume(self, group):
@@ -109,7 +113,7 @@ class Cta:
                 yield
                 if kb > 0:
                     self.pair.release(self, at - 1)
-                piece = 2 - pieces
+                piece = PIECES - pieces
                 due = (2 * piece if tile[0] < 4 else 2 * piece + group if tile[0] < 8
                        else (2 * piece + group) * tile[0] // 4)
                 if kb >= due:
@@ -121,7 +125,7 @@ class Cta:
                 yield from stage()
             if tile[0]:
                 self.pair.release(self, at - 1)
-            pieces, tile = 2, following
+            pieces, tile = PIECES, following
         while pieces:
             yield from stage()
 
@@ -130,7 +134,7 @@ class Cta:
         taken = 0
         while (yield from self.take(taken)) is not None:
             taken += 1
-            for _ in range(2):
+            for _ in range(PIECES):
                 yield from self.staged[group].sync()
                 yield from [None] * self.pair.random.randint(0, 12)
                 self.free[group].arrive()
@@ -158,7 +162,7 @@ def test_all_warps_of_a_pair_end():
 
 def test_stages_given_back_to_one_cta_are_not_enough():
     def alone(pair, cta, at):
-        cta.ring.empty[at % STAGES].arrive()
+        cta.ring.empty_at(at).arrive()
 
     pairs = [GradPair(seed) for seed in range(25)]
     for pair in pairs:

@@ -2,12 +2,18 @@
 """Who waits for whom: all warps of a pair of CTAs, each a list of steps between which any other may
 run, in random order until all have ended or none can go on.
 
-A kernel that stands still once in thousands of launches is not found by launching it.
+A kernel that stands still once in thousands of launches is not found by launching it. All numbers
+of warps, slots and stages come from the kernels' headers.
 """
 
 import random
 
-STAGES = 4
+from kernel_headers import Headers
+
+HEADERS = Headers()
+CONSUMERS = HEADERS.constant("tile_ring.cuh", "kConsumerWarps")  # of both groups
+CTAS = HEADERS.constant("tile_scheduler.cuh", "kClusterSize")
+NUMBERS = HEADERS.constant("tile_scheduler.cuh", "kSlots", of="WorkNumbers")
 
 
 class Barrier:
@@ -17,8 +23,8 @@ class Barrier:
         self.count = self.left = count
         self.phase = self.bytes = 0  # bytes: announced and not here, or here and not announced
 
-    def arrive(self, announced=0):
-        self.left -= 1
+    def arrive(self, announced=0, threads=1):
+        self.left -= threads
         self.land(-announced)
 
     def land(self, loaded):
@@ -51,23 +57,29 @@ class Slots:
         self.empty = [Barrier(empty) for _ in range(slots)]
         self.value = [None] * slots
 
+    def full_at(self, at):
+        return self.full[at % len(self.full)]
+
+    def empty_at(self, at):
+        return self.empty[at % len(self.full)]
+
     def wait_full(self, at):
-        return self.full[at % len(self.full)].wait(at // len(self.full) & 1)
+        return self.full_at(at).wait(at // len(self.full) & 1)
 
     def wait_empty(self, at):
-        return self.empty[at % len(self.full)].wait(at // len(self.full) & 1 ^ 1)
+        return self.empty_at(at).wait(at // len(self.full) & 1 ^ 1)
 
     def put(self, at, value):
         yield from self.wait_empty(at)
         self.value[at % len(self.full)] = value
         yield
-        self.full[at % len(self.full)].arrive()
+        self.full_at(at).arrive()
 
     def take(self, at):
         yield from self.wait_full(at)
         value = self.value[at % len(self.full)]
         yield
-        self.empty[at % len(self.full)].arrive()
+        self.empty_at(at).arrive()
         return value
 
 
@@ -75,7 +87,7 @@ def relay(cta, at):
     """What has been gathered into a stage, to those who multiply."""
     yield from cta.landed.wait_full(at)
     yield
-    cta.ring.full[at % STAGES].arrive()
+    cta.ring.full_at(at).arrive()
 
 
 class Pair:
@@ -87,7 +99,7 @@ class Pair:
     def release(self, cta, at):
         """A stage is empty only when each CTA that loads into it has had it read."""
         for sharer in self.ctas if self.shares else [cta]:
-            sharer.ring.empty[at % STAGES].arrive()
+            sharer.ring.empty_at(at).arrive()
 
     def ends(self):
         """Some warps are ten times as fast as others. Still: none has ended or moved a barrier."""

@@ -140,7 +140,7 @@ struct Reference {
       : problem(make_problem(kind)),
         run(run_oracle(as_rounded(problem.config, rounding), problem.in, problem.d_y, {})) {}
 };
-const Reference& reference(const Kind& kind, const InnerRounding& rounding) {  // evaluated once
+const Reference& reference(Kind kind, InnerRounding rounding) {  // evaluated once
   static std::map<std::pair<Kind, InnerRounding>, Reference> all;
   const std::pair key(kind, rounding);
   return all.try_emplace(key, kind, rounding).first->second;

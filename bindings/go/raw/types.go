@@ -207,27 +207,39 @@ type Activation struct {
 // Quant mirrors moec_quant. How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries and replace the stacked tensor of their name. Gradients have none.
 type Quant struct {
 	StructSize uint32
+	// flags: 0
 	Flags uint32
+	// [E,N/block_n,K/block_k], rounded up; IN_OUT: [E,K/.., N/..]
 	Scales Tensor
+	// [E] or [1]: scales of the scales
 	Scales2 Tensor
+	// zero points: shape of scales
 	Zeros Tensor
+	// [16] or [256] f32: the value of each code
 	Codebook Tensor
+	// [256] f32: the value of each u8 scale
 	ScaleBook Tensor
+	// [E] or [1] f32: added to the scales
 	ScaleOffset Tensor
+	// [E,K] i32: the block along K of each input (act-order)
 	GroupIndex Tensor
 	PerExpertScales uintptr
 	PerExpertScales2 uintptr
 	PerExpertZeros uintptr
 	PerExpertScaleOffset uintptr
 	PerExpertGroupIndex uintptr
+	// values along N and K that share a scale; 0 = as the scheme says
 	BlockN int64
+	// values along N and K that share a scale; 0 = as the scheme says
 	BlockK int64
+	// scales that share an entry of scales2; 0 = all of an expert
 	ScaleBlock int64
 }
 
 // Matrix mirrors moec_matrix. One weight matrix of all experts, or its gradient; all-zero = absent.
 type Matrix struct {
-	// [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias
+	// [E,N,K] (OUT_IN) or [E,K,N] (IN_OUT); y = x * W^T + bias; codes: the type and shape that the
+	// scheme says
 	Data Tensor
 	// [E,N], optional
 	Bias Tensor
@@ -237,6 +249,7 @@ type Matrix struct {
 	PerExpertBias uintptr
 	// E when a per_expert array is given, else 0
 	Count int64
+	// codes: their scales; NULL = plain values. Copied at bind
 	Quant uintptr
 }
 
@@ -643,7 +656,7 @@ type WeightsDesc struct {
 	// moec_orientation of gate_up, gate and up
 	GateUpOrientation uint32
 	DownOrientation uint32
-	// f32, f16 or bf16, of all matrices
+	// f32, f16, bf16: of values, and what codes stand for
 	Dtype uint32
 	// 0 = dtype; or f32
 	BiasDtype uint32

@@ -41,6 +41,9 @@ const MOEC_U8 = UInt32(67585)
 const MOEC_I32 = UInt32(73728)
 const MOEC_I64 = UInt32(81920)
 const MOEC_BOOL = UInt32(67590)
+const MOEC_F8_E4M3 = UInt32(67594)
+const MOEC_F8_E5M2 = UInt32(67596)
+const MOEC_F8_E8M0 = UInt32(67598)
 const MOEC_CPU = UInt32(1)
 const MOEC_CUDA = UInt32(2)
 const MOEC_CUDA_HOST = UInt32(3)
@@ -117,6 +120,7 @@ const MOEC_GATE_NONE = UInt32(4)
 const MOEC_OUT_IN = UInt32(0)
 const MOEC_IN_OUT = UInt32(1)
 const MOEC_SCHEME_NONE = UInt32(0)
+const MOEC_SCHEME_INT8 = UInt32(1)
 const MOEC_WEIGHTS_FROZEN = UInt32(1)
 const MOEC_ACT_SWIGLU = UInt32(0)
 const MOEC_ACT_GPTOSS = UInt32(1)
@@ -231,13 +235,68 @@ moec_activation(;
 ) = moec_activation(kind, alpha, limit, offset, beta, linear_beta, reserved0, reserved1)
 
 """
+How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries and replace the stacked tensor of their name. Gradients have none.
+
+- `flags`: flags: 0
+- `scales`: `[E,N/block_n,K/block_k]`, rounded up; IN_OUT: `[E,K/.., N/..]`
+- `scales2`: `[E]` or `[1]`: scales of the scales
+- `zeros`: zero points: shape of scales
+- `codebook`: `[16]` or `[256]` f32: the value of each code
+- `scale_book`: `[256]` f32: the value of each u8 scale
+- `scale_offset`: `[E]` or `[1]` f32: added to the scales
+- `group_index`: `[E,K]` i32: the block along K of each input (act-order)
+- `block_n`: values along N and K that share a scale; 0 = as the scheme says
+- `block_k`: values along N and K that share a scale; 0 = as the scheme says
+- `scale_block`: scales that share an entry of scales2; 0 = all of an expert
+"""
+struct moec_quant
+    struct_size::UInt32
+    flags::UInt32
+    scales::moec_tensor
+    scales2::moec_tensor
+    zeros::moec_tensor
+    codebook::moec_tensor
+    scale_book::moec_tensor
+    scale_offset::moec_tensor
+    group_index::moec_tensor
+    per_expert_scales::Ptr{moec_tensor}
+    per_expert_scales2::Ptr{moec_tensor}
+    per_expert_zeros::Ptr{moec_tensor}
+    per_expert_scale_offset::Ptr{moec_tensor}
+    per_expert_group_index::Ptr{moec_tensor}
+    block_n::Int64
+    block_k::Int64
+    scale_block::Int64
+end
+moec_quant(;
+    struct_size = UInt32(968),
+    flags = UInt32(0),
+    scales = moec_tensor(),
+    scales2 = moec_tensor(),
+    zeros = moec_tensor(),
+    codebook = moec_tensor(),
+    scale_book = moec_tensor(),
+    scale_offset = moec_tensor(),
+    group_index = moec_tensor(),
+    per_expert_scales = C_NULL,
+    per_expert_scales2 = C_NULL,
+    per_expert_zeros = C_NULL,
+    per_expert_scale_offset = C_NULL,
+    per_expert_group_index = C_NULL,
+    block_n = Int64(0),
+    block_k = Int64(0),
+    scale_block = Int64(0),
+) = moec_quant(struct_size, flags, scales, scales2, zeros, codebook, scale_book, scale_offset, group_index, per_expert_scales, per_expert_scales2, per_expert_zeros, per_expert_scale_offset, per_expert_group_index, block_n, block_k, scale_block)
+
+"""
 One weight matrix of all experts, or its gradient; all-zero = absent.
 
-- `data`: `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias
+- `data`: `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and shape that the scheme says
 - `bias`: `[E,N]`, optional
 - `per_expert`: instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied
 - `per_expert_bias`: instead of bias: `count` tensors `[N]`; array copied
 - `count`: E when a per_expert array is given, else 0
+- `quant`: codes: their scales; NULL = plain values. Copied at bind
 """
 struct moec_matrix
     data::moec_tensor
@@ -245,6 +304,7 @@ struct moec_matrix
     per_expert::Ptr{moec_tensor}
     per_expert_bias::Ptr{moec_tensor}
     count::Int64
+    quant::Ptr{moec_quant}
 end
 moec_matrix(;
     data = moec_tensor(),
@@ -252,7 +312,8 @@ moec_matrix(;
     per_expert = C_NULL,
     per_expert_bias = C_NULL,
     count = Int64(0),
-) = moec_matrix(data, bias, per_expert, per_expert_bias, count)
+    quant = C_NULL,
+) = moec_matrix(data, bias, per_expert, per_expert_bias, count, quant)
 
 """
 Fields of `moec_error_info`:
@@ -899,7 +960,7 @@ Fields of `moec_weights_desc`:
 - `hidden`: H
 - `inter`: I
 - `gate_up_orientation`: moec_orientation of gate_up, gate and up
-- `dtype`: f32, f16 or bf16, of all matrices
+- `dtype`: f32, f16, bf16: of values, and what codes stand for
 - `bias_dtype`: 0 = dtype; or f32
 - `gate_up_scheme`: moec_scheme
 - `down_scheme`: moec_scheme
@@ -950,7 +1011,7 @@ struct moec_weight_set
     down::moec_matrix
 end
 moec_weight_set(;
-    struct_size = UInt32(1128),
+    struct_size = UInt32(1160),
     flags = UInt32(0),
     gate_up = moec_matrix(),
     gate = moec_matrix(),
@@ -1350,7 +1411,8 @@ const LAYOUT = (
     (moec_size, 16, (0, 8,)),
     (moec_tensor, 128, (0, 8, 16, 20, 24, 28, 32, 80,)),
     (moec_activation, 32, (0, 4, 8, 12, 16, 20, 24, 28,)),
-    (moec_matrix, 280, (0, 128, 256, 264, 272,)),
+    (moec_quant, 968, (0, 4, 8, 136, 264, 392, 520, 648, 776, 904, 912, 920, 928, 936, 944, 952, 960,)),
+    (moec_matrix, 288, (0, 128, 256, 264, 272, 280,)),
     (moec_error_info, 600, (0, 4, 8, 12, 16, 20, 24, 88,)),
     (moec_device_info, 272, (0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 176, 208,)),
     (moec_allocator, 32, (0, 4, 8, 16, 24,)),
@@ -1369,7 +1431,7 @@ const LAYOUT = (
     (moec_permute_grad_args, 528, (0, 4, 8, 16, 144, 272, 400,)),
     (moec_unpermute_grad_args, 656, (0, 4, 8, 16, 144, 272, 400, 528,)),
     (moec_weights_desc, 56, (0, 4, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52,)),
-    (moec_weight_set, 1128, (0, 4, 8, 288, 568, 848,)),
+    (moec_weight_set, 1160, (0, 4, 8, 296, 584, 872,)),
     (moec_weights_info, 96, (0, 4, 8, 16, 20, 24, 28, 32,)),
     (moec_experts_desc, 160, (0, 4, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 104, 136, 140, 144, 148, 152, 156,)),
     (moec_experts_args, 832, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816,)),

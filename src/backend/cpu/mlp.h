@@ -51,11 +51,11 @@ void clear_padding(const ClearPadding& step);
 
 // ---- the steps of backend/program.h that multiply
 void run_up(const ThreadPool& pool, const Up& step, void* scratch);
-// epilogue: of act W2^T, before the bias.
+// epilogue: of act Wd^T, before the bias.
 void run_down(const ThreadPool& pool, const Down& step, GemmEpilogue epilogue, void* context,
               void* scratch);
 void run_act_grad(const ThreadPool& pool, const ActGrad& step, void* scratch);
-// epilogue: of d_gate W_gate + d_up W_up, the gradient at the rows' inputs.
+// epilogue: of d_gate Wg + d_up Wu, the gradient at the rows' inputs.
 void run_input_grad(const ThreadPool& pool, const InputGrad& step, GemmEpilogue epilogue,
                     void* context, void* scratch);
 void run_weight_grads(const ThreadPool& pool, const WeightGrads& step, void* scratch);

@@ -16,7 +16,7 @@ void store(const float* from, moec_dtype dtype, void* to, int64_t at, int64_t n)
   convert_from_f32(from, dtype, static_cast<char*>(to) + at * dtype_bytes(dtype), n);
 }
 
-// Up to kColumns columns of one row. q: of d_y W2, before the row's factor; null when neither dots
+// Up to kColumns columns of one row. q: of d_y Wd, before the row's factor; null when neither dots
 // nor gradients of pre-activations are wanted.
 void act_grad_row(const ActGrad& step, int64_t row, int64_t col, const float* q, int64_t n) {
   const Mlp& mlp = *step.mlp;

@@ -237,50 +237,97 @@ calls! {
             workspace, workspace_on_device,
         }
     }
+    /// Part of a matrix.
+    Quant: moec_quant {
+        read {
+            /// `moec_quant.scales`: [E,N/block_n,K/block_k], rounded up; IN_OUT: [E,K/.., N/..]
+            scales,
+            /// `moec_quant.scales2`: `[E]` or `[1]`: scales of the scales
+            scales2,
+            /// `moec_quant.zeros`: zero points: shape of scales
+            zeros,
+            /// `moec_quant.codebook`: `[16]` or `[256]` f32: the value of each code
+            codebook,
+            /// `moec_quant.scale_book`: `[256]` f32: the value of each u8 scale
+            scale_book,
+            /// `moec_quant.scale_offset`: `[E]` or `[1]` f32: added to the scales
+            scale_offset,
+            /// `moec_quant.group_index`: `[E,K]` i32: the block along K of each input (act-order)
+            group_index,
+        }
+        set {
+            /// `moec_quant.flags`: flags: 0
+            flags: u32,
+            /// `moec_quant.block_n`: values along N and K that share a scale; 0 = as the scheme
+            /// says
+            block_n: i64,
+            /// `moec_quant.block_k`: values along N and K that share a scale; 0 = as the scheme
+            /// says
+            block_k: i64,
+            /// `moec_quant.scale_block`: scales that share an entry of scales2; 0 = all of an
+            /// expert
+            scale_block: i64,
+        }
+    }
 }
 
 weight_sets! {
     /// The matrices of a set of experts.
     WeightSet of Tensor {
         tensors {
-            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; GATE_THEN_UP,
-            /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
             gate_up: gate_up.data,
             /// `[E,N]`, optional; GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
             gate_up_bias: gate_up.bias,
-            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT: N = I, K = H
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; SPLIT: N = I, K = H
             gate: gate.data,
             /// `[E,N]`, optional; SPLIT: N = I, K = H
             gate_bias: gate.bias,
-            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT, NONE: N = I, K
-            /// = H
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; SPLIT, NONE: N = I, K = H
             up: up.data,
             /// `[E,N]`, optional; SPLIT, NONE: N = I, K = H
             up_bias: up.bias,
-            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; N = H, K = I
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; N = H, K = I
             down: down.data,
             /// `[E,N]`, optional; N = H, K = I
             down_bias: down.bias,
+        }
+        parts {
+            /// codes: their scales; NULL = plain values. Copied at bind; GATE_THEN_UP,
+            /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            gate_up_quant: gate_up.quant = Quant,
+            /// codes: their scales; NULL = plain values. Copied at bind; SPLIT: N = I, K = H
+            gate_quant: gate.quant = Quant,
+            /// codes: their scales; NULL = plain values. Copied at bind; SPLIT, NONE: N = I, K = H
+            up_quant: up.quant = Quant,
+            /// codes: their scales; NULL = plain values. Copied at bind; N = H, K = I
+            down_quant: down.quant = Quant,
         }
     }
     /// Where the gradients of a set of experts go; those that are not given are skipped.
     WeightGrads of TensorMut {
         tensors {
-            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; GATE_THEN_UP,
-            /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
             gate_up: gate_up.data,
             /// `[E,N]`, optional; GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
             gate_up_bias: gate_up.bias,
-            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT: N = I, K = H
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; SPLIT: N = I, K = H
             gate: gate.data,
             /// `[E,N]`, optional; SPLIT: N = I, K = H
             gate_bias: gate.bias,
-            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; SPLIT, NONE: N = I, K
-            /// = H
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; SPLIT, NONE: N = I, K = H
             up: up.data,
             /// `[E,N]`, optional; SPLIT, NONE: N = I, K = H
             up_bias: up.bias,
-            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; N = H, K = I
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; N = H, K = I
             down: down.data,
             /// `[E,N]`, optional; N = H, K = I
             down_bias: down.bias,

@@ -134,7 +134,7 @@ descriptors! {
         gate_up_orientation: u32,
         /// `moec_weights_desc.down_orientation`
         down_orientation: u32,
-        /// `moec_weights_desc.dtype`: f32, f16 or bf16, of all matrices
+        /// `moec_weights_desc.dtype`: f32, f16, bf16: of values, and what codes stand for
         dtype: u32,
         /// `moec_weights_desc.bias_dtype`: 0 = dtype; or f32
         bias_dtype: u32,

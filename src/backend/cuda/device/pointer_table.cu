@@ -22,6 +22,8 @@ __global__ void store_words_kernel(const Words from, int count, uint32_t* to) {
   if (int(threadIdx.x) < count) to[threadIdx.x] = from.word[threadIdx.x];
 }
 
+}  // namespace
+
 bool all_aligned(const ExpertArray& a, int num_experts) {
   const int64_t offset = a.pointer_offset * dtype_bytes(a.dtype);
   if (!a.pointers) return reinterpret_cast<uintptr_t>(a.base) % 16 == 0;
@@ -30,14 +32,12 @@ bool all_aligned(const ExpertArray& a, int num_experts) {
   return true;
 }
 
-}  // namespace
-
-DeviceMatrix PointerTable::device(const ExpertMatrix& matrix, int num_experts) {
-  DeviceMatrix result = {matrix, all_aligned(matrix.values, num_experts)};
-  ExpertMatrix& view = result.view;
+ExpertMatrix PointerTable::device(const ExpertMatrix& matrix, int num_experts) {
+  ExpertMatrix view = matrix;
+  view.aligned = all_aligned(matrix.values, num_experts);
   for (ExpertArray* array : {&view.values, &view.scales.array, &view.zeros.array, &view.bias})
     if (array->pointers) array->pointers = place(array->pointers, num_experts);
-  return result;
+  return view;
 }
 
 void** PointerTable::place(void* const* pointers, int count) {

@@ -8,6 +8,9 @@
 
 namespace moec::cuda {
 
+// Whether every expert's array begins at 16 bytes.
+bool all_aligned(const ExpertArray& array, int num_experts);
+
 class PointerTable {
  public:
   static constexpr int kChunk = 448;
@@ -19,7 +22,8 @@ class PointerTable {
   PointerTable(const Op& op, void* memory) : op_(op), memory_(static_cast<void**>(memory)) {}
   // Of weights and their gradients: three matrices each, of up to four arrays and of two.
   static uint64_t bytes(int64_t num_experts) { return uint64_t(num_experts) * 18 * sizeof(void*); }
-  DeviceMatrix device(const ExpertMatrix& matrix, int num_experts);
+  // The matrix with its arrays of pointers on the device, and `aligned`.
+  ExpertMatrix device(const ExpertMatrix& matrix, int num_experts);
   void flush();  // before the first use of what device() returned
 
  private:

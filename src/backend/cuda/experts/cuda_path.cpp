@@ -14,12 +14,15 @@ const char* pinned_name() {
   return name && *name ? name : nullptr;
 }
 
-}  // namespace
-
-std::string CudaPath::hint() const {
+std::string pinned_hint() {
   const char* const name = pinned_name();
   return name ? std::string("; MOEC_CUDA_KERNELS is \"") + name + "\": unset it" : std::string();
 }
+
+}  // namespace
+
+CudaPath::CudaPath(const CudaBackend& backend, bool wide)
+    : backend_(backend), wide_(wide), hint_(pinned_hint()) {}
 
 Between CudaPath::types(const moec_experts_desc& desc) const {
   Between between;

@@ -2,9 +2,10 @@
 // The ways to run the experts on a GPU. Each takes the programs that its kernels can do. All keep
 // the same things in `saved`, so that forward and backward of one step may go different ways.
 //
-//   few_tokens   mma.sync on streams     compute capability 9.0; forward of few tokens, aligned
-//   sm90         wgmma, bulk copies      compute capability 9.0; sigmoid gates on aligned bf16, f16
-//   portable     mma.sync, fp32 tiles    compute capability 8.0 and later; every description
+//   few_tokens   mma.sync, each weight read once   compute capability 9.0; forward of few tokens
+//   sm90         wgmma, bulk copies                compute capability 9.0; aligned bf16 and f16,
+//                                                  activations with a gate form
+//   portable     mma.sync, fp32 tiles              compute capability 8.0 and later; everything
 //
 // MOEC_CUDA_KERNELS names the only one that may be used.
 #pragma once
@@ -22,17 +23,20 @@ class CudaBackend;
 class CudaPath : public ExpertsPath {
  public:
   // wide: no kernel of compute capability 9.0 is used, so pre-activations stay in fp32.
-  CudaPath(const CudaBackend& backend, bool wide) : backend_(backend), wide_(wide) {}
-  std::string hint() const override;
+  CudaPath(const CudaBackend& backend, bool wide);
+  std::string hint() const override { return hint_; }
 
  protected:
   // Types of what lies between the products: 16 bits where the kernels of sm90 may run, else fp32,
-  // as on the CPU. The first two are the errors of the routing weights' gradients, so every path of
-  // a context has the same ones.
+  // as on the CPU. Those of pre and d_act decide how exact the routing weights' gradients are, so
+  // every path of a context has the same ones.
   Between types(const moec_experts_desc& desc) const;
 
   const CudaBackend& backend_;
   const bool wide_;
+
+ private:
+  const std::string hint_;  // of the name that was pinned when the context was made
 };
 
 // Why the kernels of sm90 never take such a description, or null.
@@ -46,7 +50,8 @@ std::unique_ptr<const ExpertsPath> make_portable_path(const CudaBackend& backend
 // Best first: those that a device has and MOEC_CUDA_KERNELS allows. Throws when that leaves none.
 PathList make_paths(const CudaBackend& backend, int major, int minor);
 
-// A description that kernels lack; the first one that holds says what.
+// A rule of refuses(): what a description asks for and kernels lack. first_lack() returns the first
+// that holds, or null.
 struct Lack {
   bool lacks;
   const char* what;

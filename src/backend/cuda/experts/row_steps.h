@@ -18,8 +18,8 @@ CombineParams combine_params(const CombineGrad& step, int dot_parts);
 
 class RowSteps {
  public:
-  // dots [parts, rows]: dot_parts(inter) of them, and one more for the bias of down; null: one for
-  // all.
+  // Dots lie as [parts, rows]: dot_parts(inter) parts, and one more for the bias of down. Null: one
+  // part holds all.
   RowSteps(const Op& op, int (*dot_parts)(int64_t inter)) : op_(op), dot_parts_(dot_parts) {}
 
   void operator()(const ListTokens& step) const;

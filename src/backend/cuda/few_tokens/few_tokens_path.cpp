@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experts over few tokens: two kernels that read the weights of the experts hit, once, for a
-// program of up, down and combine. Pre-activations are kept as sm90's kernels keep them, so
-// backward goes their way.
+// A forward of few tokens: two kernels run the whole program of up, down and combine. They read the
+// weights of each expert that has rows once. Pre-activations are saved as every path of the context
+// saves them, so the backward takes another path.
 #include <initializer_list>
 
 #include "backend/cuda/cuda_backend.h"
@@ -64,8 +64,8 @@ struct Launches {
   explicit Launches(const Program& program) : refused(compile(program)) {}
 
  private:
-  // Up to how many tokens this is the faster way: than sm90's, and than the portable one for what
-  // sm90 never takes.
+  // The most tokens for which this path is the faster one: beside sm90, and beside portable for
+  // what sm90 never takes.
   static constexpr int64_t kBesideSm90 = 4, kBesidePortable = 64;
 
   const char* compile(const Program& program) {

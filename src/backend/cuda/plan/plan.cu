@@ -15,7 +15,6 @@
 
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/ptx.cuh"
-#include "backend/cuda/plan/plan_scan.cuh"
 #include "backend/cuda/plan/plan_tile.cuh"
 
 namespace moec::cuda {
@@ -37,8 +36,7 @@ template <class Tile>
 __device__ Groups finish_groups(const PlanParams& p, const Tile& tile) {
   const PlanView& plan = p.plan;
   const bool publish = blockIdx.x == 0, publish_totals = blockIdx.x == gridDim.x - 1;
-  using Scan = PlanScan<uint64_t>;
-  __shared__ Scan::TempStorage scan;
+  __shared__ uint64_t sums[kPlanWarps];
   __shared__ int sum_kept, sum_all, largest;
   if (threadIdx.x == 0) sum_kept = sum_all = largest = 0;
   int32_t* const offsets = p.list ? p.list_offsets : plan.group_offsets;
@@ -49,17 +47,16 @@ __device__ Groups finish_groups(const PlanParams& p, const Tile& tile) {
     const int all = mine ? tile.start[e] : 0, count = mine ? tile.totals[e] : 0;
     const int kept = p.kept(all), rows = p.list ? all : p.padded(kept);
     const uint64_t value = uint64_t(rows) << 32 | uint64_t(count);
-    uint64_t before, sum;
-    Scan(scan).ExclusiveSum(value, before, sum);
-    before += base;
+    uint64_t sum;
+    const uint64_t end = base + block_scan(value, sums, sum);
     if (mine) {
-      tile.start[e] = int(before >> 32);
-      tile.local_start[e] = int(uint32_t(before));
+      tile.start[e] = int((end - value) >> 32);
+      tile.local_start[e] = int(uint32_t(end - value));
     }
     if (publish && mine) {
       plan.counts[p.begin + e] = kept;
-      offsets[p.begin + e] = int(before >> 32);
-      if (e + 1 == p.experts) offsets[p.begin + e + 1] = int((before + value) >> 32);
+      offsets[p.begin + e] = int((end - value) >> 32);
+      if (e + 1 == p.experts) offsets[p.begin + e + 1] = int(end >> 32);
     }
     // Integers: the order of the atomics does not show. The barrier below is there already; a
     // cub::BlockReduce would bring another.
@@ -214,29 +211,13 @@ __device__ void sum_blocks(const PlanParams& p, int32_t* next, int32_t* all) {
   __syncthreads();
 }
 
-// local_start[e] and the number of local entries, for a tile whose `next` is known.
-template <class Tile>
-__device__ int sort_totals(const PlanParams& p, const Tile& tile,
-                           PlanScan<int>::TempStorage& scan) {
-  int base = 0;
-  for (int first = 0; first < p.experts; first += kPlanThreads) {
-    const int e = first + threadIdx.x;
-    int before, all;
-    PlanScan<int>(scan).ExclusiveSum(e < p.experts ? tile.totals[e] : 0, before, all);
-    if (e < p.experts) tile.local_start[e] = base + before;
-    base += all;
-    __syncthreads();
-  }
-  return base;
-}
-
 // Launch 2 of the big plan. Reads no counts, and writes nothing, before launch 1 has ended; the ids
 // and weights were there before launch 1 began.
 __global__ __launch_bounds__(kPlanThreads) void plan_write_kernel(
     const __grid_constant__ PlanParams p) {
   extern __shared__ __align__(16) char shared[];
   __shared__ int32_t all[kMaxSlice];
-  __shared__ PlanScan<int>::TempStorage scan;
+  __shared__ uint64_t sums[kPlanWarps];
   PlanTile<kBigRounds> tile(p, shared);
   int64_t first = int64_t(blockIdx.x) * p.tiles * kBigTile;
   for (int e = threadIdx.x; e < p.stride(); e += kPlanThreads) tile.next[e] = all[e] = 0;
@@ -259,7 +240,7 @@ __global__ __launch_bounds__(kPlanThreads) void plan_write_kernel(
     tile.clear(p);
     tile.load(p, first, true);
     tile.count(p);
-    tile.write(p, first, sort_totals(p, tile, scan));
+    tile.write(p, first, tile.sort_totals(p, sums));
   }
 }
 

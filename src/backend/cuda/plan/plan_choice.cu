@@ -3,7 +3,6 @@
 // CTA an expert. Then each token finds its rows: tokens ascend inside an expert, so by bisection.
 // Scratch: a Cut per expert.
 #include <cub/block/block_reduce.cuh>
-#include <cub/thread/thread_search.cuh>
 
 #include "backend/cuda/device/op.cuh"
 #include "backend/cuda/plan/plan.h"
@@ -65,9 +64,16 @@ __global__ __launch_bounds__(kPlanThreads) void choose_kernel(
 
 // Row of token t at expert e, or -1.
 __device__ int row_of(const PlanView& plan, int e, int32_t t) {
-  const int first = plan.group_offsets[e], count = plan.counts[e];
-  const int at = cub::LowerBound(plan.row_token + first, count, t);
-  return at < count && plan.row_token[first + at] == t ? first + at : -1;
+  int first = plan.group_offsets[e];
+  const int end = first + plan.counts[e];
+  for (int last = end; first < last;) {
+    const int middle = first + (last - first) / 2;
+    if (plan.row_token[middle] < t)
+      first = middle + 1;
+    else
+      last = middle;
+  }
+  return first < end && plan.row_token[first] == t ? first : -1;
 }
 
 // visit(row, index among the token's rows) by ascending expert, by a warp; returns their number.

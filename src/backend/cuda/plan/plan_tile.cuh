@@ -84,6 +84,24 @@ __device__ inline void same_lanes(const int (&value)[kCount], int bits, unsigned
   }
 }
 
+// Inclusive sum over the CTA, and the sum of all; `sums` is shared memory of kPlanWarps, free again
+// after the caller's next barrier.
+__device__ inline uint64_t block_scan(uint64_t value, uint64_t* sums, uint64_t& all) {
+  for (int step = 1; step < 32; step *= 2) {
+    const uint64_t other = __shfl_up_sync(kAllLanes, value, step);
+    if (lane_id() >= step) value += other;
+  }
+  if (lane_id() == 31) sums[threadIdx.x / 32] = value;
+  __syncthreads();
+  all = 0;
+#pragma unroll
+  for (int w = 0; w < kPlanWarps; ++w) {
+    if (w < int(threadIdx.x / 32)) value += sums[w];
+    all += sums[w];
+  }
+  return value;
+}
+
 template <int kRounds>
 struct PlanTile {
   static constexpr int kSize = kPlanThreads * kRounds;
@@ -189,6 +207,9 @@ struct PlanTile {
     __syncthreads();
   }
 
+  // local_start[e] and the number of local entries, for a tile whose `next` is known.
+  __device__ int sort_totals(const PlanParams& p, uint64_t* sums);
+
   // Writes the tile once `next`, `start` and `local_start` are known; `sorted` entries are local.
   __device__ void write(const PlanParams& p, int64_t first, int sorted) {
     const PlanView& plan = p.plan;
@@ -226,5 +247,19 @@ struct PlanTile {
     }
   }
 };
+
+template <int kRounds>
+__device__ int PlanTile<kRounds>::sort_totals(const PlanParams& p, uint64_t* sums) {
+  uint64_t base = 0;
+  for (int first = 0; first < p.experts; first += kPlanThreads) {
+    const int e = first + threadIdx.x, count = e < p.experts ? totals[e] : 0;
+    uint64_t all;
+    const uint64_t end = base + block_scan(uint64_t(count), sums, all);
+    if (e < p.experts) local_start[e] = int(end) - count;
+    base += all;
+    __syncthreads();
+  }
+  return int(base);
+}
 
 }  // namespace moec::cuda

@@ -11,8 +11,8 @@ namespace moec::cuda {
 
 // y[t] = scale * sum_k w[t,k] * (row of (t,k), or x[t] for an identity expert) + residual[t],
 // in fp32, slots in order, one rounding. A slot of weight 0 is left out, whatever its row holds.
-// d_routing_weights[t,k] = sum of the parts of the row. As kWeights
-// (early.h) it reads the plan, and the weights, before the kernel queued before it is complete.
+// d_routing_weights[t,k] = sum of the parts of the row. The plan and the routing weights are read
+// before the kernel queued before it is complete (kWeights of early.h).
 struct CombineParams {
   int64_t num_tokens, hidden;  // hidden is a multiple of 8
   int num_experts, num_zero, top_k;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the experts do between their products, row by row. Rows that are padding are
-// neither read nor written.
+// What the experts do between their products, row by row. Padding rows are neither read nor
+// written.
 #pragma once
 
 #include "backend/cuda/device/rows.h"
@@ -26,7 +26,7 @@ void scale_rows(const Op& op, const Rows& rows, int64_t width, const Array& x, c
 void activate(const Op& op, const Rows& rows, const Preact& pre, const float* weight,
               const Array& act);
 struct ActGradient {
-  Array q;                        // [rows, inter] of d_y W2; absent: only `weighted` is wanted
+  Array q;                        // [rows, inter] of d_y Wd; absent: only `weighted` is wanted
   const float* factor = nullptr;  // [rows] d(y) / d(expert output)
   Array d_pre, weighted;          // out, each optional: as Preact; factor * activation
   float* dots = nullptr;          // out [rows], optional: <q, activation>

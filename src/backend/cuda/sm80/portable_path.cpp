@@ -12,23 +12,22 @@
 namespace moec::cuda {
 namespace {
 
-// The matrices of an MLP and their gradients, with arrays of pointers on the device.
+// The matrices of an MLP and their gradients, each as place(matrix, num_experts) gives it.
 struct DeviceMlp {
-  DeviceMatrix gate, up, down, d_gate, d_up, d_down;
+  ExpertMatrix gate, up, down, d_gate, d_up, d_down;
 
   DeviceMlp() = default;
-  DeviceMlp(const Mlp& mlp, PointerTable& table) {
+  template <class Place>
+  DeviceMlp(const Mlp& mlp, const Place& place) {
     if (!mlp) return;
-    place(*mlp.weights, table, gate, up, down);
-    if (mlp.gradients) place(*mlp.gradients, table, d_gate, d_up, d_down);
-  }
-
- private:
-  static void place(const WeightsView& from, PointerTable& table, DeviceMatrix& gate,
-                    DeviceMatrix& up, DeviceMatrix& down) {
-    if (from.gated) gate = table.device(from.gate, from.num_experts);
-    up = table.device(from.up, from.num_experts);
-    down = table.device(from.down, from.num_experts);
+    const auto place_all = [&](const WeightsView& from, ExpertMatrix& g, ExpertMatrix& u,
+                               ExpertMatrix& d) {
+      if (from.gated) g = place(from.gate, from.num_experts);
+      u = place(from.up, from.num_experts);
+      d = place(from.down, from.num_experts);
+    };
+    place_all(*mlp.weights, gate, up, down);
+    if (mlp.gradients) place_all(*mlp.gradients, d_gate, d_up, d_down);
   }
 };
 
@@ -42,53 +41,45 @@ Preact preact_of(const Mlp& mlp, const PartRows& parts, moec_dtype dtype) {
   return pre;
 }
 
+// Queues the steps of a program; or, without an op, says by which kernels it would multiply.
 class Runner {
  public:
   Runner(const Op& op, const Program& program, moec_dtype pre)
-      : op_(op), program_(program), pre_(pre), rows_(op, nullptr) {
+      : op_(&op), text_(nullptr), program_(program), pre_(pre) {
     PointerTable table(op, program.scratch);
-    routed_ = DeviceMlp(program.routed, table);
-    shared_ = DeviceMlp(program.shared, table);
+    place_mlps([&](const ExpertMatrix& m, int experts) { return table.device(m, experts); });
     table.flush();
+  }
+  Runner(const Program& program, moec_dtype pre, std::string& text)
+      : op_(nullptr), text_(&text), program_(program), pre_(pre) {
+    place_mlps([](ExpertMatrix m, int experts) {
+      m.aligned = all_aligned(m.values, experts);
+      return m;
+    });
   }
 
   template <class Other>
   void operator()(const Other& step) const {
-    rows_(step);
+    if (op_) RowSteps(*op_, nullptr)(step);
   }
 
   void operator()(const Up& s) const {
     const Mlp& mlp = *s.mlp;
     const DeviceMlp& device = device_of(mlp);
     const Preact pre = preact_of(mlp, s.pre, pre_);
-    RowProduct p;
-    p.groups = mlp.groups;
-    p.n = mlp.inter;
-    p.k = mlp.hidden;
-    p.parts = mlp.parts();
-    p.a = mlp.x;
-    p.b[0] = mlp.gated() ? &device.gate : &device.up;
-    p.b[1] = mlp.gated() ? &device.up : nullptr;
-    p.biased = true;
-    p.c = pre.data;
-    p.c_stride = s.pre.stride;
-    row_product(op_, p);
-    if (s.act) activate(op_, rows_of(mlp), pre, s.act_weight, {s.act, mlp.dtype});
+    RowProduct p = product_of(mlp, mlp.inter);
+    if (mlp.gated()) p.add({mlp.x, &device.gate, mlp.hidden, false, 0});
+    p.outputs = mlp.parts();
+    p.add({mlp.x, &device.up, mlp.hidden, false, p.outputs - 1});
+    multiply("up", mlp, p, {pre.data, s.pre.stride, true, nullptr});
+    if (s.act && op_) activate(*op_, rows_of(mlp), pre, s.act_weight, {s.act, mlp.dtype});
   }
 
   void operator()(const Down& s) const {
     const Mlp& mlp = *s.mlp;
-    RowProduct p;
-    p.groups = mlp.groups;
-    p.n = mlp.hidden;
-    p.k = mlp.inter;
-    p.a = {{const_cast<void*>(s.act), mlp.dtype}, mlp.inter, nullptr};
-    p.b[0] = &device_of(mlp).down;
-    p.biased = true;
-    p.bias_weight = s.bias_weight;
-    p.c = s.rows;
-    p.c_stride = mlp.hidden;
-    row_product(op_, p);
+    RowProduct p = product_of(mlp, mlp.hidden);
+    p.add({{elements(mlp, s.act), mlp.inter, nullptr}, &device_of(mlp).down, mlp.inter, false, 0});
+    multiply("down", mlp, p, {s.rows, mlp.hidden, true, s.bias_weight});
   }
 
   void operator()(const ActGrad& s) const {
@@ -96,47 +87,35 @@ class Runner {
     ActGradient step;
     if (s.wants_d_pre || s.wants_dots) {
       step.q = s.d_act;
-      RowProduct p;
-      p.groups = mlp.groups;
-      p.n = mlp.inter;
-      p.k = mlp.hidden;
-      p.a = output_rows(mlp, s.d_y);
-      p.b[0] = &device_of(mlp).down;
-      p.transposed = true;
-      p.c = step.q;
-      p.c_stride = mlp.inter;
-      row_product(op_, p);
+      RowProduct p = product_of(mlp, mlp.inter);
+      p.add({output_rows(mlp, s.d_y), &device_of(mlp).down, mlp.hidden, true, 0});
+      multiply("grad_down", mlp, p, {step.q, mlp.inter});
     }
     step.factor = s.factor;
     if (s.wants_d_pre) step.d_pre = elements(mlp, s.d_pre.gate ? s.d_pre.gate : s.d_pre.up);
     if (s.wants_weighted) step.weighted = elements(mlp, s.weighted);
     if (s.wants_dots) step.dots = s.dots;
-    act_gradient(op_, rows_of(mlp), preact_of(mlp, s.pre, pre_), step);
+    if (op_) act_gradient(*op_, rows_of(mlp), preact_of(mlp, s.pre, pre_), step);
   }
 
   void operator()(const BiasDots& s) const {
     const Mlp& mlp = *s.mlp;
-    row_dots(op_, rows_of(mlp), mlp.hidden, {}, &device_of(mlp).down.view, s.d_y, true, s.dots);
+    if (op_)
+      row_dots(*op_, rows_of(mlp), mlp.hidden, {}, &device_of(mlp).down, s.d_y, true, s.dots);
   }
 
   void operator()(const InputGrad& s) const {
     const Mlp& mlp = *s.mlp;
     const DeviceMlp& device = device_of(mlp);
-    RowProduct p;
-    p.groups = mlp.groups;
-    p.n = mlp.hidden;
-    p.k = mlp.inter;
-    p.parts = mlp.parts();
-    p.sum = true;
-    p.a = {elements(mlp, mlp.gated() ? s.d_pre.gate : s.d_pre.up), s.d_pre.stride, nullptr};
-    p.b[0] = mlp.gated() ? &device.gate : &device.up;
-    p.b[1] = mlp.gated() ? &device.up : nullptr;
-    p.transposed = true;
-    p.c = s.rows;
-    p.c_stride = mlp.hidden;
-    row_product(op_, p);
-    if (s.input_dots)
-      row_dots(op_, rows_of(mlp), mlp.hidden, s.rows, nullptr, s.x, false, s.input_dots);
+    RowProduct p = product_of(mlp, mlp.hidden);
+    const auto add = [&](void* rows, const ExpertMatrix& matrix) {
+      p.add({{elements(mlp, rows), s.d_pre.stride, nullptr}, &matrix, mlp.inter, true, 0});
+    };
+    if (mlp.gated()) add(s.d_pre.gate, device.gate);
+    add(s.d_pre.up, device.up);
+    multiply("grad_up", mlp, p, {s.rows, mlp.hidden});
+    if (s.input_dots && op_)
+      row_dots(*op_, rows_of(mlp), mlp.hidden, s.rows, nullptr, s.x, false, s.input_dots);
   }
 
   void operator()(const WeightGrads& s) const {
@@ -146,25 +125,34 @@ class Runner {
     const RowOperand up = {elements(mlp, s.d_pre.up), s.d_pre.stride, nullptr};
     const RowOperand act = {elements(mlp, s.weighted), mlp.inter, nullptr};
     const struct {
-      const DeviceMatrix& d;
+      const char* step;
+      const ExpertMatrix& d;
       int64_t n, k;
       RowOperand g, x;
       const float* weight;  // of g's rows in the gradient of the bias; x already has it
-    } products[] = {{device.d_down, mlp.hidden, mlp.inter, output_rows(mlp, s.d_y), act, s.factor},
-                    {device.d_gate, mlp.inter, mlp.hidden, gate, mlp.x, nullptr},
-                    {device.d_up, mlp.inter, mlp.hidden, up, mlp.x, nullptr}};
+    } products[] = {
+        {"grad_weights_down", device.d_down, mlp.hidden, mlp.inter, output_rows(mlp, s.d_y), act,
+         s.factor},
+        {"grad_weights_gate", device.d_gate, mlp.inter, mlp.hidden, gate, mlp.x, nullptr},
+        {"grad_weights_up", device.d_up, mlp.inter, mlp.hidden, up, mlp.x, nullptr}};
     for (const auto& p : products) {
-      const ExpertMatrix& d = p.d.view;
-      if (d.present()) weight_product(op_, {mlp.groups, p.n, p.k, p.g, p.x, &p.d, s.accumulate});
-      if (d.has_bias())
-        column_sums(op_, {rows_of(mlp), p.g.gather != nullptr, p.g.data, p.g.stride, p.n, p.weight,
-                          1, d.bias, d.bias_stride, s.accumulate});
+      const ExpertMatrix& d = p.d;
+      if (d.present()) multiply(p.step, mlp, {mlp.groups, p.n, p.k, p.g, p.x, &p.d, s.accumulate});
+      if (d.has_bias() && op_)
+        column_sums(*op_, {rows_of(mlp), p.g.gather != nullptr, p.g.data, p.g.stride, p.n, p.weight,
+                           1, d.bias, d.bias_stride, s.accumulate});
     }
   }
 
  private:
   const DeviceMlp& device_of(const Mlp& mlp) const {
     return &mlp == &program_.shared ? shared_ : routed_;
+  }
+  static RowProduct product_of(const Mlp& mlp, int64_t n) {
+    RowProduct p;
+    p.groups = mlp.groups;
+    p.n = n;
+    return p;
   }
   static Array elements(const Mlp& mlp, const void* data) {
     return {const_cast<void*>(data), mlp.dtype};
@@ -173,37 +161,34 @@ class Runner {
     return {d_y, mlp.hidden, mlp.row_token};
   }
 
-  const Op& op_;
+  template <class Place>
+  void place_mlps(const Place& place) {
+    routed_ = DeviceMlp(program_.routed, place);
+    shared_ = DeviceMlp(program_.shared, place);
+  }
+  void multiply(const char* step, const Mlp& mlp, const RowProduct& product,
+                const ProductOutput& output) const {
+    if (op_) return row_product(*op_, product, output);
+    describe(step, mlp, uses_mma(product, output), product.n, product.terms[0].k);
+  }
+  void multiply(const char* step, const Mlp& mlp, const WeightProduct& product) const {
+    if (op_) return weight_product(*op_, product);
+    describe(step, mlp, uses_mma(product), product.n, product.k);
+  }
+  void describe(const char* step, const Mlp& mlp, bool mma, int64_t n, int64_t k) const {
+    append(*text_, JsonObject()
+                       .add("step", (&mlp == &program_.shared ? "shared_" : "") + std::string(step))
+                       .add("kernel", mma ? "portable mma" : "portable plain")
+                       .add("tile", mma ? "128x128x32" : "128x128x16")
+                       .add("n", n)
+                       .add("k", k));
+  }
+
+  const Op* const op_;
+  std::string* const text_;
   const Program& program_;
   const moec_dtype pre_;  // type of pre-activations
-  const RowSteps rows_;
   DeviceMlp routed_, shared_;
-};
-
-// The products of a program, by name.
-struct Describer {
-  const Program& program;
-  std::string& text;
-
-  template <class Other>
-  void operator()(const Other&) const {}
-  void operator()(const Up& s) const { add(*s.mlp, "up", s.mlp->inter, s.mlp->hidden); }
-  void operator()(const Down& s) const { add(*s.mlp, "down", s.mlp->hidden, s.mlp->inter); }
-  void operator()(const ActGrad& s) const { add(*s.mlp, "grad_down", s.mlp->inter, s.mlp->hidden); }
-  void operator()(const InputGrad& s) const { add(*s.mlp, "grad_up", s.mlp->hidden, s.mlp->inter); }
-  void operator()(const WeightGrads& s) const {
-    add(*s.mlp, "grad_weights", s.mlp->inter, s.mlp->hidden);
-  }
-  // Unaligned operands take the plain kernel: alignment is known when the memory is.
-  void add(const Mlp& mlp, const char* step, int64_t n, int64_t k) const {
-    const bool halves = mlp.dtype != MOEC_F32 && n % 8 == 0 && k % 8 == 0;
-    append(text, JsonObject()
-                     .add("step", (&mlp == &program.shared ? "shared_" : "") + std::string(step))
-                     .add("kernel", halves ? "portable mma" : "portable plain")
-                     .add("tile", halves ? "128x128x32" : "128x128x16")
-                     .add("n", n)
-                     .add("k", k));
-  }
 };
 
 class PortablePath final : public CudaPath {
@@ -230,8 +215,8 @@ class PortablePath final : public CudaPath {
   }
 
   const char* describe(const Program& program, std::string& text) const override {
-    for (int i = 0; i < program.num_steps; ++i)
-      std::visit(Describer{program, text}, program.steps[size_t(i)]);
+    const Runner runner(program, types(*program.desc).pre, text);
+    for (int i = 0; i < program.num_steps; ++i) std::visit(runner, program.steps[size_t(i)]);
     return nullptr;
   }
 };

@@ -12,9 +12,8 @@ namespace {
 bool is_aligned(const void* pointer, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % uint64_t(bytes) == 0;
 }
-bool is_aligned(const DeviceMatrix& matrix) {
-  return matrix.aligned &&
-         (matrix.view.values.pointers || matrix.view.values.expert_stride % 8 == 0);
+bool is_aligned(const ExpertMatrix& matrix) {
+  return matrix.aligned && (matrix.values.pointers || matrix.values.expert_stride % 8 == 0);
 }
 
 // The index over rows is i or k; the other one is contiguous.
@@ -55,42 +54,51 @@ Operand bias_operand(const ExpertMatrix& matrix) {
   return o;
 }
 
-void launch(const Op& op, const PortableGemm& gemm, bool weight_gradient, bool aligned) {
-  if (mma_takes(gemm, weight_gradient, aligned))
-    mma_product(op, gemm, weight_gradient);
-  else
-    plain_product(op, gemm, weight_gradient);
-}
+struct Problem {
+  PortableGemm gemm;
+  bool is_weight_gradient, aligned;
 
-}  // namespace
+  bool uses_mma() const { return mma_takes(gemm, is_weight_gradient, aligned); }
+  void launch(const Op& op) const {
+    if (uses_mma())
+      mma_product(op, gemm, is_weight_gradient);
+    else
+      plain_product(op, gemm, is_weight_gradient);
+  }
+};
 
-void row_product(const Op& op, const RowProduct& product) {
-  if (product.groups.max_rows == 0) return;
+Problem problem_of(const RowProduct& product, const ProductOutput& output) {
+  const ProductTerm& first = product.terms[0];
   PortableGemm g = {};
   g.groups = product.groups;
   g.n = product.n;
-  g.k = product.k;
-  g.parts = product.parts;
-  g.sum = product.sum;
-  g.a = rows_operand(product.a, false);
-  g.a_part = product.sum ? product.k : 0;
-  bool aligned = is_aligned(product.a.data.data, 16);
-  for (int i = 0; i < product.parts; ++i) {
-    g.b[i] = matrix_operand(product.b[i]->view, product.transposed);
-    g.codes[i] = operand_codes(product.b[i]->view, product.transposed);
-    if (product.biased) g.bias[i] = bias_operand(product.b[i]->view);
-    aligned = aligned && is_aligned(*product.b[i]);
+  g.k = first.k;
+  g.parts = product.num_terms;
+  g.sum = product.outputs == 1 && product.num_terms > 1;
+  g.a = rows_operand(first.a, false);
+  bool aligned = true;
+  for (int i = 0; i < product.num_terms; ++i) {
+    const ProductTerm& term = product.terms[i];
+    g.b[i] = matrix_operand(*term.b, term.transposed);
+    g.codes[i] = operand_codes(*term.b, term.transposed);
+    if (output.biased) g.bias[i] = bias_operand(*term.b);
+    aligned = aligned && is_aligned(*term.b) && is_aligned(term.a.data.data, 16);
   }
-  g.bias_weight = product.bias_weight;
-  g.c = rows_operand({product.c, product.c_stride, nullptr}, false);
+  const ProductTerm& last = product.terms[product.num_terms - 1];
+  if (g.sum)
+    g.a_part =
+        (static_cast<const char*>(last.a.data.data) - static_cast<const char*>(first.a.data.data)) /
+        dtype_bytes(first.a.data.dtype);
+  g.bias_weight = output.bias_weight;
+  g.c = rows_operand({output.c, output.stride, nullptr}, false);
   g.c_part = product.n;
-  g.spans = product.c_stride % 4 == 0 && product.n % 4 == 0 &&
-            is_aligned(product.c.data, 4 * dtype_bytes(product.c.dtype));
-  launch(op, g, false, aligned);
+  g.spans = output.stride % 4 == 0 && product.n % 4 == 0 &&
+            is_aligned(output.c.data, 4 * dtype_bytes(output.c.dtype));
+  return {g, false, aligned};
 }
 
-void weight_product(const Op& op, const WeightProduct& product) {
-  const ExpertMatrix& d = product.d->view;
+Problem problem_of(const WeightProduct& product) {
+  const ExpertMatrix& d = *product.d;
   PortableGemm g = {};
   g.groups = product.groups;
   g.m = product.n;
@@ -106,9 +114,24 @@ void weight_product(const Op& op, const WeightProduct& product) {
   }
   g.accumulate = product.accumulate;
   g.spans = g.c.k_stride == 1 && g.c.i_stride % 4 == 0 && g.n % 4 == 0 &&
-            d.values.expert_stride % 4 == 0 && product.d->aligned;
-  const bool aligned = is_aligned(g.a.base, 16) && is_aligned(g.b[0].base, 16);
-  launch(op, g, true, aligned);
+            d.values.expert_stride % 4 == 0 && d.aligned;
+  return {g, true, is_aligned(g.a.base, 16) && is_aligned(g.b[0].base, 16)};
+}
+
+}  // namespace
+
+void row_product(const Op& op, const RowProduct& product, const ProductOutput& output) {
+  if (product.groups.max_rows > 0) problem_of(product, output).launch(op);
+}
+bool uses_mma(const RowProduct& product, const ProductOutput& output) {
+  return problem_of(product, output).uses_mma();
+}
+
+void weight_product(const Op& op, const WeightProduct& product) {
+  problem_of(product).launch(op);
+}
+bool uses_mma(const WeightProduct& product) {
+  return problem_of(product).uses_mma();
 }
 
 }  // namespace moec::cuda

@@ -13,28 +13,26 @@
 
 namespace moec::cuda {
 
-struct RowProduct {
-  RowGroups groups;
-  int64_t n = 0, k = 0;
-  int parts = 1;             // matrices
-  bool sum = false;          // parts are added up: part p reads a.data + p * k. Else side by side:
-  RowOperand a;              // part p writes c.data + p * n
-  const DeviceMatrix* b[2];  // [n,k] each
-  bool transposed = false;   // ... or [k,n]
-  bool biased = false;       // c += bias of b times bias_weight[r] (null = 1)
-  const float* bias_weight = nullptr;
-  Array c;  // not transposed and any stride
-  int64_t c_stride = 0;
+struct ProductOutput {  // output i of a row product at c + i * n, of any stride
+  Array c;
+  int64_t stride = 0;
+  bool biased = false;                 // c += bias of the output's first matrix ...
+  const float* bias_weight = nullptr;  // ... times bias_weight[r], null = 1
 };
-void row_product(const Op& op, const RowProduct& product);
+// Matrices are as PointerTable::device() gives them. One term, or two of one length: of an output
+// each with the same operand, or of one output with operands of the same stride.
+void row_product(const Op& op, const RowProduct& product, const ProductOutput& output);
+// Whether the tensor cores run it.
+bool uses_mma(const RowProduct& product, const ProductOutput& output);
 
 struct WeightProduct {
   RowGroups groups;
   int64_t n = 0, k = 0;
   RowOperand g, x;
-  const DeviceMatrix* d;    // [n,k]
+  const ExpertMatrix* d;    // [n,k]
   bool accumulate = false;  // a group without rows: unchanged, else zero
 };
 void weight_product(const Op& op, const WeightProduct& product);
+bool uses_mma(const WeightProduct& product);
 
 }  // namespace moec::cuda

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/sm90/launch_list.h"
 
+#include <type_traits>
 #include <utility>
 
 #include "backend/cuda/device/check.h"
@@ -11,8 +12,8 @@
 namespace moec::cuda {
 namespace {
 
-// One axis of a gradient is contiguous: which, and the stride of the other one. Or columns of gate
-// and up alternate there.
+// Which axis of a gradient is contiguous, and the stride of the other one. Columns of gate and up
+// may alternate, too.
 struct Orientation {
   const char* refused;
   bool k_contiguous;
@@ -48,7 +49,7 @@ void LaunchList::add(const Launch& launch, const Mlp* mlp) {
   entries_[size_t(count_++)] = {mlp, launch};
 }
 
-// Work of the routed experts is not dealt in turn: their first product clears what they count with.
+// CTAs take the work of the routed experts from counters. The first product clears them.
 void LaunchList::use_counters(const Mlp& mlp) {
   if (!is_routed(mlp) || counters_) return;
   auto* const counters = static_cast<WorkCounters*>(program_.scratch);
@@ -57,9 +58,10 @@ void LaunchList::use_counters(const Mlp& mlp) {
   add(ClearCounters{counters});
 }
 
-// Those behind grad down read what it wrote, and nothing of each other: the first waits for it. All
-// take their tiles from counters; those of weight gradients, the smaller ones, fill what grad up
-// leaves. Without rows no product of rows is launched, and each waits for those before.
+// The products behind grad down read what it wrote, and nothing of each other. So the first waits
+// for it, and the others for nothing. All take their tiles from counters: the small tiles of weight
+// gradients fill the gaps that grad up leaves. Without rows no row product is launched, and each
+// waits for those before.
 Early LaunchList::after_grad_down(const Mlp& mlp) {
   if (!is_routed(mlp) || mlp.groups.max_rows == 0) return Early::kNothing;
   return std::exchange(next_, Early::kAll);
@@ -237,7 +239,7 @@ void LaunchList::operator()(const Combine& s) {
 void LaunchList::operator()(const CombineGrad& s) {
   if (s.desc->output_scale != 1.0f || s.mix || program_.shared || s.plan->num_zero > 0)
     return add(current_);
-  const int parts = fast_dot_parts(program_.routed.inter) + (s.dots.biased ? 1 : 0);
+  const int parts = grad_down_dot_parts(program_.routed.inter) + (s.dots.biased ? 1 : 0);
   add_combine(combine_params(s, parts));
 }
 
@@ -247,6 +249,12 @@ void LaunchList::add_combine(const CombineParams& params) {
 }
 
 namespace {
+
+// Steps that are compiled to products and never launched as they are.
+template <class Kind>
+constexpr bool kMultiplies =
+    std::is_same_v<Kind, Up> || std::is_same_v<Kind, Down> || std::is_same_v<Kind, ActGrad> ||
+    std::is_same_v<Kind, InputGrad> || std::is_same_v<Kind, WeightGrads>;
 
 // Queues one entry.
 struct Launcher {
@@ -270,7 +278,11 @@ struct Launcher {
   void operator()(const Step* step) const {
     std::visit(
         [&](const auto& s) {
-          if constexpr (requires(RowSteps steps) { steps(s); }) RowSteps(op, dot_parts)(s);
+          using Kind = std::remove_cvref_t<decltype(s)>;
+          if constexpr (requires(RowSteps steps) { steps(s); })
+            RowSteps(op, dot_parts)(s);
+          else
+            static_assert(kMultiplies<Kind>, "a step that nothing runs");
         },
         *step);
   }
@@ -279,7 +291,7 @@ struct Launcher {
     check(clear_work_counters(clear.counters, op.stream), "work counters");
     op.count(1);
   }
-  static int dot_parts(int64_t inter) { return fast_dot_parts(inter); }
+  static int dot_parts(int64_t inter) { return grad_down_dot_parts(inter); }
 };
 
 constexpr const char* kNames[] = {"up", "down", "grad_up", "grad_down"};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program as launches of the kernels of compute capability 9.0: compiled first, so that a program
-// that they cannot take has queued nothing, then launched or described from the same record.
+// A program as launches of the kernels of compute capability 9.0. The list is compiled whole before
+// anything is queued, so that it can refuse. It is then launched or described: one record for both.
 //   forward    up (gather, activation; pre-activations when saved), down, combine
 //   backward   grad down (gather; d_pre, weighted act, parts of the routing weights' gradient),
 //              grad up, weight gradients of down and of gate and up, combine; gradients of biases

@@ -36,7 +36,7 @@ constexpr double kSharedProducts = 4e10;  // rows * hidden * inter
 constexpr int64_t kLongTile = 5120;  // k of all parts
 
 // Parts of a routing weight's gradient: two of each feature tile of kGradDown.
-inline int fast_dot_parts(int64_t features) {
+inline int grad_down_dot_parts(int64_t features) {
   return 2 * int((features + 255) / 256);
 }
 

@@ -72,7 +72,7 @@ struct RowGemmProblem {
   void* pre;                // kUp: out, or null; kGradDown: in. [P, 2, features]: gate, up
   void* d_pre;              // kGradDown: out, as pre
   const float* row_weight;  // kGradDown: [P]
-  float* d_weight_parts;    // kGradDown: out [fast_dot_parts(features), max_rows], for combine
+  float* d_weight_parts;    // kGradDown: out [grad_down_dot_parts(features), max_rows], for combine
 
   Early early;  // kWeights: kDown and kGradUp alone
   // Device memory for what CTAs count together, 0 before the kernel; null: they do not.

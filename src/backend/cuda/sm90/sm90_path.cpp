@@ -18,7 +18,7 @@ class Sm90Path final : public CudaPath {
     between.recomputes_act = true;
     between.shared_group = SharedGroup::kTokens;
     between.adds_bias_dots = true;
-    between.dot_floats = [](int64_t inter) { return int64_t(fast_dot_parts(inter)) + 1; };
+    between.dot_floats = [](int64_t inter) { return int64_t(grad_down_dot_parts(inter)) + 1; };
     between.input_dot_floats = [](int64_t) { return int64_t(0); };
     between.scratch = sizeof(WorkCounters);
     return between;

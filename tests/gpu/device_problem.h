@@ -1,108 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the stand-alone kernel check and kernel bench share: device memory, random data, routing.
+// Problems of given sizes that the kernel tests and the kernel benches share: random arrays, random
+// routing, a plan on the device.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
+#include <moec/moec.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/plan/plan.h"
 #include "backend/cuda/rows/combine.h"
 #include "backend/cuda/sm90/row_gemm.h"
-
-#define CHECK_CUDA(call)                                                                    \
-  do {                                                                                      \
-    const cudaError_t error_ = (call);                                                      \
-    if (error_ != cudaSuccess) {                                                            \
-      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-      std::exit(3);                                                                         \
-    }                                                                                       \
-  } while (0)
+#include "gpu/device_memory.h"
+#include "gpu/plain.h"
 
 namespace moec::test {
 
-using Half = __nv_bfloat16;
-
-// Where arrays lie.
-struct DeviceMemory {
-  cudaError_t (*take)(void** pointer, size_t bytes);
-  cudaError_t (*give)(void* pointer);
-};
-inline DeviceMemory device_memory = {
-    [](void** pointer, size_t bytes) { return cudaMalloc(pointer, bytes); }, cudaFree};
-
-// `guard` bytes of 0xff (NaN in every float type) lie before and after the data.
-template <typename T>
-class DeviceArray {
- public:
-  static constexpr size_t kGuard = 4096;
-  DeviceArray() = default;
-  explicit DeviceArray(size_t count) : count_(count) {
-    void* base = nullptr;
-    CHECK_CUDA(device_memory.take(&base, count * sizeof(T) + 2 * kGuard));
-    base_ = static_cast<unsigned char*>(base);
-    poison();
-  }
-  DeviceArray(DeviceArray&& other) noexcept { *this = std::move(other); }
-  DeviceArray& operator=(DeviceArray&& other) noexcept {
-    std::swap(base_, other.base_);
-    std::swap(count_, other.count_);
-    return *this;
-  }
-  ~DeviceArray() { device_memory.give(base_); }
-
-  T* data() const { return reinterpret_cast<T*>(base_ + kGuard); }
-  size_t size() const { return count_; }
-  void poison() { CHECK_CUDA(cudaMemset(base_, 0xff, count_ * sizeof(T) + 2 * kGuard)); }
-  bool guards_intact() const {
-    std::vector<unsigned char> bytes(2 * kGuard);
-    CHECK_CUDA(cudaMemcpy(bytes.data(), base_, kGuard, cudaMemcpyDefault));
-    CHECK_CUDA(cudaMemcpy(bytes.data() + kGuard, base_ + kGuard + count_ * sizeof(T), kGuard,
-                          cudaMemcpyDefault));
-    return std::all_of(bytes.begin(), bytes.end(), [](unsigned char b) { return b == 0xff; });
-  }
-  std::vector<T> host() const {
-    std::vector<T> values(count_);
-    CHECK_CUDA(cudaMemcpy(values.data(), data(), count_ * sizeof(T), cudaMemcpyDefault));
-    return values;
-  }
-  void assign(const std::vector<T>& values) {
-    CHECK_CUDA(cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyDefault));
-  }
-
- private:
-  unsigned char* base_ = nullptr;
-  size_t count_ = 0;
-};
-
-__device__ inline float random_normal(uint64_t seed, uint64_t index) {
-  uint64_t z = seed * 0x9e3779b97f4a7c15ull + index * 0xbf58476d1ce4e5b9ull + 0x94d049bb133111ebull;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  z ^= z >> 31;
-  const float u = (float(z >> 40) + 0.5f) * 0x1p-24f, v = float(z & 0xffffff) * 0x1p-24f;
-  return sqrtf(-2.0f * logf(u)) * cospif(2.0f * v);
-}
-
-template <typename T>
-__global__ void fill_normal(T* out, int64_t count, float scale, uint64_t seed) {
-  const int64_t step = int64_t(gridDim.x) * blockDim.x;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-    out[i] = T(scale * random_normal(seed, i));
-  }
-}
 template <typename T>
 DeviceArray<T> normal_array(int64_t count, float scale, uint64_t seed) {
   DeviceArray<T> array(count);
-  fill_normal<<<1024, 256>>>(array.data(), count, scale, seed);
-  CHECK_CUDA(cudaGetLastError());
+  fill_normal(array.data(), count, scale, seed);
   return array;
 }
 
@@ -198,6 +119,12 @@ class DevicePlan {
     return p;
   }
 
+  // The routing weights that the plan is built from, and those that it holds.
+  std::vector<float> given_weights() const { return given_.host(); }
+  std::vector<float> routing_weights() const {
+    return download(plan.routing_weights, int64_t(given_.size()));
+  }
+
   PlanView plan;
   PlanSource source = {};
 
@@ -206,12 +133,5 @@ class DevicePlan {
   DeviceArray<float> floats_, given_;
   DeviceArray<char> scratch_;
 };
-
-template <typename T>
-std::vector<T> download(const T* from, int64_t count) {
-  std::vector<T> values(count);
-  CHECK_CUDA(cudaMemcpy(values.data(), from, count * sizeof(T), cudaMemcpyDefault));
-  return values;
-}
 
 }  // namespace moec::test

@@ -3,23 +3,12 @@
 // between other allocations it would read what is not its own, and nobody might see it.
 #pragma once
 
-#include <cuda.h>
-
 #include <map>
 
-#include "gpu/device_problem.cuh"
+#include "gpu/device_memory.h"
+#include "gpu/driver.h"
 
 namespace moec::test {
-
-// From the driver at run time, so that nothing links libcuda.
-template <typename Function>
-Function* driver(const char* name) {
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found = {};
-  CHECK_CUDA(cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found));
-  return reinterpret_cast<Function*>(entry);
-}
-#define MOEC_DRIVER(function) driver<decltype(function)>(#function)
 
 class FencedMemory {
  public:
@@ -65,6 +54,5 @@ class FencedMemory {
     return *blocks;
   }
 };
-#undef MOEC_DRIVER
 
 }  // namespace moec::test
