@@ -3,6 +3,8 @@
 // fp32 with one rounding. Symmetric weights have no zero points.
 #pragma once
 
+#include <type_traits>
+
 #include "quant/coded.h"
 
 namespace moec::quant {
@@ -17,20 +19,24 @@ struct Int8 {
                                        .block_k = 0};
 
   using Code = int8_t;
-  // What the codes of a block have in common. decode() takes a code as a number.
-  struct Block {
-    float scale, zero;
+  // What the codes of a block have in common; as vectors, one block for each element. decode()
+  // takes a code as a number.
+  template <class Real>
+  struct BlockOf {
+    Real scale, zero;
   };
+  using Block = BlockOf<float>;
   MOEC_HD static Block block(const CodedView& m, int64_t n, int64_t k) {
     return {load_real(m.scales.data, m.scales.dtype, m.scales.at(n, k)),
             m.zeros ? float(static_cast<const int8_t*>(m.zeros.data)[m.zeros.at(n, k)]) : 0.0f};
   }
-  MOEC_HD static float decode(float code, const Block& block) {
+  template <class Real>
+  MOEC_HD static Real decode(const std::type_identity_t<Real>& code, const BlockOf<Real>& block) {
     return (code - block.zero) * block.scale;
   }
   MOEC_HD static float value(const CodedView& m, int64_t n, int64_t k) {
     const auto* const codes = static_cast<const Code*>(m.codes);
-    return decode(codes[n * m.row_stride + k * m.col_stride], block(m, n, k));
+    return decode(float(codes[n * m.row_stride + k * m.col_stride]), block(m, n, k));
   }
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantised weights at the C boundary: mistakes in what a set binds, and packed files. Mutations
 // noted: without check_quant() the rows about fields and blocks fail, without the refusal in
-// Binder::matrix() the rows about gradients; with the type of up for down's packed form the file
-// of mixed formats gives another y.
+// Binder::matrix() the row about a gradient of codes; where down is read in the packed form of up,
+// the file of mixed formats gives another y.
 #include <unistd.h>
 
 #include <cstdio>

@@ -4,6 +4,7 @@
 // to fail: scales of gate and up exchanged.
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 
 #include "golden/golden_case.h"
@@ -21,6 +22,9 @@ struct Case {
   moec_dtype dtype;
   double tolerance;
 };
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 const Case kCases[] = {
     {"ct_int8_channel_f32", "quant/ct_int8_channel", "ref.", MOEC_F32, 1e-5},
     {"ct_int8_channel_bf16", "quant/ct_int8_channel", "ref_lib.", MOEC_BF16, 1e-2},

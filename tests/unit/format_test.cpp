@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values of quantised matrices bit for bit as the libraries that define the formats give them, by
 // the engine's definition and by the oracle. Shown once to fail: zero points left out, a scale of
-// the channel before, a product rounded to bf16 twice.
+// the channel before.
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 
 #include "core/dtype.h"
@@ -24,6 +25,9 @@ struct Case {
   const char *prefix, *expected;  // of the tensors of a type
   moec_dtype dtype;
 };
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 const Case kCases[] = {
     {"int8_f32", "formats/ct_int8_channel", MOEC_SCHEME_INT8, "", "dequant_fp32", MOEC_F32},
     {"int8_bf16", "formats/ct_int8_channel", MOEC_SCHEME_INT8, "bf16.", "bf16.dequant", MOEC_BF16},

@@ -2,8 +2,8 @@
 // Grouped products of every instruction set that this machine has against plain double loops.
 // Inputs end at pages without access and are surrounded by NaN. Planted faults that were seen to
 // fail: a load mask one value too wide (guard page), the last value of k left out, the last row
-// panel skipped, gather indices changed, gate and up swapped; of codes the zero points left out, a
-// scale of the neighbouring row, values that are not rounded to the type of the weights.
+// panel skipped, gather indices changed, gate and up swapped. Of codes: zero points left out, the
+// scale of the row before.
 #include <gtest/gtest.h>
 
 #include "backend/cpu/gemm.h"

@@ -3,7 +3,7 @@
 // or from the packed copy.
 //
 //   packed copy   [experts][gate | up | down | gate bias | up bias | down bias]
-//                 matrices as pack_matrix() writes them, biases in fp32 (zeros where there are
+//                 matrices in their forms (packed_form.h), biases in fp32 (zeros where there are
 //                 none), each part padded to a cache line; without gate parts for a plain MLP
 #pragma once
 

@@ -45,6 +45,13 @@ struct Avx2Ops {
   static Line f32(const float* from, int n) {
     return {{partial(from, n * 4), n > 8 ? partial(from + 8, n * 4 - 32) : _mm256_setzero_si256()}};
   }
+  static __m256i widen_i8(__m128i codes) {  // the first 8
+    return _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)));
+  }
+  static Line i8(const int8_t* from) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return {{widen_i8(codes), widen_i8(_mm_srli_si128(codes, 8))}};
+  }
   static Line pairs(const uint16_t* from, int n) {
     return {
         {partial(from, n * 2), n > 16 ? partial(from + 16, n * 2 - 32) : _mm256_setzero_si256()}};

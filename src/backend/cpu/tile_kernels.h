@@ -6,10 +6,16 @@
 // Ops provides: kInParts; Vec, kBytes and load, store, zero, broadcast, add, fma on it; Line (16
 // dwords) and
 //   f32 / bf16 / f16 (pointer, n <= 16) -> Line of fp32       pairs(pointer, n <= 32) -> Line
+//   i8(pointer to 16) -> Line of fp32
 //   interleave(even, odd, n <= 16) -> Line of pairs           put(pointer, Line)
 //   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16])
 //   even_bf16 / odd_bf16 / even_f16 / odd_f16 (pairs Line) -> Line of fp32
 #pragma once
+
+// Vectors of 64 bytes are passed to functions that are inlined: how others would is no matter.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
 
 #include "backend/cpu/tile.h"
 
@@ -223,21 +229,54 @@ void convert_out(const float* from, void* to, int64_t count) {
   }
 }
 
-// ---- codes. The compiler makes vectors of the plain loops; every set gives the same values.
-template <class Format, class BlockOf>
-void decode_run(const typename Format::Code* codes, int64_t step, int count, const BlockOf& block,
-                float* to) {
-  if (step == 1 && count == kLanes) {
-    for (int i = 0; i < kLanes; ++i) to[i] = Format::decode(codes[i], block(i));
-    return;
+// ---- codes
+typedef float Reals __attribute__((vector_size(kLineBytes)));  // a line of fp32
+
+// The blocks of 16 elements of a line, each member of them as a vector.
+template <class Format>
+struct LineBlocks {
+  using Block = typename Format::Block;
+  typename Format::template BlockOf<Reals> wide = {};
+  static constexpr int kMembers = sizeof(Block) / sizeof(float);
+  static_assert(sizeof wide == kMembers * sizeof(Reals), "blocks are made of floats");
+
+  void set(int lane, const Block& block) {
+    for (int i = 0; i < kMembers; ++i)
+      __builtin_memcpy(reinterpret_cast<char*>(&wide) + i * kLineBytes + lane * sizeof(float),
+                       reinterpret_cast<const char*>(&block) + i * sizeof(float), sizeof(float));
   }
-  for (int i = 0; i < count; ++i) to[i] = Format::decode(codes[i * step], block(i));
+  void set_all(const Block& block) {
+    float value[kMembers];
+    __builtin_memcpy(value, &block, sizeof block);
+    Reals all[kMembers];
+    for (int i = 0; i < kMembers; ++i) all[i] = value[i] - Reals{};
+    __builtin_memcpy(&wide, all, sizeof wide);
+  }
+  Block at(int lane) const {
+    float value[kMembers];
+    for (int i = 0; i < kMembers; ++i)
+      __builtin_memcpy(value + i,
+                       reinterpret_cast<const char*>(&wide) + i * kLineBytes + lane * sizeof(float),
+                       sizeof(float));
+    return __builtin_bit_cast(Block, value);
+  }
+};
+
+template <class Ops, class Format>
+typename Ops::Line decode_run(const typename Format::Code* codes, int64_t step, int count,
+                              const LineBlocks<Format>& blocks) {
+  if (step == 1 && count == kLanes)
+    return __builtin_bit_cast(
+        typename Ops::Line,
+        Format::template decode<Reals>(__builtin_bit_cast(Reals, Ops::i8(codes)), blocks.wide));
+  float values[kLanes] = {};
+  for (int i = 0; i < count; ++i) values[i] = Format::decode(float(codes[i * step]), blocks.at(i));
+  return Ops::f32(values, kLanes);
 }
 
 // Flat: what formats define inline gets no copy of its own here.
 template <class Ops, class Format, Load kTo>
 __attribute__((flatten)) void decode_lines(const DecodeLines& d) {
-  using Block = typename Format::Block;
   using Code = typename Format::Code;
   constexpr int kBytes = kTo == Load::kF32 ? 4 : 2;
   constexpr int64_t kBlockK = Format::kInfo.block_k;
@@ -246,22 +285,17 @@ __attribute__((flatten)) void decode_lines(const DecodeLines& d) {
   const Code* line = static_cast<const Code*>(m.codes) + d.n * m.row_stride + d.k * m.col_stride;
   const int64_t step = d.along_n ? m.row_stride : m.col_stride;
   const int64_t next_line = d.along_n ? m.col_stride : m.row_stride;
-  Block blocks[2 * kLanes];  // of a line along n
-  alignas(kLineBytes) float values[kLanes];
+  LineBlocks<Format> blocks[2];  // along k: the first, of one run
   for (int i = 0; i < d.lines; ++i, line += next_line) {
     if (d.along_n && (i == 0 || (kBlockK && (d.k + i) % kBlockK == 0)))
-      for (int j = 0; j < d.count; ++j) blocks[j] = Format::block(m, d.n + j, d.k + i);
+      for (int j = 0; j < d.count; ++j)
+        blocks[j / kLanes].set(j % kLanes, Format::block(m, d.n + j, d.k + i));
     for (int j = 0; j < d.count; j += kLanes) {
+      if (!d.along_n && (j == 0 || kBlockK)) blocks[0].set_all(Format::block(m, d.n + i, d.k + j));
       const int count = smaller(d.count - j, kLanes);
-      if (d.along_n) {
-        decode_run<Format>(
-            line + j * step, step, count, [&](int at) { return blocks[j + at]; }, values);
-      } else {
-        const Block block = Format::block(m, d.n + i, d.k + j);
-        decode_run<Format>(line + j * step, step, count, [&](int) { return block; }, values);
-      }
-      put_values<Ops, kTo>(static_cast<char*>(d.to) + (i * d.stride + j) * kBytes,
-                           Ops::f32(values, count), count);
+      const auto values =
+          decode_run<Ops, Format>(line + j * step, step, count, blocks[d.along_n ? j / kLanes : 0]);
+      put_values<Ops, kTo>(static_cast<char*>(d.to) + (i * d.stride + j) * kBytes, values, count);
     }
   }
 }

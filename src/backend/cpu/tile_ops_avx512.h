@@ -39,6 +39,10 @@ struct Avx512Ops {
   }
   static Line widen(__m256i halves) { return _mm512_castps_si512(_mm512_cvtph_ps(halves)); }
   static Line f16(const uint16_t* from, int n) { return widen(halves(from, n)); }
+  static Line i8(const int8_t* from) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)));
+  }
   static Line pairs(const uint16_t* from, int n) {
     const __mmask32 valid = n >= 32 ? ~__mmask32(0) : (__mmask32(1) << n) - 1u;
     return _mm512_maskz_loadu_epi16(valid, from);

@@ -48,6 +48,7 @@ struct PortableOps {
   static Line f16(const uint16_t* from, int n) {
     return widen(reinterpret_cast<const moec::f16*>(from), n);
   }
+  static Line i8(const int8_t* from) { return widen(from, kLanes); }
   static Line pairs(const uint16_t* from, int n) {
     Line line = {};
     if (n > 0) std::memcpy(line.dword, from, size_t(n) * 2);
