@@ -315,7 +315,7 @@ TEST(Describe, weights_may_be_of_another_type_than_x) {
   p.experts_desc.dtype = MOEC_BF16;
   p.experts = make<Experts>(moec_experts_create, p.context, &p.experts_desc);
   const Json json = described(p, p.weights.get(), Problem::kTokens);
-  const Json& gate_up = json.at("products").array[0];
+  const Json& gate_up = json.at("forward").at("kernels").array[0];
   EXPECT_EQ(int64_t(gate_up.at("weight_bytes").number),
             Problem::kExperts * 2 * Problem::kInter * Problem::kHidden * 4);
 }

@@ -213,7 +213,7 @@ std::vector<double> logit_terms(const Problem& p, const oracle::Route& route) {
   std::vector<double> terms(p.logits.size(), 0.0);
   for (size_t i = 0; i < route.ids.size(); ++i)
     if (route.ids[i] >= 0)
-      terms[i / K * C + size_t(route.ids[i])] = route.weights[i] * p.d_weights[i];
+      terms[i / K * C + size_t(route.ids[i])] = route.weights[i] * p.d_routing_weights[i];
   return terms;
 }
 

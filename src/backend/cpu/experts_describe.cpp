@@ -6,6 +6,7 @@
 #include "backend/cpu/gemm.h"
 #include "core/dtype.h"
 #include "core/json_text.h"
+#include "quant/format.h"
 
 namespace moec::cpu {
 namespace {
@@ -17,46 +18,60 @@ class Describer {
   template <class Other>
   void operator()(const Other&) const {}  // no product
   void operator()(const Up& s) const {
-    add(*s.mlp, "gate_up", s.mlp->weights->up.dtype, s.mlp->inter, s.mlp->hidden, s.mlp->parts());
+    add_product(*s.mlp, "gate_up", s.mlp->weights->up, s.mlp->inter, s.mlp->hidden, s.mlp->parts());
   }
   void operator()(const Down& s) const {
-    add(*s.mlp, "down", s.mlp->weights->down.dtype, s.mlp->hidden, s.mlp->inter, 1);
+    add_product(*s.mlp, "down", s.mlp->weights->down, s.mlp->hidden, s.mlp->inter, 1);
   }
   void operator()(const ActGrad& s) const {
     if (s.wants_d_pre || s.wants_dots)
-      add(*s.mlp, "d_act", s.mlp->weights->down.dtype, s.mlp->inter, s.mlp->hidden, 1);
+      add_product(*s.mlp, "d_act", s.mlp->weights->down, s.mlp->inter, s.mlp->hidden, 1);
   }
   void operator()(const InputGrad& s) const {
-    add(*s.mlp, "d_x", s.mlp->weights->up.dtype, s.mlp->hidden, s.mlp->inter, s.mlp->parts());
+    add_product(*s.mlp, "d_x", s.mlp->weights->up, s.mlp->hidden, s.mlp->inter, s.mlp->parts());
   }
   void operator()(const WeightGrads& s) const {  // both operands are of the type of x
     const Mlp& mlp = *s.mlp;
-    if (mlp.gradients->down.present()) add(mlp, "d_down", mlp.dtype, mlp.hidden, mlp.inter, 1);
-    if (mlp.gradients->up.present())
-      add(mlp, "d_gate_up", mlp.dtype, mlp.inter, mlp.hidden, mlp.parts());
+    const auto add = [&](const char* step, int64_t n, int64_t k, int matrices) {
+      append(text_, product(mlp, step, mlp.dtype, n, k, matrices));
+    };
+    if (mlp.gradients->down.present()) add("d_down", mlp.hidden, mlp.inter, 1);
+    if (mlp.gradients->up.present()) add("d_gate_up", mlp.inter, mlp.hidden, mlp.parts());
   }
 
  private:
+  bool is_shared(const Mlp& mlp) const { return &mlp == &program_.shared; }
+
   // A kernel's name ends with its tile: "avx512 f32 12x32".
-  void add(const Mlp& mlp, const char* step, moec_dtype b, int64_t n, int64_t k,
-           int matrices) const {
+  JsonObject product(const Mlp& mlp, const char* step, moec_dtype b, int64_t n, int64_t k,
+                     int matrices) const {
     const int64_t rows = rows_per_expert(mlp);
     const std::string kernel = gemm_kernel_name(mlp.dtype, b, rows);
     const size_t space = kernel.rfind(' ');
-    const bool shared = &mlp == &program_.shared;
-    append(text_, JsonObject()
-                      .add("step", (shared ? "shared_" : "") + std::string(step))
-                      .add("kernel", kernel.substr(0, space))
-                      .add("tile", kernel.substr(space + 1))
-                      .add("rows_per_expert", rows)
-                      .add("n", n)
-                      .add("k", k)
-                      .add("matrices", int64_t(matrices)));
+    return JsonObject()
+        .add("step", (is_shared(mlp) ? "shared_" : "") + std::string(step))
+        .add("kernel", kernel.substr(0, space))
+        .add("tile", kernel.substr(space + 1))
+        .add("rows_per_expert", rows)
+        .add("n", n)
+        .add("k", k)
+        .add("matrices", int64_t(matrices));
+  }
+  void add_product(const Mlp& mlp, const char* step, const ExpertMatrix& weights, int64_t n,
+                   int64_t k, int matrices) const {
+    const auto* const format = quant::find_format(weights.scheme);
+    const int64_t bits = format ? format->code_bits : 8 * dtype_bytes(weights.dtype);
+    append(text_, product(mlp, step, weights.dtype, n, k, matrices)
+                      .add("weight_bytes", experts_hit(mlp) * matrices * n * k * bits / 8));
+  }
+  int64_t experts_hit(const Mlp& mlp) const {  // at most
+    if (is_shared(mlp) || program_.desc->max_rows_base) return mlp.groups.count;
+    return std::min<int64_t>(mlp.groups.count, program_.num_tokens * program_.desc->top_k);
   }
   int64_t rows_per_expert(const Mlp& mlp) const {
     const moec_experts_desc& desc = *program_.desc;
     const int64_t tokens = program_.num_tokens;
-    if (&mlp == &program_.shared) return tokens;
+    if (is_shared(mlp)) return tokens;
     if (!desc.max_rows_base) return (tokens * desc.top_k + desc.num_experts - 1) / desc.num_experts;
     return std::min<int64_t>(desc.max_rows_base / std::max(1, mlp.groups.count), tokens);
   }
