@@ -300,7 +300,8 @@ WeightsView unbound_view(const moec_weights_desc& desc, bool gate_bias, bool up_
     ExpertMatrix to;
     to.values.base = &nowhere;
     to.values.expert_stride = N * K;
-    to.values.dtype = scheme ? quant::find_format(scheme)->code_dtype : desc.dtype;
+    const quant::FormatInfo* const format = quant::find_format(scheme);  // null: plain
+    to.values.dtype = format ? format->code_dtype : desc.dtype;
     to.row_stride = K;
     to.col_stride = 1;
     to.dtype = desc.dtype;

@@ -88,7 +88,7 @@ class WideForm final : public PlainForm {
 class HalfForm final : public PlainForm {
  public:
   using Expand = void (*TileKernels::*)(const void* block, void* to);
-  constexpr HalfForm(Expand expand) : PlainForm(32, Load::kPairs), expand_(expand) {}
+  explicit constexpr HalfForm(Expand expand) : PlainForm(32, Load::kPairs), expand_(expand) {}
 
  private:
   void expand(const TileKernels& tile, const PackedMatrix& m, const Chunk& chunk, char* to,
@@ -223,15 +223,17 @@ constexpr HalfForm kBf16(&TileKernels::expand_bf16), kF16(&TileKernels::expand_f
 
 template <class Format>
 constexpr CodedForm kCoded(Format::kInfo);
+template <class... Format>
+constexpr std::array<const PackedForm*, sizeof...(Format)> coded_forms(
+    quant::FormatList<Format...>) {
+  return {&kCoded<Format>...};
+}
+constexpr auto kCodedForms = coded_forms(quant::Formats{});  // in the order of the list
 
 }  // namespace
 
 const PackedForm& packed_form(const ExpertMatrix& matrix) {
-  if (matrix.is_coded()) {
-    const PackedForm* form = nullptr;
-    quant::Formats::with(matrix.scheme, [&]<class Format>() { form = &kCoded<Format>; });
-    return *form;
-  }
+  if (matrix.is_coded()) return *kCodedForms[size_t(quant::format_index(matrix.scheme))];
   const PackedForm* const plain[] = {&kWide, &kBf16, &kF16};
   return *plain[int(plain_load(matrix.dtype))];
 }
