@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/packed_form.h"
 
+#include <array>
 #include <cstring>
 
 #include "backend/cpu/block_loader.h"
