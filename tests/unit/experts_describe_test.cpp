@@ -40,7 +40,8 @@ TEST(ExpertsDescribe, GradientsOfWeightsMultiplyActivations) {
   ExpertsProblem problem({.dtype = MOEC_BF16});
   const auto kernels = [&] {
     std::vector<std::string> of_gradients;
-    for (const Json& kernel : describe(problem, 100).at("backward").at("kernels").array)
+    const Json described = describe(problem, 100);
+    for (const Json& kernel : described.at("backward").at("kernels").array)
       if (kernel.at("step").string == "d_down" || kernel.at("step").string == "d_gate_up")
         of_gradients.push_back(kernel.at("kernel").string + kernel.at("tile").string);
     return of_gradients;
