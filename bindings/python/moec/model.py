@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from . import layer_names
 from ._context import Context
 from ._descriptors import Activation, ExpertsDesc, RouterDesc
 from ._enums import DType, Orientation, RouterFlags, Save, Select, Shared
@@ -20,7 +20,6 @@ from ._weights import Weights, WeightSet
 from .checkpoint import Checkpoint, CheckpointError
 from .families import BY_MODEL_TYPE, Family, Key, Layout
 
-_LAYER = re.compile(r"^(?P<stem>(?:.*\.)?(?:layers|blocks|h)\.(?P<number>\d+)\.)(?P<rest>.+)$")
 _FLOATS = {DType.F32, DType.F16, DType.BF16}
 _FLAG_OF = {
     "gate_bias": RouterFlags.LOGIT_BIAS,
@@ -86,15 +85,19 @@ class LayerSpec:
     inputs: dict[str, np.ndarray]
     matrices: Matrices
     shared: Matrices | None
-    available: list[int] = field(default_factory=list)
+    name: str = ""
+    """the layer's full prefix"""
+    layers: list[layer_names.LayerName] = field(default_factory=list)
+    """all layers with experts, drafts too"""
 
 
 class _Block:
     """The tensors of one layer, and which of them have been understood."""
 
-    def __init__(self, tensors: Mapping[str, np.ndarray], stem: str, family: Family) -> None:
-        self.tensors, self.stem = tensors, stem
-        self.base = stem + (f"{family.block}." if family.block and stem != "p." else "")
+    def __init__(self, tensors: Mapping[str, np.ndarray], layer: str, family: Family) -> None:
+        self.tensors, self.stem = tensors, f"{layer}."
+        inner = family.block and layer != layer_names.GOLDEN
+        self.base = self.stem + (f"{family.block}." if inner else "")
         self.used: set[str] = set()
 
     def path(self, name: str) -> str:
@@ -122,22 +125,21 @@ def dtype_of_or_none(array: np.ndarray) -> DType | None:
         return None
 
 
-def read_layer(checkpoint: Checkpoint, number: int | None = None, *, save: Save) -> LayerSpec:
-    """Find and understand one MoE layer (default: the first). Raises CheckpointError."""
+def read_layer(checkpoint: Checkpoint, layer: int | str | None = None, *, save: Save) -> LayerSpec:
+    """Find and understand one MoE layer: a number of the model's own, the name of any ("mtp.0"), or
+    None for the model's first. Raises CheckpointError."""
     family = family_of(checkpoint.config)
-    stems = _stems(checkpoint, family)
-    if not stems:
+    layers = layer_names.find(checkpoint, family)
+    if not layers:
         wanted = " or ".join(family.tensors["gate_weight"])
         raise CheckpointError(
             f"{checkpoint.path}: no MoE layer of {family.model_types[0]}: no layer has "
             f"{family.block or 'a block'}.{wanted}; found e.g. {', '.join(list(checkpoint)[:3])}"
         )
-    number = min(stems) if number is None else number
-    if number not in stems:
-        raise CheckpointError(f"layer {number} has no MoE block; {_ranges(sorted(stems))} have")
-    block = _Block(checkpoint, stems[number], family)
+    chosen = layer_names.choose(layers, layer, family)
+    block = _Block(checkpoint, chosen.full, family)
     try:
-        spec = _understand(block, family, checkpoint.config, number, save)
+        spec = _understand(block, family, checkpoint.config, chosen.number, save)
     except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     left = block.leftovers() if family.strict else []
@@ -147,25 +149,8 @@ def read_layer(checkpoint: Checkpoint, number: int | None = None, *, save: Save)
             f"{checkpoint.path}: {family.model_types[0]} has no place for {shown}; "
             "quantised and extended blocks are not supported"
         )
-    spec.available = sorted(stems)
+    spec.name, spec.layers = chosen.full, layers
     return spec
-
-
-def _stems(tensors: Mapping[str, Any], family: Family) -> dict[int, str]:
-    """Layer number -> the text before its block, for the layers that have a router."""
-    gates = tuple(f"{family.block}.{n}".lstrip(".") for n in family.tensors["gate_weight"])
-    found: dict[int, str] = {}
-    for name in tensors:
-        match = _LAYER.match(name)
-        if match and match["rest"] in gates:
-            found[int(match["number"])] = match["stem"]
-        elif name.startswith("p.") and name[2:] in family.tensors["gate_weight"]:
-            found[0] = "p."  # a golden file: one block under "p."
-    return found
-
-
-def _ranges(numbers: list[int]) -> str:
-    return f"layers {numbers[0]} to {numbers[-1]} ({len(numbers)} of them)"
 
 
 def _understand(
