@@ -283,6 +283,39 @@ def test_the_index_says_where_a_tensor_is(tmp_path: Path) -> None:
         np.testing.assert_array_equal(source[name], array)
 
 
+@pytest.mark.parametrize("other", ["a_backup", "model_ema", "model.fp16", "consolidated"])
+def test_of_two_weight_sets_the_model_is_read(tmp_path: Path, other: str) -> None:
+    """As transformers does; where no file is model.safetensors both are named."""
+    made = folder(tmp_path)
+    trebled = {name: 3 * array for name, array in made.items()}
+    write(tmp_path / f"{other}.safetensors", trebled, {})
+    source = Checkpoint(tmp_path)
+    assert source.keys() == made.keys() and len(source.files) == 2
+    for name, array in made.items():
+        np.testing.assert_array_equal(source[name], array)
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(tmp_path)
+    assert all(name in str(caught.value) for name in (f"{other}.saf", "weights.saf", "both have"))
+    one = Checkpoint(tmp_path / f"{other}.safetensors")
+    np.testing.assert_array_equal(one[EXPERT], trebled[EXPERT])
+
+
+def test_a_whole_file_comes_before_an_index(tmp_path: Path) -> None:
+    """As in transformers."""
+    synth.write(synth.make(tiny_shape("qwen3_moe"), dtype="f32", seed=1), tmp_path, shards=2)
+    made = synth.make(tiny_shape("qwen3_moe"), dtype="f32")
+    rewrite(tmp_path, made)
+    np.testing.assert_array_equal(Checkpoint(tmp_path)[EXPERT], made[EXPERT])
+
+
+def test_shards_without_an_index(tmp_path: Path) -> None:
+    made = synth.make(tiny_shape("qwen3_moe"), dtype="f32")
+    synth.write(made, tmp_path, shards=3)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert Checkpoint(tmp_path).keys() == made.keys()
+
+
 def test_synth_replaces_a_model(tmp_path: Path) -> None:
     for seed, shards in ((0, 1), (1, 3), (2, 2), (3, 1)):
         made = synth.make(tiny_shape("qwen3_moe"), dtype="f32", seed=seed)
