@@ -134,8 +134,8 @@ class Checkpoint(Mapping[str, np.ndarray]):
         return files
 
     def _place(self) -> dict[str, SafetensorsFile]:
-        """The file of each tensor: model.safetensors alone, else what the index says, whatever other
-        files have; so transformers loads a folder. A tensor that is not where the index says is a
+        """The file of each tensor: model.safetensors alone, else what the index says (the order of
+        transformers), whatever other files have. A tensor that is not where the index says is a
         missing shard. Without either no two files may have the same tensor."""
         whole = [file for file in self._files if file.path.name == "model.safetensors"]
         index = self.path / "model.safetensors.index.json"
@@ -158,8 +158,8 @@ class Checkpoint(Mapping[str, np.ndarray]):
             twice = next((name for name in file if name in placed), None)
             if twice is not None:
                 raise CheckpointError(
-                    f"{self.path}: {placed[twice].path.name} and {file.path.name} both have "
-                    f"{twice}; give one of the files instead of the folder"
+                    f"{self.path}: {placed[twice].path.name} and {file.path.name} "
+                    f"both have {twice}; give one of the files instead of the folder"
                 )
             placed |= dict.fromkeys(file, file)
         return placed
@@ -193,7 +193,8 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
     for nested in ("text_config", "ffn_config"):
         if isinstance(config.get(nested), dict):
             kept = {"model_type": config.get("model_type")} if "model_type" in config else {}
-            inner = {key: value for key, value in config[nested].items() if value is not None}
+            inner = {key: value for key, value in config[nested].items()
+                     if value is not None or key not in config}
             config = config | kept | inner
             if nested == "ffn_config":
                 config |= kept  # its own model_type names the part, not the model

@@ -27,12 +27,14 @@ from ._enums import (
     WeightPosition,
     WeightRule,
 )
+from .config_defaults import DEFAULTS
 
 _REQUIRED: Any = object()
 
 
 class Key:
-    """Value of the first of `names` in config.json, else `default`; `of` translates it."""
+    """Value of the first of `names` in config.json; of a missing key the reference class's, else,
+    and where it is null, `default`. `of` translates it."""
 
     def __init__(
         self, *names: str, default: Any = _REQUIRED, of: Mapping[Any, Any] | None = None
@@ -40,7 +42,9 @@ class Key:
         self.names, self.default, self.of = names, default, of
 
     def read(self, config: Mapping[str, Any], layer: int) -> Any:
-        found = [config[name] for name in self.names if config.get(name) is not None]
+        reference = DEFAULTS.get(str(config.get("model_type")), {})
+        known = config if any(name in config for name in self.names) else reference
+        found = [known[name] for name in self.names if known.get(name) is not None]
         value = found[0] if found else self.default
         if value is _REQUIRED:
             raise ValueError(f"config: none of {', '.join(self.names)} is given")
@@ -51,7 +55,7 @@ class Key:
         if value not in self.of:
             raise ValueError(
                 f"config: {self.names[0]} is {value!r}; "
-                f"{', '.join(repr(known) for known in self.of)} are known"
+                f"{', '.join(map(repr, self.of))} are known"
             )
         return self.of[value]
 
@@ -240,7 +244,7 @@ FAMILIES: tuple[Family, ...] = (
     _mixtral("mixtral", **_BLOCK),
     _mixtral("minimax", "minimax_text_01", **_BLOCK),
     _mixtral("qwen2_moe", router=_softmax(_norm_key(False)), **_SIGMOID_GATE),
-    _mixtral("qwen3_moe", router=_softmax(_norm_key(True))),
+    _mixtral("qwen3_moe", router=_softmax(_norm_key(False))),
     _mixtral("qwen3_next", router=_softmax(_norm_key(True)), **_SIGMOID_GATE),
     _mixtral("qwen3_5_moe", "qwen3_5_moe_text",
              **_SIGMOID_GATE | {"layouts": (_STACKED, _PROJ)}),
@@ -328,7 +332,7 @@ FAMILIES: tuple[Family, ...] = (
                       "top_groups": Key("topk_group", default=1), "group_top_m": 1}),
     _deepseek("deepseek_v3", "kimi_k2"),
     _deepseek("dots1"),
-    _deepseek("glm4_moe", "glm4v_moe"),
+    _deepseek("glm4_moe", "glm4v_moe", "glm4v_moe_text"),
     _deepseek("glm4_moe_lite"),
     _deepseek("glm_moe_dsa"),
     _deepseek("solar_open"),

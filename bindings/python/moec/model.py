@@ -29,6 +29,7 @@ _FLAG_OF = {
 NUM_EXPERTS = Key("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOP_K = Key("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k",
             "top_k_experts")
+ZERO_EXPERTS = Key("zero_expert_num", default=0)
 HIDDEN = Key("hidden_size", "d_model")
 
 
@@ -171,7 +172,7 @@ def _understand(
             inputs["select_bias"] = inputs["select_bias"].astype(np.float32).reshape(-1)
     num_ids, hidden = inputs["gate_weight"].shape
     num_experts = int(NUM_EXPERTS.read(config, number))
-    zeros = int(config.get("zero_expert_num") or 0)
+    zeros = int(ZERO_EXPERTS.read(config, number))
     if num_ids != num_experts + zeros:
         raise CheckpointError(
             f"{names['gate_weight']} has {num_ids} rows; the config says {num_experts} experts "

@@ -144,7 +144,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tensor is missing": (without_tensor, EXPERT),
     "quantised": (with_quantised, "int8"),
     "MXFP4": (with_mxfp4, "gate_up_proj_blocks"),
-    "another score": (with_config(model_type="deepseek_v2", scoring_func="tanh"), "'tanh'"),
+    "another score": (with_config(model_type="deepseek_v2", n_shared_experts=None,
+                                  scoring_func="tanh"), "'tanh'"),
     "latent projection": (with_latent, "no place for model.layers.0.mlp.fc1_latent_proj.weight"),
     "a shard is missing": (with_missing_shard, "model-00002-of-00003.safetensors"),
     "header past the end": (with_damaged_header, "not a safetensors file"),
@@ -281,6 +282,23 @@ def test_the_index_says_where_a_tensor_is(tmp_path: Path) -> None:
     assert source.keys() == made.keys()
     for name, array in made.items():
         np.testing.assert_array_equal(source[name], array)
+
+
+def without_keys(path: Path, *keys: str) -> moec.RouterDesc:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({k: config[k] for k in config.keys() - keys}))
+    return read_layer(Checkpoint(path), save=ALL).router
+
+
+def test_missing_keys_mean_what_the_reference_says(tmp_path: Path) -> None:
+    folder(tmp_path, "deepseek_v3", experts=16)
+    router = without_keys(tmp_path, "n_group", "topk_group")
+    assert (router.num_groups, router.top_groups, router.scale) == (8, 4, 2.5)
+    edit_config(tmp_path, n_group=None)
+    assert read_layer(Checkpoint(tmp_path), save=ALL).router.num_groups == 0
+    folder(tmp_path, "qwen3_moe")
+    router = without_keys(tmp_path, "norm_topk_prob", "num_experts_per_tok")
+    assert (router.norm, router.top_k) == (moec.Norm.NONE, 8)
 
 
 @pytest.mark.parametrize("other", ["a_backup", "model_ema", "model.fp16", "consolidated"])
