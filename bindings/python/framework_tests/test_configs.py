@@ -9,7 +9,8 @@ import pytest
 import transformers
 
 from moec.checkpoint import flat_config
-from moec.families import BY_MODEL_TYPE, Family, Key
+from moec.families import BY_MODEL_TYPE
+from moec.family import Family, Key
 from moec.model import NUM_EXPERTS, TOP_K, ZERO_EXPERTS
 
 CLASSES = transformers.CONFIG_MAPPING

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a key means that config.json lacks: the default of the model type's reference config class,
-where it is not the one that its Key in families.py has. A key that is null there is left out."""
+where it is not the one that its Key in the families table has. Keys that are null there are left
+out."""
 
 from __future__ import annotations
 

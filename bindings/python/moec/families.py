@@ -9,8 +9,6 @@ in memory. A Key stands for a value that config.json gives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ._enums import (
@@ -27,74 +25,7 @@ from ._enums import (
     WeightPosition,
     WeightRule,
 )
-from .config_defaults import DEFAULTS
-
-_REQUIRED: Any = object()
-
-
-class Key:
-    """Value of the first of `names` in config.json; of a missing key the reference class's, else,
-    and where it is null, `default`. `of` translates it."""
-
-    def __init__(
-        self, *names: str, default: Any = _REQUIRED, of: Mapping[Any, Any] | None = None
-    ) -> None:
-        self.names, self.default, self.of = names, default, of
-
-    def read(self, config: Mapping[str, Any], layer: int) -> Any:
-        reference = DEFAULTS.get(str(config.get("model_type")), {})
-        known = config if any(name in config for name in self.names) else reference
-        found = [known[name] for name in self.names if known.get(name) is not None]
-        value = found[0] if found else self.default
-        if value is _REQUIRED:
-            raise ValueError(f"config: none of {', '.join(self.names)} is given")
-        if isinstance(value, list):  # one value per layer
-            value = value[layer] if layer < len(value) else 0
-        if self.of is None:
-            return value
-        if value not in self.of:
-            raise ValueError(
-                f"config: {self.names[0]} is {value!r}; "
-                f"{', '.join(map(repr, self.of))} are known"
-            )
-        return self.of[value]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the experts' matrices are stored: WeightSet field -> tensor name, with "{e}" for the
-    expert where each has its own tensor."""
-
-    names: dict[str, str]
-    gate_layout: GateLayout = GateLayout.SPLIT
-    gate_up_orientation: Orientation = Orientation.OUT_IN
-    down_orientation: Orientation = Orientation.OUT_IN
-    flat: bool = False
-    """[E*N,K] instead of [E,N,K]"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    model_types: tuple[str, ...]
-    block: str = "mlp"
-    router: Mapping[str, Any] = field(default_factory=dict)
-    experts: Mapping[str, Any] = field(default_factory=dict)
-    activation: Mapping[str, Any] = field(default_factory=dict)
-    shared_activation: Mapping[str, Any] | None = None
-    """None: as activation"""
-    tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    optional: tuple[str, ...] = ()
-    """tensors that some checkpoints of the family lack"""
-    layouts: tuple[Layout, ...] = ()
-    shared: Shared = Shared.NONE
-    shared_layouts: tuple[Layout, ...] = ()
-    shared_count: Key | None = None
-    """when it reads above 0, a missing shared expert is an error"""
-    sizes: Mapping[str, str] = field(default_factory=dict)
-    """config.json's keys for the columns of the shapes file, for `moec synth`"""
-    prefix: str = "model.layers"
-    strict: bool = True
-    """every tensor of the block must have been understood"""
+from .family import Family, Key, Layout
 
 
 def _split(stem: str, gate: str, up: str, down: str) -> Layout:
@@ -248,7 +179,7 @@ FAMILIES: tuple[Family, ...] = (
     _mixtral("qwen3_next", router=_softmax(_norm_key(True)), **_SIGMOID_GATE),
     _mixtral("qwen3_5_moe", "qwen3_5_moe_text",
              **_SIGMOID_GATE | {"layouts": (_STACKED, _PROJ)}),
-    _mixtral("qwen3_vl_moe", "qwen3_vl_moe_text", layouts=(_stacked(**_IN_OUT),),
+    _mixtral("qwen3_vl_moe", "qwen3_vl_moe_text", layouts=(_stacked(**_IN_OUT), _STACKED),
              prefix="model.language_model.layers"),
     _mixtral("olmoe", router=_softmax(_norm_key(False)),
              sizes=_QWEN | {"inter": "intermediate_size"}),
@@ -360,17 +291,22 @@ FAMILIES: tuple[Family, ...] = (
                               group_fill=GroupFill.ZERO),
               tensors=_GATE | {"select_bias": ("gate.expert_bias",)}, optional=("select_bias",),
               sizes=_QWEN),
-    _deepseek("deepseek_v4",
+    _deepseek("deepseek_v4", block="ffn", prefix="layers",
+              tensors=_GATE | {"select_bias": ("gate.bias", *_BIAS["select_bias"])},
               router={"score": _score_key("sqrtsoftplus"),
                       "norm": Norm.SUM, "norm_eps": 1e-20, "scale": _SCALE},
               activation={"kind": ActivationKind.CLAMP_SWIGLU, "limit": Key("swiglu_limit")},
-              shared_activation={"kind": ActivationKind.SWIGLU}, layouts=(_STACKED, _PROJ)),
+              shared_activation={"kind": ActivationKind.SWIGLU}, layouts=(_W123, _STACKED, _PROJ),
+              shared_layouts=(_split("shared_experts.", "w1", "w3", "w2"),
+                              _shared("shared_experts"))),
     _deepseek("laguna",
               router={"score": Key("moe_router_score_func", default="sigmoid", of=_SCORES),
                       "logit_softcap": Key("moe_router_logit_softcapping", default=0.0),
                       "norm": Norm.SUM} | _DATA,
               experts={"output_scale": Key("moe_routed_scaling_factor", default=1.0)},
-              shared_layouts=(_shared("shared_expert"),), sizes=_QWEN),
+              tensors=_GATE | {"select_bias": ("experts.e_score_correction_bias",
+                                               *_BIAS["select_bias"])},
+              shared_layouts=(_shared("shared_expert"), _shared("shared_experts")), sizes=_QWEN),
     _deepseek("klear", "Klear",
               router={"score": Score.SIGMOID, "norm": _norm_key(True)},
               tensors=_GATE | {"select_bias": ("expert_bias",),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .checkpoint import CheckpointError
-from .families import Family
+from .family import Family
 
 _LAYER = re.compile(
     r"^(?P<layer>(?P<prefix>(?:.*\.)?(?:layers|blocks|h|mtp|mtp_layers))\.(?P<number>\d+))"
@@ -51,7 +51,7 @@ class LayerName:
 def find(tensors: Iterable[str], family: Family) -> list[LayerName]:
     """The layers that have a router of this family."""
     routers = family.tensors["gate_weight"]
-    gates = {f"{family.block}.{name}".lstrip(".") for name in routers}
+    gates = {f"{block}.{name}".lstrip(".") for block in family.blocks for name in routers}
     found = set()
     for name in tensors:
         match = _LAYER.match(name)

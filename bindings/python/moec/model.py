@@ -18,7 +18,8 @@ from ._layer import Layer, LayerResult
 from ._tensors import dtype_of
 from ._weights import Weights, WeightSet
 from .checkpoint import Checkpoint, CheckpointError
-from .families import BY_MODEL_TYPE, Family, Key, Layout
+from .families import BY_MODEL_TYPE
+from .family import Family, Key, Layout
 
 _FLOATS = {DType.F32, DType.F16, DType.BF16}
 _FLAG_OF = {
@@ -97,8 +98,10 @@ class _Block:
 
     def __init__(self, tensors: Mapping[str, np.ndarray], layer: str, family: Family) -> None:
         self.tensors, self.stem = tensors, f"{layer}."
-        inner = family.block and layer != layer_names.GOLDEN
-        self.base = self.stem + (f"{family.block}." if inner else "")
+        bases = [f"{self.stem}{block}.".replace("..", ".") for block in family.blocks]
+        routers = family.tensors["gate_weight"]
+        found = [base for base in bases if any(base + name in tensors for name in routers)]
+        self.base = found[0] if found else self.stem  # a golden file has no block
         self.used: set[str] = set()
 
     def path(self, name: str) -> str:
@@ -180,8 +183,10 @@ def _understand(
         )
     if zeros and config.get("zero_expert_type", "identity") != "identity":
         raise CheckpointError(f"zero_expert_type {config['zero_expert_type']!r}; identity is known")
-    matrices = _matrices(block, family.layouts, num_experts, "the experts")
-    shared = _shared(block, family, config, number)
+    matrices = _matrices(block, family.layouts, num_experts, hidden, "the experts")
+    for e in range(num_experts, num_experts + zeros):  # transformers writes rows that nobody reads
+        block.used |= {block.path(name.format(e=e)) for name in matrices.layout.names.values()}
+    shared = _shared(block, family, config, number, hidden)
     inter = _inter(matrices)
     dtype = dtype_of(matrices.arrays.down[0])  # type: ignore[index]
     top_k = int(TOP_K.read(config, number))
@@ -230,15 +235,35 @@ def _router(
     return RouterDesc(flags=flags, data_dtype=dtype, **sizes, **values)
 
 
-def _matrices(block: _Block, layouts: tuple[Layout, ...], count: int, what: str) -> Matrices:
-    """The first layout all of whose tensors are there."""
-    for layout in layouts:
-        first = [block.path(name.format(e=0)) for name in layout.names.values()]
-        if all(name in block.tensors for name in first):
-            return _collect(block, layout, count)
-    tried = " or ".join(block.path(next(iter(x.names.values())).format(e=0)) for x in layouts)
-    found = ", ".join(block.leftovers()[:4]) or "nothing else"
-    raise CheckpointError(f"{what} are missing: no {tried}; found {found}")
+def _matrices(
+    block: _Block, layouts: tuple[Layout, ...], count: int, hidden: int, what: str
+) -> Matrices:
+    """The first layout all of whose tensors are there; of layouts with the same names the one that
+    the shapes fit."""
+    present = [layout for layout in layouts if _first(block, layout).keys() <= block.tensors.keys()]
+    if not present:
+        tried = " or ".join(next(iter(_first(block, layout))) for layout in layouts)
+        found = ", ".join(block.leftovers()[:4]) or "nothing else"
+        raise CheckpointError(f"{what} are missing: no {tried}; found {found}")
+    same = [layout for layout in present if layout.names == present[0].names]
+    fitting = [layout for layout in same if len(same) == 1 or _fits(block, layout, hidden)]
+    return _collect(block, (fitting or same)[0], count)
+
+
+def _first(block: _Block, layout: Layout) -> dict[str, str]:
+    """Names of the first expert's matrices -> what they are."""
+    return {block.path(name.format(e=0)): role for role, name in layout.names.items()}
+
+
+def _fits(block: _Block, layout: Layout, hidden: int) -> bool:
+    """x and y are `hidden` wide, and what gate and up make is as wide as what down reads. (Both
+    orientations cannot fit: H = 2 I by gate_up and H = I by down exclude each other.)"""
+    shapes = {role: block.tensors[name].shape for name, role in _first(block, layout).items()}
+    first = next(shape for role, shape in shapes.items() if role in ("gate_up", "up"))
+    turn = {Orientation.OUT_IN: 1, Orientation.IN_OUT: -1}
+    made, read = first[-2:][:: turn[layout.gate_up_orientation]]
+    out, inter = shapes["down"][-2:][:: turn[layout.down_orientation]]
+    return (read, out) == (hidden, hidden) and made == inter * (2 if "gate_up" in shapes else 1)
 
 
 def _collect(block: _Block, layout: Layout, count: int) -> Matrices:
@@ -259,7 +284,7 @@ def _collect(block: _Block, layout: Layout, count: int) -> Matrices:
 
 
 def _shared(
-    block: _Block, family: Family, config: Mapping[str, Any], layer: int
+    block: _Block, family: Family, config: Mapping[str, Any], layer: int, hidden: int
 ) -> Matrices | None:
     if family.shared == Shared.NONE:
         return None
@@ -271,7 +296,7 @@ def _shared(
     )
     if not present and not expected:
         return None
-    return _matrices(block, family.shared_layouts, 1, "the shared expert's matrices")
+    return _matrices(block, family.shared_layouts, 1, hidden, "the shared expert's matrices")
 
 
 def _inter(matrices: Matrices) -> int:

@@ -48,6 +48,40 @@ def test_published_names(
     assert set(grads) == {"x"} | parameters
 
 
+@pytest.mark.parametrize("inter", [24, 16, 32])
+def test_orientation_is_read_from_the_shapes(
+    context: moec.Context, tmp_path: Path, rng: np.random.Generator, inter: int
+) -> None:
+    """Qwen3-VL-MoE is published [E,H,2I] and saved by transformers 5 [E,2I,H], under one name; one
+    matrix is square when H is 2 I or I."""
+    made = synth.make(tiny_shape("qwen3_vl_moe", inter=inter), dtype="f32")
+    turned = {name: np.ascontiguousarray(a.swapaxes(1, 2)) if a.ndim == 3 else a
+              for name, a in made.items()}
+    x = rng.standard_normal((5, 32), np.float32)
+    y = []
+    for tensors in (made, turned):
+        synth.write(synth.MemoryCheckpoint(tensors, made.config), tmp_path)
+        spec = read_layer(Checkpoint(tmp_path), save=ALL)
+        y.append(MoeLayer(context, spec, frozen=False).forward(x).y)
+    assert spec.matrices.layout.down_orientation == moec.Orientation.OUT_IN
+    assert_close(y[1], y[0], 1e-6)
+
+
+def test_rows_of_identity_experts(tmp_path: Path) -> None:
+    """LongCat-Flash as transformers 5 saves it has gate and up of experts without any."""
+    made = folder(tmp_path, "longcat_flash", zero_experts=2)
+    extra = {name.replace(".3.", f".{e}."): array for name, array in made.items()
+             for e in (8, 9) if ".experts.3." in name and "down" not in name}
+    assert len(extra) == 4
+    rewrite(tmp_path, made | extra)
+    spec = read_layer(Checkpoint(tmp_path), save=ALL)
+    assert spec.experts.num_zero_experts == 2 and len(spec.matrices.names["up"]) == 8
+    more = {name.replace(".8.", ".10."): array for name, array in extra.items()}
+    rewrite(tmp_path, made | extra | more)
+    with pytest.raises(CheckpointError, match=r"has no place for .*experts\.10\."):
+        read_layer(Checkpoint(tmp_path), save=ALL)
+
+
 def test_golden_names_are_a_family_each() -> None:
     assert len(BY_MODEL_TYPE) == sum(len(family.model_types) for family in FAMILIES)
 
@@ -165,7 +199,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "an object for a number": (with_config(num_experts_per_tok={"a": 1}), "not 'dict'"),
     "an infinite number": (with_config(num_experts_per_tok=float("inf")), "infinity"),
     "unknown activation": (with_config(hidden_act="mish"), "'mish'; 'silu'"),
-    "a dense model": (with_config(model_type="mixtral"), "no MoE layer of mixtral"),
+    "a dense model": (with_config(model_type="dbrx"), "no MoE layer of dbrx"),
     "no weights": (lambda path: (path / "a.gguf").touch(), "found .gguf"),
     "no config": (lambda path: rewrite(path, {"a": np.ones(1, np.float32)}), "config.json"),
 }
@@ -186,74 +220,6 @@ def test_shapes_that_numpy_does_not_have(tmp_path: Path) -> None:
     for name in file:
         with pytest.raises(CheckpointError, match=f"{name} has the shape"):
             file[name]
-
-
-def layers_of(path: Path, *stems: str) -> dict[str, synth.MemoryCheckpoint]:
-    """A folder with one layer of qwen3_moe under each stem, every one with its own values."""
-    made = {}
-    for seed, stem in enumerate(stems):
-        layer = synth.make(tiny_shape("qwen3_moe"), dtype="f32", seed=seed)
-        renamed = {stem + name.removeprefix("model.layers.0"): a for name, a in layer.items()}
-        made[stem] = synth.MemoryCheckpoint(renamed, layer.config)
-    tensors = {name: array for layer in made.values() for name, array in layer.items()}
-    synth.write(synth.MemoryCheckpoint(tensors, made[stems[0]].config), path)
-    return made
-
-
-def chosen(path: Path, layer: int | str | None = None) -> str:
-    spec = read_layer(Checkpoint(path), layer, save=ALL)
-    assert all(name.startswith(f"{spec.name}.") for name in spec.names.values())
-    return spec.name
-
-
-def test_layer_numbers(tmp_path: Path) -> None:
-    layers_of(tmp_path, "model.layers.3", "model.layers.5")
-    assert chosen(tmp_path) == "model.layers.3"
-    assert chosen(tmp_path, 5) == chosen(tmp_path, "5") == "model.layers.5"
-    match = r"layer 4 has no MoE block; model.layers 3 to 5 \(2 of them\) have"
-    with pytest.raises(CheckpointError, match=match):
-        read_layer(Checkpoint(tmp_path), 4, save=ALL)
-
-
-@pytest.mark.parametrize("wrapper", ["", "module."])
-@pytest.mark.parametrize("draft", ["mtp.layers.0", "model.mtp.layers.0", "mtp.0",
-                                   "model.mtp_layers.0"])
-def test_drafts_are_chosen_by_name(tmp_path: Path, draft: str, wrapper: str) -> None:
-    own, draft = f"{wrapper}model.layers.0", wrapper + draft
-    layers_of(tmp_path, own, f"{wrapper}model.layers.1", draft)
-    assert chosen(tmp_path) == chosen(tmp_path, 0) == chosen(tmp_path, own) == own
-    assert chosen(tmp_path, 1) == f"{wrapper}model.layers.1"
-    mtp = "mtp_layers.0" if "mtp_layers" in draft else "mtp.0"
-    assert chosen(tmp_path, mtp) == chosen(tmp_path, draft) == draft
-    stem = draft.removesuffix(".0")
-    with pytest.raises(CheckpointError, match=f"layer 7 has no MoE block; .*{stem} 0 to 0"):
-        read_layer(Checkpoint(tmp_path), 7, save=ALL)
-
-
-def test_a_model_of_drafts_alone(tmp_path: Path) -> None:
-    layers_of(tmp_path, "mtp.layers.0")
-    with pytest.raises(CheckpointError, match="layer 0 has no MoE block; mtp.layers 0 to 0"):
-        read_layer(Checkpoint(tmp_path), save=ALL)
-    assert chosen(tmp_path, "mtp.0") == "mtp.layers.0"
-
-
-@pytest.mark.parametrize("layer", [None, 0])
-def test_two_models_are_refused(tmp_path: Path, layer: int | None) -> None:
-    layers_of(tmp_path, "teacher.model.layers.0", "student.model.layers.0")
-    with pytest.raises(CheckpointError) as caught:
-        read_layer(Checkpoint(tmp_path), layer, save=ALL)
-    assert "student.model.layers and teacher.model.layers" in str(caught.value)
-    assert "student.0 or teacher.0" in str(caught.value)
-    assert chosen(tmp_path, "teacher.0") == "teacher.model.layers.0"
-    with pytest.raises(CheckpointError, match="layer model.0 fits student.* and teacher"):
-        read_layer(Checkpoint(tmp_path), "model.0", save=ALL)
-
-
-def test_a_model_beside_its_average(tmp_path: Path) -> None:
-    """The table's prefix is the model's."""
-    layers_of(tmp_path, "ema.model.layers.0", "model.layers.0")
-    assert chosen(tmp_path) == "model.layers.0"
-    assert chosen(tmp_path, "ema.0") == "ema.model.layers.0"
 
 
 def test_nested_config(tmp_path: Path) -> None:
