@@ -110,6 +110,19 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "text_config": _COMMON | _QWEN | _MROPE, "vision_config": _QWEN_VISION}),
     "qwen3_5_moe": ("Qwen3_5Moe", {
         "text_config": _COMMON | _QWEN | _SHARED | _FULL, "vision_config": _QWEN_VISION}),
+    "dbrx": ("Dbrx", {
+        "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 8, "moe_top_k": 3,
+                       "hidden_size": 32}}),
+    "step3p5": ("Step3p7", {  # the type of its language part
+        "text_config": _COMMON | _FULL | _SPARSE | {
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "share_expert_dim": 40, "swiglu_limits": [0.5, 0.0],
+            "swiglu_limits_shared": [0.4, 0.0], "moe_router_scaling_factor": 1.5,
+            "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+        "vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                          "image_size": 28, "patch_size": 14, "intermediate_size": 32}}),
     "glm4v_moe": ("Glm4vMoe", {"text_config": _COMMON | _ROUTED, "vision_config": _VISION}),
 }
 

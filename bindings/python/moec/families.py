@@ -321,9 +321,9 @@ FAMILIES: tuple[Family, ...] = (
                           "limit": Key("swiglu_limits", default=0.0)},
               shared_activation={"kind": ActivationKind.SWIGLU_CLAMP,
                                  "limit": Key("swiglu_limits_shared", default=0.0)},
-              tensors=_GATE | {"select_bias": ("router_bias",)},
-              layouts=(_split("", "gate_proj", "up_proj", "down_proj"),),
-              shared_layouts=(_shared("../share_expert"),),
+              tensors=_GATE | {"select_bias": ("router_bias", "gate.e_score_correction_bias")},
+              layouts=(_split("", "gate_proj", "up_proj", "down_proj"), _STACKED),
+              shared_layouts=(_shared("../share_expert"), _shared("shared_experts")),
               sizes={"experts": "moe_num_experts", "top_k": "moe_top_k",
                      "inter": "moe_intermediate_size"}),
 )
