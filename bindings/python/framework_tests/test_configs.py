@@ -49,6 +49,17 @@ def test_defaults(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(set(BY_MODEL_TYPE) - ABSENT))
+def test_null_is_false(model_type: str) -> None:
+    """Of a key that says yes or no: the reference asks whether it is true."""
+    reference = flat_config(CLASSES[model_type]().to_dict())
+    for key in keys_of(BY_MODEL_TYPE[model_type]):
+        for name in key.names:
+            if isinstance(reference.get(name), bool):
+                null, no = ({"model_type": model_type, name: value} for value in (None, False))
+                assert value_of(key, null) == value_of(key, no), name
+
+
+@pytest.mark.parametrize("model_type", sorted(set(BY_MODEL_TYPE) - ABSENT))
 def test_nested_types(model_type: str) -> None:
     """The type that the language part of a config names is a row, and the same one."""
     reference = flat_config(CLASSES[model_type]().to_dict())

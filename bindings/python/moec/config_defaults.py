@@ -18,7 +18,7 @@ def _local(experts: int, top_k: int, **more: Any) -> dict[str, Any]:
 
 def _routed(experts: int, top_k: int, **more: Any) -> dict[str, Any]:
     sizes = {"n_routed_experts": experts, "num_experts_per_tok": top_k, "n_shared_experts": 1}
-    return sizes | more
+    return sizes | {"norm_topk_prob": True} | more
 
 
 _BY_TYPES: dict[tuple[str, ...], dict[str, Any]] = {
@@ -51,10 +51,11 @@ _BY_TYPES: dict[tuple[str, ...], dict[str, Any]] = {
     ("glm4_moe", "glm4v_moe", "glm4v_moe_text", "solar_open"): _routed(128, 8),
     ("glm4_moe_lite",): _routed(64, 4, routed_scaling_factor=1.8),
     ("glm_moe_dsa",): _routed(256, 8, routed_scaling_factor=2.5),
-    ("exaone_moe",): _sizes(64, 8, num_shared_experts=1, routed_scaling_factor=2.5),
-    ("mimo_v2_flash",): {"n_routed_experts": 256, "num_experts_per_tok": 8},
+    ("exaone_moe",): _sizes(64, 8, norm_topk_prob=True, num_shared_experts=1,
+                            routed_scaling_factor=2.5),
+    ("mimo_v2", "mimo_v2_flash"): _routed(256, 8, n_shared_experts=0),
     ("kimi_linear",): {"num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1,
-                       "routed_scaling_factor": 2.446},
+                       "moe_renormalize": True, "routed_scaling_factor": 2.446},
     ("nemotron_h",): _routed(8, 2),
     ("afmoe",): _sizes(64, 6, num_shared_experts=2),
     ("deepseek_v4",): _routed(256, 6, routed_scaling_factor=1.5, swiglu_limit=10.0),

@@ -105,7 +105,7 @@ def _softmax(norm: Any, **more: Any) -> dict[str, Any]:
     return _DATA | {"score": Score.SOFTMAX, "norm": norm} | more
 
 
-def _norm_key(default: bool) -> Key:
+def _norm_key(default: bool = False) -> Key:
     return Key("norm_topk_prob", "route_norm", "moe_renormalize", default=default, of=_NORM)
 
 
@@ -123,7 +123,7 @@ def _sigmoid(**more: Any) -> dict[str, Any]:
         "num_groups": Key("n_group", "num_expert_group", default=1),
         "top_groups": Key("topk_group", default=1),
         "group_top_m": 2,
-        "norm": _norm_key(True),
+        "norm": _norm_key(),
         "norm_eps": 1e-20,
         "scale": _SCALE,
     } | more
@@ -174,21 +174,21 @@ _SELECTED = _DATA | {"score": Score.IDENTITY, "weight_rule": WeightRule.SOFTMAX_
 FAMILIES: tuple[Family, ...] = (
     _mixtral("mixtral", **_BLOCK),
     _mixtral("minimax", "minimax_text_01", **_BLOCK),
-    _mixtral("qwen2_moe", router=_softmax(_norm_key(False)), **_SIGMOID_GATE),
-    _mixtral("qwen3_moe", router=_softmax(_norm_key(False))),
-    _mixtral("qwen3_next", router=_softmax(_norm_key(True)), **_SIGMOID_GATE),
+    _mixtral("qwen2_moe", router=_softmax(_norm_key()), **_SIGMOID_GATE),
+    _mixtral("qwen3_moe", router=_softmax(_norm_key())),
+    _mixtral("qwen3_next", router=_softmax(_norm_key()), **_SIGMOID_GATE),
     _mixtral("qwen3_5_moe", "qwen3_5_moe_text",
              **_SIGMOID_GATE | {"layouts": (_STACKED, _PROJ)}),
     _mixtral("qwen3_vl_moe", "qwen3_vl_moe_text", layouts=(_stacked(**_IN_OUT), _STACKED),
              prefix="model.language_model.layers"),
-    _mixtral("olmoe", router=_softmax(_norm_key(False)),
+    _mixtral("olmoe", router=_softmax(_norm_key()),
              sizes=_QWEN | {"inter": "intermediate_size"}),
-    _mixtral("flex_olmo", router=_softmax(_norm_key(False)),
+    _mixtral("flex_olmo", router=_softmax(_norm_key()),
              sizes=_QWEN | {"inter": "intermediate_size"}),
     _mixtral("jamba", block="feed_forward", router=_softmax(Norm.NONE),
              tensors={"gate_weight": ("router.weight",)},
              sizes=_QWEN | {"inter": "intermediate_size"}),
-    _mixtral("cohere2_moe", router=_softmax(_norm_key(True))),
+    _mixtral("cohere2_moe", router=_softmax(_norm_key())),
     _mixtral("hunyuan_v1_moe", router={"score": Score.SOFTMAX, "norm": Norm.SUM},
              tensors={"gate_weight": ("gate.wg.weight",)}, shared=Shared.ADD,
              shared_layouts=(_shared("shared_mlp"),),
@@ -232,7 +232,7 @@ FAMILIES: tuple[Family, ...] = (
              shared=Shared.ADD, shared_layouts=(_shared("shared_expert"),), sizes=_LOCAL),
     _mixtral("lfm2_moe", block="feed_forward", layouts=(_W123, _STACKED),
              router=_DATA | {"score": Score.SIGMOID, "score_precision": Precision.DATA,
-                             "norm": _norm_key(True), "norm_eps": 1e-6,
+                             "norm": _norm_key(), "norm_eps": 1e-6,
                              "norm_precision": Precision.DATA, "scale": _SCALE},
              tensors=_GATE | {"select_bias": ("expert_bias",)}, optional=("select_bias",)),
     _mixtral("longcat_flash",
@@ -281,14 +281,14 @@ FAMILIES: tuple[Family, ...] = (
                                      GateLayout.NONE),),
               sizes=_ROUTED | {"shared_inter": "moe_shared_expert_intermediate_size"}),
     _deepseek("afmoe", router=_sigmoid(score=Key("score_func", default="sigmoid", of=_SCORES),
-                                       group_fill=GroupFill.ZERO,
+                                       norm=_norm_key(True), group_fill=GroupFill.ZERO,
                                        scale=Key("route_scale", default=1.0)),
               tensors={"gate_weight": ("router.gate.weight",), "select_bias": ("expert_bias",)},
               sizes=_QWEN),
     _deepseek("bailing_moe", router=_softmax(_norm_key(True)), tensors=_GATE, sizes=_QWEN),
     _deepseek("bailing_moe_v2",
               router=_sigmoid(score=Key("score_function", default="sigmoid", of=_SCORES),
-                              group_fill=GroupFill.ZERO),
+                              norm=_norm_key(True), group_fill=GroupFill.ZERO),
               tensors=_GATE | {"select_bias": ("gate.expert_bias",)}, optional=("select_bias",),
               sizes=_QWEN),
     _deepseek("deepseek_v4", block="ffn", prefix="layers",
