@@ -134,11 +134,13 @@ class Checkpoint(Mapping[str, np.ndarray]):
         return files
 
     def _place(self) -> dict[str, SafetensorsFile]:
-        """The file of each tensor. A sharded folder's index says it, whatever other files have: a
-        tensor that is not where it says is a missing shard."""
+        """The file of each tensor: model.safetensors alone, else what the index says (the order of
+        transformers), whatever other files have. A tensor that is not where the index says is a
+        missing shard. Without either no two files may have the same tensor."""
+        whole = [file for file in self._files if file.path.name == "model.safetensors"]
         index = self.path / "model.safetensors.index.json"
-        if not (self.path.is_dir() and index.is_file()):
-            return {name: file for file in self._files for name in file}
+        if whole or not index.is_file():
+            return self._place_once(whole or self._files)
         try:
             entries = json.loads(index.read_text())["weight_map"].items()
             placed = {name: str(file) for name, file in entries}
@@ -149,6 +151,18 @@ class Checkpoint(Mapping[str, np.ndarray]):
         if missing:
             raise CheckpointError(f"{self.path}: shards are missing: {', '.join(missing[:4])}")
         return {name: files[file] for name, file in placed.items()}
+
+    def _place_once(self, files: list[SafetensorsFile]) -> dict[str, SafetensorsFile]:
+        placed: dict[str, SafetensorsFile] = {}
+        for file in files:
+            twice = next((name for name in file if name in placed), None)
+            if twice is not None:
+                raise CheckpointError(
+                    f"{self.path}: {placed[twice].path.name} and {file.path.name} "
+                    f"both have {twice}; give one of the files instead of the folder"
+                )
+            placed |= dict.fromkeys(file, file)
+        return placed
 
     def _read_config(self, path: Path | None) -> dict[str, Any]:
         text = self._files[0].metadata.get("config") if path is None else None
@@ -179,7 +193,8 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
     for nested in ("text_config", "ffn_config"):
         if isinstance(config.get(nested), dict):
             kept = {"model_type": config.get("model_type")} if "model_type" in config else {}
-            inner = {key: value for key, value in config[nested].items() if value is not None}
+            inner = {key: value for key, value in config[nested].items()
+                     if value is not None or key not in config}
             config = config | kept | inner
             if nested == "ffn_config":
                 config |= kept  # its own model_type names the part, not the model

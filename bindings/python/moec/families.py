@@ -9,8 +9,6 @@ in memory. A Key stands for a value that config.json gives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ._enums import (
@@ -27,70 +25,7 @@ from ._enums import (
     WeightPosition,
     WeightRule,
 )
-
-_REQUIRED: Any = object()
-
-
-class Key:
-    """Value of the first of `names` in config.json, else `default`; `of` translates it."""
-
-    def __init__(
-        self, *names: str, default: Any = _REQUIRED, of: Mapping[Any, Any] | None = None
-    ) -> None:
-        self.names, self.default, self.of = names, default, of
-
-    def read(self, config: Mapping[str, Any], layer: int) -> Any:
-        found = [config[name] for name in self.names if config.get(name) is not None]
-        value = found[0] if found else self.default
-        if value is _REQUIRED:
-            raise ValueError(f"config: none of {', '.join(self.names)} is given")
-        if isinstance(value, list):  # one value per layer
-            value = value[layer] if layer < len(value) else 0
-        if self.of is None:
-            return value
-        if value not in self.of:
-            raise ValueError(
-                f"config: {self.names[0]} is {value!r}; "
-                f"{', '.join(repr(known) for known in self.of)} are known"
-            )
-        return self.of[value]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the experts' matrices are stored: WeightSet field -> tensor name, with "{e}" for the
-    expert where each has its own tensor."""
-
-    names: dict[str, str]
-    gate_layout: GateLayout = GateLayout.SPLIT
-    gate_up_orientation: Orientation = Orientation.OUT_IN
-    down_orientation: Orientation = Orientation.OUT_IN
-    flat: bool = False
-    """[E*N,K] instead of [E,N,K]"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    model_types: tuple[str, ...]
-    block: str = "mlp"
-    router: Mapping[str, Any] = field(default_factory=dict)
-    experts: Mapping[str, Any] = field(default_factory=dict)
-    activation: Mapping[str, Any] = field(default_factory=dict)
-    shared_activation: Mapping[str, Any] | None = None
-    """None: as activation"""
-    tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    optional: tuple[str, ...] = ()
-    """tensors that some checkpoints of the family lack"""
-    layouts: tuple[Layout, ...] = ()
-    shared: Shared = Shared.NONE
-    shared_layouts: tuple[Layout, ...] = ()
-    shared_count: Key | None = None
-    """when it reads above 0, a missing shared expert is an error"""
-    sizes: Mapping[str, str] = field(default_factory=dict)
-    """config.json's keys for the columns of the shapes file, for `moec synth`"""
-    prefix: str = "model.layers"
-    strict: bool = True
-    """every tensor of the block must have been understood"""
+from .family import Family, Key, Layout
 
 
 def _split(stem: str, gate: str, up: str, down: str) -> Layout:
@@ -170,7 +105,7 @@ def _softmax(norm: Any, **more: Any) -> dict[str, Any]:
     return _DATA | {"score": Score.SOFTMAX, "norm": norm} | more
 
 
-def _norm_key(default: bool) -> Key:
+def _norm_key(default: bool = False) -> Key:
     return Key("norm_topk_prob", "route_norm", "moe_renormalize", default=default, of=_NORM)
 
 
@@ -188,7 +123,7 @@ def _sigmoid(**more: Any) -> dict[str, Any]:
         "num_groups": Key("n_group", "num_expert_group", default=1),
         "top_groups": Key("topk_group", default=1),
         "group_top_m": 2,
-        "norm": _norm_key(True),
+        "norm": _norm_key(),
         "norm_eps": 1e-20,
         "scale": _SCALE,
     } | more
@@ -239,21 +174,21 @@ _SELECTED = _DATA | {"score": Score.IDENTITY, "weight_rule": WeightRule.SOFTMAX_
 FAMILIES: tuple[Family, ...] = (
     _mixtral("mixtral", **_BLOCK),
     _mixtral("minimax", "minimax_text_01", **_BLOCK),
-    _mixtral("qwen2_moe", router=_softmax(_norm_key(False)), **_SIGMOID_GATE),
-    _mixtral("qwen3_moe", router=_softmax(_norm_key(True))),
-    _mixtral("qwen3_next", router=_softmax(_norm_key(True)), **_SIGMOID_GATE),
+    _mixtral("qwen2_moe", router=_softmax(_norm_key()), **_SIGMOID_GATE),
+    _mixtral("qwen3_moe", router=_softmax(_norm_key())),
+    _mixtral("qwen3_next", router=_softmax(_norm_key()), **_SIGMOID_GATE),
     _mixtral("qwen3_5_moe", "qwen3_5_moe_text",
              **_SIGMOID_GATE | {"layouts": (_STACKED, _PROJ)}),
-    _mixtral("qwen3_vl_moe", "qwen3_vl_moe_text", layouts=(_stacked(**_IN_OUT),),
+    _mixtral("qwen3_vl_moe", "qwen3_vl_moe_text", layouts=(_stacked(**_IN_OUT), _STACKED),
              prefix="model.language_model.layers"),
-    _mixtral("olmoe", router=_softmax(_norm_key(False)),
+    _mixtral("olmoe", router=_softmax(_norm_key()),
              sizes=_QWEN | {"inter": "intermediate_size"}),
-    _mixtral("flex_olmo", router=_softmax(_norm_key(False)),
+    _mixtral("flex_olmo", router=_softmax(_norm_key()),
              sizes=_QWEN | {"inter": "intermediate_size"}),
     _mixtral("jamba", block="feed_forward", router=_softmax(Norm.NONE),
              tensors={"gate_weight": ("router.weight",)},
              sizes=_QWEN | {"inter": "intermediate_size"}),
-    _mixtral("cohere2_moe", router=_softmax(_norm_key(True))),
+    _mixtral("cohere2_moe", router=_softmax(_norm_key())),
     _mixtral("hunyuan_v1_moe", router={"score": Score.SOFTMAX, "norm": Norm.SUM},
              tensors={"gate_weight": ("gate.wg.weight",)}, shared=Shared.ADD,
              shared_layouts=(_shared("shared_mlp"),),
@@ -297,7 +232,7 @@ FAMILIES: tuple[Family, ...] = (
              shared=Shared.ADD, shared_layouts=(_shared("shared_expert"),), sizes=_LOCAL),
     _mixtral("lfm2_moe", block="feed_forward", layouts=(_W123, _STACKED),
              router=_DATA | {"score": Score.SIGMOID, "score_precision": Precision.DATA,
-                             "norm": _norm_key(True), "norm_eps": 1e-6,
+                             "norm": _norm_key(), "norm_eps": 1e-6,
                              "norm_precision": Precision.DATA, "scale": _SCALE},
              tensors=_GATE | {"select_bias": ("expert_bias",)}, optional=("select_bias",)),
     _mixtral("longcat_flash",
@@ -328,7 +263,7 @@ FAMILIES: tuple[Family, ...] = (
                       "top_groups": Key("topk_group", default=1), "group_top_m": 1}),
     _deepseek("deepseek_v3", "kimi_k2"),
     _deepseek("dots1"),
-    _deepseek("glm4_moe", "glm4v_moe"),
+    _deepseek("glm4_moe", "glm4v_moe", "glm4v_moe_text"),
     _deepseek("glm4_moe_lite"),
     _deepseek("glm_moe_dsa"),
     _deepseek("solar_open"),
@@ -346,27 +281,32 @@ FAMILIES: tuple[Family, ...] = (
                                      GateLayout.NONE),),
               sizes=_ROUTED | {"shared_inter": "moe_shared_expert_intermediate_size"}),
     _deepseek("afmoe", router=_sigmoid(score=Key("score_func", default="sigmoid", of=_SCORES),
-                                       group_fill=GroupFill.ZERO,
+                                       norm=_norm_key(True), group_fill=GroupFill.ZERO,
                                        scale=Key("route_scale", default=1.0)),
               tensors={"gate_weight": ("router.gate.weight",), "select_bias": ("expert_bias",)},
               sizes=_QWEN),
     _deepseek("bailing_moe", router=_softmax(_norm_key(True)), tensors=_GATE, sizes=_QWEN),
     _deepseek("bailing_moe_v2",
               router=_sigmoid(score=Key("score_function", default="sigmoid", of=_SCORES),
-                              group_fill=GroupFill.ZERO),
+                              norm=_norm_key(True), group_fill=GroupFill.ZERO),
               tensors=_GATE | {"select_bias": ("gate.expert_bias",)}, optional=("select_bias",),
               sizes=_QWEN),
-    _deepseek("deepseek_v4",
+    _deepseek("deepseek_v4", block="ffn", prefix="layers",
+              tensors=_GATE | {"select_bias": ("gate.bias", *_BIAS["select_bias"])},
               router={"score": _score_key("sqrtsoftplus"),
                       "norm": Norm.SUM, "norm_eps": 1e-20, "scale": _SCALE},
               activation={"kind": ActivationKind.CLAMP_SWIGLU, "limit": Key("swiglu_limit")},
-              shared_activation={"kind": ActivationKind.SWIGLU}, layouts=(_STACKED, _PROJ)),
+              shared_activation={"kind": ActivationKind.SWIGLU}, layouts=(_W123, _STACKED, _PROJ),
+              shared_layouts=(_split("shared_experts.", "w1", "w3", "w2"),
+                              _shared("shared_experts"))),
     _deepseek("laguna",
               router={"score": Key("moe_router_score_func", default="sigmoid", of=_SCORES),
                       "logit_softcap": Key("moe_router_logit_softcapping", default=0.0),
                       "norm": Norm.SUM} | _DATA,
               experts={"output_scale": Key("moe_routed_scaling_factor", default=1.0)},
-              shared_layouts=(_shared("shared_expert"),), sizes=_QWEN),
+              tensors=_GATE | {"select_bias": ("experts.e_score_correction_bias",
+                                               *_BIAS["select_bias"])},
+              shared_layouts=(_shared("shared_expert"), _shared("shared_experts")), sizes=_QWEN),
     _deepseek("klear", "Klear",
               router={"score": Score.SIGMOID, "norm": _norm_key(True)},
               tensors=_GATE | {"select_bias": ("expert_bias",),
@@ -381,9 +321,9 @@ FAMILIES: tuple[Family, ...] = (
                           "limit": Key("swiglu_limits", default=0.0)},
               shared_activation={"kind": ActivationKind.SWIGLU_CLAMP,
                                  "limit": Key("swiglu_limits_shared", default=0.0)},
-              tensors=_GATE | {"select_bias": ("router_bias",)},
-              layouts=(_split("", "gate_proj", "up_proj", "down_proj"),),
-              shared_layouts=(_shared("../share_expert"),),
+              tensors=_GATE | {"select_bias": ("router_bias", "gate.e_score_correction_bias")},
+              layouts=(_split("", "gate_proj", "up_proj", "down_proj"), _STACKED),
+              shared_layouts=(_shared("../share_expert"), _shared("shared_experts")),
               sizes={"experts": "moe_num_experts", "top_k": "moe_top_k",
                      "inter": "moe_intermediate_size"}),
 )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from . import layer_names
 from ._context import Context
 from ._descriptors import Activation, ExpertsDesc, RouterDesc
 from ._enums import DType, Orientation, RouterFlags, Save, Select, Shared
@@ -18,9 +18,9 @@ from ._layer import Layer, LayerResult
 from ._tensors import dtype_of
 from ._weights import Weights, WeightSet
 from .checkpoint import Checkpoint, CheckpointError
-from .families import BY_MODEL_TYPE, Family, Key, Layout
+from .families import BY_MODEL_TYPE
+from .family import Family, Key, Layout
 
-_LAYER = re.compile(r"^(?P<stem>(?:.*\.)?(?:layers|blocks|h)\.(?P<number>\d+)\.)(?P<rest>.+)$")
 _FLOATS = {DType.F32, DType.F16, DType.BF16}
 _FLAG_OF = {
     "gate_bias": RouterFlags.LOGIT_BIAS,
@@ -30,6 +30,7 @@ _FLAG_OF = {
 NUM_EXPERTS = Key("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOP_K = Key("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k",
             "top_k_experts")
+ZERO_EXPERTS = Key("zero_expert_num", default=0)
 HIDDEN = Key("hidden_size", "d_model")
 
 
@@ -86,15 +87,21 @@ class LayerSpec:
     inputs: dict[str, np.ndarray]
     matrices: Matrices
     shared: Matrices | None
-    available: list[int] = field(default_factory=list)
+    name: str = ""
+    """the layer's full prefix"""
+    layers: list[layer_names.LayerName] = field(default_factory=list)
+    """all layers with experts, drafts too"""
 
 
 class _Block:
     """The tensors of one layer, and which of them have been understood."""
 
-    def __init__(self, tensors: Mapping[str, np.ndarray], stem: str, family: Family) -> None:
-        self.tensors, self.stem = tensors, stem
-        self.base = stem + (f"{family.block}." if family.block and stem != "p." else "")
+    def __init__(self, tensors: Mapping[str, np.ndarray], layer: str, family: Family) -> None:
+        self.tensors, self.stem = tensors, f"{layer}."
+        bases = [f"{self.stem}{block}.".replace("..", ".") for block in family.blocks]
+        routers = family.tensors["gate_weight"]
+        found = [base for base in bases if any(base + name in tensors for name in routers)]
+        self.base = found[0] if found else self.stem  # a golden file has no block
         self.used: set[str] = set()
 
     def path(self, name: str) -> str:
@@ -122,22 +129,21 @@ def dtype_of_or_none(array: np.ndarray) -> DType | None:
         return None
 
 
-def read_layer(checkpoint: Checkpoint, number: int | None = None, *, save: Save) -> LayerSpec:
-    """Find and understand one MoE layer (default: the first). Raises CheckpointError."""
+def read_layer(checkpoint: Checkpoint, layer: int | str | None = None, *, save: Save) -> LayerSpec:
+    """Find and understand one MoE layer: a number of the model's own, the name of any ("mtp.0"), or
+    None for the model's first. Raises CheckpointError."""
     family = family_of(checkpoint.config)
-    stems = _stems(checkpoint, family)
-    if not stems:
+    layers = layer_names.find(checkpoint, family)
+    if not layers:
         wanted = " or ".join(family.tensors["gate_weight"])
         raise CheckpointError(
             f"{checkpoint.path}: no MoE layer of {family.model_types[0]}: no layer has "
             f"{family.block or 'a block'}.{wanted}; found e.g. {', '.join(list(checkpoint)[:3])}"
         )
-    number = min(stems) if number is None else number
-    if number not in stems:
-        raise CheckpointError(f"layer {number} has no MoE block; {_ranges(sorted(stems))} have")
-    block = _Block(checkpoint, stems[number], family)
+    chosen = layer_names.choose(layers, layer, family)
+    block = _Block(checkpoint, chosen.full, family)
     try:
-        spec = _understand(block, family, checkpoint.config, number, save)
+        spec = _understand(block, family, checkpoint.config, chosen.number, save)
     except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     left = block.leftovers() if family.strict else []
@@ -147,25 +153,8 @@ def read_layer(checkpoint: Checkpoint, number: int | None = None, *, save: Save)
             f"{checkpoint.path}: {family.model_types[0]} has no place for {shown}; "
             "quantised and extended blocks are not supported"
         )
-    spec.available = sorted(stems)
+    spec.name, spec.layers = chosen.full, layers
     return spec
-
-
-def _stems(tensors: Mapping[str, Any], family: Family) -> dict[int, str]:
-    """Layer number -> the text before its block, for the layers that have a router."""
-    gates = tuple(f"{family.block}.{n}".lstrip(".") for n in family.tensors["gate_weight"])
-    found: dict[int, str] = {}
-    for name in tensors:
-        match = _LAYER.match(name)
-        if match and match["rest"] in gates:
-            found[int(match["number"])] = match["stem"]
-        elif name.startswith("p.") and name[2:] in family.tensors["gate_weight"]:
-            found[0] = "p."  # a golden file: one block under "p."
-    return found
-
-
-def _ranges(numbers: list[int]) -> str:
-    return f"layers {numbers[0]} to {numbers[-1]} ({len(numbers)} of them)"
 
 
 def _understand(
@@ -186,7 +175,7 @@ def _understand(
             inputs["select_bias"] = inputs["select_bias"].astype(np.float32).reshape(-1)
     num_ids, hidden = inputs["gate_weight"].shape
     num_experts = int(NUM_EXPERTS.read(config, number))
-    zeros = int(config.get("zero_expert_num") or 0)
+    zeros = int(ZERO_EXPERTS.read(config, number))
     if num_ids != num_experts + zeros:
         raise CheckpointError(
             f"{names['gate_weight']} has {num_ids} rows; the config says {num_experts} experts "
@@ -194,8 +183,10 @@ def _understand(
         )
     if zeros and config.get("zero_expert_type", "identity") != "identity":
         raise CheckpointError(f"zero_expert_type {config['zero_expert_type']!r}; identity is known")
-    matrices = _matrices(block, family.layouts, num_experts, "the experts")
-    shared = _shared(block, family, config, number)
+    matrices = _matrices(block, family.layouts, num_experts, hidden, "the experts")
+    for e in range(num_experts, num_experts + zeros):  # transformers writes rows that nobody reads
+        block.used |= {block.path(name.format(e=e)) for name in matrices.layout.names.values()}
+    shared = _shared(block, family, config, number, hidden)
     inter = _inter(matrices)
     dtype = dtype_of(matrices.arrays.down[0])  # type: ignore[index]
     top_k = int(TOP_K.read(config, number))
@@ -244,15 +235,35 @@ def _router(
     return RouterDesc(flags=flags, data_dtype=dtype, **sizes, **values)
 
 
-def _matrices(block: _Block, layouts: tuple[Layout, ...], count: int, what: str) -> Matrices:
-    """The first layout all of whose tensors are there."""
-    for layout in layouts:
-        first = [block.path(name.format(e=0)) for name in layout.names.values()]
-        if all(name in block.tensors for name in first):
-            return _collect(block, layout, count)
-    tried = " or ".join(block.path(next(iter(x.names.values())).format(e=0)) for x in layouts)
-    found = ", ".join(block.leftovers()[:4]) or "nothing else"
-    raise CheckpointError(f"{what} are missing: no {tried}; found {found}")
+def _matrices(
+    block: _Block, layouts: tuple[Layout, ...], count: int, hidden: int, what: str
+) -> Matrices:
+    """The first layout all of whose tensors are there; of layouts with the same names the one that
+    the shapes fit."""
+    present = [layout for layout in layouts if _first(block, layout).keys() <= block.tensors.keys()]
+    if not present:
+        tried = " or ".join(next(iter(_first(block, layout))) for layout in layouts)
+        found = ", ".join(block.leftovers()[:4]) or "nothing else"
+        raise CheckpointError(f"{what} are missing: no {tried}; found {found}")
+    same = [layout for layout in present if layout.names == present[0].names]
+    fitting = [layout for layout in same if len(same) == 1 or _fits(block, layout, hidden)]
+    return _collect(block, (fitting or same)[0], count)
+
+
+def _first(block: _Block, layout: Layout) -> dict[str, str]:
+    """Names of the first expert's matrices -> what they are."""
+    return {block.path(name.format(e=0)): role for role, name in layout.names.items()}
+
+
+def _fits(block: _Block, layout: Layout, hidden: int) -> bool:
+    """x and y are `hidden` wide, and what gate and up make is as wide as what down reads. (Both
+    orientations cannot fit: H = 2 I by gate_up and H = I by down exclude each other.)"""
+    shapes = {role: block.tensors[name].shape for name, role in _first(block, layout).items()}
+    first = next(shape for role, shape in shapes.items() if role in ("gate_up", "up"))
+    turn = {Orientation.OUT_IN: 1, Orientation.IN_OUT: -1}
+    made, read = first[-2:][:: turn[layout.gate_up_orientation]]
+    out, inter = shapes["down"][-2:][:: turn[layout.down_orientation]]
+    return (read, out) == (hidden, hidden) and made == inter * (2 if "gate_up" in shapes else 1)
 
 
 def _collect(block: _Block, layout: Layout, count: int) -> Matrices:
@@ -273,7 +284,7 @@ def _collect(block: _Block, layout: Layout, count: int) -> Matrices:
 
 
 def _shared(
-    block: _Block, family: Family, config: Mapping[str, Any], layer: int
+    block: _Block, family: Family, config: Mapping[str, Any], layer: int, hidden: int
 ) -> Matrices | None:
     if family.shared == Shared.NONE:
         return None
@@ -285,7 +296,7 @@ def _shared(
     )
     if not present and not expected:
         return None
-    return _matrices(block, family.shared_layouts, 1, "the shared expert's matrices")
+    return _matrices(block, family.shared_layouts, 1, hidden, "the shared expert's matrices")
 
 
 def _inter(matrices: Matrices) -> int:

@@ -20,7 +20,8 @@ import numpy as np
 from . import checkpoint
 from ._enums import DType, Shared
 from ._tensors import dtype_of, numpy_dtype
-from .families import BY_MODEL_TYPE, Layout
+from .families import BY_MODEL_TYPE
+from .family import Layout
 from .shapes import Shape
 
 _INDEX = "model.safetensors.index.json"

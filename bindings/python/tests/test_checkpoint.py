@@ -48,6 +48,40 @@ def test_published_names(
     assert set(grads) == {"x"} | parameters
 
 
+@pytest.mark.parametrize("inter", [24, 16, 32])
+def test_orientation_is_read_from_the_shapes(
+    context: moec.Context, tmp_path: Path, rng: np.random.Generator, inter: int
+) -> None:
+    """Qwen3-VL-MoE is published [E,H,2I] and saved by transformers 5 [E,2I,H], under one name; one
+    matrix is square when H is 2 I or I."""
+    made = synth.make(tiny_shape("qwen3_vl_moe", inter=inter), dtype="f32")
+    turned = {name: np.ascontiguousarray(a.swapaxes(1, 2)) if a.ndim == 3 else a
+              for name, a in made.items()}
+    x = rng.standard_normal((5, 32), np.float32)
+    y = []
+    for tensors in (made, turned):
+        synth.write(synth.MemoryCheckpoint(tensors, made.config), tmp_path)
+        spec = read_layer(Checkpoint(tmp_path), save=ALL)
+        y.append(MoeLayer(context, spec, frozen=False).forward(x).y)
+    assert spec.matrices.layout.down_orientation == moec.Orientation.OUT_IN
+    assert_close(y[1], y[0], 1e-6)
+
+
+def test_rows_of_identity_experts(tmp_path: Path) -> None:
+    """LongCat-Flash as transformers 5 saves it has gate and up of experts without any."""
+    made = folder(tmp_path, "longcat_flash", zero_experts=2)
+    extra = {name.replace(".3.", f".{e}."): array for name, array in made.items()
+             for e in (8, 9) if ".experts.3." in name and "down" not in name}
+    assert len(extra) == 4
+    rewrite(tmp_path, made | extra)
+    spec = read_layer(Checkpoint(tmp_path), save=ALL)
+    assert spec.experts.num_zero_experts == 2 and len(spec.matrices.names["up"]) == 8
+    more = {name.replace(".8.", ".10."): array for name, array in extra.items()}
+    rewrite(tmp_path, made | extra | more)
+    with pytest.raises(CheckpointError, match=r"has no place for .*experts\.10\."):
+        read_layer(Checkpoint(tmp_path), save=ALL)
+
+
 def test_golden_names_are_a_family_each() -> None:
     assert len(BY_MODEL_TYPE) == sum(len(family.model_types) for family in FAMILIES)
 
@@ -144,7 +178,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tensor is missing": (without_tensor, EXPERT),
     "quantised": (with_quantised, "int8"),
     "MXFP4": (with_mxfp4, "gate_up_proj_blocks"),
-    "another score": (with_config(model_type="deepseek_v2", scoring_func="tanh"), "'tanh'"),
+    "another score": (with_config(model_type="deepseek_v2", n_shared_experts=None,
+                                  scoring_func="tanh"), "'tanh'"),
     "latent projection": (with_latent, "no place for model.layers.0.mlp.fc1_latent_proj.weight"),
     "a shard is missing": (with_missing_shard, "model-00002-of-00003.safetensors"),
     "header past the end": (with_damaged_header, "not a safetensors file"),
@@ -164,7 +199,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "an object for a number": (with_config(num_experts_per_tok={"a": 1}), "not 'dict'"),
     "an infinite number": (with_config(num_experts_per_tok=float("inf")), "infinity"),
     "unknown activation": (with_config(hidden_act="mish"), "'mish'; 'silu'"),
-    "a dense model": (with_config(model_type="mixtral"), "no MoE layer of mixtral"),
+    "a dense model": (with_config(model_type="dbrx"), "no MoE layer of dbrx"),
     "no weights": (lambda path: (path / "a.gguf").touch(), "found .gguf"),
     "no config": (lambda path: rewrite(path, {"a": np.ones(1, np.float32)}), "config.json"),
 }
@@ -185,17 +220,6 @@ def test_shapes_that_numpy_does_not_have(tmp_path: Path) -> None:
     for name in file:
         with pytest.raises(CheckpointError, match=f"{name} has the shape"):
             file[name]
-
-
-def test_layer_numbers(tmp_path: Path) -> None:
-    made = synth.make(tiny_shape("qwen3_moe"), dtype="f32", layer=3)
-    other = synth.make(tiny_shape("qwen3_moe"), dtype="f32", layer=5, seed=1)
-    synth.write(synth.MemoryCheckpoint(made | other, made.config), tmp_path)
-    checkpoint = Checkpoint(tmp_path)
-    assert read_layer(checkpoint, save=ALL).number == 3
-    assert read_layer(checkpoint, 5, save=ALL).available == [3, 5]
-    with pytest.raises(CheckpointError, match="layer 4 has no MoE block; layers 3 to 5"):
-        read_layer(checkpoint, 4, save=ALL)
 
 
 def test_nested_config(tmp_path: Path) -> None:
@@ -224,6 +248,56 @@ def test_the_index_says_where_a_tensor_is(tmp_path: Path) -> None:
     assert source.keys() == made.keys()
     for name, array in made.items():
         np.testing.assert_array_equal(source[name], array)
+
+
+def without_keys(path: Path, *keys: str) -> moec.RouterDesc:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({k: config[k] for k in config.keys() - keys}))
+    return read_layer(Checkpoint(path), save=ALL).router
+
+
+def test_missing_keys_mean_what_the_reference_says(tmp_path: Path) -> None:
+    folder(tmp_path, "deepseek_v3", experts=16)
+    router = without_keys(tmp_path, "n_group", "topk_group")
+    assert (router.num_groups, router.top_groups, router.scale) == (8, 4, 2.5)
+    edit_config(tmp_path, n_group=None)
+    assert read_layer(Checkpoint(tmp_path), save=ALL).router.num_groups == 0
+    folder(tmp_path, "qwen3_moe")
+    router = without_keys(tmp_path, "norm_topk_prob", "num_experts_per_tok")
+    assert (router.norm, router.top_k) == (moec.Norm.NONE, 8)
+
+
+@pytest.mark.parametrize("other", ["a_backup", "model_ema", "model.fp16", "consolidated"])
+def test_of_two_weight_sets_the_model_is_read(tmp_path: Path, other: str) -> None:
+    """As transformers does; where no file is model.safetensors both are named."""
+    made = folder(tmp_path)
+    trebled = {name: 3 * array for name, array in made.items()}
+    write(tmp_path / f"{other}.safetensors", trebled, {})
+    source = Checkpoint(tmp_path)
+    assert source.keys() == made.keys() and len(source.files) == 2
+    for name, array in made.items():
+        np.testing.assert_array_equal(source[name], array)
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(tmp_path)
+    assert all(name in str(caught.value) for name in (f"{other}.saf", "weights.saf", "both have"))
+    one = Checkpoint(tmp_path / f"{other}.safetensors")
+    np.testing.assert_array_equal(one[EXPERT], trebled[EXPERT])
+
+
+def test_a_whole_file_comes_before_an_index(tmp_path: Path) -> None:
+    """As in transformers."""
+    synth.write(synth.make(tiny_shape("qwen3_moe"), dtype="f32", seed=1), tmp_path, shards=2)
+    made = synth.make(tiny_shape("qwen3_moe"), dtype="f32")
+    rewrite(tmp_path, made)
+    np.testing.assert_array_equal(Checkpoint(tmp_path)[EXPERT], made[EXPERT])
+
+
+def test_shards_without_an_index(tmp_path: Path) -> None:
+    made = synth.make(tiny_shape("qwen3_moe"), dtype="f32")
+    synth.write(made, tmp_path, shards=3)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert Checkpoint(tmp_path).keys() == made.keys()
 
 
 def test_synth_replaces_a_model(tmp_path: Path) -> None:

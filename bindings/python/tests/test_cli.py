@@ -195,3 +195,18 @@ def test_the_installed_program(tmp_path: Path) -> None:
     assert program, "the wheel installs no moec program"
     done = subprocess.run([program, "run", str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 1 and "error:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_run_of_a_draft(tmp_path: Path) -> None:
+    own = synth.make(tiny_shape("qwen3_moe"), dtype="f32")
+    draft = synth.make(tiny_shape("qwen3_moe"), dtype="f32", seed=1)
+    renamed = {name.replace("model.", "mtp."): array for name, array in draft.items()}
+    synth.write(synth.MemoryCheckpoint(own | renamed, own.config), tmp_path / "m")
+    out = tmp_path / "o.safetensors"
+    for option, made in (((), own), (("--layer", 0), own), (("--layer", "mtp.0"), draft)):
+        result = invoke("run", tmp_path / "m", "--tokens", 5, *option, "--out", out)
+        assert result.exit_code == 0, result.output
+        file = SafetensorsFile(out)
+        gate = made["model.layers.0.mlp.gate.weight"]
+        np.testing.assert_allclose(file["logits"], file["x"] @ gate.T, atol=1e-5)
+        assert "mtp.layers 0 to 0" in result.output

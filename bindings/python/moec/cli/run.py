@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from .. import checkpoint
+from .. import checkpoint, layer_names
 from .._context import Context
 from .._enums import Save
 from .._layer import LayerResult
@@ -24,7 +24,9 @@ EXAMPLE = "moec run qwen3 --tokens 512 --grad"
 
 def command(
     path: Annotated[Path, typer.Argument(help="Checkpoint folder, or a .safetensors file.")],
-    layer: Annotated[int | None, typer.Option(help="Layer number; default: the first MoE.")] = None,
+    layer: Annotated[str | None, typer.Option(
+        help="Number of a layer, or name (mtp.0: a draft); default: the model's first MoE."
+    )] = None,
     config: Annotated[Path | None, typer.Option(help="config.json, when not beside it.")] = None,
     inputs: Annotated[
         Path | None, typer.Option("--input", help="x [T,H]: .npy, or tensor x of a .safetensors.")
@@ -79,7 +81,7 @@ def command(
         console.print(f"worst row against the y in {path.name}: {error:.1e}", highlight=False)
     written = checkpoint.write(
         out, outputs | {f"grad.{name}": value for name, value in grads.items()},
-        checkpoint.OUTPUT | {"model_type": spec.family.model_types[0], "layer": str(spec.number)},
+        checkpoint.OUTPUT | {"model_type": spec.family.model_types[0], "layer": spec.name},
     )
     console.print(f"wrote {out} ({to_bytes(written)})", highlight=False)
 
@@ -95,8 +97,8 @@ def _describe(source: checkpoint.Checkpoint, spec: LayerSpec, t: int, arch: str,
         seconds += f", backward {backward_s * 1e3:.1f} ms"
     score = f"{r.score.name.lower()}, {r.selection.name.lower()}, norm {r.norm.name.lower()}"
     return facts(str(source.path), {
-        "model": f"{source.config['model_type']}, layer {spec.number}, "
-                 f"of {len(spec.available)} with experts here",
+        "model": f"{source.config['model_type']}, {spec.name}",
+        "layers": layer_names.describe(spec.layers),
         "experts": f"{e.num_experts} of which {e.top_k} per token"
                    + (f", {e.num_zero_experts} identity" if e.num_zero_experts else ""),
         "sizes": f"H {e.hidden}, I {e.inter}" + (f", shared {e.shared_inter}" * bool(e.shared)),
@@ -167,6 +169,4 @@ def _merge(grads: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def _short(name: str, spec: LayerSpec) -> str:
     """A tensor's name within its layer."""
-    stem = spec.names["gate_weight"].partition(f".{spec.number}.")
-    name = name.removeprefix("".join(stem[:2])) if stem[1] else name.removeprefix("p.")
-    return name.removesuffix(".weight")
+    return name.removeprefix(f"{spec.name}.").removesuffix(".weight")
