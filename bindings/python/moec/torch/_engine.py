@@ -16,12 +16,13 @@ from torch import Tensor
 
 from .. import _raw
 from .._context import Context
-from .._descriptors import PlanDesc, WeightsDesc, to_raw
+from .._descriptors import PlanDesc, RouterDesc, WeightsDesc, to_raw
 from .._enums import DType, GateLayout, GradFlags, Orientation, Save, WeightsFlags
 from .._experts import Experts, Sizes
 from .._fields import GRADIENTS, INPUTS
 from .._handle import Handle
 from .._layer import Layer
+from .._router import Router
 from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, Spec
 from .._weights import WEIGHTS, Weights, WeightSet
 from ._structs import DEVICES, FLOATS, Struct, Tensors, buffer, code_of, view, weight_set
@@ -269,6 +270,18 @@ class Call:
                 args.set(field, raw)
         function = _core.moec_layer_backward if self.is_layer else _core.moec_experts_backward
         self._run(function, args, engine.sizes.backward_workspace)
+
+
+@lru_cache(maxsize=64)
+def _router(desc: RouterDesc, context: Context) -> Router:
+    return Router(context, desc)
+
+
+def update_bias(desc: RouterDesc, counts: Tensor, bias: Tensor, rate: float) -> None:
+    """Router.update_bias, on torch's stream and seen by autograd."""
+    router = _router(desc, context_of(bias.device))
+    router.update_bias(counts, bias, rate=rate, stream=_stream(bias))
+    torch.autograd.graph.increment_version(bias)
 
 
 class Frozen:
