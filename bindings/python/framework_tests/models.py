@@ -151,5 +151,6 @@ def switch(model: Any, blocks: list[nn.Module], implementation: str) -> None:
         moec.transformers.enable(model)
         return
     for block in blocks:
-        block.__dict__.pop("forward", None)  # Llama-4's
+        for module in block.modules():
+            module.__dict__.pop("forward", None)  # Llama-4's
     model.config._experts_implementation_internal = implementation
