@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random Hugging Face models of eight families, every parameter drawn with deviation 0.2."""
+"""Tiny random Hugging Face models of nine families, every parameter drawn with deviation 0.2."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 1,
         "moe_layer_start_index": 0, "moe_layer_end_index": -1, "moe_layer_interval": 1}),
     "dots1": ("Dots1Config", _ROUTED | {"layer_types": ["full_attention"] * LAYERS}),
+    "lfm2_moe": ("Lfm2MoeConfig", {
+        "moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3,
+        "num_dense_layers": 0, "layer_types": ["full_attention"] * LAYERS}),
     "llama4": ("Llama4TextConfig", {
         "num_local_experts": 8, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
         "intermediate_size_mlp": 40, "attention_chunk_size": 64, "use_qk_norm": False,
@@ -151,5 +154,6 @@ def switch(model: Any, blocks: list[nn.Module], implementation: str) -> None:
         moec.transformers.enable(model)
         return
     for block in blocks:
-        block.__dict__.pop("forward", None)  # Llama-4's
+        for module in block.modules():
+            module.__dict__.pop("forward", None)  # Llama-4's
     model.config._experts_implementation_internal = implementation

@@ -124,6 +124,8 @@ def test_refusals_arrive() -> None:
         jax.block_until_ready(moec_experts(x[:, :-1], ids, weights, gate_up, down))
     with pytest.raises(TypeError, match="gate_weigth"):
         moec.jax.experts(x, ids, weights, {"gate_weigth": x, "down": down}, desc=DESC)
+    with pytest.raises(TypeError, match="expert_ids is None; an array"):
+        moec.jax.experts(x, None, weights, {"gate_up": gate_up, "down": down}, desc=DESC)
     with pytest.raises(TypeError, match="down is missing"):
         moec.jax.experts(x, ids, weights, {"gate_up": gate_up}, desc=DESC)
 

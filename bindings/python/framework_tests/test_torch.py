@@ -371,7 +371,7 @@ def test_refusals_name_the_cause() -> None:
         experts(x.double(), ids, weights)
     with pytest.raises(RuntimeError, match="freeze"):
         experts.refresh()
-    with pytest.raises(TypeError, match="int16 is not an element type"):
+    with pytest.raises(TypeError, match="expert_ids is of torch.int16"):
         experts(x, ids.short(), weights)
     with pytest.raises(TypeError, match="no input 'other'"):
         make_layer().route(x, other=x)

@@ -53,7 +53,7 @@ def test_refusals(wrong: str) -> None:
     text, kind = {
         "strides": (r"down .* strides \[768, 1, 32\]; contiguous \[8, 32, 24\]", ValueError),
         "shape": (r"down has the shape \[8, 24, 32\]", ValueError),
-        "dtype": ("float64 is not an element type", TypeError),
+        "dtype": ("d_down is of torch.float64", TypeError),
         "count": ("1 main gradients for gate_up, down", ValueError),
     }[wrong]
     if wrong == "strides":

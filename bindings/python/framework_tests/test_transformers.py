@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moec.transformers on tiny random models of eight families, beside transformers' eager code; on
+"""moec.transformers on tiny random models of nine families, beside transformers' eager code; on
 CUDA tensors with `-m gpu`."""
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from ._enums import DType
 from ._fields import INPUTS, ExpertsGradients, LayerGradients
-from ._tensors import Array, buffer, empty
+from ._handle import Handle
+from ._tensors import Array, buffer, empty, kind_of
 from ._weights import Weights, WeightSet
 
 Gradients = TypeVar("Gradients", ExpertsGradients, LayerGradients)
@@ -23,6 +24,13 @@ def inputs_of(site: str, struct: str, given: Mapping[str, Any]) -> dict[str, Any
     if unknown:
         raise TypeError(f"moec.{site}: no argument {unknown[0]!r}; {', '.join(known)} exist")
     return {**dict.fromkeys(known), **given}
+
+
+def handle_of(name: str, value: Any, kind: type[Handle]) -> Any:
+    """The low-level handle of an argument. Raises TypeError when it is of another kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"moec: {name} is {kind_of(value)}; a moec.{kind.__name__} is needed")
+    return value.raw
 
 
 def pick(makers: Mapping[str, Callable[[], Any]], want: Collection[str]) -> dict[str, Any]:
@@ -39,7 +47,7 @@ def set_buffers(
     """Fill moec_buffer fields from arrays; None leaves a field absent."""
     for name, array in arrays.items():
         if array is not None:
-            setattr(args, name, buffer(array, keep, write=write, stream=stream))
+            setattr(args, name, buffer(array, keep, name, write=write, stream=stream))
 
 
 def set_weight_gradients(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from . import _raw
-from ._arguments import inputs_of, new_gradients, set_buffers, set_weight_gradients
+from ._arguments import handle_of, inputs_of, new_gradients, set_buffers, set_weight_gradients
 from ._context import Context
 from ._descriptors import ExpertsDesc, to_raw
 from ._enums import DType, ExpertsFlags, GradFlags, PlanKind, Save
@@ -17,7 +17,7 @@ from ._errors import wrong_state
 from ._fields import GRADIENTS, INPUTS, ExpertsGradients, ExpertsInputs
 from ._handle import Handle
 from ._plan import Plan
-from ._tensors import Array, empty, set_tensors, stream_handle
+from ._tensors import Array, empty, require, set_tensors, stream_handle
 from ._weights import Weights
 
 
@@ -112,6 +112,7 @@ class Experts(Handle):
         sizes.saved.bytes(T) and sizes.forward_workspace.bytes(T). Raises ShapeError, DTypeError,
         AliasError, MismatchError (plan or weights of another shape), StateError (plan not built).
         """
+        require(x=x)
         keep: list[Any] = []
         handle = stream_handle(stream)
         y = empty(tuple(x.shape), x, x) if out is None else out
@@ -151,6 +152,7 @@ class Experts(Handle):
                 "times at the forward; call backward before building it again, or have a plan for "
                 "each forward",
             )
+        require(d_y=d_y)
         keep: list[Any] = []
         handle = stream_handle(stream)
         grads = self._new(result, d_y, want, grad_dtype) if into is None else into
@@ -177,10 +179,10 @@ class Experts(Handle):
 
     @staticmethod
     def _args(args: Any, plan: Plan, weights: Weights, shared_weights: Weights | None) -> Any:
-        args.plan = plan.raw
-        args.weights = weights.raw
+        args.plan = handle_of("plan", plan, Plan)
+        args.weights = handle_of("weights", weights, Weights)
         if shared_weights is not None:
-            args.shared_weights = shared_weights.raw
+            args.shared_weights = handle_of("shared_weights", shared_weights, Weights)
         return args
 
     def _new(

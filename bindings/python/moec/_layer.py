@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Unpack
 
 from . import _raw
-from ._arguments import inputs_of, new_gradients, pick, set_buffers, set_weight_gradients
+from ._arguments import handle_of, inputs_of, new_gradients, pick, set_buffers, set_weight_gradients
 from ._context import Context
 from ._descriptors import ExpertsDesc, RouterDesc, to_raw
 from ._enums import Drop, DType, GradFlags
 from ._experts import describe, query_sizes, save_buffer
 from ._fields import GRADIENTS, LayerGradients, LayerInputs
 from ._handle import Handle
-from ._tensors import Array, empty, set_tensors, stream_handle
+from ._tensors import Array, empty, require, set_tensors, stream_handle
 from ._weights import Weights
 
 
@@ -89,6 +89,7 @@ class Layer(Handle):
         "expert_ids", "routing_weights". counts [E+Z] i32 is added to. saved and workspace are uint8
         arrays of at least sizes.*.bytes(T); made when absent.
         """
+        require(x=x)
         keep: list[Any] = []
         handle = stream_handle(stream)
         given = {"x": x, "gate_weight": gate_weight, **others}
@@ -132,6 +133,7 @@ class Layer(Handle):
         into        existing arrays to write (to add to, with GradFlags); replaces `want`
         grad_dtype  of new parameter gradients: None = the parameter's, or "f32"
         """
+        require(d_y=d_y)
         keep: list[Any] = []
         handle = stream_handle(stream)
         grads = self._new(result, d_y, want, grad_dtype) if into is None else into
@@ -157,9 +159,9 @@ class Layer(Handle):
     def _forward_args(result: LayerResult, keep: list[Any], handle: int) -> Any:
         args = _raw.moec_layer_args()
         args.rng_offset = result.rng_offset
-        args.weights = result.weights.raw
+        args.weights = handle_of("weights", result.weights, Weights)
         if result.shared_weights is not None:
-            args.shared_weights = result.shared_weights.raw
+            args.shared_weights = handle_of("shared_weights", result.shared_weights, Weights)
         set_tensors(args, keep, stream=handle, **result.inputs)
         return args
 

@@ -10,7 +10,7 @@ from typing import Any
 from . import _raw
 from ._context import Context
 from ._enums import DType, LossKind, Score
-from ._tensors import Array, empty, set_tensors, stream_handle, tensor_array, zeros
+from ._tensors import Array, empty, require, set_tensors, stream_handle, tensor_array, zeros
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,14 +74,17 @@ class Loss:
             )
         handle = stream_handle(stream)
         args = self._args(layers, keep, counts, token_mask, handle)
-        args.d_logits = tensor_array(d_logits, keep, write=True, stream=handle)
+        args.d_logits = tensor_array(d_logits, keep, "out", write=True, stream=handle)
         set_tensors(args, keep, stream=handle, d_loss=d_loss)
         _raw.moec_loss_backward(context.raw, args, handle)
         return d_logits
 
     @staticmethod
     def _layers(logits: Array | Sequence[Array]) -> list[Array]:
-        return list(logits) if isinstance(logits, (list, tuple)) else [logits]
+        layers = list(logits) if isinstance(logits, (list, tuple)) else [logits]
+        for array in layers:
+            require(logits=array)
+        return layers
 
     def _args(
         self,
@@ -94,7 +97,7 @@ class Loss:
         args = _raw.moec_loss_args()
         for name in ("kind", "top_k", "coefficient", "seq_len", "score"):
             setattr(args, name, getattr(self, name))
-        args.logits = tensor_array(layers, keep, stream=stream)
+        args.logits = tensor_array(layers, keep, "logits", stream=stream)
         args.count = len(layers)
         set_tensors(args, keep, stream=stream, counts=counts, token_mask=token_mask)
         return args

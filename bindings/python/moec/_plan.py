@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Self, Unpack
 
 from . import _raw
-from ._arguments import inputs_of
+from ._arguments import handle_of, inputs_of
 from ._context import Context
 from ._descriptors import PlanDesc, to_raw
 from ._enums import PlanField
 from ._fields import RouteInputs
 from ._handle import Handle
 from ._router import Router
-from ._tensors import Array, borrow, buffer, empty, set_tensors, stream_handle, tensor
+from ._tensors import Array, borrow, buffer, empty, require, set_tensors, stream_handle, tensor
 
 
 class Totals(NamedTuple):
@@ -44,7 +44,7 @@ class Plan(Handle):
     def __init__(self, context: Context, desc: PlanDesc, *, memory: Array | None = None) -> None:
         self.desc, self.builds = desc, 0
         self._memory: list[Any] = []
-        raw_memory = None if memory is None else buffer(memory, self._memory)
+        raw_memory = None if memory is None else buffer(memory, self._memory, "memory")
         raw_desc = to_raw(desc, _raw.moec_plan_desc)
         self._pointer = _raw.moec_plan_create(context.raw, raw_desc, raw_memory)
 
@@ -63,9 +63,10 @@ class Plan(Handle):
         """Build from expert_ids [T,K] (i32 or i64) and routing_weights [T,K] f32 (absent: 1)."""
         keep: list[Any] = []
         handle = stream_handle(stream)
-        raw_ids = tensor(expert_ids, keep, stream=handle)
+        raw_ids = tensor(expert_ids, keep, "expert_ids", stream=handle)
         raw_weights = (
-            None if routing_weights is None else tensor(routing_weights, keep, stream=handle)
+            None if routing_weights is None
+            else tensor(routing_weights, keep, "routing_weights", stream=handle)
         )
         _raw.moec_plan_from_topk(self.raw, raw_ids, raw_weights, handle)
         return self._built()
@@ -86,7 +87,8 @@ class Plan(Handle):
         inputs = inputs_of("Plan.from_logits", "moec_route_args", {"logits": logits, **others})
         set_tensors(args, keep, stream=handle, **inputs)
         set_tensors(args, keep, write=True, stream=handle, counts=counts)
-        _raw.moec_plan_from_logits(self.raw, router.raw, args, handle)
+        raw_router = handle_of("router", router, Router)
+        _raw.moec_plan_from_logits(self.raw, raw_router, args, handle)
         return self._built()
 
     def from_map(
@@ -98,8 +100,8 @@ class Plan(Handle):
         """
         keep: list[Any] = []
         handle = stream_handle(stream)
-        raw_map = tensor(routing_map, keep, stream=handle)
-        raw_probs = None if probs is None else tensor(probs, keep, stream=handle)
+        raw_map = tensor(routing_map, keep, "routing_map", stream=handle)
+        raw_probs = None if probs is None else tensor(probs, keep, "probs", stream=handle)
         _raw.moec_plan_from_map(self.raw, raw_map, raw_probs, handle)
         return self._built()
 
@@ -109,8 +111,10 @@ class Plan(Handle):
         """PlanKind.EXPERT_CHOICE: scores [T,E] f32; token_mask [T] u8 or bool."""
         keep: list[Any] = []
         handle = stream_handle(stream)
-        raw_scores = tensor(scores, keep, stream=handle)
-        raw_mask = None if token_mask is None else tensor(token_mask, keep, stream=handle)
+        raw_scores = tensor(scores, keep, "scores", stream=handle)
+        raw_mask = (
+            None if token_mask is None else tensor(token_mask, keep, "token_mask", stream=handle)
+        )
         _raw.moec_plan_from_scores(self.raw, raw_scores, raw_mask, handle)
         return self._built()
 
@@ -136,7 +140,7 @@ class Plan(Handle):
         """Copy one array into `out`: the field's shape; i32 or i64, WEIGHTS and ROW_WEIGHT f32."""
         keep: list[Any] = []
         handle = stream_handle(stream)
-        raw = tensor(out, keep, write=True, stream=handle)
+        raw = tensor(out, keep, "out", write=True, stream=handle)
         _raw.moec_plan_export(self.raw, field, raw, handle)
         return out
 
@@ -162,7 +166,7 @@ def _move(
 ) -> None:
     """One of the four moves of rows: moec_<call>, from the arrays given `into` others."""
     args = getattr(_raw, f"moec_{call.replace('backward', 'grad')}_args")()
-    args.plan = plan.raw
+    args.plan = handle_of("plan", plan, Plan)
     keep: list[Any] = []
     set_tensors(args, keep, stream=stream, **given)
     set_tensors(args, keep, write=True, stream=stream, **into)
@@ -185,8 +189,9 @@ def permute(
     x_scale [T,S] travels into row_scale [P,S]; row_weight [P] f32 receives the routing weights, and
     rows whose weight is exactly 0 are then zero.
     """
+    require(x=x)
     if rows is None:
-        rows = empty((plan.num_rows, x.shape[1]), x, x)
+        rows = empty((plan.num_rows, x.shape[-1]), x, x)
     into = {"rows": rows, "row_scale": row_scale, "row_weight": row_weight}
     _move(context, plan, "permute", stream_handle(stream), into, x=x, x_scale=x_scale)
     return rows
@@ -207,7 +212,8 @@ def unpermute(
 
     routing_weights [T,K] f32 (absent: 1); residual [T,H] is added and may be `out` itself.
     """
-    y = empty((num_tokens, rows.shape[1]), rows, rows) if out is None else out
+    require(rows=rows)
+    y = empty((num_tokens, rows.shape[-1]), rows, rows) if out is None else out
     given = {"rows": rows, "routing_weights": routing_weights, "residual": residual}
     _move(context, plan, "unpermute", stream_handle(stream), {"y": y}, **given)
     return y
@@ -225,7 +231,8 @@ def permute_backward(
     stream: Any = None,
 ) -> Array:
     """d_x [T,H] from d_rows [P,H]; d_routing_weights [T,K] f32 from d_row_weight [P] f32."""
-    d_x = empty((num_tokens, d_rows.shape[1]), d_rows, d_rows) if out is None else out
+    require(d_rows=d_rows)
+    d_x = empty((num_tokens, d_rows.shape[-1]), d_rows, d_rows) if out is None else out
     given = {"d_rows": d_rows, "d_row_weight": d_row_weight}
     into = {"d_x": d_x, "d_routing_weights": d_routing_weights}
     _move(context, plan, "permute_backward", stream_handle(stream), into, **given)
@@ -244,6 +251,7 @@ def unpermute_backward(
     stream: Any = None,
 ) -> Array:
     """d_rows [P,H] from d_y [T,H]; d_routing_weights [T,K] f32 needs the forward's rows [P,H]."""
+    require(rows=rows)
     d_rows = empty(tuple(rows.shape), rows, rows) if out is None else out
     given = {"d_y": d_y, "rows": rows, "routing_weights": routing_weights}
     into = {"d_rows": d_rows, "d_routing_weights": d_routing_weights}

@@ -12,7 +12,7 @@ from ._descriptors import RouterDesc, to_raw
 from ._enums import DType, GradFlags
 from ._fields import GateInputs, RouteInputs
 from ._handle import Handle
-from ._tensors import Array, empty, set_tensors, stream_handle, tensor
+from ._tensors import Array, empty, require, set_tensors, stream_handle, tensor
 
 
 class Routing(NamedTuple):
@@ -54,6 +54,7 @@ class Router(Handle):
         others: bias [E+Z] with RouterFlags.LOGIT_BIAS; input_scale [H] with RouterInput.RMS_SCALED.
         x_jittered [T,H] receives the jittered input. Raises ShapeError, DTypeError.
         """
+        require(x=x)
         keep: list[Any] = []
         handle = stream_handle(stream)
         logits = empty((x.shape[0], self.num_ids), DType.F32, x) if out is None else out
@@ -112,6 +113,7 @@ class Router(Handle):
         nowhere), table [V,K] and token_ids [T] (Select.TABLE), given_ids [T,K] (Select.GIVEN).
         scores [T,E+Z] f32 is written when given; counts [E+Z] i32 is added to.
         """
+        require(logits=logits)
         keep: list[Any] = []
         handle = stream_handle(stream)
         if out is None:
@@ -139,6 +141,7 @@ class Router(Handle):
         stream: Any = None,
     ) -> Array:
         """d_logits [T,E+Z] f32 from d_routing_weights [T,K] f32, plus d_logits_in [T,E+Z]."""
+        require(logits=logits)
         keep: list[Any] = []
         handle = stream_handle(stream)
         d_logits = empty((logits.shape[0], self.num_ids), DType.F32, logits) if out is None else out
@@ -158,6 +161,6 @@ class Router(Handle):
         """bias[e] += rate * sign(mean(counts) - counts[e]); counts [E+Z] i32, bias [E+Z] f32."""
         keep: list[Any] = []
         handle = stream_handle(stream)
-        raw_counts = tensor(counts, keep, stream=handle)
-        raw_bias = tensor(bias, keep, write=True, stream=handle)
+        raw_counts = tensor(counts, keep, "counts", stream=handle)
+        raw_bias = tensor(bias, keep, "bias", write=True, stream=handle)
         _raw.moec_router_bias_update(self.raw, raw_counts, rate, raw_bias, handle)

@@ -32,6 +32,8 @@ _ROUTER = tuple(name for name in _LAYER if name not in _EXPERTS and name in _GRA
 _ROUTER_DATA = tuple(name for name in _LAYER if name not in _EXPERTS and name not in _GRADIENTS)
 EXPERTS_INPUTS = ("x", "expert_ids", "routing_weights", *ROUTED_WEIGHTS, *SHARED_WEIGHTS, *_AROUND)
 LAYER_INPUTS = ("x", *_ROUTER, *_ROUTER_DATA, *ROUTED_WEIGHTS, *SHARED_WEIGHTS, *_AROUND)
+REQUIRED = frozenset(("x", "expert_ids", "routing_weights"))
+"""what an operator cannot do without, where it is among its inputs"""
 WITHOUT_GRADIENT = frozenset((*_ROUTER_DATA, "expert_ids"))
 
 

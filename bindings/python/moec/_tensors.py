@@ -79,11 +79,46 @@ def stream_handle(stream: Any) -> int:
     return int(getattr(stream, "cuda_stream", stream))
 
 
-def tensor(array: Array, keep: list[Any], *, write: bool = False, stream: int = 0) -> Any:
-    """moec_tensor of `array`; what must outlive its use is appended to `keep`."""
+def kind_of(value: Any) -> str:
+    """What a message calls a value of the wrong kind."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, DeviceArray)) or hasattr(value, "__dlpack__")
+
+
+def _no_array(name: str, value: Any) -> TypeError:
+    return TypeError(
+        f"moec: {name} is {kind_of(value)}; a NumPy array or a DLPack object is needed"
+    )
+
+
+def _no_dtype(name: str, dtype: Any) -> TypeError:
+    names = ", ".join(code.name.lower() for code in DType)
+    return TypeError(f"moec: {name} has dtype {dtype}; {names} exist")
+
+
+def require(**arrays: Any) -> None:
+    """Raise, naming the argument, for what is no array whose extents and dtype can be read."""
+    for name, array in arrays.items():
+        if not _is_array(array):
+            raise _no_array(name, array)
+        if not array.shape:
+            raise ValueError(f"moec: {name} has 0 dimensions; at least 1 is needed")
+        if isinstance(array, np.ndarray) and array.dtype not in _CODE_OF_NUMPY:
+            raise _no_dtype(name, array.dtype)
+
+
+def tensor(
+    array: Array, keep: list[Any], name: str = "array", *, write: bool = False, stream: int = 0
+) -> Any:
+    """moec_tensor of `array`, the argument `name`; what must outlive its use is appended to
+    `keep`."""
     raw = _core.new_moec_tensor()
     if isinstance(array, np.ndarray):
-        _from_numpy(raw, array, write)
+        _from_numpy(raw, array, name, write)
         keep.append(array)
     elif isinstance(array, DeviceArray):
         array.describe(raw)
@@ -91,17 +126,16 @@ def tensor(array: Array, keep: list[Any], *, write: bool = False, stream: int = 
     elif hasattr(array, "__dlpack__"):
         keep.append(_from_dlpack(raw, array, write, stream))
     else:
-        kind = type(array).__name__
-        raise TypeError(f"moec: {kind} is not an array; give a NumPy array or a DLPack object")
+        raise _no_array(name, array)
     return raw
 
 
-def _from_numpy(raw: Any, array: np.ndarray[Any, Any], write: bool) -> None:
+def _from_numpy(raw: Any, array: np.ndarray[Any, Any], name: str, write: bool) -> None:
     code = _CODE_OF_NUMPY.get(array.dtype)
     if code is None:
-        code = dtype_of(array.dtype)  # raises, naming the types
+        raise _no_dtype(name, array.dtype)
     if write and not array.flags.writeable:
-        raise BufferError("the array is read-only; an output must be writable")
+        raise BufferError(f"{name} is read-only; an output must be writable")
     _core.tensor_from_numpy(raw, array.__array_struct__, code)
 
 
@@ -130,23 +164,25 @@ def set_tensors(
     for name, array in arrays.items():
         if array is not None:
             put = getattr(_core, f"{struct}_{name}_set")
-            put(raw, tensor(array, keep, write=write, stream=stream))
+            put(raw, tensor(array, keep, name, write=write, stream=stream))
 
 
 def tensor_array(
-    arrays: Sequence[Array], keep: list[Any], *, write: bool = False, stream: int = 0
+    arrays: Sequence[Array], keep: list[Any], name: str, *, write: bool = False, stream: int = 0
 ) -> Any:
     """C array of tensors, as per_expert pointers and per-layer logits want it."""
     items = _raw.tensor_array(len(arrays))
     for index, array in enumerate(arrays):
-        items[index] = tensor(array, keep, write=write, stream=stream)
+        items[index] = tensor(array, keep, f"{name}[{index}]", write=write, stream=stream)
     keep.append(items)
     return items.cast()
 
 
-def buffer(array: Array, keep: list[Any], *, write: bool = True, stream: int = 0) -> Any:
+def buffer(
+    array: Array, keep: list[Any], name: str, *, write: bool = True, stream: int = 0
+) -> Any:
     """moec_buffer over all bytes of an array. Raises LayoutError: a buffer has no strides."""
-    view = tensor(array, keep, write=write, stream=stream)
+    view = tensor(array, keep, name, write=write, stream=stream)
     _raw.moec_tensor_check(view)
     raw = _raw.moec_buffer()
     raw.ptr = _raw.tensor_describe(view)[0]
@@ -191,7 +227,7 @@ class DeviceArray:
         not pinned has been read when this returns."""
         keep: list[Any] = []
         handle = stream_handle(stream)
-        source = tensor(values, keep, stream=handle)
+        source = tensor(values, keep, "values", stream=handle)
         _core.moec_tensor_copy(self.context.raw, source, tensor(self, keep), handle)
         return self
 
@@ -200,7 +236,7 @@ class DeviceArray:
         keep: list[Any] = []
         handle = stream_handle(stream)
         result = np.empty(self.shape, self.dtype) if out is None else out
-        target = tensor(result, keep, write=True)
+        target = tensor(result, keep, "out", write=True)
         _core.moec_tensor_copy(self.context.raw, tensor(self, keep), target, handle)
         return result
 

@@ -11,9 +11,9 @@ from typing import Any, Self, TypeAlias
 from . import _raw
 from ._context import Context
 from ._descriptors import WeightsDesc, to_raw
-from ._enums import GateLayout, Orientation, Scheme, WeightsFlags
+from ._enums import DType, GateLayout, Orientation, Scheme, WeightsFlags
 from ._handle import Handle
-from ._tensors import Array, dtype_of, empty, stream_handle, tensor, tensor_array
+from ._tensors import Array, dtype_of, empty, require, stream_handle, tensor, tensor_array
 
 Matrix: TypeAlias = "Array | Sequence[Array]"
 """All experts stacked [E,N,K], or one array [N,K] per expert."""
@@ -96,6 +96,25 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
+def _first(name: str, matrix: Matrix) -> Array:
+    """The array whose shape and dtype stand for a matrix. Raises, naming it, when it is none."""
+    if not _is_list(matrix):
+        require(**{name: matrix})
+        return matrix
+    if not matrix:
+        raise ValueError(f"moec: {name} is an empty list; an array per expert is needed")
+    require(**{f"{name}[0]": matrix[0]})
+    return matrix[0]
+
+
+def _refuse_dtype(name: str, array: Array) -> None:
+    if dtype_of(array) not in (DType.F32, DType.F16, DType.BF16):
+        raise TypeError(
+            f"moec: {name} has dtype {array.dtype}; f32, f16 or bf16 is needed, or codes "
+            f"with {name}_quant"
+        )
+
+
 def _raw_matrix(held: WeightSet, name: str, keep: list[Any], write: bool, stream: int) -> Any:
     """moec_matrix of a matrix, its bias and its quant."""
     raw = _raw.moec_matrix()
@@ -119,10 +138,10 @@ def _raw_matrix(held: WeightSet, name: str, keep: list[Any], write: bool, stream
         if value is None:
             continue
         if _is_list(value) and hasattr(struct, split):
-            setattr(struct, split, tensor_array(value, keep, write=write, stream=stream))
+            setattr(struct, split, tensor_array(value, keep, label, write=write, stream=stream))
             counts[label] = raw.count = len(value)
         else:
-            setattr(struct, stacked, tensor(value, keep, write=write, stream=stream))
+            setattr(struct, stacked, tensor(value, keep, label, write=write, stream=stream))
     if len(set(counts.values())) > 1:  # one count tells the library how many there are of each
         first, *others = counts
         found = "".join(f", {label} {counts[label]}" for label in others)
@@ -183,12 +202,14 @@ class Weights(Handle):
         if held.down is None:
             raise TypeError("moec.Weights.of: down is missing; it gives the sizes")
         split = _is_list(held.down)
-        first: Array = held.down[0] if split else held.down
+        first = _first("down", held.down)
+        if dtype is None and held.down_quant is None:
+            _refuse_dtype("down", first)
         out, inner = first.shape[-2:]
         if down_orientation == Orientation.IN_OUT:
             out, inner = inner, out
-        biases = (held.gate_up_bias, held.gate_bias, held.up_bias, held.down_bias)
-        bias = next((b[0] if _is_list(b) else b for b in biases if b is not None), None)
+        biases = (f"{name}_bias" for name in MATRICES)
+        bias = next((_first(n, b) for n in biases if (b := getattr(held, n)) is not None), None)
         gates = (held.gate_up_quant, held.gate_quant, held.up_quant)
         desc = WeightsDesc(
             num_experts=len(held.down) if split else first.shape[0],

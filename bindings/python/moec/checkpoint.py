@@ -225,8 +225,10 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, 
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         if replaces:
             made.replace(target)
-    except BaseException:
+    except BaseException as error:
         if replaces:
             made.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # of the file that was asked for
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     return 8 + len(text) + offset

@@ -154,7 +154,7 @@ def test_read_only_outputs_are_refused(problem: SimpleNamespace) -> None:
 
 
 def test_what_is_no_array(problem: SimpleNamespace) -> None:
-    with pytest.raises(TypeError, match="list is not an array"):
+    with pytest.raises(TypeError, match="gate_weight is a list; a NumPy array"):
         problem.layer.forward(problem.x, problem.weights, problem.gate.tolist())
     with pytest.raises(TypeError, match="complex64"):
         problem.layer.forward(problem.x, problem.weights, problem.gate.astype(np.complex64))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import moec
 from conftest import tiny_shape
-from moec import cli, golden, shapes, synth
+from moec import checkpoint, cli, golden, shapes, synth
 from moec.checkpoint import CheckpointError, SafetensorsFile
 from moec.cli import bench
 
@@ -181,6 +181,31 @@ def test_bench(tmp_path: Path, mode: list[str]) -> None:
     assert all(t["seconds"] > 0 and t["gflops"] > 0 for t in timings)
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert ("speed-up" in result.output) == (mode == ["--naive"])
+
+
+@pytest.mark.parametrize(("command", "option"), [
+    ("run", "--out"), ("check", "--json"), ("bench", "--json"), ("bench", "--plot"),
+])
+def test_files_that_cannot_be_made(
+    tiny: None, tmp_path: Path, command: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before anything is computed, naming the option, the file and its folder."""
+    for name in ("run", "check", "bench"):
+        monkeypatch.delattr(f"moec.cli.{name}.Context")
+    invoke("synth", "--model", "tiny", "--out", tmp_path / "m")
+    more = {"run": [tmp_path / "m"], "bench": ["--model", "tiny"]}.get(command, [])
+    for path, text in ((tmp_path / "absent" / "o.png", f"there is no folder {tmp_path}/absent"),
+                       (tmp_path, f"{tmp_path} is a folder; the name of a file is needed")):
+        wrong = invoke(command, *more, option, path)
+        output = " ".join(wrong.output.replace("\u2502", " ").split())
+        assert wrong.exit_code == 2 and option in output and text in output, output
+
+
+def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    """Not the file that is written beside them first."""
+    path = tmp_path / "absent" / "o.safetensors"
+    with pytest.raises(FileNotFoundError, match="absent/o.safetensors"):
+        checkpoint.write(path, {"x": np.zeros(1, np.float32)}, {})
 
 
 def test_every_shape_can_be_synthesised() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -83,6 +84,63 @@ def test_refusal(problem: SimpleNamespace, name: str) -> None:
     assert error.code < 0
     assert error.site.startswith("moec_") and str(error).startswith(error.site)
     assert len(str(error)) < 300
+
+
+def plan_of(p: SimpleNamespace) -> moec.Plan:
+    return moec.Plan(p.context, plan_desc()).from_topk(np.zeros((T, K), np.int32))
+
+
+def router_of(p: SimpleNamespace) -> moec.Router:
+    return moec.Router(p.context, small_router())
+
+
+NAMED: dict[str, Callable[[SimpleNamespace], object]] = {
+    "x is a list; a NumPy array": lambda p: p.layer.forward(p.x.tolist(), p.weights, p.gate),
+    "x is None; a NumPy array": lambda p: p.layer.forward(None, p.weights, p.gate),
+    "x has dtype complex64; f32": lambda p: p.layer.forward(
+        p.x.astype(np.complex64), p.weights, p.gate),
+    "x has 0 dimensions; at least 1": lambda p: p.layer.forward(
+        np.array(1.0), p.weights, p.gate),
+    "gate_weight is a list; a NumPy": lambda p: p.layer.forward(
+        p.x, p.weights, p.gate.tolist()),
+    "token_mask is a list; a NumPy": lambda p: p.layer.forward(
+        p.x, p.weights, p.gate, token_mask=[1] * T),
+    "workspace is a str; a NumPy": lambda p: p.layer.forward(
+        p.x, p.weights, p.gate, workspace="small"),
+    "weights is a dict; a moec.Weights": lambda p: p.layer.forward(p.x, p.arrays, p.gate),
+    "d_y is None; a NumPy": lambda p: p.layer.backward(
+        p.layer.forward(p.x, p.weights, p.gate), None),
+    "plan is None; a moec.Plan": lambda p: moec.Experts(p.context, small_experts()).forward(
+        None, p.x, p.weights),
+    "expert_ids is None; a NumPy": lambda p: moec.Plan(p.context, plan_desc()).from_topk(None),
+    "expert_ids has dtype int16; f32": lambda p: moec.Plan(p.context, plan_desc()).from_topk(
+        np.zeros((T, K), np.int16)),
+    "routing_map is a list; a NumPy": lambda p: moec.Plan(p.context, plan_desc()).from_map([[1]]),
+    "scores is a list; a NumPy": lambda p: moec.Plan(p.context, plan_desc()).from_scores([[1.0]]),
+    "weight is a list; a NumPy": lambda p: router_of(p).gate(p.x, p.gate.tolist()),
+    "logits is a list; a NumPy": lambda p: router_of(p).route(p.x.tolist()),
+    "counts is a list; a NumPy": lambda p: router_of(p).update_bias(
+        [1] * E, np.zeros(E, np.float32), rate=0.1),
+    "rows is a list; a NumPy": lambda p: moec.unpermute(
+        p.context, plan_of(p), p.x.tolist(), num_tokens=T),
+    "logits is None; a NumPy": lambda p: moec.Loss(kind=moec.LossKind.Z)(p.context, None),
+    "d_loss is a float; a NumPy": lambda p: moec.Loss(kind=moec.LossKind.Z).backward(
+        p.context, p.x, d_loss=1.0),
+    "down[0] is a list; a NumPy": lambda p: moec.Weights.of(
+        p.context, gate_up=p.arrays["gate_up"], down=p.arrays["down"].tolist()),
+    "down_bias[0] is an int; a NumPy": lambda p: moec.Weights.of(
+        p.context, **p.arrays, down_bias=[1]),
+    "down is an empty list; an array": lambda p: moec.Weights.of(p.context, down=[]),
+    "down has dtype float64; f32": lambda p: moec.Weights.of(
+        p.context, **{n: a.astype(np.float64) for n, a in p.arrays.items()}),
+}
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_arguments_are_named(problem: SimpleNamespace, text: str) -> None:
+    """The argument, what it is, and what is right."""
+    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+        NAMED[text](problem)
 
 
 def test_outputs_are_untouched(problem: SimpleNamespace) -> None:

@@ -46,6 +46,15 @@ def device(name: str) -> str:
     return name
 
 
+def out_file(path: Path | None) -> Path | None:
+    """Option value -> the same, a file that can be made. Refused before anything is computed."""
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder; the name of a file is needed")
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"{path}: there is no folder {path.parent}; make it first")
+    return path
+
+
 Model = Annotated[
     shapes.Shape,
     typer.Option("--model", "-m", parser=model, metavar="NAME",

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from .._context import Context, version
 from ..measure import MOEC, NAIVE, Bench, Timing
 from ..shapes import Shape
-from ._common import Device, DTypeOption, Model, Threads, console, errors, wide_table
+from ._common import Device, DTypeOption, Model, Threads, console, errors, out_file, wide_table
 
 EXAMPLE = "moec bench --model qwen3-30b --tokens 1 --tokens 128 --naive --plot speed.png"
 
@@ -32,8 +32,12 @@ def command(
         bool, typer.Option("--naive", help="Time the per-expert NumPy loop (fp32) beside it.")
     ] = False,
     seconds: Annotated[float, typer.Option(min=0, help="Spent on each measurement.")] = 1.0,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the speeds: FILE.png.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", callback=out_file, help="Draw the speeds: FILE.png.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", callback=out_file, help="Write the figures.")
+    ] = None,
     threads: Threads = 0,
     device: Device = "cpu",
 ) -> None:

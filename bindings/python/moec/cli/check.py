@@ -18,7 +18,7 @@ from .. import golden
 from .._context import Context
 from .._errors import MoecError
 from ..checkpoint import CheckpointError
-from ._common import Device, Threads, console, errors, wide_table
+from ._common import Device, Threads, console, errors, out_file, wide_table
 
 EXAMPLE = "moec check --verbose"
 
@@ -43,7 +43,8 @@ def command(
         bool, typer.Option("--verbose", "-v", help="One line per gradient.")
     ] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every error to this file.")
+        Path | None,
+        typer.Option("--json", callback=out_file, help="Write every error to this file."),
     ] = None,
     threads: Threads = 0,
     device: Device = "cpu",

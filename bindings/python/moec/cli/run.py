@@ -17,7 +17,7 @@ from .._layer import LayerResult
 from .._tensors import dtype_of, numpy_dtype
 from ..golden import row_error
 from ..model import LayerSpec, MoeLayer, read_layer
-from ._common import Device, Threads, console, facts, read_array, to_bytes, wide_table
+from ._common import Device, Threads, console, facts, out_file, read_array, to_bytes, wide_table
 
 EXAMPLE = "moec run qwen3 --tokens 512 --grad"
 
@@ -33,9 +33,9 @@ def command(
     ] = None,
     tokens: Annotated[int, typer.Option(min=0, help="Random tokens when no input is given.")] = 256,
     grad: Annotated[bool, typer.Option("--grad", help="Backward too, for a random d_y.")] = False,
-    out: Annotated[Path, typer.Option("--out", "-o", help="File for the outputs.")] = Path(
-        "moec-run.safetensors"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", callback=out_file, help="File for the outputs.")
+    ] = Path("moec-run.safetensors"),
     seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
     threads: Threads = 0,
     device: Device = "cpu",

@@ -19,7 +19,7 @@ from .._descriptors import ExpertsDesc, RouterDesc, WeightsDesc, to_raw
 from .._enums import DType, GateLayout, Orientation, Save
 from .._experts import Experts, Sizes
 from .._layer import Layer
-from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, WITHOUT_GRADIENT, Spec
+from .._spec import REQUIRED, ROUTED_WEIGHTS, SHARED_WEIGHTS, WITHOUT_GRADIENT, Spec
 from .._tensors import dtype_of
 
 Array: TypeAlias = jax.Array
@@ -180,6 +180,9 @@ def _start(spec: Spec, arrays: Mapping[str, Any], save: Save, platform: str | No
     for name in ("routing_weights", "select_bias"):
         if name in given:
             given[name] = given[name].astype(jnp.float32)
+    missing = [n for n in spec.inputs if n in REQUIRED and n not in given]
+    if missing:
+        raise TypeError(f"moec.jax: {missing[0]} is None; an array is needed")
     unknown = sorted(given.keys() - set(spec.inputs))
     if unknown:
         raise TypeError(f"moec.jax: no input {unknown[0]!r}; {', '.join(spec.inputs)} exist")

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from .. import _raw
 from .._context import Context
-from .._descriptors import PlanDesc, WeightsDesc, to_raw
+from .._descriptors import PlanDesc, RouterDesc, WeightsDesc, to_raw
 from .._enums import DType, GateLayout, GradFlags, Orientation, Save, WeightsFlags
 from .._experts import Experts, Sizes
 from .._fields import GRADIENTS, INPUTS
 from .._handle import Handle
 from .._layer import Layer
+from .._router import Router
 from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, Spec
 from .._weights import WEIGHTS, Weights, WeightSet
-from ._structs import DEVICES, Struct, Tensors, buffer, code_of, view, weight_set
+from ._structs import DEVICES, FLOATS, Struct, Tensors, buffer, code_of, view, weight_set
 
 _core = _raw._core
 _PROCESS = os.getpid()  # a fork has none of the threads of OpenMP
@@ -112,8 +113,8 @@ def engine_of(text: str, x: Tensor, save: int) -> Engine:
     """The engine for a spec and the x of a call (which may be a tracer's)."""
     device = _real_device(x.device)
     threads = torch.get_num_threads() if device.type == "cpu" else 0
-    return _engine(text, device.type, device.index or 0, threads, os.getpid(), code_of(x.dtype),
-                   save)
+    return _engine(text, device.type, device.index or 0, threads, os.getpid(),
+                   code_of(x.dtype, "x", FLOATS), save)
 
 
 def bind(
@@ -125,13 +126,14 @@ def bind(
     down = given["down"]
     if down is None:
         raise TypeError("moec.torch: down is missing; it gives the sizes")
-    biases = [t for f, t in given.items() if f.endswith("_bias") and t is not None]
+    biases = [(f, t) for f, t in given.items() if f.endswith("_bias") and t is not None]
     out, inner = down.shape[1:] if down_ == Orientation.OUT_IN else down.shape[:0:-1]
     desc = WeightsDesc(
         num_experts=down.shape[0], hidden=out, inter=inner, gate_layout=layout,
         flags=WeightsFlags.FROZEN if frozen else WeightsFlags.NONE,
         gate_up_orientation=gate_up, down_orientation=down_,
-        dtype=code_of(down.dtype), bias_dtype=code_of(biases[0].dtype) if biases else 0,
+        dtype=code_of(down.dtype, "down", FLOATS),
+        bias_dtype=code_of(biases[0][1].dtype, biases[0][0], FLOATS) if biases else 0,
     )
     weights = Weights(context, desc)
     _raw.moec_weights_bind(weights.raw, weight_set(given))
@@ -170,7 +172,8 @@ class Plan(Handle):
         raw_desc, num_bytes = engine.plan_memory(x.shape[0])
         self._memory = x.new_empty((num_bytes,), dtype=torch.uint8)
         self._pointer = _core.moec_plan_create(engine.context.raw, raw_desc, buffer(self._memory))
-        _core.moec_plan_from_topk(self.raw, view(ids), view(weights), stream)
+        _core.moec_plan_from_topk(self.raw, view(ids, "expert_ids"),
+                                   view(weights, "routing_weights"), stream)
 
 
 class Call:
@@ -262,11 +265,23 @@ class Call:
         for field, names in sets:
             given = {f: grads.get(n) for f, n in zip(WEIGHTS, names, strict=True)}
             if any(t is not None for t in given.values()):
-                raw = weight_set(given)
+                raw = weight_set(given, "d_")
                 self.keep.append(raw)
                 args.set(field, raw)
         function = _core.moec_layer_backward if self.is_layer else _core.moec_experts_backward
         self._run(function, args, engine.sizes.backward_workspace)
+
+
+@lru_cache(maxsize=64)
+def _router(desc: RouterDesc, context: Context) -> Router:
+    return Router(context, desc)
+
+
+def update_bias(desc: RouterDesc, counts: Tensor, bias: Tensor, rate: float) -> None:
+    """Router.update_bias, on torch's stream and seen by autograd."""
+    router = _router(desc, context_of(bias.device))
+    router.update_bias(counts, bias, rate=rate, stream=_stream(bias))
+    torch.autograd.graph.increment_version(bias)
 
 
 class Frozen:

@@ -19,7 +19,7 @@ from .._tensors import numpy_dtype
 from .._weights import MATRICES, WEIGHTS
 from . import _ops
 from ._constants import constant, module_of, traceable
-from ._engine import Frozen
+from ._engine import Frozen, update_bias
 
 _ROUTED = dict(zip(WEIGHTS, ROUTED_WEIGHTS, strict=True))
 _SHARED = dict(zip(WEIGHTS, SHARED_WEIGHTS, strict=True))
@@ -34,6 +34,12 @@ class Routing(NamedTuple):
     """[T,K] i32; -1 = none"""
     routing_weights: Tensor
     """[T,K] f32, not differentiable: gradients start at the logits only"""
+
+    def counts(self) -> Tensor:
+        """[E+Z] i32: how many slots chose each expert. Nothing waits for the device."""
+        ids = self.expert_ids.flatten().long()
+        found = ids.new_zeros(self.logits.shape[-1], dtype=torch.int32)
+        return found.index_add_(0, ids.clamp(min=0), (ids >= 0).int())
 
 
 def _rows(layout: GateLayout, inter: int) -> dict[str, int]:
@@ -244,7 +250,8 @@ class Experts(_Base):
 
 class MoELayer(_Base):
     """Router and experts. The router's parameters are gate_weight [E+Z,H] and what its descriptor
-    asks for: gate_bias, input_scale, per_expert_scale; select_bias is a buffer in fp32.
+    `router` asks for: gate_bias, input_scale, per_expert_scale; select_bias is a buffer in fp32,
+    which update_bias() changes.
 
     Jitter is for training mode: each call takes its noise from torch's CPU generator, so that
     torch.manual_seed repeats it (a CUDA graph replays that of its capture); eval() is without.
@@ -269,6 +276,7 @@ class MoELayer(_Base):
                        shared_gate_layout)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
                          device=device)
+        self.router = router
         plain = replace(router, jitter=0.0, flags=router.flags & ~RouterFlags.JITTER_X)
         self._eval_text = replace(spec, router=plain).text() if router.jitter > 0 else self._text
         options = {"dtype": self.down.dtype, "device": device}
@@ -319,3 +327,15 @@ class MoELayer(_Base):
         """As forward, with the routing. Gradients start at y and at routing.logits."""
         y, logits, expert_ids, weights = self._call({"x": x, **inputs})
         return y, Routing(logits, expert_ids, weights)
+
+    @torch.no_grad()
+    def update_bias(self, counts: Tensor, *, rate: float) -> None:
+        """select_bias[e] += rate * sign(mean(counts) - counts[e]): balance without a loss. counts
+        [E+Z] i32 is the sum of routing.counts() over the micro batches and ranks of a step. Raises
+        ValueError without RouterFlags.SELECT_BIAS."""
+        bias = self._buffers.get("select_bias")
+        if bias is None:
+            raise ValueError(
+                "moec.torch: the router has no select_bias; RouterFlags.SELECT_BIAS gives it one"
+            )
+        update_bias(self.router, counts, bias, rate)

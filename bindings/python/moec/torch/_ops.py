@@ -27,11 +27,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .._enums import GradFlags, Save
-from .._spec import EXPERTS_INPUTS, LAYER_INPUTS, ROUTED_WEIGHTS, WITHOUT_GRADIENT
+from .._spec import EXPERTS_INPUTS, LAYER_INPUTS, REQUIRED, ROUTED_WEIGHTS, WITHOUT_GRADIENT
+from .._tensors import kind_of
 from ._direct import Moec, plain
 from ._engine import Call, Engine, Frozen, Plan, engine_of
 
-_REQUIRED = {"x", "expert_ids", "routing_weights"}
 _SETTINGS = "str spec, int save, int frozen, SymInt rng_offset"
 _NUM_SETTINGS = 4
 _torch_library: Any = torch.library  # without types
@@ -44,7 +44,7 @@ Settings = Sequence[Any]
 
 
 def _declare(names: Sequence[str]) -> str:
-    return ", ".join(f"Tensor{'' if n in _REQUIRED else '?'} {n}" for n in names)
+    return ", ".join(f"Tensor{'' if n in REQUIRED else '?'} {n}" for n in names)
 
 
 def gradient_names(inputs: Sequence[str]) -> tuple[str, ...]:
@@ -86,6 +86,7 @@ class _Kind:
 
     def __init__(self, name: str, inputs: tuple[str, ...]) -> None:
         self.name, self.inputs = name, inputs
+        self.required = tuple(n for n in inputs if n in REQUIRED)
         self.grads = gradient_names(inputs)
         self.is_layer = inputs is LAYER_INPUTS
         results = "Tensor, Tensor, Tensor, Tensor, Tensor" if self.is_layer else "Tensor, Tensor"
@@ -310,14 +311,14 @@ def call(kind: _Kind, tensors: dict[str, Tensor | None], spec: str, save: Save, 
          ) -> tuple[Tensor, ...]:
     """Run an operator without its last result; whether anything is saved is decided here."""
     given = {n: t for n, t in tensors.items() if t is not None}
-    unknown = [name for name in given if name not in kind.inputs]
-    if unknown:
-        raise TypeError(f"moec.torch: no input {unknown[0]!r}; {', '.join(kind.inputs)} exist")
+    _refuse(kind, given)
     needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in given.values())
     if not needs_gradient:
         save = Save.NONE
     shape, device = given["x"].shape, given["x"].device.type
     for name in ("x", "router_x"):
+        if name in given and given[name].dim() == 0:
+            raise ValueError(f"moec.torch: {name} has 0 dimensions; at least 1 is needed")
         if name in given and given[name].dim() != 2:
             given[name] = given[name].reshape(-1, given[name].shape[-1])
     settings = spec, int(save), frozen, rng_offset
@@ -328,6 +329,20 @@ def call(kind: _Kind, tensors: dict[str, Tensor | None], spec: str, save: Save, 
     else:
         y, *others = _outputs_of(kind, given, needs_gradient, list(main_grads), settings)
     return (y.view(shape) if len(shape) != 2 else y, *others)
+
+
+def _refuse(kind: _Kind, given: Given) -> None:
+    """Raise, naming the input, for what is missing, unknown or no tensor."""
+    for name in kind.required:
+        if name not in given:
+            raise TypeError(f"moec.torch: {name} is None; a torch.Tensor is needed")
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"moec.torch: {name} is {kind_of(value)}; a torch.Tensor is needed"
+            )
+        if name not in kind.inputs:
+            raise TypeError(f"moec.torch: no input {name!r}; {', '.join(kind.inputs)} exist")
 
 
 def _outputs_of(kind: _Kind, given: dict[str, Tensor], needs_gradient: bool,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,11 @@ from .._enums import DeviceType, DType
 from .._weights import MATRICES
 
 _core = _raw._core
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_IDS = (torch.int32, torch.int64)
+_MASKS = (torch.uint8, torch.bool)
+_INTEGERS = {"expert_ids": _IDS, "table": _IDS, "token_ids": _IDS, "given_ids": _IDS,
+             "token_mask": _MASKS}
 _CODES = {
     torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16,
     torch.int32: DType.I32, torch.int64: DType.I64, torch.uint8: DType.U8, torch.bool: DType.BOOL,
@@ -24,12 +29,12 @@ Tensors = Mapping[str, Tensor | None]
 """argument name -> contiguous tensor, None or missing where absent"""
 
 
-def code_of(dtype: torch.dtype) -> DType:
-    """DType of a torch dtype."""
-    try:
-        return _CODES[dtype]
-    except KeyError:
-        raise TypeError(f"moec.torch: {dtype} is not an element type of moec") from None
+def code_of(dtype: torch.dtype, name: str, within: Collection[torch.dtype] = _CODES) -> DType:
+    """DType of the dtype of tensor `name`. Raises TypeError, naming it, for one of no use."""
+    if dtype not in within:
+        kinds = ", ".join(str(kind) for kind in _INTEGERS.get(name, FLOATS))
+        raise TypeError(f"moec.torch: {name} is of {dtype}; {kinds} can be used")
+    return _CODES[dtype]
 
 
 class Struct:
@@ -46,24 +51,27 @@ class Struct:
         """The tensors given by their fields' names without the prefix."""
         for name, tensor in tensors.items():
             if tensor is not None:
-                self.set(prefix + name, view(tensor))
+                self.set(prefix + name, view(tensor, prefix + name))
 
 
-def view(tensor: Tensor) -> Any:
+def view(tensor: Tensor, name: str) -> Any:
     raw = _core.new_moec_tensor()
     device = tensor.device
-    _core.tensor_from_parts(raw, tensor.data_ptr(), code_of(tensor.dtype), DEVICES[device.type],
-                            device.index or 0, tuple(tensor.shape))
+    _core.tensor_from_parts(raw, tensor.data_ptr(), code_of(tensor.dtype, name),
+                            DEVICES[device.type], device.index or 0, tuple(tensor.shape))
     return raw
 
 
-def weight_set(given: Tensors) -> Any:
+def weight_set(given: Tensors, prefix: str = "") -> Any:
+    """moec_weight_set; messages name its tensors with the prefix."""
     found = Struct("moec_weight_set")
     for name in MATRICES:
         data, bias = given.get(name), given.get(f"{name}_bias")
         if data is not None or bias is not None:
             matrix = Struct("moec_matrix")
-            matrix.put({"data": data, "bias": bias})
+            for field, tensor, end in (("data", data, ""), ("bias", bias, "_bias")):
+                if tensor is not None:
+                    matrix.set(field, view(tensor, f"{prefix}{name}{end}"))
             found.set(name, matrix.raw)
     return found.raw
 

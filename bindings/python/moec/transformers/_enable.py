@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -39,11 +40,14 @@ def _llama4_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     top, index = torch.topk(logits, self.top_k, dim=1)
     scores = torch.sigmoid(top.float()).to(logits.dtype)
     out = self.shared_expert(hidden_states)
-    return out + experts_forward(self.experts, hidden_states, index, scores), logits
+    # As a module: what hangs on it, or is put around it, has its part.
+    return out + self.experts(hidden_states, index, scores), logits
 
 
-# Blocks that transformers does not dispatch: class -> forward of the block.
-_BLOCKS: dict[str, Callable[..., Any]] = {"Llama4TextMoe": _llama4_forward}
+# Blocks that transformers does not dispatch: class -> forward of the block, class of its experts.
+_BLOCKS: dict[str, tuple[Callable[..., Any], str]] = {
+    "Llama4TextMoe": (_llama4_forward, "Llama4TextExperts"),
+}
 
 
 def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
@@ -55,26 +59,30 @@ def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
 
     Raises NotImplementedError, naming the class, for a MoE block that moec does not know, and
     ValueError when there is none, or when parameters to be frozen are not contiguous. On an error
-    nothing has been changed.
+    nothing has been changed. Hooks on the modules stay, accelerate's included.
     """
     modules = list(model.named_modules())
-    forwards = {m: _BLOCKS[name] for _, m in modules if (name := class_in(_BLOCKS, m))}
-    blocks = list(forwards)
-    within = {m.experts for m in blocks}
-    dispatched = [m for _, m in modules if hasattr(m, "_apply_gate") and m not in within]
-    chosen = [m for _, m in modules if m in within or m in dispatched]
-    _refuse_left_out(modules, blocks, chosen)
+    forwards: dict[nn.Module, Callable[..., Any]] = {}
+    block_of: dict[nn.Module, nn.Module] = {}
+    for _, block in modules:
+        if name := class_in(_BLOCKS, block):
+            forwards[block], experts = _BLOCKS[name]
+            block_of |= {m: block for m in block.modules() if class_in((experts,), m)}
+    forwards |= dict.fromkeys(block_of, experts_forward)
+    dispatched = [m for _, m in modules if hasattr(m, "_apply_gate") and m not in block_of]
+    chosen = [m for _, m in modules if m in block_of or m in dispatched]
+    _refuse_left_out(modules, set(block_of.values()), chosen)
+    _refuse_replaced(modules, forwards)
     if not chosen:
         raise ValueError(f"moec.transformers: {type(model).__name__} has no MoE block")
     for module in chosen:
-        top_k = _top_k(module, blocks)
         forget(module)
-        text_of(module, top_k)
+        text_of(module, _top_k(module, block_of))
         if frozen:
             refuse_strides(tensors_of(module))
-    for block, forward in forwards.items():
+    for module, forward in forwards.items():
         # Not a bound method: pickle looks for those in the class.
-        block.forward = partial(forward, block)
+        setattr(module, _place_of_forward(module), partial(forward, module))
     for module in dispatched:
         config: Any = module.config
         config._experts_implementation_internal = NAME
@@ -84,7 +92,7 @@ def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
             continue
         for parameter in module.parameters():
             parameter.requires_grad_(False)
-        freeze(module, _top_k(module, blocks))
+        freeze(module, _top_k(module, block_of))
     return chosen
 
 
@@ -94,17 +102,36 @@ def refresh(model: nn.Module) -> None:
         refresh_module(module)
 
 
-def _top_k(module: nn.Module, blocks: list[nn.Module]) -> int:
-    for block in blocks:
-        if block.experts is module:
-            return int(block.top_k)  # type: ignore[arg-type]
+def _top_k(module: nn.Module, block_of: Mapping[nn.Module, nn.Module]) -> int:
+    if module in block_of:
+        return int(block_of[module].top_k)  # type: ignore[arg-type]
     config: Any = module.config
     found = [getattr(config, name, None) for name in _TOP_K]
     return next((int(value) for value in found if value), 1)
 
 
+def _place_of_forward(module: nn.Module) -> str:
+    """The attribute that is a module's own forward: accelerate's hooks are around another one."""
+    return "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+
+
+def _refuse_replaced(
+    modules: list[tuple[str, nn.Module]], forwards: Mapping[nn.Module, Callable[..., Any]]
+) -> None:
+    """Raise if a module has a forward that somebody put in the place of its class's."""
+    for path, module in modules:
+        held = vars(module).get(_place_of_forward(module))
+        if module not in forwards or held is None or isinstance(held, MethodType):
+            continue
+        if getattr(held, "func", None) is not forwards[module]:
+            raise NotImplementedError(
+                f"moec.transformers: {path} has the forward {held!r} in the place of its class's; "
+                "put it there after enable()"
+            )
+
+
 def _refuse_left_out(
-    modules: list[tuple[str, nn.Module]], blocks: list[nn.Module], chosen: list[nn.Module]
+    modules: list[tuple[str, nn.Module]], blocks: Collection[nn.Module], chosen: list[nn.Module]
 ) -> None:
     """Raise if something that looks like a MoE block would go on without moec."""
     covered = set(chosen)
