@@ -5,8 +5,6 @@
 #include <cmath>
 #include <optional>
 
-#include "names.h"
-
 namespace moec::bits {
 
 WeightTensors::WeightTensors(Case& c, const std::string& name, const WeightForm& form,
@@ -259,7 +257,7 @@ void Run::backward() {
   moec_tensor rows;
   require("plan_view", moec_plan_view(plan_.get(), MOEC_PLAN_ROW_WEIGHT, &rows));
   const Shape routing = e_.choice_capacity ? Shape{rows.shape[0]} : Shape{e_.tokens, e_.top_k};
-  d_routing_weights(grad_) = c_.output("d_routing_weights", MOEC_F32, routing);
+  grad_.d_routing_weights = c_.output("d_routing_weights", MOEC_F32, routing);
   if (!e_.few_gradients) {
     d_tensors_.emplace(c_, "d_w", e_.form, e_.local_experts(), e_.hidden, e_.inter, grad_type(),
                        e_.accumulate ? Use::kSum : Use::kOutput);

@@ -4,7 +4,6 @@
 #include <iterator>
 
 #include "experts_case.h"
-#include "names.h"
 
 namespace moec::bits {
 namespace {
@@ -176,7 +175,7 @@ void move_rows(Case& c, const moec_plan* plan, const PlanCase& p, int64_t tokens
   auto unpermute = sized<moec_unpermute_args>();
   unpermute.plan = plan;
   unpermute.rows = c.input(type, of_rows);
-  if (topk) routing_weights(unpermute) = c.input(MOEC_F32, of_slots);
+  if (topk) unpermute.routing_weights = c.input(MOEC_F32, of_slots);
   unpermute.residual = c.input(type, of_tokens);
   unpermute.y = c.output("y", type, of_tokens);
   require("unpermute", moec_unpermute(c.context(), &unpermute, nullptr));
@@ -186,16 +185,16 @@ void move_rows(Case& c, const moec_plan* plan, const PlanCase& p, int64_t tokens
   permute_grad.d_rows = c.input(type, of_rows);
   permute_grad.d_row_weight = c.input(MOEC_F32, {rows});
   permute_grad.d_x = c.output("d_x", type, of_tokens);
-  if (topk) d_routing_weights(permute_grad) = c.output("d_row_weights", MOEC_F32, of_slots);
+  if (topk) permute_grad.d_routing_weights = c.output("d_row_weights", MOEC_F32, of_slots);
   require("permute_backward", moec_permute_backward(c.context(), &permute_grad, nullptr));
 
   auto unpermute_grad = sized<moec_unpermute_grad_args>();
   unpermute_grad.plan = plan;
   unpermute_grad.d_y = c.input(type, of_tokens);
   unpermute_grad.rows = unpermute.rows;
-  if (topk) routing_weights(unpermute_grad) = routing_weights(unpermute);
+  if (topk) unpermute_grad.routing_weights = unpermute.routing_weights;
   unpermute_grad.d_rows = c.output("d_rows", type, of_rows);
-  if (topk) d_routing_weights(unpermute_grad) = c.output("d_merging", MOEC_F32, of_slots);
+  if (topk) unpermute_grad.d_routing_weights = c.output("d_merging", MOEC_F32, of_slots);
   require("unpermute_backward", moec_unpermute_backward(c.context(), &unpermute_grad, nullptr));
 }
 

@@ -3,7 +3,6 @@
 #include <iterator>
 
 #include "corpus.h"
-#include "names.h"
 
 namespace moec::bits {
 namespace {
@@ -173,7 +172,7 @@ void run_route(Case& c, const Frame& frame, const moec_router_desc& desc, bool m
   if (masked) args.token_mask = c.input_ids(MOEC_U8, {frame.tokens}, 0, 2);
   add_inputs_of_selection(c, frame, desc, &args);
   args.expert_ids = c.output("expert_ids", MOEC_I32, chosen);
-  routing_weights(args) = c.output("routing_weights", MOEC_F32, chosen);
+  args.routing_weights = c.output("routing_weights", MOEC_F32, chosen);
   args.scores = c.output("scores", MOEC_F32, logits);
   args.counts = c.sum("counts", MOEC_I32, {columns});
   require("route_forward", moec_route_forward(router.get(), &args, nullptr));
@@ -182,7 +181,7 @@ void run_route(Case& c, const Frame& frame, const moec_router_desc& desc, bool m
   grad.logits = args.logits;
   grad.per_expert_scale = args.per_expert_scale;
   grad.expert_ids = args.expert_ids;
-  d_routing_weights(grad) = c.input(MOEC_F32, chosen);
+  grad.d_routing_weights = c.input(MOEC_F32, chosen);
   if (masked) grad.d_logits_in = c.input(MOEC_F32, logits);
   grad.d_logits = c.output("d_logits", MOEC_F32, logits);
   if (args.per_expert_scale.data)
