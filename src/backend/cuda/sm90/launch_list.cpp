@@ -45,8 +45,8 @@ LaunchList::LaunchList(const Program& program) : program_(program) {
   }
 }
 
-void LaunchList::add(const Launch& launch, const Mlp* mlp) {
-  entries_[size_t(count_++)] = {mlp, launch};
+void LaunchList::add(const Launch& launch, const Mlp* mlp, const char* step) {
+  entries_[size_t(count_++)] = {mlp, step, launch};
 }
 
 // CTAs take the work of the routed experts from counters. The first product clears them.
@@ -88,7 +88,8 @@ void LaunchList::add_row_gemm(RowGemmProblem problem, const Mlp& mlp) {
     problem.steps = &counters_++->steps;
   }
   if (!refused_) refuse(row_gemm_refuses(problem));
-  add(problem, &mlp);
+  constexpr const char* kSteps[] = {"up", "down", "grad_up", "grad_down"};
+  add(problem, &mlp, kSteps[int(problem.op)]);
 }
 
 void LaunchList::operator()(const Up& s) {
@@ -184,7 +185,7 @@ void LaunchList::add_weight_grad(const Mlp& mlp, const void* rows, const void* g
   args.params.early = after_grad_down(mlp);
   if (counters_ && is_routed(mlp)) args.params.work_counter = &counters_++->work;
   if (!refused_) refuse(weight_grad_refuses(args));
-  add(args, &mlp);
+  add(args, &mlp, second ? "grad_weights_gate_up" : "grad_weights_down");
 }
 
 // Sums of columns of d_pre, and of d_y times factor.
@@ -294,21 +295,18 @@ struct Launcher {
   static int dot_parts(int64_t inter) { return grad_down_dot_parts(inter); }
 };
 
-constexpr const char* kNames[] = {"up", "down", "grad_up", "grad_down"};
-
 // Adds what is known of one entry, or nothing for the small kernels between.
 struct Describer {
   const RowGemmDevice& device;
-  bool shared;
+  std::string step;
   std::string& text;
 
-  std::string name(const char* step) const { return (shared ? "shared_" : "") + std::string(step); }
   void operator()(const RowGemmProblem& p) const {
     const RowGemmChoice choice = choose(p, device);
     const RowGemmTiles& t = choice.tiles;
     append(text,
            JsonObject()
-               .add("step", name(kNames[int(p.op)]))
+               .add("step", step)
                .add("kernel", "sm90 row_gemm")
                .add("weights", p.scheme ? quant::find_format(p.scheme)->name : dtype_name(p.dtype))
                .add("tile_features", int64_t(t.tile_blocks + (t.wider_tiles > 0)) * 64)
@@ -321,8 +319,7 @@ struct Describer {
   }
   void operator()(const WeightGradArgs& a) const {
     append(text, JsonObject()
-                     .add("step", name(a.parts == 2 || a.params.x == nullptr ? "grad_weights_up"
-                                                                             : "grad_weights"))
+                     .add("step", step)
                      .add("kernel", "sm90 weight_grad")
                      .add("tile", "256x128x64")
                      .add("m", a.parts * a.m_size)
@@ -345,7 +342,8 @@ void LaunchList::launch(const Op& op) const {
 void LaunchList::describe(const RowGemmDevice& device, std::string& text) const {
   for (int i = 0; i < count_; ++i) {
     const Entry& entry = entries_[size_t(i)];
-    std::visit(Describer{device, entry.mlp == &program_.shared, text}, entry.launch);
+    const char* const shared = entry.mlp == &program_.shared ? "shared_" : "";
+    std::visit(Describer{device, std::string(shared) + entry.step, text}, entry.launch);
   }
 }
 

@@ -47,14 +47,15 @@ class LaunchList {
   using Launch = std::variant<ClearCounters, RowGemmProblem, WeightGradArgs, ColumnSums,
                               CombineParams, const Step*>;
   struct Entry {
-    const Mlp* mlp = nullptr;  // whose product it is
+    const Mlp* mlp = nullptr;  // whose product it is ...
+    const char* step = "";     // ... and which one, for describe
     Launch launch;
   };
 
   void refuse(const char* why) {
     if (!refused_) refused_ = why;
   }
-  void add(const Launch& launch, const Mlp* mlp = nullptr);
+  void add(const Launch& launch, const Mlp* mlp = nullptr, const char* step = "");
   bool is_routed(const Mlp& mlp) const { return &mlp == &program_.routed; }
   Early after_grad_down(const Mlp& mlp);
   void use_counters(const Mlp& mlp);
