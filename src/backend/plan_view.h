@@ -45,7 +45,7 @@ struct PlanExtents {
   using View = const PlanView&;
   static constexpr PlanExtent totals(View, PlanExtent) { return {4, 0}; }
   static constexpr PlanExtent experts(View p, PlanExtent) { return {p.num_local, 0}; }
-  static constexpr PlanExtent offsets(View p, PlanExtent) { return {p.num_local + 1, 0}; }
+  static constexpr PlanExtent offsets(View p, PlanExtent) { return {int64_t(p.num_local) + 1, 0}; }
   static constexpr PlanExtent rows(View, PlanExtent rows) { return rows; }
   static constexpr PlanExtent slots(View p, PlanExtent) { return {0, p.top_k, true}; }
   static constexpr PlanExtent tokens(View, PlanExtent) { return {1, 1}; }
