@@ -5,6 +5,7 @@
 
 #include "core/checksum.h"
 #include "core/dtype.h"
+#include "experts/memory.h"
 #include "layer/experts_desc.h"
 
 namespace moec {
@@ -96,7 +97,7 @@ void Experts::check_weights(const Weights& weights, const Weights* shared_weight
   if (!has_shared()) return;
   check_same_device("shared_weights", shared_weights->context(), *context_);
   check_fit("shared_weights", *shared_weights, 1, desc_.hidden, desc_.shared_inter,
-            shared_is_gated(desc_));
+            experts::is_shared_gated(desc_));
   shared_weights->check_memory(check);
   experts.shared_weights = &shared_weights->view();
 }

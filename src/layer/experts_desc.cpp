@@ -76,10 +76,6 @@ void check_shared(const moec_experts_desc& desc) {
 
 }  // namespace
 
-bool shared_is_gated(const moec_experts_desc& desc) {
-  return math::activation_info(desc.shared_activation.kind).gated;
-}
-
 moec_experts_desc checked_experts_desc(const moec_experts_desc& given) {
   moec_experts_desc desc = given;
   desc.struct_size = sizeof desc;  // stored descriptions are compared whole

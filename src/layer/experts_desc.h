@@ -9,7 +9,4 @@ namespace moec {
 // Defaults filled in: expert_end, align, output_scale and the activations' parameters.
 moec_experts_desc checked_experts_desc(const moec_experts_desc& desc);
 
-// Whether the shared expert has a gate projection: its activation says so.
-bool shared_is_gated(const moec_experts_desc& desc);
-
 }  // namespace moec
