@@ -148,20 +148,22 @@ typedef struct moec_activation { /* 32 bytes; parameters that a kind does not us
 
 /* How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors
  * a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count
- * entries and replace the stacked tensor of their name. Gradients have none. */
+ * entries, without the dimension E, and replace the stacked tensor of their name. Of one block the
+ * extents may be left out. No value is read at bind. Gradients have none. */
 typedef struct moec_quant {
-  uint32_t struct_size, flags; /* flags: 0 */
+  uint32_t struct_size, flags; /* moec_quant_flags */
   moec_tensor scales;       /* [E,N/block_n,K/block_k], rounded up; IN_OUT: [E,K/.., N/..] */
-  moec_tensor scales2;      /* [E] or [1]: scales of the scales */
-  moec_tensor zeros;        /* zero points: shape of scales */
-  moec_tensor codebook;     /* [16] or [256] f32: the value of each code */
+  moec_tensor scales2;      /* scales of the scales */
+  moec_tensor zeros;        /* zero points: shape of scales, or packed */
+  moec_tensor codebook;     /* [16] f32: the value of each code */
   moec_tensor scale_book;   /* [256] f32: the value of each u8 scale */
-  moec_tensor scale_offset; /* [E] or [1] f32: added to the scales */
-  moec_tensor group_index;  /* [E,K] i32: the block along K of each input (act-order) */
+  moec_tensor scale_offset; /* [1] f32: added to the scales */
+  moec_tensor group_index;  /* [E,K] i32: the block along K of each input (act-order). One that is
+                             * no block counts as k / block_k */
   const moec_tensor *per_expert_scales, *per_expert_scales2, *per_expert_zeros;
   const moec_tensor *per_expert_scale_offset, *per_expert_group_index;
   int64_t block_n, block_k; /* values along N and K that share a scale; 0 = as the scheme says */
-  int64_t scale_block;      /* scales that share an entry of scales2; 0 = all of an expert */
+  int64_t scale_block;      /* scales that share an entry of scales2; 0 = as the scheme says */
 } moec_quant;
 
 /* One weight matrix of all experts, or its gradient; all-zero = absent. */
@@ -697,12 +699,50 @@ enum moec_gate_layout {
   MOEC_GATE_NONE = 4         /* plain MLP: up [E,I,H] only */
 };
 enum moec_orientation { MOEC_OUT_IN = 0 /* [N,K] */, MOEC_IN_OUT = 1 /* [K,N] */ };
-/* Quantised matrices are frozen: their gradient is refused. Element (n, k) is computed in fp32 and
- * rounded once to the dtype of the weights. */
+/* Quantised matrices are frozen: their gradient is refused. Element (n, k) is computed in fp32, in
+ * the order of the formula, and rounded once to the dtype of the weights. [R,C] is [N,K] where the
+ * orientation is OUT_IN, else [K,N]; q: a code, s and z: the scale and the zero point of its block.
+ * Real: f32, f16 or bf16. Extents of packed tensors are rounded up. */
 enum moec_scheme {
   MOEC_SCHEME_NONE = 0, /* plain f32, f16 or bf16 */
-  MOEC_SCHEME_INT8 = 1  /* i8 codes, a scale f32|f16|bf16 for each n, optional i8 zeros likewise:
-                         * w = (q - zero) * scale; scales [E,N,1] (IN_OUT: [E,1,N]) */
+  /* i8 [E,R,C]; scales real; zeros i8, optional: (q - z) s. A block is a row of n, 1 x K. */
+  MOEC_SCHEME_INT8 = 1,
+  /* e4m3 or e5m2 [E,R,C]; scales real, e8m0, or u8 that are e8m0: q s. A block is a row of n; else
+   * N x K is one scale a matrix, 1 x 32 MXFP8, 128 x 128 DeepSeek's. Beside one row of scales there
+   * may be a second one, which is not read. */
+  MOEC_SCHEME_FP8 = 2,
+  /* bitsandbytes NF4, FP4: each stack, or each tensor of one expert, is one stream of its elements
+   * in the order of [E,R,C], the first of two in the high nibble of a byte; a tensor of any type
+   * and shape of that many bytes. A block is block_k (IN_OUT: block_n) elements of the stream, 32
+   * to 4096, 0 = 64, whatever rows and experts it has parts of; scales real [blocks], codebook
+   * [16]: codebook[q] s. Nested: scales u8, scale_book, scale_offset, scales2 f32 with an entry for
+   * scale_block (0 = 256) scales: s = scale_book[u8] scales2 + scale_offset, rounded twice. */
+  MOEC_SCHEME_CODEBOOK4 = 3,
+  /* e2m1, u8 [E,R,C/2] or [E,R,C/32,16], low nibble first; scales u8 or e8m0, of 32 along C: q s */
+  MOEC_SCHEME_MXFP4 = 4,
+  /* e2m1, u8 [E,R,C/2], low nibble first; scales e4m3, of 16 along C; scales2 f32 [1] or [E], of a
+   * gate_up also [E,2], first for gate: q (s scales2), with SCALES2_DIVIDES q (s / scales2) */
+  MOEC_SCHEME_NVFP4 = 5,
+  /* compressed-tensors: i32 [E,R,C/8], lowest bits first; scales real; zeros i32, optional (8),
+   * likewise packed along N; group_index, optional: (q - z) s. A block is a row of n. */
+  MOEC_SCHEME_INT4 = 6,
+  /* AWQ gemm, IN_OUT: i32 [E,K,N/8], of eight columns 0 2 4 6 1 3 5 7 from the lowest bits on;
+   * scales real; zeros i32 [E,K/block_k,N/8] likewise: (q - z) s. A block is a column of n. */
+  MOEC_SCHEME_AWQ = 7,
+  /* GPTQ, IN_OUT: i32 [E,K/8,N], lowest bits first; scales real; zeros i32 [E,K/block_k,N/8];
+   * group_index, optional: (q - (z + 1)) s. A block is a column of n. */
+  MOEC_SCHEME_GPTQ = 8,
+  MOEC_SCHEME_GPTQ_V2 = 9, /* the same: (q - z) s */
+  /* GGUF, OUT_IN: u8 [E,N,bytes], blocks along K that have their scales: no quant. K is a multiple
+   * of 32, of Q4_K and Q6_K of 256. */
+  MOEC_SCHEME_GGUF_Q8_0 = 10,
+  MOEC_SCHEME_GGUF_Q4_0 = 11,
+  MOEC_SCHEME_GGUF_Q4_K = 12,
+  MOEC_SCHEME_GGUF_Q6_K = 13,
+  MOEC_SCHEME_GGUF_MXFP4 = 14
+};
+enum moec_quant_flags {
+  MOEC_QUANT_SCALES2_DIVIDES = 1 /* NVFP4: scales2 are reciprocals (weight_global_scale) */
 };
 enum moec_weights_flags {
   MOEC_WEIGHTS_FROZEN = 1 /* values change only before moec_weights_refresh: may be packed */
@@ -758,6 +798,19 @@ MOEC_API moec_status moec_weights_pack(moec_weights* weights, const moec_buffer*
  * changed. Queues. */
 MOEC_API moec_status moec_weights_refresh(moec_weights* weights, int32_t first, int32_t count,
                                           moec_stream stream);
+/* Writes one expert's matrix as values to [N,K], where its orientation is IN_OUT to [K,N], of any
+ * real type: those of moec_scheme in fp32, rounded once to that type. GATE_UP has its rows as they
+ * are bound; GATE and UP are also parts of it. Queues. E_INVALID_STATE: not bound, or the source was
+ * released; E_INVALID_ARG: the gate_layout has no such matrix; E_ALIAS: `to` overlaps the weights. */
+enum moec_matrix_name {
+  MOEC_MATRIX_GATE_UP = 0,
+  MOEC_MATRIX_GATE = 1,
+  MOEC_MATRIX_UP = 2,
+  MOEC_MATRIX_DOWN = 3
+};
+MOEC_API moec_status moec_weights_dequantise(const moec_weights* weights, uint32_t matrix,
+                                             int32_t expert, const moec_tensor* to,
+                                             moec_stream stream);
 /* Packed weights need the caller's matrices no longer: forgets them. Host only. E_UNSUPPORTED:
  * needs_source is 1. */
 MOEC_API moec_status moec_weights_release_source(moec_weights* weights);
