@@ -45,9 +45,11 @@ struct Fp8 : Scaled, BlockEntries {
   MOEC_HD static Block block(const CodedView& m, int64_t n, int64_t k) {
     return {load_scale(m.scales, entry(m, n, k))};
   }
-  MOEC_HD static float code(const CodedView& m, int64_t n, int64_t k) {
-    const uint32_t byte = byte_at(m.codes, n * m.row_stride + k * m.col_stride);
+  MOEC_HD static float number(const CodedView& m, uint32_t byte) {
     return m.code_dtype == MOEC_F8_E5M2 ? e5m2(byte) : e4m3(byte);
+  }
+  MOEC_HD static float code(const CodedView& m, int64_t n, int64_t k) {
+    return number(m, byte_at(m.codes, n * m.row_stride + k * m.col_stride));
   }
 };
 

@@ -24,6 +24,8 @@ struct Codebook4 : Scaled {
   MOEC_HD static int64_t place(const CodedView& m, int64_t n, int64_t k) {
     return m.first + m.rows.of(n) * m.row_stride + k * m.col_stride;
   }
+  MOEC_HD static int nibble_of(int i) { return i ^ 1; }
+  MOEC_HD static float number(const CodedView& m, uint32_t nibble) { return m.codebook[nibble]; }
   MOEC_HD static int64_t entry(const CodedView& m, int64_t n, int64_t k) {
     return m.scales.block_k.of(place(m, n, k));
   }
@@ -34,7 +36,7 @@ struct Codebook4 : Scaled {
     return {product(scale, m.scales2[m.scale_block.of(at)]) + *m.scale_offset};
   }
   MOEC_HD static float code(const CodedView& m, int64_t n, int64_t k) {
-    return m.codebook[high_nibble_first(m.codes, place(m, n, k))];
+    return number(m, high_nibble_first(m.codes, place(m, n, k)));
   }
 };
 

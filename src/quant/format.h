@@ -7,6 +7,9 @@
 //   entry(m, n, k)      the number of its block; along an axis equal numbers are neighbours, unless
 //                       a group index says otherwise
 //   decode(code, block) the value, of fp32 or of vectors of it
+//   place(m, n, k)      where nibbles have neighbours: the nibble of the code, from the low one of
+//                       byte 0 on; eight neighbours that begin at a multiple of eight lie in a
+//                       word, code i at nibble_of(i), and stand for number(m, nibble)
 //
 // A value of another type is this one, rounded once. Kernels that decode many elements at a time
 // have forms of their own, which give the same values.

@@ -12,6 +12,8 @@ struct Fp4Codes : Scaled, BlockEntries {
   MOEC_HD static int64_t place(const CodedView& m, int64_t n, int64_t k) {
     return m.rows.of(n) * m.row_stride + k * m.col_stride;
   }
+  MOEC_HD static int nibble_of(int i) { return i; }
+  MOEC_HD static float number(const CodedView&, uint32_t nibble) { return e2m1(nibble); }
   MOEC_HD static float code(const CodedView& m, int64_t n, int64_t k) {
     return e2m1(low_nibble_first(m.codes, place(m, n, k)));
   }

@@ -86,8 +86,8 @@ struct GgufQ4K : GgufBlocks<256, 144, 32> {
       scale = (packed(part + 4) & 15u) | packed(part - 4) >> 6 << 4;
       least = packed(part + 4) >> 4 | packed(part) >> 6 << 4;
     }
-    return {half_at(m.codes, at) * float(int32_t(scale)),
-            half_at(m.codes, at + 2) * float(int32_t(least))};
+    return {product(half_at(m.codes, at), float(int32_t(scale))),
+            product(half_at(m.codes, at + 2), float(int32_t(least)))};
   }
   MOEC_HD static float code(const CodedView& m, int64_t n, int64_t k) {
     const int64_t at = first_byte(m, n, k) + 16 + (k / 64 & 3) * 32 + (k & 31);

@@ -11,6 +11,7 @@
 namespace moec::quant {
 
 struct Int4Codes : Shifted {
+  MOEC_HD static float number(const CodedView&, uint32_t nibble) { return float(int32_t(nibble)); }
   // The block along k: of the group index, unless that names none.
   MOEC_HD static int64_t block_along_k(const CodedView& m, int64_t k) {
     const int64_t group = m.group_index ? m.group_index[k] : -1;
@@ -20,18 +21,17 @@ struct Int4Codes : Shifted {
     return m.scales.block_n.of(m.rows.of(n)) * m.scales.row_stride +
            block_along_k(m, k) * m.scales.col_stride;
   }
-  // nibble_of: where code i of eight is.
-  template <class NibbleOf>
-  MOEC_HD static Block block_with(const CodedView& m, int64_t n, int64_t k, float added,
-                                  NibbleOf nibble_of) {
+  // Order::nibble_of(i): where code i of eight is.
+  template <class Order>
+  MOEC_HD static Block block_with(const CodedView& m, int64_t n, int64_t k, float added) {
     const int64_t along_n = m.scales.block_n.of(m.rows.of(n)), along_k = block_along_k(m, k);
     Block block = {load_real(m.scales.data, m.scales.dtype,
                              along_n * m.scales.row_stride + along_k * m.scales.col_stride),
                    8.0f};
     if (m.zeros) {
       const int64_t word = (along_n >> 3) * m.zeros.row_stride + along_k * m.zeros.col_stride;
-      block.zero =
-          float(int32_t(low_nibble_first(m.zeros.data, word * 8 + nibble_of(along_n & 7)))) + added;
+      const int64_t at = word * 8 + Order::nibble_of(int(along_n & 7));
+      block.zero = number(m, low_nibble_first(m.zeros.data, at)) + added;
     }
     return block;
   }
@@ -59,26 +59,30 @@ struct Int4 : Int4Codes {
   static constexpr FormatInfo kInfo =
       int4_info(MOEC_SCHEME_INT4, "int4", Storage::kRows, Orientations::kBoth, false, kGroupIndex);
   MOEC_HD static Block block(const CodedView& m, int64_t n, int64_t k) {
-    return block_with(m, n, k, 0, [](int64_t i) { return i; });
+    return block_with<Int4>(m, n, k, 0);
   }
+  MOEC_HD static int nibble_of(int i) { return i; }
   MOEC_HD static int64_t place(const CodedView& m, int64_t n, int64_t k) {
     return m.rows.of(n) * m.row_stride + k * m.col_stride;
   }
   MOEC_HD static float code(const CodedView& m, int64_t n, int64_t k) {
-    return float(int32_t(low_nibble_first(m.codes, place(m, n, k))));
+    return number(m, low_nibble_first(m.codes, place(m, n, k)));
   }
 };
 
 struct Awq : Int4Codes {
   static constexpr FormatInfo kInfo =
       int4_info(MOEC_SCHEME_AWQ, "awq", Storage::kRows, Orientations::kInOut, true, kNoExtras);
-  MOEC_HD static int64_t nibble_of(int64_t column) { return (column & 1) * 4 + (column >> 1); }
+  MOEC_HD static int nibble_of(int i) { return (i & 1) * 4 + (i >> 1); }
   MOEC_HD static Block block(const CodedView& m, int64_t n, int64_t k) {
-    return block_with(m, n, k, 0, [](int64_t i) { return nibble_of(i); });
+    return block_with<Awq>(m, n, k, 0);
+  }
+  MOEC_HD static int64_t place(const CodedView& m, int64_t n, int64_t k) {
+    const int64_t row = m.rows.of(n);
+    return k * m.col_stride + (row & ~int64_t(7)) + nibble_of(int(row & 7));
   }
   MOEC_HD static float code(const CodedView& m, int64_t n, int64_t k) {
-    const int64_t row = m.rows.of(n), eight = row & ~int64_t(7);
-    return float(int32_t(low_nibble_first(m.codes, k * m.col_stride + eight + nibble_of(row & 7))));
+    return number(m, low_nibble_first(m.codes, place(m, n, k)));
   }
 };
 
@@ -88,11 +92,11 @@ struct Gptq : Int4Codes {
       kVersion == 1 ? MOEC_SCHEME_GPTQ : MOEC_SCHEME_GPTQ_V2, kVersion == 1 ? "gptq" : "gptq_v2",
       Storage::kAlongK, Orientations::kInOut, true, kGroupIndex);
   MOEC_HD static Block block(const CodedView& m, int64_t n, int64_t k) {
-    return block_with(m, n, k, kVersion == 1 ? 1.0f : 0.0f, [](int64_t i) { return i; });
+    return block_with<Int4>(m, n, k, kVersion == 1 ? 1.0f : 0.0f);
   }
   MOEC_HD static float code(const CodedView& m, int64_t n, int64_t k) {
     const int64_t word = (k >> 3) * m.col_stride + m.rows.of(n);
-    return float(int32_t(low_nibble_first(m.codes, word * 8 + (k & 7))));
+    return number(m, low_nibble_first(m.codes, word * 8 + (k & 7)));
   }
 };
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # The whole layer through moec.h against the oracle. A machine without an instruction set skips it.
 target_sources(moec_test_support PRIVATE
-  support/descriptors.cpp support/device.cpp support/layer_runner.cpp support/quantised.cpp
-  support/quantised_files.cpp support/tensors.cpp support/weight_sets.cpp)
+  support/descriptors.cpp support/device.cpp support/layer_runner.cpp support/quant_runner.cpp
+  support/quantised.cpp support/quantised_cases.cpp support/quantised_files.cpp
+  support/tensors.cpp support/weight_sets.cpp)
 set(all_isas portable avx2 avx512 avx512bf16 amx)
 add_moec_test(layer/golden_test LABELS per_backend ISAS ${all_isas} nehalem)
 add_moec_test(layer/golden_formats_test LABELS per_backend ISAS ${all_isas})
@@ -14,6 +15,7 @@ add_moec_test(layer/mixed_routers_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/types_test LABELS per_backend asan)
 add_moec_test(layer/experts_test LABELS per_backend asan)
 add_moec_test(layer/formats_test LABELS per_backend asan ISAS ${all_isas} nehalem)
+add_moec_test(layer/schemes_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/values_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/plans_test LABELS per_backend asan)
 add_moec_test(layer/routing_test LABELS per_backend asan)

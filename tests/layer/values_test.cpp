@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// moec_weights_dequantise: values of quantised matrices bit for bit as the libraries that define the
-// formats give them, and as the oracle computes them from the same bytes, for every format, option,
-// orientation and way to bind. Shown once to fail: a scale of the block before, nibbles exchanged,
-// zero points of GPTQ less 1, a product and a sum rounded once.
+// moec_weights_dequantise: values of quantised matrices bit for bit as the libraries that define
+// the formats give them, and as the oracle computes them from the same bytes, for every format,
+// option, orientation and way to bind. Shown once to fail: a scale of the block before, nibbles
+// exchanged, zero points of GPTQ less 1, a product and a sum rounded once.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -183,7 +183,8 @@ TEST_P(Formats, have_the_values_of_the_oracle) {
           q.codebook = (*matrix)[0].codebook;
           q.scale_book = (*matrix)[0].scale_book;
         }
-        for (const moec_dtype dtype : {MOEC_F32, MOEC_BF16, MOEC_F16})
+        const moec_dtype other = matrix == &each ? MOEC_BF16 : MOEC_F16;
+        for (const moec_dtype dtype : {moec_dtype(MOEC_F32), other})
           expect_same_bits(values_of(*matrix, dtype, c.whole_shape),
                            dequantise(*matrix, rounding_of(dtype)));
       }

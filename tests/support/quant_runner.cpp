@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "quant_runner.h"
+
+#include "golden/golden_case.h"
+#include "handles.h"
+#include "layer_runner.h"
+
+namespace moec::test {
+namespace {
+
+oracle::Config config_of(const QuantProblem& p) {
+  oracle::Config config;
+  config.router.num_experts = p.experts;
+  config.router.top_k = p.top_k;
+  config.experts.hidden = p.hidden;
+  config.experts.inter = p.inter;
+  config.experts.activation = p.activation;
+  return config;
+}
+
+// What is bound: plain matrices of the values, and in their places those of codes.
+class Bound {
+ public:
+  Bound(const QuantProblem& p, bool as_values, Tensors& tensors)
+      : binder_(tensors), plain_(p.dequantised(), p.experts, p.hidden, p.inter, layout(p), false) {
+    desc_ = plain_.desc(false);
+    set_ = *plain_.set();
+    if (as_values) return;
+    const auto replace = [&](const QuantisedMatrix& from, moec_matrix& to, uint32_t& scheme) {
+      if (from.empty()) return;
+      const moec_tensor bias = to.bias;
+      to = binder_.matrix(from, p.whole_shape);
+      to.bias = bias;
+      scheme = uint32_t(from[0].scheme);
+    };
+    replace(p.gate_up, set_.gate_up, desc_.gate_up_scheme);
+    replace(p.gate, set_.gate, desc_.gate_up_scheme);
+    replace(p.up, set_.up, desc_.gate_up_scheme);
+    replace(p.down, set_.down, desc_.down_scheme);
+  }
+  const moec_weights_desc* desc() const { return &desc_; }
+  const moec_weight_set* set() const { return &set_; }
+
+ private:
+  static WeightLayout layout(const QuantProblem& p) {
+    WeightLayout layout;
+    layout.dtype = p.dtype;
+    layout.gate_layout = p.gate_layout;
+    const auto of = [](const QuantisedMatrix& m, uint32_t plain) -> uint32_t {
+      return m.empty() ? plain : uint32_t(m[0].in_out ? MOEC_IN_OUT : MOEC_OUT_IN);
+    };
+    layout.gate_up_orientation = of(p.gate_up.empty() ? p.up : p.gate_up, p.gate_up_orientation);
+    layout.down_orientation = of(p.down, p.down_orientation);
+    return layout;
+  }
+
+  QuantBinder binder_;
+  WeightSet plain_;
+  moec_weights_desc desc_;
+  moec_weight_set set_;
+};
+
+moec_buffer buffer_of(Tensors& tensors, const moec_size& size, int tokens) {
+  return tensors.buffer(size.base + uint64_t(tokens) * size.per_token);
+}
+
+}  // namespace
+
+oracle::MlpWeights QuantProblem::dequantised() const {
+  oracle::MlpWeights w = values;
+  const oracle::Rounding rounding = rounding_of(dtype);
+  if (!gate_up.empty())
+    golden::split_gate_up({experts, 2 * inter, hidden, false}, golden::GateLayout(gate_layout),
+                          test::dequantise(gate_up, rounding), &w.gate, &w.up);
+  if (!gate.empty()) w.gate = test::dequantise(gate, rounding);
+  if (!up.empty()) w.up = test::dequantise(up, rounding);
+  if (!down.empty()) w.down = test::dequantise(down, rounding);
+  return w;
+}
+
+QuantResults run(const QuantProblem& p, bool as_values) {
+  QuantResults results;
+  try {
+    const moec_context* const context = test_context();
+    Tensors tensors;
+    RunOptions options;
+    options.dtype = p.dtype;
+    options.layout.gate_layout = p.gate_layout;
+    options.save = p.save;
+    oracle::Inputs in;
+    in.tokens = p.tokens;
+    if (p.gate_layout != MOEC_GATE_NONE) in.experts.gate = {0};  // there is one
+    const moec_experts_desc desc = experts_desc(config_of(p), in, options);
+    const auto experts = make<Experts>(moec_experts_create, context, &desc);
+    const Bound bound(p, as_values, tensors);
+    const auto weights = make<Weights>(moec_weights_create, context, bound.desc());
+    check(moec_weights_bind(weights.get(), bound.set()));
+    auto plan_desc = sized<moec_plan_desc>();
+    plan_desc.max_tokens = p.tokens;
+    plan_desc.num_experts = p.experts;
+    plan_desc.top_k = p.top_k;
+    const moec_buffer* const own = nullptr;
+    const auto plan = make<PlanHandle>(moec_plan_create, context, &plan_desc, own);
+    const moec_tensor ids = tensors.input_ids(p.ids, MOEC_I32, {p.tokens, p.top_k});
+    const moec_tensor routing = tensors.input(p.routing_weights, MOEC_F32, {p.tokens, p.top_k});
+    check(moec_plan_from_topk(plan.get(), &ids, &routing, nullptr));
+    auto sizes = sized<moec_experts_sizes>();
+    check(moec_experts_query(experts.get(), &sizes));
+    auto args = sized<moec_experts_args>();
+    args.plan = plan.get();
+    args.weights = weights.get();
+    args.x = tensors.input(p.x, p.dtype, {p.tokens, p.hidden});
+    args.y = tensors.output(p.dtype, {p.tokens, p.hidden});
+    args.saved = buffer_of(tensors, sizes.saved, p.tokens);
+    check(moec_experts_forward(experts.get(), &args, nullptr));
+    auto grad = sized<moec_experts_grad_args>();
+    grad.plan = args.plan;
+    grad.weights = args.weights;
+    grad.x = args.x;
+    grad.saved = args.saved;
+    grad.d_y = tensors.input(p.d_y, p.dtype, {p.tokens, p.hidden});
+    grad.d_x = tensors.output(p.dtype, {p.tokens, p.hidden});
+    grad.d_routing_weights = tensors.output(MOEC_F32, {p.tokens, p.top_k});
+    check(moec_experts_backward(experts.get(), &grad, nullptr));
+    check(moec_context_sync(context, nullptr));
+    results.y = tensors.read(args.y);
+    results.d_x = tensors.read(grad.d_x);
+    results.d_routing_weights = tensors.read(grad.d_routing_weights);
+  } catch (const Failure& failure) {
+    results = {failure.status, failure.what(), {}, {}, {}};
+  }
+  return results;
+}
+
+QuantResults reference(const QuantProblem& p) {
+  const oracle::Config config = config_of(p);
+  oracle::Inputs in;
+  in.tokens = p.tokens;
+  in.x = p.x;
+  in.experts = p.dequantised();
+  oracle::Route route;
+  route.slots = p.top_k;
+  route.ids = p.ids;
+  route.weights = p.routing_weights;
+  const oracle::Plan plan = oracle::build_plan(config, p.tokens, p.top_k, route.ids, route.weights);
+  QuantResults results;
+  oracle::Gradients grads;
+  results.y = oracle::experts_forward(config, in, in.x, route, plan);
+  results.d_x = oracle::experts_backward(config, in, in.x, route, plan, p.d_y, &grads);
+  results.d_routing_weights = grads.routing_weights;
+  return results;
+}
+
+}  // namespace moec::test

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routed experts of quantised matrices through moec_experts_forward and _backward, and the oracle
+// with the values that these matrices stand for.
+#pragma once
+
+#include <string>
+
+#include "oracle/moe_oracle.h"
+#include "quantised.h"
+
+namespace moec::test {
+
+struct QuantProblem {
+  moec_dtype dtype = MOEC_F32;
+  uint32_t gate_layout = MOEC_GATE_SPLIT;
+  uint32_t save = MOEC_SAVE_PREACT;
+  int experts = 0, hidden = 0, inter = 0, tokens = 0, top_k = 1;
+  oracle::Activation activation;
+  // gate and up, or gate_up; a matrix that is empty is plain: it holds the values below.
+  QuantisedMatrix gate_up, gate, up, down;
+  uint32_t gate_up_orientation = MOEC_OUT_IN, down_orientation = MOEC_OUT_IN;  // of plain ones
+  oracle::MlpWeights values;  // of plain matrices; biases of all
+  bool whole_shape = false;
+  oracle::Vec x, d_y, routing_weights;
+  oracle::Ids ids;
+
+  // All values in the type of the layer, [E,I,H] and [E,H,I].
+  oracle::MlpWeights dequantised() const;
+};
+
+struct QuantResults {
+  moec_status status = MOEC_OK;
+  std::string message;  // where status is another
+  oracle::Vec y, d_x, d_routing_weights;
+  bool operator==(const QuantResults&) const = default;
+};
+// The matrices as they are, or, `as_values`, plain ones of the values that they stand for.
+QuantResults run(const QuantProblem& problem, bool as_values);
+QuantResults reference(const QuantProblem& problem);
+
+}  // namespace moec::test
