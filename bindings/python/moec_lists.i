@@ -72,6 +72,7 @@ SIZED(moec_layer_grad_args)
 %thread moec_weights_free;
 %thread moec_weights_pack;
 %thread moec_weights_refresh;
+%thread moec_weights_dequantise;
 %thread moec_weights_save_sync;
 %thread moec_weights_map_sync;
 %thread moec_experts_create;

@@ -128,7 +128,25 @@ const (
 	InOut = 1
 	SchemeNone = 0
 	SchemeInt8 = 1
+	SchemeFp8 = 2
+	SchemeCodebook4 = 3
+	SchemeMxfp4 = 4
+	SchemeNvfp4 = 5
+	SchemeInt4 = 6
+	SchemeAwq = 7
+	SchemeGptq = 8
+	SchemeGptqV2 = 9
+	SchemeGgufQ80 = 10
+	SchemeGgufQ40 = 11
+	SchemeGgufQ4K = 12
+	SchemeGgufQ6K = 13
+	SchemeGgufMxfp4 = 14
+	QuantScales2Divides = 1
 	WeightsFrozen = 1
+	MatrixGateUp = 0
+	MatrixGate = 1
+	MatrixUp = 2
+	MatrixDown = 3
 	ActSwiglu = 0
 	ActGptoss = 1
 	ActClampSwiglu = 2
@@ -204,24 +222,25 @@ type Activation struct {
 	Reserved1 uint32
 }
 
-// Quant mirrors moec_quant. How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries and replace the stacked tensor of their name. Gradients have none.
+// Quant mirrors moec_quant. How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries, without the dimension E, and replace the stacked tensor of their name. Of one block the extents may be left out. No value is read at bind. Gradients have none.
 type Quant struct {
 	StructSize uint32
-	// flags: 0
+	// moec_quant_flags
 	Flags uint32
 	// [E,N/block_n,K/block_k], rounded up; IN_OUT: [E,K/.., N/..]
 	Scales Tensor
-	// [E] or [1]: scales of the scales
+	// scales of the scales
 	Scales2 Tensor
-	// zero points: shape of scales
+	// zero points: shape of scales, or packed
 	Zeros Tensor
-	// [16] or [256] f32: the value of each code
+	// [16] f32: the value of each code
 	Codebook Tensor
 	// [256] f32: the value of each u8 scale
 	ScaleBook Tensor
-	// [E] or [1] f32: added to the scales
+	// [1] f32: added to the scales
 	ScaleOffset Tensor
-	// [E,K] i32: the block along K of each input (act-order)
+	// [E,K] i32: the block along K of each input (act-order). One that is no block counts as k /
+	// block_k
 	GroupIndex Tensor
 	PerExpertScales uintptr
 	PerExpertScales2 uintptr
@@ -232,7 +251,7 @@ type Quant struct {
 	BlockN int64
 	// values along N and K that share a scale; 0 = as the scheme says
 	BlockK int64
-	// scales that share an entry of scales2; 0 = all of an expert
+	// scales that share an entry of scales2; 0 = as the scheme says
 	ScaleBlock int64
 }
 

@@ -121,7 +121,25 @@ const MOEC_OUT_IN = UInt32(0)
 const MOEC_IN_OUT = UInt32(1)
 const MOEC_SCHEME_NONE = UInt32(0)
 const MOEC_SCHEME_INT8 = UInt32(1)
+const MOEC_SCHEME_FP8 = UInt32(2)
+const MOEC_SCHEME_CODEBOOK4 = UInt32(3)
+const MOEC_SCHEME_MXFP4 = UInt32(4)
+const MOEC_SCHEME_NVFP4 = UInt32(5)
+const MOEC_SCHEME_INT4 = UInt32(6)
+const MOEC_SCHEME_AWQ = UInt32(7)
+const MOEC_SCHEME_GPTQ = UInt32(8)
+const MOEC_SCHEME_GPTQ_V2 = UInt32(9)
+const MOEC_SCHEME_GGUF_Q8_0 = UInt32(10)
+const MOEC_SCHEME_GGUF_Q4_0 = UInt32(11)
+const MOEC_SCHEME_GGUF_Q4_K = UInt32(12)
+const MOEC_SCHEME_GGUF_Q6_K = UInt32(13)
+const MOEC_SCHEME_GGUF_MXFP4 = UInt32(14)
+const MOEC_QUANT_SCALES2_DIVIDES = UInt32(1)
 const MOEC_WEIGHTS_FROZEN = UInt32(1)
+const MOEC_MATRIX_GATE_UP = UInt32(0)
+const MOEC_MATRIX_GATE = UInt32(1)
+const MOEC_MATRIX_UP = UInt32(2)
+const MOEC_MATRIX_DOWN = UInt32(3)
 const MOEC_ACT_SWIGLU = UInt32(0)
 const MOEC_ACT_GPTOSS = UInt32(1)
 const MOEC_ACT_CLAMP_SWIGLU = UInt32(2)
@@ -235,19 +253,19 @@ moec_activation(;
 ) = moec_activation(kind, alpha, limit, offset, beta, linear_beta, reserved0, reserved1)
 
 """
-How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries and replace the stacked tensor of their name. Gradients have none.
+How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries, without the dimension E, and replace the stacked tensor of their name. Of one block the extents may be left out. No value is read at bind. Gradients have none.
 
-- `flags`: flags: 0
+- `flags`: moec_quant_flags
 - `scales`: `[E,N/block_n,K/block_k]`, rounded up; IN_OUT: `[E,K/.., N/..]`
-- `scales2`: `[E]` or `[1]`: scales of the scales
-- `zeros`: zero points: shape of scales
-- `codebook`: `[16]` or `[256]` f32: the value of each code
+- `scales2`: scales of the scales
+- `zeros`: zero points: shape of scales, or packed
+- `codebook`: `[16]` f32: the value of each code
 - `scale_book`: `[256]` f32: the value of each u8 scale
-- `scale_offset`: `[E]` or `[1]` f32: added to the scales
-- `group_index`: `[E,K]` i32: the block along K of each input (act-order)
+- `scale_offset`: `[1]` f32: added to the scales
+- `group_index`: `[E,K]` i32: the block along K of each input (act-order). One that is no block counts as k / block_k
 - `block_n`: values along N and K that share a scale; 0 = as the scheme says
 - `block_k`: values along N and K that share a scale; 0 = as the scheme says
-- `scale_block`: scales that share an entry of scales2; 0 = all of an expert
+- `scale_block`: scales that share an entry of scales2; 0 = as the scheme says
 """
 struct moec_quant
     struct_size::UInt32
@@ -1685,6 +1703,9 @@ moec_weights_pack(weights, memory, stream) =
 "Reads the bound matrices of experts [first, first+count) into the packed copy again, after they changed. Queues."
 moec_weights_refresh(weights, first, count, stream) =
     @ccall LIB.moec_weights_refresh(weights::Ptr{moec_weights}, first::Int32, count::Int32, stream::Ptr{Cvoid})::Int32
+
+moec_weights_dequantise(weights, matrix, expert, to, stream) =
+    @ccall LIB.moec_weights_dequantise(weights::Ptr{moec_weights}, matrix::UInt32, expert::Int32, to::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
 "Packed weights need the caller's matrices no longer: forgets them. Host only. E_UNSUPPORTED: needs_source is 1."
 moec_weights_release_source(weights) =

@@ -179,6 +179,31 @@ class Scheme(IntEnum):
 
     NONE = _raw.MOEC_SCHEME_NONE
     INT8 = _raw.MOEC_SCHEME_INT8
+    FP8 = _raw.MOEC_SCHEME_FP8
+    CODEBOOK4 = _raw.MOEC_SCHEME_CODEBOOK4
+    MXFP4 = _raw.MOEC_SCHEME_MXFP4
+    NVFP4 = _raw.MOEC_SCHEME_NVFP4
+    INT4 = _raw.MOEC_SCHEME_INT4
+    AWQ = _raw.MOEC_SCHEME_AWQ
+    GPTQ = _raw.MOEC_SCHEME_GPTQ
+    GPTQ_V2 = _raw.MOEC_SCHEME_GPTQ_V2
+    GGUF_Q8_0 = _raw.MOEC_SCHEME_GGUF_Q8_0
+    GGUF_Q4_0 = _raw.MOEC_SCHEME_GGUF_Q4_0
+    GGUF_Q4_K = _raw.MOEC_SCHEME_GGUF_Q4_K
+    GGUF_Q6_K = _raw.MOEC_SCHEME_GGUF_Q6_K
+    GGUF_MXFP4 = _raw.MOEC_SCHEME_GGUF_MXFP4
+
+
+class QuantFlags(IntFlag):
+    NONE = 0
+    SCALES2_DIVIDES = _raw.MOEC_QUANT_SCALES2_DIVIDES
+
+
+class MatrixName(IntEnum):
+    GATE_UP = _raw.MOEC_MATRIX_GATE_UP
+    GATE = _raw.MOEC_MATRIX_GATE
+    UP = _raw.MOEC_MATRIX_UP
+    DOWN = _raw.MOEC_MATRIX_DOWN
 
 
 class WeightsFlags(IntFlag):

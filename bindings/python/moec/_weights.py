@@ -8,10 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeAlias
 
+import numpy as np
+
 from . import _raw
 from ._context import Context
 from ._descriptors import WeightsDesc, to_raw
-from ._enums import DType, GateLayout, Orientation, Scheme, WeightsFlags
+from ._enums import (
+    DType,
+    GateLayout,
+    MatrixName,
+    Orientation,
+    QuantFlags,
+    Scheme,
+    WeightsFlags,
+)
 from ._handle import Handle
 from ._tensors import Array, dtype_of, empty, require, stream_handle, tensor, tensor_array
 
@@ -24,6 +34,7 @@ Path: TypeAlias = "str | bytes | os.PathLike[str]"
 @dataclass(kw_only=True, slots=True)
 class Quant:
     """How the codes of a matrix become values (moec_quant); the scheme says which arrays it reads.
+    GGUF's codes have their scales with them: an empty Quant marks them.
 
     Arrays of experts are stacked, or lists of one array per expert.
     """
@@ -38,6 +49,7 @@ class Quant:
     block_n: int = 0
     block_k: int = 0
     scale_block: int = 0
+    flags: QuantFlags = QuantFlags.NONE
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,7 +58,7 @@ class WeightSet:
 
     gate_up [E,2I,H], gate and up [E,I,H], down [E,H,I]; the last two dimensions swapped with
     Orientation.IN_OUT; biases [E,N]. Each stacked, or a list of one array per expert. A matrix of
-    codes has a Quant beside it.
+    codes has a Quant beside it, and the type and shape that moec.h says of its scheme.
     """
 
     gate_up: Matrix | None = None
@@ -128,7 +140,7 @@ def _raw_matrix(held: WeightSet, name: str, keep: list[Any], write: bool, stream
         raw.quant = codes
         for item in fields(quant):
             value = getattr(quant, item.name)
-            if item.type == "int":
+            if item.type in ("int", "QuantFlags"):
                 setattr(codes, item.name, value)
             else:
                 label = f"{name}_quant.{item.name}"
@@ -193,11 +205,18 @@ class Weights(Handle):
         down_orientation: Orientation = Orientation.OUT_IN,
         frozen: bool = False,
         scheme: Scheme = Scheme.NONE,
+        down_scheme: Scheme | None = None,
         dtype: Any = None,
+        num_experts: int | None = None,
+        hidden: int | None = None,
+        inter: int | None = None,
         **matrices: Matrix | Quant,
     ) -> Self:
-        """Weights bound to the given matrices (names of WeightSet), sizes and dtypes read from
-        `down`. Matrices with a Quant are codes of `scheme`, and `dtype` is that of the values."""
+        """Weights bound to the given matrices (names of WeightSet). Matrices with a Quant are codes
+        of `scheme`, down of `down_scheme` if that is given, and `dtype` is that of the values.
+
+        Sizes and dtypes are read from `down`. Packed codes, of other schemes than INT8 and FP8,
+        do not tell them: then `hidden`, `inter` and, of a stack, `num_experts` are needed."""
         held = WeightSet(**matrices)  # type: ignore[arg-type]
         if held.down is None:
             raise TypeError("moec.Weights.of: down is missing; it gives the sizes")
@@ -205,16 +224,26 @@ class Weights(Handle):
         first = _first("down", held.down)
         if dtype is None and held.down_quant is None:
             _refuse_dtype("down", first)
-        out, inner = first.shape[-2:]
+        last = scheme if down_scheme is None else down_scheme
+        if held.down_quant is not None and last not in (Scheme.INT8, Scheme.FP8):
+            sizes = {"hidden": hidden, "inter": inter,
+                     "num_experts": len(held.down) if split else num_experts}
+            missing = [name for name, size in sizes.items() if size is None]
+            if missing:
+                raise TypeError(
+                    f"moec.Weights.of: {' and '.join(missing)} missing; codes of {last.name} do "
+                    "not tell their sizes"
+                )
+        out, inner = (0, 0, *first.shape)[-2:]
         if down_orientation == Orientation.IN_OUT:
             out, inner = inner, out
         biases = (f"{name}_bias" for name in MATRICES)
         bias = next((_first(n, b) for n in biases if (b := getattr(held, n)) is not None), None)
         gates = (held.gate_up_quant, held.gate_quant, held.up_quant)
         desc = WeightsDesc(
-            num_experts=len(held.down) if split else first.shape[0],
-            hidden=out,
-            inter=inner,
+            num_experts=len(held.down) if split else num_experts or first.shape[0],
+            hidden=hidden or out,
+            inter=inter or inner,
             gate_layout=gate_layout,
             flags=WeightsFlags.FROZEN if frozen else WeightsFlags.NONE,
             gate_up_orientation=gate_up_orientation,
@@ -222,7 +251,7 @@ class Weights(Handle):
             dtype=dtype_of(first if dtype is None else dtype),
             bias_dtype=0 if bias is None else dtype_of(bias),
             gate_up_scheme=scheme if any(gates) else Scheme.NONE,
-            down_scheme=scheme if held.down_quant else Scheme.NONE,
+            down_scheme=last if held.down_quant else Scheme.NONE,
         )
         return cls(context, desc, held)
 
@@ -254,6 +283,28 @@ class Weights(Handle):
         """Forget the bound arrays: the packed copy serves alone. StateError when not packed."""
         _raw.moec_weights_release_source(self.raw)
         self.set, self._keep = None, []
+
+    def dequantise(
+        self, matrix: MatrixName, expert: int, *, dtype: Any = None, out: Array | None = None,
+        stream: Any = None,
+    ) -> Array:
+        """One expert's matrix as values, [N,K] or, IN_OUT, [K,N]: in fp32 as moec.h says of the
+        scheme, rounded once to `dtype`, that of the weights unless given. `out` takes them. Raises
+        StateError when nothing is bound, InvalidArgumentError when there is no such matrix."""
+        down = matrix == MatrixName.DOWN
+        rows = self.desc.inter * (2 if matrix == MatrixName.GATE_UP else 1)
+        shape = (self.desc.hidden, self.desc.inter) if down else (rows, self.desc.hidden)
+        turned = self.desc.down_orientation if down else self.desc.gate_up_orientation
+        if out is None:
+            bound = self.set is not None and self.set.down is not None
+            like = _first("down", self.set.down) if bound else np.empty(0)  # that is refused
+            made = shape[::-1] if turned == Orientation.IN_OUT else shape
+            out = empty(made, dtype or self.desc.dtype, like)
+        keep: list[Any] = []
+        queue = stream_handle(stream)
+        to = tensor(out, keep, "out", write=True, stream=queue)
+        _raw.moec_weights_dequantise(self.raw, matrix, expert, to, queue)
+        return out
 
     def save(self, path: Path) -> None:
         """Write the packed copy to a file."""

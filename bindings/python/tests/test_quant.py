@@ -77,6 +77,77 @@ def test_fields_are_the_headers() -> None:
     raw = {k for k, v in vars(_raw.moec_quant).items() if isinstance(v, property)}
     lists = {name for name in raw if name.startswith("per_expert_")}
     ours = {item.name for item in fields(moec.Quant)}
-    assert raw - lists == ours | {"thisown", "struct_size", "flags"}
+    assert raw - lists == ours | {"thisown", "struct_size"}
     kinds = {item.name: item.type for item in fields(moec.Quant)}
     assert lists == {f"per_expert_{n}" for n, kind in kinds.items() if "Matrix" in str(kind)}
+
+
+QUANT = Path(__file__).parents[3] / "tests/golden/quant"
+
+
+def parts_of(file: SafetensorsFile, suffix: str, names: dict[str, str]) -> dict[str, Any]:
+    """Per-expert tensors of gate, up and down: the codes' suffix, and fields of Quant by suffix."""
+    arrays: dict[str, Any] = {}
+    for name in ("gate", "up", "down"):
+        def part(end: str, name: str = name) -> Any:
+            experts = range(4 if f"ckpt.experts.3.{name}_proj.{end}" in file else 2)
+            return [file[f"ckpt.experts.{e}.{name}_proj.{end}"] for e in experts]
+
+        arrays[name] = part(suffix)
+        arrays[f"{name}_quant"] = {field: part(end) for field, end in names.items()}
+    return arrays
+
+
+CHECKPOINTS: dict[str, tuple[moec.Scheme, str, dict[str, str], dict[str, Any]]] = {
+    "ct_int4_g32_asym": (moec.Scheme.INT4, "weight_packed",
+                         {"scales": "weight_scale", "zeros": "weight_zero_point"},
+                         {"block_k": 32}),
+    "ct_nvfp4": (moec.Scheme.NVFP4, "weight_packed",
+                 {"scales": "weight_scale", "scales2": "weight_global_scale"},
+                 {"flags": moec.QuantFlags.SCALES2_DIVIDES}),
+    "gptq_v1_asym_actorder": (moec.Scheme.GPTQ, "qweight",
+                              {"scales": "scales", "zeros": "qzeros", "group_index": "g_idx"},
+                              {"block_k": 32}),
+    "awq_gemm_g32": (moec.Scheme.AWQ, "qweight", {"scales": "scales", "zeros": "qzeros"},
+                     {"block_k": 32}),
+    "fp8_block128_partial": (moec.Scheme.FP8, "weight", {"scales": "weight_scale_inv"},
+                             {"block_n": 128, "block_k": 128}),
+}
+
+
+@pytest.mark.skipif(not QUANT.is_dir(), reason="needs the source tree")
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_experts_of_a_checkpoint(context: moec.Context, name: str) -> None:
+    scheme, codes, fields_, options = CHECKPOINTS[name]
+    file = SafetensorsFile(QUANT / f"{name}.safetensors")
+    arrays = parts_of(file, codes, fields_)
+    for part in ("gate", "up", "down"):
+        arrays[f"{part}_quant"] = moec.Quant(**arrays[f"{part}_quant"], **options)
+    x, d_y = file["x"], file["dy"]
+    turned = scheme in (moec.Scheme.GPTQ, moec.Scheme.AWQ)
+    orientation = moec.Orientation.IN_OUT if turned else moec.Orientation.OUT_IN
+    hidden, inter = x.shape[1], 144 if scheme == moec.Scheme.FP8 else I
+    weights = moec.Weights.of(context, gate_layout=moec.GateLayout.SPLIT, dtype="f32",
+                              gate_up_orientation=orientation, down_orientation=orientation,
+                              scheme=scheme, hidden=hidden, inter=inter, **arrays)
+    number, tokens = weights.desc.num_experts, len(x)
+    experts = moec.Experts(context, moec.ExpertsDesc(
+        hidden=hidden, inter=inter, num_experts=number, top_k=K, dtype="f32", save=moec.Save.ALL))
+    plan = moec.Plan(context, moec.PlanDesc(max_tokens=tokens, num_experts=number, top_k=K))
+    result = experts.forward(plan.from_topk(file["ids"], file["weights"]), x, weights)
+    grads = experts.backward(result, d_y)
+    assert_close(result.y, file["ref.y"], 1e-5)
+    assert_close(grads.x, file["ref.dx"], 1e-5)
+    assert_close(grads.routing_weights, file["ref.dweights"], 1e-5)
+    down = np.stack([weights.dequantise(moec.MatrixName.DOWN, e) for e in range(number)])
+    if turned:
+        down = down.transpose(0, 2, 1)
+    index = file["dequant.down_proj.index"]
+    assert np.array_equal(down.reshape(-1)[index], file["dequant.down_proj.value"])
+
+
+def test_packed_codes_need_sizes(context: moec.Context) -> None:
+    codes = np.zeros(E * H * I // 2, np.uint8)
+    with pytest.raises(TypeError, match=r"hidden and inter and num_experts missing"):
+        moec.Weights.of(context, down=codes, down_quant=moec.Quant(), up=codes,
+                        up_quant=moec.Quant(), scheme=moec.Scheme.CODEBOOK4, dtype="f32")

@@ -798,17 +798,17 @@ MOEC_API moec_status moec_weights_pack(moec_weights* weights, const moec_buffer*
  * changed. Queues. */
 MOEC_API moec_status moec_weights_refresh(moec_weights* weights, int32_t first, int32_t count,
                                           moec_stream stream);
-/* Writes one expert's matrix as values to [N,K], where its orientation is IN_OUT to [K,N], of any
- * real type: those of moec_scheme in fp32, rounded once to that type. GATE_UP has its rows as they
- * are bound; GATE and UP are also parts of it. Queues. E_INVALID_STATE: not bound, or the source
- * was released; E_INVALID_ARG: the gate_layout has no such matrix; E_ALIAS: `to` overlaps the
- * weights. */
 enum moec_matrix_name {
   MOEC_MATRIX_GATE_UP = 0,
   MOEC_MATRIX_GATE = 1,
   MOEC_MATRIX_UP = 2,
   MOEC_MATRIX_DOWN = 3
 };
+/* Writes one expert's matrix as values to [N,K], where its orientation is IN_OUT to [K,N], of any
+ * real type: those of moec_scheme in fp32, rounded once to that type. GATE_UP has its rows as they
+ * are bound; GATE and UP are also parts of it. Queues. E_INVALID_STATE: not bound, or the source
+ * was released; E_INVALID_ARG: the gate_layout has no such matrix; E_ALIAS: `to` overlaps the
+ * weights. */
 MOEC_API moec_status moec_weights_dequantise(const moec_weights* weights, uint32_t matrix,
                                              int32_t expert, const moec_tensor* to,
                                              moec_stream stream);

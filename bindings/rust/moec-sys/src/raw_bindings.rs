@@ -1714,7 +1714,22 @@ pub const MOEC_IN_OUT: moec_orientation = 1;
 pub type moec_orientation = ::std::os::raw::c_uint;
 pub const MOEC_SCHEME_NONE: moec_scheme = 0;
 pub const MOEC_SCHEME_INT8: moec_scheme = 1;
+pub const MOEC_SCHEME_FP8: moec_scheme = 2;
+pub const MOEC_SCHEME_CODEBOOK4: moec_scheme = 3;
+pub const MOEC_SCHEME_MXFP4: moec_scheme = 4;
+pub const MOEC_SCHEME_NVFP4: moec_scheme = 5;
+pub const MOEC_SCHEME_INT4: moec_scheme = 6;
+pub const MOEC_SCHEME_AWQ: moec_scheme = 7;
+pub const MOEC_SCHEME_GPTQ: moec_scheme = 8;
+pub const MOEC_SCHEME_GPTQ_V2: moec_scheme = 9;
+pub const MOEC_SCHEME_GGUF_Q8_0: moec_scheme = 10;
+pub const MOEC_SCHEME_GGUF_Q4_0: moec_scheme = 11;
+pub const MOEC_SCHEME_GGUF_Q4_K: moec_scheme = 12;
+pub const MOEC_SCHEME_GGUF_Q6_K: moec_scheme = 13;
+pub const MOEC_SCHEME_GGUF_MXFP4: moec_scheme = 14;
 pub type moec_scheme = ::std::os::raw::c_uint;
+pub const MOEC_QUANT_SCALES2_DIVIDES: moec_quant_flags = 1;
+pub type moec_quant_flags = ::std::os::raw::c_uint;
 pub const MOEC_WEIGHTS_FROZEN: moec_weights_flags = 1;
 pub type moec_weights_flags = ::std::os::raw::c_uint;
 #[repr(C)]
@@ -1891,6 +1906,21 @@ unsafe extern "C" {
         weights: *mut moec_weights,
         first: i32,
         count: i32,
+        stream: moec_stream,
+    ) -> moec_status;
+}
+pub const MOEC_MATRIX_GATE_UP: moec_matrix_name = 0;
+pub const MOEC_MATRIX_GATE: moec_matrix_name = 1;
+pub const MOEC_MATRIX_UP: moec_matrix_name = 2;
+pub const MOEC_MATRIX_DOWN: moec_matrix_name = 3;
+pub type moec_matrix_name = ::std::os::raw::c_uint;
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_weights_dequantise(
+        weights: *const moec_weights,
+        matrix: u32,
+        expert: i32,
+        to: *const moec_tensor,
         stream: moec_stream,
     ) -> moec_status;
 }

@@ -63,6 +63,7 @@ functions! {
     fn moec_weights_query(weights: *const moec_weights, out: *mut moec_weights_info) -> i32;
     fn moec_weights_pack(weights: *mut moec_weights, memory: *const moec_buffer, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_weights_refresh(weights: *mut moec_weights, first: i32, count: i32, stream: *mut std::os::raw::c_void) -> i32;
+    fn moec_weights_dequantise(weights: *const moec_weights, matrix: u32, expert: i32, to: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_weights_release_source(weights: *mut moec_weights) -> i32;
     fn moec_weights_save_sync(weights: *const moec_weights, path: *const std::os::raw::c_char) -> i32;
     fn moec_weights_map_sync(weights: *mut moec_weights, path: *const std::os::raw::c_char) -> i32;
