@@ -17,11 +17,8 @@ BlockSize block_of(int64_t given, int64_t usual, int64_t extent) {
 }  // namespace
 
 std::string scheme_names() {
-  std::string names = "0 (none)";
-  for (const quant::FormatInfo& format : quant::Formats::kInfos)
-    names.append(", ").append(std::to_string(format.scheme)) +=
-        std::string(" (") + format.name + ')';
-  return names;
+  const quant::FormatInfo& last = quant::Formats::kInfos[quant::Formats::kCount - 1];
+  return "0 (none) to " + std::to_string(last.scheme) + " (" + last.name + ")";
 }
 
 bool has_arrays(const moec_quant& q) {

@@ -9,7 +9,7 @@
 
 namespace moec {
 
-std::string scheme_names();  // "0 (none), 1 (int8)"
+std::string scheme_names();  // "0 (none) to 14 (gguf_mxfp4)"
 // Whether it has arrays of one tensor an expert.
 bool has_arrays(const moec_quant& quant);
 

@@ -131,8 +131,8 @@ const Mistake kMistakes[] = {
          d.align = 1 << 30;
        });
      }},
-    {"quantised_scheme", MOEC_E_UNSUPPORTED, "this version has 0 (none), ",
-     [](Problem& p) { return weights_with(p, [](auto& d) { d.down_scheme = 3; }); }},
+    {"quantised_scheme", MOEC_E_UNSUPPORTED, "the scheme is 99; this version has 0 (none) to ",
+     [](Problem& p) { return weights_with(p, [](auto& d) { d.down_scheme = 99; }); }},
     {"layer_disagrees", MOEC_E_INVALID_ARG, "desc.router.top_k is 1 and desc.experts.top_k is 2",
      [](Problem& p) {
        auto router = p.router_desc;

@@ -56,7 +56,7 @@ add_gpu_test(backends_agree SANITIZE SOURCES agree.cpp)
 add_gpu_test(routing_agrees SANITIZE
   SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)
 set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test
-  routing_test mixed_test mixed_plans_test mixed_routers_test)
+  routing_test mixed_test mixed_plans_test mixed_routers_test values_test schemes_test)
 foreach(name ${layer_tests})
   add_gpu_line(${name} MOEC_TEST_DEVICE=cuda)  # the layer's tests once more
 endforeach()
@@ -65,6 +65,7 @@ foreach(name graph_test repeat_test)
   add_gpu_line(${name} ${portable})
 endforeach()
 add_gpu_line(mixed_test MOEC_TEST_DEVICE=cuda ${portable})
+add_gpu_line(schemes_test MOEC_TEST_DEVICE=cuda ${portable})
 add_gpu_line(sweep_test MOEC_TEST_DEVICE=cuda ${portable})
 add_gpu_line(types_test MOEC_TEST_DEVICE=cuda ${portable} sanitize)
 

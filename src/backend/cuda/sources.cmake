@@ -13,11 +13,13 @@ set(MOEC_CUDA_SOURCES_sm90
   few_tokens/small_up.cu few_tokens/small_down.cu few_tokens/one_token.cu)
 set(MOEC_CUDA_SOURCES_portable
   plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu
-  rows/combine.cu device/pointer_table.cu sm80/mma.cu sm80/plain.cu)
+  rows/combine.cu device/pointer_table.cu sm80/mma.cu sm80/mma_coded.cu sm80/mma_bytes.cu
+  sm80/mma_fp4.cu sm80/mma_int4.cu sm80/plain.cu)
 set(MOEC_CUDA_SOURCES_exact
   routing/route_forward.cu routing/route_backward.cu routing/gate_forward.cu
   routing/gate_backward.cu routing/column_sum.cu routing/dense.cu routing/loss.cu
-  rows/permute.cu rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu)
+  rows/permute.cu rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu
+  sm80/weight_values.cu)
 set(MOEC_CUDA_SOURCES_host
   plugin.cpp cuda_backend.cpp routing/cublaslt.cpp experts/cuda_path.cpp experts/row_steps.cpp
   sm90/gate_form.cpp sm90/launch_list.cpp sm90/row_gemm.cpp sm90/row_gemm_choice.cpp

@@ -18,26 +18,50 @@ __device__ __forceinline__ void widen(uint2 codes, float (&values)[8]) {
                 (8388608.0f + 128.0f);
 }
 
-// The same blocks, whose sizes the compiler knows.
 template <class Format>
-__device__ __forceinline__ quant::BlockView known_blocks(quant::BlockView blocks) {
-  constexpr quant::FormatInfo kInfo = Format::kInfo;
-  if (kInfo.block_n == 0) blocks.row_stride = 0;
-  if (kInfo.block_k == 0) blocks.col_stride = 0;
-  blocks.block_n = kInfo.block_n ? kInfo.block_n : 1;
-  blocks.block_k = kInfo.block_k ? kInfo.block_k : 1;
-  return blocks;
-}
-template <class Format>
-__device__ __forceinline__ quant::CodedView known_view(quant::CodedView view) {
-  view.scales = known_blocks<Format>(view.scales);
-  view.zeros = known_blocks<Format>(view.zeros);
-  return view;
-}
+constexpr bool kSignedBytes = quant::ChannelFormats::index(Format::kInfo.scheme) >= 0;
 
-// Whether the codes of a format are such bytes.
+// Eight neighbours along the contiguous axis, from a multiple of eight on.
 template <class Format>
-constexpr bool kSignedBytes =
-    Format::kInfo.code_bits == 8 && Format::kInfo.code_dtype == moec_dtype(MOEC_I8);
+struct CodeChunk;
+
+template <class Format>
+  requires(quant::is_bytes(Format::kInfo))
+struct CodeChunk<Format> {
+  uint2 codes;
+  __device__ void load(const quant::CodedView& m, int64_t n, int64_t k) {
+    const char* const first = static_cast<const char*>(m.codes);
+    codes = *reinterpret_cast<const uint2*>(first + n * m.row_stride + k * m.col_stride);
+  }
+  __device__ void numbers(const quant::CodedView& m, float (&values)[8]) const {
+    if constexpr (kSignedBytes<Format>) {
+      widen(codes, values);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        values[i] = Format::number(m, (i < 4 ? codes.x : codes.y) >> i % 4 * 8 & 0xffu);
+    }
+  }
+};
+
+template <class Format>
+constexpr bool kHasNibbles = requires { Format::nibble_of(0); };
+template <class Format>
+  requires(kHasNibbles<Format>)
+struct CodeChunk<Format> {
+  uint32_t codes;
+  __device__ void load(const quant::CodedView& m, int64_t n, int64_t k) {
+    codes = static_cast<const uint32_t*>(m.codes)[Format::place(m, n, k) / 8];
+  }
+  __device__ void numbers(const quant::CodedView& m, float (&values)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      values[i] = Format::number(m, codes >> Format::nibble_of(i) * 4 & 15u);
+  }
+};
+
+// Whether codes of a format lie in such chunks.
+template <class Format>
+constexpr bool kHasChunks = quant::is_bytes(Format::kInfo) || kHasNibbles<Format>;
 
 }  // namespace moec::cuda

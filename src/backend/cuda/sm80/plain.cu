@@ -93,14 +93,14 @@ struct CodedLoader : LoaderPlaces {
         i_end(p.n),
         k_end(t.k_end) {}
   __device__ void load(int64_t k0, float (&values)[kLoads]) const {
-    quant::Formats::with(codes.scheme, [&]<class Format>() {
-      const quant::CodedView m = known_view<Format>(view);
+    quant::Formats::with(view.scheme, [&]<class Format>() {
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
         const int64_t i = i0 + i_of(j), k = k0 + k_of(j);
         values[j] = 0.0f;
         if (i >= i_end || k >= k_end) continue;
-        const float value = codes.transposed ? Format::value(m, k, i) : Format::value(m, i, k);
+        const bool turned = codes.transposed;
+        const float value = quant::value<Format>(view, turned ? k : i, turned ? i : k);
         values[j] = round_real(codes.dtype, value);
       }
     });
@@ -214,19 +214,19 @@ __global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const 
                         t.m_end, t.first_row, t.k_end, kWeightGradient);
     const auto b = loader_of_b<kWeightGradient, kCoded>(p, p.sum ? part : t.part, t);
     float next_a[kLoads], next_b[kLoads];
-    if (t.k_end > 0) {
-      a.load(0, next_a);
-      b.load(0, next_b);
-    }
-    for (int64_t k0 = 0; k0 < t.k_end; k0 += kDepth) {
-      a.store(next_a, a_block);
-      b.store(next_b, b_block);
-      __syncthreads();
-      if (k0 + kDepth < t.k_end) {
-        a.load(k0 + kDepth, next_a);
-        b.load(k0 + kDepth, next_b);
+    // A block is loaded while the one before is multiplied. One place loads: decoders are long.
+    for (int64_t k0 = 0; k0 < t.k_end + kDepth; k0 += kDepth) {
+      const bool more = k0 < t.k_end;
+      if (more) {
+        a.load(k0, next_a);
+        b.load(k0, next_b);
       }
-      product.multiply(a_block, b_block);
+      if (k0 > 0) product.multiply(a_block, b_block);
+      __syncthreads();
+      if (more) {
+        a.store(next_a, a_block);
+        b.store(next_b, b_block);
+      }
       __syncthreads();
     }
   }
@@ -240,7 +240,7 @@ __global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const 
 }  // namespace
 
 void plain_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
-  const bool coded = p.codes[0].scheme != MOEC_SCHEME_NONE;  // of gate and up both or none
+  const bool coded = is_coded(p);
   const moec_dtype b_dtype = coded ? p.codes[0].dtype : p.b[0].dtype;
   const bool tf32 = op.tf32 && p.a.dtype == MOEC_F32 && b_dtype == MOEC_F32;
   const dim3 grid = portable_grid(p, weight_gradient);

@@ -45,7 +45,7 @@ Operand matrix_operand(const ExpertMatrix& matrix, bool transposed) {
 }
 
 OperandCodes operand_codes(const ExpertMatrix& matrix, bool transposed) {
-  return {matrix.scheme, matrix.dtype, transposed, matrix.scales, matrix.zeros};
+  return {matrix, matrix.dtype, transposed};
 }
 
 Operand bias_operand(const ExpertMatrix& matrix) {

@@ -28,10 +28,9 @@ struct Operand {  // element (i, k) of group e; i is m or n
 
 // What makes elements of the codes of an operand b.
 struct OperandCodes {
-  uint32_t scheme;   // MOEC_SCHEME_NONE: none
+  ExpertQuant quant;
   moec_dtype dtype;  // of elements
   bool transposed;   // the matrix is [k,n]: its n is the operand's k
-  ExpertBlocks scales, zeros;
 };
 
 struct PortableGemm {
@@ -54,12 +53,12 @@ struct PortableGemm {
 MOEC_HD quant::CodedView coded_view(const PortableGemm& p, int part, int64_t group) {
   const Operand& b = p.b[part];
   const OperandCodes& codes = p.codes[part];
-  return {b.of_group(group),
-          codes.transposed ? b.k_stride : b.i_stride,
-          codes.transposed ? b.i_stride : b.k_stride,
-          codes.scheme,
-          codes.scales.expert(group),
-          codes.zeros.expert(group)};
+  return codes.quant.view(
+      group, {const_cast<char*>(b.of_group(group)), codes.transposed ? b.k_stride : b.i_stride,
+              codes.transposed ? b.i_stride : b.k_stride, b.dtype});
+}
+inline bool is_coded(const PortableGemm& p) {  // of gate and up both or none
+  return p.codes[0].quant.is_coded();
 }
 
 inline dim3 portable_grid(const PortableGemm& p, bool weight_gradient) {
@@ -74,6 +73,7 @@ inline dim3 portable_grid(const PortableGemm& p, bool weight_gradient) {
 // aligned: every operand of every group begins at 16 bytes.
 bool mma_takes(const PortableGemm& gemm, bool weight_gradient, bool aligned);
 void mma_product(const Op& op, const PortableGemm& gemm, bool weight_gradient);
+void mma_coded_product(const Op& op, const PortableGemm& gemm);  // of those, where b is coded
 void plain_product(const Op& op, const PortableGemm& gemm, bool weight_gradient);
 
 }  // namespace moec::cuda

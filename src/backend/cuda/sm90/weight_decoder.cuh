@@ -94,7 +94,7 @@ class WeightDecoder {
   static __device__ quant::BlockView of_expert(const ChannelArray& array, int expert) {
     if (!array.base) return {};
     const int64_t bytes = expert * array.expert_stride * dtype_bytes(array.dtype);
-    return {static_cast<const char*>(array.base) + bytes, array.stride, 0, 1, 1, array.dtype};
+    return {static_cast<const char*>(array.base) + bytes, array.stride, 0, {}, {}, array.dtype};
   }
   // Two channels a lane, from `first` on; none from `end` on.
   __device__ void fetch(int expert, int part, int first, int end) {
