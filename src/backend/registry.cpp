@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/build_id.h"
+#include "core/device_name.h"
 #include "core/log.h"
 
 namespace moec {
@@ -144,8 +145,8 @@ void check_device(int32_t device_type, int32_t device_id) {
   if (device_id >= 0 && device_id < count) return;
   if (device_type == MOEC_CUDA && !find_plugin())
     MOEC_FAIL(search_error.code, "no CUDA backend: %s", search_error.text);
-  MOEC_FAIL(MOEC_E_NO_BACKEND, "device %d of type %d is absent; there are %d of them", device_id,
-            device_type, count);
+  MOEC_FAIL(MOEC_E_NO_BACKEND, "%s is absent; there are %d devices of its type",
+            device_name(device_type, device_id).c_str(), count);
 }
 
 }  // namespace
