@@ -71,7 +71,7 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def check_file(context: Context, path: Path) -> Report:
-    """Run one golden file through the public API."""
+    """Run one golden file through the public API, on the context's device."""
     file = SafetensorsFile(path)
     started = time.perf_counter()
     if "family" in file.metadata:
@@ -88,7 +88,7 @@ def _layer_pairs(
     spec = read_layer(golden, save=Save.ALL)
     with_weights = MoeLayer(context, spec, frozen=False)
     result = with_weights.forward(golden["x"])
-    yield "y", result.y, golden["y"]
+    yield "y", np.asarray(result.y), golden["y"]
     got = with_weights.backward(result, golden["dout"])
     for name in golden:
         if name.startswith("g."):
@@ -111,9 +111,10 @@ def _loss_pairs(
     context: Context, file: SafetensorsFile
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     loss = Loss(kind=LossKind.BALANCE_MIXTRAL, top_k=int(file.metadata["top_k"]))
-    logits = [np.array(file[f"logits.{i}"]) for i in range(2)]
-    for case, mask in (("nomask", None), ("mask", file["mask"].astype(np.uint8))):
-        value = loss(context, logits, token_mask=mask)
+    logits = [context.asarray(np.array(file[f"logits.{i}"])) for i in range(2)]
+    tokens = context.asarray(file["mask"].astype(np.uint8))
+    for case, mask in (("nomask", None), ("mask", tokens)):
+        value = np.asarray(loss(context, logits, token_mask=mask))
         yield ("y" if case == "nomask" else "y.mask"), value, file[f"{case}.loss"]
         for i, grad in enumerate(loss.backward(context, logits, token_mask=mask)):
-            yield f"{case}.{i}", grad, file[f"{case}.g.{i}"]
+            yield f"{case}.{i}", np.asarray(grad), file[f"{case}.g.{i}"]

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import shapes
+from .._context import Context
+from .._enums import DeviceType
 from .._tensors import dtype_of, numpy_dtype
 from ..checkpoint import CheckpointError, SafetensorsFile
 
@@ -94,6 +96,13 @@ def facts(title: str, rows: dict[str, Any]) -> Table:
     for name, value in rows.items():
         made.add_row(name, str(value))
     return made
+
+
+def describe_device(context: Context, threads: int) -> str:
+    """Device and chip of a context, with the --threads that it was made with if it is the CPU."""
+    info = context.device
+    used = f", {threads or info.multiprocessors} threads" * (info.device_type == DeviceType.CPU)
+    return f"{context.name} ({info.name}, {info.arch}{used})"
 
 
 def read_array(path: Path, name: str, hidden: int, kind: Any) -> np.ndarray:
