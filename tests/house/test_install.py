@@ -2,11 +2,11 @@
 """An installed moec is found by pkg-config and by CMake, from wherever its prefix was moved to, and
 the C program of the README runs against it."""
 
-import re
 import shutil
 import subprocess
 
 import pytest
+import readme_c
 
 CONSUMER = """
 cmake_minimum_required(VERSION 3.18)
@@ -35,10 +35,8 @@ def prefix(build, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def program(root, tmp_path_factory):
-    source = re.search(r"```c\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
-    assert source, "README.md has no C program"
     path = tmp_path_factory.mktemp("program") / "program.c"
-    path.write_text(source.group(1))
+    path.write_text(readme_c.programs(root / "README.md")[0])
     return path
 
 
@@ -59,6 +57,12 @@ def compile_and_run(prefix, program, static):
 
 def test_readme_program_runs_with_the_shared_library(prefix, program):
     assert compile_and_run(prefix, program, static=False)
+
+
+def test_readme_program_for_a_gpu_runs_on_the_cpu(prefix, root, tmp_path):
+    path = tmp_path / "gpu.c"
+    path.write_text(readme_c.programs(root / "README.md")[1].replace("MOEC_CUDA", "MOEC_CPU"))
+    assert compile_and_run(prefix, path, static=False) == "MOEC_OK\n"
 
 
 def test_readme_program_runs_with_the_static_library(prefix, program, tmp_path):
