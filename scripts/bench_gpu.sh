@@ -13,14 +13,14 @@ MOEC_COMMIT=${MOEC_COMMIT:-$(git rev-parse HEAD)}
 export MOEC_COMMIT
 
 if [ "${1:-}" != kernels ]; then
-  export PYTHONPATH=${MOEC_PACKAGE:-$(scripts/gpu_package.sh)}:${PYTHONPATH:-}
+  export PYTHONPATH=${MOEC_PACKAGE:-$(scripts/gpu_package.sh)}${PYTHONPATH:+:$PYTHONPATH}
   exec python3 "$root/bench/gpu/layer_bench.py" --out "$folder/layer.json" "$@"
 fi
 shift
 bench=$build/gpu_carry/kernel_bench
 [ -x "$bench" ] || bench=$("$root/scripts/build_gpu.sh" kernel_bench)
 cublas=$(find / -name 'libcublas.so.13' -not -path '/proc/*' 2>/dev/null | head -n 1 || true)
-export LD_LIBRARY_PATH=${cublas%/*}:${LD_LIBRARY_PATH:-}
+export LD_LIBRARY_PATH=${cublas%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 rows=$(mktemp)
 "$bench" "$rows" "${MOEC_BENCH_WINDOW_MS:-100}" "${@:-all}"
 driver=$(nvidia-smi --query-gpu=driver_version,clocks.sm,power.draw --format=csv,noheader |

@@ -12,7 +12,7 @@ mkdir -p "$out"
 echo "building the library and the Python package (log: build/log/wheel.txt)"
 scripts/build_wheel.sh "$out/wheel" >/dev/null
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
-  --force-reinstall "$out"/wheel/moec-*.whl
+  --force-reinstall "$out"/wheel/*.whl
 started=$SECONDS
 cd "$out"
 show moec info
