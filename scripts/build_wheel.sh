@@ -17,8 +17,9 @@ options=(--config-settings "build-dir=$build/python${library:+-prebuilt}")
 headers=$(ls -d "$build"/xla_headers/*/jaxlib/include 2>/dev/null || true)
 [ -z "$headers" ] || options+=(--config-settings "cmake.define.MOEC_XLA_INCLUDE=$headers")
 [ -z "${MOEC_ZIG:-}" ] || options+=(--config-settings "cmake.define.MOEC_ZIG=$MOEC_ZIG")
-[ -z "${MOEC_NVCC:-}" ] || options+=(--config-settings cmake.define.MOEC_CUDA=ON
-  --config-settings "cmake.define.CMAKE_CUDA_COMPILER=$MOEC_NVCC")
+options+=(--config-settings "cmake.define.MOEC_CUDA=${MOEC_NVCC:+ON}")
+[ -z "${MOEC_NVCC:-}" ] ||
+  options+=(--config-settings "cmake.define.CMAKE_CUDA_COMPILER=$MOEC_NVCC")
 rm -f "$folder"/moec-*.whl "$folder"/moec_golden-*.whl
 mkdir -p "$build/log"
 log=$build/log/wheel.txt
