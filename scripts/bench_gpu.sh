@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # bench_gpu.sh [OPTIONS of bench/gpu/layer_bench.py]: the layer beside its peers, merged into
 # bench/results/<gpu>/layer.json. No options: every shape and number of tokens.
+# bench_gpu.sh quantised [OPTIONS of quantised_bench.py]: frozen quantised experts, quantised.json.
 # bench_gpu.sh kernels [SHAPE:TOKENS...]: each kernel alone, into kernels.json.
 # The python3 of the machine brings PyTorch; SonicMoE runs where it can be imported.
 . "$(dirname "$0")/lib.sh"
@@ -14,7 +15,9 @@ export MOEC_COMMIT
 
 if [ "${1:-}" != kernels ]; then
   export PYTHONPATH=${MOEC_PACKAGE:-$(scripts/gpu_package.sh)}${PYTHONPATH:+:$PYTHONPATH}
-  exec python3 "$root/bench/gpu/layer_bench.py" --out "$folder/layer.json" "$@"
+  program=layer
+  if [ "${1:-}" = quantised ]; then program=quantised; shift; fi
+  exec python3 "$root/bench/gpu/${program}_bench.py" --out "$folder/$program.json" "$@"
 fi
 shift
 bench=$build/gpu_carry/kernel_bench
