@@ -11,8 +11,10 @@ scripts/bootstrap.sh test >&2
 scripts/xla_headers.sh >&2
 MOEC_ZIG=$(scripts/zig.sh)
 export MOEC_ZIG
-cmake --preset release --log-level=WARNING -DMOEC_CUDA=ON -DMOEC_ZIG="$MOEC_ZIG" \
-  -DCMAKE_CUDA_COMPILER="$(scripts/cuda_toolkit.sh)" >&2
+configured() { grep -qx "$1" "$build/release/CMakeCache.txt" 2>/dev/null; }
+configured MOEC_CUDA:BOOL=ON && configured "MOEC_ZIG:FILEPATH=$MOEC_ZIG" ||
+  cmake --preset release --log-level=WARNING -DMOEC_CUDA=ON -DMOEC_ZIG="$MOEC_ZIG" \
+    -DCMAKE_CUDA_COMPILER="$(scripts/cuda_toolkit.sh)" >&2
 cmake --build "$build/release" -j "$(job_count)" --target moec_packaged moec_cuda_packaged >&2
 scripts/build_wheel.sh "$build/wheel" "$build/release/lib/packaged/libmoec.so.0"
 
