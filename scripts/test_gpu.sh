@@ -20,8 +20,8 @@ if [ ! -f "$bin/gpu_tests.txt" ]; then
   cmake --build "$build/release" -j "$(job_count)" --target gpu_tests
   bin=$build/release/bin
 fi
-export LD_LIBRARY_PATH=$package/moec/lib:${LD_LIBRARY_PATH:-}
-export PYTHONPATH=$package:${PYTHONPATH:-}
+export LD_LIBRARY_PATH=$package/moec/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export PYTHONPATH=$package${PYTHONPATH:+:$PYTHONPATH}
 MOEC_TEST_SEED=${MOEC_TEST_SEED:-$(date +%s)}
 export MOEC_TEST_SEED
 

@@ -165,10 +165,8 @@ const Mistake kMistakes[] = {
      [](Problem& p) { return forward_with(p, [](auto& a) { a.saved.bytes -= 1; }); }},
     {"short_workspace", MOEC_E_WORKSPACE, "workspace has",
      [](Problem& p) {
-       return forward_with(p, [&](auto& a) {
-         static uint8_t memory[1 << 20];
-         a.workspace = {memory, p.bytes(p.layer_sizes.forward_workspace) - 1};
-       });
+       std::vector<uint8_t> memory(p.bytes(p.layer_sizes.forward_workspace) - 1);
+       return forward_with(p, [&](auto& a) { a.workspace = p.buffer(memory); });
      }},
     {"short_plan_memory", MOEC_E_WORKSPACE, "memory has",
      [](Problem& p) {

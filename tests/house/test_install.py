@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """An installed moec is found by pkg-config and by CMake, from wherever its prefix was moved to, and
-the C program of the README runs against it."""
+the C program of the README runs against it. What is shipped looks for libraries beside itself only
+(scripts/check_shipped.py, which every wheel passes, too); shown to fail: planted entries."""
 
 import shutil
 import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 import readme_c
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import check_shipped  # noqa: E402
 
 CONSUMER = """
 cmake_minimum_required(VERSION 3.18)
@@ -86,7 +93,28 @@ def test_soname_and_links(prefix):
     assert (directory / "libmoec.so").resolve().name == "libmoec.so.0.1.0"
     dynamic = run("readelf", "-d", directory / "libmoec.so")
     assert "soname: [libmoec.so.0]" in dynamic
-    assert "cuda" not in dynamic and "RUNPATH" not in dynamic
+    assert "cuda" not in dynamic
+
+
+def test_installed_files_look_for_libraries_beside_themselves(prefix):
+    assert list(check_shipped.faults(prefix)) == []
+
+
+@pytest.mark.parametrize("entries", ["/opt/lib", "$ORIGIN/l:", ":$ORIGIN", "lib", "$ORIGINAL/lib"])
+@pytest.mark.parametrize("tags", ["enable", "disable"])
+def test_a_planted_entry_is_seen(tmp_path, entries, tags):
+    library = tmp_path / "lib" / "libplanted.so.0"
+    library.parent.mkdir()
+    (tmp_path / "planted.c").write_text("int planted;")
+    link = ["gcc", "-shared", tmp_path / "planted.c", "-o", library, f"-Wl,--{tags}-new-dtags"]
+    run(*link, "-Wl,-rpath,$ORIGIN:$ORIGIN/../lib")
+    assert list(check_shipped.faults(tmp_path)) == []
+    run(*link, f"-Wl,-rpath,{entries}")
+    found = list(check_shipped.faults(tmp_path))
+    assert len(found) == 1 and f"{'RUN' if tags == 'enable' else 'R'}PATH '{entries}'" in found[0]
+    with zipfile.ZipFile(tmp_path / "planted.whl", "w") as wheel:
+        wheel.write(library, "planted/lib/libplanted.so.0")
+    assert check_shipped.main([tmp_path / "planted.whl"]) == 1
 
 
 def test_nothing_installed_names_the_build(prefix, build):
@@ -96,7 +124,7 @@ def test_nothing_installed_names_the_build(prefix, build):
 
 
 def test_clean_keeps_only_downloads(root, tmp_path):
-    downloads = {"venv", "cuda", "julia", "go-toolchain", "peers-venv"}
+    downloads = {"venv", "cuda", "zig", "julia", "go-toolchain", "peers-venv"}
     built = {"release", "asan", "tsan", "python", "wheel", "py-test-venv", "demo", "rust", "log"}
     for name in downloads | built:
         (tmp_path / "build" / name).mkdir(parents=True)

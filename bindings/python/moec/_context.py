@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from . import _raw
+from ._cublaslt import open_cublaslt
 from ._enums import ContextFlags, DeviceType, LogLevel, MathMode
 from ._handle import Handle
 from ._tensors import Array, DeviceArray, require, stream_handle
@@ -89,6 +90,26 @@ def load_backend(path: str | bytes | os.PathLike[str]) -> None:
     _raw.moec_backend_load(path)
 
 
+def describe_backend(device_type: DeviceType = DeviceType.CUDA) -> dict[str, Any]:
+    """Why a backend has no device, and what the CUDA plug-in found (moec_backend_describe).
+
+    state            "ready", "no_plugin", "other_build", "no_driver", "old_driver", "no_device" or
+                     "failed"
+    devices          how many there are; `why` there is none
+    plugin           the plug-in's file
+    driver, needs    CUDA versions: what the driver serves, what the plug-in is built for
+    dense_products   where cuBLASLt was found, or that kernels of moec multiply in its place
+
+    Only `state` and `devices` are always there. Never raises for what is missing.
+    """
+    if device_type == DeviceType.CUDA:
+        open_cublaslt()
+    text = bytearray(_raw.moec_backend_describe(device_type, None))
+    _raw.moec_backend_describe(device_type, text)
+    found: dict[str, Any] = json.loads(bytes(text).rstrip(b"\0"))
+    return found
+
+
 def _device_info(raw: Any) -> DeviceInfo:
     values = {item.name: getattr(raw, item.name) for item in fields(DeviceInfo)}
     return DeviceInfo(**values | {"device_type": DeviceType(raw.device_type)})
@@ -138,6 +159,8 @@ class Context(Handle):
         known = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}
         if kind not in known or not (index or "0").isdecimal():
             raise ValueError(f'moec.Context: device {device!r}; "cpu", "cuda" and "cuda:N" exist')
+        if known[kind] == DeviceType.CUDA:
+            open_cublaslt()
         desc = _raw.moec_context_desc()
         self.device_type, self.device_id = known[kind], int(index or 0)
         desc.device_type, desc.device_id = self.device_type, self.device_id

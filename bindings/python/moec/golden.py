@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import as_file
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from ._enums import LossKind, Save
 from ._losses import Loss
 from .checkpoint import Checkpoint, CheckpointError, SafetensorsFile
 from .model import MoeLayer, read_layer
-from .shapes import DATA
 
 TOLERANCE = 2e-5  # fp32; a float64 evaluation of all families stays under 7.6e-6
 
@@ -54,9 +53,15 @@ def row_error(got: np.ndarray, ref: np.ndarray) -> float:
 
 
 def default_folder() -> Path:
-    """Folder of the packaged vectors."""
-    with as_file(DATA / "golden") as folder:
-        return Path(folder)
+    """Folder of the vectors of the package moec-golden. CheckpointError when it is not there."""
+    try:
+        return Path(str(files("moec_golden") / "golden"))
+    except ModuleNotFoundError:
+        raise CheckpointError(
+            "the golden files are a package of their own: install moec-golden (pip install "
+            "moec_golden-*.whl, or ./bindings/golden of the repository), or give their folder "
+            "(moec check --golden tests/golden)"
+        ) from None
 
 
 def find_files(folder: Path) -> list[Path]:

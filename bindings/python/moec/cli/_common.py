@@ -92,7 +92,7 @@ def facts(title: str, rows: dict[str, Any]) -> Table:
     """A two-column table of names and values."""
     made = Table(title=title, title_justify="left", title_style="bold", show_header=False)
     made.add_column(style="cyan", no_wrap=True)
-    made.add_column()
+    made.add_column(overflow="fold")  # a path is never cut
     for name, value in rows.items():
         made.add_row(name, str(value))
     return made
