@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """seeds.py [-n COUNT] [-j JOBS] [--draw N] [--build DIR] NAME...
 
-Runs test programs on random data: COUNT seeds (100) of each program, JOBS programs at a time (1).
+Runs test programs on random data: COUNT seeds (100) of each program, JOBS runs at a time (1).
 A NAME is a room, whose programs its tests.cmake lists (unit, layer, ...), or one program
 (unit/router_test). They must be built: cmake --build build/release.
 
@@ -49,11 +49,10 @@ def failures(program, seed):
     return texts or ["exit status %d: %s" % (run.returncode, run.stdout[-300:])]
 
 
-def check(name, binary, seeds):
+def check(pool, name, binary, seeds):
     """Prints the seeds of one program that fail; returns how many."""
     failed = 0
-    for seed in seeds:
-        texts = failures(binary, seed)
+    for seed, texts in zip(seeds, pool.map(lambda seed: failures(binary, seed), seeds)):
         if texts is None:
             continue
         failed += 1
@@ -80,8 +79,8 @@ def main():
         if not binary.exists():
             sys.exit("%s is not built" % binary)
     with ThreadPoolExecutor(options.j) as pool:
-        failed = pool.map(lambda name, binary: check(name, binary, seeds), names, binaries)
-        sys.exit(1 if sum(failed) else 0)
+        failed = sum(check(pool, name, binary, seeds) for name, binary in zip(names, binaries))
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/mlp.h"
 #include "backend/cpu/row_math.h"
-#include "backend/terms.h"
+#include "backend/shares.h"
 #include "core/dtype.h"
 
 namespace moec::cpu {
@@ -38,8 +38,8 @@ void sum_terms(const Combine& s, int64_t t, int64_t col, int64_t n, float* sum) 
   const bool weighted = desc.weight_position == MOEC_WEIGHT_ON_OUTPUT;
   const bool on_input = desc.weight_position == MOEC_WEIGHT_ON_INPUT;
   const bool in_data_type = desc.combine == MOEC_COMBINE_DATA_EXPERT;
-  const TermOrder order =
-      desc.combine == MOEC_COMBINE_FP32_SLOT ? TermOrder::kSlot : TermOrder::kExpert;
+  const ShareOrder order =
+      desc.combine == MOEC_COMBINE_FP32_SLOT ? ShareOrder::kSlot : ShareOrder::kExpert;
   const auto add_part = [&](float weight, const float* part) {
     if (!in_data_type) return add_scaled(sum, weight, part, n);
     // As the per-expert loops of eager frameworks: each output, product and sum is rounded.
@@ -51,27 +51,27 @@ void sum_terms(const Combine& s, int64_t t, int64_t col, int64_t n, float* sum) 
     add(sum, rounded, n);
     round_to(desc.dtype, sum, n);
   };
-  for_each_term(*s.plan, t, order, [&](const Term& term) {
+  for_each_share(*s.plan, t, order, [&](const Share& share) {
     // A zero weight is no expert, whatever its value; on the input, biases still count.
-    if (term.weight == 0.0f && (term.row < 0 || !on_input)) return;
-    if (term.row < 0)
-      add_part(term.weight, Columns(s.x.data, desc.dtype, t * desc.hidden + col, n).values);
+    if (share.weight == 0.0f && (share.row < 0 || !on_input)) return;
+    if (share.row < 0)
+      add_part(share.weight, Columns(s.x.data, desc.dtype, t * desc.hidden + col, n).values);
     else
-      add_part(weighted ? term.weight : 1.0f, row_values(s.rows, term.row * desc.hidden + col));
+      add_part(weighted ? share.weight : 1.0f, row_values(s.rows, share.row * desc.hidden + col));
   });
 }
 
 void sum_terms(const CombineGrad& s, int64_t t, int64_t col, int64_t n, float* sum) {
   const moec_experts_desc& desc = *s.desc;
   const bool weighted = desc.weight_position == MOEC_WEIGHT_ON_INPUT;
-  for_each_term(*s.plan, t, TermOrder::kSlot, [&](const Term& term) {
-    if (term.weight == 0.0f) return;
-    if (term.row >= 0) {
-      const float* const part = row_values(s.rows, term.row * desc.hidden + col);
-      return add_scaled(sum, weighted ? term.weight : 1.0f, part, n);
+  for_each_share(*s.plan, t, ShareOrder::kSlot, [&](const Share& share) {
+    if (share.weight == 0.0f) return;
+    if (share.row >= 0) {
+      const float* const part = row_values(s.rows, share.row * desc.hidden + col);
+      return add_scaled(sum, weighted ? share.weight : 1.0f, part, n);
     }
     const Columns d_y(s.d_y.data, desc.dtype, t * desc.hidden + col, n);
-    add_scaled(sum, term.weight * routed_factor(desc, s.mix, t), d_y.values, n);
+    add_scaled(sum, share.weight * routed_factor(desc, s.mix, t), d_y.values, n);
   });
 }
 

@@ -6,7 +6,7 @@
 
 #include "backend/cpu/mlp.h"
 #include "backend/cpu/shared_gate.h"
-#include "backend/terms.h"
+#include "backend/shares.h"
 #include "core/dtype.h"
 
 namespace moec::cpu {
@@ -57,8 +57,8 @@ float output_dot(const Dots& dots, const Array& d_y, int64_t row, int64_t t) {
            load_bias(*mlp.weights, Part::kDown, expert, col, n, to);
          });
 }
-float term_dot(const Dots& dots, const Array& d_y, const Array& x, int64_t t, const Term& term) {
-  if (term.row >= 0) return output_dot(dots, d_y, term.row, t);
+float share_dot(const Dots& dots, const Array& d_y, const Array& x, int64_t t, const Share& share) {
+  if (share.row >= 0) return output_dot(dots, d_y, share.row, t);
   const int64_t hidden = dots.mlp->hidden;
   return d_y_dot(d_y, hidden, t,
                  [&](int64_t col, int64_t n, float* to) { load_token(x, hidden, t, col, n, to); });
@@ -75,9 +75,9 @@ float routed_factor(const moec_experts_desc& desc, const float* mix, int64_t t) 
 float d_routed_mix(const GateGrad& step, int64_t t) {
   const moec_experts_desc& desc = *step.gate.desc;
   float sum = 0;
-  for_each_term(*step.plan, t, TermOrder::kSlot, [&](const Term& term) {
-    const float weight = is_on_input(desc) && term.row >= 0 ? 1.0f : term.weight;
-    if (weight != 0.0f) sum += weight * term_dot(step.routed, step.d_y, step.gate.x, t, term);
+  for_each_share(*step.plan, t, ShareOrder::kSlot, [&](const Share& share) {
+    const float weight = is_on_input(desc) && share.row >= 0 ? 1.0f : share.weight;
+    if (weight != 0.0f) sum += weight * share_dot(step.routed, step.d_y, step.gate.x, t, share);
   });
   return desc.output_scale * sum;
 }
@@ -132,12 +132,12 @@ void routing_weight_grads(const ThreadPool& pool, const CombineGrad& step) {
   const int64_t entries = choice ? plan.max_rows : plan.num_tokens * plan.top_k;
   std::fill_n(step.d_routing_weights, entries, 0.0f);
   for_each_token(pool, plan.num_tokens, [&](int64_t t) {
-    for_each_term(plan, t, TermOrder::kSlot, [&](const Term& term) {
-      const bool from_input = is_on_input(desc) && term.row >= 0;
-      step.d_routing_weights[term.entry] =
+    for_each_share(plan, t, ShareOrder::kSlot, [&](const Share& share) {
+      const bool from_input = is_on_input(desc) && share.row >= 0;
+      step.d_routing_weights[share.entry] =
           from_input
-              ? sum_of(step.dots.input_dots, term.row, dot_columns(desc.hidden))
-              : routed_factor(desc, step.mix, t) * term_dot(step.dots, step.d_y, step.x, t, term);
+              ? sum_of(step.dots.input_dots, share.row, dot_columns(desc.hidden))
+              : routed_factor(desc, step.mix, t) * share_dot(step.dots, step.d_y, step.x, t, share);
     });
   });
 }

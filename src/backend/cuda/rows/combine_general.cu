@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums over the rows of a token: y forward, dx backward. One thread a few neighbouring columns of
-// one token; terms in the order that the description asks for.
+// one token; shares in the order that the description asks for.
 #include "backend/cuda/device/op.cuh"
 #include "backend/cuda/device/span.cuh"
 #include "backend/cuda/rows/combine.h"
@@ -42,15 +42,15 @@ __device__ Span<V> sum_outputs(const Sum& s, int64_t t, int64_t col) {
   const bool on_output = s.desc.weight_position == MOEC_WEIGHT_ON_OUTPUT;
   const bool on_input = s.desc.weight_position == MOEC_WEIGHT_ON_INPUT;
   const bool in_data_type = s.desc.combine == MOEC_COMBINE_DATA_EXPERT;
-  const TermOrder order =
-      s.desc.combine == MOEC_COMBINE_FP32_SLOT ? TermOrder::kSlot : TermOrder::kExpert;
+  const ShareOrder order =
+      s.desc.combine == MOEC_COMBINE_FP32_SLOT ? ShareOrder::kSlot : ShareOrder::kExpert;
   Span<V> sum = {};
-  for_each_term(s.plan, t, order, [&](const Term& term) {
+  for_each_share(s.plan, t, order, [&](const Share& share) {
     // A zero weight is no expert, whatever its value; on the input, biases still count.
-    if (term.weight == 0.0f && (term.row < 0 || !on_input)) return;
-    const float weight = term.row < 0 || on_output ? term.weight : 1.0f;
-    const Span<V> part = term.row < 0 ? load_span<V>(s.from, t * s.desc.hidden + col)
-                                      : load_span<V>(s.rows, term.row * s.desc.hidden + col);
+    if (share.weight == 0.0f && (share.row < 0 || !on_input)) return;
+    const float weight = share.row < 0 || on_output ? share.weight : 1.0f;
+    const Span<V> part = share.row < 0 ? load_span<V>(s.from, t * s.desc.hidden + col)
+                                       : load_span<V>(s.rows, share.row * s.desc.hidden + col);
     if (in_data_type)
       add_rounded(s.desc.dtype, sum, weight, part);
     else
@@ -63,13 +63,13 @@ template <int V>
 __device__ Span<V> sum_gradients(const Sum& s, int64_t t, int64_t col) {
   const bool on_input = s.desc.weight_position == MOEC_WEIGHT_ON_INPUT;
   Span<V> sum = {};
-  for_each_term(s.plan, t, TermOrder::kSlot, [&](const Term& term) {
-    if (term.weight == 0.0f) return;
-    if (term.row >= 0)
-      add_scaled(sum, on_input ? term.weight : 1.0f,
-                 load_span<V>(s.rows, term.row * s.desc.hidden + col));
+  for_each_share(s.plan, t, ShareOrder::kSlot, [&](const Share& share) {
+    if (share.weight == 0.0f) return;
+    if (share.row >= 0)
+      add_scaled(sum, on_input ? share.weight : 1.0f,
+                 load_span<V>(s.rows, share.row * s.desc.hidden + col));
     else
-      add_scaled(sum, term.weight * routed_factor(s, t),
+      add_scaled(sum, share.weight * routed_factor(s, t),
                  load_span<V>(s.from, t * s.desc.hidden + col));
   });
   return sum;

@@ -5,7 +5,7 @@
 
 #include "backend/cuda/device/rows.h"
 #include "backend/program.h"
-#include "backend/terms.h"
+#include "backend/shares.h"
 
 namespace moec::cuda {
 

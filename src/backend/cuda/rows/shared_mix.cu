@@ -72,11 +72,11 @@ struct GradParams {
   int dot_parts;
 
   __device__ bool on_input() const { return desc.weight_position == MOEC_WEIGHT_ON_INPUT; }
-  // <d_y of token t, what the term adds>, of the whole warp
-  __device__ float term_dot(int64_t t, const Term& term) const {
-    if (term.row >= 0) {
+  // <d_y of token t, what the share adds>, of the whole warp
+  __device__ float share_dot(int64_t t, const Share& share) const {
+    if (share.row >= 0) {
       float sum = 0;
-      for (int part = 0; part < dot_parts; ++part) sum += dots[part * plan.max_rows + term.row];
+      for (int part = 0; part < dot_parts; ++part) sum += dots[part * plan.max_rows + share.row];
       return sum;
     }
     return dot(d_y, t * desc.hidden, x, t * desc.hidden, desc.hidden);
@@ -91,9 +91,9 @@ __global__ __launch_bounds__(kThreads) void mix_backward_kernel(const GradParams
   for (int64_t t = global_warp(); t < p.plan.num_tokens; t += global_warps()) {
     float d0 = 0;  // gradient of c0: <d_y, routed sum>
     if (softmax) {
-      for_each_term(p.plan, t, TermOrder::kSlot, [&](const Term& term) {
-        const float weight = p.on_input() && term.row >= 0 ? 1.0f : term.weight;
-        if (weight != 0.0f) d0 += weight * p.term_dot(t, term);
+      for_each_share(p.plan, t, ShareOrder::kSlot, [&](const Share& share) {
+        const float weight = p.on_input() && share.row >= 0 ? 1.0f : share.weight;
+        if (weight != 0.0f) d0 += weight * p.share_dot(t, share);
       });
       d0 *= p.desc.output_scale;
     }
@@ -112,10 +112,10 @@ __global__ __launch_bounds__(kThreads) void routing_weight_grad_kernel(const Gra
   begin_kernel();
   for (int64_t t = global_warp(); t < p.plan.num_tokens; t += global_warps()) {
     const float factor = p.mix ? p.desc.output_scale * p.mix[2 * t] : p.desc.output_scale;
-    for_each_term(p.plan, t, TermOrder::kSlot, [&](const Term& term) {
-      const bool from_input = p.on_input() && term.row >= 0;
-      const float d = from_input ? p.input_dots[term.row] : factor * p.term_dot(t, term);
-      if (lane_id() == 0) d_routing_weights[term.entry] = d;
+    for_each_share(p.plan, t, ShareOrder::kSlot, [&](const Share& share) {
+      const bool from_input = p.on_input() && share.row >= 0;
+      const float d = from_input ? p.input_dots[share.row] : factor * p.share_dot(t, share);
+      if (lane_id() == 0) d_routing_weights[share.entry] = d;
     });
   }
 }

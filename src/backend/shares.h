@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a token's routed sum, host and device.
+// The shares of the experts in a token's routed sum, host and device.
 #pragma once
 
 #include "backend/args.h"
@@ -7,8 +7,8 @@
 
 namespace moec {
 
-// One part: the row of an expert, or the token itself (identity expert).
-struct Term {
+// One share: the row of an expert, or the token itself (identity expert).
+struct Share {
   int64_t row;    // -1: identity
   float weight;   // routing weight
   int64_t entry;  // where d_routing_weights has it: t * K + slot; expert choice: the row
@@ -24,18 +24,18 @@ MOEC_HD bool has_row(const PlanView& plan, int64_t t) {
   return false;
 }
 
-enum class TermOrder { kSlot, kExpert };
+enum class ShareOrder { kSlot, kExpert };
 
-// body(term) for each part of token t, in slot order or by ascending expert id (then slot).
+// body(share) for each share of token t, in slot order or by ascending expert id (then slot).
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
 template <class Body>
-MOEC_HD void for_each_term(const PlanView& plan, int64_t t, TermOrder order, const Body& body) {
+MOEC_HD void for_each_share(const PlanView& plan, int64_t t, ShareOrder order, const Body& body) {
   if (plan.kind == MOEC_PLAN_EXPERT_CHOICE) {  // listed by expert already
     for (int32_t i = plan.token_offsets[t]; i < plan.token_offsets[t + 1]; ++i) {
       const int64_t row = plan.token_rows[i];
-      body(Term{row, plan.row_weight[row], row});
+      body(Share{row, plan.row_weight[row], row});
     }
     return;
   }
@@ -43,9 +43,9 @@ MOEC_HD void for_each_term(const PlanView& plan, int64_t t, TermOrder order, con
   const auto visit = [&](int64_t slot) {
     const int64_t entry = t * plan.top_k + slot, row = plan.assignment_row[entry];
     const bool identity = ids[slot] >= plan.num_experts;
-    if (row >= 0 || identity) body(Term{row, plan.routing_weights[entry], entry});
+    if (row >= 0 || identity) body(Share{row, plan.routing_weights[entry], entry});
   };
-  if (order == TermOrder::kSlot) {
+  if (order == ShareOrder::kSlot) {
     for (int64_t slot = 0; slot < plan.top_k; ++slot) visit(slot);
     return;
   }

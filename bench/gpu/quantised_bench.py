@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen quantised experts on a GPU beside the same values in bf16, merged into one file of rows.
+
+    scripts/bench_gpu.sh quantised                         every shape, scheme, number of tokens
+    scripts/bench_gpu.sh quantised --case qwen3-30b-a3b:4096 --impl moec-int8
+
+Modes: fwd is plan, experts, combine; step the same with pre-activations kept, then d_x and
+d(routing weights). The implementations of a case take turns; moec-bf16 holds the values that the
+codes stand for. floor_ms: the larger of the products at PEAK_FLOPS, and of the bytes that must move
+at the rate of this card's own copy. A row is measured only when its results agree with moec-bf16's.
+"""
+
+import argparse
+import datetime
+import gc
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import moec
+import torch
+from clock import Clock, graph_of
+from layer_bench import FEW_TOKENS, WINDOWS, difference
+from layers import SHAPES
+from problem import PEAK_FLOPS, Matrices, Problem
+from schemes import SCHEMES
+
+MIB = 1 << 20
+LIMIT = 1e-2  # relative difference of a row from bf16's
+TOKENS = (1, 16, 64, 256, 4096, 16384)
+STEPS = (4096, 16384)
+LAYERS = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b")
+
+
+def copy_rate():
+    """Bytes read and written a second by a copy of 1 GiB."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    to = torch.empty_like(source)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(5):
+        to.copy_(source)
+    begin.record()
+    for _ in range(20):
+        to.copy_(source)
+    end.record()
+    torch.cuda.synchronize()
+    return 20 * 2 * source.numel() / (begin.elapsed_time(end) / 1e3)
+
+
+class Frozen:
+    """The layer over bound weights that never change; its memory is the caller's."""
+
+    def __init__(self, context, shape, weights, bits, max_tokens):
+        h, i, e, k = self.shape = shape
+        self.context, self.weights, self.bits = context, weights, bits
+        self.plan = moec.Plan(context, moec.PlanDesc(max_tokens=max_tokens, num_experts=e, top_k=k))
+        desc = dict(num_experts=e, top_k=k, hidden=h, inter=i, dtype="bf16")
+        self.experts = {
+            "fwd": moec.Experts(context, moec.ExpertsDesc(**desc)),
+            "step": moec.Experts(context, moec.ExpertsDesc(**desc, save=moec.Save.PREACT)),
+        }
+
+    def case(self, p, mode):
+        """(run(), y and the gradients wanted, MiB of workspace)"""
+        experts, step = self.experts[mode], mode == "step"
+        y = torch.empty_like(p.x)
+        memory = lambda size: torch.empty(  # noqa: E731
+            max(size.bytes(p.tokens), 1), dtype=torch.uint8, device="cuda")
+        work = memory(experts.sizes.forward_workspace)
+        saved = back_work = grads = None
+        if step:
+            saved, back_work = memory(experts.sizes.saved), memory(experts.sizes.backward_workspace)
+            grads = moec.ExpertsGradients(x=torch.empty_like(p.x),
+                                          routing_weights=torch.empty_like(p.weights))
+
+        def run():
+            stream = torch.cuda.current_stream()
+            self.plan.from_topk(p.ids, p.weights, stream=stream)
+            result = experts.forward(self.plan, p.x, self.weights, out=y, saved=saved,
+                                     workspace=work, stream=stream)
+            if step:
+                experts.backward(result, p.d_y, into=grads, workspace=back_work, stream=stream)
+
+        results = [y] + ([grads.x, grads.routing_weights] if step else [])
+        largest = max(work.numel(), back_work.numel() if step else 0)
+        return run, results, largest / MIB
+
+    def floor_ms(self, p, mode, rate):
+        """Weights of the experts hit (twice in a step), x, y, d_y and d_x."""
+        h, i, _, _ = self.shape
+        times = 2 if mode == "step" else 1
+        moved = times * (p.hit * 3 * h * i * self.bits / 8 + 2 * p.tokens * h * 2)
+        flops = times * 6 * p.tokens * p.shape.top_k * h * i
+        return 1e3 * max(flops / PEAK_FLOPS, moved / rate)
+
+
+def layers_of(name, impls, max_tokens):
+    """{impl: Frozen}: bf16 first; each scheme beside it holds the same values."""
+    matrices, context = Matrices(name), moec.Context("cuda")
+    bound = lambda **of: moec.Weights.of(  # noqa: E731
+        context, gate_layout=moec.GateLayout.GATE_THEN_UP, dtype="bf16", **of)
+    for impl in impls:
+        scheme = SCHEMES[impl]
+        codes = {part: scheme.quantise(w) for part, w in
+                 (("gate_up", matrices.w1), ("down", matrices.w2))}
+        held = {part: scheme.values(c) for part, c in codes.items()}
+        coded = bound(scheme=scheme.scheme, **{p: c.data for p, c in codes.items()},
+                      **{f"{p}_quant": c.quant for p, c in codes.items()})
+        yield impl, {
+            "moec-bf16": Frozen(context, matrices.shape, bound(**held), 16, max_tokens),
+            impl: Frozen(context, matrices.shape, coded, scheme.bits, max_tokens),
+        }, matrices
+        del codes, held, coded
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+class Bench:
+    def __init__(self, args):
+        self.args, self.clock, self.rate = args, Clock(), copy_rate()
+        self.commit = os.environ.get("MOEC_COMMIT") or "unknown"
+        self.call = datetime.datetime.now().isoformat(timespec="seconds")
+        self.rows, self.wrong = {}, 0
+        if args.out.exists():
+            for row in json.loads(args.out.read_text())["rows"]:
+                self.rows[self.key(row)] = row
+        print(f"copy: {self.rate / 1e12:.2f} TB/s", flush=True)
+
+    @staticmethod
+    def key(row):
+        return (list(SHAPES).index(row["shape"]), row["mode"], row["tokens"], row["impl"],
+                row["beside"])
+
+    def compare(self, p, mode, impl, layers):
+        runs, floors, work, wanted = {}, {}, {}, None
+        for name, layer in layers.items():
+            run, results, mib = layer.case(p, mode)
+            run()
+            got = [r.float().clone() for r in results]
+            wanted = wanted or got
+            worst = max(map(difference, got, wanted))
+            if not worst <= LIMIT:
+                print(f"{p.name} {p.tokens} {mode}: {name} differs from bf16 by {worst:.3g}; "
+                      f"at most {LIMIT} is right", flush=True)
+                self.wrong += 1
+                return
+            runs[name] = graph_of(run) if p.tokens <= FEW_TOKENS else run
+            floors[name], work[name] = layer.floor_ms(p, mode, self.rate), mib
+        _, seconds, rounds = next(kind for kind in WINDOWS if p.tokens <= kind[0])
+        measured = self.clock.alternate(runs, self.args.window or seconds,
+                                        self.args.rounds or rounds)
+        base = measured["moec-bf16"]["ms"]
+        for name, values in measured.items():
+            row = dict(shape=p.name, tokens=p.tokens, mode=mode, impl=name, beside=impl, **values,
+                       floor_ms=round(floors[name], 5), workspace_mib=round(work[name], 1),
+                       over_bf16=round(values["ms"] / base, 4), commit=self.commit, call=self.call)
+            self.rows[self.key(row)] = row
+            print(f"{p.name:14} {p.tokens:6} {mode:5} {name:12} {row['ms']:9.4f} ms "
+                  f"{row['ms'] / floors[name]:6.2f} x floor {row['over_bf16']:7.3f} x bf16",
+                  flush=True)
+
+    def run(self, name, all_tokens):
+        for impl, layers, matrices in layers_of(name, self.args.impl, max(all_tokens)):
+            for tokens in all_tokens:
+                p = Problem(matrices, tokens)
+                for mode in ("fwd", "step") if tokens in STEPS else ("fwd",):
+                    self.compare(p, mode, impl, layers)
+                self.write()
+
+    def write(self):
+        device = torch.cuda.get_device_properties(0)
+        head = dict(machine=f"{device.name}, torch {torch.__version__}", commit=self.commit,
+                    command="scripts/bench_gpu.sh quantised",
+                    copy_tb_per_s=round(self.rate / 1e12, 3))
+        rows = ",\n".join(" " + json.dumps(self.rows[key]) for key in sorted(self.rows))
+        self.args.out.parent.mkdir(parents=True, exist_ok=True)
+        self.args.out.write_text(json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + rows +
+                                 "\n]}\n")
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", action="append", metavar="SHAPE:TOKENS,...",
+                        help="default: everything")
+    parser.add_argument("--impl", type=lambda text: text.split(","), default=list(SCHEMES),
+                        help=f"of {', '.join(SCHEMES)}")
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--window", type=float, help="seconds; default: layer_bench.WINDOWS")
+    parser.add_argument("--rounds", type=int, help="of windows; default: layer_bench.WINDOWS")
+    args = parser.parse_args()
+    unknown = set(args.impl) - set(SCHEMES)
+    if unknown:
+        parser.error(f"--impl {unknown.pop()}: one of {', '.join(SCHEMES)} is needed")
+    return args
+
+
+def main():
+    args = arguments()
+    bench = Bench(args)
+    for text in args.case or [f"{name}:{','.join(map(str, TOKENS))}" for name in LAYERS]:
+        name, tokens = text.split(":")
+        bench.run(name, [int(t) for t in tokens.split(",")])
+    print(f"written: {args.out}; {bench.wrong} wrong")
+    sys.exit(bench.wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
