@@ -31,7 +31,7 @@ ARROW = [
     (r"src/backend/[^/]*$", ["src/quant/", "src/core/", HEADER]),
     (r"src/backend/cpu/", BACKEND),
     (r"src/backend/cuda/device/", BACKEND),
-    (r"src/backend/cuda/(routing|plan|rows)/", [*BACKEND, "src/backend/cuda/device/"]),
+    (r"src/backend/cuda/(routing|plan|rows|weights)/", [*BACKEND, "src/backend/cuda/device/"]),
     (r"src/backend/cuda/", [*BACKEND, "src/backend/cuda/"]),
     (r"src/quant/", ["src/core/", HEADER]),
     (r"src/math/", ["src/core/", HEADER]),
@@ -54,7 +54,7 @@ CUDA_HEADER = r"(cuda|cub/|cublas|cooperative_groups|nccl|mma\.h|thrust/)"
 
 CODE = {".c", ".h", ".cpp", ".cu", ".cuh", ".i"}
 TEXT = CODE | {".py", ".sh", ".cmake", ".rs", ".jl", ".go", ".toml", ".in"}
-SIZES = [(HEADER, 1000), (r"bindings/.*(raw|_sys|LibMoec)", None), (r".*", 400)]
+SIZES = [(HEADER, 1100), (r"bindings/.*(raw|_sys|LibMoec)", None), (r".*", 400)]
 WIDTH = 100
 MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(work|root|home|tmp)/")
 INCLUDE = re.compile(r'^\s*[#%]\s*include\s*([<"])([^">]+)[">]')

@@ -15,6 +15,7 @@ moec_add_sources(
   plan_holds.cpp
   plan_layout.cpp
   quant_check.cpp
+  quantise.cpp
   router.cpp
   rows.cpp
   scratch.cpp

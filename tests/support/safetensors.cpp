@@ -38,7 +38,7 @@ double bfloat16_to_double(uint16_t bits) {
 size_t element_size(const std::string& dtype) {
   static const std::map<std::string, size_t> kSizes = {{"F32", 4}, {"F16", 2}, {"BF16", 2},
                                                        {"I64", 8}, {"I32", 4}, {"U8", 1},
-                                                       {"I8", 1},  {"F64", 8}};
+                                                       {"I8", 1},  {"F64", 8}, {"F8_E4M3", 1}};
   const auto found = kSizes.find(dtype);
   if (found == kSizes.end()) throw std::runtime_error("load_safetensors: unknown dtype " + dtype);
   return found->second;

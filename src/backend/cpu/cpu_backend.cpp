@@ -130,6 +130,9 @@ void CpuBackend::pack_weights(const WeightsView& weights, void* to, int32_t firs
                               moec_stream) const {
   cpu::pack_weights(device(), weights, to, first, count);
 }
+void CpuBackend::quantise(const QuantiseArgs& args, moec_stream) const {
+  cpu::quantise(device(), args);
+}
 
 }  // namespace cpu
 }  // namespace moec

@@ -62,6 +62,9 @@ std::string packed_format(const WeightsView& weights);
 void pack_weights(const Device& device, const WeightsView& weights, void* to, int32_t first,
                   int32_t count);
 
+// ---- quantise.cpp
+void quantise(const Device& device, const QuantiseArgs& args);
+
 // ---- cpu_backend.cpp
 const char* isa_name();  // the instruction set in use, such as "amx"
 

@@ -12,6 +12,7 @@
 #include "backend/cuda/routing/loss.h"
 #include "backend/cuda/routing/route.h"
 #include "backend/cuda/rows/permute.h"
+#include "backend/cuda/weights/quantise.h"
 
 namespace moec::cuda {
 namespace {
@@ -196,6 +197,12 @@ void CudaBackend::permute_backward(const PermuteGradArgs& args, moec_stream stre
 void CudaBackend::unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const {
   const DeviceScope scope(device_);
   cuda::unpermute_backward(op(stream), args);
+}
+
+// ---- weights
+void CudaBackend::quantise(const QuantiseArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::quantise(op(stream), args);
 }
 
 }  // namespace moec::cuda
