@@ -13,7 +13,6 @@
 #include "backend/plan_view.h"
 #include "backend/weights.h"
 #include "core/portable.h"
-#include "quant/quantise.h"
 
 namespace moec {
 
@@ -136,15 +135,6 @@ struct UnpermuteGradArgs {
   const float* routing_weights;
   void* d_rows;
   float* d_routing_weights;
-};
-
-// ---------------------------------------------------------------- weights
-struct QuantiseArgs {
-  quant::RuleChoice rule;
-  quant::QuantiseView view;
-  uint32_t* expert_bits = nullptr;  // view.expert_bits, where they are asked for
-  quant::NestedView nested;         // codes null: none
-  quant::ZerosView packed_zeros;    // words null: none
 };
 
 // ---------------------------------------------------------------- experts

@@ -14,6 +14,8 @@
 
 namespace moec {
 
+struct QuantiseArgs;  // quantise_args.h
+
 struct HostServices {  // what the library gives a backend; outlives it
   void* self;
   // Scratch of the context: grow-only, cached, safe from many threads; freed in stream order.

@@ -2,6 +2,7 @@
 // Quantised weights from plain ones: what a description gives, and the making of it.
 #pragma once
 
+#include "backend/quantise_args.h"
 #include "layer/check.h"
 
 namespace moec {

@@ -49,6 +49,11 @@ MOEC_HD float library_scale(moec_dtype dtype, float scale) {
   if (scale != 0) return scale;
   return dtype == MOEC_BF16 ? 0x1p-7f : dtype == MOEC_F16 ? 0x1p-10f : 0x1p-23f;
 }
+// Rounded to a type, where that holds it.
+MOEC_HD float round_where_finite(moec_dtype dtype, float x) {
+  const float rounded = round_real(dtype, x);
+  return magnitude_bits(rounded) < kInfinityBits ? rounded : x;
+}
 
 // ---- NF4 and FP4 of bitsandbytes: the nearest of 16 values times the largest magnitude
 struct CodebookRule {
@@ -80,7 +85,8 @@ struct IntegerRule {
   MOEC_HD float rounded(float x) const { return round_real(arithmetic, x); }
   MOEC_HD ScaledBlock block(const Spread& spread, const Spread&) const {
     constexpr float kSteps = kMost - kLeast;
-    const float range = asymmetric ? rounded(spread.high - spread.low) : spread.amax();
+    const float range =
+        asymmetric ? round_where_finite(arithmetic, spread.high - spread.low) : spread.amax();
     const float scale =
         library_scale(arithmetic, rounded(range / (asymmetric ? kSteps : kSteps / 2)));
     if (!spread.finite() || magnitude_bits(scale) >= kInfinityBits) return spoilt_block(0);
@@ -143,7 +149,10 @@ struct Nvfp4Rule {
   MOEC_HD float expert_scale(const Spread& expert) const {
     if (!expert.finite()) return float_of(0x7fc00000u);
     if (!divides) return expert.amax() / (kMost * kMostScale);
-    return expert.bits ? round_real(arithmetic, kMost * kMostScale / expert.amax()) : 1.0f;
+    if (!expert.bits) return 1;
+    constexpr float kLargest = 0x1.fffffep127f;  // reciprocals of subnormal numbers are more
+    const float whole = kMost * kMostScale / expert.amax();
+    return round_where_finite(arithmetic, whole < kLargest ? whole : kLargest);
   }
   MOEC_HD ScaledBlock block(const Spread& spread, const Spread& expert) const {
     if (!expert.finite()) return spoilt_block(0x7f);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes and scales of weights: a thread works on tiles one after the other.
+#include <algorithm>
+
 #include "backend/cpu/ops.h"
+#include "backend/quantise_args.h"
 #include "core/dtype.h"
 
 namespace moec::cpu {

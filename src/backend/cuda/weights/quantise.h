@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backend/cuda/device/op.h"
+#include "backend/quantise_args.h"
 
 namespace moec::cuda {
 
