@@ -57,7 +57,7 @@ add_gpu_test(quantise_agrees SANITIZE SOURCES agree.cpp ../support/quantised.cpp
 add_gpu_test(routing_agrees SANITIZE
   SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)
 set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test
-  quantise_test routing_test mixed_test mixed_plans_test mixed_routers_test)
+  quantise_test quantise_golden_test routing_test mixed_test mixed_plans_test mixed_routers_test)
 foreach(name ${layer_tests})
   add_gpu_line(${name} MOEC_TEST_DEVICE=cuda)  # the layer's tests once more
 endforeach()

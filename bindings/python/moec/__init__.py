@@ -39,6 +39,7 @@ from ._enums import (
     PlanField,
     PlanKind,
     Precision,
+    QuantiseKind,
     RouterFlags,
     RouterInput,
     Save,
@@ -79,6 +80,7 @@ from ._plan import (
     unpermute,
     unpermute_backward,
 )
+from ._quantise import Quantised, quantise
 from ._router import Router, Routing
 from ._tensors import DeviceArray, dtype_of, numpy_dtype
 from ._weights import Quant, Weights, WeightSet, WeightsInfo
@@ -94,9 +96,9 @@ __all__ = [
     "LayerResult", "LayoutError", "load_backend", "LogLevel", "Loss", "LossKind", "MathMode",
     "MismatchError", "MoecError", "Norm", "numpy_dtype", "Orientation", "OutOfMemoryError",
     "permute", "permute_backward", "Plan", "plan_size", "PlanDesc", "PlanField", "PlanKind",
-    "Precision", "Quant", "Router", "RouterDesc", "RouterFlags", "RouterInput", "Routing", "Save",
-    "Scheme", "Score", "Select", "set_log", "ShapeError", "Shared", "Size", "Sizes", "SlotOrder",
-    "StateError", "Stats", "Totals", "unpermute", "unpermute_backward", "UnsupportedError",
-    "version", "WeightPosition", "WeightRule", "Weights", "WeightsDesc", "WeightSet",
-    "WeightsFlags", "WeightsInfo",
+    "Precision", "Quant", "quantise", "Quantised", "QuantiseKind", "Router", "RouterDesc",
+    "RouterFlags", "RouterInput", "Routing", "Save", "Scheme", "Score", "Select", "set_log",
+    "ShapeError", "Shared", "Size", "Sizes", "SlotOrder", "StateError", "Stats", "Totals",
+    "unpermute", "unpermute_backward", "UnsupportedError", "version", "WeightPosition",
+    "WeightRule", "Weights", "WeightsDesc", "WeightSet", "WeightsFlags", "WeightsInfo",
 ]

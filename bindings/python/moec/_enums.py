@@ -179,6 +179,39 @@ class Scheme(IntEnum):
 
     NONE = _raw.MOEC_SCHEME_NONE
     INT8 = _raw.MOEC_SCHEME_INT8
+    FP8 = _raw.MOEC_SCHEME_FP8
+    CODEBOOK4 = _raw.MOEC_SCHEME_CODEBOOK4
+    MXFP4 = _raw.MOEC_SCHEME_MXFP4
+    NVFP4 = _raw.MOEC_SCHEME_NVFP4
+    INT4 = _raw.MOEC_SCHEME_INT4
+    AWQ = _raw.MOEC_SCHEME_AWQ
+    GPTQ = _raw.MOEC_SCHEME_GPTQ
+    GPTQ_V2 = _raw.MOEC_SCHEME_GPTQ_V2
+    GGUF_Q8_0 = _raw.MOEC_SCHEME_GGUF_Q8_0
+    GGUF_Q4_0 = _raw.MOEC_SCHEME_GGUF_Q4_0
+    GGUF_Q4_K = _raw.MOEC_SCHEME_GGUF_Q4_K
+    GGUF_Q6_K = _raw.MOEC_SCHEME_GGUF_Q6_K
+    GGUF_MXFP4 = _raw.MOEC_SCHEME_GGUF_MXFP4
+
+
+class QuantiseKind(IntEnum):
+    """What quantise() makes: moec.h, enum moec_quantise_kind."""
+
+    INT8 = _raw.MOEC_QUANTISE_INT8
+    INT4 = _raw.MOEC_QUANTISE_INT4
+    FP8 = _raw.MOEC_QUANTISE_FP8
+    MXFP8 = _raw.MOEC_QUANTISE_MXFP8
+    MXFP4 = _raw.MOEC_QUANTISE_MXFP4
+    NVFP4 = _raw.MOEC_QUANTISE_NVFP4
+    NF4 = _raw.MOEC_QUANTISE_NF4
+    FP4 = _raw.MOEC_QUANTISE_FP4
+
+
+class QuantiseFlags(IntFlag):
+    NONE = 0
+    ASYMMETRIC = _raw.MOEC_QUANTISE_ASYMMETRIC
+    NESTED = _raw.MOEC_QUANTISE_NESTED
+    SCALES2_DIVIDES = _raw.MOEC_QUANTISE_SCALES2_DIVIDES
 
 
 class WeightsFlags(IntFlag):
