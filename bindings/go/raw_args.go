@@ -224,27 +224,28 @@ func (p *pins) matrix(a *Matrix) *raw.Matrix {
 // Quant says how the codes of a matrix become values; its scheme says which arrays. Fields as in
 // moec_quant.
 type Quant struct {
-	// Flags: flags: 0
+	// Flags: moec_quant_flags
 	Flags uint32
 	// Scales: [E,N/block_n,K/block_k], rounded up; IN_OUT: [E,K/.., N/..]
 	Scales Tensor
-	// Scales2: [E] or [1]: scales of the scales
+	// Scales2: scales of the scales
 	Scales2 Tensor
-	// Zeros: zero points: shape of scales
+	// Zeros: zero points: shape of scales, or packed
 	Zeros Tensor
-	// Codebook: [16] or [256] f32: the value of each code
+	// Codebook: [16] f32: the value of each code
 	Codebook Tensor
 	// ScaleBook: [256] f32: the value of each u8 scale
 	ScaleBook Tensor
-	// ScaleOffset: [E] or [1] f32: added to the scales
+	// ScaleOffset: [1] f32: added to the scales
 	ScaleOffset Tensor
-	// GroupIndex: [E,K] i32: the block along K of each input (act-order)
+	// GroupIndex: [E,K] i32: the block along K of each input (act-order). One that is no block
+	// counts as k / block_k
 	GroupIndex Tensor
 	// BlockN: values along N and K that share a scale; 0 = as the scheme says
 	BlockN int64
 	// BlockK: values along N and K that share a scale; 0 = as the scheme says
 	BlockK int64
-	// ScaleBlock: scales that share an entry of scales2; 0 = all of an expert
+	// ScaleBlock: scales that share an entry of scales2; 0 = as the scheme says
 	ScaleBlock int64
 }
 

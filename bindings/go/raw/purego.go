@@ -69,9 +69,12 @@ var (
 	WeightsQuery func(weights uintptr, out unsafe.Pointer) int32
 	WeightsPack func(weights uintptr, memory unsafe.Pointer, stream uintptr) int32
 	WeightsRefresh func(weights uintptr, first int32, count int32, stream uintptr) int32
+	WeightsDequantise func(weights uintptr, matrix uint32, expert int32, to unsafe.Pointer, stream uintptr) int32
 	WeightsReleaseSource func(weights uintptr) int32
 	WeightsSaveSync func(weights uintptr, path unsafe.Pointer) int32
 	WeightsMapSync func(weights uintptr, path unsafe.Pointer) int32
+	QuantiseQuery func(context uintptr, desc unsafe.Pointer, info unsafe.Pointer, quant unsafe.Pointer) int32
+	Quantise func(context uintptr, args unsafe.Pointer, stream uintptr) int32
 	ExpertsCreate func(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32
 	ExpertsFree func(experts uintptr)
 	ExpertsQuery func(experts uintptr, out unsafe.Pointer) int32
@@ -148,9 +151,12 @@ var symbols = map[string]any{
 	"moec_weights_query": &WeightsQuery,
 	"moec_weights_pack": &WeightsPack,
 	"moec_weights_refresh": &WeightsRefresh,
+	"moec_weights_dequantise": &WeightsDequantise,
 	"moec_weights_release_source": &WeightsReleaseSource,
 	"moec_weights_save_sync": &WeightsSaveSync,
 	"moec_weights_map_sync": &WeightsMapSync,
+	"moec_quantise_query": &QuantiseQuery,
+	"moec_quantise": &Quantise,
 	"moec_experts_create": &ExpertsCreate,
 	"moec_experts_free": &ExpertsFree,
 	"moec_experts_query": &ExpertsQuery,

@@ -128,7 +128,36 @@ const (
 	InOut = 1
 	SchemeNone = 0
 	SchemeInt8 = 1
+	SchemeFp8 = 2
+	SchemeCodebook4 = 3
+	SchemeMxfp4 = 4
+	SchemeNvfp4 = 5
+	SchemeInt4 = 6
+	SchemeAwq = 7
+	SchemeGptq = 8
+	SchemeGptqV2 = 9
+	SchemeGgufQ80 = 10
+	SchemeGgufQ40 = 11
+	SchemeGgufQ4K = 12
+	SchemeGgufQ6K = 13
+	SchemeGgufMxfp4 = 14
+	QuantScales2Divides = 1
 	WeightsFrozen = 1
+	MatrixGateUp = 0
+	MatrixGate = 1
+	MatrixUp = 2
+	MatrixDown = 3
+	QuantiseInt8 = 0
+	QuantiseInt4 = 1
+	QuantiseFp8 = 2
+	QuantiseMxfp8 = 3
+	QuantiseMxfp4 = 4
+	QuantiseNvfp4 = 5
+	QuantiseNf4 = 6
+	QuantiseFp4 = 7
+	QuantiseAsymmetric = 1
+	QuantiseNested = 2
+	QuantiseScales2Divides = 4
 	ActSwiglu = 0
 	ActGptoss = 1
 	ActClampSwiglu = 2
@@ -204,24 +233,25 @@ type Activation struct {
 	Reserved1 uint32
 }
 
-// Quant mirrors moec_quant. How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries and replace the stacked tensor of their name. Gradients have none.
+// Quant mirrors moec_quant. How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries, without the dimension E, and replace the stacked tensor of their name. Of one block the extents may be left out. No value is read at bind. Gradients have none.
 type Quant struct {
 	StructSize uint32
-	// flags: 0
+	// moec_quant_flags
 	Flags uint32
 	// [E,N/block_n,K/block_k], rounded up; IN_OUT: [E,K/.., N/..]
 	Scales Tensor
-	// [E] or [1]: scales of the scales
+	// scales of the scales
 	Scales2 Tensor
-	// zero points: shape of scales
+	// zero points: shape of scales, or packed
 	Zeros Tensor
-	// [16] or [256] f32: the value of each code
+	// [16] f32: the value of each code
 	Codebook Tensor
 	// [256] f32: the value of each u8 scale
 	ScaleBook Tensor
-	// [E] or [1] f32: added to the scales
+	// [1] f32: added to the scales
 	ScaleOffset Tensor
-	// [E,K] i32: the block along K of each input (act-order)
+	// [E,K] i32: the block along K of each input (act-order). One that is no block counts as k /
+	// block_k
 	GroupIndex Tensor
 	PerExpertScales uintptr
 	PerExpertScales2 uintptr
@@ -232,7 +262,7 @@ type Quant struct {
 	BlockN int64
 	// values along N and K that share a scale; 0 = as the scheme says
 	BlockK int64
-	// scales that share an entry of scales2; 0 = all of an expert
+	// scales that share an entry of scales2; 0 = as the scheme says
 	ScaleBlock int64
 }
 
@@ -695,6 +725,62 @@ type WeightsInfo struct {
 	PackedFormat [64]byte
 }
 
+// QuantiseDesc mirrors moec_quantise_desc.
+type QuantiseDesc struct {
+	StructSize uint32
+	// moec_quantise_flags
+	Flags uint32
+	// moec_quantise_kind
+	Kind uint32
+	// moec_orientation of the source. NF4 and FP4 keep the order of the source; other codes are
+	// OUT_IN
+	Orientation uint32
+	// of the source: f32, f16, bf16
+	Dtype uint32
+	// INT8, INT4, FP8: dtype (0) or f32; the arithmetic is of this type, too. Others: 0
+	ScaleDtype uint32
+	// E
+	NumExperts int64
+	// N
+	OutFeatures int64
+	// K
+	InFeatures int64
+	// 0, or as kind says
+	BlockN int64
+	// 0, or as kind says
+	BlockK int64
+}
+
+// QuantiseInfo mirrors moec_quantise_info.
+type QuantiseInfo struct {
+	StructSize uint32
+	Flags uint32
+	// type and shape
+	Codes Tensor
+	// bytes
+	Workspace uint64
+	// moec_scheme that reads them
+	Scheme uint32
+	// moec_scheme that reads them
+	Reserved0 uint32
+}
+
+// QuantiseArgs mirrors moec_quantise_args.
+type QuantiseArgs struct {
+	StructSize uint32
+	// flags: 0
+	Flags uint32
+	Desc uintptr
+	// in [E,N,K]; IN_OUT: [E,K,N]
+	Source Tensor
+	// out
+	Codes Tensor
+	// out: its tensors, with memory. Codes are bound with it
+	Quant uintptr
+	// absent = the context's
+	Workspace Buffer
+}
+
 // ExpertsDesc mirrors moec_experts_desc.
 type ExpertsDesc struct {
 	StructSize uint32
@@ -953,6 +1039,9 @@ var Layouts = []Layout{
 	{WeightsDesc{}, 56, []uintptr{0, 4, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52}},
 	{WeightSet{}, 1160, []uintptr{0, 4, 8, 296, 584, 872}},
 	{WeightsInfo{}, 96, []uintptr{0, 4, 8, 16, 20, 24, 28, 32}},
+	{QuantiseDesc{}, 64, []uintptr{0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56}},
+	{QuantiseInfo{}, 152, []uintptr{0, 4, 8, 136, 144, 148}},
+	{QuantiseArgs{}, 296, []uintptr{0, 4, 8, 16, 144, 272, 280}},
 	{ExpertsDesc{}, 160, []uintptr{0, 4, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 104, 136, 140, 144, 148, 152, 156}},
 	{ExpertsArgs{}, 832, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816}},
 	{ExpertsGradArgs{}, 1360, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 560, 688, 816, 824, 832, 960, 1088, 1216, 1344}},

@@ -121,7 +121,36 @@ const MOEC_OUT_IN = UInt32(0)
 const MOEC_IN_OUT = UInt32(1)
 const MOEC_SCHEME_NONE = UInt32(0)
 const MOEC_SCHEME_INT8 = UInt32(1)
+const MOEC_SCHEME_FP8 = UInt32(2)
+const MOEC_SCHEME_CODEBOOK4 = UInt32(3)
+const MOEC_SCHEME_MXFP4 = UInt32(4)
+const MOEC_SCHEME_NVFP4 = UInt32(5)
+const MOEC_SCHEME_INT4 = UInt32(6)
+const MOEC_SCHEME_AWQ = UInt32(7)
+const MOEC_SCHEME_GPTQ = UInt32(8)
+const MOEC_SCHEME_GPTQ_V2 = UInt32(9)
+const MOEC_SCHEME_GGUF_Q8_0 = UInt32(10)
+const MOEC_SCHEME_GGUF_Q4_0 = UInt32(11)
+const MOEC_SCHEME_GGUF_Q4_K = UInt32(12)
+const MOEC_SCHEME_GGUF_Q6_K = UInt32(13)
+const MOEC_SCHEME_GGUF_MXFP4 = UInt32(14)
+const MOEC_QUANT_SCALES2_DIVIDES = UInt32(1)
 const MOEC_WEIGHTS_FROZEN = UInt32(1)
+const MOEC_MATRIX_GATE_UP = UInt32(0)
+const MOEC_MATRIX_GATE = UInt32(1)
+const MOEC_MATRIX_UP = UInt32(2)
+const MOEC_MATRIX_DOWN = UInt32(3)
+const MOEC_QUANTISE_INT8 = UInt32(0)
+const MOEC_QUANTISE_INT4 = UInt32(1)
+const MOEC_QUANTISE_FP8 = UInt32(2)
+const MOEC_QUANTISE_MXFP8 = UInt32(3)
+const MOEC_QUANTISE_MXFP4 = UInt32(4)
+const MOEC_QUANTISE_NVFP4 = UInt32(5)
+const MOEC_QUANTISE_NF4 = UInt32(6)
+const MOEC_QUANTISE_FP4 = UInt32(7)
+const MOEC_QUANTISE_ASYMMETRIC = UInt32(1)
+const MOEC_QUANTISE_NESTED = UInt32(2)
+const MOEC_QUANTISE_SCALES2_DIVIDES = UInt32(4)
 const MOEC_ACT_SWIGLU = UInt32(0)
 const MOEC_ACT_GPTOSS = UInt32(1)
 const MOEC_ACT_CLAMP_SWIGLU = UInt32(2)
@@ -235,19 +264,19 @@ moec_activation(;
 ) = moec_activation(kind, alpha, limit, offset, beta, linear_beta, reserved0, reserved1)
 
 """
-How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries and replace the stacked tensor of their name. Gradients have none.
+How the codes of a quantised matrix [N,K] become values; moec_scheme says which of these tensors a scheme reads, the others are absent. Arrays of one tensor an expert have moec_matrix.count entries, without the dimension E, and replace the stacked tensor of their name. Of one block the extents may be left out. No value is read at bind. Gradients have none.
 
-- `flags`: flags: 0
+- `flags`: moec_quant_flags
 - `scales`: `[E,N/block_n,K/block_k]`, rounded up; IN_OUT: `[E,K/.., N/..]`
-- `scales2`: `[E]` or `[1]`: scales of the scales
-- `zeros`: zero points: shape of scales
-- `codebook`: `[16]` or `[256]` f32: the value of each code
+- `scales2`: scales of the scales
+- `zeros`: zero points: shape of scales, or packed
+- `codebook`: `[16]` f32: the value of each code
 - `scale_book`: `[256]` f32: the value of each u8 scale
-- `scale_offset`: `[E]` or `[1]` f32: added to the scales
-- `group_index`: `[E,K]` i32: the block along K of each input (act-order)
+- `scale_offset`: `[1]` f32: added to the scales
+- `group_index`: `[E,K]` i32: the block along K of each input (act-order). One that is no block counts as k / block_k
 - `block_n`: values along N and K that share a scale; 0 = as the scheme says
 - `block_k`: values along N and K that share a scale; 0 = as the scheme says
-- `scale_block`: scales that share an entry of scales2; 0 = all of an expert
+- `scale_block`: scales that share an entry of scales2; 0 = as the scheme says
 """
 struct moec_quant
     struct_size::UInt32
@@ -1047,6 +1076,97 @@ moec_weights_info(;
 ) = moec_weights_info(struct_size, flags, packed_bytes, is_bound, is_packed, is_frozen, needs_source, packed_format)
 
 """
+Fields of `moec_quantise_desc`:
+- `flags`: moec_quantise_flags
+- `kind`: moec_quantise_kind
+- `orientation`: moec_orientation of the source. NF4 and FP4 keep the order of the source; other codes are OUT_IN
+- `dtype`: of the source: f32, f16, bf16
+- `scale_dtype`: INT8, INT4, FP8: dtype (0) or f32; the arithmetic is of this type, too. Others: 0
+- `num_experts`: E
+- `out_features`: N
+- `in_features`: K
+- `block_n`: 0, or as kind says
+- `block_k`: 0, or as kind says
+"""
+struct moec_quantise_desc
+    struct_size::UInt32
+    flags::UInt32
+    kind::UInt32
+    orientation::UInt32
+    dtype::UInt32
+    scale_dtype::UInt32
+    num_experts::Int64
+    out_features::Int64
+    in_features::Int64
+    block_n::Int64
+    block_k::Int64
+end
+moec_quantise_desc(;
+    struct_size = UInt32(64),
+    flags = UInt32(0),
+    kind = UInt32(0),
+    orientation = UInt32(0),
+    dtype = UInt32(0),
+    scale_dtype = UInt32(0),
+    num_experts = Int64(0),
+    out_features = Int64(0),
+    in_features = Int64(0),
+    block_n = Int64(0),
+    block_k = Int64(0),
+) = moec_quantise_desc(struct_size, flags, kind, orientation, dtype, scale_dtype, num_experts, out_features, in_features, block_n, block_k)
+
+"""
+Fields of `moec_quantise_info`:
+- `codes`: type and shape
+- `workspace`: bytes
+- `scheme`: moec_scheme that reads them
+- `reserved0`: moec_scheme that reads them
+"""
+struct moec_quantise_info
+    struct_size::UInt32
+    flags::UInt32
+    codes::moec_tensor
+    workspace::UInt64
+    scheme::UInt32
+    reserved0::UInt32
+end
+moec_quantise_info(;
+    struct_size = UInt32(152),
+    flags = UInt32(0),
+    codes = moec_tensor(),
+    workspace = UInt64(0),
+    scheme = UInt32(0),
+    reserved0 = UInt32(0),
+) = moec_quantise_info(struct_size, flags, codes, workspace, scheme, reserved0)
+
+"""
+Fields of `moec_quantise_args`:
+- `flags`: flags: 0
+- `source`: in `[E,N,K]`; IN_OUT: `[E,K,N]`
+- `codes`: out
+- `quant`: out: its tensors, with memory. Codes are bound with it
+- `workspace`: absent = the context's
+"""
+struct moec_quantise_args
+    struct_size::UInt32
+    flags::UInt32
+    desc::Ptr{moec_quantise_desc}
+    source::moec_tensor
+    codes::moec_tensor
+    quant::Ptr{moec_quant}
+    workspace::moec_buffer
+end
+moec_quantise_args(;
+    struct_size = UInt32(296),
+    flags = UInt32(0),
+    desc = C_NULL,
+    source = moec_tensor(),
+    codes = moec_tensor(),
+    quant = C_NULL,
+    workspace = moec_buffer(),
+) = moec_quantise_args(struct_size, flags, desc, source, codes, quant, workspace)
+
+"""
 Fields of `moec_experts_desc`:
 - `hidden`: H
 - `inter`: I
@@ -1433,6 +1553,9 @@ const LAYOUT = (
     (moec_weights_desc, 56, (0, 4, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52,)),
     (moec_weight_set, 1160, (0, 4, 8, 296, 584, 872,)),
     (moec_weights_info, 96, (0, 4, 8, 16, 20, 24, 28, 32,)),
+    (moec_quantise_desc, 64, (0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56,)),
+    (moec_quantise_info, 152, (0, 4, 8, 136, 144, 148,)),
+    (moec_quantise_args, 296, (0, 4, 8, 16, 144, 272, 280,)),
     (moec_experts_desc, 160, (0, 4, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 104, 136, 140, 144, 148, 152, 156,)),
     (moec_experts_args, 832, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816,)),
     (moec_experts_grad_args, 1360, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 560, 688, 816, 824, 832, 960, 1088, 1216, 1344,)),
@@ -1686,6 +1809,9 @@ moec_weights_pack(weights, memory, stream) =
 moec_weights_refresh(weights, first, count, stream) =
     @ccall LIB.moec_weights_refresh(weights::Ptr{moec_weights}, first::Int32, count::Int32, stream::Ptr{Cvoid})::Int32
 
+moec_weights_dequantise(weights, matrix, expert, to, stream) =
+    @ccall LIB.moec_weights_dequantise(weights::Ptr{moec_weights}, matrix::UInt32, expert::Int32, to::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
 "Packed weights need the caller's matrices no longer: forgets them. Host only. E_UNSUPPORTED: needs_source is 1."
 moec_weights_release_source(weights) =
     @ccall LIB.moec_weights_release_source(weights::Ptr{moec_weights})::Int32
@@ -1697,6 +1823,14 @@ moec_weights_save_sync(weights, path) =
 "Maps such a file as the packed copy: read-only, shared between processes. Waits likewise; on CUDA it allocates. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or packed_format."
 moec_weights_map_sync(weights, path) =
     @ccall LIB.moec_weights_map_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
+
+"What moec_quantise writes: scheme, type and shape of the codes and of each tensor of `quant`, without memory, and the blocks and flags of `quant`. Host only."
+moec_quantise_query(context, desc, info, quant) =
+    @ccall LIB.moec_quantise_query(context::Ptr{moec_context}, desc::Ptr{moec_quantise_desc}, info::Ptr{moec_quantise_info}, quant::Ptr{moec_quant})::Int32
+
+"source [E,N,K] to codes and scales, with the bytes of the library that its kind names; of nested u8 scales, one that lies between two may be the other. A scale of values of which one is NaN or infinite is NaN, with the codes of 0; a mean or scales2 that it enters spoils all below it likewise. Queues; takes scratch."
+moec_quantise(context, args, stream) =
+    @ccall LIB.moec_quantise(context::Ptr{moec_context}, args::Ptr{moec_quantise_args}, stream::Ptr{Cvoid})::Int32
 
 "Makes experts, which never change; kernels are chosen here by device, type and shape, never by timing. Queues nothing. E_UNSUPPORTED names a legal combination that is not implemented."
 moec_experts_create(context, desc, out) =

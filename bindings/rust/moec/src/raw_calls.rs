@@ -243,21 +243,22 @@ calls! {
         read {
             /// `moec_quant.scales`: `[E,N/block_n,K/block_k]`, rounded up; IN_OUT: `[E,K/.., N/..]`
             scales,
-            /// `moec_quant.scales2`: `[E]` or `[1]`: scales of the scales
+            /// `moec_quant.scales2`: scales of the scales
             scales2,
-            /// `moec_quant.zeros`: zero points: shape of scales
+            /// `moec_quant.zeros`: zero points: shape of scales, or packed
             zeros,
-            /// `moec_quant.codebook`: `[16]` or `[256]` f32: the value of each code
+            /// `moec_quant.codebook`: `[16]` f32: the value of each code
             codebook,
             /// `moec_quant.scale_book`: `[256]` f32: the value of each u8 scale
             scale_book,
-            /// `moec_quant.scale_offset`: `[E]` or `[1]` f32: added to the scales
+            /// `moec_quant.scale_offset`: `[1]` f32: added to the scales
             scale_offset,
-            /// `moec_quant.group_index`: `[E,K]` i32: the block along K of each input (act-order)
+            /// `moec_quant.group_index`: `[E,K]` i32: the block along K of each input (act-order).
+            /// One that is no block counts as k / block_k
             group_index,
         }
         set {
-            /// `moec_quant.flags`: flags: 0
+            /// `moec_quant.flags`: `moec_quant_flags`
             flags: u32,
             /// `moec_quant.block_n`: values along N and K that share a scale; 0 = as the scheme
             /// says
@@ -265,8 +266,8 @@ calls! {
             /// `moec_quant.block_k`: values along N and K that share a scale; 0 = as the scheme
             /// says
             block_k: i64,
-            /// `moec_quant.scale_block`: scales that share an entry of scales2; 0 = all of an
-            /// expert
+            /// `moec_quant.scale_block`: scales that share an entry of scales2; 0 = as the scheme
+            /// says
             scale_block: i64,
         }
     }
