@@ -8,7 +8,7 @@
 #include <string>
 
 #include "problem.h"
-#include "support/quantised.h"
+#include "support/quantise_case.h"
 
 namespace moec::test {
 namespace {

@@ -3,7 +3,7 @@
 // every kind, for tiles of a warp and of a CTA, one scale an expert, streams of many groups; with
 // memory of the caller it neither allocates nor waits.
 #include "gpu/agree.h"
-#include "support/quantised.h"
+#include "support/quantise_case.h"
 
 namespace moec::test {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "golden/golden_case.h"
-#include "support/quantised.h"
+#include "support/quantise_case.h"
 
 namespace moec::test {
 namespace {

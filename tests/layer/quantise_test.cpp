@@ -8,7 +8,7 @@
 #include <cmath>
 #include <string>
 
-#include "support/quantised.h"
+#include "support/quantise_case.h"
 #include "support/random.h"
 #include "support/tensors.h"
 

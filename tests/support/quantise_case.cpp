@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "support/quantised.h"
+#include "support/quantise_case.h"
 
 #include <gtest/gtest.h>
 
