@@ -50,6 +50,13 @@ moec_status moec_weights_refresh(moec_weights* weights, int32_t first, int32_t c
   return guard(__func__, [&] { self<Weights>(weights, "weights").refresh(first, count, stream); });
 }
 
+moec_status moec_weights_dequantise(const moec_weights* weights, uint32_t matrix, int32_t expert,
+                                    const moec_tensor* to, moec_stream stream) {
+  return guard(__func__, [&] {
+    self<Weights>(weights, "weights").dequantise(matrix, expert, required(to, "to", 4), stream);
+  });
+}
+
 moec_status moec_weights_release_source(moec_weights* weights) {
   return guard(__func__, [&] { self<Weights>(weights, "weights").release_source(); });
 }

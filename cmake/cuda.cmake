@@ -8,12 +8,12 @@ endif()
 find_package(CUDAToolkit 13 REQUIRED)
 include(src/backend/cuda/sources.cmake)
 
-# The list of formats is src/quant/format.h's.
+# The list of formats that Hopper decodes is src/quant/format.h's.
 set(format_list ${PROJECT_SOURCE_DIR}/src/quant/format.h)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${format_list})
 file(READ ${format_list} formats)
-if(NOT formats MATCHES "using Formats = FormatList<([A-Za-z0-9_, \n]+)>;")
-  message(FATAL_ERROR "${format_list} has no line `using Formats = FormatList<...>;`")
+if(NOT formats MATCHES "using ChannelFormats = FormatList<([A-Za-z0-9_, \n]+)>;")
+  message(FATAL_ERROR "${format_list} has no line `using ChannelFormats = FormatList<...>;`")
 endif()
 string(REGEX REPLACE "[ \n]" "" formats "${CMAKE_MATCH_1}")
 string(REPLACE "," ";" formats "${formats}")

@@ -50,7 +50,7 @@ done
 # Coded weights, as cmake/cuda.cmake writes them; an older tree has none.
 coded=src/backend/cuda/sm90/row_gemm_coded.cu.in
 if [ -n "$sources" ] && [ -f $coded ]; then
-  formats=$(sed -n 's/^using Formats = FormatList<\(.*\)>;/\1/p' src/quant/format.h)
+  formats=$(sed -En 's/^using (Channel)?Formats = FormatList<(.*)>;/\2/p' src/quant/format.h)
   for format in ${formats//,/ }; do
     for operation in up up_alternating down grad_down; do
       file=$folder/row_gemm_coded_${operation}_$format

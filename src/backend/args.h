@@ -169,4 +169,11 @@ struct ExpertsGradArgs {
   void* workspace;
 };
 
+// ---------------------------------------------------------------- weights
+struct ValuesArgs {  // to(n, k) = element (n, k) of one expert's matrix in fp32, rounded once
+  const ExpertMatrix* matrix;
+  int64_t expert, n, k;
+  MatrixView to;
+};
+
 }  // namespace moec

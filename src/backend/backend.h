@@ -103,6 +103,8 @@ class Backend {
   virtual PackedForm packed_form(const WeightsView& weights) const = 0;
   virtual void pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                             moec_stream stream) const = 0;
+  // Of bound weights.
+  virtual void weight_values(const ValuesArgs& args, moec_stream stream) const = 0;
 
   // ---- codes and scales from values
   virtual void quantise(const QuantiseArgs& args, moec_stream stream) const = 0;

@@ -39,11 +39,12 @@ struct ExpertArray {
   }
 };
 
-// What a block of elements has in common: its entry at (n / block_n) * row_stride + (k / block_k) *
+// What a block of elements has in common: its entry at block_n.of(n) * row_stride + block_k.of(k) *
 // col_stride of the expert's array.
 struct ExpertBlocks {
   ExpertArray array;
-  int64_t row_stride = 0, col_stride = 0, block_n = 1, block_k = 1;
+  int64_t row_stride = 0, col_stride = 0;
+  quant::BlockSize block_n, block_k;
 
   MOEC_HD quant::BlockView expert(int64_t e) const {
     if (!array.present()) return {};
@@ -51,26 +52,60 @@ struct ExpertBlocks {
   }
 };
 
+// What makes values of the codes of every local expert's matrix, and which rows they are of the
+// bound one.
+struct ExpertQuant {
+  uint32_t scheme = MOEC_SCHEME_NONE;
+  uint32_t flags = 0;  // moec_quant_flags
+  quant::RowMap rows;
+  ExpertBlocks scales, zeros;
+  ExpertArray scales2, scale_offset, group_index;
+  const float *codebook = nullptr, *scale_book = nullptr;
+  quant::BlockSize scale_block;
+  int64_t blocks_along_k = 0;
+  int64_t expert_codes = 0;  // of a stream of all experts: codes of one
+
+  MOEC_HD bool is_coded() const { return scheme != MOEC_SCHEME_NONE; }
+  MOEC_HD quant::CodedView view(int64_t e, const MatrixView& codes) const {
+    quant::CodedView to;
+    to.codes = codes.data;
+    to.row_stride = codes.row_stride;
+    to.col_stride = codes.col_stride;
+    to.code_dtype = codes.dtype;
+    to.scheme = scheme;
+    to.flags = flags;
+    to.rows = rows;
+    to.scales = scales.expert(e);
+    to.zeros = zeros.expert(e);
+    to.first = e * expert_codes;
+    to.blocks_along_k = blocks_along_k;
+    to.codebook = codebook;
+    to.scale_book = scale_book;
+    to.scale_block = scale_block;
+    if (scales2.present()) to.scales2 = static_cast<const float*>(scales2.expert(e));
+    if (scale_offset.present()) to.scale_offset = static_cast<const float*>(scale_offset.expert(e));
+    if (group_index.present()) to.group_index = static_cast<const int32_t*>(group_index.expert(e));
+    return to;
+  }
+};
+
 // One matrix (or its gradient) of every local expert.
-struct ExpertMatrix {
-  ExpertArray values;  // elements, or the codes of `scheme`
+struct ExpertMatrix : ExpertQuant {
+  ExpertArray values;  // elements, or codes
   int64_t row_stride = 0, col_stride = 0;
   moec_dtype dtype = 0;  // of elements; the type that codes stand for
-  uint32_t scheme = MOEC_SCHEME_NONE;
-  ExpertBlocks scales, zeros;
   ExpertArray bias;
   int64_t bias_stride = 1;
   bool aligned = false;  // every expert's values begin at 16 bytes: known to who has looked
 
   MOEC_HD bool present() const { return values.present(); }
   MOEC_HD bool has_bias() const { return bias.present(); }
-  MOEC_HD bool is_coded() const { return scheme != MOEC_SCHEME_NONE; }
   // Plain values.
   MOEC_HD MatrixView expert(int64_t e) const {
     return {values.expert(e), row_stride, col_stride, dtype};
   }
   MOEC_HD quant::CodedView coded(int64_t e) const {
-    return {values.expert(e), row_stride, col_stride, scheme, scales.expert(e), zeros.expert(e)};
+    return view(e, {values.expert(e), row_stride, col_stride, values.dtype});
   }
   // row_stride: distance of elements; col_stride unused.
   MOEC_HD MatrixView bias_of(int64_t e) const {

@@ -204,6 +204,18 @@ int64_t TensorCheck::tokens(const char* name, const moec_tensor& tensor) const {
 
 Array checked_array(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes,
                     const Context& context) {
+  Extents extents;
+  for (const int64_t extent : shape) extents.extent[extents.rank++] = extent;
+  return checked_array(name, tensor, extents, dtypes, context);
+}
+
+bool has_shape(const moec_tensor& tensor, const Extents& shape) {
+  return tensor.ndim == shape.rank &&
+         std::equal(shape.extent, shape.extent + shape.rank, tensor.shape);
+}
+
+Array checked_array(const char* name, const moec_tensor& tensor, const Extents& shape,
+                    Dtypes dtypes, const Context& context) {
   MOEC_REQUIRE(!is_absent(tensor), MOEC_E_INVALID_ARG, "%s is absent; it is required", name);
   check_tensor(name, tensor);
   check_device(name, tensor, context);
@@ -211,11 +223,9 @@ Array checked_array(const char* name, const moec_tensor& tensor, Shape shape, Dt
   for (const moec_dtype dtype : dtypes) fits |= dtype == tensor.dtype;
   MOEC_REQUIRE(fits, MOEC_E_DTYPE, "%s has dtype %s; expected %s", name, dtype_name(tensor.dtype),
                dtypes_text(dtypes).c_str());
-  fits = tensor.ndim == int32_t(shape.size());
-  for (size_t i = 0; fits && i < shape.size(); ++i) fits = tensor.shape[i] == shape.begin()[i];
-  MOEC_REQUIRE(fits, MOEC_E_SHAPE, "%s has shape %s; expected %s", name,
+  MOEC_REQUIRE(has_shape(tensor, shape), MOEC_E_SHAPE, "%s has shape %s; expected %s", name,
                shape_text(tensor.shape, tensor.ndim).c_str(),
-               shape_text(shape.begin(), int64_t(shape.size())).c_str());
+               shape_text(shape.extent, shape.rank).c_str());
   static char empty;  // present, though it has no element
   const bool any = tensor_numel(tensor) > 0;
   return {any ? reinterpret_cast<void*>(address(tensor)) : &empty, tensor.dtype};

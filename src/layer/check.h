@@ -61,6 +61,15 @@ void check_device(const char* name, const moec_tensor& tensor, const Context& co
 Array checked_array(const char* name, const moec_tensor& tensor, Shape shape, Dtypes dtypes,
                     const Context& context);
 
+// The same with a shape of any rank.
+struct Extents {
+  int64_t extent[4] = {};
+  int32_t rank = 0;
+};
+bool has_shape(const moec_tensor& tensor, const Extents& shape);
+Array checked_array(const char* name, const moec_tensor& tensor, const Extents& shape,
+                    Dtypes dtypes, const Context& context);
+
 struct MemoryBlock {
   uintptr_t begin, end;
 };

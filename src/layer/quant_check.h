@@ -12,8 +12,22 @@ namespace moec {
 std::string scheme_names();  // "0 (none), 1 (int8)"
 // Whether it has arrays of one tensor an expert.
 bool has_arrays(const moec_quant& quant);
-// What the format does not read is absent, and blocks of the [N,K] matrix are as it has them.
-void check_quant(const char* name, const moec_quant& quant, const quant::FormatInfo& format,
-                 int64_t N, int64_t K);
+
+// A matrix [N,K] of codes that is bound under a name.
+struct CodedShape {
+  const char* name;
+  const quant::FormatInfo& format;
+  int64_t N, K;
+  bool out_in;
+};
+// The orientation and the extents are those that the format can have.
+void check_extents(const CodedShape& matrix);
+// What the format does not read is absent, and what it needs is present.
+void check_fields(const CodedShape& matrix, const moec_quant& quant);
+// The blocks of the matrix; of a stream all of them lie along k.
+struct Blocks {
+  quant::BlockSize n, k;
+};
+Blocks checked_blocks(const CodedShape& matrix, const moec_quant& quant);
 
 }  // namespace moec

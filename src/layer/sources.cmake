@@ -14,6 +14,7 @@ moec_add_sources(
   plan_file.cpp
   plan_holds.cpp
   plan_layout.cpp
+  quant_bind.cpp
   quant_check.cpp
   quantise.cpp
   router.cpp

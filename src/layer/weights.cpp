@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "core/dtype.h"
 #include "core/workspace.h"
 
 namespace moec {
@@ -89,8 +90,8 @@ void Weights::pack(const moec_buffer* memory, moec_stream stream) {
   source.packed = nullptr;
   const uint64_t bytes = packed_bytes();
   MOEC_REQUIRE(bytes, MOEC_E_UNSUPPORTED,
-               "these weights have no packed form on %s; use them as they are bound",
-               context_->backend().name());
+               "weights of schemes %u and %u have no packed form on %s; use them as they are bound",
+               desc_.gate_up_scheme, desc_.down_scheme, context_->backend().name());
   const uint64_t need = bytes + kAlignSlack;
   if (memory) {
     check_buffer(*context_, "memory", *memory, need);
@@ -134,6 +135,38 @@ void Weights::release_source() {
                context_->backend().name());
   bound_.view.source_present = false;
   bound_.memory.count = 0;
+}
+
+void Weights::dequantise(uint32_t matrix, int32_t expert, const moec_tensor& to,
+                         moec_stream stream) const {
+  const WeightsView& bound = view();
+  MOEC_REQUIRE(bound.source_present, MOEC_E_INVALID_STATE,
+               "the source of the weights was released; call moec_weights_bind before");
+  check_enum("matrix", matrix, MOEC_MATRIX_DOWN);
+  check_range("expert", expert, 0, desc_.num_experts - 1);
+  const int64_t I = desc_.inter, H = desc_.hidden;
+  const PartOfRows gate_rows = part_rows(desc_.gate_layout, I, false);
+  const PartOfRows up_rows = part_rows(desc_.gate_layout, I, true);
+  const bool down = matrix == MOEC_MATRIX_DOWN, both = matrix == MOEC_MATRIX_GATE_UP;
+  MOEC_REQUIRE((!both || gate_rows.step) && (matrix != MOEC_MATRIX_GATE || bound.gated),
+               MOEC_E_INVALID_ARG, "matrix is %u (%s); gate_layout %u has none", matrix,
+               both ? "GATE_UP" : "GATE", desc_.gate_layout);
+  const int64_t n = down ? H : both ? 2 * I : I, k = down ? I : H;
+  const bool in_out = (down ? desc_.down_orientation : desc_.gate_up_orientation) == MOEC_IN_OUT;
+  TensorCheck check(*context_);
+  const Array out = check.out("to", to, {in_out ? k : n, in_out ? n : k}, kReal);
+  check_memory(check);
+  check.finish();
+  const auto write = [&](const ExpertMatrix& from, int64_t rows, const PartOfRows& place) {
+    const int64_t row = in_out ? 1 : k;
+    char* const begin = static_cast<char*>(out.data) + place.first * row * dtype_bytes(out.dtype);
+    context_->backend().weight_values(
+        {&from, expert, rows, k, {begin, place.step * row, in_out ? n : 1, out.dtype}}, stream);
+  };
+  const PartOfRows whole = {0, 1};
+  if (both) write(bound.gate, I, gate_rows);
+  if (both) write(bound.up, I, up_rows);
+  if (!both) write(down ? bound.down : matrix == MOEC_MATRIX_UP ? bound.up : bound.gate, n, whole);
 }
 
 }  // namespace moec

@@ -28,6 +28,7 @@ class Weights final : public Object {
   void pack(const moec_buffer* memory, moec_stream stream);
   void refresh(int32_t first, int32_t count, moec_stream stream);
   void release_source();
+  void dequantise(uint32_t matrix, int32_t expert, const moec_tensor& to, moec_stream stream) const;
 
   // packed_file.cpp
   void save_sync(const char* path) const;

@@ -3,16 +3,12 @@
 
 #include "core/dtype.h"
 #include "core/workspace.h"
-#include "layer/quant_check.h"
+#include "layer/quant_bind.h"
 
 namespace moec {
 namespace {
 
 constexpr int64_t kPackedExtent = 64;  // no pack rounds extents further
-
-struct BlockShape {
-  int64_t n, k, block_n, block_k;
-};
 
 // Binds the matrices of one set, each checked against its shape [El,N,K] or [El,K,N].
 struct Binder {
@@ -71,41 +67,9 @@ struct Binder {
     return to;
   }
 
-  // Scales or zero points: one entry for a block of the matrix.
-  ExpertBlocks blocks(const char* name, const moec_tensor& stacked, const moec_tensor* per_expert,
-                      const BlockShape& shape, bool out_in, Dtypes types) {
-    const int64_t n = div_up(shape.n, shape.block_n), k = div_up(shape.k, shape.block_k);
-    ExpertBlocks to;
-    to.array = array(name, stacked, per_expert, out_in ? n : k, out_in ? k : n, 2, types);
-    to.row_stride = out_in ? k : 1;
-    to.col_stride = out_in ? 1 : n;
-    to.block_n = shape.block_n;
-    to.block_k = shape.block_k;
-    return to;
-  }
-
-  void read_quant(const char* name, const moec_quant* quant, int64_t N, int64_t K, bool out_in,
-                  ExpertMatrix& to) {
-    const quant::FormatInfo& format = *quant::find_format(to.scheme);
-    MOEC_REQUIRE(quant, MOEC_E_INVALID_ARG,
-                 "%s.quant is NULL; the scheme of the weights is %s, whose codes need scales", name,
-                 format.name);
-    check_quant(name, *quant, format, N, K);
-    const BlockShape shape = {N, K, format.block_n ? format.block_n : N,
-                              format.block_k ? format.block_k : K};
-    const std::string scales = name + std::string(".quant.scales");
-    const std::string zeros = name + std::string(".quant.zeros");
-    MOEC_REQUIRE(quant->per_expert_scales || !is_absent(quant->scales), MOEC_E_INVALID_ARG,
-                 "%s is absent; %s needs it", scales.c_str(), format.name);
-    to.scales =
-        blocks(scales.c_str(), quant->scales, quant->per_expert_scales, shape, out_in, kReal);
-    if (quant->per_expert_zeros || !is_absent(quant->zeros))
-      to.zeros = blocks(zeros.c_str(), quant->zeros, quant->per_expert_zeros, shape, out_in,
-                        {format.zeros_dtype});
-  }
-
+  // `parts`: 2 where the rows are those of gate and of up.
   ExpertMatrix matrix(const char* name, const moec_matrix& from, int64_t N, int64_t K,
-                      uint32_t orientation, uint32_t scheme) {
+                      uint32_t orientation, uint32_t scheme, int parts = 1) {
     const bool has_data = !is_absent(from.data), has_bias = !is_absent(from.bias);
     const bool arrays = from.per_expert || from.per_expert_bias;
     MOEC_REQUIRE(!(has_data && from.per_expert) && !(has_bias && from.per_expert_bias),
@@ -130,11 +94,10 @@ struct Binder {
     to.row_stride = out_in ? K : 1;
     to.col_stride = out_in ? 1 : N;
     if (coded) {
-      to.scheme = scheme;
       to.dtype = desc.dtype;
-      to.values = array(name, from.data, from.per_expert, rows, cols, 2,
-                        Dtypes{quant::find_format(scheme)->code_dtype});
-      if (!gradients) read_quant(name, from.quant, N, K, out_in, to);
+      if (!gradients)
+        bind_codes({context, local(), pointers, memory},
+                   {name, *quant::find_format(scheme), N, K, out_in}, parts, from, to);
     } else {
       to.values = array(name, from.data, from.per_expert, rows, cols, 2, desc.dtype);
       to.dtype = to.values.dtype;
@@ -152,40 +115,18 @@ struct Binder {
   }
 };
 
-ExpertBlocks part(ExpertBlocks blocks, int64_t first, int64_t step) {
-  blocks.array = blocks.array.from(first * blocks.row_stride);  // block_n is 1
-  blocks.row_stride *= step;
-  return blocks;
-}
-
-// Rows first, first + step, ... of a matrix.
-ExpertMatrix part(ExpertMatrix whole, int64_t first, int64_t step) {
-  whole.values = whole.values.from(first * whole.row_stride);
-  whole.row_stride *= step;
+// Part `index` of a matrix.
+ExpertMatrix part(ExpertMatrix whole, const PartOfRows& rows, int index) {
+  const auto [first, step] = rows;
+  if (!whole.is_coded() || quant::is_bytes(*quant::find_format(whole.scheme))) {
+    whole.values = whole.values.from(first * whole.row_stride);
+    whole.row_stride *= step;
+  }
+  whole.rows = whole.rows.part(first, step);
+  if (whole.scales2.expert_stride == 2) whole.scales2 = whole.scales2.from(index);
   whole.bias = whole.bias.from(first);
   whole.bias_stride = step;
-  whole.scales = part(whole.scales, first, step);
-  whole.zeros = part(whole.zeros, first, step);
   return whole;
-}
-
-struct Concatenation {  // of gate and up rows in gate_up, in units of I rows or of 1
-  int64_t gate_halves, up_halves, gate_row, up_row, step;
-};
-
-const Concatenation* concatenation(uint32_t gate_layout) {
-  static constexpr Concatenation kThenUp = {0, 1, 0, 0, 1}, kThenGate = {1, 0, 0, 0, 1},
-                                 kInterleaved = {0, 0, 0, 1, 2};
-  switch (gate_layout) {
-    case MOEC_GATE_THEN_UP:
-      return &kThenUp;
-    case MOEC_UP_THEN_GATE:
-      return &kThenGate;
-    case MOEC_GATE_INTERLEAVED:
-      return &kInterleaved;
-    default:
-      return nullptr;
-  }
 }
 
 WeightsView empty_view(const moec_weights_desc& desc) {
@@ -202,13 +143,14 @@ BoundWeights bind(Binder binder, const moec_weight_set& set) {
   const moec_weights_desc& desc = binder.desc;
   const uint32_t up_scheme = desc.gate_up_scheme;
   WeightsView view = empty_view(desc);
-  if (const Concatenation* const c = concatenation(desc.gate_layout)) {
+  const auto rows_of = [&](bool up) { return part_rows(desc.gate_layout, I, up); };
+  if (rows_of(false).step) {
     binder.refuse("gate", set.gate);
     binder.refuse("up", set.up);
     const ExpertMatrix both =
-        binder.matrix("gate_up", set.gate_up, 2 * I, H, desc.gate_up_orientation, up_scheme);
-    view.gate = part(both, c->gate_halves * I + c->gate_row, c->step);
-    view.up = part(both, c->up_halves * I + c->up_row, c->step);
+        binder.matrix("gate_up", set.gate_up, 2 * I, H, desc.gate_up_orientation, up_scheme, 2);
+    view.gate = part(both, rows_of(false), 0);
+    view.up = part(both, rows_of(true), 1);
   } else {
     binder.refuse("gate_up", set.gate_up);
     if (!view.gated)
@@ -229,6 +171,19 @@ void check_bias_gradient(const char* name, const ExpertMatrix& gradient,
 }
 
 }  // namespace
+
+PartOfRows part_rows(uint32_t gate_layout, int64_t inter, bool up) {
+  switch (gate_layout) {
+    case MOEC_GATE_THEN_UP:
+      return {up ? inter : 0, 1};
+    case MOEC_UP_THEN_GATE:
+      return {up ? 0 : inter, 1};
+    case MOEC_GATE_INTERLEAVED:
+      return {up ? 1 : 0, 2};
+    default:
+      return {0, 0};
+  }
+}
 
 moec_weights_desc checked_weights_desc(const moec_weights_desc& given) {
   moec_weights_desc desc = given;
@@ -268,9 +223,7 @@ int64_t binding_entries(const moec_weight_set& set, int64_t num_experts, bool gr
     const auto add = [&](const moec_tensor* per_expert) { entries += per_expert ? each : 1; };
     add(matrix->per_expert);
     add(matrix->per_expert_bias);
-    if (!matrix->quant || gradients) continue;
-    add(matrix->quant->per_expert_scales);
-    add(matrix->quant->per_expert_zeros);
+    if (matrix->quant && !gradients) entries += quant_entries(*matrix->quant, each);
   }
   return entries;
 }
@@ -301,11 +254,12 @@ WeightsView unbound_view(const moec_weights_desc& desc, bool gate_bias, bool up_
     to.values.base = &nowhere;
     to.values.expert_stride = N * K;
     const quant::FormatInfo* const format = quant::find_format(scheme);  // null: plain
-    to.values.dtype = format ? format->code_dtype : desc.dtype;
+    to.values.dtype = format ? *format->code_dtypes.begin() : desc.dtype;
     to.row_stride = K;
     to.col_stride = 1;
     to.dtype = desc.dtype;
     to.scheme = scheme;
+    to.scales.block_k = quant::BlockSize::all_of(K);
     if (bias) to.bias = {&nowhere, nullptr, N, 0, desc.bias_dtype};
     return to;
   };

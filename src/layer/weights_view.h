@@ -17,6 +17,13 @@ namespace moec {
 // quant/format.h is E_UNSUPPORTED.
 moec_weights_desc checked_weights_desc(const moec_weights_desc& desc);
 
+// Rows first, first + step, ... of gate_up are those of gate or of up; no step: the layout has no
+// gate_up.
+struct PartOfRows {
+  int64_t first, step;
+};
+PartOfRows part_rows(uint32_t gate_layout, int64_t inter, bool up);
+
 struct BoundWeights {
   WeightsView view;
   MemorySet memory;

@@ -3,7 +3,7 @@
 // host and device. Ties go where the library of the format sends them.
 #pragma once
 
-#include "core/dtype.h"
+#include "quant/numbers.h"
 
 namespace moec::quant {
 
@@ -96,18 +96,6 @@ MOEC_HD uint32_t e4m3_code(float x) {
     return sign | (std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0x1p14f) - 0x46800000u);
   const uint32_t rounded = size + 0x7ffffu + ((size >> 20) & 1u);
   return sign | ((rounded - 0x3c000000u) >> 20);
-}
-
-MOEC_HD float e4m3_value(uint32_t code) {
-  const uint32_t sign = (code & 0x80u) << 24, size = code & 0x7fu;
-  if (size == 0x7fu) return float_of(0x7fc00000u);
-  if (size < 8) return float_of(sign | std::bit_cast<uint32_t>(float(size) * 0x1p-9f));
-  return float_of(sign | ((size << 20) + 0x3c000000u));
-}
-
-// ---- E8M0: 2^(code - 127)
-MOEC_HD float e8m0_value(uint32_t code) {
-  return code == 255 ? float_of(0x7fc00000u) : code ? float_of(code << 23) : 0x1p-127f;
 }
 
 // ---- bitsandbytes' 8-bit dynamic map, ascending, as torch's vectorised linspace makes it: for i

@@ -145,7 +145,7 @@ MOEC_HD double sum_chunk(const NestedView& v, int64_t chunk) {
 }
 MOEC_HD void store_mean(const NestedView& v, const double* chunk_sums) {
   const float mean = float(sum_of(chunk_sums, 0, v.chunks.count) / double(v.count));
-  *v.offset = magnitude_bits(mean) < kInfinityBits ? mean : float_of(0x7fc00000u);
+  *v.offset = magnitude_bits(mean) < kInfinityBits ? mean : quiet_nan();
 }
 template <class Team>
 MOEC_HD void nested_group(const NestedView& v, const DynamicMap& map, int64_t group,

@@ -42,7 +42,7 @@ struct ScaledBlock {
   bool finite = true;
 };
 MOEC_HD ScaledBlock spoilt_block(uint8_t byte) {
-  return {float_of(0x7fc00000u), 1, 0, byte, false};
+  return {quiet_nan(), 1, 0, byte, false};
 }
 // compressed-tensors computes in the type of the scales, and has no scale of 0.
 MOEC_HD float library_scale(moec_dtype dtype, float scale) {
@@ -129,7 +129,7 @@ struct MxRule {
     if (!spread.finite()) return spoilt_block(255);
     const uint32_t exponent = (spread.bits + 0x200000u) >> 23;
     const uint32_t code = exponent > kTop ? exponent - kTop : 0;
-    return {e8m0_value(code), e8m0_value(code), 0, uint8_t(code)};
+    return {e8m0(code), e8m0(code), 0, uint8_t(code)};
   }
   MOEC_HD uint32_t code(float x, const ScaledBlock& block) const {
     const float q = x / block.divisor + 0.0f;
@@ -147,7 +147,7 @@ struct Nvfp4Rule {
   moec_dtype arithmetic;                               // where it divides
   bool divides;
   MOEC_HD float expert_scale(const Spread& expert) const {
-    if (!expert.finite()) return float_of(0x7fc00000u);
+    if (!expert.finite()) return quiet_nan();
     if (!divides) return expert.amax() / (kMost * kMostScale);
     if (!expert.bits) return 1;
     constexpr float kLargest = 0x1.fffffep127f;  // reciprocals of subnormal numbers are more
@@ -164,7 +164,7 @@ struct Nvfp4Rule {
     } else {
       code = e4m3_code(largest == 0 || whole == 0 ? 1.0f : largest / whole);
     }
-    const float scale = e4m3_value(code);
+    const float scale = e4m3(code);
     return {scale, divides ? scale / whole : scale * whole, 0, uint8_t(code)};
   }
   MOEC_HD uint32_t code(float x, const ScaledBlock& block) const {

@@ -155,10 +155,12 @@ const Mistake kMistakes[] = {
      [](Problem& p) {
        return bind_with(p, [](auto& q) { q.down_quant.group_index = q.anything(); });
      }},
-    {"block_n", MOEC_E_UNSUPPORTED, "down.quant.block_n is 2; int8 has 0 or 1",
+    {"block_n", MOEC_E_SHAPE, "down.quant.scales has shape [4,16,1]; expected [4,8,1]",
      [](Problem& p) { return bind_with(p, [](auto& q) { q.down_quant.block_n = 2; }); }},
-    {"block_k", MOEC_E_UNSUPPORTED, "down.quant.block_k is 8; int8 has 0 or 24",
+    {"block_k", MOEC_E_SHAPE, "down.quant.scales has shape [4,16,1]; expected [4,16,3]",
      [](Problem& p) { return bind_with(p, [](auto& q) { q.down_quant.block_k = 8; }); }},
+    {"negative_block", MOEC_E_INVALID_ARG, "down.quant.block_k is -8; expected 0 or more",
+     [](Problem& p) { return bind_with(p, [](auto& q) { q.down_quant.block_k = -8; }); }},
     {"scale_block", MOEC_E_UNSUPPORTED, "down.quant.scale_block is 256; int8 has 0",
      [](Problem& p) { return bind_with(p, [](auto& q) { q.down_quant.scale_block = 256; }); }},
     {"gradient_of_codes", MOEC_E_UNSUPPORTED,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The whole layer through moec.h against the oracle. A machine without an instruction set skips it.
 target_sources(moec_test_support PRIVATE
-  support/descriptors.cpp support/device.cpp support/layer_runner.cpp support/tensors.cpp
-  support/weight_sets.cpp)
+  support/descriptors.cpp support/device.cpp support/layer_runner.cpp support/quantised.cpp
+  support/quantised_files.cpp support/tensors.cpp support/weight_sets.cpp)
 set(all_isas portable avx2 avx512 avx512bf16 amx)
 add_moec_test(layer/golden_test LABELS per_backend ISAS ${all_isas} nehalem)
 add_moec_test(layer/golden_formats_test LABELS per_backend ISAS ${all_isas})
@@ -16,5 +16,6 @@ add_moec_test(layer/experts_test LABELS per_backend asan)
 add_moec_test(layer/formats_test LABELS per_backend asan ISAS ${all_isas} nehalem)
 add_moec_test(layer/quantise_golden_test SOURCES support/quantise_case.cpp LABELS per_backend)
 add_moec_test(layer/quantise_test SOURCES support/quantise_case.cpp LABELS per_backend asan)
+add_moec_test(layer/values_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/plans_test LABELS per_backend asan)
 add_moec_test(layer/routing_test LABELS per_backend asan)

@@ -97,9 +97,12 @@ moec_tensor Tensors::output(moec_dtype dtype, const std::vector<int64_t>& shape)
 
 moec_tensor Tensors::input(const std::vector<double>& values, moec_dtype dtype,
                            const std::vector<int64_t>& shape) {
-  if (values.empty()) return {};
+  return values.empty() ? moec_tensor{} : input_bytes(encode(values, dtype), dtype, shape);
+}
+
+moec_tensor Tensors::input_bytes(const std::vector<uint8_t>& bytes, moec_dtype dtype,
+                                 const std::vector<int64_t>& shape) {
   const moec_tensor tensor = output(dtype, shape);
-  const std::vector<uint8_t> bytes = encode(values, dtype);
   if (bytes.size() != buffers_.back().size())
     throw std::runtime_error("Tensors::input: values do not fit the shape");
   buffers_.back().upload(bytes.data());

@@ -29,6 +29,9 @@ class Tensors {
                         const std::vector<int64_t>& shape) {
     return input(std::vector<double>(ids.begin(), ids.end()), dtype, shape);
   }
+  // Bytes as they are.
+  moec_tensor input_bytes(const std::vector<uint8_t>& bytes, moec_dtype dtype,
+                          const std::vector<int64_t>& shape);
   // Poisoned memory that a call is to fill.
   moec_tensor output(moec_dtype dtype, const std::vector<int64_t>& shape);
   moec_buffer buffer(uint64_t bytes, uint8_t fill = 0xFF);

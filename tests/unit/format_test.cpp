@@ -57,10 +57,10 @@ TEST_P(Values, are_those_of_the_library) {
     m.row_stride = K;
     m.col_stride = 1;
     m.scheme = c.scheme;
-    m.scales = {scales.bytes.data(), 1, 0, 1, K, c.dtype};
+    m.scales = {scales.bytes.data(), 1, 0, BlockSize(), BlockSize::all_of(K), c.dtype};
     oracle::Coded coded{codes.as_double(), scales.as_double(), {}};
     if (file.has(zeros)) {
-      m.zeros = {file.at(zeros).bytes.data(), 1, 0, 1, K, MOEC_I8};
+      m.zeros = {file.at(zeros).bytes.data(), 1, 0, BlockSize(), BlockSize::all_of(K), MOEC_I8};
       coded.zeros = file.at(zeros).as_double();
     }
     const bool bf16 = c.dtype == MOEC_BF16;
@@ -81,6 +81,18 @@ TEST(Formats, are_found_by_their_scheme) {
     EXPECT_STREQ(found->name, Format::kInfo.name);
   });
   EXPECT_EQ(find_format(MOEC_SCHEME_NONE), nullptr);
+}
+
+TEST(BlockSizes, divide_as_integers_do) {
+  for (const int64_t size : {1, 2, 3, 24, 32, 100, 4096}) {
+    const BlockSize block(size);
+    for (const int64_t extent : {1, 2, 31, 32, 33, 99, 4095, 4096, 4097, 100000}) {
+      EXPECT_EQ(block.of(extent), extent / size);
+      EXPECT_EQ(block.count(extent), (extent + size - 1) / size);
+    }
+  }
+  EXPECT_EQ(BlockSize::all_of(100).of(99), 0);
+  EXPECT_EQ(BlockSize::all_of(100).count(100), 1);
 }
 
 }  // namespace

@@ -109,6 +109,7 @@ ExpertMatrix coded(ExpertMatrix m, int64_t scale_stride, int64_t first) {
   m.scales.array.dtype = MOEC_BF16;
   m.scales.array.expert_stride = 2 * kInter;
   m.scales.row_stride = scale_stride;
+  m.scales.block_k = quant::BlockSize::all_of(kHidden);
   return m;
 }
 RowGemmProblem empty(RowGemm op) {

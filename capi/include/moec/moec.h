@@ -800,8 +800,9 @@ MOEC_API moec_status moec_weights_refresh(moec_weights* weights, int32_t first, 
                                           moec_stream stream);
 /* Writes one expert's matrix as values to [N,K], where its orientation is IN_OUT to [K,N], of any
  * real type: those of moec_scheme in fp32, rounded once to that type. GATE_UP has its rows as they
- * are bound; GATE and UP are also parts of it. Queues. E_INVALID_STATE: not bound, or the source was
- * released; E_INVALID_ARG: the gate_layout has no such matrix; E_ALIAS: `to` overlaps the weights. */
+ * are bound; GATE and UP are also parts of it. Queues. E_INVALID_STATE: not bound, or the source
+ * was released; E_INVALID_ARG: the gate_layout has no such matrix; E_ALIAS: `to` overlaps the
+ * weights. */
 enum moec_matrix_name {
   MOEC_MATRIX_GATE_UP = 0,
   MOEC_MATRIX_GATE = 1,

@@ -134,7 +134,7 @@ class BlockLoader {
       std::swap(d.n, d.k);
       d.along_n = !d.along_n;
     }
-    tile_.decode[quant::format_index(source_.coded.scheme)][int(plain_load(source_.dtype))](d);
+    tile_.decode[quant::Formats::index(source_.coded.scheme)][int(plain_load(source_.dtype))](d);
     const void* lines[kMaxBlockK];
     for (int i = 0; i < d.lines; ++i) lines[i] = values + i * row * dtype_bytes(source_.dtype);
     put({lines, 0, d.lines, d.count, target.at(tile, block), target.lines_out(tile)}, target,

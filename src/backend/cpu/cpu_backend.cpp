@@ -124,11 +124,15 @@ ExpertsPaths CpuBackend::experts_paths() const {
 }
 
 Backend::PackedForm CpuBackend::packed_form(const WeightsView& weights) const {
-  return {cpu::packed_bytes(weights), cpu::packed_format(weights), false};
+  const uint64_t bytes = cpu::packed_bytes(weights);
+  return bytes ? PackedForm{bytes, cpu::packed_format(weights), false} : PackedForm{};
 }
 void CpuBackend::pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                               moec_stream) const {
   cpu::pack_weights(device(), weights, to, first, count);
+}
+void CpuBackend::weight_values(const ValuesArgs& args, moec_stream) const {
+  cpu::weight_values(device(), args);
 }
 void CpuBackend::quantise(const QuantiseArgs& args, moec_stream) const {
   cpu::quantise(device(), args);

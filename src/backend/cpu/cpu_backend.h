@@ -54,6 +54,7 @@ class CpuBackend final : public Backend {
   PackedForm packed_form(const WeightsView& weights) const override;
   void pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                     moec_stream) const override;
+  void weight_values(const ValuesArgs& args, moec_stream) const override;
   void quantise(const QuantiseArgs& args, moec_stream) const override;
 
  private:

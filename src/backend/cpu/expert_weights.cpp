@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backend/cpu/ops.h"
+#include "backend/cpu/packed_form.h"
 #include "core/dtype.h"
 #include "core/workspace.h"
 #include "quant/format.h"
@@ -94,6 +95,8 @@ void load_bias(const WeightsView& w, Part part, int64_t e, int64_t first, int64_
 }
 
 uint64_t packed_bytes(const WeightsView& w) {
+  for (const Part part : kParts)
+    if ((part != Part::kGate || w.gated) && !has_packed_form(matrix_of(w, part))) return 0;
   return uint64_t(w.num_experts) * uint64_t(PackLayout(w).stride);
 }
 

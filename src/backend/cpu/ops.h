@@ -62,6 +62,9 @@ std::string packed_format(const WeightsView& weights);
 void pack_weights(const Device& device, const WeightsView& weights, void* to, int32_t first,
                   int32_t count);
 
+// ---- weight_values.cpp
+void weight_values(const Device& device, const ValuesArgs& args);
+
 // ---- quantise.cpp
 void quantise(const Device& device, const QuantiseArgs& args);
 

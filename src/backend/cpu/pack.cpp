@@ -41,7 +41,8 @@ void Region::prefetch(int64_t part, int64_t parts) const {
 Region chunk_region(const WeightSource& w, Compute compute, const Chunk& chunk) {
   if (w.packed.data) return w.packed.form->region(w.packed, compute, chunk);
   const PanelSource& s = w.source;
-  const int64_t size = dtype_bytes(s.is_coded() ? s.code_dtype() : s.dtype);
+  if (s.is_coded() && !quant::is_bytes(*quant::find_format(s.coded.scheme))) return {};
+  const int64_t size = s.is_coded() ? 1 : dtype_bytes(s.dtype);
   const int64_t lane0 = chunk.panel * kPanelColumns, k0 = chunk.block0 * block_k(compute);
   const int64_t lanes = std::min(chunk.panels * int64_t(kPanelColumns), s.lanes - lane0);
   const int64_t values = std::min(chunk.blocks * block_k(compute), s.k - k0);

@@ -21,7 +21,6 @@ struct PanelSource {
   bool transposed = false;  // lanes are k of the coded matrix, and k is its n
 
   bool is_coded() const { return coded.codes != nullptr; }
-  moec_dtype code_dtype() const { return quant::find_format(coded.scheme)->code_dtype; }
 };
 
 class PackedForm;

@@ -119,13 +119,14 @@ class HalfForm final : public PlainForm {
   const Expand expand_;
 };
 
-// Codes as they are, with scales and zero points beside them. A panel is a coded matrix of its own.
+// Codes of a byte as they are, with the scale and the zero point of each channel beside them. A
+// panel is a coded matrix of its own.
 class CodedForm final : public PackedForm {
  public:
   constexpr explicit CodedForm(const quant::FormatInfo& info) : info_(info) {}
 
   int64_t panel_bytes(int64_t k) const override {
-    return int64_t(round_up(uint64_t(zeros_at(k) + entries(k) * zero_bytes()), kLineBytes));
+    return int64_t(round_up(uint64_t(zeros_at(k) + kPanelColumns * zero_bytes()), kLineBytes));
   }
   bool is_direct(Compute) const override { return false; }
   Region region(const PackedMatrix& m, Compute compute, const Chunk& chunk) const override {
@@ -171,15 +172,12 @@ class CodedForm final : public PackedForm {
           copy_entry(from.codes, (n0 + j) * from.row_stride + i * from.col_stride, out,
                      i * kPanelColumns + j, code_bytes());
       float* const scales = reinterpret_cast<float*>(out + scales_at(k));
-      for (int64_t i = 0; i < blocks_along(k); ++i)
-        for (int64_t j = 0; j < columns; ++j) {
-          const int64_t at = i * kPanelColumns + j, in_block = i * info_.block_k;
-          scales[at] =
-              load_real(from.scales.data, from.scales.dtype, from.scales.at(n0 + j, in_block));
-          if (from.zeros)
-            copy_entry(from.zeros.data, from.zeros.at(n0 + j, in_block), out + zeros_at(k), at,
-                       zero_bytes());
-        }
+      for (int64_t j = 0; j < columns; ++j) {
+        const int64_t row = from.rows.of(n0 + j);
+        scales[j] = load_real(from.scales.data, from.scales.dtype, from.scales.at(row, 0));
+        if (from.zeros)
+          copy_entry(from.zeros.data, from.zeros.at(row, 0), out + zeros_at(k), j, zero_bytes());
+      }
     }
   }
 
@@ -188,20 +186,23 @@ class CodedForm final : public PackedForm {
     std::memcpy(static_cast<char*>(to) + j * bytes, static_cast<const char*>(from) + i * bytes,
                 size_t(bytes));
   }
-  int64_t code_bytes() const { return dtype_bytes(info_.code_dtype); }
-  int64_t zero_bytes() const { return info_.zeros_dtype ? dtype_bytes(info_.zeros_dtype) : 0; }
+  int64_t code_bytes() const { return dtype_bytes(*info_.code_dtypes.begin()); }
+  moec_dtype zeros_dtype() const {
+    return info_.zeros_dtypes.size() ? *info_.zeros_dtypes.begin() : 0;
+  }
+  int64_t zero_bytes() const { return zeros_dtype() ? dtype_bytes(zeros_dtype()) : 0; }
   int64_t line_bytes() const { return kPanelColumns * code_bytes(); }  // of one k
-  int64_t blocks_along(int64_t k) const { return info_.block_k ? div_up(k, info_.block_k) : 1; }
-  int64_t entries(int64_t k) const { return blocks_along(k) * kPanelColumns; }
   int64_t scales_at(int64_t k) const { return div_up(k, kMaxBlockK) * kMaxBlockK * line_bytes(); }
-  int64_t zeros_at(int64_t k) const { return scales_at(k) + entries(k) * int64_t(sizeof(float)); }
+  int64_t zeros_at(int64_t k) const {
+    return scales_at(k) + kPanelColumns * int64_t(sizeof(float));
+  }
   const char* panel_of(const PackedMatrix& m, int64_t panel) const {
     return m.data + panel * panel_bytes(m.k);
   }
   // Panel `panel` as lanes of B(n, k) = W(n, k).
   PanelSource panel_source(const PackedMatrix& m, int64_t panel) const {
     const char* const data = panel_of(m, panel);
-    const int64_t block_k = info_.block_k ? info_.block_k : m.k;
+    const quant::BlockSize one, all = quant::BlockSize::all_of(m.k);
     PanelSource source;
     source.data = data;
     source.dtype = m.dtype;
@@ -209,10 +210,12 @@ class CodedForm final : public PackedForm {
     source.k_stride = kPanelColumns;
     source.lanes = std::min<int64_t>(kPanelColumns, m.n - panel * kPanelColumns);
     source.k = m.k;
-    source.coded = {data, 1, kPanelColumns, info_.scheme, {}, {}};
-    source.coded.scales = {data + scales_at(m.k), 1, kPanelColumns, 1, block_k, MOEC_F32};
-    if (info_.zeros_dtype)
-      source.coded.zeros = {data + zeros_at(m.k), 1, kPanelColumns, 1, block_k, info_.zeros_dtype};
+    source.coded.codes = data;
+    source.coded.row_stride = 1;
+    source.coded.col_stride = kPanelColumns;
+    source.coded.scheme = info_.scheme;
+    source.coded.scales = {data + scales_at(m.k), 1, 0, one, all, MOEC_F32};
+    if (zeros_dtype()) source.coded.zeros = {data + zeros_at(m.k), 1, 0, one, all, zeros_dtype()};
     return source;
   }
 
@@ -229,12 +232,17 @@ constexpr std::array<const PackedForm*, sizeof...(Format)> coded_forms(
     quant::FormatList<Format...>) {
   return {&kCoded<Format>...};
 }
-constexpr auto kCodedForms = coded_forms(quant::Formats{});  // in the order of the list
+constexpr auto kCodedForms = coded_forms(quant::ChannelFormats{});  // in the order of the list
 
 }  // namespace
 
+bool has_packed_form(const ExpertMatrix& matrix) {
+  return !matrix.is_coded() || (quant::ChannelFormats::index(matrix.scheme) >= 0 &&
+                                quant::is_channels(matrix.scales.block_n, matrix.scales.block_k));
+}
+
 const PackedForm& packed_form(const ExpertMatrix& matrix) {
-  if (matrix.is_coded()) return *kCodedForms[size_t(quant::format_index(matrix.scheme))];
+  if (matrix.is_coded()) return *kCodedForms[size_t(quant::ChannelFormats::index(matrix.scheme))];
   const PackedForm* const plain[] = {&kWide, &kBf16, &kF16};
   return *plain[int(plain_load(matrix.dtype))];
 }

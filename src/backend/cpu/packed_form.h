@@ -5,8 +5,8 @@
 //
 //   f32         [k / 16] B blocks of tile.h
 //   bf16, f16   [k / 32] B blocks of pairs
-//   codes       [k / 32][32 k][32 n] codes, then for each block along k [32 n] scales in fp32 and
-//               [32 n] zero points (0 where there are none), padded to a line
+//   INT8        [k / 32][32 k][32 n] codes, then [32 n] scales in fp32 and [32 n] zero points (0
+//               where there are none) of channels, padded to a line
 #pragma once
 
 #include "backend/cpu/pack.h"
@@ -30,6 +30,8 @@ class PackedForm {
   ~PackedForm() = default;
 };
 
+// Plain matrices and INT8 codes in channels have one.
+bool has_packed_form(const ExpertMatrix& matrix);
 const PackedForm& packed_form(const ExpertMatrix& matrix);  // by its type and scheme
 
 }  // namespace moec::cpu

@@ -70,12 +70,12 @@ struct LoadBlock {
 using LoadBlockFn = void (*)(const LoadBlock& load);
 
 // Values of codes: line i starts at element (n, k) of the matrix and i further along k where lines
-// run along n, or along n where they run along k. k is a multiple of 16.
+// run along n, or along n where they run along k.
 struct DecodeLines {
   const quant::CodedView* matrix;
   int64_t n, k;
   bool along_n;
-  int lines, count;  // count <= 32
+  int lines, count;  // both <= 32
   void* to;          // line i at i * stride (elements of the type they become)
   int64_t stride;
 };

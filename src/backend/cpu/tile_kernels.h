@@ -230,6 +230,9 @@ void convert_out(const float* from, void* to, int64_t count) {
 }
 
 // ---- codes
+template <class Format>
+constexpr bool kSignedBytes = quant::ChannelFormats::index(Format::kInfo.scheme) >= 0;
+
 typedef float Reals __attribute__((vector_size(kLineBytes)));  // a line of fp32
 
 // The blocks of 16 elements of a line, each member of them as a vector.
@@ -262,42 +265,101 @@ struct LineBlocks {
   }
 };
 
+// Up to 16 elements in a line, `n` or `k` apart by one.
+struct Run {
+  int64_t n, k;
+  bool along_n;
+  int count;
+  int64_t n_of(int i) const { return n + (along_n ? i : 0); }
+  int64_t k_of(int i) const { return k + (along_n ? 0 : i); }
+};
+
+// The blocks of a run, kept while the next line of the same place has the same ones.
+template <class Format>
+class RunBlocks {
+ public:
+  const LineBlocks<Format>& of(const quant::CodedView& m, const Run& run) {
+    const int64_t first = Format::entry(m, run.n, run.k);
+    const int64_t last = Format::entry(m, run.n_of(run.count - 1), run.k_of(run.count - 1));
+    const bool one = first == last && (run.along_n || !m.group_index);
+    // Of runs along n the ends say what lies between, except in a stream.
+    const bool told = one || (run.along_n && Format::kInfo.storage != quant::Storage::kStream);
+    if (told && first == first_ && last == last_ && one == one_ && run.count <= count_)
+      return blocks_;
+    first_ = first;
+    last_ = last;
+    one_ = one;
+    count_ = one ? kLanes : run.count;
+    if (one)
+      blocks_.set_all(Format::block(m, run.n, run.k));
+    else
+      for (int i = 0; i < run.count; ++i)
+        blocks_.set(i, Format::block(m, run.n_of(i), run.k_of(i)));
+    return blocks_;
+  }
+
+ private:
+  LineBlocks<Format> blocks_;
+  int64_t first_ = -1, last_ = -1;
+  bool one_ = false;
+  int count_ = 0;
+};
+
 template <class Ops, class Format>
-typename Ops::Line decode_run(const typename Format::Code* codes, int64_t step, int count,
+typename Ops::Line decode_run(const quant::CodedView& m, const Run& run,
                               const LineBlocks<Format>& blocks) {
-  if (step == 1 && count == kLanes)
-    return __builtin_bit_cast(
-        typename Ops::Line,
-        Format::template decode<Reals>(__builtin_bit_cast(Reals, Ops::i8(codes)), blocks.wide));
-  float values[kLanes] = {};
-  for (int i = 0; i < count; ++i) values[i] = Format::decode(float(codes[i * step]), blocks.at(i));
-  return Ops::f32(values, kLanes);
+  Reals codes = {};
+  if constexpr (kSignedBytes<Format>) {
+    const int64_t step = run.along_n ? m.row_stride : m.col_stride;
+    if (step == 1 && run.count == kLanes)
+      codes = __builtin_bit_cast(Reals, Ops::i8(static_cast<const int8_t*>(m.codes) +
+                                                run.n * m.row_stride + run.k * m.col_stride));
+    else
+      for (int i = 0; i < run.count; ++i) codes[i] = Format::code(m, run.n_of(i), run.k_of(i));
+  } else {
+    for (int i = 0; i < run.count; ++i) codes[i] = Format::code(m, run.n_of(i), run.k_of(i));
+  }
+  return __builtin_bit_cast(typename Ops::Line, Format::template decode<Reals>(codes, blocks.wide));
 }
 
 // Flat: what formats define inline gets no copy of its own here.
+template <class Ops, class Format, class Put>
+__attribute__((always_inline)) inline void decode_each(const DecodeLines& d, const Put& put) {
+  RunBlocks<Format> blocks[2];
+  for (int i = 0; i < d.lines; ++i)
+    for (int j = 0; j < d.count; j += kLanes) {
+      const Run run = {d.n + (d.along_n ? j : i), d.k + (d.along_n ? i : j), d.along_n,
+                       smaller(d.count - j, kLanes)};
+      put(i * d.stride + j, run.count,
+          decode_run<Ops, Format>(*d.matrix, run, blocks[j / kLanes].of(*d.matrix, run)));
+    }
+}
 template <class Ops, class Format, Load kTo>
 __attribute__((flatten)) void decode_lines(const DecodeLines& d) {
-  using Code = typename Format::Code;
   constexpr int kBytes = kTo == Load::kF32 ? 4 : 2;
-  constexpr int64_t kBlockK = Format::kInfo.block_k;
-  static_assert(kBlockK % kLanes == 0, "a run of 16 along k is of one block");
-  const quant::CodedView& m = *d.matrix;
-  const Code* line = static_cast<const Code*>(m.codes) + d.n * m.row_stride + d.k * m.col_stride;
-  const int64_t step = d.along_n ? m.row_stride : m.col_stride;
-  const int64_t next_line = d.along_n ? m.col_stride : m.row_stride;
-  LineBlocks<Format> blocks[2];  // along k: the first, of one run
-  for (int i = 0; i < d.lines; ++i, line += next_line) {
-    if (d.along_n && (i == 0 || (kBlockK && (d.k + i) % kBlockK == 0)))
-      for (int j = 0; j < d.count; ++j)
-        blocks[j / kLanes].set(j % kLanes, Format::block(m, d.n + j, d.k + i));
-    for (int j = 0; j < d.count; j += kLanes) {
-      if (!d.along_n && (j == 0 || kBlockK)) blocks[0].set_all(Format::block(m, d.n + i, d.k + j));
-      const int count = smaller(d.count - j, kLanes);
-      const auto values =
-          decode_run<Ops, Format>(line + j * step, step, count, blocks[d.along_n ? j / kLanes : 0]);
-      put_values<Ops, kTo>(static_cast<char*>(d.to) + (i * d.stride + j) * kBytes, values, count);
-    }
-  }
+  decode_each<Ops, Format>(d, [&](int64_t at, int count, typename Ops::Line line) {
+    put_values<Ops, kTo>(static_cast<char*>(d.to) + at * kBytes, line, count);
+  });
+}
+// One body for all types: that of fp32, whose lines are then rounded.
+template <class Ops, class Format, Load kTo>
+void decode_and_round(const DecodeLines& d) {
+  constexpr int kBytes = kTo == Load::kF32 ? 4 : 2, kMost = 32;
+  alignas(kLineBytes) float values[kMost * kMost];
+  DecodeLines wide = d;
+  wide.to = values;
+  wide.stride = kMost;
+  decode_lines<Ops, Format, Load::kF32>(wide);
+  for (int i = 0; i < d.lines; ++i)
+    convert_out<Ops, kTo>(values + i * kMost, static_cast<char*>(d.to) + i * d.stride * kBytes,
+                          d.count);
+}
+template <class Ops, class Format, Load kTo>
+constexpr DecodeLinesFn decoder() {
+  if constexpr (kTo == Load::kF32 || kSignedBytes<Format>)
+    return decode_lines<Ops, Format, kTo>;
+  else
+    return decode_and_round<Ops, Format, kTo>;
 }
 
 // Everything that needs no product kernel of its own.
@@ -316,8 +378,8 @@ constexpr TileKernels make_tile_kernels(const char* isa, ProductKernel f32) {
     t.to_f32[int(kLoad)] = convert_in<Ops, kLoad>;
     t.from_f32[int(kLoad)] = convert_out<Ops, kLoad>;
     quant::Formats::for_each([&]<class Format>() {
-      t.decode[quant::format_index(Format::kInfo.scheme)][int(kLoad)] =
-          decode_lines<Ops, Format, kLoad>;
+      t.decode[quant::Formats::index(Format::kInfo.scheme)][int(kLoad)] =
+          decoder<Ops, Format, kLoad>();
     });
   });
   t.transpose = transpose_lines<Ops>;

@@ -20,8 +20,8 @@ class PointerTable {
 
   // memory: bytes(num_experts of all matrices)
   PointerTable(const Op& op, void* memory) : op_(op), memory_(static_cast<void**>(memory)) {}
-  // Of weights and their gradients: three matrices each, of up to four arrays and of two.
-  static uint64_t bytes(int64_t num_experts) { return uint64_t(num_experts) * 18 * sizeof(void*); }
+  // Of weights and their gradients: three matrices each, of up to seven arrays and of two.
+  static uint64_t bytes(int64_t num_experts) { return uint64_t(num_experts) * 27 * sizeof(void*); }
   // The matrix with its arrays of pointers on the device, and `aligned`.
   ExpertMatrix device(const ExpertMatrix& matrix, int num_experts);
   void flush();  // before the first use of what device() returned

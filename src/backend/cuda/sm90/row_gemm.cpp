@@ -21,7 +21,7 @@ bool is_coded(const RowGemmProblem& p) {
 }
 
 moec_dtype stored_dtype(const RowGemmProblem& p) {
-  return is_coded(p) ? quant::find_format(p.scheme)->code_dtype : p.dtype;
+  return is_coded(p) ? *quant::find_format(p.scheme)->code_dtypes.begin() : p.dtype;
 }
 
 TensorMapShape weight_shape(const RowGemmProblem& p, int part) {
@@ -140,7 +140,7 @@ constexpr std::array<Launches, 1 + sizeof...(Format)> launches_of(quant::FormatL
             {launch_coded_up<Format>, launch_coded_down<Format>, launch_coded_down<Format>,
              launch_coded_grad_down<Format>, launch_coded_up_alternating<Format>}}...}};
 }
-constexpr auto kLaunches = launches_of(quant::Formats{});  // plain, then the list
+constexpr auto kLaunches = launches_of(quant::ChannelFormats{});  // plain, then the list
 
 }  // namespace
 
@@ -172,7 +172,7 @@ cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& 
   CodedRowGemmParams params = {};
   if (cudaError_t e = make_maps(problem, params)) return e;
   set_rest(problem, choice, params);
-  const Launches& launches = kLaunches[quant::format_index(problem.scheme) + 1];
+  const Launches& launches = kLaunches[quant::ChannelFormats::index(problem.scheme) + 1];
   const int kind = alternating_weights(problem) ? kAlternatingKind : int(problem.op);
   if (!is_coded(problem)) return launches.plain[kind](problem, params, choice.ctas, stream);
   params.channels[0] = problem.channels[0];

@@ -3,8 +3,6 @@
 
 #include <initializer_list>
 
-#include "quant/format.h"
-
 namespace moec::cuda {
 namespace {
 
@@ -32,6 +30,8 @@ const char* check_matrix(const ExpertMatrix& m, moec_dtype dtype) {
   if (m.dtype != dtype) return "weights of another type than x";
   if (m.is_coded() && !row_gemm_decodes(*quant::find_format(m.scheme)))
     return "quantised weights of this format";
+  if (m.is_coded() && !quant::is_channels(m.scales.block_n, m.scales.block_k))
+    return "quantised weights with other blocks than channels";
   return nullptr;
 }
 
@@ -40,6 +40,18 @@ const char* check_bias(const ExpertMatrix& m, moec_dtype dtype) {
   if (m.has_bias() && m.bias.dtype != MOEC_F32 && m.bias.dtype != dtype)
     return "biases of this type";
   return nullptr;
+}
+
+// Entries of the matrix's own rows, from the first one on.
+ExpertBlocks own_rows(ExpertBlocks blocks, const quant::RowMap& rows) {
+  blocks.array = blocks.array.from(rows.first * blocks.row_stride);
+  blocks.row_stride *= rows.step;
+  return blocks;
+}
+ExpertMatrix with_own_channels(ExpertMatrix m) {
+  m.scales = own_rows(m.scales, m.rows);
+  m.zeros = own_rows(m.zeros, m.rows);
+  return m;
 }
 
 ChannelArray channel_array(const ExpertBlocks& blocks, bool alternating) {
@@ -60,8 +72,11 @@ bool columns_alternate(const ExpertMatrix& gate, const ExpertMatrix& up) {
          follows(up.values, gate.values);
 }
 
-const char* set_matrices(RowGemmProblem& p, int64_t n, int64_t k, const ExpertMatrix& first,
-                         const ExpertMatrix* second) {
+const char* set_matrices(RowGemmProblem& p, int64_t n, int64_t k, const ExpertMatrix& given,
+                         const ExpertMatrix* given_second) {
+  const ExpertMatrix first = with_own_channels(given);
+  const ExpertMatrix other = given_second ? with_own_channels(*given_second) : ExpertMatrix();
+  const ExpertMatrix* const second = given_second ? &other : nullptr;
   for (const ExpertMatrix* m : {&first, second}) {
     if (!m) continue;
     if (const char* why = check_matrix(*m, p.dtype)) return why;

@@ -8,6 +8,7 @@
 
 #include "backend/cuda/sm90/early.h"
 #include "backend/weights.h"
+#include "quant/format.h"
 
 namespace moec::cuda {
 
@@ -82,10 +83,9 @@ struct RowGemmProblem {
   unsigned* done;
 };
 
-// Whether the kernels decode a format: signed bytes, a channel for each row.
+// Whether the kernels decode a format: signed bytes. Each row has one scale.
 constexpr bool row_gemm_decodes(const quant::FormatInfo& format) {
-  return format.code_bits == 8 && format.code_dtype == moec_dtype(MOEC_I8) && format.block_n == 1 &&
-         format.block_k == 0;
+  return quant::ChannelFormats::index(format.scheme) >= 0;
 }
 
 // Whether two matrices are the even and the odd columns of one whose n axis is contiguous.
