@@ -282,6 +282,75 @@ TEST(Quantise, CodesUnderAScaleThatIsNaNAreThoseOfZeros) {
 }
 
 // ---- layouts, threads, memory
+// Largest error of a value beside the largest magnitude of its block.
+double error_bound(const QuantiseCase& c) {
+  constexpr double kBounds[] = {0.51 / 127.5, 0.51 / 7.5, 0x1p-4, 0x1p-4,
+                                1.0 / 4,      0.19,       0.16,   0.17};
+  return kBounds[c.kind] * (c.flags & kAsymmetric ? 2 : 1);
+}
+
+TEST(Quantise, BoundAsTheQuerySaysTheyAreNearTheSource) {
+  const moec_context* const context = test_context();
+  Random random(11);
+  for (QuantiseCase c : small_cases()) {
+    SCOPED_TRACE(c.text() + ", " + seed_note());
+    const std::vector<double> source =
+        decode(encode(random.normals(c.count(), 0.1), c.dtype), c.dtype);
+    Tensors tensors;
+    const moec_quantise_desc desc = c.desc();
+    auto info = sized<moec_quantise_info>();
+    auto quant = sized<moec_quant>();
+    check(moec_quantise_query(context, &desc, &info, &quant));
+    const auto give = [&](moec_tensor* tensor) {
+      *tensor = tensors.output(tensor->dtype, {tensor->shape, tensor->shape + tensor->ndim});
+    };
+    auto args = sized<moec_quantise_args>();
+    args.desc = &desc;
+    args.source = tensors.input(source, c.dtype, c.source_shape());
+    args.codes = info.codes;
+    args.quant = &quant;
+    give(&args.codes);
+    for (const auto& [name, tensor] : tensors_of(&quant)) give(tensor);
+    check(moec_quantise(context, &args, nullptr));
+
+    const int64_t E = c.num_experts, N = c.out_features, K = c.in_features;
+    auto weights_desc = sized<moec_weights_desc>();
+    weights_desc.num_experts = int32_t(E);
+    weights_desc.gate_layout = MOEC_GATE_NONE;
+    weights_desc.hidden = N;
+    weights_desc.inter = K;
+    weights_desc.dtype = MOEC_F32;
+    weights_desc.down_scheme = info.scheme;
+    const auto weights = make<Weights>(moec_weights_create, context, &weights_desc);
+    auto set = sized<moec_weight_set>();
+    set.up.data = tensors.output(MOEC_F32, {E, K, N});
+    set.down.data = args.codes;
+    set.down.quant = &quant;
+    check(moec_weights_bind(weights.get(), &set));
+    std::vector<double> amax(c.count() + 1, 0);
+    double largest = 0;
+    for (size_t i = 0; i < source.size(); ++i) {
+      const int64_t e = int64_t(i) / (N * K), n = int64_t(i) / K % N, k = int64_t(i) % K;
+      double& most = amax[size_t(block_number(c, e, n, k))];
+      most = std::max(most, std::fabs(source[i]));
+      largest = std::max(largest, std::fabs(source[i]));
+    }
+    for (int64_t e = 0; e < E; ++e) {
+      const moec_tensor to = tensors.output(MOEC_F32, {N, K});
+      check(moec_weights_dequantise(weights.get(), MOEC_MATRIX_DOWN, int32_t(e), &to, nullptr));
+      const std::vector<double> got = tensors.read(to);
+      for (int64_t n = 0; n < N; ++n)
+        for (int64_t k = 0; k < K; ++k) {
+          const double most = amax[size_t(block_number(c, e, n, k))];
+          const double of_scale = c.flags & kNested ? kNestedStep * largest : 0;
+          ASSERT_LE(std::fabs(got[size_t(n * K + k)] - source[c.index(e, n, k)]),
+                    error_bound(c) * most + of_scale)
+              << e << " " << n << " " << k;
+        }
+    }
+  }
+}
+
 TEST(Quantise, OrientationMovesNoByteOfMatrices) {
   Random random(5);
   for (QuantiseCase c : small_cases()) {
