@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mistakes in what weights of each scheme bind and in moec_weights_dequantise, and the matrices
-// that it writes. Mutations noted: without check_extents() the rows about orientations and multiples
+// that it writes. Mutations noted: without check_extents() the rows about orientations and
+// multiples
 // fail, without the count of bytes those about streams.
 #include "mistakes.h"
 

@@ -831,6 +831,64 @@ MOEC_API moec_status moec_weights_save_sync(const moec_weights* weights, const c
  * packed_format. */
 MOEC_API moec_status moec_weights_map_sync(moec_weights* weights, const char* path);
 
+/* ---- making quantised weights ---- */
+enum moec_quantise_kind { /* the scheme, and whose bytes they are */
+  MOEC_QUANTISE_INT8 = 0,  /* INT8 of compressed-tensors */
+  MOEC_QUANTISE_INT4 = 1,  /* INT4 of compressed-tensors; block_k: a multiple of 8 or K, 0 = K */
+  MOEC_QUANTISE_FP8 = 2,   /* FP8, e4m3; block_n x block_k, 0 = 1 x K */
+  MOEC_QUANTISE_MXFP8 = 3, /* FP8, e4m3 with u8 scales, of compressed-tensors */
+  MOEC_QUANTISE_MXFP4 = 4, /* MXFP4 of compressed-tensors; K is a multiple of 32 */
+  MOEC_QUANTISE_NVFP4 = 5, /* NVFP4 of modelopt, scales2 [E]; K is a multiple of 16 */
+  MOEC_QUANTISE_NF4 = 6,   /* CODEBOOK4 of bitsandbytes: the source is one stream; block_k (IN_OUT:
+                            * block_n) is a power of two, 32 to 4096, 0 = 64 */
+  MOEC_QUANTISE_FP4 = 7    /* the same with the codebook of its FP4 */
+};
+enum moec_quantise_flags {
+  MOEC_QUANTISE_ASYMMETRIC = 1,     /* INT8, INT4: with zero points */
+  MOEC_QUANTISE_NESTED = 2,         /* NF4, FP4: with nested scales */
+  MOEC_QUANTISE_SCALES2_DIVIDES = 4 /* NVFP4: of compressed-tensors */
+};
+typedef struct moec_quantise_desc {
+  uint32_t struct_size, flags;       /* moec_quantise_flags */
+  uint32_t kind;                     /* moec_quantise_kind */
+  uint32_t orientation;              /* moec_orientation of the source. NF4 and FP4 keep the order
+                                      * of the source; other codes are OUT_IN */
+  moec_dtype dtype;                  /* of the source: f32, f16, bf16 */
+  moec_dtype scale_dtype;            /* INT8, INT4, FP8: dtype (0) or f32; the arithmetic is of
+                                      * this type, too. Others: 0 */
+  int64_t num_experts;               /* E */
+  int64_t out_features, in_features; /* N, K */
+  int64_t block_n, block_k;          /* 0, or as kind says */
+} moec_quantise_desc;
+
+typedef struct moec_quantise_info {
+  uint32_t struct_size, flags;
+  moec_tensor codes;          /* type and shape */
+  uint64_t workspace;         /* bytes */
+  uint32_t scheme, reserved0; /* moec_scheme that reads them */
+} moec_quantise_info;
+
+typedef struct moec_quantise_args {
+  uint32_t struct_size, flags; /* flags: 0 */
+  const moec_quantise_desc* desc;
+  moec_tensor source;          /* in  [E,N,K]; IN_OUT: [E,K,N] */
+  moec_tensor codes;           /* out */
+  const moec_quant* quant;     /* out: its tensors, with memory. Codes are bound with it */
+  moec_buffer workspace;       /* absent = the context's */
+} moec_quantise_args;
+
+/* What moec_quantise writes: scheme, type and shape of the codes and of each tensor of `quant`,
+ * without memory, and the blocks and flags of `quant`. Host only. */
+MOEC_API moec_status moec_quantise_query(const moec_context* context,
+                                         const moec_quantise_desc* desc, moec_quantise_info* info,
+                                         moec_quant* quant);
+/* source [E,N,K] to codes and scales, with the bytes of the library that its kind names; of nested
+ * u8 scales, one that lies between two may be the other. A scale of values of which one is NaN or
+ * infinite is NaN, with the codes of 0; a mean or scales2 that it enters spoils all below it
+ * likewise. Queues; takes scratch. */
+MOEC_API moec_status moec_quantise(const moec_context* context, const moec_quantise_args* args,
+                                   moec_stream stream);
+
 /* ================================ 9. experts ================================ */
 enum moec_activation_kind { /* g = gate, u = up, s = sigmoid; a plain MLP has only u */
   MOEC_ACT_SWIGLU = 0,       /* g s(g) u */

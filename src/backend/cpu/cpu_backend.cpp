@@ -134,6 +134,9 @@ void CpuBackend::pack_weights(const WeightsView& weights, void* to, int32_t firs
 void CpuBackend::weight_values(const ValuesArgs& args, moec_stream) const {
   cpu::weight_values(device(), args);
 }
+void CpuBackend::quantise(const QuantiseArgs& args, moec_stream) const {
+  cpu::quantise(device(), args);
+}
 
 }  // namespace cpu
 }  // namespace moec
