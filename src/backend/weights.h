@@ -3,6 +3,8 @@
 // the codes of a format with scales and zero points.
 #pragma once
 
+#include <initializer_list>
+
 #include "core/dtype.h"
 #include "quant/coded.h"
 
@@ -55,7 +57,8 @@ struct ExpertBlocks {
 struct ExpertMatrix {
   ExpertArray values;  // elements, or the codes of `scheme`
   int64_t row_stride = 0, col_stride = 0;
-  moec_dtype dtype = 0;  // of elements; the type that codes stand for
+  moec_dtype dtype = 0;  // in which products read elements: that of `values`, or they are rounded
+                         // once on the way; the type that codes stand for
   uint32_t scheme = MOEC_SCHEME_NONE;
   ExpertBlocks scales, zeros;
   ExpertArray bias;
@@ -65,9 +68,10 @@ struct ExpertMatrix {
   MOEC_HD bool present() const { return values.present(); }
   MOEC_HD bool has_bias() const { return bias.present(); }
   MOEC_HD bool is_coded() const { return scheme != MOEC_SCHEME_NONE; }
-  // Plain values.
+  bool is_rounded() const { return !is_coded() && present() && values.dtype != dtype; }
+  // Plain values, as they are stored.
   MOEC_HD MatrixView expert(int64_t e) const {
-    return {values.expert(e), row_stride, col_stride, dtype};
+    return {values.expert(e), row_stride, col_stride, values.dtype};
   }
   MOEC_HD quant::CodedView coded(int64_t e) const {
     return {values.expert(e), row_stride, col_stride, scheme, scales.expert(e), zeros.expert(e)};
@@ -87,5 +91,13 @@ struct WeightsView {
   const void* packed = nullptr;  // not null: use this copy (in the layout of Backend::pack_weights)
   bool source_present = true;    // false: only `packed` may be read (biases are in it as well)
 };
+
+// As products read them beside rows of this type: fp32 is rounded to the rows' 16 bits, as a cast
+// before the call would do; every other type is read as it is.
+inline WeightsView beside_rows(WeightsView weights, moec_dtype rows) {
+  for (ExpertMatrix* m : {&weights.gate, &weights.up, &weights.down})
+    if (m->dtype == MOEC_F32) m->dtype = rows;
+  return weights;
+}
 
 }  // namespace moec

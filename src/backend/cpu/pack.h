@@ -19,9 +19,14 @@ struct PanelSource {
   // With codes, `data` is those and `dtype` the type that they stand for; nothing is gathered.
   quant::CodedView coded = {};
   bool transposed = false;  // lanes are k of the coded matrix, and k is its n
+  bool rounds = false;      // `data` is fp32, which is rounded to `dtype`
 
   bool is_coded() const { return coded.codes != nullptr; }
-  moec_dtype code_dtype() const { return quant::find_format(coded.scheme)->code_dtype; }
+  moec_dtype stored() const {
+    return is_coded() ? quant::find_format(coded.scheme)->code_dtype
+           : rounds   ? moec_dtype(MOEC_F32)
+                      : dtype;
+  }
 };
 
 class PackedForm;
@@ -30,7 +35,7 @@ class PackedForm;
 struct PackedMatrix {
   const char* data = nullptr;
   const PackedForm* form = nullptr;
-  moec_dtype dtype = 0;
+  moec_dtype dtype = 0;  // of values; fp32 in the copy is rounded to it
   int64_t n = 0, k = 0;
   bool transposed = false;  // B(n, k) is W(k, n)
 };

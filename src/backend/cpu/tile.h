@@ -23,8 +23,12 @@ inline constexpr int kPanelColumns = 2 * kLanes, kBlockBytes = 2 * kSteps * kLin
 
 enum class Compute { kF32, kBf16 };  // what a step holds while multiplying
 
-// Source element -> step. The first three name the types of plain values, too.
-enum class Load { kF32, kBf16ToF32, kF16ToF32, kPairs };
+// Source element -> step. The first three name the types of plain values, too; the last three read
+// fp32 and round it.
+enum class Load { kF32, kBf16ToF32, kF16ToF32, kPairs, kF32AsBf16, kF32AsF16, kF32ToPairs };
+constexpr bool makes_pairs(Load load) {
+  return load == Load::kPairs || load == Load::kF32ToPairs;
+}
 template <Load... kMembers>
 struct LoadList {
   static constexpr int kCount = sizeof...(kMembers);
@@ -34,7 +38,8 @@ struct LoadList {
   }
 };
 using PlainLoads = LoadList<Load::kF32, Load::kBf16ToF32, Load::kF16ToF32>;
-using Loads = LoadList<Load::kF32, Load::kBf16ToF32, Load::kF16ToF32, Load::kPairs>;
+using Loads = LoadList<Load::kF32, Load::kBf16ToF32, Load::kF16ToF32, Load::kPairs,
+                       Load::kF32AsBf16, Load::kF32AsF16, Load::kF32ToPairs>;
 
 struct PanelProduct {  // c[rows, 32] (+)= A panel * B panel
   const void *a, *b;

@@ -102,14 +102,17 @@ struct Avx2Ops {
   static void put_halves(uint16_t* to, __m128i first, __m128i second, int n) {
     put_partial(to, _mm256_set_m128i(second, first), n * 2);
   }
-  static __m128i round_bf16(__m256i v) {
+  // The value is in the high halves.
+  static __m256i rounded_bf16(__m256i v) {
     const __m256i one = _mm256_and_si256(_mm256_srli_epi32(v, 16), _mm256_set1_epi32(1));
     const __m256i bias = _mm256_add_epi32(one, _mm256_set1_epi32(0x7fff));  // ties to even
     const __m256 value = _mm256_castsi256_ps(v);
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
     const __m256i quiet = _mm256_or_si256(v, _mm256_set1_epi32(0x400000));
-    return low_halves(
-        _mm256_srli_epi32(_mm256_blendv_epi8(_mm256_add_epi32(v, bias), quiet, nan), 16));
+    return _mm256_blendv_epi8(_mm256_add_epi32(v, bias), quiet, nan);
+  }
+  static __m128i round_bf16(__m256i v) {
+    return low_halves(_mm256_srli_epi32(rounded_bf16(v), 16));
   }
   static void put_bf16(uint16_t* to, Line line, int n) {
     put_halves(to, round_bf16(line.half[0]), round_bf16(line.half[1]), n);
@@ -120,6 +123,10 @@ struct Avx2Ops {
   static void put_f16(uint16_t* to, Line line, int n) {
     put_halves(to, round_f16(line.half[0]), round_f16(line.half[1]), n);
   }
+  static Line as_bf16(Line line) {
+    return odd_bf16({{rounded_bf16(line.half[0]), rounded_bf16(line.half[1])}});
+  }
+  static Line as_f16(Line line) { return widen(round_f16(line.half[0]), round_f16(line.half[1])); }
 
   // 8 x 8 dwords, rows a[0], a[stride], ...: 4 x 4 inside 128-bit lanes, then the lanes.
   static void transpose8(__m256i (&m)[8]) {

@@ -10,6 +10,7 @@
 //   interleave(even, odd, n <= 16) -> Line of pairs           put(pointer, Line)
 //   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16])
 //   even_bf16 / odd_bf16 / even_f16 / odd_f16 (pairs Line) -> Line of fp32
+//   as_bf16 / as_f16 (Line of fp32) -> Line of fp32, rounded to that type
 #pragma once
 
 // Vectors of 64 bytes are passed to functions that are inlined: how others would is no matter.
@@ -106,8 +107,19 @@ template <class Ops, Load kLoad>
 typename Ops::Line load_line(const void* line, int64_t offset, int count) {
   if (!line || count <= 0) return typename Ops::Line{};
   const auto* const half = static_cast<const uint16_t*>(line) + offset;
-  if constexpr (kLoad == Load::kF32)
-    return Ops::f32(static_cast<const float*>(line) + offset, count);
+  const auto* const whole = static_cast<const float*>(line) + offset;
+  if constexpr (kLoad == Load::kF32) return Ops::f32(whole, count);
+  if constexpr (kLoad == Load::kF32AsBf16) return Ops::as_bf16(Ops::f32(whole, count));
+  if constexpr (kLoad == Load::kF32AsF16) return Ops::as_f16(Ops::f32(whole, count));
+  if constexpr (kLoad == Load::kF32ToPairs) {
+    alignas(kLineBytes) uint16_t rounded[2 * kSteps];
+    const int low = smaller(count, kSteps);
+    Ops::put_bf16(rounded, Ops::f32(whole, low), kSteps);
+    Ops::put_bf16(rounded + kSteps,
+                  count > kSteps ? Ops::f32(whole + kSteps, count - kSteps) : typename Ops::Line{},
+                  kSteps);
+    return Ops::pairs(rounded, 2 * kSteps);
+  }
   if constexpr (kLoad == Load::kBf16ToF32) return Ops::bf16(half, count);
   if constexpr (kLoad == Load::kF16ToF32) return Ops::f16(half, count);
   if constexpr (kLoad == Load::kPairs) return Ops::pairs(half, count);
@@ -128,7 +140,7 @@ inline bool is_whole(const LoadBlock& load, int lines, int count) {
 
 template <class Ops, Load kLoad, bool kTurned>
 void load_along_k(const LoadBlock& load) {
-  constexpr int kCount = kLoad == Load::kPairs ? 2 * kSteps : kSteps;
+  constexpr int kCount = makes_pairs(kLoad) ? 2 * kSteps : kSteps;
   if constexpr (kTurned) {
     typename Ops::Line lines[kLanes];
     if (is_whole(load, kLanes, kCount)) {
@@ -163,6 +175,12 @@ typename Ops::Line line_along_lanes(const LoadBlock& load, int i, int count) {
       return line ? static_cast<const uint16_t*>(line) + load.offset : nullptr;
     };
     return Ops::interleave(half(2 * i), half(2 * i + 1), count);
+  } else if constexpr (kLoad == Load::kF32ToPairs) {
+    alignas(kLineBytes) uint16_t rounded[2][kLanes];
+    for (int odd = 0; odd < 2; ++odd)
+      Ops::put_bf16(rounded[odd], load_line<Ops, Load::kF32>(at(2 * i + odd), load.offset, count),
+                    kLanes);
+    return Ops::interleave(rounded[0], rounded[1], kLanes);
   } else {
     return load_line<Ops, kLoad>(at(i), load.offset, count);
   }

@@ -68,6 +68,14 @@ struct PortableOps {
   static void put_f16(uint16_t* to, const Line& line, int n) {
     narrow(reinterpret_cast<moec::f16*>(to), line, n);
   }
+  template <class T>
+  static Line as(Line line) {
+    for (uint32_t& dword : line.dword)
+      dword = std::bit_cast<uint32_t>(to_float(from_float<T>(std::bit_cast<float>(dword))));
+    return line;
+  }
+  static Line as_bf16(const Line& line) { return as<moec::bf16>(line); }
+  static Line as_f16(const Line& line) { return as<moec::f16>(line); }
   static void transpose(Line (&lines)[kLanes]) {
     for (int i = 0; i < kLanes; ++i)
       for (int j = 0; j < i; ++j) {

@@ -120,7 +120,7 @@ class _Base(nn.Module):
     def freeze(self) -> Self:
         """Declare that the routed matrices do not change: a packed copy may serve them, until
         refresh() reads them again. Their gradients are skipped. Raises ValueError for parameters
-        that are not contiguous."""
+        whose experts are neither contiguous nor transposed."""
         routed = self._routed()
         self._frozen = Frozen(self._spec, {n: p.detach() for n, p in routed.items()})
         for parameter in routed.values():

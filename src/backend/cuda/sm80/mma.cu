@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // portable_mma_kernel: grouped products of aligned 16-bit operands on the tensor cores; operand b
-// may be codes of them.
+// may be codes of them, or fp32 that is rounded to them.
 //
 //   tile     128 x 128 x 32, 8 warps of 64 x 32, two CTAs a multiprocessor; products of rows past
 //            the end of a group are left out
-//   copies   cp.async in four stages; tails and rows outside a group arrive as zeros. Coded: as
-//            mma_coded.cuh says
+//   copies   cp.async in four stages; tails and rows outside a group arrive as zeros. Coded and
+//            fp32: as mma_coded.cuh and mma_rounded.cuh say
 //   grid     portable_grid(); surplus CTAs of row products leave at once
 #include <type_traits>
 
 #include "backend/cuda/sm80/mma_coded.cuh"
+#include "backend/cuda/sm80/mma_rounded.cuh"
 
 namespace moec::cuda {
 namespace {
@@ -44,12 +45,14 @@ struct Copies {
   }
 };
 
-// Format: of operand b; void: its elements.
+// Format: of operand b; void: its elements; RoundedElements: in fp32.
 template <typename Element, class Format, bool kAlongK, bool kWeightGradient>
 __device__ __forceinline__ auto loader_of_b(const PortableGemm& p, const PortableTile& t) {
   if constexpr (std::is_void_v<Format>) {
     const int64_t first_row = kWeightGradient ? t.first_row : 0;
     return TileLoader<kAlongK>(p.b[t.part], t, t.n0, p.n, first_row);
+  } else if constexpr (std::is_same_v<Format, RoundedElements>) {
+    return RoundedTileLoader<Element, kAlongK>(p, t);
   } else {
     return CodedTileLoader<Element, Format, kAlongK>(p, t);
   }
@@ -145,6 +148,8 @@ void launch_element(const Op& op, const PortableGemm& p, bool weight_gradient) {
   static std::atomic<uint64_t> allowed;
   if (weight_gradient)
     launch(op, p, true, portable_mma_kernel<Element, void, false, false, true>, allowed);
+  else if (p.codes[0].scheme == MOEC_SCHEME_NONE && p.b[0].dtype == MOEC_F32)
+    launch_rows<Element, RoundedElements>(op, p);
   else if (p.codes[0].scheme == MOEC_SCHEME_NONE)
     launch_rows<Element, void>(op, p);
   else
@@ -166,10 +171,11 @@ bool mma_takes(const PortableGemm& p, bool weight_gradient, bool aligned) {
   if (!aligned || (dtype != MOEC_BF16 && dtype != MOEC_F16) || p.a_part % 8) return false;
   if (!fits(p.a, !weight_gradient)) return false;
   const bool along_k = !weight_gradient && p.b[0].k_stride == 1;
-  const bool coded = p.codes[0].scheme != MOEC_SCHEME_NONE;
   for (int i = 0; i < p.parts; ++i)
-    if ((coded ? p.codes[i].dtype : p.b[i].dtype) != dtype || !fits(p.b[i], along_k)) return false;
-  return !coded || mma_takes_codes(p);
+    if (dtype_of_b(p, i) != dtype || p.b[i].dtype != p.b[0].dtype || !fits(p.b[i], along_k))
+      return false;
+  if (p.codes[0].scheme != MOEC_SCHEME_NONE) return mma_takes_codes(p);
+  return p.b[0].dtype == dtype || (p.n % 8 == 0 && p.k % 8 == 0);
 }
 
 void mma_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
