@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
@@ -278,7 +279,8 @@ def update_bias(desc: RouterDesc, counts: Tensor, bias: Tensor, rate: float) -> 
 
 class Frozen:
     """Packed weights that are declared not to change until refresh(); found by number, since a
-    graph cannot carry an object."""
+    graph cannot carry an object. A change that torch's version counters show is read by the next
+    call."""
 
     _numbers = itertools.count(1)
     _all: weakref.WeakValueDictionary[int, Frozen] = weakref.WeakValueDictionary()
@@ -292,6 +294,8 @@ class Frozen:
         self.weights = bind(context, given, spec.gate_layout, spec.gate_up_orientation,
                             spec.down_orientation, frozen=True)
         self.weights.set = WeightSet()
+        self._lock = threading.Lock()
+        self._read = self._versions()
         if self.weights.info().packed_bytes:
             self.weights.pack(stream=_stream(down))
         self.number = next(self._numbers)
@@ -299,7 +303,8 @@ class Frozen:
 
     @classmethod
     def of(cls, number: int, tensors: Tensors) -> Weights | None:
-        """The weights of a number. Raises when the tensors lie elsewhere by now."""
+        """The weights of a number, read again when they changed in place. Raises when the tensors
+        lie elsewhere by now."""
         if not number:
             return None
         found = cls._all.get(number)
@@ -320,12 +325,20 @@ class Frozen:
                 raise RuntimeError(
                     f"moec.torch: {name} was frozen at another address; call freeze() again"
                 )
+        if found._read != found._versions():
+            found.refresh()
         return found.weights
+
+    def _versions(self) -> list[int | None]:
+        """Counters of the changes in place; tensors made in inference mode have none."""
+        return [None if t.is_inference() else t._version for t in self.tensors.values()]
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy of a module, or a saved one, is not frozen
 
     def refresh(self) -> None:
         """Read the values again, where a packed copy of them is kept: not on CUDA."""
-        if self.weights.info().is_packed:
-            self.weights.refresh(stream=_stream(self.tensors["down"]))
+        with self._lock:
+            self._read = self._versions()
+            if self.weights.info().is_packed:
+                self.weights.refresh(stream=_stream(self.tensors["down"]))

@@ -55,6 +55,8 @@ def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
 
     frozen  their values do not change until refresh(model): a packed copy may serve them, which
             takes memory and saves time in inference; no gradients of these weights are computed.
+            The next call reads them again after load_state_dict() and changes in place; writes to
+            `.data` and to tensors made in inference mode are not seen
             False: each call reads them, also where they were frozen; requires_grad stays as it is
 
     Raises NotImplementedError, naming the class, for a MoE block that moec does not know, and
