@@ -25,7 +25,7 @@ struct Stored {
   moec_dtype scales = 0;
 };
 
-// Values of `experts` matrices [n, k] in one of the layouts, read as `dtype`, with NaN between them.
+// Values of `experts` matrices [n, k] in one of the layouts, read as `dtype`. Between them is NaN.
 struct Weights {
   int64_t n, k;
   ExpertMatrix matrix;

@@ -20,7 +20,8 @@ WeightSource weight_source(const GemmWeight& w, int64_t e, int64_t n, int64_t k)
                 matrix.dtype,
                 w.transposed ? k : n,
                 w.transposed ? n : k,
-                w.transposed};
+                w.transposed,
+                matrix.is_rounded()};
     return s;
   }
   s.source = {matrix.values.expert(e),

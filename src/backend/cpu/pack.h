@@ -38,12 +38,16 @@ struct PackedMatrix {
   moec_dtype dtype = 0;  // of values; fp32 in the copy is rounded to it
   int64_t n = 0, k = 0;
   bool transposed = false;  // B(n, k) is W(k, n)
+  bool rounds = false;
 };
 
 // B: a source, or a packed copy.
 struct WeightSource {
   PanelSource source;
   PackedMatrix packed;
+
+  moec_dtype dtype() const { return packed.data ? packed.dtype : source.dtype; }
+  bool rounds() const { return packed.data ? packed.rounds : source.rounds; }
 };
 
 // k values in one block.

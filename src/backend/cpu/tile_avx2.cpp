@@ -128,34 +128,30 @@ struct Avx2Ops {
   }
   static Line as_f16(Line line) { return widen(round_f16(line.half[0]), round_f16(line.half[1])); }
 
-  // 8 x 8 dwords, rows a[0], a[stride], ...: 4 x 4 inside 128-bit lanes, then the lanes.
-  static void transpose8(__m256i (&m)[8]) {
-    __m256i t[8];
-    for (int i = 0; i < 8; i += 4) {
-      const __m256i a = _mm256_unpacklo_epi32(m[i], m[i + 1]),
-                    b = _mm256_unpackhi_epi32(m[i], m[i + 1]);
-      const __m256i c = _mm256_unpacklo_epi32(m[i + 2], m[i + 3]);
-      const __m256i d = _mm256_unpackhi_epi32(m[i + 2], m[i + 3]);
-      t[i] = _mm256_unpacklo_epi64(a, c);
-      t[i + 1] = _mm256_unpackhi_epi64(a, c);
-      t[i + 2] = _mm256_unpacklo_epi64(b, d);
-      t[i + 3] = _mm256_unpackhi_epi64(b, d);
-    }
-    for (int j = 0; j < 4; ++j) {
-      m[j] = _mm256_permute2x128_si256(t[j], t[4 + j], 0x20);
-      m[4 + j] = _mm256_permute2x128_si256(t[j], t[4 + j], 0x31);
-    }
-  }
+  // 16 x 16 dwords. A vector is a quarter of one line beside that of the line four below, both from
+  // memory, so that 4 x 4 in each 128-bit lane are all that is to be turned.
   static void transpose(Line (&lines)[kLanes]) {
-    __m256i quarter[2][2][8];
-    for (int i = 0; i < 2; ++i)
-      for (int j = 0; j < 2; ++j) {
-        for (int r = 0; r < 8; ++r) quarter[i][j][r] = lines[i * 8 + r].half[j];
-        transpose8(quarter[i][j]);
+    const auto quarter = [](const Line* line, int at) {
+      return reinterpret_cast<const __m128i*>(line) + at;
+    };
+    Line from[kLanes];
+    __builtin_memcpy(from, lines, sizeof from);
+    for (int half = 0; half < 2; ++half)
+      for (int at = 0; at < 4; ++at) {
+        __m256i m[4];
+        for (int r = 0; r < 4; ++r) {
+          const Line* const line = from + 8 * half + r;
+          m[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(quarter(line, at))),
+                                         _mm_loadu_si128(quarter(line + 4, at)), 1);
+        }
+        const __m256i a = _mm256_unpacklo_epi32(m[0], m[1]), b = _mm256_unpackhi_epi32(m[0], m[1]);
+        const __m256i c = _mm256_unpacklo_epi32(m[2], m[3]), d = _mm256_unpackhi_epi32(m[2], m[3]);
+        Line* const to = lines + 4 * at;
+        to[0].half[half] = _mm256_unpacklo_epi64(a, c);
+        to[1].half[half] = _mm256_unpackhi_epi64(a, c);
+        to[2].half[half] = _mm256_unpacklo_epi64(b, d);
+        to[3].half[half] = _mm256_unpackhi_epi64(b, d);
       }
-    for (int i = 0; i < 2; ++i)
-      for (int j = 0; j < 2; ++j)
-        for (int r = 0; r < 8; ++r) lines[i * 8 + r].half[j] = quarter[j][i][r];
   }
 };
 
@@ -164,6 +160,6 @@ constexpr ProductTable<Avx2Ops, 6> kProducts;
 }  // namespace
 
 constinit const TileKernels kTileAvx2 =
-    make_tile_kernels<Avx2Ops>("avx2", {"avx2 f32 6x32", 6, 1, kProducts.by_rows});
+    make_tile_kernels<Avx2Ops>("avx2", "avx2 f32 6x32", kProducts);
 
 }  // namespace moec::cpu

@@ -108,6 +108,6 @@ constexpr ProductTable<PortableOps, 4> kProducts;
 }  // namespace
 
 constinit const TileKernels kTilePortable =
-    make_tile_kernels<PortableOps>("portable", {"portable f32 4x32", 4, 1, kProducts.by_rows});
+    make_tile_kernels<PortableOps>("portable", "portable f32 4x32", kProducts);
 
 }  // namespace moec::cpu
