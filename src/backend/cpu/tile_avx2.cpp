@@ -130,23 +130,21 @@ struct Avx2Ops {
 
   // 16 x 16 dwords. A vector is a quarter of one line beside that of the line four below, both from
   // memory, so that 4 x 4 in each 128-bit lane are all that is to be turned.
-  static void transpose(Line (&lines)[kLanes]) {
+  static void transpose(const Line (&lines)[kLanes], Line (&turned)[kLanes]) {
     const auto quarter = [](const Line* line, int at) {
       return reinterpret_cast<const __m128i*>(line) + at;
     };
-    Line from[kLanes];
-    __builtin_memcpy(from, lines, sizeof from);
     for (int half = 0; half < 2; ++half)
       for (int at = 0; at < 4; ++at) {
         __m256i m[4];
         for (int r = 0; r < 4; ++r) {
-          const Line* const line = from + 8 * half + r;
+          const Line* const line = lines + 8 * half + r;
           m[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(quarter(line, at))),
                                          _mm_loadu_si128(quarter(line + 4, at)), 1);
         }
         const __m256i a = _mm256_unpacklo_epi32(m[0], m[1]), b = _mm256_unpackhi_epi32(m[0], m[1]);
         const __m256i c = _mm256_unpacklo_epi32(m[2], m[3]), d = _mm256_unpackhi_epi32(m[2], m[3]);
-        Line* const to = lines + 4 * at;
+        Line* const to = turned + 4 * at;
         to[0].half[half] = _mm256_unpacklo_epi64(a, c);
         to[1].half[half] = _mm256_unpackhi_epi64(a, c);
         to[2].half[half] = _mm256_unpacklo_epi64(b, d);

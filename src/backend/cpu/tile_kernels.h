@@ -8,7 +8,7 @@
 //   f32 / bf16 / f16 (pointer, n <= 16) -> Line of fp32       pairs(pointer, n <= 32) -> Line
 //   i8(pointer to 16) -> Line of fp32
 //   interleave(even, odd, n <= 16) -> Line of pairs           put(pointer, Line)
-//   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16])
+//   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16], out Line[16])
 //   even_bf16 / odd_bf16 / even_f16 / odd_f16 (pairs Line) -> Line of fp32
 //   as_bf16 / as_f16 (Line of fp32) -> Line of fp32, rounded to that type
 #pragma once
@@ -23,8 +23,16 @@ namespace {
 // ---- loads
 template <class Ops, bool kTurned>
 void put_lines(typename Ops::Line (&lines)[kLanes], void* to, int used) {
-  if constexpr (kTurned) Ops::transpose(lines);
-  for (int i = 0; i < used; ++i) Ops::put(static_cast<char*>(to) + i * kLineBytes, lines[i]);
+  const auto put = [&](const auto& from) {
+    for (int i = 0; i < used; ++i) Ops::put(static_cast<char*>(to) + i * kLineBytes, from[i]);
+  };
+  if constexpr (kTurned) {
+    typename Ops::Line turned[kLanes];
+    Ops::transpose(lines, turned);
+    put(turned);
+  } else {
+    put(lines);
+  }
 }
 
 // All `lines` lines are there and hold `count` values: then they are loaded without masks.
@@ -43,10 +51,11 @@ void load_along_k(const LoadBlock& load) {
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i)
         lines[i] = load_line<Ops, kLoad>(load.lines[i], load.offset, kCount);
-      Ops::transpose(lines);
+      typename Ops::Line turned[kLanes];
+      Ops::transpose(lines, turned);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i)
-        if (i < load.lines_out) Ops::put(static_cast<char*>(load.to) + i * kLineBytes, lines[i]);
+        if (i < load.lines_out) Ops::put(static_cast<char*>(load.to) + i * kLineBytes, turned[i]);
       return;
     }
     for (int i = 0; i < kLanes; ++i)

@@ -86,7 +86,7 @@ struct Avx512Ops {
   }
 
   // 16 x 16 dwords: 4 x 4 inside 128-bit lanes, then the lanes themselves.
-  static void transpose(Line (&m)[kLanes]) {
+  static void transpose(const Line (&m)[kLanes], Line (&turned)[kLanes]) {
     Line t[kLanes];
 #pragma GCC unroll 4
     for (int i = 0; i < kLanes; i += 4) {
@@ -105,10 +105,10 @@ struct Avx512Ops {
       const Line b = _mm512_shuffle_i32x4(t[j], t[4 + j], 0xdd);  // lanes 1 3 | 1 3
       const Line c = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0x88);
       const Line d = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0xdd);
-      m[j] = _mm512_shuffle_i32x4(a, c, 0x88);
-      m[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
-      m[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
-      m[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
+      turned[j] = _mm512_shuffle_i32x4(a, c, 0x88);
+      turned[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
+      turned[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
+      turned[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
     }
   }
 };

@@ -76,13 +76,9 @@ struct PortableOps {
   }
   static Line as_bf16(const Line& line) { return as<moec::bf16>(line); }
   static Line as_f16(const Line& line) { return as<moec::f16>(line); }
-  static void transpose(Line (&lines)[kLanes]) {
+  static void transpose(const Line (&lines)[kLanes], Line (&turned)[kLanes]) {
     for (int i = 0; i < kLanes; ++i)
-      for (int j = 0; j < i; ++j) {
-        const uint32_t swapped = lines[i].dword[j];
-        lines[i].dword[j] = lines[j].dword[i];
-        lines[j].dword[i] = swapped;
-      }
+      for (int j = 0; j < kLanes; ++j) turned[j].dword[i] = lines[i].dword[j];
   }
   static Line even_bf16(Line line) {
     for (uint32_t& dword : line.dword) dword <<= 16;

@@ -179,20 +179,21 @@ void lines_product(const LinesProduct& p) {
     const int64_t k = block / kPer * int64_t(kLineK);
     for (int i = 0; p.prefetch && i < kLanes; ++i)
       prefetch_line(p.prefetch + (block / kPer * kLanes + i) * kLineBytes);
-    typename Ops::Line lines[kLanes];
+    typename Ops::Line lines[kLanes], turned[kLanes];
     if (p.count - k >= kLineK)
       load_lines<Ops, kLine>(p, k, kLineK, lines);
     else
       load_lines<Ops, kLine>(p, k, smaller(p.count - k, kLineK), lines);
-    Ops::transpose(lines);
+    Ops::transpose(lines, turned);
     const int steps = block + kPer <= p.blocks ? kSteps : kSteps / 2;
+#pragma GCC unroll 8
     for (int s = 0; s < steps; ++s) {
       LineVecs<Ops> values[kPer];
       if constexpr (kWidens) {
-        values[0] = even_values<Ops, kHalf>(lines[s]);
-        values[1] = odd_values<Ops, kHalf>(lines[s]);
+        values[0] = even_values<Ops, kHalf>(turned[s]);
+        values[1] = odd_values<Ops, kHalf>(turned[s]);
       } else {
-        values[0] = __builtin_bit_cast(LineVecs<Ops>, lines[s]);
+        values[0] = __builtin_bit_cast(LineVecs<Ops>, turned[s]);
       }
       const int step = s * kPer;  // of A
       for (int r = 0; r < kRows; ++r) {
