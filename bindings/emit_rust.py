@@ -112,7 +112,7 @@ def call_groups(row):
         ),
         "buffer": lines(
             row, [f for f in fields if f["type"] == BUFFER], 12,
-            lambda f: f"{f['name']}, {f['name']}_on_device",
+            lambda f: f"{f['name']}, {f['name']}_array, {f['name']}_on_device",
         ),
     }
 

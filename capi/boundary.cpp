@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstring>
-#include <new>
 
 #include "core/log.h"
 
@@ -16,9 +15,22 @@ constexpr size_t kLargestStruct = 65536;  // bytes; anything longer is garbage
 // No destructor, so that a thread may fail at any point of its life.
 thread_local moec_error_info last = {};
 
-// Names of files may be any bytes, and a text is cut where it ends: what is not printable UTF-8
-// becomes '?'.
-void make_printable(char* text) {
+moec_status keep(const char* site, const Error& error) noexcept {
+  last = {};
+  last.struct_size = sizeof last;
+  last.code = error.code;
+  last.native_code = error.native_code;
+  last.arg_index = error.arg_index;
+  std::snprintf(last.site, sizeof last.site, "%s", site);
+  std::snprintf(last.message, sizeof last.message, "%s: %.430s", site, error.text);
+  make_printable(last.message);
+  log(MOEC_LOG_DEBUG, "%s", last.message);
+  return error.code;
+}
+
+}  // namespace
+
+void make_printable(char* text) noexcept {
   for (auto* at = reinterpret_cast<unsigned char*>(text); *at;) {
     const int more = *at < 0x80       ? 0
                      : *at >> 5 == 6  ? 1
@@ -39,43 +51,12 @@ void make_printable(char* text) {
   }
 }
 
-moec_status keep(const char* site, const Error& error) noexcept {
-  last = {};
-  last.struct_size = sizeof last;
-  last.code = error.code;
-  last.native_code = error.native_code;
-  last.arg_index = error.arg_index;
-  std::snprintf(last.site, sizeof last.site, "%s", site);
-  std::snprintf(last.message, sizeof last.message, "%s: %.430s", site, error.text);
-  make_printable(last.message);
-  log(MOEC_LOG_DEBUG, "%s", last.message);
-  return error.code;
-}
-
-Error plain(moec_status code, const char* text) noexcept {
-  Error error = {code, 0, {}, 0};
-  std::snprintf(error.text, sizeof error.text, "%s", text);
-  return error;
-}
-
-}  // namespace
-
 const moec_error_info& last_error() noexcept {
   return last;
 }
 
 moec_status record_failure(const char* site) noexcept {
-  try {
-    throw;
-  } catch (const Error& error) {
-    return keep(site, error);
-  } catch (const std::bad_alloc&) {
-    return keep(site, plain(MOEC_E_OUT_OF_MEMORY, "host memory is exhausted"));
-  } catch (const std::exception& error) {
-    return keep(site, plain(MOEC_E_INTERNAL, error.what()));
-  } catch (...) {
-    return keep(site, plain(MOEC_E_INTERNAL, "an unknown exception"));
-  }
+  return keep(site, current_error());
 }
 
 void fail_argument(int32_t index, moec_status code, const char* format, ...) {

@@ -21,6 +21,9 @@ namespace moec::capi {
 // Keeps the exception being handled as this thread's last error; returns its status.
 moec_status record_failure(const char* site) noexcept;
 const moec_error_info& last_error() noexcept;
+// Names of files may be any bytes, and a text is cut where it ends: what is not printable UTF-8
+// becomes '?'.
+void make_printable(char* text) noexcept;
 
 // Runs `body`; what it throws becomes a status. `site` is the entry point.
 template <class Body>

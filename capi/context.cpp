@@ -4,6 +4,7 @@
 
 #include "boundary.h"
 #include "layer/devices.h"
+#include "text_out.h"
 
 using namespace moec;
 using namespace moec::capi;
@@ -14,6 +15,16 @@ moec_status moec_backend_load(const char* path) {
 
 moec_status moec_device_count(int32_t device_type, int32_t* count) {
   return guard(__func__, [&] { required(count, "count", 2) = device_count(device_type); });
+}
+
+moec_status moec_backend_describe(int32_t device_type, char* buffer, uint64_t bytes,
+                                  uint64_t* need) {
+  return guard(__func__, [&] {
+    uint64_t& to = required(need, "need", 4);
+    std::string text = describe_backend(device_type);
+    make_printable(text.data());
+    write_text(text, buffer, bytes, to);
+  });
 }
 
 moec_status moec_device_query(int32_t device_type, int32_t device_id, moec_device_info* out) {

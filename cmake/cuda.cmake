@@ -58,6 +58,9 @@ add_library(moec_cuda SHARED ${cuda_objects})
 target_link_libraries(moec_cuda PRIVATE moec_options CUDA::cudart_static CUDA::cublasLt)
 target_link_options(moec_cuda PRIVATE LINKER:--version-script=${map} LINKER:--exclude-libs,ALL
   LINKER:--as-needed LINKER:-z,nodelete LINKER:-z,relro,-z,now)
+# cuBLASLt, which it opens by name, is also looked for in the folder of the Python package
+# nvidia-cublas, from where a wheel of moec has the plug-in. Never where it was built.
 set_target_properties(moec_cuda PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${map}
-  VERSION ${PROJECT_VERSION} SOVERSION ${MOEC_ABI})
+  VERSION ${PROJECT_VERSION} SOVERSION ${MOEC_ABI}
+  BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../../nvidia/cu13/lib")
 install(TARGETS moec_cuda DESTINATION ${CMAKE_INSTALL_LIBDIR})  # beside libmoec

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # bench_gpu.sh [OPTIONS of bench/gpu/layer_bench.py]: the layer beside its peers, merged into
 # bench/results/<gpu>/layer.json. No options: every shape and number of tokens.
-# bench_gpu.sh quantised [OPTIONS of quantised_bench.py]: frozen quantised experts, quantised.json.
+# bench_gpu.sh quantised [OPTIONS of bench/gpu/quantised_bench.py]: frozen quantised experts.
 # bench_gpu.sh kernels [SHAPE:TOKENS...]: each kernel alone, into kernels.json.
 # The python3 of the machine brings PyTorch; SonicMoE runs where it can be imported.
 . "$(dirname "$0")/lib.sh"
@@ -14,7 +14,7 @@ MOEC_COMMIT=${MOEC_COMMIT:-$(git rev-parse HEAD)}
 export MOEC_COMMIT
 
 if [ "${1:-}" != kernels ]; then
-  export PYTHONPATH=${MOEC_PACKAGE:-$(scripts/gpu_package.sh)}:${PYTHONPATH:-}
+  export PYTHONPATH=${MOEC_PACKAGE:-$(scripts/gpu_package.sh)}${PYTHONPATH:+:$PYTHONPATH}
   program=layer
   if [ "${1:-}" = quantised ]; then program=quantised; shift; fi
   exec python3 "$root/bench/gpu/${program}_bench.py" --out "$folder/$program.json" "$@"
@@ -23,7 +23,7 @@ shift
 bench=$build/gpu_carry/kernel_bench
 [ -x "$bench" ] || bench=$("$root/scripts/build_gpu.sh" kernel_bench)
 cublas=$(find / -name 'libcublas.so.13' -not -path '/proc/*' 2>/dev/null | head -n 1 || true)
-export LD_LIBRARY_PATH=${cublas%/*}:${LD_LIBRARY_PATH:-}
+export LD_LIBRARY_PATH=${cublas%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 rows=$(mktemp)
 "$bench" "$rows" "${MOEC_BENCH_WINDOW_MS:-100}" "${@:-all}"
 driver=$(nvidia-smi --query-gpu=driver_version,clocks.sm,power.draw --format=csv,noheader |

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# build_gpu_bindings.sh FOLDER: the device-memory tests of Rust and Go as programs
-# FOLDER/bindings_rust and FOLDER/bindings_go, for a machine with a GPU but without their tools.
-# Both open libmoec (MOEC_LIBRARY) and the CUDA driver at run time.
+# build_gpu_bindings.sh FOLDER: the device-memory tests of Rust and Go, and README's C program for a
+# GPU, as FOLDER/bindings_rust, bindings_go and bindings_c, for a machine with a GPU but without
+# their tools. Rust and Go open libmoec (MOEC_LIBRARY) and the CUDA driver at run time; the C
+# program is linked to build/release's library and finds it by LD_LIBRARY_PATH.
 here=$PWD
 . "$(dirname "$0")/lib.sh"
 [ -n "${1:-}" ] || die "usage: build_gpu_bindings.sh FOLDER"
@@ -14,6 +15,10 @@ cd "$root/bindings/rust"
 program=$(sed -nE 's/.*"executable":"([^"]*\/device-[^"]*)".*/\1/p' "$build/gpu_bindings.json")
 cp "$program" "$folder/bindings_rust"
 strip "$folder/bindings_rust"
-cd "$root/bindings/go"
+cd "$root"
+python3 tests/house/readme_c.py >"$build/readme_gpu.c"
+cc -std=c11 -Wall -Wextra -Werror -Icapi/include "$build/readme_gpu.c" -o "$folder/bindings_c" \
+  "$build/release/lib/libmoec.so.0"
+cd bindings/go
 CGO_ENABLED=0 "$root/scripts/go.sh" test -c -tags moec_purego -ldflags "-s -w" \
   -o "$folder/bindings_go" .

@@ -18,9 +18,11 @@ done
 stamp=$(echo $pins)
 if [ "$(cat "$build/cuda/.stamp" 2>/dev/null)" != "$stamp" ]; then
   echo "fetching the CUDA 13.0 compiler and libraries into build/cuda" >&2
-  [ -x "$venv/bin/python" ] || "$root/scripts/bootstrap.sh" test >&2
+  python=$venv/bin/python
+  [ -x "$python" ] || python=python3
+  "$python" -m pip --version >/dev/null 2>&1 || die "$python has no pip; install python3-pip"
   rm -rf "$build/cuda"
-  retry "CUDA 13.0 ($stamp)" "$venv/bin/python" -m pip install --disable-pip-version-check \
+  retry "CUDA 13.0 ($stamp)" "$python" -m pip install --disable-pip-version-check \
     --no-deps --target "$build/cuda" $pins
   ln -sfn lib "$home/lib64"  # where nvcc.profile looks
   for library in "$home"/lib/lib*.so.13; do  # the packages carry the run-time names only

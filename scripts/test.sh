@@ -82,11 +82,12 @@ languages_and_sanitizers() {
 
 stage "bootstrap"         scripts/bootstrap.sh test
 stage "cuda toolkit"      scripts/cuda_toolkit.sh
+stage "zig"               scripts/zig.sh
 stage "rooms"             python3 tests/check_rooms.py
 stage "format"            scripts/format.sh --check
 nvcc=$(scripts/cuda_toolkit.sh)
 stage "configure"         configure release -DMOEC_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
-                            -DMOEC_TIDY=ON -DMOEC_FUZZ_SECONDS=2
+                            -DMOEC_ZIG="$(scripts/zig.sh)" -DMOEC_TIDY=ON -DMOEC_FUZZ_SECONDS=2
 stage "build"             compile release
 stage "tests"             scripts/run_ctest.py "$build/release"
 lane python_and_frameworks

@@ -10,12 +10,10 @@ tests=$root/bindings/python/framework_tests
 pins=scripts/requirements_frameworks.txt
 scripts/frameworks_venv.sh
 
-wheel=$(ls "$build"/wheel/moec-*.whl 2>/dev/null) || {  # the stage "python" makes it
-  scripts/xla_headers.sh
-  wheel=$(scripts/build_wheel.sh "$build/wheel")
-}
+ls "$build"/wheel/moec-*.whl >/dev/null 2>&1 || scripts/wheel.sh  # the stage "python" makes it
+wheel=$(echo "$build"/wheel/moec-*.whl)
 "$place/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
-  --force-reinstall "$wheel"
+  --force-reinstall "$build"/wheel/*.whl
 "$place/bin/abi3audit" --strict "$wheel"
 
 outside=$(mktemp -d)

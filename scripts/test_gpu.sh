@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # test_gpu.sh [PROGRAM...]: the tests of the CUDA backend on a machine with a GPU, or only those
-# named (rust, go: those bindings; torch: the Python package on torch tensors). Programs in
-# build/gpu_carry/bin (gpu_carry.sh) are used as they are, else built now.
+# named (tool: the moec command and the array API; c, rust, go, julia: those languages; torch: the
+# Python package on torch tensors). Programs in build/gpu_carry/bin (gpu_carry.sh) are used as they
+# are, else built now. Julia's test needs a julia on PATH or in build/julia.
 # Writes bench/results/<gpu>/test_gpu.txt (with several GPUs test_2_gpus.txt, ..): one line a
 # program. Each program's own output: build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats
 # a run. GTEST_FILTER='*Up*' test_gpu.sh kernel_check runs some of its checks.
@@ -19,8 +20,8 @@ if [ ! -f "$bin/gpu_tests.txt" ]; then
   cmake --build "$build/release" -j "$(job_count)" --target gpu_tests
   bin=$build/release/bin
 fi
-export LD_LIBRARY_PATH=$package/moec/lib:${LD_LIBRARY_PATH:-}
-export PYTHONPATH=$package:${PYTHONPATH:-}
+export LD_LIBRARY_PATH=$package/moec/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export PYTHONPATH=$package${PYTHONPATH:+:$PYTHONPATH}
 MOEC_TEST_SEED=${MOEC_TEST_SEED:-$(date +%s)}
 export MOEC_TEST_SEED
 
@@ -90,12 +91,32 @@ while read -r program options; do
       compute-sanitizer --tool $tool --error-exitcode 9 "$bin/$program"
   done
 done <"$bin/gpu_tests.txt"
-if wanted rust || wanted go; then  # in device memory that the driver gives
+if wanted c || wanted rust || wanted go; then
   [ -x "$bin/bindings_go" ] || scripts/build_gpu_bindings.sh "$bin"
 fi
 export MOEC_LIBRARY=$package/moec/lib/libmoec.so.0 MOEC_GOLDEN_DIR=$root/tests/golden
+if wanted tool; then  # every command that takes a device, with NumPy alone
+  python3 -c 'import typer, rich' 2>/dev/null || PYTHONPATH=$PYTHONPATH:$build/gpu_carry/tools
+  task host tool python3 -m pytest -m gpu -p no:cacheprovider bindings/python/tests/test_device.py
+fi
+if wanted c; then  # README's program
+  task host c bash -c '"$0" | grep -x MOEC_OK && echo "1 passed, 0 failed"' "$bin/bindings_c"
+fi
 if wanted rust; then task host rust "$bin/bindings_rust" --include-ignored --nocapture; fi
-if wanted go; then task host go env -C bindings/go "$bin/bindings_go" -test.run Device -test.v; fi
+if wanted go; then
+  task host go env -C bindings/go MOEC_TEST_DEVICE=cuda "$bin/bindings_go" -test.run Device -test.v
+fi
+if wanted julia; then
+  if scripts/julia.sh --here; then
+    mkdir -p "$build/gpu_depot"
+    task host julia env MOEC_TEST_DEVICE=cuda JULIA_DEPOT_PATH="$build/gpu_depot" \
+      scripts/julia.sh -O0 --startup-file=no --project=bindings/julia \
+      -L bindings/julia/test/json.jl bindings/julia/test/golden.jl
+  else
+    echo "julia: not run, there is none on this machine" | tee "$log/julia.line"
+    echo julia >>"$tasks/all"
+  fi
+fi
 if wanted torch; then
   task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
 fi

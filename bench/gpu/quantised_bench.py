@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frozen quantised experts on a GPU beside the same values in bf16, merged into one file of rows.
 
-    scripts/bench_gpu.sh quantised                               every shape, scheme, number of tokens
+    scripts/bench_gpu.sh quantised                         every shape, scheme, number of tokens
     scripts/bench_gpu.sh quantised --case qwen3-30b-a3b:4096 --impl moec-int8
 
 Modes: fwd is plan, experts, combine; step the same with pre-activations kept, then d_x and

@@ -5,10 +5,10 @@ same run.
     make bench-peers                                    every shape
     scripts/bench_peers.sh --model qwen3-30b --tokens 4096 --out bench/results/NAME/peers.json
 
-torch_grouped is what Hugging Face's default does on a CPU: sort, gather, grouped_mm, SwiGLU,
-grouped_mm, weight, inverse gather, sum. The step is forward, dX, dW1, dW2 and the routing-weight
-gradient, all in bf16; moec reads the trainable weights where they are, so packing what it packs is
-inside the time. The two alternate, medians of the rounds. FLOPs: 6 T K H I forward, 18 a step.
+torch_grouped is what Hugging Face's default does. The step is forward, dX, dW1, dW2 and the
+routing-weight gradient, all in bf16; moec reads the trainable weights where they are, so packing
+what it packs is inside the time. The two alternate, medians of the rounds. FLOPs: 6 T K H I
+forward, 18 a step.
 """
 
 import argparse
@@ -24,23 +24,9 @@ import ml_dtypes
 import moec
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch_grouped import grouped
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def grouped(x, ids, weights, gate_up, down):
-    tokens, slots = ids.shape
-    flat = ids.reshape(-1)
-    order = torch.argsort(flat, stable=True)
-    inverse = torch.argsort(order)
-    ends = torch.bincount(flat, minlength=gate_up.shape[0]).cumsum(0).to(torch.int32)
-    mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
-    both = mm(x[order // slots], gate_up.transpose(-2, -1), offs=ends)
-    gate, up = both.chunk(2, dim=-1)
-    rows = mm(F.silu(gate) * up, down.transpose(-2, -1), offs=ends)
-    rows = rows * weights.reshape(-1)[order, None].to(rows.dtype)
-    return rows[inverse].view(tokens, slots, -1).sum(1)
 
 
 def bf16(tensor):

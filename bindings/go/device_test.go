@@ -5,6 +5,8 @@
 package moec_test
 
 import (
+	"math"
+	"os"
 	"runtime"
 	"testing"
 	"unsafe"
@@ -50,6 +52,9 @@ func (d *device) must(status int32, what string) {
 
 func openDevice(t *testing.T) *device {
 	if count, err := moec.DeviceCount(raw.Cuda); err != nil || count == 0 {
+		if os.Getenv("MOEC_TEST_DEVICE") == "cuda" {
+			t.Fatal("no CUDA device ", err)
+		}
 		t.Skip("no CUDA device ", err)
 	}
 	library, err := purego.Dlopen("libcuda.so.1", purego.RTLD_NOW|purego.RTLD_GLOBAL)
@@ -120,6 +125,20 @@ func (d *device) collect(t *testing.T, context *moec.Context) {
 		d.must(cuMemFree(address), "cuMemFree")
 	}
 	d.held, d.expected = nil, nil
+}
+
+func TestFamiliesInDeviceArrays(t *testing.T) {
+	openDevice(t)
+	for _, err := range check(t, &arrays{desc: raw.ContextDesc{DeviceType: raw.Cuda}}) {
+		t.Error(err)
+	}
+}
+
+func TestReadmeOnADevice(t *testing.T) {
+	openDevice(t)
+	if y, err := readmeOnADevice(); err != nil || math.Abs(float64(y[0])-0.05695) > 1e-5 {
+		t.Fatal(y, err)
+	}
 }
 
 func TestFamiliesInDeviceMemory(t *testing.T) {

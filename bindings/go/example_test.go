@@ -37,6 +37,33 @@ func Example() {
 	// Output: <nil> 0.05695
 }
 
+// The second program of README.md.
+func readmeOnADevice() ([]float32, error) {
+	context, err := moec.NewContext(&raw.ContextDesc{DeviceType: raw.Cuda}) // DeviceId: which one
+	if err != nil {
+		return nil, err
+	}
+	on := func(values []float32, shape ...int) moec.Tensor {
+		array, _ := moec.NewDeviceArray[float32](context, 0, shape...) // on the default stream
+		array.CopyFrom(values, 0)
+		return array.Tensor()
+	}
+	layer, _ := moec.NewLayer(context, raw.RouterDesc{NumExperts: 8, TopK: 2, Norm: raw.NormSum},
+		raw.ExpertsDesc{NumExperts: 8, TopK: 2, Hidden: 64, Inter: 48, Dtype: raw.F32})
+	weights, _ := moec.NewWeights(context,
+		raw.WeightsDesc{NumExperts: 8, Hidden: 64, Inter: 48, Dtype: raw.F32, GateLayout: raw.GateThenUp},
+		moec.WeightSet{GateUp: moec.Matrix{Data: on(fill(8*96*64, 0.01), 8, 96, 64)},
+			Down: moec.Matrix{Data: on(fill(8*64*48, 0.02), 8, 64, 48)}})
+	y, _ := moec.NewDeviceArray[float32](context, 0, 4, 64) // zeros
+	err = layer.Forward(&moec.LayerArgs{Weights: weights, X: on(fill(4*64, 0.5), 4, 64),
+		GateWeight: on(fill(8*64, 0.1), 8, 64), Y: y.Tensor()}, 0)
+	if err != nil {
+		return nil, err
+	}
+	values := make([]float32, 4*64)
+	return values, y.CopyTo(values, 0) // waits for the stream
+}
+
 func ExampleError() {
 	_, err := moec.NewContext(&raw.ContextDesc{NumThreads: -1})
 	failure := err.(*moec.Error)

@@ -56,13 +56,14 @@ func sizeOf[T any](value *T) uint32 { return uint32(unsafe.Sizeof(*value)) }
 
 // NewContext opens the CPU (nil) or the device that desc names; StructSize is filled in.
 func NewContext(desc *raw.ContextDesc) (*Context, error) {
-	if desc == nil {
-		desc = new(raw.ContextDesc)
+	own := new(raw.ContextDesc) // desc may lie in a struct with pointers, which C must not see
+	if desc != nil {
+		*own = *desc
 	}
-	desc.StructSize = sizeOf(desc)
+	own.StructSize = sizeOf(own)
 	value, err := create(func(out unsafe.Pointer) int32 {
 		return raw.ContextCreate(unsafe.Pointer(
-			desc), out)
+			own), out)
 	})
 	if err != nil {
 		return nil, err

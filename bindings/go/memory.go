@@ -48,6 +48,20 @@ func NewDeviceArray[T Element](c *Context, stream Stream, shape ...int) (*Device
 // Tensor views the array, for calls to read or write.
 func (a *DeviceArray[T]) Tensor() Tensor { return *a.view }
 
+// Buffer views the array as bytes, for SavedOnDevice and WorkspaceOnDevice.
+func (a *DeviceArray[T]) Buffer() DeviceBuffer {
+	return DeviceBuffer{DevicePtr(a.view.desc.Data), a.bytes(), a.view.owner}
+}
+
+func (a *DeviceArray[T]) bytes() int {
+	var zero T
+	count := int(unsafe.Sizeof(zero))
+	for _, extent := range a.shape {
+		count *= extent
+	}
+	return count
+}
+
 // CopyFrom copies the slice in, which has been read when it returns.
 func (a *DeviceArray[T]) CopyFrom(data []T, stream Stream) error {
 	return a.copy(NewTensor(data, a.shape...), *a.view, stream)

@@ -25,6 +25,7 @@ type DevicePtr uintptr
 type DeviceBuffer struct {
 	Ptr   DevicePtr
 	Bytes int
+	owner any // of DeviceArray.Buffer: kept alive
 }
 
 // Tensor is a view of a compact row-major array; the zero Tensor is "absent".

@@ -34,6 +34,7 @@ SIZED(moec_layer_args)
 SIZED(moec_layer_grad_args)
 %thread moec_backend_load;
 %thread moec_device_count;
+%thread moec_backend_describe;
 %thread moec_device_query;
 %thread moec_context_create;
 %thread moec_context_free;

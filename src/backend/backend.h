@@ -108,6 +108,13 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
 // The plug-in's one exported entry, `moec_backend_entry`: fills this table. The interface version
 // and the build id must be the library's own.
 inline constexpr uint32_t kBackendInterface = 1;
+// Why a backend has no device. CUDA versions are 1000 major + 10 minor; 0 = not known.
+struct DeviceSearch {
+  char state[16];       // "ready", "no_driver", "old_driver", "no_device", "failed"
+  int32_t native_code;  // what the driver said
+  int32_t driver_version, needs_version;  // of CUDA: what the driver serves, what is needed
+  char text[256];                         // what is missing; empty when ready
+};
 struct BackendEntry {
   uint32_t interface_version;
   const char* build_id;
@@ -115,6 +122,8 @@ struct BackendEntry {
   int32_t (*device_count)();  // 0 without a driver; never throws
   Backend* (*create)(const BackendOptions& options, Error* error);  // null: *error says why
   void (*device_info)(int32_t device_id, moec_device_info* info);
+  DeviceSearch (*search)();                          // never throws
+  void (*dense_products)(char* text, size_t bytes);  // whose code multiplies dense matrices
 };
 using BackendEntryFunction = const BackendEntry* (*)();
 

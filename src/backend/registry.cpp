@@ -4,16 +4,20 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
+#include <unistd.h>
 
+#include <climits>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/build_id.h"
+#include "core/device_name.h"
+#include "core/files.h"
+#include "core/json_text.h"
 #include "core/log.h"
 
 namespace moec {
@@ -74,17 +78,27 @@ const BackendEntry* open_plugin(const char* file, LateLog& late) {
   return table;
 }
 
+// The file that an address belongs to; of a program an empty text. Also empty: not known.
+std::string file_of(const void* address) {
+  Dl_info info;
+  void* found = nullptr;
+  if (!dladdr1(address, &info, &found, RTLD_DL_LINKMAP)) return "";
+  return static_cast<const link_map*>(found)->l_name;
+}
+
+std::string cuda_version(int32_t version) {  // 13000 -> 13.0; empty: not known
+  if (version <= 0) return "";
+  return std::to_string(version / 1000) + '.' + std::to_string(version % 1000 / 10);
+}
+
 // Of libmoec, or of the program that it is linked into, whose name there is what its caller chose.
 // Empty: not known.
 std::string folder_of_library() {
-  Dl_info info;
-  void* found = nullptr;
-  if (!dladdr1(reinterpret_cast<const void*>(&moec_version), &info, &found, RTLD_DL_LINKMAP))
-    return "";
-  std::string path = static_cast<const link_map*>(found)->l_name;
+  std::string path = file_of(reinterpret_cast<const void*>(&moec_version));
   if (path.empty()) {
-    std::error_code unknown;
-    path = std::filesystem::read_symlink("/proc/self/exe", unknown).string();
+    char program[PATH_MAX];
+    const ssize_t length = readlink("/proc/self/exe", program, sizeof program);
+    path.assign(program, size_t(std::max<ssize_t>(length, 0)));
   }
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "" : path.substr(0, slash);
@@ -142,10 +156,14 @@ void check_type(int32_t device_type) {
 void check_device(int32_t device_type, int32_t device_id) {
   const int32_t count = device_count(device_type);
   if (device_id >= 0 && device_id < count) return;
-  if (device_type == MOEC_CUDA && !find_plugin())
-    MOEC_FAIL(search_error.code, "no CUDA backend: %s", search_error.text);
-  MOEC_FAIL(MOEC_E_NO_BACKEND, "device %d of type %d is absent; there are %d of them", device_id,
-            device_type, count);
+  if (device_type == MOEC_CUDA && count == 0) {
+    const BackendEntry* const entry = find_plugin();
+    if (!entry) MOEC_FAIL(search_error.code, "no CUDA backend: %s", search_error.text);
+    const DeviceSearch found = entry->search();
+    fail_native(MOEC_E_NO_BACKEND, found.native_code, "no CUDA device: %s", found.text);
+  }
+  MOEC_FAIL(MOEC_E_NO_BACKEND, "%s is absent; there are %d devices of its type",
+            device_name(device_type, device_id).c_str(), count);
 }
 
 }  // namespace
@@ -168,6 +186,28 @@ int32_t device_count(int32_t device_type) {
   if (device_type == MOEC_CPU) return 1;
   const BackendEntry* const entry = find_plugin();
   return entry ? entry->device_count() : 0;
+}
+
+std::string describe_backend(int32_t device_type) {
+  const int32_t count = device_count(device_type);
+  JsonObject json;
+  if (device_type == MOEC_CPU) {
+    json.add("state", "ready").add("devices", count);
+  } else if (const BackendEntry* const entry = find_plugin()) {
+    const DeviceSearch found = entry->search();
+    char products[512] = {};
+    entry->dense_products(products, sizeof products);
+    json.add("state", found.state).add("devices", count).add("why", found.text);
+    json.add("plugin", real_path(file_of(reinterpret_cast<const void*>(entry))));
+    json.add("driver", cuda_version(found.driver_version));
+    json.add("needs", cuda_version(found.needs_version));
+    json.add("dense_products", products);
+  } else {
+    const bool absent = search_error.code != MOEC_E_BACKEND_ABI;
+    json.add("state", absent ? "no_plugin" : "other_build").add("devices", count);
+    json.add("why", search_error.text);
+  }
+  return '{' + json.members() + '}';
 }
 
 void query_device(int32_t device_type, int32_t device_id, moec_device_info& info) {

@@ -7,6 +7,8 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <exception>
+#include <new>
 #include <string>
 
 namespace moec {
@@ -32,6 +34,26 @@ struct Error {
   std::vsnprintf(error.text, sizeof error.text, format, list);
   va_end(list);
   throw error;
+}
+
+// What the exception that is being handled says.
+inline Error current_error() noexcept {
+  const auto plain = [](moec_status code, const char* text) {
+    Error error = {code, 0, {}, 0};
+    std::snprintf(error.text, sizeof error.text, "%s", text);
+    return error;
+  };
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return plain(MOEC_E_OUT_OF_MEMORY, "host memory is exhausted");
+  } catch (const std::exception& error) {
+    return plain(MOEC_E_INTERNAL, error.what());
+  } catch (...) {
+    return plain(MOEC_E_INTERNAL, "an unknown exception");
+  }
 }
 
 // The end of a long path: what follows it in a text must fit, too.

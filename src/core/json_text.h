@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON of a few known values: names and numbers of ours, in which nothing needs escapes.
+// JSON of a few known values: texts and numbers.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,14 @@ class JsonObject {
   const std::string& members() const { return members_; }
 
  private:
-  static std::string quoted(const std::string& text) { return '"' + text + '"'; }
+  static std::string quoted(const std::string& text) {
+    std::string out = "\"";
+    for (const char c : text) {
+      if (c == '"' || c == '\\') out += '\\';
+      out += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+    }
+    return out + '"';
+  }
   std::string members_;
 };
 

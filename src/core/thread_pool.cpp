@@ -14,7 +14,6 @@
 #include <string>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -63,7 +62,9 @@ struct Job {
   int64_t n = 0;
   alignas(kCacheLine) std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};
-  std::exception_ptr error;
+  // Of the body that failed first; code 0: none. An exception_ptr needs a newer libstdc++ than
+  // packages are linked for.
+  Error error = {};
 
   void set(void (*new_call)(void*, int32_t, int64_t), void* new_body, int64_t new_n) {
     call = new_call;
@@ -71,7 +72,7 @@ struct Job {
     n = new_n;
     next.store(0, std::memory_order_relaxed);
     failed.store(false, std::memory_order_relaxed);
-    error = nullptr;
+    error = {};
   }
   void work(int32_t slot) {
     const FloatMode mode;  // of a caller's threads
@@ -80,7 +81,7 @@ struct Job {
       try {
         call(body, slot, i);
       } catch (...) {
-        if (!failed.exchange(true)) error = std::current_exception();
+        if (!failed.exchange(true)) error = current_error();
       }
     }
     inside_body = false;
@@ -133,7 +134,7 @@ struct ThreadPool::Workers {
     }
   }
 
-  std::exception_ptr run(int64_t n, Call call, void* body) {
+  Error run(int64_t n, Call call, void* body) {
     job.set(call, body, n);
     state.store(0);
     generation.fetch_add(1);
@@ -142,7 +143,7 @@ struct ThreadPool::Workers {
     state.fetch_or(kClosed);
     spin_while([&] { return state.load(std::memory_order_acquire) != kClosed; });
     for (uint32_t now; (now = state.load()) != kClosed;) state.wait(now);
-    return std::exchange(job.error, nullptr);
+    return job.error;
   }
 
   void finish() {
@@ -185,15 +186,15 @@ void ThreadPool::run(int64_t n, Call call, void* body) const {
     const int32_t code = external_.parallel_for(
         external_.user, std::min<int64_t>(n, size_),
         [](void* arg, int64_t slot) { static_cast<Job*>(arg)->work(int32_t(slot)); }, &job);
-    if (job.error) std::rethrow_exception(job.error);
+    if (job.error.code) throw job.error;
     if (code != 0)
       fail_native(MOEC_E_CALLBACK, code, "parallel_for returned %d; 0 is success", int(code));
     return;
   }
   if (workers_->forked() || workers_->busy.test_and_set(std::memory_order_acquire)) return alone();
-  const std::exception_ptr error = workers_->run(n, call, body);
+  const Error error = workers_->run(n, call, body);
   workers_->busy.clear(std::memory_order_release);
-  if (error) std::rethrow_exception(error);
+  if (error.code) throw error;
 }
 
 namespace {

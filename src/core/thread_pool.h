@@ -28,8 +28,8 @@ class ThreadPool {
   int32_t size() const { return size_; }
 
   // body(slot, i) for each i in [0, n), handed out in ascending order. No two bodies use the same
-  // slot in [0, size()) at once. The first exception of a body is rethrown here; work not begun is
-  // skipped.
+  // slot in [0, size()) at once. What the first body threw is thrown here, as an Error where it
+  // ran on another thread; work not begun is skipped.
   template <class Body>
   void parallel_for(int64_t n, Body&& body) const {
     using Function = std::remove_reference_t<Body>;

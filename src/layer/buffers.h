@@ -4,8 +4,8 @@
 
 #include <moec/moec.h>
 
+#include <map>
 #include <mutex>
-#include <unordered_map>
 
 namespace moec {
 
@@ -25,7 +25,7 @@ class Buffers {
  private:
   const Context& context_;
   std::mutex mutex_;
-  std::unordered_map<const void*, uint64_t> blocks_;  // bytes by address
+  std::map<const void*, uint64_t> blocks_;  // bytes by address
 };
 
 // Every element of `source` to `target`, of the same dtype and shape. Each lies on the host or on

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/device_name.h"
 #include "core/dtype.h"
 #include "layer/context.h"
 
@@ -175,8 +176,8 @@ void check_device(const char* name, const moec_tensor& tensor, const Context& co
       tensor.device_type == MOEC_CUDA_HOST || tensor.device_type == MOEC_CUDA_MANAGED;
   const bool same =
       tensor.device_type == context.device_type() && tensor.device_id == context.device_id();
-  MOEC_REQUIRE(pinned || same, MOEC_E_DEVICE, "%s is on device %d:%d; expected %d:%d", name,
-               tensor.device_type, tensor.device_id, context.device_type(), context.device_id());
+  MOEC_REQUIRE(pinned || same, MOEC_E_DEVICE, "%s is on %s; expected %s", name,
+               device_name(tensor.device_type, tensor.device_id).c_str(), context.name().c_str());
 }
 
 void check_alike(const char* name, const moec_tensor& tensor, const char* other_name,

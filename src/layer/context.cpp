@@ -57,7 +57,7 @@ Context::Context(const moec_context_desc& desc)
   device_.context = this;
   scratch_ = std::make_unique<ScratchCache>(device_, desc.workspace_limit,
                                             !(flags_ & MOEC_CONTEXT_NO_ALLOC));
-  log(MOEC_LOG_INFO, "context on %s:%d", backend_->name(), device_id_);
+  log(MOEC_LOG_INFO, "context on %s", name().c_str());
 }
 
 Context::~Context() = default;
@@ -194,8 +194,7 @@ bool ScratchScope::owns(const void* data) noexcept {
 void check_same_device(const char* name, const Context& from, const Context& context) {
   MOEC_REQUIRE(
       from.device_type() == context.device_type() && from.device_id() == context.device_id(),
-      MOEC_E_DEVICE, "%s is of device %d:%d; expected %d:%d", name, from.device_type(),
-      from.device_id(), context.device_type(), context.device_id());
+      MOEC_E_DEVICE, "%s is of %s; expected %s", name, from.name().c_str(), context.name().c_str());
 }
 
 void check_buffer(const char* name, const moec_buffer& buffer, uint64_t need) {
@@ -210,8 +209,8 @@ void check_buffer(const Context& context, const char* name, const moec_buffer& b
                   uint64_t need) {
   check_buffer(name, buffer, need);
   MOEC_REQUIRE(!need || context.backend().reaches(buffer.ptr), MOEC_E_DEVICE,
-               "%s.ptr is memory that device %d:%d does not reach; expected memory of that device",
-               name, context.device_type(), context.device_id());
+               "%s.ptr is memory that %s does not reach; expected memory of that device", name,
+               context.name().c_str());
 }
 
 Workspace::Workspace(const Context& context, const moec_buffer& given, uint64_t need,

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "backend/backend.h"
+#include "core/device_name.h"
 #include "core/portable.h"
 #include "layer/buffers.h"
 #include "layer/object.h"
@@ -26,6 +27,7 @@ class Context final : public Object {
   const Backend& backend() const { return *backend_; }
   int32_t device_type() const { return backend_->device_type(); }
   int32_t device_id() const { return device_id_; }
+  DeviceName name() const { return device_name(device_type(), device_id_); }
   bool on_host() const { return device_type() == MOEC_CPU; }
   bool checks_inputs() const { return flags_ & MOEC_CONTEXT_CHECK_INPUTS; }
 

@@ -10,6 +10,7 @@
 
 #include "child.h"
 #include "problem.h"
+#include "support/json.h"
 
 namespace moec::test {
 namespace {
@@ -28,6 +29,21 @@ moec_status make_cuda_context() {
   const moec_status status = moec_context_create(&desc, &context);
   moec_context_free(context);
   return status;
+}
+
+// Empty: the call failed.
+std::string described(int32_t device_type) {
+  uint64_t need = 0;
+  if (moec_backend_describe(device_type, nullptr, 0, &need) != MOEC_OK) return "";
+  std::string text(need, 0);
+  if (moec_backend_describe(device_type, text.data(), need - 1, &need) != MOEC_E_WORKSPACE)
+    return "";
+  if (moec_backend_describe(device_type, text.data(), need, &need) != MOEC_OK) return "";
+  return text.data();
+}
+
+bool says(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
 }
 
 int expect_refused(const char* path, moec_status status, const char* text) {
@@ -59,8 +75,17 @@ TEST(Backend, a_plug_in_without_device_is_no_error) {
               int32_t count = -1;
               if (moec_device_count(MOEC_CUDA, &count) != MOEC_OK || count != 0) return 2;
               if (make_cuda_context() != MOEC_E_NO_BACKEND) return 3;
-              if (std::string(error_info().message).find("there are 0") == std::string::npos)
-                return 4;
+              const moec_error_info error = error_info();
+              if (!says(error.message, "no CUDA device: a \"GPU\" is not here")) return 4;
+              if (error.native_code != 100) return 7;
+              const Json json = parse_json(described(MOEC_CUDA));
+              if (json.at("state").string != "no_device" || json.at("devices").number != 0)
+                return 8;
+              if (json.at("why").string != "a \"GPU\" is not here") return 9;
+              if (json.at("driver").string != "13.1" || json.at("needs").string != "13.0")
+                return 10;
+              if (json.at("dense_products").string != "nobody multiplies") return 11;
+              if (!says(json.at("plugin").string, "PLUGIN.so")) return 12;
               if (moec_backend_load(PLUGIN) != MOEC_OK) return 5;
               return moec_device_count(MOEC_CPU, &count) == MOEC_OK && count == 1 ? 0 : 6;
             }),
@@ -93,6 +118,25 @@ TEST(Backend, a_wrong_one_on_the_way_is_told_but_is_no_device) {
               return status == MOEC_E_BACKEND_ABI || status == MOEC_E_NO_BACKEND ? 0 : 2;
             }),
             0);
+}
+
+TEST(Backend, what_is_described_without_a_plug_in) {
+  EXPECT_EQ(in_child([] {
+              setenv("MOEC_BACKEND_PATH", PLUGIN_OF_OTHER_BUILD, 1);
+              const Json json = parse_json(described(MOEC_CUDA));
+              const std::string state = json.at("state").string;
+              if (state == "other_build")
+                return says(json.at("why").string, "0.0.0-another") ? 0 : 1;
+              // The library's own one lies beside it.
+              return says(json.at("plugin").string, "libmoec_cuda.so.0") ? 0 : 2;
+            }),
+            0);
+  const Json cpu = parse_json(described(MOEC_CPU));
+  EXPECT_EQ(cpu.at("state").string, "ready");
+  EXPECT_EQ(cpu.at("devices").number, 1);
+  uint64_t need = 0;
+  EXPECT_EQ(moec_backend_describe(5, nullptr, 0, &need), MOEC_E_INVALID_ARG);
+  EXPECT_EQ(moec_backend_describe(MOEC_CPU, nullptr, 0, nullptr), MOEC_E_INVALID_ARG);
 }
 
 TEST(Backend, device_query) {

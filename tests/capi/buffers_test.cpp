@@ -229,11 +229,11 @@ const Mistake kMistakes[] = {
      [](Problem& p) {
        return copy_with(p, [](auto&, auto& source, auto& target) { target.data = source.data; });
      }},
-    {"copy_from_another_device", MOEC_E_DEVICE, "source is on device 2:0; expected 1:0",
+    {"copy_from_another_device", MOEC_E_DEVICE, "source is on cuda:0; expected cpu",
      [](Problem& p) {
        return copy_with(p, [](auto&, auto& source, auto&) { source.device_type = MOEC_CUDA; });
      }},
-    {"zero_on_another_device", MOEC_E_DEVICE, "tensor is on device 2:0; expected 1:0",
+    {"zero_on_another_device", MOEC_E_DEVICE, "tensor is on cuda:0; expected cpu",
      [](Problem& p) {
        moec_tensor tensor = p.rows(p.y);
        tensor.device_type = MOEC_CUDA;

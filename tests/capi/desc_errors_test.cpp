@@ -143,7 +143,7 @@ const Mistake kMistakes[] = {
        return moec_layer_create(p.context, &desc, &out);
      }},
     // ---- devices
-    {"no_such_device", MOEC_E_NO_BACKEND, "device 7 of type 1 is absent; there are 1",
+    {"no_such_device", MOEC_E_NO_BACKEND, "cpu:7 is absent; there are 1",
      [](Problem&) {
        auto desc = sized<moec_context_desc>();
        desc.device_id = 7;

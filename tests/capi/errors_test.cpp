@@ -147,7 +147,7 @@ const Mistake kMistakes[] = {
        for (int i = 0; i < 6; ++i) tensor.shape[i] = 2, tensor.strides[i] = int64_t(1) << 62;
        return moec_tensor_check(&tensor);
      }},
-    {"device", MOEC_E_DEVICE, "x is on device 2:0; expected 1:0",
+    {"device", MOEC_E_DEVICE, "x is on cuda:0; expected cpu",
      [](Problem& p) { return forward_with(p, [](auto& a) { a.x.device_type = MOEC_CUDA; }); }},
     {"unknown_device", MOEC_E_DEVICE, "device_type 99",
      [](Problem& p) { return forward_with(p, [](auto& a) { a.x.device_type = 99; }); }},
@@ -165,10 +165,8 @@ const Mistake kMistakes[] = {
      [](Problem& p) { return forward_with(p, [](auto& a) { a.saved.bytes -= 1; }); }},
     {"short_workspace", MOEC_E_WORKSPACE, "workspace has",
      [](Problem& p) {
-       return forward_with(p, [&](auto& a) {
-         static uint8_t memory[1 << 20];
-         a.workspace = {memory, p.bytes(p.layer_sizes.forward_workspace) - 1};
-       });
+       std::vector<uint8_t> memory(p.bytes(p.layer_sizes.forward_workspace) - 1);
+       return forward_with(p, [&](auto& a) { a.workspace = p.buffer(memory); });
      }},
     {"short_plan_memory", MOEC_E_WORKSPACE, "memory has",
      [](Problem& p) {

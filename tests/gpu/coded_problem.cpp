@@ -237,6 +237,7 @@ CodedResults reference(const CodedProblem& problem) {
   results.d_x = oracle::experts_backward(problem.config, in, in.x, problem.route, problem.plan,
                                          problem.d_y, &grads);
   results.d_routing_weights = grads.routing_weights;
+  results.terms = grads.terms.routing_weights;
   return results;
 }
 

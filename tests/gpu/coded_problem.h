@@ -48,6 +48,7 @@ struct CodedResults {
   moec_status status = MOEC_OK;
   std::string message;  // where status is another
   oracle::Vec y, d_x, d_routing_weights;
+  oracle::Vec terms;  // of d_routing_weights (GradientTerms), the oracle's
 
   bool operator==(const CodedResults&) const = default;
 };

@@ -44,13 +44,14 @@ double tolerance(moec_dtype dtype) {  // against the exact oracle (layer_check.h
 
 void expect_near(const CodedResults& got, const CodedResults& want, const CodedCase& c) {
   ASSERT_EQ(got.status, MOEC_OK) << got.message;
-  const auto near = [&](const char* name, const oracle::Vec& a, const oracle::Vec& b, int columns) {
-    const RowError error = row_error(a, b, size_t(columns), kTypicalRow);
+  const auto near = [&](const char* name, const oracle::Vec& a, const oracle::Vec& b, int columns,
+                        const oracle::Vec& terms = {}) {
+    const RowError error = row_error(a, b, size_t(columns), kTypicalRow, terms);
     EXPECT_LE(error.error, tolerance(c.dtype)) << name << ": " << error;
   };
   near("y", got.y, want.y, c.hidden);
   near("d_x", got.d_x, want.d_x, c.hidden);
-  near("d_routing_weights", got.d_routing_weights, want.d_routing_weights, kCodedTopK);
+  near("d_routing_weights", got.d_routing_weights, want.d_routing_weights, kCodedTopK, want.terms);
 }
 
 void check_case(const CodedCase& c) {

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """An installed moec is found by pkg-config and by CMake, from wherever its prefix was moved to, and
-the C program of the README runs against it."""
+the C program of the README runs against it. What is shipped looks for libraries beside itself only
+(scripts/check_shipped.py, which every wheel passes, too); shown to fail: planted entries."""
 
-import re
 import shutil
 import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
 import pytest
+import readme_c
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import check_shipped  # noqa: E402
 
 CONSUMER = """
 cmake_minimum_required(VERSION 3.18)
@@ -35,10 +42,8 @@ def prefix(build, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def program(root, tmp_path_factory):
-    source = re.search(r"```c\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
-    assert source, "README.md has no C program"
     path = tmp_path_factory.mktemp("program") / "program.c"
-    path.write_text(source.group(1))
+    path.write_text(readme_c.programs(root / "README.md")[0])
     return path
 
 
@@ -59,6 +64,12 @@ def compile_and_run(prefix, program, static):
 
 def test_readme_program_runs_with_the_shared_library(prefix, program):
     assert compile_and_run(prefix, program, static=False)
+
+
+def test_readme_program_for_a_gpu_runs_on_the_cpu(prefix, root, tmp_path):
+    path = tmp_path / "gpu.c"
+    path.write_text(readme_c.programs(root / "README.md")[1].replace("MOEC_CUDA", "MOEC_CPU"))
+    assert compile_and_run(prefix, path, static=False) == "MOEC_OK\n"
 
 
 def test_readme_program_runs_with_the_static_library(prefix, program, tmp_path):
@@ -82,7 +93,28 @@ def test_soname_and_links(prefix):
     assert (directory / "libmoec.so").resolve().name == "libmoec.so.0.1.0"
     dynamic = run("readelf", "-d", directory / "libmoec.so")
     assert "soname: [libmoec.so.0]" in dynamic
-    assert "cuda" not in dynamic and "RUNPATH" not in dynamic
+    assert "cuda" not in dynamic
+
+
+def test_installed_files_look_for_libraries_beside_themselves(prefix):
+    assert list(check_shipped.faults(prefix)) == []
+
+
+@pytest.mark.parametrize("entries", ["/opt/lib", "$ORIGIN/l:", ":$ORIGIN", "lib", "$ORIGINAL/lib"])
+@pytest.mark.parametrize("tags", ["enable", "disable"])
+def test_a_planted_entry_is_seen(tmp_path, entries, tags):
+    library = tmp_path / "lib" / "libplanted.so.0"
+    library.parent.mkdir()
+    (tmp_path / "planted.c").write_text("int planted;")
+    link = ["gcc", "-shared", tmp_path / "planted.c", "-o", library, f"-Wl,--{tags}-new-dtags"]
+    run(*link, "-Wl,-rpath,$ORIGIN:$ORIGIN/../lib")
+    assert list(check_shipped.faults(tmp_path)) == []
+    run(*link, f"-Wl,-rpath,{entries}")
+    found = list(check_shipped.faults(tmp_path))
+    assert len(found) == 1 and f"{'RUN' if tags == 'enable' else 'R'}PATH '{entries}'" in found[0]
+    with zipfile.ZipFile(tmp_path / "planted.whl", "w") as wheel:
+        wheel.write(library, "planted/lib/libplanted.so.0")
+    assert check_shipped.main([tmp_path / "planted.whl"]) == 1
 
 
 def test_nothing_installed_names_the_build(prefix, build):
@@ -92,7 +124,7 @@ def test_nothing_installed_names_the_build(prefix, build):
 
 
 def test_clean_keeps_only_downloads(root, tmp_path):
-    downloads = {"venv", "cuda", "julia", "go-toolchain", "peers-venv"}
+    downloads = {"venv", "cuda", "zig", "julia", "go-toolchain", "peers-venv"}
     built = {"release", "asan", "tsan", "python", "wheel", "py-test-venv", "demo", "rust", "log"}
     for name in downloads | built:
         (tmp_path / "build" / name).mkdir(parents=True)

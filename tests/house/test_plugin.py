@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the library finds its CUDA plug-in, and what it says of one that is not its own.
+"""How the library finds its CUDA plug-in, what it says of one that is not its own, and what the
+plug-in says of this machine: a driver and a cuBLASLt that are made here stand for all others.
 
-Each question is asked in a process of its own, because a plug-in is never unloaded.
+Each question is asked in a process of its own, because a plug-in is never unloaded. Shown to fail:
+with a RUNPATH of the build tree, which ends in an empty entry, the planted driver is opened.
 """
 
+import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -25,20 +29,38 @@ def last_message():
     moec.moec_last_error(ctypes.byref(info))
     return info.message.decode()
 """
+# A driver that starts with an error, or serves an older CUDA.
+DRIVER = """
+#include <string.h>
+int cuDriverGetVersion(int* version) {{ *version = {version}; return 0; }}
+int cuInit(unsigned flags) {{ (void)flags; return {init}; }}
+int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long flags,
+                        int* status) {{
+  (void)version, (void)flags, (void)status;
+  *function = !strcmp(name, "cuInit") ? (void*)cuInit
+            : !strcmp(name, "cuDriverGetVersion") ? (void*)cuDriverGetVersion
+            : !strcmp(name, "cuGetProcAddress") ? (void*)cuGetProcAddress_v2 : 0;
+  return *function ? 0 : 500;
+}}
+"""
+CUBLASLT = ("Create", "MatmulAlgoGetHeuristic", "Matmul", "MatmulDescInit_internal",
+            "MatmulDescSetAttribute", "MatrixLayoutInit_internal", "MatmulPreferenceInit_internal",
+            "MatmulPreferenceSetAttribute", "GetVersion")
 FAKE = """
 #include "backend/backend.h"
 #include "core/build_id.h"
 static const moec::BackendEntry entry = {{moec::kBackendInterface + {interface}, {build_id},
-                                          MOEC_CUDA, [] {{ return 3; }}, nullptr, nullptr}};
+                                          MOEC_CUDA, [] {{ return 3; }}, nullptr, nullptr, nullptr,
+                                          nullptr}};
 extern "C" const moec::BackendEntry* {name}() {{ return &entry; }}
 """
 
 
-def ask(library, question, **environment):
+def ask(library, question, cwd=None, **environment):
     """Run Python statements that print, with `moec` loaded; what they print."""
     code = ASK + textwrap.dedent(question)
     run = subprocess.run([sys.executable, "-c", code, str(library)], capture_output=True, text=True,
-                         env=environment)
+                         env=environment, cwd=cwd)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
@@ -53,6 +75,46 @@ def count_devices(library, **environment):
 
 def load(library, path):
     return ask(library, f'print(moec.moec_backend_load(b"{path}"), last_message())')
+
+
+def describe(library, **more):
+    question = f"""
+        need = ctypes.c_uint64()
+        assert moec.moec_backend_describe({CUDA}, None, ctypes.c_uint64(0), ctypes.byref(need)) == 0
+        text = ctypes.create_string_buffer(need.value)
+        assert moec.moec_backend_describe({CUDA}, text, need, ctypes.byref(need)) == 0
+        print(text.value.decode())"""
+    return json.loads(ask(library, question, **more))
+
+
+def failing_context(library, **environment):
+    question = f"""
+        class Desc(ctypes.Structure):
+            _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32),
+                        ("device_type", ctypes.c_int32), ("rest", ctypes.c_char * 36)]
+        desc, out = Desc(ctypes.sizeof(Desc), 0, {CUDA}), ctypes.c_void_p()
+        print(moec.moec_context_create(ctypes.byref(desc), ctypes.byref(out)), last_message())"""
+    return ask(library, question, **environment)
+
+
+def compile_c(file, source):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    source_file = file.with_suffix(".c")
+    source_file.write_text(source)
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source_file), f"-Wl,-soname,{file.name}", "-o",
+                    str(file)], check=True)
+
+
+@pytest.fixture
+def site(build, tmp_path):
+    """The library and its real plug-in as a wheel installs them."""
+    lib = tmp_path / "site" / "moec" / "lib"
+    lib.mkdir(parents=True)
+    for name in ("libmoec.so.0", "libmoec_cuda.so.0"):
+        if not (build / "lib" / name).exists():
+            pytest.skip("built without CUDA")
+        shutil.copy(build / "lib" / name, lib)
+    return lib / "libmoec.so.0"
 
 
 @pytest.fixture
@@ -145,3 +207,56 @@ def test_a_refused_plugin_in_the_search_is_no_device(library, fake):
 def test_an_absent_file_is_named(library):
     answer = load(library, "/nowhere/libmoec_cuda.so.0")
     assert answer.startswith("-11 ") and "/nowhere/libmoec_cuda.so.0" in answer
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a driver")
+def test_no_driver_is_told(site):
+    found = describe(site)
+    assert found["state"] == "no_driver" and found["devices"] == 0 and found["driver"] == ""
+    assert "no NVIDIA driver is installed" in found["why"] and "driver 580" in found["why"]
+    assert found["plugin"] == str(site.with_name("libmoec_cuda.so.0"))
+    assert failing_context(site).startswith("-11 moec_context_create: no CUDA device: libcuda.so.1")
+
+
+@pytest.mark.parametrize(("version", "init", "state", "parts"), [
+    (12080, 0, "old_driver", ["serves CUDA up to 12.8", "built for CUDA 13.", "driver 580"]),
+    (13000, 100, "no_device", ["shows no GPU"]),
+    (13000, 803, "failed", ["cudaErrorSystemDriverMismatch"]),
+])
+def test_what_a_driver_lacks_is_told(site, tmp_path, version, init, state, parts):
+    compile_c(tmp_path / "driver" / "libcuda.so.1", DRIVER.format(version=version, init=init))
+    driver = {"LD_LIBRARY_PATH": str(tmp_path / "driver")}
+    found = describe(site, **driver)
+    assert found["state"] == state and found["devices"] == 0
+    assert found["driver"] == f"{version // 1000}.{version % 1000 // 10}"
+    error = failing_context(site, **driver)
+    for part in parts:
+        assert part in found["why"] and part in error
+    hidden = describe(site, CUDA_VISIBLE_DEVICES="", **driver)["why"]
+    assert ("CUDA_VISIBLE_DEVICES is empty" in hidden) == (state == "no_device")
+
+
+def test_the_current_folder_brings_no_library(site, tmp_path):
+    """RUNPATH has no empty entry: what lies where a program was started is not opened."""
+    planted = tmp_path / "planted"
+    for name in ("libcuda.so.1", "libcublasLt.so.13"):
+        compile_c(planted / name, f"""
+            #include <stdio.h>
+            __attribute__((constructor)) static void run(void) {{
+              fclose(fopen("{planted}/{name}.ran", "w"));
+            }}""")
+    describe(site, cwd=planted)
+    assert not list(planted.glob("*.ran"))
+
+
+def test_cublaslt_of_the_python_package_is_found(site, tmp_path):
+    """nvidia-cublas in the same site-packages, without any variable."""
+    if "libcublasLt" not in (without := describe(site)["dense_products"]):
+        pytest.skip("this machine has a cuBLASLt of its own")
+    assert without.startswith("kernels of moec")
+    library = tmp_path / "site" / "nvidia" / "cu13" / "lib" / "libcublasLt.so.13"
+    compile_c(library, "\n".join(f"unsigned long cublasLt{name}(void) {{ return 130100; }}"
+                                 for name in CUBLASLT))
+    assert describe(site)["dense_products"] == f"cuBLASLt 130100 of {library}"
+    compile_c(library, "int cublasLtCreate;")
+    assert "has no cublasLt" in describe(site)["dense_products"]

@@ -128,18 +128,22 @@ void expect_result(const ExpertsRun::Result& got, const Vec& d_x, const oracle::
                    const FeatureCase& c) {
   const auto hidden = static_cast<size_t>(c.config.experts.hidden);
   const auto inter = static_cast<size_t>(c.config.experts.inter);
-  const auto compare = [](const char* name, const Vec& a, const Vec& b, size_t columns) {
+  const auto compare = [](const char* name, const Vec& a, const Vec& b, size_t columns,
+                          const Vec& terms = {}) {
     if (b.empty()) return;
-    const RowError error = row_error(a, b, columns);
+    const RowError error = row_error(a, b, columns, kRowFloor, terms);
     EXPECT_LE(error.error, kTolerance) << name << ": " << error;
   };
   compare("d_x", got.d_x, d_x, hidden);
-  compare("d_gate", got.d_experts.gate, expected.experts.gate, hidden);
-  compare("d_up", got.d_experts.up, expected.experts.up, hidden);
-  compare("d_down", got.d_experts.down, expected.experts.down, inter);
-  compare("d_gate_bias", got.d_experts.gate_bias, expected.experts.gate_bias, inter);
-  compare("d_up_bias", got.d_experts.up_bias, expected.experts.up_bias, inter);
-  compare("d_down_bias", got.d_experts.down_bias, expected.experts.down_bias, hidden);
+  compare("d_gate", got.d_experts.gate, expected.experts.gate, hidden, expected.terms.experts.gate);
+  compare("d_up", got.d_experts.up, expected.experts.up, hidden, expected.terms.experts.up);
+  compare("d_down", got.d_experts.down, expected.experts.down, inter, expected.terms.experts.down);
+  compare("d_gate_bias", got.d_experts.gate_bias, expected.experts.gate_bias, inter,
+          expected.terms.experts.gate_bias);
+  compare("d_up_bias", got.d_experts.up_bias, expected.experts.up_bias, inter,
+          expected.terms.experts.up_bias);
+  compare("d_down_bias", got.d_experts.down_bias, expected.experts.down_bias, hidden,
+          expected.terms.experts.down_bias);
 }
 
 // Experts 2..6 of 8, rows padded to 8, some dropped; in each position of the weight.
@@ -175,7 +179,10 @@ TEST(LocalExperts, MatchTheOracle) {
         oracle::experts_backward(c.config, c.in, c.in.x, layer.route, layer.plan, c.d_y, &expected);
     const ExpertsRun::Result got = run.backward(0);
     expect_result(got, d_x, expected, c);
-    EXPECT_LE(row_error(got.d_routing_weights, expected.routing_weights, 3).error, kTolerance);
+    EXPECT_LE(row_error(got.d_routing_weights, expected.routing_weights, 3, kRowFloor,
+                        expected.terms.routing_weights)
+                  .error,
+              kTolerance);
   }
 }
 

@@ -5,137 +5,10 @@
 #include <cmath>
 #include <cstddef>
 
-#include "moe_oracle.h"
+#include "mlp.h"
 
 namespace moec::oracle {
 namespace {
-
-// Eight partial sums: the only concession to speed.
-double dot(const double* a, const double* b, size_t n) {
-  double s[8] = {};
-  size_t i = 0;
-  for (; i + 8 <= n; i += 8)
-    for (size_t j = 0; j < 8; ++j) s[j] += a[i + j] * b[i + j];
-  for (; i < n; ++i) s[0] += a[i] * b[i];
-  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-}
-void add_scaled(double* y, double a, const double* x, size_t n) {
-  for (size_t i = 0; i < n; ++i) y[i] += a * x[i];
-}
-const double* at(const Vec& v, size_t index) {
-  return v.empty() ? nullptr : v.data() + index;
-}
-double* at(Vec& v, size_t index) {
-  return v.empty() ? nullptr : v.data() + index;
-}
-
-// One MLP: the matrices of one expert, or their gradients.
-template <typename Pointer>
-struct Mlp {
-  Pointer gate, up, down, gate_bias, up_bias, down_bias;
-};
-template <typename Pointer, typename Weights>
-Mlp<Pointer> mlp_of(Weights& w, size_t e, size_t hidden, size_t inter) {
-  return {at(w.gate, e * inter * hidden), at(w.up, e * inter * hidden),
-          at(w.down, e * hidden * inter), at(w.gate_bias, e * inter),
-          at(w.up_bias, e * inter),       at(w.down_bias, e * hidden)};
-}
-
-struct Shape {
-  size_t hidden, inter;
-  Activation act;
-  Fault fault;
-  Rounding operands = Rounding::kNone, between = Rounding::kNone;
-};
-
-// Everything R rows compute in one MLP. The activation of a row is multiplied by act_weight before
-// the down projection, whose bias is multiplied by it, too. Loops go over one row of a matrix and
-// then over all R rows: callers that have many pass kRowsAtOnce, which a core's cache holds when
-// they are wide.
-constexpr size_t kRowsAtOnce = 32;
-struct MlpRows {
-  Vec x, act_weight;  // [R,H], [R]
-  Vec g, u, h, y;     // [R,I], [R,I], [R,I], [R,H]
-  size_t count() const { return act_weight.size(); }
-};
-// What the products with the down projection read of h [R,I].
-Vec weighted_acts(const Shape& s, const MlpRows& rows) {
-  Vec acts = rows.h;
-  for (size_t i = 0; i < acts.size(); ++i)
-    acts[i] = round_to(s.operands, rows.act_weight[i / s.inter] * acts[i]);
-  return acts;
-}
-void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* rows) {
-  const size_t count = rows->count();
-  rows->g.assign(count * s.inter, 0.0);
-  rows->u.assign(count * s.inter, 0.0);
-  rows->h.assign(count * s.inter, 0.0);
-  rows->y.assign(count * s.hidden, 0.0);
-  for (size_t i = 0; i < s.inter; ++i) {
-    for (size_t r = 0; r < count; ++r) {
-      const double* x = &rows->x[r * s.hidden];
-      double& g = rows->g[r * s.inter + i];
-      double& u = rows->u[r * s.inter + i];
-      if (m.gate) g = dot(m.gate + i * s.hidden, x, s.hidden);
-      if (m.gate_bias) g += m.gate_bias[i];
-      u = dot(m.up + i * s.hidden, x, s.hidden);
-      if (m.up_bias) u += m.up_bias[i];
-      g = round_to(s.act.steps, g);
-      u = round_to(s.act.steps, u);
-      rows->h[r * s.inter + i] = activate(s.act, g, u, s.fault);
-    }
-  }
-  const Vec acts = weighted_acts(s, *rows);
-  for (size_t o = 0; o < s.hidden; ++o) {
-    for (size_t r = 0; r < count; ++r) {
-      const double weight = rows->act_weight[r];
-      double& y = rows->y[r * s.hidden + o];
-      y = dot(m.down + o * s.inter, &acts[r * s.inter], s.inter);
-      if (m.down_bias) y += (s.fault == Fault::kDownBiasUnweighted ? 1 : weight) * m.down_bias[o];
-    }
-  }
-}
-
-// d_y [R,H]. Adds the weights' gradients; d_x [R,H] and d_act_weight [R] are written.
-void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpRows& rows, const Vec& d_y,
-                  const Mlp<double*>& d, Vec* d_x, Vec* d_act_weight) {
-  const size_t count = rows.count();
-  const Vec acts = weighted_acts(s, rows);
-  Vec d_hw(count * s.inter, 0.0);  // at act_weight * h
-  d_x->assign(count * s.hidden, 0.0);
-  d_act_weight->assign(count, 0.0);
-  for (size_t o = 0; o < s.hidden; ++o) {
-    for (size_t r = 0; r < count; ++r) {
-      const double d_out = d_y[r * s.hidden + o];
-      add_scaled(&d_hw[r * s.inter], d_out, m.down + o * s.inter, s.inter);
-      add_scaled(d.down + o * s.inter, d_out, &acts[r * s.inter], s.inter);
-      if (!m.down_bias) continue;
-      d.down_bias[o] += d_out * rows.act_weight[r];
-      (*d_act_weight)[r] += d_out * m.down_bias[o];
-    }
-  }
-  for (double& value : d_hw) value = round_to(s.between, value);
-  for (size_t r = 0; r < count; ++r)
-    (*d_act_weight)[r] += dot(&d_hw[r * s.inter], &rows.h[r * s.inter], s.inter);
-  for (size_t i = 0; i < s.inter; ++i) {
-    for (size_t r = 0; r < count; ++r) {
-      const size_t at_i = r * s.inter + i;
-      const double* x = &rows.x[r * s.hidden];
-      double dg = 0;
-      double du = 0;
-      activate_backward(s.act, rows.g[at_i], rows.u[at_i], &dg, &du, s.fault);
-      dg = round_to(s.operands, dg * d_hw[at_i] * rows.act_weight[r]);
-      du = round_to(s.operands, du * d_hw[at_i] * rows.act_weight[r]);
-      add_scaled(&(*d_x)[r * s.hidden], du, m.up + i * s.hidden, s.hidden);
-      add_scaled(d.up + i * s.hidden, du, x, s.hidden);
-      if (d.up_bias) d.up_bias[i] += du;
-      if (!m.gate) continue;
-      add_scaled(&(*d_x)[r * s.hidden], dg, m.gate + i * s.hidden, s.hidden);
-      add_scaled(d.gate + i * s.hidden, dg, x, s.hidden);
-      if (d.gate_bias) d.gate_bias[i] += dg;
-    }
-  }
-}
 
 void zero_like(const MlpWeights& w, MlpWeights* d) {
   d->gate.assign(w.gate.size(), 0.0);
@@ -254,16 +127,26 @@ void expert_backward(const Config& config, const Inputs& in, const Vec& x, const
   }
   const auto local = static_cast<size_t>(id - config.plan.expert_begin);
   Vec d_rows;
-  Vec d_act_weight;
+  WeightSums d_weight;
   mlp_backward(s, mlp_of<const double*>(in.experts, local, s.hidden, s.inter), rows, d_y,
-               mlp_of<double*>(grads->experts, local, s.hidden, s.inter), &d_rows, &d_act_weight);
+               {mlp_of<double*>(grads->experts, local, s.hidden, s.inter),
+                mlp_of<double*>(grads->terms.experts, local, s.hidden, s.inter)},
+               &d_rows, &d_weight);
   for (size_t r = 0; r < assignments.size(); ++r) {
     const size_t a = assignments[r];
     const size_t token = a / static_cast<size_t>(route.slots), first = token * s.hidden;
     const double* d_row = &d_rows[r * s.hidden];
-    grads->routing_weights[a] =
-        on_input ? dot(d_row, &x[first], s.hidden) : output.factor[token] * d_act_weight[r];
-    (*d_factor)[token] += (on_input ? 1 : route.weights[a]) * d_act_weight[r];
+    double& term = grads->terms.routing_weights[a];
+    if (on_input) {
+      grads->routing_weights[a] = dot(d_row, &x[first], s.hidden);
+      for (size_t h = 0; h < s.hidden; ++h)
+        term += d_row[h] * x[first + h] * d_row[h] * x[first + h];
+      term = std::sqrt(term);
+    } else {
+      grads->routing_weights[a] = output.factor[token] * d_weight.d[r];
+      term = std::abs(output.factor[token]) * std::sqrt(d_weight.squares[r]);
+    }
+    (*d_factor)[token] += (on_input ? 1 : route.weights[a]) * d_weight.d[r];
     add_scaled(&(*d_x)[first], on_input ? route.weights[a] : 1, d_row, s.hidden);
   }
 }
@@ -357,9 +240,10 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
                      const Plan& plan, const Vec& d_y, Gradients* grads) {
   const auto hidden = static_cast<size_t>(config.experts.hidden);
   const ExpertsConfig& e = config.experts;
-  zero_like(in.experts, &grads->experts);
-  zero_like(in.shared, &grads->shared);
-  grads->routing_weights.assign(route.ids.size(), 0.0);
+  for (MlpWeights* d : {&grads->experts, &grads->terms.experts}) zero_like(in.experts, d);
+  for (MlpWeights* d : {&grads->shared, &grads->terms.shared}) zero_like(in.shared, d);
+  for (Vec* d : {&grads->routing_weights, &grads->terms.routing_weights})
+    d->assign(route.ids.size(), 0.0);
   grads->shared_gate.assign(in.shared_gate.size(), 0.0);
   grads->shared_gate_bias.assign(in.shared_gate_bias.size(), 0.0);
   grads->output_bias.assign(in.output_bias.size(), 0.0);
@@ -368,15 +252,17 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
   Vec d_x(x.size(), 0.0);
   Vec factor;  // of the routed sums
   Vec d_factor(static_cast<size_t>(in.tokens), 0.0);
-  Vec d_shared;         // at the shared expert's x
-  Vec d_shared_weight;  // at its weight c1, which its activations get as well as its output
+  Vec d_shared;                // at the shared expert's x
+  WeightSums d_shared_weight;  // at its weight c1, which its activations get as well as its output
   if (e.shared != Shared::kNone) {
     const Shape s = shape_of(config, true);
     round_kept(s, &shared);
     for (size_t t = 0; t < shared.count(); ++t)
       shared.act_weight[t] = mix_of(config, in, &x[t * hidden]).shared;
     mlp_backward(s, mlp_of<const double*>(in.shared, 0, s.hidden, s.inter), shared, d_y,
-                 mlp_of<double*>(grads->shared, 0, s.hidden, s.inter), &d_shared, &d_shared_weight);
+                 {mlp_of<double*>(grads->shared, 0, s.hidden, s.inter),
+                  mlp_of<double*>(grads->terms.shared, 0, s.hidden, s.inter)},
+                 &d_shared, &d_shared_weight);
     add_scaled(d_x.data(), 1, d_shared.data(), d_x.size());
   }
   for (size_t first = 0; first < d_y.size(); first += hidden)
@@ -386,9 +272,12 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
     if (!in.output_bias.empty()) add_scaled(grads->output_bias.data(), 1, &d_y[first], hidden);
     if (e.shared == Shared::kNone || e.shared == Shared::kAdd) continue;
     const size_t token = first / hidden;
-    const Mix d_mix{e.output_scale * d_factor[token], d_shared_weight[token]};
+    const Mix d_mix{e.output_scale * d_factor[token], d_shared_weight.d[token]};
     mix_backward(config, in, &x[first], mix_of(config, in, &x[first]), d_mix, &d_x[first], grads);
   }
+  for (MlpWeights* w : {&grads->terms.experts, &grads->terms.shared})
+    for (Vec* v : {&w->gate, &w->up, &w->down, &w->gate_bias, &w->up_bias, &w->down_bias})
+      take_roots(v);
   return d_x;
 }
 

@@ -151,6 +151,13 @@ struct Inputs {
   Vec residual;          // [T,H]
 };
 
+// How large the terms are that a gradient is a sum of: the root of their squares. Sums may cancel,
+// and what is rounded on the way is a part of the terms.
+struct GradientTerms {
+  MlpWeights experts, shared;
+  Vec routing_weights;
+};
+
 // Gradients, in the shapes of Inputs.
 struct Gradients {
   Vec x, router_x, gate_weight, gate_bias, input_scale, per_expert_scale;
@@ -158,6 +165,7 @@ struct Gradients {
   Vec shared_gate, shared_gate_bias, output_bias, residual;
   Vec routing_weights;  // [T,K]
   Vec logits;           // [T,C], at the logits before the soft-cap
+  GradientTerms terms;
 };
 
 struct Gate {

@@ -64,17 +64,19 @@ RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns,
   return worst;
 }
 
+template <typename Vec>
+double norm_of(const Vec& values) {
+  double square = 0;
+  for (const double value : values) square += value * value;
+  return std::sqrt(square);
+}
+
 // The floor for one row of sums over all tokens, which may cancel: other rows of the same sums,
 // with a feature of x beside each term, whose size is 1, tell how large the terms are.
 template <typename Vec>
 double floor_of_sums(const Vec& sums, const Vec& beside_features, size_t features) {
-  const auto norm = [](const Vec& v) {
-    double square = 0;
-    for (const double value : v) square += value * value;
-    return std::sqrt(square);
-  };
-  const double row = norm(sums);
-  return row == 0 ? 0 : norm(beside_features) / std::sqrt(double(features)) / row;
+  const double row = norm_of(sums);
+  return row == 0 ? 0 : norm_of(beside_features) / std::sqrt(double(features)) / row;
 }
 
 // Containers of equal size; rows of `columns` values.

@@ -53,8 +53,8 @@ inline double expect_matches(const LayerRun& run, const OracleRun& reference,
   EXPECT_EQ(run.expert_ids, reference.layer.route.ids);
   double worst = 0;
   const auto compare = [&](const char* name, const oracle::Vec& got, const oracle::Vec& ref,
-                           size_t columns, double least = 0) {
-    const RowError error = row_error(got, ref, columns, std::max(floor, least));
+                           size_t columns, const oracle::Vec& terms = {}, double least = 0) {
+    const RowError error = row_error(got, ref, columns, std::max(floor, least), terms);
     EXPECT_LE(error.error, tolerance) << name << ": " << error;
     worst = std::max(worst, error.error);
   };
@@ -62,28 +62,34 @@ inline double expect_matches(const LayerRun& run, const OracleRun& reference,
   const auto hidden = static_cast<size_t>(config.experts.hidden);
   compare("y", run.y, reference.layer.y, hidden);
   compare("routing_weights", run.routing_weights, reference.layer.route.weights, slots);
+  const oracle::Gradients& want = reference.grads;
   if (run.grads.x.empty()) return worst;  // forward only
-  // A row is as few sums over hidden as a token has experts. Where all of them cancel, what fp32
-  // rounds is more of it than the tolerance of f32; those of the other types have room.
-  compare("d_routing_weights", run.grads.routing_weights, reference.grads.routing_weights, slots,
-          tolerance <= kTypes[0].tolerance ? kTypicalRow : 0);
-  // So is a row of gate or up, of an expert with few tokens.
-  const auto of_few_sums = [&](const std::string& name) {
-    const bool is_one = name.starts_with("experts.gate") || name.starts_with("experts.up");
-    return is_one && tolerance <= kTypes[0].tolerance ? kTypicalRow : 0.0;
-  };
+  compare("d_routing_weights", run.grads.routing_weights, want.routing_weights, slots,
+          want.terms.routing_weights);
+  // What comes of those has their errors.
+  const double cancelled = norm_of(want.terms.routing_weights) / norm_of(want.routing_weights);
+  const double least = floor * std::max(1.0, std::isfinite(cancelled) ? cancelled : 1.0);
+  oracle::Gradients sizes;
+  sizes.experts = want.terms.experts;
+  sizes.shared = want.terms.shared;
   oracle::for_each_parameter(
       config, in, run.grads,
-      [&](const char* name, const oracle::Vec&, const oracle::Vec& got, size_t columns) {
-        oracle::for_each_parameter(
-            config, in, reference.grads,
-            [&](const char* other, const oracle::Vec&, const oracle::Vec& ref, size_t) {
-              if (std::string(name) != other) return;
-              const bool bias = std::string(name) == "shared_gate_bias";
-              compare(name, got, ref, columns,
-                      bias ? floor_of_sums(ref, reference.grads.shared_gate, hidden)
-                           : of_few_sums(name));
-            });
+      [&](const std::string& name, const oracle::Vec&, const oracle::Vec& got, size_t columns) {
+        const auto named = [&](const oracle::Gradients& all) {
+          oracle::Vec found;
+          oracle::for_each_parameter(
+              config, in, all,
+              [&](const char* other, const oracle::Vec&, const oracle::Vec& values, size_t) {
+                if (name == other) found = values;
+              });
+          return found;
+        };
+        const oracle::Vec ref = named(want);
+        const bool bias = name == "shared_gate_bias", of_router = name.starts_with("gate_");
+        compare(name.c_str(), got, ref, columns, named(sizes),
+                bias        ? floor_of_sums(ref, want.shared_gate, hidden)
+                : of_router ? least
+                            : 0);
       });
   return worst;
 }

@@ -78,9 +78,9 @@ TEST(ThreadPool, hands_an_exception_to_the_caller_and_goes_on) {
     for (int repeat = 0; repeat < 50; ++repeat)
       EXPECT_THROW(pool.parallel_for(100,
                                      [](int32_t, int64_t i) {
-                                       if (i == 37) throw std::runtime_error("37");
+                                       if (i == 37) MOEC_FAIL(MOEC_E_SHAPE, "37");
                                      }),
-                   std::runtime_error);
+                   Error);
     expect_each_once(pool, 100);
   }
 }
@@ -187,8 +187,13 @@ TEST(ThreadPool, runs_on_the_callers_threads) {
   EXPECT_EQ(pool.size(), 3);
   expect_each_once(pool, 1000);
   EXPECT_EQ(host.calls, 1);
-  EXPECT_THROW(pool.parallel_for(9, [](int32_t, int64_t) { throw std::runtime_error("any"); }),
-               std::runtime_error);
+  try {
+    pool.parallel_for(9, [](int32_t, int64_t) { throw std::runtime_error("any"); });
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code, MOEC_E_INTERNAL);
+    EXPECT_STREQ(error.text, "any");
+  }
   host.code = -5;
   try {
     expect_each_once(pool, 10);

@@ -18,6 +18,7 @@ static void go_moec_struct_init(uintptr_t sized_struct, uint64_t bytes) { moec_s
 static int32_t go_moec_set_log(uintptr_t sink, uintptr_t user, int32_t min_level) { return moec_set_log((moec_log_function)sink, (void *)user, min_level); }
 static int32_t go_moec_backend_load(void * path) { return moec_backend_load(path); }
 static int32_t go_moec_device_count(int32_t device_type, void * count) { return moec_device_count(device_type, count); }
+static int32_t go_moec_backend_describe(int32_t device_type, void * buffer, uint64_t bytes, void * need) { return moec_backend_describe(device_type, buffer, bytes, need); }
 static int32_t go_moec_device_query(int32_t device_type, int32_t device_id, void * out) { return moec_device_query(device_type, device_id, out); }
 static int32_t go_moec_context_create(void * desc, void * out) { return moec_context_create(desc, out); }
 static void go_moec_context_free(uintptr_t context) { moec_context_free((void *)context); }
@@ -98,6 +99,7 @@ func StructInit(sizedStruct uintptr, bytes uint64)  { C.go_moec_struct_init(C.ui
 func SetLog(sink uintptr, user uintptr, minLevel int32) int32 { return int32(C.go_moec_set_log(C.uintptr_t(sink), C.uintptr_t(user), C.int32_t(minLevel))) }
 func BackendLoad(path unsafe.Pointer) int32 { return int32(C.go_moec_backend_load(path)) }
 func DeviceCount(deviceType int32, count unsafe.Pointer) int32 { return int32(C.go_moec_device_count(C.int32_t(deviceType), count)) }
+func BackendDescribe(deviceType int32, buffer unsafe.Pointer, bytes uint64, need unsafe.Pointer) int32 { return int32(C.go_moec_backend_describe(C.int32_t(deviceType), buffer, C.uint64_t(bytes), need)) }
 func DeviceQuery(deviceType int32, deviceId int32, out unsafe.Pointer) int32 { return int32(C.go_moec_device_query(C.int32_t(deviceType), C.int32_t(deviceId), out)) }
 func ContextCreate(desc unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_context_create(desc, out)) }
 func ContextFree(context uintptr)  { C.go_moec_context_free(C.uintptr_t(context)) }

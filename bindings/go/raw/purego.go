@@ -18,6 +18,7 @@ var (
 	SetLog func(sink uintptr, user uintptr, minLevel int32) int32
 	BackendLoad func(path unsafe.Pointer) int32
 	DeviceCount func(deviceType int32, count unsafe.Pointer) int32
+	BackendDescribe func(deviceType int32, buffer unsafe.Pointer, bytes uint64, need unsafe.Pointer) int32
 	DeviceQuery func(deviceType int32, deviceId int32, out unsafe.Pointer) int32
 	ContextCreate func(desc unsafe.Pointer, out unsafe.Pointer) int32
 	ContextFree func(context uintptr)
@@ -97,6 +98,7 @@ var symbols = map[string]any{
 	"moec_set_log": &SetLog,
 	"moec_backend_load": &BackendLoad,
 	"moec_device_count": &DeviceCount,
+	"moec_backend_describe": &BackendDescribe,
 	"moec_device_query": &DeviceQuery,
 	"moec_context_create": &ContextCreate,
 	"moec_context_free": &ContextFree,

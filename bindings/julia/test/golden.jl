@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every model family of tests/golden/cases.json: y and every gradient that its file has, per row.
+# Every model family of tests/golden/cases.json: y and every gradient that its file has, per row, on
+# arrays of the host and on arrays that the library allocates: of the GPU where MOEC_TEST_DEVICE is
+# cuda, which also runs README's program for a GPU.
 # Shown once to fail: gate and up matrices exchanged are off by more than 0.1.
 module Golden
 
@@ -27,21 +29,23 @@ function row_error(got, reference, columns)
     return maximum(relative.(errors, sizes))
 end
 
+"A case's file, where its arrays lie (`place` makes them from those of the host), its gradients."
 struct Case
     file::Dict
-    compared::Vector{Pair{String,Array{Float32}}}
+    place::Function
+    compared::Vector{Pair{String,Any}}
 end
 
 function input(case::Case, entry)
     sizes = Tuple(reverse(Int.(entry["shape"])))
-    return reshape(case.file["p." * entry["tensor"]].values[1:prod(sizes)], sizes)
+    return case.place(reshape(case.file["p." * entry["tensor"]].values[1:prod(sizes)], sizes))
 end
 
 "Room for the gradient of an argument; nothing where the file has none."
 function gradient(case::Case, entry)
     name = "g." * entry["tensor"]
     haskey(case.file, name) || return nothing
-    push!(case.compared, name => fill(NaN32, Tuple(reverse(Int.(entry["shape"])))))
+    push!(case.compared, name => case.place(fill(NaN32, Tuple(reverse(Int.(entry["shape"]))))))
     return last(case.compared).second
 end
 
@@ -56,18 +60,18 @@ function weights_of(context, case::Case, json)
 end
 
 "Row errors by tensor name."
-function run(context, json)
-    case = Case(read_tensors(joinpath(FOLDER, json["family"] * ".safetensors")), [])
+function run(context, json, place = identity)
+    case = Case(read_tensors(joinpath(FOLDER, json["family"] * ".safetensors")), place, [])
     sizes = Tuple(reverse(case.file["x"].shape))
-    array(name) = reshape(case.file[name].values, sizes)
+    array(name) = place(reshape(case.file[name].values, sizes))
     layer = Moec.Layer(context, struct_of(Raw.moec_router_desc, json["router"]),
                        struct_of(Raw.moec_experts_desc, json["experts"]))
     shared = get(json, "shared_weights", nothing)
     inputs = merge(named(entry -> input(case, entry), json["inputs"]), (
         weights = weights_of(context, case, json["weights"]), x = array("x"),
         shared_weights = shared === nothing ? nothing : weights_of(context, case, shared),
-        saved = zeros(UInt8, Moec.bytes_for(Moec.sizes(layer).saved, sizes[2]))))
-    y, d_x = fill(NaN32, sizes), fill(NaN32, sizes)
+        saved = place(zeros(UInt8, Moec.bytes_for(Moec.sizes(layer).saved, sizes[2])))))
+    y, d_x = place(fill(NaN32, sizes)), place(fill(NaN32, sizes))
     Moec.forward!(layer; inputs..., y = y)
     room(entries, prefix = "") = named(entry -> gradient(case, entry), entries, prefix)
     Moec.backward!(layer, inputs; d_y = array("dout"), d_x = d_x,
@@ -77,20 +81,35 @@ function run(context, json)
     append!(case.compared, ["y" => y, "g.x" => d_x])
     wanted = count(name -> startswith(name, "g."), keys(case.file)) + 1
     @test length(case.compared) == wanted
-    return Dict(name => row_error(got, case.file[name].values, size(got, 1))
+    return Dict(name => row_error(Array(got), case.file[name].values, size(got)[1])
                 for (name, got) in case.compared)
 end
 
-@testset "golden families" begin
+const ON_CUDA = get(ENV, "MOEC_TEST_DEVICE", "cpu") == "cuda"
+const DEVICE = ON_CUDA ? Raw.MOEC_CUDA : Raw.MOEC_CPU
+
+@testset "golden families, $kind" for kind in (ON_CUDA ? (:device,) : (:host, :device))
     file = read_json(joinpath(FOLDER, "cases.json"))
     @test length(file["cases"]) == 34
-    context = Moec.Context(num_threads = 2)
+    context = Moec.Context(device_type = DEVICE, num_threads = 2)
     for json in file["cases"]
-        errors = run(context, json)
+        place = kind === :host ? identity : array -> Moec.DeviceArray(context, array)
+        errors = run(context, json, place)
         @testset "$(json["family"]) $name" for (name, error) in errors
             @test error <= file["tolerance"]
         end
     end
+end
+
+"README's program number `index`."
+readme(index) = [m[1] for m in
+    eachmatch(r"```julia\n(.*?)```"s, read(joinpath(@__DIR__, "../README.md"), String))][index]
+
+@testset "README on a device" begin  # that of a GPU, on the CPU where there is none
+    program = readme(2)
+    ON_CUDA || (program = replace(program, "MOEC_CUDA" => "MOEC_CPU"))
+    y = include_string(Module(), program, "README.md")
+    @test y isa Array{Float32} && size(y) == (64, 4) && all(isapprox.(y, 0.05695; atol = 1e-5))
 end
 
 @testset "exchanged matrices are seen" begin

@@ -13,6 +13,7 @@ from ._context import (
     abi_version,
     build_info,
     check_library as _check_library,
+    describe_backend,
     devices,
     load_backend,
     set_log,
@@ -87,10 +88,11 @@ _check_library()
 __version__ = version()
 __all__ = [
     "abi_version", "Activation", "ActivationKind", "ActRounding", "AliasError", "build_info",
-    "Combine", "Context", "ContextFlags", "CorruptError", "DeviceArray", "DeviceError",
-    "DeviceInfo", "devices", "DeviceType", "Drop", "DType", "dtype_of", "DTypeError", "Experts",
-    "ExpertsDesc", "ExpertsFlags", "ExpertsGradients", "ExpertsResult", "GateLayout", "GradFlags",
-    "GroupFill", "IndexOverflowError", "InvalidArgumentError", "Layer", "LayerGradients",
+    "Combine", "Context", "ContextFlags", "CorruptError", "describe_backend", "DeviceArray",
+    "DeviceError", "DeviceInfo", "devices", "DeviceType", "Drop", "DType", "dtype_of", "DTypeError",
+    "Experts", "ExpertsDesc", "ExpertsFlags", "ExpertsGradients", "ExpertsResult", "GateLayout",
+    "GradFlags", "GroupFill", "IndexOverflowError", "InvalidArgumentError", "Layer",
+    "LayerGradients",
     "LayerResult", "LayoutError", "load_backend", "LogLevel", "Loss", "LossKind", "MathMode",
     "MismatchError", "MoecError", "Norm", "numpy_dtype", "Orientation", "OutOfMemoryError",
     "permute", "permute_backward", "Plan", "plan_size", "PlanDesc", "PlanField", "PlanKind",

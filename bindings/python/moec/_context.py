@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+import numpy as np
+
 from . import _raw
+from ._cublaslt import open_cublaslt
 from ._enums import ContextFlags, DeviceType, LogLevel, MathMode
 from ._handle import Handle
-from ._tensors import Array, DeviceArray, stream_handle
+from ._tensors import Array, DeviceArray, require, stream_handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,26 @@ def load_backend(path: str | bytes | os.PathLike[str]) -> None:
     _raw.moec_backend_load(path)
 
 
+def describe_backend(device_type: DeviceType = DeviceType.CUDA) -> dict[str, Any]:
+    """Why a backend has no device, and what the CUDA plug-in found (moec_backend_describe).
+
+    state            "ready", "no_plugin", "other_build", "no_driver", "old_driver", "no_device" or
+                     "failed"
+    devices          how many there are; `why` there is none
+    plugin           the plug-in's file
+    driver, needs    CUDA versions: what the driver serves, what the plug-in is built for
+    dense_products   where cuBLASLt was found, or that kernels of moec multiply in its place
+
+    Only `state` and `devices` are always there. Never raises for what is missing.
+    """
+    if device_type == DeviceType.CUDA:
+        open_cublaslt()
+    text = bytearray(_raw.moec_backend_describe(device_type, None))
+    _raw.moec_backend_describe(device_type, text)
+    found: dict[str, Any] = json.loads(bytes(text).rstrip(b"\0"))
+    return found
+
+
 def _device_info(raw: Any) -> DeviceInfo:
     values = {item.name: getattr(raw, item.name) for item in fields(DeviceInfo)}
     return DeviceInfo(**values | {"device_type": DeviceType(raw.device_type)})
@@ -106,6 +129,9 @@ def devices(device_type: DeviceType | None = None) -> list[DeviceInfo]:
 
 class Context(Handle):
     """A device with its threads and scratch memory. The other objects are made from one.
+
+    Calls read and write arrays of this device in place and copy none: a context of a GPU takes
+    DeviceArrays (array() makes one) and arrays of other libraries there, and refuses NumPy's.
 
     device           "cpu", "cuda" or "cuda:1"
     num_threads      CPU threads; 0 = affinity mask and cgroup quota
@@ -133,15 +159,22 @@ class Context(Handle):
         known = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}
         if kind not in known or not (index or "0").isdecimal():
             raise ValueError(f'moec.Context: device {device!r}; "cpu", "cuda" and "cuda:N" exist')
+        if known[kind] == DeviceType.CUDA:
+            open_cublaslt()
         desc = _raw.moec_context_desc()
-        desc.device_type = known[kind]
-        desc.device_id = int(index or 0)
+        self.device_type, self.device_id = known[kind], int(index or 0)
+        desc.device_type, desc.device_id = self.device_type, self.device_id
         desc.flags = flags
         desc.math = math
         if num_threads < 0 or not openmp or not _raw.use_openmp(desc, num_threads):
             desc.num_threads = num_threads
         desc.workspace_limit = workspace_limit
         self._pointer = _raw.moec_context_create(desc)
+
+    @property
+    def name(self) -> str:
+        """The device as messages call it: "cpu", "cuda:0"."""
+        return "cpu" if self.device_type == DeviceType.CPU else f"cuda:{self.device_id}"
 
     @property
     def device(self) -> DeviceInfo:
@@ -178,8 +211,18 @@ class Context(Handle):
         return self.empty(shape, dtype).zero(stream=stream)
 
     def array(self, values: Array, *, stream: Any = None) -> DeviceArray:
-        """A copy of `values` on this device."""
+        """A copy of `values` on this device; a NumPy array may have any strides."""
+        require(values=values)
+        if isinstance(values, np.ndarray):
+            values = np.ascontiguousarray(values)
         return self.empty(values.shape, values).copy_from(values, stream=stream)
+
+    def asarray(self, values: Array, *, stream: Any = None) -> Array:
+        """`values` where calls of this context can read them: a NumPy array itself on the CPU, a
+        copy of it on a GPU; anything else as it is."""
+        if isinstance(values, np.ndarray) and self.device_type != DeviceType.CPU:
+            return self.array(values, stream=stream)
+        return values
 
     def poll(self) -> int:
         """Status of queued work that failed after its call returned; 0 = none. Never waits."""

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from . import _raw
 
 
 class MoecError(Exception):
-    """A call that the library refused. ``str(error)`` is the library's message.
+    """A call that the library refused. ``str(error)`` is the library's message, followed by what
+    helps in Python where the library cannot know it.
 
     code         moec_status value, negative
     name         its name, such as ``MOEC_E_SHAPE``
@@ -81,6 +83,8 @@ class DeviceError(MoecError, RuntimeError):
     """Wrong device, missing backend, or a failure that the driver reported."""
 
 
+_ON_THE_HOST = re.compile(r" is on cpu; expected cuda:[0-9]+$")
+
 _BY_CODE: dict[int, type[MoecError]] = {
     _raw.MOEC_E_INVALID_ARG: InvalidArgumentError,
     _raw.MOEC_E_INVALID_STATE: StateError,
@@ -105,6 +109,8 @@ _BY_CODE: dict[int, type[MoecError]] = {
 def _make(
     code: int, native_code: int, argument: int, name: str, site: str, message: str
 ) -> MoecError:
+    if code == _raw.MOEC_E_DEVICE and _ON_THE_HOST.search(message):
+        message += "; moec.Context.array copies a NumPy array there"
     return _BY_CODE.get(code, MoecError)(code, native_code, argument, name, site, message)
 
 

@@ -20,7 +20,7 @@ from ._enums import DeviceType, DType
 from ._errors import wrong_state
 
 if TYPE_CHECKING:
-    from ._context import Context
+    from ._context import Context, DeviceInfo
 
 # The C half directly, where calls are frequent: a proxy object costs as much as a small layer.
 _core = _raw._core
@@ -195,8 +195,9 @@ class DeviceArray:
     compact array that every call takes and that outputs beside it are made of. So NumPy is all
     that a GPU needs.
 
-    Given back by close(), by `with`, or by the garbage collector. On CUDA that waits for the
-    device; it cannot be copied or pickled. Other libraries read it by __cuda_array_interface__.
+    numpy() and numpy.asarray() copy the values out. The memory is given back by close(), by
+    `with`, or by the garbage collector; on CUDA that waits for the device. A DeviceArray cannot be
+    copied or pickled. Other libraries read it by __cuda_array_interface__.
     """
 
     def __init__(self, context: Context, shape: Sequence[int], dtype: Any) -> None:
@@ -204,8 +205,11 @@ class DeviceArray:
         self.context = context
         self.shape = tuple(int(extent) for extent in shape)
         self.dtype = numpy_dtype(dtype)
-        self.device = context.device
         _raw.moec_buffer_alloc(context.raw, self.nbytes, self._memory)
+
+    @property
+    def device(self) -> DeviceInfo:
+        return self.context.device
 
     @property
     def ndim(self) -> int:
@@ -220,7 +224,7 @@ class DeviceArray:
         if self._memory is None or self.context.raw is None:
             raise wrong_state("DeviceArray", "already closed")
         _core.tensor_from_parts(raw, self._memory.ptr, dtype_of(self.dtype),
-                                self.device.device_type, self.device.device_id, self.shape)
+                                self.context.device_type, self.context.device_id, self.shape)
 
     def copy_from(self, values: Array, *, stream: Any = None) -> Self:
         """Copy values of this shape and dtype in, in the order of the stream. Host memory that is
@@ -240,6 +244,17 @@ class DeviceArray:
         _core.moec_tensor_copy(self.context.raw, tensor(self, keep), target, handle)
         return result
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """What numpy.asarray() asks for: numpy(), in the order of the default stream."""
+        if copy is False:
+            raise ValueError("moec: the values of a DeviceArray cannot be read without a copy")
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._memory is None else self.context.name
+        return f"<moec.DeviceArray {list(self.shape)} {self.dtype} on {state}>"
+
     def zero(self, *, stream: Any = None) -> Self:
         """Set every byte to 0, in the order of the stream."""
         _core.moec_tensor_zero(self.context.raw, tensor(self, []), stream_handle(stream))
@@ -247,7 +262,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        if self.device.device_type != DeviceType.CUDA:
+        if self.context.device_type != DeviceType.CUDA:
             raise AttributeError("__cuda_array_interface__")
         if self._memory is None:
             raise wrong_state("DeviceArray", "already closed")
@@ -270,7 +285,7 @@ class DeviceArray:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "device", None) is not None:  # else __init__ raised before
+        if hasattr(self, "context"):  # else __init__ raised before
             self.close()
 
 

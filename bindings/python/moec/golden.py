@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import as_file
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from ._enums import LossKind, Save
 from ._losses import Loss
 from .checkpoint import Checkpoint, CheckpointError, SafetensorsFile
 from .model import MoeLayer, read_layer
-from .shapes import DATA
 
 TOLERANCE = 2e-5  # fp32; a float64 evaluation of all families stays under 7.6e-6
 
@@ -54,9 +53,15 @@ def row_error(got: np.ndarray, ref: np.ndarray) -> float:
 
 
 def default_folder() -> Path:
-    """Folder of the packaged vectors."""
-    with as_file(DATA / "golden") as folder:
-        return Path(folder)
+    """Folder of the vectors of the package moec-golden. CheckpointError when it is not there."""
+    try:
+        return Path(str(files("moec_golden") / "golden"))
+    except ModuleNotFoundError:
+        raise CheckpointError(
+            "the golden files are a package of their own: install moec-golden (pip install "
+            "moec_golden-*.whl, or ./bindings/golden of the repository), or give their folder "
+            "(moec check --golden tests/golden)"
+        ) from None
 
 
 def find_files(folder: Path) -> list[Path]:
@@ -71,7 +76,7 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def check_file(context: Context, path: Path) -> Report:
-    """Run one golden file through the public API."""
+    """Run one golden file through the public API, on the context's device."""
     file = SafetensorsFile(path)
     started = time.perf_counter()
     if "family" in file.metadata:
@@ -88,7 +93,7 @@ def _layer_pairs(
     spec = read_layer(golden, save=Save.ALL)
     with_weights = MoeLayer(context, spec, frozen=False)
     result = with_weights.forward(golden["x"])
-    yield "y", result.y, golden["y"]
+    yield "y", np.asarray(result.y), golden["y"]
     got = with_weights.backward(result, golden["dout"])
     for name in golden:
         if name.startswith("g."):
@@ -111,9 +116,10 @@ def _loss_pairs(
     context: Context, file: SafetensorsFile
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     loss = Loss(kind=LossKind.BALANCE_MIXTRAL, top_k=int(file.metadata["top_k"]))
-    logits = [np.array(file[f"logits.{i}"]) for i in range(2)]
-    for case, mask in (("nomask", None), ("mask", file["mask"].astype(np.uint8))):
-        value = loss(context, logits, token_mask=mask)
+    logits = [context.asarray(np.array(file[f"logits.{i}"])) for i in range(2)]
+    tokens = context.asarray(file["mask"].astype(np.uint8))
+    for case, mask in (("nomask", None), ("mask", tokens)):
+        value = np.asarray(loss(context, logits, token_mask=mask))
         yield ("y" if case == "nomask" else "y.mask"), value, file[f"{case}.loss"]
         for i, grad in enumerate(loss.backward(context, logits, token_mask=mask)):
-            yield f"{case}.{i}", grad, file[f"{case}.g.{i}"]
+            yield f"{case}.{i}", np.asarray(grad), file[f"{case}.g.{i}"]

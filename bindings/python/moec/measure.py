@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +13,9 @@ import numpy as np
 from . import naive, synth
 from ._context import Context
 from ._enums import GateLayout, Save
-from ._tensors import numpy_dtype
+from ._tensors import empty, numpy_dtype
 from ._weights import WeightSet
+from .clock import Step, WallClock, clock_of
 from .model import LayerSpec, Matrices, MoeLayer, read_layer
 from .shapes import Shape
 
@@ -37,6 +37,8 @@ class Timing:
     """of real rows, without padding, per second"""
     gbytes: float
     """bytes of the weights of the experts in use, per second (forward passes only)"""
+    clock: str
+    """what was timed"""
 
 
 class Bench:
@@ -46,6 +48,7 @@ class Bench:
         self, context: Context, shape: Shape, *, dtype: str, backward: bool, seed: int = 0
     ) -> None:
         self.shape, self.backward = shape, backward
+        self._context, self._clock = context, clock_of(context)
         made: Any = synth.make(shape, dtype=dtype, seed=seed)
         self.spec = read_layer(made, save=Save.ALL if backward else Save.NONE)
         # Training reads the weights where they are; inference uses the packed copy of frozen ones.
@@ -55,36 +58,38 @@ class Bench:
         self._wide: LayerSpec | None = None
         self._rng = np.random.default_rng(seed)
 
-    def time(self, engine: str, tokens: int, seconds: float) -> Iterator[Timing | None]:
-        """Yield None after each run, then the Timing: at least `seconds` and _MIN_RUNS runs after a
-        warm-up, unless runs are so slow that _PATIENCE ends first."""
+    def time(self, engine: str, tokens: int, seconds: float) -> Iterator[Timing | int]:
+        """Yield the number of runs so far, again and again, then the Timing: at least `seconds` and
+        _MIN_RUNS runs after a warm-up, unless runs are so slow that _PATIENCE ends first."""
         step = self._steps(engine, tokens)
-        first = _timed(step)  # warm-up: threads, scratch, page faults
-        yield None
-        samples = [first] if first > _PATIENCE * seconds > 0 else [_timed(step)]
+        clock = WallClock() if engine == NAIVE else self._clock
+        samples = clock.time(step, 1)  # warm-up: threads, scratch, page faults
+        yield 0
+        if not samples[0] > _PATIENCE * seconds > 0:
+            samples = clock.time(step, clock.batch)
         while sum(samples) < seconds or (
             len(samples) < _MIN_RUNS and sum(samples) < _PATIENCE * seconds
         ):
-            samples.append(_timed(step))
-            yield None
+            yield len(samples)
+            samples += clock.time(step, clock.batch)
         median = statistics.median(samples)
         flops = self.shape.flops(tokens, backward=self.backward, gated=self._gated)
         read = 0.0 if self.backward else self._weight_bytes(tokens)
         yield Timing(engine, tokens, median, (max(samples) - min(samples)) / median, len(samples),
-                     flops / median / 1e9, read / median / 1e9)
+                     flops / median / 1e9, read / median / 1e9, clock.name)
 
     @property
     def _gated(self) -> bool:
         return self.spec.matrices.layout.gate_layout != GateLayout.NONE
 
-    def _steps(self, engine: str, tokens: int) -> Callable[[], Any]:
+    def _steps(self, engine: str, tokens: int) -> Step:
         hidden = self.shape.hidden
         x32 = self._rng.standard_normal((tokens, hidden), np.float32)
         if engine == NAIVE:
             wide = self._widened()
             return lambda: naive.forward(x32, wide)
-        x = x32.astype(numpy_dtype(self.spec.experts.dtype))
-        y = np.empty_like(x)
+        x = self._context.asarray(x32.astype(numpy_dtype(self.spec.experts.dtype)))
+        y = empty(x.shape, x, x)
         if not self.backward:
             return lambda: self.layer.forward(x, out=y)
         # Buffers are made once, as a training loop does.
@@ -111,12 +116,6 @@ class Bench:
             shared = None if self.spec.shared is None else _widen(self.spec.shared)
             self._wide = replace(self.spec, matrices=_widen(self.spec.matrices), shared=shared)
         return self._wide
-
-
-def _timed(step: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
 
 
 def _widen(matrices: Matrices) -> Matrices:

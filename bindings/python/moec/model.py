@@ -15,7 +15,7 @@ from ._context import Context
 from ._descriptors import Activation, ExpertsDesc, RouterDesc
 from ._enums import DType, Orientation, RouterFlags, Save, Select, Shared
 from ._layer import Layer, LayerResult
-from ._tensors import dtype_of
+from ._tensors import Array, dtype_of
 from ._weights import Weights, WeightSet
 from .checkpoint import Checkpoint, CheckpointError
 from .families import BY_MODEL_TYPE
@@ -54,7 +54,12 @@ class Matrices:
     arrays: WeightSet
 
     def weights(self, context: Context, *, frozen: bool) -> Weights:
-        held = {f: getattr(self.arrays, f) for f in self.names}
+        """Bound to the arrays, or to copies on the context's device."""
+        held: dict[str, Any] = {}
+        for name in self.names:
+            value = getattr(self.arrays, name)
+            split = isinstance(value, list)
+            held[name] = list(map(context.asarray, value)) if split else context.asarray(value)
         return Weights.of(
             context,
             gate_layout=self.layout.gate_layout,
@@ -64,9 +69,9 @@ class Matrices:
             **held,
         )
 
-    def named(self, values: WeightSet | None) -> dict[str, np.ndarray]:
+    def named(self, values: WeightSet | None) -> dict[str, Array]:
         """Values of these matrices under their checkpoint names."""
-        out: dict[str, np.ndarray] = {}
+        out: dict[str, Array] = {}
         for name, tensors in self.names.items():
             value = getattr(values, name) if values is not None else None
             if value is not None:
@@ -306,18 +311,20 @@ def _inter(matrices: Matrices) -> int:
 
 
 class MoeLayer:
-    """A LayerSpec with its weights bound: forward, and gradients under the checkpoint's names."""
+    """A LayerSpec on a context's device with its weights bound: forward, and gradients under the
+    checkpoint's names. NumPy arrays that it is given go there; results stay there, and
+    numpy.asarray() reads them."""
 
     def __init__(self, context: Context, spec: LayerSpec, *, frozen: bool) -> None:
-        self.spec = spec
+        self.context, self.spec = context, spec
+        self.inputs = {role: context.asarray(array) for role, array in spec.inputs.items()}
         self.layer = Layer(context, spec.router, spec.experts)
         self.weights = spec.matrices.weights(context, frozen=frozen)
         self.shared = None if spec.shared is None else spec.shared.weights(context, frozen=frozen)
 
-    def forward(self, x: np.ndarray, **options: Any) -> LayerResult:
-        return self.layer.forward(
-            x, self.weights, shared_weights=self.shared, **(self.spec.inputs | options)
-        )
+    def forward(self, x: Array, **options: Any) -> LayerResult:
+        return self.layer.forward(self.context.asarray(x), self.weights,
+                                  shared_weights=self.shared, **(self.inputs | options))
 
     def pack(self) -> None:
         """Make the packed copies of frozen weights now, not in the first call."""
@@ -325,9 +332,9 @@ class MoeLayer:
             if weights is not None and weights.info().packed_bytes:
                 weights.pack()
 
-    def backward(self, result: LayerResult, d_y: np.ndarray) -> dict[str, np.ndarray]:
+    def backward(self, result: LayerResult, d_y: Array) -> dict[str, Array]:
         """Gradient of x (as "x") and of every parameter, by tensor name."""
-        grads = self.layer.backward(result, d_y)
+        grads = self.layer.backward(result, self.context.asarray(d_y))
         out: dict[str, Any] = {"x": grads.x} | self.spec.matrices.named(grads.expert_weights)
         if self.spec.shared is not None:
             out |= self.spec.shared.named(grads.shared_weights)

@@ -14,6 +14,17 @@ from moec.golden import row_error
 from moec.shapes import Shape
 
 T, H, I, E, K = 13, 32, 24, 8, 2
+DEVICES = ["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda:0"))]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked gpu run when they are asked for by -m, and only then."""
+    if "gpu" not in config.option.markexpr:
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
 @pytest.fixture(scope="session")

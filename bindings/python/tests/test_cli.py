@@ -19,7 +19,7 @@ from moec import checkpoint, cli, golden, shapes, synth
 from moec.checkpoint import CheckpointError, SafetensorsFile
 from moec.cli import bench
 
-COMMANDS = ("info", "run", "synth", "check", "bench")
+COMMANDS = ("info", "path", "run", "synth", "check", "bench")
 
 
 def invoke(*arguments: object) -> Result:
@@ -45,6 +45,15 @@ def test_info() -> None:
     assert "qwen3-30b" in result.output
     about = json.loads(invoke("info", "--json").output)
     assert about["devices"][0]["backend"] == "cpu"
+    assert about["cuda"]["devices"] == sum(d["backend"] == "cuda" for d in about["devices"])
+    assert about["cuda"]["state"] in result.output
+
+
+def test_check_without_the_golden_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "moec_golden", None)
+    wrong = invoke("check")
+    assert isinstance(wrong.exception, CheckpointError)
+    assert "install moec-golden" in str(wrong.exception) and "--golden" in str(wrong.exception)
 
 
 def test_check(tmp_path: Path) -> None:

@@ -290,8 +290,16 @@ typedef struct moec_stats { /* host counters of a context; reading never waits *
  * E_BACKEND_ABI: it is of another build. */
 MOEC_API MOEC_CHECK moec_status moec_backend_load(const char* path);
 /* Number of devices of a type (moec_device_type). Host only. 0 without a driver or plug-in: that is
- * no error. */
+ * no error, and moec_backend_describe says why. */
 MOEC_API moec_status moec_device_count(int32_t device_type, int32_t* count);
+/* JSON: `state` ("ready", "no_plugin", "other_build", "no_driver", "old_driver", "no_device" or
+ * "failed") and `devices`; of CUDA also `why` there is none, the file of the `plugin`, the CUDA
+ * versions that the `driver` serves and the plug-in `needs`, and whose code multiplies matrices
+ * without experts (`dense_products`: where cuBLASLt was found). *need counts the final NUL; buffer
+ * may be NULL. Host only; may wait while the driver starts. E_WORKSPACE: the buffer is too small;
+ * *need is set. */
+MOEC_API moec_status moec_backend_describe(int32_t device_type, char* buffer, uint64_t bytes,
+                                           uint64_t* need);
 /* What a device is, without a context on it. Host only. E_NO_BACKEND: there is no such device. */
 MOEC_API moec_status moec_device_query(int32_t device_type, int32_t device_id,
                                        moec_device_info* out);

@@ -48,8 +48,8 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   check(cudaDeviceGetAttribute(&pageable_, cudaDevAttrPageableMemoryAccess, device_),
         "pageable memory access");
   MOEC_REQUIRE(major >= 8, MOEC_E_UNSUPPORTED,
-               "device %d has compute capability %d.%d; the CUDA backend needs 8.0 or later",
-               device_, major, minor);
+               "cuda:%d has compute capability %d.%d; the CUDA backend needs 8.0 or later", device_,
+               major, minor);
   own_paths_ = make_paths(*this, major, minor);
   for (const auto& path : own_paths_) paths_.push_back(path.get());
   clusters_ = major >= 9;

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import shapes
+from .._context import Context
+from .._enums import DeviceType
 from .._tensors import dtype_of, numpy_dtype
 from ..checkpoint import CheckpointError, SafetensorsFile
 
@@ -90,10 +92,17 @@ def facts(title: str, rows: dict[str, Any]) -> Table:
     """A two-column table of names and values."""
     made = Table(title=title, title_justify="left", title_style="bold", show_header=False)
     made.add_column(style="cyan", no_wrap=True)
-    made.add_column()
+    made.add_column(overflow="fold")  # a path is never cut
     for name, value in rows.items():
         made.add_row(name, str(value))
     return made
+
+
+def describe_device(context: Context, threads: int) -> str:
+    """Device and chip of a context, with the --threads that it was made with if it is the CPU."""
+    info = context.device
+    used = f", {threads or info.multiprocessors} threads" * (info.device_type == DeviceType.CPU)
+    return f"{context.name} ({info.name}, {info.arch}{used})"
 
 
 def read_array(path: Path, name: str, hidden: int, kind: Any) -> np.ndarray:

@@ -12,9 +12,20 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .._context import Context, version
+from .._enums import DeviceType
 from ..measure import MOEC, NAIVE, Bench, Timing
 from ..shapes import Shape
-from ._common import Device, DTypeOption, Model, Threads, console, errors, out_file, wide_table
+from ._common import (
+    Device,
+    DTypeOption,
+    Model,
+    Threads,
+    console,
+    describe_device,
+    errors,
+    out_file,
+    wide_table,
+)
 
 EXAMPLE = "moec bench --model qwen3-30b --tokens 1 --tokens 128 --naive --plot speed.png"
 
@@ -41,7 +52,8 @@ def command(
     threads: Threads = 0,
     device: Device = "cpu",
 ) -> None:
-    """Time one random layer of a real model's shape: median of repeated calls.
+    """Time one random layer of a real model's shape: median of repeated calls, by CUDA events on a
+    GPU.
 
     FLOPs count real rows. Inference uses frozen, packed weights; --backward changeable ones.
     """
@@ -54,13 +66,15 @@ def command(
         with console.status(f"making one layer of {model.published}"):
             bench = Bench(context, model, dtype=dtype, backward=backward)
         timings = _measure(bench, engines, sizes, seconds)
-        arch, cores = context.device.arch, context.device.multiprocessors
+        where, info, name = describe_device(context, threads), context.device, context.name
     step = "forward + backward" if backward else "forward"
-    title = f"{model.published}, {dtype}, {step}, {device} {arch}, {threads or cores} threads"
+    title = f"{model.published}, {dtype}, {step}, {where}"
     _print(title, timings)
     if json_file is not None:
-        about = {"model": model.name, "dtype": dtype, "backward": backward, "device": device,
-                 "arch": arch, "threads": threads or cores, "version": version()}
+        about = {"model": model.name, "dtype": dtype, "backward": backward, "device": name,
+                 "chip": info.name, "arch": info.arch, "version": version()}
+        if info.device_type == DeviceType.CPU:
+            about["threads"] = threads or info.multiprocessors
         rows = [asdict(timing) for timing in timings]
         json_file.write_text(json.dumps(about | {"timings": rows}, indent=1) + "\n")
     if plot is not None:
@@ -79,10 +93,11 @@ def _measure(
         for size in sizes:
             for engine in engines:
                 progress.update(task, description=f"{engine}, {size} tokens")
-                for runs, timing in enumerate(bench.time(engine, size, seconds)):
-                    progress.update(task, runs=runs)
-                    if timing is not None:
-                        timings.append(timing)
+                for found in bench.time(engine, size, seconds):
+                    if isinstance(found, Timing):
+                        timings.append(found)
+                    else:
+                        progress.update(task, runs=found)
                 progress.advance(task)
     return timings
 
@@ -98,6 +113,8 @@ def _print(title: str, timings: list[Timing]) -> None:
             row.append(f"{slow[t.tokens] / t.seconds:.1f} x")
         made.add_row(*row)
     console.print(made)
+    for engine, clock in dict.fromkeys((t.engine, t.clock) for t in timings):
+        console.print(f"ms of {engine}: {clock}", highlight=False)
 
 
 def _plot_file(path: Path) -> Path:

@@ -18,7 +18,7 @@ from .. import golden
 from .._context import Context
 from .._errors import MoecError
 from ..checkpoint import CheckpointError
-from ._common import Device, Threads, console, errors, out_file, wide_table
+from ._common import Device, Threads, console, describe_device, errors, out_file, wide_table
 
 EXAMPLE = "moec check --verbose"
 
@@ -64,6 +64,7 @@ def command(
     reports, failed = [], []
     made = wide_table("worst row error", "family", "y", "x", *_COLUMNS, "ms", "")
     with Context(device, num_threads=threads) as context:
+        where = describe_device(context, threads)
         for path in track(files, "checking", console=errors, transient=True):
             try:
                 report = golden.check_file(context, path)
@@ -80,6 +81,7 @@ def command(
         json_file.write_text(json.dumps([asdict(report) for report in reports], indent=1))
     for line in failed:
         errors.print(f"[red]{line}", highlight=False)
+    console.print(where, highlight=False)
     console.print(f"{len(files) - len(failed)} passed, {len(failed)} failed", highlight=False)
     if failed:
         raise typer.Exit(1)

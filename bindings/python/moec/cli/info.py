@@ -16,6 +16,10 @@ from ._common import console, facts, table, to_bytes
 
 EXAMPLE = "moec info"
 
+# Members of describe_backend() -> how they are called here.
+_CUDA = {"state": "state", "why": "why", "plugin": "plug-in", "driver": "driver serves CUDA",
+         "needs": "plug-in needs CUDA", "dense_products": "dense products"}
+
 
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -23,9 +27,10 @@ def command(
     """Show version, backends, CPU features, devices and known models."""
     devices = api.devices()
     build = api.build_info()
+    cuda = api.describe_backend(DeviceType.CUDA)
     if as_json:
         found = [{name: getattr(d, name) for name in d.__slots__} for d in devices]
-        text = {"version": api.version(), "abi": api.abi_version(), "build": build}
+        text = {"version": api.version(), "abi": api.abi_version(), "build": build, "cuda": cuda}
         print(json.dumps(text | {"devices": found}))
         return
     backends = [
@@ -39,8 +44,7 @@ def command(
         made.add_row(d.name, d.backend, d.arch, str(d.multiprocessors), to_bytes(d.total_bytes),
                      to_bytes(d.free_bytes))
     console.print(made)
-    if not any(d.backend == "cuda" for d in devices):
-        console.print("no CUDA device: no driver, no GPU, or the plug-in is not installed")
+    console.print(facts("CUDA", {_CUDA[key]: cuda[key] for key in _CUDA if cuda.get(key)}))
     kinds = sorted(name for family in FAMILIES for name in family.model_types)
     console.print(facts("models", {"for synth and bench": ", ".join(shapes.load()),
                                    "model types for run": ", ".join(kinds)}))

@@ -13,13 +13,23 @@ import typer
 from .. import checkpoint, layer_names
 from .._context import Context
 from .._enums import Save
-from .._layer import LayerResult
-from .._tensors import dtype_of, numpy_dtype
+from .._tensors import Array, dtype_of, numpy_dtype
 from ..golden import row_error
 from ..model import LayerSpec, MoeLayer, read_layer
-from ._common import Device, Threads, console, facts, out_file, read_array, to_bytes, wide_table
+from ._common import (
+    Device,
+    Threads,
+    console,
+    describe_device,
+    facts,
+    out_file,
+    read_array,
+    to_bytes,
+    wide_table,
+)
 
 EXAMPLE = "moec run qwen3 --tokens 512 --grad"
+WANTED = ("logits", "expert_ids", "routing_weights")
 
 
 def command(
@@ -59,34 +69,37 @@ def command(
 
     x = array("x", tokens) if inputs is None else read_array(inputs, "x", hidden, kind)
     with Context(device, num_threads=threads) as context:
+        where = describe_device(context, threads)
         live = MoeLayer(context, spec, frozen=False)
+        placed = context.asarray(x)
         started = time.perf_counter()
-        result = live.forward(x, want=("logits", "expert_ids", "routing_weights"))
+        result = live.forward(placed, want=WANTED)
+        context.sync()
         forward_s = time.perf_counter() - started
-        grads: dict[str, np.ndarray] = {}
+        on_device: dict[str, Array] = {}
         if grad:
-            d_y = array("dout", len(x))
+            d_y = context.asarray(array("dout", len(x)))
             started = time.perf_counter()
-            grads = live.backward(result, d_y)
+            on_device = live.backward(result, d_y)
+            context.sync()
         backward_s = time.perf_counter() - started if grad else 0.0
-        arch = context.device.arch
-    console.print(_describe(source, spec, len(x), arch, forward_s, backward_s))
-    console.print(_routing(spec, result))
-    outputs = {"x": x, "y": result.y, "logits": result.logits, "expert_ids": result.expert_ids,
-               "routing_weights": result.routing_weights}
-    values = {"x": x, "y": result.y} | {f"d {_short(k, spec)}": v for k, v in _merge(grads).items()}
-    console.print(_values(values))
+        outputs = {name: np.asarray(getattr(result, name)) for name in ("y", *WANTED)}
+        grads = {name: np.asarray(value) for name, value in on_device.items()}
+    console.print(_describe(source, spec, len(x), where, forward_s, backward_s))
+    console.print(_routing(spec, outputs["expert_ids"], outputs["routing_weights"]))
+    gradients = {f"d {_short(k, spec)}": v for k, v in _merge(grads).items()}
+    console.print(_values({"x": x, "y": outputs["y"]} | gradients))
     if source.is_golden and "y" in source and inputs is None:
-        error = row_error(np.asarray(result.y), source["y"])
+        error = row_error(outputs["y"], source["y"])
         console.print(f"worst row against the y in {path.name}: {error:.1e}", highlight=False)
     written = checkpoint.write(
-        out, outputs | {f"grad.{name}": value for name, value in grads.items()},
+        out, {"x": x} | outputs | {f"grad.{name}": value for name, value in grads.items()},
         checkpoint.OUTPUT | {"model_type": spec.family.model_types[0], "layer": spec.name},
     )
     console.print(f"wrote {out} ({to_bytes(written)})", highlight=False)
 
 
-def _describe(source: checkpoint.Checkpoint, spec: LayerSpec, t: int, arch: str,
+def _describe(source: checkpoint.Checkpoint, spec: LayerSpec, t: int, where: str,
               forward_s: float, backward_s: float) -> Any:
     e, r = spec.experts, spec.router
     stored = spec.matrices.arrays
@@ -106,12 +119,12 @@ def _describe(source: checkpoint.Checkpoint, spec: LayerSpec, t: int, arch: str,
         "activation": e.activation.kind.name.lower(),
         "weights": f"{to_bytes(total)} {dtype_of(e.dtype).name.lower()}",
         "tokens": t,
-        "time": f"{seconds} ({arch})",
+        "device": where,
+        "time": seconds,
     })
 
 
-def _routing(spec: LayerSpec, result: LayerResult) -> Any:
-    ids, weights = np.asarray(result.expert_ids), np.asarray(result.routing_weights)
+def _routing(spec: LayerSpec, ids: np.ndarray, weights: np.ndarray) -> Any:
     count = np.bincount(ids[ids >= 0], minlength=spec.router.num_experts)
     share = count / max(count.sum(), 1)
     used = share[share > 0]

@@ -667,6 +667,15 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     #[must_use]
+    pub fn moec_backend_describe(
+        device_type: i32,
+        buffer: *mut ::std::os::raw::c_char,
+        bytes: u64,
+        need: *mut u64,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
     pub fn moec_device_query(
         device_type: i32,
         device_id: i32,

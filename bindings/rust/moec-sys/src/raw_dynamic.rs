@@ -12,6 +12,7 @@ functions! {
     fn moec_set_log(sink: moec_log_function, user: *mut std::os::raw::c_void, min_level: i32) -> i32;
     fn moec_backend_load(path: *const std::os::raw::c_char) -> i32;
     fn moec_device_count(device_type: i32, count: *mut i32) -> i32;
+    fn moec_backend_describe(device_type: i32, buffer: *mut std::os::raw::c_char, bytes: u64, need: *mut u64) -> i32;
     fn moec_device_query(device_type: i32, device_id: i32, out: *mut moec_device_info) -> i32;
     fn moec_context_create(desc: *const moec_context_desc, out: *mut *mut moec_context) -> i32;
     fn moec_context_free(context: *mut moec_context);

@@ -3,6 +3,7 @@
 //! it is given.
 use crate::error::{sized, Error, Result};
 use crate::handle::{Plan, Weights};
+use crate::memory::DeviceArray;
 use crate::tensor::{Tensor, TensorMut};
 use moec_sys as sys;
 use std::marker::PhantomData;
@@ -28,7 +29,7 @@ impl OnHost {
             site: site.into(),
             message: format!(
                 "{site}: {buffer} is a host slice, and the context is not the CPU's; expected \
-                 memory of its device, given by {buffer}_on_device"
+                 memory of its device, given by {buffer}_array or {buffer}_on_device"
             ),
         })
     }
@@ -42,7 +43,7 @@ macro_rules! calls {
         $(set { $($(#[$set_doc:meta])* $set:ident: $type:ty,)+ })?
         $(handle { $($(#[$handle_doc:meta])* $handle:ident: $kind:ty,)+ })?
         $(matrices { $($(#[$matrices_doc:meta])* $matrices:ident,)+ })?
-        $(buffer { $($(#[$buffer_doc:meta])* $buffer:ident, $on_device:ident,)+ })?
+        $(buffer { $($(#[$buffer_doc:meta])* $buffer:ident, $array:ident, $on_device:ident,)+ })?
     })*) => {$(
         $(#[$doc])*
         pub struct $name<'a> {
@@ -98,7 +99,14 @@ macro_rules! calls {
                 self
             }
 
-            /// The same in device memory.
+            /// The same in memory of the context's device that the library allocated.
+            pub fn $array(mut self, bytes: &'a mut DeviceArray<'_, u8>) -> Self {
+                self.raw.$buffer = bytes.buffer();
+                self.on_host.$buffer = false;
+                self
+            }
+
+            /// The same in other memory of the device.
             ///
             /// # Safety
             /// `address` is valid for `bytes` bytes on the context's device, and nothing else

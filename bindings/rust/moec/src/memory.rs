@@ -80,6 +80,11 @@ impl<'c, T: Element> DeviceArray<'c, T> {
         unsafe { TensorMut::from_device(data, self.device.0, self.device.1, &self.shape) }
     }
 
+    /// All bytes, for a call to write.
+    pub(crate) fn buffer(&mut self) -> sys::moec_buffer {
+        self.memory
+    }
+
     /// Copies host memory in; it has been read when this returns. Panics for another length.
     pub fn copy_from_slice(&mut self, values: &[T], stream: Stream) -> Result<()> {
         let source = Tensor::new(values, &self.shape);

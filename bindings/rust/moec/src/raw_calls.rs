@@ -66,9 +66,9 @@ calls! {
             /// `moec_experts_args.saved`: unless SAVE_NONE; written in full. At an address that is
             /// no multiple of 4 it takes scratch of its size besides any workspace, in backward,
             /// too
-            saved, saved_on_device,
+            saved, saved_array, saved_on_device,
             /// `moec_experts_args.workspace`: absent = the context's
-            workspace, workspace_on_device,
+            workspace, workspace_array, workspace_on_device,
         }
     }
     /// Experts on a plan: gradients; every output that is not given is skipped.
@@ -120,9 +120,9 @@ calls! {
         }
         buffer {
             /// `moec_experts_grad_args.saved`
-            saved, saved_on_device,
+            saved, saved_array, saved_on_device,
             /// `moec_experts_grad_args.workspace`
-            workspace, workspace_on_device,
+            workspace, workspace_array, workspace_on_device,
         }
     }
     /// The whole layer: forward.
@@ -185,9 +185,9 @@ calls! {
         }
         buffer {
             /// `moec_layer_args.saved`: unless SAVE_NONE
-            saved, saved_on_device,
+            saved, saved_array, saved_on_device,
             /// `moec_layer_args.workspace`: absent = the context's
-            workspace, workspace_on_device,
+            workspace, workspace_array, workspace_on_device,
         }
     }
     /// The whole layer: gradients; every output that is not given is skipped.
@@ -234,7 +234,7 @@ calls! {
         }
         buffer {
             /// `moec_layer_grad_args.workspace`: absent = the context's
-            workspace, workspace_on_device,
+            workspace, workspace_array, workspace_on_device,
         }
     }
     /// How the codes of a quantised matrix `[N,K]` become values; `moec_scheme` says which of these

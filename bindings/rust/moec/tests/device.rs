@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The golden families in device memory that the CUDA driver gives, on a stream of ours.
-//! `make test-gpu` runs it with --include-ignored; scripts/build_gpu_bindings.sh builds it.
+//! The golden families in memory of a GPU: the library's own, which no other package has to give,
+//! and the CUDA driver's, on a stream of ours. `make test-gpu` runs it with
+//! --include-ignored; scripts/build_gpu_bindings.sh builds it.
 #[macro_use]
 mod support;
 use moec::*;
@@ -10,6 +11,7 @@ use support::*;
 
 /// The few calls of the CUDA driver that a test needs; memory is freed with it.
 struct Driver {
+    context: Context,
     library: libloading::Library,
     stream: *mut c_void,
     held: RefCell<Vec<u64>>,
@@ -41,7 +43,8 @@ impl Driver {
         cuda!(library, cuDevicePrimaryCtxRetain(&mut context, device): fn(*mut *mut c_void, i32));
         cuda!(library, cuCtxSetCurrent(context): fn(*mut c_void));
         cuda!(library, cuStreamCreate(&mut stream, 1): fn(*mut *mut c_void, u32));
-        Some(Self { library, stream, held: RefCell::default() })
+        let of_ours = Context::cuda(0).unwrap();
+        Some(Self { context: of_ours, library, stream, held: RefCell::default() })
     }
 
     fn room(&self, bytes: usize) -> u64 {
@@ -52,9 +55,17 @@ impl Driver {
     }
 }
 
+/// An array in memory of the driver's.
+struct Array {
+    address: *mut f32,
+    shape: Vec<usize>,
+}
+
 impl Memory for Driver {
-    fn context(&self) -> Result<Context> {
-        Context::cuda(0)
+    type Array = Array;
+    type Bytes = (*mut u8, usize);
+    fn context(&self) -> &Context {
+        &self.context
     }
     fn stream(&self) -> Stream {
         // SAFETY: a stream of the driver, destroyed with this.
@@ -68,20 +79,23 @@ impl Memory for Driver {
               fn(u64, *const f32, usize, *mut c_void));
         Array { address: address as *mut f32, shape: shape.to_vec() }
     }
-    fn read<'a>(&self, array: &'a Array) -> Tensor<'a> {
+    fn bytes(&self, count: usize) -> Self::Bytes {
+        (self.room(count) as *mut u8, count)
+    }
+    fn read(array: &Array) -> Tensor<'_> {
         // SAFETY: the driver's memory of that size, alive until the driver is dropped.
         unsafe { Tensor::from_device(array.address, sys::MOEC_CUDA, 0, &array.shape) }
     }
-    fn write<'a>(&self, array: &'a Array) -> TensorMut<'a> {
-        // SAFETY: as above; each array is written by one argument only.
+    fn write(array: &mut Array) -> TensorMut<'_> {
+        // SAFETY: as above.
         unsafe { TensorMut::from_device(array.address, sys::MOEC_CUDA, 0, &array.shape) }
     }
-    fn save<'a>(&'a self, call: LayerCall<'a>, bytes: usize) -> LayerCall<'a> {
+    fn save<'a>(call: LayerCall<'a>, bytes: &'a mut Self::Bytes) -> LayerCall<'a> {
         // SAFETY: memory of that size, for this call and its backward.
-        unsafe { call.saved_on_device(self.room(bytes) as *mut u8, bytes) }
+        unsafe { call.saved_on_device(bytes.0, bytes.1) }
     }
     fn values(&self, array: &Array) -> Vec<f32> {
-        let mut values = vec![0f32; array.count()];
+        let mut values = vec![0f32; array.shape.iter().product()];
         let bytes = std::mem::size_of_val(&values[..]);
         cuda!(self.library, cuMemcpyDtoH_v2(values.as_mut_ptr(), array.address as u64, bytes):
               fn(*mut f32, u64, usize));
@@ -98,9 +112,56 @@ impl Drop for Driver {
     }
 }
 
+/// README.md's second program.
+#[rustfmt::skip]
+fn readme_program() -> Result<()> {
+    let context = Context::cuda(0)?;
+    let on = |values: &[f32], shape: &[usize]|
+        DeviceArray::from_slice(&context, values, shape, Stream::DEFAULT);
+    let (x, gate) = (on(&[0.5; 4 * 64], &[4, 64])?, on(&[0.1; 8 * 64], &[8, 64])?);
+    let (gate_up, down) = (on(&[0.01; 8 * 96 * 64], &[8, 96, 64])?,
+        on(&[0.02; 8 * 64 * 48], &[8, 64, 48])?);
+    let mut y = DeviceArray::<f32>::zeros(&context, &[4, 64], Stream::DEFAULT)?;
+    let layer = Layer::new(&context, &RouterDesc::new().num_experts(8).top_k(2),
+        &ExpertsDesc::new().num_experts(8).top_k(2).hidden(64).inter(48).dtype(sys::MOEC_F32))?;
+    let form = WeightsDesc::new().num_experts(8).hidden(64).inter(48).dtype(sys::MOEC_F32);
+    let weights = Weights::new(&context, &form.gate_layout(sys::MOEC_GATE_THEN_UP),
+        &WeightSet::new()
+        .gate_up(gate_up.tensor()).down(down.tensor()))?;
+    let mut call = LayerCall::new().weights(&weights).x(x.tensor())
+        .gate_weight(gate.tensor()).y(y.tensor_mut());
+    layer.forward(&mut call, Stream::DEFAULT)?;
+    assert!(y.to_vec(Stream::DEFAULT)?[0] > 0.0); // waits for the stream
+    Ok(())
+}
+
+#[test]
+fn readme_has_this_program() {
+    let squeeze = |text: &str, from: &str, to: &str| -> String {
+        let body = text.split_once(from).unwrap().1.split_once(to).unwrap().0;
+        body.split_whitespace().collect()
+    };
+    let page = include_str!("../README.md").split_once("## A GPU").unwrap().1;
+    let here = squeeze(include_str!("device.rs"), "readme_program() -> Result<()> {", "Ok(())");
+    assert_eq!(squeeze(page, "use moec::*;", "# Ok"), here);
+}
+
 #[test]
 #[ignore = "needs a CUDA device"]
-fn families_in_device_memory() {
+fn readme_program_runs() {
+    readme_program().unwrap();
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn families_in_arrays_of_the_library() {
+    let context = Context::cuda(0).unwrap();
+    run_all(|| Device(&context));
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn families_in_memory_of_the_driver() {
     assert!(Driver::new().is_some(), "no CUDA device");
     run_all(|| Driver::new().unwrap());
 }

@@ -3,12 +3,16 @@
 
 #include <cublasLt.h>
 #include <dlfcn.h>
+#include <link.h>
 
+#include <cstdio>
 #include <map>
 #include <mutex>
+#include <string>
 #include <tuple>
 
 #include "core/dtype.h"
+#include "core/files.h"
 
 namespace moec::cuda {
 namespace {
@@ -22,14 +26,23 @@ struct Library {
   decltype(&cublasLtMatrixLayoutInit_internal) init_layout = nullptr;
   decltype(&cublasLtMatmulPreferenceInit_internal) init_preference = nullptr;
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
+  decltype(&cublasLtGetVersion) version = nullptr;
   bool complete = false;
+  std::string file, failure;  // where it is; why it is not
 
   Library() {
     void* const handle = dlopen("libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL);
-    if (!handle) return;
+    if (!handle) {
+      const char* const text = dlerror();
+      failure = text ? text : "no reason given";
+      return;
+    }
+    link_map* map = nullptr;
+    if (dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0) file = map->l_name;
     complete = true;
     const auto find = [&](auto& function, const char* name) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
+      if (!function) failure = end_of(file) + " has no " + name;
       complete = complete && function;
     };
     find(create, "cublasLtCreate");
@@ -40,6 +53,7 @@ struct Library {
     find(init_layout, "cublasLtMatrixLayoutInit_internal");
     find(init_preference, "cublasLtMatmulPreferenceInit_internal");
     find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
+    find(version, "cublasLtGetVersion");
   }
 };
 
@@ -108,6 +122,7 @@ class Products {
     const std::lock_guard lock(mutex_);
     return library_.complete && handle(device);
   }
+  const Library& library() const { return library_; }
   bool has_kernel(int device, const Shape& shape) {
     Problem problem(library_, shape);
     return find(device, shape, problem).found;
@@ -203,6 +218,16 @@ void prepare_cublaslt() {
   int device = 0;
   check(cudaGetDevice(&device), "device");
   products().open(device);
+}
+
+void describe_dense_products(char* text, size_t bytes) {
+  const Library& lt = products().library();
+  if (!lt.complete) {
+    std::snprintf(text, bytes, "kernels of moec, slower and with other bits than cuBLASLt: %s",
+                  lt.failure.c_str());
+    return;
+  }
+  std::snprintf(text, bytes, "cuBLASLt %zu of %s", lt.version(), real_path(lt.file).c_str());
 }
 
 bool cublaslt_fits(const Dense& dense, const Array& c, bool tf32) {

@@ -152,45 +152,67 @@ pub fn arguments(file: &SafeTensors, json: &Value) -> Arguments {
     object(json).iter().map(one).collect()
 }
 
-/// An array where the library works.
-pub struct Array {
-    pub address: *mut f32,
-    pub shape: Vec<usize>,
+/// Where the arrays of a case lie: the host's memory, or a device's.
+pub trait Memory {
+    type Array;
+    /// Room for what a forward saves.
+    type Bytes;
+    fn context(&self) -> &Context;
+    fn stream(&self) -> Stream;
+    fn array(&self, values: &[f32], shape: &[usize]) -> Self::Array;
+    fn bytes(&self, count: usize) -> Self::Bytes;
+    fn read(array: &Self::Array) -> Tensor<'_>;
+    fn write(array: &mut Self::Array) -> TensorMut<'_>;
+    fn save<'a>(call: LayerCall<'a>, bytes: &'a mut Self::Bytes) -> LayerCall<'a>;
+    /// The values, once the stream is done.
+    fn values(&self, array: &Self::Array) -> Vec<f32>;
 }
 
-impl Array {
-    pub fn count(&self) -> usize {
-        self.shape.iter().product()
+/// Memory of a context's device that the library allocates.
+pub struct Device<'c>(pub &'c Context);
+
+impl<'c> Memory for Device<'c> {
+    type Array = DeviceArray<'c, f32>;
+    type Bytes = DeviceArray<'c, u8>;
+    fn context(&self) -> &Context {
+        self.0
+    }
+    fn stream(&self) -> Stream {
+        Stream::DEFAULT
+    }
+    fn array(&self, values: &[f32], shape: &[usize]) -> Self::Array {
+        DeviceArray::from_slice(self.0, values, shape, self.stream()).unwrap()
+    }
+    fn bytes(&self, count: usize) -> Self::Bytes {
+        DeviceArray::zeros(self.0, &[count], self.stream()).unwrap()
+    }
+    fn read(array: &Self::Array) -> Tensor<'_> {
+        array.tensor()
+    }
+    fn write(array: &mut Self::Array) -> TensorMut<'_> {
+        array.tensor_mut()
+    }
+    fn save<'a>(call: LayerCall<'a>, bytes: &'a mut Self::Bytes) -> LayerCall<'a> {
+        call.saved_array(bytes)
+    }
+    fn values(&self, array: &Self::Array) -> Vec<f32> {
+        array.to_vec(self.stream()).unwrap()
     }
 }
 
-type Arrays = BTreeMap<String, Array>;
-
-/// Where the arrays of a case lie: the host's memory, or a device's.
-pub trait Memory {
-    fn context(&self) -> Result<Context>;
-    fn stream(&self) -> Stream;
-    /// An array that lives as long as this.
-    fn array(&self, values: &[f32], shape: &[usize]) -> Array;
-    fn read<'a>(&self, array: &'a Array) -> Tensor<'a>;
-    fn write<'a>(&self, array: &'a Array) -> TensorMut<'a>;
-    /// With a saved buffer of that size.
-    fn save<'a>(&'a self, call: LayerCall<'a>, bytes: usize) -> LayerCall<'a>;
-    /// The values, once the stream is done.
-    fn values(&self, array: &Array) -> Vec<f32>;
-}
+type Arrays<M> = BTreeMap<String, <M as Memory>::Array>;
 
 /// NaN everywhere, so that what is not written shows.
-fn poisoned(memory: &impl Memory, shape: &[usize]) -> Array {
+fn poisoned<M: Memory>(memory: &M, shape: &[usize]) -> M::Array {
     memory.array(&vec![f32::NAN; shape.iter().product()], shape)
 }
 
-fn inputs(memory: &impl Memory, from: &Arguments) -> Arrays {
+fn inputs<M: Memory>(memory: &M, from: &Arguments) -> Arrays<M> {
     from.iter().map(|(role, a)| (role.clone(), memory.array(&a.values, &a.shape))).collect()
 }
 
 /// Room for the gradient of each argument that has one.
-fn gradients(memory: &impl Memory, of: &Arguments) -> Arrays {
+fn gradients<M: Memory>(memory: &M, of: &Arguments) -> Arrays<M> {
     let wanted = of.iter().filter(|(_, a)| a.reference.is_some());
     wanted.map(|(role, a)| (role.clone(), poisoned(memory, &a.shape))).collect()
 }
@@ -214,40 +236,40 @@ macro_rules! matrices {
 }
 
 /// (tensor, row error) of y, x and every parameter of a case.
-pub fn run(memory: &impl Memory, case: &Value) -> Result<Vec<(String, f64)>> {
-    let (read, write) = (|a| memory.read(a), |a| memory.write(a));
-    let context = memory.context()?;
+pub fn run<M: Memory>(memory: &M, case: &Value) -> Result<Vec<(String, f64)>> {
+    let context = memory.context();
     let family = case["family"].as_str().unwrap();
     let bytes = std::fs::read(golden(&format!("{family}.safetensors"))).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let shape = file.tensor("x").unwrap().shape().to_vec();
     let upload = |name: &str| memory.array(&floats(&file, name).unwrap(), &shape);
     let (x, d_y) = (upload("x"), upload("dout"));
-    let (y, d_x) = (poisoned(memory, &shape), poisoned(memory, &shape));
+    let (mut y, mut d_x) = (poisoned(memory, &shape), poisoned(memory, &shape));
 
     let shared_json = case.get("shared_weights");
     let around = arguments(&file, &case["inputs"]);
     let routed = arguments(&file, &case["weights"]["matrices"]);
     let shared = shared_json.map_or(Arguments::new(), |s| arguments(&file, &s["matrices"]));
     let [given, matrices, shared_matrices] = [&around, &routed, &shared].map(|a| inputs(memory, a));
-    let set = matrices!(WeightSet::new(), &matrices, read);
-    let shared_set = matrices!(WeightSet::new(), &shared_matrices, read);
-    let weights = Weights::new(&context, &weights_desc(&case["weights"]["desc"]), &set)?;
+    let set = matrices!(WeightSet::new(), &matrices, M::read);
+    let shared_set = matrices!(WeightSet::new(), &shared_matrices, M::read);
+    let weights = Weights::new(context, &weights_desc(&case["weights"]["desc"]), &set)?;
     let shared_weights = shared_json
-        .map(|s| Weights::new(&context, &weights_desc(&s["desc"]), &shared_set))
+        .map(|s| Weights::new(context, &weights_desc(&s["desc"]), &shared_set))
         .transpose()?;
     let layer =
-        Layer::new(&context, &router_desc(&case["router"]), &experts_desc(&case["experts"]))?;
+        Layer::new(context, &router_desc(&case["router"]), &experts_desc(&case["experts"]))?;
 
-    let mut forward = LayerCall::new().weights(&weights).x(read(&x)).y(write(&y));
+    let mut forward = LayerCall::new().weights(&weights).x(M::read(&x)).y(M::write(&mut y));
     if let Some(shared_weights) = &shared_weights {
         forward = forward.shared_weights(shared_weights);
     }
-    forward = memory.save(forward, bytes_for(layer.sizes()?.saved, shape[0]));
+    let mut saved = memory.bytes(bytes_for(layer.sizes()?.saved, shape[0]));
+    forward = M::save(forward, &mut saved);
     let mut forward = by_name!(
         forward,
         &given,
-        read,
+        M::read,
         gate_weight,
         gate_bias,
         select_bias,
@@ -256,19 +278,20 @@ pub fn run(memory: &impl Memory, case: &Value) -> Result<Vec<(String, f64)>> {
     );
     layer.forward(&mut forward, memory.stream())?;
 
-    let [d_around, d_routed, d_shared] = [&around, &routed, &shared].map(|a| gradients(memory, a));
-    let grads = matrices!(WeightGrads::new(), &d_routed, write);
-    let shared_grads = matrices!(WeightGrads::new(), &d_shared, write);
-    let mut backward = LayerGradCall::new().forward(&forward).d_y(read(&d_y)).d_x(write(&d_x));
-    backward = backward.d_expert_weights(&grads);
+    let [mut d_around, mut d_routed, mut d_shared] =
+        [&around, &routed, &shared].map(|a| gradients(memory, a));
+    let grads = matrices!(WeightGrads::new(), &mut d_routed, M::write);
+    let shared_grads = matrices!(WeightGrads::new(), &mut d_shared, M::write);
+    let mut backward = LayerGradCall::new().forward(&forward).d_y(M::read(&d_y));
+    backward = backward.d_x(M::write(&mut d_x)).d_expert_weights(&grads);
     if shared_json.is_some() {
         backward = backward.d_shared_weights(&shared_grads);
     }
-    let renamed = d_around.iter().map(|(role, array)| (format!("d_{role}"), array));
+    let renamed = d_around.iter_mut().map(|(role, array)| (format!("d_{role}"), array));
     let mut backward = by_name!(
         backward,
         renamed,
-        write,
+        M::write,
         d_gate_weight,
         d_gate_bias,
         d_shared_gate,
@@ -277,17 +300,18 @@ pub fn run(memory: &impl Memory, case: &Value) -> Result<Vec<(String, f64)>> {
     layer.backward(&mut backward, memory.stream())?;
     context.synchronize(memory.stream())?;
 
-    let error = |array: &Array, reference: &[f32]| {
-        row_error(&memory.values(array), reference, *array.shape.last().unwrap())
+    let error = |array: &M::Array, reference: &[f32], shape: &[usize]| {
+        row_error(&memory.values(array), reference, *shape.last().unwrap())
     };
     let expected = |name: &str| floats(&file, name).unwrap();
     let mut errors = vec![
-        ("y".to_string(), error(&y, &expected("y"))),
-        ("x".to_string(), error(&d_x, &expected("g.x"))),
+        ("y".to_string(), error(&y, &expected("y"), &shape)),
+        ("x".to_string(), error(&d_x, &expected("g.x"), &shape)),
     ];
     for (got, wanted) in [(&d_around, &around), (&d_routed, &routed), (&d_shared, &shared)] {
         for (role, array) in got {
-            errors.push((role.clone(), error(array, wanted[role].reference.as_ref().unwrap())));
+            let Argument { shape, reference, .. } = &wanted[role];
+            errors.push((role.clone(), error(array, reference.as_ref().unwrap(), shape)));
         }
     }
     let names = file.names();
