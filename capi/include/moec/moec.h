@@ -706,7 +706,9 @@ enum moec_gate_layout {
 };
 enum moec_orientation { MOEC_OUT_IN = 0 /* [N,K] */, MOEC_IN_OUT = 1 /* [K,N] */ };
 /* Quantised matrices are frozen: their gradient is refused. Element (n, k) is computed in fp32 and
- * rounded once to the dtype of the weights. */
+ * rounded once to the dtype of the weights. Weights of dtype f32 beside x of f16 or bf16 are read
+ * rounded once to the dtype of x, with the bits of a cast before the call; biases are added as they
+ * are, and gradients are f32. */
 enum moec_scheme {
   MOEC_SCHEME_NONE = 0, /* plain f32, f16 or bf16 */
   MOEC_SCHEME_INT8 = 1  /* i8 codes, a scale f32|f16|bf16 for each n, optional i8 zeros likewise:
