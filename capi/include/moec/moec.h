@@ -710,7 +710,9 @@ enum moec_orientation { MOEC_OUT_IN = 0 /* [N,K] */, MOEC_IN_OUT = 1 /* [K,N] */
 /* Quantised matrices are frozen: their gradient is refused. Element (n, k) is computed in fp32, in
  * the order of the formula, and rounded once to the dtype of the weights. [R,C] is [N,K] where the
  * orientation is OUT_IN, else [K,N]; q: a code, s and z: the scale and the zero point of its block.
- * Real: f32, f16 or bf16. Extents of packed tensors are rounded up. */
+ * Real: f32, f16 or bf16. Extents of packed tensors are rounded up.
+ * Weights of dtype f32 beside x of f16 or bf16 are read rounded once to the dtype of x, with the
+ * bits of a cast before the call; biases are added as they are, and gradients are f32. */
 enum moec_scheme {
   MOEC_SCHEME_NONE = 0, /* plain f32, f16 or bf16 */
   /* i8 [E,R,C]; scales real; zeros i8, optional: (q - z) s. A block is a row of n, 1 x K. */

@@ -119,8 +119,11 @@ class _Base(nn.Module):
 
     def freeze(self) -> Self:
         """Declare that the routed matrices do not change: a packed copy may serve them, until
-        refresh() reads them again. Their gradients are skipped. Raises ValueError for parameters
-        that are not contiguous."""
+        refresh() reads them again. load_state_dict() and what else changes them in place is seen by
+        torch's version counters, and the next call reads them again. A write to `.data` is not
+        seen, nor one to a tensor that was made in inference mode: call refresh() after it. A tensor
+        at another address raises. Their gradients are skipped. Raises ValueError for parameters
+        whose experts are neither contiguous nor transposed."""
         routed = self._routed()
         self._frozen = Frozen(self._spec, {n: p.detach() for n, p in routed.items()})
         for parameter in routed.values():
