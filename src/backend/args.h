@@ -83,7 +83,7 @@ struct LossArgs {
   float coefficient;
   int64_t num_tokens, seq_len, num_layers;
   const LossLayer* layers;
-  const int32_t* counts;
+  Array counts;  // [E] i32|i64, optional
   const uint8_t* token_mask;
   float* loss;          // out [1], forward
   const float* d_loss;  // [1] optional, backward

@@ -538,7 +538,7 @@ typedef struct moec_loss_args {
   const moec_tensor* logits;   /* in  `count` tensors [T,E] f32|bf16|f16, one per layer */
   const moec_tensor* d_logits; /* out `count` tensors [T,E] f32 (backward): added to */
   int64_t count;               /* layers; 1 except MIXTRAL */
-  moec_tensor counts;          /* in  [E] i32, optional, SWITCH: n_e instead of counting */
+  moec_tensor counts;          /* in  [E] i32|i64, optional, SWITCH: n_e instead of counting */
   moec_tensor token_mask;      /* in  [T] u8|bool, optional: 0 = left out, in each layer */
   moec_tensor loss;            /* out [1] f32 (forward) */
   moec_tensor d_loss;          /* in  [1] f32 (backward); absent = 1 */
