@@ -97,6 +97,7 @@ const (
 	RouterJitterX = 16
 	GradAccumulate = 1
 	GradAccumulateX = 2
+	GradSkipIdle = 4
 	LossBalanceMixtral = 0
 	LossBalanceSwitch = 1
 	LossBalanceSequence = 2
@@ -521,7 +522,7 @@ type RouteArgs struct {
 	RoutingWeights Tensor
 	// out [T,E+Z] f32, optional
 	Scores Tensor
-	// out [E+Z] i32, optional: += selections per id
+	// out [E+Z] i32|i64, optional: += selections per id; i32 saturates
 	Counts Tensor
 }
 
@@ -566,7 +567,7 @@ type LossArgs struct {
 	DLogits uintptr
 	// layers; 1 except MIXTRAL
 	Count int64
-	// in [E] i32, optional, SWITCH: n_e instead of counting
+	// in [E] i32|i64, optional, SWITCH: n_e instead of counting
 	Counts Tensor
 	// in [T] u8|bool, optional: 0 = left out, in each layer
 	TokenMask Tensor
@@ -955,7 +956,7 @@ type LayerArgs struct {
 	ExpertIds Tensor
 	// out [T,K] f32, optional
 	RoutingWeights Tensor
-	// out [E+Z] i32, optional: += selections per id
+	// out [E+Z] i32|i64, optional: as moec_route_args
 	Counts Tensor
 	// out, unless SAVE_NONE
 	Saved Buffer

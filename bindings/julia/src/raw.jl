@@ -90,6 +90,7 @@ const MOEC_ROUTER_NORM_IF_K_GT_1 = UInt32(8)
 const MOEC_ROUTER_JITTER_X = UInt32(16)
 const MOEC_GRAD_ACCUMULATE = UInt32(1)
 const MOEC_GRAD_ACCUMULATE_X = UInt32(2)
+const MOEC_GRAD_SKIP_IDLE = UInt32(4)
 const MOEC_LOSS_BALANCE_MIXTRAL = UInt32(0)
 const MOEC_LOSS_BALANCE_SWITCH = UInt32(1)
 const MOEC_LOSS_BALANCE_SEQUENCE = UInt32(2)
@@ -708,7 +709,7 @@ Fields of `moec_route_args`:
 - `expert_ids`: out `[T,K]` i32; -1 = none
 - `routing_weights`: out `[T,K]` f32; 0 where the id is -1
 - `scores`: out `[T,E+Z]` f32, optional
-- `counts`: out `[E+Z]` i32, optional: += selections per id
+- `counts`: out `[E+Z]` i32|i64, optional: += selections per id; i32 saturates
 """
 struct moec_route_args
     struct_size::UInt32
@@ -785,7 +786,7 @@ Fields of `moec_loss_args`:
 - `logits`: in, `count` tensors `[T,E]` f32|bf16|f16, one per layer
 - `d_logits`: out, `count` tensors `[T,E]` f32 (backward): added to
 - `count`: layers; 1 except MIXTRAL
-- `counts`: in `[E]` i32, optional, SWITCH: n_e instead of counting
+- `counts`: in `[E]` i32|i64, optional, SWITCH: n_e instead of counting
 - `token_mask`: in `[T]` u8|bool, optional: 0 = left out, in each layer
 - `loss`: out `[1]` f32 (forward)
 - `d_loss`: in `[1]` f32 (backward); absent = 1
@@ -1398,7 +1399,7 @@ Fields of `moec_layer_args`:
 - `logits`: out `[T,E+Z]` f32, optional
 - `expert_ids`: out `[T,K]` i32, optional
 - `routing_weights`: out `[T,K]` f32, optional
-- `counts`: out `[E+Z]` i32, optional: += selections per id
+- `counts`: out `[E+Z]` i32|i64, optional: as moec_route_args
 - `saved`: out, unless SAVE_NONE
 - `workspace`: absent = the context's
 """
@@ -1705,7 +1706,7 @@ moec_route_forward(router, args, stream) =
 moec_route_backward(router, args, stream) =
     @ccall LIB.moec_route_backward(router::Ptr{moec_router}, args::Ptr{moec_route_grad_args}, stream::Ptr{Cvoid})::Int32
 
-"Balances without an auxiliary loss: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) is 0. counts [E+Z] i32 (as from route_forward, all-reduced before if wanted), bias [E+Z] f32. Queues."
+"Balances without an auxiliary loss: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) is 0. counts [E+Z] i32|i64 (as from route_forward, all-reduced before if wanted), bias [E+Z] f32. Queues."
 moec_router_bias_update(router, counts, rate, bias, stream) =
     @ccall LIB.moec_router_bias_update(router::Ptr{moec_router}, counts::Ptr{moec_tensor}, rate::Float32, bias::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
@@ -1741,7 +1742,7 @@ moec_plan_from_logits(plan, router, args, stream) =
 moec_plan_from_map(plan, routing_map, probs, stream) =
     @ccall LIB.moec_plan_from_map(plan::Ptr{moec_plan}, routing_map::Ptr{moec_tensor}, probs::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). Ties go to the lowest token. Queues."
+"EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). NaN is above +inf, -inf is never taken, and ties go to the lowest token. Queues."
 moec_plan_from_scores(plan, scores, token_mask, stream) =
     @ccall LIB.moec_plan_from_scores(plan::Ptr{moec_plan}, scores::Ptr{moec_tensor}, token_mask::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 

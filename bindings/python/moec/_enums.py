@@ -113,9 +113,12 @@ class RouterFlags(IntFlag):
 
 
 class GradFlags(IntFlag):
+    """SKIP_IDLE: Router.gate_backward leaves out tokens whose row of d_logits is 0."""
+
     NONE = 0
     ACCUMULATE = _raw.MOEC_GRAD_ACCUMULATE
     ACCUMULATE_X = _raw.MOEC_GRAD_ACCUMULATE_X
+    SKIP_IDLE = _raw.MOEC_GRAD_SKIP_IDLE
 
 
 class ExpertsFlags(IntFlag):

@@ -334,8 +334,8 @@ class MoELayer(_Base):
     @torch.no_grad()
     def update_bias(self, counts: Tensor, *, rate: float) -> None:
         """select_bias[e] += rate * sign(mean(counts) - counts[e]): balance without a loss. counts
-        [E+Z] i32 is the sum of routing.counts() over the micro batches and ranks of a step. Raises
-        ValueError without RouterFlags.SELECT_BIAS."""
+        [E+Z] i32 or i64 is the sum of routing.counts() over the micro batches and ranks of a step.
+        Raises ValueError without RouterFlags.SELECT_BIAS."""
         bias = self._buffers.get("select_bias")
         if bias is None:
             raise ValueError(
