@@ -1602,9 +1602,13 @@ moec_set_log(sink, user, min_level) =
 moec_backend_load(path) =
     @ccall LIB.moec_backend_load(path::Ptr{UInt8})::Int32
 
-"Number of devices of a type (moec_device_type). Host only. 0 without a driver or plug-in: that is no error."
+"Number of devices of a type (moec_device_type). Host only. 0 without a driver or plug-in: that is no error, and moec_backend_describe says why."
 moec_device_count(device_type, count) =
     @ccall LIB.moec_device_count(device_type::Int32, count::Ptr{Int32})::Int32
+
+"JSON: `state` (\"ready\", \"no_plugin\", \"other_build\", \"no_driver\", \"old_driver\", \"no_device\" or \"failed\") and `devices`; of CUDA also `why` there is none, the file of the `plugin`, the CUDA versions that the `driver` serves and the plug-in `needs`, and whose code multiplies matrices without experts (`dense_products`: where cuBLASLt was found). *need counts the final NUL; buffer may be NULL. Host only; may wait while the driver starts. E_WORKSPACE: the buffer is too small; *need is set."
+moec_backend_describe(device_type, buffer, bytes, need) =
+    @ccall LIB.moec_backend_describe(device_type::Int32, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
 
 "What a device is, without a context on it. Host only. E_NO_BACKEND: there is no such device."
 moec_device_query(device_type, device_id, out) =
@@ -1810,6 +1814,7 @@ moec_weights_pack(weights, memory, stream) =
 moec_weights_refresh(weights, first, count, stream) =
     @ccall LIB.moec_weights_refresh(weights::Ptr{moec_weights}, first::Int32, count::Int32, stream::Ptr{Cvoid})::Int32
 
+"Writes one expert's matrix as values to [N,K], where its orientation is IN_OUT to [K,N], of any real type: those of moec_scheme in fp32, rounded once to that type. GATE_UP has its rows as they are bound; GATE and UP are also parts of it. Queues. E_INVALID_STATE: not bound, or the source was released; E_INVALID_ARG: the gate_layout has no such matrix; E_ALIAS: `to` overlaps the weights."
 moec_weights_dequantise(weights, matrix, expert, to, stream) =
     @ccall LIB.moec_weights_dequantise(weights::Ptr{moec_weights}, matrix::UInt32, expert::Int32, to::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 

@@ -27,6 +27,8 @@ cudaStream_t as_stream(moec_stream stream) {
 void fill_device_info(int32_t device_id, moec_device_info& info) {
   cudaDeviceProp device;
   if (cudaGetDeviceProperties(&device, device_id) != cudaSuccess) return;
+  info.device_type = MOEC_CUDA;
+  info.device_id = device_id;
   info.compute_major = device.major;
   info.compute_minor = device.minor;
   info.multiprocessors = device.multiProcessorCount;
