@@ -9,6 +9,7 @@ moec_add_sources(
   library.cpp
   losses.cpp
   plan.cpp
+  quantise.cpp
   router.cpp
   rows.cpp
   tensor.cpp

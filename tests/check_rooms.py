@@ -31,7 +31,7 @@ ARROW = [
     (r"src/backend/[^/]*$", ["src/quant/", "src/core/", HEADER]),
     (r"src/backend/cpu/", BACKEND),
     (r"src/backend/cuda/device/", BACKEND),
-    (r"src/backend/cuda/(routing|plan|rows)/", [*BACKEND, "src/backend/cuda/device/"]),
+    (r"src/backend/cuda/(routing|plan|rows|weights)/", [*BACKEND, "src/backend/cuda/device/"]),
     (r"src/backend/cuda/", [*BACKEND, "src/backend/cuda/"]),
     (r"src/quant/", ["src/core/", HEADER]),
     (r"src/math/", ["src/core/", HEADER]),

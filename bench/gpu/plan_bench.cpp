@@ -241,6 +241,7 @@ int main(int argc, char** argv) {
     choices(device, rows, tokens, 128, 8);
     losses(device, rows, tokens, 128, 8);
   }
+  losses(device, rows, 60000, 8, 2);
   for (const int64_t tokens : {1, 64, 1024, 4096, 16384})
     routers(device, rows, tokens, 128, 8, 2048);
   std::FILE* const out = argc > 1 ? std::fopen(argv[1], "w") : nullptr;

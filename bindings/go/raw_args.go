@@ -52,7 +52,7 @@ type LayerArgs struct {
 	ExpertIDs Tensor
 	// RoutingWeights: out [T,K] f32, optional
 	RoutingWeights Tensor
-	// Counts: out [E+Z] i32, optional: += selections per id
+	// Counts: out [E+Z] i32|i64, optional: as moec_route_args
 	Counts Tensor
 	// Saved: out, unless SAVE_NONE
 	Saved []byte

@@ -25,6 +25,9 @@ SIZED(moec_unpermute_grad_args)
 SIZED(moec_weights_desc)
 SIZED(moec_weight_set)
 SIZED(moec_weights_info)
+SIZED(moec_quantise_desc)
+SIZED(moec_quantise_info)
+SIZED(moec_quantise_args)
 SIZED(moec_experts_desc)
 SIZED(moec_experts_args)
 SIZED(moec_experts_grad_args)
@@ -76,6 +79,7 @@ SIZED(moec_layer_grad_args)
 %thread moec_weights_dequantise;
 %thread moec_weights_save_sync;
 %thread moec_weights_map_sync;
+%thread moec_quantise;
 %thread moec_experts_create;
 %thread moec_experts_free;
 %thread moec_experts_forward;

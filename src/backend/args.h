@@ -39,6 +39,7 @@ struct GateGradArgs {
   int64_t num_tokens, hidden;
   uint64_t rng_offset;
   bool accumulate, accumulate_x;
+  bool skips_idle;  // a token whose row of d_logits is 0 leaves no trace, even if its x is NaN
   Array x, weight, input_scale;
   const float* d_logits;                       // [T,E+Z]
   Array d_x, d_weight, d_bias, d_input_scale;  // out, each optional
@@ -55,7 +56,7 @@ struct RouteArgs {
   int32_t* expert_ids;     // out [T,K]
   float* routing_weights;  // out [T,K]
   float* scores;           // out [T,E+Z] optional
-  int32_t* counts;         // inout [E+Z] optional
+  Array counts;            // inout [E+Z] i32 (which saturates) or i64, optional
 };
 struct RouteGradArgs {
   const moec_router_desc* desc;
@@ -69,7 +70,7 @@ struct RouteGradArgs {
 };
 struct BiasUpdateArgs {
   int32_t num_ids;  // E+Z
-  const int32_t* counts;
+  Array counts;     // [E+Z] i32|i64
   float rate;
   float* bias;
 };
@@ -83,7 +84,7 @@ struct LossArgs {
   float coefficient;
   int64_t num_tokens, seq_len, num_layers;
   const LossLayer* layers;
-  const int32_t* counts;
+  Array counts;  // [E] i32|i64, optional
   const uint8_t* token_mask;
   float* loss;          // out [1], forward
   const float* d_loss;  // [1] optional, backward

@@ -14,6 +14,8 @@
 
 namespace moec {
 
+struct QuantiseArgs;  // quantise_args.h
+
 struct HostServices {  // what the library gives a backend; outlives it
   void* self;
   // Scratch of the context: grow-only, cached, safe from many threads; freed in stream order.
@@ -103,6 +105,9 @@ class Backend {
                             moec_stream stream) const = 0;
   // Of bound weights.
   virtual void weight_values(const ValuesArgs& args, moec_stream stream) const = 0;
+
+  // ---- codes and scales from values
+  virtual void quantise(const QuantiseArgs& args, moec_stream stream) const = 0;
 };
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);

@@ -187,7 +187,8 @@ struct Program {
   const moec_experts_desc* desc = nullptr;
   const PlanView* plan = nullptr;
   int64_t num_tokens = 0;
-  void* scratch = nullptr;  // of Between::scratch
+  void* scratch = nullptr;                     // of Between::scratch
+  WeightsView routed_weights, shared_weights;  // as products read them
   Mlp routed, shared;
   uint64_t flops = 0;  // of all steps, on rows that count
   int num_steps = 0;

@@ -3,6 +3,8 @@
 // the codes of a format with scales and zero points.
 #pragma once
 
+#include <initializer_list>
+
 #include "core/dtype.h"
 #include "quant/coded.h"
 
@@ -93,16 +95,18 @@ struct ExpertQuant {
 struct ExpertMatrix : ExpertQuant {
   ExpertArray values;  // elements, or codes
   int64_t row_stride = 0, col_stride = 0;
-  moec_dtype dtype = 0;  // of elements; the type that codes stand for
+  moec_dtype dtype = 0;  // in which products read elements: that of `values`, or they are rounded
+                         // once on the way; the type that codes stand for
   ExpertArray bias;
   int64_t bias_stride = 1;
   bool aligned = false;  // every expert's values begin at 16 bytes: known to who has looked
 
   MOEC_HD bool present() const { return values.present(); }
   MOEC_HD bool has_bias() const { return bias.present(); }
-  // Plain values.
+  bool is_rounded() const { return !is_coded() && present() && values.dtype != dtype; }
+  // Plain values, as they are stored.
   MOEC_HD MatrixView expert(int64_t e) const {
-    return {values.expert(e), row_stride, col_stride, dtype};
+    return {values.expert(e), row_stride, col_stride, values.dtype};
   }
   MOEC_HD quant::CodedView coded(int64_t e) const {
     return view(e, {values.expert(e), row_stride, col_stride, values.dtype});
@@ -122,5 +126,13 @@ struct WeightsView {
   const void* packed = nullptr;  // not null: use this copy (in the layout of Backend::pack_weights)
   bool source_present = true;    // false: only `packed` may be read (biases are in it as well)
 };
+
+// As products read them beside rows of this type: fp32 is rounded to the rows' 16 bits, as a cast
+// before the call would do; every other type is read as it is.
+inline WeightsView beside_rows(WeightsView weights, moec_dtype rows) {
+  for (ExpertMatrix* m : {&weights.gate, &weights.up, &weights.down})
+    if (m->dtype == MOEC_F32) m->dtype = rows;
+  return weights;
+}
 
 }  // namespace moec

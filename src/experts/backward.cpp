@@ -45,9 +45,8 @@ class Recorder {
     program.plan = args.plan;
     program.num_tokens = args.num_tokens;
     program.scratch = memory_.scratch;
-    program.routed =
-        routed_mlp(desc_, between, *args.plan, *args.weights, args.x, memory_.scaled_x);
-    program.shared = shared_mlp(desc_, args.num_tokens, args.shared_weights, args.x, memory_.list);
+    set_mlps(program, between, *args.weights, args.shared_weights,
+             {args.x, memory_.scaled_x, memory_.list});
     program.routed.gradients = args.d_expert_weights;
     program.shared.gradients = args.d_shared_weights;
     wants_gate_ = is_mixed(desc_) && (args.d_x || args.d_shared_gate || args.d_shared_gate_bias);

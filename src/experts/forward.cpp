@@ -47,8 +47,8 @@ void record_forward(const Between& between, const ExpertsArgs& args, Program& pr
   program.plan = &plan;
   program.num_tokens = args.num_tokens;
   program.scratch = memory.scratch;
-  program.routed = routed_mlp(desc, between, plan, *args.weights, args.x, memory.scaled_x);
-  program.shared = shared_mlp(desc, args.num_tokens, args.shared_weights, args.x, memory.list);
+  set_mlps(program, between, *args.weights, args.shared_weights,
+           {args.x, memory.scaled_x, memory.list});
   const Mlp &routed = program.routed, &shared = program.shared;
 
   if (memory.scaled_x) program.add(ScaleRows{&routed, args.x, plan.row_weight, memory.scaled_x});

@@ -152,39 +152,38 @@ BackwardMemory lay_out_backward(const moec_experts_desc& desc, const Between& be
   return m;
 }
 
-Mlp routed_mlp(const moec_experts_desc& desc, const Between& between, const PlanView& plan,
-               const WeightsView& weights, const Array& x, const void* scaled_x) {
+void set_mlps(Program& program, const Between& between, const WeightsView& weights,
+              const WeightsView* shared_weights, const MlpInputs& in) {
+  const moec_experts_desc& desc = *program.desc;
+  const PlanView& plan = *program.plan;
   Mlp mlp;
-  mlp.weights = &weights;
-  mlp.activation = desc.activation;
   mlp.act_rounding = desc.act_rounding;
   mlp.dtype = desc.dtype;
   mlp.hidden = desc.hidden;
-  mlp.inter = desc.inter;
-  mlp.num_rows = between.host_plan && plan.totals
-                     ? plan.totals[0]
-                     : plan.num_tokens * desc.top_k + desc.max_rows_base;
-  mlp.groups = {plan.num_local, plan.group_offsets, plan.counts, plan.max_rows};
-  mlp.row_token = plan.row_token;
-  mlp.x = scaled_x ? RowOperand{{const_cast<void*>(scaled_x), desc.dtype}, desc.hidden, nullptr}
-                   : RowOperand{x, desc.hidden, plan.row_token};
-  return mlp;
-}
 
-Mlp shared_mlp(const moec_experts_desc& desc, int64_t num_tokens, const WeightsView* weights,
-               const Array& x, const TokenList& list) {
-  Mlp mlp;
-  mlp.weights = weights;
-  mlp.activation = desc.shared_activation;
-  mlp.act_rounding = desc.act_rounding;
-  mlp.dtype = desc.dtype;
-  mlp.hidden = desc.hidden;
-  mlp.inter = desc.shared_inter;
-  mlp.num_rows = num_tokens;
-  mlp.groups = {1, list.offsets, list.offsets ? list.offsets + 1 : nullptr, num_tokens};
-  mlp.row_token = list.tokens;
-  mlp.x = {x, desc.hidden, list.tokens};
-  return mlp;
+  Mlp& routed = program.routed = mlp;
+  routed.weights = &(program.routed_weights = beside_rows(weights, desc.dtype));
+  routed.activation = desc.activation;
+  routed.inter = desc.inter;
+  routed.num_rows = between.host_plan && plan.totals
+                        ? plan.totals[0]
+                        : plan.num_tokens * desc.top_k + desc.max_rows_base;
+  routed.groups = {plan.num_local, plan.group_offsets, plan.counts, plan.max_rows};
+  routed.row_token = plan.row_token;
+  routed.x = in.scaled_x
+                 ? RowOperand{{const_cast<void*>(in.scaled_x), desc.dtype}, desc.hidden, nullptr}
+                 : RowOperand{in.x, desc.hidden, plan.row_token};
+
+  Mlp& shared = program.shared = mlp;
+  if (shared_weights)
+    shared.weights = &(program.shared_weights = beside_rows(*shared_weights, desc.dtype));
+  const int32_t *const offsets = in.list.offsets, *const tokens = in.list.tokens;
+  shared.activation = desc.shared_activation;
+  shared.inter = desc.shared_inter;
+  shared.num_rows = program.num_tokens;
+  shared.groups = {1, offsets, offsets ? offsets + 1 : nullptr, program.num_tokens};
+  shared.row_token = tokens;
+  shared.x = {in.x, desc.hidden, tokens};
 }
 
 }  // namespace moec::experts

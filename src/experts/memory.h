@@ -54,10 +54,13 @@ struct BackwardMemory {
 BackwardMemory lay_out_backward(const moec_experts_desc& desc, const Between& between,
                                 Arena& arena);
 
-// The MLPs of a call as its steps see them.
-Mlp routed_mlp(const moec_experts_desc& desc, const Between& between, const PlanView& plan,
-               const WeightsView& weights, const Array& x, const void* scaled_x);
-Mlp shared_mlp(const moec_experts_desc& desc, int64_t num_tokens, const WeightsView* weights,
-               const Array& x, const TokenList& list);
+// The MLPs of a program whose description, plan and tokens are set, as its steps see them.
+struct MlpInputs {
+  Array x;
+  const void* scaled_x;  // of the routed rows, null: they read x
+  TokenList list;        // of the shared expert
+};
+void set_mlps(Program& program, const Between& between, const WeightsView& weights,
+              const WeightsView* shared_weights, const MlpInputs& inputs);
 
 }  // namespace moec::experts

@@ -43,6 +43,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   GateGradArgs gate = router_->gradients_of(in.gate);
   gate.accumulate = experts.accumulate;
   gate.accumulate_x = experts.accumulate_x;
+  gate.skips_idle = in.route.token_mask || router_->may_leave_out();
   const bool own_x = is_absent(forward.router_x);
   if (own_x) check.absent("d_router_x", args.d_router_x, "router_x");
   gate.d_x =

@@ -21,8 +21,7 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   const Array ids = check.optional_out("expert_ids", args.expert_ids, {T, K}, kInt);
   const Array out_weights =
       check.optional_out("routing_weights", args.routing_weights, {T, K}, kFloat);
-  in.route.counts =
-      static_cast<int32_t*>(check.optional_out("counts", args.counts, {N}, kInt).data);
+  in.route.counts = check.optional_out("counts", args.counts, {N}, kId);
   const uint64_t saved_bytes = checked_bytes("saved", sizes_.saved, T);
   const uint64_t need = checked_bytes("workspace", sizes_.forward_workspace, T);
   check.saved_out(args.saved, saved_bytes);

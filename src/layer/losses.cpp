@@ -69,8 +69,7 @@ class LossCall {
     check.set_out(d_logits);
     if (args.kind != MOEC_LOSS_BALANCE_SWITCH)
       check.absent("counts", args.counts, "MOEC_LOSS_BALANCE_SWITCH");
-    loss.counts =
-        static_cast<const int32_t*>(check.optional_in("counts", args.counts, {E}, kInt).data);
+    loss.counts = check.optional_in("counts", args.counts, {E}, kId);
     loss.token_mask = static_cast<const uint8_t*>(
         check.optional_in("token_mask", args.token_mask, {T}, kMask).data);
     if (backward)

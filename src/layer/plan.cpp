@@ -135,7 +135,7 @@ void Plan::from_logits(const Router& router, const moec_route_args& args, moec_s
   const Array weights = check.optional_out("routing_weights", args.routing_weights, {T, K}, kFloat);
   route.scores =
       static_cast<float*>(check.optional_out("scores", args.scores, {T, N}, kFloat).data);
-  route.counts = static_cast<int32_t*>(check.optional_out("counts", args.counts, {N}, kInt).data);
+  route.counts = check.optional_out("counts", args.counts, {N}, kId);
   check.memory_out("plan", memory_, bytes_);
   check.finish();
   route.expert_ids = plan.expert_ids;

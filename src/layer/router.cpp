@@ -12,7 +12,8 @@ namespace {
 constexpr uint32_t kKnownFlags = MOEC_ROUTER_LOGIT_BIAS | MOEC_ROUTER_SELECT_BIAS |
                                  MOEC_ROUTER_PER_EXPERT_SCALE | MOEC_ROUTER_NORM_IF_K_GT_1 |
                                  MOEC_ROUTER_JITTER_X;
-constexpr uint32_t kGradFlags = MOEC_GRAD_ACCUMULATE | MOEC_GRAD_ACCUMULATE_X;
+constexpr uint32_t kGateGradFlags =
+    MOEC_GRAD_ACCUMULATE | MOEC_GRAD_ACCUMULATE_X | MOEC_GRAD_SKIP_IDLE;
 
 void check_selection(const moec_router_desc& desc) {
   const int64_t num_ids = int64_t(desc.num_experts) + desc.num_zero_experts;
@@ -76,6 +77,9 @@ void check_desc(const moec_router_desc& desc) {
                  {"desc.norm_p", desc.norm_p},
                  {"desc.scale", desc.scale}};
   for (const auto& row : numbers) check_not_negative(row.name, row.value);
+  MOEC_REQUIRE(desc.norm != MOEC_NORM_P || desc.norm_eps == 0, MOEC_E_INVALID_ARG,
+               "desc.norm_eps is %g; expected 0 with MOEC_NORM_P, which has none",
+               double(desc.norm_eps));
   MOEC_REQUIRE(desc.jitter < 1, MOEC_E_INVALID_ARG, "desc.jitter is %g; expected less than 1",
                double(desc.jitter));
   MOEC_REQUIRE(desc.data_dtype == 0 || is_real(desc.data_dtype), MOEC_E_DTYPE,
@@ -185,7 +189,7 @@ void Router::gate_forward(const moec_gate_args& args, moec_stream stream) const 
 }
 
 void Router::gate_backward(const moec_gate_grad_args& args, moec_stream stream) const {
-  check_flags("args.flags", args.flags, kGradFlags);
+  check_flags("args.flags", args.flags, kGateGradFlags);
   TensorCheck check(*context_);
   GateArgs forward = checked_x(args.x, args.rng_offset, check);
   const int64_t T = forward.num_tokens, H = forward.hidden, N = num_ids();
@@ -195,6 +199,7 @@ void Router::gate_backward(const moec_gate_grad_args& args, moec_stream stream) 
   GateGradArgs gate = gradients_of(forward);
   gate.accumulate = args.flags & MOEC_GRAD_ACCUMULATE;
   gate.accumulate_x = args.flags & MOEC_GRAD_ACCUMULATE_X;
+  gate.skips_idle = (args.flags & MOEC_GRAD_SKIP_IDLE) || may_leave_out();
   gate.d_logits = static_cast<float*>(check.in("d_logits", args.d_logits, {T, N}, kFloat).data);
   gate.d_x = check.optional_out("d_x", args.d_x, {T, H}, {gate.x.dtype, MOEC_F32});
   check_gate_gradients(args.d_weight, args.d_bias, args.d_input_scale, check, gate);
@@ -247,7 +252,7 @@ void Router::route_forward(const moec_route_args& args, moec_stream stream) cons
       static_cast<float*>(check.out("routing_weights", args.routing_weights, {T, K}, kFloat).data);
   route.scores =
       static_cast<float*>(check.optional_out("scores", args.scores, {T, N}, kFloat).data);
-  route.counts = static_cast<int32_t*>(check.optional_out("counts", args.counts, {N}, kInt).data);
+  route.counts = check.optional_out("counts", args.counts, {N}, kId);
   check.finish();
   const Scratch scratch(*this, T, 0, stream);
   const Context::Timer timer(*context_, Phase::kRoute);
@@ -288,7 +293,7 @@ void Router::bias_update(const moec_tensor& counts, float rate, const moec_tenso
   const int64_t N = num_ids();
   BiasUpdateArgs update = {};
   update.num_ids = num_ids();
-  update.counts = static_cast<const int32_t*>(check.in("counts", counts, {N}, kInt).data);
+  update.counts = check.in("counts", counts, {N}, kId);
   update.rate = rate;
   update.bias = static_cast<float*>(check.out("bias", bias, {N}, kFloat).data);
   check.finish();

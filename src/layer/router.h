@@ -20,6 +20,10 @@ class Router final : public Object {
   bool has(uint32_t flag) const { return desc_.flags & flag; }
   bool scales_input() const { return desc_.input == MOEC_INPUT_RMS_SCALED; }
   bool jitters() const { return desc_.jitter > 0; }
+  // Ids come from the caller, and may be nobody's.
+  bool may_leave_out() const {
+    return desc_.selection == MOEC_SELECT_TABLE || desc_.selection == MOEC_SELECT_GIVEN;
+  }
   // The experts see the jittered x, too.
   bool jitters_experts() const { return jitters() && has(MOEC_ROUTER_JITTER_X); }
 

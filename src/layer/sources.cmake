@@ -16,6 +16,7 @@ moec_add_sources(
   plan_layout.cpp
   quant_bind.cpp
   quant_check.cpp
+  quantise.cpp
   router.cpp
   rows.cpp
   scratch.cpp

@@ -28,13 +28,14 @@ MOEC_HD float softcap_slope(float capped, float cap) {
   return tanh_slope(capped / cap);
 }
 
-// ---- R4..R6: order of choice scores. Keys compare as integers, larger first: descending value,
-// then ascending id; -inf after every number, NaN after -inf. Both zeros are equal.
+// ---- R4..R6: order of choice scores. Keys compare as integers, larger first: NaN of either sign,
+// then descending value, then ascending id. Both zeros are equal. No key is INT64_MAX or kNoKey.
 inline constexpr int64_t kNoKey = INT64_MIN;
 
 MOEC_HD int32_t ordered(float value) {
+  constexpr int32_t kNan = 0x7fc00000;  // above +inf; key_value makes NaN of it
   const uint32_t bits = bits_of(value + 0.0f);
-  return value != value ? INT32_MIN : int32_t(bits ^ ((0u - (bits >> 31)) >> 1));
+  return value != value ? kNan : int32_t(bits ^ ((0u - (bits >> 31)) >> 1));
 }
 MOEC_HD int64_t rank_key(float value, int32_t id) {
   return int64_t(uint64_t(uint32_t(ordered(value))) << 32 | uint32_t(~id));
@@ -50,12 +51,12 @@ MOEC_HD int32_t key_id(int64_t key) {
 MOEC_HD uint32_t choice_key(float value) {
   return uint32_t(ordered(value)) ^ 0x80000000u;
 }
-// Neither NaN nor -inf.
+// All but -inf, and, as a key, kNoKey.
 MOEC_HD bool is_selectable(float value) {
-  return value > -__builtin_inff();
+  return value != -__builtin_inff();
 }
 MOEC_HD bool is_selectable_key(int64_t key) {
-  return is_selectable(key_value(key));
+  return int32_t(key >> 32) > ordered(-__builtin_inff());
 }
 
 // Sparse mixer: whether a logit takes part in the softmax around the largest one. NaN does.
@@ -65,8 +66,8 @@ MOEC_HD bool mixer_keeps(float z, float largest, float eps) {
 }
 
 // ---- aux-loss-free balancing: sign(mean - count) without the division
-MOEC_HD float balance_direction(int64_t total, int32_t count, int32_t num_ids) {
-  const int64_t gap = total - int64_t(count) * num_ids;
+MOEC_HD float balance_direction(int64_t total, int64_t count, int32_t num_ids) {
+  const int64_t gap = total - count * num_ids;
   return float((gap > 0) - (gap < 0));
 }
 

@@ -6,7 +6,9 @@
 //   slope(z, value)   d value / d z
 //
 // No branches, so that loops over them vectorise. NaN gives NaN. Softmax is a score over the row:
-// its value is e^(z - largest), which the row's sum of these then divides; it has no slope.
+// its value is e^(z - largest), which the row's sum of these then divides; it has no slope. NaN or
+// +inf makes the whole row NaN, as in PyTorch. The sum is 0 for a row of nothing but -inf, and for
+// no other: nobody is chosen there.
 #pragma once
 
 #include <moec/moec.h>
@@ -32,6 +34,10 @@ struct SoftmaxScore {
   static constexpr ScoreInfo kInfo = {
       .kind = MOEC_SCORE_SOFTMAX, .name = "softmax", .over_row = true};
   MOEC_HD static float value(float z, float largest) { return exp(z - largest); }
+  // What `value` takes, from the largest logit but NaN; -inf would make NaN of e^(-inf).
+  MOEC_HD static float reference(float largest) {
+    return largest > -__FLT_MAX__ ? largest : -__FLT_MAX__;
+  }
 };
 
 struct SigmoidScore {

@@ -78,7 +78,7 @@ MOEC_HD void weight_rule(const Slots& slots, const moec_router_desc& desc, const
   float largest = 0.0f, sum = 1.0f;
   if (rule == MOEC_WEIGHT_SOFTMAX_SELECTED) {
     largest = slots.largest([=](int32_t k) { return ids[k] < 0 ? -__builtin_inff() : w[k]; });
-    largest = largest > -__FLT_MAX__ ? largest : -__FLT_MAX__;  // all -inf: weights of 0, not NaN
+    largest = SoftmaxScore::reference(largest);  // all -inf: weights of 0, not NaN
   }
   slots.each([=](int32_t k) {
     if (ids[k] < 0)
@@ -113,10 +113,11 @@ MOEC_HD bool normalises(const moec_router_desc& desc) {
          !((desc.flags & MOEC_ROUTER_NORM_IF_K_GT_1) && desc.top_k == 1);
 }
 struct Divisor {
-  float value;
-  bool is_clamped;     // CLAMP_SUM: at its floor, so constant
+  float value;         // not 0: weights that add up to nothing become 0, as do their gradients
+  bool is_constant;    // CLAMP_SUM at its floor, and where there is nothing to divide by
   bool is_scale_free;  // w / value does not change when all w are multiplied by one factor
 };
+inline constexpr Divisor kOfNothing = {__builtin_inff(), true, false};
 template <class Slots>
 MOEC_HD Divisor norm_divisor(const Slots& slots, const moec_router_desc& desc, const float* w) {
   if (!normalises(desc)) return {1.0f, true, false};
@@ -125,12 +126,13 @@ MOEC_HD Divisor norm_divisor(const Slots& slots, const moec_router_desc& desc, c
     const float most = slots.largest([=](int32_t k) { return magnitude(w[k]); });
     const float unit = most > 0.0f && most < __builtin_inff() ? most : 1.0f;
     const float sum = slots.sum([=](int32_t k) { return power(magnitude(w[k]) / unit, p); });
-    return {unit * power(sum, 1.0f / p), false, true};
+    return sum == 0.0f ? kOfNothing : Divisor{unit * power(sum, 1.0f / p), false, true};
   }
   const float sum = slots.sum([=](int32_t k) { return w[k]; });
-  if (desc.norm == MOEC_NORM_SUM) return {sum + eps, false, eps == 0.0f};
-  const bool clamped = sum < eps;
-  return {clamped ? eps : sum, clamped, !clamped};
+  const bool clamped = desc.norm == MOEC_NORM_CLAMP_SUM && sum < eps;
+  const float value = clamped ? eps : desc.norm == MOEC_NORM_SUM ? sum + eps : sum;
+  if (value == 0.0f) return kOfNothing;
+  return {value, clamped, desc.norm == MOEC_NORM_SUM ? eps == 0.0f : !clamped};
 }
 // d: gradient at the normalised weights becomes that at w.
 template <class Slots>
@@ -142,18 +144,27 @@ MOEC_HD void norm_gradient(const Slots& slots, const moec_router_desc& desc, con
   const float p = desc.norm_p;
   slots.each([=](int32_t k) {
     if (ids[k] < 0) return;
-    float slope = divisor.is_clamped ? 0.0f : 1.0f;
-    if (by_power) slope = with_sign(power(magnitude(w[k]) / divisor.value, p - 1.0f), w[k]);
+    float slope = divisor.is_constant ? 0.0f : 1.0f;
+    if (by_power && !divisor.is_constant)
+      slope = with_sign(power(magnitude(w[k]) / divisor.value, p - 1.0f), w[k]);
     d[k] = (d[k] - dot * slope) / divisor.value;
   });
 }
 
-// ---- R7 whole. s, z: the token's scores and capped logits; w[k] is 0 where ids[k] is -1.
+// ---- R7 whole. s, z: the token's scores and capped logits; w[k] is 0 where ids[k] is -1. bias: of
+// the choice, or null; an expert that is chosen because of a NaN weighs NaN, whatever its score.
 template <class Slots>
 MOEC_HD void raw_weights(const Slots& slots, const moec_router_desc& desc, const float* s,
-                         const float* z, const int32_t* ids, float* w) {
+                         const float* z, const float* bias, const int32_t* ids, float* w) {
   const float* const source = desc.weight_rule == MOEC_WEIGHT_SCORE ? s : z;
-  slots.each([=](int32_t k) { w[k] = ids[k] < 0 ? 0.0f : source[ids[k]]; });
+  slots.each([=](int32_t k) {
+    if (ids[k] < 0) {
+      w[k] = 0.0f;
+      return;
+    }
+    const float choice = bias ? s[ids[k]] + bias[ids[k]] : 0.0f;
+    w[k] = choice != choice ? choice : source[ids[k]];
+  });
   weight_rule(slots, desc, ids, w);
 }
 

@@ -64,6 +64,11 @@ const Mistake kMistakes[] = {
      [](Problem& p) { return router_with(p, [](auto& d) { d.score = 9; }); }},
     {"jitter_one", MOEC_E_INVALID_ARG, "desc.jitter is 1",
      [](Problem& p) { return router_with(p, [](auto& d) { d.jitter = 1; }); }},
+    {"eps_of_norm_p", MOEC_E_INVALID_ARG,
+     "desc.norm_eps is 1e-06; expected 0 with MOEC_NORM_P, which has none",
+     [](Problem& p) {
+       return router_with(p, [](auto& d) { d.norm = MOEC_NORM_P, d.norm_eps = 1e-6f; });
+     }},
     {"negative_eps", MOEC_E_INVALID_ARG, "desc.norm_eps is -1",
      [](Problem& p) { return router_with(p, [](auto& d) { d.norm_eps = -1; }); }},
     {"groups", MOEC_E_INVALID_ARG, "num_groups is 3; expected a divisor of the 4",

@@ -5,6 +5,8 @@ add_moec_test(capi/errors_json_test LABELS asan)  # the rows that every binding 
 add_moec_test(capi/desc_errors_test LABELS asan)
 add_moec_test(capi/quant_test LABELS asan)
 add_moec_test(capi/schemes_errors_test LABELS asan)
+add_moec_test(capi/quantise_errors_test
+  SOURCES support/quantise_case.cpp LABELS asan)
 add_moec_test(capi/lifetime_test LABELS asan)
 add_moec_test(capi/sizes_test LABELS asan)
 add_moec_test(capi/scratch_test LABELS asan)

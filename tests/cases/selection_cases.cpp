@@ -152,14 +152,32 @@ void add_special_value_cases(std::vector<FeatureCase>* cases) {
   mutate(&all_equal, "highest id", Fault::kTieToHighestId);
   cases->push_back(all_equal);
 
-  FeatureCase nan = base_case("nan_logit");  // elementwise scores: only that expert is out
-  nan.config.router.score = Score::kSigmoid;
-  nan.config.router.norm = Norm::kSum;
-  nan.in.gate_bias = {0, 0, kNan, 0, 0, 0, kNan, 0};
-  nan.d_logits_in.clear();
-  nan.differentiable = false;
-  mutate(&nan, "picked", Fault::kPickNan);
-  cases->push_back(nan);
+  for (const bool scaled : {false, true}) {  // a masked token's x leaves no trace
+    FeatureCase nan = base_case(scaled ? "nan_of_masked_scaled" : "nan_of_masked");
+    if (scaled) {
+      nan.config.router.input = RouterInput::kRmsScaled;
+      nan.in.input_scale = random_values("nan_scale", hidden);
+    }
+    nan.in.token_mask = {1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 1};
+    for (size_t t = 0; t < nan.in.token_mask.size(); ++t)
+      for (size_t h = t; nan.in.token_mask[t] == 0 && h < hidden; ++h)
+        nan.in.x[t * hidden + h] = h % 3 == 0 ? kInf : kNan;
+    nan.d_logits_in.clear();
+    nan.differentiable = false;
+    mutate(&nan, "not masked", [](Config*, Inputs* in) { in->token_mask.clear(); });
+    cases->push_back(nan);
+  }
+
+  FeatureCase given = base_case("nan_of_given");  // as of tokens whose ids are nobody's
+  given.config.router.select = Select::kGiven;
+  given.config.router.norm = Norm::kSum;
+  for (int t = 0; t < 11; ++t)
+    for (int k = 0; k < 3; ++k) given.in.given_ids.push_back(t % 4 == 1 ? -1 : (t + 2 * k) % 8);
+  for (size_t t = 1; t < 11; t += 4) given.in.x[t * hidden] = kNan;
+  given.d_logits_in.clear();
+  given.differentiable = false;
+  mutate(&given, "an expert of one", [](Config*, Inputs* in) { in->given_ids[3] = 5; });
+  cases->push_back(given);
 
   FeatureCase inf = base_case("minus_inf_logits");  // only two experts are left for three slots
   inf.config.router.score = Score::kIdentity;

@@ -54,6 +54,27 @@ void fill(Fuzz& fuzz, moec_weight_set& s) {
   s.gate_up = stacked(fuzz, 2 * kI, kH);
   s.down = stacked(fuzz, kH, kI);
 }
+void fill(Fuzz& fuzz, moec_quantise_desc& d) {
+  d.kind = uint32_t(fuzz.below(8));
+  d.dtype = MOEC_F32;
+  d.num_experts = kE;
+  d.out_features = kH;
+  d.in_features = 32;
+}
+void fill(Fuzz& fuzz, moec_quantise_args& a) {  // of FP8 in channels
+  auto* const desc =
+      static_cast<moec_quantise_desc*>(fuzz.structure("moec_quantise_desc", false, 1));
+  auto* const quant = static_cast<moec_quant*>(fuzz.structure("moec_quant", false, 1));
+  a.desc = desc;
+  a.quant = quant;
+  if (!desc || !quant) return;
+  desc->kind = MOEC_QUANTISE_FP8;
+  quant->block_n = 1;
+  quant->block_k = desc->in_features;
+  quant->scales = fuzz.tensor(MOEC_F32, {kE, kH, 1});
+  a.source = fuzz.tensor(MOEC_F32, {kE, kH, 32});
+  a.codes = fuzz.tensor(MOEC_F8_E4M3, {kE, kH, 32});
+}
 void fill(Fuzz& fuzz, moec_gate_args& a) {
   a.x = fuzz.tensor(MOEC_F32, {kT, kH});
   a.weight = fuzz.tensor(MOEC_F32, {kE, kH});
@@ -175,6 +196,8 @@ constexpr Template kTemplates[] = {TEMPLATE(moec_router_desc),
                                    TEMPLATE(moec_layer_desc),
                                    TEMPLATE(moec_weights_desc),
                                    TEMPLATE(moec_weight_set),
+                                   TEMPLATE(moec_quantise_desc),
+                                   TEMPLATE(moec_quantise_args),
                                    TEMPLATE(moec_gate_args),
                                    TEMPLATE(moec_gate_grad_args),
                                    TEMPLATE(moec_route_args),

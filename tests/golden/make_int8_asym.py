@@ -34,7 +34,7 @@ def main():
     args = QuantizationArgs(num_bits=8, type="int", strategy="channel", symmetric=False)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     compressor = BaseCompressor.get_value_from_registry("int-quantized")
-    tensors, values = {}, {}
+    tensors, values = {"w": matrices()}, {}
     for prefix, dtype in TYPES.items():
         values[prefix] = []
         for e, w in enumerate(matrices().to(dtype)):

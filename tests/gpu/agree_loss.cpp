@@ -18,7 +18,7 @@ LossCase draw_loss(TensorDraw& draw) {
   LossCase c = {};
   moec_loss_args& args = c.args = sized<moec_loss_args>();
   args.kind = uint32_t(draw.below(4));
-  c.experts = draw.one_of<int64_t>({1, 2, 8, 60, 64, 128, 384, 7000});
+  c.experts = draw.one_of<int64_t>({1, 2, 3, 8, 16, 31, 60, 64, 128, 384, 7000});
   c.tokens = draw.one_of<int64_t>({0, 1, 16, 30, 96, 500, 1200});
   if (c.experts == 7000) c.tokens = std::min<int64_t>(c.tokens, 30);
   args.top_k = 1 + int32_t(draw.below(std::min<int64_t>(c.experts, 9)));
@@ -33,9 +33,13 @@ LossCase draw_loss(TensorDraw& draw) {
   for (int64_t i = 0; i < args.count; ++i) {
     c.logits.push_back(
         draw.normals(draw.real(), {c.tokens, c.experts}, 2.0, draw.chance(0.5) ? 0.5 : 0));
+    for (int64_t n = draw.chance(0.1) ? 3 : 0; n > 0 && c.tokens > 0; --n)
+      c.logits.back().of[draw.below(c.tokens * c.experts)] =
+          draw.one_of<double>({NAN, -double(NAN), INFINITY, -INFINITY});
     c.d_logits.push_back(draw.normals(MOEC_F32, {c.tokens, c.experts}, 1e-3));
   }
-  c.counts = draw.integers(MOEC_I32, {c.experts}, 0, 1000);
+  c.counts = draw.integers(draw.one_of<moec_dtype>({MOEC_I32, MOEC_I64}), {c.experts}, 0, 1000);
+  if (c.counts.dtype == MOEC_I64) c.counts.of[0] = 0x1p40;
   c.mask = draw.integers(MOEC_U8, {c.tokens}, 0, 2);
   c.d_loss = draw.normals(MOEC_F32, {1}, 1.0);
   c.counted = args.kind == MOEC_LOSS_BALANCE_SWITCH && draw.chance(0.3);

@@ -71,9 +71,15 @@ PlanCase draw_plan(TensorDraw& draw, int64_t most_tokens) {
   c.weighted = draw.chance(0.7);
   c.ids = draw_ids(draw, desc, c.tokens);
   c.weights = draw.normals(MOEC_F32, {c.tokens, desc.top_k}, 1.0, draw.chance(0.5) ? 0.25 : 0);
+  for (double& weight : c.weights.of)
+    if (draw.chance(0.02)) weight = draw.one_of<double>({NAN, -double(NAN), INFINITY, -INFINITY});
   c.map = draw_map(draw, desc, c.tokens);
   c.probs = draw.normals(MOEC_F32, {c.tokens, desc.num_experts}, 1.0, 0.25);
   c.logits = draw.normals(MOEC_F32, {c.tokens, ids}, 1.0, 0.25);
+  for (double& value : c.probs.of)
+    if (draw.chance(0.01)) value = double(NAN);
+  for (double& value : c.logits.of)
+    if (draw.chance(1e-4)) value = draw.one_of<double>({NAN, INFINITY});
   char name[160];
   std::snprintf(name, sizeof name, "plan T=%d E=%d Z=%d K=%d [%d,%d) align %d drop %u source %d",
                 int(c.tokens), desc.num_experts, desc.num_zero_experts, desc.top_k,
@@ -147,7 +153,7 @@ PlanCase draw_choice(TensorDraw& draw) {
   c.logits = draw.normals(MOEC_F32, {c.tokens, desc.num_experts}, 1.0, draw.chance(0.5) ? 0.5 : 0);
   for (int64_t i = 0; draw.chance(0.5) && i < c.tokens; ++i)
     c.logits.of[draw.below(c.tokens * desc.num_experts)] =
-        draw.one_of<double>({NAN, -INFINITY, -0.0});
+        draw.one_of<double>({NAN, -double(NAN), INFINITY, -INFINITY, -0.0});
   c.map = draw.integers(MOEC_U8, {c.tokens}, 0, 2);
   c.weighted = draw.chance(0.4);
   char name[160];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random routers, every feature: ids, weights, scores, counts and gradients bit for bit; gates
 // within the rounding of their products.
+#include <algorithm>
 #include <limits>
 
 #include "gpu/agree.h"
@@ -51,7 +52,10 @@ RouterCase draw_router(TensorDraw& draw) {
   desc.score = uint32_t(draw.below(std::size(oracle::kScores)));
   desc.norm = uint32_t(draw.below(4));
   desc.norm_eps = draw.chance(0.3) ? 0.0f : draw.one_of({1e-20f, 1e-9f, 0.3f});
-  if (desc.norm == MOEC_NORM_P) desc.norm_p = draw.one_of({1.0f, 2.0f, 1.7f});
+  if (desc.norm == MOEC_NORM_P) {
+    desc.norm_eps = 0;
+    desc.norm_p = draw.one_of({1.0f, 2.0f, 1.7f, 0.5f});
+  }
   if (draw.chance(0.5)) desc.scale = 2.5f;
   desc.score_precision = uint32_t(draw.below(2));
   desc.norm_precision = uint32_t(draw.below(2));
@@ -79,17 +83,26 @@ RouterInputs draw_inputs(TensorDraw& draw, const RouterCase& c) {
   const int64_t T = c.tokens, N = c.ids, K = c.desc.top_k;
   RouterInputs in;
   in.logits = draw.normals(draw.real(), {T, N}, 2.0, draw.chance(0.4) ? 0.5 : 0);
-  const double inf = std::numeric_limits<double>::infinity();
+  const double inf = std::numeric_limits<double>::infinity(), nan = double(NAN);
   if (draw.chance(0.3))
     for (int64_t i = 0; i < T * N / 8; ++i)
-      in.logits.of[draw.below(T * N)] = draw.one_of({double(NAN), inf, -inf, -inf, 0.0, -0.0});
+      in.logits.of[draw.below(T * N)] = draw.one_of({nan, -nan, inf, -inf, -inf, 0.0, -0.0});
+  if (draw.chance(0.2))  // rows of one value: nothing to choose from, or to divide by
+    for (int64_t t = 0; t < T; ++t)
+      if (const double all = draw.one_of({-inf, -300.0, nan, 1.0}); all != 1.0)
+        std::fill_n(in.logits.of.begin() + t * N, N, all);
   in.select_bias = draw.normals(MOEC_F32, {N}, 0.3, draw.chance(0.3) ? 0.25 : 0);
+  for (int64_t e = 0; draw.chance(0.2) && e < N; e += 1 + draw.below(9))
+    in.select_bias.of[e] = draw.one_of({nan, -nan, inf, -inf});
   in.scale = draw.normals(draw.real(), {N}, 1.0);
   in.mask = draw.integers(draw.one_of<moec_dtype>({MOEC_U8, MOEC_BOOL}), {T}, 0, 2);
   in.table = draw.integers(draw.one_of<moec_dtype>({MOEC_I32, MOEC_I64}), {50, K}, -1, N + 1);
   in.token_ids = draw.integers(draw.one_of<moec_dtype>({MOEC_I32, MOEC_I64}), {T}, -1, 51);
   in.given = draw.integers(draw.one_of<moec_dtype>({MOEC_I32, MOEC_I64}), {T, K}, -1, N + 1);
-  in.counts = draw.integers(MOEC_I32, {N}, 0, 100);
+  in.counts = draw.integers(draw.one_of<moec_dtype>({MOEC_I32, MOEC_I64}), {N}, 0, 100);
+  if (draw.chance(0.3))  // one that ends, or would end, at 2^31 - 1
+    for (double& count : in.counts.of)
+      count = double(INT32_MAX) - double(draw.below(1 + 2 * T * K / N));
   in.d_routing_weights = draw.normals(MOEC_F32, {T, K}, 1.0);
   in.d_logits_in = draw.normals(MOEC_F32, {T, N}, 1.0);
   in.d_scale = draw.normals(draw.real(), {N}, 1.0);
@@ -117,7 +130,7 @@ std::vector<Result> route(Side& side, const RouterCase& c, const RouterInputs& i
   args.expert_ids = side.out("expert_ids", MOEC_I32, {T, K});
   args.routing_weights = side.out("routing_weights", MOEC_F32, {T, K});
   if (in.scores) args.scores = side.out("scores", MOEC_F32, {T, N});
-  if (in.counted) args.counts = side.out("counts", MOEC_I32, {N}, {}, &in.counts);
+  if (in.counted) args.counts = side.out("counts", in.counts.dtype, {N}, {}, &in.counts);
   check(moec_route_forward(router.get(), &args, nullptr));
 
   auto grad = sized<moec_route_grad_args>();
@@ -142,7 +155,7 @@ struct GateCase {
   moec_router_desc desc;
   int64_t tokens, hidden, ids;
   moec_dtype x, weight, parameter, d_x;
-  bool jittered_out, accumulate, accumulate_x;
+  bool jittered_out, accumulate, accumulate_x, idle;
 };
 
 GateCase draw_gate(TensorDraw& draw) {
@@ -167,6 +180,7 @@ GateCase draw_gate(TensorDraw& draw) {
   c.jittered_out = desc.jitter != 0 && draw.chance(0.5);
   c.accumulate = draw.chance(0.5);
   c.accumulate_x = draw.chance(0.5);
+  c.idle = draw.chance(0.4);
   return c;
 }
 
@@ -181,7 +195,8 @@ std::vector<Result> gate(Side& side, const GateCase& c, TensorDraw draw) {
   const auto router = make<Router>(moec_router_create, side.context(), &c.desc);
   auto args = sized<moec_gate_args>();
   args.rng_offset = 12345;
-  args.x = side.in(draw.normals(c.x, {T, H}, 1.0));
+  const Values x = draw.normals(c.x, {T, H}, 1.0);
+  args.x = side.in(x);
   args.weight = side.in(draw.normals(c.weight, {N, H}, 0.05));
   const Values bias = draw.normals(c.parameter, {N}, 0.1);
   const Values scale = draw.normals(c.parameter, {H}, 1.0);
@@ -201,7 +216,17 @@ std::vector<Result> gate(Side& side, const GateCase& c, TensorDraw draw) {
   grad.x = args.x;
   grad.weight = args.weight;
   grad.input_scale = args.input_scale;
-  grad.d_logits = side.in(draw.normals(MOEC_F32, {T, N}, 1.0));
+  Values d_logits = draw.normals(MOEC_F32, {T, N}, 1.0);
+  if (c.idle) {  // every other token takes no part; its x is not read again
+    grad.flags |= MOEC_GRAD_SKIP_IDLE;
+    Values spoiled = x;
+    for (int64_t t = 0; t < T; t += 2) {
+      std::fill_n(d_logits.of.begin() + t * N, N, 0.0);
+      spoiled.of[t * H + t % H] = t % 4 == 0 ? double(NAN) : double(INFINITY);
+    }
+    grad.x = side.in(spoiled);
+  }
+  grad.d_logits = side.in(d_logits);
   const Values d_x = draw.normals(c.d_x, {T, H}, 1.0), d_weight = draw.normals(c.weight, {N, H}, 1);
   const Values d_jittered = draw.normals(c.d_x, {T, H}, 1.0);
   grad.d_x = side.out("d_x", c.d_x, {T, H}, bound_of(c.d_x), &d_x);

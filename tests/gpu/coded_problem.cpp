@@ -224,7 +224,9 @@ CodedResults run(const moec_context* context, const CodedProblem& problem, Held 
       results.d_routing_weights = tensors.read(grad.d_routing_weights);
     }
   } catch (const Failure& failure) {
-    results = {failure.status, failure.what(), {}, {}, {}};
+    results = {};
+    results.status = failure.status;
+    results.message = failure.what();
   }
   return results;
 }

@@ -36,6 +36,8 @@ struct Case {
   const char *forward, *backward;  // the paths on a Hopper GPU; "": none, and the call is refused
   int64_t hidden = 64, inter = 32;
   uint32_t save = MOEC_SAVE_PREACT;
+  bool f32_weights = false;  // and their gradients, beside rows of dtype
+  moec_dtype weights() const { return f32_weights ? moec_dtype(MOEC_F32) : dtype; }
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -58,7 +60,7 @@ class Call {
     weights_desc.num_experts = desc_.num_experts;
     weights_desc.hidden = c.hidden;
     weights_desc.inter = c.inter;
-    weights_desc.dtype = c.dtype;
+    weights_desc.dtype = c.weights();
     weights_ = make<Weights>(moec_weights_create, context, &weights_desc);
     const moec_weight_set set = matrices();
     check(moec_weights_bind(weights_.get(), &set));
@@ -114,9 +116,9 @@ class Call {
   moec_tensor of_tokens() { return tensor(desc_.dtype, {case_.tokens, desc_.hidden}); }
   moec_weight_set matrices() {
     auto set = sized<moec_weight_set>();
-    set.gate.data = tensor(desc_.dtype, {desc_.num_experts, desc_.inter, desc_.hidden});
-    set.up.data = tensor(desc_.dtype, {desc_.num_experts, desc_.inter, desc_.hidden});
-    set.down.data = tensor(desc_.dtype, {desc_.num_experts, desc_.hidden, desc_.inter});
+    set.gate.data = tensor(case_.weights(), {desc_.num_experts, desc_.inter, desc_.hidden});
+    set.up.data = tensor(case_.weights(), {desc_.num_experts, desc_.inter, desc_.hidden});
+    set.down.data = tensor(case_.weights(), {desc_.num_experts, desc_.hidden, desc_.inter});
     return set;
   }
   moec_buffer buffer(const moec_size& size) {
@@ -237,6 +239,10 @@ INSTANTIATE_TEST_SUITE_P(
                          MOEC_SAVE_NONE},
                     Case{"bf16_T8_unaligned", nullptr, MOEC_BF16, 8, kPortable, kPortable, 60, 36},
                     Case{"f32_T1", nullptr, MOEC_F32, 1, kPortable, kPortable},
+                    Case{"f32_by_bf16_T1", nullptr, MOEC_BF16, 1, kPortable, kPortable, 64, 32,
+                         MOEC_SAVE_PREACT, true},
+                    Case{"f32_by_f16_T200", nullptr, MOEC_F16, 200, kPortable, kPortable, 64, 32,
+                         MOEC_SAVE_PREACT, true},
                     Case{"bf16_T4_sm90", kHopper, MOEC_BF16, 4, kHopper, kHopper},
                     Case{"bf16_T4_portable", kPortable, MOEC_BF16, 4, kPortable, kPortable}),
     [](const auto& param) { return std::string(param.param.name); });

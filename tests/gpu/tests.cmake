@@ -53,10 +53,12 @@ add_gpu_test(kernel_check KERNELS SANITIZE
   SOURCES weight_grad_check.cpp plan_check.cpp experts_problem.cpp plain.cu)
 add_gpu_test(small_check KERNELS SANITIZE SOURCES experts_problem.cpp plain.cu)
 add_gpu_test(backends_agree SANITIZE SOURCES agree.cpp)
+add_gpu_test(quantise_agrees SANITIZE SOURCES agree.cpp ../support/quantise_case.cpp)
 add_gpu_test(routing_agrees SANITIZE
   SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)
 set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test
-  routing_test mixed_test mixed_plans_test mixed_routers_test values_test schemes_test)
+  routing_test mixed_test mixed_plans_test mixed_routers_test values_test schemes_test
+  quantise_test quantise_golden_test)
 foreach(name ${layer_tests})
   add_gpu_line(${name} MOEC_TEST_DEVICE=cuda)  # the layer's tests once more
 endforeach()

@@ -78,6 +78,7 @@ class Maker {
       r.weight_rule = oracle::WeightRule::kSigmoidSelected;
     }
     r.norm_eps = draw_.one_of({0.0, 1e-20, 0.0625});
+    if (r.norm == oracle::Norm::kP) r.norm_eps = 0;
     r.norm_p = draw_.one_of({1.0, 2.0, 3.0});
     r.norm_if_k_gt_1 = draw_.chance(0.3);
     r.scale = draw_.one_of({1.0, 1.0, 2.5});

@@ -90,10 +90,17 @@ TEST_P(RoutingTest, GateForwardAndBackward) {
   for (size_t i = 0; i < gate.factor.size(); ++i) jittered[i] *= gate.factor[i];
   expect_rows(forward.x_jittered, jittered, hidden_, "x_jittered");
 
-  const Vec d_logits = oracle::random_values("d_logits", gate.logits.size());
+  Vec d_logits = oracle::random_values("d_logits", gate.logits.size());
+  const oracle::Ids ids = oracle::route_forward(c_.config, c_.in, gate.logits).ids;
+  for (int64_t t = 0; t < tokens_; ++t) {  // a token without an expert has no gradient
+    const auto first = ids.begin() + t * slots_;
+    if (std::all_of(first, first + slots_, [](int id) { return id < 0; }))
+      std::fill_n(d_logits.begin() + t * columns_, columns_, 0.0);
+  }
   oracle::Gradients expected;
   oracle::gate_backward(c_.config, c_.in, gate, d_logits, Vec(c_.in.x.size(), 0.0), &expected);
   auto grad = sized<moec_gate_grad_args>();
+  grad.flags = MOEC_GRAD_SKIP_IDLE;
   grad.rng_offset = forward.rng_offset;
   grad.x = forward.x;
   grad.weight = forward.weight;

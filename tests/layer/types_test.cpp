@@ -182,6 +182,60 @@ TEST_P(Layouts, MatchTheOracleInEveryType) {
   }
 }
 
+// The problem with matrices that are of fp32 and of no smaller type.
+Problem make_f32_problem(const Kind& kind) {
+  Problem p = make_problem(kind);
+  Random random(11);
+  for (oracle::MlpWeights* w : {&p.in.experts, &p.in.shared})
+    for (Vec* matrix : {&w->gate, &w->up, &w->down})
+      for (double& v : *matrix) v = static_cast<float>(v * (1 + 0.01 * random.normal()));
+  return p;
+}
+Problem with_rounded_matrices(Problem p, moec_dtype dtype) {
+  for (oracle::MlpWeights* w : {&p.in.experts, &p.in.shared})
+    for (Vec* matrix : {&w->gate, &w->up, &w->down})
+      for (double& v : *matrix) v = oracle::round_to(rounding_of(dtype), v);
+  return p;
+}
+
+// They are read as a cast before the call would give them: the same bits where the same kernels
+// run. Gradients are in fp32. Mutation noted: matrices that are read as they are.
+TEST_P(Layouts, Fp32MatricesBesideRowsOfSixteenBits) {
+  SCOPED_TRACE(seed_note());
+  const char* const pinned = std::getenv("MOEC_CUDA_KERNELS");
+  const bool same_kernels =
+      test_device().type == MOEC_CPU || (pinned && std::string(pinned) == "portable");
+  for (const Type& type : types()) {
+    if (type.dtype == MOEC_F32) continue;
+    for (const Kind& kind : {kPlain, Kind{true, oracle::Shared::kAdd}}) {
+      for (const bool frozen : {false, true}) {
+        SCOPED_TRACE(std::string(type.name) + (kind.more() ? " more" : "") +
+                     (frozen ? " frozen" : ""));
+        const Problem exact = make_f32_problem(kind);
+        const Problem rounded = with_rounded_matrices(exact, type.dtype);
+        RunOptions options;
+        options.dtype = type.dtype;
+        options.frozen = frozen;
+        options.save = frozen ? MOEC_SAVE_NONE : MOEC_SAVE_PREACT;
+        options.layout.gate_layout = GetParam().gate_layout;
+        options.layout.gate_up_orientation = GetParam().orientation;
+        options.layout.down_orientation = GetParam().orientation;
+        options.layout.per_expert = GetParam().per_expert;
+        options.layout.per_expert_bias = GetParam().per_expert_bias;
+        const LayerRun cast = run_layer(rounded.config, rounded.in, rounded.d_y, {}, options);
+        options.weights_dtype = MOEC_F32;
+        const LayerRun run = run_layer(exact.config, exact.in, exact.d_y, {}, options);
+        const OracleRun reference =
+            run_oracle(as_rounded(rounded.config, run.rounding), rounded.in, rounded.d_y, {});
+        expect_matches(run, reference, rounded.config, rounded.in, type.tolerance);
+        if (same_kernels) {
+          EXPECT_TRUE(run.bytes == cast.bytes);
+        }
+      }
+    }
+  }
+}
+
 TEST(Gradients, AreAddedToWhatIsThere) {
   SCOPED_TRACE(seed_note());
   for (const Type& type : types()) {

@@ -54,11 +54,13 @@ void probs_backward(const Probs& probs, const Vec& d_p, double* d_z) {
                             : (d_p[e] - dot) / probs.divisor * probs.slope[e];
 }
 
-// Adds 1 at the top_k largest entries, ties to the lowest id.
+// Adds 1 at the top_k largest entries, NaN first, ties to the lowest id.
 void count_top_k(const Vec& p, int top_k, Vec* counts) {
   std::vector<size_t> order(p.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::isnan(p[a]) ? !std::isnan(p[b]) : p[a] > p[b];
+  });
   for (size_t k = 0; k < static_cast<size_t>(top_k); ++k) (*counts)[order[k]] += 1;
 }
 

@@ -38,7 +38,6 @@ enum class Fault {
   kTieToHighestId,      // equal choice scores: the highest id wins
   kNormBeforeSelect,    // the softmax of the selected is taken over all experts
   kScaleOnlyWithNorm,   // the scale is forgotten when there is no normalisation
-  kPickNan,             // NaN counts as the largest score
   kDroppedRenormed,     // capacity: the kept weights are scaled to the full sum
   kIdentityDropped,     // identity experts contribute nothing
   kDownBiasUnweighted,  // weight on the activation: the down bias is not weighted

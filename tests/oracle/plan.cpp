@@ -24,7 +24,7 @@ std::vector<size_t> keep_some(std::vector<size_t> assignments, const Vec& weight
   if (drop == Drop::kByWeight)
     std::stable_sort(assignments.begin(), assignments.end(), [&](size_t a, size_t b) {
       if (std::isnan(weights[a]) || std::isnan(weights[b]))
-        return !std::isnan(weights[a]) && std::isnan(weights[b]);
+        return std::isnan(weights[a]) && !std::isnan(weights[b]);
       return weights[a] > weights[b];
     });
   assignments.resize(static_cast<size_t>(capacity));

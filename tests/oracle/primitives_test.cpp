@@ -107,13 +107,14 @@ TEST(Losses, FormsAgreeWhereTheyMust) {
 TEST(ExpertChoice, TakesTheBestTokensOfEachExpert) {
   const Vec scores = {0.5, 0.1, 0.5, 0.9, NAN, 0.3, 0.2, 0.9};  // [4,2]
   const Route route = expert_choice(scores, 4, 2, 2, {});
-  // Expert 0: tokens 0 and 1 (0.5 twice, 0.2). Expert 1: tokens 1 and 3.
-  EXPECT_EQ(route.ids, (Ids{0, -1, 0, 1, -1, -1, 1, -1}));
-  EXPECT_EQ(route.weights, (Vec{0.5, 0, 0.5, 0.9, 0, 0, 0.9, 0}));
+  // Expert 0: token 2, whose NaN is above all, and 0 (0.5 twice, 0.2). Expert 1: tokens 1 and 3.
+  EXPECT_EQ(route.ids, (Ids{0, -1, 1, -1, 0, -1, 1, -1}));
+  EXPECT_EQ(route.weights[0], 0.5);
+  EXPECT_TRUE(std::isnan(route.weights[4]));
   EXPECT_EQ(route.counts, (std::vector<int64_t>{2, 2}));
-  // A tie goes to the lowest token, NaN and masked tokens to nobody.
-  EXPECT_EQ(expert_choice(scores, 4, 2, 1, {}).ids, (Ids{0, -1, 1, -1, -1, -1, -1, -1}));
-  EXPECT_EQ(expert_choice(scores, 4, 2, 4, {1, 0, 1, 1}).ids, (Ids{0, 1, -1, -1, 1, -1, 0, 1}));
+  // A tie goes to the lowest token, masked tokens to nobody.
+  EXPECT_EQ(expert_choice(scores, 4, 2, 1, {}).ids, (Ids{-1, -1, 1, -1, 0, -1, -1, -1}));
+  EXPECT_EQ(expert_choice(scores, 4, 2, 4, {1, 0, 1, 1}).ids, (Ids{0, 1, -1, -1, 0, 1, 0, 1}));
 }
 
 TEST(ExpertChoice, ExpertsHaveGradients) {

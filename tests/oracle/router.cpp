@@ -14,15 +14,11 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-bool selectable(double value) {
-  return !std::isnan(value) && value != -kInf;
-}
-
-// Order of choice scores: larger first, NaN after -inf, ties to the lowest index.
+// Order of choice scores: NaN first, then larger first, ties to the lowest index.
 bool precedes(double a, int index_a, double b, int index_b, Fault fault) {
   const bool nan_a = std::isnan(a);
   const bool nan_b = std::isnan(b);
-  if (nan_a != nan_b) return fault == Fault::kPickNan ? nan_a : nan_b;
+  if (nan_a != nan_b) return nan_a;
   if (!nan_a && a != b) return a > b;
   return fault == Fault::kTieToHighestId ? index_a > index_b : index_a < index_b;
 }
@@ -38,7 +34,7 @@ Ids first_in_order(const Vec& values, int count, Fault fault) {
   return order;
 }
 
-// Experts outside the best groups get the fill value; NaN stays NaN.
+// Experts outside the best groups get the fill value.
 void limit_groups(const Config& config, Vec* choice) {
   const RouterConfig& r = config.router;
   const int size = r.columns() / r.num_groups;
@@ -54,8 +50,20 @@ void limit_groups(const Config& config, Vec* choice) {
     keep[static_cast<size_t>(g)] = true;
   const double fill = r.group_fill == GroupFill::kZero ? 0.0 : -kInf;
   for (size_t e = 0; e < choice->size(); ++e) {
-    if (!keep[e / static_cast<size_t>(size)] && !std::isnan((*choice)[e])) (*choice)[e] = fill;
+    if (!keep[e / static_cast<size_t>(size)]) (*choice)[e] = fill;
   }
+}
+
+// A softmax of nothing but -inf chooses nobody.
+bool chooses(const RouterConfig& r, const Vec& capped) {
+  return r.score != Score::kSoftmax ||
+         std::any_of(capped.begin(), capped.end(), [](double z) { return z != -kInf; });
+}
+
+Vec choice_row(const Inputs& in, const Vec& scores) {
+  Vec choice = scores;
+  for (size_t e = 0; e < in.select_bias.size(); ++e) choice[e] += in.select_bias[e];
+  return choice;
 }
 
 // Ids of one token for the selections that look at scores; -1 fills the slots that find nobody.
@@ -65,15 +73,12 @@ Ids select_row(const Config& config, const Inputs& in, const Vec& capped, const 
   if (r.select == Select::kSparseMixer) {
     const Mixer mixer = sparse_mixer(r, capped, config.fault);
     ids = {mixer.id[0], mixer.id[1]};
-  } else {
-    Vec choice = scores;
-    for (size_t e = 0; e < in.select_bias.size(); ++e) choice[e] += in.select_bias[e];
+  } else if (chooses(r, capped)) {
+    Vec choice = choice_row(in, scores);
     if (r.select == Select::kGroupTopK) limit_groups(config, &choice);
     const Ids order = first_in_order(choice, r.top_k, config.fault);
-    for (size_t k = 0; k < order.size(); ++k) {
-      const double value = choice[static_cast<size_t>(order[k])];
-      if (selectable(value) || config.fault == Fault::kPickNan) ids[k] = order[k];
-    }
+    for (size_t k = 0; k < order.size(); ++k)
+      if (choice[static_cast<size_t>(order[k])] != -kInf) ids[k] = order[k];
   }
   if (r.slot_order == SlotOrder::kByExpert)
     std::sort(ids.begin(), ids.end(), [](int a, int b) {  // -1 last
@@ -113,6 +118,8 @@ Vec weight_row(const Config& config, const Inputs& in, const Vec& capped, const 
   double largest = std::numeric_limits<double>::lowest();  // of nothing but -inf weights are 0
   for (int id : ids)
     if (id >= 0) largest = std::max(largest, capped[static_cast<size_t>(id)]);
+  const bool by_score = r.select == Select::kTopK || r.select == Select::kGroupTopK;
+  const Vec choice = by_score ? choice_row(in, scores) : Vec(scores.size(), 0.0);
   double sum = 0;
   for (size_t k = 0; k < ids.size(); ++k) {
     if (ids[k] < 0) continue;
@@ -128,6 +135,7 @@ Vec weight_row(const Config& config, const Inputs& in, const Vec& capped, const 
         raw[k] = 1 / (1 + std::exp(-capped[id]));
         break;
     }
+    if (std::isnan(choice[id])) raw[k] = choice[id];
     if (config.fault == Fault::kBiasInWeight) raw[k] += in.select_bias[id];
     sum += raw[k];
   }
@@ -136,7 +144,7 @@ Vec weight_row(const Config& config, const Inputs& in, const Vec& capped, const 
     for (double z : capped) sum += std::exp(z - largest);
   }
   for (double& w : raw) {
-    if (r.weight_rule == WeightRule::kSoftmaxSelected && sum > 0) w /= sum;
+    if (r.weight_rule == WeightRule::kSoftmaxSelected && sum != 0) w /= sum;
     w = round_to(r.norm_rounding, w);
   }
   return raw;
@@ -148,10 +156,8 @@ Mixer sparse_mixer(const RouterConfig& r, const Vec& z, Fault fault) {
   Mixer mixer;
   Vec rest = z;
   for (size_t step = 0; step < 2; ++step) {
-    int id = -1;
-    for (size_t e = 0; e < rest.size(); ++e)
-      if (selectable(rest[e]) && (id < 0 || rest[e] > rest[static_cast<size_t>(id)]))
-        id = static_cast<int>(e);
+    int id = first_in_order(rest, 1, Fault::kNone)[0];
+    if (rest[static_cast<size_t>(id)] == -kInf) id = -1;
     mixer.id[step] = id;
     mixer.probs[step].assign(rest.size(), 0.0);
     if (id < 0) continue;
@@ -269,7 +275,7 @@ Route route_forward(const Config& config, const Inputs& in, const Vec& logits) {
       double weight = 0;
       if (ids[k] >= 0) {
         const auto id = static_cast<size_t>(ids[k]);
-        normed = round_to(r.norm_rounding, raw[k] / divisor);
+        normed = divisor == 0 ? 0 : round_to(r.norm_rounding, raw[k] / divisor);
         weight = normed * (scaled ? r.scale : 1);
         if (!in.per_expert_scale.empty()) weight *= in.per_expert_scale[id];
         ++route.counts[id];
@@ -301,7 +307,7 @@ Route expert_choice(const Vec& scores, int tokens, int experts, int64_t capacity
     const auto count = static_cast<int>(std::min<int64_t>(capacity, tokens));
     for (int token : first_in_order(column, count, Fault::kNone)) {
       const auto t = static_cast<size_t>(token);
-      if (!selectable(column[t])) continue;
+      if (column[t] == -kInf) continue;
       route.ids[t * slots + used[t]] = static_cast<int>(e);
       route.weights[t * slots + used[t]] = column[t];
       ++used[t];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Router of the oracle, backward. Roundings are passed through (gradient 1).
+#include <algorithm>
 #include <cmath>
 
 #include "moe_oracle.h"
@@ -12,6 +13,7 @@ namespace {
 Vec norm_backward(const RouterConfig& r, const Vec& raw, const Ids& ids, const Vec& d_normed) {
   if (!normalises(r)) return d_normed;
   const double divisor = norm_divisor(r, raw);
+  if (divisor == 0) return Vec(raw.size(), 0.0);
   double dot = 0;  // the gradient at the divisor is -dot / divisor^2
   double sum = 0;
   for (size_t k = 0; k < raw.size(); ++k) {
@@ -30,17 +32,18 @@ Vec norm_backward(const RouterConfig& r, const Vec& raw, const Ids& ids, const V
   return d_raw;
 }
 
-// Gradient at the capped logits from that at the scores. A score without gradient is not looked at:
-// it may be NaN.
-void score_backward(const RouterConfig& r, const Vec& z, const Vec& s, const Vec& d_s, Vec* d_z) {
+// Gradient at the capped logits from that at the scores of `ids`. A score that nobody chose is not
+// looked at: it may be NaN.
+void score_backward(const RouterConfig& r, const Vec& z, const Vec& s, const Ids& ids,
+                    const Vec& d_s, Vec* d_z) {
+  std::vector<bool> chosen(s.size(), false);
+  for (int id : ids)
+    if (id >= 0) chosen[static_cast<size_t>(id)] = true;
   double dot = 0;
-  bool any = false;
+  for (size_t e = 0; e < s.size(); ++e) dot += chosen[e] ? d_s[e] * s[e] : 0;
+  const bool any = std::find(chosen.begin(), chosen.end(), true) != chosen.end();
   for (size_t e = 0; e < s.size(); ++e) {
-    any = any || d_s[e] != 0;
-    dot += d_s[e] == 0 ? 0 : d_s[e] * s[e];
-  }
-  for (size_t e = 0; e < s.size(); ++e) {
-    if (r.score == Score::kSoftmax ? !any : d_s[e] == 0) continue;
+    if (r.score == Score::kSoftmax ? !any : !chosen[e]) continue;
     (*d_z)[e] += r.score == Score::kSoftmax ? s[e] * (d_s[e] - dot)
                                             : d_s[e] * score_slope(r.score, z[e], s[e]);
   }
@@ -77,7 +80,7 @@ void rule_backward(const Config& config, const Vec& z, const Vec& s, const Ids& 
         break;
     }
   }
-  if (r.weight_rule == WeightRule::kScore) score_backward(r, z, s, d_s, d_z);
+  if (r.weight_rule == WeightRule::kScore) score_backward(r, z, s, ids, d_s, d_z);
 }
 
 // d_row [H] at rms(x) * scale / sqrt(H) becomes the gradient at x.
@@ -110,7 +113,7 @@ void route_backward(const Config& config, const Inputs& in, const Route& route,
     Vec d_normed = row_of(d_routing_weights, t, slots);
     for (size_t k = 0; k < slots; ++k) {
       const double before = r.scale * route.normed[t * slots + k];
-      d_normed[k] *= ids[k] < 0 ? 0 : r.scale;
+      d_normed[k] = ids[k] < 0 ? 0 : d_normed[k] * r.scale;
       if (ids[k] < 0 || in.per_expert_scale.empty()) continue;
       const auto id = static_cast<size_t>(ids[k]);
       grads->per_expert_scale[id] += d_routing_weights[t * slots + k] * before;
@@ -141,13 +144,14 @@ void gate_backward(const Config& config, const Inputs& in, const Gate& gate, con
   grads->gate_bias.assign(in.gate_bias.size(), 0.0);
   grads->input_scale.assign(in.input_scale.size(), 0.0);
   for (size_t t = 0; t < static_cast<size_t>(in.tokens); ++t) {
+    const Vec d = row_of(d_logits, t, columns);  // of zeros: x has no part in it, and may be NaN
+    if (std::all_of(d.begin(), d.end(), [](double g) { return g == 0; })) continue;
     Vec d_row(hidden, 0.0);
     for (size_t c = 0; c < columns; ++c) {
-      const double d = d_logits[t * columns + c];
-      if (!grads->gate_bias.empty()) grads->gate_bias[c] += d;
+      if (!grads->gate_bias.empty()) grads->gate_bias[c] += d[c];
       for (size_t h = 0; h < hidden; ++h) {
-        d_row[h] += d * in.gate_weight[c * hidden + h];
-        grads->gate_weight[c * hidden + h] += d * gate.router_x[t * hidden + h];
+        d_row[h] += d[c] * in.gate_weight[c * hidden + h];
+        grads->gate_weight[c * hidden + h] += d[c] * gate.router_x[t * hidden + h];
       }
     }
     Vec x = row_of(source, t, hidden);

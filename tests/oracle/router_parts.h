@@ -20,7 +20,7 @@ Mixer sparse_mixer(const RouterConfig& router, const Vec& logits, Fault fault);
 
 Vec score_row(const RouterConfig& router, const Vec& capped_logits);
 bool normalises(const RouterConfig& router);
-// What the K raw weights are divided by.
+// What the K raw weights are divided by; 0: their normalised weights and gradients are 0.
 double norm_divisor(const RouterConfig& router, const Vec& raw);
 template <typename V>
 V row_of(const V& all, size_t row, size_t width) {

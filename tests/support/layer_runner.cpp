@@ -32,7 +32,7 @@ class Run {
         hidden_(config.experts.hidden),
         columns_(config.router.columns()),
         slots_(config.router.top_k) {
-    options_.layout.dtype = options.dtype;
+    options_.layout.dtype = options.weights_dtype ? options.weights_dtype : options.dtype;
     create_layer();
     experts_ =
         bind(in.experts, options.codes, config.router.num_experts, config.experts.inter, &weights_);

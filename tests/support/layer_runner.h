@@ -14,9 +14,10 @@
 namespace moec::test {
 
 struct RunOptions {
-  moec_dtype dtype = MOEC_F32;                                       // x, y, every matrix
-  moec_dtype grad_dtype = MOEC_F32;                                  // of weight gradients
-  WeightLayout layout;                                               // dtype is taken from above
+  moec_dtype dtype = MOEC_F32;       // x, y, every matrix
+  moec_dtype weights_dtype = 0;      // of the experts' matrices and biases; 0: dtype
+  moec_dtype grad_dtype = MOEC_F32;  // of weight gradients
+  WeightLayout layout;               // dtype is taken from above
   const oracle::CodedMlp *codes = nullptr, *shared_codes = nullptr;  // of matrices in INT8
   bool frozen = false;            // declare the weights frozen and pack them
   uint32_t save = MOEC_SAVE_ALL;  // SAVE_NONE: forward only

@@ -2,6 +2,8 @@
 // The gate product with its input transforms, forward and backward, beside the oracle.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "oracle/moe_oracle.h"
@@ -174,6 +176,29 @@ TEST_P(GateTest, matches_oracle) {
     expect(c.weight, got.d_weight, want.gate_weight, p.weight, H);
     expect(c.weight, got.d_bias, want.gate_bias, p.bias, C);
     expect(MOEC_F32, got.d_scale, want.input_scale, p.scale, H);
+  }
+}
+
+// A token without a gradient at any logit leaves no trace: the bits are those of zeros there. Shown
+// to fail where products read its x, and where the rms of it is taken.
+TEST_P(GateTest, idle_tokens_leave_no_trace) {
+  Problem p(GetParam());
+  const auto H = size_t(p.c.hidden), C = size_t(p.c.experts);
+  const std::vector<double> x = p.in.x;
+  const auto run_with = [&](double planted) {
+    std::vector<double> values = x;
+    for (size_t t = 0; t < size_t(p.c.tokens); t += 3) {
+      std::fill_n(p.d_logits.begin() + std::ptrdiff_t(t * C), C, t % 2 == 0 ? 0.0 : -0.0);
+      for (size_t h = t % 5; h < H; h += 2) values[t * H + h] = planted;
+    }
+    p.x = {p.c.x, values};
+    return p.run(CpuDevice(2));
+  };
+  Result zeros = run_with(0);
+  for (const double planted : {1.0, double(NAN), double(INFINITY)}) {
+    Result got = run_with(planted);
+    got.logits = zeros.logits, got.jittered = zeros.jittered;  // of forward, which reads every x
+    EXPECT_TRUE(got == zeros) << planted;
   }
 }
 

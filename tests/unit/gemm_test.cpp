@@ -3,112 +3,18 @@
 // Inputs end at pages without access and are surrounded by NaN. Planted faults that were seen to
 // fail: a load mask one value too wide (guard page), the last value of k left out, the last row
 // panel skipped, gather indices changed, gate and up swapped. Of codes: zero points left out, the
-// scale of the row before.
+// scale of the row before. Of fp32 that is rounded: read as it is, cut off in place of rounded.
 #include <gtest/gtest.h>
 
-#include "backend/cpu/gemm.h"
-#include "core/dtype.h"
 #include "core/error.h"
 #include "support/compare.h"
-#include "support/guard.h"
-#include "support/random.h"
+#include "unit/gemm_operands.h"
 #include "unit/isas.h"
 
 namespace moec::cpu {
 namespace {
 
-using test::GuardedBuffer;
 using test::isa_names;
-using test::Random;
-
-enum class Layout { kOutIn, kInOut, kOutInInterleaved, kInOutInterleaved };
-
-// Values of `experts` matrices [n, k] in one of the layouts; what lies between them is NaN. Coded:
-// INT8 codes whose values are of `dtype`, with scales of `scale_dtype` and zero points.
-struct Weights {
-  int64_t n, k;
-  ExpertMatrix matrix;
-  std::unique_ptr<GuardedBuffer> memory, scales, zeros;
-  std::vector<double> values;  // [experts, n, k], as rounded
-
-  Weights(Random& random, moec_dtype dtype, Layout layout, int64_t experts, int64_t n_, int64_t k_,
-          moec_dtype scale_dtype = 0)
-      : n(n_), k(k_) {
-    const bool twice = layout >= Layout::kOutInInterleaved;
-    const bool out_in = layout == Layout::kOutIn || layout == Layout::kOutInInterleaved;
-    matrix.row_stride = (twice ? 2 : 1) * (out_in ? k : 1);
-    matrix.col_stride = out_in ? 1 : (twice ? 2 : 1) * n;
-    const int64_t reach = (n - 1) * matrix.row_stride + (k - 1) * matrix.col_stride + 1;
-    matrix.values.expert_stride = n * k * (twice ? 2 : 1);
-    matrix.dtype = dtype;
-    matrix.values.dtype = scale_dtype ? moec_dtype(MOEC_I8) : dtype;
-    memory = std::make_unique<GuardedBuffer>(size_t(
-        ((experts - 1) * matrix.values.expert_stride + reach) * dtype_bytes(matrix.values.dtype)));
-    matrix.values.base = memory->data();
-    if (scale_dtype) add_codes(random, scale_dtype, experts, twice ? 2 : 1);
-    if (scale_dtype) return;
-    for (int64_t e = 0; e < experts; ++e) {
-      const MatrixView view = matrix.expert(e);
-      for (int64_t i = 0; i < n * k; ++i) {
-        const auto value = float(random.normal());
-        store_real(view.data, dtype, i / k * view.row_stride + i % k * view.col_stride, value);
-        values.push_back(round_real(dtype, value));
-      }
-    }
-  }
-  // Entry (e, n) of scales and zero points at (e * n_ + n) * step.
-  void add_codes(Random& random, moec_dtype scale_dtype, int64_t experts, int64_t step) {
-    const int64_t entries = (experts * n - 1) * step + 1;
-    scales = std::make_unique<GuardedBuffer>(size_t(entries * dtype_bytes(scale_dtype)));
-    zeros = std::make_unique<GuardedBuffer>(size_t(entries));
-    matrix.scheme = MOEC_SCHEME_INT8;
-    matrix.scales = {{scales->data(), nullptr, n * step, 0, scale_dtype}, step, 1, 1, k};
-    matrix.zeros = {{zeros->data(), nullptr, n * step, 0, MOEC_I8}, step, 1, 1, k};
-    auto* const codes = static_cast<int8_t*>(matrix.values.base);
-    for (int64_t row = 0; row < experts * n; ++row) {
-      const auto zero = int8_t(random.below(21) - 10);
-      const float scale = round_real(scale_dtype, float(0.01 + 0.0001 * double(random.below(100))));
-      store_real(scales->data(), scale_dtype, row * step, scale);
-      zeros->data<int8_t>()[row * step] = zero;
-      for (int64_t i = 0; i < k; ++i) {
-        const auto code = int8_t(random.below(256) - 128);
-        codes[row / n * matrix.values.expert_stride + row % n * matrix.row_stride +
-              i * matrix.col_stride] = code;
-        values.push_back(round_real(matrix.dtype, (float(code) - float(zero)) * scale));
-      }
-    }
-  }
-  std::vector<char> pack(int64_t experts) const {
-    const int64_t stride = packed_matrix_bytes(matrix, n, k);
-    std::vector<char> packed(size_t(experts * stride + 64), char(0xff));
-    pack_experts(ThreadPool(2), matrix, 0, experts, n, k, aligned(packed), stride);
-    return packed;
-  }
-  ExpertMatrix type() const {  // all that a packed copy leaves to read
-    ExpertMatrix only;
-    only.dtype = matrix.dtype;
-    only.scheme = matrix.scheme;
-    return only;
-  }
-  static char* aligned(std::vector<char>& memory) {
-    return reinterpret_cast<char*>((uintptr_t(memory.data()) + 63) / 64 * 64);
-  }
-};
-
-struct Rows {
-  GuardedBuffer memory;
-  GemmRows rows;
-  std::vector<double> values;  // [count, k]
-  Rows(Random& random, moec_dtype dtype, int64_t count, int64_t k, int64_t stride)
-      : memory(size_t(count ? ((count - 1) * stride + k) * dtype_bytes(dtype) : 0)) {
-    rows = {memory.data(), dtype, stride, nullptr};
-    for (int64_t i = 0; i < count * k; ++i) {
-      const auto value = float(random.normal());
-      store_real(memory.data(), dtype, i / k * stride + i % k, value);
-      values.push_back(round_real(dtype, value));
-    }
-  }
-};
 
 struct Term {
   int a, output;  // its rows, of 3; its matrix is of its own
@@ -128,12 +34,15 @@ struct Case {
   Layout layout;
   int64_t n, k;
   bool gather, transposed;
-  moec_dtype scales = 0;  // b is of INT8 codes
+  Stored stored = {};  // b
   int64_t k_of(int rows) const { return rows == 0 ? k : rows == 1 ? 19 : k / 2 + 1; }
 };
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name;
 }
+
+constexpr Stored kRounded{true}, kByF32{false, MOEC_F32}, kByBf16{false, MOEC_BF16},
+    kByF16{false, MOEC_F16};
 
 const Case kCases[] = {
     {"bf16", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 96, 1057, false, false},
@@ -163,25 +72,41 @@ const Case kCases[] = {
     {"f32_by_bf16_transposed", MOEC_F32, MOEC_BF16, kSingle, Layout::kOutIn, 97, 65, false, true},
     {"bf16_by_f32", MOEC_BF16, MOEC_F32, kSingle, Layout::kInOut, 65, 97, true, false},
     {"one_value", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 1, 1, false, false},
-    {"int8_bf16", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutIn, 161, 1057, true, false, MOEC_BF16},
+    {"int8_bf16", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutIn, 161, 1057, true, false, kByBf16},
     {"int8_bf16_interleaved", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutInInterleaved, 33, 65, false,
-     false, MOEC_F32},
+     false, kByF32},
     {"int8_bf16_in_out", MOEC_BF16, MOEC_BF16, kFour, Layout::kInOut, 300, 545, true, false,
-     MOEC_F32},
+     kByF32},
     {"int8_bf16_in_out_interleaved", MOEC_BF16, MOEC_BF16, kSingle, Layout::kInOutInterleaved, 47,
-     95, false, false, MOEC_BF16},
+     95, false, false, kByBf16},
     {"int8_bf16_transposed", MOEC_BF16, MOEC_BF16, kSum, Layout::kOutIn, 289, 161, false, true,
-     MOEC_BF16},
+     kByBf16},
     {"int8_bf16_transposed_in_out", MOEC_BF16, MOEC_BF16, kSum, Layout::kInOut, 65, 609, true, true,
-     MOEC_F32},
-    {"int8_f32", MOEC_F32, MOEC_F32, kPair, Layout::kOutIn, 65, 289, true, false, MOEC_F32},
-    {"int8_f32_transposed", MOEC_F32, MOEC_F32, kSum, Layout::kOutIn, 289, 65, false, true,
-     MOEC_F16},
-    {"int8_f16_in_out", MOEC_F16, MOEC_F16, kSingle, Layout::kInOut, 97, 33, false, false,
-     MOEC_F16},
+     kByF32},
+    {"int8_f32", MOEC_F32, MOEC_F32, kPair, Layout::kOutIn, 65, 289, true, false, kByF32},
+    {"int8_f32_transposed", MOEC_F32, MOEC_F32, kSum, Layout::kOutIn, 289, 65, false, true, kByF16},
+    {"int8_f16_in_out", MOEC_F16, MOEC_F16, kSingle, Layout::kInOut, 97, 33, false, false, kByF16},
     {"int8_f16_transposed_interleaved", MOEC_F16, MOEC_F16, kSum, Layout::kOutInInterleaved, 33, 47,
-     true, true, MOEC_F32},
-    {"int8_one_value", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 1, 1, false, false, MOEC_F32},
+     true, true, kByF32},
+    {"rounded_bf16", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutIn, 161, 1057, true, false, kRounded},
+    {"rounded_bf16_interleaved", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutInInterleaved, 33, 65,
+     false, false, kRounded},
+    {"rounded_bf16_in_out", MOEC_BF16, MOEC_BF16, kFour, Layout::kInOut, 300, 545, true, false,
+     kRounded},
+    {"rounded_bf16_in_out_interleaved", MOEC_BF16, MOEC_BF16, kSingle, Layout::kInOutInterleaved,
+     47, 79, false, false, kRounded},
+    {"rounded_bf16_transposed", MOEC_BF16, MOEC_BF16, kSum, Layout::kOutIn, 289, 161, false, true,
+     kRounded},
+    {"rounded_bf16_transposed_in_out", MOEC_BF16, MOEC_BF16, kSum, Layout::kInOut, 65, 609, true,
+     true, kRounded},
+    {"rounded_f16", MOEC_F16, MOEC_F16, kPair, Layout::kOutIn, 97, 289, true, false, kRounded},
+    {"rounded_f16_in_out", MOEC_F16, MOEC_F16, kSingle, Layout::kInOut, 97, 33, false, false,
+     kRounded},
+    {"rounded_f16_transposed", MOEC_F16, MOEC_F16, kSum, Layout::kOutInInterleaved, 33, 47, true,
+     true, kRounded},
+    {"rounded_one_value", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 1, 1, false, false,
+     kRounded},
+    {"int8_one_value", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 1, 1, false, false, kByF32},
 };
 
 // Groups of 0, 1, 4, ... rows; two unused rows follow each.
@@ -241,7 +166,7 @@ struct Problem {
       if (!rows) rows = std::make_unique<Rows>(random, c.a, tokens, k, k + 3);
       b.push_back(std::make_unique<Weights>(random, c.b, c.layout, groups.experts(),
                                             c.transposed ? k : c.n, c.transposed ? c.n : k,
-                                            c.scales));
+                                            c.stored));
       GemmRows of = rows->rows;
       if (c.gather) of.gather = gather.data();
       gemm.add({of, {&b.back()->matrix, nullptr, 0, c.transposed}, k, term.output});
@@ -356,7 +281,7 @@ TEST(Pack, writes_every_byte_and_zero_tails) {
 TEST(Pack, keeps_eight_bits_a_code) {
   Random random;
   const ThreadPool pool(1);
-  const Weights w(random, MOEC_BF16, Layout::kInOut, 1, 33, 47, MOEC_F32);
+  const Weights w(random, MOEC_BF16, Layout::kInOut, 1, 33, 47, kByF32);
   const int64_t bytes = packed_matrix_bytes(w.matrix, 33, 47), panel = 64 * 32 + 192;
   EXPECT_EQ(bytes, 2 * panel);
   const GuardedBuffer packed{size_t(bytes)};

@@ -41,6 +41,12 @@ const LossCase kCases[] = {
      .seq_len = 2,
      .mask = true},  // some have no token left
     {.name = "z", .kind = Kind::kZ},
+    {.name = "z_1", .kind = Kind::kZ, .tokens = 35, .experts = 1},
+    {.name = "z_3", .kind = Kind::kZ, .tokens = 1030, .experts = 3},
+    {.name = "z_8", .kind = Kind::kZ, .experts = 8},
+    {.name = "z_32", .kind = Kind::kZ, .tokens = 7, .experts = 32, .mask = true},
+    {.name = "z_33", .kind = Kind::kZ, .experts = 33},
+    {.name = "z_300", .kind = Kind::kZ, .tokens = 70, .experts = 300},
     {.name = "z_masked", .kind = Kind::kZ, .tokens = 1100, .mask = true},
     {.name = "large", .kind = Kind::kMixtral, .tokens = 2100, .experts = 130, .top_k = 8},
     {.name = "no_tokens", .kind = Kind::kMixtral, .tokens = 0},
@@ -71,7 +77,7 @@ struct Problem {
     for (int e = 0; c.counts && e < c.experts; ++e) counts.push_back(random.below(50));
   }
 
-  Result run(const cpu::Device& device) const {
+  Result run(const cpu::Device& device, bool wide_counts = false) const {
     std::vector<Stored> stored;
     std::vector<LossLayer> layers;
     const std::vector<int32_t> narrow(counts.begin(), counts.end());
@@ -91,7 +97,9 @@ struct Problem {
     args.num_tokens = tokens, args.seq_len = config.seq_len,
     args.num_layers = int64_t(layers.size());
     args.layers = layers.data();
-    args.counts = narrow.empty() ? nullptr : narrow.data();
+    args.counts = {const_cast<int64_t*>(counts.empty() ? nullptr : counts.data()), MOEC_I64};
+    if (!wide_counts && !counts.empty())
+      args.counts = {const_cast<int32_t*>(narrow.data()), MOEC_I32};
     args.token_mask = mask.empty() ? nullptr : mask.data();
     args.loss = &out.loss, args.d_loss = &upstream;
     cpu::loss_forward(device, args);
@@ -140,6 +148,7 @@ TEST(Loss, balance_of_very_many_tokens) {
 TEST_P(LossTest, bits_depend_neither_on_threads_nor_on_the_instruction_set) {
   const Problem p(GetParam());
   const Result one = p.run(CpuDevice(1));
+  EXPECT_TRUE(one == p.run(CpuDevice(1), true));
   EXPECT_TRUE(one == p.run(CpuDevice(3)));
   for (const std::string& isa : isa_names()) {
     cpu::select_isa(isa.c_str());

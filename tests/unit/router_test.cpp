@@ -4,42 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
 #include <limits>
-#include <utility>
 
-#include "oracle/moe_oracle.h"
 #include "support/compare.h"
-#include "support/random.h"
-#include "unit/cpu_device.h"
+#include "unit/router_case.h"
 
 namespace moec::test {
 namespace {
 
-using oracle::Config;
-using oracle::Inputs;
-
-struct RouterCase {
-  const char* name;
-  std::function<void(oracle::RouterConfig&)> set;  // starting from 16 experts, top 3, softmax
-  bool select_bias = false, per_expert_scale = false, mask = false;
-};
-void PrintTo(const RouterCase& c, std::ostream* out) {
-  *out << c.name;
-}
-
-void deepseek(oracle::RouterConfig& r) {
-  r.score = oracle::Score::kSigmoid;
-  r.select = oracle::Select::kGroupTopK;
-  r.num_groups = 4, r.top_groups = 2, r.group_top_m = 2;
-  r.norm = oracle::Norm::kSum, r.norm_eps = 1e-20, r.scale = 2.5;
-}
-void selected_softmax(oracle::RouterConfig& r) {
-  r.score = oracle::Score::kIdentity;
-  r.weight_rule = oracle::WeightRule::kSoftmaxSelected;
-}
-using R = oracle::RouterConfig;
 const RouterCase kCases[] = {
     {"softmax", [](R&) {}},
     {"softmax_scaled", [](R& r) { r.scale = 16; }, true},
@@ -99,111 +71,6 @@ const RouterCase kCases[] = {
     {"all_experts", [](R& r) { r.num_experts = 5, r.top_k = 5, r.norm = oracle::Norm::kSum; }},
     {"one_expert", [](R& r) { r.num_experts = r.top_k = 1; }},
 };
-
-uint32_t value(auto enumerator) {
-  return static_cast<uint32_t>(enumerator);
-}
-
-moec_router_desc desc_of(const R& r) {
-  moec_router_desc d = {};
-  d.num_experts = r.num_experts, d.num_zero_experts = r.num_zero_experts, d.top_k = r.top_k;
-  d.logit_softcap = float(r.logit_softcap);
-  d.score = value(r.score), d.selection = value(r.select);
-  d.num_groups = r.num_groups, d.top_groups = r.top_groups, d.group_top_m = r.group_top_m;
-  d.group_fill = value(r.group_fill), d.mixer_eps = float(r.mixer_eps);
-  d.weight_rule = value(r.weight_rule), d.norm = value(r.norm);
-  d.norm_eps = float(r.norm_eps), d.norm_p = float(r.norm_p), d.scale = float(r.scale);
-  d.slot_order = value(r.slot_order);
-  if (r.norm_if_k_gt_1) d.flags |= MOEC_ROUTER_NORM_IF_K_GT_1;
-  d.data_dtype = MOEC_F32;
-  const std::pair<oracle::Rounding, uint32_t*> steps[] = {{r.score_rounding, &d.score_precision},
-                                                          {r.norm_rounding, &d.norm_precision},
-                                                          {r.weight_rounding, &d.weight_precision}};
-  for (const auto& [rounding, precision] : steps) {
-    if (rounding == oracle::Rounding::kNone) continue;
-    *precision = MOEC_PREC_DATA;
-    d.data_dtype = rounding == oracle::Rounding::kBf16 ? MOEC_BF16 : MOEC_F16;
-  }
-  return d;
-}
-
-struct Problem {
-  explicit Problem(const RouterCase& c, int tokens = 37) {
-    R& r = config.router;
-    r.num_experts = 16, r.top_k = 3;
-    c.set(r);
-    const auto T = static_cast<size_t>(tokens), C = static_cast<size_t>(r.columns());
-    const auto K = static_cast<size_t>(r.top_k);
-    Random random;
-    in.tokens = tokens;
-    logits = rounded(random.normals(T * C, 1.5));
-    if (c.select_bias) {
-      const bool below = r.group_fill == oracle::GroupFill::kZero;
-      in.select_bias = rounded(random.normals(C, 0.3));
-      for (double& b : in.select_bias) b = double(float(below ? b - 3 : b));
-    }
-    if (c.per_expert_scale) in.per_expert_scale = rounded(random.normals(C));
-    if (c.mask)
-      for (size_t t = 0; t < T; ++t) in.token_mask.push_back(t % 5 != 1);
-    const auto any_id = [&] { return int(random.below(r.columns() + 2)) - 1; };  // -1 .. C
-    if (r.select == oracle::Select::kGiven)
-      for (size_t i = 0; i < T * K; ++i) in.given_ids.push_back(any_id());
-    if (r.select == oracle::Select::kTable) {
-      for (size_t i = 0; i < 11 * K; ++i) in.table.push_back(any_id());
-      for (size_t t = 0; t < T; ++t) in.token_ids.push_back(int(random.below(13)) - 1);
-    }
-    d_routing_weights = rounded(random.normals(T * K));
-    d_logits_in = rounded(random.normals(T * C, 0.1));
-  }
-  Config config;
-  Inputs in;
-  std::vector<double> logits, d_routing_weights, d_logits_in;
-};
-
-struct Result {
-  std::vector<int32_t> ids, counts;
-  std::vector<float> weights, scores, d_logits, d_scale;
-  bool operator==(const Result&) const = default;
-};
-
-Result run(const Problem& p, const cpu::Device& device, bool wide_ids = false) {
-  const moec_router_desc desc = desc_of(p.config.router);
-  const auto T = static_cast<size_t>(p.in.tokens);
-  const auto C = static_cast<size_t>(p.config.router.columns()),
-             K = static_cast<size_t>(desc.top_k);
-  Stored logits(MOEC_F32, p.logits), scale(MOEC_F32, p.in.per_expert_scale);
-  std::vector<float> bias = to_floats(p.in.select_bias),
-                     d_routing_weights = to_floats(p.d_routing_weights);
-  std::vector<float> d_in = to_floats(p.d_logits_in);
-  std::vector<int32_t> table = p.in.table, token_ids = p.in.token_ids, given = p.in.given_ids;
-  const std::vector<int64_t> wide(given.begin(), given.end());
-  Result out = {std::vector<int32_t>(T * K), std::vector<int32_t>(C, 100),
-                std::vector<float>(T * K),   std::vector<float>(T * C),
-                std::vector<float>(T * C),   std::vector<float>(scale.values().size())};
-  RouteArgs args = {};
-  args.desc = &desc;
-  args.num_tokens = p.in.tokens, args.table_rows = int64_t(table.size() / K);
-  args.logits = logits.array(), args.per_expert_scale = scale.array();
-  args.select_bias = bias.empty() ? nullptr : bias.data();
-  args.token_mask = p.in.token_mask.empty() ? nullptr : p.in.token_mask.data();
-  args.table = {table.data(), MOEC_I32}, args.token_ids = {token_ids.data(), MOEC_I32};
-  args.given_ids = {given.data(), MOEC_I32};
-  if (wide_ids) args.given_ids = {const_cast<int64_t*>(wide.data()), MOEC_I64};
-  args.expert_ids = out.ids.data(), args.routing_weights = out.weights.data();
-  args.scores = out.scores.data(), args.counts = out.counts.data();
-  cpu::route_forward(device, args);
-
-  RouteGradArgs grad = {};
-  grad.desc = &desc;
-  grad.num_tokens = p.in.tokens;
-  grad.logits = args.logits, grad.per_expert_scale = args.per_expert_scale;
-  grad.expert_ids = {out.ids.data(), MOEC_I32};
-  grad.d_routing_weights = d_routing_weights.data(), grad.d_logits_in = d_in.data();
-  grad.d_logits = out.d_logits.data();
-  grad.d_per_expert_scale = {out.d_scale.empty() ? nullptr : out.d_scale.data(), MOEC_F32};
-  cpu::route_backward(device, grad);
-  return out;
-}
 
 // The gradient of a logit that weighs w is w (d - sum of w d), with d the gradients of the weights:
 // where one weight is nearly 1, the difference cancels, and what is rounded is as large as w d.
@@ -266,18 +133,6 @@ TEST_P(RouterTest, bits_depend_neither_on_threads_nor_on_the_instruction_set) {
   cpu::select_isa(nullptr);
 }
 
-Result route_rows(const std::vector<double>& logits, std::function<void(R&)> set,
-                  std::vector<double> bias = {}) {
-  Problem p({"", std::move(set)}, 1);
-  p.logits = logits, p.in.select_bias = std::move(bias);
-  p.config.router.num_experts = int(logits.size());
-  p.d_routing_weights.assign(static_cast<size_t>(p.config.router.top_k), 1);
-  p.d_logits_in.assign(logits.size(), 0);
-  return run(p, CpuDevice(1));
-}
-using Ids = std::vector<int32_t>;
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
 TEST(Router, numbers_of_the_specification) {  // spec 9.1, 9.2, 9.3
   const std::vector<double> z = {.5, 1.25, -.75, 2, .125, 1.5, -2, .75};
   const auto near = [](const std::vector<float>& got, std::vector<double> want) {
@@ -306,68 +161,6 @@ TEST(Router, numbers_of_the_specification) {  // spec 9.1, 9.2, 9.3
   EXPECT_EQ(route_rows(z, zero_fill, low).ids, (Ids{2, 3, 6}));  // ties at 0: the lowest ids
 }
 
-TEST(Router, ties_go_to_the_lowest_id_and_nan_is_never_chosen) {
-  const auto identity = [](R& c) { c.score = oracle::Score::kIdentity; };
-  EXPECT_EQ(route_rows({1, 2, 2, 2, 0}, identity).ids, (Ids{1, 2, 3}));
-  EXPECT_EQ(route_rows({0.0, -0.0, -1, 0.0}, identity).ids, (Ids{0, 1, 3}));
-  EXPECT_EQ(route_rows({NAN, 3, -kInf, NAN, 1}, identity).ids, (Ids{1, 4, -1}));
-  EXPECT_EQ(route_rows({NAN, NAN, -kInf}, identity).ids, (Ids{-1, -1, -1}));
-  EXPECT_EQ(route_rows({-NAN, kInf, -3, 7}, identity).ids, (Ids{1, 3, 2}));
-  const Result r = route_rows({NAN, 1, 2, 3}, [](R&) {});  // a NaN spoils a softmax row
-  EXPECT_EQ(r.ids, (Ids{-1, -1, -1}));
-  EXPECT_EQ(r.weights, (std::vector<float>{0, 0, 0}));
-  EXPECT_EQ(r.d_logits, (std::vector<float>{0, 0, 0, 0}));
-  const auto groups = [](R& c) {
-    c.score = oracle::Score::kIdentity, c.select = oracle::Select::kGroupTopK;
-    c.num_groups = 2, c.top_groups = 1, c.group_top_m = 2;
-  };
-  EXPECT_EQ(route_rows({NAN, 90, 5, 4}, groups).ids, (Ids{2, 3, -1}));
-  const auto filled = [](R& c) {  // the fill does not make a NaN eligible
-    c.score = oracle::Score::kIdentity, c.select = oracle::Select::kGroupTopK;
-    c.num_groups = 2, c.top_groups = 1, c.group_fill = oracle::GroupFill::kZero;
-  };
-  EXPECT_EQ(route_rows({NAN, -3, 5, 4}, filled).ids, (Ids{2, 3, 1}));
-}
-
-// A sigmoid of -inf is 0, which can be chosen; the softmax of such logits alone weighs nothing.
-TEST(Router, a_softmax_of_nothing_but_minus_infinity_is_zero) {
-  const auto sigmoid = [](R& c) {
-    c.score = oracle::Score::kSigmoid, c.weight_rule = oracle::WeightRule::kSoftmaxSelected;
-  };
-  Result r = route_rows({-kInf, -kInf, -kInf}, sigmoid);
-  EXPECT_EQ(r.ids, (Ids{0, 1, 2}));
-  EXPECT_EQ(r.weights, (std::vector<float>{0, 0, 0}));
-  EXPECT_EQ(r.d_logits, (std::vector<float>{0, 0, 0}));
-  r = route_rows({-kInf, 2, -kInf}, sigmoid);
-  EXPECT_EQ(r.ids, (Ids{1, 0, 2}));
-  EXPECT_EQ(r.weights, (std::vector<float>{1, 0, 0}));
-}
-
-// Shown to fail where powers are summed as they are, and where a slope divides by a sigmoid that is
-// 0 already.
-TEST(Router, weights_and_gradients_of_logits_far_below_zero) {
-  const auto norm_p = [](double p) {
-    return [p](R& c) {
-      c.top_k = 2, c.score = oracle::Score::kSigmoid, c.norm = oracle::Norm::kP, c.norm_p = p;
-    };
-  };
-  const auto near = [](float got, double want) { EXPECT_NEAR(got, want, 1e-6 * std::abs(want)); };
-  for (const double p : {2.0, 3.0, 8.0})
-    for (const double z : {-1.0, -20.0, -60.0, -80.0}) {
-      const Result r = route_rows({z, z - 1}, norm_p(p));
-      const double a = 1 / (1 + std::exp(-z)), b = 1 / (1 + std::exp(1 - z));
-      const double norm = a * std::pow(1 + std::pow(b / a, p), 1 / p);
-      near(r.weights[0], a / norm);
-      near(r.weights[1], b / norm);
-    }
-  const auto root = [](R& c) { c.top_k = 1, c.score = oracle::Score::kSqrtSoftplus; };
-  for (const double z : {-7.0, -8.2, -8.4, -40.0, -88.0}) {
-    const double value = std::sqrt(std::log1p(std::exp(z)));
-    near(route_rows({z}, root).weights[0], value);
-    near(route_rows({z}, root).d_logits[0], 1 / (1 + std::exp(-z)) / (2 * value));
-  }
-}
-
 TEST(Router, unselected_logits_get_exactly_no_gradient_when_weights_sum_to_one) {
   for (const oracle::Norm norm : {oracle::Norm::kSum, oracle::Norm::kClampSum, oracle::Norm::kP}) {
     Problem p({"", [&](R& c) { c.norm = norm; }});
@@ -387,11 +180,42 @@ TEST(Router, no_tokens) {
   EXPECT_EQ(run(p, CpuDevice(2)).counts, Ids(16, 100));
 }
 
+// Counts of 32 bits stay at their largest; those of 64 bits do not end there.
+TEST(Router, counts_do_not_wrap) {
+  const auto counts_of = [](auto start) {
+    std::vector<decltype(start)> counts(4, start);
+    const std::vector<float> values = {4, 3, 2, 1, 9, 8, 7, 6, 1, 2, 9, 8};
+    const moec_router_desc desc = desc_of([] {
+      R r;
+      r.num_experts = 4, r.top_k = 2;
+      return r;
+    }());
+    std::vector<int32_t> ids(6);
+    std::vector<float> weights(6);
+    RouteArgs args = {};
+    args.desc = &desc, args.num_tokens = 3;
+    args.logits = {const_cast<float*>(values.data()), MOEC_F32};
+    args.expert_ids = ids.data(), args.routing_weights = weights.data();
+    args.counts = {counts.data(), moec_dtype(sizeof start == 4 ? MOEC_I32 : MOEC_I64)};
+    cpu::route_forward(CpuDevice(1), args);
+    return counts;
+  };
+  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+  EXPECT_EQ(counts_of(kMost - 1), (Ids{kMost, kMost, kMost, kMost}));
+  EXPECT_EQ(counts_of(int32_t(5)), (Ids{7, 7, 6, 6}));
+  EXPECT_EQ(counts_of(int64_t(kMost)),
+            (std::vector<int64_t>{kMost + int64_t(2), kMost + int64_t(2), kMost + int64_t(1),
+                                  kMost + int64_t(1)}));
+}
+
 TEST(Router, bias_update_moves_towards_the_mean) {
   std::vector<int32_t> counts = {4, 0, 2, 2};
   std::vector<float> bias = {1, 1, 1, 1};
-  cpu::bias_update(CpuDevice(1), {4, counts.data(), 0.5f, bias.data()});
+  cpu::bias_update(CpuDevice(1), {4, {counts.data(), MOEC_I32}, 0.5f, bias.data()});
   EXPECT_EQ(bias, (std::vector<float>{0.5f, 1.5f, 1, 1}));
+  std::vector<int64_t> wide = {int64_t(5) << 31, 0, int64_t(1) << 31, int64_t(2) << 31};
+  cpu::bias_update(CpuDevice(1), {4, {wide.data(), MOEC_I64}, 0.5f, bias.data()});
+  EXPECT_EQ(bias, (std::vector<float>{0, 2, 1.5f, 1}));
 }
 
 }  // namespace

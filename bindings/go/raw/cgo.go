@@ -74,6 +74,8 @@ static int32_t go_moec_weights_dequantise(uintptr_t weights, uint32_t matrix, in
 static int32_t go_moec_weights_release_source(uintptr_t weights) { return moec_weights_release_source((void *)weights); }
 static int32_t go_moec_weights_save_sync(uintptr_t weights, void * path) { return moec_weights_save_sync((void *)weights, path); }
 static int32_t go_moec_weights_map_sync(uintptr_t weights, void * path) { return moec_weights_map_sync((void *)weights, path); }
+static int32_t go_moec_quantise_query(uintptr_t context, void * desc, void * info, void * quant) { return moec_quantise_query((void *)context, desc, info, quant); }
+static int32_t go_moec_quantise(uintptr_t context, void * args, uintptr_t stream) { return moec_quantise((void *)context, args, (void *)stream); }
 static int32_t go_moec_experts_create(uintptr_t context, void * desc, void * out) { return moec_experts_create((void *)context, desc, out); }
 static void go_moec_experts_free(uintptr_t experts) { moec_experts_free((void *)experts); }
 static int32_t go_moec_experts_query(uintptr_t experts, void * out) { return moec_experts_query((void *)experts, out); }
@@ -156,6 +158,8 @@ func WeightsDequantise(weights uintptr, matrix uint32, expert int32, to unsafe.P
 func WeightsReleaseSource(weights uintptr) int32 { return int32(C.go_moec_weights_release_source(C.uintptr_t(weights))) }
 func WeightsSaveSync(weights uintptr, path unsafe.Pointer) int32 { return int32(C.go_moec_weights_save_sync(C.uintptr_t(weights), path)) }
 func WeightsMapSync(weights uintptr, path unsafe.Pointer) int32 { return int32(C.go_moec_weights_map_sync(C.uintptr_t(weights), path)) }
+func QuantiseQuery(context uintptr, desc unsafe.Pointer, info unsafe.Pointer, quant unsafe.Pointer) int32 { return int32(C.go_moec_quantise_query(C.uintptr_t(context), desc, info, quant)) }
+func Quantise(context uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_quantise(C.uintptr_t(context), args, C.uintptr_t(stream))) }
 func ExpertsCreate(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_experts_create(C.uintptr_t(context), desc, out)) }
 func ExpertsFree(experts uintptr)  { C.go_moec_experts_free(C.uintptr_t(experts)) }
 func ExpertsQuery(experts uintptr, out unsafe.Pointer) int32 { return int32(C.go_moec_experts_query(C.uintptr_t(experts), out)) }

@@ -74,6 +74,8 @@ var (
 	WeightsReleaseSource func(weights uintptr) int32
 	WeightsSaveSync func(weights uintptr, path unsafe.Pointer) int32
 	WeightsMapSync func(weights uintptr, path unsafe.Pointer) int32
+	QuantiseQuery func(context uintptr, desc unsafe.Pointer, info unsafe.Pointer, quant unsafe.Pointer) int32
+	Quantise func(context uintptr, args unsafe.Pointer, stream uintptr) int32
 	ExpertsCreate func(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32
 	ExpertsFree func(experts uintptr)
 	ExpertsQuery func(experts uintptr, out unsafe.Pointer) int32
@@ -155,6 +157,8 @@ var symbols = map[string]any{
 	"moec_weights_release_source": &WeightsReleaseSource,
 	"moec_weights_save_sync": &WeightsSaveSync,
 	"moec_weights_map_sync": &WeightsMapSync,
+	"moec_quantise_query": &QuantiseQuery,
+	"moec_quantise": &Quantise,
 	"moec_experts_create": &ExpertsCreate,
 	"moec_experts_free": &ExpertsFree,
 	"moec_experts_query": &ExpertsQuery,

@@ -97,6 +97,7 @@ const (
 	RouterJitterX = 16
 	GradAccumulate = 1
 	GradAccumulateX = 2
+	GradSkipIdle = 4
 	LossBalanceMixtral = 0
 	LossBalanceSwitch = 1
 	LossBalanceSequence = 2
@@ -147,6 +148,17 @@ const (
 	MatrixGate = 1
 	MatrixUp = 2
 	MatrixDown = 3
+	QuantiseInt8 = 0
+	QuantiseInt4 = 1
+	QuantiseFp8 = 2
+	QuantiseMxfp8 = 3
+	QuantiseMxfp4 = 4
+	QuantiseNvfp4 = 5
+	QuantiseNf4 = 6
+	QuantiseFp4 = 7
+	QuantiseAsymmetric = 1
+	QuantiseNested = 2
+	QuantiseScales2Divides = 4
 	ActSwiglu = 0
 	ActGptoss = 1
 	ActClampSwiglu = 2
@@ -510,7 +522,7 @@ type RouteArgs struct {
 	RoutingWeights Tensor
 	// out [T,E+Z] f32, optional
 	Scores Tensor
-	// out [E+Z] i32, optional: += selections per id
+	// out [E+Z] i32|i64, optional: += selections per id; i32 saturates
 	Counts Tensor
 }
 
@@ -555,7 +567,7 @@ type LossArgs struct {
 	DLogits uintptr
 	// layers; 1 except MIXTRAL
 	Count int64
-	// in [E] i32, optional, SWITCH: n_e instead of counting
+	// in [E] i32|i64, optional, SWITCH: n_e instead of counting
 	Counts Tensor
 	// in [T] u8|bool, optional: 0 = left out, in each layer
 	TokenMask Tensor
@@ -712,6 +724,62 @@ type WeightsInfo struct {
 	NeedsSource int32
 	// names layout, type and instruction set; "" if not packed
 	PackedFormat [64]byte
+}
+
+// QuantiseDesc mirrors moec_quantise_desc.
+type QuantiseDesc struct {
+	StructSize uint32
+	// moec_quantise_flags
+	Flags uint32
+	// moec_quantise_kind
+	Kind uint32
+	// moec_orientation of the source. NF4 and FP4 keep the order of the source; other codes are
+	// OUT_IN
+	Orientation uint32
+	// of the source: f32, f16, bf16
+	Dtype uint32
+	// INT8, INT4, FP8: dtype (0) or f32; the arithmetic is of this type, too. Others: 0
+	ScaleDtype uint32
+	// E
+	NumExperts int64
+	// N
+	OutFeatures int64
+	// K
+	InFeatures int64
+	// 0, or as kind says
+	BlockN int64
+	// 0, or as kind says
+	BlockK int64
+}
+
+// QuantiseInfo mirrors moec_quantise_info.
+type QuantiseInfo struct {
+	StructSize uint32
+	Flags uint32
+	// type and shape
+	Codes Tensor
+	// bytes
+	Workspace uint64
+	// moec_scheme that reads them
+	Scheme uint32
+	// moec_scheme that reads them
+	Reserved0 uint32
+}
+
+// QuantiseArgs mirrors moec_quantise_args.
+type QuantiseArgs struct {
+	StructSize uint32
+	// flags: 0
+	Flags uint32
+	Desc uintptr
+	// in [E,N,K]; IN_OUT: [E,K,N]
+	Source Tensor
+	// out
+	Codes Tensor
+	// out: its tensors, with memory. Codes are bound with it
+	Quant uintptr
+	// absent = the context's
+	Workspace Buffer
 }
 
 // ExpertsDesc mirrors moec_experts_desc.
@@ -888,7 +956,7 @@ type LayerArgs struct {
 	ExpertIds Tensor
 	// out [T,K] f32, optional
 	RoutingWeights Tensor
-	// out [E+Z] i32, optional: += selections per id
+	// out [E+Z] i32|i64, optional: as moec_route_args
 	Counts Tensor
 	// out, unless SAVE_NONE
 	Saved Buffer
@@ -972,6 +1040,9 @@ var Layouts = []Layout{
 	{WeightsDesc{}, 56, []uintptr{0, 4, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52}},
 	{WeightSet{}, 1160, []uintptr{0, 4, 8, 296, 584, 872}},
 	{WeightsInfo{}, 96, []uintptr{0, 4, 8, 16, 20, 24, 28, 32}},
+	{QuantiseDesc{}, 64, []uintptr{0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56}},
+	{QuantiseInfo{}, 152, []uintptr{0, 4, 8, 136, 144, 148}},
+	{QuantiseArgs{}, 296, []uintptr{0, 4, 8, 16, 144, 272, 280}},
 	{ExpertsDesc{}, 160, []uintptr{0, 4, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 104, 136, 140, 144, 148, 152, 156}},
 	{ExpertsArgs{}, 832, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816}},
 	{ExpertsGradArgs{}, 1360, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 560, 688, 816, 824, 832, 960, 1088, 1216, 1344}},

@@ -90,6 +90,7 @@ const MOEC_ROUTER_NORM_IF_K_GT_1 = UInt32(8)
 const MOEC_ROUTER_JITTER_X = UInt32(16)
 const MOEC_GRAD_ACCUMULATE = UInt32(1)
 const MOEC_GRAD_ACCUMULATE_X = UInt32(2)
+const MOEC_GRAD_SKIP_IDLE = UInt32(4)
 const MOEC_LOSS_BALANCE_MIXTRAL = UInt32(0)
 const MOEC_LOSS_BALANCE_SWITCH = UInt32(1)
 const MOEC_LOSS_BALANCE_SEQUENCE = UInt32(2)
@@ -140,6 +141,17 @@ const MOEC_MATRIX_GATE_UP = UInt32(0)
 const MOEC_MATRIX_GATE = UInt32(1)
 const MOEC_MATRIX_UP = UInt32(2)
 const MOEC_MATRIX_DOWN = UInt32(3)
+const MOEC_QUANTISE_INT8 = UInt32(0)
+const MOEC_QUANTISE_INT4 = UInt32(1)
+const MOEC_QUANTISE_FP8 = UInt32(2)
+const MOEC_QUANTISE_MXFP8 = UInt32(3)
+const MOEC_QUANTISE_MXFP4 = UInt32(4)
+const MOEC_QUANTISE_NVFP4 = UInt32(5)
+const MOEC_QUANTISE_NF4 = UInt32(6)
+const MOEC_QUANTISE_FP4 = UInt32(7)
+const MOEC_QUANTISE_ASYMMETRIC = UInt32(1)
+const MOEC_QUANTISE_NESTED = UInt32(2)
+const MOEC_QUANTISE_SCALES2_DIVIDES = UInt32(4)
 const MOEC_ACT_SWIGLU = UInt32(0)
 const MOEC_ACT_GPTOSS = UInt32(1)
 const MOEC_ACT_CLAMP_SWIGLU = UInt32(2)
@@ -697,7 +709,7 @@ Fields of `moec_route_args`:
 - `expert_ids`: out `[T,K]` i32; -1 = none
 - `routing_weights`: out `[T,K]` f32; 0 where the id is -1
 - `scores`: out `[T,E+Z]` f32, optional
-- `counts`: out `[E+Z]` i32, optional: += selections per id
+- `counts`: out `[E+Z]` i32|i64, optional: += selections per id; i32 saturates
 """
 struct moec_route_args
     struct_size::UInt32
@@ -774,7 +786,7 @@ Fields of `moec_loss_args`:
 - `logits`: in, `count` tensors `[T,E]` f32|bf16|f16, one per layer
 - `d_logits`: out, `count` tensors `[T,E]` f32 (backward): added to
 - `count`: layers; 1 except MIXTRAL
-- `counts`: in `[E]` i32, optional, SWITCH: n_e instead of counting
+- `counts`: in `[E]` i32|i64, optional, SWITCH: n_e instead of counting
 - `token_mask`: in `[T]` u8|bool, optional: 0 = left out, in each layer
 - `loss`: out `[1]` f32 (forward)
 - `d_loss`: in `[1]` f32 (backward); absent = 1
@@ -1065,6 +1077,97 @@ moec_weights_info(;
 ) = moec_weights_info(struct_size, flags, packed_bytes, is_bound, is_packed, is_frozen, needs_source, packed_format)
 
 """
+Fields of `moec_quantise_desc`:
+- `flags`: moec_quantise_flags
+- `kind`: moec_quantise_kind
+- `orientation`: moec_orientation of the source. NF4 and FP4 keep the order of the source; other codes are OUT_IN
+- `dtype`: of the source: f32, f16, bf16
+- `scale_dtype`: INT8, INT4, FP8: dtype (0) or f32; the arithmetic is of this type, too. Others: 0
+- `num_experts`: E
+- `out_features`: N
+- `in_features`: K
+- `block_n`: 0, or as kind says
+- `block_k`: 0, or as kind says
+"""
+struct moec_quantise_desc
+    struct_size::UInt32
+    flags::UInt32
+    kind::UInt32
+    orientation::UInt32
+    dtype::UInt32
+    scale_dtype::UInt32
+    num_experts::Int64
+    out_features::Int64
+    in_features::Int64
+    block_n::Int64
+    block_k::Int64
+end
+moec_quantise_desc(;
+    struct_size = UInt32(64),
+    flags = UInt32(0),
+    kind = UInt32(0),
+    orientation = UInt32(0),
+    dtype = UInt32(0),
+    scale_dtype = UInt32(0),
+    num_experts = Int64(0),
+    out_features = Int64(0),
+    in_features = Int64(0),
+    block_n = Int64(0),
+    block_k = Int64(0),
+) = moec_quantise_desc(struct_size, flags, kind, orientation, dtype, scale_dtype, num_experts, out_features, in_features, block_n, block_k)
+
+"""
+Fields of `moec_quantise_info`:
+- `codes`: type and shape
+- `workspace`: bytes
+- `scheme`: moec_scheme that reads them
+- `reserved0`: moec_scheme that reads them
+"""
+struct moec_quantise_info
+    struct_size::UInt32
+    flags::UInt32
+    codes::moec_tensor
+    workspace::UInt64
+    scheme::UInt32
+    reserved0::UInt32
+end
+moec_quantise_info(;
+    struct_size = UInt32(152),
+    flags = UInt32(0),
+    codes = moec_tensor(),
+    workspace = UInt64(0),
+    scheme = UInt32(0),
+    reserved0 = UInt32(0),
+) = moec_quantise_info(struct_size, flags, codes, workspace, scheme, reserved0)
+
+"""
+Fields of `moec_quantise_args`:
+- `flags`: flags: 0
+- `source`: in `[E,N,K]`; IN_OUT: `[E,K,N]`
+- `codes`: out
+- `quant`: out: its tensors, with memory. Codes are bound with it
+- `workspace`: absent = the context's
+"""
+struct moec_quantise_args
+    struct_size::UInt32
+    flags::UInt32
+    desc::Ptr{moec_quantise_desc}
+    source::moec_tensor
+    codes::moec_tensor
+    quant::Ptr{moec_quant}
+    workspace::moec_buffer
+end
+moec_quantise_args(;
+    struct_size = UInt32(296),
+    flags = UInt32(0),
+    desc = C_NULL,
+    source = moec_tensor(),
+    codes = moec_tensor(),
+    quant = C_NULL,
+    workspace = moec_buffer(),
+) = moec_quantise_args(struct_size, flags, desc, source, codes, quant, workspace)
+
+"""
 Fields of `moec_experts_desc`:
 - `hidden`: H
 - `inter`: I
@@ -1296,7 +1399,7 @@ Fields of `moec_layer_args`:
 - `logits`: out `[T,E+Z]` f32, optional
 - `expert_ids`: out `[T,K]` i32, optional
 - `routing_weights`: out `[T,K]` f32, optional
-- `counts`: out `[E+Z]` i32, optional: += selections per id
+- `counts`: out `[E+Z]` i32|i64, optional: as moec_route_args
 - `saved`: out, unless SAVE_NONE
 - `workspace`: absent = the context's
 """
@@ -1451,6 +1554,9 @@ const LAYOUT = (
     (moec_weights_desc, 56, (0, 4, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52,)),
     (moec_weight_set, 1160, (0, 4, 8, 296, 584, 872,)),
     (moec_weights_info, 96, (0, 4, 8, 16, 20, 24, 28, 32,)),
+    (moec_quantise_desc, 64, (0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56,)),
+    (moec_quantise_info, 152, (0, 4, 8, 136, 144, 148,)),
+    (moec_quantise_args, 296, (0, 4, 8, 16, 144, 272, 280,)),
     (moec_experts_desc, 160, (0, 4, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 104, 136, 140, 144, 148, 152, 156,)),
     (moec_experts_args, 832, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816,)),
     (moec_experts_grad_args, 1360, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 560, 688, 816, 824, 832, 960, 1088, 1216, 1344,)),
@@ -1496,13 +1602,9 @@ moec_set_log(sink, user, min_level) =
 moec_backend_load(path) =
     @ccall LIB.moec_backend_load(path::Ptr{UInt8})::Int32
 
-"Number of devices of a type (moec_device_type). Host only. 0 without a driver or plug-in: that is no error, and moec_backend_describe says why."
+"Number of devices of a type (moec_device_type). Host only. 0 without a driver or plug-in: that is no error."
 moec_device_count(device_type, count) =
     @ccall LIB.moec_device_count(device_type::Int32, count::Ptr{Int32})::Int32
-
-"JSON: `state` (\"ready\", \"no_plugin\", \"other_build\", \"no_driver\", \"old_driver\", \"no_device\" or \"failed\") and `devices`; of CUDA also `why` there is none, the file of the `plugin`, the CUDA versions that the `driver` serves and the plug-in `needs`, and whose code multiplies matrices without experts (`dense_products`: where cuBLASLt was found). *need counts the final NUL; buffer may be NULL. Host only; may wait while the driver starts. E_WORKSPACE: the buffer is too small; *need is set."
-moec_backend_describe(device_type, buffer, bytes, need) =
-    @ccall LIB.moec_backend_describe(device_type::Int32, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
 
 "What a device is, without a context on it. Host only. E_NO_BACKEND: there is no such device."
 moec_device_query(device_type, device_id, out) =
@@ -1604,7 +1706,7 @@ moec_route_forward(router, args, stream) =
 moec_route_backward(router, args, stream) =
     @ccall LIB.moec_route_backward(router::Ptr{moec_router}, args::Ptr{moec_route_grad_args}, stream::Ptr{Cvoid})::Int32
 
-"Balances without an auxiliary loss: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) is 0. counts [E+Z] i32 (as from route_forward, all-reduced before if wanted), bias [E+Z] f32. Queues."
+"Balances without an auxiliary loss: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) is 0. counts [E+Z] i32|i64 (as from route_forward, all-reduced before if wanted), bias [E+Z] f32. Queues."
 moec_router_bias_update(router, counts, rate, bias, stream) =
     @ccall LIB.moec_router_bias_update(router::Ptr{moec_router}, counts::Ptr{moec_tensor}, rate::Float32, bias::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
@@ -1640,7 +1742,7 @@ moec_plan_from_logits(plan, router, args, stream) =
 moec_plan_from_map(plan, routing_map, probs, stream) =
     @ccall LIB.moec_plan_from_map(plan::Ptr{moec_plan}, routing_map::Ptr{moec_tensor}, probs::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). Ties go to the lowest token. Queues."
+"EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). NaN is above +inf, -inf is never taken, and ties go to the lowest token. Queues."
 moec_plan_from_scores(plan, scores, token_mask, stream) =
     @ccall LIB.moec_plan_from_scores(plan::Ptr{moec_plan}, scores::Ptr{moec_tensor}, token_mask::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
@@ -1708,7 +1810,6 @@ moec_weights_pack(weights, memory, stream) =
 moec_weights_refresh(weights, first, count, stream) =
     @ccall LIB.moec_weights_refresh(weights::Ptr{moec_weights}, first::Int32, count::Int32, stream::Ptr{Cvoid})::Int32
 
-"Writes one expert's matrix as values to [N,K], where its orientation is IN_OUT to [K,N], of any real type: those of moec_scheme in fp32, rounded once to that type. GATE_UP has its rows as they are bound; GATE and UP are also parts of it. Queues. E_INVALID_STATE: not bound, or the source was released; E_INVALID_ARG: the gate_layout has no such matrix; E_ALIAS: `to` overlaps the weights."
 moec_weights_dequantise(weights, matrix, expert, to, stream) =
     @ccall LIB.moec_weights_dequantise(weights::Ptr{moec_weights}, matrix::UInt32, expert::Int32, to::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
@@ -1723,6 +1824,14 @@ moec_weights_save_sync(weights, path) =
 "Maps such a file as the packed copy: read-only, shared between processes. Waits likewise; on CUDA it allocates. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or packed_format."
 moec_weights_map_sync(weights, path) =
     @ccall LIB.moec_weights_map_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
+
+"What moec_quantise writes: scheme, type and shape of the codes and of each tensor of `quant`, without memory, and the blocks and flags of `quant`. Host only."
+moec_quantise_query(context, desc, info, quant) =
+    @ccall LIB.moec_quantise_query(context::Ptr{moec_context}, desc::Ptr{moec_quantise_desc}, info::Ptr{moec_quantise_info}, quant::Ptr{moec_quant})::Int32
+
+"source [E,N,K] to codes and scales, with the bytes of the library that its kind names; of nested u8 scales, one that lies between two may be the other. A scale of values of which one is NaN or infinite is NaN, with the codes of 0; a mean or scales2 that it enters spoils all below it likewise. Queues; takes scratch."
+moec_quantise(context, args, stream) =
+    @ccall LIB.moec_quantise(context::Ptr{moec_context}, args::Ptr{moec_quantise_args}, stream::Ptr{Cvoid})::Int32
 
 "Makes experts, which never change; kernels are chosen here by device, type and shape, never by timing. Queues nothing. E_UNSUPPORTED names a legal combination that is not implemented."
 moec_experts_create(context, desc, out) =

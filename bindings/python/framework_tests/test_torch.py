@@ -311,8 +311,7 @@ def test_frozen_until_refresh() -> None:
     ref = reference(x, ids, weights, experts.gate_up, experts.down)
     assert row_error(y.detach().numpy(), ref.detach().numpy()) <= 2e-5
     assert experts.down.grad is None and x.grad is not None
-    with torch.no_grad():
-        experts.down.mul_(2)
+    experts.down.data.mul_(2)
     experts.refresh()
     assert row_error(experts(x, ids, weights).detach().numpy(), 2 * ref.detach().numpy()) <= 2e-5
     assert copy.deepcopy(experts)._frozen is None
@@ -385,13 +384,3 @@ def test_refusals_name_the_cause() -> None:
         torch.ops.moec.experts(*values, [], experts._text, 0, 0, 0)
 
 
-def test_strided_parameters_are_not_frozen() -> None:
-    """A packed copy would be made of other numbers."""
-    experts = make_experts()
-    held = experts.down.detach()
-    experts.down = torch.nn.Parameter(held.transpose(1, 2).contiguous().transpose(1, 2))
-    x, ids, weights, _ = inputs()
-    with pytest.raises(ValueError, match=r"down \[8, 32, 24\] has the strides \[768, 1, 32\]"):
-        experts.freeze()
-    assert experts.down.requires_grad and experts._frozen is None
-    assert torch.equal(experts(x, ids, weights), make_experts()(x, ids, weights))

@@ -88,11 +88,16 @@ def test_autocast_of_a_low_layer_with_a_logit_bias(dtype: torch.dtype) -> None:
 
 
 def test_frozen_weights_under_autocast() -> None:
-    experts = make_experts().freeze()
+    """Those in fp32 are read by it; those of 16 bits are of one type."""
+    experts = make_experts()
     x, ids, weights, _ = inputs()
-    with (torch.autocast("cpu", torch.bfloat16),
-          pytest.raises(RuntimeError, match="frozen in torch.float32 and is torch.bfloat16")):
-        experts(x, ids, weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = experts(x, ids, weights)
+        assert torch.equal(experts.freeze()(x, ids, weights), expected)
+    low = make_experts(dtype=torch.bfloat16).freeze()
+    with (torch.autocast("cpu", torch.float16),
+          pytest.raises(RuntimeError, match="frozen in torch.bfloat16 and is torch.float16")):
+        low(x, ids, weights)
 
 
 def test_select_bias_stays_in_fp32() -> None:

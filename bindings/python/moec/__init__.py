@@ -42,6 +42,7 @@ from ._enums import (
     PlanKind,
     Precision,
     QuantFlags,
+    QuantiseKind,
     RouterFlags,
     RouterInput,
     Save,
@@ -82,6 +83,7 @@ from ._plan import (
     unpermute,
     unpermute_backward,
 )
+from ._quantise import Quantised, quantise
 from ._router import Router, Routing
 from ._tensors import DeviceArray, dtype_of, numpy_dtype
 from ._weights import Quant, Weights, WeightSet, WeightsInfo
@@ -97,9 +99,10 @@ __all__ = [
     "LayerGradients", "LayerResult", "LayoutError", "load_backend", "LogLevel", "Loss", "LossKind",
     "MathMode", "MatrixName", "MismatchError", "MoecError", "Norm", "numpy_dtype", "Orientation",
     "OutOfMemoryError", "permute", "permute_backward", "Plan", "plan_size", "PlanDesc", "PlanField",
-    "PlanKind", "Precision", "Quant", "QuantFlags", "Router", "RouterDesc", "RouterFlags",
-    "RouterInput", "Routing", "Save", "Scheme", "Score", "Select", "set_log", "ShapeError",
-    "Shared", "Size", "Sizes", "SlotOrder", "StateError", "Stats", "Totals", "unpermute",
-    "unpermute_backward", "UnsupportedError", "version", "WeightPosition", "WeightRule", "Weights",
-    "WeightsDesc", "WeightSet", "WeightsFlags", "WeightsInfo",
+    "PlanKind", "Precision", "Quant", "QuantFlags", "quantise", "Quantised", "QuantiseKind",
+    "Router", "RouterDesc", "RouterFlags", "RouterInput", "Routing", "Save", "Scheme", "Score",
+    "Select", "set_log", "ShapeError", "Shared", "Size", "Sizes", "SlotOrder", "StateError",
+    "Stats", "Totals", "unpermute", "unpermute_backward", "UnsupportedError", "version",
+    "WeightPosition", "WeightRule", "Weights", "WeightsDesc", "WeightSet", "WeightsFlags",
+    "WeightsInfo",
 ]

@@ -113,9 +113,12 @@ class RouterFlags(IntFlag):
 
 
 class GradFlags(IntFlag):
+    """SKIP_IDLE: Router.gate_backward leaves out tokens whose row of d_logits is 0."""
+
     NONE = 0
     ACCUMULATE = _raw.MOEC_GRAD_ACCUMULATE
     ACCUMULATE_X = _raw.MOEC_GRAD_ACCUMULATE_X
+    SKIP_IDLE = _raw.MOEC_GRAD_SKIP_IDLE
 
 
 class ExpertsFlags(IntFlag):
@@ -204,6 +207,26 @@ class MatrixName(IntEnum):
     GATE = _raw.MOEC_MATRIX_GATE
     UP = _raw.MOEC_MATRIX_UP
     DOWN = _raw.MOEC_MATRIX_DOWN
+
+
+class QuantiseKind(IntEnum):
+    """What quantise() makes: moec.h, enum moec_quantise_kind."""
+
+    INT8 = _raw.MOEC_QUANTISE_INT8
+    INT4 = _raw.MOEC_QUANTISE_INT4
+    FP8 = _raw.MOEC_QUANTISE_FP8
+    MXFP8 = _raw.MOEC_QUANTISE_MXFP8
+    MXFP4 = _raw.MOEC_QUANTISE_MXFP4
+    NVFP4 = _raw.MOEC_QUANTISE_NVFP4
+    NF4 = _raw.MOEC_QUANTISE_NF4
+    FP4 = _raw.MOEC_QUANTISE_FP4
+
+
+class QuantiseFlags(IntFlag):
+    NONE = 0
+    ASYMMETRIC = _raw.MOEC_QUANTISE_ASYMMETRIC
+    NESTED = _raw.MOEC_QUANTISE_NESTED
+    SCALES2_DIVIDES = _raw.MOEC_QUANTISE_SCALES2_DIVIDES
 
 
 class WeightsFlags(IntFlag):

@@ -38,6 +38,9 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "moec_unpermute_grad_args": (
         "d_y", "rows", "routing_weights"
     ),
+    "moec_quantise_args": (
+        "source",
+    ),
     "moec_experts_args": (
         "x", "shared_gate", "shared_gate_bias", "output_bias", "residual"
     ),

@@ -86,8 +86,8 @@ class Layer(Handle):
 
         gate_weight [E+Z,H] and others are inputs of Router.gate, Router.route and Experts.forward,
         and router_x (_fields.LayerInputs has the shapes). `want` names further outputs: "logits",
-        "expert_ids", "routing_weights". counts [E+Z] i32 is added to. saved and workspace are uint8
-        arrays of at least sizes.*.bytes(T); made when absent.
+        "expert_ids", "routing_weights". counts [E+Z] i32 or i64 is added to. saved and workspace
+        are uint8 arrays of at least sizes.*.bytes(T); made when absent.
         """
         require(x=x)
         keep: list[Any] = []

@@ -41,7 +41,8 @@ class Loss:
     ) -> Array:
         """Loss [1] f32 of logits [T,E] (a list, one per layer, for BALANCE_MIXTRAL).
 
-        counts [E] i32 replaces counting (SWITCH); token_mask [T] u8 or bool leaves tokens out.
+        counts [E] i32 or i64 replaces counting (SWITCH); token_mask [T] u8 or bool leaves tokens
+        out.
         """
         keep: list[Any] = []
         layers = self._layers(logits)

@@ -85,6 +85,8 @@ class Router(Handle):
         """Gradients of gate() into the given arrays (shapes of their inputs); None is skipped.
 
         d_x_jittered [T,H] is an input: the gradient of gate()'s x_jittered, which d_x includes.
+        GradFlags.SKIP_IDLE: x of a masked token, whose d_logits are 0, may be NaN (on CUDA that
+        takes a copy of x).
         """
         keep: list[Any] = []
         handle = stream_handle(stream)
@@ -111,7 +113,8 @@ class Router(Handle):
 
         others: select_bias [E+Z] f32, per_expert_scale [E+Z], token_mask [T] u8 or bool (0: routed
         nowhere), table [V,K] and token_ids [T] (Select.TABLE), given_ids [T,K] (Select.GIVEN).
-        scores [T,E+Z] f32 is written when given; counts [E+Z] i32 is added to.
+        scores [T,E+Z] f32 is written when given; counts [E+Z] i32 (which
+        saturates) or i64 is added to.
         """
         require(logits=logits)
         keep: list[Any] = []
@@ -158,7 +161,10 @@ class Router(Handle):
     def update_bias(
         self, counts: Array, bias: Array, *, rate: float, stream: Any = None
     ) -> None:
-        """bias[e] += rate * sign(mean(counts) - counts[e]); counts [E+Z] i32, bias [E+Z] f32."""
+        """bias[e] += rate * sign(mean(counts) - counts[e]).
+
+        counts [E+Z] i32 or i64, bias [E+Z] f32.
+        """
         keep: list[Any] = []
         handle = stream_handle(stream)
         raw_counts = tensor(counts, keep, "counts", stream=handle)

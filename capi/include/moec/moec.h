@@ -378,9 +378,16 @@ MOEC_API moec_status moec_tensor_zero(const moec_context* context, const moec_te
 /* One descriptor for every model family; the steps run in this order (R0..R10):
  *   input transform and jitter of x; logits = x * Wr^T + bias; soft-cap; score; + selection bias;
  *   group limit; selection; weight rule; normalisation; scale; rounding.
- * Ties go to the lowest id. NaN and -inf are never selected: such a slot gets id -1 and weight 0
- * (MOEC_FILL_ZERO makes every number outside the best groups 0 before that, as Hugging Face does).
+ * A choice score of NaN is above +inf, in groups and expert choice, too; ties go to the lowest id.
+ * So a slot that a NaN has taken holds a valid id, and its weight is NaN: y and every gradient
+ * through it show what happened. As in PyTorch, one NaN or +inf among the logits makes the whole
+ * softmax NaN; the sigmoid of +inf is 1. -inf is never selected, nor is anybody by a softmax of
+ * nothing but -inf: such a slot gets id -1 and weight 0 (MOEC_FILL_ZERO makes every choice score
+ * outside the best groups 0 before that, as Hugging Face does).
  * Ids in [0,E) are experts, [E,E+Z) identity experts (y += w * x), any other id means "no expert".
+ * A token without any (token_mask 0, ids of -1) takes no part: what its x, logits and d_y hold, NaN
+ * included, leaves no trace in the gradients of the router and of the routed experts. A shared
+ * expert sees every token, masked or not.
  */
 enum moec_router_input {
   MOEC_INPUT_PLAIN = 0,
@@ -409,11 +416,12 @@ enum moec_weight_rule {
   MOEC_WEIGHT_SOFTMAX_SELECTED = 1, /* softmax over the K selected logits; 0 if all are -inf */
   MOEC_WEIGHT_SIGMOID_SELECTED = 2  /* sigmoid of the selected logit */
 };
+/* Where the divisor is exactly 0, so are the weights and their gradients. */
 enum moec_norm {
   MOEC_NORM_NONE = 0,
   MOEC_NORM_SUM = 1,       /* w / (sum w + norm_eps) */
   MOEC_NORM_CLAMP_SUM = 2, /* w / max(sum w, norm_eps) */
-  MOEC_NORM_P = 3          /* w / (sum |w|^p)^(1/p) */
+  MOEC_NORM_P = 3          /* w / (sum |w|^p)^(1/p); norm_eps must be 0 */
 };
 enum moec_slot_order { MOEC_SLOT_BY_VALUE = 0, MOEC_SLOT_BY_EXPERT = 1 };
 enum moec_router_flags {
@@ -475,8 +483,11 @@ typedef struct moec_gate_grad_args {
 } moec_gate_grad_args;
 
 enum moec_grad_flags {
-  MOEC_GRAD_ACCUMULATE = 1,  /* parameter gradients are added to what is there, in its dtype */
-  MOEC_GRAD_ACCUMULATE_X = 2 /* d_x is added to what is there */
+  MOEC_GRAD_ACCUMULATE = 1,   /* parameter gradients are added to what is there, in its dtype */
+  MOEC_GRAD_ACCUMULATE_X = 2, /* d_x is added to what is there */
+  MOEC_GRAD_SKIP_IDLE = 4     /* gate: tokens whose row of d_logits is 0 leave no trace, even if
+                               * their x is NaN. On CUDA that takes a copy of x. Always so on the
+                               * CPU, with ids from the caller, and in a layer with a token_mask */
 };
 
 typedef struct moec_route_args {
@@ -490,7 +501,7 @@ typedef struct moec_route_args {
   moec_tensor expert_ids;       /* out [T,K] i32; -1 = none */
   moec_tensor routing_weights;  /* out [T,K] f32; 0 where the id is -1 */
   moec_tensor scores;           /* out [T,E+Z] f32, optional */
-  moec_tensor counts;           /* out [E+Z] i32, optional: += selections per id */
+  moec_tensor counts; /* out [E+Z] i32|i64, optional: += selections per id; i32 saturates */
 } moec_route_args;
 
 typedef struct moec_route_grad_args {
@@ -525,7 +536,7 @@ MOEC_API moec_status moec_route_forward(const moec_router* router, const moec_ro
 MOEC_API moec_status moec_route_backward(const moec_router* router,
                                          const moec_route_grad_args* args, moec_stream stream);
 /* Balances without an auxiliary loss: bias[e] += rate * sign(mean(counts) - counts[e]); sign(0) is
- * 0. counts [E+Z] i32 (as from route_forward, all-reduced before if wanted), bias [E+Z] f32.
+ * 0. counts [E+Z] i32|i64 (as from route_forward, all-reduced before if wanted), bias [E+Z] f32.
  * Queues. */
 MOEC_API moec_status moec_router_bias_update(const moec_router* router, const moec_tensor* counts,
                                              float rate, const moec_tensor* bias,
@@ -548,7 +559,7 @@ typedef struct moec_loss_args {
   const moec_tensor* logits;   /* in  `count` tensors [T,E] f32|bf16|f16, one per layer */
   const moec_tensor* d_logits; /* out `count` tensors [T,E] f32 (backward): added to */
   int64_t count;               /* layers; 1 except MIXTRAL */
-  moec_tensor counts;          /* in  [E] i32, optional, SWITCH: n_e instead of counting */
+  moec_tensor counts;          /* in  [E] i32|i64, optional, SWITCH: n_e instead of counting */
   moec_tensor token_mask;      /* in  [T] u8|bool, optional: 0 = left out, in each layer */
   moec_tensor loss;            /* out [1] f32 (forward) */
   moec_tensor d_loss;          /* in  [1] f32 (backward); absent = 1 */
@@ -620,8 +631,8 @@ MOEC_API moec_status moec_plan_from_logits(moec_plan* plan, const moec_router* r
  * [T,E] f32 (absent or NULL = 1). Queues. E_OVERFLOW: more than top_k in a row (CUDA: deferred). */
 MOEC_API moec_status moec_plan_from_map(moec_plan* plan, const moec_tensor* routing_map,
                                         const moec_tensor* probs, moec_stream stream);
-/* EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). Ties
- * go to the lowest token. Queues. */
+/* EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). NaN
+ * is above +inf, -inf is never taken, and ties go to the lowest token. Queues. */
 MOEC_API moec_status moec_plan_from_scores(moec_plan* plan, const moec_tensor* scores,
                                            const moec_tensor* token_mask, moec_stream stream);
 /* Adopts a plan of num_tokens tokens that lies in the plan's memory already, written by an equal
@@ -710,7 +721,9 @@ enum moec_orientation { MOEC_OUT_IN = 0 /* [N,K] */, MOEC_IN_OUT = 1 /* [K,N] */
 /* Quantised matrices are frozen: their gradient is refused. Element (n, k) is computed in fp32, in
  * the order of the formula, and rounded once to the dtype of the weights. [R,C] is [N,K] where the
  * orientation is OUT_IN, else [K,N]; q: a code, s and z: the scale and the zero point of its block.
- * Real: f32, f16 or bf16. Extents of packed tensors are rounded up. */
+ * Real: f32, f16 or bf16. Extents of packed tensors are rounded up.
+ * Weights of dtype f32 beside x of f16 or bf16 are read rounded once to the dtype of x, with the
+ * bits of a cast before the call; biases are added as they are, and gradients are f32. */
 enum moec_scheme {
   MOEC_SCHEME_NONE = 0, /* plain f32, f16 or bf16 */
   /* i8 [E,R,C]; scales real; zeros i8, optional: (q - z) s. A block is a row of n, 1 x K. */
@@ -830,6 +843,64 @@ MOEC_API moec_status moec_weights_save_sync(const moec_weights* weights, const c
  * it allocates. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or
  * packed_format. */
 MOEC_API moec_status moec_weights_map_sync(moec_weights* weights, const char* path);
+
+/* ---- making quantised weights ---- */
+enum moec_quantise_kind { /* the scheme, and whose bytes they are */
+  MOEC_QUANTISE_INT8 = 0,  /* INT8 of compressed-tensors */
+  MOEC_QUANTISE_INT4 = 1,  /* INT4 of compressed-tensors; block_k: a multiple of 8 or K, 0 = K */
+  MOEC_QUANTISE_FP8 = 2,   /* FP8, e4m3; block_n x block_k, 0 = 1 x K */
+  MOEC_QUANTISE_MXFP8 = 3, /* FP8, e4m3 with u8 scales, of compressed-tensors */
+  MOEC_QUANTISE_MXFP4 = 4, /* MXFP4 of compressed-tensors; K is a multiple of 32 */
+  MOEC_QUANTISE_NVFP4 = 5, /* NVFP4 of modelopt, scales2 [E]; K is a multiple of 16 */
+  MOEC_QUANTISE_NF4 = 6,   /* CODEBOOK4 of bitsandbytes: the source is one stream; block_k (IN_OUT:
+                            * block_n) is a power of two, 32 to 4096, 0 = 64 */
+  MOEC_QUANTISE_FP4 = 7    /* the same with the codebook of its FP4 */
+};
+enum moec_quantise_flags {
+  MOEC_QUANTISE_ASYMMETRIC = 1,     /* INT8, INT4: with zero points */
+  MOEC_QUANTISE_NESTED = 2,         /* NF4, FP4: with nested scales */
+  MOEC_QUANTISE_SCALES2_DIVIDES = 4 /* NVFP4: of compressed-tensors */
+};
+typedef struct moec_quantise_desc {
+  uint32_t struct_size, flags;       /* moec_quantise_flags */
+  uint32_t kind;                     /* moec_quantise_kind */
+  uint32_t orientation;              /* moec_orientation of the source. NF4 and FP4 keep the order
+                                      * of the source; other codes are OUT_IN */
+  moec_dtype dtype;                  /* of the source: f32, f16, bf16 */
+  moec_dtype scale_dtype;            /* INT8, INT4, FP8: dtype (0) or f32; the arithmetic is of
+                                      * this type, too. Others: 0 */
+  int64_t num_experts;               /* E */
+  int64_t out_features, in_features; /* N, K */
+  int64_t block_n, block_k;          /* 0, or as kind says */
+} moec_quantise_desc;
+
+typedef struct moec_quantise_info {
+  uint32_t struct_size, flags;
+  moec_tensor codes;          /* type and shape */
+  uint64_t workspace;         /* bytes */
+  uint32_t scheme, reserved0; /* moec_scheme that reads them */
+} moec_quantise_info;
+
+typedef struct moec_quantise_args {
+  uint32_t struct_size, flags; /* flags: 0 */
+  const moec_quantise_desc* desc;
+  moec_tensor source;          /* in  [E,N,K]; IN_OUT: [E,K,N] */
+  moec_tensor codes;           /* out */
+  const moec_quant* quant;     /* out: its tensors, with memory. Codes are bound with it */
+  moec_buffer workspace;       /* absent = the context's */
+} moec_quantise_args;
+
+/* What moec_quantise writes: scheme, type and shape of the codes and of each tensor of `quant`,
+ * without memory, and the blocks and flags of `quant`. Host only. */
+MOEC_API moec_status moec_quantise_query(const moec_context* context,
+                                         const moec_quantise_desc* desc, moec_quantise_info* info,
+                                         moec_quant* quant);
+/* source [E,N,K] to codes and scales, with the bytes of the library that its kind names; of nested
+ * u8 scales, one that lies between two may be the other. A scale of values of which one is NaN or
+ * infinite is NaN, with the codes of 0; a mean or scales2 that it enters spoils all below it
+ * likewise. Queues; takes scratch. */
+MOEC_API moec_status moec_quantise(const moec_context* context, const moec_quantise_args* args,
+                                   moec_stream stream);
 
 /* ================================ 9. experts ================================ */
 enum moec_activation_kind { /* g = gate, u = up, s = sigmoid; a plain MLP has only u */
@@ -982,7 +1053,7 @@ typedef struct moec_layer_args {
   moec_tensor logits;          /* out [T,E+Z] f32, optional */
   moec_tensor expert_ids;      /* out [T,K] i32, optional */
   moec_tensor routing_weights; /* out [T,K] f32, optional */
-  moec_tensor counts;          /* out [E+Z] i32, optional: += selections per id */
+  moec_tensor counts;          /* out [E+Z] i32|i64, optional: as moec_route_args */
   moec_buffer saved;           /* out, unless SAVE_NONE */
   moec_buffer workspace;       /* absent = the context's */
 } moec_layer_args;

@@ -14,15 +14,23 @@ namespace moec::cpu {
 
 inline constexpr int kMaxBlockK = 32;
 
-inline Load load_of(moec_dtype dtype, Compute compute) {
-  return compute == Compute::kBf16 ? Load::kPairs : plain_load(dtype);
+// From `stored` to steps of values of type `dtype`: the same, or fp32 that is rounded.
+inline Load load_of(moec_dtype stored, moec_dtype dtype, Compute compute) {
+  const bool rounds = stored != dtype;
+  if (compute == Compute::kBf16) return rounds ? Load::kF32ToPairs : Load::kPairs;
+  if (!rounds) return plain_load(dtype);
+  return dtype == MOEC_BF16 ? Load::kF32AsBf16 : Load::kF32AsF16;
+}
+// Of a source: codes are decoded to values of its type first.
+inline Load load_of(const PanelSource& source, Compute compute) {
+  return load_of(source.is_coded() ? source.dtype : source.stored(), source.dtype, compute);
 }
 
 inline const char* line_of(const PanelSource& s, int64_t index, int64_t stride,
                            const int32_t* gather) {
   const int64_t at = gather ? gather[index] : index;
   if (at < 0) return nullptr;
-  return static_cast<const char*>(s.data) + at * stride * dtype_bytes(s.dtype);
+  return static_cast<const char*>(s.data) + at * stride * dtype_bytes(s.stored());
 }
 
 // Where tiles of 16 lanes go: tile t at to + t / 2 * pair_stride + t % 2 * tile_stride, its next
@@ -49,7 +57,7 @@ inline Target panel_target(void* to, int panels, int blocks) {
 class BlockLoader {
  public:
   BlockLoader(const TileKernels& tile, const PanelSource& source, Load load)
-      : tile_(tile), source_(source), load_(load), per_block_(load == Load::kPairs ? 32 : 16) {}
+      : tile_(tile), source_(source), load_(load), per_block_(makes_pairs(load) ? 32 : 16) {}
 
   void run(int64_t lane0, int64_t block0, int blocks, const Target& target,
            const Region& next = {}) const {
@@ -143,8 +151,8 @@ class BlockLoader {
 
   // Neither direction is contiguous: collect the values first.
   void scattered(int64_t lane0, int64_t k0, int block, const Target& target) const {
-    const auto collect = dtype_bytes(source_.dtype) == 4 ? &BlockLoader::collect<uint32_t>
-                                                         : &BlockLoader::collect<uint16_t>;
+    const auto collect = dtype_bytes(source_.stored()) == 4 ? &BlockLoader::collect<uint32_t>
+                                                            : &BlockLoader::collect<uint16_t>;
     alignas(kLineBytes) char values[kLanes * kMaxBlockK * 4];
     const void* lines[kLanes];
     for (int t = 0; t * kLanes < target.lanes; ++t) {

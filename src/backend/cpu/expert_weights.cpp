@@ -102,7 +102,8 @@ uint64_t packed_bytes(const WeightsView& w) {
 
 // The same bytes on every machine and instruction set.
 std::string packed_format(const WeightsView& w) {
-  std::string name = std::string("cpu-") + dtype_name(w.up.dtype);
+  const ExpertMatrix& up = w.up;
+  std::string name = std::string("cpu-") + dtype_name(up.is_coded() ? up.dtype : up.values.dtype);
   if (w.up.is_coded() || w.down.is_coded())
     name.append("-").append(scheme_name(w.up)).append("-").append(scheme_name(w.down));
   return name + "-panel32-v1";

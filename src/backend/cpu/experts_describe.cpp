@@ -60,7 +60,7 @@ class Describer {
   void add_product(const Mlp& mlp, const char* step, const ExpertMatrix& weights, int64_t n,
                    int64_t k, int matrices) const {
     const auto* const format = quant::find_format(weights.scheme);
-    const int64_t bits = format ? format->code_bits : 8 * dtype_bytes(weights.dtype);
+    const int64_t bits = format ? format->code_bits : 8 * dtype_bytes(weights.values.dtype);
     append(text_, product(mlp, step, weights.dtype, n, k, matrices)
                       .add("weight_bytes", experts_hit(mlp) * matrices * n * k * bits / 8));
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // logits = transform(x) * weight^T + bias, and its gradients. The three products are those of
 // gemm.h with one "expert" that owns every token.
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "backend/cpu/gemm.h"
@@ -143,9 +145,9 @@ class OneGroup {
     grouped_gemm(pool_, gemm, scratch_.data());
   }
 
-  // d [n,k] (+)= g [T,n]^T * x [T,k]
-  void weight_gradient(const Array& g, int64_t n, const Array& x, int64_t k, const Array& d,
-                       bool accumulate) const {
+  // d [n,k] (+)= g [T,n]^T * x [T,k]; x_rows: the row of x for each row of g, or null.
+  void weight_gradient(const Array& g, int64_t n, const Array& x, const int32_t* x_rows, int64_t k,
+                       const Array& d, bool accumulate) const {
     ExpertMatrix matrix;
     matrix.values.base = d.data;
     matrix.values.dtype = matrix.dtype = d.dtype;
@@ -157,7 +159,7 @@ class OneGroup {
     wgrad.n = n;
     wgrad.k = k;
     wgrad.g = {g.data, g.dtype, n, nullptr};
-    wgrad.x = {x.data, x.dtype, k, nullptr};
+    wgrad.x = {x.data, x.dtype, k, x_rows};
     wgrad.d = &matrix;
     wgrad.accumulate = accumulate;
     grouped_wgrad(pool_, wgrad, scratch_.data());
@@ -187,6 +189,33 @@ void store_logits(void* context, const FinishedTile& tile) {
 }
 
 // ---- backward
+// Tokens that take part, as rows of x: those with a gradient at any logit. Others are -1, and their
+// x, which may be NaN, is not read.
+class TakingPart {
+ public:
+  TakingPart(const Device& device, const GateGradArgs& args, int64_t columns)
+      : memory_(device, uint64_t(args.num_tokens) * sizeof(int32_t)) {
+    const Chunks chunks(args.num_tokens, kGateTokens);
+    std::atomic<bool> all = true;
+    device.pool.parallel_for(chunks.count, [&](int32_t, int64_t chunk) {
+      for (int64_t t = chunks.begin(chunk); t < chunks.end(chunk); ++t) {
+        const float* const d = args.d_logits + t * columns;
+        const bool takes_part = std::any_of(d, d + columns, [](float g) { return g != 0.0f; });
+        rows()[t] = takes_part ? int32_t(t) : -1;
+        if (!takes_part) all = false;
+      }
+    });
+    all_ = all;
+  }
+  bool operator()(int64_t t) const { return rows()[t] >= 0; }
+  const int32_t* gather() const { return all_ ? nullptr : rows(); }  // null: all of them
+
+ private:
+  int32_t* rows() const { return static_cast<int32_t*>(memory_.data()); }
+  Scratch memory_;
+  bool all_;
+};
+
 struct InputGradient {  // context of the epilogue that finishes d_x
   const GateInput* in;
   Array d_x, d_x_jittered;
@@ -276,7 +305,7 @@ void scaled_backward(const ScaledRow* row, int64_t hidden) {
 
 // d_x and d_input_scale of the scaled input. d_rows [T,H]: gradient at what the product read.
 void input_backward(const Device& device, const GateGradArgs& args, const GateInput& in,
-                    const float* gain, float* d_rows) {
+                    const TakingPart& takes_part, const float* gain, float* d_rows) {
   const int64_t hidden = in.hidden;
   const InputGradient out = {&in, args.d_x, args.d_x_jittered, args.accumulate_x};
   const Chunks chunks(in.num_tokens, kGateTokens);
@@ -287,7 +316,10 @@ void input_backward(const Device& device, const GateGradArgs& args, const GateIn
     float* const x = static_cast<float*>(rows.data()) + slot * hidden;
     std::fill_n(sums + chunk * hidden, hidden, 0.0f);
     for (int64_t t = chunks.begin(chunk); t < chunks.end(chunk); ++t) {
-      load_input_row(in, t, x);
+      if (takes_part(t))
+        load_input_row(in, t, x);
+      else
+        std::fill_n(x, hidden, 0.0f);
       float* const d = d_rows + t * hidden;
       const ScaledRow row = {gain, inverse_rms_of(in, x), x, d, sums + chunk * hidden};
       vectorised<scaled_backward>(&row, hidden);
@@ -315,8 +347,8 @@ moec_size router_scratch(const Device& device, const moec_router_desc& desc, int
   const uint64_t floats = uint64_t(rows * hidden + 2 * Chunks::kMax * columns);
   const uint64_t copies = scaled ? 2 : changed ? 1 : 0;  // [T,H]
   return {uint64_t(gemm_scratch_bytes(int32_t(threads))) + floats * sizeof(float) +
-              RouteRows::scratch_bytes(device, desc) + 8 * kCacheLine,
-          copies * uint64_t(hidden) * sizeof(float)};
+              RouteRows::scratch_bytes(device, desc) + 9 * kCacheLine,
+          copies * uint64_t(hidden) * sizeof(float) + sizeof(int32_t)};
 }
 
 void gate_forward(const Device& device, const GateArgs& args) {
@@ -333,16 +365,18 @@ void gate_backward(const Device& device, const GateGradArgs& args) {
   const GateInput in = {*args.desc,      args.num_tokens, hidden,
                         args.rng_offset, args.x,          args.input_scale};
   const Array d_logits = {const_cast<float*>(args.d_logits), MOEC_F32};
+  const TakingPart takes_part(device, args, columns);
   const RouterX x(device, in, {}, bool(args.d_weight));
   const OneGroup group(device, args.num_tokens);
   if (args.d_weight)
-    group.weight_gradient(d_logits, columns, x.view(), hidden, args.d_weight, args.accumulate);
+    group.weight_gradient(d_logits, columns, x.view(), takes_part.gather(), hidden, args.d_weight,
+                          args.accumulate);
   if (args.d_bias) sum_columns(device, args, columns);
   if (in.is_scaled() && (args.d_x || args.d_input_scale)) {
     const Scratch d_rows(device, uint64_t(args.num_tokens * hidden) * sizeof(float));
     RowsOut out = {static_cast<float*>(d_rows.data()), hidden};
     group.product(d_logits, args.weight, true, hidden, columns, store_rows, &out);
-    input_backward(device, args, in, x.gain(), out.rows);
+    input_backward(device, args, in, takes_part, x.gain(), out.rows);
   } else if (args.d_x) {
     InputGradient out = {&in, args.d_x, args.d_x_jittered, args.accumulate_x};
     group.product(d_logits, args.weight, true, hidden, columns, store_input_gradient, &out);

@@ -20,7 +20,8 @@ WeightSource weight_source(const GemmWeight& w, int64_t e, int64_t n, int64_t k)
                 matrix.dtype,
                 w.transposed ? k : n,
                 w.transposed ? n : k,
-                w.transposed};
+                w.transposed,
+                matrix.is_rounded()};
     return s;
   }
   s.source = {matrix.values.expert(e),
@@ -32,6 +33,7 @@ WeightSource weight_source(const GemmWeight& w, int64_t e, int64_t n, int64_t k)
               n,
               k};
   if (matrix.is_coded()) s.source.coded = matrix.coded(e);
+  s.source.rounds = matrix.is_rounded();
   if (w.transposed) std::swap(s.source.lane_stride, s.source.k_stride);
   s.source.transposed = w.transposed;
   return s;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Auxiliary losses. Tokens go in chunks that depend on their number only; what chunks sum (p and n
+// Balance losses. Tokens go in chunks that depend on their number only; what chunks sum (p and n
 // per expert, squares) is added in their order. Scratch: O(E) per chunk and thread, whatever T.
 #include "math/loss.h"
 
+#include "backend/cpu/loss.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/score_row.h"
 #include "backend/cpu/vectorised.h"
@@ -10,8 +11,6 @@
 
 namespace moec::cpu {
 namespace {
-
-constexpr int64_t kLossTokens = 16;  // least number of tokens per parallel piece
 
 struct LossRow {       // scratch of one thread; lanes = E rounded up to 32
   float *z, *p, *sum;  // [lanes]
@@ -39,25 +38,22 @@ class Losses {
   }
 
   double forward() const {
-    if (args_.kind == MOEC_LOSS_Z) return z_loss();
     double loss = 0.0;
     for_stretches([&](int64_t first, int64_t last, double factor) {
       const Sums total = sum_stretch(first, last);
       double dot = 0.0;
       for (int64_t e = 0; e < args_.num_experts; ++e)
-        dot += double(total.n[e]) * double(total.p[e]);
+        dot += selected(total, e) * double(total.p[e]);
       loss += factor * dot;
     });
     return loss;
   }
 
-  void backward() const {
-    const double d_loss = args_.d_loss ? double(*args_.d_loss) : 1.0;
-    if (args_.kind == MOEC_LOSS_Z) return z_loss_backward(d_loss);
+  void backward(double d_loss) const {
     for_stretches([&](int64_t first, int64_t last, double factor) {
       const Sums total = sum_stretch(first, last);
       // d_p[e] = factor * n_e, the same for every token; it takes the place of the sums of p
-      for (int64_t e = 0; e < lanes_; ++e) total.p[e] = float(factor * d_loss * double(total.n[e]));
+      for (int64_t e = 0; e < lanes_; ++e) total.p[e] = float(factor * d_loss * selected(total, e));
       for_chunks(first, last, [&](int32_t slot, int64_t, int64_t begin, int64_t end) {
         const LossRow row = row_of(slot);
         for (int64_t layer = 0; layer < args_.num_layers; ++layer)
@@ -68,12 +64,6 @@ class Losses {
   }
 
  private:
-  bool is_counted(int64_t t) const { return !args_.token_mask || args_.token_mask[t]; }
-  int64_t counted(int64_t first, int64_t last) const {
-    int64_t count = 0;
-    for (int64_t t = first; t < last; ++t) count += is_counted(t);
-    return count;
-  }
   LossRow row_of(int32_t slot) const {
     char* const memory = static_cast<char*>(scratch_.data()) + sum_bytes_ + slot * row_bytes_;
     LossRow row;
@@ -106,11 +96,17 @@ class Losses {
     const int64_t stretches = length ? args_.num_tokens / length : 0;
     for (int64_t i = 0; i < stretches; ++i) {
       const int64_t first = i * length, last = first + length;
-      const int64_t tokens = counted(first, last) * args_.num_layers;
+      const int64_t tokens = counted_tokens(args_, first, last) * args_.num_layers;
       body(first, last,
            math::balance_factor(args_.kind, double(args_.coefficient), args_.num_experts,
                                 args_.top_k, tokens, stretches));
     }
+  }
+
+  // n of one expert or lane.
+  double selected(const Sums& total, int64_t e) const {
+    const bool given = args_.counts && e < args_.num_experts;
+    return given ? double(load_id(args_.counts, e)) : double(total.n[e]);
   }
 
   // p of one row; returns what the scores were divided by.
@@ -134,7 +130,7 @@ class Losses {
     std::fill_n(row->sum, self->lanes_, 0.0f);
     for (int64_t t = begin; t < end; ++t) {
       if ((t - begin) % kSummedTogether == 0) add_block();
-      if (!self->is_counted(t)) continue;
+      if (!is_counted(args, t)) continue;
       self->load_shares(*layer, t, *row);
       for (int64_t e = 0; e < self->lanes_; ++e) row->sum[e] += row->p[e];
       if (args.counts) continue;
@@ -162,7 +158,6 @@ class Losses {
         total.p[e] += sums_of(chunk).p[e];
         total.n[e] += sums_of(chunk).n[e];
       }
-    if (args_.counts) std::copy_n(args_.counts, args_.num_experts, total.n);
     return total;
   }
 
@@ -171,7 +166,7 @@ class Losses {
     const int64_t experts = self->args_.num_experts;
     const bool over_row = math::score_is_over_row(self->score_);
     for (int64_t t = begin; t < end; ++t) {
-      if (!self->is_counted(t)) continue;
+      if (!is_counted(self->args_, t)) continue;
       const float divisor = self->load_shares(*layer, t, *row);
       float *const z = row->z, *const p = row->p, *const d = layer->d_logits + t * experts;
       float partial[kRowLanes] = {};
@@ -185,47 +180,6 @@ class Losses {
     }
   }
 
-  // ---- z-loss
-  static void z_rows(const Losses* self, const LossRow* row, float factor, double* squares,
-                     int64_t begin, int64_t end) {
-    const int64_t experts = self->args_.num_experts;
-    const LossLayer& layer = self->args_.layers[0];
-    for (int64_t t = begin; t < end; ++t) {
-      if (!self->is_counted(t)) continue;
-      load_row(layer.logits, t, experts, row->z);
-      const float largest = row_max(row->z, self->lanes_);
-      for (int64_t i = 0; i < self->lanes_; ++i) row->p[i] = math::exp(row->z[i] - largest);
-      const float sum = row_sum(row->p, self->lanes_);
-      const float logsumexp = largest + math::log(sum);
-      if (squares) {
-        *squares += double(logsumexp) * double(logsumexp);
-        continue;
-      }
-      const float slope = math::z_loss_slope(logsumexp, factor);
-      for (int64_t e = 0; e < experts; ++e)
-        layer.d_logits[t * experts + e] += slope * (row->p[e] / sum);
-    }
-  }
-  double z_factor() const {
-    return double(args_.coefficient) / double(std::max<int64_t>(counted(0, args_.num_tokens), 1));
-  }
-  double z_loss() const {
-    double squares[Chunks::kMax] = {}, sum = 0.0;
-    for_chunks(0, args_.num_tokens, [&](int32_t slot, int64_t chunk, int64_t begin, int64_t end) {
-      const LossRow row = row_of(slot);
-      vectorised<z_rows>(this, &row, 0.0f, &squares[chunk], begin, end);
-    });
-    for (const double square : squares) sum += square;
-    return sum * z_factor();
-  }
-  void z_loss_backward(double d_loss) const {
-    const float factor = float(z_factor() * d_loss);
-    for_chunks(0, args_.num_tokens, [&](int32_t slot, int64_t, int64_t begin, int64_t end) {
-      const LossRow row = row_of(slot);
-      vectorised<z_rows>(this, &row, factor, static_cast<double*>(nullptr), begin, end);
-    });
-  }
-
   const Device& device_;
   const LossArgs& args_;
   const int64_t lanes_, row_bytes_, sum_bytes_;
@@ -235,12 +189,21 @@ class Losses {
 
 }  // namespace
 
+int64_t counted_tokens(const LossArgs& args, int64_t first, int64_t last) {
+  if (!args.token_mask) return last - first;
+  return std::count_if(args.token_mask + first, args.token_mask + last,
+                       [](uint8_t mask) { return mask != 0; });
+}
+
 void loss_forward(const Device& device, const LossArgs& args) {
-  *args.loss = float(Losses(device, args).forward());
+  const bool is_z = args.kind == MOEC_LOSS_Z;
+  *args.loss = float(is_z ? z_loss(device, args) : Losses(device, args).forward());
 }
 
 void loss_backward(const Device& device, const LossArgs& args) {
-  Losses(device, args).backward();
+  const double d_loss = args.d_loss ? double(*args.d_loss) : 1.0;
+  if (args.kind == MOEC_LOSS_Z) return z_loss_backward(device, args, d_loss);
+  Losses(device, args).backward(d_loss);
 }
 
 }  // namespace moec::cpu

@@ -65,6 +65,9 @@ void pack_weights(const Device& device, const WeightsView& weights, void* to, in
 // ---- weight_values.cpp
 void weight_values(const Device& device, const ValuesArgs& args);
 
+// ---- quantise.cpp
+void quantise(const Device& device, const QuantiseArgs& args);
+
 // ---- cpu_backend.cpp
 const char* isa_name();  // the instruction set in use, such as "amx"
 

@@ -12,11 +12,11 @@ void load_rows(const TileKernels& tile, const PanelSource& source, Compute compu
                int rows, int64_t block0, int blocks, void* to) {
   constexpr int64_t kTile = kLanes * kLineBytes;
   const Target target{static_cast<char*>(to), 2 * kTile, kTile, rows * kLineBytes, rows, true};
-  BlockLoader(tile, source, load_of(source.dtype, compute)).run(lane0, block0, blocks, target);
+  BlockLoader(tile, source, load_of(source, compute)).run(lane0, block0, blocks, target);
 }
 
 bool is_direct(const WeightSource& w, Compute compute) {
-  return w.packed.data && !w.packed.transposed && w.packed.form->is_direct(compute);
+  return w.packed.data && !w.packed.transposed && w.packed.form->is_direct(w.packed, compute);
 }
 
 bool wants_many_panels(const WeightSource& w) {
@@ -42,7 +42,7 @@ Region chunk_region(const WeightSource& w, Compute compute, const Chunk& chunk) 
   if (w.packed.data) return w.packed.form->region(w.packed, compute, chunk);
   const PanelSource& s = w.source;
   if (s.is_coded() && !quant::is_bytes(*quant::find_format(s.coded.scheme))) return {};
-  const int64_t size = s.is_coded() ? 1 : dtype_bytes(s.dtype);
+  const int64_t size = dtype_bytes(s.stored());
   const int64_t lane0 = chunk.panel * kPanelColumns, k0 = chunk.block0 * block_k(compute);
   const int64_t lanes = std::min(chunk.panels * int64_t(kPanelColumns), s.lanes - lane0);
   const int64_t values = std::min(chunk.blocks * block_k(compute), s.k - k0);
@@ -60,7 +60,7 @@ const void* load_chunk(const TileKernels& tile, const WeightSource& w, Compute c
   if (w.packed.data)
     w.packed.form->load(tile, w.packed, compute, chunk, to, next);
   else
-    BlockLoader(tile, w.source, load_of(w.source.dtype, compute))
+    BlockLoader(tile, w.source, load_of(w.source, compute))
         .run(chunk.panel * kPanelColumns, chunk.block0, chunk.blocks,
              panel_target(to, chunk.panels, chunk.blocks), next);
   return scratch;

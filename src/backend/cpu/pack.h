@@ -19,8 +19,13 @@ struct PanelSource {
   // With codes, `data` is those and `dtype` the type that they stand for; nothing is gathered.
   quant::CodedView coded = {};
   bool transposed = false;  // lanes are k of the coded matrix, and k is its n
+  bool rounds = false;      // `data` is fp32, which is rounded to `dtype`
 
   bool is_coded() const { return coded.codes != nullptr; }
+  // Of an element; codes that lie as elements do are bytes.
+  moec_dtype stored() const {
+    return is_coded() ? moec_dtype(MOEC_U8) : rounds ? moec_dtype(MOEC_F32) : dtype;
+  }
 };
 
 class PackedForm;
@@ -29,15 +34,19 @@ class PackedForm;
 struct PackedMatrix {
   const char* data = nullptr;
   const PackedForm* form = nullptr;
-  moec_dtype dtype = 0;
+  moec_dtype dtype = 0;  // of values; fp32 in the copy is rounded to it
   int64_t n = 0, k = 0;
   bool transposed = false;  // B(n, k) is W(k, n)
+  bool rounds = false;
 };
 
 // B: a source, or a packed copy.
 struct WeightSource {
   PanelSource source;
   PackedMatrix packed;
+
+  moec_dtype dtype() const { return packed.data ? packed.dtype : source.dtype; }
+  bool rounds() const { return packed.data ? packed.rounds : source.rounds; }
 };
 
 // k values in one block.

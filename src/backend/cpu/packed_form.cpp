@@ -17,10 +17,13 @@ namespace {
 // Panels that are B panels of tile.h.
 class PlainForm : public PackedForm {
  public:
-  constexpr PlainForm(int64_t block_k, Load load) : block_k_(block_k), load_(load) {}
+  constexpr PlainForm(int64_t block_k, Load load, Load value)
+      : block_k_(block_k), load_(load), value_(value) {}
 
   int64_t panel_bytes(int64_t k) const final { return div_up(k, block_k_) * kBlockBytes; }
-  bool is_direct(Compute compute) const final { return block_k(compute) == block_k_; }
+  bool is_direct(const PackedMatrix& m, Compute compute) const final {
+    return block_k(compute) == block_k_ && plain_load(m.dtype) == value_;
+  }
   Region region(const PackedMatrix& m, Compute compute, const Chunk& chunk) const final {
     const int64_t values = chunk.blocks * block_k(compute), k0 = chunk.block0 * block_k(compute);
     if (!m.transposed)
@@ -34,7 +37,7 @@ class PlainForm : public PackedForm {
     if (m.transposed)
       turn(tile, m, compute, chunk, to, next);
     else
-      expand(tile, m, chunk, to, next);
+      expand(tile, m, compute, chunk, to, next);
   }
   void pack(const ExpertMatrix& matrix, int64_t e, int64_t n, int64_t k, int64_t first,
             int64_t last, char* to) const final {
@@ -52,35 +55,62 @@ class PlainForm : public PackedForm {
   const char* block(const PackedMatrix& m, int64_t panel, int64_t index) const {
     return m.data + (panel * div_up(m.k, block_k_) + index) * kBlockBytes;
   }
-  virtual void expand(const TileKernels& tile, const PackedMatrix& m, const Chunk& chunk, char* to,
-                      const Region& next) const = 0;
+  virtual void expand(const TileKernels& tile, const PackedMatrix& m, Compute compute,
+                      const Chunk& chunk, char* to, const Region& next) const = 0;
   virtual void turn(const TileKernels& tile, const PackedMatrix& m, Compute compute,
                     const Chunk& chunk, char* to, const Region& next) const = 0;
 
   const int64_t block_k_;
-  const Load load_;
+  const Load load_, value_;  // value_: names the type of what is stored
 };
 
 class WideForm final : public PlainForm {
  public:
-  constexpr WideForm() : PlainForm(16, Load::kF32) {}
+  constexpr WideForm() : PlainForm(16, Load::kF32, Load::kF32) {}
 
  private:
-  void expand(const TileKernels&, const PackedMatrix&, const Chunk&, char*,
-              const Region&) const override {}  // products of f32 are direct
-  // B(n, k) = W(k, n): blocks of W hold 16 k (our columns) of 32 n (our k).
-  void turn(const TileKernels& tile, const PackedMatrix& m, Compute, const Chunk& chunk, char* to,
-            const Region& next) const override {
+  static constexpr int64_t kHalf = kBlockBytes / 2;
+
+  // Only values that are rounded: others are direct. A line of the copy is 16 lanes of one k.
+  void expand(const TileKernels& tile, const PackedMatrix& m, Compute compute, const Chunk& chunk,
+              char* to, const Region& next) const override {
+    const int per = int(block_k(compute) / block_k_);  // blocks of W in one of ours
+    const LoadBlockFn put = tile.along_lanes[int(load_of(MOEC_F32, m.dtype, compute))][0];
+    const int64_t last = div_up(m.k, block_k_);
+    for (int b = 0; b < chunk.blocks; ++b) {
+      next.prefetch(b, chunk.blocks);
+      const int64_t first = (chunk.block0 + b) * per;
+      const int lines = int(std::min<int64_t>(per, last - first) * block_k_);
+      for (int t = 0; t < 2; ++t) {
+        const void* from[kMaxBlockK];
+        for (int i = 0; i < lines; ++i)
+          from[i] = block(m, chunk.panel, first + i / kSteps) + t * kHalf + i % kSteps * kLineBytes;
+        put({from, 0, lines, kLanes, to + b * kBlockBytes + t * kHalf, kSteps});
+      }
+    }
+  }
+  // B(n, k) = W(k, n): blocks of W hold 16 k (our columns) of 32 n (our k), in lines of 16.
+  void turn(const TileKernels& tile, const PackedMatrix& m, Compute compute, const Chunk& chunk,
+            char* to, const Region& next) const override {
+    const int per = int(block_k(compute) / kLanes);  // lines of W in one of our lanes
+    const LoadBlockFn put = tile.along_k[int(load_of(MOEC_F32, m.dtype, compute))][1];
     const int64_t last = div_up(m.k, block_k_);
     for (int b = 0; b < chunk.blocks; ++b) {
       next.prefetch(b, chunk.blocks);
       for (int t = 0; t < 2; ++t) {
-        const int64_t k = chunk.block0 + b, from = 2 * chunk.panel + t;
-        char* const out = to + b * kBlockBytes + t * (kBlockBytes / 2);
-        if (from < last)
-          tile.transpose(block(m, k / 2, from) + k % 2 * (kBlockBytes / 2), out);
-        else
-          std::memset(out, 0, kBlockBytes / 2);
+        const int64_t k = (chunk.block0 + b) * per, from = 2 * chunk.panel + t;
+        const auto line = [&](int64_t of_k, int i) {
+          return block(m, of_k / 2, from) + of_k % 2 * kHalf + i * kLineBytes;
+        };
+        alignas(kLineBytes) float rows[kLanes][kMaxBlockK];
+        const void* lines[kLanes];
+        for (int i = 0; from < last && i < kLanes; ++i) {
+          lines[i] = per == 1 ? static_cast<const void*>(line(k, i)) : rows[i];
+          for (int j = 0; per > 1 && j < per; ++j)
+            std::memcpy(rows[i] + j * kLanes, line(k + j, i), kLineBytes);
+        }
+        put({lines, 0, from < last ? kLanes : 0, per * kLanes, to + b * kBlockBytes + t * kHalf,
+             kLanes});
       }
     }
   }
@@ -89,10 +119,11 @@ class WideForm final : public PlainForm {
 class HalfForm final : public PlainForm {
  public:
   using Expand = void (*TileKernels::*)(const void* block, void* to);
-  explicit constexpr HalfForm(Expand expand) : PlainForm(32, Load::kPairs), expand_(expand) {}
+  constexpr HalfForm(Expand expand, Load value)
+      : PlainForm(32, Load::kPairs, value), expand_(expand) {}
 
  private:
-  void expand(const TileKernels& tile, const PackedMatrix& m, const Chunk& chunk, char* to,
+  void expand(const TileKernels& tile, const PackedMatrix& m, Compute, const Chunk& chunk, char* to,
               const Region& next) const override {
     for (int b = 0; b < chunk.blocks; b += 2) {
       next.prefetch(b, chunk.blocks + 1);
@@ -107,7 +138,7 @@ class HalfForm final : public PlainForm {
     const PanelSource source{rows,          m.dtype,      1, kMaxBlockK, nullptr, nullptr,
                              kPanelColumns, kPanelColumns};
     const int step = compute == Compute::kBf16 ? 1 : 2;
-    const BlockLoader loader(tile, source, load_of(m.dtype, compute));
+    const BlockLoader loader(tile, source, load_of(source, compute));
     for (int b = 0; b < chunk.blocks; b += step) {
       next.prefetch(b / step, (chunk.blocks + step - 1) / step);
       const char* const from = block(m, (chunk.block0 + b) / step, chunk.panel);
@@ -128,7 +159,7 @@ class CodedForm final : public PackedForm {
   int64_t panel_bytes(int64_t k) const override {
     return int64_t(round_up(uint64_t(zeros_at(k) + kPanelColumns * zero_bytes()), kLineBytes));
   }
-  bool is_direct(Compute) const override { return false; }
+  bool is_direct(const PackedMatrix&, Compute) const override { return false; }
   Region region(const PackedMatrix& m, Compute compute, const Chunk& chunk) const override {
     const int64_t values = chunk.blocks * block_k(compute), k0 = chunk.block0 * block_k(compute);
     if (!m.transposed)
@@ -140,7 +171,7 @@ class CodedForm final : public PackedForm {
   }
   void load(const TileKernels& tile, const PackedMatrix& m, Compute compute, const Chunk& chunk,
             char* to, const Region& next) const override {
-    const Load load = load_of(m.dtype, compute);
+    const Load load = load_of(m.dtype, m.dtype, compute);
     if (!m.transposed) {
       const PanelSource source = panel_source(m, chunk.panel);
       BlockLoader(tile, source, load)
@@ -223,7 +254,8 @@ class CodedForm final : public PackedForm {
 };
 
 constexpr WideForm kWide;
-constexpr HalfForm kBf16(&TileKernels::expand_bf16), kF16(&TileKernels::expand_f16);
+constexpr HalfForm kBf16(&TileKernels::expand_bf16, Load::kBf16ToF32),
+    kF16(&TileKernels::expand_f16, Load::kF16ToF32);
 
 template <class Format>
 constexpr CodedForm kCoded(Format::kInfo);
@@ -244,7 +276,7 @@ bool has_packed_form(const ExpertMatrix& matrix) {
 const PackedForm& packed_form(const ExpertMatrix& matrix) {
   if (matrix.is_coded()) return *kCodedForms[size_t(quant::ChannelFormats::index(matrix.scheme))];
   const PackedForm* const plain[] = {&kWide, &kBf16, &kF16};
-  return *plain[int(plain_load(matrix.dtype))];
+  return *plain[int(plain_load(matrix.values.dtype))];
 }
 
 int64_t packed_matrix_bytes(const ExpertMatrix& matrix, int64_t n, int64_t k) {

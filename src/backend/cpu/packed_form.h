@@ -17,7 +17,7 @@ class PackedForm {
  public:
   virtual int64_t panel_bytes(int64_t k) const = 0;
   // Panels are multiplied where they lie; else load() builds them.
-  virtual bool is_direct(Compute compute) const = 0;
+  virtual bool is_direct(const PackedMatrix& m, Compute compute) const = 0;
   // Where the memory of a chunk is; of a direct one that is the chunk.
   virtual Region region(const PackedMatrix& m, Compute compute, const Chunk& chunk) const = 0;
   virtual void load(const TileKernels& tile, const PackedMatrix& m, Compute compute,
@@ -32,6 +32,6 @@ class PackedForm {
 
 // Plain matrices and INT8 codes in channels have one.
 bool has_packed_form(const ExpertMatrix& matrix);
-const PackedForm& packed_form(const ExpertMatrix& matrix);  // by its type and scheme
+const PackedForm& packed_form(const ExpertMatrix& matrix);  // by what it stores
 
 }  // namespace moec::cpu

@@ -67,7 +67,7 @@ void token_gradient(const RouteGradArgs& args, const RouteRow& row, const float*
   } else {
     score_row(desc.score, row.z, row.lanes, row.s);
     RoundTo(desc, desc.score_precision).row(row.s, row.columns);
-    math::raw_weights(slots, desc, row.s, row.z, row.ids, row.w);
+    math::raw_weights(slots, desc, row.s, row.z, nullptr, row.ids, row.w);
   }
   const Array& scale = args.per_expert_scale;
   const bool is_scale_free =

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Logits -> expert ids and routing weights, token by token.
+#include <limits>
 #include <utility>
 
 #include "backend/cpu/ops.h"
@@ -46,7 +47,7 @@ void route_token(const RouteArgs& args, const RouteRow& row, int64_t t) {
   int32_t* const ids = args.expert_ids + t * top_k;
   float* const w = args.routing_weights + t * top_k;
   load_capped_row(desc, args.logits, t, row);
-  score_row(desc.score, row.z, row.lanes, row.s);
+  const bool chooses = score_row(desc.score, row.z, row.lanes, row.s);
   RoundTo(desc, desc.score_precision).row(row.s, row.columns);
   if (args.scores)
     std::memcpy(args.scores + t * row.columns, row.s, size_t(row.columns) * sizeof *row.s);
@@ -59,13 +60,17 @@ void route_token(const RouteArgs& args, const RouteRow& row, int64_t t) {
   if (desc.selection == MOEC_SELECT_SPARSE_MIXER) {
     select_mixer(desc, row, ids, w);
   } else {
+    const float* bias = nullptr;
     if (desc.selection == MOEC_SELECT_TABLE || desc.selection == MOEC_SELECT_GIVEN) {
       take_given(args, t, row.columns, ids);
-    } else {
+    } else if (chooses) {
+      bias = args.select_bias;
       select_by_score(args, row, ids);
       if (desc.slot_order == MOEC_SLOT_BY_EXPERT) math::sort_by_expert(ids, top_k);
+    } else {
+      std::fill_n(ids, top_k, -1);
     }
-    math::raw_weights(math::SerialSlots{top_k}, desc, row.s, row.z, ids, w);
+    math::raw_weights(math::SerialSlots{top_k}, desc, row.s, row.z, bias, ids, w);
   }
   math::finish_weights(math::SerialSlots{top_k}, desc, args.per_expert_scale.data,
                        args.per_expert_scale.dtype, ids, w);
@@ -73,6 +78,14 @@ void route_token(const RouteArgs& args, const RouteRow& row, int64_t t) {
 
 void route_tokens(const RouteArgs* args, const RouteRow* row, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) route_token(*args, *row, t);
+}
+
+template <class Count>
+void count_ids(const RouteArgs& args, Count* counts) {
+  const int64_t assignments = args.num_tokens * args.desc->top_k;
+  for (int64_t a = 0; a < assignments; ++a)
+    if (const int32_t id = args.expert_ids[a]; id >= 0)
+      counts[id] += counts[id] < std::numeric_limits<Count>::max();
 }
 
 }  // namespace
@@ -86,16 +99,18 @@ void route_forward(const Device& device, const RouteArgs& args) {
     vectorised<route_tokens>(&args, &row, chunks.begin(chunk), chunks.end(chunk));
   });
   if (!args.counts) return;
-  const int64_t assignments = args.num_tokens * args.desc->top_k;
-  for (int64_t a = 0; a < assignments; ++a)
-    if (args.expert_ids[a] >= 0) ++args.counts[args.expert_ids[a]];
+  if (args.counts.dtype == MOEC_I64)
+    count_ids(args, static_cast<int64_t*>(args.counts.data));
+  else
+    count_ids(args, static_cast<int32_t*>(args.counts.data));
 }
 
 void bias_update(const Device&, const BiasUpdateArgs& args) {
+  const auto count = [&](int32_t e) { return load_id(args.counts, e); };
   int64_t total = 0;
-  for (int32_t e = 0; e < args.num_ids; ++e) total += args.counts[e];
+  for (int32_t e = 0; e < args.num_ids; ++e) total += count(e);
   for (int32_t e = 0; e < args.num_ids; ++e)
-    args.bias[e] += args.rate * math::balance_direction(total, args.counts[e], args.num_ids);
+    args.bias[e] += args.rate * math::balance_direction(total, count(e), args.num_ids);
 }
 
 }  // namespace moec::cpu

@@ -57,25 +57,30 @@ inline float row_sum(const float* values, int64_t lanes) {
   return sum_lanes(partial);
 }
 
-// R3. Softmax padding is 0; the padding of other scores means nothing.
+// R3. Softmax padding is 0; the padding of other scores means nothing. Returns whether the scores
+// choose anybody: false for a softmax of nothing but -inf.
 template <class Kind>
-void score_lanes(const float* z, int64_t lanes, float* s) {
+bool score_lanes(const float* z, int64_t lanes, float* s) {
   for (int64_t i = 0; i < lanes; ++i) s[i] = Kind::value(z[i]);
+  return true;
 }
 template <class Kind>
-void score_whole_row(const float* z, int64_t lanes, float* s) {
-  const float largest = row_max(z, lanes);
+bool score_whole_row(const float* z, int64_t lanes, float* s) {
+  const float largest = Kind::reference(row_max(z, lanes));
   for (int64_t i = 0; i < lanes; ++i) s[i] = Kind::value(z[i], largest);
   const float sum = row_sum(s, lanes);
   for (int64_t i = 0; i < lanes; ++i) s[i] /= sum;
+  return sum != 0.0f;
 }
-inline void score_row(uint32_t score, const float* z, int64_t lanes, float* s) {
-  math::Scores::with(score, [=]<class Kind>() {
+inline bool score_row(uint32_t score, const float* z, int64_t lanes, float* s) {
+  bool chooses = false;
+  math::Scores::with(score, [&]<class Kind>() {
     if constexpr (Kind::kInfo.over_row)
-      score_whole_row<Kind>(z, lanes, s);
+      chooses = score_whole_row<Kind>(z, lanes, s);
     else
-      score_lanes<Kind>(z, lanes, s);
+      chooses = score_lanes<Kind>(z, lanes, s);
   });
+  return chooses;
 }
 
 // R4. bias may be null; the padding is never chosen.
@@ -157,8 +162,7 @@ inline void limit_groups(const moec_router_desc& desc, int64_t columns, int64_t*
   const float fill = desc.group_fill == MOEC_FILL_ZERO ? 0.0f : -INFINITY;
   for (int32_t g = 0; g < desc.num_groups; ++g) {
     if (group_keys[g] >= last) continue;
-    for (int64_t i = g * size; i < (g + 1) * size; ++i)
-      if (!std::isnan(math::key_value(keys[i]))) keys[i] = math::rank_key(fill, int32_t(i));
+    for (int64_t i = g * size; i < (g + 1) * size; ++i) keys[i] = math::rank_key(fill, int32_t(i));
   }
 }
 

@@ -6,7 +6,9 @@ moec_add_sources(  # experts
   combine.cpp dots.cpp expert_weights.cpp experts_describe.cpp experts_path.cpp mlp_backward.cpp
   mlp_forward.cpp shared_gate.cpp weight_values.cpp)
 moec_add_sources(  # routing, plans, rows, losses
-  gate.cpp loss.cpp permute.cpp plan.cpp plan_choice.cpp route_backward.cpp route_forward.cpp)
+  gate.cpp loss.cpp permute.cpp plan.cpp plan_choice.cpp route_backward.cpp route_forward.cpp
+  z_loss.cpp)
+moec_add_sources(quantise.cpp)
 
 # Instruction sets: name -> flags. From the plainest to the richest, and after everything else:
 # where two objects hold the same inline function the linker keeps the first.

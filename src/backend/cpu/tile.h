@@ -21,10 +21,16 @@ namespace moec::cpu {
 inline constexpr int kLanes = 16, kSteps = 16, kLineBytes = 64;
 inline constexpr int kPanelColumns = 2 * kLanes, kBlockBytes = 2 * kSteps * kLineBytes;
 
-enum class Compute { kF32, kBf16 };  // what a step holds while multiplying
+// What a step holds while multiplying. Of B panels alone, kBf16 says that they hold pairs, also of
+// f16: products in fp32 widen them on the way.
+enum class Compute { kF32, kBf16 };
 
-// Source element -> step. The first three name the types of plain values, too.
-enum class Load { kF32, kBf16ToF32, kF16ToF32, kPairs };
+// Source element -> step. The first three name the types of plain values, too; the last three read
+// fp32 and round it.
+enum class Load { kF32, kBf16ToF32, kF16ToF32, kPairs, kF32AsBf16, kF32AsF16, kF32ToPairs };
+constexpr bool makes_pairs(Load load) {
+  return load == Load::kPairs || load == Load::kF32ToPairs;
+}
 template <Load... kMembers>
 struct LoadList {
   static constexpr int kCount = sizeof...(kMembers);
@@ -34,7 +40,8 @@ struct LoadList {
   }
 };
 using PlainLoads = LoadList<Load::kF32, Load::kBf16ToF32, Load::kF16ToF32>;
-using Loads = LoadList<Load::kF32, Load::kBf16ToF32, Load::kF16ToF32, Load::kPairs>;
+using Loads = LoadList<Load::kF32, Load::kBf16ToF32, Load::kF16ToF32, Load::kPairs,
+                       Load::kF32AsBf16, Load::kF32AsF16, Load::kF32ToPairs>;
 
 struct PanelProduct {  // c[rows, 32] (+)= A panel * B panel
   const void *a, *b;
@@ -46,6 +53,22 @@ struct PanelProduct {  // c[rows, 32] (+)= A panel * B panel
   int prefetch_lines;    // ... this many per block
 };
 using PanelProductFn = void (*)(const PanelProduct& product);
+
+// c[rows, 16] (+)= A panel * 16 columns of B whose values are read where they are: those of column
+// i follow k from lines[i] + offset on (elements of the source), `count` of them; beyond are zeros,
+// and a null pointer is a column of zeros. The sums are those of a PanelProduct.
+struct LinesProduct {
+  const char* prefetch;  // 16 cache lines of it for each block of the source; null: none
+  const void* const* lines;
+  int64_t offset, count;
+  const void* a;
+  float* c;  // row stride ld
+  int64_t ld;
+  int blocks;
+  bool accumulate;
+};
+using LinesProductFn = void (*)(const LinesProduct& product);
+inline constexpr int kLinesRows = 4;  // at most: more rows are worth building panels
 
 struct ProductKernel {
   const char* name;               // null: this instruction set has none
@@ -84,8 +107,10 @@ using DecodeLinesFn = void (*)(const DecodeLines& decode);
 struct TileKernels {
   const char* isa;
   ProductKernel f32;
+  const PanelProductFn *f32_by_bf16, *f32_by_f16;  // the same for B panels of pairs
   ProductKernel bf16_few, bf16;  // bf16_few serves experts of up to bf16_few_rows rows
   int bf16_few_rows;
+  LinesProductFn by_lines[Loads::kCount][kLinesRows];  // [Load][rows - 1]; null: none
   LoadBlockFn along_k[Loads::kCount][2], along_lanes[Loads::kCount][2];  // [Load][turned]
   DecodeLinesFn decode[quant::Formats::kCount][PlainLoads::kCount];      // to a plain type
   void (*transpose)(const void* from, void* to);                         // 16 lines of 16 dwords

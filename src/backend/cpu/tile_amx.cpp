@@ -128,8 +128,7 @@ constexpr ProductTable<Avx512Ops, 12> kProducts;
 constexpr PanelProductFn kTiles[] = {product_16, product_32};
 
 constexpr TileKernels make() {
-  TileKernels t =
-      make_tile_kernels<Avx512Ops>("amx", {"avx512 f32 12x32", 12, 1, kProducts.by_rows});
+  TileKernels t = make_tile_kernels<Avx512Ops>("amx", "avx512 f32 12x32", kProducts);
   t.bf16_few = {"amx bf16 16x32", kLanes, 1, kFewRows.by_rows};
   t.bf16_few_rows = kLanes;
   t.bf16 = {"amx bf16 32x32", 32, 16, kTiles};

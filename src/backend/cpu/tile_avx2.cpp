@@ -102,14 +102,17 @@ struct Avx2Ops {
   static void put_halves(uint16_t* to, __m128i first, __m128i second, int n) {
     put_partial(to, _mm256_set_m128i(second, first), n * 2);
   }
-  static __m128i round_bf16(__m256i v) {
+  // The value is in the high halves.
+  static __m256i rounded_bf16(__m256i v) {
     const __m256i one = _mm256_and_si256(_mm256_srli_epi32(v, 16), _mm256_set1_epi32(1));
     const __m256i bias = _mm256_add_epi32(one, _mm256_set1_epi32(0x7fff));  // ties to even
     const __m256 value = _mm256_castsi256_ps(v);
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
     const __m256i quiet = _mm256_or_si256(v, _mm256_set1_epi32(0x400000));
-    return low_halves(
-        _mm256_srli_epi32(_mm256_blendv_epi8(_mm256_add_epi32(v, bias), quiet, nan), 16));
+    return _mm256_blendv_epi8(_mm256_add_epi32(v, bias), quiet, nan);
+  }
+  static __m128i round_bf16(__m256i v) {
+    return low_halves(_mm256_srli_epi32(rounded_bf16(v), 16));
   }
   static void put_bf16(uint16_t* to, Line line, int n) {
     put_halves(to, round_bf16(line.half[0]), round_bf16(line.half[1]), n);
@@ -120,35 +123,33 @@ struct Avx2Ops {
   static void put_f16(uint16_t* to, Line line, int n) {
     put_halves(to, round_f16(line.half[0]), round_f16(line.half[1]), n);
   }
-
-  // 8 x 8 dwords, rows a[0], a[stride], ...: 4 x 4 inside 128-bit lanes, then the lanes.
-  static void transpose8(__m256i (&m)[8]) {
-    __m256i t[8];
-    for (int i = 0; i < 8; i += 4) {
-      const __m256i a = _mm256_unpacklo_epi32(m[i], m[i + 1]),
-                    b = _mm256_unpackhi_epi32(m[i], m[i + 1]);
-      const __m256i c = _mm256_unpacklo_epi32(m[i + 2], m[i + 3]);
-      const __m256i d = _mm256_unpackhi_epi32(m[i + 2], m[i + 3]);
-      t[i] = _mm256_unpacklo_epi64(a, c);
-      t[i + 1] = _mm256_unpackhi_epi64(a, c);
-      t[i + 2] = _mm256_unpacklo_epi64(b, d);
-      t[i + 3] = _mm256_unpackhi_epi64(b, d);
-    }
-    for (int j = 0; j < 4; ++j) {
-      m[j] = _mm256_permute2x128_si256(t[j], t[4 + j], 0x20);
-      m[4 + j] = _mm256_permute2x128_si256(t[j], t[4 + j], 0x31);
-    }
+  static Line as_bf16(Line line) {
+    return odd_bf16({{rounded_bf16(line.half[0]), rounded_bf16(line.half[1])}});
   }
-  static void transpose(Line (&lines)[kLanes]) {
-    __m256i quarter[2][2][8];
-    for (int i = 0; i < 2; ++i)
-      for (int j = 0; j < 2; ++j) {
-        for (int r = 0; r < 8; ++r) quarter[i][j][r] = lines[i * 8 + r].half[j];
-        transpose8(quarter[i][j]);
+  static Line as_f16(Line line) { return widen(round_f16(line.half[0]), round_f16(line.half[1])); }
+
+  // 16 x 16 dwords. A vector is a quarter of one line beside that of the line four below, both from
+  // memory, so that 4 x 4 in each 128-bit lane are all that is to be turned.
+  static void transpose(const Line (&lines)[kLanes], Line (&turned)[kLanes]) {
+    const auto quarter = [](const Line* line, int at) {
+      return reinterpret_cast<const __m128i*>(line) + at;
+    };
+    for (int half = 0; half < 2; ++half)
+      for (int at = 0; at < 4; ++at) {
+        __m256i m[4];
+        for (int r = 0; r < 4; ++r) {
+          const Line* const line = lines + 8 * half + r;
+          m[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(quarter(line, at))),
+                                         _mm_loadu_si128(quarter(line + 4, at)), 1);
+        }
+        const __m256i a = _mm256_unpacklo_epi32(m[0], m[1]), b = _mm256_unpackhi_epi32(m[0], m[1]);
+        const __m256i c = _mm256_unpacklo_epi32(m[2], m[3]), d = _mm256_unpackhi_epi32(m[2], m[3]);
+        Line* const to = turned + 4 * at;
+        to[0].half[half] = _mm256_unpacklo_epi64(a, c);
+        to[1].half[half] = _mm256_unpackhi_epi64(a, c);
+        to[2].half[half] = _mm256_unpacklo_epi64(b, d);
+        to[3].half[half] = _mm256_unpackhi_epi64(b, d);
       }
-    for (int i = 0; i < 2; ++i)
-      for (int j = 0; j < 2; ++j)
-        for (int r = 0; r < 8; ++r) lines[i * 8 + r].half[j] = quarter[j][i][r];
   }
 };
 
@@ -157,6 +158,6 @@ constexpr ProductTable<Avx2Ops, 6> kProducts;
 }  // namespace
 
 constinit const TileKernels kTileAvx2 =
-    make_tile_kernels<Avx2Ops>("avx2", {"avx2 f32 6x32", 6, 1, kProducts.by_rows});
+    make_tile_kernels<Avx2Ops>("avx2", "avx2 f32 6x32", kProducts);
 
 }  // namespace moec::cpu

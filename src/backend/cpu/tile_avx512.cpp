@@ -8,6 +8,6 @@ constexpr ProductTable<Avx512Ops, 12> kProducts;
 }
 
 constinit const TileKernels kTileAvx512 =
-    make_tile_kernels<Avx512Ops>("avx512", {"avx512 f32 12x32", 12, 1, kProducts.by_rows});
+    make_tile_kernels<Avx512Ops>("avx512", "avx512 f32 12x32", kProducts);
 
 }  // namespace moec::cpu

@@ -17,9 +17,10 @@ constexpr ProductTable<Avx512Ops, 12> kProducts;
 constexpr ProductTable<PairOps, 12> kPairProducts;
 
 constexpr TileKernels make() {
-  TileKernels t =
-      make_tile_kernels<Avx512Ops>("avx512bf16", {"avx512 f32 12x32", 12, 1, kProducts.by_rows});
-  t.bf16 = t.bf16_few = {"avx512bf16 bf16 12x32", 12, 1, kPairProducts.by_rows};
+  TileKernels t = make_tile_kernels<Avx512Ops>("avx512bf16", "avx512 f32 12x32", kProducts);
+  fill_lines_products<PairOps, Load::kPairs>(t);
+  fill_lines_products<PairOps, Load::kF32ToPairs>(t);
+  t.bf16 = t.bf16_few = kPairProducts.kernel("avx512bf16 bf16 12x32");
   return t;
 }
 

@@ -8,115 +8,31 @@
 //   f32 / bf16 / f16 (pointer, n <= 16) -> Line of fp32       pairs(pointer, n <= 32) -> Line
 //   i8(pointer to 16) -> Line of fp32
 //   interleave(even, odd, n <= 16) -> Line of pairs           put(pointer, Line)
-//   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16])
+//   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16], out Line[16])
 //   even_bf16 / odd_bf16 / even_f16 / odd_f16 (pairs Line) -> Line of fp32
+//   as_bf16 / as_f16 (Line of fp32) -> Line of fp32, rounded to that type
 #pragma once
 
-// Vectors of 64 bytes are passed to functions that are inlined: how others would is no matter.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wpsabi"
-#endif
-
-#include "backend/cpu/tile.h"
+#include "backend/cpu/tile_products.h"
 
 // Offsets within a block are small:
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 namespace {
 
-inline int smaller(int64_t a, int b) {
-  return a < b ? int(a) : b;
-}
-
-inline void prefetch_line(const char* line) {
-  __builtin_prefetch(line, 0, 2);
-}
-
-// ---- products. One pass covers two vectors of columns for all rows; c stays in registers. Where
-// Ops sums in parts, each product starts at zero and is added to c last, so that rounding errors
-// grow with the parts' lengths; elsewhere it goes on from c.
-template <class Ops, int kRows>
-void panel_product(const PanelProduct& p) {
-  using Vec = typename Ops::Vec;
-  constexpr int kBytes = Ops::kBytes, kPasses = 2 * kLineBytes / (2 * kBytes);
-  const bool chained = !Ops::kInParts && p.accumulate;
-  constexpr bool kSpread = kRows >= 6;  // measured: few rows do better with prefetches in bursts
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const auto place = [](int byte) {
-      return byte / kLineBytes * (kBlockBytes / 2) + byte % kLineBytes;
-    };
-    const int first = pass * 2 * kBytes;
-    float* const c = p.c + first / 4;
-    Vec sum[kRows][2];
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < 2; ++v)
-        sum[r][v] = chained ? Ops::load(c + r * p.ld + v * (kBytes / 4)) : Ops::zero();
-    const char* a = static_cast<const char*>(p.a);
-    const char* b0 = static_cast<const char*>(p.b) + place(first);
-    const char* b1 = static_cast<const char*>(p.b) + place(first + kBytes);
-    const char* prefetch = p.prefetch;
-    const int lines = pass == 0 ? p.prefetch_lines : 0;
-    for (int block = 0; block < p.blocks; ++block) {
-      if constexpr (!kSpread)
-        for (int line = 0; line < lines; ++line) prefetch_line(prefetch + line * kLineBytes);
-#pragma GCC unroll 4
-      for (int s = 0; s < kSteps; ++s) {
-        if constexpr (kSpread) {
-          if (s < lines) prefetch_line(prefetch + s * kLineBytes);
-          if (s + kSteps < lines) prefetch_line(prefetch + (s + kSteps) * kLineBytes);
-        }
-        const Vec left = Ops::load(b0 + s * kLineBytes), right = Ops::load(b1 + s * kLineBytes);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
-          const Vec value = Ops::broadcast(a + r * kLineBytes + s * 4);
-          sum[r][0] = Ops::fma(value, left, sum[r][0]);
-          sum[r][1] = Ops::fma(value, right, sum[r][1]);
-        }
-      }
-      prefetch += lines * kLineBytes;
-      a += kRows * kLineBytes;
-      b0 += kBlockBytes;
-      b1 += kBlockBytes;
-    }
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < 2; ++v) {
-        float* const to = c + r * p.ld + v * (kBytes / 4);
-        Ops::store(to, p.accumulate && !chained ? Ops::add(Ops::load(to), sum[r][v]) : sum[r][v]);
-      }
-  }
-}
-
-template <class Ops, int kMaxRows>
-struct ProductTable {
-  PanelProductFn by_rows[kMaxRows];
-  template <int kRows = kMaxRows>
-  constexpr void fill() {
-    if constexpr (kRows > 0) {
-      by_rows[kRows - 1] = panel_product<Ops, kRows>;
-      fill<kRows - 1>();
-    }
-  }
-  constexpr ProductTable() : by_rows{} { fill(); }
-};
-
 // ---- loads
-// A masked load of a page that is not there costs an assist even when it reads nothing: null and
-// empty lines are not loaded at all.
-template <class Ops, Load kLoad>
-typename Ops::Line load_line(const void* line, int64_t offset, int count) {
-  if (!line || count <= 0) return typename Ops::Line{};
-  const auto* const half = static_cast<const uint16_t*>(line) + offset;
-  if constexpr (kLoad == Load::kF32)
-    return Ops::f32(static_cast<const float*>(line) + offset, count);
-  if constexpr (kLoad == Load::kBf16ToF32) return Ops::bf16(half, count);
-  if constexpr (kLoad == Load::kF16ToF32) return Ops::f16(half, count);
-  if constexpr (kLoad == Load::kPairs) return Ops::pairs(half, count);
-}
-
 template <class Ops, bool kTurned>
 void put_lines(typename Ops::Line (&lines)[kLanes], void* to, int used) {
-  if constexpr (kTurned) Ops::transpose(lines);
-  for (int i = 0; i < used; ++i) Ops::put(static_cast<char*>(to) + i * kLineBytes, lines[i]);
+  const auto put = [&](const auto& from) {
+    for (int i = 0; i < used; ++i) Ops::put(static_cast<char*>(to) + i * kLineBytes, from[i]);
+  };
+  if constexpr (kTurned) {
+    typename Ops::Line turned[kLanes];
+    Ops::transpose(lines, turned);
+    put(turned);
+  } else {
+    put(lines);
+  }
 }
 
 // All `lines` lines are there and hold `count` values: then they are loaded without masks.
@@ -128,17 +44,18 @@ inline bool is_whole(const LoadBlock& load, int lines, int count) {
 
 template <class Ops, Load kLoad, bool kTurned>
 void load_along_k(const LoadBlock& load) {
-  constexpr int kCount = kLoad == Load::kPairs ? 2 * kSteps : kSteps;
+  constexpr int kCount = makes_pairs(kLoad) ? 2 * kSteps : kSteps;
   if constexpr (kTurned) {
     typename Ops::Line lines[kLanes];
     if (is_whole(load, kLanes, kCount)) {
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i)
         lines[i] = load_line<Ops, kLoad>(load.lines[i], load.offset, kCount);
-      Ops::transpose(lines);
+      typename Ops::Line turned[kLanes];
+      Ops::transpose(lines, turned);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i)
-        if (i < load.lines_out) Ops::put(static_cast<char*>(load.to) + i * kLineBytes, lines[i]);
+        if (i < load.lines_out) Ops::put(static_cast<char*>(load.to) + i * kLineBytes, turned[i]);
       return;
     }
     for (int i = 0; i < kLanes; ++i)
@@ -163,6 +80,12 @@ typename Ops::Line line_along_lanes(const LoadBlock& load, int i, int count) {
       return line ? static_cast<const uint16_t*>(line) + load.offset : nullptr;
     };
     return Ops::interleave(half(2 * i), half(2 * i + 1), count);
+  } else if constexpr (kLoad == Load::kF32ToPairs) {
+    alignas(kLineBytes) uint16_t rounded[2][kLanes];
+    for (int odd = 0; odd < 2; ++odd)
+      Ops::put_bf16(rounded[odd], load_line<Ops, Load::kF32>(at(2 * i + odd), load.offset, count),
+                    kLanes);
+    return Ops::interleave(rounded[0], rounded[1], kLanes);
   } else {
     return load_line<Ops, kLoad>(at(i), load.offset, count);
   }
@@ -364,16 +287,20 @@ constexpr DecodeLinesFn decoder() {
 }
 
 // Everything that needs no product kernel of its own.
-template <class Ops>
-constexpr TileKernels make_tile_kernels(const char* isa, ProductKernel f32) {
+template <class Ops, class Products>
+constexpr TileKernels make_tile_kernels(const char* isa, const char* f32,
+                                        const Products& products) {
   TileKernels t = {};
   t.isa = isa;
-  t.f32 = f32;
+  t.f32 = products.kernel(f32);
+  t.f32_by_bf16 = products.by_bf16;
+  t.f32_by_f16 = products.by_f16;
   Loads::for_each([&]<Load kLoad>() {
     t.along_k[int(kLoad)][0] = load_along_k<Ops, kLoad, false>;
     t.along_k[int(kLoad)][1] = load_along_k<Ops, kLoad, true>;
     t.along_lanes[int(kLoad)][0] = load_along_lanes<Ops, kLoad, false>;
     t.along_lanes[int(kLoad)][1] = load_along_lanes<Ops, kLoad, true>;
+    if constexpr (!makes_pairs(kLoad)) fill_lines_products<Ops, kLoad>(t);
   });
   PlainLoads::for_each([&]<Load kLoad>() {
     t.to_f32[int(kLoad)] = convert_in<Ops, kLoad>;

@@ -55,19 +55,27 @@ struct Avx512Ops {
   }
   static void put(void* to, Line line) { _mm512_storeu_si512(to, line); }
   static void put_f32(float* to, Line line, int n) { _mm512_mask_storeu_epi32(to, mask(n), line); }
-  static void put_bf16(uint16_t* to, Line line, int n) {
+  // The value is in the high halves.
+  static Line rounded_bf16(Line line) {
     const Line one = _mm512_and_si512(_mm512_srli_epi32(line, 16), _mm512_set1_epi32(1));
     const Line bias = _mm512_add_epi32(one, _mm512_set1_epi32(0x7fff));  // ties to even
     const Line quiet = _mm512_or_si512(line, _mm512_set1_epi32(0x400000));
     const __mmask16 nan =
         _mm512_cmp_ps_mask(_mm512_castsi512_ps(line), _mm512_castsi512_ps(line), _CMP_UNORD_Q);
-    const Line rounded = _mm512_mask_mov_epi32(_mm512_add_epi32(line, bias), nan, quiet);
-    _mm256_mask_storeu_epi16(to, mask(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+    return _mm512_mask_mov_epi32(_mm512_add_epi32(line, bias), nan, quiet);
+  }
+  static void put_bf16(uint16_t* to, Line line, int n) {
+    const Line low = _mm512_srli_epi32(rounded_bf16(line), 16);
+    _mm256_mask_storeu_epi16(to, mask(n), _mm512_cvtepi32_epi16(low));
+  }
+  static __m256i round_f16(Line line) {
+    return _mm512_cvtps_ph(_mm512_castsi512_ps(line), _MM_FROUND_TO_NEAREST_INT);
   }
   static void put_f16(uint16_t* to, Line line, int n) {
-    const __m256i half = _mm512_cvtps_ph(_mm512_castsi512_ps(line), _MM_FROUND_TO_NEAREST_INT);
-    _mm256_mask_storeu_epi16(to, mask(n), half);
+    _mm256_mask_storeu_epi16(to, mask(n), round_f16(line));
   }
+  static Line as_bf16(Line line) { return odd_bf16(rounded_bf16(line)); }
+  static Line as_f16(Line line) { return widen(round_f16(line)); }
   static Line even_bf16(Line pairs) { return _mm512_slli_epi32(pairs, 16); }
   static Line odd_bf16(Line pairs) {
     return _mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u)));
@@ -78,7 +86,7 @@ struct Avx512Ops {
   }
 
   // 16 x 16 dwords: 4 x 4 inside 128-bit lanes, then the lanes themselves.
-  static void transpose(Line (&m)[kLanes]) {
+  static void transpose(const Line (&m)[kLanes], Line (&turned)[kLanes]) {
     Line t[kLanes];
 #pragma GCC unroll 4
     for (int i = 0; i < kLanes; i += 4) {
@@ -97,10 +105,10 @@ struct Avx512Ops {
       const Line b = _mm512_shuffle_i32x4(t[j], t[4 + j], 0xdd);  // lanes 1 3 | 1 3
       const Line c = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0x88);
       const Line d = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0xdd);
-      m[j] = _mm512_shuffle_i32x4(a, c, 0x88);
-      m[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
-      m[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
-      m[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
+      turned[j] = _mm512_shuffle_i32x4(a, c, 0x88);
+      turned[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
+      turned[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
+      turned[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
     }
   }
 };

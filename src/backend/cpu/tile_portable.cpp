@@ -68,13 +68,17 @@ struct PortableOps {
   static void put_f16(uint16_t* to, const Line& line, int n) {
     narrow(reinterpret_cast<moec::f16*>(to), line, n);
   }
-  static void transpose(Line (&lines)[kLanes]) {
+  template <class T>
+  static Line as(Line line) {
+    for (uint32_t& dword : line.dword)
+      dword = std::bit_cast<uint32_t>(to_float(from_float<T>(std::bit_cast<float>(dword))));
+    return line;
+  }
+  static Line as_bf16(const Line& line) { return as<moec::bf16>(line); }
+  static Line as_f16(const Line& line) { return as<moec::f16>(line); }
+  static void transpose(const Line (&lines)[kLanes], Line (&turned)[kLanes]) {
     for (int i = 0; i < kLanes; ++i)
-      for (int j = 0; j < i; ++j) {
-        const uint32_t swapped = lines[i].dword[j];
-        lines[i].dword[j] = lines[j].dword[i];
-        lines[j].dword[i] = swapped;
-      }
+      for (int j = 0; j < kLanes; ++j) turned[j].dword[i] = lines[i].dword[j];
   }
   static Line even_bf16(Line line) {
     for (uint32_t& dword : line.dword) dword <<= 16;
@@ -100,6 +104,6 @@ constexpr ProductTable<PortableOps, 4> kProducts;
 }  // namespace
 
 constinit const TileKernels kTilePortable =
-    make_tile_kernels<PortableOps>("portable", {"portable f32 4x32", 4, 1, kProducts.by_rows});
+    make_tile_kernels<PortableOps>("portable", "portable f32 4x32", kProducts);
 
 }  // namespace moec::cpu

@@ -13,6 +13,7 @@
 #include "backend/cuda/routing/route.h"
 #include "backend/cuda/rows/permute.h"
 #include "backend/cuda/sm80/weight_values.h"
+#include "backend/cuda/weights/quantise.h"
 
 namespace moec::cuda {
 namespace {
@@ -203,6 +204,10 @@ void CudaBackend::unpermute_backward(const UnpermuteGradArgs& args, moec_stream 
 void CudaBackend::weight_values(const ValuesArgs& args, moec_stream stream) const {
   const DeviceScope scope(device_);
   cuda::weight_values(op(stream), args);
+}
+void CudaBackend::quantise(const QuantiseArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::quantise(op(stream), args);
 }
 
 }  // namespace moec::cuda

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from .._layer import Layer
 from .._router import Router
 from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, Spec
 from .._weights import WEIGHTS, Weights, WeightSet
+from ._layouts import turned_sets
 from ._structs import DEVICES, FLOATS, Struct, Tensors, buffer, code_of, view, weight_set
 
 _core = _raw._core
@@ -89,7 +91,7 @@ class Engine:
     def weights(self, tensors: Tensors, names: tuple[str, ...], layout: GateLayout) -> Weights:
         """Weights over these addresses. Nothing is packed: values are read by each call."""
         given = {f: tensors.get(n) for f, n in zip(WEIGHTS, names, strict=True)}
-        key = (names, layout, *(t if t is None else (t.data_ptr(), t.shape, t.dtype)
+        key = (names, layout, *(t if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype)
                                 for t in given.values()))
         found = self.bound.get(key)
         if found is None:
@@ -121,33 +123,26 @@ def bind(
     context: Context, given: Tensors, layout: GateLayout, gate_up: Orientation, down_: Orientation,
     frozen: bool = False,
 ) -> Weights:
-    """Weights bound to the tensors given by WeightSet's names, without keeping them alive."""
-    refuse_strides(given)
+    """Weights bound to the tensors given by WeightSet's names, without keeping them alive. The
+    orientations are those of the tensors' shapes; each expert may lie turned."""
     down = given["down"]
     if down is None:
         raise TypeError("moec.torch: down is missing; it gives the sizes")
+    gate_up_turned, down_turned = turned_sets(given)
     biases = [(f, t) for f, t in given.items() if f.endswith("_bias") and t is not None]
     out, inner = down.shape[1:] if down_ == Orientation.OUT_IN else down.shape[:0:-1]
     desc = WeightsDesc(
         num_experts=down.shape[0], hidden=out, inter=inner, gate_layout=layout,
         flags=WeightsFlags.FROZEN if frozen else WeightsFlags.NONE,
-        gate_up_orientation=gate_up, down_orientation=down_,
+        gate_up_orientation=Orientation(gate_up ^ gate_up_turned),
+        down_orientation=Orientation(down_ ^ down_turned),
         dtype=code_of(down.dtype, "down", FLOATS),
         bias_dtype=code_of(biases[0][1].dtype, biases[0][0], FLOATS) if biases else 0,
     )
     weights = Weights(context, desc)
-    _raw.moec_weights_bind(weights.raw, weight_set(given))
+    keep: list[Any] = []
+    _raw.moec_weights_bind(weights.raw, weight_set(given, keep))
     return weights
-
-
-def refuse_strides(given: Tensors) -> None:
-    """Raise where a matrix is not compact: it would be read as if it were."""
-    for name, tensor in given.items():
-        if tensor is not None and not tensor.is_contiguous():
-            raise ValueError(
-                f"moec.torch: {name} {list(tensor.shape)} has the strides {list(tensor.stride())}; "
-                "contiguous parameters can be frozen"
-            )
 
 
 def _scratch(x: Tensor, size: Any, tokens: int) -> Tensor | None:
@@ -265,9 +260,7 @@ class Call:
         for field, names in sets:
             given = {f: grads.get(n) for f, n in zip(WEIGHTS, names, strict=True)}
             if any(t is not None for t in given.values()):
-                raw = weight_set(given, "d_")
-                self.keep.append(raw)
-                args.set(field, raw)
+                args.set(field, weight_set(given, self.keep, "d_"))
         function = _core.moec_layer_backward if self.is_layer else _core.moec_experts_backward
         self._run(function, args, engine.sizes.backward_workspace)
 
@@ -286,7 +279,8 @@ def update_bias(desc: RouterDesc, counts: Tensor, bias: Tensor, rate: float) -> 
 
 class Frozen:
     """Packed weights that are declared not to change until refresh(); found by number, since a
-    graph cannot carry an object."""
+    graph cannot carry an object. A change that torch's version counters show is read by the next
+    call."""
 
     _numbers = itertools.count(1)
     _all: weakref.WeakValueDictionary[int, Frozen] = weakref.WeakValueDictionary()
@@ -300,6 +294,8 @@ class Frozen:
         self.weights = bind(context, given, spec.gate_layout, spec.gate_up_orientation,
                             spec.down_orientation, frozen=True)
         self.weights.set = WeightSet()
+        self._lock = threading.Lock()
+        self._read = self._versions()
         if self.weights.info().packed_bytes:
             self.weights.pack(stream=_stream(down))
         self.number = next(self._numbers)
@@ -307,7 +303,8 @@ class Frozen:
 
     @classmethod
     def of(cls, number: int, tensors: Tensors) -> Weights | None:
-        """The weights of a number. Raises when the tensors lie elsewhere by now."""
+        """The weights of a number, read again when they changed in place. Raises when the tensors
+        lie elsewhere by now."""
         if not number:
             return None
         found = cls._all.get(number)
@@ -321,18 +318,27 @@ class Frozen:
             if now is not None and now.dtype != held.dtype:
                 raise RuntimeError(
                     f"moec.torch: {name} was frozen in {held.dtype} and is {now.dtype} in this "
-                    "call, by autocast or .to(); freeze() after converting the module"
+                    "call, by .to() or by an autocast of 16-bit types; freeze() after converting "
+                    "the module"
                 )
             if now is None or now.data_ptr() != held.data_ptr():
                 raise RuntimeError(
                     f"moec.torch: {name} was frozen at another address; call freeze() again"
                 )
+        if found._read != found._versions():
+            found.refresh()
         return found.weights
+
+    def _versions(self) -> list[int | None]:
+        """Counters of the changes in place; tensors made in inference mode have none."""
+        return [None if t.is_inference() else t._version for t in self.tensors.values()]
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy of a module, or a saved one, is not frozen
 
     def refresh(self) -> None:
         """Read the values again, where a packed copy of them is kept: not on CUDA."""
-        if self.weights.info().is_packed:
-            self.weights.refresh(stream=_stream(self.tensors["down"]))
+        with self._lock:
+            self._read = self._versions()
+            if self.weights.info().is_packed:
+                self.weights.refresh(stream=_stream(self.tensors["down"]))

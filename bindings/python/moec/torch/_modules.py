@@ -119,8 +119,11 @@ class _Base(nn.Module):
 
     def freeze(self) -> Self:
         """Declare that the routed matrices do not change: a packed copy may serve them, until
-        refresh() reads them again. Their gradients are skipped. Raises ValueError for parameters
-        that are not contiguous."""
+        refresh() reads them again. load_state_dict() and what else changes them in place is seen by
+        torch's version counters, and the next call reads them again. A write to `.data` is not
+        seen, nor one to a tensor that was made in inference mode: call refresh() after it. A tensor
+        at another address raises. Their gradients are skipped. Raises ValueError for parameters
+        whose experts are neither contiguous nor transposed."""
         routed = self._routed()
         self._frozen = Frozen(self._spec, {n: p.detach() for n, p in routed.items()})
         for parameter in routed.values():
@@ -331,8 +334,8 @@ class MoELayer(_Base):
     @torch.no_grad()
     def update_bias(self, counts: Tensor, *, rate: float) -> None:
         """select_bias[e] += rate * sign(mean(counts) - counts[e]): balance without a loss. counts
-        [E+Z] i32 is the sum of routing.counts() over the micro batches and ranks of a step. Raises
-        ValueError without RouterFlags.SELECT_BIAS."""
+        [E+Z] i32 or i64 is the sum of routing.counts() over the micro batches and ranks of a step.
+        Raises ValueError without RouterFlags.SELECT_BIAS."""
         bias = self._buffers.get("select_bias")
         if bias is None:
             raise ValueError(

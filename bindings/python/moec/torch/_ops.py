@@ -27,10 +27,18 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .._enums import GradFlags, Save
-from .._spec import EXPERTS_INPUTS, LAYER_INPUTS, REQUIRED, ROUTED_WEIGHTS, WITHOUT_GRADIENT
+from .._spec import (
+    EXPERTS_INPUTS,
+    LAYER_INPUTS,
+    REQUIRED,
+    ROUTED_WEIGHTS,
+    SHARED_WEIGHTS,
+    WITHOUT_GRADIENT,
+)
 from .._tensors import kind_of
 from ._direct import Moec, plain
 from ._engine import Call, Engine, Frozen, Plan, engine_of
+from ._layouts import compact, compact_matrix, empty_as, in_place
 
 _SETTINGS = "str spec, int save, int frozen, SymInt rng_offset"
 _NUM_SETTINGS = 4
@@ -52,18 +60,13 @@ def gradient_names(inputs: Sequence[str]) -> tuple[str, ...]:
     return tuple(n for n in inputs if n not in WITHOUT_GRADIENT)
 
 
-def compact(value: Tensor) -> Tensor:
-    """Contiguous, with what torch only noted (all zeros, a negation) done in memory."""
-    if value._is_zerotensor():
-        value = value.clone()
-    return value.resolve_neg().contiguous()
-
-
-def _ready(given: Given) -> dict[str, Tensor]:
-    """Inputs as the library wants them: compact; routing weights in fp32."""
+def _ready(given: Given, in_place: Mapping[str, bool]) -> dict[str, Tensor]:
+    """Inputs as the library wants them: compact but for the matrices it reads in place; routing
+    weights in fp32."""
     made = {}
     for name, value in given.items():
-        value = compact(value)
+        if name not in in_place:
+            value = compact_matrix(name, value)
         made[name] = value.float() if name in ("routing_weights", "select_bias") else value
     return made
 
@@ -147,16 +150,15 @@ class _Kind:
 
     def compute(self, given: Given, settings: Settings) -> tuple[tuple[Tensor, ...], Plan | None]:
         """All outputs, and the plan of experts."""
-        call = self._call(given, settings, None)
+        call = self._call(_ready(given, in_place(given)), settings, None)
         outputs = self._outputs(call.engine, call.x)
         further = dict(zip(("logits", "expert_ids", "routing_weights"), outputs[1:-1],
                            strict=False))
         call.forward(outputs[0], outputs[-1], further)
         return tuple(outputs), call.plan
 
-    def _call(self, given: Given, settings: Settings, plan: Plan | None) -> Call:
+    def _call(self, tensors: dict[str, Tensor], settings: Settings, plan: Plan | None) -> Call:
         spec, save, frozen, rng_offset = settings
-        tensors = _ready(given)
         return Call(engine_of(spec, tensors["x"], save), tensors, Frozen.of(frozen, tensors),
                     rng_offset, plan)
 
@@ -176,7 +178,8 @@ class _Kind:
     ) -> dict[str, Tensor]:
         """The gradients of the inputs in `wanted`; those of matrices in `main` are added to it.
         plan: the forward's, where it is there."""
-        found = {name: torch.empty_like(given[name], memory_format=torch.contiguous_format)
+        lies = in_place(given, as_rows=bool(main))
+        found = {name: empty_as(given[name], given[name].dtype, lies.get(name, False))
                  for name in wanted}
         named = dict(found)
         weights = found.get("routing_weights")
@@ -191,7 +194,7 @@ class _Kind:
                     grad.zero_()
             named |= main
         d_logits = None if d_logits is None else compact(d_logits)
-        call = self._call(given, settings, plan)
+        call = self._call(_ready(given, lies), settings, plan)
         call.backward(compact(d_y), d_logits, saved, named, flags)
         if weights is not None and weights is not named["routing_weights"]:
             weights.copy_(named["routing_weights"])
@@ -215,18 +218,21 @@ class _Kind:
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
         return self._run(args, ())
 
-    def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
+    def _backward_fake(self, *args: Any, as_rows: bool = False) -> tuple[Tensor, ...]:
         given = self._given(args[3 : 3 + len(self.inputs)])
         around = zip(("d_y", "d_logits", "saved"), args, strict=False)
         refuse_devices(given | {n: t for n, t in around if t is not None})
         wanted = self._wanted(given, args[-1 - _NUM_SETTINGS])
-        return self._results({n: given[n].new_empty(given[n].shape) for n in wanted}, given)
+        lies = in_place(given, as_rows)
+        return self._results(
+            {n: empty_as(given[n], given[n].dtype, lies.get(n, False)) for n in wanted}, given
+        )
 
     def _accumulate(self, *args: Any) -> tuple[Tensor, ...]:
         return self._run(args, args[3 + len(self.inputs)])
 
     def _accumulate_fake(self, *args: Any) -> tuple[Tensor, ...]:
-        return self._backward_fake(*args)
+        return self._backward_fake(*args, as_rows=True)
 
     # ---- autograd
     def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -364,7 +370,11 @@ def has_autocast(device: str) -> bool:
 
 def autocast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Under autocast x and the matrices go to its type, as those of a linear layer do; what
-    decides about routing to fp32."""
-    routing = {"routing_weights", "select_bias", "per_expert_scale", "gate_bias", "input_scale"}
-    return {n: t.to(torch.float32 if n in routing else dtype) if t.is_floating_point() else t
+    decides about routing to fp32. Experts in fp32 stay: products beside x round their matrices,
+    which are the values of a cast, and add their biases as they are."""
+    kept = {"routing_weights", "select_bias", "per_expert_scale", "gate_bias", "input_scale"}
+    for names in (ROUTED_WEIGHTS, SHARED_WEIGHTS):
+        if all(tensors[n].dtype == torch.float32 for n in names if n in tensors):
+            kept.update(names)
+    return {n: t.to(torch.float32 if n in kept else dtype) if t.is_floating_point() else t
             for n, t in tensors.items()}

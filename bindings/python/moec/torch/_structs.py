@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import _raw
 from .._enums import DeviceType, DType
 from .._weights import MATRICES
+from ._layouts import stored
 
 _core = _raw._core
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -62,18 +63,34 @@ def view(tensor: Tensor, name: str) -> Any:
     return raw
 
 
-def weight_set(given: Tensors, prefix: str = "") -> Any:
-    """moec_weight_set; messages name its tensors with the prefix."""
+def weight_set(given: Tensors, keep: list[Any], prefix: str = "") -> Any:
+    """moec_weight_set of matrices that can be read in place (_layouts); messages name its tensors
+    with the prefix. What must outlive its use is appended to `keep`."""
     found = Struct("moec_weight_set")
     for name in MATRICES:
         data, bias = given.get(name), given.get(f"{name}_bias")
         if data is not None or bias is not None:
             matrix = Struct("moec_matrix")
-            for field, tensor, end in (("data", data, ""), ("bias", bias, "_bias")):
-                if tensor is not None:
-                    matrix.set(field, view(tensor, f"{prefix}{name}{end}"))
+            if data is not None:
+                _put_matrix(matrix, stored(data), prefix + name, keep)
+            if bias is not None:
+                matrix.set("bias", view(bias, f"{prefix}{name}_bias"))
             found.set(name, matrix.raw)
+    keep.append(found.raw)
     return found.raw
+
+
+def _put_matrix(matrix: Struct, data: Tensor, name: str, keep: list[Any]) -> None:
+    """All experts as one tensor, or each where it lies."""
+    if data.is_contiguous():
+        matrix.set("data", view(data, name))
+        return
+    items = _raw.tensor_array(len(data))
+    for index, one in enumerate(data):
+        items[index] = view(one, f"{name}[{index}]")
+    matrix.set("per_expert", items.cast())
+    matrix.set("count", len(data))
+    keep.append(items)
 
 
 def buffer(tensor: Tensor) -> Any:

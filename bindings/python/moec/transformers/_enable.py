@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
-from ..torch._engine import refuse_strides
+from ..torch._layouts import turned_sets
 from ._experts import (
     experts_forward,
     forget,
@@ -55,11 +55,14 @@ def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
 
     frozen  their values do not change until refresh(model): a packed copy may serve them, which
             takes memory and saves time in inference; no gradients of these weights are computed.
+            The next call reads them again after load_state_dict() and changes in place; writes to
+            `.data` and to tensors made in inference mode are not seen
             False: each call reads them, also where they were frozen; requires_grad stays as it is
 
     Raises NotImplementedError, naming the class, for a MoE block that moec does not know, and
-    ValueError when there is none, or when parameters to be frozen are not contiguous. On an error
-    nothing has been changed. Hooks on the modules stay, accelerate's included.
+    ValueError when there is none, or when experts to be frozen are neither contiguous nor
+    transposed. On an error nothing has been changed. Hooks on the modules stay, accelerate's
+    included.
     """
     modules = list(model.named_modules())
     forwards: dict[nn.Module, Callable[..., Any]] = {}
@@ -79,7 +82,7 @@ def enable(model: nn.Module, *, frozen: bool = False) -> list[nn.Module]:
         forget(module)
         text_of(module, _top_k(module, block_of))
         if frozen:
-            refuse_strides(tensors_of(module))
+            turned_sets(tensors_of(module))  # raises for what cannot be frozen
     for module, forward in forwards.items():
         # Not a bound method: pickle looks for those in the class.
         setattr(module, _place_of_forward(module), partial(forward, module))

@@ -1070,6 +1070,7 @@ const _: () = {
 };
 pub const MOEC_GRAD_ACCUMULATE: moec_grad_flags = 1;
 pub const MOEC_GRAD_ACCUMULATE_X: moec_grad_flags = 2;
+pub const MOEC_GRAD_SKIP_IDLE: moec_grad_flags = 4;
 pub type moec_grad_flags = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

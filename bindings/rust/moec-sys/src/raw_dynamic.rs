@@ -68,6 +68,8 @@ functions! {
     fn moec_weights_release_source(weights: *mut moec_weights) -> i32;
     fn moec_weights_save_sync(weights: *const moec_weights, path: *const std::os::raw::c_char) -> i32;
     fn moec_weights_map_sync(weights: *mut moec_weights, path: *const std::os::raw::c_char) -> i32;
+    fn moec_quantise_query(context: *const moec_context, desc: *const moec_quantise_desc, info: *mut moec_quantise_info, quant: *mut moec_quant) -> i32;
+    fn moec_quantise(context: *const moec_context, args: *const moec_quantise_args, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_experts_create(context: *const moec_context, desc: *const moec_experts_desc, out: *mut *mut moec_experts) -> i32;
     fn moec_experts_free(experts: *mut moec_experts);
     fn moec_experts_query(experts: *const moec_experts, out: *mut moec_experts_sizes) -> i32;

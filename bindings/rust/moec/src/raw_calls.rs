@@ -27,7 +27,8 @@ calls! {
             routing_weights,
             /// `moec_route_args.scores`: `[T,E+Z]` f32, optional
             scores,
-            /// `moec_route_args.counts`: `[E+Z]` i32, optional: += selections per id
+            /// `moec_route_args.counts`: `[E+Z]` i32|i64, optional: += selections per id; i32
+            /// saturates
             counts,
         }
     }
@@ -169,7 +170,7 @@ calls! {
             expert_ids,
             /// `moec_layer_args.routing_weights`: `[T,K]` f32, optional
             routing_weights,
-            /// `moec_layer_args.counts`: `[E+Z]` i32, optional: += selections per id
+            /// `moec_layer_args.counts`: `[E+Z]` i32|i64, optional: as `moec_route_args`
             counts,
         }
         set {

@@ -27,7 +27,7 @@ const char* set_weights(SmallArgs& args, std::initializer_list<const ExpertMatri
   for (const ExpertMatrix* m : matrices) {
     if (m->is_coded()) return "quantised weights";
     if (m->values.pointers) return "experts that are separate tensors";
-    if (m->dtype != args.dtype) return "weights of another type than x";
+    if (m->values.dtype != args.dtype) return "weights of another type than x";
     if (m->col_stride != 1) return "weights whose input features are not contiguous";
     if (part > 0 &&
         (m->row_stride != args.weight_stride || m->values.expert_stride != args.expert_stride))

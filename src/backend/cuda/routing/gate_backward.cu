@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <optional>
+
 #include "backend/cuda/device/warp.cuh"
 #include "backend/cuda/routing/column_sum.h"
 #include "backend/cuda/routing/dense.h"
@@ -51,11 +54,11 @@ __global__ __launch_bounds__(kThreads) void scaled_gradient_kernel(
     const float inverse = p.inverse[t];
     float dot = 0.0f;
     for_columns(hidden, [&](int h) {
-      dot += p.gradient(start + h) * p.in.gain(h) * (p.in.value(start + h) * inverse);
+      dot += p.gradient(start + h) * p.in.gain(h) * (p.in.value(t, h) * inverse);
     });
     const float mean = warp_sum(dot) / float(hidden);
     for_columns(hidden, [&](int h) {
-      const float normed = p.in.value(start + h) * inverse;
+      const float normed = p.in.value(t, h) * inverse;
       p.store(start + h,
               math::rms_gradient(inverse, normed, p.gradient(start + h) * p.in.gain(h), mean));
     });
@@ -83,7 +86,7 @@ __global__ __launch_bounds__(kThreads) void scale_gradient_kernel(
   const int64_t end = min(first + chunk_tokens, p.in.num_tokens);
   const float sum = sum_in_blocks(first, end, [&](int64_t t) {
     const int64_t index = t * p.in.hidden + h;
-    return p.gradient(index) * (p.in.value(index) * p.inverse[t]);
+    return p.gradient(index) * (p.in.value(t, h) * p.inverse[t]);
   });
   partial[blockIdx.y * p.in.hidden + h] = sum * p.in.root;
 }
@@ -99,6 +102,19 @@ __global__ __launch_bounds__(kThreads) void sum_columns_kernel(const float* valu
   const int64_t end = min(first + chunk_tokens, num_tokens);
   partial[blockIdx.y * width + i] =
       sum_in_blocks(first, end, [&](int64_t t) { return values[t * width + i]; });
+}
+
+// idle[t] = 1: no logit of the token has a gradient. A warp a token.
+__global__ __launch_bounds__(kThreads) void find_idle_kernel(const float* d_logits,
+                                                             int64_t num_tokens, int columns,
+                                                             uint8_t* idle) {
+  begin_kernel();
+  for (int64_t t = global_thread() / 32; t < num_tokens; t += global_threads() / 32) {
+    bool takes_part = false;
+    for_columns(columns, [&](int i) { takes_part |= d_logits[t * columns + i] != 0.0f; });
+    takes_part = __any_sync(kAllLanes, takes_part);
+    if (lane_id() == 0) idle[t] = !takes_part;
+  }
 }
 
 dim3 chunk_grid(int64_t width, const Chunks& chunks) {
@@ -123,7 +139,6 @@ struct LogitGradient {
 void weight_gradient(const Op& op, const GateGradArgs& args, int64_t columns,
                      const LogitGradient& d, const Array& x) {
   const int64_t T = args.num_tokens, H = args.hidden, rows = columns * d.pieces;
-  if (T == 0) return store_sum(op, nullptr, 0, columns * H, args.d_weight, args.accumulate);
   const DenseProduct product(op, {rows, H, T, d.values, x, 1, rows, H, 1});
   const Scratch scratch(op, product.scratch_bytes());
   const float* const parts = product.run(op, scratch.as<char>());
@@ -142,47 +157,61 @@ void input_scale_gradient(const Op& op, const GateGradArgs& args, const InputGra
 }  // namespace
 
 void gate_backward(const Op& op, const GateGradArgs& args) {
-  const GateInput in(args);
+  GateInput in(args);
   const int64_t columns = int64_t(args.desc->num_experts) + args.desc->num_zero_experts;
   const int64_t T = args.num_tokens, H = args.hidden;
-  const bool needs_rows = args.d_weight && in.is_changed();
-  const Scratch copy(op, needs_rows ? uint64_t(T * H * dtype_bytes(in.rows_dtype())) : 0);
-  const Scratch inverse(op, in.scaled ? uint64_t(T) * sizeof(float) : 0);
-  if (T && (needs_rows || in.scaled))
-    prepare_rows(op, in, nullptr, copy.as<void>(), inverse.as<float>());
-  const Array x = needs_rows ? Array{copy.as<void>(), in.rows_dtype()} : in.x;
-  const Array d_real = {const_cast<float*>(args.d_logits), MOEC_F32};
-  const bool split_x = args.d_weight && splits(MOEC_F32, x.dtype);
   const bool scale_gradient = in.scaled && args.d_input_scale, to_x = args.d_x || scale_gradient;
+  if (T == 0) {
+    if (args.d_weight) store_sum(op, nullptr, 0, columns * H, args.d_weight, args.accumulate);
+    if (args.d_bias) bias_gradient(op, args, columns);
+    if (scale_gradient) store_sum(op, nullptr, 0, H, args.d_input_scale, args.accumulate);
+    return;
+  }
+  const bool skips = args.skips_idle && (args.d_weight || in.scaled);
+  const Scratch idle(op, skips ? uint64_t(T) : 0);
+  if (skips) {
+    run(op, "tokens without a gradient", find_idle_kernel,
+        grid_for(T, kThreads / 32, op.multiprocessors * 8), kThreads, 0, args.d_logits, T,
+        int(columns), idle.as<uint8_t>());
+    in.idle = idle.as<uint8_t>();
+  }
+  const bool copies_x = args.d_weight && (in.is_changed() || in.idle);
+  const moec_dtype x_dtype = copies_x ? in.rows_dtype() : in.x.dtype;
+  const bool split_x = args.d_weight && splits(MOEC_F32, x_dtype);
   const bool split_weight = to_x && splits(MOEC_F32, args.weight.dtype);
   const uint64_t pieces_bytes = uint64_t(T * columns * kPieces) * sizeof(bf16);
   const Scratch pieces(op, split_x || split_weight ? pieces_bytes : 0);
+  const Array d_real = {const_cast<float*>(args.d_logits), MOEC_F32};
   const LogitGradient d_split = {{pieces.as<void>(), MOEC_BF16}, kPieces}, d_whole = {d_real, 1};
-  if (T && (split_x || split_weight))
-    split_to_bf16(op, args.d_logits, T, columns, pieces.as<void>());
-  if (args.d_weight) weight_gradient(op, args, columns, split_x ? d_split : d_whole, x);
-  if (args.d_bias) bias_gradient(op, args, columns);
-  if (!to_x) return;
-  if (T == 0) {
-    if (scale_gradient) store_sum(op, nullptr, 0, args.hidden, args.d_input_scale, args.accumulate);
-    return;
-  }
+  if (split_x || split_weight) split_to_bf16(op, args.d_logits, T, columns, pieces.as<void>());
 
   const LogitGradient& d = split_weight ? d_split : d_whole;
   const int64_t depth = columns * d.pieces;
   const Scratch copies(op, split_weight ? uint64_t(depth * H) * sizeof(bf16) : 0);
   const Array weight = split_weight ? Array{copies.as<void>(), MOEC_BF16} : args.weight;
-  if (split_weight) repeat_bf16(op, args.weight.data, columns * H, weight.data);
   const moec_dtype out = args.d_x.dtype;
   const bool plain = !in.is_changed() && !args.d_x_jittered && !args.accumulate_x &&
                      (out == MOEC_F32 || out == d.values.dtype);
-  const DenseProduct product(op, {T, H, depth, d.values, weight, depth, 1, H, 1},
-                             plain ? args.d_x : Array{});
-  const Scratch scratch(op, product.scratch_bytes());
-  const float* const d_rows = product.run(op, scratch.as<char>());
-  if (product.is_direct()) return;
-  const InputGradient gradient = {in,     args.d_x,        args.d_x_jittered,  args.accumulate_x,
-                                  d_rows, product.parts(), inverse.as<float>()};
+  std::optional<DenseProduct> product;  // d_logits * weight
+  if (to_x)
+    product.emplace(op, Dense{T, H, depth, d.values, weight, depth, 1, H, 1},
+                    plain ? args.d_x : Array{});
+  // The product's memory is that of x's copy, which is not read any more by then.
+  const uint64_t copy_bytes = copies_x ? uint64_t(T * H * dtype_bytes(x_dtype)) : 0;
+  const Scratch memory(op, std::max(copy_bytes, to_x ? product->scratch_bytes() : 0));
+  const Scratch inverse(op, in.scaled ? uint64_t(T) * sizeof(float) : 0);
+  void* const copy = copies_x ? memory.as<void>() : nullptr;
+  if (copies_x || in.scaled) prepare_rows(op, in, nullptr, copy, inverse.as<float>());
+  if (args.d_weight)
+    weight_gradient(op, args, columns, split_x ? d_split : d_whole,
+                    copies_x ? Array{copy, x_dtype} : in.x);
+  if (args.d_bias) bias_gradient(op, args, columns);
+  if (!to_x) return;
+  if (split_weight) repeat_bf16(op, args.weight.data, columns * H, weight.data);
+  const float* const d_rows = product->run(op, memory.as<char>());
+  if (product->is_direct()) return;
+  const InputGradient gradient = {in,     args.d_x,         args.d_x_jittered,  args.accumulate_x,
+                                  d_rows, product->parts(), inverse.as<float>()};
   if (scale_gradient) input_scale_gradient(op, args, gradient);
   if (args.d_x)
     run(op, "gradient of the gate's input",

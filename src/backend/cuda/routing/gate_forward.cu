@@ -21,7 +21,7 @@ __global__ __launch_bounds__(kThreads) void prepare_kernel(const __grid_constant
     const int64_t start = t * in.hidden;
     float squares = 0.0f;
     for_columns(hidden, [&](int h) {
-      const float v = in.value(start + h);
+      const float v = in.value(t, h);
       if (jittered) store_real(jittered, in.x.dtype, start + h, v);
       if (rows && !in.scaled) store_real(rows, in.x.dtype, start + h, v);
       squares += v * v;
@@ -31,7 +31,7 @@ __global__ __launch_bounds__(kThreads) void prepare_kernel(const __grid_constant
     if (inverse && lane_id() == 0) inverse[t] = factor;
     if (!rows) continue;
     for_columns(hidden, [&](int h) {
-      static_cast<float*>(rows)[start + h] = in.value(start + h) * factor * in.gain(h);
+      static_cast<float*>(rows)[start + h] = in.value(t, h) * factor * in.gain(h);
     });
   }
 }
@@ -78,8 +78,8 @@ moec_size gate_scratch(const moec_router_desc& desc, int64_t hidden) {
   const uint64_t products =
       DenseProduct::most_scratch(columns * kPieces, width) + DenseProduct::most_scratch(1, 1);
   const uint64_t sums = chunks * (columns + (scaled ? width : 0)) * sizeof(float);
-  const uint64_t row = std::max(width, columns * kPieces) + (changed ? width : 0) + 1;
-  return {products + weight * sizeof(bf16) + sums + 12 * kCacheLine,
+  const uint64_t row = std::max(width, columns * kPieces) + (changed ? width : 0) + 2;
+  return {products + weight * sizeof(bf16) + sums + 13 * kCacheLine,
           row * sizeof(float) + columns * kPieces * sizeof(bf16)};
 }
 

@@ -15,7 +15,8 @@ struct GateInput {
   float jitter, rms_eps;
   bool scaled;
   Array x, input_scale;
-  float root;  // 1 / sqrt(H)
+  float root;                     // 1 / sqrt(H)
+  const uint8_t* idle = nullptr;  // [T] or null: 1 = x of the token is not read, but counts as 0
 
   template <class Args>
   explicit GateInput(const Args& args)
@@ -36,8 +37,10 @@ struct GateInput {
   __device__ float jitter_at(int64_t index) const {
     return math::jitter_factor(jitter, seed, rng_offset + uint64_t(index));
   }
-  // Element `index` of [T,H] after the jitter.
-  __device__ float value(int64_t index) const {
+  // Element (t, h) after the jitter.
+  __device__ float value(int64_t t, int64_t h) const {
+    if (idle && idle[t]) return 0.0f;
+    const int64_t index = t * hidden + h;
     const float v = load_real(x.data, x.dtype, index);
     return jitter == 0.0f ? v : math::RoundTo(x.dtype)(v * jitter_at(index));
   }

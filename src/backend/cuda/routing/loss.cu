@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CTA a chunk of tokens: its warps work on as many tokens at once, and what they found is added
-// in the order of the tokens. Chunks are those of the CPU backend, and are added in their order.
+// Balance losses. A CTA a chunk of tokens: its warps work on as many tokens at once, and what they
+// found is added in the order of the tokens. Chunks are those of the CPU backend, and are added in
+// their order.
 // A stretch is what is balanced by itself: all tokens, or one sequence. Stretches go in batches, so
 // that scratch does not grow with their number.
 #include "backend/cuda/routing/loss.h"
@@ -12,7 +13,6 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int64_t kLossTokens = 16;    // least number of tokens of a chunk
 constexpr int64_t kBatchChunks = 512;  // of all stretches of a batch
 constexpr int kMaxLayers = 512;        // as the layer checks
 
@@ -24,7 +24,7 @@ struct LossParams {
   int64_t chunk_tokens, chunks;        // of one stretch
   int64_t first_stretch, end_stretch;  // of the batch
   const uint8_t* token_mask;
-  const int32_t* counts;
+  Array counts;
   const float* d_loss;
   float* loss;
   RowPlaces places;
@@ -118,6 +118,12 @@ __global__ void sum_chunk_kernel(const __grid_constant__ LossParams p) {
   }
 }
 
+// n of one expert or lane.
+__device__ double selected(const LossParams& p, int64_t slot, int e) {
+  if (p.counts && e < p.num_experts) return double(load_integer(p.counts.data, p.counts.dtype, e));
+  return double(p.sum_n[slot * p.lanes + e]);
+}
+
 // A CTA a stretch: its loss, or, for the gradient, d_p[e] = factor * n_e in place of the sums of p.
 __global__ void sum_stretch_kernel(const __grid_constant__ LossParams p, bool backward) {
   begin_kernel();
@@ -133,14 +139,13 @@ __global__ void sum_stretch_kernel(const __grid_constant__ LossParams p, bool ba
       *sum_p += sum_p[chunk * p.lanes];
       *sum_n += sum_n[chunk * p.lanes];
     }
-    if (p.counts && e < p.num_experts) *sum_n = p.counts[e];
-    if (backward) *sum_p = float(factor * p.loss_gradient() * double(*sum_n));
+    if (backward) *sum_p = float(factor * p.loss_gradient() * selected(p, slot, e));
   }
   __syncthreads();
   if (backward || threadIdx.x != 0) return;
   double dot = 0.0;
   for (int e = 0; e < p.num_experts; ++e)
-    dot += double(p.sum_n[slot * p.lanes + e]) * double(p.sum_p[slot * p.lanes + e]);
+    dot += selected(p, slot, e) * double(p.sum_p[slot * p.lanes + e]);
   p.part[slot] = factor * dot;
 }
 
@@ -170,90 +175,26 @@ __device__ void balance_gradient(const LossParams& p, const LossLayer& layer, in
   });
 }
 
-// logsumexp of row t; row.s = exp(z - max), and their sum.
-__device__ float load_logsumexp(const LossParams& p, int64_t t, const RouteRow& row, float* sum) {
-  load_row(p.layers[0].logits, t, row);
-  const float largest = row_max(row.z, row.lanes);
-  for_columns(row.lanes, [&](int i) { row.s[i] = math::exp(row.z[i] - largest); });
-  *sum = row_sum(row.s, row.lanes);
-  return largest + math::log(*sum);
-}
-
-__device__ double z_factor(const LossParams& p) {
-  int64_t counted = 0;
-  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) counted += p.counted[chunk];
-  return double(p.coefficient) / double(max(counted, int64_t(1)));
-}
-
-__device__ void z_gradient(const LossParams& p, float factor, int64_t t, const RouteRow& row) {
-  float sum;
-  const float slope = math::z_loss_slope(load_logsumexp(p, t, row, &sum), factor);
-  float* const d = p.layers[0].d_logits + t * row.columns;
-  for_columns(row.columns, [&](int e) { d[e] += slope * (row.s[e] / sum); });
-}
-
 // A warp a token of the batch.
-__global__ void gradient_kernel(const __grid_constant__ LossParams p) {
+__global__ void balance_gradient_kernel(const __grid_constant__ LossParams p) {
   extern __shared__ __align__(16) char shared[];
   begin_kernel();
   const RouteRow row = p.places.row(shared);
-  const bool is_z = p.kind == MOEC_LOSS_Z;
-  const float factor = is_z ? float(z_factor(p) * p.loss_gradient()) : 0.0f;
   const int64_t end = p.end_stretch * p.stretch_tokens;
   for (int64_t t = p.first_stretch * p.stretch_tokens + p.places.first_row(); t < end;
        t += p.places.row_step()) {
     if (!p.counts_token(t)) continue;
-    if (is_z) z_gradient(p, factor, t, row);
-    for (int64_t layer = 0; !is_z && layer < p.num_layers; ++layer) {
+    for (int64_t layer = 0; layer < p.num_layers; ++layer) {
       balance_gradient(p, p.layers[layer], t, row);
       __syncwarp();
     }
-    __syncwarp();
   }
-}
-
-// Sum of the squared logsumexp of one chunk, and its counted tokens.
-__global__ void z_chunk_kernel(const __grid_constant__ LossParams p) {
-  extern __shared__ __align__(16) char shared[];
-  __shared__ double squares[RowPlaces::kMostWarps];
-  begin_kernel();
-  const RouteRow row = p.places.row(shared);
-  const int64_t slot = blockIdx.x, end = p.chunk_end(slot);
-  const int warp = threadIdx.x / 32, warps = p.places.warps;
-  double total = 0.0;
-  int32_t counted = 0;
-  for (int64_t first = p.chunk_begin(slot); first < end; first += warps) {
-    const int64_t t = first + warp;
-    if (t < end && p.counts_token(t)) {
-      float sum;
-      const double logsumexp = double(load_logsumexp(p, t, row, &sum));
-      if (lane_id() == 0) squares[warp] = logsumexp * logsumexp;
-    }
-    __syncthreads();
-    for (int w = 0; threadIdx.x == 0 && w < warps && first + w < end; ++w) {
-      if (!p.counts_token(first + w)) continue;
-      total += squares[w];
-      ++counted;
-    }
-    __syncthreads();
-  }
-  if (threadIdx.x != 0) return;
-  p.part[slot] = total;
-  p.counted[slot] = counted;
-}
-
-__global__ void z_sum_kernel(const __grid_constant__ LossParams p) {
-  begin_kernel();
-  double sum = 0.0;
-  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) sum += p.part[chunk];
-  *p.loss = float(sum * z_factor(p));
 }
 
 void allow_rows() {
-  static std::atomic<uint64_t> allowed[3];
+  static std::atomic<uint64_t> allowed[2];
   check(allow_shared_memory(sum_chunk_kernel, RowPlaces::kSharedBytes, allowed[0]), "loss");
-  check(allow_shared_memory(z_chunk_kernel, RowPlaces::kSharedBytes, allowed[1]), "loss");
-  check(allow_shared_memory(gradient_kernel, RowPlaces::kSharedBytes, allowed[2]), "loss");
+  check(allow_shared_memory(balance_gradient_kernel, RowPlaces::kSharedBytes, allowed[1]), "loss");
 }
 
 LossParams params_of(const LossArgs& args, char* rows) {
@@ -305,12 +246,7 @@ class Losses {
     for (int64_t first = 0; first < params_.stretches; first += step) {
       params_.first_stretch = first;
       params_.end_stretch = std::min(first + step, params_.stretches);
-      params_.kind == MOEC_LOSS_Z ? run_z(backward) : run_batch(backward);
-      if (!backward) continue;
-      const int64_t tokens = (params_.end_stretch - first) * params_.stretch_tokens;
-      run(op_, "gradient of a loss", gradient_kernel,
-          params_.places.grid(tokens, op_.multiprocessors), params_.places.threads(),
-          params_.places.shared_bytes(), params_);
+      run_batch(backward);
     }
   }
 
@@ -328,19 +264,17 @@ class Losses {
   void launch_one(void (*kernel)(Args...), int64_t grid, int threads, auto... more) {
     run(op_, "loss", kernel, dim3(unsigned(grid)), threads, 0, params_, more...);
   }
-  void launch_chunks(void (*kernel)(LossParams)) {
-    const int64_t chunks = (params_.end_stretch - params_.first_stretch) * params_.chunks;
-    run(op_, "loss", kernel, dim3(unsigned(chunks)), params_.places.threads(),
-        params_.places.shared_bytes(), params_);
-  }
+  int64_t chunks() const { return (params_.end_stretch - params_.first_stretch) * params_.chunks; }
   void run_batch(bool backward) {
-    launch_chunks(sum_chunk_kernel);
-    launch_one(sum_stretch_kernel, params_.end_stretch - params_.first_stretch, 256, backward);
-    if (!backward) launch_one(add_stretches_kernel, 1, 1);
-  }
-  void run_z(bool backward) {
-    launch_chunks(z_chunk_kernel);
-    if (!backward) launch_one(z_sum_kernel, 1, 1);
+    const RowPlaces& places = params_.places;
+    const int64_t stretches = params_.end_stretch - params_.first_stretch;
+    run(op_, "loss", sum_chunk_kernel, dim3(unsigned(chunks())), places.threads(),
+        places.shared_bytes(), params_);
+    launch_one(sum_stretch_kernel, stretches, 256, backward);
+    if (!backward) return launch_one(add_stretches_kernel, 1, 1);
+    run(op_, "gradient of a loss", balance_gradient_kernel,
+        places.grid(stretches * params_.stretch_tokens, op_.multiprocessors), places.threads(),
+        places.shared_bytes(), params_);
   }
 
   const Op& op_;
@@ -352,11 +286,11 @@ class Losses {
 }  // namespace
 
 void loss_forward(const Op& op, const LossArgs& args) {
-  Losses(op, args).run_all(false);
+  args.kind == MOEC_LOSS_Z ? z_loss(op, args, false) : Losses(op, args).run_all(false);
 }
 
 void loss_backward(const Op& op, const LossArgs& args) {
-  Losses(op, args).run_all(true);
+  args.kind == MOEC_LOSS_Z ? z_loss(op, args, true) : Losses(op, args).run_all(true);
 }
 
 }  // namespace moec::cuda

@@ -79,7 +79,7 @@ __device__ void token_gradient(const BackwardParams& p, const RouteRow& row, int
     rounded_scores(desc, row);
   __syncwarp();
   const WarpSlots slots{row.top_k};
-  if (!is_mixer(desc)) math::raw_weights(slots, desc, row.s, row.z, row.ids, row.w);
+  if (!is_mixer(desc)) math::raw_weights(slots, desc, row.s, row.z, nullptr, row.ids, row.w);
   float* const out = p.slot_scale ? p.slot_scale + t * row.top_k : nullptr;
   const bool scale_free = math::finish_gradient(slots, desc, scale.data, scale.dtype, row.ids,
                                                 row.w, p.args.d_routing_weights + t * row.top_k,

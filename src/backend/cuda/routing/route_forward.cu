@@ -35,7 +35,7 @@ __device__ void limit_groups(const moec_router_desc& desc, const RouteRow& row) 
   const float fill = desc.group_fill == MOEC_FILL_ZERO ? 0.0f : -__builtin_inff();
   for_columns(row.columns, [&](int i) {
     const int g = i / size;
-    if (math::rank_key(row.d[g], g) < last && row.c[i] == row.c[i]) row.c[i] = fill;
+    if (math::rank_key(row.d[g], g) < last) row.c[i] = fill;
   });
   __syncwarp();
 }
@@ -76,43 +76,76 @@ __device__ void select_mixer(const moec_router_desc& desc, const RouteRow& row) 
   row.ids[!swap] = second.id, row.w[!swap] = second.weight;
 }
 
-__device__ void choose(const ForwardParams& p, int64_t t, const RouteRow& row) {
+// chooses: what rounded_scores() said.
+__device__ void choose(const ForwardParams& p, int64_t t, const RouteRow& row, bool chooses) {
   const moec_router_desc& desc = p.desc;
   const bool mixer = desc.selection == MOEC_SELECT_SPARSE_MIXER;
   const bool given = desc.selection == MOEC_SELECT_TABLE || desc.selection == MOEC_SELECT_GIVEN;
+  const bool by_score = !mixer && !given && chooses;
   if (mixer)
     select_mixer(desc, row);
   else if (given)
     take_given(p, t, row);
-  else
+  else if (by_score)
     select_by_score(p, row);
-  if (!mixer && !given && desc.slot_order == MOEC_SLOT_BY_EXPERT && lane_id() == 0)
+  else
+    for_columns(row.top_k, [&](int k) { row.ids[k] = -1; });
+  if (by_score && desc.slot_order == MOEC_SLOT_BY_EXPERT && lane_id() == 0)
     math::sort_by_expert(row.ids, row.top_k);
   __syncwarp();
   const WarpSlots slots{row.top_k};
   const Array& scale = p.args.per_expert_scale;
-  if (!mixer) math::raw_weights(slots, desc, row.s, row.z, row.ids, row.w);
+  const float* const bias = by_score ? p.args.select_bias : nullptr;
+  if (!mixer) math::raw_weights(slots, desc, row.s, row.z, bias, row.ids, row.w);
   math::finish_weights(slots, desc, scale.data, scale.dtype, row.ids, row.w);
   __syncwarp();
+}
+
+// Whether this call might bring a count of 32 bits past its largest number, by a warp. What others
+// have added by now does no harm: where nobody can come so far, nobody sees that he might.
+__device__ bool may_saturate(const ForwardParams& p, int columns) {
+  if (p.args.counts.dtype != MOEC_I32) return false;  // or there are none
+  const int32_t* const counts = static_cast<const int32_t*>(p.args.counts.data);
+  const int64_t most = INT32_MAX - p.args.num_tokens * p.desc.top_k;
+  bool near = false;
+  for_columns(columns, [&](int i) { near |= __ldcg(counts + i) > most; });
+  return __any_sync(kAllLanes, near);
+}
+__device__ void add_one(const Array& counts, int32_t id, bool saturates) {
+  if (counts.dtype == MOEC_I64) {
+    atomicAdd(static_cast<unsigned long long*>(counts.data) + id, 1ull);
+    return;
+  }
+  int32_t* const count = static_cast<int32_t*>(counts.data) + id;
+  if (!saturates) {
+    atomicAdd(count, 1);
+    return;
+  }
+  for (int32_t seen = __ldcg(count); seen < INT32_MAX;) {
+    const int32_t now = atomicCAS(count, seen, seen + 1);
+    if (now == seen) return;
+    seen = now;
+  }
 }
 
 __global__ void route_forward_kernel(const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(16) char shared[];
   begin_kernel();
   const RouteRow row = p.places.row(shared);
+  const bool saturates = may_saturate(p, row.columns);
   for (int64_t t = p.places.first_row(); t < p.args.num_tokens; t += p.places.row_step()) {
     load_capped_row(p.desc, p.args.logits, t, row);
-    rounded_scores(p.desc, row);
+    const bool chooses = rounded_scores(p.desc, row);
     if (p.args.scores)
       for_columns(row.columns, [&](int i) { p.args.scores[t * row.columns + i] = row.s[i]; });
     __syncwarp();
     const bool routed = !p.args.token_mask || p.args.token_mask[t];
-    if (routed) choose(p, t, row);
+    if (routed) choose(p, t, row, chooses);
     for_columns(row.top_k, [&](int k) {
       const int32_t id = routed ? row.ids[k] : -1;
       p.args.expert_ids[t * row.top_k + k] = id;
       p.args.routing_weights[t * row.top_k + k] = routed ? row.w[k] : 0.0f;
-      if (p.args.counts && id >= 0) atomicAdd(p.args.counts + id, 1);
+      if (p.args.counts && id >= 0) add_one(p.args.counts, id, saturates);
     });
     __syncwarp();
   }
@@ -125,13 +158,14 @@ __global__ __launch_bounds__(kUpdateThreads) void bias_update_kernel(const BiasU
   __shared__ Reduce::TempStorage reduce;
   __shared__ int64_t total;
   begin_kernel();
+  const auto count = [&](int e) { return load_integer(args.counts.data, args.counts.dtype, e); };
   int64_t counted = 0;
-  for (int e = threadIdx.x; e < args.num_ids; e += kUpdateThreads) counted += args.counts[e];
+  for (int e = threadIdx.x; e < args.num_ids; e += kUpdateThreads) counted += count(e);
   counted = Reduce(reduce).Sum(counted);
   if (threadIdx.x == 0) total = counted;
   __syncthreads();
   for (int e = threadIdx.x; e < args.num_ids; e += kUpdateThreads)
-    args.bias[e] += args.rate * math::balance_direction(total, args.counts[e], args.num_ids);
+    args.bias[e] += args.rate * math::balance_direction(total, count(e), args.num_ids);
 }
 
 }  // namespace

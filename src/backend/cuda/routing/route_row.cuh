@@ -83,20 +83,23 @@ __device__ inline void load_capped_row(const moec_router_desc& desc, const Array
                 [&](int i) { row.z[i] = math::softcap(row.z[i], desc.logit_softcap); });
 }
 
-// R3. Softmax padding is 0; the padding of other scores means nothing.
-__device__ inline void score_row(uint32_t score, const RouteRow& row) {
+// R3. Softmax padding is 0; the padding of other scores means nothing. Returns whether the scores
+// choose anybody: false for a softmax of nothing but -inf.
+__device__ inline bool score_row(uint32_t score, const RouteRow& row) {
   const bool over_row = math::score_is_over_row(score);
-  const float largest = over_row ? row_max(row.z, row.lanes) : 0.0f;
+  const float largest = over_row ? math::SoftmaxScore::reference(row_max(row.z, row.lanes)) : 0.0f;
   for_columns(row.lanes, [&](int i) { row.s[i] = math::score_value(score, row.z[i], largest); });
-  if (!over_row) return;
+  if (!over_row) return true;
   const float sum = row_sum(row.s, row.lanes);
   for_columns(row.lanes, [&](int i) { row.s[i] /= sum; });
+  return sum != 0.0f;
 }
 // R3 with its rounding.
-__device__ inline void rounded_scores(const moec_router_desc& desc, const RouteRow& row) {
-  score_row(desc.score, row);
+__device__ inline bool rounded_scores(const moec_router_desc& desc, const RouteRow& row) {
+  const bool chooses = score_row(desc.score, row);
   const math::RoundTo round(desc, desc.score_precision);
   for_columns(row.columns, [&](int i) { row.s[i] = round(row.s[i]); });
+  return chooses;
 }
 
 // One step of the sparse mixer: the best logit but for column `taken` (-1: none), and in row.s the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which products the tensor cores take, and those of plain operands.
+// Which products the tensor cores take, and those of plain operands and of fp32 that is rounded.
 #include "backend/cuda/sm80/mma_kernel.cuh"
 
 namespace moec::cuda {
@@ -10,6 +10,8 @@ void launch_element(const Op& op, const PortableGemm& p, bool weight_gradient) {
   static std::atomic<uint64_t> allowed;
   if (weight_gradient)
     launch(op, p, true, portable_mma_kernel<Element, void, false, false, true>, allowed);
+  else if (p.b[0].dtype == MOEC_F32)
+    launch_rows<Element, RoundedElements>(op, p);
   else
     launch_rows<Element, void>(op, p);
 }
@@ -40,10 +42,11 @@ bool mma_takes(const PortableGemm& p, bool weight_gradient, bool aligned) {
   if (!aligned || (dtype != MOEC_BF16 && dtype != MOEC_F16) || p.a_part % 8) return false;
   if (!fits(p.a, !weight_gradient)) return false;
   const bool along_k = !weight_gradient && p.b[0].k_stride == 1;
-  const bool coded = is_coded(p);
-  if (coded && (p.n % 8 || p.k % 8)) return false;
+  const bool coded = is_coded(p), rounded = !coded && p.b[0].dtype != dtype;
+  if ((coded || rounded) && (p.n % 8 || p.k % 8)) return false;
   for (int i = 0; i < p.parts; ++i) {
-    if ((coded ? p.codes[i].dtype : p.b[i].dtype) != dtype || !fits(p.b[i], along_k)) return false;
+    if (dtype_of_b(p, i) != dtype || p.b[i].dtype != p.b[0].dtype || !fits(p.b[i], along_k))
+      return false;
     if (coded && !has_chunks(p.codes[i], along_k)) return false;
   }
   return true;

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // portable_mma_kernel: grouped products of aligned 16-bit operands on the tensor cores; operand b
-// may be codes of them.
+// may be codes of them, or fp32 that is rounded to them.
 //
 //   tile     128 x 128 x 32, 8 warps of 64 x 32, two CTAs a multiprocessor; products of rows past
 //            the end of a group are left out
-//   copies   cp.async in four stages; tails and rows outside a group arrive as zeros. Coded: as
-//            mma_coded.cuh says
+//   copies   cp.async in four stages; tails and rows outside a group arrive as zeros. Coded and
+//            fp32: as mma_coded.cuh and mma_rounded.cuh say
 //   grid     portable_grid(); surplus CTAs of row products leave at once
 #pragma once
 
 #include <type_traits>
 
 #include "backend/cuda/sm80/mma_coded.cuh"
+#include "backend/cuda/sm80/mma_rounded.cuh"
 
 namespace moec::cuda {
 namespace {
@@ -46,12 +47,14 @@ struct Copies {
   }
 };
 
-// Format: of operand b; void: its elements.
+// Format: of operand b; void: its elements; RoundedElements: in fp32.
 template <typename Element, class Format, bool kAlongK, bool kWeightGradient>
 __device__ __forceinline__ auto loader_of_b(const PortableGemm& p, const PortableTile& t) {
   if constexpr (std::is_void_v<Format>) {
     const int64_t first_row = kWeightGradient ? t.first_row : 0;
     return TileLoader<kAlongK>(p.b[t.part], t, t.n0, p.n, first_row);
+  } else if constexpr (std::is_same_v<Format, RoundedElements>) {
+    return RoundedTileLoader<Element, kAlongK>(p, t);
   } else {
     return CodedTileLoader<Element, Format, kAlongK>(p, t);
   }

@@ -41,10 +41,11 @@ struct PlainLoader : LoaderPlaces {
   const char* base;
   int64_t i0, i_end, first_row, k_end;
   bool rows_along_k;  // whether the index over rows is k
+  moec_dtype dtype;   // that values are rounded to
 
   // first_row: of the group, where the index over rows is one of this operand
-  __device__ PlainLoader(const Operand& operand, const char* first, int64_t begin, int64_t end,
-                         int64_t row, int64_t depth, bool along)
+  __device__ PlainLoader(const Operand& operand, moec_dtype read_as, const char* first,
+                         int64_t begin, int64_t end, int64_t row, int64_t depth, bool along)
       : LoaderPlaces{operand.k_stride == 1},
         from(operand),
         base(first),
@@ -52,7 +53,8 @@ struct PlainLoader : LoaderPlaces {
         i_end(end),
         first_row(row),
         k_end(depth),
-        rows_along_k(along) {}
+        rows_along_k(along),
+        dtype(read_as) {}
   __device__ int64_t row(int64_t index) const {
     return from.gather ? from.gather[first_row + index] : first_row + index;
   }
@@ -76,6 +78,9 @@ struct PlainLoader : LoaderPlaces {
         values[j] = inside ? to_float(*element) : 0.0f;
       }
     });
+    if (dtype == from.dtype) return;
+#pragma unroll
+    for (float& value : values) value = round_real(dtype, value);
   }
 };
 
@@ -196,7 +201,7 @@ __device__ __forceinline__ auto loader_of_b(const PortableGemm& p, int part,
   if constexpr (kCoded) {
     return CodedLoader(p, part, t);
   } else {
-    return PlainLoader(p.b[part], p.b[part].of_group(t.group), t.n0, p.n,
+    return PlainLoader(p.b[part], dtype_of_b(p, part), p.b[part].of_group(t.group), t.n0, p.n,
                        kWeightGradient ? t.first_row : 0, t.k_end, kWeightGradient);
   }
 }
@@ -210,7 +215,8 @@ __global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const 
   if (!find_tile<kWeightGradient>(p, t)) return;
   Product product;
   for (int part = 0; part < (p.sum ? p.parts : 1); ++part) {
-    const PlainLoader a(p.a, p.a.of_group(t.group) + part * p.a_part * dtype_bytes(p.a.dtype), t.m0,
+    const PlainLoader a(p.a, p.a.dtype,
+                        p.a.of_group(t.group) + part * p.a_part * dtype_bytes(p.a.dtype), t.m0,
                         t.m_end, t.first_row, t.k_end, kWeightGradient);
     const auto b = loader_of_b<kWeightGradient, kCoded>(p, p.sum ? part : t.part, t);
     float next_a[kLoads], next_b[kLoads];
@@ -241,8 +247,7 @@ __global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const 
 
 void plain_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
   const bool coded = is_coded(p);
-  const moec_dtype b_dtype = coded ? p.codes[0].dtype : p.b[0].dtype;
-  const bool tf32 = op.tf32 && p.a.dtype == MOEC_F32 && b_dtype == MOEC_F32;
+  const bool tf32 = op.tf32 && p.a.dtype == MOEC_F32 && dtype_of_b(p, 0) == MOEC_F32;
   const dim3 grid = portable_grid(p, weight_gradient);
   using Kernel = void(const PortableGemm);
   // Of a weight gradient nothing is coded.

@@ -8,6 +8,7 @@
 #include "backend/cuda/sm80/row_product.h"
 #include "core/dtype.h"
 #include "core/json_text.h"
+#include "quant/format.h"
 
 namespace moec::cuda {
 namespace {
@@ -30,6 +31,10 @@ struct DeviceMlp {
     if (mlp.gradients) place_all(*mlp.gradients, d_gate, d_up, d_down);
   }
 };
+
+const char* stored_as(const ExpertMatrix& m) {
+  return m.is_coded() ? quant::find_format(m.scheme)->name : dtype_name(m.values.dtype);
+}
 
 Preact preact_of(const Mlp& mlp, const PartRows& parts, moec_dtype dtype) {
   Preact pre;
@@ -169,19 +174,23 @@ class Runner {
   void multiply(const char* step, const Mlp& mlp, const RowProduct& product,
                 const ProductOutput& output) const {
     if (op_) return row_product(*op_, product, output);
-    describe(step, mlp, uses_mma(product, output), product.n, product.terms[0].k);
+    describe(step, mlp, uses_mma(product, output), product.n, product.terms[0].k,
+             product.terms[0].b);
   }
   void multiply(const char* step, const Mlp& mlp, const WeightProduct& product) const {
     if (op_) return weight_product(*op_, product);
-    describe(step, mlp, uses_mma(product), product.n, product.k);
+    describe(step, mlp, uses_mma(product), product.n, product.k, nullptr);
   }
-  void describe(const char* step, const Mlp& mlp, bool mma, int64_t n, int64_t k) const {
-    append(*text_, JsonObject()
-                       .add("step", (&mlp == &program_.shared ? "shared_" : "") + std::string(step))
-                       .add("kernel", mma ? "portable mma" : "portable plain")
-                       .add("tile", mma ? "128x128x32" : "128x128x16")
-                       .add("n", n)
-                       .add("k", k));
+  void describe(const char* step, const Mlp& mlp, bool mma, int64_t n, int64_t k,
+                const ExpertMatrix* weights) const {
+    JsonObject kernel;
+    kernel.add("step", (&mlp == &program_.shared ? "shared_" : "") + std::string(step))
+        .add("kernel", mma ? "portable mma" : "portable plain")
+        .add("tile", mma ? "128x128x32" : "128x128x16")
+        .add("n", n)
+        .add("k", k);
+    if (weights) kernel.add("weights", stored_as(*weights));
+    append(*text_, kernel);
   }
 
   const Op* const op_;

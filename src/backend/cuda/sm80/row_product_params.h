@@ -26,10 +26,10 @@ struct Operand {  // element (i, k) of group e; i is m or n
   }
 };
 
-// What makes elements of the codes of an operand b.
+// What products read in the place of an operand b: elements of its codes, or its own rounded once.
 struct OperandCodes {
   ExpertQuant quant;
-  moec_dtype dtype;  // of elements
+  moec_dtype dtype;  // that they read; 0: as the operand is
   bool transposed;   // the matrix is [k,n]: its n is the operand's k
 };
 
@@ -48,6 +48,11 @@ struct PortableGemm {
   Operand bias[2];  // i: n; no base and no pointers: none
   const float* bias_weight;
 };
+
+// In which type products read operand b of a part.
+MOEC_HD moec_dtype dtype_of_b(const PortableGemm& p, int part) {
+  return p.codes[part].dtype ? p.codes[part].dtype : p.b[part].dtype;
+}
 
 // The matrix [n,k] behind operand b of a part.
 MOEC_HD quant::CodedView coded_view(const PortableGemm& p, int part, int64_t group) {

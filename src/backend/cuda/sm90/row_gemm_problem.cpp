@@ -27,7 +27,7 @@ const char* check_alike(const ExpertMatrix& a, const ExpertMatrix& b) {
 const char* check_matrix(const ExpertMatrix& m, moec_dtype dtype) {
   if (m.values.pointers) return "experts that are separate tensors";
   if (m.scales.array.pointers || m.zeros.array.pointers) return "scales that are separate tensors";
-  if (m.dtype != dtype) return "weights of another type than x";
+  if (m.dtype != dtype || m.is_rounded()) return "weights of another type than x";
   if (m.is_coded() && !row_gemm_decodes(*quant::find_format(m.scheme)))
     return "quantised weights of this format";
   if (m.is_coded() && !quant::is_channels(m.scales.block_n, m.scales.block_k))

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of tile.h, by the `Ops` of tile_kernels.h.
+#pragma once
+
+#include "backend/cpu/tile_lines.h"
+
+// Offsets within a block are small:
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
+namespace moec::cpu {
+namespace {
+
+inline void prefetch_line(const char* line) {
+  __builtin_prefetch(line, 0, 2);
+}
+
+// ---- with panels. One pass covers two vectors of columns for all rows; c stays in registers.
+// Where Ops sums in parts, each product starts at zero and is added to c last, so that rounding
+// errors grow with the parts' lengths; elsewhere it goes on from c.
+template <class Ops, int kRows>
+void panel_product(const PanelProduct& p) {
+  using Vec = typename Ops::Vec;
+  constexpr int kBytes = Ops::kBytes, kPasses = 2 * kLineBytes / (2 * kBytes);
+  const bool chained = !Ops::kInParts && p.accumulate;
+  constexpr bool kSpread = kRows >= 6;  // measured: few rows do better with prefetches in bursts
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const auto place = [](int byte) {
+      return byte / kLineBytes * (kBlockBytes / 2) + byte % kLineBytes;
+    };
+    const int first = pass * 2 * kBytes;
+    float* const c = p.c + first / 4;
+    Vec sum[kRows][2];
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < 2; ++v)
+        sum[r][v] = chained ? Ops::load(c + r * p.ld + v * (kBytes / 4)) : Ops::zero();
+    const char* a = static_cast<const char*>(p.a);
+    const char* b0 = static_cast<const char*>(p.b) + place(first);
+    const char* b1 = static_cast<const char*>(p.b) + place(first + kBytes);
+    const char* prefetch = p.prefetch;
+    const int lines = pass == 0 ? p.prefetch_lines : 0;
+    for (int block = 0; block < p.blocks; ++block) {
+      if constexpr (!kSpread)
+        for (int line = 0; line < lines; ++line) prefetch_line(prefetch + line * kLineBytes);
+#pragma GCC unroll 4
+      for (int s = 0; s < kSteps; ++s) {
+        if constexpr (kSpread) {
+          if (s < lines) prefetch_line(prefetch + s * kLineBytes);
+          if (s + kSteps < lines) prefetch_line(prefetch + (s + kSteps) * kLineBytes);
+        }
+        const Vec left = Ops::load(b0 + s * kLineBytes), right = Ops::load(b1 + s * kLineBytes);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          const Vec value = Ops::broadcast(a + r * kLineBytes + s * 4);
+          sum[r][0] = Ops::fma(value, left, sum[r][0]);
+          sum[r][1] = Ops::fma(value, right, sum[r][1]);
+        }
+      }
+      prefetch += lines * kLineBytes;
+      a += kRows * kLineBytes;
+      b0 += kBlockBytes;
+      b1 += kBlockBytes;
+    }
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < 2; ++v) {
+        float* const to = c + r * p.ld + v * (kBytes / 4);
+        Ops::store(to, p.accumulate && !chained ? Ops::add(Ops::load(to), sum[r][v]) : sum[r][v]);
+      }
+  }
+}
+
+// A line of fp32 as vectors.
+template <class Ops>
+struct LineVecs {
+  typename Ops::Vec vec[kLineBytes / Ops::kBytes];
+};
+template <class Ops, bool kHalf>
+LineVecs<Ops> even_values(const typename Ops::Line& pairs) {
+  return __builtin_bit_cast(LineVecs<Ops>, kHalf ? Ops::even_f16(pairs) : Ops::even_bf16(pairs));
+}
+template <class Ops, bool kHalf>
+LineVecs<Ops> odd_values(const typename Ops::Line& pairs) {
+  return __builtin_bit_cast(LineVecs<Ops>, kHalf ? Ops::odd_f16(pairs) : Ops::odd_bf16(pairs));
+}
+
+// The same sums from a B panel of 16-bit pairs: k even, then k odd. Few rows read it at the speed
+// of memory; for many it would be widened again and again.
+template <class Ops, int kRows, bool kHalf>
+void pair_product(const PanelProduct& p) {
+  using Vec = typename Ops::Vec;
+  constexpr int kVecs = kLineBytes / Ops::kBytes, kColumns = Ops::kBytes / 4;  // of a line
+  constexpr int kTiles = kRows * 2 * kVecs <= 12 || kVecs == 1 ? 2 : 1;        // of one pass
+  static_assert(Ops::kInParts);
+  for (int pass = 0; pass < 2 / kTiles; ++pass) {
+    float* const c = p.c + pass * kLanes;
+    Vec sum[kRows][kTiles][kVecs];
+    for (int r = 0; r < kRows; ++r)
+      for (int t = 0; t < kTiles; ++t)
+        for (int v = 0; v < kVecs; ++v) sum[r][t][v] = Ops::zero();
+    const char* a = static_cast<const char*>(p.a);
+    const char* b = static_cast<const char*>(p.b) + pass * (kBlockBytes / 2);
+    const char* prefetch = p.prefetch;
+    const int lines = pass == 0 ? p.prefetch_lines : 0;
+    for (int block = 0; block < p.blocks; ++block) {
+      for (int line = 0; line < lines; ++line) prefetch_line(prefetch + line * kLineBytes);
+#pragma GCC unroll 2
+      for (int s = 0; s < kSteps; s += 2) {  // of A, two of which are one of B
+        const char* const step = b + s / 2 * kLineBytes;
+        LineVecs<Ops> even[kTiles], odd[kTiles];
+        for (int t = 0; t < kTiles; ++t) {
+          const auto* const from = reinterpret_cast<const uint16_t*>(step + t * (kBlockBytes / 2));
+          const typename Ops::Line pairs = Ops::pairs(from, 2 * kSteps);
+          even[t] = even_values<Ops, kHalf>(pairs);
+          odd[t] = odd_values<Ops, kHalf>(pairs);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          const Vec first = Ops::broadcast(a + r * kLineBytes + s * 4);
+          const Vec second = Ops::broadcast(a + r * kLineBytes + s * 4 + 4);
+          for (int t = 0; t < kTiles; ++t)
+            for (int v = 0; v < kVecs; ++v) {
+              sum[r][t][v] = Ops::fma(first, even[t].vec[v], sum[r][t][v]);
+              sum[r][t][v] = Ops::fma(second, odd[t].vec[v], sum[r][t][v]);
+            }
+        }
+      }
+      prefetch += lines * kLineBytes;
+      a += kRows * kLineBytes;
+      b += block % 2 == 0 ? kSteps / 2 * kLineBytes : kBlockBytes - kSteps / 2 * kLineBytes;
+    }
+    for (int r = 0; r < kRows; ++r)
+      for (int t = 0; t < kTiles; ++t)
+        for (int v = 0; v < kVecs; ++v) {
+          float* const to = c + r * p.ld + t * kLanes + v * kColumns;
+          const Vec value = sum[r][t][v];
+          Ops::store(to, p.accumulate ? Ops::add(Ops::load(to), value) : value);
+        }
+  }
+}
+
+// Products in fp32 of 1, 2, ... rows.
+template <class Ops, int kMaxRows>
+struct ProductTable {
+  PanelProductFn by_rows[kMaxRows], by_bf16[kMaxRows], by_f16[kMaxRows];
+  template <int kRows = kMaxRows>
+  constexpr void fill() {
+    if constexpr (kRows > 0) {
+      by_rows[kRows - 1] = panel_product<Ops, kRows>;
+      if constexpr (Ops::kInParts) {
+        by_bf16[kRows - 1] = pair_product<Ops, kRows, false>;
+        by_f16[kRows - 1] = pair_product<Ops, kRows, true>;
+      }
+      fill<kRows - 1>();
+    }
+  }
+  constexpr ProductTable() : by_rows{}, by_bf16{}, by_f16{} { fill(); }
+  constexpr ProductKernel kernel(const char* name) const { return {name, kMaxRows, 1, by_rows}; }
+};
+
+// ---- with lines of B
+template <class Ops, Load kLoad>
+void load_lines(const LinesProduct& p, int64_t k, int count, typename Ops::Line (&lines)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i)
+    lines[i] = load_line<Ops, kLoad>(p.lines[i], p.offset + k, count);
+}
+
+template <class Ops, Load kLoad, int kRows>
+void lines_product(const LinesProduct& p) {
+  using Vec = typename Ops::Vec;
+  constexpr bool kHalf = kLoad == Load::kF16ToF32, kWidens = kHalf || kLoad == Load::kBf16ToF32;
+  constexpr Load kLine = kWidens ? Load::kPairs : kLoad;
+  constexpr int kLineK = makes_pairs(kLine) ? 2 * kSteps : kSteps, kPer = kWidens ? 2 : 1;
+  constexpr int kVecs = kLineBytes / Ops::kBytes;
+  const bool chained = !Ops::kInParts && p.accumulate;
+  Vec sum[kRows][kVecs];
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVecs; ++v)
+      sum[r][v] = chained ? Ops::load(p.c + r * p.ld + v * (Ops::kBytes / 4)) : Ops::zero();
+  const char* a = static_cast<const char*>(p.a);
+  for (int block = 0; block < p.blocks; block += kPer) {
+    const int64_t k = block / kPer * int64_t(kLineK);
+    for (int i = 0; p.prefetch && i < kLanes; ++i)
+      prefetch_line(p.prefetch + (block / kPer * kLanes + i) * kLineBytes);
+    typename Ops::Line lines[kLanes], turned[kLanes];
+    if (p.count - k >= kLineK)
+      load_lines<Ops, kLine>(p, k, kLineK, lines);
+    else
+      load_lines<Ops, kLine>(p, k, smaller(p.count - k, kLineK), lines);
+    Ops::transpose(lines, turned);
+    const int steps = block + kPer <= p.blocks ? kSteps : kSteps / 2;
+#pragma GCC unroll 8
+    for (int s = 0; s < steps; ++s) {
+      LineVecs<Ops> values[kPer];
+      if constexpr (kWidens) {
+        values[0] = even_values<Ops, kHalf>(turned[s]);
+        values[1] = odd_values<Ops, kHalf>(turned[s]);
+      } else {
+        values[0] = __builtin_bit_cast(LineVecs<Ops>, turned[s]);
+      }
+      const int step = s * kPer;  // of A
+      for (int r = 0; r < kRows; ++r) {
+        const char* const at =
+            a + (step / kSteps * kRows + r) * kLineBytes + step % kSteps * int(sizeof(float));
+        for (int i = 0; i < kPer; ++i) {
+          const Vec value = Ops::broadcast(at + i * int(sizeof(float)));
+          for (int v = 0; v < kVecs; ++v) sum[r][v] = Ops::fma(value, values[i].vec[v], sum[r][v]);
+        }
+      }
+    }
+    a += kPer * kRows * kLineBytes;
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVecs; ++v) {
+      float* const to = p.c + r * p.ld + v * (Ops::kBytes / 4);
+      Ops::store(to, p.accumulate && !chained ? Ops::add(Ops::load(to), sum[r][v]) : sum[r][v]);
+    }
+}
+
+template <class Ops, Load kLoad, int kRows = kLinesRows>
+constexpr void fill_lines_products(TileKernels& t) {
+  if constexpr (kRows > 0) {
+    t.by_lines[int(kLoad)][kRows - 1] = lines_product<Ops, kLoad, kRows>;
+    fill_lines_products<Ops, kLoad, kRows - 1>(t);
+  }
+}
+
+}  // namespace
+}  // namespace moec::cpu
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)
