@@ -2,8 +2,8 @@
 // Experts of quantised matrices, from the bytes as they are published: y, d_x and d_routing_weights
 // of checkpoints against PyTorch over the libraries' own values, and of every format, orientation
 // and gate layout against the oracle, for 0 to 300 rows an expert; on the CPU with the bits of the
-// same layer of plain values. Shown once to fail: gate and up exchanged, blocks of the expert
-// before in a stream, the zero points of other eight columns.
+// same layer of plain values. Shown once to fail, planted in the oracle: scales2 of gate and up
+// exchanged, blocks that begin with each expert, the zero points of eight other columns.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // moec_weights_dequantise: values of quantised matrices bit for bit as the libraries that define
 // the formats give them, and as the oracle computes them from the same bytes, for every format,
-// option, orientation and way to bind. Shown once to fail: a scale of the block before, nibbles
-// exchanged, zero points of GPTQ less 1, a product and a sum rounded once.
+// option, orientation and way to bind. Shown once to fail, planted in the oracle: a scale of the
+// block before, nibbles exchanged, zero points of GPTQ less 1, nested scales rounded once.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -65,8 +65,9 @@ struct Weights {
     scales = std::make_unique<GuardedBuffer>(size_t(entries * dtype_bytes(scale_dtype)));
     zeros = std::make_unique<GuardedBuffer>(size_t(entries));
     matrix.scheme = MOEC_SCHEME_INT8;
-    matrix.scales = {{scales->data(), nullptr, n * step, 0, scale_dtype}, step, 1, 1, k};
-    matrix.zeros = {{zeros->data(), nullptr, n * step, 0, MOEC_I8}, step, 1, 1, k};
+    const quant::BlockSize one, all = quant::BlockSize::all_of(k);
+    matrix.scales = {{scales->data(), nullptr, n * step, 0, scale_dtype}, step, 0, one, all};
+    matrix.zeros = {{zeros->data(), nullptr, n * step, 0, MOEC_I8}, step, 0, one, all};
     auto* const codes = static_cast<int8_t*>(matrix.values.base);
     for (int64_t row = 0; row < experts * n; ++row) {
       const auto zero = int8_t(random.below(21) - 10);

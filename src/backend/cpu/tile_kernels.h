@@ -201,14 +201,13 @@ struct Run {
 template <class Format>
 class RunBlocks {
  public:
-  const LineBlocks<Format>& of(const quant::CodedView& m, const Run& run) {
+  void find(const quant::CodedView& m, const Run& run) {
     const int64_t first = Format::entry(m, run.n, run.k);
     const int64_t last = Format::entry(m, run.n_of(run.count - 1), run.k_of(run.count - 1));
     const bool one = first == last && (run.along_n || !m.group_index);
     // Of runs along n the ends say what lies between, except in a stream.
     const bool told = one || (run.along_n && Format::kInfo.storage != quant::Storage::kStream);
-    if (told && first == first_ && last == last_ && one == one_ && run.count <= count_)
-      return blocks_;
+    if (told && first == first_ && last == last_ && one == one_ && run.count <= count_) return;
     first_ = first;
     last_ = last;
     one_ = one;
@@ -218,8 +217,8 @@ class RunBlocks {
     else
       for (int i = 0; i < run.count; ++i)
         blocks_.set(i, Format::block(m, run.n_of(i), run.k_of(i)));
-    return blocks_;
   }
+  const LineBlocks<Format>& found() const { return blocks_; }
 
  private:
   LineBlocks<Format> blocks_;
@@ -249,12 +248,14 @@ typename Ops::Line decode_run(const quant::CodedView& m, const Run& run,
 template <class Ops, class Format, class Put>
 __attribute__((always_inline)) inline void decode_each(const DecodeLines& d, const Put& put) {
   RunBlocks<Format> blocks[2];
+  const bool channels = d.along_n && d.matrix->scales.block_k.is_all();  // all lines have the same
   for (int i = 0; i < d.lines; ++i)
     for (int j = 0; j < d.count; j += kLanes) {
       const Run run = {d.n + (d.along_n ? j : i), d.k + (d.along_n ? i : j), d.along_n,
                        smaller(d.count - j, kLanes)};
-      put(i * d.stride + j, run.count,
-          decode_run<Ops, Format>(*d.matrix, run, blocks[j / kLanes].of(*d.matrix, run)));
+      RunBlocks<Format>& own = blocks[d.along_n ? j / kLanes : 0];
+      if (i == 0 || !channels) own.find(*d.matrix, run);
+      put(i * d.stride + j, run.count, decode_run<Ops, Format>(*d.matrix, run, own.found()));
     }
 }
 template <class Ops, class Format, Load kTo>
