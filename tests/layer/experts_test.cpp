@@ -303,7 +303,7 @@ TEST(ExpertChoice, MatchesTheOracle) {
     c.config.plan.capacity = 6;
     Vec scores = oracle::random_values("scores", 29 * 8);
     for (size_t i = 0; i < scores.size(); i += 5) scores[i] = 0.5;  // ties
-    scores[3] = NAN;
+    scores[3] = -INFINITY;                                          // never chosen
     oracle::Mask mask;
     for (int t = 0; t < 29 && masked; ++t) mask.push_back(t % 4 == 0);
     const oracle::Route route = oracle::expert_choice(scores, 29, 8, 6, mask);

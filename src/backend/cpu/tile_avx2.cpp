@@ -138,13 +138,13 @@ struct Avx2Ops {
       for (int at = 0; at < 4; ++at) {
         __m256i m[4];
         for (int r = 0; r < 4; ++r) {
-          const Line* const line = lines + 8 * half + r;
+          const Line* const line = lines + ptrdiff_t{8} * half + r;
           m[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(quarter(line, at))),
                                          _mm_loadu_si128(quarter(line + 4, at)), 1);
         }
         const __m256i a = _mm256_unpacklo_epi32(m[0], m[1]), b = _mm256_unpackhi_epi32(m[0], m[1]);
         const __m256i c = _mm256_unpacklo_epi32(m[2], m[3]), d = _mm256_unpackhi_epi32(m[2], m[3]);
-        Line* const to = turned + 4 * at;
+        Line* const to = turned + ptrdiff_t{4} * at;
         to[0].half[half] = _mm256_unpacklo_epi64(a, c);
         to[1].half[half] = _mm256_unpackhi_epi64(a, c);
         to[2].half[half] = _mm256_unpacklo_epi64(b, d);
