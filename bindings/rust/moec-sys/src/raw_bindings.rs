@@ -1952,6 +1952,171 @@ unsafe extern "C" {
         path: *const ::std::os::raw::c_char,
     ) -> moec_status;
 }
+pub const MOEC_QUANTISE_INT8: moec_quantise_kind = 0;
+pub const MOEC_QUANTISE_INT4: moec_quantise_kind = 1;
+pub const MOEC_QUANTISE_FP8: moec_quantise_kind = 2;
+pub const MOEC_QUANTISE_MXFP8: moec_quantise_kind = 3;
+pub const MOEC_QUANTISE_MXFP4: moec_quantise_kind = 4;
+pub const MOEC_QUANTISE_NVFP4: moec_quantise_kind = 5;
+pub const MOEC_QUANTISE_NF4: moec_quantise_kind = 6;
+pub const MOEC_QUANTISE_FP4: moec_quantise_kind = 7;
+pub type moec_quantise_kind = ::std::os::raw::c_uint;
+pub const MOEC_QUANTISE_ASYMMETRIC: moec_quantise_flags = 1;
+pub const MOEC_QUANTISE_NESTED: moec_quantise_flags = 2;
+pub const MOEC_QUANTISE_SCALES2_DIVIDES: moec_quantise_flags = 4;
+pub type moec_quantise_flags = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_quantise_desc {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub kind: u32,
+    pub orientation: u32,
+    pub dtype: moec_dtype,
+    pub scale_dtype: moec_dtype,
+    pub num_experts: i64,
+    pub out_features: i64,
+    pub in_features: i64,
+    pub block_n: i64,
+    pub block_k: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of moec_quantise_desc",
+    ][::std::mem::size_of::<moec_quantise_desc>() - 64usize];
+    [
+        "Alignment of moec_quantise_desc",
+    ][::std::mem::align_of::<moec_quantise_desc>() - 8usize];
+    [
+        "Offset of field: moec_quantise_desc::struct_size",
+    ][::std::mem::offset_of!(moec_quantise_desc, struct_size) - 0usize];
+    [
+        "Offset of field: moec_quantise_desc::flags",
+    ][::std::mem::offset_of!(moec_quantise_desc, flags) - 4usize];
+    [
+        "Offset of field: moec_quantise_desc::kind",
+    ][::std::mem::offset_of!(moec_quantise_desc, kind) - 8usize];
+    [
+        "Offset of field: moec_quantise_desc::orientation",
+    ][::std::mem::offset_of!(moec_quantise_desc, orientation) - 12usize];
+    [
+        "Offset of field: moec_quantise_desc::dtype",
+    ][::std::mem::offset_of!(moec_quantise_desc, dtype) - 16usize];
+    [
+        "Offset of field: moec_quantise_desc::scale_dtype",
+    ][::std::mem::offset_of!(moec_quantise_desc, scale_dtype) - 20usize];
+    [
+        "Offset of field: moec_quantise_desc::num_experts",
+    ][::std::mem::offset_of!(moec_quantise_desc, num_experts) - 24usize];
+    [
+        "Offset of field: moec_quantise_desc::out_features",
+    ][::std::mem::offset_of!(moec_quantise_desc, out_features) - 32usize];
+    [
+        "Offset of field: moec_quantise_desc::in_features",
+    ][::std::mem::offset_of!(moec_quantise_desc, in_features) - 40usize];
+    [
+        "Offset of field: moec_quantise_desc::block_n",
+    ][::std::mem::offset_of!(moec_quantise_desc, block_n) - 48usize];
+    [
+        "Offset of field: moec_quantise_desc::block_k",
+    ][::std::mem::offset_of!(moec_quantise_desc, block_k) - 56usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_quantise_info {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub codes: moec_tensor,
+    pub workspace: u64,
+    pub scheme: u32,
+    pub reserved0: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of moec_quantise_info",
+    ][::std::mem::size_of::<moec_quantise_info>() - 152usize];
+    [
+        "Alignment of moec_quantise_info",
+    ][::std::mem::align_of::<moec_quantise_info>() - 8usize];
+    [
+        "Offset of field: moec_quantise_info::struct_size",
+    ][::std::mem::offset_of!(moec_quantise_info, struct_size) - 0usize];
+    [
+        "Offset of field: moec_quantise_info::flags",
+    ][::std::mem::offset_of!(moec_quantise_info, flags) - 4usize];
+    [
+        "Offset of field: moec_quantise_info::codes",
+    ][::std::mem::offset_of!(moec_quantise_info, codes) - 8usize];
+    [
+        "Offset of field: moec_quantise_info::workspace",
+    ][::std::mem::offset_of!(moec_quantise_info, workspace) - 136usize];
+    [
+        "Offset of field: moec_quantise_info::scheme",
+    ][::std::mem::offset_of!(moec_quantise_info, scheme) - 144usize];
+    [
+        "Offset of field: moec_quantise_info::reserved0",
+    ][::std::mem::offset_of!(moec_quantise_info, reserved0) - 148usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_quantise_args {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub desc: *const moec_quantise_desc,
+    pub source: moec_tensor,
+    pub codes: moec_tensor,
+    pub quant: *const moec_quant,
+    pub workspace: moec_buffer,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of moec_quantise_args",
+    ][::std::mem::size_of::<moec_quantise_args>() - 296usize];
+    [
+        "Alignment of moec_quantise_args",
+    ][::std::mem::align_of::<moec_quantise_args>() - 8usize];
+    [
+        "Offset of field: moec_quantise_args::struct_size",
+    ][::std::mem::offset_of!(moec_quantise_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_quantise_args::flags",
+    ][::std::mem::offset_of!(moec_quantise_args, flags) - 4usize];
+    [
+        "Offset of field: moec_quantise_args::desc",
+    ][::std::mem::offset_of!(moec_quantise_args, desc) - 8usize];
+    [
+        "Offset of field: moec_quantise_args::source",
+    ][::std::mem::offset_of!(moec_quantise_args, source) - 16usize];
+    [
+        "Offset of field: moec_quantise_args::codes",
+    ][::std::mem::offset_of!(moec_quantise_args, codes) - 144usize];
+    [
+        "Offset of field: moec_quantise_args::quant",
+    ][::std::mem::offset_of!(moec_quantise_args, quant) - 272usize];
+    [
+        "Offset of field: moec_quantise_args::workspace",
+    ][::std::mem::offset_of!(moec_quantise_args, workspace) - 280usize];
+};
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_quantise_query(
+        context: *const moec_context,
+        desc: *const moec_quantise_desc,
+        info: *mut moec_quantise_info,
+        quant: *mut moec_quant,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_quantise(
+        context: *const moec_context,
+        args: *const moec_quantise_args,
+        stream: moec_stream,
+    ) -> moec_status;
+}
 pub const MOEC_ACT_SWIGLU: moec_activation_kind = 0;
 pub const MOEC_ACT_GPTOSS: moec_activation_kind = 1;
 pub const MOEC_ACT_CLAMP_SWIGLU: moec_activation_kind = 2;
