@@ -25,25 +25,31 @@ class Case:
     saved_mib: float | None = None
     can_capture: bool = True
     error: float | None = None
+    workspace_mib: float | None = None
 
 
 # ---- moec
 class Moec:
-    """A warm context with one plan object and the layer's objects, for any number of tokens."""
+    """Bound weights with one plan object and the layer's objects, for any number of tokens. held:
+    the arrays whose gradients a step writes; without them the weights are frozen."""
 
-    def __init__(self, matrices, max_tokens):
-        h, i, e, k = self.shape = matrices.shape
-        self.context = moec.Context("cuda")
+    def __init__(self, context, shape, bound, max_tokens, held=None):
+        h, i, e, k = self.shape = shape
+        self.bound, self.held = bound, held
+        self.plan = moec.Plan(context, self._plan_desc(max_tokens))
+        desc = dict(num_experts=e, top_k=k, hidden=h, inter=i, dtype="bf16")
+        self.forward = moec.Experts(context, moec.ExpertsDesc(**desc))
+        self.step = moec.Experts(context, moec.ExpertsDesc(**desc, save=moec.Save.PREACT))
+
+    @classmethod
+    def of(cls, matrices, max_tokens):
+        """Of plain weights, in a context of its own."""
+        h, i, e, _ = matrices.shape
+        context = moec.Context("cuda")
         form = moec.WeightsDesc(num_experts=e, hidden=h, inter=i,
                                 gate_layout=moec.GateLayout.GATE_THEN_UP, dtype="bf16")
-        self.held = moec.WeightSet(gate_up=matrices.w1, down=matrices.w2)
-        self.bound = moec.Weights(self.context, form, self.held)
-        self.plan = moec.Plan(self.context, self._plan_desc(max_tokens))
-        desc = dict(num_experts=e, top_k=k, hidden=h, inter=i, dtype="bf16")
-        self.experts = {
-            "fwd": moec.Experts(self.context, moec.ExpertsDesc(**desc)),
-            "fwdbwd": moec.Experts(self.context, moec.ExpertsDesc(**desc, save=moec.Save.PREACT)),
-        }
+        held = moec.WeightSet(gate_up=matrices.w1, down=matrices.w2)
+        return cls(context, matrices.shape, moec.Weights(context, form, held), max_tokens, held)
 
     def _plan_desc(self, tokens):
         return moec.PlanDesc(max_tokens=tokens, num_experts=self.shape.experts,
@@ -53,34 +59,40 @@ class Moec:
         self.plan.from_topk(p.ids, p.weights, stream=torch.cuda.current_stream())
 
     def case(self, p, mode):
-        experts, step = self.experts[mode], mode == "fwdbwd"
+        is_step = mode != "fwd"
+        experts = self.step if is_step else self.forward
         y = torch.empty_like(p.x)
         memory = lambda size: torch.empty(  # noqa: E731
             max(size.bytes(p.tokens), 1), dtype=torch.uint8, device="cuda")
         work = memory(experts.sizes.forward_workspace)
         saved = back_work = grads = None
-        if step:
+        if is_step:
             saved, back_work = memory(experts.sizes.saved), memory(experts.sizes.backward_workspace)
             grads = moec.ExpertsGradients(x=torch.empty_like(p.x),
-                                          routing_weights=torch.empty_like(p.weights),
-                                          expert_weights=self.held.empty_like())
+                                          routing_weights=torch.empty_like(p.weights))
+            if self.held:
+                grads.expert_weights = self.held.empty_like()
 
         def run():
             stream = torch.cuda.current_stream()
             self.plan.from_topk(p.ids, p.weights, stream=stream)
             result = experts.forward(self.plan, p.x, self.bound, out=y, saved=saved,
                                      workspace=work, stream=stream)
-            if step:
+            if is_step:
                 experts.backward(result, p.d_y, into=grads, workspace=back_work, stream=stream)
 
         def results():
-            if not step:
-                return {"y": y}
-            return {"y": y, "d_x": grads.x, "d_weights": grads.routing_weights,
-                    "d_w1": grads.expert_weights.gate_up, "d_w2": grads.expert_weights.down}
+            made = {"y": y}
+            if is_step:
+                made |= {"d_x": grads.x, "d_weights": grads.routing_weights}
+            if is_step and self.held:
+                made |= {"d_w1": grads.expert_weights.gate_up, "d_w2": grads.expert_weights.down}
+            return made
 
         plan_bytes = moec.plan_size(self._plan_desc(p.tokens))[0]
-        return Case(run, results, (saved.numel() + plan_bytes) / MIB if step else None)
+        kept = saved.numel() + plan_bytes if is_step else 0
+        largest = max(work.numel(), back_work.numel() if is_step else 0)
+        return Case(run, results, kept / MIB if is_step else None, workspace_mib=largest / MIB)
 
 
 # ---- two dense batched products, equal counts

@@ -206,7 +206,7 @@ class Bench:
                      dict(ms=round(first, 4), steady_ms=round(steady, 4)))
 
     def tails(self, names, tokens, modes):
-        made = [(Problem(matrices, tokens), Moec(matrices, tokens))
+        made = [(Problem(matrices, tokens), Moec.of(matrices, tokens))
                 for matrices in map(Matrices, names)]
         for mode in modes:
             cases = {p.name: self.cases(p, mode, layer, ["moec"]) for p, layer in made}
@@ -227,7 +227,7 @@ class Bench:
                 self.tails(name.split("/"), tokens, modes)
             return
         matrices = Matrices(name)
-        layer = Moec(matrices, max(all_tokens))
+        layer = Moec.of(matrices, max(all_tokens))
         for tokens in all_tokens:
             p = Problem(matrices, tokens)
             for mode in modes:

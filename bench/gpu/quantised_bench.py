@@ -22,12 +22,12 @@ import sys
 import moec
 import torch
 from clock import Clock, graph_of
+from implementations import Moec
 from layer_bench import FEW_TOKENS, WINDOWS, difference
 from layers import SHAPES
 from problem import PEAK_FLOPS, Matrices, Problem
 from schemes import SCHEMES
 
-MIB = 1 << 20
 LIMIT = 1e-2  # relative difference of a row from bf16's
 TOKENS = (1, 16, 64, 256, 4096, 16384)
 STEPS = (4096, 16384)
@@ -49,43 +49,12 @@ def copy_rate():
     return 20 * 2 * source.numel() / (begin.elapsed_time(end) / 1e3)
 
 
-class Frozen:
-    """The layer over bound weights that never change; its memory is the caller's."""
+class Frozen(Moec):
+    """Frozen weights of so many bits a value."""
 
-    def __init__(self, context, shape, weights, bits, max_tokens):
-        h, i, e, k = self.shape = shape
-        self.context, self.weights, self.bits = context, weights, bits
-        self.plan = moec.Plan(context, moec.PlanDesc(max_tokens=max_tokens, num_experts=e, top_k=k))
-        desc = dict(num_experts=e, top_k=k, hidden=h, inter=i, dtype="bf16")
-        self.experts = {
-            "fwd": moec.Experts(context, moec.ExpertsDesc(**desc)),
-            "step": moec.Experts(context, moec.ExpertsDesc(**desc, save=moec.Save.PREACT)),
-        }
-
-    def case(self, p, mode):
-        """(run(), y and the gradients wanted, MiB of workspace)"""
-        experts, step = self.experts[mode], mode == "step"
-        y = torch.empty_like(p.x)
-        memory = lambda size: torch.empty(  # noqa: E731
-            max(size.bytes(p.tokens), 1), dtype=torch.uint8, device="cuda")
-        work = memory(experts.sizes.forward_workspace)
-        saved = back_work = grads = None
-        if step:
-            saved, back_work = memory(experts.sizes.saved), memory(experts.sizes.backward_workspace)
-            grads = moec.ExpertsGradients(x=torch.empty_like(p.x),
-                                          routing_weights=torch.empty_like(p.weights))
-
-        def run():
-            stream = torch.cuda.current_stream()
-            self.plan.from_topk(p.ids, p.weights, stream=stream)
-            result = experts.forward(self.plan, p.x, self.weights, out=y, saved=saved,
-                                     workspace=work, stream=stream)
-            if step:
-                experts.backward(result, p.d_y, into=grads, workspace=back_work, stream=stream)
-
-        results = [y] + ([grads.x, grads.routing_weights] if step else [])
-        largest = max(work.numel(), back_work.numel() if step else 0)
-        return run, results, largest / MIB
+    def __init__(self, context, shape, bound, max_tokens, bits):
+        super().__init__(context, shape, bound, max_tokens)
+        self.bits = bits
 
     def floor_ms(self, p, mode, rate):
         """Weights of the experts hit (twice in a step), x, y, d_y and d_x."""
@@ -109,8 +78,8 @@ def layers_of(name, impls, max_tokens):
         coded = bound(scheme=scheme.scheme, **{p: c.data for p, c in codes.items()},
                       **{f"{p}_quant": c.quant for p, c in codes.items()})
         yield impl, {
-            "moec-bf16": Frozen(context, matrices.shape, bound(**held), 16, max_tokens),
-            impl: Frozen(context, matrices.shape, coded, scheme.bits, max_tokens),
+            "moec-bf16": Frozen(context, matrices.shape, bound(**held), max_tokens, 16),
+            impl: Frozen(context, matrices.shape, coded, max_tokens, scheme.bits),
         }, matrices
         del codes, held, coded
         gc.collect()
@@ -136,9 +105,9 @@ class Bench:
     def compare(self, p, mode, impl, layers):
         runs, floors, work, wanted = {}, {}, {}, None
         for name, layer in layers.items():
-            run, results, mib = layer.case(p, mode)
-            run()
-            got = [r.float().clone() for r in results]
+            case = layer.case(p, mode)
+            case.run()
+            got = [r.float().clone() for r in case.results().values()]
             wanted = wanted or got
             worst = max(map(difference, got, wanted))
             if not worst <= LIMIT:
@@ -146,8 +115,8 @@ class Bench:
                       f"at most {LIMIT} is right", flush=True)
                 self.wrong += 1
                 return
-            runs[name] = graph_of(run) if p.tokens <= FEW_TOKENS else run
-            floors[name], work[name] = layer.floor_ms(p, mode, self.rate), mib
+            runs[name] = graph_of(case.run) if p.tokens <= FEW_TOKENS else case.run
+            floors[name], work[name] = layer.floor_ms(p, mode, self.rate), case.workspace_mib
         _, seconds, rounds = next(kind for kind in WINDOWS if p.tokens <= kind[0])
         measured = self.clock.alternate(runs, self.args.window or seconds,
                                         self.args.rounds or rounds)
