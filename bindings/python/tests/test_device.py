@@ -254,7 +254,8 @@ def test_numpy_arrays_are_refused() -> None:
             "expert_ids": lambda: plan.from_topk(ids),
             "x ": lambda: experts.forward(plan, host.x, weights),
             "x  ": lambda: moec.permute(context, plan, host.x),
-            "rows": lambda: moec.unpermute(context, plan, normal(plan.num_rows, H), T),
+            "rows": lambda: moec.unpermute(context, plan, normal(plan.num_rows, H),
+                                           num_tokens=T),
             "logits ": lambda: loss(context, host.logits),
         }
         for name, call in calls.items():
