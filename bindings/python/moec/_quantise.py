@@ -93,5 +93,6 @@ def quantise(
     set_tensors(args, keep, write=True, stream=handle, codes=codes)
     set_tensors(raw, keep, write=True, stream=handle, **arrays)
     _raw.moec_quantise(context.raw, args, handle)
-    blocks = {name: int(getattr(raw, name)) for name in ("block_n", "block_k", "scale_block")}
-    return Quantised(Scheme(info.scheme), codes, Quant(**arrays, **blocks))
+    quant = Quant(**arrays, block_n=int(raw.block_n), block_k=int(raw.block_k),
+                  scale_block=int(raw.scale_block))
+    return Quantised(Scheme(info.scheme), codes, quant)

@@ -296,8 +296,8 @@ class Weights(Handle):
         shape = (self.desc.hidden, self.desc.inter) if down else (rows, self.desc.hidden)
         turned = self.desc.down_orientation if down else self.desc.gate_up_orientation
         if out is None:
-            bound = self.set is not None and self.set.down is not None
-            like = _first("down", self.set.down) if bound else np.empty(0)  # that is refused
+            bound = self.set.down if self.set else None
+            like = np.empty(0) if bound is None else _first("down", bound)  # refused below
             made = shape[::-1] if turned == Orientation.IN_OUT else shape
             out = empty(made, dtype or self.desc.dtype, like)
         keep: list[Any] = []

@@ -155,7 +155,7 @@ class _Base(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a copy, by deepcopy or pickle, whose parameters have no attributes."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         own = [self._parameters.get(name) for name in ROUTED_WEIGHTS]
         for parameter in own if self._main is not None else ():
             if parameter is not None and not hasattr(parameter, "main_grad"):
