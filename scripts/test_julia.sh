@@ -31,7 +31,8 @@ repo = "file:///nowhere"
 [packages]
 TOML
 # README.md's program is its first julia block.
-sed -n '/^```julia$/,/^```$/p' bindings/julia/README.md | sed '/^```/d' >"$outside/readme.jl"
+awk '/^```$/ {if (inside) exit} inside {print} /^```julia$/ {inside = 1}' bindings/julia/README.md \
+  >"$outside/readme.jl"
 [ -s "$outside/readme.jl" ] || die "bindings/julia/README.md has no julia program"
 cp examples/julia/train.jl "$outside"
 
