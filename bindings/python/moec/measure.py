@@ -16,7 +16,8 @@ from ._enums import GateLayout, Save
 from ._tensors import empty, numpy_dtype
 from ._weights import WeightSet
 from .clock import Step, WallClock, clock_of
-from .model import LayerSpec, Matrices, MoeLayer, read_layer
+from .matrices import Matrices
+from .model import LayerSpec, MoeLayer, read_layer
 from .shapes import Shape
 
 _MIN_RUNS, _PATIENCE = 3, 4  # runs, but no more than this many times the time asked for

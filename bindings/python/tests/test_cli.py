@@ -60,9 +60,12 @@ def test_check(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     result = invoke("check", "--json", report)
     assert result.exit_code == 0, result.output
-    assert "35 passed, 0 failed" in result.output
+    assert "54 passed, 0 failed" in result.output
     errors = json.loads(report.read_text())
-    assert len(errors) == 35 and all(max(e["errors"].values()) <= 2e-5 for e in errors)
+    limits = [{name: e["limits"].get(name, 2e-5) for name in e["errors"]} for e in errors]
+    assert len(errors) == 54 and sum(e["kind"] != "" for e in errors) == 19
+    assert all(error <= limit[name] for e, limit in zip(errors, limits, strict=True)
+               for name, error in e["errors"].items())
 
 
 def test_check_fails_on_a_wrong_file(tmp_path: Path) -> None:
