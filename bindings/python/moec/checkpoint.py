@@ -93,6 +93,8 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
         count = math.prod(entry["shape"])
         offset = self._start + entry["data_offsets"][0]
         flat = np.frombuffer(self._map, np.uint8, count * dtype.itemsize, offset)
+        if offset % dtype.itemsize:  # writers that do not sort by size leave some so
+            flat = flat.copy()
         try:
             return flat.view(dtype).reshape(entry["shape"])
         except (ValueError, OverflowError):  # 65 dimensions, or 0 rows of 2^70
@@ -215,8 +217,9 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> int:
-    """Write one safetensors file; returns its bytes. A file of this name is replaced at the end:
-    arrays may be mapped from it."""
+    """Write one safetensors file, the largest elements first, so that all are aligned; returns its
+    bytes. A file of this name is replaced at the end: arrays may be mapped from it."""
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, array in tensors.items():

@@ -219,10 +219,14 @@ def _blocks(
     counts = tuple(scales.shape if split else scales.shape[1:])
     if len(counts) < 2:  # [1], or one a stack
         counts = (1, 1) if len(counts) == 0 or counts[0] == 1 else (counts[0], 1)
+    if counts == (1, 1):  # one a matrix, whatever its shape
+        shape = (1, 1) if split else (scales.shape[0], 1, 1)
+        fields["scales"] = ([one.reshape(shape) for one in fields["scales"]] if split
+                            else scales.reshape(shape))
     if kind.block is not None:
         sizes = kind.block
     else:
-        wanted = said.block or (None, said.group)
+        wanted: tuple[int | None, int | None] = said.block or (None, said.group)
         if orientation == Orientation.IN_OUT and said.block is None:
             wanted = (said.group, None)
         sizes = (_size(extents[0], counts[0], wanted[0], name, kind),

@@ -73,6 +73,20 @@ ARCHITECTURES: dict[str, Callable[[_Values], dict[str, Any]]] = {
 llama.cpp's code fixes"""
 
 
+_OF_TYPES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
+             "olmoe": "olmoe", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
+             "deepseek_v3": "deepseek2", "dots1": "dots1", "glm4_moe": "glm4moe"}
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """general.architecture of a model type. ValueError for one that is not known."""
+    name = str(config["model_type"])
+    if name not in _OF_TYPES:
+        known = ", ".join(_OF_TYPES)
+        raise ValueError(f"GGUF files of {name} are not known, those of {known} are")
+    return _OF_TYPES[name]
+
+
 def family_of(config: Mapping[str, Any]) -> Family:
     """The families table's row of a model type, as GGUF files name its tensors."""
     family = BY_MODEL_TYPE[str(config["model_type"])]
@@ -195,6 +209,31 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path.stat().st_size
+
+
+def write_layer(
+    path: Path, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any],
+    kinds: Mapping[str, str],
+) -> int:
+    """Write a layer in a file's names, with the metadata that its config becomes."""
+    architecture = architecture_of(config)
+    count, inter = next(a.shape[:2] for name, a in tensors.items() if "ffn_up_exps" in name)
+    top_k = next(value for key, value in config.items() if key in ("num_experts_per_tok", "moe_k"))
+    metadata: dict[str, Any] = {
+        "block_count": 1, "embedding_length": config["hidden_size"], "expert_count": count,
+        "expert_used_count": top_k, "expert_feed_forward_length": inter,
+    }
+    if architecture in ("deepseek2", "dots1", "glm4moe"):
+        metadata |= {
+            "expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
+            "expert_weights_norm": bool(config.get("norm_topk_prob", False)),
+            "expert_weights_scale": float(config.get("routed_scaling_factor", 1.0)),
+            "expert_shared_count": int(any("_shexp" in name for name in tensors)),
+        }
+        if config.get("n_group", 1) > 1:
+            metadata |= {"expert_group_count": config["n_group"],
+                         "expert_group_used_count": config["topk_group"]}
+    return write(path, architecture, metadata, tensors, kinds)
 
 
 def open_checkpoint(path: str | Path, config: str | Path | None = None) -> Any:

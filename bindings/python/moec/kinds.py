@@ -179,7 +179,7 @@ def kinds_of(tensors: Mapping[str, Array], name: str) -> list[Kind]:
     found = []
     for kind in KINDS:
         codes, scales = name_of(name, kind.codes), name_of(name, kind.fields["scales"])
-        if codes not in tensors or scales not in tensors:
+        if codes is None or codes not in tensors or scales is None or scales not in tensors:
             continue
         if _is(tensors[codes], kind.types) and _is(tensors[scales], kind.scale_types):
             found.append(kind)

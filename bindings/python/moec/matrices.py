@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from ._context import Context
-from ._enums import DType, Orientation, Scheme
+from ._enums import DType, MatrixName, Orientation, Scheme
 from ._tensors import Array, dtype_of
 from ._weights import MATRICES, WEIGHTS, Quant, Weights, WeightSet
 from .checkpoint import CheckpointError
@@ -108,6 +110,19 @@ class Matrices:
             **held,
         )
 
+    def values(self, context: Context) -> Matrices:
+        """The same with plain matrices in fp32 on the host."""
+        made = WeightSet()
+        for name in self.names:
+            setattr(made, name, _in_fp32(getattr(self.arrays, name)))
+        if self.is_coded:
+            held = self.weights(context, frozen=True, dtype=DType.F32)
+            for name in self.coded:
+                part = MatrixName[name.upper()]
+                setattr(made, name, [np.asarray(held.dequantise(part, e))
+                                     for e in range(self.count)])
+        return replace(self, arrays=made, coded={})
+
     def _bias(self, name: str, value: Any, dtype: Any) -> Any:
         """Biases of codes are of the type of the values or f32."""
         if not (self.is_coded and name.endswith("_bias")):
@@ -126,6 +141,12 @@ class Matrices:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
+
+
+def _in_fp32(value: Any) -> Any:
+    if _is_list(value):
+        return [np.asarray(one, np.float32) for one in value]
+    return np.asarray(value, np.float32)
 
 
 def _flat(value: Any) -> Iterable[Array]:

@@ -19,6 +19,7 @@ from ._tensors import Array, dtype_of
 from .checkpoint import Checkpoint, CheckpointError
 from .families import BY_MODEL_TYPE
 from .family import Family, Key
+from .kinds import has_tensors
 from .matrices import Matrices, collect
 
 _FLOATS = {DType.F32, DType.F16, DType.BF16}
@@ -75,7 +76,7 @@ class _Block:
         routers = family.tensors["gate_weight"]
         found = [base for base in bases if any(base + name in tensors for name in routers)]
         self.base = found[0] if found else self.stem  # a golden file has no block
-        self.config = config
+        self.config: Mapping[str, Any] | None = config
         self.used: set[str] = set()
 
     def path(self, name: str) -> str:
@@ -173,6 +174,9 @@ def _understand(
     shared = _shared(block, family, config, number, hidden)
     inter = matrices.inter
     dtype = _data_type(matrices, inputs["gate_weight"], config, dtype)
+    for role in ("shared_gate", "shared_gate_bias", "output_bias"):
+        if role in inputs and dtype_of(inputs[role]) not in (dtype, DType.F32):
+            inputs[role] = inputs[role].astype(np.float32)  # of the type of x, or fp32
     top_k = int(TOP_K.read(config, number))
     router = _router(family, config, number, names, dtype,
                      num_experts=num_experts, num_zero_experts=zeros, top_k=top_k)
@@ -245,7 +249,7 @@ def _shared(
         return None
     expected = family.shared_count is not None and family.shared_count.read(config, layer)
     present = any(
-        block.path(name) in block.tensors
+        has_tensors(block.tensors, block.path(name))
         for layout in family.shared_layouts
         for name in layout.names.values()
     )

@@ -13,7 +13,7 @@ import typer
 from .. import checkpoint, gguf_file, layer_names
 from .._context import Context
 from .._enums import Save
-from .._tensors import Array, numpy_dtype
+from .._tensors import Array, dtype_of, numpy_dtype
 from ..golden import row_error
 from ..model import LayerSpec, MoeLayer, read_layer
 from ._common import (
@@ -47,7 +47,7 @@ def command(
     grad: Annotated[bool, typer.Option("--grad", help="Backward too, for a random d_y.")] = False,
     kind: Annotated[str | None, typer.Option(
         "--dtype", parser=dtype, metavar="TYPE",
-        help="Of x and of quantised values: bf16, f16 or f32; default: the config's, or the router's."
+        help="Of x and of quantised values; default: the config's, or the router's."
     )] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", callback=out_file, help="File for the outputs.")
@@ -59,8 +59,8 @@ def command(
     """Run one MoE layer of a checkpoint and describe what came out.
 
     Model type and sizes come from config.json (for a golden file from its metadata). Tensors may be
-    sharded, one per expert or stacked, plain or quantised as published; what cannot be told apart is
-    refused, naming what was found.
+    sharded, one per expert or stacked, plain or quantised as published; what cannot be told apart
+    is refused, naming what was found.
     """
     source = gguf_file.open_checkpoint(path, config)
     if out.exists() and any(out.samefile(file) for file in source.files):
@@ -71,7 +71,8 @@ def command(
 
     def array(name: str, rows: int) -> np.ndarray:
         if source.is_golden and name in source:  # it brings its own
-            return source[name]
+            own: np.ndarray = source[name]
+            return own
         return rng.standard_normal((rows, hidden), np.float32).astype(numpy_dtype(data))
 
     x = array("x", tokens) if inputs is None else read_array(inputs, "x", hidden, data)
@@ -110,8 +111,8 @@ def _describe(source: checkpoint.Checkpoint, spec: LayerSpec, t: int, where: str
               forward_s: float, backward_s: float) -> Any:
     e, r = spec.experts, spec.router
     total = spec.matrices.nbytes + (spec.shared.nbytes if spec.shared else 0)
-    kinds = spec.matrices.kinds
-    stored = f"{kinds}, values in {e.dtype.name.lower()}" if kinds else e.dtype.name.lower()
+    kinds, values = spec.matrices.kinds, dtype_of(e.dtype).name.lower()
+    stored = f"{kinds}, values in {values}" if kinds else values
     seconds = f"first call: forward {forward_s * 1e3:.1f} ms"
     if backward_s:
         seconds += f", backward {backward_s * 1e3:.1f} ms"
