@@ -97,7 +97,8 @@ def _stream(m: Matrix, options: dict[str, Any]) -> dict[str, Fill]:
     count, name = math.prod(shape), options["codebook"]
     blocks, nested = -(-count // 64), options.get("nested", False)
     with Context() as context:
-        book = quantise(context, np.ones((1, 1, 64), np.float32), name, nested=True).quant
+        ones = context.asarray(np.ones((1, 1, 64), np.float32))
+        book = quantise(context, ones, name, nested=True).quant
         codebook, scale_book = np.array(book.codebook), np.array(book.scale_book)
     scale = m.deviation / 0.55
     state = {"quant_type": name, "blocksize": 64, "dtype": m.dtype.name, "shape": list(shape)}

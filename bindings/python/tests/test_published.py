@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised checkpoints as published: each is the layer of its values, which tests of golden files
-pin; what is missing, left over or contradicts the config is refused. Shown once to fail: scales of
-gate and up exchanged, GPTQ v1 read as v2, g_idx left out."""
+pin; what is missing, left over or contradicts the config is refused. Shown once to fail: g_idx left
+out; with test_golden.py: scales of gate and up exchanged, GPTQ v1 read as v2."""
 
 from __future__ import annotations
 
