@@ -4,7 +4,7 @@ read_experts() for a program, collect() for the tool."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -39,6 +39,24 @@ class Source(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Published:
+    """What read_experts() was given, so that it can read the same tensors again."""
+
+    tensors: Mapping[str, Array]
+    """those that were read, named from the stem on"""
+    stem: str
+    layout: Layout
+    config: Config | None
+
+
+    def read_again(self, tensors: Mapping[str, Array], count: int, hidden: int) -> Matrices:
+        """The same of other tensors of these names."""
+        full = {self.stem + name: array for name, array in tensors.items()}
+        return read_experts(full, self.stem, num_experts=count, hidden=hidden, config=self.config,
+                            layouts=(self.layout,))
+
+
 @dataclass
 class Matrices:
     """The matrices of the experts, or of the shared expert, as found: WeightSet field -> tensor
@@ -51,6 +69,7 @@ class Matrices:
     hidden: int
     inter: int
     coded: dict[str, Coded] = field(default_factory=dict)
+    published: Published | None = None
 
     @property
     def is_coded(self) -> bool:
@@ -75,11 +94,16 @@ class Matrices:
     def nbytes(self) -> int:
         return sum(int(array.nbytes) for array in self.every_array())
 
-    def weights(self, context: Context, *, frozen: bool, dtype: Any = None) -> Weights:
-        """Bound to the arrays, or to copies on the context's device. dtype: of the values of
-        codes."""
+    def weights(
+        self, context: Context, *, frozen: bool, dtype: Any = None,
+        placed: Callable[[Array], Any] | None = None,
+    ) -> Weights:
+        """Bound to the arrays, or to copies on the context's device. dtype: of the values of codes.
+        placed: of an array where the device reads it; None: Context.asarray."""
+        put = context.asarray if placed is None else placed
+
         def place(value: Any) -> Any:
-            return [*map(context.asarray, value)] if _is_list(value) else context.asarray(value)
+            return [*map(put, value)] if _is_list(value) else put(value)
 
         held: dict[str, Any] = {}
         for item in fields(WeightSet):
@@ -306,6 +330,8 @@ def read_experts(
         raise CheckpointError(
             f"{stem or 'the experts'}: down has {made.hidden} outputs; {hidden} are expected"
         )
+    read = {n.removeprefix(stem): tensors[n] for n in sorted(given.used) if n in tensors}
+    made.published = Published(read, stem, made.layout, config)
     left = sorted(n for n in tensors if stem and n.startswith(stem) and n not in given.used)
     if left:
         raise CheckpointError(f"there is no place for {', '.join(left[:3])}")
