@@ -44,20 +44,22 @@ def published(path: Path) -> dict[str, np.ndarray]:
     return {name.removeprefix(STEM): np.array(file[name]) for name in file if name.startswith(STEM)}
 
 
-def problem(path: Path, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+def problem(
+    path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[torch.Tensor, ...]:
     file = SafetensorsFile(path)
-    x, d_y, weights = (torch.from_numpy(np.array(file[n])) for n in ("x", "dy", "weights"))
-    return (x.to(dtype).requires_grad_(), torch.from_numpy(np.array(file["ids"])),
-            weights.requires_grad_(), d_y.to(dtype))
+    names = ("x", "dy", "weights", "ids")
+    x, d_y, weights, ids = (torch.from_numpy(np.array(file[n])).to(device) for n in names)
+    return x.to(dtype).requires_grad_(), ids, weights.requires_grad_(), d_y.to(dtype)
 
 
 def error(got: Any, path: Path, name: str) -> float:
-    return row_error(got.detach().float().numpy(), SafetensorsFile(path)[name])
+    return row_error(got.detach().float().cpu().numpy(), SafetensorsFile(path)[name])
 
 
 def raw(value: Any) -> bytes:
     if isinstance(value, torch.Tensor):
-        return bytes(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return bytes(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return np.ascontiguousarray(value).tobytes()
 
 
@@ -76,15 +78,17 @@ some_files = pytest.mark.parametrize("path", SOME, ids=lambda path: path.stem)
 
 
 @each_file
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("freeze", [False, True], ids=["", "frozen"])
-def test_values_and_gradients(path: Path, freeze: bool) -> None:
+def test_values_and_gradients(path: Path, freeze: bool, device: str) -> None:
     library = SafetensorsFile(path).metadata["lib_dtype"]
-    experts = experts_of(path)
+    experts = experts_of(path).to(device)
+    assert all(raw(t) == raw(published(path)[n]) for n, t in experts.state_dict().items())
     if freeze:
         experts.freeze()
     types = {"ref": (torch.float32, 2e-5), "ref_lib": (getattr(torch, library), 1e-2)}
     for prefix, (dtype, limit) in types.items():
-        x, ids, weights, d_y = problem(path, dtype)
+        x, ids, weights, d_y = problem(path, dtype, device)
         y = experts(x, ids, weights)
         y.backward(d_y)
         for name, value in (("y", y), ("dx", x.grad), ("dweights", weights.grad)):

@@ -70,7 +70,7 @@ ARCHITECTURES: dict[str, Callable[[_Values], dict[str, Any]]] = {
     "glm4moe": _deepseek("glm4_moe"),
 }
 """general.architecture -> the keys of config.json that these files have as metadata, or that
-llama.cpp's code fixes"""
+ggml's code fixes"""
 
 
 _OF_TYPES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
