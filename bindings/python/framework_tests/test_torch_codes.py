@@ -9,12 +9,16 @@ import copy
 import io
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import distributed
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import moec
 import moec.torch
@@ -232,6 +236,42 @@ def test_a_whole_layer(path: Path) -> None:
     other = moec.torch.MoELayer(router, desc, codes=made, dtype=torch.float32)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(x), y)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[Any]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@each_file
+def test_sharded(path: Path, one_rank: Any) -> None:
+    """FSDP2 shards them as frozen parameters, and frees what it gathers after each step."""
+    experts = experts_of(path)
+    y = y_of(experts, path)
+    sharded = fully_shard(experts_of(path), mesh=one_rank)
+    for _ in range(2):
+        x, ids, weights, d_y = problem(path)
+        out = sharded(x, ids, weights)
+        out.backward(d_y)
+        assert torch.equal(out, y) and error(x.grad, path, "ref.dx") < 2e-5
+    assert all(isinstance(p, DTensor) for p in sharded.parameters())
+    full = {name: value.full_tensor() for name, value in sharded.state_dict().items()}
+    other = experts_of(path)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    other.load_state_dict(full)
+    assert torch.equal(y_of(other, path), y)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f8_e4m3", "f8_e5m2", "f8_e8m0", "i32", "i8", "f16"])
+def test_types_of_numpy(kind: str) -> None:
+    value = np.arange(24, dtype=np.float32).reshape(2, 12).astype(moec.numpy_dtype(kind))
+    value.setflags(write=False)
+    made = moec.torch._codes._tensor(value)
+    assert moec.dtype_of(made) == moec.dtype_of(kind) and raw(made) == raw(value)
 
 
 def test_more_than_ten_experts() -> None:

@@ -158,8 +158,8 @@ def _at_least_1d(array: Array) -> Array:
 
 
 def _values(array: Array) -> np.ndarray[Any, Any]:
-    """On the host, as NumPy."""
-    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+    """On the host, as NumPy; of torch a copy: what NumPy has seen cannot be resized, as FSDP does."""
+    return np.asarray(array.detach().cpu().clone() if hasattr(array, "cpu") else array)
 
 
 def _same(arrays: Sequence[Array], what: str, names: Sequence[str]) -> Array:

@@ -153,8 +153,8 @@ GGUF_KINDS: tuple[Kind, ...] = (
     _gguf("mxfp4", Scheme.GGUF_MXFP4, 17),
 )
 BY_NAME = {kind.name: kind for kind in (*KINDS, *GGUF_KINDS)}
-ACTIVATIONS = ("input_scale", "input_global_scale", "activation_scale", "_input_scale",
-               "_activation_scale")
+ACTIVATIONS = ("input_scale", "input_global_scale", "input_scale_ub", "activation_scale",
+               "_input_scale", "_activation_scale")
 """scales of quantised activations: moec's are not quantised, and nobody reads them"""
 
 

@@ -92,11 +92,17 @@ class Codes:
         return parameter
 
     def published(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The checkpoint's tensors, as views of the parameters."""
+        """The checkpoint's tensors, as views of the parameters; what is sharded over processes is
+        one tensor under the parameter's name."""
         found: dict[str, Any] = {}
         for name, names in self.names.items():
             value = parameters[name]
-            found |= zip(names, value if name in self.stacks else [value], strict=True)
+            if name not in self.stacks:
+                found[names[0]] = value
+            elif type(value) in (Tensor, nn.Parameter):
+                found |= zip(names, value, strict=True)
+            else:
+                found[name] = value
         return found
 
     def gather(
@@ -106,6 +112,9 @@ class Codes:
         """Replace a checkpoint's tensors in a state_dict by the parameters that they make."""
         for name, names in self.names.items():
             keys = [prefix + self.prefix + one for one in names]
+            whole = prefix + self.prefix + name
+            if name in self.stacks and whole in state:
+                keys = [whole]
             absent = [key for key in keys if key not in state]
             found = [state.pop(key) for key in keys if key in state]
             if absent:
@@ -116,7 +125,8 @@ class Codes:
                 errors.append(f"{keys[wrong]} is of {found[wrong].dtype}; {own[name].dtype} is "
                               "expected, and no value of codes may be converted")
                 continue
-            state[prefix + name] = torch.stack(found) if name in self.stacks else found[0]
+            split = name in self.stacks and keys[0] != whole
+            state[prefix + name] = torch.stack(found) if split else found[0]
 
     def number(self, module: nn.Module, dtype: torch.dtype, pack: bool) -> int:
         """The number of the weights bound to a module's parameters, for values of a type."""
@@ -176,12 +186,10 @@ def _tensor(value: Any) -> Tensor:
     """A torch tensor of a tensor or a NumPy array, of any type of codes."""
     if isinstance(value, Tensor):
         return value.detach()
-    name = value.dtype.name
-    plain = value.copy()  # of memory that may be read-only
-    if not hasattr(torch, name) or value.dtype.kind == "V":
-        plain = plain.reshape(-1).view("uint8")
-        return torch.from_numpy(plain).view(getattr(torch, name)).reshape(value.shape)
-    return torch.from_numpy(plain)
+    if value.dtype.isbuiltin == 1:
+        return torch.tensor(value)
+    of = getattr(torch, value.dtype.name)  # of ml_dtypes, which torch does not know
+    return torch.tensor(value.reshape(-1).view("uint8")).view(of).reshape(value.shape)
 
 
 def _frozen(tensor: Tensor, device: Any) -> nn.Parameter:
