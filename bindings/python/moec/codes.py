@@ -158,7 +158,7 @@ def _at_least_1d(array: Array) -> Array:
 
 
 def _values(array: Array) -> np.ndarray[Any, Any]:
-    """On the host, as NumPy; of torch a copy: what NumPy has seen cannot be resized, as FSDP does."""
+    """On the host, as NumPy; of torch a copy: FSDP resizes, and NumPy forbids that."""
     return np.asarray(array.detach().cpu().clone() if hasattr(array, "cpu") else array)
 
 
