@@ -25,7 +25,7 @@ TEXTS = {
     "moec_experts_args": "are the arguments of a forward call of experts on a plan.",
     "moec_experts_grad_args": "are those of its backward call; every absent output is skipped.",
 }
-HANDLES = {"moec_weights", "moec_plan"}  # what else a struct may point to has no type in package moec
+HANDLES = {"moec_weights", "moec_plan"}  # of what else a struct points to there is no type
 
 
 def camel(name):
@@ -213,8 +213,8 @@ def is_list(field):
 
 
 def friendly_fields(row):
-    """The fields that package moec has: all but the count of its arrays of tensors, and handles that
-    it has no type for."""
+    """The fields that package moec has: all but the count of its arrays of tensors, and handles
+    that it has no type for."""
     has_lists = any(is_list(f) for f in row["fields"])
     numbers = [f for f in settings(row) if not has_lists or f["name"] != "count"]
     return [

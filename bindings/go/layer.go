@@ -31,8 +31,8 @@ func NewWeights(c *Context, desc raw.WeightsDesc, set WeightSet) (*Weights, erro
 	return weights, nil
 }
 
-// Dequantise writes the values of one expert's matrix (raw.MatrixDown and its like): [N,K], or [K,N]
-// where its orientation is IN_OUT; of codes those of the scheme's formula.
+// Dequantise writes the values of one expert's matrix (raw.MatrixDown and its like): [N,K], or
+// [K,N] where its orientation is IN_OUT; of codes those of the scheme's formula.
 func (w *Weights) Dequantise(matrix uint32, expert int, to Tensor, stream Stream) error {
 	var pin pins
 	defer pin.release()
@@ -131,7 +131,9 @@ func (l *Layer) Forward(args *LayerArgs, stream Stream) error {
 	defer runtime.KeepAlive(l)
 	defer runtime.KeepAlive(args)
 	desc := pin.layerArgs(args)
-	return pin.call(func() int32 { return raw.LayerForward(l.raw, unsafe.Pointer(desc), uintptr(stream)) })
+	return pin.call(func() int32 {
+		return raw.LayerForward(l.raw, unsafe.Pointer(desc), uintptr(stream))
+	})
 }
 
 // Backward computes the gradients.

@@ -63,7 +63,8 @@ func openCheckpoint(t *testing.T, c *quantCase) *checkpoint {
 		t.Fatal(err)
 	}
 	header := 8 + int(binary.LittleEndian.Uint64(content))
-	file := &checkpoint{t, map[string]entry{}, content[header:], int(c.Weights["num_experts"].(float64))}
+	experts := int(c.Weights["num_experts"].(float64))
+	file := &checkpoint{t, map[string]entry{}, content[header:], experts}
 	var texts map[string]json.RawMessage
 	if err := json.Unmarshal(content[8:header], &texts); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,8 @@ const ALIGNMENT: usize = 256;
 /// let values: Vec<f32> = (0..2 * 8 * 64).map(|i| (i as f32).sin()).collect();
 /// let desc = QuantiseDesc::new().kind(sys::MOEC_QUANTISE_NF4).dtype(sys::MOEC_F32)
 ///     .num_experts(2).out_features(8).in_features(64);
-/// let codes = Quantised::new(&context, &desc, Tensor::new(&values, &[2, 8, 64]), Stream::DEFAULT)?;
+/// let source = Tensor::new(&values, &[2, 8, 64]);
+/// let codes = Quantised::new(&context, &desc, source, Stream::DEFAULT)?;
 /// assert_eq!(codes.scheme(), sys::MOEC_SCHEME_CODEBOOK4);
 /// assert_eq!(context.read(codes.codes(), Stream::DEFAULT)?.len(), 2 * 8 * 64 / 2);
 /// # Ok::<(), Error>(())

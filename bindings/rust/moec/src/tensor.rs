@@ -117,8 +117,8 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// View of the bytes of an array of type `dtype` (`moec_sys::MOEC_BF16`, ...), such as those of a
-    /// checkpoint's file. Panics if the shape has another number of bytes.
+    /// View of the bytes of an array of type `dtype` (`moec_sys::MOEC_BF16`, ...), such as those of
+    /// a checkpoint's file. Panics if the shape has another number of bytes.
     ///
     /// ```
     /// let codes = moec::Tensor::from_bytes(&[0x38, 0x40], moec::sys::MOEC_F8_E4M3, &[1, 2]);
