@@ -12,7 +12,9 @@ HEAD = """// SPDX-License-Identifier: Apache-2.0
 """
 
 
-CALLS = ("moec_layer_args", "moec_layer_grad_args")  # package moec has them and what they reach
+CALLS = (
+    "moec_layer_args", "moec_layer_grad_args", "moec_experts_args", "moec_experts_grad_args",
+)  # package moec has them and what they reach
 TEXTS = {
     "moec_matrix": "is one expert matrix with its optional bias, or their gradients.",
     "moec_quant": "says how the codes of a matrix become values; its scheme says which arrays.",
@@ -20,8 +22,10 @@ TEXTS = {
     "descriptor's layout says.",
     "moec_layer_args": "are the arguments of a forward call.",
     "moec_layer_grad_args": "are the arguments of a backward call; every absent output is skipped.",
+    "moec_experts_args": "are the arguments of a forward call of experts on a plan.",
+    "moec_experts_grad_args": "are those of its backward call; every absent output is skipped.",
 }
-HANDLES = {"moec_weights"}  # what else a struct may point to has no type in package moec
+HANDLES = {"moec_weights", "moec_plan"}  # of what else a struct points to there is no type
 
 
 def camel(name):
@@ -194,6 +198,8 @@ def friendly_type(field):
         return "Tensor"
     if kind == BUFFER:
         return "[]byte"
+    if is_list(field):
+        return "[]Tensor"
     if kind["kind"] == "pointer":
         return f"*{camel(kind['to']['name'])}"
     if kind["kind"] == "record":
@@ -201,17 +207,22 @@ def friendly_type(field):
     return field_type(kind)
 
 
+def is_list(field):
+    """An array of tensors."""
+    return pointee(field, "record") == "moec_tensor"
+
+
 def friendly_fields(row):
-    """The fields that package moec has: all but arrays of tensors, with their count, and handles
+    """The fields that package moec has: all but the count of its arrays of tensors, and handles
     that it has no type for."""
-    arrays = [f for f in row["fields"] if pointee(f, "record") == "moec_tensor"]
-    numbers = [f for f in settings(row) if not arrays or f["name"] != "count"]
+    has_lists = any(is_list(f) for f in row["fields"])
+    numbers = [f for f in settings(row) if not has_lists or f["name"] != "count"]
     return [
         f for f in row["fields"]
         if f in numbers
         or f["type"] in (TENSOR, BUFFER)
         or pointee(f, "handle") in HANDLES
-        or (pointee(f, "record") and f not in arrays)
+        or pointee(f, "record")
     ]
 
 
@@ -238,6 +249,8 @@ def pinned(field):
         return f"p.tensor({value})", None
     if kind == BUFFER:
         return f"p.buffer({value}, {value}OnDevice)", None
+    if is_list(field):
+        return f"p.tensors({value})", None
     if pointee(field, "handle"):
         return f"{value}.raw", f"{value} != nil"
     if pointee(field, "record"):
@@ -256,13 +269,33 @@ def mirror(row):
         value, condition = pinned(field)
         line = f"out.{camel(field['name'])} = {value}"
         out += [f"\tif {condition} {{", f"\t\t{line}", "\t}"] if condition else [f"\t{line}"]
+    if any(f["name"] == "count" for f in row["fields"]) and lists_of(row):
+        out += ["\tout.Count = p.count(a.lists())"]
+    return out + ["\treturn out", "}", ""]
+
+
+def lists_of(row):
+    return [f for f in row["fields"] if is_list(f)]
+
+
+def lists(row, with_lists):
+    """Of a struct with arrays of tensors: all of them, with those of what it points to."""
+    own = ", ".join(f"a.{friendly(f['name'])}" for f in lists_of(row))
+    out = [f"func (a *{camel(row['name'])}) lists() [][]Tensor {{"]
+    out += ["\tif a == nil {", "\t\treturn nil", "\t}", f"\tout := [][]Tensor{{{own}}}"]
+    for field in row["fields"]:
+        if pointee(field, "record") in with_lists:
+            out.append(f"\tout = append(out, a.{friendly(field['name'])}.lists()...)")
     return out + ["\treturn out", "}", ""]
 
 
 def arguments(api):
     out = [HEAD, "package moec", "", 'import "moec.dev/moec/raw"', ""]
-    for row in reached(api, CALLS):
+    rows = reached(api, CALLS)
+    with_lists = {row["name"] for row in rows if lists_of(row)}
+    for row in rows:
         out += friendly_struct(row) + mirror(row)
+        out += lists(row, with_lists) if row["name"] in with_lists else []
     return "\n".join(out)
 
 

@@ -33,11 +33,13 @@ DESCRIPTORS = {
     "ExpertsDesc": ("moec_experts_desc", "What the experts compute."),
     "WeightsDesc": ("moec_weights_desc", "How expert matrices lie in memory."),
     "PlanDesc": ("moec_plan_desc", "Bounds and rules of a plan."),
+    "QuantiseDesc": ("moec_quantise_desc", "What codes are made, and of which weights."),
 }
 SETS = {
-    "WeightSet": ("Tensor", "The matrices of a set of experts."),
+    "WeightSet": ("Tensor", "&'a [Tensor<'a>]", "The matrices of a set of experts."),
     "WeightGrads": (
         "TensorMut",
+        "&'a mut [TensorMut<'a>]",
         "Where the gradients of a set of experts go; those that are not given are skipped.",
     ),
 }
@@ -102,6 +104,7 @@ def call_groups(row):
     return {
         "read": lines(row, [f for f in fields if f["name"] in read], 12),
         "write": lines(row, [f for f in fields if f["name"] in written], 12),
+        "list": lines(row, [f for f in fields if pointee(f, "record") == "moec_tensor"], 12),
         "set": lines(row, typed, 12, lambda f: f"{f['name']}: {type_name(f['type'])}"),
         "handle": lines(
             row, [f for f in fields if pointee(f, "handle") in HANDLES], 12,
@@ -153,12 +156,16 @@ def of_matrices(api, fields, declare):
 
 
 def weight_sets(api):
-    data = [f for f in struct(api, "moec_matrix")["fields"] if f["type"] == TENSOR]
+    fields = struct(api, "moec_matrix")["fields"]
+    data = [f for f in fields if f["type"] == TENSOR]
+    arrays = [f for f in fields if pointee(f, "record") == "moec_tensor"]
     parts = parts_of_matrix(api)
     out = ["weight_sets! {"]
-    for name, (tensor, text) in SETS.items():
+    for name, (tensor, array, text) in SETS.items():
         out += [*doc(text, 4), f"    {name} of {tensor} {{", "        tensors {"]
         out += [*of_matrices(api, data, lambda f: f["name"]), "        }"]
+        out += [f"        lists of {array} {{"]
+        out += [*of_matrices(api, arrays, lambda f: f["name"]), "        }"]
         if parts and tensor == "Tensor":  # gradients have none
             typed = of_matrices(
                 api, parts, lambda f: f"{f['name']} = {camel(pointee(f, 'record'))}"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # test_c.sh: the C package as installed: api.json's layouts and constants as static assertions of
 # gcc and clang; examples/c built through pkg-config, shared and static, and through CMake with and
-# without its components; and run.
+# without its components; and run; and the layers of quantised checkpoints.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 work=$(mktemp -d)
@@ -35,6 +35,14 @@ eval "static=($flags)"
 cc $warnings examples/c/train.c -o "$work/static" "${static[@]}"
 env -u LD_LIBRARY_PATH "$work/static"
 done_with "examples/c, static"
+
+cc $warnings examples/c/quantised.c -o "$work/quantised" "${shared[@]}" -lm
+LD_LIBRARY_PATH=$prefix/lib "$work/quantised"
+done_with "examples/c, codes"
+"$venv/bin/python" bindings/c/test/quant_table.py >"$work/quant_table.h"
+cc $warnings -I"$work" bindings/c/test/quantised.c -o "$work/layers" "${shared[@]}" -lm
+LD_LIBRARY_PATH=$prefix/lib "$work/layers" tests/golden/quant
+done_with "layers of quantised checkpoints"
 
 consumer() { # consumer NAME TARGET COMPONENTS...: configure a project that asks for COMPONENTS
   mkdir -p "$work/$1"

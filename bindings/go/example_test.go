@@ -64,6 +64,27 @@ func readmeOnADevice() ([]float32, error) {
 	return values, y.CopyTo(values, 0) // waits for the stream
 }
 
+// The program of README.md for codes.
+func ExampleQuantise() {
+	context, _ := moec.NewContext(nil)
+	nf4 := func(n, k int) *moec.Quantised {
+		codes, _ := moec.Quantise(context, raw.QuantiseDesc{Kind: raw.QuantiseNf4, Dtype: raw.F32,
+			NumExperts: 8, OutFeatures: int64(n), InFeatures: int64(k)},
+			moec.NewTensor(fill(8*n*k, 0.02), 8, n, k), 0)
+		return codes
+	}
+	up, down := nf4(48, 64), nf4(64, 48)
+	weights, _ := moec.NewWeights(context,
+		raw.WeightsDesc{NumExperts: 8, Hidden: 64, Inter: 48, Dtype: raw.F32,
+			GateLayout: raw.GateNone, GateUpScheme: up.Scheme, DownScheme: down.Scheme},
+		moec.WeightSet{Up: moec.Matrix{Data: up.Codes(), Quant: up.Quant()},
+			Down: moec.Matrix{Data: down.Codes(), Quant: down.Quant()}})
+	values := make([]float32, 64*48)
+	err := weights.Dequantise(raw.MatrixDown, 0, moec.NewTensor(values, 64, 48), 0)
+	fmt.Printf("%v %.2f\n", err, values[0])
+	// Output: <nil> 0.02
+}
+
 func ExampleError() {
 	_, err := moec.NewContext(&raw.ContextDesc{NumThreads: -1})
 	failure := err.(*moec.Error)

@@ -43,6 +43,7 @@ type (
 	Context struct{ *handle } // a device and its scratch memory
 	Plan    struct{ *handle } // the routing of one batch, sorted by expert
 	Weights struct{ *handle } // expert matrices, borrowed and pinned
+	Experts struct{ *handle } // experts, run on plans
 	Layer   struct{ *handle } // router and experts in one call
 )
 

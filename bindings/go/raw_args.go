@@ -172,6 +172,145 @@ func (p *pins) layerGradArgs(a *LayerGradArgs) *raw.LayerGradArgs {
 	return out
 }
 
+// ExpertsArgs are the arguments of a forward call of experts on a plan. Fields as in
+// moec_experts_args.
+type ExpertsArgs struct {
+	// Flags: moec_experts_flags
+	Flags uint32
+	// Plan as in moec_experts_args
+	Plan *Plan
+	// Weights as in moec_experts_args
+	Weights *Weights
+	// SharedWeights: with a shared expert; one expert of width shared_inter
+	SharedWeights *Weights
+	// X: in [T,H]
+	X Tensor
+	// SharedGate: in [1,H] or [2,H]; dtype of x or f32
+	SharedGate Tensor
+	// SharedGateBias: in [2], SOFTMAX2; dtype of x or f32
+	SharedGateBias Tensor
+	// OutputBias: in [H], optional; dtype of x or f32
+	OutputBias Tensor
+	// Residual: in [T,H], optional: added; may be y itself
+	Residual Tensor
+	// Y: out [T,H]
+	Y Tensor
+	// Saved: out, unless SAVE_NONE; written in full. At an address that is no multiple of 4 it
+	// takes scratch of its size besides any workspace, in backward, too
+	Saved []byte
+	// SavedOnDevice, instead of Saved, is in the device's memory
+	SavedOnDevice DeviceBuffer
+	// Workspace: absent = the context's
+	Workspace []byte
+	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
+	WorkspaceOnDevice DeviceBuffer
+}
+
+func (p *pins) expertsArgs(a *ExpertsArgs) *raw.ExpertsArgs {
+	if a == nil {
+		return nil
+	}
+	out := new(raw.ExpertsArgs)
+	out.StructSize = sizeOf(out)
+	out.Flags = a.Flags
+	if a.Plan != nil {
+		out.Plan = a.Plan.raw
+	}
+	if a.Weights != nil {
+		out.Weights = a.Weights.raw
+	}
+	if a.SharedWeights != nil {
+		out.SharedWeights = a.SharedWeights.raw
+	}
+	out.X = p.tensor(a.X)
+	out.SharedGate = p.tensor(a.SharedGate)
+	out.SharedGateBias = p.tensor(a.SharedGateBias)
+	out.OutputBias = p.tensor(a.OutputBias)
+	out.Residual = p.tensor(a.Residual)
+	out.Y = p.tensor(a.Y)
+	out.Saved = p.buffer(a.Saved, a.SavedOnDevice)
+	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
+	return out
+}
+
+// ExpertsGradArgs are those of its backward call; every absent output is skipped. Fields as in
+// moec_experts_grad_args.
+type ExpertsGradArgs struct {
+	// Flags: moec_grad_flags
+	Flags uint32
+	// Plan as in moec_experts_grad_args
+	Plan *Plan
+	// Weights as in moec_experts_grad_args
+	Weights *Weights
+	// SharedWeights as in moec_experts_grad_args
+	SharedWeights *Weights
+	// X: in [T,H]
+	X Tensor
+	// SharedGate: in [1,H] or [2,H]; dtype of x or f32
+	SharedGate Tensor
+	// SharedGateBias: in [2], SOFTMAX2; dtype of x or f32
+	SharedGateBias Tensor
+	// DY: in [T,H]
+	DY Tensor
+	// Saved: in
+	Saved []byte
+	// SavedOnDevice, instead of Saved, is in the device's memory
+	SavedOnDevice DeviceBuffer
+	// DX: out [T,H]; absent = skipped, as each output
+	DX Tensor
+	// DRoutingWeights: out [T,K] f32; EXPERT_CHOICE: [P], one a row
+	DRoutingWeights Tensor
+	// DExpertWeights: out, in the layout of the bound weights; f32 or their dtype; NULL = frozen
+	DExpertWeights *WeightSet
+	// DSharedWeights: out, in the layout of the bound weights; f32 or their dtype; NULL = frozen
+	DSharedWeights *WeightSet
+	// DSharedGate: out, f32 or dtype of x
+	DSharedGate Tensor
+	// DSharedGateBias: out, f32 or dtype of x
+	DSharedGateBias Tensor
+	// DOutputBias: out, f32 or dtype of x
+	DOutputBias Tensor
+	// DResidual: out [T,H]
+	DResidual Tensor
+	// Workspace as in moec_experts_grad_args
+	Workspace []byte
+	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
+	WorkspaceOnDevice DeviceBuffer
+}
+
+func (p *pins) expertsGradArgs(a *ExpertsGradArgs) *raw.ExpertsGradArgs {
+	if a == nil {
+		return nil
+	}
+	out := new(raw.ExpertsGradArgs)
+	out.StructSize = sizeOf(out)
+	out.Flags = a.Flags
+	if a.Plan != nil {
+		out.Plan = a.Plan.raw
+	}
+	if a.Weights != nil {
+		out.Weights = a.Weights.raw
+	}
+	if a.SharedWeights != nil {
+		out.SharedWeights = a.SharedWeights.raw
+	}
+	out.X = p.tensor(a.X)
+	out.SharedGate = p.tensor(a.SharedGate)
+	out.SharedGateBias = p.tensor(a.SharedGateBias)
+	out.DY = p.tensor(a.DY)
+	out.Saved = p.buffer(a.Saved, a.SavedOnDevice)
+	out.DX = p.tensor(a.DX)
+	out.DRoutingWeights = p.tensor(a.DRoutingWeights)
+	out.DExpertWeights = address(p, p.weightSet(a.DExpertWeights))
+	out.DSharedWeights = address(p, p.weightSet(a.DSharedWeights))
+	out.DSharedGate = p.tensor(a.DSharedGate)
+	out.DSharedGateBias = p.tensor(a.DSharedGateBias)
+	out.DOutputBias = p.tensor(a.DOutputBias)
+	out.DResidual = p.tensor(a.DResidual)
+	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
+	return out
+}
+
 // WeightSet holds the matrices of a set of experts, or their gradients, as the descriptor's
 // layout says. Fields as in moec_weight_set.
 type WeightSet struct {
@@ -206,6 +345,10 @@ type Matrix struct {
 	Data Tensor
 	// Bias: [E,N], optional
 	Bias Tensor
+	// PerExpert: instead of data: `count` tensors [N,K] or [K,N]; array copied
+	PerExpert []Tensor
+	// PerExpertBias: instead of bias: `count` tensors [N]; array copied
+	PerExpertBias []Tensor
 	// Quant: codes: their scales; NULL = plain values. Copied at bind
 	Quant *Quant
 }
@@ -217,7 +360,19 @@ func (p *pins) matrix(a *Matrix) *raw.Matrix {
 	out := new(raw.Matrix)
 	out.Data = p.tensor(a.Data)
 	out.Bias = p.tensor(a.Bias)
+	out.PerExpert = p.tensors(a.PerExpert)
+	out.PerExpertBias = p.tensors(a.PerExpertBias)
 	out.Quant = address(p, p.quant(a.Quant))
+	out.Count = p.count(a.lists())
+	return out
+}
+
+func (a *Matrix) lists() [][]Tensor {
+	if a == nil {
+		return nil
+	}
+	out := [][]Tensor{a.PerExpert, a.PerExpertBias}
+	out = append(out, a.Quant.lists()...)
 	return out
 }
 
@@ -241,6 +396,16 @@ type Quant struct {
 	// GroupIndex: [E,K] i32: the block along K of each input (act-order). One that is no block
 	// counts as k / block_k
 	GroupIndex Tensor
+	// PerExpertScales as in moec_quant
+	PerExpertScales []Tensor
+	// PerExpertScales2 as in moec_quant
+	PerExpertScales2 []Tensor
+	// PerExpertZeros as in moec_quant
+	PerExpertZeros []Tensor
+	// PerExpertScaleOffset as in moec_quant
+	PerExpertScaleOffset []Tensor
+	// PerExpertGroupIndex as in moec_quant
+	PerExpertGroupIndex []Tensor
 	// BlockN: values along N and K that share a scale; 0 = as the scheme says
 	BlockN int64
 	// BlockK: values along N and K that share a scale; 0 = as the scheme says
@@ -263,8 +428,21 @@ func (p *pins) quant(a *Quant) *raw.Quant {
 	out.ScaleBook = p.tensor(a.ScaleBook)
 	out.ScaleOffset = p.tensor(a.ScaleOffset)
 	out.GroupIndex = p.tensor(a.GroupIndex)
+	out.PerExpertScales = p.tensors(a.PerExpertScales)
+	out.PerExpertScales2 = p.tensors(a.PerExpertScales2)
+	out.PerExpertZeros = p.tensors(a.PerExpertZeros)
+	out.PerExpertScaleOffset = p.tensors(a.PerExpertScaleOffset)
+	out.PerExpertGroupIndex = p.tensors(a.PerExpertGroupIndex)
 	out.BlockN = a.BlockN
 	out.BlockK = a.BlockK
 	out.ScaleBlock = a.ScaleBlock
+	return out
+}
+
+func (a *Quant) lists() [][]Tensor {
+	if a == nil {
+		return nil
+	}
+	out := [][]Tensor{a.PerExpertScales, a.PerExpertScales2, a.PerExpertZeros, a.PerExpertScaleOffset, a.PerExpertGroupIndex}
 	return out
 }

@@ -11,10 +11,13 @@ import (
 	"moec.dev/moec/raw"
 )
 
-// Float16 and BFloat16 are the bits of 16-bit numbers.
+// Float16 and its like are the bits of numbers of 16 and 8 bits; E8M0 are powers of two.
 type (
-	Float16  uint16
-	BFloat16 uint16
+	Float16    uint16
+	BFloat16   uint16
+	Float8E4M3 uint8
+	Float8E5M2 uint8
+	Float8E8M0 uint8
 )
 
 // DevicePtr is an address in a device's memory.
@@ -37,7 +40,8 @@ type Tensor struct {
 
 // Element is what a tensor may hold.
 type Element interface {
-	float32 | float64 | Float16 | BFloat16 | int8 | uint8 | int32 | int64 | bool
+	float32 | float64 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2 | Float8E8M0 | int8 | uint8 |
+		int32 | int64 | bool
 }
 
 func dtypeOf(element any) uint32 {
@@ -50,6 +54,12 @@ func dtypeOf(element any) uint32 {
 		return raw.F16
 	case BFloat16:
 		return raw.Bf16
+	case Float8E4M3:
+		return raw.F8E4m3
+	case Float8E5M2:
+		return raw.F8E5m2
+	case Float8E8M0:
+		return raw.F8E8m0
 	case int8:
 		return raw.I8
 	case uint8:
@@ -86,6 +96,33 @@ func NewTensor[T Element](data []T, shape ...int) Tensor {
 	return Tensor{desc, data, unsafe.Pointer(unsafe.SliceData(data))}
 }
 
+// elementBytes of a dtype, which has the bits of an element in its bits 8 to 15.
+func elementBytes(dtype uint32) int { return int(dtype>>8&0xff) / 8 }
+
+// BytesTensor views the bytes of an array of a type such as raw.F8E4m3, as a checkpoint's file has
+// them. It panics if the shape has another number of bytes.
+func BytesTensor(data []byte, dtype uint32, shape ...int) Tensor {
+	desc, count := describe(dtype, raw.Cpu, 0, shape)
+	if bytes := count * elementBytes(dtype); bytes != len(data) {
+		panic(fmt.Sprintf("moec: %d bytes, shape %v needs %d", len(data), shape, bytes))
+	}
+	return Tensor{desc, data, unsafe.Pointer(unsafe.SliceData(data))}
+}
+
+// Dtype is one of raw.F32 and its like; 0 = absent.
+func (t Tensor) Dtype() uint32 { return t.desc.Dtype }
+
+// Shape of the tensor.
+func (t Tensor) Shape() []int64 { return t.desc.Shape[:t.desc.Ndim] }
+
+func (t Tensor) bytes() int {
+	count := elementBytes(t.desc.Dtype)
+	for _, extent := range t.Shape() {
+		count *= int(extent)
+	}
+	return count
+}
+
 // DeviceTensor views device memory, which must stay valid until the work queued with it is done.
 func DeviceTensor[T Element](data DevicePtr, deviceID int, shape ...int) Tensor {
 	var zero T
@@ -96,7 +133,18 @@ func DeviceTensor[T Element](data DevicePtr, deviceID int, shape ...int) Tensor 
 }
 
 // Pins hold Go memory in place while C has its address.
-type pins struct{ pinner runtime.Pinner }
+type pins struct {
+	pinner runtime.Pinner
+	failed error // of what cannot be passed
+}
+
+// call is call, unless something cannot be passed.
+func (p *pins) call(function func() int32) error {
+	if p.failed != nil {
+		return p.failed
+	}
+	return call(function)
+}
 
 func (p *pins) release() { p.pinner.Unpin() }
 
@@ -106,6 +154,32 @@ func (p *pins) tensor(t Tensor) raw.Tensor {
 		t.desc.Data = uintptr(t.first)
 	}
 	return t.desc
+}
+
+// tensors is the address of a C array of them.
+func (p *pins) tensors(list []Tensor) uintptr {
+	out := make([]raw.Tensor, len(list))
+	for i, t := range list {
+		out[i] = p.tensor(t)
+	}
+	if len(out) == 0 {
+		return 0
+	}
+	return address(p, &out[0])
+}
+
+// count is the length of all lists of a matrix that are not empty.
+func (p *pins) count(lists [][]Tensor) int64 {
+	count := 0
+	for _, list := range lists {
+		if count != 0 && len(list) != 0 && len(list) != count {
+			message := fmt.Sprintf("a list has %d tensors, another one of its matrix %d; both need one "+
+				"for each expert", len(list), count)
+			p.failed = &Error{Code: raw.EInvalidArg, Site: "moec_matrix", Message: message}
+		}
+		count = max(count, len(list))
+	}
+	return int64(count)
 }
 
 func (p *pins) buffer(b []byte, onDevice DeviceBuffer) raw.Buffer {

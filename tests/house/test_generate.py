@@ -66,7 +66,10 @@ def test_a_part_of_a_matrix_reaches_go_rust_and_swig(generated):
     assert "how the values are coded\n\tPlanted *Planted" in files["go/raw_args.go"]
     assert "gate_up_planted: gate_up.planted = Planted," in files["rust/moec/src/raw_calls.rs"]
     assert "SIZED(moec_planted)" in files["python/moec_lists.i"]
-    assert "Count int64" not in files["go/raw_args.go"]  # arrays of tensors are the raw layer's
+    assert "Count int64" not in files["go/raw_args.go"]  # a list has its length
+    assert "PerExpert []Tensor" in files["go/raw_args.go"].split("type Planted struct")[1]
+    assert "        list {\n            /// `moec_planted.per_expert`" in (
+        files["rust/moec/src/raw_calls.rs"])
 
 
 def test_an_array_of_a_call_says_who_writes_it(generated):

@@ -22,6 +22,7 @@ include("error.jl")
 include("tensor.jl")
 include("handles.jl")
 include("memory.jl")
+include("quant.jl")
 include("layer.jl")
 include("log.jl")
 

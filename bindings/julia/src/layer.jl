@@ -1,66 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 # The arguments that a struct of moec.h has of one type.
-fields_of(T, kind) = Tuple(name for name in fieldnames(T) if fieldtype(T, name) === kind)
-const MATRICES = fields_of(Raw.moec_weight_set, Raw.moec_matrix)
-const QUANT_ARRAYS = fields_of(Raw.moec_quant, Raw.moec_tensor)
 const TENSORS = fields_of(Raw.moec_layer_args, Raw.moec_tensor)
 const GRADIENTS = fields_of(Raw.moec_layer_grad_args, Raw.moec_tensor)
-
-only_known(given, known, what) =
-    for name in given
-        name in known || throw(ArgumentError("unknown $what $name; known are $known"))
-    end
+const EXPERTS_TENSORS = fields_of(Raw.moec_experts_args, Raw.moec_tensor)
+const EXPERTS_GRADIENTS = fields_of(Raw.moec_experts_grad_args, Raw.moec_tensor)
 
 """
-    Quant(; scales, zeros, ...)
+    Weights(context, desc::Raw.moec_weights_desc; gate_up, down, gate_up_quant, ...)
 
-How the codes of a matrix become values: the arrays and block sizes of [`Raw.moec_quant`](@ref),
-sizes reversed. It keeps the arrays alive.
-"""
-struct Quant
-    raw::Base.RefValue{Raw.moec_quant}
-    arrays::NamedTuple
-end
-function Quant(; block_n = 0, block_k = 0, scale_block = 0, arrays...)
-    only_known(keys(arrays), QUANT_ARRAYS, "array")
-    tensors = (name => Tensor(array).raw for (name, array) in arrays)
-    raw = Raw.moec_quant(; block_n = Int64(block_n), block_k = Int64(block_k),
-                         scale_block = Int64(scale_block), tensors...)
-    return Quant(Ref(raw), values(arrays))
-end
-
-"""
-    weight_set(; gate_up, down, gate_up_bias, gate_up_quant, ...) -> Raw.moec_weight_set
-
-Expert matrices or their gradients, each an array of size `(K, N, E)`; absent ones are left out. A
-matrix of codes has a [`Quant`](@ref). The caller keeps all of them alive.
-"""
-function weight_set(; arrays...)
-    parts = (:_bias, :_quant)
-    only_known(keys(arrays), (MATRICES..., (Symbol(m, p) for m in MATRICES for p in parts)...),
-               "matrix")
-    given(name, part = "") = get(arrays, Symbol(name, part), nothing)
-    matrix(name) = Raw.moec_matrix(data = Tensor(given(name)).raw,
-                                   bias = Tensor(given(name, :_bias)).raw,
-                                   quant = pointer_to(given(name, :_quant)))
-    return Raw.moec_weight_set(; (name => matrix(name) for name in MATRICES)...)
-end
-
-pointer_to(::Nothing) = Ptr{Raw.moec_quant}(C_NULL)
-pointer_to(quant::Quant) = address_of(quant.raw)
-
-"""
-    Weights(context, desc::Raw.moec_weights_desc; gate_up, down, ...)
-
-Borrow expert matrices; the handle keeps the arrays alive.
+Borrow expert matrices, see [`WeightSet`](@ref); the handle keeps the arrays alive.
 """
 function Weights(context::Context, desc::Raw.moec_weights_desc; arrays...)
-    form = Ref(desc)
+    form, set = Ref(desc), WeightSet(; arrays...)
     make(out) = Raw.moec_weights_create(context.raw, form, out)
-    weights = Weights(GC.@preserve(context, created(make, Raw.moec_weights)), values(arrays))
-    bound = Ref(weight_set(; arrays...))
-    GC.@preserve weights check(Raw.moec_weights_bind(weights.raw, bound))
+    weights = Weights(GC.@preserve(context, created(make, Raw.moec_weights)), set)
+    GC.@preserve weights set check(Raw.moec_weights_bind(weights.raw, set.raw))
     return weights
+end
+
+"""
+    dequantise!(to, weights, matrix, expert)
+
+Write the values of one expert's matrix (`Raw.MOEC_MATRIX_DOWN`, ...; experts count from 0) to an
+array of size `(K, N)`, or `(N, K)` where its orientation is IN_OUT; of codes those of the scheme's
+formula. Returns `to`.
+"""
+function dequantise!(to, weights::Weights, matrix, expert; stream = default_stream(to))
+    GC.@preserve to weights begin
+        target = Ref(Tensor(to).raw)
+        check(Raw.moec_weights_dequantise(weights.raw, UInt32(matrix), Int32(expert), target,
+                                          stream))
+    end
+    return to
 end
 
 """
@@ -77,12 +48,27 @@ function Layer(context::Context, router::Raw.moec_router_desc, experts::Raw.moec
     end
 end
 
-address_of(ref::Ref{T}) where {T} = Base.unsafe_convert(Ptr{T}, ref)
+"""
+    Experts(context, desc::Raw.moec_experts_desc)
+
+Experts that run on plans.
+"""
+function Experts(context::Context, desc::Raw.moec_experts_desc)
+    form = Ref(desc)
+    make(out) = Raw.moec_experts_create(context.raw, form, out)
+    return Experts(GC.@preserve(context, created(make, Raw.moec_experts)), nothing)
+end
 
 "Exact bytes: `base` and `per_token` of `forward_workspace`, `backward_workspace` and `saved`."
 function sizes(layer::Layer)
     out = Ref(Raw.moec_experts_sizes())
     GC.@preserve layer check(Raw.moec_layer_query(layer.raw, out))
+    return out[]
+end
+
+function sizes(experts::Experts)
+    out = Ref(Raw.moec_experts_sizes())
+    GC.@preserve experts check(Raw.moec_experts_query(experts.raw, out))
     return out[]
 end
 
@@ -130,20 +116,70 @@ function backward!(layer::Layer, inputs::NamedTuple; d_expert_weights = nothing,
                    d_shared_weights = nothing, flags = 0, workspace = nothing,
                    stream = default_stream(inputs.x), arrays...)
     only_known(keys(arrays), GRADIENTS, "gradient")
-    set_of(grads) = Ref(grads === nothing ? Raw.moec_weight_set() : weight_set(; grads...))
-    optional(set, grads) = grads === nothing ? Ptr{Raw.moec_weight_set}(C_NULL) : address_of(set)
-    GC.@preserve layer inputs arrays d_expert_weights d_shared_weights workspace begin
+    experts, shared = WeightSet(d_expert_weights), WeightSet(d_shared_weights)
+    GC.@preserve layer inputs arrays workspace begin
         forward = Ref(layer_args(inputs))
-        experts, shared = set_of(d_expert_weights), set_of(d_shared_weights)
         tensors = (name => Tensor(get(arrays, name, nothing)).raw for name in GRADIENTS)
         GC.@preserve forward experts shared begin
             args = Ref(Raw.moec_layer_grad_args(;
                 flags = UInt32(flags), forward = address_of(forward),
-                d_expert_weights = optional(experts, d_expert_weights),
-                d_shared_weights = optional(shared, d_shared_weights),
+                d_expert_weights = pointer_to(experts), d_shared_weights = pointer_to(shared),
                 workspace = buffer(workspace), tensors...))
             check(Raw.moec_layer_backward(layer.raw, args, stream))
         end
+    end
+    return nothing
+end
+
+const EXPERTS_INPUTS = (EXPERTS_TENSORS..., :plan, :weights, :shared_weights, :saved, :workspace,
+                        :flags)
+
+# What the arguments of forward and of backward share; the caller preserves `given`.
+experts_fields(given) = (plan = given[:plan].raw, weights = handle_of(given[:weights]),
+                         shared_weights = handle_of(get(given, :shared_weights, nothing)),
+                         saved = buffer(get(given, :saved, nothing)))
+
+tensors_of(names, given) = (name => Tensor(get(given, name, nothing)).raw for name in names)
+
+"""
+    forward!(experts; plan, weights, x, y, saved = nothing, ...)
+
+Experts on a plan; arguments as in [`Raw.moec_experts_args`](@ref), sizes reversed. Returns `y`.
+"""
+function forward!(experts::Experts; x, y, stream = default_stream(x), inputs...)
+    given = merge(values(inputs), (x = x, y = y))
+    only_known(keys(given), EXPERTS_INPUTS, "argument")
+    GC.@preserve experts given begin
+        args = Ref(Raw.moec_experts_args(;
+            flags = UInt32(get(given, :flags, 0)),
+            workspace = buffer(get(given, :workspace, nothing)),
+            experts_fields(given)..., tensors_of(EXPERTS_TENSORS, given)...))
+        check(Raw.moec_experts_forward(experts.raw, args, stream))
+    end
+    return y
+end
+
+"""
+    backward!(experts, inputs; d_y, d_x, d_expert_weights = (gate_up = ..., down = ...), ...)
+
+Gradients of the call that the named tuple `inputs` describes (the keywords of [`forward!`](@ref),
+`saved` among them); every output of [`Raw.moec_experts_grad_args`](@ref) that is not given is
+skipped.
+"""
+function backward!(experts::Experts, inputs::NamedTuple; d_expert_weights = nothing,
+                   d_shared_weights = nothing, flags = 0, workspace = nothing,
+                   stream = default_stream(inputs.x), arrays...)
+    only_known(keys(inputs), EXPERTS_INPUTS, "argument")
+    only_known(keys(arrays), EXPERTS_GRADIENTS, "gradient")
+    routed, shared = WeightSet(d_expert_weights), WeightSet(d_shared_weights)
+    read = filter(name -> haskey(inputs, name), collect(EXPERTS_GRADIENTS))  # x, the shared gate
+    given = merge((; (name => inputs[name] for name in read)...), values(arrays))
+    GC.@preserve experts inputs given routed shared workspace begin
+        args = Ref(Raw.moec_experts_grad_args(;
+            flags = UInt32(flags), workspace = buffer(workspace),
+            d_expert_weights = pointer_to(routed), d_shared_weights = pointer_to(shared),
+            experts_fields(inputs)..., tensors_of(EXPERTS_GRADIENTS, given)...))
+        check(Raw.moec_experts_backward(experts.raw, args, stream))
     end
     return nothing
 end

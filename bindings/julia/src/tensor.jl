@@ -2,10 +2,17 @@
 "The bits of bfloat16 numbers; reinterpret an array of `UInt16` to it."
 primitive type BFloat16Bits 16 end
 
+"The bits of numbers of 8 bits: e4m3fn, e5m2, and e8m0, powers of two; as BFloat16Bits."
+primitive type Float8E4M3Bits 8 end
+primitive type Float8E5M2Bits 8 end
+primitive type Float8E8M0Bits 8 end
+
 const DTYPES = Dict{DataType,UInt32}(
     Float32 => Raw.MOEC_F32, Float64 => Raw.MOEC_F64, Float16 => Raw.MOEC_F16,
     BFloat16Bits => Raw.MOEC_BF16, Int8 => Raw.MOEC_I8, UInt8 => Raw.MOEC_U8,
-    Int32 => Raw.MOEC_I32, Int64 => Raw.MOEC_I64, Bool => Raw.MOEC_BOOL)
+    Int32 => Raw.MOEC_I32, Int64 => Raw.MOEC_I64, Bool => Raw.MOEC_BOOL,
+    Float8E4M3Bits => Raw.MOEC_F8_E4M3, Float8E5M2Bits => Raw.MOEC_F8_E5M2,
+    Float8E8M0Bits => Raw.MOEC_F8_E8M0)
 
 "A tensor of `moec.h` and the array it borrows."
 struct Tensor

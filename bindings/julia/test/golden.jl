@@ -106,10 +106,15 @@ readme(index) = [m[1] for m in
     eachmatch(r"```julia\n(.*?)```"s, read(joinpath(@__DIR__, "../README.md"), String))][index]
 
 @testset "README on a device" begin  # that of a GPU, on the CPU where there is none
-    program = readme(2)
+    program = readme(3)
     ON_CUDA || (program = replace(program, "MOEC_CUDA" => "MOEC_CPU"))
     y = include_string(Module(), program, "README.md")
     @test y isa Array{Float32} && size(y) == (64, 4) && all(isapprox.(y, 0.05695; atol = 1e-5))
+end
+
+@testset "README on codes" begin
+    values = include_string(Module(), readme(2), "README.md")
+    @test size(values) == (48, 64) && all(isapprox.(values, 0.02; rtol = 1e-5))
 end
 
 @testset "exchanged matrices are seen" begin

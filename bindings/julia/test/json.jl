@@ -2,7 +2,7 @@
 # A reader of JSON and of safetensors files: the standard library of Julia 1.5 has neither.
 module Files
 
-export read_json, read_tensors
+export parse_json, read_json, read_parts, read_tensors
 
 mutable struct Reader
     text::Vector{UInt8}
@@ -81,14 +81,21 @@ function read_items(r::Reader, last, into)
     end
 end
 
-read_json(path) = read_value(Reader(read(path), 1))
+parse_json(text) = read_value(Reader(text, 1))
+read_json(path) = parse_json(read(path))
+
+"Of a safetensors file: its bytes, its header, and what is before the tensors."
+function read_parts(path)
+    bytes = read(path)
+    start = 8 + Int(reinterpret(UInt64, bytes[1:8])[1])
+    header = parse_json(bytes[9:start])
+    delete!(header, "__metadata__")
+    return bytes, header, start
+end
 
 "name => (shape as stored, values) of the float32 tensors of a file."
 function read_tensors(path)
-    bytes = read(path)
-    start = 8 + Int(reinterpret(UInt64, bytes[1:8])[1])
-    header = read_value(Reader(bytes[9:start], 1))
-    delete!(header, "__metadata__")
+    bytes, header, start = read_parts(path)
     values(entry) = (entry["data_offsets"][1]+1):entry["data_offsets"][2]
     return Dict(name => (shape = Int.(entry["shape"]),
                          values = collect(reinterpret(Float32, bytes[start.+values(entry)])))

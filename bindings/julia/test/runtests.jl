@@ -5,6 +5,7 @@ println("Moec on Julia $VERSION with libmoec $(Moec.version())")
 include("json.jl")
 @testset "Moec" begin
     include("golden.jl")
+    include("quantised.jl")
     include("errors.jl")
     include("safe.jl")
 end

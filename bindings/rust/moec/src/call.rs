@@ -35,11 +35,26 @@ impl OnHost {
     }
 }
 
+/// How many tensors the lists of a matrix have, `so_far` and `more`; 0 = there is no list.
+fn joined(so_far: i64, more: i64) -> i64 {
+    assert!(
+        so_far == 0 || more == 0 || so_far == more,
+        "a list has {more} tensors, another one of its matrix {so_far}"
+    );
+    so_far.max(more)
+}
+
+fn length_of<T>(list: &[T]) -> i64 {
+    assert!(!list.is_empty(), "a list has 0 tensors; one for each expert is needed");
+    list.len() as i64
+}
+
 // The rows of the macros come from moec.h: raw_calls.rs.
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident: $raw:ident {
         $(read { $($(#[$read_doc:meta])* $read:ident,)+ })?
         $(write { $($(#[$write_doc:meta])* $write:ident,)+ })?
+        $(list { $($(#[$list_doc:meta])* $list:ident,)+ })?
         $(set { $($(#[$set_doc:meta])* $set:ident: $type:ty,)+ })?
         $(handle { $($(#[$handle_doc:meta])* $handle:ident: $kind:ty,)+ })?
         $(matrices { $($(#[$matrices_doc:meta])* $matrices:ident,)+ })?
@@ -50,11 +65,13 @@ macro_rules! calls {
             pub(crate) raw: sys::$raw,
             #[allow(dead_code)] // in calls without buffers
             pub(crate) on_host: OnHost,
+            #[allow(dead_code)] // in calls without lists
+            count: i64,
             memory: PhantomData<&'a ()>,
         }
         impl Default for $name<'_> {
             fn default() -> Self {
-                Self { raw: sized(), on_host: OnHost::default(), memory: PhantomData }
+                Self { raw: sized(), on_host: OnHost::default(), count: 0, memory: PhantomData }
             }
         }
         impl<'a> $name<'a> {
@@ -69,6 +86,14 @@ macro_rules! calls {
             $($($(#[$write_doc])*
             pub fn $write(mut self, tensor: TensorMut<'a>) -> Self {
                 self.raw.$write = tensor.raw;
+                self
+            })+)?
+            $($($(#[$list_doc])*
+            ///
+            /// One tensor an expert. Panics if another list has another length.
+            pub fn $list(mut self, tensors: &'a [Tensor<'a>]) -> Self {
+                self.count = joined(self.count, length_of(tensors));
+                self.raw.$list = tensors.as_ptr() as *const sys::moec_tensor;
                 self
             })+)?
             $($($(#[$set_doc])*
@@ -132,6 +157,7 @@ impl<'a> LayerGradCall<'a> {
 macro_rules! weight_sets {
     ($($(#[$doc:meta])* $name:ident of $tensor:ident {
         tensors { $($(#[$tensor_doc:meta])* $method:ident: $matrix:ident.$field:ident,)* }
+        lists of $array:ty { $($(#[$list_doc:meta])* $list:ident: $owner:ident.$lists:ident,)* }
         $(parts { $($(#[$part_doc:meta])* $set:ident: $of:ident.$part:ident = $kind:ident,)* })?
     })*) => {$(
         $(#[$doc])*
@@ -153,8 +179,19 @@ macro_rules! weight_sets {
                 self.raw.$matrix.$field = tensor.raw;
                 self
             })*
+            $($(#[$list_doc])*
+            ///
+            /// One tensor an expert. Panics if another list of the matrix has another length.
+            pub fn $list(mut self, tensors: $array) -> Self {
+                self.raw.$owner.count = joined(self.raw.$owner.count, length_of(tensors));
+                self.raw.$owner.$lists = tensors.as_ptr() as *const sys::moec_tensor;
+                self
+            })*
             $($($(#[$part_doc])*
+            ///
+            /// Panics if its lists and those of the matrix differ in length.
             pub fn $set(mut self, part: &'a $kind<'a>) -> Self {
+                self.raw.$of.count = joined(self.raw.$of.count, part.count);
                 self.raw.$of.$part = &part.raw;
                 self
             })*)?

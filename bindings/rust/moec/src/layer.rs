@@ -2,7 +2,7 @@
 use crate::call::{ExpertsCall, ExpertsGradCall, LayerCall, LayerGradCall, RouteCall, WeightSet};
 use crate::error::{check, sized, Result};
 use crate::handle::{Context, Experts, Layer, Plan, Router, Stream, Weights};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, TensorMut};
 use moec_sys as sys;
 use std::ptr::{null, null_mut};
 
@@ -117,6 +117,18 @@ impl<'a> Weights<'a> {
         let weights = Self::own(raw);
         check(unsafe { sys::moec_weights_bind(raw, &set.raw) })?;
         Ok(weights)
+    }
+
+    /// Write the values of one expert's matrix (`moec_sys::MOEC_MATRIX_DOWN`, ...): `[N,K]`, or
+    /// `[K,N]` where its orientation is IN_OUT; of codes those of the scheme's formula.
+    pub fn dequantise(
+        &self,
+        matrix: u32,
+        expert: i32,
+        to: TensorMut<'_>,
+        stream: Stream,
+    ) -> Result<()> {
+        check(unsafe { sys::moec_weights_dequantise(self.raw, matrix, expert, &to.raw, stream.0) })
     }
 
     /// Make the packed copy; only for weights declared frozen.

@@ -10,13 +10,16 @@ mod error;
 mod handle;
 mod layer;
 mod memory;
+mod quantised;
 mod tensor;
 
 pub use call::*;
 pub use error::{check, Error, Result};
 pub use half;
 pub use handle::{device_count, version, Context, Experts, Layer, Plan, Router, Stream, Weights};
-pub use layer::{bytes_for, ContextDesc, ExpertsDesc, PlanDesc, RouterDesc, Size, WeightsDesc};
+pub use layer::{bytes_for, Size};
+pub use layer::{ContextDesc, ExpertsDesc, PlanDesc, QuantiseDesc, RouterDesc, WeightsDesc};
 pub use memory::DeviceArray;
 pub use moec_sys as sys;
-pub use tensor::{Element, Tensor, TensorMut};
+pub use quantised::Quantised;
+pub use tensor::{Element, Tensor, TensorMut, F8E4M3, F8E5M2, F8E8M0};

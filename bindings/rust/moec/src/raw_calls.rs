@@ -258,6 +258,18 @@ calls! {
             /// One that is no block counts as k / block_k
             group_index,
         }
+        list {
+            /// `moec_quant.per_expert_scales`
+            per_expert_scales,
+            /// `moec_quant.per_expert_scales2`
+            per_expert_scales2,
+            /// `moec_quant.per_expert_zeros`
+            per_expert_zeros,
+            /// `moec_quant.per_expert_scale_offset`
+            per_expert_scale_offset,
+            /// `moec_quant.per_expert_group_index`
+            per_expert_group_index,
+        }
         set {
             /// `moec_quant.flags`: `moec_quant_flags`
             flags: u32,
@@ -299,6 +311,28 @@ weight_sets! {
             /// `[E,N]`, optional; N = H, K = I
             down_bias: down.bias,
         }
+        lists of &'a [Tensor<'a>] {
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; GATE_THEN_UP,
+            /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            gate_up_per_expert: gate_up.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; GATE_THEN_UP, UP_THEN_GATE,
+            /// INTERLEAVED: N = 2I, K = H
+            gate_up_per_expert_bias: gate_up.per_expert_bias,
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; SPLIT: N = I, K =
+            /// H
+            gate_per_expert: gate.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; SPLIT: N = I, K = H
+            gate_per_expert_bias: gate.per_expert_bias,
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; SPLIT, NONE: N =
+            /// I, K = H
+            up_per_expert: up.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; SPLIT, NONE: N = I, K = H
+            up_per_expert_bias: up.per_expert_bias,
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; N = H, K = I
+            down_per_expert: down.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; N = H, K = I
+            down_per_expert_bias: down.per_expert_bias,
+        }
         parts {
             /// codes: their scales; NULL = plain values. Copied at bind; GATE_THEN_UP,
             /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
@@ -334,6 +368,28 @@ weight_sets! {
             down: down.data,
             /// `[E,N]`, optional; N = H, K = I
             down_bias: down.bias,
+        }
+        lists of &'a mut [TensorMut<'a>] {
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; GATE_THEN_UP,
+            /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            gate_up_per_expert: gate_up.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; GATE_THEN_UP, UP_THEN_GATE,
+            /// INTERLEAVED: N = 2I, K = H
+            gate_up_per_expert_bias: gate_up.per_expert_bias,
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; SPLIT: N = I, K =
+            /// H
+            gate_per_expert: gate.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; SPLIT: N = I, K = H
+            gate_per_expert_bias: gate.per_expert_bias,
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; SPLIT, NONE: N =
+            /// I, K = H
+            up_per_expert: up.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; SPLIT, NONE: N = I, K = H
+            up_per_expert_bias: up.per_expert_bias,
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; N = H, K = I
+            down_per_expert: down.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; N = H, K = I
+            down_per_expert_bias: down.per_expert_bias,
         }
     }
 }

@@ -168,4 +168,29 @@ descriptors! {
         /// `moec_plan_desc.capacity_factor`: capacity = ceil(T*K/E * factor); 0 = off
         capacity_factor: f32,
     }
+    /// What codes are made, and of which weights.
+    QuantiseDesc: moec_quantise_desc {
+        /// `moec_quantise_desc.flags`: `moec_quantise_flags`
+        flags: u32,
+        /// `moec_quantise_desc.kind`: `moec_quantise_kind`
+        kind: u32,
+        /// `moec_quantise_desc.orientation`: `moec_orientation` of the source. NF4 and FP4 keep the
+        /// order of the source; other codes are OUT_IN
+        orientation: u32,
+        /// `moec_quantise_desc.dtype`: of the source: f32, f16, bf16
+        dtype: u32,
+        /// `moec_quantise_desc.scale_dtype`: INT8, INT4, FP8: dtype (0) or f32; the arithmetic is
+        /// of this type, too. Others: 0
+        scale_dtype: u32,
+        /// `moec_quantise_desc.num_experts`: E
+        num_experts: i64,
+        /// `moec_quantise_desc.out_features`: N
+        out_features: i64,
+        /// `moec_quantise_desc.in_features`: K
+        in_features: i64,
+        /// `moec_quantise_desc.block_n`: 0, or as kind says
+        block_n: i64,
+        /// `moec_quantise_desc.block_k`: 0, or as kind says
+        block_k: i64,
+    }
 }

@@ -2,6 +2,25 @@
 use moec_sys as sys;
 use std::marker::PhantomData;
 
+macro_rules! eight_bits {
+    ($($(#[$doc:meta])* $name:ident => $dtype:ident),*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(transparent)]
+        pub struct $name(pub u8);
+        // SAFETY: one byte, all of whose values are numbers of that type.
+        unsafe impl Element for $name { const DTYPE: u32 = sys::$dtype; }
+    )*};
+}
+eight_bits!(
+    /// The bits of an e4m3fn number.
+    F8E4M3 => MOEC_F8_E4M3,
+    /// The bits of an e5m2 number.
+    F8E5M2 => MOEC_F8_E5M2,
+    /// The bits of an e8m0 number, a power of two.
+    F8E8M0 => MOEC_F8_E8M0
+);
+
 /// Element types that tensors may have.
 ///
 /// # Safety
@@ -63,6 +82,11 @@ fn describe(
     tensor
 }
 
+/// Bytes of an element of a type of `moec.h`, which has its bits in bits 8 to 15.
+fn element_bytes(dtype: u32) -> usize {
+    (dtype >> 8 & 0xff) as usize / 8
+}
+
 fn checked_len(len: usize, shape: &[usize]) {
     let wanted: usize = shape.iter().product();
     assert_eq!(len, wanted, "slice has {len} elements, shape {shape:?} needs {wanted}");
@@ -70,12 +94,14 @@ fn checked_len(len: usize, shape: &[usize]) {
 
 /// A borrowed, compact, row-major array that the library reads.
 #[derive(Clone, Copy)]
+#[repr(transparent)] // a slice of them is a C array
 pub struct Tensor<'a> {
     pub(crate) raw: sys::moec_tensor,
     memory: PhantomData<&'a ()>,
 }
 
 /// A borrowed, compact, row-major array that the library writes.
+#[repr(transparent)]
 pub struct TensorMut<'a> {
     pub(crate) raw: sys::moec_tensor,
     memory: PhantomData<&'a mut ()>,
@@ -89,6 +115,39 @@ impl<'a> Tensor<'a> {
             raw: describe(data.as_ptr() as *mut _, T::DTYPE, (sys::MOEC_CPU, 0), shape),
             memory: PhantomData,
         }
+    }
+
+    /// View of the bytes of an array of type `dtype` (`moec_sys::MOEC_BF16`, ...), such as those of
+    /// a checkpoint's file. Panics if the shape has another number of bytes.
+    ///
+    /// ```
+    /// let codes = moec::Tensor::from_bytes(&[0x38, 0x40], moec::sys::MOEC_F8_E4M3, &[1, 2]);
+    /// assert_eq!((codes.dtype(), codes.shape()), (moec::sys::MOEC_F8_E4M3, &[1i64, 2][..]));
+    /// ```
+    pub fn from_bytes(data: &'a [u8], dtype: u32, shape: &[usize]) -> Self {
+        let wanted = shape.iter().product::<usize>() * element_bytes(dtype);
+        assert_eq!(data.len(), wanted, "{} bytes; shape {shape:?} needs {wanted}", data.len());
+        Self {
+            raw: describe(data.as_ptr() as *mut _, dtype, (sys::MOEC_CPU, 0), shape),
+            memory: PhantomData,
+        }
+    }
+
+    /// One of `moec_sys::MOEC_F32` and its like; 0 = absent.
+    pub fn dtype(&self) -> u32 {
+        self.raw.dtype
+    }
+
+    pub fn shape(&self) -> &[i64] {
+        &self.raw.shape[..self.raw.ndim as usize]
+    }
+
+    pub(crate) fn borrowed(raw: sys::moec_tensor) -> Self {
+        Self { raw, memory: PhantomData }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.shape().iter().product::<i64>() as usize * element_bytes(self.raw.dtype)
     }
 
     /// View of memory on a device.

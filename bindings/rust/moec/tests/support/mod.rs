@@ -121,6 +121,8 @@ pub fn weights_desc(json: &Value) -> WeightsDesc {
         gate_up_orientation,
         down_orientation,
         dtype,
+        gate_up_scheme,
+        down_scheme,
     )
 }
 
