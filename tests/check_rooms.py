@@ -43,6 +43,7 @@ ARROW = [
     (r"tests/support/", ["tests/", HEADER]),
     (r"tests/unit/", ["src/", "tests/", HEADER]),
     (r"tests/gpu/", ["src/", "tests/", HEADER]),
+    (r"tests/mpi/", ["tests/", "capi/include/"]),
     (r"tests/", ["tests/", HEADER]),
     (r"bench/gpu/", ["src/", "bench/", "tests/", HEADER]),
     (r"bench/", ["bench/", "tests/support/", HEADER]),

@@ -131,6 +131,22 @@ TEST(EpLayer, GradScaleOfExpertsAlone) {
   }
 }
 
+TEST(EpLayer, TrainsAsOneProcess) {
+  SCOPED_TRACE(seed_note());
+  Draw draw(17);
+  const EpProblem p = training_problem(3, draw);
+  const std::vector<double> one = train_one(p, 20);
+  RankBoard board(3);
+  for (const std::string& error : run_ranks(3, [&](int r) {
+         Rank rank(board, r);
+         const std::vector<double> losses = train_ep(p, r, rank.context.get(), rank.comm.get(), 20);
+         ASSERT_EQ(losses.size(), one.size());
+         for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(losses[i], one[i], 1e-5 * one[i]) << i;
+         EXPECT_LT(losses.back(), 0.95 * losses.front());
+       }))
+    EXPECT_EQ(error, "");
+}
+
 // With a callback table that has no all_to_all_v, and what AUTO makes of it.
 TEST(EpLayer, AutoGivesTheBitsToo) {
   SCOPED_TRACE(seed_note());

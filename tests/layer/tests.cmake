@@ -23,6 +23,7 @@ add_moec_test(layer/values_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/plans_test LABELS per_backend asan)
 add_moec_test(layer/routing_test LABELS per_backend asan)
 add_moec_test(layer/ep_test LABELS asan tsan)
-set(ep_problem support/ep_problem.cpp support/ep_runs.cpp support/ep_sequence.cpp)
+set(ep_problem support/ep_problem.cpp support/ep_runs.cpp support/ep_sequence.cpp
+  support/ep_training.cpp)
 add_moec_test(layer/ep_layer_test SOURCES ${ep_problem} LABELS asan)
 add_moec_test(layer/ep_losses_test LABELS asan tsan)

@@ -61,4 +61,10 @@ std::vector<Outputs> run_in_sequence(const EpProblem& problem);
 // moec_layer without an ep on the concatenated batch.
 Outputs run_one_layer(const EpProblem& problem);
 
+// ---- ep_training.cpp: the loss before each step of plain gradient descent
+EpProblem training_problem(int ranks, Draw& draw);
+std::vector<double> train_ep(EpProblem problem, int rank, const moec_context* context,
+                             moec_comm* comm, int steps);
+std::vector<double> train_one(EpProblem problem, int steps);
+
 }  // namespace moec::test
