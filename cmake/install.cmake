@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 include(CMakePackageConfigHelpers)
 install(TARGETS ${moec_libraries} EXPORT moecTargets)
-install(FILES capi/include/moec/moec.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moec)
+install(FILES capi/include/moec/moec.h capi/include/moec/mpi.h
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moec)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moec)
 install(EXPORT moecTargets NAMESPACE moec:: DESTINATION ${package_dir})
 configure_package_config_file(pkgconfig/moecConfig.cmake.in

@@ -23,6 +23,8 @@ needs=(
   'test -f /usr/include/benchmark/benchmark.h|libbenchmark-dev'
   'command -v qemu-x86_64 || command -v qemu-x86_64-static|qemu-user'
   'command -v git|git'
+  'command -v mpirun|openmpi-bin'
+  'command -v mpicc|libopenmpi-dev'
   'rustc --version | grep -qE " 1[.](8[7-9]|9[0-9]|[1-9][0-9]{2})[.]"|rustc-web'  # security suite
   'cargo --version|cargo-web'
   'cargo clippy --version|rust-web-clippy'
