@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 moec_add_sources(
-  block_product.cpp cpu_backend.cpp grouped_gemm.cpp grouped_wgrad.cpp isa.cpp pack.cpp
+  block_product.cpp coded_lines.cpp cpu_backend.cpp grouped_gemm.cpp grouped_wgrad.cpp isa.cpp pack.cpp
   packed_form.cpp row_math.cpp)
 moec_add_sources(  # experts
   combine.cpp dots.cpp expert_weights.cpp experts_describe.cpp experts_path.cpp mlp_backward.cpp
