@@ -23,6 +23,9 @@ needs=(
   'test -f /usr/include/benchmark/benchmark.h|libbenchmark-dev'
   'command -v qemu-x86_64 || command -v qemu-x86_64-static|qemu-user'
   'command -v git|git'
+  'command -v dpkg-shlibdeps|dpkg-dev'
+  'command -v rpmbuild|rpm'
+  'command -v lintian|lintian'
   'rustc --version | grep -qE " 1[.](8[7-9]|9[0-9]|[1-9][0-9]{2})[.]"|rustc-web'  # security suite
   'cargo --version|cargo-web'
   'cargo clippy --version|rust-web-clippy'
