@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every target is a script: this file only names them.
-.PHONY: help demo wheel test test-gpu bench bench-gpu bench-peers format lint abi-bless clean
+.PHONY: help demo wheel packages test test-gpu bench bench-gpu bench-peers format lint abi-bless clean
 .DEFAULT_GOAL := help
 # What scripts fetch into build/, and only fetch.
 downloads := venv cuda zig julia go-toolchain xla_headers py-packages peers-venv frameworks \
@@ -13,6 +13,8 @@ demo:         ## build what the demo needs and show the main job
 	@scripts/demo.sh
 wheel:        ## the Python wheels to ship, CPU and GPU, into build/wheel
 	@scripts/wheel.sh
+packages:     ## .deb, .rpm and .tar.gz of the library, into build/packages
+	@scripts/packages.sh
 test:         ## build everything and run every test that needs no GPU
 	@scripts/test.sh
 test-gpu:     ## the tests of the CUDA backend, on a machine with a GPU

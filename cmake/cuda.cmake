@@ -63,4 +63,4 @@ target_link_options(moec_cuda PRIVATE LINKER:--version-script=${map} LINKER:--ex
 set_target_properties(moec_cuda PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${map}
   VERSION ${PROJECT_VERSION} SOVERSION ${MOEC_ABI}
   BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../../nvidia/cu13/lib")
-install(TARGETS moec_cuda DESTINATION ${CMAKE_INSTALL_LIBDIR})  # beside libmoec
+install(TARGETS moec_cuda DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cuda)  # beside libmoec

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 include(CMakePackageConfigHelpers)
-install(TARGETS ${moec_libraries} EXPORT moecTargets)
+# Components are packages: dev has what programs are compiled with.
+install(TARGETS ${moec_libraries} EXPORT moecTargets
+  LIBRARY COMPONENT runtime NAMELINK_COMPONENT dev ARCHIVE COMPONENT dev)
 install(FILES capi/include/moec/moec.h capi/include/moec/mpi.h
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moec)
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moec COMPONENT dev)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moec)
-install(EXPORT moecTargets NAMESPACE moec:: DESTINATION ${package_dir})
+install(EXPORT moecTargets NAMESPACE moec:: DESTINATION ${package_dir} COMPONENT dev)
 configure_package_config_file(pkgconfig/moecConfig.cmake.in
   ${PROJECT_BINARY_DIR}/moecConfig.cmake INSTALL_DESTINATION ${package_dir}
   PATH_VARS CMAKE_INSTALL_LIBDIR)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/moecConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)  # SameMajorVersion from 1.0 on
 install(FILES ${PROJECT_BINARY_DIR}/moecConfig.cmake ${PROJECT_BINARY_DIR}/moecConfigVersion.cmake
-  DESTINATION ${package_dir})
+  DESTINATION ${package_dir} COMPONENT dev)
 
 # Relocatable: the prefix is said from where moec.pc lies, unless that is an absolute folder.
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
@@ -27,4 +29,5 @@ foreach(dir LIBDIR INCLUDEDIR)
   endif()
 endforeach()
 configure_file(pkgconfig/moec.pc.in ${PROJECT_BINARY_DIR}/moec.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/moec.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES ${PROJECT_BINARY_DIR}/moec.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+  COMPONENT dev)

@@ -68,6 +68,7 @@ python_and_frameworks() {
 }
 languages_and_sanitizers() {
   stage "c"               scripts/test_c.sh
+  stage "packages"        scripts/test_packages.sh
   stage "rust"            scripts/test_rust.sh
   stage "candle"          scripts/test_candle.sh
   stage "go"              scripts/test_go.sh
