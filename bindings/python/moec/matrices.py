@@ -18,7 +18,7 @@ from .checkpoint import CheckpointError
 from .codes import Coded, find_kind, ignored_of, read_codes
 from .family import Layout
 from .kinds import has_tensors
-from .quant_config import Config
+from .quant_config import Config, section_of
 
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
 
@@ -331,7 +331,8 @@ def read_experts(
             f"{stem or 'the experts'}: down has {made.hidden} outputs; {hidden} are expected"
         )
     read = {n.removeprefix(stem): tensors[n] for n in sorted(given.used) if n in tensors}
-    made.published = Published(read, stem, made.layout, config)
+    about = None if config is None else {"quantization_config": section_of(config)}
+    made.published = Published(read, stem, made.layout, about)
     left = sorted(n for n in tensors if stem and n.startswith(stem) and n not in given.used)
     if left:
         raise CheckpointError(f"there is no place for {', '.join(left[:3])}")

@@ -18,7 +18,7 @@ from published import BLOCK, FILES, made_by_synth, publish, tensors_of
 
 import moec
 from moec import gguf_file, naive, synth, synth_codes
-from moec.checkpoint import Checkpoint, CheckpointError
+from moec.checkpoint import Checkpoint, CheckpointError, SafetensorsFile
 from moec.model import MoeLayer, read_layer
 
 GGUF = [name for name in synth_codes.SCHEMES if name.startswith("gguf-")]
@@ -118,6 +118,47 @@ def test_act_order_is_read(context: moec.Context, tmp_path: Path) -> None:
         assert not np.array_equal(group, np.sort(group))
         scales = source[f"{stem}_scale"].astype(np.float32)[:, group]
         np.testing.assert_array_equal(getattr(values, role)[2], q * scales)
+
+
+FORMATS = Path(__file__).parents[3] / "tests/golden/formats"
+COMPRESSED = sorted(path.stem for path in FORMATS.glob("ct_*.safetensors"))
+
+
+def text(value: str) -> Any:
+    """A value of these files' metadata: JSON, or a word."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+@pytest.mark.skipif(not COMPRESSED, reason="needs the source tree")
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_values_of_compressed_tensors(context: moec.Context, name: str, dtype: str) -> None:
+    """The kind by its tensors and by the library's own arguments; the library's own values."""
+    file = SafetensorsFile(FORMATS / f"{name}.safetensors")
+    prefix, wanted = ("", "dequant_fp32") if dtype == "f32" else ("bf16.", "bf16.dequant")
+    count, n, k = file["w"].shape
+    args = {key: text(value) for key, value in text(file.metadata.get("args", "{}")).items()}
+    config = {"quantization_config": {
+        "quant_method": "compressed-tensors", "format": text(file.metadata["compressor"]),
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": args}},
+        "ignore": ["re:.*down_proj$"]}}
+    tensors = {f"{e}.down_proj.weight": np.zeros((k, n), moec.numpy_dtype(dtype))
+               for e in range(count)}
+    for e in range(count):
+        for key in file:
+            if key.startswith(f"{prefix}{e}."):
+                suffix = key.removeprefix(f"{prefix}{e}.")
+                tensors |= {f"{e}.{part}_proj.{suffix}": file[key] for part in ("gate", "up")}
+    for about in (config, None):
+        made = moec.read_experts(tensors, num_experts=count, hidden=k, config=about)
+        weights = made.weights(context, frozen=True, dtype=dtype)
+        values = [np.asarray(weights.dequantise(moec.MatrixName.UP, e)) for e in range(count)]
+        kind = "bf16" if name == "ct_nvfp4" else dtype  # of the library's values
+        np.testing.assert_array_equal(np.stack(values).astype(moec.numpy_dtype(kind)),
+                                      file[wanted].astype(moec.numpy_dtype(kind)))
 
 
 # ---- refusals
