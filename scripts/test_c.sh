@@ -44,6 +44,14 @@ cc $warnings -I"$work" bindings/c/test/quantised.c -o "$work/layers" "${shared[@
 LD_LIBRARY_PATH=$prefix/lib "$work/layers" tests/golden/quant
 done_with "layers of quantised checkpoints"
 
+# The same layer on the ranks of MPI; as root, and with more ranks than cores.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+mpicc $warnings examples/c/train_mpi.c -o "$work/ranks" "${shared[@]}"
+one=$(LD_LIBRARY_PATH=$prefix/lib "$work/shared")
+ranks=$(LD_LIBRARY_PATH=$prefix/lib mpirun -n 3 "$work/ranks")
+[ "$ranks" = "$one" ] || die "three ranks say $ranks; one process says $one"
+done_with "examples/c, three ranks of MPI"
+
 consumer() { # consumer NAME TARGET COMPONENTS...: configure a project that asks for COMPONENTS
   mkdir -p "$work/$1"
   cat >"$work/$1/CMakeLists.txt" <<CMAKE

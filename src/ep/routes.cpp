@@ -124,10 +124,11 @@ void RoutePlanner::plan(const Tokens& tokens, int64_t bound, const Places& place
       if (owner(load_integer(tokens.expert_ids.data, tokens.expert_ids.dtype, a)) == r)
         routes.slot_row[size_t(a)] = place;
     }
-    // by rank: places ascend with it
-    int32_t* at = routes.sum_index.data() + t * routes.width;
+    // by rank: places ascend with it, and there is room for another
+    int32_t *at = routes.sum_index.data() + t * routes.width, *const end = at + routes.width;
     while (*at >= 0 && *at < place) ++at;
-    for (int32_t next = place; next >= 0; ++at) std::swap(*at, next);
+    std::copy_backward(at, end - 1, end);
+    *at = place;
   });
 }
 
