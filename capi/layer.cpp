@@ -25,7 +25,8 @@ moec_status moec_layer_create(const moec_context* context, const moec_layer_desc
     const moec_layer_desc own = read_sized(desc, "desc", 2);
     const moec_router_desc router = read_sized(own.router, "desc.router", 2);
     const moec_experts_desc experts = read_sized(own.experts, "desc.experts", 2);
-    result = to_handle<moec_layer>(new Layer(c, own, router, experts));
+    result = to_handle<moec_layer>(
+        new Layer(c, own, router, experts, own.ep ? &object<Ep>(own.ep, "desc.ep", 2) : nullptr));
   });
 }
 
@@ -48,8 +49,10 @@ moec_status moec_layer_forward(const moec_layer* layer, const moec_layer_args* a
                                moec_stream stream) {
   return guard(__func__, [&] {
     const Layer& l = self<Layer>(layer, "layer");
-    const moec_layer_args own = read_sized(args, "args", 2);
-    l.forward(own, weights_of(own), stream);
+    l.attend([&] {
+      const moec_layer_args own = read_sized(args, "args", 2);
+      l.forward(own, weights_of(own), stream);
+    });
   });
 }
 
@@ -57,12 +60,14 @@ moec_status moec_layer_backward(const moec_layer* layer, const moec_layer_grad_a
                                 moec_stream stream) {
   return guard(__func__, [&] {
     const Layer& l = self<Layer>(layer, "layer");
-    const moec_layer_grad_args own = read_sized(args, "args", 2);
-    const moec_layer_args forward = read_sized(own.forward, "args.forward", 2);
-    moec_weight_set d_experts, d_shared;
-    l.backward(own, forward, weights_of(forward),
-               read_optional(own.d_expert_weights, d_experts, "args.d_expert_weights", 2),
-               read_optional(own.d_shared_weights, d_shared, "args.d_shared_weights", 2), stream);
+    l.attend([&] {
+      const moec_layer_grad_args own = read_sized(args, "args", 2);
+      const moec_layer_args forward = read_sized(own.forward, "args.forward", 2);
+      moec_weight_set d_experts, d_shared;
+      l.backward(own, forward, weights_of(forward),
+                 read_optional(own.d_expert_weights, d_experts, "args.d_expert_weights", 2),
+                 read_optional(own.d_shared_weights, d_shared, "args.d_shared_weights", 2), stream);
+    });
   });
 }
 

@@ -48,6 +48,12 @@ MOEC_FIRST_SIZE(moec_experts_sizes, 56);
 MOEC_FIRST_SIZE(moec_layer_desc, 40);
 MOEC_FIRST_SIZE(moec_layer_args, 2624);
 MOEC_FIRST_SIZE(moec_layer_grad_args, 1712);
+MOEC_FIRST_SIZE(moec_comm_callbacks, 56);
+MOEC_FIRST_SIZE(moec_comm_desc, 16);
+MOEC_FIRST_SIZE(moec_ep_desc, 72);
+MOEC_FIRST_SIZE(moec_ep_info, 40);
+MOEC_FIRST_SIZE(moec_ep_args, 1560);
+MOEC_FIRST_SIZE(moec_ep_state, 56);
 
 #undef MOEC_FIRST_SIZE
 

@@ -4,6 +4,7 @@ moec_add_sources(
   boundary.cpp
   buffer.cpp
   context.cpp
+  ep.cpp
   experts.cpp
   layer.cpp
   library.cpp

@@ -42,7 +42,7 @@ foreach(set IN ITEMS sm90 portable exact host)
     ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
   target_link_libraries(${target} PRIVATE moec_options CUDA::cudart_static)
   target_compile_options(${target} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xfatbin=-compress-all
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr --compress-mode=size
     ${MOEC_CUDA_FLAGS_${set}}>)
   if(MOEC_DEVELOPER)
     target_compile_options(${target} PRIVATE

@@ -23,6 +23,8 @@ needs=(
   'test -f /usr/include/benchmark/benchmark.h|libbenchmark-dev'
   'command -v qemu-x86_64 || command -v qemu-x86_64-static|qemu-user'
   'command -v git|git'
+  'command -v mpirun|openmpi-bin'
+  'command -v mpicc|libopenmpi-dev'
   'command -v dpkg-shlibdeps|dpkg-dev'
   'command -v rpmbuild|rpm'
   'command -v lintian|lintian'

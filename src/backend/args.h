@@ -78,6 +78,15 @@ struct LossLayer {
   Array logits;     // [T,E]
   float* d_logits;  // [T,E] inout, backward
 };
+class RankSums {  // replaces values by their sums over all ranks, in rank order
+ public:
+  virtual void add(float* values, int64_t count) const = 0;
+  virtual void add(double* values, int64_t count) const = 0;
+  virtual void add(int64_t* values, int64_t count) const = 0;
+
+ protected:
+  ~RankSums() = default;
+};
 struct LossArgs {
   uint32_t kind, score;
   int32_t num_experts, top_k;
@@ -86,8 +95,9 @@ struct LossArgs {
   const LossLayer* layers;
   Array counts;  // [E] i32|i64, optional
   const uint8_t* token_mask;
-  float* loss;          // out [1], forward
-  const float* d_loss;  // [1] optional, backward
+  float* loss;                      // out [1], forward
+  const float* d_loss;              // [1] optional, backward
+  const RankSums* ranks = nullptr;  // sums are of the tokens of all ranks; null: of these
 };
 
 // ---------------------------------------------------------------- plan
@@ -136,6 +146,22 @@ struct UnpermuteGradArgs {
   const float* routing_weights;
   void* d_rows;
   float* d_routing_weights;
+};
+
+struct PickRowsArgs {  // to[i] = from[index[i]]; where index[i] < 0, to[i] is left alone
+  const void* from;
+  const int32_t* index;  // [count]
+  int64_t count, row_bytes;
+  void* to;
+};
+struct SumRowsArgs {  // y[t] = scale * (0 + rows[index[t][0]] + ..) + what y holds, rounded once
+  int64_t num_tokens, hidden;
+  int32_t width;         // entries of index for a token; the first negative one ends them
+  const int32_t* index;  // [T,width]
+  Array rows;            // [.,H]
+  float scale;
+  bool add;  // what y holds; else + nothing
+  Array y;   // out [T,H]
 };
 
 // ---------------------------------------------------------------- experts

@@ -90,6 +90,10 @@ class Backend {
   virtual void permute_backward(const PermuteGradArgs& args, moec_stream stream) const = 0;
   virtual void unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const = 0;
 
+  // Between ranks; index arrays lie on the host.
+  virtual void pick_rows(const PickRowsArgs&, moec_stream) const { refuse_ranks(); }
+  virtual void sum_rows(const SumRowsArgs&, moec_stream) const { refuse_ranks(); }
+
   // ---- experts
   // The ways to run the experts, best first: the first that takes a call runs it.
   virtual ExpertsPaths experts_paths() const = 0;
@@ -108,6 +112,11 @@ class Backend {
 
   // ---- codes and scales from values
   virtual void quantise(const QuantiseArgs& args, moec_stream stream) const = 0;
+
+ private:
+  [[noreturn]] void refuse_ranks() const {
+    MOEC_FAIL(MOEC_E_UNSUPPORTED, "backend %s has no expert parallelism", name());
+  }
 };
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);

@@ -79,7 +79,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   experts.saved = open_saved(saved.data(), T, kept);
   PlanView plan = memory.plan;
   set_plan_tokens(plan_desc_, T, plan);
-  build_plan(plan, kept, stream);
+  if (!parted_) build_plan(plan, kept, stream);
 
   const Backend& backend = context_->backend();
   experts.plan = &plan;
@@ -99,7 +99,10 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   }
   {
     const Context::Timer timer(*context_, Phase::kExperts);
-    experts::backward(backend.experts_paths(), experts, stream);
+    if (parted_)
+      parted_->backward(experts, {kept.expert_ids, kept.routing_weights, in.bound, &plan}, stream);
+    else
+      experts::backward(backend.experts_paths(), experts, stream);
   }
   if (!trains_router) return;
   const Context::Timer timer(*context_, Phase::kRoute);

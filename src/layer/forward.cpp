@@ -42,8 +42,10 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   const Kept& kept = memory.kept;
   PlanView& plan = memory.plan;
   set_plan_tokens(plan_desc_, T, plan);
-  plan.expert_ids = kept.expert_ids;
-  plan.routing_weights = kept.routing_weights;
+  if (!parted_) {
+    plan.expert_ids = kept.expert_ids;
+    plan.routing_weights = kept.routing_weights;
+  }
 
   const Backend& backend = context_->backend();
   {
@@ -58,12 +60,15 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
     in.route.routing_weights = kept.routing_weights;
     backend.route_forward(in.route, stream);
   }
-  build_plan(plan, kept, stream);
+  if (!parted_) build_plan(plan, kept, stream);
   {
     const Context::Timer timer(*context_, Phase::kExperts);
     experts.plan = &plan;
     experts.workspace = memory.experts;
-    experts::forward(backend.experts_paths(), experts, stream);
+    if (parted_)
+      parted_->forward(experts, {kept.expert_ids, kept.routing_weights, in.bound, &plan}, stream);
+    else
+      experts::forward(backend.experts_paths(), experts, stream);
   }
   if (logits) backend.copy(logits.data, kept.logits, uint64_t(T * N) * 4, stream);
   if (ids) backend.copy(ids.data, kept.expert_ids, uint64_t(T * K) * 4, stream);

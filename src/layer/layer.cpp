@@ -37,6 +37,15 @@ void check_agreement(const moec_router_desc& router, const moec_experts_desc& ex
                  row.router, row.name, row.experts);
 }
 
+// With an ep, 0, 0 are the experts of this rank.
+moec_experts_desc of_rank(const moec_experts_desc& given, const Ep* ep) {
+  moec_experts_desc desc = given;
+  if (!ep || desc.expert_end != 0) return desc;
+  desc.expert_begin = ep->exchange().expert_begin();
+  desc.expert_end = ep->exchange().expert_end();
+  return desc;
+}
+
 moec_size affine(uint64_t extra, const Arena& arena) {
   return {arena.size().base + extra, arena.size().per_token};
 }
@@ -44,13 +53,14 @@ moec_size affine(uint64_t extra, const Arena& arena) {
 }  // namespace
 
 Layer::Layer(const Context& context, const moec_layer_desc& desc, const moec_router_desc& router,
-             const moec_experts_desc& experts)
+             const moec_experts_desc& experts, Ep* ep)
     : Object(kKind), context_(context) {
   check_flags("desc.flags", desc.flags, 0);
   check_agreement(router, experts);
   router_ = Ref<const Router>::of_new(new Router(context, router));
-  experts_ = Ref<const Experts>::of_new(new Experts(context, experts));
+  experts_ = Ref<const Experts>::of_new(new Experts(context, of_rank(experts, ep)));
   plan_desc_ = plan_desc_of(desc, experts_->desc());
+  if (ep) parted_ = std::make_unique<PartedExperts>(context, *ep, plan_desc_, experts_->desc());
   plan_scratch_ = context.backend().plan_scratch(plan_desc_);
   router_scratch_ = router_->scratch(experts_->desc().hidden);
   Arena forward, backward, saved;
@@ -59,7 +69,7 @@ Layer::Layer(const Context& context, const moec_layer_desc& desc, const moec_rou
   if (!experts_->saves()) return;
   lay_out_backward(backward);
   lay_out_kept(saved);
-  const moec_size& own = experts_->backend_sizes().saved;
+  const moec_size& own = own_sizes().saved;
   sizes_.backward_workspace = affine(kAlignSlack, backward);
   sizes_.saved = affine(own.base, saved);
   sizes_.saved.per_token += own.per_token;
@@ -99,7 +109,7 @@ uint64_t Layer::wide_router_bytes(const GateArgs& gate) const {
 }
 
 Layer::Memory Layer::lay_out_forward(Arena& arena) const {
-  const moec_size& own = experts_->backend_sizes().forward;
+  const moec_size& own = own_sizes().forward;
   Memory memory;
   if (!experts_->saves()) memory.kept = lay_out_kept(arena);
   memory.plan = plan_in(arena);
@@ -110,7 +120,7 @@ Layer::Memory Layer::lay_out_forward(Arena& arena) const {
 Layer::Memory Layer::lay_out_backward(Arena& arena) const {
   const uint64_t N = uint64_t(router_->num_ids()), K = uint64_t(router_->top_k());
   const moec_experts_desc& desc = experts_->desc();
-  const moec_size& own = experts_->backend_sizes().backward;
+  const moec_size& own = own_sizes().backward;
   Memory memory;
   memory.plan = plan_in(arena);
   memory.d_routing_weights = arena.take_array<float>(0, K);
@@ -126,6 +136,10 @@ Layer::Inputs Layer::check_inputs(const moec_layer_args& args, const LayerWeight
   Inputs inputs;
   const int64_t T = check.tokens("x", args.x), H = experts_->desc().hidden, N = router_->num_ids();
   inputs.num_tokens = T;
+  if (parted_)
+    inputs.bound = parted_->ep().checked_bound(args.bound, T);
+  else
+    check_range("args.bound", args.bound, 0, 0);
   ExpertsArgs& experts = inputs.experts;
   experts.num_tokens = T;
   experts_->check_weights(weights.weights, weights.shared, check, experts);
@@ -196,7 +210,7 @@ void Layer::begin_saved(void* saved, int64_t num_tokens, moec_stream stream) con
     last = after(kept.x_jittered, x_bytes);
   }
   zero_to(last, experts);
-  zero_to(after(experts, bytes_for(experts_->backend_sizes().saved, num_tokens)),
+  zero_to(after(experts, bytes_for(own_sizes().saved, num_tokens)),
           after(saved, bytes_for(sizes_.saved, num_tokens)));
 }
 
@@ -210,9 +224,10 @@ void Layer::build_plan(const PlanView& plan, const Kept& kept, moec_stream strea
 
 std::string Layer::describe(const Weights& weights, int64_t num_tokens) const {
   const std::string experts = experts_->describe(weights, num_tokens);
+  const std::string ep = parted_ ? ", \"ep\": " + parted_->ep().describe() : "";
   return "{\"num_tokens\": " + std::to_string(num_tokens) + bytes_members(sizes_, num_tokens) +
          ", \"plan_rows\": " + std::to_string(plan_max_rows(plan_desc_, num_tokens)) +
-         ", \"experts\": " + experts + "}";
+         ", \"experts\": " + experts + ep + "}";
 }
 
 }  // namespace moec

@@ -9,11 +9,15 @@
 //   backward   plan arrays | plan scratch | d_routing_weights [T,K] | d_logits [T,E+Z] |
 //              d_x_jittered [T,H] | the experts' own
 //
+// With an ep the experts' own parts are those of PartedExperts, and the plan is that of home.
+//
 // The experts' own part of a workspace serves the router as scratch, too: they run in turn.
 // Backward builds the plan again from expert_ids and weights: it costs less than keeping its rows.
 #pragma once
 
-#include "layer/experts.h"
+#include <memory>
+
+#include "layer/parted_experts.h"
 
 namespace moec {
 
@@ -25,14 +29,21 @@ struct LayerWeights {
 class Layer final : public Object {
  public:
   static constexpr Kind kKind = Kind::kLayer;
+  // ep: or null.
   Layer(const Context& context, const moec_layer_desc& desc, const moec_router_desc& router,
-        const moec_experts_desc& experts);
+        const moec_experts_desc& experts, Ep* ep);
 
   const Context& context() const { return *context_; }
   const Router& router() const { return *router_; }
   const Experts& experts() const { return *experts_; }
   const moec_experts_sizes& sizes() const { return sizes_; }
 
+  // A call from its first byte on: with an ep, a failure of this rank alone is told to the others.
+  template <class Body>
+  void attend(Body&& body) const {
+    if (!parted_) return body();
+    parted_->ep().transport().attend(ep::Call::kLayer, 2, body);
+  }
   void forward(const moec_layer_args& args, const LayerWeights& weights, moec_stream stream) const;
   void backward(const moec_layer_grad_args& args, const moec_layer_args& forward,
                 const LayerWeights& weights, const moec_weight_set* d_expert_weights,
@@ -61,10 +72,14 @@ class Layer final : public Object {
   void* open_saved(void* saved, int64_t num_tokens, Kept& kept) const;
   void begin_saved(void* saved, int64_t num_tokens, moec_stream stream) const;
   SavedHeader saved_header(int64_t num_tokens) const;
+  const experts::Sizes& own_sizes() const {
+    return parted_ ? parted_->sizes() : experts_->backend_sizes();
+  }
 
   Ref<const Context> context_;
   Ref<const Router> router_;
   Ref<const Experts> experts_;
+  std::unique_ptr<const PartedExperts> parted_;  // with an ep
   moec_plan_desc plan_desc_ = {};
   moec_size plan_scratch_ = {}, router_scratch_ = {};
   moec_experts_sizes sizes_ = {};
@@ -72,7 +87,7 @@ class Layer final : public Object {
 
 // Arguments of a call, checked, in the form the backend takes.
 struct Layer::Inputs {
-  int64_t num_tokens = 0;
+  int64_t num_tokens = 0, bound = 0;
   GateArgs gate = {};
   RouteArgs route = {};
   ExpertsArgs experts = {};

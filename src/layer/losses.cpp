@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <bit>
 #include <cmath>
 
 #include "core/dtype.h"
+#include "layer/ep.h"
 #include "layer/rows.h"
 #include "math/score.h"
 
@@ -42,6 +44,8 @@ class LossCall {
     const int64_t T = first_logits(args, check), E = args.logits[0].shape[1];
     check_at_least("E of logits", E, 1);
     check_kind(args, T, E);
+    MOEC_REQUIRE(!backward || args.d_logits, MOEC_E_INVALID_ARG,
+                 "args.d_logits is NULL; backward writes there");
     checked_rows("tokens of all layers", count_ * T);
     loss.kind = args.kind;
     loss.score = args.score;
@@ -97,17 +101,66 @@ class LossCall {
   HostArray<MemoryBlock> blocks_;
 };
 
-}  // namespace
+// Sums over the ranks of a comm, of as many values as a row of logits has at most.
+class LossSums final : public RankSums {
+ public:
+  LossSums(const Context& context, ep::Communicator& transport, int64_t num_experts)
+      : transport_(transport), scratch_(context, transport.size() * (num_experts + kPadding)) {}
+  void add(float* values, int64_t count) const override { sum(values, count); }
+  void add(double* values, int64_t count) const override { sum(values, count); }
+  void add(int64_t* values, int64_t count) const override { sum(values, count); }
 
-void loss_forward(const Context& context, const moec_loss_args& args, moec_stream stream) {
-  const LossCall call(context, args, false);
-  context.backend().loss_forward(call.loss, stream);
+ private:
+  static constexpr int64_t kPadding = 64;  // lanes of a backend beyond the experts
+
+  template <class T>
+  void sum(T* values, int64_t count) const {
+    sum_over_ranks(transport_, values, count, reinterpret_cast<T*>(scratch_.data()));
+  }
+  ep::Communicator& transport_;
+  HostArray<double> scratch_;
+};
+
+// Runs `queue` with sums over the ranks of `comm`, or without.
+template <class Queue>
+void run_loss(const Context& context, const moec_loss_args& args, Comm* comm, bool backward,
+              const Queue& queue) {
+  if (!comm) return queue(LossCall(context, args, backward).loss);
+  ep::Communicator& transport = comm->transport();
+  transport.require_well();
+  MOEC_REQUIRE(&comm->context() == &context, MOEC_E_INVALID_ARG,
+               "args.comm is of another context; expected one of this context");
+  transport.attend(ep::Call::kLoss, 1, [&] {
+    LossCall call(context, args, backward);
+    const LossArgs& loss = call.loss;
+    const LossSums sums(context, transport, loss.num_experts);
+    call.loss.ranks = &sums;
+    const ep::Fact facts[] = {
+        {"args.kind", loss.kind},
+        {"backward", backward},
+        {"E of logits", loss.num_experts},
+        {"args.top_k", loss.top_k},
+        {"args.count", loss.num_layers},
+        {"args.score", loss.score},
+        {"args.seq_len", loss.seq_len},
+        {"the bits of args.coefficient", std::bit_cast<int32_t>(loss.coefficient)}};
+    transport.meet_plainly(ep::Call::kLoss, facts);
+    transport.in_step([&] { queue(loss); });
+  });
 }
 
-void loss_backward(const Context& context, const moec_loss_args& args, moec_stream stream) {
-  MOEC_REQUIRE(args.d_logits, MOEC_E_INVALID_ARG, "args.d_logits is NULL; backward writes there");
-  const LossCall call(context, args, true);
-  context.backend().loss_backward(call.loss, stream);
+}  // namespace
+
+void loss_forward(const Context& context, const moec_loss_args& args, Comm* comm,
+                  moec_stream stream) {
+  run_loss(context, args, comm, false,
+           [&](const LossArgs& loss) { context.backend().loss_forward(loss, stream); });
+}
+
+void loss_backward(const Context& context, const moec_loss_args& args, Comm* comm,
+                   moec_stream stream) {
+  run_loss(context, args, comm, true,
+           [&](const LossArgs& loss) { context.backend().loss_backward(loss, stream); });
 }
 
 }  // namespace moec

@@ -19,6 +19,8 @@ enum class Kind : uint64_t {  // ASCII, for a reader of core dumps
   kWeights = 0x6d6f65632e776569,
   kExperts = 0x6d6f65632e657870,
   kLayer = 0x6d6f65632e6c6179,
+  kComm = 0x6d6f65632e636f6d,
+  kEp = 0x6d6f65632e657020,
   kDead = 0x6d6f65632e2d2d2d
 };
 
@@ -36,6 +38,10 @@ inline const char* kind_name(Kind kind) {
       return "moec_experts";
     case Kind::kLayer:
       return "moec_layer";
+    case Kind::kComm:
+      return "moec_comm";
+    case Kind::kEp:
+      return "moec_ep";
     case Kind::kDead:
       break;
   }

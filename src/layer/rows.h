@@ -7,6 +7,8 @@
 
 namespace moec {
 
+class Comm;
+
 void permute(const Context& context, const Plan& plan, const moec_permute_args& args,
              moec_stream stream);
 void unpermute(const Context& context, const Plan& plan, const moec_unpermute_args& args,
@@ -16,7 +18,10 @@ void permute_backward(const Context& context, const Plan& plan, const moec_permu
 void unpermute_backward(const Context& context, const Plan& plan,
                         const moec_unpermute_grad_args& args, moec_stream stream);
 
-void loss_forward(const Context& context, const moec_loss_args& args, moec_stream stream);
-void loss_backward(const Context& context, const moec_loss_args& args, moec_stream stream);
+// comm: or null.
+void loss_forward(const Context& context, const moec_loss_args& args, Comm* comm,
+                  moec_stream stream);
+void loss_backward(const Context& context, const moec_loss_args& args, Comm* comm,
+                   moec_stream stream);
 
 }  // namespace moec

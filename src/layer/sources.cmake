@@ -4,12 +4,14 @@ moec_add_sources(
   buffers.cpp
   check.cpp
   context.cpp
+  ep.cpp
   experts.cpp
   experts_desc.cpp
   forward.cpp
   layer.cpp
   losses.cpp
   packed_file.cpp
+  parted_experts.cpp
   plan.cpp
   plan_file.cpp
   plan_holds.cpp

@@ -24,7 +24,7 @@ LANGUAGES = {
 }
 PLACEHOLDER = re.compile(r"(.*-)?[A-Z]+\.")  # NAME.cpp, moec-N.json
 ELSEWHERE = {
-    "config.json",  # of a checkpoint
+    "config.json", "hf_quant_config.json",  # of a checkpoint
     "stddef.h",  # the compiler's
     "build_id.h", "fuzz_table.inc", "gpu_tests.txt",  # the build makes them
     "program.c", "layer.c",  # a test writes it; a reader does

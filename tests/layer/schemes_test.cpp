@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Experts of quantised matrices, from the bytes as they are published: y, d_x and d_routing_weights
 // of checkpoints against PyTorch over the libraries' own values, and of every format, orientation
-// and gate layout against the oracle, for 0 to 300 rows an expert; on the CPU with the bits of the
-// same layer of plain values. Shown once to fail, planted in the oracle: scales2 of gate and up
+// and gate layout against the oracle, for 0 to 300 rows an expert; on the CPU, but for few
+// rows in bf16, with the bits of the same layer of plain values. Shown once to fail, planted in the oracle: scales2 of gate and up
 // exchanged, blocks that begin with each expert, the zero points of eight other columns.
 #include <gtest/gtest.h>
 
@@ -193,6 +193,15 @@ QuantProblem random_problem(const QuantCase& c, const Shape& shape, moec_dtype d
   return p;
 }
 
+// Up to four rows of an expert are multiplied with codes of bf16 values where those lie: their sums
+// have an order of their own.
+bool sums_as_plain(const QuantProblem& p) {
+  std::vector<int> rows(size_t(p.experts), 0);
+  for (const int id : p.ids) ++rows[size_t(id)];
+  const auto few = [](int count) { return count > 0 && count <= 4; };
+  return p.dtype != MOEC_BF16 || std::none_of(rows.begin(), rows.end(), few);
+}
+
 TEST_P(Formats, MatchTheOracleAndThePlainLayer) {
   SCOPED_TRACE(seed_note());
   const QuantCase& c = GetParam();
@@ -232,7 +241,10 @@ TEST_P(Formats, MatchTheOracleAndThePlainLayer) {
       expect_near(got, reference(p), p, 2 * type.tolerance);
       if (test_device().type == MOEC_CPU) {
         const QuantResults plain = run(p, true);
-        EXPECT_TRUE(got == plain) << "other bits than from the values";
+        if (sums_as_plain(p))
+          EXPECT_TRUE(got == plain) << "other bits than from the values";
+        else
+          expect_near(got, plain, p, type.tolerance);
       }
     }
     ++turn;

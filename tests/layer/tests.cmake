@@ -3,6 +3,7 @@
 target_sources(moec_test_support PRIVATE
   support/descriptors.cpp support/device.cpp support/layer_runner.cpp support/quant_runner.cpp
   support/quantised.cpp support/quantised_cases.cpp support/quantised_files.cpp
+  support/rank_threads.cpp
   support/tensors.cpp support/weight_sets.cpp)
 set(all_isas portable avx2 avx512 avx512bf16 amx)
 add_moec_test(layer/golden_test LABELS per_backend ISAS ${all_isas} nehalem)
@@ -21,3 +22,8 @@ add_moec_test(layer/quantise_test SOURCES support/quantise_case.cpp LABELS per_b
 add_moec_test(layer/values_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/plans_test LABELS per_backend asan)
 add_moec_test(layer/routing_test LABELS per_backend asan)
+add_moec_test(layer/ep_test LABELS asan tsan)
+set(ep_problem support/ep_problem.cpp support/ep_runs.cpp support/ep_sequence.cpp
+  support/ep_training.cpp)
+add_moec_test(layer/ep_layer_test SOURCES ${ep_problem} LABELS asan)
+add_moec_test(layer/ep_losses_test LABELS asan tsan)

@@ -87,6 +87,7 @@ from ._quantise import Quantised, quantise
 from ._router import Router, Routing
 from ._tensors import DeviceArray, dtype_of, numpy_dtype
 from ._weights import Quant, Weights, WeightSet, WeightsInfo
+from .matrices import Matrices, read_experts
 
 _check_library()
 __version__ = version()
@@ -97,12 +98,12 @@ __all__ = [
     "Experts", "ExpertsDesc", "ExpertsFlags", "ExpertsGradients", "ExpertsResult", "GateLayout",
     "GradFlags", "GroupFill", "IndexOverflowError", "InvalidArgumentError", "Layer",
     "LayerGradients", "LayerResult", "LayoutError", "load_backend", "LogLevel", "Loss", "LossKind",
-    "MathMode", "MatrixName", "MismatchError", "MoecError", "Norm", "numpy_dtype", "Orientation",
-    "OutOfMemoryError", "permute", "permute_backward", "Plan", "plan_size", "PlanDesc", "PlanField",
-    "PlanKind", "Precision", "Quant", "QuantFlags", "quantise", "Quantised", "QuantiseKind",
-    "Router", "RouterDesc", "RouterFlags", "RouterInput", "Routing", "Save", "Scheme", "Score",
-    "Select", "set_log", "ShapeError", "Shared", "Size", "Sizes", "SlotOrder", "StateError",
-    "Stats", "Totals", "unpermute", "unpermute_backward", "UnsupportedError", "version",
-    "WeightPosition", "WeightRule", "Weights", "WeightsDesc", "WeightSet", "WeightsFlags",
-    "WeightsInfo",
+    "MathMode", "Matrices", "MatrixName", "MismatchError", "MoecError", "Norm", "numpy_dtype",
+    "Orientation", "OutOfMemoryError", "permute", "permute_backward", "Plan", "plan_size",
+    "PlanDesc", "PlanField", "PlanKind", "Precision", "Quant", "QuantFlags", "quantise",
+    "Quantised", "QuantiseKind", "read_experts", "Router", "RouterDesc", "RouterFlags",
+    "RouterInput", "Routing", "Save", "Scheme", "Score", "Select", "set_log", "ShapeError",
+    "Shared", "Size", "Sizes", "SlotOrder", "StateError", "Stats", "Totals", "unpermute",
+    "unpermute_backward", "UnsupportedError", "version", "WeightPosition", "WeightRule", "Weights",
+    "WeightsDesc", "WeightSet", "WeightsFlags", "WeightsInfo",
 ]

@@ -86,7 +86,7 @@ def kind_of(value: Any) -> str:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, DeviceArray)) or hasattr(value, "__dlpack__")
+    return isinstance(value, (np.ndarray, Described)) or hasattr(value, "__dlpack__")
 
 
 def _no_array(name: str, value: Any) -> TypeError:
@@ -120,7 +120,7 @@ def tensor(
     if isinstance(array, np.ndarray):
         _from_numpy(raw, array, name, write)
         keep.append(array)
-    elif isinstance(array, DeviceArray):
+    elif isinstance(array, Described):
         array.describe(raw)
         keep.append(array)
     elif hasattr(array, "__dlpack__"):
@@ -190,7 +190,17 @@ def buffer(
     return raw
 
 
-class DeviceArray:
+class Described:
+    """An array that fills a moec_tensor itself."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def describe(self, raw: Any) -> None:
+        raise NotImplementedError
+
+
+class DeviceArray(Described):
     """Memory of a context's device that the library allocated (Context.empty, zeros, array): a
     compact array that every call takes and that outputs beside it are made of. So NumPy is all
     that a GPU needs.
@@ -217,7 +227,7 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return math.prod(self.shape) * int(self.dtype.itemsize)
 
     def describe(self, raw: Any) -> None:
         """Fill a moec_tensor. Raises StateError after close() of this array or its context."""

@@ -213,7 +213,8 @@ class Weights(Handle):
         **matrices: Matrix | Quant,
     ) -> Self:
         """Weights bound to the given matrices (names of WeightSet). Matrices with a Quant are codes
-        of `scheme`, down of `down_scheme` if that is given, and `dtype` is that of the values.
+        of `scheme`, down of `down_scheme` if that is given, and `dtype` is that of the values. The
+        package's README has a table of the arrays of each scheme; read_experts() finds them.
 
         Sizes and dtypes are read from `down`. Packed codes, of other schemes than INT8 and FP8,
         do not tell them: then `hidden`, `inter` and, of a stack, `num_experts` are needed."""

@@ -31,6 +31,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _NOT_JSON = (ValueError, RecursionError)  # what json.loads raises
@@ -92,6 +93,8 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
         count = math.prod(entry["shape"])
         offset = self._start + entry["data_offsets"][0]
         flat = np.frombuffer(self._map, np.uint8, count * dtype.itemsize, offset)
+        if offset % dtype.itemsize:  # writers that do not sort by size leave some so
+            flat = flat.copy()
         try:
             return flat.view(dtype).reshape(entry["shape"])
         except (ValueError, OverflowError):  # 65 dimensions, or 0 rows of 2^70
@@ -176,7 +179,19 @@ class Checkpoint(Mapping[str, np.ndarray]):
             raise CheckpointError(f"{path}: the config is not JSON: {error}") from None
         if not isinstance(config, dict):
             raise CheckpointError(f"{path}: holds {type(config).__name__}, not an object")
-        return flat_config(config)
+        return flat_config(config | self._read_modelopt(folder, config))
+
+    @staticmethod
+    def _read_modelopt(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+        """The quantization_config that modelopt may write into a file of its own."""
+        path = folder / "hf_quant_config.json"
+        if "quantization_config" in config or not path.is_file():
+            return {}
+        try:
+            section = dict(json.loads(path.read_text())["quantization"])
+        except (*_NOT_JSON, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path}: damaged: {error!r}") from None
+        return {"quantization_config": {"quant_method": "modelopt"} | section}
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._owner[name][name]
@@ -202,8 +217,9 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> int:
-    """Write one safetensors file; returns its bytes. A file of this name is replaced at the end:
-    arrays may be mapped from it."""
+    """Write one safetensors file, the largest elements first, so that all are aligned; returns its
+    bytes. A file of this name is replaced at the end: arrays may be mapped from it."""
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, array in tensors.items():

@@ -179,7 +179,7 @@ FAMILIES: tuple[Family, ...] = (
     _mixtral("qwen3_next", router=_softmax(_norm_key()), **_SIGMOID_GATE),
     _mixtral("qwen3_5_moe", "qwen3_5_moe_text",
              **_SIGMOID_GATE | {"layouts": (_STACKED, _PROJ)}),
-    _mixtral("qwen3_vl_moe", "qwen3_vl_moe_text", layouts=(_stacked(**_IN_OUT), _STACKED),
+    _mixtral("qwen3_vl_moe", "qwen3_vl_moe_text", layouts=(_stacked(**_IN_OUT), _STACKED, _PROJ),
              prefix="model.language_model.layers"),
     _mixtral("olmoe", router=_softmax(_norm_key()),
              sizes=_QWEN | {"inter": "intermediate_size"}),
@@ -228,7 +228,7 @@ FAMILIES: tuple[Family, ...] = (
              router=_DATA | {"score": Score.IDENTITY,
                              "weight_rule": WeightRule.SIGMOID_SELECTED},
              experts={"weight_position": WeightPosition.ON_INPUT},
-             tensors={"gate_weight": ("router.weight",)}, layouts=(_stacked(**_IN_OUT),),
+             tensors={"gate_weight": ("router.weight",)}, layouts=(_stacked(**_IN_OUT), _PROJ),
              shared=Shared.ADD, shared_layouts=(_shared("shared_expert"),), sizes=_LOCAL),
     _mixtral("lfm2_moe", block="feed_forward", layouts=(_W123, _STACKED),
              router=_DATA | {"score": Score.SIGMOID, "score_precision": Precision.DATA,
@@ -328,6 +328,8 @@ FAMILIES: tuple[Family, ...] = (
                      "inter": "moe_intermediate_size"}),
 )
 
+USUAL = (_PROJ, _W123, _STACKED)
+"""layouts to look for without a family"""
 BY_MODEL_TYPE: dict[str, Family] = {
     model_type: family for family in FAMILIES for model_type in family.model_types
 }

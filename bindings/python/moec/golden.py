@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden vectors: y and every gradient of one layer of each family, by its reference code."""
+"""The golden vectors: y and every gradient of one layer of each family, by its reference code, and
+of quantised experts of each format, by the libraries that make them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from . import golden_codes
 from ._context import Context
 from ._enums import LossKind, Save
 from ._losses import Loss
@@ -23,19 +25,29 @@ TOLERANCE = 2e-5  # fp32; a float64 evaluation of all families stays under 7.6e-
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Worst row error of every compared tensor ("y", "x", then parameters), by name."""
+    """Worst row error of every compared tensor ("y", "x", then parameters), by name. Of quantised
+    experts "values.*" is the part of a matrix's values that are not the library's."""
 
     family: str
     errors: dict[str, float]
     seconds: float
+    limits: dict[str, float] = field(default_factory=dict)
+    """where they are not TOLERANCE"""
+    kind: str = ""
+    """of codes; "" for plain experts"""
+
+    def limit(self, name: str) -> float:
+        return self.limits.get(name, TOLERANCE)
 
     @property
-    def worst(self) -> float:
-        return max(self.errors.values())
+    def faults(self) -> list[str]:
+        """What is off. NaN is."""
+        return [f"{name} {error:.1e} is above {self.limit(name):g}"
+                for name, error in self.errors.items() if not error <= self.limit(name)]
 
     @property
     def passed(self) -> bool:
-        return bool(self.worst <= TOLERANCE)  # NaN fails
+        return not self.faults
 
 
 def row_error(got: np.ndarray, ref: np.ndarray) -> float:
@@ -65,13 +77,17 @@ def default_folder() -> Path:
 
 
 def find_files(folder: Path) -> list[Path]:
-    """The files with a family, or the balancing loss, in name order. CheckpointError when none."""
-    found = [
-        path for path in sorted(folder.glob("*.safetensors"))
-        if {"family", "top_k"} & SafetensorsFile(path).metadata.keys()
-    ]
+    """The files with a family, or the balancing loss, and those of quantised experts, there or in
+    its folder "quant", in name order. CheckpointError when none."""
+    def is_golden(path: Path) -> bool:
+        file = SafetensorsFile(path)
+        return bool({"family", "top_k"} & file.metadata.keys()) or golden_codes.is_golden(file)
+
+    places = (folder, folder / "quant")
+    found = [path for place in places for path in sorted(place.glob("*.safetensors"))
+             if is_golden(path)]
     if not found:
-        raise CheckpointError(f"{folder}: no golden file (*.safetensors with a family)")
+        raise CheckpointError(f"{folder}: no golden file (*.safetensors with a family or a format)")
     return found
 
 
@@ -79,12 +95,18 @@ def check_file(context: Context, path: Path) -> Report:
     """Run one golden file through the public API, on the context's device."""
     file = SafetensorsFile(path)
     started = time.perf_counter()
-    if "family" in file.metadata:
-        pairs = _layer_pairs(context, Checkpoint(path))
+    limits, kind = dict[str, float](), ""
+    if golden_codes.is_golden(file):
+        errors, kind = {}, golden_codes.read(file).kinds or "plain"
+        for name, got, ref, limit in golden_codes.pairs(context, file):
+            errors[name] = row_error(got, ref)
+            if limit is not None:
+                limits[name] = limit
+    elif "family" in file.metadata:
+        errors = {n: row_error(*both) for n, *both in _layer_pairs(context, Checkpoint(path))}
     else:
-        pairs = _loss_pairs(context, file)
-    errors = {name: row_error(got, ref) for name, got, ref in pairs}
-    return Report(path.stem, errors, time.perf_counter() - started)
+        errors = {n: row_error(*both) for n, *both in _loss_pairs(context, file)}
+    return Report(path.stem, errors, time.perf_counter() - started, limits, kind)
 
 
 def _layer_pairs(

@@ -15,7 +15,7 @@ from .checkpoint import CheckpointError
 from .family import Family
 
 _LAYER = re.compile(
-    r"^(?P<layer>(?P<prefix>(?:.*\.)?(?:layers|blocks|h|mtp|mtp_layers))\.(?P<number>\d+))"
+    r"^(?P<layer>(?P<prefix>(?:.*\.)?(?:layers|blocks|blk|h|mtp|mtp_layers))\.(?P<number>\d+))"
     r"\.(?P<rest>.+)$"
 )
 _DRAFTS = ("mtp", "mtp_layers")
@@ -39,7 +39,7 @@ class LayerName:
     @property
     def short(self) -> str:
         """As few parts as a user types: mtp.0, teacher.0, 3."""
-        return ".".join(p for p in self.parts if p not in ("model", "layers", "blocks", "h"))
+        return ".".join(p for p in self.parts if p not in ("model", "layers", "blocks", "blk", "h"))
 
     def fits(self, wanted: str) -> bool:
         """The parts of `wanted` follow one another in the name, up to its number."""

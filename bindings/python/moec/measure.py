@@ -14,9 +14,8 @@ from . import naive, synth
 from ._context import Context
 from ._enums import GateLayout, Save
 from ._tensors import empty, numpy_dtype
-from ._weights import WeightSet
 from .clock import Step, WallClock, clock_of
-from .model import LayerSpec, Matrices, MoeLayer, read_layer
+from .model import LayerSpec, MoeLayer, read_layer
 from .shapes import Shape
 
 _MIN_RUNS, _PATIENCE = 3, 4  # runs, but no more than this many times the time asked for
@@ -45,15 +44,17 @@ class Bench:
     """A random layer of a shape, ready to be timed on both engines."""
 
     def __init__(
-        self, context: Context, shape: Shape, *, dtype: str, backward: bool, seed: int = 0
+        self, context: Context, shape: Shape, *, dtype: str, backward: bool, seed: int = 0,
+        scheme: str | None = None,
     ) -> None:
         self.shape, self.backward = shape, backward
         self._context, self._clock = context, clock_of(context)
-        made: Any = synth.make(shape, dtype=dtype, seed=seed)
+        made: Any = synth.make(shape, dtype=dtype, seed=seed, scheme=scheme)
         self.spec = read_layer(made, save=Save.ALL if backward else Save.NONE)
-        # Training reads the weights where they are; inference uses the packed copy of frozen ones.
-        self.layer = MoeLayer(context, self.spec, frozen=not backward)
-        if not backward:
+        # Training reads plain weights where they are; frozen ones may have a packed copy.
+        frozen = not backward or self.spec.matrices.is_coded
+        self.layer = MoeLayer(context, self.spec, frozen=frozen)
+        if frozen:
             self.layer.pack()
         self._wide: LayerSpec | None = None
         self._rng = np.random.default_rng(seed)
@@ -102,28 +103,37 @@ class Bench:
 
         return step
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all experts as they are stored: values, or codes and scales."""
+        shared = 0 if self.spec.shared is None else self.spec.shared.nbytes
+        return self.spec.matrices.nbytes + shared
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of the packed copy; 0: the stored form is read."""
+        held = (self.layer.weights, self.layer.shared)
+        return sum(w.info().packed_bytes for w in held if w is not None)
+
+    @property
+    def weight_bits(self) -> float:
+        """Stored bits of a weight, scales counted."""
+        e, matrices = self.spec.experts, 3 if self._gated else 2
+        rows = e.num_experts * e.inter + e.shared_inter
+        return 8 * self.weight_bytes / (matrices * e.hidden * rows)
+
     def _weight_bytes(self, tokens: int) -> float:
         """Bytes of the experts that `tokens` tokens reach, each once, when routed evenly."""
         s = self.shape
-        reached = s.experts * (1 - (1 - s.top_k / (s.experts + s.zero_experts)) ** tokens)
-        matrices = 3 if self._gated else 2
-        rows = reached * s.inter + s.shared_inter
-        return float(matrices * s.hidden * rows * numpy_dtype(self.spec.experts.dtype).itemsize)
+        reached = 1 - (1 - s.top_k / (s.experts + s.zero_experts)) ** tokens
+        shared = 0 if self.spec.shared is None else self.spec.shared.nbytes
+        return self.spec.matrices.nbytes * reached + shared
 
     def _widened(self) -> LayerSpec:
-        """The weights in fp32, made once: NumPy's BLAS knows no narrower type."""
+        """The values in fp32, made once: NumPy's BLAS knows no narrower type."""
         if self._wide is None:
-            shared = None if self.spec.shared is None else _widen(self.spec.shared)
-            self._wide = replace(self.spec, matrices=_widen(self.spec.matrices), shared=shared)
+            with Context() as host:
+                spec = self.spec
+                shared = None if spec.shared is None else spec.shared.values(host)
+                self._wide = replace(spec, matrices=spec.matrices.values(host), shared=shared)
         return self._wide
-
-
-def _widen(matrices: Matrices) -> Matrices:
-    wide = WeightSet()
-    for name in matrices.names:
-        value = getattr(matrices.arrays, name)
-        if isinstance(value, list):
-            setattr(wide, name, [array.astype(np.float32) for array in value])
-        else:
-            setattr(wide, name, value.astype(np.float32))
-    return replace(matrices, arrays=wide)

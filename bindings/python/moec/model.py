@@ -13,13 +13,14 @@ import numpy as np
 from . import layer_names
 from ._context import Context
 from ._descriptors import Activation, ExpertsDesc, RouterDesc
-from ._enums import DType, Orientation, RouterFlags, Save, Select, Shared
+from ._enums import DType, RouterFlags, Save, Select, Shared
 from ._layer import Layer, LayerResult
 from ._tensors import Array, dtype_of
-from ._weights import Weights, WeightSet
 from .checkpoint import Checkpoint, CheckpointError
 from .families import BY_MODEL_TYPE
-from .family import Family, Key, Layout
+from .family import Family, Key
+from .kinds import has_tensors
+from .matrices import Matrices, collect
 
 _FLOATS = {DType.F32, DType.F16, DType.BF16}
 _FLAG_OF = {
@@ -45,41 +46,6 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 @dataclass
-class Matrices:
-    """The matrices of the experts, or of the shared expert, as found: WeightSet field -> tensor
-    names (one, or one per expert) and their arrays."""
-
-    layout: Layout
-    names: dict[str, list[str]]
-    arrays: WeightSet
-
-    def weights(self, context: Context, *, frozen: bool) -> Weights:
-        """Bound to the arrays, or to copies on the context's device."""
-        held: dict[str, Any] = {}
-        for name in self.names:
-            value = getattr(self.arrays, name)
-            split = isinstance(value, list)
-            held[name] = list(map(context.asarray, value)) if split else context.asarray(value)
-        return Weights.of(
-            context,
-            gate_layout=self.layout.gate_layout,
-            gate_up_orientation=self.layout.gate_up_orientation,
-            down_orientation=self.layout.down_orientation,
-            frozen=frozen,
-            **held,
-        )
-
-    def named(self, values: WeightSet | None) -> dict[str, Array]:
-        """Values of these matrices under their checkpoint names."""
-        out: dict[str, Array] = {}
-        for name, tensors in self.names.items():
-            value = getattr(values, name) if values is not None else None
-            if value is not None:
-                out |= zip(tensors, value if isinstance(value, list) else [value], strict=True)
-        return out
-
-
-@dataclass
 class LayerSpec:
     """What a checkpoint says about one of its MoE layers."""
 
@@ -101,12 +67,16 @@ class LayerSpec:
 class _Block:
     """The tensors of one layer, and which of them have been understood."""
 
-    def __init__(self, tensors: Mapping[str, np.ndarray], layer: str, family: Family) -> None:
+    def __init__(
+        self, tensors: Mapping[str, np.ndarray], layer: str, family: Family,
+        config: Mapping[str, Any],
+    ) -> None:
         self.tensors, self.stem = tensors, f"{layer}."
         bases = [f"{self.stem}{block}.".replace("..", ".") for block in family.blocks]
         routers = family.tensors["gate_weight"]
         found = [base for base in bases if any(base + name in tensors for name in routers)]
         self.base = found[0] if found else self.stem  # a golden file has no block
+        self.config: Mapping[str, Any] | None = config
         self.used: set[str] = set()
 
     def path(self, name: str) -> str:
@@ -125,6 +95,11 @@ class _Block:
     def leftovers(self) -> list[str]:
         return sorted(n for n in self.tensors if n.startswith(self.base) and n not in self.used)
 
+    def unread_experts(self) -> list[str]:
+        """Of a block that has more than its experts."""
+        parts = ("experts.", "_exps.", "_shexp.")
+        return [n for n in self.leftovers() if any(p in n[len(self.base) - 1 :] for p in parts)]
+
 
 def dtype_of_or_none(array: np.ndarray) -> DType | None:
     """DType of an array, None when moec has no such type."""
@@ -134,10 +109,13 @@ def dtype_of_or_none(array: np.ndarray) -> DType | None:
         return None
 
 
-def read_layer(checkpoint: Checkpoint, layer: int | str | None = None, *, save: Save) -> LayerSpec:
+def read_layer(
+    checkpoint: Checkpoint, layer: int | str | None = None, *, save: Save, dtype: Any = None
+) -> LayerSpec:
     """Find and understand one MoE layer: a number of the model's own, the name of any ("mtp.0"), or
-    None for the model's first. Raises CheckpointError."""
-    family = family_of(checkpoint.config)
+    None for the model's first. dtype: of x, and of the values of codes; None: what the config says,
+    else that of the router. Raises CheckpointError."""
+    family = getattr(checkpoint, "family", None) or family_of(checkpoint.config)
     layers = layer_names.find(checkpoint, family)
     if not layers:
         wanted = " or ".join(family.tensors["gate_weight"])
@@ -146,24 +124,26 @@ def read_layer(checkpoint: Checkpoint, layer: int | str | None = None, *, save: 
             f"{family.block or 'a block'}.{wanted}; found e.g. {', '.join(list(checkpoint)[:3])}"
         )
     chosen = layer_names.choose(layers, layer, family)
-    block = _Block(checkpoint, chosen.full, family)
+    block = _Block(checkpoint, chosen.full, family, checkpoint.config)
+    kind = None if dtype is None else dtype_of(dtype)
     try:
-        spec = _understand(block, family, checkpoint.config, chosen.number, save)
+        spec = _understand(block, family, checkpoint.config, chosen.number, save, kind)
     except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
-    left = block.leftovers() if family.strict else []
+    left = block.leftovers() if family.strict else block.unread_experts()
     if left:
         shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
         raise CheckpointError(
             f"{checkpoint.path}: {family.model_types[0]} has no place for {shown}; "
-            "quantised and extended blocks are not supported"
+            "extended blocks are not supported"
         )
     spec.name, spec.layers = chosen.full, layers
     return spec
 
 
 def _understand(
-    block: _Block, family: Family, config: Mapping[str, Any], number: int, save: Save
+    block: _Block, family: Family, config: Mapping[str, Any], number: int, save: Save,
+    dtype: DType | None,
 ) -> LayerSpec:
     names: dict[str, str] = {}
     for role, choices in family.tensors.items():
@@ -188,12 +168,15 @@ def _understand(
         )
     if zeros and config.get("zero_expert_type", "identity") != "identity":
         raise CheckpointError(f"zero_expert_type {config['zero_expert_type']!r}; identity is known")
-    matrices = _matrices(block, family.layouts, num_experts, hidden, "the experts")
+    matrices = collect(block, family.layouts, num_experts, hidden, "the experts")
     for e in range(num_experts, num_experts + zeros):  # transformers writes rows that nobody reads
         block.used |= {block.path(name.format(e=e)) for name in matrices.layout.names.values()}
     shared = _shared(block, family, config, number, hidden)
-    inter = _inter(matrices)
-    dtype = dtype_of(matrices.arrays.down[0])  # type: ignore[index]
+    inter = matrices.inter
+    dtype = _data_type(matrices, inputs["gate_weight"], config, dtype)
+    for role in ("shared_gate", "shared_gate_bias", "output_bias"):
+        if role in inputs and dtype_of(inputs[role]) not in (dtype, DType.F32):
+            inputs[role] = inputs[role].astype(np.float32)  # of the type of x, or fp32
     top_k = int(TOP_K.read(config, number))
     router = _router(family, config, number, names, dtype,
                      num_experts=num_experts, num_zero_experts=zeros, top_k=top_k)
@@ -202,13 +185,32 @@ def _understand(
         gate_layout=matrices.layout.gate_layout, dtype=dtype, save=save,
         activation=_activation(family.activation, config, number),
         shared=family.shared if shared else Shared.NONE,
-        shared_inter=_inter(shared) if shared else 0,
+        shared_inter=shared.inter if shared else 0,
         shared_activation=_activation(
             family.shared_activation or family.activation, config, number
         ) if shared else Activation(),
         **resolve(family.experts, config, number),
     )
     return LayerSpec(family, number, router, experts, names, inputs, matrices, shared)
+
+
+_TYPES = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
+
+
+def _data_type(
+    matrices: Matrices, router: np.ndarray, config: Mapping[str, Any], wanted: DType | None
+) -> DType:
+    """The type of x and of the experts' values: that of plain experts; of codes the wanted one,
+    the config's, or the router's."""
+    if not matrices.is_coded:
+        dtype = dtype_of(matrices.arrays.down[0])  # type: ignore[index]
+        if wanted not in (None, dtype):
+            raise CheckpointError(
+                f"the experts are plain {dtype.name.lower()}; a type is chosen for codes alone"
+            )
+        return dtype
+    said = _TYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
+    return wanted or said or dtype_of(router)
 
 
 def resolve(row: Mapping[str, Any], config: Mapping[str, Any], layer: int) -> dict[str, Any]:
@@ -240,54 +242,6 @@ def _router(
     return RouterDesc(flags=flags, data_dtype=dtype, **sizes, **values)
 
 
-def _matrices(
-    block: _Block, layouts: tuple[Layout, ...], count: int, hidden: int, what: str
-) -> Matrices:
-    """The first layout all of whose tensors are there; of layouts with the same names the one that
-    the shapes fit."""
-    present = [layout for layout in layouts if _first(block, layout).keys() <= block.tensors.keys()]
-    if not present:
-        tried = " or ".join(next(iter(_first(block, layout))) for layout in layouts)
-        found = ", ".join(block.leftovers()[:4]) or "nothing else"
-        raise CheckpointError(f"{what} are missing: no {tried}; found {found}")
-    same = [layout for layout in present if layout.names == present[0].names]
-    fitting = [layout for layout in same if len(same) == 1 or _fits(block, layout, hidden)]
-    return _collect(block, (fitting or same)[0], count)
-
-
-def _first(block: _Block, layout: Layout) -> dict[str, str]:
-    """Names of the first expert's matrices -> what they are."""
-    return {block.path(name.format(e=0)): role for role, name in layout.names.items()}
-
-
-def _fits(block: _Block, layout: Layout, hidden: int) -> bool:
-    """x and y are `hidden` wide, and what gate and up make is as wide as what down reads. (Both
-    orientations cannot fit: H = 2 I by gate_up and H = I by down exclude each other.)"""
-    shapes = {role: block.tensors[name].shape for name, role in _first(block, layout).items()}
-    first = next(shape for role, shape in shapes.items() if role in ("gate_up", "up"))
-    turn = {Orientation.OUT_IN: 1, Orientation.IN_OUT: -1}
-    made, read = first[-2:][:: turn[layout.gate_up_orientation]]
-    out, inter = shapes["down"][-2:][:: turn[layout.down_orientation]]
-    return (read, out) == (hidden, hidden) and made == inter * (2 if "gate_up" in shapes else 1)
-
-
-def _collect(block: _Block, layout: Layout, count: int) -> Matrices:
-    names: dict[str, list[str]] = {}
-    arrays = WeightSet()
-    for role, pattern in layout.names.items():
-        split = "{e}" in pattern
-        names[role] = [block.path(pattern.format(e=e)) for e in range(count if split else 1)]
-        absent = [name for name in names[role] if name not in block.tensors]
-        if absent:
-            raise CheckpointError(f"{absent[0]} is missing")
-        found = [block.take(name) for name in names[role]]
-        value: Any = found if split or count == 1 else found[0]
-        if not split and count > 1:
-            value = value.reshape(count, -1, value.shape[-1]) if layout.flat else value[:count]
-        setattr(arrays, role, value)
-    return Matrices(layout, names, arrays)
-
-
 def _shared(
     block: _Block, family: Family, config: Mapping[str, Any], layer: int, hidden: int
 ) -> Matrices | None:
@@ -295,19 +249,13 @@ def _shared(
         return None
     expected = family.shared_count is not None and family.shared_count.read(config, layer)
     present = any(
-        block.path(name) in block.tensors
+        has_tensors(block.tensors, block.path(name))
         for layout in family.shared_layouts
         for name in layout.names.values()
     )
     if not present and not expected:
         return None
-    return _matrices(block, family.shared_layouts, 1, hidden, "the shared expert's matrices")
-
-
-def _inter(matrices: Matrices) -> int:
-    down = matrices.arrays.down[0]  # type: ignore[index]
-    transposed = matrices.layout.down_orientation == Orientation.IN_OUT
-    return int(down.shape[-2 if transposed else -1])
+    return collect(block, family.shared_layouts, 1, hidden, "the shared expert's matrices")
 
 
 class MoeLayer:
@@ -319,8 +267,10 @@ class MoeLayer:
         self.context, self.spec = context, spec
         self.inputs = {role: context.asarray(array) for role, array in spec.inputs.items()}
         self.layer = Layer(context, spec.router, spec.experts)
-        self.weights = spec.matrices.weights(context, frozen=frozen)
-        self.shared = None if spec.shared is None else spec.shared.weights(context, frozen=frozen)
+        dtype = spec.experts.dtype
+        self.weights = spec.matrices.weights(context, frozen=frozen, dtype=dtype)
+        self.shared = None if spec.shared is None else spec.shared.weights(
+            context, frozen=frozen, dtype=dtype)
 
     def forward(self, x: Array, **options: Any) -> LayerResult:
         return self.layer.forward(self.context.asarray(x), self.weights,

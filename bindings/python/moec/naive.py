@@ -24,7 +24,8 @@ from ._enums import (
     WeightPosition,
     WeightRule,
 )
-from .model import LayerSpec, Matrices
+from .matrices import Matrices
+from .model import LayerSpec
 
 Floats: TypeAlias = Any
 """float32 array"""

@@ -222,6 +222,20 @@ def test_shapes_that_numpy_does_not_have(tmp_path: Path) -> None:
             file[name]
 
 
+def test_tensors_at_odd_places(tmp_path: Path) -> None:
+    """Of writers that do not sort by size; this one does."""
+    wanted = {"a": np.arange(3, dtype=np.uint8), "b": np.arange(4, dtype=np.float32)}
+    with_header(a={"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+                b={"dtype": "F32", "shape": [3], "data_offsets": [3, 15]})(tmp_path)
+    odd = SafetensorsFile(tmp_path / "model.safetensors")["b"]
+    assert odd.flags.aligned and odd.tolist() == [0, 0, 0]
+    write(tmp_path / "model.safetensors", wanted, {})
+    file = SafetensorsFile(tmp_path / "model.safetensors")
+    assert list(file) == ["b", "a"]
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(file[name], value)
+
+
 def test_nested_config(tmp_path: Path) -> None:
     made = folder(tmp_path, "llama4", top_k=1)
     text = dict(made.config) | {"model_type": "llama4_text"}

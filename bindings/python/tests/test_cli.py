@@ -18,6 +18,8 @@ from conftest import tiny_shape
 from moec import checkpoint, cli, golden, shapes, synth
 from moec.checkpoint import CheckpointError, SafetensorsFile
 from moec.cli import bench
+from moec.families import BY_MODEL_TYPE
+from moec.synth_codes import SCHEMES
 
 COMMANDS = ("info", "path", "run", "synth", "check", "bench")
 
@@ -60,9 +62,12 @@ def test_check(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     result = invoke("check", "--json", report)
     assert result.exit_code == 0, result.output
-    assert "35 passed, 0 failed" in result.output
+    assert "54 passed, 0 failed" in result.output
     errors = json.loads(report.read_text())
-    assert len(errors) == 35 and all(max(e["errors"].values()) <= 2e-5 for e in errors)
+    limits = [{name: e["limits"].get(name, 2e-5) for name in e["errors"]} for e in errors]
+    assert len(errors) == 54 and sum(e["kind"] != "" for e in errors) == 19
+    assert all(error <= limit[name] for e, limit in zip(errors, limits, strict=True)
+               for name, error in e["errors"].items())
 
 
 def test_check_fails_on_a_wrong_file(tmp_path: Path) -> None:
@@ -146,6 +151,71 @@ def test_inputs_that_are_no_numbers(tmp_path: Path) -> None:
         assert isinstance(wrong.exception, CheckpointError) and path.name in str(wrong.exception)
 
 
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if not name.startswith("gguf")])
+def test_synth_of_a_scheme(tmp_path: Path, scheme: str) -> None:
+    made = invoke("synth", "--scheme", scheme, "--out", tmp_path, "--shards", 2)
+    assert made.exit_code == 0 and "a tiny model" in made.output, made.output
+    out = tmp_path / "out.safetensors"
+    for kind in ("f32", "bf16"):
+        result = invoke("run", tmp_path, "--tokens", 5, "--grad", "--dtype", kind, "--out", out)
+        assert result.exit_code == 0 and f"values in {kind}" in result.output, result.output
+        file = SafetensorsFile(out)
+        assert file["y"].dtype == moec.numpy_dtype(kind)
+        y = file["y"].astype(np.float32)
+        assert np.isfinite(y).all() and 0.05 < y.std() < 1.5
+        assert not any("experts" in name and "bias" not in name for name in file)
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    made = invoke("synth", "--scheme", "gguf-q4_k", "--out", tmp_path)
+    assert made.exit_code == 0, made.output
+    out = tmp_path / "out.safetensors"
+    for path in (tmp_path, tmp_path / "model.gguf"):
+        result = invoke("run", path, "--tokens", 5, "--out", out)
+        assert result.exit_code == 0 and "gguf-q4_k" in result.output, result.output
+    made = invoke("synth", "--scheme", "nf4", "--out", tmp_path)  # takes the other's place
+    assert made.exit_code == 0 and not (tmp_path / "model.gguf").exists()
+
+
+def test_schemes_that_are_refused(tmp_path: Path) -> None:
+    wrong = invoke("synth", "--scheme", "awx", "--out", tmp_path)
+    assert wrong.exit_code == 2 and "did you mean awq?" in wrong.output
+    wrong = invoke("synth", "--out", tmp_path)
+    assert wrong.exit_code == 2 and "--model is missing" in wrong.output
+    for command in (["synth", "--out", tmp_path], ["bench"]):
+        wrong = invoke(*command, "--scheme", "awq", "--model", "gpt-oss-20b")
+        assert wrong.exit_code == 2 and "not published as awq" in wrong.output
+    wrong = invoke("synth", "--scheme", "gguf-q4_0", "--model", "jamba-mini", "--out", tmp_path)
+    assert wrong.exit_code == 2 and "GGUF" in wrong.output
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_type_of_plain_experts(tmp_path: Path) -> None:
+    invoke("synth", "--model", "tiny", "--out", tmp_path)
+    wrong = invoke("run", tmp_path, "--dtype", "f32", "--out", tmp_path / "o.safetensors")
+    assert isinstance(wrong.exception, CheckpointError) and "plain bf16" in str(wrong.exception)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("mode", [["--naive"], ["--backward"]], ids=" ".join)
+@pytest.mark.parametrize(("scheme", "low", "high"), [("nf4", 4.4, 5.2), ("int8", 8.1, 9.0)])
+def test_bench_of_a_scheme(
+    tmp_path: Path, scheme: str, low: float, high: float, mode: list[str]
+) -> None:
+    """Bytes are those of codes and scales; with all experts reached GB/s is bytes over time."""
+    figures = tmp_path / "b.json"
+    result = invoke("bench", "--model", "tiny", "--scheme", scheme, "--tokens", 512, "--seconds", 0,
+                    "--json", figures, *mode)
+    assert result.exit_code == 0 and f"{scheme} as bf16" in result.output, result.output
+    found = json.loads(figures.read_text())
+    assert found["scheme"] == scheme and low < found["weight_bits"] < high
+    assert found["weight_bytes"] == pytest.approx(found["weight_bits"] / 8 * 8 * 3 * 32 * 24)
+    timing = found["timings"][0]
+    rate = 0 if "--backward" in mode else found["weight_bytes"] / timing["seconds"] / 1e9
+    assert timing["gbytes"] == pytest.approx(rate, rel=1e-3)
+
+
 def test_run_of_a_golden_file(tmp_path: Path) -> None:
     path = golden.default_folder() / "deepseek_v3.safetensors"
     result = invoke("run", path, "--grad", "--out", tmp_path / "o.safetensors")
@@ -220,7 +290,8 @@ def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
 def test_every_shape_can_be_synthesised() -> None:
     """Names, families and configs of the shapes file hold together (full size is not made)."""
     for shape in shapes.load().values():
-        sizes = [dims for *_, dims, _ in synth._list_tensors(shape, 0)]
+        family = BY_MODEL_TYPE[shape.model_type]
+        sizes = [one.dims for one in synth._list_tensors(shape, family, 0, None)]
         assert len(sizes) >= 3 and synth.config_of(shape)["model_type"] == shape.model_type
 
 

@@ -85,9 +85,10 @@ def words(printed: str, device: str) -> str:
 def test_check(device: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     printed = run_on(device, "check", "--verbose", "--json", report)
-    assert "35 passed, 0 failed" in printed
+    assert "54 passed, 0 failed" in printed
     errors = json.loads(report.read_text())
-    assert len(errors) == 35 and all(max(e["errors"].values()) <= 2e-5 for e in errors)
+    assert len(errors) == 54 and all(
+        error <= e["limits"].get(name, 2e-5) for e in errors for name, error in e["errors"].items())
     again = run_on("cpu", "check", "--verbose", "--json", report)
     assert words(printed, device) == words(again, "cpu")
 
@@ -129,6 +130,40 @@ def test_run(device: str, tiny: Path, options: list[str]) -> None:
     np.testing.assert_array_equal(got["expert_ids"], wanted["expert_ids"])
     for name in set(wanted) - {"expert_ids"}:
         assert_close(got[name], wanted[name])
+
+
+# One of each way to read codes: streams, blocks, groups with an order, columns, one scale.
+SCHEMES = ["nf4-nested", "mxfp4", "nvfp4", "fp8-block", "fp8-tensor", "int8-asym", "int4-asym",
+           "int4-actorder", "awq", "gptq-actorder"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_run_of_codes(device: str, tmp_path: Path, scheme: str, dtype: str) -> None:
+    assert invoke("synth", "--scheme", scheme, "--out", tmp_path).exit_code == 0
+    results = []
+    for where in ("cpu", device):
+        out = tmp_path / "o.safetensors"
+        printed = run_on(where, "run", tmp_path / "model.safetensors", "--tokens", 9, "--grad",
+                         "--dtype", dtype, "--out", out)
+        file = SafetensorsFile(out)
+        results.append((words(printed, where), {name: np.array(file[name]) for name in file}))
+    (wanted_words, wanted), (got_words, got) = results
+    assert got_words == wanted_words and list(got) == list(wanted)
+    np.testing.assert_array_equal(got["expert_ids"], wanted["expert_ids"])
+    for name in set(wanted) - {"expert_ids"}:
+        assert_close(got[name], wanted[name], 2e-5 if dtype == "f32" else 1e-2)
+
+
+@pytest.mark.parametrize("mode", [["--naive"], ["--backward"]], ids=" ".join)
+@pytest.mark.parametrize("scheme", ["nf4", "fp4-nested", "int4", "int8", "fp8-block"])
+def test_bench_of_codes(device: str, tiny: Path, scheme: str, mode: list[str]) -> None:
+    figures = tiny / "b.json"
+    printed = run_on(device, "bench", "--model", "tiny", "--scheme", scheme, "--tokens", 7,
+                     "--seconds", 0, "--json", figures, *mode)
+    found = json.loads(figures.read_text())
+    assert found["scheme"] == scheme and 4 <= found["weight_bits"] < 9.5
+    assert f"{found['weight_bits']:.2f} bits each" in printed
 
 
 def test_run_of_a_golden_file(device: str, tmp_path: Path) -> None:

@@ -8,7 +8,28 @@ from pathlib import Path
 
 import pytest
 
+import moec
+from moec.kinds import KINDS
+
 README = Path(__file__).parents[1] / "README.md"
+
+
+def test_quantised_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """Codes are a tenth off at four bits and a hundredth at eight."""
+    section = README.read_text().partition("## Quantised weights")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    exec(compile(block, str(README), "exec"), {})
+    lines = [line.rpartition(" ") for line in capsys.readouterr().out.splitlines()]
+    errors = {name: float(error) for name, _, error in lines if name in ("nf4", "int8")}
+    assert 0.05 < errors["nf4"] < 0.2 and 0 < errors["int8"] < 0.03
+    assert any(name + last == "(64,32)" for name, _, last in lines)
+
+
+def test_the_schemes_are_in_the_table() -> None:
+    text = README.read_text()
+    names = [scheme.name for scheme in moec.Scheme if scheme]
+    assert all(f"`{name}`" in text or f"`{name.removeprefix('GGUF')}`" in text for name in names)
+    assert all(f"`{kind.name}`" in text for kind in KINDS)
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:

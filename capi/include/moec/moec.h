@@ -87,8 +87,8 @@ enum moec_status_code {
   MOEC_E_WOULD_SYNC = -13,   /* forbidden by stream capture: the call would wait */
   MOEC_E_WOULD_ALLOC = -14,  /* forbidden by the context's flags or by stream capture */
   MOEC_E_CUDA = -15,         /* the driver's error is native_code */
-  MOEC_E_COMM = -16,
-  MOEC_E_TIMEOUT = -17,
+  MOEC_E_COMM = -16,         /* another rank failed, or the communicator is broken */
+  MOEC_E_TIMEOUT = -17,      /* a communicator's callback reported that its deadline passed */
   MOEC_E_CALLBACK = -18,     /* a user callback returned non-zero: native_code */
   MOEC_E_FORKED = -19,       /* handle made before fork(), used in the child */
   MOEC_E_OVERFLOW = -20,     /* T*K, rows or bytes exceed the index type */
@@ -184,6 +184,8 @@ typedef struct moec_plan moec_plan;
 typedef struct moec_weights moec_weights;
 typedef struct moec_experts moec_experts;
 typedef struct moec_layer moec_layer;
+typedef struct moec_comm moec_comm;
+typedef struct moec_ep moec_ep;
 
 /* ================================ 1. version, errors, log ================================ */
 enum moec_log_level {
@@ -563,6 +565,10 @@ typedef struct moec_loss_args {
   moec_tensor token_mask;      /* in  [T] u8|bool, optional: 0 = left out, in each layer */
   moec_tensor loss;            /* out [1] f32 (forward) */
   moec_tensor d_loss;          /* in  [1] f32 (backward); absent = 1 */
+  moec_comm* comm; /* optional: the loss is of the tokens of all ranks, whose sums are added in rank
+                    * order; each rank gets the same loss and the gradient of its own logits. Layers
+                    * and options are equal on all; T may differ, counts are the rank's own.
+                    * Collective; errors as moec_comm_sum */
 } moec_loss_args;
 /* loss [1] of the logits [T,E] of each layer. Queues; takes scratch of O(E) bytes, whatever T. */
 MOEC_API moec_status moec_loss_forward(const moec_context* context, const moec_loss_args* args,
@@ -1036,6 +1042,7 @@ typedef struct moec_layer_desc {
   uint32_t drop;                    /* moec_drop */
   float capacity_factor;            /* as in moec_plan_desc */
   int64_t capacity;
+  moec_ep* ep; /* optional: the experts lie on the ep's ranks, section 11 */
 } moec_layer_desc;
 
 typedef struct moec_layer_args {
@@ -1056,6 +1063,7 @@ typedef struct moec_layer_args {
   moec_tensor counts;          /* out [E+Z] i32|i64, optional: as moec_route_args */
   moec_buffer saved;           /* out, unless SAVE_NONE */
   moec_buffer workspace;       /* absent = the context's */
+  int64_t bound;               /* with an ep: as in moec_ep_args; else 0 */
 } moec_layer_args;
 
 typedef struct moec_layer_grad_args {
@@ -1091,6 +1099,166 @@ MOEC_API moec_status moec_layer_backward(const moec_layer* layer, const moec_lay
 MOEC_API moec_status moec_layer_describe(const moec_layer* layer, const moec_weights* weights,
                                          int64_t num_tokens, char* buffer, uint64_t bytes,
                                          uint64_t* need);
+
+/* ================================ 11. expert parallelism ================================ */
+/* N ranks share the E experts of a layer: rank r owns [b[r], b[r+1]). Each rank has T tokens of its
+ * own; T may differ and be 0. A token goes once to each rank that owns one of its experts, where it
+ * is a guest. The plan of that rank is built from the guests' ids; its experts write one partial
+ * row for each guest; the rank that the token came from adds its partial rows in rank order, in
+ * fp32, starting at +0, and rounds once. Guests are in the order (rank, token). So every scheme and
+ * every transport gives the same bits, but for rows that ROWS dropped.
+ * Ranks are processes, or threads with a context each. Bytes are moved by callbacks of the caller.
+ * Collective functions are called by all ranks of the comm, in one order, and wait for each other.
+ * The ranks first compare what they are about to do: E_MISMATCH names a rank that does otherwise,
+ * on all ranks. A rank whose own arguments are refused says so, and the others get E_COMM, which
+ * names it. After either the ep is as before. After E_TIMEOUT, E_CALLBACK or another E_COMM nobody
+ * knows what the others did: comm and ep are broken, and each later call gives that status. */
+enum moec_comm_flags { /* on a context of the CPU: 0 */
+  MOEC_COMM_DEVICE = 1, /* the callbacks take memory of the device and queue on `stream` */
+  MOEC_COMM_CAPTURE = 2 /* and may be captured */
+};
+/* Each returns 0, or MOEC_E_TIMEOUT where its deadline passed, or another value but 0 on failure.
+ * They may not call moec. `send` and `recv` never overlap; bytes may be 0. */
+typedef struct moec_comm_callbacks {
+  uint32_t struct_size, flags; /* moec_comm_flags */
+  void* user;
+  /* recv [N][bytes] = the `send` [bytes] of each rank. Required. */
+  int32_t (*all_gather)(void* user, const void* send, void* recv, uint64_t bytes,
+                        moec_stream stream);
+  /* recv[r] = entry [this rank] of the `send` [N][bytes] of rank r. Required. */
+  int32_t (*all_to_all)(void* user, const void* send, void* recv, uint64_t bytes,
+                        moec_stream stream);
+  /* The same, with send_bytes[r] at byte send_at[r] for rank r, and recv_bytes[r] from it. EXACT
+   * needs it. `unit` divides all of them: counts in units stay small. */
+  int32_t (*all_to_all_v)(void* user, const void* send, const uint64_t* send_bytes,
+                          const uint64_t* send_at, void* recv, const uint64_t* recv_bytes,
+                          const uint64_t* recv_at, uint64_t unit, moec_stream stream);
+  int32_t (*poll)(void* user);  /* optional: 0 = well; never waits */
+  void (*release)(void* user);  /* optional: once, when nothing uses the comm any more */
+} moec_comm_callbacks;
+typedef struct moec_comm_desc {
+  uint32_t struct_size, flags; /* flags: 0 */
+  int32_t rank, size;          /* 0 <= rank < size */
+} moec_comm_desc;
+
+enum moec_ep_scheme {
+  MOEC_EP_AUTO = 0,
+  MOEC_EP_GATHER = 1, /* every rank gets all tokens; partial rows come back in equal parts */
+  MOEC_EP_PEER = 2,   /* kernels write to the memory of peers: E_UNSUPPORTED here */
+  MOEC_EP_ROWS = 3,   /* equal parts of pair_rows rows: no count is read by the host */
+  MOEC_EP_EXACT = 4   /* counts are exchanged, then as many rows as there are */
+};
+enum moec_ep_flags {
+  MOEC_EP_FORWARD_ONLY = 1 /* no x_beside, hence no backward of a layer: less memory */
+};
+enum moec_ep_overflow { /* ROWS: a pair of ranks that has more than pair_rows rows */
+  MOEC_EP_REPORT = 0,        /* keeps the first; the others give zeros and are counted */
+  MOEC_EP_DROP_BY_WEIGHT = 1 /* keeps those whose weights have the largest sum, then the first */
+};
+typedef struct moec_ep_desc { /* equal on all ranks */
+  uint32_t struct_size, flags;  /* moec_ep_flags */
+  int64_t hidden, max_tokens;   /* H; bound on T of one rank */
+  int32_t num_experts;          /* E, of all ranks together */
+  int32_t num_zero_experts;     /* Z; their ids stay at home */
+  int32_t top_k;                /* K */
+  uint32_t scheme;              /* moec_ep_scheme */
+  moec_dtype dtype;             /* of x: f32, f16, bf16 */
+  moec_dtype partial_dtype;     /* of partial rows: dtype (0) or f32 */
+  const int32_t* expert_begin;  /* host [N+1], copied: 0 = b[0] < b[1] < .. = E; NULL = even */
+  int64_t pair_rows;            /* ROWS: rows from one rank to another; 0 = max_tokens */
+  uint32_t overflow;            /* moec_ep_overflow */
+  float grad_scale;             /* layer: the gradients of experts and their biases are this much;
+                                 * 0 = 1. 1/N beside the mean of DDP. d_y is scaled, and d_x back:
+                                 * exact for powers of two, else a rounding more of each */
+} moec_ep_desc;
+typedef struct moec_ep_info {
+  uint32_t struct_size, flags;
+  uint32_t scheme;                  /* moec_ep_scheme in use */
+  int32_t expert_begin, expert_end; /* of this rank */
+  uint32_t reserved0;
+  int64_t max_guests;               /* bound on the guests of a call */
+  uint64_t memory;                  /* bytes of the device that the ep holds */
+} moec_ep_info;
+typedef struct moec_ep_args {
+  uint32_t struct_size, flags; /* flags: moec_ep_call_flags */
+  int64_t bound;               /* T of no rank is larger; equal on all; 0 = max_tokens */
+  /* dispatch */
+  moec_tensor x;               /* in  [T,H] */
+  moec_tensor x_beside;        /* in  [T,H], optional, on all ranks or none: goes with x */
+  moec_tensor expert_ids;      /* in  [T,K] i32|i64; others than [0,E) go nowhere */
+  moec_tensor routing_weights; /* in  [T,K] f32, optional: absent = 1 */
+  /* views of the ep's memory, until the next dispatch; G guests */
+  moec_tensor guests;          /* out [G,H] as x. Rows without an id may hold anything */
+  moec_tensor guests_beside;   /* out [G,H], with x_beside */
+  moec_tensor guest_ids;       /* out [G,K] i32; -1 = no expert of this rank */
+  moec_tensor guest_weights;   /* out [G,K] f32 */
+  moec_tensor partial;         /* out [G,H] partial_dtype; combine reads what the caller wrote */
+  int64_t total_tokens;        /* out: T of all ranks together */
+  /* combine */
+  moec_tensor d_guest_weights; /* in  [G,K] f32, optional, on all ranks or none */
+  moec_tensor y;               /* out [T,H] dtype: the sum of partial rows; 0 without any */
+  moec_tensor d_routing_weights; /* out [T,K] f32, with d_guest_weights; 0 where the id is no
+                                  * expert, or the row was dropped */
+} moec_ep_args;
+enum moec_ep_call_flags {
+  MOEC_EP_ADD = 1 /* combine: what y holds is added to the sum, in fp32, before it is rounded */
+};
+typedef struct moec_ep_state { /* since the ep was made; equal on all ranks but for the bytes */
+  uint32_t struct_size, flags;
+  moec_status status;         /* 0, or what broke the ep */
+  uint32_t reserved0;
+  uint64_t calls;             /* dispatch and combine */
+  int64_t rows_needed;        /* ROWS: the pair_rows that would have dropped nothing */
+  int64_t rows_dropped;       /* ROWS: of all ranks */
+  uint64_t bytes_sent, bytes_received; /* to and from other ranks */
+} moec_ep_state;
+
+/* Makes a communicator from callbacks, which are copied. Host only; not collective. E_UNSUPPORTED:
+ * on CUDA, whose contexts have no expert parallelism yet, and callbacks that take device memory. */
+MOEC_API MOEC_CHECK moec_status moec_comm_create(const moec_context* context,
+                                                 const moec_comm_desc* desc,
+                                                 const moec_comm_callbacks* callbacks,
+                                                 moec_comm** out);
+/* Drops the caller's reference; the last one calls `release`. Not collective. */
+MOEC_API void moec_comm_free(moec_comm* comm);
+/* in_out [any shape] f32|i32|i64 = the sum over all ranks, in rank order: counts for
+ * moec_router_bias_update, gradients of what all ranks share. Collective; waits; takes scratch of N
+ * times its bytes. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above. */
+MOEC_API moec_status moec_comm_sum(moec_comm* comm, const moec_tensor* in_out, moec_stream stream);
+
+/* Makes an ep. Collective; waits; allocates moec_ep_info.memory, this once. E_UNSUPPORTED: the
+ * scheme needs what the comm lacks. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK:
+ * as above; E_COMM also where another rank cannot allocate. */
+MOEC_API MOEC_CHECK moec_status moec_ep_create(moec_comm* comm, const moec_ep_desc* desc,
+                                               moec_ep** out);
+/* Drops the caller's reference; the last one gives its memory back. Not collective. */
+MOEC_API void moec_ep_free(moec_ep* ep);
+/* Scheme, range, bytes. Host only. */
+MOEC_API moec_status moec_ep_query(const moec_ep* ep, moec_ep_info* out);
+/* JSON: the scheme and why, ranks, ranges, bytes. *need counts the final NUL; buffer may be NULL.
+ * Host only. E_WORKSPACE: the buffer is too small; *need is set. */
+MOEC_API moec_status moec_ep_describe(const moec_ep* ep, char* buffer, uint64_t bytes,
+                                      uint64_t* need);
+/* Sends each token to the ranks of its experts, and sets the `out` views of args. Also the backward
+ * of combine: x = d_y. Collective; waits; allocates nothing. E_MISMATCH, E_COMM, E_TIMEOUT,
+ * E_CALLBACK: as above. */
+MOEC_API moec_status moec_ep_dispatch(moec_ep* ep, moec_ep_args* args, moec_stream stream);
+/* Sends the partial rows of the last dispatch home: y [T,H] is their sum. Also the backward of
+ * dispatch: y = d_x, and d_guest_weights [G,K] to d_routing_weights [T,K]. T is the dispatch's.
+ * Collective; waits; allocates nothing. E_INVALID_STATE: there was no dispatch. E_MISMATCH, E_COMM,
+ * E_TIMEOUT, E_CALLBACK: as above. */
+MOEC_API moec_status moec_ep_combine(moec_ep* ep, const moec_ep_args* args, moec_stream stream);
+/* Counters, and whether the comm is well. Never waits. */
+MOEC_API moec_status moec_ep_poll(const moec_ep* ep, moec_ep_state* out);
+/* A layer with an ep (moec_layer_desc.ep) is called on all ranks alike: forward and backward are
+ * collective, wait, and are one call at a time of their ep, of which many layers may use one. Its
+ * num_experts, num_zero_experts, top_k, hidden and dtype are those of the ep; its weights are the
+ * experts of this rank, and experts.expert_begin and _end are their range or 0, 0. Router, routing
+ * weights, shared expert, identity experts, residual and output bias work on the T tokens of the
+ * rank; their part of y (of d_x) is rounded to dtype and added to the sum of partial rows. Capacity
+ * and drops are of the tokens of all ranks, in rank order. Gradients of what all ranks hold are of
+ * the rank's own tokens; those of its experts are of the tokens of all ranks. E_UNSUPPORTED:
+ * SHARED_SOFTMAX2, COMBINE_DATA_EXPERT, and a partial_dtype other than dtype. */
 
 #ifdef __cplusplus
 }

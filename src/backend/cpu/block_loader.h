@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "backend/cpu/coded_lines.h"
 #include "backend/cpu/pack.h"
 #include "core/dtype.h"
 
@@ -62,6 +63,16 @@ class BlockLoader {
   void run(int64_t lane0, int64_t block0, int blocks, const Target& target,
            const Region& next = {}) const {
     const int tiles = (target.lanes + kLanes - 1) / kLanes;
+    if (CodedLines lines; source_.is_coded() && has_lines(lines, block0)) {
+      if (lines.along_k() == source_.transposed)
+        lines_over_k(lines, lane0, block0, blocks, target, next);
+      else
+        for (int t = 0; t < tiles; ++t) {
+          next.prefetch(t, tiles);
+          lines_over_lanes(lines, lane0, t, block0, blocks, target);
+        }
+      return;
+    }
     if (source_.is_coded()) {
       for (int b = 0; b < blocks; ++b) {
         next.prefetch(b, blocks);
@@ -121,6 +132,56 @@ class BlockLoader {
       put({lines, lane, count, lanes_at(lane0, t, target), target.at(t, block),
            target.lines_out(t)},
           target, false);
+    }
+  }
+
+  // ---- codes in lines, whose runs become values of 16 bits
+  static constexpr int kMostRun = 512;  // positions
+  bool has_lines(CodedLines& lines, int64_t block0) const {
+    return block0 * per_block_ % kCodesAlign == 0 && lines.find(source_.coded, source_.dtype);
+  }
+  void decode(const CodedLines& lines, int64_t line, int64_t first, int64_t count,
+              uint16_t* to) const {
+    float scales[kMostRun / kCodesAlign + 2], zeros[kMostRun / kCodesAlign + 2];
+    const CodedRun run = lines.run(tile_, line, first, count, scales, zeros);
+    tile_.decode_run[int(lines.codes())][source_.dtype == MOEC_F16](run, to);
+  }
+  // A line is a lane: 16 of them for a span of k at a time.
+  void lines_over_lanes(const CodedLines& codes, int64_t lane0, int tile, int64_t block0,
+                        int blocks, const Target& target) const {
+    const int lanes = lanes_at(lane0, tile, target), step = kMostRun / per_block_;
+    alignas(kLineBytes) uint16_t values[kLanes][kMostRun];
+    const void* lines[kLanes];
+    for (int i = 0; i < lanes; ++i) lines[i] = values[i];
+    for (int begin = 0; begin < blocks; begin += step) {
+      const int end = std::min(blocks, begin + step);
+      const int64_t k0 = (block0 + begin) * per_block_;
+      const int64_t count =
+          std::clamp<int64_t>(source_.k - k0, 0, int64_t(end - begin) * per_block_);
+      for (int i = 0; i < lanes && count > 0; ++i)
+        decode(codes, lane0 + tile * kLanes + i, k0, count, values[i]);
+      for (int b = begin; b < end; ++b)
+        put({lines, (b - begin) * int64_t(per_block_), lanes, k_at((block0 + b) * per_block_),
+             target.at(tile, b), target.lines_out(tile)},
+            target, true);
+    }
+  }
+  // A line is a k: all lanes of one block at a time.
+  void lines_over_k(const CodedLines& codes, int64_t lane0, int64_t block0, int blocks,
+                    const Target& target, const Region& next) const {
+    alignas(kLineBytes) uint16_t values[kMaxBlockK][kMostRun];
+    const void* lines[kMaxBlockK];
+    for (int i = 0; i < kMaxBlockK; ++i) lines[i] = values[i];
+    const int64_t lanes = std::clamp<int64_t>(source_.lanes - lane0, 0, target.lanes);
+    for (int b = 0; b < blocks; ++b) {
+      next.prefetch(b, blocks);
+      const int64_t k0 = (block0 + b) * per_block_;
+      const int count = k_at(k0);
+      for (int i = 0; i < count && lanes > 0; ++i) decode(codes, k0 + i, lane0, lanes, values[i]);
+      for (int t = 0; t * kLanes < target.lanes; ++t)
+        put({lines, t * int64_t(kLanes), count, lanes_at(lane0, t, target), target.at(t, b),
+             target.lines_out(t)},
+            target, false);
     }
   }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backend/cpu/block_loader.h"
+#include "backend/cpu/coded_lines.h"
 #include "backend/cpu/isa.h"
 #include "core/workspace.h"
 
@@ -47,7 +48,8 @@ class Runner {
   }
 
   BlockResult run() {
-    if (p_.num_terms > 0 && !is_direct(p_.terms[0].b) && !product_with_lines(p_.terms[0].b))
+    if (p_.num_terms > 0 && !is_direct(p_.terms[0].b) && !product_with_lines(p_.terms[0].b) &&
+        !with_codes(p_.terms[0]))
       region_of(0, 0, 0).prefetch(0, 1);
     for (int first = 0; first < p_.num_terms; first = end_of_load(first)) run_load(first);
     for (int i = 0; i < p_.outputs; ++i)
@@ -72,7 +74,9 @@ class Runner {
       load_a(p_.terms[first].a, block0, now);
       for (int term = first; term < end; ++term) {
         const BlockTerm& at = p_.terms[term];
-        if (const LinesProductFn product = product_with_lines(at.b))
+        if (with_codes(at))
+          multiply_codes(at, block0, now);
+        else if (const LinesProductFn product = product_with_lines(at.b))
           multiply_lines(product, at, block0, now);
         else
           multiply({first, end, term}, block0, now);
@@ -161,6 +165,52 @@ class Runner {
       }
     }
     started_[term.output] = true;
+  }
+
+  bool with_codes(const BlockTerm& term) const {
+    return p_.plan.compute == Compute::kF32 && takes_codes(term, p_.rows);
+  }
+
+  // All columns for one span of A, each from end to end. x lies in the order in which values come
+  // from codes.
+  void multiply_codes(const BlockTerm& term, int64_t block0, int blocks) {
+    constexpr int64_t kSpan = 4096, kBlocks = kSpan / kCodesAlign + 2;
+    static_assert(kLinesRows * kSpan * int64_t(sizeof(float)) <= kScratchB);
+    const TileKernels& tile = *p_.plan.tile;
+    const PanelSource& source = term.b.source;
+    CodedLines lines;
+    lines.find(source.coded, source.dtype);
+    float* const c = c_[term.output];
+    auto* const x = reinterpret_cast<float*>(b_);
+    float scales[kBlocks], zeros[kBlocks], sums[kLinesRows];
+    const int64_t k0 = block0 * kSteps, k = std::min(blocks * int64_t(kSteps), source.k - k0);
+    const DotRunFn dot = tile.dot_run[int(lines.codes())][p_.rows - 1];
+    for (int64_t first = 0; first < k; first += kSpan) {
+      const int64_t count = std::min(kSpan, k - first);
+      for (int64_t r = 0; r < p_.rows; ++r) arrange(lines.codes(), r, first, count, x + r * kSpan);
+      for (int64_t column = 0; column < p_.cols; ++column) {
+        dot({lines.run(tile, p_.col0 + column, k0 + first, count, scales, zeros), x, kSpan, sums});
+        for (int64_t r = 0; r < p_.rows; ++r) {
+          float& to = c[r * ld_ + column];
+          to = started_[term.output] ? to + sums[r] : sums[r];
+        }
+      }
+      started_[term.output] = true;
+    }
+  }
+  // Row r of A from `first` on, whole chunks of it: zeros follow the `count` values.
+  void arrange(LineCodes codes, int64_t r, int64_t first, int64_t count, float* to) const {
+    const uint8_t* const order = p_.plan.tile->nibble_order;
+    const int flip = codes == LineCodes::kHighNibble;
+    for (int64_t at = 0; at < count; at += kCodesChunk) {
+      alignas(kLineBytes) float chunk[kCodesChunk] = {};
+      for (int64_t i = 0; i < kCodesChunk && at + i < count; i += kSteps)
+        std::memcpy(chunk + i, a_ + ((first + at + i) / kSteps * p_.rows + r) * kLineBytes,
+                    kLineBytes);
+      for (int i = 0; are_nibbles(codes) && i < kCodesChunk; ++i)
+        to[at + i] = chunk[order[i] ^ flip];
+      if (!are_nibbles(codes)) std::memcpy(to + at, chunk, sizeof chunk);
+    }
   }
 
   // All columns times all rows for one span of A, in chunks of B that stay near.
@@ -265,9 +315,22 @@ class Runner {
 
 }  // namespace
 
+bool takes_codes(const BlockTerm& term, int64_t rows) {
+  const PanelSource& source = term.b.source;
+  CodedLines lines;
+  return rows <= kLinesRows && !term.b.packed.data && source.is_coded() &&
+         source.dtype == MOEC_BF16 && lines.find(source.coded, source.dtype) &&
+         lines.along_k() != source.transposed;
+}
+
+ProductPlan plan_f32() {
+  const TileKernels& tile = tile_kernels();
+  return {&tile, &tile.f32, Compute::kF32};
+}
+
 ProductPlan plan_product(moec_dtype a, moec_dtype b, int64_t rows) {
   const TileKernels& tile = tile_kernels();
-  if (a != MOEC_BF16 || b != MOEC_BF16 || !tile.bf16.name) return {&tile, &tile.f32, Compute::kF32};
+  if (a != MOEC_BF16 || b != MOEC_BF16 || !tile.bf16.name) return plan_f32();
   const bool few = rows <= tile.bf16_few_rows;
   return {&tile, few ? &tile.bf16_few : &tile.bf16, Compute::kBf16};
 }

@@ -33,6 +33,7 @@ struct ProductPlan {  // the same for all tasks of one expert
 };
 // of one term; a product of several multiplies in bf16 only where each of them does.
 ProductPlan plan_product(moec_dtype a, moec_dtype b, int64_t rows);
+ProductPlan plan_f32();
 
 struct BlockTerm {
   PanelSource a;
@@ -40,6 +41,9 @@ struct BlockTerm {
   int64_t k = 0;
   int output = 0;
 };
+
+// Few rows are multiplied with runs of codes (dot_run) where they lie along k: in fp32.
+bool takes_codes(const BlockTerm& term, int64_t rows);
 
 struct BlockProduct {
   static constexpr int kMostOutputs = 2;

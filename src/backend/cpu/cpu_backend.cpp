@@ -124,6 +124,12 @@ void CpuBackend::permute_backward(const PermuteGradArgs& args, moec_stream) cons
 void CpuBackend::unpermute_backward(const UnpermuteGradArgs& args, moec_stream) const {
   cpu::unpermute_backward(device(), args);
 }
+void CpuBackend::pick_rows(const PickRowsArgs& args, moec_stream) const {
+  cpu::pick_rows(device(), args);
+}
+void CpuBackend::sum_rows(const SumRowsArgs& args, moec_stream) const {
+  cpu::sum_rows(device(), args);
+}
 
 ExpertsPaths CpuBackend::experts_paths() const {
   return {&experts_path_, 1};

@@ -48,6 +48,8 @@ class CpuBackend final : public Backend {
   void unpermute(const UnpermuteArgs& args, moec_stream) const override;
   void permute_backward(const PermuteGradArgs& args, moec_stream) const override;
   void unpermute_backward(const UnpermuteGradArgs& args, moec_stream) const override;
+  void pick_rows(const PickRowsArgs& args, moec_stream) const override;
+  void sum_rows(const SumRowsArgs& args, moec_stream) const override;
 
   ExpertsPaths experts_paths() const override;
 

@@ -43,7 +43,9 @@ PanelSource row_source(const GemmRows& a, int64_t end, int64_t k) {
   return {a.data, a.dtype, a.stride, 1, a.gather, nullptr, end, k};
 }
 
-ProductPlan plan_terms(const GroupedGemm& g, int64_t rows) {
+ProductPlan plan_terms(const GroupedGemm& g, const BlockTerm* terms, int64_t rows) {
+  const auto by_codes = [&](const BlockTerm& term) { return takes_codes(term, rows); };
+  if (std::all_of(terms, terms + g.num_terms, by_codes)) return plan_f32();
   ProductPlan plan = plan_product(g.terms[0].a.dtype, g.terms[0].b.matrix->dtype, rows);
   for (int i = 1; i < g.num_terms && plan.compute == Compute::kBf16; ++i)
     plan = plan_product(g.terms[i].a.dtype, g.terms[i].b.matrix->dtype, rows);
@@ -57,7 +59,6 @@ void grouped_gemm(const ThreadPool& pool, const GroupedGemm& g, void* scratch) {
   run_tasks(pool, {g.num_experts, g.group_offsets, g.counts}, cut, scratch,
             [&](const Task& task, char* thread_scratch) {
               BlockProduct p;
-              p.plan = plan_terms(g, task.group_rows);
               p.outputs = g.outputs;
               p.num_terms = g.num_terms;
               for (int i = 0; i < g.num_terms; ++i) {
@@ -65,6 +66,7 @@ void grouped_gemm(const ThreadPool& pool, const GroupedGemm& g, void* scratch) {
                 p.terms[i] = {row_source(term.a, task.group_begin + task.group_rows, term.k),
                               weight_source(term.b, task.expert, g.n, term.k), term.k, term.output};
               }
+              p.plan = plan_terms(g, p.terms, task.group_rows);
               p.row0 = task.group_begin + task.row0;
               p.rows = task.rows;
               p.col0 = task.col0;

@@ -24,6 +24,11 @@ struct Sums {  // of one chunk
   int32_t* n;  // [lanes]
 };
 
+struct Total {       // of a stretch, and of all ranks if it is theirs
+  float* p;          // [lanes]
+  double* selected;  // [lanes]
+};
+
 class Losses {
  public:
   Losses(const Device& device, const LossArgs& args)
@@ -32,7 +37,7 @@ class Losses {
         lanes_(padded_columns(args.num_experts)),
         row_bytes_(lanes_ * 20 + key_blocks(lanes_) * 8 +
                    int64_t(round_up(uint64_t(args.top_k) * 4, kCacheLine))),
-        sum_bytes_(Chunks::kMax * lanes_ * 8),
+        sum_bytes_((Chunks::kMax + 1) * lanes_ * 8),
         scratch_(device, uint64_t(sum_bytes_ + row_bytes_ * device.pool.size())),
         score_(args.kind == MOEC_LOSS_BALANCE_MIXTRAL ? uint32_t(MOEC_SCORE_SOFTMAX) : args.score) {
   }
@@ -40,20 +45,20 @@ class Losses {
   double forward() const {
     double loss = 0.0;
     for_stretches([&](int64_t first, int64_t last, double factor) {
-      const Sums total = sum_stretch(first, last);
+      const Total total = sum_stretch(first, last);
       double dot = 0.0;
-      for (int64_t e = 0; e < args_.num_experts; ++e)
-        dot += selected(total, e) * double(total.p[e]);
+      for (int64_t e = 0; e < args_.num_experts; ++e) dot += total.selected[e] * double(total.p[e]);
       loss += factor * dot;
     });
+    if (args_.ranks && by_sequence()) args_.ranks->add(&loss, 1);
     return loss;
   }
 
   void backward(double d_loss) const {
     for_stretches([&](int64_t first, int64_t last, double factor) {
-      const Sums total = sum_stretch(first, last);
+      const Total total = sum_stretch(first, last);
       // d_p[e] = factor * n_e, the same for every token; it takes the place of the sums of p
-      for (int64_t e = 0; e < lanes_; ++e) total.p[e] = float(factor * d_loss * selected(total, e));
+      for (int64_t e = 0; e < lanes_; ++e) total.p[e] = float(factor * d_loss * total.selected[e]);
       for_chunks(first, last, [&](int32_t slot, int64_t, int64_t begin, int64_t end) {
         const LossRow row = row_of(slot);
         for (int64_t layer = 0; layer < args_.num_layers; ++layer)
@@ -88,25 +93,29 @@ class Losses {
       body(slot, chunk, first + chunks.begin(chunk), first + chunks.end(chunk));
     });
   }
-  // body(first, last, factor) over what is balanced by itself: all tokens, or each sequence.
+  bool by_sequence() const { return args_.kind == MOEC_LOSS_BALANCE_SEQUENCE; }
+  // The same on every rank: all of them meet in it.
+  int64_t of_all_ranks(int64_t value) const {
+    if (args_.ranks) args_.ranks->add(&value, 1);
+    return value;
+  }
+  // body(first, last, factor) over what is balanced by itself: all tokens, or each sequence. The
+  // tokens of all ranks are one stretch, even where there are none.
   template <class Body>
   void for_stretches(Body&& body) const {
-    const bool by_sequence = args_.kind == MOEC_LOSS_BALANCE_SEQUENCE;
-    const int64_t length = by_sequence ? args_.seq_len : args_.num_tokens;
-    const int64_t stretches = length ? args_.num_tokens / length : 0;
-    for (int64_t i = 0; i < stretches; ++i) {
-      const int64_t first = i * length, last = first + length;
-      const int64_t tokens = counted_tokens(args_, first, last) * args_.num_layers;
-      body(first, last,
-           math::balance_factor(args_.kind, double(args_.coefficient), args_.num_experts,
-                                args_.top_k, tokens, stretches));
+    const auto factor = [&](int64_t tokens, int64_t stretches) {
+      return math::balance_factor(args_.kind, double(args_.coefficient), args_.num_experts,
+                                  args_.top_k, tokens * args_.num_layers, stretches);
+    };
+    const int64_t T = args_.num_tokens;
+    if (!by_sequence()) {
+      const int64_t tokens = of_all_ranks(counted_tokens(args_, 0, T));
+      if (T || args_.ranks) body(0, T, factor(tokens, 1));
+      return;
     }
-  }
-
-  // n of one expert or lane.
-  double selected(const Sums& total, int64_t e) const {
-    const bool given = args_.counts && e < args_.num_experts;
-    return given ? double(load_id(args_.counts, e)) : double(total.n[e]);
+    const int64_t length = args_.seq_len, stretches = of_all_ranks(T / length);
+    for (int64_t first = 0; first < T; first += length)
+      body(first, first + length, factor(counted_tokens(args_, first, first + length), stretches));
   }
 
   // p of one row; returns what the scores were divided by.
@@ -142,9 +151,10 @@ class Losses {
     add_block();
   }
 
-  // n and sum of p over tokens [first, last) of every layer, in the sums of chunk 0.
-  Sums sum_stretch(int64_t first, int64_t last) const {
+  // n and sum of p over tokens [first, last) of every layer; p in the sums of chunk 0.
+  Total sum_stretch(int64_t first, int64_t last) const {
     const Chunks chunks(last - first, kLossTokens);
+    std::memset(sums_of(0).p, 0, size_t(lanes_) * 2 * sizeof(float));  // where there is no chunk
     for_chunks(first, last, [&](int32_t slot, int64_t chunk, int64_t begin, int64_t end) {
       const LossRow row = row_of(slot);
       const Sums sums = sums_of(chunk);
@@ -152,12 +162,20 @@ class Losses {
       for (int64_t layer = 0; layer < args_.num_layers; ++layer)
         vectorised<add_tokens>(this, &row, &args_.layers[layer], &sums, begin, end);
     });
-    const Sums total = sums_of(0);
+    const Sums sum = sums_of(0);
     for (int64_t chunk = 1; chunk < chunks.count; ++chunk)
       for (int64_t e = 0; e < lanes_; ++e) {
-        total.p[e] += sums_of(chunk).p[e];
-        total.n[e] += sums_of(chunk).n[e];
+        sum.p[e] += sums_of(chunk).p[e];
+        sum.n[e] += sums_of(chunk).n[e];
       }
+    const Total total = {sum.p, reinterpret_cast<double*>(sums_of(Chunks::kMax).p)};
+    for (int64_t e = 0; e < lanes_; ++e) {
+      const bool given = args_.counts && e < args_.num_experts;
+      total.selected[e] = given ? double(load_id(args_.counts, e)) : double(sum.n[e]);
+    }
+    if (!args_.ranks || by_sequence()) return total;
+    args_.ranks->add(total.p, lanes_);
+    args_.ranks->add(total.selected, lanes_);
     return total;
   }
 

@@ -2,6 +2,7 @@
 #include "backend/cpu/pack.h"
 
 #include "backend/cpu/block_loader.h"
+#include "backend/cpu/coded_lines.h"
 #include "backend/cpu/packed_form.h"
 
 // Offsets within a block are small:
@@ -41,12 +42,20 @@ void Region::prefetch(int64_t part, int64_t parts) const {
 Region chunk_region(const WeightSource& w, Compute compute, const Chunk& chunk) {
   if (w.packed.data) return w.packed.form->region(w.packed, compute, chunk);
   const PanelSource& s = w.source;
-  if (s.is_coded() && !quant::is_bytes(*quant::find_format(s.coded.scheme))) return {};
-  const int64_t size = dtype_bytes(s.stored());
   const int64_t lane0 = chunk.panel * kPanelColumns, k0 = chunk.block0 * block_k(compute);
   const int64_t lanes = std::min(chunk.panels * int64_t(kPanelColumns), s.lanes - lane0);
   const int64_t values = std::min(chunk.blocks * block_k(compute), s.k - k0);
   if (s.k_gather || s.lane_gather) return {};
+  if (CodedLines lines; s.is_coded() && lines.find(s.coded, s.dtype)) {
+    const auto region = [&](int64_t line, int64_t count, int64_t from, int64_t positions) {
+      return Region{reinterpret_cast<const char*>(lines.at(line, from)), count, lines.stride(),
+                    lines.bytes(positions)};
+    };
+    return lines.along_k() == s.transposed ? region(k0, values, lane0, lanes)
+                                           : region(lane0, lanes, k0, values);
+  }
+  if (s.is_coded() && !quant::is_bytes(*quant::find_format(s.coded.scheme))) return {};
+  const int64_t size = dtype_bytes(s.stored());
   const char* const base =
       static_cast<const char*>(s.data) + (lane0 * s.lane_stride + k0 * s.k_stride) * size;
   if (s.k_stride == 1) return {base, lanes, s.lane_stride * size, values * size};

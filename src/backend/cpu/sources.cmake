@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 moec_add_sources(
-  block_product.cpp cpu_backend.cpp grouped_gemm.cpp grouped_wgrad.cpp isa.cpp pack.cpp
+  block_product.cpp coded_lines.cpp cpu_backend.cpp grouped_gemm.cpp grouped_wgrad.cpp isa.cpp pack.cpp
   packed_form.cpp row_math.cpp)
 moec_add_sources(  # experts
   combine.cpp dots.cpp expert_weights.cpp experts_describe.cpp experts_path.cpp mlp_backward.cpp
@@ -8,7 +8,7 @@ moec_add_sources(  # experts
 moec_add_sources(  # routing, plans, rows, losses
   gate.cpp loss.cpp permute.cpp plan.cpp plan_choice.cpp route_backward.cpp route_forward.cpp
   z_loss.cpp)
-moec_add_sources(quantise.cpp)
+moec_add_sources(quantise.cpp rank_rows.cpp)
 
 # Instruction sets: name -> flags. From the plainest to the richest, and after everything else:
 # where two objects hold the same inline function the linker keeps the first.

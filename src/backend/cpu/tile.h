@@ -104,6 +104,33 @@ struct DecodeLines {
 };
 using DecodeLinesFn = void (*)(const DecodeLines& decode);
 
+// A line of codes in blocks that begin with it. Nibbles are the numbers that a table gives; the
+// first of two is in the low half of a byte, or in the high one.
+enum class LineCodes { kLowNibble, kHighNibble, kI8, kE4m3 };
+inline constexpr int kLineCodes = 4, kCodesChunk = 64, kCodesAlign = 32;
+constexpr bool are_nibbles(LineCodes codes) {
+  return codes == LineCodes::kLowNibble || codes == LineCodes::kHighNibble;
+}
+struct CodedRun {  // (number - zero) * scale, rounded once, of positions [first, first + count)
+  const uint8_t* codes;  // of position 0
+  int64_t first;         // a multiple of kCodesAlign
+  int64_t count;
+  const float* numbers;         // [16], of nibbles
+  const float *scales, *zeros;  // of blocks, from that of `first` on; no zeros: null
+  quant::BlockSize block;       // all of the line, or a multiple of kCodesAlign
+  bool exact;                   // values are those of bf16 before they are rounded
+};
+using DecodeRunFn = void (*)(const CodedRun& run, uint16_t* to);
+// sums[r] = sum over the run of its values, in bf16, times x[r * stride + ...], whose positions are
+// in chunks of kCodesChunk: those of nibbles in the order of nibble_order, zeros beyond the run.
+struct CodedDot {
+  CodedRun run;
+  const float* x;
+  int64_t stride;
+  float* sums;
+};
+using DotRunFn = void (*)(const CodedDot& dot);
+
 struct TileKernels {
   const char* isa;
   ProductKernel f32;
@@ -113,7 +140,10 @@ struct TileKernels {
   LinesProductFn by_lines[Loads::kCount][kLinesRows];  // [Load][rows - 1]; null: none
   LoadBlockFn along_k[Loads::kCount][2], along_lanes[Loads::kCount][2];  // [Load][turned]
   DecodeLinesFn decode[quant::Formats::kCount][PlainLoads::kCount];      // to a plain type
-  void (*transpose)(const void* from, void* to);                         // 16 lines of 16 dwords
+  DecodeRunFn decode_run[kLineCodes][2];                                 // [LineCodes][to f16]
+  DotRunFn dot_run[kLineCodes][kLinesRows];                              // [LineCodes][rows - 1]
+  uint8_t nibble_order[kCodesChunk];  // positions, of nibbles whose low one is the first
+  void (*transpose)(const void* from, void* to);     // 16 lines of 16 dwords
   void (*expand_bf16)(const void* block, void* to);  // packed block -> two f32 blocks
   void (*expand_f16)(const void* block, void* to);
   void (*to_f32[PlainLoads::kCount])(const void* from, float* to, int64_t count);

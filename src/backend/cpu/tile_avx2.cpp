@@ -18,6 +18,8 @@ struct Avx2Ops {
     return _mm256_broadcast_ss(static_cast<const float*>(from));
   }
   static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+  static Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
 
   struct Line {
@@ -127,6 +129,90 @@ struct Avx2Ops {
     return odd_bf16({{rounded_bf16(line.half[0]), rounded_bf16(line.half[1])}});
   }
   static Line as_f16(Line line) { return widen(round_f16(line.half[0]), round_f16(line.half[1])); }
+
+  // ---- codes
+  // An e4m3 code is the f16 of 2^-8 times its value, but for NaN.
+  static Line e4m3(const uint8_t* from) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8);
+    const __m256i half = _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16(-0x4001));
+    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(half, _mm256_set1_epi16(0x3f80)),
+                                           _mm256_set1_epi16(0x3f80));
+    const __m256i bits = _mm256_or_si256(half, _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+    const __m256 up = _mm256_set1_ps(256.0f);
+    return {{_mm256_castps_si256(_mm256_mul_ps(_mm256_cvtph_ps(low(bits)), up)),
+             _mm256_castps_si256(_mm256_mul_ps(_mm256_cvtph_ps(Avx2Ops::high(bits)), up))}};
+  }
+  static __m256i to_nearest(__m256i v) {  // the value is in the high halves
+    const __m256i one = _mm256_and_si256(_mm256_srli_epi32(v, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(0x7fff)), one);
+  }
+  static Line round_bf16(Line line) {
+    return odd_bf16({{to_nearest(line.half[0]), to_nearest(line.half[1])}});
+  }
+  struct Numbers {
+    __m256 part[2];  // 0 .. 3 and 8 .. 11, 4 .. 7 and 12 .. 15: packing words puts them in order
+  };
+  static Numbers numbers(const float* from) {
+    return {{_mm256_set_m128(_mm_loadu_ps(from + 8), _mm_loadu_ps(from)),
+             _mm256_set_m128(_mm_loadu_ps(from + 12), _mm_loadu_ps(from + 4))}};
+  }
+  struct NibbleTable {
+    __m256i low, high;  // bytes of the values, those of each half of the codes in its lane
+  };
+  // Low bytes of the 16 values, then their high bytes.
+  template <Rounding kRounding>
+  static __m256i values(const Numbers& numbers, float scale, float zero) {
+    const __m256 s = _mm256_set1_ps(scale), z = _mm256_set1_ps(zero);
+    __m256i words;
+    const __m256 a = _mm256_mul_ps(_mm256_sub_ps(numbers.part[0], z), s);
+    const __m256 b = _mm256_mul_ps(_mm256_sub_ps(numbers.part[1], z), s);
+    if constexpr (kRounding == Rounding::kF16) {
+      const __m128i first = _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
+      const __m128i second = _mm256_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT);
+      words =
+          _mm256_set_m128i(_mm_unpackhi_epi64(first, second), _mm_unpacklo_epi64(first, second));
+    } else {
+      __m256i left = _mm256_castps_si256(a), right = _mm256_castps_si256(b);
+      if constexpr (kRounding == Rounding::kBf16) {
+        left = to_nearest(left);
+        right = to_nearest(right);
+      }
+      words = _mm256_packus_epi32(_mm256_srli_epi32(left, 16), _mm256_srli_epi32(right, 16));
+    }
+    const __m256i apart = _mm256_broadcastsi128_si256(
+        _mm_set_epi8(15, 13, 11, 9, 7, 5, 3, 1, 14, 12, 10, 8, 6, 4, 2, 0));
+    return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(words, apart), 0xd8);
+  }
+  static NibbleTable table(__m256i first, __m256i second) {
+    return {_mm256_permute2x128_si256(first, second, 0x20),
+            _mm256_permute2x128_si256(first, second, 0x31)};
+  }
+  static constexpr int byte_of_word(int i) { return i / 16 * 8 + i % 16 / 8 * 16 + i % 8; }
+  static Line look_up(__m256i nibbles, const NibbleTable& table) {
+    const __m256i low = _mm256_shuffle_epi8(table.low, nibbles);
+    const __m256i high = _mm256_shuffle_epi8(table.high, nibbles);
+    return {{_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)}};
+  }
+  static __m256i code_bytes(const uint8_t* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  }
+  static Line low_nibbles(const uint8_t* from, const NibbleTable& table) {
+    return look_up(_mm256_and_si256(code_bytes(from), _mm256_set1_epi8(15)), table);
+  }
+  static Line high_nibbles(const uint8_t* from, const NibbleTable& table) {
+    const __m256i moved = _mm256_srli_epi16(code_bytes(from), 4);
+    return look_up(_mm256_and_si256(moved, _mm256_set1_epi8(15)), table);
+  }
+  static void put_nibbles(uint16_t* to, Line first, Line second) {
+    auto* const out = reinterpret_cast<__m256i*>(to);
+    for (int i = 0; i < 2; ++i) {  // bytes 8 i .. 8 i + 7 and 16 more
+      const __m256i a = _mm256_unpacklo_epi16(first.half[i], second.half[i]);
+      const __m256i b = _mm256_unpackhi_epi16(first.half[i], second.half[i]);
+      _mm256_storeu_si256(out + i, _mm256_permute2x128_si256(a, b, 0x20));
+      _mm256_storeu_si256(out + i + 2, _mm256_permute2x128_si256(a, b, 0x31));
+    }
+  }
 
   // 16 x 16 dwords. A vector is a quarter of one line beside that of the line four below, both from
   // memory, so that 4 x 4 in each 128-bit lane are all that is to be turned.

@@ -13,6 +13,7 @@
 //   as_bf16 / as_f16 (Line of fp32) -> Line of fp32, rounded to that type
 #pragma once
 
+#include "backend/cpu/tile_codes.h"
 #include "backend/cpu/tile_products.h"
 
 // Offsets within a block are small:
@@ -310,6 +311,7 @@ constexpr TileKernels make_tile_kernels(const char* isa, const char* f32,
           decoder<Ops, Format, kLoad>();
     });
   });
+  fill_code_kernels<Ops>(t);
   t.transpose = transpose_lines<Ops>;
   t.expand_bf16 = expand_block<Ops, false>;
   t.expand_f16 = expand_block<Ops, true>;

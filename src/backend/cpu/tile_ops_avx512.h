@@ -26,6 +26,8 @@ struct Avx512Ops {
     return _mm512_set1_ps(*static_cast<const float*>(from));
   }
   static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+  static Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
 
   using Line = __m512i;
@@ -83,6 +85,63 @@ struct Avx512Ops {
   static Line even_f16(Line pairs) { return widen(_mm512_cvtepi32_epi16(pairs)); }
   static Line odd_f16(Line pairs) {
     return widen(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16)));
+  }
+
+  // ---- codes
+  // An e4m3 code is the f16 of 2^-8 times its value, but for NaN.
+  static Line e4m3(const uint8_t* from) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8);
+    const __m256i half = _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16(-0x4001));
+    const __m256i rest = _mm256_and_si256(half, _mm256_set1_epi16(0x3f80));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(rest, _mm256_set1_epi16(0x3f80));
+    const __m256i bits = _mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00));
+    return _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0f)));
+  }
+  static Line to_nearest(Line v) {  // the value is in the high halves
+    const Line one = _mm512_and_si512(_mm512_srli_epi32(v, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(0x7fff)), one);
+  }
+  static Line round_bf16(Line line) { return odd_bf16(to_nearest(line)); }
+  using Numbers = __m512;
+  static Numbers numbers(const float* from) { return _mm512_loadu_ps(from); }
+  using NibbleTable = __m512i;  // 16 values of the first half of the codes, 16 of the second
+  template <Rounding kRounding>
+  static __m256i values(Numbers numbers, float scale, float zero) {
+    const __m512 value =
+        _mm512_mul_ps(_mm512_sub_ps(numbers, _mm512_set1_ps(zero)), _mm512_set1_ps(scale));
+    if constexpr (kRounding == Rounding::kF16)
+      return _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
+    Line bits = _mm512_castps_si512(value);
+    if constexpr (kRounding == Rounding::kBf16) bits = to_nearest(bits);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+  }
+  static NibbleTable table(__m256i first, __m256i second) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+  }
+  static constexpr int byte_of_word(int i) { return i; }
+  // Bytes in words; bit 4 says to which half they belong.
+  static Line look_up(Line words, NibbleTable table) {
+    const Line halves = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+    const Line at = _mm512_or_si512(_mm512_and_si512(words, _mm512_set1_epi16(15)), halves);
+    return _mm512_permutexvar_epi16(at, table);
+  }
+  static Line code_words(const uint8_t* from) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static Line low_nibbles(const uint8_t* from, NibbleTable table) {
+    return look_up(code_words(from), table);
+  }
+  static Line high_nibbles(const uint8_t* from, NibbleTable table) {
+    return look_up(_mm512_srli_epi16(code_words(from), 4), table);
+  }
+  static Line first_words(Line line) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(line)); }
+  static Line last_words(Line line) {
+    return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(line, 1));
+  }
+  static void put_nibbles(uint16_t* to, Line first, Line second) {
+    put(to, _mm512_or_si512(first_words(first), _mm512_slli_epi32(first_words(second), 16)));
+    put(to + 32, _mm512_or_si512(last_words(first), _mm512_slli_epi32(last_words(second), 16)));
   }
 
   // 16 x 16 dwords: 4 x 4 inside 128-bit lanes, then the lanes themselves.

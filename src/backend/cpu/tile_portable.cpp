@@ -26,6 +26,8 @@ struct PortableOps {
     return Vec{value, value, value, value};
   }
   static Vec add(Vec a, Vec b) { return a + b; }
+  static Vec sub(Vec a, Vec b) { return a - b; }
+  static Vec mul(Vec a, Vec b) { return a * b; }
   static Vec fma(Vec a, Vec b, Vec sum) { return sum + a * b; }
 
   struct Line {
@@ -79,6 +81,51 @@ struct PortableOps {
   static void transpose(const Line (&lines)[kLanes], Line (&turned)[kLanes]) {
     for (int i = 0; i < kLanes; ++i)
       for (int j = 0; j < kLanes; ++j) turned[j].dword[i] = lines[i].dword[j];
+  }
+  static Line round_bf16(const Line& line) { return as_bf16(line); }
+  static Line e4m3(const uint8_t* from) {
+    Line line;
+    for (int i = 0; i < kLanes; ++i) line.dword[i] = std::bit_cast<uint32_t>(quant::e4m3(from[i]));
+    return line;
+  }
+  struct Numbers {
+    const float* value;
+  };
+  static Numbers numbers(const float* from) { return {from}; }
+  struct Values {
+    uint16_t of[16];
+  };
+  struct NibbleTable {
+    Values half[2];  // of each half of the codes
+  };
+  template <Rounding kRounding>
+  static Values values(Numbers numbers, float scale, float zero) {
+    Values values;
+    for (int i = 0; i < 16; ++i) {
+      const float value = (numbers.value[i] - zero) * scale;
+      values.of[i] = kRounding == Rounding::kF16 ? from_float<moec::f16>(value).bits
+                                                 : from_float<moec::bf16>(value).bits;
+    }
+    return values;
+  }
+  static NibbleTable table(const Values& first, const Values& second) { return {{first, second}}; }
+  static constexpr int byte_of_word(int i) { return i; }
+  static Line look_up(const uint8_t* from, const NibbleTable& table, int shift) {
+    uint16_t words[2 * kLanes];
+    for (int i = 0; i < 2 * kLanes; ++i) words[i] = table.half[i / 16].of[from[i] >> shift & 15];
+    return pairs(words, 2 * kLanes);
+  }
+  static Line low_nibbles(const uint8_t* from, const NibbleTable& table) {
+    return look_up(from, table, 0);
+  }
+  static Line high_nibbles(const uint8_t* from, const NibbleTable& table) {
+    return look_up(from, table, 4);
+  }
+  static void put_nibbles(uint16_t* to, const Line& first, const Line& second) {
+    for (int i = 0; i < 2 * kLanes; ++i) {
+      to[2 * i] = uint16_t(first.dword[i / 2] >> i % 2 * 16);
+      to[2 * i + 1] = uint16_t(second.dword[i / 2] >> i % 2 * 16);
+    }
   }
   static Line even_bf16(Line line) {
     for (uint32_t& dword : line.dword) dword <<= 16;

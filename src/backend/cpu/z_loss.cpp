@@ -121,7 +121,8 @@ void z_chunks(const Device& device, const LossArgs& args, float factor, double* 
 }
 
 double factor_of(const LossArgs& args) {
-  const int64_t tokens = counted_tokens(args, 0, args.num_tokens);
+  int64_t tokens = counted_tokens(args, 0, args.num_tokens);
+  if (args.ranks) args.ranks->add(&tokens, 1);
   return double(args.coefficient) / double(std::max<int64_t>(tokens, 1));
 }
 
@@ -131,6 +132,7 @@ double z_loss(const Device& device, const LossArgs& args) {
   double squares[Chunks::kMax] = {}, sum = 0.0;
   z_chunks(device, args, 0.0f, squares);
   for (const double square : squares) sum += square;
+  if (args.ranks) args.ranks->add(&sum, 1);
   return sum * factor_of(args);
 }
 

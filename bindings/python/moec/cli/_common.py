@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .. import shapes
+from .. import shapes, synth, synth_codes
 from .._context import Context
 from .._enums import DeviceType
 from .._tensors import dtype_of, numpy_dtype
@@ -26,6 +26,23 @@ def model(name: str) -> shapes.Shape:
     """Option value -> shape; a wrong name is a usage error that suggests the right one."""
     try:
         return shapes.find(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def scheme(name: str) -> str:
+    """Option value -> the same, the name of a scheme."""
+    try:
+        synth_codes.find(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return name
+
+
+def make(shape: shapes.Shape, **options: Any) -> synth.MemoryCheckpoint:
+    """synth.make(); a family that is not published so is a usage error."""
+    try:
+        return synth.make(shape, **options)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -61,6 +78,16 @@ Model = Annotated[
     shapes.Shape,
     typer.Option("--model", "-m", parser=model, metavar="NAME",
                  help="A model of the shapes file, such as qwen3-30b."),
+]
+OptionalModel = Annotated[
+    shapes.Shape | None,
+    typer.Option("--model", "-m", parser=model, metavar="NAME",
+                 help="A model of the shapes file, such as qwen3-30b."),
+]
+Scheme = Annotated[
+    str | None,
+    typer.Option("--scheme", parser=scheme, metavar="NAME",
+                 help="Experts as codes: nf4, mxfp4, fp8-block, int4, awq, gptq, gguf-q4_k, ..."),
 ]
 DTypeOption = Annotated[
     str, typer.Option("--dtype", parser=dtype, metavar="TYPE", help="bf16, f16 or f32.")

@@ -19,11 +19,13 @@ from ._common import (
     Device,
     DTypeOption,
     Model,
+    Scheme,
     Threads,
     console,
     describe_device,
     errors,
     out_file,
+    to_bytes,
     wide_table,
 )
 
@@ -36,6 +38,7 @@ def command(
         list[int] | None, typer.Option("--tokens", "-t", min=1, help="May be repeated.")
     ] = None,
     dtype: DTypeOption = "bf16",
+    scheme: Scheme = None,
     backward: Annotated[
         bool, typer.Option("--backward", help="Time a training step: forward and backward.")
     ] = False,
@@ -55,7 +58,9 @@ def command(
     """Time one random layer of a real model's shape: median of repeated calls, by CUDA events on a
     GPU.
 
-    FLOPs count real rows. Inference uses frozen, packed weights; --backward changeable ones.
+    FLOPs count real rows. Inference uses frozen weights, packed where there is a packed form;
+    --backward changeable ones. With --scheme experts are frozen codes, and GB/s counts the bytes of
+    codes and scales of the experts in use.
     """
     if naive and backward:
         raise typer.BadParameter("--naive times a forward pass; leave --backward out")
@@ -64,14 +69,24 @@ def command(
     engines = [MOEC, NAIVE] if naive else [MOEC]
     with Context(device, num_threads=threads) as context:
         with console.status(f"making one layer of {model.published}"):
-            bench = Bench(context, model, dtype=dtype, backward=backward)
+            try:
+                bench = Bench(context, model, dtype=dtype, backward=backward, scheme=scheme)
+            except ValueError as error:  # a family that is not published so
+                raise typer.BadParameter(str(error)) from None
         timings = _measure(bench, engines, sizes, seconds)
+        weights = {"weight_bytes": bench.weight_bytes, "packed_bytes": bench.packed_bytes,
+                   "weight_bits": bench.weight_bits}
         where, info, name = describe_device(context, threads), context.device, context.name
     step = "forward + backward" if backward else "forward"
-    title = f"{model.published}, {dtype}, {step}, {where}"
+    kind = f"{scheme} as {dtype}" if scheme else dtype
+    title = f"{model.published}, {kind}, {step}, {where}"
     _print(title, timings)
+    copy = f", packed copy {to_bytes(weights['packed_bytes'])}" * bool(weights["packed_bytes"])
+    console.print(f"weights: {to_bytes(weights['weight_bytes'])} stored, "
+                  f"{weights['weight_bits']:.2f} bits each{copy}", highlight=False)
     if json_file is not None:
-        about = {"model": model.name, "dtype": dtype, "backward": backward, "device": name,
+        about = {"model": model.name, "dtype": dtype, "scheme": scheme, "backward": backward,
+                 "device": name, **weights,
                  "chip": info.name, "arch": info.arch, "version": version()}
         if info.device_type == DeviceType.CPU:
             about["threads"] = threads or info.multiprocessors
@@ -108,7 +123,7 @@ def _print(title: str, timings: list[Timing]) -> None:
     made = wide_table(title, *columns, *(["speed-up"] if slow else []))
     for t in timings:
         row = [t.engine, str(t.tokens), f"{t.seconds * 1e3:.2f}", f"{t.spread:.0%}", str(t.runs),
-               f"{t.gflops:.1f}", f"{t.gbytes:.1f}" if t.gbytes else ""]
+               f"{t.gflops:.1f}", f"{t.gbytes:.3g}" if t.gbytes else ""]
         if slow:
             row.append(f"{slow[t.tokens] / t.seconds:.1f} x")
         made.add_row(*row)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from .. import checkpoint, layer_names
+from .. import checkpoint, gguf_file, layer_names
 from .._context import Context
 from .._enums import Save
 from .._tensors import Array, dtype_of, numpy_dtype
@@ -21,6 +21,7 @@ from ._common import (
     Threads,
     console,
     describe_device,
+    dtype,
     facts,
     out_file,
     read_array,
@@ -33,7 +34,8 @@ WANTED = ("logits", "expert_ids", "routing_weights")
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="Checkpoint folder, or a .safetensors file.")],
+    path: Annotated[Path, typer.Argument(
+        help="Checkpoint folder, or a .safetensors or .gguf file.")],
     layer: Annotated[str | None, typer.Option(
         help="Number of a layer, or name (mtp.0: a draft); default: the model's first MoE."
     )] = None,
@@ -43,6 +45,10 @@ def command(
     ] = None,
     tokens: Annotated[int, typer.Option(min=0, help="Random tokens when no input is given.")] = 256,
     grad: Annotated[bool, typer.Option("--grad", help="Backward too, for a random d_y.")] = False,
+    kind: Annotated[str | None, typer.Option(
+        "--dtype", parser=dtype, metavar="TYPE",
+        help="Of x and of quantised values; default: the config's, or the router's."
+    )] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", callback=out_file, help="File for the outputs.")
     ] = Path("moec-run.safetensors"),
@@ -53,21 +59,23 @@ def command(
     """Run one MoE layer of a checkpoint and describe what came out.
 
     Model type and sizes come from config.json (for a golden file from its metadata). Tensors may be
-    sharded, one per expert or stacked; what cannot be told apart is refused, naming what was found.
+    sharded, one per expert or stacked, plain or quantised as published; what cannot be told apart
+    is refused, naming what was found.
     """
-    source = checkpoint.Checkpoint(path, config)
+    source = gguf_file.open_checkpoint(path, config)
     if out.exists() and any(out.samefile(file) for file in source.files):
         raise typer.BadParameter(f"--out {out} is part of the checkpoint")
-    spec = read_layer(source, layer, save=Save.ALL if grad else Save.NONE)
-    kind, hidden = spec.experts.dtype, spec.experts.hidden
+    spec = read_layer(source, layer, save=Save.ALL if grad else Save.NONE, dtype=kind)
+    data, hidden = spec.experts.dtype, spec.experts.hidden
     rng = np.random.default_rng(seed)
 
     def array(name: str, rows: int) -> np.ndarray:
         if source.is_golden and name in source:  # it brings its own
-            return source[name]
-        return rng.standard_normal((rows, hidden), np.float32).astype(numpy_dtype(kind))
+            own: np.ndarray = source[name]
+            return own
+        return rng.standard_normal((rows, hidden), np.float32).astype(numpy_dtype(data))
 
-    x = array("x", tokens) if inputs is None else read_array(inputs, "x", hidden, kind)
+    x = array("x", tokens) if inputs is None else read_array(inputs, "x", hidden, data)
     with Context(device, num_threads=threads) as context:
         where = describe_device(context, threads)
         live = MoeLayer(context, spec, frozen=False)
@@ -102,9 +110,9 @@ def command(
 def _describe(source: checkpoint.Checkpoint, spec: LayerSpec, t: int, where: str,
               forward_s: float, backward_s: float) -> Any:
     e, r = spec.experts, spec.router
-    stored = spec.matrices.arrays
-    total = sum(a.nbytes for part in (stored.gate_up, stored.gate, stored.up, stored.down)
-                if part is not None for a in part)
+    total = spec.matrices.nbytes + (spec.shared.nbytes if spec.shared else 0)
+    kinds, values = spec.matrices.kinds, dtype_of(e.dtype).name.lower()
+    stored = f"{kinds}, values in {values}" if kinds else values
     seconds = f"first call: forward {forward_s * 1e3:.1f} ms"
     if backward_s:
         seconds += f", backward {backward_s * 1e3:.1f} ms"
@@ -117,7 +125,7 @@ def _describe(source: checkpoint.Checkpoint, spec: LayerSpec, t: int, where: str
         "sizes": f"H {e.hidden}, I {e.inter}" + (f", shared {e.shared_inter}" * bool(e.shared)),
         "router": score + (f", scale {r.scale:g}" if r.scale else ""),
         "activation": e.activation.kind.name.lower(),
-        "weights": f"{to_bytes(total)} {dtype_of(e.dtype).name.lower()}",
+        "weights": f"{to_bytes(total)} {stored}",
         "tokens": t,
         "device": where,
         "time": seconds,

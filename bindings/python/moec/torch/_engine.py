@@ -153,7 +153,8 @@ def _scratch(x: Tensor, size: Any, tokens: int) -> Tensor | None:
     return x.new_empty((size.bytes(tokens),), dtype=torch.uint8)
 
 
-def _stream(x: Tensor) -> int:
+def current_stream(x: Tensor) -> int:
+    """torch's stream of a tensor's device, as the library takes it."""
     return torch.cuda.current_stream(x.device).cuda_stream if x.device.type == "cuda" else 0
 
 
@@ -183,7 +184,7 @@ class Call:
         self.rng_offset, self.plan = rng_offset, plan
         x = tensors["x"]
         assert x is not None
-        self.x, self.stream = x, _stream(x)
+        self.x, self.stream = x, current_stream(x)
         self.is_layer = engine.spec.router is not None
         self.keep: list[Any] = []
 
@@ -273,17 +274,47 @@ def _router(desc: RouterDesc, context: Context) -> Router:
 def update_bias(desc: RouterDesc, counts: Tensor, bias: Tensor, rate: float) -> None:
     """Router.update_bias, on torch's stream and seen by autograd."""
     router = _router(desc, context_of(bias.device))
-    router.update_bias(counts, bias, rate=rate, stream=_stream(bias))
+    router.update_bias(counts, bias, rate=rate, stream=current_stream(bias))
     torch.autograd.graph.increment_version(bias)
 
 
-class Frozen:
-    """Packed weights that are declared not to change until refresh(); found by number, since a
-    graph cannot carry an object. A change that torch's version counters show is read by the next
-    call."""
+class Numbered:
+    """Bound weights that a call finds by number, since a graph cannot carry an object."""
 
+    weights: Weights
+    number: int
     _numbers = itertools.count(1)
-    _all: weakref.WeakValueDictionary[int, Frozen] = weakref.WeakValueDictionary()
+    _all: weakref.WeakValueDictionary[int, Numbered] = weakref.WeakValueDictionary()
+
+    def enter(self) -> None:
+        self.number = next(self._numbers)
+        self._all[self.number] = self
+
+    def current(self, tensors: Tensors) -> Weights:
+        """The weights for a call of these tensors. Raises RuntimeError when they lie elsewhere."""
+        raise NotImplementedError
+
+    @staticmethod
+    def of(number: int, tensors: Tensors) -> Weights | None:
+        """The weights of a number, read again when they changed in place. Raises when the tensors
+        lie elsewhere by now."""
+        if not number:
+            return None
+        found = Numbered._all.get(number)
+        if found is None:
+            raise RuntimeError(
+                f"moec.torch: frozen weights {number} exist no more; compile again what was "
+                "compiled with them"
+            )
+        return found.current(tensors)
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copy of a module, or a saved one, is not frozen
+
+
+class Frozen(Numbered):
+    """Packed weights that are declared not to change until refresh(). A change that torch's version
+    counters show is read by the next call."""
 
     def __init__(self, spec: Spec, given: Tensors) -> None:
         down = given["down"]
@@ -297,23 +328,11 @@ class Frozen:
         self._lock = threading.Lock()
         self._read = self._versions()
         if self.weights.info().packed_bytes:
-            self.weights.pack(stream=_stream(down))
-        self.number = next(self._numbers)
-        self._all[self.number] = self
+            self.weights.pack(stream=current_stream(down))
+        self.enter()
 
-    @classmethod
-    def of(cls, number: int, tensors: Tensors) -> Weights | None:
-        """The weights of a number, read again when they changed in place. Raises when the tensors
-        lie elsewhere by now."""
-        if not number:
-            return None
-        found = cls._all.get(number)
-        if found is None:
-            raise RuntimeError(
-                f"moec.torch: frozen weights {number} exist no more; compile again what was "
-                "compiled with them"
-            )
-        for name, held in found.tensors.items():
+    def current(self, tensors: Tensors) -> Weights:
+        for name, held in self.tensors.items():
             now = tensors.get(name)
             if now is not None and now.dtype != held.dtype:
                 raise RuntimeError(
@@ -325,20 +344,17 @@ class Frozen:
                 raise RuntimeError(
                     f"moec.torch: {name} was frozen at another address; call freeze() again"
                 )
-        if found._read != found._versions():
-            found.refresh()
-        return found.weights
+        if self._read != self._versions():
+            self.refresh()
+        return self.weights
 
     def _versions(self) -> list[int | None]:
         """Counters of the changes in place; tensors made in inference mode have none."""
         return [None if t.is_inference() else t._version for t in self.tensors.values()]
-
-    def __reduce__(self) -> Any:
-        return type(None), ()  # a copy of a module, or a saved one, is not frozen
 
     def refresh(self) -> None:
         """Read the values again, where a packed copy of them is kept: not on CUDA."""
         with self._lock:
             self._read = self._versions()
             if self.weights.info().is_packed:
-                self.weights.refresh(stream=_stream(self.tensors["down"]))
+                self.weights.refresh(stream=current_stream(self.tensors["down"]))

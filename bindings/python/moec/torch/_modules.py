@@ -17,7 +17,9 @@ from .._enums import GateLayout, Orientation, RouterFlags, RouterInput, Save, Sh
 from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, Spec
 from .._tensors import numpy_dtype
 from .._weights import MATRICES, WEIGHTS
+from ..matrices import Matrices
 from . import _ops
+from ._codes import CodedModule, number
 from ._constants import constant, module_of, traceable
 from ._engine import Frozen, update_bias
 
@@ -49,12 +51,12 @@ def _rows(layout: GateLayout, inter: int) -> dict[str, int]:
     return {"up": inter} if layout == GateLayout.NONE else {"gate_up": 2 * inter}
 
 
-class _Base(nn.Module):
+class _Base(CodedModule):
     """Parameters of the experts, and the call."""
 
     def __init__(
         self, spec: Spec, *, bias: bool, output_bias: bool, save: Save,
-        dtype: torch.dtype | None, device: Any,
+        dtype: torch.dtype | None, device: Any, codes: Matrices | None,
     ) -> None:
         super().__init__()
         desc = spec.experts
@@ -67,8 +69,10 @@ class _Base(nn.Module):
         gate_up = spec.gate_up_orientation == Orientation.IN_OUT
         down = spec.down_orientation == Orientation.IN_OUT
         sets = [(1, spec.shared_gate_layout, desc.shared_inter, _SHARED)]
-        sets.insert(0, (desc.num_experts, spec.gate_layout, desc.inter, _ROUTED))
-        for count, layout, inter, names in sets[: 1 + (desc.shared != Shared.NONE)]:
+        sets = sets if desc.shared != Shared.NONE else []
+        if codes is None:
+            sets.insert(0, (desc.num_experts, spec.gate_layout, desc.inter, _ROUTED))
+        for count, layout, inter, names in sets:
             if names is _SHARED:  # always as nn.Linear has them
                 gate_up = down = False
             rows = {n: (size, desc.hidden, gate_up) for n, size in _rows(layout, inter).items()}
@@ -82,6 +86,8 @@ class _Base(nn.Module):
             self._parameter("shared_gate_bias", (2,), options)
         if output_bias:
             self._parameter("output_bias", (desc.hidden,), options)
+        if codes is not None:
+            self._hold(codes, device, "experts." if spec.router else "")
 
     def _parameter(self, name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
         self.register_parameter(name, nn.Parameter(torch.empty(shape, **options)))
@@ -93,6 +99,8 @@ class _Base(nn.Module):
             nn.init.zeros_(select_bias)
         in_out = {"down": self._spec.down_orientation}
         for name, parameter in self.named_parameters(recurse=False):
+            if self._codes is not None and name in self._codes.names:
+                continue
             role = name.removeprefix("shared_expert_")
             if role in MATRICES:
                 swapped = role == name and in_out.get(
@@ -110,7 +118,8 @@ class _Base(nn.Module):
         if parametrize.is_parametrized(self):
             names = ", ".join(self.parametrizations)  # type: ignore[arg-type]
             raise TypeError(f"moec.torch: {names} is parametrized; moec reads parameters only")
-        return dict(self._parameters)
+        held = () if self._codes is None else self._codes.names
+        return {name: one for name, one in self._parameters.items() if name not in held}
 
     def _routed(self) -> dict[str, Tensor]:
         own = self._own()
@@ -123,7 +132,11 @@ class _Base(nn.Module):
         torch's version counters, and the next call reads them again. A write to `.data` is not
         seen, nor one to a tensor that was made in inference mode: call refresh() after it. A tensor
         at another address raises. Their gradients are skipped. Raises ValueError for parameters
-        whose experts are neither contiguous nor transposed."""
+        whose experts are neither contiguous nor transposed. Codes do not change anyway: a packed
+        copy of them may serve."""
+        self._pack = True
+        if self._codes is not None:
+            return self
         routed = self._routed()
         self._frozen = Frozen(self._spec, {n: p.detach() for n, p in routed.items()})
         for parameter in routed.values():
@@ -132,12 +145,15 @@ class _Base(nn.Module):
 
     def refresh(self) -> None:
         """Read frozen matrices again after their values changed."""
+        if self._codes is not None:
+            return self._codes.bound.clear()
         if self._frozen is None:
             raise RuntimeError("moec.torch: refresh() of weights that are not frozen; freeze() is")
         self._frozen.refresh()
 
     def unfreeze(self) -> Self:
-        """Trainable again: values are read by each call."""
+        """Trainable again: values are read by each call. Of codes: without a packed copy."""
+        self._pack = False
         self._frozen = None
         for parameter in self._routed().values():
             parameter.requires_grad_(True)
@@ -155,7 +171,7 @@ class _Base(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a copy, by deepcopy or pickle, whose parameters have no attributes."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         own = [self._parameters.get(name) for name in ROUTED_WEIGHTS]
         for parameter in own if self._main is not None else ():
             if parameter is not None and not hasattr(parameter, "main_grad"):
@@ -176,6 +192,8 @@ class _Base(nn.Module):
     def _call(self, inputs: dict[str, Tensor | None]) -> tuple[Tensor, ...]:
         tensors = {**self._own(), **dict(self._buffers), **inputs}
         frozen = 0 if self._frozen is None else self._frozen.number
+        if self._codes is not None:
+            frozen = number(traceable(self), inputs["x"])
         kind = _ops.EXPERTS if self._spec.router is None else _ops.LAYER
         text, rng_offset = self._settings()
         return _ops.call(kind, tensors, text, self.save, frozen=frozen, rng_offset=rng_offset,
@@ -183,8 +201,9 @@ class _Base(nn.Module):
 
     def extra_repr(self) -> str:
         desc = self.desc
+        codes = "" if self._codes is None else f", codes={self._codes.kinds}"
         return (f"hidden={desc.hidden}, inter={desc.inter}, num_experts={desc.num_experts}, "
-                f"top_k={desc.top_k}, activation={desc.activation.kind}")
+                f"top_k={desc.top_k}, activation={desc.activation.kind}{codes}")
 
 
 @constant
@@ -221,6 +240,8 @@ class Experts(_Base):
                  down; last two dimensions swapped with Orientation.IN_OUT
     bias         every matrix has one [E,N]
     save         what training keeps for backward: INPUT is least memory, ALL least time
+    codes        moec.read_experts() of a quantised checkpoint: frozen parameters in its types;
+                 state_dict() has its names. dtype is not theirs: values are of the type of x
     """
 
     def __init__(
@@ -236,11 +257,13 @@ class Experts(_Base):
         save: Save = Save.PREACT,
         dtype: torch.dtype | None = None,
         device: Any = None,
+        codes: Matrices | None = None,
     ) -> None:
+        gate_layout = gate_layout if codes is None else codes.layout.gate_layout
         spec = Spec.of(desc, None, gate_layout, gate_up_orientation, down_orientation,
                        shared_gate_layout)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
-                         device=device)
+                         device=device, codes=codes)
         self.reset_parameters()
 
     def forward(self, x: Tensor, expert_ids: Tensor, routing_weights: Tensor) -> Tensor:
@@ -274,15 +297,18 @@ class MoELayer(_Base):
         save: Save = Save.PREACT,
         dtype: torch.dtype | None = None,
         device: Any = None,
+        codes: Matrices | None = None,
     ) -> None:
+        gate_layout = gate_layout if codes is None else codes.layout.gate_layout
         spec = Spec.of(experts, router, gate_layout, gate_up_orientation, down_orientation,
                        shared_gate_layout)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
-                         device=device)
+                         device=device, codes=codes)
         self.router = router
         plain = replace(router, jitter=0.0, flags=router.flags & ~RouterFlags.JITTER_X)
         self._eval_text = replace(spec, router=plain).text() if router.jitter > 0 else self._text
-        options = {"dtype": self.down.dtype, "device": device}
+        options = {"dtype": dtype or getattr(torch, numpy_dtype(experts.dtype).name),
+                   "device": device}
         count = router.num_experts + router.num_zero_experts
         self._parameter("gate_weight", (count, experts.hidden), options)
         if router.flags & RouterFlags.LOGIT_BIAS:
@@ -299,7 +325,7 @@ class MoELayer(_Base):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """select_bias moves to other devices, and stays in fp32."""
         held = self._buffers.get("select_bias")
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         made = self._buffers.get("select_bias")
         if held is not None and made is not None and made.dtype != torch.float32:
             self._buffers["select_bias"] = held.to(made.device, torch.float32)

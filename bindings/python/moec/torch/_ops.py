@@ -37,8 +37,9 @@ from .._spec import (
 )
 from .._tensors import kind_of
 from ._direct import Moec, plain
-from ._engine import Call, Engine, Frozen, Plan, engine_of
+from ._engine import Call, Engine, Numbered, Plan, engine_of
 from ._layouts import compact, compact_matrix, empty_as, in_place
+from ._structs import has_autocast
 
 _SETTINGS = "str spec, int save, int frozen, SymInt rng_offset"
 _NUM_SETTINGS = 4
@@ -159,7 +160,7 @@ class _Kind:
 
     def _call(self, tensors: dict[str, Tensor], settings: Settings, plan: Plan | None) -> Call:
         spec, save, frozen, rng_offset = settings
-        return Call(engine_of(spec, tensors["x"], save), tensors, Frozen.of(frozen, tensors),
+        return Call(engine_of(spec, tensors["x"], save), tensors, Numbered.of(frozen, tensors),
                     rng_offset, plan)
 
     def _forward(self, *args: Any) -> tuple[Tensor, ...]:
@@ -361,11 +362,6 @@ def _outputs_of(kind: _Kind, given: dict[str, Tensor], needs_gradient: bool,
         return kind.compute(given, settings)[0][:-1]
     made: Any = Moec.apply(kind, tuple(given), main_grads, settings, *given.values())
     return tuple(made)
-
-
-def has_autocast(device: str) -> bool:
-    """Whether autocast is on for a type of device; torch raises for those that have none."""
-    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
 
 
 def autocast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

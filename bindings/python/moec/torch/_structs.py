@@ -38,6 +38,11 @@ def code_of(dtype: torch.dtype, name: str, within: Collection[torch.dtype] = _CO
     return _CODES[dtype]
 
 
+def has_autocast(device: str) -> bool:
+    """Whether autocast is on for a type of device; torch raises for those that have none."""
+    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+
+
 class Struct:
     """A struct of moec.h, set by SWIG's functions: assigning to its proxies takes four times as
     long."""

@@ -15,6 +15,7 @@ from .._spec import Spec
 from ..torch import _ops
 from ..torch._constants import constant, module_of, traceable
 from ..torch._engine import Frozen
+from ..torch._structs import has_autocast
 from ._gates import activation_of
 
 _NAMES = {
@@ -122,7 +123,7 @@ def experts_forward(
     [T,H]. Indices of num_experts and above mean no expert."""
     tensors: dict[str, Any] = tensors_of(self)
     x = hidden_states
-    if not _ops.has_autocast(x.device.type):
+    if not has_autocast(x.device.type):
         x = x.to(tensors["down"].dtype)
     of, top_k = traceable(self), top_k_index.shape[-1]
     # Of tensors a trace would make no constant.

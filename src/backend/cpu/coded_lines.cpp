@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/coded_lines.h"
+
+#include <algorithm>
+
+namespace moec::cpu {
+namespace {
+
+using quant::CodedView;
+
+constexpr float kE2m1[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+constexpr float kIntegers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+bool has_runs(const quant::BlockSize& block) {
+  return block.is_all() || block.size() % kCodesAlign == 0;
+}
+
+}  // namespace
+
+bool CodedLines::find(const CodedView& m, moec_dtype dtype) {
+  if (dtype == MOEC_F32) return false;
+  m_ = &m;
+  along_k_ = m.col_stride == 1;
+  block_ = m.scales.block_k;
+  plain_scales_ = is_real(m.scales.dtype) && !m.scale_book;
+  const auto bytes = [&](LineCodes codes) {
+    codes_ = codes;
+    first_ = static_cast<const uint8_t*>(m.codes);
+    stride_ = m.row_stride;
+    return along_k_ && has_runs(block_);
+  };
+  // Lines of nibbles, from that of element (0, 0) on.
+  const auto nibbles = [&](LineCodes codes, const float* numbers, int64_t place, int64_t stride) {
+    codes_ = codes;
+    numbers_ = numbers;
+    first_ = static_cast<const uint8_t*>(m.codes) + place / 2;
+    stride_ = stride / 2;
+    return has_runs(block_) && place % 2 == 0 && stride % 2 == 0;
+  };
+  const int64_t rows_apart = m.row_stride * m.rows.step;
+  switch (m.scheme) {
+    case MOEC_SCHEME_INT8:
+      has_zeros_ = bool(m.zeros);
+      return bytes(LineCodes::kI8);
+    case MOEC_SCHEME_FP8:
+      return m.code_dtype == MOEC_F8_E4M3 && bytes(LineCodes::kE4m3);
+    case MOEC_SCHEME_INT4:
+      has_zeros_ = true;
+      return along_k_ && !m.group_index &&
+             nibbles(LineCodes::kLowNibble, kIntegers, m.rows.first * m.row_stride, rows_apart);
+    case MOEC_SCHEME_MXFP4: {
+      exact_ = dtype == MOEC_BF16;
+      if (!along_k_) block_ = m.scales.block_n;
+      const bool whole = along_k_ || (m.rows.step == 1 && m.rows.first % kCodesAlign == 0);
+      return whole && nibbles(LineCodes::kLowNibble, kE2m1, quant::Mxfp4::place(m, 0, 0),
+                              along_k_ ? rows_apart : m.col_stride);
+    }
+    case MOEC_SCHEME_CODEBOOK4: {
+      const int64_t place = quant::Codebook4::place(m, 0, 0);
+      const int64_t stride = along_k_ ? rows_apart : m.col_stride;
+      const bool whole = place % block_.size() == 0 && stride % block_.size() == 0;
+      return whole && (along_k_ || m.rows.step == 1) &&
+             nibbles(LineCodes::kHighNibble, m.codebook, place, stride);
+    }
+    default:
+      return false;
+  }
+}
+
+CodedRun CodedLines::run(const TileKernels& tile, int64_t line, int64_t first, int64_t count,
+                         float* scales, float* zeros) const {
+  const CodedView& m = *m_;
+  const int64_t size = block_.size(), block0 = block_.of(first);
+  const int64_t blocks = block_.of(first + count - 1) - block0 + 1;
+  const auto fill = [&]<class Format>() {
+    for (int64_t i = 0; i < blocks; ++i) {
+      const int64_t at = (block0 + i) * size;
+      const auto block = Format::block(m, n_of(line, at), k_of(line, at));
+      scales[i] = block.scale;
+      if constexpr (requires { block.zero; }) zeros[i] = block.zero;
+    }
+  };
+  // Scales in memory one after the other, and no zero points that differ.
+  const bool stream = m.scheme == MOEC_SCHEME_CODEBOOK4;
+  const bool alike = !m.zeros && plain_scales_;
+  if (alike && (stream || (along_k_ && m.scales.col_stride == 1))) {
+    const int64_t n = n_of(line, block0 * size), k = k_of(line, block0 * size);
+    const int64_t at = stream ? quant::Codebook4::entry(m, n, k) : m.scales.at(m.rows.of(n), k);
+    const char* const from =
+        static_cast<const char*>(m.scales.data) + at * dtype_bytes(m.scales.dtype);
+    tile.to_f32[m.scales.dtype == MOEC_F32    ? 0
+                : m.scales.dtype == MOEC_BF16 ? 1
+                                              : 2](from, scales, blocks);
+    if (has_zeros_) std::fill_n(zeros, blocks, m.scheme == MOEC_SCHEME_INT4 ? 8.0f : 0.0f);
+  } else {
+    quant::Formats::with(m.scheme, [&]<class Format>() {
+      if constexpr (requires(typename Format::Block block) { block.scale; })
+        fill.template operator()<Format>();
+    });
+  }
+  for (int64_t i = 0; i < blocks; ++i)
+    if (scales[i] != scales[i])
+      scales[i] = quant::quiet_nan();  // one that no rounding carries over
+  return {first_ + line * stride_,      first,  count, numbers_, scales,
+          has_zeros_ ? zeros : nullptr, block_, exact_};
+}
+
+}  // namespace moec::cpu

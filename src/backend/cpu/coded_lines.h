@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Coded matrices whose codes lie in lines, along k or along n, with blocks that begin with the
+// lines: those that decode_run and dot_run of tile.h read. Others take the slower `decode`.
+#pragma once
+
+#include "backend/cpu/tile.h"
+
+namespace moec::cpu {
+
+class CodedLines {
+ public:
+  CodedLines() = default;
+  // Of values of type `dtype`. False: there are no such lines.
+  bool find(const quant::CodedView& matrix, moec_dtype dtype);
+
+  bool along_k() const { return along_k_; }
+  LineCodes codes() const { return codes_; }
+  const quant::BlockSize& block() const { return block_; }
+  // Where the code of a position lies, which is even, and the bytes of some and from line to line.
+  const uint8_t* at(int64_t line, int64_t position) const {
+    return first_ + line * stride_ + bytes(position);
+  }
+  int64_t bytes(int64_t positions) const { return are_nibbles(codes_) ? positions / 2 : positions; }
+  int64_t stride() const { return stride_; }
+  // Scales and zero points that a run of `count` positions may need.
+  int64_t most_blocks(int64_t count) const {
+    return block_.is_all() ? 1 : count / block_.size() + 2;
+  }
+  // Positions [first, first + count) of a line; its scales and zero points go to `scales` and
+  // `zeros`, which hold most_blocks().
+  CodedRun run(const TileKernels& tile, int64_t line, int64_t first, int64_t count, float* scales,
+               float* zeros) const;
+
+ private:
+  int64_t n_of(int64_t line, int64_t at) const { return along_k_ ? line : at; }
+  int64_t k_of(int64_t line, int64_t at) const { return along_k_ ? at : line; }
+
+  const quant::CodedView* m_ = nullptr;
+  bool along_k_ = true, exact_ = false, has_zeros_ = false, plain_scales_ = false;
+  LineCodes codes_ = LineCodes::kI8;
+  const uint8_t* first_ = nullptr;  // of line 0
+  int64_t stride_ = 0;              // bytes
+  const float* numbers_ = nullptr;
+  quant::BlockSize block_;
+};
+
+}  // namespace moec::cpu

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/communicator.h"
+
+#include <cassert>
+
+namespace moec::ep {
+
+using ll = long long;
+
+const char* call_name(Call call) {
+  static constexpr const char* kNames[] = {"moec_comm_sum", "a loss",    "moec_ep_create",
+                                           "a dispatch",    "a combine", "a call of a layer"};
+  const auto i = size_t(call);
+  return i < std::size(kNames) ? kNames[i] : "an unknown call";
+}
+
+Communicator::Communicator(const moec_comm_desc& desc, const moec_comm_callbacks& callbacks)
+    : rank_(desc.rank),
+      size_(desc.size),
+      callbacks_(callbacks),
+      notices_(2 * size_t(desc.size)),
+      byte_counts_(4 * size_t(desc.size)) {}
+
+Communicator::~Communicator() {
+  if (callbacks_.release) callbacks_.release(callbacks_.user);
+}
+
+Notice& Communicator::begin_notice(Call call, std::span<const Fact> facts, int32_t to) {
+  assert(facts.size() <= kMaxFacts);
+  Notice& notice = notices_[size_t(to)];
+  notice = {};
+  notice.call = call;
+  notice.rank = rank_;
+  notice.size = size_;
+  notice.num_facts = int64_t(facts.size());
+  for (size_t i = 0; i < facts.size(); ++i) notice.facts[i] = facts[i].value;
+  return notice;
+}
+
+const Notice* Communicator::meet(Call call, std::span<const Fact> facts) {
+  require_well();
+  Notice* const from = notices_.data() + size_;
+  all_to_all(notices_.data(), from, sizeof(Notice));
+  ++num_meetings_;
+  is_settled_ = true;
+  check_notices(from, call, facts);
+  is_settled_ = false;
+  return from;
+}
+
+void Communicator::check_notices(const Notice* from, Call call, std::span<const Fact> facts) const {
+  for (int32_t r = 0; r < size_; ++r)
+    if (r != rank_ && from[r].status != MOEC_OK)
+      fail_native(MOEC_E_COMM, from[r].status,
+                  "rank %d left %s with status %d, and so nobody could take part; its own error "
+                  "says why",
+                  r, call_name(from[r].call), from[r].status);
+  for (int32_t r = 0; r < size_; ++r) compare(from[r], r, call, facts);
+}
+
+void Communicator::compare(const Notice& other, int32_t rank, Call call,
+                           std::span<const Fact> facts) const {
+  MOEC_REQUIRE(other.rank == rank && other.size == size_, MOEC_E_MISMATCH,
+               "what came from rank %d of %d says that it is rank %d of %d; the callbacks or "
+               "desc.rank are wrong",
+               rank, size_, other.rank, other.size);
+  MOEC_REQUIRE(other.call == call, MOEC_E_MISMATCH,
+               "rank %d is in %s and this rank, %d, in %s; all ranks make their calls in one order",
+               rank, call_name(other.call), rank_, call_name(call));
+  for (size_t i = 0; i < facts.size(); ++i)
+    MOEC_REQUIRE(other.facts[i] == facts[i].value, MOEC_E_MISMATCH,
+                 "rank %d has %s = %lld and this rank, %d, has %lld; expected equal", rank,
+                 facts[i].name, ll(other.facts[i]), rank_, ll(facts[i].value));
+  MOEC_REQUIRE(other.num_facts == int64_t(facts.size()), MOEC_E_MISMATCH,
+               "rank %d makes another kind of %s than this rank, %d; expected the same", rank,
+               call_name(call), rank_);
+}
+
+void Communicator::leave(Call call, moec_status status) noexcept {
+  if (broken_ != MOEC_OK) return;
+  is_settled_ = true;
+  for (int32_t r = 0; r < size_; ++r) begin_notice(call, {}, r).status = status;
+  try {
+    all_to_all(notices_.data(), notices_.data() + size_, sizeof(Notice));
+  } catch (const Error&) {  // the comm is broken; the error that led here is the one to report
+  }
+}
+
+void Communicator::finish(const char* callback, int32_t result) {
+  if (result == 0) return;
+  const moec_status status = result == MOEC_E_TIMEOUT ? MOEC_E_TIMEOUT : MOEC_E_CALLBACK;
+  broken_ = status;
+  fail_native(status, result, "the callback %s returned %d%s; expected 0. The comm is broken now",
+              callback, result, status == MOEC_E_TIMEOUT ? ", its deadline passed" : "");
+}
+
+void Communicator::all_gather(const void* send, void* recv, uint64_t bytes) {
+  finish("all_gather", callbacks_.all_gather(callbacks_.user, send, recv, bytes, nullptr));
+}
+void Communicator::all_to_all(const void* send, void* recv, uint64_t bytes) {
+  finish("all_to_all", callbacks_.all_to_all(callbacks_.user, send, recv, bytes, nullptr));
+}
+void Communicator::all_to_all_v(const void* send, Parts sent, void* recv, Parts received,
+                                uint64_t unit) {
+  finish("all_to_all_v", callbacks_.all_to_all_v(callbacks_.user, send, sent.bytes, sent.at, recv,
+                                                 received.bytes, received.at, unit, nullptr));
+}
+
+moec_status Communicator::poll() const {
+  moec_status well = MOEC_OK;
+  if (callbacks_.poll && callbacks_.poll(callbacks_.user) != 0)
+    broken_.compare_exchange_strong(well, MOEC_E_COMM);
+  return broken_;
+}
+
+void Communicator::require_well() const {
+  const moec_status status = broken_;
+  MOEC_REQUIRE(status == MOEC_OK, status,
+               "the comm is broken since a callback failed with status %d; make another one of the "
+               "ranks that are left",
+               status);
+}
+
+}  // namespace moec::ep

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tokens to the ranks of their experts, and sums of partial rows back: what stands behind moec_ep.
+//
+//   dispatch   routes of the own tokens -> rows and ids into the outbox -> all ranks meet -> guests
+//   combine    all ranks meet -> partial rows come home -> their sum in rank order
+#pragma once
+
+#include "backend/backend.h"
+#include "core/workspace.h"
+#include "ep/schemes.h"
+
+namespace moec::ep {
+
+struct Guests {  // views of the exchange's memory
+  int64_t count = 0, total_tokens = 0;
+  void *rows = nullptr, *beside = nullptr;  // [G,H]
+  int32_t* ids = nullptr;                   // [G,K], -1: no expert of this rank
+  float* weights = nullptr;                 // [G,K]
+  void* partial = nullptr;                  // [G,H] partial_dtype
+};
+
+struct Departure {
+  Tokens tokens;
+  int64_t bound;
+  const void *x, *beside;  // [T,H]
+  bool has_beside;
+  float beside_scale = 1;  // of rows beside
+};
+struct Homecoming {
+  bool has_weights;
+  const float* d_guest_weights;  // [G,K], with has_weights
+  void* y;                       // out [T,H] or null
+  bool add;                      // to what y holds
+  float scale = 1;               // of sums and of d_routing_weights
+  float* d_routing_weights;      // out [T,K], with has_weights; or null
+};
+
+class Exchange {
+ public:
+  Exchange(Communicator& comm, const Backend& backend, const Shape& shape);
+
+  // ---- memory: of the device, `bytes`, given once
+  uint64_t bytes() const;
+  void set_memory(void* memory);
+
+  const Shape& shape() const { return shape_; }
+  const Scheme& scheme() const { return scheme_; }
+  Communicator& comm() const { return comm_; }
+  int64_t most_guests() const;
+  int32_t expert_begin() const { return shape_.expert_begin[size_t(comm_.rank())]; }
+  int32_t expert_end() const { return shape_.expert_begin[size_t(comm_.rank()) + 1]; }
+
+  // Both are collective. Arguments are checked.
+  Guests dispatch(const Departure& from, moec_stream stream);
+  void combine(const Homecoming& to, moec_stream stream);
+  bool has_guests() const { return guests_.rows != nullptr; }
+  const Guests& guests() const { return guests_; }
+  int64_t num_tokens() const { return routes_.num_tokens; }
+
+  struct Counters {
+    std::atomic<uint64_t> calls{0}, bytes_sent{0}, bytes_received{0};
+    std::atomic<int64_t> rows_needed{0}, rows_dropped{0};
+  };
+  const Counters& counters() const { return counters_; }
+  void set_number(int32_t number) { number_ = number; }
+
+ private:
+  struct Memory {
+    void *outbox, *guests, *beside, *partial;
+    int32_t *outbox_meta, *guest_meta;  // [.,2K]: ids, then weights
+    int32_t* ids;
+    float* weights;
+  };
+  Memory lay_out(Arena& arena) const;
+  void pack(const void* rows, float scale, moec_stream stream);
+  void pack_meta(const Tokens& tokens);
+  void unpack_meta();
+  void learn(const Notice* notices);
+  void count_bytes(uint64_t row_bytes, bool homewards);
+  int64_t outbox_places() const;
+
+  Communicator& comm_;
+  const Backend& backend_;
+  const Shape shape_;
+  const Scheme& scheme_;
+  int32_t number_ = 0;
+  RoutePlanner planner_;
+  Routes routes_;
+  Memory memory_ = {};
+  Guests guests_;
+  Counters counters_;
+};
+
+}  // namespace moec::ep

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The experts of a layer whose experts lie on the ranks of an ep.
+//
+//   at home    the T tokens of this rank: shared expert, identity experts, residual, output bias.
+//              It is an experts call whose plan has no row; its y is rounded once.
+//   routed     the guests of this rank and its experts: partial rows
+//   then       y = sum of partial rows by rank + what home wrote
+//
+//   saved      routed (for as many guests as there can be) | home [T]
+//   workspace  plan of the guests | d_guest_weights | weights of home's slots | one experts call
+#pragma once
+
+#include "layer/ep.h"
+#include "layer/experts.h"
+
+namespace moec {
+
+class PartedExperts {
+ public:
+  // `plan`: of the layer; `desc`: checked, of the experts of this rank.
+  PartedExperts(const Context& context, Ep& ep, const moec_plan_desc& plan,
+                const moec_experts_desc& desc);
+
+  Ep& ep() const { return *ep_; }
+  const experts::Sizes& sizes() const { return sizes_; }
+
+  struct Routing {         // of the tokens of this rank
+    const int32_t* ids;    // [T,K]
+    const float* weights;  // [T,K]
+    int64_t bound;         // of the call
+    PlanView* home;        // memory for the plan of T tokens
+  };
+  // As experts::forward and backward; `args.plan` is not read.
+  void forward(const ExpertsArgs& args, const Routing& routing, moec_stream stream) const;
+  void backward(const ExpertsGradArgs& args, const Routing& routing, moec_stream stream) const;
+
+ private:
+  struct Memory {
+    PlanView plan;           // of the guests
+    float* d_guest_weights;  // [R,K]
+    float* d_home_weights;   // [T,K], with identity experts
+    void* experts;
+  };
+  Memory lay_out(Arena& arena, bool backward) const;
+  PlanView plan_guests(const ep::Guests& guests, const Memory& memory, moec_stream stream) const;
+  const PlanView& plan_home(const Routing& routing, moec_stream stream) const;
+  ep::Guests dispatch(const ExpertsGradArgs& args, const Routing& routing, moec_stream s) const;
+  char* home_saved(const void* saved) const;
+
+  Ref<const Context> context_;
+  Ref<Ep> ep_;
+  moec_plan_desc plan_desc_;  // of max_guests tokens
+  moec_size plan_scratch_;
+  moec_experts_desc routed_, home_;
+  experts::Sizes routed_sizes_, home_sizes_, sizes_;
+  uint64_t routed_saved_;  // bytes
+  bool always_home_;       // a shared expert, or identity experts
+};
+
+}  // namespace moec

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicators: what is refused, sums in rank order; and ROWS with too few rows. It was seen to
+// catch sums from the last rank on, and cuts by weight that kept the lightest.
+#include <cstring>
+
+#include "ep_ranks.h"
+
+namespace moec::test {
+namespace {
+
+// ---- comm
+TEST(Comm, RefusesWhatItCannotBe) {
+  RankBoard board(2);
+  auto context_desc = sized<moec_context_desc>();
+  const Context context = make<Context>(moec_context_create, &context_desc);
+  const auto create = [&](int rank, int size, const std::function<void(moec_comm_callbacks&)>& f) {
+    auto desc = sized<moec_comm_desc>();
+    desc.rank = rank;
+    desc.size = size;
+    moec_comm_callbacks callbacks = board.callbacks(0);
+    f(callbacks);
+    moec_comm* comm = nullptr;
+    const moec_status status = moec_comm_create(context.get(), &desc, &callbacks, &comm);
+    EXPECT_EQ(comm, nullptr);
+    return status;
+  };
+  const auto nothing = [](moec_comm_callbacks&) {};
+  EXPECT_EQ(create(2, 2, nothing), MOEC_E_INVALID_ARG);
+  EXPECT_EQ(create(-1, 2, nothing), MOEC_E_INVALID_ARG);
+  EXPECT_EQ(create(0, 0, nothing), MOEC_E_INVALID_ARG);
+  EXPECT_EQ(create(0, 2, [](auto& c) { c.all_gather = nullptr; }), MOEC_E_INVALID_ARG);
+  EXPECT_EQ(create(0, 2, [](auto& c) { c.all_to_all = nullptr; }), MOEC_E_INVALID_ARG);
+  EXPECT_EQ(create(0, 2, [](auto& c) { c.flags = MOEC_COMM_DEVICE; }), MOEC_E_UNSUPPORTED);
+  EXPECT_EQ(create(0, 2, [](auto& c) { c.struct_size = 8; }), MOEC_E_ABI);
+  EXPECT_EQ(board.released(), 0);  // callbacks of a comm that was not made are the caller's
+}
+
+TEST(Comm, WrongRanksAreNamed) {
+  RankBoard board(2);
+  const std::vector<Outcome> all = outcomes(2, [&](int r) {
+    Rank rank(board, r);
+    auto desc = sized<moec_comm_desc>();
+    desc.rank = 1 - r;  // not the seat whose callbacks it has
+    desc.size = 2;
+    const moec_comm_callbacks callbacks = board.callbacks(r);
+    const Comm comm = make<Comm>(moec_comm_create, rank.context.get(), &desc, &callbacks);
+    const moec_ep_desc ep = ep_desc();
+    moec_ep* out = nullptr;
+    return moec_ep_create(comm.get(), &ep, &out);
+  });
+  expect_all(all, MOEC_E_MISMATCH, "says that it is rank");
+}
+
+TEST(Comm, SumsInRankOrder) {
+  RankBoard board(3);
+  const float parts[3] = {1.0f, 1e8f, -1e8f};  // from the last rank on it is 1
+  for (const std::string& error : run_ranks(3, [&](int r) {
+         Rank rank(board, r);
+         float value[2] = {parts[r], float(r)};
+         int32_t counts[2] = {INT32_MAX - 1, r};
+         int64_t wide[2] = {int64_t{INT32_MAX}, -r};
+         const moec_tensor tensors[] = {view(value, MOEC_F32, 1, 2), view(counts, MOEC_I32, 1, 2),
+                                        view(wide, MOEC_I64, 1, 2)};
+         for (const moec_tensor& tensor : tensors)
+           check(moec_comm_sum(rank.comm.get(), &tensor, nullptr));
+         EXPECT_EQ(value[0], 0.0f);
+         EXPECT_EQ(value[1], 3.0f);
+         EXPECT_EQ(counts[0], INT32_MAX);
+         EXPECT_EQ(counts[1], 3);
+         EXPECT_EQ(wide[0], 3 * int64_t{INT32_MAX});
+         EXPECT_EQ(wide[1], -3);
+         const moec_tensor other = view(value, MOEC_F32, r == 2 ? 1 : 2, 1);
+         EXPECT_EQ(moec_comm_sum(rank.comm.get(), &other, nullptr), MOEC_E_MISMATCH);
+         moec_tensor half = view(value, MOEC_F32, 1, 2);
+         if (r == 0) half.dtype = MOEC_BF16;
+         EXPECT_EQ(moec_comm_sum(rank.comm.get(), &half, nullptr),
+                   r == 0 ? MOEC_E_DTYPE : MOEC_E_COMM);
+       }))
+    EXPECT_EQ(error, "");
+}
+
+// ---- ROWS with too few rows
+struct Drops {
+  std::vector<float> y;
+  moec_ep_state state;
+};
+Drops drop(uint32_t overflow, int64_t pair_rows) {
+  Drops drops;
+  RankBoard board(2);
+  for (const std::string& error : run_ranks(2, [&](int r) {
+         Rank rank(board, r);
+         moec_ep_desc desc = ep_desc();
+         desc.scheme = MOEC_EP_ROWS;
+         desc.pair_rows = pair_rows;
+         desc.overflow = overflow;
+         const Ep ep = make<Ep>(moec_ep_create, rank.comm.get(), &desc);
+         // Rank 0: four tokens, all with an expert of rank 1 (3..5), of weights 1 3 2 3.
+         const int64_t tokens = r == 0 ? 4 : 0;
+         float x[4 * kHidden];
+         for (int i = 0; i < 4 * kHidden; ++i) x[i] = float(1 + i / kHidden);
+         int32_t ids[] = {3, -1, -1, 4, 5, -1, 3, -1};
+         float weights[] = {1, 0, 0, 3, 2, 0, 3, 0};
+         std::vector<float> y(4 * kHidden, -1.0f);
+         auto args = sized<moec_ep_args>();
+         args.x = view(x, MOEC_F32, tokens, kHidden);
+         args.expert_ids = view(ids, MOEC_I32, tokens, kTopK);
+         args.routing_weights = view(weights, MOEC_F32, tokens, kTopK);
+         check(moec_ep_dispatch(ep.get(), &args, nullptr));
+         EXPECT_EQ(args.guests.shape[0], 2 * pair_rows);
+         std::memcpy(args.partial.data, args.guests.data, size_t(moec_tensor_bytes(&args.guests)));
+         args.y = view(y.data(), MOEC_F32, tokens, kHidden);
+         check(moec_ep_combine(ep.get(), &args, nullptr));
+         auto state = sized<moec_ep_state>();
+         check(moec_ep_poll(ep.get(), &state));
+         EXPECT_EQ(state.rows_needed, 4);  // both ranks know
+         EXPECT_EQ(state.rows_dropped, 4 - pair_rows);
+         EXPECT_GT(state.bytes_sent, 0u);
+         if (r == 0) drops = {y, state};
+       }))
+    EXPECT_EQ(error, "");
+  return drops;
+}
+std::vector<float> firsts(const std::vector<float>& y) {
+  return {y[0], y[kHidden], y[2 * kHidden], y[3 * kHidden]};
+}
+TEST(EpRows, ReportKeepsTheFirst) {
+  EXPECT_EQ(firsts(drop(MOEC_EP_REPORT, 2).y), (std::vector<float>{1, 2, 0, 0}));
+  EXPECT_EQ(firsts(drop(MOEC_EP_REPORT, 4).y), (std::vector<float>{1, 2, 3, 4}));
+}
+TEST(EpRows, DropByWeightKeepsTheHeaviest) {
+  EXPECT_EQ(firsts(drop(MOEC_EP_DROP_BY_WEIGHT, 1).y), (std::vector<float>{0, 2, 0, 0}));
+  EXPECT_EQ(firsts(drop(MOEC_EP_DROP_BY_WEIGHT, 2).y), (std::vector<float>{0, 2, 0, 4}));
+  EXPECT_EQ(firsts(drop(MOEC_EP_DROP_BY_WEIGHT, 3).y), (std::vector<float>{0, 2, 3, 4}));
+}
+
+}  // namespace
+}  // namespace moec::test

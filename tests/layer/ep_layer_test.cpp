@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layers whose experts lie on N ranks, forward and every gradient: bit for bit what one process
+// gives that runs the N ranges and adds their rows in rank order; and near the layer of one rank on
+// the concatenated batch. Planted faults that it was seen to catch: partial rows added
+// from the last rank on, and a capacity of the guests instead of all tokens.
+#include <gtest/gtest.h>
+
+#include "support/compare.h"
+#include "support/ep_problem.h"
+#include "support/tensors.h"
+
+namespace moec::test {
+namespace {
+
+using oracle::Vec;
+
+void expect_equal(const std::vector<Outputs>& got, const std::vector<Outputs>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t r = 0; r < got.size(); ++r)
+    for (const auto& [name, bytes] : got[r]) {
+      const auto expected = want[r].find(name);
+      ASSERT_NE(expected, want[r].end()) << name;
+      EXPECT_TRUE(bytes == expected->second) << name << " of rank " << r;
+    }
+}
+
+// Rows of `columns` values of all ranks, one after the other.
+Vec joined(const std::vector<Outputs>& all, const std::string& name, moec_dtype dtype) {
+  Vec values;
+  for (const Outputs& one : all) {
+    const Vec part = decode(one.at(name), dtype);
+    values.insert(values.end(), part.begin(), part.end());
+  }
+  return values;
+}
+Vec added(const std::vector<Outputs>& all, const std::string& name, moec_dtype dtype) {
+  Vec sum;
+  for (const Outputs& one : all) {
+    const Vec part = decode(one.at(name), dtype);
+    sum.resize(part.size());
+    for (size_t i = 0; i < part.size(); ++i) sum[i] += part[i];
+  }
+  return sum;
+}
+
+// Each rank rounds its partial rows once more than one rank does.
+void expect_near_one_rank(const EpProblem& p, const std::vector<Outputs>& got) {
+  const Outputs one = run_one_layer(p);
+  const double unit = p.dtype == MOEC_F32 ? 1e-6 : p.dtype == MOEC_F16 ? 0x1p-11 : 0x1p-8;
+  const double bound = (p.ranks + 4) * unit;
+  const auto H = static_cast<size_t>(p.hidden), K = static_cast<size_t>(p.top_k);
+  EXPECT_EQ(joined(got, "expert_ids", MOEC_I32), decode(one.at("expert_ids"), MOEC_I32));
+  const auto expect_rows = [&](const char* name, moec_dtype dtype, size_t columns) {
+    EXPECT_LT(row_error(joined(got, name, dtype), decode(one.at(name), dtype), columns, kTypicalRow)
+                  .error,
+              bound)
+        << name;
+  };
+  if (joined(got, "y", p.dtype).empty()) return;
+  expect_rows("y", p.dtype, H);
+  expect_rows("d_x", p.dtype, H);
+  expect_rows("d_routing_weights", MOEC_F32, K);
+  if (p.accumulate) return;
+  EXPECT_LT(row_error(added(got, "d_gate_weight", MOEC_F32),
+                      decode(one.at("d_gate_weight"), MOEC_F32), H, kTypicalRow)
+                .error,
+            bound);
+}
+
+class EpLayerTest : public testing::TestWithParam<std::tuple<int, uint32_t>> {};
+
+TEST_P(EpLayerTest, SameBitsAsInSequence) {
+  const auto [ranks, scheme] = GetParam();
+  SCOPED_TRACE(seed_note());
+  Draw draw(static_cast<uint64_t>(ranks) * 16 + scheme);
+  for (int round = 0; round < 6; ++round) {
+    const EpProblem p = draw_ep_problem(ranks, scheme, draw);
+    SCOPED_TRACE("round " + std::to_string(round));
+    const std::vector<Outputs> got = run_ep_layers(p);
+    if (testing::Test::HasFailure()) return;
+    expect_equal(got, run_in_sequence(p));
+    expect_near_one_rank(p, got);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EpLayerTest,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 8),
+                                          testing::Values(MOEC_EP_GATHER, MOEC_EP_ROWS,
+                                                          MOEC_EP_EXACT)),
+                         [](const auto& param) {
+                           const uint32_t scheme = std::get<1>(param.param);
+                           return std::string(scheme == MOEC_EP_GATHER ? "gather"
+                                              : scheme == MOEC_EP_ROWS ? "rows"
+                                                                       : "exact") +
+                                  "_" + std::to_string(std::get<0>(param.param));
+                         });
+
+// The gradients of experts alone, and for a power of two by nothing but a shift.
+TEST(EpLayer, GradScaleOfExpertsAlone) {
+  SCOPED_TRACE(seed_note());
+  Draw draw(99);
+  EpProblem p = draw_ep_problem(4, MOEC_EP_EXACT, draw);
+  p.accumulate = false;
+  p.dtype = p.grad_dtype = MOEC_F32;
+  p.tokens = {5, 0, 9, 2};  // unequal: the mean of DDP divides by ranks, not by tokens
+  p.bound = 0;
+  p.x.clear();
+  p.d_y.clear();
+  p.residual.clear();
+  p.token_mask.clear();
+  fill_values(&p, draw);
+  const std::vector<Outputs> plain = run_ep_layers(p);
+  for (const float scale : {0.25f, 1.0f / 3}) {
+    p.grad_scale = scale;
+    const std::vector<Outputs> scaled = run_ep_layers(p);
+    for (size_t r = 0; r < plain.size(); ++r)
+      for (const auto& [name, bytes] : scaled[r]) {
+        const bool is_int = name == "expert_ids";
+        Vec want = decode(plain[r].at(name), is_int ? MOEC_I32 : MOEC_F32);
+        const Vec got = decode(bytes, is_int ? MOEC_I32 : MOEC_F32);
+        if (name == "d_experts")
+          for (double& v : want) v *= static_cast<double>(scale);
+        ASSERT_EQ(got.size(), want.size());
+        for (size_t i = 0; i < got.size(); ++i)
+          if (scale == 0.25f)
+            ASSERT_EQ(got[i], want[i]) << name << " of rank " << r;
+          else
+            ASSERT_NEAR(got[i], want[i], 2e-5) << name << " of rank " << r;
+      }
+  }
+}
+
+TEST(EpLayer, TrainsAsOneProcess) {
+  SCOPED_TRACE(seed_note());
+  Draw draw(17);
+  const EpProblem p = training_problem(3, draw);
+  const std::vector<double> one = train_one(p, 20);
+  RankBoard board(3);
+  for (const std::string& error : run_ranks(3, [&](int r) {
+         Rank rank(board, r);
+         const std::vector<double> losses = train_ep(p, r, rank.context.get(), rank.comm.get(), 20);
+         ASSERT_EQ(losses.size(), one.size());
+         for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(losses[i], one[i], 1e-5 * one[i]) << i;
+         EXPECT_LT(losses.back(), 0.95 * losses.front());
+       }))
+    EXPECT_EQ(error, "");
+}
+
+// With a callback table that has no all_to_all_v, and what AUTO makes of it.
+TEST(EpLayer, AutoGivesTheBitsToo) {
+  SCOPED_TRACE(seed_note());
+  Draw draw(98);
+  for (const int ranks : {3, 6})
+    for (const bool counts : {true, false}) {
+      EpProblem p = draw_ep_problem(ranks, MOEC_EP_AUTO, draw);
+      p.counts = counts;
+      expect_equal(run_ep_layers(p), run_in_sequence(p));
+    }
+}
+
+}  // namespace
+}  // namespace moec::test

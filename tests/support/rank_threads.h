@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as threads of one process: a communicator whose callbacks copy memory between barriers that
+// have a deadline.
+#pragma once
+
+#include <moec/moec.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "handles.h"
+
+namespace moec::test {
+
+class RankBoard {
+ public:
+  explicit RankBoard(int size, std::chrono::milliseconds deadline = std::chrono::seconds(60));
+  int size() const { return static_cast<int>(seats_.size()); }
+  // Of one rank; counts: with all_to_all_v.
+  moec_comm_callbacks callbacks(int rank, bool counts = true);
+  int released() const { return released_; }
+  // Callbacks of a rank return this instead of doing anything.
+  void fail(int rank, int32_t with) { seats_[static_cast<size_t>(rank)].fails_with = with; }
+  void set_poll(int32_t result) { poll_ = result; }
+
+ private:
+  struct Seat {
+    RankBoard* board;
+    int rank;
+    int32_t fails_with = 0;
+    const char* send = nullptr;
+    const uint64_t *bytes = nullptr, *at = nullptr;
+  };
+  static int32_t all_gather(void* user, const void* send, void* recv, uint64_t bytes, moec_stream);
+  static int32_t all_to_all(void* user, const void* send, void* recv, uint64_t bytes, moec_stream);
+  static int32_t all_to_all_v(void* user, const void* send, const uint64_t* send_bytes,
+                              const uint64_t* send_at, void* recv, const uint64_t* recv_bytes,
+                              const uint64_t* recv_at, uint64_t unit, moec_stream);
+  // Between two barriers, copy(from) for each rank.
+  int32_t exchange(Seat& seat, const void* send, const std::function<bool(const Seat&)>& copy);
+  bool meet();  // false: not all came in time, now or ever before
+
+  std::vector<Seat> seats_;
+  const std::chrono::milliseconds deadline_;
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  int waiting_ = 0;
+  uint64_t round_ = 0;
+  bool dead_ = false;
+  int released_ = 0;
+  int32_t poll_ = 0;
+};
+
+// A context and a communicator of one rank; without an allocator, memory begins as NaN.
+struct Rank {
+  Rank(RankBoard& board, int rank, bool counts = true, const moec_allocator* allocator = nullptr);
+  int rank, size;
+  Context context;
+  Comm comm;
+};
+
+// body(rank) on a thread of its own for each rank; returns what each threw ("" for nothing).
+std::vector<std::string> run_ranks(int size, const std::function<void(int)>& body);
+
+}  // namespace moec::test
