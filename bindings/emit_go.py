@@ -152,7 +152,7 @@ def cgo(api):
     return "\n".join(
         [
             HEAD,
-            "//go:build !moec_purego",
+            "//go:build cgo && !moec_purego",
             "",
             "package raw",
             "",
@@ -171,7 +171,8 @@ def cgo(api):
 
 
 def purego(api):
-    out = [HEAD, "//go:build moec_purego", "", "package raw", "", 'import "unsafe"', "", "var ("]
+    out = [HEAD, "//go:build moec_purego || !cgo", "", "package raw", ""]
+    out += ['import "unsafe"', "", "var ("]
     for row in api["functions"]:
         result = result_type(row["returns"])
         out.append(

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # test_go.sh: the Go package through cgo with the race detector (and its pointer checks), through
 # purego without cgo, vet and gofmt; then examples/go in a module outside the tree, which gets the
-# package as a zip from a module proxy on disk, built both ways.
+# package as a zip from a module proxy on disk, built both ways; and README's program with the
+# module that carries the library, where none is installed.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 go=$root/scripts/go.sh
@@ -26,15 +27,20 @@ CGO_ENABLED=0 "$go" test -tags moec_purego -count=1 -v ./... | tee -a "$log"
 # A proxy on disk: version 0.1.0 of the working tree, and what the module cache has of others.
 outside=$(mktemp -d)
 trap 'chmod -R u+w "$outside"; rm -rf "$outside"' EXIT
-"$venv/bin/python" - "$outside/proxy/moec.dev/moec/@v" <<'PYTHON'
+"$venv/bin/python" - "$outside/proxy" "$("$root/scripts/go_library.sh" "$prefix/lib")" <<'PYTHON'
 import pathlib, sys, zipfile
-target = pathlib.Path(sys.argv[1])
-target.mkdir(parents=True)
-(target / "v0.1.0.info").write_text('{"Version": "v0.1.0"}')
-(target / "v0.1.0.mod").write_bytes(pathlib.Path("go.mod").read_bytes())
-with zipfile.ZipFile(target / "v0.1.0.zip", "w") as package:
-    for path in [*pathlib.Path().rglob("*.go"), pathlib.Path("go.mod"), pathlib.Path("go.sum")]:
-        package.write(path, f"moec.dev/moec@v0.1.0/{path}")
+def publish(module, folder, files):
+    target = pathlib.Path(sys.argv[1], module, "@v")
+    target.mkdir(parents=True)
+    (target / "v0.1.0.info").write_text('{"Version": "v0.1.0"}')
+    (target / "v0.1.0.mod").write_bytes((folder / "go.mod").read_bytes())
+    with zipfile.ZipFile(target / "v0.1.0.zip", "w", zipfile.ZIP_DEFLATED) as package:
+        for path in files:
+            package.write(path, f"{module}@v0.1.0/{path.relative_to(folder)}")
+here, library = pathlib.Path(), pathlib.Path(sys.argv[2])
+own = [p for p in here.rglob("*.go") if p.parts[0] != "lib"]
+publish("moec.dev/moec", here, [*own, here / "go.mod", here / "go.sum"])
+publish("moec.dev/moec/lib/linux_amd64", library, [p for p in library.iterdir()])
 PYTHON
 cp -r "$root/examples/go" "$outside/train"
 cd "$outside/train"
@@ -48,5 +54,85 @@ env -u LD_LIBRARY_PATH ./train_purego && echo "--- PASS: example, purego" >>"$lo
 "$root/scripts/wrong_library.sh" env -u LD_LIBRARY_PATH ./train_purego
 echo "--- PASS: another ABI is refused" >>"$log"
 ! readelf -d train_purego | grep -q moec || die "the purego program is linked to libmoec"
+
+# README's program, its first block with `package moec` the body of main; without cgo, as without a
+# C compiler.
+mkdir "$outside/readme" "$outside/cache"
+cd "$outside/readme"
+{
+  cat <<'GO'
+package main
+
+import (
+	"fmt"
+
+	"moec.dev/moec"
+	_ "moec.dev/moec/lib/linux_amd64"
+	"moec.dev/moec/raw"
+)
+
+func fill(n int, value float32) []float32 {
+	out := make([]float32, n)
+	for i := range out {
+		out[i] = value
+	}
+	return out
+}
+
+func main() {
+GO
+  awk '/^```$/ {if (inside) exit} inside {print} /^```go$/ {inside = 1}' \
+    "$root/bindings/go/README.md"
+  echo "}"
+} >main.go
+cat >go.mod <<'GO'
+module readme
+
+go 1.21
+
+require (
+	moec.dev/moec v0.1.0
+	moec.dev/moec/lib/linux_amd64 v0.1.0
+)
+GO
+bare=(env -u LD_LIBRARY_PATH -u MOEC_LIBRARY)
+CGO_ENABLED=0 "$go" build -o readme .
+said=$(XDG_CACHE_HOME=$outside/cache "${bare[@]}" ./readme)
+[ "$said" = "<nil> 0.05695" ] || die "README's program says $said with the library that it carries"
+[ "$(find "$outside/cache" -name libmoec.so.0 | wc -l)" = 1 ] || die "the cache has no libmoec.so.0"
+echo "--- PASS: README, the library embedded" >>"$log"
+find "$outside/cache" -name libmoec.so.0 -exec truncate -s 100 {} +
+XDG_CACHE_HOME=$outside/cache "${bare[@]}" ./readme | grep -qF 0.05695 ||
+  die "a damaged library in the cache is not written again"
+echo "--- PASS: README, a damaged cache" >>"$log"
+mkdir "$outside/readme/said"
+cat >said/main.go <<'GO'
+package main
+
+import (
+	"fmt"
+
+	"moec.dev/moec"
+	_ "moec.dev/moec/lib/linux_amd64"
+)
+
+func main() {
+	_, err := moec.NewContext(nil)
+	fmt.Println(err)
+}
+GO
+CGO_ENABLED=0 "$go" build -o says ./said
+refused() { # refused CACHE WORDS: what a program says that may not keep its library there
+  XDG_CACHE_HOME=$1 "${bare[@]}" ./says | tee "$outside/said.txt" | grep -qF "$2" ||
+    { cat "$outside/said.txt" >&2; die "the error is not clear"; }
+}
+refused /proc/nowhere "cannot write libmoec.so.0"
+echo "--- PASS: no cache folder" >>"$log"
+mkdir "$outside/noexec"
+if mount -t tmpfs -o noexec tmpfs "$outside/noexec" 2>/dev/null; then
+  trap 'umount "$outside/noexec"; chmod -R u+w "$outside"; rm -rf "$outside"' EXIT
+  refused "$outside/noexec" "forbids programs (noexec)"
+  echo "--- PASS: a cache folder that cannot execute" >>"$log"
+fi
 
 echo "$(grep -cE '^ *--- PASS' "$log") passed, $(grep -cE '^ *--- FAIL' "$log") failed"

@@ -111,7 +111,8 @@ if wanted julia; then
     mkdir -p "$build/gpu_depot"
     task host julia env MOEC_TEST_DEVICE=cuda JULIA_DEPOT_PATH="$build/gpu_depot" \
       scripts/julia.sh -O0 --startup-file=no --project=bindings/julia \
-      -L bindings/julia/test/json.jl bindings/julia/test/golden.jl
+      -L bindings/julia/test/json.jl -L bindings/julia/test/golden.jl \
+      bindings/julia/test/quantised.jl
   else
     echo "julia: not run, there is none on this machine" | tee "$log/julia.line"
     echo julia >>"$tasks/all"

@@ -3,7 +3,8 @@
 # test_rust.sh: clippy without a warning, tests and documentation examples with the default, the
 # dynamic and all features (all: bindgen runs, and the committed bindings must equal its output);
 # then the crates are packed, and examples/rust is built from the packed files alone, outside the
-# tree, and run without LD_LIBRARY_PATH.
+# tree, and run without LD_LIBRARY_PATH; and README's program with the feature vendored, where no
+# library is installed.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 cargo=$root/scripts/cargo.sh
@@ -27,6 +28,8 @@ RUSTDOCFLAGS="-D warnings" "$cargo" doc --quiet --offline --no-deps --features n
 "$cargo" package --quiet --offline --workspace --allow-dirty
 outside=$(mktemp -d)
 trap 'rm -rf "$outside"' EXIT
+[ "$(stat -c %s "$build/rust/package/moec-sys-0.1.0.crate")" -lt 1000000 ] ||
+  die "the crate moec-sys, which carries the library's sources, has 1 MB or more"
 for crate in moec moec-sys; do
   tar xzf "$build/rust/package/$crate-0.1.0.crate" -C "$outside"
   [ ! -e "$outside/$crate-0.1.0/tests" ] || die "$crate packs tests that need the source tree"
@@ -49,6 +52,46 @@ MOEC_LINK=shared build_outside
 LD_LIBRARY_PATH=$prefix/lib "$train"
 readelf -d "$train" | grep -q libmoec.so.0 || die "MOEC_LINK=shared does not link libmoec.so.0"
 echo "test result: ok. 2 passed (examples/rust, static and shared)" >>"$log"
+
+# README's first program, its block the body of main, on the packed crates. They lie in one place,
+# where only what changed is written: the library is compiled once.
+packed=$build/rust/packed
+mkdir -p "$packed/readme/src"
+for crate in moec moec-sys; do
+  "$venv/bin/python" "$root/scripts/same_tree.py" "$outside/$crate-0.1.0" "$packed/$crate-0.1.0"
+done
+cat >"$packed/readme/Cargo.toml" <<'TOML'
+[package]
+name = "readme"
+version = "0.0.0"
+edition = "2021"
+
+[dependencies]
+moec = { version = "0.1", features = ["vendored"] }
+
+[patch.crates-io]
+moec = { path = "../moec-0.1.0" }
+moec-sys = { path = "../moec-sys-0.1.0" }
+
+[workspace]
+TOML
+{
+  echo "fn main() -> moec::Result<()> {"
+  awk '/^```$/ {if (inside) exit} inside {sub(/^# /, ""); print} /^```rust$/ {inside = 1}' \
+    "$root/bindings/rust/moec/README.md"
+  echo "}"
+} >"$packed/readme/src/main.rs"
+cp "$root/bindings/rust/Cargo.lock" "$packed/readme"
+cd "$packed/readme"
+export CARGO_TARGET_DIR=$build/rust/vendored
+env -u MOEC_LIBRARY PKG_CONFIG=/bin/false "$cargo" build --quiet --offline
+env -u LD_LIBRARY_PATH -u MOEC_LIBRARY "$CARGO_TARGET_DIR/debug/readme"
+! readelf -d "$CARGO_TARGET_DIR/debug/readme" | grep -q libmoec ||
+  die "the vendored program needs libmoec"
+echo "test result: ok. 1 passed (README, vendored: nothing installed)" >>"$log"
+DOCS_RS=1 PKG_CONFIG=/bin/false RUSTDOCFLAGS="-D warnings" "$cargo" doc --quiet --offline \
+  --no-deps -p moec
+echo "test result: ok. 1 passed (documentation as docs.rs builds it)" >>"$log"
 
 awk '/^test result:/ {for (i = 1; i < NF; i++) if ($(i + 1) ~ /^passed/) sum += $i}
   END {print sum " passed, 0 failed"}' "$log"

@@ -122,11 +122,11 @@ def case(path):
     }
 
 
-def main():
+def table():
     cases = [case(path) for path in sorted((HERE / "quant").glob("*.safetensors"))]
     lines = ",\n    ".join(json.dumps(one) for one in cases)
-    TARGET.write_text(f'{{\n  "tolerance": {TOLERANCE},\n  "cases": [\n    {lines}\n  ]\n}}\n')
+    return f'{{\n  "tolerance": {TOLERANCE},\n  "cases": [\n    {lines}\n  ]\n}}\n'
 
 
 if __name__ == "__main__":
-    main()
+    TARGET.write_text(table())

@@ -6,6 +6,13 @@ package raw
 
 import "fmt"
 
+// provided gives the file of a library that a package carries.
+var provided func() (string, error)
+
+// Provide has Load ask `library` for a file when MOEC_LIBRARY is not set. Packages that carry libmoec
+// call it when they are initialised. A program that is linked to libmoec by cgo does not ask.
+func Provide(library func() (string, error)) { provided = library }
+
 // check refuses a library of another ABI, or one that is older than these bindings.
 func check(name string) error {
 	const built = HeaderVersionMajor<<22 | HeaderVersionMinor<<12 | HeaderVersionPatch

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build moec_purego
+//go:build moec_purego || !cgo
 
 package raw
 
@@ -11,16 +11,23 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// Load opens libmoec (MOEC_LIBRARY, else libmoec.so.0 by the loader's search) and finds every
-// function.
+// Load opens libmoec (MOEC_LIBRARY, else the one that a package provides, else libmoec.so.0 by the
+// loader's search) and finds every function.
 func Load() (err error) {
-	name := os.Getenv("MOEC_LIBRARY")
+	name, remedy := os.Getenv("MOEC_LIBRARY"), "set MOEC_LIBRARY"
+	if name == "" && provided != nil {
+		if name, err = provided(); err != nil {
+			return fmt.Errorf("moec: %w; %s", err, remedy)
+		}
+		remedy = "where that folder forbids programs (noexec), set XDG_CACHE_HOME to one that allows " +
+			"them, or MOEC_LIBRARY"
+	}
 	if name == "" {
 		name = "libmoec.so.0"
 	}
 	library, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
-		return fmt.Errorf("moec: cannot open %s: %w; set MOEC_LIBRARY", name, err)
+		return fmt.Errorf("moec: cannot open %s: %w; %s", name, err, remedy)
 	}
 	find := func(symbol string) error {
 		address, err := purego.Dlsym(library, symbol)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build !moec_purego
+//go:build cgo && !moec_purego
 
 package raw
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Code generated from moec.h by generate.py; DO NOT EDIT.
 
-//go:build moec_purego
+//go:build moec_purego || !cgo
 
 package raw
 

@@ -30,13 +30,29 @@ fn check_library() -> Result<(), String> {
         unsafe { (moec_abi_version(), moec_version(), CStr::from_ptr(moec_version_string())) };
     let built = MOEC_VERSION_MAJOR << 22 | MOEC_VERSION_MINOR << 12 | MOEC_VERSION_PATCH;
     if abi == MOEC_ABI_VERSION && version >= built {
-        return Ok(());
+        return load_plugin();
     }
     Err(format!(
         "moec-sys: {name} is {} with ABI {abi}; {MOEC_VERSION_MAJOR}.{MOEC_VERSION_MINOR}.\
          {MOEC_VERSION_PATCH} or later with ABI {MOEC_ABI_VERSION} is needed",
         text.to_string_lossy()
     ))
+}
+
+/// The CUDA plug-in that the feature `cuda` built: [`load`] opens it where it lies. A program that
+/// goes to another machine takes the file along, beside itself.
+pub const CUDA_PLUGIN: Option<&str> = option_env!("MOEC_CUDA_PLUGIN");
+
+fn load_plugin() -> Result<(), String> {
+    let Some(path) = CUDA_PLUGIN.filter(|path| std::path::Path::new(path).exists()) else {
+        return Ok(()); // the library looks for one itself
+    };
+    let text = std::ffi::CString::new(path).map_err(|_| format!("moec-sys: a NUL in {path}"))?;
+    // SAFETY: a path that ends in NUL, before any context.
+    match unsafe { moec_backend_load(text.as_ptr()) } {
+        MOEC_OK => Ok(()),
+        status => Err(format!("moec-sys: {path}: status {status}")),
+    }
 }
 
 #[cfg(not(feature = "dynamic"))]
