@@ -9,6 +9,7 @@
 #include "support/adapter_check.h"
 #include "support/layer_runner.h"
 #include "support/safetensors.h"
+#include "support/skip.h"
 
 namespace moec::test {
 namespace {
