@@ -126,4 +126,12 @@ class Out {
   T value_ = {};
 };
 
+inline void write_sizes(const moec_experts_sizes& from, moec_experts_sizes* out, int32_t index) {
+  Out<moec_experts_sizes> sizes(out, "out", index);
+  sizes->forward_workspace = from.forward_workspace;
+  sizes->backward_workspace = from.backward_workspace;
+  sizes->saved = from.saved;
+  sizes.commit();
+}
+
 }  // namespace moec::capi

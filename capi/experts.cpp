@@ -22,13 +22,14 @@ void moec_experts_free(moec_experts* experts) {
 }
 
 moec_status moec_experts_query(const moec_experts* experts, moec_experts_sizes* out) {
+  return guard(__func__, [&] { write_sizes(self<Experts>(experts, "experts").sizes(), out, 2); });
+}
+
+moec_status moec_experts_query_adapters(const moec_experts* experts, const moec_adapters* adapters,
+                                        moec_experts_sizes* out) {
   return guard(__func__, [&] {
     const Experts& e = self<Experts>(experts, "experts");
-    Out<moec_experts_sizes> sizes(out, "out", 2);
-    sizes->forward_workspace = e.sizes().forward_workspace;
-    sizes->backward_workspace = e.sizes().backward_workspace;
-    sizes->saved = e.sizes().saved;
-    sizes.commit();
+    write_sizes(e.sizes(&object<Adapters>(adapters, "adapters", 2)), out, 3);
   });
 }
 
@@ -39,7 +40,8 @@ moec_status moec_experts_forward(const moec_experts* experts, const moec_experts
     const moec_experts_args own = read_sized(args, "args", 2);
     e.forward(own, object<Plan>(own.plan, "args.plan", 2),
               object<Weights>(own.weights, "args.weights", 2),
-              optional_object<Weights>(own.shared_weights, "args.shared_weights", 2), stream);
+              optional_object<Weights>(own.shared_weights, "args.shared_weights", 2),
+              optional_object<Adapters>(own.adapters, "args.adapters", 2), stream);
   });
 }
 
@@ -52,6 +54,7 @@ moec_status moec_experts_backward(const moec_experts* experts, const moec_expert
     e.backward(own, object<Plan>(own.plan, "args.plan", 2),
                object<Weights>(own.weights, "args.weights", 2),
                optional_object<Weights>(own.shared_weights, "args.shared_weights", 2),
+               optional_object<Adapters>(own.adapters, "args.adapters", 2),
                read_optional(own.d_expert_weights, d_experts, "args.d_expert_weights", 2),
                read_optional(own.d_shared_weights, d_shared, "args.d_shared_weights", 2), stream);
   });

@@ -12,7 +12,8 @@ namespace {
 
 LayerWeights weights_of(const moec_layer_args& args) {
   return {object<Weights>(args.weights, "args.weights", 2),
-          optional_object<Weights>(args.shared_weights, "args.shared_weights", 2)};
+          optional_object<Weights>(args.shared_weights, "args.shared_weights", 2),
+          optional_object<Adapters>(args.adapters, "args.adapters", 2)};
 }
 
 }  // namespace
@@ -35,13 +36,14 @@ void moec_layer_free(moec_layer* layer) {
 }
 
 moec_status moec_layer_query(const moec_layer* layer, moec_experts_sizes* out) {
+  return guard(__func__, [&] { write_sizes(self<Layer>(layer, "layer").sizes(), out, 2); });
+}
+
+moec_status moec_layer_query_adapters(const moec_layer* layer, const moec_adapters* adapters,
+                                      moec_experts_sizes* out) {
   return guard(__func__, [&] {
     const Layer& l = self<Layer>(layer, "layer");
-    Out<moec_experts_sizes> sizes(out, "out", 2);
-    sizes->forward_workspace = l.sizes().forward_workspace;
-    sizes->backward_workspace = l.sizes().backward_workspace;
-    sizes->saved = l.sizes().saved;
-    sizes.commit();
+    write_sizes(l.sizes(&object<Adapters>(adapters, "adapters", 2)), out, 3);
   });
 }
 

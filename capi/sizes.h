@@ -41,6 +41,7 @@ MOEC_FIRST_SIZE(moec_quantise_info, 152);
 MOEC_FIRST_SIZE(moec_quantise_args, 296);
 MOEC_FIRST_SIZE(moec_weight_set, 1160);
 MOEC_FIRST_SIZE(moec_weights_info, 96);
+MOEC_FIRST_SIZE(moec_adapters_desc, 32);
 MOEC_FIRST_SIZE(moec_experts_desc, 160);
 MOEC_FIRST_SIZE(moec_experts_args, 832);
 MOEC_FIRST_SIZE(moec_experts_grad_args, 1360);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The C boundary.
 moec_add_sources(
+  adapters.cpp
   boundary.cpp
   buffer.cpp
   context.cpp

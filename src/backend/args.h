@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "backend/adapters.h"
 #include "backend/plan_view.h"
 #include "backend/weights.h"
 #include "core/portable.h"
@@ -177,7 +178,9 @@ struct ExpertsArgs {
   void* y;               // [T,H]
   void* saved;           // null with SAVE_NONE; every byte of it is written
   void* workspace;
-  bool skip_absent;  // rows of y of tokens without a row in the plan are not written
+  bool skip_absent;              // rows of y of tokens without a row in the plan are not written
+  const AdaptersView* adapters;  // null: none
+  const int32_t* adapter_ids;    // [T], optional
 };
 struct ExpertsGradArgs {
   const moec_experts_desc* desc;
@@ -194,9 +197,20 @@ struct ExpertsGradArgs {
   Array d_shared_gate, d_shared_gate_bias, d_output_bias;
   void* d_residual;
   void* workspace;
+  const AdaptersView* adapters;
+  const int32_t* adapter_ids;
+  const AdaptersView* d_adapters;  // as `adapters`, factors absent = skipped; null = none
 };
 
 // ---------------------------------------------------------------- weights
+struct MergeArgs {  // matrix of each expert += sign * sum of scale B A, B of `part`; plain values
+  const ExpertMatrix* matrix;
+  int64_t n, k;
+  int32_t num_experts;
+  const FactorList* factors;
+  int part;
+  float sign;
+};
 struct ValuesArgs {  // to(n, k) = element (n, k) of one expert's matrix in fp32, rounded once
   const ExpertMatrix* matrix;
   int64_t expert, n, k;

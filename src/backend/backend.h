@@ -109,6 +109,7 @@ class Backend {
                             moec_stream stream) const = 0;
   // Of bound weights.
   virtual void weight_values(const ValuesArgs& args, moec_stream stream) const = 0;
+  virtual void merge_factors(const MergeArgs& args, moec_stream stream) const = 0;
 
   // ---- codes and scales from values
   virtual void quantise(const QuantiseArgs& args, moec_stream stream) const = 0;

@@ -26,6 +26,7 @@ struct Mlp {
   RowGroups groups;
   const int32_t* row_token = nullptr;  // [P] token of a row; null: the row itself
   RowOperand x;                        // input of a row: of its token, or a row of its own
+  LowRank gate_up_adapters, down_adapters;
 
   explicit operator bool() const { return weights != nullptr; }
   bool gated() const { return weights->gated; }
@@ -72,6 +73,32 @@ struct Up {  // pre = x W^T + bias; act = activation(pre) * act_weight
   PartRows pre;             // of type Between::pre; out, optional
   void* act;                // [P,I]; out, optional
   const float* act_weight;  // [P], null = 1
+  const void* narrow;       // [P,R] of x beside gate_up_adapters: pre += narrow B^T; null: none
+};
+
+// ---- adapters (backend/adapters.h)
+struct PackFactors {  // the copies of a list that `to` points to
+  const FactorList* from;
+  const LowRank* to;
+  int64_t in, out;
+  int32_t num_experts;
+  bool copies_a, copies_b;  // what is not copied is read as it is bound
+};
+// to = scale (sum of the terms), rounded; zeros for ranks of other adapters than the token's.
+struct NarrowRows {
+  const Mlp* mlp;
+  const LowRank* adapters;
+  RowProduct product;  // its matrices are those of `adapters`
+  void* to;            // [P,R]
+};
+struct FactorGrads {  // of each factor that `to` has
+  const Mlp* mlp;
+  const FactorList* to;
+  RowOperand x, d_out[2];         // inputs of A, and gradients at the outputs of each B
+  int64_t in, out, rank;          // rank: R
+  const void *narrow, *d_narrow;  // [P,R] t and u
+  float* sums;                    // [experts, largest_shared_rank, in]
+  bool accumulate;
 };
 
 // ---- forward
@@ -80,6 +107,7 @@ struct Down {  // rows = act W^T + bias * bias_weight
   const void* act;
   const float* bias_weight;  // [P], null = 1
   Array rows;                // [P,H]; absent: the combine after it takes the sums as they come
+  const void* narrow;        // [P,R] of act beside down_adapters: rows += narrow B^T; null: none
 };
 struct Combine {  // y = residual + c0 output_scale sum(w rows) + output_bias + c1 shared
   const moec_experts_desc* desc;
@@ -121,6 +149,7 @@ struct ActGrad {  // q = d_y Wd of the row's token; d_pre = factor q slopes; dot
   const float* factor;  // [P]
   float* dots;          // [P * dot_floats]
   bool wants_d_pre, wants_weighted, wants_dots;
+  const void* narrow;  // [P,R] of d_y beside down_adapters: q += narrow A; null: none
 };
 struct BiasDots {  // dots += <d_y of the row's token, bias of down>
   const Mlp* mlp;
@@ -130,9 +159,10 @@ struct BiasDots {  // dots += <d_y of the row's token, bias of down>
 struct InputGrad {  // rows = d_gate Wg + d_up Wu, the gradient at the rows' inputs
   const Mlp* mlp;
   PartRows d_pre;
-  Array rows;         // [P,H]; absent: the combine after it takes the sums as they come
-  Array x;            // [T,H], of input_dots
-  float* input_dots;  // [P * input_dot_floats] of <row, x of its token>; out, optional
+  Array rows;          // [P,H]; absent: the combine after it takes the sums as they come
+  Array x;             // [T,H], of input_dots
+  float* input_dots;   // [P * input_dot_floats] of <row, x of its token>; out, optional
+  const void* narrow;  // [P,R] of d_pre beside gate_up_adapters: rows += narrow A; null: none
 };
 struct WeightGrads {  // of each matrix and bias that mlp->gradients has
   const Mlp* mlp;
@@ -179,11 +209,11 @@ struct DirectGrads {  // gradients that are d_y itself, or its sum
 
 using Step = std::variant<ListTokens, ScaleRows, MixForward, Up, Down, Combine, ClearPadding,
                           RowFactors, MixFactors, ActGrad, BiasDots, InputGrad, WeightGrads,
-                          GateGrad, CombineGrad, DirectGrads>;
+                          GateGrad, CombineGrad, DirectGrads, PackFactors, NarrowRows, FactorGrads>;
 
 // Steps point to the MLPs beside them.
 struct Program {
-  static constexpr int kMostSteps = 24;
+  static constexpr int kMostSteps = 32;
   const moec_experts_desc* desc = nullptr;
   const PlanView* plan = nullptr;
   int64_t num_tokens = 0;
@@ -198,6 +228,7 @@ struct Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
+  bool has_adapters() const { return routed.gate_up_adapters || routed.down_adapters; }
   template <class T>
   const T* add(const T& step) {
     return &(steps[size_t(num_steps++)].template emplace<T>(step));

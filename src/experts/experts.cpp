@@ -48,17 +48,19 @@ void take(ExpertsPaths paths, const moec_experts_desc& desc, const Record& recor
 
 }  // namespace
 
-Sizes sizes(ExpertsPaths paths, const moec_experts_desc& desc) {
+Sizes sizes(ExpertsPaths paths, const moec_experts_desc& desc, const AdaptersView* adapters) {
   Sizes sizes = {};
   for (const ExpertsPath* path : paths) {
     if (path->refuses(desc)) continue;
     const Between between = path->between(desc);
-    sizes.forward = larger(sizes.forward,
-                           measure([&](Arena& arena) { lay_out_forward(desc, between, arena); }));
+    sizes.forward =
+        larger(sizes.forward,
+               measure([&](Arena& arena) { lay_out_forward(desc, between, adapters, arena); }));
     sizes.saved = measure([&](Arena& arena) { lay_out_saved(desc, between, arena); });
     if (desc.save != MOEC_SAVE_NONE)
-      sizes.backward = larger(
-          sizes.backward, measure([&](Arena& arena) { lay_out_backward(desc, between, arena); }));
+      sizes.backward =
+          larger(sizes.backward,
+                 measure([&](Arena& arena) { lay_out_backward(desc, between, adapters, arena); }));
   }
   return sizes;
 }

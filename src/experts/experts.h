@@ -13,7 +13,8 @@ namespace moec::experts {
 struct Sizes {
   moec_size forward, backward, saved;
 };
-Sizes sizes(ExpertsPaths paths, const moec_experts_desc& desc);
+Sizes sizes(ExpertsPaths paths, const moec_experts_desc& desc,
+            const AdaptersView* adapters = nullptr);
 // E_UNSUPPORTED where no path takes such a description.
 void check(ExpertsPaths paths, const moec_experts_desc& desc);
 

@@ -2,11 +2,12 @@
 // Forward of the experts. Rows are (token, expert) pairs sorted by expert, as the plan lists them.
 //   1  x of each row times its weight             weight on the input only
 //   2  act = activation(x Wg^T, x Wu^T)           x is gathered while it is read; saved as wanted
-//   3  rows = act Wd^T + bias
+//   3  rows = act Wd^T + bias                     adapters: 2 and 3 have a term t B^T, t = s x A^T
 //   4  the shared expert: 2 and 3 with all tokens as one group
 //   5  y = residual + c0 scale sum(w rows) + output bias + c1 shared
 //   6  zeros for the bytes of `saved` that hold no row
 #include "core/dtype.h"
+#include "experts/adapters.h"
 #include "experts/experts.h"
 #include "experts/memory.h"
 
@@ -15,9 +16,12 @@ namespace {
 
 const Down* record_mlp(const Between& between, const Mlp& mlp, const MlpForward& memory,
                        const PartRows& saved, const float* weight, Program& program) {
-  program.add(Up{&mlp, saved ? saved : memory.pre, memory.act, weight});
+  const void* const narrow_x = record_narrow_x(mlp, true, memory.narrow_x, program);
+  program.add(Up{&mlp, saved ? saved : memory.pre, memory.act, weight, narrow_x});
   program.flops += mlp.flops(mlp.parts() + 1);
-  return program.add(Down{&mlp, memory.act, weight, {memory.rows, between.rows}});
+  const void* const narrow_act =
+      record_narrow_act(mlp, memory.act, true, memory.narrow_act, program);
+  return program.add(Down{&mlp, memory.act, weight, {memory.rows, between.rows}, narrow_act});
 }
 
 // Every byte of `saved` that holds no row is zero: from the last row of each region to the next.
@@ -40,7 +44,7 @@ void record_forward(const Between& between, const ExpertsArgs& args, Program& pr
   const moec_experts_desc& desc = *args.desc;
   const PlanView& plan = *args.plan;
   Arena work(args.workspace, args.num_tokens), kept(args.saved, args.num_tokens), measured;
-  const ForwardMemory memory = lay_out_forward(desc, between, work);
+  const ForwardMemory memory = lay_out_forward(desc, between, args.adapters, work);
   Saved saved;
   if (args.saved) saved = lay_out_saved(desc, between, kept);
   program.desc = &desc;
@@ -48,9 +52,10 @@ void record_forward(const Between& between, const ExpertsArgs& args, Program& pr
   program.num_tokens = args.num_tokens;
   program.scratch = memory.scratch;
   set_mlps(program, between, *args.weights, args.shared_weights,
-           {args.x, memory.scaled_x, memory.list});
+           {args.x, memory.scaled_x, memory.list, memory.adapters, args.adapter_ids});
   const Mlp &routed = program.routed, &shared = program.shared;
 
+  if (args.adapters) record_copies(*args.adapters, memory.adapters, program);
   if (memory.scaled_x) program.add(ScaleRows{&routed, args.x, plan.row_weight, memory.scaled_x});
   const bool on_activation = desc.weight_position == MOEC_WEIGHT_ON_ACTIVATION;
   const float* const weight = on_activation ? plan.row_weight : nullptr;

@@ -88,6 +88,62 @@ MlpBackward lay_out_mlp_backward(const MlpShape& mlp, const Between& between, bo
   return m;
 }
 
+// Factors that products read as they are bound: one list entry of the type of x whose lines of
+// values lie as the tensor cores read them.
+bool is_bound_form(const ExpertMatrix& m, moec_dtype dtype) {
+  const int64_t lines = m.col_stride == 1 ? m.row_stride : m.col_stride;
+  return m.values.dtype == dtype && (m.col_stride == 1 || m.row_stride == 1) && lines % 8 == 0 &&
+         m.values.expert_stride % 8 == 0 && reinterpret_cast<uintptr_t>(m.values.base) % 16 == 0;
+}
+
+ExpertMatrix copy_of(moec_dtype dtype, int64_t n, int64_t k, int32_t experts, Arena& arena) {
+  ExpertMatrix m;
+  const auto bytes = uint64_t(experts * n * k * dtype_bytes(dtype));
+  m.values = {arena.take(bytes, 0), nullptr, n * k, 0, dtype};
+  m.dtype = dtype;
+  m.row_stride = k;
+  m.col_stride = 1;
+  return m;
+}
+
+// Room for copies is there whatever is copied, so that sizes depend on ranks alone.
+PlaceMemory lay_out_place(const FactorList& list, const MlpShape& mlp, int64_t in, int64_t out,
+                          int32_t experts, Arena& arena) {
+  PlaceMemory place;
+  if (!list.count) return place;
+  LowRank& to = place.factors;
+  const Factors& first = *list.first;
+  const bool one = list.count == 1 && first.rank == list.rank;
+  to.rank = list.rank;
+  to.a = copy_of(mlp.dtype, list.rank, in, experts, arena);
+  place.copies_a = !one || !is_bound_form(first.a, mlp.dtype);
+  if (!place.copies_a) to.a = first.a;
+  for (int i = 0; i < 2; ++i) {
+    bool any = false;
+    for (const Factors& f : list) any |= f.b[i].present();
+    if (!any) continue;
+    to.b[i] = copy_of(mlp.dtype, out, list.rank, experts, arena);
+    place.copies_b |= !one || !is_bound_form(first.b[i], mlp.dtype);
+  }
+  for (int i = 0; i < 2 && !place.copies_b; ++i) to.b[i] = first.b[i];
+  to.scale = arena.take_array<float>(uint64_t(list.rank), 0);
+  to.adapter = arena.take_array<int32_t>(uint64_t(list.rank), 0);
+  return place;
+}
+
+AdapterMemory lay_out_adapters(const AdaptersView* adapters, const MlpShape& mlp, bool backward,
+                               Arena& arena) {
+  AdapterMemory m;
+  if (!adapters) return m;
+  const int32_t experts = adapters->num_experts;
+  m.gate_up = lay_out_place(adapters->gate_up, mlp, mlp.hidden, mlp.inter, experts, arena);
+  m.down = lay_out_place(adapters->down, mlp, mlp.inter, mlp.hidden, experts, arena);
+  const int64_t sums = std::max(adapters->gate_up.largest_shared_rank * mlp.hidden,
+                                adapters->down.largest_shared_rank * mlp.inter);
+  if (backward && sums) m.sums = arena.take_array<float>(uint64_t(experts * sums), 0);
+  return m;
+}
+
 }  // namespace
 
 bool is_gated(const moec_experts_desc& desc) {
@@ -114,7 +170,8 @@ Saved lay_out_saved(const moec_experts_desc& desc, const Between& between, Arena
   return saved;
 }
 
-ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& between, Arena& arena) {
+ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& between,
+                              const AdaptersView* adapters, Arena& arena) {
   const Regions rows = routed_rows(desc, arena);
   const bool keeps_pre = between.keeps_pre && desc.save < MOEC_SAVE_PREACT;
   ForwardMemory m;
@@ -122,6 +179,12 @@ ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& betw
   if (desc.weight_position == MOEC_WEIGHT_ON_INPUT)
     m.scaled_x = rows.take(desc.hidden * dtype_bytes(desc.dtype));
   m.routed = lay_out_mlp(routed_shape(desc), between, keeps_pre, true, rows);
+  m.adapters = lay_out_adapters(adapters, routed_shape(desc), false, arena);
+  const auto narrow = [&](const PlaceMemory& place) {
+    return place.factors ? rows.take(place.factors.rank * dtype_bytes(desc.dtype)) : nullptr;
+  };
+  m.routed.narrow_x = narrow(m.adapters.gate_up);
+  m.routed.narrow_act = narrow(m.adapters.down);
   if (is_mixed(desc)) m.mix = tokens(arena).floats(2);
   if (!has_shared(desc)) return m;
   m.shared =
@@ -131,12 +194,20 @@ ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& betw
 }
 
 BackwardMemory lay_out_backward(const moec_experts_desc& desc, const Between& between,
-                                Arena& arena) {
+                                const AdaptersView* adapters, Arena& arena) {
   const Regions rows = routed_rows(desc, arena);
   const bool again = desc.save == MOEC_SAVE_INPUT;
   BackwardMemory m;
   m.scratch = arena.take(between.scratch, 0);
   m.routed = lay_out_mlp_backward(routed_shape(desc), between, again, true, rows);
+  m.adapters = lay_out_adapters(adapters, routed_shape(desc), true, arena);
+  const auto narrow = [&](const PlaceMemory& place, void*& forward, void*& backward) {
+    if (!place.factors) return;
+    for (void** to : {&forward, &backward})
+      *to = rows.take(place.factors.rank * dtype_bytes(desc.dtype));
+  };
+  narrow(m.adapters.gate_up, m.routed.narrow_x, m.routed.d_narrow_x);
+  narrow(m.adapters.down, m.routed.narrow_act, m.routed.d_narrow_act);
   if (desc.weight_position == MOEC_WEIGHT_ON_INPUT) {
     m.scaled_x = rows.take(desc.hidden * dtype_bytes(desc.dtype));
     m.input_dots = rows.floats(between.input_dot_floats(desc.hidden));
@@ -173,6 +244,9 @@ void set_mlps(Program& program, const Between& between, const WeightsView& weigh
   routed.x = in.scaled_x
                  ? RowOperand{{const_cast<void*>(in.scaled_x), desc.dtype}, desc.hidden, nullptr}
                  : RowOperand{in.x, desc.hidden, plan.row_token};
+  routed.gate_up_adapters = in.adapters.gate_up.factors;
+  routed.down_adapters = in.adapters.down.factors;
+  routed.gate_up_adapters.ids = routed.down_adapters.ids = in.adapter_ids;
 
   Mlp& shared = program.shared = mlp;
   if (shared_weights)

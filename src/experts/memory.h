@@ -24,10 +24,21 @@ struct TokenList {  // of the shared expert's group, where a path wants it
   int32_t *offsets = nullptr, *tokens = nullptr;
 };
 
+// The factors of adapters at one place, and which of them are copies that a step makes.
+struct PlaceMemory {
+  LowRank factors;
+  bool copies_a = false, copies_b = false;
+};
+struct AdapterMemory {
+  PlaceMemory gate_up, down;
+  float* sums = nullptr;  // backward: gradients of each expert where A is one for all
+};
+
 struct MlpForward {
   PartRows pre;  // where they are not saved, and the path wants them all the same
   void* act = nullptr;
   void* rows = nullptr;
+  void *narrow_x = nullptr, *narrow_act = nullptr;  // [P,R] with adapters
 };
 struct ForwardMemory {
   void* scratch = nullptr;
@@ -35,13 +46,18 @@ struct ForwardMemory {
   MlpForward routed, shared;
   float* mix = nullptr;  // [T,2]
   TokenList list;
+  AdapterMemory adapters;
 };
-ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& between, Arena& arena);
+ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& between,
+                              const AdaptersView* adapters, Arena& arena);
 
 struct MlpBackward {
   PartRows pre, d_pre;  // pre: computed again, with SAVE_INPUT
   void *weighted = nullptr, *rows = nullptr;
   float *factor = nullptr, *dots = nullptr;
+  // [P,R] with adapters, as forward has them, and of the gradients there.
+  void *narrow_x = nullptr, *narrow_act = nullptr;
+  void *d_narrow_x = nullptr, *d_narrow_act = nullptr;
 };
 struct BackwardMemory {
   void* scratch = nullptr;
@@ -50,15 +66,18 @@ struct BackwardMemory {
   MlpBackward routed, shared;
   float *mix = nullptr, *d_logits = nullptr;  // [T,2] each
   TokenList list;
+  AdapterMemory adapters;
 };
 BackwardMemory lay_out_backward(const moec_experts_desc& desc, const Between& between,
-                                Arena& arena);
+                                const AdaptersView* adapters, Arena& arena);
 
 // The MLPs of a program whose description, plan and tokens are set, as its steps see them.
 struct MlpInputs {
   Array x;
   const void* scaled_x;  // of the routed rows, null: they read x
   TokenList list;        // of the shared expert
+  const AdapterMemory& adapters;
+  const int32_t* adapter_ids;
 };
 void set_mlps(Program& program, const Between& between, const WeightsView& weights,
               const WeightsView* shared_weights, const MlpInputs& inputs);

@@ -27,6 +27,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
                                   check);
   const GradientBinding d_shared(*context_, weights.shared, d_shared_weights, "d_shared_weights",
                                  check);
+  const AdapterGradients d_adapters(*context_, weights.adapters, args.d_adapters, check);
   ExpertsGradArgs experts = experts_->gradients_of(in.experts);
   experts.accumulate = args.flags & MOEC_GRAD_ACCUMULATE;
   experts.accumulate_x = args.flags & MOEC_GRAD_ACCUMULATE_X;
@@ -34,6 +35,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   experts.d_x = check.optional_out("d_x", args.d_x, {T, H}, {desc.dtype}).data;
   experts.d_expert_weights = d_experts.view();
   experts.d_shared_weights = d_shared.view();
+  experts.d_adapters = d_adapters.view();
   experts_->check_gradients(
       {args.d_shared_gate, args.d_shared_gate_bias, args.d_output_bias, args.d_residual}, check,
       experts);
@@ -59,12 +61,13 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   route.d_logits_in = static_cast<const float*>(
       check.optional_in("d_logits_in", args.d_logits_in, {T, N}, kFloat).data);
   route.d_per_expert_scale = router_->per_expert_scale_gradient(args.d_per_expert_scale, check);
-  const uint64_t saved_bytes = checked_bytes("saved", sizes_.saved, T);
-  const uint64_t need = checked_bytes("workspace", sizes_.backward_workspace, T);
+  const moec_experts_sizes own = sizes(weights.adapters);
+  const uint64_t saved_bytes = checked_bytes("saved", own.saved, T);
+  const uint64_t need = checked_bytes("workspace", own.backward_workspace, T);
   check.saved_in(forward.saved, saved_bytes);
   check.memory_out("workspace", args.workspace.ptr, need);
   check.finish();
-  check_saved_header(*context_, forward.saved.ptr, saved_header(T));
+  check_saved_header(*context_, forward.saved.ptr, saved_header(T, weights.adapters));
 
   const bool trains_router =
       gate.d_x || gate.d_weight || gate.d_bias || gate.d_input_scale || route.d_per_expert_scale;
@@ -72,7 +75,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   const Workspace workspace(*context_, args.workspace, need, stream,
                             wide + SavedBuffer::copy_bytes(forward.saved, saved_bytes));
   Arena arena(workspace.data(), T);
-  const Memory memory = lay_out_backward(arena);
+  const Memory memory = lay_out_backward(own_sizes(weights.adapters), arena);
   const SavedBuffer saved(*context_, forward.saved, saved_bytes, workspace.extra() + wide, stream);
   saved.load();
   Kept kept;

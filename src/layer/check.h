@@ -125,7 +125,7 @@ class TensorCheck {
   void compare(const Range& out, const Range& other) const;
   void compare_sets() const;
 
-  static constexpr int kMaxRanges = 64, kMaxSets = 4;
+  static constexpr int kMaxRanges = 64, kMaxSets = 6;
   const Context& context_;
   const char *same_out_ = nullptr, *same_in_ = nullptr;
   int num_ranges_ = 0;

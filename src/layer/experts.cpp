@@ -53,10 +53,49 @@ Experts::Experts(const Context& context, const moec_experts_desc& desc)
     : Object(kKind), context_(context), desc_(checked_experts_desc(desc)) {
   experts::check(context.backend().experts_paths(), desc_);
   sizes_ = experts::sizes(context.backend().experts_paths(), desc_);
-  caller_sizes_.forward_workspace = plus(sizes_.forward, kAlignSlack);
-  if (!saves()) return;
-  caller_sizes_.backward_workspace = plus(sizes_.backward, kAlignSlack);
-  caller_sizes_.saved = {sizes_.saved.base + sizeof(SavedHeader), sizes_.saved.per_token};
+  caller_sizes_ = caller_sizes(sizes_);
+}
+
+moec_experts_sizes Experts::caller_sizes(const experts::Sizes& sizes) const {
+  moec_experts_sizes to = {};
+  to.forward_workspace = plus(sizes.forward, kAlignSlack);
+  if (!saves()) return to;
+  to.backward_workspace = plus(sizes.backward, kAlignSlack);
+  to.saved = {sizes.saved.base + sizeof(SavedHeader), sizes.saved.per_token};
+  return to;
+}
+
+experts::Sizes Experts::backend_sizes(const Adapters* adapters) const {
+  if (!adapters) return sizes_;
+  check_adapters_fit(*adapters);
+  return experts::sizes(context_->backend().experts_paths(), desc_, &adapters->view());
+}
+moec_experts_sizes Experts::sizes(const Adapters* adapters) const {
+  return adapters ? caller_sizes(backend_sizes(adapters)) : caller_sizes_;
+}
+
+void Experts::check_adapters_fit(const Adapters& adapters) const {
+  check_same_device("adapters", adapters.context(), *context_);
+  const moec_adapters_desc& desc = adapters.desc();
+  const int32_t local = desc_.expert_end - desc_.expert_begin;
+  MOEC_REQUIRE(
+      desc.num_experts == local && desc.hidden == desc_.hidden && desc.inter == desc_.inter,
+      MOEC_E_MISMATCH, "adapters are of %d experts of H, I = %lld, %lld; expected %d of %lld, %lld",
+      desc.num_experts, ll(desc.hidden), ll(desc.inter), local, ll(desc_.hidden), ll(desc_.inter));
+  const bool gated = desc_.gate_layout != MOEC_GATE_NONE;
+  MOEC_REQUIRE((desc.gate_layout != MOEC_GATE_NONE) == gated, MOEC_E_MISMATCH,
+               "adapters have gate_layout %u; %s experts need %s", desc.gate_layout,
+               gated ? "gated" : "plain", gated ? "another than NONE" : "MOEC_GATE_NONE");
+}
+
+void Experts::check_adapters(const Adapters* adapters, const moec_tensor& ids, TensorCheck& check,
+                             ExpertsArgs& experts) const {
+  if (!adapters) return check.absent("adapter_ids", ids, "adapters");
+  check_adapters_fit(*adapters);
+  experts.adapters = &adapters->view();
+  adapters->check_memory(check);
+  experts.adapter_ids = static_cast<const int32_t*>(
+      check.optional_in("adapter_ids", ids, {experts.num_tokens}, kInt).data);
 }
 
 ExpertsArgs Experts::checked_plan(const Plan& built) const {
@@ -128,6 +167,8 @@ ExpertsGradArgs Experts::gradients_of(const ExpertsArgs& forward) {
   experts.x = forward.x;
   experts.shared_gate = forward.shared_gate;
   experts.shared_gate_bias = forward.shared_gate_bias;
+  experts.adapters = forward.adapters;
+  experts.adapter_ids = forward.adapter_ids;
   return experts;
 }
 
@@ -165,10 +206,12 @@ void Experts::check_gradients(const ExpertsGradients& gradients, TensorCheck& ch
       check.optional_out("d_residual", gradients.residual, {T, H}, {desc_.dtype}).data;
 }
 
-SavedHeader Experts::saved_header(int64_t num_tokens, int64_t max_rows) const {
+SavedHeader Experts::saved_header(int64_t num_tokens, int64_t max_rows,
+                                  const Adapters* adapters) const {
   SavedHeader header = {};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.desc_hash = checksum(&desc_, sizeof desc_);
+  if (adapters) header.desc_hash = adapters->checksum(header.desc_hash);
   header.num_tokens = num_tokens;
   header.max_rows = max_rows;
   return header;
@@ -214,21 +257,24 @@ void check_saved_header(const Context& context, const void* saved, const SavedHe
 }
 
 void Experts::forward(const moec_experts_args& args, const Plan& plan, const Weights& weights,
-                      const Weights* shared_weights, moec_stream stream) const {
+                      const Weights* shared_weights, const Adapters* adapters,
+                      moec_stream stream) const {
   check_flags("args.flags", args.flags, MOEC_EXPERTS_SKIP_ABSENT);
   ExpertsArgs experts = checked_plan(plan);
   const int64_t T = experts.num_tokens, H = desc_.hidden;
   TensorCheck check(*context_);
   check_weights(weights, shared_weights, check, experts);
   check_inputs(args.x, args.shared_gate, args.shared_gate_bias, check, experts);
+  check_adapters(adapters, args.adapter_ids, check, experts);
   experts.output_bias =
       check.optional_in("output_bias", args.output_bias, {H}, {desc_.dtype, MOEC_F32});
   experts.residual = check.optional_in("residual", args.residual, {T, H}, {desc_.dtype}).data;
   experts.y = check.out("y", args.y, {T, H}, {desc_.dtype}).data;
   experts.skip_absent = args.flags & MOEC_EXPERTS_SKIP_ABSENT;
   if (experts.skip_absent) check_rows_alone(experts);
-  const uint64_t need = checked_bytes("workspace", caller_sizes_.forward_workspace, T);
-  const uint64_t saved_bytes = checked_bytes("saved", caller_sizes_.saved, T);
+  const moec_experts_sizes own = sizes(adapters);
+  const uint64_t need = checked_bytes("workspace", own.forward_workspace, T);
+  const uint64_t saved_bytes = checked_bytes("saved", own.saved, T);
   check.saved_out(args.saved, saved_bytes);
   check.memory_out("workspace", args.workspace.ptr, need);
   plan.check_memory(check);
@@ -239,7 +285,8 @@ void Experts::forward(const moec_experts_args& args, const Plan& plan, const Wei
   experts.workspace = workspace.data();
   const SavedBuffer saved(*context_, args.saved, saved_bytes, workspace.extra(), stream);
   if (saves()) {
-    write_saved_header(*context_, saved.data(), saved_header(T, plan.view().max_rows), stream);
+    write_saved_header(*context_, saved.data(), saved_header(T, plan.view().max_rows, adapters),
+                       stream);
     experts.saved = saved.data() + sizeof(SavedHeader);
   }
   const Context::Timer timer(*context_, Phase::kExperts);
@@ -248,7 +295,8 @@ void Experts::forward(const moec_experts_args& args, const Plan& plan, const Wei
 }
 
 void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, const Weights& weights,
-                       const Weights* shared_weights, const moec_weight_set* d_expert_weights,
+                       const Weights* shared_weights, const Adapters* adapters,
+                       const moec_weight_set* d_expert_weights,
                        const moec_weight_set* d_shared_weights, moec_stream stream) const {
   check_flags("args.flags", args.flags, kGradFlags);
   MOEC_REQUIRE(saves(), MOEC_E_INVALID_STATE,
@@ -261,7 +309,9 @@ void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, con
   const GradientBinding d_experts(*context_, &weights, d_expert_weights, "d_expert_weights", check);
   const GradientBinding d_shared(*context_, shared_weights, d_shared_weights, "d_shared_weights",
                                  check);
+  const AdapterGradients d_adapters(*context_, adapters, args.d_adapters, check);
   check_inputs(args.x, args.shared_gate, args.shared_gate_bias, check, forward);
+  check_adapters(adapters, args.adapter_ids, check, forward);
   ExpertsGradArgs experts = gradients_of(forward);
   experts.accumulate = args.flags & MOEC_GRAD_ACCUMULATE;
   experts.accumulate_x = args.flags & MOEC_GRAD_ACCUMULATE_X;
@@ -274,16 +324,18 @@ void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, con
           .data);
   experts.d_expert_weights = d_experts.view();
   experts.d_shared_weights = d_shared.view();
+  experts.d_adapters = d_adapters.view();
   check_gradients(
       {args.d_shared_gate, args.d_shared_gate_bias, args.d_output_bias, args.d_residual}, check,
       experts);
-  const uint64_t need = checked_bytes("workspace", caller_sizes_.backward_workspace, T);
-  const uint64_t saved_bytes = checked_bytes("saved", caller_sizes_.saved, T);
+  const moec_experts_sizes own = sizes(adapters);
+  const uint64_t need = checked_bytes("workspace", own.backward_workspace, T);
+  const uint64_t saved_bytes = checked_bytes("saved", own.saved, T);
   check.saved_in(args.saved, saved_bytes);
   check.memory_out("workspace", args.workspace.ptr, need);
   plan.check_memory(check);
   check.finish();
-  check_saved_header(*context_, args.saved.ptr, saved_header(T, view.max_rows));
+  check_saved_header(*context_, args.saved.ptr, saved_header(T, view.max_rows, adapters));
   const Workspace workspace(*context_, args.workspace, need, stream,
                             SavedBuffer::copy_bytes(args.saved, saved_bytes));
   experts.workspace = workspace.data();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "experts/experts.h"
+#include "layer/adapters.h"
 #include "layer/plan.h"
 #include "layer/weights.h"
 
@@ -51,12 +52,16 @@ class Experts final : public Object {
   // not.
   const moec_experts_sizes& sizes() const { return caller_sizes_; }
   const experts::Sizes& backend_sizes() const { return sizes_; }
+  // Of calls with adapters; null: the same as above.
+  moec_experts_sizes sizes(const Adapters* adapters) const;
+  experts::Sizes backend_sizes(const Adapters* adapters) const;
 
   void forward(const moec_experts_args& args, const Plan& plan, const Weights& weights,
-               const Weights* shared_weights, moec_stream stream) const;
+               const Weights* shared_weights, const Adapters* adapters, moec_stream stream) const;
   void backward(const moec_experts_grad_args& args, const Plan& plan, const Weights& weights,
-                const Weights* shared_weights, const moec_weight_set* d_expert_weights,
-                const moec_weight_set* d_shared_weights, moec_stream stream) const;
+                const Weights* shared_weights, const Adapters* adapters,
+                const moec_weight_set* d_expert_weights, const moec_weight_set* d_shared_weights,
+                moec_stream stream) const;
   std::string describe(const Weights& weights, int64_t num_tokens) const;
 
   // Weights that fit, into `experts`; their memory is remembered in `check`.
@@ -66,15 +71,20 @@ class Experts final : public Object {
   void check_inputs(const moec_tensor& x, const moec_tensor& shared_gate,
                     const moec_tensor& shared_gate_bias, TensorCheck& check,
                     ExpertsArgs& experts) const;
+  // Adapters that fit, likewise; null: there are none.
+  void check_adapters(const Adapters* adapters, const moec_tensor& ids, TensorCheck& check,
+                      ExpertsArgs& experts) const;
   static ExpertsGradArgs gradients_of(const ExpertsArgs& forward);
   void check_rows_alone(const ExpertsArgs& experts) const;
   void check_gradients(const ExpertsGradients& gradients, TensorCheck& check,
                        ExpertsGradArgs& experts) const;
 
-  SavedHeader saved_header(int64_t num_tokens, int64_t max_rows) const;
+  SavedHeader saved_header(int64_t num_tokens, int64_t max_rows, const Adapters* adapters) const;
 
  private:
   ExpertsArgs checked_plan(const Plan& plan) const;
+  void check_adapters_fit(const Adapters& adapters) const;
+  moec_experts_sizes caller_sizes(const experts::Sizes& sizes) const;
   int64_t gate_rows() const { return desc_.shared == MOEC_SHARED_SOFTMAX2 ? 2 : 1; }
 
   Ref<const Context> context_;

@@ -22,8 +22,9 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   const Array out_weights =
       check.optional_out("routing_weights", args.routing_weights, {T, K}, kFloat);
   in.route.counts = check.optional_out("counts", args.counts, {N}, kId);
-  const uint64_t saved_bytes = checked_bytes("saved", sizes_.saved, T);
-  const uint64_t need = checked_bytes("workspace", sizes_.forward_workspace, T);
+  const moec_experts_sizes own = sizes(weights.adapters);
+  const uint64_t saved_bytes = checked_bytes("saved", own.saved, T);
+  const uint64_t need = checked_bytes("workspace", own.forward_workspace, T);
   check.saved_out(args.saved, saved_bytes);
   check.memory_out("workspace", args.workspace.ptr, need);
   check.may_be_same("y", "residual");
@@ -33,10 +34,10 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
   const Workspace workspace(*context_, args.workspace, need, stream,
                             wide + SavedBuffer::copy_bytes(args.saved, saved_bytes));
   Arena arena(workspace.data(), T);
-  Memory memory = lay_out_forward(arena);
+  Memory memory = lay_out_forward(own_sizes(weights.adapters), arena);
   const SavedBuffer saved(*context_, args.saved, saved_bytes, workspace.extra() + wide, stream);
   if (experts_->saves()) {
-    begin_saved(saved.data(), T, stream);
+    begin_saved(saved.data(), T, weights.adapters, stream);
     experts.saved = open_saved(saved.data(), T, memory.kept);
   }
   const Kept& kept = memory.kept;

@@ -63,16 +63,33 @@ Layer::Layer(const Context& context, const moec_layer_desc& desc, const moec_rou
   if (ep) parted_ = std::make_unique<PartedExperts>(context, *ep, plan_desc_, experts_->desc());
   plan_scratch_ = context.backend().plan_scratch(plan_desc_);
   router_scratch_ = router_->scratch(experts_->desc().hidden);
+  sizes_ = sizes_of(own_sizes(nullptr));
+}
+
+moec_experts_sizes Layer::sizes_of(const experts::Sizes& own) const {
+  moec_experts_sizes sizes = {};
   Arena forward, backward, saved;
-  lay_out_forward(forward);
-  sizes_.forward_workspace = affine(kAlignSlack, forward);
-  if (!experts_->saves()) return;
-  lay_out_backward(backward);
+  lay_out_forward(own, forward);
+  sizes.forward_workspace = affine(kAlignSlack, forward);
+  if (!experts_->saves()) return sizes;
+  lay_out_backward(own, backward);
   lay_out_kept(saved);
-  const moec_size& own = own_sizes().saved;
-  sizes_.backward_workspace = affine(kAlignSlack, backward);
-  sizes_.saved = affine(own.base, saved);
-  sizes_.saved.per_token += own.per_token;
+  sizes.backward_workspace = affine(kAlignSlack, backward);
+  sizes.saved = affine(own.saved.base, saved);
+  sizes.saved.per_token += own.saved.per_token;
+  return sizes;
+}
+
+moec_experts_sizes Layer::sizes(const Adapters* adapters) const {
+  return adapters ? sizes_of(own_sizes(adapters)) : sizes_;
+}
+
+// Of the experts alone.
+experts::Sizes Layer::own_sizes(const Adapters* adapters) const {
+  MOEC_REQUIRE(!adapters || !parted_, MOEC_E_UNSUPPORTED,
+               "adapters are given to a layer with an ep; expected none: its experts have no "
+               "adapters yet");
+  return parted_ ? parted_->sizes() : experts_->backend_sizes(adapters);
 }
 
 Layer::Kept Layer::lay_out_kept(Arena& arena) const {
@@ -108,26 +125,24 @@ uint64_t Layer::wide_router_bytes(const GateArgs& gate) const {
   return bytes > bytes_for(router_scratch_, gate.num_tokens) ? bytes : 0;
 }
 
-Layer::Memory Layer::lay_out_forward(Arena& arena) const {
-  const moec_size& own = own_sizes().forward;
+Layer::Memory Layer::lay_out_forward(const experts::Sizes& own, Arena& arena) const {
   Memory memory;
   if (!experts_->saves()) memory.kept = lay_out_kept(arena);
   memory.plan = plan_in(arena);
-  memory.experts = experts_in(arena, own);
+  memory.experts = experts_in(arena, own.forward);
   return memory;
 }
 
-Layer::Memory Layer::lay_out_backward(Arena& arena) const {
+Layer::Memory Layer::lay_out_backward(const experts::Sizes& own, Arena& arena) const {
   const uint64_t N = uint64_t(router_->num_ids()), K = uint64_t(router_->top_k());
   const moec_experts_desc& desc = experts_->desc();
-  const moec_size& own = own_sizes().backward;
   Memory memory;
   memory.plan = plan_in(arena);
   memory.d_routing_weights = arena.take_array<float>(0, K);
   memory.d_logits = arena.take_array<float>(0, N);
   if (router_->jitters_experts())
     memory.d_x_jittered = arena.take(0, uint64_t(desc.hidden * dtype_bytes(desc.dtype)));
-  memory.experts = experts_in(arena, own);
+  memory.experts = experts_in(arena, own.backward);
   return memory;
 }
 
@@ -144,6 +159,7 @@ Layer::Inputs Layer::check_inputs(const moec_layer_args& args, const LayerWeight
   experts.num_tokens = T;
   experts_->check_weights(weights.weights, weights.shared, check, experts);
   experts_->check_inputs(args.x, args.shared_gate, args.shared_gate_bias, check, experts);
+  experts_->check_adapters(weights.adapters, args.adapter_ids, check, experts);
 
   GateArgs& gate = inputs.gate;
   gate.desc = &router_->desc();
@@ -172,8 +188,9 @@ Layer::Inputs Layer::check_inputs(const moec_layer_args& args, const LayerWeight
   return inputs;
 }
 
-SavedHeader Layer::saved_header(int64_t num_tokens) const {
-  SavedHeader header = experts_->saved_header(num_tokens, plan_max_rows(plan_desc_, num_tokens));
+SavedHeader Layer::saved_header(int64_t num_tokens, const Adapters* adapters) const {
+  SavedHeader header =
+      experts_->saved_header(num_tokens, plan_max_rows(plan_desc_, num_tokens), adapters);
   header.desc_hash = checksum(&router_->desc(), sizeof(moec_router_desc), header.desc_hash);
   header.desc_hash = checksum(&plan_desc_, sizeof plan_desc_, header.desc_hash);
   return header;
@@ -188,7 +205,8 @@ void* Layer::open_saved(void* saved, int64_t num_tokens, Kept& kept) const {
 
 // The header, and zeros where no region will be written: behind each region up to the next, and
 // behind the experts' part.
-void Layer::begin_saved(void* saved, int64_t num_tokens, moec_stream stream) const {
+void Layer::begin_saved(void* saved, int64_t num_tokens, const Adapters* adapters,
+                        moec_stream stream) const {
   const uint64_t N = uint64_t(router_->num_ids()), K = uint64_t(router_->top_k());
   const uint64_t T = uint64_t(num_tokens);
   Kept kept;
@@ -199,7 +217,7 @@ void Layer::begin_saved(void* saved, int64_t num_tokens, moec_stream stream) con
   const auto zero_to = [&](char* begin, void* next) {
     context_->backend().zero(begin, uint64_t(static_cast<char*>(next) - begin), stream);
   };
-  write_saved_header(*context_, saved, saved_header(num_tokens), stream);
+  write_saved_header(*context_, saved, saved_header(num_tokens, adapters), stream);
   zero_to(after(kept.logits, T * N * sizeof(float)), kept.expert_ids);
   zero_to(after(kept.expert_ids, T * K * sizeof(int32_t)), kept.routing_weights);
   const moec_experts_desc& desc = experts_->desc();
@@ -210,8 +228,8 @@ void Layer::begin_saved(void* saved, int64_t num_tokens, moec_stream stream) con
     last = after(kept.x_jittered, x_bytes);
   }
   zero_to(last, experts);
-  zero_to(after(experts, bytes_for(own_sizes().saved, num_tokens)),
-          after(saved, bytes_for(sizes_.saved, num_tokens)));
+  zero_to(after(experts, bytes_for(own_sizes(adapters).saved, num_tokens)),
+          after(saved, bytes_for(sizes(adapters).saved, num_tokens)));
 }
 
 void Layer::build_plan(const PlanView& plan, const Kept& kept, moec_stream stream) const {

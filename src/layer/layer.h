@@ -23,7 +23,8 @@ namespace moec {
 
 struct LayerWeights {
   const Weights& weights;
-  const Weights* shared;  // null without shared expert
+  const Weights* shared;     // null without shared expert
+  const Adapters* adapters;  // null: none
 };
 
 class Layer final : public Object {
@@ -37,6 +38,7 @@ class Layer final : public Object {
   const Router& router() const { return *router_; }
   const Experts& experts() const { return *experts_; }
   const moec_experts_sizes& sizes() const { return sizes_; }
+  moec_experts_sizes sizes(const Adapters* adapters) const;
 
   // A call from its first byte on: with an ep, a failure of this rank alone is told to the others.
   template <class Body>
@@ -63,18 +65,19 @@ class Layer final : public Object {
   Inputs check_inputs(const moec_layer_args& args, const LayerWeights& weights,
                       TensorCheck& check) const;
   Kept lay_out_kept(Arena& arena) const;
-  Memory lay_out_forward(Arena& arena) const;
-  Memory lay_out_backward(Arena& arena) const;
+  // own: of the experts.
+  Memory lay_out_forward(const experts::Sizes& own, Arena& arena) const;
+  Memory lay_out_backward(const experts::Sizes& own, Arena& arena) const;
+  moec_experts_sizes sizes_of(const experts::Sizes& own) const;
+  experts::Sizes own_sizes(const Adapters* adapters) const;
   PlanView plan_in(Arena& arena) const;
   void* experts_in(Arena& arena, const moec_size& own) const;
   uint64_t wide_router_bytes(const GateArgs& gate) const;
   void build_plan(const PlanView& plan, const Kept& kept, moec_stream stream) const;
   void* open_saved(void* saved, int64_t num_tokens, Kept& kept) const;
-  void begin_saved(void* saved, int64_t num_tokens, moec_stream stream) const;
-  SavedHeader saved_header(int64_t num_tokens) const;
-  const experts::Sizes& own_sizes() const {
-    return parted_ ? parted_->sizes() : experts_->backend_sizes();
-  }
+  void begin_saved(void* saved, int64_t num_tokens, const Adapters* adapters,
+                   moec_stream stream) const;
+  SavedHeader saved_header(int64_t num_tokens, const Adapters* adapters) const;
 
   Ref<const Context> context_;
   Ref<const Router> router_;

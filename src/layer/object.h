@@ -17,6 +17,7 @@ enum class Kind : uint64_t {  // ASCII, for a reader of core dumps
   kRouter = 0x6d6f65632e726f75,
   kPlan = 0x6d6f65632e706c61,
   kWeights = 0x6d6f65632e776569,
+  kAdapters = 0x6d6f65632e616461,
   kExperts = 0x6d6f65632e657870,
   kLayer = 0x6d6f65632e6c6179,
   kComm = 0x6d6f65632e636f6d,
@@ -34,6 +35,8 @@ inline const char* kind_name(Kind kind) {
       return "moec_plan";
     case Kind::kWeights:
       return "moec_weights";
+    case Kind::kAdapters:
+      return "moec_adapters";
     case Kind::kExperts:
       return "moec_experts";
     case Kind::kLayer:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 moec_add_sources(
+  adapters.cpp
+  adapters_bind.cpp
   backward.cpp
   buffers.cpp
   check.cpp

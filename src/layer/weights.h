@@ -22,6 +22,8 @@ class Weights final : public Object {
   const WeightsView& view() const;  // throws E_INVALID_STATE when unbound
   // The borrowed matrices and the packed copy, for a check of overlaps.
   void check_memory(TensorCheck& check) const;
+  // Of the borrowed matrices, which a call will write.
+  void check_written(TensorCheck& check) const { check.set_out(bound_.memory); }
 
   void bind(const moec_weight_set& set);
   void query(moec_weights_info& out) const;

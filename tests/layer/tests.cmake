@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The whole layer through moec.h against the oracle. A machine without an instruction set skips it.
 target_sources(moec_test_support PRIVATE
-  support/descriptors.cpp support/device.cpp support/layer_runner.cpp support/quant_runner.cpp
+  support/adapter_set.cpp support/descriptors.cpp support/device.cpp support/layer_runner.cpp
+  support/quant_runner.cpp
   support/quantised.cpp support/quantised_cases.cpp support/quantised_files.cpp
   support/rank_threads.cpp
   support/tensors.cpp support/weight_sets.cpp)
@@ -14,6 +15,9 @@ add_moec_test(layer/mixed_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/mixed_plans_test LABELS per_backend asan)
 add_moec_test(layer/mixed_routers_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/types_test LABELS per_backend asan)
+add_moec_test(layer/adapters_golden_test LABELS per_backend ISAS ${all_isas})
+add_moec_test(layer/adapters_merge_test LABELS per_backend asan)
+add_moec_test(layer/adapters_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/experts_test LABELS per_backend asan)
 add_moec_test(layer/formats_test LABELS per_backend asan ISAS ${all_isas} nehalem)
 add_moec_test(layer/schemes_test LABELS per_backend asan ISAS ${all_isas})

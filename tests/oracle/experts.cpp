@@ -45,9 +45,33 @@ Shape shape_of(const Config& c, bool shared = false) {
           e.between};
 }
 
+// The factors of one expert, with the places of their gradients where there are any.
+ExpertAdapters adapters_of(const ExpertsConfig& e, const Inputs& in, size_t expert,
+                           std::vector<Adapter>* gradients) {
+  ExpertAdapters found;
+  const auto hidden = static_cast<size_t>(e.hidden), inter = static_cast<size_t>(e.inter);
+  for (size_t i = 0; i < in.adapters.size(); ++i) {
+    const auto add = [&](const Factors& f, Factors* d, size_t out, size_t inputs,
+                         std::vector<ExpertFactors>* to) {
+      if (!f.rank) return;
+      const auto rank = static_cast<size_t>(f.rank);
+      const size_t a = expert * rank * inputs, b = expert * out * rank;
+      to->push_back({rank, inputs, out, f.scale, &f.a[a], &f.b[b], d ? &d->a[a] : nullptr,
+                     d ? &d->b[b] : nullptr, static_cast<int>(i)});
+    };
+    Adapter* const d = gradients ? &(*gradients)[i] : nullptr;
+    const Adapter& from = in.adapters[i];
+    add(from.gate, d ? &d->gate : nullptr, inter, hidden, &found.gate);
+    add(from.up, d ? &d->up : nullptr, inter, hidden, &found.up);
+    add(from.down, d ? &d->down : nullptr, hidden, inter, &found.down);
+  }
+  return found;
+}
+
 // The rows of one expert, computed.
 MlpRows expert_rows(const Config& config, const Inputs& in, const Vec& x, const Route& route,
-                    const Assignments& assignments, int id) {
+                    const Assignments& assignments, int id,
+                    std::vector<Adapter>* d_adapters = nullptr) {
   const Shape s = shape_of(config);
   const WeightPosition position = config.experts.weight_position;
   MlpRows rows;
@@ -58,8 +82,11 @@ MlpRows expert_rows(const Config& config, const Inputs& in, const Vec& x, const 
       rows.x.push_back(position == WeightPosition::kInput ? round_to(s.operands, weight * source[h])
                                                           : source[h]);
     rows.act_weight.push_back(position == WeightPosition::kActivation ? weight : 1);
+    if (!in.adapter_ids.empty())
+      rows.adapter.push_back(in.adapter_ids[a / static_cast<size_t>(route.slots)]);
   }
   const auto local = static_cast<size_t>(id - config.plan.expert_begin);
+  rows.adapters = adapters_of(config.experts, in, local, d_adapters);
   mlp_forward(s, mlp_of<const double*>(in.experts, local, s.hidden, s.inter), &rows);
   return rows;
 }
@@ -115,7 +142,7 @@ void expert_backward(const Config& config, const Inputs& in, const Vec& x, const
                      Vec* d_factor, Gradients* grads) {
   const Shape s = shape_of(config);
   const bool on_input = config.experts.weight_position == WeightPosition::kInput;
-  MlpRows rows = expert_rows(config, in, x, route, assignments, id);
+  MlpRows rows = expert_rows(config, in, x, route, assignments, id, &grads->adapters);
   round_kept(s, &rows);
   Vec d_y;
   for (size_t r = 0; r < assignments.size(); ++r) {
@@ -244,6 +271,10 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
   for (MlpWeights* d : {&grads->shared, &grads->terms.shared}) zero_like(in.shared, d);
   for (Vec* d : {&grads->routing_weights, &grads->terms.routing_weights})
     d->assign(route.ids.size(), 0.0);
+  grads->adapters = in.adapters;
+  for (Adapter& adapter : grads->adapters)
+    for (Factors* d : {&adapter.gate, &adapter.up, &adapter.down})
+      for (Vec* v : {&d->a, &d->b}) v->assign(v->size(), 0.0);
   grads->shared_gate.assign(in.shared_gate.size(), 0.0);
   grads->shared_gate_bias.assign(in.shared_gate_bias.size(), 0.0);
   grads->output_bias.assign(in.output_bias.size(), 0.0);

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "moe_oracle.h"
+#include "adapters.h"
 
 namespace moec::oracle {
 
@@ -61,6 +61,8 @@ constexpr size_t kRowsAtOnce = 32;
 struct MlpRows {
   Vec x, act_weight;  // [R,H], [R]
   Vec g, u, h, y;     // [R,I], [R,I], [R,I], [R,H]
+  ExpertAdapters adapters;
+  Ids adapter;  // of each row, the only one; empty: all
   size_t count() const { return act_weight.size(); }
 };
 // What the products with the down projection read of h [R,I].
@@ -76,6 +78,9 @@ inline void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* ro
   rows->u.assign(count * s.inter, 0.0);
   rows->h.assign(count * s.inter, 0.0);
   rows->y.assign(count * s.hidden, 0.0);
+  Vec gate_terms(count * s.inter, 0.0), up_terms(count * s.inter, 0.0);
+  add_terms(s.operands, rows->adapters.gate, rows->adapter, rows->x, &gate_terms);
+  add_terms(s.operands, rows->adapters.up, rows->adapter, rows->x, &up_terms);
   for (size_t i = 0; i < s.inter; ++i) {
     for (size_t r = 0; r < count; ++r) {
       const double* x = &rows->x[r * s.hidden];
@@ -85,8 +90,8 @@ inline void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* ro
       if (m.gate_bias) g += m.gate_bias[i];
       u = dot(m.up + i * s.hidden, x, s.hidden);
       if (m.up_bias) u += m.up_bias[i];
-      g = round_to(s.act.steps, g);
-      u = round_to(s.act.steps, u);
+      g = round_to(s.act.steps, g + gate_terms[r * s.inter + i]);
+      u = round_to(s.act.steps, u + up_terms[r * s.inter + i]);
       rows->h[r * s.inter + i] = activate(s.act, g, u, s.fault);
     }
   }
@@ -99,6 +104,7 @@ inline void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* ro
       if (m.down_bias) y += (s.fault == Fault::kDownBiasUnweighted ? 1 : weight) * m.down_bias[o];
     }
   }
+  add_terms(s.operands, rows->adapters.down, rows->adapter, acts, &rows->y);
 }
 
 // What mlp_backward adds to: gradients, and the squares of the terms that they are sums of.
@@ -140,7 +146,9 @@ inline void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpR
       d_weight->add(r, d_out * m.down_bias[o]);
     }
   }
+  add_terms_backward(s.operands, rows.adapters.down, rows.adapter, acts, d_y, &d_hw);
   for (double& value : d_hw) value = round_to(s.between, value);
+  Vec d_gate(count * s.inter, 0.0), d_up(count * s.inter, 0.0);
   for (size_t i = 0; i < d_hw.size(); ++i) d_weight->add(i / s.inter, d_hw[i] * rows.h[i]);
   for (size_t i = 0; i < s.inter; ++i) {
     for (size_t r = 0; r < count; ++r) {
@@ -151,6 +159,8 @@ inline void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpR
       activate_backward(s.act, rows.g[at_i], rows.u[at_i], &dg, &du, s.fault);
       dg = round_to(s.operands, dg * d_hw[at_i] * rows.act_weight[r]);
       du = round_to(s.operands, du * d_hw[at_i] * rows.act_weight[r]);
+      d_gate[at_i] = dg;
+      d_up[at_i] = du;
       add_scaled(&(*d_x)[r * s.hidden], du, m.up + i * s.hidden, s.hidden);
       sums.add(&Matrices::up, i * s.hidden, du, x, s.hidden);
       sums.add(&Matrices::up_bias, i, du, &kOne, 1);
@@ -160,6 +170,8 @@ inline void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpR
       sums.add(&Matrices::gate_bias, i, dg, &kOne, 1);
     }
   }
+  add_terms_backward(s.operands, rows.adapters.gate, rows.adapter, rows.x, d_gate, d_x);
+  add_terms_backward(s.operands, rows.adapters.up, rows.adapter, rows.x, d_up, d_x);
 }
 
 }  // namespace moec::oracle

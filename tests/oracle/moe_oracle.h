@@ -129,6 +129,16 @@ struct MlpWeights {
   Vec gate, up, down, gate_bias, up_bias, down_bias;
 };
 
+// A low-rank term beside a matrix [N,K] of every expert; rank 0: absent.
+struct Factors {
+  int rank = 0;
+  double scale = 1;
+  Vec a, b;  // [E,rank,K], [E,N,rank]
+};
+struct Adapter {
+  Factors gate, up, down;
+};
+
 // Every input of a layer. An empty vector is "absent".
 struct Inputs {
   int tokens = 0;
@@ -143,11 +153,13 @@ struct Inputs {
   Ids table, token_ids;  // [V,K], [T]
   Ids given_ids;         // [T,K]
   MlpWeights experts;
-  MlpWeights shared;     // E = 1, I = shared_inter
-  Vec shared_gate;       // [1,H] or [2,H]
-  Vec shared_gate_bias;  // [2]
-  Vec output_bias;       // [H]
-  Vec residual;          // [T,H]
+  MlpWeights shared;              // E = 1, I = shared_inter
+  std::vector<Adapter> adapters;  // of the experts
+  Ids adapter_ids;                // [T] the only adapter of a token; absent: all
+  Vec shared_gate;                // [1,H] or [2,H]
+  Vec shared_gate_bias;           // [2]
+  Vec output_bias;                // [H]
+  Vec residual;                   // [T,H]
 };
 
 // How large the terms are that a gradient is a sum of: the root of their squares. Sums may cancel,
@@ -164,6 +176,7 @@ struct Gradients {
   Vec shared_gate, shared_gate_bias, output_bias, residual;
   Vec routing_weights;  // [T,K]
   Vec logits;           // [T,C], at the logits before the soft-cap
+  std::vector<Adapter> adapters;
   GradientTerms terms;
 };
 

@@ -156,6 +156,11 @@ void round_inputs(oracle::Rounding rounding, oracle::Inputs* in) {
                          &in->per_expert_scale, &in->shared_gate, &in->shared_gate_bias,
                          &in->output_bias, &in->residual})
     round(v);
+  for (oracle::Adapter& adapter : in->adapters)
+    for (oracle::Factors* f : {&adapter.gate, &adapter.up, &adapter.down}) {
+      round(&f->a);
+      round(&f->b);
+    }
 }
 
 }  // namespace moec::test

@@ -40,6 +40,7 @@ using Context = std::unique_ptr<moec_context, Deleter<moec_context_free>>;
 using Router = std::unique_ptr<moec_router, Deleter<moec_router_free>>;
 using PlanHandle = std::unique_ptr<moec_plan, Deleter<moec_plan_free>>;
 using Weights = std::unique_ptr<moec_weights, Deleter<moec_weights_free>>;
+using Adapters = std::unique_ptr<moec_adapters, Deleter<moec_adapters_free>>;
 using Experts = std::unique_ptr<moec_experts, Deleter<moec_experts_free>>;
 using Comm = std::unique_ptr<moec_comm, Deleter<moec_comm_free>>;
 using Ep = std::unique_ptr<moec_ep, Deleter<moec_ep_free>>;

@@ -39,6 +39,7 @@ class Run {
     if (config.experts.shared != oracle::Shared::kNone)
       shared_ =
           bind(in.shared, options.shared_codes, 1, config.experts.shared_inter, &shared_weights_);
+    bind_adapters();
     fill_arguments();
   }
 
@@ -53,6 +54,7 @@ class Run {
   void create_layer();
   std::unique_ptr<WeightSet> bind(const oracle::MlpWeights& values, const oracle::CodedMlp* codes,
                                   int experts, int inter, Weights* handle);
+  void bind_adapters();
   void fill_arguments();
   moec_tensor data(const Vec& values, const std::vector<int64_t>& shape) {
     return tensors_.input(values, options_.dtype, shape);
@@ -89,6 +91,8 @@ class Run {
   LayerHandle layer_;
   Weights weights_, shared_weights_;
   std::unique_ptr<WeightSet> experts_, shared_, d_experts_, d_shared_;
+  std::unique_ptr<AdapterSet> adapters_, d_adapters_;
+  Adapters adapter_handle_;
   Tensors tensors_;
   moec_experts_sizes sizes_ = sized<moec_experts_sizes>();
   moec_layer_args args_ = sized<moec_layer_args>();
@@ -123,6 +127,20 @@ std::unique_ptr<WeightSet> Run::bind(const oracle::MlpWeights& values,
   if (options_.frozen && info.packed_bytes > 0)  // a GPU reads weights as they are bound
     check(moec_weights_pack(handle->get(), nullptr, nullptr));
   return set;
+}
+
+void Run::bind_adapters() {
+  if (in_.adapters.empty()) return;
+  adapters_ = std::make_unique<AdapterSet>(in_.adapters, config_.router.num_experts,
+                                           static_cast<int>(hidden_), config_.experts.inter,
+                                           options_.adapters);
+  const moec_adapters_desc desc = adapters_->desc();
+  adapter_handle_ = make<Adapters>(moec_adapters_create, context_, &desc);
+  check(moec_adapters_bind(adapter_handle_.get(), adapters_->list().data(),
+                           static_cast<int32_t>(adapters_->list().size())));
+  check(moec_layer_query_adapters(layer_.get(), adapter_handle_.get(), &sizes_));
+  args_.adapters = adapter_handle_.get();
+  args_.adapter_ids = tensors_.input_ids(in_.adapter_ids, MOEC_I32, {tokens_});
 }
 
 void Run::fill_arguments() {
@@ -189,6 +207,15 @@ void Run::backward(const Vec& d_y, const Vec& d_logits_in) {
   grad_->d_output_bias = gradient(in_.output_bias, f32, {hidden_});
   if (!in_.residual.empty()) grad_->d_residual = tensors_.output(type, {tokens_, hidden_});
   grad_->d_routing_weights = tensors_.output(f32, {tokens_, slots_});
+  if (adapters_ && !options_.no_adapter_grads) {
+    constexpr double kPoison = -3e30;
+    AdapterLayout of_grads = options_.adapters;
+    of_grads.dtype = options_.grad_dtype;
+    d_adapters_ = std::make_unique<AdapterSet>(in_.adapters, config_.router.num_experts, hidden,
+                                               config_.experts.inter, of_grads,
+                                               options_.accumulate ? &kBefore : &kPoison);
+    grad_->d_adapters = d_adapters_->list().data();
+  }
   grad_->workspace =
       tensors_.buffer(bytes_for(sizes_.backward_workspace, static_cast<int>(tokens_)));
   check(moec_layer_backward(layer_.get(), &*grad_, nullptr));
@@ -235,6 +262,10 @@ void Run::collect_bytes(LayerRun* run) {
     run->bytes.insert(run->bytes.end(), bytes.begin(), bytes.end());
     run->neighbours_untouched = run->neighbours_untouched && set->neighbours_untouched();
   }
+  if (!d_adapters_) return;
+  const std::vector<uint8_t> bytes = d_adapters_->bytes();
+  run->bytes.insert(run->bytes.end(), bytes.begin(), bytes.end());
+  run->neighbours_untouched = run->neighbours_untouched && d_adapters_->neighbours_untouched();
 }
 
 void Run::collect_values(LayerRun* run) {
@@ -251,6 +282,7 @@ void Run::collect_values(LayerRun* run) {
   }
   g.experts = added(d_experts_->read());
   if (d_shared_) g.shared = added(d_shared_->read());
+  if (d_adapters_) g.adapters = d_adapters_->read(options_.accumulate ? kBefore : 0);
 }
 
 }  // namespace

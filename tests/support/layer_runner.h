@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "adapter_set.h"
 #include "oracle/moe_oracle.h"
 #include "weight_sets.h"
 
@@ -19,6 +20,8 @@ struct RunOptions {
   moec_dtype grad_dtype = MOEC_F32;  // of weight gradients
   WeightLayout layout;               // dtype is taken from above
   const oracle::CodedMlp *codes = nullptr, *shared_codes = nullptr;  // of matrices in INT8
+  AdapterLayout adapters;  // of the inputs' adapters; gradients are of grad_dtype
+  bool no_adapter_grads = false;
   bool frozen = false;            // declare the weights frozen and pack them
   uint32_t save = MOEC_SAVE_ALL;  // SAVE_NONE: forward only
   uint32_t combine = MOEC_COMBINE_FP32_SLOT;

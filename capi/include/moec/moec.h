@@ -182,6 +182,7 @@ typedef struct moec_context moec_context;
 typedef struct moec_router moec_router;
 typedef struct moec_plan moec_plan;
 typedef struct moec_weights moec_weights;
+typedef struct moec_adapters moec_adapters;
 typedef struct moec_experts moec_experts;
 typedef struct moec_layer moec_layer;
 typedef struct moec_comm moec_comm;
@@ -908,6 +909,54 @@ MOEC_API moec_status moec_quantise_query(const moec_context* context,
 MOEC_API moec_status moec_quantise(const moec_context* context, const moec_quantise_args* args,
                                    moec_stream stream);
 
+/* ---- adapters: low-rank terms beside the matrices of experts (LoRA) ---- */
+/* One term of one matrix [N,K] of every expert, or its gradients: y += scale * (x A^T) B^T;
+ * all-zero = absent. Strides may be any that are not negative, those of gradients any with a place
+ * for each element. f32, f16 or bf16, which the calls read rounded once to the dtype of x;
+ * gradients are f32 or of the type of their factor. Gradients of an expert without rows are 0; of
+ * one A for all experts they are summed in the order of the experts. */
+typedef struct moec_factors {
+  moec_tensor a;     /* [E,r,K], r 1 to 512; [1,r,K], or a stride of 0 along E: of all experts */
+  moec_tensor b;     /* [E,N,r] */
+  float scale;       /* alpha / r, or as it was trained: not 0. Of gradients: 0 */
+  uint32_t reserved; /* 0 */
+} moec_factors;
+
+typedef struct moec_adapter { /* the terms of one adapter; those that it has none for are absent */
+  moec_factors gate_up;  /* N = 2I, in the order of the adapters' gate_layout; K = H */
+  moec_factors gate, up; /* N = I, K = H */
+  moec_factors down;     /* N = H, K = I */
+} moec_adapter;
+
+typedef struct moec_adapters_desc {
+  uint32_t struct_size, flags;
+  int32_t num_experts;   /* El, as in the weights */
+  uint32_t gate_layout;  /* of gate_up's N, need not be the weights'; SPLIT: no gate_up; NONE: up */
+  int64_t hidden, inter; /* H, I */
+} moec_adapters_desc;
+
+/* Makes an empty set of adapters for any context on the same device. Host only. */
+MOEC_API MOEC_CHECK moec_status moec_adapters_create(const moec_context* context,
+                                                     const moec_adapters_desc* desc,
+                                                     moec_adapters** out);
+/* Drops the caller's reference. */
+MOEC_API void moec_adapters_free(moec_adapters* adapters);
+/* Borrows the factors of `count` adapters, 1 to 256, in the place of those that were bound before;
+ * the structs are copied. The caller keeps the memory alive and may change its values. Calls add up
+ * all of them. Host only. */
+MOEC_API moec_status moec_adapters_bind(moec_adapters* adapters, const moec_adapter* list,
+                                        int32_t count);
+/* Adds scale B A of all that is bound to the bound matrices of plain weights: sums in fp32, one
+ * rounding to the dtype of the weights (on CUDA one for each 16 adapters). unmerge subtracts it,
+ * which gives the values before back only up to that rounding. A packed copy is not changed:
+ * moec_weights_refresh reads the matrices again. Queues. E_UNSUPPORTED: quantised matrices;
+ * E_ALIAS: a matrix overlaps a factor. */
+MOEC_API moec_status moec_adapters_merge(const moec_adapters* adapters, moec_weights* weights,
+                                         moec_stream stream);
+/* As moec_adapters_merge, with the sign turned. */
+MOEC_API moec_status moec_adapters_unmerge(const moec_adapters* adapters, moec_weights* weights,
+                                           moec_stream stream);
+
 /* ================================ 9. experts ================================ */
 enum moec_activation_kind { /* g = gate, u = up, s = sigmoid; a plain MLP has only u */
   MOEC_ACT_SWIGLU = 0,       /* g s(g) u */
@@ -985,6 +1034,9 @@ typedef struct moec_experts_args {
                                        * is no multiple of 4 it takes scratch of its size besides
                                        * any workspace, in backward, too */
   moec_buffer workspace;              /* absent = the context's */
+  const moec_adapters* adapters;      /* of the routed experts; NULL = none */
+  moec_tensor adapter_ids;            /* in  [T] i32, optional: the only adapter of each token, an
+                                       * index into what is bound; any other number = none */
 } moec_experts_args;
 
 typedef struct moec_experts_grad_args {
@@ -1001,6 +1053,10 @@ typedef struct moec_experts_grad_args {
   moec_tensor d_shared_gate, d_shared_gate_bias, d_output_bias; /* out; f32 or dtype of x */
   moec_tensor d_residual;                                       /* out [T,H] */
   moec_buffer workspace;
+  const moec_adapters* adapters;  /* in, as forward */
+  moec_tensor adapter_ids;        /* in, as forward */
+  const moec_adapter* d_adapters; /* out, optional: the gradients of as many adapters as are bound,
+                                   * each factor where it is given */
 } moec_experts_grad_args;
 
 typedef struct moec_experts_sizes {
@@ -1017,6 +1073,10 @@ MOEC_API MOEC_CHECK moec_status moec_experts_create(const moec_context* context,
 MOEC_API void moec_experts_free(moec_experts* experts);
 /* Exact bytes for T tokens, whatever the routing. Host only. */
 MOEC_API moec_status moec_experts_query(const moec_experts* experts, moec_experts_sizes* out);
+/* The same for calls with adapters as they are bound now. Host only. */
+MOEC_API moec_status moec_experts_query_adapters(const moec_experts* experts,
+                                                 const moec_adapters* adapters,
+                                                 moec_experts_sizes* out);
 /* y [T,H] = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t]), of
  * the experts of the local range. Queues; takes scratch. E_WORKSPACE: `saved`, too. */
 MOEC_API moec_status moec_experts_forward(const moec_experts* experts,
@@ -1064,6 +1124,8 @@ typedef struct moec_layer_args {
   moec_buffer saved;           /* out, unless SAVE_NONE */
   moec_buffer workspace;       /* absent = the context's */
   int64_t bound;               /* with an ep: as in moec_ep_args; else 0 */
+  const moec_adapters* adapters; /* as moec_experts_args */
+  moec_tensor adapter_ids;       /* in, as moec_experts_args */
 } moec_layer_args;
 
 typedef struct moec_layer_grad_args {
@@ -1077,6 +1139,7 @@ typedef struct moec_layer_grad_args {
   moec_tensor d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual;  /* out */
   moec_tensor d_routing_weights; /* out [T,K] f32, optional */
   moec_buffer workspace;         /* absent = the context's */
+  const moec_adapter* d_adapters; /* out, optional: as moec_experts_grad_args */
 } moec_layer_grad_args;
 
 /* Makes a router and experts in one, which never change. Queues nothing. E_UNSUPPORTED: as they. */
@@ -1086,6 +1149,10 @@ MOEC_API MOEC_CHECK moec_status moec_layer_create(const moec_context* context,
 MOEC_API void moec_layer_free(moec_layer* layer);
 /* Exact bytes for T tokens, plan and routing included, whatever the routing. Host only. */
 MOEC_API moec_status moec_layer_query(const moec_layer* layer, moec_experts_sizes* out);
+/* The same for calls with adapters as they are bound now. Host only. */
+MOEC_API moec_status moec_layer_query_adapters(const moec_layer* layer,
+                                               const moec_adapters* adapters,
+                                               moec_experts_sizes* out);
 /* y [T,H] from x [T,H]: moec_gate_forward, moec_route_forward, moec_plan_from_topk and
  * moec_experts_forward with one workspace. Queues; takes scratch. E_WORKSPACE: `saved`, too. */
 MOEC_API moec_status moec_layer_forward(const moec_layer* layer, const moec_layer_args* args,
@@ -1258,7 +1325,7 @@ MOEC_API moec_status moec_ep_poll(const moec_ep* ep, moec_ep_state* out);
  * rank; their part of y (of d_x) is rounded to dtype and added to the sum of partial rows. Capacity
  * and drops are of the tokens of all ranks, in rank order. Gradients of what all ranks hold are of
  * the rank's own tokens; those of its experts are of the tokens of all ranks. E_UNSUPPORTED:
- * SHARED_SOFTMAX2, COMBINE_DATA_EXPERT, and a partial_dtype other than dtype. */
+ * SHARED_SOFTMAX2, COMBINE_DATA_EXPERT, adapters, and a partial_dtype other than dtype. */
 
 #ifdef __cplusplus
 }

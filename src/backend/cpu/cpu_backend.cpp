@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/adapters.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -142,6 +143,9 @@ Backend::PackedForm CpuBackend::packed_form(const WeightsView& weights) const {
 void CpuBackend::pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                               moec_stream) const {
   cpu::pack_weights(device(), weights, to, first, count);
+}
+void CpuBackend::merge_factors(const MergeArgs& args, moec_stream) const {
+  cpu::merge_factors(pool_, args);
 }
 void CpuBackend::weight_values(const ValuesArgs& args, moec_stream) const {
   cpu::weight_values(device(), args);

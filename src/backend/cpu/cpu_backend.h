@@ -57,6 +57,7 @@ class CpuBackend final : public Backend {
   void pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                     moec_stream) const override;
   void weight_values(const ValuesArgs& args, moec_stream) const override;
+  void merge_factors(const MergeArgs& args, moec_stream) const override;
   void quantise(const QuantiseArgs& args, moec_stream) const override;
 
  private:

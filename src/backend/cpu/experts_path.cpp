@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/experts_path.h"
 
+#include "backend/cpu/adapters.h"
 #include "backend/cpu/combine.h"
 #include "backend/cpu/dots.h"
 #include "backend/cpu/mlp.h"
@@ -39,6 +40,9 @@ class Runner {
     if (s.d_routing_weights) routing_weight_grads(pool_, s);
   }
   void operator()(const DirectGrads& s) const { direct_grads(pool_, s); }
+  void operator()(const PackFactors& s) const { pack_factors(pool_, s); }
+  void operator()(const NarrowRows& s) const { run_narrow_rows(pool_, s, scratch_); }
+  void operator()(const FactorGrads& s) const { run_factor_grads(pool_, s, scratch_); }
 
  private:
   const ThreadPool& pool_;

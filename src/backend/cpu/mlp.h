@@ -34,6 +34,9 @@ inline GemmRows gemm_rows(const RowOperand& rows) {
 }
 // A grouped product over the rows, its matrices still to be set.
 GroupedGemm product_of(const Mlp& mlp);
+// A term of adapters: narrow rows times a factor; no rows or no such factor: none.
+void add_narrow(const Mlp& mlp, const void* narrow, const LowRank& factors,
+                const ExpertMatrix& factor, bool transposed, int output, GroupedGemm& gemm);
 
 // body(row) for each row that is not padding, some rows per task.
 template <class Body>

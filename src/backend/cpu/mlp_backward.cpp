@@ -96,6 +96,7 @@ void run_act_grad(const ThreadPool& pool, const ActGrad& step, void* scratch) {
   GroupedGemm gemm = product_of(mlp);
   gemm.n = mlp.inter;
   gemm.add({output_rows(mlp, step.d_y), gemm_weight(*mlp.weights, Part::kDown, true), mlp.hidden});
+  add_narrow(mlp, step.narrow, mlp.down_adapters, mlp.down_adapters.a, true, 0, gemm);
   gemm.epilogue = finish_act_grad;
   gemm.context = const_cast<ActGrad*>(&step);
   grouped_gemm(pool, gemm, scratch);
@@ -113,6 +114,7 @@ void run_input_grad(const ThreadPool& pool, const InputGrad& step, GemmEpilogue 
   };
   if (mlp.gated()) add_product(step.d_pre.gate, Part::kGate);
   add_product(step.d_pre.up, Part::kUp);
+  add_narrow(mlp, step.narrow, mlp.gate_up_adapters, mlp.gate_up_adapters.a, true, 0, gemm);
   gemm.epilogue = epilogue;
   gemm.context = context;
   grouped_gemm(pool, gemm, scratch);

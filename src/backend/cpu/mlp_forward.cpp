@@ -71,6 +71,15 @@ GroupedGemm product_of(const Mlp& mlp) {
   return gemm;
 }
 
+void add_narrow(const Mlp& mlp, const void* narrow, const LowRank& factors,
+                const ExpertMatrix& factor, bool transposed, int output, GroupedGemm& gemm) {
+  if (narrow && factor.present())
+    gemm.add({{narrow, mlp.dtype, factors.rank, nullptr},
+              {&factor, nullptr, 0, transposed},
+              factors.rank,
+              output});
+}
+
 int64_t expert_of(const Mlp& mlp, int64_t row) {
   const RowGroups& g = mlp.groups;
   return std::upper_bound(g.offsets, g.offsets + g.count + 1, row) - g.offsets - 1;
@@ -113,6 +122,9 @@ void run_up(const ThreadPool& pool, const Up& step, void* scratch) {
   };
   if (mlp.gated()) add_product(Part::kGate, 0);
   add_product(Part::kUp, gemm.outputs - 1);
+  const LowRank& factors = mlp.gate_up_adapters;
+  add_narrow(mlp, step.narrow, factors, factors.b[0], false, 0, gemm);
+  add_narrow(mlp, step.narrow, factors, factors.b[1], false, gemm.outputs - 1, gemm);
   gemm.epilogue = finish_up;
   gemm.context = const_cast<Up*>(&step);
   grouped_gemm(pool, gemm, scratch);
@@ -126,6 +138,8 @@ void run_down(const ThreadPool& pool, const Down& step, GemmEpilogue epilogue, v
   gemm.add({{step.act, mlp.dtype, mlp.inter, nullptr},
             gemm_weight(*mlp.weights, Part::kDown, false),
             mlp.inter});
+  const LowRank& factors = mlp.down_adapters;
+  add_narrow(mlp, step.narrow, factors, factors.b[0], false, 0, gemm);
   gemm.epilogue = epilogue;
   gemm.context = context;
   grouped_gemm(pool, gemm, scratch);

@@ -13,6 +13,7 @@
 #include "backend/cuda/routing/route.h"
 #include "backend/cuda/rows/permute.h"
 #include "backend/cuda/sm80/weight_values.h"
+#include "backend/cuda/weights/factors.h"
 #include "backend/cuda/weights/quantise.h"
 
 namespace moec::cuda {
@@ -206,6 +207,10 @@ void CudaBackend::unpermute_backward(const UnpermuteGradArgs& args, moec_stream 
 void CudaBackend::weight_values(const ValuesArgs& args, moec_stream stream) const {
   const DeviceScope scope(device_);
   cuda::weight_values(op(stream), args);
+}
+void CudaBackend::merge_factors(const MergeArgs& args, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::merge_factors(op(stream), args);
 }
 void CudaBackend::quantise(const QuantiseArgs& args, moec_stream stream) const {
   const DeviceScope scope(device_);

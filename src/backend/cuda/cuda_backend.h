@@ -57,6 +57,7 @@ class CudaBackend final : public Backend {
   PackedForm packed_form(const WeightsView&) const override { return {}; }
   void pack_weights(const WeightsView&, void*, int32_t, int32_t, moec_stream) const override {}
   void weight_values(const ValuesArgs& args, moec_stream stream) const override;
+  void merge_factors(const MergeArgs& args, moec_stream stream) const override;
   void quantise(const QuantiseArgs& args, moec_stream stream) const override;
 
   int multiprocessors() const { return multiprocessors_; }

@@ -70,6 +70,7 @@ struct Launches {
 
   const char* compile(const Program& program) {
     const moec_experts_desc& desc = *program.desc;
+    if (program.has_adapters()) return "adapters";
     const auto* const first = std::get_if<Up>(&program.steps[0]);
     const auto* const second = std::get_if<Down>(&program.steps[1]);
     const auto* const last = std::get_if<Combine>(&program.steps[2]);

@@ -90,6 +90,7 @@ Problem problem_of(const RowProduct& product, const ProductOutput& output) {
         (static_cast<const char*>(last.a.data.data) - static_cast<const char*>(first.a.data.data)) /
         dtype_bytes(first.a.data.dtype);
   g.bias_weight = output.bias_weight;
+  g.accumulate = output.accumulate;
   g.c = rows_operand({output.c, output.stride, nullptr}, false);
   g.c_part = product.n;
   g.spans = output.stride % 4 == 0 && product.n % 4 == 0 &&

@@ -18,6 +18,7 @@ struct ProductOutput {  // output i of a row product at c + i * n, of any stride
   int64_t stride = 0;
   bool biased = false;                 // c += bias of the output's first matrix ...
   const float* bias_weight = nullptr;  // ... times bias_weight[r], null = 1
+  bool accumulate = false;             // c += the product, rounded again to its type
 };
 // Matrices are as PointerTable::device() gives them. One term, or two of one length: of an output
 // each with the same operand, or of one output with operands of the same stride.

@@ -39,6 +39,7 @@ bool alternating(const Mlp& mlp) {
 }  // namespace
 
 LaunchList::LaunchList(const Program& program) : program_(program) {
+  if (program.has_adapters()) refuse("adapters");
   for (int i = 0; i < program.num_steps && !refused_; ++i) {
     current_ = &program.steps[size_t(i)];
     std::visit(*this, *current_);
@@ -256,6 +257,10 @@ template <class Kind>
 constexpr bool kMultiplies =
     std::is_same_v<Kind, Up> || std::is_same_v<Kind, Down> || std::is_same_v<Kind, ActGrad> ||
     std::is_same_v<Kind, InputGrad> || std::is_same_v<Kind, WeightGrads>;
+// Of a program that this path refuses.
+template <class Kind>
+constexpr bool kOfAdapters = std::is_same_v<Kind, PackFactors> ||
+                             std::is_same_v<Kind, NarrowRows> || std::is_same_v<Kind, FactorGrads>;
 
 // Queues one entry.
 struct Launcher {
@@ -283,7 +288,7 @@ struct Launcher {
           if constexpr (requires(RowSteps steps) { steps(s); })
             RowSteps(op, dot_parts)(s);
           else
-            static_assert(kMultiplies<Kind>, "a step that nothing runs");
+            static_assert(kMultiplies<Kind> || kOfAdapters<Kind>, "a step that nothing runs");
         },
         *step);
   }
