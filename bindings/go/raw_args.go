@@ -62,6 +62,11 @@ type LayerArgs struct {
 	Workspace []byte
 	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
 	WorkspaceOnDevice DeviceBuffer
+	// Bound: with an ep: as in moec_ep_args; else 0
+	Bound int64
+	// AdapterIDs: in [T] i32, optional: the only adapter of each token, an index into what is
+	// bound; any other number = none
+	AdapterIDs Tensor
 }
 
 func (p *pins) layerArgs(a *LayerArgs) *raw.LayerArgs {
@@ -99,6 +104,8 @@ func (p *pins) layerArgs(a *LayerArgs) *raw.LayerArgs {
 	out.Counts = p.tensor(a.Counts)
 	out.Saved = p.buffer(a.Saved, a.SavedOnDevice)
 	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
+	out.Bound = a.Bound
+	out.AdapterIds = p.tensor(a.AdapterIDs)
 	return out
 }
 
@@ -143,6 +150,8 @@ type LayerGradArgs struct {
 	Workspace []byte
 	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
 	WorkspaceOnDevice DeviceBuffer
+	// DAdapters: out, optional: as moec_experts_grad_args
+	DAdapters *Adapter
 }
 
 func (p *pins) layerGradArgs(a *LayerGradArgs) *raw.LayerGradArgs {
@@ -169,6 +178,7 @@ func (p *pins) layerGradArgs(a *LayerGradArgs) *raw.LayerGradArgs {
 	out.DResidual = p.tensor(a.DResidual)
 	out.DRoutingWeights = p.tensor(a.DRoutingWeights)
 	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
+	out.DAdapters = address(p, p.adapter(a.DAdapters))
 	return out
 }
 
@@ -204,6 +214,9 @@ type ExpertsArgs struct {
 	Workspace []byte
 	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
 	WorkspaceOnDevice DeviceBuffer
+	// AdapterIDs: in [T] i32, optional: the only adapter of each token, an index into what is
+	// bound; any other number = none
+	AdapterIDs Tensor
 }
 
 func (p *pins) expertsArgs(a *ExpertsArgs) *raw.ExpertsArgs {
@@ -230,6 +243,7 @@ func (p *pins) expertsArgs(a *ExpertsArgs) *raw.ExpertsArgs {
 	out.Y = p.tensor(a.Y)
 	out.Saved = p.buffer(a.Saved, a.SavedOnDevice)
 	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
+	out.AdapterIds = p.tensor(a.AdapterIDs)
 	return out
 }
 
@@ -276,6 +290,12 @@ type ExpertsGradArgs struct {
 	Workspace []byte
 	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
 	WorkspaceOnDevice DeviceBuffer
+	// AdapterIDs: in [T] i32, optional: the only adapter of each token, an index into what is
+	// bound; any other number = none
+	AdapterIDs Tensor
+	// DAdapters: out, optional: the gradients of as many adapters as are bound, each factor where
+	// it is given
+	DAdapters *Adapter
 }
 
 func (p *pins) expertsGradArgs(a *ExpertsGradArgs) *raw.ExpertsGradArgs {
@@ -308,6 +328,8 @@ func (p *pins) expertsGradArgs(a *ExpertsGradArgs) *raw.ExpertsGradArgs {
 	out.DOutputBias = p.tensor(a.DOutputBias)
 	out.DResidual = p.tensor(a.DResidual)
 	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
+	out.AdapterIds = p.tensor(a.AdapterIDs)
+	out.DAdapters = address(p, p.adapter(a.DAdapters))
 	return out
 }
 
@@ -334,6 +356,30 @@ func (p *pins) weightSet(a *WeightSet) *raw.WeightSet {
 	out.Gate = *p.matrix(&a.Gate)
 	out.Up = *p.matrix(&a.Up)
 	out.Down = *p.matrix(&a.Down)
+	return out
+}
+
+// Adapter is part of a call's arguments. Fields as in moec_adapter.
+type Adapter struct {
+	// GateUp: N = 2I, in the order of the adapters' gate_layout; K = H
+	GateUp Factors
+	// Gate: N = I, K = H
+	Gate Factors
+	// Up: N = I, K = H
+	Up Factors
+	// Down: N = H, K = I
+	Down Factors
+}
+
+func (p *pins) adapter(a *Adapter) *raw.Adapter {
+	if a == nil {
+		return nil
+	}
+	out := new(raw.Adapter)
+	out.GateUp = *p.factors(&a.GateUp)
+	out.Gate = *p.factors(&a.Gate)
+	out.Up = *p.factors(&a.Up)
+	out.Down = *p.factors(&a.Down)
 	return out
 }
 
@@ -373,6 +419,27 @@ func (a *Matrix) lists() [][]Tensor {
 	}
 	out := [][]Tensor{a.PerExpert, a.PerExpertBias}
 	out = append(out, a.Quant.lists()...)
+	return out
+}
+
+// Factors is part of a call's arguments. Fields as in moec_factors.
+type Factors struct {
+	// A: [E,r,K], r 1 to 512; [1,r,K], or a stride of 0 along E: of all experts
+	A Tensor
+	// B: [E,N,r]
+	B Tensor
+	// Scale: alpha / r, or as it was trained: not 0. Of gradients: 0
+	Scale float32
+}
+
+func (p *pins) factors(a *Factors) *raw.Factors {
+	if a == nil {
+		return nil
+	}
+	out := new(raw.Factors)
+	out.A = p.tensor(a.A)
+	out.B = p.tensor(a.B)
+	out.Scale = a.Scale
 	return out
 }
 

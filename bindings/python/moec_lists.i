@@ -4,8 +4,11 @@ RETURNED_HANDLE(moec_context)
 RETURNED_HANDLE(moec_router)
 RETURNED_HANDLE(moec_plan)
 RETURNED_HANDLE(moec_weights)
+RETURNED_HANDLE(moec_adapters)
 RETURNED_HANDLE(moec_experts)
 RETURNED_HANDLE(moec_layer)
+RETURNED_HANDLE(moec_comm)
+RETURNED_HANDLE(moec_ep)
 SIZED(moec_quant)
 SIZED(moec_error_info)
 SIZED(moec_device_info)
@@ -28,6 +31,7 @@ SIZED(moec_weights_info)
 SIZED(moec_quantise_desc)
 SIZED(moec_quantise_info)
 SIZED(moec_quantise_args)
+SIZED(moec_adapters_desc)
 SIZED(moec_experts_desc)
 SIZED(moec_experts_args)
 SIZED(moec_experts_grad_args)
@@ -35,6 +39,12 @@ SIZED(moec_experts_sizes)
 SIZED(moec_layer_desc)
 SIZED(moec_layer_args)
 SIZED(moec_layer_grad_args)
+SIZED(moec_comm_callbacks)
+SIZED(moec_comm_desc)
+SIZED(moec_ep_desc)
+SIZED(moec_ep_info)
+SIZED(moec_ep_args)
+SIZED(moec_ep_state)
 %thread moec_backend_load;
 %thread moec_device_count;
 %thread moec_backend_describe;
@@ -80,6 +90,10 @@ SIZED(moec_layer_grad_args)
 %thread moec_weights_save_sync;
 %thread moec_weights_map_sync;
 %thread moec_quantise;
+%thread moec_adapters_create;
+%thread moec_adapters_free;
+%thread moec_adapters_merge;
+%thread moec_adapters_unmerge;
 %thread moec_experts_create;
 %thread moec_experts_free;
 %thread moec_experts_forward;
@@ -88,3 +102,11 @@ SIZED(moec_layer_grad_args)
 %thread moec_layer_free;
 %thread moec_layer_forward;
 %thread moec_layer_backward;
+%thread moec_comm_create;
+%thread moec_comm_free;
+%thread moec_comm_sum;
+%thread moec_ep_create;
+%thread moec_ep_free;
+%thread moec_ep_dispatch;
+%thread moec_ep_combine;
+%thread moec_ep_poll;

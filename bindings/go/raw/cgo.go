@@ -76,18 +76,35 @@ static int32_t go_moec_weights_save_sync(uintptr_t weights, void * path) { retur
 static int32_t go_moec_weights_map_sync(uintptr_t weights, void * path) { return moec_weights_map_sync((void *)weights, path); }
 static int32_t go_moec_quantise_query(uintptr_t context, void * desc, void * info, void * quant) { return moec_quantise_query((void *)context, desc, info, quant); }
 static int32_t go_moec_quantise(uintptr_t context, void * args, uintptr_t stream) { return moec_quantise((void *)context, args, (void *)stream); }
+static int32_t go_moec_adapters_create(uintptr_t context, void * desc, void * out) { return moec_adapters_create((void *)context, desc, out); }
+static void go_moec_adapters_free(uintptr_t adapters) { moec_adapters_free((void *)adapters); }
+static int32_t go_moec_adapters_bind(uintptr_t adapters, void * list, int32_t count) { return moec_adapters_bind((void *)adapters, list, count); }
+static int32_t go_moec_adapters_merge(uintptr_t adapters, uintptr_t weights, uintptr_t stream) { return moec_adapters_merge((void *)adapters, (void *)weights, (void *)stream); }
+static int32_t go_moec_adapters_unmerge(uintptr_t adapters, uintptr_t weights, uintptr_t stream) { return moec_adapters_unmerge((void *)adapters, (void *)weights, (void *)stream); }
 static int32_t go_moec_experts_create(uintptr_t context, void * desc, void * out) { return moec_experts_create((void *)context, desc, out); }
 static void go_moec_experts_free(uintptr_t experts) { moec_experts_free((void *)experts); }
 static int32_t go_moec_experts_query(uintptr_t experts, void * out) { return moec_experts_query((void *)experts, out); }
+static int32_t go_moec_experts_query_adapters(uintptr_t experts, uintptr_t adapters, void * out) { return moec_experts_query_adapters((void *)experts, (void *)adapters, out); }
 static int32_t go_moec_experts_forward(uintptr_t experts, void * args, uintptr_t stream) { return moec_experts_forward((void *)experts, args, (void *)stream); }
 static int32_t go_moec_experts_backward(uintptr_t experts, void * args, uintptr_t stream) { return moec_experts_backward((void *)experts, args, (void *)stream); }
 static int32_t go_moec_experts_describe(uintptr_t experts, uintptr_t weights, int64_t num_tokens, void * buffer, uint64_t bytes, void * need) { return moec_experts_describe((void *)experts, (void *)weights, num_tokens, buffer, bytes, need); }
 static int32_t go_moec_layer_create(uintptr_t context, void * desc, void * out) { return moec_layer_create((void *)context, desc, out); }
 static void go_moec_layer_free(uintptr_t layer) { moec_layer_free((void *)layer); }
 static int32_t go_moec_layer_query(uintptr_t layer, void * out) { return moec_layer_query((void *)layer, out); }
+static int32_t go_moec_layer_query_adapters(uintptr_t layer, uintptr_t adapters, void * out) { return moec_layer_query_adapters((void *)layer, (void *)adapters, out); }
 static int32_t go_moec_layer_forward(uintptr_t layer, void * args, uintptr_t stream) { return moec_layer_forward((void *)layer, args, (void *)stream); }
 static int32_t go_moec_layer_backward(uintptr_t layer, void * args, uintptr_t stream) { return moec_layer_backward((void *)layer, args, (void *)stream); }
 static int32_t go_moec_layer_describe(uintptr_t layer, uintptr_t weights, int64_t num_tokens, void * buffer, uint64_t bytes, void * need) { return moec_layer_describe((void *)layer, (void *)weights, num_tokens, buffer, bytes, need); }
+static int32_t go_moec_comm_create(uintptr_t context, void * desc, void * callbacks, void * out) { return moec_comm_create((void *)context, desc, callbacks, out); }
+static void go_moec_comm_free(uintptr_t comm) { moec_comm_free((void *)comm); }
+static int32_t go_moec_comm_sum(uintptr_t comm, void * in_out, uintptr_t stream) { return moec_comm_sum((void *)comm, in_out, (void *)stream); }
+static int32_t go_moec_ep_create(uintptr_t comm, void * desc, void * out) { return moec_ep_create((void *)comm, desc, out); }
+static void go_moec_ep_free(uintptr_t ep) { moec_ep_free((void *)ep); }
+static int32_t go_moec_ep_query(uintptr_t ep, void * out) { return moec_ep_query((void *)ep, out); }
+static int32_t go_moec_ep_describe(uintptr_t ep, void * buffer, uint64_t bytes, void * need) { return moec_ep_describe((void *)ep, buffer, bytes, need); }
+static int32_t go_moec_ep_dispatch(uintptr_t ep, void * args, uintptr_t stream) { return moec_ep_dispatch((void *)ep, args, (void *)stream); }
+static int32_t go_moec_ep_combine(uintptr_t ep, void * args, uintptr_t stream) { return moec_ep_combine((void *)ep, args, (void *)stream); }
+static int32_t go_moec_ep_poll(uintptr_t ep, void * out) { return moec_ep_poll((void *)ep, out); }
 */
 import "C"
 import "unsafe"
@@ -160,15 +177,32 @@ func WeightsSaveSync(weights uintptr, path unsafe.Pointer) int32 { return int32(
 func WeightsMapSync(weights uintptr, path unsafe.Pointer) int32 { return int32(C.go_moec_weights_map_sync(C.uintptr_t(weights), path)) }
 func QuantiseQuery(context uintptr, desc unsafe.Pointer, info unsafe.Pointer, quant unsafe.Pointer) int32 { return int32(C.go_moec_quantise_query(C.uintptr_t(context), desc, info, quant)) }
 func Quantise(context uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_quantise(C.uintptr_t(context), args, C.uintptr_t(stream))) }
+func AdaptersCreate(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_adapters_create(C.uintptr_t(context), desc, out)) }
+func AdaptersFree(adapters uintptr)  { C.go_moec_adapters_free(C.uintptr_t(adapters)) }
+func AdaptersBind(adapters uintptr, list unsafe.Pointer, count int32) int32 { return int32(C.go_moec_adapters_bind(C.uintptr_t(adapters), list, C.int32_t(count))) }
+func AdaptersMerge(adapters uintptr, weights uintptr, stream uintptr) int32 { return int32(C.go_moec_adapters_merge(C.uintptr_t(adapters), C.uintptr_t(weights), C.uintptr_t(stream))) }
+func AdaptersUnmerge(adapters uintptr, weights uintptr, stream uintptr) int32 { return int32(C.go_moec_adapters_unmerge(C.uintptr_t(adapters), C.uintptr_t(weights), C.uintptr_t(stream))) }
 func ExpertsCreate(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_experts_create(C.uintptr_t(context), desc, out)) }
 func ExpertsFree(experts uintptr)  { C.go_moec_experts_free(C.uintptr_t(experts)) }
 func ExpertsQuery(experts uintptr, out unsafe.Pointer) int32 { return int32(C.go_moec_experts_query(C.uintptr_t(experts), out)) }
+func ExpertsQueryAdapters(experts uintptr, adapters uintptr, out unsafe.Pointer) int32 { return int32(C.go_moec_experts_query_adapters(C.uintptr_t(experts), C.uintptr_t(adapters), out)) }
 func ExpertsForward(experts uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_experts_forward(C.uintptr_t(experts), args, C.uintptr_t(stream))) }
 func ExpertsBackward(experts uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_experts_backward(C.uintptr_t(experts), args, C.uintptr_t(stream))) }
 func ExpertsDescribe(experts uintptr, weights uintptr, numTokens int64, buffer unsafe.Pointer, bytes uint64, need unsafe.Pointer) int32 { return int32(C.go_moec_experts_describe(C.uintptr_t(experts), C.uintptr_t(weights), C.int64_t(numTokens), buffer, C.uint64_t(bytes), need)) }
 func LayerCreate(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_layer_create(C.uintptr_t(context), desc, out)) }
 func LayerFree(layer uintptr)  { C.go_moec_layer_free(C.uintptr_t(layer)) }
 func LayerQuery(layer uintptr, out unsafe.Pointer) int32 { return int32(C.go_moec_layer_query(C.uintptr_t(layer), out)) }
+func LayerQueryAdapters(layer uintptr, adapters uintptr, out unsafe.Pointer) int32 { return int32(C.go_moec_layer_query_adapters(C.uintptr_t(layer), C.uintptr_t(adapters), out)) }
 func LayerForward(layer uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_layer_forward(C.uintptr_t(layer), args, C.uintptr_t(stream))) }
 func LayerBackward(layer uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_layer_backward(C.uintptr_t(layer), args, C.uintptr_t(stream))) }
 func LayerDescribe(layer uintptr, weights uintptr, numTokens int64, buffer unsafe.Pointer, bytes uint64, need unsafe.Pointer) int32 { return int32(C.go_moec_layer_describe(C.uintptr_t(layer), C.uintptr_t(weights), C.int64_t(numTokens), buffer, C.uint64_t(bytes), need)) }
+func CommCreate(context uintptr, desc unsafe.Pointer, callbacks unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_comm_create(C.uintptr_t(context), desc, callbacks, out)) }
+func CommFree(comm uintptr)  { C.go_moec_comm_free(C.uintptr_t(comm)) }
+func CommSum(comm uintptr, inOut unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_comm_sum(C.uintptr_t(comm), inOut, C.uintptr_t(stream))) }
+func EpCreate(comm uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_ep_create(C.uintptr_t(comm), desc, out)) }
+func EpFree(ep uintptr)  { C.go_moec_ep_free(C.uintptr_t(ep)) }
+func EpQuery(ep uintptr, out unsafe.Pointer) int32 { return int32(C.go_moec_ep_query(C.uintptr_t(ep), out)) }
+func EpDescribe(ep uintptr, buffer unsafe.Pointer, bytes uint64, need unsafe.Pointer) int32 { return int32(C.go_moec_ep_describe(C.uintptr_t(ep), buffer, C.uint64_t(bytes), need)) }
+func EpDispatch(ep uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_ep_dispatch(C.uintptr_t(ep), args, C.uintptr_t(stream))) }
+func EpCombine(ep uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_ep_combine(C.uintptr_t(ep), args, C.uintptr_t(stream))) }
+func EpPoll(ep uintptr, out unsafe.Pointer) int32 { return int32(C.go_moec_ep_poll(C.uintptr_t(ep), out)) }

@@ -76,18 +76,35 @@ var (
 	WeightsMapSync func(weights uintptr, path unsafe.Pointer) int32
 	QuantiseQuery func(context uintptr, desc unsafe.Pointer, info unsafe.Pointer, quant unsafe.Pointer) int32
 	Quantise func(context uintptr, args unsafe.Pointer, stream uintptr) int32
+	AdaptersCreate func(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32
+	AdaptersFree func(adapters uintptr)
+	AdaptersBind func(adapters uintptr, list unsafe.Pointer, count int32) int32
+	AdaptersMerge func(adapters uintptr, weights uintptr, stream uintptr) int32
+	AdaptersUnmerge func(adapters uintptr, weights uintptr, stream uintptr) int32
 	ExpertsCreate func(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32
 	ExpertsFree func(experts uintptr)
 	ExpertsQuery func(experts uintptr, out unsafe.Pointer) int32
+	ExpertsQueryAdapters func(experts uintptr, adapters uintptr, out unsafe.Pointer) int32
 	ExpertsForward func(experts uintptr, args unsafe.Pointer, stream uintptr) int32
 	ExpertsBackward func(experts uintptr, args unsafe.Pointer, stream uintptr) int32
 	ExpertsDescribe func(experts uintptr, weights uintptr, numTokens int64, buffer unsafe.Pointer, bytes uint64, need unsafe.Pointer) int32
 	LayerCreate func(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32
 	LayerFree func(layer uintptr)
 	LayerQuery func(layer uintptr, out unsafe.Pointer) int32
+	LayerQueryAdapters func(layer uintptr, adapters uintptr, out unsafe.Pointer) int32
 	LayerForward func(layer uintptr, args unsafe.Pointer, stream uintptr) int32
 	LayerBackward func(layer uintptr, args unsafe.Pointer, stream uintptr) int32
 	LayerDescribe func(layer uintptr, weights uintptr, numTokens int64, buffer unsafe.Pointer, bytes uint64, need unsafe.Pointer) int32
+	CommCreate func(context uintptr, desc unsafe.Pointer, callbacks unsafe.Pointer, out unsafe.Pointer) int32
+	CommFree func(comm uintptr)
+	CommSum func(comm uintptr, inOut unsafe.Pointer, stream uintptr) int32
+	EpCreate func(comm uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32
+	EpFree func(ep uintptr)
+	EpQuery func(ep uintptr, out unsafe.Pointer) int32
+	EpDescribe func(ep uintptr, buffer unsafe.Pointer, bytes uint64, need unsafe.Pointer) int32
+	EpDispatch func(ep uintptr, args unsafe.Pointer, stream uintptr) int32
+	EpCombine func(ep uintptr, args unsafe.Pointer, stream uintptr) int32
+	EpPoll func(ep uintptr, out unsafe.Pointer) int32
 )
 
 var symbols = map[string]any{
@@ -159,18 +176,35 @@ var symbols = map[string]any{
 	"moec_weights_map_sync": &WeightsMapSync,
 	"moec_quantise_query": &QuantiseQuery,
 	"moec_quantise": &Quantise,
+	"moec_adapters_create": &AdaptersCreate,
+	"moec_adapters_free": &AdaptersFree,
+	"moec_adapters_bind": &AdaptersBind,
+	"moec_adapters_merge": &AdaptersMerge,
+	"moec_adapters_unmerge": &AdaptersUnmerge,
 	"moec_experts_create": &ExpertsCreate,
 	"moec_experts_free": &ExpertsFree,
 	"moec_experts_query": &ExpertsQuery,
+	"moec_experts_query_adapters": &ExpertsQueryAdapters,
 	"moec_experts_forward": &ExpertsForward,
 	"moec_experts_backward": &ExpertsBackward,
 	"moec_experts_describe": &ExpertsDescribe,
 	"moec_layer_create": &LayerCreate,
 	"moec_layer_free": &LayerFree,
 	"moec_layer_query": &LayerQuery,
+	"moec_layer_query_adapters": &LayerQueryAdapters,
 	"moec_layer_forward": &LayerForward,
 	"moec_layer_backward": &LayerBackward,
 	"moec_layer_describe": &LayerDescribe,
+	"moec_comm_create": &CommCreate,
+	"moec_comm_free": &CommFree,
+	"moec_comm_sum": &CommSum,
+	"moec_ep_create": &EpCreate,
+	"moec_ep_free": &EpFree,
+	"moec_ep_query": &EpQuery,
+	"moec_ep_describe": &EpDescribe,
+	"moec_ep_dispatch": &EpDispatch,
+	"moec_ep_combine": &EpCombine,
+	"moec_ep_poll": &EpPoll,
 }
 
 var _ unsafe.Pointer

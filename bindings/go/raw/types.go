@@ -187,6 +187,17 @@ const (
 	SavePreact = 2
 	SaveAll = 3
 	ExpertsSkipAbsent = 1
+	CommDevice = 1
+	CommCapture = 2
+	EpAuto = 0
+	EpGather = 1
+	EpPeer = 2
+	EpRows = 3
+	EpExact = 4
+	EpForwardOnly = 1
+	EpReport = 0
+	EpDropByWeight = 1
+	EpAdd = 1
 )
 
 // Buffer mirrors moec_buffer. All-zero = absent; may start at any byte; lies where the device reaches it (E_DEVICE).
@@ -575,6 +586,10 @@ type LossArgs struct {
 	Loss Tensor
 	// in [1] f32 (backward); absent = 1
 	DLoss Tensor
+	// optional: the loss is of the tokens of all ranks, whose sums are added in rank order; each
+	// rank gets the same loss and the gradient of its own logits. Layers and options are equal on
+	// all; T may differ, counts are the rank's own. Collective; errors as moec_comm_sum
+	Comm uintptr
 }
 
 // PlanDesc mirrors moec_plan_desc.
@@ -782,6 +797,44 @@ type QuantiseArgs struct {
 	Workspace Buffer
 }
 
+// Factors mirrors moec_factors. One term of one matrix [N,K] of every expert, or its gradients: y += scale * (x A^T) B^T; all-zero = absent. Strides may be any that are not negative, those of gradients any with a place for each element. f32, f16 or bf16, which the calls read rounded once to the dtype of x; gradients are f32 or of the type of their factor. Gradients of an expert without rows are 0; of one A for all experts they are summed in the order of the experts.
+type Factors struct {
+	// [E,r,K], r 1 to 512; [1,r,K], or a stride of 0 along E: of all experts
+	A Tensor
+	// [E,N,r]
+	B Tensor
+	// alpha / r, or as it was trained: not 0. Of gradients: 0
+	Scale float32
+	// 0
+	Reserved uint32
+}
+
+// Adapter mirrors moec_adapter.
+type Adapter struct {
+	// N = 2I, in the order of the adapters' gate_layout; K = H
+	GateUp Factors
+	// N = I, K = H
+	Gate Factors
+	// N = I, K = H
+	Up Factors
+	// N = H, K = I
+	Down Factors
+}
+
+// AdaptersDesc mirrors moec_adapters_desc.
+type AdaptersDesc struct {
+	StructSize uint32
+	Flags uint32
+	// El, as in the weights
+	NumExperts int32
+	// of gate_up's N, need not be the weights'; SPLIT: no gate_up; NONE: up
+	GateLayout uint32
+	// H
+	Hidden int64
+	// I
+	Inter int64
+}
+
 // ExpertsDesc mirrors moec_experts_desc.
 type ExpertsDesc struct {
 	StructSize uint32
@@ -847,6 +900,11 @@ type ExpertsArgs struct {
 	Saved Buffer
 	// absent = the context's
 	Workspace Buffer
+	// of the routed experts; NULL = none
+	Adapters uintptr
+	// in [T] i32, optional: the only adapter of each token, an index into what is bound; any other
+	// number = none
+	AdapterIds Tensor
 }
 
 // ExpertsGradArgs mirrors moec_experts_grad_args.
@@ -884,6 +942,13 @@ type ExpertsGradArgs struct {
 	// out [T,H]
 	DResidual Tensor
 	Workspace Buffer
+	// in, as forward
+	Adapters uintptr
+	// in [T] i32, optional: the only adapter of each token, an index into what is bound; any other
+	// number = none
+	AdapterIds Tensor
+	// out, optional: the gradients of as many adapters as are bound, each factor where it is given
+	DAdapters uintptr
 }
 
 // ExpertsSizes mirrors moec_experts_sizes.
@@ -907,6 +972,8 @@ type LayerDesc struct {
 	// as in moec_plan_desc
 	CapacityFactor float32
 	Capacity int64
+	// optional: the experts lie on the ep's ranks, section 11
+	Ep uintptr
 }
 
 // LayerArgs mirrors moec_layer_args.
@@ -962,6 +1029,13 @@ type LayerArgs struct {
 	Saved Buffer
 	// absent = the context's
 	Workspace Buffer
+	// with an ep: as in moec_ep_args; else 0
+	Bound int64
+	// of the routed experts; NULL = none
+	Adapters uintptr
+	// in [T] i32, optional: the only adapter of each token, an index into what is bound; any other
+	// number = none
+	AdapterIds Tensor
 }
 
 // LayerGradArgs mirrors moec_layer_grad_args.
@@ -1003,6 +1077,141 @@ type LayerGradArgs struct {
 	DRoutingWeights Tensor
 	// absent = the context's
 	Workspace Buffer
+	// out, optional: as moec_experts_grad_args
+	DAdapters uintptr
+}
+
+// CommCallbacks mirrors moec_comm_callbacks. Each returns 0, or MOEC_E_TIMEOUT where its deadline passed, or another value but 0 on failure. They may not call moec. `send` and `recv` never overlap; bytes may be 0.
+type CommCallbacks struct {
+	StructSize uint32
+	// moec_comm_flags
+	Flags uint32
+	User uintptr
+	// recv [N][bytes] = the `send` [bytes] of each rank. Required.
+	AllGather uintptr
+	// recv[r] = entry [this rank] of the `send` [N][bytes] of rank r. Required.
+	AllToAll uintptr
+	// The same, with send_bytes[r] at byte send_at[r] for rank r, and recv_bytes[r] from it. EXACT
+	// needs it. `unit` divides all of them: counts in units stay small.
+	AllToAllV uintptr
+	// optional: 0 = well; never waits
+	Poll uintptr
+	// optional: once, when nothing uses the comm any more
+	Release uintptr
+}
+
+// CommDesc mirrors moec_comm_desc.
+type CommDesc struct {
+	StructSize uint32
+	// flags: 0
+	Flags uint32
+	// 0 <= rank < size
+	Rank int32
+	// 0 <= rank < size
+	Size int32
+}
+
+// EpDesc mirrors moec_ep_desc.
+type EpDesc struct {
+	StructSize uint32
+	// moec_ep_flags
+	Flags uint32
+	// H; bound on T of one rank
+	Hidden int64
+	// H; bound on T of one rank
+	MaxTokens int64
+	// E, of all ranks together
+	NumExperts int32
+	// Z; their ids stay at home
+	NumZeroExperts int32
+	// K
+	TopK int32
+	// moec_ep_scheme
+	Scheme uint32
+	// of x: f32, f16, bf16
+	Dtype uint32
+	// of partial rows: dtype (0) or f32
+	PartialDtype uint32
+	// host [N+1], copied: 0 = b[0] < b[1] < .. = E; NULL = even
+	ExpertBegin uintptr
+	// ROWS: rows from one rank to another; 0 = max_tokens
+	PairRows int64
+	// moec_ep_overflow
+	Overflow uint32
+	// layer: the gradients of experts and their biases are this much; 0 = 1. 1/N beside the mean
+	// of DDP. d_y is scaled, and d_x back: exact for powers of two, else a rounding more of each
+	GradScale float32
+}
+
+// EpInfo mirrors moec_ep_info.
+type EpInfo struct {
+	StructSize uint32
+	Flags uint32
+	// moec_ep_scheme in use
+	Scheme uint32
+	// of this rank
+	ExpertBegin int32
+	// of this rank
+	ExpertEnd int32
+	Reserved0 uint32
+	// bound on the guests of a call
+	MaxGuests int64
+	// bytes of the device that the ep holds
+	Memory uint64
+}
+
+// EpArgs mirrors moec_ep_args.
+type EpArgs struct {
+	StructSize uint32
+	// flags: moec_ep_call_flags
+	Flags uint32
+	// T of no rank is larger; equal on all; 0 = max_tokens
+	Bound int64
+	// in [T,H]
+	X Tensor
+	// in [T,H], optional, on all ranks or none: goes with x
+	XBeside Tensor
+	// in [T,K] i32|i64; others than [0,E) go nowhere
+	ExpertIds Tensor
+	// in [T,K] f32, optional: absent = 1
+	RoutingWeights Tensor
+	// out [G,H] as x. Rows without an id may hold anything
+	Guests Tensor
+	// out [G,H], with x_beside
+	GuestsBeside Tensor
+	// out [G,K] i32; -1 = no expert of this rank
+	GuestIds Tensor
+	// out [G,K] f32
+	GuestWeights Tensor
+	// out [G,H] partial_dtype; combine reads what the caller wrote
+	Partial Tensor
+	// out: T of all ranks together
+	TotalTokens int64
+	// in [G,K] f32, optional, on all ranks or none
+	DGuestWeights Tensor
+	// out [T,H] dtype: the sum of partial rows; 0 without any
+	Y Tensor
+	// out [T,K] f32, with d_guest_weights; 0 where the id is no expert, or the row was dropped
+	DRoutingWeights Tensor
+}
+
+// EpState mirrors moec_ep_state.
+type EpState struct {
+	StructSize uint32
+	Flags uint32
+	// 0, or what broke the ep
+	Status int32
+	Reserved0 uint32
+	// dispatch and combine
+	Calls uint64
+	// ROWS: the pair_rows that would have dropped nothing
+	RowsNeeded int64
+	// ROWS: of all ranks
+	RowsDropped int64
+	// to and from other ranks
+	BytesSent uint64
+	// to and from other ranks
+	BytesReceived uint64
 }
 
 // Layout is what the C compiler says: bytes of a struct and offsets of its fields.
@@ -1031,7 +1240,7 @@ var Layouts = []Layout{
 	{GateGradArgs{}, 1168, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040}},
 	{RouteArgs{}, 1416, []uintptr{0, 4, 8, 136, 264, 392, 520, 648, 776, 904, 1032, 1160, 1288}},
 	{RouteGradArgs{}, 904, []uintptr{0, 4, 8, 136, 264, 392, 520, 648, 776}},
-	{LossArgs{}, 568, []uintptr{0, 4, 8, 12, 16, 24, 28, 32, 40, 48, 56, 184, 312, 440}},
+	{LossArgs{}, 576, []uintptr{0, 4, 8, 12, 16, 24, 28, 32, 40, 48, 56, 184, 312, 440, 568}},
 	{PlanDesc{}, 64, []uintptr{0, 4, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60}},
 	{PermuteArgs{}, 656, []uintptr{0, 4, 8, 16, 144, 272, 400, 528}},
 	{UnpermuteArgs{}, 528, []uintptr{0, 4, 8, 16, 144, 272, 400}},
@@ -1043,11 +1252,20 @@ var Layouts = []Layout{
 	{QuantiseDesc{}, 64, []uintptr{0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56}},
 	{QuantiseInfo{}, 152, []uintptr{0, 4, 8, 136, 144, 148}},
 	{QuantiseArgs{}, 296, []uintptr{0, 4, 8, 16, 144, 272, 280}},
+	{Factors{}, 264, []uintptr{0, 128, 256, 260}},
+	{Adapter{}, 1056, []uintptr{0, 264, 528, 792}},
+	{AdaptersDesc{}, 32, []uintptr{0, 4, 8, 12, 16, 24}},
 	{ExpertsDesc{}, 160, []uintptr{0, 4, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 104, 136, 140, 144, 148, 152, 156}},
-	{ExpertsArgs{}, 832, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816}},
-	{ExpertsGradArgs{}, 1360, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 560, 688, 816, 824, 832, 960, 1088, 1216, 1344}},
+	{ExpertsArgs{}, 968, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816, 832, 840}},
+	{ExpertsGradArgs{}, 1504, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 560, 688, 816, 824, 832, 960, 1088, 1216, 1344, 1360, 1368, 1496}},
 	{ExpertsSizes{}, 56, []uintptr{0, 4, 8, 24, 40}},
-	{LayerDesc{}, 40, []uintptr{0, 4, 8, 16, 24, 28, 32}},
-	{LayerArgs{}, 2624, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 928, 1056, 1184, 1312, 1440, 1568, 1696, 1824, 1952, 2080, 2208, 2336, 2464, 2592, 2608}},
-	{LayerGradArgs{}, 1712, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696}},
+	{LayerDesc{}, 48, []uintptr{0, 4, 8, 16, 24, 28, 32, 40}},
+	{LayerArgs{}, 2768, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 928, 1056, 1184, 1312, 1440, 1568, 1696, 1824, 1952, 2080, 2208, 2336, 2464, 2592, 2608, 2624, 2632, 2640}},
+	{LayerGradArgs{}, 1720, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696, 1712}},
+	{CommCallbacks{}, 56, []uintptr{0, 4, 8, 16, 24, 32, 40, 48}},
+	{CommDesc{}, 16, []uintptr{0, 4, 8, 12}},
+	{EpDesc{}, 72, []uintptr{0, 4, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68}},
+	{EpInfo{}, 40, []uintptr{0, 4, 8, 12, 16, 20, 24, 32}},
+	{EpArgs{}, 1560, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1168, 1176, 1304, 1432}},
+	{EpState{}, 56, []uintptr{0, 4, 8, 12, 16, 24, 32, 40, 48}},
 }

@@ -180,13 +180,27 @@ const MOEC_SAVE_INPUT = UInt32(1)
 const MOEC_SAVE_PREACT = UInt32(2)
 const MOEC_SAVE_ALL = UInt32(3)
 const MOEC_EXPERTS_SKIP_ABSENT = UInt32(1)
+const MOEC_COMM_DEVICE = UInt32(1)
+const MOEC_COMM_CAPTURE = UInt32(2)
+const MOEC_EP_AUTO = UInt32(0)
+const MOEC_EP_GATHER = UInt32(1)
+const MOEC_EP_PEER = UInt32(2)
+const MOEC_EP_ROWS = UInt32(3)
+const MOEC_EP_EXACT = UInt32(4)
+const MOEC_EP_FORWARD_ONLY = UInt32(1)
+const MOEC_EP_REPORT = UInt32(0)
+const MOEC_EP_DROP_BY_WEIGHT = UInt32(1)
+const MOEC_EP_ADD = UInt32(1)
 
 struct moec_context end
 struct moec_router end
 struct moec_plan end
 struct moec_weights end
+struct moec_adapters end
 struct moec_experts end
 struct moec_layer end
+struct moec_comm end
+struct moec_ep end
 
 "All-zero = absent; may start at any byte; lies where the device reaches it (E_DEVICE)."
 struct moec_buffer
@@ -790,6 +804,7 @@ Fields of `moec_loss_args`:
 - `token_mask`: in `[T]` u8|bool, optional: 0 = left out, in each layer
 - `loss`: out `[1]` f32 (forward)
 - `d_loss`: in `[1]` f32 (backward); absent = 1
+- `comm`: optional: the loss is of the tokens of all ranks, whose sums are added in rank order; each rank gets the same loss and the gradient of its own logits. Layers and options are equal on all; T may differ, counts are the rank's own. Collective; errors as moec_comm_sum
 """
 struct moec_loss_args
     struct_size::UInt32
@@ -806,9 +821,10 @@ struct moec_loss_args
     token_mask::moec_tensor
     loss::moec_tensor
     d_loss::moec_tensor
+    comm::Ptr{moec_comm}
 end
 moec_loss_args(;
-    struct_size = UInt32(568),
+    struct_size = UInt32(576),
     kind = UInt32(0),
     top_k = Int32(0),
     coefficient = Float32(0),
@@ -822,7 +838,8 @@ moec_loss_args(;
     token_mask = moec_tensor(),
     loss = moec_tensor(),
     d_loss = moec_tensor(),
-) = moec_loss_args(struct_size, kind, top_k, coefficient, seq_len, score, flags, logits, d_logits, count, counts, token_mask, loss, d_loss)
+    comm = C_NULL,
+) = moec_loss_args(struct_size, kind, top_k, coefficient, seq_len, score, flags, logits, d_logits, count, counts, token_mask, loss, d_loss, comm)
 
 """
 Fields of `moec_plan_desc`:
@@ -1168,6 +1185,71 @@ moec_quantise_args(;
 ) = moec_quantise_args(struct_size, flags, desc, source, codes, quant, workspace)
 
 """
+One term of one matrix [N,K] of every expert, or its gradients: y += scale * (x A^T) B^T; all-zero = absent. Strides may be any that are not negative, those of gradients any with a place for each element. f32, f16 or bf16, which the calls read rounded once to the dtype of x; gradients are f32 or of the type of their factor. Gradients of an expert without rows are 0; of one A for all experts they are summed in the order of the experts.
+
+- `a`: `[E,r,K]`, r 1 to 512; `[1,r,K]`, or a stride of 0 along E: of all experts
+- `b`: `[E,N,r]`
+- `scale`: alpha / r, or as it was trained: not 0. Of gradients: 0
+- `reserved`: 0
+"""
+struct moec_factors
+    a::moec_tensor
+    b::moec_tensor
+    scale::Float32
+    reserved::UInt32
+end
+moec_factors(;
+    a = moec_tensor(),
+    b = moec_tensor(),
+    scale = Float32(0),
+    reserved = UInt32(0),
+) = moec_factors(a, b, scale, reserved)
+
+"""
+Fields of `moec_adapter`:
+- `gate_up`: N = 2I, in the order of the adapters' gate_layout; K = H
+- `gate`: N = I, K = H
+- `up`: N = I, K = H
+- `down`: N = H, K = I
+"""
+struct moec_adapter
+    gate_up::moec_factors
+    gate::moec_factors
+    up::moec_factors
+    down::moec_factors
+end
+moec_adapter(;
+    gate_up = moec_factors(),
+    gate = moec_factors(),
+    up = moec_factors(),
+    down = moec_factors(),
+) = moec_adapter(gate_up, gate, up, down)
+
+"""
+Fields of `moec_adapters_desc`:
+- `num_experts`: El, as in the weights
+- `gate_layout`: of gate_up's N, need not be the weights'; SPLIT: no gate_up; NONE: up
+- `hidden`: H
+- `inter`: I
+"""
+struct moec_adapters_desc
+    struct_size::UInt32
+    flags::UInt32
+    num_experts::Int32
+    gate_layout::UInt32
+    hidden::Int64
+    inter::Int64
+end
+moec_adapters_desc(;
+    struct_size = UInt32(32),
+    flags = UInt32(0),
+    num_experts = Int32(0),
+    gate_layout = UInt32(0),
+    hidden = Int64(0),
+    inter = Int64(0),
+) = moec_adapters_desc(struct_size, flags, num_experts, gate_layout, hidden, inter)
+
+"""
 Fields of `moec_experts_desc`:
 - `hidden`: H
 - `inter`: I
@@ -1244,6 +1326,8 @@ Fields of `moec_experts_args`:
 - `y`: out `[T,H]`
 - `saved`: out, unless SAVE_NONE; written in full. At an address that is no multiple of 4 it takes scratch of its size besides any workspace, in backward, too
 - `workspace`: absent = the context's
+- `adapters`: of the routed experts; NULL = none
+- `adapter_ids`: in `[T]` i32, optional: the only adapter of each token, an index into what is bound; any other number = none
 """
 struct moec_experts_args
     struct_size::UInt32
@@ -1259,9 +1343,11 @@ struct moec_experts_args
     y::moec_tensor
     saved::moec_buffer
     workspace::moec_buffer
+    adapters::Ptr{moec_adapters}
+    adapter_ids::moec_tensor
 end
 moec_experts_args(;
-    struct_size = UInt32(832),
+    struct_size = UInt32(968),
     flags = UInt32(0),
     plan = C_NULL,
     weights = C_NULL,
@@ -1274,7 +1360,9 @@ moec_experts_args(;
     y = moec_tensor(),
     saved = moec_buffer(),
     workspace = moec_buffer(),
-) = moec_experts_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, output_bias, residual, y, saved, workspace)
+    adapters = C_NULL,
+    adapter_ids = moec_tensor(),
+) = moec_experts_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, output_bias, residual, y, saved, workspace, adapters, adapter_ids)
 
 """
 Fields of `moec_experts_grad_args`:
@@ -1292,6 +1380,9 @@ Fields of `moec_experts_grad_args`:
 - `d_shared_gate_bias`: out, f32 or dtype of x
 - `d_output_bias`: out, f32 or dtype of x
 - `d_residual`: out `[T,H]`
+- `adapters`: in, as forward
+- `adapter_ids`: in `[T]` i32, optional: the only adapter of each token, an index into what is bound; any other number = none
+- `d_adapters`: out, optional: the gradients of as many adapters as are bound, each factor where it is given
 """
 struct moec_experts_grad_args
     struct_size::UInt32
@@ -1313,9 +1404,12 @@ struct moec_experts_grad_args
     d_output_bias::moec_tensor
     d_residual::moec_tensor
     workspace::moec_buffer
+    adapters::Ptr{moec_adapters}
+    adapter_ids::moec_tensor
+    d_adapters::Ptr{moec_adapter}
 end
 moec_experts_grad_args(;
-    struct_size = UInt32(1360),
+    struct_size = UInt32(1504),
     flags = UInt32(0),
     plan = C_NULL,
     weights = C_NULL,
@@ -1334,7 +1428,10 @@ moec_experts_grad_args(;
     d_output_bias = moec_tensor(),
     d_residual = moec_tensor(),
     workspace = moec_buffer(),
-) = moec_experts_grad_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, d_y, saved, d_x, d_routing_weights, d_expert_weights, d_shared_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual, workspace)
+    adapters = C_NULL,
+    adapter_ids = moec_tensor(),
+    d_adapters = C_NULL,
+) = moec_experts_grad_args(struct_size, flags, plan, weights, shared_weights, x, shared_gate, shared_gate_bias, d_y, saved, d_x, d_routing_weights, d_expert_weights, d_shared_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual, workspace, adapters, adapter_ids, d_adapters)
 
 struct moec_experts_sizes
     struct_size::UInt32
@@ -1357,6 +1454,7 @@ gate -> route -> plan -> experts in one call, with one saved buffer; the descrip
 - `experts`: num_experts, num_zero_experts, top_k as in the router
 - `drop`: moec_drop
 - `capacity_factor`: as in moec_plan_desc
+- `ep`: optional: the experts lie on the ep's ranks, section 11
 """
 struct moec_layer_desc
     struct_size::UInt32
@@ -1366,16 +1464,18 @@ struct moec_layer_desc
     drop::UInt32
     capacity_factor::Float32
     capacity::Int64
+    ep::Ptr{moec_ep}
 end
 moec_layer_desc(;
-    struct_size = UInt32(40),
+    struct_size = UInt32(48),
     flags = UInt32(0),
     router = C_NULL,
     experts = C_NULL,
     drop = UInt32(0),
     capacity_factor = Float32(0),
     capacity = Int64(0),
-) = moec_layer_desc(struct_size, flags, router, experts, drop, capacity_factor, capacity)
+    ep = C_NULL,
+) = moec_layer_desc(struct_size, flags, router, experts, drop, capacity_factor, capacity, ep)
 
 """
 Fields of `moec_layer_args`:
@@ -1402,6 +1502,9 @@ Fields of `moec_layer_args`:
 - `counts`: out `[E+Z]` i32|i64, optional: as moec_route_args
 - `saved`: out, unless SAVE_NONE
 - `workspace`: absent = the context's
+- `bound`: with an ep: as in moec_ep_args; else 0
+- `adapters`: of the routed experts; NULL = none
+- `adapter_ids`: in `[T]` i32, optional: the only adapter of each token, an index into what is bound; any other number = none
 """
 struct moec_layer_args
     struct_size::UInt32
@@ -1431,9 +1534,12 @@ struct moec_layer_args
     counts::moec_tensor
     saved::moec_buffer
     workspace::moec_buffer
+    bound::Int64
+    adapters::Ptr{moec_adapters}
+    adapter_ids::moec_tensor
 end
 moec_layer_args(;
-    struct_size = UInt32(2624),
+    struct_size = UInt32(2768),
     flags = UInt32(0),
     rng_offset = UInt64(0),
     weights = C_NULL,
@@ -1460,7 +1566,10 @@ moec_layer_args(;
     counts = moec_tensor(),
     saved = moec_buffer(),
     workspace = moec_buffer(),
-) = moec_layer_args(struct_size, flags, rng_offset, weights, shared_weights, x, router_x, gate_weight, gate_bias, input_scale, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, shared_gate, shared_gate_bias, output_bias, residual, y, logits, expert_ids, routing_weights, counts, saved, workspace)
+    bound = Int64(0),
+    adapters = C_NULL,
+    adapter_ids = moec_tensor(),
+) = moec_layer_args(struct_size, flags, rng_offset, weights, shared_weights, x, router_x, gate_weight, gate_bias, input_scale, select_bias, per_expert_scale, token_mask, table, token_ids, given_ids, shared_gate, shared_gate_bias, output_bias, residual, y, logits, expert_ids, routing_weights, counts, saved, workspace, bound, adapters, adapter_ids)
 
 """
 Fields of `moec_layer_grad_args`:
@@ -1482,6 +1591,7 @@ Fields of `moec_layer_grad_args`:
 - `d_residual`: out
 - `d_routing_weights`: out `[T,K]` f32, optional
 - `workspace`: absent = the context's
+- `d_adapters`: out, optional: as moec_experts_grad_args
 """
 struct moec_layer_grad_args
     struct_size::UInt32
@@ -1503,9 +1613,10 @@ struct moec_layer_grad_args
     d_residual::moec_tensor
     d_routing_weights::moec_tensor
     workspace::moec_buffer
+    d_adapters::Ptr{moec_adapter}
 end
 moec_layer_grad_args(;
-    struct_size = UInt32(1712),
+    struct_size = UInt32(1720),
     flags = UInt32(0),
     forward = C_NULL,
     d_y = moec_tensor(),
@@ -1524,7 +1635,223 @@ moec_layer_grad_args(;
     d_residual = moec_tensor(),
     d_routing_weights = moec_tensor(),
     workspace = moec_buffer(),
-) = moec_layer_grad_args(struct_size, flags, forward, d_y, d_logits_in, d_x, d_router_x, d_gate_weight, d_gate_bias, d_input_scale, d_per_expert_scale, d_expert_weights, d_shared_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual, d_routing_weights, workspace)
+    d_adapters = C_NULL,
+) = moec_layer_grad_args(struct_size, flags, forward, d_y, d_logits_in, d_x, d_router_x, d_gate_weight, d_gate_bias, d_input_scale, d_per_expert_scale, d_expert_weights, d_shared_weights, d_shared_gate, d_shared_gate_bias, d_output_bias, d_residual, d_routing_weights, workspace, d_adapters)
+
+"""
+Each returns 0, or MOEC_E_TIMEOUT where its deadline passed, or another value but 0 on failure. They may not call moec. `send` and `recv` never overlap; bytes may be 0.
+
+- `flags`: moec_comm_flags
+- `all_gather`: recv `[N]``[bytes]` = the `send` `[bytes]` of each rank. Required.
+- `all_to_all`: recv`[r]` = entry `[this rank]` of the `send` `[N]``[bytes]` of rank r. Required.
+- `all_to_all_v`: The same, with send_bytes`[r]` at byte send_at`[r]` for rank r, and recv_bytes`[r]` from it. EXACT needs it. `unit` divides all of them: counts in units stay small.
+- `poll`: optional: 0 = well; never waits
+- `release`: optional: once, when nothing uses the comm any more
+"""
+struct moec_comm_callbacks
+    struct_size::UInt32
+    flags::UInt32
+    user::Ptr{Cvoid}
+    all_gather::Ptr{Cvoid}
+    all_to_all::Ptr{Cvoid}
+    all_to_all_v::Ptr{Cvoid}
+    poll::Ptr{Cvoid}
+    release::Ptr{Cvoid}
+end
+moec_comm_callbacks(;
+    struct_size = UInt32(56),
+    flags = UInt32(0),
+    user = C_NULL,
+    all_gather = C_NULL,
+    all_to_all = C_NULL,
+    all_to_all_v = C_NULL,
+    poll = C_NULL,
+    release = C_NULL,
+) = moec_comm_callbacks(struct_size, flags, user, all_gather, all_to_all, all_to_all_v, poll, release)
+
+"""
+Fields of `moec_comm_desc`:
+- `flags`: flags: 0
+- `rank`: 0 <= rank < size
+- `size`: 0 <= rank < size
+"""
+struct moec_comm_desc
+    struct_size::UInt32
+    flags::UInt32
+    rank::Int32
+    size::Int32
+end
+moec_comm_desc(;
+    struct_size = UInt32(16),
+    flags = UInt32(0),
+    rank = Int32(0),
+    size = Int32(0),
+) = moec_comm_desc(struct_size, flags, rank, size)
+
+"""
+Fields of `moec_ep_desc`:
+- `flags`: moec_ep_flags
+- `hidden`: H; bound on T of one rank
+- `max_tokens`: H; bound on T of one rank
+- `num_experts`: E, of all ranks together
+- `num_zero_experts`: Z; their ids stay at home
+- `top_k`: K
+- `scheme`: moec_ep_scheme
+- `dtype`: of x: f32, f16, bf16
+- `partial_dtype`: of partial rows: dtype (0) or f32
+- `expert_begin`: host `[N+1]`, copied: 0 = b`[0]` < b`[1]` < .. = E; NULL = even
+- `pair_rows`: ROWS: rows from one rank to another; 0 = max_tokens
+- `overflow`: moec_ep_overflow
+- `grad_scale`: layer: the gradients of experts and their biases are this much; 0 = 1. 1/N beside the mean of DDP. d_y is scaled, and d_x back: exact for powers of two, else a rounding more of each
+"""
+struct moec_ep_desc
+    struct_size::UInt32
+    flags::UInt32
+    hidden::Int64
+    max_tokens::Int64
+    num_experts::Int32
+    num_zero_experts::Int32
+    top_k::Int32
+    scheme::UInt32
+    dtype::UInt32
+    partial_dtype::UInt32
+    expert_begin::Ptr{Int32}
+    pair_rows::Int64
+    overflow::UInt32
+    grad_scale::Float32
+end
+moec_ep_desc(;
+    struct_size = UInt32(72),
+    flags = UInt32(0),
+    hidden = Int64(0),
+    max_tokens = Int64(0),
+    num_experts = Int32(0),
+    num_zero_experts = Int32(0),
+    top_k = Int32(0),
+    scheme = UInt32(0),
+    dtype = UInt32(0),
+    partial_dtype = UInt32(0),
+    expert_begin = C_NULL,
+    pair_rows = Int64(0),
+    overflow = UInt32(0),
+    grad_scale = Float32(0),
+) = moec_ep_desc(struct_size, flags, hidden, max_tokens, num_experts, num_zero_experts, top_k, scheme, dtype, partial_dtype, expert_begin, pair_rows, overflow, grad_scale)
+
+"""
+Fields of `moec_ep_info`:
+- `scheme`: moec_ep_scheme in use
+- `expert_begin`: of this rank
+- `expert_end`: of this rank
+- `max_guests`: bound on the guests of a call
+- `memory`: bytes of the device that the ep holds
+"""
+struct moec_ep_info
+    struct_size::UInt32
+    flags::UInt32
+    scheme::UInt32
+    expert_begin::Int32
+    expert_end::Int32
+    reserved0::UInt32
+    max_guests::Int64
+    memory::UInt64
+end
+moec_ep_info(;
+    struct_size = UInt32(40),
+    flags = UInt32(0),
+    scheme = UInt32(0),
+    expert_begin = Int32(0),
+    expert_end = Int32(0),
+    reserved0 = UInt32(0),
+    max_guests = Int64(0),
+    memory = UInt64(0),
+) = moec_ep_info(struct_size, flags, scheme, expert_begin, expert_end, reserved0, max_guests, memory)
+
+"""
+Fields of `moec_ep_args`:
+- `flags`: flags: moec_ep_call_flags
+- `bound`: T of no rank is larger; equal on all; 0 = max_tokens
+- `x`: in `[T,H]`
+- `x_beside`: in `[T,H]`, optional, on all ranks or none: goes with x
+- `expert_ids`: in `[T,K]` i32|i64; others than [0,E) go nowhere
+- `routing_weights`: in `[T,K]` f32, optional: absent = 1
+- `guests`: out `[G,H]` as x. Rows without an id may hold anything
+- `guests_beside`: out `[G,H]`, with x_beside
+- `guest_ids`: out `[G,K]` i32; -1 = no expert of this rank
+- `guest_weights`: out `[G,K]` f32
+- `partial`: out `[G,H]` partial_dtype; combine reads what the caller wrote
+- `total_tokens`: out: T of all ranks together
+- `d_guest_weights`: in `[G,K]` f32, optional, on all ranks or none
+- `y`: out `[T,H]` dtype: the sum of partial rows; 0 without any
+- `d_routing_weights`: out `[T,K]` f32, with d_guest_weights; 0 where the id is no expert, or the row was dropped
+"""
+struct moec_ep_args
+    struct_size::UInt32
+    flags::UInt32
+    bound::Int64
+    x::moec_tensor
+    x_beside::moec_tensor
+    expert_ids::moec_tensor
+    routing_weights::moec_tensor
+    guests::moec_tensor
+    guests_beside::moec_tensor
+    guest_ids::moec_tensor
+    guest_weights::moec_tensor
+    partial::moec_tensor
+    total_tokens::Int64
+    d_guest_weights::moec_tensor
+    y::moec_tensor
+    d_routing_weights::moec_tensor
+end
+moec_ep_args(;
+    struct_size = UInt32(1560),
+    flags = UInt32(0),
+    bound = Int64(0),
+    x = moec_tensor(),
+    x_beside = moec_tensor(),
+    expert_ids = moec_tensor(),
+    routing_weights = moec_tensor(),
+    guests = moec_tensor(),
+    guests_beside = moec_tensor(),
+    guest_ids = moec_tensor(),
+    guest_weights = moec_tensor(),
+    partial = moec_tensor(),
+    total_tokens = Int64(0),
+    d_guest_weights = moec_tensor(),
+    y = moec_tensor(),
+    d_routing_weights = moec_tensor(),
+) = moec_ep_args(struct_size, flags, bound, x, x_beside, expert_ids, routing_weights, guests, guests_beside, guest_ids, guest_weights, partial, total_tokens, d_guest_weights, y, d_routing_weights)
+
+"""
+Fields of `moec_ep_state`:
+- `status`: 0, or what broke the ep
+- `calls`: dispatch and combine
+- `rows_needed`: ROWS: the pair_rows that would have dropped nothing
+- `rows_dropped`: ROWS: of all ranks
+- `bytes_sent`: to and from other ranks
+- `bytes_received`: to and from other ranks
+"""
+struct moec_ep_state
+    struct_size::UInt32
+    flags::UInt32
+    status::Int32
+    reserved0::UInt32
+    calls::UInt64
+    rows_needed::Int64
+    rows_dropped::Int64
+    bytes_sent::UInt64
+    bytes_received::UInt64
+end
+moec_ep_state(;
+    struct_size = UInt32(56),
+    flags = UInt32(0),
+    status = Int32(0),
+    reserved0 = UInt32(0),
+    calls = UInt64(0),
+    rows_needed = Int64(0),
+    rows_dropped = Int64(0),
+    bytes_sent = UInt64(0),
+    bytes_received = UInt64(0),
+) = moec_ep_state(struct_size, flags, status, reserved0, calls, rows_needed, rows_dropped, bytes_sent, bytes_received)
 
 # (struct, bytes, field offsets) as the C compiler lays them out; asserted by the tests
 const LAYOUT = (
@@ -1545,7 +1872,7 @@ const LAYOUT = (
     (moec_gate_grad_args, 1168, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040,)),
     (moec_route_args, 1416, (0, 4, 8, 136, 264, 392, 520, 648, 776, 904, 1032, 1160, 1288,)),
     (moec_route_grad_args, 904, (0, 4, 8, 136, 264, 392, 520, 648, 776,)),
-    (moec_loss_args, 568, (0, 4, 8, 12, 16, 24, 28, 32, 40, 48, 56, 184, 312, 440,)),
+    (moec_loss_args, 576, (0, 4, 8, 12, 16, 24, 28, 32, 40, 48, 56, 184, 312, 440, 568,)),
     (moec_plan_desc, 64, (0, 4, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60,)),
     (moec_permute_args, 656, (0, 4, 8, 16, 144, 272, 400, 528,)),
     (moec_unpermute_args, 528, (0, 4, 8, 16, 144, 272, 400,)),
@@ -1557,13 +1884,22 @@ const LAYOUT = (
     (moec_quantise_desc, 64, (0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56,)),
     (moec_quantise_info, 152, (0, 4, 8, 136, 144, 148,)),
     (moec_quantise_args, 296, (0, 4, 8, 16, 144, 272, 280,)),
+    (moec_factors, 264, (0, 128, 256, 260,)),
+    (moec_adapter, 1056, (0, 264, 528, 792,)),
+    (moec_adapters_desc, 32, (0, 4, 8, 12, 16, 24,)),
     (moec_experts_desc, 160, (0, 4, 8, 16, 24, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 104, 136, 140, 144, 148, 152, 156,)),
-    (moec_experts_args, 832, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816,)),
-    (moec_experts_grad_args, 1360, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 560, 688, 816, 824, 832, 960, 1088, 1216, 1344,)),
+    (moec_experts_args, 968, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 816, 832, 840,)),
+    (moec_experts_grad_args, 1504, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 560, 688, 816, 824, 832, 960, 1088, 1216, 1344, 1360, 1368, 1496,)),
     (moec_experts_sizes, 56, (0, 4, 8, 24, 40,)),
-    (moec_layer_desc, 40, (0, 4, 8, 16, 24, 28, 32,)),
-    (moec_layer_args, 2624, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 928, 1056, 1184, 1312, 1440, 1568, 1696, 1824, 1952, 2080, 2208, 2336, 2464, 2592, 2608,)),
-    (moec_layer_grad_args, 1712, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696,)),
+    (moec_layer_desc, 48, (0, 4, 8, 16, 24, 28, 32, 40,)),
+    (moec_layer_args, 2768, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 928, 1056, 1184, 1312, 1440, 1568, 1696, 1824, 1952, 2080, 2208, 2336, 2464, 2592, 2608, 2624, 2632, 2640,)),
+    (moec_layer_grad_args, 1720, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696, 1712,)),
+    (moec_comm_callbacks, 56, (0, 4, 8, 16, 24, 32, 40, 48,)),
+    (moec_comm_desc, 16, (0, 4, 8, 12,)),
+    (moec_ep_desc, 72, (0, 4, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68,)),
+    (moec_ep_info, 40, (0, 4, 8, 12, 16, 20, 24, 32,)),
+    (moec_ep_args, 1560, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1168, 1176, 1304, 1432,)),
+    (moec_ep_state, 56, (0, 4, 8, 12, 16, 24, 32, 40, 48,)),
 )
 
 "Version of the running library: major << 22 | minor << 12 | patch."
@@ -1838,6 +2174,26 @@ moec_quantise_query(context, desc, info, quant) =
 moec_quantise(context, args, stream) =
     @ccall LIB.moec_quantise(context::Ptr{moec_context}, args::Ptr{moec_quantise_args}, stream::Ptr{Cvoid})::Int32
 
+"Makes an empty set of adapters for any context on the same device. Host only."
+moec_adapters_create(context, desc, out) =
+    @ccall LIB.moec_adapters_create(context::Ptr{moec_context}, desc::Ptr{moec_adapters_desc}, out::Ptr{Ptr{moec_adapters}})::Int32
+
+"Drops the caller's reference."
+moec_adapters_free(adapters) =
+    @ccall LIB.moec_adapters_free(adapters::Ptr{moec_adapters})::Cvoid
+
+"Borrows the factors of `count` adapters, 1 to 256, in the place of those that were bound before; the structs are copied. The caller keeps the memory alive and may change its values. Calls add up all of them. Host only."
+moec_adapters_bind(adapters, list, count) =
+    @ccall LIB.moec_adapters_bind(adapters::Ptr{moec_adapters}, list::Ptr{moec_adapter}, count::Int32)::Int32
+
+"Adds scale B A of all that is bound to the bound matrices of plain weights: sums in fp32, one rounding to the dtype of the weights (on CUDA one for each 16 adapters). unmerge subtracts it, which gives the values before back only up to that rounding. A packed copy is not changed: moec_weights_refresh reads the matrices again. Queues. E_UNSUPPORTED: quantised matrices; E_ALIAS: a matrix overlaps a factor."
+moec_adapters_merge(adapters, weights, stream) =
+    @ccall LIB.moec_adapters_merge(adapters::Ptr{moec_adapters}, weights::Ptr{moec_weights}, stream::Ptr{Cvoid})::Int32
+
+"As moec_adapters_merge, with the sign turned."
+moec_adapters_unmerge(adapters, weights, stream) =
+    @ccall LIB.moec_adapters_unmerge(adapters::Ptr{moec_adapters}, weights::Ptr{moec_weights}, stream::Ptr{Cvoid})::Int32
+
 "Makes experts, which never change; kernels are chosen here by device, type and shape, never by timing. Queues nothing. E_UNSUPPORTED names a legal combination that is not implemented."
 moec_experts_create(context, desc, out) =
     @ccall LIB.moec_experts_create(context::Ptr{moec_context}, desc::Ptr{moec_experts_desc}, out::Ptr{Ptr{moec_experts}})::Int32
@@ -1849,6 +2205,10 @@ moec_experts_free(experts) =
 "Exact bytes for T tokens, whatever the routing. Host only."
 moec_experts_query(experts, out) =
     @ccall LIB.moec_experts_query(experts::Ptr{moec_experts}, out::Ptr{moec_experts_sizes})::Int32
+
+"The same for calls with adapters as they are bound now. Host only."
+moec_experts_query_adapters(experts, adapters, out) =
+    @ccall LIB.moec_experts_query_adapters(experts::Ptr{moec_experts}, adapters::Ptr{moec_adapters}, out::Ptr{moec_experts_sizes})::Int32
 
 "y [T,H] = residual + output_scale * sum_k w[t,k] expert(x[t]) + output_bias + shared(x[t]), of the experts of the local range. Queues; takes scratch. E_WORKSPACE: `saved`, too."
 moec_experts_forward(experts, args, stream) =
@@ -1874,6 +2234,10 @@ moec_layer_free(layer) =
 moec_layer_query(layer, out) =
     @ccall LIB.moec_layer_query(layer::Ptr{moec_layer}, out::Ptr{moec_experts_sizes})::Int32
 
+"The same for calls with adapters as they are bound now. Host only."
+moec_layer_query_adapters(layer, adapters, out) =
+    @ccall LIB.moec_layer_query_adapters(layer::Ptr{moec_layer}, adapters::Ptr{moec_adapters}, out::Ptr{moec_experts_sizes})::Int32
+
 "y [T,H] from x [T,H]: moec_gate_forward, moec_route_forward, moec_plan_from_topk and moec_experts_forward with one workspace. Queues; takes scratch. E_WORKSPACE: `saved`, too."
 moec_layer_forward(layer, args, stream) =
     @ccall LIB.moec_layer_forward(layer::Ptr{moec_layer}, args::Ptr{moec_layer_args}, stream::Ptr{Cvoid})::Int32
@@ -1885,3 +2249,43 @@ moec_layer_backward(layer, args, stream) =
 "As moec_experts_describe, with the bytes of the layer."
 moec_layer_describe(layer, weights, num_tokens, buffer, bytes, need) =
     @ccall LIB.moec_layer_describe(layer::Ptr{moec_layer}, weights::Ptr{moec_weights}, num_tokens::Int64, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
+
+"Makes a communicator from callbacks, which are copied. Host only; not collective. E_UNSUPPORTED: on CUDA, whose contexts have no expert parallelism yet, and callbacks that take device memory."
+moec_comm_create(context, desc, callbacks, out) =
+    @ccall LIB.moec_comm_create(context::Ptr{moec_context}, desc::Ptr{moec_comm_desc}, callbacks::Ptr{moec_comm_callbacks}, out::Ptr{Ptr{moec_comm}})::Int32
+
+"Drops the caller's reference; the last one calls `release`. Not collective."
+moec_comm_free(comm) =
+    @ccall LIB.moec_comm_free(comm::Ptr{moec_comm})::Cvoid
+
+"in_out [any shape] f32|i32|i64 = the sum over all ranks, in rank order: counts for moec_router_bias_update, gradients of what all ranks share. Collective; waits; takes scratch of N times its bytes. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above."
+moec_comm_sum(comm, in_out, stream) =
+    @ccall LIB.moec_comm_sum(comm::Ptr{moec_comm}, in_out::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"Makes an ep. Collective; waits; allocates moec_ep_info.memory, this once. E_UNSUPPORTED: the scheme needs what the comm lacks. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above; E_COMM also where another rank cannot allocate."
+moec_ep_create(comm, desc, out) =
+    @ccall LIB.moec_ep_create(comm::Ptr{moec_comm}, desc::Ptr{moec_ep_desc}, out::Ptr{Ptr{moec_ep}})::Int32
+
+"Drops the caller's reference; the last one gives its memory back. Not collective."
+moec_ep_free(ep) =
+    @ccall LIB.moec_ep_free(ep::Ptr{moec_ep})::Cvoid
+
+"Scheme, range, bytes. Host only."
+moec_ep_query(ep, out) =
+    @ccall LIB.moec_ep_query(ep::Ptr{moec_ep}, out::Ptr{moec_ep_info})::Int32
+
+"JSON: the scheme and why, ranks, ranges, bytes. *need counts the final NUL; buffer may be NULL. Host only. E_WORKSPACE: the buffer is too small; *need is set."
+moec_ep_describe(ep, buffer, bytes, need) =
+    @ccall LIB.moec_ep_describe(ep::Ptr{moec_ep}, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
+
+"Sends each token to the ranks of its experts, and sets the `out` views of args. Also the backward of combine: x = d_y. Collective; waits; allocates nothing. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above."
+moec_ep_dispatch(ep, args, stream) =
+    @ccall LIB.moec_ep_dispatch(ep::Ptr{moec_ep}, args::Ptr{moec_ep_args}, stream::Ptr{Cvoid})::Int32
+
+"Sends the partial rows of the last dispatch home: y [T,H] is their sum. Also the backward of dispatch: y = d_x, and d_guest_weights [G,K] to d_routing_weights [T,K]. T is the dispatch's. Collective; waits; allocates nothing. E_INVALID_STATE: there was no dispatch. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above."
+moec_ep_combine(ep, args, stream) =
+    @ccall LIB.moec_ep_combine(ep::Ptr{moec_ep}, args::Ptr{moec_ep_args}, stream::Ptr{Cvoid})::Int32
+
+"Counters, and whether the comm is well. Never waits."
+moec_ep_poll(ep, out) =
+    @ccall LIB.moec_ep_poll(ep::Ptr{moec_ep}, out::Ptr{moec_ep_state})::Int32

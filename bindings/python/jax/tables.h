@@ -23,6 +23,7 @@ inline constexpr Field<moec_layer_args> kLayerInputs[] = {
     {"shared_gate_bias", &moec_layer_args::shared_gate_bias},
     {"output_bias", &moec_layer_args::output_bias},
     {"residual", &moec_layer_args::residual},
+    {"adapter_ids", &moec_layer_args::adapter_ids},
 };
 inline constexpr Field<moec_layer_args> kLayerOutputs[] = {
     {"y", &moec_layer_args::y},
@@ -54,6 +55,7 @@ inline constexpr Field<moec_experts_args> kExpertsInputs[] = {
     {"shared_gate_bias", &moec_experts_args::shared_gate_bias},
     {"output_bias", &moec_experts_args::output_bias},
     {"residual", &moec_experts_args::residual},
+    {"adapter_ids", &moec_experts_args::adapter_ids},
 };
 inline constexpr Field<moec_experts_args> kExpertsOutputs[] = {
     {"y", &moec_experts_args::y},
@@ -63,6 +65,7 @@ inline constexpr Field<moec_experts_grad_args> kExpertsGradInputs[] = {
     {"shared_gate", &moec_experts_grad_args::shared_gate},
     {"shared_gate_bias", &moec_experts_grad_args::shared_gate_bias},
     {"d_y", &moec_experts_grad_args::d_y},
+    {"adapter_ids", &moec_experts_grad_args::adapter_ids},
 };
 inline constexpr Field<moec_experts_grad_args> kExpertsGradients[] = {
     {"x", &moec_experts_grad_args::d_x},

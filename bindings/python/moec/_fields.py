@@ -42,18 +42,21 @@ INPUTS: dict[str, tuple[str, ...]] = {
         "source",
     ),
     "moec_experts_args": (
-        "x", "shared_gate", "shared_gate_bias", "output_bias", "residual"
+        "x", "shared_gate", "shared_gate_bias", "output_bias", "residual", "adapter_ids"
     ),
     "moec_experts_grad_args": (
-        "x", "shared_gate", "shared_gate_bias", "d_y"
+        "x", "shared_gate", "shared_gate_bias", "d_y", "adapter_ids"
     ),
     "moec_layer_args": (
         "x", "router_x", "gate_weight", "gate_bias", "input_scale", "select_bias",
         "per_expert_scale", "token_mask", "table", "token_ids", "given_ids", "shared_gate",
-        "shared_gate_bias", "output_bias", "residual"
+        "shared_gate_bias", "output_bias", "residual", "adapter_ids"
     ),
     "moec_layer_grad_args": (
         "d_y", "d_logits_in"
+    ),
+    "moec_ep_args": (
+        "x", "x_beside", "expert_ids", "routing_weights", "d_guest_weights"
     ),
 }
 """struct -> the arrays that its call reads"""
@@ -119,6 +122,9 @@ class ExpertsInputs(TypedDict, total=False):
     """[H], optional; dtype of x or f32"""
     residual: Array | None
     """[T,H], optional: added; may be y itself"""
+    adapter_ids: Array | None
+    """[T] i32, optional: the only adapter of each token, an index into what is bound; any other
+    number = none"""
 
 
 class LayerInputs(TypedDict, total=False):
@@ -151,6 +157,9 @@ class LayerInputs(TypedDict, total=False):
     """[H], optional; dtype of x or f32"""
     residual: Array | None
     """[T,H], optional: added; may be y itself"""
+    adapter_ids: Array | None
+    """[T] i32, optional: the only adapter of each token, an index into what is bound; any other
+    number = none"""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -45,6 +45,9 @@ calls! {
             output_bias,
             /// `moec_experts_args.residual`: `[T,H]`, optional: added; may be y itself
             residual,
+            /// `moec_experts_args.adapter_ids`: `[T]` i32, optional: the only adapter of each
+            /// token, an index into what is bound; any other number = none
+            adapter_ids,
         }
         write {
             /// `moec_experts_args.y`: `[T,H]`
@@ -83,6 +86,9 @@ calls! {
             shared_gate_bias,
             /// `moec_experts_grad_args.d_y`: `[T,H]`
             d_y,
+            /// `moec_experts_grad_args.adapter_ids`: `[T]` i32, optional: the only adapter of each
+            /// token, an index into what is bound; any other number = none
+            adapter_ids,
         }
         write {
             /// `moec_experts_grad_args.d_x`: `[T,H]`; absent = skipped, as each output
@@ -160,6 +166,9 @@ calls! {
             output_bias,
             /// `moec_layer_args.residual`: `[T,H]`, optional: added; may be y itself
             residual,
+            /// `moec_layer_args.adapter_ids`: `[T]` i32, optional: the only adapter of each token,
+            /// an index into what is bound; any other number = none
+            adapter_ids,
         }
         write {
             /// `moec_layer_args.y`: `[T,H]`
@@ -177,6 +186,8 @@ calls! {
             /// `moec_layer_args.rng_offset`: jitter counter of element (0,0); element (t,h) uses +
             /// t*H + h
             rng_offset: u64,
+            /// `moec_layer_args.bound`: with an ep: as in `moec_ep_args`; else 0
+            bound: i64,
         }
         handle {
             /// `moec_layer_args.weights`
