@@ -7,6 +7,19 @@
 using namespace moec;
 using namespace moec::capi;
 
+namespace {
+
+// A set with the structs of its matrices, which go to `quants`.
+moec_weight_set read_set(const moec_weight_set* set, const char* name, moec_quant (&quants)[4]) {
+  moec_weight_set own = read_sized(set, name, 2);
+  moec_quant* next = quants;
+  for (moec_matrix* matrix : {&own.gate_up, &own.gate, &own.up, &own.down})
+    matrix->quant = read_optional(matrix->quant, *next++, "set.quant", 2);
+  return own;
+}
+
+}  // namespace
+
 moec_status moec_weights_create(const moec_context* context, const moec_weights_desc* desc,
                                 moec_weights** out) {
   return guard(__func__, [&] {
@@ -22,12 +35,8 @@ void moec_weights_free(moec_weights* weights) {
 
 moec_status moec_weights_bind(moec_weights* weights, const moec_weight_set* set) {
   return guard(__func__, [&] {
-    moec_weight_set own = read_sized(set, "set", 2);
     moec_quant quants[4];
-    moec_quant* next = quants;
-    for (moec_matrix* matrix : {&own.gate_up, &own.gate, &own.up, &own.down})
-      matrix->quant = read_optional(matrix->quant, *next++, "set.quant", 2);
-    self<Weights>(weights, "weights").bind(own);
+    self<Weights>(weights, "weights").bind(read_set(set, "set", quants));
   });
 }
 
@@ -59,6 +68,14 @@ moec_status moec_weights_dequantise(const moec_weights* weights, uint32_t matrix
 
 moec_status moec_weights_release_source(moec_weights* weights) {
   return guard(__func__, [&] { self<Weights>(weights, "weights").release_source(); });
+}
+
+moec_status moec_weights_unpack(const moec_weights* weights, const moec_weight_set* to,
+                                moec_stream stream) {
+  return guard(__func__, [&] {
+    moec_quant quants[4];
+    self<Weights>(weights, "weights").unpack(read_set(to, "to", quants), stream);
+  });
 }
 
 moec_status moec_weights_save_sync(const moec_weights* weights, const char* path) {

@@ -107,6 +107,17 @@ class Backend {
   virtual PackedForm packed_form(const WeightsView& weights) const = 0;
   virtual void pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                             moec_stream stream) const = 0;
+  // How weights are read once `packed` holds their copy.
+  virtual WeightsView packed_view(const WeightsView& weights, const void* packed,
+                                  uint64_t /*bytes*/) const {
+    WeightsView view = weights;
+    view.packed = packed;
+    return view;
+  }
+  // The tensors of such weights to those of `to`, bound like them.
+  virtual void unpack_weights(const WeightsView&, const WeightsView& /*to*/, moec_stream) const {
+    MOEC_FAIL(MOEC_E_UNSUPPORTED, "weights have no packed form on %s", name());
+  }
   // Of bound weights.
   virtual void weight_values(const ValuesArgs& args, moec_stream stream) const = 0;
   virtual void merge_factors(const MergeArgs& args, moec_stream stream) const = 0;

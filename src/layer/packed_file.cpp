@@ -245,13 +245,14 @@ void Weights::map_sync(const char* path) {
   Mapping mapping(file);
   const Header header = read_header(mapping);
   const bool bound = bound_once_ && bound_.view.source_present;
-  WeightsView view = bound ? bound_.view
-                           : unbound_view(desc_, header.biases & kGateBias, header.biases & kUpBias,
-                                          header.biases & kDownBias);
-  view.packed = nullptr;
+  const WeightsView view = bound ? source_
+                                 : unbound_view(desc_, header.biases & kGateBias,
+                                                header.biases & kUpBias, header.biases & kDownBias);
   const Backend::PackedForm form = context_->backend().packed_form(view);
   Header expected = header_of(desc_, view, form.format);
-  expected.payload_bytes = form.bytes;
+  // Codes say in the copy how they lie.
+  const bool coded = desc_.gate_up_scheme || desc_.down_scheme;
+  expected.payload_bytes = coded ? header.payload_bytes : form.bytes;
   expected.payload_checksum = header.payload_checksum;
   expected.header_checksum = header.header_checksum;
   MOEC_REQUIRE(header.biases == expected.biases && header.bias_dtype == expected.bias_dtype &&

@@ -38,11 +38,12 @@ void Weights::bind(const moec_weight_set& set) {
   pointers_.swap(pointers);
   blocks_.swap(blocks);
   bound_ = bound;
+  source_ = bound.view;
   bound_once_ = true;
 }
 
 uint64_t Weights::packed_bytes() const {
-  // The same whatever is bound: biases have their place even where there are none.
+  // Of plain weights the same whatever is bound: biases have their place even where there are none.
   const WeightsView view = bound_once_ ? bound_.view : unbound_view(desc_, false, false, false);
   return context_->backend().packed_form(view).bytes;
 }
@@ -66,11 +67,15 @@ void Weights::require_frozen() const {
       "weights may change; only those created with MOEC_WEIGHTS_FROZEN have a packed copy");
 }
 
-void Weights::adopt(const Packed& packed, const WeightsView& view) {
+void Weights::adopt(const Packed& packed, const WeightsView& source) {
+  const uint64_t before =
+      uint64_t(static_cast<char*>(packed.data) - static_cast<char*>(packed.block));
+  const WeightsView view =
+      context_->backend().packed_view(source, packed.data, packed.bytes - before);
   drop_packed();
   packed_ = packed;
+  source_ = source;
   bound_.view = view;
-  bound_.view.packed = packed.data;
   bound_once_ = true;
 }
 
@@ -84,10 +89,9 @@ void Weights::drop_packed() noexcept {
 
 void Weights::pack(const moec_buffer* memory, moec_stream stream) {
   require_frozen();
-  WeightsView source = view();
-  MOEC_REQUIRE(source.source_present, MOEC_E_INVALID_STATE,
+  MOEC_REQUIRE(view().source_present, MOEC_E_INVALID_STATE,
                "weights have no source to pack; call moec_weights_bind before");
-  source.packed = nullptr;
+  const WeightsView source = source_;
   const uint64_t bytes = packed_bytes();
   MOEC_REQUIRE(bytes, MOEC_E_UNSUPPORTED,
                "weights of schemes %u and %u have no packed form on %s; use them as they are bound",
@@ -122,9 +126,7 @@ void Weights::refresh(int32_t first, int32_t count, moec_stream stream) {
                "the source of the weights was released; call moec_weights_bind and pack again");
   check_range("first", first, 0, desc_.num_experts);
   check_range("count", count, 0, desc_.num_experts - first);
-  WeightsView source = bound_.view;
-  source.packed = nullptr;
-  context_->backend().pack_weights(source, packed_.data, first, count, stream);
+  context_->backend().pack_weights(source_, packed_.data, first, count, stream);
 }
 
 void Weights::release_source() {
@@ -133,8 +135,30 @@ void Weights::release_source() {
   MOEC_REQUIRE(!context_->backend().packed_form(bound_.view).needs_source, MOEC_E_UNSUPPORTED,
                "packed weights on %s still read their source; keep it (needs_source is 1)",
                context_->backend().name());
-  bound_.view.source_present = false;
+  bound_.view.source_present = source_.source_present = false;
   bound_.memory.count = 0;
+}
+
+void Weights::unpack(const moec_weight_set& to, moec_stream stream) const {
+  MOEC_REQUIRE(is_packed(), MOEC_E_INVALID_STATE,
+               "weights have no packed copy; call moec_weights_pack before");
+  const size_t entries = size_t(binding_entries(to, desc_.num_experts, false));
+  std::vector<void*> pointers(entries);
+  std::vector<MemoryBlock> blocks(entries);
+  const BoundWeights out = bind_weights(*context_, desc_, to, pointers.data(), blocks.data());
+  const auto same_bias = [](const char* name, const ExpertMatrix& own, const ExpertMatrix& given) {
+    MOEC_REQUIRE(own.has_bias() == given.has_bias(), MOEC_E_MISMATCH,
+                 "%s has %s bias; the packed weights have %s", name, given.has_bias() ? "a" : "no",
+                 own.has_bias() ? "one" : "none");
+  };
+  same_bias("gate", bound_.view.gate, out.view.gate);
+  same_bias("up", bound_.view.up, out.view.up);
+  same_bias("down", bound_.view.down, out.view.down);
+  TensorCheck check(*context_);
+  check.set_out(out.memory);
+  check.memory_in("packed weights", packed_.block, packed_.bytes);
+  check.finish();
+  context_->backend().unpack_weights(bound_.view, out.view, stream);
 }
 
 void Weights::dequantise(uint32_t matrix, int32_t expert, const moec_tensor& to,

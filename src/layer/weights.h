@@ -30,6 +30,7 @@ class Weights final : public Object {
   void pack(const moec_buffer* memory, moec_stream stream);
   void refresh(int32_t first, int32_t count, moec_stream stream);
   void release_source();
+  void unpack(const moec_weight_set& to, moec_stream stream) const;
   void dequantise(uint32_t matrix, int32_t expert, const moec_tensor& to, moec_stream stream) const;
 
   // packed_file.cpp
@@ -47,14 +48,15 @@ class Weights final : public Object {
   bool is_packed() const { return packed_.owner != Owner::kNone; }
   uint64_t packed_bytes() const;  // without the bytes that aligning may cost
   void require_frozen() const;
-  void adopt(const Packed& packed, const WeightsView& view);
+  void adopt(const Packed& packed, const WeightsView& source);
   void drop_packed() noexcept;
 
   Ref<const Context> context_;
   moec_weights_desc desc_;
   std::vector<void*> pointers_;
   std::vector<MemoryBlock> blocks_;
-  BoundWeights bound_;
+  BoundWeights bound_;       // as they are read
+  WeightsView source_;       // as they are bound
   bool bound_once_ = false;  // view() has something to show
   Packed packed_;
 };

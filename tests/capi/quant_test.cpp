@@ -233,10 +233,34 @@ TEST_F(PackedFile, keeps_eight_bits_a_code) {
   check(moec_weights_bind(weights.get(), &q.set));
   auto info = sized<moec_weights_info>();
   check(moec_weights_query(weights.get(), &info));
-  // Panels of 32 rows and multiples of 32 inputs with 192 bytes of scales and zero points each;
-  // biases in fp32. A line more, so that any memory can be aligned.
-  const uint64_t matrix = 32 * 32 + 192, biases = 2 * 128 + 64;
-  EXPECT_EQ(info.packed_bytes, E * (3 * matrix + biases) + 64);
+  // Every tensor as it is, padded to a line; 1128 bytes say how they lie. A line more, so that any
+  // memory can be aligned.
+  const auto lines = [](uint64_t bytes) { return (bytes + 63) / 64 * 64; };
+  const uint64_t up = lines(E * 2 * I * H) + lines(E * 2 * I * 4) + lines(E * 2 * I);
+  const uint64_t down = lines(E * H * I) + lines(E * H * 4);
+  EXPECT_EQ(info.packed_bytes, lines(1128) + up + down + 64);
+}
+
+// What was bound comes back; tensors that overlap each other are refused.
+TEST_F(PackedFile, is_unpacked) {
+  Quantised q(p);
+  std::vector<float> down_scales(q.scales.begin(), q.scales.begin() + E * H);
+  q.down_quant.scales = tensor_of(down_scales.data(), MOEC_F32, {E, H, 1});
+  const Weights weights = q.make_weights(p);
+  check(moec_weights_bind(weights.get(), &q.set));
+  EXPECT_EQ(moec_weights_unpack(weights.get(), &q.set, nullptr), MOEC_E_INVALID_STATE);
+  check(moec_weights_pack(weights.get(), nullptr, nullptr));
+  check(moec_weights_release_source(weights.get()));
+  const auto bytes = [&] {
+    const auto* const begin = static_cast<const uint8_t*>(q.set.down.data.data);
+    return std::vector<uint8_t>(begin, begin + E * H * I);
+  };
+  const std::vector<uint8_t> before = bytes();
+  std::fill_n(static_cast<uint8_t*>(q.set.down.data.data), before.size(), uint8_t(0x5a));
+  EXPECT_EQ(moec_weights_unpack(weights.get(), &q.set, nullptr), MOEC_OK);
+  EXPECT_EQ(bytes(), before);
+  q.set.down.data.data = q.set.gate_up.data.data;
+  EXPECT_EQ(moec_weights_unpack(weights.get(), &q.set, nullptr), MOEC_E_ALIAS);
 }
 
 TEST_F(PackedFile, of_another_format_is_a_mismatch) {

@@ -205,18 +205,13 @@ const Mistake kMistakes[] = {
             b.set.up.quant = &b.quant;
             b.quant.scales = b.at(MOEC_F32, {E, 32, 1});
           })},
-    {"no_packed_form", MOEC_E_UNSUPPORTED,
-     "weights of schemes 4 and 0 have no packed form on cpu; use them as they are bound",
+    {"unpack_unpacked", MOEC_E_INVALID_STATE, "weights have no packed copy",
      [](Problem& p) {
        Bound b = Bound::of(p, MOEC_SCHEME_MXFP4);
        b.set.up.quant = &b.quant;
        const auto weights = make<Weights>(moec_weights_create, p.context, &b.desc);
        check(moec_weights_bind(weights.get(), &b.set));
-       auto info = sized<moec_weights_info>();
-       check(moec_weights_query(weights.get(), &info));
-       EXPECT_EQ(info.packed_bytes, 0u);
-       EXPECT_EQ(info.needs_source, 1);
-       return moec_weights_pack(weights.get(), nullptr, nullptr);
+       return moec_weights_unpack(weights.get(), &b.set, nullptr);
      }},
     {"dequantise_unbound", MOEC_E_INVALID_STATE, "weights are not bound",
      [](Problem& p) {

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quant_runner.h"
 
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
 #include "golden/golden_case.h"
 #include "handles.h"
 #include "layer_runner.h"
@@ -23,7 +29,7 @@ class Bound {
  public:
   Bound(const QuantProblem& p, bool as_values, Tensors& tensors)
       : binder_(tensors), plain_(p.dequantised(), p.experts, p.hidden, p.inter, layout(p), false) {
-    desc_ = plain_.desc(false);
+    desc_ = plain_.desc(p.packed);
     set_ = *plain_.set();
     if (as_values) return;
     const auto replace = [&](const QuantisedMatrix& from, moec_matrix& to, uint32_t& scheme) {
@@ -60,6 +66,61 @@ class Bound {
   moec_weight_set set_;
 };
 
+// Every tensor of a set.
+std::vector<moec_tensor> tensors_of(const moec_weight_set& set) {
+  std::vector<moec_tensor> all;
+  const auto add = [&](const moec_tensor& stacked, const moec_tensor* per_expert, int64_t count) {
+    if (stacked.data) all.push_back(stacked);
+    if (per_expert) all.insert(all.end(), per_expert, per_expert + count);
+  };
+  for (const moec_matrix* m : {&set.gate_up, &set.gate, &set.up, &set.down}) {
+    add(m->data, m->per_expert, m->count);
+    add(m->bias, m->per_expert_bias, m->count);
+    if (!m->quant) continue;
+    const moec_quant& q = *m->quant;
+    add(q.scales, q.per_expert_scales, m->count);
+    add(q.scales2, q.per_expert_scales2, m->count);
+    add(q.zeros, q.per_expert_zeros, m->count);
+    add(q.scale_offset, q.per_expert_scale_offset, m->count);
+    add(q.group_index, q.per_expert_group_index, m->count);
+    add(q.codebook, nullptr, 0);
+    add(q.scale_book, nullptr, 0);
+  }
+  return all;
+}
+
+// In the host's memory.
+std::vector<uint8_t> bytes_of(const moec_tensor& t) {
+  size_t bytes = element_bytes(t.dtype);
+  for (int32_t i = 0; i < t.ndim; ++i) bytes *= size_t(t.shape[i]);
+  const auto* const begin = static_cast<const uint8_t*>(t.data) + t.byte_offset;
+  return {begin, begin + bytes};
+}
+
+// The weights mapped from a file of the packed copy of `weights`, which forget their source. What
+// they unpack is what was bound.
+Weights through_a_file(const QuantProblem& p, const moec_context* context, const Bound& bound,
+                       Weights weights) {
+  const std::string path = testing::TempDir() + "moec-schemes-" + std::to_string(getpid());
+  check(moec_weights_pack(weights.get(), nullptr, nullptr));
+  check(moec_weights_release_source(weights.get()));
+  check(moec_weights_save_sync(weights.get(), path.c_str()));
+  auto mapped = make<Weights>(moec_weights_create, context, bound.desc());
+  check(moec_weights_map_sync(mapped.get(), path.c_str()));
+  unlink(path.c_str());
+  Tensors memory;
+  const Bound again(p, false, memory);
+  const std::vector<moec_tensor> expected = tensors_of(*bound.set()),
+                                 got = tensors_of(*again.set());
+  for (const moec_tensor& t : got)
+    std::memset(static_cast<char*>(t.data) + t.byte_offset, 0x5a, bytes_of(t).size());
+  check(moec_weights_unpack(mapped.get(), again.set(), nullptr));
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_EQ(bytes_of(got[i]), bytes_of(expected[i])) << "tensor " << i;
+  EXPECT_TRUE(memory.neighbours_untouched());
+  return mapped;
+}
+
 moec_buffer buffer_of(Tensors& tensors, const moec_size& size, int tokens) {
   return tensors.buffer(size.base + uint64_t(tokens) * size.per_token);
 }
@@ -93,8 +154,9 @@ QuantResults run(const QuantProblem& p, bool as_values) {
     const moec_experts_desc desc = experts_desc(config_of(p), in, options);
     const auto experts = make<Experts>(moec_experts_create, context, &desc);
     const Bound bound(p, as_values, tensors);
-    const auto weights = make<Weights>(moec_weights_create, context, bound.desc());
+    auto weights = make<Weights>(moec_weights_create, context, bound.desc());
     check(moec_weights_bind(weights.get(), bound.set()));
+    if (p.packed && !as_values) weights = through_a_file(p, context, bound, std::move(weights));
     auto plan_desc = sized<moec_plan_desc>();
     plan_desc.max_tokens = p.tokens;
     plan_desc.num_experts = p.experts;

@@ -21,6 +21,8 @@ struct QuantProblem {
   uint32_t gate_up_orientation = MOEC_OUT_IN, down_orientation = MOEC_OUT_IN;  // of plain ones
   oracle::MlpWeights values;  // of plain matrices; biases of all
   bool whole_shape = false;
+  // Runs from a file of the packed copy, without what was bound, and compares what unpacking gives.
+  bool packed = false;
   oracle::Vec x, d_y, routing_weights;
   oracle::Ids ids;
 

@@ -93,7 +93,6 @@ struct Weights {
     only.values = matrix.values;
     only.values.base = &only;  // not to be read
     only.dtype = matrix.dtype;
-    only.scheme = matrix.scheme;
     return only;
   }
   static char* aligned(std::vector<char>& memory) {

@@ -799,7 +799,8 @@ typedef struct moec_weight_set {
 
 typedef struct moec_weights_info {
   uint32_t struct_size, flags;
-  uint64_t packed_bytes; /* bytes of a packed copy here; 0 = never packed, or not FROZEN */
+  uint64_t packed_bytes; /* bytes of a packed copy here, of codes once they are bound or mapped;
+                          * 0 = never packed, or not FROZEN */
   int32_t is_bound, is_packed, is_frozen;
   int32_t needs_source;   /* 0: after packing, the bound memory is not read any more */
   char packed_format[64]; /* names layout, type and instruction set; "" if not packed */
@@ -843,6 +844,11 @@ MOEC_API moec_status moec_weights_dequantise(const moec_weights* weights, uint32
 /* Packed weights need the caller's matrices no longer: forgets them. Host only. E_UNSUPPORTED:
  * needs_source is 1. */
 MOEC_API moec_status moec_weights_release_source(moec_weights* weights);
+/* Writes what was bound, bit for bit, to the tensors of `to`, which is like it in types, shapes and
+ * blocks; also without the source. Queues. E_INVALID_STATE: nothing is packed; E_MISMATCH: `to` is
+ * unlike what was bound; E_ALIAS: its tensors overlap. */
+MOEC_API moec_status moec_weights_unpack(const moec_weights* weights, const moec_weight_set* to,
+                                         moec_stream stream);
 /* Writes the packed copy to a file, which takes the place of `path` whole (of a link, too). Waits
  * for the device and the disk. E_INVALID_STATE: nothing is packed. */
 MOEC_API moec_status moec_weights_save_sync(const moec_weights* weights, const char* path);

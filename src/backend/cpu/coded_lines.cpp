@@ -10,6 +10,7 @@ using quant::CodedView;
 
 constexpr float kE2m1[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 constexpr float kIntegers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr float kSigned[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
 bool has_runs(const quant::BlockSize& block) {
   return block.is_all() || block.size() % kCodesAlign == 0;
@@ -45,9 +46,10 @@ bool CodedLines::find(const CodedView& m, moec_dtype dtype) {
     case MOEC_SCHEME_FP8:
       return m.code_dtype == MOEC_F8_E4M3 && bytes(LineCodes::kE4m3);
     case MOEC_SCHEME_INT4:
-      has_zeros_ = true;
+      has_zeros_ = bool(m.zeros);
       return along_k_ && !m.group_index &&
-             nibbles(LineCodes::kLowNibble, kIntegers, m.rows.first * m.row_stride, rows_apart);
+             nibbles(LineCodes::kLowNibble, m.zeros ? kIntegers : kSigned,
+                     m.rows.first * m.row_stride, rows_apart);
     case MOEC_SCHEME_MXFP4: {
       exact_ = dtype == MOEC_BF16;
       if (!along_k_) block_ = m.scales.block_n;
@@ -91,7 +93,6 @@ CodedRun CodedLines::run(const TileKernels& tile, int64_t line, int64_t first, i
     tile.to_f32[m.scales.dtype == MOEC_F32    ? 0
                 : m.scales.dtype == MOEC_BF16 ? 1
                                               : 2](from, scales, blocks);
-    if (has_zeros_) std::fill_n(zeros, blocks, m.scheme == MOEC_SCHEME_INT4 ? 8.0f : 0.0f);
   } else {
     quant::Formats::with(m.scheme, [&]<class Format>() {
       if constexpr (requires(typename Format::Block block) { block.scale; })

@@ -137,8 +137,7 @@ ExpertsPaths CpuBackend::experts_paths() const {
 }
 
 Backend::PackedForm CpuBackend::packed_form(const WeightsView& weights) const {
-  const uint64_t bytes = cpu::packed_bytes(weights);
-  return bytes ? PackedForm{bytes, cpu::packed_format(weights), false} : PackedForm{};
+  return {cpu::packed_bytes(weights), cpu::packed_format(weights), false};
 }
 void CpuBackend::pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                               moec_stream) const {
@@ -146,6 +145,14 @@ void CpuBackend::pack_weights(const WeightsView& weights, void* to, int32_t firs
 }
 void CpuBackend::merge_factors(const MergeArgs& args, moec_stream) const {
   cpu::merge_factors(pool_, args);
+}
+WeightsView CpuBackend::packed_view(const WeightsView& weights, const void* packed,
+                                    uint64_t bytes) const {
+  return cpu::packed_view(weights, packed, bytes);
+}
+void CpuBackend::unpack_weights(const WeightsView& packed, const WeightsView& to,
+                                moec_stream) const {
+  cpu::unpack_weights(device(), packed, to);
 }
 void CpuBackend::weight_values(const ValuesArgs& args, moec_stream) const {
   cpu::weight_values(device(), args);

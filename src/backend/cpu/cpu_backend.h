@@ -53,6 +53,10 @@ class CpuBackend final : public Backend {
 
   ExpertsPaths experts_paths() const override;
 
+  WeightsView packed_view(const WeightsView& weights, const void* packed,
+                          uint64_t bytes) const override;
+  void unpack_weights(const WeightsView& packed, const WeightsView& to,
+                      moec_stream stream) const override;
   PackedForm packed_form(const WeightsView& weights) const override;
   void pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
                     moec_stream) const override;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backend/cpu/ops.h"
+#include "backend/cpu/packed_codes.h"
 #include "backend/cpu/packed_form.h"
 #include "core/dtype.h"
 #include "core/workspace.h"
@@ -22,20 +23,33 @@ PartShape shape_of(const WeightsView& w, Part part) {
 
 constexpr Part kParts[] = {Part::kGate, Part::kUp, Part::kDown};
 
-struct PackLayout {  // byte offsets inside one expert
-  int64_t matrix[3] = {}, bias[3] = {}, stride = 0;
+bool has_part(const WeightsView& w, Part part) {
+  return part != Part::kGate || w.gated;
+}
+bool keeps_bias(const WeightsView& w, Part part) {
+  return has_part(w, part) && (has_bias(w, part) || !matrix_of(w, part).is_coded());
+}
+bool is_any_coded(const WeightsView& w) {
+  return std::any_of(std::begin(kParts), std::end(kParts),
+                     [&](Part part) { return has_part(w, part) && matrix_of(w, part).is_coded(); });
+}
+
+struct PackLayout {  // byte offsets: of the experts, and inside one
+  int64_t experts = 0, matrix[3] = {}, bias[3] = {}, stride = 0;
   explicit PackLayout(const WeightsView& w) {
-    for (Part part : kParts) {
+    if (is_any_coded(w)) experts = CodedCopy(w).bytes();
+    for (const Part part : kParts) {
       matrix[int(part)] = stride;
-      if (part != Part::kGate || w.gated)
+      if (has_part(w, part) && !matrix_of(w, part).is_coded())
         stride += packed_matrix_bytes(matrix_of(w, part), shape_of(w, part).n, shape_of(w, part).k);
     }
-    for (Part part : kParts) {
+    for (const Part part : kParts) {
       bias[int(part)] = stride;
-      if (part != Part::kGate || w.gated)
+      if (keeps_bias(w, part))
         stride += int64_t(round_up(uint64_t(shape_of(w, part).n) * sizeof(float), kCacheLine));
     }
   }
+  int64_t expert(int64_t e) const { return experts + e * stride; }
 };
 
 const char* scheme_name(const ExpertMatrix& matrix) {
@@ -79,25 +93,26 @@ GemmWeight gemm_weight(const WeightsView& w, Part part, bool transposed) {
   GemmWeight weight;
   weight.matrix = &matrix_of(w, part);
   weight.transposed = transposed;
-  if (!w.packed) return weight;
+  if (!w.packed || weight.matrix->is_coded()) return weight;
   const PackLayout layout(w);
-  weight.packed = packed_part(w, layout.matrix[int(part)]);
+  weight.packed = packed_part(w, layout.experts + layout.matrix[int(part)]);
   weight.packed_stride = layout.stride;
   return weight;
 }
 
 void load_bias(const WeightsView& w, Part part, int64_t e, int64_t first, int64_t count,
                float* to) {
-  if (!w.packed) return load_source_bias(matrix_of(w, part), e, first, count, to);
+  if (!w.packed || !keeps_bias(w, part))
+    return load_source_bias(matrix_of(w, part), e, first, count, to);
   const PackLayout layout(w);
-  const char* const from = packed_part(w, e * layout.stride + layout.bias[int(part)]);
+  const char* const from = packed_part(w, layout.expert(e) + layout.bias[int(part)]);
   std::memcpy(to, from + first * int64_t(sizeof(float)), size_t(count) * sizeof(float));
 }
 
 uint64_t packed_bytes(const WeightsView& w) {
-  for (const Part part : kParts)
-    if ((part != Part::kGate || w.gated) && !has_packed_form(matrix_of(w, part))) return 0;
-  return uint64_t(w.num_experts) * uint64_t(PackLayout(w).stride);
+  // How codes lie is known once they are bound.
+  if (!w.source_present && !w.packed && is_any_coded(w)) return 0;
+  return uint64_t(PackLayout(w).expert(w.num_experts));
 }
 
 // The same bytes on every machine and instruction set.
@@ -106,22 +121,51 @@ std::string packed_format(const WeightsView& w) {
   std::string name = std::string("cpu-") + dtype_name(up.is_coded() ? up.dtype : up.values.dtype);
   if (w.up.is_coded() || w.down.is_coded())
     name.append("-").append(scheme_name(w.up)).append("-").append(scheme_name(w.down));
-  return name + "-panel32-v1";
+  return name + "-panel32-v2";
 }
 
 void pack_weights(const Device& device, const WeightsView& w, void* to, int32_t first,
                   int32_t count) {
   const PackLayout layout(w);
-  for (Part part : kParts) {
-    if (part == Part::kGate && !w.gated) continue;
+  char* const begin = static_cast<char*>(to) + layout.expert(first);
+  if (is_any_coded(w)) CodedCopy(w).write(static_cast<char*>(to), first, count);
+  for (const Part part : kParts) {
     const auto [n, k] = shape_of(w, part);
-    char* const begin = static_cast<char*>(to) + first * layout.stride;
-    pack_experts(device.pool, matrix_of(w, part), first, count, n, k,
-                 begin + layout.matrix[int(part)], layout.stride);
-    for (int64_t i = 0; i < count; ++i)
+    if (has_part(w, part) && !matrix_of(w, part).is_coded())
+      pack_experts(device.pool, matrix_of(w, part), first, count, n, k,
+                   begin + layout.matrix[int(part)], layout.stride);
+    for (int64_t i = 0; keeps_bias(w, part) && i < count; ++i)
       pack_bias(w, part, first + i,
                 reinterpret_cast<float*>(begin + i * layout.stride + layout.bias[int(part)]));
   }
+}
+
+WeightsView packed_view(const WeightsView& w, const void* packed, uint64_t bytes) {
+  return coded_view(w, packed, bytes);
+}
+
+void unpack_weights(const Device& device, const WeightsView& w, const WeightsView& to) {
+  const PackLayout layout(w);
+  if (is_any_coded(w)) {
+    const CodedCopy codes(w);
+    codes.check_like(to);
+    codes.read(to);
+  }
+  device.pool.parallel_for(w.num_experts, [&](int32_t, int64_t e) {
+    const char* const expert = packed_part(w, layout.expert(e));
+    for (const Part part : kParts) {
+      if (!has_part(w, part)) continue;
+      const auto [n, k] = shape_of(w, part);
+      const ExpertMatrix &from = matrix_of(w, part), &out = matrix_of(to, part);
+      if (!from.is_coded())
+        packed_form(from).unpack(expert + layout.matrix[int(part)], n, k, out.expert(e));
+      if (!out.has_bias()) continue;
+      const auto* const bias = reinterpret_cast<const float*>(expert + layout.bias[int(part)]);
+      const MatrixView place = out.bias_of(e);
+      for (int64_t i = 0; i < n; ++i)
+        store_real(place.data, place.dtype, i * place.row_stride, bias[i]);
+    }
+  });
 }
 
 }  // namespace moec::cpu

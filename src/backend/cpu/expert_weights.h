@@ -2,9 +2,11 @@
 // The matrices and biases of a set of experts as the products want them, from where they are bound
 // or from the packed copy.
 //
-//   packed copy   [experts][gate | up | down | gate bias | up bias | down bias]
-//                 matrices in their forms (packed_form.h), biases in fp32 (zeros where there are
-//                 none), each part padded to a cache line; without gate parts for a plain MLP
+//   packed copy   [coded matrices (packed_codes.h)]
+//                 [experts][gate | up | down | gate bias | up bias | down bias]
+//                 plain matrices in their forms (packed_form.h), biases in fp32 (zeros where there
+//                 are none; of coded matrices only those that there are), each part padded to a
+//                 cache line; without gate parts for a plain MLP
 #pragma once
 
 #include "backend/cpu/gemm.h"

@@ -65,6 +65,9 @@ uint64_t packed_bytes(const WeightsView& weights);  // 0 = no packed form
 std::string packed_format(const WeightsView& weights);
 void pack_weights(const Device& device, const WeightsView& weights, void* to, int32_t first,
                   int32_t count);
+// Weights as they are read once they are packed.
+WeightsView packed_view(const WeightsView& weights, const void* packed, uint64_t bytes);
+void unpack_weights(const Device& device, const WeightsView& packed, const WeightsView& to);
 
 // ---- weight_values.cpp
 void weight_values(const Device& device, const ValuesArgs& args);

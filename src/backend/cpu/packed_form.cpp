@@ -50,6 +50,21 @@ class PlainForm : public PackedForm {
       loader.run(panel * kPanelColumns, 0, blocks,
                  panel_target(to + panel * blocks * kBlockBytes, 1, blocks));
   }
+  void unpack(const char* from, int64_t n, int64_t k, const MatrixView& to) const final {
+    const int64_t size = dtype_bytes(to.dtype), per_step = int64_t(sizeof(float)) / size;
+    const int64_t blocks = div_up(k, block_k_);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t lane = i % kPanelColumns;
+      const char* const panel = from + i / kPanelColumns * blocks * kBlockBytes +
+                                lane / kLanes * (kBlockBytes / 2) +
+                                lane % kLanes * int64_t(sizeof(float));
+      for (int64_t j = 0; j < k; ++j)
+        std::memcpy(static_cast<char*>(to.data) + (i * to.row_stride + j * to.col_stride) * size,
+                    panel + j / block_k_ * kBlockBytes + j % block_k_ / per_step * kLineBytes +
+                        j % per_step * size,
+                    size_t(size));
+    }
+  }
 
  protected:
   const char* block(const PackedMatrix& m, int64_t panel, int64_t index) const {
@@ -150,131 +165,13 @@ class HalfForm final : public PlainForm {
   const Expand expand_;
 };
 
-// Codes of a byte as they are, with the scale and the zero point of each channel beside them. A
-// panel is a coded matrix of its own.
-class CodedForm final : public PackedForm {
- public:
-  constexpr explicit CodedForm(const quant::FormatInfo& info) : info_(info) {}
-
-  int64_t panel_bytes(int64_t k) const override {
-    return int64_t(round_up(uint64_t(zeros_at(k) + kPanelColumns * zero_bytes()), kLineBytes));
-  }
-  bool is_direct(const PackedMatrix&, Compute) const override { return false; }
-  Region region(const PackedMatrix& m, Compute compute, const Chunk& chunk) const override {
-    const int64_t values = chunk.blocks * block_k(compute), k0 = chunk.block0 * block_k(compute);
-    if (!m.transposed)
-      return {panel_of(m, chunk.panel) + k0 * line_bytes(), 1, 0,
-              std::min(values, m.k - k0) * line_bytes()};
-    return {panel_of(m, k0 / kPanelColumns) + chunk.panel * kPanelColumns * line_bytes(),
-            div_up(std::min(values, m.n - k0), kPanelColumns), panel_bytes(m.k),
-            std::min<int64_t>(kPanelColumns, m.k - chunk.panel * kPanelColumns) * line_bytes()};
-  }
-  void load(const TileKernels& tile, const PackedMatrix& m, Compute compute, const Chunk& chunk,
-            char* to, const Region& next) const override {
-    const Load load = load_of(m.dtype, m.dtype, compute);
-    if (!m.transposed) {
-      const PanelSource source = panel_source(m, chunk.panel);
-      BlockLoader(tile, source, load)
-          .run(0, chunk.block0, chunk.blocks, panel_target(to, 1, chunk.blocks), next);
-      return;
-    }
-    const int64_t per_panel = kPanelColumns / block_k(compute);  // our blocks in a panel of W
-    for (int b = 0; b < chunk.blocks; ++b) {
-      next.prefetch(b, chunk.blocks);
-      const int64_t block = chunk.block0 + b;
-      PanelSource source = panel_source(m, block / per_panel);
-      std::swap(source.lane_stride, source.k_stride);
-      std::swap(source.lanes, source.k);
-      source.transposed = true;
-      BlockLoader(tile, source, load)
-          .run(chunk.panel * kPanelColumns, block % per_panel, 1,
-               panel_target(to + b * kBlockBytes, 1, 1));
-    }
-  }
-  void pack(const ExpertMatrix& matrix, int64_t e, int64_t n, int64_t k, int64_t first,
-            int64_t last, char* to) const override {
-    const quant::CodedView from = matrix.coded(e);
-    for (int64_t panel = first; panel < last; ++panel) {
-      char* const out = to + panel * panel_bytes(k);
-      std::memset(out, 0, size_t(panel_bytes(k)));
-      const int64_t n0 = panel * kPanelColumns, columns = std::min<int64_t>(kPanelColumns, n - n0);
-      for (int64_t i = 0; i < k; ++i)
-        for (int64_t j = 0; j < columns; ++j)
-          copy_entry(from.codes, (n0 + j) * from.row_stride + i * from.col_stride, out,
-                     i * kPanelColumns + j, code_bytes());
-      float* const scales = reinterpret_cast<float*>(out + scales_at(k));
-      for (int64_t j = 0; j < columns; ++j) {
-        const int64_t row = from.rows.of(n0 + j);
-        scales[j] = load_real(from.scales.data, from.scales.dtype, from.scales.at(row, 0));
-        if (from.zeros)
-          copy_entry(from.zeros.data, from.zeros.at(row, 0), out + zeros_at(k), j, zero_bytes());
-      }
-    }
-  }
-
- private:
-  static void copy_entry(const void* from, int64_t i, void* to, int64_t j, int64_t bytes) {
-    std::memcpy(static_cast<char*>(to) + j * bytes, static_cast<const char*>(from) + i * bytes,
-                size_t(bytes));
-  }
-  int64_t code_bytes() const { return dtype_bytes(*info_.code_dtypes.begin()); }
-  moec_dtype zeros_dtype() const {
-    return info_.zeros_dtypes.size() ? *info_.zeros_dtypes.begin() : 0;
-  }
-  int64_t zero_bytes() const { return zeros_dtype() ? dtype_bytes(zeros_dtype()) : 0; }
-  int64_t line_bytes() const { return kPanelColumns * code_bytes(); }  // of one k
-  int64_t scales_at(int64_t k) const { return div_up(k, kMaxBlockK) * kMaxBlockK * line_bytes(); }
-  int64_t zeros_at(int64_t k) const {
-    return scales_at(k) + kPanelColumns * int64_t(sizeof(float));
-  }
-  const char* panel_of(const PackedMatrix& m, int64_t panel) const {
-    return m.data + panel * panel_bytes(m.k);
-  }
-  // Panel `panel` as lanes of B(n, k) = W(n, k).
-  PanelSource panel_source(const PackedMatrix& m, int64_t panel) const {
-    const char* const data = panel_of(m, panel);
-    const quant::BlockSize one, all = quant::BlockSize::all_of(m.k);
-    PanelSource source;
-    source.data = data;
-    source.dtype = m.dtype;
-    source.lane_stride = 1;
-    source.k_stride = kPanelColumns;
-    source.lanes = std::min<int64_t>(kPanelColumns, m.n - panel * kPanelColumns);
-    source.k = m.k;
-    source.coded.codes = data;
-    source.coded.row_stride = 1;
-    source.coded.col_stride = kPanelColumns;
-    source.coded.scheme = info_.scheme;
-    source.coded.scales = {data + scales_at(m.k), 1, 0, one, all, MOEC_F32};
-    if (zeros_dtype()) source.coded.zeros = {data + zeros_at(m.k), 1, 0, one, all, zeros_dtype()};
-    return source;
-  }
-
-  const quant::FormatInfo& info_;
-};
-
 constexpr WideForm kWide;
 constexpr HalfForm kBf16(&TileKernels::expand_bf16, Load::kBf16ToF32),
     kF16(&TileKernels::expand_f16, Load::kF16ToF32);
 
-template <class Format>
-constexpr CodedForm kCoded(Format::kInfo);
-template <class... Format>
-constexpr std::array<const PackedForm*, sizeof...(Format)> coded_forms(
-    quant::FormatList<Format...>) {
-  return {&kCoded<Format>...};
-}
-constexpr auto kCodedForms = coded_forms(quant::ChannelFormats{});  // in the order of the list
-
 }  // namespace
 
-bool has_packed_form(const ExpertMatrix& matrix) {
-  return !matrix.is_coded() || (quant::ChannelFormats::index(matrix.scheme) >= 0 &&
-                                quant::is_channels(matrix.scales.block_n, matrix.scales.block_k));
-}
-
 const PackedForm& packed_form(const ExpertMatrix& matrix) {
-  if (matrix.is_coded()) return *kCodedForms[size_t(quant::ChannelFormats::index(matrix.scheme))];
   const PackedForm* const plain[] = {&kWide, &kBf16, &kF16};
   return *plain[int(plain_load(matrix.values.dtype))];
 }

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a matrix W [n,k] lies in its packed copy: panels of 32 of its n one after the other, in a
-// form of each type of elements and of each format. Tails are zero. One form serves B(n, k) =
+// form of each type of elements. Tails are zero. One form serves B(n, k) =
 // W(n, k) and B(n, k) = W(k, n).
 //
 //   f32         [k / 16] B blocks of tile.h
 //   bf16, f16   [k / 32] B blocks of pairs
-//   INT8        [k / 32][32 k][32 n] codes, then [32 n] scales in fp32 and [32 n] zero points (0
-//               where there are none) of channels, padded to a line
 #pragma once
 
 #include "backend/cpu/pack.h"
@@ -25,13 +23,13 @@ class PackedForm {
   // Panels [first, last) of expert e, to where they lie in its copy `to`.
   virtual void pack(const ExpertMatrix& matrix, int64_t e, int64_t n, int64_t k, int64_t first,
                     int64_t last, char* to) const = 0;
+  // All elements of a copy, where they were.
+  virtual void unpack(const char* from, int64_t n, int64_t k, const MatrixView& to) const = 0;
 
  protected:
   ~PackedForm() = default;
 };
 
-// Plain matrices and INT8 codes in channels have one.
-bool has_packed_form(const ExpertMatrix& matrix);
-const PackedForm& packed_form(const ExpertMatrix& matrix);  // by what it stores
+const PackedForm& packed_form(const ExpertMatrix& matrix);  // of a plain one, by what it stores
 
 }  // namespace moec::cpu

@@ -161,17 +161,17 @@ struct Avx2Ops {
     __m256i low, high;  // bytes of the values, those of each half of the codes in its lane
   };
   // Low bytes of the 16 values, then their high bytes.
-  template <Rounding kRounding>
+  template <Rounding kRounding, bool kZeros>
   static __m256i values(const Numbers& numbers, float scale, float zero) {
     const __m256 s = _mm256_set1_ps(scale), z = _mm256_set1_ps(zero);
+    const __m256 first = kZeros ? sub(numbers.part[0], z) : numbers.part[0];
+    const __m256 second = kZeros ? sub(numbers.part[1], z) : numbers.part[1];
+    const __m256 a = mul(first, s), b = mul(second, s);
     __m256i words;
-    const __m256 a = _mm256_mul_ps(_mm256_sub_ps(numbers.part[0], z), s);
-    const __m256 b = _mm256_mul_ps(_mm256_sub_ps(numbers.part[1], z), s);
     if constexpr (kRounding == Rounding::kF16) {
-      const __m128i first = _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
-      const __m128i second = _mm256_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT);
-      words =
-          _mm256_set_m128i(_mm_unpackhi_epi64(first, second), _mm_unpacklo_epi64(first, second));
+      const __m128i x = _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
+      const __m128i y = _mm256_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT);
+      words = _mm256_set_m128i(_mm_unpackhi_epi64(x, y), _mm_unpacklo_epi64(x, y));
     } else {
       __m256i left = _mm256_castps_si256(a), right = _mm256_castps_si256(b);
       if constexpr (kRounding == Rounding::kBf16) {

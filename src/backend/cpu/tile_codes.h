@@ -4,7 +4,8 @@
 // look-up finds a value, and a block rounds 16 times, however long it is.
 //
 // Ops provides for it: mul, sub on Vec; numbers(pointer to 16) -> Numbers; NibbleTable and
-//   values<rounding>(numbers, scale, zero), table(values of the first 32 of 64 nibbles, of the others)
+//   values<rounding, with a zero>(numbers, scale, zero)
+//   table(values of the first 32 of 64 nibbles, of the others)
 //   low_nibbles / high_nibbles (pointer to 32, table) -> Line of 16-bit values, of bytes in the
 //                                               order byte_of_word(0 .. 31)
 //   put_nibbles(to, first, second)              such lines of all bytes, alternating, in order
@@ -18,38 +19,6 @@ namespace {
 
 enum class Rounding { kExact, kBf16, kF16 };  // of a table; exact: bits beyond bf16 are zero
 
-template <class Ops, Rounding kRounding>
-class NibbleTables {
- public:
-  explicit NibbleTables(const CodedRun& run)
-      : run_(run), numbers_(Ops::numbers(run.numbers)), first_block_(run.block.of(run.first)) {}
-
-  // Of a chunk `at` positions into the run.
-  const typename Ops::NibbleTable& of_chunk(int64_t at) {
-    const int64_t left = block(at);
-    const int64_t right = at + kCodesAlign < run_.count ? block(at + kCodesAlign) : left;
-    if (left != left_ || right != right_) {
-      const auto zero = [&](int64_t i) { return run_.zeros ? run_.zeros[i] : 0.0f; };
-      const auto first = Ops::template values<kRounding>(numbers_, run_.scales[left], zero(left));
-      table_ = left == right ? Ops::table(first, first)
-                             : Ops::table(first, Ops::template values<kRounding>(
-                                                     numbers_, run_.scales[right], zero(right)));
-      left_ = left;
-      right_ = right;
-    }
-    return table_;
-  }
-
- private:
-  int64_t block(int64_t at) const { return run_.block.of(run_.first + at) - first_block_; }
-
-  const CodedRun& run_;
-  const typename Ops::Numbers numbers_;
-  const int64_t first_block_;
-  typename Ops::NibbleTable table_ = {};
-  int64_t left_ = -1, right_ = -1;
-};
-
 // The bytes of a chunk; those of the last one may end before it does.
 inline const uint8_t* chunk_bytes(const uint8_t* from, int64_t bytes, int64_t chunk,
                                   uint8_t* padded) {
@@ -59,25 +28,64 @@ inline const uint8_t* chunk_bytes(const uint8_t* from, int64_t bytes, int64_t ch
   return padded;
 }
 
+// body(position, bytes, table) for each whole chunk of a run, then last(position, bytes, table) for
+// what is left. The table is made again where one of its blocks is another.
+template <class Ops, Rounding kRounding, bool kZeros, class Body, class Last>
+__attribute__((always_inline)) inline void for_each_chunk(const CodedRun& run, const Body& body,
+                                                          const Last& last) {
+  const auto numbers = Ops::numbers(run.numbers);
+  const quant::BlockSize block = run.block;
+  const float *const scales = run.scales, *const zeros = run.zeros;
+  const uint8_t* const codes = run.codes + run.first / 2;
+  const int64_t first = run.first, first_block = block.of(first), count = run.count;
+  const auto values = [&](int64_t i) {
+    return Ops::template values<kRounding, kZeros>(numbers, scales[i], kZeros ? zeros[i] : 0.0f);
+  };
+  typename Ops::NibbleTable table = {};
+  int64_t left = -1, right = -1;
+  const auto find = [&](int64_t at, bool two) {
+    const int64_t i = block.of(first + at) - first_block;
+    const int64_t j = two ? block.of(first + at + kCodesAlign) - first_block : i;
+    if (i == left && j == right) return;
+    const auto one = values(i);
+    table = i == j ? Ops::table(one, one) : Ops::table(one, values(j));
+    left = i;
+    right = j;
+  };
+  int64_t at = 0;
+  for (; at + kCodesChunk <= count; at += kCodesChunk) {
+    find(at, true);
+    body(at, codes + at / 2, table);
+  }
+  if (at == count) return;
+  find(at, at + kCodesAlign < count);
+  uint8_t padded[kCodesChunk / 2];
+  last(at, chunk_bytes(codes + at / 2, (count - at + 1) / 2, kCodesChunk / 2, padded), table);
+}
+
+template <class Ops, bool kHighFirst>
+inline void put_chunk(uint16_t* to, const uint8_t* from, const typename Ops::NibbleTable& table) {
+  const auto low = Ops::low_nibbles(from, table), high = Ops::high_nibbles(from, table);
+  if constexpr (kHighFirst)
+    Ops::put_nibbles(to, high, low);
+  else
+    Ops::put_nibbles(to, low, high);
+}
+
 template <class Ops, Rounding kRounding, bool kHighFirst>
 void decode_nibbles(const CodedRun& run, uint16_t* to) {
-  NibbleTables<Ops, kRounding> tables(run);
-  const uint8_t* const codes = run.codes + run.first / 2;
-  for (int64_t at = 0; at < run.count; at += kCodesChunk) {
-    const int64_t left = run.count - at;
-    uint8_t padded[kCodesChunk / 2];
-    const uint8_t* const from =
-        chunk_bytes(codes + at / 2, (left + 1) / 2, kCodesChunk / 2, padded);
-    const auto& table = tables.of_chunk(at);
-    const auto low = Ops::low_nibbles(from, table), high = Ops::high_nibbles(from, table);
-    uint16_t last[kCodesChunk];
-    uint16_t* const out = left < kCodesChunk ? last : to + at;
-    if constexpr (kHighFirst)
-      Ops::put_nibbles(out, high, low);
-    else
-      Ops::put_nibbles(out, low, high);
-    if (left < kCodesChunk) __builtin_memcpy(to + at, last, size_t(left) * sizeof(uint16_t));
-  }
+  const auto whole = [&](int64_t at, const uint8_t* from, const auto& table) {
+    put_chunk<Ops, kHighFirst>(to + at, from, table);
+  };
+  const auto last = [&](int64_t at, const uint8_t* from, const auto& table) {
+    uint16_t values[kCodesChunk];
+    put_chunk<Ops, kHighFirst>(values, from, table);
+    __builtin_memcpy(to + at, values, size_t(run.count - at) * sizeof(uint16_t));
+  };
+  if (run.zeros)
+    for_each_chunk<Ops, kRounding, true>(run, whole, last);
+  else
+    for_each_chunk<Ops, kRounding, false>(run, whole, last);
 }
 
 // Sums of some rows in kChains vectors each: their order is the same for any number of rows.
@@ -134,36 +142,35 @@ typename Ops::Line up_to(const typename Ops::Line& line, int64_t count, bool hig
   return Ops::pairs(words, 2 * kLanes);
 }
 
-template <class Ops, Rounding kRounding, bool kHighFirst, int kRows>
+template <class Ops, Rounding kRounding, bool kZeros, bool kHighFirst, int kRows>
 void dot_nibbles_of(const CodedDot& dot) {
-  const CodedRun& run = dot.run;
-  NibbleTables<Ops, kRounding> tables(run);
   DotSums<Ops, kRows> sums(dot);
-  const uint8_t* const codes = run.codes + run.first / 2;
-  for (int64_t at = 0; at < run.count; at += kCodesChunk) {
-    const int64_t left = run.count - at;
-    uint8_t padded[kCodesChunk / 2];
-    const uint8_t* const from =
-        chunk_bytes(codes + at / 2, (left + 1) / 2, kCodesChunk / 2, padded);
-    const auto& table = tables.of_chunk(at);
-    auto low = Ops::low_nibbles(from, table), high = Ops::high_nibbles(from, table);
-    if (left < kCodesChunk) {
-      low = up_to<Ops>(low, left, false, kHighFirst);
-      high = up_to<Ops>(high, left, true, kHighFirst);
-    }
+  const auto add = [&](int64_t at, const auto& low, const auto& high) {
     sums.add(0, at, Ops::even_bf16(low));
     sums.add(1, at + kLanes, Ops::odd_bf16(low));
     sums.add(2, at + 2 * kLanes, Ops::even_bf16(high));
     sums.add(3, at + 3 * kLanes, Ops::odd_bf16(high));
-  }
+  };
+  for_each_chunk<Ops, kRounding, kZeros>(
+      dot.run,
+      [&](int64_t at, const uint8_t* from, const auto& table) {
+        add(at, Ops::low_nibbles(from, table), Ops::high_nibbles(from, table));
+      },
+      [&](int64_t at, const uint8_t* from, const auto& table) {
+        const int64_t left = dot.run.count - at;
+        add(at, up_to<Ops>(Ops::low_nibbles(from, table), left, false, kHighFirst),
+            up_to<Ops>(Ops::high_nibbles(from, table), left, true, kHighFirst));
+      });
   sums.finish();
 }
 template <class Ops, bool kHighFirst, int kRows>
 void dot_nibbles(const CodedDot& dot) {
   if (dot.run.exact)
-    dot_nibbles_of<Ops, Rounding::kExact, kHighFirst, kRows>(dot);
+    dot_nibbles_of<Ops, Rounding::kExact, false, kHighFirst, kRows>(dot);
+  else if (dot.run.zeros)
+    dot_nibbles_of<Ops, Rounding::kBf16, true, kHighFirst, kRows>(dot);
   else
-    dot_nibbles_of<Ops, Rounding::kBf16, kHighFirst, kRows>(dot);
+    dot_nibbles_of<Ops, Rounding::kBf16, false, kHighFirst, kRows>(dot);
 }
 
 // body(0 or 1, position, count, Line of fp32) for each 16 values of a run of bytes.

@@ -106,10 +106,10 @@ struct Avx512Ops {
   using Numbers = __m512;
   static Numbers numbers(const float* from) { return _mm512_loadu_ps(from); }
   using NibbleTable = __m512i;  // 16 values of the first half of the codes, 16 of the second
-  template <Rounding kRounding>
+  template <Rounding kRounding, bool kZeros>
   static __m256i values(Numbers numbers, float scale, float zero) {
-    const __m512 value =
-        _mm512_mul_ps(_mm512_sub_ps(numbers, _mm512_set1_ps(zero)), _mm512_set1_ps(scale));
+    const __m512 moved = kZeros ? sub(numbers, _mm512_set1_ps(zero)) : numbers;
+    const __m512 value = mul(moved, _mm512_set1_ps(scale));
     if constexpr (kRounding == Rounding::kF16)
       return _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
     Line bits = _mm512_castps_si512(value);

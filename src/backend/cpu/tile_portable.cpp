@@ -98,11 +98,11 @@ struct PortableOps {
   struct NibbleTable {
     Values half[2];  // of each half of the codes
   };
-  template <Rounding kRounding>
+  template <Rounding kRounding, bool kZeros>
   static Values values(Numbers numbers, float scale, float zero) {
     Values values;
     for (int i = 0; i < 16; ++i) {
-      const float value = (numbers.value[i] - zero) * scale;
+      const float value = (kZeros ? numbers.value[i] - zero : numbers.value[i]) * scale;
       values.of[i] = kRounding == Rounding::kF16 ? from_float<moec::f16>(value).bits
                                                  : from_float<moec::bf16>(value).bits;
     }
