@@ -87,6 +87,7 @@ SIZED(moec_ep_state)
 %thread moec_weights_pack;
 %thread moec_weights_refresh;
 %thread moec_weights_dequantise;
+%thread moec_weights_unpack;
 %thread moec_weights_save_sync;
 %thread moec_weights_map_sync;
 %thread moec_quantise;

@@ -72,6 +72,7 @@ static int32_t go_moec_weights_pack(uintptr_t weights, void * memory, uintptr_t 
 static int32_t go_moec_weights_refresh(uintptr_t weights, int32_t first, int32_t count, uintptr_t stream) { return moec_weights_refresh((void *)weights, first, count, (void *)stream); }
 static int32_t go_moec_weights_dequantise(uintptr_t weights, uint32_t matrix, int32_t expert, void * to, uintptr_t stream) { return moec_weights_dequantise((void *)weights, matrix, expert, to, (void *)stream); }
 static int32_t go_moec_weights_release_source(uintptr_t weights) { return moec_weights_release_source((void *)weights); }
+static int32_t go_moec_weights_unpack(uintptr_t weights, void * to, uintptr_t stream) { return moec_weights_unpack((void *)weights, to, (void *)stream); }
 static int32_t go_moec_weights_save_sync(uintptr_t weights, void * path) { return moec_weights_save_sync((void *)weights, path); }
 static int32_t go_moec_weights_map_sync(uintptr_t weights, void * path) { return moec_weights_map_sync((void *)weights, path); }
 static int32_t go_moec_quantise_query(uintptr_t context, void * desc, void * info, void * quant) { return moec_quantise_query((void *)context, desc, info, quant); }
@@ -173,6 +174,7 @@ func WeightsPack(weights uintptr, memory unsafe.Pointer, stream uintptr) int32 {
 func WeightsRefresh(weights uintptr, first int32, count int32, stream uintptr) int32 { return int32(C.go_moec_weights_refresh(C.uintptr_t(weights), C.int32_t(first), C.int32_t(count), C.uintptr_t(stream))) }
 func WeightsDequantise(weights uintptr, matrix uint32, expert int32, to unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_weights_dequantise(C.uintptr_t(weights), C.uint32_t(matrix), C.int32_t(expert), to, C.uintptr_t(stream))) }
 func WeightsReleaseSource(weights uintptr) int32 { return int32(C.go_moec_weights_release_source(C.uintptr_t(weights))) }
+func WeightsUnpack(weights uintptr, to unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_weights_unpack(C.uintptr_t(weights), to, C.uintptr_t(stream))) }
 func WeightsSaveSync(weights uintptr, path unsafe.Pointer) int32 { return int32(C.go_moec_weights_save_sync(C.uintptr_t(weights), path)) }
 func WeightsMapSync(weights uintptr, path unsafe.Pointer) int32 { return int32(C.go_moec_weights_map_sync(C.uintptr_t(weights), path)) }
 func QuantiseQuery(context uintptr, desc unsafe.Pointer, info unsafe.Pointer, quant unsafe.Pointer) int32 { return int32(C.go_moec_quantise_query(C.uintptr_t(context), desc, info, quant)) }

@@ -72,6 +72,7 @@ var (
 	WeightsRefresh func(weights uintptr, first int32, count int32, stream uintptr) int32
 	WeightsDequantise func(weights uintptr, matrix uint32, expert int32, to unsafe.Pointer, stream uintptr) int32
 	WeightsReleaseSource func(weights uintptr) int32
+	WeightsUnpack func(weights uintptr, to unsafe.Pointer, stream uintptr) int32
 	WeightsSaveSync func(weights uintptr, path unsafe.Pointer) int32
 	WeightsMapSync func(weights uintptr, path unsafe.Pointer) int32
 	QuantiseQuery func(context uintptr, desc unsafe.Pointer, info unsafe.Pointer, quant unsafe.Pointer) int32
@@ -172,6 +173,7 @@ var symbols = map[string]any{
 	"moec_weights_refresh": &WeightsRefresh,
 	"moec_weights_dequantise": &WeightsDequantise,
 	"moec_weights_release_source": &WeightsReleaseSource,
+	"moec_weights_unpack": &WeightsUnpack,
 	"moec_weights_save_sync": &WeightsSaveSync,
 	"moec_weights_map_sync": &WeightsMapSync,
 	"moec_quantise_query": &QuantiseQuery,

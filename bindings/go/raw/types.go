@@ -730,7 +730,8 @@ type WeightSet struct {
 type WeightsInfo struct {
 	StructSize uint32
 	Flags uint32
-	// bytes of a packed copy here; 0 = never packed, or not FROZEN
+	// bytes of a packed copy here, of codes once they are bound or mapped; 0 = never packed, or
+	// not FROZEN
 	PackedBytes uint64
 	IsBound int32
 	IsPacked int32

@@ -1068,7 +1068,7 @@ moec_weight_set(;
 
 """
 Fields of `moec_weights_info`:
-- `packed_bytes`: bytes of a packed copy here; 0 = never packed, or not FROZEN
+- `packed_bytes`: bytes of a packed copy here, of codes once they are bound or mapped; 0 = never packed, or not FROZEN
 - `needs_source`: 0: after packing, the bound memory is not read any more
 - `packed_format`: names layout, type and instruction set; \"\" if not packed
 """
@@ -2157,6 +2157,10 @@ moec_weights_dequantise(weights, matrix, expert, to, stream) =
 "Packed weights need the caller's matrices no longer: forgets them. Host only. E_UNSUPPORTED: needs_source is 1."
 moec_weights_release_source(weights) =
     @ccall LIB.moec_weights_release_source(weights::Ptr{moec_weights})::Int32
+
+"Writes what was bound, bit for bit, to the tensors of `to`, which is like it in types, shapes and blocks; also without the source. Queues. E_INVALID_STATE: nothing is packed; E_MISMATCH: `to` is unlike what was bound; E_ALIAS: its tensors overlap."
+moec_weights_unpack(weights, to, stream) =
+    @ccall LIB.moec_weights_unpack(weights::Ptr{moec_weights}, to::Ptr{moec_weight_set}, stream::Ptr{Cvoid})::Int32
 
 "Writes the packed copy to a file, which takes the place of `path` whole (of a link, too). Waits for the device and the disk. E_INVALID_STATE: nothing is packed."
 moec_weights_save_sync(weights, path) =

@@ -66,6 +66,7 @@ functions! {
     fn moec_weights_refresh(weights: *mut moec_weights, first: i32, count: i32, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_weights_dequantise(weights: *const moec_weights, matrix: u32, expert: i32, to: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_weights_release_source(weights: *mut moec_weights) -> i32;
+    fn moec_weights_unpack(weights: *const moec_weights, to: *const moec_weight_set, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_weights_save_sync(weights: *const moec_weights, path: *const std::os::raw::c_char) -> i32;
     fn moec_weights_map_sync(weights: *mut moec_weights, path: *const std::os::raw::c_char) -> i32;
     fn moec_quantise_query(context: *const moec_context, desc: *const moec_quantise_desc, info: *mut moec_quantise_info, quant: *mut moec_quant) -> i32;
