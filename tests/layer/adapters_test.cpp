@@ -258,8 +258,8 @@ TEST_P(AdaptersOf, MatchTheOracle) {
     SCOPED_TRACE(type.name);
     LayerRun run = run_layer(p.config, p.in, p.d_y, {}, options_of(c, type.dtype));
     OracleRun expected = run_oracle(as_rounded(p.config, run.rounding), p.in, p.d_y, {});
-    // A narrow row whose sum lies between two 16-bit values is now one, now the other: where a slope
-    // is nearly 0 that is much of a small gradient.
+    // A narrow row whose sum lies between two 16-bit values is now one, now the other: where a
+    // slope is nearly 0 that is much of a small gradient.
     const bool is_f32 = type.dtype == MOEC_F32;
     expect_matches(run, expected, p.config, p.in, type.tolerance, is_f32 ? kRowFloor : kTypicalRow);
     if (run.grads.x.empty()) continue;
