@@ -258,8 +258,10 @@ TEST_P(AdaptersOf, MatchTheOracle) {
     SCOPED_TRACE(type.name);
     LayerRun run = run_layer(p.config, p.in, p.d_y, {}, options_of(c, type.dtype));
     OracleRun expected = run_oracle(as_rounded(p.config, run.rounding), p.in, p.d_y, {});
-    expect_matches(run, expected, p.config, p.in,
-                   type.tolerance * (type.dtype == MOEC_F16 ? 1.5 : 1));
+    // A narrow row whose sum lies between two 16-bit values is now one, now the other: where a
+    // slope is nearly 0 that is much of a small gradient.
+    const bool is_f32 = type.dtype == MOEC_F32;
+    expect_matches(run, expected, p.config, p.in, type.tolerance, is_f32 ? kRowFloor : kTypicalRow);
     if (run.grads.x.empty()) continue;
     join(c, c.hidden, c.inter, &expected.grads.adapters);
     expect_adapters(run.grads.adapters, expected.grads.adapters, c.hidden, c.inter, kTolerances[i]);
