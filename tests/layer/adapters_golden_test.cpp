@@ -7,6 +7,7 @@
 
 #include "golden/golden_case.h"
 #include "support/adapter_check.h"
+#include "support/golden_adapters.h"
 #include "support/layer_runner.h"
 #include "support/safetensors.h"
 #include "support/skip.h"
@@ -15,7 +16,6 @@ namespace moec::test {
 namespace {
 
 using oracle::Adapter;
-using oracle::Factors;
 using oracle::Vec;
 
 TEST(Adapters, GiveTheNumbersOfPeft) {
@@ -44,31 +44,8 @@ TEST(Adapters, GiveTheNumbersOfPeft) {
                         file.at("ckpt.experts.gate_up_proj").as_double(), &in.experts.gate,
                         &in.experts.up);
   in.experts.down = file.at("ckpt.experts.down_proj").as_double();
-  // PEFT's B [N, r E]: element (e, n, j) at n r E + j E + e.
-  const auto canonical_b = [&](const Vec& stored, int N, int rank) {
-    Vec b(stored.size());
-    for (int e = 0; e < E; ++e)
-      for (int n = 0; n < N; ++n)
-        for (int j = 0; j < rank; ++j)
-          b[size_t((e * N + n) * rank + j)] = stored[size_t((n * rank + j) * E + e)];
-    return b;
-  };
   const auto tensor = [&](const std::string& name) { return file.at(name).as_double(); };
-  const auto adapter_of = [&](const std::string& name, const std::string& end, int rank,
-                              double scale) {
-    const auto part = [&](const std::string& matrix, int N) {
-      Factors f{rank, scale, tensor(name + matrix + ".lora_A." + end),
-                canonical_b(tensor(name + matrix + ".lora_B." + end), N, rank)};
-      return f;
-    };
-    Adapter adapter;
-    Factors both = part("gate_up_proj", 2 * I);
-    adapter.gate = adapter.up = both;
-    golden::split_gate_up({E, 2 * I, rank, false}, golden::GateLayout::kGateThenUp, both.b,
-                          &adapter.gate.b, &adapter.up.b);
-    adapter.down = part("down_proj", H);
-    return adapter;
-  };
+  const GoldenExperts of = {E, H, I, golden::GateLayout::kGateThenUp};
   const struct {
     const char* tag;
     std::string names;
@@ -79,12 +56,10 @@ TEST(Adapters, GiveTheNumbersOfPeft) {
     in.adapters.clear();
     std::vector<Adapter> expected;
     for (const char name : set.names) {
-      const int rank = name == 'a' ? 4 : 2;
       const double scale = name == 'a' ? 2 : double(float(std::sqrt(8.0)));
-      in.adapters.push_back(
-          adapter_of("lora." + std::string(1, name) + ".", "weight", rank, scale));
-      expected.push_back(adapter_of(tag + std::string(1, name) + ".", "grad", rank, scale));
-      expected.back().up.a.assign(expected.back().up.a.size(), 0.0);
+      const std::string own = std::string(1, name) + ".";
+      in.adapters.push_back(golden_adapter(file, "lora." + own, "weight", of, scale));
+      expected.push_back(golden_adapter(file, tag + own, "grad", of, scale));
     }
     for (const bool is_f32 : {true, false}) {
       SCOPED_TRACE(is_f32 ? "f32" : "bf16");

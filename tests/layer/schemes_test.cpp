@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Experts of quantised matrices, from the bytes as they are published: y, d_x and d_routing_weights
-// of checkpoints against PyTorch over the libraries' own values, and of every format, orientation
-// and gate layout against the oracle, for 0 to 300 rows an expert; on the CPU with the same bits
-// from a packed file without its source, which gives back every tensor, and, but for few rows in
-// bf16, with the bits of the same layer of plain values. Shown once to fail, planted in the oracle:
-// scales2 of gate and up exchanged, blocks that begin with each expert, the zero points of eight
-// other columns.
+// of checkpoints against PyTorch over the libraries' own values, also with PEFT's adapters, and of
+// every format, orientation and gate layout against the oracle, for 0 to 300 rows an expert; on the
+// CPU with the same bits from a packed file without its source, which gives back every tensor, and,
+// but for few rows in bf16, with the bits of the same layer of plain values. Shown once to fail,
+// planted in the oracle: scales2 of gate and up exchanged, blocks that begin with each expert, the
+// zero points of eight other columns.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,9 @@
 #include <numeric>
 
 #include "golden/golden_case.h"
+#include "support/adapter_check.h"
 #include "support/compare.h"
+#include "support/golden_adapters.h"
 #include "support/json.h"
 #include "support/layer_check.h"
 #include "support/quant_runner.h"
@@ -110,6 +112,20 @@ TEST_P(Checkpoint, GivesTheResultsOfItsLibrary) {
     want.d_x = file.at(ref + "dx").as_double();
     want.d_routing_weights = file.at(ref + "dweights").as_double();
     expect_near(run(p, false), want, p, f32 ? 1e-5 : 2e-2);
+    if (!file.has("ref_lora.y")) continue;
+    SCOPED_TRACE("with an adapter");
+    QuantProblem with = p;
+    with.adapter_layout = {p.gate_layout, true, false, FactorStorage::kPeft, MOEC_F32};
+    const GoldenExperts of = {p.experts, p.hidden, p.inter, golden::GateLayout(p.gate_layout)};
+    with.adapters = {golden_adapter(file, "lora.a.", "weight", of, 2)};
+    want.y = file.at("ref_lora.y").as_double();
+    want.d_x = file.at("ref_lora.dx").as_double();
+    want.d_routing_weights = file.at("ref_lora.dweights").as_double();
+    const double tolerance = f32 ? 1e-5 : 2e-2;
+    const QuantResults got = run(with, false);
+    expect_near(got, want, p, tolerance);
+    expect_adapters(got.d_adapters, {golden_adapter(file, "ref_lora.a.", "grad", of, 2)}, p.hidden,
+                    p.inter, tolerance);
   }
 }
 

@@ -134,9 +134,11 @@ struct Factors {
   int rank = 0;
   double scale = 1;
   Vec a, b;  // [E,rank,K], [E,N,rank]
+  bool operator==(const Factors&) const = default;
 };
 struct Adapter {
   Factors gate, up, down;
+  bool operator==(const Adapter&) const = default;
 };
 
 // Every input of a layer. An empty vector is "absent".

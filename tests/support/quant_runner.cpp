@@ -169,13 +169,26 @@ QuantResults run(const QuantProblem& p, bool as_values) {
     auto sizes = sized<moec_experts_sizes>();
     check(moec_experts_query(experts.get(), &sizes));
     auto args = sized<moec_experts_args>();
+    auto grad = sized<moec_experts_grad_args>();
+    const AdapterSet factors(p.adapters, p.experts, p.hidden, p.inter, p.adapter_layout);
+    constexpr double kPoison = -3e30;
+    const AdapterSet d_factors(p.adapters, p.experts, p.hidden, p.inter, p.adapter_layout,
+                               &kPoison);
+    Adapters adapters;
+    if (!p.adapters.empty()) {
+      const moec_adapters_desc of_adapters = factors.desc();
+      adapters = make<Adapters>(moec_adapters_create, context, &of_adapters);
+      check(moec_adapters_bind(adapters.get(), factors.list().data(), int(p.adapters.size())));
+      check(moec_experts_query_adapters(experts.get(), adapters.get(), &sizes));
+      args.adapters = grad.adapters = adapters.get();
+      grad.d_adapters = d_factors.list().data();
+    }
     args.plan = plan.get();
     args.weights = weights.get();
     args.x = tensors.input(p.x, p.dtype, {p.tokens, p.hidden});
     args.y = tensors.output(p.dtype, {p.tokens, p.hidden});
     args.saved = buffer_of(tensors, sizes.saved, p.tokens);
     check(moec_experts_forward(experts.get(), &args, nullptr));
-    auto grad = sized<moec_experts_grad_args>();
     grad.plan = args.plan;
     grad.weights = args.weights;
     grad.x = args.x;
@@ -188,8 +201,9 @@ QuantResults run(const QuantProblem& p, bool as_values) {
     results.y = tensors.read(args.y);
     results.d_x = tensors.read(grad.d_x);
     results.d_routing_weights = tensors.read(grad.d_routing_weights);
+    if (grad.d_adapters) results.d_adapters = d_factors.read();
   } catch (const Failure& failure) {
-    results = {failure.status, failure.what(), {}, {}, {}};
+    results = {failure.status, failure.what(), {}, {}, {}, {}};
   }
   return results;
 }

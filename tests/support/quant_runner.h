@@ -4,7 +4,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "adapter_set.h"
 #include "oracle/moe_oracle.h"
 #include "quantised.h"
 
@@ -20,6 +22,8 @@ struct QuantProblem {
   QuantisedMatrix gate_up, gate, up, down;
   uint32_t gate_up_orientation = MOEC_OUT_IN, down_orientation = MOEC_OUT_IN;  // of plain ones
   oracle::MlpWeights values;  // of plain matrices; biases of all
+  std::vector<oracle::Adapter> adapters;
+  AdapterLayout adapter_layout;
   bool whole_shape = false;
   // Runs from a file of the packed copy, without what was bound, and compares what unpacking gives.
   bool packed = false;
@@ -34,6 +38,7 @@ struct QuantResults {
   moec_status status = MOEC_OK;
   std::string message;  // where status is another
   oracle::Vec y, d_x, d_routing_weights;
+  std::vector<oracle::Adapter> d_adapters;
   bool operator==(const QuantResults&) const = default;
 };
 // The matrices as they are, or, `as_values`, plain ones of the values that they stand for.
