@@ -159,5 +159,51 @@ TEST(EpLayer, AutoGivesTheBitsToo) {
     }
 }
 
+// Each rank runs the layer of its own problem; what each threw.
+std::vector<std::string> run_apart(const std::vector<EpProblem>& problems) {
+  const int ranks = static_cast<int>(problems.size());
+  RankBoard board(ranks);
+  return run_ranks(ranks, [&](int r) {
+    Rank rank(board, r);
+    run_ep_layer(problems[static_cast<size_t>(r)], r, rank.context.get(), rank.comm.get());
+  });
+}
+
+TEST(EpLayer, ARankWhoseCallIsRefusedIsTold) {
+  Draw draw(5);
+  std::vector<EpProblem> problems(3, training_problem(3, draw));
+  problems[1].bound = 2;
+  const std::vector<std::string> errors = run_apart(problems);
+  EXPECT_NE(errors[1].find("MOEC_E_SHAPE"), std::string::npos) << errors[1];
+  for (const int other : {0, 2}) {
+    const std::string& error = errors[static_cast<size_t>(other)];
+    EXPECT_NE(error.find("MOEC_E_COMM"), std::string::npos) << error;
+    EXPECT_NE(error.find("rank 1 left a call of a layer"), std::string::npos) << error;
+  }
+}
+
+TEST(EpLayer, AnotherBoundIsNamed) {
+  Draw draw(6);
+  std::vector<EpProblem> problems(3, training_problem(3, draw));
+  problems[0].bound = problems[0].tokens[0];  // others: max_tokens
+  const std::vector<std::string> errors = run_apart(problems);
+  for (const std::string& error : errors)
+    EXPECT_TRUE(error.find("MOEC_E_MISMATCH") == 0 && error.find("bound = ") != std::string::npos)
+        << error;
+}
+
+TEST(EpLayer, RefusesWhatCannotBeParted) {
+  Draw draw(7);
+  for (const bool shared : {true, false}) {
+    EpProblem p = training_problem(2, draw);
+    if (shared)
+      p.shared = MOEC_SHARED_SOFTMAX2, p.shared_inter = 8;
+    else
+      p.combine = MOEC_COMBINE_DATA_EXPERT;
+    for (const std::string& error : run_apart({p, p}))
+      EXPECT_NE(error.find("with an ep expected"), std::string::npos) << error;
+  }
+}
+
 }  // namespace
 }  // namespace moec::test

@@ -132,8 +132,11 @@ class RankRun {
     ep_ = make<Ep>(moec_ep_create, rank_.comm.get(), &desc);
   }
   moec_ep* ep() const { return ep_.get(); }
-  moec_ep_args& args() { return args_; }
-  const Tensors& tensors() const { return tensors_; }
+  moec_stats stats() const {
+    auto stats = sized<moec_stats>();
+    check(moec_context_stats(rank_.context.get(), &stats));
+    return stats;
+  }
 
   void dispatch(const Batch& b, int64_t bound) {
     const int64_t T = b.tokens, H = w_.hidden, K = w_.top_k;
@@ -241,6 +244,7 @@ void run_world(const World& w, Draw& draw, int calls, int only_rank = -1) {
   RankBoard board(w.ranks);
   const std::vector<std::string> errors = run_ranks(w.ranks, [&](int rank) {
     RankRun run(w, board, rank);
+    const uint64_t allocs = run.stats().allocs;
     for (size_t c = 0; c < batches.size(); ++c) {
       const Batch& own = batches[c][static_cast<size_t>(rank)];
       run.dispatch(own, bounds[c]);
@@ -252,6 +256,8 @@ void run_world(const World& w, Draw& draw, int calls, int only_rank = -1) {
     EXPECT_EQ(state.calls, 2 * batches.size());
     EXPECT_EQ(state.rows_dropped, 0);
     EXPECT_EQ(state.status, MOEC_OK);
+    EXPECT_EQ(run.stats().allocs, allocs);  // all that it needs came with the ep
+    EXPECT_EQ(run.stats().host_syncs, 0u);
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
   EXPECT_EQ(board.released(), w.ranks);
