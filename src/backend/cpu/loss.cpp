@@ -3,6 +3,8 @@
 // per expert, squares) is added in their order. Scratch: O(E) per chunk and thread, whatever T.
 #include "math/loss.h"
 
+#include <algorithm>
+
 #include "backend/cpu/loss.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/score_row.h"
@@ -84,6 +86,10 @@ class Losses {
     float* const p = static_cast<float*>(scratch_.data()) + chunk * 2 * lanes_;
     return {p, reinterpret_cast<int32_t*>(p + lanes_)};
   }
+  void clear(const Sums& sums) const {
+    std::fill_n(sums.p, lanes_, 0.0f);
+    std::fill_n(sums.n, lanes_, 0);
+  }
 
   // body(slot, chunk, begin, end) over tokens [first, last).
   template <class Body>
@@ -154,11 +160,11 @@ class Losses {
   // n and sum of p over tokens [first, last) of every layer; p in the sums of chunk 0.
   Total sum_stretch(int64_t first, int64_t last) const {
     const Chunks chunks(last - first, kLossTokens);
-    std::memset(sums_of(0).p, 0, size_t(lanes_) * 2 * sizeof(float));  // where there is no chunk
+    if (chunks.count == 0) clear(sums_of(0));
     for_chunks(first, last, [&](int32_t slot, int64_t chunk, int64_t begin, int64_t end) {
       const LossRow row = row_of(slot);
       const Sums sums = sums_of(chunk);
-      std::memset(sums.p, 0, size_t(lanes_) * 2 * sizeof(float));
+      clear(sums);
       for (int64_t layer = 0; layer < args_.num_layers; ++layer)
         vectorised<add_tokens>(this, &row, &args_.layers[layer], &sums, begin, end);
     });
