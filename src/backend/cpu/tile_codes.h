@@ -105,7 +105,7 @@ class DotSums {
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) {
         typename Ops::Vec& sum = sum_[r][(part * kVecs + v) % kChains];
-        sum = Ops::fma(Ops::load(x + v * kColumns), values.vec[v], sum);
+        sum = Ops::fma(Ops::load(x + int64_t(v) * kColumns), values.vec[v], sum);
       }
     }
   }
@@ -188,7 +188,7 @@ __attribute__((always_inline)) inline void for_each_line(const CodedRun& run, co
     const auto zero = run.zeros ? Ops::broadcast(run.zeros + block) : Ops::zero();
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      const int64_t at = part + half * kLanes;
+      const int64_t at = part + int64_t(half) * kLanes;
       if (at >= run.count) break;
       uint8_t padded[kLanes];
       const uint8_t* const from = chunk_bytes(codes + at, run.count - at, kLanes, padded);

@@ -122,7 +122,7 @@ struct PortableOps {
     return look_up(from, table, 4);
   }
   static void put_nibbles(uint16_t* to, const Line& first, const Line& second) {
-    for (int i = 0; i < 2 * kLanes; ++i) {
+    for (int64_t i = 0; i < 2 * kLanes; ++i) {
       to[2 * i] = uint16_t(first.dword[i / 2] >> i % 2 * 16);
       to[2 * i + 1] = uint16_t(second.dword[i / 2] >> i % 2 * 16);
     }
