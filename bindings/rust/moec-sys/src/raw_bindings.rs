@@ -302,12 +302,27 @@ pub struct moec_weights {
 }
 #[repr(C)]
 #[derive(Debug)]
+pub struct moec_adapters {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug)]
 pub struct moec_experts {
     _unused: [u8; 0],
 }
 #[repr(C)]
 #[derive(Debug)]
 pub struct moec_layer {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug)]
+pub struct moec_comm {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug)]
+pub struct moec_ep {
     _unused: [u8; 0],
 }
 pub const MOEC_LOG_TRACE: moec_log_level = 0;
@@ -1257,10 +1272,11 @@ pub struct moec_loss_args {
     pub token_mask: moec_tensor,
     pub loss: moec_tensor,
     pub d_loss: moec_tensor,
+    pub comm: *mut moec_comm,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_loss_args"][::std::mem::size_of::<moec_loss_args>() - 568usize];
+    ["Size of moec_loss_args"][::std::mem::size_of::<moec_loss_args>() - 576usize];
     ["Alignment of moec_loss_args"][::std::mem::align_of::<moec_loss_args>() - 8usize];
     [
         "Offset of field: moec_loss_args::struct_size",
@@ -1304,6 +1320,9 @@ const _: () = {
     [
         "Offset of field: moec_loss_args::d_loss",
     ][::std::mem::offset_of!(moec_loss_args, d_loss) - 440usize];
+    [
+        "Offset of field: moec_loss_args::comm",
+    ][::std::mem::offset_of!(moec_loss_args, comm) - 568usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -1940,6 +1959,14 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     #[must_use]
+    pub fn moec_weights_unpack(
+        weights: *const moec_weights,
+        to: *const moec_weight_set,
+        stream: moec_stream,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
     pub fn moec_weights_save_sync(
         weights: *const moec_weights,
         path: *const ::std::os::raw::c_char,
@@ -2117,6 +2144,128 @@ unsafe extern "C" {
         stream: moec_stream,
     ) -> moec_status;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_factors {
+    pub a: moec_tensor,
+    pub b: moec_tensor,
+    pub scale: f32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of moec_factors"][::std::mem::size_of::<moec_factors>() - 264usize];
+    ["Alignment of moec_factors"][::std::mem::align_of::<moec_factors>() - 8usize];
+    [
+        "Offset of field: moec_factors::a",
+    ][::std::mem::offset_of!(moec_factors, a) - 0usize];
+    [
+        "Offset of field: moec_factors::b",
+    ][::std::mem::offset_of!(moec_factors, b) - 128usize];
+    [
+        "Offset of field: moec_factors::scale",
+    ][::std::mem::offset_of!(moec_factors, scale) - 256usize];
+    [
+        "Offset of field: moec_factors::reserved",
+    ][::std::mem::offset_of!(moec_factors, reserved) - 260usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_adapter {
+    pub gate_up: moec_factors,
+    pub gate: moec_factors,
+    pub up: moec_factors,
+    pub down: moec_factors,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of moec_adapter"][::std::mem::size_of::<moec_adapter>() - 1056usize];
+    ["Alignment of moec_adapter"][::std::mem::align_of::<moec_adapter>() - 8usize];
+    [
+        "Offset of field: moec_adapter::gate_up",
+    ][::std::mem::offset_of!(moec_adapter, gate_up) - 0usize];
+    [
+        "Offset of field: moec_adapter::gate",
+    ][::std::mem::offset_of!(moec_adapter, gate) - 264usize];
+    [
+        "Offset of field: moec_adapter::up",
+    ][::std::mem::offset_of!(moec_adapter, up) - 528usize];
+    [
+        "Offset of field: moec_adapter::down",
+    ][::std::mem::offset_of!(moec_adapter, down) - 792usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_adapters_desc {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub num_experts: i32,
+    pub gate_layout: u32,
+    pub hidden: i64,
+    pub inter: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of moec_adapters_desc",
+    ][::std::mem::size_of::<moec_adapters_desc>() - 32usize];
+    [
+        "Alignment of moec_adapters_desc",
+    ][::std::mem::align_of::<moec_adapters_desc>() - 8usize];
+    [
+        "Offset of field: moec_adapters_desc::struct_size",
+    ][::std::mem::offset_of!(moec_adapters_desc, struct_size) - 0usize];
+    [
+        "Offset of field: moec_adapters_desc::flags",
+    ][::std::mem::offset_of!(moec_adapters_desc, flags) - 4usize];
+    [
+        "Offset of field: moec_adapters_desc::num_experts",
+    ][::std::mem::offset_of!(moec_adapters_desc, num_experts) - 8usize];
+    [
+        "Offset of field: moec_adapters_desc::gate_layout",
+    ][::std::mem::offset_of!(moec_adapters_desc, gate_layout) - 12usize];
+    [
+        "Offset of field: moec_adapters_desc::hidden",
+    ][::std::mem::offset_of!(moec_adapters_desc, hidden) - 16usize];
+    [
+        "Offset of field: moec_adapters_desc::inter",
+    ][::std::mem::offset_of!(moec_adapters_desc, inter) - 24usize];
+};
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_adapters_create(
+        context: *const moec_context,
+        desc: *const moec_adapters_desc,
+        out: *mut *mut moec_adapters,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    pub fn moec_adapters_free(adapters: *mut moec_adapters);
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_adapters_bind(
+        adapters: *mut moec_adapters,
+        list: *const moec_adapter,
+        count: i32,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_adapters_merge(
+        adapters: *const moec_adapters,
+        weights: *mut moec_weights,
+        stream: moec_stream,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_adapters_unmerge(
+        adapters: *const moec_adapters,
+        weights: *mut moec_weights,
+        stream: moec_stream,
+    ) -> moec_status;
+}
 pub const MOEC_ACT_SWIGLU: moec_activation_kind = 0;
 pub const MOEC_ACT_GPTOSS: moec_activation_kind = 1;
 pub const MOEC_ACT_CLAMP_SWIGLU: moec_activation_kind = 2;
@@ -2267,10 +2416,12 @@ pub struct moec_experts_args {
     pub y: moec_tensor,
     pub saved: moec_buffer,
     pub workspace: moec_buffer,
+    pub adapters: *const moec_adapters,
+    pub adapter_ids: moec_tensor,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_experts_args"][::std::mem::size_of::<moec_experts_args>() - 832usize];
+    ["Size of moec_experts_args"][::std::mem::size_of::<moec_experts_args>() - 968usize];
     [
         "Alignment of moec_experts_args",
     ][::std::mem::align_of::<moec_experts_args>() - 8usize];
@@ -2313,6 +2464,12 @@ const _: () = {
     [
         "Offset of field: moec_experts_args::workspace",
     ][::std::mem::offset_of!(moec_experts_args, workspace) - 816usize];
+    [
+        "Offset of field: moec_experts_args::adapters",
+    ][::std::mem::offset_of!(moec_experts_args, adapters) - 832usize];
+    [
+        "Offset of field: moec_experts_args::adapter_ids",
+    ][::std::mem::offset_of!(moec_experts_args, adapter_ids) - 840usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2336,12 +2493,15 @@ pub struct moec_experts_grad_args {
     pub d_output_bias: moec_tensor,
     pub d_residual: moec_tensor,
     pub workspace: moec_buffer,
+    pub adapters: *const moec_adapters,
+    pub adapter_ids: moec_tensor,
+    pub d_adapters: *const moec_adapter,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of moec_experts_grad_args",
-    ][::std::mem::size_of::<moec_experts_grad_args>() - 1360usize];
+    ][::std::mem::size_of::<moec_experts_grad_args>() - 1504usize];
     [
         "Alignment of moec_experts_grad_args",
     ][::std::mem::align_of::<moec_experts_grad_args>() - 8usize];
@@ -2402,6 +2562,15 @@ const _: () = {
     [
         "Offset of field: moec_experts_grad_args::workspace",
     ][::std::mem::offset_of!(moec_experts_grad_args, workspace) - 1344usize];
+    [
+        "Offset of field: moec_experts_grad_args::adapters",
+    ][::std::mem::offset_of!(moec_experts_grad_args, adapters) - 1360usize];
+    [
+        "Offset of field: moec_experts_grad_args::adapter_ids",
+    ][::std::mem::offset_of!(moec_experts_grad_args, adapter_ids) - 1368usize];
+    [
+        "Offset of field: moec_experts_grad_args::d_adapters",
+    ][::std::mem::offset_of!(moec_experts_grad_args, d_adapters) - 1496usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2456,6 +2625,14 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     #[must_use]
+    pub fn moec_experts_query_adapters(
+        experts: *const moec_experts,
+        adapters: *const moec_adapters,
+        out: *mut moec_experts_sizes,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
     pub fn moec_experts_forward(
         experts: *const moec_experts,
         args: *const moec_experts_args,
@@ -2491,10 +2668,11 @@ pub struct moec_layer_desc {
     pub drop: u32,
     pub capacity_factor: f32,
     pub capacity: i64,
+    pub ep: *mut moec_ep,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_layer_desc"][::std::mem::size_of::<moec_layer_desc>() - 40usize];
+    ["Size of moec_layer_desc"][::std::mem::size_of::<moec_layer_desc>() - 48usize];
     ["Alignment of moec_layer_desc"][::std::mem::align_of::<moec_layer_desc>() - 8usize];
     [
         "Offset of field: moec_layer_desc::struct_size",
@@ -2517,6 +2695,9 @@ const _: () = {
     [
         "Offset of field: moec_layer_desc::capacity",
     ][::std::mem::offset_of!(moec_layer_desc, capacity) - 32usize];
+    [
+        "Offset of field: moec_layer_desc::ep",
+    ][::std::mem::offset_of!(moec_layer_desc, ep) - 40usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2548,10 +2729,13 @@ pub struct moec_layer_args {
     pub counts: moec_tensor,
     pub saved: moec_buffer,
     pub workspace: moec_buffer,
+    pub bound: i64,
+    pub adapters: *const moec_adapters,
+    pub adapter_ids: moec_tensor,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_layer_args"][::std::mem::size_of::<moec_layer_args>() - 2624usize];
+    ["Size of moec_layer_args"][::std::mem::size_of::<moec_layer_args>() - 2768usize];
     ["Alignment of moec_layer_args"][::std::mem::align_of::<moec_layer_args>() - 8usize];
     [
         "Offset of field: moec_layer_args::struct_size",
@@ -2634,6 +2818,15 @@ const _: () = {
     [
         "Offset of field: moec_layer_args::workspace",
     ][::std::mem::offset_of!(moec_layer_args, workspace) - 2608usize];
+    [
+        "Offset of field: moec_layer_args::bound",
+    ][::std::mem::offset_of!(moec_layer_args, bound) - 2624usize];
+    [
+        "Offset of field: moec_layer_args::adapters",
+    ][::std::mem::offset_of!(moec_layer_args, adapters) - 2632usize];
+    [
+        "Offset of field: moec_layer_args::adapter_ids",
+    ][::std::mem::offset_of!(moec_layer_args, adapter_ids) - 2640usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2657,12 +2850,13 @@ pub struct moec_layer_grad_args {
     pub d_residual: moec_tensor,
     pub d_routing_weights: moec_tensor,
     pub workspace: moec_buffer,
+    pub d_adapters: *const moec_adapter,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of moec_layer_grad_args",
-    ][::std::mem::size_of::<moec_layer_grad_args>() - 1712usize];
+    ][::std::mem::size_of::<moec_layer_grad_args>() - 1720usize];
     [
         "Alignment of moec_layer_grad_args",
     ][::std::mem::align_of::<moec_layer_grad_args>() - 8usize];
@@ -2723,6 +2917,9 @@ const _: () = {
     [
         "Offset of field: moec_layer_grad_args::workspace",
     ][::std::mem::offset_of!(moec_layer_grad_args, workspace) - 1696usize];
+    [
+        "Offset of field: moec_layer_grad_args::d_adapters",
+    ][::std::mem::offset_of!(moec_layer_grad_args, d_adapters) - 1712usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -2739,6 +2936,14 @@ unsafe extern "C" {
     #[must_use]
     pub fn moec_layer_query(
         layer: *const moec_layer,
+        out: *mut moec_experts_sizes,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_layer_query_adapters(
+        layer: *const moec_layer,
+        adapters: *const moec_adapters,
         out: *mut moec_experts_sizes,
     ) -> moec_status;
 }
@@ -2768,4 +2973,410 @@ unsafe extern "C" {
         bytes: u64,
         need: *mut u64,
     ) -> moec_status;
+}
+pub const MOEC_COMM_DEVICE: moec_comm_flags = 1;
+pub const MOEC_COMM_CAPTURE: moec_comm_flags = 2;
+pub type moec_comm_flags = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_comm_callbacks {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub user: *mut ::std::os::raw::c_void,
+    pub all_gather: ::std::option::Option<
+        unsafe extern "C" fn(
+            user: *mut ::std::os::raw::c_void,
+            send: *const ::std::os::raw::c_void,
+            recv: *mut ::std::os::raw::c_void,
+            bytes: u64,
+            stream: moec_stream,
+        ) -> i32,
+    >,
+    pub all_to_all: ::std::option::Option<
+        unsafe extern "C" fn(
+            user: *mut ::std::os::raw::c_void,
+            send: *const ::std::os::raw::c_void,
+            recv: *mut ::std::os::raw::c_void,
+            bytes: u64,
+            stream: moec_stream,
+        ) -> i32,
+    >,
+    pub all_to_all_v: ::std::option::Option<
+        unsafe extern "C" fn(
+            user: *mut ::std::os::raw::c_void,
+            send: *const ::std::os::raw::c_void,
+            send_bytes: *const u64,
+            send_at: *const u64,
+            recv: *mut ::std::os::raw::c_void,
+            recv_bytes: *const u64,
+            recv_at: *const u64,
+            unit: u64,
+            stream: moec_stream,
+        ) -> i32,
+    >,
+    pub poll: ::std::option::Option<
+        unsafe extern "C" fn(user: *mut ::std::os::raw::c_void) -> i32,
+    >,
+    pub release: ::std::option::Option<
+        unsafe extern "C" fn(user: *mut ::std::os::raw::c_void),
+    >,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of moec_comm_callbacks",
+    ][::std::mem::size_of::<moec_comm_callbacks>() - 56usize];
+    [
+        "Alignment of moec_comm_callbacks",
+    ][::std::mem::align_of::<moec_comm_callbacks>() - 8usize];
+    [
+        "Offset of field: moec_comm_callbacks::struct_size",
+    ][::std::mem::offset_of!(moec_comm_callbacks, struct_size) - 0usize];
+    [
+        "Offset of field: moec_comm_callbacks::flags",
+    ][::std::mem::offset_of!(moec_comm_callbacks, flags) - 4usize];
+    [
+        "Offset of field: moec_comm_callbacks::user",
+    ][::std::mem::offset_of!(moec_comm_callbacks, user) - 8usize];
+    [
+        "Offset of field: moec_comm_callbacks::all_gather",
+    ][::std::mem::offset_of!(moec_comm_callbacks, all_gather) - 16usize];
+    [
+        "Offset of field: moec_comm_callbacks::all_to_all",
+    ][::std::mem::offset_of!(moec_comm_callbacks, all_to_all) - 24usize];
+    [
+        "Offset of field: moec_comm_callbacks::all_to_all_v",
+    ][::std::mem::offset_of!(moec_comm_callbacks, all_to_all_v) - 32usize];
+    [
+        "Offset of field: moec_comm_callbacks::poll",
+    ][::std::mem::offset_of!(moec_comm_callbacks, poll) - 40usize];
+    [
+        "Offset of field: moec_comm_callbacks::release",
+    ][::std::mem::offset_of!(moec_comm_callbacks, release) - 48usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_comm_desc {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub rank: i32,
+    pub size: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of moec_comm_desc"][::std::mem::size_of::<moec_comm_desc>() - 16usize];
+    ["Alignment of moec_comm_desc"][::std::mem::align_of::<moec_comm_desc>() - 4usize];
+    [
+        "Offset of field: moec_comm_desc::struct_size",
+    ][::std::mem::offset_of!(moec_comm_desc, struct_size) - 0usize];
+    [
+        "Offset of field: moec_comm_desc::flags",
+    ][::std::mem::offset_of!(moec_comm_desc, flags) - 4usize];
+    [
+        "Offset of field: moec_comm_desc::rank",
+    ][::std::mem::offset_of!(moec_comm_desc, rank) - 8usize];
+    [
+        "Offset of field: moec_comm_desc::size",
+    ][::std::mem::offset_of!(moec_comm_desc, size) - 12usize];
+};
+pub const MOEC_EP_AUTO: moec_ep_scheme = 0;
+pub const MOEC_EP_GATHER: moec_ep_scheme = 1;
+pub const MOEC_EP_PEER: moec_ep_scheme = 2;
+pub const MOEC_EP_ROWS: moec_ep_scheme = 3;
+pub const MOEC_EP_EXACT: moec_ep_scheme = 4;
+pub type moec_ep_scheme = ::std::os::raw::c_uint;
+pub const MOEC_EP_FORWARD_ONLY: moec_ep_flags = 1;
+pub type moec_ep_flags = ::std::os::raw::c_uint;
+pub const MOEC_EP_REPORT: moec_ep_overflow = 0;
+pub const MOEC_EP_DROP_BY_WEIGHT: moec_ep_overflow = 1;
+pub type moec_ep_overflow = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_ep_desc {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub hidden: i64,
+    pub max_tokens: i64,
+    pub num_experts: i32,
+    pub num_zero_experts: i32,
+    pub top_k: i32,
+    pub scheme: u32,
+    pub dtype: moec_dtype,
+    pub partial_dtype: moec_dtype,
+    pub expert_begin: *const i32,
+    pub pair_rows: i64,
+    pub overflow: u32,
+    pub grad_scale: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of moec_ep_desc"][::std::mem::size_of::<moec_ep_desc>() - 72usize];
+    ["Alignment of moec_ep_desc"][::std::mem::align_of::<moec_ep_desc>() - 8usize];
+    [
+        "Offset of field: moec_ep_desc::struct_size",
+    ][::std::mem::offset_of!(moec_ep_desc, struct_size) - 0usize];
+    [
+        "Offset of field: moec_ep_desc::flags",
+    ][::std::mem::offset_of!(moec_ep_desc, flags) - 4usize];
+    [
+        "Offset of field: moec_ep_desc::hidden",
+    ][::std::mem::offset_of!(moec_ep_desc, hidden) - 8usize];
+    [
+        "Offset of field: moec_ep_desc::max_tokens",
+    ][::std::mem::offset_of!(moec_ep_desc, max_tokens) - 16usize];
+    [
+        "Offset of field: moec_ep_desc::num_experts",
+    ][::std::mem::offset_of!(moec_ep_desc, num_experts) - 24usize];
+    [
+        "Offset of field: moec_ep_desc::num_zero_experts",
+    ][::std::mem::offset_of!(moec_ep_desc, num_zero_experts) - 28usize];
+    [
+        "Offset of field: moec_ep_desc::top_k",
+    ][::std::mem::offset_of!(moec_ep_desc, top_k) - 32usize];
+    [
+        "Offset of field: moec_ep_desc::scheme",
+    ][::std::mem::offset_of!(moec_ep_desc, scheme) - 36usize];
+    [
+        "Offset of field: moec_ep_desc::dtype",
+    ][::std::mem::offset_of!(moec_ep_desc, dtype) - 40usize];
+    [
+        "Offset of field: moec_ep_desc::partial_dtype",
+    ][::std::mem::offset_of!(moec_ep_desc, partial_dtype) - 44usize];
+    [
+        "Offset of field: moec_ep_desc::expert_begin",
+    ][::std::mem::offset_of!(moec_ep_desc, expert_begin) - 48usize];
+    [
+        "Offset of field: moec_ep_desc::pair_rows",
+    ][::std::mem::offset_of!(moec_ep_desc, pair_rows) - 56usize];
+    [
+        "Offset of field: moec_ep_desc::overflow",
+    ][::std::mem::offset_of!(moec_ep_desc, overflow) - 64usize];
+    [
+        "Offset of field: moec_ep_desc::grad_scale",
+    ][::std::mem::offset_of!(moec_ep_desc, grad_scale) - 68usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_ep_info {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub scheme: u32,
+    pub expert_begin: i32,
+    pub expert_end: i32,
+    pub reserved0: u32,
+    pub max_guests: i64,
+    pub memory: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of moec_ep_info"][::std::mem::size_of::<moec_ep_info>() - 40usize];
+    ["Alignment of moec_ep_info"][::std::mem::align_of::<moec_ep_info>() - 8usize];
+    [
+        "Offset of field: moec_ep_info::struct_size",
+    ][::std::mem::offset_of!(moec_ep_info, struct_size) - 0usize];
+    [
+        "Offset of field: moec_ep_info::flags",
+    ][::std::mem::offset_of!(moec_ep_info, flags) - 4usize];
+    [
+        "Offset of field: moec_ep_info::scheme",
+    ][::std::mem::offset_of!(moec_ep_info, scheme) - 8usize];
+    [
+        "Offset of field: moec_ep_info::expert_begin",
+    ][::std::mem::offset_of!(moec_ep_info, expert_begin) - 12usize];
+    [
+        "Offset of field: moec_ep_info::expert_end",
+    ][::std::mem::offset_of!(moec_ep_info, expert_end) - 16usize];
+    [
+        "Offset of field: moec_ep_info::reserved0",
+    ][::std::mem::offset_of!(moec_ep_info, reserved0) - 20usize];
+    [
+        "Offset of field: moec_ep_info::max_guests",
+    ][::std::mem::offset_of!(moec_ep_info, max_guests) - 24usize];
+    [
+        "Offset of field: moec_ep_info::memory",
+    ][::std::mem::offset_of!(moec_ep_info, memory) - 32usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_ep_args {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub bound: i64,
+    pub x: moec_tensor,
+    pub x_beside: moec_tensor,
+    pub expert_ids: moec_tensor,
+    pub routing_weights: moec_tensor,
+    pub guests: moec_tensor,
+    pub guests_beside: moec_tensor,
+    pub guest_ids: moec_tensor,
+    pub guest_weights: moec_tensor,
+    pub partial: moec_tensor,
+    pub total_tokens: i64,
+    pub d_guest_weights: moec_tensor,
+    pub y: moec_tensor,
+    pub d_routing_weights: moec_tensor,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of moec_ep_args"][::std::mem::size_of::<moec_ep_args>() - 1560usize];
+    ["Alignment of moec_ep_args"][::std::mem::align_of::<moec_ep_args>() - 8usize];
+    [
+        "Offset of field: moec_ep_args::struct_size",
+    ][::std::mem::offset_of!(moec_ep_args, struct_size) - 0usize];
+    [
+        "Offset of field: moec_ep_args::flags",
+    ][::std::mem::offset_of!(moec_ep_args, flags) - 4usize];
+    [
+        "Offset of field: moec_ep_args::bound",
+    ][::std::mem::offset_of!(moec_ep_args, bound) - 8usize];
+    [
+        "Offset of field: moec_ep_args::x",
+    ][::std::mem::offset_of!(moec_ep_args, x) - 16usize];
+    [
+        "Offset of field: moec_ep_args::x_beside",
+    ][::std::mem::offset_of!(moec_ep_args, x_beside) - 144usize];
+    [
+        "Offset of field: moec_ep_args::expert_ids",
+    ][::std::mem::offset_of!(moec_ep_args, expert_ids) - 272usize];
+    [
+        "Offset of field: moec_ep_args::routing_weights",
+    ][::std::mem::offset_of!(moec_ep_args, routing_weights) - 400usize];
+    [
+        "Offset of field: moec_ep_args::guests",
+    ][::std::mem::offset_of!(moec_ep_args, guests) - 528usize];
+    [
+        "Offset of field: moec_ep_args::guests_beside",
+    ][::std::mem::offset_of!(moec_ep_args, guests_beside) - 656usize];
+    [
+        "Offset of field: moec_ep_args::guest_ids",
+    ][::std::mem::offset_of!(moec_ep_args, guest_ids) - 784usize];
+    [
+        "Offset of field: moec_ep_args::guest_weights",
+    ][::std::mem::offset_of!(moec_ep_args, guest_weights) - 912usize];
+    [
+        "Offset of field: moec_ep_args::partial",
+    ][::std::mem::offset_of!(moec_ep_args, partial) - 1040usize];
+    [
+        "Offset of field: moec_ep_args::total_tokens",
+    ][::std::mem::offset_of!(moec_ep_args, total_tokens) - 1168usize];
+    [
+        "Offset of field: moec_ep_args::d_guest_weights",
+    ][::std::mem::offset_of!(moec_ep_args, d_guest_weights) - 1176usize];
+    [
+        "Offset of field: moec_ep_args::y",
+    ][::std::mem::offset_of!(moec_ep_args, y) - 1304usize];
+    [
+        "Offset of field: moec_ep_args::d_routing_weights",
+    ][::std::mem::offset_of!(moec_ep_args, d_routing_weights) - 1432usize];
+};
+pub const MOEC_EP_ADD: moec_ep_call_flags = 1;
+pub type moec_ep_call_flags = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moec_ep_state {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub status: moec_status,
+    pub reserved0: u32,
+    pub calls: u64,
+    pub rows_needed: i64,
+    pub rows_dropped: i64,
+    pub bytes_sent: u64,
+    pub bytes_received: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of moec_ep_state"][::std::mem::size_of::<moec_ep_state>() - 56usize];
+    ["Alignment of moec_ep_state"][::std::mem::align_of::<moec_ep_state>() - 8usize];
+    [
+        "Offset of field: moec_ep_state::struct_size",
+    ][::std::mem::offset_of!(moec_ep_state, struct_size) - 0usize];
+    [
+        "Offset of field: moec_ep_state::flags",
+    ][::std::mem::offset_of!(moec_ep_state, flags) - 4usize];
+    [
+        "Offset of field: moec_ep_state::status",
+    ][::std::mem::offset_of!(moec_ep_state, status) - 8usize];
+    [
+        "Offset of field: moec_ep_state::reserved0",
+    ][::std::mem::offset_of!(moec_ep_state, reserved0) - 12usize];
+    [
+        "Offset of field: moec_ep_state::calls",
+    ][::std::mem::offset_of!(moec_ep_state, calls) - 16usize];
+    [
+        "Offset of field: moec_ep_state::rows_needed",
+    ][::std::mem::offset_of!(moec_ep_state, rows_needed) - 24usize];
+    [
+        "Offset of field: moec_ep_state::rows_dropped",
+    ][::std::mem::offset_of!(moec_ep_state, rows_dropped) - 32usize];
+    [
+        "Offset of field: moec_ep_state::bytes_sent",
+    ][::std::mem::offset_of!(moec_ep_state, bytes_sent) - 40usize];
+    [
+        "Offset of field: moec_ep_state::bytes_received",
+    ][::std::mem::offset_of!(moec_ep_state, bytes_received) - 48usize];
+};
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_comm_create(
+        context: *const moec_context,
+        desc: *const moec_comm_desc,
+        callbacks: *const moec_comm_callbacks,
+        out: *mut *mut moec_comm,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    pub fn moec_comm_free(comm: *mut moec_comm);
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_comm_sum(
+        comm: *mut moec_comm,
+        in_out: *const moec_tensor,
+        stream: moec_stream,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_ep_create(
+        comm: *mut moec_comm,
+        desc: *const moec_ep_desc,
+        out: *mut *mut moec_ep,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    pub fn moec_ep_free(ep: *mut moec_ep);
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_ep_query(ep: *const moec_ep, out: *mut moec_ep_info) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_ep_describe(
+        ep: *const moec_ep,
+        buffer: *mut ::std::os::raw::c_char,
+        bytes: u64,
+        need: *mut u64,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_ep_dispatch(
+        ep: *mut moec_ep,
+        args: *mut moec_ep_args,
+        stream: moec_stream,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_ep_combine(
+        ep: *mut moec_ep,
+        args: *const moec_ep_args,
+        stream: moec_stream,
+    ) -> moec_status;
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_ep_poll(ep: *const moec_ep, out: *mut moec_ep_state) -> moec_status;
 }
