@@ -21,9 +21,15 @@ OPENING = re.compile(r"^((?:enum|typedef struct) \w+ \{) *(/\*(?:(?!\*/).)*\*/)"
 
 
 def text_of(comment):
-    """A comment's text with Doxygen's own characters escaped."""
+    """A comment's text with Doxygen's own characters escaped, and `code` as code."""
+    text = re.sub(r"([\\@<>#%&$])", r"\\\1", words_of(comment))
+    return re.sub(r"`([^`]*)`", r"<tt>\1</tt>", text)
+
+
+def words_of(comment):
+    """A comment's text in one line."""
     lines = (re.sub(r"^\s*\*? ?", "", line) for line in comment[2:-2].split("\n"))
-    return re.sub(r"([\\@<>#%&$])", r"\\\1", " ".join(lines)).strip()
+    return " ".join(lines).strip()
 
 
 def is_behind(text, position):
@@ -32,8 +38,9 @@ def is_behind(text, position):
 
 
 def sections(text):
-    """[(number, name)] of those that the header names."""
-    return [(int(number), name) for number, name in SECTION.findall(text)]
+    """[(number, name, what the header says of it)]"""
+    about = {number: words_of(comment) for number, _, comment in SECTION_TEXT.findall(text)}
+    return [(int(number), name, about.get(number, "")) for number, name in SECTION.findall(text)]
 
 
 def documented(text):
@@ -41,7 +48,6 @@ def documented(text):
     text = text[text.index("#ifndef MOEC_H"):]
     text = OPENING.sub(r"\2\n\1", text)
     text = text.replace("/* ---- ", "/* ==== 0. words and tensors ==== */\n/* ---- ", 1)
-    about = {number: text_of(comment) for number, _, comment in SECTION_TEXT.findall(text)}
     text = SECTION_TEXT.sub(lambda found: found[0][:found.start(3) - found.start()], text)
     begun = False
 
@@ -53,7 +59,7 @@ def documented(text):
             closed = "/** @} */\n" if begun else ""
             begun = True
             number, name = section.groups()
-            return f"{closed}/** @defgroup section{number} {name}\n{about.get(number, '')}\n@{{ */"
+            return f"{closed}/** @defgroup section{number} {name}\n@{{ */"
         if re.match(r"/\* -{4}", comment):
             return ""
         mark = "/**<" if is_behind(text, found.start()) else "/**"

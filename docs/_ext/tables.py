@@ -78,9 +78,7 @@ def families():
     from moec.families import FAMILIES
 
     golden = json.loads((ROOT / "tests/golden/cases.json").read_text())["cases"]
-    checked = {}
-    for case in golden:
-        checked.setdefault(family_of(case["family"], FAMILIES), []).append(case["family"])
+    checked = {family_of(case["family"], FAMILIES) for case in golden}
     rows = []
     for family in FAMILIES:
         kind = family.activation.get("kind")
@@ -88,9 +86,9 @@ def families():
             ", ".join(f"`{one}`" for one in family.model_types), router_text(family),
             named(kind), SHARED[family.shared.name],
             f"`{next(iter(family.layouts[0].names.values()))}`",
-            ", ".join(checked.get(family.model_types[0], ["synthetic layers"]))])
+            "yes" if family.model_types[0] in checked else ""])
     return table(["`model_type`", "router", "activation", "shared expert", "first tensor",
-                  "checked against"], sorted(rows, key=lambda row: row[0].strip("`")))
+                  "golden"], sorted(rows, key=lambda row: row[0].strip("`")))
 
 
 # ---- formats ----
@@ -158,7 +156,7 @@ def formats():
     for name, text in texts.items():
         source = SOURCES[name]
         last = orientation(text) if not text.startswith("the same") and text else last
-        rows.append([f"`MOEC_SCHEME_{name}`", WRITERS[name], last,
+        rows.append([f"`{name}`", WRITERS[name], last,
                      "read in place, or packed",
                      "tensor cores" if source in cores else "fp32",
                      "where a row has one scale" if source in channels else "portable kernels"])
@@ -189,10 +187,11 @@ def conventions():
 
 def c_sections():
     """A heading for each section of moec.h, and what Breathe makes of its group."""
-    found = [(0, "words and tensors"), *header.sections(HEADER.read_text())]
-    return [line for number, name in found for line in (
-        f"## {name[0].upper()}{name[1:]}", "", f"```{{doxygengroup}} section{number}",
-        ":content-only:", "```", "")]
+    found = [(0, "words and tensors", ""), *header.sections(HEADER.read_text())]
+    return [line for number, name, about in found for line in (
+        f"## {name[0].upper()}{name[1:]}", "", plain(about), "",
+        f"```{{doxygengroup}} section{number}", ":content-only:", ":members:", ":undoc-members:",
+        "```", "")]
 
 
 ADVICE = {  # what a user does about each code
