@@ -17,6 +17,7 @@
 #endif
 
 #include "fuzz.h"
+#include "hooks.h"
 
 namespace moec_fuzz {
 namespace {
@@ -40,24 +41,6 @@ void* nth_block(uint32_t index) {  // never freed: weights borrow them
 }
 
 void quiet(void*, int32_t, const char*, size_t) {}
-void* hook_alloc(void*, size_t bytes, size_t align, int32_t, int32_t, moec_stream) {
-  void* out = nullptr;
-  const size_t at_least = align < sizeof(void*) ? sizeof(void*) : align;
-  return bytes < (1u << 28) && posix_memalign(&out, at_least, bytes) == 0 ? out : nullptr;
-}
-void hook_release(void*, void* pointer, size_t, int32_t, int32_t, moec_stream) {
-  std::free(pointer);
-}
-int32_t hook_parallel(void*, int64_t n, void (*body)(void*, int64_t), void* arg) {
-  for (int64_t i = n; i-- > 0;) body(arg, i);
-  return 0;
-}
-void* hook_named(const std::string& field) {
-  if (field == "alloc") return reinterpret_cast<void*>(&hook_alloc);
-  if (field == "release") return reinterpret_cast<void*>(&hook_release);
-  return reinterpret_cast<void*>(&hook_parallel);
-}
-
 const char* current_call = "";
 uint64_t current_seed = 0;
 void say_where() {
@@ -287,7 +270,10 @@ void Fuzz::mutate(const Struct& kind, char* at, int depth) {
       const uint64_t value = chance(60) ? below(5) : wild();
       // Counts of arrays behind pointers are promises, too: only fewer than there are.
       const bool promise = std::strcmp(kind.name, "moec_loss_args") == 0 && field.bytes == 8;
-      const uint64_t stored = promise ? below(2) : value;
+      // The hooks of communicators are those of one rank.
+      const bool ranks = std::strcmp(kind.name, "moec_comm_desc") == 0 &&
+                         field.offset >= offsetof(moec_comm_desc, rank);
+      const uint64_t stored = promise || ranks ? below(2) : value;
       if (field.offset != 0 || !kind.sized)
         std::memcpy(place, &stored, std::min<size_t>(field.bytes, 8));
       break;

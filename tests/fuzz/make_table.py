@@ -38,7 +38,8 @@ def field_rows(structs, record, base=0):
         elif kind["kind"] == "record":
             yield whole[kind["name"]], offset, field["bytes"], ""
         elif kind["kind"] == "function":
-            yield "kFunction", offset, field["bytes"], field["name"]
+            owner = {"moec_comm_callbacks": "comm "}.get(record, "")
+            yield "kFunction", offset, field["bytes"], owner + field["name"]
         elif kind["kind"] == "pointer":
             rows = {"handle": "kHandle", "record": "kStruct"}
             row = rows.get(kind["to"]["kind"], "kPointer")

@@ -123,8 +123,7 @@ def case(path):
 
 
 def table():
-    cases = [case(path) for path in sorted((HERE / "quant").glob("*.safetensors"))
-             if not path.stem.startswith("bf16_")]  # plain weights, for adapters
+    cases = [case(path) for path in sorted((HERE / "quant").glob("*.safetensors"))]
     lines = ",\n    ".join(json.dumps(one) for one in cases)
     return f'{{\n  "tolerance": {TOLERANCE},\n  "cases": [\n    {lines}\n  ]\n}}\n'
 

@@ -20,7 +20,7 @@ using oracle::Vec;
 
 TEST(Adapters, GiveTheNumbersOfPeft) {
   const SafeTensors file =
-      load_safetensors(golden::golden_path("quant/bf16_two_adapters.safetensors"));
+      load_safetensors(golden::golden_path("adapters/bf16_two_adapters.safetensors"));
   const int E = 4, H = 96, I = 32, K = 2;
   oracle::Config config;
   config.experts.hidden = H;

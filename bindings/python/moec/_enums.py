@@ -279,3 +279,34 @@ class Save(IntEnum):
     INPUT = _raw.MOEC_SAVE_INPUT
     PREACT = _raw.MOEC_SAVE_PREACT
     ALL = _raw.MOEC_SAVE_ALL
+
+
+class CommFlags(IntFlag):
+    NONE = 0
+    DEVICE = _raw.MOEC_COMM_DEVICE
+    CAPTURE = _raw.MOEC_COMM_CAPTURE
+
+
+class EpScheme(IntEnum):
+    """How tokens travel between the ranks of expert parallelism."""
+
+    AUTO = _raw.MOEC_EP_AUTO
+    GATHER = _raw.MOEC_EP_GATHER
+    PEER = _raw.MOEC_EP_PEER
+    ROWS = _raw.MOEC_EP_ROWS
+    EXACT = _raw.MOEC_EP_EXACT
+
+
+class EpFlags(IntFlag):
+    NONE = 0
+    FORWARD_ONLY = _raw.MOEC_EP_FORWARD_ONLY
+
+
+class EpOverflow(IntEnum):
+    REPORT = _raw.MOEC_EP_REPORT
+    DROP_BY_WEIGHT = _raw.MOEC_EP_DROP_BY_WEIGHT
+
+
+class EpCallFlags(IntFlag):
+    NONE = 0
+    ADD = _raw.MOEC_EP_ADD
