@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # build_gpu_bindings.sh FOLDER: the device-memory tests of Rust and Go, README's C program for a GPU
-# and examples/c/graph.c, as FOLDER/bindings_rust, bindings_go, bindings_c and graph_c, for a machine
+# and examples/c/graph.c, as FOLDER/bindings_rust, bindings_go, bindings_c and graph_c, for machines
 # with a GPU but without their tools. Rust and Go open libmoec (MOEC_LIBRARY) and the CUDA driver at
 # run time; the C programs are linked to build/release's library and find it by LD_LIBRARY_PATH.
 here=$PWD

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # test_c.sh: the C package as installed: api.json's layouts and constants as static assertions of
 # gcc and clang; examples/c and the programs of docs/ built through pkg-config, shared and static,
-# and through CMake with and without its components; and run.
+# and through CMake with and without its components; and run; and the layers of quantised
+# checkpoints.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 work=$(mktemp -d)
