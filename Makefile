@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every target is a script: this file only names them.
-.PHONY: help demo wheel packages test test-gpu bench bench-gpu bench-peers format lint abi-bless clean
+.PHONY: help demo wheel packages test docs test-gpu bench bench-gpu bench-peers format lint \
+        abi-bless clean
 .DEFAULT_GOAL := help
 # What scripts fetch into build/, and only fetch.
-downloads := venv cuda zig julia go-toolchain xla_headers py-packages peers-venv frameworks \
-             frameworks-older
+downloads := venv docs-venv cuda zig julia go-toolchain xla_headers py-packages peers-venv \
+             frameworks frameworks-older
 
 help:         ## this list
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 22
@@ -17,6 +18,8 @@ packages:     ## .deb, .rpm and .tar.gz of the library, into build/packages
 	@scripts/packages.sh
 test:         ## build everything and run every test that needs no GPU
 	@scripts/test.sh
+docs:         ## the documentation, into build/docs/html
+	@scripts/docs.sh
 test-gpu:     ## the tests of the CUDA backend, on a machine with a GPU
 	@scripts/test_gpu.sh
 bench:        ## CPU speeds of real layer shapes beside this machine's own limits

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# bootstrap.sh [test]: make sure that this machine has what `make demo` (or `make test`) needs:
+# bootstrap.sh [test|docs]: make sure that this machine has what `make demo` (or that target) needs:
 # Debian packages, then build/venv with the pinned tools. Silent and quick when all is there.
 . "$(dirname "$0")/lib.sh"
 purpose=${1:-demo}
@@ -33,6 +33,8 @@ needs=(
   'cargo clippy --version|rust-web-clippy'
   'command -v curl || command -v wget|curl'  # without one, julia's Pkg does not even start
 )
+
+case $purpose in test | docs) needs+=('command -v doxygen|doxygen') ;; esac
 
 # Better now than ten minutes from now: half of it is PyTorch with its CUDA libraries.
 mkdir -p "$build"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# build_gpu_bindings.sh FOLDER: the device-memory tests of Rust and Go, and README's C program for a
-# GPU, as FOLDER/bindings_rust, bindings_go and bindings_c, for a machine with a GPU but without
-# their tools. Rust and Go open libmoec (MOEC_LIBRARY) and the CUDA driver at run time; the C
-# program is linked to build/release's library and finds it by LD_LIBRARY_PATH.
+# build_gpu_bindings.sh FOLDER: the device-memory tests of Rust and Go, README's C program for a GPU
+# and examples/c/graph.c, as FOLDER/bindings_rust, bindings_go, bindings_c and graph_c, for machines
+# with a GPU but without their tools. Rust and Go open libmoec (MOEC_LIBRARY) and the CUDA driver at
+# run time; the C programs are linked to build/release's library and find it by LD_LIBRARY_PATH.
 here=$PWD
 . "$(dirname "$0")/lib.sh"
 [ -n "${1:-}" ] || die "usage: build_gpu_bindings.sh FOLDER"
@@ -19,6 +19,11 @@ cd "$root"
 python3 tests/house/readme_c.py >"$build/readme_gpu.c"
 cc -std=c11 -Wall -Wextra -Werror -Icapi/include "$build/readme_gpu.c" -o "$folder/bindings_c" \
   "$build/release/lib/libmoec.so.0"
+nvcc=$(scripts/cuda_toolkit.sh)
+toolkit=${nvcc%/bin/nvcc}
+runtime=$(find -L "$toolkit" -name libcudart_static.a | head -n 1)
+cc -std=c11 -Wall -Wextra -Werror -Icapi/include -isystem "$toolkit/include" examples/c/graph.c \
+  -o "$folder/graph_c" "$build/release/lib/libmoec.so.0" "$runtime" -ldl -lrt -lpthread -lstdc++
 cd bindings/go
 CGO_ENABLED=0 "$root/scripts/go.sh" test -c -tags moec_purego -ldflags "-s -w" \
   -o "$folder/bindings_go" .

@@ -67,6 +67,7 @@ python_and_frameworks() {
   stage "frameworks"      scripts/test_frameworks.sh
 }
 languages_and_sanitizers() {
+  stage "docs"            scripts/docs.sh
   stage "c"               scripts/test_c.sh
   stage "packages"        scripts/test_packages.sh
   stage "rust"            scripts/test_rust.sh

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # test_c.sh: the C package as installed: api.json's layouts and constants as static assertions of
-# gcc and clang; examples/c built through pkg-config, shared and static, and through CMake with and
-# without its components; and run; and the layers of quantised checkpoints.
+# gcc and clang; examples/c and the programs of docs/ built through pkg-config, shared and static,
+# and through CMake with and without its components; and run; and the layers of quantised
+# checkpoints.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 work=$(mktemp -d)
@@ -35,6 +36,16 @@ eval "static=($flags)"
 cc $warnings examples/c/train.c -o "$work/static" "${static[@]}"
 env -u LD_LIBRARY_PATH "$work/static"
 done_with "examples/c, static"
+
+for program in $("$venv/bin/python" scripts/page_code.py c "$work"); do
+  cc $warnings "$program" -o "${program%.c}" "${shared[@]}"
+  LD_LIBRARY_PATH=$prefix/lib "${program%.c}"
+  done_with "docs, $(basename "$program")"
+done
+nvcc=$(scripts/cuda_toolkit.sh)  # a GPU runs it: scripts/build_gpu_bindings.sh, make test-gpu
+cc $warnings -isystem "${nvcc%/bin/nvcc}/include" -I"$prefix/include" -c examples/c/graph.c \
+  -o "$work/graph.o"
+done_with "examples/c, a CUDA graph: compiled"
 
 cc $warnings examples/c/quantised.c -o "$work/quantised" "${shared[@]}" -lm
 LD_LIBRARY_PATH=$prefix/lib "$work/quantised"

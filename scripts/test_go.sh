@@ -51,6 +51,14 @@ export GOSUMDB=off GOFLAGS=-mod=mod
 env -u MOEC_LIBRARY ./train && echo "--- PASS: example, cgo" >>"$log"
 CGO_ENABLED=0 "$go" build -tags moec_purego -o train_purego .
 env -u LD_LIBRARY_PATH ./train_purego && echo "--- PASS: example, purego" >>"$log"
+mkdir "$outside/pages"
+for page in $("$venv/bin/python" "$root/scripts/page_code.py" go "$outside/pages"); do
+  name=$(basename "$page" .go)
+  [ -z "$("$("$go" env GOROOT)/bin/gofmt" -l "$page")" ] || die "gofmt would change docs, $name"
+  mkdir "$name" && cp "$page" "$name/main.go"
+  CGO_ENABLED=0 "$go" build -o "page_$name" "./$name"
+  env -u LD_LIBRARY_PATH "./page_$name" && echo "--- PASS: docs, $name" >>"$log"
+done
 "$root/scripts/wrong_library.sh" env -u LD_LIBRARY_PATH ./train_purego
 echo "--- PASS: another ABI is refused" >>"$log"
 ! readelf -d train_purego | grep -q moec || die "the purego program is linked to libmoec"

@@ -92,14 +92,15 @@ while read -r program options; do
   done
 done <"$bin/gpu_tests.txt"
 if wanted c || wanted rust || wanted go; then
-  [ -x "$bin/bindings_go" ] || scripts/build_gpu_bindings.sh "$bin"
+  [ -x "$bin/bindings_go" ] && [ -x "$bin/graph_c" ] || scripts/build_gpu_bindings.sh "$bin"
 fi
 export MOEC_LIBRARY=$package/moec/lib/libmoec.so.0 MOEC_GOLDEN_DIR=$root/tests/golden
 if wanted tool; then  # every command that takes a device, with NumPy alone
   python3 -c 'import typer, rich' 2>/dev/null || PYTHONPATH=$PYTHONPATH:$build/gpu_carry/tools
   task host tool python3 -m pytest -m gpu -p no:cacheprovider bindings/python/tests/test_device.py
 fi
-if wanted c; then  # README's program
+if wanted c; then  # README's program, and the example of a graph
+  task host graph "$bin/graph_c"
   task host c bash -c '"$0" | grep -x MOEC_OK && echo "1 passed, 0 failed"' "$bin/bindings_c"
 fi
 if wanted rust; then task host rust "$bin/bindings_rust" --include-ignored --nocapture; fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # test_julia.sh: Moec.jl developed into a new environment of a new depot whose only registry is
-# empty (nothing but the standard library can be found) and tested there by Pkg.test; the program of
-# examples/julia and the README's; and the static check, which knows every function.
+# empty (nothing but the standard library can be found) and tested there by Pkg.test; the programs
+# of examples/julia, of the README and of docs/; and the static check, which knows every function.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 "$venv/bin/python" bindings/julia/test/static_check.py >"$build/bindings/julia.txt" ||
@@ -35,6 +35,8 @@ awk '/^```$/ {if (inside) exit} inside {print} /^```julia$/ {inside = 1}' bindin
   >"$outside/readme.jl"
 [ -s "$outside/readme.jl" ] || die "bindings/julia/README.md has no julia program"
 cp examples/julia/train.jl "$outside"
+pages=$("$venv/bin/python" scripts/page_code.py julia "$outside" | xargs -n 1 basename)
+programs=(readme.jl train.jl $pages)
 
 cat >"$outside/run.jl" <<'JULIA'
 using Pkg
@@ -42,18 +44,20 @@ VERSION >= v"1.5" && Pkg.offline(true)
 Pkg.activate(joinpath(@__DIR__, "environment"))
 Pkg.develop(PackageSpec(path = joinpath(@__DIR__, "bindings", "julia")))
 Pkg.test("Moec", julia_args = `-O0`)
-for program in ("readme.jl", "train.jl")
+for program in ARGS
     include(joinpath(@__DIR__, program))
     println(program, " ran")
 end
 JULIA
 log=$outside/log.txt
 export JULIA_DEPOT_PATH=$outside/depot MOEC_LIBRARY=$prefix/lib/libmoec.so.0
-timeout 600 scripts/julia.sh -O0 --startup-file=no "$outside/run.jl" 2>&1 | tee "$log"
+timeout 600 scripts/julia.sh -O0 --startup-file=no "$outside/run.jl" "${programs[@]}" \
+  2>&1 | tee "$log"
 echo "executed with $where"
 scripts/wrong_library.sh scripts/julia.sh -O0 --startup-file=no --project="$outside/environment" \
   -e 'using Moec'
 passed=$(sed -nE 's/^Moec +\| +([0-9]+) +.*/\1/p' "$log")
-[ "$(grep -c ' ran$' "$log")" = 2 ] || die "a program did not run"
+[ "$(grep -c ' ran$' "$log")" = ${#programs[@]} ] || die "a program did not run"
 [ "${passed:-0}" -gt 500 ] || die "Pkg.test ran ${passed:-no} tests"
-echo "$((passed + 3 + ${checks%% *})) passed, 0 failed"  # two programs and the refusal, too
+# The programs and the refusal, too.
+echo "$((passed + ${#programs[@]} + 1 + ${checks%% *})) passed, 0 failed"

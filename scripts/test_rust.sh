@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # test_rust.sh: clippy without a warning, tests and documentation examples with the default, the
 # dynamic and all features (all: bindgen runs, and the committed bindings must equal its output);
-# then the crates are packed, and examples/rust is built from the packed files alone, outside the
-# tree, and run without LD_LIBRARY_PATH; and README's program with the feature vendored, where no
-# library is installed.
+# then the crates are packed, and examples/rust and the programs of docs/ are built from the packed
+# files alone, outside the tree, and run without LD_LIBRARY_PATH; and README's program with the
+# feature vendored, where no library is installed.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 cargo=$root/scripts/cargo.sh
@@ -36,9 +36,11 @@ for crate in moec moec-sys; do
 done
 cp -r "$root/examples/rust" "$outside/train"
 cp Cargo.lock "$outside/train"
+pages=$("$venv/bin/python" "$root/scripts/page_code.py" rust "$outside/train/src/bin")
 cd "$outside/train"
 mkdir -p "$build/rust/outside"  # its dependencies are kept, its crates are new each time
-find "$build/rust/outside" \( -name '*moec*' -o -name '*train*' \) -prune -exec rm -rf {} +
+find "$build/rust/outside" -regextype posix-extended -regex '.*(moec|train|serve|tour)[^/]*' \
+  -prune -exec rm -rf {} +
 train=$build/rust/outside/debug/train
 build_outside() {
   CARGO_TARGET_DIR=$build/rust/outside "$cargo" build --quiet --offline \
@@ -48,6 +50,19 @@ build_outside() {
 build_outside
 env -u LD_LIBRARY_PATH "$train"
 ! readelf -d "$train" | grep -q libmoec || die "examples/rust is not linked statically"
+for page in $pages; do
+  page=$(basename "$page" .rs)
+  env -u LD_LIBRARY_PATH "$(dirname "$train")/$page"
+  echo "test result: ok. 1 passed (docs, $page)" >>"$log"
+done
+one='1 2 3 4 5 6 7 8'
+served=$(printf '%s\n' "$one" "$one;$one" "1 2" "$one" |
+  env -u LD_LIBRARY_PATH "$(dirname "$train")/serve")
+# A batch of the same token twice is its y twice, and a wrong line is one answer.
+awk 'NR == 1 {y = $0} NR == 2 && $0 != y "; " y {exit 1} NR == 3 && !/^error: token 0/ {exit 1}
+  NR == 4 && $0 != y {exit 1} END {exit NR != 4}' <<<"$served" ||
+  die "examples/rust serves $served"
+echo "test result: ok. 1 passed (examples/rust, serve)" >>"$log"
 MOEC_LINK=shared build_outside
 LD_LIBRARY_PATH=$prefix/lib "$train"
 readelf -d "$train" | grep -q libmoec.so.0 || die "MOEC_LINK=shared does not link libmoec.so.0"

@@ -26,8 +26,8 @@ PLACEHOLDER = re.compile(r"(.*-)?[A-Z]+\.")  # NAME.cpp, moec-N.json
 ELSEWHERE = {
     "config.json", "hf_quant_config.json",  # of a checkpoint
     "stddef.h",  # the compiler's
-    "build_id.h", "fuzz_table.inc", "gpu_tests.txt",  # the build makes them
-    "program.c", "layer.c",  # a test writes it; a reader does
+    "build_id.h", "fuzz_table.inc", "gpu_tests.txt", "links.txt",  # the build makes them
+    "program.c", "layer.c", "tour.c",  # a test writes it; a reader does
 }
 PLANTED = [  # file, its text, what is reported
     ("a.cpp", 'f("x.cpp");  // as in none.cu', "a.cpp:1: none.cu"),

@@ -124,7 +124,7 @@ def test_nothing_installed_names_the_build(prefix, build):
 
 
 def test_clean_keeps_only_downloads(root, tmp_path):
-    downloads = {"venv", "cuda", "zig", "julia", "go-toolchain", "peers-venv"}
+    downloads = {"venv", "docs-venv", "cuda", "zig", "julia", "go-toolchain", "peers-venv"}
     built = {"release", "asan", "tsan", "python", "wheel", "py-test-venv", "demo", "rust", "log"}
     for name in downloads | built:
         (tmp_path / "build" / name).mkdir(parents=True)
