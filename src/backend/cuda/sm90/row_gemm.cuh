@@ -9,16 +9,14 @@
 //            there a fourth relays what has been gathered.
 //            Where warpgroup 3 does the rest of the epilogue (grad down), it stores the results
 //            itself, and the other two warps of warpgroup 0 gather.
-//            Coded weights are decoded by the warps that gather, or by a warpgroup of their own;
-//            codes of four bits by those that multiply, into registers
-//   traffic  32 KiB of weights (of four bits 8) a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
+//            Coded weights are decoded by the warps that gather, or by a warpgroup of their own
+//   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
 //            the same weights together. Where `shares`, each loads half of them for both: fewer
 //            bytes leave L2, but a stage waits for the slower of two CTAs. Else each loads its own,
 //            and their loaders meet
 //   order    each output element is owned by one thread: deterministic
 #pragma once
 
-#include "backend/cuda/sm90/nibble_fragments.cuh"
 #include "backend/cuda/sm90/pace.cuh"
 #include "backend/cuda/sm90/row_gemm_config.cuh"
 #include "backend/cuda/sm90/weight_decoder.cuh"
@@ -28,7 +26,6 @@ namespace moec::cuda {
 template <typename C>
 constexpr int kSharedBytesOf() {
   if constexpr (C::kCoded) return C::kCodes + WeightDecoder<C>::kBytes;
-  if constexpr (C::kInRegisters) return C::kCodes + NibbleFragments<C>::kTableBytes;
   return C::kCodes;
 }
 
@@ -215,90 +212,45 @@ class RowProducer {
   bool padded_;       // not all are
 };
 
-// In the place of fragments, where the m operand is multiplied from shared memory.
-struct NoFragments {
-  template <typename Params>
-  __device__ NoFragments(const Params&, uint32_t, int) {}
-};
-
 // What is held of a finished tile leaves in pieces, spread over the k-blocks of the next one. The
-// first waits for the second k-block, when two are queued at the tensor cores. Where fragments take
-// the registers it would be held in, it leaves at once.
-template <typename C>
-class HeldResults {
- public:
-  using Epilogue = typename C::Epilogue;
-  using Group = typename C::ConsumerGroup;
-  __device__ HeldResults(const typename C::Params& p, const Group& group)
-      : p_(p), group_(group), stride_(max(1, p.k_blocks / Epilogue::kPieces)) {}
-
-  __device__ void behind(int kb) {
-    if (kAtOnce || piece_ == Epilogue::kPieces || kb < due_) return;
-    epilogue_.copy_piece(p_, group_, piece_++);
-    due_ += stride_;
-  }
-  __device__ void leave() {
-    if constexpr (kAtOnce) return;
-    while (piece_ < Epilogue::kPieces) epilogue_.copy_piece(p_, group_, piece_++);
-  }
-  template <typename Accumulators>
-  __device__ void finish(const RowTile& tile, Accumulators& acc) {
-    epilogue_.finish(p_, tile, group_, acc);
-    hold();
-  }
-  __device__ void hand_nothing() {
-    epilogue_.hand_nothing(group_);
-    hold();
-  }
-
- private:
-  static constexpr bool kAtOnce = C::kInRegisters;
-  // Not at the k-blocks of the other group: the tensor cores are short of work where both move
-  // results at once.
-  __device__ void hold() {
-    if constexpr (kAtOnce) {
-#pragma unroll
-      for (int i = 0; i < Epilogue::kPieces; ++i) epilogue_.copy_piece(p_, group_, i);
-    } else {
-      piece_ = 0;
-      due_ = (stride_ + 1) / 2 - (stride_ > 1 ? group_.index : 0);
-    }
-  }
-
-  const typename C::Params& p_;
-  const Group& group_;
-  Epilogue epilogue_;
-  const int stride_;
-  int piece_ = Epilogue::kPieces, due_ = 0;
-};
-
+// first waits for the second k-block, when two are queued at the tensor cores.
 template <typename C>
 __device__ __forceinline__ void consume(const typename C::Params& p, TileQueue& queue,
                                         typename C::Stages& ring,
-                                        const typename C::ConsumerGroup& group, uint32_t codes) {
+                                        const typename C::ConsumerGroup& group) {
   using Epilogue = typename C::Epilogue;
-  using Fragments = std::conditional_t<C::kInRegisters, NibbleFragments<C>, NoFragments>;
-  Fragments fragments(p, codes, group.index);
-  HeldResults<C> results(p, group);
-  const auto behind = [&](int kb) { results.behind(kb); };
+  Epilogue epilogue;
+  const int stride = max(1, p.k_blocks / Epilogue::kPieces);
+  int piece = Epilogue::kPieces, due = 0;
+  const auto behind = [&](int kb) {
+    if (piece == Epilogue::kPieces || kb < due) return;
+    epilogue.copy_piece(p, group, piece++);
+    due += stride;
+  };
+  const auto leave = [&] {
+    while (piece < Epilogue::kPieces) epilogue.copy_piece(p, group, piece++);
+  };
+  // Not at the k-blocks of the other group: the tensor cores are short of work where both move
+  // results at once.
+  const auto held = [&] {
+    piece = 0;
+    due = (stride + 1) / 2 - (stride > 1 ? group.index : 0);
+  };
   RowTile tile, next;
   for (bool more = queue.take(tile); more; tile = next) {
     const int feature = group_feature(p, tile, group.index), end = feature_end(p, tile);
     if (Epilogue::kSkipsOutside && feature >= end) {
       pass_over(ring, p.k_blocks, behind);
       more = queue.take(next);
-      results.leave();
-      if constexpr (C::kFinished) results.hand_nothing();
+      leave();
+      if constexpr (C::kFinished) {
+        epilogue.hand_nothing(group);
+        held();
+      }
       continue;
     }
     TileAccumulators<C::kMaxRows> acc;
-    if constexpr (C::kInRegisters) {
-      fragments.begin(tile);
-      with_columns<C::kMaxRows>(tile.rows, [&]<int kN>() __attribute__((always_inline)) {
-        multiply_fragments<typename C::Element, kN, C::kFences>(acc, ring, fragments, p.k_blocks,
-                                                                behind);
-      });
-    } else if (!Epilogue::kGated && feature + 128 >= end) {  // of two blocks, one is inside
+    if (!Epilogue::kGated && feature + 128 >= end) {  // of two blocks, one is inside
       multiply<typename C::Element, C::kMaxRows, 1, C::kMajor, Major::kK, C::kFences>(
           acc, ring, group.index, p.k_blocks, behind);
     } else {
@@ -306,14 +258,15 @@ __device__ __forceinline__ void consume(const typename C::Params& p, TileQueue& 
                                                                 tile.rows, behind);
     }
     more = queue.take(next);
-    results.leave();
+    leave();
     finish_multiply(acc, ring);
     if constexpr (Epilogue::kBiased) {
       add_biases<typename C::Element, Epilogue::kGated>(p, tile, group, acc);
     }
-    results.finish(tile, acc);
+    epilogue.finish(p, tile, group, acc);
+    held();
   }
-  results.leave();
+  leave();
 }
 
 // The part of a warp that is not a consumer's.
@@ -378,7 +331,6 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     if constexpr (C::kFinished) C::Epilogue::Finisher::init(memory + C::kStaging);
     ptx::fence_barrier_init();
   }
-  if constexpr (C::kInRegisters) NibbleFragments<C>::fill_table(p.nibbles, memory + C::kCodes);
   ptx::cluster_sync();
   if (p.early != Early::kNothing) {
     ptx::grid_dependency_launch();
@@ -409,7 +361,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     const int index = warp / 4 - 1;
     const typename C::ConsumerGroup group{
         {index, int(threadIdx.x) & 127, staging + index * C::kGroupStaging}};
-    consume<C>(p, queue, ring, group, memory + C::kCodes);
+    consume<C>(p, queue, ring, group);
   }
   ptx::grid_dependency_wait();
   ptx::cluster_sync();  // no CTA may leave while its neighbour still signals it

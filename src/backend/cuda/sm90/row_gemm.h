@@ -48,11 +48,6 @@ struct CodedRowGemmParams : RowGemmParams {
   bool channels_along_k;  // a channel is an index of k, else a feature
 };
 
-// The same with weights of four bits.
-struct NibbleRowGemmParams : RowGemmParams {
-  NibbleOperand nibbles;
-};
-
 // Why the sm_90a kernels cannot take this problem, or null.
 const char* row_gemm_refuses(const RowGemmProblem& problem);
 cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& choice,

@@ -18,19 +18,18 @@ struct RowGemmConfig {
   using Epilogue = Epilogue_;
   static constexpr Major kMajor = Weights::kMajor;
   static constexpr bool kGather = kGather_, kCoded = Weights::kCoded;
-  static constexpr bool kInRegisters = Weights::kInRegisters;
   static constexpr Blocks kBlocks = kBlocks_;
   using ConsumerGroup = ConsumerGroup_;
   static constexpr int kStages = Epilogue::kStages, kMaxRows = Epilogue::kMaxRows;
-  using Stages = PairRing<Ring<kStages, kMaxRows, Weights::kStageBytes>>;
+  using Stages = PairRing<Ring<kStages, kMaxRows>>;
   using Scheduler = RowScheduler<kMaxRows>;
-  static constexpr int kStaging = kStages * Stages::kBytes;         // offset
+  static constexpr int kStaging = kStages * kStageBytes<kMaxRows>;  // offset
   static constexpr int kGroupStaging = Epilogue::kStagingBytes;
   static constexpr int kBarriers = kStaging + 2 * kGroupStaging;    // offset
   static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
   static constexpr int kNumbers = kQueue + TileQueue::kBytes;       // offset
   static constexpr int kPair = kNumbers + WorkNumbers::kBytes;      // offset of two barriers
-  static constexpr int kCodes = (kPair + 16 + 127) / 128 * 128;     // offset of a decoder's memory
+  static constexpr int kCodes = kPair + 16;                         // offset of a decoder's memory
   // Whether a fourth warpgroup does the rest of the epilogue, or loads, finds tiles and sends.
   static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
   static constexpr bool kSideLoader = kGather && !kFinished, kSideDecoder = kCoded && !kGather;

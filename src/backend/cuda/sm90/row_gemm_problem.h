@@ -41,25 +41,6 @@ struct ExpertChannels {
   ChannelArray scales, zeros;
 };
 
-// Scales of blocks along the contiguous axis of codes of four bits. A strip is what follows each
-// other there: the entry of element (line, i) of expert e is at
-// base + e * expert_stride + line * stride + (i >> shift).
-struct ScaleStrips {
-  const void* base;
-  int64_t expert_stride, stride;  // entries
-  const float* scales2;           // null, or one float for each expert: entries are multiplied by it
-  int64_t scales2_stride;
-};
-struct NibbleOperand {
-  ScaleStrips strips[2];  // of each part, where it has one
-  int shift;              // log2 of the elements of a block, at least 4
-  moec_dtype dtype;       // of entries
-  bool divides;           // by scales2
-  bool high_first;        // the first of two codes is in the high bits
-  const float* codebook;  // [16] on the device; null: `values`
-  float values[16];       // of each code
-};
-
 struct RowGemmProblem {
   RowGemm op;
   moec_dtype dtype;          // MOEC_BF16 or MOEC_F16
@@ -75,7 +56,6 @@ struct RowGemmProblem {
   int64_t expert_stride;       // elements
   uint32_t scheme;             // moec_scheme of the weights
   ExpertChannels channels[2];  // of each part, where it has one
-  NibbleOperand nibbles;       // of weights of four bits
   ExpertBias bias[2];          // kUp: gate, up; kDown: the first
   moec_activation activation;  // kUp, kGradDown
 

@@ -62,45 +62,6 @@ __device__ __forceinline__ void multiply(TileAccumulators<kColumns>& acc, Stages
   }
 }
 
-// multiply with the m operand in registers. `fragments` makes it of what a stage holds, 32 k of a
-// block of 64 features at a time, while the products of those before are under way.
-template <typename Element, int kN, bool kFences, int kColumns, typename Stages, typename Fragments,
-          typename Behind>
-__device__ __forceinline__ void multiply_fragments(TileAccumulators<kColumns>& acc, Stages& ring,
-                                                   Fragments& fragments, int k_blocks,
-                                                   Behind behind) {
-  const int lane = threadIdx.x & 31;
-  const uint32_t n =
-      operand_descriptor(ring.first_m(), kBlockBytes) + (Stages::kOperandBytes >> 4);
-  constexpr int kStepsOfHalf = kSteps / 2;
-  uint32_t even[4 * kStepsOfHalf], odd[4 * kStepsOfHalf];
-  const auto half = [&](auto& sums, auto& a, auto block, auto which, int kb) {
-    fragments.template decode<block, which>(ring.operand_m(), kb, a);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kStepsOfHalf; ++i) {
-      const int k16 = which * kStepsOfHalf + i;
-      wgmma<Element, kN, Major::kK>(sums, a + 4 * i, n + ring.ahead() + k16 * kStepK16<Major::kK>,
-                                    k16 == 0 ? kb : 1);
-    }
-    wgmma_commit();
-    wgmma_wait<1>();  // the other registers are free
-  };
-  using Zero = std::integral_constant<int, 0>;
-  using One = std::integral_constant<int, 1>;
-  for (int kb = 0; kb < k_blocks; ++kb) {
-    ring.wait_full();
-    if constexpr (kFences) ptx::fence_proxy_async();
-    half(acc.first, even, Zero(), Zero(), kb);
-    if (kb > 0) ring.release_previous(lane);
-    half(acc.first, odd, Zero(), One(), kb);
-    half(acc.second, even, One(), Zero(), kb);
-    half(acc.second, odd, One(), One(), kb);
-    behind(kb);
-    ring.advance();
-  }
-}
-
 // All products are done. What reads the accumulators stays behind the wait: where a tile leaves
 // some of them undefined, the compiler would otherwise move an operation on them in front of it.
 template <int kColumns>
@@ -132,15 +93,17 @@ __device__ __forceinline__ void pass_over(Stages& ring, int k_blocks, Behind beh
   }
 }
 
-#ifndef NIB_ONLY
-#define NIB_ONLY(n) true
-#endif
-// body<kN>(), kN the number of rows rounded up to a multiple of kRowStep; at most kMost.
-template <int kMost, typename Body>
-__device__ __forceinline__ void with_columns(int rows, const Body& body) {
-#define MOEC_CASE(n)                                                                   \
-  case n:                                                                              \
-    if constexpr (kRowStep * n <= kMost && NIB_ONLY(n)) body.template operator()<kRowStep * n>();     \
+// multiply with the number of columns known only now: the next multiple of kRowStep.
+template <typename Element, Major kMajorM, bool kFences, int kColumns, typename Stages,
+          typename Behind>
+__device__ __forceinline__ void multiply_rows(TileAccumulators<kColumns>& acc, Stages& ring,
+                                              int group, int k_blocks, int rows, Behind behind) {
+#define MOEC_CASE(n)                                                                              \
+  case n:                                                                                         \
+    if constexpr (kRowStep * n <= Stages::kRows) {                                                \
+      multiply<Element, kRowStep * n, 2, kMajorM, Major::kK, kFences>(acc, ring, group, k_blocks, \
+                                                                      behind);                    \
+    }                                                                                             \
     break
   switch ((rows + kRowStep - 1) / kRowStep) {
     MOEC_CASE(1);
@@ -163,16 +126,6 @@ __device__ __forceinline__ void with_columns(int rows, const Body& body) {
     MOEC_CASE(18);
   }
 #undef MOEC_CASE
-}
-
-// multiply with the number of columns known only now.
-template <typename Element, Major kMajorM, bool kFences, int kColumns, typename Stages,
-          typename Behind>
-__device__ __forceinline__ void multiply_rows(TileAccumulators<kColumns>& acc, Stages& ring,
-                                              int group, int k_blocks, int rows, Behind behind) {
-  with_columns<Stages::kRows>(rows, [&]<int kN>() __attribute__((always_inline)) {
-    multiply<Element, kN, 2, kMajorM, Major::kK, kFences>(acc, ring, group, k_blocks, behind);
-  });
 }
 
 }  // namespace moec::cuda

@@ -2,7 +2,7 @@
 // The ring of shared-memory stages between the producer warps and the two consumer warpgroups of a
 // CTA.
 //
-//   stage    m operand 32 KiB, 8 of codes of four bits: four blocks of [64 x 64]; n operand: kRows rows of 64 k, 128 or 144,
+//   stage    m operand 32 KiB: four blocks of [64 x 64]; n operand: kRows rows of 64 k, 128 or 144,
 //            or two panels of 64 k x 64 n
 //   full     one arrival announces the TMA bytes; with gathered rows one more: of the warp that
 //            relays, or of each thread that gathers, when its cp.async copies have landed. Coded
@@ -21,8 +21,8 @@ namespace moec::cuda {
 constexpr int kTileK = 64;
 constexpr int kBlockBytes = 64 * kTileK * 2;
 constexpr int kOperandMBytes = 4 * kBlockBytes;
-template <int kRows, int kOperandBytes = kOperandMBytes>
-constexpr int kStageBytes = kOperandBytes + kRows * kTileK * 2;
+template <int kRows>
+constexpr int kStageBytes = kOperandMBytes + kRows * kTileK * 2;
 constexpr int kThreads = 384;  // producer warpgroup, then two consumer warpgroups
 constexpr int kProducers = 128, kConsumerWarps = 8;
 
@@ -86,24 +86,23 @@ class StageBarriers {
   uint32_t phase_ = 0;
 };
 
-// Both operands of a stage lie together. kOperandBytes: of the m operand.
-template <int kStages, int kRows_, int kOperandBytes_ = kOperandMBytes>
+// Both operands of a stage lie together.
+template <int kStages, int kRows_>
 class Ring : public StageBarriers<kStages> {
  public:
-  static constexpr int kRows = kRows_, kOperandBytes = kOperandBytes_;
-  static constexpr int kBytes = kStageBytes<kRows, kOperandBytes>;
+  static constexpr int kRows = kRows_;
   __device__ Ring(uint32_t memory, uint32_t barriers)
       : StageBarriers<kStages>(barriers), memory_(memory) {}
 
-  __device__ uint32_t operand_m() const { return memory_ + this->stage_ * kBytes; }
-  __device__ uint32_t operand_n() const { return operand_m() + kOperandBytes; }
+  __device__ uint32_t operand_m() const { return memory_ + this->stage_ * kStageBytes<kRows>; }
+  __device__ uint32_t operand_n() const { return operand_m() + kOperandMBytes; }
   // For descriptors, which count in 16 bytes: the first stage's m operand, and how far from it the
   // current one's is, so that nothing but a sum stands between a full stage and its products.
   __device__ uint32_t first_m() const { return memory_; }
   __device__ uint32_t ahead() const { return ahead_; }
   __device__ void advance() {
     StageBarriers<kStages>::advance();
-    ahead_ = this->stage_ == 0 ? 0 : ahead_ + kBytes / 16;
+    ahead_ = this->stage_ == 0 ? 0 : ahead_ + kStageBytes<kRows> / 16;
   }
 
  private:

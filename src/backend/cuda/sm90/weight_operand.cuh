@@ -14,13 +14,10 @@ template <Major kMajor_>
 struct PlainWeights {
   using Params = RowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = false, kInRegisters = false;
+  static constexpr bool kCoded = false;
   static constexpr int kCopyBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
   static constexpr int kPlace = 0;                                 // of a copy, in its block
   static constexpr int kBytes = kOperandMBytes;                    // that are copied
-  static constexpr int kBlockStride = kBlockBytes;                 // of blocks in a stage
-  static constexpr int kStageBytes = kOperandMBytes;               // of the operand in a stage
-  static constexpr int kPerUnit = 1;  // elements that are one element of the tensor map
 };
 
 // Codes of one byte, a channel for each row of the matrix. A block of them arrives in the upper
@@ -30,23 +27,9 @@ struct CodedWeights {
   using Format = Format_;
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = true, kInRegisters = false;
+  static constexpr bool kCoded = true;
   static constexpr int kCopyBlocks = 1, kPlace = kBlockBytes / 2, kBytes = kOperandMBytes / 2;
-  static constexpr int kBlockStride = kBlockBytes, kStageBytes = kOperandMBytes, kPerUnit = 1;
   static_assert(row_gemm_decodes(Format::kInfo));
-};
-
-// Codes of four bits, two neighbours in a byte, with scales of blocks along the contiguous axis.
-// They lie in a stage as in memory, a block in 64 rows of 32 bytes; who multiplies makes fragments
-// of them (nibble_fragments.cuh). kPairs: the values of two codes are looked up together and
-// multiplied in bf16, which is exact but for one rounding; else one at a time, in fp32.
-template <bool kPairs_, Major kMajor_>
-struct NibbleWeights {
-  using Params = NibbleRowGemmParams;
-  static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = false, kInRegisters = true, kPairs = kPairs_;
-  static constexpr int kCopyBlocks = 1, kPlace = 0, kBytes = kOperandMBytes / 4;
-  static constexpr int kBlockStride = kBlockBytes / 4, kStageBytes = kBytes, kPerUnit = 2;
 };
 
 // What the four 64-feature blocks are. Warpgroup g multiplies blocks g and 2 + g.
@@ -83,11 +66,10 @@ __device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier,
                                                const OperandM& from) {
   const auto load = [&](int block, bool shared) {
     const BlockPlace place = place_of<kForm>(from.part, from.feature, block);
-    constexpr int kPer = Weights::kPerUnit;
     const ptx::Coordinate at = Weights::kMajor == Major::kK
-                                   ? ptx::Coordinate{from.k / kPer, place.feature, from.expert}
-                                   : ptx::Coordinate{place.feature / kPer, from.k, from.expert};
-    load_block(dst + block * Weights::kBlockStride + Weights::kPlace, from.maps + place.part, barrier, at,
+                                   ? ptx::Coordinate{from.k, place.feature, from.expert}
+                                   : ptx::Coordinate{place.feature, from.k, from.expert};
+    load_block(dst + block * kBlockBytes + Weights::kPlace, from.maps + place.part, barrier, at,
                shared);
   };
   // Not one loop whose bounds are known only now: that becomes 75 instructions in front of the last

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma: D[64, N] += A[64, 16] * B[N, 16]^T by one warpgroup, B in shared memory with the 128-byte
-// swizzle, A likewise or in registers, fp32 accumulators.
+// wgmma: D[64, N] += A[64, 16] * B[N, 16]^T by one warpgroup, both operands in shared memory with
+// the 128-byte swizzle, fp32 accumulators.
 //
 // Fragment of D: element i of thread t (warp w = t / 32 % 4, lane l = t % 32) is
 //   row    16 w + l / 4 + 8 * (i / 2 % 2)
@@ -85,56 +85,20 @@ __device__ __forceinline__ void wgmma_wait() {
 #define MOEC_R15 MOEC_R14, MOEC_R(60)
 #define MOEC_R16 MOEC_R15, MOEC_R(64)
 #define MOEC_R17 MOEC_R16, MOEC_R(68)
-// Further operands follow the accumulators: those of a descriptor form are a, b, keep and the two
-// orientations; of a register form four of a, then b, keep and b's orientation.
-#define MOEC_WGMMA_A_SHARED(n, type, p, a, b, s, ta, tb, u, v, ...)                          \
+#define MOEC_WGMMA(n, type, p, a, b, s, ta, tb, ...)                                         \
   asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " s                                   \
                ", 0;\n"                                                                      \
                "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" p "}, " a \
                ", " b ", keep, 1, 1, " ta ", " tb ";\n}"                                     \
                : __VA_ARGS__                                                                 \
                : "l"(a_desc), "l"(b_desc), "r"(keep), "n"(int(kA)), "n"(int(kB)))
-#define MOEC_WGMMA_A_REGISTERS(n, type, p, a0, a1, a2, a3, b, s, tb, ...)                    \
-  asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " s                                   \
-               ", 0;\n"                                                                      \
-               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" p "}, {"  \
-               a0 "," a1 "," a2 "," a3 "}, " b ", keep, 1, 1, " tb ";\n}"                    \
-               : __VA_ARGS__                                                                 \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(keep),         \
-                 "n"(int(kB)))
-#define MOEC_WGMMA_N(form, n, ...)           \
-  if constexpr (kN == n) {                   \
-    if constexpr (is_bf16<Element>())        \
-      MOEC_WGMMA_##form(#n, "bf16", __VA_ARGS__); \
-    else                                     \
-      MOEC_WGMMA_##form(#n, "f16", __VA_ARGS__);  \
+#define MOEC_WGMMA_N(n, p, a, b, s, ta, tb, ...)               \
+  if constexpr (kN == n) {                                     \
+    if constexpr (kBf16)                                       \
+      MOEC_WGMMA(#n, "bf16", p, a, b, s, ta, tb, __VA_ARGS__); \
+    else                                                       \
+      MOEC_WGMMA(#n, "f16", p, a, b, s, ta, tb, __VA_ARGS__);  \
   }
-#define MOEC_WGMMA_ALL(form) \
-  MOEC_WGMMA_N(form, 8, MOEC_P0, "%4", "%5", "%6", "%7", "%8", "%9", "%10", MOEC_R0) \
-  MOEC_WGMMA_N(form, 16, MOEC_P1, "%8", "%9", "%10", "%11", "%12", "%13", "%14", MOEC_R1) \
-  MOEC_WGMMA_N(form, 24, MOEC_P2, "%12", "%13", "%14", "%15", "%16", "%17", "%18", MOEC_R2) \
-  MOEC_WGMMA_N(form, 32, MOEC_P3, "%16", "%17", "%18", "%19", "%20", "%21", "%22", MOEC_R3) \
-  MOEC_WGMMA_N(form, 40, MOEC_P4, "%20", "%21", "%22", "%23", "%24", "%25", "%26", MOEC_R4) \
-  MOEC_WGMMA_N(form, 48, MOEC_P5, "%24", "%25", "%26", "%27", "%28", "%29", "%30", MOEC_R5) \
-  MOEC_WGMMA_N(form, 56, MOEC_P6, "%28", "%29", "%30", "%31", "%32", "%33", "%34", MOEC_R6) \
-  MOEC_WGMMA_N(form, 64, MOEC_P7, "%32", "%33", "%34", "%35", "%36", "%37", "%38", MOEC_R7) \
-  MOEC_WGMMA_N(form, 72, MOEC_P8, "%36", "%37", "%38", "%39", "%40", "%41", "%42", MOEC_R8) \
-  MOEC_WGMMA_N(form, 80, MOEC_P9, "%40", "%41", "%42", "%43", "%44", "%45", "%46", MOEC_R9) \
-  MOEC_WGMMA_N(form, 88, MOEC_P10, "%44", "%45", "%46", "%47", "%48", "%49", "%50", MOEC_R10) \
-  MOEC_WGMMA_N(form, 96, MOEC_P11, "%48", "%49", "%50", "%51", "%52", "%53", "%54", MOEC_R11) \
-  MOEC_WGMMA_N(form, 104, MOEC_P12, "%52", "%53", "%54", "%55", "%56", "%57", "%58", MOEC_R12) \
-  MOEC_WGMMA_N(form, 112, MOEC_P13, "%56", "%57", "%58", "%59", "%60", "%61", "%62", MOEC_R13) \
-  MOEC_WGMMA_N(form, 120, MOEC_P14, "%60", "%61", "%62", "%63", "%64", "%65", "%66", MOEC_R14) \
-  MOEC_WGMMA_N(form, 128, MOEC_P15, "%64", "%65", "%66", "%67", "%68", "%69", "%70", MOEC_R15) \
-  MOEC_WGMMA_N(form, 136, MOEC_P16, "%68", "%69", "%70", "%71", "%72", "%73", "%74", MOEC_R16) \
-  MOEC_WGMMA_N(form, 144, MOEC_P17, "%72", "%73", "%74", "%75", "%76", "%77", "%78", MOEC_R17)
-
-template <typename Element>
-__device__ constexpr bool is_bf16() {
-  constexpr bool kBf16 = __is_same(Element, __nv_bfloat16);
-  static_assert(kBf16 || __is_same(Element, __half));
-  return kBf16;
-}
 
 // keep = 0 overwrites d, so that the first step needs no cleared accumulators. a and b are low
 // words of descriptors.
@@ -143,24 +107,30 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint32_t a, uint32
   static_assert(kN <= 2 * kRegisters);
   const uint64_t a_desc = uint64_t(kDescriptorHigh) << 32 | a;
   const uint64_t b_desc = uint64_t(kDescriptorHigh) << 32 | b;
-  MOEC_WGMMA_ALL(A_SHARED)
+  constexpr bool kBf16 = sizeof(Element) == 2 && __is_same(Element, __nv_bfloat16);
+  static_assert(kBf16 || __is_same(Element, __half));
+  MOEC_WGMMA_N(8, MOEC_P0, "%4", "%5", "%6", "%7", "%8", MOEC_R0)
+  MOEC_WGMMA_N(16, MOEC_P1, "%8", "%9", "%10", "%11", "%12", MOEC_R1)
+  MOEC_WGMMA_N(24, MOEC_P2, "%12", "%13", "%14", "%15", "%16", MOEC_R2)
+  MOEC_WGMMA_N(32, MOEC_P3, "%16", "%17", "%18", "%19", "%20", MOEC_R3)
+  MOEC_WGMMA_N(40, MOEC_P4, "%20", "%21", "%22", "%23", "%24", MOEC_R4)
+  MOEC_WGMMA_N(48, MOEC_P5, "%24", "%25", "%26", "%27", "%28", MOEC_R5)
+  MOEC_WGMMA_N(56, MOEC_P6, "%28", "%29", "%30", "%31", "%32", MOEC_R6)
+  MOEC_WGMMA_N(64, MOEC_P7, "%32", "%33", "%34", "%35", "%36", MOEC_R7)
+  MOEC_WGMMA_N(72, MOEC_P8, "%36", "%37", "%38", "%39", "%40", MOEC_R8)
+  MOEC_WGMMA_N(80, MOEC_P9, "%40", "%41", "%42", "%43", "%44", MOEC_R9)
+  MOEC_WGMMA_N(88, MOEC_P10, "%44", "%45", "%46", "%47", "%48", MOEC_R10)
+  MOEC_WGMMA_N(96, MOEC_P11, "%48", "%49", "%50", "%51", "%52", MOEC_R11)
+  MOEC_WGMMA_N(104, MOEC_P12, "%52", "%53", "%54", "%55", "%56", MOEC_R12)
+  MOEC_WGMMA_N(112, MOEC_P13, "%56", "%57", "%58", "%59", "%60", MOEC_R13)
+  MOEC_WGMMA_N(120, MOEC_P14, "%60", "%61", "%62", "%63", "%64", MOEC_R14)
+  MOEC_WGMMA_N(128, MOEC_P15, "%64", "%65", "%66", "%67", "%68", MOEC_R15)
+  MOEC_WGMMA_N(136, MOEC_P16, "%68", "%69", "%70", "%71", "%72", MOEC_R16)
+  MOEC_WGMMA_N(144, MOEC_P17, "%72", "%73", "%74", "%75", "%76", MOEC_R17)
 }
 
-// The A operand in registers, pairs of neighbours along k: a[i] of thread t is row
-// 16 w + l / 4 + 8 (i % 2), columns 2 (l % 4) + 8 (i / 2) and the next. They stay as they are until
-// the products are done.
-template <typename Element, int kN, Major kB, int kRegisters>
-__device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t* a, uint32_t b,
-                                      int keep) {
-  static_assert(kN <= 2 * kRegisters);
-  const uint64_t b_desc = uint64_t(kDescriptorHigh) << 32 | b;
-  MOEC_WGMMA_ALL(A_REGISTERS)
-}
-
-#undef MOEC_WGMMA_ALL
-#undef MOEC_WGMMA_A_SHARED
-#undef MOEC_WGMMA_A_REGISTERS
 #undef MOEC_WGMMA_N
+#undef MOEC_WGMMA
 #undef MOEC_R0
 #undef MOEC_R1
 #undef MOEC_R2
