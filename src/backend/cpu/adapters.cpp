@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backend/cpu/mlp.h"
+#include "backend/factor_grads.h"
 #include "core/dtype.h"
 #include "core/workspace.h"
 
@@ -171,44 +172,26 @@ void run_narrow_rows(const ThreadPool& pool, const NarrowRows& step, void* scrat
 }
 
 void run_factor_grads(const ThreadPool& pool, const FactorGrads& s, void* scratch) {
-  const Mlp& mlp = *s.mlp;
-  const RowGroups& groups = mlp.groups;
-  int64_t first = 0;
-  const auto narrow = [&](const void* rows) {
-    return GemmRows{static_cast<const char*>(rows) + first * dtype_bytes(mlp.dtype), mlp.dtype,
-                    s.rank, nullptr};
-  };
-  const auto product = [&](const GemmRows& g, int64_t n, const GemmRows& x, int64_t k,
-                           const ExpertMatrix& d, bool accumulate) {
-    GroupedWgrad wgrad;
-    wgrad.num_experts = groups.count;
-    wgrad.group_offsets = groups.offsets;
-    wgrad.counts = groups.counts;
-    wgrad.n = n;
-    wgrad.k = k;
-    wgrad.g = g;
-    wgrad.x = x;
-    wgrad.d = &d;
-    wgrad.accumulate = accumulate;
-    grouped_wgrad(pool, wgrad, scratch);
-  };
-  for (const Factors& f : *s.to) {
-    if (f.a.present() && f.one_for_all) {
-      ExpertMatrix each;
-      each.values = {s.sums, nullptr, f.rank * s.in, 0, MOEC_F32};
-      each.dtype = MOEC_F32;
-      each.row_stride = s.in;
-      each.col_stride = 1;
-      product(narrow(s.d_narrow), f.rank, gemm_rows(s.x), s.in, each, false);
-      add_experts(pool, s.sums, groups.count, f.rank, s.in, f.a.expert(0), s.accumulate);
-    } else if (f.a.present()) {
-      product(narrow(s.d_narrow), f.rank, gemm_rows(s.x), s.in, f.a, s.accumulate);
-    }
-    for (int i = 0; i < 2; ++i)
-      if (f.b[i].present())
-        product(gemm_rows(s.d_out[i]), s.out, narrow(s.narrow), f.rank, f.b[i], s.accumulate);
-    first += f.rank;
-  }
+  const RowGroups& groups = s.mlp->groups;
+  for_each_factor_grad(
+      s,
+      [&](const RowOperand& g, int64_t n, const RowOperand& x, int64_t k, const ExpertMatrix& d,
+          bool accumulate) {
+        GroupedWgrad wgrad;
+        wgrad.num_experts = groups.count;
+        wgrad.group_offsets = groups.offsets;
+        wgrad.counts = groups.counts;
+        wgrad.n = n;
+        wgrad.k = k;
+        wgrad.g = gemm_rows(g);
+        wgrad.x = gemm_rows(x);
+        wgrad.d = &d;
+        wgrad.accumulate = accumulate;
+        grouped_wgrad(pool, wgrad, scratch);
+      },
+      [&](int64_t n, const MatrixView& out) {
+        add_experts(pool, s.sums, groups.count, n, s.in, out, s.accumulate);
+      });
 }
 
 void merge_factors(const ThreadPool& pool, const MergeArgs& args) {

@@ -6,6 +6,7 @@
 
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/ops.h"
+#include "backend/cpu/pieces.h"
 #include "backend/cpu/vectorised.h"
 #include "core/dtype.h"
 #include "core/portable.h"
@@ -13,8 +14,7 @@
 namespace moec::cpu {
 namespace {
 
-constexpr int64_t kBlock = 1024;           // columns
-constexpr int64_t kPieceBytes = 64 << 10;  // least work of a parallel piece
+constexpr int64_t kBlock = 1024;  // columns
 constexpr int64_t kDotLanes = 32;
 
 // The rows of one token: entry i is row rows[i] (negative: none).
@@ -35,14 +35,6 @@ struct TokenRows {
 // Merging weights are by slot; expert choice has none.
 const float* merging_weights(const PlanView& plan, const float* weights) {
   return plan.kind == MOEC_PLAN_EXPERT_CHOICE ? nullptr : weights;
-}
-
-// body(first, last) over [0, items), in pieces of about kPieceBytes.
-template <class Body>
-void for_ranges(const Device& device, int64_t items, int64_t item_bytes, Body&& body) {
-  const Chunks chunks(items, std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(item_bytes, 1)));
-  device.pool.parallel_for(
-      chunks.count, [&](int32_t, int64_t chunk) { body(chunks.begin(chunk), chunks.end(chunk)); });
 }
 
 const char* row_at(const void* base, int64_t row, int64_t width, moec_dtype dtype) {

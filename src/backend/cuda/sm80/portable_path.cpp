@@ -7,6 +7,7 @@
 #include "backend/cuda/experts/row_steps.h"
 #include "backend/cuda/sm80/row_product.h"
 #include "backend/cuda/weights/factors.h"
+#include "backend/factor_grads.h"
 #include "core/dtype.h"
 #include "core/json_text.h"
 #include "quant/format.h"
@@ -79,8 +80,10 @@ class Runner {
     p.add({mlp.x, &device.up, mlp.hidden, false, p.outputs - 1});
     multiply("up", mlp, p, {pre.data, s.pre.stride, true, nullptr});
     const LowRank& factors = mlp.gate_up_adapters;
-    add_narrow(mlp, s.narrow, factors, factors.b[0], false, {{s.pre.gate, pre_}, s.pre.stride});
-    add_narrow(mlp, s.narrow, factors, factors.b[1], false, {{s.pre.up, pre_}, s.pre.stride});
+    add_narrow(mlp, s.narrow, factors.rank, factors.b[0], false, mlp.inter,
+               {{s.pre.gate, pre_}, s.pre.stride});
+    add_narrow(mlp, s.narrow, factors.rank, factors.b[1], false, mlp.inter,
+               {{s.pre.up, pre_}, s.pre.stride});
     if (s.act && op_) activate(*op_, rows_of(mlp), pre, s.act_weight, {s.act, mlp.dtype});
   }
 
@@ -90,7 +93,7 @@ class Runner {
     p.add({{elements(mlp, s.act), mlp.inter, nullptr}, &device_of(mlp).down, mlp.inter, false, 0});
     multiply("down", mlp, p, {s.rows, mlp.hidden, true, s.bias_weight});
     const LowRank& factors = mlp.down_adapters;
-    add_narrow(mlp, s.narrow, factors, factors.b[0], false, {s.rows, mlp.hidden});
+    add_narrow(mlp, s.narrow, factors.rank, factors.b[0], false, mlp.hidden, {s.rows, mlp.hidden});
   }
 
   void operator()(const ActGrad& s) const {
@@ -102,7 +105,7 @@ class Runner {
       p.add({output_rows(mlp, s.d_y), &device_of(mlp).down, mlp.hidden, true, 0});
       multiply("grad_down", mlp, p, {step.q, mlp.inter});
       const LowRank& factors = mlp.down_adapters;
-      add_narrow(mlp, s.narrow, factors, factors.a, true, {step.q, mlp.inter});
+      add_narrow(mlp, s.narrow, factors.rank, factors.a, true, mlp.inter, {step.q, mlp.inter});
     }
     step.factor = s.factor;
     if (s.wants_d_pre) step.d_pre = elements(mlp, s.d_pre.gate ? s.d_pre.gate : s.d_pre.up);
@@ -128,7 +131,7 @@ class Runner {
     add(s.d_pre.up, device.up);
     multiply("grad_up", mlp, p, {s.rows, mlp.hidden});
     const LowRank& factors = mlp.gate_up_adapters;
-    add_narrow(mlp, s.narrow, factors, factors.a, true, {s.rows, mlp.hidden});
+    add_narrow(mlp, s.narrow, factors.rank, factors.a, true, mlp.hidden, {s.rows, mlp.hidden});
     if (s.input_dots && op_)
       row_dots(*op_, rows_of(mlp), mlp.hidden, s.rows, nullptr, s.x, false, s.input_dots);
   }
@@ -176,34 +179,16 @@ class Runner {
   }
   void operator()(const FactorGrads& s) const {
     const Mlp& mlp = *s.mlp;
-    int64_t first = 0;
-    const auto narrow = [&](const void* rows) {
-      const auto* const from = static_cast<const char*>(rows) + first * dtype_bytes(mlp.dtype);
-      return RowOperand{elements(mlp, from), s.rank, nullptr};
-    };
-    const auto product = [&](const RowOperand& g, int64_t n, const RowOperand& x, int64_t k,
-                             const ExpertMatrix& d, bool accumulate) {
-      const ExpertMatrix placed = factor_of(mlp, d);
-      multiply("grad_factors", mlp, {mlp.groups, n, k, g, x, &placed, accumulate});
-    };
-    for (const Factors& f : *s.to) {
-      if (f.a.present() && f.one_for_all) {
-        ExpertMatrix each;
-        each.values = {s.sums, nullptr, f.rank * s.in, 0, MOEC_F32};
-        each.dtype = MOEC_F32;
-        each.row_stride = s.in;
-        each.col_stride = 1;
-        product(narrow(s.d_narrow), f.rank, s.x, s.in, each, false);
-        if (op_)
-          add_experts(*op_, s.sums, mlp.groups.count, f.rank, s.in, f.a.expert(0), s.accumulate);
-      } else if (f.a.present()) {
-        product(narrow(s.d_narrow), f.rank, s.x, s.in, f.a, s.accumulate);
-      }
-      for (int i = 0; i < 2; ++i)
-        if (f.b[i].present())
-          product(s.d_out[i], s.out, narrow(s.narrow), f.rank, f.b[i], s.accumulate);
-      first += f.rank;
-    }
+    for_each_factor_grad(
+        s,
+        [&](const RowOperand& g, int64_t n, const RowOperand& x, int64_t k, const ExpertMatrix& d,
+            bool accumulate) {
+          const ExpertMatrix placed = factor_of(mlp, d);
+          multiply("grad_factors", mlp, {mlp.groups, n, k, g, x, &placed, accumulate});
+        },
+        [&](int64_t n, const MatrixView& out) {
+          if (op_) add_experts(*op_, s.sums, mlp.groups.count, n, s.in, out, s.accumulate);
+        });
   }
 
  private:
@@ -212,15 +197,13 @@ class Runner {
     factor.aligned = all_aligned(factor.values, mlp.groups.count);
     return factor;
   }
-  // A product of its own that adds to the output of the one before.
-  void add_narrow(const Mlp& mlp, const void* narrow, const LowRank& factors,
-                  const ExpertMatrix& factor, bool transposed, ProductOutput output) const {
+  // A product of its own that adds to the output [P,n] of the one before.
+  void add_narrow(const Mlp& mlp, const void* narrow, int64_t rank, const ExpertMatrix& factor,
+                  bool transposed, int64_t n, ProductOutput output) const {
     if (!narrow || !factor.present()) return;
     const ExpertMatrix placed = factor_of(mlp, factor);
-    RowProduct p =
-        product_of(mlp, transposed ? (&factor == &mlp.down_adapters.a ? mlp.inter : mlp.hidden)
-                                   : (&factor == &mlp.down_adapters.b[0] ? mlp.hidden : mlp.inter));
-    p.add({{elements(mlp, narrow), factors.rank, nullptr}, &placed, factors.rank, transposed, 0});
+    RowProduct p = product_of(mlp, n);
+    p.add({{elements(mlp, narrow), rank, nullptr}, &placed, rank, transposed, 0});
     output.accumulate = true;
     multiply("narrow_term", mlp, p, output);
   }
