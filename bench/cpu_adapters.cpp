@@ -10,33 +10,15 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "calls.h"
 #include "layer_case.h"
 
 namespace moec::bench {
 namespace {
 
-template <class Struct>
-Struct sized() {
-  Struct s;
-  moec_struct_init(&s, sizeof s);
-  return s;
-}
-void check(moec_status status) {
-  if (status == MOEC_OK) return;
-  auto info = sized<moec_error_info>();
-  throw std::runtime_error(moec_last_error(&info) == MOEC_OK ? info.message
-                                                             : moec_status_name(status));
-}
-moec_tensor tensor(const Memory& memory, moec_dtype dtype, std::vector<int64_t> dims) {
-  moec_tensor out;
-  check(moec_tensor_make(&out, memory.as<void>(), dtype, MOEC_CPU, 0, int32_t(dims.size()),
-                         dims.data()));
-  return out;
-}
-
 class AdapterCase {
  public:
-  AdapterCase(const Shape& s, int64_t rank, int64_t tokens) : tokens_(tokens), hidden_(s.hidden) {
+  AdapterCase(const Shape& s, int64_t rank, int64_t tokens) {
     const int64_t H = s.hidden, I = s.inter, E = s.experts;
     auto context = sized<moec_context_desc>();
     check(moec_context_create(&context, &context_));
@@ -91,7 +73,7 @@ class AdapterCase {
     d_x_ = values({tokens, H}, 0);
     memories_.push_back(std::make_unique<Memory>(size_t(E * H * 4)));
     fill_random(*memories_.back(), MOEC_F32, 1 / std::sqrt(double(H)));
-    gate_ = tensor(*memories_.back(), MOEC_F32, {E, H});
+    gate_ = tensor(memories_.back()->as<void>(), MOEC_F32, {E, H});
   }
   ~AdapterCase() {
     moec_adapters_free(adapters_);
@@ -129,10 +111,9 @@ class AdapterCase {
     for (const int64_t extent : dims) count *= extent;
     memories_.push_back(std::make_unique<Memory>(size_t(count * 2)));
     fill_random(*memories_.back(), MOEC_BF16, spread);
-    return tensor(*memories_.back(), MOEC_BF16, dims);
+    return tensor(memories_.back()->as<void>(), MOEC_BF16, dims);
   }
 
-  int64_t tokens_, hidden_;
   moec_context* context_ = nullptr;
   moec_layer* layer_ = nullptr;
   moec_weights* weights_ = nullptr;
@@ -142,11 +123,6 @@ class AdapterCase {
   std::vector<std::unique_ptr<Memory>> memories_;
   std::unique_ptr<Memory> saved_;
 };
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 void measure(const Shape& shape, int64_t rank, int rounds, int64_t tokens) {
   const AdapterCase layer(shape, rank, tokens);

@@ -20,6 +20,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "calls.h"
 #include "layer_case.h"
 #include "machine_limits.h"
 
@@ -107,11 +108,6 @@ void measure(benchmark::State& state, LayerCase& layer, Method method, int64_t t
   state.counters["GFLOP/s"] = Counter(sum.flops, Counter::kIsRate);
   state.counters["GB/s"] = Counter(sum.weight_bytes, Counter::kIsRate);
   state.counters["rows"] = Counter(sum.rows_per_expert, Counter::kAvgIterations);
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // One case as a JSON object; the roof is the lower of the peak and of streaming the weights.

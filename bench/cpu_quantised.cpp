@@ -169,11 +169,6 @@ class Layer {
   std::mt19937 random_{1};
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 int run(int argc, char** argv) {
   const Options o = parse(argc, argv);
   auto device = sized<moec_device_info>();

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "calls.h"
 #include "support/json.h"
 
 namespace moec::bench {
@@ -20,13 +21,6 @@ namespace {
 constexpr double kColdBytes = 1.2 * (1 << 30);
 
 const Shape kOverhead = {"overhead", 32, 32, 128, 8};  // of no published model
-
-template <class Struct>
-Struct sized() {
-  Struct s;
-  moec_struct_init(&s, sizeof s);
-  return s;
-}
 
 float value_at(const Memory& memory, moec_dtype dtype, int64_t index) {
   if (dtype == MOEC_F32) return memory.as<float>()[index];
@@ -146,19 +140,6 @@ LayerCase::~LayerCase() {
   for (moec_weights* weights : weights_) moec_weights_free(weights);
   moec_layer_free(layer_);
   moec_context_free(context_);
-}
-
-void LayerCase::check(moec_status status) const {
-  if (status == MOEC_OK) return;
-  auto info = sized<moec_error_info>();
-  throw std::runtime_error(moec_last_error(&info) == MOEC_OK ? info.message
-                                                             : moec_status_name(status));
-}
-
-moec_tensor LayerCase::tensor(void* data, moec_dtype dtype, std::vector<int64_t> dims) const {
-  moec_tensor out;
-  check(moec_tensor_make(&out, data, dtype, MOEC_CPU, 0, int32_t(dims.size()), dims.data()));
-  return out;
 }
 
 LayerCase::Work LayerCase::work_of(int64_t tokens) const {

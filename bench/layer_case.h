@@ -77,8 +77,6 @@ class LayerCase {
   int64_t copies() const { return int64_t(weights_.size()); }
 
  private:
-  void check(moec_status status) const;
-  moec_tensor tensor(void* data, moec_dtype dtype, std::vector<int64_t> dims) const;
   Work work_of(int64_t tokens) const;
   void draw_ids(int64_t tokens);  // other experts each time, so that their weights are cold
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "calls.h"
 #include "layer_case.h"
 
 namespace moec::bench {
@@ -43,26 +44,6 @@ struct Options {
   clockid_t clock = CLOCK_MONOTONIC;
   std::string out, commit = "unknown", command;
 };
-
-template <class Struct>
-Struct sized() {
-  Struct s;
-  moec_struct_init(&s, sizeof s);
-  return s;
-}
-
-inline void check(moec_status status) {
-  if (status == MOEC_OK) return;
-  auto info = sized<moec_error_info>();
-  throw std::runtime_error(moec_last_error(&info) == MOEC_OK ? info.message
-                                                             : moec_status_name(status));
-}
-
-inline moec_tensor tensor(void* data, moec_dtype dtype, std::vector<int64_t> dims) {
-  moec_tensor out;
-  check(moec_tensor_make(&out, data, dtype, MOEC_CPU, 0, int32_t(dims.size()), dims.data()));
-  return out;
-}
 
 // gate and up in one matrix, and down: as values, or as codes.
 class Case {
