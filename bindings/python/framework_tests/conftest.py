@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Tests marked gpu run when they are asked for by -m, and only then."""
     if "gpu" not in config.option.markexpr:
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    """PyTorch limits how often a process compiles one function: each test begins at zero."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].compiler.reset()
 
 
 def dot_error(got: np.ndarray, ref: np.ndarray) -> float:
