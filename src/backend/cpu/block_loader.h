@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "backend/cpu/coded_lines.h"
@@ -66,6 +67,11 @@ class BlockLoader {
     if (CodedLines lines; source_.is_coded() && has_lines(lines, block0)) {
       if (lines.along_k() == source_.transposed)
         lines_over_k(lines, lane0, block0, blocks, target, next);
+      else if (const auto expand = target.is_a ? nullptr : expand_pairs())
+        for (int t = 0; t < tiles; t += 2) {
+          next.prefetch(t / 2, tiles / 2);
+          pairs_over_lanes(expand, lines, lane0, t, block0, blocks, target);
+        }
       else
         for (int t = 0; t < tiles; ++t) {
           next.prefetch(t, tiles);
@@ -164,6 +170,42 @@ class BlockLoader {
         put({lines, (b - begin) * int64_t(per_block_), lanes, k_at((block0 + b) * per_block_),
              target.at(tile, b), target.lines_out(tile)},
             target, true);
+    }
+  }
+  // Pairs of 16 bits are turned as dwords, two values at once, and then widened.
+  using ExpandFn = void (*)(const void* block, void* to);
+  ExpandFn expand_pairs() const {
+    return load_ == Load::kBf16ToF32  ? tile_.expand_bf16
+           : load_ == Load::kF16ToF32 ? tile_.expand_f16
+                                      : nullptr;
+  }
+  void pairs_over_lanes(ExpandFn expand, const CodedLines& codes, int64_t lane0, int tile,
+                        int64_t block0, int blocks, const Target& target) const {
+    constexpr int kRun = 256, kStep = kRun / kSteps;
+    alignas(kLineBytes) uint16_t values[kPanelColumns][kRun];
+    alignas(kLineBytes) char pairs[kBlockBytes], wide[2 * kBlockBytes];
+    const void* lines[kPanelColumns];
+    for (int i = 0; i < kPanelColumns; ++i) lines[i] = values[i];
+    const int lanes[] = {lanes_at(lane0, tile, target), lanes_at(lane0, tile + 1, target)};
+    for (int begin = 0; begin < blocks; begin += kStep) {
+      const int end = std::min(blocks, begin + kStep);
+      const int64_t k0 = (block0 + begin) * kSteps;
+      const int64_t count = std::clamp<int64_t>(source_.k - k0, 0, int64_t(end - begin) * kSteps);
+      for (int i = 0; i < lanes[0] + lanes[1] && count > 0; ++i)
+        decode(codes, lane0 + tile * kLanes + i, k0, count, values[i]);
+      for (int b = begin; b < end; b += 2) {
+        const int64_t at = (b - begin) * int64_t(kSteps);
+        const int valid = int(std::clamp<int64_t>(count - at, 0, kMaxBlockK));
+        for (int t = 0; t < 2; ++t)
+          tile_.along_k[int(Load::kPairs)][1](
+              {lines + t * kLanes, at, lanes[t], valid, pairs + t * (kBlockBytes / 2), kSteps});
+        if (b + 1 < end) {
+          expand(pairs, target.at(tile, b));
+        } else {
+          expand(pairs, wide);
+          std::memcpy(target.at(tile, b), wide, kBlockBytes);
+        }
+      }
     }
   }
   // A line is a k: all lanes of one block at a time.

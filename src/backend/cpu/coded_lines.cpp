@@ -2,6 +2,8 @@
 #include "backend/cpu/coded_lines.h"
 
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
 
 namespace moec::cpu {
 namespace {
@@ -17,6 +19,11 @@ bool has_runs(const quant::BlockSize& block) {
 }
 
 }  // namespace
+
+void CodedLines::find_scales(float least, float most) {
+  least_scale_ = 0x1p-125f / least;
+  most_scale_ = 0x1p109f / most;
+}
 
 bool CodedLines::find(const CodedView& m, moec_dtype dtype) {
   if (dtype == MOEC_F32) return false;
@@ -41,16 +48,20 @@ bool CodedLines::find(const CodedView& m, moec_dtype dtype) {
   const int64_t rows_apart = m.row_stride * m.rows.step;
   switch (m.scheme) {
     case MOEC_SCHEME_INT8:
+      find_scales(1, 128);
       has_zeros_ = bool(m.zeros);
       return bytes(LineCodes::kI8);
     case MOEC_SCHEME_FP8:
+      find_scales(0x1p-9f, 448);
       return m.code_dtype == MOEC_F8_E4M3 && bytes(LineCodes::kE4m3);
     case MOEC_SCHEME_INT4:
+      find_scales(1, 15);
       has_zeros_ = bool(m.zeros);
       return along_k_ && !m.group_index &&
              nibbles(LineCodes::kLowNibble, m.zeros ? kIntegers : kSigned,
                      m.rows.first * m.row_stride, rows_apart);
     case MOEC_SCHEME_MXFP4: {
+      find_scales(0.5f, 6);
       exact_ = dtype == MOEC_BF16;
       if (!along_k_) block_ = m.scales.block_n;
       const bool whole = along_k_ || (m.rows.step == 1 && m.rows.first % kCodesAlign == 0);
@@ -58,6 +69,13 @@ bool CodedLines::find(const CodedView& m, moec_dtype dtype) {
                               along_k_ ? rows_apart : m.col_stride);
     }
     case MOEC_SCHEME_CODEBOOK4: {
+      float least = 1, most = 1;
+      for (int i = 0; i < 16; ++i) {
+        const float number = std::abs(m.codebook[i]);
+        if (number > 0) least = std::min(least, number);
+        most = std::max(most, number <= FLT_MAX ? number : INFINITY);
+      }
+      find_scales(least, most);
       const int64_t place = quant::Codebook4::place(m, 0, 0);
       const int64_t stride = along_k_ ? rows_apart : m.col_stride;
       const bool whole = place % block_.size() == 0 && stride % block_.size() == 0;
@@ -84,26 +102,27 @@ CodedRun CodedLines::run(const TileKernels& tile, int64_t line, int64_t first, i
   };
   // Scales in memory one after the other, and no zero points that differ.
   const bool stream = m.scheme == MOEC_SCHEME_CODEBOOK4;
-  const bool alike = !m.zeros && plain_scales_;
-  if (alike && (stream || (along_k_ && m.scales.col_stride == 1))) {
+  const bool in_order = !m.zeros && (stream || (along_k_ && m.scales.col_stride == 1));
+  const float* found = scales;
+  if (in_order && (plain_scales_ || m.scheme == MOEC_SCHEME_MXFP4)) {
     const int64_t n = n_of(line, block0 * size), k = k_of(line, block0 * size);
     const int64_t at = stream ? quant::Codebook4::entry(m, n, k) : m.scales.at(m.rows.of(n), k);
-    const char* const from =
+    const void* const from =
         static_cast<const char*>(m.scales.data) + at * dtype_bytes(m.scales.dtype);
-    tile.to_f32[m.scales.dtype == MOEC_F32    ? 0
-                : m.scales.dtype == MOEC_BF16 ? 1
-                                              : 2](from, scales, blocks);
+    if (m.scheme == MOEC_SCHEME_MXFP4)
+      tile.powers_to_f32(static_cast<const uint8_t*>(from), scales, blocks);
+    else if (m.scales.dtype == MOEC_F32)
+      found = static_cast<const float*>(from);
+    else
+      tile.to_f32[m.scales.dtype == MOEC_BF16 ? 1 : 2](from, scales, blocks);
   } else {
     quant::Formats::with(m.scheme, [&]<class Format>() {
       if constexpr (requires(typename Format::Block block) { block.scale; })
         fill.template operator()<Format>();
     });
   }
-  for (int64_t i = 0; i < blocks; ++i)
-    if (scales[i] != scales[i])
-      scales[i] = quant::quiet_nan();  // one that no rounding carries over
-  return {first_ + line * stride_,      first,  count, numbers_, scales,
-          has_zeros_ ? zeros : nullptr, block_, exact_};
+  return {first_ + line * stride_,      first,  count,  numbers_,     found,
+          has_zeros_ ? zeros : nullptr, block_, exact_, least_scale_, most_scale_};
 }
 
 }  // namespace moec::cpu

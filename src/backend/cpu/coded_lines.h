@@ -32,6 +32,7 @@ class CodedLines {
                float* zeros) const;
 
  private:
+  void find_scales(float least, float most);  // of numbers of these magnitudes
   int64_t n_of(int64_t line, int64_t at) const { return along_k_ ? line : at; }
   int64_t k_of(int64_t line, int64_t at) const { return along_k_ ? at : line; }
 
@@ -41,6 +42,7 @@ class CodedLines {
   const uint8_t* first_ = nullptr;  // of line 0
   int64_t stride_ = 0;              // bytes
   const float* numbers_ = nullptr;
+  float least_scale_ = 1, most_scale_ = 1;
   quant::BlockSize block_;
 };
 

@@ -119,6 +119,8 @@ struct CodedRun {  // (number - zero) * scale, rounded once, of positions [first
   const float *scales, *zeros;  // of blocks, from that of `first` on; no zeros: null
   quant::BlockSize block;       // all of the line, or a multiple of kCodesAlign
   bool exact;                   // values are those of bf16 before they are rounded
+  // Scales of these magnitudes make values from 2^-126 up to 2^110, and zeros; without `zeros`.
+  float least_scale, most_scale;
 };
 using DecodeRunFn = void (*)(const CodedRun& run, uint16_t* to);
 // sums[r] = sum over the run of its values, in bf16, times x[r * stride + ...], whose positions are
@@ -146,6 +148,7 @@ struct TileKernels {
   void (*transpose)(const void* from, void* to);     // 16 lines of 16 dwords
   void (*expand_bf16)(const void* block, void* to);  // packed block -> two f32 blocks
   void (*expand_f16)(const void* block, void* to);
+  void (*powers_to_f32)(const uint8_t* from, float* to, int64_t count);  // quant::e8m0
   void (*to_f32[PlainLoads::kCount])(const void* from, float* to, int64_t count);
   void (*from_f32[PlainLoads::kCount])(const float* from, void* to, int64_t count);
   void (*begin)();  // once per task before products; null = nothing to do

@@ -150,6 +150,34 @@ struct Avx2Ops {
   static Line round_bf16(Line line) {
     return odd_bf16({{to_nearest(line.half[0]), to_nearest(line.half[1])}});
   }
+  static Vec power(Vec v) {
+    return _mm256_and_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xff800000u))));
+  }
+  struct E4m3Seen {
+    __m256i largest;
+  };
+  static void e4m3_parts(const uint8_t* from, Line (&lines)[2], E4m3Seen& seen) {
+    for (int i = 0; i < 2; ++i) {
+      const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
+      const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+      const __m256i halves = _mm256_and_si256(moved, _mm256_set1_epi16(-0x4001));
+      const __m256i magnitudes = _mm256_and_si256(halves, _mm256_set1_epi16(0x3fff));
+      seen.largest = _mm256_max_epu16(seen.largest, magnitudes);
+      lines[i] = widen(low(halves), high(halves));
+    }
+  }
+  static bool any_nan(const E4m3Seen& seen) {
+    const __m256i least = _mm256_set1_epi16(0x3f7f);  // the largest of a number is 0x3f00
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(seen.largest, least)) != 0;
+  }
+  static void put_high_words(uint16_t* to, const Line (&lines)[2]) {
+    for (int i = 0; i < 2; ++i) {
+      const __m256i words = _mm256_packus_epi32(_mm256_srli_epi32(lines[i].half[0], 16),
+                                                _mm256_srli_epi32(lines[i].half[1], 16));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + i,
+                          _mm256_permute4x64_epi64(words, 0xd8));
+    }
+  }
   struct Numbers {
     __m256 part[2];  // 0 .. 3 and 8 .. 11, 4 .. 7 and 12 .. 15: packing words puts them in order
   };
@@ -157,9 +185,17 @@ struct Avx2Ops {
     return {{_mm256_set_m128(_mm_loadu_ps(from + 8), _mm_loadu_ps(from)),
              _mm256_set_m128(_mm_loadu_ps(from + 12), _mm_loadu_ps(from + 4))}};
   }
+  using Values = __m256i;
   struct NibbleTable {
     __m256i low, high;  // bytes of the values, those of each half of the codes in its lane
   };
+  template <Rounding kRounding>
+  static __m256i rounded(Vec value) {  // to bf16, in the high halves
+    if constexpr (kRounding == Rounding::kQuick)
+      return _mm256_castps_si256(quick_bf16<Avx2Ops>(value));
+    const __m256i bits = _mm256_castps_si256(value);
+    return kRounding == Rounding::kBf16 ? to_nearest(bits) : bits;
+  }
   // Low bytes of the 16 values, then their high bytes.
   template <Rounding kRounding, bool kZeros>
   static __m256i values(const Numbers& numbers, float scale, float zero) {
@@ -173,11 +209,7 @@ struct Avx2Ops {
       const __m128i y = _mm256_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT);
       words = _mm256_set_m128i(_mm_unpackhi_epi64(x, y), _mm_unpacklo_epi64(x, y));
     } else {
-      __m256i left = _mm256_castps_si256(a), right = _mm256_castps_si256(b);
-      if constexpr (kRounding == Rounding::kBf16) {
-        left = to_nearest(left);
-        right = to_nearest(right);
-      }
+      const __m256i left = rounded<kRounding>(a), right = rounded<kRounding>(b);
       words = _mm256_packus_epi32(_mm256_srli_epi32(left, 16), _mm256_srli_epi32(right, 16));
     }
     const __m256i apart = _mm256_broadcastsi128_si256(
@@ -194,6 +226,7 @@ struct Avx2Ops {
     const __m256i high = _mm256_shuffle_epi8(table.high, nibbles);
     return {{_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)}};
   }
+  using DotNibbles = WordNibbles<Avx2Ops>;
   static __m256i code_bytes(const uint8_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   }

@@ -3,65 +3,24 @@
 // tile_kernels.h. A table has the 16 values that the nibbles of a block stand for, rounded: one
 // look-up finds a value, and a block rounds 16 times, however long it is.
 //
-// Ops provides for it: mul, sub on Vec; numbers(pointer to 16) -> Numbers; NibbleTable and
+// Ops provides for it: mul, sub on Vec; power(Vec) -> sign and exponent of each value
+//   numbers(pointer to 16) -> Numbers; NibbleTable and
 //   values<rounding, with a zero>(numbers, scale, zero)
 //   table(values of the first 32 of 64 nibbles, of the others)
 //   low_nibbles / high_nibbles (pointer to 32, table) -> Line of 16-bit values, of bytes in the
 //                                               order byte_of_word(0 .. 31)
 //   put_nibbles(to, first, second)              such lines of all bytes, alternating, in order
+//   DotNibbles: WordNibbles, or tables of its own for dots
 //   e4m3(pointer to 16) -> Line of fp32         round_bf16(Line): of fp32 without odd NaNs
+//   e4m3_parts(pointer to 32, two Lines of fp32, E4m3Seen): 2^-8 times the values, NaN taken for a
+//   number; any_nan(E4m3Seen): there was one
+//   put_high_words(to, two Lines)               the high halves of 32 dwords, in order
 #pragma once
 
-#include "backend/cpu/tile_lines.h"
+#include "backend/cpu/tile_runs.h"
 
 namespace moec::cpu {
 namespace {
-
-enum class Rounding { kExact, kBf16, kF16 };  // of a table; exact: bits beyond bf16 are zero
-
-// The bytes of a chunk; those of the last one may end before it does.
-inline const uint8_t* chunk_bytes(const uint8_t* from, int64_t bytes, int64_t chunk,
-                                  uint8_t* padded) {
-  if (bytes >= chunk) return from;
-  __builtin_memset(padded, 0, size_t(chunk));
-  __builtin_memcpy(padded, from, size_t(bytes));
-  return padded;
-}
-
-// body(position, bytes, table) for each whole chunk of a run, then last(position, bytes, table) for
-// what is left. The table is made again where one of its blocks is another.
-template <class Ops, Rounding kRounding, bool kZeros, class Body, class Last>
-__attribute__((always_inline)) inline void for_each_chunk(const CodedRun& run, const Body& body,
-                                                          const Last& last) {
-  const auto numbers = Ops::numbers(run.numbers);
-  const quant::BlockSize block = run.block;
-  const float *const scales = run.scales, *const zeros = run.zeros;
-  const uint8_t* const codes = run.codes + run.first / 2;
-  const int64_t first = run.first, first_block = block.of(first), count = run.count;
-  const auto values = [&](int64_t i) {
-    return Ops::template values<kRounding, kZeros>(numbers, scales[i], kZeros ? zeros[i] : 0.0f);
-  };
-  typename Ops::NibbleTable table = {};
-  int64_t left = -1, right = -1;
-  const auto find = [&](int64_t at, bool two) {
-    const int64_t i = block.of(first + at) - first_block;
-    const int64_t j = two ? block.of(first + at + kCodesAlign) - first_block : i;
-    if (i == left && j == right) return;
-    const auto one = values(i);
-    table = i == j ? Ops::table(one, one) : Ops::table(one, values(j));
-    left = i;
-    right = j;
-  };
-  int64_t at = 0;
-  for (; at + kCodesChunk <= count; at += kCodesChunk) {
-    find(at, true);
-    body(at, codes + at / 2, table);
-  }
-  if (at == count) return;
-  find(at, at + kCodesAlign < count);
-  uint8_t padded[kCodesChunk / 2];
-  last(at, chunk_bytes(codes + at / 2, (count - at + 1) / 2, kCodesChunk / 2, padded), table);
-}
 
 template <class Ops, bool kHighFirst>
 inline void put_chunk(uint16_t* to, const uint8_t* from, const typename Ops::NibbleTable& table) {
@@ -84,6 +43,8 @@ void decode_nibbles(const CodedRun& run, uint16_t* to) {
   };
   if (run.zeros)
     for_each_chunk<Ops, kRounding, true>(run, whole, last);
+  else if (kRounding == Rounding::kBf16 && are_quick(run))
+    for_each_chunk<Ops, Rounding::kQuick, false>(run, whole, last);
   else
     for_each_chunk<Ops, kRounding, false>(run, whole, last);
 }
@@ -131,82 +92,82 @@ class DotSums {
   typename Ops::Vec sum_[kRows][kChains];
 };
 
+// The values of 64 nibbles as fp32, in the order nibble_order.
+template <class Ops>
+struct NibbleLines {
+  typename Ops::Line line[kCodesChunk / kLanes];
+};
+
+// From tables of 16-bit values: even words and odd ones of the low nibbles, then of the high ones.
+template <class Ops>
+struct WordNibbles : Ops {
+  static constexpr int position(int i) {
+    const int line = i / kLanes, word = 2 * (i % kLanes) + line % 2;
+    return 2 * Ops::byte_of_word(word) + line / 2;
+  }
+  static NibbleLines<Ops> lines(const uint8_t* from, const typename Ops::NibbleTable& table) {
+    const auto low = Ops::low_nibbles(from, table), high = Ops::high_nibbles(from, table);
+    return {{Ops::even_bf16(low), Ops::odd_bf16(low), Ops::even_bf16(high), Ops::odd_bf16(high)}};
+  }
+};
+
 // Values beyond the end of a run become zero, whatever their codes and scales.
 template <class Ops>
-typename Ops::Line up_to(const typename Ops::Line& line, int64_t count, bool high,
-                         bool high_first) {
-  alignas(kLineBytes) uint16_t words[2 * kLanes];
-  Ops::put(words, line);
-  for (int i = 0; i < 2 * kLanes; ++i)
-    if (2 * Ops::byte_of_word(i) + (high != high_first) >= count) words[i] = 0;
-  return Ops::pairs(words, 2 * kLanes);
+NibbleLines<Ops> up_to(const NibbleLines<Ops>& lines, int64_t count, bool high_first) {
+  alignas(kLineBytes) float values[kCodesChunk];
+  NibbleLines<Ops> kept;
+  for (int64_t i = 0; i < kCodesChunk / kLanes; ++i) {
+    Ops::put(values + i * kLanes, lines.line[i]);
+    for (int64_t j = i * kLanes; j < (i + 1) * kLanes; ++j)
+      if ((Ops::DotNibbles::position(int(j)) ^ int(high_first)) >= count) values[j] = 0;
+    kept.line[i] = Ops::f32(values + i * kLanes, kLanes);
+  }
+  return kept;
 }
 
-template <class Ops, Rounding kRounding, bool kZeros, bool kHighFirst, int kRows>
-void dot_nibbles_of(const CodedDot& dot) {
+template <class Ops, Rounding kRounding, bool kZeros, int kRows>
+void dot_nibbles_of(const CodedDot& dot, bool high_first) {
+  using Tables = typename Ops::DotNibbles;
   DotSums<Ops, kRows> sums(dot);
-  const auto add = [&](int64_t at, const auto& low, const auto& high) {
-    sums.add(0, at, Ops::even_bf16(low));
-    sums.add(1, at + kLanes, Ops::odd_bf16(low));
-    sums.add(2, at + 2 * kLanes, Ops::even_bf16(high));
-    sums.add(3, at + 3 * kLanes, Ops::odd_bf16(high));
+  const auto add = [&](int64_t at, const NibbleLines<Ops>& lines) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCodesChunk / kLanes; ++i)
+      sums.add(i, at + int64_t(i) * kLanes, lines.line[i]);
   };
-  for_each_chunk<Ops, kRounding, kZeros>(
+  for_each_chunk<Tables, kRounding, kZeros>(
       dot.run,
       [&](int64_t at, const uint8_t* from, const auto& table) {
-        add(at, Ops::low_nibbles(from, table), Ops::high_nibbles(from, table));
+        add(at, Tables::lines(from, table));
       },
       [&](int64_t at, const uint8_t* from, const auto& table) {
-        const int64_t left = dot.run.count - at;
-        add(at, up_to<Ops>(Ops::low_nibbles(from, table), left, false, kHighFirst),
-            up_to<Ops>(Ops::high_nibbles(from, table), left, true, kHighFirst));
+        add(at, up_to<Ops>(Tables::lines(from, table), dot.run.count - at, high_first));
       });
   sums.finish();
 }
 template <class Ops, bool kHighFirst, int kRows>
 void dot_nibbles(const CodedDot& dot) {
   if (dot.run.exact)
-    dot_nibbles_of<Ops, Rounding::kExact, false, kHighFirst, kRows>(dot);
+    dot_nibbles_of<Ops, Rounding::kExact, false, kRows>(dot, kHighFirst);
   else if (dot.run.zeros)
-    dot_nibbles_of<Ops, Rounding::kBf16, true, kHighFirst, kRows>(dot);
+    dot_nibbles_of<Ops, Rounding::kBf16, true, kRows>(dot, kHighFirst);
+  else if (are_quick(dot.run))
+    dot_nibbles_of<Ops, Rounding::kQuick, false, kRows>(dot, kHighFirst);
   else
-    dot_nibbles_of<Ops, Rounding::kBf16, false, kHighFirst, kRows>(dot);
+    dot_nibbles_of<Ops, Rounding::kBf16, false, kRows>(dot, kHighFirst);
 }
 
-// body(0 or 1, position, count, Line of fp32) for each 16 values of a run of bytes.
-template <class Ops, LineCodes kCodes, class Body>
-__attribute__((always_inline)) inline void for_each_line(const CodedRun& run, const Body& body) {
-  constexpr int kVecs = kLineBytes / Ops::kBytes;
-  struct Vecs {
-    typename Ops::Vec vec[kVecs];
-  };
-  const int64_t first_block = run.block.of(run.first);
-  const uint8_t* const codes = run.codes + run.first;
-  for (int64_t part = 0; part < run.count; part += kCodesAlign) {
-    const int64_t block = run.block.of(run.first + part) - first_block;
-    const auto scale = Ops::broadcast(run.scales + block);
-    const auto zero = run.zeros ? Ops::broadcast(run.zeros + block) : Ops::zero();
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const int64_t at = part + int64_t(half) * kLanes;
-      if (at >= run.count) break;
-      uint8_t padded[kLanes];
-      const uint8_t* const from = chunk_bytes(codes + at, run.count - at, kLanes, padded);
-      typename Ops::Line line;
-      if constexpr (kCodes == LineCodes::kI8)
-        line = Ops::i8(reinterpret_cast<const int8_t*>(from));
-      else
-        line = Ops::e4m3(from);
-      Vecs values = __builtin_bit_cast(Vecs, line);
-      for (int v = 0; v < kVecs; ++v)
-        values.vec[v] = Ops::mul(run.zeros ? Ops::sub(values.vec[v], zero) : values.vec[v], scale);
-      body(half, at, smaller(run.count - at, kLanes),
-           __builtin_bit_cast(typename Ops::Line, values));
-    }
-  }
+template <class Ops, LineCodes kCodes>
+bool decode_quick(const CodedRun& run, uint16_t* to) {
+  return for_each_quick<Ops, kCodes>(run, [&](int64_t at, const typename Ops::Line(&lines)[2]) {
+    if (run.count - at >= kCodesAlign) return Ops::put_high_words(to + at, lines);
+    uint16_t values[kCodesAlign];
+    Ops::put_high_words(values, lines);
+    __builtin_memcpy(to + at, values, size_t(run.count - at) * sizeof(uint16_t));
+  });
 }
 template <class Ops, LineCodes kCodes, bool kHalf>
 void decode_bytes(const CodedRun& run, uint16_t* to) {
+  if (!kHalf && are_quick(run) && decode_quick<Ops, kCodes>(run, to)) return;
   for_each_line<Ops, kCodes>(run, [&](int, int64_t at, int count, const typename Ops::Line& line) {
     if constexpr (kHalf)
       Ops::put_f16(to + at, line, count);
@@ -214,8 +175,21 @@ void decode_bytes(const CodedRun& run, uint16_t* to) {
       Ops::put_bf16(to + at, line, count);
   });
 }
+
+template <class Ops, LineCodes kCodes, int kRows>
+bool dot_quick(const CodedDot& dot) {
+  DotSums<Ops, kRows> sums(dot);
+  const bool done =
+      for_each_quick<Ops, kCodes>(dot.run, [&](int64_t at, const typename Ops::Line(&lines)[2]) {
+        sums.add(0, at, lines[0]);
+        sums.add(1, at + kLanes, lines[1]);
+      });
+  if (done) sums.finish();
+  return done;
+}
 template <class Ops, LineCodes kCodes, int kRows>
 void dot_bytes(const CodedDot& dot) {
+  if (are_quick(dot.run) && dot_quick<Ops, kCodes, kRows>(dot)) return;
   DotSums<Ops, kRows> sums(dot);
   for_each_line<Ops, kCodes>(dot.run,
                              [&](int half, int64_t at, int count, typename Ops::Line line) {
@@ -228,6 +202,14 @@ void dot_bytes(const CodedDot& dot) {
                                sums.add(half, at, line);
                              });
   sums.finish();
+}
+
+// As quant::e8m0, many at a time.
+inline void powers_to_f32(const uint8_t* from, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t code = from[i], bits = code == 255 ? 0x7fc00000u : code << 23;
+    to[i] = __builtin_bit_cast(float, code ? bits : 0x00400000u);
+  }
 }
 
 template <class Ops, int kRows = kLinesRows>
@@ -255,11 +237,8 @@ constexpr void fill_code_kernels(TileKernels& t) {
   fill_decoders<Ops, false>(t);
   fill_decoders<Ops, true>(t);
   fill_dots<Ops>(t);
-  // Two lines of low nibbles, even words and odd ones, then two of high nibbles.
-  for (int i = 0; i < kCodesChunk; ++i) {
-    const int line = i / kLanes, word = 2 * (i % kLanes) + line % 2;
-    t.nibble_order[i] = uint8_t(2 * Ops::byte_of_word(word) + line / 2);
-  }
+  t.powers_to_f32 = powers_to_f32;
+  for (int i = 0; i < kCodesChunk; ++i) t.nibble_order[i] = uint8_t(Ops::DotNibbles::position(i));
 }
 
 }  // namespace

@@ -103,8 +103,31 @@ struct Avx512Ops {
     return _mm512_add_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(0x7fff)), one);
   }
   static Line round_bf16(Line line) { return odd_bf16(to_nearest(line)); }
+  static Vec power(Vec v) {
+    return _mm512_and_ps(v, _mm512_castsi512_ps(_mm512_set1_epi32(int(0xff800000u))));
+  }
+  using E4m3Seen = __m512i;
+  static void e4m3_parts(const uint8_t* from, Line (&lines)[2], E4m3Seen& seen) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const Line moved = _mm512_slli_epi16(_mm512_cvtepi8_epi16(codes), 7);
+    const Line halves = _mm512_and_si512(moved, _mm512_set1_epi16(-0x4001));
+    seen = _mm512_max_epu16(seen, _mm512_and_si512(halves, _mm512_set1_epi16(0x3fff)));
+    lines[0] = widen(_mm512_castsi512_si256(halves));
+    lines[1] = widen(_mm512_extracti64x4_epi64(halves, 1));
+  }
+  static bool any_nan(E4m3Seen seen) {
+    return _mm512_cmpge_epu16_mask(seen, _mm512_set1_epi16(0x3f80)) != 0;
+  }
+  template <Rounding kRounding>
+  static Line rounded(Vec value) {  // to bf16, in the high halves
+    if constexpr (kRounding == Rounding::kQuick)
+      return _mm512_castps_si512(quick_bf16<Avx512Ops>(value));
+    const Line bits = _mm512_castps_si512(value);
+    return kRounding == Rounding::kBf16 ? to_nearest(bits) : bits;
+  }
   using Numbers = __m512;
   static Numbers numbers(const float* from) { return _mm512_loadu_ps(from); }
+  using Values = __m256i;
   using NibbleTable = __m512i;  // 16 values of the first half of the codes, 16 of the second
   template <Rounding kRounding, bool kZeros>
   static __m256i values(Numbers numbers, float scale, float zero) {
@@ -112,22 +135,23 @@ struct Avx512Ops {
     const __m512 value = mul(moved, _mm512_set1_ps(scale));
     if constexpr (kRounding == Rounding::kF16)
       return _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
-    Line bits = _mm512_castps_si512(value);
-    if constexpr (kRounding == Rounding::kBf16) bits = to_nearest(bits);
+    const Line bits = rounded<kRounding>(value);
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
   }
   static NibbleTable table(__m256i first, __m256i second) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
   }
-  static constexpr int byte_of_word(int i) { return i; }
-  // Bytes in words; bit 4 says to which half they belong.
+  // Bytes in words, those of 16 .. 31 in every second qword, so that unpacking them puts all in
+  // order. Bit 4 says to which half they belong.
+  static Line code_words(const uint8_t* from) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    return _mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(codes, order));
+  }
   static Line look_up(Line words, NibbleTable table) {
-    const Line halves = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+    const Line halves = _mm512_set4_epi32(0x00100010, 0x00100010, 0, 0);
     const Line at = _mm512_or_si512(_mm512_and_si512(words, _mm512_set1_epi16(15)), halves);
     return _mm512_permutexvar_epi16(at, table);
-  }
-  static Line code_words(const uint8_t* from) {
-    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
   static Line low_nibbles(const uint8_t* from, NibbleTable table) {
     return look_up(code_words(from), table);
@@ -135,14 +159,53 @@ struct Avx512Ops {
   static Line high_nibbles(const uint8_t* from, NibbleTable table) {
     return look_up(_mm512_srli_epi16(code_words(from), 4), table);
   }
-  static Line first_words(Line line) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(line)); }
-  static Line last_words(Line line) {
-    return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(line, 1));
-  }
   static void put_nibbles(uint16_t* to, Line first, Line second) {
-    put(to, _mm512_or_si512(first_words(first), _mm512_slli_epi32(first_words(second), 16)));
-    put(to + 32, _mm512_or_si512(last_words(first), _mm512_slli_epi32(last_words(second), 16)));
+    put(to, _mm512_unpacklo_epi16(first, second));
+    put(to + 32, _mm512_unpackhi_epi16(first, second));
   }
+  static void put_high_words(uint16_t* to, const Line (&lines)[2]) {
+    const Line low = _mm512_srli_epi32(lines[0], 16);
+    const Line words = _mm512_or_si512(low, odd_bf16(lines[1]));  // 0, 16, 1, 17 ...
+    const Line order = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1,
+                                        30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    put(to, _mm512_permutexvar_epi16(order, words));
+  }
+
+  // A look-up finds 16 values of fp32.
+  struct DotNibbles {
+    static Numbers numbers(const float* from) { return Avx512Ops::numbers(from); }
+    using Values = Vec;
+    struct NibbleTable {
+      Vec half[2];
+    };
+    template <Rounding kRounding, bool kZeros>
+    static Vec values(Numbers numbers, float scale, float zero) {
+      const Vec moved = kZeros ? sub(numbers, _mm512_set1_ps(zero)) : numbers;
+      const Vec value = mul(moved, _mm512_set1_ps(scale));
+      if constexpr (kRounding == Rounding::kBf16)
+        return _mm512_castsi512_ps(odd_bf16(rounded<kRounding>(value)));
+      return _mm512_castsi512_ps(rounded<kRounding>(value));
+    }
+    static NibbleTable table(Vec first, Vec second) { return {{first, second}}; }
+    static constexpr int position(int i) {
+      const int line = i / kLanes, lane = i % kLanes;
+      return line / 2 * 2 * kLanes + 2 * lane + line % 2;
+    }
+    static NibbleLines<Avx512Ops> lines(const uint8_t* from, const NibbleTable& table) {
+      NibbleLines<Avx512Ops> found;
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const auto* const bytes = reinterpret_cast<const __m128i*>(from) + i;
+        const Line codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes));
+        found.line[2 * i] = look_up_f32(codes, table.half[i]);
+        found.line[2 * i + 1] = look_up_f32(_mm512_srli_epi32(codes, 4), table.half[i]);
+      }
+      return found;
+    }
+    static Line look_up_f32(Line codes, Vec table) {  // by the low four bits
+      return _mm512_castps_si512(_mm512_permutexvar_ps(codes, table));
+    }
+  };
 
   // 16 x 16 dwords: 4 x 4 inside 128-bit lanes, then the lanes themselves.
   static void transpose(const Line (&m)[kLanes], Line (&turned)[kLanes]) {

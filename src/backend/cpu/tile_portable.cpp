@@ -88,6 +88,20 @@ struct PortableOps {
     for (int i = 0; i < kLanes; ++i) line.dword[i] = std::bit_cast<uint32_t>(quant::e4m3(from[i]));
     return line;
   }
+  static Vec power(Vec v) {
+    typedef uint32_t Bits __attribute__((vector_size(16)));
+    return reinterpret_cast<Vec>(reinterpret_cast<Bits>(v) & 0xff800000u);
+  }
+  struct E4m3Seen {};
+  static void e4m3_parts(const uint8_t* from, Line (&lines)[2], E4m3Seen&) {
+    for (int i = 0; i < 2 * kLanes; ++i)
+      lines[i / kLanes].dword[i % kLanes] = std::bit_cast<uint32_t>(quant::e4m3(from[i]) * 0x1p-8f);
+  }
+  static bool any_nan(E4m3Seen) { return false; }  // quick_bf16 keeps it
+  static void put_high_words(uint16_t* to, const Line (&lines)[2]) {
+    for (int i = 0; i < 2 * kLanes; ++i)
+      to[i] = uint16_t(lines[i / kLanes].dword[i % kLanes] >> 16);
+  }
   struct Numbers {
     const float* value;
   };
@@ -121,6 +135,7 @@ struct PortableOps {
   static Line high_nibbles(const uint8_t* from, const NibbleTable& table) {
     return look_up(from, table, 4);
   }
+  using DotNibbles = WordNibbles<PortableOps>;
   static void put_nibbles(uint16_t* to, const Line& first, const Line& second) {
     for (int64_t i = 0; i < 2 * kLanes; ++i) {
       to[2 * i] = uint16_t(first.dword[i / 2] >> i % 2 * 16);

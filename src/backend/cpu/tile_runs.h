@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Walks over runs of codes, by the `Ops` of tile_codes.h: nibbles in chunks with the table of their
+// blocks, bytes in lines of values.
+#pragma once
+
+#include "backend/cpu/tile_lines.h"
+
+namespace moec::cpu {
+namespace {
+
+// Of a table. Exact: bits beyond bf16 are zero. Quick: to bf16, of runs that are_quick.
+enum class Rounding { kExact, kQuick, kBf16, kF16 };
+
+// To bf16, ties to even, of values from 2^-126 up to 2^110; zeros lose their sign. What is added
+// leaves a sum whose last bit is that of bf16.
+template <class Ops>
+__attribute__((always_inline)) inline typename Ops::Vec quick_bf16(typename Ops::Vec v) {
+  constexpr float kUp = 98304, kDown = -98304;  // 1.5 * 2^16
+  const auto power = Ops::power(v);
+  return Ops::fma(power, Ops::broadcast(&kDown), Ops::fma(power, Ops::broadcast(&kUp), v));
+}
+
+// quick_bf16 rounds every value of the run.
+inline bool are_quick(const CodedRun& run) {
+  if (run.zeros || !(run.least_scale <= run.most_scale)) return false;
+  const auto bits = [](float f) { return __builtin_bit_cast(uint32_t, f); };
+  const uint32_t least = bits(run.least_scale), range = bits(run.most_scale) - least;
+  const int64_t blocks = run.block.of(run.first + run.count - 1) - run.block.of(run.first) + 1;
+  uint32_t others = 0;
+  for (int64_t i = 0; i < blocks; ++i) {
+    const uint32_t scale = bits(run.scales[i]) & 0x7fffffffu;
+    others |= uint32_t(scale != 0) & uint32_t(scale - least > range);
+  }
+  return !others;
+}
+
+// A NaN that no rounding carries over to a number.
+inline float quiet(float scale) {
+  return scale == scale ? scale : __builtin_nanf("");
+}
+
+// The bytes of a chunk; those of the last one may end before it does.
+inline const uint8_t* chunk_bytes(const uint8_t* from, int64_t bytes, int64_t chunk,
+                                  uint8_t* padded) {
+  if (bytes >= chunk) return from;
+  __builtin_memset(padded, 0, size_t(chunk));
+  __builtin_memcpy(padded, from, size_t(bytes));
+  return padded;
+}
+
+// The lines of a matrix follow each other, so what comes soon is asked for early.
+inline void prefetch_ahead(const uint8_t* codes) {
+  constexpr int kAhead = 2048;
+  __builtin_prefetch(codes + kAhead, 0, 2);
+}
+
+// The blocks of a run, one after the other.
+class BlockSteps {
+ public:
+  explicit BlockSteps(const CodedRun& run)
+      : size_(run.block.is_all() ? int64_t(1) << 62 : run.block.size()),
+        end_(run.block.is_all() ? 0 : run.block.of(run.first) * size_ - run.first) {}
+  bool begins(int64_t at) {  // a block does, of which `index` is the number; at 0, too
+    if (at < end_) return false;
+    end_ += size_;
+    ++index;
+    return true;
+  }
+  int64_t index = -1;
+
+ private:
+  const int64_t size_;
+  int64_t end_;
+};
+
+// body(position, bytes, table) for each whole chunk of a run, then last(position, bytes, table) for
+// what is left. The table is made again where one of its blocks is another.
+template <class Tables, Rounding kRounding, bool kZeros, class Body, class Last>
+__attribute__((always_inline)) inline void for_each_chunk(const CodedRun& run, const Body& body,
+                                                          const Last& last) {
+  constexpr bool kNeverRounds = kRounding == Rounding::kQuick || kRounding == Rounding::kExact;
+  const auto numbers = Tables::numbers(run.numbers);
+  const float *const scales = run.scales, *const zeros = run.zeros;
+  const uint8_t* const codes = run.codes + run.first / 2;
+  const int64_t count = run.count;
+  BlockSteps steps(run);
+  const auto values = [&] {
+    const float scale = scales[steps.index];
+    return Tables::template values<kRounding, kZeros>(numbers, kNeverRounds ? scale : quiet(scale),
+                                                      kZeros ? zeros[steps.index] : 0.0f);
+  };
+  typename Tables::Values now = {};
+  typename Tables::NibbleTable table = {};
+  bool differ = false;  // the halves of the table
+  const auto find = [&](int64_t at, bool two) {
+    const bool first_begins = steps.begins(at);
+    if (first_begins) now = values();
+    const auto first = now;
+    const bool second_begins = two && steps.begins(at + kCodesAlign);
+    if (second_begins) now = values();
+    if (first_begins || second_begins || differ) table = Tables::table(first, now);
+    differ = second_begins;
+  };
+  int64_t at = 0;
+  for (; at + kCodesChunk <= count; at += kCodesChunk) {
+    find(at, true);
+    prefetch_ahead(codes + at / 2);
+    body(at, codes + at / 2, table);
+  }
+  if (at == count) return;
+  find(at, at + kCodesAlign < count);
+  uint8_t padded[kCodesChunk / 2];
+  last(at, chunk_bytes(codes + at / 2, (count - at + 1) / 2, kCodesChunk / 2, padded), table);
+}
+
+// body(0 or 1, position, count, Line of fp32) for each 16 values of a run of bytes.
+template <class Ops, LineCodes kCodes, class Body>
+__attribute__((always_inline)) inline void for_each_line(const CodedRun& run, const Body& body) {
+  constexpr int kVecs = kLineBytes / Ops::kBytes;
+  struct Vecs {
+    typename Ops::Vec vec[kVecs];
+  };
+  const uint8_t* const codes = run.codes + run.first;
+  BlockSteps steps(run);
+  typename Ops::Vec scale = Ops::zero(), zero = Ops::zero();
+  for (int64_t part = 0; part < run.count; part += kCodesAlign) {
+    if (steps.begins(part)) {
+      const float own = quiet(run.scales[steps.index]);
+      scale = Ops::broadcast(&own);
+      if (run.zeros) zero = Ops::broadcast(run.zeros + steps.index);
+    }
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const int64_t at = part + int64_t(half) * kLanes;
+      if (at >= run.count) break;
+      uint8_t padded[kLanes];
+      const uint8_t* const from = chunk_bytes(codes + at, run.count - at, kLanes, padded);
+      typename Ops::Line line;
+      if constexpr (kCodes == LineCodes::kI8)
+        line = Ops::i8(reinterpret_cast<const int8_t*>(from));
+      else
+        line = Ops::e4m3(from);
+      Vecs values = __builtin_bit_cast(Vecs, line);
+      for (int v = 0; v < kVecs; ++v)
+        values.vec[v] = Ops::mul(run.zeros ? Ops::sub(values.vec[v], zero) : values.vec[v], scale);
+      body(half, at, smaller(run.count - at, kLanes),
+           __builtin_bit_cast(typename Ops::Line, values));
+    }
+  }
+}
+// body(position, two Lines of fp32) for each 32 values of a run that is quick, rounded to bf16;
+// those beyond the end are of zero codes. False: a NaN is among the codes, and values are wrong.
+template <class Ops, LineCodes kCodes, class Body>
+__attribute__((always_inline)) inline bool for_each_quick(const CodedRun& run, const Body& body) {
+  constexpr bool kE4m3 = kCodes == LineCodes::kE4m3;
+  constexpr int kVecs = kLineBytes / Ops::kBytes;
+  struct Vecs {
+    typename Ops::Vec vec[kVecs];
+  };
+  const uint8_t* const codes = run.codes + run.first;
+  typename Ops::E4m3Seen seen = {};
+  BlockSteps steps(run);
+  typename Ops::Vec scale = Ops::zero();
+  const auto part = [&](int64_t at, const uint8_t* from) {
+    if (steps.begins(at)) {
+      const float own = run.scales[steps.index] * (kE4m3 ? 256.0f : 1.0f);
+      scale = Ops::broadcast(&own);
+    }
+    typename Ops::Line lines[2];
+    if constexpr (kE4m3) {
+      Ops::e4m3_parts(from, lines, seen);
+    } else {
+      lines[0] = Ops::i8(reinterpret_cast<const int8_t*>(from));
+      lines[1] = Ops::i8(reinterpret_cast<const int8_t*>(from + kLanes));
+    }
+    for (auto& line : lines) {
+      Vecs values = __builtin_bit_cast(Vecs, line);
+      for (auto& vec : values.vec) vec = quick_bf16<Ops>(Ops::mul(vec, scale));
+      line = __builtin_bit_cast(typename Ops::Line, values);
+    }
+    body(at, lines);
+  };
+  int64_t at = 0;
+  for (; at + kCodesChunk <= run.count; at += kCodesChunk) {
+    prefetch_ahead(codes + at);
+    part(at, codes + at);
+    part(at + kCodesAlign, codes + at + kCodesAlign);
+  }
+  for (; at < run.count; at += kCodesAlign) {
+    uint8_t padded[kCodesAlign];
+    part(at, chunk_bytes(codes + at, run.count - at, kCodesAlign, padded));
+  }
+  return !(kE4m3 && Ops::any_nan(seen));
+}
+
+}  // namespace
+}  // namespace moec::cpu

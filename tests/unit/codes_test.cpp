@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs of codes of every instruction set that this machine has, beside their values one by one: bit
+// for bit as values, but for the sign of zeros, and their products with a few rows in doubles.
+// Scales reach from subnormal to infinity, and NaN, so that both ways of rounding are met. A
+// planted fault that was seen to fail: scales out of range rounded the quick way.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/dtype.h"
+#include "quant/format.h"
+#include "support/random.h"
+#include "unit/isas.h"
+
+namespace moec::cpu {
+namespace {
+
+using test::on_each_isa;
+using test::Random;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr int kMostPositions = 704;
+
+struct Line {  // one, with what its runs point to
+  LineCodes codes;
+  std::vector<uint8_t> bytes;
+  std::vector<float> numbers, scales, zeros;
+  CodedRun run;
+
+  float number(int64_t at) const {  // at a position of the line
+    const uint8_t byte = bytes[size_t(are_nibbles(codes) ? at / 2 : at)];
+    if (codes == LineCodes::kI8) return float(int8_t(byte));
+    if (codes == LineCodes::kE4m3) return quant::e4m3(byte);
+    const bool high = (at % 2 != 0) != (codes == LineCodes::kHighNibble);
+    return numbers[high ? byte >> 4 : byte & 15];
+  }
+  float value(int64_t i) const {  // of the run
+    const int64_t at = run.first + i;
+    const auto block = size_t(run.block.of(at) - run.block.of(run.first));
+    return (zeros.empty() ? number(at) : number(at) - zeros[block]) * scales[block];
+  }
+};
+
+float range_of(int kind, Random& random) {
+  const float magnitude = float(0.5 + random.uniform());
+  switch (kind) {
+    case 1:
+      return std::ldexp(magnitude, -140 + int(random.below(30)));  // up from subnormal
+    case 2:
+      return std::ldexp(magnitude, 100 + int(random.below(27)));
+    case 3:
+      return random.below(2) ? kInf : std::numeric_limits<float>::quiet_NaN();
+    case 4:
+      return std::bit_cast<float>(uint32_t(0x7fffffff));  // NaN that rounds to -0
+    case 5:
+      return 0;
+    default:
+      return std::ldexp(random.below(2) ? magnitude : -magnitude, int(random.below(9)) - 8);
+  }
+}
+
+Line line_of(LineCodes codes, int64_t block, int64_t first, int64_t count, int kind, bool zeros,
+             Random& random) {
+  Line line;
+  line.codes = codes;
+  line.bytes.resize(kMostPositions);
+  for (uint8_t& byte : line.bytes) {
+    byte = uint8_t(random.below(256));
+    const bool nan = codes == LineCodes::kE4m3 && (byte & 0x7f) == 0x7f;
+    if (nan && kind != 6) byte ^= 1;
+  }
+  line.numbers.resize(16);
+  for (float& number : line.numbers) number = float(2 * random.uniform() - 1);
+  line.numbers[7] = 0;
+  const auto size = block ? quant::BlockSize(block) : quant::BlockSize::all_of(kMostPositions);
+  const int64_t blocks = size.of(first + count - 1) - size.of(first) + 1;
+  // Scales of 8 bits make products that lie half way.
+  for (int64_t i = 0; i < blocks; ++i) {
+    const float scale = range_of(random.below(3) ? kind : 0, random);
+    const uint32_t cut = random.below(2) && scale == scale ? 0xffff0000u : 0xffffffffu;
+    line.scales.push_back(std::bit_cast<float>(std::bit_cast<uint32_t>(scale) & cut));
+    if (zeros) line.zeros.push_back(float(random.below(16)));
+  }
+  float least = 1, most = 1;
+  if (codes == LineCodes::kI8) most = 128;
+  if (codes == LineCodes::kE4m3) {
+    least = 0x1p-9f;
+    most = 448;
+  }
+  for (const float number : line.numbers)
+    if (number != 0) least = std::min(least, std::abs(number));
+  line.run = {line.bytes.data(),
+              first,
+              count,
+              line.numbers.data(),
+              line.scales.data(),
+              zeros ? line.zeros.data() : nullptr,
+              size,
+              false,
+              0x1p-125f / least,
+              0x1p109f / most};
+  return line;
+}
+
+template <class T>
+void check_values(const Line& line) {
+  constexpr bool kHalf = std::is_same_v<T, f16>;
+  std::vector<uint16_t> found(size_t(line.run.count) + 1, 0x1234);
+  tile_kernels().decode_run[int(line.codes)][kHalf](line.run, found.data());
+  for (int64_t i = 0; i < line.run.count; ++i) {
+    const float want = to_float(from_float<T>(line.value(i)));
+    const float got = to_float(T{found[size_t(i)]});
+    ASSERT_TRUE(got == want || (got != got && want != want)) << i << ": " << got << ", " << want;
+  }
+  ASSERT_EQ(found.back(), 0x1234);
+}
+
+void check_dots(const Line& line, Random& random) {
+  const TileKernels& tile = tile_kernels();
+  const int64_t count = line.run.count, stride = kMostPositions + kCodesChunk;
+  std::vector<float> x(size_t(stride) * kLinesRows), ordered(x.size());
+  const int flip = line.codes == LineCodes::kHighNibble;
+  for (int64_t r = 0; r < kLinesRows; ++r) {
+    for (int64_t i = 0; i < count; ++i) x[size_t(r * stride + i)] = float(2 * random.uniform() - 1);
+    for (int64_t i = 0; i < stride; ++i) {
+      const int64_t from = i / kCodesChunk * kCodesChunk + (tile.nibble_order[i % 64] ^ flip);
+      ordered[size_t(r * stride + i)] =
+          x[size_t(r * stride + (are_nibbles(line.codes) ? from : i))];
+    }
+  }
+  float first = 0;
+  for (int rows = 1; rows <= kLinesRows; ++rows) {
+    float sums[kLinesRows];
+    tile.dot_run[int(line.codes)][rows - 1]({line.run, ordered.data(), stride, sums});
+    for (int64_t r = 0; r < rows; ++r) {
+      double sum = 0, size = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        const double value = to_float(from_float<bf16>(line.value(i)));
+        sum += value * double(x[size_t(r * stride + i)]);
+        size += std::abs(value * double(x[size_t(r * stride + i)]));
+      }
+      const auto found = double(sums[r]);
+      if (!std::isfinite(size)) {
+        ASSERT_FALSE(std::isfinite(found)) << rows << " rows, row " << r;
+      } else if (size < 1e38) {  // else sums on the way may leave the range
+        ASSERT_NEAR(found, sum, 1e-6 * size + 1e-44 * double(count)) << rows << ", " << r;
+      }
+      if (r > 0) continue;
+      if (rows == 1) first = sums[0];
+      ASSERT_TRUE(sums[0] == first || (sums[0] != sums[0] && first != first)) << rows << " rows";
+    }
+  }
+}
+
+TEST(Codes, RunsAreTheirValues) {
+  SCOPED_TRACE(test::seed_note());
+  on_each_isa([] {
+    Random random(7);
+    for (const LineCodes codes :
+         {LineCodes::kLowNibble, LineCodes::kHighNibble, LineCodes::kI8, LineCodes::kE4m3})
+      for (const int64_t block : {0, 32, 64, 96, 128})
+        for (int kind = 0; kind <= 6; ++kind)
+          for (const bool zeros : {false, true}) {
+            const int64_t first = 32 * int64_t(random.below(5));
+            const int64_t count = 1 + int64_t(random.below(kMostPositions - first));
+            const Line line = line_of(codes, block, first, count, kind, zeros, random);
+            SCOPED_TRACE(testing::Message()
+                         << "codes " << int(codes) << ", blocks of " << block << ", scales " << kind
+                         << ", zeros " << zeros << ", from " << first << ", " << count);
+            check_values<bf16>(line);
+            check_values<f16>(line);
+            check_dots(line, random);
+          }
+  });
+}
+
+}  // namespace
+}  // namespace moec::cpu
