@@ -60,6 +60,8 @@ constexpr StatusName kStatusNames[] = {
 #endif
 #if defined(__x86_64__)
 #define MOEC_ISAS "\"portable\", \"avx2\", \"avx512\", \"avx512bf16\", \"amx\""
+#elif defined(__aarch64__)
+#define MOEC_ISAS "\"portable\", \"neon\", \"neonbf16\""
 #else
 #define MOEC_ISAS "\"portable\""
 #endif

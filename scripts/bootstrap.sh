@@ -19,9 +19,12 @@ needs=(
 [ "$purpose" = test ] && needs+=(
   'command -v clang++|clang'
   'command -v pkg-config|pkg-config'
-  'test -f /usr/include/gtest/gtest.h|libgtest-dev'
+  'test -f /usr/include/gtest/gtest.h -a -d /usr/src/googletest/googletest|libgtest-dev'
   'test -f /usr/include/benchmark/benchmark.h|libbenchmark-dev'
   'command -v qemu-x86_64 || command -v qemu-x86_64-static|qemu-user'
+  'command -v qemu-aarch64 || command -v qemu-aarch64-static|qemu-user'
+  'command -v aarch64-linux-gnu-gcc|gcc-aarch64-linux-gnu'
+  'command -v aarch64-linux-gnu-g++|g++-aarch64-linux-gnu'
   'command -v git|git'
   'command -v mpirun|openmpi-bin'
   'command -v mpicc|libopenmpi-dev'

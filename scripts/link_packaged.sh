@@ -18,5 +18,6 @@ for library in libstdc++.so.6 libgcc_s.so.1; do
 done
 ZIG_GLOBAL_CACHE_DIR=${MOEC_ZIG%/*}/cache ZIG_LOCAL_CACHE_DIR=$ZIG_GLOBAL_CACHE_DIR
 export ZIG_GLOBAL_CACHE_DIR ZIG_LOCAL_CACHE_DIR
-exec "$MOEC_ZIG" cc -target "$(uname -m)-linux-gnu.2.28" -fPIC -Wl,-s,--as-needed \
+machine=$("$compiler" -dumpmachine)
+exec "$MOEC_ZIG" cc -target "${machine%%-*}-linux-gnu.2.28" -fPIC -Wl,-s,--as-needed \
   "${BASH_SOURCE%/*}/../cmake/older_libstdcxx.c" "${arguments[@]}"

@@ -74,6 +74,7 @@ languages_and_sanitizers() {
   stage "candle"          scripts/test_candle.sh
   stage "go"              scripts/test_go.sh
   stage "julia"           scripts/test_julia.sh
+  stage "aarch64"         scripts/test_aarch64.sh
   stage "configure asan"  configure asan
   stage "build asan"      compile asan --target tests_asan
   stage "tests asan"      scripts/run_ctest.py "$build/asan" -L asan

@@ -27,8 +27,9 @@ class FloatMode {
   static Word read() { return __builtin_ia32_stmxcsr(); }
   static void write(Word word) { __builtin_ia32_ldmxcsr(word); }
 #elif defined(__aarch64__)
-  using Word = uint64_t;                     // FPCR
-  static constexpr Word kOther = 0x1c89f00;  // FZ, rounding, FZ16, traps
+  using Word = uint64_t;  // FPCR
+  // AHP, DN, FZ, rounding, FZ16, traps, EBF, NEP, AH, FIZ
+  static constexpr Word kOther = 0x7c8bf07;
   static constexpr Word kMasked = 0;
   static Word read() {
     Word word;

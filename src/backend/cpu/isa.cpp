@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/isa.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -12,14 +10,18 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace moec::cpu {
 namespace {
 
-struct Features {
-  bool avx2 = false, avx512 = false, avx512bf16 = false, amx = false;
-  bool fast_bf16_dot = false;  // vdpbf16ps at the rate of fma
+struct Set {
+  const TileKernels* kernels;
+  bool available, preferred;
 };
 
 #if defined(__x86_64__)
@@ -50,60 +52,57 @@ bool request_tiles() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-Features detect() {
-  Features f;
-  const Registers base = cpuid(1), more = cpuid(7, 0), tail = cpuid(7, 1);
-  if (!has_bits(base.ecx, 1u << 27)) return f;  // OSXSAVE
-  const uint64_t state = enabled_state();
+std::array<Set, 5> sets() {
+  const Registers base = cpuid(1), more = cpuid(7, 0), tail = cpuid(7, 1), vendor = cpuid(0);
+  const bool saves = has_bits(base.ecx, 1u << 27);  // OSXSAVE
+  const uint64_t state = saves ? enabled_state() : 0;
   constexpr uint32_t kFma = 1u << 12, kAvx = 1u << 28, kF16c = 1u << 29;
-  f.avx2 = has_bits(state, 0x6) && has_bits(base.ecx, kFma | kAvx | kF16c) &&
-           has_bits(more.ebx, 1u << 5);
+  const bool avx2 = has_bits(state, 0x6) && has_bits(base.ecx, kFma | kAvx | kF16c) &&
+                    has_bits(more.ebx, 1u << 5);
   constexpr uint32_t kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
-  f.avx512 = f.avx2 && has_bits(state, 0xe6) && has_bits(more.ebx, kF | kDq | kBw | kVl);
-  f.avx512bf16 = f.avx512 && has_bits(tail.eax, 1u << 5);
+  const bool avx512 = avx2 && has_bits(state, 0xe6) && has_bits(more.ebx, kF | kDq | kBw | kVl);
+  const bool avx512bf16 = avx512 && has_bits(tail.eax, 1u << 5);
   constexpr uint32_t kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  f.amx = f.avx512bf16 && has_bits(state, 0x60000) && has_bits(more.edx, kAmxBf16 | kAmxTile) &&
-          request_tiles();
-  const Registers vendor = cpuid(0);
-  f.fast_bf16_dot = vendor.ebx == signature_AMD_ebx;  // Intel's runs at 0.4 of the fma rate
-  return f;
+  const bool amx = avx512bf16 && has_bits(state, 0x60000) &&
+                   has_bits(more.edx, kAmxBf16 | kAmxTile) && request_tiles();
+  // vdpbf16ps has the rate of fma there; Intel's runs at 0.4 of it.
+  const bool fast_bf16_dot = vendor.ebx == signature_AMD_ebx;
+  return {{{&kTilePortable, true, true},
+           {&kTileAvx2, avx2, true},
+           {&kTileAvx512, avx512, true},
+           {&kTileAvx512Bf16, avx512bf16, fast_bf16_dot},
+           {&kTileAmx, amx, true}}};
+}
+
+#elif defined(__aarch64__)
+
+std::array<Set, 3> sets() {
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16, which older headers lack
+  return {{{&kTilePortable, true, true},
+           {&kTileNeon, true, true},
+           {&kTileNeonBf16, (getauxval(AT_HWCAP2) & kBf16) != 0, true}}};
 }
 
 #else
 
-Features detect() {
-  return {};
+std::array<Set, 1> sets() {
+  return {{{&kTilePortable, true, true}}};
 }
 
 #endif
 
-struct Entry {
-  const TileKernels* kernels;
-  bool available, preferred;
-};
-
-struct Table {  // slowest first
-  Entry entries[5];
-  static const Table& get() {
-    static const Table table = [] {
-      const Features f = detect();
-      return Table{{{&kTilePortable, true, true},
-                    {&kTileAvx2, f.avx2, true},
-                    {&kTileAvx512, f.avx512, true},
-                    {&kTileAvx512Bf16, f.avx512bf16, f.fast_bf16_dot},
-                    {&kTileAmx, f.amx, true}}};
-    }();
-    return table;
-  }
-};
+const auto& table() {  // slowest first
+  static const auto all = sets();
+  return all;
+}
 
 std::atomic<const TileKernels*> selected{nullptr};
 
 const TileKernels* find(const char* name) {
   const TileKernels* best = nullptr;
-  for (const Entry& entry : Table::get().entries) {
-    if (!entry.available) continue;
-    if (name ? std::strcmp(name, entry.kernels->isa) == 0 : entry.preferred) best = entry.kernels;
+  for (const Set& set : table()) {
+    if (!set.available) continue;
+    if (name ? std::strcmp(name, set.kernels->isa) == 0 : set.preferred) best = set.kernels;
   }
   MOEC_REQUIRE(best, MOEC_E_UNSUPPORTED,
                "MOEC_CPU_ISA is \"%s\"; this machine's best is \"%s\", it has: %s", name,
@@ -120,8 +119,8 @@ const char* wanted_isa() {  // null: the best
 
 std::string available_isas() {
   std::string names;
-  for (const Entry& entry : Table::get().entries)
-    if (entry.available) names.append(names.empty() ? "" : " ").append(entry.kernels->isa);
+  for (const Set& set : table())
+    if (set.available) names.append(names.empty() ? "" : " ").append(set.kernels->isa);
   return names;
 }
 

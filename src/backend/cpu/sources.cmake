@@ -10,16 +10,23 @@ moec_add_sources(  # routing, plans, rows, losses
   z_loss.cpp)
 moec_add_sources(quantise.cpp rank_rows.cpp)
 
-# Instruction sets: name -> flags. From the plainest to the richest, and after everything else:
-# where two objects hold the same inline function the linker keeps the first.
+# Instruction sets of the processor: name -> flags. From the plainest to the richest, and after
+# everything else: where two objects hold the same inline function the linker keeps the first.
 set(MOEC_ISA_portable "")
-set(MOEC_ISA_avx2 -mavx2 -mfma -mf16c)
-set(MOEC_ISA_avx512 ${MOEC_ISA_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
-set(MOEC_ISA_avx512bf16 ${MOEC_ISA_avx512} -mavx512bf16)
-set(MOEC_ISA_amx ${MOEC_ISA_avx512bf16} -mamx-tile -mamx-bf16)
-
-moec_add_isa_sources(portable tile_portable.cpp)
-moec_add_isa_sources(avx2 tile_avx2.cpp)
-moec_add_isa_sources(avx512 tile_avx512.cpp)
-moec_add_isa_sources(avx512bf16 tile_avx512bf16.cpp)
-moec_add_isa_sources(amx tile_amx.cpp)
+set(isas portable)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set(MOEC_ISA_avx2 -mavx2 -mfma -mf16c)
+  set(MOEC_ISA_avx512 ${MOEC_ISA_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
+  set(MOEC_ISA_avx512bf16 ${MOEC_ISA_avx512} -mavx512bf16)
+  set(MOEC_ISA_amx ${MOEC_ISA_avx512bf16} -mamx-tile -mamx-bf16)
+  list(APPEND isas avx2 avx512 avx512bf16 amx)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  # Every such processor has neon. Scheduled before registers are given, gcc 12 spills sums.
+  set(MOEC_ISA_neon $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
+  set(MOEC_ISA_neonbf16 ${MOEC_ISA_neon} -march=armv8.2-a+bf16)
+  list(APPEND isas neon neonbf16)
+endif()
+foreach(isa IN LISTS isas)
+  moec_add_isa_sources(${isa} tile_${isa}.cpp)
+endforeach()
+set(MOEC_ISAS ${isas})

@@ -155,6 +155,8 @@ struct TileKernels {
   void (*end)();
 };
 
-extern const TileKernels kTilePortable, kTileAvx2, kTileAvx512, kTileAvx512Bf16, kTileAmx;
+extern const TileKernels kTilePortable;
+extern const TileKernels kTileAvx2, kTileAvx512, kTileAvx512Bf16, kTileAmx;  // x86_64 only
+extern const TileKernels kTileNeon, kTileNeonBf16;                           // aarch64 only
 
 }  // namespace moec::cpu

@@ -136,6 +136,10 @@ void pair_product(const PanelProduct& p) {
   }
 }
 
+// Ops may have another of their own.
+template <class Ops, int kRows>
+constexpr PanelProductFn kPanelProduct = panel_product<Ops, kRows>;
+
 // Products in fp32 of 1, 2, ... rows.
 template <class Ops, int kMaxRows>
 struct ProductTable {
@@ -143,7 +147,7 @@ struct ProductTable {
   template <int kRows = kMaxRows>
   constexpr void fill() {
     if constexpr (kRows > 0) {
-      by_rows[kRows - 1] = panel_product<Ops, kRows>;
+      by_rows[kRows - 1] = kPanelProduct<Ops, kRows>;
       if constexpr (Ops::kInParts) {
         by_bf16[kRows - 1] = pair_product<Ops, kRows, false>;
         by_f16[kRows - 1] = pair_product<Ops, kRows, true>;
