@@ -174,3 +174,17 @@ int32_t use_openmp(moec_context_desc *desc, int32_t num_threads) {
   return 1;
 }
 %}
+
+%inline %{
+/* Functions at these addresses, as ctypes gives them, become the callbacks of a communicator. */
+void set_callbacks(moec_comm_callbacks *callbacks, void *all_gather, void *all_to_all,
+                   void *all_to_all_v) {
+  *(void **)&callbacks->all_gather = all_gather;
+  *(void **)&callbacks->all_to_all = all_to_all;
+  *(void **)&callbacks->all_to_all_v = all_to_all_v;
+}
+/* Expert ranges are in the caller's memory until moec_ep_create has copied them. */
+void set_expert_begin(moec_ep_desc *desc, void *expert_begin) {
+  desc->expert_begin = expert_begin;
+}
+%}

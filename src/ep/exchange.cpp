@@ -31,11 +31,12 @@ Exchange::Memory Exchange::lay_out(Arena& arena) const {
   const auto partial = hidden * uint64_t(dtype_bytes(shape_.partial_dtype));
   Memory memory;
   memory.outbox = arena.take(sent * std::max(row, partial), 0);
-  memory.outbox_meta = arena.take_array<int32_t>(sent * 2 * slots, 0);
+  memory.outbox_meta = arena.take_array<int32_t>(sent * (2 * slots + 1), 0);
   memory.guests = arena.take(guests * row, 0);
   memory.beside = shape_.flags & MOEC_EP_FORWARD_ONLY ? nullptr : arena.take(guests * row, 0);
-  memory.guest_meta = arena.take_array<int32_t>(guests * 2 * slots, 0);
+  memory.guest_meta = arena.take_array<int32_t>(guests * (2 * slots + 1), 0);
   memory.ids = arena.take_array<int32_t>(guests * slots, 0);
+  memory.adapter_ids = arena.take_array<int32_t>(guests, 0);
   memory.weights = arena.take_array<float>(guests * slots, 0);
   memory.partial = arena.take(guests * partial, 0);
   return memory;
@@ -71,11 +72,14 @@ void Exchange::pack(const void* rows, float scale, moec_stream stream) {
                     stream);
 }
 
-void Exchange::pack_meta(const Tokens& tokens) {
+void Exchange::pack_meta(const Departure& from) {
+  const Tokens& tokens = from.tokens;
   const int64_t K = shape_.top_k;
+  meta_columns_ = 2 * K + from.has_adapter_ids;
   for (int64_t place = 0; place < outbox_places(); ++place) {
     const int64_t t = routes_.token[size_t(place)];
-    int32_t *const ids = memory_.outbox_meta + place * 2 * K, *const weights = ids + K;
+    int32_t *const ids = memory_.outbox_meta + place * meta_columns_, *const weights = ids + K;
+    if (from.has_adapter_ids) weights[K] = t < 0 ? -1 : from.adapter_ids[t];
     for (int64_t k = 0; k < K; ++k) {
       const int64_t a = t * K + k;
       const int64_t id =
@@ -92,7 +96,8 @@ void Exchange::unpack_meta() {
   const int64_t K = shape_.top_k;
   const int32_t begin = expert_begin(), end = expert_end();
   for (int64_t row = 0; row < routes_.num_guests; ++row) {
-    const int32_t *const ids = memory_.guest_meta + row * 2 * K, *const weights = ids + K;
+    const int32_t *const ids = memory_.guest_meta + row * meta_columns_, *const weights = ids + K;
+    if (meta_columns_ > 2 * K) memory_.adapter_ids[row] = weights[K];
     for (int64_t k = 0; k < K; ++k) {
       const bool here = ids[k] >= begin && ids[k] < end;
       memory_.ids[row * K + k] = here ? ids[k] : -1;
@@ -139,12 +144,13 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
   guests_ = {};
   prepare(comm_, Call::kDispatch, [&] {
     planner_.plan(from.tokens, from.bound, scheme_.places(shape_, from.bound), routes_);
-    pack_meta(from.tokens);
+    pack_meta(from);
     pack(from.x, 1.0f, stream);
   });
   const Fact facts[] = {{"ep (of those made with the comm)", number_},
                         {"bound", from.bound},
-                        {"x_beside (1: given)", from.has_beside}};
+                        {"x_beside (1: given)", from.has_beside},
+                        {"adapter_ids (1: given)", from.has_adapter_ids}};
   const bool counts = scheme_.places(shape_, from.bound).stride == 0;
   learn(comm_.meet(Call::kDispatch, facts, [&](int32_t r, Notice& notice) {
     notice.num_tokens = from.tokens.count;
@@ -158,7 +164,7 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
     count_bytes(bytes, false);
   };
   comm_.in_step([&] {
-    send(memory_.outbox_meta, memory_.guest_meta, uint64_t(shape_.top_k) * 8);
+    send(memory_.outbox_meta, memory_.guest_meta, uint64_t(meta_columns_) * sizeof(int32_t));
     send(memory_.outbox, memory_.guests, row_bytes);
     if (!from.has_beside) return;
     pack(from.beside, from.beside_scale, stream);
@@ -166,9 +172,13 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
   });
   unpack_meta();
   ++counters_.calls;
-  guests_ = {routes_.num_guests, routes_.total_tokens,
-             memory_.guests,     from.has_beside ? memory_.beside : nullptr,
-             memory_.ids,        memory_.weights,
+  guests_ = {routes_.num_guests,
+             routes_.total_tokens,
+             memory_.guests,
+             from.has_beside ? memory_.beside : nullptr,
+             memory_.ids,
+             memory_.weights,
+             from.has_adapter_ids ? memory_.adapter_ids : nullptr,
              memory_.partial};
   return guests_;
 }

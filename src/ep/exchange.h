@@ -16,6 +16,7 @@ struct Guests {  // views of the exchange's memory
   void *rows = nullptr, *beside = nullptr;  // [G,H]
   int32_t* ids = nullptr;                   // [G,K], -1: no expert of this rank
   float* weights = nullptr;                 // [G,K]
+  int32_t* adapter_ids = nullptr;           // [G] where tokens have them; -1: no token
   void* partial = nullptr;                  // [G,H] partial_dtype
 };
 
@@ -24,7 +25,9 @@ struct Departure {
   int64_t bound;
   const void *x, *beside;  // [T,H]
   bool has_beside;
-  float beside_scale = 1;  // of rows beside
+  float beside_scale = 1;                // of rows beside
+  const int32_t* adapter_ids = nullptr;  // [T], with has_adapter_ids
+  bool has_adapter_ids = false;
 };
 struct Homecoming {
   bool has_weights;
@@ -67,13 +70,13 @@ class Exchange {
  private:
   struct Memory {
     void *outbox, *guests, *beside, *partial;
-    int32_t *outbox_meta, *guest_meta;  // [.,2K]: ids, then weights
-    int32_t* ids;
+    int32_t *outbox_meta, *guest_meta;  // [.,meta_columns_]: ids, weights, the adapter's id
+    int32_t *ids, *adapter_ids;
     float* weights;
   };
   Memory lay_out(Arena& arena) const;
   void pack(const void* rows, float scale, moec_stream stream);
-  void pack_meta(const Tokens& tokens);
+  void pack_meta(const Departure& from);
   void unpack_meta();
   void learn(const Notice* notices);
   void count_bytes(uint64_t row_bytes, bool homewards);
@@ -84,6 +87,7 @@ class Exchange {
   const Shape shape_;
   const Scheme& scheme_;
   int32_t number_ = 0;
+  int64_t meta_columns_ = 0;  // of the last dispatch: 2K, or 2K + 1 with adapter ids
   RoutePlanner planner_;
   Routes routes_;
   Memory memory_ = {};

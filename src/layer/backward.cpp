@@ -103,7 +103,9 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   {
     const Context::Timer timer(*context_, Phase::kExperts);
     if (parted_)
-      parted_->backward(experts, {kept.expert_ids, kept.routing_weights, in.bound, &plan}, stream);
+      parted_->backward(
+          experts, {kept.expert_ids, kept.routing_weights, in.bound, in.has_adapter_ids, &plan},
+          stream);
     else
       experts::backward(backend.experts_paths(), experts, stream);
   }

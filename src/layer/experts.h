@@ -74,6 +74,7 @@ class Experts final : public Object {
   // Adapters that fit, likewise; null: there are none.
   void check_adapters(const Adapters* adapters, const moec_tensor& ids, TensorCheck& check,
                       ExpertsArgs& experts) const;
+  void check_adapters_fit(const Adapters& adapters) const;
   static ExpertsGradArgs gradients_of(const ExpertsArgs& forward);
   void check_rows_alone(const ExpertsArgs& experts) const;
   void check_gradients(const ExpertsGradients& gradients, TensorCheck& check,
@@ -83,7 +84,6 @@ class Experts final : public Object {
 
  private:
   ExpertsArgs checked_plan(const Plan& plan) const;
-  void check_adapters_fit(const Adapters& adapters) const;
   moec_experts_sizes caller_sizes(const experts::Sizes& sizes) const;
   int64_t gate_rows() const { return desc_.shared == MOEC_SHARED_SOFTMAX2 ? 2 : 1; }
 

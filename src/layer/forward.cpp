@@ -67,7 +67,9 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
     experts.plan = &plan;
     experts.workspace = memory.experts;
     if (parted_)
-      parted_->forward(experts, {kept.expert_ids, kept.routing_weights, in.bound, &plan}, stream);
+      parted_->forward(experts,
+                       {kept.expert_ids, kept.routing_weights, in.bound, in.has_adapter_ids, &plan},
+                       stream);
     else
       experts::forward(backend.experts_paths(), experts, stream);
   }

@@ -86,10 +86,10 @@ moec_experts_sizes Layer::sizes(const Adapters* adapters) const {
 
 // Of the experts alone.
 experts::Sizes Layer::own_sizes(const Adapters* adapters) const {
-  MOEC_REQUIRE(!adapters || !parted_, MOEC_E_UNSUPPORTED,
-               "adapters are given to a layer with an ep; expected none: its experts have no "
-               "adapters yet");
-  return parted_ ? parted_->sizes() : experts_->backend_sizes(adapters);
+  if (!parted_) return experts_->backend_sizes(adapters);
+  if (!adapters) return parted_->sizes(nullptr);
+  experts_->check_adapters_fit(*adapters);
+  return parted_->sizes(&adapters->view());
 }
 
 Layer::Kept Layer::lay_out_kept(Arena& arena) const {
@@ -160,6 +160,7 @@ Layer::Inputs Layer::check_inputs(const moec_layer_args& args, const LayerWeight
   experts_->check_weights(weights.weights, weights.shared, check, experts);
   experts_->check_inputs(args.x, args.shared_gate, args.shared_gate_bias, check, experts);
   experts_->check_adapters(weights.adapters, args.adapter_ids, check, experts);
+  inputs.has_adapter_ids = !is_absent(args.adapter_ids);
 
   GateArgs& gate = inputs.gate;
   gate.desc = &router_->desc();

@@ -91,6 +91,7 @@ class Layer final : public Object {
 // Arguments of a call, checked, in the form the backend takes.
 struct Layer::Inputs {
   int64_t num_tokens = 0, bound = 0;
+  bool has_adapter_ids = false;
   GateArgs gate = {};
   RouteArgs route = {};
   ExpertsArgs experts = {};

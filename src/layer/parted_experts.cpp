@@ -85,18 +85,33 @@ PartedExperts::PartedExperts(const Context& context, Ep& ep, const moec_plan_des
                "desc.ep is of another context; expected the layer's");
   check_agreement(ep.exchange(), desc);
   const ExpertsPaths paths = context.backend().experts_paths();
-  routed_sizes_ = experts::sizes(paths, routed_);
+  plain_sizes_ = experts::sizes(paths, routed_);
   home_sizes_ = experts::sizes(paths, home_);
-  routed_saved_ = round_up(bytes_for(routed_sizes_.saved, plan_desc_.max_tokens), kCacheLine);
-  sizes_.saved = {routed_saved_ + home_sizes_.saved.base, home_sizes_.saved.per_token};
-  Arena forward, backward;
-  lay_out(forward, false);
-  lay_out(backward, true);
-  sizes_.forward = forward.size();
-  sizes_.backward = backward.size();
 }
 
-PartedExperts::Memory PartedExperts::lay_out(Arena& arena, bool backward) const {
+experts::Sizes PartedExperts::routed_sizes(const AdaptersView* adapters) const {
+  if (!adapters) return plain_sizes_;
+  return experts::sizes(context_->backend().experts_paths(), routed_, adapters);
+}
+
+uint64_t PartedExperts::routed_saved(const experts::Sizes& routed) const {
+  return round_up(bytes_for(routed.saved, plan_desc_.max_tokens), kCacheLine);
+}
+
+experts::Sizes PartedExperts::sizes(const AdaptersView* adapters) const {
+  const experts::Sizes routed = routed_sizes(adapters);
+  Arena forward, backward;
+  lay_out(forward, routed, false);
+  lay_out(backward, routed, true);
+  experts::Sizes sizes;
+  sizes.saved = {routed_saved(routed) + home_sizes_.saved.base, home_sizes_.saved.per_token};
+  sizes.forward = forward.size();
+  sizes.backward = backward.size();
+  return sizes;
+}
+
+PartedExperts::Memory PartedExperts::lay_out(Arena& arena, const experts::Sizes& routed_sizes,
+                                             bool backward) const {
   const int64_t guests = plan_desc_.max_tokens, K = routed_.top_k;
   const auto size = [&](const experts::Sizes& of) { return backward ? of.backward : of.forward; };
   Memory memory = {};
@@ -111,13 +126,9 @@ PartedExperts::Memory PartedExperts::lay_out(Arena& arena, bool backward) const 
     memory.d_guest_weights = arena.take_array<float>(uint64_t(guests * K), 0);
     memory.d_home_weights = arena.take_array<float>(0, uint64_t(K));
   }
-  const moec_size routed = of_tokens(size(routed_sizes_), guests), home = size(home_sizes_);
+  const moec_size routed = of_tokens(size(routed_sizes), guests), home = size(home_sizes_);
   memory.experts = arena.take(std::max(routed.base, home.base), home.per_token);
   return memory;
-}
-
-char* PartedExperts::home_saved(const void* saved) const {
-  return saved ? static_cast<char*>(const_cast<void*>(saved)) + routed_saved_ : nullptr;
 }
 
 // Capacities are of the tokens of all ranks.
@@ -154,25 +165,32 @@ void PartedExperts::forward(const ExpertsArgs& args, const Routing& routing,
                             moec_stream stream) const {
   const Backend& backend = context_->backend();
   ep::Exchange& exchange = ep_->exchange();
+  const experts::Sizes sizes = routed_sizes(args.adapters);
+  const uint64_t saved_bytes = routed_saved(sizes);
+  char* const saved = static_cast<char*>(args.saved);
   Arena arena(args.workspace, args.num_tokens);
-  const Memory memory = lay_out(arena, false);
+  const Memory memory = lay_out(arena, sizes, false);
   const ep::Guests guests = exchange.dispatch(
       {{args.num_tokens, {const_cast<int32_t*>(routing.ids), MOEC_I32}, routing.weights},
        routing.bound,
        args.x.data,
        nullptr,
-       false},
+       false,
+       1.0f,
+       args.adapter_ids,
+       routing.has_adapter_ids},
       stream);
   const bool at_home = always_home_ || args.residual || args.output_bias;
   if (at_home) {
     ExpertsArgs home = args;
     home.desc = &home_;
     home.plan = &plan_home(routing, stream);
-    home.saved = args.saved ? home_saved(args.saved) : nullptr;
+    home.adapters = nullptr;
+    home.saved = saved ? saved + saved_bytes : nullptr;
     home.workspace = memory.experts;
     experts::forward(backend.experts_paths(), home, stream);
-  } else if (args.saved) {
-    backend.zero(home_saved(args.saved), bytes_for(home_sizes_.saved, args.num_tokens), stream);
+  } else if (saved) {
+    backend.zero(saved + saved_bytes, bytes_for(home_sizes_.saved, args.num_tokens), stream);
   }
   const PlanView plan = plan_guests(guests, memory, stream);
   ExpertsArgs routed = {};
@@ -184,12 +202,14 @@ void PartedExperts::forward(const ExpertsArgs& args, const Routing& routing,
   routed.y = guests.partial;
   routed.saved = args.saved;
   routed.workspace = memory.experts;
+  routed.adapters = args.adapters;
+  routed.adapter_ids = guests.adapter_ids;
   // A guest whose rows were all dropped is awaited at home: with a capacity every row is written.
   routed.skip_absent = plan_desc_.drop == MOEC_DROP_NONE;
   experts::forward(backend.experts_paths(), routed, stream);
-  if (args.saved) {
-    const uint64_t used = bytes_for(routed_sizes_.saved, guests.count);
-    backend.zero(static_cast<char*>(args.saved) + used, routed_saved_ - used, stream);
+  if (saved) {
+    const uint64_t used = bytes_for(sizes.saved, guests.count);
+    backend.zero(saved + used, saved_bytes - used, stream);
   }
   ep::Homecoming to = {};
   to.y = args.y;
@@ -203,15 +223,18 @@ void PartedExperts::backward(const ExpertsGradArgs& args, const Routing& routing
   ep::Exchange& exchange = ep_->exchange();
   const float scale = exchange.shape().grad_scale;
   const int64_t T = args.num_tokens, K = routed_.top_k;
+  const experts::Sizes sizes = routed_sizes(args.adapters);
   Arena arena(args.workspace, T);
-  const Memory memory = lay_out(arena, true);
+  const Memory memory = lay_out(arena, sizes, true);
   const ep::Guests guests =
       exchange.dispatch({{T, {const_cast<int32_t*>(routing.ids), MOEC_I32}, routing.weights},
                          routing.bound,
                          args.x.data,
                          args.d_y,
                          true,
-                         scale},
+                         scale,
+                         args.adapter_ids,
+                         routing.has_adapter_ids},
                         stream);
   const bool has_identity = home_.num_zero_experts > 0 && args.d_routing_weights;
   const bool at_home = always_home_ || args.d_output_bias || args.d_residual;
@@ -219,7 +242,9 @@ void PartedExperts::backward(const ExpertsGradArgs& args, const Routing& routing
     ExpertsGradArgs home = args;
     home.desc = &home_;
     home.plan = &plan_home(routing, stream);
-    home.saved = home_saved(args.saved);
+    home.adapters = nullptr;
+    home.d_adapters = nullptr;
+    home.saved = static_cast<const char*>(args.saved) + routed_saved(sizes);
     home.d_routing_weights = has_identity ? memory.d_home_weights : nullptr;
     home.d_expert_weights = nullptr;
     home.workspace = memory.experts;
@@ -238,6 +263,9 @@ void PartedExperts::backward(const ExpertsGradArgs& args, const Routing& routing
   routed.d_x = guests.partial;
   routed.d_routing_weights = memory.d_guest_weights;
   routed.d_expert_weights = args.d_expert_weights;
+  routed.adapters = args.adapters;
+  routed.adapter_ids = guests.adapter_ids;
+  routed.d_adapters = args.d_adapters;
   routed.workspace = memory.experts;
   experts::backward(backend.experts_paths(), routed, stream);
   ep::Homecoming to = {};

@@ -22,13 +22,15 @@ class PartedExperts {
                 const moec_experts_desc& desc);
 
   Ep& ep() const { return *ep_; }
-  const experts::Sizes& sizes() const { return sizes_; }
+  // Of calls with adapters that fit the experts of this rank, or null.
+  experts::Sizes sizes(const AdaptersView* adapters) const;
 
   struct Routing {         // of the tokens of this rank
     const int32_t* ids;    // [T,K]
     const float* weights;  // [T,K]
     int64_t bound;         // of the call
-    PlanView* home;        // memory for the plan of T tokens
+    bool has_adapter_ids;
+    PlanView* home;  // memory for the plan of T tokens
   };
   // As experts::forward and backward; `args.plan` is not read.
   void forward(const ExpertsArgs& args, const Routing& routing, moec_stream stream) const;
@@ -41,20 +43,20 @@ class PartedExperts {
     float* d_home_weights;   // [T,K], with identity experts
     void* experts;
   };
-  Memory lay_out(Arena& arena, bool backward) const;
+  Memory lay_out(Arena& arena, const experts::Sizes& routed, bool backward) const;
+  experts::Sizes routed_sizes(const AdaptersView* adapters) const;
+  uint64_t routed_saved(const experts::Sizes& routed) const;  // bytes
   PlanView plan_guests(const ep::Guests& guests, const Memory& memory, moec_stream stream) const;
   const PlanView& plan_home(const Routing& routing, moec_stream stream) const;
   ep::Guests dispatch(const ExpertsGradArgs& args, const Routing& routing, moec_stream s) const;
-  char* home_saved(const void* saved) const;
 
   Ref<const Context> context_;
   Ref<Ep> ep_;
   moec_plan_desc plan_desc_;  // of max_guests tokens
   moec_size plan_scratch_;
   moec_experts_desc routed_, home_;
-  experts::Sizes routed_sizes_, home_sizes_, sizes_;
-  uint64_t routed_saved_;  // bytes
-  bool always_home_;       // a shared expert, or identity experts
+  experts::Sizes plain_sizes_, home_sizes_;  // plain: of routed calls without adapters
+  bool always_home_;                         // a shared expert, or identity experts
 };
 
 }  // namespace moec

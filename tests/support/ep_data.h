@@ -2,6 +2,8 @@
 // What the runs of an EpProblem share: tensors of its values, bound weights, batches.
 #pragma once
 
+#include <algorithm>
+
 #include "ep_problem.h"
 #include "tensors.h"
 
@@ -52,12 +54,13 @@ class Memory : public Tensors {
   const EpProblem& p_;
 };
 
-// Experts' weights bound, and where their gradients go.
+// Experts' weights bound, and where their gradients go. codes: null, or of these values.
 struct BoundMlp {
   BoundMlp(const EpProblem& p, const moec_context* context, const oracle::MlpWeights& values,
-           int experts, int inter) {
+           int experts, int inter, const oracle::CodedMlp* codes = nullptr) {
     WeightLayout layout;
     layout.dtype = p.dtype;
+    layout.codes = codes;
     set = std::make_unique<WeightSet>(values, experts, p.hidden, inter, layout, false);
     const moec_weights_desc desc = set->desc(false);
     handle = make<Weights>(moec_weights_create, context, &desc);
@@ -70,17 +73,54 @@ struct BoundMlp {
   Weights handle;
 };
 
+// The routed experts [begin, end).
+struct BoundRange {
+  BoundRange(const EpProblem& p, const moec_context* context, int begin, int end)
+      : codes(p.codes_of(begin, end)),
+        mlp(p, context, p.weights_of(begin, end), end - begin, p.inter,
+            p.codes.up.codes.empty() ? nullptr : &codes) {
+    if (p.adapters.empty()) return;
+    const std::vector<oracle::Adapter> own = p.adapters_of(begin, end);
+    AdapterLayout layout = p.adapter_layout;
+    const auto set = [&](const double* before) {
+      return std::make_unique<AdapterSet>(own, end - begin, p.hidden, p.inter, layout, before);
+    };
+    factors = set(nullptr);
+    layout.dtype = MOEC_F32;
+    const double zero = 0;
+    d_factors = set(p.accumulate ? &kBefore : &zero);
+    const moec_adapters_desc desc = factors->desc();
+    adapters = make<Adapters>(moec_adapters_create, context, &desc);
+    const std::vector<moec_adapter>& list = factors->list();
+    check(moec_adapters_bind(adapters.get(), list.data(), static_cast<int32_t>(list.size())));
+  }
+  const moec_adapter* d_list() const { return d_factors ? d_factors->list().data() : nullptr; }
+  // Of each A that all experts have.
+  Vec d_shared_a() const {
+    Vec all;
+    for (const oracle::Adapter& one : d_factors->read())
+      for (const oracle::Factors* f : {&one.gate, &one.up, &one.down})
+        all.insert(all.end(), f->a.begin(), f->a.end());
+    return all;
+  }
+  oracle::CodedMlp codes;
+  BoundMlp mlp;
+  std::unique_ptr<AdapterSet> factors, d_factors;
+  Adapters adapters;
+};
+
 struct Batch {
   int64_t tokens;
   Vec x, d_y, residual;
-  std::vector<int> mask;
+  std::vector<int> mask, adapter_ids;
   uint64_t rng_offset;
 };
 inline Batch batch_of(const EpProblem& p, int rank) {
   const auto r = static_cast<size_t>(rank);
-  Batch b{p.tokens[r], p.x[r], p.d_y[r], {}, {}, 0};
+  Batch b{p.tokens[r], p.x[r], p.d_y[r], {}, {}, {}, 0};
   if (!p.residual.empty()) b.residual = p.residual[r];
   if (!p.token_mask.empty()) b.mask = p.token_mask[r];
+  if (!p.adapter_ids.empty()) b.adapter_ids = p.adapter_ids[r];
   for (size_t before = 0; before < r; ++before)
     b.rng_offset += static_cast<uint64_t>(p.tokens[before]) * static_cast<uint64_t>(p.hidden);
   return b;
@@ -92,6 +132,7 @@ inline Batch all_of(const EpProblem& p) {
           joined(p.d_y),
           joined(p.residual),
           joined(p.token_mask),
+          joined(p.adapter_ids),
           0};
 }
 

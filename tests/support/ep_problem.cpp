@@ -20,13 +20,46 @@ int EpProblem::owner(int id) const {
   return static_cast<int>(std::upper_bound(begin.begin(), begin.end(), id) - begin.begin()) - 1;
 }
 
+namespace {
+
+// What the experts [first, last) of so many have of their values.
+class Part {
+ public:
+  Part(int experts, int first, int last) : experts_(experts), first_(first), last_(last) {}
+  Vec operator()(const Vec& all) const {
+    const auto each = static_cast<int64_t>(all.size()) / experts_;
+    return {all.begin() + first_ * each, all.begin() + last_ * each};
+  }
+  oracle::Coded operator()(const oracle::Coded& all) const {
+    return {(*this)(all.codes), (*this)(all.scales), (*this)(all.zeros)};
+  }
+  oracle::Factors operator()(const oracle::Factors& all) const {
+    return {all.rank, all.scale, (*this)(all.a), (*this)(all.b)};
+  }
+
+ private:
+  int experts_, first_, last_;
+};
+
+}  // namespace
+
 oracle::MlpWeights EpProblem::weights_of(int first, int last) const {
-  const auto part = [&](const Vec& all) {
-    const auto each = static_cast<int64_t>(all.size()) / experts;
-    return Vec(all.begin() + first * each, all.begin() + last * each);
-  };
+  const Part part(experts, first, last);
   return {part(weights.gate),      part(weights.up),      part(weights.down),
           part(weights.gate_bias), part(weights.up_bias), part(weights.down_bias)};
+}
+
+oracle::CodedMlp EpProblem::codes_of(int first, int last) const {
+  const Part part(experts, first, last);
+  return {part(codes.gate), part(codes.up), part(codes.down)};
+}
+
+std::vector<oracle::Adapter> EpProblem::adapters_of(int first, int last) const {
+  const Part part(experts, first, last);
+  std::vector<oracle::Adapter> own;
+  for (const oracle::Adapter& one : adapters)
+    own.push_back({part(one.gate), part(one.up), part(one.down)});
+  return own;
 }
 
 moec_router_desc EpProblem::router_desc() const {
@@ -109,6 +142,65 @@ void fill_values(EpProblem* p, Draw& draw) {
   p->weights = mlp(p->experts, p->inter, draw.chance(0.5), !p->plain);
   if (p->shared) p->shared_weights = mlp(1, p->shared_inter, false, true);
   if (p->shared == MOEC_SHARED_SIGMOID_GATE) p->shared_gate = normals(H, 0.3);
+}
+
+void quantise_weights(EpProblem* p, Draw& draw) {
+  const moec_dtype dtype = p->dtype;
+  const oracle::Rounding rounding = dtype == MOEC_F32   ? oracle::Rounding::kFp32
+                                    : dtype == MOEC_F16 ? oracle::Rounding::kFp16
+                                                        : oracle::Rounding::kBf16;
+  const bool zeros = draw.chance(0.5);
+  const auto matrix = [&](int rows, int inputs, Vec* values, oracle::Coded* coded) {
+    for (int64_t i = 0; i < int64_t{p->experts} * rows * inputs; ++i)
+      coded->codes.push_back(static_cast<double>(draw.below(255)) - 127);
+    for (int i = 0; i < p->experts * rows; ++i) {
+      coded->scales.push_back(0x1p-9 * (1 + static_cast<double>(draw.below(3))));
+      if (zeros) coded->zeros.push_back(static_cast<double>(draw.below(9)) - 4);
+    }
+    *values = oracle::dequantise_int8(*coded, rounding);
+  };
+  p->codes = {};
+  if (!p->plain) matrix(p->inter, p->hidden, &p->weights.gate, &p->codes.gate);
+  matrix(p->inter, p->hidden, &p->weights.up, &p->codes.up);
+  matrix(p->hidden, p->inter, &p->weights.down, &p->codes.down);
+}
+
+void draw_adapters(EpProblem* p, Draw& draw) {
+  AdapterLayout& layout = p->adapter_layout;
+  layout.gate_layout = p->plain ? MOEC_GATE_NONE : MOEC_GATE_THEN_UP;
+  layout.fused = !p->plain && draw.chance(0.5);
+  layout.one_for_all = draw.chance(0.5);
+  layout.storage = draw.one_of({FactorStorage::kCompact, FactorStorage::kPeft});
+  layout.dtype = p->dtype;
+  p->adapters.resize(1 + draw.below(3));
+  for (oracle::Adapter& one : p->adapters) {
+    const int rank = 1 + static_cast<int>(draw.below(9));
+    const auto factors = [&](int rows, int inputs) {
+      oracle::Factors f;
+      f.rank = rank;
+      f.scale = draw.one_of({0.5, 2.0});
+      const auto normals = [&](int64_t count) {
+        return rounded(draw.normals(static_cast<size_t>(count), 0.3), p->dtype);
+      };
+      f.b = normals(int64_t{p->experts} * rows * rank);
+      const Vec a = normals(int64_t{rank} * inputs * (layout.one_for_all ? 1 : p->experts));
+      for (int e = 0; f.a.size() < size_t(p->experts) * size_t(rank) * size_t(inputs); ++e)
+        f.a.insert(f.a.end(), a.begin(), a.end());
+      return f;
+    };
+    one.up = factors(p->inter, p->hidden);
+    if (!p->plain) {
+      one.gate = factors(p->inter, p->hidden);
+      if (layout.fused) one.up.a = one.gate.a, one.up.scale = one.gate.scale;
+    }
+    one.down = factors(p->hidden, p->inter);
+  }
+  if (p->adapters.size() == 1 || draw.chance(0.4)) return;
+  for (const int T : p->tokens) {
+    p->adapter_ids.emplace_back();
+    for (int t = 0; t < T; ++t)
+      p->adapter_ids.back().push_back(static_cast<int>(draw.below(p->adapters.size() + 1)) - 1);
+  }
 }
 
 EpProblem draw_ep_problem(int ranks, uint32_t scheme, Draw& draw) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "adapter_set.h"
 #include "draw.h"
 #include "oracle/moe_oracle.h"
 #include "rank_threads.h"
@@ -35,11 +36,17 @@ struct EpProblem {
   std::vector<std::vector<int>> token_mask;   // [N] of [T], or empty
   oracle::Vec gate_weight, gate_bias, select_bias, shared_gate, output_bias;
   oracle::MlpWeights weights, shared_weights;  // of all experts
+  oracle::CodedMlp codes;                      // of all experts: INT8 in channels; or empty
+  std::vector<oracle::Adapter> adapters;       // of all experts; or none
+  AdapterLayout adapter_layout;
+  std::vector<std::vector<int>> adapter_ids;  // [N] of [T], or empty
 
   int max_tokens() const;
   int columns() const { return experts + zero_experts; }
   int owner(int id) const;  // -1: nobody
   oracle::MlpWeights weights_of(int begin, int end) const;
+  oracle::CodedMlp codes_of(int begin, int end) const;
+  std::vector<oracle::Adapter> adapters_of(int begin, int end) const;
   moec_router_desc router_desc() const;
   // Of the experts [begin, end); home: with the shared expert and identity experts, else without.
   moec_experts_desc experts_desc(int begin, int end, bool home) const;
@@ -47,6 +54,10 @@ struct EpProblem {
 
 EpProblem draw_ep_problem(int ranks, uint32_t scheme, Draw& draw);
 void fill_values(EpProblem* problem, Draw& draw);
+// The matrices in INT8, with what they stand for as values.
+void quantise_weights(EpProblem* problem, Draw& draw);
+// Some adapters beside some of the matrices, and perhaps the one of each token.
+void draw_adapters(EpProblem* problem, Draw& draw);
 
 // Every output of one rank, by name.
 using Outputs = std::map<std::string, std::vector<uint8_t>>;

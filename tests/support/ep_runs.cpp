@@ -7,9 +7,9 @@
 namespace moec::test {
 namespace {
 
-// A whole layer, with an ep or without.
-Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* context, moec_ep* ep,
-                  int begin, int end) {
+// A whole layer, with an ep of a comm or without both.
+Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* context, moec_comm* comm,
+                  moec_ep* ep, int begin, int end) {
   const int64_t T = b.tokens, H = p.hidden, N = p.columns(), K = p.top_k;
   const moec_router_desc router = p.router_desc();
   const moec_experts_desc experts = p.experts_desc(begin, end, true);
@@ -20,18 +20,22 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
   desc.capacity_factor = p.capacity_factor;
   desc.ep = ep;
   const LayerHandle layer = make<LayerHandle>(moec_layer_create, context, &desc);
-  auto sizes = sized<moec_experts_sizes>();
-  check(moec_layer_query(layer.get(), &sizes));
-  const BoundMlp own(p, context, p.weights_of(begin, end), end - begin, p.inter);
+  const BoundRange own(p, context, begin, end);
   std::unique_ptr<BoundMlp> shared;
   if (p.shared)
     shared = std::make_unique<BoundMlp>(p, context, p.shared_weights, 1, p.shared_inter);
 
+  auto sizes = sized<moec_experts_sizes>();
+  check(own.adapters ? moec_layer_query_adapters(layer.get(), own.adapters.get(), &sizes)
+                     : moec_layer_query(layer.get(), &sizes));
   Memory m(p);
   auto args = sized<moec_layer_args>();
   args.rng_offset = b.rng_offset;
   args.bound = ep ? p.bound : 0;
-  args.weights = own.handle.get();
+  args.weights = own.mlp.handle.get();
+  args.adapters = own.adapters.get();
+  if (!p.adapter_ids.empty())
+    args.adapter_ids = m.in({b.adapter_ids.begin(), b.adapter_ids.end()}, MOEC_I32, {T});
   if (shared) args.shared_weights = shared->handle.get();
   args.x = m.in(b.x, p.dtype, {T, H});
   args.gate_weight = m.parameter(p.gate_weight, p.dtype, {N, H});
@@ -55,7 +59,8 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
   grad.d_x = m.gradient(p.dtype, {T, H});
   grad.d_gate_weight = m.gradient(MOEC_F32, {N, H});
   if (!p.gate_bias.empty()) grad.d_gate_bias = m.gradient(MOEC_F32, {N});
-  grad.d_expert_weights = own.gradients->set();
+  grad.d_expert_weights = own.mlp.gradients->set();
+  grad.d_adapters = own.d_list();
   if (shared) grad.d_shared_weights = shared->gradients->set();
   if (!p.shared_gate.empty()) grad.d_shared_gate = m.gradient(MOEC_F32, {1, H});
   if (!p.output_bias.empty()) grad.d_output_bias = m.gradient(MOEC_F32, {H});
@@ -72,7 +77,14 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
   out["d_x"] = m.raw(grad.d_x);
   out["d_gate_weight"] = m.raw(grad.d_gate_weight);
   out["d_gate_bias"] = m.raw(grad.d_gate_bias);
-  out["d_experts"] = own.gradients->bytes();
+  out["d_experts"] = own.mlp.gradients->bytes();
+  if (own.d_factors) out["d_adapters"] = own.d_factors->bytes();
+  if (own.d_factors && p.adapter_layout.one_for_all) {
+    for (const moec_adapter& one : own.d_factors->list())
+      for (const moec_factors* f : {&one.gate_up, &one.gate, &one.up, &one.down})
+        if (comm && f->a.data) check(moec_comm_sum(comm, &f->a, nullptr));
+    out["d_shared_a"] = encode(own.d_shared_a(), MOEC_F32);
+  }
   if (shared) out["d_shared"] = shared->gradients->bytes();
   out["d_shared_gate"] = m.raw(grad.d_shared_gate);
   out["d_output_bias"] = m.raw(grad.d_output_bias);
@@ -96,7 +108,7 @@ Outputs run_ep_layer(const EpProblem& p, int rank, const moec_context* context, 
   desc.grad_scale = p.grad_scale;
   const Ep ep = make<Ep>(moec_ep_create, comm, &desc);
   const auto r = static_cast<size_t>(rank);
-  return run_layer(p, batch_of(p, rank), context, ep.get(), p.begin[r], p.begin[r + 1]);
+  return run_layer(p, batch_of(p, rank), context, comm, ep.get(), p.begin[r], p.begin[r + 1]);
 }
 
 std::vector<Outputs> run_ep_layers(const EpProblem& p) {
@@ -114,7 +126,7 @@ Outputs run_one_layer(const EpProblem& p) {
   auto desc = sized<moec_context_desc>();
   desc.num_threads = 1;
   const Context context = make<Context>(moec_context_create, &desc);
-  return run_layer(p, all_of(p), context.get(), nullptr, 0, p.experts);
+  return run_layer(p, all_of(p), context.get(), nullptr, nullptr, 0, p.experts);
 }
 
 }  // namespace moec::test

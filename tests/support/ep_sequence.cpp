@@ -25,6 +25,7 @@ class Sequence {
     for (int r = 0; r < p_.ranks; ++r) {
       add_up(r, first, routed, home[size_t(r)]);
       first += p_.tokens[size_t(r)];
+      if (!d_shared_a_.empty()) out_[size_t(r)]["d_shared_a"] = encode(d_shared_a_, MOEC_F32);
     }
     return out_;
   }
@@ -70,7 +71,7 @@ class Sequence {
 
   // Experts of a plan of these ids, forward and backward.
   Part run_experts(const moec_experts_desc& desc, const Batch& b, const Vec& x, const Vec& ids,
-                   const Vec& weights, uint32_t drop, const BoundMlp& own, const BoundMlp* shared,
+                   const Vec& weights, uint32_t drop, const BoundRange& own, const BoundMlp* shared,
                    Outputs& out) {
     const int64_t T = b.tokens, H = p_.hidden, K = p_.top_k;
     auto plan_desc = sized<moec_plan_desc>();
@@ -88,14 +89,19 @@ class Sequence {
     const moec_tensor weight_tensor = m_.in(weights, MOEC_F32, {T, K});
     check(moec_plan_from_topk(plan.get(), &id_tensor, &weight_tensor, nullptr));
     const Experts experts = make<Experts>(moec_experts_create, context_.get(), &desc);
+    const bool home = shared || desc.num_zero_experts || &b != &all_;
+    const moec_adapters* const adapters = home ? nullptr : own.adapters.get();
     auto sizes = sized<moec_experts_sizes>();
-    check(moec_experts_query(experts.get(), &sizes));
+    check(adapters ? moec_experts_query_adapters(experts.get(), adapters, &sizes)
+                   : moec_experts_query(experts.get(), &sizes));
 
     auto args = sized<moec_experts_args>();
     args.plan = plan.get();
-    args.weights = own.handle.get();
+    args.weights = own.mlp.handle.get();
+    args.adapters = adapters;
+    if (!home && !p_.adapter_ids.empty())
+      args.adapter_ids = m_.in({b.adapter_ids.begin(), b.adapter_ids.end()}, MOEC_I32, {T});
     args.x = m_.in(x, p_.dtype, {T, H});
-    const bool home = shared || desc.num_zero_experts || &b != &all_;
     if (shared) args.shared_weights = shared->handle.get();
     if (home) {
       args.shared_gate = m_.parameter(p_.shared_gate, p_.dtype, {1, H});
@@ -110,6 +116,8 @@ class Sequence {
     grad.flags = m_.grad_flags() & MOEC_GRAD_ACCUMULATE;
     grad.plan = plan.get();
     grad.weights = args.weights;
+    grad.adapters = args.adapters;
+    grad.adapter_ids = args.adapter_ids;
     grad.shared_weights = args.shared_weights;
     grad.x = args.x;
     grad.shared_gate = args.shared_gate;
@@ -125,7 +133,8 @@ class Sequence {
       if (!p_.output_bias.empty()) grad.d_output_bias = m_.gradient(MOEC_F32, {H});
       if (!p_.residual.empty()) grad.d_residual = m_.output(p_.dtype, {T, H});
     } else {
-      grad.d_expert_weights = own.gradients->set();
+      grad.d_expert_weights = own.mlp.gradients->set();
+      grad.d_adapters = own.d_list();
     }
     check(moec_experts_backward(experts.get(), &grad, nullptr));
     if (home) {
@@ -134,9 +143,17 @@ class Sequence {
       out["d_output_bias"] = m_.raw(grad.d_output_bias);
       out["d_residual"] = m_.raw(grad.d_residual);
     } else {
-      out["d_experts"] = own.gradients->bytes();
+      out["d_experts"] = own.mlp.gradients->bytes();
+      if (own.d_factors) out["d_adapters"] = own.d_factors->bytes();
+      if (own.d_factors && p_.adapter_layout.one_for_all) add_shared_a(own.d_shared_a());
     }
     return {m_.values(args.y), m_.values(grad.d_x), m_.values(grad.d_routing_weights)};
+  }
+
+  void add_shared_a(const Vec& d_a) {
+    d_shared_a_.resize(d_a.size());
+    for (size_t i = 0; i < d_a.size(); ++i)
+      d_shared_a_[i] = double(float(d_shared_a_[i]) + float(d_a[i]));
   }
 
   // The experts of rank q for the tokens of all ranks, one rank after the other.
@@ -150,7 +167,7 @@ class Sequence {
       for (const double id : s.ids) ids.push_back(id < p_.experts ? id : -1);
       weights.insert(weights.end(), s.weights.begin(), s.weights.end());
     }
-    const BoundMlp own(p_, context_.get(), p_.weights_of(begin, end), end - begin, p_.inter);
+    const BoundRange own(p_, context_.get(), begin, end);
     return run_experts(p_.experts_desc(begin, end, false), all_, x, ids, weights, p_.drop, own,
                        nullptr, out_[size_t(q)]);
   }
@@ -161,7 +178,7 @@ class Sequence {
     const Seat& s = seats_[size_t(r)];
     Vec ids;
     for (const double id : s.ids) ids.push_back(id < p_.experts ? -1 : id);
-    const BoundMlp own(p_, context_.get(), p_.weights_of(begin, end), end - begin, p_.inter);
+    const BoundRange own(p_, context_.get(), begin, end);
     std::unique_ptr<BoundMlp> shared;
     if (p_.shared)
       shared =
@@ -231,6 +248,7 @@ class Sequence {
   Router router_;
   std::vector<Seat> seats_;
   Batch all_{};
+  Vec d_shared_a_;  // of the ranks so far
 };
 
 }  // namespace

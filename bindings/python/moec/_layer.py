@@ -12,6 +12,7 @@ from ._arguments import handle_of, inputs_of, new_gradients, pick, set_buffers, 
 from ._context import Context
 from ._descriptors import ExpertsDesc, RouterDesc, to_raw
 from ._enums import Drop, DType, GradFlags
+from ._ep import EP
 from ._experts import describe, query_sizes, save_buffer
 from ._fields import GRADIENTS, LayerGradients, LayerInputs
 from ._handle import Handle
@@ -40,7 +41,8 @@ class LayerResult:
 
 class Layer(Handle):
     """Router and experts as one object. The descriptors' num_experts, num_zero_experts and top_k
-    must agree. drop, capacity and capacity_factor are PlanDesc's.
+    must agree. drop, capacity and capacity_factor are PlanDesc's. With an ep the weights are the
+    experts of this rank, and forward and backward are collective.
 
     Raises InvalidArgumentError, MismatchError, UnsupportedError.
     """
@@ -56,13 +58,16 @@ class Layer(Handle):
         drop: Drop = Drop.NONE,
         capacity: int = 0,
         capacity_factor: float = 0.0,
+        ep: EP | None = None,
     ) -> None:
-        self.router, self.experts = router, experts
+        self.router, self.experts, self.ep = router, experts, ep
         raw_router = to_raw(router, _raw.moec_router_desc)
         raw_experts = to_raw(experts, _raw.moec_experts_desc)
         desc = _raw.moec_layer_desc()
         desc.router, desc.experts = raw_router, raw_experts
         desc.drop, desc.capacity, desc.capacity_factor = drop, capacity, capacity_factor
+        if ep is not None:
+            desc.ep = handle_of("ep", ep, EP)
         self._pointer = _raw.moec_layer_create(context.raw, desc)
         self.sizes = query_sizes(_raw.moec_layer_query, self._pointer)
 

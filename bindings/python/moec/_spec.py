@@ -47,6 +47,8 @@ class Spec:
     down_orientation: Orientation = Orientation.OUT_IN
     gate_layout: GateLayout = GateLayout.GATE_THEN_UP
     shared_gate_layout: GateLayout = GateLayout.SPLIT
+    ep: int = 0
+    """number of the ep that a layer's experts are parted by"""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -106,5 +108,5 @@ def _number(value: Any) -> int | float:
 
 
 def _zeros(plain: dict[str, Any]) -> dict[str, Any]:
-    names = ("gate_up_orientation", "down_orientation", "gate_layout", "shared_gate_layout")
+    names = ("gate_up_orientation", "down_orientation", "gate_layout", "shared_gate_layout", "ep")
     return {name: plain.get(name, 0) for name in names}

@@ -26,6 +26,7 @@ DESCRIPTORS = {
     moec.WeightsDesc: _raw.moec_weights_desc,
     moec.ExpertsDesc: _raw.moec_experts_desc,
     moec.DeviceInfo: _raw.moec_device_info,
+    moec.EpState: _raw.moec_ep_state,
     moec.Stats: _raw.moec_stats,
     moec.WeightsInfo: _raw.moec_weights_info,
 }

@@ -1331,7 +1331,9 @@ MOEC_API moec_status moec_ep_poll(const moec_ep* ep, moec_ep_state* out);
  * rank; their part of y (of d_x) is rounded to dtype and added to the sum of partial rows. Capacity
  * and drops are of the tokens of all ranks, in rank order. Gradients of what all ranks hold are of
  * the rank's own tokens; those of its experts are of the tokens of all ranks. E_UNSUPPORTED:
- * SHARED_SOFTMAX2, COMBINE_DATA_EXPERT, adapters, and a partial_dtype other than dtype. */
+ * SHARED_SOFTMAX2, COMBINE_DATA_EXPERT, and a partial_dtype other than dtype. Adapters are of the
+ * rank's experts; adapter_ids are given on all ranks or none. Of an A that all experts have each
+ * rank gets the gradient of its own experts: moec_comm_sum gives that of all. */
 
 #ifdef __cplusplus
 }

@@ -26,6 +26,7 @@ from .._layer import Layer
 from .._router import Router
 from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, Spec
 from .._weights import WEIGHTS, Weights, WeightSet
+from ._eps import EP
 from ._layouts import turned_sets
 from ._structs import DEVICES, FLOATS, Struct, Tensors, buffer, code_of, view, weight_set
 
@@ -59,12 +60,13 @@ class Engine:
     def __init__(self, spec: Spec, context: Context, dtype: DType, save: Save) -> None:
         self.spec, self.context = spec, context
         self.desc = replace(spec.experts, dtype=dtype, save=save)
+        self.ep = EP.of(spec.ep) if spec.ep else None
         self.handle: Experts | Layer
         if spec.router is None:
             self.handle = Experts(context, self.desc)
         else:
             router = replace(spec.router, data_dtype=dtype)
-            self.handle = Layer(context, router, self.desc)
+            self.handle = Layer(context, router, self.desc, ep=self.ep)
         self.sizes: Sizes = self.handle.sizes
         self.bound: dict[Any, Weights] = {}
         self.plans: dict[int, tuple[Any, int]] = {}
@@ -84,7 +86,8 @@ class Engine:
             desc = self.desc
             raw = to_raw(PlanDesc(max_tokens=tokens, num_experts=desc.num_experts,
                                   top_k=desc.top_k, num_zero_experts=desc.num_zero_experts,
-                                  align=desc.align), _raw.moec_plan_desc)
+                                  align=desc.align, expert_begin=desc.expert_begin,
+                                  expert_end=desc.expert_end), _raw.moec_plan_desc)
             found = self.plans[tokens] = raw, _raw.moec_plan_size(raw)[0]
         return found
 
@@ -114,9 +117,20 @@ def _engine(text: str, kind: str, index: int, threads: int, pid: int, dtype: DTy
 def engine_of(text: str, x: Tensor, save: int) -> Engine:
     """The engine for a spec and the x of a call (which may be a tracer's)."""
     device = _real_device(x.device)
+    if number := Spec.parse(text).ep:
+        return _engine_of_ep(text, number, code_of(x.dtype, "x", FLOATS), save)
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     return _engine(text, device.type, device.index or 0, threads, os.getpid(),
                    code_of(x.dtype, "x", FLOATS), save)
+
+
+def _engine_of_ep(text: str, number: int, dtype: DType, save: int) -> Engine:
+    """On the ep's context; it lives as long as the ep."""
+    ep = EP.of(number)
+    key = (text, dtype, save)
+    if key not in ep.engines:
+        ep.engines[key] = Engine(Spec.parse(text), ep.comm.context, dtype, Save(save))
+    return ep.engines[key]
 
 
 def bind(

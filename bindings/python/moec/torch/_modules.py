@@ -18,10 +18,11 @@ from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, Spec
 from .._tensors import numpy_dtype
 from .._weights import MATRICES, WEIGHTS
 from ..matrices import Matrices
-from . import _ops
+from . import _ops, _parallel
 from ._codes import CodedModule, number
 from ._constants import constant, module_of, traceable
 from ._engine import Frozen, update_bias
+from ._eps import EP
 
 _ROUTED = dict(zip(WEIGHTS, ROUTED_WEIGHTS, strict=True))
 _SHARED = dict(zip(WEIGHTS, SHARED_WEIGHTS, strict=True))
@@ -56,11 +57,11 @@ class _Base(CodedModule):
 
     def __init__(
         self, spec: Spec, *, bias: bool, output_bias: bool, save: Save,
-        dtype: torch.dtype | None, device: Any, codes: Matrices | None,
+        dtype: torch.dtype | None, device: Any, codes: Matrices | None, ep: EP | None,
     ) -> None:
         super().__init__()
         desc = spec.experts
-        self.desc, self.save = desc, save
+        self.desc, self.save, self.ep = desc, save, ep
         self._spec, self._text = spec, spec.text()
         self._frozen: Frozen | None = None
         self._main: torch.dtype | None = None
@@ -71,7 +72,8 @@ class _Base(CodedModule):
         sets = [(1, spec.shared_gate_layout, desc.shared_inter, _SHARED)]
         sets = sets if desc.shared != Shared.NONE else []
         if codes is None:
-            sets.insert(0, (desc.num_experts, spec.gate_layout, desc.inter, _ROUTED))
+            held = desc.expert_end - desc.expert_begin or desc.num_experts
+            sets.insert(0, (held, spec.gate_layout, desc.inter, _ROUTED))
         for count, layout, inter, names in sets:
             if names is _SHARED:  # always as nn.Linear has them
                 gate_up = down = False
@@ -242,6 +244,8 @@ class Experts(_Base):
     save         what training keeps for backward: INPUT is least memory, ALL least time
     codes        moec.read_experts() of a quantised checkpoint: frozen parameters in its types;
                  state_dict() has its names. dtype is not theirs: values are of the type of x
+    ep           the experts lie on the ranks of this moec.torch.EP: the parameters are those of
+                 this rank, and forward and backward are called on all ranks alike
     """
 
     def __init__(
@@ -258,17 +262,27 @@ class Experts(_Base):
         dtype: torch.dtype | None = None,
         device: Any = None,
         codes: Matrices | None = None,
+        ep: EP | None = None,
     ) -> None:
+        desc = _parallel.of_rank(desc, ep, codes, rest=output_bias or bool(
+            desc.shared or desc.num_zero_experts))
         gate_layout = gate_layout if codes is None else codes.layout.gate_layout
         spec = Spec.of(desc, None, gate_layout, gate_up_orientation, down_orientation,
                        shared_gate_layout)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
-                         device=device, codes=codes)
+                         device=device, codes=codes, ep=ep)
         self.reset_parameters()
 
     def forward(self, x: Tensor, expert_ids: Tensor, routing_weights: Tensor) -> Tensor:
         """y [...,H] of x [...,H]; expert_ids and routing_weights [T,K], ids outside [0,E+Z) mean no
         expert."""
+        if self.ep is None:
+            return self._experts(x, expert_ids, routing_weights)
+        rows = x.reshape(-1, x.shape[-1])
+        return _parallel.parted(self.ep, rows, expert_ids, routing_weights,
+                                self._experts).view(x.shape)
+
+    def _experts(self, x: Tensor, expert_ids: Tensor, routing_weights: Tensor) -> Tensor:
         return self._call(
             {"x": x, "expert_ids": expert_ids, "routing_weights": routing_weights}
         )[0]
@@ -281,6 +295,8 @@ class MoELayer(_Base):
 
     Jitter is for training mode: each call takes its noise from torch's CPU generator, so that
     torch.manual_seed repeats it (a CUDA graph replays that of its capture); eval() is without.
+    ep: as of Experts; gradients of the router and of the shared expert are of the rank's own
+    tokens, as of any module that all ranks hold.
     """
 
     def __init__(
@@ -298,12 +314,16 @@ class MoELayer(_Base):
         dtype: torch.dtype | None = None,
         device: Any = None,
         codes: Matrices | None = None,
+        ep: EP | None = None,
     ) -> None:
+        experts = _parallel.of_rank(experts, ep, codes)
         gate_layout = gate_layout if codes is None else codes.layout.gate_layout
         spec = Spec.of(experts, router, gate_layout, gate_up_orientation, down_orientation,
                        shared_gate_layout)
+        if ep is not None:
+            spec = replace(spec, ep=ep.number)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
-                         device=device, codes=codes)
+                         device=device, codes=codes, ep=ep)
         self.router = router
         plain = replace(router, jitter=0.0, flags=router.flags & ~RouterFlags.JITTER_X)
         self._eval_text = replace(spec, router=plain).text() if router.jitter > 0 else self._text

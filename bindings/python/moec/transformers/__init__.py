@@ -6,9 +6,17 @@
 
 enable(model) does the same to a model that is built, covers blocks that transformers does not
 dispatch (Llama-4), returns what now runs on moec and raises if a MoE block is left out.
+
+With transformers 5.23 and later DistributedConfig(ep_implementation="moec") parts the experts of a
+model between processes, see _parallel.
 """
+
+from importlib.util import find_spec
 
 from ._enable import enable, refresh
 from ._experts import experts_forward
+
+if find_spec("transformers.distributed.expert_parallel"):  # transformers 5.23 and later
+    from . import _parallel as _parallel
 
 __all__ = ["enable", "experts_forward", "refresh"]

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a Qwen3-MoE under transformers' expert parallelism:
+transformers_worker.py IMPLEMENTATION RANK SIZE FOLDER."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+import moec.transformers
+
+STEPS, RATE = 5, 0.2
+
+
+def tokens(rank: int, size: int) -> Tensor:
+    """The sequences of a rank: [4,7] of all."""
+    every = torch.randint(0, 64, (4, 7), generator=torch.Generator().manual_seed(2))
+    return every[4 * rank // size : 4 * (rank + 1) // size]
+
+
+def train(model: Any, ids: Tensor, size: int) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().clone()
+        if size > 1:
+            dist.all_reduce(total)
+        losses.append(float(total) / size)
+    return losses
+
+
+if __name__ == "__main__":
+    kind, rank, size, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    config = DistributedConfig(ep_size=size, fsdp_size=size, ep_implementation=kind)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", distributed_config=config)
+    experts = model.model.layers[0].mlp.experts
+    held = experts.down_proj
+    local = held.to_local() if hasattr(held, "to_local") else held
+    assert local.shape[0] == 8 // size, local.shape
+    losses = train(model, tokens(rank, size), size)
+    model.save_pretrained(folder / "trained")
+    if rank == 0:
+        torch.save(losses, folder / "losses.pt")
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expert parallelism over a process group of torch.distributed: dispatch and combine that autograd
+goes through, and what a training loop needs beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .._descriptors import ExpertsDesc
+from .._ep import Comm
+from .._spec import ROUTED_WEIGHTS
+from .._tensors import dtype_of, kind_of
+from ._engine import context_of
+from ._eps import EP, Route, view_of
+from ._structs import FLOATS, code_of
+
+
+def comm(group: Any = None) -> Comm:
+    """A communicator of a process group, None: of all ranks. Bytes lie in host memory, so that the
+    group needs a backend for it, such as gloo. Raises NotImplementedError without one."""
+    group = dist.group.WORLD if group is None else group
+    name = str(dist.get_backend(group))
+    if name == "nccl":
+        raise NotImplementedError(
+            "moec.torch: the process group has the backend nccl, which moves no host memory, and "
+            'expert parallelism runs on the CPU; "gloo" and "cpu:gloo,cuda:nccl" can be used'
+        )
+
+    def of(array: Any) -> Tensor:
+        return torch.from_numpy(array).reshape(-1)
+
+    def all_gather(send: Any, recv: Any) -> None:
+        dist.all_gather_into_tensor(of(recv), of(send), group=group)
+
+    def all_to_all(send: Any, recv: Any) -> None:
+        dist.all_to_all_single(of(recv), of(send), group=group)
+
+    def all_to_all_v(send: Any, send_sizes: list[int], recv: Any, recv_sizes: list[int]) -> None:
+        dist.all_to_all_single(of(recv), of(send), recv_sizes, send_sizes, group=group)
+
+    made = Comm(context_of(torch.device("cpu")), dist.get_rank(group), dist.get_world_size(group),
+                all_gather, all_to_all, all_to_all_v)
+    made.group = group
+    return made
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ep: EP, route: Route, x: Tensor, weights: Tensor) -> Any:
+        ctx.ep, ctx.route, ctx.shape, ctx.dtype = ep, route, x.shape, x.dtype
+        views = ep.send(route, x)
+        found = [view_of(v).clone() for v in (views.guests, views.guest_ids, views.guest_weights)]
+        found[0][(found[1] < 0).all(-1)] = 0  # they may hold anything
+        ctx.mark_non_differentiable(found[1])
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, d_guests: Tensor, _: Any, d_weights: Tensor) -> Any:
+        ep, route = ctx.ep, ctx.route
+        d_x = torch.empty(ctx.shape, dtype=ctx.dtype)
+        if ep.route is not route:  # another layer's backward came between
+            ep.send(route, d_x.zero_())
+        ep.partial.copy_(d_guests)
+        d_routing = torch.empty(route.ids.shape, dtype=torch.float32)
+        ep.combine(d_x, d_guest_weights=d_weights.float().contiguous(),
+                   d_routing_weights=d_routing)
+        if ep.scale != 1.0:
+            d_x, d_routing = d_x / ep.scale, d_routing / ep.scale
+        return None, None, d_x, d_routing
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ep: EP, route: Route, rows: Tensor) -> Tensor:
+        ctx.ep, ctx.route = ep, route
+        ep.partial.copy_(rows)
+        y = torch.empty((len(route.ids), rows.shape[-1]), dtype=rows.dtype)
+        ep.combine(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> Any:
+        ep, route = ctx.ep, ctx.route
+        d_y = d_y if ep.scale == 1.0 else d_y * ep.scale
+        views = ep.send(route, d_y.contiguous())
+        d_rows = view_of(views.guests).clone()
+        d_rows[(view_of(views.guest_ids) < 0).all(-1)] = 0
+        return None, None, d_rows
+
+
+@torch.compiler.disable
+def parted(ep: EP, x: Tensor, expert_ids: Tensor, routing_weights: Tensor,
+           run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """y [T,H]: run(x, ids, weights) is called for the guests of this rank, whose ids are -1 where
+    the expert is of another. Backward calls of one ep come in one order on all ranks."""
+    if code_of(x.dtype, "x", FLOATS) != dtype_of(ep.desc.dtype):
+        raise TypeError(f"moec.torch: x is of {x.dtype}; the ep was made for {ep.desc.dtype!r}")
+    ids = expert_ids.contiguous()
+    weights = routing_weights.float().contiguous()
+    route = Route(ids, weights.detach())
+    guests, guest_ids, guest_weights = _Dispatch.apply(ep, route, x.contiguous(), weights)
+    return _Combine.apply(ep, route, run(guests, guest_ids, guest_weights))
+
+
+def of_rank(desc: ExpertsDesc, ep: EP | None, codes: Any, rest: bool = False) -> ExpertsDesc:
+    """A description of the experts of this rank. Raises for what cannot be parted; rest: the module
+    is no layer, and has more than routed experts."""
+    if ep is None:
+        return desc
+    if not isinstance(ep, EP):
+        raise TypeError(f"moec.torch: ep is {kind_of(ep)}; a moec.torch.EP is needed")
+    if codes is not None:
+        raise NotImplementedError("moec.torch: codes are given with an ep; plain matrices can be "
+                                  "parted in modules, quantised ones through moec.Layer")
+    if rest:
+        raise NotImplementedError("moec.torch: Experts with an ep are routed experts alone; "
+                                  "MoELayer takes a shared expert, identity experts and a bias")
+    return replace(desc, expert_begin=ep.experts.start, expert_end=ep.experts.stop)
+
+
+# ---- what only some ranks hold
+def _parted_modules(model: nn.Module) -> dict[str, Any]:
+    return {name: m for name, m in model.named_modules() if getattr(m, "ep", None) is not None}
+
+
+def _parted_names(model: nn.Module) -> dict[str, EP]:
+    """Names of parameters that hold the experts of one rank."""
+    return {f"{at}.{name}" if at else name: module.ep
+            for at, module in _parted_modules(model).items()
+            for name in ROUTED_WEIGHTS if module._parameters.get(name) is not None}
+
+
+def _ranges(ep: EP) -> list[int]:
+    return list(ep.describe()["expert_begin"]) + [ep.desc.num_experts]
+
+
+def full_state_dict(model: nn.Module) -> dict[str, Any]:
+    """state_dict() with all experts of all ranks, as one process has it. Collective over the
+    groups of the eps."""
+    state: dict[str, Any] = dict(model.state_dict())
+    for name, ep in _parted_names(model).items():
+        own = state[name].detach().cpu().contiguous()
+        begin = _ranges(ep)
+        parts = [own.new_empty((begin[r + 1] - begin[r], *own.shape[1:]))
+                 for r in range(ep.comm.size)]
+        dist.all_gather(parts, own, group=ep.comm.group)
+        state[name] = torch.cat(parts)
+    return state
+
+
+def load_full_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load what full_state_dict() gave, or one process's state_dict(): each rank takes its experts,
+    whatever the number of ranks that saved it."""
+    own = dict(state)
+    for name, ep in _parted_names(model).items():
+        own[name] = state[name][ep.experts.start : ep.experts.stop]
+    model.load_state_dict(own)
+
+
+@torch.no_grad()
+def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
+    """torch's clip_grad_norm_ for a model with eps: each expert counts once, on the rank that has
+    it, and what all ranks hold counts once. Gradients of the latter have been made equal before, as
+    DDP does. Returns the norm; collective over the group of the eps, which is one."""
+    eps = _parted_names(model)
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    square = [torch.zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.float32)]
+    for name, grad in grads.items():
+        square[name in eps] += grad.float().square().sum()
+    groups = {id(ep.comm.group): ep.comm.group for ep in eps.values()}
+    if len(groups) > 1:
+        raise NotImplementedError(f"moec.torch: the eps have {len(groups)} groups; one can be used")
+    for group in groups.values():
+        dist.all_reduce(square[1], group=group)
+    norm = (square[0] + square[1]).sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for grad in grads.values():
+        grad.mul_(factor)
+    return norm
