@@ -6,9 +6,17 @@
 
 enable(model) does the same to a model that is built, covers blocks that transformers does not
 dispatch (Llama-4), returns what now runs on moec and raises if a MoE block is left out.
+
+Quantised loads keep experts packed: bitsandbytes' 4 bits (load_in_4bit).
+report(model) says what is packed; save_merged(model, folder) writes plain values for everyone.
 """
 
+from . import _bnb
 from ._enable import enable, refresh
 from ._experts import experts_forward
+from ._report import report
+from ._save import save_merged
 
-__all__ = ["enable", "experts_forward", "refresh"]
+_bnb.register()
+
+__all__ = ["enable", "experts_forward", "refresh", "report", "save_merged"]

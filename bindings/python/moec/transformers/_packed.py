@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts whose matrices are packed: how the library's weights are bound to a module's codes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._enums import GateLayout, Orientation, Scheme
+from .._spec import Spec
+from .._tensors import dtype_of
+from .._weights import Weights
+from ..torch._codes import View
+from ..torch._constants import constant, module_of
+from ..torch._engine import Numbered, context_of
+from ..torch._packed import PackedTensor, Store, placed
+
+STACKS = ("gate_up_proj", "up_proj", "down_proj")
+"""parameters of experts modules that can be packed"""
+_bound: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, PackedWeights]] = (
+    weakref.WeakKeyDictionary())
+_read: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, PackedTensor]]] = (
+    weakref.WeakKeyDictionary())
+
+
+def stored(module: nn.Module, name: str) -> Tensor | None:
+    """A module's tensor as it is held: of bitsandbytes' parametrised parameter the codes."""
+    lists: Any = getattr(module, "parametrizations", None)
+    chain = lists[name] if lists is not None and name in lists else ()
+    state = getattr(chain[0], "quant_state", None) if len(chain) == 1 else None
+    if state is None:
+        return getattr(module, name, None)
+    held = _read.setdefault(module, {})
+    mark = (chain.original.data_ptr(), chain.original._version, state)
+    if name not in held or held[name][0] != mark:
+        held[name] = mark, from_state(chain.original.detach(), state, is_in_out(module))
+    return held[name][1]
+
+
+def is_in_out(module: nn.Module) -> bool:
+    """Whether a module's matrices are [in,out]; Llama-4's are, which does not say so."""
+    return bool(getattr(module, "is_transposed", True))
+
+
+def from_state(codes: Tensor, state: Any, in_out: bool) -> PackedTensor:
+    """A stack [E,...] of bitsandbytes' codes and QuantState; in_out: its matrices are [in,out]."""
+    about = {f".{name}": part.to(codes.device) for name, part in
+             state.as_dict(packed=True).items()}
+    shape = tuple(state.shape)
+    store = Store("bnb", shape[0], in_out=in_out)
+    return PackedTensor({"": codes, **about}, store, shape, state.dtype)
+
+
+@constant
+def has_packed(of: nn.Module | int) -> bool:
+    """Whether any matrix of an experts module is packed."""
+    module = module_of(of)
+    return any(isinstance(stored(module, name), PackedTensor) for name in STACKS)
+
+
+def packed_weights(
+    module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, spec: Callable[[], Spec],
+) -> PackedWeights:
+    """The library's weights over a module's tensors, some of them packed, for values of a type;
+    `number` names them in a call. spec: makes what says how the tensors lie."""
+    held = _bound.setdefault(module, {})
+    found = held.get(dtype)
+    if found is None or not found.fits(tensors):
+        found = held[dtype] = PackedWeights(tensors, dtype, spec())
+    return found
+
+
+class PackedWeights(Numbered):
+    """Weights over a module's codes, plain matrices and biases, which each call reads."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, spec: Spec) -> None:
+        layout, orientation = spec.gate_layout, spec.down_orientation
+        self._dtype, self._marks = dtype, _marks(tensors, dtype)
+        given: dict[str, Any] = {}
+        schemes: dict[str, Scheme] = {}
+        turned: dict[str, Orientation] = {}
+        for name, tensor in tensors.items():
+            if name.endswith("_bias"):
+                own = tensor.dtype if tensor.dtype == torch.float32 else dtype
+                given[name] = View(tensor.detach().to(own).contiguous())
+            elif isinstance(tensor, PackedTensor):
+                layout = _put(name, tensor, given, schemes, turned, layout)
+            else:
+                if tensor.dtype != dtype:
+                    raise NotImplementedError(
+                        f"moec.transformers: {name} is plain, of {tensor.dtype}, beside packed "
+                        f"experts that compute in {dtype}; one type is needed"
+                    )
+                given[name] = View(tensor.detach().contiguous())
+                turned[name] = orientation
+        down = tensors["down"]
+        hidden, inter = down.shape[1:] if orientation == Orientation.OUT_IN else down.shape[:0:-1]
+        first = "up" if "up" in turned else "gate_up"
+        self.weights = Weights.of(
+            context_of(down.device), gate_layout=layout,
+            gate_up_orientation=turned[first], down_orientation=turned["down"],
+            scheme=schemes.get(first, Scheme.NONE), down_scheme=schemes.get("down", Scheme.NONE),
+            dtype=dtype_of(str(dtype).removeprefix("torch.")), num_experts=down.shape[0],
+            hidden=hidden, inter=inter, **given,
+        )
+        self.enter()
+
+    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        return self._marks == _marks(tensors, self._dtype)
+
+    def current(self, tensors: Any) -> Weights:
+        return self.weights
+
+
+def _put(
+    name: str, tensor: PackedTensor, given: dict[str, Any], schemes: dict[str, Scheme],
+    turned: dict[str, Orientation], layout: GateLayout,
+) -> GateLayout:
+    """Enter a packed matrix, gate and up apart where they are stored so; the gate layout."""
+    coded = tensor.matrices()
+    apart = name == "gate_up" and len(coded) == 2
+    for role, one in zip(("gate", "up") if apart else (name,), coded, strict=True):
+        given[role], given[f"{role}_quant"] = placed(one)
+        schemes[role], turned[role] = one.scheme, one.orientation
+    return GateLayout.SPLIT if apart else layout
+
+
+def _marks(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Any]:
+    """Where the tensors lie; of what is read once, the counters of changes in place."""
+    found: list[Any] = []
+    for name, tensor in tensors.items():
+        if isinstance(tensor, PackedTensor):
+            found += [(n, p.data_ptr(), p._version) for n, p in tensor.parts.items()]
+        else:
+            copied = name.endswith("_bias") and tensor.dtype not in (torch.float32, dtype)
+            copied = copied or not tensor.is_contiguous()
+            found.append((name, tensor.data_ptr(), tensor.dtype, tensor._version if copied else 0))
+    return found
