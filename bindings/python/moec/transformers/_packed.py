@@ -14,6 +14,7 @@ from .._enums import GateLayout, Orientation, Scheme
 from .._spec import Spec
 from .._tensors import dtype_of
 from .._weights import Weights
+from ..quant_config import Declared
 from ..torch._codes import View
 from ..torch._constants import constant, module_of
 from ..torch._engine import Numbered, context_of
@@ -28,17 +29,45 @@ _read: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, PackedTensor]]]
 
 
 def stored(module: nn.Module, name: str) -> Tensor | None:
-    """A module's tensor as it is held: of bitsandbytes' parametrised parameter the codes."""
+    """A module's tensor as it is held: the codes of a parameter that bitsandbytes parametrised,
+    and of transformers' FP8Experts."""
     lists: Any = getattr(module, "parametrizations", None)
     chain = lists[name] if lists is not None and name in lists else ()
     state = getattr(chain[0], "quant_state", None) if len(chain) == 1 else None
-    if state is None:
-        return getattr(module, name, None)
+    if state is not None:
+        codes = chain.original
+        return _once(module, name, (codes, state),
+                     lambda: from_state(codes.detach(), state, is_in_out(module)))
+    value: Any = getattr(module, name, None)
+    scale: Any = getattr(module, f"{name}_scale_inv", None)
+    if scale is not None and value is not None and not isinstance(value, PackedTensor):
+        return _once(module, name, (value, scale), lambda: _from_fp8(module, value, scale))
+    return value  # type: ignore[no-any-return]
+
+
+def _once(
+    module: nn.Module, name: str, of: tuple[Any, Any], make: Callable[[], PackedTensor]
+) -> PackedTensor:
+    """What was made of these objects where they lie, or what is made of them now."""
+    mark = [(id(one), one.data_ptr() if isinstance(one, Tensor) else 0) for one in of]
     held = _read.setdefault(module, {})
-    mark = (chain.original.data_ptr(), chain.original._version, state)
     if name not in held or held[name][0] != mark:
-        held[name] = mark, from_state(chain.original.detach(), state, is_in_out(module))
+        held[name] = mark, make()
     return held[name][1]
+
+
+def _from_fp8(module: Any, codes: Tensor, scales: Tensor) -> PackedTensor:
+    """A stack of transformers' FP8Experts; values are of the config's type."""
+    if codes.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+        raise NotImplementedError(
+            f"moec.transformers: {type(module).__name__} has codes in {codes.dtype}; 8-bit floats "
+            "can be read"
+        )
+    dtype = getattr(module.config, "dtype", None)
+    said = Declared("", block=None if module.block_size is None else tuple(module.block_size))
+    parts = {"": codes.detach(), "_scale_inv": scales.detach()}
+    return PackedTensor(parts, Store("fp8-block", codes.shape[0], said=said), tuple(codes.shape),
+                        dtype if isinstance(dtype, torch.dtype) else torch.bfloat16)
 
 
 def is_in_out(module: nn.Module) -> bool:
