@@ -15,8 +15,9 @@ from ._load import ReadStack, extend, is_stack, why_dense, wrap
 from ._packed import STACKS, from_state, is_in_out
 
 _BLOCK = 64
-_SUFFIXES = ("", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",
-             ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
+# Patterns: transformers 5.17 takes the first that a key has, "down_proj" of "down_proj_bias", too.
+_SUFFIXES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",
+             ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4", "$")
 
 
 class _Quantise(ConversionOps):  # type: ignore[misc]

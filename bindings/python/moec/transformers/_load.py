@@ -55,7 +55,8 @@ class ReadStack(ConversionOps):  # type: ignore[misc]
         assert full_layer_name is not None
         module, leaf = get_module_from_name(model, full_layer_name)
         like = module._parameters[leaf]
-        parts = {name.rpartition(leaf)[2]: value[0] if isinstance(value, list) else value
+        suffixes = {name: name.rpartition(leaf)[2].rstrip("$") for name in input_dict}
+        parts = {suffixes[name]: value[0] if isinstance(value, list) else value
                  for name, value in input_dict.items()}
         if set(parts) == {""} and parts[""].is_floating_point():
             return {full_layer_name: parts[""].to(like.dtype)}

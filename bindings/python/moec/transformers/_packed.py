@@ -108,6 +108,7 @@ class PackedWeights(Numbered):
 
     def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, spec: Spec) -> None:
         layout, orientation = spec.gate_layout, spec.down_orientation
+        self._spec, self._held = spec, {n: t.detach() for n, t in tensors.items()}
         self._dtype, self._marks = dtype, _marks(tensors, dtype)
         given: dict[str, Any] = {}
         schemes: dict[str, Scheme] = {}
@@ -141,8 +142,14 @@ class PackedWeights(Numbered):
     def fits(self, tensors: Mapping[str, Tensor]) -> bool:
         return self._marks == _marks(tensors, self._dtype)
 
-    def current(self, tensors: Any) -> Weights:
-        return self.weights
+    def current(self, tensors: Mapping[str, Tensor | None]) -> Weights:
+        """Where biases lie elsewhere than in the forward, as FSDP gathers them, bound anew."""
+        moved = {name: tensor.detach() for name, held in self._held.items()
+                 if (tensor := tensors.get(name)) is not None
+                 and tensor.data_ptr() != held.data_ptr()}
+        if not moved:
+            return self.weights
+        return PackedWeights(self._held | moved, self._dtype, self._spec).weights
 
 
 def _put(
