@@ -7,16 +7,25 @@
 enable(model) does the same to a model that is built, covers blocks that transformers does not
 dispatch (Llama-4), returns what now runs on moec and raises if a MoE block is left out.
 
+Quantised loads keep experts packed: bitsandbytes' 4 bits (load_in_4bit) and gpt-oss's MXFP4.
+report(model) says what is packed; save_merged(model, folder) writes plain values for everyone.
+
 With transformers 5.23 and later DistributedConfig(ep_implementation="moec") parts the experts of a
 model between processes, see _parallel.
 """
 
 from importlib.util import find_spec
 
+from . import _bnb, _mxfp4
 from ._enable import enable, refresh
 from ._experts import experts_forward
+from ._report import report
+from ._save import save_merged
 
 if find_spec("transformers.distributed.expert_parallel"):  # transformers 5.23 and later
     from . import _parallel as _parallel
 
-__all__ = ["enable", "experts_forward", "refresh"]
+_bnb.register()
+_mxfp4.register()
+
+__all__ = ["enable", "experts_forward", "refresh", "report", "save_merged"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.integrations.finegrained_fp8 import FP8ExpertsInterface
 from transformers.integrations.moe import ExpertsInterface
 
 from ..torch._layouts import turned_sets
@@ -27,6 +28,7 @@ from ._gates import class_in
 
 NAME = "moec"
 ExpertsInterface.register(NAME, experts_forward)
+FP8ExpertsInterface.register(NAME, experts_forward)
 
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts", "moe_topk")
 _BLOCK = re.compile(r"(Experts|MoE|Moe|MoEBlock|MoeBlock)$")

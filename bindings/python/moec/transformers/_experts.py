@@ -16,7 +16,9 @@ from ..torch import _ops
 from ..torch._constants import constant, module_of, traceable
 from ..torch._engine import Frozen
 from ..torch._structs import has_autocast
+from ..torch._packed import PackedTensor
 from ._gates import activation_of
+from ._packed import PackedWeights, has_packed, is_in_out, packed_weights, stored
 
 _NAMES = {
     "gate_up": "gate_up_proj", "up": "up_proj", "down": "down_proj",
@@ -52,7 +54,7 @@ def spec_of(module: nn.Module, top_k: int) -> Spec:
     if not gated:
         layout = GateLayout.NONE
     is_llama4 = not hasattr(module, "is_transposed")
-    in_out = is_llama4 or bool(getattr(module, "is_transposed", False))
+    in_out = is_in_out(module)
     down = tensors["down"]
     hidden, inter = down.shape[:0:-1] if in_out else down.shape[1:]
     orientation = Orientation.IN_OUT if in_out else Orientation.OUT_IN
@@ -69,8 +71,23 @@ def spec_of(module: nn.Module, top_k: int) -> Spec:
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """A module's matrices and biases by WeightSet's names."""
-    found = {field: getattr(module, name, None) for field, name in _NAMES.items()}
+    found = {field: stored(module, name) for field, name in _NAMES.items()}
     return {field: tensor for field, tensor in found.items() if tensor is not None}
+
+
+def weights_of(module: nn.Module, dtype: torch.dtype) -> PackedWeights | None:
+    """The library's weights of an experts module with packed matrices, for values of a type; None
+    where all are plain: a call reads them from tensors_of()."""
+    tensors = tensors_of(module)
+    if not any(isinstance(tensor, PackedTensor) for tensor in tensors.values()):
+        return None
+    for name, tensor in tensors.items():
+        if isinstance(tensor, PackedTensor) and tensor.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"moec.transformers: {_NAMES[name]} of {type(module).__name__} is packed and "
+                "requires a gradient, which codes do not have; adapters can be trained"
+            )
+    return packed_weights(module, tensors, dtype, lambda: spec_of(module, 1))
 
 
 @constant
@@ -121,14 +138,35 @@ def experts_forward(
 ) -> Tensor:
     """transformers' experts interface: hidden_states [T,H], top_k_index and top_k_weights [T,K] ->
     [T,H]. Indices of num_experts and above mean no expert."""
+    of = traceable(self)
+    if has_packed(of):
+        return _packed_forward(self, hidden_states, top_k_index, top_k_weights)
     tensors: dict[str, Any] = tensors_of(self)
     x = hidden_states
     if not has_autocast(x.device.type):
         x = x.to(tensors["down"].dtype)
-    of, top_k = traceable(self), top_k_index.shape[-1]
+    top_k = top_k_index.shape[-1]
     # Of tensors a trace would make no constant.
     tracing = torch.compiler.is_compiling()
     text = text_of(of, top_k) if tracing else _text(self, tensors, top_k)
     tensors |= {"x": x, "expert_ids": top_k_index, "routing_weights": top_k_weights}
     y = _ops.call(_ops.EXPERTS, tensors, text, Save.PREACT, frozen=frozen_number(of))[0]
+    return y.to(hidden_states.dtype)
+
+
+@torch.compiler.disable
+def _packed_forward(
+    module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """experts_forward() over codes, which a traced graph cannot hold."""
+    tensors = tensors_of(module)
+    device, x = hidden_states.device.type, hidden_states
+    on = has_autocast(device)
+    dtype = torch.get_autocast_dtype(device) if on else tensors["down"].dtype
+    weights = weights_of(module, dtype)
+    assert weights is not None
+    text = _text(module, tensors, top_k_index.shape[-1])
+    given: dict[str, Any] = {n: t for n, t in tensors.items() if not isinstance(t, PackedTensor)}
+    given |= {"x": x.to(dtype), "expert_ids": top_k_index, "routing_weights": top_k_weights}
+    y = _ops.call(_ops.EXPERTS, given, text, Save.PREACT, frozen=weights.number)[0]
     return y.to(hidden_states.dtype)

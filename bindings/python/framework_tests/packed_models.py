@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny models whose experts bitsandbytes quantises on load, in sizes that its kernels for CPUs with
+AVX-512 dequantise right: last dimensions are multiples of the block of 64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import build
+from torch import nn
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, logging
+
+from moec.torch._packed import PackedTensor
+
+logging.disable_progress_bar()
+SIZES = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16}
+STACKS = ("gate_up_proj", "down_proj")
+
+
+def saved(folder: Path, family: str, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """A plain checkpoint of a family."""
+    place = folder / family
+    build(family, sizes=SIZES).to(dtype).save_pretrained(place)
+    return place
+
+
+def load(
+    place: Path, dtype: torch.dtype = torch.bfloat16, device_map: Any = None, **options: Any
+) -> Any:
+    """It in 4 bits, as a user loads it."""
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype,
+        **({"bnb_4bit_use_double_quant": True} | options),
+    )
+    return AutoModelForCausalLM.from_pretrained(
+        place, quantization_config=config, dtype=dtype, device_map=device_map)
+
+
+def experts(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if hasattr(module, "_apply_gate")]
+
+
+def dense_twin(
+    model: Any, place: Path, dtype: torch.dtype = torch.bfloat16, **options: Any
+) -> Any:
+    """The same model with the packed values in plain experts, on transformers' eager code."""
+    twin = load(place, dtype, llm_int8_skip_modules=["experts", "lm_head"], **options)
+    for packed, plain in zip(experts(model), experts(twin), strict=True):
+        for name in STACKS:
+            held = getattr(packed, name)
+            assert isinstance(held, PackedTensor)
+            getattr(plain, name).data = held.dequantise()
+    twin.config._experts_implementation_internal = "eager"
+    return twin

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpt-oss in MXFP4: packed on load, trained, saved with the file's bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import tokens
+from packed_models import STACKS, experts, saved
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Mxfp4Config
+
+import moec.transformers
+from moec.torch._packed import PackedTensor
+
+_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A checkpoint whose experts' codes and scales are drawn."""
+    folder = saved(tmp_path, "gpt_oss")
+    generator = torch.Generator().manual_seed(2)
+    found = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        if not name.endswith(STACKS):
+            found[name] = value
+            continue
+        count, inputs, outputs = value.shape
+        shape = (count, outputs, inputs // 32)
+        found[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator,
+                                                dtype=torch.uint8)
+        found[f"{name}_scales"] = torch.randint(122, 126, shape, generator=generator,
+                                                dtype=torch.uint8)
+    save_file(found, folder / "model.safetensors", {"format": "pt"})
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    file.write_text(json.dumps(config))
+    return folder
+
+
+def load(place: Path, **options: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
+
+
+def test_packed_and_trained(place: Path) -> None:
+    model = load(place)
+    assert model.hf_quantizer.is_trainable
+    assert {row.kind for row in moec.transformers.report(model)} == {"mxfp4"}
+    plain = load(place, quantization_config=Mxfp4Config(dequantize=True),
+                 experts_implementation="eager")
+    assert not any(isinstance(p, PackedTensor) for p in plain.parameters())
+    for mine, theirs in zip(experts(model), experts(plain), strict=True):
+        for name in STACKS:
+            held = getattr(mine, name)
+            assert torch.equal(held.dequantise(), getattr(theirs, name))
+            # By hand: the low half of a byte is the first of two values.
+            byte, scale = held.parts["_blocks"][1, 2, 0, 3], held.parts["_scales"][1, 2, 0]
+            code = int(byte) & 15
+            value = _VALUES[code & 7] * (-1) ** (code >> 3) * 2.0 ** (int(scale) - 127)
+            assert held[1][6, 2] == value
+    for one in (model, plain):
+        one.zero_grad()
+        one(tokens(), labels=tokens()).loss.backward()
+    wanted = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, PackedTensor):
+            torch.testing.assert_close(parameter.grad, wanted[name].grad, rtol=1e-3, atol=1e-5)
+    optimiser = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.05)
+    losses = []
+    for _ in range(3):
+        optimiser.zero_grad()
+        loss = model(tokens(), labels=tokens()).loss
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss))
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_saved_bytes_are_the_file_s(place: Path, tmp_path: Path) -> None:
+    model = load(place)
+    want = model(tokens()).logits
+    model.save_pretrained(tmp_path / "saved")
+    old, new = (load_file(at / "model.safetensors") for at in (place, tmp_path / "saved"))
+    assert old.keys() == new.keys()
+    assert all(torch.equal(new[n], t) for n, t in old.items() if n.endswith(("_blocks", "_scales")))
+    assert torch.equal(load(tmp_path / "saved")(tokens()).logits, want)
+    moec.transformers.save_merged(model, tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(load(tmp_path / "merged")(tokens()).logits, want,
+                               rtol=1e-4, atol=1e-5)
+
+
+def test_a_missing_scale_is_an_error(place: Path) -> None:
+    file = place / "model.safetensors"
+    held = load_file(file)
+    del held["model.layers.1.mlp.experts.down_proj_scales"]
+    save_file(held, file, {"format": "pt"})
+    with pytest.raises(RuntimeError, match="conversion of the weights"):
+        load(place)

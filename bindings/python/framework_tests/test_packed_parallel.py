@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models with packed experts on two gloo ranks: DDP, three steps, as on one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as processes
+from models import tokens
+from packed_models import load, saved
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from moec.torch._packed import PackedTensor
+
+
+def steps(model: nn.Module, rows: slice) -> list[float]:
+    """The losses of three steps; of a rank's rows."""
+    optimiser = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.05)
+    losses = []
+    for _ in range(3):
+        optimiser.zero_grad()
+        ids = tokens()[rows]
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss))
+    return losses
+
+
+def rank(index: int, place: str, port: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", rank=index, world_size=2)
+    model = load(Path(place), torch.float32)
+    whole: Any = DistributedDataParallel(model)
+    losses = torch.tensor(steps(whole, slice(index, index + 1)))
+    assert any(isinstance(p, PackedTensor) for p in model.parameters())
+    distributed.all_reduce(losses)
+    if index == 0:
+        torch.save(losses / 2, Path(place) / "losses.pt")
+    distributed.destroy_process_group()
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    place = saved(tmp_path, "gpt_oss")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes.spawn(rank, (str(place), port), nprocs=2)
+    want = steps(load(place, torch.float32), slice(None))
+    got = torch.load(place / "losses.pt").tolist()
+    assert got == pytest.approx(want, rel=1e-4) and want[0] > want[2]
+
+
+def test_a_device_map(tmp_path: Path) -> None:
+    model = load(saved(tmp_path, "qwen3_moe"), torch.float32, device_map={"": "cpu"})
+    assert any(isinstance(p, PackedTensor) for p in model.parameters())
+    losses = steps(model, slice(None))
+    assert losses[2] < losses[0]
