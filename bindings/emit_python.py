@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
+from ._adapters import Adapter
 from ._tensors import Array
 from ._weights import WeightSet
 '''
@@ -77,17 +78,22 @@ def inputs_class(api, name, raw, own):
             *annotated(given, lambda f: "Array")]
 
 
-def is_weights(field):
-    return pointee(field, "record") == "moec_weight_set"
+WRITTEN = {"moec_weight_set": "WeightSet", "moec_adapter": "list[Adapter]"}
+"""records that a call points its gradients at"""
+
+
+def kind_of_gradient(field):
+    return WRITTEN.get(pointee(field, "record"), "Array")
 
 
 def gradients_class(api, name, raw, text):
     row = struct(api, raw)
     given = [(f["name"].removeprefix("d_"), f) for f in row["fields"]
-             if f["name"] in tensors(row, "out") or is_weights(f)]
+             if f["name"] in tensors(row, "out") or pointee(f, "record") in WRITTEN
+             and f["name"].startswith("d_")]
     return ["", "", "@dataclass(kw_only=True, slots=True)", f"class {name}:",
             f'    """{text}; None = not asked for."""', "",
-            *annotated(given, lambda f: "WeightSet" if is_weights(f) else "Array", " = None")]
+            *annotated(given, kind_of_gradient, " = None")]
 
 
 def fields_module(api):

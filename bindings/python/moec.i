@@ -196,6 +196,7 @@ BUFFER(const void *buffer, PyBUF_SIMPLE)
 
 %include <carrays.i>
 %array_class(moec_tensor, tensor_array);
+%array_class(moec_adapter, adapter_array);
 
 %exception {
   $action

@@ -16,7 +16,8 @@ PRINTED = {
     "moec.torch.MoELayer": "torch.Size([16, 64]) ['gate_up', 'down', 'gate_weight']\n",
     "moec.torch.Experts(": "torch.bfloat16 torch.Size([16, 64]) torch.uint8\n",
     "moec.transformers.report": "True\n",
-    "moec.transformers.enable": "['Qwen3MoeExperts', 'Qwen3MoeExperts']\n",
+    "moec.transformers.enable(model)])": "['Qwen3MoeExperts', 'Qwen3MoeExperts']\n",
+    "get_peft_model": "8\n",
     "moec.jax": "{'down': (8, 64, 128), 'gate_up': (8, 256, 64), 'gate_weight': (8, 64)}\n",
 }
 

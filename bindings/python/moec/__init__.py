@@ -6,6 +6,7 @@ the whole layer; Router, Plan, Experts and the functions permute to unpermute_ba
 parts. Arrays are never copied; every error is a MoecError with the library's own message.
 """
 
+from ._adapters import Adapter, Adapters, Factors
 from ._context import (
     Context,
     DeviceInfo,
@@ -19,7 +20,7 @@ from ._context import (
     set_log,
     version,
 )
-from ._descriptors import Activation, ExpertsDesc, PlanDesc, RouterDesc, WeightsDesc
+from ._descriptors import Activation, AdaptersDesc, ExpertsDesc, PlanDesc, RouterDesc, WeightsDesc
 from ._enums import (
     ActivationKind,
     ActRounding,
@@ -97,16 +98,17 @@ from .matrices import Matrices, read_experts
 _check_library()
 __version__ = version()
 __all__ = [
-    "abi_version", "Activation", "ActivationKind", "ActRounding", "AliasError", "build_info",
-    "Combine", "Comm", "Context", "ContextFlags", "CorruptError", "describe_backend", "DeviceArray",
-    "DeviceError", "DeviceInfo", "devices", "DeviceType", "Drop", "DType", "dtype_of", "DTypeError",
-    "EP", "EpCallFlags", "EpDesc", "EpFlags", "EpOverflow", "EpScheme", "EpState", "Experts",
-    "ExpertsDesc", "ExpertsFlags", "ExpertsGradients", "ExpertsResult", "GateLayout", "GradFlags",
-    "GroupFill", "Guests", "IndexOverflowError", "InvalidArgumentError", "Layer", "LayerGradients",
+    "abi_version", "Activation", "ActivationKind", "ActRounding", "Adapter", "Adapters",
+    "AdaptersDesc", "AliasError", "build_info", "Combine", "Comm", "Context", "ContextFlags",
+    "CorruptError", "describe_backend", "DeviceArray", "DeviceError", "DeviceInfo", "devices",
+    "DeviceType", "Drop", "DType", "DTypeError", "dtype_of", "EP", "EpCallFlags", "EpDesc",
+    "EpFlags", "EpOverflow", "EpScheme", "EpState", "Experts", "ExpertsDesc", "ExpertsFlags",
+    "ExpertsGradients", "ExpertsResult", "Factors", "GateLayout", "GradFlags", "GroupFill",
+    "Guests", "IndexOverflowError", "InvalidArgumentError", "Layer", "LayerGradients",
     "LayerResult", "LayoutError", "load_backend", "LogLevel", "Loss", "LossKind", "MathMode",
     "Matrices", "MatrixName", "MismatchError", "MoecError", "Norm", "numpy_dtype", "Orientation",
-    "OutOfMemoryError", "permute", "permute_backward", "Plan", "plan_size", "PlanDesc", "PlanField",
-    "PlanKind", "Precision", "Quant", "QuantFlags", "quantise", "Quantised", "QuantiseKind",
+    "OutOfMemoryError", "permute", "permute_backward", "Plan", "PlanDesc", "PlanField", "PlanKind",
+    "plan_size", "Precision", "Quant", "QuantFlags", "quantise", "Quantised", "QuantiseKind",
     "read_experts", "Router", "RouterDesc", "RouterFlags", "RouterInput", "Routing", "Save",
     "Scheme", "Score", "Select", "set_log", "ShapeError", "Shared", "Size", "Sizes", "SlotOrder",
     "StateError", "Stats", "Totals", "unpermute", "unpermute_backward", "UnsupportedError",

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
+from ._adapters import Adapter, Adapters, raw_adapters
 from ._enums import DType
 from ._fields import INPUTS, ExpertsGradients, LayerGradients
 from ._handle import Handle
@@ -65,6 +66,25 @@ def set_weight_gradients(
             setattr(args, name, raw)
 
 
+def set_adapters(args: Any, adapters: Adapters | None) -> None:
+    """Point `adapters` at a set of them; None = none."""
+    if adapters is not None:
+        args.adapters = handle_of("adapters", adapters, Adapters)
+
+
+def set_adapter_gradients(
+    args: Any, keep: list[Any], given: Sequence[Adapter] | None, adapters: Adapters | None,
+    stream: int,
+) -> None:
+    """Point d_adapters at one Adapter of gradients for each that is bound; None = frozen."""
+    if given is None:
+        return
+    bound = 0 if adapters is None else len(adapters.held)
+    if len(given) != bound:
+        raise ValueError(f"moec: d_adapters has {len(given)} adapters; {bound} are bound")
+    args.d_adapters = raw_adapters(given, keep, "d_adapters", write=True, stream=stream)
+
+
 def new_gradients(
     kind: type[Gradients],
     want: Collection[str],
@@ -73,6 +93,7 @@ def new_gradients(
     inputs: Mapping[str, Any],
     weights: Weights,
     shared_weights: Weights | None,
+    adapters: Adapters | None,
     routing_shape: tuple[int, ...],
     dtype: Any,
 ) -> Gradients:
@@ -81,6 +102,8 @@ def new_gradients(
     sets = {"expert_weights": weights, "shared_weights": shared_weights}
 
     def make(name: str) -> Any:
+        if name == "adapters":
+            return None if adapters is None else [a.empty_like(dtype) for a in adapters.held]
         if name in sets:
             held = sets[name]
             return None if held is None else _gradient_like(held, dtype)

@@ -118,6 +118,16 @@ class WeightsDesc:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptersDesc:
+    """Sizes of the experts that adapters are beside (moec_adapters_desc)."""
+
+    num_experts: int
+    hidden: int
+    inter: int
+    gate_layout: GateLayout = GateLayout.GATE_THEN_UP
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsDesc:
     """What the experts compute (moec_experts_desc). Save.NONE means inference only."""
 

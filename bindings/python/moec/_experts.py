@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from . import _raw
-from ._arguments import handle_of, inputs_of, new_gradients, set_buffers, set_weight_gradients
+from ._adapters import Adapters
+from ._arguments import (
+    handle_of,
+    inputs_of,
+    new_gradients,
+    set_adapter_gradients,
+    set_adapters,
+    set_buffers,
+    set_weight_gradients,
+)
 from ._context import Context
 from ._descriptors import ExpertsDesc, to_raw
 from ._enums import DType, ExpertsFlags, GradFlags, PlanKind, Save
@@ -41,10 +50,10 @@ class Sizes:
     saved: Size
 
 
-def query_sizes(query: Callable[[Any, Any], Any], handle: Any) -> Sizes:
-    """Sizes by moec_experts_query or moec_layer_query."""
+def query_sizes(query: Callable[..., Any], handle: Any, *adapters: Any) -> Sizes:
+    """Sizes by moec_experts_query or moec_layer_query, or those of calls with adapters."""
     raw = _raw.moec_experts_sizes()
-    query(handle, raw)
+    query(handle, *adapters, raw)
     parts = (raw.forward_workspace, raw.backward_workspace, raw.saved)
     return Sizes(*(Size(part.base, part.per_token) for part in parts))
 
@@ -76,6 +85,7 @@ class ExpertsResult:
     inputs: dict[str, Any] = field(repr=False)
     build: int = field(repr=False)
     """the plan's `builds` at the time"""
+    adapters: Adapters | None = field(repr=False, default=None)
 
 
 class Experts(Handle):
@@ -91,6 +101,13 @@ class Experts(Handle):
         self._pointer = _raw.moec_experts_create(context.raw, to_raw(desc, _raw.moec_experts_desc))
         self.sizes = query_sizes(_raw.moec_experts_query, self._pointer)
 
+    def sizes_with(self, adapters: Adapters | None) -> Sizes:
+        """Memory of calls with adapters as they are bound now."""
+        if adapters is None:
+            return self.sizes
+        held = handle_of("adapters", adapters, Adapters)
+        return query_sizes(_raw.moec_experts_query_adapters, self.raw, held)
+
     def forward(
         self,
         plan: Plan,
@@ -98,6 +115,7 @@ class Experts(Handle):
         weights: Weights,
         *,
         shared_weights: Weights | None = None,
+        adapters: Adapters | None = None,
         out: Array | None = None,
         saved: Array | None = None,
         workspace: Array | None = None,
@@ -109,22 +127,24 @@ class Experts(Handle):
 
         x and y [T,H] of desc.dtype (y may be the residual); others: the arrays of
         _fields.ExpertsInputs. saved and workspace: uint8 arrays of at least
-        sizes.saved.bytes(T) and sizes.forward_workspace.bytes(T). Raises ShapeError, DTypeError,
+        sizes.saved.bytes(T) and sizes.forward_workspace.bytes(T), of sizes_with(adapters) where
+        there are any. Raises ShapeError, DTypeError,
         AliasError, MismatchError (plan or weights of another shape), StateError (plan not built).
         """
         require(x=x)
         keep: list[Any] = []
         handle = stream_handle(stream)
         y = empty(tuple(x.shape), x, x) if out is None else out
-        saved = save_buffer(self.desc, self.sizes.saved, x, saved)
+        saved = save_buffer(self.desc, self.sizes_with(adapters).saved, x, saved)
         inputs = inputs_of("Experts.forward", "moec_experts_args", {"x": x, **others})
         args = self._args(_raw.moec_experts_args(), plan, weights, shared_weights)
         args.flags = flags
+        set_adapters(args, adapters)
         set_tensors(args, keep, stream=handle, **inputs)
         set_tensors(args, keep, write=True, stream=handle, y=y)
         set_buffers(args, keep, stream=handle, saved=saved, workspace=workspace)
         _raw.moec_experts_forward(self.raw, args, handle)
-        return ExpertsResult(y, saved, plan, weights, shared_weights, inputs, plan.builds)
+        return ExpertsResult(y, saved, plan, weights, shared_weights, inputs, plan.builds, adapters)
 
     def backward(
         self,
@@ -160,6 +180,7 @@ class Experts(Handle):
             _raw.moec_experts_grad_args(), result.plan, result.weights, result.shared_weights
         )
         args.flags = flags
+        set_adapters(args, result.adapters)
         read = {n: result.inputs[n] for n in INPUTS["moec_experts_grad_args"] if n != "d_y"}
         set_tensors(args, keep, stream=handle, d_y=d_y, **read)
         set_buffers(args, keep, write=False, stream=handle, saved=result.saved)
@@ -167,6 +188,7 @@ class Experts(Handle):
         written = {f"d_{n}": getattr(grads, n) for n in GRADIENTS["moec_experts_grad_args"]}
         set_tensors(args, keep, write=True, stream=handle, **written)
         set_weight_gradients(args, keep, grads.expert_weights, grads.shared_weights, handle)
+        set_adapter_gradients(args, keep, grads.adapters, result.adapters, handle)
         _raw.moec_experts_backward(self.raw, args, handle)
         return grads
 
@@ -193,5 +215,6 @@ class Experts(Handle):
             shape = (result.plan.num_rows,)
         return new_gradients(
             ExpertsGradients, want, d_y, inputs=result.inputs, weights=result.weights,
-            shared_weights=result.shared_weights, routing_shape=shape, dtype=dtype,
+            shared_weights=result.shared_weights, adapters=result.adapters,
+            routing_shape=shape, dtype=dtype,
         )

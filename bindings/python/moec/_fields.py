@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
+from ._adapters import Adapter
 from ._tensors import Array
 from ._weights import WeightSet
 
@@ -182,6 +183,9 @@ class ExpertsGradients:
     """f32 or dtype of x"""
     residual: Array | None = None
     """[T,H]"""
+    adapters: list[Adapter] | None = None
+    """out, optional: the gradients of as many adapters as are bound, each factor where it is
+    given"""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -204,3 +208,5 @@ class LayerGradients:
     residual: Array | None = None
     routing_weights: Array | None = None
     """[T,K] f32, optional"""
+    adapters: list[Adapter] | None = None
+    """out, optional: as moec_experts_grad_args"""

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Unpack
 
 from . import _raw
-from ._arguments import handle_of, inputs_of, new_gradients, pick, set_buffers, set_weight_gradients
+from ._adapters import Adapters
+from ._arguments import (
+    handle_of,
+    inputs_of,
+    new_gradients,
+    pick,
+    set_adapter_gradients,
+    set_adapters,
+    set_buffers,
+    set_weight_gradients,
+)
 from ._context import Context
 from ._descriptors import ExpertsDesc, RouterDesc, to_raw
 from ._enums import Drop, DType, GradFlags
@@ -37,6 +47,7 @@ class LayerResult:
     shared_weights: Weights | None = field(repr=False)
     inputs: dict[str, Any] = field(repr=False)
     rng_offset: int = 0
+    adapters: Adapters | None = field(repr=False, default=None)
 
 
 class Layer(Handle):
@@ -71,6 +82,13 @@ class Layer(Handle):
         self._pointer = _raw.moec_layer_create(context.raw, desc)
         self.sizes = query_sizes(_raw.moec_layer_query, self._pointer)
 
+    def sizes_with(self, adapters: Adapters | None) -> Sizes:
+        """Memory of calls with adapters as they are bound now."""
+        if adapters is None:
+            return self.sizes
+        held = handle_of("adapters", adapters, Adapters)
+        return query_sizes(_raw.moec_layer_query_adapters, self.raw, held)
+
     def forward(
         self,
         x: Array,
@@ -78,6 +96,7 @@ class Layer(Handle):
         gate_weight: Array,
         *,
         shared_weights: Weights | None = None,
+        adapters: Adapters | None = None,
         rng_offset: int = 0,
         want: Collection[str] = (),
         counts: Array | None = None,
@@ -92,7 +111,8 @@ class Layer(Handle):
         gate_weight [E+Z,H] and others are inputs of Router.gate, Router.route and Experts.forward,
         and router_x (_fields.LayerInputs has the shapes). `want` names further outputs: "logits",
         "expert_ids", "routing_weights". counts [E+Z] i32 or i64 is added to. saved and workspace
-        are uint8 arrays of at least sizes.*.bytes(T); made when absent.
+        are uint8 arrays of at least sizes.*.bytes(T), of sizes_with(adapters) where there are any;
+        made when absent.
         """
         require(x=x)
         keep: list[Any] = []
@@ -107,10 +127,10 @@ class Layer(Handle):
         }
         extra = dict.fromkeys(makers) | pick(makers, want)
         y = empty(tuple(x.shape), x, x) if out is None else out
-        saved = save_buffer(self.experts, self.sizes.saved, x, saved)
+        saved = save_buffer(self.experts, self.sizes_with(adapters).saved, x, saved)
         result = LayerResult(
             y, **extra, saved=saved, weights=weights, shared_weights=shared_weights,
-            inputs=inputs, rng_offset=rng_offset,
+            inputs=inputs, rng_offset=rng_offset, adapters=adapters,
         )
         args = self._forward_args(result, keep, handle)
         set_tensors(args, keep, write=True, stream=handle, y=y, counts=counts, **extra)
@@ -152,6 +172,7 @@ class Layer(Handle):
         written = {f"d_{n}": getattr(grads, n) for n in GRADIENTS["moec_layer_grad_args"]}
         set_tensors(args, keep, write=True, stream=handle, **written)
         set_weight_gradients(args, keep, grads.expert_weights, grads.shared_weights, handle)
+        set_adapter_gradients(args, keep, grads.adapters, result.adapters, handle)
         _raw.moec_layer_backward(self.raw, args, handle)
         return grads
 
@@ -167,6 +188,7 @@ class Layer(Handle):
         args.weights = handle_of("weights", result.weights, Weights)
         if result.shared_weights is not None:
             args.shared_weights = handle_of("shared_weights", result.shared_weights, Weights)
+        set_adapters(args, result.adapters)
         set_tensors(args, keep, stream=handle, **result.inputs)
         return args
 
@@ -177,10 +199,11 @@ class Layer(Handle):
             given = {n for n, array in result.inputs.items() if array is not None}
             sets = {"expert_weights": result.weights, "shared_weights": result.shared_weights}
             given |= {n for n, held in sets.items() if held is not None and held.set is not None}
+            given |= {"adapters"} if result.adapters is not None else set()
             want = [item.name for item in fields(LayerGradients)
                     if item.name in given and item.name != "residual"]
         return new_gradients(
             LayerGradients, want, d_y, inputs=result.inputs, weights=result.weights,
-            shared_weights=result.shared_weights,
+            shared_weights=result.shared_weights, adapters=result.adapters,
             routing_shape=(d_y.shape[0], self.router.top_k), dtype=dtype,
         )

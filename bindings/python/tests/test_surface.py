@@ -25,6 +25,9 @@ DESCRIPTORS = {
     moec.PlanDesc: _raw.moec_plan_desc,
     moec.WeightsDesc: _raw.moec_weights_desc,
     moec.ExpertsDesc: _raw.moec_experts_desc,
+    moec.AdaptersDesc: _raw.moec_adapters_desc,
+    moec.Factors: _raw.moec_factors,
+    moec.Adapter: _raw.moec_adapter,
     moec.DeviceInfo: _raw.moec_device_info,
     moec.EpState: _raw.moec_ep_state,
     moec.Stats: _raw.moec_stats,
@@ -35,7 +38,7 @@ DESCRIPTORS = {
 @pytest.mark.parametrize("desc", DESCRIPTORS, ids=lambda cls: cls.__name__)
 def test_fields_are_the_headers(desc: type) -> None:
     raw = {k for k, v in vars(DESCRIPTORS[desc]).items() if isinstance(v, property)}
-    raw -= {"thisown", "struct_size", "reserved0", "reserved1"}
+    raw -= {"thisown", "struct_size", "reserved", "reserved0", "reserved1"}
     ours = {item.name for item in fields(desc)}
     assert raw - ours <= {"flags"}  # input flags that no bit is defined for
     assert ours <= raw

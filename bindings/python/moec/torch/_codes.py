@@ -21,7 +21,8 @@ from .._weights import Weights
 from .._descriptors import ExpertsDesc
 from ..matrices import Matrices
 from ._constants import constant, module_of
-from ._engine import Numbered, context_of, current_stream
+from ._engine import context_of, current_stream
+from ._frozen import Numbered
 from ._structs import DEVICES, has_autocast
 
 _EXPERT = re.compile(r"^\d+(?=\.)")

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
-import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -19,13 +16,15 @@ from .. import _raw
 from .._context import Context
 from .._descriptors import PlanDesc, RouterDesc, WeightsDesc, to_raw
 from .._enums import DType, GateLayout, GradFlags, Orientation, Save, WeightsFlags
+from .._adapters import Adapters
 from .._experts import Experts, Sizes
 from .._fields import GRADIENTS, INPUTS
 from .._handle import Handle
 from .._layer import Layer
 from .._router import Router
 from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, Spec
-from .._weights import WEIGHTS, Weights, WeightSet
+from .._weights import WEIGHTS, Weights
+from . import _adapted
 from ._eps import EP
 from ._layouts import turned_sets
 from ._structs import DEVICES, FLOATS, Struct, Tensors, buffer, code_of, view, weight_set
@@ -70,12 +69,43 @@ class Engine:
         self.sizes: Sizes = self.handle.sizes
         self.bound: dict[Any, Weights] = {}
         self.plans: dict[int, tuple[Any, int]] = {}
+        self.adapted: dict[Any, Adapters] = {}
+        self.adapted_sizes: dict[Any, Sizes] = {}
         skip = {*ROUTED_WEIGHTS, *SHARED_WEIGHTS, "expert_ids", "routing_weights"}
         self.around = tuple(name for name in spec.inputs if name not in skip)
 
-    def saved_bytes(self, tokens: Any) -> Any:
-        """Exact bytes of the saved state; `tokens` may be symbolic."""
-        return self.sizes.saved.base + tokens * self.sizes.saved.per_token
+    def sizes_with(self, text: str, factors: Sequence[Tensor]) -> Sizes:
+        """Memory of a call with these factors, which may be a tracer's."""
+        if not text:
+            return self.sizes
+        key = (text, *((tuple(map(int, t.shape)), t.dtype) for t in factors))
+        found = self.adapted_sizes.get(key)
+        if found is None:
+            place = torch.device(*self.place)
+            with torch.utils._python_dispatch._disable_current_modes():
+                alike = [torch.empty(shape, dtype=dtype, device=place) for shape, dtype in key[1:]]
+                made = _adapted.bind(self.context, self.desc, text, alike)
+                found = self.handle.sizes_with(made)
+            if len(self.adapted_sizes) >= 256:
+                self.adapted_sizes.clear()
+            self.adapted_sizes[key] = found
+        return found
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Type and index of the device, as torch has them."""
+        kind = next(n for n, code in DEVICES.items() if code == self.context.device_type)
+        return kind, self.context.device_id
+
+    def adapters(self, text: str, factors: Sequence[Tensor]) -> Adapters:
+        """Adapters over these addresses."""
+        key = (text, *((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in factors))
+        found = self.adapted.get(key)
+        if found is None:
+            if len(self.adapted) >= 256:
+                self.adapted.clear()
+            found = self.adapted[key] = _adapted.bind(self.context, self.desc, text, factors)
+        return found
 
     def plan_memory(self, tokens: int) -> tuple[Any, int]:
         """Description of a plan for so many tokens, and its bytes."""
@@ -192,9 +222,12 @@ class Call:
 
     def __init__(
         self, engine: Engine, tensors: Tensors, frozen: Weights | None, rng_offset: int,
-        plan: Plan | None = None,
+        plan: Plan | None = None, adapters: str = "",
     ) -> None:
         self.engine, self.tensors, self.frozen = engine, tensors, frozen
+        self.adapters = adapters
+        self.factors = [t for n, t in tensors.items() if _adapted.is_factor(n) and t is not None]
+        self.sizes = engine.sizes_with(adapters, self.factors)
         self.rng_offset, self.plan = rng_offset, plan
         x = tensors["x"]
         assert x is not None
@@ -230,6 +263,10 @@ class Call:
             args.set("rng_offset", self.rng_offset)
         self._set_weights(args)
         args.put({name: self.tensors.get(name) for name in names})
+        if self.adapters:
+            bound = self.engine.adapters(self.adapters, self.factors)
+            args.set("adapters", bound.raw)
+            self.keep.append(bound)
         return args
 
     def _run(self, function: Any, args: Struct, workspace: Any) -> None:
@@ -249,7 +286,7 @@ class Call:
         if engine.desc.save != Save.NONE:
             args.set("saved", buffer(saved))
         function = _core.moec_layer_forward if self.is_layer else _core.moec_experts_forward
-        self._run(function, args, engine.sizes.forward_workspace)
+        self._run(function, args, self.sizes.forward_workspace)
 
     def backward(
         self, d_y: Tensor, d_logits: Tensor | None, saved: Tensor, grads: Tensors, flags: GradFlags
@@ -276,8 +313,11 @@ class Call:
             given = {f: grads.get(n) for f, n in zip(WEIGHTS, names, strict=True)}
             if any(t is not None for t in given.values()):
                 args.set(field, weight_set(given, self.keep, "d_"))
+        if any(map(_adapted.is_factor, grads)):
+            args.set("d_adapters", _adapted.raw_gradients(
+                self.adapters, grads, len(self.factors), self.keep, self.stream))  # type: ignore
         function = _core.moec_layer_backward if self.is_layer else _core.moec_experts_backward
-        self._run(function, args, engine.sizes.backward_workspace)
+        self._run(function, args, self.sizes.backward_workspace)
 
 
 @lru_cache(maxsize=64)
@@ -290,85 +330,3 @@ def update_bias(desc: RouterDesc, counts: Tensor, bias: Tensor, rate: float) -> 
     router = _router(desc, context_of(bias.device))
     router.update_bias(counts, bias, rate=rate, stream=current_stream(bias))
     torch.autograd.graph.increment_version(bias)
-
-
-class Numbered:
-    """Bound weights that a call finds by number, since a graph cannot carry an object."""
-
-    weights: Weights
-    number: int
-    _numbers = itertools.count(1)
-    _all: weakref.WeakValueDictionary[int, Numbered] = weakref.WeakValueDictionary()
-
-    def enter(self) -> None:
-        self.number = next(self._numbers)
-        self._all[self.number] = self
-
-    def current(self, tensors: Tensors) -> Weights:
-        """The weights for a call of these tensors. Raises RuntimeError when they lie elsewhere."""
-        raise NotImplementedError
-
-    @staticmethod
-    def of(number: int, tensors: Tensors) -> Weights | None:
-        """The weights of a number, read again when they changed in place. Raises when the tensors
-        lie elsewhere by now."""
-        if not number:
-            return None
-        found = Numbered._all.get(number)
-        if found is None:
-            raise RuntimeError(
-                f"moec.torch: frozen weights {number} exist no more; compile again what was "
-                "compiled with them"
-            )
-        return found.current(tensors)
-
-    def __reduce__(self) -> Any:
-        return type(None), ()  # a copy of a module, or a saved one, is not frozen
-
-
-class Frozen(Numbered):
-    """Packed weights that are declared not to change until refresh(). A change that torch's version
-    counters show is read by the next call."""
-
-    def __init__(self, spec: Spec, given: Tensors) -> None:
-        down = given["down"]
-        assert down is not None
-        context = context_of(down.device)
-        names = dict(zip(WEIGHTS, ROUTED_WEIGHTS, strict=True))
-        self.tensors = {names[f]: t for f, t in given.items() if t is not None}
-        self.weights = bind(context, given, spec.gate_layout, spec.gate_up_orientation,
-                            spec.down_orientation, frozen=True)
-        self.weights.set = WeightSet()
-        self._lock = threading.Lock()
-        self._read = self._versions()
-        if self.weights.info().packed_bytes:
-            self.weights.pack(stream=current_stream(down))
-        self.enter()
-
-    def current(self, tensors: Tensors) -> Weights:
-        for name, held in self.tensors.items():
-            now = tensors.get(name)
-            if now is not None and now.dtype != held.dtype:
-                raise RuntimeError(
-                    f"moec.torch: {name} was frozen in {held.dtype} and is {now.dtype} in this "
-                    "call, by .to() or by an autocast of 16-bit types; freeze() after converting "
-                    "the module"
-                )
-            if now is None or now.data_ptr() != held.data_ptr():
-                raise RuntimeError(
-                    f"moec.torch: {name} was frozen at another address; call freeze() again"
-                )
-        if self._read != self._versions():
-            self.refresh()
-        return self.weights
-
-    def _versions(self) -> list[int | None]:
-        """Counters of the changes in place; tensors made in inference mode have none."""
-        return [None if t.is_inference() else t._version for t in self.tensors.values()]
-
-    def refresh(self) -> None:
-        """Read the values again, where a packed copy of them is kept: not on CUDA."""
-        with self._lock:
-            self._read = self._versions()
-            if self.weights.info().is_packed:
-                self.weights.refresh(stream=current_stream(self.tensors["down"]))

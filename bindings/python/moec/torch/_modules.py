@@ -21,8 +21,9 @@ from ..matrices import Matrices
 from . import _ops, _parallel
 from ._codes import CodedModule, number
 from ._constants import constant, module_of, traceable
-from ._engine import Frozen, update_bias
+from ._engine import update_bias
 from ._eps import EP
+from ._frozen import Frozen
 
 _ROUTED = dict(zip(WEIGHTS, ROUTED_WEIGHTS, strict=True))
 _SHARED = dict(zip(WEIGHTS, SHARED_WEIGHTS, strict=True))

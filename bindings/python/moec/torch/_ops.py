@@ -6,6 +6,7 @@
     experts_accumulate(...) -> gradients; those of the matrices are added to main gradients
     layer(...)              -> y, logits, expert_ids, routing_weights, saved
     layer_backward(...), layer_accumulate(...)
+    adapted_experts(...), adapted_layer(...) and their like: with a list of factors (_adapted)
 
 Inputs are those of _spec, then main gradients (size 0: that matrix or bias has none) and the
 settings: the spec's text, the save policy, the number of frozen weights and the offset of the
@@ -32,12 +33,15 @@ from .._spec import (
     LAYER_INPUTS,
     REQUIRED,
     ROUTED_WEIGHTS,
-    SHARED_WEIGHTS,
     WITHOUT_GRADIENT,
 )
+from .._experts import Sizes
 from .._tensors import kind_of
+from . import _adapted
 from ._direct import Moec, plain
-from ._engine import Call, Engine, Numbered, Plan, engine_of
+from ._engine import Call, Engine, Plan, engine_of
+from ._frozen import Numbered
+from ._inputs import Given, autocast, main_gradients, refuse_devices
 from ._layouts import compact, compact_matrix, empty_as, in_place
 from ._structs import has_autocast
 
@@ -46,8 +50,6 @@ _NUM_SETTINGS = 4
 _torch_library: Any = torch.library  # without types
 _library = _torch_library.Library("moec", "FRAGMENT")
 
-Given = Mapping[str, Tensor]
-"""the inputs of a call, by name"""
 Settings = Sequence[Any]
 """spec, save, frozen, rng_offset"""
 
@@ -66,7 +68,7 @@ def _ready(given: Given, in_place: Mapping[str, bool]) -> dict[str, Tensor]:
     weights in fp32."""
     made = {}
     for name, value in given.items():
-        if name not in in_place:
+        if name not in in_place and not _adapted.is_factor(name):
             value = compact_matrix(name, value)
         made[name] = value.float() if name in ("routing_weights", "select_bias") else value
     return made
@@ -88,27 +90,31 @@ def _refuse_tangents(kernel: Any, keys: Any, *args: Any) -> Any:
 class _Kind:
     """The operators of experts or of a layer."""
 
-    def __init__(self, name: str, inputs: tuple[str, ...]) -> None:
-        self.name, self.inputs = name, inputs
+    def __init__(self, name: str, inputs: tuple[str, ...], is_adapted: bool = False) -> None:
+        self.name, self.inputs, self.is_adapted = name, inputs, is_adapted
+        self.width = len(inputs) + is_adapted
+        self.num_settings = _NUM_SETTINGS + is_adapted
         self.required = tuple(n for n in inputs if n in REQUIRED)
         self.grads = gradient_names(inputs)
         self.is_layer = inputs is LAYER_INPUTS
         results = "Tensor, Tensor, Tensor, Tensor, Tensor" if self.is_layer else "Tensor, Tensor"
-        tensors = _declare(inputs)
-        gradients = f"({', '.join('Tensor' for _ in self.grads)})"
+        tensors = _declare(inputs) + (", Tensor[] factors" if is_adapted else "")
+        settings = _SETTINGS + (", str adapters" if is_adapted else "")
+        factors = ["Tensor[]"] if is_adapted else []
+        gradients = f"({', '.join(['Tensor' for _ in self.grads] + factors)})"
         back = f"Tensor d_y, Tensor? d_logits, Tensor saved, {tensors}"
         define = torch.library.custom_op
         self.forward = define(
             f"moec::{name}", self._forward, mutates_args=(),
-            schema=f"({tensors}, Tensor[] main_grads, {_SETTINGS}) -> ({results})",
+            schema=f"({tensors}, Tensor[] main_grads, {settings}) -> ({results})",
         )
         self.backward = define(
             f"moec::{name}_backward", self._backward, mutates_args=(),
-            schema=f"({back}, int want, {_SETTINGS}) -> {gradients}",
+            schema=f"({back}, int want, {settings}) -> {gradients}",
         )
         self.accumulate = define(
             f"moec::{name}_accumulate", self._accumulate, mutates_args=("main_grads",),
-            schema=f"({back}, Tensor(a!)[] main_grads, int want, {_SETTINGS}) -> {gradients}",
+            schema=f"({back}, Tensor(a!)[] main_grads, int want, {settings}) -> {gradients}",
         )
         self.forward.register_fake(self._forward_fake)
         self.backward.register_fake(self._backward_fake)
@@ -124,21 +130,30 @@ class _Kind:
                 _library.impl(operator, partial(_refuse_tangents, kernel), key, with_keyset=True)
 
     def _under_autocast(self, device: str, *args: Any) -> Any:
-        count = len(self.inputs)
+        count = self.width
         given = autocast(self._given(args[:count]), torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
             return self.forward(*self.in_order(given), *args[count:])
 
     def _given(self, values: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        return {n: t for n, t in zip(self.inputs, values, strict=True) if t is not None}
+        count = len(self.inputs)
+        given = {n: t for n, t in zip(self.inputs, values[:count], strict=True) if t is not None}
+        for factors in values[count:]:
+            given |= _adapted.named(factors)  # type: ignore[arg-type]
+        return given
 
-    def in_order(self, given: Given) -> list[Tensor | None]:
-        return [given.get(name) for name in self.inputs]
+    def in_order(self, given: Given, count: int | None = None) -> list[Any]:
+        """Values by name as arguments; of `count` factors, or of those that are given."""
+        values: list[Any] = [given.get(name) for name in self.inputs]
+        if self.is_adapted:
+            there = sum(map(_adapted.is_factor, given)) if count is None else count
+            values.append(_adapted.in_order(given, there))
+        return values
 
     # ---- forward
-    def _outputs(self, engine: Engine, x: Tensor) -> list[Tensor]:
-        desc = engine.desc
-        size = 0 if desc.save == Save.NONE else engine.saved_bytes(x.shape[0])
+    def _outputs(self, engine: Engine, x: Tensor, sizes: Sizes) -> list[Tensor]:
+        desc, saved = engine.desc, sizes.saved
+        size = 0 if desc.save == Save.NONE else saved.base + x.shape[0] * saved.per_token
         outputs = [x.new_empty(x.shape)]
         if self.is_layer:
             ids, tokens = desc.num_experts + desc.num_zero_experts, x.shape[0]
@@ -152,25 +167,29 @@ class _Kind:
     def compute(self, given: Given, settings: Settings) -> tuple[tuple[Tensor, ...], Plan | None]:
         """All outputs, and the plan of experts."""
         call = self._call(_ready(given, in_place(given)), settings, None)
-        outputs = self._outputs(call.engine, call.x)
+        outputs = self._outputs(call.engine, call.x, call.sizes)
         further = dict(zip(("logits", "expert_ids", "routing_weights"), outputs[1:-1],
                            strict=False))
         call.forward(outputs[0], outputs[-1], further)
         return tuple(outputs), call.plan
 
     def _call(self, tensors: dict[str, Tensor], settings: Settings, plan: Plan | None) -> Call:
-        spec, save, frozen, rng_offset = settings
+        spec, save, frozen, rng_offset, *adapters = settings
         return Call(engine_of(spec, tensors["x"], save), tensors, Numbered.of(frozen, tensors),
-                    rng_offset, plan)
+                    rng_offset, plan, *adapters)
 
     def _forward(self, *args: Any) -> tuple[Tensor, ...]:
-        values, settings = args[: len(self.inputs)], args[-_NUM_SETTINGS:]
+        values, settings = args[: self.width], args[-self.num_settings :]
         return self.compute(self._given(values), settings)[0]
 
     def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
-        spec, save = args[-_NUM_SETTINGS:][:2]
-        refuse_devices(self._given(args[: len(self.inputs)]))
-        return tuple(self._outputs(engine_of(spec, args[0], save), args[0]))
+        spec, save, *_, adapters = args[-self.num_settings :]
+        refuse_devices(self._given(args[: self.width]))
+        engine = engine_of(spec, args[0], save)
+        sizes = engine.sizes
+        if self.is_adapted:
+            sizes = engine.sizes_with(adapters, args[self.width - 1])
+        return tuple(self._outputs(engine, args[0], sizes))
 
     # ---- backward
     def differentiate(
@@ -180,8 +199,7 @@ class _Kind:
         """The gradients of the inputs in `wanted`; those of matrices in `main` are added to it.
         plan: the forward's, where it is there."""
         lies = in_place(given, as_rows=bool(main))
-        found = {name: empty_as(given[name], given[name].dtype, lies.get(name, False))
-                 for name in wanted}
+        found = _empty_gradients(given, wanted, lies)
         named = dict(found)
         weights = found.get("routing_weights")
         if weights is not None and weights.dtype != torch.float32:
@@ -202,57 +220,65 @@ class _Kind:
         return found
 
     def _wanted(self, given: Given, want: int) -> list[str]:
-        return [n for i, n in enumerate(self.grads) if want >> i & 1 and n in given]
+        """The inputs of a set of bits; the last one is that of all factors."""
+        factors = [n for n in given if _adapted.is_factor(n)] if want >> len(self.grads) else []
+        return [n for i, n in enumerate(self.grads) if want >> i & 1 and n in given] + factors
 
     def _run(self, args: Sequence[Any], main_grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        d_y, d_logits, saved, *values = args[: 3 + len(self.inputs)]
-        want, *settings = args[-1 - _NUM_SETTINGS :]
+        d_y, d_logits, saved, *values = args[: 3 + self.width]
+        want, *settings = args[-1 - self.num_settings :]
         given = self._given(values)
         main = main_gradients(given, main_grads) if main_grads else {}
         found = self.differentiate(given, self._wanted(given, want), main, saved, d_y, d_logits,
                                    settings)
         return self._results(found, given)
 
-    def _results(self, found: Given, given: Given) -> tuple[Tensor, ...]:
-        return tuple(found[n] if n in found else given["x"].new_empty((0,)) for n in self.grads)
+    def _results(self, found: Given, given: Given) -> tuple[Any, ...]:
+        made: list[Any] = [found[n] if n in found else given["x"].new_empty((0,))
+                           for n in self.grads]
+        if self.is_adapted:
+            made.append([t for n, t in found.items() if _adapted.is_factor(n)])
+        return tuple(made)
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
         return self._run(args, ())
 
     def _backward_fake(self, *args: Any, as_rows: bool = False) -> tuple[Tensor, ...]:
-        given = self._given(args[3 : 3 + len(self.inputs)])
+        given = self._given(args[3 : 3 + self.width])
         around = zip(("d_y", "d_logits", "saved"), args, strict=False)
         refuse_devices(given | {n: t for n, t in around if t is not None})
-        wanted = self._wanted(given, args[-1 - _NUM_SETTINGS])
-        lies = in_place(given, as_rows)
-        return self._results(
-            {n: empty_as(given[n], given[n].dtype, lies.get(n, False)) for n in wanted}, given
-        )
+        wanted = self._wanted(given, args[-1 - self.num_settings])
+        return self._results(_empty_gradients(given, wanted, in_place(given, as_rows)), given)
 
     def _accumulate(self, *args: Any) -> tuple[Tensor, ...]:
-        return self._run(args, args[3 + len(self.inputs)])
+        return self._run(args, args[3 + self.width])
 
     def _accumulate_fake(self, *args: Any) -> tuple[Tensor, ...]:
         return self._backward_fake(*args, as_rows=True)
 
     # ---- autograd
     def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, main_grads = inputs[:-_NUM_SETTINGS]
-        ctx.settings = inputs[-_NUM_SETTINGS:]
+        *tensors, main_grads = inputs[: -self.num_settings]
+        ctx.settings = inputs[-self.num_settings :]
+        factors = tensors.pop() if self.is_adapted else []
         # Not saved for backward: the next micro batch adds to them before this one's backward.
         ctx.main_grads = main_grads
-        ctx.save_for_backward(output[-1], *tensors)
+        ctx.save_for_backward(output[-1], *tensors, *factors)
         ctx.set_materialize_grads(False)
         if self.is_layer:
             ctx.mark_non_differentiable(*output[2:4])
 
     def _autograd(self, ctx: Any, *d_outputs: Tensor | None) -> tuple[Any, ...]:
         saved, *values = ctx.saved_tensors
-        needs = [n for n, need in zip(self.inputs, ctx.needs_input_grad, strict=False) if need]
-        found = self.gradients(self._given(values), needs, ctx.main_grads, saved, d_outputs,
-                               ctx.settings)
+        count, given = len(self.inputs), values
+        if self.is_adapted:
+            given = [*values[:count], values[count:]]
+        needs = list(self._given(ctx.needs_input_grad[: self.width]).items())
+        found = self.gradients(self._given(given), [n for n, need in needs if need],
+                               ctx.main_grads, saved, d_outputs, ctx.settings)
         empty_list: Any = [None] * len(ctx.main_grads)
-        return (*self.in_order(found), empty_list, *[None] * _NUM_SETTINGS)
+        return (*self.in_order(found, len(values) - count), empty_list,
+                *[None] * self.num_settings)
 
     def gradients(
         self, given: Given, needs: Sequence[str], main_grads: Sequence[Tensor], saved: Tensor,
@@ -264,7 +290,8 @@ class _Kind:
         d_logits = d_outputs[1] if self.is_layer else None
         main = main_gradients(given, main_grads) if main_grads else {}
         main = {n: grad for n, grad in main.items() if n in needs}
-        wanted = [n for n in self.grads if n in needs and n not in main]
+        factors = [n for n in given if _adapted.is_factor(n) and n in needs]
+        wanted = [n for n in self.grads if n in needs and n not in main] + factors
         # With create_graph it goes through the operators: they raise where it is differentiated.
         if not torch.is_grad_enabled() and plain((d_y, d_logits, saved, *given.values(),
                                                   *main.values())):
@@ -275,50 +302,41 @@ class _Kind:
             return found
         arguments = (d_y, d_logits, saved, *self.in_order(given))
         want = sum(1 << i for i, n in enumerate(self.grads) if n in wanted)
+        want |= bool(factors) << len(self.grads)
         if main:
             mains = [main.get(n, x.new_empty((0,))) for n in ROUTED_WEIGHTS if n in given]
             grads = self.accumulate(*arguments, mains, want, *settings)
         else:
             grads = self.backward(*arguments, want, *settings)
-        return {n: g for n, g in zip(self.grads, grads, strict=True) if n in wanted}
+        named = dict(zip(self.grads, grads, strict=False))
+        if self.is_adapted:
+            named |= _adapted.named(grads[-1])
+        return {n: g for n, g in named.items() if n in wanted}
 
 
-def refuse_devices(given: Given) -> None:
-    """Raise where one is not on x's device: with one on meta, kernels would run on none."""
-    device = given["x"].device
-    for name, tensor in given.items():
-        if tensor.device != device:
-            raise RuntimeError(
-                f"moec.torch: {name} is on {tensor.device}, x on {device}; one device is needed"
-            )
-
-
-def main_gradients(tensors: Given, main_grads: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Main gradients by name: one for each routed matrix or bias that is given, in order, without
-    those of size 0. Raises ValueError unless each is compact and of the parameter's shape."""
-    given = {n: tensors[n] for n in ROUTED_WEIGHTS if n in tensors}
-    if len(given) != len(main_grads):
-        raise ValueError(f"moec.torch: {len(main_grads)} main gradients for {', '.join(given)}")
-    found = {n: main for n, main in zip(given, main_grads, strict=True) if main.numel()}
-    for name, main in found.items():
-        if main.shape != given[name].shape or not main.is_contiguous():
-            raise ValueError(
-                f"moec.torch: the main gradient of {name} has the shape {list(main.shape)} and the "
-                f"strides {list(main.stride())}; contiguous {list(given[name].shape)} is needed"
-            )
-    return found
+def _empty_gradients(
+    given: Given, wanted: Sequence[str], lies: Mapping[str, bool]
+) -> dict[str, Tensor]:
+    """Memory for gradients, as the parameters lie."""
+    return {n: _adapted.empty_gradient(given[n]) if _adapted.is_factor(n)
+            else empty_as(given[n], given[n].dtype, lies.get(n, False)) for n in wanted}
 
 
 EXPERTS = _Kind("experts", EXPERTS_INPUTS)
 LAYER = _Kind("layer", LAYER_INPUTS)
+_ADAPTED = {kind: _Kind(f"adapted_{kind.name}", kind.inputs, True) for kind in (EXPERTS, LAYER)}
 
 
 def call(kind: _Kind, tensors: dict[str, Tensor | None], spec: str, save: Save, *,
-         frozen: int = 0, rng_offset: int = 0, main_grads: Sequence[Tensor] = ()
-         ) -> tuple[Tensor, ...]:
-    """Run an operator without its last result; whether anything is saved is decided here."""
+         frozen: int = 0, rng_offset: int = 0, main_grads: Sequence[Tensor] = (),
+         factors: Sequence[Tensor] = (), adapters: str = "") -> tuple[Tensor, ...]:
+    """Run an operator without its last result; whether anything is saved is decided here.
+    adapters: the text of the terms that the factors are of (_adapted.text_of)."""
     given = {n: t for n, t in tensors.items() if t is not None}
     _refuse(kind, given)
+    if factors:
+        given |= _adapted.named(factors)
+        kind = _ADAPTED[kind]
     needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in given.values())
     if not needs_gradient:
         save = Save.NONE
@@ -328,7 +346,7 @@ def call(kind: _Kind, tensors: dict[str, Tensor | None], spec: str, save: Save, 
             raise ValueError(f"moec.torch: {name} has 0 dimensions; at least 1 is needed")
         if name in given and given[name].dim() != 2:
             given[name] = given[name].reshape(-1, given[name].shape[-1])
-    settings = spec, int(save), frozen, rng_offset
+    settings: Settings = (spec, int(save), frozen, rng_offset, *([adapters] if factors else []))
     if has_autocast(device):
         given = autocast(given, torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
@@ -353,7 +371,7 @@ def _refuse(kind: _Kind, given: Given) -> None:
 
 
 def _outputs_of(kind: _Kind, given: dict[str, Tensor], needs_gradient: bool,
-                main_grads: list[Tensor], settings: tuple[Any, ...]) -> tuple[Tensor, ...]:
+                main_grads: list[Tensor], settings: Settings) -> tuple[Tensor, ...]:
     """An operator's outputs without the last."""
     if not plain((*given.values(), *main_grads)):
         outputs: Any = kind.forward(*kind.in_order(given), main_grads, *settings)
@@ -362,15 +380,3 @@ def _outputs_of(kind: _Kind, given: dict[str, Tensor], needs_gradient: bool,
         return kind.compute(given, settings)[0][:-1]
     made: Any = Moec.apply(kind, tuple(given), main_grads, settings, *given.values())
     return tuple(made)
-
-
-def autocast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Under autocast x and the matrices go to its type, as those of a linear layer do; what
-    decides about routing to fp32. Experts in fp32 stay: products beside x round their matrices,
-    which are the values of a cast, and add their biases as they are."""
-    kept = {"routing_weights", "select_bias", "per_expert_scale", "gate_bias", "input_scale"}
-    for names in (ROUTED_WEIGHTS, SHARED_WEIGHTS):
-        if all(tensors[n].dtype == torch.float32 for n in names if n in tensors):
-            kept.update(names)
-    return {n: t.to(torch.float32 if n in kept else dtype) if t.is_floating_point() else t
-            for n, t in tensors.items()}

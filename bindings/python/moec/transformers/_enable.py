@@ -16,6 +16,7 @@ from transformers.integrations.moe import ExpertsInterface
 
 from ..torch._layouts import turned_sets
 from ._experts import (
+    NAME,
     experts_forward,
     forget,
     freeze,
@@ -25,10 +26,11 @@ from ._experts import (
     unfreeze,
 )
 from ._gates import class_in
+from ._peft import install_if_there
 
-NAME = "moec"
 ExpertsInterface.register(NAME, experts_forward)
 FP8ExpertsInterface.register(NAME, experts_forward)
+install_if_there()
 
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts", "moe_topk")
 _BLOCK = re.compile(r"(Experts|MoE|Moe|MoEBlock|MoeBlock)$")

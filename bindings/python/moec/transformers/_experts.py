@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +15,9 @@ from torch import Tensor, nn
 from .._descriptors import ExpertsDesc
 from .._enums import GateLayout, Orientation, Save, WeightPosition
 from .._spec import Spec
-from ..torch import _ops
+from ..torch import _adapted, _ops
 from ..torch._constants import constant, module_of, traceable
-from ..torch._engine import Frozen
+from ..torch._frozen import Frozen
 from ..torch._structs import has_autocast
 from ..torch._packed import PackedTensor
 from ._gates import activation_of
@@ -24,6 +27,13 @@ _NAMES = {
     "gate_up": "gate_up_proj", "up": "up_proj", "down": "down_proj",
     "gate_up_bias": "gate_up_proj_bias", "up_bias": "up_proj_bias", "down_bias": "down_proj_bias",
 }
+MATRICES = frozenset(n for n in _NAMES.values() if not n.endswith("_bias"))
+NAME = "moec"
+
+Terms: TypeAlias = "list[tuple[Tensor, Tensor, float]]"
+"""of adapters at one parameter: A [E,r,in], B [E,out,r], scale"""
+_TERMS = "_moec_terms"  # the attribute of a module for the time of a call
+
 _texts: weakref.WeakKeyDictionary[nn.Module, dict[Any, str]] = weakref.WeakKeyDictionary()
 _frozen: weakref.WeakKeyDictionary[nn.Module, Frozen] = weakref.WeakKeyDictionary()
 
@@ -53,8 +63,7 @@ def spec_of(module: nn.Module, top_k: int) -> Spec:
     layout = GateLayout.GATE_THEN_UP if concatenated else GateLayout.INTERLEAVED
     if not gated:
         layout = GateLayout.NONE
-    is_llama4 = not hasattr(module, "is_transposed")
-    in_out = is_in_out(module)
+    is_llama4, in_out = not hasattr(module, "is_transposed"), is_in_out(module)
     down = tensors["down"]
     hidden, inter = down.shape[:0:-1] if in_out else down.shape[1:]
     orientation = Orientation.IN_OUT if in_out else Orientation.OUT_IN
@@ -133,6 +142,47 @@ def refresh_module(module: nn.Module) -> None:
         _frozen[module].refresh()
 
 
+def is_served(module: nn.Module) -> bool:
+    """Whether a call of this experts module comes to experts_forward()."""
+    if hasattr(module, "_apply_gate"):
+        config: Any = getattr(module, "config", None)
+        return getattr(config, "_experts_implementation", None) == NAME
+    own = (vars(module).get(name) for name in ("forward", "_old_forward"))
+    return any(isinstance(f, partial) and f.func is experts_forward for f in own)
+
+
+@contextmanager
+def given_terms(module: nn.Module, terms: Mapping[str, Terms]) -> Iterator[None]:
+    """Let the call of a module inside have adapters, by parameter. Raises RuntimeError when the
+    call did not come to moec: the adapters would have been left out."""
+    if not terms:
+        yield
+        return
+    setattr(module, _TERMS, terms)
+    try:
+        yield
+        if hasattr(module, _TERMS):
+            raise RuntimeError(
+                f"moec.transformers: {type(module).__name__} did not use the adapters of "
+                f"{', '.join(terms)} in its forward; enable(model) after changing its forward"
+            )
+    finally:
+        vars(module).pop(_TERMS, None)
+
+
+def _adapters_of(module: nn.Module, spec: str) -> tuple[list[Tensor], str]:
+    """The adapters of this call, which counts as their use: factors and text for _ops.call()."""
+    terms: Mapping[str, Terms] | None = getattr(module, _TERMS, None)
+    if terms is None:
+        return [], ""
+    delattr(module, _TERMS)
+    places = {parameter: field for field, parameter in _NAMES.items()}
+    held = [(_adapted.Term(index, places[parameter], scale), a, b)
+            for parameter, found in terms.items() for index, (a, b, scale) in enumerate(found)]
+    text = _adapted.text_of(Spec.parse(spec).gate_layout, (term for term, *_ in held))
+    return [factor for _, *both in held for factor in both], text
+
+
 def experts_forward(
     self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
@@ -150,7 +200,9 @@ def experts_forward(
     tracing = torch.compiler.is_compiling()
     text = text_of(of, top_k) if tracing else _text(self, tensors, top_k)
     tensors |= {"x": x, "expert_ids": top_k_index, "routing_weights": top_k_weights}
-    y = _ops.call(_ops.EXPERTS, tensors, text, Save.PREACT, frozen=frozen_number(of))[0]
+    factors, adapters = _adapters_of(self, text)
+    y = _ops.call(_ops.EXPERTS, tensors, text, Save.PREACT, frozen=frozen_number(of),
+                  factors=factors, adapters=adapters)[0]
     return y.to(hidden_states.dtype)
 
 
@@ -168,5 +220,7 @@ def _packed_forward(
     text = _text(module, tensors, top_k_index.shape[-1])
     given: dict[str, Any] = {n: t for n, t in tensors.items() if not isinstance(t, PackedTensor)}
     given |= {"x": x.to(dtype), "expert_ids": top_k_index, "routing_weights": top_k_weights}
-    y = _ops.call(_ops.EXPERTS, given, text, Save.PREACT, frozen=weights.number)[0]
+    factors, adapters = _adapters_of(module, text)
+    y = _ops.call(_ops.EXPERTS, given, text, Save.PREACT, frozen=weights.number,
+                  factors=factors, adapters=adapters)[0]
     return y.to(hidden_states.dtype)

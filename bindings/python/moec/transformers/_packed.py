@@ -17,7 +17,8 @@ from .._weights import Weights
 from ..quant_config import Declared
 from ..torch._codes import View
 from ..torch._constants import constant, module_of
-from ..torch._engine import Numbered, context_of
+from ..torch._engine import context_of
+from ..torch._frozen import Numbered
 from ..torch._packed import PackedTensor, Store, placed
 
 STACKS = ("gate_up_proj", "up_proj", "down_proj")

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PEFT's LoRA on the parameters of experts, as low-rank terms of moec's products.
+
+PEFT wraps an experts module once for each targeted parameter (ParamWrapper), and each wrapper adds
+its product B A to the whole stack before the call. The forward of that class is replaced here:
+where the innermost module runs on moec, the outermost wrapper collects the factors of all of them
+and calls the module itself. Everything else takes the forward that was there before, PEFT's or
+what others put in its place.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from functools import wraps
+from typing import Any
+
+from torch import Tensor, nn
+
+from .._adapters import Factors
+from ._experts import MATRICES, Terms, given_terms, is_served
+from ._packed import is_in_out
+
+_warned: set[tuple[str, float]] = set()
+
+
+def _chain(wrapper: Any, kind: type) -> Iterator[Any]:
+    """The wrappers of one module, from the outermost."""
+    while isinstance(wrapper, kind):
+        yield wrapper
+        wrapper = wrapper.base_layer
+
+
+def _terms(wrapper: Any, in_out: bool) -> Terms:
+    """The active terms of a wrapper's parameter: (A [E,r,in], B [E,out,r], scale) each. PEFT's
+    lora_A is beside the last dimension where it exchanged the two, else beside the middle one;
+    where that is the output (Llama-4; before PEFT 0.19 all others), A and B change places."""
+    is_turned = in_out == bool(getattr(wrapper, "_did_swap_in_out_features", False))
+    if wrapper.disable_adapters:
+        if wrapper.merged:
+            wrapper.unmerge()
+        return []
+    if wrapper.merged:
+        return []
+    found = []
+    for name in wrapper.active_adapters:
+        if name in wrapper.lora_A:
+            a, b = (part[name].weight for part in (wrapper.lora_A, wrapper.lora_B))
+            held = Factors.from_peft(a, b, wrapper.num_experts, float(wrapper.scaling[name]))
+            factors = (held.a, held.b)
+            if is_turned:
+                factors = (held.b.transpose(1, 2), held.a.transpose(1, 2))
+            found.append((*factors, held.scale))
+    return found
+
+
+def _warn_of_converted(wrappers: list[Any]) -> None:
+    """Warn of adapters whose ranks of gate and up were put together: PEFT doubles rank and alpha
+    then, and alpha / sqrt(r) becomes sqrt(2) times what was trained."""
+    held = {wrapper.parameter_name: wrapper for wrapper in wrappers}
+    both, down = held.get("gate_up_proj"), held.get("down_proj")
+    if both is None or down is None:
+        return
+    for name in both.lora_A:
+        if name not in down.lora_A or not getattr(both, "use_rslora", {}).get(name, False):
+            continue
+        doubled = (both.r[name], both.lora_alpha[name]) == (2 * down.r[name],
+                                                          2 * down.lora_alpha[name])
+        key = (name, float(both.scaling[name]))
+        if doubled and key not in _warned:
+            _warned.add(key)
+            warnings.warn(
+                f"moec.transformers: adapter {name!r} has rank and alpha of gate_up_proj twice "
+                f"those of down_proj, with rslora: if it was converted from gate_proj and up_proj, "
+                f"PEFT's scale {key[1]:.4f} is sqrt(2) times the trained {key[1] / 2**0.5:.4f}",
+                stacklevel=3,
+            )
+
+
+def install(kind: Any) -> None:
+    """Replace the forward of PEFT's ParamWrapper, once."""
+    before = kind.forward
+    if getattr(before, "is_moec", False):
+        return
+
+    @wraps(before)
+    def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        wrappers = list(_chain(self, kind))
+        module: nn.Module = wrappers[-1].base_layer
+        names = {wrapper.parameter_name for wrapper in wrappers}
+        if not is_served(module) or not names <= MATRICES or kwargs.get("adapter_names"):
+            return before(self, x, *args, **kwargs)
+        for wrapper in wrappers:
+            wrapper._check_forward_args(x, *args, **kwargs)
+        kwargs.pop("adapter_names", None)
+        _warn_of_converted(wrappers)
+        in_out = is_in_out(module)
+        terms: dict[str, Terms] = {}
+        for wrapper in wrappers:
+            terms.setdefault(wrapper.parameter_name, []).extend(_terms(wrapper, in_out))
+        with given_terms(module, {name: held for name, held in terms.items() if held}):
+            return module(x, *args, **kwargs)
+
+    forward.is_moec = True  # type: ignore[attr-defined]
+    kind.forward = forward
+
+
+def install_if_there() -> None:
+    """Serve PEFT's adapters where it is installed and has them on parameters."""
+    try:
+        from peft.tuners.lora import layer  # type: ignore[import-not-found, unused-ignore]
+    except ModuleNotFoundError as error:
+        if error.name != "peft":
+            raise
+        return
+    if hasattr(layer, "ParamWrapper"):
+        install(layer.ParamWrapper)
