@@ -9,14 +9,11 @@ add_custom_command(OUTPUT ${grown}/include/moec/moec.h
   VERBATIM)
 add_custom_target(grown_header DEPENDS ${grown}/include/moec/moec.h)
 
+# Tiles see none of the structs that grow: theirs are compiled once.
 get_target_property(sources moec_objects SOURCES)
-add_library(moec_grown SHARED ${sources})
-foreach(source IN LISTS sources)  # instruction sets: options of files, known in their folder only
-  get_source_file_property(flags ${source} DIRECTORY ${PROJECT_SOURCE_DIR} COMPILE_OPTIONS)
-  if(flags)
-    set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
-  endif()
-endforeach()
+list(FILTER sources EXCLUDE REGEX "/tile_")
+add_library(moec_grown SHARED
+  ${sources} $<FILTER:$<TARGET_OBJECTS:moec_objects>,INCLUDE,/tile_[a-z0-9]+[.]cpp>)
 add_dependencies(moec_grown grown_header)
 target_include_directories(moec_grown PRIVATE
   ${grown}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
