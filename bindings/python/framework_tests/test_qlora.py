@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QLoRA: PEFT's adapters on experts in four bits, beside PEFT's own way on plain experts of the same
+values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import tokens
+from packed_models import dense_twin, experts, load, saved
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM
+
+import moec.transformers
+from moec.torch._packed import PackedTensor
+
+FAMILIES = ["qwen3_moe", "gpt_oss", "mixtral"]
+STEPS = 3
+
+
+def adapted(model: Any, names: tuple[str, ...] = ("default",)) -> Any:
+    """A model with adapters on attention and on experts, whose B are not 0."""
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"],
+                        target_parameters=["experts.gate_up_proj", "experts.down_proj"])
+    made = get_peft_model(model, config)
+    for name in names[1:]:
+        made.add_adapter(name, config)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in made.named_parameters():
+        if "lora_B" in name:
+            parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
+        elif "lora_A" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) / 8
+    return made
+
+
+def train(model: Any) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
+    """Losses and gradients of a few steps."""
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    optimiser = torch.optim.SGD(trained.values(), lr=0.05)
+    losses, gradients = [], []
+    for _ in range(STEPS):
+        optimiser.zero_grad()
+        loss = model(tokens(), labels=tokens()).loss
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append({n: p.grad.clone() for n, p in trained.items()})
+        optimiser.step()
+    return losses, gradients
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_three_steps(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = saved(tmp_path, family, torch.float32)
+    model, twin = load(place, torch.float32), None
+    twin = adapted(dense_twin(model, place, torch.float32))
+    want_losses, want = train(twin)
+    model = adapted(prepare_model_for_kbit_training(model, use_gradient_checkpointing=False))
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a packed stack was read as a dense one")
+
+    monkeypatch.setattr(PackedTensor, "dequantise", refuse)
+    losses, got = train(model)
+    assert losses == pytest.approx(want_losses, rel=1e-5)
+    assert losses[0] > losses[-1]
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert sum("experts" in name for name in ours) == 4 * len(experts(model))
+        for name, value in theirs.items():
+            error = (ours[name] - value).norm() / value.norm().clamp(min=1e-12)
+            assert error < 2e-3, f"{name}: {error:.1e}"
+
+
+def test_checkpointing_and_accumulation(tmp_path: Path) -> None:
+    model = adapted(load(saved(tmp_path, "qwen3_moe", torch.float32), torch.float32))
+    once = train(model)[1][0]
+    model = adapted(load(tmp_path / "qwen3_moe", torch.float32))
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    for _ in range(2):
+        (model(tokens(), labels=tokens()).loss / 2).backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, once[name], rtol=1e-4, atol=1e-6)
+
+
+def test_adapters_are_chosen(tmp_path: Path) -> None:
+    """set_adapter, and disable_adapter, as DPO uses them."""
+    model = adapted(load(saved(tmp_path, "qwen3_moe", torch.float32), torch.float32),
+                    ("default", "ref"))
+    with torch.no_grad():
+        default = model(tokens()).logits
+        model.set_adapter("ref")
+        other = model(tokens()).logits
+        with model.disable_adapter():
+            base = model(tokens()).logits
+        model.set_adapter("default")
+        assert torch.equal(model(tokens()).logits, default)
+    assert not torch.allclose(default, other) and not torch.allclose(default, base)
+
+
+def test_merging_raises(tmp_path: Path) -> None:
+    model = adapted(load(saved(tmp_path, "qwen3_moe")))
+    with pytest.raises(Exception, match="packed"):
+        model.merge_and_unload()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_merged_checkpoint(family: str, tmp_path: Path) -> None:
+    model = adapted(load(saved(tmp_path, family, torch.float32), torch.float32))
+    with torch.no_grad():
+        want = model(tokens()).logits
+        moec.transformers.save_merged(model, tmp_path / "merged")
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+        torch.testing.assert_close(merged(tokens()).logits, want, rtol=2e-2, atol=2e-2)
+        base = adapted(load(tmp_path / family, torch.float32))
+        with base.disable_adapter():
+            assert not torch.allclose(base(tokens()).logits, want, rtol=2e-2, atol=2e-2)
