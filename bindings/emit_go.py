@@ -24,8 +24,11 @@ TEXTS = {
     "moec_layer_grad_args": "are the arguments of a backward call; every absent output is skipped.",
     "moec_experts_args": "are the arguments of a forward call of experts on a plan.",
     "moec_experts_grad_args": "are those of its backward call; every absent output is skipped.",
+    "moec_adapter": "holds the terms of one adapter (LoRA), or their gradients.",
+    "moec_factors": "are A and B of one matrix: y += Scale * (x A^T) B^T; or their gradients.",
 }
-HANDLES = {"moec_weights", "moec_plan"}  # of what else a struct points to there is no type
+# Of what else a struct points to there is no type.
+HANDLES = {"moec_weights", "moec_plan", "moec_adapters"}
 
 
 def camel(name):
@@ -201,6 +204,8 @@ def friendly_type(field):
         return "[]byte"
     if is_list(field):
         return "[]Tensor"
+    if is_adapters(field):
+        return "[]Adapter"
     if kind["kind"] == "pointer":
         return f"*{camel(kind['to']['name'])}"
     if kind["kind"] == "record":
@@ -211,6 +216,11 @@ def friendly_type(field):
 def is_list(field):
     """An array of tensors."""
     return pointee(field, "record") == "moec_tensor"
+
+
+def is_adapters(field):
+    """An array of adapters: as many as are bound."""
+    return pointee(field, "record") == "moec_adapter"
 
 
 def friendly_fields(row):
@@ -252,6 +262,8 @@ def pinned(field):
         return f"p.buffer({value}, {value}OnDevice)", None
     if is_list(field):
         return f"p.tensors({value})", None
+    if is_adapters(field):
+        return f"p.adapterGrads({value}, a.adapters())", None
     if pointee(field, "handle"):
         return f"{value}.raw", f"{value} != nil"
     if pointee(field, "record"):

@@ -33,10 +33,16 @@ DESCRIPTORS = {
     "ExpertsDesc": ("moec_experts_desc", "What the experts compute."),
     "WeightsDesc": ("moec_weights_desc", "How expert matrices lie in memory."),
     "PlanDesc": ("moec_plan_desc", "Bounds and rules of a plan."),
+    "AdaptersDesc": ("moec_adapters_desc", "Of what matrices a set of adapters may have terms."),
     "QuantiseDesc": ("moec_quantise_desc", "What codes are made, and of which weights."),
 }
 SETS = {
     "WeightSet": ("Tensor", "&'a [Tensor<'a>]", "The matrices of a set of experts."),
+    "WeightSetMut": (
+        "TensorMut",
+        "&'a mut [TensorMut<'a>]",
+        "The same of plain values, which adapters may be merged into.",
+    ),
     "WeightGrads": (
         "TensorMut",
         "&'a mut [TensorMut<'a>]",

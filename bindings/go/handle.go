@@ -47,6 +47,12 @@ type (
 	Layer   struct{ *handle } // router and experts in one call
 )
 
+// Adapters (LoRA) of a set of experts; their factors are borrowed and pinned until Close.
+type Adapters struct {
+	*handle
+	count int
+}
+
 func create(make func(out unsafe.Pointer) int32) (uintptr, error) {
 	out := new(uintptr)
 	err := call(func() int32 { return make(unsafe.Pointer(out)) })

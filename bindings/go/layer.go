@@ -63,6 +63,15 @@ func (e *Experts) Sizes() (raw.ExpertsSizes, error) {
 	return sizes(func(out unsafe.Pointer) int32 { return raw.ExpertsQuery(e.raw, out) })
 }
 
+// SizesWith are those of calls with these adapters.
+func (e *Experts) SizesWith(adapters *Adapters) (raw.ExpertsSizes, error) {
+	defer runtime.KeepAlive(e)
+	defer runtime.KeepAlive(adapters)
+	return sizes(func(out unsafe.Pointer) int32 {
+		return raw.ExpertsQueryAdapters(e.raw, adapters.raw, out)
+	})
+}
+
 // Forward runs the experts of a plan.
 func (e *Experts) Forward(args *ExpertsArgs, stream Stream) error {
 	var pin pins
@@ -116,6 +125,15 @@ func NewLayer(c *Context, router raw.RouterDesc, experts raw.ExpertsDesc) (*Laye
 func (l *Layer) Sizes() (raw.ExpertsSizes, error) {
 	defer runtime.KeepAlive(l)
 	return sizes(func(out unsafe.Pointer) int32 { return raw.LayerQuery(l.raw, out) })
+}
+
+// SizesWith are those of calls with these adapters.
+func (l *Layer) SizesWith(adapters *Adapters) (raw.ExpertsSizes, error) {
+	defer runtime.KeepAlive(l)
+	defer runtime.KeepAlive(adapters)
+	return sizes(func(out unsafe.Pointer) int32 {
+		return raw.LayerQueryAdapters(l.raw, adapters.raw, out)
+	})
 }
 
 // BytesFor is what size says for T tokens.

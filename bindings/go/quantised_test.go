@@ -29,11 +29,12 @@ type quantCase struct {
 		Quant      map[string]any
 	}
 	Turned bool
+	Runs   []adapterRun // of layers with adapters
 }
 
 func quantCases(t *testing.T) (all struct {
-	Tolerance float64
-	Cases     []quantCase
+	Tolerance       float64
+	Cases, Adapters []quantCase
 }) {
 	readJSON(t, "tests/golden/quant_cases.json", &all)
 	return all
@@ -56,9 +57,9 @@ type entry struct {
 var dtypes = map[string]uint32{"F32": raw.F32, "F16": raw.F16, "BF16": raw.Bf16, "I64": raw.I64,
 	"I32": raw.I32, "I8": raw.I8, "U8": raw.U8, "F8_E4M3": raw.F8E4m3}
 
-func openCheckpoint(t *testing.T, c *quantCase) *checkpoint {
+func openCheckpoint(t *testing.T, folder string, c *quantCase) *checkpoint {
 	t.Helper()
-	content, err := os.ReadFile(root + "tests/golden/quant/" + c.File + ".safetensors")
+	content, err := os.ReadFile(root + "tests/golden/" + folder + c.File + ".safetensors")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,9 +124,25 @@ func (f *checkpoint) set(target any, field, list, name string) {
 	to.FieldByName(list).Set(reflect.ValueOf(tensors))
 }
 
+// widened is a bf16 tensor of the file as float32.
+func (f *checkpoint) widened(name string) ([]float32, []int) {
+	bits, one := f.bytes(name)
+	values := make([]float32, len(bits)/2)
+	for i := range values {
+		values[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(bits[2*i:])) << 16)
+	}
+	return values, one.Shape
+}
+
 func (f *checkpoint) weights(context *moec.Context, c *quantCase) (*moec.Weights, error) {
 	var set moec.WeightSet
 	for name, m := range c.Matrices {
+		if m.Quant == nil { // plain values
+			values, shape := f.widened(m.Data)
+			matrix := moec.Matrix{Data: moec.NewTensor(values, shape...)}
+			reflect.ValueOf(&set).Elem().FieldByName(camel(name)).Set(reflect.ValueOf(matrix))
+			continue
+		}
 		quant, numbers := &moec.Quant{}, map[string]any{}
 		for key, value := range m.Quant {
 			if text, ok := value.(string); ok {
@@ -138,13 +155,8 @@ func (f *checkpoint) weights(context *moec.Context, c *quantCase) (*moec.Weights
 		matrix := moec.Matrix{Quant: quant}
 		f.set(&matrix, "Data", "PerExpert", m.Data)
 		if m.Bias != "" { // bf16, given as f32
-			bits, one := f.bytes(m.Bias)
-			values := make([]float32, len(bits)/2)
-			for i := range values {
-				high := uint32(binary.LittleEndian.Uint16(bits[2*i:]))
-				values[i] = math.Float32frombits(high << 16)
-			}
-			matrix.Bias = moec.NewTensor(values, one.Shape...)
+			values, shape := f.widened(m.Bias)
+			matrix.Bias = moec.NewTensor(values, shape...)
 		}
 		reflect.ValueOf(&set).Elem().FieldByName(camel(name)).Set(reflect.ValueOf(matrix))
 	}
@@ -229,7 +241,7 @@ func TestLayersOfCodes(t *testing.T) {
 	for i := range all.Cases {
 		c := &all.Cases[i]
 		t.Run(c.File, func(t *testing.T) {
-			file := openCheckpoint(t, c)
+			file := openCheckpoint(t, "quant/", c)
 			weights, err := file.weights(context, c)
 			if err != nil {
 				t.Fatal(err)
@@ -267,7 +279,7 @@ func TestWrongScales(t *testing.T) {
 		}
 		delete(wrong, c.File)
 		c.Matrices["down"].Quant["scales"] = one[0]
-		_, err := openCheckpoint(t, c).weights(context, c)
+		_, err := openCheckpoint(t, "quant/", c).weights(context, c)
 		var failed *moec.Error
 		if !errors.As(err, &failed) || failed.Code != raw.EShape ||
 			!strings.Contains(failed.Message, one[1]) {

@@ -64,6 +64,8 @@ type LayerArgs struct {
 	WorkspaceOnDevice DeviceBuffer
 	// Bound: with an ep: as in moec_ep_args; else 0
 	Bound int64
+	// Adapters: of the routed experts; NULL = none
+	Adapters *Adapters
 	// AdapterIDs: in [T] i32, optional: the only adapter of each token, an index into what is
 	// bound; any other number = none
 	AdapterIDs Tensor
@@ -105,6 +107,9 @@ func (p *pins) layerArgs(a *LayerArgs) *raw.LayerArgs {
 	out.Saved = p.buffer(a.Saved, a.SavedOnDevice)
 	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
 	out.Bound = a.Bound
+	if a.Adapters != nil {
+		out.Adapters = a.Adapters.raw
+	}
 	out.AdapterIds = p.tensor(a.AdapterIDs)
 	return out
 }
@@ -151,7 +156,7 @@ type LayerGradArgs struct {
 	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
 	WorkspaceOnDevice DeviceBuffer
 	// DAdapters: out, optional: as moec_experts_grad_args
-	DAdapters *Adapter
+	DAdapters []Adapter
 }
 
 func (p *pins) layerGradArgs(a *LayerGradArgs) *raw.LayerGradArgs {
@@ -178,7 +183,7 @@ func (p *pins) layerGradArgs(a *LayerGradArgs) *raw.LayerGradArgs {
 	out.DResidual = p.tensor(a.DResidual)
 	out.DRoutingWeights = p.tensor(a.DRoutingWeights)
 	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
-	out.DAdapters = address(p, p.adapter(a.DAdapters))
+	out.DAdapters = p.adapterGrads(a.DAdapters, a.adapters())
 	return out
 }
 
@@ -214,6 +219,8 @@ type ExpertsArgs struct {
 	Workspace []byte
 	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
 	WorkspaceOnDevice DeviceBuffer
+	// Adapters: of the routed experts; NULL = none
+	Adapters *Adapters
 	// AdapterIDs: in [T] i32, optional: the only adapter of each token, an index into what is
 	// bound; any other number = none
 	AdapterIDs Tensor
@@ -243,6 +250,9 @@ func (p *pins) expertsArgs(a *ExpertsArgs) *raw.ExpertsArgs {
 	out.Y = p.tensor(a.Y)
 	out.Saved = p.buffer(a.Saved, a.SavedOnDevice)
 	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
+	if a.Adapters != nil {
+		out.Adapters = a.Adapters.raw
+	}
 	out.AdapterIds = p.tensor(a.AdapterIDs)
 	return out
 }
@@ -290,12 +300,14 @@ type ExpertsGradArgs struct {
 	Workspace []byte
 	// WorkspaceOnDevice, instead of Workspace, is in the device's memory
 	WorkspaceOnDevice DeviceBuffer
+	// Adapters: in, as forward
+	Adapters *Adapters
 	// AdapterIDs: in [T] i32, optional: the only adapter of each token, an index into what is
 	// bound; any other number = none
 	AdapterIDs Tensor
 	// DAdapters: out, optional: the gradients of as many adapters as are bound, each factor where
 	// it is given
-	DAdapters *Adapter
+	DAdapters []Adapter
 }
 
 func (p *pins) expertsGradArgs(a *ExpertsGradArgs) *raw.ExpertsGradArgs {
@@ -328,8 +340,11 @@ func (p *pins) expertsGradArgs(a *ExpertsGradArgs) *raw.ExpertsGradArgs {
 	out.DOutputBias = p.tensor(a.DOutputBias)
 	out.DResidual = p.tensor(a.DResidual)
 	out.Workspace = p.buffer(a.Workspace, a.WorkspaceOnDevice)
+	if a.Adapters != nil {
+		out.Adapters = a.Adapters.raw
+	}
 	out.AdapterIds = p.tensor(a.AdapterIDs)
-	out.DAdapters = address(p, p.adapter(a.DAdapters))
+	out.DAdapters = p.adapterGrads(a.DAdapters, a.adapters())
 	return out
 }
 
@@ -359,7 +374,7 @@ func (p *pins) weightSet(a *WeightSet) *raw.WeightSet {
 	return out
 }
 
-// Adapter is part of a call's arguments. Fields as in moec_adapter.
+// Adapter holds the terms of one adapter (LoRA), or their gradients. Fields as in moec_adapter.
 type Adapter struct {
 	// GateUp: N = 2I, in the order of the adapters' gate_layout; K = H
 	GateUp Factors
@@ -422,7 +437,8 @@ func (a *Matrix) lists() [][]Tensor {
 	return out
 }
 
-// Factors is part of a call's arguments. Fields as in moec_factors.
+// Factors are A and B of one matrix: y += Scale * (x A^T) B^T; or their gradients. Fields as in
+// moec_factors.
 type Factors struct {
 	// A: [E,r,K], r 1 to 512; [1,r,K], or a stride of 0 along E: of all experts
 	A Tensor

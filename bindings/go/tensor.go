@@ -31,7 +31,7 @@ type DeviceBuffer struct {
 	owner any // of DeviceArray.Buffer: kept alive
 }
 
-// Tensor is a view of a compact row-major array; the zero Tensor is "absent".
+// Tensor is a view of an array, row-major unless it has strides; the zero Tensor is "absent".
 type Tensor struct {
 	desc  raw.Tensor
 	owner any            // the slice, kept alive
@@ -92,6 +92,32 @@ func NewTensor[T Element](data []T, shape ...int) Tensor {
 	desc, count := describe(dtypeOf(zero), raw.Cpu, 0, shape)
 	if count != len(data) {
 		panic(fmt.Sprintf("moec: slice has %d elements, shape %v needs %d", len(data), shape, count))
+	}
+	return Tensor{desc, data, unsafe.Pointer(unsafe.SliceData(data))}
+}
+
+// StridedTensor views a slice: element (i, j, ...) is at i strides[0] + j strides[1] + ...; strides
+// of 0 alone are those of a compact array. It panics if an element lies outside of data. The
+// arguments that may have strides say so in moec.h.
+func StridedTensor[T Element](data []T, shape, strides []int) Tensor {
+	var zero T
+	desc, count := describe(dtypeOf(zero), raw.Cpu, 0, shape)
+	if len(strides) != len(shape) {
+		panic(fmt.Sprintf("moec: %d strides for shape %v", len(strides), shape))
+	}
+	room := len(data) - 1
+	for i, stride := range strides {
+		desc.Strides[i] = int64(stride)
+		if steps := shape[i] - 1; count > 0 && steps > 0 {
+			if stride < 0 || stride > room/steps {
+				panic(fmt.Sprintf("moec: slice has %d elements, shape %v with strides %v needs others",
+					len(data), shape, strides))
+			}
+			room -= stride * steps
+		}
+	}
+	if count > 0 && room < 0 {
+		panic(fmt.Sprintf("moec: slice has no element, shape %v needs %d", shape, count))
 	}
 	return Tensor{desc, data, unsafe.Pointer(unsafe.SliceData(data))}
 }

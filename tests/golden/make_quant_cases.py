@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes quant_cases.json: each layer of quant/ as the descriptors and arrays of moec.h, the table
 that the tests of Rust, Go, Julia and C walk. What a file is follows from the names of its tensors.
+Its `adapters` are layers with LoRA, each with its runs: adapters and the prefix of the references.
 
 A tensor is named as in the file; `{e}` in a name stands for 0 to E - 1 and makes a list of one
 tensor an expert; `NAME#KEY` is the number of that key in the JSON text of a tensor, as f32 [1].
@@ -14,11 +15,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 TARGET = HERE / "quant_cases.json"
 TOLERANCE = 1e-5
-INT8, FP8, CODEBOOK4, MXFP4, NVFP4, INT4, AWQ, GPTQ, GPTQ_V2 = range(1, 10)  # moec_scheme
+PLAIN, INT8, FP8, CODEBOOK4, MXFP4, NVFP4, INT4, AWQ, GPTQ, GPTQ_V2 = range(10)  # moec_scheme
 SPLIT, GATE_THEN_UP, INTERLEAVED = 0, 1, 3  # moec_gate_layout
 IN_OUT = 1
 GPTOSS = 1  # moec_activation_kind
 F32 = 0x12002
+ADAPTERS = ("adapters/bf16_two_adapters", "quant/bnb_nf4_stack_nested")
 
 
 def header(path):
@@ -75,6 +77,8 @@ def matrix_of(tensors, metadata, name):
     if f"{stacked}_blocks" in tensors:
         quant = {"scales": f"{stacked}_scales"}
         return MXFP4, False, {"data": f"{stacked}_blocks", "quant": quant}
+    if stacked in tensors and tensors[stacked]["dtype"] == "BF16":
+        return PLAIN, False, {"data": stacked}
     if stacked in tensors:
         return CODEBOOK4, metadata["stack_orientation"] == "in_out", stream(
             tensors, stacked, stacked + ".")[1]
@@ -99,7 +103,7 @@ def case(path):
     matrices = {}
     for name in names:
         matrices[name] = matrix_of(tensors, metadata, f"{name}_proj")[2]
-        block = matrices[name]["quant"].pop("block", None)
+        block = matrices[name].get("quant", {}).pop("block", None)
         if block:
             matrices[name]["quant"]["block_n" if in_out else "block_k"] = block
         bias = f"ckpt.experts.{name}_proj_bias"
@@ -122,10 +126,24 @@ def case(path):
     }
 
 
+def with_adapters(name):
+    path = HERE / f"{name}.safetensors"
+    metadata = header(path)["__metadata__"]
+    scales, runs = json.loads(metadata["lora_scale"]), json.loads(metadata["lora_active"])
+    one = case(path) | {"file": name, "runs": [
+        {"reference": reference,
+         "adapters": [{"name": a, "scale": scales[f"{a}.down_proj"]} for a in active]}
+        for reference, active in runs.items()]}
+    one.pop("turned")
+    return one
+
+
 def table():
     cases = [case(path) for path in sorted((HERE / "quant").glob("*.safetensors"))]
-    lines = ",\n    ".join(json.dumps(one) for one in cases)
-    return f'{{\n  "tolerance": {TOLERANCE},\n  "cases": [\n    {lines}\n  ]\n}}\n'
+    quantised, adapters = (",\n    ".join(json.dumps(one) for one in some)
+                           for some in (cases, map(with_adapters, ADAPTERS)))
+    return (f'{{\n  "tolerance": {TOLERANCE},\n  "cases": [\n    {quantised}\n  ],\n'
+            f'  "adapters": [\n    {adapters}\n  ]\n}}\n')
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Arguments of the big calls: one builder per C struct, one method per field, each borrowing what
 //! it is given.
+use crate::adapters::AdapterCounts;
 use crate::error::{sized, Error, Result};
 use crate::handle::{Plan, Weights};
 use crate::memory::DeviceArray;
@@ -65,13 +66,16 @@ macro_rules! calls {
             pub(crate) raw: sys::$raw,
             #[allow(dead_code)] // in calls without buffers
             pub(crate) on_host: OnHost,
+            #[allow(dead_code)] // in calls without adapters
+            pub(crate) adapters: AdapterCounts,
             #[allow(dead_code)] // in calls without lists
             count: i64,
             memory: PhantomData<&'a ()>,
         }
         impl Default for $name<'_> {
             fn default() -> Self {
-                Self { raw: sized(), on_host: OnHost::default(), count: 0, memory: PhantomData }
+                let (on_host, adapters) = Default::default();
+                Self { raw: sized(), on_host, adapters, count: 0, memory: PhantomData }
             }
         }
         impl<'a> $name<'a> {
@@ -150,6 +154,7 @@ impl<'a> LayerGradCall<'a> {
     pub fn forward(mut self, call: &'a LayerCall<'a>) -> Self {
         self.raw.forward = &call.raw;
         self.on_host.saved = call.on_host.saved;
+        self.adapters.bound = call.adapters.bound;
         self
     }
 }

@@ -65,6 +65,9 @@ handle!(
     /// Expert matrices, borrowed for `'a`.
     Weights<'a>, moec_weights, moec_weights_free);
 handle!(
+    /// Adapters (LoRA), whose factors are borrowed for `'a`.
+    Adapters<'a>, moec_adapters, moec_adapters_free, count: usize);
+handle!(
     /// An immutable set of experts.
     Experts, moec_experts, moec_experts_free, on_cpu: bool);
 handle!(

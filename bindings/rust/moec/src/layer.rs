@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::call::{ExpertsCall, ExpertsGradCall, LayerCall, LayerGradCall, RouteCall, WeightSet};
+use crate::call::{ExpertsCall, ExpertsGradCall, LayerCall, LayerGradCall, RouteCall};
+use crate::call::{WeightSet, WeightSetMut};
 use crate::error::{check, sized, Result};
-use crate::handle::{Context, Experts, Layer, Plan, Router, Stream, Weights};
+use crate::handle::{Adapters, Context, Experts, Layer, Plan, Router, Stream, Weights};
 use crate::tensor::{Tensor, TensorMut};
 use moec_sys as sys;
 use std::ptr::{null, null_mut};
@@ -112,10 +113,14 @@ impl Plan {
 impl<'a> Weights<'a> {
     /// Borrow the matrices of `set` for the lifetime of the handle.
     pub fn new(context: &Context, desc: &WeightsDesc, set: &WeightSet<'a>) -> Result<Self> {
+        Self::bind(context, desc, &set.raw)
+    }
+
+    fn bind(context: &Context, desc: &WeightsDesc, set: &sys::moec_weight_set) -> Result<Self> {
         let mut raw = null_mut();
         check(unsafe { sys::moec_weights_create(context.raw, desc.as_raw(), &mut raw) })?;
         let weights = Self::own(raw);
-        check(unsafe { sys::moec_weights_bind(raw, &set.raw) })?;
+        check(unsafe { sys::moec_weights_bind(raw, set) })?;
         Ok(weights)
     }
 
@@ -134,6 +139,23 @@ impl<'a> Weights<'a> {
     /// Make the packed copy; only for weights declared frozen.
     pub fn pack(&mut self, stream: Stream) -> Result<()> {
         check(unsafe { sys::moec_weights_pack(self.raw, null(), stream.0) })
+    }
+}
+
+/// [`Weights`] whose matrices [`Adapters::merge`] may change.
+pub struct WeightsMut<'a>(Weights<'a>);
+
+impl<'a> WeightsMut<'a> {
+    /// Borrow the matrices of `set` for the lifetime of the handle.
+    pub fn new(context: &Context, desc: &WeightsDesc, set: WeightSetMut<'a>) -> Result<Self> {
+        Weights::bind(context, desc, &set.raw).map(Self)
+    }
+}
+
+impl<'a> std::ops::Deref for WeightsMut<'a> {
+    type Target = Weights<'a>;
+    fn deref(&self) -> &Weights<'a> {
+        &self.0
     }
 }
 
@@ -164,6 +186,11 @@ impl Experts {
         sizes(|out| unsafe { sys::moec_experts_query(self.raw, out) })
     }
 
+    /// The same for calls with these adapters.
+    pub fn sizes_with(&self, adapters: &Adapters<'_>) -> Result<sys::moec_experts_sizes> {
+        sizes(|out| unsafe { sys::moec_experts_query_adapters(self.raw, adapters.raw, out) })
+    }
+
     pub fn forward(&self, call: &mut ExpertsCall<'_>, stream: Stream) -> Result<()> {
         call.on_host.refuse_unless(self.on_cpu, "moec_experts_forward")?;
         check(unsafe { sys::moec_experts_forward(self.raw, &call.raw, stream.0) })
@@ -171,6 +198,7 @@ impl Experts {
 
     pub fn backward(&self, call: &mut ExpertsGradCall<'_>, stream: Stream) -> Result<()> {
         call.on_host.refuse_unless(self.on_cpu, "moec_experts_backward")?;
+        call.adapters.refuse_unless_equal("moec_experts_backward")?;
         check(unsafe { sys::moec_experts_backward(self.raw, &call.raw, stream.0) })
     }
 }
@@ -188,6 +216,11 @@ impl Layer {
         sizes(|out| unsafe { sys::moec_layer_query(self.raw, out) })
     }
 
+    /// The same for calls with these adapters.
+    pub fn sizes_with(&self, adapters: &Adapters<'_>) -> Result<sys::moec_experts_sizes> {
+        sizes(|out| unsafe { sys::moec_layer_query_adapters(self.raw, adapters.raw, out) })
+    }
+
     pub fn forward(&self, call: &mut LayerCall<'_>, stream: Stream) -> Result<()> {
         call.on_host.refuse_unless(self.on_cpu, "moec_layer_forward")?;
         check(unsafe { sys::moec_layer_forward(self.raw, &call.raw, stream.0) })
@@ -195,6 +228,7 @@ impl Layer {
 
     pub fn backward(&self, call: &mut LayerGradCall<'_>, stream: Stream) -> Result<()> {
         call.on_host.refuse_unless(self.on_cpu, "moec_layer_backward")?;
+        call.adapters.refuse_unless_equal("moec_layer_backward")?;
         check(unsafe { sys::moec_layer_backward(self.raw, &call.raw, stream.0) })
     }
 }

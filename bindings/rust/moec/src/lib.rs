@@ -5,6 +5,7 @@
 //! Shapes: T tokens, H hidden, I intermediate, E experts, K experts per token; see `moec.h`.
 #![doc = include_str!("../README.md")]
 
+mod adapters;
 mod call;
 mod error;
 mod handle;
@@ -13,12 +14,15 @@ mod memory;
 mod quantised;
 mod tensor;
 
+pub use adapters::{Adapter, AdapterGrads};
 pub use call::*;
 pub use error::{check, Error, Result};
 pub use half;
-pub use handle::{device_count, version, Context, Experts, Layer, Plan, Router, Stream, Weights};
-pub use layer::{bytes_for, Size};
-pub use layer::{ContextDesc, ExpertsDesc, PlanDesc, QuantiseDesc, RouterDesc, WeightsDesc};
+pub use handle::{device_count, version, Context, Stream};
+pub use handle::{Adapters, Experts, Layer, Plan, Router, Weights};
+pub use layer::WeightsDesc;
+pub use layer::{bytes_for, Size, WeightsMut};
+pub use layer::{AdaptersDesc, ContextDesc, ExpertsDesc, PlanDesc, QuantiseDesc, RouterDesc};
 pub use memory::DeviceArray;
 pub use moec_sys as sys;
 pub use quantised::Quantised;

@@ -356,6 +356,53 @@ weight_sets! {
             down_quant: down.quant = Quant,
         }
     }
+    /// The same of plain values, which adapters may be merged into.
+    WeightSetMut of TensorMut {
+        tensors {
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            gate_up: gate_up.data,
+            /// `[E,N]`, optional; GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            gate_up_bias: gate_up.bias,
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; SPLIT: N = I, K = H
+            gate: gate.data,
+            /// `[E,N]`, optional; SPLIT: N = I, K = H
+            gate_bias: gate.bias,
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; SPLIT, NONE: N = I, K = H
+            up: up.data,
+            /// `[E,N]`, optional; SPLIT, NONE: N = I, K = H
+            up_bias: up.bias,
+            /// `[E,N,K]` (OUT_IN) or `[E,K,N]` (IN_OUT); y = x * W^T + bias; codes: the type and
+            /// shape that the scheme says; N = H, K = I
+            down: down.data,
+            /// `[E,N]`, optional; N = H, K = I
+            down_bias: down.bias,
+        }
+        lists of &'a mut [TensorMut<'a>] {
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; GATE_THEN_UP,
+            /// UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
+            gate_up_per_expert: gate_up.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; GATE_THEN_UP, UP_THEN_GATE,
+            /// INTERLEAVED: N = 2I, K = H
+            gate_up_per_expert_bias: gate_up.per_expert_bias,
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; SPLIT: N = I, K =
+            /// H
+            gate_per_expert: gate.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; SPLIT: N = I, K = H
+            gate_per_expert_bias: gate.per_expert_bias,
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; SPLIT, NONE: N =
+            /// I, K = H
+            up_per_expert: up.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; SPLIT, NONE: N = I, K = H
+            up_per_expert_bias: up.per_expert_bias,
+            /// instead of data: `count` tensors `[N,K]` or `[K,N]`; array copied; N = H, K = I
+            down_per_expert: down.per_expert,
+            /// instead of bias: `count` tensors `[N]`; array copied; N = H, K = I
+            down_per_expert_bias: down.per_expert_bias,
+        }
+    }
     /// Where the gradients of a set of experts go; those that are not given are skipped.
     WeightGrads of TensorMut {
         tensors {

@@ -168,6 +168,18 @@ descriptors! {
         /// `moec_plan_desc.capacity_factor`: capacity = ceil(T*K/E * factor); 0 = off
         capacity_factor: f32,
     }
+    /// Of what matrices a set of adapters may have terms.
+    AdaptersDesc: moec_adapters_desc {
+        /// `moec_adapters_desc.num_experts`: El, as in the weights
+        num_experts: i32,
+        /// `moec_adapters_desc.gate_layout`: of gate_up's N, need not be the weights'; SPLIT: no
+        /// gate_up; NONE: up
+        gate_layout: u32,
+        /// `moec_adapters_desc.hidden`: H
+        hidden: i64,
+        /// `moec_adapters_desc.inter`: I
+        inter: i64,
+    }
     /// What codes are made, and of which weights.
     QuantiseDesc: moec_quantise_desc {
         /// `moec_quantise_desc.flags`: `moec_quantise_flags`

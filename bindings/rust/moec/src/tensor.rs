@@ -92,7 +92,26 @@ fn checked_len(len: usize, shape: &[usize]) {
     assert_eq!(len, wanted, "slice has {len} elements, shape {shape:?} needs {wanted}");
 }
 
-/// A borrowed, compact, row-major array that the library reads.
+/// The tensor with strides, in elements. Panics if one of its elements is not among `len`.
+fn with_strides(mut tensor: sys::moec_tensor, strides: &[usize], len: usize) -> sys::moec_tensor {
+    let shape = &tensor.shape[..tensor.ndim as usize];
+    assert_eq!(strides.len(), shape.len(), "one stride for each of {} dimensions", shape.len());
+    let ends = shape.iter().zip(strides).map(|(&extent, &stride)| (extent as usize, stride));
+    let last = ends.clone().try_fold(0usize, |sum, (extent, stride)| {
+        stride.checked_mul(extent.saturating_sub(1)).and_then(|step| sum.checked_add(step))
+    });
+    let is_empty = shape.contains(&0);
+    assert!(
+        is_empty || last.is_some_and(|last| last < len),
+        "slice has {len} elements, shape {shape:?} with strides {strides:?} needs more"
+    );
+    for (to, (_, stride)) in tensor.strides.iter_mut().zip(ends) {
+        *to = stride as i64;
+    }
+    tensor
+}
+
+/// A borrowed, row-major array that the library reads.
 #[derive(Clone, Copy)]
 #[repr(transparent)] // a slice of them is a C array
 pub struct Tensor<'a> {
@@ -100,7 +119,7 @@ pub struct Tensor<'a> {
     memory: PhantomData<&'a ()>,
 }
 
-/// A borrowed, compact, row-major array that the library writes.
+/// A borrowed, row-major array that the library writes.
 #[repr(transparent)]
 pub struct TensorMut<'a> {
     pub(crate) raw: sys::moec_tensor,
@@ -115,6 +134,18 @@ impl<'a> Tensor<'a> {
             raw: describe(data.as_ptr() as *mut _, T::DTYPE, (sys::MOEC_CPU, 0), shape),
             memory: PhantomData,
         }
+    }
+
+    /// View of host memory whose element (i, j, ...) is at i `strides[0]` + j `strides[1]` + ...;
+    /// strides of 0 alone are those of a compact array. Panics if an element lies outside of
+    /// `data`. The arguments that may have strides say so in `moec.h`.
+    ///
+    /// ```
+    /// let turned = moec::Tensor::strided(&[0f32; 6], &[2, 3], &[1, 2]);
+    /// ```
+    pub fn strided<T: Element>(data: &'a [T], shape: &[usize], strides: &[usize]) -> Self {
+        let raw = describe(data.as_ptr() as *mut _, T::DTYPE, (sys::MOEC_CPU, 0), shape);
+        Self { raw: with_strides(raw, strides, data.len()), memory: PhantomData }
     }
 
     /// View of the bytes of an array of type `dtype` (`moec_sys::MOEC_BF16`, ...), such as those of
@@ -176,6 +207,18 @@ impl<'a> TensorMut<'a> {
             raw: describe(data.as_mut_ptr() as *mut _, T::DTYPE, (sys::MOEC_CPU, 0), shape),
             memory: PhantomData,
         }
+    }
+
+    /// View of host memory whose element (i, j, ...) is at i `strides[0]` + j `strides[1]` + ...;
+    /// strides of 0 alone are those of a compact array. Panics if an element lies outside of
+    /// `data`. The arguments that may have strides say so in `moec.h`.
+    ///
+    /// ```
+    /// let turned = moec::TensorMut::strided(&mut [0f32; 6], &[2, 3], &[1, 2]);
+    /// ```
+    pub fn strided<T: Element>(data: &'a mut [T], shape: &[usize], strides: &[usize]) -> Self {
+        let raw = describe(data.as_mut_ptr() as *mut _, T::DTYPE, (sys::MOEC_CPU, 0), shape);
+        Self { raw: with_strides(raw, strides, data.len()), memory: PhantomData }
     }
 
     /// View of memory on a device.

@@ -4,6 +4,8 @@
 //! Shown once to fail: gate and up matrices exchanged are off by more than 0.1.
 #[macro_use]
 mod support;
+#[path = "support/adapters.rs"]
+mod adapters;
 #[path = "support/quantised.rs"]
 mod quantised;
 use moec::*;

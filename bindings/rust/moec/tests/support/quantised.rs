@@ -7,11 +7,11 @@ use moec::*;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-type File = SafeTensors<'static>;
+pub type File = SafeTensors<'static>;
 type Tensors = &'static [Tensor<'static>];
 
 /// Lives as long as the process.
-fn keep<T>(value: T) -> &'static T {
+pub fn keep<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
@@ -30,7 +30,7 @@ fn dtype_of(dtype: Dtype) -> u32 {
 }
 
 /// A tensor of the file in place, or `NAME#KEY`: a number of its JSON text.
-fn tensor(file: &File, name: &str) -> Tensor<'static> {
+pub fn tensor(file: &File, name: &str) -> Tensor<'static> {
     let (name, key) = name.split_once('#').map_or((name, None), |(n, k)| (n, Some(k)));
     let view = file.tensor(name).unwrap();
     if let Some(key) = key {
@@ -81,8 +81,8 @@ fn quant(file: &File, json: &Value, experts: i64) -> &'static Quant<'static> {
     keep(quant)
 }
 
-/// The bf16 of a bias as f32.
-fn bias(file: &File, name: &Value) -> Tensor<'static> {
+/// The bf16 of a bias, or of a matrix of plain values, as f32.
+fn widened(file: &File, name: &Value) -> Tensor<'static> {
     let view = file.tensor(name.as_str().unwrap()).unwrap();
     let value = |bits: &[u8]| half::bf16::from_le_bytes([bits[0], bits[1]]).to_f32();
     Tensor::new(keep(view.data().chunks(2).map(value).collect::<Vec<_>>()), view.shape())
@@ -91,10 +91,15 @@ fn bias(file: &File, name: &Value) -> Tensor<'static> {
 macro_rules! set_matrix {
     ($set:expr, $file:expr, $json:expr, $experts:expr, $data:ident, $list:ident, $bias:ident,
      $quant:ident) => {{
-        let set = set_tensors!($set, tensors($file, &$json["data"], $experts), $data, $list);
-        let set = set.$quant(quant($file, &$json["quant"], $experts));
+        let set = match $json.get("quant") {
+            Some(json) => {
+                set_tensors!($set, tensors($file, &$json["data"], $experts), $data, $list)
+                    .$quant(quant($file, json, $experts))
+            }
+            None => $set.$data(widened($file, &$json["data"])),
+        };
         match $json.get("bias") {
-            Some(name) => set.$bias(bias($file, name)),
+            Some(name) => set.$bias(widened($file, name)),
             None => set,
         }
     }};
@@ -127,12 +132,12 @@ fn weight_set(file: &File, json: &Value, experts: i64) -> WeightSet<'static> {
     set
 }
 
-fn open(case: &Value) -> File {
-    let path = golden(&format!("quant/{}.safetensors", case["file"].as_str().unwrap()));
+pub fn open(folder: &str, case: &Value) -> File {
+    let path = golden(&format!("{folder}{}.safetensors", case["file"].as_str().unwrap()));
     SafeTensors::deserialize(keep(std::fs::read(path).unwrap())).unwrap()
 }
 
-fn bind(context: &Context, file: &File, case: &Value) -> Result<Weights<'static>> {
+pub fn bind(context: &Context, file: &File, case: &Value) -> Result<Weights<'static>> {
     let desc = &case["weights"];
     let set = weight_set(file, &case["matrices"], Number::of(&desc["num_experts"]));
     Weights::new(context, &weights_desc(desc), &set)
@@ -189,19 +194,20 @@ fn check_values(context: &Context, file: &File, case: &Value) {
     }
 }
 
-fn cases() -> (Vec<Value>, f64) {
+/// Those of the table under a key, and the tolerance.
+pub fn cases(key: &str) -> (Vec<Value>, f64) {
     let text = std::fs::read_to_string(golden("quant_cases.json")).unwrap();
     let mut file: Value = serde_json::from_str(&text).unwrap();
-    (file["cases"].as_array_mut().unwrap().split_off(0), file["tolerance"].as_f64().unwrap())
+    (file[key].as_array_mut().unwrap().split_off(0), file["tolerance"].as_f64().unwrap())
 }
 
 #[test]
 fn layers_of_codes_forward_and_backward() {
     let context = Context::new(&ContextDesc::new().num_threads(2)).unwrap();
-    let (cases, tolerance) = cases();
+    let (cases, tolerance) = cases("cases");
     assert_eq!(cases.len(), 19);
     for case in &cases {
-        let file = open(case);
+        let file = open("quant/", case);
         for (name, error) in
             ["y", "d_x", "d_routing_weights"].iter().zip(run(&context, &file, case).unwrap())
         {
@@ -222,11 +228,11 @@ const WRONG: [(&str, &str, &str); 4] = [
 #[test]
 fn wrong_scales_are_refused_in_the_words_of_the_library() {
     let context = Context::cpu().unwrap();
-    let (cases, _) = cases();
+    let (cases, _) = cases("cases");
     for (name, scales, words) in WRONG {
         let mut case = cases.iter().find(|case| case["file"] == name).unwrap().clone();
         case["matrices"]["down"]["quant"]["scales"] = scales.into();
-        let error = bind(&context, &open(&case), &case).err().expect(name);
+        let error = bind(&context, &open("quant/", &case), &case).err().expect(name);
         assert_eq!((error.name(), &*error.site), ("MOEC_E_SHAPE", "moec_weights_bind"));
         assert!(error.message.contains("down.quant."), "{error}");
         assert!(error.message.contains(words), "{error}");
