@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QLoRA: PEFT's adapters on experts in four bits, beside PEFT's own way on plain experts of the same
+"""QLoRA: PEFT's adapters on experts in four bits, beside its own way on plain experts of the same
 values."""
 
 from __future__ import annotations

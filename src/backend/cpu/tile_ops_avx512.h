@@ -194,7 +194,7 @@ struct Avx512Ops {
     static NibbleLines<Avx512Ops> lines(const uint8_t* from, const NibbleTable& table) {
       NibbleLines<Avx512Ops> found;
 #pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) {
+      for (ptrdiff_t i = 0; i < 2; ++i) {
         const auto* const bytes = reinterpret_cast<const __m128i*>(from) + i;
         const Line codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes));
         found.line[2 * i] = look_up_f32(codes, table.half[i]);
