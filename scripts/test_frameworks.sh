@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # test_frameworks.sh: moec.torch, moec.transformers and moec.jax on the installed wheel, the
-# training example, and the wheel's own audit. PyPI has no CPU-only torch: the
+# training examples, and the wheel's own audit. PyPI has no CPU-only torch: the
 # environment takes 5 GB.
 . "$(dirname "$0")/lib.sh"
 place=$build/frameworks       # current versions of all three
@@ -35,10 +35,11 @@ export OMP_NUM_THREADS=1
   part jax "${pytest[@]}" "$tests/test_jax.py"
 } &
 part example "$place/bin/python" "$root/examples/train_moe/train.py" --steps 30 --check
+part qlora "$place/bin/python" "$root/examples/qlora/finetune.py" --check
 part older env PYTHONPATH="$older" "${pytest[@]}" "$tests/test_transformers.py" \
   -k "every_gradient or calls or left_out or not_known"
 wait
-cat torch.txt older.txt jax.txt example.txt
+cat torch.txt older.txt jax.txt example.txt qlora.txt
 passed=$(sed -nE 's/.*\b([0-9]+) passed.*/\1/p' ./*.txt | awk '{n += $1} END {print n + 0}')
 failed=$(cat ./*.txt | grep -c "exit status" || true)
 echo "$passed passed, $failed failed"

@@ -17,7 +17,7 @@ PRINTED = {
     "moec.torch.Experts(": "torch.bfloat16 torch.Size([16, 64]) torch.uint8\n",
     "moec.transformers.report": "True\n",
     "moec.transformers.enable(model)])": "['Qwen3MoeExperts', 'Qwen3MoeExperts']\n",
-    "get_peft_model": "8\n",
+    "p.grad is not None": "8\n",
     "moec.jax": "{'down': (8, 64, 128), 'gate_up': (8, 256, 64), 'gate_weight': (8, 64)}\n",
 }
 
