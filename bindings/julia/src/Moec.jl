@@ -23,6 +23,7 @@ include("tensor.jl")
 include("handles.jl")
 include("memory.jl")
 include("quant.jl")
+include("adapters.jl")
 include("layer.jl")
 include("log.jl")
 

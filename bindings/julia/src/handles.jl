@@ -3,6 +3,7 @@
 for (name, raw, release) in ((:Context, :moec_context, :moec_context_free),
                              (:Plan, :moec_plan, :moec_plan_free),
                              (:Weights, :moec_weights, :moec_weights_free),
+                             (:Adapters, :moec_adapters, :moec_adapters_free),
                              (:Experts, :moec_experts, :moec_experts_free),
                              (:Layer, :moec_layer, :moec_layer_free))
     @eval begin

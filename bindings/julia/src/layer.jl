@@ -74,10 +74,10 @@ end
 
 bytes_for(size::Raw.moec_size, tokens) = Int(size.base + UInt64(tokens) * size.per_token)
 
-const INPUTS = (TENSORS..., :weights, :shared_weights, :saved, :workspace, :rng_offset)
+const INPUTS = (TENSORS..., :weights, :shared_weights, :adapters, :saved, :workspace, :rng_offset)
 
-handle_of(::Nothing) = Ptr{Raw.moec_weights}(C_NULL)
-handle_of(weights::Weights) = weights.raw
+handle_of(::Nothing) = C_NULL
+handle_of(handle) = handle.raw
 
 # The caller preserves `given`.
 function layer_args(given)
@@ -85,6 +85,7 @@ function layer_args(given)
     tensors = (name => Tensor(get(given, name, nothing)).raw for name in TENSORS)
     return Raw.moec_layer_args(; weights = handle_of(given[:weights]),
                                shared_weights = handle_of(get(given, :shared_weights, nothing)),
+                               adapters = handle_of(get(given, :adapters, nothing)),
                                rng_offset = UInt64(get(given, :rng_offset, 0)),
                                saved = buffer(get(given, :saved, nothing)),
                                workspace = buffer(get(given, :workspace, nothing)), tensors...)
@@ -93,8 +94,8 @@ end
 """
     forward!(layer; weights, x, gate_weight, y, saved = nothing, ...)
 
-Gate, routing, plan and experts; arguments as in [`Raw.moec_layer_args`](@ref), sizes reversed.
-Returns `y`.
+Gate, routing, plan and experts; arguments as in [`Raw.moec_layer_args`](@ref), sizes reversed,
+with [`Adapters`](@ref) as `adapters`. Returns `y`.
 """
 function forward!(layer::Layer; x, y, stream = default_stream(x), inputs...)
     given = merge(values(inputs), (x = x, y = y))
@@ -110,33 +111,35 @@ end
 
 Gradients of the call that the named tuple `inputs` describes (the keywords of [`forward!`](@ref),
 `saved` among them); every output of [`Raw.moec_layer_grad_args`](@ref) that is not given is
-skipped.
+skipped. `d_adapters` is a list as that of [`Adapters`](@ref), without scales.
 """
 function backward!(layer::Layer, inputs::NamedTuple; d_expert_weights = nothing,
-                   d_shared_weights = nothing, flags = 0, workspace = nothing,
-                   stream = default_stream(inputs.x), arrays...)
+                   d_shared_weights = nothing, d_adapters = nothing, flags = 0,
+                   workspace = nothing, stream = default_stream(inputs.x), arrays...)
     only_known(keys(arrays), GRADIENTS, "gradient")
     experts, shared = WeightSet(d_expert_weights), WeightSet(d_shared_weights)
-    GC.@preserve layer inputs arrays workspace begin
+    GC.@preserve layer inputs arrays d_adapters workspace begin
+        list = adapter_grads(d_adapters, get(inputs, :adapters, nothing))
         forward = Ref(layer_args(inputs))
         tensors = (name => Tensor(get(arrays, name, nothing)).raw for name in GRADIENTS)
-        GC.@preserve forward experts shared begin
+        GC.@preserve forward experts shared list begin
             args = Ref(Raw.moec_layer_grad_args(;
                 flags = UInt32(flags), forward = address_of(forward),
                 d_expert_weights = pointer_to(experts), d_shared_weights = pointer_to(shared),
-                workspace = buffer(workspace), tensors...))
+                d_adapters = address_of(list), workspace = buffer(workspace), tensors...))
             check(Raw.moec_layer_backward(layer.raw, args, stream))
         end
     end
     return nothing
 end
 
-const EXPERTS_INPUTS = (EXPERTS_TENSORS..., :plan, :weights, :shared_weights, :saved, :workspace,
-                        :flags)
+const EXPERTS_INPUTS = (EXPERTS_TENSORS..., :plan, :weights, :shared_weights, :adapters, :saved,
+                        :workspace, :flags)
 
 # What the arguments of forward and of backward share; the caller preserves `given`.
 experts_fields(given) = (plan = given[:plan].raw, weights = handle_of(given[:weights]),
                          shared_weights = handle_of(get(given, :shared_weights, nothing)),
+                         adapters = handle_of(get(given, :adapters, nothing)),
                          saved = buffer(get(given, :saved, nothing)))
 
 tensors_of(names, given) = (name => Tensor(get(given, name, nothing)).raw for name in names)
@@ -144,7 +147,8 @@ tensors_of(names, given) = (name => Tensor(get(given, name, nothing)).raw for na
 """
     forward!(experts; plan, weights, x, y, saved = nothing, ...)
 
-Experts on a plan; arguments as in [`Raw.moec_experts_args`](@ref), sizes reversed. Returns `y`.
+Experts on a plan; arguments as in [`Raw.moec_experts_args`](@ref), sizes reversed, with
+[`Adapters`](@ref) as `adapters`. Returns `y`.
 """
 function forward!(experts::Experts; x, y, stream = default_stream(x), inputs...)
     given = merge(values(inputs), (x = x, y = y))
@@ -164,22 +168,24 @@ end
 
 Gradients of the call that the named tuple `inputs` describes (the keywords of [`forward!`](@ref),
 `saved` among them); every output of [`Raw.moec_experts_grad_args`](@ref) that is not given is
-skipped.
+skipped. `d_adapters` is a list as that of [`Adapters`](@ref), without scales.
 """
 function backward!(experts::Experts, inputs::NamedTuple; d_expert_weights = nothing,
-                   d_shared_weights = nothing, flags = 0, workspace = nothing,
-                   stream = default_stream(inputs.x), arrays...)
+                   d_shared_weights = nothing, d_adapters = nothing, flags = 0,
+                   workspace = nothing, stream = default_stream(inputs.x), arrays...)
     only_known(keys(inputs), EXPERTS_INPUTS, "argument")
     only_known(keys(arrays), EXPERTS_GRADIENTS, "gradient")
     routed, shared = WeightSet(d_expert_weights), WeightSet(d_shared_weights)
     read = filter(name -> haskey(inputs, name), collect(EXPERTS_GRADIENTS))  # x, the shared gate
     given = merge((; (name => inputs[name] for name in read)...), values(arrays))
-    GC.@preserve experts inputs given routed shared workspace begin
+    GC.@preserve experts inputs given routed shared d_adapters workspace begin
+        list = adapter_grads(d_adapters, get(inputs, :adapters, nothing))
         args = Ref(Raw.moec_experts_grad_args(;
             flags = UInt32(flags), workspace = buffer(workspace),
             d_expert_weights = pointer_to(routed), d_shared_weights = pointer_to(shared),
-            experts_fields(inputs)..., tensors_of(EXPERTS_GRADIENTS, given)...))
-        check(Raw.moec_experts_backward(experts.raw, args, stream))
+            d_adapters = address_of(list), experts_fields(inputs)...,
+            tensors_of(EXPERTS_GRADIENTS, given)...))
+        GC.@preserve list check(Raw.moec_experts_backward(experts.raw, args, stream))
     end
     return nothing
 end

@@ -18,8 +18,8 @@ list_of(value) = is_list(value) ? Raw.moec_tensor[Tensor(one).raw for one in val
 stacked(value) = is_list(value) ? Raw.moec_tensor() : Tensor(value).raw
 
 # The holder keeps the vector.
-address_of(list::Vector{Raw.moec_tensor}) =
-    isempty(list) ? Ptr{Raw.moec_tensor}(C_NULL) : GC.@preserve list pointer(list)
+address_of(list::Vector{T}) where {T} =
+    isempty(list) ? Ptr{T}(C_NULL) : GC.@preserve list pointer(list)
 address_of(ref::Ref{T}) where {T} = Base.unsafe_convert(Ptr{T}, ref)
 
 "How many arrays the lists of a matrix have; 0 = there is no list."

@@ -21,8 +21,8 @@ struct Checkpoint
     experts::Int
 end
 
-function Checkpoint(json, place)
-    bytes, header, start = read_parts(joinpath(FOLDER, "quant", json["file"] * ".safetensors"))
+function Checkpoint(json, place, folder = "quant")
+    bytes, header, start = read_parts(joinpath(FOLDER, folder, json["file"] * ".safetensors"))
     part(entry) = bytes[start.+((entry["data_offsets"][1]+1):entry["data_offsets"][2])]
     array(entry) = reshape(collect(reinterpret(TYPES[entry["dtype"]], part(entry))),
                            Tuple(reverse(Int.(entry["shape"]))))
@@ -45,12 +45,14 @@ widened(bits) = reinterpret(Float32, UInt32.(reinterpret(UInt16, bits)) .<< 16)
 
 function weights_of(context, file, json)
     given = Dict{Symbol,Any}()
+    plain(name) = file.place(collect(widened(file.arrays[name])))  # bf16
     for (name, matrix) in json["matrices"]
+        haskey(matrix, "quant") || (given[Symbol(name)] = plain(matrix["data"]); continue)
         quant = (Symbol(k) => v isa String ? named(file, v) : v for (k, v) in matrix["quant"])
         given[Symbol(name)] = named(file, matrix["data"])
         given[Symbol(name, :_quant)] = Moec.Quant(; quant...)
         haskey(matrix, "bias") || continue
-        given[Symbol(name, :_bias)] = file.place(collect(widened(file.arrays[matrix["bias"]])))
+        given[Symbol(name, :_bias)] = plain(matrix["bias"])
     end
     return Moec.Weights(context, struct_of(Raw.moec_weights_desc, json["weights"]); given...)
 end

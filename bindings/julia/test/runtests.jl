@@ -6,6 +6,7 @@ include("json.jl")
 @testset "Moec" begin
     include("golden.jl")
     include("quantised.jl")
+    include("adapters.jl")
     include("errors.jl")
     include("safe.jl")
 end

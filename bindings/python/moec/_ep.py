@@ -42,10 +42,10 @@ class Comm(Handle):
     """N ranks whose bytes the caller moves: processes, or threads with a context each. Arrays are
     uint8, of host memory:
 
-    all_gather(send [n], recv [N,n])      recv[r] = send of rank r
-    all_to_all(send [N,n], recv [N,n])    recv[r] = send[this rank] of rank r
-    all_to_all_v(send, send_sizes, recv, recv_sizes)    the same with a size for each rank, one part
-                                          after the other; EpScheme.EXACT needs it
+    - ``all_gather(send [n], recv [N,n])``: ``recv[r]`` is what rank r sends.
+    - ``all_to_all(send [N,n], recv [N,n])``: ``recv[r]`` is what rank r sends to this rank.
+    - ``all_to_all_v(send, send_sizes, recv, recv_sizes)``: the same with a size for each rank, one
+      part after the other; EpScheme.EXACT needs it.
 
     What one raises breaks the comm, and is the cause of the MoecError; TimeoutError says that a
     deadline has passed.
