@@ -159,6 +159,22 @@ struct NeonOps {
   static Line round_bf16(const Line& line) {
     return odd_bf16(each([&](int i) { return to_nearest(line.part[i]); }));
   }
+  static Vec power(Vec v) { return reals(vandq_u32(bits(v), vdupq_n_u32(0xff800000u))); }
+  struct E4m3Seen {};
+  static void e4m3_parts(const uint8_t* from, Line (&lines)[2], E4m3Seen&) {
+    for (int i = 0; i < 2; ++i) {
+      const Line line = e4m3(from + i * kLanes);
+      lines[i] = each([&](int j) { return bits(vmulq_n_f32(reals(line.part[j]), 0x1p-8f)); });
+    }
+  }
+  static bool any_nan(E4m3Seen) { return false; }  // quick_bf16 keeps it
+  static void put_high_words(uint16_t* to, const Line (&lines)[2]) {
+    for (int i = 0; i < 2; ++i) {
+      uint16x4_t words[kParts];
+      for (int j = 0; j < kParts; ++j) words[j] = vshrn_n_u32(lines[i].part[j], 16);
+      put_words(to + i * kLanes, words, kLanes);
+    }
+  }
   struct Numbers {
     float32x4_t part[4];
   };
@@ -178,7 +194,7 @@ struct NeonOps {
       if constexpr (kRounding == Rounding::kF16)
         word[i] = rounded_f16(value);
       else
-        word[i] = vshrn_n_u32(kRounding == Rounding::kBf16 ? to_nearest(value) : value, 16);
+        word[i] = vshrn_n_u32(kRounding == Rounding::kExact ? value : to_nearest(value), 16);
     }
     const uint8x16_t a = vreinterpretq_u8_u16(vcombine_u16(word[0], word[1]));
     const uint8x16_t b = vreinterpretq_u8_u16(vcombine_u16(word[2], word[3]));
@@ -208,6 +224,7 @@ struct NeonOps {
   static Line high_nibbles(const uint8_t* from, const NibbleTable& table) {
     return look_up<true>(from, table);
   }
+  using DotNibbles = WordNibbles<NeonOps>;
   static void put_nibbles(uint16_t* to, const Line& first, const Line& second) {
     for (int i = 0; i < kParts; ++i)
       vst2q_u16(to + i * kLanes,
