@@ -15,6 +15,7 @@
 namespace moec_fuzz {
 
 inline constexpr uint64_t kBlock = 64 * 1024;
+inline constexpr int32_t kMostListed = 256;  // adapters
 
 struct Field {
   enum Kind { kScalar, kTensor, kBuffer, kFunction, kHandle, kStruct, kPointer } kind;

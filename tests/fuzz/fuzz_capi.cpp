@@ -76,7 +76,11 @@ uint64_t Fuzz::wild() {
 
 int64_t Fuzz::integer(const std::string& name) {
   if (name == "bytes") return int64_t(chance(80) ? below(kBlock + 1) : below(64));
-  if (name == "num_tokens" || name == "field" || name == "first" || name == "count")
+  if (name == "count") {  // of a list, which lies in one block, or too many for any
+    const auto count = int32_t(wild());
+    return chance(80) ? int64_t(below(14)) : count < 0 || count > kMostListed ? count : 0;
+  }
+  if (name == "num_tokens" || name == "field" || name == "first")
     return chance(80) ? int64_t(below(14)) : int64_t(wild());
   if (name == "dtype" && chance(70)) return MOEC_F32;
   return chance(50) ? int64_t(below(4)) : int64_t(wild());
@@ -198,8 +202,9 @@ struct Release {
 #define RELEASE(kind)                                  \
   {#kind, reinterpret_cast<const void*>(&kind##_free), \
    [](void* handle) { kind##_free(static_cast<kind*>(handle)); }}
-const Release kReleases[] = {RELEASE(moec_context), RELEASE(moec_router),  RELEASE(moec_plan),
-                             RELEASE(moec_weights), RELEASE(moec_experts), RELEASE(moec_layer)};
+const Release kReleases[] = {RELEASE(moec_context), RELEASE(moec_router),   RELEASE(moec_plan),
+                             RELEASE(moec_weights), RELEASE(moec_adapters), RELEASE(moec_experts),
+                             RELEASE(moec_layer),   RELEASE(moec_comm),     RELEASE(moec_ep)};
 #undef RELEASE
 }  // namespace
 

@@ -59,10 +59,10 @@ void* CpuBackend::allocate(uint64_t bytes, moec_stream) const {
   // A packed copy is read from end to end: with huge pages, by far fewer walks of page tables.
   constexpr uint64_t kHugePage = 2 << 20;
   const bool huge = bytes >= 2 * kHugePage;
-  void* const pointer =
-      bytes > SIZE_MAX - kCacheLine
-          ? nullptr
-          : std::aligned_alloc(huge ? kHugePage : kCacheLine, round_up(bytes, kCacheLine));
+  const uint64_t alignment = huge ? kHugePage : kCacheLine;  // and the size is a multiple of it
+  void* const pointer = bytes > SIZE_MAX - alignment
+                            ? nullptr
+                            : std::aligned_alloc(alignment, round_up(bytes, alignment));
   if (pointer && huge) madvise(pointer, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
   MOEC_REQUIRE(pointer, MOEC_E_OUT_OF_MEMORY, "cannot allocate %llu bytes of host memory",
                static_cast<unsigned long long>(bytes));
