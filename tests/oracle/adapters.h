@@ -16,6 +16,7 @@ struct ExpertFactors {
 };
 struct ExpertAdapters {
   std::vector<ExpertFactors> gate, up, down;
+  bool empty() const { return gate.empty() && up.empty() && down.empty(); }
 };
 
 // Each row of x [R,in] through the factor A, rounded as products read it; zeros where the row has

@@ -72,6 +72,10 @@ inline Vec weighted_acts(const Shape& s, const MlpRows& rows) {
     acts[i] = round_to(s.operands, rows.act_weight[i / s.inter] * acts[i]);
   return acts;
 }
+// Of what the terms of adapters are added to: a product of its own, whose result is kept.
+inline Rounding without_terms(const Shape& s, const ExpertAdapters& adapters) {
+  return adapters.empty() ? Rounding::kNone : s.between;
+}
 inline void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* rows) {
   const size_t count = rows->count();
   rows->g.assign(count * s.inter, 0.0);
@@ -81,6 +85,7 @@ inline void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* ro
   Vec gate_terms(count * s.inter, 0.0), up_terms(count * s.inter, 0.0);
   add_terms(s.operands, rows->adapters.gate, rows->adapter, rows->x, &gate_terms);
   add_terms(s.operands, rows->adapters.up, rows->adapter, rows->x, &up_terms);
+  const Rounding bare = without_terms(s, rows->adapters);
   for (size_t i = 0; i < s.inter; ++i) {
     for (size_t r = 0; r < count; ++r) {
       const double* x = &rows->x[r * s.hidden];
@@ -90,8 +95,8 @@ inline void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* ro
       if (m.gate_bias) g += m.gate_bias[i];
       u = dot(m.up + i * s.hidden, x, s.hidden);
       if (m.up_bias) u += m.up_bias[i];
-      g = round_to(s.act.steps, g + gate_terms[r * s.inter + i]);
-      u = round_to(s.act.steps, u + up_terms[r * s.inter + i]);
+      g = round_to(s.act.steps, round_to(bare, g) + gate_terms[r * s.inter + i]);
+      u = round_to(s.act.steps, round_to(bare, u) + up_terms[r * s.inter + i]);
       rows->h[r * s.inter + i] = activate(s.act, g, u, s.fault);
     }
   }
@@ -146,6 +151,7 @@ inline void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpR
       d_weight->add(r, d_out * m.down_bias[o]);
     }
   }
+  for (double& value : d_hw) value = round_to(without_terms(s, rows.adapters), value);
   add_terms_backward(s.operands, rows.adapters.down, rows.adapter, acts, d_y, &d_hw);
   for (double& value : d_hw) value = round_to(s.between, value);
   Vec d_gate(count * s.inter, 0.0), d_up(count * s.inter, 0.0);

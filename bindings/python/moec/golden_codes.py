@@ -22,6 +22,9 @@ from .matrices import Matrices, read_experts
 
 LIMITS = {DType.BF16: 1e-2, DType.F16: 2e-3}
 """of a row, in the type that the library makes of the codes"""
+_ROUNDED_GRADIENTS = 4
+"""Times the limit, for a gradient where pre-activations are kept in 16 bits: near the clamp of
+gpt-oss the slope is now that of one side, now of the other."""
 _STEM = "ckpt.experts."
 
 
@@ -74,10 +77,11 @@ def pairs(
         types.append(("ref_lib", dtype_of(library)))
     for prefix, dtype in types:
         weights = _bound(context, made, dtype)
-        got = _run(context, file, made, weights, dtype)
+        got, is_rounded = _run(context, file, made, weights, dtype)
         for name, value in got.items():
             ending = "" if prefix == "ref" else f".{dtype.name.lower()}"
-            yield f"{name}{ending}", value, file[f"{prefix}.{_KEYS[name]}"], LIMITS.get(dtype)
+            limit = limit_of(name, dtype, is_rounded)
+            yield f"{name}{ending}", value, file[f"{prefix}.{_KEYS[name]}"], limit
         if made.is_coded:
             ending, key = ("", "value") if prefix == "ref" else (f".{dtype.name.lower()}",
                                                                  "value_lib")
@@ -93,6 +97,12 @@ def pairs(
 _KEYS = {"y": "y", "x": "dx", "routing_weights": "dweights"}
 
 
+def limit_of(name: str, dtype: DType, is_rounded: bool) -> float | None:
+    """Of y or a gradient in this type, None: that of fp32. is_rounded: pre-activations are."""
+    limit = LIMITS.get(dtype)
+    return limit * _ROUNDED_GRADIENTS if limit and is_rounded and name != "y" else limit
+
+
 def _bound(context: Context, made: Matrices, dtype: DType) -> Weights:
     if made.is_coded:
         return made.weights(context, frozen=True, dtype=dtype)
@@ -104,7 +114,8 @@ def _bound(context: Context, made: Matrices, dtype: DType) -> Weights:
 
 def _run(
     context: Context, file: SafetensorsFile, made: Matrices, weights: Weights, dtype: DType
-) -> dict[str, np.ndarray]:
+) -> tuple[dict[str, np.ndarray], bool]:
+    """The results, and whether 16 bits are kept between products."""
     tokens, top_k = file["ids"].shape
     kinds = {"gptoss": ActivationKind.GPTOSS, "swiglu": ActivationKind.SWIGLU}
     kind = kinds.get(file.metadata["activation"])
@@ -120,7 +131,8 @@ def _run(
     result = experts.forward(plan, x, weights)
     grads = experts.backward(result, d_y)
     found = {"y": result.y, "x": grads.x, "routing_weights": grads.routing_weights}
-    return {name: np.asarray(value, np.float32) for name, value in found.items()}
+    is_rounded = experts.describe(tokens, weights)["backward"]["between_products"] != "f32"
+    return {name: np.asarray(value, np.float32) for name, value in found.items()}, is_rounded
 
 
 def _stack(weights: Weights, made: Matrices, matrix: str) -> np.ndarray:

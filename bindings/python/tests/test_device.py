@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import moec
 from conftest import DEVICES, E, H, I, K, T, assert_close, small_experts, small_router, tiny_shape
-from moec import _errors, _tensors, cli, golden, shapes, synth
+from moec import _errors, _tensors, cli, golden, golden_codes, shapes, synth
 from moec.checkpoint import SafetensorsFile
 from moec.cli import _common
 
@@ -76,6 +76,7 @@ def words(printed: str, device: str) -> str:
     label, lines = label_of(device), printed.splitlines()
     assert letters(label) in letters(printed)
     kept = "\n".join(line for line in lines if not line.startswith("ms of"))
+    kept = re.sub(r", packed copy \S+ \w+", "", kept)  # a GPU reads plain weights where they are
     return letters(kept).replace(letters(label), "")
 
 
@@ -152,7 +153,10 @@ def test_run_of_codes(device: str, tmp_path: Path, scheme: str, dtype: str) -> N
     assert got_words == wanted_words and list(got) == list(wanted)
     np.testing.assert_array_equal(got["expert_ids"], wanted["expert_ids"])
     for name in set(wanted) - {"expert_ids"}:
-        assert_close(got[name], wanted[name], 2e-5 if dtype == "f32" else 1e-2)
+        # A value that is stored in 16 bits may be the neighbour.
+        f32 = 2e-5 if wanted[name].dtype == np.float32 else 1e-2
+        rounded = golden_codes.limit_of(name, moec.DType.BF16, device != "cpu")
+        assert_close(got[name], wanted[name], f32 if dtype == "f32" else rounded)
 
 
 @pytest.mark.parametrize("mode", [["--naive"], ["--backward"]], ids=" ".join)

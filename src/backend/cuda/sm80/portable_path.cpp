@@ -174,8 +174,10 @@ class Runner {
       matrices[i] = factor_of(mlp, *p.terms[i].b);
       p.terms[i].b = &matrices[i];
     }
-    multiply("narrow", mlp, p, {elements(mlp, s.to), s.adapters->rank});
-    if (op_) scale_narrow(*op_, rows_of(mlp), *s.adapters, elements(mlp, s.to));
+    ProductOutput output = {elements(mlp, s.to), s.adapters->rank};
+    output.ranks = s.adapters;
+    output.row_token = mlp.row_token;
+    multiply("narrow", mlp, p, output);
   }
   void operator()(const FactorGrads& s) const {
     const Mlp& mlp = *s.mlp;

@@ -9,6 +9,7 @@
 // the shape alone.
 #pragma once
 
+#include "backend/adapters.h"
 #include "backend/cuda/device/rows.h"
 
 namespace moec::cuda {
@@ -19,6 +20,9 @@ struct ProductOutput {  // output i of a row product at c + i * n, of any stride
   bool biased = false;                 // c += bias of the output's first matrix ...
   const float* bias_weight = nullptr;  // ... times bias_weight[r], null = 1
   bool accumulate = false;             // c += the product, rounded again to its type
+  // Of narrow rows: c times the scale of each rank, zeros for other adapters than the token's.
+  const LowRank* ranks = nullptr;
+  const int32_t* row_token = nullptr;
 };
 // Matrices are as PointerTable::device() gives them. One term, or two of one length: of an output
 // each with the same operand, or of one output with operands of the same stride.

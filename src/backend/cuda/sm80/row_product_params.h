@@ -33,6 +33,12 @@ struct OperandCodes {
   bool transposed;   // the matrix is [k,n]: its n is the operand's k
 };
 
+// What the columns of narrow rows are multiplied by.
+struct ColumnScales {
+  const float* scale;                        // [n], null: nothing
+  const int32_t *adapter, *ids, *row_token;  // [n]; of tokens, null: all; of rows, null: themselves
+};
+
 struct PortableGemm {
   RowGroups groups;
   int64_t m, n, k;  // without the extent that runs over rows
@@ -47,6 +53,7 @@ struct PortableGemm {
   bool accumulate;
   Operand bias[2];  // i: n; no base and no pointers: none
   const float* bias_weight;
+  ColumnScales column_scales;
 };
 
 // In which type products read operand b of a part.

@@ -101,6 +101,12 @@ __device__ inline Span<4> load_bias(const PortableGemm& p, const PortableTile& t
   return bias;
 }
 
+__device__ __forceinline__ float times_scale(const ColumnScales& s, int64_t row, int64_t column,
+                                             float value) {
+  if (s.ids && s.ids[s.row_token ? s.row_token[row] : row] != s.adapter[column]) return 0;
+  return value * s.scale[column];
+}
+
 // Stores the staged tile; every thread of the CTA takes part. Four columns a thread, every eighth
 // row: T where four neighbours may be stored at once.
 constexpr int kPortableSpans = kPortableTile / 4,
@@ -117,8 +123,12 @@ __device__ __forceinline__ void write_spans(const PortableGemm& p, char* base, i
   for (int i = 0; i < rows; i += kPortableRowStep, to += step) {
     const float4 v = *reinterpret_cast<const float4*>(from + i * kPortableTile);
     Span<4> sum = {v.x, v.y, v.z, v.w};
-    if constexpr (!kWeightGradient)
+    if constexpr (!kWeightGradient) {
       add_scaled(sum, p.bias_weight ? p.bias_weight[row + i] : 1.0f, bias);
+      if (p.column_scales.scale)
+        for (int c = 0; c < 4; ++c)
+          sum[c] = times_scale(p.column_scales, row + i, column + c, sum[c]);
+    }
     if (p.accumulate) add_scaled(sum, 1.0f, load_elements(*to));
     store_elements(*to, sum);
   }
@@ -137,7 +147,10 @@ __device__ void write_elements(const PortableGemm& p, char* base, int64_t row, i
       if (c >= columns) break;
       const int64_t one = at + c * p.c.k_stride;
       float sum = from[i * kPortableTile + c];
-      if constexpr (!kWeightGradient) sum += weight * bias[c];
+      if constexpr (!kWeightGradient) {
+        sum += weight * bias[c];
+        if (p.column_scales.scale) sum = times_scale(p.column_scales, row + i, column + c, sum);
+      }
       if (p.accumulate) sum += load_span<1>(base, p.c.dtype, one)[0];
       store_span(base, p.c.dtype, one, Span<1>{sum});
     }

@@ -43,25 +43,6 @@ __global__ __launch_bounds__(kThreads) void set_ranks_kernel(float* scale, int32
   }
 }
 
-struct ScaleParams {
-  Rows rows;
-  int64_t rank;
-  const float* scale;
-  const int32_t *adapter, *ids;
-  Array narrow;
-};
-__global__ __launch_bounds__(kThreads) void scale_narrow_kernel(const ScaleParams p) {
-  begin_kernel();
-  for (int64_t i = global_thread(); i < p.rows.groups.max_rows * p.rank; i += global_threads()) {
-    const int64_t row = i / p.rank, rank = i - row * p.rank;
-    const int64_t token = p.rows.row_token ? p.rows.row_token[row] : row;
-    if (token < 0) continue;  // padding
-    const bool other = p.ids && p.ids[token] != p.adapter[rank];
-    const float value = other ? 0.0f : load_real(p.narrow.data, p.narrow.dtype, i) * p.scale[rank];
-    store_real(p.narrow.data, p.narrow.dtype, i, value);
-  }
-}
-
 struct SumParams {
   const float* sums;
   int32_t experts;
@@ -151,13 +132,6 @@ void pack_factors(const Op& op, const PackFactors& s) {
   none.adapter = -1;
   none.rank = to.rank - first;
   all(none);
-}
-
-void scale_narrow(const Op& op, const Rows& rows, const LowRank& factors, const Array& narrow) {
-  const int64_t elements = rows.groups.max_rows * factors.rank;
-  if (elements)
-    run(op, "narrow rows", scale_narrow_kernel, grid_of(op, elements), kThreads, 0,
-        ScaleParams{rows, factors.rank, factors.scale, factors.adapter, factors.ids, narrow});
 }
 
 void add_experts(const Op& op, const float* sums, int32_t experts, int64_t n, int64_t k,

@@ -3,14 +3,12 @@
 #pragma once
 
 #include "backend/args.h"
-#include "backend/cuda/device/rows.h"
+#include "backend/cuda/device/op.h"
 #include "backend/program.h"
 
 namespace moec::cuda {
 
 void pack_factors(const Op& op, const PackFactors& step);
-// rows [P,R] times the scale of each rank; zeros for ranks of other adapters than the token's.
-void scale_narrow(const Op& op, const Rows& rows, const LowRank& factors, const Array& narrow);
 // out(n, k) (+)= sum over experts, in their order, of sums [experts,n,k]
 void add_experts(const Op& op, const float* sums, int32_t experts, int64_t n, int64_t k,
                  const MatrixView& out, bool accumulate);
