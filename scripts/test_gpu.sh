@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # test_gpu.sh [PROGRAM...]: the tests of the CUDA backend on a machine with a GPU, or only those
 # named (tool: the moec command and the array API; c, rust, go, julia: those languages; torch: the
-# Python package on torch tensors). Programs in build/gpu_carry/bin (gpu_carry.sh) are used as they
+# Python package on torch tensors; frameworks: torch, transformers and jax; qlora: PEFT and
+# bitsandbytes, where this machine has them). Programs in build/gpu_carry/bin (gpu_carry.sh) are used as they
 # are, else built now. Julia's test needs a julia on PATH or in build/julia.
 # Writes bench/results/<gpu>/test_gpu.txt (with several GPUs test_2_gpus.txt, ..): one line a
 # program. Each program's own output: build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats
@@ -127,6 +128,19 @@ if wanted frameworks; then  # beside this machine's torch, transformers and jax
     task host "python_$module" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
       -p no:cacheprovider "bindings/python/framework_tests/test_$module.py"
   done
+fi
+if wanted qlora; then  # tests of one device, and the example
+  if python3 -c 'import peft, bitsandbytes' 2>/dev/null; then
+    export HF_HUB_OFFLINE=1
+    for module in qlora peft packed_load; do
+      task host "python_$module" env MOEC_TEST_DEVICE=cuda python3 -m pytest -p no:cacheprovider \
+        "bindings/python/framework_tests/test_$module.py"
+    done
+    task host example_qlora python3 examples/qlora/finetune.py --check --device cuda
+  else
+    echo "qlora: not run, PEFT or bitsandbytes is missing" | tee "$log/qlora.line"
+    echo qlora >>"$tasks/all"
+  fi
 fi
 status=0  # programs take turns on the GPU in slices: those that keep it busy are few at a time
 run_queue alone 1 || status=1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import moec.transformers
 from moec.golden import row_error
 
 VOCABULARY, LAYERS = 96, 2
+HERE = os.environ.get("MOEC_TEST_DEVICE", "cpu")  # where tests of one device run
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
@@ -59,7 +61,7 @@ WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 128, "moe_inter
 
 
 def build(
-    family: str, implementation: str | None = "eager", seed: int = 0, device: str = "cpu",
+    family: str, implementation: str | None = "eager", seed: int = 0, device: str = HERE,
     sizes: dict[str, Any] | None = None,
 ) -> Any:
     """A model of a family; None leaves transformers' default."""
@@ -78,7 +80,7 @@ def build(
 
 
 def tokens(
-    batch: int = 2, length: int = 9, seed: int = 3, device: str = "cpu"
+    batch: int = 2, length: int = 9, seed: int = 3, device: str = HERE
 ) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCABULARY, (batch, length), generator=generator).to(device)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import build
+from models import HERE, build
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, logging
 
@@ -27,7 +27,7 @@ def saved(folder: Path, family: str, dtype: torch.dtype = torch.bfloat16) -> Pat
 
 
 def load(
-    place: Path, dtype: torch.dtype = torch.bfloat16, device_map: Any = None, **options: Any
+    place: Path, dtype: torch.dtype = torch.bfloat16, device_map: Any = HERE, **options: Any
 ) -> Any:
     """It in 4 bits, as a user loads it."""
     config = BitsAndBytesConfig(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import VOCABULARY, build, tokens
+from models import HERE, VOCABULARY, build, tokens
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
 
@@ -36,7 +36,7 @@ def adapted(family: str, *more: LoraConfig) -> Any:
     generator = torch.Generator().manual_seed(3)
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
-            parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator)
+            parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator).to(HERE)
     return made
 
 
@@ -49,7 +49,7 @@ def gradients(model: Any, on_moec: bool = True) -> tuple[torch.Tensor, dict[str,
         ids = tokens(length=9)
         model.zero_grad(set_to_none=True)
         logits = model(input_ids=ids).logits
-        weights = torch.linspace(-1, 1, VOCABULARY)
+        weights = torch.linspace(-1, 1, VOCABULARY, device=HERE)
         (logits * weights).square().mean().backward()
     finally:
         _peft.is_served = served

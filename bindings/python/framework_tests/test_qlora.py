@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import tokens
+from models import HERE, tokens
 from packed_models import dense_twin, experts, load, saved
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM
@@ -31,9 +31,9 @@ def adapted(model: Any, names: tuple[str, ...] = ("default",)) -> Any:
     generator = torch.Generator().manual_seed(3)
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
-            parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator).to(HERE)
         elif "lora_A" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator) / 8
+            parameter.data = torch.randn(parameter.shape, generator=generator).to(HERE) / 8
     return made
 
 
@@ -115,7 +115,8 @@ def test_the_merged_checkpoint(family: str, tmp_path: Path) -> None:
     with torch.no_grad():
         want = model(tokens()).logits
         moec.transformers.save_merged(model, tmp_path / "merged")
-        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+        merged = AutoModelForCausalLM.from_pretrained(
+            tmp_path / "merged", dtype=torch.float32, device_map=HERE)
         torch.testing.assert_close(merged(tokens()).logits, want, rtol=2e-2, atol=2e-2)
         base = adapted(load(tmp_path / family, torch.float32))
         with base.disable_adapter():
