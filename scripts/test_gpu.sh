@@ -3,8 +3,8 @@
 # test_gpu.sh [PROGRAM...]: the tests of the CUDA backend on a machine with a GPU, or only those
 # named (tool: the moec command and the array API; c, rust, go, julia: those languages; torch: the
 # Python package on torch tensors; frameworks: torch, transformers and jax; qlora: PEFT and
-# bitsandbytes, where this machine has them). Programs in build/gpu_carry/bin (gpu_carry.sh) are used as they
-# are, else built now. Julia's test needs a julia on PATH or in build/julia.
+# bitsandbytes, where this machine has them). Programs in build/gpu_carry/bin (gpu_carry.sh) are
+# used as they are, else built now. Julia's test needs a julia on PATH or in build/julia.
 # Writes bench/results/<gpu>/test_gpu.txt (with several GPUs test_2_gpus.txt, ..): one line a
 # program. Each program's own output: build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats
 # a run. GTEST_FILTER='*Up*' test_gpu.sh kernel_check runs some of its checks.
