@@ -49,12 +49,13 @@ for source in $mains $sources; do
 done
 # Coded weights, as cmake/cuda.cmake writes them; an older tree has none.
 coded=src/backend/cuda/sm90/row_gemm_coded.cu.in
+coded_lines=src/backend/cuda/sm90/row_gemm_problem.h
 if [ -n "$sources" ] && [ -f $coded ]; then
   formats=$(sed -En 's/^using (Channel)?Formats = FormatList<(.*)>;/\2/p' src/quant/format.h)
-  for format in ${formats//,/ }; do
+  for codes in ${formats//,/ } $(grep -qs LineFormats "$coded_lines" && echo LineFormats); do
     for operation in up up_alternating down grad_down; do
-      file=$folder/row_gemm_coded_${operation}_$format
-      sed "s/@operation@/$operation/; s/@format@/$format/" $coded >"$file.cu"
+      file=$folder/row_gemm_coded_${operation}_$codes
+      sed "s/@operation@/$operation/; s/@codes@/$codes/; s/@format@/$codes/" $coded >"$file.cu"
       objects+=("$file.o") steps+=("$file.cu" "$file.o")
     done
   done

@@ -68,13 +68,15 @@ class Frozen(Moec):
 def layers_of(name, impls, max_tokens):
     """{impl: Frozen}: bf16 first; each scheme beside it holds the same values."""
     matrices, context = Matrices(name), moec.Context("cuda")
+    hidden, inter, experts, _ = matrices.shape
     bound = lambda **of: moec.Weights.of(  # noqa: E731
-        context, gate_layout=moec.GateLayout.GATE_THEN_UP, dtype="bf16", **of)
+        context, gate_layout=moec.GateLayout.GATE_THEN_UP, dtype="bf16", hidden=hidden, inter=inter,
+        num_experts=experts, **of)
     for impl in impls:
         scheme = SCHEMES[impl]
-        codes = {part: scheme.quantise(w) for part, w in
-                 (("gate_up", matrices.w1), ("down", matrices.w2))}
-        held = {part: scheme.values(c) for part, c in codes.items()}
+        plain = {"gate_up": matrices.w1, "down": matrices.w2}
+        codes = {part: scheme.quantise(w) for part, w in plain.items()}
+        held = {part: scheme.values(c, plain[part].shape) for part, c in codes.items()}
         coded = bound(scheme=scheme.scheme, **{p: c.data for p, c in codes.items()},
                       **{f"{p}_quant": c.quant for p, c in codes.items()})
         yield impl, {
@@ -104,8 +106,10 @@ class Bench:
 
     def compare(self, p, mode, impl, layers):
         runs, floors, work, wanted = {}, {}, {}, None
+        cases = []  # a graph does not hold the tensors that it reads and writes
         for name, layer in layers.items():
             case = layer.case(p, mode)
+            cases.append(case)
             case.run()
             got = [r.float().clone() for r in case.results().values()]
             wanted = wanted or got

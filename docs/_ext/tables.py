@@ -127,11 +127,18 @@ def schemes():
     return found
 
 
-def format_list(name):
-    """The classes of a list in src/quant/format.h."""
-    text = (ROOT / "src/quant/format.h").read_text()
-    return [one.strip() for one in
-            re.search(rf"using {name} = FormatList<(.*?)>;", text, re.DOTALL)[1].split(",")]
+def format_list(name, file="quant/format.h"):
+    """The classes of a list in a file of src."""
+    text = (ROOT / "src" / file).read_text()
+    found = re.search(rf"using {name} = (?:quant::)?FormatList<(.*?)>;", text, re.DOTALL)[1]
+    return [one.strip().removeprefix("quant::") for one in found.split(",")]
+
+
+def hopper_formats():
+    """{class: where Hopper's kernels take its matrices}"""
+    lines = format_list("LineFormats", "backend/cuda/sm90/row_gemm_problem.h")
+    return {**{one: "where a row has one scale" for one in format_list("ChannelFormats")},
+            **{one: "where blocks end with rows" for one in lines}}
 
 
 def tensor_cores():
@@ -152,14 +159,14 @@ def formats():
     if set(texts) != set(WRITERS) or set(SOURCES.values()) != set(format_list("Formats")):
         raise ValueError("WRITERS and SOURCES of docs/_ext/tables.py lack a format, or name "
                          "one that moec.h or src/quant/format.h has not")
-    cores, channels, rows, last = tensor_cores(), format_list("ChannelFormats"), [], ""
+    cores, hopper, rows, last = tensor_cores(), hopper_formats(), [], ""
     for name, text in texts.items():
         source = SOURCES[name]
         last = orientation(text) if not text.startswith("the same") and text else last
         rows.append([f"`{name}`", WRITERS[name], last,
                      "read in place, or packed",
                      "tensor cores" if source in cores else "fp32",
-                     "where a row has one scale" if source in channels else "portable kernels"])
+                     hopper.get(source, "portable kernels")])
     return table(["scheme", "written by", "orientation", "CPU", "portable CUDA", "Hopper"], rows)
 
 

@@ -48,6 +48,7 @@ add_gpu_test(repeat_test SOURCES step.cpp occupy.cu)
 add_gpu_test(device_test SOURCES step.cpp)
 add_gpu_test(paths_test)
 add_gpu_test(coded_test SOURCES coded_problem.cpp)
+add_gpu_test(lines_test SANITIZE)
 add_gpu_test(buffer_test)
 add_gpu_test(kernel_check KERNELS SANITIZE
   SOURCES weight_grad_check.cpp plan_check.cpp experts_problem.cpp plain.cu)

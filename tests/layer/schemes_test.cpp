@@ -18,7 +18,7 @@
 #include "support/golden_adapters.h"
 #include "support/json.h"
 #include "support/layer_check.h"
-#include "support/quant_runner.h"
+#include "support/quant_draw.h"
 #include "support/skip.h"
 
 namespace moec::test {
@@ -134,83 +134,6 @@ class Formats : public testing::TestWithParam<QuantCase> {};
 INSTANTIATE_TEST_SUITE_P(Schemes, Formats, testing::ValuesIn(kQuantCases),
                          [](const auto& one) { return std::string(one.param.name); });
 
-int rounded_up(int value, int multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-struct Shape {
-  uint32_t gate_layout;
-  bool gate_up_in_out, down_in_out, per_expert;
-  int hidden, inter;
-};
-// Expert 0 has no rows, expert 1 many of them, the last ones few.
-void route(QuantProblem* p, int many, Random* random) {
-  p->tokens = many;
-  for (int t = 0; t < many; ++t) {
-    const int second = 2 + int(random->below(p->experts - 2));
-    p->ids.insert(p->ids.end(), {1, t < 20 ? second : 2});
-    for (int slot = 0; slot < 2; ++slot)
-      p->routing_weights.push_back(
-          oracle::round_to(oracle::Rounding::kFp32, random->uniform() + 0.25));
-  }
-  p->top_k = 2;
-}
-
-QuantisedMatrix random_matrix(const QuantCase& c, const Shape& shape, int N, int K, bool in_out,
-                              int parts, int experts, Random* random) {
-  QuantisedMatrix matrix;
-  if (!shape.per_expert) return {random_quantised(c, experts, N, K, in_out, parts, random)};
-  for (int e = 0; e < experts; ++e) {
-    matrix.push_back(random_quantised(c, 1, N, K, in_out, parts, random));
-    matrix[size_t(e)].codebook = matrix[0].codebook;  // one serves all experts
-    matrix[size_t(e)].scale_book = matrix[0].scale_book;
-  }
-  return matrix;
-}
-
-QuantProblem random_problem(const QuantCase& c, const Shape& shape, moec_dtype dtype, int many,
-                            Random* random) {
-  QuantProblem p;
-  p.dtype = dtype;
-  p.gate_layout = shape.gate_layout;
-  p.experts = 4;
-  p.whole_shape = c.whole_shape;
-  p.hidden = shape.hidden;
-  p.inter = shape.inter;
-  const bool plain = p.gate_layout == MOEC_GATE_NONE;
-  if (plain) p.activation.kind = oracle::Act::kRelu2;
-  route(&p, many, random);
-  const size_t values = size_t(p.tokens) * size_t(p.hidden);
-  p.x = random->normals(values);
-  p.d_y = random->normals(values);
-  for (Vec* v : {&p.x, &p.d_y})
-    for (double& value : *v) value = oracle::round_to(rounding_of(dtype), value);
-  const bool up_in_out = shape.gate_up_in_out, joined = !plain && p.gate_layout != MOEC_GATE_SPLIT;
-  const auto matrix = [&](int N, int K, bool in_out, int parts) {
-    return random_matrix(c, shape, N, K, in_out, parts, p.experts, random);
-  };
-  if (joined) {
-    p.gate_up = matrix(2 * p.inter, p.hidden, up_in_out, 2);
-    for (Quantised& q : p.gate_up) {
-      q.alternating = p.gate_layout == MOEC_GATE_INTERLEAVED;
-      q.part_of_first_is_second = p.gate_layout == MOEC_UP_THEN_GATE;
-    }
-  } else {
-    if (!plain) p.gate = matrix(p.inter, p.hidden, up_in_out, 1);
-    p.up = matrix(p.inter, p.hidden, up_in_out, 1);
-  }
-  p.down = matrix(p.hidden, p.inter, shape.down_in_out, 1);
-  const auto bias = [&](int rows) {
-    Vec v = random->normals(size_t(p.experts * rows), 0.5);
-    for (double& value : v) value = oracle::round_to(rounding_of(dtype), value);
-    return v;
-  };
-  if (!plain) p.values.gate_bias = bias(p.inter);
-  p.values.up_bias = bias(p.inter);
-  p.values.down_bias = bias(p.hidden);
-  return p;
-}
-
 // Up to four rows of an expert are multiplied with codes of bf16 values where those lie: their sums
 // have an order of their own.
 bool sums_as_plain(const QuantProblem& p) {
@@ -225,19 +148,19 @@ TEST_P(Formats, MatchTheOracleAndThePlainLayer) {
   const QuantCase& c = GetParam();
   Random random(31);
   constexpr bool kOut = false, kIn = true;
-  const Shape kShapes[] = {{MOEC_GATE_SPLIT, kOut, kOut, false, 45, 31},
-                           {MOEC_GATE_SPLIT, kIn, kOut, true, 64, 32},
-                           {MOEC_GATE_THEN_UP, kOut, kIn, true, 33, 70},
-                           {MOEC_GATE_THEN_UP, kIn, kIn, false, 72, 40},
-                           {MOEC_UP_THEN_GATE, kOut, kOut, false, 128, 96},
-                           {MOEC_UP_THEN_GATE, kIn, kOut, true, 37, 53},
-                           {MOEC_GATE_INTERLEAVED, kOut, kIn, false, 77, 45},
-                           {MOEC_GATE_INTERLEAVED, kIn, kIn, false, 130, 35},
-                           {MOEC_GATE_NONE, kOut, kOut, true, 96, 129},
-                           {MOEC_GATE_NONE, kIn, kIn, false, 31, 64}};
+  const QuantShape kShapes[] = {{MOEC_GATE_SPLIT, kOut, kOut, false, 45, 31},
+                                {MOEC_GATE_SPLIT, kIn, kOut, true, 64, 32},
+                                {MOEC_GATE_THEN_UP, kOut, kIn, true, 33, 70},
+                                {MOEC_GATE_THEN_UP, kIn, kIn, false, 72, 40},
+                                {MOEC_UP_THEN_GATE, kOut, kOut, false, 128, 96},
+                                {MOEC_UP_THEN_GATE, kIn, kOut, true, 37, 53},
+                                {MOEC_GATE_INTERLEAVED, kOut, kIn, false, 77, 45},
+                                {MOEC_GATE_INTERLEAVED, kIn, kIn, false, 130, 35},
+                                {MOEC_GATE_NONE, kOut, kOut, true, 96, 129},
+                                {MOEC_GATE_NONE, kIn, kIn, false, 31, 64}};
   int turn = 0;
-  for (const Shape& shape_of : kShapes) {
-    Shape shape = shape_of;
+  for (const QuantShape& shape_of : kShapes) {
+    QuantShape shape = shape_of;
     if (c.only_in_out) shape.gate_up_in_out = shape.down_in_out = true;
     if (c.only_out_in) shape.gate_up_in_out = shape.down_in_out = false;
     // Both are inputs of one matrix and outputs of another.
@@ -253,7 +176,7 @@ TEST_P(Formats, MatchTheOracleAndThePlainLayer) {
                    (shape.down_in_out ? " in_out" : " out_in") +
                    (shape.per_expert ? " per expert " : " ") + std::to_string(shape.hidden) +
                    " x " + std::to_string(shape.inter) + ", tokens " + std::to_string(many));
-      QuantProblem p = random_problem(c, shape, type.dtype, many, &random);
+      QuantProblem p = random_quant_problem(c, shape, type.dtype, many, &random);
       p.save = turn % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
       const QuantResults got = run(p, false);
       expect_near(got, reference(p), p, 2 * type.tolerance);
@@ -283,11 +206,11 @@ TEST(Mixed, FormatsOfTheMatricesMayDiffer) {
     const int multiple =
         std::lcm(std::lcm(c.multiple_n, c.multiple_k), std::lcm(d.multiple_n, d.multiple_k));
     const bool up_in_out = c.only_in_out || (i % 2 && !c.only_out_in);
-    const Shape shape = {
+    const QuantShape shape = {
         MOEC_GATE_THEN_UP,       up_in_out, d.only_in_out, false, rounded_up(40, multiple),
         rounded_up(24, multiple)};
-    QuantProblem p = random_problem(c, shape, MOEC_F32, 9, &random);
-    p.down = random_matrix(d, shape, p.hidden, p.inter, d.only_in_out, 1, p.experts, &random);
+    QuantProblem p = random_quant_problem(c, shape, MOEC_F32, 9, &random);
+    p.down = random_quant_matrix(d, shape, p.hidden, p.inter, d.only_in_out, 1, p.experts, &random);
     if (i % 3 == 0) {
       p.values.down = test::dequantise(p.down, oracle::Rounding::kFp32);
       p.down = {};

@@ -2,7 +2,7 @@
 # The whole layer through moec.h against the oracle. A machine without an instruction set skips it.
 target_sources(moec_test_support PRIVATE
   support/adapter_set.cpp support/descriptors.cpp support/device.cpp support/golden_adapters.cpp
-  support/layer_runner.cpp support/quant_runner.cpp
+  support/layer_runner.cpp support/quant_draw.cpp support/quant_runner.cpp
   support/quantised.cpp support/quantised_cases.cpp support/quantised_files.cpp
   support/rank_threads.cpp
   support/tensors.cpp support/weight_sets.cpp)

@@ -153,6 +153,116 @@ TEST(RowGemmMatrices, ColumnsOfGateAndUpInTurn) {
   EXPECT_NE(set_matrices(p, kInter, kHidden, gate, &apart), nullptr);
 }
 
+// Part of a gate_up of nibbles as it is bound: everything but `rows` is that of the whole matrix.
+ExpertMatrix nibbles(uint32_t scheme, bool out_in, quant::RowMap rows, int64_t block) {
+  const int64_t bound_rows = 2 * kInter;
+  ExpertMatrix m;
+  m.dtype = MOEC_BF16;
+  m.scheme = scheme;
+  m.values = {memory, nullptr, bound_rows * kHidden / 2, 0, MOEC_U8};
+  m.row_stride = out_in ? kHidden : 1;
+  m.col_stride = out_in ? 1 : bound_rows;
+  m.rows = rows;
+  const bool stream = scheme == MOEC_SCHEME_CODEBOOK4;
+  m.scales.array = {memory, nullptr, bound_rows * kHidden / block, 0, MOEC_F8_E8M0};
+  m.scales.row_stride = out_in ? kHidden / block : 1;
+  m.scales.col_stride = out_in ? 1 : bound_rows / block;
+  (out_in || stream ? m.scales.block_k : m.scales.block_n) = quant::BlockSize(block);
+  if (stream) {
+    m.scales.array.dtype = MOEC_F32;
+    m.expert_codes = bound_rows * kHidden;
+    m.codebook = reinterpret_cast<const float*>(memory);
+  }
+  return m;
+}
+
+TEST(RowGemmMatrices, NibblesOfRowsThatAlternate) {
+  const ExpertMatrix gate = nibbles(MOEC_SCHEME_MXFP4, true, {0, 2}, 32);
+  const ExpertMatrix up = nibbles(MOEC_SCHEME_MXFP4, true, {1, 2}, 32);
+  RowGemmProblem p = empty(RowGemm::kUp);
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);
+  EXPECT_FALSE(p.alternating || p.weights_mn_major);
+  EXPECT_EQ(p.weights[1], memory + kHidden / 2);
+  EXPECT_EQ(p.weight_stride, 2 * kHidden);  // codes
+  EXPECT_EQ(p.expert_stride, 2 * kInter * kHidden);
+  EXPECT_EQ(p.lines.decode, LineDecode::kPowers);
+  EXPECT_FALSE(p.lines.high_first);
+  const ExpertScales& scales = p.lines.scales[1];
+  EXPECT_EQ(scales.first_line, 1);
+  EXPECT_EQ(scales.line_step, 2);
+  EXPECT_EQ(scales.line_shift, 0);
+  EXPECT_EQ(scales.line_stride, kHidden / 32);
+  EXPECT_EQ(scales.shift, 5);
+  p.dtype = MOEC_F16;
+  ExpertMatrix of_half[] = {gate, up};
+  for (ExpertMatrix& m : of_half) m.dtype = MOEC_F16;
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, of_half[0], of_half + 1), nullptr);
+  EXPECT_EQ(p.lines.decode, LineDecode::kTable);
+  EXPECT_EQ(p.lines.numbers[15], -6.0f);
+}
+
+TEST(RowGemmMatrices, NibblesOfColumns) {
+  const uint32_t nf4 = MOEC_SCHEME_CODEBOOK4;
+  RowGemmProblem p = empty(RowGemm::kGradUp);
+  const ExpertMatrix in_turn[] = {nibbles(nf4, false, {0, 2}, 64), nibbles(nf4, false, {1, 2}, 64)};
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, in_turn[0], in_turn + 1), nullptr);
+  EXPECT_TRUE(p.alternating);
+  EXPECT_EQ(p.k_size, 2 * kInter);
+  EXPECT_EQ(p.weight_stride, 2 * kInter);
+  EXPECT_TRUE(p.lines.high_first);
+  EXPECT_EQ(p.lines.scales[0].line_stride, 1);
+  EXPECT_EQ(p.lines.scales[0].first, 0);
+  const ExpertMatrix behind[] = {nibbles(nf4, false, {0, 1}, 64),
+                                 nibbles(nf4, false, {kInter, 1}, 64)};
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, behind[0], behind + 1), nullptr);
+  EXPECT_FALSE(p.alternating);
+  EXPECT_EQ(p.weights[1], memory + kInter / 2);
+  EXPECT_EQ(p.lines.scales[1].first, kInter);
+  EXPECT_EQ(p.lines.scales[1].expert_stride, 2 * kInter * kHidden / 64);
+}
+
+TEST(RowGemmMatrices, LinesThatHaveNoKernel) {
+  const auto refusal = [](const ExpertMatrix& m) {
+    RowGemmProblem p = empty(RowGemm::kDown);
+    const char* const why = set_matrices(p, kInter, kHidden, m, nullptr);
+    return std::string(why ? why : "");
+  };
+  const float book[1] = {};
+  const ExpertMatrix nf4 = nibbles(MOEC_SCHEME_CODEBOOK4, true, {}, 64);
+  const ExpertMatrix int4 = nibbles(MOEC_SCHEME_INT4, true, {}, 32);
+  EXPECT_EQ(refusal(nf4), "");
+  EXPECT_EQ(refusal(int4), "");
+  ExpertMatrix other = nf4;
+  other.scale_book = book;
+  EXPECT_EQ(refusal(other), "nested scales");
+  other = nf4;
+  other.scales.block_k = quant::BlockSize(128);
+  EXPECT_EQ(refusal(other), "blocks that do not end with rows");
+  other = nibbles(MOEC_SCHEME_CODEBOOK4, false, {16, 1}, 64);
+  EXPECT_EQ(refusal(other), "blocks that are not whole runs of 32");
+  other = int4;
+  other.zeros.array.base = memory;
+  EXPECT_EQ(refusal(other), "zero points");
+  other = int4;
+  other.group_index.base = memory;
+  EXPECT_EQ(refusal(other), "a group index");
+  other = int4;
+  other.scales.block_k = quant::BlockSize(96);
+  EXPECT_EQ(refusal(other), "blocks that are not whole runs of 32");
+  other.scales.block_k = quant::BlockSize(16);
+  EXPECT_EQ(refusal(other), "blocks that are not whole runs of 32");
+  other = int4;
+  other.scales.block_n = quant::BlockSize(3);
+  EXPECT_EQ(refusal(other), "blocks whose extent is no power of two");
+  other = int4;
+  other.scheme = MOEC_SCHEME_FP8;
+  other.values.dtype = MOEC_F8_E5M2;
+  EXPECT_EQ(refusal(other), "codes of e5m2");
+  other = int4;
+  other.scheme = MOEC_SCHEME_NVFP4;
+  EXPECT_EQ(refusal(other), "quantised weights of this format");
+}
+
 TEST(RowGemmMatrices, WhatHasNoKernelIsRefusedWithAReason) {
   const auto refusal = [](RowGemm op, const ExpertMatrix& first, const ExpertMatrix* second) {
     RowGemmProblem p = empty(op);

@@ -21,19 +21,20 @@ bool is_coded(const RowGemmProblem& p) {
 }
 
 moec_dtype stored_dtype(const RowGemmProblem& p) {
-  return is_coded(p) ? *quant::find_format(p.scheme)->code_dtypes.begin() : p.dtype;
+  return is_coded(p) ? moec_dtype(MOEC_U8) : p.dtype;
 }
 
 TensorMapShape weight_shape(const RowGemmProblem& p, int part) {
   TensorMapShape shape = {};
   shape.base = p.weights[part];
   const int64_t columns = alternating_weights(p) ? 2 * p.features : p.features;
-  shape.extent[0] = p.weights_mn_major ? columns : p.k_size;
+  const int each = codes_in_byte(p.scheme);
+  shape.extent[0] = (p.weights_mn_major ? columns : p.k_size) / each;
   shape.extent[1] = p.weights_mn_major ? p.k_size : p.features;
   shape.extent[2] = p.num_experts;
-  shape.stride[0] = p.weight_stride;
-  shape.stride[1] = p.expert_stride;
-  shape.box[0] = kTileK;
+  shape.stride[0] = p.weight_stride / each;
+  shape.stride[1] = p.expert_stride / each;
+  shape.box[0] = kTileK / each;
   shape.box[1] = p.weights_mn_major || is_coded(p) ? kTileK : kTileFeatures / 2;
   return shape;
 }
@@ -127,20 +128,29 @@ void set_rest(const RowGemmProblem& from, const RowGemmChoice& choice, RowGemmPa
   to.done = from.done;
 }
 
-// The launch functions of weights of one form: of each operation, then of alternating columns.
+// The launch functions of weights of one kind: of each operation, then of alternating columns.
 constexpr int kAlternatingKind = 4, kKinds = 5;
 struct Launches {
   RowGemmLaunch<RowGemmParams>* plain[kKinds];
   RowGemmLaunch<CodedRowGemmParams>* coded[kKinds];
 };
+template <class Codes>
+constexpr Launches kCodedLaunches = {
+    {},
+    {launch_coded_up<Codes>, launch_coded_down<Codes>, launch_coded_down<Codes>,
+     launch_coded_grad_down<Codes>, launch_coded_up_alternating<Codes>}};
 template <class... Format>
-constexpr std::array<Launches, 1 + sizeof...(Format)> launches_of(quant::FormatList<Format...>) {
+constexpr std::array<Launches, 2 + sizeof...(Format)> launches_of(quant::FormatList<Format...>) {
   return {{{{launch_up, launch_down, launch_down, launch_grad_down, launch_up_alternating}, {}},
-           {{},
-            {launch_coded_up<Format>, launch_coded_down<Format>, launch_coded_down<Format>,
-             launch_coded_grad_down<Format>, launch_coded_up_alternating<Format>}}...}};
+           kCodedLaunches<LineFormats>,
+           kCodedLaunches<Format>...}};
 }
-constexpr auto kLaunches = launches_of(quant::ChannelFormats{});  // plain, then the list
+// Plain, lines, then the formats of channels.
+constexpr auto kLaunches = launches_of(quant::ChannelFormats{});
+int kind_of_weights(const RowGemmProblem& p) {
+  if (!is_coded(p)) return 0;
+  return has_lines(p.scheme) ? 1 : 2 + quant::ChannelFormats::index(p.scheme);
+}
 
 }  // namespace
 
@@ -172,12 +182,13 @@ cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& 
   CodedRowGemmParams params = {};
   if (cudaError_t e = make_maps(problem, params)) return e;
   set_rest(problem, choice, params);
-  const Launches& launches = kLaunches[quant::ChannelFormats::index(problem.scheme) + 1];
+  const Launches& launches = kLaunches[size_t(kind_of_weights(problem))];
   const int kind = alternating_weights(problem) ? kAlternatingKind : int(problem.op);
   if (!is_coded(problem)) return launches.plain[kind](problem, params, choice.ctas, stream);
   params.channels[0] = problem.channels[0];
   params.channels[1] = problem.channels[1];
   params.channels_along_k = is_gradient(problem.op);
+  params.lines = problem.lines;
   return launches.coded[kind](problem, params, choice.ctas, stream);
 }
 

@@ -17,9 +17,9 @@
 //   order    each output element is owned by one thread: deterministic
 #pragma once
 
+#include "backend/cuda/sm90/line_decoder.cuh"
 #include "backend/cuda/sm90/pace.cuh"
 #include "backend/cuda/sm90/row_gemm_config.cuh"
-#include "backend/cuda/sm90/weight_decoder.cuh"
 
 namespace moec::cuda {
 
@@ -125,14 +125,14 @@ class RowProducer {
     uint32_t arrived = ring.full();
     if constexpr (C::kCoded) {
       arrived = codes_.of(ring);
-      ptx::barrier_arrive_expect(arrived, C::Weights::kBytes);
+      ptx::barrier_arrive_expect(arrived, C::Weights::bytes(p_));
       if (C::kAnnounces) ptx::barrier_arrive_expect(ring.full(), row_bytes);
     } else {
-      ptx::barrier_arrive_expect(arrived, C::Weights::kBytes + row_bytes);
+      ptx::barrier_arrive_expect(arrived, C::Weights::bytes(p_) + row_bytes);
     }
     const OperandM from{p_.weight_maps, part(kb),    first_feature(p_, tile.feature_tile),
                         k(kb),          tile.expert, shared(tile)};
-    load_operand_m<typename C::Weights, C::kBlocks>(ring.operand_m(), arrived, from);
+    load_operand_m<typename C::Weights, C::kBlocks>(p_, ring.operand_m(), arrived, from);
   }
   // Behind the tile's rows are zeros, whose products take less energy than those of any rows.
   __device__ void load_rows(const RowTile& tile, int kb) const {
@@ -321,13 +321,13 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   typename C::Stages ring(memory, memory + C::kBarriers, p.shares);
   const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   TileQueue queue(memory + C::kQueue);
+  if constexpr (C::kCoded) WeightDecoder<C>::init(p, memory + C::kCodes);
   if (threadIdx.x == 0) {
     ring.init(C::kFull, C::kLanded);
     numbers.init();
     queue.init(C::kQueueReaders);
     ptx::barrier_init(memory + C::kPair, kClusterSize);
     ptx::barrier_init(memory + C::kPair + 8, 1);
-    if constexpr (C::kCoded) CodeBarriers<C::kStages>(memory + C::kCodes).init();
     if constexpr (C::kFinished) C::Epilogue::Finisher::init(memory + C::kStaging);
     ptx::fence_barrier_init();
   }

@@ -42,10 +42,11 @@ struct RowGemmParams : RowGemmTiles {
   unsigned* done;
 };
 
-// The same with coded weights.
+// The same with coded weights: of channels, or of lines.
 struct CodedRowGemmParams : RowGemmParams {
   ExpertChannels channels[2];
   bool channels_along_k;  // a channel is an index of k, else a feature
+  CodedLines lines;
 };
 
 // Why the sm_90a kernels cannot take this problem, or null.

@@ -58,8 +58,8 @@ struct RowGemmConfig {
       kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader + 4 * kSideDecoder;
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
   static constexpr int kTaller = kMaxRows > kMaxTileN ? 8 : 0;  // for one more address of a row
-  static constexpr int kFinisherRegisters = 104, kSideRegisters = 32, kDecoderRegisters = 48;
-  static constexpr int kProducerRegisters = kSideDecoder  ? kSideRegisters
+  static constexpr int kFinisherRegisters = 104, kSideRegisters = 32, kDecoderRegisters = 56;
+  static constexpr int kProducerRegisters = kSideDecoder  ? 24
                                             : kSideLoader ? (kCoded ? 64 : 48 + kTaller)
                                             : kGather     ? 72
                                                           : 40;

@@ -12,14 +12,15 @@ using RowGemmLaunch = cudaError_t(const RowGemmProblem& problem, const Params& p
                                   cudaStream_t stream);
 RowGemmLaunch<RowGemmParams> launch_up, launch_up_alternating, launch_down, launch_grad_down;
 
-// Of coded weights: files that CMake writes from row_gemm_coded.cu.in for each format.
-template <class Format>
+// Of coded weights: files that CMake writes from row_gemm_coded.cu.in, for each format of channels
+// and one for LineFormats.
+template <class Codes>
 RowGemmLaunch<CodedRowGemmParams> launch_coded_up;
-template <class Format>
+template <class Codes>
 RowGemmLaunch<CodedRowGemmParams> launch_coded_up_alternating;
-template <class Format>
+template <class Codes>
 RowGemmLaunch<CodedRowGemmParams> launch_coded_down;
-template <class Format>
+template <class Codes>
 RowGemmLaunch<CodedRowGemmParams> launch_coded_grad_down;
 
 }  // namespace moec::cuda

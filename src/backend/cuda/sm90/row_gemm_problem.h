@@ -41,6 +41,30 @@ struct ExpertChannels {
   ChannelArray scales, zeros;
 };
 
+// Formats whose codes lie in lines along the matrix's contiguous axis, in blocks of at least
+// kLineRun positions: a lane makes elements of so many codes with one scale.
+using LineFormats = quant::FormatList<quant::Codebook4, quant::Mxfp4, quant::Int4, quant::Fp8>;
+constexpr int kLineRun = 32;
+
+// How these elements are made (line_words.h).
+enum class LineDecode { kTable, kPowers, kIntegers, kBytes };
+
+// Scales of blocks: that of position i of line l is at
+// (first_line + l * line_step >> line_shift) * line_stride + (first + i >> shift) of its expert's.
+struct ExpertScales {
+  const void* base;
+  int64_t expert_stride;  // entries
+  int first_line, line_step, line_shift, line_stride, first, shift;
+  moec_dtype dtype;
+};
+struct CodedLines {
+  LineDecode decode;
+  bool high_first;            // of two codes of a byte the first is the high nibble
+  float numbers[16];          // that nibbles stand for, without a codebook
+  const float* codebooks[2];  // of each part, or null
+  ExpertScales scales[2];
+};
+
 struct RowGemmProblem {
   RowGemm op;
   moec_dtype dtype;          // MOEC_BF16 or MOEC_F16
@@ -56,6 +80,7 @@ struct RowGemmProblem {
   int64_t expert_stride;       // elements
   uint32_t scheme;             // moec_scheme of the weights
   ExpertChannels channels[2];  // of each part, where it has one
+  CodedLines lines;            // of LineFormats
   ExpertBias bias[2];          // kUp: gate, up; kDown: the first
   moec_activation activation;  // kUp, kGradDown
 
@@ -83,9 +108,17 @@ struct RowGemmProblem {
   unsigned* done;
 };
 
-// Whether the kernels decode a format: signed bytes. Each row has one scale.
+// Whether the kernels decode a format: signed bytes where each row has one scale, or lines.
+constexpr bool has_lines(uint32_t scheme) {
+  return LineFormats::index(scheme) >= 0;
+}
 constexpr bool row_gemm_decodes(const quant::FormatInfo& format) {
-  return quant::ChannelFormats::index(format.scheme) >= 0;
+  return quant::ChannelFormats::index(format.scheme) >= 0 || has_lines(format.scheme);
+}
+// Codes of a byte.
+constexpr int codes_in_byte(uint32_t scheme) {
+  const quant::FormatInfo* const format = quant::find_format(scheme);
+  return format && format->code_bits == 4 ? 2 : 1;
 }
 
 // Whether two matrices are the even and the odd columns of one whose n axis is contiguous.

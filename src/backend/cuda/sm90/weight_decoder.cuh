@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warps that make elements of codes inside a stage. A block of 64 x 64 codes lies as it does in
+// Warps that make elements of codes inside a stage: here of signed bytes where each row of the
+// matrix has one scale, in line_decoder.cuh of lines. A block of 64 x 64 codes lies as it does in
 // memory, in rows of 64 bytes, in the upper half of the 8 KiB that its elements take; the elements
 // come from its beginning on, each row a line of 128 bytes under the swizzle. Batch b of 16 rows
 // is read before any of it is written, and covers no codes but those of batches up to b.
@@ -42,16 +43,30 @@ class CodeBarriers {
   uint32_t memory_;
 };
 
+// By a warp that has written its elements of the ring's current stage.
+template <typename C>
+__device__ __forceinline__ void announce_elements(const typename C::Stages& ring, int lane) {
+  // Where rows are gathered, another warp fences: here a fence would wait for the rows, too.
+  if constexpr (!C::kGather) ptx::fence_proxy_async();
+  __syncwarp();
+  if (lane == 0) ptx::barrier_arrive(C::kRelay == C::kNoWarp ? ring.full() : ring.landed());
+}
+
 constexpr int kDecodedRows = 64, kChannelBytes = kDecodedRows * 8;  // of a block; of a warp
 
 template <typename C>
-class WeightDecoder {
+class ChannelDecoder {
  public:
   using Codes = CodeBarriers<C::kStages>;
   static constexpr int kBytes = Codes::kBytes + C::kDecoders * kChannelBytes;
 
+  // By all threads; a barrier follows.
+  static __device__ void init(const typename C::Params&, uint32_t memory) {
+    if (threadIdx.x == 0) Codes(memory).init();
+  }
+
   // warp: of C::kDecoders
-  __device__ WeightDecoder(const typename C::Params& p, uint32_t memory, int warp)
+  __device__ ChannelDecoder(const typename C::Params& p, uint32_t memory, int warp)
       : p_(p),
         codes_(memory),
         channels_(memory + Codes::kBytes + warp * kChannelBytes),
@@ -79,10 +94,7 @@ class WeightDecoder {
       const uint32_t memory = ring.operand_m() + block * kBlockBytes;
       of_rows ? decode_block<true>(memory) : decode_block<false>(memory);
     }
-    // Where rows are gathered, another warp fences: here a fence would wait for the rows, too.
-    if constexpr (!C::kGather) ptx::fence_proxy_async();
-    __syncwarp();
-    if (lane_ == 0) ptx::barrier_arrive(C::kRelay == C::kNoWarp ? ring.full() : ring.landed());
+    announce_elements<C>(ring, lane_);
   }
 
  private:
@@ -131,7 +143,7 @@ class WeightDecoder {
 #pragma unroll
       for (int i = 0; i < 8; ++i) of_column[i] = channel(8 * chunk + i);
     }
-    const uint32_t from = block + C::Weights::kPlace + 8 * lane_;
+    const uint32_t from = block + C::Weights::place(p_) + 8 * lane_;
 #pragma unroll 1
     for (int first = 0; first < kDecodedRows; first += kBatchRows) {
       uint2 codes[kTurns];

@@ -9,6 +9,9 @@
 
 namespace moec::cuda {
 
+// Each kind says where in its block a copy lies and how many bytes of a stage are copied, and where
+// on the contiguous axis of its map a position is.
+
 // Elements: copies put them where wgmma reads them.
 template <Major kMajor_>
 struct PlainWeights {
@@ -16,8 +19,9 @@ struct PlainWeights {
   static constexpr Major kMajor = kMajor_;
   static constexpr bool kCoded = false;
   static constexpr int kCopyBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
-  static constexpr int kPlace = 0;                                 // of a copy, in its block
-  static constexpr int kBytes = kOperandMBytes;                    // that are copied
+  static __device__ int place(const Params&) { return 0; }
+  static __device__ int bytes(const Params&) { return kOperandMBytes; }
+  static __device__ int column(const Params&, int position) { return position; }
 };
 
 // Codes of one byte, a channel for each row of the matrix. A block of them arrives in the upper
@@ -27,9 +31,27 @@ struct CodedWeights {
   using Format = Format_;
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = true;
-  static constexpr int kCopyBlocks = 1, kPlace = kBlockBytes / 2, kBytes = kOperandMBytes / 2;
-  static_assert(row_gemm_decodes(Format::kInfo));
+  static constexpr bool kCoded = true, kInLines = false;
+  static constexpr int kCopyBlocks = 1;
+  static __device__ int place(const Params&) { return kBlockBytes / 2; }
+  static __device__ int bytes(const Params&) { return kOperandMBytes / 2; }
+  static __device__ int column(const Params&, int position) { return position; }
+  static_assert(quant::ChannelFormats::index(Format::kInfo.scheme) >= 0);
+};
+
+// Lines of bytes or of nibbles, at the end of the place of their elements (line_decoder.cuh).
+template <Major kMajor_>
+struct CodedWeights<LineFormats, kMajor_> {
+  using Params = CodedRowGemmParams;
+  static constexpr Major kMajor = kMajor_;
+  static constexpr bool kCoded = true, kInLines = true;
+  static constexpr int kCopyBlocks = 1;
+  static __device__ int nibbles(const Params& p) { return p.lines.decode != LineDecode::kBytes; }
+  static __device__ int place(const Params& p) {
+    return kBlockBytes - (kBlockBytes / 2 >> nibbles(p));
+  }
+  static __device__ int bytes(const Params& p) { return kOperandMBytes / 2 >> nibbles(p); }
+  static __device__ int column(const Params& p, int position) { return position >> nibbles(p); }
 };
 
 // What the four 64-feature blocks are. Warpgroup g multiplies blocks g and 2 + g.
@@ -62,14 +84,14 @@ __device__ __forceinline__ BlockPlace place_of(int part, int feature, int block)
 
 // By one thread.
 template <typename Weights, Blocks kForm>
-__device__ __forceinline__ void load_operand_m(uint32_t dst, uint32_t barrier,
-                                               const OperandM& from) {
+__device__ __forceinline__ void load_operand_m(const typename Weights::Params& p, uint32_t dst,
+                                               uint32_t barrier, const OperandM& from) {
   const auto load = [&](int block, bool shared) {
     const BlockPlace place = place_of<kForm>(from.part, from.feature, block);
-    const ptx::Coordinate at = Weights::kMajor == Major::kK
-                                   ? ptx::Coordinate{from.k, place.feature, from.expert}
-                                   : ptx::Coordinate{place.feature, from.k, from.expert};
-    load_block(dst + block * kBlockBytes + Weights::kPlace, from.maps + place.part, barrier, at,
+    const bool along_k = Weights::kMajor == Major::kK;
+    const int column = Weights::column(p, along_k ? from.k : place.feature);
+    const ptx::Coordinate at = {column, along_k ? place.feature : from.k, from.expert};
+    load_block(dst + block * kBlockBytes + Weights::place(p), from.maps + place.part, barrier, at,
                shared);
   };
   // Not one loop whose bounds are known only now: that becomes 75 instructions in front of the last

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Experts whose codes lie in lines, on Hopper's kernels: bit for bit what the same kernels make of
+// the values that the codes stand for, rounded once, in every layout and orientation; and which
+// matrices these kernels leave to others.
+#include <array>
+#include <string>
+
+#include "harness.h"
+#include "support/quant_draw.h"
+
+namespace moec::test {
+namespace {
+
+using oracle::Number;
+using oracle::Scheme;
+
+class HopperOnly : public testing::Environment {
+ public:
+  void SetUp() override {
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    if (major != 9) {
+      std::printf("skipped: no Hopper GPU\n");
+      std::exit(77);
+    }
+    setenv("MOEC_TEST_DEVICE", "cuda", 1);
+    setenv("MOEC_CUDA_KERNELS", "sm90", 1);
+  }
+};
+const testing::Environment* const kHopperOnly = testing::AddGlobalTestEnvironment(new HopperOnly);
+
+struct LineCase {
+  QuantCase format;
+  int multiple = 32;          // of hidden and inter: rows end with blocks and with 16 bytes
+  bool along_inputs = false;  // blocks run along k: not along a line of [K,N]
+};
+const LineCase kCases[] = {
+    {{.name = "nf4_64", .scheme = Scheme::kCodebook4, .block_k = 64}, 64},
+    {{.name = "nf4_128_bf16",
+      .scheme = Scheme::kCodebook4,
+      .block_k = 128,
+      .scale_type = Number::kBf16},
+     128},
+    {{.name = "nf4_32_f16",
+      .scheme = Scheme::kCodebook4,
+      .block_k = 32,
+      .scale_type = Number::kF16}},
+    {{.name = "mxfp4",
+      .scheme = Scheme::kMxfp4,
+      .block_k = 32,
+      .scale_type = Number::kE8m0,
+      .multiple_k = 32}},
+    {{.name = "mxfp4_blocks",
+      .scheme = Scheme::kMxfp4,
+      .block_k = 32,
+      .scale_type = Number::kE8m0,
+      .multiple_k = 32,
+      .whole_shape = true}},
+    {{.name = "int4_g32", .scheme = Scheme::kInt4, .block_k = 32}, 32, true},
+    {{.name = "int4_g32_bf16", .scheme = Scheme::kInt4, .block_k = 32, .scale_type = Number::kBf16},
+     32,
+     true},
+    {{.name = "int4_g128_f16", .scheme = Scheme::kInt4, .block_k = 128, .scale_type = Number::kF16},
+     32,
+     true},
+    {{.name = "int4_channel", .scheme = Scheme::kInt4}, 32, true},
+    {{.name = "fp8_block128",
+      .scheme = Scheme::kFp8,
+      .block_n = 128,
+      .block_k = 128,
+      .code_type = Number::kE4m3}},
+    {{.name = "fp8_tensor", .scheme = Scheme::kFp8, .block_n = 0, .code_type = Number::kE4m3}},
+    {{.name = "fp8_channel_bf16",
+      .scheme = Scheme::kFp8,
+      .scale_type = Number::kBf16,
+      .code_type = Number::kE4m3},
+     16,
+     true},
+    {{.name = "mxfp8",
+      .scheme = Scheme::kFp8,
+      .block_k = 32,
+      .scale_type = Number::kE8m0,
+      .code_type = Number::kE4m3},
+     16,
+     true},
+};
+void PrintTo(const LineCase& c, std::ostream* out) {
+  *out << c.format.name;
+}
+class Lines : public testing::TestWithParam<LineCase> {};
+INSTANTIATE_TEST_SUITE_P(Hopper, Lines, testing::ValuesIn(kCases),
+                         [](const auto& one) { return std::string(one.param.format.name); });
+
+void expect_values(const QuantProblem& p) {
+  const QuantResults got = run(p, false);
+  ASSERT_EQ(got.status, MOEC_OK) << got.message;
+  EXPECT_TRUE(got == run(p, true)) << "other bits than from the values";
+}
+
+TEST_P(Lines, HaveTheBitsOfTheirValues) {
+  SCOPED_TRACE(seed_note());
+  const LineCase& c = GetParam();
+  Random random(61);
+  struct Size {
+    int hidden, inter, many;
+  };
+  const Size kSizes[] = {{64, 96, 3}, {200, 336, 33}, {336, 136, 150}};
+  int turn = 0;
+  for (const uint32_t layout :
+       {MOEC_GATE_SPLIT, MOEC_GATE_THEN_UP, MOEC_UP_THEN_GATE, MOEC_GATE_INTERLEAVED})
+    for (const bool up_in_out : {false, true})
+      for (const bool down_in_out : {false, true})
+        for (const Size& size : kSizes) {
+          if (is_small_run() && (&size != kSizes + 1 || up_in_out != down_in_out)) continue;
+          if (c.along_inputs && (up_in_out || down_in_out)) continue;
+          const QuantShape shape = {layout,
+                                    up_in_out,
+                                    down_in_out,
+                                    false,
+                                    rounded_up(size.hidden, c.multiple),
+                                    rounded_up(size.inter, c.multiple)};
+          const moec_dtype dtype = turn % 3 == 2 ? MOEC_F16 : MOEC_BF16;
+          SCOPED_TRACE("layout " + std::to_string(layout) + (up_in_out ? " in_out" : " out_in") +
+                       (down_in_out ? " in_out " : " out_in ") + std::to_string(shape.hidden) +
+                       " x " + std::to_string(shape.inter) + ", dtype " + std::to_string(dtype));
+          QuantProblem p = random_quant_problem(c.format, shape, dtype, size.many, &random);
+          p.save = turn++ % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
+          expect_values(p);
+        }
+}
+
+// Several tiles of features and many k-blocks.
+TEST_P(Lines, OfManyTiles) {
+  if (is_small_run()) GTEST_SKIP() << "too large";
+  SCOPED_TRACE(seed_note());
+  const LineCase& c = GetParam();
+  Random random(62);
+  const QuantShape shape = {
+      MOEC_GATE_INTERLEAVED, !c.along_inputs, !c.along_inputs, false, 1152, 640};
+  expect_values(random_quant_problem(c.format, shape, MOEC_BF16, 200, &random));
+}
+
+// So many rows that the CTAs of a pair load codes for each other: of each way to decode.
+TEST(Shared, CodesArePassedBetweenCtas) {
+  if (is_small_run()) GTEST_SKIP() << "too large";
+  SCOPED_TRACE(seed_note());
+  Random random(63);
+  for (const char* name : {"nf4_64", "mxfp4", "int4_g32_bf16", "fp8_block128"})
+    for (const LineCase& c : kCases) {
+      if (std::string(c.format.name) != name) continue;
+      SCOPED_TRACE(name);
+      const QuantShape shape = {MOEC_GATE_THEN_UP, false, false, false, 256, 4096};
+      expect_values(random_quant_problem(c.format, shape, MOEC_BF16, 20000, &random));
+    }
+}
+
+TEST(Others, AreLeftToOtherKernels) {
+  const struct {
+    QuantCase format;
+    int hidden, inter;
+    bool in_out;
+    const char* reason;
+  } kOthers[] = {
+      {{.name = "nested", .scheme = Scheme::kCodebook4, .block_k = 64, .nested = true},
+       128,
+       128,
+       false,
+       "nested"},
+      {{.name = "straddling", .scheme = Scheme::kCodebook4, .block_k = 64},
+       96,
+       96,
+       false,
+       "blocks that do not end with rows"},
+      {{.name = "zeros", .scheme = Scheme::kInt4, .block_k = 32, .zeros = true},
+       128,
+       128,
+       false,
+       "zero points"},
+      {{.name = "columns", .scheme = Scheme::kFp8, .code_type = Number::kE4m3},
+       128,
+       128,
+       true,
+       "runs of 32"},
+      {{.name = "e5m2", .scheme = Scheme::kFp8, .block_n = 0, .code_type = Number::kE5m2},
+       128,
+       128,
+       false,
+       "e5m2"},
+  };
+  Random random(64);
+  for (const auto& other : kOthers) {
+    const QuantShape shape = {MOEC_GATE_SPLIT, other.in_out, other.in_out,
+                              false,           other.hidden, other.inter};
+    const QuantResults got =
+        run(random_quant_problem(other.format, shape, MOEC_BF16, 5, &random), false);
+    EXPECT_EQ(got.status, MOEC_E_UNSUPPORTED) << other.format.name;
+    EXPECT_NE(got.message.find(other.reason), std::string::npos) << got.message;
+  }
+}
+
+}  // namespace
+}  // namespace moec::test

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantised experts at random.
+#pragma once
+
+#include "quant_runner.h"
+#include "random.h"
+
+namespace moec::test {
+
+inline int rounded_up(int value, int multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+struct QuantShape {
+  uint32_t gate_layout;
+  bool gate_up_in_out, down_in_out, per_expert;
+  int hidden, inter;
+};
+QuantisedMatrix random_quant_matrix(const QuantCase& c, const QuantShape& shape, int N, int K,
+                                    bool in_out, int parts, int experts, Random* random);
+// All matrices of one format, with biases. Of four experts the first has no rows, the next one
+// `many`, the last one few.
+QuantProblem random_quant_problem(const QuantCase& c, const QuantShape& shape, moec_dtype dtype,
+                                  int many, Random* random);
+
+}  // namespace moec::test
