@@ -39,6 +39,7 @@ from transformers import (
 import moec.transformers
 
 CONTEXT, BATCH, HELD_OUT = 64, 8, 96
+device = "cpu"  # --device
 
 
 def read_text() -> tuple[str, str]:
@@ -79,8 +80,8 @@ def fit(model: Any, rows: list[dict[str, Tensor]], steps: int, rate: float, to: 
         args=TrainingArguments(
             output_dir=str(to), max_steps=steps, per_device_train_batch_size=BATCH,
             learning_rate=rate, lr_scheduler_type="cosine", warmup_steps=steps // 10,
-            logging_steps=max(1, steps // 4), save_strategy="no", report_to=[], use_cpu=True,
-            seed=1, data_seed=1,
+            logging_steps=max(1, steps // 4), save_strategy="no", report_to=[],
+            use_cpu=device == "cpu", seed=1, data_seed=1,
         ),
     ).train()
     return statistics.median(times.steps)
@@ -89,7 +90,7 @@ def fit(model: Any, rows: list[dict[str, Tensor]], steps: int, rate: float, to: 
 @torch.no_grad()
 def losses(model: Any, rows: list[dict[str, Tensor]]) -> list[float]:
     model.eval()
-    batches = torch.stack([row["input_ids"] for row in rows]).split(BATCH)
+    batches = torch.stack([row["input_ids"] for row in rows]).to(device).split(BATCH)
     return [model(input_ids=ids, labels=ids).loss.item() for ids in batches]
 
 
@@ -109,11 +110,12 @@ def make_base(folder: Path, steps: int) -> None:
 def load(folder: Path, packed: bool) -> Any:
     """The base in 4 bits, or as it is."""
     if not packed:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, device_map=device)
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                                 bnb_4bit_compute_dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, quantization_config=config)
+        folder, dtype=torch.float32, quantization_config=config, device_map=device)
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
@@ -144,7 +146,7 @@ def fine_tune(base: Path, packed: bool, steps: int) -> dict[str, Any]:
 
 
 def continue_text(model: Any, prompt: str) -> str:
-    ids = torch.tensor([list(prompt.encode())])
+    ids = torch.tensor([list(prompt.encode())], device=device)
     out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False,
                          max_new_tokens=CONTEXT - ids.shape[1], pad_token_id=0, eos_token_id=0)
     return bytes(out[0].tolist()).decode(errors="replace")
@@ -183,11 +185,14 @@ def wrong(results: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
+    global device
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60, help="of the fine-tune")
     parser.add_argument("--base-steps", type=int, default=150, help="of making the base")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--check", action="store_true", help="exit 1 unless both learn, and alike")
     args = parser.parse_args()
+    device = args.device
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         make_base(base, args.base_steps)
