@@ -3,6 +3,9 @@
 # bench_gpu.sh [OPTIONS of bench/gpu/layer_bench.py]: the layer beside its peers, merged into
 # bench/results/<gpu>/layer.json. No options: every shape and number of tokens.
 # bench_gpu.sh quantised [OPTIONS of bench/gpu/quantised_bench.py]: frozen quantised experts.
+# bench_gpu.sh lora [OPTIONS of bench/gpu/lora_bench.py]: adapters; bitsandbytes is needed.
+# bench_gpu.sh qlora_models [OPTIONS of bench/gpu/qlora_models_bench.py]: steps of whole models;
+# PEFT and bitsandbytes are needed.
 # bench_gpu.sh kernels [SHAPE:TOKENS...]: each kernel alone, into kernels.json.
 # The python3 of the machine brings PyTorch; SonicMoE runs where it can be imported.
 . "$(dirname "$0")/lib.sh"
@@ -16,7 +19,7 @@ export MOEC_COMMIT
 if [ "${1:-}" != kernels ]; then
   export PYTHONPATH=${MOEC_PACKAGE:-$(scripts/gpu_package.sh)}${PYTHONPATH:+:$PYTHONPATH}
   program=layer
-  if [ "${1:-}" = quantised ]; then program=quantised; shift; fi
+  case "${1:-}" in quantised|lora|qlora_models) program=$1; shift ;; esac
   exec python3 "$root/bench/gpu/${program}_bench.py" --out "$folder/$program.json" "$@"
 fi
 shift

@@ -19,10 +19,16 @@ SIZES = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64
 STACKS = ("gate_up_proj", "down_proj")
 
 
-def saved(folder: Path, family: str, dtype: torch.dtype = torch.bfloat16) -> Path:
+WIDE = {name: size if name == "head_dim" else 128 for name, size in SIZES.items()}
+
+
+def saved(
+    folder: Path, family: str, dtype: torch.dtype = torch.bfloat16,
+    sizes: dict[str, int] = SIZES,
+) -> Path:
     """A plain checkpoint of a family."""
     place = folder / family
-    build(family, sizes=SIZES).to(dtype).save_pretrained(place)
+    build(family, sizes=sizes).to(dtype).save_pretrained(place)
     return place
 
 
@@ -43,10 +49,11 @@ def experts(model: nn.Module) -> list[nn.Module]:
 
 
 def dense_twin(
-    model: Any, place: Path, dtype: torch.dtype = torch.bfloat16, **options: Any
+    model: Any, place: Path, dtype: torch.dtype = torch.bfloat16, device_map: Any = None,
+    **options: Any
 ) -> Any:
     """The same model with the packed values in plain experts, on transformers' eager code."""
-    twin = load(place, dtype, llm_int8_skip_modules=["experts", "lm_head"], **options)
+    twin = load(place, dtype, device_map, llm_int8_skip_modules=["experts", "lm_head"], **options)
     for packed, plain in zip(experts(model), experts(twin), strict=True):
         for name in STACKS:
             held = getattr(packed, name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import tokens
+from models import DEVICES, tokens
 from packed_models import STACKS, experts, saved
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Mxfp4Config
@@ -47,11 +47,12 @@ def load(place: Path, **options: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
 
 
-def test_packed_and_trained(place: Path) -> None:
-    model = load(place)
+@pytest.mark.parametrize("device", DEVICES)
+def test_packed_and_trained(place: Path, device: str) -> None:
+    model, ids = load(place, device_map=device), tokens(device=device)
     assert model.hf_quantizer.is_trainable
     assert {row.kind for row in moec.transformers.report(model)} == {"mxfp4"}
-    plain = load(place, quantization_config=Mxfp4Config(dequantize=True),
+    plain = load(place, quantization_config=Mxfp4Config(dequantize=True), device_map=device,
                  experts_implementation="eager")
     assert not any(isinstance(p, PackedTensor) for p in plain.parameters())
     for mine, theirs in zip(experts(model), experts(plain), strict=True):
@@ -65,7 +66,7 @@ def test_packed_and_trained(place: Path) -> None:
             assert held[1][6, 2] == value
     for one in (model, plain):
         one.zero_grad()
-        one(tokens(), labels=tokens()).loss.backward()
+        one(ids, labels=ids).loss.backward()
     wanted = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, PackedTensor):
@@ -74,7 +75,7 @@ def test_packed_and_trained(place: Path) -> None:
     losses = []
     for _ in range(3):
         optimiser.zero_grad()
-        loss = model(tokens(), labels=tokens()).loss
+        loss = model(ids, labels=ids).loss
         loss.backward()
         optimiser.step()
         losses.append(float(loss))

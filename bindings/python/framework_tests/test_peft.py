@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import HERE, VOCABULARY, build, tokens
+from models import DEVICES, VOCABULARY, build, tokens
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
 
@@ -26,9 +26,9 @@ def config(**more: Any) -> LoraConfig:
     return LoraConfig(**options | more)
 
 
-def adapted(family: str, *more: LoraConfig) -> Any:
+def adapted(family: str, *more: LoraConfig, device: str = "cpu") -> Any:
     """A model on moec with adapters "default", "b" and so on, whose B are not 0."""
-    model = build(family)
+    model = build(family, device=device)
     moec.transformers.enable(model)
     made = get_peft_model(model, more[0] if more else config())
     for name, one in zip("bc", more[1:], strict=False):
@@ -36,7 +36,8 @@ def adapted(family: str, *more: LoraConfig) -> Any:
     generator = torch.Generator().manual_seed(3)
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
-            parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator).to(HERE)
+            drawn = 0.2 * torch.randn(parameter.shape, generator=generator)
+            parameter.data = drawn.to(device)
     return made
 
 
@@ -46,10 +47,10 @@ def gradients(model: Any, on_moec: bool = True) -> tuple[torch.Tensor, dict[str,
     if not on_moec:
         _peft.is_served = lambda module: False
     try:
-        ids = tokens(length=9)
+        ids = tokens(length=9, device=model.device.type)
         model.zero_grad(set_to_none=True)
         logits = model(input_ids=ids).logits
-        weights = torch.linspace(-1, 1, VOCABULARY, device=HERE)
+        weights = torch.linspace(-1, 1, VOCABULARY, device=ids.device)
         (logits * weights).square().mean().backward()
     finally:
         _peft.is_served = served
@@ -64,9 +65,10 @@ def assert_same(got: Any, want: Any) -> None:
         assert error < 1e-3, f"{name}: {error:.1e}"
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_numbers_of_peft(family: str) -> None:
-    model = adapted(family)
+def test_the_numbers_of_peft(family: str, device: str) -> None:
+    model = adapted(family, device=device)
     got = gradients(model)
     assert sum("lora" in name for name in got[1]) == 8
     assert_same(got, gradients(model, on_moec=False))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import HERE, tokens
-from packed_models import dense_twin, experts, load, saved
+from models import DEVICES, tokens
+from packed_models import WIDE, dense_twin, experts, load, saved
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM
 
@@ -30,10 +30,10 @@ def adapted(model: Any, names: tuple[str, ...] = ("default",)) -> Any:
         made.add_adapter(name, config)
     generator = torch.Generator().manual_seed(3)
     for name, parameter in made.named_parameters():
-        if "lora_B" in name:
-            parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator).to(HERE)
-        elif "lora_A" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator).to(HERE) / 8
+        if "lora_" in name:
+            factor = 0.1 if "lora_B" in name else 1 / 8
+            drawn = factor * torch.randn(parameter.shape, generator=generator)
+            parameter.data = drawn.to(parameter.device)
     return made
 
 
@@ -42,9 +42,10 @@ def train(model: Any) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimiser = torch.optim.SGD(trained.values(), lr=0.05)
     losses, gradients = [], []
+    ids = tokens(device=model.device.type)
     for _ in range(STEPS):
         optimiser.zero_grad()
-        loss = model(tokens(), labels=tokens()).loss
+        loss = model(ids, labels=ids).loss
         loss.backward()
         losses.append(loss.item())
         gradients.append({n: p.grad.clone() for n, p in trained.items()})
@@ -52,11 +53,14 @@ def train(model: Any) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     return losses, gradients
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_three_steps(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_steps(
+    family: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = saved(tmp_path, family, torch.float32)
-    model, twin = load(place, torch.float32), None
-    twin = adapted(dense_twin(model, place, torch.float32))
+    model = load(place, torch.float32, device_map=device)
+    twin = adapted(dense_twin(model, place, torch.float32, device_map=device))
     want_losses, want = train(twin)
     model = adapted(prepare_model_for_kbit_training(model, use_gradient_checkpointing=False))
 
@@ -65,7 +69,7 @@ def test_three_steps(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(PackedTensor, "dequantise", refuse)
     losses, got = train(model)
-    assert losses == pytest.approx(want_losses, rel=1e-5)
+    assert losses == pytest.approx(want_losses, rel=1e-5 if device == "cpu" else 1e-4)
     assert losses[0] > losses[-1]
     for ours, theirs in zip(got, want, strict=True):
         assert ours.keys() == theirs.keys()
@@ -73,6 +77,21 @@ def test_three_steps(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for name, value in theirs.items():
             error = (ours[name] - value).norm() / value.norm().clamp(min=1e-12)
             assert error < 2e-3, f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_in_bf16(family: str, device: str, tmp_path: Path) -> None:
+    """In sizes that tensor cores take. A token near a tie may take another expert in each of the
+    two, so that the bound is wide; an adapter left out is an error of 1."""
+    place = saved(tmp_path, family, sizes=WIDE)
+    model = load(place, device_map=device)
+    twin = adapted(dense_twin(model, place, device_map=device))
+    (want_losses, want), (losses, got) = train(twin), train(adapted(model))
+    assert losses[0] == pytest.approx(want_losses[0], rel=1e-2)
+    wanted = torch.cat([value.flatten().float() for value in want[0].values()])
+    ours = torch.cat([value.flatten().float() for value in got[0].values()])
+    assert (ours - wanted).norm() < 0.25 * wanted.norm()
 
 
 def test_checkpointing_and_accumulation(tmp_path: Path) -> None:
@@ -115,8 +134,7 @@ def test_the_merged_checkpoint(family: str, tmp_path: Path) -> None:
     with torch.no_grad():
         want = model(tokens()).logits
         moec.transformers.save_merged(model, tmp_path / "merged")
-        merged = AutoModelForCausalLM.from_pretrained(
-            tmp_path / "merged", dtype=torch.float32, device_map=HERE)
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
         torch.testing.assert_close(merged(tokens()).logits, want, rtol=2e-2, atol=2e-2)
         base = adapted(load(tmp_path / family, torch.float32))
         with base.disable_adapter():

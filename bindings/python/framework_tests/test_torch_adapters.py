@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from models import DEVICES
 from torch import Tensor
 
 import moec
@@ -26,14 +27,14 @@ def peft_b(stored: Tensor) -> Tensor:
 class Adapted:
     """Experts with one adapter in PEFT's storage; A of down is one for all experts."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         torch.manual_seed(5)
         self.experts = moec.torch.Experts(
             moec.ExpertsDesc(hidden=H, inter=I, num_experts=E, top_k=K)
-        )
-        self.ids = torch.randint(0, E, (T, K))
+        ).to(device)
+        self.ids = torch.randint(0, E, (T, K)).to(device)
         shapes = ((T, H), (T, K), (E, R, H), (2 * I, R * E), (1, R, I), (H, R * E))
-        self.leaves = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        self.leaves = [torch.randn(shape).to(device).requires_grad_() for shape in shapes]
 
     def tensors(self, x: Tensor, weights: Tensor) -> dict[str, Any]:
         own = dict(self.experts.named_parameters())
@@ -68,10 +69,11 @@ def test_operators_are_what_torch_expects() -> None:
     torch.library.opcheck(kind.forward, (*values, factors, [], *settings))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_merged_experts(dtype: torch.dtype) -> None:
+def test_the_merged_experts(dtype: torch.dtype, device: str) -> None:
     """Factors in another type than x, which is rounded once."""
-    call = Adapted()
+    call = Adapted(device)
     x, weights, *factors = call.leaves
     x = x.detach().to(dtype).requires_grad_()
     call.experts.to(dtype)

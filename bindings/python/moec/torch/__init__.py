@@ -10,9 +10,10 @@ The operators are torch.ops.moec.experts and torch.ops.moec.layer, see _ops.
 
 from ._eps import EP
 from ._modules import Experts, MoELayer, Routing
+from ._packed import PackedTensor, Store
 from ._parallel import clip_grad_norm_, comm, full_state_dict, load_full_state_dict
 
 __all__ = [
     "clip_grad_norm_", "comm", "EP", "Experts", "full_state_dict", "load_full_state_dict",
-    "MoELayer", "Routing",
+    "MoELayer", "PackedTensor", "Routing", "Store",
 ]

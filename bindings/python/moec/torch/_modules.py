@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -15,15 +15,19 @@ from torch.nn.utils import parametrize
 from .._descriptors import ExpertsDesc, RouterDesc
 from .._enums import GateLayout, Orientation, RouterFlags, RouterInput, Save, Shared
 from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS, Spec
-from .._tensors import numpy_dtype
+from .._tensors import kind_of, numpy_dtype
 from .._weights import MATRICES, WEIGHTS
 from ..matrices import Matrices
 from . import _ops, _parallel
-from ._codes import CodedModule, number
-from ._constants import constant, module_of, traceable
+from ._codes import number
+from ._constants import traceable
 from ._engine import update_bias
 from ._eps import EP
 from ._frozen import Frozen
+from ._lora import AdaptedModule
+from ._main_grads import complete_main_grads, new_main_grad
+from ._packed import PackedTensor
+from ._packed_weights import packed_number, put_packed
 
 _ROUTED = dict(zip(WEIGHTS, ROUTED_WEIGHTS, strict=True))
 _SHARED = dict(zip(WEIGHTS, SHARED_WEIGHTS, strict=True))
@@ -53,12 +57,13 @@ def _rows(layout: GateLayout, inter: int) -> dict[str, int]:
     return {"up": inter} if layout == GateLayout.NONE else {"gate_up": 2 * inter}
 
 
-class _Base(CodedModule):
+class _Base(AdaptedModule):
     """Parameters of the experts, and the call."""
 
     def __init__(
         self, spec: Spec, *, bias: bool, output_bias: bool, save: Save,
         dtype: torch.dtype | None, device: Any, codes: Matrices | None, ep: EP | None,
+        packed: Mapping[str, PackedTensor] | None,
     ) -> None:
         super().__init__()
         desc = spec.experts
@@ -91,6 +96,9 @@ class _Base(CodedModule):
             self._parameter("output_bias", (desc.hidden,), options)
         if codes is not None:
             self._hold(codes, device, "experts." if spec.router else "")
+        self._is_packed = bool(packed)
+        for name, matrix in (packed or {}).items():
+            put_packed(self, _ROUTED, name, matrix, device)
 
     def _parameter(self, name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
         self.register_parameter(name, nn.Parameter(torch.empty(shape, **options)))
@@ -102,7 +110,8 @@ class _Base(CodedModule):
             nn.init.zeros_(select_bias)
         in_out = {"down": self._spec.down_orientation}
         for name, parameter in self.named_parameters(recurse=False):
-            if self._codes is not None and name in self._codes.names:
+            coded = self._codes is not None and name in self._codes.names
+            if coded or isinstance(parameter, PackedTensor):
                 continue
             role = name.removeprefix("shared_expert_")
             if role in MATRICES:
@@ -122,12 +131,17 @@ class _Base(CodedModule):
             names = ", ".join(self.parametrizations)  # type: ignore[arg-type]
             raise TypeError(f"moec.torch: {names} is parametrized; moec reads parameters only")
         held = () if self._codes is None else self._codes.names
-        return {name: one for name, one in self._parameters.items() if name not in held}
+        return {name: one for name, one in self._parameters.items()
+                if name not in held and not (self._is_packed and isinstance(one, PackedTensor))}
 
     def _routed(self) -> dict[str, Tensor]:
         own = self._own()
         found = {f: own.get(n) for f, n in _ROUTED.items()}
         return {field: parameter for field, parameter in found.items() if parameter is not None}
+
+    def _dtype(self) -> torch.dtype:
+        floats = (one.dtype for one in self._own().values() if one is not None)
+        return next(floats, getattr(torch, numpy_dtype(self.desc.dtype).name))
 
     def freeze(self) -> Self:
         """Declare that the routed matrices do not change: a packed copy may serve them, until
@@ -139,6 +153,8 @@ class _Base(CodedModule):
         copy of them may serve."""
         self._pack = True
         if self._codes is not None:
+            return self
+        if self._is_packed:
             return self
         routed = self._routed()
         self._frozen = Frozen(self._spec, {n: p.detach() for n, p in routed.items()})
@@ -168,7 +184,7 @@ class _Base(CodedModule):
         parameters that need no gradient. A copy of the module makes its own when it trains.
         Nobody else adds them up: DDP and FSDP do not know them, and under FSDP2 calls raise."""
         for parameter in self._routed().values():
-            _new_main_grad(parameter, dtype)
+            new_main_grad(parameter, dtype)
         self._main = dtype
         return self
 
@@ -184,7 +200,7 @@ class _Base(CodedModule):
         """The main gradients in order; one of size 0 where none is needed."""
         if self._main is None or self._frozen is not None or not torch.is_grad_enabled():
             return []
-        _complete_main_grads(traceable(self))
+        complete_main_grads(traceable(self))
         return [getattr(p, "main_grad") if p.requires_grad else p.new_empty((0,))
                 for p in self._routed().values()]
 
@@ -197,42 +213,20 @@ class _Base(CodedModule):
         frozen = 0 if self._frozen is None else self._frozen.number
         if self._codes is not None:
             frozen = number(traceable(self), inputs["x"])
+        elif self._is_packed:
+            frozen = packed_number(self, _ROUTED, inputs["x"], self._spec)
         kind = _ops.EXPERTS if self._spec.router is None else _ops.LAYER
         text, rng_offset = self._settings()
         return _ops.call(kind, tensors, text, self.save, frozen=frozen, rng_offset=rng_offset,
-                         main_grads=self._main_grads())
+                         main_grads=self._main_grads(), factors=self._factors(),
+                         adapters=self._adapter_text)
 
     def extra_repr(self) -> str:
         desc = self.desc
         codes = "" if self._codes is None else f", codes={self._codes.kinds}"
+        codes += ", packed" if self._is_packed else ""
         return (f"hidden={desc.hidden}, inter={desc.inter}, num_experts={desc.num_experts}, "
                 f"top_k={desc.top_k}, activation={desc.activation.kind}{codes}")
-
-
-@constant
-def _complete_main_grads(of: nn.Module | int) -> None:
-    """Make the main gradients that are None, as a copy's are, where the parameter is. Not in a
-    graph, whose tensors do not outlive it. Raises for parameters that others put there."""
-    module: Any = module_of(of)
-    for name, parameter in module._routed().items():
-        if not parameter.requires_grad:
-            continue
-        if not hasattr(parameter, "main_grad"):
-            raise RuntimeError(
-                f"moec.torch: {name} is not the parameter that use_main_grads() gave a main_grad, "
-                "as under FSDP2; leave use_main_grads() out, or call it after the change"
-            )
-        held = parameter.main_grad
-        if held is None:
-            _new_main_grad(parameter, module._main)
-        elif held.device != parameter.device:
-            parameter.main_grad = held.to(parameter.device)
-
-
-def _new_main_grad(parameter: Tensor, dtype: torch.dtype) -> None:
-    parameter.main_grad = torch.zeros_like(  # type: ignore[attr-defined]
-        parameter, dtype=dtype, memory_format=torch.contiguous_format
-    )
 
 
 class Experts(_Base):
@@ -245,6 +239,7 @@ class Experts(_Base):
     save         what training keeps for backward: INPUT is least memory, ALL least time
     codes        moec.read_experts() of a quantised checkpoint: frozen parameters in its types;
                  state_dict() has its names. dtype is not theirs: values are of the type of x
+    packed       PackedTensors in the place of matrices, by their names; frozen
     ep           the experts lie on the ranks of this moec.torch.EP: the parameters are those of
                  this rank, and forward and backward are called on all ranks alike
     """
@@ -264,6 +259,7 @@ class Experts(_Base):
         device: Any = None,
         codes: Matrices | None = None,
         ep: EP | None = None,
+        packed: Mapping[str, PackedTensor] | None = None,
     ) -> None:
         desc = _parallel.of_rank(desc, ep, codes, rest=output_bias or bool(
             desc.shared or desc.num_zero_experts))
@@ -271,7 +267,7 @@ class Experts(_Base):
         spec = Spec.of(desc, None, gate_layout, gate_up_orientation, down_orientation,
                        shared_gate_layout)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
-                         device=device, codes=codes, ep=ep)
+                         device=device, codes=codes, ep=ep, packed=packed)
         self.reset_parameters()
 
     def forward(self, x: Tensor, expert_ids: Tensor, routing_weights: Tensor) -> Tensor:
@@ -316,6 +312,7 @@ class MoELayer(_Base):
         device: Any = None,
         codes: Matrices | None = None,
         ep: EP | None = None,
+        packed: Mapping[str, PackedTensor] | None = None,
     ) -> None:
         experts = _parallel.of_rank(experts, ep, codes)
         gate_layout = gate_layout if codes is None else codes.layout.gate_layout
@@ -324,7 +321,7 @@ class MoELayer(_Base):
         if ep is not None:
             spec = replace(spec, ep=ep.number)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
-                         device=device, codes=codes, ep=ep)
+                         device=device, codes=codes, ep=ep, packed=packed)
         self.router = router
         plain = replace(router, jitter=0.0, flags=router.flags & ~RouterFlags.JITTER_X)
         self._eval_text = replace(spec, router=plain).text() if router.jitter > 0 else self._text

@@ -69,6 +69,16 @@ class PackedTensor(Tensor):
         made.parts, made.store = dict(parts), store
         return made
 
+    @classmethod
+    def from_bnb(cls, codes: Tensor, state: Any, *, in_out: bool = False) -> PackedTensor:
+        """A stack [E,...] of bitsandbytes' codes and QuantState, as quantize_4bit() gives them;
+        in_out: its matrices are [in,out]."""
+        about = {f".{name}": part.to(codes.device)
+                 for name, part in state.as_dict(packed=True).items()}
+        shape = tuple(state.shape)
+        store = Store("bnb", shape[0], in_out=in_out)
+        return cls({"": codes, **about}, store, shape, state.dtype)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return (f"PackedTensor({self.store.kind}, shape={list(self.shape)}, dtype={self.dtype}, "
                 f"device={self.device}, bytes={self.packed_bytes})")

@@ -11,8 +11,9 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 
+from ..torch._packed import PackedTensor
 from ._load import ReadStack, extend, is_stack, why_dense, wrap
-from ._packed import STACKS, from_state, is_in_out
+from ._packed import STACKS, is_in_out
 
 _BLOCK = 64
 # Patterns: transformers 5.17 takes the first that a key has, "down_proj" of "down_proj_bias", too.
@@ -45,7 +46,7 @@ class _Quantise(ConversionOps):  # type: ignore[misc]
                 one.contiguous(), blocksize=_BLOCK, quant_type=config.bnb_4bit_quant_type,
                 compress_statistics=config.bnb_4bit_use_double_quant,
             )
-            packed = from_state(codes, state, is_in_out(module))
+            packed = PackedTensor.from_bnb(codes, state, in_out=is_in_out(module))
             found[name] = nn.Parameter(packed, requires_grad=False)
         return found
 

@@ -20,8 +20,9 @@ from ..torch._constants import constant, module_of, traceable
 from ..torch._frozen import Frozen
 from ..torch._structs import has_autocast
 from ..torch._packed import PackedTensor
+from ..torch._packed_weights import PackedWeights, packed_weights
 from ._gates import activation_of
-from ._packed import PackedWeights, has_packed, is_in_out, packed_weights, stored
+from ._packed import has_packed, is_in_out, stored
 
 _NAMES = {
     "gate_up": "gate_up_proj", "up": "up_proj", "down": "down_proj",

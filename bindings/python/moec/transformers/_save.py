@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
 from ..torch._packed import PackedTensor
-from ._packed import from_state, stored
+from ._packed import stored
 
 _LAYER = re.compile(r".*?\.\d+\.")
 
@@ -152,7 +152,7 @@ class _Values:
         elif (state := getattr(value, "quant_state", None)) is not None:
             stack = copy.copy(state)
             stack.shape = torch.Size((1, *state.shape))
-            value = from_state(value.detach(), stack, False).dequantise(0)
+            value = PackedTensor.from_bnb(value.detach(), stack).dequantise(0)
         elif not value.is_floating_point() and leaf in module._parameters:
             raise NotImplementedError(
                 f"moec.transformers: {name} is of {value.dtype} in a {type(module).__name__}; "

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the library's weights are bound to a module's packed matrices, which calls find by number."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._enums import GateLayout, Orientation, Scheme
+from .._spec import Spec
+from .._tensors import dtype_of, kind_of
+from .._weights import MATRICES, Weights
+from ._codes import View
+from ._engine import context_of
+from ._frozen import Numbered
+from ._packed import PackedTensor, placed
+from ._structs import has_autocast
+
+_bound: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, PackedWeights]] = (
+    weakref.WeakKeyDictionary())
+
+
+def packed_weights(
+    module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, spec: Callable[[], Spec],
+) -> PackedWeights:
+    """The library's weights over a module's tensors, some of them packed, for values of a type;
+    `number` names them in a call. spec: makes what says how the tensors lie."""
+    held = _bound.setdefault(module, {})
+    found = held.get(dtype)
+    if found is None or not found.fits(tensors):
+        found = held[dtype] = PackedWeights(tensors, dtype, spec())
+    return found
+
+
+def put_packed(module: nn.Module, names: Mapping[str, str], name: str, matrix: Any, device: Any
+               ) -> None:
+    """A packed stack in the place of a module's plain matrix; names: of the parameters."""
+    if not isinstance(matrix, PackedTensor):
+        raise TypeError(
+            f"moec.torch: packed[{name!r}] is {kind_of(matrix)}; a PackedTensor is needed")
+    held = module._parameters.get(names.get(name, "")) if name in MATRICES else None
+    if held is None:
+        own = ", ".join(n for n in MATRICES if module._parameters.get(names[n]) is not None)
+        raise ValueError(f"moec.torch: packed has {name!r}; the module has {own}")
+    if held.shape != matrix.shape:
+        raise ValueError(f"moec.torch: packed[{name!r}] is of {list(matrix.shape)}; "
+                         f"{list(held.shape)} is needed")
+    own_matrix = matrix.detach() if device is None else matrix.detach().to(device)
+    module._parameters[names[name]] = nn.Parameter(own_matrix, requires_grad=False)
+
+
+@torch.compiler.disable
+def packed_number(module: nn.Module, names: Mapping[str, str], x: Tensor | None, spec: Spec) -> int:
+    """The number of the weights of a module of moec.torch, whose parameters have these names by
+    WeightSet's fields."""
+    assert x is not None
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if has_autocast(device) else x.dtype
+    tensors = {field: tensor for field, name in names.items()
+               if (tensor := module._parameters.get(name)) is not None}
+    return packed_weights(module, tensors, dtype, lambda: spec).number
+
+
+class PackedWeights(Numbered):
+    """Weights over a module's codes, plain matrices and biases, which each call reads."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, spec: Spec) -> None:
+        layout, orientation = spec.gate_layout, spec.down_orientation
+        self._spec, self._held = spec, {n: t.detach() for n, t in tensors.items()}
+        self._dtype, self._marks = dtype, _marks(tensors, dtype)
+        given: dict[str, Any] = {}
+        schemes: dict[str, Scheme] = {}
+        turned: dict[str, Orientation] = {}
+        for name, tensor in tensors.items():
+            if name.endswith("_bias"):
+                own = tensor.dtype if tensor.dtype == torch.float32 else dtype
+                given[name] = View(tensor.detach().to(own).contiguous())
+            elif isinstance(tensor, PackedTensor):
+                layout = _put(name, tensor, given, schemes, turned, layout)
+            else:
+                if tensor.dtype != dtype:
+                    raise NotImplementedError(
+                        f"moec: {name} is plain, of {tensor.dtype}, beside packed "
+                        f"experts that compute in {dtype}; one type is needed"
+                    )
+                given[name] = View(tensor.detach().contiguous())
+                turned[name] = orientation
+        down = tensors["down"]
+        hidden, inter = down.shape[1:] if orientation == Orientation.OUT_IN else down.shape[:0:-1]
+        first = "up" if "up" in turned else "gate_up"
+        self.weights = Weights.of(
+            context_of(down.device), gate_layout=layout,
+            gate_up_orientation=turned[first], down_orientation=turned["down"],
+            scheme=schemes.get(first, Scheme.NONE), down_scheme=schemes.get("down", Scheme.NONE),
+            dtype=dtype_of(str(dtype).removeprefix("torch.")), num_experts=down.shape[0],
+            hidden=hidden, inter=inter, **given,
+        )
+        self.enter()
+
+    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        return self._marks == _marks(tensors, self._dtype)
+
+    def current(self, tensors: Mapping[str, Tensor | None]) -> Weights:
+        """Where biases lie elsewhere than in the forward, as FSDP gathers them, bound anew."""
+        moved = {name: tensor.detach() for name, held in self._held.items()
+                 if (tensor := tensors.get(name)) is not None
+                 and tensor.data_ptr() != held.data_ptr()}
+        if not moved:
+            return self.weights
+        return PackedWeights(self._held | moved, self._dtype, self._spec).weights
+
+
+def _put(
+    name: str, tensor: PackedTensor, given: dict[str, Any], schemes: dict[str, Scheme],
+    turned: dict[str, Orientation], layout: GateLayout,
+) -> GateLayout:
+    """Enter a packed matrix, gate and up apart where they are stored so; the gate layout."""
+    coded = tensor.matrices()
+    apart = name == "gate_up" and len(coded) == 2
+    for role, one in zip(("gate", "up") if apart else (name,), coded, strict=True):
+        given[role], given[f"{role}_quant"] = placed(one)
+        schemes[role], turned[role] = one.scheme, one.orientation
+    return GateLayout.SPLIT if apart else layout
+
+
+def _marks(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Any]:
+    """Where the tensors lie; of what is read once, the counters of changes in place."""
+    found: list[Any] = []
+    for name, tensor in tensors.items():
+        if isinstance(tensor, PackedTensor):
+            found += [(n, p.data_ptr(), p._version) for n, p in tensor.parts.items()]
+        else:
+            copied = name.endswith("_bias") and tensor.dtype not in (torch.float32, dtype)
+            copied = copied or not tensor.is_contiguous()
+            found.append((name, tensor.data_ptr(), tensor.dtype, tensor._version if copied else 0))
+    return found
