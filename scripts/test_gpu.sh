@@ -123,7 +123,8 @@ if wanted torch; then
   task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
 fi
 if wanted frameworks; then  # beside this machine's torch, transformers and jax
-  modules=(torch_gpu torch_bias torch_nan torch_codes torch_adapters packed_mxfp4 transformers jax)
+  modules=(torch_gpu torch_bias torch_nan torch_codes torch_adapters torch_lora packed_mxfp4
+    transformers jax)
   ! python3 -c "import bitsandbytes, peft" 2>/dev/null || modules+=(peft qlora)
   for module in "${modules[@]}"; do
     task host "python_$module" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
