@@ -15,6 +15,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
 PRINTED = {
     "moec.torch.MoELayer": "torch.Size([16, 64]) ['gate_up', 'down', 'gate_weight']\n",
     "moec.torch.Experts(": "torch.bfloat16 torch.Size([16, 64]) torch.uint8\n",
+    "save_adapter": "('default', 'again') None\n",
     "moec.transformers.report": "True\n",
     "moec.transformers.enable(model)])": "['Qwen3MoeExperts', 'Qwen3MoeExperts']\n",
     "p.grad is not None": "8\n",

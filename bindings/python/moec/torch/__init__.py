@@ -12,8 +12,9 @@ from ._eps import EP
 from ._modules import Experts, MoELayer, Routing
 from ._packed import PackedTensor, Store
 from ._parallel import clip_grad_norm_, comm, full_state_dict, load_full_state_dict
+from ._peft_files import load_adapter, save_adapter
 
 __all__ = [
-    "clip_grad_norm_", "comm", "EP", "Experts", "full_state_dict", "load_full_state_dict",
-    "MoELayer", "PackedTensor", "Routing", "Store",
+    "clip_grad_norm_", "comm", "EP", "Experts", "full_state_dict", "load_adapter",
+    "load_full_state_dict", "MoELayer", "PackedTensor", "Routing", "save_adapter", "Store",
 ]
