@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters in PEFT's files, adapter_model.safetensors and adapter_config.json, without PEFT.
 
-PEFT wraps a module once for each parameter, and a key says how deep a wrapper lies, not whose it is.
-Which of the two is inside depends on the base, so that matrices are told by their shapes here.
+PEFT wraps a module once for each parameter, and a key says how deep a wrapper lies, not whose it
+is. Which of the two is inside depends on the base, so that matrices are told by their shapes here.
 lora_A is [E r,in], expert by expert; lora_B is [out,r E], rank by rank. PEFT before 0.19 took the
 dimensions of stacks [E,out,in] in their order, and wrote lora_A beside `out`.
 """
@@ -43,8 +43,8 @@ def _adapted_of(model: nn.Module) -> dict[str, Any]:
 
 
 def save_adapter(model: nn.Module, folder: Any, name: str = "default") -> None:
-    """Write adapter `name` of all modules of experts in a model as PEFT does (0.19 and later), for a
-    model of transformers whose experts have the same paths. Raises ValueError where there is none,
+    """Write adapter `name` of all modules of experts in a model as PEFT does (0.19 and later), for
+    a model of transformers whose experts have the same paths. Raises ValueError where there is none,
     and NotImplementedError for factors of gate and up apart, whose stacks PEFT has as one."""
     from safetensors.torch import save_file
 
