@@ -70,7 +70,10 @@ class DeviceArray {
   T* data() const { return reinterpret_cast<T*>(base_ + kGuard); }
   size_t size() const { return count_; }
   size_t bytes() const { return count_ * sizeof(T); }
-  void poison() const { CHECK_CUDA(cudaMemset(base_, 0xff, bytes() + 2 * kGuard)); }
+  void poison() const {
+    CHECK_CUDA(cudaMemset(base_, 0xff, bytes() + 2 * kGuard));
+    wait();
+  }
   bool guards_intact() const {
     const auto guard = [this](size_t at) { return download(base_ + at, kGuard); };
     for (const auto& bytes : {guard(0), guard(kGuard + bytes())}) {
@@ -88,9 +91,13 @@ class DeviceArray {
   void assign(const std::vector<U>& values) const {
     if (values.size() * sizeof(U) > bytes()) throw std::length_error("more than the array holds");
     CHECK_CUDA(cudaMemcpy(data(), values.data(), values.size() * sizeof(U), cudaMemcpyDefault));
+    wait();
   }
 
  private:
+  // Both calls may return before the device is done, and streams of tests do not wait for them.
+  static void wait() { CHECK_CUDA(cudaStreamSynchronize(nullptr)); }
+
   unsigned char* base_ = nullptr;
   size_t count_ = 0;
 };

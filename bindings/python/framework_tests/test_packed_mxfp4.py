@@ -53,7 +53,7 @@ def test_packed_and_trained(place: Path, device: str) -> None:
     assert model.hf_quantizer.is_trainable
     assert {row.kind for row in moec.transformers.report(model)} == {"mxfp4"}
     plain = load(place, quantization_config=Mxfp4Config(dequantize=True), device_map=device,
-                 experts_implementation="eager")
+                 experts_implementation="eager").float()  # transformers 5.17 makes bf16 of them
     assert not any(isinstance(p, PackedTensor) for p in plain.parameters())
     for mine, theirs in zip(experts(model), experts(plain), strict=True):
         for name in STACKS:
