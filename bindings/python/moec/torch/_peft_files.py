@@ -43,8 +43,8 @@ def _adapted_of(model: nn.Module) -> dict[str, Any]:
 
 
 def save_adapter(model: nn.Module, folder: Any, name: str = "default") -> None:
-    """Write adapter `name` of all modules of experts in a model as PEFT does (0.19 and later), for a
-    model of transformers whose experts have the same paths. Raises ValueError where there is none,
+    """Write adapter `name` of all modules of experts in a model as PEFT does (0.19 and later), for
+    a model of transformers whose experts have the same paths. Raises ValueError where there is none,
     and NotImplementedError for factors of gate and up apart, whose stacks PEFT has as one."""
     from safetensors.torch import save_file
 

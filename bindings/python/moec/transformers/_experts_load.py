@@ -4,6 +4,7 @@ put together as they are, and no value is made."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,10 +15,10 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from .._enums import Orientation
 from ..codes import find_kind
-from ..kinds import ACTIVATIONS, KINDS, name_of
+from ..kinds import ACTIVATIONS, BY_NAME, KINDS, name_of
 from ..torch._packed import PackedTensor, Store
 from ._experts import spec_of
-from ._packed import STACKS
+from ._packed import STACKS, is_in_out
 
 _PLAIN = "weight"
 _ACTIVATIONS = frozenset(name for suffix in ACTIVATIONS if (name := name_of(_PLAIN, suffix)))
@@ -67,6 +68,10 @@ class ReadExperts(ConversionOps):  # type: ignore[misc]
             return found
         module, leaf = get_module_from_name(model, full_layer_name)
         spec_of(module, 1)  # raises for experts that moec does not run
+        if is_in_out(module):
+            raise NotImplementedError(
+                f"moec.transformers: {full_layer_name} is [in,out] in the model; linear layers of "
+                "single experts are read into stacks [E,out,in]")
         like = module._parameters[leaf]
         path, count = full_layer_name.removesuffix(f".{leaf}"), like.shape[0]
         parts: dict[str, torch.Tensor] = {}
@@ -80,15 +85,18 @@ class ReadExperts(ConversionOps):  # type: ignore[misc]
                                        f"{len(list_of)} experts in the checkpoint; {count} are "
                                        "needed")
             one = {f"{path}.0.{own}{name}": list_of[0] for name, list_of in tensors.items()}
-            config = {"quantization_config": self.hf_quantizer.quantization_config.to_dict()}
+            said = self.hf_quantizer.quantization_config.to_json_string(use_diff=False)
+            config = {"quantization_config": json.loads(said)}
             stores.append((own, *find_kind(one, f"{path}.0.{own}{_PLAIN}", config)))
             parts |= {f"{own}{name}": torch.stack(list_of) for name, list_of in tensors.items()}
         kinds = {kind.name if kind else "plain" for _, kind, _ in stores}
         if len(kinds) > 1 or kinds == {"plain"}:
             raise RuntimeError(f"moec.transformers: {full_layer_name} is of {' and '.join(kinds)} "
                                "in the checkpoint; one kind of codes is needed")
-        store = Store(kinds.pop(), count, names=tuple(f"{own}{_PLAIN}" for own, *_ in stores),
-                      said=stores[0][2])
+        name = kinds.pop()
+        turned = BY_NAME[name].orientation == Orientation.IN_OUT
+        store = Store(name, count, names=tuple(f"{own}{_PLAIN}" for own, *_ in stores),
+                      turned=turned, said=stores[0][2])
         packed = PackedTensor(parts, store, tuple(like.shape), like.dtype)
         _refuse_extents(packed, full_layer_name)
         return {full_layer_name: nn.Parameter(packed, requires_grad=False)}
@@ -101,7 +109,7 @@ class ReadExperts(ConversionOps):  # type: ignore[misc]
 def _refuse_extents(packed: PackedTensor, name: str) -> None:
     """Raise where the codes are not those of the model's shape."""
     coded = packed.matrices()  # raises CheckpointError, naming the tensor, for what does not fit
-    turned = [one.extents if one.orientation == Orientation.OUT_IN else one.extents[::-1] for one in coded]
+    turned = [one.extents[:: 1 if one.orientation == Orientation.OUT_IN else -1] for one in coded]
     whole = (sum(rows for rows, _ in turned), turned[0][1])
     if whole != tuple(packed.shape[1:]):
         raise RuntimeError(f"moec.transformers: {name} is {list(whole)} in the checkpoint, an "
