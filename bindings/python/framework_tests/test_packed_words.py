@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of AWQ and GPTQ: experts stay packed, with the values of the formats' formulas. Of the
-quantisers' libraries, which compile kernels for a GPU, stand-ins leave the rest of the model plain."""
+"""Checkpoints of AWQ and GPTQ: experts stay packed, with the values of the formats' formulas.
+Stand-ins for the quantisers' libraries, which compile kernels for a GPU, leave the rest of a
+model plain."""
 
 from __future__ import annotations
 

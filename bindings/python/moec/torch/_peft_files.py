@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters in the two files that PEFT writes, without PEFT.
 
-PEFT wraps a module once for each parameter, and a key says how deep a wrapper lies, not whose it is.
-Which of the two is inside depends on the base, so that matrices are told by their shapes here.
+PEFT wraps a module once for each parameter, and a key says how deep a wrapper lies, not whose it
+is. Which of the two is inside depends on the base, so that matrices are told by their shapes here.
 lora_A is [E r,in], expert by expert; lora_B is [out,r E], rank by rank. PEFT before 0.19 took the
 dimensions of stacks [E,out,in] in their order, and wrote lora_A beside `out`.
 """
