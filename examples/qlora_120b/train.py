@@ -158,11 +158,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             target_parameters=["experts.gate_up_proj", "experts.down_proj"],
         ), autocast_adapter_dtype=False)
     trained = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.data = parameter.data.to(torch.bfloat16)  # whatever PEFT made of them
     adam = Adam(trained, args.rate, getattr(torch, args.moments))
     base.gradient_checkpointing_enable({"use_reentrant": False})
     base.train()
     print(f"built in {time.perf_counter() - begin:.1f} s; {sum(p.numel() for p in trained):,} "
-          f"trained values in {trained[0].dtype}, moments in {args.moments}", flush=True)
+          f"trained values in bfloat16, moments in {args.moments}", flush=True)
     on_gpu(device, torch.cuda.reset_peak_memory_stats)
     losses, seconds, free = [], [], []
     for step in range(args.steps):

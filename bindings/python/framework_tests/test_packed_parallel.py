@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with packed experts on two gloo ranks: DDP, three steps, as on one."""
+"""Models with packed experts on two gloo ranks: DDP and FSDP2, three steps, as on one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ import torch
 import torch.multiprocessing as processes
 from models import tokens
 from packed_models import load, saved
+from peft import LoraConfig, get_peft_model
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from moec.torch._packed import PackedTensor
@@ -33,6 +37,39 @@ def steps(model: nn.Module, rows: slice) -> list[float]:
     return losses
 
 
+def with_adapters(place: Path) -> Any:
+    """The same on every rank."""
+    model = load(place, torch.float32)
+    torch.manual_seed(3)
+    made = get_peft_model(model, LoraConfig(
+        r=4, target_modules=["q_proj"],
+        target_parameters=["experts.gate_up_proj", "experts.down_proj"]))
+    for name, parameter in made.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.1)
+    return made
+
+
+def sharded_rank(index: int, place: str, port: int) -> None:
+    """FSDP2 shards all but packed stacks, which every rank holds."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", rank=index, world_size=2)
+    model = with_adapters(Path(place))
+    packed = {p for p in model.parameters() if isinstance(p, PackedTensor)}
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model.base_model.model.model.layers:
+        fully_shard(layer, mesh=mesh, ignored_params=packed)
+    fully_shard(model, mesh=mesh, ignored_params=packed)
+    names = [n for n, p in model.named_parameters() if isinstance(p, DTensor)]
+    assert packed and sum("experts" in name and "lora_" in name for name in names) == 8
+    losses = torch.tensor(steps(model, slice(index, index + 1)))
+    distributed.all_reduce(losses)
+    if index == 0:
+        torch.save(losses / 2, Path(place) / "losses.pt")
+    distributed.destroy_process_group()
+
+
 def rank(index: int, place: str, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
@@ -47,13 +84,15 @@ def rank(index: int, place: str, port: int) -> None:
     distributed.destroy_process_group()
 
 
-def test_two_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [rank, sharded_rank])
+def test_two_ranks(way: Any, tmp_path: Path) -> None:
     place = saved(tmp_path, "gpt_oss")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes.spawn(rank, (str(place), port), nprocs=2)
-    want = steps(load(place, torch.float32), slice(None))
+    processes.spawn(way, (str(place), port), nprocs=2)
+    whole = load(place, torch.float32) if way is rank else with_adapters(place)
+    want = steps(whole, slice(None))
     got = torch.load(place / "losses.pt").tolist()
     assert got == pytest.approx(want, rel=1e-4) and want[0] > want[2]
 

@@ -12,10 +12,13 @@ import torch
 from models import DEVICES, tokens
 from packed_models import WIDE, dense_twin, experts, load, saved
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 import moec.transformers
 from moec.torch._packed import PackedTensor
+from moec.transformers import _peft
 
 FAMILIES = ["qwen3_moe", "gpt_oss", "mixtral"]
 STEPS = 3
@@ -105,6 +108,42 @@ def test_checkpointing_and_accumulation(tmp_path: Path) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, once[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_compiled(is_packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every break of a graph is the call of an experts module, once a layer and forward; after
+    the second step nothing is compiled again."""
+    place = saved(tmp_path, "qwen3_moe", torch.float32)
+    skip = {} if is_packed else {"llm_int8_skip_modules": ["experts", "lm_head"]}
+    base = load(place, torch.float32, **skip)
+    moec.transformers.enable(base)
+    model = adapted(base)
+    counters.clear()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter)
+    optimiser = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.05)
+    frames, served = [], list[Any]()
+    orientation = _peft.is_in_out
+
+    def record(module: Any) -> bool:
+        served.append(module)
+        return orientation(module)
+
+    monkeypatch.setattr(_peft, "is_in_out", record)
+    for step in range(4):
+        ids = tokens(seed=step)
+        optimiser.zero_grad()
+        served.clear()
+        loss = compiled(ids, labels=ids).loss
+        loss.backward()
+        assert served == experts(model)
+        assert loss.item() == pytest.approx(model(ids, labels=ids).loss.item(), rel=1e-4)
+        optimiser.step()
+        frames.append(counter.frame_count)
+    assert frames[1] == frames[3]
+    reasons = counters["graph_break"]
+    assert reasons and all("<function _call" in reason for reason in reasons)
 
 
 def test_adapters_are_chosen(tmp_path: Path) -> None:

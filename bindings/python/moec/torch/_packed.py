@@ -111,8 +111,9 @@ class PackedTensor(Tensor):
         """The values as a plain tensor: of all experts, or of one."""
         found = [_values(self, one, range(self.shape[0]) if expert is None else (expert,))
                  for one in self.matrices()]
+        if self.store.turned:
+            found = [one.transpose(1, 2) for one in found]
         whole = found[0] if len(found) == 1 else torch.cat(found, 1)
-        whole = whole.transpose(1, 2) if self.store.turned else whole
         return whole.contiguous() if expert is None else whole[0]
 
     def with_parts(self, fn: Callable[[Tensor], Tensor]) -> PackedTensor:

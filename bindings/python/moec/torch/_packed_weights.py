@@ -72,6 +72,9 @@ class PackedWeights(Numbered):
         layout, orientation = spec.gate_layout, spec.down_orientation
         self._spec, self._held = spec, {n: t.detach() for n, t in tensors.items()}
         self._dtype, self._marks = dtype, _marks(tensors, dtype)
+        # As they are bound: FSDP gives a tensor other memory.
+        self._addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()
+                           if not isinstance(tensor, PackedTensor)}
         given: dict[str, Any] = {}
         schemes: dict[str, Scheme] = {}
         turned: dict[str, Orientation] = {}
@@ -106,9 +109,8 @@ class PackedWeights(Numbered):
 
     def current(self, tensors: Mapping[str, Tensor | None]) -> Weights:
         """Where biases lie elsewhere than in the forward, as FSDP gathers them, bound anew."""
-        moved = {name: tensor.detach() for name, held in self._held.items()
-                 if (tensor := tensors.get(name)) is not None
-                 and tensor.data_ptr() != held.data_ptr()}
+        moved = {name: tensor.detach() for name, address in self._addresses.items()
+                 if (tensor := tensors.get(name)) is not None and tensor.data_ptr() != address}
         if not moved:
             return self.weights
         return PackedWeights(self._held | moved, self._dtype, self._spec).weights

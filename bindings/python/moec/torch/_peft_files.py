@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters in PEFT's files, adapter_model.safetensors and adapter_config.json, without PEFT.
+"""Adapters in the two files that PEFT writes, without PEFT.
 
 PEFT wraps a module once for each parameter, and a key says how deep a wrapper lies, not whose it
 is. Which of the two is inside depends on the base, so that matrices are told by their shapes here.
@@ -23,6 +23,7 @@ from .._enums import GateLayout
 from ._lora import AdaptedModule, Factor, extents, is_in_out, matrices_of
 
 _PREFIX = "base_model.model."
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _KEY = re.compile(r"^(?P<path>.*?)(?P<depth>(\.base_layer)*)\.lora_(?P<part>[AB])(\.\w+)?\.weight$")
 _EXPERT = re.compile(r"^(?P<path>.*)\.(?P<expert>\d+)\.(?P<leaf>\w+)$")
 _LEAVES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down",
@@ -45,7 +46,7 @@ def _adapted_of(model: nn.Module) -> dict[str, Any]:
 def save_adapter(model: nn.Module, folder: Any, name: str = "default") -> None:
     """Write adapter `name` of all modules of experts in a model as PEFT does (0.19 and later), for
     a model of transformers whose experts have the same paths. Raises ValueError where there is
-    none, and NotImplementedError for factors of gate and up apart, whose stacks PEFT has as one."""
+    none, and NotImplementedError for factors of gate and up apart, which PEFT has as one."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -80,8 +81,8 @@ def save_adapter(model: nn.Module, folder: Any, name: str = "default") -> None:
     }
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, target / "adapter_model.safetensors", {"format": "pt"})
-    (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file(tensors, target / _WEIGHTS, {"format": "pt"})
+    (target / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def load_adapter(
@@ -97,13 +98,13 @@ def load_adapter(
     transformers 4 had them. Raises ValueError, naming it, for what does not fit."""
     from safetensors.torch import load_file
 
-    config = json.loads((Path(folder) / "adapter_config.json").read_text())
+    config = json.loads((Path(folder) / _CONFIG).read_text())
     refused = [key for key in _REFUSED if config.get(key)]
     if refused or config.get("peft_type") != "LORA":
         raise NotImplementedError(
             f"moec.torch: the adapter is {config.get('peft_type')} with "
             f"{', '.join(refused) or 'nothing more'}; plain LoRA can be read")
-    tensors = load_file(Path(folder) / "adapter_model.safetensors")
+    tensors = load_file(Path(folder) / _WEIGHTS)
     modules = _adapted_of(model)
     given = {at: there.removesuffix(".experts") for at, there in (paths or {}).items()}
     by_path = {path.removesuffix(".experts"): module for path, module in modules.items()}
@@ -201,7 +202,7 @@ def _is_turned(spec: Any, matrix: str, key: str, config: Mapping[str, Any]) -> b
     if version is None or is_in_out(spec, matrix):
         raise ValueError(
             f"moec.torch: {key} is of a square matrix, and nothing says whether lora_A is beside "
-            "its input: peft_version in adapter_config.json does, for stacks [E,out,in]")
+            f"its input: peft_version in {_CONFIG} does, for stacks [E,out,in]")
     return (int(version[1]), int(version[2])) < (0, 19)
 
 

@@ -7,7 +7,8 @@
 enable(model) does the same to a model that is built, covers blocks that transformers does not
 dispatch (Llama-4), returns what now runs on moec and raises if a MoE block is left out.
 
-Quantised loads keep experts packed: bitsandbytes' 4 bits (load_in_4bit) and gpt-oss's MXFP4.
+Quantised loads keep experts packed: bitsandbytes' 4 bits (load_in_4bit), gpt-oss's MXFP4, and
+checkpoints of compressed-tensors, AWQ and GPTQ.
 report(model) says what is packed; save_merged(model, folder) writes plain values for everyone.
 
 With transformers 5.23 and later DistributedConfig(ep_implementation="moec") parts the experts of a
@@ -16,7 +17,7 @@ model between processes, see _parallel.
 
 from importlib.util import find_spec
 
-from . import _bnb, _mxfp4
+from . import _bnb, _mxfp4, _per_expert
 from ._enable import enable, refresh
 from ._experts import experts_forward
 from ._report import report
@@ -27,5 +28,6 @@ if find_spec("transformers.distributed.expert_parallel"):  # transformers 5.23 a
 
 _bnb.register()
 _mxfp4.register()
+_per_expert.register()
 
 __all__ = ["enable", "experts_forward", "refresh", "report", "save_merged"]

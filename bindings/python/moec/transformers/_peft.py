@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .._adapters import Factors
@@ -77,6 +78,22 @@ def _warn_of_converted(wrappers: list[Any]) -> None:
             )
 
 
+@torch.compiler.disable
+def _call(wrappers: list[Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The innermost module with the terms of all wrappers: one break of a traced graph."""
+    module: nn.Module = wrappers[-1].base_layer
+    for wrapper in wrappers:
+        wrapper._check_forward_args(x, *args, **kwargs)
+    kwargs.pop("adapter_names", None)
+    _warn_of_converted(wrappers)
+    in_out = is_in_out(module)
+    terms: dict[str, Terms] = {}
+    for wrapper in wrappers:
+        terms.setdefault(wrapper.parameter_name, []).extend(_terms(wrapper, in_out))
+    with given_terms(module, {name: held for name, held in terms.items() if held}):
+        return module(x, *args, **kwargs)
+
+
 def install(kind: Any) -> None:
     """Replace the forward of PEFT's ParamWrapper, once."""
     before = kind.forward
@@ -90,16 +107,7 @@ def install(kind: Any) -> None:
         names = {wrapper.parameter_name for wrapper in wrappers}
         if not is_served(module) or not names <= MATRICES or kwargs.get("adapter_names"):
             return before(self, x, *args, **kwargs)
-        for wrapper in wrappers:
-            wrapper._check_forward_args(x, *args, **kwargs)
-        kwargs.pop("adapter_names", None)
-        _warn_of_converted(wrappers)
-        in_out = is_in_out(module)
-        terms: dict[str, Terms] = {}
-        for wrapper in wrappers:
-            terms.setdefault(wrapper.parameter_name, []).extend(_terms(wrapper, in_out))
-        with given_terms(module, {name: held for name, held in terms.items() if held}):
-            return module(x, *args, **kwargs)
+        return _call(wrappers, x, *args, **kwargs)
 
     forward.is_moec = True  # type: ignore[attr-defined]
     kind.forward = forward

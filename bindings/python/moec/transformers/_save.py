@@ -40,7 +40,7 @@ def published_state(model: Any, state: dict[str, Tensor] | None) -> dict[str, Te
     found: dict[str, Tensor] = {}
     for name, value in (model.state_dict() if state is None else state).items():
         if isinstance(value, PackedTensor):
-            found |= {name + suffix: part for suffix, part in value.parts.items()}
+            found |= _published(name, value)
         else:
             found[name] = value
     stacks = {name.rpartition(".")[2] for name in packed}
@@ -50,6 +50,15 @@ def published_state(model: Any, state: dict[str, Tensor] | None) -> dict[str, Te
             target.rpartition(".")[2] for target in one.target_patterns}
     ]
     return found
+
+
+def _published(name: str, value: PackedTensor) -> dict[str, Tensor]:
+    """The tensors of a stack by a checkpoint's keys; of single experts' matrices one an expert."""
+    if value.store.names == ("",):
+        return {name + suffix: part for suffix, part in value.parts.items()}
+    path = name.rpartition(".")[0]
+    return {f"{path}.{expert}.{suffix}": one.clone() for suffix, part in value.parts.items()
+            for expert, one in enumerate(part)}
 
 
 def _reverses(conversion: Any) -> bool:
