@@ -30,7 +30,7 @@ def test_a_changed_constant_is_seen(tmp_path):
 
 
 def test_a_changed_expression_is_seen(tmp_path):
-    headers = changed(tmp_path, "row_gemm_config.cuh", "(kFinished ? 4 : 1) + kRelays +",
+    headers = changed(tmp_path, "row_gemm_config.cuh", "(kFinished ? 4 : 1) + kSideLoader +",
                       "(kFinished ? 4 : 1) +")
     assert readers(headers) == readers(Headers()) - 1
 

@@ -41,15 +41,15 @@ class LineDecoder {
         lane_(int(threadIdx.x) & 31),
         to_(swizzled(lane_ / 2, lane_ % 2 * (kRunBytes / 16))) {}
 
-  __device__ void begin(const RowTile& tile) {
-    fetch(tile, 0, even_);
-    if (p_.k_blocks > 1) fetch(tile, 1, odd_);
-  }
+  __device__ void begin(const RowTile& tile) { fetch(tile, 0); }
   // k-block kb of the tile, in the ring's current stage.
   __device__ void decode(const typename C::Stages& ring, const RowTile& tile, int kb) {
-    codes_.wait(ring);
     uint32_t scales[kScales];
-    kb % 2 == 0 ? take(tile, kb, even_, scales) : take(tile, kb, odd_, scales);
+#pragma unroll
+    for (int i = 0; i < kScales; ++i) scales[i] = next_[i];
+    if (kb + 1 < p_.k_blocks) fetch(tile, kb + 1);
+    convert(scales);
+    codes_.wait(ring);
     decode_blocks(ring.operand_m() + warp_ * kBlockBytes, part(kb), scales);
     announce_elements<C>(ring, lane_);
   }
@@ -64,17 +64,9 @@ class LineDecoder {
   __device__ int part(int kb) const { return kb >= p_.k_blocks_of_part; }
 
   // ---- scales: as they are stored, 0 outside of the matrix. Those of two parts differ in where
-  // they begin alone. They are asked for two k-blocks ahead, into registers of their own: a copy
-  // of them would wait for them.
-  using Stores = uint32_t (&)[kScales];
-  __device__ __forceinline__ void take(const RowTile& tile, int kb, Stores held, Stores scales) {
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) scales[i] = held[i];
-    convert(scales);
-    if (kb + 2 < p_.k_blocks) fetch(tile, kb + 2, held);
-  }
+  // they begin alone.
   template <class Stored>
-  __device__ __forceinline__ void fetch_stored(const RowTile& tile, int kb, Stores to) const {
+  __device__ __forceinline__ void fetch_stored(const RowTile& tile, int kb) {
     constexpr bool kFeatureLines = C::kMajor == Major::kK;
     const ExpertScales& form = p_.lines.scales[0];
     const int k = (kb - part(kb) * p_.k_blocks_of_part) * kTileK;
@@ -95,21 +87,21 @@ class LineDecoder {
 #pragma unroll
       for (int i = 0; i < kBatches; ++i) {
         const int of = scales.first_line + (first + i * kBatchLines) * form.line_step;
-        to[mine * kBatches + i] =
+        next_[mine * kBatches + i] =
             i * kBatchLines < lines
                 ? __ldg(from + int64_t(of >> form.line_shift) * form.line_stride)
                 : 0;
       }
     }
   }
-  __device__ __forceinline__ void fetch(const RowTile& tile, int kb, Stores to) const {
+  __device__ void fetch(const RowTile& tile, int kb) {
     switch (dtype_bytes(p_.lines.scales[0].dtype)) {
       case 1:
-        return fetch_stored<uint8_t>(tile, kb, to);
+        return fetch_stored<uint8_t>(tile, kb);
       case 2:
-        return fetch_stored<uint16_t>(tile, kb, to);
+        return fetch_stored<uint16_t>(tile, kb);
       default:
-        return fetch_stored<uint32_t>(tile, kb, to);
+        return fetch_stored<uint32_t>(tile, kb);
     }
   }
   // Into what elements are made with: pairs of their type, or fp32.
@@ -239,8 +231,8 @@ class LineDecoder {
   const Codes codes_;
   const uint32_t numbers_;
   const int warp_, lane_;
-  const uint32_t to_;                      // in a batch's elements: the first 16 bytes of this lane
-  uint32_t even_[kScales], odd_[kScales];  // of even and odd k-blocks
+  const uint32_t to_;  // in a batch's elements: the first 16 bytes of this lane
+  uint32_t next_[kScales];
 };
 
 template <typename C, bool kInLines = C::Weights::kInLines>

@@ -9,8 +9,7 @@
 //            there a fourth relays what has been gathered.
 //            Where warpgroup 3 does the rest of the epilogue (grad down), it stores the results
 //            itself, and the other two warps of warpgroup 0 gather.
-//            Coded weights are decoded by the warps that gather, or by a warpgroup of their own;
-//            for that the fourth warp of warpgroup 0 relays
+//            Coded weights are decoded by the warps that gather, or by a warpgroup of their own
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
 //            the same weights together. Where `shares`, each loads half of them for both: fewer
 //            bytes leave L2, but a stage waits for the slower of two CTAs. Else each loads its own,

@@ -44,19 +44,18 @@ struct RowGemmConfig {
   // Warps with a task of their own. Without one that relays, those that multiply fence.
   static constexpr int kNoWarp = -1, kLoader = kSideLoader ? kThreads / 32 : 0;
   static constexpr int kFinder = kLoader + 1, kSender = kFinished ? kNoWarp : kLoader + 2;
-  static constexpr bool kRelays = kSideLoader || kSideDecoder;
-  static constexpr int kRelay = kRelays ? kLoader + 3 : kNoWarp;
+  static constexpr int kRelay = kSideLoader ? kLoader + 3 : kNoWarp;
   static constexpr bool kFences = kGather && kRelay == kNoWarp;
   // Arrivals at the barriers of a stage (tile_ring.cuh).
   static constexpr bool kAnnounces = !kCoded || !kGather;  // the loader, bytes of this barrier
   static constexpr int kGatherers = 32 * kGatherWarps;
   static constexpr int kLanded = kRelay == kNoWarp ? 0 : kGatherers + kDecoders;
   static constexpr int kFull =
-      kAnnounces + (kFences ? kGatherers : kRelays) + (kRelay == kNoWarp ? kDecoders : 0);
+      kAnnounces + (kFences ? kGatherers : kGather) + (kRelay == kNoWarp ? kDecoders : 0);
   // All warps that work on tiles, without the one that finds them: one loads, one or four send, one
   // may relay.
   static constexpr int kQueueReaders =
-      kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kRelays + 4 * kSideDecoder;
+      kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader + 4 * kSideDecoder;
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
   static constexpr int kTaller = kMaxRows > kMaxTileN ? 8 : 0;  // for one more address of a row
   static constexpr int kFinisherRegisters = 104, kSideRegisters = 32, kDecoderRegisters = 56;

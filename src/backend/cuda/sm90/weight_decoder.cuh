@@ -46,8 +46,8 @@ class CodeBarriers {
 // By a warp that has written its elements of the ring's current stage.
 template <typename C>
 __device__ __forceinline__ void announce_elements(const typename C::Stages& ring, int lane) {
-  // Other warps fence: here a fence would wait for all that is under way, rows and scales.
-  static_assert(C::kRelay != C::kNoWarp || C::kFences);
+  // Where rows are gathered, another warp fences: here a fence would wait for the rows, too.
+  if constexpr (!C::kGather) ptx::fence_proxy_async();
   __syncwarp();
   if (lane == 0) ptx::barrier_arrive(C::kRelay == C::kNoWarp ? ring.full() : ring.landed());
 }
@@ -82,11 +82,11 @@ class ChannelDecoder {
   }
   // k-block kb of the tile, in the ring's current stage.
   __device__ void decode(const typename C::Stages& ring, const RowTile& tile, int kb) {
-    codes_.wait(ring);  // before the next loads: to wait at a barrier is to wait for them, too
     if (p_.channels_along_k) {
       keep();
       if (kb + 1 < p_.k_blocks) fetch_of_k(tile.expert, kb + 1);
     }
+    codes_.wait(ring);
     // Whether a channel is a row of the block, or a column.
     const bool of_rows = (C::kMajor == Major::kK) != p_.channels_along_k;
 #pragma unroll 1
