@@ -21,7 +21,7 @@ from moec.cli import bench
 from moec.families import BY_MODEL_TYPE
 from moec.synth_codes import SCHEMES
 
-COMMANDS = ("info", "path", "run", "synth", "check", "bench")
+COMMANDS = ("info", "path", "run", "synth", "check", "bench", "epsim")
 
 
 def invoke(*arguments: object) -> Result:

@@ -9,7 +9,7 @@ import typer
 
 from .._errors import MoecError
 from ..checkpoint import CheckpointError
-from . import bench, check, info, path, run, synth
+from . import bench, check, epsim, info, path, run, synth
 from ._common import errors
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Mixture-of-Experts layers: look, run, check, measure.",
 )
-for module in (info, path, run, synth, check, bench):
+for module in (info, path, run, synth, check, bench, epsim):
     name = module.__name__.rpartition(".")[2]
     app.command(name, epilog=f"Example: {module.EXAMPLE}")(module.command)
 
