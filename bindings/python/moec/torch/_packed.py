@@ -38,8 +38,7 @@ class Store:
     count: int
     """experts"""
     names: tuple[str, ...] = ("",)
-    """the matrices that make it, one above the other: a part's name is one of these and a kind's
-    suffix"""
+    """the matrices that make it, one above the other: names of parts begin with these"""
     turned: bool = False
     """the tensor's last two dimensions are those of the codes, exchanged"""
     in_out: bool = False
