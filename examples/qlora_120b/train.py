@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA steps on gpt-oss-120b at its true size on one GPU of 80 GB: experts stay in the 4 bits of
+"""LoRA steps on gpt-oss-120b at its true size on one GPU, in 71 GiB: experts stay in the 4 bits of
 their checkpoint (MXFP4), and every expert of every layer has adapters of rank 16.
 
     python examples/qlora_120b/train.py

@@ -58,8 +58,8 @@ class Topology:
     network: Link
 
 
-# Inside: stores to a peer and a barrier kernel, measured on two H100s with 18 NVLinks. Between: one
-# 400 Gb/s card for each GPU, as published.
+# Assumed. Inside: stores to a peer over 18 NVLinks and a barrier kernel. Between: one 400 Gb/s card
+# for each GPU.
 DEFAULT = Topology("H100, 8 a node, 400 Gb/s", 8, Link(7.2, 391.0), Link(10.0, 45.0, 0.7))
 
 
