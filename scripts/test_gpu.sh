@@ -123,18 +123,20 @@ fi
 if wanted torch; then
   task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
 fi
+framework_task() {  # a module's tests that are marked gpu
+  task host "python_$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
+    -p no:cacheprovider "bindings/python/framework_tests/test_$1.py"
+}
 if wanted frameworks; then  # beside this machine's torch, transformers and jax
   modules=(torch_gpu torch_bias torch_nan torch_codes torch_adapters torch_lora packed_mxfp4)
   modules+=(transformers jax)
-  ! python3 -c "import bitsandbytes, peft" 2>/dev/null || modules+=(peft qlora)
-  for module in "${modules[@]}"; do
-    task host "python_$module" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
-      -p no:cacheprovider "bindings/python/framework_tests/test_$module.py"
-  done
+  for module in "${modules[@]}"; do framework_task "$module"; done
 fi
-if wanted qlora; then  # loads of one device, and the example
+if wanted qlora; then
   if python3 -c 'import peft, bitsandbytes' 2>/dev/null; then
     export HF_HUB_OFFLINE=1
+    framework_task peft
+    framework_task qlora
     task host python_packed_load env MOEC_TEST_DEVICE=cuda python3 -m pytest -p no:cacheprovider \
       bindings/python/framework_tests/test_packed_load.py
     task host example_qlora python3 examples/qlora/finetune.py --check --device cuda

@@ -27,7 +27,7 @@ import torch
 from clock import Clock, graph_of
 from implementations import PEERS, Moec, reference, sonic_plan
 from layers import LAYERS, SHAPES, TAILS
-from problem import Matrices, Problem
+from problem import Matrices, Problem, difference
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FEW_TOKENS = 1024  # up to here graphs are measured, too
@@ -46,14 +46,6 @@ def sampled(results):
             value = value[:: max(1, value.shape[0] // 3)][:3]
         out[name] = value.detach().clone()
     return out
-
-
-def difference(got, want):
-    """The worst row's error; a row below the rows' root mean square counts by that."""
-    got, want = (t.reshape(-1, t.shape[-1]).float() for t in (got, want))
-    norms = want.norm(dim=1)
-    floor = norms.square().mean().sqrt().clamp(min=1e-30)  # gradients of experts without rows: 0
-    return float(((got - want).norm(dim=1) / torch.maximum(norms, floor)).max())
 
 
 class Wrong(Exception):

@@ -28,6 +28,7 @@ import moec.torch
 import torch
 import torch.nn.functional as F
 from layers import SHAPES, Shape
+from problem import difference
 
 RANK, SCALE, LIMIT = 16, 2.0, 2.5e-2
 LAYERS = ("qwen3-30b-a3b", "gpt-oss-20b", "gpt-oss-120b")
@@ -138,14 +139,6 @@ def step_of(forward, leaves, p):
     """y and the gradients that a fine-tune needs."""
     y = forward(p)
     return y, torch.autograd.grad(y, [p["x"], p["weights"], *leaves], p["d_y"])
-
-
-def difference(got, want):
-    """Of the worst row; one below the rows' root mean square counts by that."""
-    got, want = (t.detach().reshape(-1, t.shape[-1]).float() for t in (got, want))
-    norms = want.norm(dim=1)
-    floor = norms.square().mean().sqrt().clamp(min=1e-30)
-    return float(((got - want).norm(dim=1) / torch.maximum(norms, floor)).max())
 
 
 def peak_mib(run, device):

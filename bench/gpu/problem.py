@@ -15,6 +15,14 @@ def normal(*size, scale=1.0):
     return torch.empty(size, dtype=torch.bfloat16, device="cuda").normal_(0, scale)
 
 
+def difference(got, want):
+    """The worst row's error; a row below the rows' root mean square counts by that."""
+    got, want = (t.detach().reshape(-1, t.shape[-1]).float() for t in (got, want))
+    norms = want.norm(dim=1)
+    floor = norms.square().mean().sqrt().clamp(min=1e-30)  # gradients of experts without rows: 0
+    return float(((got - want).norm(dim=1) / torch.maximum(norms, floor)).max())
+
+
 class Matrices:
     """w1 [E,2I,H], gate rows first, and w2 [E,H,I]: drawn once for all numbers of tokens."""
 

@@ -23,9 +23,9 @@ import moec
 import torch
 from clock import Clock, graph_of
 from implementations import Moec
-from layer_bench import FEW_TOKENS, WINDOWS, difference
+from layer_bench import FEW_TOKENS, WINDOWS
 from layers import SHAPES
-from problem import PEAK_FLOPS, Matrices, Problem
+from problem import PEAK_FLOPS, Matrices, Problem, difference
 from schemes import SCHEMES
 
 LIMIT = 1e-2  # relative difference of a row from bf16's

@@ -5,7 +5,7 @@ PEFT adapts it, Trainer trains it, and moec runs its experts. Beside it: the sam
 without moec.
 
     python examples/qlora/finetune.py
-    python examples/qlora/finetune.py --steps 200
+    python examples/qlora/finetune.py --device cuda --steps 200
 
 The base is made first: a model of a million parameters that has read half of the language reference
 of Python as bytes. It then learns the other half with upper and lower case exchanged.
@@ -39,7 +39,6 @@ from transformers import (
 import moec.transformers
 
 CONTEXT, BATCH, HELD_OUT = 64, 8, 96
-device = "cpu"  # --device
 
 
 def read_text() -> tuple[str, str]:
@@ -81,20 +80,25 @@ def fit(model: Any, rows: list[dict[str, Tensor]], steps: int, rate: float, to: 
             output_dir=str(to), max_steps=steps, per_device_train_batch_size=BATCH,
             learning_rate=rate, lr_scheduler_type="cosine", warmup_steps=steps // 10,
             logging_steps=max(1, steps // 4), save_strategy="no", report_to=[],
-            use_cpu=device == "cpu", seed=1, data_seed=1,
+            use_cpu=not on_gpu(model),
+            seed=1, data_seed=1,
         ),
     ).train()
     return statistics.median(times.steps)
 
 
+def on_gpu(model: Any) -> bool:
+    return bool(model.device.type == "cuda")
+
+
 @torch.no_grad()
 def losses(model: Any, rows: list[dict[str, Tensor]]) -> list[float]:
     model.eval()
-    batches = torch.stack([row["input_ids"] for row in rows]).to(device).split(BATCH)
+    batches = torch.stack([row["input_ids"] for row in rows]).to(model.device).split(BATCH)
     return [model(input_ids=ids, labels=ids).loss.item() for ids in batches]
 
 
-def make_base(folder: Path, steps: int) -> None:
+def make_base(folder: Path, steps: int, device: str) -> None:
     """A checkpoint as published ones are: plain values."""
     torch.manual_seed(1)
     config = Qwen3MoeConfig(
@@ -103,11 +107,11 @@ def make_base(folder: Path, steps: int) -> None:
         num_experts=8, num_experts_per_tok=2, max_position_embeddings=CONTEXT,
     )
     model = AutoModelForCausalLM.from_config(config, experts_implementation="moec")
-    fit(model, cut(read_text()[0]), steps, 3e-3, folder / "log")
+    fit(model.to(device), cut(read_text()[0]), steps, 3e-3, folder / "log")
     model.save_pretrained(folder)
 
 
-def load(folder: Path, packed: bool) -> Any:
+def load(folder: Path, packed: bool, device: str) -> Any:
     """The base in 4 bits, or as it is."""
     if not packed:
         return AutoModelForCausalLM.from_pretrained(
@@ -115,15 +119,15 @@ def load(folder: Path, packed: bool) -> Any:
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                                 bnb_4bit_compute_dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, quantization_config=config, device_map=device)
+        folder, dtype=torch.float32, device_map=device, quantization_config=config)
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
-def fine_tune(base: Path, packed: bool, steps: int) -> dict[str, Any]:
+def fine_tune(base: Path, packed: bool, steps: int, device: str) -> dict[str, Any]:
     """Adapt a model, save its adapter, read that again; the figures of the run."""
     rows = cut(read_text()[1])
     held_out, rows = rows[:HELD_OUT], rows[HELD_OUT:]
-    model = load(base, packed)
+    model = load(base, packed, device)
     stacks = moec.transformers.report(model)
     before = losses(model, held_out)
     torch.manual_seed(2)
@@ -134,7 +138,7 @@ def fine_tune(base: Path, packed: bool, steps: int) -> dict[str, Any]:
     step_ms = fit(model, rows, steps, 5e-3, place / "log")
     after = losses(model, held_out)
     model.save_pretrained(place)
-    again = PeftModel.from_pretrained(load(base, packed), place)
+    again = PeftModel.from_pretrained(load(base, packed, device), place)
     return {
         "name": "4-bit experts, moec" if packed else "plain experts, PyTorch",
         "packed": all(row.is_packed for row in stacks), "bytes": sum(row.bytes for row in stacks),
@@ -146,7 +150,7 @@ def fine_tune(base: Path, packed: bool, steps: int) -> dict[str, Any]:
 
 
 def continue_text(model: Any, prompt: str) -> str:
-    ids = torch.tensor([list(prompt.encode())], device=device)
+    ids = torch.tensor([list(prompt.encode())], device=model.device)
     out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False,
                          max_new_tokens=CONTEXT - ids.shape[1], pad_token_id=0, eos_token_id=0)
     return bytes(out[0].tolist()).decode(errors="replace")
@@ -185,18 +189,16 @@ def wrong(results: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    global device
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60, help="of the fine-tune")
     parser.add_argument("--base-steps", type=int, default=150, help="of making the base")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--check", action="store_true", help="exit 1 unless both learn, and alike")
     args = parser.parse_args()
-    device = args.device
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        make_base(base, args.base_steps)
-        results = [fine_tune(base, packed, args.steps) for packed in (True, False)]
+        make_base(base, args.base_steps, args.device)
+        results = [fine_tune(base, packed, args.steps, args.device) for packed in (True, False)]
     show(results)
     if not args.check:
         return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import HERE, build
+from models import HERE, build, tokens
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, logging
 
@@ -46,6 +46,20 @@ def load(
 
 def experts(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if hasattr(module, "_apply_gate")]
+
+
+def train(model: Any, rate: float) -> list[float]:
+    """The losses of three steps of what is trained."""
+    optimiser = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=rate)
+    ids = tokens(device=model.device.type)
+    losses = []
+    for _ in range(3):
+        optimiser.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss))
+    return losses
 
 
 def dense_twin(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from models import CallCount, tokens
-from packed_models import STACKS, dense_twin, experts, load, saved
+from packed_models import STACKS, dense_twin, experts, load, saved, train
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -80,15 +80,7 @@ def test_three_steps_of_a_dense_part(tmp_path: Path) -> None:
     before = copy.deepcopy(experts(model)[0].down_proj)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.SGD(trained, lr=0.05)
-    losses = []
-    for _ in range(3):
-        optimiser.zero_grad()
-        loss = model(tokens(), labels=tokens()).loss
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss))
+    losses = train(model, rate=0.05)
     assert losses[0] > losses[1] > losses[2]
     after = experts(model)[0].down_proj
     assert all(torch.equal(after.parts[name], part) for name, part in before.parts.items())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from models import DEVICES, tokens
-from packed_models import STACKS, experts, saved
+from packed_models import STACKS, experts, saved, train
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
@@ -71,14 +71,7 @@ def test_packed_and_trained(place: Path, device: str) -> None:
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, PackedTensor):
             torch.testing.assert_close(parameter.grad, wanted[name].grad, rtol=1e-3, atol=1e-5)
-    optimiser = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.05)
-    losses = []
-    for _ in range(3):
-        optimiser.zero_grad()
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss))
+    losses = train(model, rate=0.05)
     assert losses[0] > losses[1] > losses[2]
 
 

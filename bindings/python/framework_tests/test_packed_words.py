@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from models import build, tokens
-from packed_models import SIZES, experts
+from packed_models import SIZES, experts, train
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -109,12 +109,5 @@ def test_packed_from_the_file(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(want, plain(tokens()).logits, rtol=5e-3, atol=5e-3)
     adapted = get_peft_model(model, LoraConfig(
         r=4, target_modules=[], target_parameters=["experts.gate_up_proj", "experts.down_proj"]))
-    optimiser = torch.optim.SGD((p for p in adapted.parameters() if p.requires_grad), lr=0.5)
-    losses = []
-    for _ in range(3):
-        optimiser.zero_grad()
-        loss = adapted(tokens(), labels=tokens()).loss
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
+    losses = train(adapted, rate=0.5)
     assert losses[0] > losses[2]
