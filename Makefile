@@ -4,18 +4,18 @@
         abi-bless clean
 .DEFAULT_GOAL := help
 # What scripts fetch into build/, and only fetch.
-downloads := venv docs-venv cuda zig julia go-toolchain xla_headers py-packages peers-venv \
-             frameworks frameworks-older
+downloads := venv docs-venv cuda cuda-aarch64 zig julia go-toolchain xla_headers py-packages \
+             peers-venv frameworks frameworks-older aarch64-python
 
 help:         ## this list
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 22
 
 demo:         ## build what the demo needs and show the main job
 	@scripts/demo.sh
-wheel:        ## the Python wheels to ship, CPU and GPU, into build/wheel
-	@scripts/wheel.sh
-packages:     ## .deb, .rpm and .tar.gz of the library, into build/packages
-	@scripts/packages.sh
+wheel:        ## the Python wheels to ship, CPU and GPU, into build/wheel (ARCH=aarch64: across)
+	@scripts/wheel.sh $(ARCH)
+packages:     ## .deb, .rpm and .tar.gz of the library, into build/packages (ARCH=aarch64: across)
+	@scripts/packages.sh $(ARCH)
 test:         ## build everything and run every test that needs no GPU
 	@scripts/test.sh
 docs:         ## the documentation, into build/docs/html

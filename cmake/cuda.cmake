@@ -55,7 +55,7 @@ endforeach()
 
 set(map ${PROJECT_SOURCE_DIR}/src/backend/cuda/moec_cuda.map)
 add_library(moec_cuda SHARED ${cuda_objects})
-target_link_libraries(moec_cuda PRIVATE moec_options CUDA::cudart_static CUDA::cublasLt)
+target_link_libraries(moec_cuda PRIVATE moec_options CUDA::cudart_static)
 target_link_options(moec_cuda PRIVATE LINKER:--version-script=${map} LINKER:--exclude-libs,ALL
   LINKER:--as-needed LINKER:-z,nodelete LINKER:-z,relro,-z,now)
 # cuBLASLt, which it opens by name, is also looked for in the folder of the Python package

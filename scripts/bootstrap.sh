@@ -28,7 +28,6 @@ needs=(
   'command -v git|git'
   'command -v mpirun|openmpi-bin'
   'command -v mpicc|libopenmpi-dev'
-  'command -v dpkg-shlibdeps|dpkg-dev'
   'command -v rpmbuild|rpm'
   'command -v lintian|lintian'
   'rustc --version | grep -qE " 1[.](8[7-9]|9[0-9]|[1-9][0-9]{2})[.]"|rustc-web'  # security suite

@@ -13,7 +13,6 @@ tree=$folder/root
 carried=$build/julia_carry
 
 unpack() {
-  local mirror options deb
   if compgen -G "$carried/part.*" >/dev/null; then
     rm -rf "$folder"
     mkdir -p "$folder"
@@ -21,29 +20,9 @@ unpack() {
     mv "$tree.new" "$tree"
     return
   fi
-  mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -E '/debian/?$' | head -n 1 ||
-    true)
-  [ -n "$mirror" ] || die "no julia on PATH, and apt has no Debian mirror; run apt-get update"
-  rm -rf "$folder"
-  mkdir -p "$folder/lists/partial" "$folder/cache/archives/partial" "$tree.new"
-  : >"$folder/status"  # as if nothing were installed: every dependency is fetched
-  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror bullseye main" \
-    >"$folder/sources.list"
-  options=(-qq -o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=-
-    -o "Dir::State::lists=$folder/lists" -o "Dir::State::status=$folder/status"
-    -o "Dir::Cache=$folder/cache" -o Debug::NoLocking=1 -o "APT::Sandbox::User=$(id -un)")
-  retry "the package list of Debian 11" apt-get "${options[@]}" update
-  retry "julia of Debian 11" apt-get "${options[@]}" -y --no-install-recommends \
-    --download-only install julia
-  for deb in "$folder"/cache/archives/*.deb; do
-    case ${deb##*/} in  # the C runtime and the package tools stay this system's own
-      libc6_*|libgcc-s1_*|libstdc++6_*|libcrypt1_*|zlib1g_*|libselinux1_*) ;;
-      gcc-*|dpkg_*|perl-*|tar_*|debconf_*) ;;
-      *) dpkg -x "$deb" "$tree.new" ;;
-    esac
-  done
-  mv "$tree.new" "$tree"
-  rm -rf "$folder/cache" "$folder/lists"
+  # The C runtime and the package tools stay this system's own.
+  "$root/scripts/debian_tree.sh" bullseye amd64 "$tree" julia libc6- libgcc-s1- \
+    'libstdc++6-' libcrypt1- zlib1g- libselinux1- 'gcc-*-' dpkg- 'perl-*-' tar- 'debconf*-'
 }
 
 pack() {

@@ -35,3 +35,6 @@ job_count() {
   [ "$memory" -lt 1 ] && memory=1
   echo $((cores < memory ? cores : memory))
 }
+
+# cached FOLDER NAME: what build/FOLDER was configured with, if anything.
+cached() { sed -nE "s/^$2:[A-Z]+=(.*)/\1/p" "$build/$1/CMakeCache.txt" 2>/dev/null || true; }

@@ -32,7 +32,7 @@ count() {
 stage() { # stage NAME COMMAND...
   local name=$1 log=$build/log/${1// /_}.txt begin=$SECONDS status=0 failed title; shift
   awk '$2 > 0 {exit 1}' "$results" || exit 1  # the other lane failed
-  printf -v title '%-16s' "$name"
+  printf -v title '%-18s' "$name"
   [ $in_lane ] || { printf '%s' "$title"; title=; }
   "$@" >"$log" 2>&1 </dev/null || status=$?
   failed=$(count failed "$log")
@@ -62,19 +62,21 @@ compile() { cmake --build "$build/$1" -j "$(job_count)" "${@:2}"; }
 no_aslr=()
 setarch -R true 2>/dev/null && no_aslr=(setarch -R)
 
-python_and_frameworks() {
+python_and_rust() {
   stage "python"          scripts/test_python.sh
+  stage "wheel aarch64"   scripts/test_wheel_aarch64.sh
   stage "frameworks"      scripts/test_frameworks.sh
+  stage "rust"            scripts/test_rust.sh
+  stage "candle"          scripts/test_candle.sh
 }
 languages_and_sanitizers() {
   stage "docs"            scripts/docs.sh
   stage "c"               scripts/test_c.sh
   stage "packages"        scripts/test_packages.sh
-  stage "rust"            scripts/test_rust.sh
-  stage "candle"          scripts/test_candle.sh
+  stage "packages aarch64" scripts/test_packages.sh aarch64
   stage "go"              scripts/test_go.sh
   stage "julia"           scripts/test_julia.sh
-  stage "aarch64"         scripts/test_aarch64.sh
+  stage "tests aarch64"   scripts/run_ctest.py "$build/aarch64" -L aarch64
   stage "configure asan"  configure asan
   stage "build asan"      compile asan --target tests_asan
   stage "tests asan"      scripts/run_ctest.py "$build/asan" -L asan
@@ -91,9 +93,11 @@ stage "format"            scripts/format.sh --check
 nvcc=$(scripts/cuda_toolkit.sh)
 stage "configure"         configure release -DMOEC_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
                             -DMOEC_ZIG="$(scripts/zig.sh)" -DMOEC_TIDY=ON -DMOEC_FUZZ_SECONDS=2
-stage "build"             compile release
+stage "build"             compile release --target all moec_packaged moec_cuda_packaged
+stage "configure aarch64" configure aarch64 -DMOEC_ZIG="$(scripts/zig.sh)"
+stage "build aarch64"     compile aarch64 --target tests_aarch64 moec_static moec_packaged
 stage "tests"             scripts/run_ctest.py "$build/release"
-lane python_and_frameworks
+lane python_and_rust
 lane languages_and_sanitizers
 status=0
 for pid in "${lanes[@]}"; do wait "$pid" || status=1; done

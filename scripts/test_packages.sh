@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test_packages.sh: what packages.sh makes. Each kind is unpacked into a folder of its own, where
-# the README's C program is compiled through pkg-config and CMake, shared and static, and run;
-# Debian's are installed into an empty root and purged, which leaves nothing, and lintian finds no
-# error. Shown to fail: a package without its copyright.
+# test_packages.sh [aarch64]: what packages.sh makes. Each kind is unpacked into a folder of its
+# own, where the README's C program is compiled through pkg-config and CMake, shared and static, and
+# run (aarch64: compiled across, and run by qemu); Debian's are installed into an empty root and
+# purged, which leaves nothing, and lintian finds no error. Shown to fail: a package without its
+# copyright.
 # scripts/packages_on_debian.sh does the same with apt in a bare Debian.
 . "$(dirname "$0")/lib.sh"
-scripts/packages.sh
-packages=$build/packages
+scripts/packages.sh "$@"
+packages=$build/packages${1:+-$1}
+cc=cc run=() machine=$(uname -m) across=()
+if [ "${1:-}" = aarch64 ]; then
+  cc=aarch64-linux-gnu-gcc run=(qemu-aarch64 -L /usr/aarch64-linux-gnu) machine=aarch64
+  across=(--toolchain "$root/cmake/aarch64.cmake")
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0
@@ -20,13 +26,19 @@ check_tree() { # check_tree NAME PREFIX LIBDIR
   [ -e "$libdir/libmoec.so.0" ] || die "$1 has no $3/libmoec.so.0"
   "$venv/bin/python" scripts/check_shipped.py "$prefix"
   ! grep -rIl "$build" "$prefix" || die "$1 names the folder that it was built in"
+  for library in "$libdir"/*.so.0; do
+    readelf -h "$library" | grep -qiE "Machine: .*${machine/_/.}" ||
+      die "$1: $(readelf -h "$library" | grep Machine:) in $library; $machine is right"
+  done
   export PKG_CONFIG_PATH=$libdir/pkgconfig
   flags=$(pkg-config --cflags --libs moec)
-  eval "cc '$work/layer.c' -o '$work/shared' $flags"
-  [ "$(LD_LIBRARY_PATH=$libdir "$work/shared")" = MOEC_OK ] || die "$1: the program does not run"
+  eval "$cc '$work/layer.c' -o '$work/shared' $flags"
+  [ "$(LD_LIBRARY_PATH=$libdir "${run[@]}" "$work/shared")" = MOEC_OK ] ||
+    die "$1: the program does not run"
   flags=$(pkg-config --static --cflags --libs moec)
-  eval "cc '$work/layer.c' -o '$work/static' ${flags/-lmoec/-l:libmoec.a}"
-  [ "$(env -u LD_LIBRARY_PATH "$work/static")" = MOEC_OK ] || die "$1: the static one does not run"
+  eval "$cc '$work/layer.c' -o '$work/static' ${flags/-lmoec/-l:libmoec.a}"
+  [ "$(env -u LD_LIBRARY_PATH "${run[@]}" "$work/static")" = MOEC_OK ] ||
+    die "$1: the static one does not run"
   for target in moec static; do
     mkdir -p "$work/$1-$target"
     cat >"$work/$1-$target/CMakeLists.txt" <<CMAKE
@@ -36,10 +48,11 @@ find_package(moec 0.1 CONFIG REQUIRED)
 add_executable(program "$work/layer.c")
 target_link_libraries(program PRIVATE moec::$target)
 CMAKE
-    cmake -S "$work/$1-$target" -B "$work/$1-$target/build" -Dmoec_DIR="$libdir/cmake/moec" \
-      >"$work/log"
+    cmake -S "$work/$1-$target" -B "$work/$1-$target/build" "${across[@]}" \
+      -Dmoec_DIR="$libdir/cmake/moec" >"$work/log"
     cmake --build "$work/$1-$target/build" >>"$work/log"
-    [ "$("$work/$1-$target/build/program")" = MOEC_OK ] || die "$1: moec::$target does not run"
+    [ "$("${run[@]}" "$work/$1-$target/build/program")" = MOEC_OK ] ||
+      die "$1: moec::$target does not run"
   done
   done_with "$1"
 }
@@ -54,14 +67,14 @@ if compgen -G "$packages/*.rpm" >/dev/null; then
   done
   check_tree rpm "$work/rpm/usr" lib64
 fi
-if compgen -G "$packages/*.deb" >/dev/null; then
+if command -v dpkg >/dev/null; then
   mkdir -p "$work/deb/var/lib/dpkg/"{info,updates,triggers} "$work/bin"
   : >"$work/deb/var/lib/dpkg/status"
   ln -s /bin/true "$work/bin/ldconfig"  # the packages' scripts run outside of their root
   debian() {
     PATH=$work/bin:/usr/sbin:/usr/bin:/sbin:/bin dpkg --root="$work/deb" --force-depends \
-      --force-not-root --force-script-chrootless --log="$work/dpkg.log" "$@" >>"$work/log" 2>&1 ||
-      { tail -n 20 "$work/log" >&2; die "dpkg $1 fails"; }
+      --force-not-root --force-architecture --force-script-chrootless --log="$work/dpkg.log" \
+      "$@" >>"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; die "dpkg $1 fails"; }
   }
   debian --install "$packages"/*.deb
   libdir=$(find "$work/deb/usr/lib" -name libmoec.so.0 -printf %h)
