@@ -3,7 +3,7 @@
 # test_go.sh: the Go package through cgo with the race detector (and its pointer checks), through
 # purego without cgo, vet and gofmt; then examples/go in a module outside the tree, which gets the
 # package as a zip from a module proxy on disk, built both ways; and README's program with the
-# module that carries the library, where none is installed.
+# module that carries the library, where none is installed, for this machine and for aarch64.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 go=$root/scripts/go.sh
@@ -17,17 +17,21 @@ log=$build/bindings/go.txt
 
 cd bindings/go
 retry "the Go modules of bindings/go" "$go" mod download
-unformatted=$("$("$go" env GOROOT)/bin/gofmt" -l *.go raw/check.go raw/load*.go)
+unformatted=$("$("$go" env GOROOT)/bin/gofmt" -l *.go lib/*.go raw/check.go raw/load*.go)
 [ -z "$unformatted" ] || die "gofmt would change: $unformatted"
 "$go" vet ./...
-CGO_ENABLED=0 "$go" vet -tags moec_purego ./...
+for processor in amd64 arm64; do
+  CGO_ENABLED=0 GOARCH=$processor "$go" vet -tags moec_purego ./...
+done
 "$go" test -race -count=1 -v ./... | tee -a "$log"
 CGO_ENABLED=0 "$go" test -tags moec_purego -count=1 -v ./... | tee -a "$log"
 
 # A proxy on disk: version 0.1.0 of the working tree, and what the module cache has of others.
 outside=$(mktemp -d)
 trap 'chmod -R u+w "$outside"; rm -rf "$outside"' EXIT
-"$venv/bin/python" - "$outside/proxy" "$("$root/scripts/go_library.sh" "$prefix/lib")" <<'PYTHON'
+for preset in release aarch64; do "$root/scripts/packaged.sh" $preset >/dev/null; done
+library=$("$root/scripts/go_library.sh")
+"$venv/bin/python" - "$outside/proxy" "$library" <<'PYTHON'
 import pathlib, sys, zipfile
 def publish(module, folder, files):
     target = pathlib.Path(sys.argv[1], module, "@v")
@@ -40,7 +44,7 @@ def publish(module, folder, files):
 here, library = pathlib.Path(), pathlib.Path(sys.argv[2])
 own = [p for p in here.rglob("*.go") if p.parts[0] != "lib"]
 publish("moec.dev/moec", here, [*own, here / "go.mod", here / "go.sum"])
-publish("moec.dev/moec/lib/linux_amd64", library, [p for p in library.iterdir()])
+publish("moec.dev/moec/lib", library, [p for p in library.rglob("*") if p.is_file()])
 PYTHON
 cp -r "$root/examples/go" "$outside/train"
 cd "$outside/train"
@@ -75,7 +79,7 @@ import (
 	"fmt"
 
 	"moec.dev/moec"
-	_ "moec.dev/moec/lib/linux_amd64"
+	_ "moec.dev/moec/lib"
 	"moec.dev/moec/raw"
 )
 
@@ -100,7 +104,7 @@ go 1.21
 
 require (
 	moec.dev/moec v0.1.0
-	moec.dev/moec/lib/linux_amd64 v0.1.0
+	moec.dev/moec/lib v0.1.0
 )
 GO
 bare=(env -u LD_LIBRARY_PATH -u MOEC_LIBRARY)
@@ -113,6 +117,11 @@ find "$outside/cache" -name libmoec.so.0 -exec truncate -s 100 {} +
 XDG_CACHE_HOME=$outside/cache "${bare[@]}" ./readme | grep -qF 0.05695 ||
   die "a damaged library in the cache is not written again"
 echo "--- PASS: README, a damaged cache" >>"$log"
+CGO_ENABLED=0 GOARCH=arm64 "$go" build -o readme_arm64 .
+said=$(XDG_CACHE_HOME=$outside/cache_arm64 "${bare[@]}" qemu-aarch64 -L /usr/aarch64-linux-gnu \
+  ./readme_arm64)
+[ "$said" = "<nil> 0.05695" ] || die "README's program says $said on aarch64"
+echo "--- PASS: README, the library embedded, aarch64" >>"$log"
 mkdir "$outside/readme/said"
 cat >said/main.go <<'GO'
 package main
@@ -121,7 +130,7 @@ import (
 	"fmt"
 
 	"moec.dev/moec"
-	_ "moec.dev/moec/lib/linux_amd64"
+	_ "moec.dev/moec/lib"
 )
 
 func main() {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package linux_amd64 carries libmoec for programs without cgo: import it for its effect, and
-// nothing has to be installed. When the library is first used, it is written to the user's cache
-// folder, once for each version.
-package linux_amd64
+//go:build linux && (amd64 || arm64)
+
+// Package lib carries libmoec for programs without cgo: import it for its effect, and nothing has
+// to be installed. A program has the library of its own GOARCH. When the library is first used, it
+// is written to the user's cache folder, once for each version.
+package lib
 
 import (
 	"bytes"
 	"crypto/sha256"
-	"embed"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -16,11 +17,6 @@ import (
 
 	"moec.dev/moec/raw"
 )
-
-// The libraries: libmoec.so.0 and, where it was built, its CUDA plug-in libmoec_cuda.so.0.
-//
-//go:embed *.so.0
-var libraries embed.FS
 
 func init() { raw.Provide(Library) }
 
@@ -31,27 +27,28 @@ func Library() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("no cache folder for libmoec.so.0: %w", err)
 	}
-	entries, err := libraries.ReadDir(".")
+	entries, err := libraries.ReadDir(folder)
 	if err != nil {
 		return "", err
 	}
 	hash, contents := sha256.New(), map[string][]byte{}
 	for _, entry := range entries { // in the order of their names
-		if contents[entry.Name()], err = libraries.ReadFile(entry.Name()); err != nil {
+		name := entry.Name()
+		if contents[name], err = libraries.ReadFile(filepath.Join(folder, name)); err != nil {
 			return "", err
 		}
-		hash.Write(contents[entry.Name()])
+		hash.Write(contents[name])
 	}
-	folder := filepath.Join(cache, "moec", hex.EncodeToString(hash.Sum(nil))[:16])
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	place := filepath.Join(cache, "moec", hex.EncodeToString(hash.Sum(nil))[:16])
+	if err := os.MkdirAll(place, 0o700); err != nil {
 		return "", fmt.Errorf("cannot write libmoec.so.0: %w", err)
 	}
 	for name, content := range contents {
-		if err := write(filepath.Join(folder, name), content); err != nil {
+		if err := write(filepath.Join(place, name), content); err != nil {
 			return "", fmt.Errorf("cannot write %s: %w", name, err)
 		}
 	}
-	return filepath.Join(folder, "libmoec.so.0"), nil
+	return filepath.Join(place, "libmoec.so.0"), nil
 }
 
 // write makes a file of that content, whole or not at all, whoever else does the same.

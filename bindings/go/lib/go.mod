@@ -1,4 +1,4 @@
-module moec.dev/moec/lib/linux_amd64
+module moec.dev/moec/lib
 
 go 1.21
 

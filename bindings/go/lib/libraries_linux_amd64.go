@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lib
+
+import "embed"
+
+const folder = "linux_amd64"
+
+// The libraries: libmoec.so.0 and, where it was built, its CUDA plug-in libmoec_cuda.so.0.
+//
+//go:embed linux_amd64/*.so.0
+var libraries embed.FS
