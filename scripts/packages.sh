@@ -3,7 +3,8 @@
 # packages.sh [aarch64]: libmoec0, libmoec-dev and libmoec-cuda0 as .deb and .rpm and a relocatable
 # .tar.gz of all three, into build/packages, of the libraries of packaged.sh; with aarch64, of those
 # that are built across, into build/packages-aarch64. Without a plug-in among them (no MOEC_CUDA)
-# there is no libmoec-cuda0, and the last line says so.
+# there is no libmoec-cuda0, and the last line says so. build/packages/Artifacts.toml is what
+# Moec.jl finds every .tar.gz by that was made (julia_artifacts.sh).
 . "$(dirname "$0")/lib.sh"
 scripts/bootstrap.sh test >&2
 preset=${1:-release}
@@ -41,4 +42,6 @@ if command -v rpmbuild >/dev/null; then pack RPM lib64; else
   echo "packages.sh: no rpmbuild here: no .rpm" >&2
 fi
 (cd "$out" && sha256sum -- * >SHA256SUMS && ls -s --block-size=K -- *)
+mkdir -p "$build/packages"
+scripts/julia_artifacts.sh >"$build/packages/Artifacts.toml"
 [ $cuda = ON ] || echo "packages.sh: build/$preset has no CUDA plug-in: no libmoec-cuda0"

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # test_julia.sh: Moec.jl developed into a new environment of a new depot whose only registry is
 # empty (nothing but the standard library can be found) and tested there by Pkg.test; the programs
-# of examples/julia, of the README and of docs/; and the static check, which knows every function.
+# of examples/julia, of the README and of docs/; the static check, which knows every function; and
+# Moec added from a registry to another new depot, where it downloads what packages.sh made.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 "$venv/bin/python" bindings/julia/test/static_check.py >"$build/bindings/julia.txt" ||
@@ -50,7 +51,7 @@ for program in ARGS
 end
 JULIA
 log=$outside/log.txt
-export JULIA_DEPOT_PATH=$outside/depot MOEC_LIBRARY=$prefix/lib/libmoec.so.0
+export JULIA_DEPOT_PATH=$outside/depot JULIA_PKG_SERVER= MOEC_LIBRARY=$prefix/lib/libmoec.so.0
 timeout 600 scripts/julia.sh -O0 --startup-file=no "$outside/run.jl" "${programs[@]}" \
   2>&1 | tee "$log"
 echo "executed with $where"
@@ -59,5 +60,61 @@ scripts/wrong_library.sh scripts/julia.sh -O0 --startup-file=no --project="$outs
 passed=$(sed -nE 's/^Moec +\| +([0-9]+) +.*/\1/p' "$log")
 [ "$(grep -c ' ran$' "$log")" = ${#programs[@]} ] || die "a program did not run"
 [ "${passed:-0}" -gt 500 ] || die "Pkg.test ran ${passed:-no} tests"
-# The programs and the refusal, too.
-echo "$((passed + ${#programs[@]} + 1 + ${checks%% *})) passed, 0 failed"
+
+# Released: a repository of the package with its Artifacts.toml, a registry that knows it, and the
+# archives on a server of this machine. README's program, with nothing installed.
+ls "$build"/packages/moec-*.tar.gz >/dev/null 2>&1 || scripts/packages.sh
+mkdir "$outside/server" "$outside/bin" "$outside/user"
+cp "$build"/packages/moec-*.tar.gz "$outside/server"
+"$venv/bin/python" -u -m http.server 0 --bind 127.0.0.1 --directory "$outside/server" \
+  >"$outside/server.txt" 2>&1 &
+server=$!
+trap 'kill $server; rm -rf "$outside"' EXIT
+until port=$(grep -oE 'port [0-9]+' "$outside/server.txt"); do
+  kill -0 $server && sleep 0.1
+done
+released=$outside/Moec.jl depot=$outside/released registry=$outside/released/registries/Local
+cp -r bindings/julia "$released"
+scripts/julia_artifacts.sh "http://127.0.0.1:${port#port }" >"$released/Artifacts.toml"
+git init -q "$released"
+git -C "$released" add --all --force
+git -C "$released" -c user.name=moec -c user.email=packages@moec.dev commit -q -m 0.1.0
+uuid=$(sed -nE 's/^uuid = "(.*)"/\1/p' "$released/Project.toml")
+mkdir -p "$registry/Moec"
+cat >"$registry/Registry.toml" <<TOML
+name = "Local"
+uuid = "6a3b3c52-4d4e-4f1e-9f54-0c1d2f6f0a12"
+repo = "file:///nowhere"
+
+[packages]
+$uuid = { name = "Moec", path = "Moec" }
+TOML
+printf 'name = "Moec"\nuuid = "%s"\nrepo = "%s"\n' "$uuid" "$released" \
+  >"$registry/Moec/Package.toml"
+printf '["0.1.0"]\ngit-tree-sha1 = "%s"\n' "$(git -C "$released" rev-parse 'HEAD^{tree}')" \
+  >"$registry/Moec/Versions.toml"
+{ echo "[0]"; sed -n '/^\[deps\]/,/^$/p' "$released/Project.toml" | sed 1d; } \
+  >"$registry/Moec/Deps.toml"
+printf '[0]\njulia = "1.5.0-1"\n' >"$registry/Moec/Compat.toml"
+# Debian 11's julia downloads with this system's programs, which need this system's libraries.
+for program in curl wget tar; do
+  printf '#!/bin/sh\nexec env -u LD_LIBRARY_PATH -u LD_PRELOAD %s "$@"\n' \
+    "$(command -v $program || echo false)" >"$outside/bin/$program"
+done
+chmod +x "$outside"/bin/*
+export PATH=$outside/bin:$PATH no_proxy=127.0.0.1
+released_julia() { env -u MOEC_LIBRARY JULIA_DEPOT_PATH="$depot" scripts/julia.sh -O0 \
+  --startup-file=no --project="$outside/user" "$@"; }
+released_julia -e 'using Pkg; Pkg.add("Moec")'
+! compgen -G "$depot/artifacts/*" >/dev/null || die "Pkg.add downloads what is lazy"
+released_julia -e 'include(ARGS[1]); using Libdl
+println(only(filter(name -> occursin("libmoec.so", name), dllist())))' "$outside/readme.jl" |
+  grep -F "$depot/artifacts/" || die "the artifact is not what was opened"
+JULIA_DEPOT_PATH=$depot scripts/wrong_library.sh scripts/julia.sh -O0 --startup-file=no \
+  --project="$outside/user" -e 'using Moec'  # MOEC_LIBRARY comes first
+rm -rf "$depot/artifacts"
+truncate -s -1 "$outside"/server/*
+! released_julia -e 'using Moec' >"$outside/refused.txt" 2>&1 || die "a wrong archive is accepted"
+grep -q "Hash Mismatch" "$outside/refused.txt" || { cat "$outside/refused.txt" >&2; die "no word"; }
+# The programs, three refusals and the release, too.
+echo "$((passed + ${#programs[@]} + 4 + ${checks%% *})) passed, 0 failed"

@@ -26,7 +26,7 @@ PLACEHOLDER = re.compile(r"(.*-)?[A-Z]+\.")  # NAME.cpp, moec-N.json
 ELSEWHERE = {
     "config.json", "hf_quant_config.json",  # of a checkpoint
     "stddef.h",  # the compiler's
-    "build_id.h", "fuzz_table.inc", "gpu_tests.txt", "links.txt",  # the build makes them
+    "build_id.h", "fuzz_table.inc", "gpu_tests.txt", "links.txt", "Artifacts.toml",  # made
     "program.c", "layer.c", "tour.c",  # a test writes it; a reader does
 }
 PLANTED = [  # file, its text, what is reported

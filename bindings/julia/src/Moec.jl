@@ -9,6 +9,7 @@ own words.
 module Moec
 
 using Libdl
+using Pkg.Artifacts: ensure_artifact_installed
 
 const LIB = "libmoec.so.0"
 
@@ -27,9 +28,18 @@ include("adapters.jl")
 include("layer.jl")
 include("log.jl")
 
-# MOEC_LIBRARY first: once it is open, the loader finds the same library by its SONAME.
+# MOEC_LIBRARY; else the library of the release's archive, which Artifacts.toml names and which is
+# downloaded once; else, in a source tree without that file, what the loader finds.
+function library_path()
+    haskey(ENV, "MOEC_LIBRARY") && return ENV["MOEC_LIBRARY"]
+    artifacts = joinpath(dirname(@__DIR__), "Artifacts.toml")
+    isfile(artifacts) || return LIB
+    return joinpath(ensure_artifact_installed("libmoec", artifacts), "lib", LIB)
+end
+
+# Once the library is open, the loader finds the same one by its SONAME.
 function __init__()
-    path = get(ENV, "MOEC_LIBRARY", LIB)
+    path = library_path()
     dlopen(path)
     abi, version = Raw.moec_abi_version(), Raw.moec_version()
     built = Raw.MOEC_VERSION_MAJOR << 22 | Raw.MOEC_VERSION_MINOR << 12 | Raw.MOEC_VERSION_PATCH

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# julia_artifacts.sh [URL]: print the Artifacts.toml that Moec.jl is released with: the .tar.gz of
+# each processor that packages.sh has made, with its hash, the hash of the tree that is in it, and
+# where it will be (URL/NAME). Lazy: it is downloaded when the library is first wanted.
+. "$(dirname "$0")/lib.sh"
+version=$(sed -nE 's/^project\(moec VERSION ([0-9.]+).*/\1/p' CMakeLists.txt)
+url=${1:-https://moec.dev/moec/releases/$version}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+echo "# Made by scripts/julia_artifacts.sh."
+for archive in "$build"/packages/moec-*.tar.gz "$build"/packages-*/moec-*.tar.gz; do
+  [ -e "$archive" ] || continue
+  processor=${archive##*-linux-} tree=$work/${archive##*/}
+  processor=${processor%.tar.gz}
+  mkdir "$tree"
+  tar xzf "$archive" -C "$tree"
+  git init -q "$tree"
+  git -C "$tree" -c core.autocrlf=false add --all --force
+  cat <<TOML
+
+[[libmoec]]
+arch = "$processor"
+git-tree-sha1 = "$(git -C "$tree" write-tree)"
+lazy = true
+libc = "glibc"
+os = "linux"
+
+    [[libmoec.download]]
+    sha256 = "$(sha256sum "$archive" | cut -d ' ' -f 1)"
+    url = "$url/${archive##*/}"
+TOML
+done
