@@ -24,6 +24,7 @@ mkdir -p "$outside/bindings" "$outside/depot/registries/Empty"
 cp -r bindings/julia "$outside/bindings/julia"
 ln -s "$root/bindings/api.json" "$outside/bindings/api.json"
 ln -s "$root/tests" "$outside/tests"
+ln -s "$root/docs" "$outside/docs"
 cat >"$outside/depot/registries/Empty/Registry.toml" <<'TOML'
 name = "Empty"
 uuid = "6a3b3c52-4d4e-4f1e-9f54-0c1d2f6f0a11"

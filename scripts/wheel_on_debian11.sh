@@ -21,7 +21,8 @@ if [ ! -e "$bare/.ready" ]; then
 fi
 rm -rf "$bare/moec"
 python3 -m zipfile -e "$build"/wheel/moec-*.whl "$bare/moec"
-sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' >"$bare/moec/layer.c"
+"$venv/bin/python" -c 'import sys; sys.path.insert(0, "tests/house"); import readme_c
+print(readme_c.programs()[0])' >"$bare/moec/layer.c"
 cat >"$bare/moec/gpu.c" <<'C'
 #include <moec/moec.h>
 #include <stdio.h>

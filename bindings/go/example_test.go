@@ -37,7 +37,7 @@ func Example() {
 	// Output: <nil> 0.05695
 }
 
-// The second program of README.md.
+// The program of docs/howto/go.md for a GPU.
 func readmeOnADevice() ([]float32, error) {
 	context, err := moec.NewContext(&raw.ContextDesc{DeviceType: raw.Cuda}) // DeviceId: which one
 	if err != nil {
@@ -64,7 +64,7 @@ func readmeOnADevice() ([]float32, error) {
 	return values, y.CopyTo(values, 0) // waits for the stream
 }
 
-// The program of README.md for codes.
+// The program of docs/howto/go.md for codes.
 func ExampleQuantise() {
 	context, _ := moec.NewContext(nil)
 	nf4 := func(n, k int) *moec.Quantised {

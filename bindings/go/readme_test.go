@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// README.md's programs are those of example_test.go, which are run: the same statements, whatever
-// the line breaks.
+// The programs of README.md and of docs/howto/go.md are those of example_test.go, which are run:
+// the same statements, whatever the line breaks.
 func TestReadmeIsTheExamples(t *testing.T) {
 	squeeze := func(path, after, from, to string) string {
 		text, err := os.ReadFile(path)
@@ -22,13 +22,15 @@ func TestReadmeIsTheExamples(t *testing.T) {
 		body = strings.NewReplacer("// <nil> 0.05695", "", "// <nil> 0.02", "").Replace(body)
 		return strings.ReplaceAll(strings.Join(strings.Fields(body), ""), ",)", ")")
 	}
-	for _, where := range [][3]string{{"# moec for Go", "func Example() {\n", "// Output:"},
-		{"## Quantised experts", "func ExampleQuantise() {\n", "// Output:"},
-		{"## A GPU", "([]float32, error) {\n", "\n}"}} {
-		readme := squeeze("README.md", where[0], "```go\n", "```")
-		example := squeeze("example_test.go", "", where[1], where[2])
-		if readme == "" || readme != example {
-			t.Errorf("README.md and its example differ:\n%s\n%s", readme, example)
+	const page = "../../docs/howto/go.md"
+	for _, where := range [][4]string{
+		{"README.md", "# moec for Go", "func Example() {\n", "// Output:"},
+		{page, "## Quantised experts", "func ExampleQuantise() {\n", "// Output:"},
+		{page, "## A GPU", "([]float32, error) {\n", "\n}"}} {
+		program := squeeze(where[0], where[1], "```go\n", "```")
+		example := squeeze("example_test.go", "", where[2], where[3])
+		if program == "" || program != example {
+			t.Errorf("%s and its example differ:\n%s\n%s", where[0], program, example)
 		}
 	}
 }

@@ -31,7 +31,6 @@ PAGES = {  # a page of the repository: where these pages have it
     "examples/README.md": "examples.md",
     "bindings/README.md": "bindings.md",
     "bindings/python/README.md": "tour/python.md",
-    "bindings/python/README.md#quantised-weights": "howto/quantised.md",
     "bindings/rust/moec/README.md": "howto/rust.md",
     "bindings/go/README.md": "howto/go.md",
     "bindings/julia/README.md": "howto/julia.md",
@@ -50,6 +49,8 @@ def relink(text, source, docname):
         path, _, anchor = target.partition("#")
         place = ((source.parent / path) if path else source).resolve().relative_to(ROOT).as_posix()
         page = PAGES.get(f"{place}#{anchor}" if anchor else place) or PAGES.get(place)
+        if re.fullmatch(r"docs/.*\.md", place):
+            page = place.removeprefix("docs/")
         if page:
             return f"[{label}]({up}{page})"
         if not (ROOT / place).is_file():

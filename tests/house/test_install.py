@@ -43,7 +43,7 @@ def prefix(build, tmp_path_factory):
 @pytest.fixture(scope="module")
 def program(root, tmp_path_factory):
     path = tmp_path_factory.mktemp("program") / "program.c"
-    path.write_text(readme_c.programs(root / "README.md")[0])
+    path.write_text(readme_c.programs()[0])
     return path
 
 
@@ -68,7 +68,7 @@ def test_readme_program_runs_with_the_shared_library(prefix, program):
 
 def test_readme_program_for_a_gpu_runs_on_the_cpu(prefix, root, tmp_path):
     path = tmp_path / "gpu.c"
-    path.write_text(readme_c.programs(root / "README.md")[1].replace("MOEC_CUDA", "MOEC_CPU"))
+    path.write_text(readme_c.programs()[1].replace("MOEC_CUDA", "MOEC_CPU"))
     assert compile_and_run(prefix, path, static=False) == "MOEC_OK\n"
 
 

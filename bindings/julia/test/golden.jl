@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every model family of tests/golden/cases.json: y and every gradient that its file has, per row, on
 # arrays of the host and on arrays that the library allocates: of the GPU where MOEC_TEST_DEVICE is
-# cuda, which also runs README's program for a GPU.
+# cuda, which also runs the page's program for a GPU.
 # Shown once to fail: gate and up matrices exchanged are off by more than 0.1.
 module Golden
 
@@ -101,19 +101,23 @@ const DEVICE = ON_CUDA ? Raw.MOEC_CUDA : Raw.MOEC_CPU
     end
 end
 
-"README's program number `index`."
-readme(index) = [m[1] for m in
-    eachmatch(r"```julia\n(.*?)```"s, read(joinpath(@__DIR__, "../README.md"), String))][index]
+const PAGE = joinpath(@__DIR__, "../../../docs/howto/julia.md")
 
-@testset "README on a device" begin  # that of a GPU, on the CPU where there is none
-    program = readme(3)
+"The program of PAGE after its heading."
+function page_program(heading)
+    text = split(read(PAGE, String), "## $heading\n"; limit = 2)[2]
+    return match(r"```julia\n(.*?)```"s, text)[1]
+end
+
+@testset "the page's program on a device" begin  # that of a GPU, on the CPU where there is none
+    program = page_program("A GPU")
     ON_CUDA || (program = replace(program, "MOEC_CUDA" => "MOEC_CPU"))
-    y = include_string(Module(), program, "README.md")
+    y = include_string(Module(), program, PAGE)
     @test y isa Array{Float32} && size(y) == (64, 4) && all(isapprox.(y, 0.05695; atol = 1e-5))
 end
 
-@testset "README on codes" begin
-    values = include_string(Module(), readme(2), "README.md")
+@testset "the page's program on codes" begin
+    values = include_string(Module(), page_program("Quantised experts"), PAGE)
     @test size(values) == (48, 64) && all(isapprox.(values, 0.02; rtol = 1e-5))
 end
 

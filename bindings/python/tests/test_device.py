@@ -21,6 +21,7 @@ from moec.checkpoint import SafetensorsFile
 from moec.cli import _common
 
 README = Path(__file__).parents[1] / "README.md"
+TOUR = Path(__file__).parents[3] / "docs/tour/python.md"
 NUMBER = re.compile(r"-?\b[0-9][0-9.]*(e[-+]?[0-9]+)?")
 GPU = pytest.mark.gpu
 
@@ -216,10 +217,10 @@ def test_a_device_that_is_absent(command: str, tiny: Path) -> None:
 def test_the_readme_on_a_device(
     device: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first program with the lines of "A GPU" in place of those that begin alike."""
-    text = README.read_text()
-    program = re.findall(r"```python\n(.*?)```", text, re.S)[0].splitlines()
-    changed = re.findall(r"^    (.*)$", text.partition("## A GPU")[2].partition("\n## ")[0], re.M)
+    """The program with the lines of the tour's "A GPU" in place of those that begin alike."""
+    (program_text,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    program = program_text.splitlines()
+    changed = re.findall(r"^    (.*)$", TOUR.read_text().partition("## A GPU")[2], re.M)
     assert len(changed) == 4
     for line in changed:
         begin = re.match(r"[^=(]+[=(]", line)
@@ -233,7 +234,7 @@ def test_the_readme_on_a_device(
     y = np.asarray(names["out"].y)  # type: ignore[attr-defined]
     assert printed.strip() == str(y) and np.isfinite(y).all()
     monkeypatch.undo()
-    exec(compile(re.findall(r"```python\n(.*?)```", text, re.S)[0], str(README), "exec"), names)
+    exec(compile(program_text, str(README), "exec"), names)
     assert_close(y, names["out"].y)  # type: ignore[attr-defined]
 
 
