@@ -63,7 +63,7 @@ passed=$(sed -nE 's/^Moec +\| +([0-9]+) +.*/\1/p' "$log")
 [ "${passed:-0}" -gt 500 ] || die "Pkg.test ran ${passed:-no} tests"
 
 # Released: a repository of the package with its Artifacts.toml, a registry that knows it, and the
-# archives on a server of this machine. README's program, with nothing installed.
+# archives on a server of this machine. The programs of README and examples, with nothing installed.
 ls "$build"/packages/moec-*.tar.gz >/dev/null 2>&1 || scripts/packages.sh
 mkdir "$outside/server" "$outside/bin" "$outside/user"
 cp "$build"/packages/moec-*.tar.gz "$outside/server"
@@ -108,8 +108,8 @@ released_julia() { env -u MOEC_LIBRARY JULIA_DEPOT_PATH="$depot" scripts/julia.s
   --startup-file=no --project="$outside/user" "$@"; }
 released_julia -e 'using Pkg; Pkg.add("Moec")'
 ! compgen -G "$depot/artifacts/*" >/dev/null || die "Pkg.add downloads what is lazy"
-released_julia -e 'include(ARGS[1]); using Libdl
-println(only(filter(name -> occursin("libmoec.so", name), dllist())))' "$outside/readme.jl" |
+released_julia -e 'foreach(include, ARGS); using Libdl
+println(only(filter(name -> occursin("libmoec.so", name), dllist())))' "$outside"/{readme,train}.jl |
   grep -F "$depot/artifacts/" || die "the artifact is not what was opened"
 JULIA_DEPOT_PATH=$depot scripts/wrong_library.sh scripts/julia.sh -O0 --startup-file=no \
   --project="$outside/user" -e 'using Moec'  # MOEC_LIBRARY comes first

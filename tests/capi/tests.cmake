@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The C boundary: errors, lifetimes, sizes, files, plug-ins, threads, processes, growth.
-add_moec_test(capi/errors_test LABELS asan)
+add_moec_test(capi/errors_test LABELS asan aarch64)
 add_moec_test(capi/errors_json_test LABELS asan)  # the rows that every binding runs
 add_moec_test(capi/desc_errors_test LABELS asan)
 add_moec_test(capi/ep_errors_test LABELS asan tsan)
@@ -10,7 +10,7 @@ add_moec_test(capi/schemes_errors_test LABELS asan)
 add_moec_test(capi/quantise_errors_test
   SOURCES support/quantise_case.cpp LABELS asan)
 add_moec_test(capi/lifetime_test LABELS asan)
-add_moec_test(capi/sizes_test LABELS asan)
+add_moec_test(capi/sizes_test LABELS asan aarch64)
 add_moec_test(capi/scratch_test LABELS asan)
 add_moec_test(capi/tensor_test LABELS asan)
 add_moec_test(capi/buffers_test LABELS asan tsan)
