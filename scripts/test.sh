@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh: everything that can be tested without a GPU. One line a stage; no stage begins after the
-# first failure, which shows the end of its log (all logs lie in build/log). Once the engine's own
-# tests have passed, two lanes of stages run beside each other: most of those stages use one core.
-# The last line sums up every "N passed, M failed" that a stage ended with.
+# test.sh: everything that can be tested without a GPU. One line a stage: how long it took, and how
+# many seconds of a core, which other work on the machine does not change much. No stage begins
+# after the first failure, which shows the end of its log (all logs lie in build/log). Once the
+# engine's own tests have passed, two lanes of stages run beside each other: most of those stages
+# use one core. The last line sums up every "N passed, M failed" that a stage ended with.
 . "$(dirname "$0")/lib.sh"
 mkdir -p "$build/log"
 results=$(mktemp)  # a line a stage: passed, failed, skipped
@@ -29,8 +30,13 @@ count() {
   echo "${number:-0}"
 }
 
+# cores FILE: the seconds of a core of all commands so far, of which `times` told FILE.
+cores() { tr ms '  ' <"$1" | awk 'NR == 2 {print int($1 * 60 + $2 + $3 * 60 + $4)}'; }
+
 stage() { # stage NAME COMMAND...
-  local name=$1 log=$build/log/${1// /_}.txt begin=$SECONDS status=0 failed title; shift
+  local name=$1 log=$build/log/${1// /_}.txt begin=$SECONDS status=0 failed title used; shift
+  times >"$log.times"
+  used=$(cores "$log.times")
   awk '$2 > 0 {exit 1}' "$results" || exit 1  # the other lane failed
   printf -v title '%-18s' "$name"
   [ $in_lane ] || { printf '%s' "$title"; title=; }
@@ -43,7 +49,10 @@ stage() { # stage NAME COMMAND...
       "${log#"$root"/}" "$(tail -n 60 "$log")"
     exit 1
   fi
-  printf '%s%6d s%s\n' "$title" $((SECONDS - begin)) \
+  times >"$log.times"
+  used=$(($(cores "$log.times") - used))
+  rm "$log.times"
+  printf '%s%6d s %6d s of a core%s\n' "$title" $((SECONDS - begin)) $used \
     "$(sed -nE '$s/^.*\b([0-9]+ passed).*/   \1/p' "$log")"
 }
 

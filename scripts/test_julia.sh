@@ -109,8 +109,8 @@ released_julia() { env -u MOEC_LIBRARY JULIA_DEPOT_PATH="$depot" scripts/julia.s
 released_julia -e 'using Pkg; Pkg.add("Moec")'
 ! compgen -G "$depot/artifacts/*" >/dev/null || die "Pkg.add downloads what is lazy"
 released_julia -e 'foreach(include, ARGS); using Libdl
-println(only(filter(name -> occursin("libmoec.so", name), dllist())))' "$outside"/{readme,train}.jl |
-  grep -F "$depot/artifacts/" || die "the artifact is not what was opened"
+println(only(filter(name -> occursin("libmoec.so", name), dllist())))' \
+  "$outside"/{readme,train}.jl | grep -F "$depot/artifacts/" || die "the artifact is not opened"
 JULIA_DEPOT_PATH=$depot scripts/wrong_library.sh scripts/julia.sh -O0 --startup-file=no \
   --project="$outside/user" -e 'using Moec'  # MOEC_LIBRARY comes first
 rm -rf "$depot/artifacts"
