@@ -4,6 +4,7 @@
 # qemu: what it needs is unpacked once into build/aarch64-python, nothing is installed. Two families
 # of `moec check`, and the wheel's libraries are of that processor.
 . "$(dirname "$0")/lib.sh"
+ls "$build"/wheel/moec_golden-*.whl >/dev/null 2>&1 || scripts/wheel.sh  # the stage "python" does
 scripts/wheel.sh aarch64
 wheel=$(echo "$build"/wheel-aarch64/moec-*-manylinux_*_aarch64.whl)
 [ -e "$wheel" ] || die "$(ls "$build/wheel-aarch64") is not a manylinux wheel of aarch64"
