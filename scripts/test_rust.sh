@@ -39,8 +39,8 @@ cp Cargo.lock "$outside/train"
 pages=$("$venv/bin/python" "$root/scripts/page_code.py" rust "$outside/train/src/bin")
 cd "$outside/train"
 mkdir -p "$build/rust/outside"  # its dependencies are kept, its crates are new each time
-find "$build/rust/outside" -regextype posix-extended -regex '.*(moec|train|serve|adapter|tour)[^/]*' \
-  -prune -exec rm -rf {} +
+find "$build/rust/outside" -regextype posix-extended \
+  -regex '.*(moec|train|serve|adapter|tour)[^/]*' -prune -exec rm -rf {} +
 train=$build/rust/outside/debug/train
 build_outside() {
   CARGO_TARGET_DIR=$build/rust/outside "$cargo" build --quiet --offline \
