@@ -5,7 +5,7 @@
 .DEFAULT_GOAL := help
 # What scripts fetch into build/, and only fetch.
 downloads := venv docs-venv cuda zig julia go-toolchain xla_headers py-packages peers-venv \
-             frameworks frameworks-older
+             frameworks frameworks-older frameworks-trl
 
 help:         ## this list
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 22

@@ -82,32 +82,51 @@ def test_three_steps(
             assert error < 2e-3, f"{name}: {error:.1e}"
 
 
+def assert_near(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
+    """Gradients of two models that round in 16 bits. A token near a tie may take another expert in
+    each of the two, so that the bound is wide; an adapter left out is an error of 1."""
+    ours, wanted = (torch.cat([value.flatten().float() for value in one.values()])
+                    for one in (got, want))
+    assert (ours - wanted).norm() < 0.25 * wanted.norm()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_in_bf16(family: str, device: str, tmp_path: Path) -> None:
-    """In sizes that tensor cores take. A token near a tie may take another expert in each of the
-    two, so that the bound is wide; an adapter left out is an error of 1."""
+    """In sizes that tensor cores take."""
     place = saved(tmp_path, family, sizes=WIDE)
     model = load(place, device_map=device)
     twin = adapted(dense_twin(model, place, device_map=device))
     (want_losses, want), (losses, got) = train(twin), train(adapted(model))
     assert losses[0] == pytest.approx(want_losses[0], rel=1e-2)
-    wanted = torch.cat([value.flatten().float() for value in want[0].values()])
-    ours = torch.cat([value.flatten().float() for value in got[0].values()])
-    assert (ours - wanted).norm() < 0.25 * wanted.norm()
+    assert_near(got[0], want[0])
 
 
-def test_checkpointing_and_accumulation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_checkpointing_and_accumulation(is_reentrant: bool, tmp_path: Path) -> None:
     model = adapted(load(saved(tmp_path, "qwen3_moe", torch.float32), torch.float32))
     once = train(model)[1][0]
     model = adapted(load(tmp_path / "qwen3_moe", torch.float32))
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.gradient_checkpointing_enable({"use_reentrant": is_reentrant})
+    model.enable_input_require_grads()
     model.train()
     for _ in range(2):
         (model(tokens(), labels=tokens()).loss / 2).backward()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, once[name], rtol=1e-4, atol=1e-6)
+
+
+def test_autocast(tmp_path: Path) -> None:
+    """A model in fp32 under bf16 autocast is near the same in fp32."""
+    model = adapted(load(saved(tmp_path, "qwen3_moe", torch.float32), torch.float32))
+    want_losses, want = train(model)
+    model = adapted(load(tmp_path / "qwen3_moe", torch.float32))
+    with torch.autocast(model.device.type, torch.bfloat16):
+        losses, got = train(model)
+    assert losses == pytest.approx(want_losses, rel=1e-2) and losses != want_losses
+    assert all(value.dtype == torch.float32 for value in got[0].values())
+    assert_near(got[0], want[0])
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
