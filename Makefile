@@ -5,7 +5,7 @@
 .DEFAULT_GOAL := help
 # What scripts fetch into build/, and only fetch.
 downloads := venv docs-venv cuda cuda-aarch64 zig julia go-toolchain xla_headers py-packages \
-             peers-venv frameworks frameworks-older aarch64-python
+             peers-venv frameworks frameworks-older frameworks-trl aarch64-python
 
 help:         ## this list
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 22

@@ -85,7 +85,30 @@ def headline(r):
         f"{layer['fwdbwd']['x_torch']:.2f} times as fast as PyTorch's `grouped_mm`, a forward "
         f"{layer['fwd']['x_torch']:.2f} times. For one token, {read} % of the memory's read speed "
         f"goes into weights.",
+        *qlora(r),
     ]
+
+
+def qlora(r):
+    """A line a model of each GPU's qlora_models.json; none where there is no such file."""
+    lines = []
+    for path in sorted(r.results.glob("*/qlora_models.json")):
+        made = json.loads(path.read_text())
+        rows = {(row["model"], row["impl"]): row for row in made["rows"]}
+        for model in dict.fromkeys(model for model, _ in rows):
+            ours = rows.get((model, "moec"))
+            peers = [(name, rows[model, way]) for name, way in
+                     (("dense", "dense"), ("NF4", "nf4")) if (model, way) in rows]
+            if not ours or not peers:
+                continue
+            times = ", ".join(f"{ours['beside'][peer['impl']] / ours['ms']:.2f} times as fast as "
+                              f"{name} experts with PEFT" for name, peer in peers)
+            memory = " and ".join(f"{peer['peak_mib'] / 1024:.1f}" for _, peer in peers)
+            lines.append(
+                f"- **QLoRA**, {model} cut to a few layers, {made['machine'].split(',')[0]}: a "
+                f"step of adapters on NF4 experts is {times}, and its peak of memory "
+                f"{ours['peak_mib'] / 1024:.1f} GiB beside {memory} GiB.")
+    return lines
 
 
 def seven_layers(r):

@@ -3,7 +3,7 @@
 # test_c.sh: the C package as installed: api.json's layouts and constants as static assertions of
 # gcc and clang; examples/c and the programs of docs/ built through pkg-config, shared and static,
 # and through CMake with and without its components; and run; and the layers of quantised
-# checkpoints.
+# checkpoints, with adapters.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 work=$(mktemp -d)
@@ -50,10 +50,10 @@ done_with "examples/c, a CUDA graph: compiled"
 cc $warnings examples/c/quantised.c -o "$work/quantised" "${shared[@]}" -lm
 LD_LIBRARY_PATH=$prefix/lib "$work/quantised"
 done_with "examples/c, codes"
-"$venv/bin/python" bindings/c/test/quant_table.py >"$work/quant_table.h"
-cc $warnings -I"$work" bindings/c/test/quantised.c -o "$work/layers" "${shared[@]}" -lm
-LD_LIBRARY_PATH=$prefix/lib "$work/layers" tests/golden/quant
-done_with "layers of quantised checkpoints"
+"$venv/bin/python" bindings/c/test/golden_table.py >"$work/golden_table.h"
+cc $warnings -I"$work" bindings/c/test/golden.c -o "$work/layers" "${shared[@]}" -lm
+LD_LIBRARY_PATH=$prefix/lib "$work/layers" tests/golden
+done_with "layers of quantised checkpoints, and with adapters"
 
 # The same layer on the ranks of MPI; as root, and with more ranks than cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1

@@ -6,6 +6,7 @@
 . "$(dirname "$0")/lib.sh"
 place=$build/frameworks       # current versions of all three
 older=$build/frameworks-older # the oldest transformers that is supported, and its hub client
+trl=$build/frameworks-trl/site-packages
 tests=$root/bindings/python/framework_tests
 pins=scripts/requirements_frameworks.txt
 scripts/frameworks_venv.sh
@@ -35,13 +36,14 @@ export OMP_NUM_THREADS=1
   part jax "${pytest[@]}" "$tests/test_jax.py"
 } &
 part example "$place/bin/python" "$root/examples/train_moe/train.py" --steps 30 --check
+part trl env PYTHONPATH="$trl" "${pytest[@]}" "$tests/test_trl.py"
 part qlora "$place/bin/python" "$root/examples/qlora/finetune.py" --check
 part qlora_120b "$place/bin/python" "$root/examples/qlora_120b/train.py" --tiny --device cpu \
   --batch 2 --length 64 --check
 part older env PYTHONPATH="$older" "${pytest[@]}" "$tests/test_transformers.py" \
-  -k "every_gradient or calls or left_out or not_known"
+  "$tests/test_packed_load.py" -k "every_gradient or calls or left_out or not_known or without_moec"
 wait
-cat torch.txt older.txt jax.txt example.txt qlora.txt qlora_120b.txt
+cat torch.txt older.txt trl.txt jax.txt example.txt qlora.txt qlora_120b.txt
 passed=$(sed -nE 's/.*\b([0-9]+) passed.*/\1/p' ./*.txt | awk '{n += $1} END {print n + 0}')
 failed=$(cat ./*.txt | grep -c "exit status" || true)
 echo "$passed passed, $failed failed"

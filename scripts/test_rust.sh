@@ -39,8 +39,8 @@ cp Cargo.lock "$outside/train"
 pages=$("$venv/bin/python" "$root/scripts/page_code.py" rust "$outside/train/src/bin")
 cd "$outside/train"
 mkdir -p "$build/rust/outside"  # its dependencies are kept, its crates are new each time
-find "$build/rust/outside" -regextype posix-extended -regex '.*(moec|train|serve|tour)[^/]*' \
-  -prune -exec rm -rf {} +
+find "$build/rust/outside" -regextype posix-extended \
+  -regex '.*(moec|train|serve|adapter|tour)[^/]*' -prune -exec rm -rf {} +
 train=$build/rust/outside/debug/train
 build_outside() {
   CARGO_TARGET_DIR=$build/rust/outside "$cargo" build --quiet --offline \
@@ -49,6 +49,7 @@ build_outside() {
 }
 build_outside
 env -u LD_LIBRARY_PATH "$train"
+env -u LD_LIBRARY_PATH "$(dirname "$train")/adapter"
 ! readelf -d "$train" | grep -q libmoec || die "examples/rust is not linked statically"
 for page in $pages; do
   page=$(basename "$page" .rs)
@@ -66,7 +67,7 @@ echo "test result: ok. 1 passed (examples/rust, serve)" >>"$log"
 MOEC_LINK=shared build_outside
 LD_LIBRARY_PATH=$prefix/lib "$train"
 readelf -d "$train" | grep -q libmoec.so.0 || die "MOEC_LINK=shared does not link libmoec.so.0"
-echo "test result: ok. 2 passed (examples/rust, static and shared)" >>"$log"
+echo "test result: ok. 3 passed (examples/rust, adapter, train static and shared)" >>"$log"
 
 # README's first program, its block the body of main, on the packed crates. They lie in one place,
 # where only what changed is written: the library is compiled once.

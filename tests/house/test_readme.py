@@ -5,10 +5,12 @@ a page to a file of the repository leads to one.
 Shown to fail: a digit of each made file is changed, and a link that leads nowhere is planted.
 """
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from check_rooms import listed
@@ -16,6 +18,7 @@ from check_rooms import listed
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 import report  # noqa: E402
+import report_tables as tables  # noqa: E402
 
 MADE = [*report.BLOCKS, report.PLOT]
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
@@ -39,6 +42,27 @@ def test_a_changed_digit_is_seen(tmp_path, changed):
     other = str(9 - int(made[digit]))
     page.write_text(f"{before}made by bench/report.py{made[:digit]}{other}{made[digit + 1:]}")
     assert report.stale(tmp_path) == [changed]
+
+
+def test_a_fine_tune_has_a_line_where_it_was_measured(tmp_path):
+    """Of each model with a peer beside it: moec's time beside the peers' of the same turns."""
+    results = SimpleNamespace(results=tmp_path)
+    assert tables.qlora(results) == []
+    beside = {"moec": 100.0, "dense": 250.0, "nf4": 300.0}
+
+    def row(model, way, peak):
+        return {"model": model, "impl": way, "ms": beside[way], "beside": beside, "peak_mib": peak}
+
+    rows = [row("a", "moec", 1024), row("a", "dense", 4096), row("a", "nf4", 3072),
+            row("b", "moec", 512), row("c", "dense", 512)]
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu/qlora_models.json").write_text(
+        json.dumps({"machine": "A GPU, torch 2", "rows": rows}))
+    (line,) = tables.qlora(results)
+    assert line == (
+        "- **QLoRA**, a cut to a few layers, A GPU: a step of adapters on NF4 experts is 2.50 "
+        "times as fast as dense experts with PEFT, 3.00 times as fast as NF4 experts with PEFT, "
+        "and its peak of memory 1.0 GiB beside 4.0 and 3.0 GiB.")
 
 
 def broken(page, text):

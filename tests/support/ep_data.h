@@ -54,31 +54,48 @@ class Memory : public Tensors {
   const EpProblem& p_;
 };
 
-// Experts' weights bound, and where their gradients go. codes: null, or of these values.
+// Experts' weights bound, and where their gradients go. Those of codes have gradients of biases
+// alone.
 struct BoundMlp {
   BoundMlp(const EpProblem& p, const moec_context* context, const oracle::MlpWeights& values,
-           int experts, int inter, const oracle::CodedMlp* codes = nullptr) {
+           int experts, int inter, const CodedExperts& codes = {}) {
     WeightLayout layout;
     layout.dtype = p.dtype;
-    layout.codes = codes;
-    set = std::make_unique<WeightSet>(values, experts, p.hidden, inter, layout, false);
-    const moec_weights_desc desc = set->desc(false);
-    handle = make<Weights>(moec_weights_create, context, &desc);
-    check(moec_weights_bind(handle.get(), set->set()));
+    if (!codes.up.empty() && codes.up[0].in_out)
+      layout.gate_up_orientation = layout.down_orientation = MOEC_IN_OUT;
+    plain = std::make_unique<WeightSet>(values, experts, p.hidden, inter, layout, false);
     layout.dtype = p.grad_dtype;
     gradients = std::make_unique<WeightSet>(values, experts, p.hidden, inter, layout, true,
                                             p.accumulate ? &kBefore : nullptr);
+    moec_weights_desc desc = plain->desc(false);
+    moec_weight_set set = *plain->set();
+    d_set = *gradients->set();
+    const auto replace = [&](const QuantisedMatrix& from, moec_matrix moec_weight_set::* matrix,
+                             uint32_t& scheme) {
+      if (from.empty()) return;
+      const moec_tensor bias = (set.*matrix).bias;
+      set.*matrix = binder.matrix(from, from[0].scheme == oracle::Scheme::kMxfp4);
+      (set.*matrix).bias = bias;
+      (d_set.*matrix).data = {};
+      scheme = uint32_t(from[0].scheme);
+    };
+    replace(codes.gate, &moec_weight_set::gate, desc.gate_up_scheme);
+    replace(codes.up, &moec_weight_set::up, desc.gate_up_scheme);
+    replace(codes.down, &moec_weight_set::down, desc.down_scheme);
+    handle = make<Weights>(moec_weights_create, context, &desc);
+    check(moec_weights_bind(handle.get(), &set));
   }
-  std::unique_ptr<WeightSet> set, gradients;
+  Tensors memory;
+  QuantBinder binder{memory};
+  std::unique_ptr<WeightSet> plain, gradients;
+  moec_weight_set d_set{};
   Weights handle;
 };
 
 // The routed experts [begin, end).
 struct BoundRange {
   BoundRange(const EpProblem& p, const moec_context* context, int begin, int end)
-      : codes(p.codes_of(begin, end)),
-        mlp(p, context, p.weights_of(begin, end), end - begin, p.inter,
-            p.codes.up.codes.empty() ? nullptr : &codes) {
+      : mlp(p, context, p.weights_of(begin, end), end - begin, p.inter, p.codes_of(begin, end)) {
     if (p.adapters.empty()) return;
     const std::vector<oracle::Adapter> own = p.adapters_of(begin, end);
     AdapterLayout layout = p.adapter_layout;
@@ -103,7 +120,6 @@ struct BoundRange {
         all.insert(all.end(), f->a.begin(), f->a.end());
     return all;
   }
-  oracle::CodedMlp codes;
   BoundMlp mlp;
   std::unique_ptr<AdapterSet> factors, d_factors;
   Adapters adapters;

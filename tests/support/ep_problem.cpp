@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "layer_runner.h"
+#include "quant_draw.h"
 #include "tensors.h"
 
 namespace moec::test {
@@ -30,8 +32,8 @@ class Part {
     const auto each = static_cast<int64_t>(all.size()) / experts_;
     return {all.begin() + first_ * each, all.begin() + last_ * each};
   }
-  oracle::Coded operator()(const oracle::Coded& all) const {
-    return {(*this)(all.codes), (*this)(all.scales), (*this)(all.zeros)};
+  QuantisedMatrix operator()(const QuantisedMatrix& all) const {
+    return all.empty() ? all : QuantisedMatrix(all.begin() + first_, all.begin() + last_);
   }
   oracle::Factors operator()(const oracle::Factors& all) const {
     return {all.rank, all.scale, (*this)(all.a), (*this)(all.b)};
@@ -49,7 +51,7 @@ oracle::MlpWeights EpProblem::weights_of(int first, int last) const {
           part(weights.gate_bias), part(weights.up_bias), part(weights.down_bias)};
 }
 
-oracle::CodedMlp EpProblem::codes_of(int first, int last) const {
+CodedExperts EpProblem::codes_of(int first, int last) const {
   const Part part(experts, first, last);
   return {part(codes.gate), part(codes.up), part(codes.down)};
 }
@@ -144,25 +146,26 @@ void fill_values(EpProblem* p, Draw& draw) {
   if (p->shared == MOEC_SHARED_SIGMOID_GATE) p->shared_gate = normals(H, 0.3);
 }
 
-void quantise_weights(EpProblem* p, Draw& draw) {
-  const moec_dtype dtype = p->dtype;
-  const oracle::Rounding rounding = dtype == MOEC_F32   ? oracle::Rounding::kFp32
-                                    : dtype == MOEC_F16 ? oracle::Rounding::kFp16
-                                                        : oracle::Rounding::kBf16;
-  const bool zeros = draw.chance(0.5);
-  const auto matrix = [&](int rows, int inputs, Vec* values, oracle::Coded* coded) {
-    for (int64_t i = 0; i < int64_t{p->experts} * rows * inputs; ++i)
-      coded->codes.push_back(static_cast<double>(draw.below(255)) - 127);
-    for (int i = 0; i < p->experts * rows; ++i) {
-      coded->scales.push_back(0x1p-9 * (1 + static_cast<double>(draw.below(3))));
-      if (zeros) coded->zeros.push_back(static_cast<double>(draw.below(9)) - 4);
-    }
-    *values = oracle::dequantise_int8(*coded, rounding);
+std::string quantise_weights(EpProblem* p, Draw& draw) {
+  const oracle::Rounding rounding = rounding_of(p->dtype);
+  std::vector<const QuantCase*> fitting;
+  for (const QuantCase& c : kQuantCases)
+    if (p->hidden % c.multiple_n + p->inter % c.multiple_n + p->hidden % c.multiple_k +
+            p->inter % c.multiple_k ==
+        0)
+      fitting.push_back(&c);
+  const QuantCase& c = *fitting[size_t(draw.below(int64_t(fitting.size())))];
+  const bool in_out = c.only_in_out || (!c.only_out_in && draw.chance(0.5));
+  const QuantShape shape = {MOEC_GATE_SPLIT, in_out, in_out, true, p->hidden, p->inter};
+  const auto matrix = [&](int rows, int inputs, Vec* values) {
+    const auto coded = random_quant_matrix(c, shape, rows, inputs, in_out, 1, p->experts, &draw);
+    *values = dequantise(coded, rounding);
+    return coded;
   };
-  p->codes = {};
-  if (!p->plain) matrix(p->inter, p->hidden, &p->weights.gate, &p->codes.gate);
-  matrix(p->inter, p->hidden, &p->weights.up, &p->codes.up);
-  matrix(p->hidden, p->inter, &p->weights.down, &p->codes.down);
+  if (!p->plain) p->codes.gate = matrix(p->inter, p->hidden, &p->weights.gate);
+  p->codes.up = matrix(p->inter, p->hidden, &p->weights.up);
+  p->codes.down = matrix(p->hidden, p->inter, &p->weights.down);
+  return c.name;
 }
 
 void draw_adapters(EpProblem* p, Draw& draw) {
@@ -210,8 +213,8 @@ EpProblem draw_ep_problem(int ranks, uint32_t scheme, Draw& draw) {
   p.experts = ranks + static_cast<int>(draw.below(8)) + 1;
   p.zero_experts = draw.one_of({0, 0, 2});
   p.top_k = 1 + static_cast<int>(draw.below(std::min(p.experts, 4)));
-  p.hidden = draw.one_of({8, 16, 33});
-  p.inter = draw.one_of({8, 12, 40});
+  p.hidden = draw.one_of({8, 16, 33, 64});
+  p.inter = draw.one_of({8, 12, 32, 40});
   p.shared = draw.one_of<uint32_t>(
       {MOEC_SHARED_NONE, MOEC_SHARED_NONE, MOEC_SHARED_ADD, MOEC_SHARED_SIGMOID_GATE});
   p.shared_inter = p.shared ? draw.one_of({8, 24}) : 0;

@@ -10,10 +10,16 @@
 #include "adapter_set.h"
 #include "draw.h"
 #include "oracle/moe_oracle.h"
+#include "quantised.h"
 #include "rank_threads.h"
 #include "weight_sets.h"
 
 namespace moec::test {
+
+// The matrices of some experts in one format, each a tensor of its own; or none.
+struct CodedExperts {
+  QuantisedMatrix gate, up, down;
+};
 
 struct EpProblem {
   int ranks = 2, experts = 4, zero_experts = 0, top_k = 2;
@@ -36,7 +42,7 @@ struct EpProblem {
   std::vector<std::vector<int>> token_mask;   // [N] of [T], or empty
   oracle::Vec gate_weight, gate_bias, select_bias, shared_gate, output_bias;
   oracle::MlpWeights weights, shared_weights;  // of all experts
-  oracle::CodedMlp codes;                      // of all experts: INT8 in channels; or empty
+  CodedExperts codes;                          // of all experts, what `weights` holds; or none
   std::vector<oracle::Adapter> adapters;       // of all experts; or none
   AdapterLayout adapter_layout;
   std::vector<std::vector<int>> adapter_ids;  // [N] of [T], or empty
@@ -45,7 +51,7 @@ struct EpProblem {
   int columns() const { return experts + zero_experts; }
   int owner(int id) const;  // -1: nobody
   oracle::MlpWeights weights_of(int begin, int end) const;
-  oracle::CodedMlp codes_of(int begin, int end) const;
+  CodedExperts codes_of(int begin, int end) const;
   std::vector<oracle::Adapter> adapters_of(int begin, int end) const;
   moec_router_desc router_desc() const;
   // Of the experts [begin, end); home: with the shared expert and identity experts, else without.
@@ -54,8 +60,8 @@ struct EpProblem {
 
 EpProblem draw_ep_problem(int ranks, uint32_t scheme, Draw& draw);
 void fill_values(EpProblem* problem, Draw& draw);
-// The matrices in INT8, with what they stand for as values.
-void quantise_weights(EpProblem* problem, Draw& draw);
+// The matrices in a format that takes their shapes, with what they stand for as values; its name.
+std::string quantise_weights(EpProblem* problem, Draw& draw);
 // Some adapters beside some of the matrices, and perhaps the one of each token.
 void draw_adapters(EpProblem* problem, Draw& draw);
 

@@ -59,9 +59,9 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
   grad.d_x = m.gradient(p.dtype, {T, H});
   grad.d_gate_weight = m.gradient(MOEC_F32, {N, H});
   if (!p.gate_bias.empty()) grad.d_gate_bias = m.gradient(MOEC_F32, {N});
-  grad.d_expert_weights = own.mlp.gradients->set();
+  grad.d_expert_weights = &own.mlp.d_set;
   grad.d_adapters = own.d_list();
-  if (shared) grad.d_shared_weights = shared->gradients->set();
+  if (shared) grad.d_shared_weights = &shared->d_set;
   if (!p.shared_gate.empty()) grad.d_shared_gate = m.gradient(MOEC_F32, {1, H});
   if (!p.output_bias.empty()) grad.d_output_bias = m.gradient(MOEC_F32, {H});
   if (!p.residual.empty()) grad.d_residual = m.output(p.dtype, {T, H});

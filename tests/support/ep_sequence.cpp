@@ -128,12 +128,12 @@ class Sequence {
     grad.d_x = home && !p_.jitter_x ? m_.gradient(p_.dtype, {T, H}) : m_.output(p_.dtype, {T, H});
     grad.d_routing_weights = m_.output(MOEC_F32, {T, K});
     if (home) {
-      if (shared) grad.d_shared_weights = shared->gradients->set();
+      if (shared) grad.d_shared_weights = &shared->d_set;
       if (!p_.shared_gate.empty()) grad.d_shared_gate = m_.gradient(MOEC_F32, {1, H});
       if (!p_.output_bias.empty()) grad.d_output_bias = m_.gradient(MOEC_F32, {H});
       if (!p_.residual.empty()) grad.d_residual = m_.output(p_.dtype, {T, H});
     } else {
-      grad.d_expert_weights = own.mlp.gradients->set();
+      grad.d_expert_weights = &own.mlp.d_set;
       grad.d_adapters = own.d_list();
     }
     check(moec_experts_backward(experts.get(), &grad, nullptr));

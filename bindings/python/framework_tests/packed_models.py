@@ -4,11 +4,13 @@ AVX-512 dequantise right: last dimensions are multiples of the block of 64."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from models import HERE, build, tokens
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, logging
 
@@ -30,6 +32,27 @@ def saved(
     place = folder / family
     build(family, sizes=sizes).to(dtype).save_pretrained(place)
     return place
+
+
+def draw_mxfp4(folder: Path) -> Path:
+    """Codes and scales in the place of the experts of a saved gpt-oss."""
+    generator = torch.Generator().manual_seed(2)
+    found = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        if not name.endswith(STACKS):
+            found[name] = value
+            continue
+        count, inputs, outputs = value.shape
+        shape = (count, outputs, inputs // 32)
+        found[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator,
+                                                dtype=torch.uint8)
+        found[f"{name}_scales"] = torch.randint(122, 126, shape, generator=generator,
+                                                dtype=torch.uint8)
+    save_file(found, folder / "model.safetensors", {"format": "pt"})
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    file.write_text(json.dumps(config))
+    return folder
 
 
 def load(

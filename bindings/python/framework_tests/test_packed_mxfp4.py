@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from models import DEVICES, tokens
-from packed_models import STACKS, experts, saved, train
+from packed_models import STACKS, draw_mxfp4, experts, saved, train
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
@@ -23,24 +22,7 @@ _VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A checkpoint whose experts' codes and scales are drawn."""
-    folder = saved(tmp_path, "gpt_oss")
-    generator = torch.Generator().manual_seed(2)
-    found = {}
-    for name, value in load_file(folder / "model.safetensors").items():
-        if not name.endswith(STACKS):
-            found[name] = value
-            continue
-        count, inputs, outputs = value.shape
-        shape = (count, outputs, inputs // 32)
-        found[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator,
-                                                dtype=torch.uint8)
-        found[f"{name}_scales"] = torch.randint(122, 126, shape, generator=generator,
-                                                dtype=torch.uint8)
-    save_file(found, folder / "model.safetensors", {"format": "pt"})
-    file = folder / "config.json"
-    config = json.loads(file.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
-    file.write_text(json.dumps(config))
-    return folder
+    return draw_mxfp4(saved(tmp_path, "gpt_oss"))
 
 
 def load(place: Path, **options: Any) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from models import DEVICES, tokens
-from packed_models import WIDE, dense_twin, experts, load, saved
+from packed_models import WIDE, dense_twin, draw_mxfp4, experts, load, saved
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Mxfp4Config
 
 import moec.transformers
 from moec.torch._packed import PackedTensor
@@ -56,16 +56,40 @@ def train(model: Any) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     return losses, gradients
 
 
+def pair(base: str, family: str, place: Path, device: str) -> tuple[Any, Any]:
+    """A model on moec, and transformers' own of the same values: experts in NF4, MXFP4, or plain
+    in a model whose other layers are NF4."""
+    saved(place, family, torch.float32)
+    place /= family
+    if base == "mxfp4":
+        draw_mxfp4(place)
+        options = {"dtype": torch.float32, "device_map": device}
+        plain = Mxfp4Config(dequantize=True)
+        twin = AutoModelForCausalLM.from_pretrained(
+            place, quantization_config=plain, experts_implementation="eager", **options).float()
+        return AutoModelForCausalLM.from_pretrained(place, **options), twin
+    packed = load(place, torch.float32, device_map=device)
+    if base == "nf4":
+        return packed, dense_twin(packed, place, torch.float32, device_map=device)
+    skip = {"llm_int8_skip_modules": ["experts", "lm_head"]}
+    model, twin = (load(place, torch.float32, device, **skip) for _ in range(2))
+    moec.transformers.enable(model)
+    twin.config._experts_implementation_internal = "eager"
+    return model, twin
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("base", "family"), [
+    *((base, family) for base in ("full", "nf4") for family in FAMILIES), ("mxfp4", "gpt_oss")])
 def test_three_steps(
-    family: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: str, family: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = saved(tmp_path, family, torch.float32)
-    model = load(place, torch.float32, device_map=device)
-    twin = adapted(dense_twin(model, place, torch.float32, device_map=device))
-    want_losses, want = train(twin)
-    model = adapted(prepare_model_for_kbit_training(model, use_gradient_checkpointing=False))
+    """Losses, every gradient of the first step and its norm, beside PEFT's own way."""
+    model, twin = pair(base, family, tmp_path, device)
+    want_losses, want = train(adapted(twin))
+    if base == "nf4":
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    model = adapted(model)
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a packed stack was read as a dense one")
@@ -80,34 +104,56 @@ def test_three_steps(
         for name, value in theirs.items():
             error = (ours[name] - value).norm() / value.norm().clamp(min=1e-12)
             assert error < 2e-3, f"{name}: {error:.1e}"
+    for name, value in want[0].items():
+        norm = float(value.norm())
+        assert float(got[0][name].norm()) == pytest.approx(norm, rel=1e-4, abs=1e-9), name
+
+
+def assert_near(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
+    """Gradients of two models that round in 16 bits. A token near a tie may take another expert in
+    each of the two, so that the bound is wide; an adapter left out is an error of 1."""
+    ours, wanted = (torch.cat([value.flatten().float() for value in one.values()])
+                    for one in (got, want))
+    assert (ours - wanted).norm() < 0.25 * wanted.norm()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_in_bf16(family: str, device: str, tmp_path: Path) -> None:
-    """In sizes that tensor cores take. A token near a tie may take another expert in each of the
-    two, so that the bound is wide; an adapter left out is an error of 1."""
+    """In sizes that tensor cores take."""
     place = saved(tmp_path, family, sizes=WIDE)
     model = load(place, device_map=device)
     twin = adapted(dense_twin(model, place, device_map=device))
     (want_losses, want), (losses, got) = train(twin), train(adapted(model))
     assert losses[0] == pytest.approx(want_losses[0], rel=1e-2)
-    wanted = torch.cat([value.flatten().float() for value in want[0].values()])
-    ours = torch.cat([value.flatten().float() for value in got[0].values()])
-    assert (ours - wanted).norm() < 0.25 * wanted.norm()
+    assert_near(got[0], want[0])
 
 
-def test_checkpointing_and_accumulation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_checkpointing_and_accumulation(is_reentrant: bool, tmp_path: Path) -> None:
     model = adapted(load(saved(tmp_path, "qwen3_moe", torch.float32), torch.float32))
     once = train(model)[1][0]
     model = adapted(load(tmp_path / "qwen3_moe", torch.float32))
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.gradient_checkpointing_enable({"use_reentrant": is_reentrant})
+    model.enable_input_require_grads()
     model.train()
     for _ in range(2):
         (model(tokens(), labels=tokens()).loss / 2).backward()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, once[name], rtol=1e-4, atol=1e-6)
+
+
+def test_autocast(tmp_path: Path) -> None:
+    """A model in fp32 under bf16 autocast is near the same in fp32."""
+    model = adapted(load(saved(tmp_path, "qwen3_moe", torch.float32), torch.float32))
+    want_losses, want = train(model)
+    model = adapted(load(tmp_path / "qwen3_moe", torch.float32))
+    with torch.autocast(model.device.type, torch.bfloat16):
+        losses, got = train(model)
+    assert losses == pytest.approx(want_losses, rel=1e-2) and losses != want_losses
+    assert all(value.dtype == torch.float32 for value in got[0].values())
+    assert_near(got[0], want[0])
 
 
 @pytest.mark.parametrize("is_packed", [True, False])

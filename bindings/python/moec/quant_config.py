@@ -13,6 +13,8 @@ from typing import Any
 from .checkpoint import CheckpointError
 
 Config = Mapping[str, Any]
+PACKED_BNB = "moec-bitsandbytes"
+"""quant_method of bitsandbytes' codes in stacks of experts, which only moec reads"""
 
 
 @dataclass(frozen=True)
@@ -175,5 +177,6 @@ def _mxfp4(_: Config, __: str) -> Declared:
 
 METHODS: dict[str, Callable[[Config, str], Declared]] = {
     "mxfp4": _mxfp4, "fp8": _fp8, "fbgemm_fp8": _fp8, "compressed-tensors": _compressed_tensors,
-    "awq": _awq, "gptq": _gptq, "bitsandbytes": _bitsandbytes, "modelopt": _modelopt,
+    "awq": _awq, "gptq": _gptq, "bitsandbytes": _bitsandbytes, PACKED_BNB: _bitsandbytes,
+    "modelopt": _modelopt,
 }

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """moec.Comm and moec.EP on NumPy arrays: ranks as threads. Shown to fail: dispatch() leaves the
-routing weights out."""
+routing weights out; each rank has the first adapters."""
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import assert_close
+from test_adapters import GOLDEN, MATRICES, adapter_of
 
 import moec
-from moec import EpScheme
+from moec import EpScheme, golden_codes
+from moec.checkpoint import SafetensorsFile
 
 H, I, E, K = 8, 12, 5, 2
 TOKENS = (3, 0, 6)
@@ -48,11 +53,11 @@ class Board:
         return moec.Comm(context, rank, size, all_gather, all_to_all, all_to_all_v)
 
 
-def on_ranks(body: Any) -> list[Any]:
+def on_ranks(body: Any, size: int = len(TOKENS)) -> list[Any]:
     """body(comm, rank) of each rank."""
-    board = Board(len(TOKENS))
-    with ThreadPoolExecutor(len(TOKENS)) as pool:
-        return list(pool.map(lambda rank: body(board.comm(rank), rank), range(len(TOKENS))))
+    board = Board(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: body(board.comm(rank), rank), range(size)))
 
 
 def values(seed: int, *shape: int) -> np.ndarray[Any, Any]:
@@ -118,6 +123,74 @@ def test_a_layer_equals_one_process() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     for found in ranks:
         np.testing.assert_allclose(found[3], one[3], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason="needs the source tree")
+@pytest.mark.parametrize("ends", [(1, 4), (1, 2, 4)])
+@pytest.mark.parametrize(("name", "tag"), [
+    ("adapters/bf16_two_adapters", "ref_lora_ab"), ("quant/bnb_nf4_stack", "ref_lora"),
+    ("quant/mxfp4_gptoss", "ref_lora")])
+def test_the_adapters_of_peft_on_ranks(name: str, tag: str, ends: tuple[int, ...]) -> None:
+    """Each rank has its experts of the checkpoint's stacks, and of the adapters' factors."""
+    file = SafetensorsFile(GOLDEN / f"{name}.safetensors")
+    made, size = golden_codes.read(file), len(ends)
+    names = json.loads(file.metadata["lora_active"])[tag]
+    ids = np.array(file["ids"], np.int32)
+    tokens, top_k = ids.shape
+    shape = {"hidden": made.hidden, "num_experts": made.count, "top_k": top_k}
+    kinds = {"gptoss": moec.ActivationKind.GPTOSS, "swiglu": moec.ActivationKind.SWIGLU}
+    kind = kinds[file.metadata["activation"]]
+
+    def body(comm: moec.Comm, rank: int) -> Any:
+        ep = moec.EP(comm, moec.EpDesc(max_tokens=tokens, **shape), [0, *ends])
+        own, part = ep.experts, slice(rank * tokens // size, (rank + 1) * tokens // size)
+        matrices = replace(made, count=len(own), arrays=of_range(made.arrays, own, made.count))
+        experts = moec.Experts(comm.context, moec.ExpertsDesc(
+            inter=made.inter, expert_begin=own.start, expert_end=own.stop, save=moec.Save.ALL,
+            activation=moec.Activation(kind=kind), **shape))
+        adapters = moec.Adapters(
+            comm.context,
+            moec.AdaptersDesc(num_experts=len(own), hidden=made.hidden, inter=made.inter,
+                              gate_layout=made.layout.gate_layout),
+            [of_range(adapter_of(file, one, made.count), own, made.count) for one in names])
+        x, routing = file["x"][part], file["weights"][part]
+        guests = ep.dispatch(x, ids[part], routing)
+        plan = moec.Plan(comm.context, moec.PlanDesc(
+            max_tokens=len(guests.ids), num_experts=made.count, top_k=top_k,
+            expert_begin=own.start, expert_end=own.stop))
+        plan.from_topk(guests.ids.copy(), guests.weights.copy())
+        weights = golden_codes._bound(comm.context, matrices, moec.DType.F32)
+        result = experts.forward(plan, guests.rows.copy(), weights, adapters=adapters)
+        guests.partial[:] = result.y
+        y, d_x, d_routing = (np.empty_like(one) for one in (x, x, routing))
+        ep.combine(y)
+        guests = ep.dispatch(file["dy"][part], ids[part])
+        grads = experts.backward(result, guests.rows.copy(),
+                                 want=("x", "routing_weights", "adapters"))
+        guests.partial[:] = grads.x
+        ep.combine(d_x, d_guest_weights=grads.routing_weights, d_routing_weights=d_routing)
+        return y, d_x, d_routing, grads.adapters
+
+    found = on_ranks(body, size)
+    for index, key in enumerate(("y", "dx", "dweights")):
+        assert_close(np.concatenate([one[index] for one in found]), file[f"{tag}.{key}"], 1e-5)
+    for index, adapter in enumerate(names):
+        for field, matrix in MATRICES.items():
+            parts = [getattr(one[3][index], field) for one in found]
+            a, b = (file[f"{tag}.{adapter}.{matrix}.lora_{part}.grad"] for part in "AB")
+            wanted = moec.Factors.from_peft(a, b, made.count, 0)
+            assert_close(np.concatenate([one.a for one in parts]), wanted.a, 1e-5)
+            assert_close(np.concatenate([one.b for one in parts]), wanted.b, 1e-5)
+
+
+def of_range(value: Any, own: range, count: int) -> Any:
+    """What some of the experts have of a stack, and of all that an object holds."""
+    if isinstance(value, np.ndarray):
+        return np.concatenate(np.split(value, count)[own.start : own.stop])
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    stacks = [one.name for one in fields(value) if one.name != "codebook"]
+    return replace(value, **{name: of_range(getattr(value, name), own, count) for name in stacks})
 
 
 def test_errors() -> None:

@@ -288,6 +288,13 @@ def test_plain_experts_under_bitsandbytes(context: moec.Context, tmp_path: Path)
     assert not spec.matrices.is_coded
 
 
+def test_stacks_that_moec_transformers_saved(tmp_path: Path) -> None:
+    tensors, config = tensors_of("bnb_nf4_stack_nested")
+    config["quantization_config"] = {"quant_method": "moec-bitsandbytes"}
+    spec = read_layer(Checkpoint(publish(tmp_path, tensors, config)), save=moec.Save.NONE)
+    assert spec.matrices.kinds == "bnb"
+
+
 def test_modelopts_own_file(tmp_path: Path) -> None:
     tensors, config = tensors_of("modelopt_nvfp4")
     section = config.pop("quantization_config")

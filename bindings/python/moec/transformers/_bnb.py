@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """bitsandbytes' 4-bit load of transformers, extended to experts: one stack at a time is quantised
-as it is read, and a saved one is read from its published keys."""
+as it is read, and a saved one is read from its published keys.
+
+A saved model with packed experts has a quant_method of its own in its config.json. transformers
+without moec has no quantiser of that name, takes the model for a plain one and refuses the shapes
+of the codes; of the name "bitsandbytes" transformers 5.17 would take codes for values."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import nn
+from transformers import BitsAndBytesConfig
 from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 
+from ..quant_config import PACKED_BNB
 from ..torch._packed import PackedTensor
 from ._load import ReadStack, extend, is_stack, why_dense, wrap
 from ._packed import STACKS, is_in_out
@@ -19,6 +27,31 @@ _BLOCK = 64
 # Patterns: transformers 5.17 takes the first that a key has, "down_proj" of "down_proj_bias", too.
 _SUFFIXES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",
              ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4", "$")
+
+
+class PackedConfig(BitsAndBytesConfig):  # type: ignore[misc]
+    """That of a model with packed experts, as it is saved; loads begin with BitsAndBytesConfig."""
+
+    @classmethod
+    def of(cls, config: Any) -> PackedConfig:
+        made = copy.copy(config)
+        made.__class__ = cls
+        return made  # type: ignore[no-any-return]
+
+    def to_dict(self) -> dict[str, Any]:
+        said = {name: value for name, value in super().to_dict().items()
+                if not name.endswith(("load_in_4bit", "load_in_8bit"))}
+        return said | {"quant_method": PACKED_BNB}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        said = {name: value for name, value in config_dict.items() if name != "quant_method"}
+        return BitsAndBytesConfig.from_dict({**said, "load_in_4bit": True}, *args, **kwargs)
+
+
+def _mark(quantiser: Any, model: Any) -> None:
+    quantiser.quantization_config = PackedConfig.of(quantiser.quantization_config)
+    model.config.quantization_config = quantiser.quantization_config
 
 
 class _Quantise(ConversionOps):  # type: ignore[misc]
@@ -83,4 +116,5 @@ def register() -> None:
     wrap(Bnb4BitHfQuantizer, "param_needs_quantization", _needs)
     wrap(Bnb4BitHfQuantizer, "get_quantize_ops", _operations)
     wrap(Bnb4BitHfQuantizer, "update_weight_conversions", _conversions)
-    extend(Bnb4BitHfQuantizer)
+    extend(Bnb4BitHfQuantizer, _mark)
+    AUTO_QUANTIZATION_CONFIG_MAPPING[PACKED_BNB] = PackedConfig

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from torch import nn
@@ -19,6 +19,8 @@ from ._experts import spec_of
 from ._packed import STACKS, has_packed, is_in_out
 from ._report import refuse_left_out
 from ._save import published_state
+
+Mark = Callable[[Any, Any], None]
 
 
 def why_dense(module: nn.Module, path: str, quantiser: Any) -> str | None:
@@ -87,11 +89,14 @@ def _state(before: Any) -> Any:
     return get_state_dict_and_metadata
 
 
-def _loaded(before: Any) -> Any:
+def _loaded(before: Any, mark: Mark | None = None) -> Any:
     def _process_model_after_weight_loading(self: Any, model: Any, **more: Any) -> Any:
-        for module in model.modules():
-            if hasattr(module, "_apply_gate") and has_packed(module):
-                module.config._experts_implementation_internal = "moec"
+        packed = [module for module in model.modules()
+                  if hasattr(module, "_apply_gate") and has_packed(module)]
+        for module in packed:
+            module.config._experts_implementation_internal = "moec"
+        if packed and mark is not None:
+            mark(self, model)
         return before(self, model, **more)
     return _process_model_after_weight_loading
 
@@ -107,8 +112,9 @@ def _finalised(before: Any) -> Any:
     return _finalize_model_loading
 
 
-def extend(quantiser: type) -> None:
-    """Let a quantiser's models run on moec where they are packed, and save in published keys."""
+def extend(quantiser: type, mark: Mark | None = None) -> None:
+    """Let a quantiser's models run on moec where they are packed, and save in published keys.
+    mark(quantiser, model): called for a model that has packed experts."""
     wrap(quantiser, "get_state_dict_and_metadata", _state)
-    wrap(quantiser, "_process_model_after_weight_loading", _loaded)
+    wrap(quantiser, "_process_model_after_weight_loading", partial(_loaded, mark=mark))
     wrap(PreTrainedModel, "_finalize_model_loading", _finalised)

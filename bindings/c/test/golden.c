@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every layer of tests/golden/quant_cases.json from the bytes of its checkpoint: y, d_x and
- * d_routing_weights, and the values of down bit for bit; and wrong scales are refused. The argument
- * is the folder of the files. Shown once to fail: the scales of the experts in reverse order. */
+ * d_routing_weights, with adapters in PEFT's storage the gradients of their factors, too; the
+ * values of a quantised down bit for bit; and wrong scales and factors are refused. The argument is
+ * the folder of the files. Shown once to fail: the scales of the experts in reverse order, the
+ * scales of two adapters exchanged, and an expert-major B. */
 #include <math.h>
 #include <moec/moec.h>
 #include <stdio.h>
@@ -25,6 +27,18 @@ typedef struct {
   uint32_t flags;
   int64_t block_n, block_k;
 } matrix;
+typedef struct { /* as PEFT stores them: a [rE,K]; of b [N,rE] (e, n, j) is in column j E + e */
+  place a, b;
+} factors;
+typedef struct {
+  float scale;
+  factors gate_up, down, d_gate_up, d_down;
+} adapter;
+typedef struct { /* with some adapters, or none */
+  int32_t count;
+  const adapter* adapters;
+  place y, d_x, d_routing_weights;
+} run;
 typedef struct {
   const char* file;
   moec_experts_desc experts;
@@ -32,15 +46,16 @@ typedef struct {
   struct {
     matrix gate_up, gate, up, down;
   } matrices;
-  int turned;
-  place x, d_y, ids, routing_weights, y, d_x, d_routing_weights, index, value;
-} quant_case;
-#include "quant_table.h"
+  int turned, num_runs;
+  const run* runs;
+  place x, d_y, ids, routing_weights, index, value; /* index.begin 0: no values */
+} layer;
+#include "golden_table.h"
 
 static const char* current = "";
 
 static void fail(const char* what) {
-  fprintf(stderr, "quantised: %s: %s\n", current, what);
+  fprintf(stderr, "golden: %s: %s\n", current, what);
   exit(1);
 }
 
@@ -82,10 +97,10 @@ static moec_tensor tensor(unsigned char* file, const place* at) {
   return out;
 }
 
-static moec_tensor floats(float** values, int32_t ndim, int64_t rows, int64_t columns) {
+static moec_tensor floats(float** values, int32_t ndim, const int64_t* shape) {
   moec_tensor out;
-  const int64_t shape[2] = {rows, columns};
-  const size_t count = (size_t)(rows * columns);
+  size_t count = 1;
+  for (int32_t d = 0; d < ndim; ++d) count *= (size_t)shape[d];
   *values = room(count * sizeof **values);
   for (size_t i = 0; i < count; ++i) (*values)[i] = NAN;
   check(moec_tensor_make(&out, *values, MOEC_F32, MOEC_CPU, 0, ndim, shape));
@@ -107,8 +122,10 @@ static void give(unsigned char* file, const array* from, moec_tensor* stacked,
 /* bf16 as f32 */
 static moec_tensor widened(unsigned char* file, const place* at) {
   float* values;
-  const moec_tensor out = floats(&values, at->ndim, at->shape[0], at->shape[1]);
-  for (int64_t i = 0; i < at->shape[0] * at->shape[1]; ++i) {
+  int64_t count = 1;
+  for (int32_t d = 0; d < at->ndim; ++d) count *= at->shape[d];
+  const moec_tensor out = floats(&values, at->ndim, at->shape);
+  for (int64_t i = 0; i < count; ++i) {
     const uint32_t bits = (uint32_t)(file[at->begin + 2 * i] | file[at->begin + 2 * i + 1] << 8);
     const uint32_t wide = bits << 16;
     memcpy(&values[i], &wide, sizeof wide);
@@ -116,10 +133,14 @@ static moec_tensor widened(unsigned char* file, const place* at) {
   return out;
 }
 
-static moec_matrix codes(unsigned char* file, const matrix* from) {
+static moec_matrix read_matrix(unsigned char* file, const matrix* from) {
   moec_matrix out;
   memset(&out, 0, sizeof out);
   if (!from->data.count) return out;
+  if (!from->scales.count) { /* plain */
+    out.data = widened(file, from->data.places);
+    return out;
+  }
   moec_quant* quant = room(sizeof *quant);
   moec_struct_init(quant, sizeof *quant);
   quant->flags = from->flags;
@@ -139,15 +160,15 @@ static moec_matrix codes(unsigned char* file, const matrix* from) {
   return out;
 }
 
-static moec_weights* make_weights(const moec_context* context, const quant_case* c,
-                                  moec_weight_set* set, unsigned char* file) {
+static moec_weights* make_weights(const moec_context* context, const layer* c, moec_weight_set* set,
+                                  unsigned char* file) {
   moec_weights_desc desc = c->weights;
   moec_struct_init(set, sizeof *set);
   desc.struct_size = sizeof desc;
-  set->gate_up = codes(file, &c->matrices.gate_up);
-  set->gate = codes(file, &c->matrices.gate);
-  set->up = codes(file, &c->matrices.up);
-  set->down = codes(file, &c->matrices.down);
+  set->gate_up = read_matrix(file, &c->matrices.gate_up);
+  set->gate = read_matrix(file, &c->matrices.gate);
+  set->up = read_matrix(file, &c->matrices.up);
+  set->down = read_matrix(file, &c->matrices.down);
   moec_weights* weights = NULL;
   check(moec_weights_create(context, &desc, &weights));
   return weights;
@@ -168,14 +189,69 @@ static void near(const char* what, const float* got, unsigned char* file, const 
       sum += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
     const double error = sqrt(sum) / fmax(sqrt(norms[r]), 0.01 * largest);
     if (error <= kTolerance) continue;
-    fprintf(stderr, "quantised: %s: row error %g\n", what, error);
+    fprintf(stderr, "golden: %s: row error %g\n", what, error);
     fail("is not what its library gives");
   }
   free(norms);
 }
 
-static void run(const moec_context* context, const quant_case* c, const moec_weights* weights,
-                unsigned char* file) {
+/* A and B of a file, or where their gradients go: values like those of the file, NAN. */
+static moec_factors peft(unsigned char* file, const factors* at, int64_t experts, float scale,
+                         float** d_a, float** d_b) {
+  moec_factors out;
+  memset(&out, 0, sizeof out);
+  out.scale = scale;
+  out.a = d_a ? floats(d_a, 2, at->a.shape) : tensor(file, &at->a);
+  out.b = d_b ? floats(d_b, 2, at->b.shape) : tensor(file, &at->b);
+  const int64_t rank = at->a.shape[0] / experts, in = at->a.shape[1], n = at->b.shape[0];
+  const int64_t a[2][3] = {{experts, rank, in}, {rank * in, in, 1}};
+  const int64_t b[2][3] = {{experts, n, rank}, {1, rank * experts, experts}};
+  out.a.ndim = out.b.ndim = 3;
+  memcpy(out.a.shape, a[0], sizeof a[0]);
+  memcpy(out.a.strides, a[1], sizeof a[1]);
+  memcpy(out.b.shape, b[0], sizeof b[0]);
+  memcpy(out.b.strides, b[1], sizeof b[1]);
+  return out;
+}
+
+typedef struct {
+  moec_adapters* bound; /* NULL: none */
+  moec_adapter list[2], d_list[2];
+  float* grads[2][4]; /* of A and B of gate_up, and of down */
+} bound_adapters;
+
+static bound_adapters bind(const moec_context* context, const layer* c, const run* r,
+                           unsigned char* file) {
+  const int64_t experts = c->experts.num_experts;
+  bound_adapters out;
+  memset(&out, 0, sizeof out);
+  if (!r->count) return out;
+  if (r->count > 2) fail("more than two adapters");
+  for (int32_t i = 0; i < r->count; ++i) {
+    const adapter* one = &r->adapters[i];
+    float** grads = out.grads[i];
+    out.list[i].gate_up = peft(file, &one->gate_up, experts, one->scale, NULL, NULL);
+    out.list[i].down = peft(file, &one->down, experts, one->scale, NULL, NULL);
+    out.d_list[i].gate_up = peft(file, &one->d_gate_up, experts, 0, &grads[0], &grads[1]);
+    out.d_list[i].down = peft(file, &one->d_down, experts, 0, &grads[2], &grads[3]);
+  }
+  moec_adapters_desc desc;
+  moec_struct_init(&desc, sizeof desc);
+  desc.num_experts = c->experts.num_experts;
+  desc.gate_layout = c->experts.gate_layout;
+  desc.hidden = c->experts.hidden;
+  desc.inter = c->experts.inter;
+  check(moec_adapters_create(context, &desc, &out.bound));
+  moec_adapter wrong = out.list[0]; /* an A is no B */
+  wrong.down.a = out.list[0].down.b;
+  if (moec_adapters_bind(out.bound, &wrong, 1) == MOEC_OK) fail("wrong factors are taken");
+  if (!strstr(message(), "list[0].down.a")) fail(message());
+  check(moec_adapters_bind(out.bound, out.list, r->count));
+  return out;
+}
+
+static void check_run(const moec_context* context, const layer* c, const run* r,
+                      const moec_weights* weights, unsigned char* file) {
   moec_experts_desc desc = c->experts;
   desc.struct_size = sizeof desc;
   moec_experts* experts = NULL;
@@ -190,9 +266,11 @@ static void run(const moec_context* context, const quant_case* c, const moec_wei
   check(moec_plan_create(context, &bounds, NULL, &plan));
   const moec_tensor ids = tensor(file, &c->ids), given = tensor(file, &c->routing_weights);
   check(moec_plan_from_topk(plan, &ids, &given, NULL));
+  const bound_adapters with = bind(context, c, r, file);
   moec_experts_sizes sizes;
   moec_struct_init(&sizes, sizeof sizes);
-  check(moec_experts_query(experts, &sizes));
+  check(with.bound ? moec_experts_query_adapters(experts, with.bound, &sizes)
+                   : moec_experts_query(experts, &sizes));
   const uint64_t bytes = sizes.saved.base + (uint64_t)tokens * sizes.saved.per_token;
   const moec_buffer saved = {room(bytes), bytes};
   float *y, *d_x, *d_weights;
@@ -201,8 +279,9 @@ static void run(const moec_context* context, const quant_case* c, const moec_wei
   args.plan = plan;
   args.weights = weights;
   args.x = tensor(file, &c->x);
-  args.y = floats(&y, 2, tokens, desc.hidden);
+  args.y = floats(&y, 2, r->y.shape);
   args.saved = saved;
+  args.adapters = with.bound;
   check(moec_experts_forward(experts, &args, NULL));
   moec_experts_grad_args grads;
   moec_struct_init(&grads, sizeof grads);
@@ -211,23 +290,33 @@ static void run(const moec_context* context, const quant_case* c, const moec_wei
   grads.x = args.x;
   grads.d_y = tensor(file, &c->d_y);
   grads.saved = saved;
-  grads.d_x = floats(&d_x, 2, tokens, desc.hidden);
-  grads.d_routing_weights = floats(&d_weights, 2, tokens, desc.top_k);
+  grads.d_x = floats(&d_x, 2, r->d_x.shape);
+  grads.d_routing_weights = floats(&d_weights, 2, r->d_routing_weights.shape);
+  grads.adapters = with.bound;
+  grads.d_adapters = with.bound ? with.d_list : NULL;
   check(moec_experts_backward(experts, &grads, NULL));
-  near("y", y, file, &c->y);
-  near("d_x", d_x, file, &c->d_x);
-  near("d_routing_weights", d_weights, file, &c->d_routing_weights);
+  near("y", y, file, &r->y);
+  near("d_x", d_x, file, &r->d_x);
+  near("d_routing_weights", d_weights, file, &r->d_routing_weights);
+  for (int32_t i = 0; i < r->count; ++i) {
+    const factors *gate_up = &r->adapters[i].d_gate_up, *down = &r->adapters[i].d_down;
+    near("d_adapters.gate_up.a", with.grads[i][0], file, &gate_up->a);
+    near("d_adapters.gate_up.b", with.grads[i][1], file, &gate_up->b);
+    near("d_adapters.down.a", with.grads[i][2], file, &down->a);
+    near("d_adapters.down.b", with.grads[i][3], file, &down->b);
+  }
+  if (with.bound) moec_adapters_free(with.bound);
   moec_plan_free(plan);
   moec_experts_free(experts);
 }
 
-static void check_values(const quant_case* c, const moec_weights* weights, unsigned char* file) {
+static void check_values(const layer* c, const moec_weights* weights, unsigned char* file) {
   const int in_out = c->weights.down_orientation == MOEC_IN_OUT;
   const int64_t rows = in_out ? c->weights.inter : c->weights.hidden;
   const int64_t columns = in_out ? c->weights.hidden : c->weights.inter, size = rows * columns;
   float** values = room((size_t)c->weights.num_experts * sizeof *values);
   for (int32_t e = 0; e < c->weights.num_experts; ++e) {
-    const moec_tensor to = floats(&values[e], 2, rows, columns);
+    const moec_tensor to = floats(&values[e], 2, (const int64_t[]){rows, columns});
     check(moec_weights_dequantise(weights, MOEC_MATRIX_DOWN, e, &to, NULL));
   }
   const int32_t* index = (const int32_t*)(const void*)(file + c->index.begin);
@@ -239,30 +328,38 @@ static void check_values(const quant_case* c, const moec_weights* weights, unsig
   }
 }
 
+static void refuse_wrong_scales(const layer* c, moec_weights* weights, moec_weight_set* set,
+                                unsigned char* file) {
+  moec_quant wrong = *set->down.quant;
+  wrong.per_expert_scales = NULL;
+  wrong.scales = tensor(file, &c->x);
+  set->down.quant = &wrong;
+  if (moec_weights_bind(weights, set) == MOEC_OK) fail("wrong scales are taken");
+  if (!strstr(message(), "down.quant.scales")) fail(message());
+}
+
 int main(int argc, char** argv) {
-  if (argc != 2) fail("usage: quantised FOLDER");
+  if (argc != 2) fail("usage: golden FOLDER");
   moec_context* context = NULL;
   check(moec_context_create(NULL, &context));
-  const size_t count = sizeof kCases / sizeof *kCases;
-  for (size_t i = 0; i < count; ++i) {
-    const quant_case* c = &kCases[i];
+  const int count = (int)(sizeof kCases / sizeof *kCases);
+  int with_adapters = 0;
+  for (int i = 0; i < count; ++i) {
+    const layer* c = &kCases[i];
     current = c->file;
     unsigned char* file = read_file(argv[1], c->file);
     moec_weight_set set;
     moec_weights* weights = make_weights(context, c, &set, file);
     check(moec_weights_bind(weights, &set));
-    run(context, c, weights, file);
-    check_values(c, weights, file);
-    /* x is no scales */
-    moec_quant wrong = *set.down.quant;
-    wrong.per_expert_scales = NULL;
-    wrong.scales = tensor(file, &c->x);
-    set.down.quant = &wrong;
-    if (moec_weights_bind(weights, &set) == MOEC_OK) fail("wrong scales are taken");
-    if (!strstr(message(), "down.quant.scales")) fail(message());
+    for (int r = 0; r < c->num_runs; ++r) {
+      check_run(context, c, &c->runs[r], weights, file);
+      with_adapters += c->runs[r].count > 0;
+    }
+    if (c->index.begin) check_values(c, weights, file);
+    if (set.down.quant) refuse_wrong_scales(c, weights, &set, file);
     moec_weights_free(weights);
   }
   moec_context_free(context);
-  printf("%zu layers of codes: y, d_x, d_routing_weights, values\n", count);
-  return count == 19 ? 0 : 1;
+  printf("%d layers, %d runs with adapters: values and gradients\n", count, with_adapters);
+  return count == 21 && with_adapters == 4 ? 0 : 1;
 }
