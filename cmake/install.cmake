@@ -3,7 +3,7 @@ include(CMakePackageConfigHelpers)
 # Components are packages: dev has what programs are compiled with.
 install(TARGETS ${moec_libraries} EXPORT moecTargets
   LIBRARY COMPONENT runtime NAMELINK_COMPONENT dev ARCHIVE COMPONENT dev)
-install(FILES capi/include/moec/moec.h capi/include/moec/mpi.h
+install(FILES capi/include/moec/moec.h capi/include/moec/mpi.h capi/include/moec/nccl.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moec COMPONENT dev)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moec)
 install(EXPORT moecTargets NAMESPACE moec:: DESTINATION ${package_dir} COMPONENT dev)

@@ -121,7 +121,8 @@ if wanted julia; then
   fi
 fi
 if wanted torch; then
-  task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
+  task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py \
+    tests/gpu/test_torch_ep.py
 fi
 framework_task() {  # a module's tests that are marked gpu
   task host "python_$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \

@@ -42,12 +42,13 @@ ARROW = [
     (r"tests/golden/", ["tests/oracle/", "tests/support/", HEADER]),
     (r"tests/support/", ["tests/", HEADER]),
     (r"tests/unit/", ["src/", "tests/", HEADER]),
-    (r"tests/gpu/", ["src/", "tests/", HEADER]),
+    (r"tests/gpu/", ["src/", "tests/", "capi/include/"]),
+    (r"tests/capi/", ["tests/", "capi/include/"]),
     (r"tests/mpi/", ["tests/", "capi/include/"]),
     (r"tests/", ["tests/", HEADER]),
     (r"bench/gpu/", ["src/", "bench/", "tests/", HEADER]),
     (r"bench/", ["bench/", "tests/support/", HEADER]),
-    (r"bindings/", ["bindings/", HEADER]),
+    (r"bindings/", ["bindings/", "capi/include/"]),
 ]
 ROOTS = ["src", "tests", "capi/include", "capi", "bench", "."]  # where "..." and <moec/...> may lie
 STANDARD_ONLY = r"tests/oracle/(?!.*_test\.cpp)"

@@ -14,6 +14,7 @@
 %{
 #include <dlfcn.h>
 #include <moec/moec.h>
+#include <moec/nccl.h>
 #include <stdlib.h>
 #include <string.h>
 %}

@@ -188,3 +188,10 @@ void set_expert_begin(moec_ep_desc *desc, void *expert_begin) {
   desc->expert_begin = expert_begin;
 }
 %}
+
+%inline %{
+/* A status, of which moec_last_error knows what moec_comm_create refused alone, and the comm. */
+int32_t comm_from_nccl(const moec_context *context, void *nccl_comm, moec_comm **out) {
+  return moec_comm_from_nccl(context, nccl_comm, NULL, out);
+}
+%}

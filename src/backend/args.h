@@ -149,22 +149,6 @@ struct UnpermuteGradArgs {
   float* d_routing_weights;
 };
 
-struct PickRowsArgs {  // to[i] = from[index[i]]; where index[i] < 0, to[i] is left alone
-  const void* from;
-  const int32_t* index;  // [count]
-  int64_t count, row_bytes;
-  void* to;
-};
-struct SumRowsArgs {  // y[t] = scale * (0 + rows[index[t][0]] + ..) + what y holds, rounded once
-  int64_t num_tokens, hidden;
-  int32_t width;         // entries of index for a token; the first negative one ends them
-  const int32_t* index;  // [T,width]
-  Array rows;            // [.,H]
-  float scale;
-  bool add;  // what y holds; else + nothing
-  Array y;   // out [T,H]
-};
-
 // ---------------------------------------------------------------- experts
 struct ExpertsArgs {
   const moec_experts_desc* desc;  // defaults filled in

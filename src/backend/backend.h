@@ -15,6 +15,7 @@
 namespace moec {
 
 struct QuantiseArgs;  // quantise_args.h
+struct RankStep;      // rank_steps.h
 
 struct HostServices {  // what the library gives a backend; outlives it
   void* self;
@@ -44,8 +45,10 @@ class Backend {
   virtual void check_router(const moec_router_desc& desc) const = 0;
 
   // ---- memory and time
-  virtual void* allocate(uint64_t bytes, moec_stream stream) const = 0;  // throws E_OUT_OF_MEMORY
-  virtual void release(void* pointer, moec_stream stream) const = 0;     // never throws; may wait
+  // kShared: memory of the host that kernels reach at the same address. Throws E_OUT_OF_MEMORY.
+  enum class Place { kDevice, kShared };
+  virtual void* allocate(uint64_t bytes, Place place, moec_stream stream) const = 0;
+  virtual void release(void* pointer, moec_stream stream) const = 0;  // never throws; may wait
   virtual void copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const = 0;
   // Waits for the copy, unlike copy().
   void copy_to_host(void* to, const void* from, uint64_t bytes, moec_stream stream) const {
@@ -90,9 +93,8 @@ class Backend {
   virtual void permute_backward(const PermuteGradArgs& args, moec_stream stream) const = 0;
   virtual void unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const = 0;
 
-  // Between ranks; index arrays lie on the host.
-  virtual void pick_rows(const PickRowsArgs&, moec_stream) const { refuse_ranks(); }
-  virtual void sum_rows(const SumRowsArgs&, moec_stream) const { refuse_ranks(); }
+  // What a rank does between the collectives of an ep.
+  virtual void between_ranks(const RankStep& step, moec_stream stream) const = 0;
 
   // ---- experts
   // The ways to run the experts, best first: the first that takes a call runs it.
@@ -124,11 +126,6 @@ class Backend {
 
   // ---- codes and scales from values
   virtual void quantise(const QuantiseArgs& args, moec_stream stream) const = 0;
-
- private:
-  [[noreturn]] void refuse_ranks() const {
-    MOEC_FAIL(MOEC_E_UNSUPPORTED, "backend %s has no expert parallelism", name());
-  }
 };
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);

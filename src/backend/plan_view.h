@@ -7,9 +7,22 @@
 
 #include <moec/moec.h>
 
+#include <cmath>
 #include <cstdint>
 
+#include "core/portable.h"
+
 namespace moec {
+
+// Rows kept per expert: ceil(T * K / E * factor).
+MOEC_HD int64_t capacity_for(double factor, int64_t tokens, int32_t top_k, double experts) {
+  const double rows = double(tokens) * top_k * factor / experts, nearest = nearbyint(rows);
+  // A factor such as 1.1 is no fp32 number: what it misses is no further row. 1.25 is one.
+  const bool is_exact = factor * 256 == nearbyint(factor * 256);
+  const bool is_whole = is_exact ? rows == nearest : fabs(rows - nearest) <= rows * 0x1p-23;
+  const double kept = is_whole ? nearest : ceil(rows);
+  return int64_t(kept < 0x1p31 ? kept : 0x1p31);
+}
 
 struct PlanView {          // arrays as moec_plan_field describes them
   int64_t num_tokens = 0;  // of the batch now in the plan
@@ -30,6 +43,10 @@ struct PlanView {          // arrays as moec_plan_field describes them
   int32_t* token_offsets = nullptr;   // [T+1] expert choice
   int32_t* token_rows = nullptr;      // [El*capacity] expert choice
   void* scratch = nullptr;            // Backend::plan_scratch, 64-byte aligned
+  // Where the host does not know the capacity, which is at most `capacity`: null = it does.
+  const int32_t* capacity_at = nullptr;
+
+  MOEC_HD int64_t kept_rows() const { return capacity_at ? *capacity_at : capacity; }
 };
 // Backend::plan_scratch is at most this many int32 for each local expert, rounded up to a multiple
 // of four, and with DROP_BY_WEIGHT K more for each token: a plan has them in its memory.

@@ -14,12 +14,29 @@ const char* call_name(Call call) {
   return i < std::size(kNames) ? kNames[i] : "an unknown call";
 }
 
-Communicator::Communicator(const moec_comm_desc& desc, const moec_comm_callbacks& callbacks)
+const char* reach_name(Reach reach) {
+  static constexpr const char* kNames[] = {"direct", "queued", "staged"};
+  return kNames[size_t(reach)];
+}
+
+uint64_t Communicator::memory_bytes(Reach reach, int32_t size) {
+  if (reach == Reach::kStaged) return Staging::kBytes;
+  return reach == Reach::kQueued ? 2 * sizeof(Notice) * uint64_t(size) : 0;
+}
+
+Communicator::Communicator(const moec_comm_desc& desc, const moec_comm_callbacks& callbacks,
+                           Reach reach, const Backend& backend, Wait wait, void* memory)
     : rank_(desc.rank),
       size_(desc.size),
       callbacks_(callbacks),
+      reach_(reach),
+      backend_(backend),
+      wait_(std::move(wait)),
+      mailbox_(memory),
       notices_(2 * size_t(desc.size)),
-      byte_counts_(4 * size_t(desc.size)) {}
+      byte_counts_(4 * size_t(desc.size)) {
+  if (reach == Reach::kStaged) staging_.emplace(backend, wait_, size_, memory);
+}
 
 Communicator::~Communicator() {
   if (callbacks_.release) callbacks_.release(callbacks_.user);
@@ -39,8 +56,8 @@ Notice& Communicator::begin_notice(Call call, std::span<const Fact> facts, int32
 
 const Notice* Communicator::meet(Call call, std::span<const Fact> facts) {
   require_well();
-  Notice* const from = notices_.data() + size_;
-  all_to_all(notices_.data(), from, sizeof(Notice));
+  exchange_notices();
+  const Notice* const from = notices_.data() + size_;
   ++num_meetings_;
   is_settled_ = true;
   check_notices(from, call, facts);
@@ -76,12 +93,24 @@ void Communicator::compare(const Notice& other, int32_t rank, Call call,
                call_name(call), rank_);
 }
 
+void Communicator::exchange_notices() {
+  Notice *const to = notices_.data(), *const from = to + size_;
+  if (!queues()) return call_all_to_all(to, from, sizeof(Notice), nullptr);
+  const uint64_t bytes = uint64_t(size_) * sizeof(Notice);
+  char* const arrived = static_cast<char*>(mailbox_) + bytes;
+  backend_.copy(mailbox_, to, bytes, nullptr);
+  call_all_to_all(mailbox_, arrived, sizeof(Notice), nullptr);
+  backend_.copy(from, arrived, bytes, nullptr);
+  wait(nullptr);
+}
+
+// Where callbacks queue, nobody waits for a notice but to make an ep.
 void Communicator::leave(Call call, moec_status status) noexcept {
-  if (broken_ != MOEC_OK) return;
+  if (broken_ != MOEC_OK || (queues() && call != Call::kCreate)) return;
   is_settled_ = true;
   for (int32_t r = 0; r < size_; ++r) begin_notice(call, {}, r).status = status;
   try {
-    all_to_all(notices_.data(), notices_.data() + size_, sizeof(Notice));
+    exchange_notices();
   } catch (const Error&) {  // the comm is broken; the error that led here is the one to report
   }
 }
@@ -94,11 +123,33 @@ void Communicator::finish(const char* callback, int32_t result) {
               callback, result, status == MOEC_E_TIMEOUT ? ", its deadline passed" : "");
 }
 
-void Communicator::all_gather(const void* send, void* recv, uint64_t bytes) {
-  finish("all_gather", callbacks_.all_gather(callbacks_.user, send, recv, bytes, nullptr));
+void Communicator::require_capturable(moec_stream stream) const {
+  MOEC_REQUIRE((queues() && callbacks_.flags & MOEC_COMM_CAPTURE) || !backend_.capturing(stream),
+               MOEC_E_WOULD_SYNC,
+               "the stream is being captured and callbacks.flags of the comm are 0x%x; expected "
+               "MOEC_COMM_DEVICE and MOEC_COMM_CAPTURE",
+               callbacks_.flags);
 }
-void Communicator::all_to_all(const void* send, void* recv, uint64_t bytes) {
-  finish("all_to_all", callbacks_.all_to_all(callbacks_.user, send, recv, bytes, nullptr));
+
+void Communicator::call_all_gather(const void* send, void* recv, uint64_t bytes,
+                                   moec_stream stream) {
+  finish("all_gather", callbacks_.all_gather(callbacks_.user, send, recv, bytes, stream));
+}
+void Communicator::call_all_to_all(const void* send, void* recv, uint64_t bytes,
+                                   moec_stream stream) {
+  finish("all_to_all", callbacks_.all_to_all(callbacks_.user, send, recv, bytes, stream));
+}
+void Communicator::all_gather(const void* send, void* recv, uint64_t bytes, moec_stream stream) {
+  if (!staging_) return call_all_gather(send, recv, bytes, stream);
+  staging_->pass(1, send, recv, bytes, stream, [&](const void* from, void* to, uint64_t piece) {
+    call_all_gather(from, to, piece, nullptr);
+  });
+}
+void Communicator::all_to_all(const void* send, void* recv, uint64_t bytes, moec_stream stream) {
+  if (!staging_) return call_all_to_all(send, recv, bytes, stream);
+  staging_->pass(size_, send, recv, bytes, stream, [&](const void* from, void* to, uint64_t piece) {
+    call_all_to_all(from, to, piece, nullptr);
+  });
 }
 void Communicator::all_to_all_v(const void* send, Parts sent, void* recv, Parts received,
                                 uint64_t unit) {

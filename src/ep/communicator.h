@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller's transport. Every collective call begins with a notice of each rank to each other, of
-// a size that nothing decides: so ranks that disagree, or that cannot take part, are found before
-// bytes of other sizes move.
+// The caller's transport. Where callbacks wait, every collective call begins with a notice of each
+// rank to each other, of a size that nothing decides: so ranks that disagree, or that cannot take
+// part, are found before bytes of other sizes move. Callbacks that queue are never waited for once
+// an ep is made: there a header travels with the ids (rank_steps.h).
 #pragma once
 
 #include <moec/moec.h>
 
 #include <atomic>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/error.h"
+#include "ep/staging.h"
 
 namespace moec::ep {
 
@@ -33,10 +36,21 @@ struct Notice {
   int64_t num_tokens, pair_rows, rows_needed, rows_dropped;
 };
 
+// Between callbacks and arrays of the device.
+enum class Reach {
+  kDirect,  // the device is the host
+  kQueued,  // callbacks take memory of the device and queue
+  kStaged   // callbacks take memory of the host: rows pass through it, and the host waits
+};
+const char* reach_name(Reach reach);
+
 class Communicator {
  public:
-  // Takes over `callbacks`: release() is called at the end.
-  Communicator(const moec_comm_desc& desc, const moec_comm_callbacks& callbacks);
+  // Bytes that a communicator works with: of the device (kQueued), or shared (kStaged).
+  static uint64_t memory_bytes(Reach reach, int32_t size);
+  // Takes over `callbacks`: release() is called at the end. `wait` waits for a stream.
+  Communicator(const moec_comm_desc& desc, const moec_comm_callbacks& callbacks, Reach reach,
+               const Backend& backend, Wait wait, void* memory);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -44,6 +58,11 @@ class Communicator {
   int32_t rank() const { return rank_; }
   int32_t size() const { return size_; }
   bool moves_counts() const { return callbacks_.all_to_all_v != nullptr; }
+  Reach reach() const { return reach_; }
+  bool queues() const { return reach_ == Reach::kQueued; }
+  void wait(moec_stream stream) const { wait_(stream); }
+  // E_WOULD_SYNC where `stream` is captured and that cannot be.
+  void require_capturable(moec_stream stream) const;
 
   // ---- a call: `facts` are compared with those of all ranks. E_MISMATCH and E_COMM name a rank,
   // on all ranks. fill(r, notice) adds what this rank has to say to rank r.
@@ -58,12 +77,14 @@ class Communicator {
   // This rank cannot take part in a call, because of `status`: the others learn of it.
   void leave(Call call, moec_status status) noexcept;
 
-  // ---- within a call: E_TIMEOUT or E_CALLBACK, and from then on the communicator is broken.
-  void all_gather(const void* send, void* recv, uint64_t bytes);
-  void all_to_all(const void* send, void* recv, uint64_t bytes);
+  // ---- within a call, between arrays of the device: E_TIMEOUT or E_CALLBACK, and from then on the
+  // communicator is broken.
+  void all_gather(const void* send, void* recv, uint64_t bytes, moec_stream stream);
+  void all_to_all(const void* send, void* recv, uint64_t bytes, moec_stream stream);
   struct Parts {
     const uint64_t *bytes, *at;
   };
+  // Of memory of the host.
   void all_to_all_v(const void* send, Parts sent, void* recv, Parts received, uint64_t unit);
   uint64_t* byte_counts() { return byte_counts_.data(); }  // [4,N] for the two Parts
 
@@ -103,10 +124,18 @@ class Communicator {
   const Notice* meet(Call call, std::span<const Fact> facts);
   void check_notices(const Notice* from, Call call, std::span<const Fact> facts) const;
   void compare(const Notice& other, int32_t rank, Call call, std::span<const Fact> facts) const;
+  void exchange_notices();
+  void call_all_gather(const void* send, void* recv, uint64_t bytes, moec_stream stream);
+  void call_all_to_all(const void* send, void* recv, uint64_t bytes, moec_stream stream);
   void finish(const char* callback, int32_t result);
 
   const int32_t rank_, size_;
   const moec_comm_callbacks callbacks_;
+  const Reach reach_;
+  const Backend& backend_;
+  const Wait wait_;
+  void* const mailbox_;  // kQueued: [2,N] notices
+  std::optional<Staging> staging_;
   std::vector<Notice> notices_;  // [2,N]: to and from each rank
   std::vector<uint64_t> byte_counts_;
   uint64_t num_meetings_ = 0;

@@ -2,12 +2,17 @@
 #include "ep/exchange.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
-#include "core/dtype.h"
-
 namespace moec::ep {
+namespace {
+
+using ll = long long;
+
+constexpr const char* kFactNames[] = {"ep (of those made with the comm)", "bound",
+                                      "x_beside (1: given)", "adapter_ids (1: given)"};
+
+}  // namespace
 
 Exchange::Exchange(Communicator& comm, const Backend& backend, const Shape& shape)
     : comm_(comm),
@@ -15,30 +20,35 @@ Exchange::Exchange(Communicator& comm, const Backend& backend, const Shape& shap
       shape_(shape),
       scheme_(scheme_of(shape.scheme)),
       planner_(shape_, comm.size()),
-      routes_(planner_.make_routes(
-          std::max(scheme_.most_sent(shape_, comm.size(), shape.max_tokens), shape.max_tokens))) {}
+      routes_(planner_.make_routes()) {}
 
 int64_t Exchange::most_guests() const {
   return scheme_.most_guests(shape_, comm_.size(), shape_.max_tokens);
 }
 
-// The outbox serves both ways: rows that go, and partial rows that come back.
+// ---- memory. The outbox serves both ways: rows that go, and partial rows that come back.
 Exchange::Memory Exchange::lay_out(Arena& arena) const {
   const auto sent = uint64_t(scheme_.most_sent(shape_, comm_.size(), shape_.max_tokens));
-  const auto guests = uint64_t(most_guests());
+  const auto guests = uint64_t(most_guests()), tokens = uint64_t(shape_.max_tokens);
   const auto hidden = uint64_t(shape_.hidden), slots = uint64_t(shape_.top_k);
-  const auto row = hidden * uint64_t(dtype_bytes(shape_.dtype));
-  const auto partial = hidden * uint64_t(dtype_bytes(shape_.partial_dtype));
+  const auto ranks = uint64_t(comm_.size()), headers = 2 * ranks * uint64_t(kHeaderWords);
+  const uint64_t partial = hidden * uint64_t(dtype_bytes(shape_.partial_dtype));
   Memory memory;
-  memory.outbox = arena.take(sent * std::max(row, partial), 0);
-  memory.outbox_meta = arena.take_array<int32_t>(sent * (2 * slots + 1), 0);
-  memory.guests = arena.take(guests * row, 0);
-  memory.beside = shape_.flags & MOEC_EP_FORWARD_ONLY ? nullptr : arena.take(guests * row, 0);
-  memory.guest_meta = arena.take_array<int32_t>(guests * (2 * slots + 1), 0);
+  memory.outbox = arena.take(sent * std::max(row_bytes(), partial), 0);
+  memory.outbox_ids = arena.take_array<int32_t>(sent * (2 * slots + 1) + headers, 0);
+  memory.guests = arena.take(guests * row_bytes(), 0);
+  memory.beside =
+      shape_.flags & MOEC_EP_FORWARD_ONLY ? nullptr : arena.take(guests * row_bytes(), 0);
+  memory.guest_ids = arena.take_array<int32_t>(guests * (2 * slots + 1) + headers, 0);
   memory.ids = arena.take_array<int32_t>(guests * slots, 0);
   memory.adapter_ids = arena.take_array<int32_t>(guests, 0);
   memory.weights = arena.take_array<float>(guests * slots, 0);
   memory.partial = arena.take(guests * partial, 0);
+  memory.sum_index = arena.take_array<int32_t>(tokens * uint64_t(routes_.width), 0);
+  memory.slot_row = arena.take_array<int32_t>(tokens * slots, 0);
+  memory.token = scheme_.sends_to_all() ? nullptr : arena.take_array<int32_t>(sent, 0);
+  memory.expert_begin = arena.take_array<int32_t>(ranks + 1, 0);
+  memory.broken = arena.take_array<int32_t>(1, 0);
   return memory;
 }
 
@@ -48,74 +58,97 @@ uint64_t Exchange::bytes() const {
   return arena.size().base;
 }
 
-void Exchange::set_memory(void* memory) {
+void Exchange::set_memory(void* memory, void* shared) {
   Arena arena(memory, 0);
   memory_ = lay_out(arena);
+  routes_.sum_index = memory_.sum_index;
+  routes_.slot_row = memory_.slot_row;
+  routes_.token = memory_.token;
+  disagreements_ = static_cast<Disagreement*>(shared);
+  std::memset(shared, 0, shared_bytes());
+  if (comm_.reach() != Reach::kDirect)  // places that no token fills are sent, too
+    backend_.zero(memory, bytes(), nullptr);
+  backend_.zero(memory_.broken, sizeof(int32_t), nullptr);
+  backend_.copy(memory_.expert_begin, shape_.expert_begin.data(),
+                shape_.expert_begin.size() * sizeof(int32_t), nullptr);
+  comm_.wait(nullptr);  // calls come on any stream
 }
 
-int64_t Exchange::outbox_places() const {
-  return scheme_.places(shape_, routes_.bound).by_token ? routes_.bound : routes_.num_sent;
+// ---- what became of calls
+moec_status Exchange::poll() const {
+  const moec_status status = comm_.poll();
+  if (status != MOEC_OK) return status;
+  for (int32_t r = 0; r < comm_.size(); ++r)
+    if (disagreements_[r].fact) return MOEC_E_MISMATCH;
+  return MOEC_OK;
 }
 
-void Exchange::pack(const void* rows, float scale, moec_stream stream) {
-  const int64_t places = outbox_places(), bytes = shape_.hidden * dtype_bytes(shape_.dtype);
-  if (scale == 1.0f)
-    return backend_.pick_rows({rows, routes_.token.data(), places, bytes, memory_.outbox}, stream);
-  backend_.sum_rows({places,
-                     shape_.hidden,
-                     1,
-                     routes_.token.data(),
-                     {const_cast<void*>(rows), shape_.dtype},
-                     scale,
-                     false,
-                     {memory_.outbox, shape_.dtype}},
-                    stream);
+void Exchange::require_well() const {
+  comm_.require_well();
+  for (int32_t r = 0; r < comm_.size(); ++r)
+    if (const int64_t fact = disagreements_[r].fact)
+      MOEC_FAIL(MOEC_E_MISMATCH,
+                "in an earlier call rank %d had %s = %lld and this rank, %d, %lld; expected equal. "
+                "The ep is broken now; make another one",
+                r, kFactNames[fact - 1], ll(disagreements_[r].theirs), comm_.rank(),
+                ll(disagreements_[r].own));
 }
 
-void Exchange::pack_meta(const Departure& from) {
+// ---- dispatch
+// Where each token goes, and the ids that go with it.
+void Exchange::route(const Departure& from, const RankHeader& header, moec_stream stream) {
   const Tokens& tokens = from.tokens;
-  const int64_t K = shape_.top_k;
-  meta_columns_ = 2 * K + from.has_adapter_ids;
-  for (int64_t place = 0; place < outbox_places(); ++place) {
-    const int64_t t = routes_.token[size_t(place)];
-    int32_t *const ids = memory_.outbox_meta + place * meta_columns_, *const weights = ids + K;
-    if (from.has_adapter_ids) weights[K] = t < 0 ? -1 : from.adapter_ids[t];
-    for (int64_t k = 0; k < K; ++k) {
-      const int64_t a = t * K + k;
-      const int64_t id =
-          t < 0 ? -1 : load_integer(tokens.expert_ids.data, tokens.expert_ids.dtype, a);
-      const float weight = t < 0 ? 0.0f : tokens.routing_weights ? tokens.routing_weights[a] : 1.0f;
-      ids[k] = id >= 0 && id < shape_.num_experts ? int32_t(id) : -1;
-      weights[k] = std::bit_cast<int32_t>(weight);
-    }
-  }
+  routes_.num_tokens = tokens.count;
+  routes_.bound = from.bound;
+  meta_columns_ = 2 * shape_.top_k + from.has_adapter_ids;
+  if (!scheme_.sends_to_all()) planner_.plan(tokens, scheme_.places(shape_, from.bound), routes_);
+  PackIds pack = {};
+  pack.num_tokens = tokens.count;
+  pack.places = scheme_.sends_to_all() ? from.bound : routes_.num_sent;
+  pack.top_k = shape_.top_k;
+  pack.num_experts = shape_.num_experts;
+  pack.columns = meta_columns_;
+  pack.expert_ids = tokens.expert_ids;
+  pack.routing_weights = tokens.routing_weights;
+  pack.adapter_ids = from.adapter_ids;
+  pack.token = routes_.token;
+  pack.to = memory_.outbox_ids;
+  if (!scheme_.sends_to_all()) return backend_.between_ranks(pack, stream);
+  pack.to += kHeaderWords;
+  SendToAll send = {};
+  send.pack = pack;
+  send.header = header;
+  send.header_to = reinterpret_cast<RankHeader*>(memory_.outbox_ids);
+  send.expert_begin = memory_.expert_begin;
+  send.num_ranks = comm_.size();
+  send.width = routes_.width;
+  send.sum_index = routes_.sum_index;
+  send.slot_row = routes_.slot_row;
+  backend_.between_ranks(send, stream);
 }
 
-// Places of guests that nobody came to are a part of what was sent: their ids are -1.
-void Exchange::unpack_meta() {
-  const int64_t K = shape_.top_k;
-  const int32_t begin = expert_begin(), end = expert_end();
-  for (int64_t row = 0; row < routes_.num_guests; ++row) {
-    const int32_t *const ids = memory_.guest_meta + row * meta_columns_, *const weights = ids + K;
-    if (meta_columns_ > 2 * K) memory_.adapter_ids[row] = weights[K];
-    for (int64_t k = 0; k < K; ++k) {
-      const bool here = ids[k] >= begin && ids[k] < end;
-      memory_.ids[row * K + k] = here ? ids[k] : -1;
-      memory_.weights[row * K + k] = here ? std::bit_cast<float>(weights[k]) : 0.0f;
-    }
-  }
+const Notice* Exchange::meet(const Departure& from, std::span<const Fact> facts) {
+  const bool counts = scheme_.places(shape_, from.bound).stride == 0;
+  return comm_.meet(Call::kDispatch, facts, [&](int32_t r, Notice& notice) {
+    notice.num_tokens = from.tokens.count;
+    notice.pair_rows = counts ? routes_.sent[size_t(r)] : 0;
+    notice.rows_needed = routes_.rows_needed;
+    notice.rows_dropped = routes_.rows_dropped;
+  });
 }
 
-// What the notices say: guests from each rank, tokens of all, rows that did not fit anywhere.
+// What the notices say: guests from each rank, tokens of all, rows that did not fit anywhere. No
+// notices: as many guests from each rank as there may be.
 void Exchange::learn(const Notice* notices) {
   const Places places = scheme_.places(shape_, routes_.bound);
   int64_t needed = counters_.rows_needed, dropped = counters_.rows_dropped;
-  routes_.num_guests = routes_.total_tokens = 0;
+  routes_.num_guests = 0;
+  routes_.total_tokens = notices ? 0 : -1;
   for (size_t r = 0; r < routes_.received.size(); ++r) {
-    const Notice& notice = notices[r];
+    const Notice notice = notices ? notices[r] : Notice{};
     MOEC_REQUIRE(notice.pair_rows >= 0 && notice.pair_rows <= routes_.bound, MOEC_E_MISMATCH,
                  "rank %d sends %lld rows; expected at most the bound, %lld", int(r),
-                 static_cast<long long>(notice.pair_rows), static_cast<long long>(routes_.bound));
+                 ll(notice.pair_rows), ll(routes_.bound));
     routes_.received[r] = places.stride ? places.stride : notice.pair_rows;
     routes_.received_at[r] = routes_.num_guests;
     routes_.num_guests += routes_.received[r];
@@ -140,37 +173,88 @@ void Exchange::count_bytes(uint64_t row_bytes, bool homewards) {
   counters_.bytes_received += homewards ? out : in;
 }
 
+void Exchange::send_ids(moec_stream stream) {
+  const uint64_t bytes = uint64_t(meta_columns_) * sizeof(int32_t);
+  if (!scheme_.sends_to_all()) {
+    scheme_.go(comm_, routes_, memory_.outbox_ids, memory_.guest_ids, bytes, stream);
+    return count_bytes(bytes, false);
+  }
+  const uint64_t block = uint64_t(header_block(routes_.bound, meta_columns_)) * sizeof(int32_t);
+  comm_.all_gather(memory_.outbox_ids, memory_.guest_ids, block, stream);
+  counters_.bytes_sent += uint64_t(comm_.size() - 1) * block;
+  counters_.bytes_received += uint64_t(comm_.size() - 1) * block;
+}
+
+// Rows times `scale` in the outbox, or where they are if nothing is to be done to them.
+const void* Exchange::pack(const void* rows, float scale, moec_stream stream) {
+  const bool to_all = scheme_.sends_to_all();
+  const int64_t places = to_all ? routes_.num_tokens : routes_.num_sent;
+  if (scale != 1.0f) {
+    SumRows scaled = {};
+    scaled.num_tokens = places;
+    scaled.hidden = shape_.hidden;
+    scaled.width = 1;
+    scaled.index = routes_.token;
+    scaled.rows = {const_cast<void*>(rows), shape_.dtype};
+    scaled.scale = scale;
+    scaled.y = {memory_.outbox, shape_.dtype};
+    backend_.between_ranks(scaled, stream);
+  } else if (!to_all) {
+    backend_.between_ranks(
+        PickRows{rows, routes_.token, places, int64_t(row_bytes()), memory_.outbox}, stream);
+  } else if (routes_.num_tokens == routes_.bound) {
+    return rows;
+  } else if (places) {
+    backend_.copy(memory_.outbox, rows, uint64_t(places) * row_bytes(), stream);
+  }
+  return memory_.outbox;
+}
+
+void Exchange::send_rows(const void* rows, float scale, void* to, moec_stream stream) {
+  scheme_.go(comm_, routes_, pack(rows, scale, stream), to, row_bytes(), stream);
+  count_bytes(row_bytes(), false);
+}
+
+void Exchange::unpack_ids(const RankHeader& header, moec_stream stream) {
+  UnpackIds unpack = {};
+  unpack.guests = routes_.num_guests;
+  unpack.bound = scheme_.sends_to_all() ? routes_.bound : 0;
+  unpack.top_k = shape_.top_k;
+  unpack.columns = meta_columns_;
+  unpack.expert_begin = expert_begin();
+  unpack.expert_end = expert_end();
+  unpack.from = memory_.guest_ids;
+  unpack.own = header;
+  unpack.disagreements = disagreements_;
+  unpack.broken = memory_.broken;
+  unpack.ids = memory_.ids;
+  unpack.adapter_ids = memory_.adapter_ids;
+  unpack.weights = memory_.weights;
+  backend_.between_ranks(unpack, stream);
+}
+
 Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
+  require_well();
   guests_ = {};
+  const int64_t values[kFacts] = {number_, from.bound, from.has_beside, from.has_adapter_ids};
+  RankHeader header = {};
+  Fact facts[kFacts];
+  for (size_t i = 0; i < kFacts; ++i) {
+    facts[i] = {kFactNames[i], values[i]};
+    header.facts[i] = values[i];
+  }
+  header.num_tokens = from.tokens.count;
   prepare(comm_, Call::kDispatch, [&] {
-    planner_.plan(from.tokens, from.bound, scheme_.places(shape_, from.bound), routes_);
-    pack_meta(from);
-    pack(from.x, 1.0f, stream);
+    comm_.require_capturable(stream);
+    route(from, header, stream);
   });
-  const Fact facts[] = {{"ep (of those made with the comm)", number_},
-                        {"bound", from.bound},
-                        {"x_beside (1: given)", from.has_beside},
-                        {"adapter_ids (1: given)", from.has_adapter_ids}};
-  const bool counts = scheme_.places(shape_, from.bound).stride == 0;
-  learn(comm_.meet(Call::kDispatch, facts, [&](int32_t r, Notice& notice) {
-    notice.num_tokens = from.tokens.count;
-    notice.pair_rows = counts ? routes_.sent[size_t(r)] : 0;
-    notice.rows_needed = routes_.rows_needed;
-    notice.rows_dropped = routes_.rows_dropped;
-  }));
-  const auto row_bytes = uint64_t(shape_.hidden * dtype_bytes(shape_.dtype));
-  const auto send = [&](const void* outbox, void* to, uint64_t bytes) {
-    scheme_.go(comm_, routes_, outbox, to, bytes);
-    count_bytes(bytes, false);
-  };
+  learn(comm_.queues() ? nullptr : meet(from, facts));
   comm_.in_step([&] {
-    send(memory_.outbox_meta, memory_.guest_meta, uint64_t(meta_columns_) * sizeof(int32_t));
-    send(memory_.outbox, memory_.guests, row_bytes);
-    if (!from.has_beside) return;
-    pack(from.beside, from.beside_scale, stream);
-    send(memory_.outbox, memory_.beside, row_bytes);
+    send_ids(stream);
+    send_rows(from.x, 1.0f, memory_.guests, stream);
+    if (from.has_beside) send_rows(from.beside, from.beside_scale, memory_.beside, stream);
+    unpack_ids(header, stream);
   });
-  unpack_meta();
   ++counters_.calls;
   guests_ = {routes_.num_guests,
              routes_.total_tokens,
@@ -183,36 +267,48 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
   return guests_;
 }
 
+CapacityOfAll Exchange::capacity_of_all(double factor, int32_t* to) const {
+  return {memory_.guest_ids,
+          header_block(routes_.bound, meta_columns_),
+          comm_.size(),
+          shape_.num_experts,
+          shape_.top_k,
+          factor,
+          to};
+}
+
+// ---- combine
 void Exchange::combine(const Homecoming& to, moec_stream stream) {
-  const Fact facts[] = {{"ep (of those made with the comm)", number_},
-                        {"d_guest_weights (1: given)", to.has_weights}};
-  comm_.meet_plainly(Call::kCombine, facts);
+  const Fact facts[] = {{kFactNames[0], number_}, {"d_guest_weights (1: given)", to.has_weights}};
+  prepare(comm_, Call::kCombine, [&] { comm_.require_capturable(stream); });
+  if (!comm_.queues()) comm_.meet_plainly(Call::kCombine, facts);
   const auto bring = [&](const void* from, void* home, uint64_t bytes) {
-    scheme_.come_back(comm_, routes_, from, home, bytes);
+    scheme_.come_back(comm_, routes_, from, home, bytes, stream);
     count_bytes(bytes, true);
   };
   bring(memory_.partial, memory_.outbox,
         uint64_t(shape_.hidden * dtype_bytes(shape_.partial_dtype)));
-  const int64_t K = shape_.top_k;
   if (to.has_weights) {
-    bring(to.d_guest_weights, memory_.outbox_meta, uint64_t(K) * sizeof(float));
-    const auto* const d_weights = reinterpret_cast<const float*>(memory_.outbox_meta);
-    for (int64_t a = 0; to.d_routing_weights && a < routes_.num_tokens * K; ++a) {
-      const int64_t row = routes_.slot_row[size_t(a)];
-      to.d_routing_weights[a] = row < 0 ? 0.0f : to.scale * d_weights[row * K + a % K];
-    }
+    bring(to.d_guest_weights, memory_.outbox_ids, uint64_t(shape_.top_k) * sizeof(float));
+    if (to.d_routing_weights)
+      backend_.between_ranks(BringWeights{routes_.num_tokens * shape_.top_k, shape_.top_k,
+                                          reinterpret_cast<const float*>(memory_.outbox_ids),
+                                          routes_.slot_row, to.scale, to.d_routing_weights},
+                             stream);
   }
   ++counters_.calls;
   if (!to.y) return;
-  backend_.sum_rows({routes_.num_tokens,
-                     shape_.hidden,
-                     routes_.width,
-                     routes_.sum_index.data(),
-                     {memory_.outbox, shape_.partial_dtype},
-                     to.scale,
-                     to.add,
-                     {to.y, shape_.dtype}},
-                    stream);
+  SumRows sum = {};
+  sum.num_tokens = routes_.num_tokens;
+  sum.hidden = shape_.hidden;
+  sum.width = routes_.width;
+  sum.index = routes_.sum_index;
+  sum.rows = {memory_.outbox, shape_.partial_dtype};
+  sum.scale = to.scale;
+  sum.add = to.add;
+  sum.y = {to.y, shape_.dtype};
+  sum.broken = memory_.broken;
+  backend_.between_ranks(sum, stream);
 }
 
 }  // namespace moec::ep

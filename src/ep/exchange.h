@@ -3,16 +3,20 @@
 //
 //   dispatch   routes of the own tokens -> rows and ids into the outbox -> all ranks meet -> guests
 //   combine    all ranks meet -> partial rows come home -> their sum in rank order
+//
+// Where callbacks queue, ranks do not meet: headers in front of the ids are compared on the device.
 #pragma once
 
 #include "backend/backend.h"
+#include "backend/rank_steps.h"
 #include "core/workspace.h"
 #include "ep/schemes.h"
 
 namespace moec::ep {
 
 struct Guests {  // views of the exchange's memory
-  int64_t count = 0, total_tokens = 0;
+  int64_t count = 0;
+  int64_t total_tokens = 0;                 // -1: the host does not know it
   void *rows = nullptr, *beside = nullptr;  // [G,H]
   int32_t* ids = nullptr;                   // [G,K], -1: no expert of this rank
   float* weights = nullptr;                 // [G,K]
@@ -42,9 +46,10 @@ class Exchange {
  public:
   Exchange(Communicator& comm, const Backend& backend, const Shape& shape);
 
-  // ---- memory: of the device, `bytes`, given once
+  // ---- memory, given once: `bytes` of the device, and shared bytes that the device reports to
   uint64_t bytes() const;
-  void set_memory(void* memory);
+  uint64_t shared_bytes() const { return uint64_t(comm_.size()) * sizeof(Disagreement); }
+  void set_memory(void* memory, void* shared);
 
   const Shape& shape() const { return shape_; }
   const Scheme& scheme() const { return scheme_; }
@@ -53,11 +58,17 @@ class Exchange {
   int32_t expert_begin() const { return shape_.expert_begin[size_t(comm_.rank())]; }
   int32_t expert_end() const { return shape_.expert_begin[size_t(comm_.rank()) + 1]; }
 
+  // 0, or what broke the comm or the ep; and that as an error.
+  moec_status poll() const;
+  void require_well() const;
+
   // Both are collective. Arguments are checked.
   Guests dispatch(const Departure& from, moec_stream stream);
   void combine(const Homecoming& to, moec_stream stream);
   bool has_guests() const { return guests_.rows != nullptr; }
   const Guests& guests() const { return guests_; }
+  // Of the last dispatch, where the host does not know how many tokens there are.
+  CapacityOfAll capacity_of_all(double factor, int32_t* to) const;
   int64_t num_tokens() const { return routes_.num_tokens; }
 
   struct Counters {
@@ -68,29 +79,36 @@ class Exchange {
   void set_number(int32_t number) { number_ = number; }
 
  private:
+  static constexpr size_t kFacts = 4;
   struct Memory {
     void *outbox, *guests, *beside, *partial;
-    int32_t *outbox_meta, *guest_meta;  // [.,meta_columns_]: ids, weights, the adapter's id
+    int32_t *outbox_ids, *guest_ids;  // rows of meta_columns_: ids, weights, the adapter's id
     int32_t *ids, *adapter_ids;
     float* weights;
+    int32_t *sum_index, *slot_row, *token;  // of Routes
+    int32_t *expert_begin, *broken;         // [N+1], [1]
   };
   Memory lay_out(Arena& arena) const;
-  void pack(const void* rows, float scale, moec_stream stream);
-  void pack_meta(const Departure& from);
-  void unpack_meta();
+  void route(const Departure& from, const RankHeader& header, moec_stream stream);
+  const Notice* meet(const Departure& from, std::span<const Fact> facts);
   void learn(const Notice* notices);
+  void send_ids(moec_stream stream);
+  void send_rows(const void* rows, float scale, void* to, moec_stream stream);
+  const void* pack(const void* rows, float scale, moec_stream stream);
+  void unpack_ids(const RankHeader& header, moec_stream stream);
   void count_bytes(uint64_t row_bytes, bool homewards);
-  int64_t outbox_places() const;
+  uint64_t row_bytes() const { return uint64_t(shape_.hidden * dtype_bytes(shape_.dtype)); }
 
   Communicator& comm_;
   const Backend& backend_;
   const Shape shape_;
   const Scheme& scheme_;
   int32_t number_ = 0;
-  int64_t meta_columns_ = 0;  // of the last dispatch: 2K, or 2K + 1 with adapter ids
+  int32_t meta_columns_ = 0;  // of the last dispatch: 2K, or 2K + 1 with adapter ids
   RoutePlanner planner_;
   Routes routes_;
   Memory memory_ = {};
+  Disagreement* disagreements_ = nullptr;  // [N]
   Guests guests_;
   Counters counters_;
 };

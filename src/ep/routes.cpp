@@ -27,13 +27,10 @@ RoutePlanner::RoutePlanner(const Shape& shape, int32_t num_ranks)
   visits_.reserve(size_t(shape.max_tokens));
 }
 
-Routes RoutePlanner::make_routes(int64_t places) const {
-  const size_t ranks = last_.size(), tokens = size_t(shape_.max_tokens);
+Routes RoutePlanner::make_routes() const {
+  const size_t ranks = last_.size();
   Routes routes;
   routes.width = std::min(shape_.top_k, int32_t(ranks));
-  routes.sum_index.resize(tokens * size_t(routes.width));
-  routes.slot_row.resize(tokens * size_t(shape_.top_k));
-  routes.token.resize(size_t(places));
   for (auto* rows :
        {&routes.wanted, &routes.sent, &routes.sent_at, &routes.received, &routes.received_at})
     rows->resize(ranks);
@@ -81,10 +78,8 @@ void RoutePlanner::cut_by_weight(const Tokens& tokens, int32_t rank, int64_t mos
   cuts_[size_t(rank)] = visits_[size_t(most - 1)];
 }
 
-void RoutePlanner::plan(const Tokens& tokens, int64_t bound, const Places& places, Routes& routes) {
+void RoutePlanner::plan(const Tokens& tokens, const Places& places, Routes& routes) {
   const int64_t ranks = int64_t(last_.size()), K = shape_.top_k;
-  routes.num_tokens = tokens.count;
-  routes.bound = bound;
   std::fill(routes.wanted.begin(), routes.wanted.end(), 0);
   for_visits(tokens, [&](int64_t, int32_t rank) { ++routes.wanted[size_t(rank)]; });
 
@@ -99,10 +94,9 @@ void RoutePlanner::plan(const Tokens& tokens, int64_t bound, const Places& place
     if (!cuts_.empty() && routes.wanted[i] > places.most)
       cut_by_weight(tokens, int32_t(r), places.most);
   }
-  const int64_t outbox = places.by_token ? bound : routes.num_sent;
-  std::fill_n(routes.token.begin(), outbox, -1);
-  std::fill_n(routes.sum_index.begin(), tokens.count * routes.width, -1);
-  std::fill_n(routes.slot_row.begin(), tokens.count * K, -1);
+  std::fill_n(routes.token, routes.num_sent, -1);
+  std::fill_n(routes.sum_index, tokens.count * routes.width, -1);
+  std::fill_n(routes.slot_row, tokens.count * K, -1);
 
   const auto keeps = [&](int64_t t, size_t rank, int64_t already) {
     if (routes.wanted[rank] <= places.most) return true;
@@ -115,17 +109,15 @@ void RoutePlanner::plan(const Tokens& tokens, int64_t bound, const Places& place
   for_visits(tokens, [&](int64_t t, int32_t r) {
     const size_t rank = size_t(r);
     if (!keeps(t, rank, routes.received[rank])) return;
-    const int64_t behind = places.by_token ? t : routes.received[rank];
-    ++routes.received[rank];
-    const auto place = int32_t(routes.sent_at[rank] + behind);
-    routes.token[size_t(places.by_token ? t : place)] = int32_t(t);
+    const auto place = int32_t(routes.sent_at[rank] + routes.received[rank]++);
+    routes.token[place] = int32_t(t);
     for (int64_t k = 0; k < K; ++k) {
       const int64_t a = t * K + k;
       if (owner(load_integer(tokens.expert_ids.data, tokens.expert_ids.dtype, a)) == r)
-        routes.slot_row[size_t(a)] = place;
+        routes.slot_row[a] = place;
     }
     // by rank: places ascend with it, and there is room for another
-    int32_t *at = routes.sum_index.data() + t * routes.width, *const end = at + routes.width;
+    int32_t *at = routes.sum_index + t * routes.width, *const end = at + routes.width;
     while (*at >= 0 && *at < place) ++at;
     std::copy_backward(at, end - 1, end);
     *at = place;

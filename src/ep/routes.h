@@ -2,7 +2,8 @@
 // Which token goes where, and where its partial rows come back: a dispatch, as all schemes see it.
 //
 // The outbox of a rank holds what it sends, in the order of ranks; partial rows come back to the
-// same places (GATHER sends every token once, and gets a place for each of them from each rank).
+// same places. GATHER, whose places follow from a token's number, has SendToAll find them on the
+// device (rank_steps.h); the others have the host plan them.
 #pragma once
 
 #include <moec/moec.h>
@@ -29,23 +30,23 @@ struct Tokens {  // of this rank
 };
 
 struct Routes {
-  // ---- by token
-  int32_t width = 0;               // most ranks of a token
-  std::vector<int32_t> sum_index;  // [T,width] places of its partial rows, by rank; -1 ends them
-  std::vector<int32_t> slot_row;   // [T,K] place of the partial row that slot k is in, or -1
+  // ---- by token, memory of the device
+  int32_t width = 0;             // most ranks of a token
+  int32_t* sum_index = nullptr;  // [T,width] places of its partial rows, by rank; -1 ends them
+  int32_t* slot_row = nullptr;   // [T,K] place of the partial row that slot k is in, or -1
   // ---- by place of the outbox
-  std::vector<int32_t> token;  // whose row it is, or -1
-  int64_t num_sent = 0;        // places
+  int32_t* token = nullptr;  // whose row it is, or -1; null: place t is token t's
+  int64_t num_sent = 0;      // places
   // ---- by rank
   std::vector<int64_t> wanted, sent, sent_at;  // rows: without a capacity, sent, first place
   std::vector<int64_t> received, received_at;  // guests from each rank
-  int64_t num_tokens = 0, total_tokens = 0, num_guests = 0, bound = 0;
+  int64_t num_tokens = 0, num_guests = 0, bound = 0;
+  int64_t total_tokens = 0;  // -1: the host does not know it
   int64_t rows_needed = 0, rows_dropped = 0;
 };
 
 // How places are counted.
 struct Places {
-  bool by_token;   // a row of token t lies t behind the first of its rank, whether sent or not
   int64_t stride;  // from a rank's first place to the next rank's; 0: its rows
   int64_t most;    // rows that a rank may get from another
 };
@@ -54,9 +55,8 @@ class RoutePlanner {
  public:
   RoutePlanner(const Shape& shape, int32_t num_ranks);
   // Everything but what other ranks say (received, total_tokens, num_guests). Allocates nothing.
-  void plan(const Tokens& tokens, int64_t bound, const Places& places, Routes& routes);
-  // Room for max_tokens tokens, and for `places` of the outbox.
-  Routes make_routes(int64_t places) const;
+  void plan(const Tokens& tokens, const Places& places, Routes& routes);
+  Routes make_routes() const;  // without the arrays of the device
 
  private:
   struct Cut {  // the least that is kept

@@ -11,7 +11,8 @@ class Gather final : public Scheme {
  public:
   uint32_t id() const override { return MOEC_EP_GATHER; }
   const char* name() const override { return "gather"; }
-  Places places(const Shape&, int64_t bound) const override { return {true, bound, bound}; }
+  bool sends_to_all() const override { return true; }
+  Places places(const Shape&, int64_t bound) const override { return {bound, bound}; }
   int64_t most_sent(const Shape&, int32_t ranks, int64_t bound) const override {
     return ranks * bound;  // of what comes back
   }
@@ -19,12 +20,12 @@ class Gather final : public Scheme {
     return ranks * bound;
   }
   void go(Communicator& comm, const Routes& routes, const void* outbox, void* guests,
-          uint64_t row_bytes) const override {
-    comm.all_gather(outbox, guests, uint64_t(routes.bound) * row_bytes);
+          uint64_t row_bytes, moec_stream stream) const override {
+    comm.all_gather(outbox, guests, uint64_t(routes.bound) * row_bytes, stream);
   }
   void come_back(Communicator& comm, const Routes& routes, const void* guests, void* home,
-                 uint64_t row_bytes) const override {
-    comm.all_to_all(guests, home, uint64_t(routes.bound) * row_bytes);
+                 uint64_t row_bytes, moec_stream stream) const override {
+    comm.all_to_all(guests, home, uint64_t(routes.bound) * row_bytes, stream);
   }
 };
 
@@ -35,7 +36,7 @@ class Rows final : public Scheme {
   const char* name() const override { return "rows"; }
   Places places(const Shape& shape, int64_t bound) const override {
     const int64_t most = std::min(shape.pair_rows, bound);
-    return {false, most, most};
+    return {most, most};
   }
   int64_t most_sent(const Shape& shape, int32_t ranks, int64_t bound) const override {
     return ranks * places(shape, bound).most;
@@ -44,12 +45,12 @@ class Rows final : public Scheme {
     return ranks * places(shape, bound).most;
   }
   void go(Communicator& comm, const Routes& routes, const void* outbox, void* guests,
-          uint64_t row_bytes) const override {
-    comm.all_to_all(outbox, guests, part(comm, routes) * row_bytes);
+          uint64_t row_bytes, moec_stream stream) const override {
+    comm.all_to_all(outbox, guests, part(comm, routes) * row_bytes, stream);
   }
   void come_back(Communicator& comm, const Routes& routes, const void* guests, void* home,
-                 uint64_t row_bytes) const override {
-    comm.all_to_all(guests, home, part(comm, routes) * row_bytes);
+                 uint64_t row_bytes, moec_stream stream) const override {
+    comm.all_to_all(guests, home, part(comm, routes) * row_bytes, stream);
   }
 
  private:
@@ -63,7 +64,7 @@ class Exact final : public Scheme {
  public:
   uint32_t id() const override { return MOEC_EP_EXACT; }
   const char* name() const override { return "exact"; }
-  Places places(const Shape&, int64_t bound) const override { return {false, 0, bound}; }
+  Places places(const Shape&, int64_t bound) const override { return {0, bound}; }
   int64_t most_sent(const Shape& shape, int32_t ranks, int64_t bound) const override {
     return bound * std::min(shape.top_k, ranks);
   }
@@ -71,12 +72,12 @@ class Exact final : public Scheme {
     return ranks * bound;
   }
   void go(Communicator& comm, const Routes& routes, const void* outbox, void* guests,
-          uint64_t row_bytes) const override {
+          uint64_t row_bytes, moec_stream) const override {
     move(comm, routes.sent, routes.sent_at, outbox, routes.received, routes.received_at, guests,
          row_bytes);
   }
   void come_back(Communicator& comm, const Routes& routes, const void* guests, void* home,
-                 uint64_t row_bytes) const override {
+                 uint64_t row_bytes, moec_stream) const override {
     move(comm, routes.received, routes.received_at, guests, routes.sent, routes.sent_at, home,
          row_bytes);
   }
@@ -109,17 +110,23 @@ const Scheme& scheme_of(uint32_t id) {
   return gather;
 }
 
-Choice choose_scheme(uint32_t wanted, int32_t ranks, bool moves_counts) {
+Choice choose_scheme(uint32_t wanted, const Communicator& comm) {
+  const bool on_host = comm.reach() == Reach::kDirect;
+  MOEC_REQUIRE(on_host || wanted == MOEC_EP_AUTO || wanted == MOEC_EP_GATHER, MOEC_E_UNSUPPORTED,
+               "desc.scheme is %u; on a GPU, whose ids no host reads, expected MOEC_EP_GATHER or "
+               "AUTO, which is the same there",
+               wanted);
   MOEC_REQUIRE(wanted != MOEC_EP_PEER, MOEC_E_UNSUPPORTED,
                "desc.scheme is MOEC_EP_PEER, which needs GPUs that reach each other's memory; "
                "expected GATHER, ROWS, EXACT or AUTO");
-  MOEC_REQUIRE(wanted != MOEC_EP_EXACT || moves_counts, MOEC_E_UNSUPPORTED,
+  MOEC_REQUIRE(wanted != MOEC_EP_EXACT || comm.moves_counts(), MOEC_E_UNSUPPORTED,
                "desc.scheme is MOEC_EP_EXACT and the comm has no all_to_all_v; give that callback, "
                "or take GATHER or ROWS");
   if (wanted != MOEC_EP_AUTO) return {wanted, "as wanted"};
-  if (moves_counts)
+  if (!on_host) return {MOEC_EP_GATHER, "on a GPU no host reads the counts"};
+  if (comm.moves_counts())
     return {MOEC_EP_EXACT, "on the CPU the host knows the counts, and the fewest bytes move"};
-  if (ranks <= 4)
+  if (comm.size() <= 4)
     return {MOEC_EP_GATHER, "without all_to_all_v, and for up to 4 ranks most tokens go to most"};
   return {MOEC_EP_ROWS, "without all_to_all_v, and for more than 4 ranks few tokens go to all"};
 }

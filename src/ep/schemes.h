@@ -12,15 +12,17 @@ class Scheme {
   virtual ~Scheme() = default;
   virtual uint32_t id() const = 0;
   virtual const char* name() const = 0;
+  // Every token goes to every rank, and no host looks at its ids.
+  virtual bool sends_to_all() const { return false; }
   virtual Places places(const Shape& shape, int64_t bound) const = 0;
   // Rows that a call of this bound has in the outbox, and among the guests, at most.
   virtual int64_t most_sent(const Shape& shape, int32_t ranks, int64_t bound) const = 0;
   virtual int64_t most_guests(const Shape& shape, int32_t ranks, int64_t bound) const = 0;
   // Outbox to guests, and partial rows of guests to the places that the outbox names.
   virtual void go(Communicator& comm, const Routes& routes, const void* outbox, void* guests,
-                  uint64_t row_bytes) const = 0;
+                  uint64_t row_bytes, moec_stream stream) const = 0;
   virtual void come_back(Communicator& comm, const Routes& routes, const void* guests, void* home,
-                         uint64_t row_bytes) const = 0;
+                         uint64_t row_bytes, moec_stream stream) const = 0;
 };
 
 const Scheme& scheme_of(uint32_t id);  // GATHER, ROWS, EXACT
@@ -30,6 +32,6 @@ struct Choice {
   const char* why;
 };
 // What AUTO takes, from what all ranks share; E_UNSUPPORTED where the wanted one cannot be had.
-Choice choose_scheme(uint32_t wanted, int32_t ranks, bool moves_counts);
+Choice choose_scheme(uint32_t wanted, const Communicator& comm);
 
 }  // namespace moec::ep

@@ -82,7 +82,7 @@ HostServices Context::services() {
 void* Context::DeviceMemory::allocate_block(uint64_t bytes, moec_stream stream) const {
   const Context& c = *context;
   c.counters_.allocs.fetch_add(1, std::memory_order_relaxed);
-  if (!c.allocator_.alloc) return c.backend_->allocate(bytes, stream);
+  if (!c.allocator_.alloc) return c.backend_->allocate(bytes, Backend::Place::kDevice, stream);
   const uint64_t align = alignment_of(c.device_type());
   void* const block = c.allocator_.alloc(c.allocator_.user, size_t(bytes), size_t(align),
                                          c.device_type(), c.device_id(), stream);
@@ -100,6 +100,11 @@ void Context::DeviceMemory::release_block(void* block, uint64_t bytes,
   if (!c.allocator_.release) return c.backend_->release(block, stream);
   c.allocator_.release(c.allocator_.user, block, size_t(bytes), c.device_type(), c.device_id(),
                        stream);
+}
+
+void* Context::allocate_shared(uint64_t bytes) const {
+  counters_.allocs.fetch_add(1, std::memory_order_relaxed);
+  return backend_->allocate(bytes, Backend::Place::kShared, nullptr);
 }
 
 void* Context::HostMemory::allocate_block(uint64_t bytes, moec_stream) const {

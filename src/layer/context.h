@@ -38,6 +38,9 @@ class Context final : public Object {
   void deallocate(void* data, uint64_t bytes, moec_stream stream) const noexcept {
     device_.release_block(data, bytes, stream);
   }
+  // Memory of the host that kernels reach.
+  void* allocate_shared(uint64_t bytes) const;
+  void deallocate_shared(void* data) const noexcept { backend_->release(data, nullptr); }
   Buffers& buffers() const { return buffers_; }
   // Throws E_WOULD_ALLOC inside stream capture; `what` cannot be done there.
   void forbid_capture(const char* what, moec_stream stream) const;
@@ -103,7 +106,7 @@ class Context final : public Object {
   mutable Buffers buffers_{*this};  // last: what is left in it goes back to the members above
 };
 
-// Memory of an object while it is being made: given back unless released to its owner.
+// Memory of an object: given back at its end, or released to another owner.
 class Block {
  public:
   Block(const Context& context, uint64_t bytes, moec_stream stream)
@@ -119,6 +122,20 @@ class Block {
  private:
   const Context& context_;
   uint64_t bytes_;
+  void* data_;
+};
+
+class SharedBlock {
+ public:
+  SharedBlock(const Context& context, uint64_t bytes)
+      : context_(context), data_(context.allocate_shared(bytes)) {}
+  ~SharedBlock() { context_.deallocate_shared(data_); }
+  SharedBlock(const SharedBlock&) = delete;
+  SharedBlock& operator=(const SharedBlock&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  const Context& context_;
   void* data_;
 };
 

@@ -95,37 +95,33 @@ Comm::Comm(const Context& context, const moec_comm_desc& desc, const moec_comm_c
   check_at_least("desc.size", desc.size, 1);
   check_range("desc.rank", desc.rank, 0, desc.size - 1);
   check_flags("callbacks.flags", callbacks.flags, MOEC_COMM_DEVICE | MOEC_COMM_CAPTURE);
-  MOEC_REQUIRE(context.on_host() && !callbacks.flags, MOEC_E_UNSUPPORTED,
-               "the context is of %s and callbacks.flags are 0x%x; expert parallelism is there on "
-               "the CPU, with callbacks that take host memory (flags 0)",
-               context.name().text, callbacks.flags);
+  const bool queues = callbacks.flags & MOEC_COMM_DEVICE;
+  MOEC_REQUIRE(queues || !callbacks.flags, MOEC_E_INVALID_ARG,
+               "callbacks.flags are 0x%x; MOEC_COMM_CAPTURE goes with MOEC_COMM_DEVICE",
+               callbacks.flags);
+  MOEC_REQUIRE(!queues || !context.on_host(), MOEC_E_UNSUPPORTED,
+               "callbacks.flags are 0x%x on %s; expected 0 there", callbacks.flags,
+               context.name().text);
   MOEC_REQUIRE(callbacks.all_gather && callbacks.all_to_all, MOEC_E_INVALID_ARG,
                "callbacks.all_gather or callbacks.all_to_all is NULL; both are required");
-  transport_ = std::make_unique<ep::Communicator>(desc, callbacks);
+  const ep::Reach reach = context.on_host() ? ep::Reach::kDirect
+                          : queues          ? ep::Reach::kQueued
+                                            : ep::Reach::kStaged;
+  const uint64_t bytes = ep::Communicator::memory_bytes(reach, desc.size);
+  void* memory = nullptr;
+  if (reach == ep::Reach::kQueued) memory = mailbox_.emplace(context, bytes, nullptr).data();
+  if (reach == ep::Reach::kStaged) memory = staging_.emplace(context, bytes).data();
+  transport_ = std::make_unique<ep::Communicator>(
+      desc, callbacks, reach, context.backend(),
+      [&context](moec_stream stream) { context.synchronize(stream); }, memory);
 }
-
-template <class T>
-void sum_over_ranks(ep::Communicator& transport, T* values, int64_t count, T* scratch) {
-  using Wide = std::conditional_t<std::is_same_v<T, int32_t>, int64_t, T>;
-  transport.all_gather(values, scratch, uint64_t(count) * sizeof(T));
-  for (int64_t i = 0; i < count; ++i) {
-    Wide sum = 0;
-    for (int64_t r = 0; r < transport.size(); ++r) sum += scratch[r * count + i];
-    if constexpr (std::is_same_v<T, int32_t>)  // saturates, as counts do
-      sum = std::clamp<int64_t>(sum, INT32_MIN, INT32_MAX);
-    values[i] = T(sum);
-  }
-}
-template void sum_over_ranks(ep::Communicator&, float*, int64_t, float*);
-template void sum_over_ranks(ep::Communicator&, double*, int64_t, double*);
-template void sum_over_ranks(ep::Communicator&, int32_t*, int64_t, int32_t*);
-template void sum_over_ranks(ep::Communicator&, int64_t*, int64_t, int64_t*);
 
 void Comm::sum(const moec_tensor& in_out, moec_stream stream) {
   ep::Communicator& transport = *transport_;
   transport.require_well();
   int64_t count = 0;
   const auto checked = [&] {
+    transport.require_capturable(stream);
     check_tensor("in_out", in_out);
     check_device("in_out", in_out, *context_);
     count = tensor_numel(in_out);
@@ -138,10 +134,11 @@ void Comm::sum(const moec_tensor& in_out, moec_stream stream) {
   };
   const auto scratch = ep::prepare(transport, ep::Call::kSum, checked);
   const ep::Fact facts[] = {{"elements of in_out", count}, {"dtype of in_out", in_out.dtype}};
-  transport.meet_plainly(ep::Call::kSum, facts);
+  if (!transport.queues()) transport.meet_plainly(ep::Call::kSum, facts);
   void* const data = static_cast<char*>(in_out.data) + in_out.byte_offset;
   const auto sum_as = [&]<class T>(T*) {
-    sum_over_ranks(transport, static_cast<T*>(data), count, reinterpret_cast<T*>(scratch->extra()));
+    sum_over_ranks(*context_, transport, static_cast<T*>(data), count,
+                   reinterpret_cast<T*>(scratch->extra()), stream);
   };
   if (in_out.dtype == MOEC_F32) return sum_as(static_cast<float*>(nullptr));
   if (in_out.dtype == MOEC_I32) return sum_as(static_cast<int32_t*>(nullptr));
@@ -153,12 +150,12 @@ Ep::Ep(Comm& comm, const moec_ep_desc& desc) : Object(kKind), comm_(comm) {
   transport.require_well();
   ep::prepare(transport, ep::Call::kCreate, [&] {
     check_enum("desc.scheme", desc.scheme, MOEC_EP_EXACT);
-    choice_ = ep::choose_scheme(desc.scheme, transport.size(), transport.moves_counts());
+    choice_ = ep::choose_scheme(desc.scheme, transport);
     exchange_ = std::make_unique<ep::Exchange>(
         transport, context().backend(), checked_shape(desc, transport.size(), choice_.scheme));
-    bytes_ = exchange_->bytes();
-    memory_ = context().allocate(bytes_, nullptr);
-    exchange_->set_memory(memory_);
+    memory_.emplace(context(), exchange_->bytes(), nullptr);
+    shared_.emplace(context(), exchange_->shared_bytes());
+    exchange_->set_memory(memory_->data(), shared_->data());
   });
   const ep::Shape& s = exchange_->shape();
   const uint64_t ranges =
@@ -176,17 +173,8 @@ Ep::Ep(Comm& comm, const moec_ep_desc& desc) : Object(kKind), comm_(comm) {
                             {"desc.flags", s.flags},
                             {"the bits of desc.grad_scale", std::bit_cast<int32_t>(s.grad_scale)},
                             {"the hash of desc.expert_begin", int64_t(ranges)}};
-  try {
-    transport.meet_plainly(ep::Call::kCreate, facts);
-  } catch (...) {
-    context().deallocate(memory_, bytes_, nullptr);
-    throw;
-  }
+  transport.meet_plainly(ep::Call::kCreate, facts);
   exchange_->set_number(transport.number_ep());
-}
-
-Ep::~Ep() {
-  context().deallocate(memory_, bytes_, nullptr);
 }
 
 void Ep::query(moec_ep_info& info) const {
@@ -194,7 +182,7 @@ void Ep::query(moec_ep_info& info) const {
   info.expert_begin = exchange_->expert_begin();
   info.expert_end = exchange_->expert_end();
   info.max_guests = exchange_->most_guests();
-  info.memory = bytes_;
+  info.memory = exchange_->bytes();
 }
 
 std::string Ep::describe() const {
@@ -206,10 +194,11 @@ std::string Ep::describe() const {
     return std::string(", \"") + name + "\": " + std::to_string(value);
   };
   return std::string("{\"scheme\": \"") + exchange_->scheme().name() + "\", \"why\": \"" +
-         choice_.why + "\"" + number("rank", transport().rank()) +
-         number("ranks", transport().size()) + ", \"expert_begin\": [" + ranges + "]" +
-         number("max_tokens", s.max_tokens) + number("pair_rows", s.pair_rows) +
-         number("max_guests", exchange_->most_guests()) + number("memory", int64_t(bytes_)) + "}";
+         choice_.why + "\", \"transport\": \"" + ep::reach_name(transport().reach()) + "\"" +
+         number("rank", transport().rank()) + number("ranks", transport().size()) +
+         ", \"expert_begin\": [" + ranges + "]" + number("max_tokens", s.max_tokens) +
+         number("pair_rows", s.pair_rows) + number("max_guests", exchange_->most_guests()) +
+         number("memory", int64_t(exchange_->bytes())) + "}";
 }
 
 int64_t Ep::checked_bound(int64_t bound, int64_t num_tokens) const {
@@ -242,7 +231,7 @@ ep::Departure Ep::checked_departure(const moec_ep_args& args) const {
 }
 
 void Ep::dispatch(moec_ep_args& args, moec_stream stream) {
-  transport().require_well();
+  exchange_->require_well();
   const ep::Departure from =
       ep::prepare(transport(), ep::Call::kDispatch, [&] { return checked_departure(args); });
   const ep::Guests guests = exchange_->dispatch(from, stream);
@@ -279,7 +268,7 @@ ep::Homecoming Ep::checked_homecoming(const moec_ep_args& args) const {
 }
 
 void Ep::combine(const moec_ep_args& args, moec_stream stream) {
-  transport().require_well();
+  exchange_->require_well();
   exchange_->combine(
       ep::prepare(transport(), ep::Call::kCombine, [&] { return checked_homecoming(args); }),
       stream);
@@ -287,7 +276,7 @@ void Ep::combine(const moec_ep_args& args, moec_stream stream) {
 
 void Ep::poll(moec_ep_state& state) const {
   const ep::Exchange::Counters& counters = exchange_->counters();
-  state.status = transport().poll();
+  state.status = exchange_->poll();
   state.calls = counters.calls;
   state.rows_needed = counters.rows_needed;
   state.rows_dropped = counters.rows_dropped;

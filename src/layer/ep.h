@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ep/exchange.h"
@@ -22,6 +23,8 @@ class Comm final : public Object {
 
  private:
   Ref<const Context> context_;
+  std::optional<Block> mailbox_;        // where callbacks queue
+  std::optional<SharedBlock> staging_;  // where they take memory of the host
   std::unique_ptr<ep::Communicator> transport_;
 };
 
@@ -29,7 +32,6 @@ class Ep final : public Object {
  public:
   static constexpr Kind kKind = Kind::kEp;
   Ep(Comm& comm, const moec_ep_desc& desc);
-  ~Ep() override;
 
   const Context& context() const { return comm_->context(); }
   ep::Communicator& transport() const { return comm_->transport(); }
@@ -50,12 +52,16 @@ class Ep final : public Object {
   Ref<Comm> comm_;
   std::unique_ptr<ep::Exchange> exchange_;
   ep::Choice choice_ = {};
-  void* memory_ = nullptr;
-  uint64_t bytes_ = 0;
+  std::optional<Block> memory_;
+  std::optional<SharedBlock> shared_;
 };
 
-// replaces values [count] by their sums over all ranks; `scratch` has room for them N times.
+// Queues: values [count] become their sums over all ranks; `scratch` has room for them N times.
 template <class T>
-void sum_over_ranks(ep::Communicator& transport, T* values, int64_t count, T* scratch);
+void sum_over_ranks(const Context& context, ep::Communicator& transport, T* values, int64_t count,
+                    T* scratch, moec_stream stream) {
+  transport.all_gather(values, scratch, uint64_t(count) * sizeof(T), stream);
+  context.backend().between_ranks(AddRanks<T>{count, transport.size(), scratch, values}, stream);
+}
 
 }  // namespace moec

@@ -104,8 +104,13 @@ class LossCall {
 // Sums over the ranks of a comm, of as many values as a row of logits has at most.
 class LossSums final : public RankSums {
  public:
-  LossSums(const Context& context, ep::Communicator& transport, int64_t num_experts)
-      : transport_(transport), scratch_(context, transport.size() * (num_experts + kPadding)) {}
+  LossSums(const Context& context, ep::Communicator& transport, int64_t num_experts,
+           moec_stream stream)
+      : context_(context),
+        transport_(transport),
+        stream_(stream),
+        scratch_(context, {}, 0, stream,
+                 uint64_t(transport.size() * (num_experts + kPadding)) * sizeof(double)) {}
   void add(float* values, int64_t count) const override { sum(values, count); }
   void add(double* values, int64_t count) const override { sum(values, count); }
   void add(int64_t* values, int64_t count) const override { sum(values, count); }
@@ -115,25 +120,29 @@ class LossSums final : public RankSums {
 
   template <class T>
   void sum(T* values, int64_t count) const {
-    sum_over_ranks(transport_, values, count, reinterpret_cast<T*>(scratch_.data()));
+    sum_over_ranks(context_, transport_, values, count, reinterpret_cast<T*>(scratch_.extra()),
+                   stream_);
   }
+  const Context& context_;
   ep::Communicator& transport_;
-  HostArray<double> scratch_;
+  const moec_stream stream_;
+  const Workspace scratch_;
 };
 
 // Runs `queue` with sums over the ranks of `comm`, or without.
 template <class Queue>
 void run_loss(const Context& context, const moec_loss_args& args, Comm* comm, bool backward,
-              const Queue& queue) {
+              moec_stream stream, const Queue& queue) {
   if (!comm) return queue(LossCall(context, args, backward).loss);
   ep::Communicator& transport = comm->transport();
   transport.require_well();
   MOEC_REQUIRE(&comm->context() == &context, MOEC_E_INVALID_ARG,
                "args.comm is of another context; expected one of this context");
   transport.attend(ep::Call::kLoss, 1, [&] {
+    transport.require_capturable(stream);
     LossCall call(context, args, backward);
     const LossArgs& loss = call.loss;
-    const LossSums sums(context, transport, loss.num_experts);
+    const LossSums sums(context, transport, loss.num_experts, stream);
     call.loss.ranks = &sums;
     const ep::Fact facts[] = {
         {"args.kind", loss.kind},
@@ -144,7 +153,7 @@ void run_loss(const Context& context, const moec_loss_args& args, Comm* comm, bo
         {"args.score", loss.score},
         {"args.seq_len", loss.seq_len},
         {"the bits of args.coefficient", std::bit_cast<int32_t>(loss.coefficient)}};
-    transport.meet_plainly(ep::Call::kLoss, facts);
+    if (!transport.queues()) transport.meet_plainly(ep::Call::kLoss, facts);
     transport.in_step([&] { queue(loss); });
   });
 }
@@ -153,13 +162,13 @@ void run_loss(const Context& context, const moec_loss_args& args, Comm* comm, bo
 
 void loss_forward(const Context& context, const moec_loss_args& args, Comm* comm,
                   moec_stream stream) {
-  run_loss(context, args, comm, false,
+  run_loss(context, args, comm, false, stream,
            [&](const LossArgs& loss) { context.backend().loss_forward(loss, stream); });
 }
 
 void loss_backward(const Context& context, const moec_loss_args& args, Comm* comm,
                    moec_stream stream) {
-  run_loss(context, args, comm, true,
+  run_loss(context, args, comm, true, stream,
            [&](const LossArgs& loss) { context.backend().loss_backward(loss, stream); });
 }
 

@@ -52,10 +52,11 @@ moec_experts_desc routed_desc(const moec_experts_desc& desc) {
   return routed;
 }
 
-// No routed row is at home, so that the width of its experts is of no matter: 1 takes least memory.
+// No routed row is at home, so that the width of its experts is of no matter: a small one takes
+// least memory. A path may want a multiple of 8.
 moec_experts_desc home_desc(const moec_experts_desc& desc) {
   moec_experts_desc home = desc;
-  home.inter = 1;
+  home.inter = desc.inter % 8 == 0 ? 8 : 1;
   home.align = 1;
   return home;
 }
@@ -122,6 +123,7 @@ PartedExperts::Memory PartedExperts::lay_out(Arena& arena, const experts::Sizes&
   Arena at(plan_memory, guests);
   memory.plan = lay_out_plan(plan_desc_, true, at);
   memory.plan.scratch = arena.take(bytes_for(plan_scratch_, guests), 0);
+  memory.capacity = arena.take_array<int32_t>(1, 0);
   if (backward) {
     memory.d_guest_weights = arena.take_array<float>(uint64_t(guests * K), 0);
     memory.d_home_weights = arena.take_array<float>(0, uint64_t(K));
@@ -134,11 +136,18 @@ PartedExperts::Memory PartedExperts::lay_out(Arena& arena, const experts::Sizes&
 // Capacities are of the tokens of all ranks.
 PlanView PartedExperts::plan_guests(const ep::Guests& guests, const Memory& memory,
                                     moec_stream stream) const {
+  const bool is_known = guests.total_tokens >= 0;
   moec_plan_desc desc = plan_desc_;
-  desc.capacity = plan_capacity(desc, guests.total_tokens);
+  desc.capacity = plan_capacity(desc, is_known ? guests.total_tokens : guests.count);
   desc.capacity_factor = 0;
   PlanView plan = memory.plan;
   set_plan_tokens(desc, guests.count, plan);
+  if (!is_known && plan_desc_.capacity_factor > 0) {
+    context_->backend().between_ranks(
+        ep_->exchange().capacity_of_all(double(plan_desc_.capacity_factor), memory.capacity),
+        stream);
+    plan.capacity_at = memory.capacity;
+  }
   PlanSource source = {};
   source.expert_ids = {guests.ids, MOEC_I32};
   source.routing_weights = guests.weights;
@@ -147,13 +156,17 @@ PlanView PartedExperts::plan_guests(const ep::Guests& guests, const Memory& memo
   return plan;
 }
 
-// The plan of the own tokens without a row: identity experts alone keep their slots.
-const PlanView& PartedExperts::plan_home(const Routing& routing, moec_stream stream) const {
-  const PlanView& plan = *routing.home;
-  for (int64_t a = 0; a < plan.num_tokens * plan.top_k; ++a) {
-    const int32_t id = routing.ids[a];
-    plan.expert_ids[a] = id >= 0 && id < plan.num_experts ? -1 : id;
-  }
+// The plan of the own tokens without a row: identity experts alone keep their slots. Its extents
+// are those of home_, not the layer's.
+PlanView PartedExperts::plan_home(const Routing& routing, moec_stream stream) const {
+  PlanView plan = *routing.home;
+  const int64_t slots = plan.num_tokens * plan.top_k;
+  plan.align = home_.align;
+  plan.max_rows = slots;
+  plan.drop = MOEC_DROP_NONE;
+  plan.capacity = 0;
+  context_->backend().between_ranks(
+      KeepIdentities{slots, plan.num_experts, routing.ids, plan.expert_ids}, stream);
   PlanSource source = {};
   source.expert_ids = {plan.expert_ids, MOEC_I32};
   source.routing_weights = routing.weights;
@@ -182,9 +195,10 @@ void PartedExperts::forward(const ExpertsArgs& args, const Routing& routing,
       stream);
   const bool at_home = always_home_ || args.residual || args.output_bias;
   if (at_home) {
+    const PlanView own = plan_home(routing, stream);
     ExpertsArgs home = args;
     home.desc = &home_;
-    home.plan = &plan_home(routing, stream);
+    home.plan = &own;
     home.adapters = nullptr;
     home.saved = saved ? saved + saved_bytes : nullptr;
     home.workspace = memory.experts;
@@ -239,9 +253,10 @@ void PartedExperts::backward(const ExpertsGradArgs& args, const Routing& routing
   const bool has_identity = home_.num_zero_experts > 0 && args.d_routing_weights;
   const bool at_home = always_home_ || args.d_output_bias || args.d_residual;
   if (at_home) {
+    const PlanView own = plan_home(routing, stream);
     ExpertsGradArgs home = args;
     home.desc = &home_;
-    home.plan = &plan_home(routing, stream);
+    home.plan = &own;
     home.adapters = nullptr;
     home.d_adapters = nullptr;
     home.saved = static_cast<const char*>(args.saved) + routed_saved(sizes);
@@ -276,8 +291,10 @@ void PartedExperts::backward(const ExpertsGradArgs& args, const Routing& routing
   to.scale = 1.0f / scale;
   to.d_routing_weights = args.d_routing_weights;
   exchange.combine(to, stream);
-  for (int64_t a = 0; has_identity && a < T * K; ++a)
-    if (routing.ids[a] >= home_.num_experts) args.d_routing_weights[a] = memory.d_home_weights[a];
+  if (has_identity)
+    backend.between_ranks(TakeIdentities{T * K, home_.num_experts, routing.ids,
+                                         memory.d_home_weights, args.d_routing_weights},
+                          stream);
 }
 
 }  // namespace moec

@@ -39,6 +39,7 @@ class PartedExperts {
  private:
   struct Memory {
     PlanView plan;           // of the guests
+    int32_t* capacity;       // [1] where the host does not know it
     float* d_guest_weights;  // [R,K]
     float* d_home_weights;   // [T,K], with identity experts
     void* experts;
@@ -47,7 +48,7 @@ class PartedExperts {
   experts::Sizes routed_sizes(const AdaptersView* adapters) const;
   uint64_t routed_saved(const experts::Sizes& routed) const;  // bytes
   PlanView plan_guests(const ep::Guests& guests, const Memory& memory, moec_stream stream) const;
-  const PlanView& plan_home(const Routing& routing, moec_stream stream) const;
+  PlanView plan_home(const Routing& routing, moec_stream stream) const;
   ep::Guests dispatch(const ExpertsGradArgs& args, const Routing& routing, moec_stream s) const;
 
   Ref<const Context> context_;

@@ -2,7 +2,6 @@
 #include "layer/plan_layout.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "layer/check.h"
 
@@ -82,13 +81,7 @@ moec_plan_desc checked_plan_desc(const moec_plan_desc& given) {
 
 int64_t plan_capacity(const moec_plan_desc& desc, int64_t num_tokens) {
   if (desc.capacity_factor == 0) return desc.capacity;
-  const double factor = desc.capacity_factor, experts = desc.num_experts;
-  const double rows = double(num_tokens) * desc.top_k * factor / experts;
-  const double nearest = std::nearbyint(rows);
-  // A factor such as 1.1 is no fp32 number: what it misses is no further row. 1.25 is one.
-  const bool is_exact = factor * 256 == std::nearbyint(factor * 256);
-  const bool is_whole = is_exact ? rows == nearest : std::fabs(rows - nearest) <= rows * 0x1p-23;
-  return int64_t(std::min(is_whole ? nearest : std::ceil(rows), 0x1p31));
+  return capacity_for(desc.capacity_factor, num_tokens, desc.top_k, desc.num_experts);
 }
 
 int64_t plan_max_rows(const moec_plan_desc& desc, int64_t num_tokens) {

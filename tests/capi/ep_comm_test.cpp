@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicators: what is refused, sums in rank order; and ROWS with too few rows. It was seen to
 // catch sums from the last rank on, and cuts by weight that kept the lightest.
+#include <moec/nccl.h>
+
 #include <cstring>
 
 #include "ep_ranks.h"
@@ -33,6 +35,23 @@ TEST(Comm, RefusesWhatItCannotBe) {
   EXPECT_EQ(create(0, 2, [](auto& c) { c.flags = MOEC_COMM_DEVICE; }), MOEC_E_UNSUPPORTED);
   EXPECT_EQ(create(0, 2, [](auto& c) { c.struct_size = 8; }), MOEC_E_ABI);
   EXPECT_EQ(board.released(), 0);  // callbacks of a comm that was not made are the caller's
+}
+
+TEST(Comm, OfNcclWantsNcclAndItsGpu) {
+  auto context_desc = sized<moec_context_desc>();
+  const Context context = make<Context>(moec_context_create, &context_desc);
+  int nccl = 0;
+  moec_comm* comm = nullptr;
+  EXPECT_EQ(moec_comm_from_nccl(context.get(), &nccl, nullptr, &comm), MOEC_E_UNSUPPORTED);
+  EXPECT_EQ(moec_comm_from_nccl(context.get(), nullptr, nullptr, &comm), MOEC_E_INVALID_ARG);
+  moec_nccl_api api = {};
+  api.count = [](const void*, int* ranks) { return (*ranks = 2, 0); };
+  api.user_rank = [](const void*, int* rank) { return *rank = 0; };
+  api.cu_device = [](const void*, int* device) { return *device = 0; };
+  EXPECT_EQ(moec_comm_from_nccl(context.get(), &nccl, &api, &comm), MOEC_E_DEVICE);
+  api.count = [](const void*, int*) { return 4; };
+  EXPECT_EQ(moec_comm_from_nccl(context.get(), &nccl, &api, &comm), MOEC_E_COMM);
+  EXPECT_EQ(comm, nullptr);
 }
 
 TEST(Comm, WrongRanksAreNamed) {

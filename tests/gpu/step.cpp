@@ -5,7 +5,7 @@
 
 namespace moec::test {
 
-Step::Step(const moec_context* context, int32_t top_k, int32_t device)
+Step::Step(const moec_context* context, int32_t top_k, int32_t device, int32_t experts)
     : context_(context), top_k_(top_k), device_(device) {
   CHECK_CUDA(cudaSetDevice(device));
   x_ = &input(MOEC_BF16, {kTokens, kHidden}, 1.0);
@@ -15,7 +15,7 @@ Step::Step(const moec_context* context, int32_t top_k, int32_t device)
   d_routing_ = &output(MOEC_F32, {kTokens, top_k});
 
   auto desc = sized<moec_weights_desc>();
-  desc.num_experts = kExperts;
+  desc.num_experts = experts;
   desc.gate_layout = MOEC_GATE_THEN_UP;
   desc.hidden = kHidden;
   desc.inter = kInter;
@@ -23,11 +23,11 @@ Step::Step(const moec_context* context, int32_t top_k, int32_t device)
   weights_ =
       make<Weights>(moec_weights_create, context, static_cast<const moec_weights_desc*>(&desc));
   auto set = sized<moec_weight_set>();
-  set.gate_up.data = tensor(input(MOEC_BF16, {kExperts, 2 * kInter, kHidden}, 0.08));
-  set.down.data = tensor(input(MOEC_BF16, {kExperts, kHidden, kInter}, 0.1));
+  set.gate_up.data = tensor(input(MOEC_BF16, {experts, 2 * kInter, kHidden}, 0.08));
+  set.down.data = tensor(input(MOEC_BF16, {experts, kHidden, kInter}, 0.1));
   check(moec_weights_bind(weights_.get(), &set));
-  d_weights_.gate_up.data = tensor(output(MOEC_BF16, {kExperts, 2 * kInter, kHidden}));
-  d_weights_.down.data = tensor(output(MOEC_BF16, {kExperts, kHidden, kInter}));
+  d_weights_.gate_up.data = tensor(output(MOEC_BF16, {experts, 2 * kInter, kHidden}));
+  d_weights_.down.data = tensor(output(MOEC_BF16, {experts, kHidden, kInter}));
 }
 
 DeviceBytes& Step::hold(moec_dtype dtype, std::vector<int64_t> shape, double scale) {
@@ -174,8 +174,9 @@ class ExpertsStep : public Step {
 
 class LayerStep : public Step {
  public:
-  LayerStep(const moec_context* context, int32_t top_k, int32_t device)
-      : Step(context, top_k, device),
+  LayerStep(const moec_context* context, int32_t top_k, int32_t device, moec_ep* ep = nullptr,
+            int32_t local_experts = kExperts)
+      : Step(context, top_k, device, local_experts),
         gate_(input(MOEC_F32, {kExperts, kHidden}, 0.1)),
         d_gate_(output(MOEC_F32, {kExperts, kHidden})),
         select_bias_(input(MOEC_F32, {kExperts}, 0.01)),
@@ -196,6 +197,7 @@ class LayerStep : public Step {
     auto desc = sized<moec_layer_desc>();
     desc.router = &router;
     desc.experts = &experts;
+    desc.ep = ep;
     layer_ =
         make<LayerHandle>(moec_layer_create, context, static_cast<const moec_layer_desc*>(&desc));
     check(moec_layer_query(layer_.get(), &sizes_));
@@ -269,6 +271,11 @@ class LayerStep : public Step {
 
 std::unique_ptr<Step> layer_step(const moec_context* context, int32_t top_k, int32_t device) {
   return std::make_unique<LayerStep>(context, top_k, device);
+}
+std::unique_ptr<Step> ep_layer_step(const moec_context* context, int32_t top_k, moec_ep* ep) {
+  auto info = sized<moec_ep_info>();
+  check(moec_ep_query(ep, &info));
+  return std::make_unique<LayerStep>(context, top_k, 0, ep, info.expert_end - info.expert_begin);
 }
 std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device) {
   return std::make_unique<ExpertsStep>(context, top_k, device, Step::kTokens);

@@ -56,7 +56,8 @@ class Step {
   static constexpr int32_t kExperts = 8, kOne = 5;
   static constexpr size_t kWeightBytes = size_t(kExperts) * 3 * kInter * kHidden * 2;
 
-  Step(const moec_context* context, int32_t top_k, int32_t device);
+  // experts: whose weights it has.
+  Step(const moec_context* context, int32_t top_k, int32_t device, int32_t experts = kExperts);
   virtual ~Step() = default;
 
   void fill(uint64_t seed, Routing routing);          // new inputs in place; waits
@@ -95,6 +96,8 @@ class Step {
 // gate, routing with a selection bias, plan, experts; a switch loss and a z-loss with their
 // gradients; backward of everything; the update of the selection bias.
 std::unique_ptr<Step> layer_step(const moec_context* context, int32_t top_k, int32_t device = 0);
+// The same as one rank of an ep, which has kHidden, kTokens, kExperts and bf16.
+std::unique_ptr<Step> ep_layer_step(const moec_context* context, int32_t top_k, moec_ep* ep);
 // plan from ids, experts forward with pre-activations kept, backward. The gradients of the weights
 // are its last outputs, kWeightBytes.
 std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device = 0);

@@ -4,7 +4,7 @@
 # that only runs them: PROGRAM [VARIABLE=value] [sanitize] [busy | alone].
 add_custom_target(gpu_tests)
 set(busy kernel_check small_check)  # they wait for the GPU, not for the host
-set(alone graph_test repeat_test)  # kernels of several programs never run at once
+set(alone graph_test repeat_test ep_gpu_test)  # kernels of several programs never run at once
 set(gpu_test_lines "")
 
 macro(add_gpu_line program)  # what else stands on the line
@@ -42,6 +42,7 @@ macro(add_gpu_test name)
   endif()
 endmacro()
 
+list(TRANSFORM ep_problem PREPEND ../ OUTPUT_VARIABLE ep_problem_of_gpu)
 add_gpu_test(graph_test SOURCES step.cpp)
 add_gpu_test(repeat_test SOURCES step.cpp occupy.cu)
 add_gpu_test(device_test SOURCES step.cpp)
@@ -49,6 +50,7 @@ add_gpu_test(paths_test)
 add_gpu_test(coded_test SOURCES coded_problem.cpp)
 add_gpu_test(lines_test SANITIZE)
 add_gpu_test(buffer_test)
+add_gpu_test(ep_gpu_test SANITIZE SOURCES ep_board.cpp step.cpp ${ep_problem_of_gpu})
 add_gpu_test(kernel_check KERNELS SANITIZE
   SOURCES weight_grad_check.cpp plan_check.cpp experts_problem.cpp plain.cu)
 add_gpu_test(small_check KERNELS SANITIZE SOURCES experts_problem.cpp plain.cu)
@@ -59,7 +61,8 @@ add_gpu_test(routing_agrees SANITIZE
 set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test
   routing_test mixed_test mixed_plans_test mixed_routers_test values_test schemes_test
   formats_test golden_formats_test quantise_test quantise_golden_test
-  adapters_test adapters_golden_test adapters_merge_test)
+  adapters_test adapters_golden_test adapters_merge_test ep_layer_test
+  ep_losses_test)
 foreach(name ${layer_tests})
   add_gpu_line(${name} MOEC_TEST_DEVICE=cuda)  # the layer's tests once more
 endforeach()

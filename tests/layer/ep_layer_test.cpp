@@ -18,6 +18,10 @@ namespace {
 
 using oracle::Vec;
 
+bool has_scheme(uint32_t scheme) {
+  return test_device().type == MOEC_CPU || scheme == MOEC_EP_GATHER;
+}
+
 void expect_equal(const std::vector<Outputs>& got, const std::vector<Outputs>& want) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t r = 0; r < got.size(); ++r)
@@ -80,6 +84,7 @@ class EpLayerTest : public testing::TestWithParam<std::tuple<int, uint32_t>> {};
 
 TEST_P(EpLayerTest, SameBitsAsInSequence) {
   const auto [ranks, scheme] = GetParam();
+  if (!has_scheme(scheme)) GTEST_SKIP() << "not on this device";
   SCOPED_TRACE(seed_note());
   Draw draw(static_cast<uint64_t>(ranks) * 16 + scheme);
   for (int round = 0; round < 6; ++round) {
@@ -112,6 +117,7 @@ TEST(EpLayer, CodesAndAdaptersGiveTheBitsToo) {
   Draw draw(97);
   for (const uint32_t scheme : {MOEC_EP_GATHER, MOEC_EP_ROWS, MOEC_EP_EXACT})
     for (const int kind : {1, 2, 3}) {
+      if (!has_scheme(scheme)) continue;
       EpProblem p = draw_ep_problem(draw.one_of({1, 2, 3, 5}), scheme, draw);
       std::string note = "kind " + std::to_string(kind) + ", scheme " + std::to_string(scheme);
       if (kind & 1) note += ", " + quantise_weights(&p, draw);
@@ -135,7 +141,7 @@ double largest_of(const std::vector<Outputs>& all, const std::string& name) {
 TEST(EpLayer, GradScaleOfExpertsAlone) {
   SCOPED_TRACE(seed_note());
   Draw draw(99);
-  EpProblem p = draw_ep_problem(4, MOEC_EP_EXACT, draw);
+  EpProblem p = draw_ep_problem(4, MOEC_EP_AUTO, draw);
   p.accumulate = false;
   p.dtype = p.grad_dtype = MOEC_F32;
   p.tokens = {5, 0, 9, 2};  // unequal: the mean of DDP divides by ranks, not by tokens
@@ -204,7 +210,7 @@ std::vector<std::string> run_apart(const std::vector<EpProblem>& problems) {
   RankBoard board(ranks);
   return run_ranks(ranks, [&](int r) {
     Rank rank(board, r);
-    run_ep_layer(problems[static_cast<size_t>(r)], r, rank.context.get(), rank.comm.get());
+    run_ep_layer(problems[static_cast<size_t>(r)], rank);
   });
 }
 

@@ -74,9 +74,7 @@ TEST_P(EpLossKinds, AreOfTheConcatenatedBatch) {
         layer.insert(layer.end(), parts.back().back().begin(), parts.back().back().end());
       }
     }
-    auto desc = sized<moec_context_desc>();
-    const Context context = make<Context>(moec_context_create, &desc);
-    const LossRun one = run_loss(context.get(), nullptr, kind, all, masked);
+    const LossRun one = run_loss(test_context(), nullptr, kind, all, masked);
     RankBoard board(4);
     std::vector<LossRun> runs(4);
     for (const std::string& error : run_ranks(4, [&](int r) {

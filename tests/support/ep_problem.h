@@ -24,7 +24,7 @@ struct CodedExperts {
 struct EpProblem {
   int ranks = 2, experts = 4, zero_experts = 0, top_k = 2;
   int hidden = 16, inter = 12, shared_inter = 0;
-  uint32_t scheme = MOEC_EP_EXACT, shared = MOEC_SHARED_NONE, save = MOEC_SAVE_ALL;
+  uint32_t scheme = MOEC_EP_AUTO, shared = MOEC_SHARED_NONE, save = MOEC_SAVE_ALL;
   uint32_t weight_position = MOEC_WEIGHT_ON_OUTPUT, combine = MOEC_COMBINE_FP32_SLOT;
   uint32_t drop = MOEC_DROP_NONE;
   float capacity_factor = 0, output_scale = 0, grad_scale = 0;
@@ -48,6 +48,7 @@ struct EpProblem {
   std::vector<std::vector<int>> adapter_ids;  // [N] of [T], or empty
 
   int max_tokens() const;
+  int64_t call_bound() const { return bound ? bound : max_tokens(); }
   int columns() const { return experts + zero_experts; }
   int owner(int id) const;  // -1: nobody
   oracle::MlpWeights weights_of(int begin, int end) const;
@@ -70,8 +71,12 @@ using Outputs = std::map<std::string, std::vector<uint8_t>>;
 
 // moec_layer with an ep, as one rank of a comm.
 Outputs run_ep_layer(const EpProblem& problem, int rank, const moec_context* context,
-                     moec_comm* comm);
-// All ranks, on N threads.
+                     moec_comm* comm, moec_stream stream = nullptr);
+inline Outputs run_ep_layer(const EpProblem& problem, const Rank& rank) {
+  return run_ep_layer(problem, rank.rank, rank.context.get(), rank.comm.get(), rank.stream);
+}
+// All ranks, on N threads: of a board, or of one that copies memory of the host.
+std::vector<Outputs> run_ep_layers(const EpProblem& problem, RankBoard& board);
 std::vector<Outputs> run_ep_layers(const EpProblem& problem);
 // One process that runs the N ranges with moec_experts and adds their rows in rank order.
 std::vector<Outputs> run_in_sequence(const EpProblem& problem);

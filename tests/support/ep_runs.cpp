@@ -9,7 +9,7 @@ namespace {
 
 // A whole layer, with an ep of a comm or without both.
 Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* context, moec_comm* comm,
-                  moec_ep* ep, int begin, int end) {
+                  moec_ep* ep, moec_stream stream, int begin, int end) {
   const int64_t T = b.tokens, H = p.hidden, N = p.columns(), K = p.top_k;
   const moec_router_desc router = p.router_desc();
   const moec_experts_desc experts = p.experts_desc(begin, end, true);
@@ -50,7 +50,7 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
   args.routing_weights = m.output(MOEC_F32, {T, K});
   args.saved = m.buffer(bytes_for(sizes.saved, T));
   args.workspace = m.buffer(bytes_for(sizes.forward_workspace, T));
-  check(moec_layer_forward(layer.get(), &args, nullptr));
+  check(moec_layer_forward(layer.get(), &args, stream));
 
   auto grad = sized<moec_layer_grad_args>();
   grad.flags = m.grad_flags();
@@ -67,7 +67,8 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
   if (!p.residual.empty()) grad.d_residual = m.output(p.dtype, {T, H});
   grad.d_routing_weights = m.output(MOEC_F32, {T, K});
   grad.workspace = m.buffer(bytes_for(sizes.backward_workspace, T));
-  check(moec_layer_backward(layer.get(), &grad, nullptr));
+  check(moec_layer_backward(layer.get(), &grad, stream));
+  check(moec_context_sync(context, stream));
   EXPECT_TRUE(m.neighbours_untouched());
 
   Outputs out;
@@ -82,7 +83,8 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
   if (own.d_factors && p.adapter_layout.one_for_all) {
     for (const moec_adapter& one : own.d_factors->list())
       for (const moec_factors* f : {&one.gate_up, &one.gate, &one.up, &one.down})
-        if (comm && f->a.data) check(moec_comm_sum(comm, &f->a, nullptr));
+        if (comm && f->a.data) check(moec_comm_sum(comm, &f->a, stream));
+    check(moec_context_sync(context, stream));
     out["d_shared_a"] = encode(own.d_shared_a(), MOEC_F32);
   }
   if (shared) out["d_shared"] = shared->gradients->bytes();
@@ -95,7 +97,8 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
 
 }  // namespace
 
-Outputs run_ep_layer(const EpProblem& p, int rank, const moec_context* context, moec_comm* comm) {
+Outputs run_ep_layer(const EpProblem& p, int rank, const moec_context* context, moec_comm* comm,
+                     moec_stream stream) {
   auto desc = sized<moec_ep_desc>();
   desc.hidden = p.hidden;
   desc.max_tokens = p.max_tokens();
@@ -108,25 +111,27 @@ Outputs run_ep_layer(const EpProblem& p, int rank, const moec_context* context, 
   desc.grad_scale = p.grad_scale;
   const Ep ep = make<Ep>(moec_ep_create, comm, &desc);
   const auto r = static_cast<size_t>(rank);
-  return run_layer(p, batch_of(p, rank), context, comm, ep.get(), p.begin[r], p.begin[r + 1]);
+  return run_layer(p, batch_of(p, rank), context, comm, ep.get(), stream, p.begin[r],
+                   p.begin[r + 1]);
 }
 
-std::vector<Outputs> run_ep_layers(const EpProblem& p) {
-  RankBoard board(p.ranks);
+std::vector<Outputs> run_ep_layers(const EpProblem& p, RankBoard& board) {
   std::vector<Outputs> out(static_cast<size_t>(p.ranks));
   const std::vector<std::string> errors = run_ranks(p.ranks, [&](int r) {
-    Rank rank(board, r, p.counts);
-    out[static_cast<size_t>(r)] = run_ep_layer(p, r, rank.context.get(), rank.comm.get());
+    const Rank rank(board, r, p.counts);
+    out[static_cast<size_t>(r)] = run_ep_layer(p, rank);
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
   return out;
 }
 
+std::vector<Outputs> run_ep_layers(const EpProblem& p) {
+  RankBoard board(p.ranks);
+  return run_ep_layers(p, board);
+}
+
 Outputs run_one_layer(const EpProblem& p) {
-  auto desc = sized<moec_context_desc>();
-  desc.num_threads = 1;
-  const Context context = make<Context>(moec_context_create, &desc);
-  return run_layer(p, all_of(p), context.get(), nullptr, nullptr, 0, p.experts);
+  return run_layer(p, all_of(p), test_context(1), nullptr, nullptr, nullptr, 0, p.experts);
 }
 
 }  // namespace moec::test

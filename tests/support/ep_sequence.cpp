@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // An EpProblem in one process: the router of each rank, the N ranges of experts one after the other
 // on the tokens of all, what stays at home, and sums in rank order.
+#include <cmath>
+#include <numeric>
+
 #include "ep_data.h"
 
 namespace moec::test {
@@ -8,12 +11,14 @@ namespace {
 
 class Sequence {
  public:
-  explicit Sequence(const EpProblem& problem) : p_(problem), m_(problem), out_(size_t(p_.ranks)) {
-    auto desc = sized<moec_context_desc>();
-    desc.num_threads = 1;
-    context_ = make<Context>(moec_context_create, &desc);
+  explicit Sequence(const EpProblem& problem)
+      : p_(problem), m_(problem), context_(test_context(1)), out_(size_t(p_.ranks)) {
     const moec_router_desc router = p_.router_desc();
-    router_ = make<Router>(moec_router_create, context_.get(), &router);
+    router_ = make<Router>(moec_router_create, context_, &router);
+    for (const int T : p_.tokens) {
+      first_.push_back(guests_);
+      guests_ += gathers() ? p_.call_bound() : T;
+    }
   }
 
   std::vector<Outputs> run() {
@@ -21,10 +26,8 @@ class Sequence {
     std::vector<Part> routed, home;
     for (int q = 0; q < p_.ranks; ++q) routed.push_back(run_range(q));
     for (int r = 0; r < p_.ranks; ++r) home.push_back(run_home(r));
-    int64_t first = 0;
     for (int r = 0; r < p_.ranks; ++r) {
-      add_up(r, first, routed, home[size_t(r)]);
-      first += p_.tokens[size_t(r)];
+      add_up(r, first_[size_t(r)], routed, home[size_t(r)]);
       if (!d_shared_a_.empty()) out_[size_t(r)]["d_shared_a"] = encode(d_shared_a_, MOEC_F32);
     }
     return out_;
@@ -41,6 +44,18 @@ class Sequence {
     Vec y, d_x, d_weights;
   };
   using Shape = std::vector<int64_t>;
+
+  // GATHER has a place for as many tokens of each rank as there may be. It is what AUTO may take.
+  bool gathers() const { return p_.scheme == MOEC_EP_GATHER || p_.scheme == MOEC_EP_AUTO; }
+  // [guests, columns] of [tokens, columns] of each rank; the places between them get `none`.
+  template <typename Value>
+  std::vector<Value> spread(const std::vector<std::vector<Value>>& parts, int64_t columns,
+                            Value none) const {
+    std::vector<Value> all(size_t(guests_ * columns), none);
+    for (size_t r = 0; r < parts.size(); ++r)
+      std::copy(parts[r].begin(), parts[r].end(), all.begin() + first_[r] * columns);
+    return all;
+  }
 
   void route(int r) {
     Seat s{batch_of(p_, r), {}, {}, {}, {}, {}};
@@ -83,13 +98,13 @@ class Sequence {
     plan_desc.expert_end = desc.expert_end;
     plan_desc.align = desc.align;
     plan_desc.drop = drop;
-    plan_desc.capacity_factor = drop ? p_.capacity_factor : 0;
-    const PlanHandle plan = make<PlanHandle>(moec_plan_create, context_.get(), &plan_desc, nullptr);
+    if (drop) plan_desc.capacity = capacity();
+    const PlanHandle plan = make<PlanHandle>(moec_plan_create, context_, &plan_desc, nullptr);
     const moec_tensor id_tensor = m_.in(ids, MOEC_I32, {T, K});
     const moec_tensor weight_tensor = m_.in(weights, MOEC_F32, {T, K});
     check(moec_plan_from_topk(plan.get(), &id_tensor, &weight_tensor, nullptr));
-    const Experts experts = make<Experts>(moec_experts_create, context_.get(), &desc);
-    const bool home = shared || desc.num_zero_experts || &b != &all_;
+    const Experts experts = make<Experts>(moec_experts_create, context_, &desc);
+    const bool home = &b != &all_;
     const moec_adapters* const adapters = home ? nullptr : own.adapters.get();
     auto sizes = sized<moec_experts_sizes>();
     check(adapters ? moec_experts_query_adapters(experts.get(), adapters, &sizes)
@@ -101,6 +116,7 @@ class Sequence {
     args.adapters = adapters;
     if (!home && !p_.adapter_ids.empty())
       args.adapter_ids = m_.in({b.adapter_ids.begin(), b.adapter_ids.end()}, MOEC_I32, {T});
+    if (!home && !drop) args.flags = MOEC_EXPERTS_SKIP_ABSENT;
     args.x = m_.in(x, p_.dtype, {T, H});
     if (shared) args.shared_weights = shared->handle.get();
     if (home) {
@@ -159,17 +175,25 @@ class Sequence {
   // The experts of rank q for the tokens of all ranks, one rank after the other.
   Part run_range(int q) {
     const int begin = p_.begin[size_t(q)], end = p_.begin[size_t(q) + 1];
-    all_ = all_of(p_);
-    Vec x, ids, weights;
+    std::vector<Vec> x, ids, weights;
     for (const Seat& s : seats_) {
-      const Vec seen = m_.values(s.x);
-      x.insert(x.end(), seen.begin(), seen.end());
-      for (const double id : s.ids) ids.push_back(id < p_.experts ? id : -1);
-      weights.insert(weights.end(), s.weights.begin(), s.weights.end());
+      x.push_back(m_.values(s.x));
+      weights.push_back(s.weights);
+      ids.push_back(s.ids);
+      for (double& id : ids.back()) id = id < p_.experts ? id : -1;
     }
-    const BoundRange own(p_, context_.get(), begin, end);
-    return run_experts(p_.experts_desc(begin, end, false), all_, x, ids, weights, p_.drop, own,
-                       nullptr, out_[size_t(q)]);
+    const int64_t H = p_.hidden, K = p_.top_k;
+    all_ = {guests_, {}, spread(p_.d_y, H, 0.0), {}, {}, spread(p_.adapter_ids, 1, -1), 0};
+    const BoundRange own(p_, context_, begin, end);
+    return run_experts(p_.experts_desc(begin, end, false), all_, spread(x, H, 0.0),
+                       spread(ids, K, -1.0), spread(weights, K, 0.0), p_.drop, own, nullptr,
+                       out_[size_t(q)]);
+  }
+  // Of the tokens of all ranks. The factors that are drawn are exact.
+  int64_t capacity() const {
+    const double tokens = std::accumulate(p_.tokens.begin(), p_.tokens.end(), 0.0);
+    const double rows = tokens * p_.top_k * double(p_.capacity_factor) / p_.experts;
+    return std::max<int64_t>(1, int64_t(std::ceil(rows)));
   }
 
   // What does not leave rank r: everything but its experts.
@@ -178,11 +202,10 @@ class Sequence {
     const Seat& s = seats_[size_t(r)];
     Vec ids;
     for (const double id : s.ids) ids.push_back(id < p_.experts ? -1 : id);
-    const BoundRange own(p_, context_.get(), begin, end);
+    const BoundRange own(p_, context_, begin, end);
     std::unique_ptr<BoundMlp> shared;
     if (p_.shared)
-      shared =
-          std::make_unique<BoundMlp>(p_, context_.get(), p_.shared_weights, 1, p_.shared_inter);
+      shared = std::make_unique<BoundMlp>(p_, context_, p_.shared_weights, 1, p_.shared_inter);
     return run_experts(p_.experts_desc(begin, end, true), s.batch, m_.values(s.x), ids, s.weights,
                        MOEC_DROP_NONE, own, shared.get(), out_[size_t(r)]);
   }
@@ -191,12 +214,18 @@ class Sequence {
   void add_up(int r, int64_t first, const std::vector<Part>& routed, const Part& home) {
     const Seat& s = seats_[size_t(r)];
     const int64_t T = s.batch.tokens, H = p_.hidden, N = p_.columns(), K = p_.top_k;
+    const auto visits = [&](int64_t t, int q) {
+      for (int64_t a = t * K; a < (t + 1) * K; ++a)
+        if (p_.owner(static_cast<int>(s.ids[size_t(a)])) == q) return true;
+      return false;
+    };
     const auto sum = [&](Vec Part::* rows) {
       Vec total;
       for (int64_t i = 0; i < T * H; ++i) {
         float value = 0.0f;
-        for (const Part& part : routed)
-          value += static_cast<float>((part.*rows)[size_t(first * H + i)]);
+        for (int q = 0; q < p_.ranks; ++q)
+          if (visits(i / H, q))
+            value += static_cast<float>((routed[size_t(q)].*rows)[size_t(first * H + i)]);
         value += static_cast<float>((home.*rows)[size_t(i)]);
         total.push_back(static_cast<double>(value));
       }
@@ -243,10 +272,12 @@ class Sequence {
 
   const EpProblem& p_;
   Memory m_;
+  const moec_context* const context_;
   std::vector<Outputs> out_;
-  Context context_;
   Router router_;
   std::vector<Seat> seats_;
+  std::vector<int64_t> first_;  // guest of each rank
+  int64_t guests_ = 0;
   Batch all_{};
   Vec d_shared_a_;  // of the ranks so far
 };

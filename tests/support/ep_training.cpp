@@ -66,6 +66,7 @@ std::vector<double> train_ep(EpProblem p, int rank, const moec_context* context,
     Tensors m;
     const moec_tensor t = m.input(values, MOEC_F32, {static_cast<int64_t>(values.size())});
     check(moec_comm_sum(comm, &t, nullptr));
+    check(moec_context_sync(context, nullptr));
     return m.read(t);
   };
   for (int step = 0; step < steps; ++step) {

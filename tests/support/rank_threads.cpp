@@ -5,6 +5,8 @@
 #include <cstring>
 #include <thread>
 
+#include "device.h"
+
 namespace moec::test {
 
 RankBoard::RankBoard(int size, std::chrono::milliseconds deadline) : deadline_(deadline) {
@@ -24,6 +26,14 @@ moec_comm_callbacks RankBoard::callbacks(int rank, bool counts) {
     ++board.released_;
   };
   return callbacks;
+}
+
+Comm RankBoard::make_comm(const moec_context* context, int rank, bool counts) {
+  auto desc = sized<moec_comm_desc>();
+  desc.rank = rank;
+  desc.size = size();
+  const moec_comm_callbacks own = callbacks(rank, counts);
+  return make<Comm>(moec_comm_create, context, &desc, &own);
 }
 
 bool RankBoard::meet() {
@@ -113,16 +123,17 @@ const moec_allocator* poisoned() {
 }  // namespace
 
 Rank::Rank(RankBoard& board, int number, bool counts, const moec_allocator* allocator)
-    : rank(number), size(board.size()) {
+    : rank(number), size(board.size()), stream(board.stream(number)) {
+  const TestDevice device = test_device();
   auto context_desc = sized<moec_context_desc>();
-  context_desc.num_threads = 1;
-  context_desc.allocator = allocator ? allocator : poisoned();
+  context_desc.device_type = device.type;
+  context_desc.device_id = device.id;
+  if (device.type == MOEC_CPU) {
+    context_desc.num_threads = 1;
+    context_desc.allocator = allocator ? allocator : poisoned();
+  }
   context = make<Context>(moec_context_create, &context_desc);
-  auto desc = sized<moec_comm_desc>();
-  desc.rank = rank;
-  desc.size = size;
-  const moec_comm_callbacks callbacks = board.callbacks(rank, counts);
-  comm = make<Comm>(moec_comm_create, context.get(), &desc, &callbacks);
+  comm = board.make_comm(context.get(), rank, counts);
 }
 
 std::vector<std::string> run_ranks(int size, const std::function<void(int)>& body) {

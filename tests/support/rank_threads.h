@@ -20,13 +20,20 @@ namespace moec::test {
 class RankBoard {
  public:
   explicit RankBoard(int size, std::chrono::milliseconds deadline = std::chrono::seconds(60));
+  virtual ~RankBoard() = default;
   int size() const { return static_cast<int>(seats_.size()); }
   // Of one rank; counts: with all_to_all_v.
-  moec_comm_callbacks callbacks(int rank, bool counts = true);
+  virtual moec_comm_callbacks callbacks(int rank, bool counts = true);
+  virtual Comm make_comm(const moec_context* context, int rank, bool counts);
+  // Where the calls of a rank are queued.
+  virtual moec_stream stream(int /*rank*/) const { return nullptr; }
   int released() const { return released_; }
   // Callbacks of a rank return this instead of doing anything.
   void fail(int rank, int32_t with) { seats_[static_cast<size_t>(rank)].fails_with = with; }
   void set_poll(int32_t result) { poll_ = result; }
+
+ protected:
+  bool meet();  // false: not all came in time, now or ever before
 
  private:
   struct Seat {
@@ -43,7 +50,6 @@ class RankBoard {
                               const uint64_t* recv_at, uint64_t unit, moec_stream);
   // Between two barriers, copy(from) for each rank.
   int32_t exchange(Seat& seat, const void* send, const std::function<bool(const Seat&)>& copy);
-  bool meet();  // false: not all came in time, now or ever before
 
   std::vector<Seat> seats_;
   const std::chrono::milliseconds deadline_;
@@ -56,10 +62,12 @@ class RankBoard {
   int32_t poll_ = 0;
 };
 
-// A context and a communicator of one rank; without an allocator, memory begins as NaN.
+// A context of the device under test and a communicator of one rank; on the CPU, without an
+// allocator, memory begins as NaN.
 struct Rank {
   Rank(RankBoard& board, int rank, bool counts = true, const moec_allocator* allocator = nullptr);
   int rank, size;
+  moec_stream stream;
   Context context;
   Comm comm;
 };

@@ -1186,7 +1186,7 @@ type EpArgs struct {
 	GuestWeights Tensor
 	// out [G,H] partial_dtype; combine reads what the caller wrote
 	Partial Tensor
-	// out: T of all ranks together
+	// out: T of all ranks; -1 with MOEC_COMM_DEVICE
 	TotalTokens int64
 	// in [G,K] f32, optional, on all ranks or none
 	DGuestWeights Tensor

@@ -1779,7 +1779,7 @@ Fields of `moec_ep_args`:
 - `guest_ids`: out `[G,K]` i32; -1 = no expert of this rank
 - `guest_weights`: out `[G,K]` f32
 - `partial`: out `[G,H]` partial_dtype; combine reads what the caller wrote
-- `total_tokens`: out: T of all ranks together
+- `total_tokens`: out: T of all ranks; -1 with MOEC_COMM_DEVICE
 - `d_guest_weights`: in `[G,K]` f32, optional, on all ranks or none
 - `y`: out `[T,H]` dtype: the sum of partial rows; 0 without any
 - `d_routing_weights`: out `[T,K]` f32, with d_guest_weights; 0 where the id is no expert, or the row was dropped
@@ -2254,7 +2254,7 @@ moec_layer_backward(layer, args, stream) =
 moec_layer_describe(layer, weights, num_tokens, buffer, bytes, need) =
     @ccall LIB.moec_layer_describe(layer::Ptr{moec_layer}, weights::Ptr{moec_weights}, num_tokens::Int64, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
 
-"Makes a communicator from callbacks, which are copied. Host only; not collective. E_UNSUPPORTED: on CUDA, whose contexts have no expert parallelism yet, and callbacks that take device memory."
+"Makes a communicator from callbacks, which are copied. Not collective. E_UNSUPPORTED: on the CPU MOEC_COMM_DEVICE. moec/mpi.h and moec/nccl.h have callbacks for MPI and NCCL."
 moec_comm_create(context, desc, callbacks, out) =
     @ccall LIB.moec_comm_create(context::Ptr{moec_context}, desc::Ptr{moec_comm_desc}, callbacks::Ptr{moec_comm_callbacks}, out::Ptr{Ptr{moec_comm}})::Int32
 
@@ -2262,7 +2262,7 @@ moec_comm_create(context, desc, callbacks, out) =
 moec_comm_free(comm) =
     @ccall LIB.moec_comm_free(comm::Ptr{moec_comm})::Cvoid
 
-"in_out [any shape] f32|i32|i64 = the sum over all ranks, in rank order: counts for moec_router_bias_update, gradients of what all ranks share. Collective; waits; takes scratch of N times its bytes. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above."
+"in_out [any shape] f32|i32|i64 = the sum over all ranks, in rank order: counts for moec_router_bias_update, gradients of what all share. Collective; takes scratch of N times its bytes. With MOEC_COMM_DEVICE nothing is compared. E_MISMATCH and the others: as above."
 moec_comm_sum(comm, in_out, stream) =
     @ccall LIB.moec_comm_sum(comm::Ptr{moec_comm}, in_out::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
@@ -2282,11 +2282,11 @@ moec_ep_query(ep, out) =
 moec_ep_describe(ep, buffer, bytes, need) =
     @ccall LIB.moec_ep_describe(ep::Ptr{moec_ep}, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
 
-"Sends each token to the ranks of its experts, and sets the `out` views of args. Also the backward of combine: x = d_y. Collective; waits; allocates nothing. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above."
+"Sends each token to the ranks of its experts, and sets the `out` views of args. Also the backward of combine: x = d_y. Collective; allocates nothing. E_WOULD_SYNC: the stream is captured, and the callbacks lack MOEC_COMM_CAPTURE. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above."
 moec_ep_dispatch(ep, args, stream) =
     @ccall LIB.moec_ep_dispatch(ep::Ptr{moec_ep}, args::Ptr{moec_ep_args}, stream::Ptr{Cvoid})::Int32
 
-"Sends the partial rows of the last dispatch home: y [T,H] is their sum. Also the backward of dispatch: y = d_x, and d_guest_weights [G,K] to d_routing_weights [T,K]. T is the dispatch's. Collective; waits; allocates nothing. E_INVALID_STATE: there was no dispatch. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above."
+"Sends the partial rows of the last dispatch home: y [T,H] is their sum. Also the backward of dispatch: y = d_x, and d_guest_weights [G,K] to d_routing_weights [T,K]. T is the dispatch's. Collective; allocates nothing. E_INVALID_STATE: there was no dispatch. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK, E_WOULD_SYNC: as above."
 moec_ep_combine(ep, args, stream) =
     @ccall LIB.moec_ep_combine(ep::Ptr{moec_ep}, args::Ptr{moec_ep_args}, stream::Ptr{Cvoid})::Int32
 

@@ -17,9 +17,9 @@ from ._arguments import handle_of
 from ._context import Context
 from ._descriptors import to_raw
 from ._enums import DType, EpCallFlags, EpFlags, EpOverflow, EpScheme
-from ._errors import MoecError
+from ._errors import MoecError, error_of
 from ._handle import Handle
-from ._tensors import Array, numpy_dtype, set_tensors, tensor
+from ._tensors import Array, numpy_dtype, set_tensors, stream_handle, tensor
 
 Bytes = np.ndarray[Any, Any]
 _int, _pointer, _bytes = ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64
@@ -40,7 +40,8 @@ def _view(address: int | None, num_bytes: int) -> Bytes:
 
 class Comm(Handle):
     """N ranks whose bytes the caller moves: processes, or threads with a context each. Arrays are
-    uint8, of host memory:
+    uint8, of host memory, also where the context is a GPU's: then rows pass through it, and calls
+    wait. Comm.from_nccl() needs neither:
 
     - ``all_gather(send [n], recv [N,n])``: ``recv[r]`` is what rank r sends.
     - ``all_to_all(send [N,n], recv [N,n])``: ``recv[r]`` is what rank r sends to this rank.
@@ -59,9 +60,7 @@ class Comm(Handle):
         all_to_all: Callable[[Bytes, Bytes], Any],
         all_to_all_v: Callable[[Bytes, list[int], Bytes, list[int]], Any] | None = None,
     ) -> None:
-        self.context, self.rank, self.size = context, rank, size
-        self.group: Any = None  # of a framework
-        self._cause: BaseException | None = None
+        self._begin(context, rank, size)
 
         def gather(user: Any, send: Any, recv: Any, count: int, stream: Any) -> int:
             return self._run(all_gather, lambda: (
@@ -85,6 +84,28 @@ class Comm(Handle):
         desc = _raw.moec_comm_desc()
         desc.rank, desc.size = rank, size
         self._pointer = _raw.moec_comm_create(context.raw, desc, callbacks)
+
+    def _begin(self, context: Context, rank: int, size: int) -> None:
+        self.context, self.rank, self.size = context, rank, size
+        self.group: Any = None  # of a framework, whose collectives take tensors of this device
+        self.group_device: Any = None
+        self._cause: BaseException | None = None
+
+    @classmethod
+    def from_nccl(cls, context: Context, nccl_comm: int, rank: int, size: int) -> Comm:
+        """Of a ncclComm_t (its address) of NCCL, which stays the caller's and outlives this: calls
+        are queued on streams and may be captured. Its functions are those of the libnccl that the
+        process has loaded."""
+        self = cls.__new__(cls)
+        self._begin(context, rank, size)
+        status, pointer = _raw.comm_from_nccl(context.raw, nccl_comm)
+        if status:
+            why = {int(_raw.MOEC_E_UNSUPPORTED): "the process has loaded no libnccl.so.2",
+                   int(_raw.MOEC_E_DEVICE): "its GPU is not the context's"}
+            raise error_of(status, 0, 0, _raw.moec_status_name(status), "moec_comm_from_nccl",
+                           "moec.Comm.from_nccl: " + why.get(status, "NCCL refused it"))
+        self._pointer = pointer
+        return self
 
     def _parts(self, address: Any, sizes: Any, places: Any) -> tuple[Bytes, list[int]]:
         own = [sizes[r] for r in range(self.size)]
@@ -114,11 +135,13 @@ class Comm(Handle):
                 raise
             raise error from cause
 
-    def sum(self, array: Array) -> Array:
+    def sum(self, array: Array, *, stream: Any = None) -> Array:
         """array (f32, i32, i64) = the sum over all ranks, in rank order. Collective."""
         keep: list[Any] = []
+        handle = stream_handle(stream)
         with self.calling():
-            _raw.moec_comm_sum(self.raw, tensor(array, keep, "array", write=True), 0)
+            _raw.moec_comm_sum(
+                self.raw, tensor(array, keep, "array", write=True, stream=handle), handle)
         return array
 
 
@@ -156,7 +179,7 @@ class Guests:
     partial: Any
     """[G,H]: combine() reads what was written here"""
     total_tokens: int
-    """of all ranks"""
+    """of all ranks; -1: the host does not know it, for the comm queues"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,43 +228,49 @@ class EP(Handle):
 
     def dispatch(
         self, x: Array, expert_ids: Array, routing_weights: Array | None = None, *,
-        x_beside: Array | None = None, bound: int = 0,
+        x_beside: Array | None = None, bound: int = 0, stream: Any = None,
     ) -> Guests:
         """Send x [T,H], ids and weights [T,K], and x_beside [T,H]. Also the backward of combine: x
-        is d_y. bound: T of no rank is larger, equal on all; 0 = max_tokens."""
-        raw = self.dispatch_raw(x, expert_ids, routing_weights, x_beside=x_beside, bound=bound)
+        is d_y. bound: T of no rank is larger, equal on all; 0 = max_tokens. The views are NumPy
+        arrays, of the CPU alone: on a GPU take dispatch_raw()."""
+        raw = self.dispatch_raw(x, expert_ids, routing_weights, x_beside=x_beside, bound=bound,
+                                stream=stream)
         views = (_array(view) for view in (raw.guests, raw.guests_beside, raw.guest_ids,
                                            raw.guest_weights, raw.partial))
         return Guests(*views, int(raw.total_tokens))
 
     def dispatch_raw(
         self, x: Array, expert_ids: Array, routing_weights: Array | None = None, *,
-        x_beside: Array | None = None, bound: int = 0,
+        x_beside: Array | None = None, bound: int = 0, stream: Any = None,
     ) -> Any:
         """As dispatch(), with the struct of views."""
         keep: list[Any] = []
+        handle = stream_handle(stream)
         args = _raw.moec_ep_args()
         args.bound = bound
-        set_tensors(args, keep, x=x, expert_ids=expert_ids, routing_weights=routing_weights,
-                    x_beside=x_beside)
+        set_tensors(args, keep, stream=handle, x=x, expert_ids=expert_ids,
+                    routing_weights=routing_weights, x_beside=x_beside)
         with self.comm.calling():
-            _raw.moec_ep_dispatch(self.raw, args, 0)
+            _raw.moec_ep_dispatch(self.raw, args, handle)
         return args
 
     def combine(
         self, y: Array | None = None, *, d_guest_weights: Array | None = None,
         d_routing_weights: Array | None = None, flags: EpCallFlags = EpCallFlags.NONE,
+        stream: Any = None,
     ) -> None:
         """Write y [T,H], the sums of the partial rows of the last dispatch's T tokens; with
         d_guest_weights [G,K] also d_routing_weights [T,K]. Also the backward of dispatch: y is
         d_x."""
         keep: list[Any] = []
+        handle = stream_handle(stream)
         args = _raw.moec_ep_args()
         args.flags = flags
-        set_tensors(args, keep, d_guest_weights=d_guest_weights)
-        set_tensors(args, keep, write=True, y=y, d_routing_weights=d_routing_weights)
+        set_tensors(args, keep, stream=handle, d_guest_weights=d_guest_weights)
+        set_tensors(args, keep, write=True, stream=handle, y=y,
+                    d_routing_weights=d_routing_weights)
         with self.comm.calling():
-            _raw.moec_ep_combine(self.raw, args, 0)
+            _raw.moec_ep_combine(self.raw, args, handle)
 
     def state(self) -> EpState:
         raw = _raw.moec_ep_state()

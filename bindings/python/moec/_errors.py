@@ -106,7 +106,7 @@ _BY_CODE: dict[int, type[MoecError]] = {
 }
 
 
-def _make(
+def error_of(
     code: int, native_code: int, argument: int, name: str, site: str, message: str
 ) -> MoecError:
     if code == _raw.MOEC_E_DEVICE and _ON_THE_HOST.search(message):
@@ -114,7 +114,7 @@ def _make(
     return _BY_CODE.get(code, MoecError)(code, native_code, argument, name, site, message)
 
 
-_raw.set_error_factory(_make)
+_raw.set_error_factory(error_of)
 
 
 def wrong_state(site: str, message: str) -> StateError:

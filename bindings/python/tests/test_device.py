@@ -308,5 +308,5 @@ def test_the_hint_is_for_numpy_arrays_alone() -> None:
     hint = "; moec.Context.array copies a NumPy array there"
     for message, more in (("x is on cpu; expected cuda:1", hint),
                           ("x is on cuda:0; expected cuda:1", ""), ("cuda:0 failed", "")):
-        made = _errors._make(moec._raw.MOEC_E_DEVICE, 0, 0, "MOEC_E_DEVICE", "f", message)
+        made = _errors.error_of(moec._raw.MOEC_E_DEVICE, 0, 0, "MOEC_E_DEVICE", "f", message)
         assert str(made) == message + more

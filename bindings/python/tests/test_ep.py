@@ -217,3 +217,5 @@ def test_errors() -> None:
         moec.EP(moec.Comm(context, 0, 1, fails, fails), ep_desc(), [0, 1, 2])
     with pytest.raises(moec.InvalidArgumentError, match="desc.rank"):
         moec.Comm(context, 2, 2, fails, fails)
+    with pytest.raises(moec.UnsupportedError, match="no libnccl"):
+        moec.Comm.from_nccl(context, 1, 0, 1)

@@ -1174,20 +1174,20 @@ MOEC_API moec_status moec_layer_describe(const moec_layer* layer, const moec_wei
                                          uint64_t* need);
 
 /* ================================ 11. expert parallelism ================================ */
-/* N ranks share the E experts of a layer: rank r owns [b[r], b[r+1]). Each rank has T tokens of its
- * own; T may differ and be 0. A token goes once to each rank that owns one of its experts, where it
- * is a guest. The plan of that rank is built from the guests' ids; its experts write one partial
- * row for each guest; the rank that the token came from adds its partial rows in rank order, in
- * fp32, starting at +0, and rounds once. Guests are in the order (rank, token). So every scheme and
- * every transport gives the same bits, but for rows that ROWS dropped.
- * Ranks are processes, or threads with a context each. Bytes are moved by callbacks of the caller.
- * Collective functions are called by all ranks of the comm, in one order, and wait for each other.
- * The ranks first compare what they are about to do: E_MISMATCH names a rank that does otherwise,
- * on all ranks. A rank whose own arguments are refused says so, and the others get E_COMM, which
- * names it. After either the ep is as before. After E_TIMEOUT, E_CALLBACK or another E_COMM nobody
- * knows what the others did: comm and ep are broken, and each later call gives that status. */
-enum moec_comm_flags { /* on a context of the CPU: 0 */
-  MOEC_COMM_DEVICE = 1, /* the callbacks take memory of the device and queue on `stream` */
+/* N ranks share the E experts of a layer: rank r owns [b[r], b[r+1]). Each rank, a process or a
+ * thread with its own context, has T tokens; T may differ and be 0. A token goes once to each rank
+ * that owns one of its experts, as a guest; guests are in the order (rank, token). Experts write a
+ * partial row for each; the token's own rank adds these in rank order, in fp32, from +0 on, and
+ * rounds once. So schemes and transports give the same bits, but for rows that ROWS dropped.
+ * All ranks make collective calls in one order. Where callbacks wait, ranks first compare what they
+ * are about to do: all get E_MISMATCH, naming a rank, or E_COMM where one refused its arguments,
+ * and the ep is as before. With MOEC_COMM_DEVICE all but moec_ep_create queue, and a refused rank
+ * queues nothing; the device compares: y is NaN, moec_ep_poll and the next call say E_MISMATCH, and
+ * the ep is broken. After E_TIMEOUT, E_CALLBACK and another E_COMM comm and ep are broken, and each
+ * later call gives that status. On CUDA with flags 0 rows pass through memory of the host, and
+ * calls wait. */
+enum moec_comm_flags { /* 0: the callbacks take memory of the host, and wait */
+  MOEC_COMM_DEVICE = 1, /* they take memory of the device, CUDA's, and queue on `stream` */
   MOEC_COMM_CAPTURE = 2 /* and may be captured */
 };
 /* Each returns 0, or MOEC_E_TIMEOUT where its deadline passed, or another value but 0 on failure.
@@ -1218,8 +1218,8 @@ enum moec_ep_scheme {
   MOEC_EP_AUTO = 0,
   MOEC_EP_GATHER = 1, /* every rank gets all tokens; partial rows come back in equal parts */
   MOEC_EP_PEER = 2,   /* kernels write to the memory of peers: E_UNSUPPORTED here */
-  MOEC_EP_ROWS = 3,   /* equal parts of pair_rows rows: no count is read by the host */
-  MOEC_EP_EXACT = 4   /* counts are exchanged, then as many rows as there are */
+  MOEC_EP_ROWS = 3,   /* CPU: equal parts of pair_rows rows */
+  MOEC_EP_EXACT = 4   /* CPU: counts are exchanged, then as many rows as there are */
 };
 enum moec_ep_flags {
   MOEC_EP_FORWARD_ONLY = 1 /* no x_beside, hence no backward of a layer: less memory */
@@ -1266,7 +1266,7 @@ typedef struct moec_ep_args {
   moec_tensor guest_ids;       /* out [G,K] i32; -1 = no expert of this rank */
   moec_tensor guest_weights;   /* out [G,K] f32 */
   moec_tensor partial;         /* out [G,H] partial_dtype; combine reads what the caller wrote */
-  int64_t total_tokens;        /* out: T of all ranks together */
+  int64_t total_tokens;        /* out: T of all ranks; -1 with MOEC_COMM_DEVICE */
   /* combine */
   moec_tensor d_guest_weights; /* in  [G,K] f32, optional, on all ranks or none */
   moec_tensor y;               /* out [T,H] dtype: the sum of partial rows; 0 without any */
@@ -1286,8 +1286,8 @@ typedef struct moec_ep_state { /* since the ep was made; equal on all ranks but 
   uint64_t bytes_sent, bytes_received; /* to and from other ranks */
 } moec_ep_state;
 
-/* Makes a communicator from callbacks, which are copied. Host only; not collective. E_UNSUPPORTED:
- * on CUDA, whose contexts have no expert parallelism yet, and callbacks that take device memory. */
+/* Makes a communicator from callbacks, which are copied. Not collective. E_UNSUPPORTED: on the CPU
+ * MOEC_COMM_DEVICE. moec/mpi.h and moec/nccl.h have callbacks for MPI and NCCL. */
 MOEC_API MOEC_CHECK moec_status moec_comm_create(const moec_context* context,
                                                  const moec_comm_desc* desc,
                                                  const moec_comm_callbacks* callbacks,
@@ -1295,8 +1295,8 @@ MOEC_API MOEC_CHECK moec_status moec_comm_create(const moec_context* context,
 /* Drops the caller's reference; the last one calls `release`. Not collective. */
 MOEC_API void moec_comm_free(moec_comm* comm);
 /* in_out [any shape] f32|i32|i64 = the sum over all ranks, in rank order: counts for
- * moec_router_bias_update, gradients of what all ranks share. Collective; waits; takes scratch of N
- * times its bytes. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above. */
+ * moec_router_bias_update, gradients of what all share. Collective; takes scratch of N times its
+ * bytes. With MOEC_COMM_DEVICE nothing is compared. E_MISMATCH and the others: as above. */
 MOEC_API moec_status moec_comm_sum(moec_comm* comm, const moec_tensor* in_out, moec_stream stream);
 
 /* Makes an ep. Collective; waits; allocates moec_ep_info.memory, this once. E_UNSUPPORTED: the
@@ -1313,18 +1313,18 @@ MOEC_API moec_status moec_ep_query(const moec_ep* ep, moec_ep_info* out);
 MOEC_API moec_status moec_ep_describe(const moec_ep* ep, char* buffer, uint64_t bytes,
                                       uint64_t* need);
 /* Sends each token to the ranks of its experts, and sets the `out` views of args. Also the backward
- * of combine: x = d_y. Collective; waits; allocates nothing. E_MISMATCH, E_COMM, E_TIMEOUT,
- * E_CALLBACK: as above. */
+ * of combine: x = d_y. Collective; allocates nothing. E_WOULD_SYNC: the stream is captured, and the
+ * callbacks lack MOEC_COMM_CAPTURE. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above. */
 MOEC_API moec_status moec_ep_dispatch(moec_ep* ep, moec_ep_args* args, moec_stream stream);
 /* Sends the partial rows of the last dispatch home: y [T,H] is their sum. Also the backward of
  * dispatch: y = d_x, and d_guest_weights [G,K] to d_routing_weights [T,K]. T is the dispatch's.
- * Collective; waits; allocates nothing. E_INVALID_STATE: there was no dispatch. E_MISMATCH, E_COMM,
- * E_TIMEOUT, E_CALLBACK: as above. */
+ * Collective; allocates nothing. E_INVALID_STATE: there was no dispatch. E_MISMATCH, E_COMM,
+ * E_TIMEOUT, E_CALLBACK, E_WOULD_SYNC: as above. */
 MOEC_API moec_status moec_ep_combine(moec_ep* ep, const moec_ep_args* args, moec_stream stream);
 /* Counters, and whether the comm is well. Never waits. */
 MOEC_API moec_status moec_ep_poll(const moec_ep* ep, moec_ep_state* out);
 /* A layer with an ep (moec_layer_desc.ep) is called on all ranks alike: forward and backward are
- * collective, wait, and are one call at a time of their ep, of which many layers may use one. Its
+ * collective, and are one call at a time of their ep, of which many layers may use one. Its
  * num_experts, num_zero_experts, top_k, hidden and dtype are those of the ep; its weights are the
  * experts of this rank, and experts.expert_begin and _end are their range or 0, 0. Router, routing
  * weights, shared expert, identity experts, residual and output bias work on the T tokens of the

@@ -55,7 +55,7 @@ void CpuBackend::device_info(moec_device_info& info) const {
   std::snprintf(info.arch, sizeof info.arch, "%s", isa_name());
 }
 
-void* CpuBackend::allocate(uint64_t bytes, moec_stream) const {
+void* CpuBackend::allocate(uint64_t bytes, Place, moec_stream) const {
   // A packed copy is read from end to end: with huge pages, by far fewer walks of page tables.
   constexpr uint64_t kHugePage = 2 << 20;
   const bool huge = bytes >= 2 * kHugePage;
@@ -125,11 +125,8 @@ void CpuBackend::permute_backward(const PermuteGradArgs& args, moec_stream) cons
 void CpuBackend::unpermute_backward(const UnpermuteGradArgs& args, moec_stream) const {
   cpu::unpermute_backward(device(), args);
 }
-void CpuBackend::pick_rows(const PickRowsArgs& args, moec_stream) const {
-  cpu::pick_rows(device(), args);
-}
-void CpuBackend::sum_rows(const SumRowsArgs& args, moec_stream) const {
-  cpu::sum_rows(device(), args);
+void CpuBackend::between_ranks(const RankStep& step, moec_stream) const {
+  cpu::between_ranks(device(), step);
 }
 
 ExpertsPaths CpuBackend::experts_paths() const {

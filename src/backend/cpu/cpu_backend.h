@@ -19,7 +19,7 @@ class CpuBackend final : public Backend {
   void set_host(const HostServices& host) override { host_ = host; }
   void check_router(const moec_router_desc&) const override {}  // all of them run here
 
-  void* allocate(uint64_t bytes, moec_stream) const override;
+  void* allocate(uint64_t bytes, Place, moec_stream) const override;
   void release(void* pointer, moec_stream) const override;
   void copy(void* to, const void* from, uint64_t bytes, moec_stream) const override;
   void store(void* to, const void* from, uint64_t bytes, moec_stream) const override;
@@ -48,8 +48,7 @@ class CpuBackend final : public Backend {
   void unpermute(const UnpermuteArgs& args, moec_stream) const override;
   void permute_backward(const PermuteGradArgs& args, moec_stream) const override;
   void unpermute_backward(const UnpermuteGradArgs& args, moec_stream) const override;
-  void pick_rows(const PickRowsArgs& args, moec_stream) const override;
-  void sum_rows(const SumRowsArgs& args, moec_stream) const override;
+  void between_ranks(const RankStep& step, moec_stream) const override;
 
   ExpertsPaths experts_paths() const override;
 

@@ -56,9 +56,8 @@ void unpermute(const Device& device, const UnpermuteArgs& args);
 void permute_backward(const Device& device, const PermuteGradArgs& args);
 void unpermute_backward(const Device& device, const UnpermuteGradArgs& args);
 
-// ---- rank_rows.cpp
-void pick_rows(const Device& device, const PickRowsArgs& args);
-void sum_rows(const Device& device, const SumRowsArgs& args);
+// ---- rank_steps.cpp
+void between_ranks(const Device& device, const RankStep& step);
 
 // ---- packed copy of a set of experts: gate, up, down and biases (expert_weights.cpp)
 uint64_t packed_bytes(const WeightsView& weights);  // 0 = no packed form

@@ -30,7 +30,7 @@ class TopkPlan {
         plan_(plan),
         columns_(int64_t(plan.num_experts) + plan.num_zero),
         by_weight_(plan.drop == MOEC_DROP_BY_WEIGHT),
-        capacity_(plan.drop == MOEC_DROP_NONE ? INT64_MAX : plan.capacity),
+        capacity_(plan.drop == MOEC_DROP_NONE ? INT64_MAX : plan.kept_rows()),
         chunks_(plan.num_tokens, std::max<int64_t>(1, kChunkAssignments / plan.top_k)),
         histogram_(static_cast<int32_t*>(plan.scratch)),
         list_offsets_(histogram_ + Chunks::kMax * plan.num_local),

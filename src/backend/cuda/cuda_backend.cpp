@@ -12,6 +12,7 @@
 #include "backend/cuda/routing/loss.h"
 #include "backend/cuda/routing/route.h"
 #include "backend/cuda/rows/permute.h"
+#include "backend/cuda/rows/rank_steps.h"
 #include "backend/cuda/sm80/weight_values.h"
 #include "backend/cuda/weights/factors.h"
 #include "backend/cuda/weights/quantise.h"
@@ -69,11 +70,15 @@ void CudaBackend::device_info(moec_device_info& info) const {
 }
 
 // ---- memory and time
-void* CudaBackend::allocate(uint64_t bytes, moec_stream) const {  // for use on any stream
+void* CudaBackend::allocate(uint64_t bytes, Place place, moec_stream) const {  // for any stream
   const DeviceScope scope(device_);
   const RelaxedCapture relaxed;
   void* pointer = nullptr;
-  check(cudaMalloc(&pointer, bytes), "cudaMalloc");
+  if (place == Place::kShared)
+    check(cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+          "cudaHostAlloc");
+  else
+    check(cudaMalloc(&pointer, bytes), "cudaMalloc");
   return pointer;
 }
 void CudaBackend::release(void* pointer, moec_stream) const {
@@ -83,7 +88,10 @@ void CudaBackend::release(void* pointer, moec_stream) const {
   int before = device_;
   cudaGetDevice(&before);
   cudaSetDevice(device_);
-  cudaFree(pointer);
+  cudaPointerAttributes memory;
+  const bool shared = cudaPointerGetAttributes(&memory, pointer) == cudaSuccess &&
+                      memory.type == cudaMemoryTypeHost;
+  shared ? cudaFreeHost(pointer) : cudaFree(pointer);
   cudaSetDevice(before);
 }
 void CudaBackend::copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const {
@@ -201,6 +209,10 @@ void CudaBackend::permute_backward(const PermuteGradArgs& args, moec_stream stre
 void CudaBackend::unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const {
   const DeviceScope scope(device_);
   cuda::unpermute_backward(op(stream), args);
+}
+void CudaBackend::between_ranks(const RankStep& step, moec_stream stream) const {
+  const DeviceScope scope(device_);
+  cuda::between_ranks(op(stream), step);
 }
 
 // ---- weights

@@ -24,7 +24,7 @@ class CudaBackend final : public Backend {
   void set_host(const HostServices& host) override { host_ = host; }
   void check_router(const moec_router_desc& desc) const override;
 
-  void* allocate(uint64_t bytes, moec_stream stream) const override;
+  void* allocate(uint64_t bytes, Place place, moec_stream stream) const override;
   void release(void* pointer, moec_stream stream) const override;
   void copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const override;
   void store(void* to, const void* from, uint64_t bytes, moec_stream stream) const override;
@@ -51,6 +51,7 @@ class CudaBackend final : public Backend {
   void unpermute(const UnpermuteArgs& args, moec_stream stream) const override;
   void permute_backward(const PermuteGradArgs& args, moec_stream stream) const override;
   void unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const override;
+  void between_ranks(const RankStep& step, moec_stream stream) const override;
 
   ExpertsPaths experts_paths() const override { return paths_; }
 

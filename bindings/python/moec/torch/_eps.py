@@ -50,7 +50,8 @@ class EP(_EP):
 
     def send(self, route: Route, x: Tensor) -> Any:
         """Dispatch the tokens of a route; the struct of views."""
-        views = self.dispatch_raw(x, route.ids, route.weights)
+        stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
+        views = self.dispatch_raw(x, route.ids, route.weights, stream=stream)
         self.route, self.partial = route, view_of(views.partial)
         return views
 
@@ -62,11 +63,23 @@ class Route:
         self.ids, self.weights = ids, weights
 
 
+class _Bytes:
+    """Memory of a GPU as torch takes it."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
 def view_of(raw: Any) -> Tensor:
     """A view of the library's memory [n,m], until the next dispatch."""
-    address, code, _, _, shape = _raw.tensor_describe(raw)
+    address, code, kind, index, shape = _raw.tensor_describe(raw)
+    device = torch.device("cpu") if kind == _raw.MOEC_CPU else torch.device("cuda", index)
     dtype = _TORCH[DType(code)]
     count = shape[0] * shape[1]
     if not count:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory_at(address, count * dtype.itemsize), dtype=dtype).view(shape)
+        return torch.empty(shape, dtype=dtype, device=device)
+    num_bytes = count * dtype.itemsize
+    if device.type == "cuda":
+        return torch.as_tensor(_Bytes(address, num_bytes), device=device).view(dtype).view(shape)
+    return torch.frombuffer(memory_at(address, num_bytes), dtype=dtype).view(shape)

@@ -16,21 +16,27 @@ from .._descriptors import ExpertsDesc
 from .._ep import Comm
 from .._spec import ROUTED_WEIGHTS
 from .._tensors import dtype_of, kind_of
-from ._engine import context_of
+from ._engine import context_of, current_stream
 from ._eps import EP, Route, view_of
 from ._structs import FLOATS, code_of
 
 
-def comm(group: Any = None) -> Comm:
-    """A communicator of a process group, None: of all ranks. Bytes lie in host memory, so that the
-    group needs a backend for it, such as gloo. Raises NotImplementedError without one."""
+def comm(group: Any = None, device: torch.device | str | None = None) -> Comm:
+    """A communicator of a process group, None: of all ranks. device: whose tensors it is for; None:
+    the current GPU where the group's backend is nccl, else the CPU. NCCL's communicator is
+    borrowed: calls are queued on torch's stream, and may be captured. Other backends, such as gloo,
+    move host memory; for a GPU's tensors calls then wait."""
     group = dist.group.WORLD if group is None else group
-    name = str(dist.get_backend(group))
-    if name == "nccl":
-        raise NotImplementedError(
-            "moec.torch: the process group has the backend nccl, which moves no host memory, and "
-            'expert parallelism runs on the CPU; "gloo" and "cpu:gloo,cuda:nccl" can be used'
-        )
+    if device is None:
+        device = "cuda" if str(dist.get_backend(group)) == "nccl" else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if address := _nccl_comm(group, device):
+        made = Comm.from_nccl(context_of(device), address, rank, size)
+        made.group, made.group_device = group, device
+        return made
 
     def of(array: Any) -> Tensor:
         return torch.from_numpy(array).reshape(-1)
@@ -44,16 +50,28 @@ def comm(group: Any = None) -> Comm:
     def all_to_all_v(send: Any, send_sizes: list[int], recv: Any, recv_sizes: list[int]) -> None:
         dist.all_to_all_single(of(recv), of(send), recv_sizes, send_sizes, group=group)
 
-    made = Comm(context_of(torch.device("cpu")), dist.get_rank(group), dist.get_world_size(group),
-                all_gather, all_to_all, all_to_all_v)
-    made.group = group
+    made = Comm(context_of(device), rank, size, all_gather, all_to_all, all_to_all_v)
+    made.group, made.group_device = group, torch.device("cpu")
     return made
+
+
+def _nccl_comm(group: Any, device: torch.device) -> int:
+    """The ncclComm_t that a group has for tensors of a device; 0 where another backend moves
+    them."""
+    if device.type != "cuda" or "nccl" not in str(dist.get_backend_config(group)):
+        return 0
+    backend = group._get_backend(device)
+    if not hasattr(backend, "_comm_ptr"):
+        return 0
+    if not backend._comm_ptr():  # it is made by the first collective
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+    return int(backend._comm_ptr())
 
 
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ep: EP, route: Route, x: Tensor, weights: Tensor) -> Any:
-        ctx.ep, ctx.route, ctx.shape, ctx.dtype = ep, route, x.shape, x.dtype
+        ctx.ep, ctx.route, ctx.like = ep, route, x.new_empty(()).expand(x.shape)
         views = ep.send(route, x)
         found = [view_of(v).clone() for v in (views.guests, views.guest_ids, views.guest_weights)]
         found[0][(found[1] < 0).all(-1)] = 0  # they may hold anything
@@ -63,13 +81,13 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_guests: Tensor, _: Any, d_weights: Tensor) -> Any:
         ep, route = ctx.ep, ctx.route
-        d_x = torch.empty(ctx.shape, dtype=ctx.dtype)
+        d_x = torch.empty_like(ctx.like, memory_format=torch.contiguous_format)
         if ep.route is not route:  # another layer's backward came between
             ep.send(route, d_x.zero_())
         ep.partial.copy_(d_guests)
-        d_routing = torch.empty(route.ids.shape, dtype=torch.float32)
+        d_routing = torch.empty_like(route.weights)
         ep.combine(d_x, d_guest_weights=d_weights.float().contiguous(),
-                   d_routing_weights=d_routing)
+                   d_routing_weights=d_routing, stream=current_stream(d_x))
         if ep.scale != 1.0:
             d_x, d_routing = d_x / ep.scale, d_routing / ep.scale
         return None, None, d_x, d_routing
@@ -80,8 +98,8 @@ class _Combine(torch.autograd.Function):
     def forward(ctx: Any, ep: EP, route: Route, rows: Tensor) -> Tensor:
         ctx.ep, ctx.route = ep, route
         ep.partial.copy_(rows)
-        y = torch.empty((len(route.ids), rows.shape[-1]), dtype=rows.dtype)
-        ep.combine(y)
+        y = rows.new_empty((len(route.ids), rows.shape[-1]))
+        ep.combine(y, stream=current_stream(y))
         return y
 
     @staticmethod
@@ -145,12 +163,12 @@ def full_state_dict(model: nn.Module) -> dict[str, Any]:
     groups of the eps."""
     state: dict[str, Any] = dict(model.state_dict())
     for name, ep in _parted_names(model).items():
-        own = state[name].detach().cpu().contiguous()
+        own = state[name].detach().to(ep.comm.group_device).contiguous()
         begin = _ranges(ep)
         parts = [own.new_empty((begin[r + 1] - begin[r], *own.shape[1:]))
                  for r in range(ep.comm.size)]
         dist.all_gather(parts, own, group=ep.comm.group)
-        state[name] = torch.cat(parts)
+        state[name] = torch.cat(parts).cpu()
     return state
 
 
@@ -170,14 +188,17 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     DDP does. Returns the norm; collective over the group of the eps, which is one."""
     eps = _parted_names(model)
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    square = [torch.zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.float32)]
+    device = next((g.device for g in grads.values()), torch.device("cpu"))
+    square = [torch.zeros((), device=device), torch.zeros((), device=device)]
     for name, grad in grads.items():
         square[name in eps] += grad.float().square().sum()
-    groups = {id(ep.comm.group): ep.comm.group for ep in eps.values()}
-    if len(groups) > 1:
-        raise NotImplementedError(f"moec.torch: the eps have {len(groups)} groups; one can be used")
-    for group in groups.values():
-        dist.all_reduce(square[1], group=group)
+    comms = {id(ep.comm.group): ep.comm for ep in eps.values()}
+    if len(comms) > 1:
+        raise NotImplementedError(f"moec.torch: the eps have {len(comms)} groups; one can be used")
+    for one in comms.values():
+        parted_square = square[1].to(one.group_device)
+        dist.all_reduce(parted_square, group=one.group)
+        square[1] = parted_square.to(device)
     norm = (square[0] + square[1]).sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for grad in grads.values():

@@ -48,7 +48,7 @@ struct PlanParams {
   // Rows of an expert with `count` assignments. Dropping by weight sees all of them first.
   __device__ int kept(int count) const {
     const bool bounded = plan.drop != MOEC_DROP_NONE;
-    return bounded ? int(min(int64_t(count), plan.capacity)) : count;
+    return bounded ? int(min(int64_t(count), plan.kept_rows())) : count;
   }
   __device__ int padded(int count) const {
     return plan.align == 1 ? count : (count + plan.align - 1) / plan.align * plan.align;
@@ -222,7 +222,7 @@ struct PlanTile {
         const int position = next[local[r]] + in_tile, at = local_start[local[r]] + in_tile;
         entries[at] = uint32_t(local[r]) << 16 | uint32_t(i - first);
         entry_weights[at] = weight[r];
-        if (!p.list && (plan.drop == MOEC_DROP_NONE || position < plan.capacity))
+        if (!p.list && (plan.drop == MOEC_DROP_NONE || position < plan.kept_rows()))
           row = start[local[r]] + position;
       }
       if (i >= p.assignments) continue;
@@ -238,7 +238,7 @@ struct PlanTile {
       const int row = start[e] + position;
       if (p.list) {
         p.list[row] = int32_t(i);
-      } else if (plan.drop == MOEC_DROP_NONE || position < plan.capacity) {
+      } else if (plan.drop == MOEC_DROP_NONE || position < plan.kept_rows()) {
         const uint32_t token = p.token_of(i);
         plan.row_token[row] = int32_t(token);
         plan.row_slot[row] = int32_t(i - token * uint32_t(plan.top_k));

@@ -3,7 +3,8 @@
 // found is added in the order of the tokens. Chunks are those of the CPU backend, and are added in
 // their order.
 // A stretch is what is balanced by itself: all tokens, or one sequence. Stretches go in batches, so
-// that scratch does not grow with their number.
+// that scratch does not grow with their number. The tokens of all ranks are one stretch, even where
+// this one has none: its sums are added over the ranks before anything is made of them.
 #include "backend/cuda/routing/loss.h"
 
 #include "backend/cuda/routing/route_row.cuh"
@@ -33,6 +34,9 @@ struct LossParams {
   float *sum_p, *block_p;
   int32_t *sum_n, *counted;
   double *part, *total;  // part: loss of a chunk or stretch; total [1]: of all before the batch
+  // of all ranks: counted tokens, or sequences [1]; n of each lane. Null: of this one
+  int64_t* of_all;
+  double* selected_of_all;
   LossLayer layers[kMaxLayers];
 
   __device__ bool counts_token(int64_t t) const { return !token_mask || token_mask[t]; }
@@ -124,14 +128,10 @@ __device__ double selected(const LossParams& p, int64_t slot, int e) {
   return double(p.sum_n[slot * p.lanes + e]);
 }
 
-// A CTA a stretch: its loss, or, for the gradient, d_p[e] = factor * n_e in place of the sums of p.
-__global__ void sum_stretch_kernel(const __grid_constant__ LossParams p, bool backward) {
-  begin_kernel();
-  const int64_t slot = blockIdx.x * p.chunks;
+// Sums of a stretch in place of those of its first chunk; returns its counted tokens.
+__device__ int64_t add_chunks(const LossParams& p, int64_t slot) {
   int64_t counted = 0;
   for (int64_t chunk = 0; chunk < p.chunks; ++chunk) counted += p.counted[slot + chunk];
-  const double factor = math::balance_factor(p.kind, double(p.coefficient), p.num_experts, p.top_k,
-                                             counted * p.num_layers, p.stretches);
   for (int e = threadIdx.x; e < p.lanes; e += blockDim.x) {
     float* const sum_p = p.sum_p + slot * p.lanes + e;
     int32_t* const sum_n = p.sum_n + slot * p.lanes + e;
@@ -139,14 +139,59 @@ __global__ void sum_stretch_kernel(const __grid_constant__ LossParams p, bool ba
       *sum_p += sum_p[chunk * p.lanes];
       *sum_n += sum_n[chunk * p.lanes];
     }
-    if (backward) *sum_p = float(factor * p.loss_gradient() * selected(p, slot, e));
   }
+  return counted;
+}
+
+// The loss of a stretch, or, for the gradient, d_p[e] = factor * n_e in place of the sums of p.
+// n(e): how often e was selected.
+template <class Selected>
+__device__ void finish_stretch(const LossParams& p, int64_t slot, double factor, bool backward,
+                               const Selected& n) {
+  if (backward)
+    for (int e = threadIdx.x; e < p.lanes; e += blockDim.x)
+      p.sum_p[slot * p.lanes + e] = float(factor * p.loss_gradient() * n(e));
   __syncthreads();
   if (backward || threadIdx.x != 0) return;
   double dot = 0.0;
-  for (int e = 0; e < p.num_experts; ++e)
-    dot += selected(p, slot, e) * double(p.sum_p[slot * p.lanes + e]);
+  for (int e = 0; e < p.num_experts; ++e) dot += n(e) * double(p.sum_p[slot * p.lanes + e]);
   p.part[slot] = factor * dot;
+}
+
+__device__ double factor_of(const LossParams& p, int64_t tokens, int64_t stretches) {
+  return math::balance_factor(p.kind, double(p.coefficient), p.num_experts, p.top_k,
+                              tokens * p.num_layers, stretches);
+}
+
+// A CTA a stretch.
+__global__ void sum_stretch_kernel(const __grid_constant__ LossParams p, bool backward) {
+  begin_kernel();
+  const int64_t slot = blockIdx.x * p.chunks, counted = add_chunks(p, slot);
+  finish_stretch(p, slot, factor_of(p, counted, p.of_all ? *p.of_all : p.stretches), backward,
+                 [&](int e) { return selected(p, slot, e); });
+}
+
+// The one stretch of all ranks: what this one adds to it, and what is made of the sums.
+__global__ void own_sums_kernel(const __grid_constant__ LossParams p) {
+  begin_kernel();
+  if (p.chunks == 0) clear_chunk(p, 0);
+  const int64_t counted = add_chunks(p, 0);
+  for (int e = threadIdx.x; e < p.lanes; e += blockDim.x) p.selected_of_all[e] = selected(p, 0, e);
+  if (threadIdx.x == 0) *p.of_all = counted;
+}
+__global__ void sums_of_all_kernel(const __grid_constant__ LossParams p, bool backward) {
+  begin_kernel();
+  finish_stretch(p, 0, factor_of(p, *p.of_all, 1), backward,
+                 [&](int e) { return p.selected_of_all[e]; });
+}
+
+__global__ void set_sequences_kernel(const __grid_constant__ LossParams p) {
+  begin_kernel();
+  *p.of_all = p.stretches;
+}
+__global__ void store_total_kernel(const __grid_constant__ LossParams p) {
+  begin_kernel();
+  *p.loss = float(*p.total);
 }
 
 // Loss of the stretches of a batch after those before; the last batch stores it.
@@ -227,13 +272,20 @@ class Losses {
  public:
   Losses(const Op& op, const LossArgs& args)
       : op_(op),
+        ranks_(args.ranks),
         row_bytes_(RowPlaces::scratch_bytes(args.num_experts, args.top_k)),
         scratch_(op, row_bytes_ + sum_bytes(padded_columns(args.num_experts))),
         params_(params_of(args, scratch_.as<char>())) {
     LossParams& p = params_;
     p.total = reinterpret_cast<double*>(scratch_.as<char>() + row_bytes_);
     p.part = p.total + 1;
-    p.counted = reinterpret_cast<int32_t*>(p.part + batch_chunks());
+    double* next = p.part + batch_chunks();
+    if (ranks_) {
+      p.of_all = reinterpret_cast<int64_t*>(next);
+      p.selected_of_all = next + 1;
+      next += 1 + p.lanes;
+    }
+    p.counted = reinterpret_cast<int32_t*>(next);
     p.sum_n = p.counted + batch_chunks();
     p.sum_p = reinterpret_cast<float*>(p.sum_n + batch_chunks() * p.lanes);
     p.block_p = p.sum_p + batch_chunks() * p.lanes;
@@ -241,6 +293,11 @@ class Losses {
   }
 
   void run_all(bool backward) {
+    if (ranks_ && params_.kind != MOEC_LOSS_BALANCE_SEQUENCE) return run_one_of_all(backward);
+    if (ranks_) {
+      launch_one(set_sequences_kernel, 1, 1);
+      ranks_->add(params_.of_all, 1);
+    }
     const int64_t step = params_.chunks ? batch_chunks() / params_.chunks : 1;
     if (params_.stretches == 0 && !backward) launch_one(add_stretches_kernel, 1, 1);
     for (int64_t first = 0; first < params_.stretches; first += step) {
@@ -248,6 +305,9 @@ class Losses {
       params_.end_stretch = std::min(first + step, params_.stretches);
       run_batch(backward);
     }
+    if (!ranks_ || backward) return;
+    ranks_->add(params_.total, 1);
+    launch_one(store_total_kernel, 1, 1);
   }
 
  private:
@@ -258,26 +318,46 @@ class Losses {
   uint64_t sum_bytes(int64_t lanes) const {
     const uint64_t chunks = uint64_t(batch_chunks());
     return (1 + chunks) * sizeof(double) + chunks * sizeof(int32_t) +
-           chunks * uint64_t(lanes) * (sizeof(int32_t) + 2 * sizeof(float));
+           chunks * uint64_t(lanes) * (sizeof(int32_t) + 2 * sizeof(float)) +
+           (ranks_ ? uint64_t(lanes + 1) * sizeof(double) : 0);
   }
   template <class... Args>
   void launch_one(void (*kernel)(Args...), int64_t grid, int threads, auto... more) {
     run(op_, "loss", kernel, dim3(unsigned(grid)), threads, 0, params_, more...);
   }
   int64_t chunks() const { return (params_.end_stretch - params_.first_stretch) * params_.chunks; }
-  void run_batch(bool backward) {
+  void sum_chunks() {
+    if (chunks())
+      run(op_, "loss", sum_chunk_kernel, dim3(unsigned(chunks())), params_.places.threads(),
+          params_.places.shared_bytes(), params_);
+  }
+  void finish(bool backward) {
+    if (!backward) return launch_one(add_stretches_kernel, 1, 1);
     const RowPlaces& places = params_.places;
     const int64_t stretches = params_.end_stretch - params_.first_stretch;
-    run(op_, "loss", sum_chunk_kernel, dim3(unsigned(chunks())), places.threads(),
-        places.shared_bytes(), params_);
-    launch_one(sum_stretch_kernel, stretches, 256, backward);
-    if (!backward) return launch_one(add_stretches_kernel, 1, 1);
-    run(op_, "gradient of a loss", balance_gradient_kernel,
-        places.grid(stretches * params_.stretch_tokens, op_.multiprocessors), places.threads(),
-        places.shared_bytes(), params_);
+    if (const int64_t tokens = stretches * params_.stretch_tokens)
+      run(op_, "gradient of a loss", balance_gradient_kernel,
+          places.grid(tokens, op_.multiprocessors), places.threads(), places.shared_bytes(),
+          params_);
+  }
+  void run_batch(bool backward) {
+    sum_chunks();
+    launch_one(sum_stretch_kernel, params_.end_stretch - params_.first_stretch, 256, backward);
+    finish(backward);
+  }
+  void run_one_of_all(bool backward) {
+    params_.stretches = params_.end_stretch = 1;
+    sum_chunks();
+    launch_one(own_sums_kernel, 1, 256);
+    ranks_->add(params_.sum_p, params_.lanes);
+    ranks_->add(params_.selected_of_all, params_.lanes);
+    ranks_->add(params_.of_all, 1);
+    launch_one(sums_of_all_kernel, 1, 256, backward);
+    finish(backward);
   }
 
   const Op& op_;
+  const RankSums* const ranks_;
   const uint64_t row_bytes_;  // of rows that shared memory does not hold
   const Scratch scratch_;     // these rows, then the sums: one block
   LossParams params_;

@@ -25,6 +25,9 @@ struct ZParams {
   float* loss;
   double* part;      // [chunks] sums of squares
   int32_t* counted;  // [chunks], with a mask
+  // of all ranks: the sum of squares, and counted tokens; null: of this one
+  double* sum_of_all;
+  int64_t* counted_of_all;
 
   __device__ bool counts_token(int64_t t) const { return !token_mask || token_mask[t]; }
   __device__ double loss_gradient() const { return d_loss ? double(*d_loss) : 1.0; }
@@ -80,13 +83,15 @@ __global__ __launch_bounds__(kZThreads) void count_chunk_kernel(const __grid_con
   if (threadIdx.x == 0) p.counted[slot] = counted;
 }
 
+// By one warp.
+__device__ int64_t own_counted(const ZParams& p) {
+  if (!p.token_mask) return p.num_tokens;
+  int32_t mine = 0;
+  for_columns(int(p.chunks), [&](int chunk) { mine += p.counted[chunk]; });
+  return warp_sum(mine);
+}
 __device__ double z_factor(const ZParams& p) {
-  int64_t counted = p.num_tokens;
-  if (p.token_mask) {
-    int32_t mine = 0;
-    for_columns(int(p.chunks), [&](int chunk) { mine += p.counted[chunk]; });
-    counted = warp_sum(mine);
-  }
+  const int64_t counted = p.counted_of_all ? *p.counted_of_all : own_counted(p);
   return p.coefficient / double(max(counted, int64_t(1)));
 }
 
@@ -112,17 +117,29 @@ __global__ __launch_bounds__(kZThreads) void z_chunk_kernel(const __grid_constan
   if (threadIdx.x == 0) p.part[slot] = total;
 }
 
-// One warp.
-__global__ void z_sum_kernel(const __grid_constant__ ZParams p) {
+// Of lane 0, in the order of chunks.
+__device__ double own_sum(const ZParams& p) {
   __shared__ double parts[Chunks::kMax];
-  begin_kernel();
-  const double factor = z_factor(p);
   for_columns(int(p.chunks), [&](int chunk) { parts[chunk] = p.part[chunk]; });
   __syncwarp();
-  if (threadIdx.x != 0) return;
   double sum = 0.0;
-  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) sum += parts[chunk];
-  *p.loss = float(sum * factor);
+  for (int64_t chunk = 0; threadIdx.x == 0 && chunk < p.chunks; ++chunk) sum += parts[chunk];
+  return sum;
+}
+
+// Each is one warp: the loss, and what this rank adds to that of all.
+__global__ void z_sum_kernel(const __grid_constant__ ZParams p) {
+  begin_kernel();
+  const double factor = z_factor(p), sum = p.sum_of_all ? *p.sum_of_all : own_sum(p);
+  if (threadIdx.x == 0) *p.loss = float(sum * factor);
+}
+__global__ void z_own_kernel(const __grid_constant__ ZParams p, bool with_sum) {
+  begin_kernel();
+  const int64_t counted = own_counted(p);
+  const double sum = with_sum ? own_sum(p) : 0.0;
+  if (threadIdx.x != 0) return;
+  *p.counted_of_all = counted;
+  *p.sum_of_all = sum;
 }
 
 __global__ __launch_bounds__(kGradientThreads) void z_gradient_kernel(
@@ -146,7 +163,7 @@ __global__ __launch_bounds__(kGradientThreads) void z_gradient_kernel(
 
 void z_loss(const Op& op, const LossArgs& args, bool backward) {
   const Chunks chunks(args.num_tokens, kLossTokens);
-  const Scratch scratch(op, Chunks::kMax * (sizeof(double) + sizeof(int32_t)));
+  const Scratch scratch(op, Chunks::kMax * (sizeof(double) + sizeof(int32_t)) + 2 * sizeof(double));
   ZParams p = {};
   p.num_tokens = args.num_tokens;
   p.chunk_tokens = chunks.length;
@@ -159,12 +176,19 @@ void z_loss(const Op& op, const LossArgs& args, bool backward) {
   p.token_mask = args.token_mask;
   p.d_loss = args.d_loss;
   p.loss = args.loss;
-  p.part = scratch.as<double>();
+  p.part = scratch.as<double>() + 2;
   p.counted = reinterpret_cast<int32_t*>(p.part + Chunks::kMax);
   const dim3 each(unsigned(p.chunks));
   if (p.chunks && p.token_mask) run(op, "loss", count_chunk_kernel, each, kZThreads, 0, p);
+  if (p.chunks && !backward) run(op, "loss", z_chunk_kernel, each, kZThreads, 0, p);
+  if (args.ranks) {
+    p.sum_of_all = scratch.as<double>();
+    p.counted_of_all = reinterpret_cast<int64_t*>(p.sum_of_all + 1);
+    run(op, "loss", z_own_kernel, dim3(1), 32, 0, p, !backward);
+    if (!backward) args.ranks->add(p.sum_of_all, 1);
+    args.ranks->add(p.counted_of_all, 1);
+  }
   if (!backward) {
-    if (p.chunks) run(op, "loss", z_chunk_kernel, each, kZThreads, 0, p);
     run(op, "loss", z_sum_kernel, dim3(1), 32, 0, p);
   } else if (p.chunks) {
     run(op, "gradient of a loss", z_gradient_kernel,

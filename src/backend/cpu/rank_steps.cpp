@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that go to other ranks, and the sum of those that come back.
+// Steps of a rank between collectives.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/row_math.h"
+#include "backend/rank_steps.h"
 #include "core/dtype.h"
 #include "core/portable.h"
 
@@ -15,9 +18,10 @@ namespace {
 constexpr int64_t kBlock = 1024;  // columns
 
 // Sums start at +0, so that none is ever -0: a rank without a row leaves no trace.
-void sum_token(const SumRowsArgs& args, int64_t t) {
+void sum_token(const SumRows& args, int64_t t) {
   alignas(kCacheLine) float sum[kBlock], row[kBlock];
-  const int32_t* const index = args.index + t * args.width;
+  const auto alone = int32_t(t);
+  const int32_t* const index = args.index ? args.index + t * args.width : &alone;
   for (int64_t h = 0; h < args.hidden; h += kBlock) {
     const int64_t n = std::min(kBlock, args.hidden - h);
     const auto at = [&](const Array& rows, int64_t line) {
@@ -31,27 +35,41 @@ void sum_token(const SumRowsArgs& args, int64_t t) {
     for (int32_t i = 0; i < args.width && index[i] >= 0; ++i) add_row(args.rows, index[i]);
     if (args.scale != 1.0f) scale(sum, args.scale, n);
     if (args.add) add_row(args.y, t);
+    if (args.broken && *args.broken) std::fill_n(sum, n, std::nanf(""));
     convert_from_f32(sum, args.y.dtype, at(args.y, t), n);
   }
 }
 
-}  // namespace
-
-void pick_rows(const Device& device, const PickRowsArgs& args) {
-  const int64_t bytes = args.row_bytes;
-  for_ranges(device, args.count, bytes, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      if (args.index[i] >= 0)
-        std::memcpy(static_cast<char*>(args.to) + i * bytes,
-                    static_cast<const char*>(args.from) + args.index[i] * bytes, size_t(bytes));
-  });
+template <class Step>
+void run_at(const Step& step, int64_t i) {
+  step(i);
+}
+void run_at(const SumRows& step, int64_t t) {
+  sum_token(step, t);
 }
 
-void sum_rows(const Device& device, const SumRowsArgs& args) {
-  const int64_t bytes = args.hidden * dtype_bytes(args.rows.dtype);
-  for_ranges(device, args.num_tokens, bytes * (args.width + 1), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) sum_token(args, t);
-  });
+// What one index moves, about.
+template <class Step>
+int64_t bytes_of(const Step&) {
+  return 4 * kCacheLine;
+}
+int64_t bytes_of(const PickRows& step) {
+  return step.row_bytes;
+}
+int64_t bytes_of(const SumRows& step) {
+  return step.hidden * dtype_bytes(step.rows.dtype) * (step.width + 1);
+}
+
+}  // namespace
+
+void between_ranks(const Device& device, const RankStep& step) {
+  std::visit(
+      [&](const auto& one) {
+        for_ranges(device, one.count(), bytes_of(one), [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) run_at(one, i);
+        });
+      },
+      static_cast<const RankSteps&>(step));
 }
 
 }  // namespace moec::cpu

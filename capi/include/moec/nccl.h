@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* moec/nccl.h: a moec_comm of a communicator of NCCL, in a header alone: the library knows no NCCL,
+ * and this wants neither NCCL's header nor a link with it. It takes the functions of the libnccl
+ * that the process has loaded, 2.18 or later. Before glibc 2.34 link with -ldl.
+ *
+ *   moec_comm* comm;
+ *   moec_status status = moec_comm_from_nccl(context, nccl_comm, NULL, &comm);
+ *
+ * Calls are queued on the caller's stream and may be captured. The communicator stays the caller's:
+ * it outlives the comm and the eps of it, and what else uses it keeps one order on all ranks. NCCL
+ * waits for a rank that does not call for as long as it is set to; ncclCommAbort ends that, and
+ * moec_ep_poll says E_COMM from then on. */
+#ifndef MOEC_NCCL_H
+#define MOEC_NCCL_H
+#if defined(__linux__) && !defined(_GNU_SOURCE) && !defined(RTLD_DEFAULT)
+#define MOEC_NCCL_DEFAULT ((void*)0) /* RTLD_DEFAULT, which needs _GNU_SOURCE */
+#else
+#define MOEC_NCCL_DEFAULT RTLD_DEFAULT
+#endif
+#include <dlfcn.h>
+#include <moec/moec.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Functions of NCCL: a ncclComm_t is a void*, a stream as well, ncclResult_t and ncclDataType_t are
+ * int. */
+typedef struct moec_nccl_api {
+  int (*count)(const void* comm, int* ranks);
+  int (*user_rank)(const void* comm, int* rank);
+  int (*cu_device)(const void* comm, int* device);
+  int (*all_gather)(const void* send, void* recv, size_t count, int type, void* comm, void* stream);
+  int (*send)(const void* send, size_t count, int type, int peer, void* comm, void* stream);
+  int (*recv)(void* recv, size_t count, int type, int peer, void* comm, void* stream);
+  int (*group_start)(void);
+  int (*group_end)(void);
+  int (*get_async_error)(void* comm, int* error);
+} moec_nccl_api;
+
+typedef struct moec_nccl { /* behind the callbacks */
+  moec_nccl_api api;
+  void* comm;
+  int size;
+} moec_nccl;
+
+#define MOEC_NCCL_UINT8 1       /* ncclUint8 */
+#define MOEC_NCCL_IN_PROGRESS 7 /* ncclInProgress */
+
+/* The functions of the libnccl that is loaded; -1: there is none. */
+static inline int moec_nccl_find(moec_nccl_api* api) {
+  static const char* const names[] = {
+      "ncclCommCount", "ncclCommUserRank", "ncclCommCuDevice", "ncclAllGather",        "ncclSend",
+      "ncclRecv",      "ncclGroupStart",   "ncclGroupEnd",     "ncclCommGetAsyncError"};
+  void* const library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
+  void* found[sizeof names / sizeof *names];
+  size_t i;
+  int missing = 0;
+  for (i = 0; i < sizeof names / sizeof *names; ++i) {
+    found[i] = dlsym(library ? library : MOEC_NCCL_DEFAULT, names[i]);
+    missing |= !found[i];
+  }
+  if (library) dlclose(library); /* whoever loaded it keeps it */
+  if (missing) return -1;
+  memcpy(api, found, sizeof *api); /* a pointer each, in this order */
+  return 0;
+}
+
+static inline int32_t moec_nccl_all_gather(void* user, const void* send, void* recv, uint64_t bytes,
+                                           moec_stream stream) {
+  const moec_nccl* const nccl = (const moec_nccl*)user;
+  return nccl->api.all_gather(send, recv, (size_t)bytes, MOEC_NCCL_UINT8, nccl->comm, stream);
+}
+
+static inline int32_t moec_nccl_all_to_all(void* user, const void* send, void* recv, uint64_t bytes,
+                                           moec_stream stream) {
+  const moec_nccl* const nccl = (const moec_nccl*)user;
+  const moec_nccl_api* const api = &nccl->api;
+  int r, ended, result = api->group_start();
+  if (result) return result;
+  for (r = 0; r < nccl->size && !result; ++r) {
+    result = api->send((const char*)send + (uint64_t)r * bytes, (size_t)bytes, MOEC_NCCL_UINT8, r,
+                       nccl->comm, stream);
+    if (!result)
+      result = api->recv((char*)recv + (uint64_t)r * bytes, (size_t)bytes, MOEC_NCCL_UINT8, r,
+                         nccl->comm, stream);
+  }
+  ended = api->group_end();
+  return result ? result : ended;
+}
+
+static inline int32_t moec_nccl_poll(void* user) {
+  const moec_nccl* const nccl = (const moec_nccl*)user;
+  int error = 0;
+  const int result = nccl->api.get_async_error(nccl->comm, &error);
+  return result ? result : error == MOEC_NCCL_IN_PROGRESS ? 0 : error;
+}
+
+/* A comm of all ranks of `nccl_comm`, a ncclComm_t, whose GPU is the context's. api: NULL = that of
+ * the libnccl which is loaded; else copied. Not collective; host only. E_UNSUPPORTED: no libnccl is
+ * loaded, and api is NULL; E_COMM: NCCL failed; E_DEVICE: the communicator is of another GPU;
+ * E_OUT_OF_MEMORY (moec_last_error knows of none of these); others as moec_comm_create. */
+MOEC_CHECK static inline moec_status moec_comm_from_nccl(const moec_context* context,
+                                                         void* nccl_comm, const moec_nccl_api* api,
+                                                         moec_comm** out) {
+  moec_comm_callbacks callbacks;
+  moec_comm_desc desc;
+  moec_device_info info;
+  moec_status status;
+  int rank = 0, device = 0;
+  moec_nccl* nccl;
+  moec_struct_init(&info, sizeof info);
+  status = moec_context_device(context, &info);
+  if (status != MOEC_OK) return status;
+  if (!nccl_comm) return MOEC_E_INVALID_ARG;
+  nccl = (moec_nccl*)calloc(1, sizeof *nccl);
+  if (!nccl) return MOEC_E_OUT_OF_MEMORY;
+  nccl->comm = nccl_comm;
+  if (api)
+    nccl->api = *api;
+  else if (moec_nccl_find(&nccl->api))
+    status = MOEC_E_UNSUPPORTED;
+  if (status == MOEC_OK &&
+      (nccl->api.count(nccl_comm, &nccl->size) || nccl->api.user_rank(nccl_comm, &rank) ||
+       nccl->api.cu_device(nccl_comm, &device)))
+    status = MOEC_E_COMM;
+  if (status == MOEC_OK && (info.device_type != MOEC_CUDA || info.device_id != device))
+    status = MOEC_E_DEVICE;
+  if (status == MOEC_OK) {
+    moec_struct_init(&callbacks, sizeof callbacks);
+    callbacks.flags = MOEC_COMM_DEVICE | MOEC_COMM_CAPTURE;
+    callbacks.user = nccl;
+    callbacks.all_gather = moec_nccl_all_gather;
+    callbacks.all_to_all = moec_nccl_all_to_all;
+    callbacks.poll = moec_nccl_poll;
+    callbacks.release = free;
+    moec_struct_init(&desc, sizeof desc);
+    desc.rank = rank;
+    desc.size = nccl->size;
+    status = moec_comm_create(context, &desc, &callbacks, out);
+  }
+  if (status != MOEC_OK) free(nccl);
+  return status;
+}
+#endif /* MOEC_NCCL_H */

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank does to arrays of its device between the collectives of an ep. A step is a function
+// of one index below count(): a backend runs it for all of them, in any order.
+//
+// N ranks, T tokens of this one, K top-k, G guests. `bound`: tokens that no rank exceeds.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <variant>
+
+#include "backend/args.h"
+#include "core/dtype.h"
+
+namespace moec {
+
+// What a rank says to all others in front of its rows of ids: what must be equal, and its tokens.
+struct RankHeader {
+  static constexpr int kFacts = 7;
+  int64_t facts[kFacts];
+  int64_t num_tokens;
+};
+inline constexpr int64_t kHeaderWords = sizeof(RankHeader) / sizeof(int32_t);
+// Words of one rank: its header and `rows` rows, so that each header is aligned.
+MOEC_HD int64_t header_block(int64_t rows, int64_t columns) {
+  return (rows * columns + 2 * kHeaderWords - 1) / kHeaderWords * kHeaderWords;
+}
+
+// What a rank has that is not equal, in memory that host and device reach.
+struct Disagreement {
+  volatile int64_t fact;  // 1 + its index; 0: none
+  volatile int64_t theirs, own;
+};
+
+struct PickRows {  // to[i] = from[index[i]]; where index[i] < 0, to[i] is left alone
+  const void* from;
+  const int32_t* index;  // [rows]
+  int64_t rows, row_bytes;
+  void* to;
+
+  int64_t count() const { return rows; }
+  MOEC_HD void operator()(int64_t i) const {
+    if (index[i] >= 0)
+      memcpy(static_cast<char*>(to) + i * row_bytes,
+             static_cast<const char*>(from) + index[i] * row_bytes, size_t(row_bytes));
+  }
+};
+
+// y[t] = scale * (0 + rows[index[t][0]] + ..) + what y holds, rounded once. Each backend has its
+// own loop of it.
+struct SumRows {
+  int64_t num_tokens, hidden;
+  int32_t width;         // entries of index for a token; the first negative one ends them
+  const int32_t* index;  // [T,width]; null: row t alone
+  Array rows;            // [.,H]
+  float scale;
+  bool add;                         // what y holds; else + nothing
+  Array y;                          // out [T,H]
+  const int32_t* broken = nullptr;  // where it is set, y is NaN; or null
+
+  int64_t count() const { return num_tokens; }
+};
+
+// A row for each place of the outbox: K ids, -1 for what is no expert; K weights; with adapters the
+// id of the token's. Of no token: -1 and 0.
+struct PackIds {
+  int64_t num_tokens, places;
+  int32_t top_k, num_experts, columns;
+  Array expert_ids;              // [T,K] i32|i64
+  const float* routing_weights;  // [T,K] or null = 1
+  const int32_t* adapter_ids;    // [T]
+  const int32_t* token;          // [places] whose place it is; null: place t is token t's
+  int32_t* to;                   // [places,columns]
+
+  int64_t count() const { return places; }
+  MOEC_HD int64_t id(int64_t slot) const {
+    return load_integer(expert_ids.data, expert_ids.dtype, slot);
+  }
+  MOEC_HD void operator()(int64_t place) const {
+    const int64_t t = token ? token[place] : place < num_tokens ? place : -1;
+    int32_t *const ids = to + place * columns, *const weights = ids + top_k;
+    if (columns > 2 * top_k) weights[top_k] = t < 0 ? -1 : adapter_ids[t];
+    for (int32_t k = 0; k < top_k; ++k) {
+      const int64_t slot = t * top_k + k, expert = t < 0 ? -1 : id(slot);
+      const float weight = t < 0 ? 0.0f : routing_weights ? routing_weights[slot] : 1.0f;
+      ids[k] = expert >= 0 && expert < num_experts ? int32_t(expert) : -1;
+      memcpy(weights + k, &weight, sizeof weight);
+    }
+  }
+};
+
+// Every token goes to all ranks, token t of rank r to place r * bound + t. Beside what all get, the
+// places where the partial rows of the own tokens come back.
+struct SendToAll {
+  PackIds pack;  // places: bound
+  RankHeader header;
+  RankHeader* header_to;
+  const int32_t* expert_begin;  // [N+1]
+  int32_t num_ranks, width;     // width: min(K, N)
+  int32_t* sum_index;           // [T,width] places of the partial rows of a token, by rank; -1 ends
+  int32_t* slot_row;            // [T,K] place of the partial row that slot k is in, or -1
+
+  int64_t count() const { return pack.places; }
+  MOEC_HD int32_t owner(int64_t id) const {
+    if (id < 0 || id >= pack.num_experts) return -1;
+    int32_t low = 0, high = num_ranks;  // expert_begin[low] <= id < expert_begin[high]
+    while (high - low > 1) {
+      const int32_t middle = (low + high) / 2;
+      (expert_begin[middle] <= id ? low : high) = middle;
+    }
+    return low;
+  }
+  MOEC_HD void operator()(int64_t t) const {
+    if (t == 0) *header_to = header;
+    pack(t);
+    if (t >= pack.num_tokens) return;
+    int32_t* const places = sum_index + t * width;
+    for (int32_t i = 0; i < width; ++i) places[i] = -1;
+    for (int32_t k = 0; k < pack.top_k; ++k) {
+      const int64_t slot = t * pack.top_k + k;
+      const int32_t rank = owner(pack.id(slot));
+      const auto place = int32_t(rank < 0 ? -1 : rank * pack.places + t);
+      slot_row[slot] = place;
+      if (rank >= 0) insert(places, place);
+    }
+  }
+
+ private:
+  MOEC_HD void insert(int32_t* places, int32_t place) const {
+    int32_t at = 0;
+    while (places[at] >= 0 && places[at] < place) ++at;  // there is room for another rank
+    if (places[at] == place) return;
+    for (int32_t i = width - 1; i > at; --i) places[i] = places[i - 1];
+    places[at] = place;
+  }
+};
+
+// Rows of PackIds to those of the guests. Ids of other ranks' experts become -1, and so do all of a
+// rank that disagrees.
+struct UnpackIds {
+  int64_t guests;
+  int64_t bound;  // rows of a rank, behind its header; 0: there are no headers
+  int32_t top_k, columns, expert_begin, expert_end;
+  const int32_t* from;
+  RankHeader own;
+  Disagreement* disagreements;  // [N]
+  int32_t* broken;              // set for good where a rank disagrees; then no guest has an id
+  int32_t *ids, *adapter_ids;   // [G,K], [G]
+  float* weights;               // [G,K]
+
+  int64_t count() const { return guests; }
+  MOEC_HD void operator()(int64_t row) const {
+    const int64_t rank = bound ? row / bound : 0, behind = bound ? row - rank * bound : row;
+    const int32_t* const block = from + (bound ? rank * header_block(bound, columns) : 0);
+    const bool agrees = !bound || agree(rank, block, behind == 0);
+    const int32_t* const line = block + (bound ? kHeaderWords : 0) + behind * columns;
+    if (columns > 2 * top_k) adapter_ids[row] = agrees ? line[columns - 1] : -1;
+    for (int32_t k = 0; k < top_k; ++k) {
+      const bool here = agrees && line[k] >= expert_begin && line[k] < expert_end;
+      float weight = 0;
+      if (here) memcpy(&weight, line + top_k + k, sizeof weight);
+      ids[row * top_k + k] = here ? line[k] : -1;
+      weights[row * top_k + k] = weight;
+    }
+  }
+
+ private:
+  MOEC_HD bool agree(int64_t rank, const int32_t* block, bool reports) const {
+    const auto& header = *reinterpret_cast<const RankHeader*>(block);
+    int32_t i = 0;
+    while (i < RankHeader::kFacts && header.facts[i] == own.facts[i]) ++i;
+    if (i == RankHeader::kFacts) return *broken == 0;
+    if (reports && disagreements[rank].fact == 0) {
+      disagreements[rank].theirs = header.facts[i];
+      disagreements[rank].own = own.facts[i];
+#if defined(__CUDA_ARCH__)
+      __threadfence_system();  // before the host sees that there is something to read
+#endif
+      disagreements[rank].fact = i + 1;
+      *broken = 1;
+    }
+    return false;
+  }
+};
+
+// The capacity of an expert from the tokens of all ranks, which their headers have.
+struct CapacityOfAll {
+  const int32_t* from;  // as UnpackIds has it
+  int64_t block;        // words of a rank
+  int32_t num_ranks, num_experts, top_k;
+  double factor;
+  int32_t* to;  // [1]
+
+  int64_t count() const { return 1; }
+  MOEC_HD void operator()(int64_t) const {
+    int64_t tokens = 0;
+    for (int32_t r = 0; r < num_ranks; ++r)
+      tokens += reinterpret_cast<const RankHeader*>(from + r * block)->num_tokens;
+    const int64_t capacity = capacity_for(factor, tokens, top_k, num_experts);
+    *to = int32_t(capacity < INT32_MAX ? capacity : INT32_MAX);
+  }
+};
+
+struct BringWeights {  // to[slot] = scale * from[its row][its k]; 0 where the slot has no row
+  int64_t slots;
+  int32_t top_k;
+  const float* from;
+  const int32_t* slot_row;  // [T,K]
+  float scale;
+  float* to;  // [T,K]
+
+  int64_t count() const { return slots; }
+  MOEC_HD void operator()(int64_t slot) const {
+    const int64_t row = slot_row[slot];
+    to[slot] = row < 0 ? 0.0f : scale * from[row * top_k + slot % top_k];
+  }
+};
+
+// ---- what stays at home: slots of identity experts
+struct KeepIdentities {  // the ids of experts become -1
+  int64_t slots;
+  int32_t num_experts;
+  const int32_t* from;
+  int32_t* to;
+
+  int64_t count() const { return slots; }
+  MOEC_HD void operator()(int64_t slot) const {
+    to[slot] = from[slot] < num_experts ? -1 : from[slot];
+  }
+};
+struct TakeIdentities {  // to[slot] = from[slot] where ids[slot] is an identity expert
+  int64_t slots;
+  int32_t num_experts;
+  const int32_t* ids;
+  const float* from;
+  float* to;
+
+  int64_t count() const { return slots; }
+  MOEC_HD void operator()(int64_t slot) const {
+    if (ids[slot] >= num_experts) to[slot] = from[slot];
+  }
+};
+
+// to[i] = 0 + parts[0][i] + parts[1][i] + ..; i32 saturates, as counts do
+template <class T>
+struct AddRanks {
+  int64_t values;
+  int32_t num_ranks;
+  const T* parts;  // [N,values]
+  T* to;
+
+  int64_t count() const { return values; }
+  MOEC_HD void operator()(int64_t i) const {
+    std::conditional_t<std::is_same_v<T, int32_t>, int64_t, T> sum = 0;
+    for (int64_t r = 0; r < num_ranks; ++r) sum += parts[r * values + i];
+    if constexpr (std::is_same_v<T, int32_t>)
+      sum = sum < INT32_MIN ? INT32_MIN : sum > INT32_MAX ? INT32_MAX : sum;
+    to[i] = T(sum);
+  }
+};
+
+using RankSteps = std::variant<PickRows, SumRows, PackIds, SendToAll, UnpackIds, CapacityOfAll,
+                               BringWeights, KeepIdentities, TakeIdentities, AddRanks<float>,
+                               AddRanks<double>, AddRanks<int32_t>, AddRanks<int64_t>>;
+struct RankStep : RankSteps {  // of a name that backend.h can say
+  using RankSteps::variant;
+};
+
+}  // namespace moec
