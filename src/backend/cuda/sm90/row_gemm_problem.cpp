@@ -218,7 +218,7 @@ const char* set_factors(RowGemmProblem& p, int64_t rank, const void* narrow,
     if (m->dtype != p.dtype || m->is_rounded()) return "factors of another type than x";
   }
   if (const char* why = second ? check_alike(first, *second) : nullptr) return why;
-  if (in_turn && !columns_alternate(first, *second))
+  if (in_turn && !(second && columns_alternate(first, *second)))
     return "factors that do not alternate as the columns of gate and up do";
   const bool along_k = first.col_stride == 1;  // of a factor [n,k]
   if (!along_k && first.row_stride != 1 && !in_turn) return "factors that are not contiguous";
