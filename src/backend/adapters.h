@@ -40,10 +40,20 @@ struct AdaptersView {
   int64_t hidden = 0, inter = 0;
 };
 
+// Which axis of the factors [n,k] products want to be contiguous.
+enum class FactorForm {
+  kAny,         // either
+  kAlongK,      //
+  kAlongN,      //
+  kAlternating  // n; columns of gate's and up's B alternate
+};
+
 // The factors of one place as products read them, of the type of x: those of a list side by side,
 // and zeros up to `rank` and where a factor is absent.
 struct LowRank {
   int64_t rank = 0;                  // R; 0: there are none
+  int32_t count = 0;                 // adapters
+  float only_scale = 0;              // of one adapter; of several see `scale`
   ExpertMatrix a, b[2];              // [R, in], [out, R]
   const float* scale = nullptr;      // [R]
   const int32_t* adapter = nullptr;  // [R] whose rank it is

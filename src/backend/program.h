@@ -10,6 +10,7 @@
 #include <string>
 #include <variant>
 
+#include "backend/adapters.h"
 #include "backend/product.h"
 
 namespace moec {
@@ -252,6 +253,8 @@ struct Between {
   SharedGroup shared_group = SharedGroup::kNone;
   bool adds_bias_dots = false;  // BiasDots is a step of its own
   bool host_plan = false;       // the host can read the plan, so that Mlp::num_rows is exact
+  // The form of factors beside such matrices: gate and up, or down and null. Null: any.
+  FactorForm (*factor_form)(const ExpertMatrix& first, const ExpertMatrix* second) = nullptr;
   // Floats of a row: in dots, by I, and in input_dots, by H.
   int64_t (*dot_floats)(int64_t) = nullptr;
   int64_t (*input_dot_floats)(int64_t) = nullptr;

@@ -45,7 +45,7 @@ class Recorder {
         on_input_(desc_.weight_position == MOEC_WEIGHT_ON_INPUT) {
     Arena work(args.workspace, args.num_tokens);
     Arena kept(const_cast<void*>(args.saved), args.num_tokens);
-    memory_ = lay_out_backward(desc_, between, args.adapters, work);
+    memory_ = lay_out_backward(desc_, between, args.adapters, args.weights, work);
     saved_ = lay_out_saved(desc_, between, kept);
     program.desc = &desc_;
     program.plan = args.plan;
@@ -197,9 +197,10 @@ class Recorder {
       program_.flops += narrow_flops(mlp, factors, grads.in, grads.out);
     };
     const WantedFactors &gate_up = routed_wants_.gate_up, &down = routed_wants_.down;
+    if (gate_up.b && desc_.save != MOEC_SAVE_INPUT)
+      record_narrow_x(mlp, false, memory.narrow_x, program_);
+    if (down.b) record_narrow_act(mlp, memory.weighted, false, memory.narrow_act, program_);
     if (gate_up.any()) {
-      if (gate_up.b && desc_.save != MOEC_SAVE_INPUT)
-        record_narrow_x(mlp, false, memory.narrow_x, program_);
       FactorGrads grads = {};
       grads.x = mlp.x;
       grads.d_out[0] = part_rows(mlp, memory.d_pre.gate, memory.d_pre.stride);
@@ -211,7 +212,6 @@ class Recorder {
       add(grads, args_.d_adapters->gate_up, mlp.gate_up_adapters);
     }
     if (down.any()) {
-      if (down.b) record_narrow_act(mlp, memory.weighted, false, memory.narrow_act, program_);
       FactorGrads grads = {};
       grads.x = part_rows(mlp, memory.weighted, mlp.inter);
       grads.d_out[0] = {d_y_, mlp.hidden, mlp.row_token};

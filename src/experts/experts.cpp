@@ -53,14 +53,14 @@ Sizes sizes(ExpertsPaths paths, const moec_experts_desc& desc, const AdaptersVie
   for (const ExpertsPath* path : paths) {
     if (path->refuses(desc)) continue;
     const Between between = path->between(desc);
-    sizes.forward =
-        larger(sizes.forward,
-               measure([&](Arena& arena) { lay_out_forward(desc, between, adapters, arena); }));
+    sizes.forward = larger(sizes.forward, measure([&](Arena& arena) {
+                             lay_out_forward(desc, between, adapters, nullptr, arena);
+                           }));
     sizes.saved = measure([&](Arena& arena) { lay_out_saved(desc, between, arena); });
     if (desc.save != MOEC_SAVE_NONE)
-      sizes.backward =
-          larger(sizes.backward,
-                 measure([&](Arena& arena) { lay_out_backward(desc, between, adapters, arena); }));
+      sizes.backward = larger(sizes.backward, measure([&](Arena& arena) {
+                                lay_out_backward(desc, between, adapters, nullptr, arena);
+                              }));
   }
   return sizes;
 }

@@ -44,7 +44,7 @@ void record_forward(const Between& between, const ExpertsArgs& args, Program& pr
   const moec_experts_desc& desc = *args.desc;
   const PlanView& plan = *args.plan;
   Arena work(args.workspace, args.num_tokens), kept(args.saved, args.num_tokens), measured;
-  const ForwardMemory memory = lay_out_forward(desc, between, args.adapters, work);
+  const ForwardMemory memory = lay_out_forward(desc, between, args.adapters, args.weights, work);
   Saved saved;
   if (args.saved) saved = lay_out_saved(desc, between, kept);
   program.desc = &desc;

@@ -90,40 +90,57 @@ MlpBackward lay_out_mlp_backward(const MlpShape& mlp, const Between& between, bo
 
 // Factors that products read as they are bound: one list entry of the type of x whose lines of
 // values lie as the tensor cores read them.
-bool is_bound_form(const ExpertMatrix& m, moec_dtype dtype) {
-  const int64_t lines = m.col_stride == 1 ? m.row_stride : m.col_stride;
-  return m.values.dtype == dtype && (m.col_stride == 1 || m.row_stride == 1) && lines % 8 == 0 &&
-         m.values.expert_stride % 8 == 0 && reinterpret_cast<uintptr_t>(m.values.base) % 16 == 0;
+bool is_bound_form(const ExpertMatrix& m, moec_dtype dtype, FactorForm form) {
+  const bool along_k = m.col_stride == 1, along_n = m.row_stride == 1;
+  const int64_t lines = along_k ? m.row_stride : m.col_stride;
+  const bool has_form = form == FactorForm::kAny      ? along_k || along_n
+                        : form == FactorForm::kAlongK ? along_k
+                                                      : form == FactorForm::kAlongN && along_n;
+  return has_form && m.values.dtype == dtype && lines % 8 == 0 && m.values.expert_stride % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(m.values.base) % 16 == 0;
 }
 
-ExpertMatrix copy_of(moec_dtype dtype, int64_t n, int64_t k, int32_t experts, Arena& arena) {
+// Of the part-th of two matrices, for which `data` has room.
+ExpertMatrix copy_of(void* data, moec_dtype dtype, int64_t n, int64_t k, int32_t experts,
+                     FactorForm form, int part = 0) {
+  const bool along_k = form == FactorForm::kAny || form == FactorForm::kAlongK;
+  const bool alternating = form == FactorForm::kAlternating;
   ExpertMatrix m;
-  const auto bytes = uint64_t(experts * n * k * dtype_bytes(dtype));
-  m.values = {arena.take(bytes, 0), nullptr, n * k, 0, dtype};
+  m.values = {data, nullptr, (alternating ? 2 : 1) * n * k, 0, dtype};
+  m.values = m.values.from(part * (alternating ? 1 : experts * n * k));
   m.dtype = dtype;
-  m.row_stride = k;
-  m.col_stride = 1;
+  m.row_stride = along_k ? k : alternating ? 2 : 1;
+  m.col_stride = along_k ? 1 : alternating ? 2 * n : n;
   return m;
 }
 
 // Room for copies is there whatever is copied, so that sizes depend on ranks alone.
 PlaceMemory lay_out_place(const FactorList& list, const MlpShape& mlp, int64_t in, int64_t out,
-                          int32_t experts, Arena& arena) {
+                          int32_t experts, FactorForm form, Arena& arena) {
   PlaceMemory place;
   if (!list.count) return place;
   LowRank& to = place.factors;
   const Factors& first = *list.first;
   const bool one = list.count == 1 && first.rank == list.rank;
+  const auto take = [&](int64_t elements) {
+    return arena.take(uint64_t(experts * elements * dtype_bytes(mlp.dtype)), 0);
+  };
   to.rank = list.rank;
-  to.a = copy_of(mlp.dtype, list.rank, in, experts, arena);
-  place.copies_a = !one || !is_bound_form(first.a, mlp.dtype);
+  to.count = list.count;
+  to.only_scale = first.scale;
+  const FactorForm of_a = form == FactorForm::kAlternating ? FactorForm::kAlongN : form;
+  to.a = copy_of(take(list.rank * in), mlp.dtype, list.rank, in, experts, of_a);
+  place.copies_a = !one || !is_bound_form(first.a, mlp.dtype, of_a);
   if (!place.copies_a) to.a = first.a;
+  bool any[2] = {};
+  for (const Factors& f : list)
+    for (int i = 0; i < 2; ++i) any[i] |= f.b[i].present();
+  void* const copies_of_b = take((any[0] + any[1]) * out * list.rank);
+  if (!(any[0] && any[1]) && form == FactorForm::kAlternating) form = FactorForm::kAlongN;
   for (int i = 0; i < 2; ++i) {
-    bool any = false;
-    for (const Factors& f : list) any |= f.b[i].present();
-    if (!any) continue;
-    to.b[i] = copy_of(mlp.dtype, out, list.rank, experts, arena);
-    place.copies_b |= !one || !is_bound_form(first.b[i], mlp.dtype);
+    if (!any[i]) continue;
+    to.b[i] = copy_of(copies_of_b, mlp.dtype, out, list.rank, experts, form, any[0] ? i : 0);
+    place.copies_b |= !one || !is_bound_form(first.b[i], mlp.dtype, form);
   }
   for (int i = 0; i < 2 && !place.copies_b; ++i) to.b[i] = first.b[i];
   to.scale = arena.take_array<float>(uint64_t(list.rank), 0);
@@ -131,13 +148,19 @@ PlaceMemory lay_out_place(const FactorList& list, const MlpShape& mlp, int64_t i
   return place;
 }
 
-AdapterMemory lay_out_adapters(const AdaptersView* adapters, const MlpShape& mlp, bool backward,
+AdapterMemory lay_out_adapters(const Between& between, const AdaptersView* adapters,
+                               const WeightsView* weights, const MlpShape& mlp, bool backward,
                                Arena& arena) {
   AdapterMemory m;
   if (!adapters) return m;
   const int32_t experts = adapters->num_experts;
-  m.gate_up = lay_out_place(adapters->gate_up, mlp, mlp.hidden, mlp.inter, experts, arena);
-  m.down = lay_out_place(adapters->down, mlp, mlp.inter, mlp.hidden, experts, arena);
+  FactorForm gate_up = FactorForm::kAny, down = gate_up;
+  if (weights && between.factor_form) {
+    gate_up = between.factor_form(weights->gate, &weights->up);
+    down = between.factor_form(weights->down, nullptr);
+  }
+  m.gate_up = lay_out_place(adapters->gate_up, mlp, mlp.hidden, mlp.inter, experts, gate_up, arena);
+  m.down = lay_out_place(adapters->down, mlp, mlp.inter, mlp.hidden, experts, down, arena);
   const int64_t sums = std::max(adapters->gate_up.largest_shared_rank * mlp.hidden,
                                 adapters->down.largest_shared_rank * mlp.inter);
   if (backward && sums) m.sums = arena.take_array<float>(uint64_t(experts * sums), 0);
@@ -171,7 +194,8 @@ Saved lay_out_saved(const moec_experts_desc& desc, const Between& between, Arena
 }
 
 ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& between,
-                              const AdaptersView* adapters, Arena& arena) {
+                              const AdaptersView* adapters, const WeightsView* weights,
+                              Arena& arena) {
   const Regions rows = routed_rows(desc, arena);
   const bool keeps_pre = between.keeps_pre && desc.save < MOEC_SAVE_PREACT;
   ForwardMemory m;
@@ -179,7 +203,7 @@ ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& betw
   if (desc.weight_position == MOEC_WEIGHT_ON_INPUT)
     m.scaled_x = rows.take(desc.hidden * dtype_bytes(desc.dtype));
   m.routed = lay_out_mlp(routed_shape(desc), between, keeps_pre, true, rows);
-  m.adapters = lay_out_adapters(adapters, routed_shape(desc), false, arena);
+  m.adapters = lay_out_adapters(between, adapters, weights, routed_shape(desc), false, arena);
   const auto narrow = [&](const PlaceMemory& place) {
     return place.factors ? rows.take(place.factors.rank * dtype_bytes(desc.dtype)) : nullptr;
   };
@@ -194,13 +218,14 @@ ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& betw
 }
 
 BackwardMemory lay_out_backward(const moec_experts_desc& desc, const Between& between,
-                                const AdaptersView* adapters, Arena& arena) {
+                                const AdaptersView* adapters, const WeightsView* weights,
+                                Arena& arena) {
   const Regions rows = routed_rows(desc, arena);
   const bool again = desc.save == MOEC_SAVE_INPUT;
   BackwardMemory m;
   m.scratch = arena.take(between.scratch, 0);
   m.routed = lay_out_mlp_backward(routed_shape(desc), between, again, true, rows);
-  m.adapters = lay_out_adapters(adapters, routed_shape(desc), true, arena);
+  m.adapters = lay_out_adapters(between, adapters, weights, routed_shape(desc), true, arena);
   const auto narrow = [&](const PlaceMemory& place, void*& forward, void*& backward) {
     if (!place.factors) return;
     for (void** to : {&forward, &backward})

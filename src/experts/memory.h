@@ -48,8 +48,10 @@ struct ForwardMemory {
   TokenList list;
   AdapterMemory adapters;
 };
+// weights: beside the adapters; null while measuring, since sizes do not depend on them.
 ForwardMemory lay_out_forward(const moec_experts_desc& desc, const Between& between,
-                              const AdaptersView* adapters, Arena& arena);
+                              const AdaptersView* adapters, const WeightsView* weights,
+                              Arena& arena);
 
 struct MlpBackward {
   PartRows pre, d_pre;  // pre: computed again, with SAVE_INPUT
@@ -69,7 +71,8 @@ struct BackwardMemory {
   AdapterMemory adapters;
 };
 BackwardMemory lay_out_backward(const moec_experts_desc& desc, const Between& between,
-                                const AdaptersView* adapters, Arena& arena);
+                                const AdaptersView* adapters, const WeightsView* weights,
+                                Arena& arena);
 
 // The MLPs of a program whose description, plan and tokens are set, as its steps see them.
 struct MlpInputs {

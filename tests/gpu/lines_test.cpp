@@ -3,6 +3,7 @@
 // the values that the codes stand for, rounded once, in every layout and orientation; and which
 // matrices these kernels leave to others.
 #include <array>
+#include <cmath>
 #include <string>
 
 #include "harness.h"
@@ -129,6 +130,54 @@ TEST_P(Lines, HaveTheBitsOfTheirValues) {
         }
 }
 
+// An adapter on all matrices.
+void adapt(QuantProblem* p, int rank, Random* random) {
+  const auto factors = [&](int n, int k) {
+    oracle::Factors f;
+    f.rank = rank;
+    f.scale = 0.5;
+    f.a = random->normals(size_t(p->experts * rank * k), 1 / std::sqrt(k));
+    f.b = random->normals(size_t(p->experts * n * rank), 0.5 / std::sqrt(rank));
+    return f;
+  };
+  oracle::Adapter adapter;
+  adapter.gate = factors(p->inter, p->hidden);
+  adapter.up = factors(p->inter, p->hidden);
+  adapter.up.a = adapter.gate.a;
+  adapter.down = factors(p->hidden, p->inter);
+  p->adapters = {adapter};
+  const uint32_t layout =
+      p->gate_layout == MOEC_GATE_SPLIT ? uint32_t(MOEC_GATE_THEN_UP) : p->gate_layout;
+  p->adapter_layout = {layout, true, false, FactorStorage::kCompact, p->dtype};
+}
+
+// The k-blocks of an adapter are not decoded.
+void expect_values_beside_an_adapter(const LineCase& c) {
+  SCOPED_TRACE(seed_note());
+  Random random(65);
+  int turn = 0;
+  for (const uint32_t layout :
+       {MOEC_GATE_SPLIT, MOEC_GATE_THEN_UP, MOEC_UP_THEN_GATE, MOEC_GATE_INTERLEAVED})
+    for (const bool in_out : {false, true}) {
+      if (c.along_inputs && in_out) continue;
+      const int hidden = rounded_up(200, c.multiple), inter = rounded_up(336, c.multiple);
+      const QuantShape shape = {layout, in_out, in_out, false, hidden, inter};
+      const moec_dtype dtype = turn % 3 == 2 ? MOEC_F16 : MOEC_BF16;
+      SCOPED_TRACE("layout " + std::to_string(layout) + (in_out ? " in_out" : " out_in") +
+                   ", dtype " + std::to_string(dtype));
+      QuantProblem p = random_quant_problem(c.format, shape, dtype, 150, &random);
+      adapt(&p, turn % 2 ? 72 : 16, &random);
+      p.save = turn++ % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
+      expect_values(p);
+    }
+}
+TEST_P(Lines, HaveTheBitsOfTheirValuesBesideAnAdapter) {
+  expect_values_beside_an_adapter(GetParam());
+}
+TEST(Channels, HaveTheBitsOfTheirValuesBesideAnAdapter) {
+  expect_values_beside_an_adapter({{.name = "int8", .scheme = Scheme::kInt8}, 16});
+}
+
 // Several tiles of features and many k-blocks.
 TEST_P(Lines, OfManyTiles) {
   if (is_small_run()) GTEST_SKIP() << "too large";
@@ -150,7 +199,10 @@ TEST(Shared, CodesArePassedBetweenCtas) {
       if (std::string(c.format.name) != name) continue;
       SCOPED_TRACE(name);
       const QuantShape shape = {MOEC_GATE_THEN_UP, false, false, false, 256, 4096};
-      expect_values(random_quant_problem(c.format, shape, MOEC_BF16, 20000, &random));
+      QuantProblem p = random_quant_problem(c.format, shape, MOEC_BF16, 20000, &random);
+      expect_values(p);
+      adapt(&p, 16, &random);
+      expect_values(p);
     }
 }
 

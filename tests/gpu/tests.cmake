@@ -66,6 +66,7 @@ set(layer_tests golden_test features_test sweep_test types_test experts_test pla
 foreach(name ${layer_tests})
   add_gpu_line(${name} MOEC_TEST_DEVICE=cuda)  # the layer's tests once more
 endforeach()
+add_gpu_line(adapters_test MOEC_TEST_DEVICE=cuda MOEC_CUDA_KERNELS=sm90 GTEST_FILTER=Hopper/*)
 add_gpu_line(device_arrays MOEC_TEST_DEVICE=cuda)  # what a user of C does
 set(portable MOEC_CUDA_KERNELS=portable)  # what Hopper's kernels would take
 foreach(name graph_test repeat_test)

@@ -42,7 +42,8 @@ Shape shape_of(const Config& c, bool shared = false) {
           shared ? e.shared_activation : e.activation,
           c.fault,
           e.operands,
-          e.between};
+          e.between,
+          e.terms_apart};
 }
 
 // The factors of one expert, with the places of their gradients where there are any.

@@ -51,6 +51,7 @@ struct Shape {
   Activation act;
   Fault fault;
   Rounding operands = Rounding::kNone, between = Rounding::kNone;
+  bool terms_apart = true;
 };
 
 // Everything R rows compute in one MLP. The activation of a row is multiplied by act_weight before
@@ -72,9 +73,9 @@ inline Vec weighted_acts(const Shape& s, const MlpRows& rows) {
     acts[i] = round_to(s.operands, rows.act_weight[i / s.inter] * acts[i]);
   return acts;
 }
-// Of what the terms of adapters are added to: a product of its own, whose result is kept.
+// Of what the terms of adapters are added to, where that is a result of its own.
 inline Rounding without_terms(const Shape& s, const ExpertAdapters& adapters) {
-  return adapters.empty() ? Rounding::kNone : s.between;
+  return adapters.empty() || !s.terms_apart ? Rounding::kNone : s.between;
 }
 inline void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* rows) {
   const size_t count = rows->count();

@@ -106,6 +106,9 @@ struct ExpertsConfig {
   // What a 16-bit backward rounds between its products as well: pre-activations, which forward has
   // kept, and the gradient at the activations, before their factor.
   Rounding between = Rounding::kNone;
+  // The terms of adapters are added to results that have been rounded so, too: by products of their
+  // own. Else a product adds up all terms.
+  bool terms_apart = true;
 };
 
 struct PlanConfig {

@@ -51,6 +51,22 @@ TEST(RowGemmChoice, BlocksOfKBeginAnewInEachPart) {
   EXPECT_EQ(tiles.k_blocks, 8);
 }
 
+TEST(RowGemmChoice, NarrowRowsAreBlocksOfKBehindTheOthers) {
+  for (const RowGemm op : kAll) {
+    RowGemmProblem p = problem(op, 10, 200, 136);
+    const RowGemmChoice without = choose(p, kDevice);
+    EXPECT_EQ(without.tiles.narrow_from, without.tiles.k_blocks);
+    for (const int64_t rank : {8, 16, 64, 72, 128}) {
+      p.rank = rank;
+      const RowGemmChoice with = choose(p, kDevice);
+      EXPECT_EQ(with.tiles.narrow_from, without.tiles.k_blocks);
+      EXPECT_EQ(with.tiles.k_blocks, without.tiles.k_blocks + (rank > 64 ? 2 : 1));
+      EXPECT_EQ(with.tiles.feature_tiles, without.tiles.feature_tiles);
+      EXPECT_EQ(with.in_pace, without.in_pace);
+    }
+  }
+}
+
 TEST(RowGemmChoice, DownWaitsForTheTilesOfUp) {
   for (const int64_t inter : {8, 64, 128, 136, 768, 2880}) {
     const int up = choose(problem(RowGemm::kUp, 10, 512, inter), kDevice).tiles.feature_tiles;
@@ -261,6 +277,57 @@ TEST(RowGemmMatrices, LinesThatHaveNoKernel) {
   other = int4;
   other.scheme = MOEC_SCHEME_NVFP4;
   EXPECT_EQ(refusal(other), "quantised weights of this format");
+}
+
+// Of rank 8: b [inter, 8] of gate and up, a [8, hidden].
+struct SomeFactors {
+  ExpertMatrix a = matrix(kHidden, 1), gate = matrix(8, 1), up = matrix(8, 1, 8 * kInter);
+};
+std::string refusal_of_factors(RowGemmProblem& p, const ExpertMatrix& first,
+                               const ExpertMatrix* second = nullptr) {
+  const char* const why = set_factors(p, 8, memory, first, second);
+  return why ? why : "";
+}
+
+TEST(RowGemmFactors, LieAsTheWeightsDo) {
+  const ExpertMatrix gate = matrix(kHidden, 1), up = matrix(kHidden, 1, kInter * kHidden);
+  const SomeFactors f;
+  RowGemmProblem p = empty(RowGemm::kUp);
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);
+  ASSERT_EQ(refusal_of_factors(p, f.gate, &f.up), "");
+  EXPECT_EQ(p.rank, 8);
+  EXPECT_EQ(p.narrow, memory);
+  EXPECT_EQ(p.factors[1], memory + 2 * 8 * kInter);
+  EXPECT_EQ(p.factor_stride, 8);
+  const ExpertMatrix turned[] = {matrix(1, kInter), matrix(1, kInter, 8 * kInter)};
+  EXPECT_EQ(refusal_of_factors(p, turned[0], turned + 1), "factors that lie across the weights");
+  EXPECT_EQ(refusal_of_factors(p, f.gate, turned + 1), "gate and up of different layouts");
+  const ExpertMatrix none;
+  EXPECT_EQ(refusal_of_factors(p, f.gate, &none), "an adapter of only one of gate and up");
+  ExpertMatrix half = f.gate;
+  half.dtype = half.values.dtype = MOEC_F16;
+  EXPECT_EQ(refusal_of_factors(p, half, &f.up), "factors of another type than x");
+  p = empty(RowGemm::kGradUp);
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);
+  ASSERT_EQ(refusal_of_factors(p, f.a), "");
+  EXPECT_EQ(p.factor_stride, kHidden);
+  EXPECT_EQ(refusal_of_factors(p, matrix(1, 8)), "factors that lie across the weights");
+}
+
+TEST(RowGemmFactors, AlternateAsTheWeightsDo) {
+  const ExpertMatrix gate = matrix(2, 2 * kInter), up = matrix(2, 2 * kInter, 1);
+  const ExpertMatrix factors[] = {matrix(2, 2 * kInter), matrix(2, 2 * kInter, 1)};
+  const SomeFactors f;
+  RowGemmProblem p = empty(RowGemm::kUp);
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);
+  ASSERT_EQ(refusal_of_factors(p, factors[0], factors + 1), "");
+  EXPECT_EQ(p.factor_stride, 2 * kInter);
+  EXPECT_EQ(refusal_of_factors(p, f.gate, &f.up),
+            "factors that do not alternate as the columns of gate and up do");
+  p = empty(RowGemm::kGradUp);
+  ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);
+  EXPECT_EQ(refusal_of_factors(p, matrix(1, 8)), "");
+  EXPECT_EQ(refusal_of_factors(p, f.a), "factors that lie across the weights");
 }
 
 TEST(RowGemmMatrices, WhatHasNoKernelIsRefusedWithAReason) {

@@ -164,7 +164,7 @@ class Runner {
 
   // ---- adapters: never described
   void operator()(const PackFactors& s) const {
-    if (op_) pack_factors(*op_, s);
+    if (op_) pack_factors(*op_, s, true);
   }
   void operator()(const NarrowRows& s) const {
     const Mlp& mlp = *s.mlp;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/cuda/device/check.h"
+#include "backend/cuda/weights/factors.h"
 #include "core/dtype.h"
 #include "core/json_text.h"
 #include "quant/format.h"
@@ -32,14 +33,10 @@ Orientation orientation(const ExpertMatrix& first, const ExpertMatrix* second) {
   return {contiguous ? nullptr : "columns that are not contiguous", false, first.col_stride};
 }
 
-bool alternating(const Mlp& mlp) {
-  return columns_alternate(mlp.weights->gate, mlp.weights->up);
-}
-
 }  // namespace
 
 LaunchList::LaunchList(const Program& program) : program_(program) {
-  if (program.has_adapters()) refuse("adapters");
+  refuse_adapters(program.routed);
   for (int i = 0; i < program.num_steps && !refused_; ++i) {
     current_ = &program.steps[size_t(i)];
     std::visit(*this, *current_);
@@ -89,6 +86,8 @@ void LaunchList::add_row_gemm(RowGemmProblem problem, const Mlp& mlp) {
     problem.steps = &counters_++->steps;
   }
   if (!refused_) refuse(row_gemm_refuses(problem));
+  if (problem.early == Early::kNothing) fresh_.wait();
+  for (const void* written : {problem.out, problem.d_pre}) fresh_.add(written);
   constexpr const char* kSteps[] = {"up", "down", "grad_up", "grad_down"};
   add(problem, &mlp, kSteps[int(problem.op)]);
 }
@@ -102,7 +101,9 @@ void LaunchList::operator()(const Up& s) {
   p.x_stride = mlp.hidden;
   p.pre = s.pre.gate;
   p.out = s.act;
-  p.done = is_routed(mlp) ? done_ : nullptr;
+  p.done = may_count_rows(mlp) ? done_ : nullptr;
+  add_term(p, mlp.gate_up_adapters, s.narrow, mlp.gate_up_adapters.b[0],
+           &mlp.gate_up_adapters.b[1]);
   add_row_gemm(p, mlp);
 }
 
@@ -113,7 +114,8 @@ void LaunchList::operator()(const Down& s) {
   p.rows = s.act;
   p.out = s.rows.data;
   p.early = Early::kWeights;
-  p.done = is_routed(mlp) ? done_ : nullptr;
+  p.done = may_count_rows(mlp) ? done_ : nullptr;
+  add_term(p, mlp.down_adapters, s.narrow, mlp.down_adapters.b[0]);
   add_row_gemm(p, mlp);
 }
 
@@ -130,6 +132,7 @@ void LaunchList::operator()(const ActGrad& s) {
   p.out = s.weighted;
   p.row_weight = s.factor;
   p.d_weight_parts = s.dots;
+  add_term(p, mlp.down_adapters, s.narrow, mlp.down_adapters.a);
   add_row_gemm(p, mlp);
 }
 
@@ -140,6 +143,7 @@ void LaunchList::operator()(const InputGrad& s) {
   p.rows = s.d_pre.gate;
   p.out = s.rows.data;
   p.early = after_grad_down(mlp);
+  add_term(p, mlp.gate_up_adapters, s.narrow, mlp.gate_up_adapters.a);
   add_row_gemm(p, mlp);
 }
 
@@ -256,11 +260,8 @@ namespace {
 template <class Kind>
 constexpr bool kMultiplies =
     std::is_same_v<Kind, Up> || std::is_same_v<Kind, Down> || std::is_same_v<Kind, ActGrad> ||
-    std::is_same_v<Kind, InputGrad> || std::is_same_v<Kind, WeightGrads>;
-// Of a program that this path refuses.
-template <class Kind>
-constexpr bool kOfAdapters = std::is_same_v<Kind, PackFactors> ||
-                             std::is_same_v<Kind, NarrowRows> || std::is_same_v<Kind, FactorGrads>;
+    std::is_same_v<Kind, InputGrad> || std::is_same_v<Kind, WeightGrads> ||
+    std::is_same_v<Kind, NarrowRows> || std::is_same_v<Kind, FactorGrads>;
 
 // Queues one entry.
 struct Launcher {
@@ -281,14 +282,27 @@ struct Launcher {
     check(launch_combine(params, dtype, op.multiprocessors, op.stream), "combine");
     op.count(1);
   }
+  void operator()(const NarrowRowsArgs& args) const {
+    check(launch_narrow_rows(args, op.stream), "narrow rows");
+    op.count(1);
+  }
+  void operator()(const FactorGradArgs& args) const {
+    check(launch_factor_grad(args, op.stream), "gradient of a factor");
+    op.count(1);
+  }
+  void operator()(const ExpertSums& s) const {
+    add_experts(op, s.sums, s.num_experts, s.n, s.k, s.out, s.accumulate);
+  }
   void operator()(const Step* step) const {
     std::visit(
         [&](const auto& s) {
           using Kind = std::remove_cvref_t<decltype(s)>;
           if constexpr (requires(RowSteps steps) { steps(s); })
             RowSteps(op, dot_parts)(s);
+          else if constexpr (std::is_same_v<Kind, PackFactors>)
+            pack_factors(op, s, false);
           else
-            static_assert(kMultiplies<Kind> || kOfAdapters<Kind>, "a step that nothing runs");
+            static_assert(kMultiplies<Kind>, "a step that nothing runs");
         },
         *step);
   }
@@ -318,6 +332,7 @@ struct Describer {
                .add("feature_tiles", t.feature_tiles)
                .add("k", p.parts * p.k_size)
                .add("k_blocks", t.k_blocks)
+               .add("rank", p.rank)
                .add("shares_weights", int64_t(t.shares))
                .add("in_pace", int64_t(choice.in_pace))
                .add("ctas", choice.ctas));
@@ -332,6 +347,16 @@ struct Describer {
   }
   void operator()(const CombineParams& p) const {
     append(text, JsonObject().add("step", "combine").add("kernel", "combine").add("k", p.top_k));
+  }
+  void operator()(const NarrowRowsArgs& a) const {
+    add_narrow("sm90 narrow_rows", a.k * a.num_terms, a.rank);
+  }
+  void operator()(const FactorGradArgs& a) const {
+    add_narrow("sm90 factor_grad", a.width, a.rank);
+  }
+  void add_narrow(const char* kernel, int64_t k, int64_t rank) const {
+    append(text,
+           JsonObject().add("step", step).add("kernel", kernel).add("k", k).add("rank", rank));
   }
   template <class Other>
   void operator()(const Other&) const {}

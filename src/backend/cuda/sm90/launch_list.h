@@ -4,19 +4,34 @@
 //   forward    up (gather, activation; pre-activations when saved), down, combine
 //   backward   grad down (gather; d_pre, weighted act, parts of the routing weights' gradient),
 //              grad up, weight gradients of down and of gate and up, combine; gradients of biases
-// and the same products before them for a shared expert.
+// and the same products before them for a shared expert. Adapters add narrow rows before a product
+// and a term to it, and gradients of factors (launch_adapters.cpp).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <variant>
 
 #include "backend/cuda/experts/row_steps.h"
+#include "backend/cuda/sm90/narrow.h"
 #include "backend/cuda/sm90/row_gemm.h"
 #include "backend/cuda/sm90/weight_grad.h"
 #include "backend/cuda/sm90/work_counters.h"
 
 namespace moec::cuda {
+
+inline bool alternating(const Mlp& mlp) {
+  return columns_alternate(mlp.weights->gate, mlp.weights->up);
+}
+
+struct ExpertSums {  // out (+)= sums [experts, n, k], added up in the order of experts
+  const float* sums;
+  int num_experts;
+  int64_t n, k;
+  MatrixView out;
+  bool accumulate;
+};
 
 class LaunchList {
  public:
@@ -35,6 +50,8 @@ class LaunchList {
   void operator()(const InputGrad& step);
   void operator()(const WeightGrads& step);
   void operator()(const CombineGrad& step);
+  void operator()(const NarrowRows& step);
+  void operator()(const FactorGrads& step);
   template <class Other>
   void operator()(const Other&) {
     add(current_);
@@ -44,12 +61,30 @@ class LaunchList {
   struct ClearCounters {
     WorkCounters* counters;
   };
-  using Launch = std::variant<ClearCounters, RowGemmProblem, WeightGradArgs, ColumnSums,
-                              CombineParams, const Step*>;
+  using Launch =
+      std::variant<ClearCounters, RowGemmProblem, WeightGradArgs, ColumnSums, CombineParams,
+                   NarrowRowsArgs, FactorGradArgs, ExpertSums, const Step*>;
   struct Entry {
     const Mlp* mlp = nullptr;  // whose product it is ...
     const char* step = "";     // ... and which one, for describe
     Launch launch;
+  };
+
+  // What was written from the last kNothing launch (early.h) on: who reads nothing of it may be
+  // kAll. Before there is one, nobody may be anything else.
+  struct Fresh {
+    static constexpr int kMost = 8;
+    bool settled = false;
+    int count = 0;
+    const void* data[kMost] = {};
+
+    void add(const void* written) {
+      if (written && count < kMost) data[count++] = written;
+    }
+    void wait() { *this = {true, 0, {}}; }
+    bool has(const void* read) const {
+      return count == kMost || std::find(data, data + count, read) != data + count;
+    }
   };
 
   void refuse(const char* why) {
@@ -57,16 +92,23 @@ class LaunchList {
   }
   void add(const Launch& launch, const Mlp* mlp = nullptr, const char* step = "");
   bool is_routed(const Mlp& mlp) const { return &mlp == &program_.routed; }
+  // Down may wait for rows of up: no kernel between them reads all.
+  bool may_count_rows(const Mlp& mlp) const { return is_routed(mlp) && !mlp.down_adapters; }
   Early after_grad_down(const Mlp& mlp);
   void use_counters(const Mlp& mlp);
   RowGemmProblem problem(RowGemm op, const Mlp& mlp, int64_t n, int64_t k,
                          const ExpertMatrix& first, const ExpertMatrix* second);
   void add_row_gemm(RowGemmProblem problem, const Mlp& mlp);
+  void refuse_adapters(const Mlp& mlp);
+  void add_term(RowGemmProblem& problem, const LowRank& ranks, const void* narrow,
+                const ExpertMatrix& first, const ExpertMatrix* second = nullptr);
   void add_weight_grad(const Mlp& mlp, const void* rows, const void* gathered,
                        const ExpertMatrix& first, const ExpertMatrix* second, bool accumulate);
   void add_bias_grads(const WeightGrads& step);
   void add_bias_grad(const ExpertMatrix& matrix, ColumnSums sums);
   void add_combine(const CombineParams& params);
+  void add_factor_grad(FactorGradArgs args, const Mlp& mlp, const RowOperand& wide, int64_t width,
+                       const void* narrow);
 
   static constexpr int kMost = 40;
   const Program& program_;
@@ -75,6 +117,7 @@ class LaunchList {
   WorkCounters::Gemm* counters_ = nullptr;  // of the next product of the routed experts
   unsigned* done_ = nullptr;                // of the tiles of up, for down
   Early next_ = Early::kNothing;            // of the products behind grad down
+  Fresh fresh_;
   int count_ = 0;
   std::array<Entry, kMost> entries_;
 };

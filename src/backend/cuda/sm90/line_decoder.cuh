@@ -44,10 +44,11 @@ class LineDecoder {
   __device__ void begin(const RowTile& tile) { fetch(tile, 0); }
   // k-block kb of the tile, in the ring's current stage.
   __device__ void decode(const typename C::Stages& ring, const RowTile& tile, int kb) {
+    if (kb >= p_.narrow_from) return pass_elements<C>(codes_, ring, lane_);
     uint32_t scales[kScales];
 #pragma unroll
     for (int i = 0; i < kScales; ++i) scales[i] = next_[i];
-    if (kb + 1 < p_.k_blocks) fetch(tile, kb + 1);
+    if (kb + 1 < p_.narrow_from) fetch(tile, kb + 1);
     convert(scales);
     codes_.wait(ring);
     decode_blocks(ring.operand_m() + warp_ * kBlockBytes, part(kb), scales);
@@ -245,5 +246,15 @@ struct WeightDecoderOf<C, true> {
 };
 template <typename C>
 using WeightDecoder = typename WeightDecoderOf<C>::Type;
+
+// A warp that decodes and nothing else.
+template <typename C>
+__device__ __forceinline__ void decode_tiles(WeightDecoder<C> decoder, const typename C::Params& p,
+                                             TileQueue& queue, typename C::Stages& ring) {
+  for (RowTile tile; queue.take(tile);) {
+    decoder.begin(tile);
+    for (int kb = 0; kb < p.k_blocks; ++kb, ring.advance()) decoder.decode(ring, tile, kb);
+  }
+}
 
 }  // namespace moec::cuda

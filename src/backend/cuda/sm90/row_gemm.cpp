@@ -39,6 +39,25 @@ TensorMapShape weight_shape(const RowGemmProblem& p, int part) {
   return shape;
 }
 
+// A factor lies as plain weights do.
+TensorMapShape factor_shape(const RowGemmProblem& p, int part) {
+  TensorMapShape shape = {};
+  const bool one = p.factor_expert_stride == 0;
+  const int64_t columns = alternating_weights(p) ? 2 * p.features : p.features;
+  shape.base = p.factors[part];
+  shape.extent[0] = p.weights_mn_major ? columns : p.rank;
+  shape.extent[1] = p.weights_mn_major ? p.rank : p.features;
+  shape.extent[2] = one ? 1 : p.num_experts;
+  shape.stride[0] = p.factor_stride;
+  shape.stride[1] = one ? p.factor_stride * shape.extent[1] : p.factor_expert_stride;
+  shape.box[0] = kTileK;
+  shape.box[1] = p.weights_mn_major ? kTileK : kTileFeatures / 2;
+  return shape;
+}
+int factor_maps(const RowGemmProblem& p) {
+  return p.rank == 0 ? 0 : form_of(p.op).gated && !alternating_weights(p) ? 2 : 1;
+}
+
 TensorMapShape row_shape(const void* base, int64_t width, int parts, int64_t stride, int64_t rows) {
   TensorMapShape shape = {};
   shape.base = base;
@@ -66,6 +85,12 @@ constexpr RowTensor kRowTensors[] = {
        return in_windows(shape, 2, kWindowRows, p.dtype);
      },
      [](const RowGemmProblem& p) { return !form_of(p.op).gathered; }},
+    {&RowGemmParams::narrow_rows,
+     [](const RowGemmProblem& p) {
+       const auto shape = row_shape(p.narrow, p.rank, 1, p.rank, p.max_rows);
+       return in_windows(shape, 2, kWindowRows, p.dtype);
+     },
+     [](const RowGemmProblem& p) { return p.rank > 0 && !form_of(p.op).gathered; }},
     {&RowGemmParams::out_maps,
      [](const RowGemmProblem& p) {
        return row_shape(p.out, p.features, 1, p.out_stride, p.max_rows);
@@ -92,6 +117,10 @@ cudaError_t make_maps(const RowGemmProblem& problem, RowGemmParams& params) {
     if (cudaError_t e = make_tensor_maps(&params.weight_maps[i], 1, stored_dtype(problem), shape))
       return e;
   }
+  for (int i = 0; i < factor_maps(problem); ++i) {
+    const TensorMapShape shape = factor_shape(problem, i);
+    if (cudaError_t e = make_tensor_maps(&params.factor_maps[i], 1, problem.dtype, shape)) return e;
+  }
   for (const RowTensor& tensor : kRowTensors) {
     if (!tensor.used(problem)) continue;
     CUtensorMap* const maps = (params.*tensor.maps).of_units;
@@ -105,6 +134,9 @@ cudaError_t make_maps(const RowGemmProblem& problem, RowGemmParams& params) {
 void set_rest(const RowGemmProblem& from, const RowGemmChoice& choice, RowGemmParams& to) {
   static_cast<RowGemmTiles&>(to) = choice.tiles;
   to.x = from.x;
+  to.narrow = from.narrow;
+  to.rank = int(from.rank);
+  to.one_factor = from.factor_expert_stride == 0;
   to.row_token = from.row_token;
   to.x_stride = from.x_stride;
   to.group_offsets = from.group_offsets;
@@ -165,8 +197,12 @@ const char* row_gemm_refuses(const RowGemmProblem& p) {
     if (!tensor_map_fits(weight_shape(p, i), stored_dtype(p)))
       return "weights are not aligned to 16 bytes";
   }
+  for (int i = 0; i < factor_maps(p); ++i) {
+    if (!tensor_map_fits(factor_shape(p, i), p.dtype)) return "factors are not aligned to 16 bytes";
+  }
   if (form_of(p.op).gathered) {
     if (!aligned(p.x) || p.x_stride % 8) return "rows of x are not aligned to 16 bytes";
+    if (!aligned(p.narrow) || p.rank % 8) return "narrow rows are not aligned to 16 bytes";
   }
   for (const RowTensor& tensor : kRowTensors) {
     if (tensor.used(p) && p.max_rows > 0 && !tensor_map_fits(tensor.shape(p), p.dtype)) {

@@ -75,7 +75,7 @@ class RowProducer {
         if (!kGathers && !shared(tile) && kb % kMeet == 0) meet();
         ring_.wait_empty();
         if (!kGathers && ptx::elect_one()) {
-          if (kb >= ahead) load_weights(ring_, tile, kb);
+          if (kb >= ahead) load_operand(ring_, tile, kb);
           load_rows(tile, kb);
         }
         if constexpr (kGathers) gather(tile, kb);
@@ -112,7 +112,7 @@ class RowProducer {
     const int count = min(p_.k_blocks, C::kStages);
     typename C::Stages ring = ring_;
     for (int kb = 0; kb < count; ++kb, ring.advance()) {
-      if (ptx::elect_one()) load_weights(ring, tile, kb);
+      if (ptx::elect_one()) load_operand(ring, tile, kb);
     }
     return count;
   }
@@ -120,26 +120,46 @@ class RowProducer {
   __device__ int k(int kb) const { return (kb - part(kb) * p_.k_blocks_of_part) * kTileK; }
   static __device__ int units(const RowTile& tile) { return (tile.rows + kRowUnit - 1) / kRowUnit; }
 
-  __device__ void load_weights(const typename C::Stages& ring, const RowTile& tile, int kb) const {
+  __device__ bool narrow(int kb) const { return kb >= p_.narrow_from; }
+  __device__ int narrow_k(int kb) const { return (kb - p_.narrow_from) * kTileK; }
+  // Announces the bytes of the m operand and of rows that are not gathered; where the m operand's
+  // are to arrive.
+  template <typename Weights>
+  __device__ uint32_t announce(const typename C::Stages& ring, const RowTile& tile) const {
     const uint32_t row_bytes = C::kGather ? 0 : units(tile) * kRowUnit * 128;
-    uint32_t arrived = ring.full();
     if constexpr (C::kCoded) {
-      arrived = codes_.of(ring);
-      ptx::barrier_arrive_expect(arrived, C::Weights::bytes(p_));
+      ptx::barrier_arrive_expect(codes_.of(ring), Weights::bytes(p_));
       if (C::kAnnounces) ptx::barrier_arrive_expect(ring.full(), row_bytes);
+      return codes_.of(ring);
     } else {
-      ptx::barrier_arrive_expect(arrived, C::Weights::bytes(p_) + row_bytes);
+      ptx::barrier_arrive_expect(ring.full(), Weights::bytes(p_) + row_bytes);
+      return ring.full();
     }
-    const OperandM from{p_.weight_maps, part(kb),    first_feature(p_, tile.feature_tile),
-                        k(kb),          tile.expert, shared(tile)};
-    load_operand_m<typename C::Weights, C::kBlocks>(p_, ring.operand_m(), arrived, from);
+  }
+  template <typename Weights>
+  __device__ void load(const typename C::Stages& ring, const RowTile& tile,
+                       const OperandM& from) const {
+    const uint32_t arrived = announce<Weights>(ring, tile);
+    load_operand_m<Weights, C::kBlocks>(p_, ring.operand_m(), arrived, from);
+  }
+  __device__ void load_operand(const typename C::Stages& ring, const RowTile& tile, int kb) const {
+    const int feature = first_feature(p_, tile.feature_tile);
+    if (narrow(kb)) {
+      const int expert = p_.one_factor ? 0 : tile.expert;
+      return load<PlainWeights<C::kMajor>>(
+          ring, tile, {p_.factor_maps, 0, feature, narrow_k(kb), expert, shared(tile)});
+    }
+    load<typename C::Weights>(
+        ring, tile, {p_.weight_maps, part(kb), feature, k(kb), tile.expert, shared(tile)});
   }
   // Behind the tile's rows are zeros, whose products take less energy than those of any rows.
   __device__ void load_rows(const RowTile& tile, int kb) const {
     if constexpr (!C::kGather) {
+      const RowMaps& maps = narrow(kb) ? p_.narrow_rows : p_.rows;
+      const int at = narrow(kb) ? narrow_k(kb) : k(kb), of_part = narrow(kb) ? 0 : part(kb);
       ptx::tensor_load(
-          ring_.operand_n(), &p_.rows.of_units[units(tile) - 1], ring_.full(),
-          ptx::Coordinate4{k(kb), part(kb), kWindowRows - tile.rows, tile.row_begin + tile.rows});
+          ring_.operand_n(), &maps.of_units[units(tile) - 1], ring_.full(),
+          ptx::Coordinate4{at, of_part, kWindowRows - tile.rows, tile.row_begin + tile.rows});
     }
   }
 
@@ -175,7 +195,11 @@ class RowProducer {
     const uint32_t to = ring_.operand_n() + swizzled(row0_, threadIdx.x & 7);
     const int left = copied_rows(tile) - row0_;
     if (padded_ || (kb + 1) * kTileK > p_.k_size) {
-      gather_padded(left, kb, to);
+      if (narrow(kb)) {
+        copy_narrow(tile, left, kb, to);
+      } else {
+        gather_padded(left, kb, to);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
@@ -196,6 +220,18 @@ class RowProducer {
         ptx::copy_async(to + row * 128, from_[i], present & (1u << i) ? 16 : 0, keep_);
       }
       from_[i] += kTileK * 2;
+    }
+  }
+
+  // Narrow rows lie in the order of the tile's.
+  __device__ void copy_narrow(const RowTile& tile, int left, int kb, uint32_t to) const {
+    const int k = narrow_k(kb) + (threadIdx.x & 7) * 8;
+    const char* const rows = static_cast<const char*>(p_.narrow) + 2 * k;
+    const uint32_t stride = 2 * p_.rank, bytes = k < p_.rank ? 16 : 0;
+#pragma unroll 1
+    for (int row = 0; row < left; row += C::kRowsAtOnce) {
+      const int from = tile.row_begin + min(row0_ + row, tile.rows - 1);
+      ptx::copy_async(to + row * 128, rows + uint64_t(uint32_t(from)) * stride, bytes, keep_);
     }
   }
 
@@ -298,16 +334,6 @@ __device__ __forceinline__ void produce(const typename C::Params& p, int warp, T
     } else if constexpr (C::kGather) {
       producer.template run<true>(TileReader(queue));
     }
-  }
-}
-
-// A warp that decodes and nothing else.
-template <typename C>
-__device__ __forceinline__ void decode_tiles(WeightDecoder<C> decoder, const typename C::Params& p,
-                                             TileQueue& queue, typename C::Stages& ring) {
-  for (RowTile tile; queue.take(tile);) {
-    decoder.begin(tile);
-    for (int kb = 0; kb < p.k_blocks; ++kb, ring.advance()) decoder.decode(ring, tile, kb);
   }
 }
 

@@ -22,11 +22,14 @@ struct RowGemmParams : RowGemmTiles {
   RowMaps rows;                // {k, part, row} of the row operand, when it is not gathered: in
                                // windows of kWindowRows rows (tensor_map.h)
   RowMaps out_maps, pre_maps;  // {feature, part, row} of out and pre
-  const void* x;
+  CUtensorMap factor_maps[2];  // of adapters, as weight_maps; of one part where k has two
+  RowMaps narrow_rows;         // {rank, 1, row}, as rows
+  const void *x, *narrow;
   const int32_t* row_token;
   int64_t x_stride;
   const int32_t* group_offsets;
-  int num_experts, features, k_size;
+  int num_experts, features, k_size, rank;
+  bool one_factor;  // for all experts
   void* out;
   int64_t out_stride;
   void *pre, *d_pre;

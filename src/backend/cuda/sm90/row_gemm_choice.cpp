@@ -26,7 +26,8 @@ RowGemmChoice choose(const RowGemmProblem& p, const RowGemmDevice& device) {
   tiles.tile_blocks = blocks / tiles.feature_tiles;
   tiles.wider_tiles = blocks % tiles.feature_tiles;
   tiles.k_blocks_of_part = int(div_up(p.k_size, kTileDepth));
-  tiles.k_blocks = tiles.k_blocks_of_part * p.parts;
+  tiles.narrow_from = tiles.k_blocks_of_part * p.parts;
+  tiles.k_blocks = tiles.narrow_from + int(div_up(p.rank, kTileDepth));
   tiles.band_length = int(std::max(kBandBytes / (kTwoRowTiles * depth * 2), kLeastBand));
   tiles.done_tiles = int(div_up(p.k_size, kGatedTile));  // the features of up are the k of down
   // rows * hidden * inter; the k of kGradUp are gate's and up's.

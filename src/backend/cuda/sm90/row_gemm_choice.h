@@ -15,8 +15,9 @@ struct RowGemmTiles {
   int feature_tiles, tile_blocks, wider_tiles;
   int band_length;  // twos of row tiles that are walked for each feature tile in turn
   int k_blocks, k_blocks_of_part;
-  int done_tiles;  // kDown: feature tiles of up, after which an expert's rows are complete
-  bool shares;     // CTAs of a pair load weights that both want for each other
+  int narrow_from;  // k-blocks from this one on are of narrow rows
+  int done_tiles;   // kDown: feature tiles of up, after which an expert's rows are complete
+  bool shares;      // CTAs of a pair load weights that both want for each other
 };
 struct RowGemmChoice {
   RowGemmTiles tiles;

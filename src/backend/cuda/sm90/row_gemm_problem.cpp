@@ -209,4 +209,27 @@ const char* set_matrices(RowGemmProblem& p, int64_t n, int64_t k, const ExpertMa
   return nullptr;
 }
 
+const char* set_factors(RowGemmProblem& p, int64_t rank, const void* narrow,
+                        const ExpertMatrix& first, const ExpertMatrix* second) {
+  const bool gradient = is_gradient(p.op), in_turn = p.alternating && p.op == RowGemm::kUp;
+  for (const ExpertMatrix* m : {&first, second}) {
+    if (!m) continue;
+    if (!m->present()) return "an adapter of only one of gate and up";
+    if (m->dtype != p.dtype || m->is_rounded()) return "factors of another type than x";
+  }
+  if (const char* why = second ? check_alike(first, *second) : nullptr) return why;
+  if (in_turn && !(second && columns_alternate(first, *second)))
+    return "factors that do not alternate as the columns of gate and up do";
+  const bool along_k = first.col_stride == 1;  // of a factor [n,k]
+  if (!along_k && first.row_stride != 1 && !in_turn) return "factors that are not contiguous";
+  if ((along_k == gradient) != p.weights_mn_major) return "factors that lie across the weights";
+  p.rank = rank;
+  p.narrow = narrow;
+  p.factors[0] = first.values.base;
+  p.factors[1] = second ? second->values.base : nullptr;
+  p.factor_stride = along_k ? first.row_stride : first.col_stride;
+  p.factor_expert_stride = first.values.expert_stride;
+  return nullptr;
+}
+
 }  // namespace moec::cuda

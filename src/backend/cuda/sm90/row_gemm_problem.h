@@ -82,7 +82,13 @@ struct RowGemmProblem {
   ExpertChannels channels[2];  // of each part, where it has one
   CodedLines lines;            // of LineFormats
   ExpertBias bias[2];          // kUp: gate, up; kDown: the first
-  moec_activation activation;  // kUp, kGradDown
+  // Of adapters: out (kGradDown: d_act) gets narrow[r] . factor[f] besides, in k-blocks of their
+  // own behind the others. Factors are contiguous along the axis along which the weights are.
+  int64_t rank;                                 // 0: none
+  const void* narrow;                           // [P, rank]
+  const void* factors[2];                       // first element, of the parts of `weights`
+  int64_t factor_stride, factor_expert_stride;  // elements; 0: one for all experts
+  moec_activation activation;                   // kUp, kGradDown
 
   // Rows r of expert e are [group_offsets[e], group_offsets[e+1]).
   const int32_t* group_offsets;
@@ -129,5 +135,9 @@ bool columns_alternate(const ExpertMatrix& gate, const ExpertMatrix& up);
 // set.
 const char* set_matrices(RowGemmProblem& problem, int64_t n, int64_t k, const ExpertMatrix& first,
                          const ExpertMatrix* second = nullptr);
+// The term of an adapter, after set_matrices: narrow rows [P, rank] and a factor for each matrix of
+// kUp and kDown, [n, rank], or one of a gradient, [rank, k]. Returns as set_matrices does.
+const char* set_factors(RowGemmProblem& problem, int64_t rank, const void* narrow,
+                        const ExpertMatrix& first, const ExpertMatrix* second = nullptr);
 
 }  // namespace moec::cuda

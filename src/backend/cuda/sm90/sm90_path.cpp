@@ -7,6 +7,12 @@
 namespace moec::cuda {
 namespace {
 
+// Products read factors as they read the weights beside them.
+FactorForm factor_form(const ExpertMatrix& first, const ExpertMatrix* second) {
+  if (second && columns_alternate(first, *second)) return FactorForm::kAlternating;
+  return first.col_stride == 1 ? FactorForm::kAlongK : FactorForm::kAlongN;
+}
+
 class Sm90Path final : public CudaPath {
  public:
   using CudaPath::CudaPath;
@@ -21,6 +27,7 @@ class Sm90Path final : public CudaPath {
     between.dot_floats = [](int64_t inter) { return int64_t(grad_down_dot_parts(inter)) + 1; };
     between.input_dot_floats = [](int64_t) { return int64_t(0); };
     between.scratch = sizeof(WorkCounters);
+    between.factor_form = factor_form;
     return between;
   }
 

@@ -52,6 +52,14 @@ __device__ __forceinline__ void announce_elements(const typename C::Stages& ring
   if (lane == 0) ptx::barrier_arrive(C::kRelay == C::kNoWarp ? ring.full() : ring.landed());
 }
 
+// The same of a k-block of factors, whose elements lie where wgmma reads them.
+template <typename C, typename Codes>
+__device__ __forceinline__ void pass_elements(const Codes& codes, const typename C::Stages& ring,
+                                              int lane) {
+  codes.wait(ring);
+  announce_elements<C>(ring, lane);
+}
+
 constexpr int kDecodedRows = 64, kChannelBytes = kDecodedRows * 8;  // of a block; of a warp
 
 template <typename C>
@@ -82,9 +90,10 @@ class ChannelDecoder {
   }
   // k-block kb of the tile, in the ring's current stage.
   __device__ void decode(const typename C::Stages& ring, const RowTile& tile, int kb) {
+    if (kb >= p_.narrow_from) return pass_elements<C>(codes_, ring, lane_);
     if (p_.channels_along_k) {
       keep();
-      if (kb + 1 < p_.k_blocks) fetch_of_k(tile.expert, kb + 1);
+      if (kb + 1 < p_.narrow_from) fetch_of_k(tile.expert, kb + 1);
     }
     codes_.wait(ring);
     // Whether a channel is a row of the block, or a column.

@@ -8,7 +8,8 @@
 
 namespace moec::cuda {
 
-void pack_factors(const Op& op, const PackFactors& step);
+// of_ranks: the arrays `scale` and `adapter` are wanted, too.
+void pack_factors(const Op& op, const PackFactors& step, bool of_ranks);
 // out(n, k) (+)= sum over experts, in their order, of sums [experts,n,k]
 void add_experts(const Op& op, const float* sums, int32_t experts, int64_t n, int64_t k,
                  const MatrixView& out, bool accumulate);
