@@ -2,14 +2,15 @@
 // The row GEMM kernel for sm_90a: features on the m side of wgmma, rows (tokens) on the n side, so
 // that a tile may have any number of rows.
 //
-//   grid     persistent, clusters of two CTAs, 384 or 512 threads, one CTA on an SM
+//   grid     persistent, clusters of two CTAs, 384, 512 or 640 threads, one CTA on an SM
 //   roles    warpgroups 1 and 2 multiply and run the epilogue. Of other warps one loads weights and
 //            rows not gathered; one finds the tiles; one sends results. They are the first
 //            of warpgroup 0, or of warpgroup 3 where all of warpgroup 0 gathers rows by cp.async;
 //            there a fourth relays what has been gathered.
 //            Where warpgroup 3 does the rest of the epilogue (grad down), it stores the results
 //            itself, and the other two warps of warpgroup 0 gather.
-//            Coded weights are decoded by the warps that gather, or by a warpgroup of their own
+//            Two warpgroups decode k-blocks of coded weights in turn: the one that gathers and one
+//            behind the others, or two behind them
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
 //            the same weights together. Where `shares`, each loads half of them for both: fewer
 //            bytes leave L2, but a stage waits for the slower of two CTAs. Else each loads its own,
@@ -79,7 +80,7 @@ class RowProducer {
           load_rows(tile, kb);
         }
         if constexpr (kGathers) gather(tile, kb);
-        decoder.decode(ring_, tile, kb);
+        if (kb % C::kDecoderTurns == 0) decoder.decode(ring_, tile, kb);
         ring_.advance();
         if (kb == 0) tiles.prepare();
         if (kb == ask) {
@@ -294,20 +295,25 @@ __device__ __forceinline__ void produce(const typename C::Params& p, int warp, T
   } else if (warp < kProducers / 32) {
     if constexpr (C::kGather && C::kCoded) {
       producer.template run<true>(TileReader(queue),
-                                  WeightDecoder<C>(p, codes, warp - C::kFirstGather));
+                                  WeightDecoder<C>(p, codes, warp - C::kFirstGather, 0));
     } else if constexpr (C::kGather) {
       producer.template run<true>(TileReader(queue));
     }
   }
 }
 
-// A warp that decodes and nothing else.
+// A warp that decodes and nothing else, of those behind the others.
 template <typename C>
-__device__ __forceinline__ void decode_tiles(WeightDecoder<C> decoder, const typename C::Params& p,
-                                             TileQueue& queue, typename C::Stages& ring) {
+__device__ __forceinline__ void decode_tiles(int warp, const typename C::Params& p,
+                                             TileQueue& queue, typename C::Stages& ring,
+                                             uint32_t codes) {
+  const int turn = warp / 4 + C::kDecoderTurns - C::kSideDecoders;  // behind that of gatherers
+  WeightDecoder<C> decoder(p, codes, warp % 4, turn);
   for (RowTile tile; queue.take(tile);) {
     decoder.begin(tile);
-    for (int kb = 0; kb < p.k_blocks; ++kb, ring.advance()) decoder.decode(ring, tile, kb);
+    for (int kb = 0; kb < p.k_blocks; ++kb, ring.advance()) {
+      if (kb % C::kDecoderTurns == turn) decoder.decode(ring, tile, kb);
+    }
   }
 }
 
@@ -342,15 +348,15 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   if (warp < kProducers / 32) {
     ptx::registers_release<C::kProducerRegisters>();
     produce<C>(p, warp, queue, ring, numbers, memory + C::kPair, memory + C::kCodes, staging);
+  } else if (C::kSideDecoders > 0 && warp >= C::kFirstDecoder) {
+    if constexpr (C::kSideDecoders > 0) {
+      ptx::registers_release<C::kDecoderRegisters>();
+      decode_tiles<C>(warp - C::kFirstDecoder, p, queue, ring, memory + C::kCodes);
+    }
   } else if (warp >= kThreads / 32) {
     if constexpr (C::kSideLoader) {
       ptx::registers_release<C::kSideRegisters>();
       produce<C>(p, warp, queue, ring, numbers, memory + C::kPair, memory + C::kCodes, staging);
-    }
-    if constexpr (C::kSideDecoder) {
-      ptx::registers_release<C::kDecoderRegisters>();
-      const WeightDecoder<C> decoder(p, memory + C::kCodes, warp - kThreads / 32);
-      decode_tiles<C>(decoder, p, queue, ring);
     }
     if constexpr (C::kFinished) {
       ptx::registers_release<C::kFinisherRegisters>();
