@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whom in src/backend/cuda/sm90/row_gemm.cuh. Shown to fail: with loaders that meet
-as they once did, the model stands still (the last test), and where the sender waits for thirds that
-tiles of few rows do not have; with kQueueReaders of the header one too low, three kinds fail;
-without the decoders in kQueueReaders, kLanded or kFull, kinds of coded weights fail.
+"""Who waits for whom in src/backend/cuda/sm90/row_gemm.cuh and its parts. Shown to fail: with
+loaders that meet as they once did, the model stands still (the last test), and where the sender
+waits for thirds that tiles of few rows do not have; with kQueueReaders of the header one too low,
+three kinds fail; without the decoders in kQueueReaders, kLanded or kFull, kinds of coded weights
+fail.
 """
 
 import pytest
 from warps import CONSUMERS, CTAS, HEADERS, NUMBERS, Barrier, Named, Pair, Slots, relay
 
 QUEUE = HEADERS.find("tile_scheduler.cuh", r"class TileQueue : public SlotQueue<(\d+)>")
-MEET = HEADERS.constant("row_gemm.cuh", "kMeet", of="RowProducer")
-ASK = HEADERS.find("row_gemm.cuh", r"\bask = min\((\d+), p_\.k_blocks - 1\)")
+MEET = HEADERS.constant("row_producer.cuh", "kMeet", of="RowProducer")
+ASK = HEADERS.find("row_producer.cuh", r"\bask = min\((\d+), p_\.k_blocks - 1\)")
 WARP = 32  # threads
 K_BLOCKS = (1, 2, 3, 5, 7, 8, 9, 12, 17, 21)
 
@@ -20,37 +21,49 @@ class Kind:
     are coded.
     """
 
-    def __init__(self, header, epilogue, steps, gather, finished=False, tile=None, coded=False):
+    def __init__(self, header, epilogue, steps, gather, finished=False, tile=None, coded=False,
+                 **known):
         def constant(name):
             return HEADERS.constant("row_gemm_config.cuh", name, of="RowGemmConfig",
                                     kGather=gather, kFinished=finished, kCoded=coded)
 
         self.steps = steps  # in which each piece moves, 0: at once
         self.finished = finished  # by a warpgroup of its own
-        self.pieces = HEADERS.constant(header, "kPieces", of=epilogue)
-        self.sends = None if finished else HEADERS.constant(header, "kSends", of=epilogue)
+        self.holds = any(steps)
+        self.pieces = HEADERS.constant(header, "kPieces", of=epilogue) if self.holds else 0
+        self.sends = None if finished else HEADERS.constant(header, "kSends", of=epilogue, **known)
         self.stages = HEADERS.constant(header, "kStages", of=tile or epilogue)
         self.gathering, self.readers = constant("kGatherWarps"), constant("kQueueReaders")
         self.relays = constant("kRelay") != constant("kNoWarp")
         self.coded, self.decoders = coded, constant("kDecoders")
-        self.decodes_aside = bool(constant("kSideDecoder"))
+        self.turns, self.aside = constant("kDecoderTurns"), constant("kSideDecoders")
         self.announces = bool(constant("kAnnounces"))
         self.full, self.landed = constant("kFull"), constant("kLanded")
 
 
-def kinds(**form):
+def kinds():
     tall, gradient = "epilogue_tall.cuh", "epilogue_gradient.cuh"
     return {
-        "up": Kind(tall, "StoreActivated", (2, 1), gather=True, tile="TallTile", **form),
-        "up, keeping": Kind("epilogue.cuh", "StoreActivatedAndPre", (0, 2, 2), gather=True, **form),
+        "up": Kind(tall, "StoreActivated", (2, 1), gather=True, tile="TallTile"),
+        "up, keeping": Kind("epilogue.cuh", "StoreActivatedAndPre", (0, 2, 2), gather=True),
         "up, alternating": Kind(
-            "epilogue_alternating.cuh", "StoreAlternating", (2,), gather=True, **form),
-        "down": Kind(tall, "StoreRows", (2, 1, 2, 1), gather=False, tile="TallTile", **form),
-        "grad down": Kind(gradient, "HandOver", (0, 1), gather=True, finished=True, **form),
+            "epilogue_alternating.cuh", "StoreAlternating", (2,), gather=True),
+        "down": Kind(tall, "StoreRows", (2, 1, 2, 1), gather=False, tile="TallTile"),
+        "grad down": Kind(gradient, "HandOver", (0, 1), gather=True, finished=True),
     }
 
 
-KINDS = kinds() | {f"{name}, coded": kind for name, kind in kinds(coded=True).items()}
+def coded_kinds():
+    def kind(epilogue, parts, gather=True, **known):
+        return Kind("epilogue_at_once.cuh", epilogue, (0,) * parts, gather, tile="AtOnce",
+                    coded=True, **known)
+
+    up, rows = "StoreActivatedAtOnce", "StoreRowsAtOnce"
+    return {"up, coded": kind(up, 2, kKeeps=False), "up, keeping, coded": kind(up, 6, kKeeps=True),
+            "down, coded": kind(rows, 4, gather=False), "grad down, coded": kind(rows, 4)}
+
+
+KINDS = kinds() | coded_kinds()
 
 
 class Cta:
@@ -79,8 +92,8 @@ class Cta:
         if self.relays:
             yield self.relay()
         yield from (self.produce(loads=False) for _ in range(self.gathering))
-        if self.kind.decodes_aside:
-            yield from (self.decode_tiles() for _ in range(self.kind.decoders))
+        for turn in range(self.kind.turns - self.kind.aside, self.kind.turns):
+            yield from (self.decode_tiles(turn) for _ in range(self.kind.decoders))
         yield from (self.consume(group) for group in (0, 1) for _ in range(CONSUMERS // 2))
         yield from (self.finish() for _ in range(4)) if self.finished else [self.send()]
 
@@ -104,7 +117,7 @@ class Cta:
                 else:
                     gathered = self.landed if self.relays else self.ring
                     gathered.full_at(at).arrive(threads=WARP)
-                    if self.kind.coded:
+                    if self.kind.coded and kb % self.kind.turns == 0:
                         yield from self.decode(at)
                 at += 1
                 if loads and kb == 0:
@@ -131,12 +144,13 @@ class Cta:
         yield
         (self.landed if self.relays else self.ring).full_at(at).arrive()
 
-    def decode_tiles(self):
+    def decode_tiles(self, turn):
         at = taken = 0
         while (yield from self.queue.take(taken)) is not None:
             taken += 1
-            for _ in range(self.pair.k_blocks):
-                yield from self.decode(at)
+            for kb in range(self.pair.k_blocks):
+                if kb % self.kind.turns == turn:
+                    yield from self.decode(at)
                 at += 1
 
     def relay(self):
@@ -170,7 +184,7 @@ class Cta:
         # The piece of each step, and whether that begins or ends it.
         steps = [(piece, step == 0, step == count - 1)
                  for piece, count in enumerate(self.pieces) for step in range(count)]
-        k_blocks, stride = self.pair.k_blocks, max(1, self.pair.k_blocks // len(steps))
+        k_blocks, stride = self.pair.k_blocks, max(1, self.pair.k_blocks // max(1, len(steps)))
         at, next_step, due, half, held = 0, len(steps), 0, 0, None
 
         def hand_over():
@@ -217,9 +231,10 @@ class Cta:
                 self.pair.release(self, at - 1)
                 yield
             if not outside or self.finished:
-                if self.pieces[0] == 0:
-                    yield from hand_over()
-                    self.staged[group].arrive()
+                for piece, count in enumerate(self.pieces):
+                    if count == 0 and self.has(tile, piece):
+                        yield from hand_over()
+                        self.staged[group].arrive()
                 next_step, due = 0, (stride + 1) // 2 - (group if stride > 1 else 0)
                 held = tile
             tile = following
@@ -227,8 +242,9 @@ class Cta:
             yield from move()
 
     def has(self, tile, piece):
-        """Of few rows there is no last third, which is a piece of one step."""
-        return self.finished or self.pieces[piece] != 1 or (tile, self.rank) not in self.pair.low
+        """Of few rows there is no last third, which is a piece of one step, or second part."""
+        last = self.pieces[piece] == 1 if self.kind.holds else piece % 2 == 1
+        return self.finished or not last or (tile, self.rank) not in self.pair.low
 
     def send(self):
         for free in self.free:

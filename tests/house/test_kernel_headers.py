@@ -25,8 +25,8 @@ def readers(headers):
 
 
 def test_a_changed_constant_is_seen(tmp_path):
-    headers = changed(tmp_path, "row_gemm.cuh", "kMeet = 8;", "kMeet = 2 * kClusterSize;")
-    assert headers.constant("row_gemm.cuh", "kMeet", of="RowProducer") == 4
+    headers = changed(tmp_path, "row_producer.cuh", "kMeet = 8;", "kMeet = 2 * kClusterSize;")
+    assert headers.constant("row_producer.cuh", "kMeet", of="RowProducer") == 4
 
 
 def test_a_changed_expression_is_seen(tmp_path):
@@ -36,11 +36,11 @@ def test_a_changed_expression_is_seen(tmp_path):
 
 
 def test_a_missing_constant_is_named(tmp_path):
-    headers = changed(tmp_path, "row_gemm.cuh", "kMeet", "kGather")
+    headers = changed(tmp_path, "row_producer.cuh", "kMeet", "kGather")
     with pytest.raises(Missing, match=r"row_gemm\.cuh: no constexpr kMeet in RowProducer"):
-        headers.constant("row_gemm.cuh", "kMeet", of="RowProducer")
+        headers.constant("row_producer.cuh", "kMeet", of="RowProducer")
     with pytest.raises(Missing, match=r"row_gemm\.cuh: nothing that matches `never"):
-        headers.find("row_gemm.cuh", r"never (\d+)")
+        headers.find("row_producer.cuh", r"never (\d+)")
     with pytest.raises(Missing, match=r"no header never\.cuh"):
         headers.constant("never.cuh", "kMeet")
 

@@ -118,6 +118,18 @@ struct Piece {
   int part, feature;
 };
 
+// The rows of what is sent i-th: of each block first kBufferRows, then those left, if any.
+template <int kBufferRows>
+__device__ __forceinline__ bool find_buffered(int i, RowTile& tile) {
+  if (i % 2 == 0) {
+    tile.rows = min(tile.rows, kBufferRows);
+  } else {
+    tile.row_begin += kBufferRows;
+    tile.rows -= kBufferRows;
+  }
+  return tile.rows > 0;
+}
+
 // Staged rows of a piece -> memory, by one warp. Whole units of 16 rows go by bulk copies, which
 // are still reading the buffer when this returns; the rows of a last, partial unit go by ordinary
 // stores.
@@ -218,6 +230,14 @@ __device__ __forceinline__ Piece activations_piece(const RowGemmParams& p, const
   return {{p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, group_feature(p, tile, group)};
 }
 
+// Of gate, then of up.
+__device__ __forceinline__ Piece pre_piece(const RowGemmParams& p, const RowTile& tile, int group,
+                                           int part) {
+  return {{p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features},
+          part,
+          group_feature(p, tile, group)};
+}
+
 // A slice of 16 rows: 8 accumulators of gate and of up.
 template <typename Element, typename Activation>
 __device__ __forceinline__ void activate_slice(const Activation& activation, const float* gate,
@@ -242,9 +262,7 @@ class StoreActivatedAndPre {
   static constexpr int kStagingBytes = kBlockStaging<kMaxRows>;
 
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
-    const int at = group_feature(p, tile, group);
-    if (i < 2) return {{p.pre_maps, p.pre, p.features * 4LL, p.features * 2LL, p.features}, i, at};
-    return {{p.out_maps, p.out, p.out_stride * 2, 0, p.features}, 0, at};
+    return i < 2 ? pre_piece(p, tile, group, i) : activations_piece(p, tile, group);
   }
   static __device__ bool find_rows(int, RowTile&) { return true; }
   template <typename G>

@@ -7,7 +7,9 @@
 // This is 10 bytes of traffic and some 25 instructions an element, and a chain of them takes longer
 // than the products that can be queued before it. So a fourth warpgroup does it: the consumers
 // hand d_act over, rounded to the element type, through staging, 64 rows at a time, the first ones
-// at the end of a tile and the others, kept in registers, while the next one is multiplied.
+// at the end of a tile and the others, kept in registers, while the next one is multiplied. Where
+// that warpgroup's registers decode weights, d_act goes to `out` instead, and a kernel behind this
+// one makes the same of it.
 #pragma once
 
 #include "backend/cuda/sm90/epilogue.cuh"
@@ -116,7 +118,8 @@ __device__ __forceinline__ void alternate(uint4& first, uint4& second) {
 // Thread t has chunk t % 8 (8 features) of row t / 8 of each slot. Piece k of a slot is block k % 2
 // of consumer warpgroup k / 2. What is read from memory is asked for a slot ahead: all of a slot's
 // loads are waited for together.
-template <typename Element, typename Activation>
+// kStaged: d_act is in staging, else in `out`.
+template <typename Element, typename Activation, bool kStaged = true>
 class GradientFinisher {
  public:
   static __device__ void init(uint32_t staging) {
@@ -135,6 +138,10 @@ class GradientFinisher {
         for (const HalfTiles& half : of_group) half.pass_drained();
       }
     }
+  }
+  // Of 16 rows.
+  static __device__ void run_slot(const RowGemmParams& p, const RowTile& tile, int thread) {
+    GradientFinisher(p, tile, thread).finish_half(0, tile.rows);
   }
 
  private:
@@ -199,14 +206,14 @@ class GradientFinisher {
       weight_at_ += kRowUnit;
       fetch_weight();
       stores_ = live_ && weight_ != 0.0f;
+      send_sum(finish_pieces<0>(place), 0);
+      send_sum(finish_pieces<2>(place), p_.max_rows);
       if (live_ && !stores_) {
         clear_piece<0>();
         clear_piece<1>();
         clear_piece<2>();
         clear_piece<3>();
       }
-      send_sum(finish_pieces<0>(place), 0);
-      send_sum(finish_pieces<2>(place), p_.max_rows);
       d_pre_ += 2 * kRowUnit * p_.features;
       out_ += kRowUnit * p_.out_stride;
       sum_at_ += kRowUnit;
@@ -219,14 +226,20 @@ class GradientFinisher {
     if (sums_ && live_) sum_at_[part] = sum;
   }
 
+  template <int k>
+  __device__ uint4 handed_over(uint32_t place) const {
+    if constexpr (kStaged)
+      return ptx::shared_load(place + k / 2 * HalfTiles::kBytes + k % 2 * HalfTiles::kBlockBytes);
+    if (!live_ || !inside<k>()) return {};
+    return *reinterpret_cast<const uint4*>(out_ + feature_of(k));
+  }
   // Eight features of one row; returns their part of the routing weight's gradient. All sigmoids
   // come first: they are the long steps of the chain.
   template <int k>
   __device__ float finish_piece(uint32_t place) const {
     const Activation activation{p_.form};
     const uint4 gate = pre_[k].gate, up = pre_[k].up;
-    const uint4 d =
-        ptx::shared_load(place + k / 2 * HalfTiles::kBytes + k % 2 * HalfTiles::kBlockBytes);
+    const uint4 d = handed_over<k>(place);
     const auto sigmoids = [&](uint32_t pair) { return activation.sigmoids(unpack<Element>(pair)); };
     const float2 s[] = {sigmoids(gate.x), sigmoids(gate.y), sigmoids(gate.z), sigmoids(gate.w)};
     uint4 out, d_gate, d_up;

@@ -15,15 +15,8 @@ class TallTile {
   static constexpr int kMaxRows = kTallTileN, kStages = 4;
   static constexpr int kBufferRows = 96, kStagingBytes = kBlockStaging<kBufferRows>;
 
-  // The rows of what is sent i-th: of each block first kBufferRows, then those left, if any.
   static __device__ bool find_rows(int i, RowTile& tile) {
-    if (i % 2 == 0) {
-      tile.rows = min(tile.rows, kBufferRows);
-    } else {
-      tile.row_begin += kBufferRows;
-      tile.rows -= kBufferRows;
-    }
-    return tile.rows > 0;
+    return find_buffered<kBufferRows>(i, tile);
   }
 
  protected:

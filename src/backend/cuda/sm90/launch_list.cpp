@@ -271,7 +271,7 @@ struct Launcher {
   void operator()(const RowGemmProblem& problem) const {
     const RowGemmChoice choice = choose(problem, {op.multiprocessors});
     check(launch_row_gemm(problem, choice, op.stream), "row GEMM");
-    op.count(1);
+    op.count(1 + has_gradient_rows(problem));
   }
   void operator()(const WeightGradArgs& args) const {
     check(launch_weight_grad(args, op.multiprocessors, op.stream), "weight gradient");
@@ -336,6 +336,8 @@ struct Describer {
                .add("shares_weights", int64_t(t.shares))
                .add("in_pace", int64_t(choice.in_pace))
                .add("ctas", choice.ctas));
+    if (has_gradient_rows(p))
+      append(text, JsonObject().add("step", step).add("kernel", "sm90 gradient_rows"));
   }
   void operator()(const WeightGradArgs& a) const {
     append(text, JsonObject()

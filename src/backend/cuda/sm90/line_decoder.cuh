@@ -32,35 +32,37 @@ class LineDecoder {
                       book ? __ldg(book + code) : p.lines.numbers[code]);
   }
 
-  // warp: of C::kDecoders
-  __device__ LineDecoder(const Params& p, uint32_t memory, int warp)
+  // warp: of C::kDecoders. turn: of C::kDecoderTurns, the first k-block that it decodes.
+  __device__ LineDecoder(const Params& p, uint32_t memory, int warp, int turn)
       : p_(p),
         codes_(memory),
         numbers_(memory + Codes::kBytes),
         warp_(warp),
+        turn_(turn),
         lane_(int(threadIdx.x) & 31),
         to_(swizzled(lane_ / 2, lane_ % 2 * (kRunBytes / 16))) {}
 
-  __device__ void begin(const RowTile& tile) { fetch(tile, 0); }
+  __device__ void begin(const RowTile& tile) {
+    if (turn_ < p_.narrow_from) fetch(tile, turn_);
+  }
   // k-block kb of the tile, in the ring's current stage.
   __device__ void decode(const typename C::Stages& ring, const RowTile& tile, int kb) {
     if (kb >= p_.narrow_from) return pass_elements<C>(codes_, ring, lane_);
     uint32_t scales[kScales];
 #pragma unroll
     for (int i = 0; i < kScales; ++i) scales[i] = next_[i];
-    if (kb + 1 < p_.narrow_from) fetch(tile, kb + 1);
+    if (kb + C::kDecoderTurns < p_.narrow_from) fetch(tile, kb + C::kDecoderTurns);
     convert(scales);
     codes_.wait(ring);
-    decode_blocks(ring.operand_m() + warp_ * kBlockBytes, part(kb), scales);
+    decode_block(ring.operand_m() + warp_ * kBlockBytes,
+                 place_of<C::kBlocks>(part(kb), 0, warp_).part, scales);
     announce_elements<C>(ring, lane_);
   }
 
  private:
   static constexpr bool kHalf = std::is_same_v<typename C::Element, __half>;
   static constexpr int kBatchLines = 16, kBatches = 4;  // of a block
-  static constexpr int kMine = 4 / C::kDecoders;        // blocks
-  static constexpr int kScales = kMine * kBatches, kRunBytes = kLineRun * 2;
-  static_assert(kMine * C::kDecoders == 4);
+  static constexpr int kScales = kBatches, kRunBytes = kLineRun * 2;
 
   __device__ int part(int kb) const { return kb >= p_.k_blocks_of_part; }
 
@@ -74,25 +76,21 @@ class LineDecoder {
     const int features = (C::kBlocks == Blocks::kAlternating ? 2 : 1) * p_.features;
     const int line_end = kFeatureLines ? features : p_.k_size;
     const int end = kFeatureLines ? p_.k_size : features;
+    const BlockPlace place =
+        place_of<C::kBlocks>(part(kb), first_feature(p_, tile.feature_tile), warp_);
+    const ExpertScales& scales = p_.lines.scales[place.part];
+    const int at = (kFeatureLines ? k : place.feature) + lane_ % 2 * kLineRun;
+    const int first = (kFeatureLines ? place.feature : k) + lane_ / 2;
+    const int lines = at < end ? line_end - first : 0;
+    const Stored* const from = static_cast<const Stored*>(scales.base) +
+                               tile.expert * form.expert_stride +
+                               ((scales.first + at) >> form.shift);
 #pragma unroll
-    for (int mine = 0; mine < kMine; ++mine) {
-      const BlockPlace place = place_of<C::kBlocks>(part(kb), first_feature(p_, tile.feature_tile),
-                                                    warp_ + mine * C::kDecoders);
-      const ExpertScales& scales = p_.lines.scales[place.part];
-      const int at = (kFeatureLines ? k : place.feature) + lane_ % 2 * kLineRun;
-      const int first = (kFeatureLines ? place.feature : k) + lane_ / 2;
-      const int lines = at < end ? line_end - first : 0;
-      const Stored* const from = static_cast<const Stored*>(scales.base) +
-                                 tile.expert * form.expert_stride +
-                                 ((scales.first + at) >> form.shift);
-#pragma unroll
-      for (int i = 0; i < kBatches; ++i) {
-        const int of = scales.first_line + (first + i * kBatchLines) * form.line_step;
-        next_[mine * kBatches + i] =
-            i * kBatchLines < lines
-                ? __ldg(from + int64_t(of >> form.line_shift) * form.line_stride)
-                : 0;
-      }
+    for (int i = 0; i < kBatches; ++i) {
+      const int of = scales.first_line + (first + i * kBatchLines) * form.line_step;
+      next_[i] = i * kBatchLines < lines
+                     ? __ldg(from + int64_t(of >> form.line_shift) * form.line_stride)
+                     : 0;
     }
   }
   __device__ void fetch(const RowTile& tile, int kb) {
@@ -206,17 +204,6 @@ class LineDecoder {
       }
     }
   }
-  __device__ __forceinline__ void decode_blocks(uint32_t first, int part_of_k,
-                                                uint32_t (&scales)[kScales]) const {
-#pragma unroll 1
-    for (int mine = 0; mine < kMine; ++mine) {
-      const int block = warp_ + mine * C::kDecoders;
-      decode_block(first + mine * C::kDecoders * kBlockBytes,
-                   place_of<C::kBlocks>(part_of_k, 0, block).part, scales);
-#pragma unroll
-      for (int i = kBatches; i < kScales; ++i) scales[i - kBatches] = scales[i];
-    }
-  }
   static __device__ __forceinline__ ValueTable table_of(uint32_t numbers, float scale) {
     ValueTable table;
 #pragma unroll
@@ -231,7 +218,7 @@ class LineDecoder {
   const Params& p_;
   const Codes codes_;
   const uint32_t numbers_;
-  const int warp_, lane_;
+  const int warp_, turn_, lane_;
   const uint32_t to_;  // in a batch's elements: the first 16 bytes of this lane
   uint32_t next_[kScales];
 };
@@ -246,15 +233,5 @@ struct WeightDecoderOf<C, true> {
 };
 template <typename C>
 using WeightDecoder = typename WeightDecoderOf<C>::Type;
-
-// A warp that decodes and nothing else.
-template <typename C>
-__device__ __forceinline__ void decode_tiles(WeightDecoder<C> decoder, const typename C::Params& p,
-                                             TileQueue& queue, typename C::Stages& ring) {
-  for (RowTile tile; queue.take(tile);) {
-    decoder.begin(tile);
-    for (int kb = 0; kb < p.k_blocks; ++kb, ring.advance()) decoder.decode(ring, tile, kb);
-  }
-}
 
 }  // namespace moec::cuda

@@ -52,6 +52,10 @@ struct CodedRowGemmParams : RowGemmParams {
   CodedLines lines;
 };
 
+// Whether the gradient of the down projection is made in two kernels (gradient_rows.cuh).
+inline bool has_gradient_rows(const RowGemmProblem& problem) {
+  return problem.op == RowGemm::kGradDown && problem.scheme != 0;
+}
 // Why the sm_90a kernels cannot take this problem, or null.
 const char* row_gemm_refuses(const RowGemmProblem& problem);
 cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& choice,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The up projection where columns of gate and up alternate, for weights of one kind.
+// The up projection where columns of gate and up alternate, for weights of one kind. Bare and Kept:
+// epilogues without and with pre-activations.
 #pragma once
 
 #include "backend/cuda/sm90/activation.cuh"
@@ -8,11 +9,9 @@
 
 namespace moec::cuda {
 
-template <typename Element, typename Weights>
+template <typename Element, typename Weights, typename Bare, typename Kept>
 cudaError_t launch_alternating(const typename Weights::Params& params, int ctas,
                                cudaStream_t stream) {
-  using Kept = StoreActivatedAndPre<Element, SigmoidGated>;
-  using Bare = StoreAlternating<Element, SigmoidGated>;
   constexpr Blocks kBlocks = Blocks::kAlternating;
   using Group = AlternatingGroup;
   return params.pre ? launch_config<RowGemmConfig<Element, Weights, true, Kept, kBlocks, Group>>(

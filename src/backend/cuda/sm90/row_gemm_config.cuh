@@ -32,15 +32,20 @@ struct RowGemmConfig {
   static constexpr int kCodes = kPair + 16;                         // offset of a decoder's memory
   // Whether a fourth warpgroup does the rest of the epilogue, or loads, finds tiles and sends.
   static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
-  static constexpr bool kSideLoader = kGather && !kFinished, kSideDecoder = kCoded && !kGather;
+  static constexpr bool kSideLoader = kGather && !kFinished;
+  static_assert(!kCoded || !kFinished);
+  // Two warpgroups decode k-blocks in turn: the one that gathers and one behind the others, or two
+  // behind them.
+  static constexpr int kDecoderTurns = 2;
+  static constexpr int kSideDecoders = kCoded ? 2 - kGather : 0;         // warpgroups
+  static constexpr int kFirstDecoder = kThreads / 32 + 4 * kSideLoader;  // warp
   static constexpr int kAllThreads =
-      kThreads + (kFinished || kSideLoader || kSideDecoder ? kGroupThreads : 0);
+      kThreads + (kFinished + kSideLoader + kSideDecoders) * kGroupThreads;
   // Warps that gather rows.
   static constexpr int kFirstGather = kFinished ? 2 : 0;
   static constexpr int kGatherWarps = kGather ? kProducers / 32 - kFirstGather : 0;
   static constexpr int kRowsAtOnce = 4 * kGatherWarps;  // that they copy: eight lanes a row
-  // Warps that decode.
-  static constexpr int kDecoders = !kCoded ? 0 : kGather ? kGatherWarps : 4;
+  static constexpr int kDecoders = kCoded ? 4 : 0;      // warps that decode a k-block
   // Warps with a task of their own. Without one that relays, those that multiply fence.
   static constexpr int kNoWarp = -1, kLoader = kSideLoader ? kThreads / 32 : 0;
   static constexpr int kFinder = kLoader + 1, kSender = kFinished ? kNoWarp : kLoader + 2;
@@ -55,18 +60,19 @@ struct RowGemmConfig {
   // All warps that work on tiles, without the one that finds them: one loads, one or four send, one
   // may relay.
   static constexpr int kQueueReaders =
-      kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader + 4 * kSideDecoder;
-  // Registers of a thread: at most 504 for three warpgroups together, 512 for four.
+      kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader + 4 * kSideDecoders;
+  // Registers of a thread: at most 504 for three warpgroups together, 512 for four, 480 for five.
   static constexpr int kTaller = kMaxRows > kMaxTileN ? 8 : 0;  // for one more address of a row
-  static constexpr int kFinisherRegisters = 104, kSideRegisters = 32, kDecoderRegisters = 56;
-  static constexpr int kProducerRegisters = kSideDecoder  ? 24
-                                            : kSideLoader ? (kCoded ? 64 : 48 + kTaller)
+  static constexpr int kFinisherRegisters = 104, kSideRegisters = kSideDecoders ? 24 : 32;
+  static constexpr int kDecoderRegisters = kGather ? 56 : 64;
+  static constexpr int kProducerRegisters = kSideDecoders ? (kGather ? 80 : 32)
+                                            : kSideLoader ? 48 + kTaller
                                             : kGather     ? 72
                                                           : 40;
-  static constexpr int kConsumerRegisters = kFinished      ? 168
-                                            : kSideDecoder ? 216
-                                            : kGather      ? (kCoded ? 208 : 216 - kTaller)
-                                                           : 232;
+  static constexpr int kConsumerRegisters = kFinished       ? 168
+                                            : kSideDecoders ? 160
+                                            : kGather       ? 216 - kTaller
+                                                            : 232;
 };
 
 }  // namespace moec::cuda

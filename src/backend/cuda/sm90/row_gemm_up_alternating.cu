@@ -7,7 +7,9 @@ namespace moec::cuda {
 cudaError_t launch_up_alternating(const RowGemmProblem& problem, const RowGemmParams& params,
                                   int ctas, cudaStream_t stream) {
   return with_element(problem, [&]<class Element>() {
-    return launch_alternating<Element, PlainWeights<Major::kMN>>(params, ctas, stream);
+    return launch_alternating<Element, PlainWeights<Major::kMN>,
+                              StoreAlternating<Element, SigmoidGated>,
+                              StoreActivatedAndPre<Element, SigmoidGated>>(params, ctas, stream);
   });
 }
 

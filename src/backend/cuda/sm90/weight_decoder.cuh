@@ -66,23 +66,27 @@ template <typename C>
 class ChannelDecoder {
  public:
   using Codes = CodeBarriers<C::kStages>;
-  static constexpr int kBytes = Codes::kBytes + C::kDecoders * kChannelBytes;
+  static constexpr int kBytes = Codes::kBytes + C::kDecoderTurns * C::kDecoders * kChannelBytes;
 
   // By all threads; a barrier follows.
   static __device__ void init(const typename C::Params&, uint32_t memory) {
     if (threadIdx.x == 0) Codes(memory).init();
   }
 
-  // warp: of C::kDecoders
-  __device__ ChannelDecoder(const typename C::Params& p, uint32_t memory, int warp)
+  // warp: of C::kDecoders. turn: of C::kDecoderTurns, the first k-block that it decodes.
+  __device__ ChannelDecoder(const typename C::Params& p, uint32_t memory, int warp, int turn)
       : p_(p),
         codes_(memory),
-        channels_(memory + Codes::kBytes + warp * kChannelBytes),
+        channels_(memory + Codes::kBytes + (turn * C::kDecoders + warp) * kChannelBytes),
         warp_(warp),
+        turn_(turn),
         lane_(int(threadIdx.x) & 31) {}
 
   __device__ void begin(const RowTile& tile) {
-    if (p_.channels_along_k) return fetch_of_k(tile.expert, 0);
+    if (p_.channels_along_k) {
+      if (turn_ < p_.narrow_from) fetch_of_k(tile.expert, turn_);
+      return;
+    }
     const BlockPlace place = place_of<C::kBlocks>(0, first_feature(p_, tile.feature_tile), warp_);
     fetch(tile.expert, place.part, place.feature,
           C::kBlocks == Blocks::kAlternating ? 2 * p_.features : p_.features);
@@ -93,16 +97,13 @@ class ChannelDecoder {
     if (kb >= p_.narrow_from) return pass_elements<C>(codes_, ring, lane_);
     if (p_.channels_along_k) {
       keep();
-      if (kb + 1 < p_.narrow_from) fetch_of_k(tile.expert, kb + 1);
+      if (kb + C::kDecoderTurns < p_.narrow_from) fetch_of_k(tile.expert, kb + C::kDecoderTurns);
     }
     codes_.wait(ring);
     // Whether a channel is a row of the block, or a column.
     const bool of_rows = (C::kMajor == Major::kK) != p_.channels_along_k;
-#pragma unroll 1
-    for (int block = warp_; block < 4; block += C::kDecoders) {
-      const uint32_t memory = ring.operand_m() + block * kBlockBytes;
-      of_rows ? decode_block<true>(memory) : decode_block<false>(memory);
-    }
+    const uint32_t memory = ring.operand_m() + warp_ * kBlockBytes;
+    of_rows ? decode_block<true>(memory) : decode_block<false>(memory);
     announce_elements<C>(ring, lane_);
   }
 
@@ -183,7 +184,7 @@ class ChannelDecoder {
   const typename C::Params& p_;
   const Codes codes_;
   const uint32_t channels_;
-  const int warp_, lane_;
+  const int warp_, turn_, lane_;
   Channel next_[2];
 };
 

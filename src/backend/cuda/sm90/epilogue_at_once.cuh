@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Epilogues that hold nothing of a finished tile: it leaves before the next one is multiplied. For
+// kernels whose registers decode, and whose stages fill meanwhile. A block leaves in two parts: the
+// rows that the staging buffer holds, then the others. Groups as in epilogue_alternating.cuh.
+#pragma once
+
+#include "backend/cuda/sm90/epilogue.cuh"
+
+namespace moec::cuda {
+
+class AtOnce {
+ public:
+  static constexpr bool kSkipsOutside = true, kBiased = true;
+  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 1;
+  static constexpr int kBufferRows = 96, kStagingBytes = kBlockStaging<kBufferRows>;
+
+  static __device__ bool find_rows(int i, RowTile& tile) {
+    return find_buffered<kBufferRows>(i, tile);
+  }
+  template <typename G>
+  __device__ void copy_piece(const RowGemmParams&, const G&, int) const {}
+
+ protected:
+  // A block of 64 features; slice(s, packed) gives 16 rows of it.
+  template <typename G, typename Slice>
+  static __device__ __forceinline__ void leave(const G& group, int rows, const Slice& slice) {
+    constexpr int kFirst = kBufferRows / 16;
+    leave_slices<kFirst>(group, rows, slice);
+    if (rows <= kBufferRows) return;
+    leave_slices<kMaxRows / 16 - kFirst>(
+        group, rows - kBufferRows,
+        [&](int s, uint32_t (&packed)[4]) { slice(kFirst + s, packed); });
+  }
+  template <typename Element, typename G>
+  static __device__ __forceinline__ void leave_block(const G& group, int rows,
+                                                     const float (&acc)[kMaxRows / 2]) {
+    leave(group, rows, [&](int s, uint32_t (&packed)[4]) { pack_slice<Element>(acc, s, packed); });
+  }
+
+ private:
+  template <int kSlices, typename G, typename Slice>
+  static __device__ __forceinline__ void leave_slices(const G& group, int rows, Slice slice) {
+    PieceBarriers(group.index).wait_free();
+    stage<kSlices>(group, group.staging, 0, rows, slice);
+    PieceBarriers(group.index).staged();
+  }
+};
+
+template <typename Element>
+class StoreRowsAtOnce : public AtOnce {
+ public:
+  static constexpr bool kGated = false;
+  static constexpr int kSends = 4;
+
+  static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
+    return {{p.out_maps, p.out, p.out_stride * 2, 0, feature_end(p, tile)},
+            0,
+            group_feature(p, tile, group) + 128 * (i / 2)};
+  }
+  template <typename G>
+  __device__ void finish(const RowGemmParams&, const RowTile& tile, const G& group,
+                         const Accumulators& acc) {
+    leave_block<Element>(group, tile.rows, acc.first);
+    leave_block<Element>(group, tile.rows, acc.second);
+  }
+};
+
+// kKeeps: pre-activations, too, in front of the activations.
+template <typename Element, typename Activation, bool kKeeps>
+class StoreActivatedAtOnce : public AtOnce {
+ public:
+  static constexpr bool kGated = true;
+  static constexpr int kSends = kKeeps ? 6 : 2;
+
+  static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
+    return kKeeps && i < 4 ? pre_piece(p, tile, group, i / 2) : activations_piece(p, tile, group);
+  }
+  template <typename G>
+  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const G& group,
+                         Accumulators& acc) {
+    const auto meet = [&](int s) { group.meet(acc.first + 8 * s, acc.second + 8 * s); };
+    if constexpr (kKeeps) {
+      leave(group, tile.rows, [&](int s, uint32_t (&packed)[4]) {
+        meet(s);
+        pack_slice<Element>(acc.first, s, packed);
+      });
+      leave_block<Element>(group, tile.rows, acc.second);
+    }
+    leave(group, tile.rows, [&](int s, uint32_t (&packed)[4]) {
+      if constexpr (!kKeeps) meet(s);
+      activate_slice<Element>(Activation{p.form}, acc.first + 8 * s, acc.second + 8 * s, packed);
+    });
+  }
+};
+
+}  // namespace moec::cuda
