@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- made by bench/report.py: {} -->", "<!-- end -->"
 BLOCKS = {
     "README.md": {"headline": tables.headline, "seven layers": tables.seven_layers},
-    "bench/README.md": {"GPU": tables.gpu_tables, "CPU": tables.cpu_tables,
-                        "models": tables.model_tables},
+    "bench/README.md": {"GPU": tables.gpu_tables, "codes": tables.codes_tables,
+                        "CPU": tables.cpu_tables, "models": tables.model_tables},
     "bench/results/h200/NOTES.md": {"goals": lambda r: gpu_goals.summary(r.gpu)},
 }
 PLOT = "bench/results/speed.svg"

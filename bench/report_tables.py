@@ -274,6 +274,53 @@ def cpu_tables(r):
     return join(made)
 
 
+CODES = ("nf4", "mxfp4", "int4", "fp8", "int8")
+
+
+def case_name(case):
+    shape, tokens, mode = case
+    return f"{shape} | {tokens} | {'forward' if mode == 'fwd' else 'step'}"
+
+
+def codes_table(r, path):
+    """Frozen quantised experts beside the same values in bf16."""
+    file = json.loads(path.read_text())
+    found = {(row["shape"], row["tokens"], row["mode"], row["impl"]): row for row in file["rows"]}
+    lines = [f"Frozen quantised experts, times as fast as the same values in bf16. "
+             f"{file['machine']}, {r.link(path)}:", "",
+             f"| layer | tokens | | {' | '.join(CODES)} |", f"|---|--:|---|{'--:|' * len(CODES)}"]
+    for case in dict.fromkeys(key[:3] for key in found):
+        rows = (found.get((*case, f"moec-{name}")) for name in CODES)
+        lines.append(f"| {case_name(case)} "
+                     f"| {' | '.join(cell(row and 1 / row['over_bf16']) for row in rows)} |")
+    return lines
+
+
+def adapters_table(r, path):
+    """Adapters beside none, and beside torch's two ways to have them."""
+    file = json.loads(path.read_text())
+    found = {(row["shape"], row["tokens"], row["mode"], row["impl"]): row for row in file["rows"]}
+    lines = [f"Adapters of rank {file['rank']} on every matrix: the time beside that without them, "
+             "and times as fast as torch's products with factors (x factored) and with "
+             f"`W + s B A` (x delta) on bf16. {file['machine']}, {r.link(path)}:", "",
+             "| layer | tokens | | bf16 | NF4 | x factored | x delta |",
+             "|---|--:|---|--:|--:|--:|--:|"]
+    for case in dict.fromkeys(key[:3] for key in found):
+        row = lambda impl: found.get((*case, impl))  # noqa: E731
+        ours = row("moec-bf16-lora")
+        cost = (cell(adapted and adapted["over_base"]) for adapted in (ours, row("moec-nf4-lora")))
+        faster = (cell(peer and peer["ms"] / ours["ms"]) for peer in
+                  (row("torch-factored"), row("torch-delta")))
+        lines.append(f"| {case_name(case)} | {' | '.join([*cost, *faster])} |")
+    return lines
+
+
+def codes_tables(r):
+    made = [codes_table(r, path) for path in sorted(r.results.glob("*/quantised.json"))]
+    made += [adapters_table(r, path) for path in sorted(r.results.glob("*/lora.json"))]
+    return join(made)
+
+
 def model_tables(r):
     return models_table(r, sorted(r.results.glob("*/transformers.json")))
 

@@ -274,6 +274,7 @@ TABLES = {
     "headline": lambda: report_tables.headline(results()),
     "seven layers": lambda: report_tables.seven_layers(results()),
     "GPU": lambda: report_tables.gpu_tables(results()),
+    "codes": lambda: report_tables.codes_tables(results()),
     "CPU": lambda: report_tables.cpu_tables(results()),
     "models": lambda: report_tables.model_tables(results()),
 }
