@@ -90,7 +90,7 @@ def headline(r):
 
 
 def qlora(r):
-    """A line a model of each GPU's qlora_models.json; none where there is no such file."""
+    """A line a model and GPU that QLoRA's steps were measured on."""
     lines = []
     for path in sorted(r.results.glob("*/qlora_models.json")):
         made = json.loads(path.read_text())

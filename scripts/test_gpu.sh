@@ -88,6 +88,8 @@ while read -r program options; do
   task $queue "$program$kernels" env $variables "$bin/$program"
   case $options in *sanitize*) ;; *) continue ;; esac
   for tool in memcheck racecheck initcheck; do
+    # Rows that bulk copies have written are unknown to initcheck.
+    case $program.$tool in ep_gpu_test.initcheck) continue ;; esac
     task $queue "$program$kernels.$tool" env $variables MOEC_CHECK_SMALL=1 MOEC_CHECK_TOOL=$tool \
       compute-sanitizer --tool $tool --error-exitcode 9 "$bin/$program"
   done

@@ -4,7 +4,7 @@
 # that only runs them: PROGRAM [VARIABLE=value] [sanitize] [busy | alone].
 add_custom_target(gpu_tests)
 set(busy kernel_check small_check)  # they wait for the GPU, not for the host
-set(alone graph_test repeat_test ep_gpu_test)  # kernels of several programs never run at once
+set(alone graph_test repeat_test)  # kernels of several programs never run at once
 set(gpu_test_lines "")
 
 macro(add_gpu_line program)  # what else stands on the line

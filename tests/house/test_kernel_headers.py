@@ -37,9 +37,9 @@ def test_a_changed_expression_is_seen(tmp_path):
 
 def test_a_missing_constant_is_named(tmp_path):
     headers = changed(tmp_path, "row_producer.cuh", "kMeet", "kGather")
-    with pytest.raises(Missing, match=r"row_gemm\.cuh: no constexpr kMeet in RowProducer"):
+    with pytest.raises(Missing, match=r"row_producer\.cuh: no constexpr kMeet in RowProducer"):
         headers.constant("row_producer.cuh", "kMeet", of="RowProducer")
-    with pytest.raises(Missing, match=r"row_gemm\.cuh: nothing that matches `never"):
+    with pytest.raises(Missing, match=r"row_producer\.cuh: nothing that matches `never"):
         headers.find("row_producer.cuh", r"never (\d+)")
     with pytest.raises(Missing, match=r"no header never\.cuh"):
         headers.constant("never.cuh", "kMeet")
