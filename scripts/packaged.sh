@@ -9,7 +9,7 @@ preset=${1:-release}
 MOEC_ZIG=$(scripts/zig.sh)
 [ "$(cached "$preset" MOEC_ZIG)" = "$MOEC_ZIG" ] ||
   cmake --preset "$preset" --log-level=WARNING -DMOEC_ZIG="$MOEC_ZIG" >&2
-targets=(moec_static moec_packaged)
+targets=(moec moec_static moec_packaged)
 [ "$(cached "$preset" MOEC_CUDA)" != ON ] || targets+=(moec_cuda_packaged)
 cmake --build "$build/$preset" -j "$(job_count)" --target "${targets[@]}" >&2
 echo "$build/$preset"

@@ -104,7 +104,7 @@ stage "configure"         configure release -DMOEC_CUDA=ON -DCMAKE_CUDA_COMPILER
                             -DMOEC_ZIG="$(scripts/zig.sh)" -DMOEC_TIDY=ON -DMOEC_FUZZ_SECONDS=2
 stage "build"             compile release --target all moec_packaged moec_cuda_packaged
 stage "configure aarch64" configure aarch64 -DMOEC_ZIG="$(scripts/zig.sh)"
-stage "build aarch64"     compile aarch64 --target tests_aarch64 moec_static moec_packaged
+stage "build aarch64"     compile aarch64 --target tests_aarch64 moec moec_static moec_packaged
 stage "tests"             scripts/run_ctest.py "$build/release"
 lane python_and_rust
 lane languages_and_sanitizers
