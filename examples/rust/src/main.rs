@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Trains one Mixture-of-Experts layer to shift its input: forward, backward, plain gradient steps.
 use moec::*;
+use train::{loss_of, random};
 
 const T: usize = 64; // tokens
 const H: usize = 32; // hidden
@@ -9,25 +10,6 @@ const E: usize = 8; // experts
 const K: usize = 2; // experts per token
 const STEPS: usize = 60;
 const RATE: f32 = 0.3;
-
-fn random(count: usize, scale: f32, state: &mut u32) -> Vec<f32> {
-    let mut next = || {
-        *state = state.wrapping_mul(1664525).wrapping_add(1013904223);
-        scale * ((*state >> 8) as f32 / 8388608.0 - 1.0)
-    };
-    (0..count).map(|_| next()).collect()
-}
-
-/// The mean of (y - target)^2, target[t][h] = x[t][h + 1]; fills d_y.
-fn loss_of(x: &[f32], y: &[f32], d_y: &mut [f32]) -> f32 {
-    let mut sum = 0.0;
-    for (i, (y, d)) in y.iter().zip(d_y).enumerate() {
-        let error = y - x[i / H * H + (i + 1) % H];
-        sum += error * error;
-        *d = 2.0 * error / T as f32;
-    }
-    sum / (T * H) as f32
-}
 
 fn descend(values: &mut [f32], gradient: &[f32]) {
     values.iter_mut().zip(gradient).for_each(|(v, g)| *v -= RATE * g);
@@ -75,7 +57,7 @@ fn main() -> moec::Result<()> {
         };
         let mut forward = call().y(TensorMut::new(&mut y, &[T, H])).saved(&mut saved);
         layer.forward(&mut forward, Stream::DEFAULT)?;
-        loss = loss_of(&x, &y, &mut d_y);
+        loss = loss_of(H, &x, &y, &mut d_y);
         if step == 0 {
             first = loss;
         }

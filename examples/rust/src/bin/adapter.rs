@@ -4,6 +4,7 @@
 //!
 //!     cargo run --bin adapter
 use moec::*;
+use train::{loss_of, random};
 
 const T: usize = 64; // tokens
 const H: usize = 64; // hidden: a block of NF4
@@ -15,14 +16,6 @@ const SCALE: f32 = 2.0; // alpha / rank
 const STEPS: usize = 100;
 const RATE: f32 = 0.15;
 const HERE: Stream = Stream::DEFAULT;
-
-fn random(count: usize, scale: f32, state: &mut u32) -> Vec<f32> {
-    let mut next = || {
-        *state = state.wrapping_mul(1664525).wrapping_add(1013904223);
-        scale * ((*state >> 8) as f32 / 8388608.0 - 1.0)
-    };
-    (0..count).map(|_| next()).collect()
-}
 
 /// A and B of a matrix `[N,K]` of every expert, or their gradients.
 struct Factors {
@@ -57,17 +50,6 @@ impl Factors {
             values.iter_mut().zip(gradients).for_each(|(value, d)| *value -= RATE * d);
         }
     }
-}
-
-/// The mean of (y - target)^2, target[t][h] = x[t][h + 1]; fills d_y.
-fn loss_of(x: &[f32], y: &[f32], d_y: &mut [f32]) -> f32 {
-    let mut sum = 0.0;
-    for (i, (y, d)) in y.iter().zip(d_y).enumerate() {
-        let error = y - x[i / H * H + (i + 1) % H];
-        sum += error * error;
-        *d = 2.0 * error / T as f32;
-    }
-    sum / (T * H) as f32
 }
 
 fn main() -> moec::Result<()> {
@@ -129,7 +111,7 @@ fn main() -> moec::Result<()> {
         };
         let mut forward = call().y(TensorMut::new(&mut y, &[T, H])).saved(&mut saved);
         layer.forward(&mut forward, HERE)?;
-        loss = loss_of(&x, &y, &mut d_y);
+        loss = loss_of(H, &x, &y, &mut d_y);
         if step == 0 {
             first = loss;
         }

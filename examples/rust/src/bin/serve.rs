@@ -6,19 +6,11 @@
 //!     echo '1 2 3 4 5 6 7 8; 0 0 1 0 0 0 0 0' | cargo run --bin serve
 use moec::*;
 use std::io::{BufRead, Write};
+use train::random;
 
 const H: usize = 8; // hidden
 const I: usize = 16; // intermediate
 const E: usize = 4; // experts
-
-/// Stands for weights of a file.
-fn random(count: usize, state: &mut u32) -> Vec<f32> {
-    let mut next = || {
-        *state = state.wrapping_mul(1664525).wrapping_add(1013904223);
-        0.5 * ((*state >> 8) as f32 / 8388608.0 - 1.0)
-    };
-    (0..count).map(|_| next()).collect()
-}
 
 fn parse(line: &str) -> std::result::Result<Vec<f32>, String> {
     let mut x = vec![];
@@ -60,8 +52,8 @@ impl Server<'_> {
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let state = &mut 1;
-    let (gate, gate_up) = (random(E * H, state), random(E * 2 * I * H, state));
-    let down = random(E * H * I, state);
+    let (gate, gate_up) = (random(E * H, 0.5, state), random(E * 2 * I * H, 0.5, state));
+    let down = random(E * H * I, 0.5, state);
     let context = Context::cpu()?;
     let layer = Layer::new(
         &context,

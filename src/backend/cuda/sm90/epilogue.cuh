@@ -224,6 +224,15 @@ __device__ __forceinline__ void copy_out(int step, const G& group, int rows,
   });
 }
 
+// ---- plain: down, gradient of the up projection -------------------------------------------------
+// Each of two blocks is sent in two parts.
+__device__ __forceinline__ Piece rows_piece(const RowGemmParams& p, const RowTile& tile, int group,
+                                            int i) {
+  return {{p.out_maps, p.out, p.out_stride * 2, 0, feature_end(p, tile)},
+          0,
+          group_feature(p, tile, group) + 128 * (i / 2)};
+}
+
 // ---- gated: up ----------------------------------------------------------------------------------
 __device__ __forceinline__ Piece activations_piece(const RowGemmParams& p, const RowTile& tile,
                                                    int group) {

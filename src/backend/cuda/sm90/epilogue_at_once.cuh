@@ -53,9 +53,7 @@ class StoreRowsAtOnce : public AtOnce {
   static constexpr int kSends = 4;
 
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
-    return {{p.out_maps, p.out, p.out_stride * 2, 0, feature_end(p, tile)},
-            0,
-            group_feature(p, tile, group) + 128 * (i / 2)};
+    return rows_piece(p, tile, group, i);
   }
   template <typename G>
   __device__ void finish(const RowGemmParams&, const RowTile& tile, const G& group,

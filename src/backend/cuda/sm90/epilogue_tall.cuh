@@ -45,9 +45,7 @@ class StoreRows : public TallTile {
   static constexpr int kPieces = 2 * kThirds, kSends = 4;
 
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
-    return {{p.out_maps, p.out, p.out_stride * 2, 0, feature_end(p, tile)},
-            0,
-            group_feature(p, tile, group) + 128 * (i / 2)};
+    return rows_piece(p, tile, group, i);
   }
   __device__ void copy_piece(const RowGemmParams&, const Group& group, int i) const {
 #pragma unroll

@@ -16,9 +16,6 @@ constexpr int kTileFeatures = 256, kTileK = 64, kRowUnit = 16;
 bool alternating_weights(const RowGemmProblem& p) {
   return p.alternating && form_of(p.op).gated;
 }
-bool is_coded(const RowGemmProblem& p) {
-  return p.scheme != MOEC_SCHEME_NONE;
-}
 
 moec_dtype stored_dtype(const RowGemmProblem& p) {
   return is_coded(p) ? moec_dtype(MOEC_U8) : p.dtype;

@@ -54,7 +54,7 @@ struct CodedRowGemmParams : RowGemmParams {
 
 // Whether the gradient of the down projection is made in two kernels (gradient_rows.cuh).
 inline bool has_gradient_rows(const RowGemmProblem& problem) {
-  return problem.op == RowGemm::kGradDown && problem.scheme != 0;
+  return problem.op == RowGemm::kGradDown && is_coded(problem);
 }
 // Why the sm_90a kernels cannot take this problem, or null.
 const char* row_gemm_refuses(const RowGemmProblem& problem);

@@ -114,6 +114,9 @@ struct RowGemmProblem {
   unsigned* done;
 };
 
+inline bool is_coded(const RowGemmProblem& p) {
+  return p.scheme != MOEC_SCHEME_NONE;
+}
 // Whether the kernels decode a format: signed bytes where each row has one scale, or lines.
 constexpr bool has_lines(uint32_t scheme) {
   return LineFormats::index(scheme) >= 0;
