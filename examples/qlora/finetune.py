@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+# Trainer copies a model to all GPUs that it sees, and PEFT's adapters of experts do not survive it.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training

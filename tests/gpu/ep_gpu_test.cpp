@@ -67,6 +67,7 @@ EpProblem large_problem(int ranks, Draw& draw) {
 }
 
 TEST_F(EpGpu, LargerLayersToo) {
+  if (is_under("racecheck")) GTEST_SKIP() << "takes minutes; kernel_check has these kernels";
   SCOPED_TRACE(seed_note());
   Draw draw(4);
   for (const int ranks : {2, 3}) {

@@ -23,6 +23,10 @@ namespace moec::test {
 inline bool is_small_run() {
   return std::getenv("MOEC_CHECK_SMALL") != nullptr;
 }
+inline bool is_under(const char* tool) {
+  const char* const given = std::getenv("MOEC_CHECK_TOOL");
+  return given && std::string(given) == tool;
+}
 // Both sides of a comparison of backends are the CPU: what such a program says of itself.
 inline bool compares_cpu_with_itself() {
   return std::getenv("MOEC_AGREE_CPU") != nullptr;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the CUDA backend, built with MOEC_CUDA and run by `make test-gpu` on a machine with a
 # GPU; every program exits with 77 where there is none. bin/gpu_tests.txt lists them for a machine
-# that only runs them: PROGRAM [VARIABLE=value] [sanitize] [busy | alone].
+# that only runs them: PROGRAM [VARIABLE=value] [memcheck] [racecheck] [initcheck] [busy | alone].
 add_custom_target(gpu_tests)
 set(busy kernel_check small_check)  # they wait for the GPU, not for the host
 set(alone graph_test repeat_test)  # kernels of several programs never run at once
@@ -18,12 +18,13 @@ macro(add_gpu_line program)  # what else stands on the line
   list(APPEND gpu_test_lines ${line})
 endmacro()
 
-# add_gpu_test(NAME [KERNELS] [SANITIZE] [SOURCES more files...]): one GoogleTest program, through
-# moec.h and the CUDA runtime. With KERNELS it links the plug-in's objects in place of the library
-# and calls the kernels themselves. With SANITIZE it runs under the sanitizers, too, which
-# MOEC_CHECK_SMALL=1 tells it.
+# add_gpu_test(NAME [KERNELS] [SANITIZE | BULK] [SOURCES more files...]): one GoogleTest program,
+# through moec.h and the CUDA runtime. With KERNELS it links the plug-in's objects in place of the
+# library and calls the kernels themselves. With SANITIZE it runs under the sanitizers, too, which
+# MOEC_CHECK_SMALL=1 tells it; with BULK without initcheck, which does not see what bulk copies of
+# Hopper's kernels write.
 macro(add_gpu_test name)
-  cmake_parse_arguments(arg "KERNELS;SANITIZE" "" "SOURCES" ${ARGN})
+  cmake_parse_arguments(arg "KERNELS;SANITIZE;BULK" "" "SOURCES" ${ARGN})
   list(TRANSFORM arg_SOURCES PREPEND gpu/)
   if(arg_KERNELS)
     add_moec_test(gpu/${name} BARE SOURCES ${arg_SOURCES} LABELS gpu)
@@ -36,7 +37,9 @@ macro(add_gpu_test name)
   set_target_properties(${name} PROPERTIES CUDA_STANDARD 20 CUDA_ARCHITECTURES "80-real;90")
   target_link_libraries(${name} PRIVATE CUDA::cudart_static)
   if(arg_SANITIZE)
-    add_gpu_line(${name} sanitize)
+    add_gpu_line(${name} memcheck racecheck initcheck)
+  elseif(arg_BULK)
+    add_gpu_line(${name} memcheck racecheck)
   else()
     add_gpu_line(${name})
   endif()
@@ -48,9 +51,9 @@ add_gpu_test(repeat_test SOURCES step.cpp occupy.cu)
 add_gpu_test(device_test SOURCES step.cpp)
 add_gpu_test(paths_test)
 add_gpu_test(coded_test SOURCES coded_problem.cpp)
-add_gpu_test(lines_test SANITIZE)
+add_gpu_test(lines_test BULK)
 add_gpu_test(buffer_test)
-add_gpu_test(ep_gpu_test SANITIZE SOURCES ep_board.cpp step.cpp ${ep_problem_of_gpu})
+add_gpu_test(ep_gpu_test BULK SOURCES ep_board.cpp step.cpp ${ep_problem_of_gpu})
 add_gpu_test(kernel_check KERNELS SANITIZE
   SOURCES weight_grad_check.cpp plan_check.cpp experts_problem.cpp plain.cu)
 add_gpu_test(small_check KERNELS SANITIZE SOURCES experts_problem.cpp plain.cu)
@@ -75,7 +78,7 @@ endforeach()
 add_gpu_line(mixed_test MOEC_TEST_DEVICE=cuda ${portable})
 add_gpu_line(schemes_test MOEC_TEST_DEVICE=cuda ${portable})
 add_gpu_line(sweep_test MOEC_TEST_DEVICE=cuda ${portable})
-add_gpu_line(types_test MOEC_TEST_DEVICE=cuda ${portable} sanitize)
+add_gpu_line(types_test MOEC_TEST_DEVICE=cuda ${portable} memcheck racecheck initcheck)
 
 string(JOIN "\n" gpu_test_lines ${gpu_test_lines})
 file(GENERATE OUTPUT ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/gpu_tests.txt CONTENT "${gpu_test_lines}\n")

@@ -158,6 +158,13 @@ def test_a_forward_without_the_adapters_raises() -> None:
     assert not hasattr(experts, "_moec_terms")
 
 
+def test_copies_of_data_parallel_raise() -> None:
+    model = adapted("qwen3_moe")
+    experts = model.base_model.model.model.layers[0].mlp.experts
+    with pytest.raises(RuntimeError, match="start with torchrun"):
+        experts._replicate_for_data_parallel()(torch.zeros(1))
+
+
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_dropout": 0.1}])
 def test_what_cannot_be_served_raises_when_attached(more: dict[str, Any]) -> None:
     model = build("qwen3_moe")

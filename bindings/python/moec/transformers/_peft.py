@@ -102,6 +102,11 @@ def install(kind: Any) -> None:
 
     @wraps(before)
     def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "_is_replica", False):
+            raise RuntimeError(
+                "adapters of experts in a copy that torch.nn.DataParallel made (Trainer makes them "
+                "where it sees several GPUs), which has no parameters; expected one process a GPU: "
+                "start with torchrun, or set CUDA_VISIBLE_DEVICES to one GPU")
         wrappers = list(_chain(self, kind))
         module: nn.Module = wrappers[-1].base_layer
         names = {wrapper.parameter_name for wrapper in wrappers}
