@@ -37,6 +37,7 @@ struct LineCase {
 };
 const LineCase kCases[] = {
     {{.name = "nf4_64", .scheme = Scheme::kCodebook4, .block_k = 64}, 64},
+    {{.name = "nf4_64_nested", .scheme = Scheme::kCodebook4, .block_k = 64, .nested = true}, 64},
     {{.name = "nf4_128_bf16",
       .scheme = Scheme::kCodebook4,
       .block_k = 128,
@@ -205,7 +206,7 @@ TEST(Shared, CodesArePassedBetweenCtas) {
   if (is_small_run()) GTEST_SKIP() << "too large";
   SCOPED_TRACE(seed_note());
   Random random(63);
-  for (const char* name : {"nf4_64", "mxfp4", "int4_g32_bf16", "fp8_block128"})
+  for (const char* name : {"nf4_64_nested", "mxfp4", "int4_g32_bf16", "fp8_block128"})
     for (const LineCase& c : kCases) {
       if (std::string(c.format.name) != name) continue;
       SCOPED_TRACE(name);
@@ -224,11 +225,6 @@ TEST(Others, AreLeftToOtherKernels) {
     bool in_out;
     const char* reason;
   } kOthers[] = {
-      {{.name = "nested", .scheme = Scheme::kCodebook4, .block_k = 64, .nested = true},
-       128,
-       128,
-       false,
-       "nested"},
       {{.name = "straddling", .scheme = Scheme::kCodebook4, .block_k = 64},
        96,
        96,

@@ -52,7 +52,10 @@ class LineDecoder {
 #pragma unroll
     for (int i = 0; i < kScales; ++i) scales[i] = next_[i];
     if (kb + C::kDecoderTurns < p_.narrow_from) fetch(tile, kb + C::kDecoderTurns);
-    convert(scales);
+    if (p_.lines.nested[0].book)
+      look_up(tile, kb, scales);
+    else
+      convert(scales);
     codes_.wait(ring);
     decode_block(ring.operand_m() + warp_ * kBlockBytes,
                  place_of<C::kBlocks>(part(kb), 0, warp_).part, scales);
@@ -68,8 +71,12 @@ class LineDecoder {
 
   // ---- scales: as they are stored, 0 outside of the matrix. Those of two parts differ in where
   // they begin alone.
-  template <class Stored>
-  __device__ __forceinline__ void fetch_stored(const RowTile& tile, int kb) {
+  struct ScalePlace {
+    int part, lines;  // lines: from the first one of this lane to the end of the matrix
+    int64_t first;    // entry of line 0
+    int line;
+  };
+  __device__ __forceinline__ ScalePlace scale_place(const RowTile& tile, int kb) const {
     constexpr bool kFeatureLines = C::kMajor == Major::kK;
     const ExpertScales& form = p_.lines.scales[0];
     const int k = (kb - part(kb) * p_.k_blocks_of_part) * kTileK;
@@ -81,17 +88,40 @@ class LineDecoder {
     const ExpertScales& scales = p_.lines.scales[place.part];
     const int at = (kFeatureLines ? k : place.feature) + lane_ % 2 * kLineRun;
     const int first = (kFeatureLines ? place.feature : k) + lane_ / 2;
-    const int lines = at < end ? line_end - first : 0;
-    const Stored* const from = static_cast<const Stored*>(scales.base) +
-                               tile.expert * form.expert_stride +
-                               ((scales.first + at) >> form.shift);
+    return {place.part, at < end ? line_end - first : 0,
+            tile.expert * form.expert_stride + ((scales.first + at) >> form.shift),
+            scales.first_line + first * form.line_step};
+  }
+  // entry(i, at): of batch i, whose scale is the at-th of the stack.
+  template <class Entry>
+  __device__ __forceinline__ void each_entry(const ScalePlace& place, const Entry& entry) const {
+    const ExpertScales& form = p_.lines.scales[0];
 #pragma unroll
     for (int i = 0; i < kBatches; ++i) {
-      const int of = scales.first_line + (first + i * kBatchLines) * form.line_step;
-      next_[i] = i * kBatchLines < lines
-                     ? __ldg(from + int64_t(of >> form.line_shift) * form.line_stride)
-                     : 0;
+      if (i * kBatchLines >= place.lines) continue;
+      const int of = place.line + i * kBatchLines * form.line_step;
+      entry(i, place.first + int64_t(of >> form.line_shift) * form.line_stride);
     }
+  }
+  template <class Stored>
+  __device__ __forceinline__ void fetch_stored(const RowTile& tile, int kb) {
+    const ScalePlace place = scale_place(tile, kb);
+    const Stored* const from = static_cast<const Stored*>(p_.lines.scales[place.part].base);
+#pragma unroll
+    for (uint32_t& scale : next_) scale = 0;
+    each_entry(place, [&](int i, int64_t at) { next_[i] = __ldg(from + at); });
+  }
+  // Scales of their codes.
+  __device__ __forceinline__ void look_up(const RowTile& tile, int kb,
+                                          uint32_t (&scales)[kScales]) const {
+    const ScalePlace place = scale_place(tile, kb);
+    const NestedScales& nested = p_.lines.nested[place.part];
+    const float offset = __ldg(nested.offset);
+    each_entry(place, [&](int i, int64_t at) {
+      const float factor = __ldg(nested.scales2 + (at >> nested.shift));
+      scales[i] =
+          std::bit_cast<uint32_t>(quant::product(__ldg(nested.book + scales[i]), factor) + offset);
+    });
   }
   __device__ void fetch(const RowTile& tile, int kb) {
     switch (dtype_bytes(p_.lines.scales[0].dtype)) {

@@ -81,9 +81,15 @@ int shift_of(const quant::BlockSize& block) {
   return std::has_single_bit(size) ? std::countr_zero(size) : -1;
 }
 
+const char* set_nested(NestedScales& to, const ExpertMatrix& m) {
+  if (!m.scale_book) return nullptr;
+  to = {m.scale_book, static_cast<const float*>(m.scales2.base),
+        static_cast<const float*>(m.scale_offset.base), shift_of(m.scale_block)};
+  return to.shift < 0 ? "nested scales in blocks that are no power of two" : nullptr;
+}
+
 // Lines and scales of a matrix, of which `part` is one; alternating: and of the next one, too.
 const char* set_lines(CodedLines& to, int part, const ExpertMatrix& m, bool alternating) {
-  if (m.scale_book) return "nested scales";
   if (m.zeros.array.present()) return "zero points";
   if (m.group_index.present()) return "a group index";
   if (m.scheme == MOEC_SCHEME_FP8 && m.values.dtype != MOEC_F8_E4M3) return "codes of e5m2";
@@ -114,7 +120,7 @@ const char* set_lines(CodedLines& to, int part, const ExpertMatrix& m, bool alte
     if (scales.line_shift < 0) return "blocks whose extent is no power of two";
   }
   to.codebooks[part] = m.codebook;
-  return nullptr;
+  return set_nested(to.nested[part], m);
 }
 
 // How elements of a type are made of these codes.

@@ -57,12 +57,19 @@ struct ExpertScales {
   int first_line, line_step, line_shift, line_stride, first, shift;
   moec_dtype dtype;
 };
+// Scales that are themselves codes: scale i of the stream is book[code] * scales2[i >> shift] +
+// *offset, rounded twice.
+struct NestedScales {
+  const float *book, *scales2, *offset;  // book null: scales are numbers
+  int shift;
+};
 struct CodedLines {
   LineDecode decode;
   bool high_first;            // of two codes of a byte the first is the high nibble
   float numbers[16];          // that nibbles stand for, without a codebook
   const float* codebooks[2];  // of each part, or null
   ExpertScales scales[2];
+  NestedScales nested[2];
 };
 
 struct RowGemmProblem {
