@@ -105,9 +105,9 @@ def qlora(r):
                               f"{name} experts with PEFT" for name, peer in peers)
             memory = " and ".join(f"{peer['peak_mib'] / 1024:.1f}" for _, peer in peers)
             lines.append(
-                f"- **QLoRA**, {model} cut to a few layers, {made['machine'].split(',')[0]}: a "
-                f"step of adapters on NF4 experts is {times}, and its peak of memory "
-                f"{ours['peak_mib'] / 1024:.1f} GiB beside {memory} GiB.")
+                f"- **QLoRA** of four layers of {model} on an {made['machine'].split()[1]}: a step "
+                f"of adapters on NF4 experts is {times}, with {ours['peak_mib'] / 1024:.1f} GiB of "
+                f"memory at most beside {memory}.")
     return lines
 
 
