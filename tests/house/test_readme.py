@@ -60,9 +60,9 @@ def test_a_fine_tune_has_a_line_where_it_was_measured(tmp_path):
         json.dumps({"machine": "A GPU, torch 2", "rows": rows}))
     (line,) = tables.qlora(results)
     assert line == (
-        "- **QLoRA**, a cut to a few layers, A GPU: a step of adapters on NF4 experts is 2.50 "
+        "- **QLoRA** of four layers of a on an GPU: a step of adapters on NF4 experts is 2.50 "
         "times as fast as dense experts with PEFT, 3.00 times as fast as NF4 experts with PEFT, "
-        "and its peak of memory 1.0 GiB beside 4.0 and 3.0 GiB.")
+        "with 1.0 GiB of memory at most beside 4.0 and 3.0.")
 
 
 def broken(page, text):
