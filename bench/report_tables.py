@@ -104,10 +104,11 @@ def qlora(r):
             times = ", ".join(f"{ours['beside'][peer['impl']] / ours['ms']:.2f} times as fast as "
                               f"{name} experts with PEFT" for name, peer in peers)
             memory = " and ".join(f"{peer['peak_mib'] / 1024:.1f}" for _, peer in peers)
+            gpu = made["machine"].split(",")[0].split()[1]
             lines.append(
-                f"- **QLoRA** of four layers of {model} on an {made['machine'].split()[1]}: a step "
-                f"of adapters on NF4 experts is {times}, with {ours['peak_mib'] / 1024:.1f} GiB of "
-                f"memory at most beside {memory}.")
+                f"- **QLoRA** of four layers of {model} on an {gpu}: a step of adapters on NF4 "
+                f"experts is {times}, with {ours['peak_mib'] / 1024:.1f} GiB of memory at most "
+                f"beside {memory}.")
     return lines
 
 
