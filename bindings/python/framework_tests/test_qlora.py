@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from models import DEVICES, tokens
-from packed_models import WIDE, dense_twin, draw_mxfp4, experts, load, saved
+from packed_models import SIZES, WIDE, dense_twin, draw_mxfp4, experts, load, saved
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
@@ -21,6 +21,8 @@ from moec.torch._packed import PackedTensor
 from moec.transformers import _peft
 
 FAMILIES = ["qwen3_moe", "gpt_oss", "mixtral"]
+BASES = [*((base, family) for base in ("full", "nf4") for family in FAMILIES),
+         ("mxfp4", "gpt_oss")]
 STEPS = 3
 
 
@@ -56,36 +58,36 @@ def train(model: Any) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     return losses, gradients
 
 
-def pair(base: str, family: str, place: Path, device: str) -> tuple[Any, Any]:
+def pair(
+    base: str, family: str, place: Path, device: str, dtype: torch.dtype, sizes: dict[str, int],
+) -> tuple[Any, Any]:
     """A model on moec, and transformers' own of the same values: experts in NF4, MXFP4, or plain
     in a model whose other layers are NF4."""
-    saved(place, family, torch.float32)
-    place /= family
+    place = saved(place, family, dtype, sizes)
     if base == "mxfp4":
         draw_mxfp4(place)
-        options = {"dtype": torch.float32, "device_map": device}
+        options = {"dtype": dtype, "device_map": device}
         plain = Mxfp4Config(dequantize=True)
         twin = AutoModelForCausalLM.from_pretrained(
-            place, quantization_config=plain, experts_implementation="eager", **options).float()
+            place, quantization_config=plain, experts_implementation="eager", **options).to(dtype)
         return AutoModelForCausalLM.from_pretrained(place, **options), twin
-    packed = load(place, torch.float32, device_map=device)
     if base == "nf4":
-        return packed, dense_twin(packed, place, torch.float32, device_map=device)
+        packed = load(place, dtype, device_map=device)
+        return packed, dense_twin(packed, place, dtype, device_map=device)
     skip = {"llm_int8_skip_modules": ["experts", "lm_head"]}
-    model, twin = (load(place, torch.float32, device, **skip) for _ in range(2))
+    model, twin = (load(place, dtype, device, **skip) for _ in range(2))
     moec.transformers.enable(model)
     twin.config._experts_implementation_internal = "eager"
     return model, twin
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("base", "family"), [
-    *((base, family) for base in ("full", "nf4") for family in FAMILIES), ("mxfp4", "gpt_oss")])
+@pytest.mark.parametrize(("base", "family"), BASES)
 def test_three_steps(
     base: str, family: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses, every gradient of the first step and its norm, beside PEFT's own way."""
-    model, twin = pair(base, family, tmp_path, device)
+    model, twin = pair(base, family, tmp_path, device, torch.float32, SIZES)
     want_losses, want = train(adapted(twin))
     if base == "nf4":
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
@@ -118,13 +120,11 @@ def assert_near(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_in_bf16(family: str, device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("base", "family"), BASES)
+def test_a_step_in_bf16(base: str, family: str, device: str, tmp_path: Path) -> None:
     """In sizes that tensor cores take."""
-    place = saved(tmp_path, family, sizes=WIDE)
-    model = load(place, device_map=device)
-    twin = adapted(dense_twin(model, place, device_map=device))
-    (want_losses, want), (losses, got) = train(twin), train(adapted(model))
+    model, twin = pair(base, family, tmp_path, device, torch.bfloat16, WIDE)
+    (want_losses, want), (losses, got) = train(adapted(twin)), train(adapted(model))
     assert losses[0] == pytest.approx(want_losses[0], rel=1e-2)
     assert_near(got[0], want[0])
 
