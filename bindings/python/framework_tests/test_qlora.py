@@ -4,6 +4,8 @@ values."""
 
 from __future__ import annotations
 
+import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ import torch
 from models import DEVICES, tokens
 from packed_models import SIZES, WIDE, dense_twin, draw_mxfp4, experts, load, saved
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from peft.tuners.lora.layer import ParamWrapper
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
 import moec.transformers
 from moec.torch._packed import PackedTensor
-from moec.transformers import _peft
+from moec.transformers import _peft, _save
 
 FAMILIES = ["qwen3_moe", "gpt_oss", "mixtral"]
 BASES = [*((base, family) for base in ("full", "nf4") for family in FAMILIES),
@@ -207,10 +210,17 @@ def test_adapters_are_chosen(tmp_path: Path) -> None:
     assert not torch.allclose(default, other) and not torch.allclose(default, base)
 
 
-def test_merging_raises(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["merge_and_unload", "merge_adapter"])
+def test_merging_raises(way: str, tmp_path: Path) -> None:
+    """And merges nothing: neither the codes nor what PEFT says of the adapters changes."""
     model = adapted(load(saved(tmp_path, "qwen3_moe")))
-    with pytest.raises(Exception, match="packed"):
-        model.merge_and_unload()
+    held = [copy.deepcopy(module.down_proj.parts) for module in experts(model)]
+    with pytest.raises(RuntimeError, match="packed experts.*save_merged"):
+        getattr(model, way)()
+    wrappers = [module for module in model.modules() if isinstance(module, ParamWrapper)]
+    assert len(wrappers) == 2 * len(held) and not any(wrapper.merged for wrapper in wrappers)
+    for parts, module in zip(held, experts(model), strict=True):
+        assert all(torch.equal(parts[n], part) for n, part in module.down_proj.parts.items())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -224,3 +234,30 @@ def test_the_merged_checkpoint(family: str, tmp_path: Path) -> None:
         base = adapted(load(tmp_path / family, torch.float32))
         with base.disable_adapter():
             assert not torch.allclose(base(tokens()).logits, want, rtol=2e-2, atol=2e-2)
+
+
+def test_a_merged_checkpoint_is_made_layer_by_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is plain before it is handed on for writing is of one layer, or one tensor."""
+    made, groups = list[str](), list[list[str]]()
+    make, add = _save._Values.make, _save._Shards.add
+
+    def recorded(self: Any, name: str) -> Any:
+        made.append(name)
+        return make(self, name)
+
+    def written(self: Any, tensors: Any) -> None:
+        groups.append(made.copy())
+        made.clear()
+        add(self, tensors)
+
+    monkeypatch.setattr(_save._Values, "make", recorded)
+    monkeypatch.setattr(_save._Shards, "add", written)
+    model = adapted(load(saved(tmp_path, "qwen3_moe")))
+    moec.transformers.save_merged(model, tmp_path / "merged")
+    assert not made and len(groups) > len(experts(model))
+    for names in groups:
+        layers = {match[0] for name in names if (match := re.search(r"layers\.\d+", name))}
+        assert len(layers) == 1 if len(names) > 1 else names
+    assert sum(any("experts.down_proj" in n for n in names) for names in groups) == 2
