@@ -195,6 +195,26 @@ def test_compiled(is_packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert reasons and all("<function _call" in reason for reason in reasons)
 
 
+def test_compiled_without_adapters(tmp_path: Path) -> None:
+    """One graph of a model with packed experts; of other codes, none."""
+    model = load(saved(tmp_path, "gpt_oss", torch.float32), torch.float32)
+    compiled = torch.compile(experts_only := experts(model)[0], fullgraph=True,
+                             backend="aot_eager")
+    torch.manual_seed(5)
+    weights, ids = torch.randn(7, 8).softmax(-1).topk(3)
+    given = [torch.randn(7, 64, requires_grad=True), ids, weights.requires_grad_()]
+    leaves = [given[0], given[2], experts_only.down_proj_bias]
+    for _ in range(2):
+        y, want_y = compiled(*given), experts_only(*given)
+        got, want = (torch.autograd.grad(one.square().sum(), leaves) for one in (y, want_y))
+        assert all(map(torch.equal, (y, *got), (want_y, *want)))
+    with torch.no_grad():
+        compiled(*given)
+        experts_only.down_proj.parts[".absmax"].add_(1)
+        with pytest.raises(RuntimeError, match="compile again"):
+            compiled(*given)
+
+
 def test_adapters_are_chosen(tmp_path: Path) -> None:
     """set_adapter, and disable_adapter, as DPO uses them."""
     model = adapted(load(saved(tmp_path, "qwen3_moe", torch.float32), torch.float32),

@@ -55,10 +55,11 @@ def put_packed(module: nn.Module, names: Mapping[str, str], name: str, matrix: A
 
 
 @constant
-def _number(of: nn.Module | int, dtype: torch.dtype) -> int:
+def _number(of: nn.Module | int, dtype: torch.dtype, is_traced: bool) -> int:
     module: Any = module_of(of)
     found = packed_weights(module, module._matrices(), dtype, lambda: module._spec)
-    found.module = weakref.ref(module)
+    if is_traced:
+        found.watch(module, lambda one: one._matrices())
     return found.number
 
 
@@ -67,7 +68,8 @@ def packed_number(of: nn.Module | int, x: Tensor | None) -> int:
     call: autocast's where that is on."""
     assert x is not None
     on = has_autocast(x.device.type)
-    return _number(of, torch.get_autocast_dtype(x.device.type) if on else x.dtype)
+    dtype = torch.get_autocast_dtype(x.device.type) if on else x.dtype
+    return _number(of, dtype, torch.compiler.is_compiling())
 
 
 class PackedWeights(Numbered):
@@ -75,7 +77,7 @@ class PackedWeights(Numbered):
 
     def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, spec: Spec) -> None:
         layout, orientation = spec.gate_layout, spec.down_orientation
-        self.module: Callable[[], Any] = lambda: None  # of moec.torch: a graph may keep the number
+        self._now: Callable[[], Mapping[str, Tensor] | None] = lambda: None
         self._spec, self._held = spec, {n: t.detach() for n, t in tensors.items()}
         self._dtype, self._marks, self._codes = dtype, _marks(tensors, dtype), _codes(tensors)
         # As they are bound: FSDP gives a tensor other memory.
@@ -113,10 +115,15 @@ class PackedWeights(Numbered):
     def fits(self, tensors: Mapping[str, Tensor]) -> bool:
         return self._marks == _marks(tensors, self._dtype)
 
+    def watch(self, module: nn.Module, tensors: Callable[[Any], Mapping[str, Tensor]]) -> None:
+        """Let calls look whether the module has these codes still: a graph keeps the number."""
+        held = weakref.ref(module)
+        self._now = lambda: None if (one := held()) is None else tensors(one)
+
     def current(self, tensors: Mapping[str, Tensor | None]) -> Weights:
         """Where biases lie elsewhere than in the forward, as FSDP gathers them, bound anew."""
-        module = self.module()
-        if module is not None and _codes(module._matrices()) != self._codes:
+        now = self._now()
+        if now is not None and _codes(now) != self._codes:
             raise RuntimeError(
                 "moec.torch: packed matrices were moved or changed after this graph was made; "
                 "compile again"
