@@ -28,6 +28,6 @@ moec_status moec_quantise(const moec_context* context, const moec_quantise_args*
     const Quantisation made(read_sized(own.desc, "args.desc", 2));
     const moec_quant quant = read_sized(own.quant, "args.quant", 2);
     own.quant = &quant;
-    made.run(c, own, stream);
+    made.run(c, made.checked(c, own), stream);
   });
 }

@@ -11,8 +11,11 @@ dense       experts in bf16, transformers' grouped_mm, PEFT's own adapters
 nf4         experts in NF4 by bitsandbytes' parametrisation, grouped_mm, PEFT's own adapters. PEFT
             from 0.19 on leaves adapters out there: --nf4-peft names a folder with PEFT 0.18.1
 
-Each case is a process: its peak of memory is that process's. The processes of a model take turns in
-each of the rounds; ms is the median of the rounds' medians. AdamW on the adapters, random weights.
+Each case is a process: its peak of memory is that process's. In each of the rounds the processes of
+a model import side by side, then take turns; ms is the median of the rounds' medians. AdamW on the
+adapters, random weights. The file is written after each model of each round. The program fails
+where a process does, where experts of the same values give other losses or gradients, or where an
+adapter has no gradient.
 """
 
 import argparse
@@ -39,6 +42,12 @@ SMALL = dict(num_experts=8, num_local_experts=8, num_experts_per_tok=2, hidden_s
              num_key_value_heads=2, head_dim=16, num_hidden_layers=2, vocab_size=96)
 WAYS = ("moec", "moec-dense", "dense", "nf4")
 WARM, STEPS = 3, 8
+CASE_S = 90
+"""A process that takes longer has failed."""
+PAIRS = (("moec-dense", "dense"), ("moec", "nf4"))
+"""Ways whose experts have the same values: their first losses agree to LOSS of it. In the first
+pair PEFT is the same, too: gradients' norms agree to NORM."""
+LOSS, NORM = 2e-3, 2e-2
 
 
 # ---- one case, in a process of its own
@@ -81,13 +90,18 @@ def quantise(model, way):
 
 
 def run_case(args):
-    """Prints the row of one case."""
+    """Prints "ready", waits for a line, and prints the row of the case."""
+    import bitsandbytes.nn.parametrize  # noqa: F401
     import peft
     import torch
+    import transformers
 
+    getattr(transformers, MODELS[args.model][0])
     if args.way.startswith("moec"):
         import moec.transformers  # noqa: F401
 
+    print("ready", flush=True)
+    sys.stdin.readline()
     on_gpu = args.device == "cuda"
     model = build(args)
     if args.way in ("moec", "nf4"):
@@ -99,29 +113,35 @@ def run_case(args):
     resident = torch.cuda.memory_allocated() if on_gpu else 0
     names = [f"{path}.{leaf}" for path, module in model.named_modules()
              if hasattr(module, "_apply_gate") for leaf in ("gate_up_proj", "down_proj")]
+    torch.manual_seed(1)
     model = peft.get_peft_model(model, peft.LoraConfig(
         r=RANK, lora_alpha=2 * RANK, target_modules=["q_proj", "v_proj"], target_parameters=names))
     trained = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=1e-4)
     model.train()
 
-    def step():
+    norms = []
+
+    def step(look):
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
+        if look:
+            norms.append([0.0 if p.grad is None else p.grad.float().norm().item()
+                          for p in trained])
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         return loss
 
-    def timed():
+    def timed(look=False):
         if on_gpu:
             torch.cuda.synchronize()
         begin = time.perf_counter()
-        loss = step()
+        loss = step(look)
         if on_gpu:
             torch.cuda.synchronize()
         return 1e3 * (time.perf_counter() - begin), loss.item()
 
-    losses = [timed()[1] for _ in range(WARM)]
+    losses = [timed(look=True)[1] for _ in range(WARM)]
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     times = [timed()[0] for _ in range(STEPS)]
@@ -130,56 +150,96 @@ def run_case(args):
         model=args.model, impl=args.way, ms=round(ms, 3),
         spread=round((max(times) - min(times)) / ms, 3), resident_mib=round(resident / 2**20),
         peak_mib=round(torch.cuda.max_memory_allocated() / 2**20) if on_gpu else None,
-        losses=[round(loss, 4) for loss in losses], peft=peft.__version__,
+        losses=[round(loss, 4) for loss in losses],
+        norm=sum(norm**2 for norm in norms[0])**0.5,
+        without_gradient=sum(not norm > 0 for norm in norms[-1]), peft=peft.__version__,
         trained=sum(p.numel() for p in trained))))
 
 
 # ---- all of them
-def measure(args, model, way):
-    """The row of a case, or None where its process failed."""
+def start(args, model, way):
+    """The process of a case, which waits for its turn."""
     command = [sys.executable, __file__, "--way", way, "--model", model, "--device", args.device,
                "--out", str(args.out), *(["--small"] if args.small else [])]
     paths = [str(args.nf4_peft)] if way == "nf4" and args.nf4_peft else []
     path = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, text=True,
-                          capture_output=True, check=False)
-    if done.returncode:
-        print(f"{model} {way}: exit status {done.returncode}: {done.stderr[-800:]}", flush=True)
+    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, text=True,
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(process, what):
+    """The row of a process, which runs now, or None where it failed."""
+    try:
+        said, errors = process.communicate("go\n", CASE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, errors = process.communicate()
+    if process.returncode:
+        print(f"{what}: exit status {process.returncode}: {errors[-800:]}", flush=True)
         return None
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(said.strip().splitlines()[-1])
+
+
+def take_turns(args, model, ways):
+    """{way: its row, or None where it failed}"""
+    waiting = {way: start(args, model, way) for way in ways}
+    for process in waiting.values():
+        process.stdout.readline()
+    return {way: finish(process, f"{model} {way}") for way, process in waiting.items()}
+
+
+def wrong(rows):
+    """What is wrong with the rows of a model; nothing when all is well."""
+    said = [f"{way}: {row['without_gradient']} parameters of adapters have no gradient"
+            for way, row in rows.items() if row["without_gradient"]]
+    for ours, theirs in PAIRS:
+        if ours not in rows or theirs not in rows:
+            continue
+        compared = [("loss", LOSS, [rows[way]["losses"][0] for way in (ours, theirs)])]
+        if theirs == "dense":
+            compared.append(("norm", NORM, [rows[way]["norm"] for way in (ours, theirs)]))
+        for what, bound, (got, want) in compared:
+            if not abs(got - want) <= bound * abs(want):
+                said.append(f"{what} of {ours} is {got:.5g}, of {theirs} {want:.5g}")
+    return said
+
+
+def write(args, rows, commit):
+    import torch
+
+    device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(dict(
+        machine=f"{device}, torch {torch.__version__}", commit=commit,
+        command="scripts/bench_gpu.sh qlora_models", rank=RANK, rows=rows), indent=1) + "\n")
 
 
 def run_all(args):
-    import torch
-
     commit = os.environ.get("MOEC_COMMIT") or "unknown"
     call = datetime.datetime.now().isoformat(timespec="seconds")
     held = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     rows = {(row["model"], row["impl"]): row for row in held}
+    ways = [way for way in args.ways if way != "nf4" or args.nf4_peft]
+    found = {model: {way: [] for way in ways} for model in args.models}
     failed = 0
-    for model in args.models:
-        found = {way: [] for way in args.ways if way != "nf4" or args.nf4_peft}
-        for _ in range(args.rounds):
-            for way, taken in found.items():
-                row = measure(args, model, way)
-                failed += row is None
-                taken += [row] if row else []
-        times = {way: statistics.median(r["ms"] for r in taken)
-                 for way, taken in found.items() if taken}
-        for way, taken in found.items():
-            if not taken:
-                continue
-            row = taken[0] | dict(ms=times[way], beside=times, commit=commit, call=call)
-            row["spread"] = max(r["spread"] for r in taken)
+    for model in args.models * args.rounds:
+        for way, row in take_turns(args, model, ways).items():
+            failed += row is None
+            found[model][way] += [row] if row else []
+        taken = {way: some for way, some in found[model].items() if some}
+        times = {way: statistics.median(r["ms"] for r in some) for way, some in taken.items()}
+        for way, some in taken.items():
+            row = some[0] | dict(ms=times[way], beside=times, commit=commit, call=call)
+            row["spread"] = max(r["spread"] for r in some)
+            row["rounds"] = [r["ms"] for r in some]
             rows[model, way] = row
             print(f"{model:12} {way:10} {row['ms']:8.2f} ms, peak {row['peak_mib']} MiB, resident "
-                  f"{row['resident_mib']} MiB, losses {row['losses']}", flush=True)
-        device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(dict(
-            machine=f"{device}, torch {torch.__version__}", commit=commit,
-            command="scripts/bench_gpu.sh qlora_models", rank=RANK,
-            rows=list(rows.values())), indent=1) + "\n")
+                  f"{row['resident_mib']} MiB, losses {row['losses']}, PEFT {row['peft']}",
+                  flush=True)
+        for text in wrong({way: some[-1] for way, some in taken.items()}):
+            failed += 1
+            print(f"{model}: {text}", flush=True)
+        write(args, list(rows.values()), commit)
     if not args.nf4_peft:
         print("nf4 is left out: --nf4-peft names no folder with PEFT 0.18.1")
     print(f"written: {args.out}; {failed} failed")

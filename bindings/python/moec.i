@@ -125,7 +125,7 @@ PROXY(self, $disown, SWIG_POINTER_NO_NULL)
 PROXY(NULLABLE, 0, 0)
 %apply SWIGTYPE *NULLABLE {
   const moec_buffer *memory, const moec_tensor *routing_weights, const moec_tensor *probs,
-  const moec_tensor *token_mask
+  const moec_tensor *token_mask, const moec_quantise_args *quantised
 };
 
 %define RETURNED_HANDLE(TYPE)

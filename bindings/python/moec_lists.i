@@ -95,6 +95,7 @@ SIZED(moec_ep_state)
 %thread moec_adapters_free;
 %thread moec_adapters_merge;
 %thread moec_adapters_unmerge;
+%thread moec_adapters_merge_copy;
 %thread moec_experts_create;
 %thread moec_experts_free;
 %thread moec_experts_forward;

@@ -2,6 +2,7 @@
 #include "layer/adapters.h"
 
 #include <memory>
+#include <optional>
 
 #include "core/checksum.h"
 
@@ -44,10 +45,16 @@ uint64_t Adapters::checksum(uint64_t seed) const {
   return sum;
 }
 
-void Adapters::merge(const Weights& weights, float sign, moec_stream stream) const {
+// Factors of part 0 or 1 of the rows that a list adds to.
+static bool has_part(const FactorList& list, int part) {
+  for (const Factors& f : list)
+    if (f.b[part].present()) return true;
+  return false;
+}
+
+void Adapters::check_fit(const Weights& weights) const {
   using ll = long long;
   check_same_device("weights", weights.context(), *context_);
-  const AdaptersView& factors = view();
   const WeightsView& to = weights.view();
   MOEC_REQUIRE(to.source_present, MOEC_E_INVALID_STATE,
                "the source of the weights was released; call moec_weights_bind before");
@@ -59,6 +66,12 @@ void Adapters::merge(const Weights& weights, float sign, moec_stream stream) con
                desc_.num_experts, desc_.gate_layout == MOEC_GATE_NONE ? "plain" : "gated",
                ll(desc_.hidden), ll(desc_.inter), to.num_experts, to.gated ? "gated" : "plain",
                ll(to.hidden), ll(to.inter));
+}
+
+void Adapters::merge(const Weights& weights, float sign, moec_stream stream) const {
+  const AdaptersView& factors = view();
+  check_fit(weights);
+  const WeightsView& to = weights.view();
   const struct {
     const ExpertMatrix& matrix;
     const FactorList& list;
@@ -68,15 +81,9 @@ void Adapters::merge(const Weights& weights, float sign, moec_stream stream) con
   } rows[] = {{to.gate, factors.gate_up, 0, to.inter, to.hidden, "gate"},
               {to.up, factors.gate_up, 1, to.inter, to.hidden, "up"},
               {to.down, factors.down, 0, to.hidden, to.inter, "down"}};
-  const auto has_part = [](const FactorList& list, int part) {
-    for (const Factors& f : list)
-      if (f.b[part].present()) return true;
-    return false;
-  };
   for (const auto& row : rows)
     MOEC_REQUIRE(!has_part(row.list, row.part) || !row.matrix.is_coded(), MOEC_E_UNSUPPORTED,
-                 "%s of the weights is quantised; merge into a copy of its values "
-                 "(moec_weights_dequantise) and quantise that again",
+                 "%s of the weights is quantised; moec_adapters_merge_copy merges into a copy",
                  row.name);
   TensorCheck check(*context_);
   weights.check_written(check);
@@ -86,6 +93,49 @@ void Adapters::merge(const Weights& weights, float sign, moec_stream stream) con
     if (has_part(row.list, row.part))
       context_->backend().merge_factors(
           {&row.matrix, row.n, row.k, desc_.num_experts, &row.list, row.part, sign}, stream);
+}
+
+void Adapters::merge_copy(const Weights& weights, uint32_t matrix, const moec_tensor& values,
+                          const moec_quantise_args* quantised, moec_stream stream) const {
+  const AdaptersView& factors = view();
+  check_fit(weights);
+  const Weights::Form form = weights.form(matrix);
+  const FactorList& list = matrix == MOEC_MATRIX_DOWN ? factors.down : factors.gate_up;
+  bool has_any = false;
+  for (int32_t i = 0; i < form.count; ++i) has_any |= has_part(list, form.parts[i].is_up);
+  MOEC_REQUIRE(has_any, MOEC_E_INVALID_ARG,
+               "matrix is %u; no bound adapter has factors of it, so that nothing is merged",
+               matrix);
+  TensorCheck check(*context_);
+  const Array out =
+      check.out("values", values, {desc_.num_experts, form.rows(), form.cols()}, kReal);
+  weights.check_memory(check);
+  check_memory(check);
+  check.finish();
+  std::optional<Quantisation> made;
+  Quantisation::Memory memory;
+  if (quantised) {
+    MOEC_REQUIRE(is_absent(quantised->source), MOEC_E_INVALID_ARG,
+                 "quantised.source is given; expected none: it is values");
+    MOEC_REQUIRE(quantised->desc->orientation == (form.in_out ? MOEC_IN_OUT : MOEC_OUT_IN),
+                 MOEC_E_MISMATCH,
+                 "quantised.desc.orientation is %u; values are in %d, as the weights",
+                 quantised->desc->orientation, form.in_out ? MOEC_IN_OUT : MOEC_OUT_IN);
+    moec_quantise_args args = *quantised;
+    args.source = values;
+    made.emplace(*args.desc);
+    memory = made->checked(*context_, args);
+  }
+  for (int32_t i = 0; i < form.count; ++i) {
+    const Weights::Form::Part& part = form.parts[i];
+    const ExpertMatrix to = form.plain(part, out.data, out.dtype);
+    for (int32_t e = 0; e < desc_.num_experts; ++e)
+      context_->backend().weight_values({part.from, e, part.rows, form.k, to.expert(e)}, stream);
+    if (has_part(list, part.is_up))
+      context_->backend().merge_factors(
+          {&to, part.rows, form.k, desc_.num_experts, &list, part.is_up, 1}, stream);
+  }
+  if (made) made->run(*context_, memory, stream);
 }
 
 AdapterGradients::AdapterGradients(const Context& context, const Adapters* adapters,

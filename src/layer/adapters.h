@@ -6,6 +6,7 @@
 
 #include "layer/adapters_bind.h"
 #include "layer/context.h"
+#include "layer/quantise.h"
 #include "layer/weights.h"
 
 namespace moec {
@@ -26,8 +27,12 @@ class Adapters final : public Object {
   void bind(const moec_adapter* list, int32_t count);
   // Adds (sign 1) or subtracts (-1) what is bound to the values of plain weights.
   void merge(const Weights& weights, float sign, moec_stream stream) const;
+  // Every expert's matrix with it added into `values`, and codes of those where `quantised` is.
+  void merge_copy(const Weights& weights, uint32_t matrix, const moec_tensor& values,
+                  const moec_quantise_args* quantised, moec_stream stream) const;
 
  private:
+  void check_fit(const Weights& weights) const;
   Ref<const Context> context_;
   moec_adapters_desc desc_;
   int32_t count_ = 0;

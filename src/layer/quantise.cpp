@@ -226,8 +226,8 @@ void Quantisation::describe(moec_quantise_info& info, moec_quant& quant) const {
   quant.scale_offset = shapes_.scale_offset;
 }
 
-void Quantisation::run(const Context& context, const moec_quantise_args& args,
-                       moec_stream stream) const {
+Quantisation::Memory Quantisation::checked(const Context& context,
+                                           const moec_quantise_args& args) const {
   check_flags("args.flags", args.flags, 0);
   const moec_quant& quant = *args.quant;
   MOEC_REQUIRE(quant.flags == quant_.flags, MOEC_E_INVALID_ARG,
@@ -245,45 +245,55 @@ void Quantisation::run(const Context& context, const moec_quantise_args& args,
   MOEC_REQUIRE(!has_arrays(quant), MOEC_E_INVALID_ARG,
                "quant has arrays of one tensor an expert; expected stacked tensors");
   TensorCheck check(context);
+  const int64_t* const from = shapes_.source.shape;
+  const auto written = [&](const char* name, const moec_tensor& given,
+                           const moec_tensor& expected) {
+    return output(check, name, given, expected).data;
+  };
+  Memory memory;
+  memory.source = check.in("source", args.source, {from[0], from[1], from[2]}, {desc_.dtype}).data;
+  memory.codes = written("codes", args.codes, shapes_.codes);
+  memory.scales = written("quant.scales", quant.scales, shapes_.scales);
+  memory.scales2 = written("quant.scales2", quant.scales2, shapes_.scales2);
+  memory.zeros = written("quant.zeros", quant.zeros, shapes_.zeros);
+  memory.codebook = written("quant.codebook", quant.codebook, shapes_.codebook);
+  memory.scale_book = written("quant.scale_book", quant.scale_book, shapes_.scale_book);
+  memory.scale_offset = written("quant.scale_offset", quant.scale_offset, shapes_.scale_offset);
+  written("quant.group_index", quant.group_index, {});
+  memory.workspace = args.workspace;
+  check.memory_out("workspace", args.workspace.ptr, args.workspace.bytes ? workspace() : 0);
+  check.finish();
+  return memory;
+}
+
+void Quantisation::run(const Context& context, const Memory& memory, moec_stream stream) const {
   QuantiseArgs own = args_;
   quant::QuantiseView& view = own.view;
-  const int64_t* const from = shapes_.source.shape;
-  view.source = check.in("source", args.source, {from[0], from[1], from[2]}, {desc_.dtype}).data;
-  view.codes = static_cast<uint8_t*>(output(check, "codes", args.codes, shapes_.codes).data);
-  const Array scales = output(check, "quant.scales", quant.scales, shapes_.scales);
-  void* const scales2 = output(check, "quant.scales2", quant.scales2, shapes_.scales2).data;
-  void* const zeros = output(check, "quant.zeros", quant.zeros, shapes_.zeros).data;
-  void* const codebook = output(check, "quant.codebook", quant.codebook, shapes_.codebook).data;
-  void* const map = output(check, "quant.scale_book", quant.scale_book, shapes_.scale_book).data;
-  void* const offset =
-      output(check, "quant.scale_offset", quant.scale_offset, shapes_.scale_offset).data;
-  output(check, "quant.group_index", quant.group_index, {});
-  const uint64_t need = workspace();
-  check.memory_out("workspace", args.workspace.ptr, args.workspace.bytes ? need : 0);
-  check.finish();
-  const Workspace scratch(context, args.workspace, need, stream);
+  const Workspace scratch(context, memory.workspace, workspace(), stream);
   take_scratch(scratch.data(), own, nullptr);
-  view.scales = scales.data;
-  view.scales2 = static_cast<float*>(scales2);
-  view.zeros = static_cast<int8_t*>(zeros);
+  view.source = memory.source;
+  view.codes = static_cast<uint8_t*>(memory.codes);
+  view.scales = memory.scales;
+  view.scales2 = static_cast<float*>(memory.scales2);
+  view.zeros = static_cast<int8_t*>(memory.zeros);
   if (own.nested.count) {
     view.scales = const_cast<float*>(own.nested.scales);
-    own.nested.scales2 = static_cast<float*>(scales2);
-    own.nested.codes = static_cast<uint8_t*>(scales.data);
-    own.nested.map = static_cast<float*>(map);
-    own.nested.offset = static_cast<float*>(offset);
+    own.nested.scales2 = static_cast<float*>(memory.scales2);
+    own.nested.codes = static_cast<uint8_t*>(memory.scales);
+    own.nested.map = static_cast<float*>(memory.scale_book);
+    own.nested.offset = static_cast<float*>(memory.scale_offset);
   }
   if (own.packed_zeros.rows) {
     view.zeros = const_cast<int8_t*>(own.packed_zeros.zeros);
-    own.packed_zeros.words = static_cast<int32_t*>(zeros);
+    own.packed_zeros.words = static_cast<int32_t*>(memory.zeros);
   }
   context.backend().quantise(own, stream);
-  if (!codebook) return;
+  if (!memory.codebook) return;
   std::array<float, 16> values;
   for (int code = 0; code < 16; ++code)
     values[size_t(code)] =
         quant::code_value(desc_.kind == MOEC_QUANTISE_NF4 ? quant::kNf4 : quant::kFp4, code);
-  context.backend().store(codebook, values.data(), sizeof values, stream);
+  context.backend().store(memory.codebook, values.data(), sizeof values, stream);
 }
 
 }  // namespace moec

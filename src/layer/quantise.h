@@ -11,7 +11,14 @@ class Quantisation {
  public:
   explicit Quantisation(const moec_quantise_desc& desc);  // throws where it says what cannot be
   void describe(moec_quantise_info& info, moec_quant& quant) const;
-  void run(const Context& context, const moec_quantise_args& args, moec_stream stream) const;
+  // The arrays of one call.
+  struct Memory {
+    const void* source;
+    void *codes, *scales, *scales2, *zeros, *codebook, *scale_book, *scale_offset;
+    moec_buffer workspace;
+  };
+  Memory checked(const Context& context, const moec_quantise_args& args) const;
+  void run(const Context& context, const Memory& memory, moec_stream stream) const;
 
  private:
   struct Shapes {  // without memory; absent: not written

@@ -161,36 +161,54 @@ void Weights::unpack(const moec_weight_set& to, moec_stream stream) const {
   context_->backend().unpack_weights(bound_.view, out.view, stream);
 }
 
-void Weights::dequantise(uint32_t matrix, int32_t expert, const moec_tensor& to,
-                         moec_stream stream) const {
+Weights::Form Weights::form(uint32_t matrix) const {
   const WeightsView& bound = view();
   MOEC_REQUIRE(bound.source_present, MOEC_E_INVALID_STATE,
                "the source of the weights was released; call moec_weights_bind before");
   check_enum("matrix", matrix, MOEC_MATRIX_DOWN);
-  check_range("expert", expert, 0, desc_.num_experts - 1);
   const int64_t I = desc_.inter, H = desc_.hidden;
-  const PartOfRows gate_rows = part_rows(desc_.gate_layout, I, false);
-  const PartOfRows up_rows = part_rows(desc_.gate_layout, I, true);
   const bool down = matrix == MOEC_MATRIX_DOWN, both = matrix == MOEC_MATRIX_GATE_UP;
+  const PartOfRows gate_rows = part_rows(desc_.gate_layout, I, false);
   MOEC_REQUIRE((!both || gate_rows.step) && (matrix != MOEC_MATRIX_GATE || bound.gated),
                MOEC_E_INVALID_ARG, "matrix is %u (%s); gate_layout %u has none", matrix,
                both ? "GATE_UP" : "GATE", desc_.gate_layout);
-  const int64_t n = down ? H : both ? 2 * I : I, k = down ? I : H;
   const bool in_out = (down ? desc_.down_orientation : desc_.gate_up_orientation) == MOEC_IN_OUT;
+  const PartOfRows whole = {0, 1};
+  if (down) return {H, I, in_out, 1, {{&bound.down, H, whole, false}}};
+  if (both)
+    return {2 * I,
+            H,
+            in_out,
+            2,
+            {{&bound.gate, I, gate_rows, false},
+             {&bound.up, I, part_rows(desc_.gate_layout, I, true), true}}};
+  const bool up = matrix == MOEC_MATRIX_UP;
+  return {I, H, in_out, 1, {{up ? &bound.up : &bound.gate, I, whole, up}}};
+}
+
+ExpertMatrix Weights::Form::plain(const Part& part, void* values, moec_dtype dtype) const {
+  const int64_t row = in_out ? 1 : k;
+  ExpertMatrix to;
+  to.values = ExpertArray{values, nullptr, n * k, 0, dtype}.from(part.place.first * row);
+  to.row_stride = part.place.step * row;
+  to.col_stride = in_out ? n : 1;
+  to.dtype = dtype;
+  return to;
+}
+
+void Weights::dequantise(uint32_t matrix, int32_t expert, const moec_tensor& to,
+                         moec_stream stream) const {
+  const Form form = this->form(matrix);
+  check_range("expert", expert, 0, desc_.num_experts - 1);
   TensorCheck check(*context_);
-  const Array out = check.out("to", to, {in_out ? k : n, in_out ? n : k}, kReal);
+  const Array out = check.out("to", to, {form.rows(), form.cols()}, kReal);
   check_memory(check);
   check.finish();
-  const auto write = [&](const ExpertMatrix& from, int64_t rows, const PartOfRows& place) {
-    const int64_t row = in_out ? 1 : k;
-    char* const begin = static_cast<char*>(out.data) + place.first * row * dtype_bytes(out.dtype);
-    context_->backend().weight_values(
-        {&from, expert, rows, k, {begin, place.step * row, in_out ? n : 1, out.dtype}}, stream);
-  };
-  const PartOfRows whole = {0, 1};
-  if (both) write(bound.gate, I, gate_rows);
-  if (both) write(bound.up, I, up_rows);
-  if (!both) write(down ? bound.down : matrix == MOEC_MATRIX_UP ? bound.up : bound.gate, n, whole);
+  for (int32_t i = 0; i < form.count; ++i) {
+    const Form::Part& part = form.parts[i];
+    const MatrixView place = form.plain(part, out.data, out.dtype).expert(0);
+    context_->backend().weight_values({part.from, expert, part.rows, form.k, place}, stream);
+  }
 }
 
 }  // namespace moec

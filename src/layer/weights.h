@@ -33,6 +33,24 @@ class Weights final : public Object {
   void unpack(const moec_weight_set& to, moec_stream stream) const;
   void dequantise(uint32_t matrix, int32_t expert, const moec_tensor& to, moec_stream stream) const;
 
+  // One of moec_matrix_name, and the parts that its rows are of.
+  struct Form {
+    int64_t n, k;
+    bool in_out;
+    int32_t count;
+    struct Part {
+      const ExpertMatrix* from;
+      int64_t rows;
+      PartOfRows place;
+      bool is_up;
+    } parts[2];
+    int64_t rows() const { return in_out ? k : n; }  // as it is stored
+    int64_t cols() const { return in_out ? n : k; }
+    // A part in plain values of this form, the experts' one after the other.
+    ExpertMatrix plain(const Part& part, void* values, moec_dtype dtype) const;
+  };
+  Form form(uint32_t matrix) const;  // E_INVALID_STATE without the source; E_INVALID_ARG
+
   // packed_file.cpp
   void save_sync(const char* path) const;
   void map_sync(const char* path);

@@ -60,6 +60,14 @@ const AdapterCase kCases[] = {
      .ranks = {200},
      .orientation = MOEC_IN_OUT,
      .biases = true},
+    {.name = "rank_512",  // the most
+     .gate_layout = MOEC_GATE_THEN_UP,
+     .adapters = {MOEC_GATE_THEN_UP, true, false, kPeft, kBf16},
+     .ranks = {512},
+     .tokens = 12,
+     .hidden = 48,
+     .inter = 40,
+     .save = MOEC_SAVE_ALL},
     {.name = "gaps_other_layout",
      .gate_layout = MOEC_GATE_INTERLEAVED,
      .adapters = {MOEC_GATE_THEN_UP, true, false, kGaps, kF16},
@@ -113,7 +121,7 @@ const AdapterCase kCases[] = {
      .activation = oracle::Act::kGptoss,
      .orientation = MOEC_IN_OUT,
      .biases = true},
-    {.name = "many_rows", .ranks = {16}, .tokens = 420},
+    {.name = "many_rows", .ranks = {16}, .tokens = 420, .save = MOEC_SAVE_ALL},
     {.name = "one_token", .ranks = {16}, .tokens = 1},
     {.name = "for_inference", .ranks = {16}, .save = MOEC_SAVE_NONE},
 };

@@ -82,6 +82,7 @@ static void go_moec_adapters_free(uintptr_t adapters) { moec_adapters_free((void
 static int32_t go_moec_adapters_bind(uintptr_t adapters, void * list, int32_t count) { return moec_adapters_bind((void *)adapters, list, count); }
 static int32_t go_moec_adapters_merge(uintptr_t adapters, uintptr_t weights, uintptr_t stream) { return moec_adapters_merge((void *)adapters, (void *)weights, (void *)stream); }
 static int32_t go_moec_adapters_unmerge(uintptr_t adapters, uintptr_t weights, uintptr_t stream) { return moec_adapters_unmerge((void *)adapters, (void *)weights, (void *)stream); }
+static int32_t go_moec_adapters_merge_copy(uintptr_t adapters, uintptr_t weights, uint32_t matrix, void * values, void * quantised, uintptr_t stream) { return moec_adapters_merge_copy((void *)adapters, (void *)weights, matrix, values, quantised, (void *)stream); }
 static int32_t go_moec_experts_create(uintptr_t context, void * desc, void * out) { return moec_experts_create((void *)context, desc, out); }
 static void go_moec_experts_free(uintptr_t experts) { moec_experts_free((void *)experts); }
 static int32_t go_moec_experts_query(uintptr_t experts, void * out) { return moec_experts_query((void *)experts, out); }
@@ -184,6 +185,7 @@ func AdaptersFree(adapters uintptr)  { C.go_moec_adapters_free(C.uintptr_t(adapt
 func AdaptersBind(adapters uintptr, list unsafe.Pointer, count int32) int32 { return int32(C.go_moec_adapters_bind(C.uintptr_t(adapters), list, C.int32_t(count))) }
 func AdaptersMerge(adapters uintptr, weights uintptr, stream uintptr) int32 { return int32(C.go_moec_adapters_merge(C.uintptr_t(adapters), C.uintptr_t(weights), C.uintptr_t(stream))) }
 func AdaptersUnmerge(adapters uintptr, weights uintptr, stream uintptr) int32 { return int32(C.go_moec_adapters_unmerge(C.uintptr_t(adapters), C.uintptr_t(weights), C.uintptr_t(stream))) }
+func AdaptersMergeCopy(adapters uintptr, weights uintptr, matrix uint32, values unsafe.Pointer, quantised unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_adapters_merge_copy(C.uintptr_t(adapters), C.uintptr_t(weights), C.uint32_t(matrix), values, quantised, C.uintptr_t(stream))) }
 func ExpertsCreate(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_experts_create(C.uintptr_t(context), desc, out)) }
 func ExpertsFree(experts uintptr)  { C.go_moec_experts_free(C.uintptr_t(experts)) }
 func ExpertsQuery(experts uintptr, out unsafe.Pointer) int32 { return int32(C.go_moec_experts_query(C.uintptr_t(experts), out)) }

@@ -82,6 +82,7 @@ var (
 	AdaptersBind func(adapters uintptr, list unsafe.Pointer, count int32) int32
 	AdaptersMerge func(adapters uintptr, weights uintptr, stream uintptr) int32
 	AdaptersUnmerge func(adapters uintptr, weights uintptr, stream uintptr) int32
+	AdaptersMergeCopy func(adapters uintptr, weights uintptr, matrix uint32, values unsafe.Pointer, quantised unsafe.Pointer, stream uintptr) int32
 	ExpertsCreate func(context uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32
 	ExpertsFree func(experts uintptr)
 	ExpertsQuery func(experts uintptr, out unsafe.Pointer) int32
@@ -183,6 +184,7 @@ var symbols = map[string]any{
 	"moec_adapters_bind": &AdaptersBind,
 	"moec_adapters_merge": &AdaptersMerge,
 	"moec_adapters_unmerge": &AdaptersUnmerge,
+	"moec_adapters_merge_copy": &AdaptersMergeCopy,
 	"moec_experts_create": &ExpertsCreate,
 	"moec_experts_free": &ExpertsFree,
 	"moec_experts_query": &ExpertsQuery,

@@ -2190,13 +2190,17 @@ moec_adapters_free(adapters) =
 moec_adapters_bind(adapters, list, count) =
     @ccall LIB.moec_adapters_bind(adapters::Ptr{moec_adapters}, list::Ptr{moec_adapter}, count::Int32)::Int32
 
-"Adds scale B A of all that is bound to the bound matrices of plain weights: sums in fp32, one rounding to the dtype of the weights (on CUDA one for each 16 adapters). unmerge subtracts it, which gives the values before back only up to that rounding. A packed copy is not changed: moec_weights_refresh reads the matrices again. Queues. E_UNSUPPORTED: quantised matrices; E_ALIAS: a matrix overlaps a factor."
+"Adds scale B A of all that is bound to the bound matrices of plain weights: sums in fp32, one rounding to the dtype of the weights (on CUDA one for each 16 adapters). unmerge subtracts it, which gives the values before back only up to that rounding. A packed copy is not changed: moec_weights_refresh reads the matrices again. Queues. E_UNSUPPORTED: quantised matrices (moec_adapters_merge_copy); E_ALIAS: a matrix overlaps a factor."
 moec_adapters_merge(adapters, weights, stream) =
     @ccall LIB.moec_adapters_merge(adapters::Ptr{moec_adapters}, weights::Ptr{moec_weights}, stream::Ptr{Cvoid})::Int32
 
 "As moec_adapters_merge, with the sign turned."
 moec_adapters_unmerge(adapters, weights, stream) =
     @ccall LIB.moec_adapters_unmerge(adapters::Ptr{moec_adapters}, weights::Ptr{moec_weights}, stream::Ptr{Cvoid})::Int32
+
+"Merges into a copy of one matrix (moec_matrix_name) of all experts, plain or quantised, which stays as it is: `values` [E,N,K], where its orientation is IN_OUT [E,K,N], of any real type, gets what moec_weights_dequantise writes, and scale B A added as moec_adapters_merge adds it. `quantised`: NULL, or where moec_quantise puts the codes of these values; its source is absent, and its arrays may be those that the weights are bound to. Queues; takes the scratch of moec_quantise. E_INVALID_ARG: no bound adapter has factors of the matrix; E_INVALID_STATE: not bound, or the source was released; E_MISMATCH: quantised's orientation is another; E_ALIAS: `values` overlaps the weights or a factor."
+moec_adapters_merge_copy(adapters, weights, matrix, values, quantised, stream) =
+    @ccall LIB.moec_adapters_merge_copy(adapters::Ptr{moec_adapters}, weights::Ptr{moec_weights}, matrix::UInt32, values::Ptr{moec_tensor}, quantised::Ptr{moec_quantise_args}, stream::Ptr{Cvoid})::Int32
 
 "Makes experts, which never change; kernels are chosen here by device, type and shape, never by timing. Queues nothing. E_UNSUPPORTED names a legal combination that is not implemented."
 moec_experts_create(context, desc, out) =

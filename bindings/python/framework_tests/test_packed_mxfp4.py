@@ -11,7 +11,8 @@ import torch
 from models import DEVICES, tokens
 from packed_models import STACKS, draw_mxfp4, experts, saved, train
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Mxfp4Config
+from transformers import AutoModelForCausalLM, Mxfp4Config, integrations
+from transformers.quantizers import quantizer_mxfp4
 
 import moec.transformers
 from moec.torch._packed import PackedTensor
@@ -53,6 +54,26 @@ def test_packed_and_trained(place: Path, device: str) -> None:
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, PackedTensor):
             torch.testing.assert_close(parameter.grad, wanted[name].grad, rtol=1e-3, atol=1e-5)
+    losses = train(model, rate=0.05)
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_kernels_that_do_not_train_are_not_taken(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine with Triton and its kernels, for which transformers replaces the experts."""
+    def replace(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError("experts of transformers' kernels")
+
+    for name in ("is_triton_available", "is_kernels_available"):
+        monkeypatch.setattr(quantizer_mxfp4, name, lambda *_: True)
+    monkeypatch.setattr(quantizer_mxfp4, "get_current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(integrations, "replace_with_mxfp4_linear", replace)
+    with pytest.raises(NotImplementedError):  # the stand-in is believed: to quantise is theirs
+        load(saved(tmp_path / "plain", "gpt_oss"), quantization_config=Mxfp4Config())
+    model = load(place)
+    assert model.hf_quantizer.is_trainable
+    assert {row.kind for row in moec.transformers.report(model)} == {"mxfp4"}
     losses = train(model, rate=0.05)
     assert losses[0] > losses[1] > losses[2]
 

@@ -4,13 +4,16 @@ once to fail: a scale left out, and a forward that leaves the adapters out."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from models import DEVICES, VOCABULARY, build, tokens
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
 
 import moec.transformers
@@ -186,6 +189,28 @@ def test_a_converted_rslora_adapter_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _peft._warn_of_converted(chain)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_exchanged_factors_are_refused(family: str, is_enabled: bool, tmp_path: Path) -> None:
+    """A file of PEFT 0.18, whose factors of a stack [E,out,in] lie the other way: of a square
+    matrix no shape says so. A stack [E,in,out] is as it was."""
+    square = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 32}
+    down = config(target_parameters=["experts.down_proj"])
+    get_peft_model(build(family, sizes=square), down).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    for version in ("0.21.2", "0.18.1"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"peft_version": version}))
+        model = build(family, sizes=square)
+        if is_enabled:
+            moec.transformers.enable(model)
+        is_refused = version == "0.18.1" and family == "qwen3_moe"
+        expected = pytest.raises(ValueError, match="is of PEFT 0.18.1.*load_adapter")
+        with expected if is_refused else contextlib.nullcontext():
+            loaded = PeftModel.from_pretrained(model, tmp_path)
+            moec.transformers.enable(model)
+            loaded(input_ids=tokens())
 
 
 def test_another_patch_is_chained() -> None:

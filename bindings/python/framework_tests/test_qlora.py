@@ -4,23 +4,28 @@ values."""
 
 from __future__ import annotations
 
+import copy
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from models import DEVICES, tokens
-from packed_models import WIDE, dense_twin, draw_mxfp4, experts, load, saved
+from packed_models import SIZES, WIDE, dense_twin, draw_mxfp4, experts, load, saved
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from peft.tuners.lora.layer import ParamWrapper
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
 import moec.transformers
 from moec.torch._packed import PackedTensor
-from moec.transformers import _peft
+from moec.transformers import _peft, _save
 
 FAMILIES = ["qwen3_moe", "gpt_oss", "mixtral"]
+BASES = [*((base, family) for base in ("full", "nf4") for family in FAMILIES),
+         ("mxfp4", "gpt_oss")]
 STEPS = 3
 
 
@@ -56,36 +61,36 @@ def train(model: Any) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     return losses, gradients
 
 
-def pair(base: str, family: str, place: Path, device: str) -> tuple[Any, Any]:
+def pair(
+    base: str, family: str, place: Path, device: str, dtype: torch.dtype, sizes: dict[str, int],
+) -> tuple[Any, Any]:
     """A model on moec, and transformers' own of the same values: experts in NF4, MXFP4, or plain
     in a model whose other layers are NF4."""
-    saved(place, family, torch.float32)
-    place /= family
+    place = saved(place, family, dtype, sizes)
     if base == "mxfp4":
         draw_mxfp4(place)
-        options = {"dtype": torch.float32, "device_map": device}
+        options = {"dtype": dtype, "device_map": device}
         plain = Mxfp4Config(dequantize=True)
         twin = AutoModelForCausalLM.from_pretrained(
-            place, quantization_config=plain, experts_implementation="eager", **options).float()
+            place, quantization_config=plain, experts_implementation="eager", **options).to(dtype)
         return AutoModelForCausalLM.from_pretrained(place, **options), twin
-    packed = load(place, torch.float32, device_map=device)
     if base == "nf4":
-        return packed, dense_twin(packed, place, torch.float32, device_map=device)
+        packed = load(place, dtype, device_map=device)
+        return packed, dense_twin(packed, place, dtype, device_map=device)
     skip = {"llm_int8_skip_modules": ["experts", "lm_head"]}
-    model, twin = (load(place, torch.float32, device, **skip) for _ in range(2))
+    model, twin = (load(place, dtype, device, **skip) for _ in range(2))
     moec.transformers.enable(model)
     twin.config._experts_implementation_internal = "eager"
     return model, twin
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("base", "family"), [
-    *((base, family) for base in ("full", "nf4") for family in FAMILIES), ("mxfp4", "gpt_oss")])
+@pytest.mark.parametrize(("base", "family"), BASES)
 def test_three_steps(
     base: str, family: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses, every gradient of the first step and its norm, beside PEFT's own way."""
-    model, twin = pair(base, family, tmp_path, device)
+    model, twin = pair(base, family, tmp_path, device, torch.float32, SIZES)
     want_losses, want = train(adapted(twin))
     if base == "nf4":
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
@@ -118,13 +123,11 @@ def assert_near(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_in_bf16(family: str, device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("base", "family"), BASES)
+def test_a_step_in_bf16(base: str, family: str, device: str, tmp_path: Path) -> None:
     """In sizes that tensor cores take."""
-    place = saved(tmp_path, family, sizes=WIDE)
-    model = load(place, device_map=device)
-    twin = adapted(dense_twin(model, place, device_map=device))
-    (want_losses, want), (losses, got) = train(twin), train(adapted(model))
+    model, twin = pair(base, family, tmp_path, device, torch.bfloat16, WIDE)
+    (want_losses, want), (losses, got) = train(adapted(twin)), train(adapted(model))
     assert losses[0] == pytest.approx(want_losses[0], rel=1e-2)
     assert_near(got[0], want[0])
 
@@ -192,6 +195,26 @@ def test_compiled(is_packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert reasons and all("<function _call" in reason for reason in reasons)
 
 
+def test_compiled_without_adapters(tmp_path: Path) -> None:
+    """One graph of a model with packed experts; of other codes, none."""
+    model = load(saved(tmp_path, "gpt_oss", torch.float32), torch.float32)
+    compiled = torch.compile(experts_only := experts(model)[0], fullgraph=True,
+                             backend="aot_eager")
+    torch.manual_seed(5)
+    weights, ids = torch.randn(7, 8).softmax(-1).topk(3)
+    given = [torch.randn(7, 64, requires_grad=True), ids, weights.requires_grad_()]
+    leaves = [given[0], given[2], experts_only.down_proj_bias]
+    for _ in range(2):
+        y, want_y = compiled(*given), experts_only(*given)
+        got, want = (torch.autograd.grad(one.square().sum(), leaves) for one in (y, want_y))
+        assert all(map(torch.equal, (y, *got), (want_y, *want)))
+    with torch.no_grad():
+        compiled(*given)
+        experts_only.down_proj.parts[".absmax"].add_(1)
+        with pytest.raises(RuntimeError, match="compile again"):
+            compiled(*given)
+
+
 def test_adapters_are_chosen(tmp_path: Path) -> None:
     """set_adapter, and disable_adapter, as DPO uses them."""
     model = adapted(load(saved(tmp_path, "qwen3_moe", torch.float32), torch.float32),
@@ -207,10 +230,17 @@ def test_adapters_are_chosen(tmp_path: Path) -> None:
     assert not torch.allclose(default, other) and not torch.allclose(default, base)
 
 
-def test_merging_raises(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["merge_and_unload", "merge_adapter"])
+def test_merging_raises(way: str, tmp_path: Path) -> None:
+    """And merges nothing: neither the codes nor what PEFT says of the adapters changes."""
     model = adapted(load(saved(tmp_path, "qwen3_moe")))
-    with pytest.raises(Exception, match="packed"):
-        model.merge_and_unload()
+    held = [copy.deepcopy(module.down_proj.parts) for module in experts(model)]
+    with pytest.raises(RuntimeError, match="packed experts.*save_merged"):
+        getattr(model, way)()
+    wrappers = [module for module in model.modules() if isinstance(module, ParamWrapper)]
+    assert len(wrappers) == 2 * len(held) and not any(wrapper.merged for wrapper in wrappers)
+    for parts, module in zip(held, experts(model), strict=True):
+        assert all(torch.equal(parts[n], part) for n, part in module.down_proj.parts.items())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -224,3 +254,30 @@ def test_the_merged_checkpoint(family: str, tmp_path: Path) -> None:
         base = adapted(load(tmp_path / family, torch.float32))
         with base.disable_adapter():
             assert not torch.allclose(base(tokens()).logits, want, rtol=2e-2, atol=2e-2)
+
+
+def test_a_merged_checkpoint_is_made_layer_by_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is plain before it is handed on for writing is of one layer, or one tensor."""
+    made, groups = list[str](), list[list[str]]()
+    make, add = _save._Values.make, _save._Shards.add
+
+    def recorded(self: Any, name: str) -> Any:
+        made.append(name)
+        return make(self, name)
+
+    def written(self: Any, tensors: Any) -> None:
+        groups.append(made.copy())
+        made.clear()
+        add(self, tensors)
+
+    monkeypatch.setattr(_save._Values, "make", recorded)
+    monkeypatch.setattr(_save._Shards, "add", written)
+    model = adapted(load(saved(tmp_path, "qwen3_moe")))
+    moec.transformers.save_merged(model, tmp_path / "merged")
+    assert not made and len(groups) > len(experts(model))
+    for names in groups:
+        layers = {match[0] for name in names if (match := re.search(r"layers\.\d+", name))}
+        assert len(layers) == 1 if len(names) > 1 else names
+    assert sum(any("experts.down_proj" in n for n in names) for names in groups) == 2

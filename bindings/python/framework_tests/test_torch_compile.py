@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch_cases import E, H, I, K, inputs, make_experts, make_layer
 
 import moec
-from moec.torch import _ops
+from moec.torch import PackedTensor, Store, _ops
 
 
 def test_opcheck_of_the_experts() -> None:
@@ -133,6 +134,62 @@ def test_compiled_main_gradients_of_a_copy() -> None:
         for name, parameter in copied.named_parameters():
             assert torch.equal(parameter.main_grad, getattr(experts, name).main_grad)
             parameter.main_grad = None
+
+
+def packed_stack(rows: int, columns: int) -> PackedTensor:
+    """Random MXFP4 of 4 experts."""
+    blocks = (4, rows, columns // 32)
+    parts = {"_blocks": torch.randint(256, (*blocks, 16), dtype=torch.uint8),
+             "_scales": torch.randint(120, 123, blocks, dtype=torch.uint8)}
+    return PackedTensor(parts, Store("mxfp4", 4), (4, rows, columns), torch.float32)
+
+
+def packed_module(is_layer: bool) -> tuple[moec.torch.Experts | moec.torch.MoELayer, list[Any]]:
+    """A module of packed matrices and plain biases, with an adapter, and inputs for it."""
+    torch.manual_seed(2)
+    desc = moec.ExpertsDesc(hidden=64, inter=32, num_experts=4, top_k=2)
+    options: dict[str, Any] = {
+        "bias": True, "packed": {"gate_up": packed_stack(64, 64), "down": packed_stack(64, 32)}}
+    weights, ids = torch.randn(6, 4).softmax(-1).topk(2)
+    x = torch.randn(6, 64, requires_grad=True)
+    if is_layer:
+        router = moec.RouterDesc(num_experts=4, top_k=2)
+        return moec.torch.MoELayer(router, desc, **options), [x]
+    return moec.torch.Experts(desc, **options), [x, ids, weights.requires_grad_()]
+
+
+@pytest.mark.parametrize("is_layer", [False, True])
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_packed_matrices_are_in_one_graph(is_layer: bool, is_adapted: bool) -> None:
+    module, given = packed_module(is_layer)
+    if is_adapted:
+        module.add_adapter("default", 4)
+        torch.nn.init.normal_(module.adapters["default"]["down"].b)
+    leaves = [given[0], *(p for p in module.parameters() if p.requires_grad)]
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        y, want_y = compiled(*given), module(*given)
+        got, want = (torch.autograd.grad(one.square().sum(), leaves) for one in (y, want_y))
+        assert torch.equal(y, want_y)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        with torch.no_grad():
+            module.down_bias.add_(1)
+
+
+def test_a_graph_of_other_packed_matrices_raises() -> None:
+    """Codes that changed in place, and others in their place."""
+    module, given = packed_module(is_layer=False)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        compiled(*given)
+        module.down.parts["_scales"].add_(1)
+        with pytest.raises(RuntimeError, match="compile again"):
+            compiled(*given)
+        torch.compiler.reset()
+        assert torch.equal(compiled(*given), module(*given))
+        module.gate_up = torch.nn.Parameter(packed_stack(64, 64), requires_grad=False)
+        with pytest.raises(RuntimeError, match="compile again"):
+            compiled(*given)
 
 
 def test_export() -> None:

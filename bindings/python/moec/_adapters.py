@@ -10,7 +10,9 @@ from typing import Any
 from . import _raw
 from ._context import Context
 from ._descriptors import AdaptersDesc, to_raw
+from ._enums import MatrixName, QuantiseKind
 from ._handle import Handle
+from ._quantise import Quantised, QuantiseCall
 from ._tensors import Array, empty, kind_of, require, stream_handle, tensor
 from ._weights import Weights
 
@@ -122,7 +124,7 @@ class Adapters(Handle):
     def __init__(
         self, context: Context, desc: AdaptersDesc, adapters: Sequence[Adapter] = ()
     ) -> None:
-        self.desc = desc
+        self.desc, self._context = desc, context
         self.held: tuple[Adapter, ...] = ()
         self._keep: list[Any] = []
         self._pointer = _raw.moec_adapters_create(
@@ -142,14 +144,55 @@ class Adapters(Handle):
 
     def merge(self, weights: Weights, *, stream: Any = None) -> None:
         """Add scale B A of all that is bound to plain weights, with one rounding to their dtype.
-        Raises UnsupportedError for codes, AliasError where a matrix overlaps a factor."""
+        Raises UnsupportedError for codes, which merge_copy and merge_quantised take, AliasError
+        where a matrix overlaps a factor."""
         self._merge(_raw.moec_adapters_merge, weights, stream)
 
     def unmerge(self, weights: Weights, *, stream: Any = None) -> None:
         """Subtract it, which gives the values before back only up to that rounding."""
         self._merge(_raw.moec_adapters_unmerge, weights, stream)
 
+    def merge_copy(
+        self, weights: Weights, matrix: MatrixName, *, dtype: Any = None, out: Array | None = None,
+        stream: Any = None,
+    ) -> Array:
+        """The values of one matrix of all experts, plain or of codes, with scale B A of all that is
+        bound: [E,N,K] or, IN_OUT, [E,K,N], of `dtype`, that of the weights unless given. `out`
+        takes them; the weights stay as they are. Raises InvalidArgumentError where no adapter has
+        factors of the matrix."""
+        return self._copy(weights, matrix, dtype, out, stream, None)
+
+    def merge_quantised(
+        self, weights: Weights, matrix: MatrixName, kind: QuantiseKind | str, *, dtype: Any = None,
+        out: Array | None = None, stream: Any = None, **options: Any,
+    ) -> Quantised:
+        """Codes of these values, in one call: kind and options are those of moec.quantise, the
+        orientation is that of the weights. The values lie in `out` meanwhile."""
+        _check(weights)
+        count = self.desc.num_experts
+        values = weights.memory_of(matrix, dtype, count) if out is None else out
+        call = QuantiseCall(self._context, values, kind, weights.orientation_of(matrix), stream,
+                            **options)
+        self._copy(weights, matrix, dtype, values, stream, call.raw)
+        return call.made
+
+    def _copy(
+        self, weights: Weights, matrix: MatrixName, dtype: Any, out: Array | None, stream: Any,
+        quantised: Any,
+    ) -> Array:
+        _check(weights)
+        values = weights.memory_of(matrix, dtype, self.desc.num_experts) if out is None else out
+        keep: list[Any] = []
+        queue = stream_handle(stream)
+        to = tensor(values, keep, "out", write=True, stream=queue)
+        _raw.moec_adapters_merge_copy(self.raw, weights.raw, matrix, to, quantised, queue)
+        return values
+
     def _merge(self, function: Any, weights: Weights, stream: Any) -> None:
-        if not isinstance(weights, Weights):
-            raise TypeError(f"moec: weights is {kind_of(weights)}; a moec.Weights is needed")
+        _check(weights)
         function(self.raw, weights.raw, stream_handle(stream))
+
+
+def _check(weights: Weights) -> None:
+    if not isinstance(weights, Weights):
+        raise TypeError(f"moec: weights is {kind_of(weights)}; a moec.Weights is needed")

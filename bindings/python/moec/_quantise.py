@@ -60,39 +60,55 @@ def quantise(
     Codes are OUT_IN whatever the orientation, but for NF4 and FP4, which keep it. Raises
     ShapeError, DTypeError, InvalidArgumentError.
     """
-    require(array=array)
-    if len(array.shape) != 3:
-        raise ValueError(
-            f"moec.quantise: array has {len(array.shape)} dimensions; 3 are needed, experts first"
-        )
-    experts, rows, columns = (int(extent) for extent in array.shape)
-    in_out = orientation == Orientation.IN_OUT
-    desc = _raw.moec_quantise_desc()
-    desc.kind = _kind(kind)
-    desc.flags = (QuantiseFlags.ASYMMETRIC * asymmetric) | (QuantiseFlags.NESTED * nested)
-    desc.orientation = orientation
-    desc.dtype = dtype_of(array)
-    desc.scale_dtype = 0 if scale_dtype is None else dtype_of(scale_dtype)
-    desc.num_experts = experts
-    desc.out_features, desc.in_features = (columns, rows) if in_out else (rows, columns)
-    desc.block_n, desc.block_k = block_n, block_k
-    info, raw = _raw.moec_quantise_info(), _raw.moec_quant()
-    _raw.moec_quantise_query(context.raw, desc, info, raw)
+    call = QuantiseCall(context, array, kind, orientation, stream, asymmetric=asymmetric,
+                        nested=nested, scale_dtype=scale_dtype, block_n=block_n, block_k=block_k)
+    set_tensors(call.raw, call.keep, stream=call.stream, source=array)
+    _raw.moec_quantise(context.raw, call.raw, call.stream)
+    return call.made
 
-    def beside(tensor: Any) -> Array | None:
-        _, dtype, _, _, shape = _raw.tensor_describe(tensor)
-        return empty(shape, DType(dtype), array) if shape else None
 
-    codes = beside(info.codes)
-    arrays = {name: made for name in _TENSORS if (made := beside(getattr(raw, name))) is not None}
-    keep: list[Any] = []
-    handle = stream_handle(stream)
-    args = _raw.moec_quantise_args()
-    args.desc, args.quant = desc, raw
-    set_tensors(args, keep, stream=handle, source=array)
-    set_tensors(args, keep, write=True, stream=handle, codes=codes)
-    set_tensors(raw, keep, write=True, stream=handle, **arrays)
-    _raw.moec_quantise(context.raw, args, handle)
-    quant = Quant(**arrays, block_n=int(raw.block_n), block_k=int(raw.block_k),
-                  scale_block=int(raw.scale_block))
-    return Quantised(Scheme(info.scheme), codes, quant)
+class QuantiseCall:
+    """The arguments of moec_quantise for a source like `array`, all but the source, and `made`,
+    arrays beside it that the call fills."""
+
+    def __init__(
+        self, context: Context, array: Array, kind: QuantiseKind | str, orientation: Orientation,
+        stream: Any, *, asymmetric: bool = False, nested: bool = False, scale_dtype: Any = None,
+        block_n: int = 0, block_k: int = 0,
+    ) -> None:
+        require(array=array)
+        if len(array.shape) != 3:
+            raise ValueError(
+                f"moec.quantise: array has {len(array.shape)} dimensions; 3 are needed, experts "
+                "first"
+            )
+        experts, rows, columns = (int(extent) for extent in array.shape)
+        in_out = orientation == Orientation.IN_OUT
+        desc = _raw.moec_quantise_desc()
+        desc.kind = _kind(kind)
+        desc.flags = (QuantiseFlags.ASYMMETRIC * asymmetric) | (QuantiseFlags.NESTED * nested)
+        desc.orientation = orientation
+        desc.dtype = dtype_of(array)
+        desc.scale_dtype = 0 if scale_dtype is None else dtype_of(scale_dtype)
+        desc.num_experts = experts
+        desc.out_features, desc.in_features = (columns, rows) if in_out else (rows, columns)
+        desc.block_n, desc.block_k = block_n, block_k
+        info, raw = _raw.moec_quantise_info(), _raw.moec_quant()
+        _raw.moec_quantise_query(context.raw, desc, info, raw)
+
+        def beside(tensor: Any) -> Array | None:
+            _, dtype, _, _, shape = _raw.tensor_describe(tensor)
+            return empty(shape, DType(dtype), array) if shape else None
+
+        codes = beside(info.codes)
+        arrays = {name: made for name in _TENSORS
+                  if (made := beside(getattr(raw, name))) is not None}
+        self.keep: list[Any] = [desc, raw]
+        self.stream = stream_handle(stream)
+        self.raw = _raw.moec_quantise_args()
+        self.raw.desc, self.raw.quant = desc, raw
+        set_tensors(self.raw, self.keep, write=True, stream=self.stream, codes=codes)
+        set_tensors(raw, self.keep, write=True, stream=self.stream, **arrays)
+        quant = Quant(**arrays, block_n=int(raw.block_n), block_k=int(raw.block_k),
+                      scale_block=int(raw.scale_block))
+        self.made = Quantised(Scheme(info.scheme), codes, quant)

@@ -292,20 +292,29 @@ class Weights(Handle):
         """One expert's matrix as values, [N,K] or, IN_OUT, [K,N]: in fp32 as moec.h says of the
         scheme, rounded once to `dtype`, that of the weights unless given. `out` takes them. Raises
         StateError when nothing is bound, InvalidArgumentError when there is no such matrix."""
-        down = matrix == MatrixName.DOWN
-        rows = self.desc.inter * (2 if matrix == MatrixName.GATE_UP else 1)
-        shape = (self.desc.hidden, self.desc.inter) if down else (rows, self.desc.hidden)
-        turned = self.desc.down_orientation if down else self.desc.gate_up_orientation
         if out is None:
-            bound = self.set.down if self.set else None
-            like = np.empty(0) if bound is None else _first("down", bound)  # refused below
-            made = shape[::-1] if turned == Orientation.IN_OUT else shape
-            out = empty(made, dtype or self.desc.dtype, like)
+            out = self.memory_of(matrix, dtype)
         keep: list[Any] = []
         queue = stream_handle(stream)
         to = tensor(out, keep, "out", write=True, stream=queue)
         _raw.moec_weights_dequantise(self.raw, matrix, expert, to, queue)
         return out
+
+    def orientation_of(self, matrix: MatrixName) -> Orientation:
+        """How a matrix is bound."""
+        down = matrix == MatrixName.DOWN
+        return self.desc.down_orientation if down else self.desc.gate_up_orientation
+
+    def memory_of(self, matrix: MatrixName, dtype: Any = None, *lead: int) -> Array:
+        """An array for a matrix as values, [*lead,N,K] or, IN_OUT, [*lead,K,N], beside down."""
+        rows = self.desc.inter * (2 if matrix == MatrixName.GATE_UP else 1)
+        down = matrix == MatrixName.DOWN
+        shape = (self.desc.hidden, self.desc.inter) if down else (rows, self.desc.hidden)
+        bound = self.set.down if self.set else None
+        like = np.empty(0) if bound is None else _first("down", bound)  # the call refuses it
+        turned = self.orientation_of(matrix) == Orientation.IN_OUT
+        made = shape[::-1] if turned else shape
+        return empty((*lead, *made), dtype or self.desc.dtype, like)
 
     def save(self, path: Path) -> None:
         """Write the packed copy to a file."""

@@ -157,11 +157,61 @@ def test_what_is_refused_is_named(adapted: SimpleNamespace) -> None:
         moec.Factors.from_peft(np.zeros((9, 6)), np.zeros((5, 8)), 4, 1)
 
 
-def test_codes_are_not_merged(context: moec.Context) -> None:
+@pytest.fixture
+def coded(context: moec.Context) -> SimpleNamespace:
+    """NF4 experts of a file, and its adapter."""
     file = SafetensorsFile(GOLDEN / "quant/bnb_nf4_stack_nested.safetensors")
     made = golden_codes.read(file)
-    weights = golden_codes._bound(context, made, moec.DType.F32)
     desc = moec.AdaptersDesc(num_experts=made.count, hidden=made.hidden, inter=made.inter)
-    adapters = moec.Adapters(context, desc, [adapter_of(file, "a", made.count)])
-    with pytest.raises(moec.UnsupportedError, match="quantised"):
-        adapters.merge(weights)
+    adapter = adapter_of(file, "a", made.count)
+    return SimpleNamespace(context=context, adapter=adapter, count=made.count,
+                           weights=golden_codes._bound(context, made, moec.DType.F32),
+                           adapters=moec.Adapters(context, desc, [adapter]))
+
+
+needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="needs the source tree")
+
+
+@needs_golden
+def test_codes_are_merged_into_copies_only(coded: SimpleNamespace) -> None:
+    with pytest.raises(moec.UnsupportedError, match="quantised; moec_adapters_merge_copy"):
+        coded.adapters.merge(coded.weights)
+    for name, matrix in (("gate_up", moec.MatrixName.GATE_UP), ("down", moec.MatrixName.DOWN)):
+        factors = getattr(coded.adapter, name)
+        want = np.stack([coded.weights.dequantise(matrix, e) for e in range(coded.count)])
+        want = want + factors.scale * (factors.b.astype(np.float64) @ factors.a)
+        assert_close(coded.adapters.merge_copy(coded.weights, matrix), want, 1e-6)
+        given = np.empty(want.shape, np.float16)
+        assert coded.adapters.merge_copy(coded.weights, matrix, out=given) is given
+        assert_close(given.astype(np.float32), want, 1e-3)
+
+
+@needs_golden
+@pytest.mark.parametrize(("kind", "options"), [
+    *((kind, {}) for kind in moec.QuantiseKind), ("nf4", {"nested": True}),
+    ("int4", {"block_k": 32, "asymmetric": True}), ("fp8", {"block_n": 32, "block_k": 32}),
+])
+def test_merged_codes_are_those_of_the_merged_values(
+    coded: SimpleNamespace, kind: Any, options: dict[str, Any]
+) -> None:
+    values = coded.adapters.merge_copy(coded.weights, moec.MatrixName.DOWN)
+    want = moec.quantise(coded.context, values, kind, **options)
+    got = coded.adapters.merge_quantised(coded.weights, moec.MatrixName.DOWN, kind, **options)
+    assert got.scheme == want.scheme and got.codes.tobytes() == want.codes.tobytes()
+    assert got.quant.scales.tobytes() == want.quant.scales.tobytes()
+
+
+@needs_golden
+def test_what_a_copy_refuses_is_named(coded: SimpleNamespace) -> None:
+    p, down = coded, moec.MatrixName.DOWN
+    only = moec.Adapters(p.context, p.adapters.desc, [moec.Adapter(down=p.adapter.down)])
+    with pytest.raises(moec.InvalidArgumentError, match="nothing is merged"):
+        only.merge_copy(p.weights, moec.MatrixName.GATE_UP)
+    with pytest.raises(TypeError, match="weights is None; a moec.Weights is needed"):
+        p.adapters.merge_quantised(None, down, "nf4")
+    with pytest.raises(ValueError, match="kind is 'nf5'"):
+        p.adapters.merge_quantised(p.weights, down, "nf5")
+    with pytest.raises(TypeError, match="block"):
+        p.adapters.merge_quantised(p.weights, down, "nf4", block=64)
+    with pytest.raises(moec.ShapeError, match="values"):
+        p.adapters.merge_copy(p.weights, down, out=np.empty((1, 2, 3), np.float32))

@@ -955,13 +955,26 @@ MOEC_API moec_status moec_adapters_bind(moec_adapters* adapters, const moec_adap
 /* Adds scale B A of all that is bound to the bound matrices of plain weights: sums in fp32, one
  * rounding to the dtype of the weights (on CUDA one for each 16 adapters). unmerge subtracts it,
  * which gives the values before back only up to that rounding. A packed copy is not changed:
- * moec_weights_refresh reads the matrices again. Queues. E_UNSUPPORTED: quantised matrices;
- * E_ALIAS: a matrix overlaps a factor. */
+ * moec_weights_refresh reads the matrices again. Queues. E_UNSUPPORTED: quantised matrices
+ * (moec_adapters_merge_copy); E_ALIAS: a matrix overlaps a factor. */
 MOEC_API moec_status moec_adapters_merge(const moec_adapters* adapters, moec_weights* weights,
                                          moec_stream stream);
 /* As moec_adapters_merge, with the sign turned. */
 MOEC_API moec_status moec_adapters_unmerge(const moec_adapters* adapters, moec_weights* weights,
                                            moec_stream stream);
+/* Merges into a copy of one matrix (moec_matrix_name) of all experts, plain or quantised, which
+ * stays as it is: `values` [E,N,K], where its orientation is IN_OUT [E,K,N], of any real type, gets
+ * what moec_weights_dequantise writes, and scale B A added as moec_adapters_merge adds it.
+ * `quantised`: NULL, or where moec_quantise puts the codes of these values; its source is absent,
+ * and its arrays may be those that the weights are bound to. Queues; takes the scratch of
+ * moec_quantise. E_INVALID_ARG: no bound adapter has factors of the matrix; E_INVALID_STATE: not
+ * bound, or the source was released; E_MISMATCH: quantised's orientation is another; E_ALIAS:
+ * `values` overlaps the weights or a factor. */
+MOEC_API moec_status moec_adapters_merge_copy(const moec_adapters* adapters,
+                                              const moec_weights* weights, uint32_t matrix,
+                                              const moec_tensor* values,
+                                              const moec_quantise_args* quantised,
+                                              moec_stream stream);
 
 /* ================================ 9. experts ================================ */
 enum moec_activation_kind { /* g = gate, u = up, s = sigmoid; a plain MLP has only u */

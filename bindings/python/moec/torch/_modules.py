@@ -139,6 +139,11 @@ class _Base(AdaptedModule):
         found = {f: own.get(n) for f, n in _ROUTED.items()}
         return {field: parameter for field, parameter in found.items() if parameter is not None}
 
+    def _matrices(self) -> dict[str, Tensor]:
+        """The routed parameters by WeightSet's fields, packed ones among them."""
+        return {field: tensor for field, name in _ROUTED.items()
+                if (tensor := self._parameters.get(name)) is not None}
+
     def _dtype(self) -> torch.dtype:
         floats = (one.dtype for one in self._own().values() if one is not None)
         return next(floats, getattr(torch, numpy_dtype(self.desc.dtype).name))
@@ -214,7 +219,7 @@ class _Base(AdaptedModule):
         if self._codes is not None:
             frozen = number(traceable(self), inputs["x"])
         elif self._is_packed:
-            frozen = packed_number(self, _ROUTED, inputs["x"], self._spec)
+            frozen = packed_number(traceable(self), inputs["x"])
         kind = _ops.EXPERTS if self._spec.router is None else _ops.LAYER
         text, rng_offset = self._settings()
         return _ops.call(kind, tensors, text, self.save, frozen=frozen, rng_offset=rng_offset,

@@ -15,6 +15,7 @@ from .._spec import Spec
 from .._tensors import dtype_of, kind_of
 from .._weights import MATRICES, Weights
 from ._codes import View
+from ._constants import constant, module_of
 from ._engine import context_of
 from ._frozen import Numbered
 from ._packed import PackedTensor, placed
@@ -53,16 +54,22 @@ def put_packed(module: nn.Module, names: Mapping[str, str], name: str, matrix: A
     module._parameters[names[name]] = nn.Parameter(own_matrix, requires_grad=False)
 
 
-@torch.compiler.disable
-def packed_number(module: nn.Module, names: Mapping[str, str], x: Tensor | None, spec: Spec) -> int:
-    """The number of the weights of a module of moec.torch, whose parameters have these names by
-    WeightSet's fields."""
+@constant
+def _number(of: nn.Module | int, dtype: torch.dtype, is_traced: bool) -> int:
+    module: Any = module_of(of)
+    found = packed_weights(module, module._matrices(), dtype, lambda: module._spec)
+    if is_traced:
+        found.watch(module, lambda one: one._matrices())
+    return found.number
+
+
+def packed_number(of: nn.Module | int, x: Tensor | None) -> int:
+    """The number of the weights of a module of moec.torch, bound for values of the type of x in the
+    call: autocast's where that is on."""
     assert x is not None
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if has_autocast(device) else x.dtype
-    tensors = {field: tensor for field, name in names.items()
-               if (tensor := module._parameters.get(name)) is not None}
-    return packed_weights(module, tensors, dtype, lambda: spec).number
+    on = has_autocast(x.device.type)
+    dtype = torch.get_autocast_dtype(x.device.type) if on else x.dtype
+    return _number(of, dtype, torch.compiler.is_compiling())
 
 
 class PackedWeights(Numbered):
@@ -70,8 +77,9 @@ class PackedWeights(Numbered):
 
     def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, spec: Spec) -> None:
         layout, orientation = spec.gate_layout, spec.down_orientation
+        self._now: Callable[[], Mapping[str, Tensor] | None] = lambda: None
         self._spec, self._held = spec, {n: t.detach() for n, t in tensors.items()}
-        self._dtype, self._marks = dtype, _marks(tensors, dtype)
+        self._dtype, self._marks, self._codes = dtype, _marks(tensors, dtype), _codes(tensors)
         # As they are bound: FSDP gives a tensor other memory.
         self._addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()
                            if not isinstance(tensor, PackedTensor)}
@@ -107,13 +115,30 @@ class PackedWeights(Numbered):
     def fits(self, tensors: Mapping[str, Tensor]) -> bool:
         return self._marks == _marks(tensors, self._dtype)
 
+    def watch(self, module: nn.Module, tensors: Callable[[Any], Mapping[str, Tensor]]) -> None:
+        """Let calls look whether the module has these codes still: a graph keeps the number."""
+        held = weakref.ref(module)
+        self._now = lambda: None if (one := held()) is None else tensors(one)
+
     def current(self, tensors: Mapping[str, Tensor | None]) -> Weights:
         """Where biases lie elsewhere than in the forward, as FSDP gathers them, bound anew."""
+        now = self._now()
+        if now is not None and _codes(now) != self._codes:
+            raise RuntimeError(
+                "moec.torch: packed matrices were moved or changed after this graph was made; "
+                "compile again"
+            )
         moved = {name: tensor.detach() for name, address in self._addresses.items()
                  if (tensor := tensors.get(name)) is not None and tensor.data_ptr() != address}
         if not moved:
             return self.weights
         return PackedWeights(self._held | moved, self._dtype, self._spec).weights
+
+
+def _codes(tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Where the packed ones of them lie, and the counters of their changes in place."""
+    return [(name, part, value.data_ptr(), value._version) for name, tensor in tensors.items()
+            if isinstance(tensor, PackedTensor) for part, value in tensor.parts.items()]
 
 
 def _put(
@@ -131,11 +156,9 @@ def _put(
 
 def _marks(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Any]:
     """Where the tensors lie; of what is read once, the counters of changes in place."""
-    found: list[Any] = []
+    found = _codes(tensors)
     for name, tensor in tensors.items():
-        if isinstance(tensor, PackedTensor):
-            found += [(n, p.data_ptr(), p._version) for n, p in tensor.parts.items()]
-        else:
+        if not isinstance(tensor, PackedTensor):
             copied = name.endswith("_bias") and tensor.dtype not in (torch.float32, dtype)
             copied = copied or not tensor.is_contiguous()
             found.append((name, tensor.data_ptr(), tensor.dtype, tensor._version if copied else 0))

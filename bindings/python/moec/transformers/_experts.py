@@ -20,7 +20,7 @@ from ..torch._constants import constant, module_of, traceable
 from ..torch._frozen import Frozen
 from ..torch._structs import has_autocast
 from ..torch._packed import PackedTensor
-from ..torch._packed_weights import PackedWeights, packed_weights
+from ..torch._packed_weights import packed_weights
 from ._gates import activation_of
 from ._packed import has_packed, is_in_out, stored
 
@@ -85,19 +85,39 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {field: tensor for field, tensor in found.items() if tensor is not None}
 
 
-def weights_of(module: nn.Module, dtype: torch.dtype) -> PackedWeights | None:
-    """The library's weights of an experts module with packed matrices, for values of a type; None
-    where all are plain: a call reads them from tensors_of()."""
+@constant
+def _plain_names(of: nn.Module | int) -> tuple[str, ...]:
+    return tuple(name for name, tensor in tensors_of(module_of(of)).items()
+                 if not isinstance(tensor, PackedTensor))
+
+
+def plain_of(module: nn.Module, of: nn.Module | int) -> dict[str, Any]:
+    """What of tensors_of() a call over codes reads itself."""
+    return {name: getattr(module, _NAMES[name]) for name in _plain_names(of)}
+
+
+@constant
+def packed_dtype(of: nn.Module | int) -> torch.dtype:
+    """The type of the values of a module's packed matrices."""
+    return tensors_of(module_of(of))["down"].dtype
+
+
+@constant
+def packed_number(of: nn.Module | int, dtype: torch.dtype, is_traced: bool) -> int:
+    """The number of the library's weights of a module with packed matrices, for values of a type.
+    Where all are plain a call reads them from tensors_of()."""
+    module = module_of(of)
     tensors = tensors_of(module)
-    if not any(isinstance(tensor, PackedTensor) for tensor in tensors.values()):
-        return None
     for name, tensor in tensors.items():
         if isinstance(tensor, PackedTensor) and tensor.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
                 f"moec.transformers: {_NAMES[name]} of {type(module).__name__} is packed and "
                 "requires a gradient, which codes do not have; adapters can be trained"
             )
-    return packed_weights(module, tensors, dtype, lambda: spec_of(module, 1))
+    found = packed_weights(module, tensors, dtype, lambda: spec_of(module, 1))
+    if is_traced:
+        found.watch(module, tensors_of)
+    return found.number
 
 
 @constant
@@ -190,38 +210,22 @@ def experts_forward(
     """transformers' experts interface: hidden_states [T,H], top_k_index and top_k_weights [T,K] ->
     [T,H]. Indices of num_experts and above mean no expert."""
     of = traceable(self)
-    if has_packed(of):
-        return _packed_forward(self, hidden_states, top_k_index, top_k_weights)
-    tensors: dict[str, Any] = tensors_of(self)
-    x = hidden_states
-    if not has_autocast(x.device.type):
-        x = x.to(tensors["down"].dtype)
+    is_packed, device, x = has_packed(of), hidden_states.device.type, hidden_states
+    tensors: dict[str, Any] = plain_of(self, of) if is_packed else tensors_of(self)
     top_k = top_k_index.shape[-1]
     # Of tensors a trace would make no constant.
     tracing = torch.compiler.is_compiling()
-    text = text_of(of, top_k) if tracing else _text(self, tensors, top_k)
+    if is_packed:
+        on = has_autocast(device)
+        dtype = torch.get_autocast_dtype(device) if on else packed_dtype(of)
+        x, number = x.to(dtype), packed_number(of, dtype, tracing)
+    else:
+        number = frozen_number(of)
+        if not has_autocast(device):
+            x = x.to(tensors["down"].dtype)
+    text = text_of(of, top_k) if tracing or is_packed else _text(self, tensors, top_k)
     tensors |= {"x": x, "expert_ids": top_k_index, "routing_weights": top_k_weights}
     factors, adapters = _adapters_of(self, text)
-    y = _ops.call(_ops.EXPERTS, tensors, text, Save.PREACT, frozen=frozen_number(of),
-                  factors=factors, adapters=adapters)[0]
-    return y.to(hidden_states.dtype)
-
-
-@torch.compiler.disable
-def _packed_forward(
-    module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
-) -> Tensor:
-    """experts_forward() over codes, which a traced graph cannot hold."""
-    tensors = tensors_of(module)
-    device, x = hidden_states.device.type, hidden_states
-    on = has_autocast(device)
-    dtype = torch.get_autocast_dtype(device) if on else tensors["down"].dtype
-    weights = weights_of(module, dtype)
-    assert weights is not None
-    text = _text(module, tensors, top_k_index.shape[-1])
-    given: dict[str, Any] = {n: t for n, t in tensors.items() if not isinstance(t, PackedTensor)}
-    given |= {"x": x.to(dtype), "expert_ids": top_k_index, "routing_weights": top_k_weights}
-    factors, adapters = _adapters_of(module, text)
-    y = _ops.call(_ops.EXPERTS, given, text, Save.PREACT, frozen=weights.number,
-                  factors=factors, adapters=adapters)[0]
+    y = _ops.call(_ops.EXPERTS, tensors, text, Save.PREACT, frozen=number, factors=factors,
+                  adapters=adapters)[0]
     return y.to(hidden_states.dtype)

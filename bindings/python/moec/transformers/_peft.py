@@ -10,6 +10,8 @@ what others put in its place.
 
 from __future__ import annotations
 
+import inspect
+import re
 import warnings
 from collections.abc import Iterator
 from functools import wraps
@@ -46,6 +48,7 @@ def _terms(wrapper: Any, in_out: bool) -> Terms:
     found = []
     for name in wrapper.active_adapters:
         if name in wrapper.lora_A:
+            _refuse_exchanged(wrapper, name)
             a, b = (part[name].weight for part in (wrapper.lora_A, wrapper.lora_B))
             held = Factors.from_peft(a, b, wrapper.num_experts, float(wrapper.scaling[name]))
             factors = (held.a, held.b)
@@ -53,6 +56,26 @@ def _terms(wrapper: Any, in_out: bool) -> Terms:
                 factors = (held.b.transpose(1, 2), held.a.transpose(1, 2))
             found.append((*factors, held.scale))
     return found
+
+
+def _note_exchanged(wrapper: Any, name: str, config: Any) -> None:
+    """Note an adapter that PEFT before 0.19 wrote of a square matrix [E,out,in]: A beside its
+    output. PEFT now reads it as one beside its input, and no shape tells them apart."""
+    written = str(getattr(config, "peft_version", None) or "")
+    version = re.match(r"(\d+)\.(\d+)", written)
+    is_old = version is not None and (int(version[1]), int(version[2])) < (0, 19)
+    if is_old and wrapper._did_swap_in_out_features and wrapper.in_features == wrapper.out_features:
+        wrapper.__dict__.setdefault("_moec_exchanged", {})[name] = written
+
+
+def _refuse_exchanged(wrapper: Any, name: str) -> None:
+    written = getattr(wrapper, "_moec_exchanged", {}).get(name)
+    if written is not None:
+        raise ValueError(
+            f"moec.transformers: adapter {name!r} is of PEFT {written}, which exchanges lora_A and "
+            f"lora_B of {wrapper.parameter_name}; its matrices are square, so that PEFT does not "
+            "see it. moec.torch.load_adapter() converts such files"
+        )
 
 
 def _warn_of_converted(wrappers: list[Any]) -> None:
@@ -116,6 +139,25 @@ def install(kind: Any) -> None:
 
     forward.is_moec = True  # type: ignore[attr-defined]
     kind.forward = forward
+    if hasattr(kind, "update_layer"):
+        _look_at_new(kind)
+
+
+def _look_at_new(kind: Any) -> None:
+    """Refuse, when it is attached, an adapter whose factors PEFT would read exchanged."""
+    before = kind.update_layer
+    signature = inspect.signature(before)
+
+    @wraps(before)
+    def update_layer(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
+        found = before(self, adapter_name, *args, **kwargs)
+        given = signature.bind(self, adapter_name, *args, **kwargs).arguments
+        _note_exchanged(self, adapter_name, given.get("config"))
+        if is_served(list(_chain(self, kind))[-1].base_layer):
+            _refuse_exchanged(self, adapter_name)
+        return found
+
+    kind.update_layer = update_layer
 
 
 def install_if_there() -> None:

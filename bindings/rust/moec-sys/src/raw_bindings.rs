@@ -2266,6 +2266,17 @@ unsafe extern "C" {
         stream: moec_stream,
     ) -> moec_status;
 }
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_adapters_merge_copy(
+        adapters: *const moec_adapters,
+        weights: *const moec_weights,
+        matrix: u32,
+        values: *const moec_tensor,
+        quantised: *const moec_quantise_args,
+        stream: moec_stream,
+    ) -> moec_status;
+}
 pub const MOEC_ACT_SWIGLU: moec_activation_kind = 0;
 pub const MOEC_ACT_GPTOSS: moec_activation_kind = 1;
 pub const MOEC_ACT_CLAMP_SWIGLU: moec_activation_kind = 2;

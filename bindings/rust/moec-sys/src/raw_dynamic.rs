@@ -76,6 +76,7 @@ functions! {
     fn moec_adapters_bind(adapters: *mut moec_adapters, list: *const moec_adapter, count: i32) -> i32;
     fn moec_adapters_merge(adapters: *const moec_adapters, weights: *mut moec_weights, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_adapters_unmerge(adapters: *const moec_adapters, weights: *mut moec_weights, stream: *mut std::os::raw::c_void) -> i32;
+    fn moec_adapters_merge_copy(adapters: *const moec_adapters, weights: *const moec_weights, matrix: u32, values: *const moec_tensor, quantised: *const moec_quantise_args, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_experts_create(context: *const moec_context, desc: *const moec_experts_desc, out: *mut *mut moec_experts) -> i32;
     fn moec_experts_free(experts: *mut moec_experts);
     fn moec_experts_query(experts: *const moec_experts, out: *mut moec_experts_sizes) -> i32;
