@@ -30,8 +30,10 @@ class Transport:
     slots_count: bool = False
     """y is x times K instead of x times the ranks that have an expert of the token"""
     can_capture: bool = True
+    can_repeat: bool = True
+    """a combine may follow another one"""
     extra: Callable[[], dict] = dict
-    """what a row says beside its time, after a call"""
+    """what a row says beside its time"""
     held: list[Any] = field(default_factory=list)
 
     def pair(self):
@@ -77,7 +79,8 @@ def moec_scheme(batch, scheme):
                     **{name: said[name] for name in ("blocks",) if name in said})
 
     return Transport(dispatch, echo, combine, lambda: y, extra=extra, held=[ep],
-                     can_capture=batch.ranks.on_gpu and ep.scheme != moec.EpScheme.EXACT)
+                     can_capture=ep.scheme != moec.EpScheme.EXACT,
+                     can_repeat=ep.scheme != moec.EpScheme.PEER)
 
 
 # ---- NCCL's collectives, with the least around them
