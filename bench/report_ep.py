@@ -23,8 +23,8 @@ def us(value):
 def link_text(link):
     if not link:
         return "the link was not measured"
-    return (f"a GPU writes {link['write_gb_per_s']:.0f} GB/s to the next while all do, and a barrier "
-            f"kernel takes {link['barrier_us']:.1f} us")
+    return (f"a GPU writes {link['write_gb_per_s']:.0f} GB/s to the next while all do, and a "
+            f"barrier kernel takes {link['barrier_us']:.1f} us")
 
 
 def transport_table(r, path, rows):

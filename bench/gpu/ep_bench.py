@@ -49,7 +49,7 @@ ORDER = [(name, tokens, ops) for tokens, all_ops in
          for ops in all_ops for name in NAMES]
 TOO_LARGE = {("deepseek-v3", 16384, "layer_step")}
 SMALL_TOKENS = 24
-TRANSPORT_SECONDS, LAYER_SECONDS, ROUNDS = 0.03, 0.2, 3  # of a window
+TRANSPORT_SECONDS, LAYER_SECONDS, ROUNDS = 0.03, 0.4, 3  # of a window
 COPIES, COPIED_TOKENS = 20, 32768  # calls in a graph: at most, and of how many tokens together
 
 

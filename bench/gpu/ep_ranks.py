@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """N ranks of one host, a process each, and the time of what all of them do together.
 
-A window is many calls in a row between two events; the ranks line up in front of it, and the
-slowest rank's time counts. Calls of a graph are copies captured side by side, so that its launch is
-not counted with each of them.
+A window is many calls in a row between two events, after half as many that are not counted; the
+ranks line up in front of it, and the slowest rank's time counts. Calls of a graph are copies
+captured side by side, so that its launch is not counted with each of them.
 """
 
 import math
@@ -78,9 +78,11 @@ class Ranks:
             torch.cuda.synchronize()
         dist.barrier(group=self.host)
 
-    def window(self, run, calls):
+    def window(self, run, calls, settling=0):
         """Microseconds of a call, the slowest rank's. run: None where this rank has none."""
         self.wait()
+        for _ in range(settling if run else 0):
+            run()
         dist.all_reduce(self._token)
         if not self.on_gpu:
             begin = time.perf_counter()
@@ -108,7 +110,7 @@ class Ranks:
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 run, made = runs[name]
-                times[name].append(self.window(run, calls[name]) / made)
+                times[name].append(self.window(run, calls[name], calls[name] // 2) / made)
         return {name: (statistics.median(all_of),
                        round((max(all_of) - min(all_of)) / statistics.median(all_of), 3))
                 for name, all_of in times.items()}

@@ -15,7 +15,6 @@ import moec
 import moec.torch
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from moec.torch._eps import view_of
 
 SCHEMES = ("auto", "peer", "gather", "rows", "exact")
@@ -83,68 +82,6 @@ def moec_scheme(batch, scheme):
                      can_repeat=ep.scheme != moec.EpScheme.PEER)
 
 
-# ---- NCCL's collectives, with the least around them
-def nccl_gather(batch):
-    """One all-gather of rows with ids and weights already beside them, and one equal all-to-all of
-    partial rows with their sum."""
-    ranks, (tokens, hidden) = batch.ranks, batch.x.shape
-    own = torch.cat([t.contiguous().view(torch.uint8)
-                     for t in (batch.x, batch.ids, batch.weights)], 1)
-    everyone = own.new_empty(ranks.size * tokens, own.shape[1])
-    partial = batch.x.new_empty(ranks.size, tokens, hidden)
-    home, y = torch.empty_like(partial), torch.empty_like(batch.x)
-
-    def dispatch():
-        dist.all_gather_into_tensor(everyone, own)
-
-    def echo():
-        begin = 2 * hidden + 4 * batch.ids.shape[1]
-        rows = everyone[:, :2 * hidden].contiguous().view(torch.bfloat16)
-        ids = everyone[:, 2 * hidden:begin].contiguous().view(torch.int32)
-        mine = (ids // batch.each == ranks.rank).any(1, keepdim=True)
-        partial.copy_((rows * mine).view_as(partial))
-
-    def combine():
-        dist.all_to_all_single(home, partial)
-        torch.sum(home, 0, out=y)
-
-    return Transport(dispatch, echo, combine, lambda: y)
-
-
-def nccl_equal(batch):
-    """Equal all-to-alls of as many rows as a pair of ranks needs, from and to places that are known
-    before."""
-    ranks, (tokens, hidden) = batch.ranks, batch.x.shape
-    places = batch.capacity
-    source = torch.zeros(ranks.size, places, dtype=torch.int64, device=ranks.device)
-    back = torch.full((tokens, ranks.size), ranks.size * places, device=ranks.device)
-    for rank in range(ranks.size):
-        sent = batch.hits[:, rank].nonzero().flatten()
-        source[rank, :len(sent)] = sent
-        back[sent, rank] = rank * places + torch.arange(len(sent), device=ranks.device)
-    source = source.flatten()
-    own = torch.cat([t.contiguous().view(torch.uint8)
-                     for t in (batch.x, batch.ids, batch.weights)], 1).view(torch.int32)
-    packed = own.new_empty(len(source), own.shape[1])
-    came = torch.empty_like(packed)
-    partial = batch.x.new_empty(len(source), hidden)
-    home = batch.x.new_zeros(len(source) + 1, hidden)
-    made = {}
-
-    def dispatch():
-        torch.index_select(own, 0, source, out=packed)
-        dist.all_to_all_single(came, packed)
-
-    def echo():
-        partial.copy_(came[:, :hidden // 2].contiguous().view(torch.bfloat16))
-
-    def combine():
-        dist.all_to_all_single(home[:-1], partial)
-        made["y"] = F.embedding_bag(back, home, mode="sum")
-
-    return Transport(dispatch, echo, combine, lambda: made["y"])
-
-
 # ---- torch.distributed, as training frameworks use it
 class Splits:
     """A row for each (token, slot), those of one expert together: their order, and how many go to
@@ -152,7 +89,8 @@ class Splits:
 
     def __init__(self, ids, experts, size):
         flat = ids.flatten()
-        counts = torch.bincount(flat, minlength=experts)
+        counts = torch.zeros(experts, dtype=flat.dtype, device=flat.device)
+        counts.scatter_add_(0, flat, torch.ones_like(flat))
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts)
         both = torch.stack([counts, theirs]).view(2, size, -1).sum(2)
@@ -198,7 +136,8 @@ def transports(batch):
     """{impl: [a function that makes one]}; of several the fastest counts."""
     made = {scheme: [lambda s=scheme: moec_scheme(batch, s)] for scheme in SCHEMES}
     if batch.ranks.on_gpu:
-        made["nccl"] = [lambda: nccl_gather(batch), lambda: nccl_equal(batch)]
+        import ep_nccl
+        made["nccl"] = [lambda w=way: w(batch) for way in ep_nccl.WAYS]
     return made | {"torch": [lambda: torch_slots(batch)]}
 
 
