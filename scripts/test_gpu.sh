@@ -43,7 +43,7 @@ task() {
   local queue=$1 turn=3; shift
   case $1 in
     *racecheck | routing_agrees) turn=0 ;;
-    *.portable* | sweep_test | python_*) turn=1 ;;
+    *.portable* | sweep_test | python_* | torch_ep) turn=1 ;;
     *check) turn=2 ;;
   esac
   printf '%q ' "$@" | tee -a "$tasks/all" >>"$tasks/$queue.$turn"
@@ -123,8 +123,8 @@ if wanted julia; then
   fi
 fi
 if wanted torch; then
-  task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py \
-    tests/gpu/test_torch_ep.py
+  task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
+  task host torch_ep python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch_ep.py
 fi
 framework_task() {  # a module's tests that are marked gpu
   task host "python_$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
