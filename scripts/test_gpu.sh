@@ -102,8 +102,26 @@ if wanted tool; then  # every command that takes a device, with NumPy alone
   python3 -c 'import typer, rich' 2>/dev/null || PYTHONPATH=$PYTHONPATH:$build/gpu_carry/tools
   task host tool python3 -m pytest -m gpu -p no:cacheprovider bindings/python/tests/test_device.py
 fi
-if wanted c; then  # README's program, and the example of a graph
+# one_a_gpu PROGRAM: the program as a rank for each GPU, which meet by a file.
+one_a_gpu() {
+  local rank ranks=() id
+  id=$(mktemp -u)
+  for rank in $(seq 0 $((gpu_count - 1))); do "$1" "$rank" "$gpu_count" "$id" & ranks+=($!); done
+  for rank in "${ranks[@]}"; do wait "$rank" || return 1; done
+  echo "$gpu_count ranks, 1 passed, 0 failed"
+}
+export -f one_a_gpu
+export gpu_count=$count
+if wanted c; then  # README's program, and the examples of a graph and of NCCL
   task host graph "$bin/graph_c"
+  nccl=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null || true)
+  if [ -x "$bin/nccl_c" ] && [ -d "$nccl/lib" ]; then
+    task host nccl env LD_LIBRARY_PATH="$nccl/lib:$LD_LIBRARY_PATH" \
+      bash -c 'one_a_gpu "$0"' "$bin/nccl_c"
+  else
+    echo "nccl: not run, NCCL of PyTorch or nccl_c is missing" | tee "$log/nccl.line"
+    echo nccl >>"$tasks/all"
+  fi
   task host c bash -c '"$0" | grep -x MOEC_OK && echo "1 passed, 0 failed"' "$bin/bindings_c"
 fi
 if wanted rust; then task host rust "$bin/bindings_rust" --include-ignored --nocapture; fi
