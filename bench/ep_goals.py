@@ -16,7 +16,7 @@ EFFICIENCY = {("deepseek-v3", 4096): 0.93, ("gpt-oss-120b", 4096): 0.90,
 OVER_LIMIT = {"dispatch": ({4096: 1.10, 1024: 1.15}, 3.0),
               "combine": ({16384: 1.20, 4096: 1.30, 1024: 1.45}, 6.0)}
 PEER_OVER_NCCL, HARDEST = 1.25, {("deepseek-v3", 16384): 1.15}
-FEW_TOKENS = 1024
+FEW_TOKENS, HEADLINE_TOKENS = 1024, 4096
 
 
 class EpRows:

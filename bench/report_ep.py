@@ -2,11 +2,10 @@
 """What pages say about experts on several GPUs, made of bench/results/<gpu>_x<N>/ep.json: each
 function makes lines of Markdown, none where nothing was measured."""
 
-from ep_goals import EpRows, summary
+from ep_goals import HEADLINE_TOKENS, EpRows, summary
 from report_tables import cell, join, span, three
 
 SUPPORT = "| [expert parallelism](docs/howto/ranks.md) |"  # how README's row begins
-HEADLINE_TOKENS = 4096
 
 
 def files(r):
@@ -46,14 +45,15 @@ def transport_table(r, path, rows):
 def layer_table(rows):
     lines = ["Whole layers; efficiency is one GPU's time for the tokens of all ranks, over their "
              "number, beside the ranks' time:", "",
-             "| layer | tokens a rank | forward, us | efficiency | x torchtitan's way | step, us "
-             "| efficiency | x torchtitan's way |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
+             "| layer | tokens a rank | forward, us | efficiency | x torchtitan's way "
+             "| x transformers | step, us | efficiency | x torchtitan's way | x transformers |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
     for case in rows.cases:
         if not rows.us(case, "layer_fwd"):
             continue
         cells = [text for op in ("layer_fwd", "layer_step") for text in
                  (us(rows.us(case, op)), cell(rows.efficiency(case, op)),
-                  cell(rows.faster(case, op, "torchtitan")))]
+                  *(cell(rows.faster(case, op, peer)) for peer in ("torchtitan", "transformers")))]
         lines.append(f"| {case[0]} | {case[1]} | {' | '.join(cells)} |")
     return lines
 

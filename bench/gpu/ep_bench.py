@@ -10,7 +10,8 @@ op     dispatch, combine, and both (pair); layer_fwd and layer_step of router an
        of PEER, which needs a dispatch before each, is the difference of pair and dispatch
 impl   the schemes by name; nccl: its collectives alone, captured, the fastest of two ways; torch:
        all_to_all_single of (token, slot) rows; torchtitan: those and grouped_mm, as frameworks
-       train; one_gpu: moec on one GPU with the tokens of all ranks, its time over their number
+       train; transformers: its own all_to_all, of 5.23 and later; one_gpu: moec on one GPU with the
+       tokens of all ranks, its time over their number
 us     of a call, of the slowest rank, in a graph where `launch` says so
 limit  of dispatch and combine: the fewest bytes at the link's write rate, and one barrier kernel;
        of a layer: one_gpu's us
@@ -21,6 +22,7 @@ A scheme that the library refuses is named with its message, and has no row.
 import argparse
 import datetime
 import gc
+import importlib
 import json
 import os
 import pathlib
@@ -58,6 +60,15 @@ def shape_of(name, small):
     return SMALL_SHAPE if small else (found.hidden, found.inter, found.experts, found.top_k)
 
 
+def has_transformers():
+    """Whether its expert parallelism is there."""
+    try:
+        importlib.import_module("transformers.distributed.expert_parallel")
+    except ImportError:
+        return False
+    return True
+
+
 class Bench:
     def __init__(self, args, ranks):
         self.args, self.ranks = args, ranks
@@ -68,6 +79,9 @@ class Bench:
         if args.out.exists():
             self.rows = {self.key(row): row for row in json.loads(args.out.read_text())["rows"]}
         self.link, self.stacks, self.pool = None, None, None
+        if "transformers" in args.impl and not has_transformers():
+            ranks.say("transformers is left out: 5.23 or later is needed")
+            args.impl.remove("transformers")
         ranks.comm = moec.torch.comm()
         if ranks.on_gpu and not args.no_link:
             import ep_link
@@ -88,6 +102,12 @@ class Bench:
                 self.ranks.say(f"{what}: {impl} refused: {error}")
             self.refused[impl, str(error)] = True
             return None
+
+    def wants_transformers(self, tokens):
+        """Only for the tokens that goals name: it brings communicators of its own."""
+        if "transformers" not in self.args.impl:
+            return False
+        return self.args.small or tokens == ep_goals.HEADLINE_TOKENS
 
     def checked(self, what, error, limit=0.0):
         """Whether an error of all ranks is small enough; said and counted if not."""
@@ -159,7 +179,7 @@ class Bench:
             self.stacks.name = name
         self.pool = torch.cuda.graph_pool_handle() if self.ranks.on_gpu else None
         layers = Layers(self.stacks, tokens)
-        cases, want, extra = {}, None, {}
+        cases, extra, ids, want = {}, {}, None, None
         for impl in SCHEMES:
             what = f"{name} {tokens} layer {impl}"
             case = self.made(what, impl, lambda i=impl: layers.scheme(i)) \
@@ -167,7 +187,8 @@ class Bench:
             if not case:
                 continue
             if not want:
-                want = layers.reference(layers.routing(case))
+                ids = layers.ids_of(case)
+                want = layers.reference(ids)
             if self.checked(what, layers.error(case, want), LIMIT):
                 cases[impl] = case
                 extra[impl] = dict(scheme=case.held.scheme.name.lower())
@@ -178,6 +199,11 @@ class Bench:
                 cases["one_gpu"] = case
         if "torchtitan" in self.args.impl:
             cases["torchtitan"] = layers.torch_case()
+        if self.wants_transformers(tokens):
+            given, case = layers.transformers_cases(ids)
+            error = layers.error(given, want) if want else 0.0
+            if self.checked(f"{name} {tokens} layer transformers", error, LIMIT):
+                cases["transformers"] = case
         del want
         for op in LAYERS:
             if (name, tokens, op) in TOO_LARGE and not self.args.small:
@@ -189,7 +215,7 @@ class Bench:
         runs, launches = {}, {}
         for impl in sorted(cases, key="one_gpu".__ne__):  # first: its memory serves the others
             case = cases[impl]
-            capture = self.ranks.on_gpu and impl != "torchtitan" and (not case or case.can_capture)
+            capture = self.ranks.on_gpu and (not case or case.can_capture)
             run = self.prepared(case.run(op), capture, copies) if case else (None, copies)
             runs[impl], launches[impl] = run, "graph" if capture else "eager"
         measured = self.ranks.take_turns(runs, self.args.window or LAYER_SECONDS, ROUNDS)
@@ -245,7 +271,7 @@ class Bench:
 
 
 def arguments():
-    everybody = [*SCHEMES, "nccl", "torch", "torchtitan", "one_gpu"]
+    everybody = [*SCHEMES, "nccl", "torch", "torchtitan", "transformers", "one_gpu"]
     split = lambda text: text.split(",")  # noqa: E731
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", action="append", metavar="SHAPE:TOKENS,...",

@@ -103,23 +103,52 @@ def compiled_swiglu():
     return torch.compile(swiglu, dynamic=True)
 
 
+def routing(x, gate, top_k, ids):
+    """(ids, weights). ids: those that another implementation chose, whose ties fell otherwise."""
+    scores = F.linear(x, gate).float().softmax(-1)
+    chosen = scores.topk(top_k)[1] if ids is None else ids
+    weights = scores.gather(1, chosen)
+    return chosen, (weights / weights.sum(1, keepdim=True)).to(x.dtype)
+
+
 def torch_layer(stacks, activation, ids=None):
-    """ids: those that another implementation chose; else its own."""
     size, (_, _, experts, top_k) = stacks.ranks.size, stacks.shape
 
     def layer(x, gate, gate_up, down):
-        scores = F.linear(x, gate).float().softmax(-1)
-        chosen = scores.topk(top_k)[1] if ids is None else ids
-        weights = scores.gather(1, chosen)
-        weights = weights / weights.sum(1, keepdim=True)
+        chosen, weights = routing(x, gate, top_k, ids)
         splits = Splits(chosen, experts, size)
         rows = _Exchange.apply(x[splits.order // top_k], splits.sent, splits.received)
         both = F.grouped_mm(rows[splits.by_expert], gate_up.transpose(1, 2), offs=splits.ends)
         out = F.grouped_mm(activation(both), down.transpose(1, 2), offs=splits.ends)
         home = _Exchange.apply(out[splits.inverse(splits.by_expert)], splits.received, splits.sent)
         rows = home[splits.inverse(splits.order)].view(len(x), top_k, -1)
-        return (rows * weights[..., None].to(rows.dtype)).sum(1)
+        return (rows * weights[..., None]).sum(1)
     return layer
+
+
+# ---- transformers' own expert parallelism, 5.23 and later
+def transformers_layer(stacks):
+    """(layer(x, ids), its leaves): AllToAllEP around Qwen3-MoE's experts by grouped_mm."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from transformers import Qwen3MoeConfig
+    from transformers.distributed.expert_parallel import AllToAllEP
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    size, (hidden, inter, experts, top_k) = stacks.ranks.size, stacks.shape
+    config = Qwen3MoeConfig(hidden_size=hidden, moe_intermediate_size=inter, hidden_act="silu",
+                            num_experts=experts // size, num_experts_per_tok=top_k)
+    config._experts_implementation = "grouped_mm"
+    with torch.device("meta"):
+        module = Qwen3MoeExperts(config)
+    for name in MATRICES:
+        module._parameters[f"{name}_proj"] = torch.nn.Parameter(stacks.own[name])
+    mesh = init_device_mesh(stacks.ranks.device.type, (size, 1), mesh_dim_names=("ep", "tp"))
+    experts_of_all = AllToAllEP(module, mesh["ep"], mesh["tp"])
+    gate = stacks.gate.detach().requires_grad_()
+
+    def layer(x, ids=None):
+        return experts_of_all(x, *routing(x, gate, top_k, ids))
+    return layer, [gate, *module.parameters()]
 
 
 class Layers:
@@ -145,6 +174,12 @@ class Layers:
         layer = torch_layer(self.stacks, activation, ids)
         return Case(lambda x: layer(x, *leaves), self.x, self.d_y, leaves, False)
 
+    def transformers_cases(self, ids):
+        """With these ids, and with its own."""
+        layer, leaves = transformers_layer(self.stacks)
+        return [Case(made, self.x, self.d_y, leaves, False)
+                for made in (functools.partial(layer, ids=ids), layer)]
+
     def one_gpu(self):
         """All ranks' tokens on rank 0; None on the others. Collective."""
         everything = []
@@ -158,7 +193,7 @@ class Layers:
         leaves = [layer.gate_weight, *(getattr(layer, name) for name in MATRICES)]
         return Case(layer, *everything, leaves, self.ranks.on_gpu)
 
-    def routing(self, case):
+    def ids_of(self, case):
         """The ids that moec's router takes for this rank's tokens."""
         with torch.no_grad():
             return case.layer.route(self.x)[1].expert_ids.long()

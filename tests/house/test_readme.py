@@ -78,14 +78,15 @@ def test_ranks_have_tables_where_they_were_measured(tmp_path):
     rows = [row("dispatch", "auto", 60.0, 50.0), row("combine", "auto", 70.0, 50.0),
             row("pair", "auto", 120.0, 100.0, scheme="peer"), row("pair", "peer", 125.0),
             row("pair", "nccl", 180.0), row("layer_fwd", "auto", 800.0, 700.0),
-            row("layer_step", "auto", 2000.0, 1600.0), row("layer_step", "torchtitan", 5000.0)]
+            row("layer_step", "auto", 2000.0, 1600.0), row("layer_step", "torchtitan", 5000.0),
+            row("layer_step", "transformers", 2500.0)]
     (tmp_path / "gpu_x2").mkdir()
     (tmp_path / "gpu_x2/ep.json").write_text(json.dumps(
         {"machine": "2 x A GPU, torch 2", "top_k": {"a": 8},
          "link": {"write_gb_per_s": 390.6, "barrier_us": 7.2}, "rows": rows}))
     made = report_ep.ep_tables(results)
     assert "| a | 4096 | 50.0 | 60.0 | 70.0 | 120 | peer | 1.50 | - |" in made
-    assert "| a | 4096 | 800 | 0.88 | - | 2000 | 0.80 | 2.50 |" in made
+    assert "| a | 4096 | 800 | 0.88 | - | - | 2000 | 0.80 | 2.50 | 1.25 |" in made
     assert "3 of 5 goals are met." in made
     (line,) = report_ep.ep_headline(results)
     assert line == (

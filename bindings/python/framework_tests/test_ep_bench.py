@@ -34,7 +34,7 @@ def test_small_run(tmp_path: Path) -> None:
     for op in ("dispatch", "combine", "pair"):
         assert found[op] == SCHEMES | {"torch"}
     for op in ("layer_fwd", "layer_step"):
-        assert found[op] == SCHEMES | {"torchtitan", "one_gpu"}
+        assert found[op] == SCHEMES | {"torchtitan", "transformers", "one_gpu"}
 
 
 def row(op: str, impl: str, us: float, tokens: int = 4096, **values: Any) -> dict[str, Any]:
