@@ -6,8 +6,8 @@ merged into one file of rows.
     scripts/bench_gpu.sh ep --case qwen3-30b:4096 --op layer --seconds 60
     python3 bench/gpu/ep_bench.py --device cpu --small --out FILE    that it runs
 
-op     dispatch, combine, and both (pair); layer_fwd and layer_step of router and experts. A combine
-       of PEER, which needs a dispatch before each, is the difference of pair and dispatch
+op     dispatch, combine, and both (pair); layer_fwd and layer_step of router and experts. PEER has
+       parts of a pair's time as events between them say, since its steps come in turns
 impl   the schemes by name; nccl: its collectives alone, captured, the fastest of two ways; torch:
        all_to_all_single of (token, slot) rows; torchtitan: those and grouped_mm, as frameworks
        train; transformers: its own all_to_all, of 5.23 and later; one_gpu: moec on one GPU with the
@@ -42,7 +42,7 @@ from ep_ranks import Ranks, finish, start  # noqa: E402
 from ep_transports import SCHEMES, is_right, transports  # noqa: E402
 
 NAMES = ("qwen3-30b", "gpt-oss-120b", "deepseek-v3")
-TRANSPORTS, LAYERS = ("dispatch", "pair", "combine"), ("layer_fwd", "layer_step")
+TRANSPORTS, LAYERS = ("pair", "dispatch", "combine"), ("layer_fwd", "layer_step")
 # What tells most comes first. A step of the largest layer and its peers exceed 80 GB.
 ORDER = [(name, tokens, ops) for tokens, all_ops in
          ((4096, (TRANSPORTS, LAYERS)), (1024, (TRANSPORTS,)), (16384, (TRANSPORTS,)),
@@ -147,18 +147,20 @@ class Bench:
                     found[impl, number] = transport, transport.extra()
         copies = max(1, min(COPIES, COPIED_TOKENS // tokens))
         best = {}
+        shares = {impl: self.ranks.share(one.dispatch, one.combine, copies)
+                  for (impl, _), (one, _) in found.items() if not one.can_repeat}
         for op in TRANSPORTS:
             runs = {}
             for key, (transport, _) in found.items():
-                if op == "combine" and not transport.can_repeat:
+                if op != "pair" and not transport.can_repeat:
                     continue
                 capture = transport.can_capture and self.ranks.on_gpu
                 runs[key] = self.prepared(getattr(transport, op), capture, copies)
             measured = self.ranks.take_turns(runs, self.args.window or TRANSPORT_SECONDS, ROUNDS)
-            if op == "combine":  # one that cannot be called alone is what a pair takes longer
-                for impl, number in found.keys() - runs.keys():
-                    (pair, spread, _), (one, *_) = (best[way, impl] for way in ("pair", "dispatch"))
-                    measured[impl, number] = pair - one, spread
+            for impl, number in found.keys() - runs.keys():
+                us, spread, _ = best["pair", impl]
+                part = shares[impl] if op == "dispatch" else 1 - shares[impl]
+                measured[impl, number] = us * part, spread
             for (impl, number), (us, spread) in measured.items():
                 if (op, impl) not in best or us < best[op, impl][0]:
                     best[op, impl] = us, spread, number

@@ -17,7 +17,7 @@ import time
 import torch
 import torch.distributed as dist
 
-POLL_SECONDS = 0.2
+POLL_SECONDS, SPLITS = 0.2, 9
 
 
 def start(size, arguments):
@@ -33,6 +33,16 @@ def start(size, arguments):
         if rank.poll() is None:
             rank.kill()
     return max(abs(rank.wait()) for rank in ranks)
+
+
+class Mark:
+    """An event of a CPU."""
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, later):
+        return 1e3 * (later.at - self.at)
 
 
 class Ranks:
@@ -97,6 +107,37 @@ class Ranks:
         torch.cuda.synchronize()
         return self.most(1e3 * begin.elapsed_time(end) / calls)
 
+    def share(self, first, second, copies):
+        """The part that first() has of the time of first(), second(), first(), ..: events between
+        them lengthen both. Of graphs where there is a GPU."""
+        marks = [self._mark() for _ in range(2 * copies + 1)]
+
+        def run():
+            marks[0].record()
+            for i in range(copies):
+                first()
+                marks[2 * i + 1].record()
+                second()
+                marks[2 * i + 2].record()
+
+        if self.on_gpu:
+            from clock import graph_of
+            run = graph_of(run)
+        parts = []
+        for _ in range(SPLITS):
+            self.wait()
+            dist.all_reduce(self._token)
+            run()
+            self.wait()
+            firsts = sum(marks[i].elapsed_time(marks[i + 1]) for i in range(0, 2 * copies, 2))
+            parts.append(firsts / marks[0].elapsed_time(marks[-1]))
+        mean = torch.tensor([statistics.median(parts) / self.size], dtype=torch.float64)
+        dist.all_reduce(mean, group=self.host)
+        return float(mean)
+
+    def _mark(self):
+        return torch.cuda.Event(enable_timing=True, external=True) if self.on_gpu else Mark()
+
     def take_turns(self, runs, seconds, rounds):
         """{name: (median us, spread)} of runs {name: (function or None, calls that it makes)}. Each
         round begins with another one."""
@@ -106,7 +147,7 @@ class Ranks:
             calls[name] = math.ceil(min(1e6 * seconds / max(self.window(run, 2), 1e-3), 1e4))
         times = {name: [] for name in runs}
         names = list(runs)
-        for turn in range(rounds):
+        for turn in range(rounds if runs else 0):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 run, made = runs[name]

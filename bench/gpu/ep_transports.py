@@ -30,7 +30,7 @@ class Transport:
     """y is x times K instead of x times the ranks that have an expert of the token"""
     can_capture: bool = True
     can_repeat: bool = True
-    """a combine may follow another one"""
+    """each may follow itself, and takes no longer then"""
     extra: Callable[[], dict] = dict
     """what a row says beside its time"""
     held: list[Any] = field(default_factory=list)
