@@ -45,7 +45,8 @@ def page(root, name):
     for begin, make in ROWS.get(name, {}).items():
         places.append((f"(?m:^){re.escape(begin)}[^\n]*", make(results), f"rows `{begin}`; one"))
     for there, made, what in places:
-        text, count = re.compile(there, re.DOTALL).subn(lambda _, made=made: made, text)
+        text, count = re.compile(there, re.DOTALL).subn(
+            lambda found, made=made: found[0] if made is None else made, text)
         if count != 1:
             sys.exit(f"{name}: {count} {what} is right")
     return text

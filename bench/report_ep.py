@@ -86,12 +86,13 @@ def ep_headline(r):
 
 
 def support_row(r):
-    """README's row of what runs today."""
+    """README's row of what runs today; None where nothing was measured: it stays as it is."""
     made = files(r)
-    said = "NCCL, callbacks: one scheme, run with ranks that share a GPU"
-    if made:
-        impls = {row["impl"] for _, rows in made for row in rows.all.values()}
-        schemes = [name for name in ("peer", "gather", "rows", "exact") if name in impls]
-        machines = ", ".join(rows.file["machine"].split(",")[0] for _, rows in made)
-        said = f"NCCL, callbacks: {', '.join(schemes)}; measured on {machines}"
-    return f"{SUPPORT} MPI, PyTorch's process groups, callbacks | {said} |"
+    if not made:
+        return None
+    impls = {row["impl"] for _, rows in made for row in rows.all.values()}
+    ways = ["memory of peers on one host"] if "peer" in impls else []
+    machines = ", ".join(rows.file["machine"].split(",")[0] for _, rows in made)
+    said = ", ".join([*ways, "NCCL", "callbacks"])
+    return (f"{SUPPORT} MPI, PyTorch's process groups, callbacks "
+            f"| {said}; measured on {machines} |")
