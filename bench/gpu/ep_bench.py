@@ -51,7 +51,8 @@ ORDER = [(name, tokens, ops) for tokens, all_ops in
          for ops in all_ops for name in NAMES]
 TOO_LARGE = {("deepseek-v3", 16384, "layer_step")}
 SMALL_TOKENS = 24
-TRANSPORT_SECONDS, LAYER_SECONDS, ROUNDS = 0.03, 0.4, 3  # of a window
+TRANSPORT_SECONDS, ROUNDS = 0.03, 3  # of a window
+LAYER_SECONDS = {True: 0.1, False: 0.4}  # of few tokens, and of more, which heat the chip
 COPIES, COPIED_TOKENS = 20, 32768  # calls in a graph: at most, and of how many tokens together
 
 
@@ -213,14 +214,15 @@ class Bench:
             self.layer_rows(name, tokens, op, cases, extra, layers.batch.imbalance)
 
     def layer_rows(self, name, tokens, op, cases, extra, imbalance):
-        copies = 4 if tokens <= ep_goals.FEW_TOKENS else 1
+        few = tokens <= ep_goals.FEW_TOKENS
+        copies = 4 if few else 1
         runs, launches = {}, {}
         for impl in sorted(cases, key="one_gpu".__ne__):  # first: its memory serves the others
             case = cases[impl]
             capture = self.ranks.on_gpu and (not case or case.can_capture)
             run = self.prepared(case.run(op), capture, copies) if case else (None, copies)
             runs[impl], launches[impl] = run, "graph" if capture else "eager"
-        measured = self.ranks.take_turns(runs, self.args.window or LAYER_SECONDS, ROUNDS)
+        measured = self.ranks.take_turns(runs, self.args.window or LAYER_SECONDS[few], ROUNDS)
         part = measured["one_gpu"][0] / self.ranks.size if "one_gpu" in measured else None
         for impl, (us, spread) in measured.items():
             self.add(name, tokens, op, impl, part if impl == "one_gpu" else us, spread,
