@@ -5,7 +5,8 @@
     python3 bench/report.py           rewrite them
     python3 bench/report.py --check   fail if one of them says something else
 
-A page marks the place of a block by two comments, BEGIN with the block's name and END.
+A page marks the place of a block by two comments, BEGIN with the block's name and END. A row of a
+table has its beginning as its mark.
 """
 
 import re
@@ -13,31 +14,41 @@ import sys
 from pathlib import Path
 
 import gpu_goals
+import report_ep
 import report_plot
 import report_tables as tables
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- made by bench/report.py: {} -->", "<!-- end -->"
 BLOCKS = {
-    "README.md": {"headline": tables.headline, "seven layers": tables.seven_layers},
+    "README.md": {"headline": lambda r: tables.headline(r) + report_ep.ep_headline(r),
+                  "seven layers": tables.seven_layers},
     "bench/README.md": {"GPU": tables.gpu_tables, "codes": tables.codes_tables,
-                        "CPU": tables.cpu_tables, "models": tables.model_tables},
+                        "ranks": report_ep.ep_tables, "CPU": tables.cpu_tables,
+                        "models": tables.model_tables},
     "bench/results/h200/NOTES.md": {"goals": lambda r: gpu_goals.summary(r.gpu)},
 }
+ROWS = {"README.md": {report_ep.SUPPORT: report_ep.support_row}}
 PLOT = "bench/results/speed.svg"
 
 
 def page(root, name):
-    """The page's text with each block made anew."""
+    """The page's text with each block and row made anew."""
     text = (root / name).read_text()
     results = tables.Results(ROOT, Path(name).parent)
+    places = []  # what is there, what is made, what it is called
     for block, make in BLOCKS[name].items():
         begin = BEGIN.format(block)
-        whole = re.compile(f"{re.escape(begin)}\n.*?{re.escape(END)}", re.DOTALL)
-        made = "\n".join([begin, "", *make(results), "", END])
-        text, count = whole.subn(lambda _: made, text)
+        places.append((f"{re.escape(begin)}\n.*?{re.escape(END)}",
+                       "\n".join([begin, "", *make(results), "", END]),
+                       f"blocks `{block}`; one, between {begin} and {END},"))
+    for begin, make in ROWS.get(name, {}).items():
+        places.append((f"(?m:^){re.escape(begin)}[^\n]*", make(results), f"rows `{begin}`; one"))
+    for there, made, what in places:
+        text, count = re.compile(there, re.DOTALL).subn(
+            lambda found, made=made: found[0] if made is None else made, text)
         if count != 1:
-            sys.exit(f"{name}: {count} blocks `{block}`; one, between {begin} and {END}, is right")
+            sys.exit(f"{name}: {count} {what} is right")
     return text
 
 

@@ -6,12 +6,16 @@
 # bench_gpu.sh lora [OPTIONS of bench/gpu/lora_bench.py]: adapters; bitsandbytes is needed.
 # bench_gpu.sh qlora_models [OPTIONS of bench/gpu/qlora_models_bench.py]: steps of whole models;
 # PEFT and bitsandbytes are needed.
+# bench_gpu.sh ep [OPTIONS of bench/gpu/ep_bench.py]: experts on all GPUs of this machine, into
+# bench/results/<gpu>_x<number>/ep.json.
 # bench_gpu.sh kernels [SHAPE:TOKENS...]: each kernel alone, into kernels.json.
 # The python3 of the machine brings PyTorch; SonicMoE runs where it can be imported.
 . "$(dirname "$0")/lib.sh"
 
-gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1) || die "no NVIDIA driver here"
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader) || die "no NVIDIA driver here"
+gpu=$(head -n 1 <<<"$gpus")
 folder=$root/bench/results/$(echo "$gpu" | sed 's/^NVIDIA //' | tr 'A-Z ' 'a-z-')
+[ "${1:-}" != ep ] || folder+=_x$(wc -l <<<"$gpus")
 mkdir -p "$folder"
 MOEC_COMMIT=${MOEC_COMMIT:-$(git rev-parse HEAD)}
 export MOEC_COMMIT
@@ -19,7 +23,7 @@ export MOEC_COMMIT
 if [ "${1:-}" != kernels ]; then
   export PYTHONPATH=${MOEC_PACKAGE:-$(scripts/gpu_package.sh)}${PYTHONPATH:+:$PYTHONPATH}
   program=layer
-  case "${1:-}" in quantised|lora|qlora_models) program=$1; shift ;; esac
+  case "${1:-}" in quantised|lora|qlora_models|ep) program=$1; shift ;; esac
   exec python3 "$root/bench/gpu/${program}_bench.py" --out "$folder/$program.json" "$@"
 fi
 shift

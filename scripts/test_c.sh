@@ -46,6 +46,9 @@ nvcc=$(scripts/cuda_toolkit.sh)  # a GPU runs it: scripts/build_gpu_bindings.sh,
 cc $warnings -isystem "${nvcc%/bin/nvcc}/include" -I"$prefix/include" -c examples/c/graph.c \
   -o "$work/graph.o"
 done_with "examples/c, a CUDA graph: compiled"
+cc $warnings -isystem "${nvcc%/bin/nvcc}/include" -isystem tests/capi/nccl -I"$prefix/include" \
+  -c examples/c/train_nccl.c -o "$work/train_nccl.o"
+done_with "examples/c, ranks of NCCL: compiled"
 
 cc $warnings examples/c/quantised.c -o "$work/quantised" "${shared[@]}" -lm
 LD_LIBRARY_PATH=$prefix/lib "$work/quantised"

@@ -43,7 +43,7 @@ task() {
   local queue=$1 turn=3; shift
   case $1 in
     *racecheck | routing_agrees) turn=0 ;;
-    *.portable* | sweep_test | python_*) turn=1 ;;
+    *.portable* | sweep_test | python_* | torch_ep) turn=1 ;;
     *check) turn=2 ;;
   esac
   printf '%q ' "$@" | tee -a "$tasks/all" >>"$tasks/$queue.$turn"
@@ -100,8 +100,26 @@ if wanted tool; then  # every command that takes a device, with NumPy alone
   python3 -c 'import typer, rich' 2>/dev/null || PYTHONPATH=$PYTHONPATH:$build/gpu_carry/tools
   task host tool python3 -m pytest -m gpu -p no:cacheprovider bindings/python/tests/test_device.py
 fi
-if wanted c; then  # README's program, and the example of a graph
+# one_a_gpu PROGRAM: the program as a rank for each GPU, which meet by a file.
+one_a_gpu() {
+  local rank ranks=() id
+  id=$(mktemp -u)
+  for rank in $(seq 0 $((gpu_count - 1))); do "$1" "$rank" "$gpu_count" "$id" & ranks+=($!); done
+  for rank in "${ranks[@]}"; do wait "$rank" || return 1; done
+  echo "$gpu_count ranks, 1 passed, 0 failed"
+}
+export -f one_a_gpu
+export gpu_count=$count
+if wanted c; then  # README's program, and the examples of a graph and of NCCL
   task host graph "$bin/graph_c"
+  nccl=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null || true)
+  if [ -x "$bin/nccl_c" ] && [ -d "$nccl/lib" ]; then
+    task host nccl env LD_LIBRARY_PATH="$nccl/lib:$LD_LIBRARY_PATH" \
+      bash -c 'one_a_gpu "$0"' "$bin/nccl_c"
+  else
+    echo "nccl: not run, NCCL of PyTorch or nccl_c is missing" | tee "$log/nccl.line"
+    echo nccl >>"$tasks/all"
+  fi
   task host c bash -c '"$0" | grep -x MOEC_OK && echo "1 passed, 0 failed"' "$bin/bindings_c"
 fi
 if wanted rust; then task host rust "$bin/bindings_rust" --include-ignored --nocapture; fi
@@ -121,8 +139,8 @@ if wanted julia; then
   fi
 fi
 if wanted torch; then
-  task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py \
-    tests/gpu/test_torch_ep.py
+  task host torch python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch.py
+  task host torch_ep python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch_ep.py
 fi
 framework_task() {  # a module's tests that are marked gpu
   task host "python_$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \

@@ -52,7 +52,8 @@ ARROW = [
 ]
 ROOTS = ["src", "tests", "capi/include", "capi", "bench", "."]  # where "..." and <moec/...> may lie
 STANDARD_ONLY = r"tests/oracle/(?!.*_test\.cpp)"
-CUDA_ROOMS = r"src/backend/cuda/|tests/gpu/|bench/gpu/|tests/support/device\.h|examples/c/graph\.c"
+CUDA_ROOMS = (r"src/backend/cuda/|tests/gpu/|bench/gpu/|tests/support/device\.h|"
+              r"examples/c/(graph|train_nccl)\.c")
 CUDA_HEADER = r"(cuda|cub/|cublas|cooperative_groups|nccl|mma\.h|thrust/)"
 
 CODE = {".c", ".h", ".cpp", ".cu", ".cuh", ".i"}

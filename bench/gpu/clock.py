@@ -127,8 +127,9 @@ def summary(windows):
     ) | ({"late": behind} if behind else {})
 
 
-def graph_of(run):
-    """run() captured once, as a function that replays it."""
+def graph_of(run, pool=None):
+    """run() captured once, as a function that replays it. pool: memory of graphs that take turns,
+    none of which needs what another one left."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -136,6 +137,6 @@ def graph_of(run):
         run()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
         run()
     return graph.replay

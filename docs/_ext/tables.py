@@ -13,6 +13,7 @@ import python_static
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
+import report_ep  # noqa: E402
 import report_tables  # noqa: E402
 
 HEADER = ROOT / "capi/include/moec/moec.h"
@@ -271,10 +272,11 @@ TABLES = {
     "moec.torch": lambda: python_static.reference("torch"),
     "moec.transformers": lambda: python_static.reference("transformers"),
     "moec.jax": lambda: python_static.reference("jax"),
-    "headline": lambda: report_tables.headline(results()),
+    "headline": lambda: report_tables.headline(results()) + report_ep.ep_headline(results()),
     "seven layers": lambda: report_tables.seven_layers(results()),
     "GPU": lambda: report_tables.gpu_tables(results()),
     "codes": lambda: report_tables.codes_tables(results()),
+    "ranks": lambda: report_ep.ep_tables(results()),
     "CPU": lambda: report_tables.cpu_tables(results()),
     "models": lambda: report_tables.model_tables(results()),
 }

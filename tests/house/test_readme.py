@@ -18,6 +18,7 @@ from check_rooms import listed
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 import report  # noqa: E402
+import report_ep  # noqa: E402
 import report_tables as tables  # noqa: E402
 
 MADE = [*report.BLOCKS, report.PLOT]
@@ -63,6 +64,38 @@ def test_a_fine_tune_has_a_line_where_it_was_measured(tmp_path):
         "- **QLoRA** of four layers of a on an GPU: a step of adapters on NF4 experts is 2.50 "
         "times as fast as dense experts with PEFT, 3.00 times as fast as NF4 experts with PEFT, "
         "with 1.0 GiB of memory at most beside 4.0 and 3.0.")
+
+
+def test_ranks_have_tables_where_they_were_measured(tmp_path):
+    """Of each machine; without one nothing is said."""
+    results = SimpleNamespace(results=tmp_path, link=lambda path: f"[ep]({path.name})")
+    assert report_ep.ep_tables(results) == report_ep.ep_headline(results) == []
+    assert report_ep.support_row(results) is None
+
+    def row(op, impl, us, limit=None, **values):
+        return dict(shape="a", tokens=4096, op=op, impl=impl, us=us, limit_us=limit, **values)
+
+    rows = [row("dispatch", "auto", 60.0, 50.0), row("combine", "auto", 70.0, 50.0),
+            row("pair", "auto", 120.0, 100.0, scheme="peer"), row("pair", "peer", 125.0),
+            row("pair", "nccl", 180.0), row("layer_fwd", "auto", 800.0, 700.0),
+            row("layer_step", "auto", 2000.0, 1600.0), row("layer_step", "torchtitan", 5000.0),
+            row("layer_step", "transformers", 2500.0)]
+    (tmp_path / "gpu_x2").mkdir()
+    (tmp_path / "gpu_x2/ep.json").write_text(json.dumps(
+        {"machine": "2 x A GPU, torch 2", "top_k": {"a": 8},
+         "link": {"write_gb_per_s": 390.6, "barrier_us": 7.2}, "rows": rows}))
+    made = report_ep.ep_tables(results)
+    assert "| a | 4096 | 50.0 | 60.0 | 70.0 | 120 | peer | 1.50 | - |" in made
+    assert "| a | 4096 | 800 | 0.88 | - | - | 2000 | 0.80 | 2.50 | 1.25 |" in made
+    assert "3 of 5 goals are met." in made
+    (line,) = report_ep.ep_headline(results)
+    assert line == (
+        "- **Expert parallelism**, 2 x A GPU, 4096 tokens a rank, 1 layers: tokens go to their "
+        "experts and back 1.50 times as fast as NCCL's own collectives move them; a "
+        "training step is 2.50 times as fast as torchtitan's way, at 0.80 of one "
+        "GPU's efficiency.")
+    assert report_ep.support_row(results).endswith(
+        "| memory of peers on one host, NCCL, callbacks; measured on 2 x A GPU |")
 
 
 def broken(page, text):

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/gpu/ep_bench.py on two ranks of a CPU, and its goals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+sys.path.insert(0, str(BENCH))
+import ep_goals  # noqa: E402
+
+SCHEMES = {"auto", "gather", "rows", "exact"}
+
+
+def test_small_run(tmp_path: Path) -> None:
+    out = tmp_path / "ep.json"
+    run = subprocess.run(
+        [sys.executable, BENCH / "gpu/ep_bench.py", "--device", "cpu", "--small", "--window",
+         "0.001", "--out", out], capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
+    assert "0 wrong" in run.stdout
+    assert "peer refused: moec_ep_create: desc.scheme is MOEC_EP_PEER" in run.stdout
+    file = json.loads(out.read_text())
+    found: dict[str, set[str]] = {}
+    for row in file["rows"]:
+        assert row["us"] > 0 and row["imbalance"] >= 1
+        found.setdefault(row["op"], set()).add(row["impl"])
+        if row["impl"] in SCHEMES - {"auto"}:
+            assert row["scheme"] == row["impl"]
+    for op in ("dispatch", "combine", "pair"):
+        assert found[op] == SCHEMES | {"torch"}
+    for op in ("layer_fwd", "layer_step"):
+        assert found[op] == SCHEMES | {"torchtitan", "transformers", "one_gpu"}
+
+
+def row(op: str, impl: str, us: float, tokens: int = 4096, **values: Any) -> dict[str, Any]:
+    return dict(shape="qwen3-30b", tokens=tokens, op=op, impl=impl, us=us, **values)
+
+
+def test_goals_are_met_or_open() -> None:
+    rows = ep_goals.EpRows({"rows": [
+        row("dispatch", "auto", 10.0, 16, limit_us=7.0), row("combine", "auto", 13.1, 16,
+                                                             limit_us=7.0),
+        row("dispatch", "auto", 54.9, limit_us=50.0), row("combine", "auto", 66.0, limit_us=50.0),
+        row("pair", "auto", 110.0, limit_us=100.0, host_syncs=0, allocs=1),
+        row("pair", "peer", 100.0, limit_us=100.0), row("pair", "nccl", 124.0),
+        row("pair", "torch", 1100.0), row("layer_fwd", "auto", 100.0, limit_us=80.0),
+        row("layer_step", "auto", 300.0, limit_us=239.0), row("layer_step", "torchtitan", 600.0),
+    ]})
+    made = {(tokens, what): ep_goals.is_met(*rest)
+            for _, tokens, what, *rest in ep_goals.goals(rows, {"qwen3-30b": 8})}
+    assert made == {
+        (16, "dispatch above the limit, us"): True, (16, "combine above the limit, us"): False,
+        (4096, "dispatch over the limit"): True, (4096, "combine over the limit"): False,
+        (4096, "pair of peer, x NCCL"): False, (4096, "pair over NCCL's"): True,
+        (4096, "pair, x torch"): True, (4096, "fwd beside one GPU"): True,
+        (4096, "step beside one GPU"): False, (4096, "step, x torchtitan's way"): True,
+        (4096, "waits and allocations"): False,
+    }
+    assert ep_goals.summary(rows, {})[0] == "6 of 11 goals are met."
