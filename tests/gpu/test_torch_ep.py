@@ -93,7 +93,7 @@ def work(rank, size, folder):
     gloo = dist.new_group(backend="gloo")
     x, d_y = batch(size)[rank]
     ep = make_ep(moec.torch.comm())
-    assert ep.describe()["transport"] == "queued" and ep.scheme == moec.EpScheme.GATHER
+    assert ep.describe()["transport"] == "queued" and ep.scheme == moec.EpScheme.PEER
     layer = make_layer(ep)
     found = step(layer, x, d_y)
     assert torch.equal(captured(layer, x), found["y"])
