@@ -1144,7 +1144,7 @@ type EpDesc struct {
 	GradScale float32
 	// PEER: how long a rank waits for another; 0 = 600000
 	TimeoutMs uint32
-	// PEER: most blocks of a kernel, up to 64; 0 = by the size of the call
+	// PEER: most blocks of a kernel, up to 128; 0 = by the size of the call
 	MaxBlocks int32
 }
 

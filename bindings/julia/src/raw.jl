@@ -1704,7 +1704,7 @@ Fields of `moec_ep_desc`:
 - `overflow`: moec_ep_overflow
 - `grad_scale`: layer: the gradients of experts and their biases are this much; 0 = 1. 1/N beside the mean of DDP. d_y is scaled, and d_x back: exact for powers of two, else a rounding more of each
 - `timeout_ms`: PEER: how long a rank waits for another; 0 = 600000
-- `max_blocks`: PEER: most blocks of a kernel, up to 64; 0 = by the size of the call
+- `max_blocks`: PEER: most blocks of a kernel, up to 128; 0 = by the size of the call
 """
 struct moec_ep_desc
     struct_size::UInt32
