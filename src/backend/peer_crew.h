@@ -150,9 +150,8 @@ template <class Word>
 MOEC_CREW Word scaled(const Word& word, moec_dtype dtype, float scale) {
   Word result = word;
   with_real(dtype, [&]<class T>() {
-    constexpr int kValues = sizeof(Word) / sizeof(T);
-    if constexpr (kValues > 0) {
-      T values[kValues];
+    if constexpr (sizeof(Word) >= sizeof(T)) {
+      T values[sizeof(Word) / sizeof(T)];
       memcpy(values, &word, sizeof word);
       for (T& value : values) value = from_float<T>((0.0f + to_float(value)) * scale);
       memcpy(&result, values, sizeof result);

@@ -15,6 +15,7 @@ struct PeerCombine;
 struct PeerTicket {                // what a rank says of its memory, so that others can open it
   int32_t device_type, device_id;  // as its process counts devices
   int32_t is_exported;             // to other processes, by `handle`
+  unsigned char unit[16];          // of the device, whoever counts; zeros: may be shared
   uint64_t address, bytes;
   unsigned char handle[64];
 };

@@ -89,7 +89,8 @@ struct PeerMap {
     return at<T>(rank, offset);
   }
   MOEC_HD uint64_t* word(int of, int from, int lane, uint32_t number) const {
-    return at<uint64_t>(of, words) + ((number & 1) * num_ranks + from) * kPeerLanes + lane;
+    const int64_t array = number & 1;
+    return at<uint64_t>(of, words) + (array * num_ranks + from) * kPeerLanes + lane;
   }
   MOEC_HD int32_t owner(int64_t id) const {
     int32_t r = -1;

@@ -113,8 +113,20 @@ void Peers::open(size_t rank, const Introduction& of) {
   map_.block[rank] = static_cast<char*>(blocks_[rank].get());
 }
 
-std::string Peers::connect() {
+std::string Peers::sharing(const std::vector<Introduction>& all) {
+  constexpr unsigned char kShared[sizeof PeerTicket::unit] = {};
+  for (size_t r = 1; r < all.size(); ++r)
+    for (size_t other = 0; other < r; ++other)
+      if (all[r].process.host == all[other].process.host &&
+          std::memcmp(all[r].memory.unit, kShared, sizeof kShared) != 0 &&
+          std::memcmp(all[r].memory.unit, all[other].memory.unit, sizeof kShared) == 0)
+        return "ranks " + std::to_string(other) + " and " + std::to_string(r) + " share a GPU";
+  return {};
+}
+
+std::string Peers::connect(bool apart) {
   const std::vector<Introduction> all = gather(own_);
+  if (const std::string shared = apart ? sharing(all) : ""; !shared.empty()) return shared;
   for (const Introduction& one : all) processes_.push_back(one.process);
   Verdict verdict = {-1, {}};
   for (size_t r = 0; r < all.size() && verdict.peer < 0; ++r) {

@@ -23,8 +23,9 @@ class Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  // Collective. Why some rank does not reach another, the same text on all; empty: all do.
-  std::string connect();
+  // Collective. Why some rank does not reach another, the same text on all; empty: all do. apart:
+  // nor may two share a GPU, where kernels that wait for each other may not run at once.
+  std::string connect(bool apart);
   const Shape& shape() const { return shape_; }
   uint64_t bytes() const { return bytes_; }
   void set_reports(Disagreement* reports) { map_.reports = reports; }
@@ -45,6 +46,7 @@ class Peers {
   };
   void lay_out();
   void open(size_t rank, const Introduction& of);
+  static std::string sharing(const std::vector<Introduction>& all);  // empty: no two share a GPU
   template <class T>
   std::vector<T> gather(const T& own);
 

@@ -178,7 +178,7 @@ void Ep::make_exchange(const moec_ep_desc& desc, std::unique_ptr<ep::Peers> peer
 
 // All ranks come to the same end.
 void Ep::connect(const moec_ep_desc& desc, std::unique_ptr<ep::Peers> peers) {
-  const std::string trouble = peers->connect();
+  const std::string trouble = peers->connect(desc.scheme == MOEC_EP_AUTO);
   MOEC_REQUIRE(trouble.empty() || desc.scheme != MOEC_EP_PEER, MOEC_E_UNSUPPORTED,
                "%s; take MOEC_EP_GATHER, or AUTO", trouble.c_str());
   if (!trouble.empty()) peers.reset();

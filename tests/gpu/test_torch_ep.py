@@ -48,8 +48,9 @@ def step(layer, x, d_y):
     return {"y": y.detach().cpu(), "d_x": x.grad.cpu(), **named}
 
 
-def make_ep(comm):
-    return moec.torch.EP(comm, moec.EpDesc(hidden=H, max_tokens=T, num_experts=E, top_k=K))
+def make_ep(comm, scheme=moec.EpScheme.AUTO):
+    return moec.torch.EP(comm, moec.EpDesc(hidden=H, max_tokens=T, num_experts=E, top_k=K,
+                                           scheme=scheme))
 
 
 def captured(layer, x):
@@ -100,10 +101,13 @@ def work(rank, size, folder):
     moec.torch.clip_grad_norm_(layer, 1.0)
     assert moec.torch.full_state_dict(layer)["down"].shape[0] == E
 
-    staged = make_ep(moec.torch.comm(gloo, device="cuda"))
-    assert staged.describe()["transport"] == "staged"
-    for name, value in step(make_layer(staged), x, d_y).items():
-        assert torch.equal(value, found[name]), name
+    for comm, transport in ((ep.comm, "queued"),
+                            (moec.torch.comm(gloo, device="cuda"), "staged")):
+        for scheme in (moec.EpScheme.GATHER, moec.EpScheme.PEER):
+            other = make_ep(comm, scheme)
+            assert other.describe()["transport"] == transport and other.scheme == scheme
+            for name, value in step(make_layer(other), x, d_y).items():
+                assert torch.equal(value, found[name]), (name, transport, scheme)
     found |= rows_of(alone(ep), x)
     total = ep.comm.sum(torch.full((3,), rank + 1.0, device="cuda"),
                         stream=torch.cuda.current_stream())

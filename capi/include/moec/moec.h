@@ -1224,7 +1224,7 @@ typedef struct moec_comm_desc {
 enum moec_ep_scheme {
   MOEC_EP_AUTO = 0,
   MOEC_EP_GATHER = 1, /* every rank gets all tokens; partial rows come back in equal parts */
-  MOEC_EP_PEER = 2,   /* ranks write to each other's memory; what AUTO takes on GPUs that can */
+  MOEC_EP_PEER = 2,   /* ranks write to each other's memory; AUTO's, with a GPU for each rank */
   MOEC_EP_ROWS = 3,   /* CPU: equal parts of pair_rows rows */
   MOEC_EP_EXACT = 4   /* CPU: counts are exchanged, then as many rows as there are */
 };

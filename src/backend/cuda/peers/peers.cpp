@@ -53,6 +53,10 @@ std::shared_ptr<void> CudaPeers::allocate(uint64_t bytes, PeerTicket& ticket) co
   check(cudaMemset(memory, 0xff, whole), "cudaMemset of what peers reach");
   ticket.device_type = MOEC_CUDA;
   ticket.device_id = device_;
+  cudaDeviceProp device;
+  check(cudaGetDeviceProperties(&device, device_), "cudaGetDeviceProperties");
+  static_assert(sizeof device.uuid == sizeof ticket.unit);
+  std::memcpy(ticket.unit, &device.uuid, sizeof ticket.unit);
   ticket.address = reinterpret_cast<uintptr_t>(memory);
   ticket.bytes = bytes;
   cudaIpcMemHandle_t handle;
@@ -93,11 +97,15 @@ std::shared_ptr<void> CudaPeers::open(const PeerTicket& ticket, bool same_proces
           }};
 }
 
-// cudaFree waits for all that is under way, and leaves streams that are captured alone.
+// cudaFree waits for all that is under way, and leaves streams that are captured alone, which
+// cudaDeviceSynchronize ends.
 void CudaPeers::finish() const {
   const Quiet quiet(device_);
   void* page = nullptr;
-  if (cudaMalloc(&page, kPage) == cudaSuccess) cudaFree(page);
+  if (cudaMalloc(&page, kPage) == cudaSuccess)
+    cudaFree(page);
+  else
+    cudaDeviceSynchronize();
 }
 
 void CudaPeers::run(const PeerDispatch& step, moec_stream stream) const {
