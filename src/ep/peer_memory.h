@@ -15,7 +15,7 @@ namespace moec::ep {
 
 class SharedPage {
  public:
-  SharedPage();                                  // of this rank. E_UNSUPPORTED: the host has none
+  SharedPage();                                  // of this rank. E_UNSUPPORTED: there is none
   explicit SharedPage(const std::string& name);  // of another one
   ~SharedPage();
   SharedPage(const SharedPage&) = delete;

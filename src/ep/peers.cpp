@@ -39,13 +39,17 @@ Peers::Peers(Communicator& comm, const Backend& backend, const Shape& shape)
   map_.max_crews = shape.max_blocks;
   std::copy(shape.expert_begin.begin(), shape.expert_begin.end(), map_.expert_begin);
   lay_out();
-  pages_[rank] = std::make_shared<SharedPage>();
   blocks_[rank] = backend.peers().allocate(bytes_, own_.memory);
   map_.block[rank] = static_cast<char*>(blocks_[rank].get());
   backend.zero(map_.block[rank], zeroed_, nullptr);
   comm.wait(nullptr);  // steps come on any stream, and of other ranks
   own_.process = this_process();
-  std::snprintf(own_.page, sizeof own_.page, "%s", pages_[rank]->name().c_str());
+  if (comm.size() == 1) return;
+  try {
+    pages_[rank] = std::make_shared<SharedPage>();
+    std::snprintf(own_.page, sizeof own_.page, "%s", pages_[rank]->name().c_str());
+  } catch (const Error&) {  // the others, which cannot map it, say so to all
+  }
 }
 
 void Peers::lay_out() {
@@ -81,7 +85,7 @@ Peers::~Peers() {
   const auto rank = size_t(map_.rank);
   const std::shared_ptr<void> own = std::move(blocks_[rank]);
   blocks_.clear();
-  if (processes_.empty()) return;  // nobody has it open
+  if (processes_.empty() || !pages_[rank]) return;  // nobody has it open
   for (const auto& page : pages_)
     if (page) page->is_closed_by(map_.rank) = 1;
   leave({own, pages_[rank], processes_});
@@ -108,6 +112,7 @@ std::vector<T> Peers::gather(const T& own) {
 
 void Peers::open(size_t rank, const Introduction& of) {
   MOEC_REQUIRE(of.process.host == own_.process.host, MOEC_E_UNSUPPORTED, "it is on another host");
+  MOEC_REQUIRE(of.page[0], MOEC_E_UNSUPPORTED, "it has no page in /dev/shm");
   pages_[rank] = std::make_shared<SharedPage>(of.page);
   blocks_[rank] = backend_.peers().open(of.memory, of.process == own_.process);
   map_.block[rank] = static_cast<char*>(blocks_[rank].get());
@@ -144,7 +149,7 @@ std::string Peers::connect(bool apart) {
     if (verdicts[r].peer >= 0)
       trouble = "rank " + std::to_string(r) + " does not reach the memory of rank " +
                 std::to_string(verdicts[r].peer) + ": " + verdicts[r].text;
-  pages_[size_t(map_.rank)]->forget_name();
+  if (const auto& page = pages_[size_t(map_.rank)]) page->forget_name();
   if (trouble.empty()) return trouble;
   for (size_t r = 0; r < all.size(); ++r)
     if (int32_t(r) != map_.rank) blocks_[r].reset();
