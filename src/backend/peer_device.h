@@ -16,7 +16,7 @@ struct PeerTicket {                // what a rank says of its memory, so that ot
   int32_t device_type, device_id;  // as its process counts devices
   int32_t is_exported;             // to other processes, by `handle`
   unsigned char unit[16];          // of the device, whoever counts; zeros: may be shared
-  uint64_t address, bytes;
+  uint64_t address;
   unsigned char handle[64];
 };
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "ep_ranks.h"
+#include "support/process_ranks.h"
 
 namespace moec::test {
 namespace {
@@ -153,6 +154,26 @@ TEST(EpPeer, SeventeenRanksAreTooMany) {
                         return moec_ep_create(rank.comm.get(), &desc, &ep);
                       }),
              MOEC_E_UNSUPPORTED, "at most 16");
+}
+
+// Another process has other memory: all ranks are told which two.
+TEST(EpPeer, ProcessesHaveNoPeersOnTheCpu) {
+  const std::vector<int> ends = run_processes(3, [](ProcessBoard::Seat& seat) {
+    auto context_desc = sized<moec_context_desc>();
+    context_desc.num_threads = 1;
+    const Context context = make<Context>(moec_context_create, &context_desc);
+    const Comm comm = seat.make_comm(context.get());
+    moec_ep_desc desc = ep_desc();
+    desc.scheme = MOEC_EP_PEER;
+    moec_ep* ep = nullptr;
+    EXPECT_EQ(moec_ep_create(comm.get(), &desc, &ep), MOEC_E_UNSUPPORTED);
+    EXPECT_NE(last_error().find("rank 0 does not reach the memory of rank 1"), std::string::npos)
+        << last_error();
+    desc.scheme = MOEC_EP_GATHER;  // the comm is well
+    EXPECT_EQ(moec_ep_create(comm.get(), &desc, &ep), MOEC_OK) << last_error();
+    moec_ep_free(ep);
+  });
+  EXPECT_EQ(ends, std::vector<int>(3, 0));
 }
 
 TEST(EpPeer, DescribeSaysWhy) {

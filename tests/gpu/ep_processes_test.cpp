@@ -3,20 +3,13 @@
 // GPU or one each. They give what plain words say, in any order of freeing; who is killed is a
 // timeout to the other, whose context still works. This process never touches CUDA.
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
 #include <functional>
 
 #include "support/device.h"
-#include "support/handles.h"
+#include "support/process_ranks.h"
 #include "support/tensors.h"
 
 namespace moec::test {
@@ -26,64 +19,16 @@ constexpr int kRanks = 2, kNoGpu = 77;
 constexpr int64_t kHidden = 64, kTokens = 24, kTopK = 2;
 constexpr int32_t kExperts = 4;
 
-// Memory that both processes have, with a barrier that has a deadline.
-struct Board {
-  std::atomic<int> arrived, round;
-  unsigned char sent[kRanks][1 << 16];
-
-  bool meet() {
-    const int before = round;
-    if (++arrived == kRanks) {
-      arrived = 0;
-      ++round;
-      return true;
-    }
-    const auto begin = std::chrono::steady_clock::now();
-    while (round == before) {
-      if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(30)) return false;
-      sched_yield();
-    }
-    return true;
-  }
-};
-
-struct Seat {
-  Board* board;
-  int rank;
-};
-
-int32_t exchange(void* user, const void* send, void* recv, uint64_t bytes, bool to_all) {
-  const Seat& seat = *static_cast<Seat*>(user);
-  Board& board = *seat.board;
-  const uint64_t all = to_all ? bytes : kRanks * bytes;
-  if (all > sizeof board.sent[0]) return -1;
-  std::memcpy(board.sent[seat.rank], send, all);
-  if (!board.meet()) return MOEC_E_TIMEOUT;
-  for (uint64_t r = 0; r < kRanks; ++r)
-    std::memcpy(static_cast<char*>(recv) + r * bytes,
-                board.sent[r] + (to_all ? 0 : uint64_t(seat.rank) * bytes), bytes);
-  return board.meet() ? 0 : MOEC_E_TIMEOUT;
-}
-
 class Process {
  public:
-  Process(Board& board, int rank) : seat_{&board, rank} {
-    use_gpu(rank % num_gpus());
+  explicit Process(const ProcessBoard::Seat& seat) : seat_(seat) {
+    use_gpu(seat_.rank % num_gpus());
     const TestDevice device = test_device();
     auto context_desc = sized<moec_context_desc>();
     context_desc.device_type = device.type;
     context_desc.device_id = device.id;
     context = make<Context>(moec_context_create, &context_desc);
-    auto desc = sized<moec_comm_desc>();
-    desc.rank = rank;
-    desc.size = kRanks;
-    auto callbacks = sized<moec_comm_callbacks>();
-    callbacks.user = &seat_;
-    callbacks.all_gather = [](void* user, const void* send, void* recv, uint64_t bytes,
-                              moec_stream) { return exchange(user, send, recv, bytes, true); };
-    callbacks.all_to_all = [](void* user, const void* send, void* recv, uint64_t bytes,
-                              moec_stream) { return exchange(user, send, recv, bytes, false); };
-    comm = make<Comm>(moec_comm_create, context.get(), &desc, &callbacks);
+    comm = seat_.make_comm(context.get());
   }
   Ep make_ep(uint32_t timeout_ms) {
     auto desc = sized<moec_ep_desc>();
@@ -164,49 +109,22 @@ class Process {
   };
   static int owner(double id) { return id < 0 ? -1 : int(id) / (kExperts / kRanks); }
 
-  Seat seat_;
+  ProcessBoard::Seat seat_;
   int rounds_ = 0;
 };
 
 // body in a process for each rank; what each ended with.
 std::vector<int> in_processes(const std::function<void(Process&, int)>& body) {
-  auto* const board =
-      new (mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
-          Board{};
-  std::vector<pid_t> pids;
-  std::fflush(nullptr);
-  for (int r = 0; r < kRanks; ++r) {
-    const pid_t pid = fork();
-    if (pid != 0) {
-      pids.push_back(pid);
-      continue;
-    }
-    alarm(100);
+  return run_processes(kRanks, [&](const ProcessBoard::Seat& seat) {
     setenv("MOEC_TEST_DEVICE", "cuda", 1);
-    int result = 1;
     try {
       if (num_gpus() == 0) _exit(kNoGpu);
     } catch (const std::exception&) {
       _exit(kNoGpu);
     }
-    try {
-      Process process(*board, r);
-      body(process, r);
-      result = testing::Test::HasFailure();
-    } catch (const std::exception& error) {
-      std::printf("rank %d: %s\n", r, error.what());
-    }
-    std::fflush(nullptr);
-    _exit(result);
-  }
-  std::vector<int> results;
-  for (const pid_t pid : pids) {
-    int status = 0;
-    waitpid(pid, &status, 0);
-    results.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
-  }
-  munmap(board, sizeof(Board));
-  return results;
+    Process process(seat);
+    body(process, seat.rank);
+  });
 }
 
 TEST(EpProcesses, ReachEachOthersMemory) {

@@ -58,7 +58,6 @@ std::shared_ptr<void> CpuPeers::allocate(uint64_t bytes, PeerTicket& ticket) con
   std::memset(memory, 0xff, whole);
   ticket.device_type = MOEC_CPU;
   ticket.address = reinterpret_cast<uintptr_t>(memory);
-  ticket.bytes = bytes;
   return {memory, std::free};
 }
 

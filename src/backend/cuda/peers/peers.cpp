@@ -58,7 +58,6 @@ std::shared_ptr<void> CudaPeers::allocate(uint64_t bytes, PeerTicket& ticket) co
   static_assert(sizeof device.uuid == sizeof ticket.unit);
   std::memcpy(ticket.unit, &device.uuid, sizeof ticket.unit);
   ticket.address = reinterpret_cast<uintptr_t>(memory);
-  ticket.bytes = bytes;
   cudaIpcMemHandle_t handle;
   ticket.is_exported = cudaIpcGetMemHandle(&handle, memory) == cudaSuccess;
   if (!ticket.is_exported) cudaGetLastError();  // threads of this process need no handle
