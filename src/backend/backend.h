@@ -14,6 +14,7 @@
 
 namespace moec {
 
+class PeerDevice;     // peer_device.h
 struct QuantiseArgs;  // quantise_args.h
 struct RankStep;      // rank_steps.h
 
@@ -95,6 +96,7 @@ class Backend {
 
   // What a rank does between the collectives of an ep.
   virtual void between_ranks(const RankStep& step, moec_stream stream) const = 0;
+  virtual const PeerDevice& peers() const = 0;
 
   // ---- experts
   // The ways to run the experts, best first: the first that takes a call runs it.

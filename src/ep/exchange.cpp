@@ -14,11 +14,13 @@ constexpr const char* kFactNames[] = {"ep (of those made with the comm)", "bound
 
 }  // namespace
 
-Exchange::Exchange(Communicator& comm, const Backend& backend, const Shape& shape)
+Exchange::Exchange(Communicator& comm, const Backend& backend, const Shape& shape,
+                   std::unique_ptr<Peers> peers)
     : comm_(comm),
       backend_(backend),
       shape_(shape),
       scheme_(scheme_of(shape.scheme)),
+      peers_(std::move(peers)),
       planner_(shape_, comm.size()),
       routes_(planner_.make_routes()) {}
 
@@ -53,19 +55,21 @@ Exchange::Memory Exchange::lay_out(Arena& arena) const {
 }
 
 uint64_t Exchange::bytes() const {
+  if (peers_) return peers_->bytes();
   Arena arena;
   lay_out(arena);
   return arena.size().base;
 }
 
 void Exchange::set_memory(void* memory, void* shared) {
+  disagreements_ = static_cast<Disagreement*>(shared);
+  std::memset(shared, 0, shared_bytes());
+  if (peers_) return peers_->set_reports(disagreements_);
   Arena arena(memory, 0);
   memory_ = lay_out(arena);
   routes_.sum_index = memory_.sum_index;
   routes_.slot_row = memory_.slot_row;
   routes_.token = memory_.token;
-  disagreements_ = static_cast<Disagreement*>(shared);
-  std::memset(shared, 0, shared_bytes());
   if (comm_.reach() != Reach::kDirect)  // places that no token fills are sent, too
     backend_.zero(memory, bytes(), nullptr);
   backend_.zero(memory_.broken, sizeof(int32_t), nullptr);
@@ -78,6 +82,7 @@ void Exchange::set_memory(void* memory, void* shared) {
 moec_status Exchange::poll() const {
   const moec_status status = comm_.poll();
   if (status != MOEC_OK) return status;
+  if (peers_) return peers_->status();
   for (int32_t r = 0; r < comm_.size(); ++r)
     if (disagreements_[r].fact) return MOEC_E_MISMATCH;
   return MOEC_OK;
@@ -85,6 +90,7 @@ moec_status Exchange::poll() const {
 
 void Exchange::require_well() const {
   comm_.require_well();
+  if (peers_) return peers_->require_well();
   for (int32_t r = 0; r < comm_.size(); ++r)
     if (const int64_t fact = disagreements_[r].fact)
       MOEC_FAIL(MOEC_E_MISMATCH,
@@ -236,6 +242,11 @@ void Exchange::unpack_ids(const RankHeader& header, moec_stream stream) {
 Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
   require_well();
   guests_ = {};
+  if (peers_) {
+    guests_ = peers_->dispatch(from, stream);
+    ++counters_.calls;
+    return guests_;
+  }
   const int64_t values[kFacts] = {number_, from.bound, from.has_beside, from.has_adapter_ids};
   RankHeader header = {};
   Fact facts[kFacts];
@@ -244,7 +255,7 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
     header.facts[i] = values[i];
   }
   header.num_tokens = from.tokens.count;
-  prepare(comm_, Call::kDispatch, [&] {
+  prepare(Call::kDispatch, [&] {
     comm_.require_capturable(stream);
     route(from, header, stream);
   });
@@ -268,6 +279,7 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
 }
 
 CapacityOfAll Exchange::capacity_of_all(double factor, int32_t* to) const {
+  if (peers_) return peers_->capacity_of_all(factor, to);
   return {memory_.guest_ids,
           header_block(routes_.bound, meta_columns_),
           comm_.size(),
@@ -279,8 +291,14 @@ CapacityOfAll Exchange::capacity_of_all(double factor, int32_t* to) const {
 
 // ---- combine
 void Exchange::combine(const Homecoming& to, moec_stream stream) {
+  if (peers_) {
+    guests_ = {};  // what the views show is of the next dispatch from now on
+    peers_->combine(to, stream);
+    ++counters_.calls;
+    return;
+  }
   const Fact facts[] = {{kFactNames[0], number_}, {"d_guest_weights (1: given)", to.has_weights}};
-  prepare(comm_, Call::kCombine, [&] { comm_.require_capturable(stream); });
+  prepare(Call::kCombine, [&] { comm_.require_capturable(stream); });
   if (!comm_.queues()) comm_.meet_plainly(Call::kCombine, facts);
   const auto bring = [&](const void* from, void* home, uint64_t bytes) {
     scheme_.come_back(comm_, routes_, from, home, bytes, stream);

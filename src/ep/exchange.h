@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "backend/rank_steps.h"
 #include "core/workspace.h"
+#include "ep/peers.h"
 #include "ep/schemes.h"
 
 namespace moec::ep {
@@ -44,7 +45,9 @@ struct Homecoming {
 
 class Exchange {
  public:
-  Exchange(Communicator& comm, const Backend& backend, const Shape& shape);
+  // peers: connected, of PEER; else null.
+  Exchange(Communicator& comm, const Backend& backend, const Shape& shape,
+           std::unique_ptr<Peers> peers);
 
   // ---- memory, given once: `bytes` of the device, and shared bytes that the device reports to
   uint64_t bytes() const;
@@ -69,7 +72,17 @@ class Exchange {
   const Guests& guests() const { return guests_; }
   // Of the last dispatch, where the host does not know how many tokens there are.
   CapacityOfAll capacity_of_all(double factor, int32_t* to) const;
-  int64_t num_tokens() const { return routes_.num_tokens; }
+  int64_t num_tokens() const { return peers_ ? peers_->num_tokens() : routes_.num_tokens; }
+
+  // As those of the communicator, for this ep: where peers wait on the device nobody meets.
+  template <class Body>
+  decltype(auto) prepare(Call call, Body&& body) const {
+    return peers_ ? body() : ep::prepare(comm_, call, body);
+  }
+  template <class Body>
+  void attend(Call call, uint64_t meetings, Body&& body) const {
+    peers_ ? body() : comm_.attend(call, meetings, body);
+  }
 
   struct Counters {
     std::atomic<uint64_t> calls{0}, bytes_sent{0}, bytes_received{0};
@@ -103,6 +116,7 @@ class Exchange {
   const Backend& backend_;
   const Shape shape_;
   const Scheme& scheme_;
+  const std::unique_ptr<Peers> peers_;
   int32_t number_ = 0;
   int32_t meta_columns_ = 0;  // of the last dispatch: 2K, or 2K + 1 with adapter ids
   RoutePlanner planner_;

@@ -21,6 +21,8 @@ struct Shape {  // of an ep, checked; equal on all ranks
   moec_dtype dtype, partial_dtype;
   float grad_scale;
   std::vector<int32_t> expert_begin;  // [N+1]
+  uint32_t timeout_ms;                // of PEER
+  int32_t max_blocks;
 };
 
 struct Tokens {  // of this rank

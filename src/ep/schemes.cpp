@@ -3,11 +3,13 @@
 
 #include <algorithm>
 
+#include "backend/peer_steps.h"
+
 namespace moec::ep {
 namespace {
 
 // Every rank gets every token; a rank's partial rows of all tokens come back.
-class Gather final : public Scheme {
+class Gather : public Scheme {
  public:
   uint32_t id() const override { return MOEC_EP_GATHER; }
   const char* name() const override { return "gather"; }
@@ -27,6 +29,13 @@ class Gather final : public Scheme {
                  uint64_t row_bytes, moec_stream stream) const override {
     comm.all_to_all(guests, home, uint64_t(routes.bound) * row_bytes, stream);
   }
+};
+
+// The same places; Peers moves the rows.
+class Peer final : public Gather {
+ public:
+  uint32_t id() const override { return MOEC_EP_PEER; }
+  const char* name() const override { return "peer"; }
 };
 
 // Equal parts: pair_rows rows of each rank for each other.
@@ -103,22 +112,30 @@ class Exact final : public Scheme {
 
 const Scheme& scheme_of(uint32_t id) {
   static const Gather gather;
+  static const Peer peer;
   static const Rows rows;
   static const Exact exact;
+  if (id == MOEC_EP_PEER) return peer;
   if (id == MOEC_EP_ROWS) return rows;
   if (id == MOEC_EP_EXACT) return exact;
   return gather;
 }
 
+bool may_be_peers(uint32_t wanted, const Communicator& comm) {
+  const bool on_host = comm.reach() == Reach::kDirect, fits = comm.size() <= kMaxPeers;
+  MOEC_REQUIRE(wanted != MOEC_EP_PEER || fits, MOEC_E_UNSUPPORTED,
+               "desc.scheme is MOEC_EP_PEER for %d ranks; expected at most %d, or another scheme",
+               comm.size(), kMaxPeers);
+  return wanted == MOEC_EP_PEER || (wanted == MOEC_EP_AUTO && !on_host && fits);
+}
+
 Choice choose_scheme(uint32_t wanted, const Communicator& comm) {
   const bool on_host = comm.reach() == Reach::kDirect;
-  MOEC_REQUIRE(on_host || wanted == MOEC_EP_AUTO || wanted == MOEC_EP_GATHER, MOEC_E_UNSUPPORTED,
-               "desc.scheme is %u; on a GPU, whose ids no host reads, expected MOEC_EP_GATHER or "
-               "AUTO, which is the same there",
-               wanted);
-  MOEC_REQUIRE(wanted != MOEC_EP_PEER, MOEC_E_UNSUPPORTED,
-               "desc.scheme is MOEC_EP_PEER, which needs GPUs that reach each other's memory; "
-               "expected GATHER, ROWS, EXACT or AUTO");
+  MOEC_REQUIRE(
+      on_host || wanted == MOEC_EP_AUTO || wanted == MOEC_EP_GATHER, MOEC_E_UNSUPPORTED,
+      "desc.scheme is %u; on a GPU, whose ids no host reads, expected MOEC_EP_PEER, GATHER "
+      "or AUTO",
+      wanted);
   MOEC_REQUIRE(wanted != MOEC_EP_EXACT || comm.moves_counts(), MOEC_E_UNSUPPORTED,
                "desc.scheme is MOEC_EP_EXACT and the comm has no all_to_all_v; give that callback, "
                "or take GATHER or ROWS");

@@ -27,11 +27,15 @@ class Scheme {
 
 const Scheme& scheme_of(uint32_t id);  // GATHER, ROWS, EXACT
 
+// Whether PEER is to be tried: it is wanted, or AUTO would take it.
+bool may_be_peers(uint32_t wanted, const Communicator& comm);
+
 struct Choice {
   uint32_t scheme;
-  const char* why;
+  std::string why;
 };
-// What AUTO takes, from what all ranks share; E_UNSUPPORTED where the wanted one cannot be had.
+// What AUTO takes but PEER, from what all ranks share; E_UNSUPPORTED where the wanted one cannot be
+// had.
 Choice choose_scheme(uint32_t wanted, const Communicator& comm);
 
 }  // namespace moec::ep

@@ -52,6 +52,7 @@ ep::Shape checked_shape(const moec_ep_desc& desc, int32_t ranks, uint32_t scheme
   const float scale = desc.grad_scale == 0 ? 1 : desc.grad_scale;
   MOEC_REQUIRE(std::isfinite(scale) && scale > 0, MOEC_E_INVALID_ARG,
                "desc.grad_scale is %g; expected a finite number above 0", double(scale));
+  check_range("desc.max_blocks", desc.max_blocks, 0, kPeerLanes);
   const int64_t rows = checked_rows("ranks * desc.max_tokens * desc.top_k",
                                     checked_product("ranks * desc.max_tokens * desc.top_k",
                                                     ranks * int64_t(desc.top_k), desc.max_tokens));
@@ -68,7 +69,9 @@ ep::Shape checked_shape(const moec_ep_desc& desc, int32_t ranks, uint32_t scheme
           desc.dtype,
           partial,
           scale,
-          checked_ranges(desc, ranks)};
+          checked_ranges(desc, ranks),
+          desc.timeout_ms ? desc.timeout_ms : 600000,
+          desc.max_blocks};
 }
 
 moec_tensor view_of(const Context& context, void* data, moec_dtype dtype, int64_t rows,
@@ -148,16 +151,44 @@ void Comm::sum(const moec_tensor& in_out, moec_stream stream) {
 Ep::Ep(Comm& comm, const moec_ep_desc& desc) : Object(kKind), comm_(comm) {
   ep::Communicator& transport = comm.transport();
   transport.require_well();
+  std::unique_ptr<ep::Peers> peers;
   ep::prepare(transport, ep::Call::kCreate, [&] {
     check_enum("desc.scheme", desc.scheme, MOEC_EP_EXACT);
-    choice_ = ep::choose_scheme(desc.scheme, transport);
-    exchange_ = std::make_unique<ep::Exchange>(
-        transport, context().backend(), checked_shape(desc, transport.size(), choice_.scheme));
-    memory_.emplace(context(), exchange_->bytes(), nullptr);
-    shared_.emplace(context(), exchange_->shared_bytes());
-    exchange_->set_memory(memory_->data(), shared_->data());
+    if (!ep::may_be_peers(desc.scheme, transport)) return make_exchange(desc, nullptr);
+    peers = std::make_unique<ep::Peers>(transport, context().backend(),
+                                        checked_shape(desc, transport.size(), MOEC_EP_PEER));
   });
-  const ep::Shape& s = exchange_->shape();
+  agree(peers ? peers->shape() : exchange_->shape());
+  if (peers) connect(desc, std::move(peers));
+  exchange_->set_number(transport.number_ep());
+}
+
+void Ep::make_exchange(const moec_ep_desc& desc, std::unique_ptr<ep::Peers> peers) {
+  ep::Communicator& comm = transport();
+  choice_ = peers ? ep::Choice{MOEC_EP_PEER, "the ranks reach each other's memory"}
+                  : ep::choose_scheme(desc.scheme, comm);
+  const bool has_own_memory = peers != nullptr;
+  exchange_ = std::make_unique<ep::Exchange>(comm, context().backend(),
+                                             checked_shape(desc, comm.size(), choice_.scheme),
+                                             std::move(peers));
+  if (!has_own_memory) memory_.emplace(context(), exchange_->bytes(), nullptr);
+  shared_.emplace(context(), exchange_->shared_bytes());
+  exchange_->set_memory(has_own_memory ? nullptr : memory_->data(), shared_->data());
+}
+
+// All ranks come to the same end.
+void Ep::connect(const moec_ep_desc& desc, std::unique_ptr<ep::Peers> peers) {
+  const std::string trouble = peers->connect(desc.scheme == MOEC_EP_AUTO);
+  MOEC_REQUIRE(trouble.empty() || desc.scheme != MOEC_EP_PEER, MOEC_E_UNSUPPORTED,
+               "%s; take MOEC_EP_GATHER, or AUTO", trouble.c_str());
+  if (!trouble.empty()) peers.reset();
+  ep::prepare(transport(), ep::Call::kCreate, [&] { make_exchange(desc, std::move(peers)); });
+  if (!trouble.empty()) choice_.why += "; " + trouble;
+  agree(exchange_->shape());
+}
+
+// Another rank that refuses, or that has another desc, is named to all.
+void Ep::agree(const ep::Shape& s) {
   const uint64_t ranges =
       checksum(s.expert_begin.data(), s.expert_begin.size() * sizeof s.expert_begin[0]);
   const ep::Fact facts[] = {{"desc.hidden", s.hidden},
@@ -172,9 +203,10 @@ Ep::Ep(Comm& comm, const moec_ep_desc& desc) : Object(kKind), comm_(comm) {
                             {"desc.overflow", s.overflow},
                             {"desc.flags", s.flags},
                             {"the bits of desc.grad_scale", std::bit_cast<int32_t>(s.grad_scale)},
-                            {"the hash of desc.expert_begin", int64_t(ranges)}};
-  transport.meet_plainly(ep::Call::kCreate, facts);
-  exchange_->set_number(transport.number_ep());
+                            {"the hash of desc.expert_begin", int64_t(ranges)},
+                            {"desc.timeout_ms", s.timeout_ms},
+                            {"desc.max_blocks", s.max_blocks}};
+  transport().meet_plainly(ep::Call::kCreate, facts);
 }
 
 void Ep::query(moec_ep_info& info) const {
@@ -190,15 +222,18 @@ std::string Ep::describe() const {
   std::string ranges;
   for (const int32_t begin : s.expert_begin)
     ranges += (ranges.empty() ? "" : ", ") + std::to_string(begin);
-  const auto number = [](const char* name, int64_t value) {
-    return std::string(", \"") + name + "\": " + std::to_string(value);
-  };
-  return std::string("{\"scheme\": \"") + exchange_->scheme().name() + "\", \"why\": \"" +
-         choice_.why + "\", \"transport\": \"" + ep::reach_name(transport().reach()) + "\"" +
-         number("rank", transport().rank()) + number("ranks", transport().size()) +
-         ", \"expert_begin\": [" + ranges + "]" + number("max_tokens", s.max_tokens) +
-         number("pair_rows", s.pair_rows) + number("max_guests", exchange_->most_guests()) +
-         number("memory", int64_t(exchange_->bytes())) + "}";
+  JsonObject object;
+  object.add("scheme", exchange_->scheme().name())
+      .add("why", choice_.why)
+      .add("transport", ep::reach_name(transport().reach()))
+      .add("rank", transport().rank())
+      .add("ranks", transport().size())
+      .add_json("expert_begin", "[" + ranges + "]")
+      .add("max_tokens", s.max_tokens)
+      .add("pair_rows", s.pair_rows)
+      .add("max_guests", exchange_->most_guests())
+      .add("memory", int64_t(exchange_->bytes()));
+  return "{" + object.members() + "}";
 }
 
 int64_t Ep::checked_bound(int64_t bound, int64_t num_tokens) const {
@@ -233,7 +268,7 @@ ep::Departure Ep::checked_departure(const moec_ep_args& args) const {
 void Ep::dispatch(moec_ep_args& args, moec_stream stream) {
   exchange_->require_well();
   const ep::Departure from =
-      ep::prepare(transport(), ep::Call::kDispatch, [&] { return checked_departure(args); });
+      exchange_->prepare(ep::Call::kDispatch, [&] { return checked_departure(args); });
   const ep::Guests guests = exchange_->dispatch(from, stream);
   const ep::Shape& s = exchange_->shape();
   const auto view = [&](void* data, moec_dtype dtype, int64_t columns) {
@@ -270,8 +305,7 @@ ep::Homecoming Ep::checked_homecoming(const moec_ep_args& args) const {
 void Ep::combine(const moec_ep_args& args, moec_stream stream) {
   exchange_->require_well();
   exchange_->combine(
-      ep::prepare(transport(), ep::Call::kCombine, [&] { return checked_homecoming(args); }),
-      stream);
+      exchange_->prepare(ep::Call::kCombine, [&] { return checked_homecoming(args); }), stream);
 }
 
 void Ep::poll(moec_ep_state& state) const {

@@ -46,6 +46,9 @@ class Ep final : public Object {
   int64_t checked_bound(int64_t bound, int64_t num_tokens) const;
 
  private:
+  void make_exchange(const moec_ep_desc& desc, std::unique_ptr<ep::Peers> peers);
+  void connect(const moec_ep_desc& desc, std::unique_ptr<ep::Peers> peers);
+  void agree(const ep::Shape& shape);
   ep::Departure checked_departure(const moec_ep_args& args) const;
   ep::Homecoming checked_homecoming(const moec_ep_args& args) const;
 

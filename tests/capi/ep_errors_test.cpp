@@ -44,6 +44,8 @@ TEST(EpCreate, RanksThatDisagreeAreNamed) {
        }},
       {"desc.expert_begin", [](auto& d) { d.expert_begin = kOther; }},
       {"desc.grad_scale", [](auto& d) { d.grad_scale = 0.5f; }},
+      {"desc.timeout_ms", [](auto& d) { d.timeout_ms = 5; }},
+      {"desc.max_blocks", [](auto& d) { d.max_blocks = 5; }},
   };
   for (const auto& row : rows) {
     const std::vector<Outcome> all = create_with(1, row.change);
@@ -67,7 +69,7 @@ TEST(EpCreate, ARefusedDescriptionIsTold) {
       {MOEC_E_INVALID_ARG, [](auto& d) { d.pair_rows = 1; }},  // of EXACT
       {MOEC_E_DTYPE, [](auto& d) { d.dtype = MOEC_I32; }},
       {MOEC_E_DTYPE, [](auto& d) { d.partial_dtype = MOEC_BF16; }},
-      {MOEC_E_UNSUPPORTED, [](auto& d) { d.scheme = MOEC_EP_PEER; }},
+      {MOEC_E_INVALID_ARG, [](auto& d) { d.max_blocks = 129; }},
       {MOEC_E_ABI, [](auto& d) { d.struct_size = 3; }},
   };
   for (const auto& row : rows) {

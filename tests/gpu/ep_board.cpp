@@ -8,12 +8,14 @@ namespace moec::test {
 DeviceBoard::DeviceBoard(int size) : RankBoard(size), seats_(static_cast<size_t>(size)) {
   for (int r = 0; r < size; ++r) {
     Seat& seat = seats_[static_cast<size_t>(r)];
+    enter(r);
     seat.board = this;
     seat.rank = r;
     CHECK_CUDA(cudaStreamCreateWithFlags(&seat.stream, cudaStreamNonBlocking));
     for (cudaEvent_t* event : {&seat.ready, &seat.done})
       CHECK_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }
+  use_gpu(0);
 }
 
 DeviceBoard::~DeviceBoard() {
@@ -36,6 +38,7 @@ moec_comm_callbacks DeviceBoard::callbacks(int rank, bool) {
 std::vector<std::string> DeviceBoard::in_turns(const std::function<void(int)>& body) {
   return run_ranks(size(), [&](int rank) {
     Seat& seat = seats_[static_cast<size_t>(rank)];
+    enter(rank);
     seat.turn = std::unique_lock(turns_);
     try {
       body(rank);
@@ -67,7 +70,7 @@ int32_t DeviceBoard::exchange(Seat& seat, const void* send, void* recv, uint64_t
   for (const Seat& from : seats_) {
     note(cudaStreamWaitEvent(stream, from.ready, 0));
     note(cudaMemcpyAsync(static_cast<char*>(recv) + static_cast<uint64_t>(from.rank) * bytes,
-                         from.send + at, bytes, cudaMemcpyDeviceToDevice, stream));
+                         from.send + at, bytes, cudaMemcpyDefault, stream));
   }
   note(cudaEventRecord(seat.done, stream));
   if (!meet_others(seat)) return MOEC_E_TIMEOUT;
@@ -125,10 +128,7 @@ Comm NcclBoard::make_comm(const moec_context* context, int rank, bool) {
     *own = static_cast<const Seat*>(comm)->rank;
     return 0;
   };
-  api.cu_device = [](const void*, int* device) {
-    *device = 0;
-    return 0;
-  };
+  api.cu_device = [](const void*, int* device) { return static_cast<int>(cudaGetDevice(device)); };
   api.all_gather = [](const void* send, void* recv, size_t count, int type, void* comm,
                       void* on) -> int {
     if (group.is_open || type != 1) return kInvalidUsage;

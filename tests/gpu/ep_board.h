@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads that share one GPU, each with a stream of its own: callbacks that take memory of
-// the device and queue. A copy waits for what it reads by events, never on the host. Threads meet
-// to tell each other their addresses.
+// Ranks as threads that share one GPU or more, each with a stream of its own: callbacks that take
+// memory of the device and queue. A copy waits for what it reads by events, never on the host.
+// Threads meet to tell each other their addresses.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,16 +10,18 @@
 #include <mutex>
 
 #include "gpu/step.h"
+#include "support/device.h"
 #include "support/rank_threads.h"
 
 namespace moec::test {
 
 class DeviceBoard : public RankBoard {
  public:
-  explicit DeviceBoard(int size);
+  explicit DeviceBoard(int size);  // ranks take turns on the GPUs that there are
   ~DeviceBoard() override;
   moec_comm_callbacks callbacks(int rank, bool counts = true) override;
   moec_stream stream(int rank) const override { return seat(rank).stream; }
+  void enter(int rank) const override { use_gpu(rank % num_gpus()); }
   // body(rank) on a thread for each, of which one runs until it has to wait for another: what all
   // of them queue may be captured in one graph. What each threw.
   std::vector<std::string> in_turns(const std::function<void(int)>& body);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts on ranks that share a GPU, each with a context and a stream of its own, over callbacks
-// that queue: layers give the bits of one process, forward and every gradient; a graph of a step of
-// all ranks gives, replayed with other routings, what eager steps give; nobody waits or allocates;
-// ranks that disagree are named by poll and by the next call. It was seen to catch a plan of home
-// whose rows are padded beyond its memory, and headers without the bound.
+// Experts on ranks that share a GPU, or have one each, with a context and a stream of their own:
+// over callbacks that queue, and as peers that write to each other's memory. Layers give the bits
+// of one process, forward and every gradient; graphs of a step give, replayed with other routings,
+// what eager steps give; nobody waits or allocates; ranks that disagree, or do not come, are named
+// by poll and by the next call. It was seen to catch a plan of home whose rows are padded beyond
+// its memory, and headers without the bound.
 #include <cmath>
 
-#include "gpu/ep_board.h"
+#include "gpu/ep_steps.h"
 #include "support/compare.h"
 #include "support/ep_problem.h"
 #include "support/tensors.h"
@@ -14,14 +15,25 @@
 namespace moec::test {
 namespace {
 
+// A kernel that is loaded at its first call waits for those that wait for other ranks.
+const int kLoadsAtOnce = setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+
 class EpGpu : public testing::Test {
  protected:
   void SetUp() override { setenv("MOEC_TEST_DEVICE", "cuda", 1); }  // of the support code
 };
+constexpr uint32_t kSchemes[] = {MOEC_EP_GATHER, MOEC_EP_PEER};
 
 template <typename Board = DeviceBoard>
 void expect_bits_of_one_process(const EpProblem& p) {
   Board board(p.ranks);
+  if (p.scheme == MOEC_EP_PEER) {
+    // What is loaded at its first use, such as cuBLASLt's kernels, waits for kernels that wait for
+    // other ranks on the same GPU: GATHER uses all of it before.
+    EpProblem gather = p;
+    gather.scheme = MOEC_EP_GATHER;
+    run_ep_layers(gather, board);
+  }
   const std::vector<Outputs> got = run_ep_layers(p, board);
   if (testing::Test::HasFailure()) return;
   const std::vector<Outputs> want = run_in_sequence(p);
@@ -34,22 +46,24 @@ TEST_F(EpGpu, LayersGiveTheBitsOfOneProcess) {
   SCOPED_TRACE(seed_note());
   Draw draw(3);
   const int rounds = is_small_run() ? 1 : 8;
-  for (const int ranks : {1, 2, 3})
-    for (int round = 0; round < rounds; ++round) {
-      EpProblem p = draw_ep_problem(ranks, MOEC_EP_GATHER, draw);
-      if (round % 4 == 2) quantise_weights(&p, draw);
-      if (round % 4 >= 2) draw_adapters(&p, draw);
-      SCOPED_TRACE(std::to_string(ranks) + " ranks, round " + std::to_string(round));
-      expect_bits_of_one_process(p);
-      if (HasFailure()) return;
-    }
+  for (const uint32_t scheme : kSchemes)
+    for (const int ranks : {1, 2, 3, 4})
+      for (int round = 0; round < rounds; ++round) {
+        EpProblem p = draw_ep_problem(ranks, scheme, draw);
+        if (round % 4 == 2) quantise_weights(&p, draw);
+        if (round % 4 >= 2) draw_adapters(&p, draw);
+        SCOPED_TRACE("scheme " + std::to_string(scheme) + ", " + std::to_string(ranks) +
+                     " ranks, round " + std::to_string(round));
+        expect_bits_of_one_process(p);
+        if (HasFailure()) return;
+      }
 }
 
 // What Hopper's kernels take, with more rows than a tile has, and a rank without a token.
-EpProblem large_problem(int ranks, Draw& draw) {
+EpProblem large_problem(int ranks, uint32_t scheme, Draw& draw) {
   EpProblem p;
   p.ranks = ranks;
-  p.scheme = MOEC_EP_AUTO;
+  p.scheme = scheme;
   p.experts = 8;
   p.top_k = 2;
   p.hidden = 128;
@@ -70,143 +84,79 @@ TEST_F(EpGpu, LargerLayersToo) {
   if (is_under("racecheck")) GTEST_SKIP() << "takes minutes; kernel_check has these kernels";
   SCOPED_TRACE(seed_note());
   Draw draw(4);
-  for (const int ranks : {2, 3}) {
-    EpProblem p = large_problem(ranks, draw);
-    expect_bits_of_one_process(p);
-    p.select_bias.assign(8, 0.0);  // all tokens to rank 0, whose experts are the first ones
-    for (size_t e = 0; e < 5; ++e) p.select_bias[e] = 100;
-    expect_bits_of_one_process(p);
-    p.select_bias.clear();  // a capacity of the tokens of all ranks, which the host does not know
-    for (const uint32_t drop : {MOEC_DROP_BY_POSITION, MOEC_DROP_BY_WEIGHT}) {
-      p.drop = drop;
-      p.capacity_factor = 1.0f;
+  for (const uint32_t scheme : kSchemes)
+    for (const int ranks : {2, 3}) {
+      EpProblem p = large_problem(ranks, scheme, draw);
       expect_bits_of_one_process(p);
+      p.select_bias.assign(8, 0.0);  // all tokens to rank 0, whose experts are the first ones
+      for (size_t e = 0; e < 5; ++e) p.select_bias[e] = 100;
+      expect_bits_of_one_process(p);
+      p.select_bias.clear();  // a capacity of the tokens of all ranks, which the host does not know
+      for (const uint32_t drop : {MOEC_DROP_BY_POSITION, MOEC_DROP_BY_WEIGHT}) {
+        p.drop = drop;
+        p.capacity_factor = 1.0f;
+        expect_bits_of_one_process(p);
+      }
+      if (HasFailure() || is_small_run()) return;
     }
-    if (HasFailure() || is_small_run()) return;
-  }
 }
 
 TEST_F(EpGpu, OverTheFunctionsOfNccl) {
   SCOPED_TRACE(seed_note());
   Draw draw(5);
-  for (const int ranks : {1, 3})
-    expect_bits_of_one_process<NcclBoard>(draw_ep_problem(ranks, MOEC_EP_GATHER, draw));
+  for (const uint32_t scheme : kSchemes)
+    for (const int ranks : {1, 3})
+      expect_bits_of_one_process<NcclBoard>(draw_ep_problem(ranks, scheme, draw));
 }
 
-// ---- a step of all ranks in one graph
-class RankSteps {
- public:
-  RankSteps(DeviceBoard& board, int top_k) : board_(board), ranks_(board.size()) {
-    parts_.resize(static_cast<size_t>(ranks_));
-    run([&](int r) {
-      Part& part = parts_[static_cast<size_t>(r)];
-      part.rank = std::make_unique<Rank>(board, r);
-      auto desc = sized<moec_ep_desc>();
-      desc.hidden = Step::kHidden;
-      desc.max_tokens = Step::kTokens;
-      desc.num_experts = Step::kExperts;
-      desc.top_k = top_k;
-      desc.dtype = MOEC_BF16;
-      static constexpr int32_t kTwo[] = {0, 3, 8}, kThree[] = {0, 3, 4, 8};
-      desc.expert_begin = ranks_ == 2 ? kTwo : kThree;
-      part.ep = make<Ep>(moec_ep_create, part.rank->comm.get(), &desc);
-      part.step = ep_layer_step(part.rank->context.get(), top_k, part.ep.get());
-    });
-  }
-  void fill(uint64_t seed, Routing routing) {
-    for (int r = 0; r < ranks_; ++r) step(r).fill(seed * 10 + static_cast<uint64_t>(r), routing);
-  }
-  void queue() {
-    run([&](int r) { step(r).queue(stream(r)); });
-  }
-  void wait() const {
-    for (int r = 0; r < ranks_; ++r) CHECK_CUDA(cudaStreamSynchronize(stream(r)));
-  }
-  // The streams of the others join the capture of the first, and end in it.
-  cudaGraphExec_t capture() {
-    cudaEvent_t fork, join;
-    CHECK_CUDA(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
-    CHECK_CUDA(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
-    CHECK_CUDA(cudaStreamBeginCapture(stream(0), cudaStreamCaptureModeRelaxed));
-    CHECK_CUDA(cudaEventRecord(fork, stream(0)));
-    for (int r = 1; r < ranks_; ++r) CHECK_CUDA(cudaStreamWaitEvent(stream(r), fork, 0));
-    queue();
-    for (int r = 1; r < ranks_; ++r) {
-      CHECK_CUDA(cudaEventRecord(join, stream(r)));
-      CHECK_CUDA(cudaStreamWaitEvent(stream(0), join, 0));
+// ---- graphs
+// What replays give, each `times` over, and an eager step of GATHER for each.
+void expect_replays(int ranks, uint32_t scheme, int replays, int times) {
+  DeviceBoard board(ranks), eager_board(ranks);
+  RankSteps captured(board, 2, scheme), eager(eager_board, 2, MOEC_EP_GATHER);
+  eager.fill(1, Routing::kRandom);
+  eager.queue();
+  eager.wait();
+  captured.fill(1, Routing::kRandom);
+  captured.queue();
+  captured.wait();
+  const moec_stats before = captured.stats(0);
+  const std::vector<cudaGraphExec_t> programs = captured.capture();
+  const moec_stats after = captured.stats(0);
+  EXPECT_EQ(after.allocs, before.allocs);
+  EXPECT_EQ(after.host_syncs, before.host_syncs);
+  std::vector<uint8_t> last;
+  for (int replay = 0; replay < replays; ++replay) {
+    const Routing routing = replay % 10 == 5 ? Routing::kOneExpert : Routing::kRandom;
+    captured.fill(100 + static_cast<uint64_t>(replay), routing);
+    eager.fill(100 + static_cast<uint64_t>(replay), routing);
+    eager.queue();
+    eager.wait();
+    const std::vector<uint8_t> want = eager.outputs();
+    for (int time = 0; time < times; ++time) {
+      captured.replay(programs);
+      ASSERT_TRUE(captured.outputs() == want) << "replay " << replay << " of " << ranks << " ranks";
     }
-    cudaGraph_t graph;
-    cudaGraphExec_t program;
-    CHECK_CUDA(cudaStreamEndCapture(stream(0), &graph));
-    CHECK_CUDA(cudaGraphInstantiate(&program, graph, 0));
-    cudaGraphDestroy(graph);
-    cudaEventDestroy(fork);
-    cudaEventDestroy(join);
-    return program;
+    ASSERT_TRUE(want != last) << "replay " << replay << " did nothing new";
+    last = want;
   }
-  std::vector<uint8_t> outputs() const {
-    std::vector<uint8_t> all;
-    for (const Part& part : parts_) {
-      const std::vector<uint8_t> own = part.step->outputs();
-      all.insert(all.end(), own.begin(), own.end());
-    }
-    return all;
-  }
-  moec_stats stats(int r) const { return stats_of(parts_[size_t(r)].rank->context.get()); }
-  cudaStream_t stream(int r) const { return static_cast<cudaStream_t>(board_.stream(r)); }
-  int size() const { return ranks_; }
-
- private:
-  struct Part {  // the step ends before the ep
-    std::unique_ptr<Rank> rank;
-    Ep ep;
-    std::unique_ptr<Step> step;
-  };
-  Step& step(int r) const { return *parts_[static_cast<size_t>(r)].step; }
-  void run(const std::function<void(int)>& body) {
-    for (const std::string& error : board_.in_turns(body)) ASSERT_EQ(error, "");
-  }
-
-  DeviceBoard& board_;
-  const int ranks_;
-  std::vector<Part> parts_;
-};
+  for (const cudaGraphExec_t program : programs) cudaGraphExecDestroy(program);
+}
 
 TEST_F(EpGpu, ReplaysWithOtherRoutingsEqualEagerSteps) {
-  const int replays = is_small_run() ? 2 : 100;
   for (const int ranks : {2, 3}) {
-    DeviceBoard board(ranks), eager_board(ranks);
-    RankSteps captured(board, 2), eager(eager_board, 2);
-    captured.fill(1, Routing::kRandom);
-    captured.queue();
-    captured.wait();
-    const moec_stats before = captured.stats(0);
-    const cudaGraphExec_t program = captured.capture();
-    const moec_stats after = captured.stats(0);
-    EXPECT_EQ(after.allocs, before.allocs);
-    EXPECT_EQ(after.host_syncs, before.host_syncs);
-    std::vector<uint8_t> last;
-    for (int replay = 0; replay < replays; ++replay) {
-      const Routing routing = replay % 10 == 5 ? Routing::kOneExpert : Routing::kRandom;
-      captured.fill(100 + static_cast<uint64_t>(replay), routing);
-      eager.fill(100 + static_cast<uint64_t>(replay), routing);
-      CHECK_CUDA(cudaGraphLaunch(program, captured.stream(0)));
-      CHECK_CUDA(cudaStreamSynchronize(captured.stream(0)));
-      eager.queue();
-      eager.wait();
-      const std::vector<uint8_t> got = captured.outputs();
-      ASSERT_TRUE(got == eager.outputs()) << "replay " << replay << " of " << ranks << " ranks";
-      ASSERT_TRUE(got != last) << "replay " << replay << " did nothing new";
-      last = got;
-    }
-    cudaGraphExecDestroy(program);
+    expect_replays(ranks, MOEC_EP_GATHER, is_small_run() ? 2 : 50, 1);
+    expect_replays(ranks, MOEC_EP_PEER, is_small_run() ? 2 : 100, is_small_run() ? 1 : 10);
   }
 }
 
 // ---- ranks that disagree
 struct Call {  // one rank's dispatch and combine
-  Call(const Rank& rank, int64_t tokens) : rank_(rank) {
+  Call(const Rank& rank, int64_t tokens, uint32_t scheme, uint32_t timeout_ms = 6000)
+      : rank_(rank) {
     auto desc = sized<moec_ep_desc>();
+    desc.scheme = scheme;
+    desc.timeout_ms = timeout_ms;
     desc.hidden = kHidden;
     desc.max_tokens = 8;
     desc.num_experts = 4;
@@ -219,15 +169,29 @@ struct Call {  // one rank's dispatch and combine
     args.expert_ids = m.input(std::vector<double>(T, 3.0), MOEC_I32, {tokens, 1});
     args.y = m.output(MOEC_F32, {tokens, kHidden});
   }
-  std::vector<double> run(int64_t bound) {
+  void queue(int64_t bound) {
     args.bound = bound;
     check(moec_ep_dispatch(ep.get(), &args, rank_.stream));
     CHECK_CUDA(cudaMemsetAsync(args.partial.data, 0,
                                static_cast<size_t>(args.partial.shape[0]) * kHidden * 4,
                                static_cast<cudaStream_t>(rank_.stream)));
     check(moec_ep_combine(ep.get(), &args, rank_.stream));
+  }
+  std::vector<double> run(int64_t bound) {
+    queue(bound);
     check(moec_context_sync(rank_.context.get(), rank_.stream));
     return m.read(args.y);
+  }
+  void expect_broken(moec_status status, const std::string& part) {
+    EXPECT_EQ(poll(), status);
+    try {
+      run(4);
+      ADD_FAILURE() << "a broken ep took a call";
+    } catch (const Failure& failure) {
+      const std::string text = failure.what();
+      EXPECT_EQ(failure.status, status) << text;
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
   }
   moec_status poll() const {
     auto state = sized<moec_ep_state>();
@@ -242,25 +206,38 @@ struct Call {  // one rank's dispatch and combine
 };
 
 TEST_F(EpGpu, ADisagreementIsReportedByPollAndByTheNextCall) {
+  for (const uint32_t scheme : kSchemes) {
+    DeviceBoard board(2);
+    for (const std::string& error : run_ranks(2, [&](int r) {
+           const Rank rank(board, r);
+           Call call(rank, 2, scheme);
+           EXPECT_EQ(call.run(4), std::vector<double>(8, 0.0));
+           EXPECT_EQ(call.args.total_tokens, -1);  // nobody waited for it
+           EXPECT_EQ(call.poll(), MOEC_OK);
+           try {
+             for (const double v : call.run(r == 0 ? 4 : 8)) EXPECT_TRUE(std::isnan(v)) << v;
+           } catch (const Failure& failure) {  // of the combine: the device was quick to say it
+             EXPECT_EQ(failure.status, MOEC_E_MISMATCH) << failure.what();
+           }
+           call.expect_broken(MOEC_E_MISMATCH, "rank " + std::to_string(1 - r) + " had bound = ");
+           Call other(rank, 2, scheme);  // the comm is well
+           EXPECT_EQ(other.run(4), std::vector<double>(8, 0.0));
+         }))
+      EXPECT_EQ(error, "");
+  }
+}
+
+TEST_F(EpGpu, APeerThatDoesNotComeIsATimeout) {
   DeviceBoard board(2);
   for (const std::string& error : run_ranks(2, [&](int r) {
          const Rank rank(board, r);
-         Call call(rank, 2);
+         Call call(rank, 2, MOEC_EP_PEER, 300);
          EXPECT_EQ(call.run(4), std::vector<double>(8, 0.0));
-         EXPECT_EQ(call.args.total_tokens, -1);  // nobody waited for it
-         EXPECT_EQ(call.poll(), MOEC_OK);
-         for (const double v : call.run(r == 0 ? 4 : 8)) EXPECT_TRUE(std::isnan(v)) << v;
-         EXPECT_EQ(call.poll(), MOEC_E_MISMATCH);
-         try {
-           call.run(4);
-           ADD_FAILURE() << "a broken ep took a call";
-         } catch (const Failure& failure) {
-           const std::string text = failure.what();
-           EXPECT_EQ(failure.status, MOEC_E_MISMATCH) << text;
-           const std::string said = "rank " + std::to_string(1 - r) + " had bound = ";
-           EXPECT_NE(text.find(said), std::string::npos) << text;
+         if (r == 0) {
+           for (const double v : call.run(4)) EXPECT_TRUE(std::isnan(v)) << v;
+           call.expect_broken(MOEC_E_TIMEOUT, "rank 1 did not come to a dispatch within 300 ms");
          }
-         Call other(rank, 2);  // the comm is well
+         Call other(rank, 2, MOEC_EP_PEER);
          EXPECT_EQ(other.run(4), std::vector<double>(8, 0.0));
        }))
     EXPECT_EQ(error, "");
@@ -289,11 +266,13 @@ TEST_F(EpGpu, WhatCannotBeCapturedIsRefused) {
       cudaStream_t own = nullptr;
     } board(queues);
     const Rank rank(board, 0);
-    Call call(rank, 3);
+    Call call(rank, 3, MOEC_EP_GATHER), peer(rank, 3, MOEC_EP_PEER);
     EXPECT_EQ(call.run(0), std::vector<double>(12, 0.0));
+    EXPECT_EQ(peer.run(0), std::vector<double>(12, 0.0));
     CHECK_CUDA(cudaStreamBeginCapture(board.own, cudaStreamCaptureModeThreadLocal));
     EXPECT_EQ(moec_ep_dispatch(call.ep.get(), &call.args, board.own), MOEC_E_WOULD_SYNC);
     EXPECT_NE(last_error().find("MOEC_COMM_CAPTURE"), std::string::npos) << last_error();
+    peer.queue(0);  // calls no callback
     cudaGraph_t graph;
     CHECK_CUDA(cudaStreamEndCapture(board.own, &graph));
     cudaGraphDestroy(graph);

@@ -272,10 +272,12 @@ class LayerStep : public Step {
 std::unique_ptr<Step> layer_step(const moec_context* context, int32_t top_k, int32_t device) {
   return std::make_unique<LayerStep>(context, top_k, device);
 }
-std::unique_ptr<Step> ep_layer_step(const moec_context* context, int32_t top_k, moec_ep* ep) {
+std::unique_ptr<Step> ep_layer_step(const moec_context* context, int32_t top_k, moec_ep* ep,
+                                    int32_t device) {
   auto info = sized<moec_ep_info>();
   check(moec_ep_query(ep, &info));
-  return std::make_unique<LayerStep>(context, top_k, 0, ep, info.expert_end - info.expert_begin);
+  return std::make_unique<LayerStep>(context, top_k, device, ep,
+                                     info.expert_end - info.expert_begin);
 }
 std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device) {
   return std::make_unique<ExpertsStep>(context, top_k, device, Step::kTokens);

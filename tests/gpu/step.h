@@ -97,7 +97,8 @@ class Step {
 // gradients; backward of everything; the update of the selection bias.
 std::unique_ptr<Step> layer_step(const moec_context* context, int32_t top_k, int32_t device = 0);
 // The same as one rank of an ep, which has kHidden, kTokens, kExperts and bf16.
-std::unique_ptr<Step> ep_layer_step(const moec_context* context, int32_t top_k, moec_ep* ep);
+std::unique_ptr<Step> ep_layer_step(const moec_context* context, int32_t top_k, moec_ep* ep,
+                                    int32_t device = 0);
 // plan from ids, experts forward with pre-activations kept, backward. The gradients of the weights
 // are its last outputs, kWeightBytes.
 std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device = 0);

@@ -54,6 +54,7 @@ add_gpu_test(coded_test SOURCES coded_problem.cpp)
 add_gpu_test(lines_test BULK)
 add_gpu_test(buffer_test)
 add_gpu_test(ep_gpu_test BULK SOURCES ep_board.cpp step.cpp ${ep_problem_of_gpu})
+add_gpu_test(ep_processes_test)
 add_gpu_test(kernel_check KERNELS SANITIZE
   SOURCES weight_grad_check.cpp plan_check.cpp experts_problem.cpp plain.cu)
 add_gpu_test(small_check KERNELS SANITIZE SOURCES experts_problem.cpp plain.cu)

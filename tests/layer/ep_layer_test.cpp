@@ -100,11 +100,12 @@ TEST_P(EpLayerTest, SameBitsAsInSequence) {
 
 INSTANTIATE_TEST_SUITE_P(, EpLayerTest,
                          testing::Combine(testing::Values(1, 2, 3, 4, 8),
-                                          testing::Values(MOEC_EP_GATHER, MOEC_EP_ROWS,
-                                                          MOEC_EP_EXACT)),
+                                          testing::Values(MOEC_EP_GATHER, MOEC_EP_PEER,
+                                                          MOEC_EP_ROWS, MOEC_EP_EXACT)),
                          [](const auto& param) {
                            const uint32_t scheme = std::get<1>(param.param);
                            return std::string(scheme == MOEC_EP_GATHER ? "gather"
+                                              : scheme == MOEC_EP_PEER ? "peer"
                                               : scheme == MOEC_EP_ROWS ? "rows"
                                                                        : "exact") +
                                   "_" + std::to_string(std::get<0>(param.param));
@@ -115,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(, EpLayerTest,
 TEST(EpLayer, CodesAndAdaptersGiveTheBitsToo) {
   SCOPED_TRACE(seed_note());
   Draw draw(97);
-  for (const uint32_t scheme : {MOEC_EP_GATHER, MOEC_EP_ROWS, MOEC_EP_EXACT})
+  for (const uint32_t scheme : {MOEC_EP_GATHER, MOEC_EP_PEER, MOEC_EP_ROWS, MOEC_EP_EXACT})
     for (const int kind : {1, 2, 3}) {
       if (!has_scheme(scheme)) continue;
       EpProblem p = draw_ep_problem(draw.one_of({1, 2, 3, 5}), scheme, draw);

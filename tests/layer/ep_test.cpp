@@ -3,7 +3,8 @@
 //   a guest is a token with an expert here; guests come in the order (rank, token)
 //   y[t] = 0 + the partial rows of token t by rank, in fp32, rounded once
 // Bits are compared. Planted faults that it was seen to catch: partial rows
-// added from the last rank on, and ids of other ranks left in guest_ids.
+// added from the last rank on, ids of other ranks left in guest_ids, and peers that dispatch twice
+// without a meeting.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 namespace moec::test {
 namespace {
 
-constexpr uint32_t kSchemes[] = {MOEC_EP_GATHER, MOEC_EP_ROWS, MOEC_EP_EXACT};
+constexpr uint32_t kSchemes[] = {MOEC_EP_GATHER, MOEC_EP_PEER, MOEC_EP_ROWS, MOEC_EP_EXACT};
 
 struct World {  // what all ranks know
   int ranks, experts, top_k, max_tokens;
@@ -191,7 +192,7 @@ class RankRun {
     EXPECT_EQ(g, guests) << "more guests than expected";
     int64_t total = 0;
     for (const Batch& from : all) total += from.tokens;
-    EXPECT_EQ(args_.total_tokens, total);
+    EXPECT_EQ(args_.total_tokens, w_.scheme == MOEC_EP_PEER ? -1 : total);
     args_.d_guest_weights = filled(d_weights, MOEC_F32, {args_.guests.shape[0], w_.top_k});
   }
   void combine(const Batch& b) {
@@ -233,6 +234,7 @@ class RankRun {
 void run_world(const World& w, Draw& draw, int calls, int only_rank = -1) {
   std::vector<std::vector<Batch>> batches(static_cast<size_t>(calls));
   std::vector<int64_t> bounds;
+  std::vector<bool> twice;  // a dispatch that is not combined comes first
   for (auto& call : batches) {
     int64_t most = 1;
     for (int r = 0; r < w.ranks; ++r) {
@@ -240,6 +242,7 @@ void run_world(const World& w, Draw& draw, int calls, int only_rank = -1) {
       most = std::max<int64_t>(most, call.back().tokens);
     }
     bounds.push_back(draw.one_of({int64_t{0}, most}));
+    twice.push_back(draw.chance(0.3));
   }
   RankBoard board(w.ranks);
   const std::vector<std::string> errors = run_ranks(w.ranks, [&](int rank) {
@@ -247,13 +250,18 @@ void run_world(const World& w, Draw& draw, int calls, int only_rank = -1) {
     const uint64_t allocs = run.stats().allocs;
     for (size_t c = 0; c < batches.size(); ++c) {
       const Batch& own = batches[c][static_cast<size_t>(rank)];
+      if (twice[c]) {
+        run.dispatch(batches[0][static_cast<size_t>(rank)], bounds[0]);
+        run.visit(batches[0]);
+      }
       run.dispatch(own, bounds[c]);
       run.visit(batches[c]);
       run.combine(own);
     }
     auto state = sized<moec_ep_state>();
     check(moec_ep_poll(run.ep(), &state));
-    EXPECT_EQ(state.calls, 2 * batches.size());
+    EXPECT_EQ(state.calls,
+              2 * batches.size() + size_t(std::count(twice.begin(), twice.end(), true)));
     EXPECT_EQ(state.rows_dropped, 0);
     EXPECT_EQ(state.status, MOEC_OK);
     EXPECT_EQ(run.stats().allocs, allocs);  // all that it needs came with the ep
@@ -289,7 +297,8 @@ World draw_world(int ranks, uint32_t scheme, Draw& draw) {
 }
 
 std::string name_of(uint32_t scheme) {
-  return scheme == MOEC_EP_GATHER ? "gather" : scheme == MOEC_EP_ROWS ? "rows" : "exact";
+  constexpr const char* kNames[] = {"auto", "gather", "peer", "rows", "exact"};
+  return kNames[scheme];
 }
 
 class EpTest : public testing::TestWithParam<std::tuple<int, uint32_t>> {};

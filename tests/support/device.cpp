@@ -15,7 +15,9 @@
 namespace moec::test {
 namespace {
 
-// The six driver functions that tests need, found at run time: no CUDA header, no link.
+thread_local int32_t gpu = 0;
+
+// The few driver functions that tests need, found at run time: no CUDA header, no link.
 class CudaDriver {
  public:
   static const CudaDriver& get() {
@@ -24,9 +26,15 @@ class CudaDriver {
   }
   void* allocate(size_t bytes) const {
     uint64_t address = 0;
+    make_current();
     check(allocate_(&address, bytes ? bytes : 1), "cuMemAlloc");
     return reinterpret_cast<void*>(address);
   }
+  // That of this thread: its primary context, the one that the runtime API of the plug-in uses.
+  void make_current() const {
+    check(set_current_(contexts_.at(static_cast<size_t>(gpu))), "cuCtxSetCurrent");
+  }
+  size_t count() const { return contexts_.size(); }
   void release(void* p) const { free_(reinterpret_cast<uint64_t>(p)); }
   void upload(void* to, const void* from, size_t bytes) const {
     if (bytes) check(upload_(reinterpret_cast<uint64_t>(to), from, bytes), "cuMemcpyHtoD");
@@ -39,13 +47,18 @@ class CudaDriver {
   CudaDriver() {
     library_ = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library_) throw std::runtime_error("MOEC_TEST_DEVICE=cuda: no libcuda.so.1");
-    int device = 0;
-    void* context = nullptr;
+    int count = 0;
     check(find<int(unsigned)>("cuInit")(0), "cuInit");
-    check(find<int(int*, int)>("cuDeviceGet")(&device, 0), "cuDeviceGet");
-    // The primary context: the one that the runtime API of the plug-in uses.
-    check(find<int(void**, int)>("cuDevicePrimaryCtxRetain")(&context, device), "retain");
-    check(find<int(void*)>("cuCtxSetCurrent")(context), "cuCtxSetCurrent");
+    check(find<int(int*)>("cuDeviceGetCount")(&count), "cuDeviceGetCount");
+    for (int i = 0; i < count; ++i) {
+      int device = 0;
+      void* context = nullptr;
+      check(find<int(int*, int)>("cuDeviceGet")(&device, i), "cuDeviceGet");
+      check(find<int(void**, int)>("cuDevicePrimaryCtxRetain")(&context, device), "retain");
+      contexts_.push_back(context);
+    }
+    set_current_ = find<int(void*)>("cuCtxSetCurrent");
+    make_current();
     allocate_ = find<int(uint64_t*, size_t)>("cuMemAlloc_v2");
     free_ = find<int(uint64_t)>("cuMemFree_v2");
     upload_ = find<int(uint64_t, const void*, size_t)>("cuMemcpyHtoD_v2");
@@ -62,6 +75,8 @@ class CudaDriver {
   }
 
   void* library_ = nullptr;
+  std::vector<void*> contexts_;
+  int (*set_current_)(void*);
   int (*allocate_)(uint64_t*, size_t);
   int (*free_)(uint64_t);
   int (*upload_)(uint64_t, const void*, size_t);
@@ -76,7 +91,14 @@ TestDevice test_device() {
   if (name == "cpu") return {MOEC_CPU, 0};
   if (name != "cuda") throw std::runtime_error("MOEC_TEST_DEVICE is " + name + "; cpu or cuda");
   CudaDriver::get();
-  return {MOEC_CUDA, 0};
+  return {MOEC_CUDA, gpu};
+}
+void use_gpu(int32_t id) {
+  gpu = id;
+  CudaDriver::get().make_current();
+}
+int32_t num_gpus() {
+  return static_cast<int32_t>(CudaDriver::get().count());
 }
 
 struct DeviceBuffer::Memory {
@@ -124,6 +146,19 @@ void DeviceBuffer::download(void* to) const {
     std::memcpy(to, memory_->host->data(), bytes_);
   else if (memory_->device)
     CudaDriver::get().download(to, memory_->device, bytes_);
+}
+
+void DeviceBuffer::copy_in(void* to, const void* from, size_t bytes) {
+  if (test_device().type == MOEC_CPU)
+    std::memcpy(to, from, bytes);
+  else
+    CudaDriver::get().upload(to, from, bytes);
+}
+void DeviceBuffer::copy_out(void* to, const void* from, size_t bytes) {
+  if (test_device().type == MOEC_CPU)
+    std::memcpy(to, from, bytes);
+  else
+    CudaDriver::get().download(to, from, bytes);
 }
 
 bool DeviceBuffer::neighbours_untouched() const {

@@ -15,6 +15,9 @@ struct TestDevice {
 };
 // Throws std::runtime_error for a name it does not know, and for cuda without a usable driver.
 TestDevice test_device();
+// The GPU of this thread from now on; it is the first one before.
+void use_gpu(int32_t id);
+int32_t num_gpus();
 
 class DeviceBuffer {
  public:
@@ -29,6 +32,9 @@ class DeviceBuffer {
   void upload(const void* from) const;
   void download(void* to) const;  // waits for the device
   bool neighbours_untouched() const;
+  // Of memory that is not a buffer; both wait.
+  static void copy_in(void* to, const void* from, size_t bytes);
+  static void copy_out(void* to, const void* from, size_t bytes);
 
  private:
   struct Memory;

@@ -70,10 +70,12 @@ void draw_adapters(EpProblem* problem, Draw& draw);
 using Outputs = std::map<std::string, std::vector<uint8_t>>;
 
 // moec_layer with an ep, as one rank of a comm.
-Outputs run_ep_layer(const EpProblem& problem, int rank, const moec_context* context,
-                     moec_comm* comm, moec_stream stream = nullptr);
+Outputs run_ep_layer(
+    const EpProblem& problem, int rank, const moec_context* context, moec_comm* comm,
+    moec_stream stream = nullptr, const std::function<void()>& wait_for_all = [] {});
 inline Outputs run_ep_layer(const EpProblem& problem, const Rank& rank) {
-  return run_ep_layer(problem, rank.rank, rank.context.get(), rank.comm.get(), rank.stream);
+  return run_ep_layer(problem, rank.rank, rank.context.get(), rank.comm.get(), rank.stream,
+                      [&] { rank.wait_for_all(); });
 }
 // All ranks, on N threads: of a board, or of one that copies memory of the host.
 std::vector<Outputs> run_ep_layers(const EpProblem& problem, RankBoard& board);

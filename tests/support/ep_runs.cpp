@@ -8,8 +8,9 @@ namespace moec::test {
 namespace {
 
 // A whole layer, with an ep of a comm or without both.
-Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* context, moec_comm* comm,
-                  moec_ep* ep, moec_stream stream, int begin, int end) {
+Outputs run_layer(
+    const EpProblem& p, const Batch& b, const moec_context* context, moec_comm* comm, moec_ep* ep,
+    moec_stream stream, int begin, int end, const std::function<void()>& wait_for_all = [] {}) {
   const int64_t T = b.tokens, H = p.hidden, N = p.columns(), K = p.top_k;
   const moec_router_desc router = p.router_desc();
   const moec_experts_desc experts = p.experts_desc(begin, end, true);
@@ -50,7 +51,11 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
   args.routing_weights = m.output(MOEC_F32, {T, K});
   args.saved = m.buffer(bytes_for(sizes.saved, T));
   args.workspace = m.buffer(bytes_for(sizes.forward_workspace, T));
+  check(moec_context_reserve(context, uint64_t{16} << 20, stream));
+  wait_for_all();
   check(moec_layer_forward(layer.get(), &args, stream));
+  check(moec_context_sync(context, stream));
+  wait_for_all();
 
   auto grad = sized<moec_layer_grad_args>();
   grad.flags = m.grad_flags();
@@ -67,8 +72,10 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
   if (!p.residual.empty()) grad.d_residual = m.output(p.dtype, {T, H});
   grad.d_routing_weights = m.output(MOEC_F32, {T, K});
   grad.workspace = m.buffer(bytes_for(sizes.backward_workspace, T));
+  wait_for_all();
   check(moec_layer_backward(layer.get(), &grad, stream));
   check(moec_context_sync(context, stream));
+  wait_for_all();
   EXPECT_TRUE(m.neighbours_untouched());
 
   Outputs out;
@@ -98,7 +105,7 @@ Outputs run_layer(const EpProblem& p, const Batch& b, const moec_context* contex
 }  // namespace
 
 Outputs run_ep_layer(const EpProblem& p, int rank, const moec_context* context, moec_comm* comm,
-                     moec_stream stream) {
+                     moec_stream stream, const std::function<void()>& wait_for_all) {
   auto desc = sized<moec_ep_desc>();
   desc.hidden = p.hidden;
   desc.max_tokens = p.max_tokens();
@@ -109,10 +116,11 @@ Outputs run_ep_layer(const EpProblem& p, int rank, const moec_context* context, 
   desc.dtype = p.dtype;
   desc.expert_begin = p.begin.data();
   desc.grad_scale = p.grad_scale;
+  desc.timeout_ms = 6000;
   const Ep ep = make<Ep>(moec_ep_create, comm, &desc);
   const auto r = static_cast<size_t>(rank);
   return run_layer(p, batch_of(p, rank), context, comm, ep.get(), stream, p.begin[r],
-                   p.begin[r + 1]);
+                   p.begin[r + 1], wait_for_all);
 }
 
 std::vector<Outputs> run_ep_layers(const EpProblem& p, RankBoard& board) {

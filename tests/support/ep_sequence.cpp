@@ -45,8 +45,9 @@ class Sequence {
   };
   using Shape = std::vector<int64_t>;
 
-  // GATHER has a place for as many tokens of each rank as there may be. It is what AUTO may take.
-  bool gathers() const { return p_.scheme == MOEC_EP_GATHER || p_.scheme == MOEC_EP_AUTO; }
+  // GATHER and PEER have a place for as many tokens of each rank as there may be. AUTO may take
+  // them.
+  bool gathers() const { return p_.scheme <= MOEC_EP_PEER; }
   // [guests, columns] of [tokens, columns] of each rank; the places between them get `none`.
   template <typename Value>
   std::vector<Value> spread(const std::vector<std::vector<Value>>& parts, int64_t columns,

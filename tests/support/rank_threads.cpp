@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <thread>
 
 #include "device.h"
@@ -34,6 +35,10 @@ Comm RankBoard::make_comm(const moec_context* context, int rank, bool counts) {
   desc.size = size();
   const moec_comm_callbacks own = callbacks(rank, counts);
   return make<Comm>(moec_comm_create, context, &desc, &own);
+}
+
+void RankBoard::wait_for_all() {
+  if (!meet()) throw std::runtime_error("not all ranks came");
 }
 
 bool RankBoard::meet() {
@@ -122,8 +127,9 @@ const moec_allocator* poisoned() {
 
 }  // namespace
 
-Rank::Rank(RankBoard& board, int number, bool counts, const moec_allocator* allocator)
-    : rank(number), size(board.size()), stream(board.stream(number)) {
+Rank::Rank(RankBoard& ranks, int number, bool counts, const moec_allocator* allocator)
+    : board(ranks), rank(number), size(ranks.size()), stream(ranks.stream(number)) {
+  board.enter(number);
   const TestDevice device = test_device();
   auto context_desc = sized<moec_context_desc>();
   context_desc.device_type = device.type;

@@ -27,6 +27,10 @@ class RankBoard {
   virtual Comm make_comm(const moec_context* context, int rank, bool counts);
   // Where the calls of a rank are queued.
   virtual moec_stream stream(int /*rank*/) const { return nullptr; }
+  // This thread is a rank's from now on.
+  virtual void enter(int /*rank*/) const {}
+  // Waits for all ranks; throws where they do not come.
+  void wait_for_all();
   int released() const { return released_; }
   // Callbacks of a rank return this instead of doing anything.
   void fail(int rank, int32_t with) { seats_[static_cast<size_t>(rank)].fails_with = with; }
@@ -66,6 +70,10 @@ class RankBoard {
 // allocator, memory begins as NaN.
 struct Rank {
   Rank(RankBoard& board, int rank, bool counts = true, const moec_allocator* allocator = nullptr);
+  // Where kernels wait for other ranks on one GPU, no rank may take memory, for which the driver
+  // waits for the GPU: all come here between taking memory and queueing.
+  void wait_for_all() const { board.wait_for_all(); }
+  RankBoard& board;
   int rank, size;
   moec_stream stream;
   Context context;

@@ -1142,6 +1142,10 @@ type EpDesc struct {
 	// layer: the gradients of experts and their biases are this much; 0 = 1. 1/N beside the mean
 	// of DDP. d_y is scaled, and d_x back: exact for powers of two, else a rounding more of each
 	GradScale float32
+	// PEER: how long a rank waits for another; 0 = 600000
+	TimeoutMs uint32
+	// PEER: most blocks of a kernel, up to 128; 0 = by the size of the call
+	MaxBlocks int32
 }
 
 // EpInfo mirrors moec_ep_info.
@@ -1186,7 +1190,7 @@ type EpArgs struct {
 	GuestWeights Tensor
 	// out [G,H] partial_dtype; combine reads what the caller wrote
 	Partial Tensor
-	// out: T of all ranks; -1 with MOEC_COMM_DEVICE
+	// out: T of all ranks; -1 with MOEC_COMM_DEVICE or PEER
 	TotalTokens int64
 	// in [G,K] f32, optional, on all ranks or none
 	DGuestWeights Tensor
@@ -1209,9 +1213,9 @@ type EpState struct {
 	RowsNeeded int64
 	// ROWS: of all ranks
 	RowsDropped int64
-	// to and from other ranks
+	// to and from other ranks; 0 with PEER
 	BytesSent uint64
-	// to and from other ranks
+	// to and from other ranks; 0 with PEER
 	BytesReceived uint64
 }
 
@@ -1265,7 +1269,7 @@ var Layouts = []Layout{
 	{LayerGradArgs{}, 1720, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696, 1712}},
 	{CommCallbacks{}, 56, []uintptr{0, 4, 8, 16, 24, 32, 40, 48}},
 	{CommDesc{}, 16, []uintptr{0, 4, 8, 12}},
-	{EpDesc{}, 72, []uintptr{0, 4, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68}},
+	{EpDesc{}, 80, []uintptr{0, 4, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68, 72, 76}},
 	{EpInfo{}, 40, []uintptr{0, 4, 8, 12, 16, 20, 24, 32}},
 	{EpArgs{}, 1560, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1168, 1176, 1304, 1432}},
 	{EpState{}, 56, []uintptr{0, 4, 8, 12, 16, 24, 32, 40, 48}},

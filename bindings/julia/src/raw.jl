@@ -1703,6 +1703,8 @@ Fields of `moec_ep_desc`:
 - `pair_rows`: ROWS: rows from one rank to another; 0 = max_tokens
 - `overflow`: moec_ep_overflow
 - `grad_scale`: layer: the gradients of experts and their biases are this much; 0 = 1. 1/N beside the mean of DDP. d_y is scaled, and d_x back: exact for powers of two, else a rounding more of each
+- `timeout_ms`: PEER: how long a rank waits for another; 0 = 600000
+- `max_blocks`: PEER: most blocks of a kernel, up to 128; 0 = by the size of the call
 """
 struct moec_ep_desc
     struct_size::UInt32
@@ -1719,9 +1721,11 @@ struct moec_ep_desc
     pair_rows::Int64
     overflow::UInt32
     grad_scale::Float32
+    timeout_ms::UInt32
+    max_blocks::Int32
 end
 moec_ep_desc(;
-    struct_size = UInt32(72),
+    struct_size = UInt32(80),
     flags = UInt32(0),
     hidden = Int64(0),
     max_tokens = Int64(0),
@@ -1735,7 +1739,9 @@ moec_ep_desc(;
     pair_rows = Int64(0),
     overflow = UInt32(0),
     grad_scale = Float32(0),
-) = moec_ep_desc(struct_size, flags, hidden, max_tokens, num_experts, num_zero_experts, top_k, scheme, dtype, partial_dtype, expert_begin, pair_rows, overflow, grad_scale)
+    timeout_ms = UInt32(0),
+    max_blocks = Int32(0),
+) = moec_ep_desc(struct_size, flags, hidden, max_tokens, num_experts, num_zero_experts, top_k, scheme, dtype, partial_dtype, expert_begin, pair_rows, overflow, grad_scale, timeout_ms, max_blocks)
 
 """
 Fields of `moec_ep_info`:
@@ -1779,7 +1785,7 @@ Fields of `moec_ep_args`:
 - `guest_ids`: out `[G,K]` i32; -1 = no expert of this rank
 - `guest_weights`: out `[G,K]` f32
 - `partial`: out `[G,H]` partial_dtype; combine reads what the caller wrote
-- `total_tokens`: out: T of all ranks; -1 with MOEC_COMM_DEVICE
+- `total_tokens`: out: T of all ranks; -1 with MOEC_COMM_DEVICE or PEER
 - `d_guest_weights`: in `[G,K]` f32, optional, on all ranks or none
 - `y`: out `[T,H]` dtype: the sum of partial rows; 0 without any
 - `d_routing_weights`: out `[T,K]` f32, with d_guest_weights; 0 where the id is no expert, or the row was dropped
@@ -1827,8 +1833,8 @@ Fields of `moec_ep_state`:
 - `calls`: dispatch and combine
 - `rows_needed`: ROWS: the pair_rows that would have dropped nothing
 - `rows_dropped`: ROWS: of all ranks
-- `bytes_sent`: to and from other ranks
-- `bytes_received`: to and from other ranks
+- `bytes_sent`: to and from other ranks; 0 with PEER
+- `bytes_received`: to and from other ranks; 0 with PEER
 """
 struct moec_ep_state
     struct_size::UInt32
@@ -1896,7 +1902,7 @@ const LAYOUT = (
     (moec_layer_grad_args, 1720, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696, 1712,)),
     (moec_comm_callbacks, 56, (0, 4, 8, 16, 24, 32, 40, 48,)),
     (moec_comm_desc, 16, (0, 4, 8, 12,)),
-    (moec_ep_desc, 72, (0, 4, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68,)),
+    (moec_ep_desc, 80, (0, 4, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68, 72, 76,)),
     (moec_ep_info, 40, (0, 4, 8, 12, 16, 20, 24, 32,)),
     (moec_ep_args, 1560, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1168, 1176, 1304, 1432,)),
     (moec_ep_state, 56, (0, 4, 8, 12, 16, 24, 32, 40, 48,)),
@@ -2270,11 +2276,11 @@ moec_comm_free(comm) =
 moec_comm_sum(comm, in_out, stream) =
     @ccall LIB.moec_comm_sum(comm::Ptr{moec_comm}, in_out::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
-"Makes an ep. Collective; waits; allocates moec_ep_info.memory, this once. E_UNSUPPORTED: the scheme needs what the comm lacks. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above; E_COMM also where another rank cannot allocate."
+"Makes an ep. Collective; waits; allocates moec_ep_info.memory, this once: for PEER not with the context's allocator. E_UNSUPPORTED: the scheme needs what the comm lacks, or a rank does not reach another's memory. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above; E_COMM also where another rank cannot allocate."
 moec_ep_create(comm, desc, out) =
     @ccall LIB.moec_ep_create(comm::Ptr{moec_comm}, desc::Ptr{moec_ep_desc}, out::Ptr{Ptr{moec_ep}})::Int32
 
-"Drops the caller's reference; the last one gives its memory back. Not collective."
+"Drops the caller's reference; the last one gives its memory back: with PEER it waits for the device, and the memory stays until all ranks have freed theirs. Not collective."
 moec_ep_free(ep) =
     @ccall LIB.moec_ep_free(ep::Ptr{moec_ep})::Cvoid
 

@@ -148,7 +148,8 @@ class Comm(Handle):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpDesc:
     """What all ranks agree on (moec_ep_desc). max_tokens: of one rank. grad_scale: the gradients of
-    experts are this much, 0 = 1; 1 / N beside the mean of data-parallel gradients."""
+    experts are this much, 0 = 1; 1 / N beside the mean of data-parallel gradients. timeout_ms and
+    max_blocks: of PEER."""
 
     hidden: int
     max_tokens: int
@@ -162,11 +163,14 @@ class EpDesc:
     overflow: EpOverflow = EpOverflow.REPORT
     grad_scale: float = 0.0
     flags: EpFlags = EpFlags.NONE
+    timeout_ms: int = 0
+    max_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Guests:
-    """Tokens that came to this rank: views of the EP's memory, until the next dispatch."""
+    """Tokens that came to this rank: views of the EP's memory, until the next dispatch, with PEER
+    until the combine."""
 
     rows: Any
     """[G,H] as x; a row without an id may hold anything"""
@@ -179,7 +183,7 @@ class Guests:
     partial: Any
     """[G,H]: combine() reads what was written here"""
     total_tokens: int
-    """of all ranks; -1: the host does not know it, for the comm queues"""
+    """of all ranks; -1: the host does not know it, for the comm queues or the scheme is PEER"""
 
 
 @dataclass(frozen=True, slots=True)

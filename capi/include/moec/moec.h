@@ -1198,7 +1198,14 @@ MOEC_API moec_status moec_layer_describe(const moec_layer* layer, const moec_wei
  * queues nothing; the device compares: y is NaN, moec_ep_poll and the next call say E_MISMATCH, and
  * the ep is broken. After E_TIMEOUT, E_CALLBACK and another E_COMM comm and ep are broken, and each
  * later call gives that status. On CUDA with flags 0 rows pass through memory of the host, and
- * calls wait. */
+ * calls wait.
+ * PEER: up to 16 ranks of one host whose GPUs reach each other's memory (threads: peer access,
+ * processes: CUDA IPC); on the CPU threads of one process. After moec_ep_create dispatch and
+ * combine call no callback: each is one kernel, which may be captured and which waits on the device
+ * for the other ranks, so that no rank's stream may wait for another's. What is refused or differs
+ * is as with MOEC_COMM_DEVICE. A rank that does not come within timeout_ms breaks the ep of those
+ * that wait: y is NaN, and the next call and moec_ep_poll say E_TIMEOUT. Views of a dispatch last
+ * until its combine, and a second combine of it is E_INVALID_STATE. */
 enum moec_comm_flags { /* 0: the callbacks take memory of the host, and wait */
   MOEC_COMM_DEVICE = 1, /* they take memory of the device, CUDA's, and queue on `stream` */
   MOEC_COMM_CAPTURE = 2 /* and may be captured */
@@ -1230,7 +1237,7 @@ typedef struct moec_comm_desc {
 enum moec_ep_scheme {
   MOEC_EP_AUTO = 0,
   MOEC_EP_GATHER = 1, /* every rank gets all tokens; partial rows come back in equal parts */
-  MOEC_EP_PEER = 2,   /* kernels write to the memory of peers: E_UNSUPPORTED here */
+  MOEC_EP_PEER = 2,   /* ranks write to each other's memory; AUTO's, with a GPU for each rank */
   MOEC_EP_ROWS = 3,   /* CPU: equal parts of pair_rows rows */
   MOEC_EP_EXACT = 4   /* CPU: counts are exchanged, then as many rows as there are */
 };
@@ -1256,6 +1263,8 @@ typedef struct moec_ep_desc { /* equal on all ranks */
   float grad_scale;             /* layer: the gradients of experts and their biases are this much;
                                  * 0 = 1. 1/N beside the mean of DDP. d_y is scaled, and d_x back:
                                  * exact for powers of two, else a rounding more of each */
+  uint32_t timeout_ms;          /* PEER: how long a rank waits for another; 0 = 600000 */
+  int32_t max_blocks; /* PEER: most blocks of a kernel, up to 128; 0 = by the size of the call */
 } moec_ep_desc;
 typedef struct moec_ep_info {
   uint32_t struct_size, flags;
@@ -1273,13 +1282,13 @@ typedef struct moec_ep_args {
   moec_tensor x_beside;        /* in  [T,H], optional, on all ranks or none: goes with x */
   moec_tensor expert_ids;      /* in  [T,K] i32|i64; others than [0,E) go nowhere */
   moec_tensor routing_weights; /* in  [T,K] f32, optional: absent = 1 */
-  /* views of the ep's memory, until the next dispatch; G guests */
+  /* views of the ep's memory, until the next dispatch (PEER: until the combine); G guests */
   moec_tensor guests;          /* out [G,H] as x. Rows without an id may hold anything */
   moec_tensor guests_beside;   /* out [G,H], with x_beside */
   moec_tensor guest_ids;       /* out [G,K] i32; -1 = no expert of this rank */
   moec_tensor guest_weights;   /* out [G,K] f32 */
   moec_tensor partial;         /* out [G,H] partial_dtype; combine reads what the caller wrote */
-  int64_t total_tokens;        /* out: T of all ranks; -1 with MOEC_COMM_DEVICE */
+  int64_t total_tokens;        /* out: T of all ranks; -1 with MOEC_COMM_DEVICE or PEER */
   /* combine */
   moec_tensor d_guest_weights; /* in  [G,K] f32, optional, on all ranks or none */
   moec_tensor y;               /* out [T,H] dtype: the sum of partial rows; 0 without any */
@@ -1296,7 +1305,7 @@ typedef struct moec_ep_state { /* since the ep was made; equal on all ranks but 
   uint64_t calls;             /* dispatch and combine */
   int64_t rows_needed;        /* ROWS: the pair_rows that would have dropped nothing */
   int64_t rows_dropped;       /* ROWS: of all ranks */
-  uint64_t bytes_sent, bytes_received; /* to and from other ranks */
+  uint64_t bytes_sent, bytes_received; /* to and from other ranks; 0 with PEER */
 } moec_ep_state;
 
 /* Makes a communicator from callbacks, which are copied. Not collective. E_UNSUPPORTED: on the CPU
@@ -1312,12 +1321,14 @@ MOEC_API void moec_comm_free(moec_comm* comm);
  * bytes. With MOEC_COMM_DEVICE nothing is compared. E_MISMATCH and the others: as above. */
 MOEC_API moec_status moec_comm_sum(moec_comm* comm, const moec_tensor* in_out, moec_stream stream);
 
-/* Makes an ep. Collective; waits; allocates moec_ep_info.memory, this once. E_UNSUPPORTED: the
- * scheme needs what the comm lacks. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK:
- * as above; E_COMM also where another rank cannot allocate. */
+/* Makes an ep. Collective; waits; allocates moec_ep_info.memory, this once: for PEER not with the
+ * context's allocator. E_UNSUPPORTED: the scheme needs what the comm lacks, or a rank does not
+ * reach another's memory. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above; E_COMM also where
+ * another rank cannot allocate. */
 MOEC_API MOEC_CHECK moec_status moec_ep_create(moec_comm* comm, const moec_ep_desc* desc,
                                                moec_ep** out);
-/* Drops the caller's reference; the last one gives its memory back. Not collective. */
+/* Drops the caller's reference; the last one gives its memory back: with PEER it waits for the
+ * device, and the memory stays until all ranks have freed theirs. Not collective. */
 MOEC_API void moec_ep_free(moec_ep* ep);
 /* Scheme, range, bytes. Host only. */
 MOEC_API moec_status moec_ep_query(const moec_ep* ep, moec_ep_info* out);

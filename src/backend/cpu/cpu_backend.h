@@ -5,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/experts_path.h"
+#include "backend/cpu/peers.h"
 #include "core/thread_pool.h"
 
 namespace moec::cpu {
@@ -49,6 +50,7 @@ class CpuBackend final : public Backend {
   void permute_backward(const PermuteGradArgs& args, moec_stream) const override;
   void unpermute_backward(const UnpermuteGradArgs& args, moec_stream) const override;
   void between_ranks(const RankStep& step, moec_stream) const override;
+  const PeerDevice& peers() const override { return peers_; }
 
   ExpertsPaths experts_paths() const override;
 
@@ -68,6 +70,7 @@ class CpuBackend final : public Backend {
 
   ThreadPool pool_;
   HostServices host_ = {};
+  const CpuPeers peers_{};
   const CpuExperts experts_{pool_, host_};
   const ExpertsPath* const experts_path_ = &experts_;
 };

@@ -11,6 +11,7 @@
 #include "backend/cuda/device/check.h"
 #include "backend/cuda/device/op.h"
 #include "backend/cuda/experts/cuda_path.h"
+#include "backend/cuda/peers/peers.h"
 
 namespace moec::cuda {
 
@@ -52,6 +53,7 @@ class CudaBackend final : public Backend {
   void permute_backward(const PermuteGradArgs& args, moec_stream stream) const override;
   void unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const override;
   void between_ranks(const RankStep& step, moec_stream stream) const override;
+  const PeerDevice& peers() const override { return peers_; }
 
   ExpertsPaths experts_paths() const override { return paths_; }
 
@@ -88,6 +90,7 @@ class CudaBackend final : public Backend {
   bool clusters_ = false;
   std::unique_ptr<Deferred> deferred_;
   HostServices host_ = {};
+  const CudaPeers peers_{*this, device_};
 };
 
 // What the plug-in and a backend say about a device.

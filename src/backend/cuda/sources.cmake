@@ -19,11 +19,12 @@ set(MOEC_CUDA_SOURCES_exact
   routing/route_forward.cu routing/route_backward.cu routing/gate_forward.cu
   routing/gate_backward.cu routing/column_sum.cu routing/dense.cu routing/loss.cu routing/z_loss.cu
   rows/permute.cu rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu
-  rows/rank_steps.cu
+  rows/rank_steps.cu peers/peer_steps.cu
   sm80/weight_values.cu weights/quantise.cu
   weights/factors.cu)
 set(MOEC_CUDA_SOURCES_host
-  plugin.cpp cuda_backend.cpp routing/cublaslt.cpp experts/cuda_path.cpp experts/row_steps.cpp
+  plugin.cpp cuda_backend.cpp peers/peers.cpp routing/cublaslt.cpp
+  experts/cuda_path.cpp experts/row_steps.cpp
   sm90/gate_form.cpp sm90/launch_list.cpp sm90/launch_adapters.cpp sm90/row_gemm.cpp
   sm90/row_gemm_choice.cpp sm90/row_gemm_problem.cpp sm90/sm90_path.cpp sm90/tensor_map.cpp
   sm80/portable_path.cpp sm80/row_product.cpp

@@ -3118,10 +3118,12 @@ pub struct moec_ep_desc {
     pub pair_rows: i64,
     pub overflow: u32,
     pub grad_scale: f32,
+    pub timeout_ms: u32,
+    pub max_blocks: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_ep_desc"][::std::mem::size_of::<moec_ep_desc>() - 72usize];
+    ["Size of moec_ep_desc"][::std::mem::size_of::<moec_ep_desc>() - 80usize];
     ["Alignment of moec_ep_desc"][::std::mem::align_of::<moec_ep_desc>() - 8usize];
     [
         "Offset of field: moec_ep_desc::struct_size",
@@ -3165,6 +3167,12 @@ const _: () = {
     [
         "Offset of field: moec_ep_desc::grad_scale",
     ][::std::mem::offset_of!(moec_ep_desc, grad_scale) - 68usize];
+    [
+        "Offset of field: moec_ep_desc::timeout_ms",
+    ][::std::mem::offset_of!(moec_ep_desc, timeout_ms) - 72usize];
+    [
+        "Offset of field: moec_ep_desc::max_blocks",
+    ][::std::mem::offset_of!(moec_ep_desc, max_blocks) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

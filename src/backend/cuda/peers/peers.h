@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// GPUs of one host that reach each other's memory: by peer access in one process, by CUDA IPC from
+// another. A step is one kernel.
+#pragma once
+
+#include "backend/cuda/device/op.h"
+#include "backend/peer_device.h"
+
+namespace moec::cuda {
+
+class CudaBackend;
+
+class CudaPeers final : public PeerDevice {
+ public:
+  CudaPeers(const CudaBackend& backend, int device) : backend_(backend), device_(device) {}
+  std::shared_ptr<void> allocate(uint64_t bytes, PeerTicket& ticket) const override;
+  std::shared_ptr<void> open(const PeerTicket& ticket, bool same_process) const override;
+  void finish() const override;
+  void run(const PeerDispatch& step, moec_stream stream) const override;
+  void run(const PeerCombine& step, moec_stream stream) const override;
+
+ private:
+  const CudaBackend& backend_;
+  const int device_;
+};
+
+// Of peer_steps.cu.
+void queue(const Op& op, const PeerDispatch& step);
+void queue(const Op& op, const PeerCombine& step);
+
+}  // namespace moec::cuda
