@@ -67,8 +67,9 @@ moec_status moec_ep_describe(const moec_ep* ep, char* buffer, uint64_t bytes, ui
 moec_status moec_ep_dispatch(moec_ep* ep, moec_ep_args* args, moec_stream stream) {
   return guard(__func__, [&] {
     Ep& e = self<Ep>(ep, "ep");
-    moec_ep_args own = ep::prepare(e.transport(), ep::Call::kDispatch,
-                                   [&] { return read_sized(args, "args", 2); });
+    moec_ep_args own =
+        ep::prepare(e.transport(), ep::Call::kDispatch, e.exchange().meets(ep::Call::kDispatch),
+                    [&] { return read_sized(args, "args", 2); });
     e.dispatch(own, stream);
     write_bytes(args, &own, sizeof own);
   });

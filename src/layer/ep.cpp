@@ -233,7 +233,8 @@ ep::Departure Ep::checked_departure(const moec_ep_args& args) const {
 void Ep::dispatch(moec_ep_args& args, moec_stream stream) {
   exchange_->require_well();
   const ep::Departure from =
-      ep::prepare(transport(), ep::Call::kDispatch, [&] { return checked_departure(args); });
+      ep::prepare(transport(), ep::Call::kDispatch, exchange_->meets(ep::Call::kDispatch),
+                  [&] { return checked_departure(args); });
   const ep::Guests guests = exchange_->dispatch(from, stream);
   const ep::Shape& s = exchange_->shape();
   const auto view = [&](void* data, moec_dtype dtype, int64_t columns) {
@@ -278,8 +279,9 @@ void Ep::poll(moec_ep_state& state) const {
   const ep::Exchange::Counters& counters = exchange_->counters();
   state.status = exchange_->poll();
   state.calls = counters.calls;
-  state.rows_needed = counters.rows_needed;
-  state.rows_dropped = counters.rows_dropped;
+  const ep::Exchange::RowCounts rows = exchange_->row_counts();
+  state.rows_needed = rows.needed;
+  state.rows_dropped = rows.dropped;
   state.bytes_sent = counters.bytes_sent;
   state.bytes_received = counters.bytes_received;
 }

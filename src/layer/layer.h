@@ -44,7 +44,11 @@ class Layer final : public Object {
   template <class Body>
   void attend(Body&& body) const {
     if (!parted_) return body();
-    parted_->ep().transport().attend(ep::Call::kLayer, 2, body);
+    const Ep& ep = parted_->ep();
+    const ep::Exchange& exchange = ep.exchange();
+    ep.transport().attend(
+        ep::Call::kLayer,
+        uint64_t(exchange.meets(ep::Call::kDispatch)) + exchange.meets(ep::Call::kCombine), body);
   }
   void forward(const moec_layer_args& args, const LayerWeights& weights, moec_stream stream) const;
   void backward(const moec_layer_grad_args& args, const moec_layer_args& forward,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Experts on ranks that share a GPU, each with a context and a stream of its own, over callbacks
-// that queue: layers give the bits of one process, forward and every gradient; a graph of a step of
-// all ranks gives, replayed with other routings, what eager steps give; nobody waits or allocates;
-// ranks that disagree are named by poll and by the next call. It was seen to catch a plan of home
+// that queue: layers give the bits of one process, forward and every gradient, in each scheme; a
+// graph of a step of all ranks gives, replayed with other routings, what eager steps give; nobody
+// waits or allocates, but EXACT for its counts; ranks that disagree are named by poll and by the
+// next call; rows that do not fit are counted, of replays, too. It was seen to catch a plan of home
 // whose rows are padded beyond its memory, and headers without the bound.
 #include <cmath>
 
@@ -30,13 +31,22 @@ void expect_bits_of_one_process(const EpProblem& p) {
       EXPECT_TRUE(bytes == want[r].at(name)) << name << " of rank " << r;
 }
 
-TEST_F(EpGpu, LayersGiveTheBitsOfOneProcess) {
+constexpr uint32_t kSchemes[] = {MOEC_EP_GATHER, MOEC_EP_ROWS, MOEC_EP_EXACT};
+std::string name_of(uint32_t scheme) {
+  return scheme == MOEC_EP_GATHER ? "gather" : scheme == MOEC_EP_ROWS ? "rows" : "exact";
+}
+
+class EpGpuScheme : public EpGpu, public testing::WithParamInterface<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(, EpGpuScheme, testing::ValuesIn(kSchemes),
+                         [](const auto& param) { return name_of(param.param); });
+
+TEST_P(EpGpuScheme, LayersGiveTheBitsOfOneProcess) {
   SCOPED_TRACE(seed_note());
   Draw draw(3);
   const int rounds = is_small_run() ? 1 : 8;
   for (const int ranks : {1, 2, 3})
     for (int round = 0; round < rounds; ++round) {
-      EpProblem p = draw_ep_problem(ranks, MOEC_EP_GATHER, draw);
+      EpProblem p = draw_ep_problem(ranks, GetParam(), draw);
       if (round % 4 == 2) quantise_weights(&p, draw);
       if (round % 4 >= 2) draw_adapters(&p, draw);
       SCOPED_TRACE(std::to_string(ranks) + " ranks, round " + std::to_string(round));
@@ -49,7 +59,6 @@ TEST_F(EpGpu, LayersGiveTheBitsOfOneProcess) {
 EpProblem large_problem(int ranks, Draw& draw) {
   EpProblem p;
   p.ranks = ranks;
-  p.scheme = MOEC_EP_AUTO;
   p.experts = 8;
   p.top_k = 2;
   p.hidden = 128;
@@ -66,11 +75,12 @@ EpProblem large_problem(int ranks, Draw& draw) {
   return p;
 }
 
-TEST_F(EpGpu, LargerLayersToo) {
+TEST_P(EpGpuScheme, LargerLayersToo) {
   SCOPED_TRACE(seed_note());
   Draw draw(4);
   for (const int ranks : {2, 3}) {
     EpProblem p = large_problem(ranks, draw);
+    p.scheme = GetParam();
     expect_bits_of_one_process(p);
     p.select_bias.assign(8, 0.0);  // all tokens to rank 0, whose experts are the first ones
     for (size_t e = 0; e < 5; ++e) p.select_bias[e] = 100;
@@ -85,17 +95,18 @@ TEST_F(EpGpu, LargerLayersToo) {
   }
 }
 
-TEST_F(EpGpu, OverTheFunctionsOfNccl) {
+TEST_P(EpGpuScheme, OverTheFunctionsOfNccl) {
   SCOPED_TRACE(seed_note());
   Draw draw(5);
   for (const int ranks : {1, 3})
-    expect_bits_of_one_process<NcclBoard>(draw_ep_problem(ranks, MOEC_EP_GATHER, draw));
+    expect_bits_of_one_process<NcclBoard>(draw_ep_problem(ranks, GetParam(), draw));
 }
 
 // ---- a step of all ranks in one graph
 class RankSteps {
  public:
-  RankSteps(DeviceBoard& board, int top_k) : board_(board), ranks_(board.size()) {
+  RankSteps(DeviceBoard& board, int top_k, uint32_t scheme, int64_t pair_rows = 0)
+      : board_(board), ranks_(board.size()) {
     parts_.resize(static_cast<size_t>(ranks_));
     run([&](int r) {
       Part& part = parts_[static_cast<size_t>(r)];
@@ -105,6 +116,8 @@ class RankSteps {
       desc.max_tokens = Step::kTokens;
       desc.num_experts = Step::kExperts;
       desc.top_k = top_k;
+      desc.scheme = scheme;
+      desc.pair_rows = pair_rows;
       desc.dtype = MOEC_BF16;
       static constexpr int32_t kTwo[] = {0, 3, 8}, kThree[] = {0, 3, 4, 8};
       desc.expert_begin = ranks_ == 2 ? kTwo : kThree;
@@ -152,6 +165,11 @@ class RankSteps {
     return all;
   }
   moec_stats stats(int r) const { return stats_of(parts_[size_t(r)].rank->context.get()); }
+  moec_ep_state state(int r) const {
+    auto state = sized<moec_ep_state>();
+    check(moec_ep_poll(parts_[size_t(r)].ep.get(), &state));
+    return state;
+  }
   cudaStream_t stream(int r) const { return static_cast<cudaStream_t>(board_.stream(r)); }
   int size() const { return ranks_; }
 
@@ -171,11 +189,21 @@ class RankSteps {
   std::vector<Part> parts_;
 };
 
+// GATHER; ROWS with room for all, and with too little: what is dropped is counted.
 TEST_F(EpGpu, ReplaysWithOtherRoutingsEqualEagerSteps) {
-  const int replays = is_small_run() ? 2 : 100;
-  for (const int ranks : {2, 3}) {
+  const int replays = is_small_run() ? 2 : 60;
+  const struct {
+    int ranks;
+    uint32_t scheme;
+    int64_t pair_rows;
+  } rows[] = {{2, MOEC_EP_GATHER, 0},
+              {3, MOEC_EP_GATHER, 0},
+              {2, MOEC_EP_ROWS, 0},
+              {3, MOEC_EP_ROWS, Step::kTokens / 4}};
+  for (const auto& [ranks, scheme, pair_rows] : rows) {
+    SCOPED_TRACE(name_of(scheme) + " of " + std::to_string(ranks) + " ranks");
     DeviceBoard board(ranks), eager_board(ranks);
-    RankSteps captured(board, 2), eager(eager_board, 2);
+    RankSteps captured(board, 2, scheme, pair_rows), eager(eager_board, 2, scheme, pair_rows);
     captured.fill(1, Routing::kRandom);
     captured.queue();
     captured.wait();
@@ -184,6 +212,7 @@ TEST_F(EpGpu, ReplaysWithOtherRoutingsEqualEagerSteps) {
     const moec_stats after = captured.stats(0);
     EXPECT_EQ(after.allocs, before.allocs);
     EXPECT_EQ(after.host_syncs, before.host_syncs);
+    const int64_t dropped = captured.state(0).rows_dropped;
     std::vector<uint8_t> last;
     for (int replay = 0; replay < replays; ++replay) {
       const Routing routing = replay % 10 == 5 ? Routing::kOneExpert : Routing::kRandom;
@@ -194,9 +223,15 @@ TEST_F(EpGpu, ReplaysWithOtherRoutingsEqualEagerSteps) {
       eager.queue();
       eager.wait();
       const std::vector<uint8_t> got = captured.outputs();
-      ASSERT_TRUE(got == eager.outputs()) << "replay " << replay << " of " << ranks << " ranks";
+      ASSERT_TRUE(got == eager.outputs()) << "replay " << replay;
       ASSERT_TRUE(got != last) << "replay " << replay << " did nothing new";
       last = got;
+    }
+    for (int r = 0; r < ranks; ++r) {
+      EXPECT_EQ(captured.state(r).rows_dropped - dropped, eager.state(r).rows_dropped);
+      EXPECT_EQ(eager.state(r).rows_dropped > 0, pair_rows > 0);
+      EXPECT_EQ(eager.state(r).rows_needed > 0, scheme == MOEC_EP_ROWS);
+      EXPECT_GE(captured.state(r).rows_needed, eager.state(r).rows_needed);
     }
     cudaGraphExecDestroy(program);
   }
@@ -204,12 +239,13 @@ TEST_F(EpGpu, ReplaysWithOtherRoutingsEqualEagerSteps) {
 
 // ---- ranks that disagree
 struct Call {  // one rank's dispatch and combine
-  Call(const Rank& rank, int64_t tokens) : rank_(rank) {
+  Call(const Rank& rank, int64_t tokens, uint32_t scheme = MOEC_EP_AUTO) : rank_(rank) {
     auto desc = sized<moec_ep_desc>();
     desc.hidden = kHidden;
     desc.max_tokens = 8;
     desc.num_experts = 4;
     desc.top_k = 1;
+    desc.scheme = scheme;
     desc.dtype = MOEC_F32;
     ep = make<Ep>(moec_ep_create, rank.comm.get(), &desc);
     args = sized<moec_ep_args>();
@@ -240,11 +276,12 @@ struct Call {  // one rank's dispatch and combine
   moec_ep_args args;
 };
 
-TEST_F(EpGpu, ADisagreementIsReportedByPollAndByTheNextCall) {
+TEST_P(EpGpuScheme, ADisagreementIsReportedByPollAndByTheNextCall) {
+  if (GetParam() == MOEC_EP_EXACT) GTEST_SKIP() << "its ranks meet";
   DeviceBoard board(2);
   for (const std::string& error : run_ranks(2, [&](int r) {
          const Rank rank(board, r);
-         Call call(rank, 2);
+         Call call(rank, 2, GetParam());
          EXPECT_EQ(call.run(4), std::vector<double>(8, 0.0));
          EXPECT_EQ(call.args.total_tokens, -1);  // nobody waited for it
          EXPECT_EQ(call.poll(), MOEC_OK);
@@ -259,8 +296,41 @@ TEST_F(EpGpu, ADisagreementIsReportedByPollAndByTheNextCall) {
            const std::string said = "rank " + std::to_string(1 - r) + " had bound = ";
            EXPECT_NE(text.find(said), std::string::npos) << text;
          }
-         Call other(rank, 2);  // the comm is well
+         Call other(rank, 2, GetParam());  // the comm is well
          EXPECT_EQ(other.run(4), std::vector<double>(8, 0.0));
+       }))
+    EXPECT_EQ(error, "");
+}
+
+// A rank that does not take part is told of at the meeting; the next call is well.
+TEST_F(EpGpu, ExactMeetsToExchangeCounts) {
+  DeviceBoard board(2);
+  for (const std::string& error : run_ranks(2, [&](int r) {
+         const Rank rank(board, r);
+         Call call(rank, 2, MOEC_EP_EXACT);
+         const auto expect_refused = [&](moec_status status, const char* part) {
+           EXPECT_EQ(moec_ep_dispatch(call.ep.get(), &call.args, rank.stream), status);
+           EXPECT_NE(last_error().find(part), std::string::npos) << last_error();
+           call.args.bound = 0;
+           EXPECT_EQ(call.run(0), std::vector<double>(8, 0.0));
+           EXPECT_EQ(call.args.total_tokens, 4);
+         };
+         call.args.bound = r == 0 ? 4 : 8;
+         expect_refused(MOEC_E_MISMATCH, "bound = ");
+         call.args.bound = r == 0 ? 1 : 0;
+         if (r == 0)
+           expect_refused(MOEC_E_SHAPE, "the bound is 1");
+         else
+           expect_refused(MOEC_E_COMM, "rank 0 left a dispatch");
+
+         const auto stream = static_cast<cudaStream_t>(rank.stream);
+         CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+         EXPECT_EQ(moec_ep_dispatch(call.ep.get(), &call.args, rank.stream), MOEC_E_WOULD_SYNC);
+         EXPECT_NE(last_error().find("MOEC_EP_EXACT"), std::string::npos) << last_error();
+         cudaGraph_t graph;
+         CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+         cudaGraphDestroy(graph);
+         EXPECT_EQ(call.run(0), std::vector<double>(8, 0.0));
        }))
     EXPECT_EQ(error, "");
 }
