@@ -105,7 +105,7 @@ struct PackIds {
     const float weight = t < 0 ? 0.0f : routing_weights ? routing_weights[slot] : 1.0f;
     ids[k] = expert >= 0 && expert < num_experts ? int32_t(expert) : -1;
     memcpy(ids + top_k + k, &weight, sizeof weight);
-    if (k == 0 && columns > 2 * top_k) ids[2 * top_k] = t < 0 ? -1 : adapter_ids[t];
+    if (k == 0 && columns > 2 * top_k) ids[columns - 1] = t < 0 ? -1 : adapter_ids[t];
   }
 };
 

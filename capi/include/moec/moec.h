@@ -1313,8 +1313,8 @@ MOEC_API moec_status moec_ep_query(const moec_ep* ep, moec_ep_info* out);
 MOEC_API moec_status moec_ep_describe(const moec_ep* ep, char* buffer, uint64_t bytes,
                                       uint64_t* need);
 /* Sends each token to the ranks of its experts, and sets the `out` views of args. Also the backward
- * of combine: x = d_y. Collective; allocates nothing. E_WOULD_SYNC: the stream is captured, and the
- * callbacks lack MOEC_COMM_CAPTURE, or EXACT waits. Other errors as above. */
+ * of combine: x = d_y. Collective; allocates nothing. E_WOULD_SYNC: the stream is captured, with
+ * EXACT or without MOEC_COMM_CAPTURE. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above. */
 MOEC_API moec_status moec_ep_dispatch(moec_ep* ep, moec_ep_args* args, moec_stream stream);
 /* Sends the partial rows of the last dispatch home: y [T,H] is their sum. Also the backward of
  * dispatch: y = d_x, and d_guest_weights [G,K] to d_routing_weights [T,K]. T is the dispatch's.
