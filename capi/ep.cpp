@@ -68,8 +68,7 @@ moec_status moec_ep_dispatch(moec_ep* ep, moec_ep_args* args, moec_stream stream
   return guard(__func__, [&] {
     Ep& e = self<Ep>(ep, "ep");
     moec_ep_args own =
-        ep::prepare(e.transport(), ep::Call::kDispatch, e.exchange().meets(ep::Call::kDispatch),
-                    [&] { return read_sized(args, "args", 2); });
+        e.exchange().prepare(ep::Call::kDispatch, [&] { return read_sized(args, "args", 2); });
     e.dispatch(own, stream);
     write_bytes(args, &own, sizeof own);
   });
@@ -78,9 +77,8 @@ moec_status moec_ep_dispatch(moec_ep* ep, moec_ep_args* args, moec_stream stream
 moec_status moec_ep_combine(moec_ep* ep, const moec_ep_args* args, moec_stream stream) {
   return guard(__func__, [&] {
     Ep& e = self<Ep>(ep, "ep");
-    e.combine(
-        ep::prepare(e.transport(), ep::Call::kCombine, [&] { return read_sized(args, "args", 2); }),
-        stream);
+    e.combine(e.exchange().prepare(ep::Call::kCombine, [&] { return read_sized(args, "args", 2); }),
+              stream);
   });
 }
 

@@ -304,7 +304,7 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
   header.num_tokens = from.tokens.count;
   const bool meets = this->meets(Call::kDispatch);
   if (meets) comm_.require_waiting(stream);
-  prepare(comm_, Call::kDispatch, meets, [&] {
+  prepare(Call::kDispatch, [&] {
     comm_.require_capturable(stream);
     route(from, header, stream);
   });
@@ -340,7 +340,7 @@ CapacityOfAll Exchange::capacity_of_all(double factor, int32_t* to) const {
 // ---- combine
 void Exchange::combine(const Homecoming& to, moec_stream stream) {
   const Fact facts[] = {{kFactNames[0], number_}, {"d_guest_weights (1: given)", to.has_weights}};
-  prepare(comm_, Call::kCombine, [&] { comm_.require_capturable(stream); });
+  prepare(Call::kCombine, [&] { comm_.require_capturable(stream); });
   if (!comm_.queues()) comm_.meet_plainly(Call::kCombine, facts);
   const auto bring = [&](const void* from, void* home, uint64_t bytes) {
     scheme_.come_back(comm_, routes_, from, home, bytes, stream);

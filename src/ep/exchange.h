@@ -59,10 +59,14 @@ class Exchange {
   int32_t expert_begin() const { return shape_.expert_begin[size_t(comm_.rank())]; }
   int32_t expert_end() const { return shape_.expert_begin[size_t(comm_.rank()) + 1]; }
 
-  // Whether all ranks wait for each other in a dispatch or a combine, so that the others are told
-  // of a rank that fails before.
-  bool meets(Call call) const {
-    return !comm_.queues() || (call == Call::kDispatch && counts_rows());
+  // As those of the communicator, for this ep: attend() is of a dispatch and a combine.
+  template <class Body>
+  decltype(auto) prepare(Call call, Body&& body) const {
+    return ep::prepare(comm_, call, meets(call), body);
+  }
+  template <class Body>
+  void attend(Call call, Body&& body) const {
+    comm_.attend(call, uint64_t(meets(Call::kDispatch)) + meets(Call::kCombine), body);
   }
 
   // 0, or what broke the comm or the ep; and that as an error.
@@ -101,6 +105,10 @@ class Exchange {
     int32_t *expert_begin, *broken;  // [N+1], [1]
   };
   Memory lay_out(Arena& arena) const;
+  // Whether all ranks wait for each other, so that the others are told of one that fails before.
+  bool meets(Call call) const {
+    return !comm_.queues() || (call == Call::kDispatch && counts_rows());
+  }
   // The host counts rows, and waits for that.
   bool counts_rows() const { return scheme_.places(shape_, 1).stride == 0; }
   bool drops_by_weight() const { return shape_.overflow == MOEC_EP_DROP_BY_WEIGHT; }

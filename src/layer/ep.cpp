@@ -233,8 +233,7 @@ ep::Departure Ep::checked_departure(const moec_ep_args& args) const {
 void Ep::dispatch(moec_ep_args& args, moec_stream stream) {
   exchange_->require_well();
   const ep::Departure from =
-      ep::prepare(transport(), ep::Call::kDispatch, exchange_->meets(ep::Call::kDispatch),
-                  [&] { return checked_departure(args); });
+      exchange_->prepare(ep::Call::kDispatch, [&] { return checked_departure(args); });
   const ep::Guests guests = exchange_->dispatch(from, stream);
   const ep::Shape& s = exchange_->shape();
   const auto view = [&](void* data, moec_dtype dtype, int64_t columns) {
@@ -271,8 +270,7 @@ ep::Homecoming Ep::checked_homecoming(const moec_ep_args& args) const {
 void Ep::combine(const moec_ep_args& args, moec_stream stream) {
   exchange_->require_well();
   exchange_->combine(
-      ep::prepare(transport(), ep::Call::kCombine, [&] { return checked_homecoming(args); }),
-      stream);
+      exchange_->prepare(ep::Call::kCombine, [&] { return checked_homecoming(args); }), stream);
 }
 
 void Ep::poll(moec_ep_state& state) const {
