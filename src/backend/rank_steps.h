@@ -11,15 +11,23 @@
 #include <variant>
 
 #include "backend/args.h"
+#include "backend/plan_routes.h"
 #include "core/dtype.h"
 
 namespace moec {
 
-// What a rank says to all others in front of its rows of ids: what must be equal, and its tokens.
+// What a rank says to all others in front of its rows of ids: what must be equal, its tokens, and
+// what did not fit.
 struct RankHeader {
-  static constexpr int kFacts = 7;
+  static constexpr int kFacts = 5;
   int64_t facts[kFacts];
-  int64_t num_tokens;
+  int64_t num_tokens, rows_needed, rows_dropped;
+
+  MOEC_HD int first_other(const RankHeader& own) const {  // kFacts: all are equal
+    int i = 0;
+    while (i < kFacts && facts[i] == own.facts[i]) ++i;
+    return i;
+  }
 };
 inline constexpr int64_t kHeaderWords = sizeof(RankHeader) / sizeof(int32_t);
 // Words of one rank: its header and `rows` rows, so that each header is aligned.
@@ -31,6 +39,15 @@ MOEC_HD int64_t header_block(int64_t rows, int64_t columns) {
 struct Disagreement {
   volatile int64_t fact;  // 1 + its index; 0: none
   volatile int64_t theirs, own;
+};
+
+// What one rank has said of rows that did not fit, since the ep was made; memory like that.
+struct Overflow {
+  volatile int64_t rows_needed, rows_dropped;
+  MOEC_HD void add(int64_t needed, int64_t dropped) {
+    if (needed > rows_needed) rows_needed = needed;
+    rows_dropped = rows_dropped + dropped;
+  }
 };
 
 struct PickRows {  // to[i] = from[index[i]]; where index[i] < 0, to[i] is left alone
@@ -73,20 +90,46 @@ struct PackIds {
   const int32_t* token;          // [places] whose place it is; null: place t is token t's
   int32_t* to;                   // [places,columns]
 
-  int64_t count() const { return places; }
+  int64_t count() const { return places * top_k; }
   MOEC_HD int64_t id(int64_t slot) const {
     return load_integer(expert_ids.data, expert_ids.dtype, slot);
   }
-  MOEC_HD void operator()(int64_t place) const {
+  MOEC_HD void operator()(int64_t i) const {
+    const int64_t place = i / top_k;
+    write(place, int32_t(i - place * top_k), to + place * columns);
+  }
+  // Slot k of the row of a place.
+  MOEC_HD void write(int64_t place, int32_t k, int32_t* ids) const {
     const int64_t t = token ? token[place] : place < num_tokens ? place : -1;
-    int32_t *const ids = to + place * columns, *const weights = ids + top_k;
-    if (columns > 2 * top_k) weights[top_k] = t < 0 ? -1 : adapter_ids[t];
-    for (int32_t k = 0; k < top_k; ++k) {
-      const int64_t slot = t * top_k + k, expert = t < 0 ? -1 : id(slot);
-      const float weight = t < 0 ? 0.0f : routing_weights ? routing_weights[slot] : 1.0f;
-      ids[k] = expert >= 0 && expert < num_experts ? int32_t(expert) : -1;
-      memcpy(weights + k, &weight, sizeof weight);
+    const int64_t slot = t * top_k + k, expert = t < 0 ? -1 : id(slot);
+    const float weight = t < 0 ? 0.0f : routing_weights ? routing_weights[slot] : 1.0f;
+    ids[k] = expert >= 0 && expert < num_experts ? int32_t(expert) : -1;
+    memcpy(ids + top_k + k, &weight, sizeof weight);
+    if (k == 0 && columns > 2 * top_k) ids[columns - 1] = t < 0 ? -1 : adapter_ids[t];
+  }
+};
+
+// The places of PlanRoutes as blocks of one rank each, which begin with a header.
+struct PackBlocks {
+  PackIds pack;  // to: the first block
+  RankHeader header;
+  const int32_t* wanted;  // [N] of PlanRoutes
+  int32_t num_ranks;
+  int64_t stride;  // places of a rank
+
+  int64_t count() const { return pack.count(); }
+  MOEC_HD void operator()(int64_t i) const {
+    const int64_t place = i / pack.top_k, rank = place / stride, line = place - rank * stride;
+    const auto k = int32_t(i - place * pack.top_k);
+    int32_t* const block = pack.to + rank * header_block(stride, pack.columns);
+    pack.write(place, k, block + kHeaderWords + line * pack.columns);
+    if (line > 0 || k > 0) return;
+    RankHeader own = header;
+    for (int32_t r = 0; r < num_ranks; ++r) {
+      if (wanted[r] > own.rows_needed) own.rows_needed = wanted[r];
+      if (wanted[r] > stride) own.rows_dropped += wanted[r] - stride;
     }
+    *reinterpret_cast<RankHeader*>(block) = own;
   }
 };
 
@@ -113,26 +156,14 @@ struct SendToAll {
   }
   MOEC_HD void operator()(int64_t t) const {
     if (t == 0) *header_to = header;
-    pack(t);
-    if (t >= pack.num_tokens) return;
-    int32_t* const places = sum_index + t * width;
-    for (int32_t i = 0; i < width; ++i) places[i] = -1;
     for (int32_t k = 0; k < pack.top_k; ++k) {
+      pack.write(t, k, pack.to + t * pack.columns);
+      if (t >= pack.num_tokens) continue;
       const int64_t slot = t * pack.top_k + k;
       const int32_t rank = owner(pack.id(slot));
-      const auto place = int32_t(rank < 0 ? -1 : rank * pack.places + t);
-      slot_row[slot] = place;
-      if (rank >= 0) insert(places, place);
+      slot_row[slot] = int32_t(rank < 0 ? -1 : rank * pack.places + t);
     }
-  }
-
- private:
-  MOEC_HD void insert(int32_t* places, int32_t place) const {
-    int32_t at = 0;
-    while (places[at] >= 0 && places[at] < place) ++at;  // there is room for another rank
-    if (places[at] == place) return;
-    for (int32_t i = width - 1; i > at; --i) places[i] = places[i - 1];
-    places[at] = place;
+    if (t < pack.num_tokens) IndexSums{pack.num_tokens, pack.top_k, width, slot_row, sum_index}(t);
   }
 };
 
@@ -140,7 +171,8 @@ struct SendToAll {
 // rank that disagrees.
 struct UnpackIds {
   int64_t guests;
-  int64_t bound;  // rows of a rank, behind its header; 0: there are no headers
+  int64_t bound;       // rows of a rank, behind its header; 0: there are no headers
+  Overflow* overflow;  // [N] what headers say of it is added there; or null
   int32_t top_k, columns, expert_begin, expert_end;
   const int32_t* from;
   RankHeader own;
@@ -153,7 +185,9 @@ struct UnpackIds {
   MOEC_HD void operator()(int64_t row) const {
     const int64_t rank = bound ? row / bound : 0, behind = bound ? row - rank * bound : row;
     const int32_t* const block = from + (bound ? rank * header_block(bound, columns) : 0);
-    const bool agrees = !bound || agree(rank, block, behind == 0);
+    const bool agrees = !bound || agree(rank, behind == 0);
+    if (behind == 0 && overflow && agrees)
+      overflow[rank].add(header_of(rank).rows_needed, header_of(rank).rows_dropped);
     const int32_t* const line = block + (bound ? kHeaderWords : 0) + behind * columns;
     if (columns > 2 * top_k) adapter_ids[row] = agrees ? line[columns - 1] : -1;
     for (int32_t k = 0; k < top_k; ++k) {
@@ -166,10 +200,12 @@ struct UnpackIds {
   }
 
  private:
-  MOEC_HD bool agree(int64_t rank, const int32_t* block, bool reports) const {
-    const auto& header = *reinterpret_cast<const RankHeader*>(block);
-    int32_t i = 0;
-    while (i < RankHeader::kFacts && header.facts[i] == own.facts[i]) ++i;
+  MOEC_HD const RankHeader& header_of(int64_t rank) const {
+    return *reinterpret_cast<const RankHeader*>(from + rank * header_block(bound, columns));
+  }
+  MOEC_HD bool agree(int64_t rank, bool reports) const {
+    const RankHeader& header = header_of(rank);
+    const int i = header.first_other(own);
     if (i == RankHeader::kFacts) return *broken == 0;
     if (reports && disagreements[rank].fact == 0) {
       disagreements[rank].theirs = header.facts[i];
@@ -260,9 +296,10 @@ struct AddRanks {
   }
 };
 
-using RankSteps = std::variant<PickRows, SumRows, PackIds, SendToAll, UnpackIds, CapacityOfAll,
-                               BringWeights, KeepIdentities, TakeIdentities, AddRanks<float>,
-                               AddRanks<double>, AddRanks<int32_t>, AddRanks<int64_t>>;
+using RankSteps =
+    std::variant<PlanRoutes, PickRows, SumRows, PackIds, PackBlocks, SendToAll, UnpackIds,
+                 CapacityOfAll, BringWeights, KeepIdentities, TakeIdentities, AddRanks<float>,
+                 AddRanks<double>, AddRanks<int32_t>, AddRanks<int64_t>>;
 struct RankStep : RankSteps {  // of a name that backend.h can say
   using RankSteps::variant;
 };

@@ -54,9 +54,9 @@ Notice& Communicator::begin_notice(Call call, std::span<const Fact> facts, int32
   return notice;
 }
 
-const Notice* Communicator::meet(Call call, std::span<const Fact> facts) {
+const Notice* Communicator::meet(Call call, std::span<const Fact> facts, moec_stream stream) {
   require_well();
-  exchange_notices();
+  exchange_notices(stream);
   const Notice* const from = notices_.data() + size_;
   ++num_meetings_;
   is_settled_ = true;
@@ -93,24 +93,23 @@ void Communicator::compare(const Notice& other, int32_t rank, Call call,
                call_name(call), rank_);
 }
 
-void Communicator::exchange_notices() {
+void Communicator::exchange_notices(moec_stream stream) {
   Notice *const to = notices_.data(), *const from = to + size_;
   if (!queues()) return call_all_to_all(to, from, sizeof(Notice), nullptr);
   const uint64_t bytes = uint64_t(size_) * sizeof(Notice);
   char* const arrived = static_cast<char*>(mailbox_) + bytes;
-  backend_.copy(mailbox_, to, bytes, nullptr);
-  call_all_to_all(mailbox_, arrived, sizeof(Notice), nullptr);
-  backend_.copy(from, arrived, bytes, nullptr);
-  wait(nullptr);
+  backend_.copy(mailbox_, to, bytes, stream);
+  call_all_to_all(mailbox_, arrived, sizeof(Notice), stream);
+  backend_.copy(from, arrived, bytes, stream);
+  wait(stream);
 }
 
-// Where callbacks queue, nobody waits for a notice but to make an ep.
 void Communicator::leave(Call call, moec_status status) noexcept {
-  if (broken_ != MOEC_OK || (queues() && call != Call::kCreate)) return;
+  if (broken_ != MOEC_OK) return;
   is_settled_ = true;
   for (int32_t r = 0; r < size_; ++r) begin_notice(call, {}, r).status = status;
   try {
-    exchange_notices();
+    exchange_notices(nullptr);
   } catch (const Error&) {  // the comm is broken; the error that led here is the one to report
   }
 }
@@ -129,6 +128,14 @@ void Communicator::require_capturable(moec_stream stream) const {
                "the stream is being captured and callbacks.flags of the comm are 0x%x; expected "
                "MOEC_COMM_DEVICE and MOEC_COMM_CAPTURE",
                callbacks_.flags);
+}
+
+void Communicator::require_waiting(moec_stream stream) {
+  if (!queues() || !backend_.capturing(stream)) return;
+  is_settled_ = true;
+  MOEC_FAIL(MOEC_E_WOULD_SYNC,
+            "the stream is being captured, and the host waits for the counts of MOEC_EP_EXACT; "
+            "expected another scheme, such as MOEC_EP_ROWS");
 }
 
 void Communicator::call_all_gather(const void* send, void* recv, uint64_t bytes,
@@ -152,9 +159,16 @@ void Communicator::all_to_all(const void* send, void* recv, uint64_t bytes, moec
   });
 }
 void Communicator::all_to_all_v(const void* send, Parts sent, void* recv, Parts received,
-                                uint64_t unit) {
-  finish("all_to_all_v", callbacks_.all_to_all_v(callbacks_.user, send, sent.bytes, sent.at, recv,
-                                                 received.bytes, received.at, unit, nullptr));
+                                uint64_t unit, uint64_t longest, moec_stream stream) {
+  const auto call = [&](const void* from, Parts out, void* to, Parts in, uint64_t step) {
+    finish("all_to_all_v",
+           callbacks_.all_to_all_v(callbacks_.user, from, out.bytes, out.at, to, in.bytes, in.at,
+                                   step, queues() ? stream : nullptr));
+  };
+  if (!staging_) return call(send, sent, recv, received, unit);
+  staging_->pass_parts(
+      send, sent, recv, received, longest, stream,
+      [&](const void* from, Parts out, void* to, Parts in) { call(from, out, to, in, 1); });
 }
 
 moec_status Communicator::poll() const {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The caller's transport. Where callbacks wait, every collective call begins with a notice of each
 // rank to each other, of a size that nothing decides: so ranks that disagree, or that cannot take
-// part, are found before bytes of other sizes move. Callbacks that queue are never waited for once
-// an ep is made: there a header travels with the ids (rank_steps.h).
+// part, are found before bytes of other sizes move. Callbacks that queue are not waited for once an
+// ep is made, but where the host counts rows: there a header travels with the ids (rank_steps.h).
 #pragma once
 
 #include <moec/moec.h>
@@ -32,8 +32,8 @@ struct Notice {
   int32_t rank, size;
   int64_t num_facts;
   int64_t facts[kMaxFacts];
-  // dispatch: tokens and rows of the sender, rows for the receiver (pair_rows)
-  int64_t num_tokens, pair_rows, rows_needed, rows_dropped;
+  // dispatch: tokens of the sender; where hosts count rows: those for the receiver, those for any
+  int64_t num_tokens, pair_rows, longest;
 };
 
 // Between callbacks and arrays of the device.
@@ -63,13 +63,16 @@ class Communicator {
   void wait(moec_stream stream) const { wait_(stream); }
   // E_WOULD_SYNC where `stream` is captured and that cannot be.
   void require_capturable(moec_stream stream) const;
+  // E_WOULD_SYNC where `stream` is captured and callbacks queue. Nobody is told: that waits, too.
+  void require_waiting(moec_stream stream);
 
   // ---- a call: `facts` are compared with those of all ranks. E_MISMATCH and E_COMM name a rank,
   // on all ranks. fill(r, notice) adds what this rank has to say to rank r.
   template <class Fill>
-  const Notice* meet(Call call, std::span<const Fact> facts, const Fill& fill) {
+  const Notice* meet(Call call, std::span<const Fact> facts, const Fill& fill,
+                     moec_stream stream = nullptr) {
     for (int32_t r = 0; r < size_; ++r) fill(r, begin_notice(call, facts, r));
-    return meet(call, facts);
+    return meet(call, facts, stream);
   }
   const Notice* meet_plainly(Call call, std::span<const Fact> facts) {
     return meet(call, facts, [](int32_t, Notice&) {});
@@ -81,12 +84,10 @@ class Communicator {
   // communicator is broken.
   void all_gather(const void* send, void* recv, uint64_t bytes, moec_stream stream);
   void all_to_all(const void* send, void* recv, uint64_t bytes, moec_stream stream);
-  struct Parts {
-    const uint64_t *bytes, *at;
-  };
-  // Of memory of the host.
-  void all_to_all_v(const void* send, Parts sent, void* recv, Parts received, uint64_t unit);
-  uint64_t* byte_counts() { return byte_counts_.data(); }  // [4,N] for the two Parts
+  // longest: bytes that no rank sends more of to another, equal on all ranks.
+  void all_to_all_v(const void* send, Parts sent, void* recv, Parts received, uint64_t unit,
+                    uint64_t longest, moec_stream stream);
+  uint64_t* byte_counts() { return byte_counts_.data(); }  // [4,N] for two Parts
 
   // body() has so many meetings. A failure of this rank alone is told to the others, if they wait
   // for it at one of them.
@@ -121,10 +122,10 @@ class Communicator {
 
  private:
   Notice& begin_notice(Call call, std::span<const Fact> facts, int32_t to);
-  const Notice* meet(Call call, std::span<const Fact> facts);
+  const Notice* meet(Call call, std::span<const Fact> facts, moec_stream stream);
   void check_notices(const Notice* from, Call call, std::span<const Fact> facts) const;
   void compare(const Notice& other, int32_t rank, Call call, std::span<const Fact> facts) const;
-  void exchange_notices();
+  void exchange_notices(moec_stream stream);
   void call_all_gather(const void* send, void* recv, uint64_t bytes, moec_stream stream);
   void call_all_to_all(const void* send, void* recv, uint64_t bytes, moec_stream stream);
   void finish(const char* callback, int32_t result);
@@ -144,15 +145,19 @@ class Communicator {
   mutable std::atomic<moec_status> broken_{MOEC_OK};
 };
 
-// What comes before the meeting of a call: a failure there is told to the others.
+// What comes before the meeting of a call, if it has one: a failure there is told to the others.
 template <class Body>
-decltype(auto) prepare(Communicator& comm, Call call, Body&& body) {
+decltype(auto) prepare(Communicator& comm, Call call, bool meets, Body&& body) {
   try {
     return body();
   } catch (...) {
-    comm.leave(call, current_error().code);
+    if (meets) comm.leave(call, current_error().code);
     throw;
   }
+}
+template <class Body>
+decltype(auto) prepare(Communicator& comm, Call call, Body&& body) {
+  return prepare(comm, call, call == Call::kCreate || !comm.queues(), static_cast<Body&&>(body));
 }
 
 }  // namespace moec::ep

@@ -20,9 +20,11 @@ Exchange::Exchange(Communicator& comm, const Backend& backend, const Shape& shap
       backend_(backend),
       shape_(shape),
       scheme_(scheme_of(shape.scheme)),
-      peers_(std::move(peers)),
-      planner_(shape_, comm.size()),
-      routes_(planner_.make_routes()) {}
+      peers_(std::move(peers)) {
+  routes_.width = std::min(shape_.top_k, comm.size());
+  for (auto* rows : {&routes_.sent, &routes_.sent_at, &routes_.received, &routes_.received_at})
+    rows->resize(size_t(comm.size()));
+}
 
 int64_t Exchange::most_guests() const {
   return scheme_.most_guests(shape_, comm_.size(), shape_.max_tokens);
@@ -35,7 +37,7 @@ Exchange::Memory Exchange::lay_out(Arena& arena) const {
   const auto hidden = uint64_t(shape_.hidden), slots = uint64_t(shape_.top_k);
   const auto ranks = uint64_t(comm_.size()), headers = 2 * ranks * uint64_t(kHeaderWords);
   const uint64_t partial = hidden * uint64_t(dtype_bytes(shape_.partial_dtype));
-  Memory memory;
+  Memory memory = {};
   memory.outbox = arena.take(sent * std::max(row_bytes(), partial), 0);
   memory.outbox_ids = arena.take_array<int32_t>(sent * (2 * slots + 1) + headers, 0);
   memory.guests = arena.take(guests * row_bytes(), 0);
@@ -48,7 +50,13 @@ Exchange::Memory Exchange::lay_out(Arena& arena) const {
   memory.partial = arena.take(guests * partial, 0);
   memory.sum_index = arena.take_array<int32_t>(tokens * uint64_t(routes_.width), 0);
   memory.slot_row = arena.take_array<int32_t>(tokens * slots, 0);
-  memory.token = scheme_.sends_to_all() ? nullptr : arena.take_array<int32_t>(sent, 0);
+  if (!scheme_.sends_to_all()) {
+    const int64_t N = comm_.size(), T = shape_.max_tokens;
+    memory.token = arena.take_array<int32_t>(sent, 0);
+    memory.wanted = arena.take_array<int32_t>(ranks, 0);
+    memory.counts = arena.take_array<int32_t>(PlanRoutes::count_words(N, T), 0);
+    if (drops_by_weight()) memory.keys = arena.take(PlanRoutes::key_bytes(N, T), 0);
+  }
   memory.expert_begin = arena.take_array<int32_t>(ranks + 1, 0);
   memory.broken = arena.take_array<int32_t>(1, 0);
   return memory;
@@ -61,9 +69,15 @@ uint64_t Exchange::bytes() const {
   return arena.size().base;
 }
 
+uint64_t Exchange::shared_bytes() const {
+  return uint64_t(comm_.size()) * (sizeof(Overflow) + sizeof(Disagreement) + sizeof(int32_t));
+}
+
 void Exchange::set_memory(void* memory, void* shared) {
-  disagreements_ = static_cast<Disagreement*>(shared);
   std::memset(shared, 0, shared_bytes());
+  overflows_ = static_cast<Overflow*>(shared);
+  disagreements_ = reinterpret_cast<Disagreement*>(overflows_ + comm_.size());
+  counted_ = reinterpret_cast<int32_t*>(disagreements_ + comm_.size());
   if (peers_) return peers_->set_reports(disagreements_);
   Arena arena(memory, 0);
   memory_ = lay_out(arena);
@@ -100,6 +114,15 @@ void Exchange::require_well() const {
                 ll(disagreements_[r].own));
 }
 
+Exchange::RowCounts Exchange::row_counts() const {
+  RowCounts counts = {};
+  for (int32_t r = 0; r < comm_.size(); ++r) {
+    counts.needed = std::max(counts.needed, int64_t(overflows_[r].rows_needed));
+    counts.dropped += overflows_[r].rows_dropped;
+  }
+  return counts;
+}
+
 // ---- dispatch
 // Where each token goes, and the ids that go with it.
 void Exchange::route(const Departure& from, const RankHeader& header, moec_stream stream) {
@@ -107,7 +130,7 @@ void Exchange::route(const Departure& from, const RankHeader& header, moec_strea
   routes_.num_tokens = tokens.count;
   routes_.bound = from.bound;
   meta_columns_ = 2 * shape_.top_k + from.has_adapter_ids;
-  if (!scheme_.sends_to_all()) planner_.plan(tokens, scheme_.places(shape_, from.bound), routes_);
+  if (!scheme_.sends_to_all()) plan(tokens, stream);
   PackIds pack = {};
   pack.num_tokens = tokens.count;
   pack.places = scheme_.sends_to_all() ? from.bound : routes_.num_sent;
@@ -119,7 +142,10 @@ void Exchange::route(const Departure& from, const RankHeader& header, moec_strea
   pack.adapter_ids = from.adapter_ids;
   pack.token = routes_.token;
   pack.to = memory_.outbox_ids;
-  if (!scheme_.sends_to_all()) return backend_.between_ranks(pack, stream);
+  if (counts_rows()) return backend_.between_ranks(pack, stream);
+  if (!scheme_.sends_to_all())
+    return backend_.between_ranks(
+        PackBlocks{pack, header, memory_.wanted, comm_.size(), places().stride}, stream);
   pack.to += kHeaderWords;
   SendToAll send = {};
   send.pack = pack;
@@ -133,21 +159,54 @@ void Exchange::route(const Departure& from, const RankHeader& header, moec_strea
   backend_.between_ranks(send, stream);
 }
 
-const Notice* Exchange::meet(const Departure& from, std::span<const Fact> facts) {
-  const bool counts = scheme_.places(shape_, from.bound).stride == 0;
-  return comm_.meet(Call::kDispatch, facts, [&](int32_t r, Notice& notice) {
-    notice.num_tokens = from.tokens.count;
-    notice.pair_rows = counts ? routes_.sent[size_t(r)] : 0;
-    notice.rows_needed = routes_.rows_needed;
-    notice.rows_dropped = routes_.rows_dropped;
-  });
+void Exchange::plan(const Tokens& tokens, moec_stream stream) {
+  PlanRoutes plan = {};
+  plan.num_tokens = tokens.count;
+  plan.top_k = shape_.top_k;
+  plan.num_ranks = comm_.size();
+  plan.expert_ids = tokens.expert_ids;
+  plan.routing_weights = tokens.routing_weights;
+  plan.expert_begin = memory_.expert_begin;
+  plan.stride = places().stride;
+  plan.most = places().most;
+  plan.by_weight = drops_by_weight();
+  plan.wanted = counts_rows() ? counted_ : memory_.wanted;
+  plan.token = routes_.token;
+  plan.slot_row = routes_.slot_row;
+  plan.sum_index = routes_.sum_index;
+  plan.counts = memory_.counts;
+  plan.keys = memory_.keys;
+  backend_.between_ranks(plan, stream);
+  routes_.num_sent = comm_.size() * plan.stride;
+  if (counts_rows()) count_rows(stream);
 }
 
-// What the notices say: guests from each rank, tokens of all, rows that did not fit anywhere. No
-// notices: as many guests from each rank as there may be.
+void Exchange::count_rows(moec_stream stream) {
+  if (comm_.reach() != Reach::kDirect) comm_.wait(stream);
+  routes_.longest = 0;
+  for (size_t r = 0; r < routes_.sent.size(); ++r) {
+    routes_.sent[r] = counted_[r];
+    routes_.sent_at[r] = routes_.num_sent;
+    routes_.num_sent += counted_[r];
+    routes_.longest = std::max<int64_t>(routes_.longest, counted_[r]);
+  }
+}
+
+const Notice* Exchange::meet(const Departure& from, std::span<const Fact> facts,
+                             moec_stream stream) {
+  const bool counts = counts_rows();
+  const auto fill = [&](int32_t r, Notice& notice) {
+    notice.num_tokens = from.tokens.count;
+    notice.pair_rows = counts ? routes_.sent[size_t(r)] : 0;
+    notice.longest = counts ? routes_.longest : 0;
+  };
+  return comm_.meet(Call::kDispatch, facts, fill, stream);
+}
+
+// What the notices say: guests from each rank, tokens of all. No notices: as many guests from each
+// rank as there may be.
 void Exchange::learn(const Notice* notices) {
-  const Places places = scheme_.places(shape_, routes_.bound);
-  int64_t needed = counters_.rows_needed, dropped = counters_.rows_dropped;
+  const Places places = this->places();
   routes_.num_guests = 0;
   routes_.total_tokens = notices ? 0 : -1;
   for (size_t r = 0; r < routes_.received.size(); ++r) {
@@ -159,16 +218,14 @@ void Exchange::learn(const Notice* notices) {
     routes_.received_at[r] = routes_.num_guests;
     routes_.num_guests += routes_.received[r];
     routes_.total_tokens += notice.num_tokens;
-    needed = std::max(needed, notice.rows_needed);
-    dropped += notice.rows_dropped;
+    routes_.longest = std::max(routes_.longest, notice.longest);
   }
-  counters_.rows_needed = needed;
-  counters_.rows_dropped = dropped;
+  if (counts_rows()) overflows_[comm_.rank()].add(routes_.longest, 0);
 }
 
 // Of one go() or come_back().
 void Exchange::count_bytes(uint64_t row_bytes, bool homewards) {
-  const Places places = scheme_.places(shape_, routes_.bound);
+  const Places places = this->places();
   uint64_t out = 0, in = 0;
   for (size_t r = 0; r < routes_.received.size(); ++r) {
     if (int32_t(r) == comm_.rank()) continue;
@@ -181,12 +238,15 @@ void Exchange::count_bytes(uint64_t row_bytes, bool homewards) {
 
 void Exchange::send_ids(moec_stream stream) {
   const uint64_t bytes = uint64_t(meta_columns_) * sizeof(int32_t);
-  if (!scheme_.sends_to_all()) {
+  if (counts_rows()) {
     scheme_.go(comm_, routes_, memory_.outbox_ids, memory_.guest_ids, bytes, stream);
     return count_bytes(bytes, false);
   }
-  const uint64_t block = uint64_t(header_block(routes_.bound, meta_columns_)) * sizeof(int32_t);
-  comm_.all_gather(memory_.outbox_ids, memory_.guest_ids, block, stream);
+  const uint64_t block = block_bytes();
+  if (scheme_.sends_to_all())
+    comm_.all_gather(memory_.outbox_ids, memory_.guest_ids, block, stream);
+  else
+    comm_.all_to_all(memory_.outbox_ids, memory_.guest_ids, block, stream);
   counters_.bytes_sent += uint64_t(comm_.size() - 1) * block;
   counters_.bytes_received += uint64_t(comm_.size() - 1) * block;
 }
@@ -224,7 +284,8 @@ void Exchange::send_rows(const void* rows, float scale, void* to, moec_stream st
 void Exchange::unpack_ids(const RankHeader& header, moec_stream stream) {
   UnpackIds unpack = {};
   unpack.guests = routes_.num_guests;
-  unpack.bound = scheme_.sends_to_all() ? routes_.bound : 0;
+  unpack.bound = places().stride;
+  unpack.overflow = scheme_.sends_to_all() || counts_rows() ? nullptr : overflows_;
   unpack.top_k = shape_.top_k;
   unpack.columns = meta_columns_;
   unpack.expert_begin = expert_begin();
@@ -255,11 +316,13 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
     header.facts[i] = values[i];
   }
   header.num_tokens = from.tokens.count;
+  const bool meets = this->meets(Call::kDispatch);
+  if (meets) comm_.require_waiting(stream);
   prepare(Call::kDispatch, [&] {
     comm_.require_capturable(stream);
     route(from, header, stream);
   });
-  learn(comm_.queues() ? nullptr : meet(from, facts));
+  learn(meets ? meet(from, facts, stream) : nullptr);
   comm_.in_step([&] {
     send_ids(stream);
     send_rows(from.x, 1.0f, memory_.guests, stream);
@@ -281,7 +344,7 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
 CapacityOfAll Exchange::capacity_of_all(double factor, int32_t* to) const {
   if (peers_) return peers_->capacity_of_all(factor, to);
   return {memory_.guest_ids,
-          header_block(routes_.bound, meta_columns_),
+          header_block(places().stride, meta_columns_),
           comm_.size(),
           shape_.num_experts,
           shape_.top_k,

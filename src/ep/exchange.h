@@ -4,7 +4,8 @@
 //   dispatch   routes of the own tokens -> rows and ids into the outbox -> all ranks meet -> guests
 //   combine    all ranks meet -> partial rows come home -> their sum in rank order
 //
-// Where callbacks queue, ranks do not meet: headers in front of the ids are compared on the device.
+// Where callbacks queue, ranks do not meet but to exchange counts of rows: headers in front of the
+// ids are compared on the device.
 #pragma once
 
 #include "backend/backend.h"
@@ -51,7 +52,7 @@ class Exchange {
 
   // ---- memory, given once: `bytes` of the device, and shared bytes that the device reports to
   uint64_t bytes() const;
-  uint64_t shared_bytes() const { return uint64_t(comm_.size()) * sizeof(Disagreement); }
+  uint64_t shared_bytes() const;
   void set_memory(void* memory, void* shared);
 
   const Shape& shape() const { return shape_; }
@@ -60,6 +61,16 @@ class Exchange {
   int64_t most_guests() const;
   int32_t expert_begin() const { return shape_.expert_begin[size_t(comm_.rank())]; }
   int32_t expert_end() const { return shape_.expert_begin[size_t(comm_.rank()) + 1]; }
+
+  // As those of the communicator, for this ep: attend() is of a dispatch and a combine.
+  template <class Body>
+  decltype(auto) prepare(Call call, Body&& body) const {
+    return ep::prepare(comm_, call, meets(call), body);
+  }
+  template <class Body>
+  void attend(Call call, Body&& body) const {
+    comm_.attend(call, uint64_t(meets(Call::kDispatch)) + meets(Call::kCombine), body);
+  }
 
   // 0, or what broke the comm or the ep; and that as an error.
   moec_status poll() const;
@@ -74,21 +85,14 @@ class Exchange {
   CapacityOfAll capacity_of_all(double factor, int32_t* to) const;
   int64_t num_tokens() const { return peers_ ? peers_->num_tokens() : routes_.num_tokens; }
 
-  // As those of the communicator, for this ep: where peers wait on the device nobody meets.
-  template <class Body>
-  decltype(auto) prepare(Call call, Body&& body) const {
-    return peers_ ? body() : ep::prepare(comm_, call, body);
-  }
-  template <class Body>
-  void attend(Call call, uint64_t meetings, Body&& body) const {
-    peers_ ? body() : comm_.attend(call, meetings, body);
-  }
-
   struct Counters {
     std::atomic<uint64_t> calls{0}, bytes_sent{0}, bytes_received{0};
-    std::atomic<int64_t> rows_needed{0}, rows_dropped{0};
   };
   const Counters& counters() const { return counters_; }
+  struct RowCounts {
+    int64_t needed, dropped;
+  };
+  RowCounts row_counts() const;  // of all calls whose work is done
   void set_number(int32_t number) { number_ = number; }
 
  private:
@@ -99,11 +103,26 @@ class Exchange {
     int32_t *ids, *adapter_ids;
     float* weights;
     int32_t *sum_index, *slot_row, *token;  // of Routes
-    int32_t *expert_begin, *broken;         // [N+1], [1]
+    int32_t *wanted, *counts;               // of PlanRoutes
+    void* keys;
+    int32_t *expert_begin, *broken;  // [N+1], [1]
   };
   Memory lay_out(Arena& arena) const;
+  // Whether all ranks wait for each other, so that the others are told of one that fails before.
+  bool meets(Call call) const {
+    return !peers_ && (!comm_.queues() || (call == Call::kDispatch && counts_rows()));
+  }
+  // The host counts rows, and waits for that.
+  bool counts_rows() const { return scheme_.places(shape_, 1).stride == 0; }
+  bool drops_by_weight() const { return shape_.overflow == MOEC_EP_DROP_BY_WEIGHT; }
+  Places places() const { return scheme_.places(shape_, routes_.bound); }  // of the last dispatch
+  uint64_t block_bytes() const {  // of ids from one rank, with their header
+    return uint64_t(header_block(places().stride, meta_columns_)) * sizeof(int32_t);
+  }
   void route(const Departure& from, const RankHeader& header, moec_stream stream);
-  const Notice* meet(const Departure& from, std::span<const Fact> facts);
+  void plan(const Tokens& tokens, moec_stream stream);
+  void count_rows(moec_stream stream);
+  const Notice* meet(const Departure& from, std::span<const Fact> facts, moec_stream stream);
   void learn(const Notice* notices);
   void send_ids(moec_stream stream);
   void send_rows(const void* rows, float scale, void* to, moec_stream stream);
@@ -119,10 +138,11 @@ class Exchange {
   const std::unique_ptr<Peers> peers_;
   int32_t number_ = 0;
   int32_t meta_columns_ = 0;  // of the last dispatch: 2K, or 2K + 1 with adapter ids
-  RoutePlanner planner_;
   Routes routes_;
   Memory memory_ = {};
-  Disagreement* disagreements_ = nullptr;  // [N]
+  Disagreement* disagreements_ = nullptr;  // [N], shared, as the next ones are
+  Overflow* overflows_ = nullptr;          // [N]
+  int32_t* counted_ = nullptr;             // [N] rows for each rank, where the host counts them
   Guests guests_;
   Counters counters_;
 };

@@ -81,30 +81,36 @@ class Exact final : public Scheme {
     return ranks * bound;
   }
   void go(Communicator& comm, const Routes& routes, const void* outbox, void* guests,
-          uint64_t row_bytes, moec_stream) const override {
-    move(comm, routes.sent, routes.sent_at, outbox, routes.received, routes.received_at, guests,
-         row_bytes);
+          uint64_t row_bytes, moec_stream stream) const override {
+    uint64_t* const bytes = comm.byte_counts();
+    comm.all_to_all_v(outbox, sent(routes, row_bytes, bytes), guests,
+                      received(routes, row_bytes, bytes), row_bytes,
+                      uint64_t(routes.longest) * row_bytes, stream);
   }
   void come_back(Communicator& comm, const Routes& routes, const void* guests, void* home,
-                 uint64_t row_bytes, moec_stream) const override {
-    move(comm, routes.received, routes.received_at, guests, routes.sent, routes.sent_at, home,
-         row_bytes);
+                 uint64_t row_bytes, moec_stream stream) const override {
+    uint64_t* const bytes = comm.byte_counts();
+    comm.all_to_all_v(guests, received(routes, row_bytes, bytes), home,
+                      sent(routes, row_bytes, bytes), row_bytes,
+                      uint64_t(routes.longest) * row_bytes, stream);
   }
 
  private:
-  using RowCounts = std::vector<int64_t>;
-  static void move(Communicator& comm, const RowCounts& sent, const RowCounts& sent_at,
-                   const void* from, const RowCounts& received, const RowCounts& received_at,
-                   void* to, uint64_t row_bytes) {
-    uint64_t* bytes = comm.byte_counts();
-    const auto in_bytes = [&](const RowCounts& rows) {
-      uint64_t* const begin = bytes;
-      for (const int64_t count : rows) *bytes++ = uint64_t(count) * row_bytes;
-      return begin;
-    };
-    const Communicator::Parts out = {in_bytes(sent), in_bytes(sent_at)};
-    const Communicator::Parts in = {in_bytes(received), in_bytes(received_at)};
-    comm.all_to_all_v(from, out, to, in, row_bytes);
+  // In bytes: sent ones in the first half of `bytes`, received ones in the second.
+  static Parts sent(const Routes& routes, uint64_t row_bytes, uint64_t* bytes) {
+    return in_bytes(routes.sent, routes.sent_at, row_bytes, bytes);
+  }
+  static Parts received(const Routes& routes, uint64_t row_bytes, uint64_t* bytes) {
+    return in_bytes(routes.received, routes.received_at, row_bytes,
+                    bytes + 2 * routes.received.size());
+  }
+  static Parts in_bytes(const std::vector<int64_t>& rows, const std::vector<int64_t>& at,
+                        uint64_t row_bytes, uint64_t* bytes) {
+    for (size_t r = 0; r < rows.size(); ++r) {
+      bytes[r] = uint64_t(rows[r]) * row_bytes;
+      bytes[rows.size() + r] = uint64_t(at[r]) * row_bytes;
+    }
+    return {bytes, bytes + rows.size()};
   }
 };
 
@@ -131,16 +137,11 @@ bool may_be_peers(uint32_t wanted, const Communicator& comm) {
 
 Choice choose_scheme(uint32_t wanted, const Communicator& comm) {
   const bool on_host = comm.reach() == Reach::kDirect;
-  MOEC_REQUIRE(
-      on_host || wanted == MOEC_EP_AUTO || wanted == MOEC_EP_GATHER, MOEC_E_UNSUPPORTED,
-      "desc.scheme is %u; on a GPU, whose ids no host reads, expected MOEC_EP_PEER, GATHER "
-      "or AUTO",
-      wanted);
   MOEC_REQUIRE(wanted != MOEC_EP_EXACT || comm.moves_counts(), MOEC_E_UNSUPPORTED,
                "desc.scheme is MOEC_EP_EXACT and the comm has no all_to_all_v; give that callback, "
                "or take GATHER or ROWS");
   if (wanted != MOEC_EP_AUTO) return {wanted, "as wanted"};
-  if (!on_host) return {MOEC_EP_GATHER, "on a GPU no host reads the counts"};
+  if (!on_host) return {MOEC_EP_GATHER, "on a GPU the host does not wait for counts"};
   if (comm.moves_counts())
     return {MOEC_EP_EXACT, "on the CPU the host knows the counts, and the fewest bytes move"};
   if (comm.size() <= 4)

@@ -5,12 +5,17 @@
 
 #include <algorithm>
 #include <functional>
+#include <vector>
 
 #include "backend/backend.h"
 
 namespace moec::ep {
 
 using Wait = std::function<void(moec_stream)>;
+
+struct Parts {  // of memory, one for each rank
+  const uint64_t *bytes, *at;
+};
 
 class Staging {
  public:
@@ -22,7 +27,8 @@ class Staging {
         ranks_(uint64_t(ranks)),
         piece_(std::max<uint64_t>(kBytes / 2 / ranks_ / kCacheLine * kCacheLine, 1)),
         out_(static_cast<char*>(memory)),
-        in_(out_ + kBytes / 2) {}
+        in_(out_ + kBytes / 2),
+        sizes_(4 * ranks_) {}
 
   // call(send, recv, n) for n bytes at a time of each part: `parts` of `bytes` in `send`, one of
   // each rank in `recv`.
@@ -41,7 +47,36 @@ class Staging {
     wait_(stream);  // another call may use the memory on another stream
   }
 
+  // call(send, its parts, recv, its parts) for pieces of parts, which lie one after the other, so
+  // often that parts of `longest` bytes have passed.
+  template <class Call>
+  void pass_parts(const void* send, Parts sent, void* recv, Parts received, uint64_t longest,
+                  moec_stream stream, const Call& call) {
+    for (uint64_t at = 0; at == 0 || at < longest; at += piece_) {
+      const Parts out = pieces_of(sent, at, sizes_.data());
+      const Parts in = pieces_of(received, at, sizes_.data() + 2 * ranks_);
+      for (uint64_t r = 0; r < ranks_; ++r)
+        copy(out_ + out.at[r], static_cast<const char*>(send) + sent.at[r] + at, out.bytes[r],
+             stream);
+      wait_(stream);
+      call(out_, out, in_, in);
+      for (uint64_t r = 0; r < ranks_; ++r)
+        copy(static_cast<char*>(recv) + received.at[r] + at, in_ + in.at[r], in.bytes[r], stream);
+    }
+    wait_(stream);
+  }
+
  private:
+  // What is left of each part from byte `first` on, at most a piece; `to` [2,N] holds it.
+  Parts pieces_of(Parts parts, uint64_t first, uint64_t* to) const {
+    uint64_t end = 0;
+    for (uint64_t r = 0; r < ranks_; ++r) {
+      to[r] = std::min(piece_, parts.bytes[r] - std::min(first, parts.bytes[r]));
+      to[ranks_ + r] = end;
+      end += to[r];
+    }
+    return {to, to + ranks_};
+  }
   void copy(void* to, const void* from, uint64_t bytes, moec_stream stream) const {
     if (bytes) backend_.copy(to, from, bytes, stream);
   }
@@ -50,6 +85,7 @@ class Staging {
   const Wait& wait_;
   const uint64_t ranks_, piece_;
   char *const out_, *const in_;
+  std::vector<uint64_t> sizes_;  // [4,N]
 };
 
 }  // namespace moec::ep

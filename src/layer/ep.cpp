@@ -312,8 +312,9 @@ void Ep::poll(moec_ep_state& state) const {
   const ep::Exchange::Counters& counters = exchange_->counters();
   state.status = exchange_->poll();
   state.calls = counters.calls;
-  state.rows_needed = counters.rows_needed;
-  state.rows_dropped = counters.rows_dropped;
+  const ep::Exchange::RowCounts rows = exchange_->row_counts();
+  state.rows_needed = rows.needed;
+  state.rows_dropped = rows.dropped;
   state.bytes_sent = counters.bytes_sent;
   state.bytes_received = counters.bytes_received;
 }

@@ -44,7 +44,7 @@ class Layer final : public Object {
   template <class Body>
   void attend(Body&& body) const {
     if (!parted_) return body();
-    parted_->ep().exchange().attend(ep::Call::kLayer, 2, body);
+    parted_->ep().exchange().attend(ep::Call::kLayer, body);
   }
   void forward(const moec_layer_args& args, const LayerWeights& weights, moec_stream stream) const;
   void backward(const moec_layer_grad_args& args, const moec_layer_args& forward,

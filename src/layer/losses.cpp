@@ -138,7 +138,7 @@ void run_loss(const Context& context, const moec_loss_args& args, Comm* comm, bo
   transport.require_well();
   MOEC_REQUIRE(&comm->context() == &context, MOEC_E_INVALID_ARG,
                "args.comm is of another context; expected one of this context");
-  transport.attend(ep::Call::kLoss, 1, [&] {
+  transport.attend(ep::Call::kLoss, !transport.queues(), [&] {
     transport.require_capturable(stream);
     LossCall call(context, args, backward);
     const LossArgs& loss = call.loss;

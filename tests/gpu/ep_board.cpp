@@ -3,6 +3,8 @@
 
 #include <moec/nccl.h>
 
+#include <tuple>
+
 namespace moec::test {
 
 DeviceBoard::DeviceBoard(int size) : RankBoard(size), seats_(static_cast<size_t>(size)) {
@@ -26,12 +28,13 @@ DeviceBoard::~DeviceBoard() {
   }
 }
 
-moec_comm_callbacks DeviceBoard::callbacks(int rank, bool) {
+moec_comm_callbacks DeviceBoard::callbacks(int rank, bool counts) {
   auto callbacks = sized<moec_comm_callbacks>();
   callbacks.flags = MOEC_COMM_DEVICE | MOEC_COMM_CAPTURE;
   callbacks.user = &seats_[static_cast<size_t>(rank)];
   callbacks.all_gather = all_gather;
   callbacks.all_to_all = all_to_all;
+  if (counts) callbacks.all_to_all_v = all_to_all_v;
   return callbacks;
 }
 
@@ -58,62 +61,84 @@ bool DeviceBoard::meet_others(Seat& seat) {
   return met;
 }
 
-int32_t DeviceBoard::exchange(Seat& seat, const void* send, void* recv, uint64_t bytes, uint64_t at,
-                              moec_stream moec_stream) {
+int32_t DeviceBoard::all_to_all_v(void* user, const void* send, const uint64_t* send_bytes,
+                                  const uint64_t* send_at, void* recv, const uint64_t* recv_bytes,
+                                  const uint64_t* recv_at, uint64_t, moec_stream moec_stream) {
+  Seat& seat = *static_cast<Seat*>(user);
+  DeviceBoard& board = *seat.board;
   const auto stream = static_cast<cudaStream_t>(moec_stream);
   cudaError_t worst = cudaEventRecord(seat.ready, stream);
   const auto note = [&](cudaError_t result) {
     if (worst == cudaSuccess) worst = result;
   };
   seat.send = static_cast<const char*>(send);
-  if (!meet_others(seat)) return MOEC_E_TIMEOUT;
-  for (const Seat& from : seats_) {
+  seat.bytes = send_bytes;
+  seat.at = send_at;
+  if (!board.meet_others(seat)) return MOEC_E_TIMEOUT;
+  const auto own = static_cast<size_t>(seat.rank);
+  for (const Seat& from : board.seats_) {
+    const auto r = static_cast<size_t>(from.rank);
+    if (from.bytes && recv_bytes[r] != from.bytes[own]) note(cudaErrorInvalidValue);
     note(cudaStreamWaitEvent(stream, from.ready, 0));
-    note(cudaMemcpyAsync(static_cast<char*>(recv) + static_cast<uint64_t>(from.rank) * bytes,
-                         from.send + at, bytes, cudaMemcpyDefault, stream));
+    if (recv_bytes[r] && worst == cudaSuccess)
+      note(cudaMemcpyAsync(static_cast<char*>(recv) + recv_at[r], from.send + from.at[own],
+                           recv_bytes[r], cudaMemcpyDefault, stream));
   }
   note(cudaEventRecord(seat.done, stream));
-  if (!meet_others(seat)) return MOEC_E_TIMEOUT;
-  for (const Seat& reader : seats_) note(cudaStreamWaitEvent(stream, reader.done, 0));
+  if (!board.meet_others(seat)) return MOEC_E_TIMEOUT;
+  for (const Seat& reader : board.seats_) note(cudaStreamWaitEvent(stream, reader.done, 0));
   return worst;
 }
 
 int32_t DeviceBoard::all_gather(void* user, const void* send, void* recv, uint64_t bytes,
                                 moec_stream stream) {
-  Seat& seat = *static_cast<Seat*>(user);
-  return seat.board->exchange(seat, send, recv, bytes, 0, stream);
+  return exchange(user, send, 0, recv, bytes, stream);
 }
 
 int32_t DeviceBoard::all_to_all(void* user, const void* send, void* recv, uint64_t bytes,
                                 moec_stream stream) {
-  Seat& seat = *static_cast<Seat*>(user);
-  return seat.board->exchange(seat, send, recv, bytes, static_cast<uint64_t>(seat.rank) * bytes,
-                              stream);
+  return exchange(user, send, bytes, recv, bytes, stream);
+}
+
+// What ranks that disagree want is there: memory of an ep is of its largest call.
+int32_t DeviceBoard::exchange(void* user, const void* send, uint64_t step, void* recv,
+                              uint64_t bytes, moec_stream stream) {
+  const auto ranks = static_cast<size_t>(static_cast<Seat*>(user)->board->size());
+  std::vector<uint64_t> sizes(ranks, bytes), from(ranks), to(ranks);
+  for (size_t r = 0; r < ranks; ++r) from[r] = r * step, to[r] = r * bytes;
+  return all_to_all_v(user, send, nullptr, from.data(), recv, sizes.data(), to.data(), 1, stream);
 }
 
 namespace {
 
-// What a thread has said between ncclGroupStart and ncclGroupEnd: as many sends as receives, to and
-// from all ranks in their order, of parts that follow each other.
+// What a thread has said between ncclGroupStart and ncclGroupEnd: sends to ranks, and receives from
+// them, in their order and at most one of each. A rank that is left out has no bytes.
 struct Group {
+  struct Parts {
+    std::vector<uint64_t> bytes, at;  // addresses
+  };
   bool is_open = false;
-  int sent = 0, received = 0;
-  const void* send = nullptr;
-  void *recv = nullptr, *seat = nullptr, *stream = nullptr;
-  size_t bytes = 0;
+  Parts sent, received;
+  void *seat = nullptr, *stream = nullptr;
 
-  bool add(int peer, int* next, size_t count, int type, const void* base, const void* at,
-           void* comm, void* on) {
-    const auto place = static_cast<const char*>(base) + static_cast<size_t>(peer) * count;
-    const bool well = is_open && type == 1 && peer == (*next)++ && at == place &&
-                      (!seat || (seat == comm && stream == on && bytes == count));
+  bool add(Parts* parts, int peer, const void* at, size_t count, int type, void* comm, void* on) {
+    const auto ranks = static_cast<size_t>(peer) + 1;
+    const bool well = is_open && type == 1 && count > 0 && parts->bytes.size() < ranks &&
+                      (!seat || (seat == comm && stream == on));
     seat = comm;
     stream = on;
-    bytes = count;
+    grow(parts, ranks);
+    parts->bytes.back() = count;
+    parts->at.back() = reinterpret_cast<uint64_t>(at);
     return well;
+  }
+  static void grow(Parts* parts, size_t ranks) {
+    parts->bytes.resize(ranks);
+    parts->at.resize(ranks);
   }
 };
 thread_local Group group;
+thread_local std::pair<void*, void*> last;  // seat and stream of the last one
 
 }  // namespace
 
@@ -135,15 +160,10 @@ Comm NcclBoard::make_comm(const moec_context* context, int rank, bool) {
     return all_gather(comm, send, recv, count, on);
   };
   api.send = [](const void* send, size_t count, int type, int peer, void* comm, void* on) {
-    if (peer == 0) group.send = send;
-    return group.add(peer, &group.sent, count, type, group.send, send, comm, on) ? 0
-                                                                                 : kInvalidUsage;
+    return group.add(&group.sent, peer, send, count, type, comm, on) ? 0 : kInvalidUsage;
   };
   api.recv = [](void* recv, size_t count, int type, int peer, void* comm, void* on) {
-    if (peer == 0) group.recv = recv;
-    return group.add(peer, &group.received, count, type, group.recv, recv, comm, on)
-               ? 0
-               : kInvalidUsage;
+    return group.add(&group.received, peer, recv, count, type, comm, on) ? 0 : kInvalidUsage;
   };
   api.group_start = [] {
     group = {};
@@ -151,11 +171,18 @@ Comm NcclBoard::make_comm(const moec_context* context, int rank, bool) {
     return 0;
   };
   api.group_end = []() -> int {
-    const Group all = std::exchange(group, {});
-    if (!all.is_open || !all.seat) return kInvalidUsage;
-    const int ranks = static_cast<Seat*>(all.seat)->board->size();
-    if (all.sent != ranks || all.received != ranks) return kInvalidUsage;
-    return all_to_all(all.seat, all.send, all.recv, all.bytes, all.stream);
+    Group all = std::exchange(group, {});
+    if (!all.is_open) return kInvalidUsage;
+    if (all.seat)
+      last = {all.seat, all.stream};
+    else
+      std::tie(all.seat, all.stream) = last;  // NCCL lets go who has nothing; others wait here
+    if (!all.seat) return kInvalidUsage;
+    const auto ranks = static_cast<size_t>(static_cast<Seat*>(all.seat)->board->size());
+    Group::grow(&all.sent, ranks);
+    Group::grow(&all.received, ranks);
+    return all_to_all_v(all.seat, nullptr, all.sent.bytes.data(), all.sent.at.data(), nullptr,
+                        all.received.bytes.data(), all.received.at.data(), 1, all.stream);
   };
   api.get_async_error = [](void*, int* error) {
     *error = 7;  // in progress

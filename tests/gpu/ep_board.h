@@ -31,6 +31,7 @@ class DeviceBoard : public RankBoard {
     DeviceBoard* board = nullptr;
     int rank = 0;
     const char* send = nullptr;
+    const uint64_t *bytes = nullptr, *at = nullptr;  // [N] of what it sends
     cudaStream_t stream = nullptr;
     cudaEvent_t ready = nullptr, done = nullptr;
     std::unique_lock<std::mutex> turn;
@@ -41,11 +42,14 @@ class DeviceBoard : public RankBoard {
                             moec_stream stream);
   static int32_t all_to_all(void* user, const void* send, void* recv, uint64_t bytes,
                             moec_stream stream);
+  static int32_t all_to_all_v(void* user, const void* send, const uint64_t* send_bytes,
+                              const uint64_t* send_at, void* recv, const uint64_t* recv_bytes,
+                              const uint64_t* recv_at, uint64_t unit, moec_stream stream);
 
  private:
-  // recv[r] = `bytes` at byte `at` of what rank r sends.
-  int32_t exchange(Seat& seat, const void* send, void* recv, uint64_t bytes, uint64_t at,
-                   moec_stream stream);
+  // recv[r] = `bytes` at byte rank * step of what rank r sends.
+  static int32_t exchange(void* user, const void* send, uint64_t step, void* recv, uint64_t bytes,
+                          moec_stream stream);
   bool meet_others(Seat& seat);
 
   std::deque<Seat> seats_;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts on ranks that share a GPU, or have one each, with a context and a stream of their own:
-// over callbacks that queue, and as peers that write to each other's memory. Layers give the bits
-// of one process, forward and every gradient; graphs of a step give, replayed with other routings,
-// what eager steps give; nobody waits or allocates; ranks that disagree, or do not come, are named
-// by poll and by the next call. It was seen to catch a plan of home whose rows are padded beyond
-// its memory, and headers without the bound.
+// Experts on ranks that share a GPU, or have one each, with a context and a stream of their own, in
+// each scheme: over callbacks that queue, and as peers that write to each other's memory. Layers
+// give the bits of one process, forward and every gradient; graphs of a step give, replayed with
+// other routings, what eager steps give; nobody waits or allocates, but EXACT for its counts; ranks
+// that disagree, or do not come, are named by poll and by the next call; rows that do not fit are
+// counted, of replays, too. It was seen to catch a plan of home whose rows are padded beyond its
+// memory, and headers without the bound.
 #include <cmath>
 
 #include "gpu/ep_steps.h"
@@ -22,7 +23,14 @@ class EpGpu : public testing::Test {
  protected:
   void SetUp() override { setenv("MOEC_TEST_DEVICE", "cuda", 1); }  // of the support code
 };
-constexpr uint32_t kSchemes[] = {MOEC_EP_GATHER, MOEC_EP_PEER};
+constexpr uint32_t kSchemes[] = {MOEC_EP_GATHER, MOEC_EP_PEER, MOEC_EP_ROWS, MOEC_EP_EXACT};
+std::string name_of(uint32_t scheme) {
+  static constexpr const char* kNames[] = {"auto", "gather", "peer", "rows", "exact"};
+  return kNames[scheme];
+}
+class EpGpuScheme : public EpGpu, public testing::WithParamInterface<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(, EpGpuScheme, testing::ValuesIn(kSchemes),
+                         [](const auto& param) { return name_of(param.param); });
 
 template <typename Board = DeviceBoard>
 void expect_bits_of_one_process(const EpProblem& p) {
@@ -42,21 +50,19 @@ void expect_bits_of_one_process(const EpProblem& p) {
       EXPECT_TRUE(bytes == want[r].at(name)) << name << " of rank " << r;
 }
 
-TEST_F(EpGpu, LayersGiveTheBitsOfOneProcess) {
+TEST_P(EpGpuScheme, LayersGiveTheBitsOfOneProcess) {
   SCOPED_TRACE(seed_note());
   Draw draw(3);
   const int rounds = is_small_run() ? 1 : 8;
-  for (const uint32_t scheme : kSchemes)
-    for (const int ranks : {1, 2, 3, 4})
-      for (int round = 0; round < rounds; ++round) {
-        EpProblem p = draw_ep_problem(ranks, scheme, draw);
-        if (round % 4 == 2) quantise_weights(&p, draw);
-        if (round % 4 >= 2) draw_adapters(&p, draw);
-        SCOPED_TRACE("scheme " + std::to_string(scheme) + ", " + std::to_string(ranks) +
-                     " ranks, round " + std::to_string(round));
-        expect_bits_of_one_process(p);
-        if (HasFailure()) return;
-      }
+  for (const int ranks : {1, 2, 3, 4})
+    for (int round = 0; round < rounds; ++round) {
+      EpProblem p = draw_ep_problem(ranks, GetParam(), draw);
+      if (round % 4 == 2) quantise_weights(&p, draw);
+      if (round % 4 >= 2) draw_adapters(&p, draw);
+      SCOPED_TRACE(std::to_string(ranks) + " ranks, round " + std::to_string(round));
+      expect_bits_of_one_process(p);
+      if (HasFailure()) return;
+    }
 }
 
 // What Hopper's kernels take, with more rows than a tile has, and a rank without a token.
@@ -80,40 +86,42 @@ EpProblem large_problem(int ranks, uint32_t scheme, Draw& draw) {
   return p;
 }
 
-TEST_F(EpGpu, LargerLayersToo) {
+TEST_P(EpGpuScheme, LargerLayersToo) {
   if (is_under("racecheck")) GTEST_SKIP() << "takes minutes; kernel_check has these kernels";
   SCOPED_TRACE(seed_note());
   Draw draw(4);
-  for (const uint32_t scheme : kSchemes)
-    for (const int ranks : {2, 3}) {
-      EpProblem p = large_problem(ranks, scheme, draw);
+  for (const int ranks : {2, 3}) {
+    EpProblem p = large_problem(ranks, GetParam(), draw);
+    expect_bits_of_one_process(p);
+    p.select_bias.assign(8, 0.0);  // all tokens to rank 0, whose experts are the first ones
+    for (size_t e = 0; e < 5; ++e) p.select_bias[e] = 100;
+    expect_bits_of_one_process(p);
+    p.select_bias.clear();  // a capacity of the tokens of all ranks, which the host does not know
+    for (const uint32_t drop : {MOEC_DROP_BY_POSITION, MOEC_DROP_BY_WEIGHT}) {
+      p.drop = drop;
+      p.capacity_factor = 1.0f;
       expect_bits_of_one_process(p);
-      p.select_bias.assign(8, 0.0);  // all tokens to rank 0, whose experts are the first ones
-      for (size_t e = 0; e < 5; ++e) p.select_bias[e] = 100;
-      expect_bits_of_one_process(p);
-      p.select_bias.clear();  // a capacity of the tokens of all ranks, which the host does not know
-      for (const uint32_t drop : {MOEC_DROP_BY_POSITION, MOEC_DROP_BY_WEIGHT}) {
-        p.drop = drop;
-        p.capacity_factor = 1.0f;
-        expect_bits_of_one_process(p);
-      }
-      if (HasFailure() || is_small_run()) return;
     }
+    if (HasFailure() || is_small_run()) return;
+  }
 }
 
-TEST_F(EpGpu, OverTheFunctionsOfNccl) {
+TEST_P(EpGpuScheme, OverTheFunctionsOfNccl) {
   SCOPED_TRACE(seed_note());
   Draw draw(5);
-  for (const uint32_t scheme : kSchemes)
-    for (const int ranks : {1, 3})
-      expect_bits_of_one_process<NcclBoard>(draw_ep_problem(ranks, scheme, draw));
+  for (const int ranks : {1, 3})
+    expect_bits_of_one_process<NcclBoard>(draw_ep_problem(ranks, GetParam(), draw));
 }
 
 // ---- graphs
-// What replays give, each `times` over, and an eager step of GATHER for each.
-void expect_replays(int ranks, uint32_t scheme, int replays, int times) {
+// What replays give, each `times` over, and an eager step for each: of GATHER, or where rows may
+// be dropped of the same scheme.
+void expect_replays(int ranks, uint32_t scheme, int replays, int times, int64_t pair_rows = 0) {
+  SCOPED_TRACE(name_of(scheme) + " of " + std::to_string(ranks) + " ranks");
   DeviceBoard board(ranks), eager_board(ranks);
-  RankSteps captured(board, 2, scheme), eager(eager_board, 2, MOEC_EP_GATHER);
+  const bool counts = scheme == MOEC_EP_ROWS;
+  RankSteps captured(board, 2, scheme, pair_rows);
+  RankSteps eager(eager_board, 2, counts ? scheme : uint32_t{MOEC_EP_GATHER}, pair_rows);
   eager.fill(1, Routing::kRandom);
   eager.queue();
   eager.wait();
@@ -125,6 +133,7 @@ void expect_replays(int ranks, uint32_t scheme, int replays, int times) {
   const moec_stats after = captured.stats(0);
   EXPECT_EQ(after.allocs, before.allocs);
   EXPECT_EQ(after.host_syncs, before.host_syncs);
+  const int64_t dropped = captured.state(0).rows_dropped, of_eager = eager.state(0).rows_dropped;
   std::vector<uint8_t> last;
   for (int replay = 0; replay < replays; ++replay) {
     const Routing routing = replay % 10 == 5 ? Routing::kOneExpert : Routing::kRandom;
@@ -135,10 +144,17 @@ void expect_replays(int ranks, uint32_t scheme, int replays, int times) {
     const std::vector<uint8_t> want = eager.outputs();
     for (int time = 0; time < times; ++time) {
       captured.replay(programs);
-      ASSERT_TRUE(captured.outputs() == want) << "replay " << replay << " of " << ranks << " ranks";
+      ASSERT_TRUE(captured.outputs() == want) << "replay " << replay;
     }
     ASSERT_TRUE(want != last) << "replay " << replay << " did nothing new";
     last = want;
+  }
+  for (int r = 0; counts && r < ranks; ++r) {
+    EXPECT_EQ(captured.state(r).rows_dropped - dropped,
+              times * (eager.state(r).rows_dropped - of_eager));
+    EXPECT_EQ(eager.state(r).rows_dropped > 0, pair_rows > 0);
+    EXPECT_GT(eager.state(r).rows_needed, 0);
+    EXPECT_GE(captured.state(r).rows_needed, eager.state(r).rows_needed);
   }
   for (const cudaGraphExec_t program : programs) cudaGraphExecDestroy(program);
 }
@@ -148,6 +164,8 @@ TEST_F(EpGpu, ReplaysWithOtherRoutingsEqualEagerSteps) {
     expect_replays(ranks, MOEC_EP_GATHER, is_small_run() ? 2 : 50, 1);
     expect_replays(ranks, MOEC_EP_PEER, is_small_run() ? 2 : 100, is_small_run() ? 1 : 10);
   }
+  expect_replays(2, MOEC_EP_ROWS, is_small_run() ? 2 : 50, 1);
+  expect_replays(3, MOEC_EP_ROWS, is_small_run() ? 2 : 50, 1, Step::kTokens / 4);
 }
 
 // ---- ranks that disagree
@@ -205,26 +223,59 @@ struct Call {  // one rank's dispatch and combine
   moec_ep_args args;
 };
 
-TEST_F(EpGpu, ADisagreementIsReportedByPollAndByTheNextCall) {
-  for (const uint32_t scheme : kSchemes) {
-    DeviceBoard board(2);
-    for (const std::string& error : run_ranks(2, [&](int r) {
-           const Rank rank(board, r);
-           Call call(rank, 2, scheme);
-           EXPECT_EQ(call.run(4), std::vector<double>(8, 0.0));
-           EXPECT_EQ(call.args.total_tokens, -1);  // nobody waited for it
-           EXPECT_EQ(call.poll(), MOEC_OK);
-           try {
-             for (const double v : call.run(r == 0 ? 4 : 8)) EXPECT_TRUE(std::isnan(v)) << v;
-           } catch (const Failure& failure) {  // of the combine: the device was quick to say it
-             EXPECT_EQ(failure.status, MOEC_E_MISMATCH) << failure.what();
-           }
-           call.expect_broken(MOEC_E_MISMATCH, "rank " + std::to_string(1 - r) + " had bound = ");
-           Call other(rank, 2, scheme);  // the comm is well
-           EXPECT_EQ(other.run(4), std::vector<double>(8, 0.0));
-         }))
-      EXPECT_EQ(error, "");
-  }
+TEST_P(EpGpuScheme, ADisagreementIsReportedByPollAndByTheNextCall) {
+  const uint32_t scheme = GetParam();
+  if (scheme == MOEC_EP_EXACT) GTEST_SKIP() << "its ranks meet";
+  DeviceBoard board(2);
+  for (const std::string& error : run_ranks(2, [&](int r) {
+         const Rank rank(board, r);
+         Call call(rank, 2, scheme);
+         EXPECT_EQ(call.run(4), std::vector<double>(8, 0.0));
+         EXPECT_EQ(call.args.total_tokens, -1);  // nobody waited for it
+         EXPECT_EQ(call.poll(), MOEC_OK);
+         try {
+           for (const double v : call.run(r == 0 ? 4 : 8)) EXPECT_TRUE(std::isnan(v)) << v;
+         } catch (const Failure& failure) {  // of the combine: the device was quick to say it
+           EXPECT_EQ(failure.status, MOEC_E_MISMATCH) << failure.what();
+         }
+         call.expect_broken(MOEC_E_MISMATCH, "rank " + std::to_string(1 - r) + " had bound = ");
+         Call other(rank, 2, scheme);  // the comm is well
+         EXPECT_EQ(other.run(4), std::vector<double>(8, 0.0));
+       }))
+    EXPECT_EQ(error, "");
+}
+
+// A rank that does not take part is told of at the meeting; the next call is well.
+TEST_F(EpGpu, ExactMeetsToExchangeCounts) {
+  DeviceBoard board(2);
+  for (const std::string& error : run_ranks(2, [&](int r) {
+         const Rank rank(board, r);
+         Call call(rank, 2, MOEC_EP_EXACT);
+         const auto expect_refused = [&](moec_status status, const char* part) {
+           EXPECT_EQ(moec_ep_dispatch(call.ep.get(), &call.args, rank.stream), status);
+           EXPECT_NE(last_error().find(part), std::string::npos) << last_error();
+           call.args.bound = 0;
+           EXPECT_EQ(call.run(0), std::vector<double>(8, 0.0));
+           EXPECT_EQ(call.args.total_tokens, 4);
+         };
+         call.args.bound = r == 0 ? 4 : 8;
+         expect_refused(MOEC_E_MISMATCH, "bound = ");
+         call.args.bound = r == 0 ? 1 : 0;
+         if (r == 0)
+           expect_refused(MOEC_E_SHAPE, "the bound is 1");
+         else
+           expect_refused(MOEC_E_COMM, "rank 0 left a dispatch");
+
+         const auto stream = static_cast<cudaStream_t>(rank.stream);
+         CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+         EXPECT_EQ(moec_ep_dispatch(call.ep.get(), &call.args, rank.stream), MOEC_E_WOULD_SYNC);
+         EXPECT_NE(last_error().find("MOEC_EP_EXACT"), std::string::npos) << last_error();
+         cudaGraph_t graph;
+         CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+         cudaGraphDestroy(graph);
+         EXPECT_EQ(call.run(0), std::vector<double>(8, 0.0));
+       }))
+    EXPECT_EQ(error, "");
 }
 
 TEST_F(EpGpu, APeerThatDoesNotComeIsATimeout) {

@@ -11,7 +11,7 @@ namespace moec::test {
 
 class RankSteps {
  public:
-  RankSteps(DeviceBoard& board, int top_k, uint32_t scheme)
+  RankSteps(DeviceBoard& board, int top_k, uint32_t scheme, int64_t pair_rows = 0)
       : board_(board), ranks_(board.size()), scheme_(scheme) {
     parts_.resize(static_cast<size_t>(ranks_));
     run([&](int r) {
@@ -23,6 +23,7 @@ class RankSteps {
       desc.num_experts = Step::kExperts;
       desc.top_k = top_k;
       desc.scheme = scheme;
+      desc.pair_rows = pair_rows;
       desc.timeout_ms = 6000;
       desc.dtype = MOEC_BF16;
       static constexpr int32_t kTwo[] = {0, 3, 8}, kThree[] = {0, 3, 4, 8};
@@ -71,6 +72,11 @@ class RankSteps {
     return all;
   }
   moec_stats stats(int r) const { return stats_of(parts_[size_t(r)].rank->context.get()); }
+  moec_ep_state state(int r) const {
+    auto state = sized<moec_ep_state>();
+    check(moec_ep_poll(parts_[size_t(r)].ep.get(), &state));
+    return state;
+  }
   cudaStream_t stream(int r) const { return static_cast<cudaStream_t>(board_.stream(r)); }
   int size() const { return ranks_; }
 

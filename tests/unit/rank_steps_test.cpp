@@ -30,7 +30,9 @@ struct World {
   std::vector<float> guest_weights = std::vector<float>(size_t(kGuests * kTopK), 7.0f);
 
   int32_t* block(int rank) { return words.data() + rank * header_block(kBound, kColumns); }
-  static RankHeader header(int64_t tokens, int64_t fact = 5) { return {{1, 2, fact}, tokens}; }
+  static RankHeader header(int64_t tokens, int64_t fact = 5) {
+    return {{1, 2, fact}, tokens, 0, 0};
+  }
 
   // The block of a rank, which has `fact` as its third.
   void send(int rank, int64_t fact = 5) {

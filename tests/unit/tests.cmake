@@ -21,6 +21,8 @@ add_moec_test(unit/plan_test LABELS per_backend)
 add_moec_test(unit/permute_test LABELS per_backend)
 add_moec_test(unit/loss_test LABELS per_backend)
 add_moec_test(unit/rank_steps_test)
+add_moec_test(unit/staging_test LABELS asan tsan)
+add_moec_test(unit/plan_routes_test SOURCES support/routes_case.cpp LABELS asan)
 add_moec_test(unit/combine_test)
 # Host code of the CUDA backend that needs no CUDA.
 set(sm90 ${PROJECT_SOURCE_DIR}/src/backend/cuda/sm90)

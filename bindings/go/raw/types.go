@@ -1190,7 +1190,7 @@ type EpArgs struct {
 	GuestWeights Tensor
 	// out [G,H] partial_dtype; combine reads what the caller wrote
 	Partial Tensor
-	// out: T of all ranks; -1 with MOEC_COMM_DEVICE or PEER
+	// out: T of all ranks; -1: PEER, or MOEC_COMM_DEVICE but EXACT
 	TotalTokens int64
 	// in [G,K] f32, optional, on all ranks or none
 	DGuestWeights Tensor
@@ -1209,9 +1209,9 @@ type EpState struct {
 	Reserved0 uint32
 	// dispatch and combine
 	Calls uint64
-	// ROWS: the pair_rows that would have dropped nothing
+	// ROWS, EXACT: the pair_rows that would have dropped nothing
 	RowsNeeded int64
-	// ROWS: of all ranks
+	// ROWS: of all ranks, those of calls whose work is done
 	RowsDropped int64
 	// to and from other ranks; 0 with PEER
 	BytesSent uint64

@@ -1785,7 +1785,7 @@ Fields of `moec_ep_args`:
 - `guest_ids`: out `[G,K]` i32; -1 = no expert of this rank
 - `guest_weights`: out `[G,K]` f32
 - `partial`: out `[G,H]` partial_dtype; combine reads what the caller wrote
-- `total_tokens`: out: T of all ranks; -1 with MOEC_COMM_DEVICE or PEER
+- `total_tokens`: out: T of all ranks; -1: PEER, or MOEC_COMM_DEVICE but EXACT
 - `d_guest_weights`: in `[G,K]` f32, optional, on all ranks or none
 - `y`: out `[T,H]` dtype: the sum of partial rows; 0 without any
 - `d_routing_weights`: out `[T,K]` f32, with d_guest_weights; 0 where the id is no expert, or the row was dropped
@@ -1831,8 +1831,8 @@ moec_ep_args(;
 Fields of `moec_ep_state`:
 - `status`: 0, or what broke the ep
 - `calls`: dispatch and combine
-- `rows_needed`: ROWS: the pair_rows that would have dropped nothing
-- `rows_dropped`: ROWS: of all ranks
+- `rows_needed`: ROWS, EXACT: the pair_rows that would have dropped nothing
+- `rows_dropped`: ROWS: of all ranks, those of calls whose work is done
 - `bytes_sent`: to and from other ranks; 0 with PEER
 - `bytes_received`: to and from other ranks; 0 with PEER
 """
@@ -2292,7 +2292,7 @@ moec_ep_query(ep, out) =
 moec_ep_describe(ep, buffer, bytes, need) =
     @ccall LIB.moec_ep_describe(ep::Ptr{moec_ep}, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
 
-"Sends each token to the ranks of its experts, and sets the `out` views of args. Also the backward of combine: x = d_y. Collective; allocates nothing. E_WOULD_SYNC: the stream is captured, and the callbacks lack MOEC_COMM_CAPTURE. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above."
+"Sends each token to the ranks of its experts, and sets the `out` views of args. Also the backward of combine: x = d_y. Collective; allocates nothing. E_WOULD_SYNC: the stream is captured, with EXACT or without MOEC_COMM_CAPTURE. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above."
 moec_ep_dispatch(ep, args, stream) =
     @ccall LIB.moec_ep_dispatch(ep::Ptr{moec_ep}, args::Ptr{moec_ep_args}, stream::Ptr{Cvoid})::Int32
 

@@ -1194,11 +1194,11 @@ MOEC_API moec_status moec_layer_describe(const moec_layer* layer, const moec_wei
  * rounds once. So schemes and transports give the same bits, but for rows that ROWS dropped.
  * All ranks make collective calls in one order. Where callbacks wait, ranks first compare what they
  * are about to do: all get E_MISMATCH, naming a rank, or E_COMM where one refused its arguments,
- * and the ep is as before. With MOEC_COMM_DEVICE all but moec_ep_create queue, and a refused rank
- * queues nothing; the device compares: y is NaN, moec_ep_poll and the next call say E_MISMATCH, and
- * the ep is broken. After E_TIMEOUT, E_CALLBACK and another E_COMM comm and ep are broken, and each
- * later call gives that status. On CUDA with flags 0 rows pass through memory of the host, and
- * calls wait.
+ * and the ep is as before. With MOEC_COMM_DEVICE all but moec_ep_create and a dispatch of EXACT
+ * queue, and a refused rank queues nothing; the device compares: y is NaN, moec_ep_poll and the
+ * next call say E_MISMATCH, and the ep is broken. After E_TIMEOUT, E_CALLBACK and another E_COMM
+ * comm and ep are broken, and each later call gives that status. On CUDA with flags 0 rows pass
+ * through memory of the host, and calls wait.
  * PEER: up to 16 ranks of one host whose GPUs reach each other's memory (threads: peer access,
  * processes: CUDA IPC); on the CPU threads of one process. After moec_ep_create dispatch and
  * combine call no callback: each is one kernel, which may be captured and which waits on the device
@@ -1238,8 +1238,8 @@ enum moec_ep_scheme {
   MOEC_EP_AUTO = 0,
   MOEC_EP_GATHER = 1, /* every rank gets all tokens; partial rows come back in equal parts */
   MOEC_EP_PEER = 2,   /* ranks write to each other's memory; AUTO's, with a GPU for each rank */
-  MOEC_EP_ROWS = 3,   /* CPU: equal parts of pair_rows rows */
-  MOEC_EP_EXACT = 4   /* CPU: counts are exchanged, then as many rows as there are */
+  MOEC_EP_ROWS = 3,   /* equal parts of pair_rows rows: nobody counts, some may be empty */
+  MOEC_EP_EXACT = 4   /* as many rows as there are: the host waits for their counts in dispatch */
 };
 enum moec_ep_flags {
   MOEC_EP_FORWARD_ONLY = 1 /* no x_beside, hence no backward of a layer: less memory */
@@ -1288,7 +1288,7 @@ typedef struct moec_ep_args {
   moec_tensor guest_ids;       /* out [G,K] i32; -1 = no expert of this rank */
   moec_tensor guest_weights;   /* out [G,K] f32 */
   moec_tensor partial;         /* out [G,H] partial_dtype; combine reads what the caller wrote */
-  int64_t total_tokens;        /* out: T of all ranks; -1 with MOEC_COMM_DEVICE or PEER */
+  int64_t total_tokens;        /* out: T of all ranks; -1: PEER, or MOEC_COMM_DEVICE but EXACT */
   /* combine */
   moec_tensor d_guest_weights; /* in  [G,K] f32, optional, on all ranks or none */
   moec_tensor y;               /* out [T,H] dtype: the sum of partial rows; 0 without any */
@@ -1303,8 +1303,8 @@ typedef struct moec_ep_state { /* since the ep was made; equal on all ranks but 
   moec_status status;         /* 0, or what broke the ep */
   uint32_t reserved0;
   uint64_t calls;             /* dispatch and combine */
-  int64_t rows_needed;        /* ROWS: the pair_rows that would have dropped nothing */
-  int64_t rows_dropped;       /* ROWS: of all ranks */
+  int64_t rows_needed;        /* ROWS, EXACT: the pair_rows that would have dropped nothing */
+  int64_t rows_dropped;       /* ROWS: of all ranks, those of calls whose work is done */
   uint64_t bytes_sent, bytes_received; /* to and from other ranks; 0 with PEER */
 } moec_ep_state;
 
@@ -1337,8 +1337,8 @@ MOEC_API moec_status moec_ep_query(const moec_ep* ep, moec_ep_info* out);
 MOEC_API moec_status moec_ep_describe(const moec_ep* ep, char* buffer, uint64_t bytes,
                                       uint64_t* need);
 /* Sends each token to the ranks of its experts, and sets the `out` views of args. Also the backward
- * of combine: x = d_y. Collective; allocates nothing. E_WOULD_SYNC: the stream is captured, and the
- * callbacks lack MOEC_COMM_CAPTURE. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above. */
+ * of combine: x = d_y. Collective; allocates nothing. E_WOULD_SYNC: the stream is captured, with
+ * EXACT or without MOEC_COMM_CAPTURE. E_MISMATCH, E_COMM, E_TIMEOUT, E_CALLBACK: as above. */
 MOEC_API moec_status moec_ep_dispatch(moec_ep* ep, moec_ep_args* args, moec_stream stream);
 /* Sends the partial rows of the last dispatch home: y [T,H] is their sum. Also the backward of
  * dispatch: y = d_x, and d_guest_weights [G,K] to d_routing_weights [T,K]. T is the dispatch's.

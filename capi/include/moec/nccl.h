@@ -70,20 +70,42 @@ static inline int32_t moec_nccl_all_gather(void* user, const void* send, void* r
   return nccl->api.all_gather(send, recv, (size_t)bytes, MOEC_NCCL_UINT8, nccl->comm, stream);
 }
 
+/* The parts of one other rank, of which those of no bytes are left out. */
+static inline int moec_nccl_swap(const moec_nccl* nccl, int peer, const void* send, uint64_t sent,
+                                 void* recv, uint64_t received, moec_stream stream) {
+  int result = 0;
+  if (sent)
+    result = nccl->api.send(send, (size_t)sent, MOEC_NCCL_UINT8, peer, nccl->comm, stream);
+  if (!result && received)
+    result = nccl->api.recv(recv, (size_t)received, MOEC_NCCL_UINT8, peer, nccl->comm, stream);
+  return result;
+}
+
 static inline int32_t moec_nccl_all_to_all(void* user, const void* send, void* recv, uint64_t bytes,
                                            moec_stream stream) {
   const moec_nccl* const nccl = (const moec_nccl*)user;
-  const moec_nccl_api* const api = &nccl->api;
-  int r, ended, result = api->group_start();
+  int r, ended, result = nccl->api.group_start();
   if (result) return result;
-  for (r = 0; r < nccl->size && !result; ++r) {
-    result = api->send((const char*)send + (uint64_t)r * bytes, (size_t)bytes, MOEC_NCCL_UINT8, r,
-                       nccl->comm, stream);
-    if (!result)
-      result = api->recv((char*)recv + (uint64_t)r * bytes, (size_t)bytes, MOEC_NCCL_UINT8, r,
-                         nccl->comm, stream);
-  }
-  ended = api->group_end();
+  for (r = 0; r < nccl->size && !result; ++r)
+    result = moec_nccl_swap(nccl, r, (const char*)send + (uint64_t)r * bytes, bytes,
+                            (char*)recv + (uint64_t)r * bytes, bytes, stream);
+  ended = nccl->api.group_end();
+  return result ? result : ended;
+}
+
+static inline int32_t moec_nccl_all_to_all_v(void* user, const void* send,
+                                             const uint64_t* send_bytes, const uint64_t* send_at,
+                                             void* recv, const uint64_t* recv_bytes,
+                                             const uint64_t* recv_at, uint64_t unit,
+                                             moec_stream stream) {
+  const moec_nccl* const nccl = (const moec_nccl*)user;
+  int r, ended, result = nccl->api.group_start();
+  (void)unit; /* NCCL counts bytes in 64 bits */
+  if (result) return result;
+  for (r = 0; r < nccl->size && !result; ++r)
+    result = moec_nccl_swap(nccl, r, (const char*)send + send_at[r], send_bytes[r],
+                            (char*)recv + recv_at[r], recv_bytes[r], stream);
+  ended = nccl->api.group_end();
   return result ? result : ended;
 }
 
@@ -130,6 +152,7 @@ MOEC_CHECK static inline moec_status moec_comm_from_nccl(const moec_context* con
     callbacks.user = nccl;
     callbacks.all_gather = moec_nccl_all_gather;
     callbacks.all_to_all = moec_nccl_all_to_all;
+    callbacks.all_to_all_v = moec_nccl_all_to_all_v;
     callbacks.poll = moec_nccl_poll;
     callbacks.release = free;
     moec_struct_init(&desc, sizeof desc);

@@ -7,6 +7,7 @@
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/pieces.h"
+#include "backend/cpu/plan_routes.h"
 #include "backend/cpu/row_math.h"
 #include "backend/rank_steps.h"
 #include "core/dtype.h"
@@ -65,9 +66,12 @@ int64_t bytes_of(const SumRows& step) {
 void between_ranks(const Device& device, const RankStep& step) {
   std::visit(
       [&](const auto& one) {
-        for_ranges(device, one.count(), bytes_of(one), [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) run_at(one, i);
-        });
+        if constexpr (std::is_same_v<decltype(one), const PlanRoutes&>)
+          plan_routes(one);
+        else
+          for_ranges(device, one.count(), bytes_of(one), [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) run_at(one, i);
+          });
       },
       static_cast<const RankSteps&>(step));
 }

@@ -8,7 +8,7 @@ moec_add_sources(  # experts
 moec_add_sources(  # routing, plans, rows, losses
   gate.cpp loss.cpp permute.cpp plan.cpp plan_choice.cpp route_backward.cpp route_forward.cpp
   z_loss.cpp)
-moec_add_sources(peers.cpp quantise.cpp rank_steps.cpp)
+moec_add_sources(peers.cpp plan_routes.cpp quantise.cpp rank_steps.cpp)
 
 # Instruction sets of the processor: name -> flags. From the plainest to the richest, and after
 # everything else: where two objects hold the same inline function the linker keeps the first.

@@ -19,7 +19,7 @@ set(MOEC_CUDA_SOURCES_exact
   routing/route_forward.cu routing/route_backward.cu routing/gate_forward.cu
   routing/gate_backward.cu routing/column_sum.cu routing/dense.cu routing/loss.cu routing/z_loss.cu
   rows/permute.cu rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu
-  rows/rank_steps.cu peers/peer_steps.cu
+  ranks/plan_routes.cu ranks/rank_steps.cu peers/peer_steps.cu
   sm80/weight_values.cu weights/quantise.cu
   weights/factors.cu)
 set(MOEC_CUDA_SOURCES_host

@@ -51,7 +51,7 @@ class EP(_EP):
     def send(self, route: Route, x: Tensor) -> Any:
         """Dispatch the tokens of a route; the struct of views."""
         stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
-        views = self.dispatch_raw(x, route.ids, route.weights, stream=stream)
+        views = self.dispatch_raw(x, route.ids, route.weights, bound=route.bound, stream=stream)
         self.route, self.partial = route, view_of(views.partial)
         return views
 
@@ -59,8 +59,8 @@ class EP(_EP):
 class Route:
     """Which tokens went where: what the backward sends again."""
 
-    def __init__(self, ids: Tensor, weights: Tensor) -> None:
-        self.ids, self.weights = ids, weights
+    def __init__(self, ids: Tensor, weights: Tensor, bound: int) -> None:
+        self.ids, self.weights, self.bound = ids, weights, bound
 
 
 class _Bytes:

@@ -114,14 +114,15 @@ class _Combine(torch.autograd.Function):
 
 @torch.compiler.disable
 def parted(ep: EP, x: Tensor, expert_ids: Tensor, routing_weights: Tensor,
-           run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+           run: Callable[[Tensor, Tensor, Tensor], Tensor], bound: int = 0) -> Tensor:
     """y [T,H]: run(x, ids, weights) is called for the guests of this rank, whose ids are -1 where
-    the expert is of another. Backward calls of one ep come in one order on all ranks."""
+    the expert is of another. Backward calls of one ep come in one order on all ranks. bound: T of
+    no rank is larger; 0: the ep's max_tokens."""
     if code_of(x.dtype, "x", FLOATS) != dtype_of(ep.desc.dtype):
         raise TypeError(f"moec.torch: x is of {x.dtype}; the ep was made for {ep.desc.dtype!r}")
     ids = expert_ids.contiguous()
     weights = routing_weights.float().contiguous()
-    route = Route(ids, weights.detach())
+    route = Route(ids, weights.detach(), bound)
     guests, guest_ids, guest_weights = _Dispatch.apply(ep, route, x.contiguous(), weights)
     return _Combine.apply(ep, route, run(guests, guest_ids, guest_weights))
 

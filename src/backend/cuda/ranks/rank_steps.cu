@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread an index. Sums of rows: a thread for a few neighbouring columns of a token.
-#include "backend/cuda/rows/rank_steps.h"
+// A thread an index. Rows: a thread for a few neighbouring columns of one.
+#include "backend/cuda/ranks/rank_steps.h"
 
 #include "backend/cuda/device/op.cuh"
 #include "backend/cuda/device/span.cuh"
+#include "backend/cuda/ranks/plan_routes.h"
 
 namespace moec::cuda {
 namespace {
@@ -14,6 +15,17 @@ template <class Step>
 __global__ __launch_bounds__(kThreads) void each_kernel(const Step step, int64_t count) {
   begin_kernel();
   for (int64_t i = global_thread(); i < count; i += global_threads()) step(i);
+}
+
+template <class Word>
+__global__ __launch_bounds__(kThreads) void pick_rows_kernel(const PickRows p) {
+  begin_kernel();
+  const int64_t words = p.row_bytes / int64_t(sizeof(Word)), items = p.rows * words;
+  const auto* const from = static_cast<const Word*>(p.from);
+  for (int64_t i = global_thread(); i < items; i += global_threads()) {
+    const int64_t row = i / words, column = i - row * words;
+    if (p.index[row] >= 0) static_cast<Word*>(p.to)[i] = from[p.index[row] * words + column];
+  }
 }
 
 // Sums start at +0, as on the CPU.
@@ -45,6 +57,22 @@ void queue(const Op& op, const Step& step) {
   if (step.count())
     run(op, "a step between ranks", each_kernel<Step>,
         grid_for(step.count(), kThreads, 8 * op.multiprocessors), kThreads, 0, step, step.count());
+}
+template <class Word>
+bool pick_words(const Op& op, const PickRows& p) {
+  if ((p.row_bytes | int64_t(uintptr_t(p.from) | uintptr_t(p.to))) % int64_t(sizeof(Word)))
+    return false;
+  run(op, "rows of the outbox", pick_rows_kernel<Word>,
+      grid_for(p.rows * (p.row_bytes / int64_t(sizeof(Word))), kThreads, 8 * op.multiprocessors),
+      kThreads, 0, p);
+  return true;
+}
+void queue(const Op& op, const PickRows& p) {
+  if (p.rows)
+    pick_words<uint4>(op, p) || pick_words<uint32_t>(op, p) || pick_words<uint16_t>(op, p);
+}
+void queue(const Op& op, const PlanRoutes& routes) {
+  plan_routes(op, routes);
 }
 void queue(const Op& op, const SumRows& sum) {
   const bool wide = spans_fit(sum.hidden, sum.rows, sum.y);
