@@ -4,7 +4,8 @@
 # many seconds of a core, which other work on the machine does not change much. No stage begins
 # after the first failure, which shows the end of its log (all logs lie in build/log). Once the
 # engine's own tests have passed, two lanes of stages run beside each other: most of those stages
-# use one core. The last line sums up every "N passed, M failed" that a stage ended with.
+# use one core. What they need from the network is fetched beside the build. The last line sums up
+# every "N passed, M failed" that a stage ended with.
 . "$(dirname "$0")/lib.sh"
 mkdir -p "$build/log"
 results=$(mktemp)  # a line a stage: passed, failed, skipped
@@ -64,6 +65,20 @@ lane() {
   lanes+=($!)
 }
 
+# What takes minutes to download comes while the engine is built, which needs the processor alone.
+fetch() {
+  scripts/frameworks_venv.sh
+  scripts/go.sh version
+  scripts/julia.sh --where || [ $? = 127 ]
+}
+fetched() {
+  local status=0
+  wait "${lanes[0]}" || status=$?
+  lanes=()
+  cat "$build/log/fetch.txt"
+  return $status
+}
+
 configure() { cmake --preset "$1" --log-level=WARNING "${@:2}"; }
 compile() { cmake --build "$build/$1" -j "$(job_count)" "${@:2}"; }
 
@@ -95,6 +110,7 @@ languages_and_sanitizers() {
 }
 
 stage "bootstrap"         scripts/bootstrap.sh test
+lane fetch >"$build/log/fetch.txt" 2>&1
 stage "cuda toolkit"      scripts/cuda_toolkit.sh
 stage "zig"               scripts/zig.sh
 stage "rooms"             python3 tests/check_rooms.py
@@ -106,6 +122,7 @@ stage "build"             compile release --target all moec_packaged moec_cuda_p
 stage "configure aarch64" configure aarch64 -DMOEC_ZIG="$(scripts/zig.sh)"
 stage "build aarch64"     compile aarch64 --target tests_aarch64 moec moec_static moec_packaged
 stage "tests"             scripts/run_ctest.py "$build/release"
+stage "downloads"         fetched
 lane python_and_rust
 lane languages_and_sanitizers
 status=0

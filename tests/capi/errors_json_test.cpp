@@ -16,18 +16,18 @@
 namespace moec::test {
 namespace {
 
-Json read_file(const std::string& path) {
-  std::ifstream stream(std::string(MOEC_TESTS_DIR) + "/" + path);
+Json read_file(const char* path) {
+  std::ifstream stream(path);
   std::stringstream text;
   text << stream.rdbuf();
   return parse_json(text.str());
 }
 const Json& file() {
-  static const Json json = read_file("errors.json");
+  static const Json json = read_file(MOEC_TESTS_DIR "/errors.json");
   return json;
 }
 const Json& layout(const std::string& name) {
-  static const Json api = read_file("../bindings/api.json");
+  static const Json api = read_file(MOEC_TESTS_DIR "/../bindings/api.json");
   for (const Json& row : api.at("structs").array)
     if (row.at("name").string == name) return row;
   throw std::runtime_error("no struct " + name);
