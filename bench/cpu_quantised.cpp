@@ -177,6 +177,10 @@ int run(int argc, char** argv) {
   desc.num_threads = o.threads;
   moec_context* context;
   check(moec_context_create(&desc, &context));
+  const bool is_default = o.hidden == 2048 && o.inter == 768 && o.experts == 32 && o.top_k == 2;
+  const std::string sizes = std::to_string(o.hidden) + " x " + std::to_string(o.inter);
+  const std::string shape =
+      is_default ? "qwen3-30b/4" : sizes + ", " + std::to_string(o.experts) + " experts";
   std::string rows;
   {
     Layer layer(o, context);
@@ -202,12 +206,12 @@ int run(int argc, char** argv) {
           const double middle = median(seconds[coded]);
           char line[300];
           std::snprintf(line, sizeof line,
-                        "{\"shape\": \"qwen3-30b/4\", \"scheme\": \"%s\", \"tokens\": %lld, "
+                        "{\"shape\": \"%s\", \"scheme\": \"%s\", \"tokens\": %lld, "
                         "\"mode\": \"%s\", \"impl\": \"moec-%s\", \"ms\": %.4g, \"spread\": %.2g, "
                         "\"x_bf16\": %.3g}",
-                        name.c_str(), static_cast<long long>(tokens), step ? "step" : "fwd",
-                        coded ? name.c_str() : "bf16", middle * 1e3, (*high - *low) / middle,
-                        median(seconds[0]) / middle);
+                        shape.c_str(), name.c_str(), static_cast<long long>(tokens),
+                        step ? "step" : "fwd", coded ? name.c_str() : "bf16", middle * 1e3,
+                        (*high - *low) / middle, median(seconds[0]) / middle);
           std::puts(line);
           std::fflush(stdout);
           rows.append(rows.empty() ? "  " : ",\n  ").append(line);

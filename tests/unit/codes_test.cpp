@@ -156,6 +156,76 @@ void check_dots(const Line& line, Random& random) {
   }
 }
 
+// Some lines as the columns of a tile: every value, zeros beyond the columns, and nothing else. A
+// kernel may refuse scales and codes that the quick way does not round, and no others.
+void check_columns(LineCodes codes, int64_t block, int kind, Random& random) {
+  const DecodeColumnsFn decode = tile_kernels().decode_columns[int(codes)];
+  if (!decode) return;
+  const int64_t first = 32 * int64_t(random.below(5)), count = 32 * (1 + int64_t(random.below(8)));
+  const auto columns = size_t(random.below(4) ? kLanes : 1 + random.below(kLanes));
+  std::vector<Line> lines;
+  for (size_t i = 0; i < columns; ++i)
+    lines.push_back(line_of(codes, block, first, count, kind, false, random));
+  const bool exact = are_nibbles(codes) && random.below(4) == 0;
+  for (Line& line : lines) {
+    line.numbers = lines[0].numbers;
+    line.run.least_scale = lines[0].run.least_scale;
+    if (!exact) continue;  // products that bf16 holds
+    for (float& number : line.numbers)
+      number = std::bit_cast<float>(std::bit_cast<uint32_t>(number) & 0xfff00000u);
+    for (float& scale : line.scales)
+      scale = std::isfinite(scale) ? std::ldexp(1.0f, int(random.below(60)) - 30) : scale;
+  }
+  const CodedRun& run = lines[0].run;
+  const int64_t stride = kMostPositions;
+  std::vector<uint8_t> bytes(size_t(stride) * columns);
+  std::vector<float> scales[kLanes];
+  const void* at[kLanes];
+  for (size_t i = 0; i < columns; ++i) {
+    std::copy(lines[i].bytes.begin(), lines[i].bytes.end(), bytes.begin() + int64_t(i) * stride);
+    at[i] = lines[i].scales.data();
+  }
+  constexpr int64_t kGap = 2 * kLineBytes * kSteps;
+  std::vector<float> found(size_t(kGap / 4) * kSteps, 77.0f);
+  const int64_t ends =
+      run.block.is_all() ? count : (run.block.of(first) + 1) * run.block.size() - first;
+  const bool done =
+      decode({bytes.data() + (are_nibbles(codes) ? first / 2 : first), stride, int(columns), count,
+              lines[0].numbers.data(), at, ScaleType::kF32, ends, run.block.size(), exact,
+              run.least_scale, run.most_scale, reinterpret_cast<char*>(found.data()), kGap});
+  const bool may_refuse = (kind > 0 && kind < 5) || (kind == 6 && codes == LineCodes::kE4m3);
+  ASSERT_TRUE(done || (may_refuse && !exact));
+  for (int64_t k = 0; k < kMostColumnRun; ++k)
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const float* const got = &found[size_t(k / kSteps * (kGap / 4) + k % kSteps * kLanes + i)];
+      ASSERT_EQ(got[kGap / 8], 77.0f) << "column " << i << ", " << k;
+      if (k >= count) {
+        ASSERT_EQ(*got, 77.0f) << "column " << i << ", " << k;
+        continue;
+      }
+      if (!done) continue;
+      const float value = size_t(i) < columns ? lines[size_t(i)].value(k) : 0.0f;
+      const float want = to_float(from_float<bf16>(value));
+      ASSERT_TRUE(*got == want || (*got != *got && want != want))
+          << "column " << i << ", " << k << ": " << *got << ", " << want;
+    }
+}
+
+TEST(Codes, ColumnsAreTheirValues) {
+  SCOPED_TRACE(test::seed_note());
+  on_each_isa([] {
+    Random random(8);
+    for (const LineCodes codes :
+         {LineCodes::kLowNibble, LineCodes::kHighNibble, LineCodes::kI8, LineCodes::kE4m3})
+      for (const int64_t block : {0, 32, 64, 96, 128})
+        for (int kind = 0; kind <= 6; ++kind) {
+          SCOPED_TRACE(testing::Message()
+                       << "codes " << int(codes) << ", blocks of " << block << ", scales " << kind);
+          check_columns(codes, block, kind, random);
+        }
+  });
+}
+
 TEST(Codes, RunsAreTheirValues) {
   SCOPED_TRACE(test::seed_note());
   on_each_isa([] {

@@ -70,6 +70,7 @@ class BlockLoader {
       else if (const auto expand = target.is_a ? nullptr : expand_pairs())
         for (int t = 0; t < tiles; t += 2) {
           next.prefetch(t / 2, tiles / 2);
+          if (columns_over_lanes(lines, lane0, t, block0, blocks, target)) continue;
           pairs_over_lanes(expand, lines, lane0, t, block0, blocks, target);
         }
       else
@@ -178,6 +179,23 @@ class BlockLoader {
     return load_ == Load::kBf16ToF32  ? tile_.expand_bf16
            : load_ == Load::kF16ToF32 ? tile_.expand_f16
                                       : nullptr;
+  }
+  // fp32 of bf16 values, where the instruction set turns codes: no values between.
+  bool columns_over_lanes(const CodedLines& codes, int64_t lane0, int tile, int64_t block0,
+                          int blocks, const Target& target) const {
+    constexpr int kStep = kMostColumnRun / kSteps;
+    if (load_ != Load::kBf16ToF32 || !tile_.decode_columns[int(codes.codes())]) return false;
+    const int64_t k = std::min(source_.k - block0 * kSteps, blocks * int64_t(kSteps));
+    if (!codes.are_columns(k)) return false;
+    for (int t = 0; t < 2; ++t)
+      for (int begin = 0; begin < blocks; begin += kStep) {
+        const int64_t at = int64_t(begin) * kSteps, count = std::min(k - at, kMostColumnRun);
+        if (!codes.decode_columns(tile_, lane0 + (tile + t) * kLanes,
+                                  lanes_at(lane0, tile + t, target), block0 * kSteps + at, count,
+                                  target.at(tile + t, begin), target.block_stride))
+          return false;
+      }
+    return true;
   }
   void pairs_over_lanes(ExpandFn expand, const CodedLines& codes, int64_t lane0, int tile,
                         int64_t block0, int blocks, const Target& target) const {

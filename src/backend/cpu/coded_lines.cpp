@@ -87,42 +87,69 @@ bool CodedLines::find(const CodedView& m, moec_dtype dtype) {
   }
 }
 
+CodedLines::Scales CodedLines::scales_in_place(int64_t line, int64_t block) const {
+  const CodedView& m = *m_;
+  const bool powers = m.scheme == MOEC_SCHEME_MXFP4, stream = m.scheme == MOEC_SCHEME_CODEBOOK4;
+  const bool in_order = stream || (along_k_ && (m.scales.col_stride == 1 || block_.is_all()));
+  if (m.zeros || !in_order || !(powers || plain_scales_)) return {nullptr, ScaleType::kF32};
+  const int64_t at = block * block_.size(), n = n_of(line, at), k = k_of(line, at);
+  const int64_t entry = stream ? quant::Codebook4::entry(m, n, k) : m.scales.at(m.rows.of(n), k);
+  const auto* const from = static_cast<const char*>(m.scales.data);
+  if (powers) return {from + entry, ScaleType::kPower};
+  return {from + entry * dtype_bytes(m.scales.dtype), m.scales.dtype == MOEC_F32 ? ScaleType::kF32
+                                                      : m.scales.dtype == MOEC_BF16
+                                                          ? ScaleType::kBf16
+                                                          : ScaleType::kF16};
+}
+
+void CodedLines::fill(int64_t line, int64_t block0, int64_t blocks, float* scales,
+                      float* zeros) const {
+  quant::Formats::with(m_->scheme, [&]<class Format>() {
+    if constexpr (requires(typename Format::Block block) { block.scale; })
+      for (int64_t i = 0; i < blocks; ++i) {
+        const int64_t at = (block0 + i) * block_.size();
+        const auto block = Format::block(*m_, n_of(line, at), k_of(line, at));
+        scales[i] = block.scale;
+        if constexpr (requires { block.zero; })
+          if (zeros) zeros[i] = block.zero;
+      }
+  });
+}
+
 CodedRun CodedLines::run(const TileKernels& tile, int64_t line, int64_t first, int64_t count,
                          float* scales, float* zeros) const {
-  const CodedView& m = *m_;
-  const int64_t size = block_.size(), block0 = block_.of(first);
-  const int64_t blocks = block_.of(first + count - 1) - block0 + 1;
-  const auto fill = [&]<class Format>() {
-    for (int64_t i = 0; i < blocks; ++i) {
-      const int64_t at = (block0 + i) * size;
-      const auto block = Format::block(m, n_of(line, at), k_of(line, at));
-      scales[i] = block.scale;
-      if constexpr (requires { block.zero; }) zeros[i] = block.zero;
-    }
-  };
-  // Scales in memory one after the other, and no zero points that differ.
-  const bool stream = m.scheme == MOEC_SCHEME_CODEBOOK4;
-  const bool in_order = !m.zeros && (stream || (along_k_ && m.scales.col_stride == 1));
+  const int64_t block0 = block_.of(first), blocks = blocks_of(first, count);
+  const auto [from, type] = scales_in_place(line, block0);
   const float* found = scales;
-  if (in_order && (plain_scales_ || m.scheme == MOEC_SCHEME_MXFP4)) {
-    const int64_t n = n_of(line, block0 * size), k = k_of(line, block0 * size);
-    const int64_t at = stream ? quant::Codebook4::entry(m, n, k) : m.scales.at(m.rows.of(n), k);
-    const void* const from =
-        static_cast<const char*>(m.scales.data) + at * dtype_bytes(m.scales.dtype);
-    if (m.scheme == MOEC_SCHEME_MXFP4)
-      tile.powers_to_f32(static_cast<const uint8_t*>(from), scales, blocks);
-    else if (m.scales.dtype == MOEC_F32)
-      found = static_cast<const float*>(from);
-    else
-      tile.to_f32[m.scales.dtype == MOEC_BF16 ? 1 : 2](from, scales, blocks);
-  } else {
-    quant::Formats::with(m.scheme, [&]<class Format>() {
-      if constexpr (requires(typename Format::Block block) { block.scale; })
-        fill.template operator()<Format>();
-    });
-  }
+  if (!from)
+    fill(line, block0, blocks, scales, zeros);
+  else if (type == ScaleType::kPower)
+    tile.powers_to_f32(static_cast<const uint8_t*>(from), scales, blocks);
+  else if (type == ScaleType::kF32)
+    found = static_cast<const float*>(from);
+  else
+    tile.to_f32[int(type)](from, scales, blocks);
   return {first_ + line * stride_,      first,  count,  numbers_,     found,
           has_zeros_ ? zeros : nullptr, block_, exact_, least_scale_, most_scale_};
+}
+
+bool CodedLines::decode_columns(const TileKernels& tile, int64_t line, int columns, int64_t first,
+                                int64_t count, char* to, int64_t block_stride) const {
+  constexpr int64_t kBlocks = kMostColumnRun / kCodesAlign + 1;
+  const int64_t block0 = block_.of(first), blocks = blocks_of(first, count);
+  float filled[kLanes][kBlocks];
+  const void* scales[kLanes];
+  ScaleType type = ScaleType::kF32;
+  for (int i = 0; i < columns; ++i) {
+    const Scales own = scales_in_place(line + i, block0);
+    scales[i] = own.from ? own.from : filled[i];
+    type = own.type;
+    if (!own.from) fill(line + i, block0, blocks, filled[i], nullptr);
+  }
+  const int64_t ends = block_.is_all() ? count : (block0 + 1) * block_.size() - first;
+  return tile.decode_columns[int(codes_)]({at(line, first), stride_, columns, count, numbers_,
+                                           scales, type, ends, block_.size(), exact_, least_scale_,
+                                           most_scale_, to, block_stride});
 }
 
 }  // namespace moec::cpu

@@ -31,7 +31,24 @@ class CodedLines {
   CodedRun run(const TileKernels& tile, int64_t line, int64_t first, int64_t count, float* scales,
                float* zeros) const;
 
+  // Lines that decode_columns takes, where it takes such a count of positions.
+  bool are_columns(int64_t count) const {
+    return along_k_ && !has_zeros_ && count % kCodesAlign == 0 && count > 0;
+  }
+  // Lines [line, line + columns), which are_columns, to `to`. False: as decode_columns says.
+  bool decode_columns(const TileKernels& tile, int64_t line, int columns, int64_t first,
+                      int64_t count, char* to, int64_t block_stride) const;
+
  private:
+  struct Scales {
+    const void* from;  // null: they are not in memory one after the other
+    ScaleType type;
+  };
+  Scales scales_in_place(int64_t line, int64_t block) const;
+  int64_t blocks_of(int64_t first, int64_t count) const {
+    return block_.of(first + count - 1) - block_.of(first) + 1;
+  }
+  void fill(int64_t line, int64_t block0, int64_t blocks, float* scales, float* zeros) const;
   void find_scales(float least, float most);  // of numbers of these magnitudes
   int64_t n_of(int64_t line, int64_t at) const { return along_k_ ? line : at; }
   int64_t k_of(int64_t line, int64_t at) const { return along_k_ ? at : line; }

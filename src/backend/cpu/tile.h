@@ -133,6 +133,26 @@ struct CodedDot {
 };
 using DotRunFn = void (*)(const CodedDot& dot);
 
+// Lines of codes along k that are columns of a B panel of fp32, as values that are rounded to bf16.
+enum class ScaleType { kF32, kBf16, kF16, kPower };  // the last: quant::e8m0
+struct CodedColumns {
+  const uint8_t* codes;       // of column 0, at the first position
+  int64_t stride;             // bytes from column to column
+  int columns;                // <= 16; zeros follow
+  int64_t count;              // positions: a multiple of kCodesAlign, at most kMostColumnRun
+  const float* numbers;       // [16], of nibbles
+  const void* const* scales;  // of each column: from the block of the first position on
+  ScaleType scale_type;
+  int64_t first_ends, block;  // positions up to the end of the first block; of the others
+  bool exact;                 // as in CodedRun, and the two below
+  float least_scale, most_scale;
+  char* to;  // the line of the first position
+  int64_t block_stride;
+};
+inline constexpr int64_t kMostColumnRun = 256;
+// False: some values are not made so, and what is written is not theirs.
+using DecodeColumnsFn = bool (*)(const CodedColumns& columns);
+
 struct TileKernels {
   const char* isa;
   ProductKernel f32;
@@ -144,6 +164,7 @@ struct TileKernels {
   DecodeLinesFn decode[quant::Formats::kCount][PlainLoads::kCount];      // to a plain type
   DecodeRunFn decode_run[kLineCodes][2];                                 // [LineCodes][to f16]
   DotRunFn dot_run[kLineCodes][kLinesRows];                              // [LineCodes][rows - 1]
+  DecodeColumnsFn decode_columns[kLineCodes];                            // null: none
   uint8_t nibble_order[kCodesChunk];  // positions, of nibbles whose low one is the first
   void (*transpose)(const void* from, void* to);     // 16 lines of 16 dwords
   void (*expand_bf16)(const void* block, void* to);  // packed block -> two f32 blocks

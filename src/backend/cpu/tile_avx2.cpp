@@ -247,6 +247,70 @@ struct Avx2Ops {
     }
   }
 
+  // ---- codes of 16 columns, a dword of each
+  static constexpr bool kTurnsCodes = true;
+  struct ColumnNumbers {
+    __m256 low, high;  // 0 .. 7, 8 .. 15
+  };
+  static ColumnNumbers column_numbers(const float* from) { return {load(from), load(from + 8)}; }
+  template <int kBit>
+  static Line number_at(const Line& codes, const ColumnNumbers& numbers) {
+    Line found;
+    for (int i = 0; i < 2; ++i) {
+      const __m256i at = _mm256_srli_epi32(codes.half[i], kBit);
+      const __m256 low = _mm256_permutevar8x32_ps(numbers.low, at);
+      const __m256 high = _mm256_permutevar8x32_ps(numbers.high, at);
+      const __m256 is_high = _mm256_castsi256_ps(_mm256_slli_epi32(codes.half[i], 28 - kBit));
+      found.half[i] = _mm256_castps_si256(_mm256_blendv_ps(low, high, is_high));
+    }
+    return found;
+  }
+  template <int kByte>
+  static Line i8_at(const Line& codes) {  // the byte moves to the top of its dword, zeros below
+    constexpr int kNone = 0x00808080, kAt = kByte << 24 | kNone;
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi32(kAt, kAt + (4 << 24), kAt + (8 << 24), kAt + (12 << 24)));
+    Line found;
+    for (int i = 0; i < 2; ++i)
+      found.half[i] =
+          _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_shuffle_epi8(codes.half[i], order)));
+    return found;
+  }
+  static void i8_lines(const Line& codes, Line (&to)[4]) {
+    to[0] = i8_at<0>(codes);
+    to[1] = i8_at<1>(codes);
+    to[2] = i8_at<2>(codes);
+    to[3] = i8_at<3>(codes);
+  }
+  // High bytes of words as f16; those of even words become one line, those of odd ones another.
+  static void e4m3_words(const Line& words, Line& even, Line& odd) {
+    const __m256i apart = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    for (int i = 0; i < 2; ++i) {
+      const __m256i moved = _mm256_srai_epi16(words.half[i], 1);
+      const __m256i halves = _mm256_and_si256(moved, _mm256_set1_epi16(-0x4080));
+      const __m256i found = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(halves, apart), 0xd8);
+      even.half[i] = _mm256_castps_si256(_mm256_cvtph_ps(low(found)));
+      odd.half[i] = _mm256_castps_si256(_mm256_cvtph_ps(high(found)));
+    }
+  }
+  static void e4m3_lines(const Line& codes, Line (&to)[4]) {
+    const Line moved = {{_mm256_slli_epi16(codes.half[0], 8), _mm256_slli_epi16(codes.half[1], 8)}};
+    e4m3_words(moved, to[0], to[2]);
+    e4m3_words(codes, to[1], to[3]);
+  }
+  struct CodesSeen {
+    __m256i largest;
+  };
+  static void see(const Line& codes, CodesSeen& seen) {
+    for (const __m256i half : codes.half)
+      seen.largest = _mm256_max_epu8(seen.largest, _mm256_and_si256(half, _mm256_set1_epi8(0x7f)));
+  }
+  static bool any_nan_code(const CodesSeen& seen) {
+    const __m256i nan = _mm256_set1_epi8(0x7f);
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(seen.largest, nan)) != 0;
+  }
+
   // 16 x 16 dwords. A vector is a quarter of one line beside that of the line four below, both from
   // memory, so that 4 x 4 in each 128-bit lane are all that is to be turned.
   static void transpose(const Line (&lines)[kLanes], Line (&turned)[kLanes]) {

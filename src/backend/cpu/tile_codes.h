@@ -17,7 +17,7 @@
 //   put_high_words(to, two Lines)               the high halves of 32 dwords, in order
 #pragma once
 
-#include "backend/cpu/tile_runs.h"
+#include "backend/cpu/tile_columns.h"
 
 namespace moec::cpu {
 namespace {
@@ -204,14 +204,6 @@ void dot_bytes(const CodedDot& dot) {
   sums.finish();
 }
 
-// As quant::e8m0, many at a time.
-inline void powers_to_f32(const uint8_t* from, float* to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t code = from[i], bits = code == 255 ? 0x7fc00000u : code << 23;
-    to[i] = __builtin_bit_cast(float, code ? bits : 0x00400000u);
-  }
-}
-
 template <class Ops, int kRows = kLinesRows>
 constexpr void fill_dots(TileKernels& t) {
   if constexpr (kRows > 0) {
@@ -237,6 +229,7 @@ constexpr void fill_code_kernels(TileKernels& t) {
   fill_decoders<Ops, false>(t);
   fill_decoders<Ops, true>(t);
   fill_dots<Ops>(t);
+  fill_column_decoders<Ops>(t);
   t.powers_to_f32 = powers_to_f32;
   for (int i = 0; i < kCodesChunk; ++i) t.nibble_order[i] = uint8_t(Ops::DotNibbles::position(i));
 }

@@ -157,8 +157,6 @@ void convert_out(const float* from, void* to, int64_t count) {
 template <class Format>
 constexpr bool kSignedBytes = quant::ChannelFormats::index(Format::kInfo.scheme) >= 0;
 
-typedef float Reals __attribute__((vector_size(kLineBytes)));  // a line of fp32
-
 // The blocks of 16 elements of a line, each member of them as a vector.
 template <class Format>
 struct LineBlocks {

@@ -207,6 +207,52 @@ struct Avx512Ops {
     }
   };
 
+  // ---- codes of 16 columns, a dword of each
+  static constexpr bool kTurnsCodes = true;
+  using ColumnNumbers = __m512;
+  static ColumnNumbers column_numbers(const float* from) { return numbers(from); }
+  template <int kBit>
+  static Line number_at(Line codes, ColumnNumbers numbers) {
+    const Line moved = kBit ? _mm512_srli_epi32(codes, kBit) : codes;
+    return _mm512_castps_si512(_mm512_permutexvar_ps(moved, numbers));
+  }
+  template <int kByte>
+  static Line top_byte(Line codes) {  // byte kByte moves to the top of its dword, zeros below
+    constexpr int kNone = 0x00808080, kAt = kByte << 24 | kNone;
+    const __m128i order = _mm_setr_epi32(kAt, kAt + (4 << 24), kAt + (8 << 24), kAt + (12 << 24));
+    return _mm512_shuffle_epi8(codes, _mm512_broadcast_i32x4(order));
+  }
+  template <int kByte>
+  static Line i8_at(Line codes) {
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(top_byte<kByte>(codes)));
+  }
+  static void i8_lines(Line codes, Line (&to)[4]) {
+    to[0] = i8_at<0>(codes);
+    to[1] = i8_at<1>(codes);
+    to[2] = i8_at<2>(codes);
+    to[3] = i8_at<3>(codes);
+  }
+  // High bytes of words as f16; those of even words become one line, those of odd ones another.
+  static void e4m3_words(Line words, Line& even, Line& odd) {
+    const Line halves = _mm512_and_si512(_mm512_srai_epi16(words, 1), _mm512_set1_epi16(-0x4080));
+    const Line order = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1,
+                                        30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const Line apart = _mm512_permutexvar_epi16(order, halves);
+    even = widen(_mm512_castsi512_si256(apart));
+    odd = widen(_mm512_extracti64x4_epi64(apart, 1));
+  }
+  static void e4m3_lines(Line codes, Line (&to)[4]) {
+    e4m3_words(_mm512_slli_epi16(codes, 8), to[0], to[2]);
+    e4m3_words(codes, to[1], to[3]);
+  }
+  using CodesSeen = __m512i;
+  static void see(Line codes, CodesSeen& seen) {
+    seen = _mm512_max_epu8(seen, _mm512_and_si512(codes, _mm512_set1_epi8(0x7f)));
+  }
+  static bool any_nan_code(CodesSeen seen) {
+    return _mm512_cmpeq_epu8_mask(seen, _mm512_set1_epi8(0x7f)) != 0;
+  }
+
   // 16 x 16 dwords: 4 x 4 inside 128-bit lanes, then the lanes themselves.
   static void transpose(const Line (&m)[kLanes], Line (&turned)[kLanes]) {
     Line t[kLanes];

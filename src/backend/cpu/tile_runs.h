@@ -39,6 +39,14 @@ inline float quiet(float scale) {
   return scale == scale ? scale : __builtin_nanf("");
 }
 
+// As quant::e8m0, many at a time.
+inline void powers_to_f32(const uint8_t* from, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t code = from[i], bits = code == 255 ? 0x7fc00000u : code << 23;
+    to[i] = __builtin_bit_cast(float, code ? bits : 0x00400000u);
+  }
+}
+
 // The bytes of a chunk; those of the last one may end before it does.
 inline const uint8_t* chunk_bytes(const uint8_t* from, int64_t bytes, int64_t chunk,
                                   uint8_t* padded) {
