@@ -20,14 +20,24 @@ struct PeerTicket {                // what a rank says of its memory, so that ot
   unsigned char handle[64];
 };
 
+// Frees or closes memory. (std::shared_ptr needs a symbol of glibc 2.32.)
+struct PeerMemoryEnd {
+  void (*end)(void* memory, int32_t device) = nullptr;
+  int32_t device = 0;
+  void operator()(void* memory) const {
+    if (end) end(memory, device);
+  }
+};
+using PeerMemory = std::unique_ptr<void, PeerMemoryEnd>;
+
 class PeerDevice {
  public:
   virtual ~PeerDevice() = default;
   // Memory of this device, full of NaN, that lives as long as the pointer.
-  virtual std::shared_ptr<void> allocate(uint64_t bytes, PeerTicket& ticket) const = 0;
+  virtual PeerMemory allocate(uint64_t bytes, PeerTicket& ticket) const = 0;
   // The memory of another rank of this host as this device reaches it, until the pointer goes.
   // E_UNSUPPORTED says why it does not.
-  virtual std::shared_ptr<void> open(const PeerTicket& ticket, bool same_process) const = 0;
+  virtual PeerMemory open(const PeerTicket& ticket, bool same_process) const = 0;
   // Waits until nothing that was queued is under way.
   virtual void finish() const = 0;
   virtual void run(const PeerDispatch& step, moec_stream stream) const = 0;

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/peer_device.h"
+
 namespace moec::ep {
 
 class SharedPage {
@@ -38,8 +40,8 @@ struct Process {
 Process this_process();
 
 struct LeftMemory {
-  std::shared_ptr<void> block;
-  std::shared_ptr<SharedPage> page;
+  PeerMemory block;
+  std::unique_ptr<SharedPage> page;
   std::vector<Process> ranks;  // that had it open
 };
 void leave(LeftMemory memory);

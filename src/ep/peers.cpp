@@ -46,7 +46,7 @@ Peers::Peers(Communicator& comm, const Backend& backend, const Shape& shape)
   own_.process = this_process();
   if (comm.size() == 1) return;
   try {
-    pages_[rank] = std::make_shared<SharedPage>();
+    pages_[rank] = std::make_unique<SharedPage>();
     std::snprintf(own_.page, sizeof own_.page, "%s", pages_[rank]->name().c_str());
   } catch (const Error&) {  // the others, which cannot map it, say so to all
   }
@@ -83,12 +83,12 @@ void Peers::lay_out() {
 Peers::~Peers() {
   backend_.peers().finish();
   const auto rank = size_t(map_.rank);
-  const std::shared_ptr<void> own = std::move(blocks_[rank]);
+  PeerMemory own = std::move(blocks_[rank]);
   blocks_.clear();
   if (processes_.empty() || !pages_[rank]) return;  // nobody has it open
   for (const auto& page : pages_)
     if (page) page->is_closed_by(map_.rank) = 1;
-  leave({own, pages_[rank], processes_});
+  leave({std::move(own), std::move(pages_[rank]), processes_});
 }
 
 // ---- connecting
@@ -113,7 +113,7 @@ std::vector<T> Peers::gather(const T& own) {
 void Peers::open(size_t rank, const Introduction& of) {
   MOEC_REQUIRE(of.process.host == own_.process.host, MOEC_E_UNSUPPORTED, "it is on another host");
   MOEC_REQUIRE(of.page[0], MOEC_E_UNSUPPORTED, "it has no page in /dev/shm");
-  pages_[rank] = std::make_shared<SharedPage>(of.page);
+  pages_[rank] = std::make_unique<SharedPage>(of.page);
   blocks_[rank] = backend_.peers().open(of.memory, of.process == own_.process);
   map_.block[rank] = static_cast<char*>(blocks_[rank].get());
 }

@@ -57,8 +57,8 @@ class Peers {
   PeerMap map_ = {};
   int64_t bound_ = 0, num_tokens_ = 0;  // of the last dispatch
   Introduction own_ = {};
-  std::vector<std::shared_ptr<void>> blocks_;       // [N]
-  std::vector<std::shared_ptr<SharedPage>> pages_;  // [N]
+  std::vector<PeerMemory> blocks_;                  // [N]
+  std::vector<std::unique_ptr<SharedPage>> pages_;  // [N]
   std::vector<Process> processes_;                  // [N], that may have it open
 };
 

@@ -50,7 +50,7 @@ struct Crew {  // one thread
 
 }  // namespace
 
-std::shared_ptr<void> CpuPeers::allocate(uint64_t bytes, PeerTicket& ticket) const {
+PeerMemory CpuPeers::allocate(uint64_t bytes, PeerTicket& ticket) const {
   const uint64_t whole = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
   void* const memory = std::aligned_alloc(kCacheLine, whole);
   MOEC_REQUIRE(memory, MOEC_E_OUT_OF_MEMORY, "no %llu bytes for the rows of peers",
@@ -58,13 +58,13 @@ std::shared_ptr<void> CpuPeers::allocate(uint64_t bytes, PeerTicket& ticket) con
   std::memset(memory, 0xff, whole);
   ticket.device_type = MOEC_CPU;
   ticket.address = reinterpret_cast<uintptr_t>(memory);
-  return {memory, std::free};
+  return {memory, {[](void* data, int32_t) { std::free(data); }}};
 }
 
-std::shared_ptr<void> CpuPeers::open(const PeerTicket& ticket, bool same_process) const {
+PeerMemory CpuPeers::open(const PeerTicket& ticket, bool same_process) const {
   MOEC_REQUIRE(same_process && ticket.device_type == MOEC_CPU, MOEC_E_UNSUPPORTED,
                "on the CPU ranks that write to each other's memory are threads of one process");
-  return {reinterpret_cast<void*>(uintptr_t(ticket.address)), [](void*) {}};
+  return PeerMemory(reinterpret_cast<void*>(uintptr_t(ticket.address)));
 }
 
 void CpuPeers::run(const PeerDispatch& step, moec_stream) const {

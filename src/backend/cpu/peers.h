@@ -9,8 +9,8 @@ namespace moec::cpu {
 
 class CpuPeers final : public PeerDevice {
  public:
-  std::shared_ptr<void> allocate(uint64_t bytes, PeerTicket& ticket) const override;
-  std::shared_ptr<void> open(const PeerTicket& ticket, bool same_process) const override;
+  PeerMemory allocate(uint64_t bytes, PeerTicket& ticket) const override;
+  PeerMemory open(const PeerTicket& ticket, bool same_process) const override;
   void finish() const override {}
   void run(const PeerDispatch& step, moec_stream) const override;
   void run(const PeerCombine& step, moec_stream) const override;

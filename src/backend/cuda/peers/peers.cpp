@@ -39,17 +39,18 @@ class Quiet {  // of a deleter: nothing is thrown, and the caller's device stays
 
 }  // namespace
 
-std::shared_ptr<void> CudaPeers::allocate(uint64_t bytes, PeerTicket& ticket) const {
+PeerMemory CudaPeers::allocate(uint64_t bytes, PeerTicket& ticket) const {
   static_assert(sizeof(cudaIpcMemHandle_t) == sizeof ticket.handle);
   const DeviceScope scope(device_);
   const RelaxedCapture relaxed;
   void* memory = nullptr;
   const uint64_t whole = (bytes + kPage - 1) / kPage * kPage;
   check(cudaMalloc(&memory, whole), "cudaMalloc of what peers reach");
-  std::shared_ptr<void> owner(memory, [device = device_](void* data) {
-    const Quiet quiet(device);
-    cudaFree(data);
-  });
+  PeerMemory owner(memory, {[](void* data, int32_t device) {
+                              const Quiet quiet(device);
+                              cudaFree(data);
+                            },
+                            device_});
   check(cudaMemset(memory, 0xff, whole), "cudaMemset of what peers reach");
   ticket.device_type = MOEC_CUDA;
   ticket.device_id = device_;
@@ -65,13 +66,13 @@ std::shared_ptr<void> CudaPeers::allocate(uint64_t bytes, PeerTicket& ticket) co
   return owner;
 }
 
-std::shared_ptr<void> CudaPeers::open(const PeerTicket& ticket, bool same_process) const {
+PeerMemory CudaPeers::open(const PeerTicket& ticket, bool same_process) const {
   MOEC_REQUIRE(ticket.device_type == MOEC_CUDA, MOEC_E_UNSUPPORTED, "its memory is not on a GPU");
   const DeviceScope scope(device_);
   const RelaxedCapture relaxed;
   if (same_process) {
     void* const memory = reinterpret_cast<void*>(uintptr_t(ticket.address));
-    const std::shared_ptr<void> theirs(memory, [](void*) {});
+    PeerMemory theirs(memory);
     if (ticket.device_id == device_) return theirs;
     int reaches = 0;
     check(cudaDeviceCanAccessPeer(&reaches, device_, ticket.device_id), "peer access");
@@ -90,10 +91,12 @@ std::shared_ptr<void> CudaPeers::open(const PeerTicket& ticket, bool same_proces
   void* memory = nullptr;
   const cudaError_t opened = cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess);
   if (opened != cudaSuccess) refuse(ticket, device_, opened);
-  return {memory, [device = device_](void* data) {
-            const Quiet quiet(device);
-            cudaIpcCloseMemHandle(data);
-          }};
+  return {memory,
+          {[](void* data, int32_t device) {
+             const Quiet quiet(device);
+             cudaIpcCloseMemHandle(data);
+           },
+           device_}};
 }
 
 // cudaFree waits for all that is under way, and leaves streams that are captured alone, which

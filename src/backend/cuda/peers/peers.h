@@ -13,8 +13,8 @@ class CudaBackend;
 class CudaPeers final : public PeerDevice {
  public:
   CudaPeers(const CudaBackend& backend, int device) : backend_(backend), device_(device) {}
-  std::shared_ptr<void> allocate(uint64_t bytes, PeerTicket& ticket) const override;
-  std::shared_ptr<void> open(const PeerTicket& ticket, bool same_process) const override;
+  PeerMemory allocate(uint64_t bytes, PeerTicket& ticket) const override;
+  PeerMemory open(const PeerTicket& ticket, bool same_process) const override;
   void finish() const override;
   void run(const PeerDispatch& step, moec_stream stream) const override;
   void run(const PeerCombine& step, moec_stream stream) const override;
