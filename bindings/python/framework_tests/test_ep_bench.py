@@ -23,7 +23,7 @@ def test_small_run(tmp_path: Path) -> None:
          "0.001", "--out", out], capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
     assert "0 wrong" in run.stdout
-    assert "peer refused: moec_ep_create: desc.scheme is MOEC_EP_PEER" in run.stdout
+    assert "peer refused: moec_ep_create: rank 0 does not reach the memory" in run.stdout
     file = json.loads(out.read_text())
     found: dict[str, set[str]] = {}
     for row in file["rows"]:
