@@ -3,6 +3,8 @@
 
 #include <cassert>
 
+#include "backend/rank_steps.h"
+
 namespace moec::ep {
 
 using ll = long long;
@@ -120,6 +122,13 @@ void Communicator::finish(const char* callback, int32_t result) {
   broken_ = status;
   fail_native(status, result, "the callback %s returned %d%s; expected 0. The comm is broken now",
               callback, result, status == MOEC_E_TIMEOUT ? ", its deadline passed" : "");
+}
+
+void Communicator::disagree(int32_t rank, const char* fact, const Disagreement& found) const {
+  MOEC_FAIL(MOEC_E_MISMATCH,
+            "in an earlier call rank %d had %s = %lld and this rank, %d, %lld; expected equal. "
+            "The ep is broken now; make another one",
+            rank, fact, ll(found.theirs), rank_, ll(found.own));
 }
 
 void Communicator::require_capturable(moec_stream stream) const {

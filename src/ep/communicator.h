@@ -15,6 +15,10 @@
 #include "core/error.h"
 #include "ep/staging.h"
 
+namespace moec {
+struct Disagreement;  // backend/rank_steps.h
+}
+
 namespace moec::ep {
 
 enum class Call : int32_t { kSum, kLoss, kCreate, kDispatch, kCombine, kLayer };
@@ -118,6 +122,8 @@ class Communicator {
   // 0, or what broke it. Asks the caller's poll.
   moec_status poll() const;
   void require_well() const;
+  // E_MISMATCH of what a device found: `fact` differs on a rank.
+  [[noreturn]] void disagree(int32_t rank, const char* fact, const Disagreement& found) const;
   int32_t number_ep() { return num_eps_++; }
 
  private:

@@ -107,11 +107,7 @@ void Exchange::require_well() const {
   if (peers_) return peers_->require_well();
   for (int32_t r = 0; r < comm_.size(); ++r)
     if (const int64_t fact = disagreements_[r].fact)
-      MOEC_FAIL(MOEC_E_MISMATCH,
-                "in an earlier call rank %d had %s = %lld and this rank, %d, %lld; expected equal. "
-                "The ep is broken now; make another one",
-                r, kFactNames[fact - 1], ll(disagreements_[r].theirs), comm_.rank(),
-                ll(disagreements_[r].own));
+      comm_.disagree(r, kFactNames[fact - 1], disagreements_[r]);
 }
 
 Exchange::RowCounts Exchange::row_counts() const {

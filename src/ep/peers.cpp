@@ -11,8 +11,6 @@
 namespace moec::ep {
 namespace {
 
-using ll = long long;
-
 constexpr const char* kFactNames[kPeerFacts] = {
     "the step (1: before a second dispatch, 2: dispatch, 3: combine)", "x_beside (1: given)",
     "adapter_ids (1: given)", "d_guest_weights (1: given)", "bound"};
@@ -236,10 +234,7 @@ void Peers::require_well() const {
     MOEC_REQUIRE(fact != kPeerOrder, MOEC_E_INVALID_STATE,
                  "a graph combined a dispatch twice; expected one combine after each. The ep is "
                  "broken now; make another one");
-    MOEC_FAIL(MOEC_E_MISMATCH,
-              "in an earlier call rank %d had %s = %lld and this rank, %d, %lld; expected equal. "
-              "The ep is broken now; make another one",
-              r, kFactNames[fact - 1], ll(report.theirs), map_.rank, ll(report.own));
+    comm_.disagree(r, kFactNames[fact - 1], report);
   }
 }
 
