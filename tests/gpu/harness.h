@@ -20,9 +20,6 @@
 
 namespace moec::test {
 
-inline bool is_small_run() {
-  return std::getenv("MOEC_CHECK_SMALL") != nullptr;
-}
 inline bool is_under(const char* tool) {
   const char* const given = std::getenv("MOEC_CHECK_TOOL");
   return given && std::string(given) == tool;

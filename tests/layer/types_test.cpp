@@ -28,9 +28,6 @@ using oracle::Vec;
 constexpr int kHidden = 136, kInter = 72, kExperts = 6, kTokens = 150, kSharedInter = 88;
 
 // Sanitizers are slow: MOEC_CHECK_SMALL leaves one type.
-bool is_small_run() {
-  return std::getenv("MOEC_CHECK_SMALL") != nullptr;
-}
 std::vector<Type> types() {
   if (is_small_run()) return {kTypes[1]};
   return {std::begin(kTypes), std::end(kTypes)};

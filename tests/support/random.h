@@ -11,6 +11,11 @@
 
 namespace moec::test {
 
+// A sanitizer is at work, which needs a hundred times as long: fewer cases.
+inline bool is_small_run() {
+  return std::getenv("MOEC_CHECK_SMALL") != nullptr;
+}
+
 inline uint64_t test_seed() {
   const char* text = std::getenv("MOEC_TEST_SEED");
   return text == nullptr ? 1234 : std::strtoull(text, nullptr, 0);
