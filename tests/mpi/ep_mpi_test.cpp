@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   int rank = 0, failed = 0, any = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  if (rank != 0) unsetenv("GTEST_OUTPUT");  // one report
+  if (rank != 0) GTEST_FLAG_SET(output, "");  // one report, of the name that was read before main
   testing::InitGoogleTest(&argc, argv);
   failed = RUN_ALL_TESTS();
   MPI_Allreduce(&failed, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
