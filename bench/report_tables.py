@@ -107,8 +107,8 @@ def qlora(r):
             gpu = made["machine"].split(",")[0].split()[1]
             lines.append(
                 f"- **QLoRA** of four layers of {model} on an {gpu}: a step of adapters on NF4 "
-                f"experts is {times}, with {ours['peak_mib'] / 1024:.1f} GiB of memory at most "
-                f"beside {memory}.")
+                f"experts is {times}. Its memory peaks at {ours['peak_mib'] / 1024:.1f} GiB, "
+                f"theirs at {memory}.")
     return lines
 
 
