@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peers that are processes: CUDA IPC over a comm whose callbacks take memory of the host, two on one
-// GPU or one for each GPU. They give what plain words say, in any order of freeing; who is killed is
-// a timeout to the others, whose contexts still work. This process never touches CUDA.
+// Peers that are processes: CUDA IPC over a comm whose callbacks take memory of the host, two on
+// one GPU or one for each GPU. They give what plain words say, in any order of freeing; who is
+// killed is a timeout to the others, whose contexts still work. This process never touches CUDA.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

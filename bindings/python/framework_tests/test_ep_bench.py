@@ -31,10 +31,12 @@ def test_small_run(tmp_path: Path) -> None:
         found.setdefault(row["op"], set()).add(row["impl"])
         if row["impl"] in SCHEMES - {"auto"}:
             assert row["scheme"] == row["impl"]
+        if row["impl"] in SCHEMES and row["op"] in ("dispatch", "combine", "pair"):
+            assert row["model_us"] > 0
     for op in ("dispatch", "combine", "pair"):
         assert found[op] == SCHEMES | {"torch"}
     for op in ("layer_fwd", "layer_step"):
-        assert found[op] == SCHEMES | {"torchtitan", "transformers", "one_gpu"}
+        assert found[op] == SCHEMES | {"local", "torchtitan", "transformers", "one_gpu"}
 
 
 def row(op: str, impl: str, us: float, tokens: int = 4096, **values: Any) -> dict[str, Any]:

@@ -156,18 +156,13 @@ def _parted_names(model: nn.Module) -> dict[str, EP]:
             for name in ROUTED_WEIGHTS if module._parameters.get(name) is not None}
 
 
-def _ranges(ep: EP) -> list[int]:
-    return list(ep.describe()["expert_begin"]) + [ep.desc.num_experts]
-
-
 def full_state_dict(model: nn.Module) -> dict[str, Any]:
     """state_dict() with all experts of all ranks, as one process has it. Collective over the
     groups of the eps."""
     state: dict[str, Any] = dict(model.state_dict())
     for name, ep in _parted_names(model).items():
         own = state[name].detach().to(ep.comm.group_device)
-        begin = _ranges(ep)
-        counts = [end - first for first, end in itertools.pairwise(begin)]
+        counts = [end - first for first, end in itertools.pairwise(ep.describe()["expert_begin"])]
         sent = own.new_zeros((max(counts), *own.shape[1:]))  # gloo gathers equal parts alone
         sent[:len(own)] = own
         parts = [torch.empty_like(sent) for _ in counts]
