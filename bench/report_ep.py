@@ -42,17 +42,40 @@ def transport_table(r, path, rows):
     return lines
 
 
+SIDE_BY_SIDE = ("peer", "gather", "rows", "exact")
+
+
+def scheme_table(rows):
+    """A pair by each scheme, and what epsim says of it."""
+    lines = ["A pair by each scheme, in us, and how far `moec epsim` is off:", "",
+             f"| layer | tokens a rank | {' | '.join(SIDE_BY_SIDE)} | NCCL's own | torch |",
+             f"|---|--:|{'--:|' * (len(SIDE_BY_SIDE) + 2)}"]
+    for case in rows.cases:
+        cells = []
+        for impl in (*SIDE_BY_SIDE, "nccl", "torch"):
+            text, row = us(rows.us(case, "pair", impl)), rows.all.get((*case, "pair", impl), {})
+            if row.get("model_us"):
+                text += f", {row['model_us'] / row['us'] - 1:+.0%}"
+            cells.append(text)
+        if set(cells) != {"-"}:
+            lines.append(f"| {case[0]} | {case[1]} | {' | '.join(cells)} |")
+    return lines
+
+
 def layer_table(rows):
     lines = ["Whole layers; efficiency is one GPU's time for the tokens of all ranks, over their "
-             "number, beside the ranks' time:", "",
-             "| layer | tokens a rank | forward, us | efficiency | x torchtitan's way "
-             "| x transformers | step, us | efficiency | x torchtitan's way | x transformers |",
-             "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
+             "number, beside the ranks' time; local is a rank's work on the same rows without "
+             "transport:", "",
+             "| layer | tokens a rank | forward, us | local | efficiency | x torchtitan's way "
+             "| x transformers | step, us | local | efficiency | x torchtitan's way "
+             "| x transformers |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
     for case in rows.cases:
         if not rows.us(case, "layer_fwd"):
             continue
         cells = [text for op in ("layer_fwd", "layer_step") for text in
-                 (us(rows.us(case, op)), cell(rows.efficiency(case, op)),
+                 (us(rows.us(case, op)), us(rows.us(case, op, "local")),
+                  cell(rows.efficiency(case, op)),
                   *(cell(rows.faster(case, op, peer)) for peer in ("torchtitan", "transformers")))]
         lines.append(f"| {case[0]} | {case[1]} | {' | '.join(cells)} |")
     return lines
@@ -61,7 +84,13 @@ def layer_table(rows):
 def ep_tables(r):
     made = files(r)
     return made and join(table for path, rows in made for table in (
-        transport_table(r, path, rows), layer_table(rows), summary(rows, rows.file["top_k"])))
+        transport_table(r, path, rows), scheme_table(rows), layer_table(rows),
+        open_goals(rows)))
+
+
+def open_goals(rows):
+    lines = summary(rows, rows.file["top_k"], only_open=True)
+    return lines[:1] if len(lines) == 1 else [f"{lines[0][:-1]}; those that are open:", *lines[1:]]
 
 
 def ep_headline(r):

@@ -3,6 +3,7 @@
 merged into one file of rows.
 
     scripts/bench_gpu.sh ep                                what tells most comes first, in 300 s
+    scripts/bench_gpu.sh ep --resume                       what had no time in calls of this commit
     scripts/bench_gpu.sh ep --case qwen3-30b:4096 --op layer --seconds 60
     python3 bench/gpu/ep_bench.py --device cpu --small --out FILE    that it runs
 
@@ -10,11 +11,13 @@ op     dispatch, combine, and both (pair); layer_fwd and layer_step of router an
        parts of a pair's time as events between them say, since its steps come in turns
 impl   the schemes by name; nccl: its collectives alone, captured, the fastest of two ways; torch:
        all_to_all_single of (token, slot) rows; torchtitan: those and grouped_mm, as frameworks
-       train; transformers: its own all_to_all, of 5.23 and later; one_gpu: moec on one GPU with the
-       tokens of all ranks, its time over their number
+       train; transformers: its own all_to_all, of 5.23 and later; local: a rank's work on the same
+       rows, of which none is moved; one_gpu: moec on one GPU with the tokens of all ranks, its time
+       over their number, where they fit. A layer is that of AUTO; --impl names other schemes
 us     of a call, of the slowest rank, in a graph where `launch` says so
 limit  of dispatch and combine: the fewest bytes at the link's write rate, and one barrier kernel;
        of a layer: one_gpu's us
+model  what `moec epsim` says of a scheme without a topology
 
 A scheme that the library refuses is named with its message, and has no row.
 """
@@ -43,17 +46,17 @@ from ep_transports import SCHEMES, is_right, transports  # noqa: E402
 
 NAMES = ("qwen3-30b", "gpt-oss-120b", "deepseek-v3")
 TRANSPORTS, LAYERS = ("pair", "dispatch", "combine"), ("layer_fwd", "layer_step")
-# What tells most comes first, and last what may not fit in 80 GB: a step of it is left out.
+# What tells most comes first, and last what may not fit in 80 GB.
 ORDER = [(name, tokens, ops) for tokens, all_ops in
          ((4096, (TRANSPORTS, LAYERS)), (1024, (TRANSPORTS,)), (16384, (TRANSPORTS,)),
           (128, (TRANSPORTS,)), (16, (TRANSPORTS,)), (16384, (LAYERS,)), (1024, (LAYERS,)),
           (128, (LAYERS,)), (16, (LAYERS,)))
          for ops in all_ops for name in NAMES]
-TOO_LARGE = {("deepseek-v3", 16384, "layer_step")}
 ORDER.sort(key=("deepseek-v3", 16384, LAYERS).__eq__)
 SMALL_TOKENS = 24
 TRANSPORT_SECONDS, ROUNDS = 0.03, 3  # of a window
-LAYER_SECONDS = {True: 0.1, False: 0.4}  # of few tokens, and of more, which heat the chip
+LAYER_SECONDS = {True: 0.1, False: 0.2}  # of few tokens, and of more, which heat the chip
+LAYER_IMPLS = ("auto", "local", "one_gpu", "torchtitan", "transformers")  # if none are named
 COPIES, COPIED_TOKENS = 20, 32768  # calls in a graph: at most, and of how many tokens together
 
 
@@ -78,12 +81,21 @@ class Bench:
         self.call = datetime.datetime.now().isoformat(timespec="seconds")
         self.commit = os.environ.get("MOEC_COMMIT") or "unknown"
         self.rows, self.refused, self.wrong = {}, {}, 0
+        self.machine = f"{ranks.size} ranks on a CPU, torch {torch.__version__}"
+        if ranks.on_gpu:
+            version = ".".join(map(str, torch.cuda.nccl.version()))
+            self.machine = (f"{ranks.size} x {torch.cuda.get_device_name()}, torch "
+                            f"{torch.__version__}, NCCL {version}")
         if args.out.exists():
-            self.rows = {self.key(row): row for row in json.loads(args.out.read_text())["rows"]}
+            file = json.loads(args.out.read_text())
+            if file["machine"] != self.machine:
+                sys.exit(f"{args.out} is of {file['machine']}; this is {self.machine}: --out names "
+                         "another file")
+            self.rows = {self.key(row): row for row in file["rows"]}
         self.link, self.stacks, self.pool = None, None, None
-        if "transformers" in args.impl and not has_transformers():
+        if "transformers" in args.layer_impl and not has_transformers():
             ranks.say("transformers is left out: 5.23 or later is needed")
-            args.impl.remove("transformers")
+            args.layer_impl = [impl for impl in args.layer_impl if impl != "transformers"]
         ranks.comm = moec.torch.comm()
         if ranks.on_gpu and not args.no_link:
             import ep_link
@@ -107,7 +119,7 @@ class Bench:
 
     def wants_transformers(self, tokens):
         """Only for the tokens that goals name: it brings communicators of its own."""
-        if "transformers" not in self.args.impl:
+        if "transformers" not in self.args.layer_impl:
             return False
         return self.args.small or tokens == ep_goals.HEADLINE_TOKENS
 
@@ -118,6 +130,17 @@ class Bench:
         self.ranks.say(f"{what} is WRONG: {error:.3g}; at most {limit:g} is right")
         self.wrong += 1
         return False
+
+    def fits(self, case, op):
+        """Whether one GPU has room for a call with the tokens of all ranks. Collective."""
+        failed = 0
+        try:
+            if case:
+                case.run(op)()
+        except (torch.OutOfMemoryError, MemoryError):  # the latter is moec's
+            failed = 1
+        self.free()
+        return self.ranks.most(failed) == 0
 
     def prepared(self, run, can_capture, copies):
         """(function, calls that it makes), as Ranks.take_turns takes it."""
@@ -169,6 +192,9 @@ class Bench:
             del runs
         for (op, impl), (us, spread, number) in best.items():
             transport, extra = found[impl, number]
+            if scheme := extra.get("scheme"):
+                ways = TRANSPORTS[1:] if op == "pair" else [op]
+                extra |= dict(model_us=round(sum(batch.model_us(scheme, o) for o in ways), 2))
             self.add(name, tokens, op, impl, us, spread, **extra, imbalance=batch.imbalance,
                      limit_us=least and round(least * (2 if op == "pair" else 1), 2),
                      launch="graph" if transport.can_capture and self.ranks.on_gpu else "eager")
@@ -179,39 +205,48 @@ class Bench:
             self.stacks = None
             self.free()
             self.stacks = Stacks(self.ranks, shape_of(name, self.args.small),
-                                 "one_gpu" in self.args.impl)
+                                 "one_gpu" in self.args.layer_impl)
             self.stacks.name = name
         self.pool = torch.cuda.graph_pool_handle() if self.ranks.on_gpu else None
-        layers = Layers(self.stacks, tokens)
-        cases, extra, ids, want = {}, {}, None, None
+        layers, impls = Layers(self.stacks, tokens), self.args.layer_impl
+        cases, extra, routing, want = {}, {}, None, None
         for impl in SCHEMES:
             what = f"{name} {tokens} layer {impl}"
             case = self.made(what, impl, lambda i=impl: layers.scheme(i)) \
-                if impl in self.args.impl else None
+                if impl in impls else None
             if not case:
                 continue
             if not want:
-                ids = layers.ids_of(case)
-                want = layers.reference(ids)
+                routing = layers.routing_of(case)
+                want = layers.reference(routing.expert_ids.long())
             if self.checked(what, layers.error(case, want), LIMIT):
                 cases[impl] = case
                 extra[impl] = dict(scheme=case.held.scheme.name.lower())
-        if "one_gpu" in self.args.impl:
+        if "local" in impls and routing:
+            case = layers.local(routing)
+            if self.checked(f"{name} {tokens} layer local", layers.error_of_local(case, want),
+                            LIMIT):
+                cases["local"] = case
+        fitting = {}
+        if "one_gpu" in impls:
             case = layers.one_gpu()
-            error = layers.error_of_one(case, want) if want else 0.0
+            fitting = {op: self.fits(case, op) for op in LAYERS}
+            checked = next((op for op in reversed(LAYERS) if fitting[op]), None)
+            error = layers.error_of_one(case, checked, want) if want and checked else 0.0
             if self.checked(f"{name} {tokens} layer one_gpu", error, LIMIT):
                 cases["one_gpu"] = case
-        if "torchtitan" in self.args.impl:
+        if "torchtitan" in impls:
             cases["torchtitan"] = layers.torch_case()
         if self.wants_transformers(tokens):
-            given, case = layers.transformers_cases(ids)
+            given, case = layers.transformers_cases(routing and routing.expert_ids.long())
             error = layers.error(given, want) if want else 0.0
             if self.checked(f"{name} {tokens} layer transformers", error, LIMIT):
                 cases["transformers"] = case
         del want
         for op in LAYERS:
-            if (name, tokens, op) in TOO_LARGE and not self.args.small:
-                continue
+            if not fitting.get(op, True):
+                self.ranks.say(f"{name} {tokens} {op}: one GPU has no room for all tokens")
+                cases.pop("one_gpu", None)
             self.layer_rows(name, tokens, op, cases, extra, layers.batch.imbalance)
 
     def layer_rows(self, name, tokens, op, cases, extra, imbalance):
@@ -240,11 +275,18 @@ class Bench:
         """Whether another case like the slowest so far fits."""
         return self.ranks.most(time.monotonic() - self.began) + slowest < self.args.seconds
 
+    def is_done(self, name, tokens, ops):
+        """Whether a call of this commit has measured all of it."""
+        return all(self.rows.get((name, tokens, op, "auto"), {}).get("commit") == self.commit
+                   for op in ops)
+
     def run(self, cases):
         slowest = {True: 0.0, False: 0.0}
         left_out = []
         for name, tokens, ops in cases:
             is_layer = ops is LAYERS
+            if self.args.resume and self.is_done(name, tokens, ops):
+                continue
             if not self.has_time(slowest[is_layer]):
                 left_out.append(f"{name}:{tokens}:{'layer' if is_layer else 'transport'}")
                 continue
@@ -261,14 +303,9 @@ class Bench:
     def write(self):
         if self.ranks.rank:
             return
-        machine = f"{self.ranks.size} ranks on a CPU, torch {torch.__version__}"
-        if self.ranks.on_gpu:
-            version = ".".join(map(str, torch.cuda.nccl.version()))
-            machine = (f"{self.ranks.size} x {torch.cuda.get_device_name()}, torch "
-                       f"{torch.__version__}, NCCL {version}")
-        head = dict(machine=machine, commit=self.commit, command="scripts/bench_gpu.sh ep",
-                    link=self.link, top_k={name: shape_of(name, self.args.small)[3]
-                                           for name in NAMES})
+        head = dict(machine=self.machine, ranks=self.ranks.size, commit=self.commit,
+                    command="scripts/bench_gpu.sh ep", link=self.link,
+                    top_k={name: shape_of(name, self.args.small)[3] for name in NAMES})
         rows = ",\n".join(" " + json.dumps(row) for row in self.rows.values())
         self.args.out.parent.mkdir(parents=True, exist_ok=True)
         self.args.out.write_text(
@@ -276,13 +313,15 @@ class Bench:
 
 
 def arguments():
-    everybody = [*SCHEMES, "nccl", "torch", "torchtitan", "transformers", "one_gpu"]
+    everybody = [*SCHEMES, "nccl", "torch", *LAYER_IMPLS[1:]]
     split = lambda text: text.split(",")  # noqa: E731
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", action="append", metavar="SHAPE:TOKENS,...",
                         help="default: everything")
     parser.add_argument("--op", choices=("transport", "layer"), help="default: both")
-    parser.add_argument("--impl", type=split, default=everybody, help=f"of {','.join(everybody)}")
+    parser.add_argument("--impl", type=split, help=f"of {','.join(everybody)}")
+    parser.add_argument("--resume", action="store_true",
+                        help="leave out what --out has of this commit")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--ranks", type=int, help="default: one a GPU; two on a CPU")
     parser.add_argument("--small", action="store_true", help="a small layer in the place of each")
@@ -291,6 +330,8 @@ def arguments():
     parser.add_argument("--no-link", action="store_true", help="rows have no limit")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     args = parser.parse_args()
+    args.layer_impl = args.impl or (everybody if args.small else list(LAYER_IMPLS))
+    args.impl = args.impl or everybody
     if unknown := set(args.impl) - set(everybody):
         parser.error(f"--impl {unknown.pop()}: one of {', '.join(everybody)} is needed")
     return args

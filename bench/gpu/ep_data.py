@@ -2,6 +2,7 @@
 """Tokens of one rank, their routing, and the fewest bytes that it asks to be moved."""
 
 import torch
+from moec import epsim
 
 SMALL_SHAPE = (64, 48, 8, 2)  # H, I, E, K
 
@@ -54,6 +55,17 @@ class Batch:
         spread = 4 * (self.tokens * part * (1 - part)) ** 0.5
         wanted = max(self.tokens * part + spread, float(self.pairs.max()))
         return min(self.tokens, int(wanted) + 1)
+
+    @property
+    def traffic(self):
+        """As epsim takes it; of (token, slot) rows nothing is known."""
+        pairs = self.pairs.numpy()
+        return epsim.Traffic(self.tokens, pairs, pairs, self.load.numpy())
+
+    def model_us(self, scheme, op):
+        """What moec epsim says of one way, on GPUs of one host."""
+        return epsim.replay(self.traffic, scheme, op, 2 * self.shape[0], 8 * self.shape[3],
+                            epsim.DEFAULT).us
 
     @property
     def least_bytes(self):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer of router and SwiGLU experts on N ranks, forward and step: moec with an ep, PyTorch's
-all-to-all with grouped products, and moec on one GPU with the tokens of all ranks.
+"""A layer of router and SwiGLU experts on N ranks, forward and step: moec with an ep, the same
+without transport, PyTorch's all-to-all with grouped products, and moec on one GPU with the tokens
+of all ranks.
 
 A step is a forward, then the gradients of x, of the router's gate and of the experts' matrices.
 """
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from ep_data import Batch, generator
+from ep_local import Local, of_all
 from ep_transports import Splits, scheme_ep
 from problem import difference
 
@@ -182,21 +184,24 @@ class Layers:
 
     def one_gpu(self):
         """All ranks' tokens on rank 0; None on the others. Collective."""
-        everything = []
-        for own in (self.x, self.d_y):
-            held = own.new_empty(self.ranks.size * len(own), own.shape[1])
-            dist.all_gather_into_tensor(held, own)
-            everything.append(held)
+        everything = [of_all(own) for own in (self.x, self.d_y)]
         if self.ranks.rank:
             return None
         layer = self.stacks.module(self.stacks.all)
         leaves = [layer.gate_weight, *(getattr(layer, name) for name in MATRICES)]
         return Case(layer, *everything, leaves, self.ranks.on_gpu)
 
-    def ids_of(self, case):
-        """The ids that moec's router takes for this rank's tokens."""
+    def routing_of(self, case):
+        """What moec's router gives for this rank's tokens."""
         with torch.no_grad():
-            return case.layer.route(self.x)[1].expert_ids.long()
+            return case.layer.route(self.x)[1]
+
+    def local(self, routing):
+        return Local(self, routing)
+
+    def error_of_local(self, case, want):
+        """As error(), of y alone."""
+        return self.ranks.most(difference(case.sum_over_ranks(), want[0]))
 
     def reference(self, ids):
         return sampled(self.torch_case(ids).step())
@@ -208,12 +213,14 @@ class Layers:
                     zip(sampled(case.step()), want, strict=True))
         return self.ranks.most(found)
 
-    def error_of_one(self, case, want):
-        """As error(), of y and d_x of rank 0's tokens."""
+    def error_of_one(self, case, op, want):
+        """As error(), of rank 0's tokens: y, and d_x of a step."""
         if case is None:
             return self.ranks.most(0)
-        y, d_x = (t[:len(self.x)] for t in case.step()[:2])
-        return self.ranks.most(max(difference(y, want[0]), difference(d_x, want[1])))
+        made = case.run(op)()
+        made = made[:2] if op == "layer_step" else [made]
+        return self.ranks.most(max(difference(got[:len(self.x)], right)
+                                   for got, right in zip(made, want)))
 
 
 def sampled(results):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the link between GPUs of one host can do: every rank writes to the next one's memory at
-once, by the copy engine and by a kernel's stores; and what it takes until all ranks have met."""
+"""What the link between GPUs of one host can do: every rank writes to the memory of all others at
+once, to each a part in turn, so that no two write to the same one, by the copy engine and by a
+kernel's stores; and what it takes until all ranks have met."""
 
 import torch
 import torch.distributed as dist
@@ -16,11 +17,14 @@ def limits(ranks, seconds, rounds):
     words = BYTES // 4
     own = symmetric.empty(words, dtype=torch.int32, device=ranks.device)
     handle = symmetric.rendezvous(own, dist.group.WORLD)
-    peer = handle.get_buffer((ranks.rank + 1) % ranks.size, (words,), torch.int32)
     source = torch.randint(1 << 30, (words,), dtype=torch.int32, device=ranks.device)
+    others = [handle.get_buffer((ranks.rank + step) % ranks.size, (words,), torch.int32)
+              for step in range(1, ranks.size)]
+    pairs = [(source.chunk(len(others))[at], peer.chunk(len(others))[at])
+             for at, peer in enumerate(others)]
     runs = {
-        "copy": (graph_of(lambda: peer.copy_(source)), 1),
-        "store": (graph_of(lambda: torch.bitwise_not(source, out=peer)), 1),
+        "copy": (graph_of(lambda: [to.copy_(part) for part, to in pairs]), 1),
+        "store": (graph_of(lambda: [torch.bitwise_not(part, out=to) for part, to in pairs]), 1),
         "barrier": (graph_of(lambda: [handle.barrier(channel=0) for _ in range(BARRIERS)]),
                     BARRIERS),
     }

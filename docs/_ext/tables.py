@@ -277,6 +277,7 @@ TABLES = {
     "GPU": lambda: report_tables.gpu_tables(results()),
     "codes": lambda: report_tables.codes_tables(results()),
     "ranks": lambda: report_ep.ep_tables(results()),
+    "ranks headline": lambda: report_ep.ep_headline(results()),
     "CPU": lambda: report_tables.cpu_tables(results()),
     "models": lambda: report_tables.model_tables(results()),
 }

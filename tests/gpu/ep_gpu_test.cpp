@@ -6,7 +6,9 @@
 // that disagree, or do not come, are named by poll and by the next call; rows that do not fit are
 // counted, of replays, too. It was seen to catch a plan of home whose rows are padded beyond its
 // memory, and headers without the bound.
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "gpu/ep_steps.h"
 #include "support/compare.h"
@@ -27,6 +29,11 @@ constexpr uint32_t kSchemes[] = {MOEC_EP_GATHER, MOEC_EP_PEER, MOEC_EP_ROWS, MOE
 std::string name_of(uint32_t scheme) {
   static constexpr const char* kNames[] = {"auto", "gather", "peer", "rows", "exact"};
   return kNames[scheme];
+}
+// Few ranks, which share GPUs where there are fewer; one for each GPU where there are more.
+std::vector<int> or_one_a_gpu(std::vector<int> ranks) {
+  if (num_gpus() > ranks.back()) ranks.push_back(num_gpus());
+  return ranks;
 }
 class EpGpuScheme : public EpGpu, public testing::WithParamInterface<uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(, EpGpuScheme, testing::ValuesIn(kSchemes),
@@ -54,7 +61,7 @@ TEST_P(EpGpuScheme, LayersGiveTheBitsOfOneProcess) {
   SCOPED_TRACE(seed_note());
   Draw draw(3);
   const int rounds = is_small_run() ? 1 : 8;
-  for (const int ranks : {1, 2, 3, 4})
+  for (const int ranks : or_one_a_gpu({1, 2, 3, 4}))
     for (int round = 0; round < rounds; ++round) {
       EpProblem p = draw_ep_problem(ranks, GetParam(), draw);
       if (round % 4 == 2) quantise_weights(&p, draw);
@@ -65,10 +72,10 @@ TEST_P(EpGpuScheme, LayersGiveTheBitsOfOneProcess) {
     }
 }
 
-// What Hopper's kernels take, with more rows than a tile has, and a rank without a token.
-EpProblem large_problem(int ranks, uint32_t scheme, Draw& draw) {
+// What Hopper's kernels take, of so many tokens of each rank.
+EpProblem hopper_problem(std::vector<int> tokens, uint32_t scheme, Draw& draw) {
   EpProblem p;
-  p.ranks = ranks;
+  p.ranks = static_cast<int>(tokens.size());
   p.scheme = scheme;
   p.experts = 8;
   p.top_k = 2;
@@ -77,23 +84,29 @@ EpProblem large_problem(int ranks, uint32_t scheme, Draw& draw) {
   p.shared = MOEC_SHARED_SIGMOID_GATE;
   p.shared_inter = 64;
   p.dtype = MOEC_BF16;
-  p.begin = {0, 5};
-  if (ranks == 3) p.begin.push_back(6);
-  p.begin.push_back(8);
-  p.tokens = {200, 77};
-  if (ranks == 3) p.tokens = {150, 0, 210};
+  p.begin = {0};
+  for (int r = 1; r < p.ranks; ++r) p.begin.push_back(std::min(4 + r, p.experts - p.ranks + r));
+  p.begin.push_back(p.experts);
+  p.tokens = std::move(tokens);
   fill_values(&p, draw);
   return p;
+}
+// More rows than a tile has, and a rank without a token.
+std::vector<int> tokens_of(int ranks) {
+  if (ranks == 2) return {200, 77};
+  std::vector<int> tokens = {150, 0, 210};
+  while (static_cast<int>(tokens.size()) < ranks) tokens.push_back(tokens.back() - 30);
+  return tokens;
 }
 
 TEST_P(EpGpuScheme, LargerLayersToo) {
   if (is_under("racecheck")) GTEST_SKIP() << "takes minutes; kernel_check has these kernels";
   SCOPED_TRACE(seed_note());
   Draw draw(4);
-  for (const int ranks : {2, 3}) {
-    EpProblem p = large_problem(ranks, GetParam(), draw);
+  for (const int ranks : or_one_a_gpu({2, 3})) {
+    EpProblem p = hopper_problem(tokens_of(ranks), GetParam(), draw);
     expect_bits_of_one_process(p);
-    p.select_bias.assign(8, 0.0);  // all tokens to rank 0, whose experts are the first ones
+    p.select_bias.assign(8, 0.0);  // all tokens to the first ranks, rank 0 alone of two and three
     for (size_t e = 0; e < 5; ++e) p.select_bias[e] = 100;
     expect_bits_of_one_process(p);
     p.select_bias.clear();  // a capacity of the tokens of all ranks, which the host does not know
@@ -106,10 +119,18 @@ TEST_P(EpGpuScheme, LargerLayersToo) {
   }
 }
 
+// What a sanitizer sees of kernels on several GPUs that wait for each other.
+TEST_F(EpGpu, PeersOfSixteenTokens) {
+  SCOPED_TRACE(seed_note());
+  Draw draw(6);
+  const std::vector<int> tokens(static_cast<size_t>(or_one_a_gpu({2}).back()), 16);
+  expect_bits_of_one_process(hopper_problem(tokens, MOEC_EP_PEER, draw));
+}
+
 TEST_P(EpGpuScheme, OverTheFunctionsOfNccl) {
   SCOPED_TRACE(seed_note());
   Draw draw(5);
-  for (const int ranks : {1, 3})
+  for (const int ranks : or_one_a_gpu({1, 3}))
     expect_bits_of_one_process<NcclBoard>(draw_ep_problem(ranks, GetParam(), draw));
 }
 
@@ -160,7 +181,7 @@ void expect_replays(int ranks, uint32_t scheme, int replays, int times, int64_t 
 }
 
 TEST_F(EpGpu, ReplaysWithOtherRoutingsEqualEagerSteps) {
-  for (const int ranks : {2, 3}) {
+  for (const int ranks : or_one_a_gpu({2, 3})) {
     expect_replays(ranks, MOEC_EP_GATHER, is_small_run() ? 2 : 50, 1);
     expect_replays(ranks, MOEC_EP_PEER, is_small_run() ? 2 : 100, is_small_run() ? 1 : 10);
   }
@@ -177,14 +198,14 @@ struct Call {  // one rank's dispatch and combine
     desc.timeout_ms = timeout_ms;
     desc.hidden = kHidden;
     desc.max_tokens = 8;
-    desc.num_experts = 4;
+    desc.num_experts = 16;
     desc.top_k = 1;
     desc.dtype = MOEC_F32;
     ep = make<Ep>(moec_ep_create, rank.comm.get(), &desc);
     args = sized<moec_ep_args>();
     const auto T = static_cast<size_t>(tokens);
     args.x = m.input(std::vector<double>(T * kHidden, 1.0), MOEC_F32, {tokens, kHidden});
-    args.expert_ids = m.input(std::vector<double>(T, 3.0), MOEC_I32, {tokens, 1});
+    args.expert_ids = m.input(std::vector<double>(T, 9.0), MOEC_I32, {tokens, 1});
     args.y = m.output(MOEC_F32, {tokens, kHidden});
   }
   void queue(int64_t bound) {
@@ -226,8 +247,9 @@ struct Call {  // one rank's dispatch and combine
 TEST_P(EpGpuScheme, ADisagreementIsReportedByPollAndByTheNextCall) {
   const uint32_t scheme = GetParam();
   if (scheme == MOEC_EP_EXACT) GTEST_SKIP() << "its ranks meet";
-  DeviceBoard board(2);
-  for (const std::string& error : run_ranks(2, [&](int r) {
+  const int ranks = or_one_a_gpu({2}).back();
+  DeviceBoard board(ranks);
+  for (const std::string& error : run_ranks(ranks, [&](int r) {
          const Rank rank(board, r);
          Call call(rank, 2, scheme);
          EXPECT_EQ(call.run(4), std::vector<double>(8, 0.0));
@@ -238,7 +260,7 @@ TEST_P(EpGpuScheme, ADisagreementIsReportedByPollAndByTheNextCall) {
          } catch (const Failure& failure) {  // of the combine: the device was quick to say it
            EXPECT_EQ(failure.status, MOEC_E_MISMATCH) << failure.what();
          }
-         call.expect_broken(MOEC_E_MISMATCH, "rank " + std::to_string(1 - r) + " had bound = ");
+         call.expect_broken(MOEC_E_MISMATCH, r == 0 ? " had bound = 8" : "rank 0 had bound = 4");
          Call other(rank, 2, scheme);  // the comm is well
          EXPECT_EQ(other.run(4), std::vector<double>(8, 0.0));
        }))

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peers that are processes: CUDA IPC over a comm whose callbacks take memory of the host, on one
-// GPU or one each. They give what plain words say, in any order of freeing; who is killed is a
-// timeout to the other, whose context still works. This process never touches CUDA.
+// Peers that are processes: CUDA IPC over a comm whose callbacks take memory of the host, two on
+// one GPU or one for each GPU. They give what plain words say, in any order of freeing; who is
+// killed is a timeout to the others, whose contexts still work. This process never touches CUDA.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "support/device.h"
@@ -15,9 +16,9 @@
 namespace moec::test {
 namespace {
 
-constexpr int kRanks = 2, kNoGpu = 77;
+constexpr int kNoGpu = 77;
 constexpr int64_t kHidden = 64, kTokens = 24, kTopK = 2;
-constexpr int32_t kExperts = 4;
+constexpr int32_t kOfRank = 2;  // experts
 
 class Process {
  public:
@@ -34,7 +35,7 @@ class Process {
     auto desc = sized<moec_ep_desc>();
     desc.hidden = kHidden;
     desc.max_tokens = kTokens;
-    desc.num_experts = kExperts;
+    desc.num_experts = num_experts();
     desc.top_k = kTopK;
     desc.dtype = MOEC_F32;
     desc.timeout_ms = timeout_ms;
@@ -43,7 +44,7 @@ class Process {
       char text[1024];
       uint64_t need = 0;
       check(moec_ep_describe(any.get(), text, sizeof text, &need));
-      const char* const part = num_gpus() >= kRanks ? "\"scheme\": \"peer\"" : "share a GPU";
+      const char* const part = num_gpus() >= ranks() ? "\"scheme\": \"peer\"" : "share a GPU";
       EXPECT_NE(std::string(text).find(part), std::string::npos) << text;
     }
     desc.scheme = MOEC_EP_PEER;
@@ -56,8 +57,8 @@ class Process {
     for (int64_t t = 0; t < kTokens; ++t) {
       for (int64_t h = 0; h < kHidden; ++h)
         x.push_back(double(1000 * call + 100 * seat_.rank + 3 * t + h % 7));
-      ids.push_back(double((t + call) % kExperts));
-      ids.push_back(t % 3 == 0 ? -1 : double((t * 3 + call) % kExperts));
+      ids.push_back(double((t + call) % num_experts()));
+      ids.push_back(t % 3 == 0 ? -1 : double((t * 3 + call) % num_experts()));
     }
     auto args = sized<moec_ep_args>();
     args.x = m.input(x, MOEC_F32, {kTokens, kHidden});
@@ -80,7 +81,7 @@ class Process {
     for (int64_t t = 0; t < kTokens; ++t)
       for (int64_t h = 0; h < kHidden; ++h) {
         double want = 0;
-        for (int rank = 0; rank < kRanks; ++rank)
+        for (int rank = 0; rank < ranks(); ++rank)
           if (owner(ids[size_t(2 * t)]) == rank || owner(ids[size_t(2 * t + 1)]) == rank)
             want += x[size_t(t * kHidden + h)] + rank;
         ASSERT_EQ(y[size_t(t * kHidden + h)], want) << "token " << t << " of rank " << seat_.rank;
@@ -92,6 +93,8 @@ class Process {
     return state.status;
   }
   bool meet() const { return seat_.board->meet(); }
+  int ranks() const { return seat_.board->ranks; }
+  int32_t num_experts() const { return kOfRank * ranks(); }
 
   Context context;
   Comm comm;
@@ -107,21 +110,30 @@ class Process {
     }
     std::vector<float> values;
   };
-  static int owner(double id) { return id < 0 ? -1 : int(id) / (kExperts / kRanks); }
+  static int owner(double id) { return id < 0 ? -1 : int(id) / kOfRank; }
 
   ProcessBoard::Seat seat_;
   int rounds_ = 0;
 };
 
-// body in a process for each rank; what each ended with.
-std::vector<int> in_processes(const std::function<void(Process&, int)>& body) {
-  return run_processes(kRanks, [&](const ProcessBoard::Seat& seat) {
+// A process for each GPU, two at least. Ends the program where there is none.
+int num_ranks() {
+  static const int gpus = run_processes(1, [](const ProcessBoard::Seat&) {
     setenv("MOEC_TEST_DEVICE", "cuda", 1);
     try {
-      if (num_gpus() == 0) _exit(kNoGpu);
+      _exit(num_gpus());
     } catch (const std::exception&) {
-      _exit(kNoGpu);
+      _exit(0);
     }
+  })[0];
+  if (gpus == 0) std::exit(kNoGpu);
+  return std::clamp(gpus, 2, ProcessBoard::kMostRanks);
+}
+
+// body in a process for each rank; what each ended with.
+std::vector<int> in_processes(const std::function<void(Process&, int)>& body) {
+  return run_processes(num_ranks(), [&](const ProcessBoard::Seat& seat) {
+    setenv("MOEC_TEST_DEVICE", "cuda", 1);
     Process process(seat);
     body(process, seat.rank);
   });
@@ -133,19 +145,18 @@ TEST(EpProcesses, ReachEachOthersMemory) {
       const Ep ep = process.make_ep(20000);
       const Ep second = process.make_ep(20000);
       for (int call = 0; call < 20; ++call) process.trip(call % 3 == 2 ? second : ep, call);
-      if (rank == round % 2) usleep(200000);  // the other has freed its memory before
+      if (rank == round % 2) usleep(200000);  // others have freed their memory before
     }
   });
-  if (ends[0] == kNoGpu) std::exit(kNoGpu);
-  EXPECT_EQ(ends, std::vector<int>(kRanks, 0));
+  EXPECT_EQ(ends, std::vector<int>(size_t(num_ranks()), 0));
 }
 
-TEST(EpProcesses, WhoIsKilledIsATimeoutToTheOther) {
+TEST(EpProcesses, WhoIsKilledIsATimeoutToTheOthers) {
   const std::vector<int> ends = in_processes([](Process& process, int rank) {
-    const Ep ep = process.make_ep(500);
+    const Ep ep = process.make_ep(3000);
     process.trip(ep, 1);
     ASSERT_TRUE(process.meet());
-    if (rank == 1) kill(getpid(), SIGKILL);
+    if (rank == process.ranks() - 1) kill(getpid(), SIGKILL);
     process.is_broken = true;
     process.trip(ep, 2);
     EXPECT_EQ(process.poll(ep), MOEC_E_TIMEOUT);
@@ -153,8 +164,9 @@ TEST(EpProcesses, WhoIsKilledIsATimeoutToTheOther) {
     Tensors m;  // the context still works
     EXPECT_EQ(m.read(m.input({1, 2, 3}, MOEC_F32, {3})), (std::vector<double>{1, 2, 3}));
   });
-  if (ends[0] == kNoGpu) std::exit(kNoGpu);
-  EXPECT_EQ(ends, (std::vector<int>{0, 128 + SIGKILL}));
+  std::vector<int> want(size_t(num_ranks()), 0);
+  want.back() = 128 + SIGKILL;
+  EXPECT_EQ(ends, want);
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "gpu/ep_board.h"
 
 namespace moec::test {
@@ -26,8 +28,11 @@ class RankSteps {
       desc.pair_rows = pair_rows;
       desc.timeout_ms = 6000;
       desc.dtype = MOEC_BF16;
-      static constexpr int32_t kTwo[] = {0, 3, 8}, kThree[] = {0, 3, 4, 8};
-      desc.expert_begin = ranks_ == 2 ? kTwo : kThree;
+      std::vector<int32_t> begin = {0};  // unequal where there are experts enough
+      for (int next = 1; next < ranks_; ++next)
+        begin.push_back(std::min(2 + next, Step::kExperts - ranks_ + next));
+      begin.push_back(Step::kExperts);
+      desc.expert_begin = begin.data();
       part.ep = make<Ep>(moec_ep_create, part.rank->comm.get(), &desc);
       part.step = ep_layer_step(part.rank->context.get(), top_k, part.ep.get(), test_device().id);
       part.step->take_workspace();

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """moec.torch with an ep: ranks with a GPU each beside one process, by each scheme that the library
 takes; over NCCL and over gloo; DDP beside it; graphs; a rank that dies. Two ranks run where there
-are two GPUs. Run by `make test-gpu`; MOEC_TEST_DEVICE=cpu runs it on gloo's ranks of a CPU.
+are two GPUs, and one for each GPU where there are more. Run by `make test-gpu`;
+MOEC_TEST_DEVICE=cpu runs it on gloo's ranks of a CPU, and MOEC_TEST_RANKS=4 on so many more.
 
 Shown to fail: y of a rank, a loss of a training and a gradient of a survivor are changed by a
 thousandth.
 """
 
 import functools
+import os
 import signal
 import subprocess
 import sys
@@ -26,8 +28,9 @@ pytestmark = pytest.mark.skipif(
 )
 SCHEMES = [scheme.name for scheme in moec.EpScheme if scheme != moec.EpScheme.AUTO]
 SECONDS = 240
+MOST = max(2, int(os.environ.get("MOEC_TEST_RANKS", 0)) or torch.cuda.device_count())
 each_case = pytest.mark.parametrize(
-    ("scheme", "size"), [(scheme, size) for size in (1, 2) for scheme in SCHEMES])
+    ("scheme", "size"), [(scheme, size) for size in sorted({1, 2, MOST}) for scheme in SCHEMES])
 
 
 @functools.cache
@@ -104,7 +107,11 @@ def test_replays_of_a_step_have_its_bits(scheme, size):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_ranks_outlive_one_that_dies(scheme):
-    (part,) = parts_of("killed", scheme, 2, "killed")
-    want = ranks.step(ranks.make_layer(), *ranks.batch(2)[0])
-    for name, value in want.items():
-        close(part[name], value)
+    parts = parts_of("killed", scheme, MOST, "killed")
+    assert len(parts) == MOST - 1
+    alive = ranks.batch(MOST)[:-1]
+    x, d_y = (torch.cat([one[i] for one in alive]) for i in range(2))
+    want = ranks.step(ranks.make_layer(), x, d_y)
+    for name in ("y", "d_x"):
+        close(torch.cat([part[name] for part in parts]), want[name])
+    close(torch.cat([part["down"] for part in parts]), want["down"])

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from moec._spec import ROUTED_WEIGHTS
 from torch.nn.parallel import DistributedDataParallel
 
-H, I, E, K, T = 64, 48, 6, 2, 40  # noqa: E741
+H, I, E, K, T = 64, 48, 9, 2, 40  # noqa: E741
 STEPS, REPLAYS = 20, 1000
 DEADLINE = 10  # seconds until a rank that died is an error
 DEVICE = os.environ.get("MOEC_TEST_DEVICE", "cuda")
@@ -33,7 +33,7 @@ def descs():
 def batch(size):
     """x and d_y of each rank, which have unequal numbers of tokens."""
     generator = torch.Generator().manual_seed(SEED)
-    return [torch.randn(2, T - 9 * rank, H, generator=generator) for rank in range(size)]
+    return [torch.randn(2, T - 5 * rank, H, generator=generator) for rank in range(size)]
 
 
 def make_layer(ep=None):

@@ -76,7 +76,8 @@ def test_ranks_have_tables_where_they_were_measured(tmp_path):
         return dict(shape="a", tokens=4096, op=op, impl=impl, us=us, limit_us=limit, **values)
 
     rows = [row("dispatch", "auto", 60.0, 50.0), row("combine", "auto", 70.0, 50.0),
-            row("pair", "auto", 120.0, 100.0, scheme="peer"), row("pair", "peer", 125.0),
+            row("pair", "auto", 120.0, 100.0, scheme="peer"),
+            row("pair", "peer", 125.0, model_us=115.0), row("layer_fwd", "local", 700.0),
             row("pair", "nccl", 180.0), row("layer_fwd", "auto", 800.0, 700.0),
             row("layer_step", "auto", 2000.0, 1600.0), row("layer_step", "torchtitan", 5000.0),
             row("layer_step", "transformers", 2500.0)]
@@ -86,8 +87,9 @@ def test_ranks_have_tables_where_they_were_measured(tmp_path):
          "link": {"write_gb_per_s": 390.6, "barrier_us": 7.2}, "rows": rows}))
     made = report_ep.ep_tables(results)
     assert "| a | 4096 | 50.0 | 60.0 | 70.0 | 120 | peer | 1.50 | - |" in made
-    assert "| a | 4096 | 800 | 0.88 | - | - | 2000 | 0.80 | 2.50 | 1.25 |" in made
-    assert "3 of 5 goals are met." in made
+    assert "| a | 4096 | 800 | 700 | 0.88 | - | - | 2000 | - | 0.80 | 2.50 | 1.25 |" in made
+    assert "| a | 4096 | 125, -8% | - | - | - | 180 | - |" in made
+    assert "4 of 6 goals are met; those that are open:" in made
     (line,) = report_ep.ep_headline(results)
     assert line == (
         "- **Expert parallelism**, 2 x A GPU, 4096 tokens a rank, 1 layers: tokens go to their "

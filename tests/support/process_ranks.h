@@ -21,7 +21,7 @@
 namespace moec::test {
 
 struct ProcessBoard {
-  static constexpr int kMostRanks = 4;
+  static constexpr int kMostRanks = 8;
   static constexpr size_t kMostBytes = 1 << 16;
   struct Seat {
     ProcessBoard* board;

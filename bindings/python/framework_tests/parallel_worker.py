@@ -15,7 +15,7 @@ import moec
 import moec.torch
 from moec._spec import ROUTED_WEIGHTS
 
-H, I, E, K, T = 16, 24, 6, 2, 12
+H, I, E, K, T = 16, 24, 7, 2, 12
 STEPS = 20
 
 

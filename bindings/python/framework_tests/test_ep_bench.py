@@ -31,10 +31,12 @@ def test_small_run(tmp_path: Path) -> None:
         found.setdefault(row["op"], set()).add(row["impl"])
         if row["impl"] in SCHEMES - {"auto"}:
             assert row["scheme"] == row["impl"]
+        if row["impl"] in SCHEMES and row["op"] in ("dispatch", "combine", "pair"):
+            assert row["model_us"] > 0
     for op in ("dispatch", "combine", "pair"):
         assert found[op] == SCHEMES | {"torch"}
     for op in ("layer_fwd", "layer_step"):
-        assert found[op] == SCHEMES | {"torchtitan", "transformers", "one_gpu"}
+        assert found[op] == SCHEMES | {"local", "torchtitan", "transformers", "one_gpu"}
 
 
 def row(op: str, impl: str, us: float, tokens: int = 4096, **values: Any) -> dict[str, Any]:
@@ -62,3 +64,22 @@ def test_goals_are_met_or_open() -> None:
         (4096, "waits and allocations"): False,
     }
     assert ep_goals.summary(rows, {})[0] == "6 of 11 goals are met."
+
+
+def test_four_ranks_have_bars_of_their_own() -> None:
+    rows = ep_goals.EpRows({"ranks": 4, "rows": [
+        row("pair", "auto", 100.0), row("dispatch", "auto", 45.0, limit_us=None),
+        row("pair", "torch", 399.0),
+        row("pair", "gather", 200.0, model_us=171.0), row("pair", "rows", 200.0, model_us=228.0),
+        row("layer_fwd", "auto", 1125.0), row("layer_fwd", "local", 1000.0),
+        row("layer_step", "auto", 3340.0), row("layer_step", "local", 3000.0),
+        row("layer_step", "torchtitan", 3400.0),
+    ]})
+    made = {what: ep_goals.is_met(*rest)
+            for _, _, what, *rest in ep_goals.goals(rows, {"qwen3-30b": 8})}
+    assert made == {
+        "pair, x torch": False, "error of epsim, the worst": True,
+        "fwd over 1.03 x local, and transport": True,  # 1030 + 100
+        "step over 1.03 x local, and transport": False,  # 3090 + 2 x 100 + 45
+    }
+    assert len(ep_goals.summary(rows, {}, only_open=True)) == 6

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 import moec.transformers
+from moec.transformers import _parallel
 
 STEPS, RATE = 5, 0.2
 
@@ -52,8 +53,27 @@ if __name__ == "__main__":
     held = experts.down_proj
     local = held.to_local() if hasattr(held, "to_local") else held
     assert local.shape[0] == 8 // size, local.shape
+    waits: list[int] = []
+    ask = _parallel.MoecEP._largest
+
+    def counted(*given: Any) -> int:
+        waits.append(ask(*given))
+        return waits[-1]
+
+    _parallel.MoecEP._largest = counted  # type: ignore[method-assign]
     losses = train(model, tokens(rank, size), size)
     model.save_pretrained(folder / "trained")
+    each = tokens(rank, size).numel()
+    assert waits == [each] * STEPS, waits  # one a forward, of all layers
+    model.gradient_checkpointing_enable()
+    model.train()
+    longer = tokens(rank, size).repeat(1, 2)
+    both = [model(input_ids=ids, labels=ids).loss for ids in (longer, tokens(rank, size))]
+    sum(both).backward()  # which calls the layers once more
+    assert waits[STEPS:] == [2 * each, each], waits
+    with torch.no_grad():
+        model(input_ids=longer)
+    assert len(waits) == STEPS + 3, waits
     if rank == 0:
         torch.save(losses, folder / "losses.pt")
     dist.barrier()

@@ -3,14 +3,15 @@
 
 Tokens are routed by moec.Router, and moec.Plan says what rows each rank's experts get. Times are a
 model: a rank's rounds x latency + messages x the cost of one + bytes / rate, on its busiest link;
-the slowest rank counts. Contention of a network between ranks is not in it.
+the slowest rank counts. Where a scheme was measured inside a node, its own latency and rate hold
+there, of all its rounds and kernels. Contention of a network between ranks is not in it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +57,30 @@ class Topology:
     ranks_per_node: int
     node: Link
     network: Link
+    schemes: Mapping[str, Mapping[str, Link]] = field(default_factory=dict)
+    """{scheme: {op: inside a node, with all its rounds and kernels}} of those that were measured"""
 
 
-# Assumed. Inside: stores to a peer over 18 NVLinks and a barrier kernel. Between: one 400 Gb/s card
-# for each GPU.
-DEFAULT = Topology("H100, 8 a node, 400 Gb/s", 8, Link(7.2, 391.0), Link(10.0, 45.0, 0.7))
+# Inside: stores to a peer over 18 NVLinks and a barrier kernel; schemes as lines through the rows
+# of bench/results/h200_x2/ep.json, relative errors least. Between: assumed, one 400 Gb/s card for
+# each GPU.
+DEFAULT = Topology(
+    "H100 or H200, 8 a node, 400 Gb/s", 8, Link(7.2, 391.0), Link(10.0, 45.0, 0.7), {
+        "peer": {"dispatch": Link(5.3, 350.0), "combine": Link(5.4, 324.0)},
+        "gather": {"dispatch": Link(38.7, 229.0), "combine": Link(13.2, 208.0)},
+        "rows": {"dispatch": Link(36.9, 208.0), "combine": Link(13.2, 207.0)},
+        "exact": {"dispatch": Link(217.0, 309.0), "combine": Link(68.9, 296.0)},
+    })
+
+
+def _object(value: Any, names: Sequence[str], where: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or set(value) - set(names):
+        raise ValueError(f"{where}: expected an object of {', '.join(names)}; got {value!r}")
+    return value
 
 
 def _made(kind: Any, value: Any, where: str) -> Any:
-    names = [field.name for field in fields(kind)]
-    if not isinstance(value, dict) or set(value) - set(names):
-        raise ValueError(f"{where}: expected an object of {', '.join(names)}; got {value!r}")
+    _object(value, [one.name for one in fields(kind)], where)
     try:
         return kind(**value)
     except (TypeError, ValueError) as error:
@@ -83,7 +97,10 @@ def read_topology(path: Path) -> Topology:
         raise ValueError(f"{path}: ranks_per_node is {made.ranks_per_node!r}; expected 1 or more")
     links = {name: _made(Link, getattr(made, name), f"{path}: {name}")
              for name in ("node", "network")}
-    return Topology(str(made.name), made.ranks_per_node, **links)
+    own = {scheme: {op: _made(Link, link, f"{path}: schemes: {scheme}: {op}")
+                    for op, link in _object(ops, OPS, f"{path}: schemes: {scheme}").items()}
+           for scheme, ops in _object(made.schemes, SCHEMES, f"{path}: schemes").items()}
+    return Topology(str(made.name), made.ranks_per_node, schemes=own, **links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +207,13 @@ def replay(traffic: Traffic, scheme: str, op: str, row_bytes: int, beside_bytes:
     inside = node[:, None] == node[None, :]
     foreign = ~np.eye(num_ranks, dtype=bool)
     longest = 0.0
-    for link, pairs in ((topology.node, inside & foreign), (topology.network, ~inside)):
+    own = topology.schemes.get(scheme, {}).get(op)
+    for link, times, pairs in ((own or topology.node, 1 if own else rounds, inside & foreign),
+                               (topology.network, rounds, ~inside)):
         moved = np.where(pairs, sent, 0)
         for axis in (0, 1):
             peers, total = (moved > 0).sum(axis), moved.sum(axis)
-            us = rounds * (link.latency_us + peers * link.message_us)
+            us = times * (link.latency_us + peers * link.message_us)
             us = np.where(peers > 0, us + total / (link.gb_per_s * 1e3), 0.0)
             longest = max(longest, float(us.max()))
     out = np.where(foreign, sent, 0)

@@ -76,6 +76,15 @@ def test_times_by_hand() -> None:
     assert (back.messages, back.most_bytes, back.network_bytes) == (2, 5 * 1000, 7 * 1000)
     assert of("exact", "dispatch").messages == 4
     assert peer.mean_bytes == pytest.approx(13 * 1024 / 3)
+    # What was measured of one scheme has all its rounds, and holds inside a node alone.
+    known = replace(topology, ranks_per_node=3,
+                    schemes={"exact": {"dispatch": epsim.Link(7.0, 20.0, 0.25)}})
+    found = epsim.replay(traffic, "exact", "dispatch", 1000, 24, known)
+    assert found.us == pytest.approx(7 + 2 * 0.25 + 6 * 1024 / 20e3)
+    assert epsim.replay(traffic, "exact", "combine", 1000, 24, known).us == pytest.approx(2 + 0.6)
+    between = replace(known, ranks_per_node=2)
+    assert epsim.replay(traffic, "exact", "dispatch", 1000, 24, between).us == \
+        of("exact", "dispatch").us
     slow = replace(topology, node=epsim.Link(90.0, 10.0))  # the slower of both links counts
     assert epsim.replay(traffic, "peer", "combine", 1000, 0, slow).us == pytest.approx(90.4)
     alone = epsim.Traffic(10, tokens[:1, :1], tokens[:1, :1], tokens[0, :1])
@@ -87,18 +96,18 @@ def test_the_command(tmp_path: Path) -> None:
     topology.write_text(json.dumps({
         "name": "two", "ranks_per_node": 1, "node": {"latency_us": 1, "gb_per_s": 100},
         "network": {"latency_us": 4, "gb_per_s": 50, "message_us": 1}}))
-    measured.write_text(json.dumps({"rows": [
+    measured.write_text(json.dumps({"ranks": 4, "rows": [
         {"shape": "qwen3-30b", "tokens": 32, "op": "combine", "impl": "gather", "us": 5.0},
         {"shape": "qwen3-30b", "tokens": 64, "op": "combine", "impl": "gather", "us": 9.0}]}))
     done = invoke("-m", "qwen3-30b", "-r", 2, "-r", 4, "-t", 32, "--topology", topology,
                   "--measured", measured, "--json", out)
     assert done.exit_code == 0, done.output
-    assert "combine gather: measured 5.0 us, model 7.6" in done.output and "two" in done.output
+    assert "combine gather: measured 5.0 us, model 14.9" in done.output and "two" in done.output
     runs = json.loads(out.read_text())["runs"]
     assert [run["ranks"] for run in runs] == [2, 4]
-    assert len(runs[0]["errors"]) == 1 and not runs[1]["errors"]
-    us = 4 + 1 + 32 * 2048 * 2 / 50e3
-    assert runs[0]["errors"][0]["error"] == pytest.approx(us / 5 - 1)
+    assert len(runs[1]["errors"]) == 1 and not runs[0]["errors"]
+    us = 4 + 3 + 3 * 32 * 2048 * 2 / 50e3
+    assert runs[1]["errors"][0]["error"] == pytest.approx(us / 5 - 1)
     schemes = {result["scheme"] for result in runs[1]["results"]}
     assert schemes == set(epsim.SCHEMES) - {"peer"}  # which is for the ranks of one node
     wide = invoke("-m", "qwen3-30b", "-r", 256, "-t", 2, "--experts", 512)
@@ -112,6 +121,9 @@ def test_the_command(tmp_path: Path) -> None:
     ("network", {"latency_us": -1, "gb_per_s": 1}, "latency_us is -1; expected a number 0 or"),
     ("network", 3, "expected an object of latency_us, gb_per_s, message_us; got 3"),
     ("color", 1, "expected an object of name"),
+    ("schemes", {"lost": {}}, "expected an object of gather, rows, exact, peer, slots"),
+    ("schemes", {"peer": {"up": {}}}, "schemes: peer: expected an object of dispatch, combine"),
+    ("schemes", {"peer": {"combine": 1}}, "schemes: peer: combine: expected an object of latency"),
 ])
 def test_a_wrong_topology(tmp_path: Path, field: str, value: object, says: str) -> None:
     file = tmp_path / "t.json"
@@ -130,5 +142,7 @@ def test_wrong_options(tmp_path: Path) -> None:
     file = tmp_path / "m.json"
     file.write_text('{"rows": [{"us": 1}]}')
     assert "rows need" in invoke("-m", "qwen3-30b", "--measured", file).output
+    file.write_text('{"rows": [], "ranks": "2"}')
+    assert "ranks is '2'" in invoke("-m", "qwen3-30b", "--measured", file).output
     with pytest.raises(ValueError, match="12 ranks for 11 experts"):
         epsim.route(SHAPE, 12, 4)

@@ -26,8 +26,11 @@ def _topology(name: str) -> epsim.Topology:
 
 def _measured(name: str) -> Path:
     try:
-        rows = json.loads(Path(name).read_text())["rows"]
+        file = json.loads(Path(name).read_text())
+        rows, ranks = file["rows"], file.get("ranks", 2)
         keys = {"shape", "tokens", "op", "impl", "us"}
+        if type(ranks) is not int or ranks < 1:
+            raise ValueError(f"{name}: ranks is {ranks!r}; expected 1 or more")
         if not isinstance(rows, list) or not all(keys <= set(row) for row in rows):
             raise ValueError(f"{name}: rows need {', '.join(sorted(keys))}")
     except (ValueError, OSError, KeyError, TypeError) as error:
@@ -52,12 +55,13 @@ def command(
         epsim.Topology | None,
         typer.Option("--topology", parser=_topology, metavar="FILE",
                      help="JSON: name, ranks_per_node, node and network of latency_us, gb_per_s "
-                          "and message_us."),
+                          "and message_us; schemes of {SCHEME: {dispatch, combine}} of these."),
     ] = None,
     measured: Annotated[
         Path | None,
         typer.Option("--measured", parser=_measured, metavar="FILE",
-                     help="JSON of rows measured on two GPUs: prints the model's errors."),
+                     help="JSON of rows measured on `ranks` GPUs (2 without it): prints the "
+                          "model's errors."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     out: Annotated[
@@ -72,7 +76,7 @@ def command(
     if shape.top_k > shape.experts:
         raise typer.BadParameter(f"--experts {shape.experts} is less than top-k, {shape.top_k}")
     where = topology or epsim.DEFAULT
-    rows = json.loads(measured.read_text())["rows"] if measured else []
+    file = json.loads(measured.read_text()) if measured else {"rows": []}
     report: list[dict[str, Any]] = []
     for count in ranks or [n for n in (2, 8, 64) if n <= shape.experts]:
         if count > shape.experts:
@@ -91,7 +95,8 @@ def command(
             shown.add_row(r.scheme, r.op, str(r.messages), to_bytes(r.mean_bytes),
                           to_bytes(r.most_bytes), str(r.dropped), f"{r.us:.1f}")
         console.print(shown)
-        compared = epsim.errors_of(rows, shape, tokens, results) if count == 2 else []
+        rows = file["rows"] if count == file.get("ranks", 2) else []
+        compared = epsim.errors_of(rows, shape, tokens, results)
         for r, us, error in compared:
             console.print(f"{r.op} {r.scheme}: measured {us:.1f} us, model {r.us:.1f}, "
                           f"error {error:+.0%}", highlight=False)

@@ -4,6 +4,7 @@ goes through, and what a training loop needs beside them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -155,21 +156,18 @@ def _parted_names(model: nn.Module) -> dict[str, EP]:
             for name in ROUTED_WEIGHTS if module._parameters.get(name) is not None}
 
 
-def _ranges(ep: EP) -> list[int]:
-    return list(ep.describe()["expert_begin"]) + [ep.desc.num_experts]
-
-
 def full_state_dict(model: nn.Module) -> dict[str, Any]:
     """state_dict() with all experts of all ranks, as one process has it. Collective over the
     groups of the eps."""
     state: dict[str, Any] = dict(model.state_dict())
     for name, ep in _parted_names(model).items():
-        own = state[name].detach().to(ep.comm.group_device).contiguous()
-        begin = _ranges(ep)
-        parts = [own.new_empty((begin[r + 1] - begin[r], *own.shape[1:]))
-                 for r in range(ep.comm.size)]
-        dist.all_gather(parts, own, group=ep.comm.group)
-        state[name] = torch.cat(parts).cpu()
+        own = state[name].detach().to(ep.comm.group_device)
+        counts = [end - first for first, end in itertools.pairwise(ep.describe()["expert_begin"])]
+        sent = own.new_zeros((max(counts), *own.shape[1:]))  # gloo gathers equal parts alone
+        sent[:len(own)] = own
+        parts = [torch.empty_like(sent) for _ in counts]
+        dist.all_gather(parts, sent, group=ep.comm.group)
+        state[name] = torch.cat([p[:n] for p, n in zip(parts, counts, strict=True)]).cpu()
     return state
 
 

@@ -3,13 +3,15 @@
 
     DistributedConfig(ep_size=2, fsdp_size=2, ep_implementation="moec")
 
-A token goes once to each rank that has one of its experts. On a GPU each layer waits once, for the
-largest batch of a rank. Backward calls come in one order on all ranks, as they do when all run the
-same model."""
+A token goes once to each rank that has one of its experts. The host waits once in a forward, for
+the largest batch of a rank, which serves all layers of a model. Backward calls come in one order on
+all ranks, as they do when all run the same model."""
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +29,36 @@ from ..torch._structs import FLOATS, code_of
 from ._experts import spec_of, tensors_of
 
 _comms: weakref.WeakValueDictionary[tuple[str, torch.device], Comm] = weakref.WeakValueDictionary()
+_numbers = itertools.count()  # of layers
+
+
+class _Bounds:
+    """What the ranks of a comm agreed on as the largest T, by model. All ranks call the same layers
+    in the same order, so that all know without a word when a forward begins: a layer comes again.
+    """
+
+    def __init__(self) -> None:
+        self._served: dict[int, tuple[Any, int, set[int]]] = {}
+        """{id: (model, which keeps the id its own; bound; numbers of the layers that had it)}"""
+        self._most = 1
+
+    def of(self, model: Any, layer: int, agree: Callable[[], int]) -> int:
+        """The bound for a call of a layer; agree() asks all ranks. A recomputation has the largest
+        of all forwards before, since several may wait for their backward."""
+        if _is_recomputed():
+            return self._most
+        _, bound, layers = self._served.get(id(model), (model, 0, {layer}))
+        if layer in layers:
+            bound, layers = agree(), set()
+            self._served[id(model)] = model, bound, layers
+        layers.add(layer)
+        self._most = max(self._most, bound)
+        return bound
+
+
+def _is_recomputed() -> bool:
+    """Whether a backward runs, which calls layers again under gradient checkpointing."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 class MoecEP(EPImplementation):  # type: ignore[misc, unused-ignore]
@@ -42,6 +74,8 @@ class MoecEP(EPImplementation):  # type: ignore[misc, unused-ignore]
             )
         self.experts, self.group = experts, ep_mesh.get_group()
         self.total = self.num_local_experts * ep_mesh.size()
+        self._model: Any = getattr(experts, "config", None) or object()  # layers of one share it
+        self._number = next(_numbers)
         self._texts: dict[Any, str] = {}
         self._comm: Comm | None = None
         self._device: torch.device | None = None
@@ -49,12 +83,21 @@ class MoecEP(EPImplementation):  # type: ignore[misc, unused-ignore]
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
         x = hidden_states.to(tensors_of(self.experts)["down"].dtype)
         held = self._own_comm(x.device)
-        most = torch.tensor([x.shape[0]], device=held.group_device)
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
-        bound = max(int(most), 1)
+        bound = held.bounds.of(self._model, self._number, lambda: self._largest(held, len(x)))
+        if len(x) > bound:
+            raise ValueError(
+                f"moec.transformers: a layer got {len(x)} tokens, and the ranks agreed on at most "
+                f"{bound} as the forward began; layers of one model get the same tokens"
+            )
         ep = self._ep(held, x, top_k_index.shape[-1], bound)
         return parted(ep, x, top_k_index, top_k_weights, lambda *guests: self._run(ep, *guests),
                       bound)
+
+    def _largest(self, held: Any, count: int) -> int:
+        """The largest of all ranks' counts, which the host waits for; at least 1."""
+        most = torch.tensor([count], device=held.group_device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+        return max(int(most), 1)
 
     def _run(self, ep: EP, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         tensors: dict[str, Any] = tensors_of(self.experts)
@@ -84,7 +127,7 @@ class MoecEP(EPImplementation):  # type: ignore[misc, unused-ignore]
             held: Any = _comms.get(key)
             if held is None or held.group is not self.group:
                 held = _comms[key] = comm(self.group, device)
-                held.eps = {}
+                held.eps, held.bounds = {}, _Bounds()
             self._comm, self._device = held, device
         return self._comm
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The golden families in memory of a GPU: the library's own, which no other package has to give,
 //! and the CUDA driver's, on a stream of ours. `make test-gpu` runs it with
-//! --include-ignored; scripts/build_gpu_bindings.sh builds it.
+//! --include-ignored; scripts/build_gpu_bindings.sh builds it. peers.rs has ranks of an ep.
 #[macro_use]
 mod support;
+#[path = "support/peers.rs"]
+mod peers;
 use moec::*;
 use std::cell::RefCell;
 use std::ffi::c_void;
