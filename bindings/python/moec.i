@@ -198,6 +198,7 @@ BUFFER(const void *buffer, PyBUF_SIMPLE)
 %include <carrays.i>
 %array_class(moec_tensor, tensor_array);
 %array_class(moec_adapter, adapter_array);
+%constant int adapter_bytes = sizeof(moec_adapter);
 
 %exception {
   $action

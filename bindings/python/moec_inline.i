@@ -1,5 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the friendly layer needs beside moec.h: tensors from and to Python, errors, the log.
+%{
+static int as_extents(PyObject *tuple, int64_t out[MOEC_MAX_DIMS]) {
+  const Py_ssize_t count = PyTuple_Size(tuple);
+  if (count > MOEC_MAX_DIMS) {
+    PyErr_Format(PyExc_ValueError, "%zd dimensions; at most %d", count, MOEC_MAX_DIMS);
+  }
+  for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); ++i) {
+    out[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+  }
+  return PyErr_Occurred() ? -1 : (int)count;
+}
+
+/* What is read of a tensor of PyTorch; interned, since a lookup by C text makes an object of it. */
+static struct {
+  PyObject *shape, *dtype, *device, *data_ptr;
+} torch_names;
+
+static int has_torch_names(void) {
+  if (!torch_names.shape) {
+    torch_names.data_ptr = PyUnicode_InternFromString("data_ptr");
+    torch_names.device = PyUnicode_InternFromString("device");
+    torch_names.dtype = PyUnicode_InternFromString("dtype");
+    torch_names.shape = PyUnicode_InternFromString("shape");
+  }
+  return torch_names.data_ptr && torch_names.device && torch_names.dtype && torch_names.shape;
+}
+
+/* values[object.name] of a dict or its like, an integer. */
+static unsigned long long looked_up(PyObject *values, PyObject *object, PyObject *name) {
+  PyObject *key = PyObject_GetAttr(object, name);
+  PyObject *found = key ? PyObject_GetItem(values, key) : NULL;
+  const unsigned long long value = found ? PyLong_AsUnsignedLongLong(found) : 0;
+  Py_XDECREF(found);
+  Py_XDECREF(key);
+  return value;
+}
+
+/* The extents of a tensor of PyTorch, or of a form of it, and the form's strides. */
+static int extents_of(PyObject *value, PyObject *form, int64_t *shape, int64_t *strides) {
+  if (form) {
+    const int num_dims = as_extents(PyTuple_GetItem(form, 0), shape);
+    if (num_dims < 0 || as_extents(PyTuple_GetItem(form, 1), strides) == num_dims) return num_dims;
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "shape and strides differ in length");
+    return -1;
+  }
+  PyObject *own = PyObject_GetAttr(value, torch_names.shape);
+  const int num_dims = own ? as_extents(own, shape) : -1;
+  Py_XDECREF(own);
+  return num_dims;
+}
+
+/* A tensor of PyTorch; form: NULL or (shape, strides). Raises on failure. */
+static void put_tensor(moec_tensor *out, PyObject *value, PyObject *codes, PyObject *places,
+                       PyObject *form) {
+  int64_t shape[MOEC_MAX_DIMS] = {0}, strides[MOEC_MAX_DIMS] = {0};
+  const int num_dims = extents_of(value, form, shape, strides);
+  if (num_dims < 0) return;
+  const moec_dtype dtype = (moec_dtype)looked_up(codes, value, torch_names.dtype);
+  if (PyErr_Occurred()) return;
+  const unsigned long long place = looked_up(places, value, torch_names.device);
+  if (PyErr_Occurred()) return;
+  PyObject *address = PyObject_CallMethodObjArgs(value, torch_names.data_ptr, NULL);
+  void *data = address ? PyLong_AsVoidPtr(address) : NULL;
+  Py_XDECREF(address);
+  if (PyErr_Occurred()) return;
+  const moec_status status = moec_tensor_make(out, data, dtype, (int32_t)(place >> 32),
+                                              (int32_t)(place & INT32_MAX), num_dims, shape);
+  if (status < 0) raise_status(status);
+  if (form) memcpy(out->strides, strides, sizeof strides);
+}
+%}
 %inline %{
 /* Callable (status, native_code, arg_index, name, site, message) -> exception instance. */
 void set_error_factory(PyObject *callable) {
@@ -77,6 +148,26 @@ moec_status tensor_from_parts(moec_tensor *out, void *data, uint32_t dtype, int3
   }
   if (PyErr_Occurred()) return MOEC_OK;
   return moec_tensor_make(out, data, dtype, device_type, device_id, (int32_t)num_dims, sizes);
+}
+
+/* Tensors of PyTorch as structs in one call: values[i], unless it is None, at base + offsets[i].
+ * codes[dtype] is its moec_dtype, places[device] its device_type << 32 | device_id. They are
+ * compact, unless forms is no None: it has the (shape, strides) of other views of their memory. */
+void put_tensors(void *base, PyObject *offsets, PyObject *values, PyObject *codes, PyObject *places,
+                 PyObject *forms) {
+  const Py_ssize_t count = PyTuple_Size(values);
+  if (!has_torch_names() || count < 0) return;
+  if (PyTuple_Size(offsets) != count || (forms != Py_None && PyTuple_Size(forms) != count)) {
+    PyErr_SetString(PyExc_ValueError, "tuples of one length are needed");
+    return;
+  }
+  for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); ++i) {
+    PyObject *value = PyTuple_GetItem(values, i);
+    if (value == Py_None) continue;
+    char *out = (char *)base + PyLong_AsSize_t(PyTuple_GetItem(offsets, i));
+    PyObject *form = forms == Py_None ? NULL : PyTuple_GetItem(forms, i);
+    if (!PyErr_Occurred()) put_tensor((moec_tensor *)out, value, codes, places, form);
+  }
 }
 
 /* (address, dtype, device_type, device_id, shape) of a tensor the library returned. */

@@ -22,12 +22,12 @@ class Graphs : public testing::TestWithParam<Kind> {
     return GetParam().make(context.get(), GetParam().top_k, 0);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Steps, Graphs,
-                         testing::Values(Kind{"experts_top1", experts_step, 1},
-                                         Kind{"experts_top2", experts_step, 2},
-                                         Kind{"layer_top1", layer_step, 1},
-                                         Kind{"layer_top2", layer_step, 2}),
-                         [](const auto& param) { return param.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Steps, Graphs,
+    testing::Values(Kind{"experts_top1", experts_step, 1}, Kind{"experts_top2", experts_step, 2},
+                    Kind{"adapted_top1", adapted_step, 1}, Kind{"adapted_top2", adapted_step, 2},
+                    Kind{"layer_top1", layer_step, 1}, Kind{"layer_top2", layer_step, 2}),
+    [](const auto& param) { return param.param.name; });
 
 class Graph {
  public:

@@ -125,16 +125,20 @@ class ExpertsStep : public Step {
     forward_.weights = weights_.get();
     forward_.x = of_tokens(*x_);
     forward_.y = of_tokens(*y_);
-    forward_.saved = memory(sizes_.saved);
     backward_ = sized<moec_experts_grad_args>();
     backward_.plan = plan_.get();
     backward_.weights = weights_.get();
     backward_.x = forward_.x;
     backward_.d_y = of_tokens(*d_y_);
-    backward_.saved = forward_.saved;
     backward_.d_x = of_tokens(*d_x_);
     backward_.d_routing_weights = of_tokens(*d_routing_);
     backward_.d_expert_weights = &d_weights_;
+  }
+  template <class Kind, class... Args>
+  static std::unique_ptr<Step> with_saved(const Args&... args) {
+    auto step = std::make_unique<Kind>(args...);
+    step->forward_.saved = step->backward_.saved = step->memory(step->sizes_.saved);
+    return step;
   }
   void take_workspace() override {
     forward_.workspace = memory(sizes_.forward_workspace);
@@ -146,6 +150,12 @@ class ExpertsStep : public Step {
     check(moec_experts_forward(experts_.get(), &forward_, stream));
     check(moec_experts_backward(experts_.get(), &backward_, stream));
   }
+
+ protected:
+  Experts experts_;
+  moec_experts_sizes sizes_ = sized<moec_experts_sizes>();
+  moec_experts_args forward_;
+  moec_experts_grad_args backward_;
 
  private:
   moec_tensor of_tokens(const DeviceBytes& array) const {
@@ -166,10 +176,40 @@ class ExpertsStep : public Step {
   int64_t tokens_;
   DeviceBytes &ids_, &routing_;
   PlanHandle plan_;
-  Experts experts_;
-  moec_experts_sizes sizes_ = sized<moec_experts_sizes>();
-  moec_experts_args forward_;
-  moec_experts_grad_args backward_;
+};
+
+class AdaptedStep : public ExpertsStep {
+ public:
+  AdaptedStep(const moec_context* context, int32_t top_k, int32_t device)
+      : ExpertsStep(context, top_k, device, kTokens) {
+    auto desc = sized<moec_adapters_desc>();
+    desc.num_experts = kExperts;
+    desc.gate_layout = MOEC_GATE_THEN_UP;
+    desc.hidden = kHidden;
+    desc.inter = kInter;
+    adapters_ = make<Adapters>(moec_adapters_create, context,
+                               static_cast<const moec_adapters_desc*>(&desc));
+    moec_adapter adapter = {};
+    add(&adapter.gate_up, &d_adapter_.gate_up, 2 * kInter, kHidden);
+    add(&adapter.down, &d_adapter_.down, kHidden, kInter);
+    check(moec_adapters_bind(adapters_.get(), &adapter, 1));
+    check(moec_experts_query_adapters(experts_.get(), adapters_.get(), &sizes_));
+    forward_.adapters = backward_.adapters = adapters_.get();
+    backward_.d_adapters = &d_adapter_;
+  }
+
+ private:
+  void add(moec_factors* factors, moec_factors* gradients, int64_t outer, int64_t inner) {
+    factors->a = tensor(input(MOEC_BF16, {kExperts, kRank, inner}, 0.1));
+    factors->b = tensor(input(MOEC_BF16, {kExperts, outer, kRank}, 0.1));
+    factors->scale = 0.5f;
+    gradients->a = tensor(output(MOEC_BF16, {kExperts, kRank, inner}));
+    gradients->b = tensor(output(MOEC_BF16, {kExperts, outer, kRank}));
+  }
+
+  static constexpr int64_t kRank = 16;
+  Adapters adapters_;
+  moec_adapter d_adapter_ = {};
 };
 
 class LayerStep : public Step {
@@ -280,10 +320,13 @@ std::unique_ptr<Step> ep_layer_step(const moec_context* context, int32_t top_k, 
                                      info.expert_end - info.expert_begin);
 }
 std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device) {
-  return std::make_unique<ExpertsStep>(context, top_k, device, Step::kTokens);
+  return ExpertsStep::with_saved<ExpertsStep>(context, top_k, device, Step::kTokens);
+}
+std::unique_ptr<Step> adapted_step(const moec_context* context, int32_t top_k, int32_t device) {
+  return ExpertsStep::with_saved<AdaptedStep>(context, top_k, device);
 }
 std::unique_ptr<Step> experts_step_of_no_tokens(const moec_context* context) {
-  return std::make_unique<ExpertsStep>(context, 2, 0, 0);
+  return ExpertsStep::with_saved<ExpertsStep>(context, 2, 0, 0);
 }
 
 }  // namespace moec::test

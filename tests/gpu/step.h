@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training step on a GPU through moec.h, with all its memory: queued on a stream, captured, run
-// again on other data, its outputs compared byte for byte. Two kinds: the whole layer with losses,
-// and the experts from given ids.
+// again on other data, its outputs compared byte for byte. Three kinds: the layer with losses, the
+// experts from given ids, and these with an adapter.
 #pragma once
 
 #include <moec/moec.h>
@@ -102,6 +102,8 @@ std::unique_ptr<Step> ep_layer_step(const moec_context* context, int32_t top_k, 
 // plan from ids, experts forward with pre-activations kept, backward. The gradients of the weights
 // are its last outputs, kWeightBytes.
 std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device = 0);
+// The same with an adapter on every matrix, whose gradients it has.
+std::unique_ptr<Step> adapted_step(const moec_context* context, int32_t top_k, int32_t device = 0);
 std::unique_ptr<Step> experts_step_of_no_tokens(const moec_context* context);
 
 }  // namespace moec::test

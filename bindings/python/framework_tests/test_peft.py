@@ -17,7 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
 
 import moec.transformers
-from moec.transformers import _peft
+from moec.transformers import _experts, _peft
 
 FAMILIES = ["qwen3_moe", "gpt_oss", "mixtral", "deepseek_v3", "llama4"]
 NAMES = ["experts.gate_up_proj", "experts.down_proj"]
@@ -158,7 +158,7 @@ def test_a_forward_without_the_adapters_raises() -> None:
     experts.forward = lambda x, *_: x
     with pytest.raises(RuntimeError, match="did not use the adapters of"):
         gradients(model)
-    assert not hasattr(experts, "_moec_terms")
+    assert not _experts._given.terms
 
 
 def test_copies_of_data_parallel_raise() -> None:

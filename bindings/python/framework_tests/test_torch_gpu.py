@@ -66,18 +66,25 @@ def test_runs_on_the_current_stream() -> None:
     assert torch.equal(d_x, torch.autograd.grad(expected, x, d_y)[0])
 
 
+@pytest.mark.parametrize("with_gradients", [True, False])
+@pytest.mark.parametrize("is_adapted", [False, True])
 @pytest.mark.parametrize("own", [True, False])
-def test_graph_capture_and_other_routing(own: bool) -> None:
-    """One captured step, forward and backward, replayed with another batch and routing. Captured
-    on the stream of the steps before it, or on torch's own."""
+def test_graph_capture_and_other_routing(own: bool, is_adapted: bool, with_gradients: bool) -> None:
+    """One captured forward, or a step, replayed with another batch and routing. Captured on the
+    stream of the steps before it, or on torch's own."""
     experts = experts_on_gpu()
+    if is_adapted:
+        experts.add_adapter("default", 16)
+        for factor in experts.adapters["default"].values():
+            torch.nn.init.normal_(factor.b, std=0.1)
     x, ids, weights, d_y = (t.detach().clone() for t in inputs(0))
     x.requires_grad_()
-    leaves = [x, experts.gate_up, experts.down]
+    leaves = [x, *(p for p in experts.parameters() if p.requires_grad)]
 
     def step() -> list[torch.Tensor]:
-        y = experts(x, ids, weights)
-        return [y, *torch.autograd.grad(y, leaves, d_y)]
+        with torch.set_grad_enabled(with_gradients):
+            y = experts(x, ids, weights)
+        return [y, *(torch.autograd.grad(y, leaves, d_y) if with_gradients else ())]
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -95,8 +102,8 @@ def test_graph_capture_and_other_routing(own: bool) -> None:
         graph.replay()
         torch.cuda.synchronize()
         expected = step()
-        for name, a, b in zip(("y", "x", "gate_up", "down"), captured, expected, strict=True):
-            assert torch.equal(a, b), f"{name} of batch {seed}"
+        for place, (a, b) in enumerate(zip(captured, expected, strict=True)):
+            assert torch.equal(a, b), f"result {place} of batch {seed}"
 
 
 def step_on(device: int) -> list[torch.Tensor]:

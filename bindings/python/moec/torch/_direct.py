@@ -31,11 +31,17 @@ def plain(tensors: Iterable[Tensor | None]) -> bool:
         or forward_ad._current_level >= 0
     ):
         return False
-    given = [t for t in tensors if t is not None]
-    if any(type(t) not in _KINDS or not _has_storage(t) for t in given):
-        return False
-    device = given[0].device
-    return device.type in DEVICES and all(t.device == device for t in given)
+    device = None
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in _KINDS or not _has_storage(tensor):
+            return False
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
+            return False
+    return device is not None and device.type in DEVICES
 
 
 class Moec(torch.autograd.Function):

@@ -69,7 +69,7 @@ class Engine:
         self.sizes: Sizes = self.handle.sizes
         self.bound: dict[Any, Weights] = {}
         self.plans: dict[int, tuple[Any, int]] = {}
-        self.adapted: dict[Any, Adapters] = {}
+        self.adapted: dict[Any, tuple[Adapters, Sizes]] = {}
         self.adapted_sizes: dict[Any, Sizes] = {}
         skip = {*ROUTED_WEIGHTS, *SHARED_WEIGHTS, "expert_ids", "routing_weights"}
         self.around = tuple(name for name in spec.inputs if name not in skip)
@@ -97,14 +97,15 @@ class Engine:
         kind = next(n for n, code in DEVICES.items() if code == self.context.device_type)
         return kind, self.context.device_id
 
-    def adapters(self, text: str, factors: Sequence[Tensor]) -> Adapters:
-        """Adapters over these addresses."""
+    def adapters(self, text: str, factors: Sequence[Tensor]) -> tuple[Adapters, Sizes]:
+        """Adapters over these addresses, and the memory of calls with them."""
         key = (text, *((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in factors))
         found = self.adapted.get(key)
         if found is None:
             if len(self.adapted) >= 256:
                 self.adapted.clear()
-            found = self.adapted[key] = _adapted.bind(self.context, self.desc, text, factors)
+            made = _adapted.bind(self.context, self.desc, text, factors)
+            found = self.adapted[key] = made, self.sizes_with(text, factors)
         return found
 
     def plan_memory(self, tokens: int) -> tuple[Any, int]:
@@ -139,19 +140,20 @@ class Engine:
 
 
 @lru_cache(maxsize=1024)
-def _engine(text: str, kind: str, index: int, threads: int, pid: int, dtype: DType, save: int
+def _engine(text: str, kind: str, index: int, threads: int, pid: int, dtype: torch.dtype, save: int
             ) -> Engine:
-    return Engine(Spec.parse(text), _context(kind, index, threads, pid), dtype, Save(save))
+    context = _context(kind, index, threads, pid)
+    return Engine(Spec.parse(text), context, code_of(dtype, "x", FLOATS), Save(save))
 
 
 def engine_of(text: str, x: Tensor, save: int) -> Engine:
     """The engine for a spec and the x of a call (which may be a tracer's)."""
     device = _real_device(x.device)
+    kind = device.type
     if number := Spec.parse(text).ep:
         return _engine_of_ep(text, number, code_of(x.dtype, "x", FLOATS), save)
-    threads = torch.get_num_threads() if device.type == "cpu" else 0
-    return _engine(text, device.type, device.index or 0, threads, os.getpid(),
-                   code_of(x.dtype, "x", FLOATS), save)
+    threads = torch.get_num_threads() if kind == "cpu" else 0
+    return _engine(text, kind, device.index or 0, threads, os.getpid(), x.dtype, save)
 
 
 def _engine_of_ep(text: str, number: int, dtype: DType, save: int) -> Engine:
@@ -225,15 +227,15 @@ class Call:
         plan: Plan | None = None, adapters: str = "",
     ) -> None:
         self.engine, self.tensors, self.frozen = engine, tensors, frozen
-        self.adapters = adapters
-        self.factors = [t for n, t in tensors.items() if _adapted.is_factor(n) and t is not None]
-        self.sizes = engine.sizes_with(adapters, self.factors)
+        self.adapters, self.sizes, self.keep = adapters, engine.sizes, list[Any]()
+        if adapters:
+            factors = [t for n, t in tensors.items() if n in _adapted.FACTORS and t is not None]
+            self.adapted, self.sizes = engine.adapters(adapters, factors)
         self.rng_offset, self.plan = rng_offset, plan
         x = tensors["x"]
         assert x is not None
         self.x, self.stream = x, current_stream(x)
         self.is_layer = engine.spec.router is not None
-        self.keep: list[Any] = []
 
     def _set_weights(self, args: Struct) -> None:
         spec = self.engine.spec
@@ -264,9 +266,7 @@ class Call:
         self._set_weights(args)
         args.put({name: self.tensors.get(name) for name in names})
         if self.adapters:
-            bound = self.engine.adapters(self.adapters, self.factors)
-            args.set("adapters", bound.raw)
-            self.keep.append(bound)
+            args.set("adapters", self.adapted.raw)
         return args
 
     def _run(self, function: Any, args: Struct, workspace: Any) -> None:
@@ -310,12 +310,12 @@ class Call:
         args.put({n: grads.get(n) for n in GRADIENTS[kind]}, "d_")
         sets = (("d_expert_weights", ROUTED_WEIGHTS), ("d_shared_weights", SHARED_WEIGHTS))
         for field, names in sets:
-            given = {f: grads.get(n) for f, n in zip(WEIGHTS, names, strict=True)}
-            if any(t is not None for t in given.values()):
+            given = {f: grads[n] for f, n in zip(WEIGHTS, names, strict=True) if n in grads}
+            if given:
                 args.set(field, weight_set(given, self.keep, "d_"))
-        if any(map(_adapted.is_factor, grads)):
+        if not _adapted.FACTORS.isdisjoint(grads):
             args.set("d_adapters", _adapted.raw_gradients(
-                self.adapters, grads, len(self.factors), self.keep, self.stream))  # type: ignore
+                self.adapters, grads, engine.desc.num_experts, self.keep))
         function = _core.moec_layer_backward if self.is_layer else _core.moec_experts_backward
         self._run(function, args, self.sizes.backward_workspace)
 

@@ -50,5 +50,5 @@ def autocast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor
         if all(tensors[n].dtype == torch.float32 for n in names if n in tensors):
             kept.update(names)
     return {n: t.to(torch.float32 if n in kept else dtype)
-            if t.is_floating_point() and not _adapted.is_factor(n) else t
+            if t.is_floating_point() and n not in _adapted.FACTORS else t
             for n, t in tensors.items()}

@@ -19,7 +19,7 @@ _GROUPS = tuple(
     tuple(names[WEIGHTS.index(field)] for field in fields)
     for names in (ROUTED_WEIGHTS, SHARED_WEIGHTS) for fields in _FIELDS
 )
-_NAMES = tuple(name for group in _GROUPS for name in group)
+_NAMES = frozenset(name for group in _GROUPS for name in group)
 _copied: set[tuple[object, ...]] = set()
 
 
@@ -67,7 +67,7 @@ def empty_as(of: Tensor, dtype: torch.dtype, turned: bool) -> Tensor:
 def in_place(given: Mapping[str, Tensor], as_rows: bool = False) -> dict[str, bool]:
     """The matrices, of those that are not contiguous, that are read where they lie, and whether
     they are turned. as_rows: none may be turned."""
-    if all(given[name].is_contiguous() for name in _NAMES if name in given):
+    if all(tensor.is_contiguous() for name, tensor in given.items() if name in _NAMES):
         return {}
     found: dict[str, bool] = {}
     for group in _GROUPS:
@@ -88,7 +88,9 @@ def compact(value: Tensor) -> Tensor:
     """Contiguous, with what torch only noted (all zeros, a negation) done in memory."""
     if value._is_zerotensor():
         value = value.clone()
-    return value.resolve_neg().contiguous()
+    if value.is_neg():
+        value = value.resolve_neg()
+    return value if value.is_contiguous() else value.contiguous()
 
 
 def compact_matrix(name: str, value: Tensor) -> Tensor:

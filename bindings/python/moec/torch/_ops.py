@@ -68,7 +68,7 @@ def _ready(given: Given, in_place: Mapping[str, bool]) -> dict[str, Tensor]:
     weights in fp32."""
     made = {}
     for name, value in given.items():
-        if name not in in_place and not _adapted.is_factor(name):
+        if name not in in_place and name not in _adapted.FACTORS:
             value = compact_matrix(name, value)
         made[name] = value.float() if name in ("routing_weights", "select_bias") else value
     return made
@@ -94,6 +94,7 @@ class _Kind:
         self.name, self.inputs, self.is_adapted = name, inputs, is_adapted
         self.width = len(inputs) + is_adapted
         self.num_settings = _NUM_SETTINGS + is_adapted
+        self.known = frozenset(inputs)
         self.required = tuple(n for n in inputs if n in REQUIRED)
         self.grads = gradient_names(inputs)
         self.is_layer = inputs is LAYER_INPUTS
@@ -146,7 +147,7 @@ class _Kind:
         """Values by name as arguments; of `count` factors, or of those that are given."""
         values: list[Any] = [given.get(name) for name in self.inputs]
         if self.is_adapted:
-            there = sum(map(_adapted.is_factor, given)) if count is None else count
+            there = sum(n in _adapted.FACTORS for n in given) if count is None else count
             values.append(_adapted.in_order(given, there))
         return values
 
@@ -221,7 +222,7 @@ class _Kind:
 
     def _wanted(self, given: Given, want: int) -> list[str]:
         """The inputs of a set of bits; the last one is that of all factors."""
-        factors = [n for n in given if _adapted.is_factor(n)] if want >> len(self.grads) else []
+        factors = [n for n in given if n in _adapted.FACTORS] if want >> len(self.grads) else []
         return [n for i, n in enumerate(self.grads) if want >> i & 1 and n in given] + factors
 
     def _run(self, args: Sequence[Any], main_grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -237,7 +238,7 @@ class _Kind:
         made: list[Any] = [found[n] if n in found else given["x"].new_empty((0,))
                            for n in self.grads]
         if self.is_adapted:
-            made.append([t for n, t in found.items() if _adapted.is_factor(n)])
+            made.append([t for n, t in found.items() if n in _adapted.FACTORS])
         return tuple(made)
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
@@ -290,7 +291,7 @@ class _Kind:
         d_logits = d_outputs[1] if self.is_layer else None
         main = main_gradients(given, main_grads) if main_grads else {}
         main = {n: grad for n, grad in main.items() if n in needs}
-        factors = [n for n in given if _adapted.is_factor(n) and n in needs]
+        factors = [n for n in needs if n in _adapted.FACTORS]
         wanted = [n for n in self.grads if n in needs and n not in main] + factors
         # With create_graph it goes through the operators: they raise where it is differentiated.
         if not torch.is_grad_enabled() and plain((d_y, d_logits, saved, *given.values(),
@@ -318,7 +319,7 @@ def _empty_gradients(
     given: Given, wanted: Sequence[str], lies: Mapping[str, bool]
 ) -> dict[str, Tensor]:
     """Memory for gradients, as the parameters lie."""
-    return {n: _adapted.empty_gradient(given[n]) if _adapted.is_factor(n)
+    return {n: _adapted.empty_gradient(given[n]) if n in _adapted.FACTORS
             else empty_as(given[n], given[n].dtype, lies.get(n, False)) for n in wanted}
 
 
@@ -366,7 +367,7 @@ def _refuse(kind: _Kind, given: Given) -> None:
             raise TypeError(
                 f"moec.torch: {name} is {kind_of(value)}; a torch.Tensor is needed"
             )
-        if name not in kind.inputs:
+        if name not in kind.known:
             raise TypeError(f"moec.torch: no input {name!r}; {', '.join(kind.inputs)} exist")
 
 

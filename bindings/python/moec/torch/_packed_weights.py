@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from ._structs import has_autocast
 
 _bound: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, PackedWeights]] = (
     weakref.WeakKeyDictionary())
+_lock = threading.Lock()
 
 
 def packed_weights(
@@ -33,7 +35,10 @@ def packed_weights(
     held = _bound.setdefault(module, {})
     found = held.get(dtype)
     if found is None or not found.fits(tensors):
-        found = held[dtype] = PackedWeights(tensors, dtype, spec())
+        with _lock:  # one thread binds: a number that another one replaces would end
+            found = held.get(dtype)
+            if found is None or not found.fits(tensors):
+                found = held[dtype] = PackedWeights(tensors, dtype, spec())
     return found
 
 
@@ -137,8 +142,13 @@ class PackedWeights(Numbered):
 
 def _codes(tensors: Mapping[str, Tensor]) -> list[Any]:
     """Where the packed ones of them lie, and the counters of their changes in place."""
-    return [(name, part, value.data_ptr(), value._version) for name, tensor in tensors.items()
-            if isinstance(tensor, PackedTensor) for part, value in tensor.parts.items()]
+    found: list[Any] = []
+    for name, tensor in tensors.items():
+        if isinstance(tensor, PackedTensor):
+            found += (name, tensor.store)
+            for part in tensor.parts.values():
+                found += (part.data_ptr(), part._version)
+    return found
 
 
 def _put(

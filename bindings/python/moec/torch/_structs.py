@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -43,6 +44,45 @@ def has_autocast(device: str) -> bool:
     return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
 
 
+class _Places(dict[torch.device, int]):
+    """device -> device_type << 32 | device_id of moec.h"""
+
+    def __missing__(self, device: torch.device) -> int:
+        self[device] = found = DEVICES[device.type] << 32 | (device.index or 0)
+        return found
+
+
+_places = _Places()
+Form = tuple[tuple[int, ...], tuple[int, ...]]
+"""(shape, strides) of a view"""
+
+
+@lru_cache(maxsize=1024)
+def offset_of(kind: str, *path: str) -> int:
+    """Bytes from the start of a struct to a field, or to a field of a field."""
+    inner = whole = getattr(_core, f"new_{kind}")()
+    for field in path:
+        inner = getattr(_core, f"{kind}_{field}_get")(inner)
+        kind = type(inner).__name__
+    return int(inner.this) - int(whole)
+
+
+def put_at(
+    address: int, offsets: Sequence[int], tensors: Sequence[Tensor | None], names: Sequence[str],
+    forms: Sequence[Form] | None = None,
+) -> None:
+    """Write moec_tensors of contiguous tensors, or of other views (forms) of their memory, to an
+    address and further ones. Raises TypeError, naming it, for a dtype of no use."""
+    try:
+        _core.put_tensors(address, tuple(offsets), tuple(tensors), _CODES, _places,
+                          None if forms is None else tuple(forms))
+    except KeyError:
+        for tensor, name in zip(tensors, names, strict=True):
+            if tensor is not None:
+                code_of(tensor.dtype, name)
+        raise
+
+
 class Struct:
     """A struct of moec.h, set by SWIG's functions: assigning to its proxies takes four times as
     long."""
@@ -55,16 +95,13 @@ class Struct:
 
     def put(self, tensors: Tensors, prefix: str = "") -> None:
         """The tensors given by their fields' names without the prefix."""
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                self.set(prefix + name, view(tensor, prefix + name))
+        kind, names = self.kind, [prefix + name for name in tensors]
+        put_at(int(self.raw), [offset_of(kind, name) for name in names], tensors.values(), names)
 
 
 def view(tensor: Tensor, name: str) -> Any:
     raw = _core.new_moec_tensor()
-    device = tensor.device
-    _core.tensor_from_parts(raw, tensor.data_ptr(), code_of(tensor.dtype, name),
-                            DEVICES[device.type], device.index or 0, tuple(tensor.shape))
+    put_at(int(raw), (0,), (tensor,), (name,))
     return raw
 
 

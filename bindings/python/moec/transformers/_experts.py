@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from ..torch._constants import constant, module_of, traceable
 from ..torch._frozen import Frozen
 from ..torch._structs import has_autocast
 from ..torch._packed import PackedTensor
-from ..torch._packed_weights import packed_weights
+from ..torch._packed_weights import PackedWeights, packed_weights
 from ._gates import activation_of
 from ._packed import has_packed, is_in_out, stored
 
@@ -28,13 +29,22 @@ _NAMES = {
     "gate_up": "gate_up_proj", "up": "up_proj", "down": "down_proj",
     "gate_up_bias": "gate_up_proj_bias", "up_bias": "up_proj_bias", "down_bias": "down_proj_bias",
 }
+_FIELDS = {parameter: field for field, parameter in _NAMES.items()}
 MATRICES = frozenset(n for n in _NAMES.values() if not n.endswith("_bias"))
 NAME = "moec"
 
-Terms: TypeAlias = "list[tuple[Tensor, Tensor, float]]"
-"""of adapters at one parameter: A [E,r,in], B [E,out,r], scale"""
-_TERMS = "_moec_terms"  # the attribute of a module for the time of a call
+Terms: TypeAlias = "list[tuple[Tensor, Tensor, float, int]]"
+"""of adapters at one parameter: PEFT's lora_A and lora_B, scale, the factors' storage (_adapted)"""
 
+
+class _Given(threading.local):
+    """The terms that wait for the call of their module, on this thread."""
+
+    def __init__(self) -> None:
+        self.terms: dict[nn.Module, Mapping[str, Terms]] = {}
+
+
+_given = _Given()
 _texts: weakref.WeakKeyDictionary[nn.Module, dict[Any, str]] = weakref.WeakKeyDictionary()
 _frozen: weakref.WeakKeyDictionary[nn.Module, Frozen] = weakref.WeakKeyDictionary()
 
@@ -91,11 +101,6 @@ def _plain_names(of: nn.Module | int) -> tuple[str, ...]:
                  if not isinstance(tensor, PackedTensor))
 
 
-def plain_of(module: nn.Module, of: nn.Module | int) -> dict[str, Any]:
-    """What of tensors_of() a call over codes reads itself."""
-    return {name: getattr(module, _NAMES[name]) for name in _plain_names(of)}
-
-
 @constant
 def packed_dtype(of: nn.Module | int) -> torch.dtype:
     """The type of the values of a module's packed matrices."""
@@ -103,21 +108,24 @@ def packed_dtype(of: nn.Module | int) -> torch.dtype:
 
 
 @constant
-def packed_number(of: nn.Module | int, dtype: torch.dtype, is_traced: bool) -> int:
-    """The number of the library's weights of a module with packed matrices, for values of a type.
-    Where all are plain a call reads them from tensors_of()."""
+def packed_number(of: nn.Module | int, dtype: torch.dtype) -> int:
+    """The number of the weights of a module with packed matrices in a graph."""
     module = module_of(of)
-    tensors = tensors_of(module)
+    found = _packed(module, tensors_of(module), dtype)
+    found.watch(module, tensors_of)
+    return found.number
+
+
+def _packed(module: nn.Module, tensors: dict[str, Tensor], dtype: torch.dtype) -> PackedWeights:
+    """The library's weights of a module with packed matrices, for values of a type; `number` names
+    them in a call. Where all are plain a call reads them from tensors_of()."""
     for name, tensor in tensors.items():
         if isinstance(tensor, PackedTensor) and tensor.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
                 f"moec.transformers: {_NAMES[name]} of {type(module).__name__} is packed and "
                 "requires a gradient, which codes do not have; adapters can be trained"
             )
-    found = packed_weights(module, tensors, dtype, lambda: spec_of(module, 1))
-    if is_traced:
-        found.watch(module, tensors_of)
-    return found.number
+    return packed_weights(module, tensors, dtype, lambda: spec_of(module, 1))
 
 
 @constant
@@ -179,27 +187,26 @@ def given_terms(module: nn.Module, terms: Mapping[str, Terms]) -> Iterator[None]
     if not terms:
         yield
         return
-    setattr(module, _TERMS, terms)
+    _given.terms[module] = terms
     try:
         yield
-        if hasattr(module, _TERMS):
+        if module in _given.terms:
             raise RuntimeError(
                 f"moec.transformers: {type(module).__name__} did not use the adapters of "
                 f"{', '.join(terms)} in its forward; enable(model) after changing its forward"
             )
     finally:
-        vars(module).pop(_TERMS, None)
+        _given.terms.pop(module, None)
 
 
 def _adapters_of(module: nn.Module, spec: str) -> tuple[list[Tensor], str]:
     """The adapters of this call, which counts as their use: factors and text for _ops.call()."""
-    terms: Mapping[str, Terms] | None = getattr(module, _TERMS, None)
+    terms = _given.terms.pop(module, None)
     if terms is None:
         return [], ""
-    delattr(module, _TERMS)
-    places = {parameter: field for field, parameter in _NAMES.items()}
-    held = [(_adapted.Term(index, places[parameter], scale), a, b)
-            for parameter, found in terms.items() for index, (a, b, scale) in enumerate(found)]
+    held = [(_adapted.Term(index, _FIELDS[parameter], scale, storage), a, b)
+            for parameter, found in terms.items()
+            for index, (a, b, scale, storage) in enumerate(found)]
     text = _adapted.text_of(Spec.parse(spec).gate_layout, (term for term, *_ in held))
     return [factor for _, *both in held for factor in both], text
 
@@ -209,23 +216,43 @@ def experts_forward(
 ) -> Tensor:
     """transformers' experts interface: hidden_states [T,H], top_k_index and top_k_weights [T,K] ->
     [T,H]. Indices of num_experts and above mean no expert."""
-    of = traceable(self)
-    is_packed, device, x = has_packed(of), hidden_states.device.type, hidden_states
-    tensors: dict[str, Any] = plain_of(self, of) if is_packed else tensors_of(self)
-    top_k = top_k_index.shape[-1]
-    # Of tensors a trace would make no constant.
-    tracing = torch.compiler.is_compiling()
-    if is_packed:
-        on = has_autocast(device)
-        dtype = torch.get_autocast_dtype(device) if on else packed_dtype(of)
-        x, number = x.to(dtype), packed_number(of, dtype, tracing)
-    else:
-        number = frozen_number(of)
-        if not has_autocast(device):
-            x = x.to(tensors["down"].dtype)
-    text = text_of(of, top_k) if tracing or is_packed else _text(self, tensors, top_k)
+    device, x, top_k = hidden_states.device.type, hidden_states, top_k_index.shape[-1]
+    autocast = torch.get_autocast_dtype(device) if has_autocast(device) else None
+    look = _traced if torch.compiler.is_compiling() else _seen
+    tensors, dtype, number, text = look(self, top_k, autocast)
+    if dtype is not None and dtype != x.dtype:
+        x = x.to(dtype)
     tensors |= {"x": x, "expert_ids": top_k_index, "routing_weights": top_k_weights}
-    factors, adapters = _adapters_of(self, text)
+    # _peft leaves a graph for a call with adapters.
+    has_none = torch.compiler.is_dynamo_compiling()
+    factors, adapters = ([], "") if has_none else _adapters_of(self, text)
     y = _ops.call(_ops.EXPERTS, tensors, text, Save.PREACT, frozen=number, factors=factors,
                   adapters=adapters)[0]
-    return y.to(hidden_states.dtype)
+    return y if y.dtype == hidden_states.dtype else y.to(hidden_states.dtype)
+
+
+Look: TypeAlias = "tuple[dict[str, Any], torch.dtype | None, int, str]"
+"""what a call reads itself, the type of x, the number of weights that are bound, the spec's text"""
+
+
+def _seen(module: nn.Module, top_k: int, autocast: torch.dtype | None) -> Look:
+    """A module as it is now."""
+    tensors = tensors_of(module)
+    text = _text(module, tensors, top_k)
+    plain = {name: t for name, t in tensors.items() if not isinstance(t, PackedTensor)}
+    dtype = autocast or tensors["down"].dtype
+    if len(plain) < len(tensors):
+        return plain, dtype, _packed(module, tensors, dtype).number, text
+    return plain, None if autocast else dtype, frozen_number(module), text
+
+
+def _traced(module: nn.Module, top_k: int, autocast: torch.dtype | None) -> Look:
+    """The same for a graph, which keeps what functions say of a module."""
+    of = traceable(module)
+    text = text_of(of, top_k)
+    if has_packed(of):
+        plain = {name: getattr(module, _NAMES[name]) for name in _plain_names(of)}
+        dtype = autocast or packed_dtype(of)
+        return plain, dtype, packed_number(of, dtype), text
+    tensors = tensors_of(module)
+    return tensors, None if autocast else tensors["down"].dtype, frozen_number(of), text

@@ -23,7 +23,7 @@ _read: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, PackedTensor]]]
 def stored(module: nn.Module, name: str) -> Tensor | None:
     """A module's tensor as it is held: the codes of a parameter that bitsandbytes parametrised,
     and of transformers' FP8Experts."""
-    lists: Any = getattr(module, "parametrizations", None)
+    lists: Any = vars(module)["_modules"].get("parametrizations")
     chain = lists[name] if lists is not None and name in lists else ()
     state = getattr(chain[0], "quant_state", None) if len(chain) == 1 else None
     if state is not None:
@@ -31,11 +31,24 @@ def stored(module: nn.Module, name: str) -> Tensor | None:
         return _once(module, name, (codes, state),
                      lambda: PackedTensor.from_bnb(codes.detach(), state,
                                                    in_out=is_in_out(module)))
-    value: Any = getattr(module, name, None)
-    scale: Any = getattr(module, f"{name}_scale_inv", None)
-    if scale is not None and value is not None and not isinstance(value, PackedTensor):
+    value = _attribute(module, name)
+    if value is None or isinstance(value, PackedTensor):
+        return value  # type: ignore[no-any-return]
+    scale = _attribute(module, f"{name}_scale_inv")
+    if scale is not None:
         return _once(module, name, (value, scale), lambda: _from_fp8(module, value, scale))
     return value  # type: ignore[no-any-return]
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    """getattr(module, name, None), which for what is not there takes as long as a small layer."""
+    own = vars(module)
+    for place in (own, own["_parameters"], own["_buffers"]):
+        if name in place:
+            return place[name]
+    kind = type(module)
+    computes = hasattr(kind, name) or kind.__getattr__ is not nn.Module.__getattr__
+    return getattr(module, name, None) if computes else None
 
 
 def _once(

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._adapters import Factors
+from ..torch import _adapted
 from ._experts import MATRICES, Terms, given_terms, is_served
 from ._packed import is_in_out
 
@@ -35,10 +35,10 @@ def _chain(wrapper: Any, kind: type) -> Iterator[Any]:
 
 
 def _terms(wrapper: Any, in_out: bool) -> Terms:
-    """The active terms of a wrapper's parameter: (A [E,r,in], B [E,out,r], scale) each. PEFT's
-    lora_A is beside the last dimension where it exchanged the two, else beside the middle one;
-    where that is the output (Llama-4; before PEFT 0.19 all others), A and B change places."""
-    is_turned = in_out == bool(getattr(wrapper, "_did_swap_in_out_features", False))
+    """The active terms of a wrapper's parameter. PEFT's lora_A is beside the last dimension where
+    it exchanged the two, else beside the middle one; where that is the output (Llama-4; before PEFT
+    0.19 all others), A and B change places."""
+    is_turned = in_out == bool(vars(wrapper).get("_did_swap_in_out_features", False))
     if wrapper.disable_adapters:
         if wrapper.merged:
             wrapper.unmerge()
@@ -46,15 +46,12 @@ def _terms(wrapper: Any, in_out: bool) -> Terms:
     if wrapper.merged:
         return []
     found = []
+    lora_a, lora_b = wrapper.lora_A, wrapper.lora_B
     for name in wrapper.active_adapters:
-        if name in wrapper.lora_A:
+        if name in lora_a:
             _refuse_exchanged(wrapper, name)
-            a, b = (part[name].weight for part in (wrapper.lora_A, wrapper.lora_B))
-            held = Factors.from_peft(a, b, wrapper.num_experts, float(wrapper.scaling[name]))
-            factors = (held.a, held.b)
-            if is_turned:
-                factors = (held.b.transpose(1, 2), held.a.transpose(1, 2))
-            found.append((*factors, held.scale))
+            found.append((lora_a[name].weight, lora_b[name].weight, float(wrapper.scaling[name]),
+                          _adapted.PEFT_EXCHANGED if is_turned else _adapted.PEFT))
     return found
 
 
@@ -69,7 +66,7 @@ def _note_exchanged(wrapper: Any, name: str, config: Any) -> None:
 
 
 def _refuse_exchanged(wrapper: Any, name: str) -> None:
-    written = getattr(wrapper, "_moec_exchanged", {}).get(name)
+    written = vars(wrapper).get("_moec_exchanged", {}).get(name)
     if written is not None:
         raise ValueError(
             f"moec.transformers: adapter {name!r} is of PEFT {written}, which exchanges lora_A and "
@@ -85,8 +82,8 @@ def _warn_of_converted(wrappers: list[Any]) -> None:
     both, down = held.get("gate_up_proj"), held.get("down_proj")
     if both is None or down is None:
         return
-    for name in both.lora_A:
-        if name not in down.lora_A or not getattr(both, "use_rslora", {}).get(name, False):
+    for name, is_rslora in vars(both).get("use_rslora", {}).items():
+        if not is_rslora or name not in both.lora_A or name not in down.lora_A:
             continue
         doubled = (both.r[name], both.lora_alpha[name]) == (2 * down.r[name],
                                                           2 * down.lora_alpha[name])
@@ -101,9 +98,8 @@ def _warn_of_converted(wrappers: list[Any]) -> None:
             )
 
 
-@torch.compiler.disable
 def _call(wrappers: list[Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The innermost module with the terms of all wrappers: one break of a traced graph."""
+    """The innermost module with the terms of all wrappers."""
     module: nn.Module = wrappers[-1].base_layer
     for wrapper in wrappers:
         wrapper._check_forward_args(x, *args, **kwargs)
@@ -117,6 +113,9 @@ def _call(wrappers: list[Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
         return module(x, *args, **kwargs)
 
 
+_break = torch.compiler.disable(_call)  # of a traced graph, one a module
+
+
 def install(kind: Any) -> None:
     """Replace the forward of PEFT's ParamWrapper, once."""
     before = kind.forward
@@ -125,7 +124,7 @@ def install(kind: Any) -> None:
 
     @wraps(before)
     def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, "_is_replica", False):
+        if "_is_replica" in vars(self):
             raise RuntimeError(
                 "adapters of experts in a copy that torch.nn.DataParallel made (Trainer makes them "
                 "where it sees several GPUs), which has no parameters; expected one process a GPU: "
@@ -135,7 +134,8 @@ def install(kind: Any) -> None:
         names = {wrapper.parameter_name for wrapper in wrappers}
         if not is_served(module) or not names <= MATRICES or kwargs.get("adapter_names"):
             return before(self, x, *args, **kwargs)
-        return _call(wrappers, x, *args, **kwargs)
+        call = _break if torch.compiler.is_compiling() else _call
+        return call(wrappers, x, *args, **kwargs)
 
     forward.is_moec = True  # type: ignore[attr-defined]
     kind.forward = forward
