@@ -119,39 +119,76 @@ void check_values(const Line& line) {
   ASSERT_EQ(found.back(), 0x1234);
 }
 
-void check_dots(const Line& line, Random& random) {
+// Some lines in one call: what each is alone, whatever lies beside it.
+void check_dots(std::vector<Line> lines, Random& random) {
   const TileKernels& tile = tile_kernels();
-  const int64_t count = line.run.count, stride = kMostPositions + kCodesChunk;
+  const CodedRun& run = lines[0].run;
+  const LineCodes codes = lines[0].codes;
+  const int64_t count = run.count, stride = kMostPositions + kCodesChunk;
   std::vector<float> x(size_t(stride) * kLinesRows), ordered(x.size());
-  const int flip = line.codes == LineCodes::kHighNibble;
+  const int flip = codes == LineCodes::kHighNibble;
   for (int64_t r = 0; r < kLinesRows; ++r) {
     for (int64_t i = 0; i < count; ++i) x[size_t(r * stride + i)] = float(2 * random.uniform() - 1);
     for (int64_t i = 0; i < stride; ++i) {
       const int64_t from = i / kCodesChunk * kCodesChunk + (tile.nibble_order[i % 64] ^ flip);
-      ordered[size_t(r * stride + i)] =
-          x[size_t(r * stride + (are_nibbles(line.codes) ? from : i))];
+      ordered[size_t(r * stride + i)] = x[size_t(r * stride + (are_nibbles(codes) ? from : i))];
     }
   }
-  float first = 0;
+  // Scales apart as they are many, further, or the same for all lines.
+  const auto blocks = int64_t(lines[0].scales.size());
+  const int64_t apart = std::vector<int64_t>{blocks, blocks + 3, 0}[random.below(3)];
+  std::vector<uint8_t> bytes;
+  std::vector<float> scales, zeros;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0 && apart == 0) {
+      lines[i].scales = lines[0].scales;
+      lines[i].zeros = lines[0].zeros;
+    }
+    lines[i].numbers = lines[0].numbers;
+    bytes.insert(bytes.end(), lines[i].bytes.begin(), lines[i].bytes.end());
+    scales.resize(i * size_t(apart));
+    scales.insert(scales.end(), lines[i].scales.begin(), lines[i].scales.end());
+    zeros.resize(i * size_t(apart));
+    zeros.insert(zeros.end(), lines[i].zeros.begin(), lines[i].zeros.end());
+  }
+  CodedRun first = run;
+  first.codes = bytes.data();
+  first.scales = scales.data();
+  if (run.zeros) first.zeros = zeros.data();
+  std::vector<float> alone(lines.size());
   for (int rows = 1; rows <= kLinesRows; ++rows) {
-    float sums[kLinesRows];
-    tile.dot_run[int(line.codes)][rows - 1]({line.run, ordered.data(), stride, sums});
-    for (int64_t r = 0; r < rows; ++r) {
-      double sum = 0, size = 0;
-      for (int64_t i = 0; i < count; ++i) {
-        const double value = to_float(from_float<bf16>(line.value(i)));
-        sum += value * double(x[size_t(r * stride + i)]);
-        size += std::abs(value * double(x[size_t(r * stride + i)]));
+    const DotRunFn dot = tile.dot_run[int(codes)][rows - 1];
+    float sums[kLinesRows * kDotLines];
+    dot({first, int(lines.size()), kMostPositions, apart, ordered.data(), stride, sums});
+    for (size_t i = 0; i < lines.size(); ++i) {
+      const Line& line = lines[i];
+      for (int64_t r = 0; r < rows; ++r) {
+        double sum = 0, size = 0;
+        for (int64_t j = 0; j < count; ++j) {
+          const double value = to_float(from_float<bf16>(line.value(j)));
+          sum += value * double(x[size_t(r * stride + j)]);
+          size += std::abs(value * double(x[size_t(r * stride + j)]));
+        }
+        const auto found = double(sums[size_t(r) * kDotLines + i]);
+        if (!std::isfinite(size)) {
+          ASSERT_FALSE(std::isfinite(found)) << rows << " rows, row " << r << ", line " << i;
+        } else if (size < 1e38) {  // else sums on the way may leave the range
+          ASSERT_NEAR(found, sum, 1e-6 * size + 1e-44 * double(count))
+              << rows << " rows, row " << r << ", line " << i;
+        }
       }
-      const auto found = double(sums[r]);
-      if (!std::isfinite(size)) {
-        ASSERT_FALSE(std::isfinite(found)) << rows << " rows, row " << r;
-      } else if (size < 1e38) {  // else sums on the way may leave the range
-        ASSERT_NEAR(found, sum, 1e-6 * size + 1e-44 * double(count)) << rows << ", " << r;
+      if (rows == 1) {
+        float own[kLinesRows * kDotLines];
+        CodedRun one = line.run;
+        one.numbers = first.numbers;
+        one.scales = line.scales.data();
+        one.least_scale = first.least_scale;
+        if (one.zeros) one.zeros = line.zeros.data();
+        dot({one, 1, 0, 0, ordered.data(), stride, own});
+        alone[i] = own[0];
       }
-      if (r > 0) continue;
-      if (rows == 1) first = sums[0];
-      ASSERT_TRUE(sums[0] == first || (sums[0] != sums[0] && first != first)) << rows << " rows";
+      ASSERT_TRUE(sums[i] == alone[i] || (sums[i] != sums[i] && alone[i] != alone[i]))
+          << rows << " rows, line " << i << ": " << sums[i] << " beside " << alone[i];
     }
   }
 }
@@ -243,7 +280,10 @@ TEST(Codes, RunsAreTheirValues) {
                          << ", zeros " << zeros << ", from " << first << ", " << count);
             check_values<bf16>(line);
             check_values<f16>(line);
-            check_dots(line, random);
+            std::vector<Line> lines = {line};
+            while (lines.size() < kDotLines && random.below(8))
+              lines.push_back(line_of(codes, block, first, count, kind, zeros, random));
+            check_dots(lines, random);
           }
   });
 }

@@ -72,6 +72,7 @@ class Runner {
     for (int64_t block0 = 0; block0 < blocks; block0 += span) {
       const int now = int(std::min(span, blocks - block0));
       load_a(p_.terms[first].a, block0, now);
+      arranged_.count = 0;
       for (int term = first; term < end; ++term) {
         const BlockTerm& at = p_.terms[term];
         if (with_codes(at))
@@ -182,40 +183,54 @@ class Runner {
     lines.find(source.coded, source.dtype);
     float* const c = c_[term.output];
     auto* const x = reinterpret_cast<float*>(b_);
-    float scales[kBlocks], zeros[kBlocks], sums[kLinesRows];
+    float scales[kDotLines * kBlocks], zeros[kDotLines * kBlocks], sums[kLinesRows * kDotLines];
     const int64_t k0 = block0 * kSteps, k = std::min(blocks * int64_t(kSteps), source.k - k0);
     const DotRunFn dot = tile.dot_run[int(lines.codes())][p_.rows - 1];
     for (int64_t first = 0; first < k; first += kSpan) {
       const int64_t count = std::min(kSpan, k - first);
-      for (int64_t r = 0; r < p_.rows; ++r) arrange(lines.codes(), r, first, count, x + r * kSpan);
-      for (int64_t column = 0; column < p_.cols; ++column) {
-        dot({lines.run(tile, p_.col0 + column, k0 + first, count, scales, zeros), x, kSpan, sums});
-        for (int64_t r = 0; r < p_.rows; ++r) {
-          float& to = c[r * ld_ + column];
-          to = started_[term.output] ? to + sums[r] : sums[r];
-        }
+      if (const Arranged wanted{lines.codes(), first, count}; wanted != arranged_) {
+        for (int64_t r = 0; r < p_.rows; ++r)
+          arrange(lines.codes(), r, first, count, x + r * kSpan);
+        arranged_ = wanted;
+      }
+      for (int64_t column = 0; column < p_.cols; column += kDotLines) {
+        const int columns = int(std::min<int64_t>(kDotLines, p_.cols - column));
+        int64_t apart;
+        const CodedRun run =
+            lines.runs(tile, p_.col0 + column, columns, k0 + first, count, scales, zeros, apart);
+        dot({run, columns, lines.stride(), apart, x, kSpan, sums});
+        for (int64_t r = 0; r < p_.rows; ++r)
+          for (int64_t i = 0; i < columns; ++i) {
+            float &to = c[r * ld_ + column + i], sum = sums[r * kDotLines + i];
+            to = started_[term.output] ? to + sum : sum;
+          }
       }
       started_[term.output] = true;
     }
   }
   // Row r of A from `first` on, whole chunks of it: zeros follow the `count` values.
   void arrange(LineCodes codes, int64_t r, int64_t first, int64_t count, float* to) const {
-    const uint8_t* const order = p_.plan.tile->nibble_order;
     const int flip = codes == LineCodes::kHighNibble;
+    int position[kCodesChunk], place[kCodesChunk];  // in a chunk, and in that of A in floats
+    for (int i = 0; i < kCodesChunk; ++i) {
+      position[i] = are_nibbles(codes) ? p_.plan.tile->nibble_order[i] ^ flip : i;
+      place[i] = position[i] / kSteps * int(p_.rows) * kSteps + position[i] % kSteps;
+    }
     for (int64_t at = 0; at < count; at += kCodesChunk) {
-      alignas(kLineBytes) float chunk[kCodesChunk] = {};
-      for (int64_t i = 0; i < kCodesChunk && at + i < count; i += kSteps)
-        std::memcpy(chunk + i, a_ + ((first + at + i) / kSteps * p_.rows + r) * kLineBytes,
-                    kLineBytes);
-      for (int i = 0; are_nibbles(codes) && i < kCodesChunk; ++i)
-        to[at + i] = chunk[order[i] ^ flip];
-      if (!are_nibbles(codes)) std::memcpy(to + at, chunk, sizeof chunk);
+      const auto* const chunk =
+          reinterpret_cast<const float*>(a_ + ((first + at) / kSteps * p_.rows + r) * kLineBytes);
+      if (count - at >= kCodesChunk)
+        for (int i = 0; i < kCodesChunk; ++i) to[at + i] = chunk[place[i]];
+      else
+        for (int i = 0; i < kCodesChunk; ++i)
+          to[at + i] = position[i] < count - at ? chunk[place[i]] : 0.0f;
     }
   }
 
   // All columns times all rows for one span of A, in chunks of B that stay near.
   void multiply(const TermOfLoad& at, int64_t block0, int blocks) {
     const WeightSource& weight = p_.terms[at.term].b;
+    arranged_.count = 0;  // panels take its place
     const int output = p_.terms[at.term].output;
     const bool accumulate = started_[output];
     const bool direct = is_direct(weight);
@@ -303,12 +318,19 @@ class Runner {
     }
   }
 
+  struct Arranged {  // of the rows of A, in b_; count 0: nothing
+    LineCodes codes = {};
+    int64_t first = 0, count = 0;
+    bool operator==(const Arranged&) const = default;
+  };
+
   const BlockProduct& p_;
   const RowPanels panels_;
   const int64_t columns_;
   char *const a_, *const b_;
   const int64_t ld_;
   const bool few_;  // rows: one panel
+  Arranged arranged_;
   float* c_[BlockProduct::kMostOutputs];
   bool started_[BlockProduct::kMostOutputs] = {};  // c holds a sum
 };

@@ -18,6 +18,10 @@ bool has_runs(const quant::BlockSize& block) {
   return block.is_all() || block.size() % kCodesAlign == 0;
 }
 
+int64_t bytes_of(ScaleType type) {
+  return type == ScaleType::kF32 ? 4 : type == ScaleType::kPower ? 1 : 2;
+}
+
 }  // namespace
 
 void CodedLines::find_scales(float least, float most) {
@@ -116,21 +120,52 @@ void CodedLines::fill(int64_t line, int64_t block0, int64_t blocks, float* scale
   });
 }
 
-CodedRun CodedLines::run(const TileKernels& tile, int64_t line, int64_t first, int64_t count,
-                         float* scales, float* zeros) const {
+bool CodedLines::are_apart_evenly(int64_t line, int lines) const {
+  if (lines == 1 || m_->scheme == MOEC_SCHEME_CODEBOOK4) return true;
+  const quant::BlockSize& rows = m_->scales.block_n;
+  const auto row = [&](int64_t at) { return rows.of(m_->rows.of(n_of(at, 0))); };
+  return along_k_ && (rows.size() == 1 || row(line) == row(line + lines - 1));
+}
+
+CodedRun CodedLines::runs(const TileKernels& tile, int64_t line, int lines, int64_t first,
+                          int64_t count, float* scales, float* zeros, int64_t& apart) const {
   const int64_t block0 = block_.of(first), blocks = blocks_of(first, count);
-  const auto [from, type] = scales_in_place(line, block0);
+  const Scales at = scales_in_place(line, block0);
+  const auto convert = [&](const void* from, int64_t number, float* to) {
+    if (at.type == ScaleType::kPower)
+      tile.powers_to_f32(static_cast<const uint8_t*>(from), to, number);
+    else
+      tile.to_f32[int(at.type)](from, to, number);
+  };
+  const auto from = [&](int64_t i) {
+    return static_cast<const char*>(scales_in_place(line + i, block0).from);
+  };
   const float* found = scales;
-  if (!from)
-    fill(line, block0, blocks, scales, zeros);
-  else if (type == ScaleType::kPower)
-    tile.powers_to_f32(static_cast<const uint8_t*>(from), scales, blocks);
-  else if (type == ScaleType::kF32)
-    found = static_cast<const float*>(from);
-  else
-    tile.to_f32[int(type)](from, scales, blocks);
+  apart = blocks;
+  if (!at.from) {
+    for (int64_t i = 0; i < lines; ++i)
+      fill(line + i, block0, blocks, scales + i * blocks, zeros ? zeros + i * blocks : nullptr);
+  } else {
+    const bool evenly = are_apart_evenly(line, lines), in_place = at.type == ScaleType::kF32;
+    const int64_t step = evenly && lines > 1 ? (from(1) - from(0)) / bytes_of(at.type) : 0;
+    if (evenly && (in_place || step == blocks || step == 0)) {
+      apart = step;
+      if (in_place)
+        found = static_cast<const float*>(at.from);
+      else
+        convert(at.from, step ? lines * blocks : blocks, scales);
+    } else {
+      for (int64_t i = 0; i < lines; ++i) convert(from(i), blocks, scales + i * blocks);
+    }
+  }
   return {first_ + line * stride_,      first,  count,  numbers_,     found,
           has_zeros_ ? zeros : nullptr, block_, exact_, least_scale_, most_scale_};
+}
+
+CodedRun CodedLines::run(const TileKernels& tile, int64_t line, int64_t first, int64_t count,
+                         float* scales, float* zeros) const {
+  int64_t apart;
+  return runs(tile, line, 1, first, count, scales, zeros, apart);
 }
 
 bool CodedLines::decode_columns(const TileKernels& tile, int64_t line, int columns, int64_t first,

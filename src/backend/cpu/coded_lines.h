@@ -30,6 +30,10 @@ class CodedLines {
   // `zeros`, which hold most_blocks().
   CodedRun run(const TileKernels& tile, int64_t line, int64_t first, int64_t count, float* scales,
                float* zeros) const;
+  // The same of lines [line, line + lines), which have room for most_blocks() each. The scales and
+  // zero points of a line follow those of the one before by `apart`.
+  CodedRun runs(const TileKernels& tile, int64_t line, int lines, int64_t first, int64_t count,
+                float* scales, float* zeros, int64_t& apart) const;
 
   // Lines that decode_columns takes, where it takes such a count of positions.
   bool are_columns(int64_t count) const {
@@ -45,6 +49,7 @@ class CodedLines {
     ScaleType type;
   };
   Scales scales_in_place(int64_t line, int64_t block) const;
+  bool are_apart_evenly(int64_t line, int lines) const;  // entries of scales, from line to line
   int64_t blocks_of(int64_t first, int64_t count) const {
     return block_.of(first + count - 1) - block_.of(first) + 1;
   }

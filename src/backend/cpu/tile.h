@@ -123,10 +123,14 @@ struct CodedRun {  // (number - zero) * scale, rounded once, of positions [first
   float least_scale, most_scale;
 };
 using DecodeRunFn = void (*)(const CodedRun& run, uint16_t* to);
-// sums[r] = sum over the run of its values, in bf16, times x[r * stride + ...], whose positions are
-// in chunks of kCodesChunk: those of nibbles in the order of nibble_order, zeros beyond the run.
+// sums[r * kDotLines + i] = sum over the run of line i of its values, in bf16, times
+// x[r * stride + ...], whose positions are in chunks of kCodesChunk: those of nibbles in the order
+// of nibble_order, zeros beyond the run.
+inline constexpr int kDotLines = 16;
 struct CodedDot {
-  CodedRun run;
+  CodedRun run;                       // of line 0
+  int lines;                          // 1 .. kDotLines
+  int64_t code_stride, scale_stride;  // from line to line: bytes; scales and zeros
   const float* x;
   int64_t stride;
   float* sums;

@@ -3,7 +3,8 @@
 // tile_kernels.h. A table has the 16 values that the nibbles of a block stand for, rounded: one
 // look-up finds a value, and a block rounds 16 times, however long it is.
 //
-// Ops provides for it: mul, sub on Vec; power(Vec) -> sign and exponent of each value
+// Ops provides for it: mul, sub on Vec; power(Vec) -> sign and exponent of each value; perhaps
+// total(Vec), halves added to each other
 //   numbers(pointer to 16) -> Numbers; NibbleTable and
 //   values<rounding, with a zero>(numbers, scale, zero)
 //   table(values of the first 32 of 64 nibbles, of the others)
@@ -33,53 +34,77 @@ inline void put_chunk(uint16_t* to, const uint8_t* from, const typename Ops::Nib
 
 template <class Ops, Rounding kRounding, bool kHighFirst>
 void decode_nibbles(const CodedRun& run, uint16_t* to) {
-  const auto whole = [&](int64_t at, const uint8_t* from, const auto& table) {
+  const CodedRun runs[] = {run};
+  const auto whole = [&](int, int64_t at, const uint8_t* from, const auto& table) {
     put_chunk<Ops, kHighFirst>(to + at, from, table);
   };
-  const auto last = [&](int64_t at, const uint8_t* from, const auto& table) {
+  const auto last = [&](int, int64_t at, const uint8_t* from, const auto& table) {
     uint16_t values[kCodesChunk];
     put_chunk<Ops, kHighFirst>(values, from, table);
     __builtin_memcpy(to + at, values, size_t(run.count - at) * sizeof(uint16_t));
   };
   if (run.zeros)
-    for_each_chunk<Ops, kRounding, true>(run, whole, last);
+    for_each_chunk<Ops, kRounding, true>(runs, whole, last);
   else if (kRounding == Rounding::kBf16 && are_quick(run))
-    for_each_chunk<Ops, Rounding::kQuick, false>(run, whole, last);
+    for_each_chunk<Ops, Rounding::kQuick, false>(runs, whole, last);
   else
-    for_each_chunk<Ops, kRounding, false>(run, whole, last);
+    for_each_chunk<Ops, kRounding, false>(runs, whole, last);
 }
 
-// Sums of some rows in kChains vectors each: their order is the same for any number of rows.
+// Lines that are multiplied at once, so that their ends overlap: two, where registers hold them.
 template <class Ops, int kRows>
+constexpr int kLinesAtOnce = Ops::kBytes == 64 && kRows <= 2 ? 2 : 1;
+
+// body(first line, runs) for lines of a dot; the last one stands for those beyond it.
+template <int kLines, class Body>
+__attribute__((always_inline)) inline void for_lines_at_once(const CodedDot& dot,
+                                                             const Body& body) {
+  for (int first = 0; first < dot.lines; first += kLines) {
+    CodedRun runs[kLines];
+    for (int i = 0; i < kLines; ++i) {
+      const int64_t line = smaller(first + i, dot.lines - 1);
+      runs[i] = dot.run;
+      runs[i].codes += line * dot.code_stride;
+      runs[i].scales += line * dot.scale_stride;
+      if (runs[i].zeros) runs[i].zeros += line * dot.scale_stride;
+    }
+    body(first, runs);
+  }
+}
+
+// Sums of some lines and rows in kChains vectors each: their order is the same for any number of
+// both.
+template <class Ops, int kRows, int kLines>
 class DotSums {
  public:
-  explicit DotSums(const CodedDot& dot) : dot_(dot) {
-    for (auto& row : sum_)
-      for (auto& chain : row) chain = Ops::zero();
+  DotSums(const CodedDot& dot, int first) : dot_(dot), first_(first) {
+    for (auto& line : sum_)
+      for (auto& row : line)
+        for (auto& chain : row) chain = Ops::zero();
   }
-  // Line `part` of a chunk: x of the run at position `at`, times the line.
-  __attribute__((always_inline)) void add(int part, int64_t at, const typename Ops::Line& line) {
-    const auto values = __builtin_bit_cast(Vecs, line);
+  // Line `part` of a chunk: x of the run at position `at`, times the values.
+  __attribute__((always_inline)) void add(int line, int part, int64_t at,
+                                          const typename Ops::Line& line_values) {
+    const auto values = __builtin_bit_cast(Vecs, line_values);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const float* const x = dot_.x + r * dot_.stride + at;
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) {
-        typename Ops::Vec& sum = sum_[r][(part * kVecs + v) % kChains];
+        typename Ops::Vec& sum = sum_[line][r][(part * kVecs + v) % kChains];
         sum = Ops::fma(Ops::load(x + int64_t(v) * kColumns), values.vec[v], sum);
       }
     }
   }
-  void finish() const {
-    for (int r = 0; r < kRows; ++r) {
-      float parts[kColumns];
-      typename Ops::Vec all = sum_[r][0];
-      for (int i = 1; i < kChains; ++i) all = Ops::add(all, sum_[r][i]);
-      Ops::store(parts, all);
-      for (int half = kColumns / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
-      dot_.sums[r] = parts[0];
-    }
+  __attribute__((always_inline)) void finish() const {
+#pragma GCC unroll 4
+    for (int i = 0; i < kLines; ++i)
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        typename Ops::Vec all = sum_[i][r][0];
+        for (int c = 1; c < kChains; ++c) all = Ops::add(all, sum_[i][r][c]);
+        dot_.sums[r * kDotLines + smaller(first_ + i, dot_.lines - 1)] = total(all);
+      }
   }
 
  private:
@@ -88,8 +113,22 @@ class DotSums {
   };
   static constexpr int kVecs = kLineBytes / Ops::kBytes, kColumns = Ops::kBytes / 4, kChains = 4;
 
+  // Halves are added to each other.
+  static float total(typename Ops::Vec all) {
+    if constexpr (requires { Ops::total(all); }) {
+      return Ops::total(all);
+    } else {
+      float parts[kColumns];
+      Ops::store(parts, all);
+      for (int half = kColumns / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
+      return parts[0];
+    }
+  }
+
   const CodedDot& dot_;
-  typename Ops::Vec sum_[kRows][kChains];
+  const int first_;
+  typename Ops::Vec sum_[kLines][kRows][kChains];
 };
 
 // The values of 64 nibbles as fp32, in the order nibble_order.
@@ -128,21 +167,24 @@ NibbleLines<Ops> up_to(const NibbleLines<Ops>& lines, int64_t count, bool high_f
 template <class Ops, Rounding kRounding, bool kZeros, int kRows>
 void dot_nibbles_of(const CodedDot& dot, bool high_first) {
   using Tables = typename Ops::DotNibbles;
-  DotSums<Ops, kRows> sums(dot);
-  const auto add = [&](int64_t at, const NibbleLines<Ops>& lines) {
+  constexpr int kLines = kLinesAtOnce<Ops, kRows>;
+  for_lines_at_once<kLines>(dot, [&](int first, const CodedRun(&runs)[kLines]) {
+    DotSums<Ops, kRows, kLines> sums(dot, first);
+    const auto add = [&](int line, int64_t at, const NibbleLines<Ops>& values) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kCodesChunk / kLanes; ++i)
-      sums.add(i, at + int64_t(i) * kLanes, lines.line[i]);
-  };
-  for_each_chunk<Tables, kRounding, kZeros>(
-      dot.run,
-      [&](int64_t at, const uint8_t* from, const auto& table) {
-        add(at, Tables::lines(from, table));
-      },
-      [&](int64_t at, const uint8_t* from, const auto& table) {
-        add(at, up_to<Ops>(Tables::lines(from, table), dot.run.count - at, high_first));
-      });
-  sums.finish();
+      for (int i = 0; i < kCodesChunk / kLanes; ++i)
+        sums.add(line, i, at + int64_t(i) * kLanes, values.line[i]);
+    };
+    for_each_chunk<Tables, kRounding, kZeros>(
+        runs,
+        [&](int line, int64_t at, const uint8_t* from, const auto& table) {
+          add(line, at, Tables::lines(from, table));
+        },
+        [&](int line, int64_t at, const uint8_t* from, const auto& table) {
+          add(line, at, up_to<Ops>(Tables::lines(from, table), dot.run.count - at, high_first));
+        });
+    sums.finish();
+  });
 }
 template <class Ops, bool kHighFirst, int kRows>
 void dot_nibbles(const CodedDot& dot) {
@@ -150,7 +192,7 @@ void dot_nibbles(const CodedDot& dot) {
     dot_nibbles_of<Ops, Rounding::kExact, false, kRows>(dot, kHighFirst);
   else if (dot.run.zeros)
     dot_nibbles_of<Ops, Rounding::kBf16, true, kRows>(dot, kHighFirst);
-  else if (are_quick(dot.run))
+  else if (are_quick(dot))
     dot_nibbles_of<Ops, Rounding::kQuick, false, kRows>(dot, kHighFirst);
   else
     dot_nibbles_of<Ops, Rounding::kBf16, false, kRows>(dot, kHighFirst);
@@ -158,12 +200,14 @@ void dot_nibbles(const CodedDot& dot) {
 
 template <class Ops, LineCodes kCodes>
 bool decode_quick(const CodedRun& run, uint16_t* to) {
-  return for_each_quick<Ops, kCodes>(run, [&](int64_t at, const typename Ops::Line(&lines)[2]) {
-    if (run.count - at >= kCodesAlign) return Ops::put_high_words(to + at, lines);
-    uint16_t values[kCodesAlign];
-    Ops::put_high_words(values, lines);
-    __builtin_memcpy(to + at, values, size_t(run.count - at) * sizeof(uint16_t));
-  });
+  const CodedRun runs[] = {run};
+  return for_each_quick<Ops, kCodes>(
+      runs, [&](int, int64_t at, const typename Ops::Line(&lines)[2]) {
+        if (run.count - at >= kCodesAlign) return Ops::put_high_words(to + at, lines);
+        uint16_t values[kCodesAlign];
+        Ops::put_high_words(values, lines);
+        __builtin_memcpy(to + at, values, size_t(run.count - at) * sizeof(uint16_t));
+      });
 }
 template <class Ops, LineCodes kCodes, bool kHalf>
 void decode_bytes(const CodedRun& run, uint16_t* to) {
@@ -178,30 +222,36 @@ void decode_bytes(const CodedRun& run, uint16_t* to) {
 
 template <class Ops, LineCodes kCodes, int kRows>
 bool dot_quick(const CodedDot& dot) {
-  DotSums<Ops, kRows> sums(dot);
-  const bool done =
-      for_each_quick<Ops, kCodes>(dot.run, [&](int64_t at, const typename Ops::Line(&lines)[2]) {
-        sums.add(0, at, lines[0]);
-        sums.add(1, at + kLanes, lines[1]);
-      });
-  if (done) sums.finish();
+  constexpr int kLines = kLinesAtOnce<Ops, kRows>;
+  bool done = true;
+  for_lines_at_once<kLines>(dot, [&](int first, const CodedRun(&runs)[kLines]) {
+    DotSums<Ops, kRows, kLines> sums(dot, first);
+    done &= for_each_quick<Ops, kCodes>(
+        runs, [&](int line, int64_t at, const typename Ops::Line(&lines)[2]) {
+          sums.add(line, 0, at, lines[0]);
+          sums.add(line, 1, at + kLanes, lines[1]);
+        });
+    sums.finish();
+  });
   return done;
 }
 template <class Ops, LineCodes kCodes, int kRows>
 void dot_bytes(const CodedDot& dot) {
-  if (are_quick(dot.run) && dot_quick<Ops, kCodes, kRows>(dot)) return;
-  DotSums<Ops, kRows> sums(dot);
-  for_each_line<Ops, kCodes>(dot.run,
-                             [&](int half, int64_t at, int count, typename Ops::Line line) {
-                               line = Ops::round_bf16(line);
-                               if (count < kLanes) {
-                                 alignas(kLineBytes) float values[kLanes] = {};
-                                 Ops::put_f32(values, line, count);
-                                 line = Ops::f32(values, kLanes);
-                               }
-                               sums.add(half, at, line);
-                             });
-  sums.finish();
+  if (are_quick(dot) && dot_quick<Ops, kCodes, kRows>(dot)) return;
+  for_lines_at_once<1>(dot, [&](int first, const CodedRun(&runs)[1]) {
+    DotSums<Ops, kRows, 1> sums(dot, first);
+    for_each_line<Ops, kCodes>(runs[0],
+                               [&](int half, int64_t at, int count, typename Ops::Line line) {
+                                 line = Ops::round_bf16(line);
+                                 if (count < kLanes) {
+                                   alignas(kLineBytes) float values[kLanes] = {};
+                                   Ops::put_f32(values, line, count);
+                                   line = Ops::f32(values, kLanes);
+                                 }
+                                 sums.add(0, half, at, line);
+                               });
+    sums.finish();
+  });
 }
 
 template <class Ops, int kRows = kLinesRows>

@@ -20,18 +20,33 @@ __attribute__((always_inline)) inline typename Ops::Vec quick_bf16(typename Ops:
   return Ops::fma(power, Ops::broadcast(&kDown), Ops::fma(power, Ops::broadcast(&kUp), v));
 }
 
-// quick_bf16 rounds every value of the run.
-inline bool are_quick(const CodedRun& run) {
+inline int64_t blocks_of(const CodedRun& run) {
+  return run.block.of(run.first + run.count - 1) - run.block.of(run.first) + 1;
+}
+// quick_bf16 rounds the values of every one of these scales.
+inline bool are_quick(const CodedRun& run, const float* scales, int64_t count) {
   if (run.zeros || !(run.least_scale <= run.most_scale)) return false;
   const auto bits = [](float f) { return __builtin_bit_cast(uint32_t, f); };
   const uint32_t least = bits(run.least_scale), range = bits(run.most_scale) - least;
-  const int64_t blocks = run.block.of(run.first + run.count - 1) - run.block.of(run.first) + 1;
   uint32_t others = 0;
-  for (int64_t i = 0; i < blocks; ++i) {
-    const uint32_t scale = bits(run.scales[i]) & 0x7fffffffu;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t scale = bits(scales[i]) & 0x7fffffffu;
     others |= uint32_t(scale != 0) & uint32_t(scale - least > range);
   }
   return !others;
+}
+inline bool are_quick(const CodedRun& run) {
+  return are_quick(run, run.scales, blocks_of(run));
+}
+// Of all lines.
+inline bool are_quick(const CodedDot& dot) {
+  const int64_t blocks = blocks_of(dot.run);
+  if (dot.scale_stride == blocks) return are_quick(dot.run, dot.run.scales, dot.lines * blocks);
+  const int differ = dot.scale_stride ? dot.lines : 1;
+  bool quick = true;
+  for (int64_t i = 0; quick && i < differ; ++i)
+    quick = are_quick(dot.run, dot.run.scales + i * dot.scale_stride, blocks);
+  return quick;
 }
 
 // A NaN that no rounding carries over to a number.
@@ -58,7 +73,7 @@ inline const uint8_t* chunk_bytes(const uint8_t* from, int64_t bytes, int64_t ch
 
 // The lines of a matrix follow each other, so what comes soon is asked for early.
 inline void prefetch_ahead(const uint8_t* codes) {
-  constexpr int kAhead = 2048;
+  constexpr int kAhead = 8192;
   __builtin_prefetch(codes + kAhead, 0, 2);
 }
 
@@ -81,44 +96,63 @@ class BlockSteps {
   int64_t end_;
 };
 
-// body(position, bytes, table) for each whole chunk of a run, then last(position, bytes, table) for
-// what is left. The table is made again where one of its blocks is another.
-template <class Tables, Rounding kRounding, bool kZeros, class Body, class Last>
-__attribute__((always_inline)) inline void for_each_chunk(const CodedRun& run, const Body& body,
-                                                          const Last& last) {
+// Runs of the same positions of some lines: body(line, position, bytes, table) for each whole
+// chunk, then last(line, position, bytes, table) for what is left. The table is made again where
+// one of its blocks is another.
+template <class Tables, Rounding kRounding, bool kZeros, int kLines, class Body, class Last>
+__attribute__((always_inline)) inline void for_each_chunk(const CodedRun (&runs)[kLines],
+                                                          const Body& body, const Last& last) {
   constexpr bool kNeverRounds = kRounding == Rounding::kQuick || kRounding == Rounding::kExact;
-  const auto numbers = Tables::numbers(run.numbers);
-  const float *const scales = run.scales, *const zeros = run.zeros;
-  const uint8_t* const codes = run.codes + run.first / 2;
-  const int64_t count = run.count;
-  BlockSteps steps(run);
-  const auto values = [&] {
-    const float scale = scales[steps.index];
-    return Tables::template values<kRounding, kZeros>(numbers, kNeverRounds ? scale : quiet(scale),
-                                                      kZeros ? zeros[steps.index] : 0.0f);
+  const auto numbers = Tables::numbers(runs[0].numbers);
+  const float *scales[kLines], *zeros[kLines];
+  const uint8_t* codes[kLines];
+  for (int i = 0; i < kLines; ++i) {
+    scales[i] = runs[i].scales;
+    zeros[i] = runs[i].zeros;
+    codes[i] = runs[i].codes + runs[i].first / 2;
+  }
+  const int64_t count = runs[0].count;
+  BlockSteps steps(runs[0]);
+  typename Tables::Values now[kLines] = {};
+  typename Tables::NibbleTable table[kLines] = {};
+  const auto find_values = [&] {
+#pragma GCC unroll 4
+    for (int i = 0; i < kLines; ++i) {
+      const float scale = scales[i][steps.index], zero = kZeros ? zeros[i][steps.index] : 0.0f;
+      now[i] = Tables::template values<kRounding, kZeros>(
+          numbers, kNeverRounds ? scale : quiet(scale), zero);
+    }
   };
-  typename Tables::Values now = {};
-  typename Tables::NibbleTable table = {};
   bool differ = false;  // the halves of the table
   const auto find = [&](int64_t at, bool two) {
     const bool first_begins = steps.begins(at);
-    if (first_begins) now = values();
-    const auto first = now;
+    if (first_begins) find_values();
+    typename Tables::Values first[kLines];
+#pragma GCC unroll 4
+    for (int i = 0; i < kLines; ++i) first[i] = now[i];
     const bool second_begins = two && steps.begins(at + kCodesAlign);
-    if (second_begins) now = values();
-    if (first_begins || second_begins || differ) table = Tables::table(first, now);
+    if (second_begins) find_values();
+    if (first_begins || second_begins || differ)
+#pragma GCC unroll 4
+      for (int i = 0; i < kLines; ++i) table[i] = Tables::table(first[i], now[i]);
     differ = second_begins;
   };
   int64_t at = 0;
   for (; at + kCodesChunk <= count; at += kCodesChunk) {
     find(at, true);
-    prefetch_ahead(codes + at / 2);
-    body(at, codes + at / 2, table);
+#pragma GCC unroll 4
+    for (int i = 0; i < kLines; ++i) {
+      prefetch_ahead(codes[i] + at / 2);
+      body(i, at, codes[i] + at / 2, table[i]);
+    }
   }
   if (at == count) return;
   find(at, at + kCodesAlign < count);
-  uint8_t padded[kCodesChunk / 2];
-  last(at, chunk_bytes(codes + at / 2, (count - at + 1) / 2, kCodesChunk / 2, padded), table);
+  for (int i = 0; i < kLines; ++i) {
+    uint8_t padded[kCodesChunk / 2];
+    last(i, at, chunk_bytes(codes[i] + at / 2, (count - at + 1) / 2, kCodesChunk / 2, padded),
+         table[i]);
+  }
 }
 
 // body(0 or 1, position, count, Line of fp32) for each 16 values of a run of bytes.
@@ -156,24 +190,37 @@ __attribute__((always_inline)) inline void for_each_line(const CodedRun& run, co
     }
   }
 }
-// body(position, two Lines of fp32) for each 32 values of a run that is quick, rounded to bf16;
-// those beyond the end are of zero codes. False: a NaN is among the codes, and values are wrong.
-template <class Ops, LineCodes kCodes, class Body>
-__attribute__((always_inline)) inline bool for_each_quick(const CodedRun& run, const Body& body) {
+// Runs of the same positions of some lines, that are quick: body(line, position, two Lines of
+// fp32) for each 32 values, rounded to bf16; those beyond the end are of zero codes. False: a NaN
+// is among the codes, and values are wrong.
+template <class Ops, LineCodes kCodes, int kLines, class Body>
+__attribute__((always_inline)) inline bool for_each_quick(const CodedRun (&runs)[kLines],
+                                                          const Body& body) {
   constexpr bool kE4m3 = kCodes == LineCodes::kE4m3;
   constexpr int kVecs = kLineBytes / Ops::kBytes;
   struct Vecs {
     typename Ops::Vec vec[kVecs];
   };
-  const uint8_t* const codes = run.codes + run.first;
+  const float* scales[kLines];
+  const uint8_t* codes[kLines];
+  for (int i = 0; i < kLines; ++i) {
+    scales[i] = runs[i].scales;
+    codes[i] = runs[i].codes + runs[i].first;
+  }
+  const int64_t count = runs[0].count;
   typename Ops::E4m3Seen seen = {};
-  BlockSteps steps(run);
-  typename Ops::Vec scale = Ops::zero();
-  const auto part = [&](int64_t at, const uint8_t* from) {
-    if (steps.begins(at)) {
-      const float own = run.scales[steps.index] * (kE4m3 ? 256.0f : 1.0f);
-      scale = Ops::broadcast(&own);
+  BlockSteps steps(runs[0]);
+  typename Ops::Vec scale[kLines];
+  for (auto& own : scale) own = Ops::zero();
+  const auto find_scales = [&](int64_t at) {
+    if (!steps.begins(at)) return;
+#pragma GCC unroll 4
+    for (int i = 0; i < kLines; ++i) {
+      const float own = scales[i][steps.index] * (kE4m3 ? 256.0f : 1.0f);
+      scale[i] = Ops::broadcast(&own);
     }
+  };
+  const auto part = [&](int line, int64_t at, const uint8_t* from) {
     typename Ops::Line lines[2];
     if constexpr (kE4m3) {
       Ops::e4m3_parts(from, lines, seen);
@@ -181,22 +228,28 @@ __attribute__((always_inline)) inline bool for_each_quick(const CodedRun& run, c
       lines[0] = Ops::i8(reinterpret_cast<const int8_t*>(from));
       lines[1] = Ops::i8(reinterpret_cast<const int8_t*>(from + kLanes));
     }
-    for (auto& line : lines) {
-      Vecs values = __builtin_bit_cast(Vecs, line);
-      for (auto& vec : values.vec) vec = quick_bf16<Ops>(Ops::mul(vec, scale));
-      line = __builtin_bit_cast(typename Ops::Line, values);
+    for (auto& found : lines) {
+      Vecs values = __builtin_bit_cast(Vecs, found);
+      for (auto& vec : values.vec) vec = quick_bf16<Ops>(Ops::mul(vec, scale[line]));
+      found = __builtin_bit_cast(typename Ops::Line, values);
     }
-    body(at, lines);
+    body(line, at, lines);
   };
   int64_t at = 0;
-  for (; at + kCodesChunk <= run.count; at += kCodesChunk) {
-    prefetch_ahead(codes + at);
-    part(at, codes + at);
-    part(at + kCodesAlign, codes + at + kCodesAlign);
+  for (; at + kCodesAlign <= count; at += kCodesAlign) {
+    find_scales(at);
+#pragma GCC unroll 4
+    for (int i = 0; i < kLines; ++i) {
+      if (at % kCodesChunk == 0) prefetch_ahead(codes[i] + at);
+      part(i, at, codes[i] + at);
+    }
   }
-  for (; at < run.count; at += kCodesAlign) {
-    uint8_t padded[kCodesAlign];
-    part(at, chunk_bytes(codes + at, run.count - at, kCodesAlign, padded));
+  if (at < count) {
+    find_scales(at);
+    for (int i = 0; i < kLines; ++i) {
+      uint8_t padded[kCodesAlign];
+      part(i, at, chunk_bytes(codes[i] + at, count - at, kCodesAlign, padded));
+    }
   }
   return !(kE4m3 && Ops::any_nan(seen));
 }
