@@ -44,7 +44,7 @@ GRADIENTS = {
 NO_CONSTRUCTOR = {"moec_allocator", "moec_thread_pool"}  # moec.i leaves them out
 # Of functions without a stream, those that may wait, or free what is waited for.
 WAITS = re.compile(
-    r"_(alloc|count|create|free|load|poll|sync|trim|backend_describe|device_query)$")
+    r"_(abort|alloc|count|create|free|load|poll|sync|trim|backend_describe|device_query)$")
 
 
 def wrapped(text, indent, limit=100):

@@ -22,6 +22,10 @@ void moec_comm_free(moec_comm* comm) {
   free_handle<Comm>(comm);
 }
 
+moec_status moec_comm_abort(const moec_comm* comm) {
+  return guard(__func__, [&] { self<Comm>(comm, "comm").transport().abort(); });
+}
+
 moec_status moec_comm_sum(moec_comm* comm, const moec_tensor* in_out, moec_stream stream) {
   return guard(__func__, [&] {
     Comm& c = self<Comm>(comm, "comm");

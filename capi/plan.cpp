@@ -53,6 +53,13 @@ moec_status moec_plan_from_map(moec_plan* plan, const moec_tensor* routing_map,
   });
 }
 
+moec_status moec_plan_from_rule(moec_plan* plan, uint32_t rule, int64_t num_tokens,
+                                const moec_tensor* routing_weights, moec_stream stream) {
+  return guard(__func__, [&] {
+    self<Plan>(plan, "plan").from_rule(rule, num_tokens, routing_weights, stream);
+  });
+}
+
 moec_status moec_plan_from_scores(moec_plan* plan, const moec_tensor* scores,
                                   const moec_tensor* token_mask, moec_stream stream) {
   return guard(__func__, [&] {

@@ -129,6 +129,23 @@ func (p *Plan) FromTopK(expertIDs, routingWeights Tensor, stream Stream) error {
 	})
 }
 
+// FromRule rebuilds the plan from ids that a rule gives (raw.PlanRoundRobin: forced balance, for
+// benchmarks; raw.PlanEqualCounts: as many rows for each local expert, one after the other) and
+// routing weights [T,K] (float32; zero Tensor = 1).
+func (p *Plan) FromRule(rule uint32, numTokens int64, routingWeights Tensor, stream Stream) error {
+	var pin pins
+	defer pin.release()
+	defer runtime.KeepAlive(p)
+	w := pin.tensor(routingWeights)
+	optional := unsafe.Pointer(&w)
+	if w.Dtype == 0 {
+		optional = nil
+	}
+	return call(func() int32 {
+		return raw.PlanFromRule(p.raw, rule, numTokens, optional, uintptr(stream))
+	})
+}
+
 // Totals are routed rows, rows in use, dropped rows and the largest group. Waits for the stream.
 func (p *Plan) Totals(stream Stream) ([4]int32, error) {
 	defer runtime.KeepAlive(p)

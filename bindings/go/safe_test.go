@@ -226,6 +226,16 @@ func TestPlan(t *testing.T) {
 	if err := plan.FromTopK(NewTensor([]int64(nil), 0, 2), none, 0); err != nil {
 		t.Fatal(err)
 	}
+	if err := plan.FromRule(raw.PlanRoundRobin, 8, Tensor{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if totals, err = plan.Totals(0); err != nil || totals[0] != 16 || totals[3] != 4 {
+		t.Fatalf("%v, %v; 16 rows, 4 of each expert, are right", totals, err)
+	}
+	err = plan.FromRule(raw.PlanEqualCounts, 8, Tensor{}, 0)
+	if !errors.As(err, &failure) || failure.Code != raw.EMismatch {
+		t.Fatalf("%v; E_MISMATCH is right", err)
+	}
 }
 
 // A library that cannot be loaded is an *Error like any other, and can be named.

@@ -269,10 +269,11 @@ int32_t use_openmp(moec_context_desc *desc, int32_t num_threads) {
 %inline %{
 /* Functions at these addresses, as ctypes gives them, become the callbacks of a communicator. */
 void set_callbacks(moec_comm_callbacks *callbacks, void *all_gather, void *all_to_all,
-                   void *all_to_all_v) {
+                   void *all_to_all_v, void *abort) {
   *(void **)&callbacks->all_gather = all_gather;
   *(void **)&callbacks->all_to_all = all_to_all;
   *(void **)&callbacks->all_to_all_v = all_to_all_v;
+  *(void **)&callbacks->abort = abort;
 }
 /* Expert ranges are in the caller's memory until moec_ep_create has copied them. */
 void set_expert_begin(moec_ep_desc *desc, void *expert_begin) {
@@ -281,8 +282,18 @@ void set_expert_begin(moec_ep_desc *desc, void *expert_begin) {
 %}
 
 %inline %{
-/* A status, of which moec_last_error knows what moec_comm_create refused alone, and the comm. */
-int32_t comm_from_nccl(const moec_context *context, void *nccl_comm, moec_comm **out) {
-  return moec_comm_from_nccl(context, nccl_comm, NULL, out);
+static int leave_alone(void *nccl_comm) {
+  (void)nccl_comm;
+  return 0;
+}
+/* A status, of which moec_last_error knows what moec_comm_create refused alone, and the comm.
+   is_lent: the one who lent it calls ncclCommAbort himself. */
+int32_t comm_from_nccl(const moec_context *context, void *nccl_comm, int is_lent,
+                       moec_comm **out) {
+  moec_nccl_api api;
+  if (!is_lent) return moec_comm_from_nccl(context, nccl_comm, NULL, out);
+  if (moec_nccl_find(&api)) return MOEC_E_UNSUPPORTED;
+  api.abort = leave_alone;
+  return moec_comm_from_nccl(context, nccl_comm, &api, out);
 }
 %}

@@ -73,6 +73,7 @@ SIZED(moec_ep_state)
 %thread moec_plan_from_topk;
 %thread moec_plan_from_logits;
 %thread moec_plan_from_map;
+%thread moec_plan_from_rule;
 %thread moec_plan_from_scores;
 %thread moec_plan_export;
 %thread moec_plan_totals_sync;
@@ -106,6 +107,7 @@ SIZED(moec_ep_state)
 %thread moec_layer_backward;
 %thread moec_comm_create;
 %thread moec_comm_free;
+%thread moec_comm_abort;
 %thread moec_comm_sum;
 %thread moec_ep_create;
 %thread moec_ep_free;

@@ -102,8 +102,18 @@ struct LossArgs {
 };
 
 // ---------------------------------------------------------------- plan
-struct PlanSource {  // what a plan is built from: ids (+ weights), a map (+ probs), or scores
-  Array expert_ids;  // [T,K] i32|i64; may alias plan.expert_ids
+// Ids that follow from the place of a slot: `run` slots in a row have one expert, the next ones the
+// next of `count`, and so round and round.
+struct IdRule {
+  int64_t run = 0;  // 0: there is no rule
+  int32_t first = 0, count = 0;
+  MOEC_HD int32_t id(int64_t slot) const { return first + int32_t(slot / run % count); }
+};
+
+// What a plan is built from: ids or their rule (+ weights), a map (+ probs), or scores.
+struct PlanSource {
+  Array expert_ids;              // [T,K] i32|i64; may alias plan.expert_ids
+  IdRule rule;                   // instead of expert_ids
   const float* routing_weights;  // [T,K] or null = 1; may alias plan.routing_weights
   Array routing_map;             // [T,E] u8|bool|i32
   const float* probs;            // [T,E] or null

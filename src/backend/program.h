@@ -279,6 +279,11 @@ class ExpertsPath {
   virtual std::string hint() const { return {}; }
 };
 
+struct Taken {  // what ran a call
+  const ExpertsPath* path;
+  bool is_fallback;  // a better one, asked to run it, did not
+};
+
 using ExpertsPaths = std::span<const ExpertsPath* const>;  // best first
 
 }  // namespace moec

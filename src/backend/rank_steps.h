@@ -50,6 +50,18 @@ struct Overflow {
   }
 };
 
+// Adds one to a number of the device, and shows it in memory that host and device reach. Steps that
+// have one call it at their index 0.
+struct CountUp {
+  uint64_t* number = nullptr;  // null: nothing is counted
+  volatile uint64_t* shown = nullptr;
+
+  int64_t count() const { return number != nullptr; }
+  MOEC_HD void operator()(int64_t i) const {
+    if (number && i == 0) *shown = ++*number;
+  }
+};
+
 struct PickRows {  // to[i] = from[index[i]]; where index[i] < 0, to[i] is left alone
   const void* from;
   const int32_t* index;  // [rows]
@@ -75,6 +87,7 @@ struct SumRows {
   bool add;                         // what y holds; else + nothing
   Array y;                          // out [T,H]
   const int32_t* broken = nullptr;  // where it is set, y is NaN; or null
+  CountUp ended = {};
 
   int64_t count() const { return num_tokens; }
 };
@@ -116,9 +129,11 @@ struct PackBlocks {
   const int32_t* wanted;  // [N] of PlanRoutes
   int32_t num_ranks;
   int64_t stride;  // places of a rank
+  CountUp begun = {};
 
   int64_t count() const { return pack.count(); }
   MOEC_HD void operator()(int64_t i) const {
+    begun(i);
     const int64_t place = i / pack.top_k, rank = place / stride, line = place - rank * stride;
     const auto k = int32_t(i - place * pack.top_k);
     int32_t* const block = pack.to + rank * header_block(stride, pack.columns);
@@ -143,6 +158,7 @@ struct SendToAll {
   int32_t num_ranks, width;     // width: min(K, N)
   int32_t* sum_index;           // [T,width] places of the partial rows of a token, by rank; -1 ends
   int32_t* slot_row;            // [T,K] place of the partial row that slot k is in, or -1
+  CountUp begun = {};
 
   int64_t count() const { return pack.places; }
   MOEC_HD int32_t owner(int64_t id) const {
@@ -155,6 +171,7 @@ struct SendToAll {
     return low;
   }
   MOEC_HD void operator()(int64_t t) const {
+    begun(t);
     if (t == 0) *header_to = header;
     for (int32_t k = 0; k < pack.top_k; ++k) {
       pack.write(t, k, pack.to + t * pack.columns);
@@ -180,9 +197,11 @@ struct UnpackIds {
   int32_t* broken;              // set for good where a rank disagrees; then no guest has an id
   int32_t *ids, *adapter_ids;   // [G,K], [G]
   float* weights;               // [G,K]
+  CountUp ended = {};
 
   int64_t count() const { return guests; }
   MOEC_HD void operator()(int64_t row) const {
+    ended(row);
     const int64_t rank = bound ? row / bound : 0, behind = bound ? row - rank * bound : row;
     const int32_t* const block = from + (bound ? rank * header_block(bound, columns) : 0);
     const bool agrees = !bound || agree(rank, behind == 0);
@@ -297,7 +316,7 @@ struct AddRanks {
 };
 
 using RankSteps =
-    std::variant<PlanRoutes, PickRows, SumRows, PackIds, PackBlocks, SendToAll, UnpackIds,
+    std::variant<CountUp, PlanRoutes, PickRows, SumRows, PackIds, PackBlocks, SendToAll, UnpackIds,
                  CapacityOfAll, BringWeights, KeepIdentities, TakeIdentities, AddRanks<float>,
                  AddRanks<double>, AddRanks<int32_t>, AddRanks<int64_t>>;
 struct RankStep : RankSteps {  // of a name that backend.h can say

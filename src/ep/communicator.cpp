@@ -118,10 +118,13 @@ void Communicator::leave(Call call, moec_status status) noexcept {
 
 void Communicator::finish(const char* callback, int32_t result) {
   if (result == 0) return;
+  require_well();  // abort() may have ended it
   const moec_status status = result == MOEC_E_TIMEOUT ? MOEC_E_TIMEOUT : MOEC_E_CALLBACK;
-  broken_ = status;
-  fail_native(status, result, "the callback %s returned %d%s; expected 0. The comm is broken now",
-              callback, result, status == MOEC_E_TIMEOUT ? ", its deadline passed" : "");
+  char what[96];
+  std::snprintf(what, sizeof what, "the callback %s returned %d%s", callback, result,
+                status == MOEC_E_TIMEOUT ? ", its deadline passed" : "");
+  give_up(status, what);
+  fail_native(status, result, "%s; expected 0. The comm is broken now", what);
 }
 
 void Communicator::disagree(int32_t rank, const char* fact, const Disagreement& found) const {
@@ -149,10 +152,12 @@ void Communicator::require_waiting(moec_stream stream) {
 
 void Communicator::call_all_gather(const void* send, void* recv, uint64_t bytes,
                                    moec_stream stream) {
+  require_well();
   finish("all_gather", callbacks_.all_gather(callbacks_.user, send, recv, bytes, stream));
 }
 void Communicator::call_all_to_all(const void* send, void* recv, uint64_t bytes,
                                    moec_stream stream) {
+  require_well();
   finish("all_to_all", callbacks_.all_to_all(callbacks_.user, send, recv, bytes, stream));
 }
 void Communicator::all_gather(const void* send, void* recv, uint64_t bytes, moec_stream stream) {
@@ -170,6 +175,7 @@ void Communicator::all_to_all(const void* send, void* recv, uint64_t bytes, moec
 void Communicator::all_to_all_v(const void* send, Parts sent, void* recv, Parts received,
                                 uint64_t unit, uint64_t longest, moec_stream stream) {
   const auto call = [&](const void* from, Parts out, void* to, Parts in, uint64_t step) {
+    require_well();
     finish("all_to_all_v",
            callbacks_.all_to_all_v(callbacks_.user, from, out.bytes, out.at, to, in.bytes, in.at,
                                    step, queues() ? stream : nullptr));
@@ -180,19 +186,39 @@ void Communicator::all_to_all_v(const void* send, Parts sent, void* recv, Parts 
       [&](const void* from, Parts out, void* to, Parts in) { call(from, out, to, in, 1); });
 }
 
-moec_status Communicator::poll() const {
-  moec_status well = MOEC_OK;
-  if (callbacks_.poll && callbacks_.poll(callbacks_.user) != 0)
-    broken_.compare_exchange_strong(well, MOEC_E_COMM);
-  return broken_;
+void Communicator::ask() const {
+  const std::unique_lock lock(outside_, std::try_to_lock);
+  if (!lock || broken_ != MOEC_OK || !callbacks_.poll) return;
+  char what[64];
+  if (const int32_t result = callbacks_.poll(callbacks_.user)) {
+    std::snprintf(what, sizeof what, "the callback poll returned %d", result);
+    give_up(MOEC_E_COMM, what);
+  }
 }
 
 void Communicator::require_well() const {
   const moec_status status = broken_;
   MOEC_REQUIRE(status == MOEC_OK, status,
-               "the comm is broken since a callback failed with status %d; make another one of the "
-               "ranks that are left",
-               status);
+               "%s. The comm is broken; make another one of the ranks that are left", why_);
+}
+
+void Communicator::abort() const {
+  MOEC_REQUIRE(
+      callbacks_.abort, MOEC_E_UNSUPPORTED,
+      "callbacks.abort of the comm is NULL; what waits for a rank ends by its own deadline");
+  const std::lock_guard lock(outside_);
+  if (is_aborted_) return;
+  is_aborted_ = true;
+  give_up(MOEC_E_COMM, "moec_comm_abort was called");
+  const int32_t result = callbacks_.abort(callbacks_.user);
+  if (result)
+    fail_native(MOEC_E_CALLBACK, result, "the callback abort returned %d; expected 0", result);
+}
+
+void Communicator::give_up(moec_status status, const char* why) const noexcept {
+  if (is_given_up_.exchange(true)) return;
+  std::snprintf(why_, sizeof why_, "%s", why);
+  broken_ = status;
 }
 
 }  // namespace moec::ep

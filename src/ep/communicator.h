@@ -8,6 +8,7 @@
 #include <moec/moec.h>
 
 #include <atomic>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -64,7 +65,11 @@ class Communicator {
   bool moves_counts() const { return callbacks_.all_to_all_v != nullptr; }
   Reach reach() const { return reach_; }
   bool queues() const { return reach_ == Reach::kQueued; }
-  void wait(moec_stream stream) const { wait_(stream); }
+  // What waited for another rank may have been freed by abort().
+  void wait(moec_stream stream) const {
+    wait_(stream);
+    require_well();
+  }
   // E_WOULD_SYNC where `stream` is captured and that cannot be.
   void require_capturable(moec_stream stream) const;
   // E_WOULD_SYNC where `stream` is captured and callbacks queue. Nobody is told: that waits, too.
@@ -113,15 +118,20 @@ class Communicator {
     try {
       body();
     } catch (...) {
-      moec_status well = MOEC_OK;
-      broken_.compare_exchange_strong(well, current_error().code);
+      const Error error = current_error();
+      give_up(error.code, error.text);
       throw;
     }
   }
 
-  // 0, or what broke it. Asks the caller's poll.
-  moec_status poll() const;
+  // Asks the caller's poll. Never waits.
+  void ask() const;
   void require_well() const;
+  // Whatever waits for another rank ends, on streams and in callbacks, and the communicator is
+  // broken. From any thread.
+  void abort() const;
+  // It is broken from now on, if it was not before.
+  void give_up(moec_status status, const char* why) const noexcept;
   // E_MISMATCH of what a device found: `fact` differs on a rank.
   [[noreturn]] void disagree(int32_t rank, const char* fact, const Disagreement& found) const;
   int32_t number_ep() { return num_eps_++; }
@@ -148,6 +158,10 @@ class Communicator {
   uint64_t num_meetings_ = 0;
   bool is_settled_ = false;  // all ranks know that the call has failed
   int32_t num_eps_ = 0;
+  mutable std::mutex outside_;       // held while the caller's poll or abort is called
+  mutable bool is_aborted_ = false;  // under outside_
+  mutable std::atomic<bool> is_given_up_{false};
+  mutable char why_[192] = {};  // of broken_, written before it
   mutable std::atomic<moec_status> broken_{MOEC_OK};
 };
 

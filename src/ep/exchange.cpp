@@ -8,6 +8,7 @@ namespace moec::ep {
 namespace {
 
 using ll = long long;
+using ull = unsigned long long;
 
 constexpr const char* kFactNames[] = {"ep (of those made with the comm)", "bound",
                                       "x_beside (1: given)", "adapter_ids (1: given)"};
@@ -15,94 +16,34 @@ constexpr const char* kFactNames[] = {"ep (of those made with the comm)", "bound
 }  // namespace
 
 Exchange::Exchange(Communicator& comm, const Backend& backend, const Shape& shape,
-                   std::unique_ptr<Peers> peers)
+                   std::unique_ptr<Peers> peers, std::atomic<uint64_t>& calls_of_scheme)
     : comm_(comm),
       backend_(backend),
       shape_(shape),
       scheme_(scheme_of(shape.scheme)),
-      peers_(std::move(peers)) {
+      peers_(std::move(peers)),
+      progress_(comm.queues() && !peers_, shape.timeout_ms),
+      calls_of_scheme_(calls_of_scheme) {
   routes_.width = std::min(shape_.top_k, comm.size());
   for (auto* rows : {&routes_.sent, &routes_.sent_at, &routes_.received, &routes_.received_at})
     rows->resize(size_t(comm.size()));
 }
 
-int64_t Exchange::most_guests() const {
-  return scheme_.most_guests(shape_, comm_.size(), shape_.max_tokens);
-}
-
-// ---- memory. The outbox serves both ways: rows that go, and partial rows that come back.
-Exchange::Memory Exchange::lay_out(Arena& arena) const {
-  const auto sent = uint64_t(scheme_.most_sent(shape_, comm_.size(), shape_.max_tokens));
-  const auto guests = uint64_t(most_guests()), tokens = uint64_t(shape_.max_tokens);
-  const auto hidden = uint64_t(shape_.hidden), slots = uint64_t(shape_.top_k);
-  const auto ranks = uint64_t(comm_.size()), headers = 2 * ranks * uint64_t(kHeaderWords);
-  const uint64_t partial = hidden * uint64_t(dtype_bytes(shape_.partial_dtype));
-  Memory memory = {};
-  memory.outbox = arena.take(sent * std::max(row_bytes(), partial), 0);
-  memory.outbox_ids = arena.take_array<int32_t>(sent * (2 * slots + 1) + headers, 0);
-  memory.guests = arena.take(guests * row_bytes(), 0);
-  memory.beside =
-      shape_.flags & MOEC_EP_FORWARD_ONLY ? nullptr : arena.take(guests * row_bytes(), 0);
-  memory.guest_ids = arena.take_array<int32_t>(guests * (2 * slots + 1) + headers, 0);
-  memory.ids = arena.take_array<int32_t>(guests * slots, 0);
-  memory.adapter_ids = arena.take_array<int32_t>(guests, 0);
-  memory.weights = arena.take_array<float>(guests * slots, 0);
-  memory.partial = arena.take(guests * partial, 0);
-  memory.sum_index = arena.take_array<int32_t>(tokens * uint64_t(routes_.width), 0);
-  memory.slot_row = arena.take_array<int32_t>(tokens * slots, 0);
-  if (!scheme_.sends_to_all()) {
-    const int64_t N = comm_.size(), T = shape_.max_tokens;
-    memory.token = arena.take_array<int32_t>(sent, 0);
-    memory.wanted = arena.take_array<int32_t>(ranks, 0);
-    memory.counts = arena.take_array<int32_t>(PlanRoutes::count_words(N, T), 0);
-    if (drops_by_weight()) memory.keys = arena.take(PlanRoutes::key_bytes(N, T), 0);
-  }
-  memory.expert_begin = arena.take_array<int32_t>(ranks + 1, 0);
-  memory.broken = arena.take_array<int32_t>(1, 0);
-  return memory;
-}
-
-uint64_t Exchange::bytes() const {
-  if (peers_) return peers_->bytes();
-  Arena arena;
-  lay_out(arena);
-  return arena.size().base;
-}
-
-uint64_t Exchange::shared_bytes() const {
-  return uint64_t(comm_.size()) * (sizeof(Overflow) + sizeof(Disagreement) + sizeof(int32_t));
-}
-
-void Exchange::set_memory(void* memory, void* shared) {
-  std::memset(shared, 0, shared_bytes());
-  overflows_ = static_cast<Overflow*>(shared);
-  disagreements_ = reinterpret_cast<Disagreement*>(overflows_ + comm_.size());
-  counted_ = reinterpret_cast<int32_t*>(disagreements_ + comm_.size());
-  if (peers_) return peers_->set_reports(disagreements_);
-  Arena arena(memory, 0);
-  memory_ = lay_out(arena);
-  routes_.sum_index = memory_.sum_index;
-  routes_.slot_row = memory_.slot_row;
-  routes_.token = memory_.token;
-  if (comm_.reach() != Reach::kDirect)  // places that no token fills are sent, too
-    backend_.zero(memory, bytes(), nullptr);
-  backend_.zero(memory_.broken, sizeof(int32_t), nullptr);
-  backend_.copy(memory_.expert_begin, shape_.expert_begin.data(),
-                shape_.expert_begin.size() * sizeof(int32_t), nullptr);
-  comm_.wait(nullptr);  // calls come on any stream
-}
-
 // ---- what became of calls
-moec_status Exchange::poll() const {
-  const moec_status status = comm_.poll();
-  if (status != MOEC_OK) return status;
-  if (peers_) return peers_->status();
-  for (int32_t r = 0; r < comm_.size(); ++r)
-    if (disagreements_[r].fact) return MOEC_E_MISMATCH;
-  return MOEC_OK;
+void Exchange::require_progress() const {
+  Progress::Late late;
+  if (!progress_.is_late(late)) return;
+  char why[180];
+  std::snprintf(why, sizeof why,
+                "a %s of rank %d waits for another rank: %llu dispatches and %llu combines have "
+                "ended, none for %u ms, and %llu calls are queued",
+                late.step == Progress::kCombine ? "combine" : "dispatch", comm_.rank(),
+                ull(late.dispatches), ull(late.combines), shape_.timeout_ms, ull(late.queued));
+  comm_.give_up(MOEC_E_TIMEOUT, why);
 }
 
 void Exchange::require_well() const {
+  require_progress();
   comm_.require_well();
   if (peers_) return peers_->require_well();
   for (int32_t r = 0; r < comm_.size(); ++r)
@@ -121,7 +62,8 @@ Exchange::RowCounts Exchange::row_counts() const {
 
 // ---- dispatch
 // Where each token goes, and the ids that go with it.
-void Exchange::route(const Departure& from, const RankHeader& header, moec_stream stream) {
+void Exchange::route(const Departure& from, const RankHeader& header, CountUp begun,
+                     moec_stream stream) {
   const Tokens& tokens = from.tokens;
   routes_.num_tokens = tokens.count;
   routes_.bound = from.bound;
@@ -141,7 +83,7 @@ void Exchange::route(const Departure& from, const RankHeader& header, moec_strea
   if (counts_rows()) return backend_.between_ranks(pack, stream);
   if (!scheme_.sends_to_all())
     return backend_.between_ranks(
-        PackBlocks{pack, header, memory_.wanted, comm_.size(), places().stride}, stream);
+        PackBlocks{pack, header, memory_.wanted, comm_.size(), places().stride, begun}, stream);
   pack.to += kHeaderWords;
   SendToAll send = {};
   send.pack = pack;
@@ -152,6 +94,7 @@ void Exchange::route(const Departure& from, const RankHeader& header, moec_strea
   send.width = routes_.width;
   send.sum_index = routes_.sum_index;
   send.slot_row = routes_.slot_row;
+  send.begun = begun;
   backend_.between_ranks(send, stream);
 }
 
@@ -293,7 +236,9 @@ void Exchange::unpack_ids(const RankHeader& header, moec_stream stream) {
   unpack.ids = memory_.ids;
   unpack.adapter_ids = memory_.adapter_ids;
   unpack.weights = memory_.weights;
+  unpack.ended = progress_.ended(Progress::kDispatch);
   backend_.between_ranks(unpack, stream);
+  if (!unpack.guests) backend_.between_ranks(unpack.ended, stream);
 }
 
 Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
@@ -301,7 +246,7 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
   guests_ = {};
   if (peers_) {
     guests_ = peers_->dispatch(from, stream);
-    ++counters_.calls;
+    count_call();
     return guests_;
   }
   const int64_t values[kFacts] = {number_, from.bound, from.has_beside, from.has_adapter_ids};
@@ -314,18 +259,25 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
   header.num_tokens = from.tokens.count;
   const bool meets = this->meets(Call::kDispatch);
   if (meets) comm_.require_waiting(stream);
+  const bool is_captured = comm_.queues() && backend_.capturing(stream);
   prepare(Call::kDispatch, [&] {
     comm_.require_capturable(stream);
-    route(from, header, stream);
+    route(from, header, progress_.begun(Progress::kDispatch, is_captured), stream);
   });
-  learn(meets ? meet(from, facts, stream) : nullptr);
+  progress_.queue(Progress::kDispatch, is_captured);
+  try {
+    learn(meets ? meet(from, facts, stream) : nullptr);
+  } catch (...) {
+    progress_.take_back(Progress::kDispatch);
+    throw;
+  }
   comm_.in_step([&] {
     send_ids(stream);
     send_rows(from.x, 1.0f, memory_.guests, stream);
     if (from.has_beside) send_rows(from.beside, from.beside_scale, memory_.beside, stream);
     unpack_ids(header, stream);
   });
-  ++counters_.calls;
+  count_call();
   guests_ = {routes_.num_guests,
              routes_.total_tokens,
              memory_.guests,
@@ -353,12 +305,14 @@ void Exchange::combine(const Homecoming& to, moec_stream stream) {
   if (peers_) {
     guests_ = {};  // what the views show is of the next dispatch from now on
     peers_->combine(to, stream);
-    ++counters_.calls;
-    return;
+    return count_call();
   }
   const Fact facts[] = {{kFactNames[0], number_}, {"d_guest_weights (1: given)", to.has_weights}};
   prepare(Call::kCombine, [&] { comm_.require_capturable(stream); });
   if (!comm_.queues()) comm_.meet_plainly(Call::kCombine, facts);
+  const bool is_captured = comm_.queues() && backend_.capturing(stream);
+  backend_.between_ranks(progress_.begun(Progress::kCombine, is_captured), stream);
+  progress_.queue(Progress::kCombine, is_captured);
   const auto bring = [&](const void* from, void* home, uint64_t bytes) {
     scheme_.come_back(comm_, routes_, from, home, bytes, stream);
     count_bytes(bytes, true);
@@ -373,8 +327,9 @@ void Exchange::combine(const Homecoming& to, moec_stream stream) {
                                           routes_.slot_row, to.scale, to.d_routing_weights},
                              stream);
   }
-  ++counters_.calls;
-  if (!to.y) return;
+  count_call();
+  const CountUp ended = progress_.ended(Progress::kCombine);
+  if (!to.y || !routes_.num_tokens) return backend_.between_ranks(ended, stream);
   SumRows sum = {};
   sum.num_tokens = routes_.num_tokens;
   sum.hidden = shape_.hidden;
@@ -385,6 +340,7 @@ void Exchange::combine(const Homecoming& to, moec_stream stream) {
   sum.add = to.add;
   sum.y = {to.y, shape_.dtype};
   sum.broken = memory_.broken;
+  sum.ended = ended;
   backend_.between_ranks(sum, stream);
 }
 

@@ -12,6 +12,7 @@
 #include "backend/rank_steps.h"
 #include "core/workspace.h"
 #include "ep/peers.h"
+#include "ep/progress.h"
 #include "ep/schemes.h"
 
 namespace moec::ep {
@@ -46,9 +47,9 @@ struct Homecoming {
 
 class Exchange {
  public:
-  // peers: connected, of PEER; else null.
+  // peers: connected, of PEER; else null. calls_of_scheme: counts with those of other eps.
   Exchange(Communicator& comm, const Backend& backend, const Shape& shape,
-           std::unique_ptr<Peers> peers);
+           std::unique_ptr<Peers> peers, std::atomic<uint64_t>& calls_of_scheme);
 
   // ---- memory, given once: `bytes` of the device, and shared bytes that the device reports to
   uint64_t bytes() const;
@@ -72,8 +73,7 @@ class Exchange {
     comm_.attend(call, uint64_t(meets(Call::kDispatch)) + meets(Call::kCombine), body);
   }
 
-  // 0, or what broke the comm or the ep; and that as an error.
-  moec_status poll() const;
+  // What broke the comm or the ep, as an error.
   void require_well() const;
 
   // Both are collective. Arguments are checked.
@@ -106,6 +106,7 @@ class Exchange {
     int32_t *wanted, *counts;               // of PlanRoutes
     void* keys;
     int32_t *expert_begin, *broken;  // [N+1], [1]
+    uint64_t* progress;
   };
   Memory lay_out(Arena& arena) const;
   // Whether all ranks wait for each other, so that the others are told of one that fails before.
@@ -119,7 +120,8 @@ class Exchange {
   uint64_t block_bytes() const {  // of ids from one rank, with their header
     return uint64_t(header_block(places().stride, meta_columns_)) * sizeof(int32_t);
   }
-  void route(const Departure& from, const RankHeader& header, moec_stream stream);
+  void require_progress() const;
+  void route(const Departure& from, const RankHeader& header, CountUp begun, moec_stream stream);
   void plan(const Tokens& tokens, moec_stream stream);
   void count_rows(moec_stream stream);
   const Notice* meet(const Departure& from, std::span<const Fact> facts, moec_stream stream);
@@ -129,6 +131,10 @@ class Exchange {
   const void* pack(const void* rows, float scale, moec_stream stream);
   void unpack_ids(const RankHeader& header, moec_stream stream);
   void count_bytes(uint64_t row_bytes, bool homewards);
+  void count_call() {
+    ++counters_.calls;
+    calls_of_scheme_.fetch_add(1, std::memory_order_relaxed);
+  }
   uint64_t row_bytes() const { return uint64_t(shape_.hidden * dtype_bytes(shape_.dtype)); }
 
   Communicator& comm_;
@@ -144,7 +150,9 @@ class Exchange {
   Overflow* overflows_ = nullptr;          // [N]
   int32_t* counted_ = nullptr;             // [N] rows for each rank, where the host counts them
   Guests guests_;
+  Progress progress_;
   Counters counters_;
+  std::atomic<uint64_t>& calls_of_scheme_;  // of all eps of the context
 };
 
 }  // namespace moec::ep

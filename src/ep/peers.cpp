@@ -213,15 +213,6 @@ CapacityOfAll Peers::capacity_of_all(double factor, int32_t* to) const {
 }
 
 // ---- what became of them
-moec_status Peers::status() const {
-  for (int32_t r = 0; r < map_.num_ranks; ++r) {
-    const int64_t fact = map_.reports[r].fact;
-    if (fact == kPeerTimeout) return MOEC_E_TIMEOUT;
-    if (fact) return fact == kPeerOrder ? MOEC_E_INVALID_STATE : MOEC_E_MISMATCH;
-  }
-  return MOEC_OK;
-}
-
 void Peers::require_well() const {
   for (int32_t r = 0; r < map_.num_ranks; ++r) {
     const Disagreement& report = map_.reports[r];

@@ -35,7 +35,6 @@ class Peers {
   int64_t num_tokens() const { return num_tokens_; }
   // Of the last dispatch.
   CapacityOfAll capacity_of_all(double factor, int32_t* to) const;
-  moec_status status() const;  // 0, or what broke the ep
   void require_well() const;
 
  private:

@@ -19,8 +19,8 @@ Sizes sizes(ExpertsPaths paths, const moec_experts_desc& desc,
 void check(ExpertsPaths paths, const moec_experts_desc& desc);
 
 // Both queue the whole call, or throw E_UNSUPPORTED before anything is queued.
-void forward(ExpertsPaths paths, const ExpertsArgs& args, moec_stream stream);
-void backward(ExpertsPaths paths, const ExpertsGradArgs& args, moec_stream stream);
+Taken forward(ExpertsPaths paths, const ExpertsArgs& args, moec_stream stream);
+Taken backward(ExpertsPaths paths, const ExpertsGradArgs& args, moec_stream stream);
 // Members of a JSON object: for num_tokens tokens the path and its kernels, forward and backward.
 std::string describe(const Backend& backend, const moec_experts_desc& desc,
                      const WeightsView& weights, int64_t num_tokens);

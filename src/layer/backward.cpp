@@ -107,7 +107,7 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
           experts, {kept.expert_ids, kept.routing_weights, in.bound, in.has_adapter_ids, &plan},
           stream);
     else
-      experts::backward(backend.experts_paths(), experts, stream);
+      context_->count_path(experts::backward(backend.experts_paths(), experts, stream));
   }
   if (!trains_router) return;
   const Context::Timer timer(*context_, Phase::kRoute);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "backend/registry.h"
 #include "core/log.h"
@@ -40,6 +41,9 @@ void check_desc(const moec_context_desc& desc) {
                  "desc.allocator has alloc or release NULL; give both");
   }
 }
+
+// In the order of moec_stats.
+constexpr const char* kPaths[] = {"cpu", "portable", "sm90", "few_tokens"};
 
 uint64_t alignment_of(int32_t device_type) {
   return device_type == MOEC_CPU ? 64 : 256;
@@ -153,15 +157,31 @@ void Context::stats(moec_stats& out) const {
   out.host_syncs = counters_.host_syncs;
   out.flops = counters_.flops;
   scratch_->sizes(&out.workspace_bytes, &out.workspace_peak);
-  uint64_t* const ns[] = {&out.ns_route, &out.ns_plan, &out.ns_experts, &out.ns_combine};
-  for (int i = 0; i < 4; ++i) *ns[i] = counters_.phase_ns[i];
+  out.path_fallbacks = counters_.fallbacks;
+  const struct {
+    const std::atomic<uint64_t> (&from)[4];
+    uint64_t* to[4];
+  } fours[] = {
+      {counters_.phase_ns, {&out.ns_route, &out.ns_plan, &out.ns_experts, &out.ns_combine}},
+      {counters_.paths, {&out.path_cpu, &out.path_portable, &out.path_sm90, &out.path_few_tokens}},
+      {counters_.schemes, {&out.ep_gather, &out.ep_peer, &out.ep_rows, &out.ep_exact}}};
+  for (const auto& four : fours)
+    for (int i = 0; i < 4; ++i) *four.to[i] = four.from[i];
 }
 
 void Context::reset_stats() const {
   for (auto* counter : {&counters_.calls, &counters_.kernel_launches, &counters_.host_syncs,
-                        &counters_.flops, &counters_.allocs})
+                        &counters_.flops, &counters_.allocs, &counters_.fallbacks})
     counter->store(0, std::memory_order_relaxed);
-  for (auto& counter : counters_.phase_ns) counter.store(0, std::memory_order_relaxed);
+  for (auto* four : {&counters_.phase_ns, &counters_.paths, &counters_.schemes})
+    for (auto& counter : *four) counter.store(0, std::memory_order_relaxed);
+}
+
+void Context::count_path(const Taken& taken) const {
+  for (int i = 0; i < 4; ++i)
+    if (std::strcmp(kPaths[i], taken.path->name()) == 0)
+      counters_.paths[i].fetch_add(1, std::memory_order_relaxed);
+  if (taken.is_fallback) counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
 }
 
 Context::Timer::~Timer() {

@@ -56,6 +56,10 @@ class Context final : public Object {
   moec_status poll() const { return backend_->poll(); }
 
   void count_call() const { counters_.calls.fetch_add(1, std::memory_order_relaxed); }
+  void count_path(const Taken& taken) const;
+  std::atomic<uint64_t>& calls_of(uint32_t ep_scheme) const {
+    return counters_.schemes[ep_scheme - MOEC_EP_GATHER];
+  }
   void count_sync() const { counters_.host_syncs.fetch_add(1, std::memory_order_relaxed); }
   void stats(moec_stats& out) const;
   void reset_stats() const;
@@ -80,7 +84,7 @@ class Context final : public Object {
  private:
   struct Counters {
     std::atomic<uint64_t> calls{0}, kernel_launches{0}, host_syncs{0}, flops{0};
-    std::atomic<uint64_t> phase_ns[4] = {};
+    std::atomic<uint64_t> phase_ns[4] = {}, paths[4] = {}, fallbacks{0}, schemes[4] = {};
     mutable std::atomic<uint64_t> allocs{0};
   };
   struct DeviceMemory final : MemorySource {  // the caller's allocator, or the backend

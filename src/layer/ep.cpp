@@ -170,7 +170,7 @@ void Ep::make_exchange(const moec_ep_desc& desc, std::unique_ptr<ep::Peers> peer
   const bool has_own_memory = peers != nullptr;
   exchange_ = std::make_unique<ep::Exchange>(comm, context().backend(),
                                              checked_shape(desc, comm.size(), choice_.scheme),
-                                             std::move(peers));
+                                             std::move(peers), context().calls_of(choice_.scheme));
   if (!has_own_memory) memory_.emplace(context(), exchange_->bytes(), nullptr);
   shared_.emplace(context(), exchange_->shared_bytes());
   exchange_->set_memory(has_own_memory ? nullptr : memory_->data(), shared_->data());
@@ -310,7 +310,13 @@ void Ep::combine(const moec_ep_args& args, moec_stream stream) {
 
 void Ep::poll(moec_ep_state& state) const {
   const ep::Exchange::Counters& counters = exchange_->counters();
-  state.status = exchange_->poll();
+  transport().ask();
+  try {
+    exchange_->require_well();
+  } catch (const Error& error) {
+    state.status = error.code;
+    std::snprintf(state.message, sizeof state.message, "%.255s", error.text);
+  }
   state.calls = counters.calls;
   const ep::Exchange::RowCounts rows = exchange_->row_counts();
   state.rows_needed = rows.needed;

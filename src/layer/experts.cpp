@@ -290,7 +290,7 @@ void Experts::forward(const moec_experts_args& args, const Plan& plan, const Wei
     experts.saved = saved.data() + sizeof(SavedHeader);
   }
   const Context::Timer timer(*context_, Phase::kExperts);
-  experts::forward(context_->backend().experts_paths(), experts, stream);
+  context_->count_path(experts::forward(context_->backend().experts_paths(), experts, stream));
   saved.store();
 }
 
@@ -343,7 +343,7 @@ void Experts::backward(const moec_experts_grad_args& args, const Plan& plan, con
   saved.load();
   experts.saved = saved.data() + sizeof(SavedHeader);
   const Context::Timer timer(*context_, Phase::kExperts);
-  experts::backward(context_->backend().experts_paths(), experts, stream);
+  context_->count_path(experts::backward(context_->backend().experts_paths(), experts, stream));
 }
 
 std::string Experts::describe(const Weights& weights, int64_t num_tokens) const {

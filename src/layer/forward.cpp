@@ -71,7 +71,7 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
                        {kept.expert_ids, kept.routing_weights, in.bound, in.has_adapter_ids, &plan},
                        stream);
     else
-      experts::forward(backend.experts_paths(), experts, stream);
+      context_->count_path(experts::forward(backend.experts_paths(), experts, stream));
   }
   if (logits) backend.copy(logits.data, kept.logits, uint64_t(T * N) * 4, stream);
   if (ids) backend.copy(ids.data, kept.expert_ids, uint64_t(T * K) * 4, stream);

@@ -202,7 +202,7 @@ void PartedExperts::forward(const ExpertsArgs& args, const Routing& routing,
     home.adapters = nullptr;
     home.saved = saved ? saved + saved_bytes : nullptr;
     home.workspace = memory.experts;
-    experts::forward(backend.experts_paths(), home, stream);
+    context_->count_path(experts::forward(backend.experts_paths(), home, stream));
   } else if (saved) {
     backend.zero(saved + saved_bytes, bytes_for(home_sizes_.saved, args.num_tokens), stream);
   }
@@ -220,7 +220,7 @@ void PartedExperts::forward(const ExpertsArgs& args, const Routing& routing,
   routed.adapter_ids = guests.adapter_ids;
   // A guest whose rows were all dropped is awaited at home: with a capacity every row is written.
   routed.skip_absent = plan_desc_.drop == MOEC_DROP_NONE;
-  experts::forward(backend.experts_paths(), routed, stream);
+  context_->count_path(experts::forward(backend.experts_paths(), routed, stream));
   if (saved) {
     const uint64_t used = bytes_for(sizes.saved, guests.count);
     backend.zero(saved + used, saved_bytes - used, stream);
@@ -263,7 +263,7 @@ void PartedExperts::backward(const ExpertsGradArgs& args, const Routing& routing
     home.d_routing_weights = has_identity ? memory.d_home_weights : nullptr;
     home.d_expert_weights = nullptr;
     home.workspace = memory.experts;
-    experts::backward(backend.experts_paths(), home, stream);
+    context_->count_path(experts::backward(backend.experts_paths(), home, stream));
   }
   const PlanView plan = plan_guests(guests, memory, stream);
   ExpertsGradArgs routed = {};
@@ -282,7 +282,7 @@ void PartedExperts::backward(const ExpertsGradArgs& args, const Routing& routing
   routed.adapter_ids = guests.adapter_ids;
   routed.d_adapters = args.d_adapters;
   routed.workspace = memory.experts;
-  experts::backward(backend.experts_paths(), routed, stream);
+  context_->count_path(experts::backward(backend.experts_paths(), routed, stream));
   ep::Homecoming to = {};
   to.has_weights = true;
   to.d_guest_weights = memory.d_guest_weights;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layer/plan.h"
 
+#include <algorithm>
 #include <cassert>
 
 #include "core/dtype.h"
@@ -170,6 +171,42 @@ void Plan::from_map(const moec_tensor& map, const moec_tensor* probs, moec_strea
   source.probs = static_cast<const float*>(
       check.optional_in("probs", probs ? *probs : moec_tensor{}, {T, E}, kFloat).data);
   source.check = context_->checks_inputs();
+  check.memory_out("plan", memory_, bytes_);
+  check.finish();
+  build(source, plan, stream);
+}
+
+// E_MISMATCH, E_SHAPE: no such rule for this plan.
+IdRule Plan::checked_rule(uint32_t rule, int64_t num_tokens) const {
+  check_enum("rule", rule, MOEC_PLAN_EQUAL_COUNTS);
+  check_at_least("num_tokens", num_tokens, 0);
+  if (rule == MOEC_PLAN_ROUND_ROBIN) {
+    MOEC_REQUIRE(desc_.top_k <= desc_.num_experts, MOEC_E_MISMATCH,
+                 "plan has top_k %d; ROUND_ROBIN takes at most its num_experts, %d", desc_.top_k,
+                 desc_.num_experts);
+    return {1, 0, desc_.num_experts};
+  }
+  const int32_t local = desc_.expert_end - desc_.expert_begin;
+  MOEC_REQUIRE(desc_.top_k == 1, MOEC_E_MISMATCH, "plan has top_k %d; EQUAL_COUNTS takes 1",
+               desc_.top_k);
+  MOEC_REQUIRE(num_tokens % local == 0, MOEC_E_SHAPE,
+               "num_tokens is %lld; EQUAL_COUNTS takes a multiple of the local experts, %d",
+               ll(num_tokens), local);
+  return {std::max<int64_t>(num_tokens / local, 1), desc_.expert_begin, local};
+}
+
+void Plan::from_rule(uint32_t rule, int64_t num_tokens, const moec_tensor* routing_weights,
+                     moec_stream stream) {
+  require_kind(MOEC_PLAN_TOPK, "moec_plan_from_scores");
+  PlanSource source = {};
+  source.rule = checked_rule(rule, num_tokens);
+  const PlanView plan = view_for(num_tokens);
+  TensorCheck check(*context_);
+  source.routing_weights = static_cast<const float*>(
+      check
+          .optional_in("routing_weights", routing_weights ? *routing_weights : moec_tensor{},
+                       {num_tokens, desc_.top_k}, kFloat)
+          .data);
   check.memory_out("plan", memory_, bytes_);
   check.finish();
   build(source, plan, stream);

@@ -24,6 +24,8 @@ class Plan final : public Object {
   void from_topk(const moec_tensor& ids, const moec_tensor* routing_weights, moec_stream stream);
   void from_logits(const Router& router, const moec_route_args& args, moec_stream stream);
   void from_map(const moec_tensor& map, const moec_tensor* probs, moec_stream stream);
+  void from_rule(uint32_t rule, int64_t num_tokens, const moec_tensor* routing_weights,
+                 moec_stream stream);
   void from_scores(const moec_tensor& scores, const moec_tensor* token_mask, moec_stream stream);
   void attach(int64_t num_tokens);
 
@@ -43,6 +45,7 @@ class Plan final : public Object {
 
  private:
   PlanView view_for(int64_t num_tokens) const;
+  IdRule checked_rule(uint32_t rule, int64_t num_tokens) const;
   void require_kind(uint32_t kind, const char* instead) const;
   void build(const PlanSource& source, const PlanView& plan, moec_stream stream);
   void adopt(const PlanView& plan);

@@ -30,6 +30,9 @@ void check_selection(const moec_router_desc& desc) {
                  "desc.top_k is %d; expected at most the %lld experts of %d groups", desc.top_k,
                  static_cast<long long>(desc.top_groups * group), desc.top_groups);
   }
+  MOEC_REQUIRE(desc.selection != MOEC_SELECT_ROUND_ROBIN || desc.top_k <= desc.num_experts,
+               MOEC_E_INVALID_ARG, "desc.top_k is %d; ROUND_ROBIN takes at most num_experts, %d",
+               desc.top_k, desc.num_experts);
   if (desc.selection == MOEC_SELECT_SPARSE_MIXER) {
     MOEC_REQUIRE(desc.top_k == 2, MOEC_E_INVALID_ARG, "desc.top_k is %d; SPARSE_MIXER needs 2",
                  desc.top_k);
@@ -56,7 +59,7 @@ void check_desc(const moec_router_desc& desc) {
                {"desc.logit_precision", desc.logit_precision, MOEC_PREC_DATA},
                {"desc.score", desc.score, math::Scores::kCount - 1},
                {"desc.score_precision", desc.score_precision, MOEC_PREC_DATA},
-               {"desc.selection", desc.selection, MOEC_SELECT_GIVEN},
+               {"desc.selection", desc.selection, MOEC_SELECT_ROUND_ROBIN},
                {"desc.group_fill", desc.group_fill, MOEC_FILL_ZERO},
                {"desc.weight_rule", desc.weight_rule, MOEC_WEIGHT_SIGMOID_SELECTED},
                {"desc.norm", desc.norm, MOEC_NORM_P},

@@ -27,6 +27,11 @@ struct RoundTo {  // fp32 -> the type a step is kept in, as fp32
   }
 };
 
+// Whether ids are there before the scores are.
+MOEC_HD bool has_given_ids(uint32_t selection) {
+  return selection == MOEC_SELECT_TABLE || selection == MOEC_SELECT_GIVEN ||
+         selection == MOEC_SELECT_ROUND_ROBIN;
+}
 MOEC_HD int32_t valid_id(int64_t id, int64_t columns) {
   return id >= 0 && id < columns ? int32_t(id) : -1;
 }

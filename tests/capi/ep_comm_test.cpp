@@ -4,6 +4,7 @@
 #include <moec/nccl.h>
 
 #include <cstring>
+#include <thread>
 
 #include "ep_ranks.h"
 
@@ -52,6 +53,96 @@ TEST(Comm, OfNcclWantsNcclAndItsGpu) {
   api.count = [](const void*, int*) { return 4; };
   EXPECT_EQ(moec_comm_from_nccl(context.get(), &nccl, &api, &comm), MOEC_E_COMM);
   EXPECT_EQ(comm, nullptr);
+}
+
+TEST(Comm, OfNcclFindsEachFunctionByItsName) {
+  void* const library = dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr) << dlerror();
+  moec_nccl nccl = {};
+  ASSERT_EQ(moec_nccl_find(&nccl.api), 0);
+  const moec_nccl_api& api = nccl.api;
+  EXPECT_EQ(api.count(nullptr, nullptr), 101);
+  EXPECT_EQ(api.user_rank(nullptr, nullptr), 102);
+  EXPECT_EQ(api.cu_device(nullptr, nullptr), 103);
+  EXPECT_EQ(api.all_gather(nullptr, nullptr, 0, 0, nullptr, nullptr), 104);
+  EXPECT_EQ(api.send(nullptr, 0, 0, 0, nullptr, nullptr), 105);
+  EXPECT_EQ(api.recv(nullptr, 0, 0, 0, nullptr, nullptr), 106);
+  EXPECT_EQ(api.group_start(), 107);
+  EXPECT_EQ(api.group_end(), 108);
+  EXPECT_EQ(api.get_async_error(nullptr, nullptr), 109);
+  EXPECT_EQ(api.abort(nullptr), 110);
+  EXPECT_EQ(moec_nccl_abort(&nccl), 110);
+  dlclose(library);
+}
+
+TEST(Comm, AbortEndsWhatWaitsForADeadRank) {
+  RankBoard board(2);  // the other one never comes
+  Rank rank(board, 0);
+  float value = 1;
+  const moec_tensor tensor = view(&value, MOEC_F32, 1, 1);
+  moec_status status = MOEC_OK;
+  std::string message;
+  std::thread waits([&] {
+    status = moec_comm_sum(rank.comm.get(), &tensor, nullptr);
+    message = last_error();
+  });
+  check(moec_comm_abort(rank.comm.get()));  // before that waits, or while it does
+  waits.join();
+  EXPECT_EQ(status, MOEC_E_COMM);
+  EXPECT_NE(message.find("moec_comm_abort was called"), std::string::npos) << message;
+  const moec_ep_desc desc = ep_desc();
+  moec_ep* ep = nullptr;
+  EXPECT_EQ(moec_ep_create(rank.comm.get(), &desc, &ep), MOEC_E_COMM);
+  check(moec_comm_abort(rank.comm.get()));
+  EXPECT_EQ(board.aborted(), 1);
+}
+
+TEST(Comm, AnEpSaysWhatBrokeIt) {
+  RankBoard board(2);
+  for (const std::string& error : run_ranks(2, [&](int r) {
+         Rank rank(board, r);
+         const moec_ep_desc desc = ep_desc();
+         const Ep ep = make<Ep>(moec_ep_create, rank.comm.get(), &desc);
+         const auto poll = [&] {
+           auto state = sized<moec_ep_state>();
+           check(moec_ep_poll(ep.get(), &state));
+           return state;
+         };
+         EXPECT_EQ(poll().status, MOEC_OK);
+         EXPECT_STREQ(poll().message, "");
+         rank.wait_for_all();
+         if (r == 1) return;
+         board.set_poll(5);
+         EXPECT_EQ(poll().status, MOEC_E_COMM);
+         EXPECT_NE(std::string(poll().message).find("poll returned 5"), std::string::npos);
+         check(moec_comm_abort(rank.comm.get()));  // the first cause stays
+         EXPECT_NE(std::string(poll().message).find("poll returned 5"), std::string::npos);
+         Tokens tokens;
+         EXPECT_EQ(moec_ep_dispatch(ep.get(), &tokens.args, nullptr), MOEC_E_COMM);
+       }))
+    EXPECT_EQ(error, "");
+}
+
+TEST(Comm, AbortThatIsNotThereOrFails) {
+  RankBoard board(1);
+  auto desc = sized<moec_comm_desc>();
+  desc.size = 1;
+  auto context_desc = sized<moec_context_desc>();
+  const Context context = make<Context>(moec_context_create, &context_desc);
+  moec_comm_callbacks callbacks = board.callbacks(0);
+  callbacks.abort = nullptr;
+  const Comm plain = make<Comm>(moec_comm_create, context.get(), &desc, &callbacks);
+  EXPECT_EQ(moec_comm_abort(plain.get()), MOEC_E_UNSUPPORTED);
+  float value = 1;
+  const moec_tensor tensor = view(&value, MOEC_F32, 1, 1);
+  check(moec_comm_sum(plain.get(), &tensor, nullptr));  // as before
+  const Comm comm = board.make_comm(context.get(), 0, true);
+  board.set_abort(3);
+  EXPECT_EQ(moec_comm_abort(comm.get()), MOEC_E_CALLBACK);
+  auto info = sized<moec_error_info>();
+  check(moec_last_error(&info));
+  EXPECT_EQ(info.native_code, 3);
+  EXPECT_EQ(moec_comm_abort(nullptr), MOEC_E_INVALID_ARG);
 }
 
 TEST(Comm, WrongRanksAreNamed) {

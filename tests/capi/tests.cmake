@@ -5,6 +5,11 @@ add_moec_test(capi/errors_json_test LABELS asan)  # the rows that every binding 
 add_moec_test(capi/desc_errors_test LABELS asan)
 add_moec_test(capi/ep_errors_test LABELS asan tsan)
 add_moec_test(capi/ep_comm_test LABELS asan tsan)
+add_library(fake_nccl MODULE capi/fake_nccl.c)
+target_link_libraries(fake_nccl PRIVATE moec_options)
+target_link_options(fake_nccl PRIVATE -Wl,-soname,libnccl.so.2)
+target_compile_definitions(ep_comm_test PRIVATE FAKE_NCCL="$<TARGET_FILE:fake_nccl>")
+add_dependencies(ep_comm_test fake_nccl)
 # Peers of other bounds store to the same places: what they send is then forgotten.
 add_moec_test(capi/ep_peer_test LABELS asan)
 add_moec_test(capi/quant_test LABELS asan)

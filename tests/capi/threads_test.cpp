@@ -81,6 +81,7 @@ TEST(Threads, const_handles_serve_many_threads) {
   const auto args = p.forward_args();
   Outputs expected(p);
   use_all(p, args, expected);
+  check(moec_context_stats_reset(p.context));
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i)
@@ -93,6 +94,13 @@ TEST(Threads, const_handles_serve_many_threads) {
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
+  auto stats = sized<moec_stats>();
+  check(moec_context_stats(p.context, &stats));
+  EXPECT_EQ(stats.path_cpu, uint64_t(3 * kThreads * kRounds));  // none is lost
+  for (const uint64_t none :
+       {stats.path_portable, stats.path_sm90, stats.path_few_tokens, stats.path_fallbacks,
+        stats.ep_gather, stats.ep_peer, stats.ep_rows, stats.ep_exact})
+    EXPECT_EQ(none, 0u);
 }
 
 // Contexts, and everything made from them, come and go on many threads at once.

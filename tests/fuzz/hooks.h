@@ -44,6 +44,7 @@ inline void* hook_named(const std::string& field) {
     return reinterpret_cast<void*>(&hook_exchange);
   if (field == "comm all_to_all_v") return reinterpret_cast<void*>(&hook_exchange_v);
   if (field == "comm poll") return reinterpret_cast<void*>(&hook_poll);
+  if (field == "comm abort") return reinterpret_cast<void*>(&hook_poll);
   if (field == "comm release") return reinterpret_cast<void*>(&hook_comm_release);
   if (field == "alloc") return reinterpret_cast<void*>(&hook_alloc);
   if (field == "release") return reinterpret_cast<void*>(&hook_release);

@@ -266,6 +266,12 @@ void run_world(const World& w, Draw& draw, int calls, int only_rank = -1) {
     EXPECT_EQ(state.status, MOEC_OK);
     EXPECT_EQ(run.stats().allocs, allocs);  // all that it needs came with the ep
     EXPECT_EQ(run.stats().host_syncs, 0u);
+    const moec_stats stats = run.stats();
+    const uint64_t by_scheme[] = {0, stats.ep_gather, stats.ep_peer, stats.ep_rows, stats.ep_exact};
+    auto info = sized<moec_ep_info>();
+    check(moec_ep_query(run.ep(), &info));
+    for (uint32_t scheme = MOEC_EP_GATHER; scheme <= MOEC_EP_EXACT; ++scheme)
+      EXPECT_EQ(by_scheme[scheme], scheme == info.scheme ? state.calls : 0u) << scheme;
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
   EXPECT_EQ(board.released(), w.ranks);

@@ -26,6 +26,7 @@ add_moec_test(layer/quantise_golden_test SOURCES support/quantise_case.cpp LABEL
 add_moec_test(layer/quantise_test SOURCES support/quantise_case.cpp LABELS per_backend asan)
 add_moec_test(layer/values_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/plans_test LABELS per_backend asan)
+add_moec_test(layer/rules_test LABELS per_backend asan)
 add_moec_test(layer/routing_test LABELS per_backend asan)
 add_moec_test(layer/ep_test LABELS asan tsan)
 set(ep_problem support/ep_problem.cpp support/ep_runs.cpp support/ep_sequence.cpp

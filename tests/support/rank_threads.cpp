@@ -21,6 +21,14 @@ moec_comm_callbacks RankBoard::callbacks(int rank, bool counts) {
   callbacks.all_to_all = all_to_all;
   if (counts) callbacks.all_to_all_v = all_to_all_v;
   callbacks.poll = [](void* user) { return static_cast<Seat*>(user)->board->poll_; };
+  callbacks.abort = [](void* user) {
+    RankBoard& board = *static_cast<Seat*>(user)->board;
+    const std::lock_guard lock(board.mutex_);
+    ++board.aborted_;
+    board.dead_ = true;
+    board.all_here_.notify_all();
+    return board.abort_;
+  };
   callbacks.release = [](void* user) {
     RankBoard& board = *static_cast<Seat*>(user)->board;
     const std::lock_guard lock(board.mutex_);

@@ -35,6 +35,9 @@ class RankBoard {
   // Callbacks of a rank return this instead of doing anything.
   void fail(int rank, int32_t with) { seats_[static_cast<size_t>(rank)].fails_with = with; }
   void set_poll(int32_t result) { poll_ = result; }
+  // What the callback abort returns, after it has ended the waits of all ranks; how often it did.
+  void set_abort(int32_t result) { abort_ = result; }
+  int aborted() const { return aborted_; }
 
  protected:
   bool meet();  // false: not all came in time, now or ever before
@@ -62,8 +65,8 @@ class RankBoard {
   int waiting_ = 0;
   uint64_t round_ = 0;
   bool dead_ = false;
-  int released_ = 0;
-  int32_t poll_ = 0;
+  int released_ = 0, aborted_ = 0;
+  int32_t poll_ = 0, abort_ = 0;
 };
 
 // A context of the device under test and a communicator of one rank; on the CPU, without an

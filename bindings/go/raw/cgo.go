@@ -53,6 +53,7 @@ static void go_moec_plan_free(uintptr_t plan) { moec_plan_free((void *)plan); }
 static int32_t go_moec_plan_from_topk(uintptr_t plan, void * expert_ids, void * routing_weights, uintptr_t stream) { return moec_plan_from_topk((void *)plan, expert_ids, routing_weights, (void *)stream); }
 static int32_t go_moec_plan_from_logits(uintptr_t plan, uintptr_t router, void * args, uintptr_t stream) { return moec_plan_from_logits((void *)plan, (void *)router, args, (void *)stream); }
 static int32_t go_moec_plan_from_map(uintptr_t plan, void * routing_map, void * probs, uintptr_t stream) { return moec_plan_from_map((void *)plan, routing_map, probs, (void *)stream); }
+static int32_t go_moec_plan_from_rule(uintptr_t plan, uint32_t rule, int64_t num_tokens, void * routing_weights, uintptr_t stream) { return moec_plan_from_rule((void *)plan, rule, num_tokens, routing_weights, (void *)stream); }
 static int32_t go_moec_plan_from_scores(uintptr_t plan, void * scores, void * token_mask, uintptr_t stream) { return moec_plan_from_scores((void *)plan, scores, token_mask, (void *)stream); }
 static int32_t go_moec_plan_attach(uintptr_t plan, int64_t num_tokens) { return moec_plan_attach((void *)plan, num_tokens); }
 static int32_t go_moec_plan_view(uintptr_t plan, int32_t field, void * out) { return moec_plan_view((void *)plan, field, out); }
@@ -99,6 +100,7 @@ static int32_t go_moec_layer_backward(uintptr_t layer, void * args, uintptr_t st
 static int32_t go_moec_layer_describe(uintptr_t layer, uintptr_t weights, int64_t num_tokens, void * buffer, uint64_t bytes, void * need) { return moec_layer_describe((void *)layer, (void *)weights, num_tokens, buffer, bytes, need); }
 static int32_t go_moec_comm_create(uintptr_t context, void * desc, void * callbacks, void * out) { return moec_comm_create((void *)context, desc, callbacks, out); }
 static void go_moec_comm_free(uintptr_t comm) { moec_comm_free((void *)comm); }
+static int32_t go_moec_comm_abort(uintptr_t comm) { return moec_comm_abort((void *)comm); }
 static int32_t go_moec_comm_sum(uintptr_t comm, void * in_out, uintptr_t stream) { return moec_comm_sum((void *)comm, in_out, (void *)stream); }
 static int32_t go_moec_ep_create(uintptr_t comm, void * desc, void * out) { return moec_ep_create((void *)comm, desc, out); }
 static void go_moec_ep_free(uintptr_t ep) { moec_ep_free((void *)ep); }
@@ -156,6 +158,7 @@ func PlanFree(plan uintptr)  { C.go_moec_plan_free(C.uintptr_t(plan)) }
 func PlanFromTopk(plan uintptr, expertIds unsafe.Pointer, routingWeights unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_plan_from_topk(C.uintptr_t(plan), expertIds, routingWeights, C.uintptr_t(stream))) }
 func PlanFromLogits(plan uintptr, router uintptr, args unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_plan_from_logits(C.uintptr_t(plan), C.uintptr_t(router), args, C.uintptr_t(stream))) }
 func PlanFromMap(plan uintptr, routingMap unsafe.Pointer, probs unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_plan_from_map(C.uintptr_t(plan), routingMap, probs, C.uintptr_t(stream))) }
+func PlanFromRule(plan uintptr, rule uint32, numTokens int64, routingWeights unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_plan_from_rule(C.uintptr_t(plan), C.uint32_t(rule), C.int64_t(numTokens), routingWeights, C.uintptr_t(stream))) }
 func PlanFromScores(plan uintptr, scores unsafe.Pointer, tokenMask unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_plan_from_scores(C.uintptr_t(plan), scores, tokenMask, C.uintptr_t(stream))) }
 func PlanAttach(plan uintptr, numTokens int64) int32 { return int32(C.go_moec_plan_attach(C.uintptr_t(plan), C.int64_t(numTokens))) }
 func PlanView(plan uintptr, field int32, out unsafe.Pointer) int32 { return int32(C.go_moec_plan_view(C.uintptr_t(plan), C.int32_t(field), out)) }
@@ -202,6 +205,7 @@ func LayerBackward(layer uintptr, args unsafe.Pointer, stream uintptr) int32 { r
 func LayerDescribe(layer uintptr, weights uintptr, numTokens int64, buffer unsafe.Pointer, bytes uint64, need unsafe.Pointer) int32 { return int32(C.go_moec_layer_describe(C.uintptr_t(layer), C.uintptr_t(weights), C.int64_t(numTokens), buffer, C.uint64_t(bytes), need)) }
 func CommCreate(context uintptr, desc unsafe.Pointer, callbacks unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_comm_create(C.uintptr_t(context), desc, callbacks, out)) }
 func CommFree(comm uintptr)  { C.go_moec_comm_free(C.uintptr_t(comm)) }
+func CommAbort(comm uintptr) int32 { return int32(C.go_moec_comm_abort(C.uintptr_t(comm))) }
 func CommSum(comm uintptr, inOut unsafe.Pointer, stream uintptr) int32 { return int32(C.go_moec_comm_sum(C.uintptr_t(comm), inOut, C.uintptr_t(stream))) }
 func EpCreate(comm uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32 { return int32(C.go_moec_ep_create(C.uintptr_t(comm), desc, out)) }
 func EpFree(ep uintptr)  { C.go_moec_ep_free(C.uintptr_t(ep)) }

@@ -53,6 +53,7 @@ var (
 	PlanFromTopk func(plan uintptr, expertIds unsafe.Pointer, routingWeights unsafe.Pointer, stream uintptr) int32
 	PlanFromLogits func(plan uintptr, router uintptr, args unsafe.Pointer, stream uintptr) int32
 	PlanFromMap func(plan uintptr, routingMap unsafe.Pointer, probs unsafe.Pointer, stream uintptr) int32
+	PlanFromRule func(plan uintptr, rule uint32, numTokens int64, routingWeights unsafe.Pointer, stream uintptr) int32
 	PlanFromScores func(plan uintptr, scores unsafe.Pointer, tokenMask unsafe.Pointer, stream uintptr) int32
 	PlanAttach func(plan uintptr, numTokens int64) int32
 	PlanView func(plan uintptr, field int32, out unsafe.Pointer) int32
@@ -99,6 +100,7 @@ var (
 	LayerDescribe func(layer uintptr, weights uintptr, numTokens int64, buffer unsafe.Pointer, bytes uint64, need unsafe.Pointer) int32
 	CommCreate func(context uintptr, desc unsafe.Pointer, callbacks unsafe.Pointer, out unsafe.Pointer) int32
 	CommFree func(comm uintptr)
+	CommAbort func(comm uintptr) int32
 	CommSum func(comm uintptr, inOut unsafe.Pointer, stream uintptr) int32
 	EpCreate func(comm uintptr, desc unsafe.Pointer, out unsafe.Pointer) int32
 	EpFree func(ep uintptr)
@@ -155,6 +157,7 @@ var symbols = map[string]any{
 	"moec_plan_from_topk": &PlanFromTopk,
 	"moec_plan_from_logits": &PlanFromLogits,
 	"moec_plan_from_map": &PlanFromMap,
+	"moec_plan_from_rule": &PlanFromRule,
 	"moec_plan_from_scores": &PlanFromScores,
 	"moec_plan_attach": &PlanAttach,
 	"moec_plan_view": &PlanView,
@@ -201,6 +204,7 @@ var symbols = map[string]any{
 	"moec_layer_describe": &LayerDescribe,
 	"moec_comm_create": &CommCreate,
 	"moec_comm_free": &CommFree,
+	"moec_comm_abort": &CommAbort,
 	"moec_comm_sum": &CommSum,
 	"moec_ep_create": &EpCreate,
 	"moec_ep_free": &EpFree,

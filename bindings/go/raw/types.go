@@ -79,6 +79,7 @@ const (
 	SelectTable = 2
 	SelectSparseMixer = 3
 	SelectGiven = 4
+	SelectRoundRobin = 5
 	FillNegInf = 0
 	FillZero = 1
 	WeightScore = 0
@@ -120,6 +121,8 @@ const (
 	PlanTokenRows = 10
 	PlanRowIdMap = 11
 	PlanIndexMap = 12
+	PlanRoundRobin = 0
+	PlanEqualCounts = 1
 	GateSplit = 0
 	GateThenUp = 1
 	UpThenGate = 2
@@ -400,6 +403,28 @@ type Stats struct {
 	NsExperts uint64
 	// with MOEC_CONTEXT_PROFILE
 	NsCombine uint64
+	// forwards and backwards of experts, by the path that ran them (moec_experts_describe). A
+	// graph counts when it is captured
+	PathCpu uint64
+	// forwards and backwards of experts, by the path that ran them (moec_experts_describe). A
+	// graph counts when it is captured
+	PathPortable uint64
+	// forwards and backwards of experts, by the path that ran them (moec_experts_describe). A
+	// graph counts when it is captured
+	PathSm90 uint64
+	// forwards and backwards of experts, by the path that ran them (moec_experts_describe). A
+	// graph counts when it is captured
+	PathFewTokens uint64
+	// of these, those that a better path was asked for and did not take
+	PathFallbacks uint64
+	// dispatches and combines, by moec_ep_scheme
+	EpGather uint64
+	// dispatches and combines, by moec_ep_scheme
+	EpPeer uint64
+	// dispatches and combines, by moec_ep_scheme
+	EpRows uint64
+	// dispatches and combines, by moec_ep_scheme
+	EpExact uint64
 }
 
 // RouterDesc mirrors moec_router_desc.
@@ -1099,6 +1124,9 @@ type CommCallbacks struct {
 	Poll uintptr
 	// optional: once, when nothing uses the comm any more
 	Release uintptr
+	// optional, once, from any thread: what waits for another rank ends, on streams and in the
+	// other callbacks, which fail; none of them is called after it
+	Abort uintptr
 }
 
 // CommDesc mirrors moec_comm_desc.
@@ -1142,7 +1170,8 @@ type EpDesc struct {
 	// layer: the gradients of experts and their biases are this much; 0 = 1. 1/N beside the mean
 	// of DDP. d_y is scaled, and d_x back: exact for powers of two, else a rounding more of each
 	GradScale float32
-	// PEER: how long a rank waits for another; 0 = 600000
+	// PEER: how long a rank waits for another; MOEC_COMM_DEVICE: how long nothing that is queued
+	// may end; 0 = 600000
 	TimeoutMs uint32
 	// PEER: most blocks of a kernel, up to 128; 0 = by the size of the call
 	MaxBlocks int32
@@ -1217,6 +1246,8 @@ type EpState struct {
 	BytesSent uint64
 	// to and from other ranks; 0 with PEER
 	BytesReceived uint64
+	// what broke the ep, naming the rank or the call; NUL-terminated
+	Message [256]byte
 }
 
 // Layout is what the C compiler says: bytes of a struct and offsets of its fields.
@@ -1239,7 +1270,7 @@ var Layouts = []Layout{
 	{Allocator{}, 32, []uintptr{0, 4, 8, 16, 24}},
 	{ThreadPool{}, 24, []uintptr{0, 4, 8, 16}},
 	{ContextDesc{}, 48, []uintptr{0, 4, 8, 12, 16, 20, 24, 32, 40}},
-	{Stats{}, 96, []uintptr{0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88}},
+	{Stats{}, 168, []uintptr{0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160}},
 	{RouterDesc{}, 120, []uintptr{0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64, 68, 72, 76, 80, 84, 88, 92, 96, 100, 104, 108, 112}},
 	{GateArgs{}, 784, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656}},
 	{GateGradArgs{}, 1168, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040}},
@@ -1267,10 +1298,10 @@ var Layouts = []Layout{
 	{LayerDesc{}, 48, []uintptr{0, 4, 8, 16, 24, 28, 32, 40}},
 	{LayerArgs{}, 2768, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 928, 1056, 1184, 1312, 1440, 1568, 1696, 1824, 1952, 2080, 2208, 2336, 2464, 2592, 2608, 2624, 2632, 2640}},
 	{LayerGradArgs{}, 1720, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696, 1712}},
-	{CommCallbacks{}, 56, []uintptr{0, 4, 8, 16, 24, 32, 40, 48}},
+	{CommCallbacks{}, 64, []uintptr{0, 4, 8, 16, 24, 32, 40, 48, 56}},
 	{CommDesc{}, 16, []uintptr{0, 4, 8, 12}},
 	{EpDesc{}, 80, []uintptr{0, 4, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68, 72, 76}},
 	{EpInfo{}, 40, []uintptr{0, 4, 8, 12, 16, 20, 24, 32}},
 	{EpArgs{}, 1560, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1168, 1176, 1304, 1432}},
-	{EpState{}, 56, []uintptr{0, 4, 8, 12, 16, 24, 32, 40, 48}},
+	{EpState{}, 312, []uintptr{0, 4, 8, 12, 16, 24, 32, 40, 48, 56}},
 }

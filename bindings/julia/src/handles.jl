@@ -82,6 +82,24 @@ function from_topk!(plan::Plan, expert_ids, routing_weights = nothing;
     return plan
 end
 
+"""
+    from_rule!(plan, rule, num_tokens, routing_weights = nothing)
+
+Rebuild the plan from ids that a rule gives: `Raw.MOEC_PLAN_ROUND_ROBIN` is forced balance, for
+benchmarks; `Raw.MOEC_PLAN_EQUAL_COUNTS` gives each local expert as many tokens, one expert after
+the other. Routing weights are of size `(K, T)` (`Float32`; none = 1). On a GPU `stream` is that of
+the calls that use the plan.
+"""
+function from_rule!(plan::Plan, rule, num_tokens, routing_weights = nothing;
+                    stream = default_stream(routing_weights))
+    GC.@preserve plan routing_weights begin
+        given = Ref(Tensor(routing_weights).raw)
+        optional = routing_weights === nothing ? C_NULL : given
+        check(Raw.moec_plan_from_rule(plan.raw, rule, num_tokens, optional, stream))
+    end
+    return plan
+end
+
 "Routed rows, rows in use, dropped rows and the largest group. Waits for the stream."
 function totals(plan::Plan, stream = C_NULL)
     out = zeros(Int32, 4)

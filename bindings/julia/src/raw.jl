@@ -72,6 +72,7 @@ const MOEC_SELECT_GROUP_TOPK = UInt32(1)
 const MOEC_SELECT_TABLE = UInt32(2)
 const MOEC_SELECT_SPARSE_MIXER = UInt32(3)
 const MOEC_SELECT_GIVEN = UInt32(4)
+const MOEC_SELECT_ROUND_ROBIN = UInt32(5)
 const MOEC_FILL_NEG_INF = UInt32(0)
 const MOEC_FILL_ZERO = UInt32(1)
 const MOEC_WEIGHT_SCORE = UInt32(0)
@@ -113,6 +114,8 @@ const MOEC_PLAN_TOKEN_OFFSETS = UInt32(9)
 const MOEC_PLAN_TOKEN_ROWS = UInt32(10)
 const MOEC_PLAN_ROW_ID_MAP = UInt32(11)
 const MOEC_PLAN_INDEX_MAP = UInt32(12)
+const MOEC_PLAN_ROUND_ROBIN = UInt32(0)
+const MOEC_PLAN_EQUAL_COUNTS = UInt32(1)
 const MOEC_GATE_SPLIT = UInt32(0)
 const MOEC_GATE_THEN_UP = UInt32(1)
 const MOEC_UP_THEN_GATE = UInt32(2)
@@ -510,6 +513,15 @@ Fields of `moec_stats`:
 - `ns_plan`: with MOEC_CONTEXT_PROFILE
 - `ns_experts`: with MOEC_CONTEXT_PROFILE
 - `ns_combine`: with MOEC_CONTEXT_PROFILE
+- `path_cpu`: forwards and backwards of experts, by the path that ran them (moec_experts_describe). A graph counts when it is captured
+- `path_portable`: forwards and backwards of experts, by the path that ran them (moec_experts_describe). A graph counts when it is captured
+- `path_sm90`: forwards and backwards of experts, by the path that ran them (moec_experts_describe). A graph counts when it is captured
+- `path_few_tokens`: forwards and backwards of experts, by the path that ran them (moec_experts_describe). A graph counts when it is captured
+- `path_fallbacks`: of these, those that a better path was asked for and did not take
+- `ep_gather`: dispatches and combines, by moec_ep_scheme
+- `ep_peer`: dispatches and combines, by moec_ep_scheme
+- `ep_rows`: dispatches and combines, by moec_ep_scheme
+- `ep_exact`: dispatches and combines, by moec_ep_scheme
 """
 struct moec_stats
     struct_size::UInt32
@@ -525,9 +537,18 @@ struct moec_stats
     ns_plan::UInt64
     ns_experts::UInt64
     ns_combine::UInt64
+    path_cpu::UInt64
+    path_portable::UInt64
+    path_sm90::UInt64
+    path_few_tokens::UInt64
+    path_fallbacks::UInt64
+    ep_gather::UInt64
+    ep_peer::UInt64
+    ep_rows::UInt64
+    ep_exact::UInt64
 end
 moec_stats(;
-    struct_size = UInt32(96),
+    struct_size = UInt32(168),
     flags = UInt32(0),
     calls = UInt64(0),
     kernel_launches = UInt64(0),
@@ -540,7 +561,16 @@ moec_stats(;
     ns_plan = UInt64(0),
     ns_experts = UInt64(0),
     ns_combine = UInt64(0),
-) = moec_stats(struct_size, flags, calls, kernel_launches, allocs, host_syncs, workspace_bytes, workspace_peak, flops, ns_route, ns_plan, ns_experts, ns_combine)
+    path_cpu = UInt64(0),
+    path_portable = UInt64(0),
+    path_sm90 = UInt64(0),
+    path_few_tokens = UInt64(0),
+    path_fallbacks = UInt64(0),
+    ep_gather = UInt64(0),
+    ep_peer = UInt64(0),
+    ep_rows = UInt64(0),
+    ep_exact = UInt64(0),
+) = moec_stats(struct_size, flags, calls, kernel_launches, allocs, host_syncs, workspace_bytes, workspace_peak, flops, ns_route, ns_plan, ns_experts, ns_combine, path_cpu, path_portable, path_sm90, path_few_tokens, path_fallbacks, ep_gather, ep_peer, ep_rows, ep_exact)
 
 """
 Fields of `moec_router_desc`:
@@ -1647,6 +1677,7 @@ Each returns 0, or MOEC_E_TIMEOUT where its deadline passed, or another value bu
 - `all_to_all_v`: The same, with send_bytes`[r]` at byte send_at`[r]` for rank r, and recv_bytes`[r]` from it. EXACT needs it. `unit` divides all of them: counts in units stay small.
 - `poll`: optional: 0 = well; never waits
 - `release`: optional: once, when nothing uses the comm any more
+- `abort`: optional, once, from any thread: what waits for another rank ends, on streams and in the other callbacks, which fail; none of them is called after it
 """
 struct moec_comm_callbacks
     struct_size::UInt32
@@ -1657,9 +1688,10 @@ struct moec_comm_callbacks
     all_to_all_v::Ptr{Cvoid}
     poll::Ptr{Cvoid}
     release::Ptr{Cvoid}
+    abort::Ptr{Cvoid}
 end
 moec_comm_callbacks(;
-    struct_size = UInt32(56),
+    struct_size = UInt32(64),
     flags = UInt32(0),
     user = C_NULL,
     all_gather = C_NULL,
@@ -1667,7 +1699,8 @@ moec_comm_callbacks(;
     all_to_all_v = C_NULL,
     poll = C_NULL,
     release = C_NULL,
-) = moec_comm_callbacks(struct_size, flags, user, all_gather, all_to_all, all_to_all_v, poll, release)
+    abort = C_NULL,
+) = moec_comm_callbacks(struct_size, flags, user, all_gather, all_to_all, all_to_all_v, poll, release, abort)
 
 """
 Fields of `moec_comm_desc`:
@@ -1703,7 +1736,7 @@ Fields of `moec_ep_desc`:
 - `pair_rows`: ROWS: rows from one rank to another; 0 = max_tokens
 - `overflow`: moec_ep_overflow
 - `grad_scale`: layer: the gradients of experts and their biases are this much; 0 = 1. 1/N beside the mean of DDP. d_y is scaled, and d_x back: exact for powers of two, else a rounding more of each
-- `timeout_ms`: PEER: how long a rank waits for another; 0 = 600000
+- `timeout_ms`: PEER: how long a rank waits for another; MOEC_COMM_DEVICE: how long nothing that is queued may end; 0 = 600000
 - `max_blocks`: PEER: most blocks of a kernel, up to 128; 0 = by the size of the call
 """
 struct moec_ep_desc
@@ -1835,6 +1868,7 @@ Fields of `moec_ep_state`:
 - `rows_dropped`: ROWS: of all ranks, those of calls whose work is done
 - `bytes_sent`: to and from other ranks; 0 with PEER
 - `bytes_received`: to and from other ranks; 0 with PEER
+- `message`: what broke the ep, naming the rank or the call; NUL-terminated
 """
 struct moec_ep_state
     struct_size::UInt32
@@ -1846,9 +1880,10 @@ struct moec_ep_state
     rows_dropped::Int64
     bytes_sent::UInt64
     bytes_received::UInt64
+    message::NTuple{256,UInt8}
 end
 moec_ep_state(;
-    struct_size = UInt32(56),
+    struct_size = UInt32(312),
     flags = UInt32(0),
     status = Int32(0),
     reserved0 = UInt32(0),
@@ -1857,7 +1892,8 @@ moec_ep_state(;
     rows_dropped = Int64(0),
     bytes_sent = UInt64(0),
     bytes_received = UInt64(0),
-) = moec_ep_state(struct_size, flags, status, reserved0, calls, rows_needed, rows_dropped, bytes_sent, bytes_received)
+    message = ntuple(_ -> UInt8(0), 256),
+) = moec_ep_state(struct_size, flags, status, reserved0, calls, rows_needed, rows_dropped, bytes_sent, bytes_received, message)
 
 # (struct, bytes, field offsets) as the C compiler lays them out; asserted by the tests
 const LAYOUT = (
@@ -1872,7 +1908,7 @@ const LAYOUT = (
     (moec_allocator, 32, (0, 4, 8, 16, 24,)),
     (moec_thread_pool, 24, (0, 4, 8, 16,)),
     (moec_context_desc, 48, (0, 4, 8, 12, 16, 20, 24, 32, 40,)),
-    (moec_stats, 96, (0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88,)),
+    (moec_stats, 168, (0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,)),
     (moec_router_desc, 120, (0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64, 68, 72, 76, 80, 84, 88, 92, 96, 100, 104, 108, 112,)),
     (moec_gate_args, 784, (0, 4, 8, 16, 144, 272, 400, 528, 656,)),
     (moec_gate_grad_args, 1168, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040,)),
@@ -1900,12 +1936,12 @@ const LAYOUT = (
     (moec_layer_desc, 48, (0, 4, 8, 16, 24, 28, 32, 40,)),
     (moec_layer_args, 2768, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 928, 1056, 1184, 1312, 1440, 1568, 1696, 1824, 1952, 2080, 2208, 2336, 2464, 2592, 2608, 2624, 2632, 2640,)),
     (moec_layer_grad_args, 1720, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696, 1712,)),
-    (moec_comm_callbacks, 56, (0, 4, 8, 16, 24, 32, 40, 48,)),
+    (moec_comm_callbacks, 64, (0, 4, 8, 16, 24, 32, 40, 48, 56,)),
     (moec_comm_desc, 16, (0, 4, 8, 12,)),
     (moec_ep_desc, 80, (0, 4, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68, 72, 76,)),
     (moec_ep_info, 40, (0, 4, 8, 12, 16, 20, 24, 32,)),
     (moec_ep_args, 1560, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1168, 1176, 1304, 1432,)),
-    (moec_ep_state, 56, (0, 4, 8, 12, 16, 24, 32, 40, 48,)),
+    (moec_ep_state, 312, (0, 4, 8, 12, 16, 24, 32, 40, 48, 56,)),
 )
 
 "Version of the running library: major << 22 | minor << 12 | patch."
@@ -2076,7 +2112,7 @@ moec_plan_create(context, desc, memory, out) =
 moec_plan_free(plan) =
     @ccall LIB.moec_plan_free(plan::Ptr{moec_plan})::Cvoid
 
-"Builds from expert_ids [T,K] i32|i64 and routing_weights [T,K] f32 (absent or NULL = 1). Queues. Like the other three, it builds in place and takes no scratch, and one that fails while it builds leaves a plan that is not built."
+"Builds from expert_ids [T,K] i32|i64 and routing_weights [T,K] f32 (absent or NULL = 1). Queues. Like the other four, it builds in place and takes no scratch, and one that fails while it builds leaves a plan that is not built."
 moec_plan_from_topk(plan, expert_ids, routing_weights, stream) =
     @ccall LIB.moec_plan_from_topk(plan::Ptr{moec_plan}, expert_ids::Ptr{moec_tensor}, routing_weights::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
@@ -2087,6 +2123,10 @@ moec_plan_from_logits(plan, router, args, stream) =
 "Builds from routing_map [T,E] u8|bool|i32 (non-zero = routed; slots by ascending id) and probs [T,E] f32 (absent or NULL = 1). Queues. E_OVERFLOW: more than top_k in a row (CUDA: deferred)."
 moec_plan_from_map(plan, routing_map, probs, stream) =
     @ccall LIB.moec_plan_from_map(plan::Ptr{moec_plan}, routing_map::Ptr{moec_tensor}, probs::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
+
+"Builds from a rule (moec_plan_rule) for num_tokens tokens, and routing_weights [T,K] f32 (absent or NULL = 1). Queues."
+moec_plan_from_rule(plan, rule, num_tokens, routing_weights, stream) =
+    @ccall LIB.moec_plan_from_rule(plan::Ptr{moec_plan}, rule::UInt32, num_tokens::Int64, routing_weights::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 
 "EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). NaN is above +inf, -inf is never taken, and ties go to the lowest token. Queues."
 moec_plan_from_scores(plan, scores, token_mask, stream) =
@@ -2271,6 +2311,10 @@ moec_comm_create(context, desc, callbacks, out) =
 "Drops the caller's reference; the last one calls `release`. Not collective."
 moec_comm_free(comm) =
     @ccall LIB.moec_comm_free(comm::Ptr{moec_comm})::Cvoid
+
+"Gives up the other ranks, of which one may be dead: calls `abort`, once. The comm and its eps are broken then: E_COMM. For any thread, also while another one waits in a call of the comm. Not collective. E_UNSUPPORTED: the callbacks have no abort; E_CALLBACK: it failed."
+moec_comm_abort(comm) =
+    @ccall LIB.moec_comm_abort(comm::Ptr{moec_comm})::Int32
 
 "in_out [any shape] f32|i32|i64 = the sum over all ranks, in rank order: counts for moec_router_bias_update, gradients of what all share. Collective; takes scratch of N times its bytes. With MOEC_COMM_DEVICE nothing is compared. E_MISMATCH and the others: as above."
 moec_comm_sum(comm, in_out, stream) =

@@ -103,6 +103,8 @@ end
 @testset "plans" begin
     context, _, _ = small()
     desc = Raw.moec_plan_desc(max_tokens = 8, num_experts = Int32(4), top_k = Int32(2))
+    plan = Moec.from_rule!(Moec.Plan(context, desc), Moec.Raw.MOEC_PLAN_ROUND_ROBIN, 2)
+    @test Moec.totals(plan).routed == 4 && Moec.totals(plan).largest == 1
     plan = Moec.from_topk!(Moec.Plan(context, desc), Int64[0 2; 1 3])
     @test Moec.totals(plan).routed == 4
 end

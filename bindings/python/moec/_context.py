@@ -50,6 +50,15 @@ class Stats:
     ns_plan: int
     ns_experts: int
     ns_combine: int
+    path_cpu: int
+    path_portable: int
+    path_sm90: int
+    path_few_tokens: int
+    path_fallbacks: int
+    ep_gather: int
+    ep_peer: int
+    ep_rows: int
+    ep_exact: int
 
 
 def version() -> str:

@@ -78,6 +78,7 @@ class Select(IntEnum):
     TABLE = _raw.MOEC_SELECT_TABLE
     SPARSE_MIXER = _raw.MOEC_SELECT_SPARSE_MIXER
     GIVEN = _raw.MOEC_SELECT_GIVEN
+    ROUND_ROBIN = _raw.MOEC_SELECT_ROUND_ROBIN
 
 
 class GroupFill(IntEnum):
@@ -138,6 +139,11 @@ class LossKind(IntEnum):
 class PlanKind(IntEnum):
     TOPK = _raw.MOEC_PLAN_TOPK
     EXPERT_CHOICE = _raw.MOEC_PLAN_EXPERT_CHOICE
+
+
+class PlanRule(IntEnum):
+    ROUND_ROBIN = _raw.MOEC_PLAN_ROUND_ROBIN
+    EQUAL_COUNTS = _raw.MOEC_PLAN_EQUAL_COUNTS
 
 
 class Drop(IntEnum):

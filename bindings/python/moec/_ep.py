@@ -25,6 +25,7 @@ Bytes = np.ndarray[Any, Any]
 _int, _pointer, _bytes = ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64
 _counts = ctypes.POINTER(ctypes.c_uint64)
 _EQUAL = ctypes.CFUNCTYPE(_int, _pointer, _pointer, _pointer, _bytes, _pointer)
+_ALONE = ctypes.CFUNCTYPE(_int, _pointer)
 _VARIED = ctypes.CFUNCTYPE(_int, _pointer, _pointer, _counts, _counts, _pointer, _counts, _counts,
                            _bytes, _pointer)
 
@@ -47,6 +48,7 @@ class Comm(Handle):
     - ``all_to_all(send [N,n], recv [N,n])``: ``recv[r]`` is what rank r sends to this rank.
     - ``all_to_all_v(send, send_sizes, recv, recv_sizes)``: the same with a size for each rank, one
       part after the other; EpScheme.EXACT needs it.
+    - ``abort()``: ends what waits in the others, which raise. abort() of the comm needs it.
 
     What one raises breaks the comm, and is the cause of the MoecError; TimeoutError says that a
     deadline has passed.
@@ -59,6 +61,7 @@ class Comm(Handle):
         all_gather: Callable[[Bytes, Bytes], Any],
         all_to_all: Callable[[Bytes, Bytes], Any],
         all_to_all_v: Callable[[Bytes, list[int], Bytes, list[int]], Any] | None = None,
+        abort: Callable[[], Any] | None = None,
     ) -> None:
         self._begin(context, rank, size)
 
@@ -76,11 +79,17 @@ class Comm(Handle):
             return self._run(all_to_all_v, lambda: (
                 *self._parts(send, send_bytes, send_at), *self._parts(recv, recv_bytes, recv_at)))
 
+        def end(user: Any) -> int:
+            assert abort is not None
+            return self._run(abort, tuple)
+
         # The library calls them as long as an ep lives, which keeps this object.
-        self._functions = (_EQUAL(gather), _EQUAL(exchange), _VARIED(exchange_parts))
-        addresses = [ctypes.cast(f, _pointer).value for f in self._functions]
+        self._functions = (_EQUAL(gather), _EQUAL(exchange), _VARIED(exchange_parts), _ALONE(end))
+        given = (True, True, all_to_all_v is not None, abort is not None)
         callbacks = _raw.moec_comm_callbacks()
-        _raw.set_callbacks(callbacks, *addresses[:2], addresses[2] if all_to_all_v else 0)
+        _raw.set_callbacks(callbacks, *(
+            ctypes.cast(function, _pointer).value if is_given else 0
+            for function, is_given in zip(self._functions, given, strict=True)))
         desc = _raw.moec_comm_desc()
         desc.rank, desc.size = rank, size
         self._pointer = _raw.moec_comm_create(context.raw, desc, callbacks)
@@ -90,15 +99,21 @@ class Comm(Handle):
         self.group: Any = None  # of a framework, whose collectives take tensors of this device
         self.group_device: Any = None
         self._cause: BaseException | None = None
+        self._abort: Callable[[], Any] | None = None  # where the library's own does nothing
 
     @classmethod
-    def from_nccl(cls, context: Context, nccl_comm: int, rank: int, size: int) -> Comm:
+    def from_nccl(
+        cls, context: Context, nccl_comm: int, rank: int, size: int,
+        abort: Callable[[], Any] | None = None,
+    ) -> Comm:
         """Of a ncclComm_t (its address) of NCCL, which stays the caller's and outlives this: calls
         are queued on streams and may be captured. Its functions are those of the libnccl that the
-        process has loaded."""
+        process has loaded. abort() is ncclCommAbort, or `abort` where another library owns the
+        communicator and has a call for that."""
         self = cls.__new__(cls)
         self._begin(context, rank, size)
-        status, pointer = _raw.comm_from_nccl(context.raw, nccl_comm)
+        self._abort = abort
+        status, pointer = _raw.comm_from_nccl(context.raw, nccl_comm, abort is not None)
         if status:
             why = {int(_raw.MOEC_E_UNSUPPORTED): "the process has loaded no libnccl.so.2",
                    int(_raw.MOEC_E_DEVICE): "its GPU is not the context's"}
@@ -135,6 +150,15 @@ class Comm(Handle):
                 raise
             raise error from cause
 
+    def abort(self) -> None:
+        """Give up the other ranks, of which one may be dead: what waits for it ends, on streams and
+        in other threads, and the comm and its eps raise from then on. Not collective.
+        Raises UnsupportedError where the callbacks have no abort."""
+        with self.calling():
+            _raw.moec_comm_abort(self.raw)
+        if self._abort is not None:
+            self._abort()
+
     def sum(self, array: Array, *, stream: Any = None) -> Array:
         """array (f32, i32, i64) = the sum over all ranks, in rank order. Collective."""
         keep: list[Any] = []
@@ -148,7 +172,8 @@ class Comm(Handle):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpDesc:
     """What all ranks agree on (moec_ep_desc). max_tokens: of one rank. grad_scale: the gradients of
-    experts are this much, 0 = 1; 1 / N beside the mean of data-parallel gradients. timeout_ms and
+    experts are this much, 0 = 1; 1 / N beside the mean of data-parallel gradients. timeout_ms: how
+    long a rank waits for another with PEER, and of comms that queue, how long nothing may end;
     max_blocks: of PEER."""
 
     hidden: int
@@ -196,6 +221,8 @@ class EpState:
     rows_dropped: int
     bytes_sent: int
     bytes_received: int
+    message: str
+    """what broke the EP, naming the rank or the call; else empty"""
 
 
 class EP(Handle):
@@ -279,7 +306,7 @@ class EP(Handle):
     def state(self) -> EpState:
         raw = _raw.moec_ep_state()
         _raw.moec_ep_poll(self.raw, raw)
-        return EpState(*(int(getattr(raw, name)) for name in EpState.__slots__))
+        return EpState(*(getattr(raw, name) for name in EpState.__slots__))
 
     def describe(self) -> dict[str, Any]:
         """Scheme and why, ranks, ranges, bytes."""

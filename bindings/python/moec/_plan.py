@@ -9,7 +9,7 @@ from . import _raw
 from ._arguments import handle_of, inputs_of
 from ._context import Context
 from ._descriptors import PlanDesc, to_raw
-from ._enums import PlanField
+from ._enums import PlanField, PlanRule
 from ._fields import RouteInputs
 from ._handle import Handle
 from ._router import Router
@@ -103,6 +103,24 @@ class Plan(Handle):
         raw_map = tensor(routing_map, keep, "routing_map", stream=handle)
         raw_probs = None if probs is None else tensor(probs, keep, "probs", stream=handle)
         _raw.moec_plan_from_map(self.raw, raw_map, raw_probs, handle)
+        return self._built()
+
+    def from_rule(
+        self, rule: PlanRule, num_tokens: int, routing_weights: Array | None = None, *,
+        stream: Any = None,
+    ) -> Self:
+        """Build from ids that a rule gives, and routing_weights [T,K] f32 (absent: 1).
+
+        ROUND_ROBIN: slot k of token t has expert (t K + k) mod E: forced balance, for benchmarks.
+        EQUAL_COUNTS: x [El,C,H] seen as [El C,H], C rows of each local expert.
+        """
+        keep: list[Any] = []
+        handle = stream_handle(stream)
+        raw_weights = (
+            None if routing_weights is None
+            else tensor(routing_weights, keep, "routing_weights", stream=handle)
+        )
+        _raw.moec_plan_from_rule(self.raw, rule, num_tokens, raw_weights, handle)
         return self._built()
 
     def from_scores(

@@ -88,7 +88,9 @@ def test_dispatch_and_combine(scheme: EpScheme) -> None:
         want = x * (weights * (ids + 1)).sum(1, keepdims=True)
         np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(d_weights, ids)
-        assert ep.state().calls == 2 and ep.state().status == 0
+        assert ep.state().calls == 2 and ep.state().status == 0 and ep.state().message == ""
+        stats = comm.context.stats()
+        assert getattr(stats, f"ep_{scheme.name.lower()}") == 2
         assert ep.describe()["expert_begin"] == [0, 1, 2, E]
 
     on_ranks(body)
@@ -213,6 +215,23 @@ def test_errors() -> None:
             comm.sum(np.ones(1, np.float32))
         assert isinstance(caught.value.__cause__, cause)
         comm.close()
+    arrived, ended = threading.Event(), threading.Event()
+
+    def waits(*_: Any) -> None:
+        arrived.set()
+        if ended.wait(60):
+            raise ConnectionAbortedError
+
+    comm = moec.Comm(context, 0, 2, waits, waits, abort=ended.set)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(comm.sum, np.ones(1, np.float32))
+        assert arrived.wait(60)
+        comm.abort()
+        with pytest.raises(moec.MoecError, match="moec_comm_abort was called") as caught:
+            call.result()
+    assert caught.value.name == "MOEC_E_COMM"
+    with pytest.raises(moec.UnsupportedError, match="abort"):
+        moec.Comm(context, 0, 1, fails, fails).abort()
     with pytest.raises(ValueError, match="needs 2"):
         moec.EP(moec.Comm(context, 0, 1, fails, fails), ep_desc(), [0, 1, 2])
     with pytest.raises(moec.InvalidArgumentError, match="desc.rank"):

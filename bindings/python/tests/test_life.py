@@ -188,6 +188,7 @@ def test_steady_state_allocates_nothing(problem: SimpleNamespace) -> None:
     after = context.stats()
     assert after.allocs == before.allocs and after.host_syncs == before.host_syncs
     assert after.calls > before.calls and after.flops > before.flops
+    assert after.path_cpu - before.path_cpu == 10 and after.path_fallbacks == after.ep_exact == 0
     context.reset_stats()
     assert context.stats().calls == 0
     context.reserve(1 << 20).trim()

@@ -167,10 +167,31 @@ def test_plan_from_map(steps: SimpleNamespace) -> None:
         plan.from_map(np.ones((T, E), np.uint8))
 
 
+def test_plans_of_rules(steps: SimpleNamespace) -> None:
+    p = steps
+    ids = (np.arange(T * K, dtype=np.int32) % E).reshape(T, K)
+    weights = np.linspace(0, 1, T * K, dtype=np.float32).reshape(T, K)
+    want = moec.Plan(p.context, p.plan.desc).from_topk(ids, weights)
+    plan = p.plan.from_rule(moec.PlanRule.ROUND_ROBIN, T, weights)
+    desc = dataclasses.replace(p.router.desc, selection=moec.Select.ROUND_ROBIN)
+    router = moec.Router(p.context, desc)
+    np.testing.assert_array_equal(router.route(p.logits).expert_ids, ids)
+    for field in (PlanField.GROUP_OFFSETS, PlanField.ROW_TOKEN, PlanField.ROW_WEIGHT):
+        np.testing.assert_array_equal(plan.view(field), want.view(field))
+    # x [E,C,H], whose rows stay where they are.
+    equal = moec.Plan(p.context, moec.PlanDesc(num_experts=E, top_k=1, max_tokens=3 * E))
+    equal.from_rule(moec.PlanRule.EQUAL_COUNTS, 3 * E)
+    np.testing.assert_array_equal(equal.view(PlanField.COUNTS), np.full(E, 3))
+    np.testing.assert_array_equal(equal.view(PlanField.ROW_TOKEN), np.arange(3 * E))
+    with pytest.raises(moec.ShapeError, match="multiple"):
+        equal.from_rule(moec.PlanRule.EQUAL_COUNTS, 3 * E - 1)
+
+
 REBUILDS = {
     "topk": lambda p, ids, weights: p.plan.from_topk(ids[:, ::-1].copy(), weights),
     "logits": lambda p, ids, weights: p.plan.from_logits(p.router, p.logits),
     "map": lambda p, ids, weights: p.plan.from_map(np.eye(T, E, dtype=np.uint8)),
+    "rule": lambda p, ids, weights: p.plan.from_rule(moec.PlanRule.ROUND_ROBIN, T),
     "restore": lambda p, ids, weights: p.plan.restore(p.plan.save()),
     "attach": lambda p, ids, weights: p.plan.attach(T),
 }

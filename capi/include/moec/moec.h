@@ -289,6 +289,11 @@ typedef struct moec_stats { /* host counters of a context; reading never waits *
   uint64_t workspace_bytes, workspace_peak;
   uint64_t flops;                                     /* of real rows, never padding */
   uint64_t ns_route, ns_plan, ns_experts, ns_combine; /* with MOEC_CONTEXT_PROFILE */
+  /* forwards and backwards of experts, by the path that ran them (moec_experts_describe). A graph
+   * counts when it is captured */
+  uint64_t path_cpu, path_portable, path_sm90, path_few_tokens;
+  uint64_t path_fallbacks; /* of these, those that a better path was asked for and did not take */
+  uint64_t ep_gather, ep_peer, ep_rows, ep_exact; /* dispatches and combines, by moec_ep_scheme */
 } moec_stats;
 
 /* Loads one backend plug-in by path. Host only. E_NO_BACKEND: the file cannot be opened;
@@ -411,7 +416,9 @@ enum moec_select {
   MOEC_SELECT_GROUP_TOPK = 1,   /* only experts of the best `top_groups` of `num_groups` groups */
   MOEC_SELECT_TABLE = 2,        /* ids = table[token_ids[t]] */
   MOEC_SELECT_SPARSE_MIXER = 3, /* PhiMoE's evaluation rule; top_k must be 2 */
-  MOEC_SELECT_GIVEN = 4         /* ids from the caller (replay); weights computed as usual */
+  MOEC_SELECT_GIVEN = 4,        /* ids from the caller (replay); weights computed as usual */
+  MOEC_SELECT_ROUND_ROBIN = 5   /* slot k of token t: expert (t*K + k) mod E, so that all have as
+                                 * many rows; weights as usual. For benchmarks; top_k <= E */
 };
 enum moec_group_fill { MOEC_FILL_NEG_INF = 0, MOEC_FILL_ZERO = 1 };
 enum moec_weight_rule {
@@ -627,7 +634,7 @@ MOEC_API MOEC_CHECK moec_status moec_plan_create(const moec_context* context,
 /* Drops the caller's reference; the last one gives the plan's own memory back, which may wait. */
 MOEC_API void moec_plan_free(moec_plan* plan);
 /* Builds from expert_ids [T,K] i32|i64 and routing_weights [T,K] f32 (absent or NULL = 1). Queues.
- * Like the other three, it builds in place and takes no scratch, and one that fails while it builds
+ * Like the other four, it builds in place and takes no scratch, and one that fails while it builds
  * leaves a plan that is not built. */
 MOEC_API moec_status moec_plan_from_topk(moec_plan* plan, const moec_tensor* expert_ids,
                                          const moec_tensor* routing_weights, moec_stream stream);
@@ -638,6 +645,16 @@ MOEC_API moec_status moec_plan_from_logits(moec_plan* plan, const moec_router* r
  * [T,E] f32 (absent or NULL = 1). Queues. E_OVERFLOW: more than top_k in a row (CUDA: deferred). */
 MOEC_API moec_status moec_plan_from_map(moec_plan* plan, const moec_tensor* routing_map,
                                         const moec_tensor* probs, moec_stream stream);
+enum moec_plan_rule {
+  MOEC_PLAN_ROUND_ROBIN = 0, /* as MOEC_SELECT_ROUND_ROBIN */
+  /* x [El,C,H] seen as [El*C,H]: the first C tokens are of the first local expert, the next C of
+   * the next one. top_k 1; E_SHAPE: num_tokens is no multiple of El */
+  MOEC_PLAN_EQUAL_COUNTS = 1
+};
+/* Builds from a rule (moec_plan_rule) for num_tokens tokens, and routing_weights [T,K] f32 (absent
+ * or NULL = 1). Queues. */
+MOEC_API moec_status moec_plan_from_rule(moec_plan* plan, uint32_t rule, int64_t num_tokens,
+                                         const moec_tensor* routing_weights, moec_stream stream);
 /* EXPERT_CHOICE: builds from scores [T,E] f32; token_mask [T] u8|bool (absent or NULL = all). NaN
  * is above +inf, -inf is never taken, and ties go to the lowest token. Queues. */
 MOEC_API moec_status moec_plan_from_scores(moec_plan* plan, const moec_tensor* scores,
@@ -1196,9 +1213,11 @@ MOEC_API moec_status moec_layer_describe(const moec_layer* layer, const moec_wei
  * are about to do: all get E_MISMATCH, naming a rank, or E_COMM where one refused its arguments,
  * and the ep is as before. With MOEC_COMM_DEVICE all but moec_ep_create and a dispatch of EXACT
  * queue, and a refused rank queues nothing; the device compares: y is NaN, moec_ep_poll and the
- * next call say E_MISMATCH, and the ep is broken. After E_TIMEOUT, E_CALLBACK and another E_COMM
- * comm and ep are broken, and each later call gives that status. On CUDA with flags 0 rows pass
- * through memory of the host, and calls wait.
+ * next call say E_MISMATCH, and the ep is broken. Where dispatches or combines are queued and none
+ * has ended for timeout_ms, both say E_TIMEOUT: a rank may be dead, and what waits for it on the
+ * stream stays there until moec_comm_abort. After E_TIMEOUT, E_CALLBACK and another E_COMM comm and
+ * ep are broken, and each later call gives that status. On CUDA with flags 0 rows pass through
+ * memory of the host, and calls wait.
  * PEER: up to 16 ranks of one host whose GPUs reach each other's memory (threads: peer access,
  * processes: CUDA IPC); on the CPU threads of one process. After moec_ep_create dispatch and
  * combine call no callback: each is one kernel, which may be captured and which waits on the device
@@ -1228,6 +1247,9 @@ typedef struct moec_comm_callbacks {
                           const uint64_t* recv_at, uint64_t unit, moec_stream stream);
   int32_t (*poll)(void* user);  /* optional: 0 = well; never waits */
   void (*release)(void* user);  /* optional: once, when nothing uses the comm any more */
+  /* optional, once, from any thread: what waits for another rank ends, on streams and in the other
+   * callbacks, which fail; none of them is called after it */
+  int32_t (*abort)(void* user);
 } moec_comm_callbacks;
 typedef struct moec_comm_desc {
   uint32_t struct_size, flags; /* flags: 0 */
@@ -1263,7 +1285,8 @@ typedef struct moec_ep_desc { /* equal on all ranks */
   float grad_scale;             /* layer: the gradients of experts and their biases are this much;
                                  * 0 = 1. 1/N beside the mean of DDP. d_y is scaled, and d_x back:
                                  * exact for powers of two, else a rounding more of each */
-  uint32_t timeout_ms;          /* PEER: how long a rank waits for another; 0 = 600000 */
+  uint32_t timeout_ms;          /* PEER: how long a rank waits for another; MOEC_COMM_DEVICE: how
+                                 * long nothing that is queued may end; 0 = 600000 */
   int32_t max_blocks; /* PEER: most blocks of a kernel, up to 128; 0 = by the size of the call */
 } moec_ep_desc;
 typedef struct moec_ep_info {
@@ -1306,6 +1329,7 @@ typedef struct moec_ep_state { /* since the ep was made; equal on all ranks but 
   int64_t rows_needed;        /* ROWS, EXACT: the pair_rows that would have dropped nothing */
   int64_t rows_dropped;       /* ROWS: of all ranks, those of calls whose work is done */
   uint64_t bytes_sent, bytes_received; /* to and from other ranks; 0 with PEER */
+  char message[256]; /* what broke the ep, naming the rank or the call; NUL-terminated */
 } moec_ep_state;
 
 /* Makes a communicator from callbacks, which are copied. Not collective. E_UNSUPPORTED: on the CPU
@@ -1316,6 +1340,10 @@ MOEC_API MOEC_CHECK moec_status moec_comm_create(const moec_context* context,
                                                  moec_comm** out);
 /* Drops the caller's reference; the last one calls `release`. Not collective. */
 MOEC_API void moec_comm_free(moec_comm* comm);
+/* Gives up the other ranks, of which one may be dead: calls `abort`, once. The comm and its eps are
+ * broken then: E_COMM. For any thread, also while another one waits in a call of the comm. Not
+ * collective. E_UNSUPPORTED: the callbacks have no abort; E_CALLBACK: it failed. */
+MOEC_API moec_status moec_comm_abort(const moec_comm* comm);
 /* in_out [any shape] f32|i32|i64 = the sum over all ranks, in rank order: counts for
  * moec_router_bias_update, gradients of what all share. Collective; takes scratch of N times its
  * bytes. With MOEC_COMM_DEVICE nothing is compared. E_MISMATCH and the others: as above. */

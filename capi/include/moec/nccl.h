@@ -7,9 +7,10 @@
  *   moec_status status = moec_comm_from_nccl(context, nccl_comm, NULL, &comm);
  *
  * Calls are queued on the caller's stream and may be captured. The communicator stays the caller's:
- * it outlives the comm and the eps of it, and what else uses it keeps one order on all ranks. NCCL
- * waits for a rank that does not call for as long as it is set to; ncclCommAbort ends that, and
- * moec_ep_poll says E_COMM from then on. */
+ * it outlives the comm and the eps of it, and what else uses it keeps one order on all ranks. A
+ * rank that died, or does not call, stops the streams of the others for good: moec_ep_poll says
+ * E_TIMEOUT, and moec_comm_abort is ncclCommAbort, which frees them. It destroys the communicator,
+ * too: ncclCommDestroy is not called after it. */
 #ifndef MOEC_NCCL_H
 #define MOEC_NCCL_H
 #if defined(__linux__) && !defined(_GNU_SOURCE) && !defined(RTLD_DEFAULT)
@@ -34,6 +35,7 @@ typedef struct moec_nccl_api {
   int (*group_start)(void);
   int (*group_end)(void);
   int (*get_async_error)(void* comm, int* error);
+  int (*abort)(void* comm); /* optional */
 } moec_nccl_api;
 
 typedef struct moec_nccl { /* behind the callbacks */
@@ -48,8 +50,9 @@ typedef struct moec_nccl { /* behind the callbacks */
 /* The functions of the libnccl that is loaded; -1: there is none. */
 static inline int moec_nccl_find(moec_nccl_api* api) {
   static const char* const names[] = {
-      "ncclCommCount", "ncclCommUserRank", "ncclCommCuDevice", "ncclAllGather",        "ncclSend",
-      "ncclRecv",      "ncclGroupStart",   "ncclGroupEnd",     "ncclCommGetAsyncError"};
+      "ncclCommCount", "ncclCommUserRank", "ncclCommCuDevice", "ncclAllGather",
+      "ncclSend",      "ncclRecv",         "ncclGroupStart",   "ncclGroupEnd",
+      "ncclCommGetAsyncError",             "ncclCommAbort"};
   void* const library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
   void* found[sizeof names / sizeof *names];
   size_t i;
@@ -116,6 +119,11 @@ static inline int32_t moec_nccl_poll(void* user) {
   return result ? result : error == MOEC_NCCL_IN_PROGRESS ? 0 : error;
 }
 
+static inline int32_t moec_nccl_abort(void* user) {
+  const moec_nccl* const nccl = (const moec_nccl*)user;
+  return nccl->api.abort(nccl->comm);
+}
+
 /* A comm of all ranks of `nccl_comm`, a ncclComm_t, whose GPU is the context's. api: NULL = that of
  * the libnccl which is loaded; else copied. Not collective; host only. E_UNSUPPORTED: no libnccl is
  * loaded, and api is NULL; E_COMM: NCCL failed; E_DEVICE: the communicator is of another GPU;
@@ -154,6 +162,7 @@ MOEC_CHECK static inline moec_status moec_comm_from_nccl(const moec_context* con
     callbacks.all_to_all = moec_nccl_all_to_all;
     callbacks.all_to_all_v = moec_nccl_all_to_all_v;
     callbacks.poll = moec_nccl_poll;
+    if (nccl->api.abort) callbacks.abort = moec_nccl_abort;
     callbacks.release = free;
     moec_struct_init(&desc, sizeof desc);
     desc.rank = rank;

@@ -59,7 +59,7 @@ class TopkPlan {
   // Refuse before anything is written.
   void check() const {
     if (source_.routing_map) return check_map();
-    if (!source_.check) return;
+    if (!source_.check || source_.rule.run) return;
     for (int64_t a = 0; a < plan_.num_tokens * plan_.top_k; ++a) {
       const int64_t id = load_id(source_.expert_ids, a);
       MOEC_REQUIRE(id >= -1 && id < columns_, MOEC_E_INVALID_ARG,
@@ -88,7 +88,8 @@ class TopkPlan {
     if (source_.routing_map) return take_map_row(t, ids, weights);
     for (int64_t k = 0; k < plan_.top_k; ++k) {
       const int64_t a = t * plan_.top_k + k;
-      ids[k] = math::valid_id(load_id(source_.expert_ids, a), columns_);
+      ids[k] = source_.rule.run ? source_.rule.id(a)
+                                : math::valid_id(load_id(source_.expert_ids, a), columns_);
       weights[k] = source_.routing_weights ? source_.routing_weights[a] : 1.0f;
     }
   }

@@ -20,6 +20,7 @@ constexpr int64_t kBlock = 1024;  // columns
 
 // Sums start at +0, so that none is ever -0: a rank without a row leaves no trace.
 void sum_token(const SumRows& args, int64_t t) {
+  args.ended(t);
   alignas(kCacheLine) float sum[kBlock], row[kBlock];
   const auto alone = int32_t(t);
   const int32_t* const index = args.index ? args.index + t * args.width : &alone;

@@ -19,11 +19,17 @@ void select_by_score(const RouteArgs& args, const RouteRow& row, int32_t* ids) {
   take_best(row.keys, row.lanes, desc.top_k, row.best, ids);
 }
 
-// Ids that come from outside; the slots stay where they are.
+// Ids that are there already; the slots stay where they are.
 void take_given(const RouteArgs& args, int64_t t, int64_t columns, int32_t* ids) {
+  const int64_t top_k = args.desc->top_k;
+  if (args.desc->selection == MOEC_SELECT_ROUND_ROBIN) {
+    const IdRule rule{1, 0, args.desc->num_experts};
+    for (int64_t k = 0; k < top_k; ++k) ids[k] = rule.id(t * top_k + k);
+    return;
+  }
   const bool table = args.desc->selection == MOEC_SELECT_TABLE;
   const Array& source = table ? args.table : args.given_ids;
-  const int64_t line = table ? load_id(args.token_ids, t) : t, top_k = args.desc->top_k;
+  const int64_t line = table ? load_id(args.token_ids, t) : t;
   const bool exists = !table || (line >= 0 && line < args.table_rows);
   for (int64_t k = 0; k < top_k; ++k)
     ids[k] = exists ? math::valid_id(load_id(source, line * top_k + k), columns) : -1;
@@ -61,7 +67,7 @@ void route_token(const RouteArgs& args, const RouteRow& row, int64_t t) {
     select_mixer(desc, row, ids, w);
   } else {
     const float* bias = nullptr;
-    if (desc.selection == MOEC_SELECT_TABLE || desc.selection == MOEC_SELECT_GIVEN) {
+    if (math::has_given_ids(desc.selection)) {
       take_given(args, t, row.columns, ids);
     } else if (chooses) {
       bias = args.select_bias;

@@ -35,7 +35,8 @@ def comm(group: Any = None, device: torch.device | str | None = None) -> Comm:
         device = torch.device("cuda", torch.cuda.current_device())
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if address := _nccl_comm(group, device):
-        made = Comm.from_nccl(context_of(device), address, rank, size)
+        made = Comm.from_nccl(context_of(device), address, rank, size,
+                              abort=lambda: group._get_backend(device).abort())
         made.group, made.group_device = group, device
         return made
 

@@ -627,10 +627,19 @@ pub struct moec_stats {
     pub ns_plan: u64,
     pub ns_experts: u64,
     pub ns_combine: u64,
+    pub path_cpu: u64,
+    pub path_portable: u64,
+    pub path_sm90: u64,
+    pub path_few_tokens: u64,
+    pub path_fallbacks: u64,
+    pub ep_gather: u64,
+    pub ep_peer: u64,
+    pub ep_rows: u64,
+    pub ep_exact: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_stats"][::std::mem::size_of::<moec_stats>() - 96usize];
+    ["Size of moec_stats"][::std::mem::size_of::<moec_stats>() - 168usize];
     ["Alignment of moec_stats"][::std::mem::align_of::<moec_stats>() - 8usize];
     [
         "Offset of field: moec_stats::struct_size",
@@ -671,6 +680,33 @@ const _: () = {
     [
         "Offset of field: moec_stats::ns_combine",
     ][::std::mem::offset_of!(moec_stats, ns_combine) - 88usize];
+    [
+        "Offset of field: moec_stats::path_cpu",
+    ][::std::mem::offset_of!(moec_stats, path_cpu) - 96usize];
+    [
+        "Offset of field: moec_stats::path_portable",
+    ][::std::mem::offset_of!(moec_stats, path_portable) - 104usize];
+    [
+        "Offset of field: moec_stats::path_sm90",
+    ][::std::mem::offset_of!(moec_stats, path_sm90) - 112usize];
+    [
+        "Offset of field: moec_stats::path_few_tokens",
+    ][::std::mem::offset_of!(moec_stats, path_few_tokens) - 120usize];
+    [
+        "Offset of field: moec_stats::path_fallbacks",
+    ][::std::mem::offset_of!(moec_stats, path_fallbacks) - 128usize];
+    [
+        "Offset of field: moec_stats::ep_gather",
+    ][::std::mem::offset_of!(moec_stats, ep_gather) - 136usize];
+    [
+        "Offset of field: moec_stats::ep_peer",
+    ][::std::mem::offset_of!(moec_stats, ep_peer) - 144usize];
+    [
+        "Offset of field: moec_stats::ep_rows",
+    ][::std::mem::offset_of!(moec_stats, ep_rows) - 152usize];
+    [
+        "Offset of field: moec_stats::ep_exact",
+    ][::std::mem::offset_of!(moec_stats, ep_exact) - 160usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -828,6 +864,7 @@ pub const MOEC_SELECT_GROUP_TOPK: moec_select = 1;
 pub const MOEC_SELECT_TABLE: moec_select = 2;
 pub const MOEC_SELECT_SPARSE_MIXER: moec_select = 3;
 pub const MOEC_SELECT_GIVEN: moec_select = 4;
+pub const MOEC_SELECT_ROUND_ROBIN: moec_select = 5;
 pub type moec_select = ::std::os::raw::c_uint;
 pub const MOEC_FILL_NEG_INF: moec_group_fill = 0;
 pub const MOEC_FILL_ZERO: moec_group_fill = 1;
@@ -1470,6 +1507,19 @@ unsafe extern "C" {
         plan: *mut moec_plan,
         routing_map: *const moec_tensor,
         probs: *const moec_tensor,
+        stream: moec_stream,
+    ) -> moec_status;
+}
+pub const MOEC_PLAN_ROUND_ROBIN: moec_plan_rule = 0;
+pub const MOEC_PLAN_EQUAL_COUNTS: moec_plan_rule = 1;
+pub type moec_plan_rule = ::std::os::raw::c_uint;
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_plan_from_rule(
+        plan: *mut moec_plan,
+        rule: u32,
+        num_tokens: i64,
+        routing_weights: *const moec_tensor,
         stream: moec_stream,
     ) -> moec_status;
 }
@@ -3031,12 +3081,15 @@ pub struct moec_comm_callbacks {
     pub release: ::std::option::Option<
         unsafe extern "C" fn(user: *mut ::std::os::raw::c_void),
     >,
+    pub abort: ::std::option::Option<
+        unsafe extern "C" fn(user: *mut ::std::os::raw::c_void) -> i32,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of moec_comm_callbacks",
-    ][::std::mem::size_of::<moec_comm_callbacks>() - 56usize];
+    ][::std::mem::size_of::<moec_comm_callbacks>() - 64usize];
     [
         "Alignment of moec_comm_callbacks",
     ][::std::mem::align_of::<moec_comm_callbacks>() - 8usize];
@@ -3064,6 +3117,9 @@ const _: () = {
     [
         "Offset of field: moec_comm_callbacks::release",
     ][::std::mem::offset_of!(moec_comm_callbacks, release) - 48usize];
+    [
+        "Offset of field: moec_comm_callbacks::abort",
+    ][::std::mem::offset_of!(moec_comm_callbacks, abort) - 56usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3302,10 +3358,11 @@ pub struct moec_ep_state {
     pub rows_dropped: i64,
     pub bytes_sent: u64,
     pub bytes_received: u64,
+    pub message: [::std::os::raw::c_char; 256usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_ep_state"][::std::mem::size_of::<moec_ep_state>() - 56usize];
+    ["Size of moec_ep_state"][::std::mem::size_of::<moec_ep_state>() - 312usize];
     ["Alignment of moec_ep_state"][::std::mem::align_of::<moec_ep_state>() - 8usize];
     [
         "Offset of field: moec_ep_state::struct_size",
@@ -3334,6 +3391,9 @@ const _: () = {
     [
         "Offset of field: moec_ep_state::bytes_received",
     ][::std::mem::offset_of!(moec_ep_state, bytes_received) - 48usize];
+    [
+        "Offset of field: moec_ep_state::message",
+    ][::std::mem::offset_of!(moec_ep_state, message) - 56usize];
 };
 unsafe extern "C" {
     #[must_use]
@@ -3346,6 +3406,10 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn moec_comm_free(comm: *mut moec_comm);
+}
+unsafe extern "C" {
+    #[must_use]
+    pub fn moec_comm_abort(comm: *const moec_comm) -> moec_status;
 }
 unsafe extern "C" {
     #[must_use]

@@ -47,6 +47,7 @@ functions! {
     fn moec_plan_from_topk(plan: *mut moec_plan, expert_ids: *const moec_tensor, routing_weights: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_plan_from_logits(plan: *mut moec_plan, router: *const moec_router, args: *const moec_route_args, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_plan_from_map(plan: *mut moec_plan, routing_map: *const moec_tensor, probs: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
+    fn moec_plan_from_rule(plan: *mut moec_plan, rule: u32, num_tokens: i64, routing_weights: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_plan_from_scores(plan: *mut moec_plan, scores: *const moec_tensor, token_mask: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_plan_attach(plan: *mut moec_plan, num_tokens: i64) -> i32;
     fn moec_plan_view(plan: *const moec_plan, field: i32, out: *mut moec_tensor) -> i32;
@@ -93,6 +94,7 @@ functions! {
     fn moec_layer_describe(layer: *const moec_layer, weights: *const moec_weights, num_tokens: i64, buffer: *mut std::os::raw::c_char, bytes: u64, need: *mut u64) -> i32;
     fn moec_comm_create(context: *const moec_context, desc: *const moec_comm_desc, callbacks: *const moec_comm_callbacks, out: *mut *mut moec_comm) -> i32;
     fn moec_comm_free(comm: *mut moec_comm);
+    fn moec_comm_abort(comm: *const moec_comm) -> i32;
     fn moec_comm_sum(comm: *mut moec_comm, in_out: *const moec_tensor, stream: *mut std::os::raw::c_void) -> i32;
     fn moec_ep_create(comm: *mut moec_comm, desc: *const moec_ep_desc, out: *mut *mut moec_ep) -> i32;
     fn moec_ep_free(ep: *mut moec_ep);

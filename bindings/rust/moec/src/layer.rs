@@ -79,6 +79,31 @@ impl Plan {
         check(unsafe { sys::moec_plan_from_topk(self.raw, &expert_ids.raw, weights, stream.0) })
     }
 
+    /// Rebuild from ids that a rule gives: `sys::MOEC_PLAN_ROUND_ROBIN` is forced balance, for
+    /// benchmarks; with `sys::MOEC_PLAN_EQUAL_COUNTS` `x` `[El, C, H]`, seen as `[El * C, H]`, has
+    /// `C` rows of each local expert. Routing weights are `[T, K]` (f32; `None` = 1).
+    ///
+    /// ```
+    /// use moec::*;
+    /// let desc = PlanDesc::new().max_tokens(8).num_experts(4).top_k(2);
+    /// let mut plan = Plan::new(&Context::cpu()?, &desc)?;
+    /// plan.from_rule(sys::MOEC_PLAN_ROUND_ROBIN, 8, None, Stream::DEFAULT)?;
+    /// assert_eq!(plan.totals(Stream::DEFAULT)?, [16, 16, 0, 4]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn from_rule(
+        &mut self,
+        rule: u32,
+        num_tokens: usize,
+        routing_weights: Option<Tensor<'_>>,
+        stream: Stream,
+    ) -> Result<()> {
+        let weights = routing_weights.map(|w| w.raw);
+        let weights = crate::handle::optional(weights.as_ref());
+        let tokens = num_tokens as i64;
+        check(unsafe { sys::moec_plan_from_rule(self.raw, rule, tokens, weights, stream.0) })
+    }
+
     /// Routed rows, rows in use, dropped rows, largest group. Waits for the stream.
     pub fn totals(&self, stream: Stream) -> Result<[i32; 4]> {
         let mut totals = [0; 4];

@@ -74,6 +74,14 @@ __global__ __launch_bounds__(kThreads) void take_map_kernel(const PlanView plan,
   }
 }
 
+__global__ __launch_bounds__(kThreads) void rule_ids_kernel(const PlanView plan,
+                                                            const IdRule rule) {
+  begin_kernel();
+  const int64_t count = plan.num_tokens * plan.top_k;
+  for (int64_t i = global_thread(); i < count; i += global_threads())
+    plan.expert_ids[i] = rule.id(i);
+}
+
 // Slot-major.
 __global__ __launch_bounds__(kThreads) void index_map_kernel(const PlanView plan, int32_t* to) {
   begin_kernel();
@@ -139,6 +147,11 @@ void build_plan(const Op& op, const PlanSource& source, const PlanView& plan) {
         source.routing_map, source.probs, op.wrong);
     from.expert_ids = {plan.expert_ids, MOEC_I32};
     from.routing_weights = plan.routing_weights;
+  } else if (source.rule.run) {
+    if (plan.num_tokens)
+      run(op, "ids of a rule", rule_ids_kernel, token_grid(op, plan.num_tokens * plan.top_k),
+          kThreads, 0, plan, source.rule);
+    from.expert_ids = {plan.expert_ids, MOEC_I32};
   } else if (source.check) {
     run(op, "check of ids", check_ids_kernel, dim3(1), kPlanThreads, 0, source.expert_ids,
         plan.num_tokens * plan.top_k, plan.top_k, int64_t(plan.num_experts) + plan.num_zero,

@@ -32,6 +32,7 @@ __global__ __launch_bounds__(kThreads) void pick_rows_kernel(const PickRows p) {
 template <int V>
 __global__ __launch_bounds__(kThreads) void sum_rows_kernel(const SumRows s) {
   begin_kernel();
+  s.ended(global_thread());
   const int64_t spans = s.hidden / V, items = s.num_tokens * spans;
   const bool broken = s.broken && *s.broken;
   for (int64_t i = global_thread(); i < items; i += global_threads()) {

@@ -49,8 +49,14 @@ __device__ void select_by_score(const ForwardParams& p, const RouteRow& row) {
   take_best(row.c, row.columns, row.top_k, row.ids);
 }
 
-// Ids that come from outside; the slots stay where they are.
+// Ids that are there already; the slots stay where they are.
 __device__ void take_given(const ForwardParams& p, int64_t t, const RouteRow& row) {
+  if (p.desc.selection == MOEC_SELECT_ROUND_ROBIN) {
+    const IdRule rule{1, 0, p.desc.num_experts};
+    for_columns(row.top_k, [&](int k) { row.ids[k] = rule.id(t * row.top_k + k); });
+    __syncwarp();
+    return;
+  }
   const bool table = p.desc.selection == MOEC_SELECT_TABLE;
   const Array& source = table ? p.args.table : p.args.given_ids;
   const Array& tokens = p.args.token_ids;
@@ -80,7 +86,7 @@ __device__ void select_mixer(const moec_router_desc& desc, const RouteRow& row) 
 __device__ void choose(const ForwardParams& p, int64_t t, const RouteRow& row, bool chooses) {
   const moec_router_desc& desc = p.desc;
   const bool mixer = desc.selection == MOEC_SELECT_SPARSE_MIXER;
-  const bool given = desc.selection == MOEC_SELECT_TABLE || desc.selection == MOEC_SELECT_GIVEN;
+  const bool given = math::has_given_ids(desc.selection);
   const bool by_score = !mixer && !given && chooses;
   if (mixer)
     select_mixer(desc, row);
