@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapes that no tile divides, in every dtype: H and I from {31, 33, 96, 1057}, experts with 0, 1,
-// 4, 5, 31, 33 and 300 rows, ids given, inputs rounded to the dtype. Forward and every gradient
-// against the oracle; the expert without rows has gradients of exactly 0; one and three threads
-// give the same bits. Run once per instruction set (MOEC_CPU_ISA).
+// Shapes that no tile divides, in every dtype: H and I from {31, 33, 96, 1057}, with 289 for the
+// second 1057 of a pair, which takes longer than all others; experts with 0, 1, 4, 5, 31, 33 and
+// 300 rows, ids given, inputs rounded to the dtype. Forward and every gradient against the oracle;
+// the expert without rows has gradients of exactly 0; one and three threads give the same bits. Run
+// once per instruction set (MOEC_CPU_ISA).
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -135,6 +136,14 @@ void check_type(const Problem& p, const OracleRun& exact, const Type& type) {
               p.config.experts.inter, type.name, worst, type.tolerance);
 }
 
+std::vector<std::tuple<int, int>> all_shapes() {
+  std::vector<std::tuple<int, int>> shapes;
+  for (const int hidden : kWidths)
+    for (const int inter : kWidths)
+      shapes.emplace_back(hidden, hidden == 1057 && inter == 1057 ? 289 : inter);
+  return shapes;
+}
+
 class SweepTest : public testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(SweepTest, MatchesTheOracle) {
@@ -151,11 +160,9 @@ TEST_P(SweepTest, MatchesTheOracle) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layer, SweepTest,
-                         testing::Combine(testing::ValuesIn(kWidths), testing::ValuesIn(kWidths)),
-                         [](const auto& one) {
-                           return shape_name(std::get<0>(one.param), std::get<1>(one.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Layer, SweepTest, testing::ValuesIn(all_shapes()), [](const auto& one) {
+  return shape_name(std::get<0>(one.param), std::get<1>(one.param));
+});
 
 }  // namespace
 }  // namespace moec::test
