@@ -62,8 +62,8 @@ def test_a_fine_tune_has_a_line_where_it_was_measured(tmp_path):
     (line,) = tables.qlora(results)
     assert line == (
         "- **QLoRA** of four layers of a on an GPU: a step of adapters on NF4 experts is 2.50 "
-        "times as fast as dense experts with PEFT, 3.00 times as fast as NF4 experts with PEFT, "
-        "with 1.0 GiB of memory at most beside 4.0 and 3.0.")
+        "times as fast as dense experts with PEFT, 3.00 times as fast as NF4 experts with PEFT. "
+        "Its memory peaks at 1.0 GiB, theirs at 4.0 and 3.0.")
 
 
 def test_ranks_have_tables_where_they_were_measured(tmp_path):
