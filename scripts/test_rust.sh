@@ -25,13 +25,23 @@ done
 echo "test result: ok. 1 passed (another ABI is refused)" >>"$log"
 RUSTDOCFLAGS="-D warnings" "$cargo" doc --quiet --offline --no-deps --features ndarray
 
-"$cargo" package --quiet --offline --workspace --allow-dirty
+# cargo's home keeps the source of a crate by its version, even of one that is packed here: packing
+# has a home and a target folder of its own, with the same downloads, new each time.
+packing=$build/rust/packing
+user_home=${CARGO_HOME:-$HOME/.cargo}
+rm -rf "$packing"
+mkdir -p "$packing/home/registry"
+for kept in config.toml registry/index registry/cache; do
+  [ ! -e "$user_home/$kept" ] || ln -s "$user_home/$kept" "$packing/home/$kept"
+done
+CARGO_HOME=$packing/home "$cargo" package --quiet --offline --workspace --allow-dirty \
+  --target-dir "$packing/target"
 outside=$(mktemp -d)
 trap 'rm -rf "$outside"' EXIT
-[ "$(stat -c %s "$build/rust/package/moec-sys-0.1.0.crate")" -lt 1000000 ] ||
+[ "$(stat -c %s "$packing/target/package/moec-sys-0.1.0.crate")" -lt 1000000 ] ||
   die "the crate moec-sys, which carries the library's sources, has 1 MB or more"
 for crate in moec moec-sys; do
-  tar xzf "$build/rust/package/$crate-0.1.0.crate" -C "$outside"
+  tar xzf "$packing/target/package/$crate-0.1.0.crate" -C "$outside"
   [ ! -e "$outside/$crate-0.1.0/tests" ] || die "$crate packs tests that need the source tree"
 done
 cp -r "$root/examples/rust" "$outside/train"
