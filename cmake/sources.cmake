@@ -16,4 +16,5 @@ function(moec_add_isa_sources isa)
   moec_add_sources(${ARGN})
   list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
   set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS ${MOEC_ISA_${isa}})
+  set_property(SOURCE ${ARGN} PROPERTY SKIP_PRECOMPILE_HEADERS ON)  # compiled without these flags
 endfunction()
