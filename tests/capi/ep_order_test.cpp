@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Eps of one comm: steps that lie inside each other, that are never combined, and that come in
-// another order on another rank, for each scheme. It was seen to catch ids of a dispatch that are
-// kept with the comm, and combines that do not say whose they are.
+// another order on another rank, for each scheme. It was seen to catch combines that do not say
+// whose they are.
 #include "ep_ranks.h"
 
 namespace moec::test {
