@@ -4,7 +4,7 @@
  *
  *     cc train_nccl.c -o train_nccl $(pkg-config --cflags --libs moec) -I$CUDA/include \
  *       -L$CUDA/lib64 -lcudart -lnccl
- *     for rank in 0 1; do ./train_nccl $rank 2 id_of_this_run & done; wait
+ *     id=$(mktemp -u); for rank in 0 1; do ./train_nccl $rank 2 $id & done; wait
  *
  * Calls are queued on the stream they are given, here NULL; a copy to memory of the host waits. */
 #include <cuda_runtime_api.h>

@@ -12,6 +12,19 @@
 
 namespace moec {
 
+// The rank whose experts have an id; -1: it is none. A step has expert_begin [N+1], num_ranks and
+// num_experts().
+template <class Step>
+MOEC_HD int32_t owner_of(const Step& step, int64_t id) {
+  if (id < 0 || id >= step.num_experts()) return -1;
+  int32_t low = 0, high = step.num_ranks;  // expert_begin[low] <= id < expert_begin[high]
+  while (high - low > 1) {
+    const int32_t middle = (low + high) / 2;
+    (step.expert_begin[middle] <= id ? low : high) = middle;
+  }
+  return low;
+}
+
 // The places of each token from those of its slots: each once, ascending. What is read depends on
 // nothing that was written.
 struct IndexSums {
@@ -62,7 +75,8 @@ struct PlanRoutes {
   MOEC_HD int64_t id(int64_t slot) const {
     return load_integer(expert_ids.data, expert_ids.dtype, slot);
   }
-  MOEC_HD bool is_expert(int64_t id) const { return id >= 0 && id < expert_begin[num_ranks]; }
+  MOEC_HD int32_t num_experts() const { return expert_begin[num_ranks]; }
+  MOEC_HD bool is_expert(int64_t id) const { return id >= 0 && id < num_experts(); }
   MOEC_HD bool is_of(int64_t id, int32_t rank) const {
     return id >= expert_begin[rank] && id < expert_begin[rank + 1];
   }

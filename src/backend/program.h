@@ -262,9 +262,15 @@ struct Between {
 };
 
 // One way of a backend to run the experts.
+// Of calls that a path ran, in the order of moec_stats.
+enum class PathCounter { kCpu, kPortable, kSm90, kFewTokens };
+inline constexpr int kPathCounters = 4;
+
 class ExpertsPath {
  public:
+  explicit ExpertsPath(PathCounter counts_as) : counter(counts_as) {}
   virtual ~ExpertsPath() = default;
+  const PathCounter counter;
   virtual const char* name() const = 0;
   // Why it never takes such a description, or null.
   virtual const char* refuses(const moec_experts_desc& desc) const = 0;

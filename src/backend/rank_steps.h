@@ -161,15 +161,7 @@ struct SendToAll {
   CountUp begun = {};
 
   int64_t count() const { return pack.places; }
-  MOEC_HD int32_t owner(int64_t id) const {
-    if (id < 0 || id >= pack.num_experts) return -1;
-    int32_t low = 0, high = num_ranks;  // expert_begin[low] <= id < expert_begin[high]
-    while (high - low > 1) {
-      const int32_t middle = (low + high) / 2;
-      (expert_begin[middle] <= id ? low : high) = middle;
-    }
-    return low;
-  }
+  MOEC_HD int32_t num_experts() const { return pack.num_experts; }
   MOEC_HD void operator()(int64_t t) const {
     begun(t);
     if (t == 0) *header_to = header;
@@ -177,10 +169,29 @@ struct SendToAll {
       pack.write(t, k, pack.to + t * pack.columns);
       if (t >= pack.num_tokens) continue;
       const int64_t slot = t * pack.top_k + k;
-      const int32_t rank = owner(pack.id(slot));
+      const int32_t rank = owner_of(*this, pack.id(slot));
       slot_row[slot] = int32_t(rank < 0 ? -1 : rank * pack.places + t);
     }
     if (t < pack.num_tokens) IndexSums{pack.num_tokens, pack.top_k, width, slot_row, sum_index}(t);
+  }
+};
+
+// What a rank says of its rows in its notice to another.
+struct PairRows {
+  int64_t count, longest;  // those for the receiver, and most of those for any
+};
+struct TellCounts {
+  const int32_t* counts;  // [N] rows for each rank
+  int32_t num_ranks;
+  PairRows* first;  // in the notice to rank 0
+  int64_t apart;    // bytes from one notice to the next
+
+  int64_t count() const { return num_ranks; }
+  MOEC_HD void operator()(int64_t r) const {
+    int32_t longest = 0;
+    for (int32_t i = 0; i < num_ranks; ++i)
+      if (counts[i] > longest) longest = counts[i];
+    *reinterpret_cast<PairRows*>(reinterpret_cast<char*>(first) + r * apart) = {counts[r], longest};
   }
 };
 
@@ -316,9 +327,9 @@ struct AddRanks {
 };
 
 using RankSteps =
-    std::variant<CountUp, PlanRoutes, PickRows, SumRows, PackIds, PackBlocks, SendToAll, UnpackIds,
-                 CapacityOfAll, BringWeights, KeepIdentities, TakeIdentities, AddRanks<float>,
-                 AddRanks<double>, AddRanks<int32_t>, AddRanks<int64_t>>;
+    std::variant<CountUp, PlanRoutes, PickRows, SumRows, PackIds, PackBlocks, SendToAll, TellCounts,
+                 UnpackIds, CapacityOfAll, BringWeights, KeepIdentities, TakeIdentities,
+                 AddRanks<float>, AddRanks<double>, AddRanks<int32_t>, AddRanks<int64_t>>;
 struct RankStep : RankSteps {  // of a name that backend.h can say
   using RankSteps::variant;
 };

@@ -3,8 +3,6 @@
 
 #include <cassert>
 
-#include "backend/rank_steps.h"
-
 namespace moec::ep {
 
 using ll = long long;
@@ -56,9 +54,11 @@ Notice& Communicator::begin_notice(Call call, std::span<const Fact> facts, int32
   return notice;
 }
 
-const Notice* Communicator::meet(Call call, std::span<const Fact> facts, moec_stream stream) {
+const Notice* Communicator::meet(Call call, std::span<const Fact> facts, const Rows& rows,
+                                 moec_stream stream) {
   require_well();
-  exchange_notices(stream);
+  for (int32_t r = 0; r < size_; ++r) begin_notice(call, facts, r).num_tokens = rows.num_tokens;
+  exchange_notices(rows.counts, stream);
   const Notice* const from = notices_.data() + size_;
   ++num_meetings_;
   is_settled_ = true;
@@ -95,12 +95,20 @@ void Communicator::compare(const Notice& other, int32_t rank, Call call,
                call_name(call), rank_);
 }
 
-void Communicator::exchange_notices(moec_stream stream) {
+// Where callbacks queue the device adds its counts, so that the host waits once.
+void Communicator::exchange_notices(const int32_t* counts, moec_stream stream) {
   Notice *const to = notices_.data(), *const from = to + size_;
-  if (!queues()) return call_all_to_all(to, from, sizeof(Notice), nullptr);
+  const auto tell = [&](Notice* notices) {
+    return TellCounts{counts, size_, &notices->rows, sizeof(Notice)};
+  };
+  if (!queues()) {
+    for (int32_t r = 0; counts && r < size_; ++r) tell(to)(r);
+    return call_all_to_all(to, from, sizeof(Notice), nullptr);
+  }
   const uint64_t bytes = uint64_t(size_) * sizeof(Notice);
   char* const arrived = static_cast<char*>(mailbox_) + bytes;
   backend_.copy(mailbox_, to, bytes, stream);
+  if (counts) backend_.between_ranks(tell(static_cast<Notice*>(mailbox_)), stream);
   call_all_to_all(mailbox_, arrived, sizeof(Notice), stream);
   backend_.copy(from, arrived, bytes, stream);
   wait(stream);
@@ -111,7 +119,7 @@ void Communicator::leave(Call call, moec_status status) noexcept {
   is_settled_ = true;
   for (int32_t r = 0; r < size_; ++r) begin_notice(call, {}, r).status = status;
   try {
-    exchange_notices(nullptr);
+    exchange_notices(nullptr, nullptr);
   } catch (const Error&) {  // the comm is broken; the error that led here is the one to report
   }
 }

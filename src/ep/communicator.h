@@ -13,12 +13,9 @@
 #include <span>
 #include <vector>
 
+#include "backend/rank_steps.h"
 #include "core/error.h"
 #include "ep/staging.h"
-
-namespace moec {
-struct Disagreement;  // backend/rank_steps.h
-}
 
 namespace moec::ep {
 
@@ -37,8 +34,8 @@ struct Notice {
   int32_t rank, size;
   int64_t num_facts;
   int64_t facts[kMaxFacts];
-  // dispatch: tokens of the sender; where hosts count rows: those for the receiver, those for any
-  int64_t num_tokens, pair_rows, longest;
+  int64_t num_tokens;  // dispatch: of the sender
+  PairRows rows;       // dispatch whose rows hosts count
 };
 
 // Between callbacks and arrays of the device.
@@ -76,16 +73,15 @@ class Communicator {
   void require_waiting(moec_stream stream);
 
   // ---- a call: `facts` are compared with those of all ranks. E_MISMATCH and E_COMM name a rank,
-  // on all ranks. fill(r, notice) adds what this rank has to say to rank r.
-  template <class Fill>
-  const Notice* meet(Call call, std::span<const Fact> facts, const Fill& fill,
-                     moec_stream stream = nullptr) {
-    for (int32_t r = 0; r < size_; ++r) fill(r, begin_notice(call, facts, r));
-    return meet(call, facts, stream);
-  }
-  const Notice* meet_plainly(Call call, std::span<const Fact> facts) {
-    return meet(call, facts, [](int32_t, Notice&) {});
-  }
+  // on all ranks.
+  struct Rows {  // of a dispatch
+    int64_t num_tokens = 0;
+    // [N] for each rank, where hosts count; memory that host and device reach. It is written when
+    // `stream` comes here, and where callbacks take memory of the host, now.
+    const int32_t* counts = nullptr;
+  };
+  const Notice* meet(Call call, std::span<const Fact> facts, const Rows& rows, moec_stream stream);
+  void meet(Call call, std::span<const Fact> facts) { meet(call, facts, {}, nullptr); }
   // This rank cannot take part in a call, because of `status`: the others learn of it.
   void leave(Call call, moec_status status) noexcept;
 
@@ -138,10 +134,9 @@ class Communicator {
 
  private:
   Notice& begin_notice(Call call, std::span<const Fact> facts, int32_t to);
-  const Notice* meet(Call call, std::span<const Fact> facts, moec_stream stream);
   void check_notices(const Notice* from, Call call, std::span<const Fact> facts) const;
   void compare(const Notice& other, int32_t rank, Call call, std::span<const Fact> facts) const;
-  void exchange_notices(moec_stream stream);
+  void exchange_notices(const int32_t* counts, moec_stream stream);
   void call_all_gather(const void* send, void* recv, uint64_t bytes, moec_stream stream);
   void call_all_to_all(const void* send, void* recv, uint64_t bytes, moec_stream stream);
   void finish(const char* callback, int32_t result);

@@ -60,15 +60,29 @@ Exchange::RowCounts Exchange::row_counts() const {
   return counts;
 }
 
+// The last of a dispatch or a combine counts it. One that has nothing to do cannot.
+template <class Last>
+void Exchange::finish(Last last, Progress::Step step, moec_stream stream) {
+  last.ended = progress_.ended(step);
+  if (last.count() == 0) return backend_.between_ranks(last.ended, stream);
+  backend_.between_ranks(last, stream);
+}
+
 // ---- dispatch
-// Where each token goes, and the ids that go with it.
+// Where each token goes, and the ids that go with it, unless the host has to count rows before.
 void Exchange::route(const Departure& from, const RankHeader& header, CountUp begun,
                      moec_stream stream) {
-  const Tokens& tokens = from.tokens;
-  routes_.num_tokens = tokens.count;
+  routes_.num_tokens = from.tokens.count;
   routes_.bound = from.bound;
   meta_columns_ = 2 * shape_.top_k + from.has_adapter_ids;
-  if (!scheme_.sends_to_all()) plan(tokens, stream);
+  if (!scheme_.sends_to_all()) plan(from.tokens, stream);
+  if (!counts_rows()) return pack_ids(from, header, begun, stream);
+  if (comm_.reach() == Reach::kStaged) comm_.wait(stream);
+}
+
+void Exchange::pack_ids(const Departure& from, const RankHeader& header, CountUp begun,
+                        moec_stream stream) {
+  const Tokens& tokens = from.tokens;
   PackIds pack = {};
   pack.num_tokens = tokens.count;
   pack.places = scheme_.sends_to_all() ? from.bound : routes_.num_sent;
@@ -117,47 +131,29 @@ void Exchange::plan(const Tokens& tokens, moec_stream stream) {
   plan.keys = memory_.keys;
   backend_.between_ranks(plan, stream);
   routes_.num_sent = comm_.size() * plan.stride;
-  if (counts_rows()) count_rows(stream);
-}
-
-void Exchange::count_rows(moec_stream stream) {
-  if (comm_.reach() != Reach::kDirect) comm_.wait(stream);
-  routes_.longest = 0;
-  for (size_t r = 0; r < routes_.sent.size(); ++r) {
-    routes_.sent[r] = counted_[r];
-    routes_.sent_at[r] = routes_.num_sent;
-    routes_.num_sent += counted_[r];
-    routes_.longest = std::max<int64_t>(routes_.longest, counted_[r]);
-  }
-}
-
-const Notice* Exchange::meet(const Departure& from, std::span<const Fact> facts,
-                             moec_stream stream) {
-  const bool counts = counts_rows();
-  const auto fill = [&](int32_t r, Notice& notice) {
-    notice.num_tokens = from.tokens.count;
-    notice.pair_rows = counts ? routes_.sent[size_t(r)] : 0;
-    notice.longest = counts ? routes_.longest : 0;
-  };
-  return comm_.meet(Call::kDispatch, facts, fill, stream);
 }
 
 // What the notices say: guests from each rank, tokens of all. No notices: as many guests from each
-// rank as there may be.
+// rank as there may be. Where the host counts, the own counts have come with the notices.
 void Exchange::learn(const Notice* notices) {
   const Places places = this->places();
   routes_.num_guests = 0;
+  routes_.longest = 0;
   routes_.total_tokens = notices ? 0 : -1;
   for (size_t r = 0; r < routes_.received.size(); ++r) {
     const Notice notice = notices ? notices[r] : Notice{};
-    MOEC_REQUIRE(notice.pair_rows >= 0 && notice.pair_rows <= routes_.bound, MOEC_E_MISMATCH,
+    MOEC_REQUIRE(notice.rows.count >= 0 && notice.rows.count <= routes_.bound, MOEC_E_MISMATCH,
                  "rank %d sends %lld rows; expected at most the bound, %lld", int(r),
-                 ll(notice.pair_rows), ll(routes_.bound));
-    routes_.received[r] = places.stride ? places.stride : notice.pair_rows;
+                 ll(notice.rows.count), ll(routes_.bound));
+    routes_.received[r] = places.stride ? places.stride : notice.rows.count;
     routes_.received_at[r] = routes_.num_guests;
     routes_.num_guests += routes_.received[r];
     routes_.total_tokens += notice.num_tokens;
-    routes_.longest = std::max(routes_.longest, notice.longest);
+    routes_.longest = std::max(routes_.longest, notice.rows.longest);
+    if (places.stride) continue;
+    routes_.sent[r] = counted_[r];
+    routes_.sent_at[r] = routes_.num_sent;
+    routes_.num_sent += counted_[r];
   }
   if (counts_rows()) overflows_[comm_.rank()].add(routes_.longest, 0);
 }
@@ -236,9 +232,7 @@ void Exchange::unpack_ids(const RankHeader& header, moec_stream stream) {
   unpack.ids = memory_.ids;
   unpack.adapter_ids = memory_.adapter_ids;
   unpack.weights = memory_.weights;
-  unpack.ended = progress_.ended(Progress::kDispatch);
-  backend_.between_ranks(unpack, stream);
-  if (!unpack.guests) backend_.between_ranks(unpack.ended, stream);
+  finish(unpack, Progress::kDispatch, stream);
 }
 
 Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
@@ -266,12 +260,14 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
   });
   progress_.queue(Progress::kDispatch, is_captured);
   try {
-    learn(meets ? meet(from, facts, stream) : nullptr);
+    const Communicator::Rows rows = {from.tokens.count, counts_rows() ? counted_ : nullptr};
+    learn(meets ? comm_.meet(Call::kDispatch, facts, rows, stream) : nullptr);
   } catch (...) {
     progress_.take_back(Progress::kDispatch);
     throw;
   }
   comm_.in_step([&] {
+    if (counts_rows()) pack_ids(from, header, {}, stream);
     send_ids(stream);
     send_rows(from.x, 1.0f, memory_.guests, stream);
     if (from.has_beside) send_rows(from.beside, from.beside_scale, memory_.beside, stream);
@@ -309,7 +305,7 @@ void Exchange::combine(const Homecoming& to, moec_stream stream) {
   }
   const Fact facts[] = {{kFactNames[0], number_}, {"d_guest_weights (1: given)", to.has_weights}};
   prepare(Call::kCombine, [&] { comm_.require_capturable(stream); });
-  if (!comm_.queues()) comm_.meet_plainly(Call::kCombine, facts);
+  if (!comm_.queues()) comm_.meet(Call::kCombine, facts);
   const bool is_captured = comm_.queues() && backend_.capturing(stream);
   backend_.between_ranks(progress_.begun(Progress::kCombine, is_captured), stream);
   progress_.queue(Progress::kCombine, is_captured);
@@ -328,10 +324,8 @@ void Exchange::combine(const Homecoming& to, moec_stream stream) {
                              stream);
   }
   count_call();
-  const CountUp ended = progress_.ended(Progress::kCombine);
-  if (!to.y || !routes_.num_tokens) return backend_.between_ranks(ended, stream);
   SumRows sum = {};
-  sum.num_tokens = routes_.num_tokens;
+  sum.num_tokens = to.y ? routes_.num_tokens : 0;
   sum.hidden = shape_.hidden;
   sum.width = routes_.width;
   sum.index = routes_.sum_index;
@@ -340,8 +334,7 @@ void Exchange::combine(const Homecoming& to, moec_stream stream) {
   sum.add = to.add;
   sum.y = {to.y, shape_.dtype};
   sum.broken = memory_.broken;
-  sum.ended = ended;
-  backend_.between_ranks(sum, stream);
+  finish(sum, Progress::kCombine, stream);
 }
 
 }  // namespace moec::ep

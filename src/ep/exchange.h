@@ -123,12 +123,13 @@ class Exchange {
   void require_progress() const;
   void route(const Departure& from, const RankHeader& header, CountUp begun, moec_stream stream);
   void plan(const Tokens& tokens, moec_stream stream);
-  void count_rows(moec_stream stream);
-  const Notice* meet(const Departure& from, std::span<const Fact> facts, moec_stream stream);
+  void pack_ids(const Departure& from, const RankHeader& header, CountUp begun, moec_stream stream);
   void learn(const Notice* notices);
   void send_ids(moec_stream stream);
   void send_rows(const void* rows, float scale, void* to, moec_stream stream);
   const void* pack(const void* rows, float scale, moec_stream stream);
+  template <class Last>
+  void finish(Last last, Progress::Step step, moec_stream stream);
   void unpack_ids(const RankHeader& header, moec_stream stream);
   void count_bytes(uint64_t row_bytes, bool homewards);
   void count_call() {

@@ -42,9 +42,6 @@ void check_desc(const moec_context_desc& desc) {
   }
 }
 
-// In the order of moec_stats.
-constexpr const char* kPaths[] = {"cpu", "portable", "sm90", "few_tokens"};
-
 uint64_t alignment_of(int32_t device_type) {
   return device_type == MOEC_CPU ? 64 : 256;
 }
@@ -178,9 +175,7 @@ void Context::reset_stats() const {
 }
 
 void Context::count_path(const Taken& taken) const {
-  for (int i = 0; i < 4; ++i)
-    if (std::strcmp(kPaths[i], taken.path->name()) == 0)
-      counters_.paths[i].fetch_add(1, std::memory_order_relaxed);
+  counters_.paths[int(taken.path->counter)].fetch_add(1, std::memory_order_relaxed);
   if (taken.is_fallback) counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
 }
 

@@ -84,7 +84,8 @@ class Context final : public Object {
  private:
   struct Counters {
     std::atomic<uint64_t> calls{0}, kernel_launches{0}, host_syncs{0}, flops{0};
-    std::atomic<uint64_t> phase_ns[4] = {}, paths[4] = {}, fallbacks{0}, schemes[4] = {};
+    std::atomic<uint64_t> phase_ns[4] = {}, paths[kPathCounters] = {}, fallbacks{0},
+                          schemes[4] = {};
     mutable std::atomic<uint64_t> allocs{0};
   };
   struct DeviceMemory final : MemorySource {  // the caller's allocator, or the backend

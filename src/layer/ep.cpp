@@ -137,7 +137,7 @@ void Comm::sum(const moec_tensor& in_out, moec_stream stream) {
   };
   const auto scratch = ep::prepare(transport, ep::Call::kSum, checked);
   const ep::Fact facts[] = {{"elements of in_out", count}, {"dtype of in_out", in_out.dtype}};
-  if (!transport.queues()) transport.meet_plainly(ep::Call::kSum, facts);
+  if (!transport.queues()) transport.meet(ep::Call::kSum, facts);
   void* const data = static_cast<char*>(in_out.data) + in_out.byte_offset;
   const auto sum_as = [&]<class T>(T*) {
     sum_over_ranks(*context_, transport, static_cast<T*>(data), count,
@@ -206,7 +206,7 @@ void Ep::agree(const ep::Shape& s) {
                             {"the hash of desc.expert_begin", int64_t(ranges)},
                             {"desc.timeout_ms", s.timeout_ms},
                             {"desc.max_blocks", s.max_blocks}};
-  transport().meet_plainly(ep::Call::kCreate, facts);
+  transport().meet(ep::Call::kCreate, facts);
 }
 
 void Ep::query(moec_ep_info& info) const {

@@ -153,7 +153,7 @@ void run_loss(const Context& context, const moec_loss_args& args, Comm* comm, bo
         {"args.score", loss.score},
         {"args.seq_len", loss.seq_len},
         {"the bits of args.coefficient", std::bit_cast<int32_t>(loss.coefficient)}};
-    if (!transport.queues()) transport.meet_plainly(ep::Call::kLoss, facts);
+    if (!transport.queues()) transport.meet(ep::Call::kLoss, facts);
     transport.in_step([&] { queue(loss); });
   });
 }

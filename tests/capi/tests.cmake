@@ -4,6 +4,7 @@ add_moec_test(capi/errors_test LABELS asan aarch64)
 add_moec_test(capi/errors_json_test LABELS asan)  # the rows that every binding runs
 add_moec_test(capi/desc_errors_test LABELS asan)
 add_moec_test(capi/ep_errors_test LABELS asan tsan)
+add_moec_test(capi/ep_order_test LABELS asan tsan)
 add_moec_test(capi/ep_comm_test LABELS asan tsan)
 add_library(fake_nccl MODULE capi/fake_nccl.c)
 target_link_libraries(fake_nccl PRIVATE moec_options)

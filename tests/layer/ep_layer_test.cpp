@@ -106,6 +106,58 @@ INSTANTIATE_TEST_SUITE_P(, EpLayerTest,
                                   "_" + std::to_string(std::get<0>(param.param));
                          });
 
+// ---- what is rarely drawn
+struct Edge {
+  const char* name;
+  void (*change)(EpProblem&);
+};
+constexpr Edge kEdges[] = {
+    {"no token anywhere", [](EpProblem& p) { p.tokens.assign(p.tokens.size(), 0); }},
+    {"tokens of the last rank alone",
+     [](EpProblem& p) {
+       p.tokens.assign(p.tokens.size(), 0);
+       p.tokens.back() = 5;
+     }},
+    {"a bound of 1",
+     [](EpProblem& p) {
+       for (size_t r = 0; r < p.tokens.size(); ++r) p.tokens[r] = r % 2 ? 0 : 1;
+       p.bound = 1;
+     }},
+    {"one expert of a token", [](EpProblem& p) { p.top_k = 1; }},
+    {"all experts of a token", [](EpProblem& p) { p.top_k = p.experts; }},
+    {"the first rank with all experts but one each",
+     [](EpProblem& p) {
+       for (int r = 1; r <= p.ranks; ++r) p.begin[size_t(r)] = p.experts - p.ranks + r;
+     }},
+};
+
+// Of tokens that are all masked on the last rank, too.
+TEST(EpLayer, EdgesGiveTheBitsToo) {
+  SCOPED_TRACE(seed_note());
+  Draw draw(96);
+  for (const uint32_t scheme : {MOEC_EP_GATHER, MOEC_EP_PEER, MOEC_EP_ROWS, MOEC_EP_EXACT})
+    for (const int ranks : {1, 3})
+      for (const Edge& edge : kEdges)
+        for (const bool masked : {false, true}) {
+          SCOPED_TRACE(std::string(edge.name) + (masked ? ", masked" : "") + ", scheme " +
+                       std::to_string(scheme) + ", ranks " + std::to_string(ranks));
+          EpProblem p = draw_ep_problem(ranks, scheme, draw);
+          for (auto* values : {&p.x, &p.d_y, &p.residual}) values->clear();
+          p.token_mask.clear();
+          p.bound = 0;
+          edge.change(p);
+          fill_values(&p, draw);
+          if (masked)
+            for (const int T : p.tokens)
+              p.token_mask.emplace_back(size_t(T), int(p.token_mask.size()) + 1 < ranks);
+          const std::vector<Outputs> got = run_ep_layers(p);
+          if (testing::Test::HasFailure()) return;
+          expect_equal(got, run_in_sequence(p));
+          expect_near_one_rank(p, got);
+          if (testing::Test::HasFailure()) return;
+        }
+}
+
 // Quantised experts of any format, adapters, both: as plain weights. Seen to fail: adapter ids that
 // stay at home, and a codebook of each expert where the first one's is bound.
 TEST(EpLayer, CodesAndAdaptersGiveTheBitsToo) {

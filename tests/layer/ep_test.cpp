@@ -76,7 +76,8 @@ Batch draw_batch(const World& w, Draw& draw, int only_rank = -1) {
       const auto at = static_cast<size_t>(draw.below(static_cast<int64_t>(left.size()) + 1));
       const bool none = at == left.size();
       b.ids.push_back(none ? -1 : left[at]);
-      if (!none) left.erase(left.begin() + static_cast<int64_t>(at));
+      if (!none && !draw.chance(0.1))  // else an expert may come twice
+        left.erase(left.begin() + static_cast<int64_t>(at));
       b.weights.push_back(static_cast<float>(draw.normal()));
     }
   }

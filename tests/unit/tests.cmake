@@ -23,6 +23,7 @@ add_moec_test(unit/loss_test LABELS per_backend)
 add_moec_test(unit/progress_test)
 add_moec_test(unit/rank_steps_test)
 add_moec_test(unit/staging_test LABELS asan tsan)
+add_moec_test(unit/ep_waits_test LABELS asan)
 add_moec_test(unit/plan_routes_test SOURCES support/routes_case.cpp LABELS asan)
 add_moec_test(unit/combine_test)
 # Host code of the CUDA backend that needs no CUDA.

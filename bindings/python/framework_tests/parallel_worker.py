@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -134,10 +135,117 @@ def errors_case(rank: int, size: int, folder: Path) -> None:
         raise AssertionError("no error")
 
 
+def edge_data(tokens: list[int], top_k: int) -> tuple[Tensor, ...]:
+    """x, d_y, ids, of which some are -1, and weights of all ranks."""
+    total = sum(tokens)
+    x, d_y = torch.randn(2, total, H, generator=torch.Generator().manual_seed(8))
+    logits = torch.randn(total, E, generator=torch.Generator().manual_seed(9))
+    weights, ids = logits.softmax(-1).topk(top_k)
+    return x, d_y, torch.where(logits[:, :top_k] < -0.8, -1, ids), weights
+
+
+def outcome(run: Any, module: Any, x: Tensor, d_y: Tensor, *given: Tensor) -> list[Tensor]:
+    """y, the gradients of x and of floats that are given, those of parameters."""
+    module.zero_grad()
+    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in (x, *given)]
+    y = run(*leaves)
+    y.backward(d_y)
+    return [y.detach(), *(leaf.grad for leaf in leaves if leaf.requires_grad),
+            *(p.grad for p in module.parameters())]
+
+
+def expect_part(ep: moec.torch.EP, tokens: list[int], make: Any, run: Any,
+                data: tuple[Tensor, ...]) -> None:
+    """A parted module on this rank's tokens is one module on those of all."""
+    torch.manual_seed(4)
+    one, parted = make(), make(ep=ep)
+    begin = sum(tokens[:ep.comm.rank])
+    own = slice(begin, begin + tokens[ep.comm.rank])
+    moec.torch.load_full_state_dict(parted, one.state_dict())
+    got = outcome(lambda *t: run(parted, *t), parted, *(t[own] for t in data))
+    want = outcome(lambda *t: run(one, *t), one, *data)
+    alone = outcome(lambda *t: run(one, *t), one, *(t[own] for t in data))  # of no other token
+    names = [name for name, _ in one.named_parameters()]
+    of_rows = len(want) - len(names)
+    expected = [t[own] for t in want[:of_rows]]
+    expected += [(want[of_rows + i][ep.experts.start:ep.experts.stop] if name in ROUTED_WEIGHTS
+                  else alone[of_rows + i]) for i, name in enumerate(names)]
+    for have, value in zip(got, expected, strict=True):
+        torch.testing.assert_close(have, value, rtol=1e-4, atol=1e-5)
+
+
+SCHEMES = (moec.EpScheme.GATHER, moec.EpScheme.ROWS, moec.EpScheme.EXACT)
+
+
+def edges_case(rank: int, size: int, folder: Path) -> None:
+    comms = [moec.torch.comm()]
+    alone = [dist.new_group([r]) for r in range(size)][rank]
+    comms.append(moec.torch.comm(alone))
+    try:  # processes have no peers on the CPU
+        moec.torch.EP(comms[0], moec.EpDesc(hidden=H, max_tokens=1, num_experts=E, top_k=1,
+                                            scheme=moec.EpScheme.PEER))
+    except moec.UnsupportedError as error:
+        assert "does not reach the memory" in str(error), error
+    else:
+        raise AssertionError("no error")
+    for comm in comms:
+        for scheme in SCHEMES:
+            for tokens, top_k in (([0, 5], 2), ([1, 0], 1), ([0, 0], 2), ([3, 4], E)):
+                parts = tokens[:comm.size] if comm.size > 1 else tokens[1:]
+                desc = moec.EpDesc(hidden=H, max_tokens=max(1, *tokens), num_experts=E,
+                                   top_k=top_k, scheme=scheme)
+                ep = moec.torch.EP(comm, desc, [0, 1, E] if comm.size > 1 else None)
+                experts = moec.ExpertsDesc(hidden=H, inter=I, num_experts=E, top_k=top_k)
+                data = edge_data(parts, top_k)
+                expect_part(ep, parts, lambda **o: moec.torch.Experts(experts, bias=True, **o),
+                            lambda module, *t: module(*t), data)
+                router = moec.RouterDesc(num_experts=E, top_k=top_k, norm=moec.Norm.SUM)
+                mask = torch.arange(len(data[0])) % 3 != 1
+                expect_part(ep, parts, lambda **o: moec.torch.MoELayer(router, experts, **o),
+                            lambda module, x, m: module(x, token_mask=m), (*data[:2], mask))
+
+
+def order_case(rank: int, size: int, folder: Path) -> None:
+    """Calls in another order, two eps of one comm, and what is dropped before its backward."""
+    comm = moec.torch.comm()
+    for scheme in SCHEMES:
+        desc = moec.EpDesc(hidden=H, max_tokens=T, num_experts=E, top_k=K, scheme=scheme)
+        eps = [moec.torch.EP(comm, desc) for _ in range(2)]
+        parted = [moec.torch.Experts(experts_desc(), bias=True, ep=ep) for ep in eps]
+        for module in parted:
+            moec.torch.load_full_state_dict(module, full_experts().state_dict())
+        x, _, ids, weights = edge_data([4], K)
+        for is_sum in (True, False):
+            try:
+                if rank and is_sum:
+                    comm.sum(torch.ones(1))
+                else:
+                    parted[rank](x, ids, weights)
+            except moec.MismatchError as error:
+                assert f"rank {1 - rank} " in str(error), error
+            else:
+                raise AssertionError("no error")
+        x.requires_grad_()
+        layer = moec.torch.MoELayer(moec.RouterDesc(num_experts=E, top_k=K), experts_desc(),
+                                    ep=moec.torch.EP(comm, desc))  # nobody else has it
+        torch.nn.init.zeros_(layer.down)
+        y = parted[0](parted[1](x, ids, weights), ids, weights) + layer(x)
+        one = full_experts()
+        also = x.detach().requires_grad_()
+        want = one(one(also, ids, weights), ids, weights)
+        del eps, parted, module, layer
+        gc.collect()
+        torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-5)
+        y.sum().backward()
+        want.sum().backward()
+        torch.testing.assert_close(x.grad, also.grad, rtol=1e-4, atol=1e-5)
+
+
 if __name__ == "__main__":
     case, rank, size, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    {"train": train_case, "experts": experts_case, "errors": errors_case}[case](rank, size, folder)
+    {"train": train_case, "experts": experts_case, "errors": errors_case, "edges": edges_case,
+     "order": order_case}[case](rank, size, folder)
     dist.barrier()
     dist.destroy_process_group()

@@ -62,6 +62,11 @@ def test_errors_name_the_rank_and_the_cause(tmp_path: Path) -> None:
     run_ranks(2, tmp_path, "errors")
 
 
+@pytest.mark.parametrize("case", ["edges", "order"])
+def test_edges_and_order(case: str, tmp_path: Path) -> None:
+    run_ranks(2, tmp_path, case)
+
+
 def test_what_cannot_be_parted_is_refused() -> None:
     router, desc = worker.descs()
     with pytest.raises(TypeError, match="a moec.torch.EP is needed"):

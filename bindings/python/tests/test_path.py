@@ -46,7 +46,8 @@ def program(tmp_path: Path) -> Path:
 
 def test_places() -> None:
     assert path() == path("library") and path().name == "libmoec.so.0" and path().is_file()
-    assert (path("include") / "moec" / "moec.h").is_file()
+    shipped = {header.name for header in (path("include") / "moec").iterdir()}
+    assert shipped == {"moec.h", "mpi.h", "nccl.h"}
     wrong = CliRunner().invoke(cli.app, ["path", "nowhere"])
     assert wrong.exit_code == 2 and "pkgconfig" in wrong.output
 

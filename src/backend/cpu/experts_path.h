@@ -12,7 +12,8 @@ namespace moec::cpu {
 class CpuExperts final : public ExpertsPath {
  public:
   // Both live as long as the path.
-  CpuExperts(const ThreadPool& pool, const HostServices& host) : pool_(pool), host_(host) {}
+  CpuExperts(const ThreadPool& pool, const HostServices& host)
+      : ExpertsPath(PathCounter::kCpu), pool_(pool), host_(host) {}
 
   const char* name() const override { return "cpu"; }
   const char* refuses(const moec_experts_desc&) const override { return nullptr; }

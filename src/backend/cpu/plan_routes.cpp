@@ -8,13 +8,6 @@
 namespace moec::cpu {
 namespace {
 
-int32_t owner(const PlanRoutes& p, int64_t id) {  // -1: no expert
-  if (!p.is_expert(id)) return -1;
-  return int32_t(std::upper_bound(p.expert_begin, p.expert_begin + p.num_ranks, id) -
-                 p.expert_begin) -
-         1;
-}
-
 // body(slot, t, rank, whether it is the token's first slot there); tokens ascend.
 template <class Body>
 void for_slots(const PlanRoutes& p, const Body& body) {
@@ -22,7 +15,7 @@ void for_slots(const PlanRoutes& p, const Body& body) {
   std::fill_n(last, p.num_ranks, -1);
   for (int64_t t = 0; t < p.num_tokens; ++t)
     for (int64_t slot = t * p.top_k; slot < (t + 1) * p.top_k; ++slot) {
-      const int32_t rank = owner(p, p.id(slot));
+      const int32_t rank = owner_of(p, p.id(slot));
       body(slot, t, rank, rank >= 0 && last[rank] != t);
       if (rank >= 0) last[rank] = int32_t(t);
     }

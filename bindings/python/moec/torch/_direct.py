@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from ._engine import ep_of
 from ._structs import DEVICES
 
 _KINDS = (Tensor, nn.Parameter)
@@ -54,6 +55,7 @@ class Moec(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         (*outputs, saved), ctx.plan = kind.compute(dict(zip(names, values, strict=True)), settings)
         ctx.kind, ctx.names, ctx.settings = kind, names, settings
+        ctx.ep = ep_of(settings[0])
         # Not saved for backward: the next micro batch adds to them before this one's backward.
         ctx.main_grads = main_grads
         ctx.save_for_backward(saved, *values)

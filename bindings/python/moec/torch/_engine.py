@@ -156,6 +156,12 @@ def engine_of(text: str, x: Tensor, save: int) -> Engine:
     return _engine(text, kind, device.index or 0, threads, os.getpid(), x.dtype, save)
 
 
+def ep_of(text: str) -> EP | None:
+    """The ep of a spec, for what waits for its backward to keep."""
+    number = Spec.parse(text).ep
+    return EP.of(number) if number else None
+
+
 def _engine_of_ep(text: str, number: int, dtype: DType, save: int) -> Engine:
     """On the ep's context; it lives as long as the ep."""
     ep = EP.of(number)

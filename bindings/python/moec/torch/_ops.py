@@ -39,7 +39,7 @@ from .._experts import Sizes
 from .._tensors import kind_of
 from . import _adapted
 from ._direct import Moec, plain
-from ._engine import Call, Engine, Plan, engine_of
+from ._engine import Call, Engine, Plan, engine_of, ep_of
 from ._frozen import Numbered
 from ._inputs import Given, autocast, main_gradients, refuse_devices
 from ._layouts import compact, compact_matrix, empty_as, in_place
@@ -261,6 +261,7 @@ class _Kind:
     def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, main_grads = inputs[: -self.num_settings]
         ctx.settings = inputs[-self.num_settings :]
+        ctx.ep = ep_of(ctx.settings[0])
         factors = tensors.pop() if self.is_adapted else []
         # Not saved for backward: the next micro batch adds to them before this one's backward.
         ctx.main_grads = main_grads

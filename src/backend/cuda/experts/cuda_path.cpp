@@ -21,8 +21,8 @@ std::string pinned_hint() {
 
 }  // namespace
 
-CudaPath::CudaPath(const CudaBackend& backend, bool wide)
-    : backend_(backend), wide_(wide), hint_(pinned_hint()) {}
+CudaPath::CudaPath(PathCounter counts_as, const CudaBackend& backend, bool wide)
+    : ExpertsPath(counts_as), backend_(backend), wide_(wide), hint_(pinned_hint()) {}
 
 Between CudaPath::types(const moec_experts_desc& desc) const {
   Between between;

@@ -23,7 +23,7 @@ class CudaBackend;
 class CudaPath : public ExpertsPath {
  public:
   // wide: no kernel of compute capability 9.0 is used, so pre-activations stay in fp32.
-  CudaPath(const CudaBackend& backend, bool wide);
+  CudaPath(PathCounter counts_as, const CudaBackend& backend, bool wide);
   std::string hint() const override { return hint_; }
 
  protected:

@@ -160,7 +160,7 @@ class FewTokensPath final : public CudaPath {
 }  // namespace
 
 std::unique_ptr<const ExpertsPath> make_few_tokens_path(const CudaBackend& backend) {
-  return std::make_unique<FewTokensPath>(backend, false);
+  return std::make_unique<FewTokensPath>(PathCounter::kFewTokens, backend, false);
 }
 
 }  // namespace moec::cuda

@@ -292,7 +292,7 @@ class PortablePath final : public CudaPath {
 }  // namespace
 
 std::unique_ptr<const ExpertsPath> make_portable_path(const CudaBackend& backend, bool wide) {
-  return std::make_unique<PortablePath>(backend, wide);
+  return std::make_unique<PortablePath>(PathCounter::kPortable, backend, wide);
 }
 
 }  // namespace moec::cuda

@@ -68,7 +68,7 @@ const char* sm90_refuses(const moec_experts_desc& desc) {
 }
 
 std::unique_ptr<const ExpertsPath> make_sm90_path(const CudaBackend& backend) {
-  return std::make_unique<Sm90Path>(backend, false);
+  return std::make_unique<Sm90Path>(PathCounter::kSm90, backend, false);
 }
 
 }  // namespace moec::cuda
