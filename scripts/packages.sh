@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # packages.sh [aarch64]: libmoec0, libmoec-dev and libmoec-cuda0 as .deb and .rpm and a relocatable
 # .tar.gz of all three, into build/packages, of the libraries of packaged.sh; with aarch64, of those
-# that are built across, into build/packages-aarch64. Without a plug-in among them (no MOEC_CUDA)
-# there is no libmoec-cuda0, and the last line says so. build/packages/Artifacts.toml is what
+# that are built across, into build/packages-aarch64. MOEC_CUDA=ON puts the plug-in among them; else
+# there may be no libmoec-cuda0, and the last line says so. build/packages/Artifacts.toml is what
 # Moec.jl finds every .tar.gz by that was made (julia_artifacts.sh).
 . "$(dirname "$0")/lib.sh"
 scripts/bootstrap.sh test >&2
@@ -44,4 +44,4 @@ fi
 (cd "$out" && sha256sum -- * >SHA256SUMS && ls -s --block-size=K -- *)
 mkdir -p "$build/packages"
 scripts/julia_artifacts.sh >"$build/packages/Artifacts.toml"
-[ $cuda = ON ] || echo "packages.sh: build/$preset has no CUDA plug-in: no libmoec-cuda0"
+[ $cuda = ON ] || echo "packages.sh: no libmoec-cuda0; MOEC_CUDA=ON makes it"

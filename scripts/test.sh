@@ -98,6 +98,7 @@ languages_and_sanitizers() {
   stage "c"               scripts/test_c.sh
   stage "packages"        scripts/test_packages.sh
   stage "packages aarch64" scripts/test_packages.sh aarch64
+  stage "cuda aarch64"    scripts/test_cuda_aarch64.sh
   stage "go"              scripts/test_go.sh
   stage "julia"           scripts/test_julia.sh
   stage "tests aarch64"   scripts/run_ctest.py "$build/aarch64" -L aarch64

@@ -3,8 +3,8 @@
 # wheel.sh [aarch64]: the wheels that are shipped, into build/wheel: moec with the CUDA plug-in
 # inside, for glibc 2.28 and newer (zig links what g++ and nvcc compiled), and moec-golden, the
 # vectors of `moec check`; with aarch64 only moec, built across, into build/wheel-aarch64, with a
-# plug-in where build/aarch64 was configured with MOEC_CUDA. Refuses a wheel that needs a newer
-# system, is too large, or holds what check_shipped.py finds.
+# plug-in where MOEC_CUDA=ON asks for it (packaged.sh). Refuses a wheel that needs a newer system,
+# is too large, or holds what check_shipped.py finds.
 . "$(dirname "$0")/lib.sh"
 newest_glibc=28 largest=7000000  # 2.28; bytes
 
@@ -12,11 +12,10 @@ scripts/bootstrap.sh test >&2
 scripts/xla_headers.sh >&2
 MOEC_ZIG=$(scripts/zig.sh)
 export MOEC_ZIG
-[ $# != 0 ] || [ "$(cached release MOEC_CUDA)" = ON ] ||
-  cmake --preset release --log-level=WARNING -DMOEC_CUDA=ON -DMOEC_ZIG="$MOEC_ZIG" \
-    -DCMAKE_CUDA_COMPILER="$(scripts/cuda_toolkit.sh)" >&2
+[ $# != 0 ] || export MOEC_CUDA=ON
 folder=$build/wheel${1:+-$1}
-scripts/build_wheel.sh "$folder" "$(scripts/packaged.sh "$@")/lib/packaged/libmoec.so.0" "$@"
+tree=$(scripts/packaged.sh "$@")
+scripts/build_wheel.sh "$folder" "$tree/lib/packaged/libmoec.so.0" "$@"
 
 wheel=$(echo "$folder"/moec-*.whl)
 glibc=$(sed -nE 's/.*-manylinux_2_([0-9]+)_.*/\1/p' <<<"$wheel")
