@@ -175,6 +175,26 @@ struct Avx2Ops {
     const __m256i least = _mm256_set1_epi16(0x3f7f);  // the largest of a number is 0x3f00
     return _mm256_movemask_epi8(_mm256_cmpgt_epi16(seen.largest, least)) != 0;
   }
+  static bool are_normal_e4m3(const uint8_t* from) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const __m256i doubled = _mm256_add_epi8(codes, codes);  // NaN becomes 0 below
+    const __m256i moved = _mm256_add_epi8(doubled, _mm256_set1_epi8(2));
+    const __m256i least = _mm256_min_epu8(moved, _mm256_set1_epi8(16));
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(least, moved)) == 0;
+  }
+  using Exponents = __m256i;
+  static Exponents exponents(uint32_t mask) { return _mm256_set1_epi32(int(mask)); }
+  static Line scaled_e4m3(const uint8_t* from, Vec significands, Exponents exponents) {
+    Line line;
+    for (ptrdiff_t i = 0; i < 2; ++i) {
+      const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * i));
+      const __m256i codes = _mm256_cvtepi8_epi32(bytes);
+      const __m256i found = _mm256_castps_si256(_mm256_permutevar8x32_ps(significands, codes));
+      const __m256i powers = _mm256_and_si256(_mm256_slli_epi32(codes, 20), exponents);
+      line.half[i] = _mm256_add_epi32(found, powers);
+    }
+    return line;
+  }
   static void put_high_words(uint16_t* to, const Line (&lines)[2]) {
     for (int i = 0; i < 2; ++i) {
       const __m256i words = _mm256_packus_epi32(_mm256_srli_epi32(lines[i].half[0], 16),

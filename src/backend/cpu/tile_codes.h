@@ -15,6 +15,8 @@
 //   e4m3(pointer to 16) -> Line of fp32         round_bf16(Line): of fp32 without odd NaNs
 //   e4m3_parts(pointer to 32, two Lines of fp32, E4m3Seen): 2^-8 times the values, NaN taken for a
 //   number; any_nan(E4m3Seen): there was one
+//   perhaps Exponents, exponents(mask of bits); are_normal_e4m3(pointer to 32): no exponent is 0
+//   and none is NaN; scaled_e4m3(pointer to 16, Vec by the low bits of a code, Exponents) -> Line
 //   put_high_words(to, two Lines)               the high halves of 32 dwords, in order
 #pragma once
 

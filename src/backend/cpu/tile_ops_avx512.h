@@ -124,6 +124,21 @@ struct Avx512Ops {
   static bool any_nan(E4m3Seen seen) {
     return _mm512_cmpge_epu16_mask(seen, _mm512_set1_epi16(0x3f80)) != 0;
   }
+  static bool are_normal_e4m3(const uint8_t* from) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const __m256i doubled = _mm256_add_epi8(codes, codes);  // NaN becomes 0 below
+    const __m256i moved = _mm256_add_epi8(doubled, _mm256_set1_epi8(2));
+    return _mm256_cmple_epu8_mask(moved, _mm256_set1_epi8(16)) == 0;
+  }
+  using Exponents = Line;
+  static Exponents exponents(uint32_t mask) { return _mm512_set1_epi32(int(mask)); }
+  static Line scaled_e4m3(const uint8_t* from, Vec significands, Exponents exponents) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const Line codes = _mm512_cvtepi8_epi32(bytes);
+    const Line found = _mm512_castps_si512(_mm512_permutexvar_ps(codes, significands));
+    const Line powers = _mm512_and_si512(_mm512_slli_epi32(codes, 20), exponents);
+    return _mm512_add_epi32(found, powers);
+  }
   template <Rounding kRounding>
   static Line rounded(Vec value) {  // to bf16, in the high halves
     if constexpr (kRounding == Rounding::kQuick)

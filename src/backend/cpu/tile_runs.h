@@ -3,6 +3,8 @@
 // blocks, bytes in lines of values.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cpu/tile_lines.h"
 
 namespace moec::cpu {
@@ -190,6 +192,32 @@ __attribute__((always_inline)) inline void for_each_line(const CodedRun& run, co
     }
   }
 }
+// Normal e4m3 codes times a scale, rounded to bf16: a power of two commutes with the rounding, so
+// the eight significands are rounded once a block. Adding bits gives a code's sign and exponent.
+template <class Ops>
+class ScaledSignificands {
+ public:
+  ScaledSignificands() : found_(Ops::zero()), exponents_(Ops::exponents(0)) {}
+  // Of 256 times a scale of runs that are_quick. A scale of 0 has no exponent to add to.
+  explicit ScaledSignificands(float scale256)
+      : exponents_(Ops::exponents(scale256 == 0 ? 0 : 0x87800000u)) {
+    // With exponent 0, over 256; twice, as a vector of 16 is indexed by four bits.
+    alignas(kLineBytes) static constexpr float kLeast[] = {
+        0x8p-18f, 0x9p-18f, 0xap-18f, 0xbp-18f, 0xcp-18f, 0xdp-18f, 0xep-18f, 0xfp-18f,
+        0x8p-18f, 0x9p-18f, 0xap-18f, 0xbp-18f, 0xcp-18f, 0xdp-18f, 0xep-18f, 0xfp-18f};
+    found_ = quick_bf16<Ops>(Ops::mul(Ops::load(kLeast), Ops::broadcast(&scale256)));
+  }
+  void lines(const uint8_t* from, typename Ops::Line (&to)[2]) const {
+    to[0] = Ops::scaled_e4m3(from, found_, exponents_);
+    to[1] = Ops::scaled_e4m3(from + kLanes, found_, exponents_);
+  }
+
+ private:
+  typename Ops::Vec found_;
+  typename Ops::Exponents exponents_;
+};
+struct NoSignificands {};
+
 // Runs of the same positions of some lines, that are quick: body(line, position, two Lines of
 // fp32) for each 32 values, rounded to bf16; those beyond the end are of zero codes. False: a NaN
 // is among the codes, and values are wrong.
@@ -212,16 +240,25 @@ __attribute__((always_inline)) inline bool for_each_quick(const CodedRun (&runs)
   BlockSteps steps(runs[0]);
   typename Ops::Vec scale[kLines];
   for (auto& own : scale) own = Ops::zero();
+  constexpr bool kLooksUp = kE4m3 && requires { typename Ops::Exponents; };
+  using Significands = std::conditional_t<kLooksUp, ScaledSignificands<Ops>, NoSignificands>;
+  [[maybe_unused]] Significands significands[kLines];
   const auto find_scales = [&](int64_t at) {
     if (!steps.begins(at)) return;
 #pragma GCC unroll 4
     for (int i = 0; i < kLines; ++i) {
       const float own = scales[i][steps.index] * (kE4m3 ? 256.0f : 1.0f);
       scale[i] = Ops::broadcast(&own);
+      if constexpr (kLooksUp) significands[i] = Significands(own);
     }
   };
   const auto part = [&](int line, int64_t at, const uint8_t* from) {
     typename Ops::Line lines[2];
+    if constexpr (kLooksUp)
+      if (Ops::are_normal_e4m3(from)) {
+        significands[line].lines(from, lines);
+        return body(line, at, lines);
+      }
     if constexpr (kE4m3) {
       Ops::e4m3_parts(from, lines, seen);
     } else {
