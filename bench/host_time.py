@@ -106,7 +106,7 @@ class InC:
 
         self.seconds, core = 0.0, _raw._core
         for name in dir(core):
-            if name.startswith("moec_") and name.endswith(("_forward", "_backward", "_from_topk")):
+            if name.startswith("call_args_") and name.endswith(("_forward", "_backward", "_topk")):
                 setattr(core, name, self.timed(getattr(core, name)))
 
     def timed(self, function):

@@ -15,6 +15,7 @@
 #include <dlfcn.h>
 #include <moec/moec.h>
 #include <moec/nccl.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 %}
@@ -199,6 +200,7 @@ BUFFER(const void *buffer, PyBUF_SIMPLE)
 %array_class(moec_tensor, tensor_array);
 %array_class(moec_adapter, adapter_array);
 %constant int adapter_bytes = sizeof(moec_adapter);
+%constant int tensor_bytes = sizeof(moec_tensor);
 
 %exception {
   $action
@@ -206,3 +208,72 @@ BUFFER(const void *buffer, PyBUF_SIMPLE)
 }
 %include "moec_inline.i"
 %exception;
+
+// ---------------------------------------------------------------- calls of call_args
+%define CALL(NAME, HANDLE, ARGS)
+%thread call_args::NAME;
+%extend call_args {
+  moec_status NAME(const HANDLE *handle, moec_stream stream) {
+    return moec_##NAME(handle, (const ARGS *)$self, stream);
+  }
+}
+%enddef
+CALL(experts_forward, moec_experts, moec_experts_args)
+CALL(experts_backward, moec_experts, moec_experts_grad_args)
+CALL(layer_forward, moec_layer, moec_layer_args)
+CALL(layer_backward, moec_layer, moec_layer_grad_args)
+
+/* What call_args::plan_from_topk reads. */
+struct topk_args {
+  moec_buffer memory;
+  moec_tensor expert_ids, routing_weights;
+};
+%constant int topk_bytes = sizeof(topk_args);
+
+// Where the words stand that calls differ in.
+%define AT(KIND, FIELD)
+%constant int KIND##_##FIELD##_at = offsetof(KIND, FIELD);
+%enddef
+%define COMMON_AT(KIND)
+AT(KIND, plan)
+AT(KIND, adapters)
+AT(KIND, weights)
+AT(KIND, shared_weights)
+%enddef
+COMMON_AT(moec_experts_args)
+COMMON_AT(moec_experts_grad_args)
+AT(moec_experts_grad_args, d_adapters)
+AT(moec_experts_grad_args, d_expert_weights)
+AT(moec_experts_grad_args, d_shared_weights)
+AT(moec_layer_args, adapters)
+AT(moec_layer_args, rng_offset)
+AT(moec_layer_args, shared_weights)
+AT(moec_layer_args, weights)
+AT(moec_layer_grad_args, d_adapters)
+AT(moec_layer_grad_args, d_expert_weights)
+AT(moec_layer_grad_args, d_shared_weights)
+AT(moec_layer_grad_args, forward)
+AT(moec_buffer, bytes)
+AT(moec_buffer, ptr)
+AT(moec_matrix, count)
+AT(moec_matrix, per_expert)
+
+%extend call_args {
+  moec_status weights_bind(moec_weights *weights) {
+    return moec_weights_bind(weights, (const moec_weight_set *)$self);
+  }
+}
+%thread call_args::plan_from_topk;
+%extend call_args {
+  /* A plan in memory of the caller's. */
+  moec_status plan_from_topk(const moec_context *context, const moec_plan_desc *desc,
+                             moec_stream stream, moec_plan **out) {
+    const topk_args *args = (const topk_args *)$self;
+    const moec_status made = moec_plan_create(context, desc, &args->memory, out);
+    if (made < 0) return made;
+    const moec_status built =
+        moec_plan_from_topk(*out, &args->expert_ids, &args->routing_weights, stream);
+    if (built < 0) moec_plan_free(*out);
+    return built;
+  }
+}

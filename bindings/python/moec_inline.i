@@ -37,25 +37,12 @@ static unsigned long long looked_up(PyObject *values, PyObject *object, PyObject
   return value;
 }
 
-/* The extents of a tensor of PyTorch, or of a form of it, and the form's strides. */
-static int extents_of(PyObject *value, PyObject *form, int64_t *shape, int64_t *strides) {
-  if (form) {
-    const int num_dims = as_extents(PyTuple_GetItem(form, 0), shape);
-    if (num_dims < 0 || as_extents(PyTuple_GetItem(form, 1), strides) == num_dims) return num_dims;
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "shape and strides differ in length");
-    return -1;
-  }
+/* A tensor of PyTorch, which is compact. Raises on failure. */
+static void put_tensor(moec_tensor *out, PyObject *value, PyObject *codes, PyObject *places) {
+  int64_t shape[MOEC_MAX_DIMS] = {0};
   PyObject *own = PyObject_GetAttr(value, torch_names.shape);
   const int num_dims = own ? as_extents(own, shape) : -1;
   Py_XDECREF(own);
-  return num_dims;
-}
-
-/* A tensor of PyTorch; form: NULL or (shape, strides). Raises on failure. */
-static void put_tensor(moec_tensor *out, PyObject *value, PyObject *codes, PyObject *places,
-                       PyObject *form) {
-  int64_t shape[MOEC_MAX_DIMS] = {0}, strides[MOEC_MAX_DIMS] = {0};
-  const int num_dims = extents_of(value, form, shape, strides);
   if (num_dims < 0) return;
   const moec_dtype dtype = (moec_dtype)looked_up(codes, value, torch_names.dtype);
   if (PyErr_Occurred()) return;
@@ -68,7 +55,6 @@ static void put_tensor(moec_tensor *out, PyObject *value, PyObject *codes, PyObj
   const moec_status status = moec_tensor_make(out, data, dtype, (int32_t)(place >> 32),
                                               (int32_t)(place & INT32_MAX), num_dims, shape);
   if (status < 0) raise_status(status);
-  if (form) memcpy(out->strides, strides, sizeof strides);
 }
 %}
 %inline %{
@@ -149,27 +135,67 @@ moec_status tensor_from_parts(moec_tensor *out, void *data, uint32_t dtype, int3
   if (PyErr_Occurred()) return MOEC_OK;
   return moec_tensor_make(out, data, dtype, device_type, device_id, (int32_t)num_dims, sizes);
 }
+%}
 
-/* Tensors of PyTorch as structs in one call: values[i], unless it is None, at base + offsets[i].
- * codes[dtype] is its moec_dtype, places[device] its device_type << 32 | device_id. They are
- * compact, unless forms is no None: it has the (shape, strides) of other views of their memory. */
-void put_tensors(void *base, PyObject *offsets, PyObject *values, PyObject *codes, PyObject *places,
-                 PyObject *forms) {
-  const Py_ssize_t count = PyTuple_Size(values);
-  if (!has_torch_names() || count < 0) return;
-  if (PyTuple_Size(offsets) != count || (forms != Py_None && PyTuple_Size(forms) != count)) {
-    PyErr_SetString(PyExc_ValueError, "tuples of one length are needed");
-    return;
-  }
+// The arguments of one call: any struct of moec.h, or topk_args.
+%{
+typedef struct call_args call_args;
+typedef struct topk_args {
+  moec_buffer memory;
+  moec_tensor expert_ids, routing_weights;
+} topk_args;
+
+static void *at_place(void *base, PyObject *places, Py_ssize_t i) {
+  return (char *)base + PyLong_AsSize_t(PyTuple_GetItem(places, i));
+}
+
+/* -1 with an error unless there are as many places. */
+static Py_ssize_t count_of(PyObject *values, PyObject *at) {
+  const Py_ssize_t count = PyTuple_Size(values), there = PyTuple_Size(at);
+  if (PyErr_Occurred() || count == there) return count;
+  PyErr_Format(PyExc_ValueError, "%zd values for %zd places", count, there);
+  return -1;
+}
+
+static void put_values(void *base, PyObject *at, PyObject *values, PyObject *codes,
+                       PyObject *places) {
+  const Py_ssize_t count = count_of(values, at);
+  if (!has_torch_names()) return;
   for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); ++i) {
-    PyObject *value = PyTuple_GetItem(values, i);
-    if (value == Py_None) continue;
-    char *out = (char *)base + PyLong_AsSize_t(PyTuple_GetItem(offsets, i));
-    PyObject *form = forms == Py_None ? NULL : PyTuple_GetItem(forms, i);
-    if (!PyErr_Occurred()) put_tensor((moec_tensor *)out, value, codes, places, form);
+    put_tensor(at_place(base, at, i), PyTuple_GetItem(values, i), codes, places);
   }
 }
 
+static void put_words(void *base, PyObject *at, PyObject *words) {
+  const Py_ssize_t count = count_of(words, at);
+  for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); ++i) {
+    const uint64_t word = PyLong_AsUnsignedLongLong(PyTuple_GetItem(words, i));
+    if (!PyErr_Occurred()) memcpy(at_place(base, at, i), &word, sizeof word);
+  }
+}
+%}
+struct call_args {};
+%extend call_args {
+  /* pattern: the struct's bytes; at offsets in it, compact tensors of PyTorch and words of 64 bits.
+   * codes[dtype] is a tensor's moec_dtype, places[device] its device_type << 32 | device_id. */
+  call_args(PyObject *pattern, PyObject *tensors_at, PyObject *tensors, PyObject *words_at,
+            PyObject *words, PyObject *codes, PyObject *places) {
+    char *bytes;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(pattern, &bytes, &size)) return NULL;
+    void *memory = malloc((size_t)size);
+    if (!memory) return (call_args *)PyErr_NoMemory();
+    memcpy(memory, bytes, (size_t)size);
+    put_values(memory, tensors_at, tensors, codes, places);
+    if (!PyErr_Occurred()) put_words(memory, words_at, words);
+    if (!PyErr_Occurred()) return memory;
+    free(memory);
+    return NULL;
+  }
+  ~call_args() { free($self); }
+}
+
+%inline %{
 /* (address, dtype, device_type, device_id, shape) of a tensor the library returned. */
 PyObject *tensor_describe(const moec_tensor *tensor) {
   PyObject *shape = PyTuple_New(tensor->ndim);

@@ -255,5 +255,5 @@ def test_rows_that_are_no_multiple_of_the_experts() -> None:
     model = adapted(False)
     weight = wrappers(model)[0].lora_A["default"].weight
     weight.data = weight.data[:-1]
-    with pytest.raises(ValueError, match=r"lora_A of \w+ has the shape \[15, 64\].*of 4 experts"):
+    with pytest.raises(ValueError, match=r"lora_A has the shape \[15, 64\].*of 4 experts"):
         numbers(model)

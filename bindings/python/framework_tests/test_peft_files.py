@@ -214,7 +214,10 @@ def test_a_converted_rslora_adapter_warns(tmp_path: Path) -> None:
 
 def test_what_is_refused(tmp_path: Path) -> None:
     adapted("qwen3_moe", target_modules=["q_proj"]).save_pretrained(tmp_path)
-    twin = Twin(build("qwen3_moe"))
+    plain = build("qwen3_moe")
+    with pytest.raises(ValueError, match="no Experts or MoELayer of moec.torch; a transformers"):
+        moec.torch.load_adapter(plain, tmp_path)
+    twin = Twin(plain)
     with pytest.raises(ValueError, match="q_proj.* are of no module of experts"):
         moec.torch.load_adapter(twin, tmp_path)
     assert len(moec.torch.load_adapter(twin, tmp_path, strict=False)) == 4

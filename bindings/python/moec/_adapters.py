@@ -30,22 +30,32 @@ class Factors:
     scale: float = 0.0
 
     @classmethod
-    def from_peft(cls, lora_a: Array, lora_b: Array, num_experts: int, scale: float) -> Factors:
+    def from_peft(
+        cls, lora_a: Array | None, lora_b: Array | None, num_experts: int, scale: float, *,
+        exchanged: bool = False,
+    ) -> Factors:
         """Views of PEFT's storage of a stack, without a copy: lora_A [E r,K] expert by expert,
-        lora_B [N,r E] rank by rank. Raises ValueError, naming it, for other shapes."""
-        rank = (0, *lora_a.shape)[-2] // num_experts
-        shapes = {"lora_A": (tuple(lora_a.shape)[:1], (rank * num_experts,)),
-                  "lora_B": (tuple(lora_b.shape)[1:], (rank * num_experts,))}
-        for name, (got, wanted) in shapes.items():
-            if not rank or got != wanted:
-                shape = list((lora_a if name == "lora_A" else lora_b).shape)
+        lora_B [N,r E] rank by rank. exchanged: lora_A [E r,N] is beside the output, lora_B [K,r E]
+        beside the input. Raises ValueError, naming it, for other shapes."""
+        shapes = {"lora_A": None if lora_a is None else tuple(lora_a.shape),
+                  "lora_B": None if lora_b is None else tuple(lora_b.shape)[::-1]}
+        ranks = {name: shape[0] // num_experts if len(shape) == 2 else 0
+                 for name, shape in shapes.items() if shape is not None}
+        for name, rank in ranks.items():
+            shape: Any = shapes[name]
+            if not rank or shape[0] != max(ranks.values()) * num_experts:
+                shown = list(shape if name == "lora_A" else shape[::-1])
                 raise ValueError(
-                    f"moec.Factors.from_peft: {name} has the shape {shape}; lora_A [E r,in] and "
+                    f"moec.Factors.from_peft: {name} has the shape {shown}; lora_A [E r,in] and "
                     f"lora_B [out,r E] of {num_experts} experts are needed"
                 )
-        b = lora_b.reshape(lora_b.shape[0], rank, num_experts)
-        turned = b.permute(2, 0, 1) if hasattr(b, "permute") else b.transpose(2, 0, 1)
-        return cls(a=lora_a.reshape(num_experts, rank, -1), b=turned, scale=scale)
+        first = second = None  # [E,r,beside lora_A], [E,r,beside lora_B]
+        if lora_a is not None:
+            first = lora_a.reshape(num_experts, ranks["lora_A"], -1)
+        if lora_b is not None:
+            second = lora_b.reshape(-1, ranks["lora_B"], num_experts).swapaxes(0, 2)
+        a, b = (second, first) if exchanged else (first, second)
+        return cls(a=a, b=None if b is None else b.swapaxes(1, 2), scale=scale)
 
     def empty_like(self, dtype: Any = None) -> Factors:
         """Uninitialised arrays of the same shapes for the gradients, in `dtype` or their own."""

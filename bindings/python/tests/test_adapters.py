@@ -157,6 +157,18 @@ def test_what_is_refused_is_named(adapted: SimpleNamespace) -> None:
         moec.Factors.from_peft(np.zeros((9, 6)), np.zeros((5, 8)), 4, 1)
 
 
+def test_exchanged_factors_of_peft() -> None:
+    """lora_A beside the output: the same factors, stored the other way round."""
+    count, rank, inner, outer = 4, 2, 6, 5
+    lora_a = np.arange(count * rank * outer).reshape(count * rank, outer)
+    lora_b = np.arange(inner * rank * count).reshape(inner, rank * count)
+    held = moec.Factors.from_peft(lora_a, lora_b, count, 1.0, exchanged=True)
+    for e in range(count):
+        for j in range(rank):
+            assert np.array_equal(held.a[e, j], lora_b[:, j * count + e])
+            assert np.array_equal(held.b[e, :, j], lora_a[e * rank + j])
+
+
 @pytest.fixture
 def coded(context: moec.Context) -> SimpleNamespace:
     """NF4 experts of a file, and its adapter."""

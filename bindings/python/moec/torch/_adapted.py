@@ -7,6 +7,7 @@ where they lie, whatever their strides, in any type of floats.
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -16,18 +17,18 @@ import torch
 from torch import Tensor
 
 from .. import _raw
-from .._adapters import Adapter, Adapters, Factors
+from .._adapters import Adapter, Adapters, Factors, raw_adapters
 from .._context import Context
 from .._descriptors import AdaptersDesc, ExpertsDesc
 from .._enums import GateLayout
-from ._structs import Form, offset_of, put_at
+from ._structs import Frame, offset_of
 
-_core = _raw._core
 NAMES = tuple(f"factor.{i}" for i in range(2048))  # of the 256 adapters that a call can have
 FACTORS = frozenset(NAMES)
 STACKS, PEFT, PEFT_EXCHANGED = range(3)
 """How a term's factors are stored: a [E,r,in] and b [E,out,r]; PEFT's lora_A [E r,in] and
 lora_B [out,r E]; the same where lora_A is beside the output"""
+_FIELDS = {STACKS: "ab", PEFT: "ab", PEFT_EXCHANGED: "ba"}
 
 
 class Term(NamedTuple):
@@ -73,74 +74,57 @@ def empty_gradient(factor: Tensor) -> Tensor:
     return torch.empty_like(factor)
 
 
-def _form(term: Term, part: int, tensor: Tensor, count: int) -> Form:
-    """The view [E,r,in] or [E,out,r] of a term's tensor: its first or its second."""
+def _factors(term: Term, first: Tensor | None, second: Tensor | None, count: int) -> Factors:
+    """A term's tensors as the library has them."""
     if term.storage == STACKS:
-        return tensor.shape, tensor.stride()
-    if tensor.dim() != 2 or tensor.shape[part] % count or not tensor.shape[part]:
-        raise ValueError(
-            f"moec.torch: {('lora_A', 'lora_B')[part]} of {term.place} has the shape "
-            f"{list(tensor.shape)}; lora_A [E r,in] and lora_B [out,r E] of {count} experts are "
-            "needed"
-        )
-    (rows, columns), (down, right) = tensor.shape, tensor.stride()
-    rank = tensor.shape[part] // count
-    e, y, x = ((count, rank * down), (rank, down), (columns, right)) if part == 0 else (
-        (count, right), (rows, down), (rank, count * right))
-    shape, strides = zip(e, *((y, x) if term.storage == PEFT else (x, y)), strict=True)
-    return shape, strides
+        return Factors(a=first, b=second, scale=term.scale)
+    try:
+        return Factors.from_peft(first, second, count, term.scale,
+                                 exchanged=term.storage == PEFT_EXCHANGED)
+    except ValueError as error:
+        said = str(error).removeprefix("moec.Factors.from_peft: ")
+        raise ValueError(f"moec.torch: {term.place} of an adapter: {said}") from None
 
 
-def _is_a(term: Term, part: int) -> bool:
-    return (part == 0) != (term.storage == PEFT_EXCHANGED)
-
-
-def bind(context: Context, desc: ExpertsDesc, text: str, factors: Sequence[Tensor]) -> Adapters:
+class Bound:
     """Adapters bound to tensors, which are not kept alive."""
-    layout, terms = _parse(text)
-    sizes = AdaptersDesc(num_experts=desc.num_experts, hidden=desc.hidden, inter=desc.inter,
-                         gate_layout=layout)
-    adapters = [Adapter() for _ in range(1 + max(term.adapter for term in terms))]
-    for term, *both in zip(terms, factors[::2], factors[1::2], strict=True):
-        held = Factors(scale=term.scale)
-        for part, tensor in enumerate(both):
-            form = _form(term, part, tensor, desc.num_experts)
-            setattr(held, "a" if _is_a(term, part) else "b", tensor.detach().as_strided(*form))
-        setattr(adapters[term.adapter], term.place, held)
-    made = Adapters(context, sizes, adapters)
-    made.held, made._keep = (), []
-    return made
 
+    def __init__(
+        self, context: Context, desc: ExpertsDesc, text: str, factors: Sequence[Tensor]
+    ) -> None:
+        layout, self._terms = _parse(text)
+        self._count = desc.num_experts
+        sizes = AdaptersDesc(num_experts=desc.num_experts, hidden=desc.hidden, inter=desc.inter,
+                             gate_layout=layout)
+        self.adapters = Adapters(context, sizes, self._adapters(named(factors)))
+        self.adapters.held, self.adapters._keep = (), []
+        self._frames: dict[tuple[str, ...], Frame] = {}
 
-class _Place(NamedTuple):
-    """A factor's gradient in an array of moec_adapter."""
+    def _adapters(self, tensors: Mapping[str, Tensor]) -> list[Adapter]:
+        made = [Adapter() for _ in range(1 + max(term.adapter for term in self._terms))]
+        held = {name: tensor.detach() for name, tensor in tensors.items()}
+        for term, *names in zip(self._terms, NAMES[::2], NAMES[1::2], strict=False):
+            both = (held.get(name) for name in names)
+            setattr(made[term.adapter], term.place, _factors(term, *both, self._count))
+        return made
 
-    name: str
-    offset: int
-    term: Term
-    part: int
+    def gradients(self, given: Mapping[str, Tensor]) -> Any:
+        """moec_adapter structs of gradients by name, which are as empty_gradient() makes them: only
+        their addresses differ from call to call."""
+        names = tuple(given)
+        frame = self._frames.get(names)
+        if frame is None:
+            frame = self._frames[names] = self._frame(given)
+        return frame.fill({}, [tensor.data_ptr() for tensor in given.values()])
 
-
-@lru_cache(maxsize=1024)
-def _places(text: str) -> tuple[int, tuple[_Place, ...]]:
-    """How many adapters a text has, and where its factors stand in an array of them."""
-    terms = _parse(text)[1]
-    found = [
-        _Place(NAMES[2 * i + part], term.adapter * _raw.adapter_bytes + offset_of(
-            "moec_adapter", term.place, "a" if _is_a(term, part) else "b"), term, part)
-        for i, term in enumerate(terms) for part in (0, 1)
-    ]
-    return 1 + max(term.adapter for term in terms), tuple(found)
-
-
-def raw_gradients(text: str, gradients: Mapping[str, Tensor], count: int, keep: list[Any]) -> Any:
-    """moec_adapter structs of the gradients that are given by name, of `count` experts."""
-    number, places = _places(text)
-    items = _core.new_adapter_array(number)
-    keep.append(items)
-    given = [place for place in places if place.name in gradients]
-    tensors = [gradients[place.name] for place in given]
-    forms = [_form(place.term, place.part, tensor, count)
-             for place, tensor in zip(given, tensors, strict=True)]
-    put_at(int(items), [place.offset for place in given], tensors, [p.name for p in given], forms)
-    return _core.adapter_array_cast(items)
+    def _frame(self, given: Mapping[str, Tensor]) -> Frame:
+        keep: list[Any] = []
+        adapters = self._adapters(given)
+        for term in self._terms:
+            getattr(adapters[term.adapter], term.place).scale = 0.0
+        raw, size = raw_adapters(adapters, keep, "d_adapters"), _raw.adapter_bytes
+        at = {name: term.adapter * size + offset_of("moec_adapter", term.place, field)
+              for i, term in enumerate(self._terms)
+              for name, field in zip(NAMES[2 * i : 2 * i + 2], _FIELDS[term.storage], strict=True)}
+        pattern = ctypes.string_at(int(raw.this), size * len(adapters))
+        return Frame(pattern, (), tuple(at[name] for name in given))

@@ -4,7 +4,7 @@ arguments, for which the wrappers of a custom operator take longer than all the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,14 +14,14 @@ from torch.autograd import forward_ad
 from ._engine import ep_of
 from ._structs import DEVICES
 
-_KINDS = (Tensor, nn.Parameter)
+_KINDS = frozenset((Tensor, nn.Parameter))
 _functorch: Any = torch._C._functorch
 _is_tracing: Any = torch._C._is_tracing
 _num_modes: Any = torch._C._len_torch_dispatch_stack
 _has_storage: Any = torch._C._has_storage  # what vmap gives has none
 
 
-def plain(tensors: Iterable[Tensor | None]) -> bool:
+def plain(tensors: Collection[Tensor]) -> bool:
     """Whether a call of these is what it seems: no trace, mode or transform sees it, and all are
     tensors of one CPU or GPU, not of a class of their own."""
     if (
@@ -32,17 +32,10 @@ def plain(tensors: Iterable[Tensor | None]) -> bool:
         or forward_ad._current_level >= 0
     ):
         return False
-    device = None
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if type(tensor) not in _KINDS or not _has_storage(tensor):
-            return False
-        if device is None:
-            device = tensor.device
-        elif tensor.device != device:
-            return False
-    return device is not None and device.type in DEVICES
+    if not _KINDS.issuperset(map(type, tensors)) or not all(map(_has_storage, tensors)):
+        return False
+    devices = {tensor.device for tensor in tensors}
+    return len(devices) == 1 and devices.pop().type in DEVICES
 
 
 class Moec(torch.autograd.Function):
@@ -53,7 +46,8 @@ class Moec(torch.autograd.Function):
         ctx: Any, kind: Any, names: tuple[str, ...], main_grads: list[Tensor],
         settings: tuple[Any, ...], *values: Tensor,
     ) -> tuple[Tensor, ...]:
-        (*outputs, saved), ctx.plan = kind.compute(dict(zip(names, values, strict=True)), settings)
+        given = dict(zip(names, values, strict=True))
+        (*outputs, saved), ctx.before = kind.compute(given, settings)
         ctx.kind, ctx.names, ctx.settings = kind, names, settings
         ctx.ep = ep_of(settings[0])
         # Not saved for backward: the next micro batch adds to them before this one's backward.
@@ -71,5 +65,5 @@ class Moec(torch.autograd.Function):
                                       strict=True) if need]
         given = dict(zip(ctx.names, values, strict=True))
         found = ctx.kind.gradients(given, needs, ctx.main_grads, saved, d_outputs, ctx.settings,
-                                   ctx.plan)
+                                   ctx.before)
         return (*no_gradient, *(found.get(name) for name in ctx.names))

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from .. import _raw
 from .._context import Context
 from .._descriptors import PlanDesc, RouterDesc, WeightsDesc, to_raw
 from .._enums import DType, GateLayout, GradFlags, Orientation, Save, WeightsFlags
-from .._adapters import Adapters
 from .._experts import Experts, Sizes
 from .._fields import GRADIENTS, INPUTS
 from .._handle import Handle
@@ -27,7 +26,7 @@ from .._weights import WEIGHTS, Weights
 from . import _adapted
 from ._eps import EP
 from ._layouts import turned_sets
-from ._structs import DEVICES, FLOATS, Struct, Tensors, buffer, code_of, view, weight_set
+from ._structs import DEVICES, FLOATS, Tensors, buffer, code_of, filled, weight_set
 
 _core = _raw._core
 _PROCESS = os.getpid()  # a fork has none of the threads of OpenMP
@@ -69,7 +68,7 @@ class Engine:
         self.sizes: Sizes = self.handle.sizes
         self.bound: dict[Any, Weights] = {}
         self.plans: dict[int, tuple[Any, int]] = {}
-        self.adapted: dict[Any, tuple[Adapters, Sizes]] = {}
+        self.adapted: dict[Any, tuple[_adapted.Bound, Sizes]] = {}
         self.adapted_sizes: dict[Any, Sizes] = {}
         skip = {*ROUTED_WEIGHTS, *SHARED_WEIGHTS, "expert_ids", "routing_weights"}
         self.around = tuple(name for name in spec.inputs if name not in skip)
@@ -84,8 +83,8 @@ class Engine:
             place = torch.device(*self.place)
             with torch.utils._python_dispatch._disable_current_modes():
                 alike = [torch.empty(shape, dtype=dtype, device=place) for shape, dtype in key[1:]]
-                made = _adapted.bind(self.context, self.desc, text, alike)
-                found = self.handle.sizes_with(made)
+                made = _adapted.Bound(self.context, self.desc, text, alike)
+                found = self.handle.sizes_with(made.adapters)
             if len(self.adapted_sizes) >= 256:
                 self.adapted_sizes.clear()
             self.adapted_sizes[key] = found
@@ -97,14 +96,14 @@ class Engine:
         kind = next(n for n, code in DEVICES.items() if code == self.context.device_type)
         return kind, self.context.device_id
 
-    def adapters(self, text: str, factors: Sequence[Tensor]) -> tuple[Adapters, Sizes]:
+    def adapters(self, text: str, factors: Sequence[Tensor]) -> tuple[_adapted.Bound, Sizes]:
         """Adapters over these addresses, and the memory of calls with them."""
         key = (text, *((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in factors))
         found = self.adapted.get(key)
         if found is None:
             if len(self.adapted) >= 256:
                 self.adapted.clear()
-            made = _adapted.bind(self.context, self.desc, text, factors)
+            made = _adapted.Bound(self.context, self.desc, text, factors)
             found = self.adapted[key] = made, self.sizes_with(text, factors)
         return found
 
@@ -193,16 +192,8 @@ def bind(
     )
     weights = Weights(context, desc)
     keep: list[Any] = []
-    _raw.moec_weights_bind(weights.raw, weight_set(given, keep))
+    _core.call_args_weights_bind(weight_set(given, keep), weights.raw)
     return weights
-
-
-def _scratch(x: Tensor, size: Any, tokens: int) -> Tensor | None:
-    """Device scratch from torch's caching allocator, which knows streams and graph capture; on the
-    CPU the context's own, whose pages are warm."""
-    if x.device.type == "cpu":
-        return None
-    return x.new_empty((size.bytes(tokens),), dtype=torch.uint8)
 
 
 def current_stream(x: Tensor) -> int:
@@ -219,111 +210,119 @@ class Plan(Handle):
                  ) -> None:
         raw_desc, num_bytes = engine.plan_memory(x.shape[0])
         self._memory = x.new_empty((num_bytes,), dtype=torch.uint8)
-        self._pointer = _core.moec_plan_create(engine.context.raw, raw_desc, buffer(self._memory))
-        _core.moec_plan_from_topk(self.raw, view(ids, "expert_ids"),
-                                   view(weights, "routing_weights"), stream)
+        args = filled("topk_args", {"expert_ids": ids, "routing_weights": weights},
+                      buffer("memory", self._memory))
+        self._pointer = _core.call_args_plan_from_topk(args, engine.context.raw, raw_desc, stream)
+
+
+class Before(NamedTuple):
+    """What a backward takes over from its forward."""
+
+    engine: Engine
+    plan: Plan | None
+    """of the same ids and routing weights; None: of a layer, or none is there yet"""
 
 
 class Call:
-    """One call's handles and arguments, from contiguous tensors. plan: that of a call before it
-    with the same ids and routing weights; of experts, this one's later."""
+    """One call's handles and arguments, from contiguous tensors. plan: that of `before`; of experts
+    without one, this call's later."""
 
     def __init__(
-        self, engine: Engine, tensors: Tensors, frozen: Weights | None, rng_offset: int,
-        plan: Plan | None = None, adapters: str = "",
+        self, before: Before, tensors: Tensors, frozen: Weights | None, rng_offset: int,
+        adapters: str = "",
     ) -> None:
-        self.engine, self.tensors, self.frozen = engine, tensors, frozen
-        self.adapters, self.sizes, self.keep = adapters, engine.sizes, list[Any]()
+        engine, self.plan = before
+        self.engine = engine
+        self.tensors, self.frozen = tensors, frozen
+        self.sizes, self.keep = engine.sizes, list[Any]()
+        self.adapted: _adapted.Bound | None = None
         if adapters:
-            factors = [t for n, t in tensors.items() if n in _adapted.FACTORS and t is not None]
+            factors = [t for n, t in tensors.items() if n in _adapted.FACTORS]
             self.adapted, self.sizes = engine.adapters(adapters, factors)
-        self.rng_offset, self.plan = rng_offset, plan
-        x = tensors["x"]
-        assert x is not None
-        self.x, self.stream = x, current_stream(x)
+        self.rng_offset = rng_offset
+        self.x = tensors["x"]
+        self.stream = current_stream(self.x)
         self.is_layer = engine.spec.router is not None
+        self.noun = "layer" if self.is_layer else "experts"
 
-    def _set_weights(self, args: Struct) -> None:
+    def _handles(self) -> dict[str, int]:
+        """The words of what this call is bound to."""
         spec = self.engine.spec
-        routed = self.frozen or self._bound(ROUTED_WEIGHTS, spec.gate_layout)
-        args.set("weights", routed.raw)
         # The engine may drop them before this call ends: to bind the shared ones, or for another
         # thread.
+        routed = self.frozen or self._bound(ROUTED_WEIGHTS, spec.gate_layout)
+        words = {"weights": int(routed.raw)}
         self.keep.append(routed)
-        if self.tensors.get("shared_expert_down") is not None:
+        if "shared_expert_down" in self.tensors:
             shared = self._bound(SHARED_WEIGHTS, spec.shared_gate_layout)
-            args.set("shared_weights", shared.raw)
+            words["shared_weights"] = int(shared.raw)
             self.keep.append(shared)
+        if self.adapted is not None:
+            words["adapters"] = int(self.adapted.adapters.raw)
+        if self.is_layer:
+            words["rng_offset"] = self.rng_offset
+        elif self.plan is None:
+            ids, weights = self.tensors["expert_ids"], self.tensors["routing_weights"]
+            self.plan = Plan(self.engine, self.x, ids, weights, self.stream)
+        if self.plan is not None:
+            words["plan"] = int(self.plan.raw)
+        return words
 
     def _bound(self, names: tuple[str, ...], layout: GateLayout) -> Weights:
         return self.engine.weights(self.tensors, names, layout)
 
-    def _planned(self) -> Any:
-        if self.plan is None:
-            ids, weights = self.tensors["expert_ids"], self.tensors["routing_weights"]
-            assert ids is not None and weights is not None
-            self.plan = Plan(self.engine, self.x, ids, weights, self.stream)
-        return self.plan.raw
+    def _around(self, kind: str) -> dict[str, Tensor]:
+        tensors, fields = self.tensors, INPUTS[kind]
+        return {n: tensors[n] for n in self.engine.around if n in tensors and n in fields}
 
-    def _arguments(self, kind: str, names: Iterable[str]) -> Struct:
-        args = Struct(kind)
-        if kind == "moec_layer_args":
-            args.set("rng_offset", self.rng_offset)
-        self._set_weights(args)
-        args.put({name: self.tensors.get(name) for name in names})
-        if self.adapters:
-            args.set("adapters", self.adapted.raw)
-        return args
+    def _workspace(self, size: Any) -> dict[str, int]:
+        """Its words on a device: from torch's caching allocator, which knows streams and graph
+        capture. On the CPU it is the context's own, whose pages are warm."""
+        if self.x.device.type == "cpu":
+            return {}
+        memory = self.x.new_empty((size.bytes(self.x.shape[0]),), dtype=torch.uint8)
+        self.keep.append(memory)
+        return buffer("workspace", memory)
 
-    def _run(self, function: Any, args: Struct, workspace: Any) -> None:
-        scratch = _scratch(self.x, workspace, self.x.shape[0])
-        if scratch is not None:
-            args.set("workspace", buffer(scratch))
-        function(self.engine.handle.raw, args.raw, self.stream)
+    def _run(self, direction: str, args: Any) -> None:
+        function = getattr(_core, f"call_args_{self.noun}_{direction}")
+        function(args, self.engine.handle.raw, self.stream)
 
     def forward(self, y: Tensor, saved: Tensor, outputs: Tensors) -> None:
         """Write y, saved and, for a layer, the further outputs."""
-        engine = self.engine
-        kind = "moec_layer_args" if self.is_layer else "moec_experts_args"
-        args = self._arguments(kind, engine.around)
-        if not self.is_layer:
-            args.set("plan", self._planned())
-        args.put({"y": y, **outputs})
-        if engine.desc.save != Save.NONE:
-            args.set("saved", buffer(saved))
-        function = _core.moec_layer_forward if self.is_layer else _core.moec_experts_forward
-        self._run(function, args, self.sizes.forward_workspace)
+        kind = f"moec_{self.noun}_args"
+        words = self._handles() | self._workspace(self.sizes.forward_workspace)
+        if self.engine.desc.save != Save.NONE:
+            words |= buffer("saved", saved)
+        self._run("forward", filled(kind, self._around(kind) | {"y": y} | outputs, words))
 
     def backward(
         self, d_y: Tensor, d_logits: Tensor | None, saved: Tensor, grads: Tensors, flags: GradFlags
     ) -> None:
         """Write the gradients given by input names; absent ones are skipped."""
-        engine = self.engine
-        kind = "moec_layer_grad_args" if self.is_layer else "moec_experts_grad_args"
+        kind, forward = f"moec_{self.noun}_grad_args", f"moec_{self.noun}_args"
+        tensors = {"d_y": d_y}
+        words = self._handles() | buffer("saved", saved)
         if self.is_layer:
-            forward = self._arguments("moec_layer_args", engine.around)
-            forward.set("saved", buffer(saved))
-            args = Struct(kind)
-            args.set("forward", forward.raw)
-            args.put({"d_logits_in": d_logits})
-            self.keep.append(forward)
+            self.keep.append(filled(forward, self._around(forward), words))
+            words = {"forward": int(self.keep[-1])}
+            if d_logits is not None:
+                tensors["d_logits_in"] = d_logits
         else:
-            args = self._arguments(kind, (n for n in engine.around if n in INPUTS[kind]))
-            args.set("plan", self._planned())
-            args.set("saved", buffer(saved))
-        args.set("flags", int(flags))
-        args.put({"d_y": d_y})
-        args.put({n: grads.get(n) for n in GRADIENTS[kind]}, "d_")
+            tensors |= self._around(kind)
+        words |= self._workspace(self.sizes.backward_workspace)
+        tensors |= {f"d_{n}": grads[n] for n in GRADIENTS[kind] if n in grads}
         sets = (("d_expert_weights", ROUTED_WEIGHTS), ("d_shared_weights", SHARED_WEIGHTS))
         for field, names in sets:
             given = {f: grads[n] for f, n in zip(WEIGHTS, names, strict=True) if n in grads}
             if given:
-                args.set(field, weight_set(given, self.keep, "d_"))
-        if not _adapted.FACTORS.isdisjoint(grads):
-            args.set("d_adapters", _adapted.raw_gradients(
-                self.adapters, grads, engine.desc.num_experts, self.keep))
-        function = _core.moec_layer_backward if self.is_layer else _core.moec_experts_backward
-        self._run(function, args, self.sizes.backward_workspace)
+                words[field] = int(weight_set(given, self.keep, "d_"))
+        if self.adapted is not None:
+            factors = {n: t for n, t in grads.items() if n in _adapted.FACTORS}
+            if factors:
+                self.keep.append(self.adapted.gradients(factors))
+                words["d_adapters"] = int(self.keep[-1])
+        self._run("backward", filled(kind, tensors, words, flags=int(flags)))
 
 
 @lru_cache(maxsize=64)

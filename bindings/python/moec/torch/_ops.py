@@ -39,7 +39,7 @@ from .._experts import Sizes
 from .._tensors import kind_of
 from . import _adapted
 from ._direct import Moec, plain
-from ._engine import Call, Engine, Plan, engine_of, ep_of
+from ._engine import Before, Call, Engine, engine_of, ep_of
 from ._frozen import Numbered
 from ._inputs import Given, autocast, main_gradients, refuse_devices
 from ._layouts import compact, compact_matrix, empty_as, in_place
@@ -165,19 +165,19 @@ class _Kind:
             ]
         return [*outputs, x.new_empty((size,), dtype=torch.uint8)]
 
-    def compute(self, given: Given, settings: Settings) -> tuple[tuple[Tensor, ...], Plan | None]:
-        """All outputs, and the plan of experts."""
+    def compute(self, given: Given, settings: Settings) -> tuple[tuple[Tensor, ...], Before]:
+        """All outputs, and what the backward takes over."""
         call = self._call(_ready(given, in_place(given)), settings, None)
         outputs = self._outputs(call.engine, call.x, call.sizes)
         further = dict(zip(("logits", "expert_ids", "routing_weights"), outputs[1:-1],
                            strict=False))
         call.forward(outputs[0], outputs[-1], further)
-        return tuple(outputs), call.plan
+        return tuple(outputs), Before(call.engine, call.plan)
 
-    def _call(self, tensors: dict[str, Tensor], settings: Settings, plan: Plan | None) -> Call:
+    def _call(self, tensors: dict[str, Tensor], settings: Settings, before: Before | None) -> Call:
         spec, save, frozen, rng_offset, *adapters = settings
-        return Call(engine_of(spec, tensors["x"], save), tensors, Numbered.of(frozen, tensors),
-                    rng_offset, plan, *adapters)
+        before = before or Before(engine_of(spec, tensors["x"], save), None)
+        return Call(before, tensors, Numbered.of(frozen, tensors), rng_offset, *adapters)
 
     def _forward(self, *args: Any) -> tuple[Tensor, ...]:
         values, settings = args[: self.width], args[-self.num_settings :]
@@ -195,10 +195,10 @@ class _Kind:
     # ---- backward
     def differentiate(
         self, given: Given, wanted: Sequence[str], main: Given, saved: Tensor, d_y: Tensor,
-        d_logits: Tensor | None, settings: Settings, plan: Plan | None = None,
+        d_logits: Tensor | None, settings: Settings, before: Before | None = None,
     ) -> dict[str, Tensor]:
         """The gradients of the inputs in `wanted`; those of matrices in `main` are added to it.
-        plan: the forward's, where it is there."""
+        before: of the forward, where it is there."""
         lies = in_place(given, as_rows=bool(main))
         found = _empty_gradients(given, wanted, lies)
         named = dict(found)
@@ -214,7 +214,7 @@ class _Kind:
                     grad.zero_()
             named |= main
         d_logits = None if d_logits is None else compact(d_logits)
-        call = self._call(_ready(given, lies), settings, plan)
+        call = self._call(_ready(given, lies), settings, before)
         call.backward(compact(d_y), d_logits, saved, named, flags)
         if weights is not None and weights is not named["routing_weights"]:
             weights.copy_(named["routing_weights"])
@@ -284,7 +284,7 @@ class _Kind:
 
     def gradients(
         self, given: Given, needs: Sequence[str], main_grads: Sequence[Tensor], saved: Tensor,
-        d_outputs: Sequence[Tensor | None], settings: Settings, plan: Plan | None = None,
+        d_outputs: Sequence[Tensor | None], settings: Settings, before: Before | None = None,
     ) -> dict[str, Tensor]:
         """The gradients of the inputs that need one, but of those with a main gradient."""
         x = given["x"]
@@ -295,10 +295,10 @@ class _Kind:
         factors = [n for n in needs if n in _adapted.FACTORS]
         wanted = [n for n in self.grads if n in needs and n not in main] + factors
         # With create_graph it goes through the operators: they raise where it is differentiated.
-        if not torch.is_grad_enabled() and plain((d_y, d_logits, saved, *given.values(),
-                                                  *main.values())):
+        outer = (d_y, saved) if d_logits is None else (d_y, saved, d_logits)
+        if not torch.is_grad_enabled() and plain((*outer, *given.values(), *main.values())):
             found = self.differentiate(given, wanted, main, saved, d_y, d_logits, settings,
-                                       plan)
+                                       before)
             for grad in main.values():
                 torch.autograd.graph.increment_version(grad)
             return found

@@ -3,8 +3,8 @@
 
 PEFT wraps a module once for each parameter, and a key says how deep a wrapper lies, not whose it
 is. Which of the two is inside depends on the base, so that matrices are told by their shapes here.
-lora_A is [E r,in], expert by expert; lora_B is [out,r E], rank by rank. PEFT before 0.19 took the
-dimensions of stacks [E,out,in] in their order, and wrote lora_A beside `out`.
+How factors are stored is said by Factors.from_peft. PEFT before 0.19 took the dimensions of stacks
+[E,out,in] in their order, and wrote lora_A beside `out`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._adapters import Factors
 from .._enums import GateLayout
 from ._lora import AdaptedModule, Factor, extents, is_in_out, matrices_of
 
@@ -40,6 +41,10 @@ def _adapted_of(model: nn.Module) -> dict[str, Any]:
                 raise ValueError("moec.torch: model is the module of experts itself, which has no "
                                  "path in PEFT's files; a model that holds it is needed")
             found[path if module._spec.router is None else f"{path}.experts"] = module
+    if not found:
+        raise ValueError(
+            "moec.torch: the model has no Experts or MoELayer of moec.torch; a transformers model "
+            "takes adapters by PEFT: PeftModel.from_pretrained")
     return found
 
 
@@ -185,13 +190,10 @@ def _of_stacks(spec: Any, path: str, found: Any, config: Mapping[str, Any]) -> d
     for where, (matrix, _) in fits.items():
         (key, a), (_, b) = found[where]["A"], found[where]["B"]
         turned = certain.copy().pop() if certain else _is_turned(spec, matrix, key, config)
-        a = a.reshape(count, -1, a.shape[1])
-        b = b.reshape(b.shape[0], -1, count).permute(2, 0, 1)
-        if turned:
-            a, b = b.transpose(1, 2), a.transpose(1, 2)
+        held = Factors.from_peft(a, b, count, 1.0, exchanged=turned)
         if matrix in made:
             raise ValueError(f"moec.torch: {key} is of {matrix}, which has factors already")
-        made[matrix] = _factor(config, f"{path}.{matrix}_proj", a, b)
+        made[matrix] = _factor(config, f"{path}.{matrix}_proj", held.a, held.b)
     _warn_of_doubled(path, made)
     return made
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import ctypes
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +28,8 @@ _CODES = {
 }
 DEVICES = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}
 
-Tensors = Mapping[str, Tensor | None]
-"""argument name -> contiguous tensor, None or missing where absent"""
+Tensors = Mapping[str, Tensor]
+"""argument name -> contiguous tensor"""
 
 
 def code_of(dtype: torch.dtype, name: str, within: Collection[torch.dtype] = _CODES) -> DType:
@@ -53,90 +54,84 @@ class _Places(dict[torch.device, int]):
 
 
 _places = _Places()
-Form = tuple[tuple[int, ...], tuple[int, ...]]
-"""(shape, strides) of a view"""
-
-
 @lru_cache(maxsize=1024)
 def offset_of(kind: str, *path: str) -> int:
     """Bytes from the start of a struct to a field, or to a field of a field."""
     inner = whole = getattr(_core, f"new_{kind}")()
-    for field in path:
+    *parents, last = path
+    for field in parents:
         inner = getattr(_core, f"{kind}_{field}_get")(inner)
         kind = type(inner).__name__
-    return int(inner.this) - int(whole)
+    begin = int(getattr(inner, "this", inner)) - int(whole)
+    at: int | None = getattr(_core, f"{kind}_{last}_at", None)
+    if at is not None:
+        return begin + at
+    return int(getattr(_core, f"{kind}_{last}_get")(inner).this) - int(whole)
 
 
-def put_at(
-    address: int, offsets: Sequence[int], tensors: Sequence[Tensor | None], names: Sequence[str],
-    forms: Sequence[Form] | None = None,
-) -> None:
-    """Write moec_tensors of contiguous tensors, or of other views (forms) of their memory, to an
-    address and further ones. Raises TypeError, naming it, for a dtype of no use."""
-    try:
-        _core.put_tensors(address, tuple(offsets), tuple(tensors), _CODES, _places,
-                          None if forms is None else tuple(forms))
-    except KeyError:
-        for tensor, name in zip(tensors, names, strict=True):
-            if tensor is not None:
-                code_of(tensor.dtype, name)
-        raise
+class Frame(NamedTuple):
+    """What calls of one kind have in common: a struct's bytes, and what is put where."""
+
+    pattern: bytes
+    tensors: tuple[int, ...]
+    """offsets of tensors"""
+    words: tuple[int, ...] = ()
+    """offsets of words of 64 bits: handles, addresses and their like"""
+
+    def fill(self, tensors: Tensors, words: Iterable[int] = (), prefix: str = "") -> Any:
+        """The struct of a call, from contiguous tensors. Raises TypeError for a dtype of no use,
+        naming prefix + name."""
+        try:
+            return _core.new_call_args(self.pattern, self.tensors, tuple(tensors.values()),
+                                       self.words, tuple(words), _CODES, _places)
+        except KeyError:
+            for name, tensor in tensors.items():
+                code_of(tensor.dtype, prefix + name.removesuffix(".data").replace(".", "_"))
+            raise
 
 
-class Struct:
-    """A struct of moec.h, set by SWIG's functions: assigning to its proxies takes four times as
-    long."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind, self.raw = kind, getattr(_core, f"new_{kind}")()
-
-    def set(self, field: str, value: Any) -> None:
-        getattr(_core, f"{self.kind}_{field}_set")(self.raw, value)
-
-    def put(self, tensors: Tensors, prefix: str = "") -> None:
-        """The tensors given by their fields' names without the prefix."""
-        kind, names = self.kind, [prefix + name for name in tensors]
-        put_at(int(self.raw), [offset_of(kind, name) for name in names], tensors.values(), names)
+@lru_cache(maxsize=1024)
+def frame(kind: str, tensors: tuple[str, ...], words: tuple[str, ...], flags: int = 0) -> Frame:
+    """A frame of a struct of moec.h, with tensors and words in fields such as "saved.ptr"."""
+    raw = getattr(_core, f"new_{kind}")()
+    if flags:
+        getattr(_core, f"{kind}_flags_set")(raw, flags)
+    size = getattr(_core, f"{kind}_struct_size_get", lambda _: _raw.topk_bytes)(raw)
+    return Frame(
+        ctypes.string_at(int(raw), size),
+        *(tuple(offset_of(kind, *name.split(".")) for name in names) for names in (tensors, words)),
+    )
 
 
-def view(tensor: Tensor, name: str) -> Any:
-    raw = _core.new_moec_tensor()
-    put_at(int(raw), (0,), (tensor,), (name,))
-    return raw
+def filled(kind: str, tensors: Tensors, words: Mapping[str, int], flags: int = 0) -> Any:
+    """A struct of moec.h with tensors and words by the names of their fields."""
+    return frame(kind, tuple(tensors), tuple(words), flags).fill(tensors, words.values())
 
 
-def weight_set(given: Tensors, keep: list[Any], prefix: str = "") -> Any:
+def buffer(field: str, memory: Tensor) -> dict[str, int]:
+    """The words of a moec_buffer."""
+    return {f"{field}.ptr": memory.data_ptr(), f"{field}.bytes": memory.numel()}
+
+
+def weight_set(given: Mapping[str, Tensor | None], keep: list[Any], prefix: str = "") -> Any:
     """moec_weight_set of matrices that can be read in place (_layouts); messages name its tensors
     with the prefix. What must outlive its use is appended to `keep`."""
-    found = Struct("moec_weight_set")
+    tensors: dict[str, Tensor] = {}
+    words: dict[str, int] = {}
     for name in MATRICES:
         data, bias = given.get(name), given.get(f"{name}_bias")
-        if data is not None or bias is not None:
-            matrix = Struct("moec_matrix")
-            if data is not None:
-                _put_matrix(matrix, stored(data), prefix + name, keep)
-            if bias is not None:
-                matrix.set("bias", view(bias, f"{prefix}{name}_bias"))
-            found.set(name, matrix.raw)
-    keep.append(found.raw)
-    return found.raw
-
-
-def _put_matrix(matrix: Struct, data: Tensor, name: str, keep: list[Any]) -> None:
-    """All experts as one tensor, or each where it lies."""
-    if data.is_contiguous():
-        matrix.set("data", view(data, name))
-        return
-    items = _raw.tensor_array(len(data))
-    for index, one in enumerate(data):
-        items[index] = view(one, f"{name}[{index}]")
-    matrix.set("per_expert", items.cast())
-    matrix.set("count", len(data))
-    keep.append(items)
-
-
-def buffer(tensor: Tensor) -> Any:
-    raw = Struct("moec_buffer")
-    raw.set("ptr", tensor.data_ptr())
-    raw.set("bytes", tensor.numel())
-    return raw.raw
+        if data is not None:
+            data = stored(data)
+            if data.is_contiguous():
+                tensors[f"{name}.data"] = data
+            else:  # each expert where it lies
+                items = {f"{name}[{index}]": one for index, one in enumerate(data)}
+                size = _raw.tensor_bytes
+                at = tuple(range(0, size * len(items), size))
+                keep.append(Frame(bytes(size * len(items)), at).fill(items, prefix=prefix))
+                words |= {f"{name}.per_expert": int(keep[-1]), f"{name}.count": len(items)}
+        if bias is not None:
+            tensors[f"{name}.bias"] = bias
+    made = frame("moec_weight_set", tuple(tensors), tuple(words))
+    keep.append(made.fill(tensors, words.values(), prefix))
+    return keep[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -46,9 +47,13 @@ def _attribute(module: nn.Module, name: str) -> Any:
     for place in (own, own["_parameters"], own["_buffers"]):
         if name in place:
             return place[name]
-    kind = type(module)
-    computes = hasattr(kind, name) or kind.__getattr__ is not nn.Module.__getattr__
-    return getattr(module, name, None) if computes else None
+    return getattr(module, name, None) if _computes(type(module), name) else None
+
+
+@lru_cache(maxsize=1024)
+def _computes(kind: Any, name: str) -> bool:
+    """Whether a class has an attribute that no instance holds."""
+    return hasattr(kind, name) or kind.__getattr__ is not nn.Module.__getattr__
 
 
 def _once(
