@@ -59,8 +59,8 @@ bool RankBoard::meet() {
     return true;
   }
   const uint64_t round = round_;
-  const bool came = all_here_.wait_for(lock, deadline_, [&] { return round_ != round || dead_; });
-  if (came && !dead_) return true;
+  all_here_.wait_for(lock, deadline_, [&] { return round_ != round || dead_; });
+  if (round_ != round) return true;  // all came, whatever one of them has done since
   dead_ = true;
   all_here_.notify_all();
   return false;
