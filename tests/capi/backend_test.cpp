@@ -3,6 +3,7 @@
 // own, because a plug-in stays. Mutation noted: without the comparison of build ids `another build`
 // loads.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -95,13 +96,15 @@ TEST(Backend, a_plug_in_without_device_is_no_error) {
 TEST(Backend, is_found_through_the_variable) {
   EXPECT_EQ(in_child([] {
               claim_build_id();
-              const std::string folder = testing::TempDir() + "of.soft", plugin = PLUGIN;
+              const std::string of_this = "moec-" + std::to_string(getpid()) + ".of.soft";
+              const std::string folder = testing::TempDir() + of_this, plugin = PLUGIN;
               std::filesystem::create_directories(folder);
               std::filesystem::copy_file(plugin, folder + "/libmoec_cuda.so.0",
                                          std::filesystem::copy_options::overwrite_existing);
               setenv("MOEC_BACKEND_PATH", ("/nonexistent:" + folder).c_str(), 1);
               int32_t count = -1;
               if (moec_device_count(MOEC_CUDA, &count) != MOEC_OK || count != 0) return 1;
+              std::filesystem::remove_all(folder);
               // It is loaded: the other one comes too late.
               return moec_backend_load(PLUGIN_COPY) == MOEC_E_INVALID_STATE ? 0 : 2;
             }),

@@ -141,7 +141,8 @@ TEST(ThreadPool, respects_the_affinity_mask) {
 // Trees of cgroups as version 2 and version 1 of the kernel's interface show them. Mutation noted:
 // reading our own group alone misses the limit of the one above.
 TEST(ThreadPool, respects_the_cgroup_quota) {
-  const std::filesystem::path folder = testing::TempDir() + "/moec_cgroup";
+  const std::filesystem::path folder =
+      testing::TempDir() + "moec-cgroup-" + std::to_string(getpid());
   const auto put = [&](const std::string& path, const std::string& text) {
     std::filesystem::create_directories((folder / path).parent_path());
     std::ofstream(folder / path) << text << "\n";

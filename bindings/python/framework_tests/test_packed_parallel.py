@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +48,11 @@ def with_adapters(place: Path) -> Any:
     return made
 
 
-def sharded_rank(index: int, place: str, port: int) -> None:
+def sharded_rank(index: int, place: str) -> None:
     """FSDP2 shards all but packed stacks, which every rank holds."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", rank=index, world_size=2)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{place}/meet", rank=index, world_size=2)
     model = with_adapters(Path(place))
     packed = {p for p in model.parameters() if isinstance(p, PackedTensor)}
     mesh = init_device_mesh("cpu", (2,))
@@ -70,10 +68,10 @@ def sharded_rank(index: int, place: str, port: int) -> None:
     distributed.destroy_process_group()
 
 
-def rank(index: int, place: str, port: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def rank(index: int, place: str) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", rank=index, world_size=2)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{place}/meet", rank=index, world_size=2)
     model = load(Path(place), torch.float32)
     whole: Any = DistributedDataParallel(model)
     losses = torch.tensor(steps(whole, slice(index, index + 1)))
@@ -87,10 +85,7 @@ def rank(index: int, place: str, port: int) -> None:
 @pytest.mark.parametrize("way", [rank, sharded_rank])
 def test_two_ranks(way: Any, tmp_path: Path) -> None:
     place = saved(tmp_path, "gpt_oss")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes.spawn(way, (str(place), port), nprocs=2)
+    processes.spawn(way, (str(place),), nprocs=2)
     whole = load(place, torch.float32) if way is rank else with_adapters(place)
     want = steps(whole, slice(None))
     got = torch.load(place / "losses.pt").tolist()
