@@ -261,11 +261,11 @@ struct Between {
   uint64_t scratch = 0;  // bytes for the path itself, in forward and in backward
 };
 
-// One way of a backend to run the experts.
 // Of calls that a path ran, in the order of moec_stats.
 enum class PathCounter { kCpu, kPortable, kSm90, kFewTokens };
 inline constexpr int kPathCounters = 4;
 
+// One way of a backend to run the experts.
 class ExpertsPath {
  public:
   explicit ExpertsPath(PathCounter counts_as) : counter(counts_as) {}

@@ -192,6 +192,7 @@ __attribute__((always_inline)) inline void for_each_line(const CodedRun& run, co
     }
   }
 }
+
 // Normal e4m3 codes times a scale, rounded to bf16: a power of two commutes with the rounding, so
 // the eight significands are rounded once a block. Adding bits gives a code's sign and exponent.
 template <class Ops>

@@ -69,9 +69,9 @@ def _refuse_exchanged(wrapper: Any, name: str) -> None:
     written = vars(wrapper).get("_moec_exchanged", {}).get(name)
     if written is not None:
         raise ValueError(
-            f"moec.transformers: adapter {name!r} is of PEFT {written}, whose lora_A of the square "
-            f"{wrapper.parameter_name} is beside the output; PEFT reads it as beside the input. "
-            "Modules of moec.torch can load it (moec.torch.load_adapter); else train it anew"
+            f"moec.transformers: adapter {name!r} is of PEFT {written}, which exchanged the "
+            f"factors of the square {wrapper.parameter_name}; PEFT misreads them. Modules of "
+            "moec.torch load it (moec.torch.load_adapter)"
         )
 
 
