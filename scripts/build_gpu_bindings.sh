@@ -29,7 +29,7 @@ cuda_program() {  # cuda_program SOURCE NAME OPTIONS...
     -lstdc++
 }
 cuda_program examples/c/graph.c graph_c
-nccl=$(find "$build/frameworks/" -path '*/nvidia/nccl/lib/libnccl.so.2' | head -n 1)
+nccl=$(find "$build" -path '*/frameworks/*/nvidia/nccl/lib/libnccl.so.2' | head -n 1)
 if [ "$nccl" ]; then
   cuda_program examples/c/train_nccl.c nccl_c -isystem "${nccl%/lib/*}/include" "$nccl"
 else
