@@ -42,8 +42,8 @@ tasks=$(mktemp -d)  # all, and those of each queue by the turn that they take
 task() {
   local queue=$1 turn=3; shift
   case $1 in
-    *racecheck | routing_agrees) turn=0 ;;
-    *.portable* | sweep_test | python_* | torch_ep) turn=1 ;;
+    *racecheck | routing_agrees | ep_*_test* | lines_test | coded_test | torch_ep) turn=0 ;;
+    *.portable* | sweep_test | values_test | schemes_test | python_*) turn=1 ;;
     *check) turn=2 ;;
   esac
   printf '%q ' "$@" | tee -a "$tasks/all" >>"$tasks/$queue.$turn"

@@ -120,36 +120,42 @@ def swiglu(both):
     return F.silu(gate) * up
 
 
-def grouped(x, ids, weights, w1, w2, activation):
-    """Sort, gather, grouped_mm, SwiGLU, grouped_mm, weight, inverse gather, sum."""
+def grouped_mm(rows, w, ends):
+    mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
+    return mm(rows, w.transpose(-2, -1), offs=ends)
+
+
+def grouped(x, ids, weights, w1, w2, experts, activation, product=grouped_mm):
+    """Sort, gather, product, activation, product, weight, inverse gather, sum. product(rows, w1 or
+    w2, ends of the experts' rows)"""
     tokens, slots = ids.shape
     flat = ids.reshape(-1)
     order = torch.argsort(flat, stable=True)
     inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(order.numel(), device="cuda")
-    counts = torch.zeros(w1.shape[0], dtype=torch.int32, device="cuda")
+    inverse[order] = torch.arange(order.numel(), device=x.device)
+    counts = torch.zeros(experts, dtype=torch.int32, device=x.device)
     counts.index_add_(0, flat, torch.ones_like(flat))
     ends = counts.cumsum(0, dtype=torch.int32)
-    mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
-    both = mm(x[order // slots], w1.transpose(-2, -1), offs=ends)
-    rows = mm(activation(both), w2.transpose(-2, -1), offs=ends)
+    both = product(x[order // slots], w1, ends)
+    rows = product(activation(both), w2, ends)
     rows = rows * weights.reshape(-1)[order, None].to(rows.dtype)
     return rows[inverse].view(tokens, slots, -1).sum(1)
 
 
-def differentiable(p, mode, layer, w1=None, can_capture=True):
-    """Case of layer(x, weights, w1, w2) -> y, differentiated by torch's tape."""
-    w1 = p.w1 if w1 is None else w1
+def differentiable(p, mode, layer, held=None, can_capture=True):
+    """Case of layer(x, weights, *held) -> y, differentiated by torch's tape. held: {name: matrices
+    whose gradient a step needs}; default: w1 and w2 of p."""
+    held = {"w1": p.w1, "w2": p.w2} if held is None else held
     if mode == "fwd":
         out = {}
 
         def forward():
             with torch.no_grad():
-                out["y"] = layer(p.x, p.weights, w1, p.w2)
+                out["y"] = layer(p.x, p.weights, *held.values())
 
         return Case(forward, lambda: out, can_capture=can_capture)
-    names = ("d_x", "d_weights", "d_w1", "d_w2")
-    leaves = [t.detach().requires_grad_() for t in (p.x, p.weights, w1, p.w2)]
+    names = ("d_x", "d_weights", *(f"d_{name}" for name in held))
+    leaves = [t.detach().requires_grad_() for t in (p.x, p.weights, *held.values())]
     out = {}
 
     def step():
@@ -168,13 +174,13 @@ def differentiable(p, mode, layer, w1=None, can_capture=True):
 def torch_grouped(p, mode):
     compiled = torch.compile(swiglu, dynamic=True)
     return differentiable(p, mode, lambda x, weights, w1, w2: grouped(
-        x, p.ids, weights, w1, w2, compiled))
+        x, p.ids, weights, w1, w2, p.shape.experts, compiled))
 
 
 def reference(p, mode):
     """The same without a compiler, to check everybody's results."""
     return differentiable(p, mode, lambda x, weights, w1, w2: grouped(
-        x, p.ids, weights, w1, w2, swiglu))
+        x, p.ids, weights, w1, w2, p.shape.experts, swiglu))
 
 
 def hf_eager(p, mode):
@@ -227,7 +233,7 @@ def sonicmoe(p, mode):
         return _DownProjection.apply(act, pre, w2.permute(1, 2, 0), None, weights, offsets,
                                      p.tokens, k, *maps, None, False, kind)
 
-    made = differentiable(p, mode, layer, w1=turns, can_capture=infer)
+    made = differentiable(p, mode, layer, {"w1": turns, "w2": p.w2}, can_capture=infer)
     if not infer:
         plain = made.results
         made.results = lambda: plain() | {

@@ -27,6 +27,7 @@ import moec
 import moec.torch
 import torch
 import torch.nn.functional as F
+from implementations import grouped, swiglu
 from layers import SHAPES, Shape
 from problem import difference
 
@@ -100,20 +101,11 @@ class Data:
 
 
 # ---- peers
-def grouped(data, product):
+def peer(data, product):
     """The experts by PyTorch's grouped products, product(rows, name, offsets)."""
     def run(p):
-        tokens, top_k = p["ids"].shape
-        flat = p["ids"].flatten()
-        order = flat.argsort(stable=True)
-        back = order.argsort(stable=True)
-        counts = torch.zeros(data.shape.experts, dtype=torch.int32, device=flat.device)
-        counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
-        offsets = counts.cumsum(0).int()
-        gate, up = product(p["x"][order // top_k], "gate_up", offsets).chunk(2, -1)
-        rows = product(F.silu(gate) * up, "down", offsets)
-        rows = rows * p["weights"].flatten()[order, None].to(rows.dtype)
-        return rows[back].view(tokens, top_k, -1).sum(1)
+        return grouped(p["x"], p["ids"], p["weights"], *MATRICES, data.shape.experts, swiglu,
+                       product)
     return run, [part for name in MATRICES for part in data.factors[name]]
 
 
@@ -123,7 +115,7 @@ def factored(data):
         narrow = F.grouped_mm(rows, a.transpose(1, 2), offs=offsets)
         plain = F.grouped_mm(rows, data.plain[name].transpose(1, 2), offs=offsets)
         return plain + SCALE * F.grouped_mm(narrow, b.transpose(1, 2), offs=offsets)
-    return grouped(data, product)
+    return peer(data, product)
 
 
 def delta(data):
@@ -131,7 +123,7 @@ def delta(data):
         a, b = data.factors[name]
         whole = torch.baddbmm(data.plain[name], b, a, alpha=SCALE)
         return F.grouped_mm(rows, whole.transpose(1, 2), offs=offsets)
-    return grouped(data, product)
+    return peer(data, product)
 
 
 # ---- measuring

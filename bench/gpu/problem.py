@@ -34,7 +34,8 @@ class Matrices:
 
 
 class Problem:
-    """T tokens: x and d_y [T,H] bf16, ids [T,K] i32, weights [T,K] f32 that sum to 1."""
+    """T tokens: x and d_y [T,H] bf16, ids [T,K] i32 of the largest
+    logits [T,E] f32, weights [T,K] f32 that sum to 1."""
 
     def __init__(self, matrices, tokens):
         self.name, self.shape, self.tokens = matrices.name, matrices.shape, tokens
@@ -42,8 +43,8 @@ class Problem:
         torch.manual_seed(1000 + tokens)
         self.x, self.d_y = normal(tokens, self.shape.hidden), normal(tokens, self.shape.hidden)
         bias = 0.3 * torch.randn(self.shape.experts, device="cuda")  # some experts are liked more
-        logits = bias + torch.randn(tokens, self.shape.experts, device="cuda")
-        best, ids = torch.topk(logits, self.shape.top_k)
+        self.logits = bias + torch.randn(tokens, self.shape.experts, device="cuda")
+        best, ids = torch.topk(self.logits, self.shape.top_k)
         self.weights = torch.softmax(best, -1)
         self.ids = ids.to(torch.int32)
         self.hit = int(torch.unique(self.ids).numel())

@@ -6,8 +6,10 @@
 
 Modes: fwd is plan, experts, combine; step the same with pre-activations kept, then d_x and
 d(routing weights). The implementations of a case take turns; moec-bf16 holds the values that the
-codes stand for. floor_ms: the larger of the products at PEAK_FLOPS, and of the bytes that must move
-at the rate of this card's own copy. A row is measured only when its results agree with moec-bf16's.
+codes stand for, moec-portable runs the scheme on the kernels that every GPU has, and
+quantised_peers.py is beside them where its packages are. Up to FEW_TOKENS tokens graphs are
+measured. floor_ms: the larger of the products at PEAK_FLOPS, and of the bytes that must move at the
+rate of this card's own copy. A row is measured only when its results agree with moec-bf16's.
 """
 
 import argparse
@@ -26,10 +28,11 @@ from implementations import Moec
 from layer_bench import FEW_TOKENS, WINDOWS
 from layers import SHAPES
 from problem import PEAK_FLOPS, Matrices, Problem, difference
+from quantised_peers import peers_of
 from schemes import SCHEMES
 
-LIMIT = 1e-2  # relative difference of a row from bf16's
-TOKENS = (1, 16, 64, 256, 4096, 16384)
+LIMIT, PEER_LIMIT = 1e-2, 2.5e-2  # relative difference of a row: others round elsewhere
+TOKENS = (1, 16, 64, 256, 1024, 4096, 16384)
 STEPS = (4096, 16384)
 LAYERS = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b")
 
@@ -52,24 +55,35 @@ def copy_rate():
 class Frozen(Moec):
     """Frozen weights of so many bits a value."""
 
+    modes = ("fwd", "step")
+
     def __init__(self, context, shape, bound, max_tokens, bits):
         super().__init__(context, shape, bound, max_tokens)
         self.bits = bits
 
-    def floor_ms(self, p, mode, rate):
-        """Weights of the experts hit (twice in a step), x, y, d_y and d_x."""
-        h, i, _, _ = self.shape
-        times = 2 if mode == "step" else 1
-        moved = times * (p.hit * 3 * h * i * self.bits / 8 + 2 * p.tokens * h * 2)
-        flops = times * 6 * p.tokens * p.shape.top_k * h * i
-        return 1e3 * max(flops / PEAK_FLOPS, moved / rate)
+
+def floor_ms(bits, p, mode, rate):
+    """Weights of so many bits of the experts hit (twice in a step), x, y, d_y and d_x."""
+    h, i, _, top_k = p.shape
+    times = 2 if mode == "step" else 1
+    moved = times * (p.hit * 3 * h * i * bits / 8 + 2 * p.tokens * h * 2)
+    return 1e3 * max(times * 6 * p.tokens * top_k * h * i / PEAK_FLOPS, moved / rate)
 
 
-def layers_of(name, impls, max_tokens):
-    """{impl: Frozen}: bf16 first; each scheme beside it holds the same values."""
+def portable_context():
+    os.environ["MOEC_CUDA_KERNELS"] = "portable"
+    try:
+        return moec.Context("cuda")
+    finally:
+        del os.environ["MOEC_CUDA_KERNELS"]
+
+
+def layers_of(name, impls, max_tokens, others):
+    """{impl: Frozen}: bf16 first; each scheme beside it holds the same values. others: with the
+    portable kernels and with peers."""
     matrices, context = Matrices(name), moec.Context("cuda")
     hidden, inter, experts, _ = matrices.shape
-    bound = lambda **of: moec.Weights.of(  # noqa: E731
+    bound = lambda context, **of: moec.Weights.of(  # noqa: E731
         context, gate_layout=moec.GateLayout.GATE_THEN_UP, dtype="bf16", hidden=hidden, inter=inter,
         num_experts=experts, **of)
     for impl in impls:
@@ -77,13 +91,16 @@ def layers_of(name, impls, max_tokens):
         plain = {"gate_up": matrices.w1, "down": matrices.w2}
         codes = {part: scheme.quantise(w) for part, w in plain.items()}
         held = {part: scheme.values(c, plain[part].shape) for part, c in codes.items()}
-        coded = bound(scheme=scheme.scheme, **{p: c.data for p, c in codes.items()},
-                      **{f"{p}_quant": c.quant for p, c in codes.items()})
-        yield impl, {
-            "moec-bf16": Frozen(context, matrices.shape, bound(**held), max_tokens, 16),
-            impl: Frozen(context, matrices.shape, coded, max_tokens, scheme.bits),
-        }, matrices
-        del codes, held, coded
+        coded = dict(scheme=scheme.scheme, **{p: c.data for p, c in codes.items()},
+                     **{f"{p}_quant": c.quant for p, c in codes.items()})
+        layer = lambda context, of, bits: Frozen(  # noqa: E731
+            context, matrices.shape, bound(context, **of), max_tokens, bits)
+        layers = {"moec-bf16": layer(context, held, 16), impl: layer(context, coded, scheme.bits)}
+        if others:
+            layers["moec-portable"] = layer(portable_context(), coded, scheme.bits)
+            layers |= peers_of(impl, codes, {p: w.shape for p, w in plain.items()}, held)
+        yield impl, layers, matrices
+        del codes, held, coded, layer, layers
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -105,37 +122,41 @@ class Bench:
                 row["beside"])
 
     def compare(self, p, mode, impl, layers):
-        runs, floors, work, wanted = {}, {}, {}, None
-        cases = []  # a graph does not hold the tensors that it reads and writes
+        runs, cases, wanted = {}, {}, None
         for name, layer in layers.items():
-            case = layer.case(p, mode)
-            cases.append(case)
+            if mode not in layer.modes:
+                continue
+            case = cases[name] = layer.case(p, mode)  # kept: a graph does not hold its tensors
             case.run()
-            got = [r.float().clone() for r in case.results().values()]
+            got = {part: r.float().clone() for part, r in case.results().items()}
             wanted = wanted or got
-            worst = max(map(difference, got, wanted))
-            if not worst <= LIMIT:
+            own = layer.wanted(p) if hasattr(layer, "wanted") else wanted
+            ours = name in ("moec-bf16", impl)
+            limit = LIMIT if ours else PEER_LIMIT
+            worst = max(difference(got[part], own[part]) for part in got
+                        if ours or part != "d_weights")
+            if not worst <= limit:
                 print(f"{p.name} {p.tokens} {mode}: {name} differs from bf16 by {worst:.3g}; "
-                      f"at most {LIMIT} is right", flush=True)
+                      f"at most {limit} is right", flush=True)
                 self.wrong += 1
-                return
+                continue
             runs[name] = graph_of(case.run) if p.tokens <= FEW_TOKENS else case.run
-            floors[name], work[name] = layer.floor_ms(p, mode, self.rate), case.workspace_mib
         _, seconds, rounds = next(kind for kind in WINDOWS if p.tokens <= kind[0])
         measured = self.clock.alternate(runs, self.args.window or seconds,
                                         self.args.rounds or rounds)
         base = measured["moec-bf16"]["ms"]
         for name, values in measured.items():
+            floor, work = floor_ms(layers[name].bits, p, mode, self.rate), cases[name].workspace_mib
             row = dict(shape=p.name, tokens=p.tokens, mode=mode, impl=name, beside=impl, **values,
-                       floor_ms=round(floors[name], 5), workspace_mib=round(work[name], 1),
+                       floor_ms=round(floor, 5), workspace_mib=work and round(work, 1),
                        over_bf16=round(values["ms"] / base, 4), commit=self.commit, call=self.call)
             self.rows[self.key(row)] = row
-            print(f"{p.name:14} {p.tokens:6} {mode:5} {name:12} {row['ms']:9.4f} ms "
-                  f"{row['ms'] / floors[name]:6.2f} x floor {row['over_bf16']:7.3f} x bf16",
-                  flush=True)
+            print(f"{p.name:14} {p.tokens:6} {mode:5} {name:13} {row['ms']:9.4f} ms "
+                  f"{row['ms'] / floor:6.2f} x floor {row['over_bf16']:7.3f} x bf16", flush=True)
 
     def run(self, name, all_tokens):
-        for impl, layers, matrices in layers_of(name, self.args.impl, max(all_tokens)):
+        for impl, layers, matrices in layers_of(name, self.args.impl, max(all_tokens),
+                                                not self.args.no_others):
             for tokens in all_tokens:
                 p = Problem(matrices, tokens)
                 for mode in ("fwd", "step") if tokens in STEPS else ("fwd",):
@@ -159,6 +180,7 @@ def arguments():
                         help="default: everything")
     parser.add_argument("--impl", type=lambda text: text.split(","), default=list(SCHEMES),
                         help=f"of {', '.join(SCHEMES)}")
+    parser.add_argument("--no-others", action="store_true", help="no portable kernels, no peers")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--window", type=float, help="seconds; default: layer_bench.WINDOWS")
     parser.add_argument("--rounds", type=int, help="of windows; default: layer_bench.WINDOWS")
