@@ -5,6 +5,7 @@ AVX-512 dequantise right: last dimensions are multiples of the block of 64."""
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, logging
 from moec.torch._packed import PackedTensor
 
 logging.disable_progress_bar()
+if find_spec("bitsandbytes"):
+    import bitsandbytes
+
+    # Where the CPU has bf16 instructions, a linear layer in 4 bits whose input needs no gradient
+    # turns its weight for them, and rounds to bf16 whatever type it is to compute in.
+    bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16}
 STACKS = ("gate_up_proj", "down_proj")
 
