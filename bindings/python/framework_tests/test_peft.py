@@ -206,7 +206,7 @@ def test_exchanged_factors_are_refused(family: str, is_enabled: bool, tmp_path: 
         if is_enabled:
             moec.transformers.enable(model)
         is_refused = version == "0.18.1" and family == "qwen3_moe"
-        expected = pytest.raises(ValueError, match="is of PEFT 0.18.1.*load_adapter")
+        expected = pytest.raises(ValueError, match="is of PEFT 0.18.1.*convert_adapter")
         with expected if is_refused else contextlib.nullcontext():
             loaded = PeftModel.from_pretrained(model, tmp_path)
             moec.transformers.enable(model)

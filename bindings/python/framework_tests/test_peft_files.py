@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import build
+from models import build, tokens
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -51,10 +51,10 @@ def of_experts(held: Any) -> moec.torch.Experts:
     return made
 
 
-def adapted(family: str, **more: Any) -> Any:
+def adapted(family: str, sizes: Any = None, **more: Any) -> Any:
     options = {"r": 4, "lora_alpha": 8, "target_modules": [],
                "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
-    made = get_peft_model(build(family), LoraConfig(**options | more))
+    made = get_peft_model(build(family, sizes=sizes), LoraConfig(**options | more))
     torch.manual_seed(5)
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
@@ -111,9 +111,9 @@ def test_both_ways(family: str, rslora: bool, tmp_path: Path) -> None:
 
 def turned(tensors: dict[str, Any]) -> dict[str, Any]:
     """As PEFT 0.18 wrote factors of stacks [E,out,in]: A [E r,out], B [in,r E]."""
-    made = {}
+    made = dict(tensors)
     for key, a in tensors.items():
-        if "lora_A" in key:
+        if "experts" in key and "lora_A" in key:
             b = tensors[key.replace("lora_A", "lora_B")]
             halves = a.view(8, -1, a.shape[1]), b.view(b.shape[0], -1, 8).permute(2, 0, 1)
             made[key] = halves[1].transpose(1, 2).reshape(-1, b.shape[0])
@@ -136,6 +136,41 @@ def test_other_files_of_the_same_adapter(make: Any, tmp_path: Path) -> None:
     change(tmp_path, make)
     moec.torch.load_adapter(twin, tmp_path)
     assert same(outputs(twin), want)
+
+
+@pytest.mark.parametrize("inter", [24, 32])
+@pytest.mark.parametrize("family", ["qwen3_moe", "llama4"])
+def test_converted_for_peft(family: str, inter: int, tmp_path: Path) -> None:
+    """A file of PEFT 0.18 is one that PEFT loads, with the tensors that PEFT 0.21 writes. With 32
+    the stack of down is square: PEFT takes its factors as they are, for others."""
+    sizes = {"moe_intermediate_size": inter, "intermediate_size": inter, "hidden_size": 32}
+    model = adapted(family, sizes, target_modules=["q_proj"])
+    want = model(tokens()).logits
+    model.save_pretrained(tmp_path / "new")
+    model.save_pretrained(tmp_path / "old")
+    change(tmp_path / "old", turned, peft_version="0.18.1")
+    base = build(family, sizes=sizes)
+    moec.transformers.convert_adapter(base, tmp_path / "old", tmp_path / "again")
+    new, again = (load_file(tmp_path / at / "adapter_model.safetensors") for at in ("new", "again"))
+    assert new.keys() == again.keys() and all(torch.equal(again[n], t) for n, t in new.items())
+    moec.transformers.enable(base)
+    loaded = PeftModel.from_pretrained(base, tmp_path / "again")
+    torch.testing.assert_close(loaded(tokens()).logits, want, rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_not_converted(tmp_path: Path) -> None:
+    adapted("gpt_oss").save_pretrained(tmp_path)
+    convert, gpt_oss = moec.transformers.convert_adapter, build("gpt_oss")
+    with pytest.raises(ValueError, match="which wrote it as it is read"):
+        convert(gpt_oss, tmp_path, tmp_path / "no")
+    change(tmp_path, lambda t: t, peft_version="0.18.1")
+    with pytest.raises(ValueError, match=r"no factors .*model\.layers\.0\.mlp\.experts"):
+        convert(gpt_oss, tmp_path, tmp_path / "no")  # [E,in,out] was as it is
+    adapted("qwen3_moe").save_pretrained(tmp_path)
+    change(tmp_path, lambda t: t, peft_version="0.18.1")
+    with pytest.raises(ValueError, match=r"lora_A.weight is \[32, 32\] beside \[48, 32\]; "):
+        convert(build("qwen3_moe"), tmp_path, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
 
 
 def test_single_experts(tmp_path: Path) -> None:

@@ -23,9 +23,11 @@ from .._adapters import Factors
 from .._enums import GateLayout
 from ._lora import AdaptedModule, Factor, extents, is_in_out, matrices_of
 
-_PREFIX = "base_model.model."
-_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_KEY = re.compile(r"^(?P<path>.*?)(?P<depth>(\.base_layer)*)\.lora_(?P<part>[AB])(\.\w+)?\.weight$")
+PREFIX = "base_model.model."
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+WRITTEN = "0.19.0"
+"""the release as whose files adapters are written: PEFT reads such ones from it on"""
+KEY = re.compile(r"^(?P<path>.*?)(?P<depth>(\.base_layer)*)\.lora_(?P<part>[AB])(\.\w+)?\.weight$")
 _EXPERT = re.compile(r"^(?P<path>.*)\.(?P<expert>\d+)\.(?P<leaf>\w+)$")
 _LEAVES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down",
            "w1": "gate", "w3": "up", "w2": "down"}
@@ -48,6 +50,18 @@ def _adapted_of(model: nn.Module) -> dict[str, Any]:
     return found
 
 
+def wrote_exchanged(version: Any) -> bool | None:
+    """Whether this release of PEFT took stacks [E,out,in] for [E,in,out]; None: it is none."""
+    found = re.match(r"(\d+)\.(\d+)", str(version or ""))
+    return None if found is None else (int(found[1]), int(found[2])) < (0, 19)
+
+
+def as_stored(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """PEFT's lora_A [E r,in] and lora_B [out,r E] of factors a [E,r,in] and b [E,out,r]."""
+    return (a.reshape(-1, a.shape[2]).contiguous(),
+            b.permute(1, 2, 0).reshape(b.shape[1], -1).contiguous())
+
+
 def save_adapter(model: nn.Module, folder: Any, name: str = "default") -> None:
     """Write adapter `name` of all modules of experts in a model as PEFT does (0.19 and later), for
     a model of transformers whose experts have the same paths. Raises ValueError where there is
@@ -63,11 +77,10 @@ def save_adapter(model: nn.Module, folder: Any, name: str = "default") -> None:
                 raise NotImplementedError(
                     f"moec.torch: adapter {name!r} has factors of {matrix} in {path}; PEFT has "
                     "parameters gate_up_proj and down_proj")
-            key = f"{_PREFIX}{path}{'.base_layer' * depth}"
+            key = f"{PREFIX}{path}{'.base_layer' * depth}"
             a, b = factor.a.detach(), factor.b.detach()
-            tensors[f"{key}.lora_A.weight"] = a.reshape(-1, a.shape[2]).contiguous().cpu()
-            tensors[f"{key}.lora_B.weight"] = (
-                b.permute(1, 2, 0).reshape(b.shape[1], -1).contiguous().cpu())
+            for part, stored in zip("AB", as_stored(a, b), strict=True):
+                tensors[f"{key}.lora_{part}.weight"] = stored.cpu()
             factors[f"{path}.{matrix}_proj"] = factor
     if not factors:
         raise ValueError(f"moec.torch: no module of the model has an adapter {name!r}")
@@ -78,7 +91,7 @@ def save_adapter(model: nn.Module, folder: Any, name: str = "default") -> None:
     first = next(iter(factors.values()))
     config = {
         "peft_type": "LORA", "r": first.rank, "lora_alpha": first.alpha,
-        "use_rslora": first.rslora, "peft_version": "0.19.0", "target_modules": [],
+        "use_rslora": first.rslora, "peft_version": WRITTEN, "target_modules": [],
         "target_parameters": sorted({".".join(p.split(".")[-2:]) for p in factors}),
         "rank_pattern": {p: f.rank for p, f in factors.items() if f.rank != first.rank},
         "alpha_pattern": {p: f.alpha for p, f in factors.items() if f.alpha != first.alpha},
@@ -86,8 +99,8 @@ def save_adapter(model: nn.Module, folder: Any, name: str = "default") -> None:
     }
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, target / _WEIGHTS, {"format": "pt"})
-    (target / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    save_file(tensors, target / WEIGHTS, {"format": "pt"})
+    (target / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def load_adapter(
@@ -103,20 +116,20 @@ def load_adapter(
     transformers 4 had them. Raises ValueError, naming it, for what does not fit."""
     from safetensors.torch import load_file
 
-    config = json.loads((Path(folder) / _CONFIG).read_text())
+    config = json.loads((Path(folder) / CONFIG).read_text())
     refused = [key for key in _REFUSED if config.get(key)]
     if refused or config.get("peft_type") != "LORA":
         raise NotImplementedError(
             f"moec.torch: the adapter is {config.get('peft_type')} with "
             f"{', '.join(refused) or 'nothing more'}; plain LoRA can be read")
-    tensors = load_file(Path(folder) / _WEIGHTS)
+    tensors = load_file(Path(folder) / WEIGHTS)
     modules = _adapted_of(model)
     given = {at: there.removesuffix(".experts") for at, there in (paths or {}).items()}
     by_path = {path.removesuffix(".experts"): module for path, module in modules.items()}
     pairs: dict[str, dict[str, dict[str, tuple[str, Tensor]]]] = {}
     unused = []
     for key, tensor in tensors.items():
-        match = _KEY.match(key.removeprefix(_PREFIX))
+        match = KEY.match(key.removeprefix(PREFIX))
         at, where = ("", "") if match is None else (match["path"], match["depth"])
         single = _EXPERT.match(at)
         if single and single["leaf"] in _LEAVES:
@@ -200,12 +213,12 @@ def _of_stacks(spec: Any, path: str, found: Any, config: Mapping[str, Any]) -> d
 
 def _is_turned(spec: Any, matrix: str, key: str, config: Mapping[str, Any]) -> bool:
     """Of a square matrix, by the version that wrote it."""
-    version = re.match(r"(\d+)\.(\d+)", str(config.get("peft_version") or ""))
-    if version is None or is_in_out(spec, matrix):
+    turned = wrote_exchanged(config.get("peft_version"))
+    if turned is None or is_in_out(spec, matrix):
         raise ValueError(
             f"moec.torch: {key} is of a square matrix, and nothing says whether lora_A is beside "
-            f"its input: peft_version in {_CONFIG} does, for stacks [E,out,in]")
-    return (int(version[1]), int(version[2])) < (0, 19)
+            f"its input: peft_version in {CONFIG} does, for stacks [E,out,in]")
+    return turned
 
 
 def _warn_of_doubled(path: str, made: Mapping[str, Factor]) -> None:

@@ -10,6 +10,7 @@ dispatch (Llama-4), returns what now runs on moec and raises if a MoE block is l
 Quantised loads keep experts packed: bitsandbytes' 4 bits (load_in_4bit), gpt-oss's MXFP4, and
 checkpoints of compressed-tensors, AWQ and GPTQ.
 report(model) says what is packed; save_merged(model, folder) writes plain values for everyone.
+convert_adapter(model, folder, target) rewrites adapters of PEFT before 0.19.
 
 With transformers 5.23 and later DistributedConfig(ep_implementation="moec") parts the experts of a
 model between processes, see _parallel.
@@ -18,6 +19,7 @@ model between processes, see _parallel.
 from importlib.util import find_spec
 
 from . import _bnb, _mxfp4, _per_expert
+from ._convert import convert_adapter
 from ._enable import enable, refresh
 from ._experts import experts_forward
 from ._report import report
@@ -30,4 +32,4 @@ _bnb.register()
 _mxfp4.register()
 _per_expert.register()
 
-__all__ = ["enable", "experts_forward", "refresh", "report", "save_merged"]
+__all__ = ["convert_adapter", "enable", "experts_forward", "refresh", "report", "save_merged"]

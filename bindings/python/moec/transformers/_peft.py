@@ -11,16 +11,17 @@ what others put in its place.
 from __future__ import annotations
 
 import inspect
-import re
 import warnings
 from collections.abc import Iterator
 from functools import wraps
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..torch import _adapted
+from ..torch._peft_files import wrote_exchanged
 from ._experts import MATRICES, Terms, given_terms, is_served
 from ._packed import is_in_out
 
@@ -57,12 +58,13 @@ def _terms(wrapper: Any, in_out: bool) -> Terms:
 
 def _note_exchanged(wrapper: Any, name: str, config: Any) -> None:
     """Note an adapter that PEFT before 0.19 wrote of a square matrix [E,out,in]: A beside its
-    output. PEFT now reads it as one beside its input, and no shape tells them apart."""
-    written = str(getattr(config, "peft_version", None) or "")
-    version = re.match(r"(\d+)\.(\d+)", written)
-    is_old = version is not None and (int(version[1]), int(version[2])) < (0, 19)
-    if is_old and wrapper._did_swap_in_out_features and wrapper.in_features == wrapper.out_features:
-        wrapper.__dict__.setdefault("_moec_exchanged", {})[name] = written
+    output. PEFT now reads it as one beside its input, and no shape tells them apart. Factors of
+    linear layers, which PEFT puts together, are as they were."""
+    version = getattr(config, "peft_version", None)
+    is_of_layers = wrapper.parameter_name in getattr(config, "_moec_of_layers", ())
+    if wrote_exchanged(version) and not is_of_layers and (
+            wrapper._did_swap_in_out_features and wrapper.in_features == wrapper.out_features):
+        wrapper.__dict__.setdefault("_moec_exchanged", {})[name] = str(version)
 
 
 def _refuse_exchanged(wrapper: Any, name: str) -> None:
@@ -70,8 +72,8 @@ def _refuse_exchanged(wrapper: Any, name: str) -> None:
     if written is not None:
         raise ValueError(
             f"moec.transformers: adapter {name!r} is of PEFT {written}, which exchanged the "
-            f"factors of the square {wrapper.parameter_name}; PEFT misreads them. Modules of "
-            "moec.torch load it (moec.torch.load_adapter)"
+            f"factors of the square {wrapper.parameter_name}; PEFT misreads them. "
+            "moec.transformers.convert_adapter() writes it as PEFT reads it"
         )
 
 
@@ -160,6 +162,33 @@ def _look_at_new(kind: Any) -> None:
     kind.update_layer = update_layer
 
 
+def _parameters(config: Any) -> set[str]:
+    """The parameters that a config targets; not every kind of it has some."""
+    return set(getattr(config, "target_parameters", None) or ())
+
+
+def _look_at_converted() -> None:
+    """Note in a config which parameters PEFT made of the linear layers of single experts."""
+    from peft.utils import (  # type: ignore[import-not-found, unused-ignore]
+        transformers_weight_conversion as conversion,
+    )
+
+    before = conversion.convert_peft_config_for_transformers
+    if getattr(before, "is_moec", False):
+        return
+
+    @wraps(before)
+    def convert_peft_config_for_transformers(peft_config: Any, *args: Any, **kwargs: Any) -> Any:
+        given = _parameters(peft_config)
+        found = before(peft_config, *args, **kwargs)
+        made = _parameters(peft_config) - given
+        peft_config._moec_of_layers = made | getattr(peft_config, "_moec_of_layers", set())
+        return found
+
+    convert_peft_config_for_transformers.is_moec = True  # type: ignore[attr-defined]
+    conversion.convert_peft_config_for_transformers = convert_peft_config_for_transformers
+
+
 def install_if_there() -> None:
     """Serve PEFT's adapters where it is installed and has them on parameters."""
     try:
@@ -170,3 +199,5 @@ def install_if_there() -> None:
         return
     if hasattr(layer, "ParamWrapper"):
         install(layer.ParamWrapper)
+    if find_spec("peft.utils.transformers_weight_conversion"):
+        _look_at_converted()
