@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from models import build
+from peft import LoraConfig, inject_adapter_in_model
+from torch import nn
 from transformers.integrations import finegrained_fp8
 from transformers.integrations.moe import use_experts_implementation
 
@@ -61,3 +63,28 @@ def test_as_plain_experts(sizes: tuple[int, int]) -> None:
         assert row_error(coded(x, ids, weights).numpy(), found[1][0]) > 1e-2
     rows = moec.transformers.report(coded)
     assert [row.kind for row in rows] == ["fp8-block"] * 2
+
+
+def test_adapters() -> None:
+    """PEFT's adapters of codes are terms beside the values, as of plain experts."""
+    found = []
+    for module, implementation in zip(pair(64, 64), ("moec", "eager"), strict=True):
+        module.config._experts_implementation_internal = implementation
+        outer = nn.Module()
+        outer.experts = module.requires_grad_(False)
+        inject_adapter_in_model(LoraConfig(
+            r=4, target_modules=[],
+            target_parameters=["experts.gate_up_proj", "experts.down_proj"]), outer)
+        generator = torch.Generator().manual_seed(6)
+        for name, parameter in outer.named_parameters():
+            if "lora_" in name:
+                parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
+        x = torch.randn(11, 64, generator=generator).requires_grad_()
+        ids = torch.rand(11, 8, generator=generator).topk(3).indices
+        y = outer.experts(x, ids, torch.rand(11, 3, generator=generator))
+        leaves = [x, *(p for p in outer.parameters() if p.requires_grad)]
+        assert len(leaves) == 5
+        grads = torch.autograd.grad(y.square().sum(), leaves)
+        found.append([t.detach().numpy() for t in (y, *grads)])
+    for got, want in zip(*found, strict=True):
+        assert row_error(got, want) <= 2e-5

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,23 @@ def test_loads_packed_and_trains_as_the_same_values(
     held = experts(model)[0].down_proj
     held.parts[".absmax"].flatten()[:4] += 9
     assert not torch.equal(model(tokens()).logits, ours)
+
+
+def test_one_merged_stack_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one is quantised, no other has its plain values still."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+    quantise, stacks, alive = functional.quantize_4bit, list[Any](), list[int]()
+
+    def recorded(values: torch.Tensor, *args: Any, **more: Any) -> Any:
+        if values.dim() == 3:
+            gc.collect()
+            alive.append(sum(held() is not None for held in stacks))
+            stacks.append(weakref.ref(values))
+        return quantise(values, *args, **more)
+
+    monkeypatch.setattr(functional, "quantize_4bit", recorded)
+    model = load(saved(tmp_path, "qwen3_moe"))
+    assert alive == [0] * len(STACKS) * len(experts(model))
 
 
 def test_three_steps_of_a_dense_part(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as processes
+from accelerate import cpu_offload, dispatch_model
 from models import tokens
-from packed_models import load, saved
+from packed_models import experts, load, saved
 from peft import LoraConfig, get_peft_model
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -35,9 +36,9 @@ def steps(model: nn.Module, rows: slice) -> list[float]:
     return losses
 
 
-def with_adapters(place: Path) -> Any:
+def with_adapters(place: Path, **options: Any) -> Any:
     """The same on every rank."""
-    model = load(place, torch.float32)
+    model = load(place, torch.float32, **options)
     torch.manual_seed(3)
     made = get_peft_model(model, LoraConfig(
         r=4, target_modules=["q_proj"],
@@ -92,8 +93,29 @@ def test_two_ranks(way: Any, tmp_path: Path) -> None:
     assert got == pytest.approx(want, rel=1e-4) and want[0] > want[2]
 
 
-def test_a_device_map(tmp_path: Path) -> None:
-    model = load(saved(tmp_path, "qwen3_moe"), torch.float32, device_map={"": "cpu"})
+@pytest.mark.parametrize("is_by_layer", [False, True])
+def test_a_device_map(is_by_layer: bool, tmp_path: Path) -> None:
+    """As one device, and by layer with accelerate's hooks, as it is where devices differ."""
+    model = with_adapters(saved(tmp_path, "qwen3_moe"), device_map={"": "cpu"})
     assert any(isinstance(p, PackedTensor) for p in model.parameters())
-    losses = steps(model, slice(None))
-    assert losses[2] < losses[0]
+    want = steps(model, slice(None))
+    assert want[2] < want[0]
+    if is_by_layer:
+        model = with_adapters(tmp_path / "qwen3_moe")
+        parts = ("embed_tokens", "rotary_emb", "layers.0", "layers.1", "norm")
+        places = {f"model.{part}": "cpu" for part in parts} | {"lm_head": "cpu"}
+        dispatch_model(model.base_model.model, places, main_device="cpu", force_hooks=True)
+        assert all(hasattr(module, "_hf_hook") for module in experts(model))
+        assert steps(model, slice(None)) == want
+
+
+def test_offload(tmp_path: Path) -> None:
+    """Experts whose codes accelerate moves in for each call; the others' parameters stay."""
+    model = load(saved(tmp_path, "qwen3_moe"))
+    want = model(tokens()).logits
+    for module in experts(model):
+        cpu_offload(module, execution_device=torch.device("cpu"))
+    for _ in range(2):
+        held = [p for module in experts(model) for p in module.parameters()]
+        assert all(isinstance(p, nn.Parameter) and p.device.type == "meta" for p in held)
+        assert torch.equal(model(tokens()).logits, want)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from models import DEVICES, tokens
-from packed_models import SIZES, WIDE, dense_twin, draw_mxfp4, experts, load, saved
+from packed_models import SIZES, STACKS, WIDE, dense_twin, draw_mxfp4, experts, load, saved
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from peft.tuners.lora.layer import ParamWrapper
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -213,6 +213,44 @@ def test_compiled_without_adapters(tmp_path: Path) -> None:
         experts_only.down_proj.parts[".absmax"].add_(1)
         with pytest.raises(RuntimeError, match="compile again"):
             compiled(*given)
+
+
+def drawn_by_name(model: Any) -> Any:
+    """Factors that depend on the parameter alone, not on the nesting of its wrapper."""
+    for module in model.modules():
+        if isinstance(module, ParamWrapper):
+            for seed, held in enumerate((module.lora_A, module.lora_B)):
+                generator = torch.Generator().manual_seed(2 * len(module.parameter_name) + seed)
+                weight = held["default"].weight
+                drawn = 0.1 * torch.randn(weight.shape, generator=generator)
+                weight.data = drawn.to(weight.device)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parametrised_experts(family: str, tmp_path: Path) -> None:
+    """What bitsandbytes' replace_parameter_4bit makes, around which PEFT nests its wrappers the
+    other way round, trains as experts that are packed on load."""
+    from bitsandbytes.nn.parametrize import replace_parameter_4bit
+
+    place = saved(tmp_path, family, torch.float32)
+    packed = load(place, torch.float32)
+    other = load(place, torch.float32, llm_int8_skip_modules=["experts", "lm_head"])
+    names = [f"{path}.{name}" for path, module in packed.named_modules()
+             if hasattr(module, "_apply_gate") for name in STACKS]
+    for module in experts(other):
+        for name in STACKS:
+            replace_parameter_4bit(module, name, compress_statistics=True, quant_type="nf4")
+    moec.transformers.enable(other)
+    found, nestings = [], []
+    for model in (packed, other):
+        made = drawn_by_name(get_peft_model(model, LoraConfig(
+            r=4, lora_alpha=8, target_modules=[], target_parameters=names)))
+        nestings.append([module.parameter_name for module in made.modules()
+                         if isinstance(module, ParamWrapper)])
+        found.append(train(made)[0])
+    assert found[1] == pytest.approx(found[0], rel=1e-6) and found[0][0] > found[0][2]
+    assert nestings[0] == nestings[1][::-1]  # so that there is something to get wrong
 
 
 def test_adapters_are_chosen(tmp_path: Path) -> None:

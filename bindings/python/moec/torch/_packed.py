@@ -60,8 +60,13 @@ class PackedTensor(Tensor):
 
     @staticmethod
     def __new__(
-        cls, parts: Mapping[str, Tensor], store: Store, shape: tuple[int, ...], dtype: torch.dtype,
+        cls, parts: Mapping[str, Tensor] | PackedTensor, store: Store | None = None,
+        shape: tuple[int, ...] = (), dtype: torch.dtype | None = None,
+        requires_grad: bool = False,
     ) -> PackedTensor:
+        if isinstance(parts, PackedTensor):  # accelerate makes a parameter of its class
+            return nn.Parameter(parts.detach(), requires_grad)  # type: ignore[return-value]
+        assert store is not None
         device = next(iter(parts.values())).device
         new: Any = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
         made: PackedTensor = new(cls, tuple(shape), dtype=dtype, device=device)
