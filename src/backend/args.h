@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One plain struct per backend operation. Everything here is already validated by src/layer: shapes
-// agree, descriptors have their defaults filled in, required arrays are present. An absent optional
-// array has data == nullptr. All arrays are compact and row-major; pointers are element-aligned.
+// One plain struct per operation of a backend; Operation (backend.h) lists them. Everything here is
+// already validated by src/layer: shapes agree, descriptors have their defaults filled in, required
+// arrays are present. An absent optional array has data == nullptr. All arrays are compact and
+// row-major; pointers are element-aligned.
 //
 // T num_tokens, H hidden, I inter, E num_experts, Z num_zero, K top_k, P rows of the plan.
 #pragma once
@@ -89,6 +90,7 @@ class RankSums {  // replaces values by their sums over all ranks, in rank order
   ~RankSums() = default;
 };
 struct LossArgs {
+  bool backward;
   uint32_t kind, score;
   int32_t num_experts, top_k;
   float coefficient;
@@ -120,6 +122,15 @@ struct PlanSource {
   const float* scores;           // [T,E] expert choice
   const uint8_t* token_mask;     // [T] expert choice, optional
   bool check;                    // MOEC_CONTEXT_CHECK_INPUTS
+};
+struct PlanArgs {
+  const PlanSource* source;
+  const PlanView* plan;  // out
+};
+struct MapArgs {  // fields 11 and 12 of moec_plan_field
+  const PlanView* plan;
+  int32_t field;
+  int32_t* to;  // every entry is written
 };
 
 // ---------------------------------------------------------------- rows

@@ -1,29 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a device must be able to do. One object per context. Arguments are validated by src/layer; a
-// backend refuses what it lacks by throwing Error{MOEC_E_UNSUPPORTED} from a check_* function, with
-// a text that says what it has. Functions are const and may be called from many threads at once.
-// Work is queued on `stream`; only synchronize() waits, and copy_to_host(), which calls it.
+// What a device must be able to do. One object per context. Arguments are validated by src/layer;
+// what a backend lacks it refuses with Error{MOEC_E_UNSUPPORTED} and a text that says what it has.
+// Functions are const and may be called from many threads at once. Work is queued on `stream`; only
+// synchronize() waits, and copy_to_host(), which calls it.
 #pragma once
 
+#include <concepts>
 #include <memory>
-#include <string>
+#include <variant>
 
 #include "backend/args.h"
+#include "backend/host_services.h"
 #include "backend/program.h"
 #include "core/error.h"
 
 namespace moec {
 
 class PeerDevice;     // peer_device.h
+class WeightPacking;  // weight_packing.h
 struct QuantiseArgs;  // quantise_args.h
 struct RankStep;      // rank_steps.h
 
-struct HostServices {  // what the library gives a backend; outlives it
-  void* self;
-  // Scratch of the context: grow-only, cached, safe from many threads; freed in stream order.
-  void* (*acquire)(void* self, uint64_t bytes, moec_stream stream);
-  void (*release)(void* self, void* pointer);
-  void (*count_launch)(void* self, uint64_t kernels, uint64_t flops);
+// What run() queues: any of these records, which the call reads and does not keep. Each backend has
+// a function for each.
+class Operation {
+ public:
+  using Record =
+      std::variant<const GateArgs*, const GateGradArgs*, const RouteArgs*, const RouteGradArgs*,
+                   const BiasUpdateArgs*, const LossArgs*, const PlanArgs*, const MapArgs*,
+                   const PermuteArgs*, const UnpermuteArgs*, const PermuteGradArgs*,
+                   const UnpermuteGradArgs*, const ValuesArgs*, const MergeArgs*,
+                   const QuantiseArgs*>;
+  template <class Args>
+    requires std::constructible_from<Record, const Args*>
+  Operation(const Args& args) : record_(&args) {}
+  template <class Function>
+  void visit(const Function& function) const {
+    std::visit([&](const auto* args) { function(*args); }, record_);
+  }
+
+ private:
+  Record record_;
 };
 
 struct BackendOptions {
@@ -42,8 +59,6 @@ class Backend {
   virtual int32_t device_type() const = 0;  // moec_device_type
   virtual void device_info(moec_device_info& info) const = 0;
   virtual void set_host(const HostServices& host) = 0;
-  // Throw E_UNSUPPORTED for a legal description that has no kernel here.
-  virtual void check_router(const moec_router_desc& desc) const = 0;
 
   // ---- memory and time
   // kShared: memory of the host that kernels reach at the same address. Throws E_OUT_OF_MEMORY.
@@ -70,64 +85,25 @@ class Backend {
   // have it now (cudaStreamPerThread). 0: `stream` is captured, and its id cannot be known.
   virtual uint64_t stream_id(moec_stream stream) const = 0;
 
-  // ---- routing
+  // ---- operations
+  virtual void run(const Operation& operation, moec_stream stream) const = 0;
+  // Opens what a router's calls need, so that none of them does while a stream is captured.
+  virtual void prepare_router(const moec_router_desc& desc) const = 0;
   // Most scratch that one gate or route call (either direction) acquires for T tokens; a caller
   // that has as much at hand for it keeps the call from allocating.
-  virtual moec_size router_scratch(const moec_router_desc&, int64_t) const { return {0, 0}; }
-  virtual void gate_forward(const GateArgs& args, moec_stream stream) const = 0;
-  virtual void gate_backward(const GateGradArgs& args, moec_stream stream) const = 0;
-  virtual void route_forward(const RouteArgs& args, moec_stream stream) const = 0;
-  virtual void route_backward(const RouteGradArgs& args, moec_stream stream) const = 0;
-  virtual void bias_update(const BiasUpdateArgs& args, moec_stream stream) const = 0;
-  virtual void loss_forward(const LossArgs& args, moec_stream stream) const = 0;
-  virtual void loss_backward(const LossArgs& args, moec_stream stream) const = 0;
+  virtual moec_size router_scratch(const moec_router_desc& desc, int64_t hidden) const = 0;
   // Bytes of PlanView::scratch for T tokens, whatever desc.max_tokens.
   virtual moec_size plan_scratch(const moec_plan_desc& desc) const = 0;
-  virtual void build_plan(const PlanSource& source, const PlanView& plan, moec_stream s) const = 0;
-  // Fields 11 and 12 of moec_plan_field (i32); every entry of `to` is written.
-  virtual void export_map(const PlanView& plan, int32_t field, int32_t* to,
-                          moec_stream s) const = 0;
-
-  // ---- rows
-  virtual void permute(const PermuteArgs& args, moec_stream stream) const = 0;
-  virtual void unpermute(const UnpermuteArgs& args, moec_stream stream) const = 0;
-  virtual void permute_backward(const PermuteGradArgs& args, moec_stream stream) const = 0;
-  virtual void unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const = 0;
-
-  // What a rank does between the collectives of an ep.
-  virtual void between_ranks(const RankStep& step, moec_stream stream) const = 0;
-  virtual const PeerDevice& peers() const = 0;
 
   // ---- experts
   // The ways to run the experts, best first: the first that takes a call runs it.
   virtual ExpertsPaths experts_paths() const = 0;
+  virtual const WeightPacking* packing() const = 0;  // null: weights are read as they are bound
 
-  // ---- packed weights
-  struct PackedForm {
-    uint64_t bytes = 0;        // 0 = there is none
-    std::string format;        // names layout, type and instruction set
-    bool needs_source = true;  // forward and backward read the source all the same
-  };
-  virtual PackedForm packed_form(const WeightsView& weights) const = 0;
-  virtual void pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
-                            moec_stream stream) const = 0;
-  // How weights are read once `packed` holds their copy.
-  virtual WeightsView packed_view(const WeightsView& weights, const void* packed,
-                                  uint64_t /*bytes*/) const {
-    WeightsView view = weights;
-    view.packed = packed;
-    return view;
-  }
-  // The tensors of such weights to those of `to`, bound like them.
-  virtual void unpack_weights(const WeightsView&, const WeightsView& /*to*/, moec_stream) const {
-    MOEC_FAIL(MOEC_E_UNSUPPORTED, "weights have no packed form on %s", name());
-  }
-  // Of bound weights.
-  virtual void weight_values(const ValuesArgs& args, moec_stream stream) const = 0;
-  virtual void merge_factors(const MergeArgs& args, moec_stream stream) const = 0;
-
-  // ---- codes and scales from values
-  virtual void quantise(const QuantiseArgs& args, moec_stream stream) const = 0;
+  // ---- ranks
+  // What a rank does between the collectives of an ep.
+  virtual void between_ranks(const RankStep& step, moec_stream stream) const = 0;
+  virtual const PeerDevice& peers() const = 0;
 };
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of Backend::quantise, apart from those of args.h, since few files need them.
+// The arguments of quantising, apart from those of args.h, since few files need them.
 #pragma once
 
 #include "quant/quantise.h"

@@ -91,8 +91,9 @@ void Adapters::merge(const Weights& weights, float sign, moec_stream stream) con
   check.finish();
   for (const auto& row : rows)
     if (has_part(row.list, row.part))
-      context_->backend().merge_factors(
-          {&row.matrix, row.n, row.k, desc_.num_experts, &row.list, row.part, sign}, stream);
+      context_->backend().run(
+          MergeArgs{&row.matrix, row.n, row.k, desc_.num_experts, &row.list, row.part, sign},
+          stream);
 }
 
 void Adapters::merge_copy(const Weights& weights, uint32_t matrix, const moec_tensor& values,
@@ -130,10 +131,10 @@ void Adapters::merge_copy(const Weights& weights, uint32_t matrix, const moec_te
     const Weights::Form::Part& part = form.parts[i];
     const ExpertMatrix to = form.plain(part, out.data, out.dtype);
     for (int32_t e = 0; e < desc_.num_experts; ++e)
-      context_->backend().weight_values({part.from, e, part.rows, form.k, to.expert(e)}, stream);
+      context_->backend().run(ValuesArgs{part.from, e, part.rows, form.k, to.expert(e)}, stream);
     if (has_part(list, part.is_up))
-      context_->backend().merge_factors(
-          {&to, part.rows, form.k, desc_.num_experts, &list, part.is_up, 1}, stream);
+      context_->backend().run(
+          MergeArgs{&to, part.rows, form.k, desc_.num_experts, &list, part.is_up, 1}, stream);
   }
   if (made) made->run(*context_, memory, stream);
 }

@@ -117,10 +117,9 @@ void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& fo
   route.expert_ids = {kept.expert_ids, MOEC_I32};
   route.d_routing_weights = experts.d_routing_weights;
   route.d_logits = memory.d_logits;
-  backend.route_backward(route, stream);
+  backend.run(route, stream);
   gate.d_logits = memory.d_logits;
-  if (gate.d_x || gate.d_weight || gate.d_bias || gate.d_input_scale)
-    backend.gate_backward(gate, stream);
+  if (gate.d_x || gate.d_weight || gate.d_bias || gate.d_input_scale) backend.run(gate, stream);
 }
 
 }  // namespace moec

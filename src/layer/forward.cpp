@@ -55,11 +55,11 @@ void Layer::forward(const moec_layer_args& args, const LayerWeights& weights,
                              wide ? wide : bytes_for(router_scratch_, T));
     in.gate.logits = kept.logits;
     if (kept.x_jittered) in.gate.x_jittered = experts.x = {kept.x_jittered, desc.dtype};
-    backend.gate_forward(in.gate, stream);
+    backend.run(in.gate, stream);
     in.route.logits = {kept.logits, MOEC_F32};
     in.route.expert_ids = kept.expert_ids;
     in.route.routing_weights = kept.routing_weights;
-    backend.route_forward(in.route, stream);
+    backend.run(in.route, stream);
   }
   if (!parted_) build_plan(plan, kept, stream);
   {

@@ -238,7 +238,7 @@ void Layer::build_plan(const PlanView& plan, const Kept& kept, moec_stream strea
   source.expert_ids = {kept.expert_ids, MOEC_I32};
   source.routing_weights = kept.routing_weights;
   const Context::Timer timer(*context_, Phase::kPlan);
-  context_->backend().build_plan(source, plan, stream);
+  context_->backend().run(PlanArgs{&source, &plan}, stream);
 }
 
 std::string Layer::describe(const Weights& weights, int64_t num_tokens) const {

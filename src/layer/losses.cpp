@@ -47,6 +47,7 @@ class LossCall {
     MOEC_REQUIRE(!backward || args.d_logits, MOEC_E_INVALID_ARG,
                  "args.d_logits is NULL; backward writes there");
     checked_rows("tokens of all layers", count_ * T);
+    loss.backward = backward;
     loss.kind = args.kind;
     loss.score = args.score;
     checked_rows("E", E);
@@ -129,11 +130,10 @@ class LossSums final : public RankSums {
   const Workspace scratch_;
 };
 
-// Runs `queue` with sums over the ranks of `comm`, or without.
-template <class Queue>
+// With sums over the ranks of `comm`, or without.
 void run_loss(const Context& context, const moec_loss_args& args, Comm* comm, bool backward,
-              moec_stream stream, const Queue& queue) {
-  if (!comm) return queue(LossCall(context, args, backward).loss);
+              moec_stream stream) {
+  if (!comm) return context.backend().run(LossCall(context, args, backward).loss, stream);
   ep::Communicator& transport = comm->transport();
   transport.require_well();
   MOEC_REQUIRE(&comm->context() == &context, MOEC_E_INVALID_ARG,
@@ -154,7 +154,7 @@ void run_loss(const Context& context, const moec_loss_args& args, Comm* comm, bo
         {"args.seq_len", loss.seq_len},
         {"the bits of args.coefficient", std::bit_cast<int32_t>(loss.coefficient)}};
     if (!transport.queues()) transport.meet(ep::Call::kLoss, facts);
-    transport.in_step([&] { queue(loss); });
+    transport.in_step([&] { context.backend().run(loss, stream); });
   });
 }
 
@@ -162,14 +162,12 @@ void run_loss(const Context& context, const moec_loss_args& args, Comm* comm, bo
 
 void loss_forward(const Context& context, const moec_loss_args& args, Comm* comm,
                   moec_stream stream) {
-  run_loss(context, args, comm, false, stream,
-           [&](const LossArgs& loss) { context.backend().loss_forward(loss, stream); });
+  run_loss(context, args, comm, false, stream);
 }
 
 void loss_backward(const Context& context, const moec_loss_args& args, Comm* comm,
                    moec_stream stream) {
-  run_loss(context, args, comm, true, stream,
-           [&](const LossArgs& loss) { context.backend().loss_backward(loss, stream); });
+  run_loss(context, args, comm, true, stream);
 }
 
 }  // namespace moec

@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "backend/weight_packing.h"
 #include "core/checksum.h"
 #include "core/dtype.h"
 #include "layer/weights.h"
@@ -226,8 +227,7 @@ void Weights::save_sync(const char* path) const {
     payload = copy.data();
   }
   char page[kHeaderBytes] = {};
-  Header header =
-      header_of(desc_, bound_.view, context_->backend().packed_form(bound_.view).format);
+  Header header = header_of(desc_, bound_.view, packing().format(bound_.view));
   header.payload_bytes = bytes;
   header.payload_checksum = checksum(payload, bytes);
   header.header_checksum = checksum(&header, offsetof(Header, header_checksum));
@@ -241,6 +241,7 @@ void Weights::save_sync(const char* path) const {
 void Weights::map_sync(const char* path) {
   check_path(path);
   require_frozen();
+  const WeightPacking& packing = this->packing();
   const File file(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
   Mapping mapping(file);
   const Header header = read_header(mapping);
@@ -248,11 +249,10 @@ void Weights::map_sync(const char* path) {
   const WeightsView view = bound ? source_
                                  : unbound_view(desc_, header.biases & kGateBias,
                                                 header.biases & kUpBias, header.biases & kDownBias);
-  const Backend::PackedForm form = context_->backend().packed_form(view);
-  Header expected = header_of(desc_, view, form.format);
+  Header expected = header_of(desc_, view, packing.format(view));
   // Codes say in the copy how they lie.
   const bool coded = desc_.gate_up_scheme || desc_.down_scheme;
-  expected.payload_bytes = coded ? header.payload_bytes : form.bytes;
+  expected.payload_bytes = coded ? header.payload_bytes : packing.bytes(view);
   expected.payload_checksum = header.payload_checksum;
   expected.header_checksum = header.header_checksum;
   MOEC_REQUIRE(header.biases == expected.biases && header.bias_dtype == expected.bias_dtype &&
@@ -267,9 +267,6 @@ void Weights::map_sync(const char* path) {
                static_cast<long long>(header.inter), header.format, expected.num_experts,
                static_cast<long long>(expected.hidden), static_cast<long long>(expected.inter),
                expected.format);
-  MOEC_REQUIRE(bound || !form.needs_source, MOEC_E_INVALID_STATE,
-               "packed weights on %s still read their source; call moec_weights_bind before",
-               context_->backend().name());
   Packed packed;
   if (context_->on_host()) {
     packed = {Owner::kFile, static_cast<char*>(mapping.data()) + kHeaderBytes, mapping.data(),

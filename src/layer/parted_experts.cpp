@@ -152,7 +152,7 @@ PlanView PartedExperts::plan_guests(const ep::Guests& guests, const Memory& memo
   source.expert_ids = {guests.ids, MOEC_I32};
   source.routing_weights = guests.weights;
   const Context::Timer timer(*context_, Phase::kPlan);
-  context_->backend().build_plan(source, plan, stream);
+  context_->backend().run(PlanArgs{&source, &plan}, stream);
   return plan;
 }
 
@@ -170,7 +170,7 @@ PlanView PartedExperts::plan_home(const Routing& routing, moec_stream stream) co
   PlanSource source = {};
   source.expert_ids = {plan.expert_ids, MOEC_I32};
   source.routing_weights = routing.weights;
-  context_->backend().build_plan(source, plan, stream);
+  context_->backend().run(PlanArgs{&source, &plan}, stream);
   return plan;
 }
 

@@ -93,7 +93,7 @@ void Plan::adopt(const PlanView& plan) {
 void Plan::build(const PlanSource& source, const PlanView& plan, moec_stream stream) {
   const Context::Timer timer(*context_, Phase::kPlan);
   built_ = false;
-  context_->backend().build_plan(source, plan, stream);
+  context_->backend().run(PlanArgs{&source, &plan}, stream);
   adopt(plan);
 }
 
@@ -150,7 +150,7 @@ void Plan::from_logits(const Router& router, const moec_route_args& args, moec_s
   {
     const Context::Timer timer(*context_, Phase::kRoute);
     const ScratchScope scope(*context_, workspace.extra(), bytes_of_route);
-    backend.route_forward(route, stream);
+    backend.run(route, stream);
   }
   const uint64_t bytes = uint64_t(T * K) * 4;
   if (ids) backend.copy(ids.data, plan.expert_ids, bytes, stream);
@@ -270,7 +270,7 @@ void Plan::export_field(int32_t id, const moec_tensor& dst, moec_stream stream) 
   const Workspace narrow(*context_, {}, 0, stream, wide && !field.data ? bytes : 0);
   void* const direct = wide ? narrow.extra() : to.data;
   if (!field.data)
-    backend.export_map(plan, id, static_cast<int32_t*>(direct), stream);
+    backend.run(MapArgs{&plan, id, static_cast<int32_t*>(direct)}, stream);
   else if (!wide)
     backend.copy(direct, field.data, bytes, stream);
   if (!wide) return;

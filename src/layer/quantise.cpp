@@ -287,7 +287,7 @@ void Quantisation::run(const Context& context, const Memory& memory, moec_stream
     view.zeros = const_cast<int8_t*>(own.packed_zeros.zeros);
     own.packed_zeros.words = static_cast<int32_t*>(memory.zeros);
   }
-  context.backend().quantise(own, stream);
+  context.backend().run(own, stream);
   if (!memory.codebook) return;
   std::array<float, 16> values;
   for (int code = 0; code < 16; ++code)

@@ -118,7 +118,7 @@ struct Router::Scratch {
 
 Router::Router(const Context& context, const moec_router_desc& desc)
     : Object(kKind), context_(context), desc_(with_defaults(desc)) {
-  context.backend().check_router(desc_);
+  context.backend().prepare_router(desc_);
 }
 
 void Router::check_gate_weights(const moec_tensor& weight, const moec_tensor& bias,
@@ -188,7 +188,7 @@ void Router::gate_forward(const moec_gate_args& args, moec_stream stream) const 
   check.finish();
   const Scratch scratch(*this, T, gate.hidden, stream);
   const Context::Timer timer(*context_, Phase::kRoute);
-  context_->backend().gate_forward(gate, stream);
+  context_->backend().run(gate, stream);
 }
 
 void Router::gate_backward(const moec_gate_grad_args& args, moec_stream stream) const {
@@ -212,7 +212,7 @@ void Router::gate_backward(const moec_gate_grad_args& args, moec_stream stream) 
   check.finish();
   const Scratch scratch(*this, T, gate.hidden, stream);
   const Context::Timer timer(*context_, Phase::kRoute);
-  context_->backend().gate_backward(gate, stream);
+  context_->backend().run(gate, stream);
 }
 
 void Router::check_route_inputs(const moec_route_args& args, int64_t T, TensorCheck& check,
@@ -259,7 +259,7 @@ void Router::route_forward(const moec_route_args& args, moec_stream stream) cons
   check.finish();
   const Scratch scratch(*this, T, 0, stream);
   const Context::Timer timer(*context_, Phase::kRoute);
-  context_->backend().route_forward(route, stream);
+  context_->backend().run(route, stream);
 }
 
 void Router::route_backward(const moec_route_grad_args& args, moec_stream stream) const {
@@ -285,7 +285,7 @@ void Router::route_backward(const moec_route_grad_args& args, moec_stream stream
   check.finish();
   const Scratch scratch(*this, T, 0, stream);
   const Context::Timer timer(*context_, Phase::kRoute);
-  context_->backend().route_backward(route, stream);
+  context_->backend().run(route, stream);
 }
 
 void Router::bias_update(const moec_tensor& counts, float rate, const moec_tensor& bias,
@@ -300,7 +300,7 @@ void Router::bias_update(const moec_tensor& counts, float rate, const moec_tenso
   update.rate = rate;
   update.bias = static_cast<float*>(check.out("bias", bias, {N}, kFloat).data);
   check.finish();
-  context_->backend().bias_update(update, stream);
+  context_->backend().run(update, stream);
 }
 
 }  // namespace moec

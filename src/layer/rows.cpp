@@ -59,7 +59,7 @@ void permute(const Context& context, const Plan& plan, const moec_permute_args& 
       static_cast<float*>(check.optional_out("row_weight", args.row_weight, {P}, kFloat).data);
   plan.check_memory(check);
   check.finish();
-  context.backend().permute(rows, stream);
+  context.backend().run(rows, stream);
 }
 
 void unpermute(const Context& context, const Plan& plan, const moec_unpermute_args& args,
@@ -83,7 +83,7 @@ void unpermute(const Context& context, const Plan& plan, const moec_unpermute_ar
   check.may_be_same("y", "residual");
   check.finish();
   const Context::Timer timer(context, Phase::kCombine);
-  context.backend().unpermute(rows, stream);
+  context.backend().run(rows, stream);
 }
 
 void permute_backward(const Context& context, const Plan& plan, const moec_permute_grad_args& args,
@@ -108,7 +108,7 @@ void permute_backward(const Context& context, const Plan& plan, const moec_permu
       check.optional_out("d_routing_weights", args.d_routing_weights, {T, K}, kFloat).data);
   plan.check_memory(check);
   check.finish();
-  context.backend().permute_backward(rows, stream);
+  context.backend().run(rows, stream);
 }
 
 void unpermute_backward(const Context& context, const Plan& plan,
@@ -137,7 +137,7 @@ void unpermute_backward(const Context& context, const Plan& plan,
       check.optional_out("d_routing_weights", args.d_routing_weights, {T, K}, kFloat).data);
   plan.check_memory(check);
   check.finish();
-  context.backend().unpermute_backward(rows, stream);
+  context.backend().run(rows, stream);
 }
 
 }  // namespace moec

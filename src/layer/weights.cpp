@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "backend/weight_packing.h"
 #include "core/dtype.h"
 #include "core/workspace.h"
 
@@ -42,10 +43,19 @@ void Weights::bind(const moec_weight_set& set) {
   bound_once_ = true;
 }
 
+const WeightPacking& Weights::packing() const {
+  const WeightPacking* const packing = context_->backend().packing();
+  MOEC_REQUIRE(packing, MOEC_E_UNSUPPORTED,
+               "weights have no packed form on %s; use them as they are bound",
+               context_->backend().name());
+  return *packing;
+}
+
 uint64_t Weights::packed_bytes() const {
+  const WeightPacking* const packing = context_->backend().packing();
+  if (!packing) return 0;
   // Of plain weights the same whatever is bound: biases have their place even where there are none.
-  const WeightsView view = bound_once_ ? bound_.view : unbound_view(desc_, false, false, false);
-  return context_->backend().packed_form(view).bytes;
+  return packing->bytes(bound_once_ ? bound_.view : unbound_view(desc_, false, false, false));
 }
 
 void Weights::query(moec_weights_info& out) const {
@@ -55,9 +65,9 @@ void Weights::query(moec_weights_info& out) const {
   out.is_bound = bound_once_ && bound_.view.source_present;
   out.is_packed = is_packed();
   out.is_frozen = frozen;
-  out.needs_source = !bound_once_ || context_->backend().packed_form(bound_.view).needs_source;
+  out.needs_source = !bound_once_ || !context_->backend().packing();
   if (!is_packed()) return;
-  const std::string format = context_->backend().packed_form(bound_.view).format;
+  const std::string format = packing().format(bound_.view);
   std::snprintf(out.packed_format, sizeof out.packed_format, "%s", format.c_str());
 }
 
@@ -70,8 +80,7 @@ void Weights::require_frozen() const {
 void Weights::adopt(const Packed& packed, const WeightsView& source) {
   const uint64_t before =
       uint64_t(static_cast<char*>(packed.data) - static_cast<char*>(packed.block));
-  const WeightsView view =
-      context_->backend().packed_view(source, packed.data, packed.bytes - before);
+  const WeightsView view = packing().view(source, packed.data, packed.bytes - before);
   drop_packed();
   packed_ = packed;
   source_ = source;
@@ -113,7 +122,7 @@ void Weights::pack(const moec_buffer* memory, moec_stream stream) {
   packed.block = memory ? memory->ptr : own->data();
   const uint64_t start = round_up(reinterpret_cast<uintptr_t>(packed.block), kCacheLine);
   packed.data = reinterpret_cast<void*>(start);
-  context_->backend().pack_weights(source, packed.data, 0, desc_.num_experts, stream);
+  packing().pack(source, packed.data, 0, desc_.num_experts, stream);
   if (own) own->release();
   adopt(packed, source);
 }
@@ -126,15 +135,13 @@ void Weights::refresh(int32_t first, int32_t count, moec_stream stream) {
                "the source of the weights was released; call moec_weights_bind and pack again");
   check_range("first", first, 0, desc_.num_experts);
   check_range("count", count, 0, desc_.num_experts - first);
-  context_->backend().pack_weights(source_, packed_.data, first, count, stream);
+  packing().pack(source_, packed_.data, first, count, stream);
 }
 
 void Weights::release_source() {
+  (void)packing();  // or E_UNSUPPORTED
   MOEC_REQUIRE(is_packed(), MOEC_E_INVALID_STATE,
                "weights have no packed copy; call moec_weights_pack before");
-  MOEC_REQUIRE(!context_->backend().packed_form(bound_.view).needs_source, MOEC_E_UNSUPPORTED,
-               "packed weights on %s still read their source; keep it (needs_source is 1)",
-               context_->backend().name());
   bound_.view.source_present = source_.source_present = false;
   bound_.memory.count = 0;
 }
@@ -158,7 +165,7 @@ void Weights::unpack(const moec_weight_set& to, moec_stream stream) const {
   check.set_out(out.memory);
   check.memory_in("packed weights", packed_.block, packed_.bytes);
   check.finish();
-  context_->backend().unpack_weights(bound_.view, out.view, stream);
+  packing().unpack(bound_.view, out.view, stream);
 }
 
 Weights::Form Weights::form(uint32_t matrix) const {
@@ -207,7 +214,7 @@ void Weights::dequantise(uint32_t matrix, int32_t expert, const moec_tensor& to,
   for (int32_t i = 0; i < form.count; ++i) {
     const Form::Part& part = form.parts[i];
     const MatrixView place = form.plain(part, out.data, out.dtype).expert(0);
-    context_->backend().weight_values({part.from, expert, part.rows, form.k, place}, stream);
+    context_->backend().run(ValuesArgs{part.from, expert, part.rows, form.k, place}, stream);
   }
 }
 

@@ -64,7 +64,8 @@ class Weights final : public Object {
     uint64_t bytes = 0;     // of the block
   };
   bool is_packed() const { return packed_.owner != Owner::kNone; }
-  uint64_t packed_bytes() const;  // without the bytes that aligning may cost
+  const WeightPacking& packing() const;  // E_UNSUPPORTED: the device has none
+  uint64_t packed_bytes() const;         // without the bytes that aligning may cost
   void require_frozen() const;
   void adopt(const Packed& packed, const WeightsView& source);
   void drop_packed() noexcept;

@@ -7,6 +7,7 @@
 
 #include <memory>
 
+#include "backend/cpu/packing.h"
 #include "oracle/moe_oracle.h"
 #include "support/compare.h"
 #include "support/guard.h"
@@ -153,9 +154,10 @@ struct BoundMlp {
   }
   // Packed, and then nothing else to read.
   void pack(const cpu::Device& device) {
-    packed.assign(cpu::packed_bytes(view) + kCacheLine, kPoison);
+    const cpu::CpuPacking packing(device.pool);
+    packed.assign(packing.bytes(view) + kCacheLine, kPoison);
     void* const start = reinterpret_cast<void*>(round_up(uint64_t(packed.data()), kCacheLine));
-    cpu::pack_weights(device, view, start, 0, view.num_experts);
+    packing.pack(view, start, 0, view.num_experts, nullptr);
     view.packed = start;
     view.source_present = false;
     for (ExpertMatrix* m : {&view.gate, &view.up, &view.down})

@@ -56,15 +56,16 @@ TEST(ExpertsDescribe, GradientsOfWeightsMultiplyActivations) {
 TEST(ExpertsPack, ExactAndRefreshable) {
   for (const moec_dtype dtype : {MOEC_F32, MOEC_BF16}) {
     ExpertsProblem problem({.hidden = 33, .inter = 31, .dtype = dtype, .bias = true});
-    const CpuDevice device;
+    const ThreadPool pool(2);
     WeightsView& view = problem.experts.view;
-    const GuardedBuffer memory(cpu::packed_bytes(view), GuardedBuffer::Side::kStart);
-    cpu::pack_weights(device, view, memory.data(), 0, view.num_experts);
+    const cpu::CpuPacking packing(pool);
+    const GuardedBuffer memory(packing.bytes(view), GuardedBuffer::Side::kStart);
+    packing.pack(view, memory.data(), 0, view.num_experts, nullptr);
     EXPECT_TRUE(memory.slack_is_untouched());
     const auto* const bytes = memory.data<uint8_t>();
     const std::vector<uint8_t> before(bytes, bytes + memory.size());
     problem.experts.fill(1);
-    cpu::pack_weights(device, view, memory.data(), 2, 3);
+    packing.pack(view, memory.data(), 2, 3, nullptr);
     const size_t each = memory.size() / size_t(view.num_experts);
     for (size_t e = 0; e < size_t(view.num_experts); ++e) {
       const bool same = std::equal(bytes + e * each, bytes + (e + 1) * each, &before[e * each]);

@@ -10,6 +10,8 @@
 #include <new>
 
 #include "backend/cpu/isa.h"
+#include "backend/quantise_args.h"
+#include "backend/rank_steps.h"
 #include "core/workspace.h"
 
 namespace moec {
@@ -82,80 +84,44 @@ void CpuBackend::zero(void* to, uint64_t bytes, moec_stream) const {
   if (bytes) std::memset(to, 0, bytes);
 }
 
-void CpuBackend::gate_forward(const GateArgs& args, moec_stream) const {
-  cpu::gate_forward(device(), args);
+namespace {
+
+struct Run {
+  const Device device;
+  void operator()(const GateArgs& args) const { gate_forward(device, args); }
+  void operator()(const GateGradArgs& args) const { gate_backward(device, args); }
+  void operator()(const RouteArgs& args) const { route_forward(device, args); }
+  void operator()(const RouteGradArgs& args) const { route_backward(device, args); }
+  void operator()(const BiasUpdateArgs& args) const { bias_update(device, args); }
+  void operator()(const LossArgs& args) const {
+    args.backward ? loss_backward(device, args) : loss_forward(device, args);
+  }
+  void operator()(const PlanArgs& args) const { build_plan(device, *args.source, *args.plan); }
+  void operator()(const MapArgs& args) const {
+    export_map(device, *args.plan, args.field, args.to);
+  }
+  void operator()(const PermuteArgs& args) const { permute(device, args); }
+  void operator()(const UnpermuteArgs& args) const { unpermute(device, args); }
+  void operator()(const PermuteGradArgs& args) const { permute_backward(device, args); }
+  void operator()(const UnpermuteGradArgs& args) const { unpermute_backward(device, args); }
+  void operator()(const ValuesArgs& args) const { weight_values(device, args); }
+  void operator()(const MergeArgs& args) const { merge_factors(device.pool, args); }
+  void operator()(const QuantiseArgs& args) const { quantise(device, args); }
+};
+
+}  // namespace
+
+void CpuBackend::run(const Operation& operation, moec_stream) const {
+  operation.visit(Run{device()});
 }
-void CpuBackend::gate_backward(const GateGradArgs& args, moec_stream) const {
-  cpu::gate_backward(device(), args);
-}
-void CpuBackend::route_forward(const RouteArgs& args, moec_stream) const {
-  cpu::route_forward(device(), args);
-}
-void CpuBackend::route_backward(const RouteGradArgs& args, moec_stream) const {
-  cpu::route_backward(device(), args);
-}
-void CpuBackend::bias_update(const BiasUpdateArgs& args, moec_stream) const {
-  cpu::bias_update(device(), args);
-}
-void CpuBackend::loss_forward(const LossArgs& args, moec_stream) const {
-  cpu::loss_forward(device(), args);
-}
-void CpuBackend::loss_backward(const LossArgs& args, moec_stream) const {
-  cpu::loss_backward(device(), args);
+moec_size CpuBackend::router_scratch(const moec_router_desc& desc, int64_t hidden) const {
+  return cpu::router_scratch(device(), desc, hidden);
 }
 moec_size CpuBackend::plan_scratch(const moec_plan_desc& desc) const {
   return cpu::plan_scratch(device(), desc);
 }
-void CpuBackend::build_plan(const PlanSource& source, const PlanView& plan, moec_stream) const {
-  cpu::build_plan(device(), source, plan);
-}
-void CpuBackend::export_map(const PlanView& plan, int32_t field, int32_t* to, moec_stream) const {
-  cpu::export_map(device(), plan, field, to);
-}
-
-void CpuBackend::permute(const PermuteArgs& args, moec_stream) const {
-  cpu::permute(device(), args);
-}
-void CpuBackend::unpermute(const UnpermuteArgs& args, moec_stream) const {
-  cpu::unpermute(device(), args);
-}
-void CpuBackend::permute_backward(const PermuteGradArgs& args, moec_stream) const {
-  cpu::permute_backward(device(), args);
-}
-void CpuBackend::unpermute_backward(const UnpermuteGradArgs& args, moec_stream) const {
-  cpu::unpermute_backward(device(), args);
-}
 void CpuBackend::between_ranks(const RankStep& step, moec_stream) const {
   cpu::between_ranks(device(), step);
-}
-
-ExpertsPaths CpuBackend::experts_paths() const {
-  return {&experts_path_, 1};
-}
-
-Backend::PackedForm CpuBackend::packed_form(const WeightsView& weights) const {
-  return {cpu::packed_bytes(weights), cpu::packed_format(weights), false};
-}
-void CpuBackend::pack_weights(const WeightsView& weights, void* to, int32_t first, int32_t count,
-                              moec_stream) const {
-  cpu::pack_weights(device(), weights, to, first, count);
-}
-void CpuBackend::merge_factors(const MergeArgs& args, moec_stream) const {
-  cpu::merge_factors(pool_, args);
-}
-WeightsView CpuBackend::packed_view(const WeightsView& weights, const void* packed,
-                                    uint64_t bytes) const {
-  return cpu::packed_view(weights, packed, bytes);
-}
-void CpuBackend::unpack_weights(const WeightsView& packed, const WeightsView& to,
-                                moec_stream) const {
-  cpu::unpack_weights(device(), packed, to);
-}
-void CpuBackend::weight_values(const ValuesArgs& args, moec_stream) const {
-  cpu::weight_values(device(), args);
-}
-void CpuBackend::quantise(const QuantiseArgs& args, moec_stream) const {
-  cpu::quantise(device(), args);
 }
 
 }  // namespace cpu

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backend/cpu/ops.h"
 #include "backend/cpu/packed_codes.h"
 #include "backend/cpu/packed_form.h"
+#include "backend/cpu/packing.h"
 #include "core/dtype.h"
 #include "core/workspace.h"
 #include "quant/format.h"
@@ -109,14 +109,13 @@ void load_bias(const WeightsView& w, Part part, int64_t e, int64_t first, int64_
   std::memcpy(to, from + first * int64_t(sizeof(float)), size_t(count) * sizeof(float));
 }
 
-uint64_t packed_bytes(const WeightsView& w) {
+uint64_t CpuPacking::bytes(const WeightsView& w) const {
   // How codes lie is known once they are bound.
   if (!w.source_present && !w.packed && is_any_coded(w)) return 0;
   return uint64_t(PackLayout(w).expert(w.num_experts));
 }
 
-// The same bytes on every machine and instruction set.
-std::string packed_format(const WeightsView& w) {
+std::string CpuPacking::format(const WeightsView& w) const {
   const ExpertMatrix& up = w.up;
   std::string name = std::string("cpu-") + dtype_name(up.is_coded() ? up.dtype : up.values.dtype);
   if (w.up.is_coded() || w.down.is_coded())
@@ -124,34 +123,34 @@ std::string packed_format(const WeightsView& w) {
   return name + "-panel32-v2";
 }
 
-void pack_weights(const Device& device, const WeightsView& w, void* to, int32_t first,
-                  int32_t count) {
+void CpuPacking::pack(const WeightsView& w, void* to, int32_t first, int32_t count,
+                      moec_stream) const {
   const PackLayout layout(w);
   char* const begin = static_cast<char*>(to) + layout.expert(first);
   if (is_any_coded(w)) CodedCopy(w).write(static_cast<char*>(to), first, count);
   for (const Part part : kParts) {
     const auto [n, k] = shape_of(w, part);
     if (has_part(w, part) && !matrix_of(w, part).is_coded())
-      pack_experts(device.pool, matrix_of(w, part), first, count, n, k,
-                   begin + layout.matrix[int(part)], layout.stride);
+      pack_experts(pool_, matrix_of(w, part), first, count, n, k, begin + layout.matrix[int(part)],
+                   layout.stride);
     for (int64_t i = 0; keeps_bias(w, part) && i < count; ++i)
       pack_bias(w, part, first + i,
                 reinterpret_cast<float*>(begin + i * layout.stride + layout.bias[int(part)]));
   }
 }
 
-WeightsView packed_view(const WeightsView& w, const void* packed, uint64_t bytes) {
+WeightsView CpuPacking::view(const WeightsView& w, const void* packed, uint64_t bytes) const {
   return coded_view(w, packed, bytes);
 }
 
-void unpack_weights(const Device& device, const WeightsView& w, const WeightsView& to) {
+void CpuPacking::unpack(const WeightsView& w, const WeightsView& to, moec_stream) const {
   const PackLayout layout(w);
   if (is_any_coded(w)) {
     const CodedCopy codes(w);
     codes.check_like(to);
     codes.read(to);
   }
-  device.pool.parallel_for(w.num_experts, [&](int32_t, int64_t e) {
+  pool_.parallel_for(w.num_experts, [&](int32_t, int64_t e) {
     const char* const expert = packed_part(w, layout.expert(e));
     for (const Part part : kParts) {
       if (!has_part(w, part)) continue;

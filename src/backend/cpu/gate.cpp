@@ -10,6 +10,7 @@
 #include "backend/cpu/route_row.h"
 #include "backend/cpu/score_row.h"
 #include "backend/cpu/vectorised.h"
+#include "core/error.h"
 #include "core/workspace.h"
 #include "math/philox.h"
 #include "math/router.h"

@@ -5,13 +5,17 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "backend/args.h"
-#include "backend/backend.h"
+#include "backend/host_services.h"
 #include "core/thread_pool.h"
 
-namespace moec::cpu {
+namespace moec {
+
+struct QuantiseArgs;  // quantise_args.h
+struct RankStep;      // rank_steps.h
+
+namespace cpu {
 
 struct Device {
   const ThreadPool& pool;
@@ -59,15 +63,6 @@ void unpermute_backward(const Device& device, const UnpermuteGradArgs& args);
 // ---- rank_steps.cpp
 void between_ranks(const Device& device, const RankStep& step);
 
-// ---- packed copy of a set of experts: gate, up, down and biases (expert_weights.cpp)
-uint64_t packed_bytes(const WeightsView& weights);  // 0 = no packed form
-std::string packed_format(const WeightsView& weights);
-void pack_weights(const Device& device, const WeightsView& weights, void* to, int32_t first,
-                  int32_t count);
-// Weights as they are read once they are packed.
-WeightsView packed_view(const WeightsView& weights, const void* packed, uint64_t bytes);
-void unpack_weights(const Device& device, const WeightsView& packed, const WeightsView& to);
-
 // ---- weight_values.cpp
 void weight_values(const Device& device, const ValuesArgs& args);
 
@@ -77,4 +72,5 @@ void quantise(const Device& device, const QuantiseArgs& args);
 // ---- cpu_backend.cpp
 const char* isa_name();  // the instruction set in use, such as "amx"
 
-}  // namespace moec::cpu
+}  // namespace cpu
+}  // namespace moec

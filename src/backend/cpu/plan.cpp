@@ -4,6 +4,7 @@
 // weight) the assignments of each expert in token order [T,K].
 #include "backend/cpu/plan_parts.h"
 #include "backend/cpu/score_row.h"
+#include "core/error.h"
 #include "core/workspace.h"
 
 namespace moec::cpu {

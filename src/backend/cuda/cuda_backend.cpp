@@ -141,9 +141,37 @@ uint64_t CudaBackend::stream_id(moec_stream stream) const {
   return id;
 }
 
-// ---- routing
-// Every router has kernels. What the gate needs is opened now, not while a stream is captured.
-void CudaBackend::check_router(const moec_router_desc&) const {
+// ---- operations
+namespace {
+
+struct Run {
+  const Op& op;
+  void operator()(const GateArgs& args) const { gate_forward(op, args); }
+  void operator()(const GateGradArgs& args) const { gate_backward(op, args); }
+  void operator()(const RouteArgs& args) const { route_forward(op, args); }
+  void operator()(const RouteGradArgs& args) const { route_backward(op, args); }
+  void operator()(const BiasUpdateArgs& args) const { bias_update(op, args); }
+  void operator()(const LossArgs& args) const {
+    args.backward ? loss_backward(op, args) : loss_forward(op, args);
+  }
+  void operator()(const PlanArgs& args) const { build_plan(op, *args.source, *args.plan); }
+  void operator()(const MapArgs& args) const { export_map(op, *args.plan, args.field, args.to); }
+  void operator()(const PermuteArgs& args) const { permute(op, args); }
+  void operator()(const UnpermuteArgs& args) const { unpermute(op, args); }
+  void operator()(const PermuteGradArgs& args) const { permute_backward(op, args); }
+  void operator()(const UnpermuteGradArgs& args) const { unpermute_backward(op, args); }
+  void operator()(const ValuesArgs& args) const { weight_values(op, args); }
+  void operator()(const MergeArgs& args) const { merge_factors(op, args); }
+  void operator()(const QuantiseArgs& args) const { quantise(op, args); }
+};
+
+}  // namespace
+
+void CudaBackend::run(const Operation& operation, moec_stream stream) const {
+  const Call call(*this, stream);
+  operation.visit(Run{call.op});
+}
+void CudaBackend::prepare_router(const moec_router_desc&) const {
   const DeviceScope scope(device_);
   prepare_cublaslt();
 }
@@ -151,82 +179,12 @@ moec_size CudaBackend::router_scratch(const moec_router_desc& desc, int64_t hidd
   const moec_size gate = gate_scratch(desc, hidden), route = route_scratch(desc);
   return {gate.base + route.base, gate.per_token + route.per_token};
 }
-void CudaBackend::gate_forward(const GateArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::gate_forward(op(stream), args);
-}
-void CudaBackend::gate_backward(const GateGradArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::gate_backward(op(stream), args);
-}
-void CudaBackend::route_forward(const RouteArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::route_forward(op(stream), args);
-}
-void CudaBackend::route_backward(const RouteGradArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::route_backward(op(stream), args);
-}
-void CudaBackend::bias_update(const BiasUpdateArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::bias_update(op(stream), args);
-}
-void CudaBackend::loss_forward(const LossArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::loss_forward(op(stream), args);
-}
-void CudaBackend::loss_backward(const LossArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::loss_backward(op(stream), args);
-}
 moec_size CudaBackend::plan_scratch(const moec_plan_desc& desc) const {
   return cuda::plan_scratch(desc);
 }
-void CudaBackend::build_plan(const PlanSource& source, const PlanView& plan,
-                             moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::build_plan(op(stream), source, plan);
-}
-void CudaBackend::export_map(const PlanView& plan, int32_t field, int32_t* to,
-                             moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::export_map(op(stream), plan, field, to);
-}
-
-// ---- rows
-void CudaBackend::permute(const PermuteArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::permute(op(stream), args);
-}
-void CudaBackend::unpermute(const UnpermuteArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::unpermute(op(stream), args);
-}
-void CudaBackend::permute_backward(const PermuteGradArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::permute_backward(op(stream), args);
-}
-void CudaBackend::unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::unpermute_backward(op(stream), args);
-}
 void CudaBackend::between_ranks(const RankStep& step, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::between_ranks(op(stream), step);
-}
-
-// ---- weights
-void CudaBackend::weight_values(const ValuesArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::weight_values(op(stream), args);
-}
-void CudaBackend::merge_factors(const MergeArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::merge_factors(op(stream), args);
-}
-void CudaBackend::quantise(const QuantiseArgs& args, moec_stream stream) const {
-  const DeviceScope scope(device_);
-  cuda::quantise(op(stream), args);
+  const Call call(*this, stream);
+  cuda::between_ranks(call.op, step);
 }
 
 }  // namespace moec::cuda

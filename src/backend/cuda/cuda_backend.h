@@ -23,7 +23,6 @@ class CudaBackend final : public Backend {
   int32_t device_type() const override { return MOEC_CUDA; }
   void device_info(moec_device_info& info) const override;
   void set_host(const HostServices& host) override { host_ = host; }
-  void check_router(const moec_router_desc& desc) const override;
 
   void* allocate(uint64_t bytes, Place place, moec_stream stream) const override;
   void release(void* pointer, moec_stream stream) const override;
@@ -36,32 +35,16 @@ class CudaBackend final : public Backend {
   bool capturing(moec_stream stream) const override;
   uint64_t stream_id(moec_stream stream) const override;
 
+  void run(const Operation& operation, moec_stream stream) const override;
+  void prepare_router(const moec_router_desc& desc) const override;
   moec_size router_scratch(const moec_router_desc& desc, int64_t hidden) const override;
-  void gate_forward(const GateArgs& args, moec_stream stream) const override;
-  void gate_backward(const GateGradArgs& args, moec_stream stream) const override;
-  void route_forward(const RouteArgs& args, moec_stream stream) const override;
-  void route_backward(const RouteGradArgs& args, moec_stream stream) const override;
-  void bias_update(const BiasUpdateArgs& args, moec_stream stream) const override;
-  void loss_forward(const LossArgs& args, moec_stream stream) const override;
-  void loss_backward(const LossArgs& args, moec_stream stream) const override;
   moec_size plan_scratch(const moec_plan_desc& desc) const override;
-  void build_plan(const PlanSource& source, const PlanView& plan, moec_stream s) const override;
-  void export_map(const PlanView& plan, int32_t field, int32_t* to, moec_stream s) const override;
-
-  void permute(const PermuteArgs& args, moec_stream stream) const override;
-  void unpermute(const UnpermuteArgs& args, moec_stream stream) const override;
-  void permute_backward(const PermuteGradArgs& args, moec_stream stream) const override;
-  void unpermute_backward(const UnpermuteGradArgs& args, moec_stream stream) const override;
-  void between_ranks(const RankStep& step, moec_stream stream) const override;
-  const PeerDevice& peers() const override { return peers_; }
 
   ExpertsPaths experts_paths() const override { return paths_; }
+  const WeightPacking* packing() const override { return nullptr; }
 
-  PackedForm packed_form(const WeightsView&) const override { return {}; }
-  void pack_weights(const WeightsView&, void*, int32_t, int32_t, moec_stream) const override {}
-  void weight_values(const ValuesArgs& args, moec_stream stream) const override;
-  void merge_factors(const MergeArgs& args, moec_stream stream) const override;
-  void quantise(const QuantiseArgs& args, moec_stream stream) const override;
+  void between_ranks(const RankStep& step, moec_stream stream) const override;
+  const PeerDevice& peers() const override { return peers_; }
 
   int multiprocessors() const { return multiprocessors_; }
   // The device and the stream of one call, while it queues.

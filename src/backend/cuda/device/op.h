@@ -4,8 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backend/backend.h"
+#include "backend/args.h"
 #include "backend/cuda/device/deferred.h"
+#include "backend/host_services.h"
 
 namespace moec::cuda {
 

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "backend/backend.h"
 #include "backend/cuda/device/op.cuh"
 #include "core/dtype.h"
 

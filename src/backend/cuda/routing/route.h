@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routers: the functions of the same name of Backend. Ids, weights, scores and gradients have the
-// bits of the CPU backend.
+// Routers. Ids, weights, scores and gradients have the bits of the CPU backend.
 #pragma once
 
 #include "backend/cuda/device/op.h"

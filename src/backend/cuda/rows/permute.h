@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows between token order and expert order: the functions of the same name of Backend, with the
-// bits of the CPU backend.
+// Rows between token order and expert order: with the bits of the CPU backend.
 #pragma once
 
 #include "backend/cuda/device/op.h"
