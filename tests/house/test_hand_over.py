@@ -3,7 +3,7 @@
 loaders that meet as they once did, the model stands still (the last test), and where the sender
 waits for thirds that tiles of few rows do not have; with kQueueReaders of the header one too low,
 three kinds fail; without the decoders in kQueueReaders, kLanded or kFull, kinds of coded weights
-fail.
+fail, and with decoders that take k-blocks of a tile in turn, not stages.
 """
 
 import pytest
@@ -78,6 +78,7 @@ class Cta:
         self.queue = Slots(QUEUE, 1, kind.readers)
         self.met, self.begun = Barrier(pair.meeting), Barrier(1)
         self.numbers = Slots(NUMBERS, 1, CTAS)  # the empty ones of the first CTA count
+        self.copies, self.loads = [], True  # under way; whether more may be begun
         hand = (lambda: Barrier(4)) if self.finished else (lambda: Named(5))
         self.free, self.staged = [hand(), hand()], [hand(), hand()]
 
@@ -88,6 +89,7 @@ class Cta:
 
     def warps(self):
         yield self.produce(loads=True)
+        yield self.copy()
         yield self.deal()
         if self.relays:
             yield self.relay()
@@ -117,7 +119,7 @@ class Cta:
                 else:
                     gathered = self.landed if self.relays else self.ring
                     gathered.full_at(at).arrive(threads=WARP)
-                    if self.kind.coded and kb % self.kind.turns == 0:
+                    if self.kind.coded and self.decodes(at, 0):
                         yield from self.decode(at)
                 at += 1
                 if loads and kb == 0:
@@ -126,6 +128,15 @@ class Cta:
                     taken += 1
                     following = yield from self.queue.take(taken)
             tile = following
+        self.loads = self.loads and not loads
+
+    def copy(self):
+        """The copies that the loader has begun land in any order."""
+        while self.loads or self.copies:
+            yield
+            if self.copies:
+                barrier, loaded = self.copies.pop(self.pair.random.randrange(len(self.copies)))
+                barrier.land(loaded)
 
     def load(self, at, together):
         """The weights of a stage, with bytes for both CTAs or this one, and rows not gathered."""
@@ -134,13 +145,17 @@ class Cta:
             self.ring.full_at(at).arrive()
         yield
         for cta in self.pair.ctas if together else [self]:
-            cta.weights().full_at(at).land(1 if together else 2)
+            self.copies.append((cta.weights().full_at(at), 1 if together else 2))
 
     def weights(self):
         return self.codes if self.kind.coded else self.ring
 
+    def decodes(self, at, turn):
+        return at % self.kind.stages % self.kind.turns == turn
+
     def decode(self, at):
         yield from self.codes.wait_full(at)
+        assert self.codes.full_at(at).phase == at // self.kind.stages + 1, "codes of another phase"
         yield
         (self.landed if self.relays else self.ring).full_at(at).arrive()
 
@@ -148,8 +163,8 @@ class Cta:
         at = taken = 0
         while (yield from self.queue.take(taken)) is not None:
             taken += 1
-            for kb in range(self.pair.k_blocks):
-                if kb % self.kind.turns == turn:
+            for _ in range(self.pair.k_blocks):
+                if self.decodes(at, turn):
                     yield from self.decode(at)
                 at += 1
 

@@ -32,7 +32,7 @@ class LineDecoder {
                       book ? __ldg(book + code) : p.lines.numbers[code]);
   }
 
-  // warp: of C::kDecoders. turn: of C::kDecoderTurns, the first k-block that it decodes.
+  // warp: of C::kDecoders. turn: of C::kDecoderTurns.
   __device__ LineDecoder(const Params& p, uint32_t memory, int warp, int turn)
       : p_(p),
         codes_(memory),
@@ -42,11 +42,14 @@ class LineDecoder {
         lane_(int(threadIdx.x) & 31),
         to_(swizzled(lane_ / 2, lane_ % 2 * (kRunBytes / 16))) {}
 
-  __device__ void begin(const RowTile& tile) {
-    if (turn_ < p_.narrow_from) fetch(tile, turn_);
+  // A tile whose first k-block is in the ring's current stage.
+  __device__ void begin(const typename C::Stages& ring, const RowTile& tile) {
+    const int first = !decodes<C>(ring, turn_);
+    if (first < p_.narrow_from) fetch(tile, first);
   }
-  // k-block kb of the tile, in the ring's current stage.
+  // k-block kb of the tile, in the ring's current stage, where that is this one's.
   __device__ void decode(const typename C::Stages& ring, const RowTile& tile, int kb) {
+    if (!decodes<C>(ring, turn_)) return;
     if (kb >= p_.narrow_from) return pass_elements<C>(codes_, ring, lane_);
     uint32_t scales[kScales];
 #pragma unroll

@@ -9,7 +9,7 @@
 //            there a fourth relays what has been gathered.
 //            Where warpgroup 3 does the rest of the epilogue (grad down), it stores the results
 //            itself, and the other two warps of warpgroup 0 gather.
-//            Two warpgroups decode k-blocks of coded weights in turn: the one that gathers and one
+//            Two warpgroups decode stages of coded weights in turn: the one that gathers and one
 //            behind the others, or two behind them
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
 //            the same weights together. Where `shares`, each loads half of them for both: fewer
@@ -125,10 +125,8 @@ __device__ __forceinline__ void decode_tiles(int warp, const typename C::Params&
   const int turn = warp / 4 + C::kDecoderTurns - C::kSideDecoders;  // behind that of gatherers
   WeightDecoder<C> decoder(p, codes, warp % 4, turn);
   for (RowTile tile; queue.take(tile);) {
-    decoder.begin(tile);
-    for (int kb = 0; kb < p.k_blocks; ++kb, ring.advance()) {
-      if (kb % C::kDecoderTurns == turn) decoder.decode(ring, tile, kb);
-    }
+    decoder.begin(ring, tile);
+    for (int kb = 0; kb < p.k_blocks; ++kb, ring.advance()) decoder.decode(ring, tile, kb);
   }
 }
 

@@ -34,7 +34,7 @@ struct RowGemmConfig {
   static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
   static constexpr bool kSideLoader = kGather && !kFinished;
   static_assert(!kCoded || !kFinished);
-  // Two warpgroups decode k-blocks in turn: the one that gathers and one behind the others, or two
+  // Two warpgroups decode stages in turn: the one that gathers and one behind the others, or two
   // behind them.
   static constexpr int kDecoderTurns = 2;
   static constexpr int kSideDecoders = kCoded ? 2 - kGather : 0;         // warpgroups

@@ -49,7 +49,7 @@ class RowProducer {
     }
     for (; more; tile = next) {
       if constexpr (kGathers) find_rows();
-      decoder.begin(tile);
+      decoder.begin(ring_, tile);
       for (int kb = 0; kb < p_.k_blocks; ++kb) {
         pace.keep(kb);
         if (!kGathers && !shared(tile) && kb % kMeet == 0) meet();
@@ -59,7 +59,7 @@ class RowProducer {
           load_rows(tile, kb);
         }
         if constexpr (kGathers) gather(tile, kb);
-        if (kb % C::kDecoderTurns == 0) decoder.decode(ring_, tile, kb);
+        decoder.decode(ring_, tile, kb);
         ring_.advance();
         if (kb == 0) tiles.prepare();
         if (kb == ask) {

@@ -43,6 +43,14 @@ class CodeBarriers {
   uint32_t memory_;
 };
 
+// Whose turn it is to decode. Each has stages of its own, and so sees every phase of their codes'
+// barriers: who passes one over could take codes of two phases ago for those it waits for.
+template <typename C>
+__device__ __forceinline__ bool decodes(const typename C::Stages& ring, int turn) {
+  static_assert(C::kStages % C::kDecoderTurns == 0);
+  return ring.stage() % C::kDecoderTurns == turn;
+}
+
 // By a warp that has written its elements of the ring's current stage.
 template <typename C>
 __device__ __forceinline__ void announce_elements(const typename C::Stages& ring, int lane) {
@@ -73,7 +81,7 @@ class ChannelDecoder {
     if (threadIdx.x == 0) Codes(memory).init();
   }
 
-  // warp: of C::kDecoders. turn: of C::kDecoderTurns, the first k-block that it decodes.
+  // warp: of C::kDecoders. turn: of C::kDecoderTurns.
   __device__ ChannelDecoder(const typename C::Params& p, uint32_t memory, int warp, int turn)
       : p_(p),
         codes_(memory),
@@ -82,9 +90,11 @@ class ChannelDecoder {
         turn_(turn),
         lane_(int(threadIdx.x) & 31) {}
 
-  __device__ void begin(const RowTile& tile) {
+  // A tile whose first k-block is in the ring's current stage.
+  __device__ void begin(const typename C::Stages& ring, const RowTile& tile) {
     if (p_.channels_along_k) {
-      if (turn_ < p_.narrow_from) fetch_of_k(tile.expert, turn_);
+      const int first = !decodes<C>(ring, turn_);
+      if (first < p_.narrow_from) fetch_of_k(tile.expert, first);
       return;
     }
     const BlockPlace place = place_of<C::kBlocks>(0, first_feature(p_, tile.feature_tile), warp_);
@@ -92,8 +102,9 @@ class ChannelDecoder {
           C::kBlocks == Blocks::kAlternating ? 2 * p_.features : p_.features);
     keep();
   }
-  // k-block kb of the tile, in the ring's current stage.
+  // k-block kb of the tile, in the ring's current stage, where that is this one's.
   __device__ void decode(const typename C::Stages& ring, const RowTile& tile, int kb) {
+    if (!decodes<C>(ring, turn_)) return;
     if (kb >= p_.narrow_from) return pass_elements<C>(codes_, ring, lane_);
     if (p_.channels_along_k) {
       keep();
@@ -190,7 +201,8 @@ class ChannelDecoder {
 
 // In the place of a decoder, where there is nothing to decode.
 struct NoDecoder {
-  __device__ void begin(const RowTile&) const {}
+  template <typename Stages>
+  __device__ void begin(const Stages&, const RowTile&) const {}
   template <typename Stages>
   __device__ void decode(const Stages&, const RowTile&, int) const {}
 };
