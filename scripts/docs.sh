@@ -25,6 +25,9 @@ EOF
 export MOEC_DOXYGEN_XML=$out/xml
 "$place/bin/python" -m sphinx -W --keep-going --quiet -d "$out/trees" -b html docs \
   "$out/html"
+# Sphinx takes a directive whose first line has a backquote for text, without a warning.
+! grep -rlF --include='*.html' -e '{part}' -e '{made}' "$out/html" ||
+  die "the pages above show a directive instead of what it stands for"
 "$place/bin/python" docs/_ext/links.py "$out/html" "$out/links.txt"
 pages=$(find "$out/html" -name '*.html' | wc -l)
 echo "build/docs/html/index.html; $pages passed, 0 failed (pages)"

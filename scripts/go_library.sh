@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# go_library.sh: the Go module moec.dev/moec/lib with the packaged libraries of both processors,
-# into build/go_library, and print that folder.
+# go_library.sh: the Go module moec.dev/moec/lib with the libraries of packaged.sh for both
+# processors, into build/go_library, and print that folder.
 . "$(dirname "$0")/lib.sh"
 module=$build/go_library
 rm -rf "$module"
 mkdir -p "$module"
 cp bindings/go/lib/* LICENSE "$module"
-for pair in amd64:release arm64:aarch64; do
-  folder=$module/linux_${pair%:*} libraries=$build/${pair#*:}/lib/packaged
-  [ -e "$libraries/libmoec.so.0" ] || die "no libmoec.so.0 in $libraries; run make packages"
+for pair in amd64: arm64:aarch64; do
+  folder=$module/linux_${pair%:*}
+  tree=$(scripts/packaged.sh ${pair#*:})
   mkdir "$folder"
-  for library in "$libraries"/*.so.0; do
+  for library in "$tree"/lib/packaged/*.so.0; do
     cp -L "$library" "$folder"
   done
 done

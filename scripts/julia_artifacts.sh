@@ -4,6 +4,9 @@
 # each processor that packages.sh has made, with its hash, the hash of the tree that is in it, and
 # where it will be (URL/NAME). Lazy: it is downloaded when the library is first wanted.
 . "$(dirname "$0")/lib.sh"
+# The hash is of the files as they are, whatever the user's Git is told to do with links or lines.
+unset "${!GIT_@}"
+export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
 version=$(sed -nE 's/^project\(moec VERSION ([0-9.]+).*/\1/p' CMakeLists.txt)
 url=${1:-https://moec.dev/moec/releases/$version}
 work=$(mktemp -d)
@@ -16,7 +19,7 @@ for archive in "$build"/packages/moec-*.tar.gz "$build"/packages-*/moec-*.tar.gz
   mkdir "$tree"
   tar xzf "$archive" -C "$tree"
   git init -q "$tree"
-  git -C "$tree" -c core.autocrlf=false add --all --force
+  git -C "$tree" add --all --force
   cat <<TOML
 
 [[libmoec]]

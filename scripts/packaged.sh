@@ -3,8 +3,8 @@
 # packaged.sh [aarch64]: the libraries that packages, wheels and Go's module carry, linked by zig
 # for glibc 2.28: lib/packaged of build/release, or of build/aarch64, which is built across. The
 # CUDA plug-in is one of them with MOEC_CUDA=ON in the environment, which configures that folder so,
-# and wherever it was configured so before. Prints the folder; what is built there is not compiled
-# again.
+# and wherever it was configured so before; one that was built before it was configured otherwise is
+# removed. Prints the folder; what is built there is not compiled again.
 . "$(dirname "$0")/lib.sh"
 preset=${1:-release}
 options=()
@@ -16,6 +16,10 @@ if [ "${MOEC_CUDA:-}" = ON ] && [ "$(cached "$preset" MOEC_CUDA)" != ON ]; then
 fi
 [ ${#options[@]} = 0 ] || cmake --preset "$preset" --log-level=WARNING "${options[@]}" >&2
 targets=(moec moec_static moec_packaged)
-[ "$(cached "$preset" MOEC_CUDA)" != ON ] || targets+=(moec_cuda_packaged)
+if [ "$(cached "$preset" MOEC_CUDA)" = ON ]; then
+  targets+=(moec_cuda_packaged)
+else
+  rm -f "$build/$preset"/lib/packaged/libmoec_cuda.so*
+fi
 cmake --build "$build/$preset" -j "$(job_count)" --target "${targets[@]}" >&2
 echo "$build/$preset"

@@ -49,7 +49,9 @@ cat >"$bare/moec/run.sh" <<'SH'
 cd /moec
 files() {
   find / -xdev \( -path /moec -o -path /tmp -o -path /var/cache -o -path /var/log \
-    -o -path /var/lib/dpkg -o -path /var/lib/apt \) -prune -o -print | sort
+    -o -path /var/lib/apt \) -prune -o -print | sort
+  ldconfig -p | grep libmoec || true
+  dpkg-query -W -f '${Package} ${Status}\n' | grep libmoec || true
 }
 files >before
 apt-get install -y --no-install-recommends ./*.deb

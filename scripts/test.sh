@@ -120,7 +120,7 @@ nvcc=$(scripts/cuda_toolkit.sh)
 stage "configure"         configure release -DMOEC_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
                             -DMOEC_ZIG="$(scripts/zig.sh)" -DMOEC_TIDY=ON -DMOEC_FUZZ_SECONDS=2
 stage "build"             compile release --target all moec_packaged moec_cuda_packaged
-stage "configure aarch64" configure aarch64 -DMOEC_ZIG="$(scripts/zig.sh)"
+stage "configure aarch64" configure aarch64 -DMOEC_CUDA=OFF -DMOEC_ZIG="$(scripts/zig.sh)"
 stage "build aarch64"     compile aarch64 --target tests_aarch64 moec moec_static moec_packaged
 stage "tests"             scripts/run_ctest.py "$build/release"
 stage "downloads"         fetched

@@ -64,6 +64,7 @@ passed=$(sed -nE 's/^Moec +\| +([0-9]+) +.*/\1/p' "$log")
 
 # Released: a repository of the package with its Artifacts.toml, a registry that knows it, and the
 # archives on a server of this machine. The programs of README and examples, with nothing installed.
+# Julia checks the hashes of Artifacts.toml, which no setting of the user's Git may change.
 ls "$build"/packages/moec-*.tar.gz >/dev/null 2>&1 || scripts/packages.sh
 mkdir "$outside/server" "$outside/bin" "$outside/user"
 cp "$build"/packages/moec-*.tar.gz "$outside/server"
@@ -76,7 +77,10 @@ until port=$(grep -oE 'port [0-9]+' "$outside/server.txt"); do
 done
 released=$outside/Moec.jl depot=$outside/released registry=$outside/released/registries/Local
 cp -r bindings/julia "$released"
-scripts/julia_artifacts.sh "http://127.0.0.1:${port#port }" >"$released/Artifacts.toml"
+printf '[core]\n\tsymlinks = false\n\tautocrlf = true\n' >"$outside/odd.gitconfig"
+GIT_CONFIG_GLOBAL=$outside/odd.gitconfig GIT_DEFAULT_HASH=sha256 \
+  scripts/julia_artifacts.sh "http://127.0.0.1:${port#port }" >"$released/Artifacts.toml"
+export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
 git init -q "$released"
 git -C "$released" add --all --force
 git -C "$released" -c user.name=moec -c user.email=packages@moec.dev commit -q -m 0.1.0

@@ -79,8 +79,8 @@ LD_LIBRARY_PATH=$prefix/lib "$train"
 readelf -d "$train" | grep -q libmoec.so.0 || die "MOEC_LINK=shared does not link libmoec.so.0"
 echo "test result: ok. 3 passed (examples/rust, adapter, train static and shared)" >>"$log"
 
-# README's first program, its block the body of main, on the packed crates. They lie in one place,
-# where only what changed is written: the library is compiled once.
+# README's first program on the packed crates. They lie in one place, where only what changed is
+# written: the library is compiled once.
 packed=$build/rust/packed
 mkdir -p "$packed/readme/src"
 for crate in moec moec-sys; do
@@ -101,17 +101,14 @@ moec-sys = { path = "../moec-sys-0.1.0" }
 
 [workspace]
 TOML
-{
-  echo "fn main() -> moec::Result<()> {"
-  awk '/^```$/ {if (inside) exit} inside {sub(/^# /, ""); print} /^```rust$/ {inside = 1}' \
-    "$root/bindings/rust/moec/README.md"
-  echo "}"
-} >"$packed/readme/src/main.rs"
+awk '/^```$/ {if (inside) exit} inside {print} /^```rust$/ {inside = 1}' \
+  "$root/bindings/rust/moec/README.md" >"$packed/readme/src/main.rs"
 cp "$root/bindings/rust/Cargo.lock" "$packed/readme"
 cd "$packed/readme"
 export CARGO_TARGET_DIR=$build/rust/vendored
 env -u MOEC_LIBRARY PKG_CONFIG=/bin/false "$cargo" build --quiet --offline
-env -u LD_LIBRARY_PATH -u MOEC_LIBRARY "$CARGO_TARGET_DIR/debug/readme"
+said=$(env -u LD_LIBRARY_PATH -u MOEC_LIBRARY "$CARGO_TARGET_DIR/debug/readme")
+[ "$said" = 0.01424 ] || die "README's program says $said; 0.01424 is right"
 ! readelf -d "$CARGO_TARGET_DIR/debug/readme" | grep -q libmoec ||
   die "the vendored program needs libmoec"
 echo "test result: ok. 1 passed (README, vendored: nothing installed)" >>"$log"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # wheel.sh [aarch64]: the wheels that are shipped, into build/wheel: moec with the CUDA plug-in
-# inside, for glibc 2.28 and newer (zig links what g++ and nvcc compiled), and moec-golden, the
-# vectors of `moec check`; with aarch64 only moec, built across, into build/wheel-aarch64, with a
-# plug-in where MOEC_CUDA=ON asks for it (packaged.sh). Refuses a wheel that needs a newer system,
-# is too large, or holds what check_shipped.py finds.
+# inside, linked by zig for glibc 2.28 (its tag says what it needs: today 2.27, for libstdc++), and
+# moec-golden, the vectors of `moec check`; with aarch64 only moec, built across, into
+# build/wheel-aarch64, with a plug-in where MOEC_CUDA=ON asks for it (packaged.sh). Refuses a wheel
+# that needs a newer system, is too large, or holds what check_shipped.py finds.
 . "$(dirname "$0")/lib.sh"
 newest_glibc=28 largest=7000000  # 2.28; bytes
 

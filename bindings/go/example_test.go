@@ -17,7 +17,7 @@ func fill(n int, value float32) []float32 {
 	return out
 }
 
-// The program of README.md.
+// The body of README.md's program.
 func Example() {
 	context, _ := moec.NewContext(nil) // the CPU
 	layer, _ := moec.NewLayer(context,

@@ -23,12 +23,12 @@ func TestReadmeIsTheExamples(t *testing.T) {
 		return strings.ReplaceAll(strings.Join(strings.Fields(body), ""), ",)", ")")
 	}
 	const page = "../../docs/howto/go.md"
-	for _, where := range [][4]string{
-		{"README.md", "# moec for Go", "func Example() {\n", "// Output:"},
-		{page, "## Quantised experts", "func ExampleQuantise() {\n", "// Output:"},
-		{page, "## A GPU", "([]float32, error) {\n", "\n}"}} {
-		program := squeeze(where[0], where[1], "```go\n", "```")
-		example := squeeze("example_test.go", "", where[2], where[3])
+	for _, where := range [][6]string{
+		{"README.md", "```go\n", "func main() {\n", "\n}\n```", "func Example() {\n", "// Output:"},
+		{page, "## Quantised experts", "```go\n", "```", "func ExampleQuantise() {\n", "// Output:"},
+		{page, "## A GPU", "```go\n", "```", "([]float32, error) {\n", "\n}"}} {
+		program := squeeze(where[0], where[1], where[2], where[3])
+		example := squeeze("example_test.go", "", where[4], where[5])
 		if program == "" || program != example {
 			t.Errorf("%s and its example differ:\n%s\n%s", where[0], program, example)
 		}

@@ -72,6 +72,7 @@ def part(argument, docname):
     first = 0 if begin is None else find(lines, begin, 0, name)
     last = len(lines) if end is None else find(lines, end, first + 1, name)
     lines = lines[first + (block is not None):last]
+    lines = [re.sub(r"^(```\w+),\w+$", r"\1", line) for line in lines]  # rustdoc's: rust,no_run
     return relink("\n".join(lines), path, docname).split("\n")
 
 

@@ -3,9 +3,11 @@
 the C program of the README runs against it. What is shipped looks for libraries beside itself only
 (scripts/check_shipped.py, which every wheel passes, too); shown to fail: planted entries."""
 
+import glob
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -121,6 +123,25 @@ def test_nothing_installed_names_the_build(prefix, build):
     for path in prefix.rglob("*"):
         if path.suffix in (".pc", ".cmake"):
             assert str(build) not in path.read_text(), path
+
+
+def test_uv_builds_again_when_a_source_has_changed(root):
+    """By itself uv looks into the folder of the package alone, and keeps what it built before."""
+    python = root / "bindings/python"
+    keys = tomllib.loads((python / "pyproject.toml").read_text())["tool"]["uv"]["cache-keys"]
+    seen = set()
+    for key in keys:
+        before, _, rest = key["file"].partition("{")
+        names, _, after = rest.partition("}")
+        for pattern in (f"{before}{name}{after}" for name in names.split(",")):
+            seen |= {(python / found).resolve()
+                     for found in glob.glob(pattern, root_dir=python, recursive=True)}
+    read = {root / "CMakeLists.txt", root / "bench/shapes.json"}
+    for folder in ("src", "capi", "cmake", "bindings/python"):
+        read |= {path for path in (root / folder).rglob("*") if path.is_file()
+                 and path.suffix not in (".md", ".pyc")}
+    unread = {python / "tests", python / "framework_tests"}
+    assert sorted(path for path in read - seen if not unread & set(path.parents)) == []
 
 
 def test_clean_keeps_only_downloads(root, tmp_path):

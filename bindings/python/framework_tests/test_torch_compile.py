@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 from torch_cases import E, H, I, K, inputs, make_experts, make_layer
 
 import moec
+from moec import _spec
 from moec.torch import PackedTensor, Store, _ops
 
 
@@ -190,6 +194,33 @@ def test_a_graph_of_other_packed_matrices_raises() -> None:
         module.gate_up = torch.nn.Parameter(packed_stack(64, 64), requires_grad=False)
         with pytest.raises(RuntimeError, match="compile again"):
             compiled(*given)
+
+
+def test_a_kept_graph_is_for_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps compiled graphs on disk, and asks neither sizes nor gradients of an operator
+    again; an environment that gets another moec has them still."""
+    found = []
+    with fresh_cache():
+        for build in ("first", "first", "second"):
+            torch.compiler.reset()
+            counters.clear()
+            monkeypatch.setattr(_spec, "build_of", lambda _, build=build: build)
+            torch.compile(make_layer())(torch.randn(5, H)).sum().backward()
+            found.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert found == [0, 1, 0]
+
+
+def test_the_build_is_what_graphs_depend_on(tmp_path: Path) -> None:
+    def build(file: str, content: str) -> str:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(content)
+        _spec.build_of.cache_clear()
+        return _spec.build_of(tmp_path)
+
+    files = "_spec.py", "torch/_ops.py", "lib/libmoec.so.0", "lib/libmoec_cuda.so.0"
+    builds = [build(file, content) for content in ("1", "2") for file in files]
+    assert len(set(builds)) == len(builds)
+    assert build("cli/path.py", "1") == builds[-1]
 
 
 def test_export() -> None:

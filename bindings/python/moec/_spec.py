@@ -8,10 +8,12 @@ Which tensors an operator has, in which order, is said here once.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import operator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ._descriptors import Activation, ExpertsDesc, RouterDesc
@@ -35,6 +37,17 @@ LAYER_INPUTS = ("x", *_ROUTER, *_ROUTER_DATA, *ROUTED_WEIGHTS, *SHARED_WEIGHTS, 
 REQUIRED = frozenset(("x", "expert_ids", "routing_weights"))
 """what an operator cannot do without, where it is among its inputs"""
 WITHOUT_GRADIENT = frozenset((*_ROUTER_DATA, "expert_ids"))
+
+
+@lru_cache
+def build_of(package: Path) -> str:
+    """What a compiled graph holds of a package besides texts: sizes of results come from its
+    libraries, gradients from its modules. torch keeps such graphs on disk by their texts."""
+    digest = hashlib.sha256()
+    for pattern in ("*.py", "torch/*.py", "lib/*.so*"):
+        for path in sorted(package.glob(pattern)):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +84,9 @@ class Spec:
         )
 
     def text(self) -> str:
-        """JSON without the fields that are zero, or that each call decides: dtype and save."""
-        plain = dataclasses.asdict(self)
+        """JSON without the fields that are zero, or that each call decides: dtype and save; and
+        with the build, so that what is kept for a text is not taken for another build."""
+        plain = dataclasses.asdict(self) | {"build": build_of(Path(__file__).parent)}
         for name in ("dtype", "save"):
             del plain["experts"][name]
         return json.dumps(_without_zeros(plain), separators=(",", ":"))
