@@ -8,6 +8,8 @@
 # Writes bench/results/<gpu>/test_gpu.txt (with several GPUs test_2_gpus.txt, ..): one line a
 # program. Each program's own output: build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats
 # a run. GTEST_FILTER='*Up*' test_gpu.sh kernel_check runs some of its checks.
+# MOEC_TEST_TRANSFORMERS names a folder with transformers 5.23 or later, for its expert parallelism
+# on two GPUs where this machine's own is older.
 . "$(dirname "$0")/lib.sh"
 
 gpus=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader) ||
@@ -146,13 +148,19 @@ if wanted torch; then
   task host torch_ep python3 -m pytest -q -p no:cacheprovider tests/gpu/test_torch_ep.py
 fi
 framework_task() {  # a module's tests that are marked gpu
-  task host "python_$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m pytest -m gpu \
+  task host "python_$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONPATH="$PYTHONPATH" \
+    python3 -m pytest -m gpu \
     -p no:cacheprovider "bindings/python/framework_tests/test_$1.py"
 }
 if wanted frameworks; then  # beside this machine's torch, transformers and jax
   modules=(torch_gpu torch_bias torch_nan torch_codes torch_adapters torch_lora packed_mxfp4)
   modules+=(transformers jax)
   for module in "${modules[@]}"; do framework_task "$module"; done
+  newest=${MOEC_TEST_TRANSFORMERS:+$MOEC_TEST_TRANSFORMERS:}$PYTHONPATH
+  parallel='import transformers.distributed.expert_parallel'
+  if [ "$count" -gt 1 ] && PYTHONPATH=$newest python3 -c "$parallel" 2>/dev/null; then
+    PYTHONPATH=$newest framework_task transformers_parallel
+  fi
 fi
 if wanted qlora; then
   if python3 -c 'import peft, bitsandbytes' 2>/dev/null; then

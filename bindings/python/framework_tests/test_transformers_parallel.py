@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' expert parallelism, ep_implementation="moec": two gloo processes against one."""
+"""transformers' expert parallelism, ep_implementation="moec": two processes, of gloo or with a GPU
+each, against one."""
 
 from __future__ import annotations
 
@@ -19,7 +20,16 @@ import transformers_worker as worker
 WORKER = Path(worker.__file__)
 
 
-def test_a_model_loads_its_experts_trains_and_is_saved(tmp_path: Path) -> None:
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+
+
+@pytest.mark.parametrize("device", [
+    "cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS]),
+])
+def test_a_model_loads_its_experts_trains_and_is_saved(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEC_TEST_DEVICE", device)
     config = Qwen3MoeConfig(
         vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=24,
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
@@ -29,10 +39,10 @@ def test_a_model_loads_its_experts_trains_and_is_saved(tmp_path: Path) -> None:
     Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "model")
     run_ranks(2, tmp_path, "moec", WORKER)
     one = AutoModelForCausalLM.from_pretrained(tmp_path / "model", experts_implementation="moec")
-    want = worker.train(one, worker.tokens(0, 1), 1)
+    want = worker.train(one.to(device), worker.tokens(0, 1), 1)
     assert torch.load(tmp_path / "losses.pt") == pytest.approx(want, rel=1e-4)
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
     for (name, have), (_, expected) in zip(
         trained.named_parameters(), one.named_parameters(), strict=True
     ):
-        torch.testing.assert_close(have, expected, rtol=1e-3, atol=1e-4, msg=name)
+        torch.testing.assert_close(have, expected.cpu(), rtol=1e-3, atol=1e-4, msg=name)

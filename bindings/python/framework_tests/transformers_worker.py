@@ -21,10 +21,16 @@ from moec.transformers import _parallel
 STEPS, RATE = 5, 0.2
 
 
+def device_of(rank: int) -> torch.device:
+    if os.environ.get("MOEC_TEST_DEVICE") == "cuda":
+        return torch.device("cuda", rank)
+    return torch.device("cpu")
+
+
 def tokens(rank: int, size: int) -> Tensor:
-    """The sequences of a rank: [4,7] of all."""
+    """The sequences of a rank, on its device: [4,7] of all."""
     every = torch.randint(0, 64, (4, 7), generator=torch.Generator().manual_seed(2))
-    return every[4 * rank // size : 4 * (rank + 1) // size]
+    return every[4 * rank // size : 4 * (rank + 1) // size].to(device_of(rank))
 
 
 def train(model: Any, ids: Tensor, size: int) -> list[float]:
@@ -46,7 +52,11 @@ if __name__ == "__main__":
     kind, rank, size, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    device = device_of(rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     config = DistributedConfig(ep_size=size, fsdp_size=size, ep_implementation=kind)
     model = AutoModelForCausalLM.from_pretrained(folder / "model", distributed_config=config)
     experts = model.model.layers[0].mlp.experts
