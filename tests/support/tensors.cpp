@@ -12,9 +12,8 @@ namespace moec::test {
 namespace {
 
 template <typename Word>
-void put(std::vector<uint8_t>* bytes, Word word) {
-  const auto* first = reinterpret_cast<const uint8_t*>(&word);
-  bytes->insert(bytes->end(), first, first + sizeof(word));
+void put(uint8_t* at, Word word) {
+  std::memcpy(at, &word, sizeof(word));
 }
 
 uint16_t half_bits(double value) {  // of a value that fp16 can hold
@@ -36,7 +35,7 @@ uint16_t bfloat16_bits(double value) {  // of a value that bf16 can hold
   return static_cast<uint16_t>(bits >> 16);
 }
 
-void encode_one(double v, moec_dtype dtype, std::vector<uint8_t>* out) {
+void encode_one(double v, moec_dtype dtype, uint8_t* out) {
   using oracle::round_to;
   using oracle::Rounding;
   switch (dtype) {
@@ -67,9 +66,9 @@ size_t element_bytes(moec_dtype dtype) {
 }
 
 std::vector<uint8_t> encode(const std::vector<double>& values, moec_dtype dtype) {
-  std::vector<uint8_t> bytes;
-  bytes.reserve(values.size() * element_bytes(dtype));
-  for (double v : values) encode_one(v, dtype, &bytes);
+  const size_t size = element_bytes(dtype);
+  std::vector<uint8_t> bytes(values.size() * size);
+  for (size_t i = 0; i < values.size(); ++i) encode_one(values[i], dtype, bytes.data() + i * size);
   return bytes;
 }
 
