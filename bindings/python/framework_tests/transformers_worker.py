@@ -56,7 +56,8 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    dist.init_process_group(
+        backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     config = DistributedConfig(ep_size=size, fsdp_size=size, ep_implementation=kind)
     model = AutoModelForCausalLM.from_pretrained(folder / "model", distributed_config=config)
     experts = model.model.layers[0].mlp.experts
