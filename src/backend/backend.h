@@ -33,6 +33,7 @@ class Operation {
                    const QuantiseArgs*>;
   template <class Args>
     requires std::constructible_from<Record, const Args*>
+  // NOLINTNEXTLINE(google-explicit-constructor): callers give run() a record
   Operation(const Args& args) : record_(&args) {}
   template <class Function>
   void visit(const Function& function) const {
