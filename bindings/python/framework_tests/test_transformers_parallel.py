@@ -23,13 +23,15 @@ WORKER = Path(worker.__file__)
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 
 
-@pytest.mark.parametrize("device", [
-    "cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS]),
+@pytest.mark.parametrize(("device", "scheme"), [
+    ("cpu", "AUTO"), ("cpu", "GATHER"),
+    pytest.param("cuda", "AUTO", marks=[pytest.mark.gpu, TWO_GPUS]),
 ])
 def test_a_model_loads_its_experts_trains_and_is_saved(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOEC_TEST_DEVICE", device)
+    monkeypatch.setenv("MOEC_TEST_EP_SCHEME", scheme)
     config = Qwen3MoeConfig(
         vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=24,
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 import moec.transformers
+from moec import EpDesc, EpScheme
 from moec.transformers import _parallel
 
 STEPS, RATE = 5, 0.2
@@ -58,6 +60,8 @@ if __name__ == "__main__":
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    scheme = EpScheme[os.environ["MOEC_TEST_EP_SCHEME"]]
+    _parallel.EpDesc = partial(EpDesc, scheme=scheme)  # type: ignore[misc, assignment]
     config = DistributedConfig(ep_size=size, fsdp_size=size, ep_implementation=kind)
     model = AutoModelForCausalLM.from_pretrained(folder / "model", distributed_config=config)
     experts = model.model.layers[0].mlp.experts
@@ -79,6 +83,7 @@ if __name__ == "__main__":
     model.gradient_checkpointing_enable()
     model.train()
     longer = tokens(rank, size).repeat(1, 2)
+    # What waits for its backward has the bound of its own forward, which GATHER's rows follow.
     both = [model(input_ids=ids, labels=ids).loss for ids in (longer, tokens(rank, size))]
     sum(both).backward()  # which calls the layers once more
     assert waits[STEPS:] == [2 * each, each], waits

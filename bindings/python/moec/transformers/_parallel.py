@@ -29,7 +29,7 @@ from ..torch._structs import FLOATS, code_of
 from ._experts import spec_of, tensors_of
 
 _comms: weakref.WeakValueDictionary[tuple[str, torch.device], Comm] = weakref.WeakValueDictionary()
-_numbers = itertools.count()  # of layers
+_numbers = itertools.count()  # of layers, and of their calls
 
 
 class _Bounds:
@@ -41,12 +41,12 @@ class _Bounds:
         self._served: dict[int, tuple[Any, int, set[int]]] = {}
         """{id: (model, which keeps the id its own; bound; numbers of the layers that had it)}"""
         self._most = 1
+        self._waiting: dict[int, weakref.WeakSet[_Call]] = {}
 
-    def of(self, model: Any, layer: int, agree: Callable[[], int]) -> int:
-        """The bound for a call of a layer; agree() asks all ranks. A recomputation has the largest
-        of all forwards before, since several may wait for their backward."""
+    def of(self, model: Any, layer: int, count: int, agree: Callable[[], int]) -> int:
+        """The bound for a call of a layer with so many tokens; agree() asks all ranks."""
         if _is_recomputed():
-            return self._most
+            return self._again(layer, count)
         _, bound, layers = self._served.get(id(model), (model, 0, {layer}))
         if layer in layers:
             bound, layers = agree(), set()
@@ -54,6 +54,30 @@ class _Bounds:
         layers.add(layer)
         self._most = max(self._most, bound)
         return bound
+
+    def keep(self, layer: int, count: int, bound: int, y: Tensor) -> None:
+        """The bound of a call for its recomputation, as long as the graph of y lives."""
+        call = _Call(next(_numbers), count, bound)
+        y.register_hook(lambda _, call=call: None)
+        self._waiting.setdefault(layer, weakref.WeakSet()).add(call)
+
+    def _again(self, layer: int, count: int) -> int:
+        """That of the last forward that waits for its backward: checkpoints compare the sizes of
+        what was saved. Where the forward built no graph, the largest of all, as on all ranks."""
+        waiting = self._waiting.get(layer, weakref.WeakSet())
+        fitting = [call for call in waiting if call.count == count]
+        if not fitting:
+            return self._most
+        last = max(fitting, key=lambda call: call.number)
+        waiting.discard(last)
+        return last.bound
+
+
+class _Call:
+    """A call of a layer: its turn, its tokens, and the bound that it had."""
+
+    def __init__(self, number: int, count: int, bound: int) -> None:
+        self.number, self.count, self.bound = number, count, bound
 
 
 def _is_recomputed() -> bool:
@@ -83,15 +107,18 @@ class MoecEP(EPImplementation):  # type: ignore[misc, unused-ignore]
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
         x = hidden_states.to(tensors_of(self.experts)["down"].dtype)
         held = self._own_comm(x.device)
-        bound = held.bounds.of(self._model, self._number, lambda: self._largest(held, len(x)))
+        bound = held.bounds.of(self._model, self._number, len(x),
+                               lambda: self._largest(held, len(x)))
         if len(x) > bound:
             raise ValueError(
                 f"moec.transformers: a layer got {len(x)} tokens, and the ranks agreed on at most "
                 f"{bound} as the forward began; layers of one model get the same tokens"
             )
         ep = self._ep(held, x, top_k_index.shape[-1], bound)
-        return parted(ep, x, top_k_index, top_k_weights, lambda *guests: self._run(ep, *guests),
-                      bound)
+        y = parted(ep, x, top_k_index, top_k_weights, lambda *guests: self._run(ep, *guests), bound)
+        if y.requires_grad and not _is_recomputed():
+            held.bounds.keep(self._number, len(x), bound, y)
+        return y
 
     def _largest(self, held: Any, count: int) -> int:
         """The largest of all ranks' counts, which the host waits for; at least 1."""

@@ -2,6 +2,9 @@
 #include "backend/cuda/peers/peers.h"
 
 #include <cstring>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include "backend/cuda/cuda_backend.h"
 
@@ -35,6 +38,24 @@ class Quiet {  // of a deleter: nothing is thrown, and the caller's device stays
   cudaGetLastError();
   fail_native(MOEC_E_UNSUPPORTED, int(why), "cuda:%d does not reach its memory on cuda:%d: %s",
               device, ticket.device_id, cudaGetErrorString(why));
+}
+
+// Access is the process's and stays: it is asked for once, since asking again is an error of CUDA
+// that a sanitizer reports. Another library may have asked before.
+void enable_access(const PeerTicket& ticket, int device) {
+  static std::mutex mutex;
+  static std::set<std::pair<int, int>> enabled;
+  const std::lock_guard lock(mutex);
+  if (enabled.count({device, ticket.device_id})) return;
+  int reaches = 0;
+  check(cudaDeviceCanAccessPeer(&reaches, device, ticket.device_id), "peer access");
+  if (!reaches) refuse(ticket, device, cudaErrorPeerAccessUnsupported);
+  const cudaError_t result = cudaDeviceEnablePeerAccess(ticket.device_id, 0);
+  if (result == cudaErrorPeerAccessAlreadyEnabled)
+    cudaGetLastError();
+  else if (result != cudaSuccess)
+    refuse(ticket, device, result);
+  enabled.insert({device, ticket.device_id});
 }
 
 }  // namespace
@@ -74,14 +95,7 @@ PeerMemory CudaPeers::open(const PeerTicket& ticket, bool same_process) const {
     void* const memory = reinterpret_cast<void*>(uintptr_t(ticket.address));
     PeerMemory theirs(memory);
     if (ticket.device_id == device_) return theirs;
-    int reaches = 0;
-    check(cudaDeviceCanAccessPeer(&reaches, device_, ticket.device_id), "peer access");
-    if (!reaches) refuse(ticket, device_, cudaErrorPeerAccessUnsupported);
-    const cudaError_t enabled = cudaDeviceEnablePeerAccess(ticket.device_id, 0);
-    if (enabled == cudaErrorPeerAccessAlreadyEnabled)
-      cudaGetLastError();
-    else if (enabled != cudaSuccess)
-      refuse(ticket, device_, enabled);
+    enable_access(ticket, device_);
     return theirs;
   }
   MOEC_REQUIRE(ticket.is_exported, MOEC_E_UNSUPPORTED,
