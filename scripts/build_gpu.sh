@@ -60,6 +60,16 @@ if [ -n "$sources" ] && [ -f $coded ]; then
     done
   done
 fi
+few=src/backend/cuda/sm90/row_gemm_few.cu.in
+if [ -n "$sources" ] && [ -f $few ]; then
+  for decode in kTable kPowers kIntegers kBytes; do
+    for operation in up down; do
+      file=$folder/row_gemm_few_${operation}_$decode
+      sed "s/@operation@/$operation/; s/@decode@/$decode/" $few >"$file.cu"
+      objects+=("$file.o") steps+=("$file.cu" "$file.o")
+    done
+  done
+fi
 printf '%s\0' "${steps[@]}" |
   xargs -0 -P "$(job_count)" -n 2 bash -c 'compile "$0" "$1"' >&2
 "$nvcc" "${objects[@]}" $link -ldl -o "$program" >&2

@@ -18,21 +18,23 @@ K_BLOCKS = (1, 2, 3, 5, 7, 8, 9, 12, 17, 21)
 
 class Kind:
     """A configuration of the kernel: an epilogue, whether rows are gathered, and whether weights
-    are coded.
+    are coded. operand: bytes of codes in a stage, which those who multiply decode.
     """
 
     def __init__(self, header, epilogue, steps, gather, finished=False, tile=None, coded=False,
-                 **known):
+                 operand=None, **known):
         def constant(name):
             return HEADERS.constant("row_gemm_config.cuh", name, of="RowGemmConfig",
-                                    kGather=gather, kFinished=finished, kCoded=coded)
+                                    kGather=gather, kFinished=finished, kCoded=coded,
+                                    kBytesM=operand)
 
         self.steps = steps  # in which each piece moves, 0: at once
         self.finished = finished  # by a warpgroup of its own
         self.holds = any(steps)
         self.pieces = HEADERS.constant(header, "kPieces", of=epilogue) if self.holds else 0
         self.sends = None if finished else HEADERS.constant(header, "kSends", of=epilogue, **known)
-        self.stages = HEADERS.constant(header, "kStages", of=tile or epilogue)
+        self.stages = (constant("kFewStages") if operand else
+                       HEADERS.constant(header, "kStages", of=tile or epilogue))
         self.gathering, self.readers = constant("kGatherWarps"), constant("kQueueReaders")
         self.relays = constant("kRelay") != constant("kNoWarp")
         self.coded, self.decoders = coded, constant("kDecoders")
@@ -63,7 +65,21 @@ def coded_kinds():
             "down, coded": kind(rows, 4, gather=False), "grad down, coded": kind(rows, 4)}
 
 
-KINDS = kinds() | coded_kinds()
+def few_kinds():
+    """Of few rows, whose second parts are never there."""
+    def kind(epilogue, parts, gather, operand, **known):
+        return Kind("epilogue_at_once.cuh", epilogue, (0,) * parts, gather, tile="AtOnce",
+                    operand=operand, **known)
+
+    made = {}
+    for codes, operand in (("nibbles", 8 << 10), ("bytes", 16 << 10)):
+        made[f"up, few rows, {codes}"] = kind("StoreActivatedAtOnce", 2, True, operand,
+                                              kKeeps=False)
+        made[f"down, few rows, {codes}"] = kind("StoreRowsAtOnce", 4, False, operand)
+    return made
+
+
+KINDS = kinds() | coded_kinds() | few_kinds()
 
 
 class Cta:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How Hopper's row GEMMs are cut and dealt, and what they read of a matrix, without a GPU.
 // Mutations seen to fail: tiles of the whole width in turn, without wider ones; sharing by the k of
-// both parts.
+// both parts; kernels of few rows for blocks of 32 with scales of fp32.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -101,6 +101,42 @@ TEST(RowGemmChoice, PairsOfCtas) {
   EXPECT_EQ(choose(p, {132}).ctas, 132);
   EXPECT_EQ(choose(p, {131}).ctas, 130);
   EXPECT_EQ(choose(p, {1}).ctas, 2);
+}
+
+// Codes of a table, of 128 experts, in a forward that keeps nothing.
+RowGemmProblem few(RowGemm op, int64_t rows) {
+  RowGemmProblem p = problem(op, rows, 2048, 768);
+  p.dtype = MOEC_BF16;
+  p.scheme = MOEC_SCHEME_MXFP4;
+  p.lines.scales[0].shift = 6;
+  p.lines.scales[0].dtype = MOEC_F32;
+  p.num_experts = 128;
+  return p;
+}
+
+TEST(RowGemmChoice, FewRowsOfCodesHaveKernelsOfTwoCtas) {
+  const int64_t most = kFewOnAverage * 128;
+  for (const RowGemm op : kAll) {
+    EXPECT_EQ(choose(few(op, most), kDevice).few_rows, !is_gradient(op));
+    EXPECT_EQ(choose(few(op, most), kDevice).ctas, is_gradient(op) ? 132 : 264);
+    EXPECT_FALSE(choose(few(op, most + 1), kDevice).few_rows);
+  }
+}
+
+TEST(RowGemmChoice, FewRowsOfOtherFormsHaveTheKernelsOfMany) {
+  const auto taken = [](auto change) {
+    RowGemmProblem p = few(RowGemm::kUp, 10);
+    change(p);
+    return choose(p, kDevice).few_rows;
+  };
+  EXPECT_FALSE(taken([](auto& p) { p.dtype = MOEC_F16; }));
+  EXPECT_FALSE(taken([](auto& p) { p.scheme = MOEC_SCHEME_INT8; }));
+  EXPECT_FALSE(taken([](auto& p) { p.pre = &p; }));
+  EXPECT_FALSE(taken([](auto& p) { p.weights_mn_major = true; }));
+  EXPECT_FALSE(taken([](auto& p) { p.rank = 16; }));
+  EXPECT_FALSE(taken([](auto& p) { p.lines.nested[0].book = p.lines.numbers; }));
+  EXPECT_FALSE(taken([](auto& p) { p.lines.scales[0].shift = 5; }));
+  EXPECT_FALSE(taken([](auto& p) { p.lines.scales[0].dtype = MOEC_BF16; }));
 }
 
 // ---- what the matrices say ----------------------------------------------------------------------

@@ -8,11 +8,13 @@
 
 namespace moec::cuda {
 
+template <int kRows = kMaxTileN>
 class AtOnce {
  public:
   static constexpr bool kSkipsOutside = true, kBiased = true;
-  static constexpr int kMaxRows = kMaxTileN, kStages = 4, kPieces = 1;
-  static constexpr int kBufferRows = 96, kStagingBytes = kBlockStaging<kBufferRows>;
+  static constexpr int kMaxRows = kRows, kStages = 4, kPieces = 1;
+  static constexpr int kBufferRows = kRows < 96 ? kRows : 96,
+                       kStagingBytes = kBlockStaging<kBufferRows>;
 
   static __device__ bool find_rows(int i, RowTile& tile) {
     return find_buffered<kBufferRows>(i, tile);
@@ -22,22 +24,26 @@ class AtOnce {
 
  protected:
   // A block of 64 features; slice(s, packed) gives 16 rows of it.
-  template <typename G, typename Slice>
+  template <int kColumns, typename G, typename Slice>
   static __device__ __forceinline__ void leave(const G& group, int rows, const Slice& slice) {
-    constexpr int kFirst = kBufferRows / 16;
+    constexpr int kSlices = kColumns / 16, kFirst = kSlices < kBuffer ? kSlices : kBuffer;
     leave_slices<kFirst>(group, rows, slice);
-    if (rows <= kBufferRows) return;
-    leave_slices<kMaxRows / 16 - kFirst>(
-        group, rows - kBufferRows,
-        [&](int s, uint32_t (&packed)[4]) { slice(kFirst + s, packed); });
+    if constexpr (kSlices > kFirst) {
+      if (rows <= kBufferRows) return;
+      leave_slices<kSlices - kFirst>(group, rows - kBufferRows, [&](int s, uint32_t (&packed)[4]) {
+        slice(kFirst + s, packed);
+      });
+    }
   }
-  template <typename Element, typename G>
+  template <typename Element, typename G, int kRegisters>
   static __device__ __forceinline__ void leave_block(const G& group, int rows,
-                                                     const float (&acc)[kMaxRows / 2]) {
-    leave(group, rows, [&](int s, uint32_t (&packed)[4]) { pack_slice<Element>(acc, s, packed); });
+                                                     const float (&acc)[kRegisters]) {
+    leave<2 * kRegisters>(
+        group, rows, [&](int s, uint32_t (&packed)[4]) { pack_slice<Element>(acc, s, packed); });
   }
 
  private:
+  static constexpr int kBuffer = kBufferRows / 16;  // slices
   template <int kSlices, typename G, typename Slice>
   static __device__ __forceinline__ void leave_slices(const G& group, int rows, Slice slice) {
     PieceBarriers(group.index).wait_free();
@@ -46,8 +52,8 @@ class AtOnce {
   }
 };
 
-template <typename Element>
-class StoreRowsAtOnce : public AtOnce {
+template <typename Element, int kRows = kMaxTileN>
+class StoreRowsAtOnce : public AtOnce<kRows> {
  public:
   static constexpr bool kGated = false;
   static constexpr int kSends = 4;
@@ -55,17 +61,17 @@ class StoreRowsAtOnce : public AtOnce {
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
     return rows_piece(p, tile, group, i);
   }
-  template <typename G>
+  template <typename G, int kColumns>
   __device__ void finish(const RowGemmParams&, const RowTile& tile, const G& group,
-                         const Accumulators& acc) {
-    leave_block<Element>(group, tile.rows, acc.first);
-    leave_block<Element>(group, tile.rows, acc.second);
+                         const TileAccumulators<kColumns>& acc) {
+    this->template leave_block<Element>(group, tile.rows, acc.first);
+    this->template leave_block<Element>(group, tile.rows, acc.second);
   }
 };
 
 // kKeeps: pre-activations, too, in front of the activations.
-template <typename Element, typename Activation, bool kKeeps>
-class StoreActivatedAtOnce : public AtOnce {
+template <typename Element, typename Activation, bool kKeeps, int kRows = kMaxTileN>
+class StoreActivatedAtOnce : public AtOnce<kRows> {
  public:
   static constexpr bool kGated = true;
   static constexpr int kSends = kKeeps ? 6 : 2;
@@ -73,18 +79,18 @@ class StoreActivatedAtOnce : public AtOnce {
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
     return kKeeps && i < 4 ? pre_piece(p, tile, group, i / 2) : activations_piece(p, tile, group);
   }
-  template <typename G>
+  template <typename G, int kColumns>
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const G& group,
-                         Accumulators& acc) {
+                         TileAccumulators<kColumns>& acc) {
     const auto meet = [&](int s) { group.meet(acc.first + 8 * s, acc.second + 8 * s); };
     if constexpr (kKeeps) {
-      leave(group, tile.rows, [&](int s, uint32_t (&packed)[4]) {
+      this->template leave<kColumns>(group, tile.rows, [&](int s, uint32_t (&packed)[4]) {
         meet(s);
         pack_slice<Element>(acc.first, s, packed);
       });
-      leave_block<Element>(group, tile.rows, acc.second);
+      this->template leave_block<Element>(group, tile.rows, acc.second);
     }
-    leave(group, tile.rows, [&](int s, uint32_t (&packed)[4]) {
+    this->template leave<kColumns>(group, tile.rows, [&](int s, uint32_t (&packed)[4]) {
       if constexpr (!kKeeps) meet(s);
       activate_slice<Element>(Activation{p.form}, acc.first + 8 * s, acc.second + 8 * s, packed);
     });

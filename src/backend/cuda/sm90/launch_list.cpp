@@ -335,6 +335,7 @@ struct Describer {
                .add("rank", p.rank)
                .add("shares_weights", int64_t(t.shares))
                .add("in_pace", int64_t(choice.in_pace))
+               .add("few_rows", int64_t(choice.few_rows))
                .add("ctas", choice.ctas));
     if (has_gradient_rows(p))
       append(text, JsonObject().add("step", step).add("kernel", "sm90 gradient_rows"));

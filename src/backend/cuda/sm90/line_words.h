@@ -132,16 +132,18 @@ MOEC_HD FourPairs powers(uint32_t codes, uint32_t scale) {
 #pragma unroll
 #endif
   for (int i = 0; i < 4; ++i) {
-    const uint32_t at = permute(shifted, codes, 0x4400 + 0x1111 * i);  // bits 12 and 28 on
-    const uint32_t bits = (at & 0x80008000u) | (at >> 6 & 0x01c001c0u);
+    const uint32_t at = permute(shifted, codes, 0x4400 + 0x1111 * i);    // bits 12 and 28 on
+    const uint32_t bits = (at & 0x80008000u) | (at << 2 & 0x01c001c0u);  // as at >> 6
     v.pair[i] = product_pair<false>(product_pair<false>(bits, 0x7e807e80u), scale);  // 2^126
   }
   return v;
 }
 
-// A nibble in the lowest bits of 128 as bf16, or of 1024 as f16, adds its value.
+// A nibble in the lowest bits of 128 as bf16, or of 1024 as f16, adds its value. lowest: kLowest,
+// which may be in a register, since an instruction has room for one of the two constants.
+constexpr uint32_t kLowest = 0x000f000f;
 template <bool kHalf>
-MOEC_HD FourPairs integers(uint32_t codes, uint32_t scale) {
+MOEC_HD FourPairs integers(uint32_t codes, uint32_t scale, uint32_t lowest = kLowest) {
   constexpr uint32_t kBase = kHalf ? 0x64006400u : 0x43004300u;
   FourPairs v = {};
   const uint32_t shifted = codes >> 4;
@@ -149,7 +151,7 @@ MOEC_HD FourPairs integers(uint32_t codes, uint32_t scale) {
 #pragma unroll
 #endif
   for (int i = 0; i < 4; ++i) {
-    const uint32_t bits = (permute(codes, shifted, 0x4400 + 0x1111 * i) & 0x000f000fu) | kBase;
+    const uint32_t bits = (permute(codes, shifted, 0x4400 + 0x1111 * i) & lowest) | kBase;
     v.pair[i] = product_pair<kHalf>(difference_pair<kHalf>(bits, kBase | 0x00080008u), scale);
   }
   return v;

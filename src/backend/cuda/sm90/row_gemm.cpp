@@ -181,6 +181,16 @@ int kind_of_weights(const RowGemmProblem& p) {
   return has_lines(p.scheme) ? 1 : 2 + quant::ChannelFormats::index(p.scheme);
 }
 
+// Of few rows: of kUp and kDown.
+template <LineDecode... kDecode>
+struct FewLaunches {
+  RowGemmLaunch<CodedRowGemmParams>* of[sizeof...(kDecode)][2] = {
+      {launch_few_up<kDecode>, launch_few_down<kDecode>}...};
+};
+constexpr FewLaunches<LineDecode::kTable, LineDecode::kPowers, LineDecode::kIntegers,
+                      LineDecode::kBytes>
+    kFewLaunches;
+
 }  // namespace
 
 const char* row_gemm_refuses(const RowGemmProblem& p) {
@@ -222,7 +232,9 @@ cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& 
   params.channels[1] = problem.channels[1];
   params.channels_along_k = is_gradient(problem.op);
   params.lines = problem.lines;
-  return launches.coded[kind](problem, params, choice.ctas, stream);
+  const auto launch =
+      choice.few_rows ? kFewLaunches.of[int(problem.lines.decode)][kind] : launches.coded[kind];
+  return launch(problem, params, choice.ctas, stream);
 }
 
 }  // namespace moec::cuda

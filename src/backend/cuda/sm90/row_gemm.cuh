@@ -18,6 +18,7 @@
 //   order    each output element is owned by one thread: deterministic
 #pragma once
 
+#include "backend/cuda/sm90/register_decoder.cuh"
 #include "backend/cuda/sm90/row_producer.cuh"
 
 namespace moec::cuda {
@@ -25,6 +26,7 @@ namespace moec::cuda {
 template <typename C>
 constexpr int kSharedBytesOf() {
   if constexpr (C::kCoded) return C::kCodes + WeightDecoder<C>::kBytes;
+  if constexpr (C::kInRegisters) return C::kCodes + FragmentDecoder<C>::kBytes;
   return C::kCodes;
 }
 
@@ -133,7 +135,7 @@ __device__ __forceinline__ void decode_tiles(int warp, const typename C::Params&
 template <typename C>
 __global__ __cluster_dims__(kClusterSize, 1, 1)
     __launch_bounds__(C::kAllThreads,
-                      1) void row_gemm_kernel(const __grid_constant__ typename C::Params p) {
+                      C::kCtas) void row_gemm_kernel(const __grid_constant__ typename C::Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t memory = ptx::shared_address(shared);
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
@@ -141,6 +143,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   TileQueue queue(memory + C::kQueue);
   if constexpr (C::kCoded) WeightDecoder<C>::init(p, memory + C::kCodes);
+  if constexpr (C::kInRegisters) FragmentDecoder<C>::init(p, memory + C::kCodes);
   if (threadIdx.x == 0) {
     ring.init(C::kFull, C::kLanded);
     numbers.init();
@@ -180,7 +183,10 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     const int index = warp / 4 - 1;
     const typename C::ConsumerGroup group{
         {index, int(threadIdx.x) & 127, staging + index * C::kGroupStaging}};
-    consume<C>(p, queue, ring, group);
+    if constexpr (C::kInRegisters)
+      consume_coded<C>(p, queue, ring, group, memory + C::kCodes);
+    else
+      consume<C>(p, queue, ring, group);
   }
   ptx::grid_dependency_wait();
   ptx::cluster_sync();  // no CTA may leave while its neighbour still signals it

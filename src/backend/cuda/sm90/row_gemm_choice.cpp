@@ -13,6 +13,19 @@ constexpr int kTwoRowTiles = 256;         // rows
 constexpr int64_t kBandBytes = 16 << 20;  // of rows, for all feature tiles to find them in L2
 constexpr int64_t kLeastBand = 8;
 
+// Lines along k of bf16 weights and nothing beside them, in a forward that keeps no
+// pre-activations. Scales are read as they are stored, in the type that goes with their codes;
+// those of fp32 are of whole k-blocks.
+bool has_few_rows_kernel(const RowGemmProblem& p) {
+  if (!(p.op == RowGemm::kUp && !p.pre) && p.op != RowGemm::kDown) return false;
+  if (!has_lines(p.scheme) || p.dtype != MOEC_BF16 || p.weights_mn_major || p.rank > 0)
+    return false;
+  const CodedLines& lines = p.lines;
+  if (lines.nested[0].book) return false;
+  return lines.decode == LineDecode::kPowers || lines.decode == LineDecode::kIntegers ||
+         (lines.scales[0].dtype == MOEC_F32 && kTileDepth <= 1LL << lines.scales[0].shift);
+}
+
 }  // namespace
 
 // A tile of one block of features takes more than half as long as one of four. So 45 blocks are
@@ -33,8 +46,10 @@ RowGemmChoice choose(const RowGemmProblem& p, const RowGemmDevice& device) {
   // rows * hidden * inter; the k of kGradUp are gate's and up's.
   const double products = double(p.max_rows) * double(p.features) * double(depth);
   tiles.shares = products / (p.op == RowGemm::kGradUp ? 2 : 1) >= kSharedProducts;
-  choice.in_pace = depth >= kLongTile;
+  choice.few_rows = p.max_rows <= kFewOnAverage * p.num_experts && has_few_rows_kernel(p);
+  choice.in_pace = depth >= kLongTile && !choice.few_rows;
   choice.ctas = std::max(device.multiprocessors / 2, 1) * 2;  // pairs, one CTA a multiprocessor
+  if (choice.few_rows) choice.ctas *= kFewRowsCtas;
   return choice;
 }
 

@@ -21,7 +21,8 @@ struct RowGemmTiles {
 };
 struct RowGemmChoice {
   RowGemmTiles tiles;
-  bool in_pace;  // clusters keep pace (pace.cuh)
+  bool in_pace;   // clusters keep pace (pace.cuh)
+  bool few_rows;  // kernels of few rows (row_gemm_few.cuh)
   int ctas;
 };
 struct RowGemmDevice {
@@ -35,6 +36,12 @@ RowGemmChoice choose(const RowGemmProblem& problem, const RowGemmDevice& device)
 constexpr double kSharedProducts = 4e10;  // rows * hidden * inter
 // Clusters keep pace from so long a tile on: with shorter ones they do not drift far enough apart.
 constexpr int64_t kLongTile = 5120;  // k of all parts
+
+// Kernels of few rows have tiles of at most kFewRows rows and kFewRowsCtas CTAs a multiprocessor.
+// They are taken where experts have at most kFewOnAverage rows on average: with more, more experts
+// have several tiles, and for each of them all codes are decoded anew.
+constexpr int kFewRows = 32, kFewRowsCtas = 2;
+constexpr int64_t kFewOnAverage = 16;
 
 // Parts of a routing weight's gradient: two of each feature tile of kGradDown.
 inline int grad_down_dot_parts(int64_t features) {

@@ -20,10 +20,17 @@ struct RowGemmConfig {
   static constexpr bool kGather = kGather_, kCoded = Weights::kCoded;
   static constexpr Blocks kBlocks = kBlocks_;
   using ConsumerGroup = ConsumerGroup_;
-  static constexpr int kStages = Epilogue::kStages, kMaxRows = Epilogue::kMaxRows;
-  using Stages = PairRing<Ring<kStages, kMaxRows>>;
+  static constexpr int kMaxRows = Epilogue::kMaxRows;
+  // Of weights that are decoded in registers a stage has the codes alone. As many stages as two
+  // CTAs on a multiprocessor have room for.
+  static constexpr bool kInRegisters = Weights::kInRegisters;
+  static constexpr int kCtas = kInRegisters ? kFewRowsCtas : 1;
+  static constexpr int kBytesM = 4 * Weights::kBlockStride;
+  static constexpr int kFewStages = kBytesM > kOperandMBytes / 4 ? 5 : 8;
+  static constexpr int kStages = kInRegisters ? kFewStages : Epilogue::kStages;
+  using Stages = PairRing<Ring<kStages, kMaxRows, kBytesM>>;
   using Scheduler = RowScheduler<kMaxRows>;
-  static constexpr int kStaging = kStages * kStageBytes<kMaxRows>;  // offset
+  static constexpr int kStaging = kStages * kStageBytes<kMaxRows, kBytesM>;  // offset
   static constexpr int kGroupStaging = Epilogue::kStagingBytes;
   static constexpr int kBarriers = kStaging + 2 * kGroupStaging;    // offset
   static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
@@ -62,14 +69,18 @@ struct RowGemmConfig {
   static constexpr int kQueueReaders =
       kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader + 4 * kSideDecoders;
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four, 480 for five.
+  // Two CTAs: 240 for three, 256 for four.
   static constexpr int kTaller = kMaxRows > kMaxTileN ? 8 : 0;  // for one more address of a row
-  static constexpr int kFinisherRegisters = 104, kSideRegisters = kSideDecoders ? 24 : 32;
+  static constexpr int kFinisherRegisters = 104,
+                       kSideRegisters = kSideDecoders || kInRegisters ? 24 : 32;
   static constexpr int kDecoderRegisters = kGather ? 56 : 64;
-  static constexpr int kProducerRegisters = kSideDecoders ? (kGather ? 80 : 32)
-                                            : kSideLoader ? 48 + kTaller
-                                            : kGather     ? 72
-                                                          : 40;
-  static constexpr int kConsumerRegisters = kFinished       ? 168
+  static constexpr int kProducerRegisters = kInRegisters    ? (kGather ? 40 : 48)
+                                            : kSideDecoders ? (kGather ? 80 : 32)
+                                            : kSideLoader   ? 48 + kTaller
+                                            : kGather       ? 72
+                                                            : 40;
+  static constexpr int kConsumerRegisters = kInRegisters    ? 96
+                                            : kFinished     ? 168
                                             : kSideDecoders ? 160
                                             : kGather       ? 216 - kTaller
                                                             : 232;

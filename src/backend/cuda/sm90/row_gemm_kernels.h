@@ -12,6 +12,12 @@ using RowGemmLaunch = cudaError_t(const RowGemmProblem& problem, const Params& p
                                   cudaStream_t stream);
 RowGemmLaunch<RowGemmParams> launch_up, launch_up_alternating, launch_down, launch_grad_down;
 
+// Of few rows, by how codes are decoded: files that CMake writes from row_gemm_few.cu.in.
+template <LineDecode kDecode>
+RowGemmLaunch<CodedRowGemmParams> launch_few_up;
+template <LineDecode kDecode>
+RowGemmLaunch<CodedRowGemmParams> launch_few_down;
+
 // Of coded weights: files that CMake writes from row_gemm_coded.cu.in, for each format of channels
 // and one for LineFormats.
 template <class Codes>

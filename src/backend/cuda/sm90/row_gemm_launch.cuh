@@ -11,7 +11,8 @@ namespace moec::cuda {
 template <typename Config>
 cudaError_t launch_config(const typename Config::Params& params, int ctas, cudaStream_t stream) {
   constexpr int kBytes = kSharedBytesOf<Config>();
-  static_assert(kBytes <= 227 << 10);
+  // A multiprocessor has 228 KiB, and a CTA takes one more than it asks for.
+  static_assert(Config::kCtas * (kBytes + (1 << 10)) <= 228 << 10);
   static std::atomic<uint64_t> allowed;
   const auto kernel = row_gemm_kernel<Config>;
   if (cudaError_t error = allow_shared_memory(kernel, kBytes, allowed)) return error;

@@ -2,8 +2,8 @@
 // The ring of shared-memory stages between the producer warps and the two consumer warpgroups of a
 // CTA.
 //
-//   stage    m operand 32 KiB: four blocks of [64 x 64]; n operand: kRows rows of 64 k, 128 or 144,
-//            or two panels of 64 k x 64 n
+//   stage    m operand: four blocks of [64 x 64], 32 KiB of elements or the codes of as many; n
+//            operand: kRows rows of 64 k, or two panels of 64 k x 64 n
 //   full     one arrival announces the TMA bytes; with gathered rows one more: of the warp that
 //            relays, or of each thread that gathers, when its cp.async copies have landed. Coded
 //            weights: one of each warp that decodes, unless a warp relays
@@ -21,8 +21,8 @@ namespace moec::cuda {
 constexpr int kTileK = 64;
 constexpr int kBlockBytes = 64 * kTileK * 2;
 constexpr int kOperandMBytes = 4 * kBlockBytes;
-template <int kRows>
-constexpr int kStageBytes = kOperandMBytes + kRows * kTileK * 2;
+template <int kRows, int kBytesM = kOperandMBytes>
+constexpr int kStageBytes = kBytesM + kRows * kTileK * 2;
 constexpr int kThreads = 384;  // producer warpgroup, then two consumer warpgroups
 constexpr int kProducers = 128, kConsumerWarps = 8;
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
 template <int kStages>
 class StageBarriers {
  public:
-  static constexpr int kBarrierBytes = 3 * 8 * kStages;
+  static constexpr int kBarrierBytes = (3 * 8 * kStages + 15) / 16 * 16;
   __device__ explicit StageBarriers(uint32_t barriers) : barriers_(barriers) {}
 
   // landed_arrivals: none where nobody relays.
@@ -87,25 +87,26 @@ class StageBarriers {
 };
 
 // Both operands of a stage lie together.
-template <int kStages, int kRows_>
+template <int kStages, int kRows_, int kBytesM = kOperandMBytes>
 class Ring : public StageBarriers<kStages> {
  public:
   static constexpr int kRows = kRows_;
   __device__ Ring(uint32_t memory, uint32_t barriers)
       : StageBarriers<kStages>(barriers), memory_(memory) {}
 
-  __device__ uint32_t operand_m() const { return memory_ + this->stage_ * kStageBytes<kRows>; }
-  __device__ uint32_t operand_n() const { return operand_m() + kOperandMBytes; }
+  __device__ uint32_t operand_m() const { return memory_ + this->stage_ * kBytes; }
+  __device__ uint32_t operand_n() const { return operand_m() + kBytesM; }
   // For descriptors, which count in 16 bytes: the first stage's m operand, and how far from it the
   // current one's is, so that nothing but a sum stands between a full stage and its products.
   __device__ uint32_t first_m() const { return memory_; }
   __device__ uint32_t ahead() const { return ahead_; }
   __device__ void advance() {
     StageBarriers<kStages>::advance();
-    ahead_ = this->stage_ == 0 ? 0 : ahead_ + kStageBytes<kRows> / 16;
+    ahead_ = this->stage_ == 0 ? 0 : ahead_ + kBytes / 16;
   }
 
  private:
+  static constexpr int kBytes = kStageBytes<kRows, kBytesM>;
   uint32_t memory_, ahead_ = 0;
 };
 

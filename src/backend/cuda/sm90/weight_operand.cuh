@@ -17,8 +17,9 @@ template <Major kMajor_>
 struct PlainWeights {
   using Params = RowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = false;
+  static constexpr bool kCoded = false, kInRegisters = false;
   static constexpr int kCopyBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
+  static constexpr int kBlockStride = kBlockBytes;                 // in a stage
   static __device__ int place(const Params&) { return 0; }
   static __device__ int bytes(const Params&) { return kOperandMBytes; }
   static __device__ int column(const Params&, int position) { return position; }
@@ -31,8 +32,8 @@ struct CodedWeights {
   using Format = Format_;
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = true, kInLines = false;
-  static constexpr int kCopyBlocks = 1;
+  static constexpr bool kCoded = true, kInLines = false, kInRegisters = false;
+  static constexpr int kCopyBlocks = 1, kBlockStride = kBlockBytes;
   static __device__ int place(const Params&) { return kBlockBytes / 2; }
   static __device__ int bytes(const Params&) { return kOperandMBytes / 2; }
   static __device__ int column(const Params&, int position) { return position; }
@@ -44,14 +45,30 @@ template <Major kMajor_>
 struct CodedWeights<LineFormats, kMajor_> {
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = true, kInLines = true;
-  static constexpr int kCopyBlocks = 1;
+  static constexpr bool kCoded = true, kInLines = true, kInRegisters = false;
+  static constexpr int kCopyBlocks = 1, kBlockStride = kBlockBytes;
   static __device__ int nibbles(const Params& p) { return p.lines.decode != LineDecode::kBytes; }
   static __device__ int place(const Params& p) {
     return kBlockBytes - (kBlockBytes / 2 >> nibbles(p));
   }
   static __device__ int bytes(const Params& p) { return kOperandMBytes / 2 >> nibbles(p); }
   static __device__ int column(const Params& p, int position) { return position >> nibbles(p); }
+};
+
+// Lines along k, whose elements the warps that multiply make in their registers
+// (register_decoder.cuh): a stage holds the codes and nothing else, and so there are more stages.
+template <LineDecode kDecode_>
+struct RegisterWeights {
+  using Params = CodedRowGemmParams;
+  static constexpr Major kMajor = Major::kK;
+  static constexpr bool kCoded = false, kInRegisters = true;
+  static constexpr LineDecode kDecode = kDecode_;
+  static constexpr int kNibbles = kDecode != LineDecode::kBytes;
+  static constexpr int kLineBytes = kTileK >> kNibbles;
+  static constexpr int kCopyBlocks = 1, kBlockStride = 64 * kLineBytes;
+  static __device__ int place(const Params&) { return 0; }
+  static __device__ int bytes(const Params&) { return 4 * kBlockStride; }
+  static __device__ int column(const Params&, int position) { return position >> kNibbles; }
 };
 
 // What the four 64-feature blocks are. Warpgroup g multiplies blocks g and 2 + g.
@@ -91,8 +108,8 @@ __device__ __forceinline__ void load_operand_m(const typename Weights::Params& p
     const bool along_k = Weights::kMajor == Major::kK;
     const int column = Weights::column(p, along_k ? from.k : place.feature);
     const ptx::Coordinate at = {column, along_k ? place.feature : from.k, from.expert};
-    load_block(dst + block * kBlockBytes + Weights::place(p), from.maps + place.part, barrier, at,
-               shared);
+    load_block(dst + block * Weights::kBlockStride + Weights::place(p), from.maps + place.part,
+               barrier, at, shared);
   };
   // Not one loop whose bounds are known only now: that becomes 75 instructions in front of the last
   // copy, with a choice for each of them.

@@ -129,6 +129,27 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint32_t a, uint32
   MOEC_WGMMA_N(144, MOEC_P17, "%72", "%73", "%74", "%75", "%76", MOEC_R17)
 }
 
+// The same with the A operand in registers, of 32 columns. Its fragment is that of D with two
+// elements each in the place of one: a[0] and a[1] of rows t / 4 and 8 more, columns 2 (t % 4) and
+// the next; a[2] and a[3] of columns 8 further on.
+#define MOEC_WGMMA_A(type)                                                     \
+  asm volatile(                                                                \
+      "{\n.reg .pred keep;\nsetp.ne.b32 keep, %21, 0;\n"                       \
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " {" MOEC_P3 \
+      "}, {%16,%17,%18,%19}, %20, keep, 1, 1, %22;\n}"                         \
+      : MOEC_R3                                                                \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(keep), "n"(int(kB)))
+template <typename Element, Major kB>
+__device__ __forceinline__ void wgmma(float (&d)[16], const uint32_t (&a)[4], uint32_t b,
+                                      int keep) {
+  const uint64_t b_desc = uint64_t(kDescriptorHigh) << 32 | b;
+  if constexpr (__is_same(Element, __nv_bfloat16))
+    MOEC_WGMMA_A("bf16");
+  else
+    MOEC_WGMMA_A("f16");
+}
+
+#undef MOEC_WGMMA_A
 #undef MOEC_WGMMA_N
 #undef MOEC_WGMMA
 #undef MOEC_R0
