@@ -147,7 +147,12 @@ class Bench:
         if not can_capture:
             return run, 1
         from clock import graph_of
-        return graph_of(lambda: [run() for _ in range(copies)], self.pool), copies
+
+        def calls():  # each frees what it made before the next one
+            for _ in range(copies):
+                run()
+
+        return graph_of(calls, self.pool), copies
 
     def add(self, name, tokens, op, impl, us, spread, **values):
         row = dict(shape=name, tokens=tokens, op=op, impl=impl, us=round(us, 2), spread=spread,
