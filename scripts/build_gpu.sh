@@ -61,9 +61,10 @@ if [ -n "$sources" ] && [ -f $coded ]; then
   done
 fi
 few=src/backend/cuda/sm90/row_gemm_few.cu.in
+listed() { sed -n "s/^set(MOEC_CUDA_$1 \(.*\))/\1/p" src/backend/cuda/sources.cmake; }
 if [ -n "$sources" ] && [ -f $few ]; then
-  for decode in kTable kPowers kIntegers kBytes; do
-    for operation in up down; do
+  for decode in $(listed FEW_DECODES); do
+    for operation in $(listed FEW_OPERATIONS); do
       file=$folder/row_gemm_few_${operation}_$decode
       sed "s/@operation@/$operation/; s/@decode@/$decode/" $few >"$file.cu"
       objects+=("$file.o") steps+=("$file.cu" "$file.o")

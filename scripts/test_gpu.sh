@@ -149,8 +149,8 @@ if wanted torch; then
 fi
 framework_task() {  # a module's tests that are marked gpu
   task host "python_$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONPATH="$PYTHONPATH" \
-    python3 -m pytest -m gpu \
-    -p no:cacheprovider "bindings/python/framework_tests/test_$1.py"
+    python3 -m pytest -m gpu -p no:cacheprovider \
+    "bindings/python/framework_tests/test_$1.py"
 }
 if wanted frameworks; then  # beside this machine's torch, transformers and jax
   modules=(torch_gpu torch_bias torch_nan torch_codes torch_adapters torch_lora packed_mxfp4)

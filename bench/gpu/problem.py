@@ -34,8 +34,8 @@ class Matrices:
 
 
 class Problem:
-    """T tokens: x and d_y [T,H] bf16, ids [T,K] i32 of the largest
-    logits [T,E] f32, weights [T,K] f32 that sum to 1."""
+    """T tokens: x and d_y [T,H] bf16, logits [T,E] f32, ids [T,K] i32 of the largest, weights [T,K]
+    f32 that sum to 1."""
 
     def __init__(self, matrices, tokens):
         self.name, self.shape, self.tokens = matrices.name, matrices.shape, tokens

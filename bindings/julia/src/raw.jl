@@ -2212,7 +2212,7 @@ moec_weights_unpack(weights, to, stream) =
 moec_weights_save_sync(weights, path) =
     @ccall LIB.moec_weights_save_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
 
-"Maps such a file as the packed copy: read-only, shared between processes. Waits likewise; on CUDA it allocates. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or packed_format."
+"Maps such a file as the packed copy: read-only, shared between processes. Waits likewise. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or packed_format; E_UNSUPPORTED: the device packs nothing (CUDA)."
 moec_weights_map_sync(weights, path) =
     @ccall LIB.moec_weights_map_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
 

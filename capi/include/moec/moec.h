@@ -869,9 +869,9 @@ MOEC_API moec_status moec_weights_unpack(const moec_weights* weights, const moec
 /* Writes the packed copy to a file, which takes the place of `path` whole (of a link, too). Waits
  * for the device and the disk. E_INVALID_STATE: nothing is packed. */
 MOEC_API moec_status moec_weights_save_sync(const moec_weights* weights, const char* path);
-/* Maps such a file as the packed copy: read-only, shared between processes. Waits likewise; on CUDA
- * it allocates. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or
- * packed_format. */
+/* Maps such a file as the packed copy: read-only, shared between processes. Waits likewise.
+ * E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or packed_format;
+ * E_UNSUPPORTED: the device packs nothing (CUDA). */
 MOEC_API moec_status moec_weights_map_sync(moec_weights* weights, const char* path);
 
 /* ---- making quantised weights ---- */

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class _Bounds:
         self._served: dict[int, tuple[Any, int, set[int]]] = {}
         """{id: (model, which keeps the id its own; bound; numbers of the layers that had it)}"""
         self._most = 1
-        self._waiting: dict[int, weakref.WeakSet[_Call]] = {}
+        self._waiting: defaultdict[int, weakref.WeakSet[_Call]] = defaultdict(weakref.WeakSet)
 
     def of(self, model: Any, layer: int, count: int, agree: Callable[[], int]) -> int:
         """The bound for a call of a layer with so many tokens; agree() asks all ranks."""
@@ -59,12 +60,12 @@ class _Bounds:
         """The bound of a call for its recomputation, as long as the graph of y lives."""
         call = _Call(next(_numbers), count, bound)
         y.register_hook(lambda _, call=call: None)
-        self._waiting.setdefault(layer, weakref.WeakSet()).add(call)
+        self._waiting[layer].add(call)
 
     def _again(self, layer: int, count: int) -> int:
         """That of the last forward that waits for its backward: checkpoints compare the sizes of
         what was saved. Where the forward built no graph, the largest of all, as on all ranks."""
-        waiting = self._waiting.get(layer, weakref.WeakSet())
+        waiting = self._waiting[layer]
         fitting = [call for call in waiting if call.count == count]
         if not fitting:
             return self._most
@@ -73,11 +74,13 @@ class _Bounds:
         return last.bound
 
 
+@dataclass(frozen=True, eq=False)
 class _Call:
     """A call of a layer: its turn, its tokens, and the bound that it had."""
 
-    def __init__(self, number: int, count: int, bound: int) -> None:
-        self.number, self.count, self.bound = number, count, bound
+    number: int
+    count: int
+    bound: int
 
 
 def _is_recomputed() -> bool:
