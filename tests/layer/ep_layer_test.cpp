@@ -82,8 +82,10 @@ bool is_left_out(uint32_t scheme) {
   return scheme == MOEC_EP_PEER && test_device().type == MOEC_CUDA;
 }
 std::vector<uint32_t> all_schemes() {
-  std::vector<uint32_t> schemes = {MOEC_EP_GATHER, MOEC_EP_PEER, MOEC_EP_ROWS, MOEC_EP_EXACT};
-  schemes.erase(std::remove_if(schemes.begin(), schemes.end(), is_left_out), schemes.end());
+  std::vector<uint32_t> schemes;
+  for (const uint32_t scheme : {MOEC_EP_GATHER, MOEC_EP_PEER, MOEC_EP_ROWS, MOEC_EP_EXACT}) {
+    if (!is_left_out(scheme)) schemes.push_back(scheme);
+  }
   return schemes;
 }
 
