@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The work of a quantisation, cut into tiles that share a scale, for host and device. A team works
-// on a tile: one thread of the CPU, or a warp or CTA.
+// on a tile: one thread of the CPU, or a warp or CTA. The type of the values is found as they are
+// read: the rule takes the time, and one body of a rule serves all types.
 //
 //   team.rank, team.size   this thread, of how many
 //   team.all(spread)       the spread of what all of them saw
 #pragma once
 
 #include "core/chunks.h"
+#include "core/dtype.h"
 #include "quant/quantise_rules.h"
 
 namespace moec::quant {
@@ -29,31 +31,27 @@ struct QuantiseView {
   const uint32_t* expert_bits = nullptr;
   Chunks expert_chunks{0, 1};  // of N * K
 
+  MOEC_HD float value(int64_t at) const { return load_real(source, dtype, at); }
   MOEC_HD int64_t tiles_k() const { return (cols + block_k - 1) / block_k; }
   MOEC_HD int64_t expert_tiles() const { return (rows + block_n - 1) / block_n * tiles_k(); }
   MOEC_HD int64_t tiles() const { return num_experts * expert_tiles(); }
 };
 
-template <class T, class Team>
-MOEC_HD Spread spread_of(const T* from, int64_t begin, int64_t end, const Team& team) {
-  Spread spread;
-  for (int64_t i = begin + team.rank; i < end; i += team.size) spread.add(to_float(from[i]));
-  return team.all(spread);
-}
-
 // Entry `chunk` of expert_bits, of all experts one after the other.
-template <class T, class Team>
+template <class Team>
 MOEC_HD void expert_chunk(const QuantiseView& v, uint32_t* bits, int64_t chunk, const Team& team) {
   const Chunks& chunks = v.expert_chunks;
   const int64_t e = chunk / chunks.count, c = chunk - e * chunks.count;
-  const T* const from = static_cast<const T*>(v.source) + e * v.rows * v.cols;
-  const int64_t begin = c * chunks.length, after = begin + chunks.length;
+  const int64_t first = e * v.rows * v.cols, begin = c * chunks.length;
+  const int64_t after = begin + chunks.length;
   const int64_t end = after < chunks.items ? after : chunks.items;
-  const Spread spread = spread_of(from, begin, end, team);
+  Spread spread;
+  for (int64_t i = begin + team.rank; i < end; i += team.size) spread.add(v.value(first + i));
+  spread = team.all(spread);
   if (team.rank == 0) bits[chunk] = spread.bits;
 }
 
-template <class Rule, class T, class Team>
+template <class Rule, class Team>
 MOEC_HD void quantise_tile(const Rule& rule, const QuantiseView& v, int64_t tile,
                            const Team& team) {
   constexpr int kEach = 8 / Rule::kCodeBits;  // codes of a byte
@@ -63,10 +61,9 @@ MOEC_HD void quantise_tile(const Rule& rule, const QuantiseView& v, int64_t tile
   const int64_t rows = row + v.block_n < v.rows ? v.block_n : v.rows - row;
   const bool last = col + v.block_k >= v.cols;
   const int64_t cols = last ? v.cols - col : v.block_k;
-  const T* const from = static_cast<const T*>(v.source) + e * v.rows * v.cols + row * v.row_stride +
-                        col * v.col_stride;
+  const int64_t first = e * v.rows * v.cols + row * v.row_stride + col * v.col_stride;
   const auto value = [&](int64_t n, int64_t k) {
-    return to_float(from[n * v.row_stride + k * v.col_stride]);
+    return v.value(first + n * v.row_stride + k * v.col_stride);
   };
   Spread spread, expert;
   if (v.expert_bits) {
@@ -86,9 +83,9 @@ MOEC_HD void quantise_tile(const Rule& rule, const QuantiseView& v, int64_t tile
   }
   const ScaledBlock block = rule.block(spread, expert);
   if (team.rank == 0) {
-    const bool first = inside == 0;
+    const bool leads = inside == 0;  // its expert
     const int64_t at = v.expert_scale ? e : tile;
-    if (!v.expert_scale || first) {
+    if (!v.expert_scale || leads) {
       if (is_real(v.scale_dtype))
         store_real(v.scales, v.scale_dtype, at, block.scale);
       else
@@ -96,7 +93,7 @@ MOEC_HD void quantise_tile(const Rule& rule, const QuantiseView& v, int64_t tile
     }
     if (v.zeros) v.zeros[tile] = int8_t(block.zero);
     if constexpr (Rule::kOfExpert)
-      if (first) v.scales2[e] = rule.expert_scale(expert);
+      if (leads) v.scales2[e] = rule.expert_scale(expert);
   }
   const int64_t begin = col / kEach,
                 bytes = (last ? v.code_row_bytes : (col + cols) / kEach) - begin;

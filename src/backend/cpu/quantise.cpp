@@ -4,7 +4,6 @@
 
 #include "backend/cpu/ops.h"
 #include "backend/quantise_args.h"
-#include "core/dtype.h"
 
 namespace moec::cpu {
 namespace {
@@ -42,17 +41,13 @@ void nested(const Device& device, const quant::NestedView& view) {
 
 void quantise(const Device& device, const QuantiseArgs& args) {
   const quant::QuantiseView& view = args.view;
-  with_real(view.dtype, [&]<class T>() {
-    if (args.expert_bits)
-      for_each(device, view.num_experts * view.expert_chunks.count, view.expert_chunks.length,
-               [&](int64_t chunk) {
-                 quant::expert_chunk<T>(view, args.expert_bits, chunk, OneThread{});
-               });
-    quant::with_rule(args.rule, [&](const auto& rule) {
-      for_each(device, view.tiles(), view.block_n * view.block_k, [&](int64_t tile) {
-        quant::quantise_tile<std::decay_t<decltype(rule)>, T>(rule, view, tile, OneThread{});
-      });
-    });
+  if (args.expert_bits)
+    for_each(
+        device, view.num_experts * view.expert_chunks.count, view.expert_chunks.length,
+        [&](int64_t chunk) { quant::expert_chunk(view, args.expert_bits, chunk, OneThread{}); });
+  quant::with_rule(args.rule, [&](const auto& rule) {
+    for_each(device, view.tiles(), view.block_n * view.block_k,
+             [&](int64_t tile) { quant::quantise_tile(rule, view, tile, OneThread{}); });
   });
   if (args.nested.codes) nested(device, args.nested);
   if (args.packed_zeros.words)

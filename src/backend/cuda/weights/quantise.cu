@@ -5,7 +5,6 @@
 #include "backend/cuda/device/check.h"
 #include "backend/cuda/device/op.cuh"
 #include "backend/cuda/device/warp.cuh"
-#include "core/dtype.h"
 
 namespace moec::cuda {
 namespace {
@@ -55,21 +54,20 @@ __device__ __forceinline__ void for_each(int64_t items, const Body& body) {
     body(item, Team());
 }
 
-template <class T>
 __global__ __launch_bounds__(kThreads) void expert_bits_kernel(
     const __grid_constant__ QuantiseView v, uint32_t* bits) {
   begin_kernel();
   for_each<CtaTeam>(v.num_experts * v.expert_chunks.count, [&](int64_t chunk, const auto& team) {
-    quant::expert_chunk<T>(v, bits, chunk, team);
+    quant::expert_chunk(v, bits, chunk, team);
   });
 }
 
-template <class Rule, class T, class Team>
+template <class Rule, class Team>
 __global__ __launch_bounds__(kThreads) void tiles_kernel(const __grid_constant__ Rule rule,
                                                          const __grid_constant__ QuantiseView v) {
   begin_kernel();
   for_each<Team>(v.tiles(), [&](int64_t tile, const auto& team) {
-    quant::quantise_tile<Rule, T>(rule, v, tile, team);
+    quant::quantise_tile(rule, v, tile, team);
   });
 }
 
@@ -106,14 +104,14 @@ dim3 grid(const Op& op, int64_t items, int64_t each) {
   return grid_for(items, each, int64_t(op.multiprocessors) * 16);
 }
 
-template <class Rule, class T>
+template <class Rule>
 void run_tiles(const Op& op, const Rule& rule, const QuantiseView& view) {
   if (view.block_n * view.block_k <= kWarpElements)
-    run(op, "quantise", tiles_kernel<Rule, T, WarpTeam>, grid(op, view.tiles(), kWarps), kThreads,
-        0, rule, view);
-  else
-    run(op, "quantise", tiles_kernel<Rule, T, CtaTeam>, grid(op, view.tiles(), 1), kThreads, 0,
+    run(op, "quantise", tiles_kernel<Rule, WarpTeam>, grid(op, view.tiles(), kWarps), kThreads, 0,
         rule, view);
+  else
+    run(op, "quantise", tiles_kernel<Rule, CtaTeam>, grid(op, view.tiles(), 1), kThreads, 0, rule,
+        view);
 }
 
 }  // namespace
@@ -121,14 +119,11 @@ void run_tiles(const Op& op, const Rule& rule, const QuantiseView& view) {
 void quantise(const Op& op, const QuantiseArgs& args) {
   const QuantiseView& view = args.view;
   if (view.tiles() == 0) return;
-  with_real(view.dtype, [&]<class T>() {
-    if (args.expert_bits)
-      run(op, "quantise", expert_bits_kernel<T>,
-          grid(op, view.num_experts * view.expert_chunks.count, 1), kThreads, 0, view,
-          args.expert_bits);
-    quant::with_rule(args.rule,
-                     [&]<class Rule>(const Rule& rule) { run_tiles<Rule, T>(op, rule, view); });
-  });
+  if (args.expert_bits)
+    run(op, "quantise", expert_bits_kernel,
+        grid(op, view.num_experts * view.expert_chunks.count, 1), kThreads, 0, view,
+        args.expert_bits);
+  quant::with_rule(args.rule, [&](const auto& rule) { run_tiles(op, rule, view); });
   if (args.nested.codes) {
     static constexpr quant::DynamicMap kMap;
     const NestedView& nested = args.nested;
