@@ -45,7 +45,6 @@ macro(add_gpu_test name)
   endif()
 endmacro()
 
-list(TRANSFORM ep_problem PREPEND ../ OUTPUT_VARIABLE ep_problem_of_gpu)
 add_gpu_test(graph_test SOURCES step.cpp)
 add_gpu_test(repeat_test SOURCES step.cpp occupy.cu)
 add_gpu_test(device_test SOURCES step.cpp)
@@ -53,14 +52,15 @@ add_gpu_test(paths_test)
 add_gpu_test(coded_test SOURCES coded_problem.cpp)
 add_gpu_test(lines_test BULK)
 add_gpu_test(buffer_test)
-add_gpu_test(ep_gpu_test BULK SOURCES ep_board.cpp step.cpp ${ep_problem_of_gpu})
+add_gpu_test(ep_gpu_test BULK SOURCES ep_board.cpp step.cpp)
+target_link_libraries(ep_gpu_test PRIVATE moec_ep_support)
 add_gpu_test(ep_processes_test)
 add_gpu_test(kernel_check KERNELS SANITIZE
-  SOURCES weight_grad_check.cpp plan_check.cpp routes_check.cpp ../support/routes_case.cpp
+  SOURCES weight_grad_check.cpp plan_check.cpp routes_check.cpp
     experts_problem.cpp plain.cu)
 add_gpu_test(small_check KERNELS SANITIZE SOURCES experts_problem.cpp plain.cu)
 add_gpu_test(backends_agree SANITIZE SOURCES agree.cpp)
-add_gpu_test(quantise_agrees SANITIZE SOURCES agree.cpp ../support/quantise_case.cpp)
+add_gpu_test(quantise_agrees SANITIZE SOURCES agree.cpp)
 add_gpu_test(routing_agrees SANITIZE
   SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)
 set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test

@@ -3,9 +3,8 @@
 target_sources(moec_test_support PRIVATE
   support/adapter_set.cpp support/descriptors.cpp support/device.cpp support/golden_adapters.cpp
   support/layer_runner.cpp support/quant_draw.cpp support/quant_runner.cpp
-  support/quantised.cpp support/quantised_cases.cpp support/quantised_files.cpp
-  support/rank_threads.cpp
-  support/tensors.cpp support/weight_sets.cpp)
+  support/quantise_case.cpp support/quantised.cpp support/quantised_cases.cpp
+  support/quantised_files.cpp support/rank_threads.cpp support/tensors.cpp support/weight_sets.cpp)
 set(all_isas ${MOEC_ISAS})
 add_moec_test(layer/golden_test LABELS per_backend aarch64 ISAS ${all_isas} old_cpu)
 add_moec_test(layer/golden_formats_test LABELS per_backend ISAS ${all_isas})
@@ -16,20 +15,24 @@ add_moec_test(layer/mixed_plans_test LABELS per_backend asan)
 add_moec_test(layer/mixed_routers_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/types_test LABELS per_backend asan)
 add_moec_test(layer/adapters_golden_test LABELS per_backend ISAS ${all_isas})
-add_moec_test(layer/adapters_copy_test SOURCES support/quantise_case.cpp LABELS per_backend asan)
+add_moec_test(layer/adapters_copy_test LABELS per_backend asan)
 add_moec_test(layer/adapters_merge_test LABELS per_backend asan)
 add_moec_test(layer/adapters_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/experts_test LABELS per_backend asan aarch64)
 add_moec_test(layer/formats_test LABELS per_backend asan ISAS ${all_isas} old_cpu)
 add_moec_test(layer/schemes_test LABELS per_backend asan ISAS ${all_isas})
-add_moec_test(layer/quantise_golden_test SOURCES support/quantise_case.cpp LABELS per_backend)
-add_moec_test(layer/quantise_test SOURCES support/quantise_case.cpp LABELS per_backend asan)
+add_moec_test(layer/quantise_golden_test LABELS per_backend)
+add_moec_test(layer/quantise_test LABELS per_backend asan)
 add_moec_test(layer/values_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/plans_test LABELS per_backend asan)
 add_moec_test(layer/rules_test LABELS per_backend asan)
 add_moec_test(layer/routing_test LABELS per_backend asan)
 add_moec_test(layer/ep_test LABELS asan tsan)
-set(ep_problem support/ep_problem.cpp support/ep_runs.cpp support/ep_sequence.cpp
-  support/ep_training.cpp)
-add_moec_test(layer/ep_layer_test SOURCES ${ep_problem} LABELS asan)
+# Layers of ranks, of threads, processes or GPUs.
+add_library(moec_ep_support STATIC EXCLUDE_FROM_ALL support/ep_problem.cpp support/ep_runs.cpp
+  support/ep_sequence.cpp support/ep_training.cpp)
+target_link_libraries(moec_ep_support PUBLIC moec_test_support)
+use_test_headers(moec_ep_support 1)
+add_moec_test(layer/ep_layer_test LABELS asan)
+target_link_libraries(ep_layer_test PRIVATE moec_ep_support)
 add_moec_test(layer/ep_losses_test LABELS asan tsan)

@@ -2,9 +2,8 @@
 # moec/mpi.h with 2 and 4 processes, more than there may be cores, also as root.
 find_package(MPI COMPONENTS C)
 if(MPI_C_FOUND)
-  add_executable(ep_mpi_test mpi/ep_mpi_test.cpp support/ep_problem.cpp support/ep_runs.cpp
-    support/ep_sequence.cpp support/ep_training.cpp)
-  target_link_libraries(ep_mpi_test PRIVATE moec moec_test_support MPI::MPI_C Threads::Threads
+  add_executable(ep_mpi_test mpi/ep_mpi_test.cpp)
+  target_link_libraries(ep_mpi_test PRIVATE moec_ep_support moec MPI::MPI_C Threads::Threads
     GTest::gtest)
   target_compile_definitions(ep_mpi_test PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
   foreach(count 2 4)
