@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import moec
 from conftest import tiny_shape
 from moec import checkpoint, cli, golden, shapes, synth
 from moec.checkpoint import CheckpointError, SafetensorsFile
-from moec.cli import bench
+from moec.cli import _common, bench
 from moec.families import BY_MODEL_TYPE
 from moec.synth_codes import SCHEMES
 
@@ -39,6 +40,14 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_has_an_example(command: str) -> None:
     result = invoke(command, "--help")
     assert result.exit_code == 0 and f"Example: moec {command}" in result.output
+
+
+def test_a_long_name_cuts_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    made = _common.table("devices", "name", "memory", "free")
+    made.add_row("a processor with a name of a whole line " * 3, "1234.5 GB", "123.4 GB")
+    Console(width=60).print(made)
+    said = capsys.readouterr().out
+    assert "1234.5 GB" in said and "123.4 GB" in said
 
 
 def test_info() -> None:

@@ -101,10 +101,11 @@ Device = Annotated[
 
 
 def table(title: str, *columns: str) -> Table:
-    """A table whose first column is text and whose others are numbers."""
+    """A table whose first column is text, which folds, and whose others are numbers."""
     made = Table(title=title, title_justify="left", title_style="bold")
-    for index, column in enumerate(columns):
-        made.add_column(column, justify="right" if index else "left", no_wrap=True)
+    made.add_column(columns[0], overflow="fold")
+    for column in columns[1:]:
+        made.add_column(column, justify="right", no_wrap=True)
     return made
 
 
