@@ -56,8 +56,7 @@ add_gpu_test(ep_gpu_test BULK SOURCES ep_board.cpp step.cpp)
 target_link_libraries(ep_gpu_test PRIVATE moec_ep_support)
 add_gpu_test(ep_processes_test)
 add_gpu_test(kernel_check KERNELS SANITIZE
-  SOURCES weight_grad_check.cpp plan_check.cpp routes_check.cpp
-    experts_problem.cpp plain.cu)
+  SOURCES weight_grad_check.cpp plan_check.cpp routes_check.cpp experts_problem.cpp plain.cu)
 add_gpu_test(small_check KERNELS SANITIZE SOURCES experts_problem.cpp plain.cu)
 add_gpu_test(backends_agree SANITIZE SOURCES agree.cpp)
 add_gpu_test(quantise_agrees SANITIZE SOURCES agree.cpp)
