@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of the tests of expert parallelism: parallel_worker.py CASE RANK SIZE FOLDER."""
+"""One rank of the tests of expert parallelism."""
 
 from __future__ import annotations
 
 import gc
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -241,11 +240,13 @@ def order_case(rank: int, size: int, folder: Path) -> None:
         torch.testing.assert_close(x.grad, also.grad, rtol=1e-4, atol=1e-5)
 
 
-if __name__ == "__main__":
-    case, rank, size, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+CASES = {"train": train_case, "experts": experts_case, "errors": errors_case, "edges": edges_case,
+         "order": order_case}
+
+
+def main(rank: int, size: int, folder: Path, case: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    {"train": train_case, "experts": experts_case, "errors": errors_case, "edges": edges_case,
-     "order": order_case}[case](rank, size, folder)
+    CASES[case](rank, size, folder)
     dist.barrier()
     dist.destroy_process_group()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as processes
 from accelerate import cpu_offload, dispatch_model
 from models import tokens
 from packed_models import experts, load, saved
 from peft import LoraConfig, get_peft_model
+from ranks import run_ranks
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -49,14 +49,14 @@ def with_adapters(place: Path, **options: Any) -> Any:
     return made
 
 
-def sharded_rank(index: int, place: str) -> None:
+def sharded_rank(index: int, size: int, place: Path) -> None:
     """FSDP2 shards all but packed stacks, which every rank holds."""
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{place}/meet", rank=index, world_size=2)
-    model = with_adapters(Path(place))
+        "gloo", init_method=f"file://{place}/meet", rank=index, world_size=size)
+    model = with_adapters(place)
     packed = {p for p in model.parameters() if isinstance(p, PackedTensor)}
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (size,))
     for layer in model.base_model.model.model.layers:
         fully_shard(layer, mesh=mesh, ignored_params=packed)
     fully_shard(model, mesh=mesh, ignored_params=packed)
@@ -65,28 +65,28 @@ def sharded_rank(index: int, place: str) -> None:
     losses = torch.tensor(steps(model, slice(index, index + 1)))
     distributed.all_reduce(losses)
     if index == 0:
-        torch.save(losses / 2, Path(place) / "losses.pt")
+        torch.save(losses / 2, place / "losses.pt")
     distributed.destroy_process_group()
 
 
-def rank(index: int, place: str) -> None:
+def rank(index: int, size: int, place: Path) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{place}/meet", rank=index, world_size=2)
-    model = load(Path(place), torch.float32)
+        "gloo", init_method=f"file://{place}/meet", rank=index, world_size=size)
+    model = load(place, torch.float32)
     whole: Any = DistributedDataParallel(model)
     losses = torch.tensor(steps(whole, slice(index, index + 1)))
     assert any(isinstance(p, PackedTensor) for p in model.parameters())
     distributed.all_reduce(losses)
     if index == 0:
-        torch.save(losses / 2, Path(place) / "losses.pt")
+        torch.save(losses / 2, place / "losses.pt")
     distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("way", [rank, sharded_rank])
 def test_two_ranks(way: Any, tmp_path: Path) -> None:
     place = saved(tmp_path, "gpt_oss")
-    processes.spawn(way, (str(place),), nprocs=2)
+    run_ranks(way, 2, place)
     whole = load(place, torch.float32) if way is rank else with_adapters(place)
     want = steps(whole, slice(None))
     got = torch.load(place / "losses.pt").tolist()

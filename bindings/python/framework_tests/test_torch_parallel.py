@@ -3,34 +3,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import parallel_worker as worker
 import pytest
 import torch
+from ranks import run_ranks
 
 import moec
 import moec.torch
 
-WORKER = Path(worker.__file__)
-
-
-def run_ranks(size: int, folder: Path, case: str, script: Path = WORKER) -> None:
-    ranks = [
-        subprocess.Popen([sys.executable, str(script), case, str(rank), str(size), str(folder)],
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in range(size)
-    ]
-    texts = [rank.communicate(timeout=240)[0] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks), "\n".join(texts)[-4000:]
-
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_training_equals_one_process(size: int, tmp_path: Path) -> None:
-    run_ranks(size, tmp_path, "train")
+    run_ranks(worker.main, size, tmp_path, "train")
     one = moec.torch.MoELayer(*worker.descs())
     one.load_state_dict(worker.initial())
     want = worker.train(one, 0, 1, False)
@@ -44,7 +31,7 @@ def test_training_equals_one_process(size: int, tmp_path: Path) -> None:
 
 
 def test_experts_equal_one_process(tmp_path: Path) -> None:
-    run_ranks(2, tmp_path, "experts")
+    run_ranks(worker.main, 2, tmp_path, "experts")
     parts: list[Any] = [torch.load(tmp_path / f"experts_{rank}.pt") for rank in range(2)]
     one = worker.full_experts()
 
@@ -59,12 +46,12 @@ def test_experts_equal_one_process(tmp_path: Path) -> None:
 
 
 def test_errors_name_the_rank_and_the_cause(tmp_path: Path) -> None:
-    run_ranks(2, tmp_path, "errors")
+    run_ranks(worker.main, 2, tmp_path, "errors")
 
 
 @pytest.mark.parametrize("case", ["edges", "order"])
 def test_edges_and_order(case: str, tmp_path: Path) -> None:
-    run_ranks(2, tmp_path, case)
+    run_ranks(worker.main, 2, tmp_path, case)
 
 
 def test_what_cannot_be_parted_is_refused() -> None:

@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_torch_parallel import run_ranks
+from ranks import run_ranks
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 if not find_spec("transformers.distributed.expert_parallel"):
     pytest.skip("transformers before 5.23", allow_module_level=True)
 
 import transformers_worker as worker
-
-WORKER = Path(worker.__file__)
-
 
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 
@@ -28,10 +25,8 @@ TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs ar
     pytest.param("cuda", "AUTO", marks=[pytest.mark.gpu, TWO_GPUS]),
 ])
 def test_a_model_loads_its_experts_trains_and_is_saved(
-    device: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, scheme: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("MOEC_TEST_DEVICE", device)
-    monkeypatch.setenv("MOEC_TEST_EP_SCHEME", scheme)
     config = Qwen3MoeConfig(
         vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=24,
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
@@ -39,9 +34,9 @@ def test_a_model_loads_its_experts_trains_and_is_saved(
     )
     torch.manual_seed(0)
     Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "model")
-    run_ranks(2, tmp_path, "moec", WORKER)
+    run_ranks(worker.main, 2, tmp_path, device, scheme)
     one = AutoModelForCausalLM.from_pretrained(tmp_path / "model", experts_implementation="moec")
-    want = worker.train(one.to(device), worker.tokens(0, 1), 1)
+    want = worker.train(one.to(device), worker.tokens(0, 1).to(device), 1)
     assert torch.load(tmp_path / "losses.pt") == pytest.approx(want, rel=1e-4)
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
     for (name, have), (_, expected) in zip(

@@ -61,7 +61,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": ("Phimoe", _LOCAL),
     "gemma4_text": ("Gemma4Text", _FULL | {
         "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 24,
-        "enable_moe_block": True}),
+        "enable_moe_block": True, "vocab_size_per_layer_input": 96,
+        "hidden_size_per_layer_input": 16}),
     "granitemoe": ("GraniteMoe", _LOCAL),
     "granitemoeshared": ("GraniteMoeShared", _LOCAL | {"shared_intermediate_size": 40}),
     "granitemoehybrid": ("GraniteMoeHybrid", _LOCAL | {

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a Qwen3-MoE under transformers' expert parallelism:
-transformers_worker.py IMPLEMENTATION RANK SIZE FOLDER."""
+"""One rank of a Qwen3-MoE under transformers' expert parallelism."""
 
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,16 +21,10 @@ from moec.transformers import _parallel
 STEPS, RATE = 5, 0.2
 
 
-def device_of(rank: int) -> torch.device:
-    if os.environ.get("MOEC_TEST_DEVICE") == "cuda":
-        return torch.device("cuda", rank)
-    return torch.device("cpu")
-
-
 def tokens(rank: int, size: int) -> Tensor:
-    """The sequences of a rank, on its device: [4,7] of all."""
+    """The sequences of a rank: [4,7] of all."""
     every = torch.randint(0, 64, (4, 7), generator=torch.Generator().manual_seed(2))
-    return every[4 * rank // size : 4 * (rank + 1) // size].to(device_of(rank))
+    return every[4 * rank // size : 4 * (rank + 1) // size]
 
 
 def train(model: Any, ids: Tensor, size: int) -> list[float]:
@@ -50,19 +42,17 @@ def train(model: Any, ids: Tensor, size: int) -> list[float]:
     return losses
 
 
-if __name__ == "__main__":
-    kind, rank, size, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+def main(rank: int, size: int, folder: Path, kind: str, scheme: str) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
-    device = device_of(rank)
-    if device.type == "cuda":
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
         torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(
         backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    scheme = EpScheme[os.environ["MOEC_TEST_EP_SCHEME"]]
-    _parallel.EpDesc = partial(EpDesc, scheme=scheme)  # type: ignore[misc, assignment]
-    config = DistributedConfig(ep_size=size, fsdp_size=size, ep_implementation=kind)
+    _parallel.EpDesc = partial(EpDesc, scheme=EpScheme[scheme])  # type: ignore[misc, assignment]
+    config = DistributedConfig(ep_size=size, fsdp_size=size, ep_implementation="moec")
     model = AutoModelForCausalLM.from_pretrained(folder / "model", distributed_config=config)
     experts = model.model.layers[0].mlp.experts
     held = experts.down_proj
@@ -76,15 +66,16 @@ if __name__ == "__main__":
         return waits[-1]
 
     _parallel.MoecEP._largest = counted  # type: ignore[method-assign]
-    losses = train(model, tokens(rank, size), size)
+    own = tokens(rank, size).to(device)
+    losses = train(model, own, size)
     model.save_pretrained(folder / "trained")
-    each = tokens(rank, size).numel()
+    each = own.numel()
     assert waits == [each] * STEPS, waits  # one a forward, of all layers
     model.gradient_checkpointing_enable()
     model.train()
-    longer = tokens(rank, size).repeat(1, 2)
+    longer = own.repeat(1, 2)
     # What waits for its backward has the bound of its own forward, which GATHER's rows follow.
-    both = [model(input_ids=ids, labels=ids).loss for ids in (longer, tokens(rank, size))]
+    both = [model(input_ids=ids, labels=ids).loss for ids in (longer, own)]
     sum(both).backward()  # which calls the layers once more
     assert waits[STEPS:] == [2 * each, each], waits
     with torch.no_grad():
