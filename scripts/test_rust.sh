@@ -80,7 +80,7 @@ readelf -d "$train" | grep -q libmoec.so.0 || die "MOEC_LINK=shared does not lin
 echo "test result: ok. 3 passed (examples/rust, adapter, train static and shared)" >>"$log"
 
 # README's first program on the packed crates. They lie in one place, where only what changed is
-# written: the library is compiled once. -O1 finds a missing source or symbol as -O3 does, in less
+# written: the library is compiled once. -O0 finds a missing source or symbol as -O3 does, in less
 # than half the time.
 packed=$build/rust/packed
 mkdir -p "$packed/readme/src"
@@ -106,7 +106,7 @@ awk '/^```$/ {if (inside) exit} inside {print} /^```rust$/ {inside = 1}' \
   "$root/bindings/rust/moec/README.md" >"$packed/readme/src/main.rs"
 cp "$root/bindings/rust/Cargo.lock" "$packed/readme"
 cd "$packed/readme"
-printf '#!/bin/sh\nexec c++ "$@" -O1\n' >"$packed/c++"
+printf '#!/bin/sh\nexec c++ "$@" -O0\n' >"$packed/c++"
 chmod +x "$packed/c++"
 export CARGO_TARGET_DIR=$build/rust/vendored
 env -u MOEC_LIBRARY CXX="$packed/c++" PKG_CONFIG=/bin/false "$cargo" build --quiet --offline
