@@ -18,13 +18,13 @@ macro(add_gpu_line program)  # what else stands on the line
   list(APPEND gpu_test_lines ${line})
 endmacro()
 
-# add_gpu_test(NAME [KERNELS] [SANITIZE | BULK] [SOURCES more files...]): one GoogleTest program,
-# through moec.h and the CUDA runtime. With KERNELS it links the plug-in's objects in place of the
-# library and calls the kernels themselves. With SANITIZE it runs under the sanitizers, too, which
-# MOEC_CHECK_SMALL=1 tells it; with BULK without initcheck, which does not see what bulk copies of
-# Hopper's kernels write.
+# add_gpu_test(NAME [KERNELS] [SANITIZE | BULK] [SOURCES more files...]
+# [SUPPORT quant]): one GoogleTest program, through moec.h and the CUDA runtime. With KERNELS it
+# links the plug-in's objects in place of the library and calls the kernels themselves. With
+# SANITIZE it runs under the sanitizers, too, which MOEC_CHECK_SMALL=1 tells it; with BULK without
+# initcheck, which does not see what bulk copies of Hopper's kernels write.
 macro(add_gpu_test name)
-  cmake_parse_arguments(arg "KERNELS;SANITIZE;BULK" "" "SOURCES" ${ARGN})
+  cmake_parse_arguments(arg "KERNELS;SANITIZE;BULK" "" "SOURCES;SUPPORT" ${ARGN})
   list(TRANSFORM arg_SOURCES PREPEND gpu/)
   if(arg_KERNELS)
     add_moec_test(gpu/${name} BARE SOURCES ${arg_SOURCES} LABELS gpu)
@@ -32,7 +32,7 @@ macro(add_gpu_test name)
     target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
     target_link_libraries(${name} PRIVATE ${CMAKE_DL_LIBS})
   else()
-    add_moec_test(gpu/${name} SOURCES ${arg_SOURCES} LABELS gpu)
+    add_moec_test(gpu/${name} SOURCES ${arg_SOURCES} SUPPORT ${arg_SUPPORT} LABELS gpu)
   endif()
   set_target_properties(${name} PROPERTIES CUDA_STANDARD 20 CUDA_ARCHITECTURES "80-real;90")
   target_link_libraries(${name} PRIVATE CUDA::cudart_static)
@@ -50,7 +50,7 @@ add_gpu_test(repeat_test SOURCES step.cpp occupy.cu)
 add_gpu_test(device_test SOURCES step.cpp)
 add_gpu_test(paths_test)
 add_gpu_test(coded_test SOURCES coded_problem.cpp)
-add_gpu_test(lines_test BULK)
+add_gpu_test(lines_test BULK SUPPORT quant)
 add_gpu_test(buffer_test)
 add_gpu_test(ep_gpu_test BULK SOURCES ep_board.cpp step.cpp)
 target_link_libraries(ep_gpu_test PRIVATE moec_ep_support)
@@ -59,7 +59,7 @@ add_gpu_test(kernel_check KERNELS SANITIZE
   SOURCES weight_grad_check.cpp plan_check.cpp routes_check.cpp experts_problem.cpp plain.cu)
 add_gpu_test(small_check KERNELS SANITIZE SOURCES experts_problem.cpp plain.cu)
 add_gpu_test(backends_agree SANITIZE SOURCES agree.cpp)
-add_gpu_test(quantise_agrees SANITIZE SOURCES agree.cpp)
+add_gpu_test(quantise_agrees SANITIZE SOURCES agree.cpp SUPPORT quant)
 add_gpu_test(routing_agrees SANITIZE
   SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)
 set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test
