@@ -11,8 +11,7 @@ namespace moec::cuda {
 
 // The work of one CTA.
 struct PortableTile {
-  int group, part;
-  int64_t first_row;  // of the group
+  int group, part, first_row;  // first_row: of the group
   int64_t m0, m_end, n0;
   int64_t k_end;  // of one part
 };
