@@ -7,10 +7,8 @@
 // so that the eight rows that ldmatrix reads at once lie in different banks.
 #pragma once
 
-#include <type_traits>
-
-#include "backend/cuda/device/element.cuh"
 #include "backend/cuda/device/ptx.cuh"
+#include "backend/cuda/device/with_element.cuh"
 #include "backend/cuda/sm80/tile.cuh"
 
 namespace moec::cuda {
@@ -178,15 +176,6 @@ __device__ __forceinline__ void mma<__half>(float (&c)[4], const uint32_t (&a)[4
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// body<Element>() of an element known at run time.
-template <class Body>
-__device__ __forceinline__ void with_element(moec_dtype dtype, const Body& body) {
-  if (dtype == MOEC_BF16)
-    body.template operator()<__nv_bfloat16>();
-  else
-    body.template operator()<__half>();
 }
 
 }  // namespace moec::cuda
