@@ -28,6 +28,16 @@ __device__ __forceinline__ void widen_nibbles(uint32_t codes, float (&values)[8]
         __uint_as_float((codes >> Format::nibble_of(i) * 4 & 15u) | 0x4b000000u) - 8388608.0f;
 }
 
+// Eight codes of E4M3, in the same way 2^-120 of the number; 0x7f and 0xff are NaN.
+__device__ __forceinline__ void widen_e4m3(uint2 codes, float (&values)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t at_top = (i < 4 ? codes.x : codes.y) << (24 - i % 4 * 8);
+    const float value = __int_as_float((int32_t(at_top) >> 4) & int32_t(0x87f00000u)) * 0x1p120f;
+    values[i] = (at_top & 0x7f000000u) == 0x7f000000u ? quant::quiet_nan() : value;
+  }
+}
+
 // Seldom called in the loop over k, whose registers it leaves alone.
 template <class Format>
 __device__ __noinline__ typename Format::Block block_of(const quant::CodedView* view, int64_t n,
@@ -185,8 +195,16 @@ struct CodedTileLoader : WaitingChunks {
       widen_e2m1(codes[0].codes, v);
     else if constexpr (std::is_base_of_v<quant::Int4Codes, Format>)
       widen_nibbles<Format>(codes[0].codes, v);
+    else if constexpr (std::is_same_v<Format, quant::Fp8>)
+      fp8_numbers(v);
     else
       codes[0].numbers(*view, v);
+  }
+  __device__ void fp8_numbers(float (&v)[8]) const {
+    if (view->code_dtype == MOEC_F8_E4M3) return widen_e4m3(codes[0].codes, v);
+    const uint32_t words[2] = {codes[0].codes.x, codes[0].codes.y};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = quant::e5m2(words[i / 4] >> i % 4 * 8 & 0xffu);
   }
   // Those of the first chunk that waits, which is chunk j.
   __device__ void elements(int j, int k0, bool has, float (&v)[8]) const {
