@@ -201,8 +201,9 @@ MOEC_CREW void send_rows(const PeerDispatch& d, Crew& crew) {
   }
 }
 
-template <class Word, class Crew>
-MOEC_CREW void run(const PeerDispatch& d, Crew& crew) {
+// rows(): send_rows of the words that rows are.
+template <class Crew, class Rows>
+MOEC_CREW void run(const PeerDispatch& d, Crew& crew, const Rows& rows) {
   const PeerMap& m = d.map;
   const PeerLane last = m.own<PeerLane>(m.lanes)[crew.index()];
   PeerTurn turn = {last.number + 1, last.number + 1, 0, crew.now()};
@@ -220,7 +221,7 @@ MOEC_CREW void run(const PeerDispatch& d, Crew& crew) {
   turn.facts = facts | peer_fact(kFactKind, kPeerDispatch);
   if (agrees) {
     send_ids(d, crew);
-    send_rows<Word>(d, crew);
+    rows();
     say(m, crew, turn);
     agrees = hear(m, crew, turn, false);
     if (!agrees) hear(m, crew, turn, true);  // until nobody stores any more
@@ -307,8 +308,9 @@ MOEC_CREW void sum_rows(const PeerCombine& c, Crew& crew, bool is_well) {
   }
 }
 
-template <class P, class Y, int V, class Crew>
-MOEC_CREW void run(const PeerCombine& c, Crew& crew) {
+// rows(is_well): sum_rows of the types that rows have.
+template <class Crew, class Rows>
+MOEC_CREW void run(const PeerCombine& c, Crew& crew, const Rows& rows) {
   const PeerMap& m = c.map;
   const PeerLane last = m.own<PeerLane>(m.lanes)[crew.index()];
   const PeerTurn turn = {last.number + 1, last.number + 1,
@@ -327,7 +329,7 @@ MOEC_CREW void run(const PeerCombine& c, Crew& crew) {
   }
   count(m, crew, turn.number, kPeerCombine);
   crew.go_on();
-  if (c.y) sum_rows<P, Y, V>(c, crew, is_well);
+  if (c.y) rows(is_well);
   if (c.d_routing_weights) take_weights(c, crew, is_well);
 }
 

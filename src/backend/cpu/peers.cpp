@@ -70,15 +70,18 @@ PeerMemory CpuPeers::open(const PeerTicket& ticket, bool same_process) const {
 void CpuPeers::run(const PeerDispatch& step, moec_stream) const {
   Crew crew;
   with_real(step.x.dtype, [&]<class T>() {
-    peer::run<std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>(step, crew);
+    using Word = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
+    peer::run(step, crew, [&] { peer::send_rows<Word>(step, crew); });
   });
 }
 
 void CpuPeers::run(const PeerCombine& step, moec_stream) const {
   Crew crew;
   with_real(step.y.dtype, [&]<class Y>() {
-    if (step.partial_dtype == MOEC_F32) return peer::run<float, Y, 1>(step, crew);
-    peer::run<Y, Y, 1>(step, crew);
+    peer::run(step, crew, [&](bool is_well) {
+      if (step.partial_dtype == MOEC_F32) return peer::sum_rows<float, Y, 1>(step, crew, is_well);
+      peer::sum_rows<Y, Y, 1>(step, crew, is_well);
+    });
   });
 }
 

@@ -50,20 +50,38 @@ struct Crew {
   __device__ void go_on() const { ptx::grid_dependency_launch(); }
 };
 
-template <class Word>
+// Few kernels: of what rows are only their loops know.
 __global__ __launch_bounds__(kThreads) void dispatch_kernel(
-    const __grid_constant__ PeerDispatch step) {
+    const __grid_constant__ PeerDispatch step, bool wide) {
   ptx::grid_dependency_wait();
   Crew crew;
-  peer::run<Word>(step, crew);
+  peer::run(step, crew, [&] {
+    if (wide)
+      peer::send_rows<PeerChunk>(step, crew);
+    else if (step.x.dtype == MOEC_F32)
+      peer::send_rows<uint32_t>(step, crew);
+    else
+      peer::send_rows<uint16_t>(step, crew);
+  });
 }
 
-template <class P, class Y, int V>
-__global__ __launch_bounds__(kThreads) void combine_kernel(
-    const __grid_constant__ PeerCombine step) {
+template <class Y>
+__global__ __launch_bounds__(kThreads) void combine_kernel(const __grid_constant__ PeerCombine step,
+                                                           bool wide) {
   ptx::grid_dependency_wait();
   Crew crew;
-  peer::run<P, Y, V>(step, crew);
+  peer::run(step, crew, [&](bool is_well) {
+    const auto sum = [&]<class P>() {
+      if (wide)
+        peer::sum_rows<P, Y, 16 / sizeof(P)>(step, crew, is_well);
+      else
+        peer::sum_rows<P, Y, 1>(step, crew, is_well);
+    };
+    if (step.partial_dtype == MOEC_F32)
+      sum.template operator()<float>();
+    else
+      sum.template operator()<Y>();
+  });
 }
 
 // Blocks for `bytes` that a rank sends to another, or takes from it: 32 keep a link almost busy,
@@ -89,27 +107,19 @@ void queue(const Op& op, const PeerDispatch& step) {
   const int64_t row_bytes = step.hidden * dtype_bytes(step.x.dtype);
   const bool wide =
       row_bytes % 16 == 0 && is_aligned(step.x.data, 16) && is_aligned(step.beside.data, 16);
-  const auto kernel = wide                       ? dispatch_kernel<PeerChunk>
-                      : step.x.dtype == MOEC_F32 ? dispatch_kernel<uint32_t>
-                                                 : dispatch_kernel<uint16_t>;
-  run(op, "a dispatch to peers", kernel,
+  run(op, "a dispatch to peers", dispatch_kernel,
       crews(step.map, step.bound * row_bytes * (step.has_beside ? 2 : 1), kPeerLanes), kThreads, 0,
-      step);
+      step, wide);
 }
 
 void queue(const Op& op, const PeerCombine& step) {
   const dim3 grid =
       crews(step.map, step.bound * step.hidden * dtype_bytes(step.partial_dtype), kPeerLanes / 2);
+  const int64_t together = 16 / dtype_bytes(step.partial_dtype);
+  const bool wide =
+      step.hidden % together == 0 && is_aligned(step.y.data, together * dtype_bytes(step.y.dtype));
   with_real(step.y.dtype, [&]<class Y>() {
-    const auto run_as = [&]<class P>() {
-      constexpr int kWide = 16 / sizeof(P);
-      const bool wide =
-          step.hidden % kWide == 0 && is_aligned(step.y.data, kWide * int64_t(sizeof(Y)));
-      run(op, "a combine from peers", wide ? combine_kernel<P, Y, kWide> : combine_kernel<P, Y, 1>,
-          grid, kThreads, 0, step);
-    };
-    step.partial_dtype == MOEC_F32 ? run_as.template operator()<float>()
-                                   : run_as.template operator()<Y>();
+    run(op, "a combine from peers", combine_kernel<Y>, grid, kThreads, 0, step, wide);
   });
 }
 

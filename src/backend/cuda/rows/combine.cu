@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <iterator>
 
-#include "backend/cuda/device/element.cuh"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/ptx.cuh"
+#include "backend/cuda/device/with_element.cuh"
 
 namespace moec::cuda {
 namespace {
@@ -179,10 +179,9 @@ __device__ void store_weight_gradients(const CombineParams& p, int64_t token) {
 
 // A CTA takes a token at a time; the slots of the first are looked up while it waits. The gradients
 // of a token's weights fall to its warps in turn.
-template <typename Element, int kTopK>
-__global__ __launch_bounds__(kMaxThreads,
-                             kThreadsOfSm /
-                                 kMaxThreads) void combine_kernel(const CombineParams p) {
+template <int kTopK>
+__global__ __launch_bounds__(kMaxThreads, kThreadsOfSm / kMaxThreads) void combine_kernel(
+    const CombineParams p, const moec_dtype dtype) {
   extern __shared__ __align__(16) unsigned char shared[];
   constexpr int kEach = kSlots<kTopK>;
   const int chunks = p.y ? int(p.hidden / 8) : 0, warps = int(blockDim.x) / 32;
@@ -208,25 +207,29 @@ __global__ __launch_bounds__(kMaxThreads,
       turn = (turn == 0 ? warps : turn) - 1;
     }
     ptx::copy_async_wait<kStages<kTopK> - 1>();
+    with_element(dtype, [&]<class Element>() {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const uint4 row = ptx::shared_load(columns + (stage * kEach + i) * slot_bytes);
-      accumulate<Element>(sum, row, weights[stage * kEach + i]);
-    }
+      for (int i = 0; i < kEach; ++i) {
+        const uint4 row = ptx::shared_load(columns + (stage * kEach + i) * slot_bytes);
+        accumulate<Element>(sum, row, weights[stage * kEach + i]);
+      }
+    });
     __syncwarp();  // all have read the weights, and those asked for before this stage are there
     ask(stage);
     stage = stage + 1 < kStages<kTopK> ? stage + 1 : 0;
     if (!at.ends(p)) continue;
-    if (at.chunk < chunks && !is_skipped(p, at.token)) store_sum<Element>(p, at, chunks, sum);
+    if (at.chunk < chunks && !is_skipped(p, at.token))
+      with_element(dtype, [&]<class Element>() { store_sum<Element>(p, at, chunks, sum); });
 #pragma unroll
     for (float& column : sum) column = 0;
   }
 }
 
-template <typename Element, int kTopK>
-cudaError_t launch_kernel(const CombineParams& p, int multiprocessors, cudaStream_t stream) {
+template <int kTopK>
+cudaError_t launch_kernel(const CombineParams& p, moec_dtype dtype, int multiprocessors,
+                          cudaStream_t stream) {
   static std::atomic<uint64_t> allowed;
-  const auto kernel = combine_kernel<Element, kTopK>;
+  const auto kernel = combine_kernel<kTopK>;
   const auto bytes = [](int threads) {
     return kThreadBytes<kTopK> * threads + kWarpBytes<kTopK> * (threads / 32);
   };
@@ -238,15 +241,13 @@ cudaError_t launch_kernel(const CombineParams& p, int multiprocessors, cudaStrea
   const int64_t resident = int64_t(multiprocessors) * each;
   const int64_t turns = (p.num_tokens + resident - 1) / resident;  // of nearly as many tokens
   const int grid = int((p.num_tokens + turns - 1) / turns);
-  return launch(kernel, dim3(grid), threads, bytes(threads), stream, p);
+  return launch(kernel, dim3(grid), threads, bytes(threads), stream, p, dtype);
 }
 
-using Launch = cudaError_t(const CombineParams&, int, cudaStream_t);
-template <typename Element>
-constexpr Launch* kLaunches[] = {  // by the number of slots; the first is for any other, too
-    launch_kernel<Element, 0>, launch_kernel<Element, 1>, launch_kernel<Element, 2>,
-    launch_kernel<Element, 0>, launch_kernel<Element, 4>, launch_kernel<Element, 0>,
-    launch_kernel<Element, 6>, launch_kernel<Element, 0>, launch_kernel<Element, 8>};
+// By the number of slots; the first is for any other, too.
+constexpr decltype(&launch_kernel<0>) kLaunches[] = {
+    launch_kernel<0>, launch_kernel<1>, launch_kernel<2>, launch_kernel<0>, launch_kernel<4>,
+    launch_kernel<0>, launch_kernel<6>, launch_kernel<0>, launch_kernel<8>};
 
 }  // namespace
 
@@ -262,8 +263,8 @@ const char* combine_refuses(const CombineParams& p, moec_dtype dtype) {
 cudaError_t launch_combine(const CombineParams& p, moec_dtype dtype, int multiprocessors,
                            cudaStream_t stream) {
   if (p.num_tokens == 0) return cudaSuccess;
-  const auto& launches = dtype == MOEC_BF16 ? kLaunches<__nv_bfloat16> : kLaunches<__half>;
-  return launches[p.top_k < int(std::size(launches)) ? p.top_k : 0](p, multiprocessors, stream);
+  const int slots = p.top_k < int(std::size(kLaunches)) ? p.top_k : 0;
+  return kLaunches[slots](p, dtype, multiprocessors, stream);
 }
 
 }  // namespace moec::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cuda/device/op.cuh"
+#include "backend/cuda/device/rotate.cuh"
 #include "backend/cuda/device/span.cuh"
 #include "backend/cuda/rows/row_ops.h"
 #include "math/activation.h"
@@ -64,12 +65,10 @@ struct RoundTo {
   }
 };
 
-template <class Body>  // body<Kind>() of the activation's kind
+// body<Kind>() of the activation's kind. Rows are read and written outside of it, once for all.
+template <class Body>
 __device__ __forceinline__ void with_activation(uint32_t kind, const Body& body) {
-  math::Activations::for_each([&]<class Kind>() {
-    constexpr uint32_t own = Kind::kInfo.kind;
-    if (kind == own) body.template operator()<Kind>();
-  });
+  math::Activations::with(kind, body);
 }
 
 template <int V>
@@ -94,40 +93,57 @@ __global__ __launch_bounds__(kThreads) void activate_kernel(const Rows rows, con
                                                             const float* weight, const Array act) {
   begin_kernel();
   const RoundTo round = {pre.rounding};
-  with_activation(pre.activation.kind, [&]<class Kind>() {
-    for_each_row(rows, [&](int64_t row) {
-      const float factor = weight ? weight[row] : 1.0f;
-      for_each_span<V>(pre.inter, [&](int64_t i) {
-        const Pair<V> p = load_pre<V>(pre, row, i);
-        Span<V> value;
+  for_each_row(rows, [&](int64_t row) {
+    const float factor = weight ? weight[row] : 1.0f;
+    for_each_span<V>(pre.inter, [&](int64_t i) {
+      Pair<V> p = load_pre<V>(pre, row, i);
+      Span<V> value = {};
+      with_activation(pre.activation.kind, [&]<class Kind>() {
+        if (!pre.rounding) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
-          const float v = Kind::value(pre.activation, p.gate[j], p.up[j], round);
-          value[j] = factor == 0.0f ? 0.0f : v * factor;
+          for (int j = 0; j < V; ++j)
+            value[j] = Kind::value(pre.activation, p.gate[j], p.up[j], math::NoRounding());
+          return;
         }
-        store_span(act, row * pre.inter + i, value);
+#pragma unroll 1
+        for (int j = 0; j < V; ++j) {
+          value[0] = Kind::value(pre.activation, p.gate[0], p.up[0], round);
+          rotate(value.v);
+          rotate(p.gate.v);
+          rotate(p.up.v);
+        }
       });
+#pragma unroll
+      for (int j = 0; j < V; ++j) value[j] = factor == 0.0f ? 0.0f : value[j] * factor;
+      store_span(act, row * pre.inter + i, value);
     });
   });
 }
 
-template <int V, class Kind>
+template <int V>
 __device__ void act_gradient_row(const Preact& pre, const ActGradient& step, int64_t row) {
   const float factor = step.factor[row];
   const int64_t d_row = row * (pre.gated ? 2 : 1) * pre.inter;
   float dot = 0;
   for_each_span<V>(pre.inter, [&](int64_t i) {
     const Pair<V> p = load_pre<V>(pre, row, i);
-    Span<V> q = {}, d_gate, d_up, weighted;
+    Span<V> q = {}, d_gate = {}, d_up = {}, weighted = {};
     if (step.q) q = load_span<V>(step.q, row * pre.inter + i);
+    with_activation(pre.activation.kind, [&]<class Kind>() {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const math::Slopes slopes = Kind::slopes(pre.activation, p.gate[j], p.up[j]);
+        d_gate[j] = slopes.gate;
+        d_up[j] = slopes.up;
+        weighted[j] = Kind::value(pre.activation, p.gate[j], p.up[j], math::NoRounding());
+      }
+    });
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      const math::Slopes slopes = Kind::slopes(pre.activation, p.gate[j], p.up[j]);
-      const float value = Kind::value(pre.activation, p.gate[j], p.up[j], math::NoRounding());
-      dot += q[j] * value;
-      d_gate[j] = factor == 0.0f ? 0.0f : slopes.gate * (factor * q[j]);
-      d_up[j] = factor == 0.0f ? 0.0f : slopes.up * (factor * q[j]);
-      weighted[j] = factor == 0.0f ? 0.0f : value * factor;
+      dot += q[j] * weighted[j];
+      d_gate[j] = factor == 0.0f ? 0.0f : d_gate[j] * (factor * q[j]);
+      d_up[j] = factor == 0.0f ? 0.0f : d_up[j] * (factor * q[j]);
+      weighted[j] = factor == 0.0f ? 0.0f : weighted[j] * factor;
     }
     if (step.d_pre) {
       if (pre.gated) store_span(step.d_pre, d_row + i, d_gate);
@@ -144,9 +160,7 @@ template <int V>
 __global__ __launch_bounds__(kThreads) void act_gradient_kernel(const Rows rows, const Preact pre,
                                                                 const ActGradient step) {
   begin_kernel();
-  with_activation(pre.activation.kind, [&]<class Kind>() {
-    for_each_row(rows, [&](int64_t row) { act_gradient_row<V, Kind>(pre, step, row); });
-  });
+  for_each_row(rows, [&](int64_t row) { act_gradient_row<V>(pre, step, row); });
 }
 
 template <int V>

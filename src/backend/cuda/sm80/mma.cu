@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which products the tensor cores take, and those of plain operands and of fp32 that is rounded.
-#include "backend/cuda/sm80/mma_kernel.cuh"
+#include "backend/cuda/sm80/mma_of_format.cuh"
 
 namespace moec::cuda {
 namespace {
 
-template <typename Element>
-void launch_element(const Op& op, const PortableGemm& p, bool weight_gradient) {
-  static std::atomic<uint64_t> allowed;
+void plain_mma_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
+  using Along = std::true_type;
+  using Across = std::false_type;
+  static std::atomic<uint64_t> allowed[3];
   if (weight_gradient)
-    launch(op, p, true, portable_mma_kernel<Element, void, false, false, true>, allowed);
-  else if (p.b[0].dtype == MOEC_F32)
-    launch_rows<Element, RoundedElements>(op, p);
+    launch(op, p, true, portable_mma_kernel<void, false, Across, true>, allowed[0]);
+  else if (p.b[0].k_stride == 1)
+    launch(op, p, false, portable_mma_kernel<void, true, Along, false>, allowed[1]);
   else
-    launch_rows<Element, void>(op, p);
+    launch(op, p, false, portable_mma_kernel<void, true, Across, false>, allowed[2]);
 }
 
 bool fits(const Operand& operand, bool along_k) {
@@ -55,10 +56,10 @@ bool mma_takes(const PortableGemm& p, bool weight_gradient, bool aligned) {
 void mma_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
   if (!weight_gradient && is_coded(p))
     mma_coded_product(op, p);
-  else if (p.a.dtype == MOEC_BF16)
-    launch_element<__nv_bfloat16>(op, p, weight_gradient);
+  else if (!weight_gradient && p.b[0].dtype == MOEC_F32)
+    mma_rows_of<RoundedElements>(op, p);
   else
-    launch_element<__half>(op, p, weight_gradient);
+    plain_mma_product(op, p, weight_gradient);
 }
 
 }  // namespace moec::cuda

@@ -7,8 +7,8 @@
 // so that the eight rows that ldmatrix reads at once lie in different banks.
 #pragma once
 
-#include "backend/cuda/device/element.cuh"
 #include "backend/cuda/device/ptx.cuh"
+#include "backend/cuda/device/with_element.cuh"
 #include "backend/cuda/sm80/tile.cuh"
 
 namespace moec::cuda {
@@ -120,19 +120,21 @@ __device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&r)[4]
 
 // Fragments of 16 values of i and 16 of k, `kCount` of them side by side along i. Of a: one operand
 // of mma each; of b: two. Each lane's place in a tile is computed once.
-template <bool kAlongK, bool kOfB, int kCount>
+// AlongK: std::bool_constant, or bool where it is known at run time.
+template <class AlongK, bool kOfB, int kCount>
 struct Fragments {
-  static constexpr int kPlaces = kAlongK ? kMmaDepth / 16 : kCount;
-  uint32_t place[kPlaces];
+  static constexpr int kSteps = kMmaDepth / 16, kPlaces = kSteps > kCount ? kSteps : kCount;
+  const AlongK along_k;
+  uint32_t place[kPlaces];  // along k: of each step; along i: of each fragment
   uint32_t values[kCount][4];
 
-  __device__ explicit Fragments(int i0) {
+  __device__ Fragments(int i0, AlongK along) : along_k(along) {
     const int lane = threadIdx.x & 31, within = lane & 7;
     const int first = lane >> 3 & 1, second = lane >> 4;
     const int i_block = kOfB ? second : first, k_block = kOfB ? first : second;
 #pragma unroll
     for (int n = 0; n < kPlaces; ++n) {
-      if constexpr (kAlongK) {
+      if (along_k) {
         const int i = i0 + i_block * 8 + within, chunk = 2 * n + k_block;
         place[n] = i * 64 + ((chunk ^ (i / 2 & 3)) * 16);
       } else {
@@ -146,7 +148,7 @@ struct Fragments {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
       if (n >= count) continue;
-      if constexpr (kAlongK)
+      if (along_k)
         load_matrices(tile + place[step] + n * 16 * 64, values[n]);
       else
         ptx::load_matrix_transposed(tile + place[n] + step * 16 * 256, values[n]);

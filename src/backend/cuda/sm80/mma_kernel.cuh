@@ -22,53 +22,69 @@ constexpr int kWarpsN = kPortableTile / (16 * kPiecesN);
 static_assert(kPortableThreads == 32 * kWarpsN * kPortableTile / (16 * kPiecesM));
 using WarpTile = float[kPiecesM][2 * kPiecesN][4];
 
+// Format: of operand b; void: its elements; RoundedElements: in fp32.
+template <class Format>
+constexpr bool kWaits = !std::is_void_v<Format>;
+template <class Format, bool kAlongK>
+struct LoaderOf {
+  using B = CodedTileLoader<Format>;
+};
+template <bool kAlongK>
+struct LoaderOf<RoundedElements, kAlongK> {
+  using B = RoundedTileLoader;
+};
+template <bool kAlongK>
+struct LoaderOf<void, kAlongK> {
+  using B = TileLoader<kAlongK>;
+};
+
 // Where the copies are: tiles of both operands, k block after k block, part after part.
-template <bool kAlongKOfA, class LoaderOfB>
+template <class A, class B, bool kWaitsForB>
 struct Copies {
-  TileLoader<kAlongKOfA> a;
-  LoaderOfB b;
+  A a;
+  B b;
   const int k_end;
   int k0 = 0;
-  const int64_t a_part, b_part;
+  const int64_t a_part, b_part = 0;
 
-  __device__ Copies(const PortableGemm& p, const PortableTile& t, const LoaderOfB& of_b)
+  __device__ Copies(const PortableGemm& p, const PortableTile& t, const B& of_b)
       : a(p.a, t, t.m0, t.m_end, t.first_row),
         b(of_b),
         k_end(int(t.k_end)),
         a_part(a.part_step(p.a_part * 2, k_end)),
-        b_part(b.part_step(p.parts == 2 ? p.b[1].of_group(t.group) - p.b[0].of_group(t.group) : 0,
-                           k_end)) {}
-  __device__ void next(uint32_t stage) {
-    a.load(stage, k0, k_end);
-    b.load(stage + kMmaTileBytes, k0, k_end);
-    k0 = k0 + kMmaDepth < k_end ? k0 + kMmaDepth : 0;
-    a.advance(k0, k_end, a_part);
-    b.advance(k0, k_end, b_part);
+        b_part(part_of_b(p, t)) {}
+  __device__ int64_t part_of_b(const PortableGemm& p, const PortableTile& t) const {
+    if constexpr (kWaitsForB)
+      return 0;
+    else
+      return b.part_step(p.parts == 2 ? p.b[1].of_group(t.group) - p.b[0].of_group(t.group) : 0,
+                         k_end);
+  }
+  // Copies a k block. What waits for its stage is read one call earlier: the first only reads.
+  __device__ void next(uint32_t stage, bool first) {
+    if (!first) {
+      a.load(stage, k0, k_end);
+      b.load(stage + kMmaTileBytes, k0, k_end);
+      k0 = k0 + kMmaDepth < k_end ? k0 + kMmaDepth : 0;
+      a.advance(k0, k_end, a_part);
+    }
+    if constexpr (kWaitsForB)
+      b.advance(k0, k_end);
+    else
+      b.advance(k0, k_end, b_part);
   }
 };
 
-// Format: of operand b; void: its elements; RoundedElements: in fp32.
-template <typename Element, class Format, bool kAlongK, bool kWeightGradient>
-__device__ __forceinline__ auto loader_of_b(const PortableGemm& p, const PortableTile& t) {
-  if constexpr (std::is_void_v<Format>) {
-    const int64_t first_row = kWeightGradient ? t.first_row : 0;
-    return TileLoader<kAlongK>(p.b[t.part], t, t.n0, p.n, first_row);
-  } else if constexpr (std::is_same_v<Format, RoundedElements>) {
-    return RoundedTileLoader<Element, kAlongK>(p, t);
-  } else {
-    return CodedTileLoader<Element, Format, kAlongK>(p, t);
-  }
-}
-
-template <typename Element, class Format, bool kAlongKOfA, bool kAlongKOfB, bool kWeightGradient>
-__global__ __launch_bounds__(kPortableThreads, std::is_void_v<Format> ? 2 : 1)  //
+// AlongKOfB: as Fragments has it.
+template <class Format, bool kAlongKOfA, class AlongKOfB, bool kWeightGradient>
+__global__ __launch_bounds__(kPortableThreads, kWaits<Format> ? 1 : 2)  //
     void portable_mma_kernel(const PortableGemm p) {
   extern __shared__ __align__(128) char memory[];
   begin_kernel();
   PortableTile t;
-  if (!find_tile<kWeightGradient>(p, t)) return;
+  if (!(kWeightGradient ? find_weight_tile(p, t) : find_row_tile(p, t))) return;
   const uint32_t stages = ptx::shared_address(memory);
-  const auto stage = [&](int i) { return stages + uint32_t(i % kMmaStages) * 2 * kMmaTileBytes; };
+  const auto stage = [&](int i) { return stages + uint32_t(i) % kMmaStages * 2 * kMmaTileBytes; };
   const int blocks =
       int((t.k_end + kMmaDepth - 1) / kMmaDepth) * (p.sum && !kWeightGradient ? p.parts : 1);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
@@ -76,39 +92,71 @@ __global__ __launch_bounds__(kPortableThreads, std::is_void_v<Format> ? 2 : 1)  
   const int pieces = int(min(int64_t(kPiecesM), (t.m_end - t.m0 - m + 15) / 16));  // <= 0: none
   WarpTile c = {};
   if (blocks > 0) {
-    auto of_b = loader_of_b<Element, Format, kAlongKOfB, kWeightGradient>(p, t);
-    Copies<kAlongKOfA, decltype(of_b)> copies(p, t, of_b);
-    for (int i = 0; i < kMmaStages - 1; ++i) {
-      if (i < blocks) copies.next(stage(i));
+    AlongKOfB along_k;
+    if constexpr (std::is_same_v<AlongKOfB, bool>) along_k = p.b[0].k_stride == 1;
+    using B = typename LoaderOf<Format, std::is_same_v<AlongKOfB, std::true_type>>::B;
+    const auto loader_of_b = [&] {
+      if constexpr (kWaits<Format>)
+        return B(p, t, along_k);
+      else
+        return B(p.b[t.part], t, t.n0, p.n, kWeightGradient ? t.first_row : 0);
+    };
+    Copies<TileLoader<kAlongKOfA>, B, kWaits<Format>> copies(p, t, loader_of_b());
+    Fragments<std::bool_constant<kAlongKOfA>, false, kPiecesM> a(m, {});
+    Fragments<AlongKOfB, true, kPiecesN> b(n, along_k);
+    const auto copy = [&](int block) {
+      if (block < blocks) copies.next(stage(block), block < 0);
       ptx::copy_async_commit();
-    }
-    Fragments<kAlongKOfA, false, kPiecesM> a(m);
-    Fragments<kAlongKOfB, true, kPiecesN> b(n);
-    const auto multiply = [&](int count) {
-#pragma unroll 1
-      for (int i = 0; i < blocks; ++i) {
-        ptx::copy_async_wait<kMmaStages - 2>();
-        __syncthreads();
-        if (i + kMmaStages - 1 < blocks) copies.next(stage(i + kMmaStages - 1));
-        ptx::copy_async_commit();
+    };
+    const auto arrived = [] {
+      ptx::copy_async_wait<kMmaStages - 2>();
+      __syncthreads();
+    };
+    const auto multiply = [&]<class Element>(uint32_t of, int count) {
 #pragma unroll
-        for (int step = 0; step < kMmaDepth / 16; ++step) {
-          b.load(stage(i) + kMmaTileBytes, step);
-          a.load(stage(i), step, count);
+      for (int step = 0; step < kMmaDepth / 16; ++step) {
+        b.load(of + kMmaTileBytes, step);
+        a.load(of, step, count);
 #pragma unroll
-          for (int y = 0; y < kPiecesM; ++y)
+        for (int y = 0; y < kPiecesM; ++y)
 #pragma unroll
-            for (int x = 0; x < 2 * kPiecesN; ++x)
-              if (y < count)
-                mma<Element>(c[y][x], a.values[y], b.values[x / 2][x % 2 * 2],
-                             b.values[x / 2][x % 2 * 2 + 1]);
-        }
+          for (int x = 0; x < 2 * kPiecesN; ++x)
+            if (y < count)
+              mma<Element>(c[y][x], a.values[y], b.values[x / 2][x % 2 * 2],
+                           b.values[x / 2][x % 2 * 2 + 1]);
       }
     };
-    if (pieces == kPiecesM)
-      multiply(kPiecesM);
-    else
-      multiply(pieces);
+    if constexpr (kWaits<Format>) {  // one copy of what makes elements
+#pragma unroll 1
+      for (int i = -kMmaStages; i < blocks; ++i) {
+        if (i >= 0) arrived();
+        copy(i + kMmaStages - 1);
+        if (i < 0) continue;
+        with_element(p.a.dtype, [&]<class Element>() {
+          if (pieces == kPiecesM)
+            multiply.template operator()<Element>(stage(i), kPiecesM);
+          else
+            multiply.template operator()<Element>(stage(i), pieces);
+        });
+      }
+    } else {  // the fewest instructions in each loop
+#pragma unroll 1
+      for (int i = 0; i < kMmaStages - 1; ++i) copy(i);
+      with_element(p.a.dtype, [&]<class Element>() {
+        const auto multiply_all = [&](int count) {
+#pragma unroll 1
+          for (int i = 0; i < blocks; ++i) {
+            arrived();
+            copy(i + kMmaStages - 1);
+            multiply.template operator()<Element>(stage(i), count);
+          }
+        };
+        if (pieces == kPiecesM)
+          multiply_all(kPiecesM);
+        else
+          multiply_all(pieces);
+      });
+    }
   }
   ptx::copy_async_wait<0>();
   __syncthreads();  // the stages are read: the tile takes their place
@@ -122,7 +170,7 @@ __global__ __launch_bounds__(kPortableThreads, std::is_void_v<Format> ? 2 : 1)  
         stage_pair(tile, m + 16 * i + 8 * half + lane / 4, n + 8 * j + lane % 4 * 2,
                    c[i][j][2 * half], c[i][j][2 * half + 1]);
   __syncthreads();
-  write_tile<kWeightGradient>(p, t, tile);
+  write_tile(p, t, tile, kWeightGradient);
 }
 
 static_assert(kMmaSharedBytes >= kPortableTileBytes);
@@ -134,15 +182,6 @@ void launch(const Op& op, const PortableGemm& p, bool weight_gradient, Kernel* k
   check(allow_shared_memory(kernel, kMmaSharedBytes, allowed), "portable product");
   const dim3 grid = portable_grid(p, weight_gradient);
   run(op, "portable product", kernel, grid, kPortableThreads, kMmaSharedBytes, p);
-}
-
-template <typename Element, class Format>
-void launch_rows(const Op& op, const PortableGemm& p) {
-  static std::atomic<uint64_t> allowed[2];
-  if (p.b[0].k_stride == 1)
-    launch(op, p, false, portable_mma_kernel<Element, Format, true, true, false>, allowed[0]);
-  else
-    launch(op, p, false, portable_mma_kernel<Element, Format, true, false, false>, allowed[1]);
 }
 
 }  // namespace

@@ -9,10 +9,8 @@ namespace moec::cuda {
 
 template <class Format>
 void mma_rows_of(const Op& op, const PortableGemm& p) {
-  if (p.a.dtype == MOEC_BF16)
-    launch_rows<__nv_bfloat16, Format>(op, p);
-  else
-    launch_rows<__half, Format>(op, p);
+  static std::atomic<uint64_t> allowed;
+  launch(op, p, false, portable_mma_kernel<Format, true, bool, false>, allowed);
 }
 
 }  // namespace moec::cuda

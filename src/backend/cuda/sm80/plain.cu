@@ -4,8 +4,7 @@
 //
 //   tile     128 x 128 x 16, 256 threads; true fp32: 8 x 8 values a thread; TF32: mma m16n8k8
 //   loads    the next k block waits in registers while this one is multiplied
-#include <type_traits>
-
+// One kernel: what it does differently is known at run time, outside the loops over values.
 #include "backend/cuda/device/codes.cuh"
 #include "backend/cuda/sm80/tile.cuh"
 
@@ -59,24 +58,26 @@ struct PlainLoader : LoaderPlaces {
     return from.gather ? from.gather[first_row + index] : first_row + index;
   }
   __device__ void load(int64_t k0, float (&values)[kLoads]) const {
+    int64_t places[kLoads];  // -1: outside
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      int64_t i = i0 + i_of(j), k = k0 + k_of(j);
+      bool inside = i < i_end && k < k_end;
+      if (inside && rows_along_k) {
+        k = row(k);
+        inside = k >= 0;
+      } else if (inside && from.gather) {
+        i = row(i);
+        inside = i >= 0;
+      } else {
+        i += first_row;
+      }
+      places[j] = inside ? i * from.i_stride + k * from.k_stride : -1;
+    }
     with_real(from.dtype, [&]<class T>() {
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
-        int64_t i = i0 + i_of(j), k = k0 + k_of(j);
-        bool inside = i < i_end && k < k_end;
-        if (inside && rows_along_k) {
-          k = row(k);
-          inside = k >= 0;
-        } else if (inside && from.gather) {
-          i = row(i);
-          inside = i >= 0;
-        } else {
-          i += first_row;
-        }
-        const T* const element =
-            reinterpret_cast<const T*>(base) + i * from.i_stride + k * from.k_stride;
-        values[j] = inside ? to_float(*element) : 0.0f;
-      }
+      for (int j = 0; j < kLoads; ++j)
+        values[j] = places[j] >= 0 ? to_float(reinterpret_cast<const T*>(base)[places[j]]) : 0.0f;
     });
     if (dtype == from.dtype) return;
 #pragma unroll
@@ -84,7 +85,7 @@ struct PlainLoader : LoaderPlaces {
   }
 };
 
-// The same of operand b where it is coded.
+// The same of operand b where it is coded. One element after another: decoders are long.
 struct CodedLoader : LoaderPlaces {
   const OperandCodes& codes;
   quant::CodedView view;
@@ -99,24 +100,27 @@ struct CodedLoader : LoaderPlaces {
         k_end(t.k_end) {}
   __device__ void load(int64_t k0, float (&values)[kLoads]) const {
     quant::Formats::with(view.scheme, [&]<class Format>() {
-#pragma unroll
+#pragma unroll 1
       for (int j = 0; j < kLoads; ++j) {
         const int64_t i = i0 + i_of(j), k = k0 + k_of(j);
-        values[j] = 0.0f;
-        if (i >= i_end || k >= k_end) continue;
         const bool turned = codes.transposed;
-        const float value = quant::value<Format>(view, turned ? k : i, turned ? i : k);
-        values[j] = round_real(codes.dtype, value);
+        values[0] = 0.0f;
+        if (i < i_end && k < k_end)
+          values[0] = quant::value<Format>(view, turned ? k : i, turned ? i : k);
+        rotate(values);
       }
     });
+#pragma unroll
+    for (float& value : values) value = round_real(codes.dtype, value);
   }
 };
 
-struct Fp32Product {  // thread: rows y, y + 64 and columns x, x + 64, four of each
-  float c[8][8] = {};
+// Sums of a thread, and where they belong. Both products keep as many.
+using Sums = float[64];
 
+struct Fp32Product {  // thread: rows y, y + 64 and columns x, x + 64, four of each
   static __device__ int place(int of, int i) { return i / 4 * 64 + of * 4 + i % 4; }
-  __device__ void multiply(const Block& a, const Block& b) {
+  static __device__ void multiply(const Block& a, const Block& b, Sums& c) {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
 #pragma unroll
     for (int k = 0; k < kDepth; ++k) {
@@ -129,22 +133,20 @@ struct Fp32Product {  // thread: rows y, y + 64 and columns x, x + 64, four of e
 #pragma unroll
       for (int i = 0; i < 8; ++i)
 #pragma unroll
-        for (int j = 0; j < 8; ++j) c[i][j] = fmaf(row[i], column[j], c[i][j]);
+        for (int j = 0; j < 8; ++j) c[8 * i + j] = fmaf(row[i], column[j], c[8 * i + j]);
     }
   }
-  template <class Body>  // body(row, column, its value, its right neighbour's)
-  __device__ void for_each_pair(const Body& body) const {
+  static __device__ void stage(float* tile, const Sums& c) {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
-      for (int j = 0; j < 8; j += 2) body(place(y, i), place(x, j), c[i][j], c[i][j + 1]);
+      for (int j = 0; j < 8; j += 2)
+        stage_pair(tile, place(y, i), place(x, j), c[8 * i + j], c[8 * i + j + 1]);
   }
 };
 
 struct Tf32Product {  // 8 warps of 64 x 32
-  float c[4][4][4] = {};
-
   static __device__ uint32_t rounded(float value) {
     uint32_t bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
@@ -152,7 +154,7 @@ struct Tf32Product {  // 8 warps of 64 x 32
   }
   static __device__ int row0() { return threadIdx.x / 128 * 64; }
   static __device__ int column0() { return threadIdx.x / 32 % 4 * 32; }
-  __device__ void multiply(const Block& a, const Block& b) {
+  static __device__ void multiply(const Block& a, const Block& b, Sums& c) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int k = 0; k < kDepth; k += 8) {
@@ -170,7 +172,7 @@ struct Tf32Product {  // 8 warps of 64 x 32
       for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          float (&d)[4] = c[i][j];
+          float* const d = c + 16 * i + 4 * j;
           asm volatile(
               "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -180,54 +182,55 @@ struct Tf32Product {  // 8 warps of 64 x 32
         }
     }
   }
-  template <class Body>
-  __device__ void for_each_pair(const Body& body) const {
+  static __device__ void stage(float* tile, const Sums& c) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          body(row0() + 16 * i + 8 * half + g, column0() + 8 * j + 2 * t, c[i][j][2 * half],
-               c[i][j][2 * half + 1]);
+        for (int half = 0; half < 2; ++half) {
+          const float* const d = c + 16 * i + 4 * j + 2 * half;
+          stage_pair(tile, row0() + 16 * i + 8 * half + g, column0() + 8 * j + 2 * t, d[0], d[1]);
+        }
   }
 };
 
-// kCoded: operand b is.
-template <bool kWeightGradient, bool kCoded>
-__device__ __forceinline__ auto loader_of_b(const PortableGemm& p, int part,
-                                            const PortableTile& t) {
-  if constexpr (kCoded) {
-    return CodedLoader(p, part, t);
-  } else {
-    return PlainLoader(p.b[part], dtype_of_b(p, part), p.b[part].of_group(t.group), t.n0, p.n,
-                       kWeightGradient ? t.first_row : 0, t.k_end, kWeightGradient);
-  }
-}
-
-template <class Product, bool kWeightGradient, bool kCoded>
-__global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const PortableGemm p) {
+__global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const PortableGemm p,
+                                                                          bool tf32,
+                                                                          bool weight_gradient) {
   extern __shared__ __align__(16) float tile[];  // the blocks of both operands, then the result
   Block &a_block = *reinterpret_cast<Block*>(tile), &b_block = *(&a_block + 1);
   begin_kernel();
   PortableTile t;
-  if (!find_tile<kWeightGradient>(p, t)) return;
-  Product product;
-  for (int part = 0; part < (p.sum ? p.parts : 1); ++part) {
+  if (!(weight_gradient ? find_weight_tile(p, t) : find_row_tile(p, t))) return;
+  const bool coded = is_coded(p);
+  Sums c = {};
+  for (int i = 0; i < (p.sum ? p.parts : 1); ++i) {
+    const int part = p.sum ? i : t.part;
     const PlainLoader a(p.a, p.a.dtype,
-                        p.a.of_group(t.group) + part * p.a_part * dtype_bytes(p.a.dtype), t.m0,
-                        t.m_end, t.first_row, t.k_end, kWeightGradient);
-    const auto b = loader_of_b<kWeightGradient, kCoded>(p, p.sum ? part : t.part, t);
+                        p.a.of_group(t.group) + i * p.a_part * dtype_bytes(p.a.dtype), t.m0,
+                        t.m_end, t.first_row, t.k_end, weight_gradient);
+    const PlainLoader b(p.b[part], dtype_of_b(p, part), p.b[part].of_group(t.group), t.n0, p.n,
+                        weight_gradient ? t.first_row : 0, t.k_end, weight_gradient);
+    const CodedLoader b_codes(p, part, t);
     float next_a[kLoads], next_b[kLoads];
-    // A block is loaded while the one before is multiplied. One place loads: decoders are long.
+    // A block is loaded while the one before is multiplied. One place loads.
     for (int64_t k0 = 0; k0 < t.k_end + kDepth; k0 += kDepth) {
       const bool more = k0 < t.k_end;
       if (more) {
         a.load(k0, next_a);
-        b.load(k0, next_b);
+        if (coded)
+          b_codes.load(k0, next_b);
+        else
+          b.load(k0, next_b);
       }
-      if (k0 > 0) product.multiply(a_block, b_block);
+      if (k0 > 0) {
+        if (tf32)
+          Tf32Product::multiply(a_block, b_block, c);
+        else
+          Fp32Product::multiply(a_block, b_block, c);
+      }
       __syncthreads();
       if (more) {
         a.store(next_a, a_block);
@@ -236,32 +239,23 @@ __global__ __launch_bounds__(kPortableThreads) void portable_plain_kernel(const 
       __syncthreads();
     }
   }
-  product.for_each_pair([&](int row, int column, float low, float high) {
-    stage_pair(tile, row, column, low, high);
-  });
+  if (tf32)
+    Tf32Product::stage(tile, c);
+  else
+    Fp32Product::stage(tile, c);
   __syncthreads();
-  write_tile<kWeightGradient>(p, t, tile);
+  write_tile(p, t, tile, weight_gradient);
 }
 
 }  // namespace
 
 void plain_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
-  const bool coded = is_coded(p);
   const bool tf32 = op.tf32 && p.a.dtype == MOEC_F32 && dtype_of_b(p, 0) == MOEC_F32;
-  const dim3 grid = portable_grid(p, weight_gradient);
-  using Kernel = void(const PortableGemm);
-  // Of a weight gradient nothing is coded.
-  static Kernel* const kKernels[3][2] = {{portable_plain_kernel<Fp32Product, false, false>,
-                                          portable_plain_kernel<Tf32Product, false, false>},
-                                         {portable_plain_kernel<Fp32Product, true, false>,
-                                          portable_plain_kernel<Tf32Product, true, false>},
-                                         {portable_plain_kernel<Fp32Product, false, true>,
-                                          portable_plain_kernel<Tf32Product, false, true>}};
-  static std::atomic<uint64_t> allowed[3][2];
-  const int kind = coded ? 2 : weight_gradient;
-  check(allow_shared_memory(kKernels[kind][tf32], kPortableTileBytes, allowed[kind][tf32]),
+  static std::atomic<uint64_t> allowed;
+  check(allow_shared_memory(portable_plain_kernel, kPortableTileBytes, allowed),
         "portable product");
-  run(op, "portable product", kKernels[kind][tf32], grid, kPortableThreads, kPortableTileBytes, p);
+  run(op, "portable product", portable_plain_kernel, portable_grid(p, weight_gradient),
+      kPortableThreads, kPortableTileBytes, p, tf32, weight_gradient);
 }
 
 }  // namespace moec::cuda

@@ -69,7 +69,7 @@ MOEC_HD quant::CodedView coded_view(const PortableGemm& p, int part, int64_t gro
       group, {const_cast<char*>(b.of_group(group)), codes.transposed ? b.k_stride : b.i_stride,
               codes.transposed ? b.i_stride : b.k_stride, b.dtype});
 }
-inline bool is_coded(const PortableGemm& p) {  // of gate and up both or none
+MOEC_HD bool is_coded(const PortableGemm& p) {  // of gate and up both or none
   return p.codes[0].quant.is_coded();
 }
 

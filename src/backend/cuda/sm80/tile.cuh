@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backend/cuda/device/op.cuh"
+#include "backend/cuda/device/rotate.cuh"
 #include "backend/cuda/device/span.cuh"
 #include "backend/cuda/sm80/row_product_params.h"
 
@@ -10,8 +11,7 @@ namespace moec::cuda {
 
 // The work of one CTA.
 struct PortableTile {
-  int group, part;
-  int64_t first_row;  // of the group
+  int group, part, first_row;  // first_row: of the group
   int64_t m0, m_end, n0;
   int64_t k_end;  // of one part
 };
@@ -73,11 +73,6 @@ __device__ inline bool find_weight_tile(const PortableGemm& p, PortableTile& t) 
   return t.k_end > 0 || !p.accumulate;
 }
 
-template <bool kWeightGradient>
-__device__ __forceinline__ bool find_tile(const PortableGemm& p, PortableTile& t) {
-  return kWeightGradient ? find_weight_tile(p, t) : find_row_tile(p, t);
-}
-
 // A finished tile passes through shared memory, so that one short loop stores it in whole rows:
 // code unrolled over each thread's own values would not fit the instruction cache. Columns of row i
 // are permuted by i, against bank conflicts.
@@ -96,15 +91,13 @@ __device__ inline Span<4> load_bias(const PortableGemm& p, const PortableTile& t
   Span<4> bias = {};
   if (!(from.base || from.pointers)) return bias;
   const char* const base = from.of_group(t.group);
-  for (int v = 0; v < 4; ++v)
-    if (j + v < p.n) bias[v] = load_real(base, from.dtype, (j + v) * from.i_stride);
+  with_real(from.dtype, [&]<class T>() {
+    const T* const first = reinterpret_cast<const T*>(base) + j * from.i_stride;
+#pragma unroll
+    for (int v = 0; v < 4; ++v)
+      if (j + v < p.n) bias[v] = widened(first[v * from.i_stride]);
+  });
   return bias;
-}
-
-__device__ __forceinline__ float times_scale(const ColumnScales& s, int64_t row, int64_t column,
-                                             float value) {
-  if (s.ids && s.ids[s.row_token ? s.row_token[row] : row] != s.adapter[column]) return 0;
-  return value * s.scale[column];
 }
 
 // Stores the staged tile; every thread of the CTA takes part. Four columns a thread, every eighth
@@ -113,70 +106,93 @@ constexpr int kPortableSpans = kPortableTile / 4,
               kPortableRowStep = kPortableThreads / kPortableSpans;
 static_assert(kPortableRowStep == 8);  // the same permutation of columns in all rows of a thread
 
-template <bool kWeightGradient, class T>
-__device__ __forceinline__ void write_spans(const PortableGemm& p, char* base, int64_t row,
-                                            int rows, int64_t column, const float* from,
-                                            const Span<4>& bias) {
-  auto* to = reinterpret_cast<Elements<T, 4>*>(base) + (row * p.c.i_stride + column) / 4;
+// The places of a thread in the tile, and those of c that they go to.
+struct ThreadSpans {
+  float* from;
+  int rows, columns;    // rows: from the first on
+  int64_t row, column;  // of c; row: without its group
+};
+
+// Rows with their bias times the scales of their columns, in the tile.
+__device__ inline void scale_columns(const PortableGemm& p, const ThreadSpans& s,
+                                     const Span<4>& bias) {
+  const ColumnScales& by = p.column_scales;
+#pragma unroll 1
+  for (int i = 0; i < s.rows; i += kPortableRowStep) {
+    float4* const at = reinterpret_cast<float4*>(s.from + i * kPortableTile);
+    const int64_t row = s.row + i;
+    Span<4> sum = {at->x, at->y, at->z, at->w};
+    add_scaled(sum, p.bias_weight ? p.bias_weight[row] : 1.0f, bias);
+    const int32_t id = by.ids ? by.ids[by.row_token ? by.row_token[row] : row] : 0;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      if (c >= s.columns) break;
+      const bool other = by.ids && id != by.adapter[s.column + c];
+      sum[c] = other ? 0.0f : sum[c] * by.scale[s.column + c];
+    }
+    *at = {sum[0], sum[1], sum[2], sum[3]};
+  }
+}
+
+// biased: bias is added.
+template <class T>
+__device__ __forceinline__ void write_spans(const PortableGemm& p, char* base, const ThreadSpans& s,
+                                            bool biased, const Span<4>& bias) {
+  auto* to = reinterpret_cast<Elements<T, 4>*>(base) + (s.row * p.c.i_stride + s.column) / 4;
   const int64_t step = kPortableRowStep * p.c.i_stride / 4;
 #pragma unroll 2
-  for (int i = 0; i < rows; i += kPortableRowStep, to += step) {
-    const float4 v = *reinterpret_cast<const float4*>(from + i * kPortableTile);
+  for (int i = 0; i < s.rows; i += kPortableRowStep, to += step) {
+    const float4 v = *reinterpret_cast<const float4*>(s.from + i * kPortableTile);
     Span<4> sum = {v.x, v.y, v.z, v.w};
-    if constexpr (!kWeightGradient) {
-      add_scaled(sum, p.bias_weight ? p.bias_weight[row + i] : 1.0f, bias);
-      if (p.column_scales.scale)
-        for (int c = 0; c < 4; ++c)
-          sum[c] = times_scale(p.column_scales, row + i, column + c, sum[c]);
-    }
+    if (biased) add_scaled(sum, p.bias_weight ? p.bias_weight[s.row + i] : 1.0f, bias);
     if (p.accumulate) add_scaled(sum, 1.0f, load_elements(*to));
     store_elements(*to, sum);
   }
 }
 
-template <bool kWeightGradient>
-__device__ void write_elements(const PortableGemm& p, char* base, int64_t row, int rows,
-                               int64_t column, int columns, const float* from,
-                               const Span<4>& bias) {
+__device__ inline void write_elements(const PortableGemm& p, char* base, const ThreadSpans& s,
+                                      bool biased, Span<4> bias) {
 #pragma unroll 1
-  for (int i = 0; i < rows; i += kPortableRowStep) {
-    const float weight = kWeightGradient || !p.bias_weight ? 1.0f : p.bias_weight[row + i];
-    const int64_t at = (row + i) * p.c.i_stride + column;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      if (c >= columns) break;
-      const int64_t one = at + c * p.c.k_stride;
-      float sum = from[i * kPortableTile + c];
-      if constexpr (!kWeightGradient) {
-        sum += weight * bias[c];
-        if (p.column_scales.scale) sum = times_scale(p.column_scales, row + i, column + c, sum);
-      }
-      if (p.accumulate) sum += load_span<1>(base, p.c.dtype, one)[0];
-      store_span(base, p.c.dtype, one, Span<1>{sum});
+  for (int i = 0; i < s.rows; i += kPortableRowStep) {
+    const float weight = biased && p.bias_weight ? p.bias_weight[s.row + i] : 1.0f;
+    int64_t at = (s.row + i) * p.c.i_stride + s.column;
+#pragma unroll 1
+    for (int c = 0; c < 4; ++c, at += p.c.k_stride) {
+      float sum = s.from[i * kPortableTile + c];
+      if (biased) sum += weight * bias[0];
+      rotate(bias.v);
+      if (c >= s.columns) continue;
+      if (p.accumulate) sum += load_span<1>(base, p.c.dtype, at)[0];
+      store_span(base, p.c.dtype, at, Span<1>{sum});
     }
   }
 }
 
-template <bool kWeightGradient>
-__device__ void write_tile(const PortableGemm& p, const PortableTile& t, float* tile) {
-  char* const base = const_cast<char*>(p.c.of_group(kWeightGradient ? t.group : 0));
+__device__ __forceinline__ void write_tile(const PortableGemm& p, const PortableTile& t,
+                                           float* tile, bool weight_gradient) {
+  char* const base = const_cast<char*>(p.c.of_group(weight_gradient ? t.group : 0));
   const int first = int(threadIdx.x) / kPortableSpans;
-  const int rows = int(min(int64_t(kPortableTile), t.m_end - t.m0)) - first;  // from `first` on
   const int j = int(threadIdx.x) % kPortableSpans * 4;
-  if (t.n0 + j >= p.n || rows <= 0) return;
+  ThreadSpans s;
+  s.from = staged(tile, first, j);
+  s.rows = int(min(int64_t(kPortableTile), t.m_end - t.m0)) - first;
+  s.columns = int(min(int64_t(4), p.n - t.n0 - j));
+  if (s.columns <= 0 || s.rows <= 0) return;
+  s.row = (weight_gradient ? t.m0 : t.first_row + t.m0) + first;
+  s.column = (t.n0 + j) * p.c.k_stride + t.part * p.c_part;
   Span<4> bias = {};
-  if constexpr (!kWeightGradient) bias = load_bias(p, t, t.n0 + j);
-  const float* const from = staged(tile, first, j);
-  const int64_t row = (kWeightGradient ? t.m0 : t.first_row + t.m0) + first;
-  const int64_t column = (t.n0 + j) * p.c.k_stride + t.part * p.c_part;
-  if (p.spans) {
-    with_real(p.c.dtype, [&]<class T>() {
-      write_spans<kWeightGradient, T>(p, base, row, rows, column, from, bias);
-    });
-  } else {
-    write_elements<kWeightGradient>(p, base, row, rows, column,
-                                    int(min(int64_t(4), p.n - t.n0 - j)), from, bias);
+  bool biased = !weight_gradient;
+  if (!weight_gradient) {
+    bias = load_bias(p, t, t.n0 + j);
+    if (p.column_scales.scale) {
+      scale_columns(p, s, bias);
+      biased = false;
+    }
   }
+  if (p.spans)
+    with_real(p.c.dtype, [&]<class T>() { write_spans<T>(p, base, s, biased, bias); });
+  else
+    write_elements(p, base, s, biased, bias);
 }
 
 }  // namespace moec::cuda

@@ -26,17 +26,15 @@ __device__ Spread warp_spread(Spread spread) {
   }
   return spread;
 }
-struct WarpTeam {
-  static constexpr int kSize = 32;
-  int64_t rank = lane_id(), size = kSize;
-  __device__ Spread all(const Spread& spread) const { return warp_spread(spread); }
-};
-struct CtaTeam {
-  static constexpr int kSize = kThreads;
-  int64_t rank = threadIdx.x, size = kSize;
+// A warp, or, where it is `wide`, a CTA.
+struct Team {
+  bool wide;
+  int64_t size = wide ? kThreads : 32, rank = threadIdx.x % unsigned(size);
+
   __device__ Spread all(const Spread& spread) const {
     __shared__ Spread of_warp[kWarps];
     const Spread mine = warp_spread(spread);
+    if (!wide) return mine;
     __syncthreads();  // every thread has read what the call before left here
     if (lane_id() == 0) of_warp[threadIdx.x / 32] = mine;
     __syncthreads();
@@ -47,28 +45,27 @@ struct CtaTeam {
 };
 
 // body(item, team) for each item, a team an item.
-template <class Team, class Body>
-__device__ __forceinline__ void for_each(int64_t items, const Body& body) {
-  const int64_t teams = global_threads() / Team::kSize;
-  for (int64_t item = global_thread() / Team::kSize; item < items; item += teams)
-    body(item, Team());
+template <class Body>
+__device__ __forceinline__ void for_each(int64_t items, const Team& team, const Body& body) {
+  const int64_t teams = global_threads() / team.size;
+  for (int64_t item = global_thread() / team.size; item < items; item += teams) body(item);
 }
 
 __global__ __launch_bounds__(kThreads) void expert_bits_kernel(
     const __grid_constant__ QuantiseView v, uint32_t* bits) {
   begin_kernel();
-  for_each<CtaTeam>(v.num_experts * v.expert_chunks.count, [&](int64_t chunk, const auto& team) {
-    quant::expert_chunk(v, bits, chunk, team);
-  });
+  const Team team = {true};
+  for_each(v.num_experts * v.expert_chunks.count, team,
+           [&](int64_t chunk) { quant::expert_chunk(v, bits, chunk, team); });
 }
 
-template <class Rule, class Team>
+template <class Rule>
 __global__ __launch_bounds__(kThreads) void tiles_kernel(const __grid_constant__ Rule rule,
-                                                         const __grid_constant__ QuantiseView v) {
+                                                         const __grid_constant__ QuantiseView v,
+                                                         bool wide) {
   begin_kernel();
-  for_each<Team>(v.tiles(), [&](int64_t tile, const auto& team) {
-    quant::quantise_tile(rule, v, tile, team);
-  });
+  const Team team = {wide};
+  for_each(v.tiles(), team, [&](int64_t tile) { quant::quantise_tile(rule, v, tile, team); });
 }
 
 __global__ __launch_bounds__(kThreads) void group_sums_kernel(
@@ -87,9 +84,8 @@ __global__ __launch_bounds__(Chunks::kMax) void mean_kernel(const __grid_constan
 __global__ __launch_bounds__(kThreads) void nested_kernel(
     const __grid_constant__ NestedView v, const __grid_constant__ quant::DynamicMap map) {
   begin_kernel();
-  for_each<WarpTeam>(v.groups(), [&](int64_t group, const auto& team) {
-    quant::nested_group(v, map, group, team);
-  });
+  const Team team = {false};
+  for_each(v.groups(), team, [&](int64_t group) { quant::nested_group(v, map, group, team); });
 }
 
 __global__ __launch_bounds__(kThreads) void pack_zeros_kernel(
@@ -106,12 +102,9 @@ dim3 grid(const Op& op, int64_t items, int64_t each) {
 
 template <class Rule>
 void run_tiles(const Op& op, const Rule& rule, const QuantiseView& view) {
-  if (view.block_n * view.block_k <= kWarpElements)
-    run(op, "quantise", tiles_kernel<Rule, WarpTeam>, grid(op, view.tiles(), kWarps), kThreads, 0,
-        rule, view);
-  else
-    run(op, "quantise", tiles_kernel<Rule, CtaTeam>, grid(op, view.tiles(), 1), kThreads, 0, rule,
-        view);
+  const bool wide = view.block_n * view.block_k > kWarpElements;
+  run(op, "quantise", tiles_kernel<Rule>, grid(op, view.tiles(), wide ? 1 : kWarps), kThreads, 0,
+      rule, view, wide);
 }
 
 }  // namespace
