@@ -129,8 +129,8 @@ TEST(RowGemmChoice, FewRowsOfOtherFormsHaveTheKernelsOfMany) {
     change(p);
     return choose(p, kDevice).few_rows;
   };
+  EXPECT_TRUE(taken([](auto& p) { p.scheme = MOEC_SCHEME_INT8; }));
   EXPECT_FALSE(taken([](auto& p) { p.dtype = MOEC_F16; }));
-  EXPECT_FALSE(taken([](auto& p) { p.scheme = MOEC_SCHEME_INT8; }));
   EXPECT_FALSE(taken([](auto& p) { p.pre = &p; }));
   EXPECT_FALSE(taken([](auto& p) { p.weights_mn_major = true; }));
   EXPECT_FALSE(taken([](auto& p) { p.rank = 16; }));
@@ -194,7 +194,7 @@ TEST(RowGemmMatrices, ColumnsOfGateAndUpInTurn) {
   RowGemmProblem p = empty(RowGemm::kUp);
   ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);
   EXPECT_TRUE(p.alternating && p.weights_mn_major);
-  EXPECT_EQ(p.scheme, MOEC_SCHEME_INT8);
+  EXPECT_EQ(p.lines.decode, LineDecode::kSigned);
   EXPECT_EQ(p.channels[0].scales.stride, 1);
   p = empty(RowGemm::kGradUp);
   ASSERT_EQ(set_matrices(p, kInter, kHidden, gate, &up), nullptr);

@@ -10,6 +10,7 @@
 
 #include "backend/cuda/sm90/line_words.h"
 #include "backend/cuda/sm90/row_gemm_config.cuh"
+#include "backend/cuda/sm90/weight_decoder.cuh"
 
 namespace moec::cuda {
 
@@ -40,31 +41,36 @@ class FragmentDecoder {
         group_(group),
         at_(group * Weights::kBlockStride + (warp_row() + lane() / 4) * Weights::kLineBytes) {}
 
-  // Where the scales of a tile are, and those of its first k-block.
+  // Where the scales of a tile are, and those of its first k-block, or of all.
   __device__ void begin(const RowTile& tile) {
-    const ExpertScales& form = p_.lines.scales[0];
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const BlockPlace place =
           place_of<C::kBlocks>(0, first_feature(p_, tile.feature_tile), group_ + 2 * block);
-      const ExpertScales& scales = p_.lines.scales[place.part];
       const int own = place.feature + warp_row() + lane() / 4 + 8 * (quad_lane() >> 1);
       const int line = min(own, p_.features - 1);  // what comes of others is never stored
-      const int64_t of = (scales.first_line + line * form.line_step) >> form.line_shift;
-      from_[block] = static_cast<const Entry*>(scales.base) + tile.expert * form.expert_stride +
-                     of * form.line_stride;
-      fetch(block, 0);
+      if constexpr (kOfChannels) {
+        next_[block] = of_channel(p_.channels[place.part], tile.expert, line);
+      } else {
+        const ExpertScales& form = p_.lines.scales[0];
+        const ExpertScales& scales = p_.lines.scales[place.part];
+        const int64_t of = (scales.first_line + line * form.line_step) >> form.line_shift;
+        from_[block] = static_cast<const Entry*>(scales.base) + tile.expert * form.expert_stride +
+                       of * form.line_stride;
+        fetch(block, 0);
+      }
     }
   }
 
-  // The codes of one of the group's blocks in a stage, and the scales of the next k-block.
+  // The codes of one of the group's blocks in a stage, and the scales of the next k-block. Of a
+  // channel, which has one for both halves, a base is in the place of the second scale.
   struct Codes {
     uint32_t words[2][kHalves][Weights::kNibbles ? 1 : 2], scale[2][kHalves];  // of two rows
   };
   template <int kBlock>
   __device__ __forceinline__ void take(uint32_t operand_m, int kb, Codes& codes) {
     const uint32_t own = converted(next_[kBlock]);
-    fetch(kBlock, kb + 1);
+    if constexpr (!kOfChannels) fetch(kBlock, kb + 1);
     const uint32_t at = operand_m + at_ + 2 * kBlock * Weights::kBlockStride;
 #pragma unroll
     for (int row = 0; row < 2; ++row)
@@ -86,7 +92,7 @@ class FragmentDecoder {
         table = table_of(C::kBlocks == Blocks::kGated ? kBlock : 0, codes.scale[row][0]);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        const FourPairs v = elements(table, codes.words[row][half], codes.scale[row][half]);
+        const FourPairs v = elements(table, codes.words[row][half], codes.scale[row], half);
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) f[(half * kPairs + j) / 2][row + 2 * (j & 1)] = v.pair[j];
       }
@@ -95,6 +101,7 @@ class FragmentDecoder {
 
  private:
   static constexpr LineDecode kDecode = Weights::kDecode;
+  static constexpr bool kOfChannels = kDecode == LineDecode::kSigned;
   static constexpr bool kF16 = std::is_same_v<typename C::Element, __half>;
   // An entry of the scales: an exponent, a scale of the weights' type, or fp32.
   using Entry =
@@ -111,6 +118,11 @@ class FragmentDecoder {
   __device__ __forceinline__ void fetch(int block, int kb) {
     const int k = min(kb * kTileK + (quad_lane() & 1) * kLineRun, p_.k_size - 1);
     next_[block] = __ldg(from_[block] + (k >> p_.lines.scales[0].shift));
+  }
+  // The scale of a channel in the even lanes of a quad, its base in the odd ones.
+  static __device__ uint32_t of_channel(const ExpertChannels& channels, int expert, int n) {
+    const auto channel = channel_of<quant::Int8>(channels, expert, n);
+    return std::bit_cast<uint32_t>(quad_lane() & 1 ? signed_base(channel.zero) : channel.scale);
   }
   static __device__ __forceinline__ uint32_t converted(uint32_t scale) {
     if constexpr (kDecode == LineDecode::kPowers) return power_pair(scale);
@@ -133,13 +145,17 @@ class FragmentDecoder {
   template <int kWords>
   __device__ __forceinline__ FourPairs elements(const ValueTable& table,
                                                 const uint32_t (&words)[kWords],
-                                                uint32_t scale) const {
+                                                const uint32_t (&scales)[kHalves], int half) const {
+    const uint32_t scale = scales[half];
     if constexpr (kDecode == LineDecode::kTable)
       return table.look_up(words[0], p_.lines.high_first);
     else if constexpr (kDecode == LineDecode::kPowers)
       return powers(words[0], scale);
     else if constexpr (kDecode == LineDecode::kIntegers)
       return integers<kF16>(words[0], scale, lowest_);
+    else if constexpr (kDecode == LineDecode::kSigned)
+      return signed_bytes<kF16>(words[0], words[1], std::bit_cast<float>(scales[0]),
+                                std::bit_cast<float>(scales[1]));
     else
       return bytes<kF16>(words[0], words[1], std::bit_cast<float>(scale));
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row GEMMs of a forward of few rows an expert, of weights in lines along k: those who multiply
-// decode. Memory is waited for, not the tensor cores, so tiles are low, and two CTAs on a
-// multiprocessor have more codes on their way and more warps that decode.
+// The row GEMMs of a forward of few rows an expert, of codes along k: those who multiply decode.
+// Memory is waited for, not the tensor cores, so tiles are low, and two CTAs on a multiprocessor
+// have more codes on their way and more warps that decode.
 #pragma once
 
 #include "backend/cuda/sm90/activation.cuh"
