@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How Hopper's row GEMMs are cut and dealt, and what they read of a matrix, without a GPU.
 // Mutations seen to fail: tiles of the whole width in turn, without wider ones; sharing by the k of
-// both parts; kernels of few rows for blocks of 32 with scales of fp32.
+// both parts; kernels of few rows for lines along the features.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -103,13 +103,11 @@ TEST(RowGemmChoice, PairsOfCtas) {
   EXPECT_EQ(choose(p, {1}).ctas, 2);
 }
 
-// Codes of a table, of 128 experts, in a forward that keeps nothing.
+// Codes of 128 experts, in a forward that keeps nothing.
 RowGemmProblem few(RowGemm op, int64_t rows) {
   RowGemmProblem p = problem(op, rows, 2048, 768);
   p.dtype = MOEC_BF16;
   p.scheme = MOEC_SCHEME_MXFP4;
-  p.lines.scales[0].shift = 6;
-  p.lines.scales[0].dtype = MOEC_F32;
   p.num_experts = 128;
   return p;
 }
@@ -134,9 +132,6 @@ TEST(RowGemmChoice, FewRowsOfOtherFormsHaveTheKernelsOfMany) {
   EXPECT_FALSE(taken([](auto& p) { p.pre = &p; }));
   EXPECT_FALSE(taken([](auto& p) { p.weights_mn_major = true; }));
   EXPECT_FALSE(taken([](auto& p) { p.rank = 16; }));
-  EXPECT_FALSE(taken([](auto& p) { p.lines.nested[0].book = p.lines.numbers; }));
-  EXPECT_FALSE(taken([](auto& p) { p.lines.scales[0].shift = 5; }));
-  EXPECT_FALSE(taken([](auto& p) { p.lines.scales[0].dtype = MOEC_BF16; }));
 }
 
 // ---- what the matrices say ----------------------------------------------------------------------

@@ -55,8 +55,8 @@ class FragmentDecoder {
         const ExpertScales& form = p_.lines.scales[0];
         const ExpertScales& scales = p_.lines.scales[place.part];
         const int64_t of = (scales.first_line + line * form.line_step) >> form.line_shift;
-        from_[block] = static_cast<const Entry*>(scales.base) + tile.expert * form.expert_stride +
-                       of * form.line_stride;
+        const int64_t first = tile.expert * form.expert_stride + of * form.line_stride;
+        from_[block] = static_cast<const char*>(scales.base) + first * entry_bytes();
         fetch(block, 0);
       }
     }
@@ -69,7 +69,7 @@ class FragmentDecoder {
   };
   template <int kBlock>
   __device__ __forceinline__ void take(uint32_t operand_m, int kb, Codes& codes) {
-    const uint32_t own = converted(next_[kBlock]);
+    const uint32_t own = converted<kBlock>(next_[kBlock], kb);
     if constexpr (!kOfChannels) fetch(kBlock, kb + 1);
     const uint32_t at = operand_m + at_ + 2 * kBlock * Weights::kBlockStride;
 #pragma unroll
@@ -88,10 +88,11 @@ class FragmentDecoder {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       ValueTable table;
-      if constexpr (kDecode == LineDecode::kTable)
-        table = table_of(C::kBlocks == Blocks::kGated ? kBlock : 0, codes.scale[row][0]);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
+        if constexpr (kDecode == LineDecode::kTable) {
+          if (half == 0 || in_halves()) table = table_of(part<kBlock>(), codes.scale[row][half]);
+        }
         const FourPairs v = elements(table, codes.words[row][half], codes.scale[row], half);
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) f[(half * kPairs + j) / 2][row + 2 * (j & 1)] = v.pair[j];
@@ -103,31 +104,64 @@ class FragmentDecoder {
   static constexpr LineDecode kDecode = Weights::kDecode;
   static constexpr bool kOfChannels = kDecode == LineDecode::kSigned;
   static constexpr bool kF16 = std::is_same_v<typename C::Element, __half>;
-  // An entry of the scales: an exponent, a scale of the weights' type, or fp32.
-  using Entry =
-      std::conditional_t<kDecode == LineDecode::kPowers, uint8_t,
-                         std::conditional_t<kDecode == LineDecode::kIntegers, uint16_t, uint32_t>>;
 
   static __device__ int lane() { return int(threadIdx.x) & 31; }
   static __device__ int quad_lane() { return lane() & 3; }
   static __device__ int warp_row() { return (int(threadIdx.x) >> 5 & 3) * 16; }
   static __device__ uint32_t of_quad(uint32_t word, int t) { return __shfl_sync(~0u, word, t, 4); }
+  template <int kBlock>
+  static constexpr int part() {
+    return C::kBlocks == Blocks::kGated ? kBlock : 0;
+  }
 
+  // Whether the halves of a line have scales of their own.
+  __device__ bool in_halves() const { return kTileK >> p_.lines.scales[0].shift > 1; }
+  // Powers and integers have scales of one type: exponents, or the weights'.
+  __device__ int entry_bytes() const {
+    if constexpr (kDecode == LineDecode::kPowers) return 1;
+    if constexpr (kDecode == LineDecode::kIntegers) return 2;
+    return dtype_bytes(p_.lines.scales[0].dtype);
+  }
   // Lane t of a quad has the scale of half t % 2 of the quad's first row, or of its second. Behind
   // k_size rows are zeros.
-  __device__ __forceinline__ void fetch(int block, int kb) {
+  __device__ int entry(int kb) const {
     const int k = min(kb * kTileK + (quad_lane() & 1) * kLineRun, p_.k_size - 1);
-    next_[block] = __ldg(from_[block] + (k >> p_.lines.scales[0].shift));
+    return k >> p_.lines.scales[0].shift;
+  }
+  __device__ __forceinline__ void fetch(int block, int kb) {
+    const int bytes = entry_bytes();
+    const char* const at = from_[block] + entry(kb) * bytes;
+    if (bytes == 4)
+      next_[block] = __ldg(reinterpret_cast<const uint32_t*>(at));
+    else if (bytes == 2)
+      next_[block] = __ldg(reinterpret_cast<const uint16_t*>(at));
+    else
+      next_[block] = __ldg(reinterpret_cast<const uint8_t*>(at));
+  }
+  // As look_up of LineDecoder: the scale of a code, which is a byte.
+  template <int kBlock>
+  __device__ __forceinline__ float looked_up(uint32_t code, int kb) const {
+    const NestedScales& nested = p_.lines.nested[part<kBlock>()];
+    const auto* const base = static_cast<const char*>(p_.lines.scales[part<kBlock>()].base);
+    const int64_t at = from_[kBlock] - base + entry(kb);
+    const float factor = __ldg(nested.scales2 + (at >> nested.shift));
+    return quant::product(__ldg(nested.book + code), factor) + __ldg(nested.offset);
   }
   // The scale of a channel in the even lanes of a quad, its base in the odd ones.
   static __device__ uint32_t of_channel(const ExpertChannels& channels, int expert, int n) {
     const auto channel = channel_of<quant::Int8>(channels, expert, n);
     return std::bit_cast<uint32_t>(quad_lane() & 1 ? signed_base(channel.zero) : channel.scale);
   }
-  static __device__ __forceinline__ uint32_t converted(uint32_t scale) {
+  template <int kBlock>
+  __device__ __forceinline__ uint32_t converted(uint32_t scale, int kb) const {
     if constexpr (kDecode == LineDecode::kPowers) return power_pair(scale);
     if constexpr (kDecode == LineDecode::kIntegers) return scale | scale << 16;
-    return scale;
+    if constexpr (kDecode == LineDecode::kSigned) return scale;
+    const moec_dtype dtype = p_.lines.scales[0].dtype;
+    if (dtype == MOEC_F32) [[likely]]
+      return scale;
+    return std::bit_cast<uint32_t>(p_.lines.nested[0].book ? looked_up<kBlock>(scale, kb)
+                                                           : scale_of(scale, dtype));
   }
 
   // Bytes t of four words of nibbles, or halves t of two eights of bytes, twice.
@@ -180,8 +214,8 @@ class FragmentDecoder {
   const Params& p_;
   const uint32_t numbers_, lowest_;  // the compiler does not see what the latter is
   const int group_;
-  const uint32_t at_;  // of this lane's first row in a stage
-  const Entry* from_[2];
+  const uint32_t at_;    // of this lane's first row in a stage
+  const char* from_[2];  // the scales of its rows
   uint32_t next_[2];
 };
 

@@ -14,16 +14,10 @@ constexpr int64_t kBandBytes = 16 << 20;  // of rows, for all feature tiles to f
 constexpr int64_t kLeastBand = 8;
 
 // Codes along k of bf16 weights and nothing beside them, in a forward that keeps no
-// pre-activations: of channels, or of lines. Scales of lines are read as they are stored, in the
-// type that goes with their codes; those of fp32 are of whole k-blocks.
+// pre-activations.
 bool has_few_rows_kernel(const RowGemmProblem& p) {
   if (!(p.op == RowGemm::kUp && !p.pre) && p.op != RowGemm::kDown) return false;
-  if (!is_coded(p) || p.dtype != MOEC_BF16 || p.weights_mn_major || p.rank > 0) return false;
-  if (!has_lines(p.scheme)) return true;
-  const CodedLines& lines = p.lines;
-  if (lines.nested[0].book) return false;
-  return lines.decode == LineDecode::kPowers || lines.decode == LineDecode::kIntegers ||
-         (lines.scales[0].dtype == MOEC_F32 && kTileDepth <= 1LL << lines.scales[0].shift);
+  return is_coded(p) && p.dtype == MOEC_BF16 && !p.weights_mn_major && p.rank == 0;
 }
 
 }  // namespace
