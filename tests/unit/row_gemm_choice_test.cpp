@@ -128,7 +128,7 @@ TEST(RowGemmChoice, FewRowsOfOtherFormsHaveTheKernelsOfMany) {
     return choose(p, kDevice).few_rows;
   };
   EXPECT_TRUE(taken([](auto& p) { p.scheme = MOEC_SCHEME_INT8; }));
-  EXPECT_FALSE(taken([](auto& p) { p.dtype = MOEC_F16; }));
+  EXPECT_TRUE(taken([](auto& p) { p.dtype = MOEC_F16; }));
   EXPECT_FALSE(taken([](auto& p) { p.pre = &p; }));
   EXPECT_FALSE(taken([](auto& p) { p.weights_mn_major = true; }));
   EXPECT_FALSE(taken([](auto& p) { p.rank = 16; }));

@@ -10,20 +10,33 @@
 
 namespace moec::cuda {
 
-template <LineDecode kDecode>
-cudaError_t launch_few_up(const RowGemmProblem&, const CodedRowGemmParams& params, int ctas,
-                          cudaStream_t stream) {
-  using Epilogue = StoreActivatedAtOnce<__nv_bfloat16, SigmoidGated, false, kFewRows>;
-  return launch_config<RowGemmConfig<__nv_bfloat16, RegisterWeights<kDecode>, true, Epilogue>>(
-      params, ctas, stream);
+// body<Element>() of the problem's type. Powers of two are those of bf16 (line_words.h).
+template <LineDecode kDecode, class Body>
+cudaError_t with_decoded(const RowGemmProblem& problem, const Body& body) {
+  if constexpr (kDecode == LineDecode::kPowers)
+    return body.template operator()<__nv_bfloat16>();
+  else
+    return with_element(problem, body);
 }
 
 template <LineDecode kDecode>
-cudaError_t launch_few_down(const RowGemmProblem&, const CodedRowGemmParams& params, int ctas,
-                            cudaStream_t stream) {
-  using Epilogue = StoreRowsAtOnce<__nv_bfloat16, kFewRows>;
-  return launch_config<RowGemmConfig<__nv_bfloat16, RegisterWeights<kDecode>, false, Epilogue>>(
-      params, ctas, stream);
+cudaError_t launch_few_up(const RowGemmProblem& problem, const CodedRowGemmParams& params, int ctas,
+                          cudaStream_t stream) {
+  return with_decoded<kDecode>(problem, [&]<class Element>() {
+    using Epilogue = StoreActivatedAtOnce<Element, SigmoidGated, false, kFewRows>;
+    return launch_config<RowGemmConfig<Element, RegisterWeights<kDecode>, true, Epilogue>>(
+        params, ctas, stream);
+  });
+}
+
+template <LineDecode kDecode>
+cudaError_t launch_few_down(const RowGemmProblem& problem, const CodedRowGemmParams& params,
+                            int ctas, cudaStream_t stream) {
+  return with_decoded<kDecode>(problem, [&]<class Element>() {
+    using Epilogue = StoreRowsAtOnce<Element, kFewRows>;
+    return launch_config<RowGemmConfig<Element, RegisterWeights<kDecode>, false, Epilogue>>(
+        params, ctas, stream);
+  });
 }
 
 }  // namespace moec::cuda
