@@ -13,10 +13,9 @@ constexpr int kTwoRowTiles = 256;         // rows
 constexpr int64_t kBandBytes = 16 << 20;  // of rows, for all feature tiles to find them in L2
 constexpr int64_t kLeastBand = 8;
 
-// Codes along k and nothing beside them, in a forward that keeps no pre-activations.
+// Of a forward, codes along k and nothing beside them.
 bool has_few_rows_kernel(const RowGemmProblem& p) {
-  if (!(p.op == RowGemm::kUp && !p.pre) && p.op != RowGemm::kDown) return false;
-  return is_coded(p) && !p.weights_mn_major && p.rank == 0;
+  return is_coded(p) && !is_gradient(p.op) && !p.weights_mn_major && p.rank == 0;
 }
 
 }  // namespace

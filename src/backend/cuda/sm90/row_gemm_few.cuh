@@ -23,7 +23,7 @@ template <LineDecode kDecode>
 cudaError_t launch_few_up(const RowGemmProblem& problem, const CodedRowGemmParams& params, int ctas,
                           cudaStream_t stream) {
   return with_decoded<kDecode>(problem, [&]<class Element>() {
-    using Epilogue = StoreActivatedAtOnce<Element, SigmoidGated, false, kFewRows>;
+    using Epilogue = StoreActivatedAtOnce<Element, SigmoidGated, true, kFewRows>;
     return launch_config<RowGemmConfig<Element, RegisterWeights<kDecode>, true, Epilogue>>(
         params, ctas, stream);
   });
