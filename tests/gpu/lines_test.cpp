@@ -190,6 +190,50 @@ TEST(Channels, HaveTheBitsOfTheirValuesBesideAnAdapter) {
   expect_values_beside_an_adapter({{.name = "int8", .scheme = Scheme::kInt8}, 16});
 }
 
+// Few rows on average, whose codes the warps that multiply decode: experts of several tiles, of one
+// and of none.
+void expect_values_of_few_rows(const LineCase& c) {
+  SCOPED_TRACE(seed_note());
+  Random random(66);
+  struct Size {
+    int hidden, inter;
+  };
+  const Size kSizes[] = {{72, 96}, {200, 136}, {136, 336}};
+  constexpr int kExperts = 12, kMany[] = {1, 16, 31, 32, 33, 63, 96};  // 16 rows on average
+  int turn = 0;
+  for (const uint32_t layout :
+       {MOEC_GATE_SPLIT, MOEC_GATE_THEN_UP, MOEC_UP_THEN_GATE, MOEC_GATE_INTERLEAVED})
+    for (const moec_dtype dtype : {MOEC_BF16, MOEC_F16})
+      for (const Size& size : kSizes) {
+        const int many = kMany[turn % 7];
+        const QuantShape shape = {layout,
+                                  false,
+                                  false,
+                                  false,
+                                  rounded_up(size.hidden, c.multiple),
+                                  rounded_up(size.inter, c.multiple)};
+        const uint32_t save = turn++ % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
+        if (is_small_run() && many != 33) continue;
+        SCOPED_TRACE("layout " + std::to_string(layout) + ", dtype " + std::to_string(dtype) +
+                     ", " + std::to_string(shape.hidden) + " x " + std::to_string(shape.inter) +
+                     ", " + std::to_string(many) + " rows, save " + std::to_string(save));
+        QuantProblem p = random_quant_problem(c.format, shape, dtype, many, &random, kExperts);
+        p.save = save;
+        expect_values(p);
+      }
+}
+TEST_P(Lines, OfFewRows) {
+  if (is_small_run() && !is_of_a_small_run(GetParam())) GTEST_SKIP() << "another one runs";
+  expect_values_of_few_rows(GetParam());
+}
+TEST(Channels, OfFewRows) {
+  expect_values_of_few_rows({{.name = "int8", .scheme = Scheme::kInt8}, 16});
+  if (is_small_run()) return;
+  expect_values_of_few_rows(
+      {{.name = "int8_bf16", .scheme = Scheme::kInt8, .scale_type = Number::kBf16}, 16});
+  expect_values_of_few_rows({{.name = "int8_zeros", .scheme = Scheme::kInt8, .zeros = true}, 16});
+}
+
 // Several tiles of features and many k-blocks.
 TEST_P(Lines, OfManyTiles) {
   if (is_small_run()) GTEST_SKIP() << "too large";

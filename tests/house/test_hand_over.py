@@ -71,10 +71,13 @@ def few_kinds():
         return Kind("epilogue_at_once.cuh", epilogue, (0,) * parts, gather, tile="AtOnce",
                     operand=operand, **known)
 
+    # Where up is asked for no pre-activations, its pieces are those of a kernel without.
     made = {}
     for codes, operand in (("nibbles", 8 << 10), ("bytes", 16 << 10)):
-        made[f"up, few rows, {codes}"] = kind("StoreActivatedAtOnce", 2, True, operand,
-                                              kKeeps=False)
+        for keeps in (False, True):
+            name = f"up{', keeping' * keeps}, few rows, {codes}"
+            made[name] = kind("StoreActivatedAtOnce", 6 if keeps else 2, True, operand,
+                              kKeeps=keeps)
         made[f"down, few rows, {codes}"] = kind("StoreRowsAtOnce", 4, False, operand)
     return made
 

@@ -36,11 +36,11 @@ QuantisedMatrix random_quant_matrix(const QuantCase& c, const QuantShape& shape,
 }
 
 QuantProblem random_quant_problem(const QuantCase& c, const QuantShape& shape, moec_dtype dtype,
-                                  int many, Random* random) {
+                                  int many, Random* random, int experts) {
   QuantProblem p;
   p.dtype = dtype;
   p.gate_layout = shape.gate_layout;
-  p.experts = 4;
+  p.experts = experts;
   p.whole_shape = c.whole_shape;
   p.hidden = shape.hidden;
   p.inter = shape.inter;

@@ -18,9 +18,9 @@ struct QuantShape {
 };
 QuantisedMatrix random_quant_matrix(const QuantCase& c, const QuantShape& shape, int N, int K,
                                     bool in_out, int parts, int experts, Random* random);
-// All matrices of one format, with biases. Of four experts the first has no rows, the next one
-// `many`, the last one few.
+// All matrices of one format, with biases. Of the experts the first has no rows, the next one
+// `many`, the last ones few.
 QuantProblem random_quant_problem(const QuantCase& c, const QuantShape& shape, moec_dtype dtype,
-                                  int many, Random* random);
+                                  int many, Random* random, int experts = 4);
 
 }  // namespace moec::test

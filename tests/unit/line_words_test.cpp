@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hopper's elements of words of codes beside the values of the formats, rounded once: all codes,
 // scales from subnormal to infinity and NaN, bit for bit as values. Mutations seen to fail: the two
-// selectors of pairs exchanged; a scale of 0 bits as 2^-126; E2M1 times 2^125.
+// selectors of pairs exchanged; a scale of 0 bits as 2^-126; E2M1 times 2^125; a base of one less.
 #include "backend/cuda/sm90/line_words.h"
 
 #include <gtest/gtest.h>
@@ -139,6 +139,28 @@ TEST(LineWords, BytesTimesAnyScale) {
   Random random(4);
   check_bytes<false>(random);
   check_bytes<true>(random);
+}
+
+template <bool kHalf>
+void check_signed_bytes(Random& random) {
+  for (const float scale : scales(random))
+    for (const int zero : {0, -128, 127, int(random.below(256)) - 128})
+      for (int turn = 0; turn < 32; ++turn) {
+        const auto first = uint32_t(random.bits()), second = uint32_t(random.bits());
+        const FourPairs got = signed_bytes<kHalf>(first, second, scale, signed_base(float(zero)));
+        for (int i = 0; i < 8; ++i) {
+          const auto code = int8_t((i < 4 ? first : second) >> i % 4 * 8);
+          const float want = quant::Int8::decode<float>(float(code), {scale, float(zero)});
+          ASSERT_TRUE(same(element<kHalf>(got, i), rounded<kHalf>(want)))
+              << int(code) << " of zero point " << zero << ", scale " << scale;
+        }
+      }
+}
+TEST(LineWords, SignedBytesOfAnyZeroPoint) {
+  SCOPED_TRACE(test::seed_note());
+  Random random(5);
+  check_signed_bytes<false>(random);
+  check_signed_bytes<true>(random);
 }
 
 TEST(LineWords, ScalesAsTheyAreStored) {

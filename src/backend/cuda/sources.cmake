@@ -35,5 +35,5 @@ set(MOEC_CUDA_CODED_SOURCE sm90/row_gemm_coded.cu.in)
 set(MOEC_CUDA_CODED_OPERATIONS up up_alternating down grad_down)
 # And those of few rows: for each way to decode lines (LineDecode) one file of each operation.
 set(MOEC_CUDA_FEW_SOURCE sm90/row_gemm_few.cu.in)
-set(MOEC_CUDA_FEW_DECODES kTable kPowers kIntegers kBytes)
+set(MOEC_CUDA_FEW_DECODES kTable kPowers kIntegers kBytes kSigned)
 set(MOEC_CUDA_FEW_OPERATIONS up down)

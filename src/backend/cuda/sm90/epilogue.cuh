@@ -169,7 +169,7 @@ __device__ __forceinline__ void send_pieces(const RowGemmParams& p, TileQueue& q
       if (Epilogue::kSkipsOutside && group_feature(p, tile, group) >= feature_end(p, tile))
         continue;
       RowTile staged = tile;
-      if (!Epilogue::find_rows(i / 2, staged)) continue;
+      if (!Epilogue::find_rows(p, i / 2, staged)) continue;
       PieceBarriers(group).wait_staged();
       send(staging + group * Epilogue::kStagingBytes, Epilogue::piece(p, tile, group, i / 2),
            staged);
@@ -273,7 +273,7 @@ class StoreActivatedAndPre {
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
     return i < 2 ? pre_piece(p, tile, group, i) : activations_piece(p, tile, group);
   }
-  static __device__ bool find_rows(int, RowTile&) { return true; }
+  static __device__ bool find_rows(const RowGemmParams&, int, RowTile&) { return true; }
   template <typename G>
   __device__ void copy_piece(const RowGemmParams&, const G& group, int i) const {
     if (i < kCopySteps) {

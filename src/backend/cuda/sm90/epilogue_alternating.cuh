@@ -69,7 +69,7 @@ class StoreAlternating {
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int) {
     return activations_piece(p, tile, group);
   }
-  static __device__ bool find_rows(int, RowTile&) { return true; }
+  static __device__ bool find_rows(const RowGemmParams&, int, RowTile&) { return true; }
   __device__ void copy_piece(const RowGemmParams& p, const AlternatingGroup& group, int i) const {
     copy_slices(i, group, rows_, [&](int s, uint32_t (&packed)[4]) {
       if (s == 0) return activate_first(p, group, packed);

@@ -16,7 +16,7 @@ class AtOnce {
   static constexpr int kBufferRows = kRows < 96 ? kRows : 96,
                        kStagingBytes = kBlockStaging<kBufferRows>;
 
-  static __device__ bool find_rows(int i, RowTile& tile) {
+  static __device__ bool find_rows(const RowGemmParams&, int i, RowTile& tile) {
     return find_buffered<kBufferRows>(i, tile);
   }
   template <typename G>
@@ -69,21 +69,25 @@ class StoreRowsAtOnce : public AtOnce<kRows> {
   }
 };
 
-// kKeeps: pre-activations, too, in front of the activations.
+// kKeeps: pre-activations, too, in front of the activations, where they are asked for. Groups that
+// meet have a kernel without for where they are not.
 template <typename Element, typename Activation, bool kKeeps, int kRows = kMaxTileN>
 class StoreActivatedAtOnce : public AtOnce<kRows> {
  public:
   static constexpr bool kGated = true;
   static constexpr int kSends = kKeeps ? 6 : 2;
 
+  static __device__ bool find_rows(const RowGemmParams& p, int i, RowTile& tile) {
+    return !(is_pre(i) && !p.pre) && AtOnce<kRows>::find_rows(p, i, tile);
+  }
   static __device__ Piece piece(const RowGemmParams& p, const RowTile& tile, int group, int i) {
-    return kKeeps && i < 4 ? pre_piece(p, tile, group, i / 2) : activations_piece(p, tile, group);
+    return is_pre(i) ? pre_piece(p, tile, group, i / 2) : activations_piece(p, tile, group);
   }
   template <typename G, int kColumns>
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const G& group,
                          TileAccumulators<kColumns>& acc) {
     const auto meet = [&](int s) { group.meet(acc.first + 8 * s, acc.second + 8 * s); };
-    if constexpr (kKeeps) {
+    if (kKeeps && p.pre) {
       this->template leave<kColumns>(group, tile.rows, [&](int s, uint32_t (&packed)[4]) {
         meet(s);
         pack_slice<Element>(acc.first, s, packed);
@@ -95,6 +99,9 @@ class StoreActivatedAtOnce : public AtOnce<kRows> {
       activate_slice<Element>(Activation{p.form}, acc.first + 8 * s, acc.second + 8 * s, packed);
     });
   }
+
+ private:
+  static __device__ constexpr bool is_pre(int i) { return kKeeps && i < 4; }
 };
 
 }  // namespace moec::cuda

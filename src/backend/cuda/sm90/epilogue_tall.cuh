@@ -15,7 +15,7 @@ class TallTile {
   static constexpr int kMaxRows = kTallTileN, kStages = 4;
   static constexpr int kBufferRows = 96, kStagingBytes = kBlockStaging<kBufferRows>;
 
-  static __device__ bool find_rows(int i, RowTile& tile) {
+  static __device__ bool find_rows(const RowGemmParams&, int i, RowTile& tile) {
     return find_buffered<kBufferRows>(i, tile);
   }
 

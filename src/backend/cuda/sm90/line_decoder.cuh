@@ -235,6 +235,8 @@ class LineDecoder {
         decode_batches<2, 0, 2>(block, scales, decode);
         return decode_batches<2, 2, 2>(block, scales, decode);
       }
+      case LineDecode::kSigned:
+        return;  // in no line
     }
   }
   static __device__ __forceinline__ ValueTable table_of(uint32_t numbers, float scale) {

@@ -6,6 +6,7 @@
 //   powers       E2M1 x power of two as bf16: exact but for a last product, which rounds once
 //   integers     (nibble - 8) x scale of the elements' type: the product of exact numbers
 //   bytes        E4M3 x scale: the fp32 product, rounded once
+//   signed_bytes (byte - zero point) x scale: likewise
 #pragma once
 
 #include <bit>
@@ -196,6 +197,29 @@ MOEC_HD FourPairs bytes(uint32_t first, uint32_t second, float scale) {
            rounded_pair<kHalf>(product(low.v[2], scale), product(low.v[3], scale)),
            rounded_pair<kHalf>(product(high.v[0], scale), product(high.v[1], scale)),
            rounded_pair<kHalf>(product(high.v[2], scale), product(high.v[3], scale))}};
+}
+
+// A byte in the lowest bits of 2^23 adds its value; with the sign bit turned that is 128 more than
+// the code. base: of the code 0, that is, of the zero point.
+MOEC_HD float signed_base(float zero) {
+  return 8388608.0f + 128.0f + zero;
+}
+template <bool kHalf>
+MOEC_HD FourPairs signed_bytes(uint32_t first, uint32_t second, float scale, float base) {
+  FourPairs v = {};
+  const uint32_t words[2] = {first ^ 0x80808080u, second ^ 0x80808080u};
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+  for (int i = 0; i < 4; ++i) {
+    const auto value = [&](uint32_t byte) {
+      const uint32_t bits = permute(words[i / 2], 0x4b000000u, 0x7440u | byte);
+      return quant::product(std::bit_cast<float>(bits) - base, scale);
+    };
+    const uint32_t byte = 2u * (i % 2);
+    v.pair[i] = rounded_pair<kHalf>(value(byte), value(byte + 1));
+  }
+  return v;
 }
 
 // ---- scales -------------------------------------------------------------------------------------

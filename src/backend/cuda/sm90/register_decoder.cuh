@@ -5,75 +5,61 @@
 // of every eight k two neighbours: the four lanes of a quad read the same codes, and each keeps its
 // own.
 //
-//   numbers   what nibbles stand for, of either part: 16 floats; behind them a constant
+//   numbers   what nibbles stand for, of either part: 16 floats; behind them what the compiler is
+//             not to know, which else works it out again, or fetches it, in every k-block
 #pragma once
 
-#include "backend/cuda/sm90/line_words.h"
-#include "backend/cuda/sm90/row_gemm_config.cuh"
+#include "backend/cuda/sm90/register_scales.cuh"
 
 namespace moec::cuda {
 
 constexpr int kHalves = kTileK / kLineRun;  // of a line of a block
 using Fragments = uint32_t[kSteps][4];      // of a block, by steps of 16 k
 
-template <typename C>
-class FragmentDecoder {
- public:
-  using Params = typename C::Params;
-  using Weights = typename C::Weights;
-  static constexpr int kNumbersBytes = 16 * 4, kBytes = 2 * kNumbersBytes + 16;
+// The memory of a CTA's decoders.
+struct FragmentNumbers {
+  static constexpr int kPartBytes = 16 * 4, kUnknown = 2 * kPartBytes, kBytes = kUnknown + 16;
 
   // By all threads; a barrier follows.
-  static __device__ void init(const Params& p, uint32_t memory) {
+  static __device__ void init(const CodedRowGemmParams& p, uint32_t memory) {
     const int part = int(threadIdx.x) / 16, code = int(threadIdx.x) % 16;
-    if (threadIdx.x == 0) ptx::shared_store(memory + 2 * kNumbersBytes, uint4{kLowest});
+    if (threadIdx.x == 0)
+      ptx::shared_store(memory + kUnknown, uint4{kLowest, uint32_t(p.k_size - 1),
+                                                 uint32_t(p.lines.scales[0].shift), 0});
     if (part >= 2) return;
     const float* const book = p.lines.codebooks[part];
     const float number = book ? __ldg(book + code) : p.lines.numbers[code];
     ptx::shared_store(memory + 4 * threadIdx.x, number);
   }
+};
+
+template <typename C>
+class FragmentDecoder {
+ public:
+  using Params = typename C::Params;
+  using Weights = typename C::Weights;
 
   __device__ FragmentDecoder(const Params& p, uint32_t memory, int group)
-      : p_(p),
-        numbers_(memory),
-        lowest_(ptx::shared_load_word(memory + 2 * kNumbersBytes)),
-        group_(group),
-        at_(group * Weights::kBlockStride + (warp_row() + lane() / 4) * Weights::kLineBytes) {}
+      : FragmentDecoder(p, memory, group, ptx::shared_load(memory + FragmentNumbers::kUnknown)) {}
 
-  // Where the scales of a tile are, and those of its first k-block.
-  __device__ void begin(const RowTile& tile) {
-    const ExpertScales& form = p_.lines.scales[0];
-#pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const BlockPlace place =
-          place_of<C::kBlocks>(0, first_feature(p_, tile.feature_tile), group_ + 2 * block);
-      const ExpertScales& scales = p_.lines.scales[place.part];
-      const int own = place.feature + warp_row() + lane() / 4 + 8 * (quad_lane() >> 1);
-      const int line = min(own, p_.features - 1);  // what comes of others is never stored
-      const int64_t of = (scales.first_line + line * form.line_step) >> form.line_shift;
-      from_[block] = static_cast<const Entry*>(scales.base) + tile.expert * form.expert_stride +
-                     of * form.line_stride;
-      fetch(block, 0);
-    }
-  }
+  __device__ int lane() const { return thread_ & 31; }
+  __device__ void begin(const RowTile& tile) { scales_.begin(tile); }
+  // In front of a k-block.
+  __device__ __forceinline__ void take_scales(int kb) { scales_.take(kb); }
 
-  // The codes of one of the group's blocks in a stage, and the scales of the next k-block.
+  // The codes of one of the group's blocks in a stage.
   struct Codes {
     uint32_t words[2][kHalves][Weights::kNibbles ? 1 : 2], scale[2][kHalves];  // of two rows
   };
   template <int kBlock>
-  __device__ __forceinline__ void take(uint32_t operand_m, int kb, Codes& codes) {
-    const uint32_t own = converted(next_[kBlock]);
-    fetch(kBlock, kb + 1);
-    const uint32_t at = operand_m + at_ + 2 * kBlock * Weights::kBlockStride;
+  __device__ __forceinline__ void take(uint32_t operand_m, int row, Codes& codes) const {
+    const uint32_t at =
+        operand_m + at_ + 2 * kBlock * Weights::kBlockStride + 8 * row * Weights::kLineBytes;
 #pragma unroll
-    for (int row = 0; row < 2; ++row)
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        codes.scale[row][half] = of_quad(own, 2 * row + half);
-        take_half(at + 8 * row * Weights::kLineBytes + half * (Weights::kLineBytes / kHalves),
-                  codes.words[row][half]);
-      }
+    for (int half = 0; half < kHalves; ++half) {
+      codes.scale[row][half] = scales_.template of<kBlock>(row, half);
+      take_half(at + half * (Weights::kLineBytes / kHalves), codes.words[row][half]);
+    }
   }
   // Their elements.
   template <int kBlock>
@@ -82,11 +68,13 @@ class FragmentDecoder {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       ValueTable table;
-      if constexpr (kDecode == LineDecode::kTable)
-        table = table_of(C::kBlocks == Blocks::kGated ? kBlock : 0, codes.scale[row][0]);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        const FourPairs v = elements(table, codes.words[row][half], codes.scale[row][half]);
+        if constexpr (kDecode == LineDecode::kTable) {
+          if (half == 0 || scales_.in_halves())
+            table = table_of(part<kBlock>(), codes.scale[row][half]);
+        }
+        const FourPairs v = elements(table, codes.words[row][half], codes.scale[row], half);
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) f[(half * kPairs + j) / 2][row + 2 * (j & 1)] = v.pair[j];
       }
@@ -96,31 +84,25 @@ class FragmentDecoder {
  private:
   static constexpr LineDecode kDecode = Weights::kDecode;
   static constexpr bool kF16 = std::is_same_v<typename C::Element, __half>;
-  // An entry of the scales: an exponent, a scale of the weights' type, or fp32.
-  using Entry =
-      std::conditional_t<kDecode == LineDecode::kPowers, uint8_t,
-                         std::conditional_t<kDecode == LineDecode::kIntegers, uint16_t, uint32_t>>;
 
-  static __device__ int lane() { return int(threadIdx.x) & 31; }
-  static __device__ int quad_lane() { return lane() & 3; }
-  static __device__ int warp_row() { return (int(threadIdx.x) >> 5 & 3) * 16; }
+  __device__ FragmentDecoder(const Params& p, uint32_t memory, int group, const uint4& unknown)
+      : p_(p),
+        numbers_(memory),
+        lowest_(unknown.x),
+        thread_(int(threadIdx.x) + int(unknown.w)),
+        at_(group * Weights::kBlockStride + row_of(thread_) * Weights::kLineBytes),
+        scales_(p, group, thread_, int(unknown.y), int(unknown.z)) {}
+
+  __device__ uint32_t quad_lane() const { return thread_ & 3; }
   static __device__ uint32_t of_quad(uint32_t word, int t) { return __shfl_sync(~0u, word, t, 4); }
-
-  // Lane t of a quad has the scale of half t % 2 of the quad's first row, or of its second. Behind
-  // k_size rows are zeros.
-  __device__ __forceinline__ void fetch(int block, int kb) {
-    const int k = min(kb * kTileK + (quad_lane() & 1) * kLineRun, p_.k_size - 1);
-    next_[block] = __ldg(from_[block] + (k >> p_.lines.scales[0].shift));
-  }
-  static __device__ __forceinline__ uint32_t converted(uint32_t scale) {
-    if constexpr (kDecode == LineDecode::kPowers) return power_pair(scale);
-    if constexpr (kDecode == LineDecode::kIntegers) return scale | scale << 16;
-    return scale;
+  template <int kBlock>
+  static constexpr int part() {
+    return C::kBlocks == Blocks::kGated ? kBlock : 0;
   }
 
   // Bytes t of four words of nibbles, or halves t of two eights of bytes, twice.
   template <int kWords>
-  static __device__ __forceinline__ void take_half(uint32_t at, uint32_t (&words)[kWords]) {
+  __device__ __forceinline__ void take_half(uint32_t at, uint32_t (&words)[kWords]) const {
     const uint32_t t = quad_lane();
     const uint32_t own = Weights::kNibbles ? t | (t + 4) << 4 : 2 * t | (2 * t + 1) << 4;
 #pragma unroll
@@ -133,21 +115,25 @@ class FragmentDecoder {
   template <int kWords>
   __device__ __forceinline__ FourPairs elements(const ValueTable& table,
                                                 const uint32_t (&words)[kWords],
-                                                uint32_t scale) const {
+                                                const uint32_t (&scales)[kHalves], int half) const {
+    const uint32_t scale = scales[half];
     if constexpr (kDecode == LineDecode::kTable)
       return table.look_up(words[0], p_.lines.high_first);
     else if constexpr (kDecode == LineDecode::kPowers)
       return powers(words[0], scale);
     else if constexpr (kDecode == LineDecode::kIntegers)
       return integers<kF16>(words[0], scale, lowest_);
+    else if constexpr (kDecode == LineDecode::kSigned)
+      return signed_bytes<kF16>(words[0], words[1], std::bit_cast<float>(scales[0]),
+                                std::bit_cast<float>(scales[1]));
     else
       return bytes<kF16>(words[0], words[1], std::bit_cast<float>(scale));
   }
   // A quad makes the table of a row, of both halves, together.
   __device__ __forceinline__ ValueTable table_of(int part, uint32_t scale_bits) const {
     using quant::product;
-    const float4 v =
-        std::bit_cast<float4>(ptx::shared_load(numbers_ + part * kNumbersBytes + 16 * quad_lane()));
+    const float4 v = std::bit_cast<float4>(
+        ptx::shared_load(numbers_ + part * FragmentNumbers::kPartBytes + 16 * quad_lane()));
     const float scale = std::bit_cast<float>(scale_bits);
     const uint32_t first = rounded_pair<kF16>(product(v.x, scale), product(v.y, scale));
     const uint32_t second = rounded_pair<kF16>(product(v.z, scale), product(v.w, scale));
@@ -162,23 +148,17 @@ class FragmentDecoder {
   }
 
   const Params& p_;
-  const uint32_t numbers_, lowest_;  // the compiler does not see what the latter is
-  const int group_;
+  const uint32_t numbers_, lowest_;
+  const int thread_;
   const uint32_t at_;  // of this lane's first row in a stage
-  const Entry* from_[2];
-  uint32_t next_[2];
+  ScalesOf<C> scales_;
 };
 
 // ---- products -----------------------------------------------------------------------------------
-// As multiply of tile_mma.cuh. The elements of a block are made while the products of the block
-// before it, and of other warps, are under way; those of the block before that are done.
-template <int kBlock, typename C, int kRegisters>
-__device__ __forceinline__ void multiply_block(float (&acc)[kRegisters], typename C::Stages& ring,
-                                               FragmentDecoder<C>& decoder, Fragments& f,
+// The products of a block. Those of the block before it are done.
+template <typename C, int kRegisters>
+__device__ __forceinline__ void multiply_block(float (&acc)[kRegisters], const Fragments& f,
                                                uint32_t n, int kb) {
-  typename FragmentDecoder<C>::Codes codes;
-  decoder.template take<kBlock>(ring.operand_m(), kb, codes);
-  decoder.template decode<kBlock>(codes, f);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step)
@@ -188,18 +168,31 @@ __device__ __forceinline__ void multiply_block(float (&acc)[kRegisters], typenam
   wgmma_wait<1>();
 }
 
+// As multiply of tile_mma.cuh. The elements of a block are made while the products of the block
+// before it, and of other warps, are under way; its codes are asked for in front of these, those of
+// the second row where registers are left.
 template <typename C>
 __device__ __forceinline__ void multiply_coded(TileAccumulators<C::kMaxRows>& acc,
                                                typename C::Stages& ring,
                                                FragmentDecoder<C>& decoder, int k_blocks) {
   const uint32_t n = operand_descriptor(ring.first_m() + C::kBytesM, kBlockBytes);
   Fragments first, second;
+  typename FragmentDecoder<C>::Codes codes;
+  constexpr bool kBothEarly = !C::Weights::kNibbles;
   for (int kb = 0; kb < k_blocks; ++kb) {
+    decoder.take_scales(kb);
     ring.wait_full();
     const uint32_t at_n = n + ring.ahead();
-    multiply_block<0>(acc.first, ring, decoder, first, at_n, kb);
-    if (kb > 0) ring.release_previous(threadIdx.x & 31);
-    multiply_block<1>(acc.second, ring, decoder, second, at_n, kb);
+    decoder.template take<0>(ring.operand_m(), 0, codes);
+    decoder.template take<0>(ring.operand_m(), 1, codes);
+    decoder.template decode<0>(codes, first);
+    decoder.template take<1>(ring.operand_m(), 0, codes);
+    if constexpr (kBothEarly) decoder.template take<1>(ring.operand_m(), 1, codes);
+    multiply_block<C>(acc.first, first, at_n, kb);
+    if (kb > 0) ring.release_previous(decoder.lane());
+    if constexpr (!kBothEarly) decoder.template take<1>(ring.operand_m(), 1, codes);
+    decoder.template decode<1>(codes, second);
+    multiply_block<C>(acc.second, second, at_n, kb);
     ring.advance();
   }
 }

@@ -188,7 +188,7 @@ struct FewLaunches {
       {launch_few_up<kDecode>, launch_few_down<kDecode>}...};
 };
 constexpr FewLaunches<LineDecode::kTable, LineDecode::kPowers, LineDecode::kIntegers,
-                      LineDecode::kBytes>
+                      LineDecode::kBytes, LineDecode::kSigned>
     kFewLaunches;
 
 }  // namespace

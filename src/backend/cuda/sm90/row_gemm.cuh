@@ -26,7 +26,7 @@ namespace moec::cuda {
 template <typename C>
 constexpr int kSharedBytesOf() {
   if constexpr (C::kCoded) return C::kCodes + WeightDecoder<C>::kBytes;
-  if constexpr (C::kInRegisters) return C::kCodes + FragmentDecoder<C>::kBytes;
+  if constexpr (C::kInRegisters) return C::kCodes + FragmentNumbers::kBytes;
   return C::kCodes;
 }
 
@@ -143,7 +143,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   TileQueue queue(memory + C::kQueue);
   if constexpr (C::kCoded) WeightDecoder<C>::init(p, memory + C::kCodes);
-  if constexpr (C::kInRegisters) FragmentDecoder<C>::init(p, memory + C::kCodes);
+  if constexpr (C::kInRegisters) FragmentNumbers::init(p, memory + C::kCodes);
   if (threadIdx.x == 0) {
     ring.init(C::kFull, C::kLanded);
     numbers.init();

@@ -13,17 +13,9 @@ constexpr int kTwoRowTiles = 256;         // rows
 constexpr int64_t kBandBytes = 16 << 20;  // of rows, for all feature tiles to find them in L2
 constexpr int64_t kLeastBand = 8;
 
-// Lines along k of bf16 weights and nothing beside them, in a forward that keeps no
-// pre-activations. Scales are read as they are stored, in the type that goes with their codes;
-// those of fp32 are of whole k-blocks.
+// Of a forward, codes along k and nothing beside them.
 bool has_few_rows_kernel(const RowGemmProblem& p) {
-  if (!(p.op == RowGemm::kUp && !p.pre) && p.op != RowGemm::kDown) return false;
-  if (!has_lines(p.scheme) || p.dtype != MOEC_BF16 || p.weights_mn_major || p.rank > 0)
-    return false;
-  const CodedLines& lines = p.lines;
-  if (lines.nested[0].book) return false;
-  return lines.decode == LineDecode::kPowers || lines.decode == LineDecode::kIntegers ||
-         (lines.scales[0].dtype == MOEC_F32 && kTileDepth <= 1LL << lines.scales[0].shift);
+  return is_coded(p) && !is_gradient(p.op) && !p.weights_mn_major && p.rank == 0;
 }
 
 }  // namespace

@@ -187,6 +187,8 @@ const char* set_matrices(RowGemmProblem& p, int64_t n, int64_t k, const ExpertMa
     if (const char* why = set_lines(p.lines, 0, given, alternating)) return why;
     if (const char* why = second ? set_lines(p.lines, 1, *given_second, alternating) : nullptr)
       return why;
+  } else if (first.is_coded()) {
+    p.lines.decode = LineDecode::kSigned;
   }
   if (alternating && first.is_coded() && !lines &&
       !(follows(second->scales.array, first.scales.array) && first.scales.row_stride % 2 == 0 &&

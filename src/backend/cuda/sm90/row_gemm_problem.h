@@ -46,8 +46,8 @@ struct ExpertChannels {
 using LineFormats = quant::FormatList<quant::Codebook4, quant::Mxfp4, quant::Int4, quant::Fp8>;
 constexpr int kLineRun = 32;
 
-// How these elements are made (line_words.h).
-enum class LineDecode { kTable, kPowers, kIntegers, kBytes };
+// How these elements are made (line_words.h); kSigned: those of a format of channels.
+enum class LineDecode { kTable, kPowers, kIntegers, kBytes, kSigned };
 
 // Scales of blocks: that of position i of line l is at
 // (first_line + l * line_step >> line_shift) * line_stride + (first + i >> shift) of its expert's.
@@ -87,7 +87,7 @@ struct RowGemmProblem {
   int64_t expert_stride;       // elements
   uint32_t scheme;             // moec_scheme of the weights
   ExpertChannels channels[2];  // of each part, where it has one
-  CodedLines lines;            // of LineFormats
+  CodedLines lines;            // of LineFormats; of others how codes are decoded
   ExpertBias bias[2];          // kUp: gate, up; kDown: the first
   // Of adapters: out (kGradDown: d_act) gets narrow[r] . factor[f] besides, in k-blocks of their
   // own behind the others. Factors are contiguous along the axis along which the weights are.

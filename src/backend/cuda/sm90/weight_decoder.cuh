@@ -68,6 +68,21 @@ __device__ __forceinline__ void pass_elements(const Codes& codes, const typename
   announce_elements<C>(ring, lane);
 }
 
+// What the codes of channel n of an expert have in common.
+__device__ __forceinline__ quant::BlockView of_expert(const ChannelArray& array, int expert) {
+  if (!array.base) return {};
+  const int64_t bytes = expert * array.expert_stride * dtype_bytes(array.dtype);
+  return {static_cast<const char*>(array.base) + bytes, array.stride, 0, {}, {}, array.dtype};
+}
+template <class Format>
+__device__ __forceinline__ typename Format::Block channel_of(const ExpertChannels& from, int expert,
+                                                             int n) {
+  quant::CodedView view;
+  view.scales = of_expert(from.scales, expert);
+  view.zeros = of_expert(from.zeros, expert);
+  return Format::block(view, n, 0);
+}
+
 constexpr int kDecodedRows = 64, kChannelBytes = kDecodedRows * 8;  // of a block; of a warp
 
 template <typename C>
@@ -124,21 +139,12 @@ class ChannelDecoder {
   static_assert(sizeof(Channel) == 8 && kSignedBytes<Format>);
   static constexpr int kBatchRows = 16, kTurns = 4;  // a turn: four rows, eight lanes each
 
-  static __device__ quant::BlockView of_expert(const ChannelArray& array, int expert) {
-    if (!array.base) return {};
-    const int64_t bytes = expert * array.expert_stride * dtype_bytes(array.dtype);
-    return {static_cast<const char*>(array.base) + bytes, array.stride, 0, {}, {}, array.dtype};
-  }
   // Two channels a lane, from `first` on; none from `end` on.
   __device__ void fetch(int expert, int part, int first, int end) {
-    const ExpertChannels& from = p_.channels[part];
-    quant::CodedView view;
-    view.scales = of_expert(from.scales, expert);
-    view.zeros = of_expert(from.zeros, expert);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int n = first + lane_ + 32 * i;
-      next_[i] = n < end ? Format::block(view, n, 0) : Channel{};
+      next_[i] = n < end ? channel_of<Format>(p_.channels[part], expert, n) : Channel{};
     }
   }
   __device__ void fetch_of_k(int expert, int kb) {

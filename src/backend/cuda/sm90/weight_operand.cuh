@@ -55,15 +55,17 @@ struct CodedWeights<LineFormats, kMajor_> {
   static __device__ int column(const Params& p, int position) { return position >> nibbles(p); }
 };
 
-// Lines along k, whose elements the warps that multiply make in their registers
+// Lines or channels along k, whose elements the warps that multiply make in their registers
 // (register_decoder.cuh): a stage holds the codes and nothing else, and so there are more stages.
-template <LineDecode kDecode_>
+// kWholeLines: a line of a block has one scale, which is fp32, or of integers of the weights' type.
+template <LineDecode kDecode_, bool kWholeLines_>
 struct RegisterWeights {
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = Major::kK;
   static constexpr bool kCoded = false, kInRegisters = true;
   static constexpr LineDecode kDecode = kDecode_;
-  static constexpr int kNibbles = kDecode != LineDecode::kBytes;
+  static constexpr bool kWholeLines = kWholeLines_;
+  static constexpr int kNibbles = kDecode != LineDecode::kBytes && kDecode != LineDecode::kSigned;
   static constexpr int kLineBytes = kTileK >> kNibbles;
   static constexpr int kCopyBlocks = 1, kBlockStride = 64 * kLineBytes;
   static __device__ int place(const Params&) { return 0; }
