@@ -67,9 +67,8 @@ struct PlanRoutes {
   // Of ranks and tokens.
   static constexpr int64_t kBlock = 512;  // tokens that are counted together
   MOEC_HD static int64_t blocks(int64_t T) { return T > kBlock ? (T + kBlock - 1) / kBlock : 1; }
-  static uint64_t count_words(int64_t N, int64_t T) {
-    return uint64_t(N * (blocks(T) > 3 ? blocks(T) : 3));
-  }
+  // Two numbers of a block, and two of a rank.
+  static uint64_t count_words(int64_t N, int64_t T) { return uint64_t(2 * N * (blocks(T) + 1)); }
   static uint64_t key_bytes(int64_t N, int64_t T) { return uint64_t(4 * T * (N > 2 ? N : 2)); }
 
   MOEC_HD int64_t id(int64_t slot) const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a rank does to arrays of its device between the collectives of an ep. A step is a function
-// of one index below count(): a backend runs it for all of them, in any order.
+// of one index below count(): a backend runs it for all of them, in any order. A step with `rows`
+// is that of ids, and theirs beside it.
 //
 // N ranks, T tokens of this one, K top-k, G guests. `bound`: tokens that no rank exceeds.
 #pragma once
@@ -62,17 +63,29 @@ struct CountUp {
   }
 };
 
+// Rows one after the other, or in blocks: row i is row i % stride of block i / stride.
+struct RowBlocks {
+  void* data;
+  int64_t stride = 0;  // rows of a block; 0: there is one
+  int64_t apart = 0;   // bytes from one block to the next
+
+  MOEC_HD char* at(int64_t i, int64_t row_bytes) const {
+    const int64_t block = stride ? i / stride : 0;
+    return static_cast<char*>(data) + block * apart + (i - block * stride) * row_bytes;
+  }
+};
+
 struct PickRows {  // to[i] = from[index[i]]; where index[i] < 0, to[i] is left alone
-  const void* from;
-  const int32_t* index;  // [rows]
+  RowBlocks from;
+  const int32_t* index;  // [rows]; null: i
   int64_t rows, row_bytes;
-  void* to;
+  RowBlocks to;
 
   int64_t count() const { return rows; }
+  MOEC_HD int64_t source(int64_t i) const { return index ? index[i] : i; }
   MOEC_HD void operator()(int64_t i) const {
-    if (index[i] >= 0)
-      memcpy(static_cast<char*>(to) + i * row_bytes,
-             static_cast<const char*>(from) + index[i] * row_bytes, size_t(row_bytes));
+    const int64_t row = source(i);
+    if (row >= 0) memcpy(to.at(i, row_bytes), from.at(row, row_bytes), size_t(row_bytes));
   }
 };
 
@@ -128,25 +141,34 @@ struct PackBlocks {
   RankHeader header;
   const int32_t* wanted;  // [N] of PlanRoutes
   int32_t num_ranks;
-  int64_t stride;  // places of a rank
+  int64_t stride, block;  // places of a rank; words from its block to the next one
   CountUp begun = {};
+  PickRows rows = {};
 
   int64_t count() const { return pack.count(); }
   MOEC_HD void operator()(int64_t i) const {
     begun(i);
     const int64_t place = i / pack.top_k, rank = place / stride, line = place - rank * stride;
     const auto k = int32_t(i - place * pack.top_k);
-    int32_t* const block = pack.to + rank * header_block(stride, pack.columns);
-    pack.write(place, k, block + kHeaderWords + line * pack.columns);
+    int32_t* const to = pack.to + rank * block;
+    pack.write(place, k, to + kHeaderWords + line * pack.columns);
     if (line > 0 || k > 0) return;
     RankHeader own = header;
     for (int32_t r = 0; r < num_ranks; ++r) {
       if (wanted[r] > own.rows_needed) own.rows_needed = wanted[r];
       if (wanted[r] > stride) own.rows_dropped += wanted[r] - stride;
     }
-    *reinterpret_cast<RankHeader*>(block) = own;
+    *reinterpret_cast<RankHeader*>(to) = own;
   }
 };
+
+MOEC_HD int bits_set(uint64_t word) {
+#if defined(__CUDA_ARCH__)
+  return __popcll(word);
+#else
+  return __builtin_popcountll(word);
+#endif
+}
 
 // Every token goes to all ranks, token t of rank r to place r * bound + t. Beside what all get, the
 // places where the partial rows of the own tokens come back.
@@ -154,25 +176,49 @@ struct SendToAll {
   PackIds pack;  // places: bound
   RankHeader header;
   RankHeader* header_to;
-  const int32_t* expert_begin;  // [N+1]
-  int32_t num_ranks, width;     // width: min(K, N)
-  int32_t* sum_index;           // [T,width] places of the partial rows of a token, by rank; -1 ends
-  int32_t* slot_row;            // [T,K] place of the partial row that slot k is in, or -1
+  const int32_t* owners;     // [E] the rank of each expert
+  int32_t num_ranks, width;  // width: min(K, N)
+  int32_t* sum_index;        // [T,width] places of the partial rows of a token, by rank; -1 ends
+  int32_t* slot_row;         // [T,K] place of the partial row that slot k is in, or -1
   CountUp begun = {};
+  PickRows rows = {};
 
-  int64_t count() const { return pack.places; }
-  MOEC_HD int32_t num_experts() const { return pack.num_experts; }
-  MOEC_HD void operator()(int64_t t) const {
-    begun(t);
-    if (t == 0) *header_to = header;
-    for (int32_t k = 0; k < pack.top_k; ++k) {
-      pack.write(t, k, pack.to + t * pack.columns);
-      if (t >= pack.num_tokens) continue;
-      const int64_t slot = t * pack.top_k + k;
-      const int32_t rank = owner_of(*this, pack.id(slot));
-      slot_row[slot] = int32_t(rank < 0 ? -1 : rank * pack.places + t);
+  int64_t count() const { return pack.count(); }
+  MOEC_HD void operator()(int64_t i) const {
+    begun(i);
+    if (i == 0) *header_to = header;
+    const int64_t t = i / pack.top_k;
+    const auto k = int32_t(i - t * pack.top_k);
+    if (t < pack.num_tokens) index(t, k);
+    pack.write(t, k, pack.to + t * pack.columns);
+  }
+
+ private:
+  MOEC_HD int32_t owner(int64_t slot) const {
+    const int64_t id = pack.id(slot);
+    return id >= 0 && id < pack.num_experts ? owners[id] : -1;
+  }
+  // A token's first slot of each rank knows how many of its ranks come before, from sets of 64.
+  MOEC_HD void index(int64_t t, int32_t k) const {
+    const int64_t first = t * pack.top_k;
+    const int32_t own = owner(first + k);
+    bool writes = own >= 0;
+    int32_t before = 0, all = 0;
+    for (int32_t begin = 0; begin < num_ranks; begin += 64) {
+      uint64_t ranks = 0;
+      for (int32_t j = 0; j < pack.top_k; ++j) {
+        const int32_t rank = owner(first + j);
+        if (j < k && rank == own) writes = false;
+        if (rank >= begin && rank < begin + 64) ranks |= uint64_t(1) << (rank - begin);
+      }
+      all += bits_set(ranks);
+      if (own < begin) continue;
+      before += bits_set(own < begin + 64 ? ranks & ((uint64_t(1) << (own - begin)) - 1) : ranks);
     }
-    if (t < pack.num_tokens) IndexSums{pack.num_tokens, pack.top_k, width, slot_row, sum_index}(t);
+    const auto place = int32_t(own * pack.places + t);
+    if (writes) sum_index[t * width + before] = place;
+    if (k >= all && k < width) sum_index[t * width + k] = -1;
+    slot_row[first + k] = own < 0 ? -1 : place;
   }
 };
 
@@ -200,6 +246,7 @@ struct TellCounts {
 struct UnpackIds {
   int64_t guests;
   int64_t bound;       // rows of a rank, behind its header; 0: there are no headers
+  int64_t block;       // words from a rank's header to the next one
   Overflow* overflow;  // [N] what headers say of it is added there; or null
   int32_t top_k, columns, expert_begin, expert_end;
   const int32_t* from;
@@ -209,29 +256,29 @@ struct UnpackIds {
   int32_t *ids, *adapter_ids;   // [G,K], [G]
   float* weights;               // [G,K]
   CountUp ended = {};
+  PickRows rows = {};
 
-  int64_t count() const { return guests; }
-  MOEC_HD void operator()(int64_t row) const {
-    ended(row);
-    const int64_t rank = bound ? row / bound : 0, behind = bound ? row - rank * bound : row;
-    const int32_t* const block = from + (bound ? rank * header_block(bound, columns) : 0);
-    const bool agrees = !bound || agree(rank, behind == 0);
-    if (behind == 0 && overflow && agrees)
+  int64_t count() const { return guests * top_k; }
+  MOEC_HD void operator()(int64_t i) const {
+    ended(i);
+    const int64_t row = i / top_k, rank = bound ? row / bound : 0, behind = row - rank * bound;
+    const auto k = int32_t(i - row * top_k);
+    const bool agrees = !bound || agree(rank, behind == 0 && k == 0);
+    if (behind == 0 && k == 0 && overflow && agrees)
       overflow[rank].add(header_of(rank).rows_needed, header_of(rank).rows_dropped);
-    const int32_t* const line = block + (bound ? kHeaderWords : 0) + behind * columns;
-    if (columns > 2 * top_k) adapter_ids[row] = agrees ? line[columns - 1] : -1;
-    for (int32_t k = 0; k < top_k; ++k) {
-      const bool here = agrees && line[k] >= expert_begin && line[k] < expert_end;
-      float weight = 0;
-      if (here) memcpy(&weight, line + top_k + k, sizeof weight);
-      ids[row * top_k + k] = here ? line[k] : -1;
-      weights[row * top_k + k] = weight;
-    }
+    const int32_t* const line = from + rank * block + (bound ? kHeaderWords : 0) + behind * columns;
+    if (k == 0 && columns > 2 * top_k) adapter_ids[row] = agrees ? line[columns - 1] : -1;
+    const int32_t id = line[k];
+    const bool here = agrees && id >= expert_begin && id < expert_end;
+    float weight = 0;
+    if (here) memcpy(&weight, line + top_k + k, sizeof weight);
+    ids[i] = here ? id : -1;
+    weights[i] = weight;
   }
 
  private:
   MOEC_HD const RankHeader& header_of(int64_t rank) const {
-    return *reinterpret_cast<const RankHeader*>(from + rank * header_block(bound, columns));
+    return *reinterpret_cast<const RankHeader*>(from + rank * block);
   }
   MOEC_HD bool agree(int64_t rank, bool reports) const {
     const RankHeader& header = header_of(rank);

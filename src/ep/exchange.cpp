@@ -95,21 +95,44 @@ void Exchange::pack_ids(const Departure& from, const RankHeader& header, CountUp
   pack.token = routes_.token;
   pack.to = memory_.outbox_ids;
   if (counts_rows()) return backend_.between_ranks(pack, stream);
+  const PickRows rows = own_rows(from);
   if (!scheme_.sends_to_all())
-    return backend_.between_ranks(
-        PackBlocks{pack, header, memory_.wanted, comm_.size(), places().stride, begun}, stream);
+    return backend_.between_ranks(PackBlocks{pack, header, memory_.wanted, comm_.size(),
+                                             places().stride, words_of_block(), begun, rows},
+                                  stream);
   pack.to += kHeaderWords;
   SendToAll send = {};
   send.pack = pack;
   send.header = header;
   send.header_to = reinterpret_cast<RankHeader*>(memory_.outbox_ids);
-  send.expert_begin = memory_.expert_begin;
+  send.owners = memory_.owners;
   send.num_ranks = comm_.size();
   send.width = routes_.width;
   send.sum_index = routes_.sum_index;
   send.slot_row = routes_.slot_row;
   send.begun = begun;
+  send.rows = rows;
   backend_.between_ranks(send, stream);
+}
+
+int64_t Exchange::words_of_block() const {
+  const int64_t header = sizeof(RankHeader);
+  const int64_t rows = few_rows() ? places().stride * int64_t(row_bytes()) : 0;
+  return words_of_ids() + (rows + header - 1) / header * kHeaderWords;
+}
+RowBlocks Exchange::rows_in(int32_t* blocks) const {
+  return {blocks + words_of_ids(), places().stride, words_of_block() * int64_t(sizeof(int32_t))};
+}
+
+// x on its way to where a collective takes it from; no row where it is there.
+PickRows Exchange::own_rows(const Departure& from) const {
+  const bool few = few_rows();
+  const int64_t places = scheme_.sends_to_all() ? routes_.num_tokens : routes_.num_sent;
+  return {{const_cast<void*>(from.x)},
+          routes_.token,
+          !few && lies_as_it_goes() ? 0 : places,
+          int64_t(row_bytes()),
+          few ? rows_in(memory_.outbox_ids) : RowBlocks{memory_.outbox}};
 }
 
 void Exchange::plan(const Tokens& tokens, moec_stream stream) {
@@ -177,7 +200,7 @@ void Exchange::send_ids(moec_stream stream) {
     scheme_.go(comm_, routes_, memory_.outbox_ids, memory_.guest_ids, bytes, stream);
     return count_bytes(bytes, false);
   }
-  const uint64_t block = block_bytes();
+  const uint64_t block = uint64_t(words_of_block()) * sizeof(int32_t);
   if (scheme_.sends_to_all())
     comm_.all_gather(memory_.outbox_ids, memory_.guest_ids, block, stream);
   else
@@ -201,9 +224,13 @@ const void* Exchange::pack(const void* rows, float scale, moec_stream stream) {
     scaled.y = {memory_.outbox, shape_.dtype};
     backend_.between_ranks(scaled, stream);
   } else if (!to_all) {
-    backend_.between_ranks(
-        PickRows{rows, routes_.token, places, int64_t(row_bytes()), memory_.outbox}, stream);
-  } else if (routes_.num_tokens == routes_.bound) {
+    backend_.between_ranks(PickRows{{const_cast<void*>(rows)},
+                                    routes_.token,
+                                    places,
+                                    int64_t(row_bytes()),
+                                    {memory_.outbox}},
+                           stream);
+  } else if (lies_as_it_goes()) {
     return rows;
   } else if (places) {
     backend_.copy(memory_.outbox, rows, uint64_t(places) * row_bytes(), stream);
@@ -211,8 +238,8 @@ const void* Exchange::pack(const void* rows, float scale, moec_stream stream) {
   return memory_.outbox;
 }
 
-void Exchange::send_rows(const void* rows, float scale, void* to, moec_stream stream) {
-  scheme_.go(comm_, routes_, pack(rows, scale, stream), to, row_bytes(), stream);
+void Exchange::send_rows(const void* rows, void* to, moec_stream stream) {
+  scheme_.go(comm_, routes_, rows, to, row_bytes(), stream);
   count_bytes(row_bytes(), false);
 }
 
@@ -220,6 +247,7 @@ void Exchange::unpack_ids(const RankHeader& header, moec_stream stream) {
   UnpackIds unpack = {};
   unpack.guests = routes_.num_guests;
   unpack.bound = places().stride;
+  unpack.block = words_of_block();
   unpack.overflow = scheme_.sends_to_all() || counts_rows() ? nullptr : overflows_;
   unpack.top_k = shape_.top_k;
   unpack.columns = meta_columns_;
@@ -232,6 +260,12 @@ void Exchange::unpack_ids(const RankHeader& header, moec_stream stream) {
   unpack.ids = memory_.ids;
   unpack.adapter_ids = memory_.adapter_ids;
   unpack.weights = memory_.weights;
+  if (few_rows())
+    unpack.rows = {rows_in(memory_.guest_ids),
+                   nullptr,
+                   routes_.num_guests,
+                   int64_t(row_bytes()),
+                   {memory_.guests}};
   finish(unpack, Progress::kDispatch, stream);
 }
 
@@ -269,8 +303,12 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
   comm_.in_step([&] {
     if (counts_rows()) pack_ids(from, header, {}, stream);
     send_ids(stream);
-    send_rows(from.x, 1.0f, memory_.guests, stream);
-    if (from.has_beside) send_rows(from.beside, from.beside_scale, memory_.beside, stream);
+    if (counts_rows())
+      send_rows(pack(from.x, 1.0f, stream), memory_.guests, stream);
+    else if (!few_rows())
+      send_rows(lies_as_it_goes() ? from.x : memory_.outbox, memory_.guests, stream);
+    if (from.has_beside)
+      send_rows(pack(from.beside, from.beside_scale, stream), memory_.beside, stream);
     unpack_ids(header, stream);
   });
   count_call();
@@ -288,7 +326,7 @@ Guests Exchange::dispatch(const Departure& from, moec_stream stream) {
 CapacityOfAll Exchange::capacity_of_all(double factor, int32_t* to) const {
   if (peers_) return peers_->capacity_of_all(factor, to);
   return {memory_.guest_ids,
-          header_block(places().stride, meta_columns_),
+          words_of_block(),
           comm_.size(),
           shape_.num_experts,
           shape_.top_k,

@@ -97,15 +97,18 @@ class Exchange {
 
  private:
   static constexpr size_t kFacts = 4;
+  // A copy of so many bytes takes less than a collective of its own.
+  static constexpr uint64_t kFewOfDevice = 4 << 20, kFewOfHost = 32 << 10;
   struct Memory {
     void *outbox, *guests, *beside, *partial;
-    int32_t *outbox_ids, *guest_ids;  // rows of meta_columns_: ids, weights, the adapter's id
+    // Blocks of ranks: rows of meta_columns_ (ids, weights, the adapter's id), and few_rows().
+    int32_t *outbox_ids, *guest_ids;
     int32_t *ids, *adapter_ids;
     float* weights;
     int32_t *sum_index, *slot_row, *token;  // of Routes
     int32_t *wanted, *counts;               // of PlanRoutes
     void* keys;
-    int32_t *expert_begin, *broken;  // [N+1], [1]
+    int32_t *expert_begin, *owners, *broken;  // [N+1], [E], [1]
     uint64_t* progress;
   };
   Memory lay_out(Arena& arena) const;
@@ -117,16 +120,28 @@ class Exchange {
   bool counts_rows() const { return scheme_.places(shape_, 1).stride == 0; }
   bool drops_by_weight() const { return shape_.overflow == MOEC_EP_DROP_BY_WEIGHT; }
   Places places() const { return scheme_.places(shape_, routes_.bound); }  // of the last dispatch
-  uint64_t block_bytes() const {  // of ids from one rank, with their header
-    return uint64_t(header_block(places().stride, meta_columns_)) * sizeof(int32_t);
+  // Rows of few bytes lie behind the ids of their rank and go with them: one collective, and a copy
+  // of what came. All ranks have the same answer.
+  bool few_rows() const { return !counts_rows() && bytes_of_guests(routes_.bound) <= most_few(); }
+  uint64_t most_few() const { return comm_.queues() ? kFewOfDevice : kFewOfHost; }
+  uint64_t bytes_of_guests(int64_t bound) const {
+    return uint64_t(scheme_.most_guests(shape_, comm_.size(), bound)) * row_bytes();
   }
+  // Rows of a token each that fill the places of all.
+  bool lies_as_it_goes() const {
+    return scheme_.sends_to_all() && routes_.num_tokens == routes_.bound;
+  }
+  int64_t words_of_ids() const { return header_block(places().stride, meta_columns_); }
+  int64_t words_of_block() const;
+  RowBlocks rows_in(int32_t* blocks) const;
   void require_progress() const;
   void route(const Departure& from, const RankHeader& header, CountUp begun, moec_stream stream);
   void plan(const Tokens& tokens, moec_stream stream);
   void pack_ids(const Departure& from, const RankHeader& header, CountUp begun, moec_stream stream);
   void learn(const Notice* notices);
   void send_ids(moec_stream stream);
-  void send_rows(const void* rows, float scale, void* to, moec_stream stream);
+  void send_rows(const void* rows, void* to, moec_stream stream);
+  PickRows own_rows(const Departure& from) const;
   const void* pack(const void* rows, float scale, moec_stream stream);
   template <class Last>
   void finish(Last last, Progress::Step step, moec_stream stream);

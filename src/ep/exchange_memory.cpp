@@ -16,15 +16,17 @@ Exchange::Memory Exchange::lay_out(Arena& arena) const {
   const auto sent = uint64_t(scheme_.most_sent(shape_, comm_.size(), shape_.max_tokens));
   const auto guests = uint64_t(most_guests()), tokens = uint64_t(shape_.max_tokens);
   const auto hidden = uint64_t(shape_.hidden), slots = uint64_t(shape_.top_k);
-  const auto ranks = uint64_t(comm_.size()), headers = 2 * ranks * uint64_t(kHeaderWords);
+  const auto ranks = uint64_t(comm_.size()), headers = 3 * ranks * uint64_t(kHeaderWords);
   const uint64_t partial = hidden * uint64_t(dtype_bytes(shape_.partial_dtype));
+  const uint64_t beside_ids =
+      std::min(bytes_of_guests(shape_.max_tokens), most_few()) / sizeof(int32_t) + headers;
   Memory memory = {};
   memory.outbox = arena.take(sent * std::max(row_bytes(), partial), 0);
-  memory.outbox_ids = arena.take_array<int32_t>(sent * (2 * slots + 1) + headers, 0);
+  memory.outbox_ids = arena.take_array<int32_t>(sent * (2 * slots + 1) + beside_ids, 0);
   memory.guests = arena.take(guests * row_bytes(), 0);
   memory.beside =
       shape_.flags & MOEC_EP_FORWARD_ONLY ? nullptr : arena.take(guests * row_bytes(), 0);
-  memory.guest_ids = arena.take_array<int32_t>(guests * (2 * slots + 1) + headers, 0);
+  memory.guest_ids = arena.take_array<int32_t>(guests * (2 * slots + 1) + beside_ids, 0);
   memory.ids = arena.take_array<int32_t>(guests * slots, 0);
   memory.adapter_ids = arena.take_array<int32_t>(guests, 0);
   memory.weights = arena.take_array<float>(guests * slots, 0);
@@ -39,6 +41,7 @@ Exchange::Memory Exchange::lay_out(Arena& arena) const {
     if (drops_by_weight()) memory.keys = arena.take(PlanRoutes::key_bytes(N, T), 0);
   }
   memory.expert_begin = arena.take_array<int32_t>(ranks + 1, 0);
+  memory.owners = arena.take_array<int32_t>(uint64_t(shape_.num_experts), 0);
   memory.broken = arena.take_array<int32_t>(1, 0);
   memory.progress = arena.take_array<uint64_t>(Progress::kCounts, 0);
   return memory;
@@ -75,6 +78,11 @@ void Exchange::set_memory(void* memory, void* shared) {
   progress_.set_memory(memory_.progress, shown);
   backend_.copy(memory_.expert_begin, shape_.expert_begin.data(),
                 shape_.expert_begin.size() * sizeof(int32_t), nullptr);
+  std::vector<int32_t> owners;
+  for (int32_t r = 0; r < comm_.size(); ++r)
+    owners.insert(owners.end(), shape_.expert_begin[size_t(r) + 1] - shape_.expert_begin[size_t(r)],
+                  r);
+  backend_.copy(memory_.owners, owners.data(), owners.size() * sizeof(int32_t), nullptr);
   comm_.wait(nullptr);  // calls come on any stream
 }
 

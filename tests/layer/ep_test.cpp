@@ -296,7 +296,7 @@ World draw_world(int ranks, uint32_t scheme, Draw& draw) {
   w.zero_experts = draw.one_of({0, 0, 2});
   w.top_k = 1 + static_cast<int>(draw.below(std::min(w.experts, 6)));
   w.max_tokens = 1 + static_cast<int>(draw.below(20));
-  w.hidden = 1 + draw.below(40);
+  w.hidden = 1 + draw.below(draw.chance(0.3) ? 300 : 40);  // few rows go with their ids
   w.dtype = draw.one_of<moec_dtype>({MOEC_F32, MOEC_F16, MOEC_BF16});
   w.partial = draw.one_of<moec_dtype>({0, MOEC_F32});
   w.begin = draw_ranges(ranks, w.experts, draw);

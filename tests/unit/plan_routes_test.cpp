@@ -84,6 +84,7 @@ TEST(PlanRoutes, BlocksBeginWithWhatDidNotFit) {
   pack.wanted = wanted.data();
   pack.num_ranks = kRanks;
   pack.stride = kStride;
+  pack.block = block;
   cpu::between_ranks(device, pack);
 
   // Both blocks arrive at one rank, as if from two that say the same.
@@ -95,6 +96,7 @@ TEST(PlanRoutes, BlocksBeginWithWhatDidNotFit) {
   UnpackIds unpack = {};
   unpack.guests = kRanks * kStride;
   unpack.bound = kStride;
+  unpack.block = block;
   unpack.overflow = overflow;
   unpack.top_k = 1;
   unpack.columns = kColumns;

@@ -17,6 +17,7 @@ namespace {
 constexpr int32_t kRanks = 2, kTopK = 2, kExperts = 4, kColumns = 2 * kTopK;
 constexpr int64_t kBound = 3, kGuests = kRanks * kBound;
 constexpr int32_t kBegin[] = {0, 1, kExperts};  // rank 0 has expert 0
+constexpr int32_t kOwners[kExperts] = {0, 1, 1, 1};
 
 struct World {
   CpuDevice device;
@@ -49,7 +50,7 @@ struct World {
     step.pack.to = block(rank) + kHeaderWords;
     step.header = header(tokens, fact);
     step.header_to = reinterpret_cast<RankHeader*>(block(rank));
-    step.expert_begin = kBegin;
+    step.owners = kOwners;
     step.num_ranks = step.width = kRanks;
     step.sum_index = sum_index[rank].data();
     step.slot_row = slot_row[rank].data();
@@ -59,6 +60,7 @@ struct World {
     UnpackIds step = {};
     step.guests = kGuests;
     step.bound = kBound;
+    step.block = header_block(kBound, kColumns);
     step.top_k = kTopK;
     step.columns = kColumns;
     step.expert_begin = kBegin[rank];

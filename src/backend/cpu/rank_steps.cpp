@@ -65,14 +65,18 @@ int64_t bytes_of(const SumRows& step) {
 }  // namespace
 
 void between_ranks(const Device& device, const RankStep& step) {
+  const auto run = [&](const auto& one) {
+    for_ranges(device, one.count(), bytes_of(one), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) run_at(one, i);
+    });
+  };
   std::visit(
       [&](const auto& one) {
         if constexpr (std::is_same_v<decltype(one), const PlanRoutes&>)
           plan_routes(one);
         else
-          for_ranges(device, one.count(), bytes_of(one), [&](int64_t begin, int64_t end) {
-            for (int64_t i = begin; i < end; ++i) run_at(one, i);
-          });
+          run(one);
+        if constexpr (requires { one.rows.index; }) run(one.rows);
       },
       static_cast<const RankSteps&>(step));
 }

@@ -13,9 +13,10 @@ struct Cut {
   int32_t ties;
 };
 
-// read(i, &key): whether item i may be taken, and its key. keep >= 1 of at least as many.
-template <class Read>
-__device__ Cut find_cut(int64_t n, int32_t keep, Read read) {
+// each(body): body(key) for every key of this thread, of which there are the same ones each time.
+// keep >= 1 of at least as many.
+template <class Each>
+__device__ Cut find_cut(int32_t keep, Each each) {
   __shared__ int32_t histogram[256];
   __shared__ PlanScan<int32_t>::TempStorage scan;
   __shared__ Cut cut;
@@ -24,11 +25,9 @@ __device__ Cut find_cut(int64_t n, int32_t keep, Read read) {
     if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
     __syncthreads();
     const uint32_t above = shift < 24 ? cut.threshold >> (shift + 8) : 0;
-    for (int64_t i = threadIdx.x; i < n; i += kPlanThreads) {
-      uint32_t key;
-      if (read(i, &key) && (shift >= 24 || key >> (shift + 8) == above))
-        atomicAdd(&histogram[key >> shift & 255], 1);
-    }
+    each([&](uint32_t key) {
+      if (shift >= 24 || key >> (shift + 8) == above) atomicAdd(&histogram[key >> shift & 255], 1);
+    });
     __syncthreads();
     const int byte = 255 - int(threadIdx.x), ties = cut.ties;
     const int32_t here = byte >= 0 ? histogram[byte] : 0;
@@ -41,6 +40,17 @@ __device__ Cut find_cut(int64_t n, int32_t keep, Read read) {
     __syncthreads();
   }
   return cut;
+}
+
+// read(i, &key): whether item i may be taken, and its key.
+template <class Read>
+__device__ Cut find_cut(int64_t n, int32_t keep, Read read) {
+  return find_cut(keep, [&](auto body) {
+    for (int64_t i = threadIdx.x; i < n; i += kPlanThreads) {
+      uint32_t key;
+      if (read(i, &key)) body(key);
+    }
+  });
 }
 
 // visit(i, rank) for the items that a cut takes.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CTA for each block of tokens and each rank counts the tokens that visit the rank. Another adds
-// what the blocks before its own have, numbers its visits and places them. Where the lightest of a
-// rank are dropped, one CTA finds and places the heaviest, after the others.
+// what the blocks before its own have, numbers its visits and places them. By weight, one CTA of
+// each rank finds between the two which visits are the heaviest, and counts those of each block.
 #include <cub/block/block_reduce.cuh>
 
 #include "backend/cuda/device/op.cuh"
@@ -14,6 +14,20 @@ namespace {
 
 constexpr int kThreads = kPlanThreads;
 static_assert(kThreads == PlanRoutes::kBlock);
+
+constexpr int kHeld = 32;  // keys of a thread that it reads once
+
+// By weight: the cut of a rank, and of each of its blocks the visits above and at its threshold.
+struct Heaviest {
+  Cut* cuts;              // [N]
+  int32_t *above, *ties;  // [N,blocks]
+
+  __host__ __device__ explicit Heaviest(const PlanRoutes& p)
+      : cuts(reinterpret_cast<Cut*>(p.counts)),
+        above(p.counts + 2 * p.num_ranks),
+        ties(above + p.num_ranks * PlanRoutes::blocks(p.num_tokens)) {}
+};
+static_assert(sizeof(Cut) == 2 * sizeof(int32_t));
 
 __device__ __forceinline__ uint32_t* keys_of(const PlanRoutes& p, int rank) {
   return static_cast<uint32_t*>(p.keys) + rank * p.num_tokens;
@@ -28,7 +42,8 @@ __global__ __launch_bounds__(kThreads) void count_kernel(const PlanRoutes p) {
   if (p.by_weight && t < p.num_tokens)
     keys_of(p, rank)[t] = visits ? math::choice_key(p.weight_at(t, rank)) : 0;
   const int count = __syncthreads_count(visits);
-  if (threadIdx.x == 0) p.counts[rank * int64_t(gridDim.x) + blockIdx.x] = count;
+  int32_t* const counts = p.by_weight ? Heaviest(p).above : p.counts;
+  if (threadIdx.x == 0) counts[rank * int64_t(gridDim.x) + blockIdx.x] = count;
 }
 
 // Of counts [begin, end), for all threads.
@@ -46,43 +61,98 @@ __device__ int32_t sum_of(const int32_t* counts, int64_t begin, int64_t end) {
   return sum;
 }
 
-__global__ __launch_bounds__(kThreads) void place_kernel(const PlanRoutes p) {
+// Where all have room nothing is above the cut, 0, but the keys of visits.
+__global__ __launch_bounds__(kThreads) void cut_kernel(const PlanRoutes p) {
+  begin_kernel();
+  const int rank = int(blockIdx.x);
+  const int64_t blocks = PlanRoutes::blocks(p.num_tokens), own = rank * blocks;
+  const Heaviest heaviest(p);
+  const int32_t wanted = sum_of(heaviest.above, own, own + blocks);
+  if (threadIdx.x == 0) p.wanted[rank] = wanted;
+  const bool drops = wanted > p.most;
+  if (!drops) {
+    if (threadIdx.x == 0) heaviest.cuts[rank] = {0, 0};
+    for (int64_t block = threadIdx.x; block < blocks; block += kThreads)
+      heaviest.ties[own + block] = 0;
+    return;
+  }
+  const uint32_t* const keys = keys_of(p, rank);
+  uint32_t held[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int64_t t = threadIdx.x + int64_t(i) * kThreads;
+    held[i] = t < p.num_tokens ? keys[t] : 0;
+  }
+  const Cut cut = find_cut(int32_t(p.most), [&](auto body) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (held[i]) body(held[i]);
+    for (int64_t t = threadIdx.x + int64_t(kHeld) * kThreads; t < p.num_tokens; t += kThreads)
+      if (const uint32_t key = keys[t]) body(key);
+  });
+  if (threadIdx.x == 0) heaviest.cuts[rank] = cut;
+  constexpr int kWarp = 32;
+  for (int64_t block = threadIdx.x / kWarp; block < blocks; block += kThreads / kWarp) {
+    int32_t above = 0, ties = 0;
+#pragma unroll
+    for (int i = 0; i < kThreads / kWarp; ++i) {
+      const int64_t t = block * kThreads + i * kWarp + threadIdx.x % kWarp;
+      const uint32_t key = t < p.num_tokens ? keys[t] : 0;
+      above += key > cut.threshold;
+      ties += key == cut.threshold;
+    }
+    above = __reduce_add_sync(~0u, above);
+    ties = __reduce_add_sync(~0u, ties);
+    if (threadIdx.x % kWarp) continue;
+    heaviest.above[own + block] = above;
+    heaviest.ties[own + block] = ties;
+  }
+}
+
+// Of the tokens before `before`, where the CTA's own block begins there.
+struct Visits {
+  int32_t before, all;
+};
+__device__ Visits number(bool visits, const int32_t* counts, int64_t begin, int64_t end) {
   __shared__ PlanScan<int32_t>::TempStorage scan;
+  Visits found;
+  PlanScan<int32_t>(scan).ExclusiveSum(int32_t(visits), found.before, found.all);
+  const int32_t blocks_before = sum_of(counts, begin, end);
+  return {found.before + blocks_before, found.all + blocks_before};
+}
+
+__global__ __launch_bounds__(kThreads) void place_kernel(const PlanRoutes p) {
   begin_kernel();
   const int rank = int(blockIdx.y);
   const int64_t t = global_thread(), blocks = gridDim.x, own = rank * blocks;
   const bool exists = t < p.num_tokens, visits = exists && p.visits(t, rank);
-  int32_t before, all;
-  PlanScan<int32_t>(scan).ExclusiveSum(int32_t(visits), before, all);
-  const int32_t blocks_before = sum_of(p.counts, own, own + blockIdx.x);
-  before += blocks_before;
-  int32_t wanted = blocks_before + all;
-  if (p.by_weight) wanted += sum_of(p.counts, own + blockIdx.x + 1, own + blocks);
-  const int64_t first = p.stride ? rank * p.stride : sum_of(p.counts, 0, own);
-
-  const bool kept = before < p.most && !(p.by_weight && wanted > p.most);
-  if (visits) p.settle(t, rank, kept ? int32_t(first + before) : -1);
+  const int64_t end = own + blockIdx.x;
+  const int32_t* const counts = p.by_weight ? Heaviest(p).above : p.counts;
+  const int64_t first = p.stride ? rank * p.stride : sum_of(counts, 0, own);
+  int32_t wanted;
+  int64_t place = -1;
+  if (p.by_weight) {
+    const Heaviest heaviest(p);
+    const Cut cut = heaviest.cuts[rank];
+    const uint32_t key = visits ? keys_of(p, rank)[t] : 0;
+    const bool above = visits && key > cut.threshold, tie = visits && key == cut.threshold;
+    const int32_t heavier = number(above, heaviest.above, own, end).before;
+    const int32_t equal = number(tie, heaviest.ties, own, end).before;
+    if (above || (tie && equal < cut.ties)) place = first + heavier + min(equal, cut.ties);
+    wanted = p.wanted[rank];
+  } else {
+    const Visits found = number(visits, counts, own, end);
+    if (visits && found.before < p.most) place = first + found.before;
+    wanted = found.all;
+  }
+  if (visits) p.settle(t, rank, int32_t(place));
   if (exists && rank == 0)
     for (int64_t slot = t * p.top_k; slot < (t + 1) * p.top_k; ++slot)
       if (!p.is_expert(p.id(slot))) p.slot_row[slot] = -1;
   if (blockIdx.x + 1 < blocks) return;
-  if (threadIdx.x == 0) p.wanted[rank] = wanted;
+  if (!p.by_weight && threadIdx.x == 0) p.wanted[rank] = wanted;
   for (int64_t i = min(int64_t(wanted), p.most) + threadIdx.x; i < p.stride; i += kThreads)
     p.token[first + i] = -1;
-}
-
-__global__ __launch_bounds__(kThreads) void heaviest_kernel(const PlanRoutes p) {
-  begin_kernel();
-  const int rank = int(blockIdx.x);
-  if (!p.drops_lightest(rank)) return;
-  const uint32_t* const keys = keys_of(p, rank);
-  const auto read = [&](int64_t t, uint32_t* key) {
-    *key = keys[t];
-    return *key != 0;
-  };
-  const Cut cut = find_cut(p.num_tokens, int32_t(p.most), read);
-  visit_cut(p.num_tokens, cut, read,
-            [&](int64_t t, int kept) { p.settle(t, rank, int32_t(rank * p.stride + kept)); });
 }
 
 __global__ __launch_bounds__(kThreads) void index_kernel(const IndexSums index) {
@@ -97,8 +167,8 @@ void plan_routes(const Op& op, const PlanRoutes& p) {
   const auto blocks = unsigned(PlanRoutes::blocks(p.num_tokens)), ranks = unsigned(p.num_ranks);
   if (blocks > 1 || !p.stride || p.by_weight)
     run(op, "visits of ranks", count_kernel, dim3(blocks, ranks), kThreads, 0, p);
+  if (p.by_weight) run(op, "the heaviest visits", cut_kernel, dim3(ranks), kThreads, 0, p);
   run(op, "places of visits", place_kernel, dim3(blocks, ranks), kThreads, 0, p);
-  if (p.by_weight) run(op, "the heaviest visits", heaviest_kernel, dim3(ranks), kThreads, 0, p);
   run(op, "places of tokens", index_kernel, dim3(blocks), kThreads, 0, p.index_sums());
 }
 

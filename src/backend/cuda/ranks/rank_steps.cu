@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread an index. Rows: a thread for a few neighbouring columns of one.
+// A thread an index. Rows: a thread for a few neighbouring columns of one, in blocks of their own.
 #include "backend/cuda/ranks/rank_steps.h"
 
 #include "backend/cuda/device/op.cuh"
@@ -17,15 +17,33 @@ __global__ __launch_bounds__(kThreads) void each_kernel(const Step step, int64_t
   for (int64_t i = global_thread(); i < count; i += global_threads()) step(i);
 }
 
+// The words of rows that one of `threads` picks.
+template <class Word>
+__device__ void pick_rows(const PickRows& p, int64_t thread, int64_t threads) {
+  const int64_t words = p.row_bytes / int64_t(sizeof(Word)), items = p.rows * words;
+  for (int64_t i = thread; i < items; i += threads) {
+    const int64_t row = i / words, column = i - row * words, source = p.source(row);
+    if (source >= 0)
+      reinterpret_cast<Word*>(p.to.at(row, p.row_bytes))[column] =
+          reinterpret_cast<const Word*>(p.from.at(source, p.row_bytes))[column];
+  }
+}
 template <class Word>
 __global__ __launch_bounds__(kThreads) void pick_rows_kernel(const PickRows p) {
   begin_kernel();
-  const int64_t words = p.row_bytes / int64_t(sizeof(Word)), items = p.rows * words;
-  const auto* const from = static_cast<const Word*>(p.from);
-  for (int64_t i = global_thread(); i < items; i += global_threads()) {
-    const int64_t row = i / words, column = i - row * words;
-    if (p.index[row] >= 0) static_cast<Word*>(p.to)[i] = from[p.index[row] * words + column];
-  }
+  pick_rows<Word>(p, global_thread(), global_threads());
+}
+
+// The first `blocks` are for the indices of the step, the others for its rows.
+template <class Step, class Word>
+__global__ __launch_bounds__(kThreads) void with_rows_kernel(const Step step, int64_t count,
+                                                             int blocks) {
+  begin_kernel();
+  const int64_t threads = int64_t(blocks) * kThreads;
+  if (int(blockIdx.x) < blocks)
+    for (int64_t i = global_thread(); i < count; i += threads) step(i);
+  else
+    pick_rows<Word>(step.rows, global_thread() - threads, global_threads() - threads);
 }
 
 // Sums start at +0, as on the CPU.
@@ -53,24 +71,45 @@ __global__ __launch_bounds__(kThreads) void sum_rows_kernel(const SumRows s) {
   }
 }
 
+dim3 grid_of(const Op& op, int64_t items) {
+  return grid_for(items, kThreads, 8 * op.multiprocessors);
+}
+
+// body<Word>(CTAs) with the widest word that all rows are made of.
+template <class Body>
+void with_words(const Op& op, const PickRows& p, const Body& body) {
+  const auto run_as = [&]<class Word>() {
+    body.template operator()<Word>(grid_of(op, p.rows * (p.row_bytes / int64_t(sizeof(Word)))));
+  };
+  const int64_t all = p.row_bytes | p.from.apart | p.to.apart |
+                      int64_t(uintptr_t(p.from.data) | uintptr_t(p.to.data));
+  if (all % int64_t(sizeof(uint4)) == 0)
+    run_as.template operator()<uint4>();
+  else if (all % int64_t(sizeof(uint32_t)) == 0)
+    run_as.template operator()<uint32_t>();
+  else
+    run_as.template operator()<uint16_t>();
+}
+
 template <class Step>
 void queue(const Op& op, const Step& step) {
-  if (step.count())
-    run(op, "a step between ranks", each_kernel<Step>,
-        grid_for(step.count(), kThreads, 8 * op.multiprocessors), kThreads, 0, step, step.count());
-}
-template <class Word>
-bool pick_words(const Op& op, const PickRows& p) {
-  if ((p.row_bytes | int64_t(uintptr_t(p.from) | uintptr_t(p.to))) % int64_t(sizeof(Word)))
-    return false;
-  run(op, "rows of the outbox", pick_rows_kernel<Word>,
-      grid_for(p.rows * (p.row_bytes / int64_t(sizeof(Word))), kThreads, 8 * op.multiprocessors),
-      kThreads, 0, p);
-  return true;
+  const int64_t count = step.count();
+  if (!count) return;
+  constexpr const char* kWhat = "a step between ranks";
+  const dim3 blocks = grid_of(op, count);
+  if constexpr (requires { step.rows.index; })
+    if (step.rows.count())
+      return with_words(op, step.rows, [&]<class Word>(dim3 of_rows) {
+        run(op, kWhat, with_rows_kernel<Step, Word>, dim3(blocks.x + of_rows.x), kThreads, 0, step,
+            count, int(blocks.x));
+      });
+  run(op, kWhat, each_kernel<Step>, blocks, kThreads, 0, step, count);
 }
 void queue(const Op& op, const PickRows& p) {
   if (p.rows)
-    pick_words<uint4>(op, p) || pick_words<uint32_t>(op, p) || pick_words<uint16_t>(op, p);
+    with_words(op, p, [&]<class Word>(dim3 blocks) {
+      run(op, "rows of the outbox", pick_rows_kernel<Word>, blocks, kThreads, 0, p);
+    });
 }
 void queue(const Op& op, const PlanRoutes& routes) {
   plan_routes(op, routes);
@@ -80,7 +119,7 @@ void queue(const Op& op, const SumRows& sum) {
   const int64_t items = sum.num_tokens * sum.hidden / (wide ? 4 : 1);
   if (items)
     run(op, "sums of partial rows", wide ? sum_rows_kernel<4> : sum_rows_kernel<1>,
-        grid_for(items, kThreads, 8 * op.multiprocessors), kThreads, 0, sum);
+        grid_of(op, items), kThreads, 0, sum);
 }
 
 }  // namespace
