@@ -38,7 +38,7 @@ class Kind:
         self.gathering, self.readers = constant("kGatherWarps"), constant("kQueueReaders")
         self.relays = constant("kRelay") != constant("kNoWarp")
         self.coded, self.decoders = coded, constant("kDecoders")
-        self.turns, self.aside = constant("kDecoderTurns"), constant("kSideDecoders")
+        self.turns = constant("kDecoderTurns")
         self.announces = bool(constant("kAnnounces"))
         self.full, self.landed = constant("kFull"), constant("kLanded")
 
@@ -113,7 +113,7 @@ class Cta:
         if self.relays:
             yield self.relay()
         yield from (self.produce(loads=False) for _ in range(self.gathering))
-        for turn in range(self.kind.turns - self.kind.aside, self.kind.turns):
+        for turn in range(self.kind.turns if self.kind.coded else 0):
             yield from (self.decode_tiles(turn) for _ in range(self.kind.decoders))
         yield from (self.consume(group) for group in (0, 1) for _ in range(CONSUMERS // 2))
         yield from (self.finish() for _ in range(4)) if self.finished else [self.send()]
@@ -138,8 +138,6 @@ class Cta:
                 else:
                     gathered = self.landed if self.relays else self.ring
                     gathered.full_at(at).arrive(threads=WARP)
-                    if self.kind.coded and self.decodes(at, 0):
-                        yield from self.decode(at)
                 at += 1
                 if loads and kb == 0:
                     self.begun.arrive()

@@ -90,10 +90,12 @@ TEST(LineWords, PowersTimesE2m1) {
   for (uint32_t scale = 0; scale < 256; ++scale)
     for (const uint32_t word : words(random)) {
       const FourPairs got = powers(word, power_pair(scale));
+      const FourPairs looked_up = powers_of(power_pair(scale)).look_up(word);
       for (int i = 0; i < 8; ++i) {
         const float want = quant::e2m1(word >> 4 * i & 15u) * quant::e8m0(scale);
-        ASSERT_TRUE(same(element<false>(got, i), rounded<false>(want)))
-            << "place " << i << " of " << word << ", scale " << scale;
+        for (const FourPairs& v : {got, looked_up})
+          ASSERT_TRUE(same(element<false>(v, i), rounded<false>(want)))
+              << "place " << i << " of " << word << ", scale " << scale;
       }
     }
 }

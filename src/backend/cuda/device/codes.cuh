@@ -8,14 +8,20 @@
 
 namespace moec::cuda {
 
-// Eight signed bytes. A byte in the lowest bits of 2^23 adds its value to it; with the sign bit
-// turned it is 128 more than the code. The instructions that convert integers are far slower.
-__device__ __forceinline__ void widen(uint2 codes, float (&values)[8]) {
+// Eight signed bytes plus kByteBias: a byte in the lowest bits of 2^23 adds its value, and with
+// the sign bit turned it is 128 more than the code. The instructions that convert integers are far
+// slower.
+constexpr float kByteBias = 8388608.0f + 128.0f;
+__device__ __forceinline__ void widen_biased(uint2 codes, float (&values)[8]) {
   const uint32_t words[2] = {codes.x ^ 0x80808080u, codes.y ^ 0x80808080u};
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    values[i] = __uint_as_float(__byte_perm(words[i / 4], 0x4b000000u, 0x7440 | (i % 4))) -
-                (8388608.0f + 128.0f);
+    values[i] = __uint_as_float(__byte_perm(words[i / 4], 0x4b000000u, 0x7440 | (i % 4)));
+}
+__device__ __forceinline__ void widen(uint2 codes, float (&values)[8]) {
+  widen_biased(codes, values);
+#pragma unroll
+  for (float& value : values) value -= kByteBias;
 }
 
 template <class Format>

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warps that make elements of codes in lines inside a stage. A block of 64 x 64 codes lies as it
 // does in memory, in lines of 32 bytes (nibbles) or 64, at the end of the 8 KiB that its elements
-// take. A warp takes a batch of 16 lines at a time, a lane half a line of it, with one scale, which
-// was fetched a k-block before. The elements of batch b cover no codes but those of batches up to
-// b.
+// take. A lane takes whole lines, with one scale each, or halves of lines, and writes no element
+// over codes that any lane has yet to read.
+//
+// A warp waits for itself more than for anything else, so its loop is short: how codes are decoded
+// is known when it is compiled, and where scales lie is worked out once a tile.
 //
 //   codes     for each stage: one arrival that announces the bytes
 //   numbers   what nibbles stand for, of either part: 16 floats
@@ -14,16 +16,15 @@
 
 namespace moec::cuda {
 
+// The shared memory of all that decode.
 template <typename C>
-class LineDecoder {
- public:
-  using Params = typename C::Params;
+struct LineMemory {
   using Codes = CodeBarriers<C::kStages>;
   static constexpr int kNumbersBytes = 16 * 4, kParts = 2;
   static constexpr int kBytes = Codes::kBytes + kParts * kNumbersBytes;
 
   // By all threads; a barrier follows.
-  static __device__ void init(const Params& p, uint32_t memory) {
+  static __device__ void init(const typename C::Params& p, uint32_t memory) {
     if (threadIdx.x == 0) Codes(memory).init();
     const int part = int(threadIdx.x) / 16, code = int(threadIdx.x) % 16;
     if (part >= kParts) return;
@@ -31,215 +32,247 @@ class LineDecoder {
     ptx::shared_store(memory + Codes::kBytes + 4 * threadIdx.x,
                       book ? __ldg(book + code) : p.lines.numbers[code]);
   }
+};
+
+// kWhole: a line of 64 codes has one scale, and one lane takes it.
+template <typename C, LineDecode kDecode, bool kWhole = false>
+class LineDecoder {
+ public:
+  using Params = typename C::Params;
+  using Memory = LineMemory<C>;
 
   // warp: of C::kDecoders. turn: of C::kDecoderTurns.
   __device__ LineDecoder(const Params& p, uint32_t memory, int warp, int turn)
-      : p_(p),
-        codes_(memory),
-        numbers_(memory + Codes::kBytes),
-        warp_(warp),
-        turn_(turn),
-        lane_(int(threadIdx.x) & 31),
-        to_(swizzled(lane_ / 2, lane_ % 2 * (kRunBytes / 16))) {}
+      : p_(p), codes_(memory), numbers_(memory + Memory::Codes::kBytes), warp_(warp), turn_(turn) {}
 
   // A tile whose first k-block is in the ring's current stage.
   __device__ void begin(const typename C::Stages& ring, const RowTile& tile) {
     const int first = !decodes<C>(ring, turn_);
+    part_ = -1;
     if (first < p_.narrow_from) fetch(tile, first);
   }
   // k-block kb of the tile, in the ring's current stage, where that is this one's.
   __device__ void decode(const typename C::Stages& ring, const RowTile& tile, int kb) {
     if (!decodes<C>(ring, turn_)) return;
-    if (kb >= p_.narrow_from) return pass_elements<C>(codes_, ring, lane_);
+    if (kb >= p_.narrow_from) return pass_elements<C>(codes_, ring, lane());
     uint32_t scales[kScales];
 #pragma unroll
     for (int i = 0; i < kScales; ++i) scales[i] = next_[i];
+    if (!stored()) convert(tile, kb, scales);
     if (kb + C::kDecoderTurns < p_.narrow_from) fetch(tile, kb + C::kDecoderTurns);
-    if (p_.lines.nested[0].book)
-      look_up(tile, kb, scales);
-    else
-      convert(scales);
-    codes_.wait(ring);
-    decode_block(ring.operand_m() + warp_ * kBlockBytes,
-                 place_of<C::kBlocks>(part(kb), 0, warp_).part, scales);
-    announce_elements<C>(ring, lane_);
+    decode_block(ring, numbers_ + matrix(part(kb)) * Memory::kNumbersBytes, scales);
+    announce_elements<C>(ring, lane());
   }
 
  private:
   static constexpr bool kHalf = std::is_same_v<typename C::Element, __half>;
-  static constexpr int kBatchLines = 16, kBatches = 4;  // of a block
-  static constexpr int kScales = kBatches, kRunBytes = kLineRun * 2;
+  static constexpr bool kFeatureLines = C::kMajor == Major::kK;
+  static constexpr bool kNibbles = kDecode != LineDecode::kBytes;
+  static constexpr int kLineBytes = kTileK >> kNibbles, kRunBytes = kLineRun * 2;
+  static constexpr int kPlace = kBlockBytes - 64 * kLineBytes;  // of the codes in a block
+  // Of a warp's batch of lines each lane has one, or a half.
+  static constexpr int kBatchLines = kWhole ? 32 : 16, kScales = 64 / kBatchLines;
+  static_assert(!kWhole || kNibbles);
+
+  static __device__ int lane() { return int(threadIdx.x) & 31; }
+  // The lane's line of a batch, and which half of it is its only or its first one. Lanes of whole
+  // lines begin in different halves, and the lines of any eight of them are chosen so that neither
+  // their codes nor their elements meet in a bank.
+  static __device__ int line() {
+    return kWhole ? (lane() & 19) | (lane() & 4) << 1 | (lane() & 8) >> 1 : lane() / 2;
+  }
+  static __device__ int half() { return kWhole ? lane() >> 2 & 1 : lane() & 1; }
+  static __device__ int run() { return kWhole ? 0 : half() * kLineRun; }  // along the line
 
   __device__ int part(int kb) const { return kb >= p_.k_blocks_of_part; }
-
-  // ---- scales: as they are stored, 0 outside of the matrix. Those of two parts differ in where
-  // they begin alone.
-  struct ScalePlace {
-    int part, lines;  // lines: from the first one of this lane to the end of the matrix
-    int64_t first;    // entry of line 0
-    int line;
-  };
-  __device__ __forceinline__ ScalePlace scale_place(const RowTile& tile, int kb) const {
-    constexpr bool kFeatureLines = C::kMajor == Major::kK;
-    const ExpertScales& form = p_.lines.scales[0];
-    const int k = (kb - part(kb) * p_.k_blocks_of_part) * kTileK;
-    const int features = (C::kBlocks == Blocks::kAlternating ? 2 : 1) * p_.features;
-    const int line_end = kFeatureLines ? features : p_.k_size;
-    const int end = kFeatureLines ? p_.k_size : features;
-    const BlockPlace place =
-        place_of<C::kBlocks>(part(kb), first_feature(p_, tile.feature_tile), warp_);
-    const ExpertScales& scales = p_.lines.scales[place.part];
-    const int at = (kFeatureLines ? k : place.feature) + lane_ % 2 * kLineRun;
-    const int first = (kFeatureLines ? place.feature : k) + lane_ / 2;
-    return {place.part, at < end ? line_end - first : 0,
-            tile.expert * form.expert_stride + ((scales.first + at) >> form.shift),
-            scales.first_line + first * form.line_step};
+  // Of gate and up the one that the warp's block is of.
+  __device__ int matrix(int part) const { return place_of<C::kBlocks>(part, 0, warp_).part; }
+  // Whether scales are used as they are stored.
+  __device__ bool stored() const {
+    return kDecode == LineDecode::kPowers || kDecode == LineDecode::kIntegers ||
+           (p_.lines.scales[0].dtype == MOEC_F32 && !p_.lines.nested[0].book);
   }
-  // entry(i, at): of batch i, whose scale is the at-th of the stack.
-  template <class Entry>
-  __device__ __forceinline__ void each_entry(const ScalePlace& place, const Entry& entry) const {
+
+  // ---- scales: as they are stored, 0 behind the end of k. What comes of features outside of the
+  // matrix is never stored; they have the scale of its last one.
+  // What they have in common in a part of a tile's k-blocks.
+  __device__ void start(const RowTile& tile, int part) {
     const ExpertScales& form = p_.lines.scales[0];
+    const BlockPlace place =
+        place_of<C::kBlocks>(part, first_feature(p_, tile.feature_tile), warp_);
+    const ExpertScales& scales = p_.lines.scales[place.part];
+    const int last = (C::kBlocks == Blocks::kAlternating ? 2 : 1) * p_.features - 1;
+    part_ = part;
+    from_ = static_cast<const char*>(scales.base) +
+            tile.expert * form.expert_stride * dtype_bytes(form.dtype);
+    first_ = scales.first;
+    first_line_ = scales.first_line;
+    if constexpr (kFeatureLines) {
 #pragma unroll
-    for (int i = 0; i < kBatches; ++i) {
-      if (i * kBatchLines >= place.lines) continue;
-      const int of = place.line + i * kBatchLines * form.line_step;
-      entry(i, place.first + int64_t(of >> form.line_shift) * form.line_stride);
+      for (int i = 0; i < kScales; ++i)
+        of_[i] = entry_of_line(min(place.feature + line() + i * kBatchLines, last));
+    } else {
+      of_[0] = uint32_t(first_ + min(place.feature + run(), last)) >> form.shift;
+    }
+  }
+  __device__ uint32_t entry_of_line(int line) const {
+    const ExpertScales& form = p_.lines.scales[0];
+    return uint32_t(first_line_ + line * form.line_step >> form.line_shift) *
+           uint32_t(form.line_stride);
+  }
+  // entry(i, at): the scale of batch i is the at-th of the expert's.
+  template <class Entry>
+  __device__ __forceinline__ void each_entry(int kb, const Entry& entry) const {
+    const int k = (kb - part(kb) * p_.k_blocks_of_part) * kTileK;
+    if constexpr (kFeatureLines) {
+      if (k + run() >= p_.k_size) return;
+      const uint32_t at = uint32_t(first_ + k + run()) >> p_.lines.scales[0].shift;
+#pragma unroll
+      for (int i = 0; i < kScales; ++i) entry(i, of_[i] + at);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kScales; ++i) {
+        const int line_k = k + line() + i * kBatchLines;
+        if (line_k < p_.k_size) entry(i, entry_of_line(line_k) + of_[0]);
+      }
     }
   }
   template <class Stored>
-  __device__ __forceinline__ void fetch_stored(const RowTile& tile, int kb) {
-    const ScalePlace place = scale_place(tile, kb);
-    const Stored* const from = static_cast<const Stored*>(p_.lines.scales[place.part].base);
+  __device__ __forceinline__ void fetch_stored(int kb) {
+    const Stored* const from = reinterpret_cast<const Stored*>(from_);
 #pragma unroll
     for (uint32_t& scale : next_) scale = 0;
-    each_entry(place, [&](int i, int64_t at) { next_[i] = __ldg(from + at); });
+    each_entry(kb, [&](int i, uint32_t at) { next_[i] = __ldg(from + at); });
   }
-  // Scales of their codes.
-  __device__ __forceinline__ void look_up(const RowTile& tile, int kb,
-                                          uint32_t (&scales)[kScales]) const {
-    const ScalePlace place = scale_place(tile, kb);
-    const NestedScales& nested = p_.lines.nested[place.part];
+  __device__ __forceinline__ void fetch(const RowTile& tile, int kb) {
+    if (part(kb) != part_) start(tile, part(kb));
+    if constexpr (kDecode == LineDecode::kPowers) {
+      fetch_stored<uint8_t>(kb);
+    } else if constexpr (kDecode == LineDecode::kIntegers) {
+      fetch_stored<uint16_t>(kb);
+    } else {
+      const int bytes = dtype_bytes(p_.lines.scales[0].dtype);
+      bytes == 4 ? fetch_stored<uint32_t>(kb)
+                 : (bytes == 2 ? fetch_stored<uint16_t>(kb) : fetch_stored<uint8_t>(kb));
+    }
+  }
+  // To fp32, scales of another type or codes of scales.
+  __device__ void convert(const RowTile& tile, int kb, uint32_t (&scales)[kScales]) const {
+    const NestedScales& nested = p_.lines.nested[matrix(part(kb))];
+    const int64_t first = tile.expert * p_.lines.scales[0].expert_stride;
+    if (!nested.book) {
+#pragma unroll
+      for (uint32_t& scale : scales)
+        scale = std::bit_cast<uint32_t>(scale_of(scale, p_.lines.scales[0].dtype));
+      return;
+    }
     const float offset = __ldg(nested.offset);
-    each_entry(place, [&](int i, int64_t at) {
-      const float factor = __ldg(nested.scales2 + (at >> nested.shift));
+    each_entry(kb, [&](int i, uint32_t at) {
+      const float factor = __ldg(nested.scales2 + (first + at >> nested.shift));
       scales[i] =
           std::bit_cast<uint32_t>(quant::product(__ldg(nested.book + scales[i]), factor) + offset);
     });
   }
-  __device__ void fetch(const RowTile& tile, int kb) {
-    switch (dtype_bytes(p_.lines.scales[0].dtype)) {
-      case 1:
-        return fetch_stored<uint8_t>(tile, kb);
-      case 2:
-        return fetch_stored<uint16_t>(tile, kb);
-      default:
-        return fetch_stored<uint32_t>(tile, kb);
-    }
-  }
-  // Into what elements are made with: pairs of their type, or fp32.
-  template <class Body>
-  static __device__ __forceinline__ void each_scale(uint32_t (&scales)[kScales], const Body& body) {
-#pragma unroll
-    for (uint32_t& scale : scales) scale = body(scale);
-  }
-  __device__ __forceinline__ void convert(uint32_t (&scales)[kScales]) const {
-    const moec_dtype dtype = p_.lines.scales[0].dtype;
-    if (p_.lines.decode == LineDecode::kPowers)
-      each_scale(scales, [](uint32_t scale) { return power_pair(scale); });
-    else if (p_.lines.decode == LineDecode::kIntegers)
-      each_scale(scales, [](uint32_t scale) { return scale | scale << 16; });
-    else if (dtype == MOEC_BF16)
-      each_scale(scales, [](uint32_t scale) { return scale << 16; });
-    else if (dtype != MOEC_F32)
-      each_scale(scales,
-                 [&](uint32_t scale) { return std::bit_cast<uint32_t>(scale_of(scale, dtype)); });
-  }
 
   // ---- codes
-  // decode(codes, scale, store) of the batches [kFirst, kFirst + kCount) of a block: kWords x 16
-  // bytes of codes; store(j, elements) takes the j-th eight of their elements. All codes are read
-  // before any element is written, and what one batch waits for the others fill.
-  template <int kWords, int kFirst, int kCount, class Decode>
-  __device__ __forceinline__ void decode_batches(uint32_t block, const uint32_t* scales,
-                                                 const Decode& decode) const {
-    constexpr int kPlace = kBlockBytes - kBatches * 512 * kWords;
-    uint4 codes[kCount][kWords];
+  // word(codes) -> elements, of each of a half line's four words of nibbles, two at a time.
+  template <class Word>
+  static __device__ __forceinline__ void decode_half(uint32_t to, const uint4& codes,
+                                                     const Word& word) {
+    store(to, 0, word(codes.x), word(codes.y));
+    store(to, 2, word(codes.z), word(codes.w));
+  }
+  static __device__ __forceinline__ void store(uint32_t to, int j, const FourPairs& first,
+                                               const FourPairs& second) {
+    const auto at = [&](int j, const FourPairs& v) {
+      ptx::shared_store(to ^ j << 4, uint4{v.pair[0], v.pair[1], v.pair[2], v.pair[3]});
+    };
+    at(j, first);
+    at(j + 1, second);
+  }
+  __device__ __forceinline__ void decode_block(const typename C::Stages& ring, uint32_t numbers,
+                                               const uint32_t (&scales)[kScales]) const {
+    const uint32_t block = ring.operand_m() + warp_ * kBlockBytes;
+    const uint32_t from = block + kPlace + line() * kLineBytes + half() * (kLineBytes / 2);
+    const uint32_t to = block + swizzled(line(), half() * (kRunBytes / 16));
+    if constexpr (kWhole) {
+      ValueTable table = table_of(numbers, scales[0]);
+      codes_.wait(ring);
+      decode_whole(from, to, table, numbers, scales[1]);
+    } else {
+      codes_.wait(ring);
+      if constexpr (kNibbles)
+        decode_nibbles(from, to, numbers, scales);
+      else
+        decode_bytes(from, to, scales);
+    }
+  }
+  // Lines 48 and on have their elements where all codes were.
+  __device__ __forceinline__ void decode_whole(uint32_t from, uint32_t to, ValueTable& table,
+                                               uint32_t numbers, uint32_t next_scale) const {
+    const uint32_t other = from ^ kLineBytes / 2, other_to = to ^ kRunBytes;
+    const auto half = [&](uint32_t to, const uint4& codes) {
+      decode_half(to, codes,
+                  [&](uint32_t word) { return table.look_up(word, p_.lines.high_first); });
+    };
+    const uint4 first = ptx::shared_load(from), second = ptx::shared_load(other);
+    half(to, first);
+    const uint4 third = ptx::shared_load(from + kBatchLines * kLineBytes);
+    const uint4 fourth = ptx::shared_load(other + kBatchLines * kLineBytes);
+    half(other_to, second);
+    table = table_of(numbers, next_scale);
+    __syncwarp();
+    half(to + kBatchLines * 128, third);
+    half(other_to + kBatchLines * 128, fourth);
+  }
+  __device__ __forceinline__ void decode_nibbles(uint32_t from, uint32_t to, uint32_t numbers,
+                                                 const uint32_t (&scales)[kScales]) const {
+    uint4 codes[kScales];
 #pragma unroll
-    for (int b = 0; b < kCount; ++b)
-#pragma unroll
-      for (int w = 0; w < kWords; ++w)
-        codes[b][w] =
-            ptx::shared_load(block + kPlace + ((kFirst + b) * 32 + lane_) * 16 * kWords + 16 * w);
+    for (int i = 0; i < kScales; ++i)
+      codes[i] = ptx::shared_load(from + i * kBatchLines * kLineBytes);
     __syncwarp();
 #pragma unroll
-    for (int b = 0; b < kCount; ++b) {
-      const uint32_t to = block + (kFirst + b) * kBatchLines * 128 + to_;
-      decode(codes[b], scales[kFirst + b], [&](int j, const FourPairs& v) {
-        ptx::shared_store(to ^ j << 4, uint4{v.pair[0], v.pair[1], v.pair[2], v.pair[3]});
-      });
+    for (int i = 0; i < kScales; ++i) {
+      const uint32_t at = to + i * kBatchLines * 128;
+      if constexpr (kDecode == LineDecode::kPowers) {
+        const MagnitudeTable table = powers_of(power_pair(scales[i]));
+        decode_half(at, codes[i], [&](uint32_t word) { return table.look_up(word); });
+      } else if constexpr (kDecode == LineDecode::kIntegers) {
+        const uint32_t scale = scales[i] | scales[i] << 16;
+        decode_half(at, codes[i], [&](uint32_t word) { return integers<kHalf>(word, scale); });
+      } else {
+        const ValueTable table = table_of(numbers, scales[i]);
+        decode_half(at, codes[i],
+                    [&](uint32_t word) { return table.look_up(word, p_.lines.high_first); });
+      }
     }
   }
-  // word(codes) -> elements, of each of a lane's four words, two at a time.
-  template <class Word, class Store>
-  static __device__ __forceinline__ void each_word(const uint4& codes, const Word& word,
-                                                   const Store& store) {
-    const FourPairs first = word(codes.x), second = word(codes.y);
-    store(0, first);
-    store(1, second);
-    const FourPairs third = word(codes.z), fourth = word(codes.w);
-    store(2, third);
-    store(3, fourth);
-  }
-  template <class Decode>
-  __device__ __forceinline__ void decode_nibbles(uint32_t block, const uint32_t* scales,
-                                                 const Decode& decode) const {
-    decode_batches<1, 0, kBatches>(block, scales, decode);
-  }
-  __device__ __forceinline__ void decode_block(uint32_t block, int part,
-                                               const uint32_t* scales) const {
-    switch (p_.lines.decode) {
-      case LineDecode::kPowers:
-        return decode_nibbles(
-            block, scales, [&](const uint4(&codes)[1], uint32_t scale, const auto& store) {
-              each_word(codes[0], [&](uint32_t word) { return powers(word, scale); }, store);
-            });
-      case LineDecode::kIntegers:
-        return decode_nibbles(
-            block, scales, [&](const uint4(&codes)[1], uint32_t scale, const auto& store) {
-              each_word(
-                  codes[0], [&](uint32_t word) { return integers<kHalf>(word, scale); }, store);
-            });
-      case LineDecode::kTable: {
-        const bool high_first = p_.lines.high_first;
-        return decode_nibbles(
-            block, scales, [&](const uint4(&codes)[1], uint32_t scale, const auto& store) {
-              const ValueTable table =
-                  table_of(numbers_ + part * kNumbersBytes, std::bit_cast<float>(scale));
-              each_word(
-                  codes[0], [&](uint32_t word) { return table.look_up(word, high_first); }, store);
-            });
+  // Two batches at a time: the elements of a batch cover no codes but those of batches up to it.
+  __device__ __forceinline__ void decode_bytes(uint32_t from, uint32_t to,
+                                               const uint32_t (&scales)[kScales]) const {
+#pragma unroll
+    for (int first = 0; first < kScales; first += 2) {
+      uint4 codes[2][2];
+#pragma unroll
+      for (int b = 0; b < 2; ++b)
+#pragma unroll
+        for (int w = 0; w < 2; ++w)
+          codes[b][w] = ptx::shared_load(from + (first + b) * kBatchLines * kLineBytes + 16 * w);
+      __syncwarp();
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const uint32_t at = to + (first + b) * kBatchLines * 128;
+        const float scale = std::bit_cast<float>(scales[first + b]);
+        const auto of = [&](uint32_t low, uint32_t high) { return bytes<kHalf>(low, high, scale); };
+        const auto &low = codes[b][0], &high = codes[b][1];
+        store(at, 0, of(low.x, low.y), of(low.z, low.w));
+        store(at, 2, of(high.x, high.y), of(high.z, high.w));
       }
-      case LineDecode::kBytes: {
-        const auto decode = [&](const uint4(&codes)[2], uint32_t scale, const auto& store) {
-          const float factor = std::bit_cast<float>(scale);
-          const auto of = [&](uint32_t first, uint32_t second) {
-            return bytes<kHalf>(first, second, factor);
-          };
-          const FourPairs first = of(codes[0].x, codes[0].y), second = of(codes[0].z, codes[0].w);
-          store(0, first);
-          store(1, second);
-          const FourPairs third = of(codes[1].x, codes[1].y), fourth = of(codes[1].z, codes[1].w);
-          store(2, third);
-          store(3, fourth);
-        };
-        decode_batches<2, 0, 2>(block, scales, decode);
-        return decode_batches<2, 2, 2>(block, scales, decode);
-      }
-      case LineDecode::kSigned:
-        return;  // in no line
     }
   }
-  static __device__ __forceinline__ ValueTable table_of(uint32_t numbers, float scale) {
+  static __device__ __forceinline__ ValueTable table_of(uint32_t numbers, uint32_t scale_bits) {
+    const float scale = std::bit_cast<float>(scale_bits);
     ValueTable table;
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
@@ -251,22 +284,53 @@ class LineDecoder {
   }
 
   const Params& p_;
-  const Codes codes_;
+  const typename Memory::Codes codes_;
   const uint32_t numbers_;
-  const int warp_, turn_, lane_;
-  const uint32_t to_;  // in a batch's elements: the first 16 bytes of this lane
+  const int warp_, turn_;
+  int part_, first_, first_line_;
+  const char* from_;                          // the scales of the part's expert
+  uint32_t of_[kFeatureLines ? kScales : 1];  // entry of each line, or of where lines begin
   uint32_t next_[kScales];
 };
 
-template <typename C, bool kInLines = C::Weights::kInLines>
-struct WeightDecoderOf {
-  using Type = ChannelDecoder<C>;
+// body(decoder) with the one for these codes.
+template <typename C>
+struct ChannelDecoders : ChannelDecoder<C> {
+  template <class Body>
+  static __device__ __forceinline__ void with(const typename C::Params& p, uint32_t memory,
+                                              int warp, int turn, const Body& body) {
+    body(ChannelDecoder<C>(p, memory, warp, turn));
+  }
 };
 template <typename C>
-struct WeightDecoderOf<C, true> {
-  using Type = LineDecoder<C>;
+struct LineDecoders : LineMemory<C> {
+  template <class Body>
+  static __device__ __forceinline__ void with(const typename C::Params& p, uint32_t memory,
+                                              int warp, int turn, const Body& body) {
+    const auto run = [&]<LineDecode kDecode, bool kWhole>() {
+      body(LineDecoder<C, kDecode, kWhole>(p, memory, warp, turn));
+    };
+    const ExpertScales(&scales)[2] = p.lines.scales;
+    constexpr int kBits = std::countr_zero(unsigned(kTileK));
+    const bool whole =
+        scales[0].shift >= kBits && scales[0].first % kTileK == 0 && scales[1].first % kTileK == 0;
+    switch (p.lines.decode) {
+      case LineDecode::kTable:
+        return whole ? run.template operator()<LineDecode::kTable, true>()
+                     : run.template operator()<LineDecode::kTable, false>();
+      case LineDecode::kPowers:
+        return run.template operator()<LineDecode::kPowers, false>();
+      case LineDecode::kIntegers:
+        return run.template operator()<LineDecode::kIntegers, false>();
+      case LineDecode::kBytes:
+        return run.template operator()<LineDecode::kBytes, false>();
+      case LineDecode::kSigned:
+        return;  // in no line
+    }
+  }
 };
 template <typename C>
-using WeightDecoder = typename WeightDecoderOf<C>::Type;
+using WeightDecoders =
+    std::conditional_t<C::Weights::kInLines, LineDecoders<C>, ChannelDecoders<C>>;
 
 }  // namespace moec::cuda

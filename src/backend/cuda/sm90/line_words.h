@@ -124,6 +124,37 @@ struct ValueTable {
   }
 };
 
+// Eight elements of either sign, whose codes have the sign in their fourth bit.
+struct MagnitudeTable {
+  uint32_t low[2], high[2];
+
+  MOEC_HD void set(int q, uint32_t first, uint32_t second) {
+    low[q] = permute(first, second, 0x6420);
+    high[q] = permute(first, second, 0x7531);
+  }
+  MOEC_HD FourPairs look_up(uint32_t codes) const {
+    FourPairs v = {};
+    const uint32_t shifted = codes << 4, selectors = codes & 0x77777777u;
+    const auto four = [&](uint32_t selector, uint32_t signs, uint32_t& first, uint32_t& second) {
+      const uint32_t l = permute(low[0], low[1], selector);
+      const uint32_t h =
+          permute(high[0], high[1], selector) | (permute(shifted, codes, signs) & 0x80808080u);
+      first = permute(l, h, 0x5140);
+      second = permute(l, h, 0x7362);
+    };
+    four(selectors & 0xffffu, 0xd9c8, v.pair[0], v.pair[1]);
+    four(selectors >> 16, 0xfbea, v.pair[2], v.pair[3]);
+    return v;
+  }
+};
+// E2M1's magnitudes times a power of two, as power_pair has it: the same bits as `powers`.
+MOEC_HD MagnitudeTable powers_of(uint32_t scale) {
+  MagnitudeTable table = {};
+  table.set(0, product_pair<false>(0x3f000000u, scale), product_pair<false>(0x3fc03f80u, scale));
+  table.set(1, product_pair<false>(0x40404000u, scale), product_pair<false>(0x40c04080u, scale));
+  return table;
+}
+
 // E2M1's exponent and mantissa are those of a bf16 of exponents 0 to 3: the code x 2^-126.
 // scale: twice the power of two as bf16.
 MOEC_HD FourPairs powers(uint32_t codes, uint32_t scale) {

@@ -9,8 +9,8 @@
 //            there a fourth relays what has been gathered.
 //            Where warpgroup 3 does the rest of the epilogue (grad down), it stores the results
 //            itself, and the other two warps of warpgroup 0 gather.
-//            Two warpgroups decode stages of coded weights in turn: the one that gathers and one
-//            behind the others, or two behind them
+//            Coded weights: two warpgroups behind the others decode stages in turn, and the last
+//            warp of warpgroup 0 gathers
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
 //            the same weights together. Where `shares`, each loads half of them for both: fewer
 //            bytes leave L2, but a stage waits for the slower of two CTAs. Else each loads its own,
@@ -18,6 +18,7 @@
 //   order    each output element is owned by one thread: deterministic
 #pragma once
 
+#include "backend/cuda/sm90/lone_gatherer.cuh"
 #include "backend/cuda/sm90/register_decoder.cuh"
 #include "backend/cuda/sm90/row_producer.cuh"
 
@@ -25,7 +26,7 @@ namespace moec::cuda {
 
 template <typename C>
 constexpr int kSharedBytesOf() {
-  if constexpr (C::kCoded) return C::kCodes + WeightDecoder<C>::kBytes;
+  if constexpr (C::kCoded) return C::kCodes + WeightDecoders<C>::kBytes;
   if constexpr (C::kInRegisters) return C::kCodes + FragmentNumbers::kBytes;
   return C::kCodes;
 }
@@ -91,7 +92,8 @@ __device__ __forceinline__ void consume(const typename C::Params& p, TileQueue& 
 template <typename C>
 __device__ __forceinline__ void produce(const typename C::Params& p, int warp, TileQueue& queue,
                                         typename C::Stages& ring, const WorkNumbers& numbers,
-                                        uint32_t barriers, uint32_t codes, uint32_t staging) {
+                                        uint32_t memory) {
+  const uint32_t barriers = memory + C::kPair, codes = memory + C::kCodes;
   const uint32_t begun = barriers + 8;
   RowProducer<C> producer(p, ring, barriers, codes);
   if (warp == C::kRelay) {
@@ -108,14 +110,12 @@ __device__ __forceinline__ void produce(const typename C::Params& p, int warp, T
           if (!C::kGather && p.done) wait_done<C>(p, tile);
         });
   } else if (warp == C::kSender) {
-    if constexpr (!C::kFinished) send_pieces<typename C::Epilogue>(p, queue, staging);
-  } else if (warp < kProducers / 32) {
-    if constexpr (C::kGather && C::kCoded) {
-      producer.template run<true>(TileReader(queue),
-                                  WeightDecoder<C>(p, codes, warp - C::kFirstGather, 0));
-    } else if constexpr (C::kGather) {
+    if constexpr (!C::kFinished) send_pieces<typename C::Epilogue>(p, queue, memory + C::kStaging);
+  } else if (warp >= C::kFirstGather && warp < C::kFirstGather + C::kGatherWarps) {
+    if constexpr (C::kLoneGatherer)
+      LoneGatherer<C>(p, ring, memory + C::kRowTable).run(queue);
+    else if constexpr (C::kGather)
       producer.template run<true>(TileReader(queue));
-    }
   }
 }
 
@@ -124,12 +124,12 @@ template <typename C>
 __device__ __forceinline__ void decode_tiles(int warp, const typename C::Params& p,
                                              TileQueue& queue, typename C::Stages& ring,
                                              uint32_t codes) {
-  const int turn = warp / 4 + C::kDecoderTurns - C::kSideDecoders;  // behind that of gatherers
-  WeightDecoder<C> decoder(p, codes, warp % 4, turn);
-  for (RowTile tile; queue.take(tile);) {
-    decoder.begin(ring, tile);
-    for (int kb = 0; kb < p.k_blocks; ++kb, ring.advance()) decoder.decode(ring, tile, kb);
-  }
+  WeightDecoders<C>::with(p, codes, warp % 4, warp / 4, [&](auto decoder) {
+    for (RowTile tile; queue.take(tile);) {
+      decoder.begin(ring, tile);
+      for (int kb = 0; kb < p.k_blocks; ++kb, ring.advance()) decoder.decode(ring, tile, kb);
+    }
+  });
 }
 
 template <typename C>
@@ -142,7 +142,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   typename C::Stages ring(memory, memory + C::kBarriers, p.shares);
   const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   TileQueue queue(memory + C::kQueue);
-  if constexpr (C::kCoded) WeightDecoder<C>::init(p, memory + C::kCodes);
+  if constexpr (C::kCoded) WeightDecoders<C>::init(p, memory + C::kCodes);
   if constexpr (C::kInRegisters) FragmentNumbers::init(p, memory + C::kCodes);
   if (threadIdx.x == 0) {
     ring.init(C::kFull, C::kLanded);
@@ -163,7 +163,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const uint32_t staging = memory + C::kStaging;
   if (warp < kProducers / 32) {
     ptx::registers_release<C::kProducerRegisters>();
-    produce<C>(p, warp, queue, ring, numbers, memory + C::kPair, memory + C::kCodes, staging);
+    produce<C>(p, warp, queue, ring, numbers, memory);
   } else if (C::kSideDecoders > 0 && warp >= C::kFirstDecoder) {
     if constexpr (C::kSideDecoders > 0) {
       ptx::registers_release<C::kDecoderRegisters>();
@@ -172,7 +172,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   } else if (warp >= kThreads / 32) {
     if constexpr (C::kSideLoader) {
       ptx::registers_release<C::kSideRegisters>();
-      produce<C>(p, warp, queue, ring, numbers, memory + C::kPair, memory + C::kCodes, staging);
+      produce<C>(p, warp, queue, ring, numbers, memory);
     }
     if constexpr (C::kFinished) {
       ptx::registers_release<C::kFinisherRegisters>();

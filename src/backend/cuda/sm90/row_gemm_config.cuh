@@ -36,21 +36,25 @@ struct RowGemmConfig {
   static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
   static constexpr int kNumbers = kQueue + TileQueue::kBytes;       // offset
   static constexpr int kPair = kNumbers + WorkNumbers::kBytes;      // offset of two barriers
-  static constexpr int kCodes = kPair + 16;                         // offset of a decoder's memory
+  static constexpr int kRowTable =
+      kPair + 16;  // offset of where the rows are that one warp gathers
+  // Offset of the decoders' memory.
+  static constexpr int kCodes = kRowTable + (kCoded && kGather ? 4 * (kMaxRows + 16) : 0);
   // Whether a fourth warpgroup does the rest of the epilogue, or loads, finds tiles and sends.
   static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
-  static constexpr bool kSideLoader = kGather && !kFinished;
+  static constexpr bool kSideLoader = kGather && !kFinished && !kCoded;
   static_assert(!kCoded || !kFinished);
-  // Two warpgroups decode stages in turn: the one that gathers and one behind the others, or two
-  // behind them.
+  // Two warpgroups behind the others decode stages in turn, and one warp gathers.
   static constexpr int kDecoderTurns = 2;
-  static constexpr int kSideDecoders = kCoded ? 2 - kGather : 0;         // warpgroups
-  static constexpr int kFirstDecoder = kThreads / 32 + 4 * kSideLoader;  // warp
+  static constexpr int kSideDecoders = kCoded ? kDecoderTurns : 0;  // warpgroups
+  static constexpr int kFirstDecoder = kThreads / 32;               // warp
+  static constexpr bool kLoneGatherer = kCoded && kGather;
   static constexpr int kAllThreads =
       kThreads + (kFinished + kSideLoader + kSideDecoders) * kGroupThreads;
   // Warps that gather rows.
-  static constexpr int kFirstGather = kFinished ? 2 : 0;
-  static constexpr int kGatherWarps = kGather ? kProducers / 32 - kFirstGather : 0;
+  static constexpr int kFirstGather = kLoneGatherer ? 3 : (kFinished ? 2 : 0);
+  static constexpr int kGatherWarps =
+      kLoneGatherer ? 1 : (kGather ? kProducers / 32 - kFirstGather : 0);
   static constexpr int kRowsAtOnce = 4 * kGatherWarps;  // that they copy: eight lanes a row
   static constexpr int kDecoders = kCoded ? 4 : 0;      // warps that decode a k-block
   // Warps with a task of their own. Without one that relays, those that multiply fence.
@@ -71,11 +75,10 @@ struct RowGemmConfig {
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four, 480 for five.
   // Two CTAs: 240 for three, 256 for four.
   static constexpr int kTaller = kMaxRows > kMaxTileN ? 8 : 0;  // for one more address of a row
-  static constexpr int kFinisherRegisters = 104,
-                       kSideRegisters = kSideDecoders || kInRegisters ? 24 : 32;
-  static constexpr int kDecoderRegisters = kGather ? 56 : 64;
+  static constexpr int kFinisherRegisters = 104, kSideRegisters = kInRegisters ? 24 : 32,
+                       kDecoderRegisters = kGather ? 56 : 64;
   static constexpr int kProducerRegisters = kInRegisters    ? (kGather ? 40 : 48)
-                                            : kSideDecoders ? (kGather ? 80 : 32)
+                                            : kSideDecoders ? (kGather ? 48 : 32)
                                             : kSideLoader   ? 48 + kTaller
                                             : kGather       ? 72
                                                             : 40;

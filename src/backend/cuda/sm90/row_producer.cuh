@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warps that bring the operands of a row GEMM into its stages (row_gemm.cuh): one that loads
-// weights, codes and rows not gathered, and those that gather rows, and decode.
+// weights, codes and rows not gathered, and those that gather rows.
 #pragma once
 
 #include "backend/cuda/sm90/line_decoder.cuh"
@@ -32,8 +32,8 @@ class RowProducer {
       : p_(p), ring_(ring), pair_barrier_(pair_barrier), codes_(codes) {}
 
   // The next tile, and where its rows come from, are looked up early in this one.
-  template <bool kGathers, typename Decoder = NoDecoder>
-  __device__ void run(TileReader tiles, Decoder decoder = {}) {
+  template <bool kGathers>
+  __device__ void run(TileReader tiles) {
     RowTile tile, next;
     bool more = tiles.next(tile);
     if (kGathers && more) find_tokens(tile);
@@ -49,7 +49,6 @@ class RowProducer {
     }
     for (; more; tile = next) {
       if constexpr (kGathers) find_rows();
-      decoder.begin(ring_, tile);
       for (int kb = 0; kb < p_.k_blocks; ++kb) {
         pace.keep(kb);
         if (!kGathers && !shared(tile) && kb % kMeet == 0) meet();
@@ -59,7 +58,6 @@ class RowProducer {
           load_rows(tile, kb);
         }
         if constexpr (kGathers) gather(tile, kb);
-        decoder.decode(ring_, tile, kb);
         ring_.advance();
         if (kb == 0) tiles.prepare();
         if (kb == ask) {

@@ -54,8 +54,7 @@ __device__ __forceinline__ bool decodes(const typename C::Stages& ring, int turn
 // By a warp that has written its elements of the ring's current stage.
 template <typename C>
 __device__ __forceinline__ void announce_elements(const typename C::Stages& ring, int lane) {
-  // Where rows are gathered, another warp fences: here a fence would wait for the rows, too.
-  if constexpr (!C::kGather) ptx::fence_proxy_async();
+  if constexpr (!C::kFences) ptx::fence_proxy_async();  // else those that multiply do
   __syncwarp();
   if (lane == 0) ptx::barrier_arrive(C::kRelay == C::kNoWarp ? ring.full() : ring.landed());
 }
@@ -151,11 +150,15 @@ class ChannelDecoder {
     const int part = kb >= p_.k_blocks_of_part;
     fetch(expert, part, (kb - part * p_.k_blocks_of_part) * kTileK, p_.k_size);
   }
+  // Zero points with the bias of codes, so that one subtraction, of whole numbers, takes off both.
   __device__ void keep() const {
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      ptx::shared_store(channels_ + 8 * (lane_ + 32 * i), std::bit_cast<float2>(next_[i]));
+    for (int i = 0; i < 2; ++i) {
+      Channel channel = next_[i];
+      channel.zero += kByteBias;
+      ptx::shared_store(channels_ + 8 * (lane_ + 32 * i), std::bit_cast<float2>(channel));
+    }
     __syncwarp();
   }
   __device__ Channel channel(int n) const {
@@ -171,20 +174,27 @@ class ChannelDecoder {
       for (int i = 0; i < 8; ++i) of_column[i] = channel(8 * chunk + i);
     }
     const uint32_t from = block + C::Weights::place(p_) + 8 * lane_;
-#pragma unroll 1
+    uint2 next[kTurns];
+    const auto load = [&](int first) {
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) next[i] = load_eight_bytes(from + 64 * (first + 4 * i));
+    };
+    load(0);
+#pragma unroll 2
     for (int first = 0; first < kDecodedRows; first += kBatchRows) {
       uint2 codes[kTurns];
       Channel of_row[kTurns];
 #pragma unroll
       for (int i = 0; i < kTurns; ++i) {
-        codes[i] = load_eight_bytes(from + 64 * (first + 4 * i));
+        codes[i] = next[i];
         if constexpr (kOfRows) of_row[i] = channel(first + 4 * i + row0);
       }
+      if (first + kBatchRows < kDecodedRows) load(first + kBatchRows);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < kTurns; ++i) {
         float v[8];
-        widen(codes[i], v);
+        widen_biased(codes[i], v);
 #pragma unroll
         for (int j = 0; j < 8; ++j)
           v[j] = Format::decode(v[j], kOfRows ? of_row[i] : of_column[kOfRows ? 0 : j]);
@@ -203,14 +213,6 @@ class ChannelDecoder {
   const uint32_t channels_;
   const int warp_, turn_, lane_;
   Channel next_[2];
-};
-
-// In the place of a decoder, where there is nothing to decode.
-struct NoDecoder {
-  template <typename Stages>
-  __device__ void begin(const Stages&, const RowTile&) const {}
-  template <typename Stages>
-  __device__ void decode(const Stages&, const RowTile&, int) const {}
 };
 
 }  // namespace moec::cuda
