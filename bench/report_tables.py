@@ -90,25 +90,23 @@ def headline(r):
 
 
 def qlora(r):
-    """A line a model and GPU that QLoRA's steps were measured on."""
-    lines = []
-    for path in sorted(r.results.glob("*/qlora_models.json")):
-        made = json.loads(path.read_text())
-        rows = {(row["model"], row["impl"]): row for row in made["rows"]}
-        for model in dict.fromkeys(model for model, _ in rows):
-            ours = rows.get((model, "moec"))
-            peers = [(name, rows[model, way]) for name, way in
-                     (("dense", "dense"), ("NF4", "nf4")) if (model, way) in rows]
-            if not ours or not peers:
-                continue
-            times = ", ".join(f"{ours['beside'][peer['impl']] / ours['ms']:.2f} times as fast as "
-                              f"{name} experts with PEFT" for name, peer in peers)
-            memory = " and ".join(f"{peer['peak_mib'] / 1024:.1f}" for _, peer in peers)
-            gpu = made["machine"].split(",")[0].split()[1]
-            lines.append(
-                f"- **QLoRA** of four layers of {model} on an {gpu}: a step of adapters on NF4 "
-                f"experts is {times}. Its memory peaks at {ours['peak_mib'] / 1024:.1f} GiB, "
-                f"theirs at {memory}.")
+    """A line a model that QLoRA's steps were measured on."""
+    lines, made = [], r.read("h200/qlora_models.json")
+    rows = {(row["model"], row["impl"]): row for row in made["rows"]}
+    for model in dict.fromkeys(model for model, _ in rows):
+        ours = rows.get((model, "moec"))
+        peers = [(name, rows[model, way]) for name, way in
+                 (("dense", "dense"), ("NF4", "nf4")) if (model, way) in rows]
+        if not ours or not peers:
+            continue
+        times = ", ".join(f"{ours['beside'][peer['impl']] / ours['ms']:.2f} times as fast as "
+                          f"{name} experts with PEFT" for name, peer in peers)
+        memory = " and ".join(f"{peer['peak_mib'] / 1024:.1f}" for _, peer in peers)
+        gpu = made["machine"].split(",")[0].split()[1]
+        lines.append(
+            f"- **QLoRA** of four layers of {model} on an {gpu}: a step of adapters on NF4 "
+            f"experts is {times}. Its memory peaks at {ours['peak_mib'] / 1024:.1f} GiB, "
+            f"theirs at {memory}.")
     return lines
 
 
