@@ -123,13 +123,11 @@ MOEC_CREW void forget_guests(const PeerDispatch& d, Crew& crew) {
   for (int64_t i = crew.global_thread(); i < slots; i += crew.global_threads()) ids[i] = -1;
 }
 
-// By the last teams first, since few rows keep only the first ones busy.
 template <class Crew>
 MOEC_CREW void send_ids(const PeerDispatch& d, Crew& crew) {
   const PeerMap& m = d.map;
   const int64_t first = m.rank * d.bound, used = d.num_tokens * d.top_k;
-  const int64_t begin = (crew.teams() - 1 - crew.team()) * crew.lanes() + crew.lane();
-  for (int64_t i = begin; i < d.bound * d.top_k; i += crew.teams() * crew.lanes()) {
+  for (int64_t i = crew.global_thread(); i < d.bound * d.top_k; i += crew.global_threads()) {
     const int64_t id = i < used ? load_integer(d.expert_ids.data, d.expert_ids.dtype, i) : -1;
     const float weight = i < used && d.routing_weights ? d.routing_weights[i] : 1.0f;
     const int32_t owner = m.owner(id);
@@ -222,13 +220,12 @@ MOEC_CREW void run(const PeerDispatch& d, Crew& crew, const Rows& rows) {
   }
   turn.facts = facts | peer_fact(kFactKind, kPeerDispatch);
   if (agrees) {
-    rows();  // first: their stores keep the link busy while ids are read
     send_ids(d, crew);
+    rows();
     say(m, crew, turn);
     agrees = hear(m, crew, turn, false);
     if (!agrees) hear(m, crew, turn, true);  // until nobody stores any more
   }
-  crew.go_on();
   if (!agrees) forget_guests(d, crew);
   count(m, crew, turn.number, kPeerDispatch);
 }
