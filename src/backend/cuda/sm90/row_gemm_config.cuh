@@ -36,9 +36,8 @@ struct RowGemmConfig {
   static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
   static constexpr int kNumbers = kQueue + TileQueue::kBytes;       // offset
   static constexpr int kPair = kNumbers + WorkNumbers::kBytes;      // offset of two barriers
-  static constexpr int kRowTable =
-      kPair + 16;  // offset of where the rows are that one warp gathers
-  // Offset of the decoders' memory.
+  // Offsets of the places of rows that one warp gathers, and of a decoder's memory.
+  static constexpr int kRowTable = kPair + 16;
   static constexpr int kCodes = kRowTable + (kCoded && kGather ? 4 * (kMaxRows + 16) : 0);
   // Whether a fourth warpgroup does the rest of the epilogue, or loads, finds tiles and sends.
   static constexpr bool kFinished = requires { typename Epilogue::Finisher; };
@@ -69,7 +68,7 @@ struct RowGemmConfig {
   static constexpr int kFull =
       kAnnounces + (kFences ? kGatherers : kGather) + (kRelay == kNoWarp ? kDecoders : 0);
   // All warps that work on tiles, without the one that finds them: one loads, one or four send, one
-  // may relay.
+  // may relay, others gather, decode or multiply.
   static constexpr int kQueueReaders =
       kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader + 4 * kSideDecoders;
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four, 480 for five.
