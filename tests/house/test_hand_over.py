@@ -2,7 +2,7 @@
 """Who waits for whom in src/backend/cuda/sm90/row_gemm.cuh and its parts. Shown to fail: with
 loaders that meet as they once did, the model stands still (the last test), and where the sender
 waits for thirds that tiles of few rows do not have; with kQueueReaders of the header one too low,
-three kinds fail; without the decoders in kQueueReaders, kLanded or kFull, kinds of coded weights
+three kinds fail; without the decoders in kQueueReaders or kFull, kinds of coded weights
 fail, and with decoders that take k-blocks of a tile in turn, not stages.
 """
 
@@ -174,7 +174,7 @@ class Cta:
         yield from self.codes.wait_full(at)
         assert self.codes.full_at(at).phase == at // self.kind.stages + 1, "codes of another phase"
         yield
-        (self.landed if self.relays else self.ring).full_at(at).arrive()
+        self.ring.full_at(at).arrive()
 
     def decode_tiles(self, turn):
         at = taken = 0

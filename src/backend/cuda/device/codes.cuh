@@ -8,10 +8,9 @@
 
 namespace moec::cuda {
 
-// Eight signed bytes plus kByteBias: a byte in the lowest bits of 2^23 adds its value, and with
+// Eight signed bytes plus 2^23 + 128: a byte in the lowest bits of 2^23 adds its value, and with
 // the sign bit turned it is 128 more than the code. The instructions that convert integers are far
 // slower.
-constexpr float kByteBias = 8388608.0f + 128.0f;
 __device__ __forceinline__ void widen_biased(uint2 codes, float (&values)[8]) {
   const uint32_t words[2] = {codes.x ^ 0x80808080u, codes.y ^ 0x80808080u};
 #pragma unroll
@@ -21,7 +20,7 @@ __device__ __forceinline__ void widen_biased(uint2 codes, float (&values)[8]) {
 __device__ __forceinline__ void widen(uint2 codes, float (&values)[8]) {
   widen_biased(codes, values);
 #pragma unroll
-  for (float& value : values) value -= kByteBias;
+  for (float& value : values) value -= 8388608.0f + 128.0f;
 }
 
 template <class Format>

@@ -20,17 +20,12 @@ namespace moec::cuda {
 template <typename C>
 struct LineMemory {
   using Codes = CodeBarriers<C::kStages>;
-  static constexpr int kNumbersBytes = 16 * 4, kParts = 2;
-  static constexpr int kBytes = Codes::kBytes + kParts * kNumbersBytes;
+  static constexpr int kBytes = Codes::kBytes + 2 * kNumbersBytes;
 
   // By all threads; a barrier follows.
   static __device__ void init(const typename C::Params& p, uint32_t memory) {
     if (threadIdx.x == 0) Codes(memory).init();
-    const int part = int(threadIdx.x) / 16, code = int(threadIdx.x) % 16;
-    if (part >= kParts) return;
-    const float* const book = p.lines.codebooks[part];
-    ptx::shared_store(memory + Codes::kBytes + 4 * threadIdx.x,
-                      book ? __ldg(book + code) : p.lines.numbers[code]);
+    store_numbers(p.lines, memory + Codes::kBytes);
   }
 };
 
@@ -60,7 +55,7 @@ class LineDecoder {
     for (int i = 0; i < kScales; ++i) scales[i] = next_[i];
     if (!stored()) convert(tile, kb, scales);
     if (kb + C::kDecoderTurns < p_.narrow_from) fetch(tile, kb + C::kDecoderTurns);
-    decode_block(ring, numbers_ + matrix(part(kb)) * Memory::kNumbersBytes, scales);
+    decode_block(ring, numbers_ + matrix(part(kb)) * kNumbersBytes, scales);
     announce_elements<C>(ring, lane());
   }
 
@@ -168,9 +163,7 @@ class LineDecoder {
     }
     const float offset = __ldg(nested.offset);
     each_entry(kb, [&](int i, uint32_t at) {
-      const float factor = __ldg(nested.scales2 + (first + at >> nested.shift));
-      scales[i] =
-          std::bit_cast<uint32_t>(quant::product(__ldg(nested.book + scales[i]), factor) + offset);
+      scales[i] = std::bit_cast<uint32_t>(nested_scale(nested, offset, scales[i], first + at));
     });
   }
 

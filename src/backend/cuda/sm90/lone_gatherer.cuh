@@ -47,10 +47,8 @@ class LoneGatherer {
   static __device__ int lane() { return int(threadIdx.x) & 31; }
   static __device__ int chunk() { return lane() & 7; }
   static __device__ int row0() { return lane() / 8; }
-  // The row past an odd end is the last one again, so that the two rows of a register never differ
-  // in being defined. Behind it are zeros.
-  static __device__ int copied_rows(const RowTile& tile) { return (tile.rows + 1) & ~1; }
 
+  // Behind the copied rows, and for padding ones, are zeros.
   __device__ void find_rows(const RowTile& tile) const {
     __syncwarp();
 #pragma unroll

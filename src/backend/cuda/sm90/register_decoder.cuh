@@ -18,18 +18,14 @@ using Fragments = uint32_t[kSteps][4];      // of a block, by steps of 16 k
 
 // The memory of a CTA's decoders.
 struct FragmentNumbers {
-  static constexpr int kPartBytes = 16 * 4, kUnknown = 2 * kPartBytes, kBytes = kUnknown + 16;
+  static constexpr int kUnknown = 2 * kNumbersBytes, kBytes = kUnknown + 16;
 
   // By all threads; a barrier follows.
   static __device__ void init(const CodedRowGemmParams& p, uint32_t memory) {
-    const int part = int(threadIdx.x) / 16, code = int(threadIdx.x) % 16;
     if (threadIdx.x == 0)
       ptx::shared_store(memory + kUnknown, uint4{kLowest, uint32_t(p.k_size - 1),
                                                  uint32_t(p.lines.scales[0].shift), 0});
-    if (part >= 2) return;
-    const float* const book = p.lines.codebooks[part];
-    const float number = book ? __ldg(book + code) : p.lines.numbers[code];
-    ptx::shared_store(memory + 4 * threadIdx.x, number);
+    store_numbers(p.lines, memory);
   }
 };
 
@@ -94,7 +90,6 @@ class FragmentDecoder {
         scales_(p, group, thread_, int(unknown.y), int(unknown.z)) {}
 
   __device__ uint32_t quad_lane() const { return thread_ & 3; }
-  static __device__ uint32_t of_quad(uint32_t word, int t) { return __shfl_sync(~0u, word, t, 4); }
   template <int kBlock>
   static constexpr int part() {
     return C::kBlocks == Blocks::kGated ? kBlock : 0;
@@ -132,8 +127,8 @@ class FragmentDecoder {
   // A quad makes the table of a row, of both halves, together.
   __device__ __forceinline__ ValueTable table_of(int part, uint32_t scale_bits) const {
     using quant::product;
-    const float4 v = std::bit_cast<float4>(
-        ptx::shared_load(numbers_ + part * FragmentNumbers::kPartBytes + 16 * quad_lane()));
+    const float4 v =
+        std::bit_cast<float4>(ptx::shared_load(numbers_ + part * kNumbersBytes + 16 * quad_lane()));
     const float scale = std::bit_cast<float>(scale_bits);
     const uint32_t first = rounded_pair<kF16>(product(v.x, scale), product(v.y, scale));
     const uint32_t second = rounded_pair<kF16>(product(v.z, scale), product(v.w, scale));

@@ -32,6 +32,11 @@ __device__ __forceinline__ int row_of(int thread) {
   return (thread >> 5 & 3) * 16 + (thread & 31) / 4;
 }
 
+// What lane t of the quad has.
+__device__ __forceinline__ uint32_t of_quad(uint32_t word, int t) {
+  return __shfl_sync(~0u, word, t, 4);
+}
+
 // last: of k_size. shift: of all scales.
 template <typename C>
 class RegisterScales {
@@ -43,7 +48,6 @@ class RegisterScales {
  protected:
   static constexpr LineDecode kDecode = C::Weights::kDecode;
   __device__ int quad_lane() const { return thread_ & 3; }
-  static __device__ uint32_t of_quad(uint32_t word, int t) { return __shfl_sync(~0u, word, t, 4); }
 
   // Of a row of a block: 0, or 1 for that eight rows behind.
   struct Line {
@@ -91,7 +95,7 @@ class WholeLineScales : public RegisterScales<C> {
   }
   template <int kBlock>
   __device__ __forceinline__ uint32_t of(int row, int) const {
-    return Base::of_quad(now_, 2 * row + kBlock);
+    return of_quad(now_, 2 * row + kBlock);
   }
 
  private:
@@ -130,7 +134,7 @@ class LineScales : public RegisterScales<C> {
   }
   template <int kBlock>
   __device__ __forceinline__ uint32_t of(int row, int half) const {
-    return Base::of_quad(now_[kBlock], 2 * row + half);
+    return of_quad(now_[kBlock], 2 * row + half);
   }
 
  private:
@@ -163,15 +167,13 @@ class LineScales : public RegisterScales<C> {
                                        ? looked_up<kBlock>(scale, kb)
                                        : scale_of(scale, p_.lines.scales[0].dtype));
   }
-  // As look_up of LineDecoder: the scale of a code, which is a byte.
   template <int kBlock>
   __device__ __forceinline__ float looked_up(uint32_t code, int kb) const {
     constexpr int kPart = C::kBlocks == Blocks::kGated ? kBlock : 0;
     const NestedScales& nested = p_.lines.nested[kPart];
     const auto* const base = static_cast<const char*>(p_.lines.scales[kPart].base);
     const int64_t at = from_[kBlock] - base + own_entry(kb);
-    const float factor = __ldg(nested.scales2 + (at >> nested.shift));
-    return quant::product(__ldg(nested.book + code), factor) + __ldg(nested.offset);
+    return nested_scale(nested, __ldg(nested.offset), code, at);
   }
 
   const char* from_[2];
@@ -200,7 +202,7 @@ class ChannelScales : public RegisterScales<C> {
   __device__ void take(int) const {}
   template <int kBlock>
   __device__ __forceinline__ uint32_t of(int row, int half) const {
-    return Base::of_quad(now_[kBlock], 2 * row + half);
+    return of_quad(now_[kBlock], 2 * row + half);
   }
 
  private:

@@ -18,6 +18,7 @@
 //   order    each output element is owned by one thread: deterministic
 #pragma once
 
+#include "backend/cuda/sm90/line_decoder.cuh"
 #include "backend/cuda/sm90/lone_gatherer.cuh"
 #include "backend/cuda/sm90/register_decoder.cuh"
 #include "backend/cuda/sm90/row_producer.cuh"

@@ -64,9 +64,8 @@ struct RowGemmConfig {
   // Arrivals at the barriers of a stage (tile_ring.cuh).
   static constexpr bool kAnnounces = !kCoded || !kGather;  // the loader, bytes of this barrier
   static constexpr int kGatherers = 32 * kGatherWarps;
-  static constexpr int kLanded = kRelay == kNoWarp ? 0 : kGatherers + kDecoders;
-  static constexpr int kFull =
-      kAnnounces + (kFences ? kGatherers : kGather) + (kRelay == kNoWarp ? kDecoders : 0);
+  static constexpr int kLanded = kRelay == kNoWarp ? 0 : kGatherers;
+  static constexpr int kFull = kAnnounces + (kFences ? kGatherers : kGather) + kDecoders;
   // All warps that work on tiles, without the one that finds them: one loads, one or four send, one
   // may relay, others gather, decode or multiply.
   static constexpr int kQueueReaders =

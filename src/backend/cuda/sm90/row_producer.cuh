@@ -3,9 +3,9 @@
 // weights, codes and rows not gathered, and those that gather rows.
 #pragma once
 
-#include "backend/cuda/sm90/line_decoder.cuh"
 #include "backend/cuda/sm90/pace.cuh"
 #include "backend/cuda/sm90/row_gemm_config.cuh"
+#include "backend/cuda/sm90/weight_decoder.cuh"
 
 namespace moec::cuda {
 
@@ -20,6 +20,12 @@ __device__ __forceinline__ void wait_done(const RowGemmParams& p, const RowTile&
     ptx::fence_proxy_async_all();
   }
   __syncwarp();
+}
+
+// Of a tile that is gathered: the row past an odd end is the last one again, so that the two rows
+// of a register never differ in being defined.
+__device__ __forceinline__ int copied_rows(const RowTile& tile) {
+  return (tile.rows + 1) & ~1;
 }
 
 template <typename C>
@@ -142,10 +148,7 @@ class RowProducer {
   }
 
   // Thread t copies chunk t % 8 of rows row0 + kRowsAtOnce * i, zeros for padding rows. Past the
-  // tile's end the operand keeps what it held: what comes of that is never stored. The row past an
-  // odd end is the last one again, so that the two rows of a register never differ in being
-  // defined.
-  static __device__ int copied_rows(const RowTile& tile) { return (tile.rows + 1) & ~1; }
+  // tile's end the operand keeps what it held: what comes of that is never stored.
   __device__ void find_tokens(const RowTile& tile) {
     if constexpr (C::kGather) {
 #pragma unroll

@@ -6,9 +6,8 @@
 //            operand: kRows rows of 64 k, or two panels of 64 k x 64 n
 //   full     one arrival announces the TMA bytes; with gathered rows one more: of the warp that
 //            relays, or of each thread that gathers, when its cp.async copies have landed. Coded
-//            weights: one of each warp that decodes, unless a warp relays
-//   landed   where a warp relays: one arrival for each thread that gathers and each warp that
-//            decodes
+//            weights: one of each warp that decodes
+//   landed   where a warp relays: one arrival for each thread that gathers
 //   empty    one arrival for each consumer warp, of both CTAs where a pair shares (PairRing)
 #pragma once
 

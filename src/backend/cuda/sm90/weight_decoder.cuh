@@ -11,6 +11,7 @@
 
 #include "backend/cuda/device/codes.cuh"
 #include "backend/cuda/sm90/epilogue.cuh"
+#include "backend/cuda/sm90/line_words.h"
 #include "backend/cuda/sm90/weight_operand.cuh"
 
 namespace moec::cuda {
@@ -56,7 +57,7 @@ template <typename C>
 __device__ __forceinline__ void announce_elements(const typename C::Stages& ring, int lane) {
   if constexpr (!C::kFences) ptx::fence_proxy_async();  // else those that multiply do
   __syncwarp();
-  if (lane == 0) ptx::barrier_arrive(C::kRelay == C::kNoWarp ? ring.full() : ring.landed());
+  if (lane == 0) ptx::barrier_arrive(ring.full());
 }
 
 // The same of a k-block of factors, whose elements lie where wgmma reads them.
@@ -65,6 +66,22 @@ __device__ __forceinline__ void pass_elements(const Codes& codes, const typename
                                               int lane) {
   codes.wait(ring);
   announce_elements<C>(ring, lane);
+}
+
+// What nibbles of either part stand for, to memory: 16 floats each. By all threads.
+constexpr int kNumbersBytes = 16 * 4;
+__device__ __forceinline__ void store_numbers(const CodedLines& lines, uint32_t memory) {
+  const int part = int(threadIdx.x) / 16, code = int(threadIdx.x) % 16;
+  if (part >= 2) return;
+  const float* const book = lines.codebooks[part];
+  ptx::shared_store(memory + 4 * threadIdx.x, book ? __ldg(book + code) : lines.numbers[code]);
+}
+
+// The scale at `at` of the stream, whose code is a byte. offset: *nested.offset.
+__device__ __forceinline__ float nested_scale(const NestedScales& nested, float offset,
+                                              uint32_t code, int64_t at) {
+  const float factor = __ldg(nested.scales2 + (at >> nested.shift));
+  return quant::product(__ldg(nested.book + code), factor) + offset;
 }
 
 // What the codes of channel n of an expert have in common.
@@ -156,7 +173,7 @@ class ChannelDecoder {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       Channel channel = next_[i];
-      channel.zero += kByteBias;
+      channel.zero = signed_base(channel.zero);
       ptx::shared_store(channels_ + 8 * (lane_ + 32 * i), std::bit_cast<float2>(channel));
     }
     __syncwarp();
