@@ -22,7 +22,7 @@ void expect_backward(ExpertsCase c, const ExpertsProblem::Wanted& wanted = {}) {
   for (const moec_dtype dtype : {MOEC_F32, MOEC_BF16, MOEC_F16}) {
     c.dtype = dtype;
     std::string worst;
-    EXPECT_LE(backward_error(c, &worst, wanted), tolerance(dtype, 2))
+    EXPECT_LE(backward_error(c, &worst, wanted), tolerance(dtype))
         << c.name << ' ' << dtype_name(dtype) << ": " << worst;
   }
 }
@@ -106,7 +106,7 @@ TEST(ExpertsBackward, AccumulatesInTheTypeOfTheGradient) {
                   .bias = true,
                   .accumulate = true};
     std::string worst;
-    EXPECT_LE(backward_error(c, &worst), tolerance(c.dtype, 2)) << dtype_name(grad) << ' ' << worst;
+    EXPECT_LE(backward_error(c, &worst), tolerance(c.dtype)) << dtype_name(grad) << ' ' << worst;
   }
 }
 

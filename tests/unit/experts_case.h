@@ -32,12 +32,10 @@ struct ExpertsCase {
 };
 
 // Of a row's error. In 16 bits fp32 and the oracle may round a value to two neighbours, which
-// differ by up to 2^-7 or 2^-10 of it. A row of a gradient can be one value times x, which has been
-// rounded as the gradient of an activation and as that of a pre-activation.
-inline double tolerance(moec_dtype dtype, int roundings = 1) {
+// differ by up to 2^-7 or 2^-10 of it; a row of a gradient can be one value times x.
+inline double tolerance(moec_dtype dtype) {
   constexpr double kFp32 = 2e-5;
-  const double neighbours = dtype == MOEC_F32 ? 0 : dtype == MOEC_BF16 ? 0x1p-7 : 0x1p-10;
-  return kFp32 + roundings * neighbours;
+  return kFp32 + (dtype == MOEC_F32 ? 0 : dtype == MOEC_BF16 ? 0x1p-7 : 0x1p-10);
 }
 
 // Values rounded to a dtype.
