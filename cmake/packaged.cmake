@@ -14,7 +14,8 @@ function(moec_add_packaged target)
   set_target_properties(${target}_packaged PROPERTIES OUTPUT_NAME ${target}
     LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib/packaged BUILD_WITH_INSTALL_RPATH ON
     CXX_LINKER_LAUNCHER "${CMAKE_COMMAND};-E;env;MOEC_ZIG=${MOEC_ZIG};${MOEC_LINK_PACKAGED}")
-  set_property(TARGET ${target}_packaged APPEND PROPERTY LINK_DEPENDS ${MOEC_LINK_PACKAGED})
+  set_property(TARGET ${target}_packaged APPEND PROPERTY LINK_DEPENDS ${MOEC_LINK_PACKAGED}
+    ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/packaged.ld)
 endfunction()
 
 set(MOEC_LINK_PACKAGED ${PROJECT_SOURCE_DIR}/scripts/link_packaged.sh)

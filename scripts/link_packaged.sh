@@ -19,5 +19,6 @@ done
 ZIG_GLOBAL_CACHE_DIR=${MOEC_ZIG%/*}/cache ZIG_LOCAL_CACHE_DIR=$ZIG_GLOBAL_CACHE_DIR
 export ZIG_GLOBAL_CACHE_DIR ZIG_LOCAL_CACHE_DIR
 machine=$("$compiler" -dumpmachine)
+cmake=${BASH_SOURCE%/*}/../cmake
 exec "$MOEC_ZIG" cc -target "${machine%%-*}-linux-gnu.2.28" -fPIC -Wl,-s,--as-needed \
-  "${BASH_SOURCE%/*}/../cmake/older_libstdcxx.c" "${arguments[@]}"
+  -Wl,-T,"$cmake/packaged.ld" "$cmake/older_libstdcxx.c" "${arguments[@]}"
