@@ -69,6 +69,13 @@ ExpertAdapters adapters_of(const ExpertsConfig& e, const Inputs& in, size_t expe
   return found;
 }
 
+// fp32 can round a product to half-way between two values of 16 bits. Rounding once would take the
+// other neighbour then, and a pre-activation that cancels shows it.
+double scaled_input(const Shape& s, double weight, double x) {
+  if (s.operands == Rounding::kNone) return weight * x;
+  return round_to(s.operands, round_to(Rounding::kFp32, weight * x));
+}
+
 // The rows of one expert, computed.
 MlpRows expert_rows(const Config& config, const Inputs& in, const Vec& x, const Route& route,
                     const Assignments& assignments, int id,
@@ -80,7 +87,7 @@ MlpRows expert_rows(const Config& config, const Inputs& in, const Vec& x, const 
     const double* source = &x[a / static_cast<size_t>(route.slots) * s.hidden];
     const double weight = route.weights[a];
     for (size_t h = 0; h < s.hidden; ++h)
-      rows.x.push_back(position == WeightPosition::kInput ? round_to(s.operands, weight * source[h])
+      rows.x.push_back(position == WeightPosition::kInput ? scaled_input(s, weight, source[h])
                                                           : source[h]);
     rows.act_weight.push_back(position == WeightPosition::kActivation ? weight : 1);
     if (!in.adapter_ids.empty())

@@ -98,8 +98,8 @@ struct ExpertsConfig {
   WeightPosition weight_position = WeightPosition::kOutput;
   Shared shared = Shared::kNone;
   double output_scale = 1;
-  // What products read of rows that they did not get as inputs: x times a weight on the input,
-  // activations times their factor in y, gradients at the pre-activations.
+  // What products read of rows that they did not get as inputs: x times a weight on the input (an
+  // fp32 product before), activations times their factor in y, gradients at the pre-activations.
   Rounding operands = Rounding::kNone;
   // Of each expert's output, its weighted output and each sum of them, by ascending expert id.
   Rounding sums = Rounding::kNone;
