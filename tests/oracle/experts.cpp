@@ -165,7 +165,8 @@ void expert_backward(const Config& config, const Inputs& in, const Vec& x, const
   WeightSums d_weight;
   mlp_backward(s, mlp_of<const double*>(in.experts, local, s.hidden, s.inter), rows, d_y,
                {mlp_of<double*>(grads->experts, local, s.hidden, s.inter),
-                mlp_of<double*>(grads->terms.experts, local, s.hidden, s.inter)},
+                mlp_of<double*>(grads->terms.experts, local, s.hidden, s.inter),
+                mlp_of<double*>(grads->shifts.experts, local, s.hidden, s.inter)},
                &d_rows, &d_weight);
   for (size_t r = 0; r < assignments.size(); ++r) {
     const size_t a = assignments[r];
@@ -275,8 +276,10 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
                      const Plan& plan, const Vec& d_y, Gradients* grads) {
   const auto hidden = static_cast<size_t>(config.experts.hidden);
   const ExpertsConfig& e = config.experts;
-  for (MlpWeights* d : {&grads->experts, &grads->terms.experts}) zero_like(in.experts, d);
-  for (MlpWeights* d : {&grads->shared, &grads->terms.shared}) zero_like(in.shared, d);
+  for (MlpWeights* d : {&grads->experts, &grads->terms.experts, &grads->shifts.experts})
+    zero_like(in.experts, d);
+  for (MlpWeights* d : {&grads->shared, &grads->terms.shared, &grads->shifts.shared})
+    zero_like(in.shared, d);
   for (Vec* d : {&grads->routing_weights, &grads->terms.routing_weights})
     d->assign(route.ids.size(), 0.0);
   grads->adapters = in.adapters;
@@ -300,7 +303,8 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
       shared.act_weight[t] = mix_of(config, in, &x[t * hidden]).shared;
     mlp_backward(s, mlp_of<const double*>(in.shared, 0, s.hidden, s.inter), shared, d_y,
                  {mlp_of<double*>(grads->shared, 0, s.hidden, s.inter),
-                  mlp_of<double*>(grads->terms.shared, 0, s.hidden, s.inter)},
+                  mlp_of<double*>(grads->terms.shared, 0, s.hidden, s.inter),
+                  mlp_of<double*>(grads->shifts.shared, 0, s.hidden, s.inter)},
                  &d_shared, &d_shared_weight);
     add_scaled(d_x.data(), 1, d_shared.data(), d_x.size());
   }
@@ -314,7 +318,8 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
     const Mix d_mix{e.output_scale * d_factor[token], d_shared_weight.d[token]};
     mix_backward(config, in, &x[first], mix_of(config, in, &x[first]), d_mix, &d_x[first], grads);
   }
-  for (MlpWeights* w : {&grads->terms.experts, &grads->terms.shared})
+  for (MlpWeights* w :
+       {&grads->terms.experts, &grads->terms.shared, &grads->shifts.experts, &grads->shifts.shared})
     for (Vec* v : {&w->gate, &w->up, &w->down, &w->gate_bias, &w->up_bias, &w->down_bias})
       take_roots(v);
   return d_x;

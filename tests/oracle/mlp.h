@@ -2,6 +2,7 @@
 // One MLP of the oracle: what R rows compute in it, forward and backward.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 
@@ -24,8 +25,17 @@ inline void add_scaled(double* y, double a, const double* x, size_t n) {
 inline void add_squares(double* y, double a, const double* x, size_t n) {
   for (size_t i = 0; i < n; ++i) y[i] += (a * x[i]) * (a * x[i]);
 }
+inline double norm(const double* a, size_t n) {
+  return std::sqrt(dot(a, a, n));
+}
 inline void take_roots(Vec* v) {
   for (double& value : *v) value = std::sqrt(value);
+}
+inline Vec column_norms(const double* matrix, size_t rows, size_t columns) {
+  Vec norms(columns, 0.0);
+  for (size_t r = 0; r < rows; ++r) add_squares(norms.data(), 1, matrix + r * columns, columns);
+  take_roots(&norms);
+  return norms;
 }
 inline const double* at(const Vec& v, size_t index) {
   return v.empty() ? nullptr : v.data() + index;
@@ -113,13 +123,42 @@ inline void mlp_forward(const Shape& s, const Mlp<const double*>& m, MlpRows* ro
   add_terms(s.operands, rows->adapters.down, rows->adapter, acts, &rows->y);
 }
 
-// What mlp_backward adds to: gradients, and the squares of the terms that they are sums of.
+// What a dot product a.b in fp32 may be off by: an ulp of |a| |b|. Its n terms are independent: a
+// partial sum has a size of about |a| |b| / sqrt(n), and n roundings add up to sqrt(n) times one.
+constexpr double kFp32Ulp = 0x1p-23;
+
+// Gradients at (gate, up) for a unit gradient of the result.
+struct Slopes {
+  double gate = 0, up = 0;
+};
+inline Slopes slopes_at(const Shape& s, double gate, double up) {
+  Slopes found;
+  activate_backward(s.act, gate, up, &found.gate, &found.up, s.fault);
+  return found;
+}
+// How far they are from there at most where gate and up are off by d_gate and d_up.
+inline Slopes slope_shifts(const Shape& s, double gate, double up, double d_gate, double d_up) {
+  const Slopes here = slopes_at(s, gate, up);
+  Slopes most;
+  for (const double g : {gate - d_gate, gate + d_gate})
+    for (const double u : {up - d_up, up + d_up}) {
+      const Slopes there = slopes_at(s, g, u);
+      most.gate = std::max(most.gate, std::abs(there.gate - here.gate));
+      most.up = std::max(most.up, std::abs(there.up - here.up));
+    }
+  return most;
+}
+
+// What mlp_backward adds to: gradients, the squares of the terms that they are sums of, and the
+// squares of what those terms may be off by.
 struct MlpSums {
-  Mlp<double*> d, squares;
-  void add(double* Mlp<double*>::* matrix, size_t at, double a, const double* x, size_t n) const {
+  Mlp<double*> d, squares, shifts;
+  void add(double* Mlp<double*>::* matrix, size_t at, double a, const double* x, size_t n,
+           double shift = 0) const {
     if (!(d.*matrix)) return;
     add_scaled(d.*matrix + at, a, x, n);
     add_squares(squares.*matrix + at, a, x, n);
+    if (shift > 0) add_squares(shifts.*matrix + at, shift, x, n);
   }
 };
 // The gradients at the act_weight of each row [R], likewise.
@@ -156,25 +195,40 @@ inline void mlp_backward(const Shape& s, const Mlp<const double*>& m, const MlpR
   add_terms_backward(s.operands, rows.adapters.down, rows.adapter, acts, d_y, &d_hw);
   for (double& value : d_hw) value = round_to(s.between, value);
   Vec d_gate(count * s.inter, 0.0), d_up(count * s.inter, 0.0);
+  Vec x_ulps, d_y_ulps;
+  for (size_t r = 0; r < count; ++r) {
+    x_ulps.push_back(kFp32Ulp * norm(&rows.x[r * s.hidden], s.hidden));
+    d_y_ulps.push_back(kFp32Ulp * norm(&d_y[r * s.hidden], s.hidden));
+  }
+  const Vec down_norms = column_norms(m.down, s.hidden, s.inter);
   for (size_t i = 0; i < d_hw.size(); ++i) d_weight->add(i / s.inter, d_hw[i] * rows.h[i]);
   for (size_t i = 0; i < s.inter; ++i) {
+    const double gate_norm = m.gate ? norm(m.gate + i * s.hidden, s.hidden) : 0;
+    const double up_norm = norm(m.up + i * s.hidden, s.hidden);
     for (size_t r = 0; r < count; ++r) {
       const size_t at_i = r * s.inter + i;
       const double* x = &rows.x[r * s.hidden];
-      double dg = 0;
-      double du = 0;
-      activate_backward(s.act, rows.g[at_i], rows.u[at_i], &dg, &du, s.fault);
-      dg = round_to(s.operands, dg * d_hw[at_i] * rows.act_weight[r]);
-      du = round_to(s.operands, du * d_hw[at_i] * rows.act_weight[r]);
+      const double weight = rows.act_weight[r];
+      const Slopes slopes = slopes_at(s, rows.g[at_i], rows.u[at_i]);
+      const Slopes shifts =
+          slope_shifts(s, rows.g[at_i], rows.u[at_i], gate_norm * x_ulps[r], up_norm * x_ulps[r]);
+      const auto shift = [&](double slope, double of_slope) {  // of slope * d_hw * weight
+        const double of_d_hw = down_norms[i] * d_y_ulps[r];
+        return std::abs(weight) * (of_slope * std::abs(d_hw[at_i]) + std::abs(slope) * of_d_hw);
+      };
+      const double dg = round_to(s.operands, slopes.gate * d_hw[at_i] * weight);
+      const double du = round_to(s.operands, slopes.up * d_hw[at_i] * weight);
+      const double gate_shift = shift(slopes.gate, shifts.gate);
+      const double up_shift = shift(slopes.up, shifts.up);
       d_gate[at_i] = dg;
       d_up[at_i] = du;
       add_scaled(&(*d_x)[r * s.hidden], du, m.up + i * s.hidden, s.hidden);
-      sums.add(&Matrices::up, i * s.hidden, du, x, s.hidden);
-      sums.add(&Matrices::up_bias, i, du, &kOne, 1);
+      sums.add(&Matrices::up, i * s.hidden, du, x, s.hidden, up_shift);
+      sums.add(&Matrices::up_bias, i, du, &kOne, 1, up_shift);
       if (!m.gate) continue;
       add_scaled(&(*d_x)[r * s.hidden], dg, m.gate + i * s.hidden, s.hidden);
-      sums.add(&Matrices::gate, i * s.hidden, dg, x, s.hidden);
-      sums.add(&Matrices::gate_bias, i, dg, &kOne, 1);
+      sums.add(&Matrices::gate, i * s.hidden, dg, x, s.hidden, gate_shift);
+      sums.add(&Matrices::gate_bias, i, dg, &kOne, 1, gate_shift);
     }
   }
   add_terms_backward(s.operands, rows.adapters.gate, rows.adapter, rows.x, d_gate, d_x);

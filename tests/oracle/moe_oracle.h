@@ -174,6 +174,13 @@ struct GradientTerms {
   Vec routing_weights;
 };
 
+// How far fp32 may be from the gradients of gate and up, because pre-activations and gradients at
+// activations are sums in fp32: a slope near 0, or at a clamp, makes a large part of a gradient of
+// a small part of a pre-activation. Root of the squares over a gradient's terms.
+struct GradientShifts {
+  MlpWeights experts, shared;
+};
+
 // Gradients, in the shapes of Inputs.
 struct Gradients {
   Vec x, router_x, gate_weight, gate_bias, input_scale, per_expert_scale;
@@ -183,6 +190,7 @@ struct Gradients {
   Vec logits;           // [T,C], at the logits before the soft-cap
   std::vector<Adapter> adapters;
   GradientTerms terms;
+  GradientShifts shifts;
 };
 
 struct Gate {

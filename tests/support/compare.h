@@ -26,10 +26,13 @@ inline std::ostream& operator<<(std::ostream& out, const RowError& e) {
 }
 
 // got, ref: `rows` rows of `columns` values each, of any arithmetic type. terms: what the values of
-// ref are sums of, which may cancel; no row counts as smaller than its terms. Null: nothing.
+// ref are sums of, which may cancel; no row counts as smaller than its terms. shifts: how far each
+// value may be from ref for a reason of its own; that much of a row's difference does not count.
+// Null: nothing.
 template <typename Got, typename Ref>
 RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns,
-                   double floor = kRowFloor, const Ref* terms = nullptr) {
+                   double floor = kRowFloor, const Ref* terms = nullptr,
+                   const Ref* shifts = nullptr) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   double largest = 0;
   for (size_t r = 0; r < rows; ++r) {
@@ -45,20 +48,23 @@ RowError row_error(const Got* got, const Ref* ref, size_t rows, size_t columns,
     double square = 0;
     double difference = 0;
     double of_terms = 0;
+    double of_shifts = 0;
     for (size_t c = 0; c < columns; ++c) {
       const auto v = static_cast<double>(ref[r * columns + c]);
       const auto term = terms ? static_cast<double>(terms[r * columns + c]) : 0;
+      const auto shift = shifts ? static_cast<double>(shifts[r * columns + c]) : 0;
       const double d = static_cast<double>(got[r * columns + c]) - v;
       square += v * v;
       difference += d * d;
       of_terms += term * term;
+      of_shifts += shift * shift;
     }
     double error = 0;
-    if (!std::isfinite(difference) || !std::isfinite(square))
+    if (!std::isfinite(difference) || !std::isfinite(square) || !std::isfinite(of_shifts))
       error = kInf;
-    else if (difference != 0)  // a reference of zeros wants exact zeros
-      error =
-          std::sqrt(difference) / std::max(std::sqrt(std::max(square, of_terms)), floor * largest);
+    else if (difference > of_shifts)  // a reference of zeros wants exact zeros
+      error = (std::sqrt(difference) - std::sqrt(of_shifts)) /
+              std::max(std::sqrt(std::max(square, of_terms)), floor * largest);
     if (worst.row < 0 || error > worst.error) worst = {error, static_cast<int64_t>(r)};
   }
   return worst;
@@ -82,11 +88,12 @@ double floor_of_sums(const Vec& sums, const Vec& beside_features, size_t feature
 // Containers of equal size; rows of `columns` values.
 template <typename Got, typename Ref>
 RowError row_error(const Got& got, const Ref& ref, size_t columns, double floor = kRowFloor,
-                   const Ref& terms = {}) {
+                   const Ref& terms = {}, const Ref& shifts = {}) {
   if (got.size() != ref.size() || columns == 0 || ref.size() % columns != 0)
     return {std::numeric_limits<double>::infinity(), -1};
   return row_error(got.data(), ref.data(), ref.size() / columns, columns, floor,
-                   terms.empty() ? nullptr : terms.data());
+                   terms.empty() ? nullptr : terms.data(),
+                   shifts.empty() ? nullptr : shifts.data());
 }
 
 }  // namespace moec::test

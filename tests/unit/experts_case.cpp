@@ -217,30 +217,34 @@ double ExpertsProblem::gradient_error(const Gradients& g, std::string* worst) co
   }
   double largest = 0;
   const auto check = [&](const char* name, oracle::Vec got, oracle::Vec want, int columns,
-                         bool sums, double floor = kRowFloor, const oracle::Vec& terms = {}) {
+                         bool sums, double floor = kRowFloor, const oracle::Vec& terms = {},
+                         const oracle::Vec& shifts = {}) {
     if (got.empty()) return;
     if (sums && c.accumulate)
       for (double& v : want) v += 1;
-    const double error = row_error(got, want, size_t(columns), floor, terms).error;
+    const double error = row_error(got, want, size_t(columns), floor, terms, shifts).error;
     if (error > largest) largest = error, *worst = name;
   };
   const auto check_mlp = [&](const BoundMlp& got, const oracle::MlpWeights& want,
-                             const oracle::MlpWeights& terms, int I) {
+                             const oracle::MlpWeights& terms, const oracle::MlpWeights& shifts,
+                             int I) {
     const double of_row = c.tokens == 1 ? kTypicalRow : kRowFloor;  // a row is one sum times x
     const double floor = kRowFloor;
-    check("gate", got.gate.values(), want.gate, c.hidden, true, of_row, terms.gate);
-    check("up", got.up.values(), want.up, c.hidden, true, of_row, terms.up);
+    check("gate", got.gate.values(), want.gate, c.hidden, true, of_row, terms.gate, shifts.gate);
+    check("up", got.up.values(), want.up, c.hidden, true, of_row, terms.up, shifts.up);
     check("down", got.down.values(), want.down, I, true, floor, terms.down);
-    check("gate bias", got.gate.bias_values(), want.gate_bias, I, true, floor, terms.gate_bias);
-    check("up bias", got.up.bias_values(), want.up_bias, I, true, floor, terms.up_bias);
+    check("gate bias", got.gate.bias_values(), want.gate_bias, I, true, floor, terms.gate_bias,
+          shifts.gate_bias);
+    check("up bias", got.up.bias_values(), want.up_bias, I, true, floor, terms.up_bias,
+          shifts.up_bias);
     check("down bias", got.down.bias_values(), want.down_bias, c.hidden, true, floor,
           terms.down_bias);
   };
   check("x", g.x.values(), d_x, c.hidden, true);
   const int columns = c.capacity ? int(plan.view.max_rows) : c.top_k;
   check("routing weights", g.routing.values(), ref.routing_weights, columns, false, kTypicalRow);
-  check_mlp(g.experts, ref.experts, ref.terms.experts, c.inter);
-  check_mlp(g.shared, ref.shared, ref.terms.shared, c.shared_inter);
+  check_mlp(g.experts, ref.experts, ref.terms.experts, ref.shifts.experts, c.inter);
+  check_mlp(g.shared, ref.shared, ref.terms.shared, ref.shifts.shared, c.shared_inter);
   check("shared gate", g.shared_gate.values(), ref.shared_gate, c.hidden, true);
   check(
       "shared gate bias", g.shared_gate_bias.values(), ref.shared_gate_bias, 2, true,
