@@ -134,7 +134,7 @@ def grouped(x, ids, weights, w1, w2, experts, activation, product=grouped_mm):
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.numel(), device=x.device)
     counts = torch.zeros(experts, dtype=torch.int32, device=x.device)
-    counts.index_add_(0, flat, torch.ones_like(flat))
+    counts.index_add_(0, flat, torch.ones_like(flat, dtype=counts.dtype))
     ends = counts.cumsum(0, dtype=torch.int32)
     both = product(x[order // slots], w1, ends)
     rows = product(activation(both), w2, ends)
