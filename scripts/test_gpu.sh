@@ -44,7 +44,7 @@ tasks=$(mktemp -d)  # all, and those of each queue by the turn that they take
 task() {
   local queue=$1 turn=3; shift
   case $1 in
-    *racecheck | routing_agrees | ep_*_test* | lines_test | coded_test | torch_ep) turn=0 ;;
+    *racecheck | routing_agrees | ep_*_test* | lines_test.* | coded_test | torch_ep) turn=0 ;;
     *.portable* | sweep_test | values_test | schemes_test | python_*) turn=1 ;;
     *check) turn=2 ;;
   esac
@@ -85,9 +85,16 @@ while read -r program options; do
   wanted "$program" || continue
   queue=host
   case $options in *busy*) queue=busy ;; *alone*) queue=alone ;; esac
-  variables=$(sed 's/alone\|busy\|[a-z]*check//g' <<<"$options")
+  variables=$(sed 's/alone\|busy\|thirds\|[a-z]*check//g' <<<"$options")
   kernels=$(sed -n 's/.*MOEC_CUDA_KERNELS=\([a-z0-9_]*\).*/.\1/p' <<<"$options")
-  task $queue "$program$kernels" env $variables "$bin/$program"
+  if [[ " $options " == *" thirds "* ]]; then
+    for third in 0 1 2; do
+      task $queue "$program$kernels.$((third + 1))_of_3" env $variables GTEST_TOTAL_SHARDS=3 \
+        GTEST_SHARD_INDEX=$third "$bin/$program"
+    done
+  else
+    task $queue "$program$kernels" env $variables "$bin/$program"
+  fi
   for tool in memcheck racecheck initcheck; do
     [[ " $options " == *" $tool "* ]] || continue
     task $queue "$program$kernels.$tool" env $variables MOEC_CHECK_SMALL=1 MOEC_CHECK_TOOL=$tool \

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the CUDA backend, built with MOEC_CUDA and run by `make test-gpu` on a machine with a
 # GPU; every program exits with 77 where there is none. bin/gpu_tests.txt lists them for a machine
-# that only runs them: PROGRAM [VARIABLE=value] [memcheck] [racecheck] [initcheck] [busy | alone].
+# that only runs them:
+# PROGRAM [VARIABLE=value] [memcheck] [racecheck] [initcheck] [busy | alone | thirds].
 add_custom_target(gpu_tests)
 set(busy kernel_check small_check)  # they wait for the GPU, not for the host
 set(alone graph_test repeat_test)  # kernels of several programs never run at once
+set(thirds lines_test ep_gpu_test ep_layer_test)  # their checks are dealt to three processes
 set(gpu_test_lines "")
 
 macro(add_gpu_line program)  # what else stands on the line
   add_dependencies(gpu_tests ${program} moec_cuda)
   string(JOIN " " line ${program} ${ARGN})
-  foreach(turn busy alone)
+  foreach(turn busy alone thirds)
     if(${program} IN_LIST ${turn})
       string(APPEND line " ${turn}")
     endif()
