@@ -15,6 +15,7 @@ struct BlockEntries {
 };
 
 struct Int8 : Shifted, BlockEntries {
+  static constexpr float kZero = 0;  // without zero points
   static constexpr FormatInfo kInfo = {.scheme = MOEC_SCHEME_INT8,
                                        .name = "int8",
                                        .code_bits = 8,
@@ -26,7 +27,7 @@ struct Int8 : Shifted, BlockEntries {
   MOEC_HD static Block block(const CodedView& m, int64_t n, int64_t k) {
     const int64_t row = m.rows.of(n);
     return {load_real(m.scales.data, m.scales.dtype, m.scales.at(row, k)),
-            m.zeros ? float(static_cast<const int8_t*>(m.zeros.data)[m.zeros.at(row, k)]) : 0.0f};
+            m.zeros ? float(static_cast<const int8_t*>(m.zeros.data)[m.zeros.at(row, k)]) : kZero};
   }
   MOEC_HD static float code(const CodedView& m, int64_t n, int64_t k) {
     return static_cast<const int8_t*>(m.codes)[n * m.row_stride + k * m.col_stride];

@@ -24,6 +24,7 @@ class BlockSize {
   }
   MOEC_HD constexpr int64_t size() const { return size_; }
   MOEC_HD constexpr bool is_all() const { return shift_ == kAll; }
+  MOEC_HD constexpr bool is_power() const { return shift_ >= 0; }  // of two, or all
   // The entry of an element, and how many entries an extent has.
   MOEC_HD constexpr int64_t of(int64_t index) const {
     return shift_ >= 0 ? index >> shift_ : index / size_;

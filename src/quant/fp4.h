@@ -32,8 +32,10 @@ struct Mxfp4 : Fp4Codes {
                                        .along_packed = true};
 
   MOEC_HD static Block block(const CodedView& m, int64_t n, int64_t k) {
-    return {e8m0(byte_at(m.scales.data, entry(m, n, k)))};
+    return of_scale(m, byte_at(m.scales.data, entry(m, n, k)), 1);
   }
+  // Of its scale's code; there is no second scale.
+  MOEC_HD static Block of_scale(const CodedView&, uint32_t code, float) { return {e8m0(code)}; }
 };
 
 struct Nvfp4 : Fp4Codes {
@@ -50,7 +52,11 @@ struct Nvfp4 : Fp4Codes {
                                        .extras = kScales2};
 
   MOEC_HD static Block block(const CodedView& m, int64_t n, int64_t k) {
-    const float scale = e4m3(byte_at(m.scales.data, entry(m, n, k))), scale2 = *m.scales2;
+    return of_scale(m, byte_at(m.scales.data, entry(m, n, k)), *m.scales2);
+  }
+  // Of its scale's code and of the second scale.
+  MOEC_HD static Block of_scale(const CodedView& m, uint32_t code, float scale2) {
+    const float scale = e4m3(code);
     return {m.flags & MOEC_QUANT_SCALES2_DIVIDES ? scale / scale2 : scale * scale2};
   }
 };

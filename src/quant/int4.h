@@ -11,6 +11,7 @@
 namespace moec::quant {
 
 struct Int4Codes : Shifted {
+  static constexpr float kZero = 8;  // without zero points
   MOEC_HD static float number(const CodedView&, uint32_t nibble) { return float(int32_t(nibble)); }
   // The block along k: of the group index, unless that names none.
   MOEC_HD static int64_t block_along_k(const CodedView& m, int64_t k) {
@@ -27,7 +28,7 @@ struct Int4Codes : Shifted {
     const int64_t along_n = m.scales.block_n.of(m.rows.of(n)), along_k = block_along_k(m, k);
     Block block = {load_real(m.scales.data, m.scales.dtype,
                              along_n * m.scales.row_stride + along_k * m.scales.col_stride),
-                   8.0f};
+                   kZero};
     if (m.zeros) {
       const int64_t word = (along_n >> 3) * m.zeros.row_stride + along_k * m.zeros.col_stride;
       const int64_t at = word * 8 + Order::nibble_of(int(along_n & 7));

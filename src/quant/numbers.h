@@ -44,6 +44,14 @@ MOEC_HD float e8m0(uint32_t code) {
   return std::bit_cast<float>(code ? code << 23 : 0x00400000u);
 }
 
+// The stored bits of a scale, of a real type or a power of two.
+MOEC_HD float scale_of(uint32_t bits, moec_dtype dtype) {
+  if (dtype == MOEC_F32) return std::bit_cast<float>(bits);
+  if (dtype == MOEC_BF16) return to_float(bf16{uint16_t(bits)});
+  if (dtype == MOEC_F16) return to_float(f16{uint16_t(bits)});
+  return e8m0(bits);
+}
+
 MOEC_HD uint32_t byte_at(const void* base, int64_t index) {
   return static_cast<const uint8_t*>(base)[index];
 }

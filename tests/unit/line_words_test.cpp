@@ -166,12 +166,12 @@ TEST(LineWords, SignedBytesOfAnyZeroPoint) {
 }
 
 TEST(LineWords, ScalesAsTheyAreStored) {
-  EXPECT_EQ(scale_of(0x3fc00000u, MOEC_F32), 1.5f);
-  EXPECT_EQ(scale_of(0x3fc0u, MOEC_BF16), 1.5f);
-  EXPECT_EQ(scale_of(0x3e00u, MOEC_F16), 1.5f);
+  EXPECT_EQ(quant::scale_of(0x3fc00000u, MOEC_F32), 1.5f);
+  EXPECT_EQ(quant::scale_of(0x3fc0u, MOEC_BF16), 1.5f);
+  EXPECT_EQ(quant::scale_of(0x3e00u, MOEC_F16), 1.5f);
   for (const moec_dtype power : {moec_dtype(MOEC_F8_E8M0), moec_dtype(MOEC_U8)})
     for (uint32_t code = 0; code < 255; ++code)
-      EXPECT_EQ(scale_of(code, power), element_of<false>(power_pair(code)));
+      EXPECT_EQ(quant::scale_of(code, power), element_of<false>(power_pair(code)));
 }
 
 }  // namespace

@@ -10,11 +10,11 @@ void plain_mma_product(const Op& op, const PortableGemm& p, bool weight_gradient
   using Across = std::false_type;
   static std::atomic<uint64_t> allowed[3];
   if (weight_gradient)
-    launch(op, p, true, portable_mma_kernel<void, false, Across, true>, allowed[0]);
+    launch<ShapeOf<void>>(op, p, true, portable_mma_kernel<void, false, Across, true>, allowed[0]);
   else if (p.b[0].k_stride == 1)
-    launch(op, p, false, portable_mma_kernel<void, true, Along, false>, allowed[1]);
+    launch<ShapeOf<void>>(op, p, false, portable_mma_kernel<void, true, Along, false>, allowed[1]);
   else
-    launch(op, p, false, portable_mma_kernel<void, true, Across, false>, allowed[2]);
+    launch<ShapeOf<void>>(op, p, false, portable_mma_kernel<void, true, Across, false>, allowed[2]);
 }
 
 bool fits(const Operand& operand, bool along_k) {
@@ -54,12 +54,12 @@ bool mma_takes(const PortableGemm& p, bool weight_gradient, bool aligned) {
 }
 
 void mma_product(const Op& op, const PortableGemm& p, bool weight_gradient) {
-  if (!weight_gradient && is_coded(p))
-    mma_coded_product(op, p);
-  else if (!weight_gradient && p.b[0].dtype == MOEC_F32)
-    mma_rows_of<RoundedElements>(op, p);
-  else
+  if (!makes_b(p, weight_gradient))
     plain_mma_product(op, p, weight_gradient);
+  else if (is_coded(p))
+    mma_coded_product(op, p);
+  else
+    mma_rows_of<RoundedElements>(op, p);
 }
 
 }  // namespace moec::cuda

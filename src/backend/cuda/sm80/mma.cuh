@@ -14,9 +14,24 @@
 namespace moec::cuda {
 
 constexpr int kMmaDepth = 32, kMmaStages = 4;
-constexpr int kMmaChunks = kPortableTile * kMmaDepth / 8 / kPortableThreads;  // a thread
-constexpr int kMmaTileBytes = kPortableTile * kMmaDepth * 2;
-constexpr int kMmaSharedBytes = kMmaStages * 2 * kMmaTileBytes;
+// A tile of kRows rows of a and kPortableTile of b, of two threads a row of a. kMakes: stages hold
+// what elements of b are made of, kOfThread bytes a thread, and two tiles of b lie behind them.
+template <int kRows_, bool kMakes>
+struct MmaShape {
+  static constexpr int kRows = kRows_, kThreads = 2 * kRows, kOfThread = 8;
+  static constexpr int kBytesOfA = kRows * kMmaDepth * 2, kBytesOfB = kPortableTile * kMmaDepth * 2;
+  static constexpr int kStageBytes = kBytesOfA + (kMakes ? kThreads * kOfThread : kBytesOfB);
+  static constexpr int kSharedBytes = kMmaStages * kStageBytes + (kMakes ? 2 * kBytesOfB : 0);
+
+  static __device__ uint32_t stage(uint32_t memory, int block) {
+    return memory + uint32_t(block) % kMmaStages * kStageBytes;
+  }
+  static __device__ uint32_t tile_of_b(uint32_t memory, int block) {
+    return kMakes ? memory + kMmaStages * kStageBytes + uint32_t(block) % 2 * kBytesOfB
+                  : stage(memory, block) + kBytesOfA;
+  }
+};
+constexpr int kMmaChunks = kMmaDepth / 8 / 2;  // of an operand of two threads a row, a thread
 
 __device__ __forceinline__ uint32_t copied_bytes(int64_t elements) {  // of a chunk of eight
   return elements >= 8 ? 16u : elements > 0 ? uint32_t(elements) * 2 : 0u;
@@ -24,12 +39,13 @@ __device__ __forceinline__ uint32_t copied_bytes(int64_t elements) {  // of a ch
 
 // Copies the tiles of one operand, k block after k block; each thread its own chunks. What a copy
 // needs is kept and only advanced: the loop over k has more of these instructions than products.
-template <bool kAlongK>
+template <bool kAlongK, int kThreads>
 struct TileLoader;
 
-template <>
-struct TileLoader<true> {
-  static constexpr int kRowStep = kPortableThreads / 4;
+template <int kThreads>
+struct TileLoader<true, kThreads> {
+  static constexpr int kRowStep = kThreads / 4;
+  static_assert(kRowStep % 8 == 0);  // the same swizzle in all rows of a thread
   const char* rows[kMmaChunks];
   uint32_t to;
   int k;                // of the chunk in a k block
@@ -67,11 +83,11 @@ struct TileLoader<true> {
     return bytes - (k_end - 1) / kMmaDepth * (kMmaDepth * 2);
   }
 };
-static_assert(TileLoader<true>::kRowStep % 8 == 0);  // the same swizzle in all rows of a thread
 
-template <>
-struct TileLoader<false> {
-  static constexpr int kStep = kPortableThreads / 16;
+template <int kThreads>
+struct TileLoader<false, kThreads> {
+  static constexpr int kStep = kThreads / 16;
+  static_assert(kStep % 8 == 0);
   const char* base;
   const int32_t* gather;
   uint32_t stride, to, bytes;  // stride: bytes from row to row
@@ -109,7 +125,6 @@ struct TileLoader<false> {
   }
   static __device__ int64_t part_step(int64_t bytes, int) { return bytes; }
 };
-static_assert(TileLoader<false>::kStep % 8 == 0);
 
 __device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of operand b where its elements are codes of a byte or a nibble: eight codes of a chunk
-// wait in registers for the tile that their elements go to.
+// Tiles of operand b where its elements are codes of a byte or a nibble. Each thread copies the
+// eight codes of its chunk into the stage and reads them there itself.
 #pragma once
 
 #include <type_traits>
 
 #include "backend/cuda/device/codes.cuh"
-#include "backend/cuda/sm80/mma_waiting.cuh"
+#include "backend/cuda/sm80/mma_made.cuh"
 
 namespace moec::cuda {
 
@@ -50,176 +50,207 @@ __device__ __noinline__ int64_t entry_of(const quant::CodedView* view, int64_t n
   return Format::entry(*view, n, k);
 }
 
-// Formats whose scales are bytes that lie linearly, as their chunks do: a byte waits with its codes
-// and becomes a block where they become numbers.
+// Formats whose scales are bytes; others have numbers.
 template <class Format>
 constexpr bool kByteScales = std::is_base_of_v<quant::Fp4Codes, Format>;
-
 template <class Format>
-struct CodedTileLoader : WaitingChunks {
+constexpr bool kHasZeros = std::is_base_of_v<quant::Shifted, Format>;
+
+// The bits of the next k block's scale wait in a register and become a block where codes become
+// numbers: nothing waits for memory. So it is where entries lie linearly, as chunks do, with one
+// for all codes of a chunk; blocks of others are made where bits are read.
+template <class Format>
+struct CodedTileLoader : MadeChunk {
   static_assert(kHasChunks<Format>);
-  const quant::CodedView* view;  // of the next part, in shared memory: registers do not hold it
-  int parts;                     // those that follow
-  bool transposed, along_n;      // the matrix; its chunks
+  using Codes = decltype(CodeChunk<Format>::codes);
+  static_assert(sizeof(Codes) <= MadeShape::kOfThread);
+  int fetched = 0, made = 0;  // parts
+  bool transposed, along_n;   // the matrix; its chunks
+  bool within;                // i is
+  const char* from;           // the chunk in the k block to be fetched
+  int64_t from_k;             // to that of the next one
+  // Of what is made.
+  int k0 = 0;
+  const quant::CodedView* view;  // in shared memory: registers do not hold it
   bool one_block;                // for all codes of a chunk
-  unsigned inside = 0;           // bit j: chunk j along i
-  int kept;                      // blocks are those of the k block before, unless k0 & kept is 0
-  const char* from;              // of the first chunk of the k block at 0
-  int64_t from_chunk, from_k;    // from one to the next chunk, k block
+  bool linear;                   // entries of scales
+  int kept;                      // scales are those of the k block before, unless k0 & kept is 0
+  const char* scale;             // the next entry
+  int64_t scale_k;               // to the one behind it
   const moec_dtype dtype;
-  CodeChunk<Format> codes[kMmaChunks];
-  typename Format::Block blocks[kMmaChunks];
-  const uint8_t* scales;  // as from
-  int64_t scales_chunk, scales_k;
-  uint32_t scale_codes[kMmaChunks];
-  float scale2 = 1;
+  moec_dtype scale_dtype;
+  uint32_t scale_bits;
+  float zero = 0, scale2 = 1;
 
   __device__ CodedTileLoader(const PortableGemm& p, const PortableTile& t, bool along_k)
-      : WaitingChunks(t, along_k),
-        parts(p.sum ? p.parts : 1),
+      : MadeChunk(t, along_k),
         transposed(p.codes[0].transposed),
         along_n(along_k == transposed),
+        within(i < p.n),
         dtype(p.a.dtype) {
-    __shared__ alignas(quant::CodedView) char memory[2 * sizeof(quant::CodedView)];
-    auto* const views = reinterpret_cast<quant::CodedView*>(memory);
-    if (int(threadIdx.x) < parts) {
-      const int i = int(threadIdx.x);
-      views[i] = coded_view(p, t.part + i, t.group);
+    if (int(threadIdx.x) < (p.sum ? p.parts : 1)) {
+      const int part = int(threadIdx.x);
+      views()[part] = coded_view(p, t.part + part, t.group);
     }
     __syncthreads();
-    view = views - 1;
-#pragma unroll
-    for (int j = 0; j < kMmaChunks; ++j) inside |= unsigned(i_of(j) < p.n) << j;
   }
-  // Into the tile: what advance() has read for the k block at k0. One copy of the code decodes.
-  __device__ void load(uint32_t tile, int k0, int k_end) {
-#pragma unroll 1
-    for (int j = 0; j < kMmaChunks; ++j) {
-      const bool has = is_inside(j, k0, k_end);
-      store(tile, j, dtype, [&](float (&v)[8]) { elements(j, k0, has, v); });
-      rotate(codes);
-      if constexpr (kByteScales<Format>)
-        rotate(scale_codes);
-      else
-        rotate(blocks);
+  // k0 of 0: of the next part.
+  __device__ void fetch(uint32_t slot, int at_k0, int k_end) {
+    if (at_k0 == 0) {
+      view = views() + fetched++;
+      from = chunk_at(0);
+      from_k = chunk_at(kMmaDepth) - from;
     }
-  }
-  // Reads the k block at k0, for 0 of the next part.
-  __device__ void advance(int k0, int k_end) {
-    if (k0 == 0) {
-      if (parts-- == 0) return;  // nothing follows
-      ++view;
-      find_part();
-    }
-#pragma unroll
-    for (int j = 0; j < kMmaChunks; ++j) {
-      if (!is_inside(j, k0, k_end)) continue;
-      codes[j].codes = *reinterpret_cast<const decltype(codes[j].codes)*>(from + from_chunk * j);
-      if constexpr (kByteScales<Format>) scale_codes[j] = scales[scales_chunk * j];
-    }
+    if (is_inside(at_k0, k_end)) ptx::copy_async_few<sizeof(Codes)>(own(slot), from);
     from += from_k;
-    if constexpr (kByteScales<Format>)
-      scales += scales_k;
-    else
-      read_blocks(k0, k_end);
+  }
+  __device__ void make(uint32_t tile, uint32_t slot, int k_end) {
+    view = views() + made;
+    if (k0 == 0) {
+      find_part();
+      read_scale(k_end);
+    }
+    store(tile, dtype, [&](float (&v)[8]) { elements(slot, is_inside(k0, k_end), v); });
+    k0 += kMmaDepth;
+    if (k0 < k_end) return read_scale(k_end);
+    k0 = 0;
+    ++made;
   }
 
  private:
-  __device__ void read_blocks(int k0, int k_end) {
-    if (!one_block || (k0 & kept)) return;
-#pragma unroll 1
-    for (int j = 0; j < kMmaChunks; ++j) {
-      if (is_inside(j, k0, k_end))
-        blocks[0] = block_of<Format>(view, n_of(j, k0), k_of_matrix(j, k0));
-      rotate(blocks);
+  // Of each part.
+  static __device__ quant::CodedView* views() {
+    __shared__ alignas(quant::CodedView) char memory[2 * sizeof(quant::CodedView)];
+    return reinterpret_cast<quant::CodedView*>(memory);
+  }
+  static __device__ uint32_t own(uint32_t slot) {
+    return slot + threadIdx.x * MadeShape::kOfThread;
+  }
+  __device__ void read_scale(int k_end) {
+    if (k0 & kept) return;
+    const bool has = is_inside(k0, k_end);
+    if (linear) {
+      if (has) scale_bits = bits_at(scale);
+      scale += scale_k;
+    } else if (one_block && has) {
+      const auto block = block_of<Format>(view, n_of(k0), k_of_matrix(k0));
+      scale_bits = __float_as_uint(block.scale);
+      if constexpr (kHasZeros<Format>) zero = block.zero;
     }
+  }
+  __device__ uint32_t bits_at(const char* at) const {
+    const int bytes = kByteScales<Format> ? 1 : dtype_bytes(scale_dtype);
+    if (bytes == 4) return *reinterpret_cast<const uint32_t*>(at);
+    if (bytes == 2) return *reinterpret_cast<const uint16_t*>(at);
+    return *reinterpret_cast<const uint8_t*>(at);
   }
   __device__ void find_part() {
-    from = chunk_at(0, 0);
-    from_chunk = chunk_at(1, 0) - from;
-    from_k = chunk_at(0, kMmaDepth) - from;
+    find_scales();
+    scale_dtype = linear ? view->scales.dtype : moec_dtype(MOEC_F32);
     if constexpr (kByteScales<Format>) {
-      scales = scale_at(0, 0);
-      scales_chunk = scale_at(1, 0) - scales;
-      scales_k = scale_at(0, kMmaDepth) - scales;
       if (view->scales2) scale2 = *view->scales2;
+    }
+    if constexpr (kHasZeros<Format>) zero = Format::kZero;
+    if (!linear) return;
+    scale = scale_at(0);
+    scale_k = kept < 0 ? 0 : scale_at(kept + 1) - scale;
+  }
+  __device__ void find_scales() {
+    const quant::BlockView& of = view->scales;
+    constexpr bool kStream = Format::kInfo.storage == quant::Storage::kStream;
+    const quant::BlockSize along_line = kStream || !along_n ? of.block_k : of.block_n;
+    const quant::BlockSize over_lines = kStream   ? quant::BlockSize()
+                                        : along_n ? of.block_k
+                                                  : of.block_n;
+    const quant::BlockSize over_k = along_n == transposed ? along_line : over_lines;
+    one_block =
+        kStream || ((along_line.is_all() || along_line.size() % 8 == 0) && !view->group_index);
+    const bool alone = !view->zeros && !view->group_index && !view->scale_book;
+    linear = kByteScales<Format> || (one_block && alone && along_line.is_power() &&
+                                     over_lines.is_power() && begins_blocks());
+    kept = 0;
+    if (over_k.is_all())
+      kept = -1;
+    else if (over_k.is_power() && (linear || (!kStream && !transposed)))
+      kept = int(max(over_k.size(), int64_t(kMmaDepth))) - 1;
+  }
+  // Whether blocks begin with the first row and, of a stream, with every line.
+  __device__ bool begins_blocks() const {
+    if constexpr (Format::kInfo.storage == quant::Storage::kStream) {
+      const quant::BlockSize block = view->scales.block_k;
+      const int64_t first = Format::place(*view, 0, 0);
+      const int64_t line = Format::place(*view, !along_n, along_n) - first;
+      const int64_t next = Format::place(*view, along_n, !along_n) - first;
+      return !block.is_all() && first % block.size() == 0 && line % block.size() == 0 && next == 1;
     } else {
-      find_blocks();
+      const quant::BlockSize rows = view->scales.block_n;
+      return rows.size() == 1 || rows.is_all() ||
+             (view->rows.step == 1 && view->rows.first % rows.size() == 0);
     }
   }
-  __device__ const uint8_t* scale_at(int j, int k0) const {
-    return static_cast<const uint8_t*>(view->scales.data) +
-           entry_of<Format>(view, n_of(j, k0), k_of_matrix(j, k0));
+  __device__ const char* scale_at(int at_k0) const {
+    return static_cast<const char*>(view->scales.data) +
+           entry_of<Format>(view, n_of(at_k0), k_of_matrix(at_k0)) * dtype_bytes(scale_dtype);
   }
-  // Of the first chunk that waits.
-  __device__ typename Format::Block first_block() const {
-    if constexpr (std::is_same_v<Format, quant::Mxfp4>)
-      return {quant::e8m0(scale_codes[0])};
-    else if constexpr (std::is_same_v<Format, quant::Nvfp4>)
-      return {nvfp4_scale(quant::e4m3(scale_codes[0]))};
-    else
-      return blocks[0];
-  }
-  __device__ float nvfp4_scale(float scale) const {
-    return view->flags & MOEC_QUANT_SCALES2_DIVIDES ? scale / scale2 : scale * scale2;
-  }
-  __device__ void find_blocks() {
-    const quant::BlockView& of = view->scales;
-    const quant::BlockSize along = along_n ? of.block_n : of.block_k;
-    const quant::BlockSize across = transposed ? of.block_n : of.block_k;
-    const bool stream = Format::kInfo.storage == quant::Storage::kStream;
-    one_block = stream || ((along.is_all() || along.size() % 8 == 0) && !view->group_index);
-    kept = 0;
-    if (!stream && across.is_all())
-      kept = -1;
-    else if (!stream && !transposed && across.size() % kMmaDepth == 0 &&
-             (across.size() & (across.size() - 1)) == 0)
-      kept = int(across.size()) - 1;
-  }
-  // Chunks lie linearly in both of their indices.
-  __device__ const char* chunk_at(int j, int k0) const {
-    const int64_t n = n_of(j, k0), k = k_of_matrix(j, k0);
+  // Chunks lie linearly.
+  __device__ const char* chunk_at(int at_k0) const {
+    const int64_t n = n_of(at_k0), k = k_of_matrix(at_k0);
     const char* const first = static_cast<const char*>(view->codes);
     if constexpr (kHasNibbles<Format>)
       return first + Format::place(*view, n, k) / 2;
     else
       return first + n * view->row_stride + k * view->col_stride;
   }
-  __device__ bool is_inside(int j, int k0, int k_end) const {
-    return (inside >> j & 1) && k_of(j, k0) < k_end;
+  __device__ bool is_inside(int at_k0, int k_end) const { return within && k_of(at_k0) < k_end; }
+  __device__ int64_t n_of(int at_k0) const { return transposed ? k_of(at_k0) : i; }
+  __device__ int64_t k_of_matrix(int at_k0) const { return transposed ? i : k_of(at_k0); }
+
+  __device__ typename Format::Block block() const {
+    if constexpr (kByteScales<Format>) {
+      return Format::of_scale(*view, scale_bits, scale2);
+    } else {
+      const float of_codes = quant::scale_of(scale_bits, scale_dtype);
+      if constexpr (kHasZeros<Format>)
+        return {of_codes, zero};
+      else
+        return {of_codes};
+    }
   }
-  __device__ int64_t n_of(int j, int k0) const { return transposed ? k_of(j, k0) : i_of(j); }
-  __device__ int64_t k_of_matrix(int j, int k0) const { return transposed ? i_of(j) : k_of(j, k0); }
-  __device__ void numbers(float (&v)[8]) const {
-    if constexpr (std::is_base_of_v<quant::Fp4Codes, Format>)
-      widen_e2m1(codes[0].codes, v);
-    else if constexpr (std::is_base_of_v<quant::Int4Codes, Format>)
-      widen_nibbles<Format>(codes[0].codes, v);
-    else if constexpr (std::is_same_v<Format, quant::Fp8>)
-      fp8_numbers(v);
+  static __device__ Codes codes_in(uint32_t slot) {
+    if constexpr (sizeof(Codes) == 4)
+      return ptx::shared_load_word(own(slot));
     else
-      codes[0].numbers(*view, v);
+      return ptx::shared_load_pair(own(slot));
   }
-  __device__ void fp8_numbers(float (&v)[8]) const {
-    if (view->code_dtype == MOEC_F8_E4M3) return widen_e4m3(codes[0].codes, v);
-    const uint32_t words[2] = {codes[0].codes.x, codes[0].codes.y};
+  __device__ void numbers(const CodeChunk<Format>& of, float (&v)[8]) const {
+    if constexpr (std::is_base_of_v<quant::Fp4Codes, Format>)
+      widen_e2m1(of.codes, v);
+    else if constexpr (std::is_base_of_v<quant::Int4Codes, Format>)
+      widen_nibbles<Format>(of.codes, v);
+    else if constexpr (std::is_same_v<Format, quant::Fp8>)
+      fp8_numbers(of.codes, v);
+    else
+      of.numbers(*view, v);
+  }
+  __device__ void fp8_numbers(uint2 codes, float (&v)[8]) const {
+    if (view->code_dtype == MOEC_F8_E4M3) return widen_e4m3(codes, v);
+    const uint32_t words[2] = {codes.x, codes.y};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = quant::e5m2(words[i / 4] >> i % 4 * 8 & 0xffu);
+    for (int c = 0; c < 8; ++c) v[c] = quant::e5m2(words[c / 4] >> c % 4 * 8 & 0xffu);
   }
-  // Those of the first chunk that waits, which is chunk j.
-  __device__ void elements(int j, int k0, bool has, float (&v)[8]) const {
+  __device__ void elements(uint32_t slot, bool has, float (&v)[8]) const {
     if (!has) {
 #pragma unroll
       for (float& value : v) value = 0;
       return;
     }
-    numbers(v);
+    numbers({codes_in(slot)}, v);
     if (kByteScales<Format> || one_block) {
-      const auto block = first_block();
+      const auto of_codes = block();
 #pragma unroll
-      for (float& value : v) value = Format::template decode<float>(value, block);
+      for (float& value : v) value = Format::template decode<float>(value, of_codes);
     } else {
-      int64_t n = n_of(j, k0), k = k_of_matrix(j, k0);
+      int64_t n = n_of(k0), k = k_of_matrix(k0);
 #pragma unroll 1
       for (int c = 0; c < 8; ++c) {
         v[0] = Format::template decode<float>(v[0], block_of<Format>(view, n, k));

@@ -2,8 +2,9 @@
 // portable_mma_kernel: grouped products of aligned 16-bit operands on the tensor cores; operand b
 // may be codes of them, or fp32 that is rounded to them.
 //
-//   tile     128 x 128 x 32, 8 warps of 64 x 32, two CTAs a multiprocessor; products of rows past
-//            the end of a group are left out
+//   tile     128 x 128 x 32, 8 warps of 64 x 32, two CTAs a multiprocessor; of coded and fp32
+//            operands 256 x 128 x 32, 16 warps. Products of rows past the end of a group are left
+//            out
 //   copies   cp.async in four stages; tails and rows outside a group arrive as zeros. Coded and
 //            fp32: as mma_coded.cuh and mma_rounded.cuh say
 //   grid     portable_grid(); surplus CTAs of row products leave at once
@@ -19,12 +20,14 @@ namespace {
 
 constexpr int kPiecesM = 4, kPiecesN = 2;  // of 16 rows and columns, a warp
 constexpr int kWarpsN = kPortableTile / (16 * kPiecesN);
-static_assert(kPortableThreads == 32 * kWarpsN * kPortableTile / (16 * kPiecesM));
+static_assert(MmaShape<128, false>::kThreads == 32 * kWarpsN * 128 / (16 * kPiecesM));
 using WarpTile = float[kPiecesM][2 * kPiecesN][4];
 
 // Format: of operand b; void: its elements; RoundedElements: in fp32.
 template <class Format>
-constexpr bool kWaits = !std::is_void_v<Format>;
+constexpr bool kMakes = !std::is_void_v<Format>;
+template <class Format>
+using ShapeOf = std::conditional_t<kMakes<Format>, MadeShape, MmaShape<kPortableTile, false>>;
 template <class Format, bool kAlongK>
 struct LoaderOf {
   using B = CodedTileLoader<Format>;
@@ -35,11 +38,11 @@ struct LoaderOf<RoundedElements, kAlongK> {
 };
 template <bool kAlongK>
 struct LoaderOf<void, kAlongK> {
-  using B = TileLoader<kAlongK>;
+  using B = TileLoader<kAlongK, kPortableThreads>;
 };
 
 // Where the copies are: tiles of both operands, k block after k block, part after part.
-template <class A, class B, bool kWaitsForB>
+template <class Shape, class A, class B, bool kMakesB>
 struct Copies {
   A a;
   B b;
@@ -54,37 +57,36 @@ struct Copies {
         a_part(a.part_step(p.a_part * 2, k_end)),
         b_part(part_of_b(p, t)) {}
   __device__ int64_t part_of_b(const PortableGemm& p, const PortableTile& t) const {
-    if constexpr (kWaitsForB)
+    if constexpr (kMakesB)
       return 0;
     else
       return b.part_step(p.parts == 2 ? p.b[1].of_group(t.group) - p.b[0].of_group(t.group) : 0,
                          k_end);
   }
-  // Copies a k block. What waits for its stage is read one call earlier: the first only reads.
-  __device__ void next(uint32_t stage, bool first) {
-    if (!first) {
-      a.load(stage, k0, k_end);
-      b.load(stage + kMmaTileBytes, k0, k_end);
-      k0 = k0 + kMmaDepth < k_end ? k0 + kMmaDepth : 0;
-      a.advance(k0, k_end, a_part);
-    }
-    if constexpr (kWaitsForB)
-      b.advance(k0, k_end);
+  // Copies a k block.
+  __device__ void next(uint32_t stage) {
+    a.load(stage, k0, k_end);
+    if constexpr (kMakesB)
+      b.fetch(stage + Shape::kBytesOfA, k0, k_end);
     else
-      b.advance(k0, k_end, b_part);
+      b.load(stage + Shape::kBytesOfA, k0, k_end);
+    k0 = k0 + kMmaDepth < k_end ? k0 + kMmaDepth : 0;
+    a.advance(k0, k_end, a_part);
+    if constexpr (!kMakesB) b.advance(k0, k_end, b_part);
   }
 };
 
 // AlongKOfB: as Fragments has it.
 template <class Format, bool kAlongKOfA, class AlongKOfB, bool kWeightGradient>
-__global__ __launch_bounds__(kPortableThreads, kWaits<Format> ? 1 : 2)  //
+__global__ __launch_bounds__(ShapeOf<Format>::kThreads, kMakes<Format> ? 1 : 2)  //
     void portable_mma_kernel(const PortableGemm p) {
+  using Shape = ShapeOf<Format>;
   extern __shared__ __align__(128) char memory[];
   begin_kernel();
   PortableTile t;
-  if (!(kWeightGradient ? find_weight_tile(p, t) : find_row_tile(p, t))) return;
+  if (!(kWeightGradient ? find_weight_tile(p, t) : find_row_tile<Shape::kRows>(p, t))) return;
   const uint32_t stages = ptx::shared_address(memory);
-  const auto stage = [&](int i) { return stages + uint32_t(i) % kMmaStages * 2 * kMmaTileBytes; };
+  const auto stage = [&](int i) { return Shape::stage(stages, i); };
   const int blocks =
       int((t.k_end + kMmaDepth - 1) / kMmaDepth) * (p.sum && !kWeightGradient ? p.parts : 1);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
@@ -96,26 +98,29 @@ __global__ __launch_bounds__(kPortableThreads, kWaits<Format> ? 1 : 2)  //
     if constexpr (std::is_same_v<AlongKOfB, bool>) along_k = p.b[0].k_stride == 1;
     using B = typename LoaderOf<Format, std::is_same_v<AlongKOfB, std::true_type>>::B;
     const auto loader_of_b = [&] {
-      if constexpr (kWaits<Format>)
+      if constexpr (kMakes<Format>)
         return B(p, t, along_k);
       else
         return B(p.b[t.part], t, t.n0, p.n, kWeightGradient ? t.first_row : 0);
     };
-    Copies<TileLoader<kAlongKOfA>, B, kWaits<Format>> copies(p, t, loader_of_b());
+    using A = TileLoader<kAlongKOfA, Shape::kThreads>;
+    Copies<Shape, A, B, kMakes<Format>> copies(p, t, loader_of_b());
     Fragments<std::bool_constant<kAlongKOfA>, false, kPiecesM> a(m, {});
     Fragments<AlongKOfB, true, kPiecesN> b(n, along_k);
     const auto copy = [&](int block) {
-      if (block < blocks) copies.next(stage(block), block < 0);
+      if (block < blocks) copies.next(stage(block));
       ptx::copy_async_commit();
     };
-    const auto arrived = [] {
-      ptx::copy_async_wait<kMmaStages - 2>();
+    // All blocks but the last kPending.
+    const auto arrived = [&]<int kPending>(std::integral_constant<int, kPending>) {
+      ptx::copy_async_wait<kPending>();
       __syncthreads();
     };
-    const auto multiply = [&]<class Element>(uint32_t of, int count) {
+    const auto multiply = [&]<class Element>(int block, int count) {
+      const uint32_t of = stage(block), of_b = Shape::tile_of_b(stages, block);
 #pragma unroll
       for (int step = 0; step < kMmaDepth / 16; ++step) {
-        b.load(of + kMmaTileBytes, step);
+        b.load(of_b, step);
         a.load(of, step, count);
 #pragma unroll
         for (int y = 0; y < kPiecesM; ++y)
@@ -126,29 +131,35 @@ __global__ __launch_bounds__(kPortableThreads, kWaits<Format> ? 1 : 2)  //
                            b.values[x / 2][x % 2 * 2 + 1]);
       }
     };
-    if constexpr (kWaits<Format>) {  // one copy of what makes elements
+    constexpr int kAhead = kMmaStages - 1;
+    if constexpr (kMakes<Format>) {  // one copy of what makes elements
 #pragma unroll 1
-      for (int i = -kMmaStages; i < blocks; ++i) {
-        if (i >= 0) arrived();
-        copy(i + kMmaStages - 1);
-        if (i < 0) continue;
+      for (int i = 0; i < kAhead - 1; ++i) copy(i);
+#pragma unroll 1
+      for (int i = -1; i < blocks; ++i) {
+        arrived(std::integral_constant<int, kAhead - 2>());  // the next block, too
+        copy(i + kAhead);
+        if (i + 1 < blocks)
+          copies.b.make(Shape::tile_of_b(stages, i + 1), stage(i + 1) + Shape::kBytesOfA,
+                        copies.k_end);
+        if (i < 0 || pieces <= 0) continue;
         with_element(p.a.dtype, [&]<class Element>() {
           if (pieces == kPiecesM)
-            multiply.template operator()<Element>(stage(i), kPiecesM);
+            multiply.template operator()<Element>(i, kPiecesM);
           else
-            multiply.template operator()<Element>(stage(i), pieces);
+            multiply.template operator()<Element>(i, pieces);
         });
       }
     } else {  // the fewest instructions in each loop
 #pragma unroll 1
-      for (int i = 0; i < kMmaStages - 1; ++i) copy(i);
+      for (int i = 0; i < kAhead; ++i) copy(i);
       with_element(p.a.dtype, [&]<class Element>() {
         const auto multiply_all = [&](int count) {
 #pragma unroll 1
           for (int i = 0; i < blocks; ++i) {
-            arrived();
-            copy(i + kMmaStages - 1);
-            multiply.template operator()<Element>(stage(i), count);
+            arrived(std::integral_constant<int, kAhead - 1>());
+            copy(i + kAhead);
+            multiply.template operator()<Element>(i, count);
           }
         };
         if (pieces == kPiecesM)
@@ -159,29 +170,34 @@ __global__ __launch_bounds__(kPortableThreads, kWaits<Format> ? 1 : 2)  //
     }
   }
   ptx::copy_async_wait<0>();
-  __syncthreads();  // the stages are read: the tile takes their place
   float* const tile = reinterpret_cast<float*>(memory);
+#pragma unroll 1
+  for (int first = 0; first < Shape::kRows; first += kPortableTile, t.m0 += kPortableTile) {
+    __syncthreads();  // the stages, or the rows before, are read: the tile takes their place
+    const bool own = Shape::kRows == kPortableTile || m / kPortableTile * kPortableTile == first;
 #pragma unroll
-  for (int i = 0; i < kPiecesM; ++i)
+    for (int i = 0; i < kPiecesM; ++i)
 #pragma unroll
-    for (int j = 0; j < 2 * kPiecesN; ++j)
+      for (int j = 0; j < 2 * kPiecesN; ++j)
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        stage_pair(tile, m + 16 * i + 8 * half + lane / 4, n + 8 * j + lane % 4 * 2,
-                   c[i][j][2 * half], c[i][j][2 * half + 1]);
-  __syncthreads();
-  write_tile(p, t, tile, kWeightGradient);
+        for (int half = 0; half < 2; ++half)
+          if (own)
+            stage_pair(tile, m - first + 16 * i + 8 * half + lane / 4, n + 8 * j + lane % 4 * 2,
+                       c[i][j][2 * half], c[i][j][2 * half + 1]);
+    __syncthreads();
+    if (own) write_tile(p, t, tile, kWeightGradient);
+  }
 }
-
-static_assert(kMmaSharedBytes >= kPortableTileBytes);
 
 using Kernel = void(const PortableGemm);
 
+template <class Shape>
 void launch(const Op& op, const PortableGemm& p, bool weight_gradient, Kernel* kernel,
             std::atomic<uint64_t>& allowed) {
-  check(allow_shared_memory(kernel, kMmaSharedBytes, allowed), "portable product");
-  const dim3 grid = portable_grid(p, weight_gradient);
-  run(op, "portable product", kernel, grid, kPortableThreads, kMmaSharedBytes, p);
+  static_assert(Shape::kSharedBytes >= kPortableTileBytes);
+  check(allow_shared_memory(kernel, Shape::kSharedBytes, allowed), "portable product");
+  const dim3 grid = portable_grid(p, weight_gradient, Shape::kRows);
+  run(op, "portable product", kernel, grid, Shape::kThreads, Shape::kSharedBytes, p);
 }
 
 }  // namespace

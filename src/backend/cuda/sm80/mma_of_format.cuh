@@ -10,7 +10,7 @@ namespace moec::cuda {
 template <class Format>
 void mma_rows_of(const Op& op, const PortableGemm& p) {
   static std::atomic<uint64_t> allowed;
-  launch(op, p, false, portable_mma_kernel<Format, true, bool, false>, allowed);
+  launch<ShapeOf<Format>>(op, p, false, portable_mma_kernel<Format, true, bool, false>, allowed);
 }
 
 }  // namespace moec::cuda

@@ -233,19 +233,19 @@ class Runner {
   void multiply(const char* step, const Mlp& mlp, const RowProduct& product,
                 const ProductOutput& output) const {
     if (op_) return row_product(*op_, product, output);
-    describe(step, mlp, uses_mma(product, output), product.n, product.terms[0].k,
+    describe(step, mlp, kernel_of(product, output), product.n, product.terms[0].k,
              product.terms[0].b);
   }
   void multiply(const char* step, const Mlp& mlp, const WeightProduct& product) const {
     if (op_) return weight_product(*op_, product);
-    describe(step, mlp, uses_mma(product), product.n, product.k, nullptr);
+    describe(step, mlp, kernel_of(product), product.n, product.k, nullptr);
   }
-  void describe(const char* step, const Mlp& mlp, bool mma, int64_t n, int64_t k,
+  void describe(const char* step, const Mlp& mlp, const ProductKernel& of, int64_t n, int64_t k,
                 const ExpertMatrix* weights) const {
     JsonObject kernel;
     kernel.add("step", (&mlp == &program_.shared ? "shared_" : "") + std::string(step))
-        .add("kernel", mma ? "portable mma" : "portable plain")
-        .add("tile", mma ? "128x128x32" : "128x128x16")
+        .add("kernel", of.name)
+        .add("tile", of.tile)
         .add("n", n)
         .add("k", k);
     if (weights) kernel.add("weights", stored_as(*weights));

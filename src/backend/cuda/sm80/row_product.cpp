@@ -59,6 +59,10 @@ struct Problem {
   bool is_weight_gradient, aligned;
 
   bool uses_mma() const { return mma_takes(gemm, is_weight_gradient, aligned); }
+  ProductKernel kernel() const {
+    if (!uses_mma()) return {"portable plain", "128x128x16"};
+    return {"portable mma", makes_b(gemm, is_weight_gradient) ? "256x128x32" : "128x128x32"};
+  }
   void launch(const Op& op) const {
     if (uses_mma())
       mma_product(op, gemm, is_weight_gradient);
@@ -126,15 +130,15 @@ Problem problem_of(const WeightProduct& product) {
 void row_product(const Op& op, const RowProduct& product, const ProductOutput& output) {
   if (product.groups.max_rows > 0) problem_of(product, output).launch(op);
 }
-bool uses_mma(const RowProduct& product, const ProductOutput& output) {
-  return problem_of(product, output).uses_mma();
+ProductKernel kernel_of(const RowProduct& product, const ProductOutput& output) {
+  return problem_of(product, output).kernel();
 }
 
 void weight_product(const Op& op, const WeightProduct& product) {
   problem_of(product).launch(op);
 }
-bool uses_mma(const WeightProduct& product) {
-  return problem_of(product).uses_mma();
+ProductKernel kernel_of(const WeightProduct& product) {
+  return problem_of(product).kernel();
 }
 
 }  // namespace moec::cuda

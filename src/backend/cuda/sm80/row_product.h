@@ -27,8 +27,11 @@ struct ProductOutput {  // output i of a row product at c + i * n, of any stride
 // Matrices are as PointerTable::device() gives them. One term, or two of one length: of an output
 // each with the same operand, or of one output with operands of the same stride.
 void row_product(const Op& op, const RowProduct& product, const ProductOutput& output);
-// Whether the tensor cores run it.
-bool uses_mma(const RowProduct& product, const ProductOutput& output);
+// What runs it.
+struct ProductKernel {
+  const char *name, *tile;  // rows, columns, depth
+};
+ProductKernel kernel_of(const RowProduct& product, const ProductOutput& output);
 
 struct WeightProduct {
   RowGroups groups;
@@ -38,6 +41,6 @@ struct WeightProduct {
   bool accumulate = false;  // a group without rows: unchanged, else zero
 };
 void weight_product(const Op& op, const WeightProduct& product);
-bool uses_mma(const WeightProduct& product);
+ProductKernel kernel_of(const WeightProduct& product);
 
 }  // namespace moec::cuda

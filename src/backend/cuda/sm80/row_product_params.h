@@ -73,17 +73,26 @@ MOEC_HD bool is_coded(const PortableGemm& p) {  // of gate and up both or none
   return p.codes[0].quant.is_coded();
 }
 
-inline dim3 portable_grid(const PortableGemm& p, bool weight_gradient) {
-  const auto tiles = [](int64_t extent) { return (extent + kPortableTile - 1) / kPortableTile; };
+// tile_rows: of row products.
+inline dim3 portable_grid(const PortableGemm& p, bool weight_gradient,
+                          int tile_rows = kPortableTile) {
+  const auto tiles = [](int64_t extent, int64_t of = kPortableTile) {
+    return (extent + of - 1) / of;
+  };
   if (weight_gradient) return dim3(unsigned(tiles(p.m) * tiles(p.n) * p.groups.count));
   // Every group may end in a tile of its own.
-  const int64_t rows = tiles(p.groups.max_rows) + (p.groups.offsets ? p.groups.count : 0);
+  const int64_t ends = p.groups.offsets ? p.groups.count : 0;
+  const int64_t rows = tiles(p.groups.max_rows, tile_rows) + ends;
   return dim3(unsigned(rows * tiles(p.n) * (p.sum ? 1 : p.parts)));
 }
 
 // The two sets of kernels.
 // aligned: every operand of every group begins at 16 bytes.
 bool mma_takes(const PortableGemm& gemm, bool weight_gradient, bool aligned);
+// Of those: whether elements of operand b are made of codes or of fp32.
+inline bool makes_b(const PortableGemm& gemm, bool weight_gradient) {
+  return !weight_gradient && (is_coded(gemm) || gemm.b[0].dtype == MOEC_F32);
+}
 void mma_product(const Op& op, const PortableGemm& gemm, bool weight_gradient);
 void mma_coded_product(const Op& op, const PortableGemm& gemm);  // of those, where b is coded
 void plain_product(const Op& op, const PortableGemm& gemm, bool weight_gradient);

@@ -17,6 +17,7 @@ struct PortableTile {
 };
 
 // Row products: blockIdx.x runs over tiles of n, then over the row tiles of all groups.
+template <int kRows = kPortableTile>
 __device__ inline bool find_row_tile(const PortableGemm& p, PortableTile& t) {
   const int64_t tiles = (p.n + kPortableTile - 1) / kPortableTile;
   const int64_t columns = p.sum ? tiles : tiles * p.parts;
@@ -35,7 +36,7 @@ __device__ inline bool find_row_tile(const PortableGemm& p, PortableTile& t) {
     for (int first = 0; first < p.groups.count && owner < 0; first += 32) {
       const int e = first + lane;
       const int rows = e < p.groups.count ? p.groups.counts[e] : 0;
-      const int own = (rows + kPortableTile - 1) / kPortableTile;
+      const int own = (rows + kRows - 1) / kRows;
       int end = own;
       for (int step = 1; step < 32; step *= 2) {
         const int other = __shfl_up_sync(~0u, end, step);
@@ -55,7 +56,7 @@ __device__ inline bool find_row_tile(const PortableGemm& p, PortableTile& t) {
     t.first_row = p.groups.offsets[owner];
     index -= before;
   }
-  t.m0 = index * kPortableTile;
+  t.m0 = index * kRows;
   return t.m0 < t.m_end;
 }
 
@@ -100,8 +101,8 @@ __device__ inline Span<4> load_bias(const PortableGemm& p, const PortableTile& t
   return bias;
 }
 
-// Stores the staged tile; every thread of the CTA takes part. Four columns a thread, every eighth
-// row: T where four neighbours may be stored at once.
+// Stores the staged tile. Four columns a thread, every eighth row: T where four neighbours may be
+// stored at once.
 constexpr int kPortableSpans = kPortableTile / 4,
               kPortableRowStep = kPortableThreads / kPortableSpans;
 static_assert(kPortableRowStep == 8);  // the same permutation of columns in all rows of a thread
@@ -168,11 +169,13 @@ __device__ inline void write_elements(const PortableGemm& p, char* base, const T
   }
 }
 
+// By kPortableThreads threads: the tile's rows from t.m0 on.
 __device__ __forceinline__ void write_tile(const PortableGemm& p, const PortableTile& t,
                                            float* tile, bool weight_gradient) {
   char* const base = const_cast<char*>(p.c.of_group(weight_gradient ? t.group : 0));
-  const int first = int(threadIdx.x) / kPortableSpans;
-  const int j = int(threadIdx.x) % kPortableSpans * 4;
+  const int thread = int(threadIdx.x) % kPortableThreads;
+  const int first = thread / kPortableSpans;
+  const int j = thread % kPortableSpans * 4;
   ThreadSpans s;
   s.from = staged(tile, first, j);
   s.rows = int(min(int64_t(kPortableTile), t.m_end - t.m0)) - first;

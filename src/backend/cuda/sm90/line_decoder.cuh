@@ -158,7 +158,7 @@ class LineDecoder {
     if (!nested.book) {
 #pragma unroll
       for (uint32_t& scale : scales)
-        scale = std::bit_cast<uint32_t>(scale_of(scale, p_.lines.scales[0].dtype));
+        scale = std::bit_cast<uint32_t>(quant::scale_of(scale, p_.lines.scales[0].dtype));
       return;
     }
     const float offset = __ldg(nested.offset);

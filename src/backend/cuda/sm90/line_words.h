@@ -259,12 +259,5 @@ MOEC_HD uint32_t power_pair(uint32_t code) {
   const uint32_t bits = code == 0 ? 0x0040u : code == 255 ? 0x7fc0u : code << 7;
   return bits | bits << 16;
 }
-// The stored bits of an entry, of a real type or a power of two.
-MOEC_HD float scale_of(uint32_t bits, moec_dtype dtype) {
-  if (dtype == MOEC_F32) return std::bit_cast<float>(bits);
-  if (dtype == MOEC_BF16) return to_float(bf16{uint16_t(bits)});
-  if (dtype == MOEC_F16) return to_float(f16{uint16_t(bits)});
-  return quant::e8m0(bits);
-}
 
 }  // namespace moec::cuda

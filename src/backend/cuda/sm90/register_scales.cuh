@@ -165,7 +165,7 @@ class LineScales : public RegisterScales<C> {
     if constexpr (kDecode == LineDecode::kIntegers) return scale | scale << 16;
     return std::bit_cast<uint32_t>(p_.lines.nested[0].book
                                        ? looked_up<kBlock>(scale, kb)
-                                       : scale_of(scale, p_.lines.scales[0].dtype));
+                                       : quant::scale_of(scale, p_.lines.scales[0].dtype));
   }
   template <int kBlock>
   __device__ __forceinline__ float looked_up(uint32_t code, int kb) const {
