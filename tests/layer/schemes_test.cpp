@@ -29,13 +29,15 @@ using oracle::Vec;
 void expect_near(const QuantResults& got, const QuantResults& want, const QuantProblem& p,
                  double tolerance) {
   ASSERT_EQ(got.status, MOEC_OK) << got.message;
-  const auto near = [&](const char* name, const Vec& a, const Vec& b, int columns) {
-    const RowError error = row_error(a, b, size_t(columns), kTypicalRow);
+  const auto near = [&](const char* name, const Vec& a, const Vec& b, int columns,
+                        const Vec& terms = {}) {
+    const RowError error = row_error(a, b, size_t(columns), kTypicalRow, terms);
     EXPECT_LE(error.error, tolerance) << name << ": " << error;
   };
   near("y", got.y, want.y, p.hidden);
   near("d_x", got.d_x, want.d_x, p.hidden);
-  near("d_routing_weights", got.d_routing_weights, want.d_routing_weights, p.top_k);
+  near("d_routing_weights", got.d_routing_weights, want.d_routing_weights, p.top_k,
+       want.routing_terms);
 }
 
 // ---- layers of checkpoints

@@ -224,6 +224,7 @@ QuantResults reference(const QuantProblem& p) {
   results.y = oracle::experts_forward(config, in, in.x, route, plan);
   results.d_x = oracle::experts_backward(config, in, in.x, route, plan, p.d_y, &grads);
   results.d_routing_weights = grads.routing_weights;
+  results.routing_terms = grads.terms.routing_weights;
   return results;
 }
 

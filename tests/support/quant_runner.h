@@ -39,6 +39,7 @@ struct QuantResults {
   std::string message;  // where status is another
   oracle::Vec y, d_x, d_routing_weights;
   std::vector<oracle::Adapter> d_adapters;
+  oracle::Vec routing_terms = {};  // of a reference: what d_routing_weights are sums of
   bool operator==(const QuantResults&) const = default;
 };
 // The matrices as they are, or, `as_values`, plain ones of the values that they stand for.
