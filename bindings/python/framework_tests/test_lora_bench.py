@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/gpu/lora_bench.py on a CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("bitsandbytes")
+BENCH = Path(__file__).resolve().parents[3] / "bench/gpu/lora_bench.py"
+BASES = {"moec-bf16", "moec-nf4"}
+
+
+def test_small_run(tmp_path: Path) -> None:
+    out = tmp_path / "lora.json"
+    run = subprocess.run(
+        [sys.executable, BENCH, "--device", "cpu", "--small", "--case", "qwen3-30b-a3b:24",
+         "--rounds", "1", "--out", out], capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
+    assert "0 wrong" in run.stdout
+    rows = json.loads(out.read_text())["rows"]
+    everybody = BASES | {base + "-lora" for base in BASES} | {"torch-factored", "torch-delta"}
+    for mode in ("fwd", "step"):
+        assert {row["impl"] for row in rows if row["mode"] == mode} == everybody
+    assert all(row["ms"] > 0 and row["over_base"] > 0 for row in rows)
