@@ -101,7 +101,7 @@ void expect_equal(const char* name, const oracle::Vec& got, const oracle::Vec& w
   EXPECT_EQ(count, 0u) << name << " of " << got.size() << ", the first at " << first << ": "
                        << got[first] << " for " << want[first];
 }
-// Bits, in numbers.
+// Every result, to the bit: tells which differs, and where.
 void expect_values(const QuantProblem& p) {
   const QuantResults got = run(p, false), want = run(p, true);
   ASSERT_EQ(got.status, MOEC_OK) << got.message;
