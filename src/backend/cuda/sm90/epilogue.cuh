@@ -87,6 +87,23 @@ __device__ __forceinline__ void add_biases(const RowGemmParams& p, const RowTile
                     acc.second);
 }
 
+// Sums of features outside of the matrix are 0 of plain weights, any number of codes. They are
+// never stored, but two features share a reciprocal (activation.cuh).
+template <typename G, int kColumns>
+__device__ __forceinline__ void clear_outside(const RowGemmParams& p, const RowTile& tile,
+                                              const G& group, TileAccumulators<kColumns>& acc) {
+  const int begin = group_feature(p, tile, group.index);
+  if (begin + kBlockFeatures <= p.features) return;
+  const auto clear = [&](int block, auto& values) {
+    const int feature = begin + group.template bias_of<true>(block).y;
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i)
+      if (feature + i / 2 % 2 * G::kNextFeature >= p.features) values[i] = 0;
+  };
+  clear(0, acc.first);
+  clear(1, acc.second);
+}
+
 // A [P, parts, features] result in memory.
 struct RowOutput {
   const RowMaps& maps;

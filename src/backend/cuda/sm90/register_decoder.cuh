@@ -216,6 +216,7 @@ __device__ __forceinline__ void consume_coded(const typename C::Params& p, TileQ
     if (more) decoder.begin(next);
     if (outside) continue;
     finish_multiply(acc, ring);
+    if constexpr (C::Epilogue::kGated) clear_outside(p, tile, group, acc);
     add_biases<typename C::Element, C::Epilogue::kGated>(p, tile, group, acc);
     epilogue.finish(p, tile, group, acc);
   }

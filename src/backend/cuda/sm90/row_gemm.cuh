@@ -80,6 +80,7 @@ __device__ __forceinline__ void consume(const typename C::Params& p, TileQueue& 
     more = queue.take(next);
     leave();
     finish_multiply(acc, ring);
+    if constexpr (C::kCoded && Epilogue::kGated) clear_outside(p, tile, group, acc);
     if constexpr (Epilogue::kBiased) {
       add_biases<typename C::Element, Epilogue::kGated>(p, tile, group, acc);
     }
