@@ -258,12 +258,6 @@ __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, uint32
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
                : "memory");
 }
-// Copies 4 or 8 bytes, which L1 keeps with their neighbours.
-template <int kBytes>
-__device__ __forceinline__ void copy_async_few(uint32_t dst, const void* src) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(dst), "l"(src), "n"(kBytes)
-               : "memory");
-}
 // The same under a policy of the L2 cache.
 __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, uint32_t bytes,
                                            uint64_t policy) {

@@ -9,18 +9,19 @@
 
 #include "backend/cuda/device/ptx.cuh"
 #include "backend/cuda/device/with_element.cuh"
+#include "backend/cuda/sm80/instructions.cuh"
 #include "backend/cuda/sm80/tile.cuh"
 
 namespace moec::cuda {
 
 constexpr int kMmaDepth = 32, kMmaStages = 4;
-// A tile of kRows rows of a and kPortableTile of b, of two threads a row of a. kMakes: stages hold
-// what elements of b are made of, kOfThread bytes a thread, and two tiles of b lie behind them.
+// A tile of kRows rows of a and kPortableTile of b. kMakes: stages hold what elements of b are made
+// of, a byte an element at most, and two tiles of b lie behind them.
 template <int kRows_, bool kMakes>
 struct MmaShape {
-  static constexpr int kRows = kRows_, kThreads = 2 * kRows, kOfThread = 8;
+  static constexpr int kRows = kRows_;
   static constexpr int kBytesOfA = kRows * kMmaDepth * 2, kBytesOfB = kPortableTile * kMmaDepth * 2;
-  static constexpr int kStageBytes = kBytesOfA + (kMakes ? kThreads * kOfThread : kBytesOfB);
+  static constexpr int kStageBytes = kBytesOfA + kBytesOfB / (kMakes ? 2 : 1);
   static constexpr int kSharedBytes = kMmaStages * kStageBytes + (kMakes ? 2 * kBytesOfB : 0);
 
   static __device__ uint32_t stage(uint32_t memory, int block) {
@@ -31,22 +32,27 @@ struct MmaShape {
                   : stage(memory, block) + kBytesOfA;
   }
 };
-constexpr int kMmaChunks = kMmaDepth / 8 / 2;  // of an operand of two threads a row, a thread
 
 __device__ __forceinline__ uint32_t copied_bytes(int64_t elements) {  // of a chunk of eight
   return elements >= 8 ? 16u : elements > 0 ? uint32_t(elements) * 2 : 0u;
 }
 
-// Copies the tiles of one operand, k block after k block; each thread its own chunks. What a copy
-// needs is kept and only advanced: the loop over k has more of these instructions than products.
-template <bool kAlongK, int kThreads>
+// Chunks of a tile of kRows, a thread.
+template <int kRows>
+constexpr int kThreadChunks = kRows * kMmaDepth / 8 / kPortableThreads;
+
+// Copies the tiles of one operand, k block after k block; each thread its own chunks. What lies
+// behind the end of k is 0; rows that are not inside reach no result. What a copy needs is kept and
+// only advanced: the loop over k has more of these instructions than products.
+// kWhole: k blocks that lie in front of the end of k have instructions of their own.
+template <bool kAlongK, int kRows, bool kWhole>
 struct TileLoader;
 
-template <int kThreads>
-struct TileLoader<true, kThreads> {
-  static constexpr int kRowStep = kThreads / 4;
+template <int kRows, bool kWhole>
+struct TileLoader<true, kRows, kWhole> {
+  static constexpr int kChunks = kThreadChunks<kRows>, kRowStep = kPortableThreads / 4;
   static_assert(kRowStep % 8 == 0);  // the same swizzle in all rows of a thread
-  const char* rows[kMmaChunks];
+  const char* rows[kChunks];
   uint32_t to;
   int k;                // of the chunk in a k block
   unsigned inside = 0;  // bit j: row j
@@ -58,7 +64,7 @@ struct TileLoader<true, kThreads> {
     k = chunk * 8;
     to = first * 64 + ((chunk ^ (first / 2 & 3)) * 16);
 #pragma unroll
-    for (int j = 0; j < kMmaChunks; ++j) {
+    for (int j = 0; j < kChunks; ++j) {
       const int64_t i = i0 + first + kRowStep * j;
       int64_t index = i < i_end ? first_row + i : -1;
       if (from.gather && index >= 0) index = from.gather[index];
@@ -67,16 +73,22 @@ struct TileLoader<true, kThreads> {
     }
   }
   __device__ void load(uint32_t tile, int k0, int k_end) const {
-    const uint32_t bytes = copied_bytes(k_end - k0 - k);
+    const auto of = [&](int j) { return tile + to + kRowStep * 64 * j; };
+    if (kWhole && k0 + kMmaDepth <= k_end) {
 #pragma unroll
-    for (int j = 0; j < kMmaChunks; ++j)
-      ptx::copy_async(tile + to + kRowStep * 64 * j, rows[j], inside >> j & 1 ? bytes : 0);
+      for (int j = 0; j < kChunks; ++j) ptx::copy_async_if(inside >> j & 1, of(j), rows[j]);
+    } else {
+      const uint32_t bytes = copied_bytes(k_end - k0 - k);
+#pragma unroll
+      for (int j = 0; j < kChunks; ++j)
+        ptx::copy_async(of(j), rows[j], inside >> j & 1 ? bytes : 0);
+    }
   }
   // To the k block at k0, and from part to part.
   __device__ void advance(int k0, int, int64_t part) {
     const int64_t step = k0 > 0 ? kMmaDepth * 2 : part;
 #pragma unroll
-    for (int j = 0; j < kMmaChunks; ++j) rows[j] += step;
+    for (int j = 0; j < kChunks; ++j) rows[j] += step;
   }
   // What advance adds to come to the next part, `bytes` from this one.
   static __device__ int64_t part_step(int64_t bytes, int k_end) {
@@ -84,15 +96,16 @@ struct TileLoader<true, kThreads> {
   }
 };
 
-template <int kThreads>
-struct TileLoader<false, kThreads> {
-  static constexpr int kStep = kThreads / 16;
+template <int kRows>
+struct TileLoader<false, kRows, false> {
+  static_assert(kRows == kPortableTile);
+  static constexpr int kChunks = kThreadChunks<kRows>, kStep = kPortableThreads / 16;
   static_assert(kStep % 8 == 0);
   const char* base;
   const int32_t* gather;
   uint32_t stride, to, bytes;  // stride: bytes from row to row
   int first, first_row;
-  int next[kMmaChunks];  // the rows that the next load will read
+  int next[kChunks];  // the rows that the next load will read
 
   __device__ TileLoader(const Operand& from, const PortableTile& t, int64_t i0, int64_t i_end,
                         int64_t first_of_group)
@@ -107,14 +120,14 @@ struct TileLoader<false, kThreads> {
   }
   __device__ void find_rows(int k0, int k_end) {
 #pragma unroll
-    for (int j = 0; j < kMmaChunks; ++j) {
+    for (int j = 0; j < kChunks; ++j) {
       const int k = k0 + first + kStep * j;
       next[j] = k >= k_end ? -1 : gather ? gather[k] : first_row + k;
     }
   }
   __device__ void load(uint32_t tile, int, int) const {
 #pragma unroll
-    for (int j = 0; j < kMmaChunks; ++j) {
+    for (int j = 0; j < kChunks; ++j) {
       const char* const source = base + uint64_t(uint32_t(max(next[j], 0))) * stride;
       ptx::copy_async(tile + to + kStep * 256 * j, source, next[j] >= 0 ? bytes : 0);
     }
@@ -160,13 +173,14 @@ struct Fragments {
   }
   // Those of 16 k from 16 * step on; the first `count` of them.
   __device__ __forceinline__ void load(uint32_t tile, int step, int count = kCount) {
+    if (along_k) {
 #pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      if (n >= count) continue;
-      if (along_k)
-        load_matrices(tile + place[step] + n * 16 * 64, values[n]);
-      else
-        ptx::load_matrix_transposed(tile + place[n] + step * 16 * 256, values[n]);
+      for (int n = 0; n < kCount; ++n)
+        if (n < count) load_matrices(tile + place[step] + n * 16 * 64, values[n]);
+    } else {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n)
+        if (n < count) ptx::load_matrix_transposed(tile + place[n] + step * 16 * 256, values[n]);
     }
   }
 };

@@ -19,23 +19,52 @@ __device__ __forceinline__ void widen_e2m1(uint32_t codes, float (&values)[8]) {
     values[i] = __int_as_float((at_top >> 6) & int32_t(0x81c00000u)) * 0x1p126f;
   }
 }
-// Eight nibbles, as widen() has bytes.
+// Eight codes of a book in shared memory.
+template <class Format>
+__device__ __forceinline__ void look_up(uint32_t codes, uint32_t book, float (&values)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int place = 4 * Format::nibble_of(i);
+    const uint32_t offset = (place ? codes >> (place - 2) : codes << 2) & 60u;
+    values[i] = std::bit_cast<float>(ptx::shared_load_word(book + offset));
+  }
+}
+// Eight nibbles plus 2^23, as widen_biased() has bytes.
 template <class Format>
 __device__ __forceinline__ void widen_nibbles(uint32_t codes, float (&values)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    values[i] =
-        __uint_as_float((codes >> Format::nibble_of(i) * 4 & 15u) | 0x4b000000u) - 8388608.0f;
+    values[i] = __uint_as_float((codes >> Format::nibble_of(i) * 4 & 15u) | 0x4b000000u);
 }
 
-// Eight codes of E4M3, in the same way 2^-120 of the number; 0x7f and 0xff are NaN.
+__device__ __forceinline__ float of_half(uint32_t bits) {
+  return __half2float(__ushort_as_half(uint16_t(bits)));
+}
+// Eight codes of fp8.
 __device__ __forceinline__ void widen_e4m3(uint2 codes, float (&values)[8]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t at_top = (i < 4 ? codes.x : codes.y) << (24 - i % 4 * 8);
-    const float value = __int_as_float((int32_t(at_top) >> 4) & int32_t(0x87f00000u)) * 0x1p120f;
-    values[i] = (at_top & 0x7f000000u) == 0x7f000000u ? quant::quiet_nan() : value;
+  for (int i = 0; i < 8; i += 2) {
+    const uint32_t two = (i < 4 ? codes.x : codes.y) >> i % 4 * 8;
+#if __CUDA_ARCH__ >= 890
+    const uint32_t halves = ptx::e4m3_halves(uint16_t(two));
+    values[i] = of_half(halves);
+    values[i + 1] = of_half(halves >> 16);
+#else
+    // In the same way 2^-120 of the number; 0x7f and 0xff are NaN.
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint32_t at_top = two << (24 - 8 * j);
+      const float value = __int_as_float((int32_t(at_top) >> 4) & int32_t(0x87f00000u)) * 0x1p120f;
+      values[i + j] = (at_top & 0x7f000000u) == 0x7f000000u ? quant::quiet_nan() : value;
+    }
+#endif
   }
+}
+// Those of half precision without their lower byte.
+__device__ __forceinline__ void widen_e5m2(uint2 codes, float (&values)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    values[i] = quant::e5m2((i < 4 ? codes.x : codes.y) >> i % 4 * 8 & 0xffu);
 }
 
 // Seldom called in the loop over k, whose registers it leaves alone.
@@ -54,63 +83,79 @@ __device__ __noinline__ int64_t entry_of(const quant::CodedView* view, int64_t n
 template <class Format>
 constexpr bool kByteScales = std::is_base_of_v<quant::Fp4Codes, Format>;
 template <class Format>
+constexpr bool kHasBook = std::is_same_v<Format, quant::Codebook4>;
+template <class Format>
 constexpr bool kHasZeros = std::is_base_of_v<quant::Shifted, Format>;
+// What numbers() adds to codes, which their zero has, too: differences are exact.
+template <class Format>
+constexpr float kBias = std::is_base_of_v<quant::Int4Codes, Format> ? 8388608.0f : 0.0f;
 
 // The bits of the next k block's scale wait in a register and become a block where codes become
 // numbers: nothing waits for memory. So it is where entries lie linearly, as chunks do, with one
 // for all codes of a chunk; blocks of others are made where bits are read.
 template <class Format>
-struct CodedTileLoader : MadeChunk {
+struct CodedTileLoader : MadeChunks {
   static_assert(kHasChunks<Format>);
+  static constexpr bool kMayBePowers = std::is_same_v<Format, quant::Fp8>;  // scales
   using Codes = decltype(CodeChunk<Format>::codes);
-  static_assert(sizeof(Codes) <= MadeShape::kOfThread);
   int fetched = 0, made = 0;  // parts
-  bool transposed, along_n;   // the matrix; its chunks
-  bool within;                // i is
-  const char* from;           // the chunk in the k block to be fetched
-  int64_t from_k;             // to that of the next one
+  const uint32_t own_codes = ptx::kept(uint32_t(threadIdx.x * sizeof(Codes)));
+  bool transposed, along_n;    // the matrix; its chunks
+  const char* from;            // the first chunk in the k block to be fetched
+  int64_t from_k, from_chunk;  // to that of the next one; from chunk to chunk
+  const int n_end;
   // Of what is made.
   int k0 = 0;
-  const quant::CodedView* view;  // in shared memory: registers do not hold it
+  uint32_t book = 0;             // in shared memory
+  bool e5m2;                     // codes of fp8
   bool one_block;                // for all codes of a chunk
   bool linear;                   // entries of scales
   int kept;                      // scales are those of the k block before, unless k0 & kept is 0
-  const char* scale;             // the next entry
-  int64_t scale_k;               // to the one behind it
-  const moec_dtype dtype;
+  const char* scale;             // the next entry of the first chunk
+  int64_t scale_k, scale_chunk;  // to the one behind it; from chunk to chunk
   moec_dtype scale_dtype;
-  uint32_t scale_bits;
-  float zero = 0, scale2 = 1;
+  uint32_t scale_bits[kChunks], scale_words[kChunks];  // of up to two bytes, of four
+  float zero[kChunks] = {}, scale2 = 1;
 
   __device__ CodedTileLoader(const PortableGemm& p, const PortableTile& t, bool along_k)
-      : MadeChunk(t, along_k),
+      : MadeChunks(t, along_k),
         transposed(p.codes[0].transposed),
         along_n(along_k == transposed),
-        within(i < p.n),
-        dtype(p.a.dtype) {
+        n_end(int(p.n)) {
     if (int(threadIdx.x) < (p.sum ? p.parts : 1)) {
       const int part = int(threadIdx.x);
       views()[part] = coded_view(p, t.part + part, t.group);
     }
     __syncthreads();
+    if constexpr (kHasBook<Format>) {  // read behind the barrier in front of the first make
+      const int part = int(threadIdx.x) / 16, code = int(threadIdx.x) % 16;
+      if (part < (p.sum ? p.parts : 1)) books()[part * 16 + code] = views()[part].codebook[code];
+    }
   }
   // k0 of 0: of the next part.
   __device__ void fetch(uint32_t slot, int at_k0, int k_end) {
     if (at_k0 == 0) {
-      view = views() + fetched++;
-      from = chunk_at(0);
-      from_k = chunk_at(kMmaDepth) - from;
+      from = chunk_at(0, 0);
+      from_k = chunk_at(0, kMmaDepth) - from;
+      from_chunk = chunk_at(1, 0) - from;
+      ++fetched;
     }
-    if (is_inside(at_k0, k_end)) ptx::copy_async_few<sizeof(Codes)>(own(slot), from);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c)
+      ptx::copy_async_few<sizeof(Codes)>(is_inside(c, at_k0, k_end), own(slot, c),
+                                         from + c * from_chunk);
     from += from_k;
   }
-  __device__ void make(uint32_t tile, uint32_t slot, int k_end) {
-    view = views() + made;
+  template <class Element>
+  __device__ __forceinline__ void make(uint32_t tile, uint32_t slot, int k_end) {
     if (k0 == 0) {
       find_part();
       read_scale(k_end);
     }
-    store(tile, dtype, [&](float (&v)[8]) { elements(slot, is_inside(k0, k_end), v); });
+    float v[kChunks][8];
+    elements(slot, k_end, v);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) store<Element>(c, tile, k_of(c, k0) < k_end, v[c]);
     k0 += kMmaDepth;
     if (k0 < k_end) return read_scale(k_end);
     k0 = 0;
@@ -118,45 +163,72 @@ struct CodedTileLoader : MadeChunk {
   }
 
  private:
-  // Of each part.
+  // Of each part, in shared memory: registers do not hold them.
   static __device__ quant::CodedView* views() {
     __shared__ alignas(quant::CodedView) char memory[2 * sizeof(quant::CodedView)];
     return reinterpret_cast<quant::CodedView*>(memory);
   }
-  static __device__ uint32_t own(uint32_t slot) {
-    return slot + threadIdx.x * MadeShape::kOfThread;
+  static __device__ float* books() {
+    __shared__ float memory[2 * 16];
+    return memory;
+  }
+  __device__ const quant::CodedView* view() const { return views() + made; }
+  __device__ uint32_t own(uint32_t slot, int c) const {
+    return slot + own_codes + c * kPortableThreads * int(sizeof(Codes));
   }
   __device__ void read_scale(int k_end) {
     if (k0 & kept) return;
-    const bool has = is_inside(k0, k_end);
     if (linear) {
-      if (has) scale_bits = bits_at(scale);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        read_bits(c, is_inside(c, k0, k_end), scale + c * scale_chunk);
       scale += scale_k;
-    } else if (one_block && has) {
-      const auto block = block_of<Format>(view, n_of(k0), k_of_matrix(k0));
-      scale_bits = __float_as_uint(block.scale);
-      if constexpr (kHasZeros<Format>) zero = block.zero;
+    } else if (one_block) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        if (!is_inside(c, k0, k_end)) continue;
+        const auto block = block_of<Format>(view(), n_of(c, k0), k_of_matrix(c, k0));
+        scale_words[c] = __float_as_uint(block.scale);
+        if constexpr (kHasZeros<Format>) zero[c] = block.zero + kBias<Format>;
+      }
     }
   }
-  __device__ uint32_t bits_at(const char* at) const {
-    const int bytes = kByteScales<Format> ? 1 : dtype_bytes(scale_dtype);
-    if (bytes == 4) return *reinterpret_cast<const uint32_t*>(at);
-    if (bytes == 2) return *reinterpret_cast<const uint16_t*>(at);
-    return *reinterpret_cast<const uint8_t*>(at);
+  // Without branches. A load waits for one before it into the same register, even where it loads
+  // nothing.
+  __device__ void read_bits(int c, bool has, const char* at) {
+    if constexpr (kByteScales<Format>) {
+      ptx::load_bits_if<1>(has, scale_bits[c], at);
+    } else {
+      const int bytes = dtype_bytes(scale_dtype);
+      if constexpr (kMayBePowers) ptx::load_bits_if<1>(has && bytes == 1, scale_bits[c], at);
+      ptx::load_bits_if<2>(has && bytes == 2, scale_bits[c], at);
+      ptx::load_bits_if<4>(has && bytes == 4, scale_words[c], at);
+    }
+  }
+  __device__ float scale_of(int c) const {
+    const uint32_t bits = scale_bits[c];
+    if constexpr (kMayBePowers)
+      if (dtype_bytes(scale_dtype) == 1) return quant::e8m0(bits);
+    const uint32_t at_top = scale_dtype == MOEC_F32 ? scale_words[c] : bits << 16;
+    return scale_dtype == MOEC_F16 ? of_half(bits) : __uint_as_float(at_top);
   }
   __device__ void find_part() {
     find_scales();
-    scale_dtype = linear ? view->scales.dtype : moec_dtype(MOEC_F32);
+    if constexpr (kHasBook<Format>) book = ptx::shared_address(books() + 16 * made);
+    e5m2 = view()->code_dtype == MOEC_F8_E5M2;
+    scale_dtype = linear ? view()->scales.dtype : moec_dtype(MOEC_F32);
     if constexpr (kByteScales<Format>) {
-      if (view->scales2) scale2 = *view->scales2;
+      if (view()->scales2) scale2 = *view()->scales2;
     }
-    if constexpr (kHasZeros<Format>) zero = Format::kZero;
+    if constexpr (kHasZeros<Format>)
+      for (float& z : zero) z = Format::kZero + kBias<Format>;
     if (!linear) return;
-    scale = scale_at(0);
-    scale_k = kept < 0 ? 0 : scale_at(kept + 1) - scale;
+    scale = scale_at(0, 0);
+    scale_k = kept < 0 ? 0 : scale_at(0, kept + 1) - scale;
+    scale_chunk = scale_at(1, 0) - scale;
   }
   __device__ void find_scales() {
-    const quant::BlockView& of = view->scales;
+    const quant::BlockView& of = view()->scales;
     constexpr bool kStream = Format::kInfo.storage == quant::Storage::kStream;
     const quant::BlockSize along_line = kStream || !along_n ? of.block_k : of.block_n;
     const quant::BlockSize over_lines = kStream   ? quant::BlockSize()
@@ -164,8 +236,8 @@ struct CodedTileLoader : MadeChunk {
                                                   : of.block_n;
     const quant::BlockSize over_k = along_n == transposed ? along_line : over_lines;
     one_block =
-        kStream || ((along_line.is_all() || along_line.size() % 8 == 0) && !view->group_index);
-    const bool alone = !view->zeros && !view->group_index && !view->scale_book;
+        kStream || ((along_line.is_all() || along_line.size() % 8 == 0) && !view()->group_index);
+    const bool alone = !view()->zeros && !view()->group_index && !view()->scale_book;
     linear = kByteScales<Format> || (one_block && alone && along_line.is_power() &&
                                      over_lines.is_power() && begins_blocks());
     kept = 0;
@@ -177,86 +249,98 @@ struct CodedTileLoader : MadeChunk {
   // Whether blocks begin with the first row and, of a stream, with every line.
   __device__ bool begins_blocks() const {
     if constexpr (Format::kInfo.storage == quant::Storage::kStream) {
-      const quant::BlockSize block = view->scales.block_k;
-      const int64_t first = Format::place(*view, 0, 0);
-      const int64_t line = Format::place(*view, !along_n, along_n) - first;
-      const int64_t next = Format::place(*view, along_n, !along_n) - first;
+      const quant::BlockSize block = view()->scales.block_k;
+      const int64_t first = Format::place(*view(), 0, 0);
+      const int64_t line = Format::place(*view(), !along_n, along_n) - first;
+      const int64_t next = Format::place(*view(), along_n, !along_n) - first;
       return !block.is_all() && first % block.size() == 0 && line % block.size() == 0 && next == 1;
     } else {
-      const quant::BlockSize rows = view->scales.block_n;
+      const quant::BlockSize rows = view()->scales.block_n;
       return rows.size() == 1 || rows.is_all() ||
-             (view->rows.step == 1 && view->rows.first % rows.size() == 0);
+             (view()->rows.step == 1 && view()->rows.first % rows.size() == 0);
     }
   }
-  __device__ const char* scale_at(int at_k0) const {
-    return static_cast<const char*>(view->scales.data) +
-           entry_of<Format>(view, n_of(at_k0), k_of_matrix(at_k0)) * dtype_bytes(scale_dtype);
+  __device__ const char* scale_at(int c, int at_k0) const {
+    return static_cast<const char*>(view()->scales.data) +
+           entry_of<Format>(view(), n_of(c, at_k0), k_of_matrix(c, at_k0)) *
+               dtype_bytes(scale_dtype);
   }
-  // Chunks lie linearly.
-  __device__ const char* chunk_at(int at_k0) const {
-    const int64_t n = n_of(at_k0), k = k_of_matrix(at_k0);
-    const char* const first = static_cast<const char*>(view->codes);
+  // Of the part to be fetched, where chunks lie linearly.
+  __device__ const char* chunk_at(int c, int at_k0) const {
+    const int64_t n = n_of(c, at_k0), k = k_of_matrix(c, at_k0);
+    const quant::CodedView& of = views()[fetched];
+    const char* const first = static_cast<const char*>(of.codes);
     if constexpr (kHasNibbles<Format>)
-      return first + Format::place(*view, n, k) / 2;
+      return first + Format::place(of, n, k) / 2;
     else
-      return first + n * view->row_stride + k * view->col_stride;
+      return first + n * of.row_stride + k * of.col_stride;
   }
-  __device__ bool is_inside(int at_k0, int k_end) const { return within && k_of(at_k0) < k_end; }
-  __device__ int64_t n_of(int at_k0) const { return transposed ? k_of(at_k0) : i; }
-  __device__ int64_t k_of_matrix(int at_k0) const { return transposed ? i : k_of(at_k0); }
+  __device__ bool is_inside(int c, int at_k0, int k_end) const {
+    return int(i) + c * i_step < n_end && k_of(c, at_k0) < k_end;
+  }
+  __device__ int64_t n_of(int c, int at_k0) const { return transposed ? k_of(c, at_k0) : i_of(c); }
+  __device__ int64_t k_of_matrix(int c, int at_k0) const {
+    return transposed ? i_of(c) : k_of(c, at_k0);
+  }
 
-  __device__ typename Format::Block block() const {
+  __device__ typename Format::Block block(int c) const {
     if constexpr (kByteScales<Format>) {
-      return Format::of_scale(*view, scale_bits, scale2);
+      return Format::of_scale(*view(), scale_bits[c], scale2);
     } else {
-      const float of_codes = quant::scale_of(scale_bits, scale_dtype);
+      const float of_codes = scale_of(c);
       if constexpr (kHasZeros<Format>)
-        return {of_codes, zero};
+        return {of_codes, zero[c]};
       else
         return {of_codes};
     }
   }
-  static __device__ Codes codes_in(uint32_t slot) {
+  __device__ Codes codes_in(uint32_t slot, int c) const {
     if constexpr (sizeof(Codes) == 4)
-      return ptx::shared_load_word(own(slot));
+      return ptx::shared_load_word(own(slot, c));
     else
-      return ptx::shared_load_pair(own(slot));
+      return ptx::shared_load_pair(own(slot, c));
   }
+  // Of codes, and kBias more.
   __device__ void numbers(const CodeChunk<Format>& of, float (&v)[8]) const {
-    if constexpr (std::is_base_of_v<quant::Fp4Codes, Format>)
+    if constexpr (kHasBook<Format>)
+      look_up<Format>(of.codes, book, v);
+    else if constexpr (std::is_base_of_v<quant::Fp4Codes, Format>)
       widen_e2m1(of.codes, v);
     else if constexpr (std::is_base_of_v<quant::Int4Codes, Format>)
       widen_nibbles<Format>(of.codes, v);
     else if constexpr (std::is_same_v<Format, quant::Fp8>)
-      fp8_numbers(of.codes, v);
+      e5m2 ? widen_e5m2(of.codes, v) : widen_e4m3(of.codes, v);
     else
-      of.numbers(*view, v);
+      of.numbers(*view(), v);
   }
-  __device__ void fp8_numbers(uint2 codes, float (&v)[8]) const {
-    if (view->code_dtype == MOEC_F8_E4M3) return widen_e4m3(codes, v);
-    const uint32_t words[2] = {codes.x, codes.y};
+  __device__ __forceinline__ void elements(uint32_t slot, int k_end, float (&v)[kChunks][8]) const {
+    CodeChunk<Format> codes[kChunks];
 #pragma unroll
-    for (int c = 0; c < 8; ++c) v[c] = quant::e5m2(words[c / 4] >> c % 4 * 8 & 0xffu);
-  }
-  __device__ void elements(uint32_t slot, bool has, float (&v)[8]) const {
-    if (!has) {
+    for (int c = 0; c < kChunks; ++c) codes[c] = {codes_in(slot, c)};
 #pragma unroll
-      for (float& value : v) value = 0;
-      return;
-    }
-    numbers({codes_in(slot)}, v);
+    for (int c = 0; c < kChunks; ++c) numbers(codes[c], v[c]);
     if (kByteScales<Format> || one_block) {
-      const auto of_codes = block();
 #pragma unroll
-      for (float& value : v) value = Format::template decode<float>(value, of_codes);
-    } else {
-      int64_t n = n_of(k0), k = k_of_matrix(k0);
-#pragma unroll 1
-      for (int c = 0; c < 8; ++c) {
-        v[0] = Format::template decode<float>(v[0], block_of<Format>(view, n, k));
-        rotate(v);
-        (along_n ? n : k) += 1;
+      for (int c = 0; c < kChunks; ++c) {
+        const auto of_codes = block(c);
+        for (float& value : v[c]) value = Format::template decode<float>(value, of_codes);
       }
+    } else {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        if (is_inside(c, k0, k_end)) decode_each(c, v[c]);
+    }
+  }
+  // Codes of blocks of their own.
+  __device__ void decode_each(int c, float (&v)[8]) const {
+    int64_t n = n_of(c, k0), k = k_of_matrix(c, k0);
+#pragma unroll 1
+    for (int at = 0; at < 8; ++at) {
+      auto of_code = block_of<Format>(view(), n, k);
+      if constexpr (kHasZeros<Format>) of_code.zero += kBias<Format>;
+      v[0] = Format::template decode<float>(v[0], of_code);
+      rotate(v);
+      (along_n ? n : k) += 1;
     }
   }
 };

@@ -3,9 +3,8 @@
 // may be codes of them, or fp32 that is rounded to them.
 //
 //   tile     128 x 128 x 32, 8 warps of 64 x 32, two CTAs a multiprocessor; of coded and fp32
-//            operands 256 x 128 x 32, 16 warps. Products of rows past the end of a group are left
-//            out
-//   copies   cp.async in four stages; tails and rows outside a group arrive as zeros. Coded and
+//            operands 256 x 128 x 32, 8 warps of 64 x 64. Warps without rows multiply nothing
+//   copies   cp.async in four stages; what lies behind the end of k arrives as zeros. Coded and
 //            fp32: as mma_coded.cuh and mma_rounded.cuh say
 //   grid     portable_grid(); surplus CTAs of row products leave at once
 #pragma once
@@ -18,10 +17,7 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kPiecesM = 4, kPiecesN = 2;  // of 16 rows and columns, a warp
-constexpr int kWarpsN = kPortableTile / (16 * kPiecesN);
-static_assert(MmaShape<128, false>::kThreads == 32 * kWarpsN * 128 / (16 * kPiecesM));
-using WarpTile = float[kPiecesM][2 * kPiecesN][4];
+constexpr int kPiecesM = 4;  // of 16 rows, a warp
 
 // Format: of operand b; void: its elements; RoundedElements: in fp32.
 template <class Format>
@@ -38,7 +34,7 @@ struct LoaderOf<RoundedElements, kAlongK> {
 };
 template <bool kAlongK>
 struct LoaderOf<void, kAlongK> {
-  using B = TileLoader<kAlongK, kPortableThreads>;
+  using B = TileLoader<kAlongK, kPortableTile, false>;
 };
 
 // Where the copies are: tiles of both operands, k block after k block, part after part.
@@ -78,21 +74,24 @@ struct Copies {
 
 // AlongKOfB: as Fragments has it.
 template <class Format, bool kAlongKOfA, class AlongKOfB, bool kWeightGradient>
-__global__ __launch_bounds__(ShapeOf<Format>::kThreads, kMakes<Format> ? 1 : 2)  //
+__global__ __launch_bounds__(kPortableThreads, kMakes<Format> ? 1 : 2)  //
     void portable_mma_kernel(const PortableGemm p) {
   using Shape = ShapeOf<Format>;
   extern __shared__ __align__(128) char memory[];
   begin_kernel();
   PortableTile t;
   if (!(kWeightGradient ? find_weight_tile(p, t) : find_row_tile<Shape::kRows>(p, t))) return;
-  const uint32_t stages = ptx::shared_address(memory);
+  const uint32_t stages = ptx::kept(ptx::shared_address(memory));
   const auto stage = [&](int i) { return Shape::stage(stages, i); };
   const int blocks =
       int((t.k_end + kMmaDepth - 1) / kMmaDepth) * (p.sum && !kWeightGradient ? p.parts : 1);
+  constexpr int kPiecesN = kMakes<Format> ? 4 : 2;  // of 16 columns, a warp
+  constexpr int kWarpsN = kPortableTile / (16 * kPiecesN);
+  static_assert(kPortableThreads == 32 * kWarpsN * Shape::kRows / (16 * kPiecesM));
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int m = warp / kWarpsN * 16 * kPiecesM, n = warp % kWarpsN * 16 * kPiecesN;
   const int pieces = int(min(int64_t(kPiecesM), (t.m_end - t.m0 - m + 15) / 16));  // <= 0: none
-  WarpTile c = {};
+  float c[kPiecesM][2 * kPiecesN][4] = {};
   if (blocks > 0) {
     AlongKOfB along_k;
     if constexpr (std::is_same_v<AlongKOfB, bool>) along_k = p.b[0].k_stride == 1;
@@ -103,7 +102,7 @@ __global__ __launch_bounds__(ShapeOf<Format>::kThreads, kMakes<Format> ? 1 : 2) 
       else
         return B(p.b[t.part], t, t.n0, p.n, kWeightGradient ? t.first_row : 0);
     };
-    using A = TileLoader<kAlongKOfA, Shape::kThreads>;
+    using A = TileLoader<kAlongKOfA, Shape::kRows, kMakes<Format>>;
     Copies<Shape, A, B, kMakes<Format>> copies(p, t, loader_of_b());
     Fragments<std::bool_constant<kAlongKOfA>, false, kPiecesM> a(m, {});
     Fragments<AlongKOfB, true, kPiecesN> b(n, along_k);
@@ -132,28 +131,26 @@ __global__ __launch_bounds__(ShapeOf<Format>::kThreads, kMakes<Format> ? 1 : 2) 
       }
     };
     constexpr int kAhead = kMmaStages - 1;
-    if constexpr (kMakes<Format>) {  // one copy of what makes elements
+    with_element(p.a.dtype, [&]<class Element>() {
+      if constexpr (kMakes<Format>) {  // one copy of what makes elements; few branches
 #pragma unroll 1
-      for (int i = 0; i < kAhead - 1; ++i) copy(i);
+        for (int i = 0; i < kAhead - 1; ++i) copy(i);
 #pragma unroll 1
-      for (int i = -1; i < blocks; ++i) {
-        arrived(std::integral_constant<int, kAhead - 2>());  // the next block, too
-        copy(i + kAhead);
-        if (i + 1 < blocks)
-          copies.b.make(Shape::tile_of_b(stages, i + 1), stage(i + 1) + Shape::kBytesOfA,
-                        copies.k_end);
-        if (i < 0 || pieces <= 0) continue;
-        with_element(p.a.dtype, [&]<class Element>() {
-          if (pieces == kPiecesM)
+        for (int i = -1; i < blocks; ++i) {
+          arrived(std::integral_constant<int, kAhead - 2>());  // the next block, too
+          copy(i + kAhead);
+          if (i + 1 < blocks)
+            copies.b.template make<Element>(Shape::tile_of_b(stages, i + 1),
+                                            stage(i + 1) + Shape::kBytesOfA, copies.k_end);
+          if (i < 0 || pieces <= 0) continue;
+          if (pieces > 1)
             multiply.template operator()<Element>(i, kPiecesM);
           else
-            multiply.template operator()<Element>(i, pieces);
-        });
-      }
-    } else {  // the fewest instructions in each loop
+            multiply.template operator()<Element>(i, 1);
+        }
+      } else {  // the fewest instructions in each loop
 #pragma unroll 1
-      for (int i = 0; i < kAhead; ++i) copy(i);
-      with_element(p.a.dtype, [&]<class Element>() {
+        for (int i = 0; i < kAhead; ++i) copy(i);
         const auto multiply_all = [&](int count) {
 #pragma unroll 1
           for (int i = 0; i < blocks; ++i) {
@@ -166,15 +163,15 @@ __global__ __launch_bounds__(ShapeOf<Format>::kThreads, kMakes<Format> ? 1 : 2) 
           multiply_all(kPiecesM);
         else
           multiply_all(pieces);
-      });
-    }
+      }
+    });
   }
   ptx::copy_async_wait<0>();
   float* const tile = reinterpret_cast<float*>(memory);
 #pragma unroll 1
   for (int first = 0; first < Shape::kRows; first += kPortableTile, t.m0 += kPortableTile) {
     __syncthreads();  // the stages, or the rows before, are read: the tile takes their place
-    const bool own = Shape::kRows == kPortableTile || m / kPortableTile * kPortableTile == first;
+    const bool own = m / kPortableTile * kPortableTile == first;
 #pragma unroll
     for (int i = 0; i < kPiecesM; ++i)
 #pragma unroll
@@ -185,7 +182,7 @@ __global__ __launch_bounds__(ShapeOf<Format>::kThreads, kMakes<Format> ? 1 : 2) 
             stage_pair(tile, m - first + 16 * i + 8 * half + lane / 4, n + 8 * j + lane % 4 * 2,
                        c[i][j][2 * half], c[i][j][2 * half + 1]);
     __syncthreads();
-    if (own) write_tile(p, t, tile, kWeightGradient);
+    write_tile(p, t, tile, kWeightGradient);
   }
 }
 
@@ -197,7 +194,7 @@ void launch(const Op& op, const PortableGemm& p, bool weight_gradient, Kernel* k
   static_assert(Shape::kSharedBytes >= kPortableTileBytes);
   check(allow_shared_memory(kernel, Shape::kSharedBytes, allowed), "portable product");
   const dim3 grid = portable_grid(p, weight_gradient, Shape::kRows);
-  run(op, "portable product", kernel, grid, Shape::kThreads, Shape::kSharedBytes, p);
+  run(op, "portable product", kernel, grid, kPortableThreads, Shape::kSharedBytes, p);
 }
 
 }  // namespace

@@ -9,17 +9,17 @@ namespace moec::cuda {
 struct RoundedElements {};  // in the place of a format
 
 // The values of the next k block wait in registers.
-struct RoundedTileLoader : MadeChunk {
+struct RoundedTileLoader : MadeChunks {
   const PortableGemm& p;
   const int group;
   int part, parts;  // of the next k block, and how many follow
   int k0 = 0;       // of the next k block
   int64_t i_stride, k_stride;
   const float* from;  // of this part, in the k block at 0
-  float4 values[2];
+  float values[kChunks][8];
 
   __device__ RoundedTileLoader(const PortableGemm& gemm, const PortableTile& t, bool along_k)
-      : MadeChunk(t, along_k),
+      : MadeChunks(t, along_k),
         p(gemm),
         group(t.group),
         part(t.part),
@@ -28,11 +28,10 @@ struct RoundedTileLoader : MadeChunk {
     read(int(t.k_end));
   }
   __device__ void fetch(uint32_t, int, int) const {}
-  __device__ void make(uint32_t tile, uint32_t, int k_end) {
-    store(tile, p.a.dtype, [&](float (&v)[8]) {
-      *reinterpret_cast<float4*>(v) = values[0];
-      *reinterpret_cast<float4*>(v + 4) = values[1];
-    });
+  template <class Element>
+  __device__ __forceinline__ void make(uint32_t tile, uint32_t, int k_end) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) store<Element>(c, tile, true, values[c]);
     k0 += kMmaDepth;
     if (k0 >= k_end) {
       if (parts-- == 0) return;  // nothing follows
@@ -51,10 +50,15 @@ struct RoundedTileLoader : MadeChunk {
     from = reinterpret_cast<const float*>(b.of_group(group)) + i * i_stride + k_first * k_stride;
   }
   __device__ void read(int k_end) {
-    const bool loads = i < p.n && k_of(k0) < k_end;
-    const auto* const at = reinterpret_cast<const float4*>(from + k0 * k_stride);
-    values[0] = loads ? at[0] : float4{};
-    values[1] = loads ? at[1] : float4{};
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const bool loads = i_of(c) < p.n && k_of(c, k0) < k_end;
+      const auto* const at = reinterpret_cast<const float4*>(from + c * (i_step * i_stride) +
+                                                             (k0 + c * k_step) * k_stride);
+      auto* const to = reinterpret_cast<float4*>(values[c]);
+      to[0] = loads ? at[0] : float4{};
+      to[1] = loads ? at[1] : float4{};
+    }
   }
 };
 
