@@ -102,7 +102,8 @@ languages_and_sanitizers() {
   stage "go"              scripts/test_go.sh
   stage "julia"           scripts/test_julia.sh
   stage "tests aarch64"   scripts/run_ctest.py "$build/aarch64" -L aarch64
-  stage "configure asan"  configure asan -DMOEC_FUZZ_SECONDS=15
+  stage "configure asan"  configure asan -DMOEC_FUZZ_SECONDS=15 \
+                            -DMOEC_PROGRAMS="$build/release"
   stage "build asan"      compile asan --target tests_asan
   stage "tests asan"      scripts/run_ctest.py "$build/asan" -L asan
   stage "configure tsan"  configure tsan

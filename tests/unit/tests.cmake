@@ -12,7 +12,7 @@ add_moec_test(unit/experts_forward_test LABELS per_backend asan)
 add_moec_test(unit/experts_backward_test LABELS per_backend asan)
 add_moec_test(unit/experts_describe_test)
 add_library(experts_case OBJECT EXCLUDE_FROM_ALL unit/experts_case.cpp)
-target_link_libraries(experts_case PRIVATE moec_static moec_test_support)
+target_link_libraries(experts_case PRIVATE moec_static moec_test_options)
 target_include_directories(experts_case PRIVATE ${PROJECT_SOURCE_DIR}/src
   ${PROJECT_BINARY_DIR}/generated)
 use_test_headers(experts_case 3)
