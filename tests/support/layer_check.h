@@ -42,6 +42,28 @@ inline oracle::Config as_rounded(oracle::Config config, const InnerRounding& rou
   return config;
 }
 
+// Below its least normal value a type holds multiples of its least value: storing one takes up to
+// half of that, which is much of a small gradient in f16.
+inline double lost_by_storing(moec_dtype type) {
+  return type == MOEC_F16 ? 0x1p-25 : 0;
+}
+inline double lost_by_storing(const LayerRun& run, const std::string& gradient) {
+  if (gradient.find('.') != gradient.npos) return lost_by_storing(run.grad_dtype);  // experts.gate
+  // Experts store one, to which the router adds.
+  return gradient == "x" || gradient == "router_x" ? 2 * lost_by_storing(run.dtype) : 0;
+}
+// What a comparison of a tensor allows for: row_error's terms and floor, and what storing took from
+// each value but 0.
+struct Allowed {
+  double lost = 0;
+  oracle::Vec terms = {};
+  double floor = 0;
+  oracle::Vec shifts(oracle::Vec ref) const {
+    for (double& value : ref) value = value == 0 ? 0 : lost;
+    return ref;
+  }
+};
+
 // EXPECTs equal ids and a row error of at most `tolerance` everywhere; returns the worst error.
 // Logits can hold NaN or -inf where the case plants them, so they are not compared here.
 inline double expect_matches(const LayerRun& run, const OracleRun& reference,
@@ -53,19 +75,20 @@ inline double expect_matches(const LayerRun& run, const OracleRun& reference,
   EXPECT_EQ(run.expert_ids, reference.layer.route.ids);
   double worst = 0;
   const auto compare = [&](const char* name, const oracle::Vec& got, const oracle::Vec& ref,
-                           size_t columns, const oracle::Vec& terms = {}, double least = 0) {
-    const RowError error = row_error(got, ref, columns, std::max(floor, least), terms);
+                           size_t columns, const Allowed& allowed = {}) {
+    const RowError error = row_error(got, ref, columns, std::max(floor, allowed.floor),
+                                     allowed.terms, allowed.shifts(ref));
     EXPECT_LE(error.error, tolerance) << name << ": " << error;
     worst = std::max(worst, error.error);
   };
   const auto slots = static_cast<size_t>(config.router.top_k);
   const auto hidden = static_cast<size_t>(config.experts.hidden);
-  compare("y", run.y, reference.layer.y, hidden);
+  compare("y", run.y, reference.layer.y, hidden, {.lost = lost_by_storing(run.dtype)});
   compare("routing_weights", run.routing_weights, reference.layer.route.weights, slots);
   const oracle::Gradients& want = reference.grads;
   if (run.grads.x.empty()) return worst;  // forward only
   compare("d_routing_weights", run.grads.routing_weights, want.routing_weights, slots,
-          want.terms.routing_weights);
+          {.terms = want.terms.routing_weights});
   // What comes of those has their errors.
   const double cancelled = norm_of(want.terms.routing_weights) / norm_of(want.routing_weights);
   const double least = floor * std::max(1.0, std::isfinite(cancelled) ? cancelled : 1.0);
@@ -86,10 +109,12 @@ inline double expect_matches(const LayerRun& run, const OracleRun& reference,
         };
         const oracle::Vec ref = named(want);
         const bool bias = name == "shared_gate_bias", of_router = name.starts_with("gate_");
-        compare(name.c_str(), got, ref, columns, named(sizes),
-                bias        ? floor_of_sums(ref, want.shared_gate, hidden)
-                : of_router ? least
-                            : 0);
+        compare(name.c_str(), got, ref, columns,
+                {.lost = lost_by_storing(run, name),
+                 .terms = named(sizes),
+                 .floor = bias        ? floor_of_sums(ref, want.shared_gate, hidden)
+                          : of_router ? least
+                                      : 0});
       });
   return worst;
 }

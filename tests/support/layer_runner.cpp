@@ -310,6 +310,7 @@ const moec_context* test_context(int num_threads) {
 LayerRun run_layer(const oracle::Config& config, const oracle::Inputs& in, const Vec& d_y,
                    const Vec& d_logits_in, const RunOptions& options) {
   LayerRun result;
+  result.dtype = options.dtype, result.grad_dtype = options.grad_dtype;
   try {
     Run run(config, in, options);
     if (options.dtype != MOEC_F32) result.rounding.operands = rounding_of(options.dtype);

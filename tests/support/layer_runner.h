@@ -43,6 +43,7 @@ struct LayerRun {
   moec_status status = MOEC_OK;
   std::string message;  // moec_last_error's when status is not MOEC_OK
   InnerRounding rounding;
+  moec_dtype dtype = MOEC_F32, grad_dtype = MOEC_F32;  // of rows, of gradients of matrices
   oracle::Vec y, routing_weights, logits;
   oracle::Ids expert_ids;
   oracle::Gradients grads;
