@@ -3,9 +3,9 @@
 # test.sh: everything that can be tested without a GPU. One line a stage: how long it took, and how
 # many seconds of a core, which other work on the machine does not change much. No stage begins
 # after the first failure, which shows the end of its log (all logs lie in build/log). Once the
-# engine's own tests have passed, two lanes of stages run beside each other: most of those stages
-# use one core. What they need from the network is fetched beside the build. The last line sums up
-# every "N passed, M failed" that a stage ended with.
+# engine's own tests have passed, three lanes of stages run beside each other: most of those stages
+# use one core, and wait at times. What they need from the network is fetched beside the build. The
+# last line sums up every "N passed, M failed" that a stage ended with.
 . "$(dirname "$0")/lib.sh"
 mkdir -p "$build/log"
 results=$(mktemp)  # a line a stage: passed, failed, skipped
@@ -86,14 +86,16 @@ compile() { cmake --build "$build/$1" -j "$(job_count)" "${@:2}"; }
 no_aslr=()
 setarch -R true 2>/dev/null && no_aslr=(setarch -R)
 
-python_and_rust() {
+python_lane() {
   stage "python"          scripts/test_python.sh
   stage "wheel aarch64"   scripts/test_wheel_aarch64.sh
   stage "frameworks"      scripts/test_frameworks.sh
+}
+rust_lane() {
   stage "rust"            scripts/test_rust.sh
   stage "candle"          scripts/test_candle.sh
 }
-languages_and_sanitizers() {
+languages_lane() {
   stage "docs"            scripts/docs.sh
   stage "c"               scripts/test_c.sh
   stage "packages"        scripts/test_packages.sh
@@ -125,8 +127,10 @@ stage "configure aarch64" configure aarch64 -DMOEC_CUDA=OFF -DMOEC_ZIG="$(script
 stage "build aarch64"     compile aarch64 --target tests_aarch64 moec moec_static moec_packaged
 stage "tests"             scripts/run_ctest.py "$build/release"
 stage "downloads"         fetched
-lane python_and_rust
-lane languages_and_sanitizers
+stage "install"           scripts/install_for_bindings.sh
+lane python_lane
+lane rust_lane
+lane languages_lane
 status=0
 for pid in "${lanes[@]}"; do wait "$pid" || status=1; done
 ended=1
