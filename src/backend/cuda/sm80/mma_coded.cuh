@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of operand b where its elements are codes of a byte or a nibble. Each thread copies the
-// eight codes of its chunk into the stage and reads them there itself.
+// codes of its chunks, eight each, into the stage and reads them there itself.
 #pragma once
 
 #include <type_traits>
