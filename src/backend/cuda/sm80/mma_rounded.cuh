@@ -16,7 +16,7 @@ struct RoundedTileLoader : MadeChunks {
   int k0 = 0;       // of the next k block
   int64_t i_stride, k_stride;
   const float* from;  // of this part, in the k block at 0
-  float values[kChunks][8];
+  alignas(float4) float values[kChunks][8];
 
   __device__ RoundedTileLoader(const PortableGemm& gemm, const PortableTile& t, bool along_k)
       : MadeChunks(t, along_k),
