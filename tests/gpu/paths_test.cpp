@@ -197,6 +197,7 @@ constexpr struct Kernel {
                 {"sm90 row_gemm", "row_gemm_kernel", true},
                 {"sm90 weight_grad", "weight_grad_kernel", true},
                 {"portable mma", "portable_mma_kernel", false},
+                {"portable few rows", "few_rows_kernel", false},
                 {"portable plain", "portable_plain_kernel", false}};
 
 bool is_hopper() {

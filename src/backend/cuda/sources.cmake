@@ -14,7 +14,8 @@ set(MOEC_CUDA_SOURCES_sm90
 set(MOEC_CUDA_SOURCES_portable
   plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu
   rows/combine.cu device/pointer_table.cu sm80/mma.cu sm80/mma_coded.cu sm80/mma_bytes.cu
-  sm80/mma_fp4.cu sm80/mma_int4.cu sm80/plain.cu)
+  sm80/mma_fp4.cu sm80/mma_int4.cu sm80/few_rows.cu
+  sm80/plain.cu)
 set(MOEC_CUDA_SOURCES_exact
   routing/route_forward.cu routing/route_backward.cu routing/gate_forward.cu
   routing/gate_backward.cu routing/column_sum.cu routing/dense.cu routing/loss.cu routing/z_loss.cu
@@ -27,7 +28,7 @@ set(MOEC_CUDA_SOURCES_host
   experts/cuda_path.cpp experts/row_steps.cpp
   sm90/gate_form.cpp sm90/launch_list.cpp sm90/launch_adapters.cpp sm90/row_gemm.cpp
   sm90/row_gemm_choice.cpp sm90/row_gemm_problem.cpp sm90/sm90_path.cpp sm90/tensor_map.cpp
-  sm80/portable_path.cpp sm80/row_product.cpp
+  sm80/portable_path.cpp sm80/row_product.cpp sm80/few_rows.cpp
   few_tokens/few_tokens_path.cpp few_tokens/small_gemm.cpp)
 
 # Kernels of coded weights: for each format of the list one file of each operation is written.

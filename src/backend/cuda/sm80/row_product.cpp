@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "backend/cuda/sm80/few_rows.h"
 #include "backend/cuda/sm80/row_product_params.h"
 #include "core/dtype.h"
 
@@ -58,13 +59,17 @@ struct Problem {
   PortableGemm gemm;
   bool is_weight_gradient, aligned;
 
+  bool has_few_rows() const { return !is_weight_gradient && few_rows_takes(gemm, aligned); }
   bool uses_mma() const { return mma_takes(gemm, is_weight_gradient, aligned); }
   ProductKernel kernel() const {
+    if (has_few_rows()) return {"portable few rows", "16x32"};  // depth: 64 bytes of codes
     if (!uses_mma()) return {"portable plain", "128x128x16"};
     return {"portable mma", makes_b(gemm, is_weight_gradient) ? "256x128x32" : "128x128x32"};
   }
   void launch(const Op& op) const {
-    if (uses_mma())
+    if (has_few_rows())
+      few_rows_product(op, gemm);
+    else if (uses_mma())
       mma_product(op, gemm, is_weight_gradient);
     else
       plain_product(op, gemm, is_weight_gradient);

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pieces of codes, 16 bytes with one block, as elements of 16 bits in registers: the format's value
+// rounded once.
+//
+//   elements(piece, run)   eight neighbours from 8 * run on
+#pragma once
+
+#include "backend/cuda/device/codes.cuh"
+#include "backend/cuda/device/element.cuh"
+#include "backend/cuda/device/ptx.cuh"
+#include "backend/cuda/sm80/instructions.cuh"
+#include "backend/cuda/sm90/line_words.h"
+
+namespace moec::cuda {
+
+using FewBlock = quant::ScaleAndZeroOf<float>;  // zero: less that of the numbers in the book
+
+__device__ __forceinline__ uint32_t word_of(const uint4& piece, int i) {
+  return i == 0 ? piece.x : i == 1 ? piece.y : i == 2 ? piece.z : piece.w;
+}
+
+// Values times a scale, rounded.
+template <class Element, int kValues>
+__device__ __forceinline__ void round_products(const float (&v)[kValues], float scale,
+                                               uint32_t (&pairs)[kValues / 2]) {
+#pragma unroll
+  for (int i = 0; i < kValues / 2; ++i)
+    pairs[i] = pack<Element>(quant::product(v[2 * i], scale), quant::product(v[2 * i + 1], scale));
+}
+
+// By an instruction that every architecture from 8.0 on has.
+template <class Element>
+__device__ __forceinline__ uint32_t fused_pair(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<Element, __half>)
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+  else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+  return pair;
+}
+
+// What elements are made of besides codes and blocks.
+struct FewContext {
+  uint32_t book;    // 16 numbers in shared memory
+  bool high_first;  // of two nibbles
+  bool e5m2;
+};
+
+// How a kernel decodes; a format has one of these.
+template <class Element>
+struct FewBook {  // nibbles of any 16 numbers
+  static constexpr int kRuns = 4;
+  const bool high_first;
+  ValueTable table;
+  __device__ __forceinline__ FewBook(const FewContext& of, const FewBlock& block)
+      : high_first(of.high_first) {
+#pragma unroll
+    for (int q = 0; q < 4; q += 2) {
+      const float4 low = std::bit_cast<float4>(ptx::shared_load(of.book + 16 * q));
+      const float4 high = std::bit_cast<float4>(ptx::shared_load(of.book + 16 * q + 16));
+      float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      if (!of.high_first) {  // integers
+#pragma unroll
+        for (float& number : v) number -= block.zero;
+      }
+      uint32_t pairs[4];
+      round_products<Element>(v, block.scale, pairs);
+      table.set(q, pairs[0], pairs[1]);
+      table.set(q + 1, pairs[2], pairs[3]);
+    }
+  }
+  __device__ __forceinline__ FourPairs elements(const uint4& piece, int run) const {
+    return table.look_up(word_of(piece, run), high_first);
+  }
+};
+
+template <class Element>
+struct FewE2m1 {
+  static constexpr int kRuns = 4;
+  MagnitudeTable table;
+  __device__ __forceinline__ FewE2m1(const FewContext& of, const FewBlock& block) {
+    float v[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    uint32_t pairs[4];
+    round_products<Element>(v, block.scale, pairs);
+    table.set(0, pairs[0], pairs[1]);
+    table.set(1, pairs[2], pairs[3]);
+  }
+  __device__ __forceinline__ FourPairs elements(const uint4& piece, int run) const {
+    return table.look_up(word_of(piece, run));
+  }
+};
+
+// Nibbles as integers, with scales of the type of elements. A nibble in the lowest bits of 128 as
+// bf16, or of 1024 as f16, adds its value: the difference to the zero point is exact, and so is,
+// before it is rounded, the product.
+template <class Element>
+struct FewIntegers {
+  static constexpr int kRuns = 4;
+  static constexpr bool kHalf = std::is_same_v<Element, __half>;
+  static constexpr uint32_t kBase = kHalf ? 0x64006400u : 0x43004300u,
+                            kOne = kHalf ? 0x3c003c00u : 0x3f803f80u;
+  uint32_t minus_zero, scale;
+  __device__ __forceinline__ FewIntegers(const FewContext&, const FewBlock& block) {
+    const float zero = (kHalf ? -1032.0f : -136.0f) - block.zero;
+    minus_zero = pack<Element>(zero, zero);
+    scale = pack<Element>(block.scale, block.scale);
+  }
+  __device__ __forceinline__ FourPairs elements(const uint4& piece, int run) const {
+    const uint32_t codes = word_of(piece, run), shifted = codes >> 4;
+    FourPairs v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t bits = (permute(codes, shifted, 0x4400 + 0x1111 * i) & 0x000f000f) | kBase;
+      v.pair[i] =
+          fused_pair<Element>(fused_pair<Element>(bits, kOne, minus_zero), scale, 0x80008000u);
+    }
+    return v;
+  }
+};
+
+template <class Element>
+struct FewBytes {  // signed
+  static constexpr int kRuns = 2;
+  float scale, base;
+  __device__ __forceinline__ FewBytes(const FewContext&, const FewBlock& block)
+      : scale(block.scale), base(signed_base(block.zero)) {}
+  __device__ __forceinline__ FourPairs elements(const uint4& piece, int run) const {
+    float v[8];
+    widen_biased({word_of(piece, 2 * run), word_of(piece, 2 * run + 1)}, v);
+#pragma unroll
+    for (float& number : v) number -= base;
+    FourPairs to;
+    round_products<Element>(v, scale, to.pair);
+    return to;
+  }
+};
+
+// Two e4m3 in the bytes of `two` as half precision. Their exponent and mantissa in the place of
+// those of half precision are 2^-8 of the number; 0x7f and 0xff are NaN.
+__device__ __forceinline__ uint32_t e4m3_pair(uint32_t two) {
+#if __CUDA_ARCH__ >= 890
+  return ptx::e4m3_halves(uint16_t(two));
+#else
+  const uint32_t at_top = permute(two, 0, 0x1404);
+  const uint32_t magnitude = at_top >> 1 & 0x3f803f80u;
+  const uint32_t nan = (magnitude + 0x00800080u) & 0x40004000u;
+  const uint32_t scaled = fused_pair<__half>(magnitude, 0x5c005c00u, 0);  // 2^8
+  return (at_top & 0x80008000u) | scaled | ((nan << 1) - (nan >> 4));
+#endif
+}
+
+template <class Element>
+struct FewFp8 {
+  static constexpr int kRuns = 2;
+  const bool e5m2;
+  float scale;
+  __device__ __forceinline__ FewFp8(const FewContext& of, const FewBlock& block)
+      : e5m2(of.e5m2), scale(block.scale) {}
+  __device__ __forceinline__ FourPairs elements(const uint4& piece, int run) const {
+    uint32_t halves[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = word_of(piece, 2 * run + i / 2);
+      // e5m2 is half precision without its lower byte.
+      halves[i] = e5m2 ? permute(word, 0, i % 2 ? 0x3424 : 0x1404) : e4m3_pair(word >> i % 2 * 16);
+    }
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 two = unpack<__half>(halves[i]);
+      v[2 * i] = two.x, v[2 * i + 1] = two.y;
+    }
+    FourPairs to;
+    round_products<Element>(v, scale, to.pair);
+    return to;
+  }
+};
+
+}  // namespace moec::cuda
