@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from . import _raw
-from ._context import Context
+from ._context import Context, context_of
 from ._descriptors import AdaptersDesc, to_raw
 from ._enums import MatrixName, QuantiseKind
 from ._handle import Handle
@@ -138,7 +138,7 @@ class Adapters(Handle):
         self.held: tuple[Adapter, ...] = ()
         self._keep: list[Any] = []
         self._pointer = _raw.moec_adapters_create(
-            context.raw, to_raw(desc, _raw.moec_adapters_desc)
+            context_of(context), to_raw(desc, _raw.moec_adapters_desc)
         )
         if adapters:
             self.bind(adapters)

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from ._adapters import Adapter, Adapters, raw_adapters
 from ._enums import DType
 from ._fields import INPUTS, ExpertsGradients, LayerGradients
-from ._handle import Handle
-from ._tensors import Array, buffer, empty, kind_of
+from ._handle import handle_of
+from ._tensors import Array, buffer, empty
 from ._weights import Weights, WeightSet
 
 Gradients = TypeVar("Gradients", ExpertsGradients, LayerGradients)
@@ -27,18 +27,13 @@ def inputs_of(site: str, struct: str, given: Mapping[str, Any]) -> dict[str, Any
     return {**dict.fromkeys(known), **given}
 
 
-def handle_of(name: str, value: Any, kind: type[Handle]) -> Any:
-    """The low-level handle of an argument. Raises TypeError when it is of another kind."""
-    if not isinstance(value, kind):
-        raise TypeError(f"moec: {name} is {kind_of(value)}; a moec.{kind.__name__} is needed")
-    return value.raw
-
-
 def pick(makers: Mapping[str, Callable[[], Any]], want: Collection[str]) -> dict[str, Any]:
     """Make the wanted entries; a name that does not exist raises."""
+    if isinstance(want, str):
+        raise TypeError(f"moec: want is a str; names are needed, as in [{want!r}]")
     unknown = sorted(set(want) - set(makers))
     if unknown:
-        raise ValueError(f"moec: no gradient {unknown[0]!r}; {', '.join(makers)} exist")
+        raise ValueError(f"moec: want has {unknown[0]!r}; {', '.join(makers)} exist")
     return {name: makers[name]() for name in want}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from . import _raw
 from ._cublaslt import open_cublaslt
 from ._enums import ContextFlags, DeviceType, LogLevel, MathMode
-from ._handle import Handle
+from ._handle import Handle, handle_of
 from ._tensors import Array, DeviceArray, require, stream_handle
 
 
@@ -164,7 +164,7 @@ class Context(Handle):
         math: MathMode = MathMode.DEFAULT,
         workspace_limit: int = 0,
     ) -> None:
-        kind, _, index = device.partition(":")
+        kind, _, index = str(device).partition(":")
         known = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA}
         if kind not in known or not (index or "0").isdecimal():
             raise ValueError(f'moec.Context: device {device!r}; "cpu", "cuda" and "cuda:N" exist')
@@ -241,3 +241,8 @@ class Context(Handle):
     def sync(self, stream: Any = None) -> None:
         """Wait for the stream; raises a deferred error if there is one."""
         _raw.moec_context_sync(self.raw, stream_handle(stream))
+
+
+def context_of(context: Any) -> Any:
+    """The low-level handle of the argument `context`."""
+    return handle_of("context", context, Context)

@@ -35,7 +35,7 @@ from ._enums import (
     WeightRule,
     WeightsFlags,
 )
-from ._tensors import dtype_of
+from ._tensors import dtype_of, kind_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,14 +153,24 @@ class ExpertsDesc:
     output_scale: float = 0.0
 
 
-def to_raw(desc: Any, kind: type) -> Any:
-    """Copy a dataclass, field by field, into the struct of the same fields."""
+def to_raw(desc: Any, kind: type, name: str = "desc") -> Any:
+    """Copy a dataclass, the argument `name`, field by field, into the struct of the same fields.
+    Raises TypeError or OverflowError, naming the argument or the field."""
+    wanted = kind.__name__.removeprefix("moec_").title().replace("_", "")
+    if type(desc).__name__ != wanted:
+        raise TypeError(f"moec: {name} is {kind_of(desc)}; a moec.{wanted} is needed")
     raw = kind()
     for item in fields(desc):
-        value = getattr(desc, item.name)
+        value = given = getattr(desc, item.name)
         if isinstance(value, Activation):
             value = to_raw(value, _raw.moec_activation)
-        elif isinstance(value, str):
+        elif isinstance(value, str) and "DType" in str(item.type):
             value = dtype_of(value)
-        setattr(raw, item.name, value)
+        try:
+            setattr(raw, item.name, value)
+        except TypeError:
+            text = f"moec: {wanted}.{item.name} is {given!r}; {item.type} is needed"
+            raise TypeError(text) from None
+        except OverflowError as error:
+            raise OverflowError(f"moec: {wanted}.{item.name}: {error}") from None
     return raw

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from . import _raw
-from ._arguments import handle_of
-from ._context import Context
+from ._context import Context, context_of
 from ._descriptors import to_raw
 from ._enums import DType, EpCallFlags, EpFlags, EpOverflow, EpScheme
 from ._errors import MoecError, error_of
-from ._handle import Handle
+from ._handle import Handle, handle_of
 from ._tensors import Array, numpy_dtype, set_tensors, stream_handle, tensor
 
 Bytes = np.ndarray[Any, Any]
@@ -92,7 +91,7 @@ class Comm(Handle):
             for function, is_given in zip(self._functions, given, strict=True)))
         desc = _raw.moec_comm_desc()
         desc.rank, desc.size = rank, size
-        self._pointer = _raw.moec_comm_create(context.raw, desc, callbacks)
+        self._pointer = _raw.moec_comm_create(context_of(context), desc, callbacks)
 
     def _begin(self, context: Context, rank: int, size: int) -> None:
         self.context, self.rank, self.size = context, rank, size
@@ -113,7 +112,7 @@ class Comm(Handle):
         self = cls.__new__(cls)
         self._begin(context, rank, size)
         self._abort = abort
-        status, pointer = _raw.comm_from_nccl(context.raw, nccl_comm, abort is not None)
+        status, pointer = _raw.comm_from_nccl(context_of(context), nccl_comm, abort is not None)
         if status:
             why = {int(_raw.MOEC_E_UNSUPPORTED): "the process has loaded no libnccl.so.2",
                    int(_raw.MOEC_E_DEVICE): "its GPU is not the context's"}

@@ -11,7 +11,6 @@ from typing import Any, Unpack
 from . import _raw
 from ._adapters import Adapters
 from ._arguments import (
-    handle_of,
     inputs_of,
     new_gradients,
     set_adapter_gradients,
@@ -19,12 +18,12 @@ from ._arguments import (
     set_buffers,
     set_weight_gradients,
 )
-from ._context import Context
+from ._context import Context, context_of
 from ._descriptors import ExpertsDesc, to_raw
 from ._enums import DType, ExpertsFlags, GradFlags, PlanKind, Save
 from ._errors import wrong_state
 from ._fields import GRADIENTS, INPUTS, ExpertsGradients, ExpertsInputs
-from ._handle import Handle
+from ._handle import Handle, handle_of, need
 from ._plan import Plan
 from ._tensors import Array, empty, require, set_tensors, stream_handle
 from ._weights import Weights
@@ -98,7 +97,8 @@ class Experts(Handle):
 
     def __init__(self, context: Context, desc: ExpertsDesc) -> None:
         self.desc = desc
-        self._pointer = _raw.moec_experts_create(context.raw, to_raw(desc, _raw.moec_experts_desc))
+        raw = to_raw(desc, _raw.moec_experts_desc)
+        self._pointer = _raw.moec_experts_create(context_of(context), raw)
         self.sizes = query_sizes(_raw.moec_experts_query, self._pointer)
 
     def sizes_with(self, adapters: Adapters | None) -> Sizes:
@@ -165,6 +165,7 @@ class Experts(Handle):
 
         Raises StateError when the plan was built again after the forward.
         """
+        need("result", result, ExpertsResult)
         if result.plan.builds != result.build:
             raise wrong_state(
                 "moec.Experts.backward",

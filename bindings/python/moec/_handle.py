@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from ._errors import wrong_state
+from ._tensors import kind_of
 
 
 class Handle:
@@ -43,3 +44,15 @@ class Handle:
 
     def __del__(self) -> None:
         self.close()
+
+
+def need(name: str, value: Any, kind: type) -> Any:
+    """The value of an argument. Raises TypeError when it is of another kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"moec: {name} is {kind_of(value)}; a moec.{kind.__name__} is needed")
+    return value
+
+
+def handle_of(name: str, value: Any, kind: type[Handle]) -> Any:
+    """The low-level handle of an argument. Raises TypeError when it is of another kind."""
+    return need(name, value, kind).raw

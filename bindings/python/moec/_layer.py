@@ -10,7 +10,6 @@ from typing import Any, Unpack
 from . import _raw
 from ._adapters import Adapters
 from ._arguments import (
-    handle_of,
     inputs_of,
     new_gradients,
     pick,
@@ -19,13 +18,13 @@ from ._arguments import (
     set_buffers,
     set_weight_gradients,
 )
-from ._context import Context
+from ._context import Context, context_of
 from ._descriptors import ExpertsDesc, RouterDesc, to_raw
 from ._enums import Drop, DType, GradFlags
 from ._ep import EP
 from ._experts import describe, query_sizes, save_buffer
 from ._fields import GRADIENTS, LayerGradients, LayerInputs
-from ._handle import Handle
+from ._handle import Handle, handle_of, need
 from ._tensors import Array, empty, require, set_tensors, stream_handle
 from ._weights import Weights
 
@@ -72,14 +71,14 @@ class Layer(Handle):
         ep: EP | None = None,
     ) -> None:
         self.router, self.experts, self.ep = router, experts, ep
-        raw_router = to_raw(router, _raw.moec_router_desc)
-        raw_experts = to_raw(experts, _raw.moec_experts_desc)
+        raw_router = to_raw(router, _raw.moec_router_desc, "router")
+        raw_experts = to_raw(experts, _raw.moec_experts_desc, "experts")
         desc = _raw.moec_layer_desc()
         desc.router, desc.experts = raw_router, raw_experts
         desc.drop, desc.capacity, desc.capacity_factor = drop, capacity, capacity_factor
         if ep is not None:
             desc.ep = handle_of("ep", ep, EP)
-        self._pointer = _raw.moec_layer_create(context.raw, desc)
+        self._pointer = _raw.moec_layer_create(context_of(context), desc)
         self.sizes = query_sizes(_raw.moec_layer_query, self._pointer)
 
     def sizes_with(self, adapters: Adapters | None) -> Sizes:
@@ -158,6 +157,7 @@ class Layer(Handle):
         into        existing arrays to write (to add to, with GradFlags); replaces `want`
         grad_dtype  of new parameter gradients: None = the parameter's, or "f32"
         """
+        need("result", result, LayerResult)
         require(d_y=d_y)
         keep: list[Any] = []
         handle = stream_handle(stream)

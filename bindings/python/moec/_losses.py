@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _raw
-from ._context import Context
+from ._context import Context, context_of
 from ._enums import DType, LossKind, Score
 from ._tensors import Array, empty, require, set_tensors, stream_handle, tensor_array, zeros
 
@@ -50,7 +50,7 @@ class Loss:
         loss = empty((1,), DType.F32, layers[0])
         args = self._args(layers, keep, counts, token_mask, handle)
         set_tensors(args, keep, write=True, stream=handle, loss=loss)
-        _raw.moec_loss_forward(context.raw, args, handle)
+        _raw.moec_loss_forward(context_of(context), args, handle)
         return loss
 
     def backward(
@@ -77,7 +77,7 @@ class Loss:
         args = self._args(layers, keep, counts, token_mask, handle)
         args.d_logits = tensor_array(d_logits, keep, "out", write=True, stream=handle)
         set_tensors(args, keep, stream=handle, d_loss=d_loss)
-        _raw.moec_loss_backward(context.raw, args, handle)
+        _raw.moec_loss_backward(context_of(context), args, handle)
         return d_logits
 
     @staticmethod

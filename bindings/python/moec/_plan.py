@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Self, Unpack
 
 from . import _raw
-from ._arguments import handle_of, inputs_of
-from ._context import Context
+from ._arguments import inputs_of
+from ._context import Context, context_of
 from ._descriptors import PlanDesc, to_raw
 from ._enums import PlanField, PlanRule
 from ._fields import RouteInputs
-from ._handle import Handle
+from ._handle import Handle, handle_of
 from ._router import Router
 from ._tensors import Array, borrow, buffer, empty, require, set_tensors, stream_handle, tensor
 
@@ -46,7 +46,7 @@ class Plan(Handle):
         self._memory: list[Any] = []
         raw_memory = None if memory is None else buffer(memory, self._memory, "memory")
         raw_desc = to_raw(desc, _raw.moec_plan_desc)
-        self._pointer = _raw.moec_plan_create(context.raw, raw_desc, raw_memory)
+        self._pointer = _raw.moec_plan_create(context_of(context), raw_desc, raw_memory)
 
     @property
     def num_local(self) -> int:
@@ -188,7 +188,7 @@ def _move(
     keep: list[Any] = []
     set_tensors(args, keep, stream=stream, **given)
     set_tensors(args, keep, write=True, stream=stream, **into)
-    getattr(_raw, f"moec_{call}")(context.raw, args, stream)
+    getattr(_raw, f"moec_{call}")(context_of(context), args, stream)
 
 
 def permute(

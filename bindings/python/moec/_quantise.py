@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _raw
-from ._context import Context
+from ._context import Context, context_of
 from ._enums import DType, Orientation, QuantiseFlags, QuantiseKind, Scheme
 from ._tensors import Array, dtype_of, empty, require, set_tensors, stream_handle
 from ._weights import Quant
@@ -63,7 +63,7 @@ def quantise(
     call = QuantiseCall(context, array, kind, orientation, stream, asymmetric=asymmetric,
                         nested=nested, scale_dtype=scale_dtype, block_n=block_n, block_k=block_k)
     set_tensors(call.raw, call.keep, stream=call.stream, source=array)
-    _raw.moec_quantise(context.raw, call.raw, call.stream)
+    _raw.moec_quantise(context_of(context), call.raw, call.stream)
     return call.made
 
 
@@ -94,7 +94,7 @@ class QuantiseCall:
         desc.out_features, desc.in_features = (columns, rows) if in_out else (rows, columns)
         desc.block_n, desc.block_k = block_n, block_k
         info, raw = _raw.moec_quantise_info(), _raw.moec_quant()
-        _raw.moec_quantise_query(context.raw, desc, info, raw)
+        _raw.moec_quantise_query(context_of(context), desc, info, raw)
 
         def beside(tensor: Any) -> Array | None:
             _, dtype, _, _, shape = _raw.tensor_describe(tensor)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Unpack
 
 from . import _raw
 from ._arguments import inputs_of
-from ._context import Context
+from ._context import Context, context_of
 from ._descriptors import RouterDesc, to_raw
 from ._enums import DType, GradFlags
 from ._fields import GateInputs, RouteInputs
@@ -31,7 +31,8 @@ class Router(Handle):
 
     def __init__(self, context: Context, desc: RouterDesc) -> None:
         self.desc = desc
-        self._pointer = _raw.moec_router_create(context.raw, to_raw(desc, _raw.moec_router_desc))
+        raw = to_raw(desc, _raw.moec_router_desc)
+        self._pointer = _raw.moec_router_create(context_of(context), raw)
 
     @property
     def num_ids(self) -> int:

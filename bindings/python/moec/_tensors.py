@@ -76,13 +76,17 @@ def stream_handle(stream: Any) -> int:
         return 0
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
-    return int(getattr(stream, "cuda_stream", stream))
+    try:
+        return int(getattr(stream, "cuda_stream", stream))
+    except (TypeError, ValueError):
+        text = f"moec: stream is {kind_of(stream)}; None, an address or a stream is needed"
+        raise TypeError(text) from None
 
 
 def kind_of(value: Any) -> str:
     """What a message calls a value of the wrong kind."""
     name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def _is_array(value: Any) -> bool:

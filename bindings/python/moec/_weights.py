@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from . import _raw
-from ._context import Context
+from ._context import Context, context_of
 from ._descriptors import WeightsDesc, to_raw
 from ._enums import (
     DType,
@@ -191,7 +191,8 @@ class Weights(Handle):
         self.desc = desc
         self.set: WeightSet | None = None
         self._keep: list[Any] = []
-        self._pointer = _raw.moec_weights_create(context.raw, to_raw(desc, _raw.moec_weights_desc))
+        raw = to_raw(desc, _raw.moec_weights_desc)
+        self._pointer = _raw.moec_weights_create(context_of(context), raw)
         if held is not None:
             self.bind(held)
 

@@ -149,6 +149,15 @@ def test_run_in_the_checkpoints_folder(tmp_path: Path, shards: int) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("name", ["nowhere.npy", "."])
+def test_an_input_that_is_no_file(tmp_path: Path, name: str) -> None:
+    invoke("synth", "--model", "tiny", "--out", tmp_path, "--dtype", "f32")
+    wrong = invoke("run", tmp_path, "--input", tmp_path / name)
+    assert wrong.exit_code == 2 and "'--input'" in wrong.output
+    assert name in wrong.output
+
+
+@pytest.mark.usefixtures("tiny")
 def test_inputs_that_are_no_numbers(tmp_path: Path) -> None:
     invoke("synth", "--model", "tiny", "--out", tmp_path, "--dtype", "f32")
     words, objects, text = (tmp_path / f"{n}.npy" for n in ("words", "objects", "text"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -110,6 +111,34 @@ NAMED: dict[str, Callable[[SimpleNamespace], object]] = {
     "weights is a dict; a moec.Weights": lambda p: p.layer.forward(p.x, p.arrays, p.gate),
     "d_y is None; a NumPy": lambda p: p.layer.backward(
         p.layer.forward(p.x, p.weights, p.gate), None),
+    "result is None; a moec.LayerResult": lambda p: p.layer.backward(None, p.d_y),
+    "result is a ndarray; a moec.ExpertsResult": lambda p: moec.Experts(
+        p.context, small_experts()).backward(p.x, p.d_y),
+    "context is None; a moec.Context": lambda p: moec.Router(None, small_router()),
+    "context is a str; a moec.Context": lambda p: moec.Weights.of("cpu", **p.arrays),
+    "router is None; a moec.RouterDesc": lambda p: moec.Layer(p.context, None, small_experts()),
+    "experts is a RouterDesc; a moec.ExpertsDesc": lambda p: moec.Layer(
+        p.context, small_router(), small_router()),
+    "desc is None; a moec.PlanDesc": lambda p: moec.Plan(p.context, None),
+    "desc is a dict; a moec.EpDesc": lambda p: moec.EP(None, {}),
+    "ExpertsDesc.hidden is 3.5; int is needed": lambda p: moec.Experts(
+        p.context, replace(small_experts(), hidden=3.5)),
+    "ExpertsDesc.inter is 'wide'; int is needed": lambda p: moec.Experts(
+        p.context, replace(small_experts(), inter="wide")),
+    f"ExpertsDesc.align: {1 << 40} is outside [-2147": lambda p: other_layer(p, align=1 << 40),
+    "RouterDesc.scale is None; float is needed": lambda p: moec.Router(
+        p.context, small_router(scale=None)),
+    "ExpertsDesc.save is 'all'; Save is needed": lambda p: other_layer(p, save="all"),
+    "Activation.limit is [7]; float is needed": lambda p: other_layer(
+        p, activation=moec.Activation(limit=[7])),
+    "ExpertsDesc.activation is 1; Activation is needed": lambda p: other_layer(p, activation=1),
+    'device 0; "cpu", "cuda" and "cuda:N"': lambda p: moec.Context(0),
+    "stream is a str; None, an address or a stream": lambda p: p.layer.forward(
+        p.x, p.weights, p.gate, stream="first"),
+    "want is a str; names are needed": lambda p: p.layer.forward(
+        p.x, p.weights, p.gate, want="logits"),
+    "want has 'logit'; logits, expert_ids": lambda p: p.layer.forward(
+        p.x, p.weights, p.gate, want=["logit"]),
     "plan is None; a moec.Plan": lambda p: moec.Experts(p.context, small_experts()).forward(
         None, p.x, p.weights),
     "expert_ids is None; a NumPy": lambda p: moec.Plan(p.context, plan_desc()).from_topk(None),
@@ -139,7 +168,7 @@ NAMED: dict[str, Callable[[SimpleNamespace], object]] = {
 @pytest.mark.parametrize("text", NAMED)
 def test_arguments_are_named(problem: SimpleNamespace, text: str) -> None:
     """The argument, what it is, and what is right."""
-    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+    with pytest.raises((TypeError, ValueError, OverflowError), match=re.escape(text)):
         NAMED[text](problem)
 
 

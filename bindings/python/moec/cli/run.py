@@ -41,7 +41,8 @@ def command(
     )] = None,
     config: Annotated[Path | None, typer.Option(help="config.json, when not beside it.")] = None,
     inputs: Annotated[
-        Path | None, typer.Option("--input", help="x [T,H]: .npy, or tensor x of a .safetensors.")
+        Path | None, typer.Option("--input", exists=True, dir_okay=False,
+                                  help="x [T,H]: .npy, or tensor x of a .safetensors.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=0, help="Random tokens when no input is given.")] = 256,
     grad: Annotated[bool, typer.Option("--grad", help="Backward too, for a random d_y.")] = False,
