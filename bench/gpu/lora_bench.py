@@ -6,8 +6,9 @@
     python3 bench/gpu/lora_bench.py --device cpu --small --out FILE    that it runs
 
 moec.torch.Experts, frozen, in bf16 and as NF4 of bitsandbytes; adapters of rank 16 on both matrices
-in bf16. fwd is plan, experts, combine; step the same, then d_x, d(routing weights), dA and dB. All
-hold the same values, and a case is measured only when its results agree. Beside them are PyTorch's
+in bf16, compact (-lora) or as PEFT stores them (-lora-peft). fwd is plan, experts, combine; step is
+the same, then d_x, d(routing weights), dA and dB. All hold the same values, and a case is measured
+only when its results agree. Beside them are PyTorch's
 grouped_mm with factored terms, and with W + s B A in the place of W, as PEFT adapts stacks.
 over_base: beside the same base without adapters.
 """
@@ -79,8 +80,9 @@ class Data:
         return dict(x=self.normal(tokens, h).requires_grad_(), ids=ids,
                     weights=best.softmax(-1).requires_grad_(), d_y=self.normal(tokens, h))
 
-    def experts(self, base, adapted):
-        """moec.torch.Experts over the values, with the factors where they are wanted."""
+    def experts(self, base, adapters=""):
+        """moec.torch.Experts over the values, with the factors where they are wanted: -lora or
+        -lora-peft, where B [N,r E] lies rank by rank."""
         h, i, e, k = self.shape
         desc = moec.ExpertsDesc(hidden=h, inter=i, num_experts=e, top_k=k, dtype="bf16")
         with torch.device("meta"):
@@ -89,9 +91,11 @@ class Data:
             made._parameters[name] = torch.nn.Parameter(
                 (self.packed if base == "nf4" else self.plain)[name], requires_grad=False)
         made._is_packed = base == "nf4"
-        if adapted:
+        if adapters:
             made.add_adapter("lora", RANK, alpha=SCALE * RANK, dtype=torch.bfloat16)
             for name, (a, b) in self.factors.items():
+                if adapters == "-lora-peft":
+                    b = b.permute(1, 2, 0).contiguous().permute(2, 0, 1)
                 factor = made.adapters["lora"][name]
                 factor.a, factor.b = torch.nn.Parameter(a.detach()), torch.nn.Parameter(b.detach())
             leaves = [p for n in MATRICES for p in made.adapters["lora"][n].parameters()]
@@ -165,8 +169,8 @@ class Bench:
 
     def run(self, name, all_tokens):
         data = Data(SMALL if self.args.small else SHAPES[name], self.args.device)
-        cases = {f"moec-{base}{'-lora' if adapted else ''}": data.experts(base, adapted)
-                 for base in ("bf16", "nf4") for adapted in (False, True)}
+        cases = {f"moec-{base}{adapters}": data.experts(base, adapters)
+                 for base in ("bf16", "nf4") for adapters in ("", "-lora", "-lora-peft")}
         peers = {} if self.args.no_peers else {"torch-factored": factored(data),
                                                "torch-delta": delta(data)}
         for tokens in all_tokens:
@@ -176,11 +180,11 @@ class Bench:
             self.write()
 
     def measure(self, name, p, mode, cases, data):
-        wanted = {False: self.results(data.experts("bf16", False), p),
+        wanted = {False: self.results(data.experts("bf16"), p),
                   True: self.results(factored(data), p)}
         runs, extra = {}, {}
         for impl, case in cases.items():
-            want = wanted[impl.endswith("lora") or impl.startswith("torch")]
+            want = wanted["lora" in impl or impl.startswith("torch")]
             worst = max(map(difference, self.results(case, p), want))
             if not worst <= LIMIT:
                 print(f"{name} {len(p['x'])} {mode}: {impl} differs by {worst:.3g}; at most "
@@ -200,7 +204,7 @@ class Bench:
             if base in measured:
                 row["over_base"] = round(values["ms"] / measured[base]["ms"], 4)
             self.rows[self.key(row)] = row
-            print(f"{name:14} {row['tokens']:6} {mode:5} {impl:15} {row['ms']:9.4f} ms "
+            print(f"{name:14} {row['tokens']:6} {mode:5} {impl:18} {row['ms']:9.4f} ms "
                   f"{row.get('over_base', 0):7.3f} x base  {row['peak_mib']} MiB", flush=True)
 
     @staticmethod

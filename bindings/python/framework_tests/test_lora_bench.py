@@ -23,7 +23,8 @@ def test_small_run(tmp_path: Path) -> None:
     assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
     assert "0 wrong" in run.stdout
     rows = json.loads(out.read_text())["rows"]
-    everybody = BASES | {base + "-lora" for base in BASES} | {"torch-factored", "torch-delta"}
+    adapted = {base + storage for base in BASES for storage in ("-lora", "-lora-peft")}
+    everybody = BASES | adapted | {"torch-factored", "torch-delta"}
     for mode in ("fwd", "step"):
         assert {row["impl"] for row in rows if row["mode"] == mode} == everybody
     assert all(row["ms"] > 0 and row["over_base"] > 0 for row in rows)
