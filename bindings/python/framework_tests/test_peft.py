@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from models import DEVICES, VOCABULARY, build, tokens
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
@@ -166,6 +168,18 @@ def test_copies_of_data_parallel_raise() -> None:
     experts = model.base_model.model.model.layers[0].mlp.experts
     with pytest.raises(RuntimeError, match="start with torchrun"):
         experts._replicate_for_data_parallel()(torch.zeros(1))
+
+
+@pytest.mark.parametrize("on_moec", [True, False])
+def test_adapters_of_offloaded_experts_raise(on_moec: bool) -> None:
+    """PEFT makes the factors on the meta device, where its own way cannot read them either."""
+    model = build("qwen3_moe")
+    moec.transformers.enable(model)
+    for layer in model.model.layers:
+        cpu_offload(layer.mlp.experts, execution_device=torch.device("cpu"))
+    said = "adapter 'default' of down_proj has no values" if on_moec else ""
+    with pytest.raises(RuntimeError, match=re.escape(said)):
+        gradients(get_peft_model(model, config()), on_moec)
 
 
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_dropout": 0.1}])

@@ -51,7 +51,13 @@ def _terms(wrapper: Any, in_out: bool) -> Terms:
     for name in wrapper.active_adapters:
         if name in lora_a:
             _refuse_exchanged(wrapper, name)
-            found.append((lora_a[name].weight, lora_b[name].weight, float(wrapper.scaling[name]),
+            a, b = lora_a[name].weight, lora_b[name].weight
+            if a.is_meta or b.is_meta:
+                raise RuntimeError(
+                    f"moec.transformers: adapter {name!r} of {wrapper.parameter_name} has no values"
+                    ": its factors are on the meta device, where PEFT leaves them beside experts "
+                    "that accelerate has offloaded; keep these experts on a device")
+            found.append((a, b, float(wrapper.scaling[name]),
                           _adapted.PEFT_EXCHANGED if is_turned else _adapted.PEFT))
     return found
 
