@@ -139,16 +139,19 @@ def test_other_files_of_the_same_adapter(make: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inter", [24, 32])
-@pytest.mark.parametrize("family", ["qwen3_moe", "llama4"])
-def test_converted_for_peft(family: str, inter: int, tmp_path: Path) -> None:
-    """A file of PEFT 0.18 is one that PEFT loads, with the tensors that PEFT 0.21 writes. With 32
-    the stack of down is square: PEFT takes its factors as they are, for others."""
+@pytest.mark.parametrize(("family", "version"), [
+    ("qwen3_moe", "0.18.1"), ("llama4", "0.18.1"), ("qwen3_moe", "0.19.0"), ("gpt_oss", "0.19.0"),
+])
+def test_converted_for_peft(family: str, version: str, inter: int, tmp_path: Path) -> None:
+    """A file of PEFT 0.18 is one that PEFT loads, with the tensors that PEFT 0.21 writes; of PEFT
+    0.19.0 those of stacks [E,in,out], too. With 32 the stack of down is square: PEFT takes its
+    factors as they are, for others."""
     sizes = {"moe_intermediate_size": inter, "intermediate_size": inter, "hidden_size": 32}
     model = adapted(family, sizes, target_modules=["q_proj"])
     want = model(tokens()).logits
     model.save_pretrained(tmp_path / "new")
     model.save_pretrained(tmp_path / "old")
-    change(tmp_path / "old", turned, peft_version="0.18.1")
+    change(tmp_path / "old", turned, peft_version=version)
     base = build(family, sizes=sizes)
     moec.transformers.convert_adapter(base, tmp_path / "old", tmp_path / "again")
     new, again = (load_file(tmp_path / at / "adapter_model.safetensors") for at in ("new", "again"))
@@ -219,7 +222,7 @@ def test_a_square_matrix_needs_the_version(tmp_path: Path) -> None:
     with torch.no_grad():
         factor.b.normal_()
     moec.torch.save_adapter(model, tmp_path)
-    for version, is_turned in (("0.18.1", True), ("0.21.2", False)):
+    for version, is_turned in (("0.18.1", True), ("0.19.0", True), ("0.19.1", False)):
         change(tmp_path, lambda t: t, peft_version=version)
         moec.torch.load_adapter(model, tmp_path, version.replace(".", "_"))
         got = model.experts.adapters[version.replace(".", "_")]["down"]

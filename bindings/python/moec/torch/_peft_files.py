@@ -3,8 +3,8 @@
 
 PEFT wraps a module once for each parameter, and a key says how deep a wrapper lies, not whose it
 is. Which of the two is inside depends on the base, so that matrices are told by their shapes here.
-How factors are stored is said by Factors.from_peft. PEFT before 0.19 took the dimensions of stacks
-[E,out,in] in their order, and wrote lora_A beside `out`.
+How factors are stored is said by Factors.from_peft. PEFT before 0.19.1 took the dimensions of
+stacks [E,out,in] in their order, and wrote lora_A beside `out`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ._lora import AdaptedModule, Factor, extents, is_in_out, matrices_of
 
 PREFIX = "base_model.model."
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-WRITTEN = "0.19.0"
+WRITTEN = "0.19.1"
 """the release as whose files adapters are written: PEFT reads such ones from it on"""
 KEY = re.compile(r"^(?P<path>.*?)(?P<depth>(\.base_layer)*)\.lora_(?P<part>[AB])(\.\w+)?\.weight$")
 _EXPERT = re.compile(r"^(?P<path>.*)\.(?P<expert>\d+)\.(?P<leaf>\w+)$")
@@ -50,10 +50,15 @@ def _adapted_of(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def wrote_exchanged(version: Any) -> bool | None:
-    """Whether this release of PEFT took stacks [E,out,in] for [E,in,out]; None: it is none."""
-    found = re.match(r"(\d+)\.(\d+)", str(version or ""))
-    return None if found is None else (int(found[1]), int(found[2])) < (0, 19)
+def is_a_first(version: Any, is_transposed: bool = False) -> bool | None:
+    """Whether this release of PEFT wrote lora_A beside the first dimension of each matrix of a
+    stack, whose module says is_transposed of [E,in,out]; None: it is no release. Right is beside
+    the input, which 0.19.0 had the wrong way round, and those before took for the first."""
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", str(version or ""))
+    if found is None:
+        return None
+    number = tuple(int(part or 0) for part in found.groups())
+    return number < (0, 19, 0) or is_transposed != (number == (0, 19, 0))
 
 
 def as_stored(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +68,7 @@ def as_stored(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def save_adapter(model: nn.Module, folder: Any, name: str = "default") -> None:
-    """Write adapter `name` of all modules of experts in a model as PEFT does (0.19 and later), for
+    """Write adapter `name` of all modules of experts in a model as PEFT 0.19.1 and later do, for
     a model of transformers whose experts have the same paths. Raises ValueError where there is
     none, and NotImplementedError for factors of gate and up apart, which PEFT has as one."""
     from safetensors.torch import save_file
@@ -112,8 +117,8 @@ def load_adapter(
     paths   the experts' path in the file -> the module's in the model, where they differ
     strict  raises for tensors that are of no module of experts; else their names are returned
 
-    Takes both nestings, files of PEFT before 0.19, and adapters of single experts' linear layers as
-    transformers 4 had them. Raises ValueError, naming it, for what does not fit."""
+    Takes both nestings, files of PEFT before 0.19.1, and adapters of single experts' linear layers
+    as transformers 4 had them. Raises ValueError, naming it, for what does not fit."""
     from safetensors.torch import load_file
 
     config = json.loads((Path(folder) / CONFIG).read_text())
@@ -213,7 +218,7 @@ def _of_stacks(spec: Any, path: str, found: Any, config: Mapping[str, Any]) -> d
 
 def _is_turned(spec: Any, matrix: str, key: str, config: Mapping[str, Any]) -> bool:
     """Of a square matrix, by the version that wrote it."""
-    turned = wrote_exchanged(config.get("peft_version"))
+    turned = is_a_first(config.get("peft_version"))
     if turned is None or is_in_out(spec, matrix):
         raise ValueError(
             f"moec.torch: {key} is of a square matrix, and nothing says whether lora_A is beside "

@@ -10,7 +10,7 @@ dispatch (Llama-4), returns what now runs on moec and raises if a MoE block is l
 Quantised loads keep experts packed: bitsandbytes' 4 bits (load_in_4bit), gpt-oss's MXFP4, and
 checkpoints of compressed-tensors, AWQ and GPTQ.
 report(model) says what is packed; save_merged(model, folder) writes plain values for everyone.
-convert_adapter(model, folder, target) rewrites adapters of PEFT before 0.19.
+convert_adapter(model, folder, target) rewrites adapters of PEFT before 0.19.1.
 
 With transformers 5.23 and later DistributedConfig(ep_implementation="moec") parts the experts of a
 model between processes, see _parallel.

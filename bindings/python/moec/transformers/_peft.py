@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..torch import _adapted
-from ..torch._peft_files import wrote_exchanged
+from ..torch._peft_files import is_a_first
 from ._experts import MATRICES, Terms, given_terms, is_served
 from ._packed import is_in_out
 
@@ -38,7 +38,7 @@ def _chain(wrapper: Any, kind: type) -> Iterator[Any]:
 def _terms(wrapper: Any, in_out: bool) -> Terms:
     """The active terms of a wrapper's parameter. PEFT's lora_A is beside the last dimension where
     it exchanged the two, else beside the middle one; where that is the output (Llama-4; before PEFT
-    0.19 all others), A and B change places."""
+    0.19.1 all others), A and B change places."""
     is_turned = in_out == bool(vars(wrapper).get("_did_swap_in_out_features", False))
     if wrapper.disable_adapters:
         if wrapper.merged:
@@ -63,13 +63,16 @@ def _terms(wrapper: Any, in_out: bool) -> Terms:
 
 
 def _note_exchanged(wrapper: Any, name: str, config: Any) -> None:
-    """Note an adapter that PEFT before 0.19 wrote of a square matrix [E,out,in]: A beside its
-    output. PEFT now reads it as one beside its input, and no shape tells them apart. Factors of
-    linear layers, which PEFT puts together, are as they were."""
+    """Note an adapter of a square matrix whose A lies beside the other dimension than this PEFT
+    reads it, as PEFT before 0.19.1 wrote some: no shape tells them apart. Factors of linear layers,
+    which PEFT puts together, are as they were."""
     version = getattr(config, "peft_version", None)
+    is_transposed = bool(getattr(wrapper.get_base_layer(), "is_transposed", False))
     is_of_layers = wrapper.parameter_name in getattr(config, "_moec_of_layers", ())
-    if wrote_exchanged(version) and not is_of_layers and (
-            wrapper._did_swap_in_out_features and wrapper.in_features == wrapper.out_features):
+    is_misread = is_a_first(version, is_transposed) == bool(
+        vars(wrapper).get("_did_swap_in_out_features", False))
+    if is_misread and not is_of_layers and wrapper.get_param().ndim == 3 and (
+            wrapper.in_features == wrapper.out_features):
         wrapper.__dict__.setdefault("_moec_exchanged", {})[name] = str(version)
 
 
@@ -79,7 +82,7 @@ def _refuse_exchanged(wrapper: Any, name: str) -> None:
         raise ValueError(
             f"moec.transformers: adapter {name!r} is of PEFT {written}, which exchanged the "
             f"factors of the square {wrapper.parameter_name}; PEFT misreads them. "
-            "moec.transformers.convert_adapter() writes it as PEFT reads it"
+            "moec.transformers.convert_adapter() writes it as PEFT from 0.19.1 on reads it"
         )
 
 
