@@ -55,7 +55,7 @@ __device__ __forceinline__ bool decodes(const typename C::Stages& ring, int turn
 // By a warp that has written its elements of the ring's current stage.
 template <typename C>
 __device__ __forceinline__ void announce_elements(const typename C::Stages& ring, int lane) {
-  if constexpr (!C::kFences) ptx::fence_proxy_async();  // else those that multiply do
+  ptx::fence_proxy_async();  // by the writer: one by those that multiply does not order its stores
   __syncwarp();
   if (lane == 0) ptx::barrier_arrive(ring.full());
 }
