@@ -60,6 +60,7 @@ void split_gate_up(const Stack& stack, GateLayout layout, const oracle::Vec& sto
 oracle::Vec join_gate_up(const Stack& stack, GateLayout layout, const oracle::Vec& gate,
                          const oracle::Vec& up) {
   oracle::Vec stored(gate.size() + up.size(), 0.0);
+  if (stored.empty()) return stored;
   visit_gate_up(stack, layout, [&](size_t from, size_t gate_to, size_t up_to, bool has_gate) {
     stored[up_to] = up[from];
     if (has_gate) stored[gate_to] = gate[from];
@@ -78,6 +79,7 @@ oracle::Vec to_out_in(const Stack& s, const oracle::Vec& stored) {
 
 oracle::Vec from_out_in(const Stack& s, const oracle::Vec& canonical) {
   oracle::Vec stored(canonical.size());
+  if (stored.empty()) return stored;
   size_t from = 0;
   for (int e = 0; e < s.experts; ++e)
     for (int n = 0; n < s.rows; ++n)

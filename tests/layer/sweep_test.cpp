@@ -5,7 +5,6 @@
 // the expert without rows has gradients of exactly 0; one and three threads give the same bits. Run
 // once per instruction set (MOEC_CPU_ISA).
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
@@ -26,9 +25,6 @@ namespace moec::test {
 namespace {
 
 using oracle::Vec;
-
-// Freed memory stays in the process: mapping it anew for every tensor took half of the time.
-const int kKeepMemory = mallopt(M_MMAP_THRESHOLD, 1 << 30) & mallopt(M_TRIM_THRESHOLD, 2000000000);
 
 constexpr int kWidths[] = {31, 33, 96, 1057};
 constexpr int kRows[] = {0, 1, 4, 5, 31, 33, 226, 300, 300};
@@ -149,7 +145,6 @@ class SweepTest : public testing::TestWithParam<std::tuple<int, int>> {};
 TEST_P(SweepTest, MatchesTheOracle) {
   SCOPED_TRACE(seed_note());
   const auto [hidden, inter] = GetParam();
-  EXPECT_EQ(kKeepMemory, 1);
   Problem p = make_problem(hidden, inter);
   for (const bool half : {false, true}) {
     if (half) round_problem(&p);

@@ -43,7 +43,8 @@ Shape shape_of(const Config& c, bool shared = false) {
           c.fault,
           e.operands,
           e.between,
-          e.terms_apart};
+          e.terms_apart,
+          e.shifts};
 }
 
 // The factors of one expert, with the places of their gradients where there are any.
@@ -276,10 +277,11 @@ Vec experts_backward(const Config& config, const Inputs& in, const Vec& x, const
                      const Plan& plan, const Vec& d_y, Gradients* grads) {
   const auto hidden = static_cast<size_t>(config.experts.hidden);
   const ExpertsConfig& e = config.experts;
-  for (MlpWeights* d : {&grads->experts, &grads->terms.experts, &grads->shifts.experts})
-    zero_like(in.experts, d);
-  for (MlpWeights* d : {&grads->shared, &grads->terms.shared, &grads->shifts.shared})
-    zero_like(in.shared, d);
+  for (MlpWeights* d : {&grads->experts, &grads->terms.experts}) zero_like(in.experts, d);
+  for (MlpWeights* d : {&grads->shared, &grads->terms.shared}) zero_like(in.shared, d);
+  grads->shifts = {};
+  if (e.shifts) zero_like(in.experts, &grads->shifts.experts);
+  if (e.shifts) zero_like(in.shared, &grads->shifts.shared);
   for (Vec* d : {&grads->routing_weights, &grads->terms.routing_weights})
     d->assign(route.ids.size(), 0.0);
   grads->adapters = in.adapters;

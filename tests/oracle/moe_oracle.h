@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kinds.h"
+#include "rounding.h"
 
 namespace moec::oracle {
 
@@ -17,7 +18,6 @@ using Ids = std::vector<int>;
 using Mask = std::vector<uint8_t>;  // empty = all ones
 
 enum class RouterInput { kPlain, kRmsScaled };
-enum class Rounding { kNone, kFp32, kBf16, kFp16 };
 enum class Select { kTopK, kGroupTopK, kTable, kSparseMixer, kGiven };
 enum class GroupFill { kNegInf, kZero };
 enum class WeightRule { kScore, kSoftmaxSelected, kSigmoidSelected };
@@ -109,6 +109,7 @@ struct ExpertsConfig {
   // The terms of adapters are added to results that have been rounded so, too: by products of their
   // own. Else a product adds up all terms.
   bool terms_apart = true;
+  bool shifts = false;  // backward computes them; they take half as long as the rest
 };
 
 struct PlanConfig {
@@ -176,7 +177,8 @@ struct GradientTerms {
 
 // How far fp32 may be from the gradients of gate and up, because pre-activations and gradients at
 // activations are sums in fp32: a slope near 0, or at a clamp, makes a large part of a gradient of
-// a small part of a pre-activation. Root of the squares over a gradient's terms.
+// a small part of a pre-activation. Root of the squares over a gradient's terms. Empty without
+// ExpertsConfig::shifts.
 struct GradientShifts {
   MlpWeights experts, shared;
 };
@@ -230,8 +232,7 @@ struct Layer {
   Vec y;  // [T,H]
 };
 
-// ---- number formats and random numbers ----
-double round_to(Rounding rounding, double value);
+// ---- random numbers ----
 // Philox4x32-10, counter (low 64 bits; the rest 0), key = seed; first output word.
 uint32_t philox(uint64_t seed, uint64_t counter);
 // Jitter factor 1 + j * (2u - 1), u = (philox word >> 8) / 2^24.

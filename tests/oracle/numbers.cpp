@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Number formats, Philox4x32-10, activations and scores of the oracle.
+// Philox4x32-10, activations and scores of the oracle.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -13,17 +12,6 @@ namespace moec::oracle {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-
-// Nearest value with `digits` significant bits, ties to even; normal numbers start at
-// 2^(min_exponent - 1) in frexp's counting. A sum with 1.5 * 2^52 quanta keeps whole quanta.
-double round_bits(double value, int digits, int min_exponent, double largest) {
-  if (!std::isfinite(value) || value == 0) return value;
-  const int exponent = static_cast<int>(std::bit_cast<uint64_t>(value) >> 52 & 0x7FF) - 1022;
-  const int last = std::clamp(exponent, min_exponent, 200) - digits;  // the last bit's
-  const double shift = 1.5 * std::bit_cast<double>(static_cast<uint64_t>(last + 52 + 1023) << 52);
-  const double rounded = std::copysign(value + shift - shift, value);
-  return std::fabs(rounded) > largest ? std::copysign(kInf, value) : rounded;
-}
 
 double sigmoid(double t) {
   return 1 / (1 + std::exp(-t));
@@ -75,20 +63,6 @@ double situ_up_grad(const Activation& act, double u) {
 }
 
 }  // namespace
-
-double round_to(Rounding rounding, double value) {
-  switch (rounding) {
-    case Rounding::kNone:
-      return value;
-    case Rounding::kFp32:
-      return static_cast<double>(static_cast<float>(value));
-    case Rounding::kBf16:
-      return round_bits(value, 8, -125, 0x1.fep127);
-    case Rounding::kFp16:
-      return round_bits(value, 11, -13, 65504);
-  }
-  return value;
-}
 
 // Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 uint32_t philox(uint64_t seed, uint64_t counter) {

@@ -2,6 +2,7 @@
 // Values of quantised matrices.
 #include "quant.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -36,9 +37,8 @@ double small_float(int code, int exponent_bits, int mantissa_bits, bool ieee) {
   const int exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1);
   const bool negative = code >> (mantissa_bits + exponent_bits) & 1;
   const bool ones = exponent == (1 << exponent_bits) - 1;
-  double size = exponent
-                    ? std::ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits)
-                    : std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  const int digits = exponent ? (1 << mantissa_bits) + mantissa : mantissa;
+  double size = digits * power_of_two(std::max(exponent, 1) - bias - mantissa_bits);
   if (ieee && ones) size = mantissa ? NAN : INFINITY;
   if (!ieee && mantissa_bits == 3 && (code & 127) == 127) size = NAN;
   return negative ? -size : size;
@@ -47,7 +47,7 @@ double e2m1(int code) {
   return small_float(code, 2, 1, false);
 }
 double power(int code) {
-  return code == 255 ? NAN : std::ldexp(1.0, code - 127);
+  return code == 255 ? NAN : power_of_two(code - 127);
 }
 int nibble(const Bytes& bytes, int64_t byte, bool high) {
   return bytes[size_t(byte)] >> (high ? 4 : 0) & 15;
@@ -171,10 +171,7 @@ class Reader {
     const auto start = [&](int64_t values, int64_t bytes) {
       return ((x.e * q_.N + x.n) * (q_.K / values) + x.k / values) * bytes;
     };
-    const auto half = [&](int64_t byte) {
-      const Bytes two = {q_.codes[size_t(byte)], q_.codes[size_t(byte) + 1]};
-      return number_at(two, Number::kF16, 0);
-    };
+    const auto half = [&](int64_t byte) { return number_at(q_.codes, Number::kF16, byte / 2); };
     const auto byte = [&](int64_t at) { return int(q_.codes[size_t(at)]); };
     const int j = int(x.k % 32), k = int(x.k % 256);
     if (q_.scheme == Scheme::kGgufQ8) {

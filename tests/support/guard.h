@@ -17,8 +17,8 @@ namespace moec::test {
 // All ones: NaN in f32, f16, bf16 and f64, -1 in every integer type.
 constexpr uint8_t kPoison = 0xFF;
 
-// Pages of at least a MiB that no buffer uses any more serve the next buffer of that size: new ones
-// cost the wide tests more time than the arithmetic.
+// Pages that no buffer uses any more serve the next buffer of that size: new ones cost the wide
+// tests more time than the arithmetic. Nothing can be read or written there until then.
 class Pages {
  public:
   static uint8_t* take(size_t bytes) {
@@ -26,21 +26,18 @@ class Pages {
     const auto found = free_.find(bytes);
     void* base = MAP_FAILED;
     if (found == free_.end()) {
-      base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      base = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (base == MAP_FAILED) throw std::bad_alloc();
     } else {
       base = found->second;
       free_.erase(found);
-      mprotect(base, bytes, PROT_READ | PROT_WRITE);
     }
     return static_cast<uint8_t*>(base);
   }
   static void give_back(uint8_t* base, size_t bytes) {
     const std::lock_guard lock(mutex_);
-    if (bytes >= size_t{1} << 20)
-      free_.emplace(bytes, base);
-    else
-      munmap(base, bytes);
+    mprotect(base, bytes, PROT_NONE);
+    free_.emplace(bytes, base);
   }
 
  private:
@@ -57,11 +54,10 @@ class GuardedBuffer {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     mapped_ = (bytes + page - 1) / page * page + 2 * page;
     base_ = Pages::take(mapped_);
-    std::memset(base_, kPoison, mapped_);
+    mprotect(base_ + page, mapped_ - 2 * page, PROT_READ | PROT_WRITE);
+    std::memset(base_ + page, kPoison, mapped_ - 2 * page);
     data_ = side == Side::kEnd ? base_ + mapped_ - page - bytes : base_ + page;
-    std::memset(data_, fill, bytes);
-    mprotect(base_, page, PROT_NONE);
-    mprotect(base_ + mapped_ - page, page, PROT_NONE);
+    if (fill != kPoison) std::memset(data_, fill, bytes);
     slack_begin_ = side == Side::kEnd ? base_ + page : data_ + bytes;
     slack_end_ = side == Side::kEnd ? data_ : base_ + mapped_ - page;
   }

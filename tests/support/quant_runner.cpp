@@ -24,11 +24,13 @@ oracle::Config config_of(const QuantProblem& p) {
   return config;
 }
 
-// What is bound: plain matrices of the values, and in their places those of codes.
+// What is bound: plain matrices of the values, or those of codes and what else is plain.
 class Bound {
  public:
   Bound(const QuantProblem& p, bool as_values, Tensors& tensors)
-      : binder_(tensors), plain_(p.dequantised(), p.experts, p.hidden, p.inter, layout(p), false) {
+      : binder_(tensors),
+        plain_(as_values ? p.dequantised() : p.values, p.experts, p.hidden, p.inter, layout(p),
+               false) {
     desc_ = plain_.desc(p.packed);
     set_ = *plain_.set();
     if (as_values) return;

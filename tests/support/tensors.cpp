@@ -1,15 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors.h"
 
+#include <malloc.h>
+
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
 
+#include "guard.h"
 #include "oracle/moe_oracle.h"
 #include "safetensors.h"
 
 namespace moec::test {
 namespace {
+
+// Freed memory stays in the process: wide tests take more time to map it anew than for arithmetic.
+[[maybe_unused]] const int kKeepMemory =
+    mallopt(M_MMAP_THRESHOLD, 1 << 30) & mallopt(M_TRIM_THRESHOLD, 2000000000);
 
 template <typename Word>
 void put(uint8_t* at, Word word) {
@@ -21,11 +29,10 @@ uint16_t half_bits(double value) {  // of a value that fp16 can hold
   const double size = std::fabs(value);
   if (std::isnan(value)) return 0x7E00;
   if (std::isinf(value)) return sign | 0x7C00;
-  if (size < 0x1p-14) return static_cast<uint16_t>(sign | std::lround(size * 0x1p24));
-  int exponent = 0;
-  const double mantissa = std::frexp(size, &exponent);  // [0.5, 1)
-  const auto fraction = static_cast<uint16_t>(std::lround(mantissa * 2048) - 1024);
-  return static_cast<uint16_t>(sign | (exponent + 14) << 10 | fraction);
+  if (size < 0x1p-14) return static_cast<uint16_t>(sign | static_cast<int>(size * 0x1p24));
+  // The first ten bits of the fraction, below an exponent whose bias is 15 in place of 1023.
+  const uint64_t bits = std::bit_cast<uint64_t>(size) >> 42;
+  return static_cast<uint16_t>(sign | (bits - (uint64_t{1008} << 10)));
 }
 
 uint16_t bfloat16_bits(double value) {  // of a value that bf16 can hold
@@ -35,28 +42,12 @@ uint16_t bfloat16_bits(double value) {  // of a value that bf16 can hold
   return static_cast<uint16_t>(bits >> 16);
 }
 
-void encode_one(double v, moec_dtype dtype, uint8_t* out) {
-  using oracle::round_to;
-  using oracle::Rounding;
-  switch (dtype) {
-    case MOEC_F32:
-      return put(out, static_cast<float>(v));
-    case MOEC_F16:
-      return put(out, half_bits(round_to(Rounding::kFp16, v)));
-    case MOEC_BF16:
-      return put(out, bfloat16_bits(round_to(Rounding::kBf16, v)));
-    case MOEC_I32:
-      return put(out, static_cast<int32_t>(v));
-    case MOEC_I64:
-      return put(out, static_cast<int64_t>(v));
-    case MOEC_I8:
-      return put(out, static_cast<int8_t>(v));
-    case MOEC_U8:
-    case MOEC_BOOL:
-      return put(out, static_cast<uint8_t>(v));
-    default:
-      throw std::runtime_error("encode: unknown dtype");
-  }
+template <typename WordOf>
+std::vector<uint8_t> encode_each(const std::vector<double>& values, WordOf word_of) {
+  constexpr size_t kSize = sizeof(word_of(0.0));
+  std::vector<uint8_t> bytes(values.size() * kSize);
+  for (size_t i = 0; i < values.size(); ++i) put(bytes.data() + i * kSize, word_of(values[i]));
+  return bytes;
 }
 
 }  // namespace
@@ -66,10 +57,28 @@ size_t element_bytes(moec_dtype dtype) {
 }
 
 std::vector<uint8_t> encode(const std::vector<double>& values, moec_dtype dtype) {
-  const size_t size = element_bytes(dtype);
-  std::vector<uint8_t> bytes(values.size() * size);
-  for (size_t i = 0; i < values.size(); ++i) encode_one(values[i], dtype, bytes.data() + i * size);
-  return bytes;
+  using oracle::round_to;
+  using oracle::Rounding;
+  switch (dtype) {
+    case MOEC_F32:
+      return encode_each(values, [](double v) { return static_cast<float>(v); });
+    case MOEC_F16:
+      return encode_each(values, [](double v) { return half_bits(round_to(Rounding::kFp16, v)); });
+    case MOEC_BF16:
+      return encode_each(values,
+                         [](double v) { return bfloat16_bits(round_to(Rounding::kBf16, v)); });
+    case MOEC_I32:
+      return encode_each(values, [](double v) { return static_cast<int32_t>(v); });
+    case MOEC_I64:
+      return encode_each(values, [](double v) { return static_cast<int64_t>(v); });
+    case MOEC_I8:
+      return encode_each(values, [](double v) { return static_cast<int8_t>(v); });
+    case MOEC_U8:
+    case MOEC_BOOL:
+      return encode_each(values, [](double v) { return static_cast<uint8_t>(v); });
+    default:
+      throw std::runtime_error("encode: unknown dtype");
+  }
 }
 
 std::vector<double> decode(const std::vector<uint8_t>& bytes, moec_dtype dtype) {
@@ -110,8 +119,8 @@ moec_tensor Tensors::input_bytes(const std::vector<uint8_t>& bytes, moec_dtype d
 
 moec_buffer Tensors::buffer(uint64_t bytes, uint8_t fill) {
   if (bytes == 0) return {};
-  const std::vector<uint8_t> values(bytes, fill);
-  buffers_.emplace_back(values.data(), bytes);
+  buffers_.emplace_back(bytes);
+  if (fill != kPoison) buffers_.back().upload(std::vector<uint8_t>(bytes, fill).data());
   return {buffers_.back().pointer(), bytes};
 }
 

@@ -30,7 +30,7 @@ WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int i
       has_down_bias_(!w.down_bias.empty()),
       before_(before) {
   moec_struct_init(&set_, sizeof(set_));
-  if (w.gate.empty()) layout_.gate_layout = MOEC_GATE_NONE;
+  if (w.gate.empty() && !w.up.empty()) layout_.gate_layout = MOEC_GATE_NONE;
   const oracle::CodedMlp plain, &codes = layout.codes ? *layout.codes : plain;
   codes_gate_up_ = !codes.up.codes.empty();
   codes_down_ = !codes.down.codes.empty();
@@ -55,7 +55,7 @@ WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int i
       return Values{golden::from_out_in({experts, inter, hidden, in_out}, values_of(v, coded)),
                     bias, coded.scales, coded.zeros};
     };
-    if (!w.gate.empty())
+    if (layout_.gate_layout != MOEC_GATE_NONE)
       set_.gate =
           matrix(one(w.gate, w.gate_bias, codes.gate), inter, hidden, in_out, as_output, &gate_);
     set_.up = matrix(one(w.up, w.up_bias, codes.up), inter, hidden, in_out, as_output, &up_);

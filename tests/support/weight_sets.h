@@ -25,6 +25,7 @@ struct WeightLayout {
 // One set of matrices on the device: bound weights, or the place for their gradients.
 class WeightSet {
  public:
+  // A matrix without values is absent: codes take its place. A plain MLP has no gate, but up.
   // as_output: memory of the shapes of `weights`, poisoned or full of *before; else their values.
   WeightSet(const oracle::MlpWeights& weights, int experts, int hidden, int inter,
             const WeightLayout& layout, bool as_output, const double* before = nullptr);

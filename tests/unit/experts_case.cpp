@@ -92,6 +92,7 @@ ExpertsProblem::ExpertsProblem(const ExpertsCase& given) : c(given) {
   config.experts.weight_position = oracle::WeightPosition(c.position);
   config.experts.shared = oracle::Shared(c.shared), config.experts.output_scale = c.scale;
   set_roundings(c, &config.experts);
+  config.experts.shifts = true;
   config.plan.expert_begin = c.begin, config.plan.expert_end = c.end, config.plan.align = c.align;
 
   const auto values = [&](int count, double size) {
