@@ -19,6 +19,13 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(MOEC_ISA_avx512 ${MOEC_ISA_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
   set(MOEC_ISA_avx512bf16 ${MOEC_ISA_avx512} -mavx512bf16)
   set(MOEC_ISA_amx ${MOEC_ISA_avx512bf16} -mamx-tile -mamx-bf16)
+  # A sanitizer sees what runs, and takes most of the time to compile a tile.
+  if(MOEC_SANITIZE AND EXISTS /proc/cpuinfo)
+    file(STRINGS /proc/cpuinfo features REGEX "^flags.* amx_bf16( |$)" LIMIT_COUNT 1)
+    if(NOT features)
+      list(APPEND MOEC_ISA_amx -fno-sanitize=all)
+    endif()
+  endif()
   list(APPEND isas avx2 avx512 avx512bf16 amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   # Every such processor has neon. Scheduled before registers are given, gcc 12 spills sums.
