@@ -2,7 +2,7 @@
 // Hopper's elements of words of codes beside the values of the formats, rounded once: all codes,
 // scales from subnormal to infinity and NaN, bit for bit as values. Mutations seen to fail: the two
 // selectors of pairs exchanged; a scale of 0 bits as 2^-126; E2M1 times 2^125; a base of one less.
-#include "backend/cuda/sm90/line_words.h"
+#include "backend/cuda/device/line_words.h"
 
 #include <gtest/gtest.h>
 

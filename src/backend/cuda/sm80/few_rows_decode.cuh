@@ -7,9 +7,9 @@
 
 #include "backend/cuda/device/codes.cuh"
 #include "backend/cuda/device/element.cuh"
+#include "backend/cuda/device/line_words.h"
 #include "backend/cuda/device/ptx.cuh"
 #include "backend/cuda/sm80/instructions.cuh"
-#include "backend/cuda/sm90/line_words.h"
 
 namespace moec::cuda {
 

@@ -11,7 +11,7 @@
 //   numbers   what nibbles stand for, of either part: 16 floats
 #pragma once
 
-#include "backend/cuda/sm90/line_words.h"
+#include "backend/cuda/device/line_words.h"
 #include "backend/cuda/sm90/weight_decoder.cuh"
 
 namespace moec::cuda {

@@ -8,7 +8,7 @@
 //   of<kBlock>(r, h)   that of row r, half h of a line
 #pragma once
 
-#include "backend/cuda/sm90/line_words.h"
+#include "backend/cuda/device/line_words.h"
 #include "backend/cuda/sm90/row_gemm_config.cuh"
 #include "backend/cuda/sm90/weight_decoder.cuh"
 

@@ -10,8 +10,8 @@
 #pragma once
 
 #include "backend/cuda/device/codes.cuh"
+#include "backend/cuda/device/line_words.h"
 #include "backend/cuda/sm90/epilogue.cuh"
-#include "backend/cuda/sm90/line_words.h"
 #include "backend/cuda/sm90/weight_operand.cuh"
 
 namespace moec::cuda {
