@@ -41,7 +41,7 @@ SMALL = dict(num_experts=8, num_local_experts=8, num_experts_per_tok=2, hidden_s
              intermediate_size=64, moe_intermediate_size=64, num_attention_heads=4,
              num_key_value_heads=2, head_dim=16, num_hidden_layers=2, vocab_size=96)
 WAYS = ("moec", "moec-dense", "dense", "nf4")
-WARM, STEPS = 3, 8
+WARM, STEPS = 6, 12
 CASE_S = 90
 """A process that takes longer has failed."""
 PAIRS = (("moec-dense", "dense"), ("moec", "nf4"))
