@@ -9,6 +9,7 @@ queued on another stream than the one its inputs are written on (test_order_on_a
 import gc
 
 import moec
+import moec.torch
 import pytest
 import torch
 import torch.nn.functional as F
@@ -256,3 +257,31 @@ def test_quantised_experts_give_the_same_bytes_each_time(kind):
         differ += (got.view(torch.int16) != first.view(torch.int16)).any().to(torch.int64)
     assert first.isfinite().all() and first.any()
     assert int(differ) == 0
+
+
+# Of a multiple of eight experts B is copied eight elements at once.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_factors_as_peft_stores_them_give_the_same_bytes(dtype):
+    torch.manual_seed(6)
+    tokens, width, experts, rank = 200, 192, 16, 16
+    made = moec.torch.Experts(moec.ExpertsDesc(hidden=width, inter=width, num_experts=experts,
+                                               top_k=4), dtype=torch.bfloat16, device="cuda")
+    made.requires_grad_(False)
+    made.add_adapter("lora", rank, dtype=dtype)
+    x = torch.randn(tokens, width, device="cuda").bfloat16().requires_grad_()
+    weights, ids = torch.topk(torch.rand(tokens, experts, device="cuda"), 4)
+    factors = list(made.adapters["lora"].values())
+    for factor in factors:
+        torch.nn.init.normal_(factor.b, std=0.1)
+
+    def results():
+        y = made(x, ids, weights)
+        leaves = [x, *(p for f in factors for p in (f.a, f.b))]
+        return [y, *torch.autograd.grad(y, leaves, torch.ones_like(y))]
+
+    compact = results()
+    for factor in factors:
+        b = factor.b.detach().permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        assert b.stride(0) == 1
+        factor.b = torch.nn.Parameter(b)
+    assert all(t.any() for t in compact) and same(results(), compact)

@@ -43,38 +43,50 @@ __global__ __launch_bounds__(kThreads) void copy_factor_kernel(
     store_real(p.to.values.expert(e), p.to.dtype, to, value);
   });
 }
-// The same where the experts' elements of 16 bits are neighbours, as PEFT stores B: a thread reads
-// those of eight experts at once.
+// The same where the experts' elements are neighbours, as PEFT stores B: a thread reads those of
+// eight experts at once. Elements that have 16 bits are those of the copy.
 constexpr int kNeighbours = 8;
+template <class From>
 __global__ __launch_bounds__(kThreads) void copy_neighbours_kernel(
     const __grid_constant__ CopyParams p) {
   begin_kernel();
   const int64_t e = int64_t(blockIdx.y) * kNeighbours;
   each_place(p, [&](int64_t from, int64_t to) {
     union {
-      uint4 words;
-      uint16_t values[kNeighbours];
+      uint4 words[sizeof(From) / 2];
+      From values[kNeighbours];
     };
-    words = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.from.values.base) +
-                                            from + e);
-    auto* const first = static_cast<uint16_t*>(p.to.values.base) + to;
+    const auto* const first =
+        reinterpret_cast<const uint4*>(static_cast<const From*>(p.from.values.base) + from + e);
 #pragma unroll
-    for (int i = 0; i < kNeighbours; ++i) first[(e + i) * p.to.values.expert_stride] = values[i];
+    for (int i = 0; i < int(sizeof(From)) / 2; ++i) words[i] = first[i];
+#pragma unroll
+    for (int i = 0; i < kNeighbours; ++i) {
+      const int64_t place = to + (e + i) * p.to.values.expert_stride;
+      if constexpr (sizeof(From) == 2)
+        static_cast<From*>(p.to.values.base)[place] = values[i];
+      else
+        store_real(p.to.values.base, p.to.dtype, place, values[i]);
+    }
   });
 }
 bool has_neighbours(const CopyParams& p) {
   const ExpertMatrix& from = p.from;
-  return from.values.base && from.values.expert_stride == 1 && from.values.dtype == p.to.dtype &&
-         dtype_bytes(p.to.dtype) == 2 && p.experts % kNeighbours == 0 &&
-         from.row_stride % kNeighbours == 0 && from.col_stride % kNeighbours == 0 &&
+  const moec_dtype dtype = from.values.dtype;
+  return from.values.base && from.values.expert_stride == 1 &&
+         (dtype == MOEC_F32 || (dtype == p.to.dtype && dtype_bytes(dtype) == 2)) &&
+         p.experts % kNeighbours == 0 && from.row_stride % kNeighbours == 0 &&
+         from.col_stride % kNeighbours == 0 &&
          reinterpret_cast<uintptr_t>(from.values.base) % 16 == 0;
 }
 void copy_factor(const Op& op, const CopyParams& p) {
   const bool neighbours = has_neighbours(p);
   dim3 grid = grid_of(op, int64_t(p.n) * p.k);
   grid.y = unsigned(neighbours ? p.experts / kNeighbours : p.experts);
-  run(op, "copy of factors", neighbours ? copy_neighbours_kernel : copy_factor_kernel, grid,
-      kThreads, 0, p);
+  const auto kernel = !neighbours                       ? copy_factor_kernel
+                      : p.from.values.dtype == MOEC_F32 ? copy_neighbours_kernel<float>
+                                                        : copy_neighbours_kernel<uint16_t>;
+  run(op, "copy of factors", kernel, grid, kThreads, 0, p);
 }
 
 __global__ __launch_bounds__(kThreads) void set_ranks_kernel(float* scale, int32_t* adapter,
