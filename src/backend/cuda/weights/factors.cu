@@ -3,6 +3,7 @@
 #include "backend/cuda/weights/factors.h"
 
 #include "backend/cuda/device/op.cuh"
+#include "backend/cuda/device/span.cuh"
 #include "core/dtype.h"
 
 namespace moec::cuda {
@@ -21,13 +22,13 @@ struct CopyParams {
   uint32_t n, k;
   int32_t experts;
 };
-// body(element of `from`, of `to`) of the thread's places of a block.
-template <class Body>
+// body(element of `from`, of `to`) of the thread's places of a block: the first of V of a line.
+template <int V, class Body>
 __device__ __forceinline__ void each_place(const CopyParams& p, const Body& body) {
   const bool along_k = p.to.col_stride == 1;
-  const uint32_t width = along_k ? p.k : p.n, size = p.n * p.k;
+  const uint32_t width = (along_k ? p.k : p.n) / V, size = width * (along_k ? p.n : p.k);
   for (uint32_t i = uint32_t(global_thread()); i < size; i += uint32_t(global_threads())) {
-    const uint32_t line = i / width, place = i - line * width;
+    const uint32_t line = i / width, place = (i - line * width) * V;
     const int64_t n = along_k ? line : place, k = along_k ? place : line;
     body(n * p.from.row_stride + k * p.from.col_stride,
          p.first + n * p.to.row_stride + k * p.to.col_stride);
@@ -37,11 +38,32 @@ __global__ __launch_bounds__(kThreads) void copy_factor_kernel(
     const __grid_constant__ CopyParams p) {
   begin_kernel();
   const int64_t e = blockIdx.y;
-  each_place(p, [&](int64_t from, int64_t to) {
+  each_place<1>(p, [&](int64_t from, int64_t to) {
     const float value =
         p.from.present() ? load_real(p.from.values.expert(e), p.from.values.dtype, from) : 0.0f;
     store_real(p.to.values.expert(e), p.to.dtype, to, value);
   });
+}
+// The same where elements of a line are neighbours in both: a thread copies spans.
+constexpr int kSpan = 4;
+__global__ __launch_bounds__(kThreads) void copy_spans_kernel(
+    const __grid_constant__ CopyParams p) {
+  begin_kernel();
+  const int64_t e = blockIdx.y;
+  each_place<kSpan>(p, [&](int64_t from, int64_t to) {
+    store_span(p.to.values.expert(e), p.to.dtype, to,
+               load_span<kSpan>(p.from.values.expert(e), p.from.values.dtype, from));
+  });
+}
+bool has_spans(const CopyParams& p) {
+  const bool along_k = p.to.col_stride == 1;
+  const auto fits = [&](const ExpertMatrix& m) {
+    const int64_t next = along_k ? m.col_stride : m.row_stride;
+    const int64_t line = along_k ? m.row_stride : m.col_stride;
+    return m.values.base && next == 1 && line % kSpan == 0 && m.values.expert_stride % kSpan == 0 &&
+           reinterpret_cast<uintptr_t>(m.values.base) % (kSpan * sizeof(float)) == 0;
+  };
+  return fits(p.from) && fits(p.to) && (along_k ? p.k : p.n) % kSpan == 0 && p.first % kSpan == 0;
 }
 // The same where the experts' elements are neighbours, as PEFT stores B: a thread reads those of
 // eight experts at once. Elements that have 16 bits are those of the copy.
@@ -51,7 +73,7 @@ __global__ __launch_bounds__(kThreads) void copy_neighbours_kernel(
     const __grid_constant__ CopyParams p) {
   begin_kernel();
   const int64_t e = int64_t(blockIdx.y) * kNeighbours;
-  each_place(p, [&](int64_t from, int64_t to) {
+  each_place<1>(p, [&](int64_t from, int64_t to) {
     union {
       uint4 words[sizeof(From) / 2];
       From values[kNeighbours];
@@ -80,10 +102,11 @@ bool has_neighbours(const CopyParams& p) {
          reinterpret_cast<uintptr_t>(from.values.base) % 16 == 0;
 }
 void copy_factor(const Op& op, const CopyParams& p) {
-  const bool neighbours = has_neighbours(p);
-  dim3 grid = grid_of(op, int64_t(p.n) * p.k);
+  const bool neighbours = has_neighbours(p), spans = !neighbours && has_spans(p);
+  dim3 grid = grid_of(op, int64_t(p.n) * p.k / (spans ? kSpan : 1));
   grid.y = unsigned(neighbours ? p.experts / kNeighbours : p.experts);
-  const auto kernel = !neighbours                       ? copy_factor_kernel
+  const auto kernel = spans                             ? copy_spans_kernel
+                      : !neighbours                     ? copy_factor_kernel
                       : p.from.values.dtype == MOEC_F32 ? copy_neighbours_kernel<float>
                                                         : copy_neighbours_kernel<uint16_t>;
   run(op, "copy of factors", kernel, grid, kThreads, 0, p);
