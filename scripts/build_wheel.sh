@@ -47,5 +47,5 @@ tag=$("$venv/bin/auditwheel" show "$wheel" 2>>"$log" | tee -a "$log" | tr '\n' '
   sed -nE 's/.*following platform tag: "([^"]+)".*/\1/p')
 "$venv/bin/python" -m wheel tags --remove \
   --platform-tag "${tag:-linux_${processor:-$(uname -m)}}" "$wheel" >>"$log"
-"$venv/bin/python" scripts/deflate.py "$folder"/moec-*.whl
+"$venv/bin/python" scripts/shrink_wheel.py "$folder"/moec-*.whl
 ls "$folder"/*.whl
