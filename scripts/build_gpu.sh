@@ -8,7 +8,10 @@ here=$PWD
 . "$(dirname "$0")/lib.sh"
 
 sources="sm90/row_gemm_up.cu sm90/row_gemm_up_alternating.cu
-  sm90/row_gemm_down.cu sm90/row_gemm_grad_down.cu sm90/row_gemm.cpp sm90/row_gemm_choice.cpp
+  sm90/row_gemm_down.cu sm90/row_gemm_grad_down.cu sm90/row_gemm_coded_up.cu
+  sm90/row_gemm_coded_up_alternating.cu sm90/row_gemm_coded_down.cu sm90/row_gemm_coded_grad_down.cu
+  sm90/row_gemm_few_up.cu sm90/row_gemm_few_down.cu sm90/row_gemm_few_up_powers.cu
+  sm90/row_gemm_few_down_powers.cu sm90/row_gemm.cpp sm90/row_gemm_choice.cpp
   sm90/row_gemm_problem.cpp sm90/gate_form.cpp sm90/weight_grad.cu sm90/tensor_map.cpp
   sm90/work_counters.cu plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu
   plan/plan_source.cu rows/combine.cu few_tokens/small_up.cu few_tokens/small_down.cu
@@ -47,30 +50,6 @@ for source in $mains $sources; do
   objects+=("$folder/$(basename "${source%.*}").o")
   steps+=("$source" "${objects[-1]}")
 done
-# Coded weights, as cmake/cuda.cmake writes them; an older tree has none.
-coded=src/backend/cuda/sm90/row_gemm_coded.cu.in
-coded_lines=src/backend/cuda/sm90/row_gemm_problem.h
-if [ -n "$sources" ] && [ -f $coded ]; then
-  formats=$(sed -En 's/^using (Channel)?Formats = FormatList<(.*)>;/\2/p' src/quant/format.h)
-  for codes in ${formats//,/ } $(grep -qs LineFormats "$coded_lines" && echo LineFormats); do
-    for operation in up up_alternating down grad_down; do
-      file=$folder/row_gemm_coded_${operation}_$codes
-      sed "s/@operation@/$operation/; s/@codes@/$codes/; s/@format@/$codes/" $coded >"$file.cu"
-      objects+=("$file.o") steps+=("$file.cu" "$file.o")
-    done
-  done
-fi
-few=src/backend/cuda/sm90/row_gemm_few.cu.in
-listed() { sed -n "s/^set(MOEC_CUDA_$1 \(.*\))/\1/p" src/backend/cuda/sources.cmake; }
-if [ -n "$sources" ] && [ -f $few ]; then
-  for decode in $(listed FEW_DECODES); do
-    for operation in $(listed FEW_OPERATIONS); do
-      file=$folder/row_gemm_few_${operation}_$decode
-      sed "s/@operation@/$operation/; s/@decode@/$decode/" $few >"$file.cu"
-      objects+=("$file.o") steps+=("$file.cu" "$file.o")
-    done
-  done
-fi
 printf '%s\0' "${steps[@]}" |
   xargs -0 -P "$(job_count)" -n 2 bash -c 'compile "$0" "$1"' >&2
 "$nvcc" "${objects[@]}" $link -ldl -o "$program" >&2

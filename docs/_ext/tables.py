@@ -144,9 +144,7 @@ def hopper_formats():
 
 def tensor_cores():
     """Classes whose codes the portable kernels multiply on tensor cores."""
-    files = sorted((ROOT / "src/backend/cuda/sm80").glob("mma_*.cu"))
-    return {one for path in files for one in re.findall(
-        r"^template void .*mma_rows_of<moec::quant::(\w+(?:<\d>)?)>", path.read_text(), re.M)}
+    return set(format_list("ChunkFormats", "backend/cuda/sm80/mma_coded.cu"))
 
 
 def orientation(text):

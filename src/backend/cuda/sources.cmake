@@ -8,13 +8,15 @@ set(MOEC_CUDA_ARCH_host OFF)
 
 set(MOEC_CUDA_SOURCES_sm90
   sm90/row_gemm_up.cu sm90/row_gemm_up_alternating.cu sm90/row_gemm_down.cu
-  sm90/row_gemm_grad_down.cu
+  sm90/row_gemm_grad_down.cu sm90/row_gemm_coded_up.cu sm90/row_gemm_coded_up_alternating.cu
+  sm90/row_gemm_coded_down.cu sm90/row_gemm_coded_grad_down.cu
+  sm90/row_gemm_few_up.cu sm90/row_gemm_few_down.cu
+  sm90/row_gemm_few_up_powers.cu sm90/row_gemm_few_down_powers.cu
   sm90/weight_grad.cu sm90/work_counters.cu sm90/narrow_rows.cu sm90/factor_grad.cu
   few_tokens/small_up.cu few_tokens/small_down.cu few_tokens/one_token.cu)
 set(MOEC_CUDA_SOURCES_portable
   plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu
-  rows/combine.cu device/pointer_table.cu sm80/mma.cu sm80/mma_coded.cu sm80/mma_bytes.cu
-  sm80/mma_fp4.cu sm80/mma_int4.cu sm80/few_rows.cu
+  rows/combine.cu device/pointer_table.cu sm80/mma.cu sm80/mma_coded.cu sm80/few_rows.cu
   sm80/plain.cu)
 set(MOEC_CUDA_SOURCES_exact
   routing/route_forward.cu routing/route_backward.cu routing/gate_forward.cu
@@ -30,11 +32,3 @@ set(MOEC_CUDA_SOURCES_host
   sm90/row_gemm_choice.cpp sm90/row_gemm_problem.cpp sm90/sm90_path.cpp sm90/tensor_map.cpp
   sm80/portable_path.cpp sm80/row_product.cpp sm80/few_rows.cpp
   few_tokens/few_tokens_path.cpp few_tokens/small_gemm.cpp)
-
-# Kernels of coded weights: for each format of the list one file of each operation is written.
-set(MOEC_CUDA_CODED_SOURCE sm90/row_gemm_coded.cu.in)
-set(MOEC_CUDA_CODED_OPERATIONS up up_alternating down grad_down)
-# And those of few rows: for each way to decode lines (LineDecode) one file of each operation.
-set(MOEC_CUDA_FEW_SOURCE sm90/row_gemm_few.cu.in)
-set(MOEC_CUDA_FEW_DECODES kTable kPowers kIntegers kBytes kSigned)
-set(MOEC_CUDA_FEW_OPERATIONS up down)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files of mma_formats.h instantiate.
+// Row products of matrices of one format.
 #pragma once
 
-#include "backend/cuda/sm80/mma_formats.h"
 #include "backend/cuda/sm80/mma_kernel.cuh"
 
 namespace moec::cuda {

@@ -2,11 +2,9 @@
 #include "backend/cuda/sm90/row_gemm.h"
 
 #include <algorithm>
-#include <array>
 
 #include "backend/cuda/sm90/row_gemm_kernels.h"
 #include "backend/cuda/sm90/tensor_map.h"
-#include "quant/format.h"
 
 namespace moec::cuda {
 namespace {
@@ -157,39 +155,17 @@ void set_rest(const RowGemmProblem& from, const RowGemmChoice& choice, RowGemmPa
   to.done = from.done;
 }
 
-// The launch functions of weights of one kind: of each operation, then of alternating columns.
+// The launch functions of each operation, then of alternating columns; of few rows those of kUp
+// and kDown.
 constexpr int kAlternatingKind = 4, kKinds = 5;
-struct Launches {
-  RowGemmLaunch<RowGemmParams>* plain[kKinds];
-  RowGemmLaunch<CodedRowGemmParams>* coded[kKinds];
-};
-template <class Codes>
-constexpr Launches kCodedLaunches = {
-    {},
-    {launch_coded_up<Codes>, launch_coded_down<Codes>, launch_coded_down<Codes>,
-     launch_coded_grad_down<Codes>, launch_coded_up_alternating<Codes>}};
-template <class... Format>
-constexpr std::array<Launches, 2 + sizeof...(Format)> launches_of(quant::FormatList<Format...>) {
-  return {{{{launch_up, launch_down, launch_down, launch_grad_down, launch_up_alternating}, {}},
-           kCodedLaunches<LineFormats>,
-           kCodedLaunches<Format>...}};
-}
-// Plain, lines, then the formats of channels.
-constexpr auto kLaunches = launches_of(quant::ChannelFormats{});
-int kind_of_weights(const RowGemmProblem& p) {
-  if (!is_coded(p)) return 0;
-  return has_lines(p.scheme) ? 1 : 2 + quant::ChannelFormats::index(p.scheme);
-}
-
-// Of few rows: of kUp and kDown.
-template <LineDecode... kDecode>
-struct FewLaunches {
-  RowGemmLaunch<CodedRowGemmParams>* of[sizeof...(kDecode)][2] = {
-      {launch_few_up<kDecode>, launch_few_down<kDecode>}...};
-};
-constexpr FewLaunches<LineDecode::kTable, LineDecode::kPowers, LineDecode::kIntegers,
-                      LineDecode::kBytes, LineDecode::kSigned>
-    kFewLaunches;
+constexpr RowGemmLaunch<RowGemmParams>* kLaunches[kKinds] = {
+    launch_up, launch_down, launch_down, launch_grad_down, launch_up_alternating};
+constexpr RowGemmLaunch<CodedRowGemmParams>* kCodedLaunches[kKinds] = {
+    launch_coded_up, launch_coded_down, launch_coded_down, launch_coded_grad_down,
+    launch_coded_up_alternating};
+constexpr RowGemmLaunch<CodedRowGemmParams>* kFewLaunches[] = {launch_few_up, launch_few_down};
+constexpr RowGemmLaunch<CodedRowGemmParams>* kPowersLaunches[] = {launch_few_up_powers,
+                                                                  launch_few_down_powers};
 
 }  // namespace
 
@@ -225,16 +201,15 @@ cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& 
   CodedRowGemmParams params = {};
   if (cudaError_t e = make_maps(problem, params)) return e;
   set_rest(problem, choice, params);
-  const Launches& launches = kLaunches[size_t(kind_of_weights(problem))];
   const int kind = alternating_weights(problem) ? kAlternatingKind : int(problem.op);
-  if (!is_coded(problem)) return launches.plain[kind](problem, params, choice.ctas, stream);
+  if (!is_coded(problem)) return kLaunches[kind](problem, params, choice.ctas, stream);
   params.channels[0] = problem.channels[0];
   params.channels[1] = problem.channels[1];
   params.channels_along_k = is_gradient(problem.op);
   params.lines = problem.lines;
-  const auto launch =
-      choice.few_rows ? kFewLaunches.of[int(problem.lines.decode)][kind] : launches.coded[kind];
-  return launch(problem, params, choice.ctas, stream);
+  const bool powers = problem.lines.decode == LineDecode::kPowers;
+  const auto launches = !choice.few_rows ? kCodedLaunches : powers ? kPowersLaunches : kFewLaunches;
+  return launches[kind](problem, params, choice.ctas, stream);
 }
 
 }  // namespace moec::cuda

@@ -10,42 +10,52 @@
 
 namespace moec::cuda {
 
-// body<Element, Weights>() of the problem's type and scales. Powers of two are those of bf16
-// (line_words.h), and each of half a line; what few lines want is not in the loop of the others.
+template <class Element, class Weights>
+cudaError_t up_of_few(const CodedRowGemmParams& params, int ctas, cudaStream_t stream) {
+  using Epilogue = StoreActivatedAtOnce<Element, SigmoidGated, true, kFewRows>;
+  return launch_config<RowGemmConfig<Element, Weights, true, Epilogue>>(params, ctas, stream);
+}
+template <class Element, class Weights>
+cudaError_t down_of_few(const CodedRowGemmParams& params, int ctas, cudaStream_t stream) {
+  using Epilogue = StoreRowsAtOnce<Element, kFewRows>;
+  return launch_config<RowGemmConfig<Element, Weights, false, Epilogue>>(params, ctas, stream);
+}
+
+// body<Element, Weights>() of the problem's type and scales; what few lines want is not in the loop
+// of the others.
 template <LineDecode kDecode, class Body>
+cudaError_t with_scales(const RowGemmProblem& problem, const Body& body) {
+  return with_element(problem, [&]<class Element>() {
+    if constexpr (kDecode != LineDecode::kSigned) {
+      const ExpertScales& scales = problem.lines.scales[0];
+      if (kTileK >> scales.shift <= 1 &&
+          (kDecode == LineDecode::kIntegers || scales.dtype == MOEC_F32))
+        return body.template operator()<Element, RegisterWeights<kDecode, true>>();
+    }
+    return body.template operator()<Element, RegisterWeights<kDecode, false>>();
+  });
+}
+
+// And of how its codes are decoded, but for PowersWeights.
+template <class Body>
 cudaError_t with_decoded(const RowGemmProblem& problem, const Body& body) {
-  using Parts = RegisterWeights<kDecode, false>;
-  if constexpr (kDecode == LineDecode::kPowers) {
-    return body.template operator()<__nv_bfloat16, Parts>();
-  } else {
-    return with_element(problem, [&]<class Element>() {
-      if constexpr (kDecode != LineDecode::kSigned) {
-        const ExpertScales& scales = problem.lines.scales[0];
-        if (kTileK >> scales.shift <= 1 &&
-            (kDecode == LineDecode::kIntegers || scales.dtype == MOEC_F32))
-          return body.template operator()<Element, RegisterWeights<kDecode, true>>();
-      }
-      return body.template operator()<Element, Parts>();
-    });
+  switch (problem.lines.decode) {
+    case LineDecode::kTable:
+      return with_scales<LineDecode::kTable>(problem, body);
+    case LineDecode::kIntegers:
+      return with_scales<LineDecode::kIntegers>(problem, body);
+    case LineDecode::kBytes:
+      return with_scales<LineDecode::kBytes>(problem, body);
+    case LineDecode::kSigned:
+      return with_scales<LineDecode::kSigned>(problem, body);
+    case LineDecode::kPowers:
+      break;
   }
+  return cudaErrorInvalidValue;
 }
 
-template <LineDecode kDecode>
-cudaError_t launch_few_up(const RowGemmProblem& problem, const CodedRowGemmParams& params, int ctas,
-                          cudaStream_t stream) {
-  return with_decoded<kDecode>(problem, [&]<class Element, class Weights>() {
-    using Epilogue = StoreActivatedAtOnce<Element, SigmoidGated, true, kFewRows>;
-    return launch_config<RowGemmConfig<Element, Weights, true, Epilogue>>(params, ctas, stream);
-  });
-}
-
-template <LineDecode kDecode>
-cudaError_t launch_few_down(const RowGemmProblem& problem, const CodedRowGemmParams& params,
-                            int ctas, cudaStream_t stream) {
-  return with_decoded<kDecode>(problem, [&]<class Element, class Weights>() {
-    using Epilogue = StoreRowsAtOnce<Element, kFewRows>;
-    return launch_config<RowGemmConfig<Element, Weights, false, Epilogue>>(params, ctas, stream);
-  });
-}
+// Powers of two are those of bf16 (line_words.h), and each of half a line. Their kernels, of one
+// type alone, are compiled alone.
+using PowersWeights = RegisterWeights<LineDecode::kPowers, false>;
 
 }  // namespace moec::cuda

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One launch function per instantiation file, so that the build compiles them side by side. Each
-// finds its instance by the problem: element type, orientation of the weights, activation.
+// finds its instance by the problem: element type, orientation of the weights, activation, codes.
+// Kernels that differ only in their codes share a file: a fat binary is compressed file by file.
 #pragma once
 
 #include "backend/cuda/sm90/row_gemm.h"
@@ -12,21 +13,12 @@ using RowGemmLaunch = cudaError_t(const RowGemmProblem& problem, const Params& p
                                   cudaStream_t stream);
 RowGemmLaunch<RowGemmParams> launch_up, launch_up_alternating, launch_down, launch_grad_down;
 
-// Of few rows, by how codes are decoded: files that CMake writes from row_gemm_few.cu.in.
-template <LineDecode kDecode>
-RowGemmLaunch<CodedRowGemmParams> launch_few_up;
-template <LineDecode kDecode>
-RowGemmLaunch<CodedRowGemmParams> launch_few_down;
+// Of coded weights: of a format of channels, or of LineFormats.
+RowGemmLaunch<CodedRowGemmParams> launch_coded_up, launch_coded_up_alternating, launch_coded_down,
+    launch_coded_grad_down;
 
-// Of coded weights: files that CMake writes from row_gemm_coded.cu.in, for each format of channels
-// and one for LineFormats.
-template <class Codes>
-RowGemmLaunch<CodedRowGemmParams> launch_coded_up;
-template <class Codes>
-RowGemmLaunch<CodedRowGemmParams> launch_coded_up_alternating;
-template <class Codes>
-RowGemmLaunch<CodedRowGemmParams> launch_coded_down;
-template <class Codes>
-RowGemmLaunch<CodedRowGemmParams> launch_coded_grad_down;
+// Of few rows: of PowersWeights, and of all others.
+RowGemmLaunch<CodedRowGemmParams> launch_few_up, launch_few_down, launch_few_up_powers,
+    launch_few_down_powers;
 
 }  // namespace moec::cuda
