@@ -26,6 +26,8 @@ INSTANTIATE_TEST_SUITE_P(
     Steps, Graphs,
     testing::Values(Kind{"experts_top1", experts_step, 1}, Kind{"experts_top2", experts_step, 2},
                     Kind{"adapted_top1", adapted_step, 1}, Kind{"adapted_top2", adapted_step, 2},
+                    Kind{"coded_top1", coded_step, 1}, Kind{"coded_top2", coded_step, 2},
+                    Kind{"coded_few_rows", coded_step_of_few_rows, 1},
                     Kind{"layer_top1", layer_step, 1}, Kind{"layer_top2", layer_step, 2}),
     [](const auto& param) { return param.param.name; });
 

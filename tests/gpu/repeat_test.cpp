@@ -13,14 +13,20 @@
 namespace moec::test {
 namespace {
 
-using Make = std::unique_ptr<Step> (*)(const moec_context*, int32_t, int32_t);
-class Repeat : public testing::TestWithParam<Make> {};
-INSTANTIATE_TEST_SUITE_P(Steps, Repeat, testing::Values(experts_step, layer_step),
-                         [](const auto& param) { return param.index == 0 ? "experts" : "layer"; });
+struct Kind {
+  const char* name;
+  std::unique_ptr<Step> (*make)(const moec_context*, int32_t, int32_t);
+};
+class Repeat : public testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Steps, Repeat,
+                         testing::Values(Kind{"experts", experts_step}, Kind{"layer", layer_step},
+                                         Kind{"coded", coded_step},
+                                         Kind{"coded_few_rows", coded_step_of_few_rows}),
+                         [](const auto& param) { return param.param.name; });
 
 TEST_P(Repeat, hundred_runs_half_of_them_beside_another_kernel) {
   const Context context = gpu_context();
-  const auto step = GetParam()(context.get(), 2, 0);
+  const auto step = GetParam().make(context.get(), 2, 0);
   step->take_workspace();
   const GpuStream stream, other;
   int multiprocessors = 0;

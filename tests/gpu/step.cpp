@@ -5,29 +5,56 @@
 
 namespace moec::test {
 
-Step::Step(const moec_context* context, int32_t top_k, int32_t device, int32_t experts)
-    : context_(context), top_k_(top_k), device_(device) {
+Step::Step(const moec_context* context, int32_t top_k, int32_t device, int32_t experts, bool coded)
+    : context_(context),
+      hidden_(coded ? 192 : kHidden),
+      inter_(coded ? 80 : kInter),
+      top_k_(top_k),
+      device_(device) {
   CHECK_CUDA(cudaSetDevice(device));
-  x_ = &input(MOEC_BF16, {kTokens, kHidden}, 1.0);
-  d_y_ = &input(MOEC_BF16, {kTokens, kHidden}, 1.0);
-  y_ = &output(MOEC_BF16, {kTokens, kHidden});
-  d_x_ = &output(MOEC_BF16, {kTokens, kHidden});
+  x_ = &input(MOEC_BF16, {kTokens, hidden_}, 1.0);
+  d_y_ = &input(MOEC_BF16, {kTokens, hidden_}, 1.0);
+  y_ = &output(MOEC_BF16, {kTokens, hidden_});
+  d_x_ = &output(MOEC_BF16, {kTokens, hidden_});
   d_routing_ = &output(MOEC_F32, {kTokens, top_k});
 
   auto desc = sized<moec_weights_desc>();
   desc.num_experts = experts;
   desc.gate_layout = MOEC_GATE_THEN_UP;
-  desc.hidden = kHidden;
-  desc.inter = kInter;
+  desc.hidden = hidden_;
+  desc.inter = inter_;
   desc.dtype = MOEC_BF16;
+  if (coded) {
+    desc.gate_up_scheme = MOEC_SCHEME_CODEBOOK4;
+    desc.down_scheme = MOEC_SCHEME_INT8;
+  }
   weights_ =
       make<Weights>(moec_weights_create, context, static_cast<const moec_weights_desc*>(&desc));
+  if (coded)
+    bind_codes(experts);
+  else
+    bind_plain(experts);
+}
+void Step::bind_plain(int32_t experts) {
   auto set = sized<moec_weight_set>();
-  set.gate_up.data = tensor(input(MOEC_BF16, {experts, 2 * kInter, kHidden}, 0.08));
-  set.down.data = tensor(input(MOEC_BF16, {experts, kHidden, kInter}, 0.1));
+  set.gate_up.data = tensor(input(MOEC_BF16, {experts, 2 * inter_, hidden_}, 0.08));
+  set.down.data = tensor(input(MOEC_BF16, {experts, hidden_, inter_}, 0.1));
   check(moec_weights_bind(weights_.get(), &set));
-  d_weights_.gate_up.data = tensor(output(MOEC_BF16, {experts, 2 * kInter, kHidden}));
-  d_weights_.down.data = tensor(output(MOEC_BF16, {experts, kHidden, kInter}));
+  d_weights_.gate_up.data = tensor(output(MOEC_BF16, {experts, 2 * inter_, hidden_}));
+  d_weights_.down.data = tensor(output(MOEC_BF16, {experts, hidden_, inter_}));
+}
+void Step::bind_codes(int32_t experts) {
+  const int64_t count = experts * 2 * inter_ * hidden_;
+  auto nf4 = sized<moec_quant>(), int8 = sized<moec_quant>();
+  nf4.scales = tensor(input(MOEC_F32, {count / 64}, 0.1));
+  nf4.codebook = tensor(input(MOEC_F32, {16}, 0.6));
+  int8.scales = tensor(input(MOEC_F32, {experts, hidden_, 1}, 0.001));
+  auto set = sized<moec_weight_set>();
+  set.gate_up.data = tensor(input(MOEC_U8, {count / 2}, 1));
+  set.gate_up.quant = &nf4;
+  set.down.data = tensor(input(MOEC_I8, {experts, hidden_, inter_}, 1));
+  set.down.quant = &int8;
+  check(moec_weights_bind(weights_.get(), &set));
 }
 
 DeviceBytes& Step::hold(moec_dtype dtype, std::vector<int64_t> shape, double scale) {
@@ -58,8 +85,8 @@ moec_tensor Step::tensor(const DeviceBytes& array) const {
 }
 moec_experts_desc Step::experts_desc() const {
   auto desc = sized<moec_experts_desc>();
-  desc.hidden = kHidden;
-  desc.inter = kInter;
+  desc.hidden = hidden_;
+  desc.inter = inter_;
   desc.num_experts = kExperts;
   desc.top_k = top_k_;
   desc.gate_layout = MOEC_GATE_THEN_UP;
@@ -74,9 +101,15 @@ void Step::fill(uint64_t seed, Routing routing) {
   for (const Held& held : held_) {
     if (held.scale == 0) continue;
     const size_t count = held.array->bytes() / element_bytes(held.dtype);
+    if (held.dtype == MOEC_U8 || held.dtype == MOEC_I8) {  // codes: any bits
+      std::vector<uint8_t> bytes(count);
+      for (uint8_t& byte : bytes) byte = uint8_t(random.bits());
+      held.array->assign(bytes);
+      continue;
+    }
     std::vector<double> values = random.normals(count, held.scale);
     if (held.array.get() == x_)  // a constant feature, by which steer() leads the tokens
-      for (size_t t = 0; t < count; t += kHidden) values[t] = 1;
+      for (size_t t = 0; t < count; t += size_t(hidden_)) values[t] = 1;
     held.array->assign(encode(values, held.dtype));
   }
   steer(seed, routing);
@@ -105,8 +138,9 @@ namespace {
 
 class ExpertsStep : public Step {
  public:
-  ExpertsStep(const moec_context* context, int32_t top_k, int32_t device, int64_t tokens)
-      : Step(context, top_k, device),
+  ExpertsStep(const moec_context* context, int32_t top_k, int32_t device, int64_t tokens,
+              bool coded = false)
+      : Step(context, top_k, device, kExperts, coded),
         tokens_(tokens),
         ids_(input(MOEC_I32, {kTokens, top_k}, 1)),
         routing_(input(MOEC_F32, {kTokens, top_k}, 1)) {
@@ -185,13 +219,13 @@ class AdaptedStep : public ExpertsStep {
     auto desc = sized<moec_adapters_desc>();
     desc.num_experts = kExperts;
     desc.gate_layout = MOEC_GATE_THEN_UP;
-    desc.hidden = kHidden;
-    desc.inter = kInter;
+    desc.hidden = hidden_;
+    desc.inter = inter_;
     adapters_ = make<Adapters>(moec_adapters_create, context,
                                static_cast<const moec_adapters_desc*>(&desc));
     moec_adapter adapter = {};
-    add(&adapter.gate_up, &d_adapter_.gate_up, 2 * kInter, kHidden);
-    add(&adapter.down, &d_adapter_.down, kHidden, kInter);
+    add(&adapter.gate_up, &d_adapter_.gate_up, 2 * inter_, hidden_);
+    add(&adapter.down, &d_adapter_.down, hidden_, inter_);
     check(moec_adapters_bind(adapters_.get(), &adapter, 1));
     check(moec_experts_query_adapters(experts_.get(), adapters_.get(), &sizes_));
     forward_.adapters = backward_.adapters = adapters_.get();
@@ -217,8 +251,8 @@ class LayerStep : public Step {
   LayerStep(const moec_context* context, int32_t top_k, int32_t device, moec_ep* ep = nullptr,
             int32_t local_experts = kExperts)
       : Step(context, top_k, device, local_experts),
-        gate_(input(MOEC_F32, {kExperts, kHidden}, 0.1)),
-        d_gate_(output(MOEC_F32, {kExperts, kHidden})),
+        gate_(input(MOEC_F32, {kExperts, hidden_}, 0.1)),
+        d_gate_(output(MOEC_F32, {kExperts, hidden_})),
         select_bias_(input(MOEC_F32, {kExperts}, 0.01)),
         logits_(output(MOEC_F32, {kTokens, kExperts})),
         d_logits_(output(MOEC_F32, {kTokens, kExperts})),
@@ -293,8 +327,8 @@ class LayerStep : public Step {
   }
   void steer(uint64_t seed, Routing routing) override {
     Random random(seed + 77);
-    std::vector<double> gate = random.normals(size_t(kExperts * kHidden), 0.1);
-    if (routing == Routing::kOneExpert) gate[kOne * kHidden] = 50;  // times x[t,0] = 1
+    std::vector<double> gate = random.normals(size_t(kExperts * hidden_), 0.1);
+    if (routing == Routing::kOneExpert) gate[size_t(kOne * hidden_)] = 50;  // times x[t,0] = 1
     gate_.assign(encode(gate, MOEC_F32));
   }
 
@@ -324,6 +358,13 @@ std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, i
 }
 std::unique_ptr<Step> adapted_step(const moec_context* context, int32_t top_k, int32_t device) {
   return ExpertsStep::with_saved<AdaptedStep>(context, top_k, device);
+}
+std::unique_ptr<Step> coded_step(const moec_context* context, int32_t top_k, int32_t device) {
+  return ExpertsStep::with_saved<ExpertsStep>(context, top_k, device, Step::kTokens, true);
+}
+std::unique_ptr<Step> coded_step_of_few_rows(const moec_context* context, int32_t top_k,
+                                             int32_t device) {
+  return ExpertsStep::with_saved<ExpertsStep>(context, top_k, device, 24, true);
 }
 std::unique_ptr<Step> experts_step_of_no_tokens(const moec_context* context) {
   return ExpertsStep::with_saved<ExpertsStep>(context, 2, 0, 0);

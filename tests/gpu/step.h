@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training step on a GPU through moec.h, with all its memory: queued on a stream, captured, run
-// again on other data, its outputs compared byte for byte. Three kinds: the layer with losses, the
-// experts from given ids, and these with an adapter.
+// again on other data, its outputs compared byte for byte. Four kinds: the layer with losses, the
+// experts from given ids, these with an adapter, and these of coded weights.
 #pragma once
 
 #include <moec/moec.h>
@@ -56,8 +56,9 @@ class Step {
   static constexpr int32_t kExperts = 8, kOne = 5;
   static constexpr size_t kWeightBytes = size_t(kExperts) * 3 * kInter * kHidden * 2;
 
-  // experts: whose weights it has.
-  Step(const moec_context* context, int32_t top_k, int32_t device, int32_t experts = kExperts);
+  // experts: whose weights it has. coded: gate and up of NF4, down of INT8, which are frozen.
+  Step(const moec_context* context, int32_t top_k, int32_t device, int32_t experts = kExperts,
+       bool coded = false);
   virtual ~Step() = default;
 
   void fill(uint64_t seed, Routing routing);          // new inputs in place; waits
@@ -74,8 +75,11 @@ class Step {
   moec_buffer memory(const moec_size& size);
   moec_experts_desc experts_desc() const;
   virtual void steer(uint64_t seed, Routing routing) = 0;  // what decides the routing
+  void bind_plain(int32_t experts);
+  void bind_codes(int32_t experts);
 
   const moec_context* context_;
+  const int64_t hidden_, inter_;  // of codes: lines of whole blocks and of 16 bytes
   int32_t top_k_, device_;
   Weights weights_;
   moec_weight_set d_weights_ = sized<moec_weight_set>();
@@ -104,6 +108,10 @@ std::unique_ptr<Step> ep_layer_step(const moec_context* context, int32_t top_k, 
 std::unique_ptr<Step> experts_step(const moec_context* context, int32_t top_k, int32_t device = 0);
 // The same with an adapter on every matrix, whose gradients it has.
 std::unique_ptr<Step> adapted_step(const moec_context* context, int32_t top_k, int32_t device = 0);
+// The same of coded weights, which are frozen: of many rows an expert, and of few.
+std::unique_ptr<Step> coded_step(const moec_context* context, int32_t top_k, int32_t device = 0);
+std::unique_ptr<Step> coded_step_of_few_rows(const moec_context* context, int32_t top_k,
+                                             int32_t device = 0);
 std::unique_ptr<Step> experts_step_of_no_tokens(const moec_context* context);
 
 }  // namespace moec::test
