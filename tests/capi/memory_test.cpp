@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host memory: nothing is allocated in steady state, and wherever an allocation fails the call that
 // needed it reports it and nothing is lost. Not run under sanitizers, which have a malloc of their
-// own. Mutation noted: a std::vector in Layer::forward fails steady_state; a Context that leaks its
-// backend fails `every failing allocation`.
+// own. Mutations noted: a std::vector in Layer::forward fails steady_state, one in CodedLines::find
+// coded_weights; a Context that leaks its backend fails `every failing allocation`.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -35,6 +35,45 @@ TEST(Memory, steady_state_allocates_nothing) {
     EXPECT_EQ(after.workspace_bytes, before.workspace_bytes);
     EXPECT_GT(after.calls, before.calls);
     EXPECT_GT(after.flops, before.flops);
+  }
+}
+
+// Gate and up of NF4, down of INT8, as bound and packed.
+TEST(Memory, coded_weights_allocate_nothing_in_steady_state) {
+  constexpr int64_t E = Problem::kExperts, H = Problem::kHidden, I = Problem::kInter;
+  constexpr int64_t kUp = E * 2 * I * H;
+  Problem p(nullptr, MOEC_SAVE_PREACT, 67);
+  std::vector<uint8_t> nibbles(kUp / 2, 0x5a);
+  std::vector<int8_t> bytes(E * H * I, 7);
+  std::vector<float> scales(E * H, 0.1f), codebook(16, 0.5f);  // kUp / 64 of NF4
+  auto nf4 = sized<moec_quant>(), int8 = sized<moec_quant>();
+  nf4.scales = tensor_of(scales.data(), MOEC_F32, {kUp / 64});
+  nf4.codebook = tensor_of(codebook.data(), MOEC_F32, {16});
+  int8.scales = tensor_of(scales.data(), MOEC_F32, {E, H, 1});
+  auto set = sized<moec_weight_set>();
+  set.gate_up.data = tensor_of(nibbles.data(), MOEC_U8, {kUp / 2});
+  set.gate_up.quant = &nf4;
+  set.down.data = tensor_of(bytes.data(), MOEC_I8, {E, H, I});
+  set.down.quant = &int8;
+  moec_weights_desc desc = p.weights_desc;
+  desc.gate_up_scheme = MOEC_SCHEME_CODEBOOK4;
+  desc.down_scheme = MOEC_SCHEME_INT8;
+  const auto weights = make<Weights>(moec_weights_create, p.context, &desc);
+  check(moec_weights_bind(weights.get(), &set));
+  auto args = p.forward_args();
+  args.weights = weights.get();
+  auto grads = p.backward_args(&args);
+  grads.d_expert_weights = nullptr;
+  const auto step = [&] {
+    check(moec_layer_forward(p.layer.get(), &args, nullptr));
+    check(moec_layer_backward(p.layer.get(), &grads, nullptr));
+  };
+  for (const bool packed : {false, true}) {
+    if (packed) check(moec_weights_pack(weights.get(), nullptr, nullptr));
+    step();
+    const int64_t allocations = malloc_counts().allocations;
+    for (int i = 0; i < 10; ++i) step();
+    EXPECT_EQ(malloc_counts().allocations, allocations) << (packed ? "packed" : "as bound");
   }
 }
 
