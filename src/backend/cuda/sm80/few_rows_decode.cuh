@@ -13,7 +13,10 @@
 
 namespace moec::cuda {
 
-using FewBlock = quant::ScaleAndZeroOf<float>;  // zero: less that of the numbers in the book
+struct FewBlock {
+  float scale;
+  int zero;  // of nibbles less 8
+};
 
 __device__ __forceinline__ uint32_t word_of(const uint4& piece, int i) {
   return i == 0 ? piece.x : i == 1 ? piece.y : i == 2 ? piece.z : piece.w;
@@ -41,8 +44,9 @@ __device__ __forceinline__ uint32_t fused_pair(uint32_t a, uint32_t b, uint32_t 
 
 // What elements are made of besides codes and blocks.
 struct FewContext {
-  uint32_t book;    // 16 numbers in shared memory
-  bool high_first;  // of two nibbles
+  uint32_t book;  // 32 numbers in shared memory, which lie in different banks
+  int first;      // that of nibble 0, with no zero point
+  int turn;       // bits, to the left, that take the first nibble of a byte to bit 2
   bool e5m2;
 };
 
@@ -50,27 +54,28 @@ struct FewContext {
 template <class Element>
 struct FewBook {  // nibbles of any 16 numbers
   static constexpr int kRuns = 4;
-  const bool high_first;
-  ValueTable table;
+  uint32_t book;
+  int turn;
+  uint32_t firsts;  // the last bytes of addresses
+  float scale;
   __device__ __forceinline__ FewBook(const FewContext& of, const FewBlock& block)
-      : high_first(of.high_first) {
-#pragma unroll
-    for (int q = 0; q < 4; q += 2) {
-      const float4 low = std::bit_cast<float4>(ptx::shared_load(of.book + 16 * q));
-      const float4 high = std::bit_cast<float4>(ptx::shared_load(of.book + 16 * q + 16));
-      float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-      if (!of.high_first) {  // integers
-#pragma unroll
-        for (float& number : v) number -= block.zero;
-      }
-      uint32_t pairs[4];
-      round_products<Element>(v, block.scale, pairs);
-      table.set(q, pairs[0], pairs[1]);
-      table.set(q + 1, pairs[2], pairs[3]);
-    }
-  }
+      : book(of.book),
+        turn(of.turn),
+        firsts((of.book + 4u * uint32_t(of.first - block.zero) & 0xffu) * 0x01010101u),
+        scale(block.scale) {}
   __device__ __forceinline__ FourPairs elements(const uint4& piece, int run) const {
-    return table.look_up(word_of(piece, run), high_first);
+    const uint32_t codes = word_of(piece, run);
+    const uint32_t of_first = (__funnelshift_l(codes, codes, turn) & 0x3c3c3c3cu) + firsts;
+    const uint32_t of_second = (__funnelshift_r(codes, codes, turn) & 0x3c3c3c3cu) + firsts;
+    const auto number = [&](uint32_t addresses, int i) {
+      return std::bit_cast<float>(ptx::shared_load_word(permute(addresses, book, 0x7650u + i)));
+    };
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[2 * i] = number(of_first, i), v[2 * i + 1] = number(of_second, i);
+    FourPairs to;
+    round_products<Element>(v, scale, to.pair);
+    return to;
   }
 };
 
@@ -101,8 +106,7 @@ struct FewIntegers {
                             kOne = kHalf ? 0x3c003c00u : 0x3f803f80u;
   uint32_t minus_zero, scale;
   __device__ __forceinline__ FewIntegers(const FewContext&, const FewBlock& block) {
-    const float zero = (kHalf ? -1032.0f : -136.0f) - block.zero;
-    minus_zero = pack<Element>(zero, zero);
+    minus_zero = (kBase | 0x80088008u) + uint32_t(block.zero) * 0x00010001u;
     scale = pack<Element>(block.scale, block.scale);
   }
   __device__ __forceinline__ FourPairs elements(const uint4& piece, int run) const {
@@ -123,7 +127,7 @@ struct FewBytes {  // signed
   static constexpr int kRuns = 2;
   float scale, base;
   __device__ __forceinline__ FewBytes(const FewContext&, const FewBlock& block)
-      : scale(block.scale), base(signed_base(block.zero)) {}
+      : scale(block.scale), base(std::bit_cast<float>(0x4b000080u + block.zero)) {}
   __device__ __forceinline__ FourPairs elements(const uint4& piece, int run) const {
     float v[8];
     widen_biased({word_of(piece, 2 * run), word_of(piece, 2 * run + 1)}, v);

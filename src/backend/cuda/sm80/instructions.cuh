@@ -2,6 +2,8 @@
 // Inline instructions of the portable kernels that device/ptx.cuh does not have.
 #pragma once
 
+#include <vector_types.h>
+
 #include <cstdint>
 
 namespace moec::cuda::ptx {
@@ -40,6 +42,14 @@ __device__ __forceinline__ void load_bits_if(bool wanted, uint32_t& bits, const 
     MOEC_LOAD_IF("u8");
 #undef MOEC_LOAD_IF
 }
+// 16 bytes of global memory that no kernel writes meanwhile.
+__device__ __forceinline__ uint4 load_chunk(const char* from) {
+  uint4 v;
+  asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(from));
+  return v;
+}
 #if __CUDA_ARCH__ >= 890
 // Two e4m3 as half precision, the lower one first.
 __device__ __forceinline__ uint32_t e4m3_halves(uint16_t codes) {
@@ -52,6 +62,11 @@ __device__ __forceinline__ uint32_t e4m3_halves(uint16_t codes) {
 __device__ __forceinline__ uint32_t kept(uint32_t x) {
   uint32_t r;
   asm volatile("mov.b32 %0, %1;" : "=r"(r) : "r"(x));
+  return r;
+}
+__device__ __forceinline__ const char* kept(const char* x) {
+  const char* r;
+  asm volatile("mov.b64 %0, %1;" : "=l"(r) : "l"(x));
   return r;
 }
 
