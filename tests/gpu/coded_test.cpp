@@ -38,9 +38,8 @@ bool hopper_takes(const CodedCase& c) {
 }
 // Whether portable kernels add up a product of codes in another order than one of values.
 bool has_few_rows(const CodedCase& c) {
-  const bool along_k = (c.coded_gate_up && c.gate_up_orientation == MOEC_OUT_IN) ||
-                       (c.coded_down && c.down_orientation == MOEC_OUT_IN);
-  return c.dtype == MOEC_BF16 && along_k && c.tokens * kCodedTopK <= 16 * kCodedExperts;
+  const bool coded = c.coded_gate_up || c.coded_down;
+  return c.dtype == MOEC_BF16 && coded && c.tokens * kCodedTopK <= 16 * kCodedExperts;
 }
 double tolerance(moec_dtype dtype) {  // against the exact oracle (layer_check.h)
   for (const Type& type : kTypes)

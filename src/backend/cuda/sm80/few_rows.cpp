@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/sm80/few_rows.h"
 
+#include <algorithm>
+
 namespace moec::cuda {
 namespace {
 
@@ -12,18 +14,23 @@ bool is_power(const quant::BlockSize& size) {
   return size.is_power() && (size.is_all() || size.size() < kMostCodes);
 }
 
-// Whether pieces lie at 16 bytes, and each has one scale, which shifts find; in streams, whether
-// blocks end with rows.
-bool has_pieces(const Operand& b, const OperandCodes& codes, const quant::FormatInfo& format) {
+// Whether copies lie at 16 bytes, and a piece has one scale, which shifts find; in streams, whether
+// blocks end with lines of codes. across: codes lie along n, not k.
+bool has_pieces(const Operand& b, const OperandCodes& codes, const quant::FormatInfo& format,
+                bool across, int64_t piece) {
   const ExpertQuant& of = codes.quant;
-  const quant::BlockSize along_k = of.scales.block_k;
   const bool stream = format.storage == quant::Storage::kStream;
-  const int64_t piece = 128 / format.code_bits, rows = stream ? along_k.size() : piece;
-  const bool whole = b.i_stride % rows == 0 && of.expert_codes % rows == 0 &&
+  const bool along_rows = across != codes.transposed;  // of the matrix, which are its outputs
+  const quant::BlockSize along = along_rows && !stream ? of.scales.block_n : of.scales.block_k;
+  const int64_t line = across ? b.k_stride : b.i_stride, copy = 128 / format.code_bits;
+  const int64_t unit = std::max(copy, stream ? along.size() : 1);
+  const bool whole = line % unit == 0 && of.expert_codes % unit == 0 &&
                      (b.pointers || b.group_stride * dtype_bytes(b.dtype) % 16 == 0);
-  const bool one = along_k.is_all() ? !stream : along_k.size() % piece == 0;
+  const bool one = along.is_all() ? !stream : along.size() % piece == 0;
   if (stream && (of.scales.block_n.is_all() || of.scales.block_n.size() != 1)) return false;
-  return whole && one && !codes.transposed && !of.group_index.present() && is_power(along_k) &&
+  // Rows of the matrix, where they follow each other: from a multiple of 16 bytes on.
+  if (along_rows && (of.rows.step != 1 || of.rows.first % unit)) return false;
+  return whole && one && !of.group_index.present() && is_power(of.scales.block_k) &&
          is_power(of.scales.block_n) && is_power(of.scale_block);
 }
 
@@ -32,14 +39,19 @@ bool has_pieces(const Operand& b, const OperandCodes& codes, const quant::Format
 bool few_rows_takes(const PortableGemm& p, bool aligned) {
   if (!mma_takes(p, false, aligned) || !is_coded(p)) return false;
   const quant::FormatInfo& format = *quant::find_format(p.codes[0].quant.scheme);
-  if (FewRowsFormats::index(format.scheme) < 0 || p.k % (128 / format.code_bits)) return false;
-  if (p.a.dtype != MOEC_BF16) return false;
-  if (p.sum || p.accumulate || p.column_scales.scale || p.b[0].k_stride != 1) return false;
-  if (p.n < kFewFeatures || p.n * p.k >= kMostCodes) return false;
-  if (p.groups.max_rows > kMostRows * p.groups.count || 2 * p.groups.count > kMostTiles)
+  if (FewRowsFormats::index(format.scheme) < 0 || p.a.dtype != MOEC_BF16) return false;
+  if (p.accumulate || p.column_scales.scale) return false;
+  const bool across = is_across(p);
+  const bool nibbles = format.code_bits == 4;
+  const int64_t copy = 128 / format.code_bits;
+  if (p.n < few_features(across, nibbles) || p.n * p.k >= kMostCodes) return false;
+  if (across ? p.n % copy || p.k % 8 : p.k % copy) return false;
+  if (p.groups.max_rows > kMostRows * p.groups.count || 3 * p.groups.count > kMostTiles)
     return false;
-  for (int i = 0; i < p.parts; ++i)
-    if (!has_pieces(p.b[i], p.codes[i], format)) return false;
+  for (int i = 0; i < p.parts; ++i) {
+    if ((across ? p.b[i].i_stride : p.b[i].k_stride) != 1) return false;
+    if (!has_pieces(p.b[i], p.codes[i], format, across, few_piece(across, nibbles))) return false;
+  }
   return true;
 }
 

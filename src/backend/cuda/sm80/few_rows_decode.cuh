@@ -13,6 +13,13 @@
 
 namespace moec::cuda {
 
+__device__ __forceinline__ int few_warp() {
+  return int(threadIdx.x) / 32;
+}
+__device__ __forceinline__ int few_lane() {
+  return int(threadIdx.x) & 31;
+}
+
 struct FewBlock {
   float scale;
   int zero;  // of nibbles less 8
@@ -156,7 +163,7 @@ __device__ __forceinline__ uint32_t e4m3_pair(uint32_t two) {
 template <class Element>
 struct FewFp8 {
   static constexpr int kRuns = 2;
-  const bool e5m2;
+  bool e5m2;
   float scale;
   __device__ __forceinline__ FewFp8(const FewContext& of, const FewBlock& block)
       : e5m2(of.e5m2), scale(block.scale) {}
