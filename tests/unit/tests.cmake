@@ -32,6 +32,7 @@ add_moec_test(unit/progress_test)
 add_moec_test(unit/rank_steps_test)
 add_moec_test(unit/staging_test LABELS asan tsan)
 add_moec_test(unit/ep_waits_test LABELS asan)
+add_moec_test(unit/peers_test)
 add_moec_test(unit/plan_routes_test LABELS asan)
 add_moec_test(unit/combine_test)
 # Host code of the CUDA backend that needs no CUDA.
