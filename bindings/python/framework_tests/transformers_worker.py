@@ -19,12 +19,13 @@ from moec import EpDesc, EpScheme
 from moec.transformers import _parallel
 
 STEPS, RATE = 5, 0.2
+EXPERTS = SEQUENCES = 8  # ranks divide both
 
 
 def tokens(rank: int, size: int) -> Tensor:
-    """The sequences of a rank: [4,7] of all."""
-    every = torch.randint(0, 64, (4, 7), generator=torch.Generator().manual_seed(2))
-    return every[4 * rank // size : 4 * (rank + 1) // size]
+    """The sequences of a rank, of 7 tokens each."""
+    every = torch.randint(0, 64, (SEQUENCES, 7), generator=torch.Generator().manual_seed(2))
+    return every[SEQUENCES * rank // size : SEQUENCES * (rank + 1) // size]
 
 
 def train(model: Any, ids: Tensor, size: int) -> list[float]:
@@ -57,7 +58,7 @@ def main(rank: int, size: int, folder: Path, kind: str, scheme: str) -> None:
     experts = model.model.layers[0].mlp.experts
     held = experts.down_proj
     local = held.to_local() if hasattr(held, "to_local") else held
-    assert local.shape[0] == 8 // size, local.shape
+    assert local.shape[0] == EXPERTS // size, local.shape
     waits: list[int] = []
     ask = _parallel.MoecEP._largest
 
