@@ -188,6 +188,8 @@ class Result:
     """to other ranks, of the rank that sends most"""
     mean_bytes: float
     most_bytes: int
+    pair_bytes: int
+    """from one rank to one other, of the pair that has most"""
     network_bytes: int
     """of all ranks, between nodes"""
     dropped: int
@@ -218,7 +220,7 @@ def replay(traffic: Traffic, scheme: str, op: str, row_bytes: int, beside_bytes:
             longest = max(longest, float(us.max()))
     out = np.where(foreign, sent, 0)
     return Result(op, scheme, rounds * int((out > 0).sum(1).max()), float(out.sum(1).mean()),
-                  int(out.sum(1).max()), int(np.where(inside, 0, sent).sum()),
+                  int(out.sum(1).max()), int(out.max()), int(np.where(inside, 0, sent).sum()),
                   traffic.dropped(scheme), longest)
 
 

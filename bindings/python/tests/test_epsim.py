@@ -74,6 +74,8 @@ def test_times_by_hand() -> None:
     peer, back = of("peer", "dispatch"), of("peer", "combine")
     assert (peer.messages, peer.most_bytes, peer.network_bytes) == (2, 6 * 1024, 7 * 1024)
     assert (back.messages, back.most_bytes, back.network_bytes) == (2, 5 * 1000, 7 * 1000)
+    assert (peer.pair_bytes, back.pair_bytes) == (4 * 1024, 4 * 1000)
+    assert of("gather", "combine").pair_bytes == 10 * 1000
     assert of("exact", "dispatch").messages == 4
     assert peer.mean_bytes == pytest.approx(13 * 1024 / 3)
     # What was measured of one scheme has all its rounds, and holds inside a node alone.
@@ -105,6 +107,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert "combine gather: measured 5.0 us, model 14.9" in done.output and "two" in done.output
     runs = json.loads(out.read_text())["runs"]
     assert [run["ranks"] for run in runs] == [2, 4]
+    pairs = epsim.route(shapes.find("qwen3-30b"), 4, 32).tokens
+    assert runs[1]["pair_tokens"] == pairs.tolist()
     assert len(runs[1]["errors"]) == 1 and not runs[0]["errors"]
     us = 4 + 3 + 3 * 32 * 2048 * 2 / 50e3
     assert runs[1]["errors"][0]["error"] == pytest.approx(us / 5 - 1)

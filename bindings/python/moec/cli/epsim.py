@@ -90,10 +90,12 @@ def command(
             f"{shape.name}, {shape.experts} experts; {where.name}; "
             f"rows of a plan: mean {mean:.0f}, most {traffic.plan_rows.max()}", highlight=False)
         title = f"{count} ranks of {tokens} tokens"
-        shown = wide_table(title, "scheme", "op", "messages", "mean", "most", "dropped", "us")
+        shown = wide_table(title, "scheme", "op", "messages", "mean", "most", "pair",
+                           "dropped", "us")
         for r in results:
             shown.add_row(r.scheme, r.op, str(r.messages), to_bytes(r.mean_bytes),
-                          to_bytes(r.most_bytes), str(r.dropped), f"{r.us:.1f}")
+                          to_bytes(r.most_bytes), to_bytes(r.pair_bytes), str(r.dropped),
+                          f"{r.us:.1f}")
         console.print(shown)
         rows = file["rows"] if count == file.get("ranks", 2) else []
         compared = epsim.errors_of(rows, shape, tokens, results)
@@ -101,7 +103,8 @@ def command(
             console.print(f"{r.op} {r.scheme}: measured {us:.1f} us, model {r.us:.1f}, "
                           f"error {error:+.0%}", highlight=False)
         report.append({"ranks": count, "plan_rows": traffic.plan_rows.tolist(),
-                       "pair_rows": traffic.pair_rows, "results": epsim.to_json(results),
+                       "pair_rows": traffic.pair_rows, "pair_tokens": traffic.tokens.tolist(),
+                       "results": epsim.to_json(results),
                        "errors": [{"op": r.op, "scheme": r.scheme, "measured_us": us,
                                    "error": error} for r, us, error in compared]})
     if out:
