@@ -8,6 +8,8 @@
 # Writes bench/results/<gpu>/test_gpu.txt (with several GPUs test_2_gpus.txt, ..): one line a
 # program. Each program's own output: build/log/gpu. Fresh data each time; MOEC_TEST_SEED repeats
 # a run. GTEST_FILTER='*Up*' test_gpu.sh kernel_check runs some of its checks.
+# MOEC_TEST_RANKS=8: so many ranks of an ep in C++ tests, which share GPUs where there are fewer;
+# without it one for each GPU.
 # MOEC_TEST_TRANSFORMERS names a folder with transformers 5.23 or later, for its expert parallelism
 # on two GPUs where this machine's own is older.
 . "$(dirname "$0")/lib.sh"

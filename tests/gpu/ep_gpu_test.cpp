@@ -30,9 +30,9 @@ std::string name_of(uint32_t scheme) {
   static constexpr const char* kNames[] = {"auto", "gather", "peer", "rows", "exact"};
   return kNames[scheme];
 }
-// Few ranks, which share GPUs where there are fewer; one for each GPU where there are more.
-std::vector<int> or_one_a_gpu(std::vector<int> ranks) {
-  if (num_gpus() > ranks.back()) ranks.push_back(num_gpus());
+// Few ranks, which share GPUs where there are fewer; and the most where those are more.
+std::vector<int> and_most(std::vector<int> ranks) {
+  if (most_ranks() > ranks.back()) ranks.push_back(most_ranks());
   return ranks;
 }
 class EpGpuScheme : public EpGpu, public testing::WithParamInterface<uint32_t> {};
@@ -61,7 +61,7 @@ TEST_P(EpGpuScheme, LayersGiveTheBitsOfOneProcess) {
   SCOPED_TRACE(seed_note());
   Draw draw(3);
   const int rounds = is_small_run() ? 1 : 8;
-  for (const int ranks : or_one_a_gpu(is_small_run() ? std::vector{2} : std::vector{1, 2, 3, 4}))
+  for (const int ranks : and_most(is_small_run() ? std::vector{2} : std::vector{1, 2, 3, 4}))
     for (int round = 0; round < rounds; ++round) {
       EpProblem p = draw_ep_problem(ranks, GetParam(), draw);
       if (round % 4 == 2) quantise_weights(&p, draw);
@@ -103,7 +103,7 @@ TEST_P(EpGpuScheme, LargerLayersToo) {
   if (is_under("racecheck")) GTEST_SKIP() << "takes minutes; kernel_check has these kernels";
   SCOPED_TRACE(seed_note());
   Draw draw(4);
-  for (const int ranks : or_one_a_gpu({2, 3})) {
+  for (const int ranks : and_most({2, 3})) {
     EpProblem p = hopper_problem(tokens_of(ranks), GetParam(), draw);
     expect_bits_of_one_process(p);
     p.select_bias.assign(8, 0.0);  // all tokens to the first ranks, rank 0 alone of two and three
@@ -123,14 +123,14 @@ TEST_P(EpGpuScheme, LargerLayersToo) {
 TEST_F(EpGpu, PeersOfSixteenTokens) {
   SCOPED_TRACE(seed_note());
   Draw draw(6);
-  const std::vector<int> tokens(static_cast<size_t>(or_one_a_gpu({2}).back()), 16);
+  const std::vector<int> tokens(static_cast<size_t>(and_most({2}).back()), 16);
   expect_bits_of_one_process(hopper_problem(tokens, MOEC_EP_PEER, draw));
 }
 
 TEST_P(EpGpuScheme, OverTheFunctionsOfNccl) {
   SCOPED_TRACE(seed_note());
   Draw draw(5);
-  for (const int ranks : or_one_a_gpu({1, 3}))
+  for (const int ranks : and_most({1, 3}))
     expect_bits_of_one_process<NcclBoard>(draw_ep_problem(ranks, GetParam(), draw));
 }
 
@@ -182,7 +182,7 @@ void expect_replays(int ranks, uint32_t scheme, int replays, int times, int64_t 
 
 TEST_F(EpGpu, ReplaysWithOtherRoutingsEqualEagerSteps) {
   if (is_under("racecheck")) GTEST_SKIP() << "takes minutes; eager steps have these kernels";
-  for (const int ranks : or_one_a_gpu({2, 3})) {
+  for (const int ranks : and_most({2, 3})) {
     expect_replays(ranks, MOEC_EP_GATHER, is_small_run() ? 2 : 50, 1);
     expect_replays(ranks, MOEC_EP_PEER, is_small_run() ? 2 : 100, is_small_run() ? 1 : 10);
   }
@@ -248,7 +248,7 @@ struct Call {  // one rank's dispatch and combine
 TEST_P(EpGpuScheme, ADisagreementIsReportedByPollAndByTheNextCall) {
   const uint32_t scheme = GetParam();
   if (scheme == MOEC_EP_EXACT) GTEST_SKIP() << "its ranks meet";
-  const int ranks = or_one_a_gpu({2}).back();
+  const int ranks = and_most({2}).back();
   DeviceBoard board(ranks);
   for (const std::string& error : run_ranks(ranks, [&](int r) {
          const Rank rank(board, r);

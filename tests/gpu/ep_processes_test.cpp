@@ -116,18 +116,18 @@ class Process {
   int rounds_ = 0;
 };
 
-// A process for each GPU, two at least. Ends the program where there is none.
+// Processes of the largest run, two at least. Ends the program where there is no GPU.
 int num_ranks() {
-  static const int gpus = run_processes(1, [](const ProcessBoard::Seat&) {
+  static const int most = run_processes(1, [](const ProcessBoard::Seat&) {
     setenv("MOEC_TEST_DEVICE", "cuda", 1);
     try {
-      _exit(num_gpus());
+      _exit(num_gpus() ? most_ranks() : 0);
     } catch (const std::exception&) {
       _exit(0);
     }
   })[0];
-  if (gpus == 0) std::exit(kNoGpu);
-  return std::clamp(gpus, 2, ProcessBoard::kMostRanks);
+  if (most == 0) std::exit(kNoGpu);
+  return std::clamp(most, 2, ProcessBoard::kMostRanks);
 }
 
 // body in a process for each rank; what each ended with.

@@ -18,6 +18,8 @@ TestDevice test_device();
 // The GPU of this thread from now on; it is the first one before.
 void use_gpu(int32_t id);
 int32_t num_gpus();
+// Of the largest runs: MOEC_TEST_RANKS of them, which may share GPUs, or one for each GPU.
+int32_t most_ranks();
 
 class DeviceBuffer {
  public:
