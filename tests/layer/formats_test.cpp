@@ -10,8 +10,8 @@
 #include <string>
 
 #include "cases/feature_cases.h"
+#include "support/int8_codes.h"
 #include "support/layer_check.h"
-#include "support/random.h"
 #include "support/skip.h"
 
 namespace moec::test {
@@ -55,20 +55,6 @@ Vec values(const std::string& seed, int64_t count, double scale) {
   return v;
 }
 
-// Codes whose values are about as large as 1 / sqrt(inputs).
-Coded codes_of(int experts, int rows, int inputs, bool zeros, moec_dtype scale_dtype,
-               Random* random) {
-  Coded coded;
-  for (int64_t i = 0; i < int64_t(experts) * rows * inputs; ++i)
-    coded.codes.push_back(double(random->below(256)) - 128);
-  for (int64_t n = 0; n < int64_t(experts) * rows; ++n) {
-    const double scale = (0.5 + random->below(100) / 100.0) / (75 * std::sqrt(inputs));
-    coded.scales.push_back(oracle::round_to(rounding_of(scale_dtype), scale));
-    if (zeros) coded.zeros.push_back(double(random->below(41)) - 20);
-  }
-  return coded;
-}
-
 struct Problem {
   oracle::Config config;
   oracle::Inputs in;
@@ -104,7 +90,7 @@ struct Problem {
   static void fill(const Case& c, moec_dtype dtype, moec_dtype scale_dtype, int experts, int inter,
                    Random* random, oracle::MlpWeights* w, CodedMlp* coded) {
     const auto matrix = [&](bool has_codes, int rows, int inputs, Vec* plain, Coded* codes) {
-      *codes = codes_of(experts, rows, inputs, c.zeros, scale_dtype, random);
+      *codes = int8_codes(experts, rows, inputs, c.zeros, scale_dtype, random);
       *plain = oracle::dequantise_int8(*codes, rounding_of(dtype));
       if (!has_codes) *codes = {};
     };

@@ -2,7 +2,8 @@
 // Layers whose every property is drawn at random, in every type: what no list of cases crosses.
 // Forward and every gradient against the oracle. MOEC_MIXED_CASES of them (48), others for each
 // MOEC_TEST_SEED. Mutations noted: an output bias left out beside a residual; in bf16, x times a
-// weight on the input, and one column of the gradient at the gates, 1 % too large.
+// weight on the input, and one column of the gradient at the gates, 1 % too large; zero points of
+// codes left out.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 
 #include "cases/feature_cases.h"
 #include "support/draw.h"
+#include "support/int8_codes.h"
 #include "support/layer_check.h"
 #include "support/skip.h"
 
@@ -30,6 +32,7 @@ struct Problem {
   oracle::Config config;
   oracle::Inputs in;
   Vec d_y;
+  oracle::CodedMlp codes, shared_codes;  // INT8; empty: the matrices are plain
   RunOptions options;
   std::string text;  // what was drawn
 };
@@ -43,6 +46,7 @@ class Maker {
     draw_shared();
     draw_ids();
     draw_options();
+    draw_codes(index);
   }
   Problem take() { return std::move(p_); }
 
@@ -202,6 +206,28 @@ class Maker {
     noted("frozen", o.frozen);
   }
 
+  // Frozen codes in the place of the matrices, of the shared expert or not.
+  void draw_codes(int index) {
+    if (!noted("codes", draw_.chance(0.2))) return;
+    moec_dtype& scale_dtype = p_.options.layout.scale_dtype;
+    scale_dtype = draw_.chance(0.5) ? moec_dtype(MOEC_F32) : p_.options.dtype;
+    const bool zeros = draw_.chance(0.5);
+    Random random(seed(index));
+    const auto replace = [&](int experts, int inter, oracle::MlpWeights* w, oracle::CodedMlp* to) {
+      const auto matrix = [&](int rows, int inputs, Vec* values, oracle::Coded* coded) {
+        if (values->empty()) return;
+        *coded = int8_codes(experts, rows, inputs, zeros, scale_dtype, &random);
+        *values = oracle::dequantise_int8(*coded, rounding_of(p_.options.dtype));
+      };
+      matrix(inter, hidden_, &w->gate, &to->gate);
+      matrix(inter, hidden_, &w->up, &to->up);
+      matrix(hidden_, inter, &w->down, &to->down);
+    };
+    replace(p_.config.router.num_experts, inter_, &p_.in.experts, &p_.codes);
+    if (noted("shared_codes", draw_.chance(0.5)))
+      replace(1, p_.config.experts.shared_inter, &p_.in.shared, &p_.shared_codes);
+  }
+
   std::string name_;
   Draw draw_;
   int tokens_ = 0, hidden_ = 0, inter_ = 0;
@@ -222,6 +248,13 @@ Bound bound(const Problem& p, const Type& type, const InnerRounding& rounding) {
   return {2 * type.tolerance, kTypicalRow};
 }
 
+// Codes have no gradient; their biases have.
+void drop_frozen(const Problem& p, oracle::Gradients* gradients) {
+  for (const auto& [codes, of] :
+       {std::pair{&p.codes, &gradients->experts}, std::pair{&p.shared_codes, &gradients->shared}})
+    if (!codes->up.codes.empty()) of->gate = of->up = of->down = {};
+}
+
 class Mixed : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Layer, Mixed, testing::Range(0, mixed_cases(48)));
 
@@ -229,10 +262,13 @@ TEST_P(Mixed, MatchesTheOracle) {
   SCOPED_TRACE(seed_note());
   int number = 3 * GetParam();
   for (const Type& type : kTypes) {
-    const Problem p = Maker(number++, type.dtype).take();
+    Problem p = Maker(number++, type.dtype).take();
+    if (!p.codes.up.codes.empty()) p.options.codes = &p.codes;
+    if (!p.shared_codes.up.codes.empty()) p.options.shared_codes = &p.shared_codes;
     SCOPED_TRACE(std::string(type.name) + p.text);
     const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, p.options);
-    const OracleRun reference = run_oracle(as_rounded(p.config, run.rounding), p.in, p.d_y, {});
+    OracleRun reference = run_oracle(as_rounded(p.config, run.rounding), p.in, p.d_y, {});
+    drop_frozen(p, &reference.grads);
     const Bound most = bound(p, type, run.rounding);
     expect_matches(run, reference, p.config, p.in, most.error, most.floor);
   }

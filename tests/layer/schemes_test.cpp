@@ -179,7 +179,8 @@ TEST_P(Formats, MatchTheOracleAndThePlainLayer) {
                    (shape.per_expert ? " per expert " : " ") + std::to_string(shape.hidden) +
                    " x " + std::to_string(shape.inter) + ", tokens " + std::to_string(many));
       QuantProblem p = random_quant_problem(c, shape, type.dtype, many, &random);
-      p.save = turn % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
+      constexpr uint32_t kSaves[] = {MOEC_SAVE_INPUT, MOEC_SAVE_PREACT, MOEC_SAVE_ALL};
+      p.save = kSaves[(turn + turn / 3) % 3];
       const QuantResults got = run(p, false);
       expect_near(got, reference(p), p, 2 * type.tolerance);
       if (test_device().type == MOEC_CPU) {

@@ -191,5 +191,29 @@ TEST_P(Formats, have_the_values_of_the_oracle) {
     }
 }
 
+// ---- every scale that is a power of two
+TEST(Powers, OfTwo) {
+  SCOPED_TRACE(seed_note());
+  Random random(22);
+  constexpr int N = 256, K = 32;  // row n has the scale 2^(n - 127); 255 is NaN
+  int schemes = 0;
+  for (const QuantCase& c : kQuantCases) {
+    const bool own = c.scheme == oracle::Scheme::kGgufMxfp4;
+    if (!own && (c.scale_type != oracle::Number::kE8m0 || c.whole_shape)) continue;
+    SCOPED_TRACE(c.name);
+    ++schemes;
+    QuantisedMatrix matrix = {random_quantised(c, 1, N, K, false, 1, &random)};
+    Quantised& q = matrix[0];
+    for (size_t n = 0; n < N; ++n) (own ? q.codes[n * 17] : q.scales[n]) = uint8_t(n);
+    for (const moec_dtype dtype : {MOEC_F32, MOEC_BF16, MOEC_F16}) {
+      const Vec got = values_of(matrix, dtype);
+      expect_same_bits(got, dequantise(matrix, rounding_of(dtype)));
+      for (size_t i = 0; i < got.size(); ++i)
+        ASSERT_EQ(std::isnan(got[i]), i / K == 255) << "row " << i / K;
+    }
+  }
+  EXPECT_EQ(schemes, 3);  // MXFP4, MXFP8, GGUF's MXFP4
+}
+
 }  // namespace
 }  // namespace moec::test
