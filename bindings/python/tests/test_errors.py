@@ -160,6 +160,8 @@ NAMED: dict[str, Callable[[SimpleNamespace], object]] = {
     "down_bias[0] is an int; a NumPy": lambda p: moec.Weights.of(
         p.context, **p.arrays, down_bias=[1]),
     "down is an empty list; an array": lambda p: moec.Weights.of(p.context, down=[]),
+    "scheme is GGUF_Q8_0, but no matrix has a Quant": lambda p: moec.Weights.of(
+        p.context, scheme=moec.Scheme.GGUF_Q8_0, dtype="f32", **p.arrays),
     "down has dtype float64; f32": lambda p: moec.Weights.of(
         p.context, **{n: a.astype(np.float64) for n, a in p.arrays.items()}),
 }
