@@ -2304,7 +2304,7 @@ moec_layer_backward(layer, args, stream) =
 moec_layer_describe(layer, weights, num_tokens, buffer, bytes, need) =
     @ccall LIB.moec_layer_describe(layer::Ptr{moec_layer}, weights::Ptr{moec_weights}, num_tokens::Int64, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
 
-"Makes a communicator from callbacks, which are copied. Not collective. E_UNSUPPORTED: on the CPU MOEC_COMM_DEVICE. moec/mpi.h and moec/nccl.h have callbacks for MPI and NCCL."
+"Makes a communicator from callbacks, which are copied. Not collective; queues nothing; on CUDA it allocates some memory of the device, this once. E_UNSUPPORTED: on the CPU MOEC_COMM_DEVICE. moec/mpi.h and moec/nccl.h have callbacks for MPI and NCCL."
 moec_comm_create(context, desc, callbacks, out) =
     @ccall LIB.moec_comm_create(context::Ptr{moec_context}, desc::Ptr{moec_comm_desc}, callbacks::Ptr{moec_comm_callbacks}, out::Ptr{Ptr{moec_comm}})::Int32
 
@@ -2316,7 +2316,7 @@ moec_comm_free(comm) =
 moec_comm_abort(comm) =
     @ccall LIB.moec_comm_abort(comm::Ptr{moec_comm})::Int32
 
-"in_out [any shape] f32|i32|i64 = the sum over all ranks, in rank order: counts for moec_router_bias_update, gradients of what all share. Collective; takes scratch of N times its bytes. With MOEC_COMM_DEVICE nothing is compared. E_MISMATCH and the others: as above."
+"in_out [any shape] f32|i32|i64 = the sum over all ranks, in rank order: counts for moec_router_bias_update, gradients of what all share. Collective; takes scratch of N times its bytes. With MOEC_COMM_DEVICE it is queued, and nothing is compared; else it waits for the stream. E_MISMATCH and the others: as above."
 moec_comm_sum(comm, in_out, stream) =
     @ccall LIB.moec_comm_sum(comm::Ptr{moec_comm}, in_out::Ptr{moec_tensor}, stream::Ptr{Cvoid})::Int32
 

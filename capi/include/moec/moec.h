@@ -1332,8 +1332,9 @@ typedef struct moec_ep_state { /* since the ep was made; equal on all ranks but 
   char message[256]; /* what broke the ep, naming the rank or the call; NUL-terminated */
 } moec_ep_state;
 
-/* Makes a communicator from callbacks, which are copied. Not collective. E_UNSUPPORTED: on the CPU
- * MOEC_COMM_DEVICE. moec/mpi.h and moec/nccl.h have callbacks for MPI and NCCL. */
+/* Makes a communicator from callbacks, which are copied. Not collective; queues nothing; on CUDA it
+ * allocates some memory of the device, this once. E_UNSUPPORTED: on the CPU MOEC_COMM_DEVICE.
+ * moec/mpi.h and moec/nccl.h have callbacks for MPI and NCCL. */
 MOEC_API MOEC_CHECK moec_status moec_comm_create(const moec_context* context,
                                                  const moec_comm_desc* desc,
                                                  const moec_comm_callbacks* callbacks,
@@ -1346,7 +1347,8 @@ MOEC_API void moec_comm_free(moec_comm* comm);
 MOEC_API moec_status moec_comm_abort(const moec_comm* comm);
 /* in_out [any shape] f32|i32|i64 = the sum over all ranks, in rank order: counts for
  * moec_router_bias_update, gradients of what all share. Collective; takes scratch of N times its
- * bytes. With MOEC_COMM_DEVICE nothing is compared. E_MISMATCH and the others: as above. */
+ * bytes. With MOEC_COMM_DEVICE it is queued, and nothing is compared; else it waits for the stream.
+ * E_MISMATCH and the others: as above. */
 MOEC_API moec_status moec_comm_sum(moec_comm* comm, const moec_tensor* in_out, moec_stream stream);
 
 /* Makes an ep. Collective; waits; allocates moec_ep_info.memory, this once: for PEER not with the
