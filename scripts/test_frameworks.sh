@@ -5,7 +5,7 @@
 # environment takes 5 GB.
 . "$(dirname "$0")/lib.sh"
 place=$build/frameworks       # current versions of all three
-older=$build/frameworks-older # the oldest transformers that is supported, and its hub client
+older=$build/frameworks-older # the oldest transformers and PEFT that are supported
 trl=$build/frameworks-trl/site-packages
 tests=$root/bindings/python/framework_tests
 pins=scripts/requirements_frameworks.txt
@@ -42,8 +42,9 @@ part qlora_120b "$place/bin/python" "$root/examples/qlora_120b/train.py" --tiny 
   --batch 2 --length 64 --check
 part older env PYTHONPATH="$older" "${pytest[@]}" "$tests/test_transformers.py" \
   "$tests/test_packed_load.py" -k "every_gradient or calls or left_out or not_known or without_moec"
+part older_peft env PYTHONPATH="$older" "${pytest[@]}" "$tests/test_peft.py"
 wait
-cat torch.txt older.txt trl.txt jax.txt example.txt qlora.txt qlora_120b.txt
+cat torch.txt older.txt older_peft.txt trl.txt jax.txt example.txt qlora.txt qlora_120b.txt
 passed=$(sed -nE 's/.*\b([0-9]+) passed.*/\1/p' ./*.txt | awk '{n += $1} END {print n + 0}')
 failed=$(cat ./*.txt | grep -c "exit status" || true)
 echo "$passed passed, $failed failed"

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from accelerate import cpu_offload
@@ -23,6 +24,8 @@ from moec.transformers import _experts, _peft
 
 FAMILIES = ["qwen3_moe", "gpt_oss", "mixtral", "deepseek_v3", "llama4"]
 NAMES = ["experts.gate_up_proj", "experts.down_proj"]
+IS_0_19 = peft.__version__.startswith("0.19.")
+several = pytest.mark.skipif(IS_0_19, reason="PEFT 0.19 has one adapter of parameters")
 
 
 def config(**more: Any) -> LoraConfig:
@@ -91,6 +94,7 @@ def test_the_stack_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients(model)
 
 
+@several
 def test_two_adapters_and_rslora() -> None:
     model = adapted("qwen3_moe", config(), config(r=2, use_rslora=True))
     model.base_model.set_adapter(["default", "b"])
@@ -101,6 +105,7 @@ def test_two_adapters_and_rslora() -> None:
     assert_same(gradients(model), gradients(model, on_moec=False))
 
 
+@several
 def test_a_frozen_adapter_beside_a_trained_one() -> None:
     model = adapted("gpt_oss", config(), config())
     model.base_model.set_adapter(["default", "b"])
@@ -210,6 +215,8 @@ def test_a_converted_rslora_adapter_warns() -> None:
 def test_exchanged_factors_are_refused(family: str, is_enabled: bool, tmp_path: Path) -> None:
     """A file of PEFT 0.18, whose factors of a stack [E,out,in] lie the other way: of a square
     matrix no shape says so. A stack [E,in,out] is as it was. In PEFT 0.19.0 both lie so."""
+    if IS_0_19 and family == "qwen3_moe":
+        pytest.skip("PEFT 0.19 fails to load where transformers from 5.17 on renames keys")
     square = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 32}
     down = config(target_parameters=["experts.down_proj"])
     get_peft_model(build(family, sizes=square), down).save_pretrained(tmp_path)

@@ -225,8 +225,8 @@ class Weights(Handle):
         coded = [name for name in MATRICES if getattr(held, f"{name}_quant", None) is not None]
         if scheme != Scheme.NONE and not coded:
             raise TypeError(
-                f"moec.Weights.of: scheme is {Scheme(scheme).name}, but no matrix has a Quant, so all "
-                "would be plain; give down_quant and that of gate and up (of GGUF an empty "
+                f"moec.Weights.of: scheme is {Scheme(scheme).name}, but no matrix has a Quant, so "
+                "all would be plain; give down_quant and that of gate and up (of GGUF an empty "
                 "moec.Quant())"
             )
         split = _is_list(held.down)
