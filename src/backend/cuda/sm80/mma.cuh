@@ -209,7 +209,10 @@ __device__ __forceinline__ void mma<__half>(float (&c)[4], const uint32_t (&a)[4
 
 // The same of 8 of k.
 template <typename Element>
-__device__ __forceinline__ void mma_of_8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+__device__ __forceinline__ void mma_of_8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b);
+template <>
+__device__ __forceinline__ void mma_of_8<__nv_bfloat16>(float (&c)[4], uint32_t a0, uint32_t a1,
+                                                        uint32_t b) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
       "{%0, %1, %2, %3};"
