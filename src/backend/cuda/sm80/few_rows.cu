@@ -326,10 +326,6 @@ __global__ __launch_bounds__(kFewThreads, kFewCtas)  //
   write_few(p, t, form, c, count, reinterpret_cast<float*>(shared.ring));
 }
 
-}  // namespace
-
-namespace {
-
 template <class Form>
 void launch_few_rows(const Op& op, const PortableGemm& p) {
   const Form form(p);
