@@ -222,8 +222,7 @@ class Weights(Handle):
         held = WeightSet(**matrices)  # type: ignore[arg-type]
         if held.down is None:
             raise TypeError("moec.Weights.of: down is missing; it gives the sizes")
-        coded = [name for name in MATRICES if getattr(held, f"{name}_quant", None) is not None]
-        if scheme != Scheme.NONE and not coded:
+        if scheme != Scheme.NONE and not any(getattr(held, f"{name}_quant") for name in MATRICES):
             raise TypeError(
                 f"moec.Weights.of: scheme is {Scheme(scheme).name}, but no matrix has a Quant, so "
                 "all would be plain; give down_quant and that of gate and up (of GGUF an empty "

@@ -44,8 +44,7 @@ using FewRowsFormats =
 
 // Rows and features of a tile; its depth is bytes.
 inline const char* few_tile(const PortableGemm& p) {
-  const FewForm<true> across(p);
-  return !is_across(p) ? "16x32" : across.nibbles ? "8x128" : "8x64";
+  return !is_across(p) ? "16x32" : FewForm<true>(p).nibbles ? "8x128" : "8x64";
 }
 
 // A function of the problem alone. aligned: as mma_takes has it.
