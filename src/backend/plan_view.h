@@ -28,6 +28,9 @@ struct PlanView {          // arrays as moec_plan_field describes them
   int64_t num_tokens = 0;  // of the batch now in the plan
   int64_t max_rows = 0;    // P: extent of the row arrays for num_tokens
   int64_t capacity = 0;    // 0 = dropless
+  // Kernels are chosen as for so many. With an ep it is what all ranks at their bound could send:
+  // what arrives differs by scheme, and the bits may not.
+  int64_t choice_tokens = 0, choice_rows = 0;
   int32_t num_experts = 0, num_zero = 0, top_k = 0;
   int32_t expert_begin = 0, num_local = 0, align = 1;
   uint32_t drop = 0, kind = 0;

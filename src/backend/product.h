@@ -17,6 +17,7 @@ struct RowGroups {
   int32_t count = 1;
   const int32_t *offsets = nullptr, *counts = nullptr;  // in the device's memory
   int64_t max_rows = 0;                                 // bound on the rows with padding
+  int64_t choice_rows = 0;                              // kernels are chosen as for so many
 };
 
 struct RowOperand {  // element (r, k) at data + r * stride + k (elements)

@@ -53,6 +53,8 @@ struct Call {
   Call(const moec_experts_desc& desc, const WeightsView& weights, int64_t num_tokens) {
     plan.num_tokens = num_tokens;
     plan.max_rows = num_tokens * desc.top_k + desc.max_rows_base;
+    plan.choice_tokens = num_tokens;
+    plan.choice_rows = plan.max_rows;
     plan.num_experts = desc.num_experts;
     plan.num_zero = desc.num_zero_experts;
     plan.top_k = desc.top_k;

@@ -264,7 +264,8 @@ void set_mlps(Program& program, const Between& between, const WeightsView& weigh
   routed.num_rows = between.host_plan && plan.totals
                         ? plan.totals[0]
                         : plan.num_tokens * desc.top_k + desc.max_rows_base;
-  routed.groups = {plan.num_local, plan.group_offsets, plan.counts, plan.max_rows};
+  routed.groups = {plan.num_local, plan.group_offsets, plan.counts, plan.max_rows,
+                   plan.choice_rows};
   routed.row_token = plan.row_token;
   routed.x = in.scaled_x
                  ? RowOperand{{const_cast<void*>(in.scaled_x), desc.dtype}, desc.hidden, nullptr}
@@ -280,7 +281,8 @@ void set_mlps(Program& program, const Between& between, const WeightsView& weigh
   shared.activation = desc.shared_activation;
   shared.inter = desc.shared_inter;
   shared.num_rows = program.num_tokens;
-  shared.groups = {1, offsets, offsets ? offsets + 1 : nullptr, program.num_tokens};
+  shared.groups = {1, offsets, offsets ? offsets + 1 : nullptr, program.num_tokens,
+                   program.num_tokens};
   shared.row_token = tokens;
   shared.x = {in.x, desc.hidden, tokens};
 }

@@ -134,7 +134,7 @@ PartedExperts::Memory PartedExperts::lay_out(Arena& arena, const experts::Sizes&
 }
 
 // Capacities are of the tokens of all ranks.
-PlanView PartedExperts::plan_guests(const ep::Guests& guests, const Memory& memory,
+PlanView PartedExperts::plan_guests(const ep::Guests& guests, int64_t bound, const Memory& memory,
                                     moec_stream stream) const {
   const bool is_known = guests.total_tokens >= 0;
   moec_plan_desc desc = plan_desc_;
@@ -142,6 +142,8 @@ PlanView PartedExperts::plan_guests(const ep::Guests& guests, const Memory& memo
   desc.capacity_factor = 0;
   PlanView plan = memory.plan;
   set_plan_tokens(desc, guests.count, plan);
+  plan.choice_tokens = ep_->exchange().comm().size() * bound;
+  plan.choice_rows = plan_max_rows(plan_desc_, plan.choice_tokens);
   if (!is_known && plan_desc_.capacity_factor > 0) {
     context_->backend().between_ranks(
         ep_->exchange().capacity_of_all(double(plan_desc_.capacity_factor), memory.capacity),
@@ -162,7 +164,7 @@ PlanView PartedExperts::plan_home(const Routing& routing, moec_stream stream) co
   PlanView plan = *routing.home;
   const int64_t slots = plan.num_tokens * plan.top_k;
   plan.align = home_.align;
-  plan.max_rows = slots;
+  plan.max_rows = plan.choice_rows = slots;
   plan.drop = MOEC_DROP_NONE;
   plan.capacity = 0;
   context_->backend().between_ranks(
@@ -206,7 +208,7 @@ void PartedExperts::forward(const ExpertsArgs& args, const Routing& routing,
   } else if (saved) {
     backend.zero(saved + saved_bytes, bytes_for(home_sizes_.saved, args.num_tokens), stream);
   }
-  const PlanView plan = plan_guests(guests, memory, stream);
+  const PlanView plan = plan_guests(guests, routing.bound, memory, stream);
   ExpertsArgs routed = {};
   routed.desc = &routed_;
   routed.num_tokens = guests.count;
@@ -265,7 +267,7 @@ void PartedExperts::backward(const ExpertsGradArgs& args, const Routing& routing
     home.workspace = memory.experts;
     context_->count_path(experts::backward(backend.experts_paths(), home, stream));
   }
-  const PlanView plan = plan_guests(guests, memory, stream);
+  const PlanView plan = plan_guests(guests, routing.bound, memory, stream);
   ExpertsGradArgs routed = {};
   routed.desc = &routed_;
   routed.num_tokens = guests.count;

@@ -47,9 +47,9 @@ class PartedExperts {
   Memory lay_out(Arena& arena, const experts::Sizes& routed, bool backward) const;
   experts::Sizes routed_sizes(const AdaptersView* adapters) const;
   uint64_t routed_saved(const experts::Sizes& routed) const;  // bytes
-  PlanView plan_guests(const ep::Guests& guests, const Memory& memory, moec_stream stream) const;
+  PlanView plan_guests(const ep::Guests& guests, int64_t bound, const Memory& memory,
+                       moec_stream stream) const;
   PlanView plan_home(const Routing& routing, moec_stream stream) const;
-  ep::Guests dispatch(const ExpertsGradArgs& args, const Routing& routing, moec_stream s) const;
 
   Ref<const Context> context_;
   Ref<Ep> ep_;

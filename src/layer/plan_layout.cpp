@@ -127,6 +127,8 @@ void set_plan_tokens(const moec_plan_desc& desc, int64_t num_tokens, PlanView& p
   plan.num_tokens = num_tokens;
   plan.max_rows = plan_max_rows(desc, num_tokens);
   plan.capacity = plan_capacity(desc, num_tokens);
+  plan.choice_tokens = num_tokens;
+  plan.choice_rows = plan.max_rows;
 }
 
 }  // namespace moec

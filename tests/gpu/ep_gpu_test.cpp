@@ -119,6 +119,22 @@ TEST_P(EpGpuScheme, LargerLayersToo) {
   }
 }
 
+// At the bound 24 rows an expert, of which a rank gets 6 by ROWS and EXACT: portable kernels of few
+// rows have other bits than those of many. They are chosen as for the bound by each scheme.
+TEST_P(EpGpuScheme, BoundsChooseTheKernelsOfCodes) {
+  SCOPED_TRACE(seed_note());
+  Draw draw(7);
+  for (const char* format : {"codebook4_64", "int8"})
+    for (const int tokens : {4, 12}) {
+      EpProblem p = hopper_problem(std::vector<int>(4, tokens), GetParam(), draw);
+      p.top_k = 1;
+      p.begin = {0, 2, 4, 6, 8};
+      fill_values(&p, draw);
+      SCOPED_TRACE(quantise_weights(&p, draw, format) + ", " + std::to_string(tokens) + " tokens");
+      expect_bits_of_one_process(p);
+    }
+}
+
 // What a sanitizer sees of kernels on several GPUs that wait for each other.
 TEST_F(EpGpu, PeersOfSixteenTokens) {
   SCOPED_TRACE(seed_note());

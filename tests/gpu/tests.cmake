@@ -78,6 +78,7 @@ set(portable MOEC_CUDA_KERNELS=portable)  # what Hopper's kernels would take
 foreach(name graph_test repeat_test)
   add_gpu_line(${name} ${portable})
 endforeach()
+add_gpu_line(ep_gpu_test ${portable} GTEST_FILTER=*Bounds*)
 add_gpu_line(mixed_test MOEC_TEST_DEVICE=cuda ${portable})
 add_gpu_line(schemes_test MOEC_TEST_DEVICE=cuda ${portable})
 add_gpu_line(neighbours_test MOEC_TEST_DEVICE=cuda ${portable})

@@ -146,13 +146,14 @@ void fill_values(EpProblem* p, Draw& draw) {
   if (p->shared == MOEC_SHARED_SIGMOID_GATE) p->shared_gate = normals(H, 0.3);
 }
 
-std::string quantise_weights(EpProblem* p, Draw& draw) {
+std::string quantise_weights(EpProblem* p, Draw& draw, std::string_view name) {
   const oracle::Rounding rounding = rounding_of(p->dtype);
   std::vector<const QuantCase*> fitting;
   for (const QuantCase& c : kQuantCases)
     if (p->hidden % c.multiple_n + p->inter % c.multiple_n + p->hidden % c.multiple_k +
-            p->inter % c.multiple_k ==
-        0)
+                p->inter % c.multiple_k ==
+            0 &&
+        (name.empty() || name == c.name))
       fitting.push_back(&c);
   const QuantCase& c = *fitting[size_t(draw.below(int64_t(fitting.size())))];
   const bool in_out = c.only_in_out || (!c.only_out_in && draw.chance(0.5));

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "adapter_set.h"
@@ -61,8 +62,9 @@ struct EpProblem {
 
 EpProblem draw_ep_problem(int ranks, uint32_t scheme, Draw& draw);
 void fill_values(EpProblem* problem, Draw& draw);
-// The matrices in a format that takes their shapes, with what they stand for as values; its name.
-std::string quantise_weights(EpProblem* problem, Draw& draw);
+// The matrices in a format that takes their shapes, or the one named, with what they stand for as
+// values; its name.
+std::string quantise_weights(EpProblem* problem, Draw& draw, std::string_view name = {});
 // Some adapters beside some of the matrices, and perhaps the one of each token.
 void draw_adapters(EpProblem* problem, Draw& draw);
 

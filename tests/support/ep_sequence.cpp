@@ -15,10 +15,8 @@ class Sequence {
       : p_(problem), m_(problem), context_(test_context(1)), out_(size_t(p_.ranks)) {
     const moec_router_desc router = p_.router_desc();
     router_ = make<Router>(moec_router_create, context_, &router);
-    for (const int T : p_.tokens) {
-      first_.push_back(guests_);
-      guests_ += gathers() ? p_.call_bound() : T;
-    }
+    for (int r = 0; r < p_.ranks; ++r) first_.push_back(r * p_.call_bound());
+    guests_ = p_.ranks * p_.call_bound();
   }
 
   std::vector<Outputs> run() {
@@ -45,10 +43,8 @@ class Sequence {
   };
   using Shape = std::vector<int64_t>;
 
-  // GATHER and PEER have a place for as many tokens of each rank as there may be. AUTO may take
-  // them.
-  bool gathers() const { return p_.scheme <= MOEC_EP_PEER; }
-  // [guests, columns] of [tokens, columns] of each rank; the places between them get `none`.
+  // [guests, columns] of [tokens, columns] of each rank. Each has a place for as many tokens as
+  // there may be, whatever the scheme: kernels are chosen as for them. Those between get `none`.
   template <typename Value>
   std::vector<Value> spread(const std::vector<std::vector<Value>>& parts, int64_t columns,
                             Value none) const {

@@ -76,7 +76,7 @@ struct Launches {
     const auto* const last = std::get_if<Combine>(&program.steps[2]);
     if (!first || !second || !last) return "gradients";
     if (program.num_tokens == 0 ||
-        program.num_tokens > (sm90_refuses(desc) ? kBesidePortable : kBesideSm90))
+        program.plan->choice_tokens > (sm90_refuses(desc) ? kBesidePortable : kBesideSm90))
       return "this many tokens";
     if (last->output_bias && last->output_bias.dtype != desc.dtype)
       return "an output bias of another type than x";

@@ -46,7 +46,7 @@ bool few_rows_takes(const PortableGemm& p, bool aligned) {
   const int64_t copy = 128 / format.code_bits;
   if (p.n < few_features(across, nibbles) || p.n * p.k >= kMostCodes) return false;
   if (across ? p.n % copy || p.k % 8 : p.k % copy) return false;
-  if (p.groups.max_rows > kMostRows * p.groups.count || 3 * p.groups.count > kMostTiles)
+  if (p.groups.choice_rows > kMostRows * p.groups.count || 3 * p.groups.count > kMostTiles)
     return false;
   for (int i = 0; i < p.parts; ++i) {
     if ((across ? p.b[i].i_stride : p.b[i].k_stride) != 1) return false;
