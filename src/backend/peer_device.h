@@ -5,6 +5,7 @@
 
 #include <moec/moec.h>
 
+#include <functional>
 #include <memory>
 
 namespace moec {
@@ -35,11 +36,16 @@ class PeerDevice {
   virtual ~PeerDevice() = default;
   // Memory of this device, full of NaN, that lives as long as the pointer.
   virtual PeerMemory allocate(uint64_t bytes, PeerTicket& ticket) const = 0;
+  // Memory that `take` gives while this device is the current one, full of NaN then.
+  virtual void* adopt(uint64_t bytes, const std::function<void*()>& take) const = 0;
   // The memory of another rank of this host as this device reaches it, until the pointer goes.
   // E_UNSUPPORTED says why it does not.
   virtual PeerMemory open(const PeerTicket& ticket, bool same_process) const = 0;
   // Waits until nothing that was queued is under way.
   virtual void finish() const = 0;
+  // The blocks of a step's kernel, or the threads that do its work.
+  virtual int32_t crews(const PeerDispatch& step) const = 0;
+  virtual int32_t crews(const PeerCombine& step) const = 0;
   virtual void run(const PeerDispatch& step, moec_stream stream) const = 0;
   virtual void run(const PeerCombine& step, moec_stream stream) const = 0;
 };

@@ -194,6 +194,31 @@ void Communicator::all_to_all_v(const void* send, Parts sent, void* recv, Parts 
       [&](const void* from, Parts out, void* to, Parts in) { call(from, out, to, in, 1); });
 }
 
+void* Communicator::alloc_window(uint64_t bytes, void** memory) const {
+  require_well();
+  void* window = nullptr;
+  const int32_t result = callbacks_.window_alloc(callbacks_.user, bytes, &window, memory);
+  if (result)
+    fail_native(MOEC_E_UNSUPPORTED, result,
+                "has no window of %llu bytes: the callback window_alloc returned %d",
+                static_cast<unsigned long long>(bytes), result);
+  return window;
+}
+
+void Communicator::open_window(void* window, std::span<void*> blocks) const {
+  require_well();
+  const int32_t result = callbacks_.window_open(callbacks_.user, window, blocks.data());
+  if (result)
+    fail_native(MOEC_E_UNSUPPORTED, result, "opens no window: the callback window_open returned %d",
+                result);
+}
+
+// Abort and this exclude each other. What a close that fails has not given back nobody can.
+void Communicator::close_window(void* window) const noexcept {
+  const std::lock_guard lock(outside_);
+  callbacks_.window_close(callbacks_.user, window);
+}
+
 void Communicator::ask() const {
   const std::unique_lock lock(outside_, std::try_to_lock);
   if (!lock || broken_ != MOEC_OK || !callbacks_.poll) return;

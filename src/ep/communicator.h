@@ -120,6 +120,13 @@ class Communicator {
     }
   }
 
+  // ---- windows: memory that the caller's transport makes reachable. Where that fails, the
+  // communicator stays as it is.
+  bool has_windows() const { return callbacks_.window_alloc != nullptr; }
+  void* alloc_window(uint64_t bytes, void** memory) const;
+  void open_window(void* window, std::span<void*> blocks) const;  // collective
+  void close_window(void* window) const noexcept;
+
   // Asks the caller's poll. Never waits.
   void ask() const;
   void require_well() const;

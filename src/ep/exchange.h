@@ -81,6 +81,7 @@ class Exchange {
   void combine(const Homecoming& to, moec_stream stream);
   bool has_guests() const { return guests_.rows != nullptr; }
   const Guests& guests() const { return guests_; }
+  const Peers* peers() const { return peers_.get(); }  // null: another scheme than PEER
   // Of the last dispatch, where the host does not know how many tokens there are.
   CapacityOfAll capacity_of_all(double factor, int32_t* to) const;
   int64_t num_tokens() const { return peers_ ? peers_->num_tokens() : routes_.num_tokens; }

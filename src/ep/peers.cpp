@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/peers.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -17,8 +18,8 @@ constexpr const char* kFactNames[kPeerFacts] = {
 constexpr uint64_t kGathered = 512;  // bytes of a rank in gather()
 
 struct Verdict {
-  int32_t peer;  // that this rank does not reach; -1: it reaches all
-  char text[256];
+  int32_t is_well;
+  char text[400];
 };
 
 }  // namespace
@@ -37,17 +38,24 @@ Peers::Peers(Communicator& comm, const Backend& backend, const Shape& shape)
   map_.max_crews = shape.max_blocks;
   std::copy(shape.expert_begin.begin(), shape.expert_begin.end(), map_.expert_begin);
   lay_out();
+  PeerTicket unused;
+  mail_ = backend.peers().allocate(uint64_t(comm.size() + 1) * kGathered, unused);
   blocks_[rank] = backend.peers().allocate(bytes_, own_.memory);
   map_.block[rank] = static_cast<char*>(blocks_[rank].get());
-  backend.zero(map_.block[rank], zeroed_, nullptr);
-  comm.wait(nullptr);  // steps come on any stream, and of other ranks
+  clear_words();
   own_.process = this_process();
+  own_.has_windows = comm.has_windows();
   if (comm.size() == 1) return;
   try {
     pages_[rank] = std::make_unique<SharedPage>();
     std::snprintf(own_.page, sizeof own_.page, "%s", pages_[rank]->name().c_str());
   } catch (const Error&) {  // the others, which cannot map it, say so to all
   }
+}
+
+void Peers::clear_words() {
+  backend_.zero(map_.block[map_.rank], zeroed_, nullptr);
+  comm_.wait(nullptr);  // steps come on any stream, and of other ranks
 }
 
 void Peers::lay_out() {
@@ -65,7 +73,6 @@ void Peers::lay_out() {
   map_.lanes = take(kPeerLanes, sizeof(PeerLane));
   map_.broken = take(1, sizeof(uint32_t));
   zeroed_ = end;
-  scratch_ = take(ranks + 1, kGathered);
   map_.owners = take(tokens, sizeof(uint32_t));
   map_.slot_owner = take(tokens * slots, sizeof(int32_t));
   map_.ids = take(guests * slots, sizeof(int32_t));
@@ -80,6 +87,7 @@ void Peers::lay_out() {
 
 Peers::~Peers() {
   backend_.peers().finish();
+  close_window();
   const auto rank = size_t(map_.rank);
   PeerMemory own = std::move(blocks_[rank]);
   blocks_.clear();
@@ -99,7 +107,7 @@ std::vector<T> Peers::gather(const T& own) {
     comm_.all_gather(&own, all.data(), sizeof own, nullptr);
     return all;
   }
-  char* const sent = map_.block[map_.rank] + scratch_;
+  char* const sent = static_cast<char*>(mail_.get());
   char* const received = sent + kGathered;
   backend_.copy(sent, &own, sizeof own, nullptr);
   comm_.all_gather(sent, received, sizeof own, nullptr);
@@ -127,50 +135,124 @@ std::string Peers::sharing(const std::vector<Introduction>& all) {
   return {};
 }
 
-std::string Peers::connect(bool apart) {
-  const std::vector<Introduction> all = gather(own_);
-  if (const std::string shared = apart ? sharing(all) : ""; !shared.empty()) return shared;
-  for (const Introduction& one : all) processes_.push_back(one.process);
-  Verdict verdict = {-1, {}};
-  for (size_t r = 0; r < all.size() && verdict.peer < 0; ++r) {
-    if (int32_t(r) == map_.rank) continue;
-    try {
-      open(r, all[r]);
-    } catch (const Error& error) {
-      verdict.peer = int32_t(r);
-      std::snprintf(verdict.text, sizeof verdict.text, "%.255s", error.text);
-    }
+// What went wrong on the first rank where something did; empty: body() was well on all.
+template <class Body>
+std::string Peers::try_on_all(const Body& body) {
+  Verdict verdict = {true, {}};
+  try {
+    body();
+  } catch (...) {
+    verdict.is_well = false;
+    std::snprintf(verdict.text, sizeof verdict.text, "%.399s", current_error().text);
   }
-  std::string trouble;
   const std::vector<Verdict> verdicts = gather(verdict);
-  for (size_t r = 0; r < verdicts.size() && trouble.empty(); ++r)
-    if (verdicts[r].peer >= 0)
-      trouble = "rank " + std::to_string(r) + " does not reach the memory of rank " +
-                std::to_string(verdicts[r].peer) + ": " + verdicts[r].text;
+  for (size_t r = 0; r < verdicts.size(); ++r)
+    if (!verdicts[r].is_well) return "rank " + std::to_string(r) + " " + verdicts[r].text;
+  return {};
+}
+
+std::string Peers::open_all(const std::vector<Introduction>& all) {
+  for (const Introduction& one : all) processes_.push_back(one.process);
+  const std::string trouble = try_on_all([&] {
+    for (size_t r = 0; r < all.size(); ++r) try {
+        if (int32_t(r) != map_.rank) open(r, all[r]);
+      } catch (const Error& error) {
+        MOEC_FAIL(MOEC_E_UNSUPPORTED, "does not reach the memory of rank %d: %s", int(r),
+                  error.text);
+      }
+  });
   if (const auto& page = pages_[size_t(map_.rank)]) page->forget_name();
-  if (trouble.empty()) return trouble;
+  if (trouble.empty()) {
+    const auto apart =
+        std::ranges::count_if(processes_, [&](const Process& one) { return one != own_.process; });
+    way_ = apart ? "by CUDA IPC" : "as threads of one process";
+    return {};
+  }
   for (size_t r = 0; r < all.size(); ++r)
     if (int32_t(r) != map_.rank) blocks_[r].reset();
-  gather(verdict);  // all have closed what they had opened
+  try_on_all([] {});  // all have closed what they had opened
   processes_.clear();
   return trouble;
 }
 
+std::string Peers::open_windows(const std::vector<Introduction>& all) {
+  for (size_t r = 0; r < all.size(); ++r)
+    if (!all[r].has_windows) return "the comm of rank " + std::to_string(r) + " has none";
+  const auto rank = size_t(map_.rank);
+  blocks_[rank].reset();
+  std::string trouble = try_on_all([&] {
+    map_.block[rank] = static_cast<char*>(backend_.peers().adopt(bytes_, [&] {
+      void* memory = nullptr;
+      window_ = comm_.alloc_window(bytes_, &memory);
+      return memory;
+    }));
+    clear_words();
+  });
+  if (trouble.empty())
+    trouble = try_on_all([&] {
+      std::vector<void*> reached(all.size());
+      comm_.open_window(window_, reached);
+      for (size_t r = 0; r < all.size(); ++r) {
+        MOEC_REQUIRE(reached[r], MOEC_E_UNSUPPORTED, "does not reach that of rank %d", int(r));
+        if (r != rank) map_.block[r] = static_cast<char*>(reached[r]);
+      }
+    });
+  if (!trouble.empty()) close_window();
+  return trouble;
+}
+
+void Peers::close_window() {
+  if (void* const window = std::exchange(window_, nullptr)) comm_.close_window(window);
+}
+
+std::string Peers::connect(bool apart) {
+  const std::vector<Introduction> all = gather(own_);
+  if (const std::string shared = apart ? sharing(all) : ""; !shared.empty()) return shared;
+  const std::string closed = open_all(all);
+  const std::string trouble = closed.empty() ? "" : open_windows(all);
+  mail_.reset();
+  if (!trouble.empty()) return closed + "; windows: " + trouble;
+  if (!closed.empty()) way_ = "by windows of the comm, because " + closed;
+  return {};
+}
+
 // ---- steps
+PeerDispatch Peers::dispatch_of(int64_t bound) const {
+  PeerDispatch step = {};
+  step.map = map_;
+  step.bound = bound;
+  step.hidden = shape_.hidden;
+  step.top_k = shape_.top_k;
+  step.x.dtype = shape_.dtype;
+  return step;
+}
+
+PeerCombine Peers::combine_of(int64_t bound) const {
+  PeerCombine step = {};
+  step.map = map_;
+  step.bound = bound;
+  step.hidden = shape_.hidden;
+  step.top_k = shape_.top_k;
+  step.partial_dtype = shape_.partial_dtype;
+  return step;
+}
+
+Peers::Blocks Peers::blocks() const {
+  const PeerDevice& device = backend_.peers();
+  return {device.crews(dispatch_of(shape_.max_tokens)),
+          device.crews(combine_of(shape_.max_tokens))};
+}
+
 Guests Peers::dispatch(const Departure& from, moec_stream stream) {
   bound_ = from.bound;
   num_tokens_ = from.tokens.count;
-  PeerDispatch step = {};
-  step.map = map_;
+  PeerDispatch step = dispatch_of(from.bound);
   step.num_tokens = from.tokens.count;
-  step.bound = from.bound;
-  step.hidden = shape_.hidden;
-  step.top_k = shape_.top_k;
   step.expert_ids = from.tokens.expert_ids;
   step.routing_weights = from.tokens.routing_weights;
   step.has_adapter_ids = from.has_adapter_ids;
   step.adapter_ids = from.adapter_ids;
-  step.x = {const_cast<void*>(from.x), shape_.dtype};
+  step.x.data = const_cast<void*>(from.x);
   step.beside = {const_cast<void*>(from.beside), shape_.dtype};
   step.has_beside = from.has_beside;
   step.beside_scale = from.beside_scale;
@@ -186,13 +268,8 @@ Guests Peers::dispatch(const Departure& from, moec_stream stream) {
 }
 
 void Peers::combine(const Homecoming& to, moec_stream stream) {
-  PeerCombine step = {};
-  step.map = map_;
+  PeerCombine step = combine_of(bound_);
   step.num_tokens = num_tokens_;
-  step.bound = bound_;
-  step.hidden = shape_.hidden;
-  step.top_k = shape_.top_k;
-  step.partial_dtype = shape_.partial_dtype;
   step.has_weights = to.has_weights;
   step.d_guest_weights = to.d_guest_weights;
   step.scale = to.scale;

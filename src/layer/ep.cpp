@@ -107,6 +107,11 @@ Comm::Comm(const Context& context, const moec_comm_desc& desc, const moec_comm_c
                context.name().text);
   MOEC_REQUIRE(callbacks.all_gather && callbacks.all_to_all, MOEC_E_INVALID_ARG,
                "callbacks.all_gather or callbacks.all_to_all is NULL; both are required");
+  const int windows = !!callbacks.window_alloc + !!callbacks.window_open + !!callbacks.window_close;
+  MOEC_REQUIRE(
+      windows % 3 == 0, MOEC_E_INVALID_ARG,
+      "callbacks has %d of window_alloc, window_open and window_close; expected all or none",
+      windows);
   const ep::Reach reach = context.on_host() ? ep::Reach::kDirect
                           : queues          ? ep::Reach::kQueued
                                             : ep::Reach::kStaged;
@@ -165,7 +170,7 @@ Ep::Ep(Comm& comm, const moec_ep_desc& desc) : Object(kKind), comm_(comm) {
 
 void Ep::make_exchange(const moec_ep_desc& desc, std::unique_ptr<ep::Peers> peers) {
   ep::Communicator& comm = transport();
-  choice_ = peers ? ep::Choice{MOEC_EP_PEER, "the ranks reach each other's memory"}
+  choice_ = peers ? ep::Choice{MOEC_EP_PEER, "the ranks reach each other's memory " + peers->way()}
                   : ep::choose_scheme(desc.scheme, comm);
   const bool has_own_memory = peers != nullptr;
   exchange_ = std::make_unique<ep::Exchange>(comm, context().backend(),
@@ -233,6 +238,12 @@ std::string Ep::describe() const {
       .add("pair_rows", s.pair_rows)
       .add("max_guests", exchange_->most_guests())
       .add("memory", int64_t(exchange_->bytes()));
+  if (const ep::Peers* const peers = exchange_->peers()) {
+    const ep::Peers::Blocks blocks = peers->blocks();
+    JsonObject counts;
+    counts.add("dispatch", blocks.dispatch).add("combine", blocks.combine);
+    object.add_json("blocks", "{" + counts.members() + "}");
+  }
   return "{" + object.members() + "}";
 }
 

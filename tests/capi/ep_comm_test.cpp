@@ -34,6 +34,8 @@ TEST(Comm, RefusesWhatItCannotBe) {
   EXPECT_EQ(create(0, 2, [](auto& c) { c.all_gather = nullptr; }), MOEC_E_INVALID_ARG);
   EXPECT_EQ(create(0, 2, [](auto& c) { c.all_to_all = nullptr; }), MOEC_E_INVALID_ARG);
   EXPECT_EQ(create(0, 2, [](auto& c) { c.flags = MOEC_COMM_DEVICE; }), MOEC_E_UNSUPPORTED);
+  EXPECT_EQ(create(0, 2, [](auto& c) { c.window_close = [](void*, void*) { return 0; }; }),
+            MOEC_E_INVALID_ARG);
   EXPECT_EQ(create(0, 2, [](auto& c) { c.struct_size = 8; }), MOEC_E_ABI);
   EXPECT_EQ(board.released(), 0);  // callbacks of a comm that was not made are the caller's
 }
@@ -71,7 +73,26 @@ TEST(Comm, OfNcclFindsEachFunctionByItsName) {
   EXPECT_EQ(api.group_end(), 108);
   EXPECT_EQ(api.get_async_error(nullptr, nullptr), 109);
   EXPECT_EQ(api.abort(nullptr), 110);
+  EXPECT_EQ(api.mem_alloc(nullptr, 0), 111);
+  EXPECT_EQ(api.mem_free(nullptr), 112);
+  EXPECT_EQ(api.window_register(nullptr, nullptr, 0, nullptr, 0), 113);
+  EXPECT_EQ(api.window_deregister(nullptr, nullptr), 114);
+  EXPECT_EQ(api.peer_pointer(nullptr, 0, 0, nullptr), 115);
   EXPECT_EQ(moec_nccl_abort(&nccl), 110);
+  dlclose(library);
+}
+
+TEST(Comm, OfAnOlderNcclHasNoWindows) {
+  void* const library = dlopen(OLD_NCCL, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr) << dlerror();
+  moec_nccl nccl = {};
+  ASSERT_EQ(moec_nccl_find(&nccl.api), 0);
+  EXPECT_EQ(nccl.api.abort(nullptr), 110);
+  EXPECT_EQ(nccl.api.mem_alloc, nullptr);
+  EXPECT_EQ(nccl.api.peer_pointer, nullptr);
+  moec_comm_callbacks callbacks;
+  moec_nccl_fill(&nccl, &callbacks);
+  EXPECT_EQ(callbacks.window_alloc, nullptr);
   dlclose(library);
 }
 

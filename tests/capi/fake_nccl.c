@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A libnccl.so.2 whose functions only say which one they are: moec/nccl.h finds them by name. */
+/* A libnccl.so.2 whose functions only say which one they are: moec/nccl.h finds them by name. With
+ * BEFORE_WINDOWS it is as of 2.28, which cannot say where a peer's window is. */
 #include <stddef.h>
 #define EXPORT __attribute__((visibility("default")))
 EXPORT int ncclCommCount(const void* comm, int* ranks);
@@ -13,6 +14,10 @@ EXPORT int ncclGroupStart(void);
 EXPORT int ncclGroupEnd(void);
 EXPORT int ncclCommGetAsyncError(void* comm, int* error);
 EXPORT int ncclCommAbort(void* comm);
+EXPORT int ncclMemAlloc(void** memory, size_t bytes);
+EXPORT int ncclMemFree(void* memory);
+EXPORT int ncclCommWindowRegister(void* comm, void* memory, size_t bytes, void** window, int flags);
+EXPORT int ncclCommWindowDeregister(void* comm, void* window);
 
 int ncclCommCount(const void* comm, int* ranks) {
   (void)comm, (void)ranks;
@@ -52,3 +57,26 @@ int ncclCommAbort(void* comm) {
   (void)comm;
   return 110;
 }
+int ncclMemAlloc(void** memory, size_t bytes) {
+  (void)memory, (void)bytes;
+  return 111;
+}
+int ncclMemFree(void* memory) {
+  (void)memory;
+  return 112;
+}
+int ncclCommWindowRegister(void* comm, void* memory, size_t bytes, void** window, int flags) {
+  (void)comm, (void)memory, (void)bytes, (void)window, (void)flags;
+  return 113;
+}
+int ncclCommWindowDeregister(void* comm, void* window) {
+  (void)comm, (void)window;
+  return 114;
+}
+#ifndef BEFORE_WINDOWS
+EXPORT int ncclGetPeerDevicePointer(void* window, size_t offset, int peer, void** pointer);
+int ncclGetPeerDevicePointer(void* window, size_t offset, int peer, void** pointer) {
+  (void)window, (void)offset, (void)peer, (void)pointer;
+  return 115;
+}
+#endif

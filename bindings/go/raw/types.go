@@ -1125,8 +1125,14 @@ type CommCallbacks struct {
 	// optional: once, when nothing uses the comm any more
 	Release uintptr
 	// optional, once, from any thread: what waits for another rank ends, on streams and in the
-	// other callbacks, which fail; none of them is called after it
+	// other callbacks, which fail; but for window_close none is called after it
 	Abort uintptr
+	// optional, all or none: memory that all ranks reach. alloc's is of the current device; open
+	// is collective: blocks [N] = where this rank reaches each one's, or NULL; close may follow
+	// abort
+	WindowAlloc uintptr
+	WindowOpen uintptr
+	WindowClose uintptr
 }
 
 // CommDesc mirrors moec_comm_desc.
@@ -1298,7 +1304,7 @@ var Layouts = []Layout{
 	{LayerDesc{}, 48, []uintptr{0, 4, 8, 16, 24, 28, 32, 40}},
 	{LayerArgs{}, 2768, []uintptr{0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 928, 1056, 1184, 1312, 1440, 1568, 1696, 1824, 1952, 2080, 2208, 2336, 2464, 2592, 2608, 2624, 2632, 2640}},
 	{LayerGradArgs{}, 1720, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696, 1712}},
-	{CommCallbacks{}, 64, []uintptr{0, 4, 8, 16, 24, 32, 40, 48, 56}},
+	{CommCallbacks{}, 88, []uintptr{0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80}},
 	{CommDesc{}, 16, []uintptr{0, 4, 8, 12}},
 	{EpDesc{}, 80, []uintptr{0, 4, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68, 72, 76}},
 	{EpInfo{}, 40, []uintptr{0, 4, 8, 12, 16, 20, 24, 32}},

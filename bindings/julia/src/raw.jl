@@ -1677,7 +1677,8 @@ Each returns 0, or MOEC_E_TIMEOUT where its deadline passed, or another value bu
 - `all_to_all_v`: The same, with send_bytes`[r]` at byte send_at`[r]` for rank r, and recv_bytes`[r]` from it. EXACT needs it. `unit` divides all of them: counts in units stay small.
 - `poll`: optional: 0 = well; never waits
 - `release`: optional: once, when nothing uses the comm any more
-- `abort`: optional, once, from any thread: what waits for another rank ends, on streams and in the other callbacks, which fail; none of them is called after it
+- `abort`: optional, once, from any thread: what waits for another rank ends, on streams and in the other callbacks, which fail; but for window_close none is called after it
+- `window_alloc`: optional, all or none: memory that all ranks reach. alloc's is of the current device; open is collective: blocks `[N]` = where this rank reaches each one's, or NULL; close may follow abort
 """
 struct moec_comm_callbacks
     struct_size::UInt32
@@ -1689,9 +1690,12 @@ struct moec_comm_callbacks
     poll::Ptr{Cvoid}
     release::Ptr{Cvoid}
     abort::Ptr{Cvoid}
+    window_alloc::Ptr{Cvoid}
+    window_open::Ptr{Cvoid}
+    window_close::Ptr{Cvoid}
 end
 moec_comm_callbacks(;
-    struct_size = UInt32(64),
+    struct_size = UInt32(88),
     flags = UInt32(0),
     user = C_NULL,
     all_gather = C_NULL,
@@ -1700,7 +1704,10 @@ moec_comm_callbacks(;
     poll = C_NULL,
     release = C_NULL,
     abort = C_NULL,
-) = moec_comm_callbacks(struct_size, flags, user, all_gather, all_to_all, all_to_all_v, poll, release, abort)
+    window_alloc = C_NULL,
+    window_open = C_NULL,
+    window_close = C_NULL,
+) = moec_comm_callbacks(struct_size, flags, user, all_gather, all_to_all, all_to_all_v, poll, release, abort, window_alloc, window_open, window_close)
 
 """
 Fields of `moec_comm_desc`:
@@ -1936,7 +1943,7 @@ const LAYOUT = (
     (moec_layer_desc, 48, (0, 4, 8, 16, 24, 28, 32, 40,)),
     (moec_layer_args, 2768, (0, 4, 8, 16, 24, 32, 160, 288, 416, 544, 672, 800, 928, 1056, 1184, 1312, 1440, 1568, 1696, 1824, 1952, 2080, 2208, 2336, 2464, 2592, 2608, 2624, 2632, 2640,)),
     (moec_layer_grad_args, 1720, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040, 1048, 1056, 1184, 1312, 1440, 1568, 1696, 1712,)),
-    (moec_comm_callbacks, 64, (0, 4, 8, 16, 24, 32, 40, 48, 56,)),
+    (moec_comm_callbacks, 88, (0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80,)),
     (moec_comm_desc, 16, (0, 4, 8, 12,)),
     (moec_ep_desc, 80, (0, 4, 8, 16, 24, 28, 32, 36, 40, 44, 48, 56, 64, 68, 72, 76,)),
     (moec_ep_info, 40, (0, 4, 8, 12, 16, 20, 24, 32,)),
@@ -2332,7 +2339,7 @@ moec_ep_free(ep) =
 moec_ep_query(ep, out) =
     @ccall LIB.moec_ep_query(ep::Ptr{moec_ep}, out::Ptr{moec_ep_info})::Int32
 
-"JSON: the scheme and why, ranks, ranges, bytes. *need counts the final NUL; buffer may be NULL. Host only. E_WORKSPACE: the buffer is too small; *need is set."
+"JSON: the scheme and why, ranks, ranges, bytes, PEER's blocks for max_tokens. *need counts the final NUL; buffer may be NULL. Host only. E_WORKSPACE: it is too small; *need is set."
 moec_ep_describe(ep, buffer, bytes, need) =
     @ccall LIB.moec_ep_describe(ep::Ptr{moec_ep}, buffer::Ptr{UInt8}, bytes::UInt64, need::Ptr{UInt64})::Int32
 

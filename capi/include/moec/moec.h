@@ -1218,8 +1218,8 @@ MOEC_API moec_status moec_layer_describe(const moec_layer* layer, const moec_wei
  * stream stays there until moec_comm_abort. After E_TIMEOUT, E_CALLBACK and another E_COMM comm and
  * ep are broken, and each later call gives that status. On CUDA with flags 0 rows pass through
  * memory of the host, and calls wait.
- * PEER: up to 16 ranks of one host whose GPUs reach each other's memory (threads: peer access,
- * processes: CUDA IPC); on the CPU threads of one process. After moec_ep_create dispatch and
+ * PEER: up to 16 ranks that reach each other's memory: threads of a process (GPUs: peer access),
+ * processes of a host (CUDA IPC), else by windows of the comm. After moec_ep_create dispatch and
  * combine call no callback: each is one kernel, which may be captured and which waits on the device
  * for the other ranks, so that no rank's stream may wait for another's. What is refused or differs
  * is as with MOEC_COMM_DEVICE. A rank that does not come within timeout_ms breaks the ep of those
@@ -1248,8 +1248,13 @@ typedef struct moec_comm_callbacks {
   int32_t (*poll)(void* user);  /* optional: 0 = well; never waits */
   void (*release)(void* user);  /* optional: once, when nothing uses the comm any more */
   /* optional, once, from any thread: what waits for another rank ends, on streams and in the other
-   * callbacks, which fail; none of them is called after it */
+   * callbacks, which fail; but for window_close none is called after it */
   int32_t (*abort)(void* user);
+  /* optional, all or none: memory that all ranks reach. alloc's is of the current device; open is
+   * collective: blocks [N] = where this rank reaches each one's, or NULL; close may follow abort */
+  int32_t (*window_alloc)(void* user, uint64_t bytes, void** window, void** memory);
+  int32_t (*window_open)(void* user, void* window, void** blocks);
+  int32_t (*window_close)(void* user, void* window);
 } moec_comm_callbacks;
 typedef struct moec_comm_desc {
   uint32_t struct_size, flags; /* flags: 0 */
@@ -1362,8 +1367,8 @@ MOEC_API MOEC_CHECK moec_status moec_ep_create(moec_comm* comm, const moec_ep_de
 MOEC_API void moec_ep_free(moec_ep* ep);
 /* Scheme, range, bytes. Host only. */
 MOEC_API moec_status moec_ep_query(const moec_ep* ep, moec_ep_info* out);
-/* JSON: the scheme and why, ranks, ranges, bytes. *need counts the final NUL; buffer may be NULL.
- * Host only. E_WORKSPACE: the buffer is too small; *need is set. */
+/* JSON: the scheme and why, ranks, ranges, bytes, PEER's blocks for max_tokens. *need counts the
+ * final NUL; buffer may be NULL. Host only. E_WORKSPACE: it is too small; *need is set. */
 MOEC_API moec_status moec_ep_describe(const moec_ep* ep, char* buffer, uint64_t bytes,
                                       uint64_t* need);
 /* Sends each token to the ranks of its experts, and sets the `out` views of args. Also the backward

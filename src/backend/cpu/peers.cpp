@@ -61,9 +61,13 @@ PeerMemory CpuPeers::allocate(uint64_t bytes, PeerTicket& ticket) const {
   return {memory, {[](void* data, int32_t) { std::free(data); }}};
 }
 
+void* CpuPeers::adopt(uint64_t bytes, const std::function<void*()>& take) const {
+  return std::memset(take(), 0xff, bytes);
+}
+
 PeerMemory CpuPeers::open(const PeerTicket& ticket, bool same_process) const {
   MOEC_REQUIRE(same_process && ticket.device_type == MOEC_CPU, MOEC_E_UNSUPPORTED,
-               "on the CPU ranks that write to each other's memory are threads of one process");
+               "on the CPU it would be of a thread of this process");
   return PeerMemory(reinterpret_cast<void*>(uintptr_t(ticket.address)));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are threads of one process reach each other's memory as it is. A step is the work of
-// the thread that calls it.
+// Threads of one process reach each other's memory as it is, and processes reach windows.
+// A step is the work of the thread that calls it.
 #pragma once
 
 #include "backend/peer_device.h"
@@ -10,8 +10,11 @@ namespace moec::cpu {
 class CpuPeers final : public PeerDevice {
  public:
   PeerMemory allocate(uint64_t bytes, PeerTicket& ticket) const override;
+  void* adopt(uint64_t bytes, const std::function<void*()>& take) const override;
   PeerMemory open(const PeerTicket& ticket, bool same_process) const override;
   void finish() const override {}
+  int32_t crews(const PeerDispatch&) const override { return 1; }
+  int32_t crews(const PeerCombine&) const override { return 1; }
   void run(const PeerDispatch& step, moec_stream) const override;
   void run(const PeerCombine& step, moec_stream) const override;
 };

@@ -3084,12 +3084,33 @@ pub struct moec_comm_callbacks {
     pub abort: ::std::option::Option<
         unsafe extern "C" fn(user: *mut ::std::os::raw::c_void) -> i32,
     >,
+    pub window_alloc: ::std::option::Option<
+        unsafe extern "C" fn(
+            user: *mut ::std::os::raw::c_void,
+            bytes: u64,
+            window: *mut *mut ::std::os::raw::c_void,
+            memory: *mut *mut ::std::os::raw::c_void,
+        ) -> i32,
+    >,
+    pub window_open: ::std::option::Option<
+        unsafe extern "C" fn(
+            user: *mut ::std::os::raw::c_void,
+            window: *mut ::std::os::raw::c_void,
+            blocks: *mut *mut ::std::os::raw::c_void,
+        ) -> i32,
+    >,
+    pub window_close: ::std::option::Option<
+        unsafe extern "C" fn(
+            user: *mut ::std::os::raw::c_void,
+            window: *mut ::std::os::raw::c_void,
+        ) -> i32,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of moec_comm_callbacks",
-    ][::std::mem::size_of::<moec_comm_callbacks>() - 64usize];
+    ][::std::mem::size_of::<moec_comm_callbacks>() - 88usize];
     [
         "Alignment of moec_comm_callbacks",
     ][::std::mem::align_of::<moec_comm_callbacks>() - 8usize];
@@ -3120,6 +3141,15 @@ const _: () = {
     [
         "Offset of field: moec_comm_callbacks::abort",
     ][::std::mem::offset_of!(moec_comm_callbacks, abort) - 56usize];
+    [
+        "Offset of field: moec_comm_callbacks::window_alloc",
+    ][::std::mem::offset_of!(moec_comm_callbacks, window_alloc) - 64usize];
+    [
+        "Offset of field: moec_comm_callbacks::window_open",
+    ][::std::mem::offset_of!(moec_comm_callbacks, window_open) - 72usize];
+    [
+        "Offset of field: moec_comm_callbacks::window_close",
+    ][::std::mem::offset_of!(moec_comm_callbacks, window_close) - 80usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -86,7 +86,7 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(const __grid_constant
 
 // Blocks for `bytes` that a rank sends to another, or takes from it: 32 keep a link almost busy,
 // and more pay where there is much. Stores gain from more than loads do.
-dim3 crews(const PeerMap& map, int64_t bytes, int64_t most) {
+int32_t crews(const PeerMap& map, int64_t bytes, int64_t most) {
   constexpr int64_t kEach = 8 << 10, kSome = 4 << 20, kMuch = 16 << 20;
   if (map.max_crews)
     most = map.max_crews;
@@ -94,7 +94,7 @@ dim3 crews(const PeerMap& map, int64_t bytes, int64_t most) {
     most = 32;
   else if (bytes < kMuch)
     most = 64;
-  return grid_for(bytes, kEach, most);
+  return int32_t(grid_for(bytes, kEach, most).x);
 }
 
 bool is_aligned(const void* pointer, int64_t bytes) {
@@ -103,18 +103,25 @@ bool is_aligned(const void* pointer, int64_t bytes) {
 
 }  // namespace
 
+int32_t num_blocks(const PeerDispatch& step) {
+  const int64_t row_bytes = step.hidden * dtype_bytes(step.x.dtype);
+  return crews(step.map, step.bound * row_bytes * (step.has_beside ? 2 : 1), kPeerLanes);
+}
+int32_t num_blocks(const PeerCombine& step) {
+  return crews(step.map, step.bound * step.hidden * dtype_bytes(step.partial_dtype),
+               kPeerLanes / 2);
+}
+
 void queue(const Op& op, const PeerDispatch& step) {
   const int64_t row_bytes = step.hidden * dtype_bytes(step.x.dtype);
   const bool wide =
       row_bytes % 16 == 0 && is_aligned(step.x.data, 16) && is_aligned(step.beside.data, 16);
-  run(op, "a dispatch to peers", dispatch_kernel,
-      crews(step.map, step.bound * row_bytes * (step.has_beside ? 2 : 1), kPeerLanes), kThreads, 0,
+  run(op, "a dispatch to peers", dispatch_kernel, dim3(unsigned(num_blocks(step))), kThreads, 0,
       step, wide);
 }
 
 void queue(const Op& op, const PeerCombine& step) {
-  const dim3 grid =
-      crews(step.map, step.bound * step.hidden * dtype_bytes(step.partial_dtype), kPeerLanes / 2);
+  const dim3 grid(unsigned(num_blocks(step)));
   const int64_t together = 16 / dtype_bytes(step.partial_dtype);
   const bool wide =
       step.hidden % together == 0 && is_aligned(step.y.data, together * dtype_bytes(step.y.dtype));

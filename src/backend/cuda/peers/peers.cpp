@@ -87,6 +87,14 @@ PeerMemory CudaPeers::allocate(uint64_t bytes, PeerTicket& ticket) const {
   return owner;
 }
 
+void* CudaPeers::adopt(uint64_t bytes, const std::function<void*()>& take) const {
+  const DeviceScope scope(device_);
+  const RelaxedCapture relaxed;
+  void* const memory = take();
+  check(cudaMemset(memory, 0xff, bytes), "cudaMemset of a window");
+  return memory;
+}
+
 PeerMemory CudaPeers::open(const PeerTicket& ticket, bool same_process) const {
   MOEC_REQUIRE(ticket.device_type == MOEC_CUDA, MOEC_E_UNSUPPORTED, "its memory is not on a GPU");
   const DeviceScope scope(device_);
@@ -122,6 +130,13 @@ void CudaPeers::finish() const {
     cudaFree(page);
   else
     cudaDeviceSynchronize();
+}
+
+int32_t CudaPeers::crews(const PeerDispatch& step) const {
+  return num_blocks(step);
+}
+int32_t CudaPeers::crews(const PeerCombine& step) const {
+  return num_blocks(step);
 }
 
 void CudaPeers::run(const PeerDispatch& step, moec_stream stream) const {
