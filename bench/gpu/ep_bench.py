@@ -5,6 +5,7 @@ merged into one file of rows.
     scripts/bench_gpu.sh ep                                what tells most comes first, in 300 s
     scripts/bench_gpu.sh ep --resume                       what had no time in calls of this commit
     scripts/bench_gpu.sh ep --case qwen3-30b:4096 --op layer --seconds 60
+    scripts/bench_gpu.sh ep --case gpt-oss-120b:16,128,deepseek-v3:16
     python3 bench/gpu/ep_bench.py --device cpu --small --out FILE    that it runs
 
 op     dispatch, combine, and both (pair); layer_fwd and layer_step of router and experts. PEER has
@@ -18,6 +19,7 @@ us     of a call, of the slowest rank, in a graph where `launch` says so
 limit  of dispatch and combine: the fewest bytes at the link's write rate, and one barrier kernel;
        of a layer: one_gpu's us
 model  what `moec epsim` says of a scheme without a topology
+blocks of PEER's kernel; of the larger one where both run
 
 A scheme that the library refuses is named with its message, and has no row.
 """
@@ -197,6 +199,8 @@ class Bench:
             del runs
         for (op, impl), (us, spread, number) in best.items():
             transport, extra = found[impl, number]
+            if blocks := extra.get("blocks"):
+                extra = extra | dict(blocks=blocks.get(op, max(blocks.values())))
             if scheme := extra.get("scheme"):
                 ways = TRANSPORTS[1:] if op == "pair" else [op]
                 extra |= dict(model_us=round(sum(batch.model_us(scheme, o) for o in ways), 2))
@@ -226,7 +230,10 @@ class Bench:
                 want = layers.reference(routing.expert_ids.long())
             if self.checked(what, layers.error(case, want), LIMIT):
                 cases[impl] = case
-                extra[impl] = dict(scheme=case.held.scheme.name.lower())
+                said = case.held.describe()
+                extra[impl] = dict(scheme=said["scheme"])
+                if blocks := said.get("blocks"):
+                    extra[impl]["blocks"] = max(blocks.values())
         if "local" in impls and routing:
             case = layers.local(routing)
             if self.checked(f"{name} {tokens} layer local", layers.error_of_local(case, want),
@@ -317,11 +324,27 @@ class Bench:
             json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + rows + "\n]}\n")
 
 
+def parse_cases(text):
+    """[(shape, tokens)] of SHAPE:TOKENS,..., where a shape has all that follow it."""
+    found, name = [], None
+    for part in text.split(","):
+        *names, tokens = part.split(":")
+        name = names[0] if names else name
+        if name is None or len(names) > 1 or not tokens.isdecimal() or int(tokens) == 0:
+            raise argparse.ArgumentTypeError(f"{part!r} in {text!r}; expected SHAPE:TOKENS")
+        try:
+            moec.shapes.find(name)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(error) from error
+        found.append((name, int(tokens)))
+    return found
+
+
 def arguments():
     everybody = [*SCHEMES, "nccl", "torch", *LAYER_IMPLS[1:]]
     split = lambda text: text.split(",")  # noqa: E731
     parser = argparse.ArgumentParser()
-    parser.add_argument("--case", action="append", metavar="SHAPE:TOKENS,...",
+    parser.add_argument("--case", action="extend", type=parse_cases, metavar="SHAPE:TOKENS,...",
                         help="default: everything")
     parser.add_argument("--op", choices=("transport", "layer"), help="default: both")
     parser.add_argument("--impl", type=split, help=f"of {','.join(everybody)}")
@@ -347,9 +370,7 @@ def chosen(args):
     if args.small:
         order = [(name, SMALL_TOKENS, ops) for name in NAMES[:1] for ops in (TRANSPORTS, LAYERS)]
     elif args.case:
-        order = [(name, int(tokens), ops) for name, many in
-                 (text.split(":") for text in args.case) for tokens in many.split(",")
-                 for ops in (TRANSPORTS, LAYERS)]
+        order = [(*case, ops) for case in args.case for ops in (TRANSPORTS, LAYERS)]
     else:
         order = ORDER
     return [case for case in order

@@ -3,17 +3,41 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 sys.path.insert(0, str(BENCH))
 import ep_goals  # noqa: E402
 
 SCHEMES = {"auto", "gather", "rows", "exact"}
+
+
+def test_cases_that_options_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH / "gpu")
+    ep_bench = importlib.import_module("ep_bench")
+
+    def chosen(*options: str) -> list[tuple[str, int, bool]]:
+        """(shape, tokens, whether it is a layer)"""
+        monkeypatch.setattr(sys, "argv", ["ep_bench.py", "--out", "none", *options])
+        return [(*case[:2], case[2] is ep_bench.LAYERS)
+                for case in ep_bench.chosen(ep_bench.arguments())]
+
+    assert chosen("--case", "qwen3-30b:16384", "--op", "layer") == [("qwen3-30b", 16384, True)]
+    assert chosen("--case", "gpt-oss-120b:16,128,deepseek-v3:16", "--op", "transport") == [
+        ("gpt-oss-120b", 16, False), ("gpt-oss-120b", 128, False), ("deepseek-v3", 16, False)]
+    assert chosen("--case", "qwen3-30b:16", "--case", "gpt-oss-120b:16") == [
+        (name, 16, layer) for name in ("qwen3-30b", "gpt-oss-120b") for layer in (False, True)]
+    assert {name for name, *_ in chosen()} == {"qwen3-30b", "gpt-oss-120b", "deepseek-v3"}
+    for wrong in ("16", "qwen3-30b", "qwen3-30b:0", "qwen3-30b:x", "qwen3-31b:16"):
+        with pytest.raises(SystemExit):
+            chosen("--case", wrong)
 
 
 def test_small_run(tmp_path: Path) -> None:
