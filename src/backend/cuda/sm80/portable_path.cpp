@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The experts on every GPU from compute capability 8.0 on: products and row kernels, one after the
 // other. What no wanted gradient needs is not computed.
+#include "backend/cuda/sm80/portable_path.h"
+
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/device/pointer_table.h"
-#include "backend/cuda/experts/cuda_path.h"
 #include "backend/cuda/experts/row_steps.h"
 #include "backend/cuda/sm80/row_product.h"
 #include "backend/cuda/weights/factors.h"
@@ -48,17 +49,23 @@ Preact preact_of(const Mlp& mlp, const PartRows& parts, moec_dtype dtype) {
   return pre;
 }
 
+// What a program would multiply by.
+struct Products {
+  std::string* text = nullptr;  // where they are described
+  int count = 0, of_few_rows = 0;
+};
+
 // Queues the steps of a program; or, without an op, says by which kernels it would multiply.
 class Runner {
  public:
   Runner(const Op& op, const Program& program, moec_dtype pre)
-      : op_(&op), text_(nullptr), program_(program), pre_(pre) {
+      : op_(&op), products_(nullptr), program_(program), pre_(pre) {
     PointerTable table(op, program.scratch);
     place_mlps([&](const ExpertMatrix& m, int experts) { return table.device(m, experts); });
     table.flush();
   }
-  Runner(const Program& program, moec_dtype pre, std::string& text)
-      : op_(nullptr), text_(&text), program_(program), pre_(pre) {
+  Runner(const Program& program, moec_dtype pre, Products& products)
+      : op_(nullptr), products_(&products), program_(program), pre_(pre) {
     place_mlps([](ExpertMatrix m, int experts) {
       m.aligned = all_aligned(m.values, experts);
       return m;
@@ -242,6 +249,9 @@ class Runner {
   }
   void describe(const char* step, const Mlp& mlp, const ProductKernel& of, int64_t n, int64_t k,
                 const ExpertMatrix* weights) const {
+    ++products_->count;
+    products_->of_few_rows += of.few_rows;
+    if (!products_->text) return;
     JsonObject kernel;
     kernel.add("step", (&mlp == &program_.shared ? "shared_" : "") + std::string(step))
         .add("kernel", of.name)
@@ -249,47 +259,49 @@ class Runner {
         .add("n", n)
         .add("k", k);
     if (weights) kernel.add("weights", stored_as(*weights));
-    append(*text_, kernel);
+    append(*products_->text, kernel);
   }
 
   const Op* const op_;
-  std::string* const text_;
+  Products* const products_;
   const Program& program_;
   const moec_dtype pre_;  // type of pre-activations
   DeviceMlp routed_, shared_;
 };
 
-class PortablePath final : public CudaPath {
- public:
-  using CudaPath::CudaPath;
-  const char* name() const override { return "portable"; }
-  const char* refuses(const moec_experts_desc&) const override { return nullptr; }
-
-  Between between(const moec_experts_desc& desc) const override {
-    Between between = types(desc);
-    between.keeps_pre = between.keeps_d_act = true;
-    between.adds_bias_dots = true;
-    between.dot_floats = between.input_dot_floats = [](int64_t) { return int64_t(1); };
-    between.scratch = PointerTable::bytes(desc.expert_end - desc.expert_begin + 1);
-    return between;
-  }
-
-  const char* run(const Program& program, moec_stream stream) const override {
-    const CudaBackend::Call call(backend_, stream);
-    const Runner runner(call.op, program, types(*program.desc).pre);
-    for (int i = 0; i < program.num_steps; ++i) std::visit(runner, program.steps[size_t(i)]);
-    call.op.count(0, program.flops);
-    return nullptr;
-  }
-
-  const char* describe(const Program& program, std::string& text) const override {
-    const Runner runner(program, types(*program.desc).pre, text);
-    for (int i = 0; i < program.num_steps; ++i) std::visit(runner, program.steps[size_t(i)]);
-    return nullptr;
-  }
-};
+void visit_steps(const Program& program, const Runner& runner) {
+  for (int i = 0; i < program.num_steps; ++i) std::visit(runner, program.steps[size_t(i)]);
+}
 
 }  // namespace
+
+Between PortablePath::between(const moec_experts_desc& desc) const {
+  Between between = types(desc);
+  between.keeps_pre = between.keeps_d_act = true;
+  between.adds_bias_dots = true;
+  between.dot_floats = between.input_dot_floats = [](int64_t) { return int64_t(1); };
+  between.scratch = PointerTable::bytes(desc.expert_end - desc.expert_begin + 1);
+  return between;
+}
+
+const char* PortablePath::run(const Program& program, moec_stream stream) const {
+  const CudaBackend::Call call(backend_, stream);
+  visit_steps(program, Runner(call.op, program, types(*program.desc).pre));
+  call.op.count(0, program.flops);
+  return nullptr;
+}
+
+const char* PortablePath::describe(const Program& program, std::string& text) const {
+  Products products = {&text};
+  visit_steps(program, Runner(program, types(*program.desc).pre, products));
+  return nullptr;
+}
+
+bool PortablePath::has_only_few_rows(const Program& program) const {
+  Products products;
+  visit_steps(program, Runner(program, types(*program.desc).pre, products));
+  return products.count > 0 && products.of_few_rows == products.count;
+}
 
 std::unique_ptr<const ExpertsPath> make_portable_path(const CudaBackend& backend, bool wide) {
   return std::make_unique<PortablePath>(PathCounter::kPortable, backend, wide);

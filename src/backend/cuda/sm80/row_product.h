@@ -30,6 +30,7 @@ void row_product(const Op& op, const RowProduct& product, const ProductOutput& o
 // What runs it.
 struct ProductKernel {
   const char *name, *tile;  // rows, columns, depth
+  bool few_rows = false;    // that of few_rows.cu
 };
 ProductKernel kernel_of(const RowProduct& product, const ProductOutput& output);
 
