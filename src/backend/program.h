@@ -262,8 +262,8 @@ struct Between {
 };
 
 // Of calls that a path ran, in the order of moec_stats.
-enum class PathCounter { kCpu, kPortable, kSm90, kFewTokens };
-inline constexpr int kPathCounters = 4;
+enum class PathCounter { kCpu, kPortable, kSm90, kFewTokens, kFewRows };
+inline constexpr int kPathCounters = 5;
 
 // One way of a backend to run the experts.
 class ExpertsPath {

@@ -19,6 +19,15 @@ constexpr uint32_t kKnownFlags =
 
 constexpr int64_t kMaxThreads = 1024;  // more is a mistake, not a machine
 
+template <size_t N>
+void read(const std::atomic<uint64_t> (&from)[N], uint64_t* const (&to)[N]) {
+  for (size_t i = 0; i < N; ++i) *to[i] = from[i];
+}
+template <size_t N>
+void clear(std::atomic<uint64_t> (&counters)[N]) {
+  for (auto& counter : counters) counter.store(0, std::memory_order_relaxed);
+}
+
 void check_desc(const moec_context_desc& desc) {
   check_flags("desc.flags", desc.flags, kKnownFlags);
   check_enum("desc.math", desc.math, MOEC_MATH_TF32);
@@ -154,23 +163,19 @@ void Context::stats(moec_stats& out) const {
   out.flops = counters_.flops;
   scratch_->sizes(&out.workspace_bytes, &out.workspace_peak);
   out.path_fallbacks = counters_.fallbacks;
-  const struct {
-    const std::atomic<uint64_t> (&from)[4];
-    uint64_t* to[4];
-  } fours[] = {
-      {counters_.phase_ns, {&out.ns_route, &out.ns_plan, &out.ns_experts, &out.ns_combine}},
-      {counters_.paths, {&out.path_cpu, &out.path_portable, &out.path_sm90, &out.path_few_tokens}},
-      {counters_.schemes, {&out.ep_gather, &out.ep_peer, &out.ep_rows, &out.ep_exact}}};
-  for (const auto& four : fours)
-    for (int i = 0; i < 4; ++i) *four.to[i] = four.from[i];
+  read(counters_.phase_ns, {&out.ns_route, &out.ns_plan, &out.ns_experts, &out.ns_combine});
+  read(counters_.paths, {&out.path_cpu, &out.path_portable, &out.path_sm90, &out.path_few_tokens,
+                         &out.path_few_rows});
+  read(counters_.schemes, {&out.ep_gather, &out.ep_peer, &out.ep_rows, &out.ep_exact});
 }
 
 void Context::reset_stats() const {
   for (auto* counter : {&counters_.calls, &counters_.kernel_launches, &counters_.host_syncs,
                         &counters_.flops, &counters_.allocs, &counters_.fallbacks})
     counter->store(0, std::memory_order_relaxed);
-  for (auto* four : {&counters_.phase_ns, &counters_.paths, &counters_.schemes})
-    for (auto& counter : *four) counter.store(0, std::memory_order_relaxed);
+  clear(counters_.phase_ns);
+  clear(counters_.paths);
+  clear(counters_.schemes);
 }
 
 void Context::count_path(const Taken& taken) const {

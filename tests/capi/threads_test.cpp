@@ -98,8 +98,8 @@ TEST(Threads, const_handles_serve_many_threads) {
   check(moec_context_stats(p.context, &stats));
   EXPECT_EQ(stats.path_cpu, uint64_t(3 * kThreads * kRounds));  // none is lost
   for (const uint64_t none :
-       {stats.path_portable, stats.path_sm90, stats.path_few_tokens, stats.path_fallbacks,
-        stats.ep_gather, stats.ep_peer, stats.ep_rows, stats.ep_exact})
+       {stats.path_portable, stats.path_sm90, stats.path_few_tokens, stats.path_few_rows,
+        stats.path_fallbacks, stats.ep_gather, stats.ep_peer, stats.ep_rows, stats.ep_exact})
     EXPECT_EQ(none, 0u);
 }
 

@@ -425,6 +425,8 @@ type Stats struct {
 	EpRows uint64
 	// dispatches and combines, by moec_ep_scheme
 	EpExact uint64
+	// as path_cpu and its like: experts of codes that have few rows
+	PathFewRows uint64
 }
 
 // RouterDesc mirrors moec_router_desc.
@@ -1276,7 +1278,7 @@ var Layouts = []Layout{
 	{Allocator{}, 32, []uintptr{0, 4, 8, 16, 24}},
 	{ThreadPool{}, 24, []uintptr{0, 4, 8, 16}},
 	{ContextDesc{}, 48, []uintptr{0, 4, 8, 12, 16, 20, 24, 32, 40}},
-	{Stats{}, 168, []uintptr{0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160}},
+	{Stats{}, 176, []uintptr{0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160, 168}},
 	{RouterDesc{}, 120, []uintptr{0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64, 68, 72, 76, 80, 84, 88, 92, 96, 100, 104, 108, 112}},
 	{GateArgs{}, 784, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656}},
 	{GateGradArgs{}, 1168, []uintptr{0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040}},

@@ -522,6 +522,7 @@ Fields of `moec_stats`:
 - `ep_peer`: dispatches and combines, by moec_ep_scheme
 - `ep_rows`: dispatches and combines, by moec_ep_scheme
 - `ep_exact`: dispatches and combines, by moec_ep_scheme
+- `path_few_rows`: as path_cpu and its like: experts of codes that have few rows
 """
 struct moec_stats
     struct_size::UInt32
@@ -546,9 +547,10 @@ struct moec_stats
     ep_peer::UInt64
     ep_rows::UInt64
     ep_exact::UInt64
+    path_few_rows::UInt64
 end
 moec_stats(;
-    struct_size = UInt32(168),
+    struct_size = UInt32(176),
     flags = UInt32(0),
     calls = UInt64(0),
     kernel_launches = UInt64(0),
@@ -570,7 +572,8 @@ moec_stats(;
     ep_peer = UInt64(0),
     ep_rows = UInt64(0),
     ep_exact = UInt64(0),
-) = moec_stats(struct_size, flags, calls, kernel_launches, allocs, host_syncs, workspace_bytes, workspace_peak, flops, ns_route, ns_plan, ns_experts, ns_combine, path_cpu, path_portable, path_sm90, path_few_tokens, path_fallbacks, ep_gather, ep_peer, ep_rows, ep_exact)
+    path_few_rows = UInt64(0),
+) = moec_stats(struct_size, flags, calls, kernel_launches, allocs, host_syncs, workspace_bytes, workspace_peak, flops, ns_route, ns_plan, ns_experts, ns_combine, path_cpu, path_portable, path_sm90, path_few_tokens, path_fallbacks, ep_gather, ep_peer, ep_rows, ep_exact, path_few_rows)
 
 """
 Fields of `moec_router_desc`:
@@ -1915,7 +1918,7 @@ const LAYOUT = (
     (moec_allocator, 32, (0, 4, 8, 16, 24,)),
     (moec_thread_pool, 24, (0, 4, 8, 16,)),
     (moec_context_desc, 48, (0, 4, 8, 12, 16, 20, 24, 32, 40,)),
-    (moec_stats, 168, (0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,)),
+    (moec_stats, 176, (0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160, 168,)),
     (moec_router_desc, 120, (0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64, 68, 72, 76, 80, 84, 88, 92, 96, 100, 104, 108, 112,)),
     (moec_gate_args, 784, (0, 4, 8, 16, 144, 272, 400, 528, 656,)),
     (moec_gate_grad_args, 1168, (0, 4, 8, 16, 144, 272, 400, 528, 656, 784, 912, 1040,)),

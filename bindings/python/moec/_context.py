@@ -59,6 +59,7 @@ class Stats:
     ep_peer: int
     ep_rows: int
     ep_exact: int
+    path_few_rows: int
 
 
 def version() -> str:

@@ -294,6 +294,7 @@ typedef struct moec_stats { /* host counters of a context; reading never waits *
   uint64_t path_cpu, path_portable, path_sm90, path_few_tokens;
   uint64_t path_fallbacks; /* of these, those that a better path was asked for and did not take */
   uint64_t ep_gather, ep_peer, ep_rows, ep_exact; /* dispatches and combines, by moec_ep_scheme */
+  uint64_t path_few_rows; /* as path_cpu and its like: experts of codes that have few rows */
 } moec_stats;
 
 /* Loads one backend plug-in by path. Host only. E_NO_BACKEND: the file cannot be opened;

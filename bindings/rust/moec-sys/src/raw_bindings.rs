@@ -636,10 +636,11 @@ pub struct moec_stats {
     pub ep_peer: u64,
     pub ep_rows: u64,
     pub ep_exact: u64,
+    pub path_few_rows: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of moec_stats"][::std::mem::size_of::<moec_stats>() - 168usize];
+    ["Size of moec_stats"][::std::mem::size_of::<moec_stats>() - 176usize];
     ["Alignment of moec_stats"][::std::mem::align_of::<moec_stats>() - 8usize];
     [
         "Offset of field: moec_stats::struct_size",
@@ -707,6 +708,9 @@ const _: () = {
     [
         "Offset of field: moec_stats::ep_exact",
     ][::std::mem::offset_of!(moec_stats, ep_exact) - 160usize];
+    [
+        "Offset of field: moec_stats::path_few_rows",
+    ][::std::mem::offset_of!(moec_stats, path_few_rows) - 168usize];
 };
 unsafe extern "C" {
     #[must_use]

@@ -40,6 +40,7 @@ PathList make_paths(const CudaBackend& backend, int major, int minor) {
   PathList all, paths;
   if (is_hopper) {
     all.push_back(make_few_tokens_path(backend));
+    all.push_back(make_few_rows_path(backend, pinned != nullptr));
     all.push_back(make_sm90_path(backend));
   }
   all.push_back(make_portable_path(backend, wide));

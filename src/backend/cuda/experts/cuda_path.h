@@ -3,6 +3,7 @@
 // the same things in `saved`, so that forward and backward of one step may go different ways.
 //
 //   few_tokens   mma.sync, each weight read once   compute capability 9.0; forward of few tokens
+//   few_rows     portable, its kernels of few rows compute capability 9.0; codes in bf16
 //   sm90         wgmma, bulk copies                compute capability 9.0; aligned bf16 and f16,
 //                                                  activations with a gate form
 //   portable     mma.sync, fp32 tiles              compute capability 8.0 and later; everything
@@ -44,6 +45,8 @@ const char* sm90_refuses(const moec_experts_desc& desc);
 
 using PathList = std::vector<std::unique_ptr<const ExpertsPath>>;
 std::unique_ptr<const ExpertsPath> make_few_tokens_path(const CudaBackend& backend);
+// alone: no other path is there to leave a call to.
+std::unique_ptr<const ExpertsPath> make_few_rows_path(const CudaBackend& backend, bool alone);
 std::unique_ptr<const ExpertsPath> make_sm90_path(const CudaBackend& backend);
 std::unique_ptr<const ExpertsPath> make_portable_path(const CudaBackend& backend, bool wide);
 

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frozen experts of codes that have few rows, beside Hopper's path: the portable path where its
+// kernels of few rows (few_rows.cu) multiply all and are the faster ones. What lies between the
+// steps has the types of every path of the context, so forward and backward of one step may go
+// different ways.
+#include <algorithm>
+
+#include "backend/cuda/sm80/portable_path.h"
+
+namespace moec::cuda {
+namespace {
+
+// Calls that these kernels are faster at, by what every rank of an ep knows: not by counts of rows.
+// bench/results/h200/QUANTISED.md has the times of both paths.
+struct Reach {
+  bool backward;
+  int64_t least_codes;   // of an expert
+  int64_t most_experts;  // that can have rows
+  int64_t most_rows;     // an expert, on average
+};
+constexpr Reach kReach[] = {
+    {false, 0, 8, 16},
+    {false, 16 << 20, 32, 8},
+    {true, 0, 128, 16},
+};
+
+bool is_backward(const Program& program) {
+  return std::any_of(program.steps.begin(), program.steps.begin() + program.num_steps,
+                     [](const Step& step) { return std::holds_alternative<ActGrad>(step); });
+}
+
+bool is_in_reach(const Program& program) {
+  const Mlp& mlp = program.routed;
+  const RowGroups& groups = mlp.groups;
+  const int64_t codes = (mlp.parts() + 1) * mlp.hidden * mlp.inter;
+  const int64_t experts = std::min(int64_t(groups.count), groups.choice_rows);
+  const bool backward = is_backward(program);
+  return std::any_of(std::begin(kReach), std::end(kReach), [&](const Reach& reach) {
+    return backward == reach.backward && codes >= reach.least_codes &&
+           experts <= reach.most_experts && groups.choice_rows <= reach.most_rows * groups.count;
+  });
+}
+
+class FewRowsPath final : public PortablePath {
+ public:
+  FewRowsPath(const CudaBackend& backend, bool alone)
+      : PortablePath(PathCounter::kFewRows, backend, false), alone_(alone) {}
+  const char* name() const override { return "few_rows"; }
+
+  const char* refuses(const moec_experts_desc& desc) const override {
+    if (const char* const why = sm90_refuses(desc)) return why;
+    const Lack rules[] = {
+        {desc.dtype != MOEC_BF16, "types other than bf16"},
+        {desc.shared != MOEC_SHARED_NONE, "shared experts"},
+    };
+    return first_lack(rules);
+  }
+
+  const char* run(const Program& program, moec_stream stream) const override {
+    const char* const why = leaves(program);
+    return why ? why : PortablePath::run(program, stream);
+  }
+
+  const char* describe(const Program& program, std::string& text) const override {
+    const char* const why = leaves(program);
+    return why ? why : PortablePath::describe(program, text);
+  }
+
+ private:
+  // Why it leaves this program to others, or null.
+  const char* leaves(const Program& program) const {
+    const Lack rules[] = {
+        {!program.routed.weights->up.is_coded(), "plain weights"},
+        {program.has_adapters(), "adapters"},
+        {!alone_ && !is_in_reach(program), "this many rows"},
+    };
+    if (const char* const why = first_lack(rules)) return why;
+    return has_only_few_rows(program) ? nullptr : "products that are not of few rows of codes";
+  }
+
+  const bool alone_;  // no other path is there: it takes all that its kernels can
+};
+
+}  // namespace
+
+std::unique_ptr<const ExpertsPath> make_few_rows_path(const CudaBackend& backend, bool alone) {
+  return std::make_unique<FewRowsPath>(backend, alone);
+}
+
+}  // namespace moec::cuda
