@@ -18,7 +18,8 @@ namespace moec::test {
 namespace {
 
 // As describe and MOEC_CUDA_KERNELS spell them.
-constexpr const char *kHopper = "sm90", *kFewTokens = "few_tokens", *kPortable = "portable";
+constexpr const char *kHopper = "sm90", *kFewTokens = "few_tokens", *kFewRows = "few_rows",
+                     *kPortable = "portable";
 
 class Pin {  // of contexts made while it lives
  public:
@@ -37,6 +38,7 @@ struct Case {
   int64_t hidden = 64, inter = 32;
   uint32_t save = MOEC_SAVE_PREACT;
   bool f32_weights = false;  // and their gradients, beside rows of dtype
+  bool coded = false;        // INT8, frozen
   moec_dtype weights() const { return f32_weights ? moec_dtype(MOEC_F32) : dtype; }
 };
 
@@ -61,8 +63,9 @@ class Call {
     weights_desc.hidden = c.hidden;
     weights_desc.inter = c.inter;
     weights_desc.dtype = c.weights();
+    if (c.coded) weights_desc.gate_up_scheme = weights_desc.down_scheme = MOEC_SCHEME_INT8;
     weights_ = make<Weights>(moec_weights_create, context, &weights_desc);
-    const moec_weight_set set = matrices();
+    const moec_weight_set set = c.coded ? codes() : matrices();
     check(moec_weights_bind(weights_.get(), &set));
     build_plan();
     auto sizes = sized<moec_experts_sizes>();
@@ -80,6 +83,7 @@ class Call {
     backward_.d_y = of_tokens();
     backward_.d_x = of_tokens();
     backward_.d_routing_weights = tensor(MOEC_F32, {c.tokens, desc_.top_k});
+    if (c.coded) return;
     d_weights_ = matrices();
     d_down_ = arrays_.back().get();
     backward_.d_expert_weights = &d_weights_;
@@ -121,6 +125,19 @@ class Call {
     set.down.data = tensor(case_.weights(), {desc_.num_experts, desc_.hidden, desc_.inter});
     return set;
   }
+  moec_weight_set codes() {
+    auto set = sized<moec_weight_set>();
+    const auto add = [&](moec_matrix& matrix, moec_quant& quant, int64_t n, int64_t k) {
+      matrix.data = tensor(MOEC_I8, {desc_.num_experts, n, k});
+      quant = sized<moec_quant>();
+      quant.scales = tensor(MOEC_F32, {desc_.num_experts, n, 1});
+      matrix.quant = &quant;
+    };
+    add(set.gate, quants_[0], desc_.inter, desc_.hidden);
+    add(set.up, quants_[1], desc_.inter, desc_.hidden);
+    add(set.down, quants_[2], desc_.hidden, desc_.inter);
+    return set;
+  }
   moec_buffer buffer(const moec_size& size) {
     arrays_.push_back(
         std::make_unique<DeviceBytes>(size.base + uint64_t(case_.tokens) * size.per_token));
@@ -153,8 +170,9 @@ class Call {
   PlanHandle plan_;
   moec_experts_args forward_ = sized<moec_experts_args>();
   moec_experts_grad_args backward_ = sized<moec_experts_grad_args>();
+  moec_quant quants_[3];
   moec_weight_set d_weights_;
-  DeviceBytes *y_, *d_down_;
+  DeviceBytes *y_, *d_down_ = nullptr;
   std::vector<std::unique_ptr<DeviceBytes>> arrays_;
 };
 
@@ -197,7 +215,7 @@ constexpr struct Kernel {
                 {"sm90 row_gemm", "row_gemm_kernel", true},
                 {"sm90 weight_grad", "weight_grad_kernel", true},
                 {"portable mma", "portable_mma_kernel", false},
-                {"portable few rows", "few_rows_kernel", false},
+                {"portable few rows", "few_rows_kernel", true},
                 {"portable plain", "portable_plain_kernel", false}};
 
 bool is_hopper() {
@@ -229,28 +247,43 @@ void expect_truth(const Json& described, const char* path,
   }
 }
 
+constexpr Case coded_case(const char* name, const char* pin, moec_dtype dtype, int64_t tokens,
+                          const char* forward, const char* backward,
+                          uint32_t save = MOEC_SAVE_PREACT) {
+  return {name, pin, dtype, tokens, forward, backward, 128, 64, save, false, true};
+}
+
 class Described : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(
     Paths, Described,
-    testing::Values(Case{"bf16_T1", nullptr, MOEC_BF16, 1, kFewTokens, kHopper},
-                    Case{"bf16_T4", nullptr, MOEC_BF16, 4, kFewTokens, kHopper},
-                    Case{"bf16_T5", nullptr, MOEC_BF16, 5, kHopper, kHopper},
-                    Case{"f16_T200", nullptr, MOEC_F16, 200, kHopper, kHopper},
-                    Case{"bf16_T1_unsaved", nullptr, MOEC_BF16, 1, kFewTokens, "", 64, 32,
-                         MOEC_SAVE_NONE},
-                    Case{"bf16_T8_unaligned", nullptr, MOEC_BF16, 8, kPortable, kPortable, 60, 36},
-                    Case{"f32_T1", nullptr, MOEC_F32, 1, kPortable, kPortable},
-                    Case{"f32_by_bf16_T1", nullptr, MOEC_BF16, 1, kPortable, kPortable, 64, 32,
-                         MOEC_SAVE_PREACT, true},
-                    Case{"f32_by_f16_T200", nullptr, MOEC_F16, 200, kPortable, kPortable, 64, 32,
-                         MOEC_SAVE_PREACT, true},
-                    Case{"bf16_T4_sm90", kHopper, MOEC_BF16, 4, kHopper, kHopper},
-                    Case{"bf16_T4_portable", kPortable, MOEC_BF16, 4, kPortable, kPortable}),
+    testing::Values(
+        Case{"bf16_T1", nullptr, MOEC_BF16, 1, kFewTokens, kHopper},
+        Case{"bf16_T4", nullptr, MOEC_BF16, 4, kFewTokens, kHopper},
+        Case{"bf16_T5", nullptr, MOEC_BF16, 5, kHopper, kHopper},
+        Case{"f16_T200", nullptr, MOEC_F16, 200, kHopper, kHopper},
+        Case{"bf16_T1_unsaved", nullptr, MOEC_BF16, 1, kFewTokens, "", 64, 32, MOEC_SAVE_NONE},
+        Case{"bf16_T8_unaligned", nullptr, MOEC_BF16, 8, kPortable, kPortable, 60, 36},
+        Case{"f32_T1", nullptr, MOEC_F32, 1, kPortable, kPortable},
+        Case{"f32_by_bf16_T1", nullptr, MOEC_BF16, 1, kPortable, kPortable, 64, 32,
+             MOEC_SAVE_PREACT, true},
+        Case{"f32_by_f16_T200", nullptr, MOEC_F16, 200, kPortable, kPortable, 64, 32,
+             MOEC_SAVE_PREACT, true},
+        Case{"bf16_T4_sm90", kHopper, MOEC_BF16, 4, kHopper, kHopper},
+        Case{"bf16_T4_portable", kPortable, MOEC_BF16, 4, kPortable, kPortable},
+        coded_case("coded_T1", nullptr, MOEC_BF16, 1, kFewRows, kFewRows),
+        coded_case("coded_T1_unsaved", nullptr, MOEC_BF16, 1, kFewRows, "", MOEC_SAVE_NONE),
+        coded_case("coded_T4_input", nullptr, MOEC_BF16, 4, kFewRows, kFewRows, MOEC_SAVE_INPUT),
+        coded_case("coded_T200", nullptr, MOEC_BF16, 200, kHopper, kHopper),
+        coded_case("coded_f16_T1", nullptr, MOEC_F16, 1, kHopper, kHopper),
+        coded_case("coded_T32_few_rows", kFewRows, MOEC_BF16, 32, kFewRows, kFewRows),
+        coded_case("coded_T1_sm90", kHopper, MOEC_BF16, 1, kHopper, kHopper),
+        coded_case("coded_T1_portable", kPortable, MOEC_BF16, 1, kPortable, kPortable),
+        coded_case("coded_T200_portable", kPortable, MOEC_BF16, 200, kPortable, kPortable)),
     [](const auto& param) { return std::string(param.param.name); });
 
 TEST_P(Described, path_and_kernels_are_those_that_a_call_queues) {
   const Case& c = GetParam();
-  if (c.pin == kHopper && !is_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
+  if (c.pin && c.pin != kPortable && !is_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
   const Context context = context_of(c);
   const Call call(context.get(), c);
   const Json described = call.describe();
@@ -279,11 +312,27 @@ TEST(Pin, that_takes_no_such_experts_is_refused_with_a_reason) {
 
 TEST(Pin, that_takes_no_such_call_is_refused_with_a_reason_and_describes_none) {
   if (!is_hopper()) GTEST_SKIP() << "needs a device with both";
-  const Case many = {"", kFewTokens, MOEC_BF16, 200, "", ""};
-  const Context context = context_of(many);
-  const Call call(context.get(), many);
-  EXPECT_EQ(call.describe().at("forward").find("path"), nullptr);
-  expect_refused([&] { call.forward(); }, "MOEC_CUDA_KERNELS");
+  for (const Case& c : {Case{"", kFewTokens, MOEC_BF16, 200, "", ""},
+                        coded_case("", kFewRows, MOEC_BF16, 200, "", ""),
+                        Case{"", kFewRows, MOEC_BF16, 1, "", ""}}) {
+    const Context context = context_of(c);
+    const Call call(context.get(), c);
+    EXPECT_EQ(call.describe().at("forward").find("path"), nullptr);
+    expect_refused([&] { call.forward(); }, "MOEC_CUDA_KERNELS");
+  }
+}
+
+// Forwards and backwards are counted by the path that describe names.
+TEST(Stats, count_the_path_of_few_rows) {
+  if (!is_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
+  const Context context = gpu_context();
+  const Call call(context.get(), coded_case("", nullptr, MOEC_BF16, 1, kFewRows, kFewRows));
+  call.forward();
+  call.backward();
+  auto stats = sized<moec_stats>();
+  check(moec_context_stats(context.get(), &stats));
+  EXPECT_EQ(stats.path_few_rows, 2u);
+  EXPECT_EQ(stats.path_sm90 + stats.path_few_tokens + stats.path_portable, 0u);
 }
 
 TEST(Pin, of_an_unknown_name_is_refused_with_the_names) {

@@ -74,6 +74,9 @@ foreach(name ${layer_tests})
 endforeach()
 add_gpu_line(adapters_test MOEC_TEST_DEVICE=cuda MOEC_CUDA_KERNELS=sm90 GTEST_FILTER=Hopper/*)
 add_gpu_line(device_arrays MOEC_TEST_DEVICE=cuda)  # what a user of C does
+foreach(name graph_test repeat_test)
+  add_gpu_line(${name} MOEC_CUDA_KERNELS=few_rows GTEST_FILTER=*coded_few_rows*)
+endforeach()
 set(portable MOEC_CUDA_KERNELS=portable)  # what Hopper's kernels would take
 foreach(name graph_test repeat_test)
   add_gpu_line(${name} ${portable})
