@@ -739,7 +739,7 @@ type WeightsDesc struct {
 	DownScheme uint32
 }
 
-// WeightSet mirrors moec_weight_set. The matrices of a set of experts, or their gradients (same shapes; each absent one is skipped).
+// WeightSet mirrors moec_weight_set. The matrices of a set of experts, or their gradients (same shapes; absent ones are skipped).
 type WeightSet struct {
 	StructSize uint32
 	Flags uint32

@@ -1075,7 +1075,7 @@ moec_weights_desc(;
 ) = moec_weights_desc(struct_size, flags, num_experts, gate_layout, hidden, inter, gate_up_orientation, down_orientation, dtype, bias_dtype, gate_up_scheme, down_scheme)
 
 """
-The matrices of a set of experts, or their gradients (same shapes; each absent one is skipped).
+The matrices of a set of experts, or their gradients (same shapes; absent ones are skipped).
 
 - `gate_up`: GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H
 - `gate`: SPLIT: N = I, K = H

@@ -805,8 +805,7 @@ typedef struct moec_weights_desc {
   uint32_t gate_up_scheme, down_scheme; /* moec_scheme */
 } moec_weights_desc;
 
-/* The matrices of a set of experts, or their gradients (same shapes; each absent one is skipped).
- */
+/* The matrices of a set of experts, or their gradients (same shapes; absent ones are skipped). */
 typedef struct moec_weight_set {
   uint32_t struct_size, flags;
   moec_matrix gate_up; /* GATE_THEN_UP, UP_THEN_GATE, INTERLEAVED: N = 2I, K = H */
