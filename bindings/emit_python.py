@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python: the arrays that each call reads and writes, with what they are; what SWIG is told about
-all structs, handles and functions; and the tables of moec.jax."""
+all structs, handles and functions; the enums; and the tables of moec.jax."""
 
 import re
 import textwrap
 
+from emit_python_enums import enums_module
 from fields import MATRIX, gradients, pointee, struct, tensors
 
 NAME = "Generated from moec.h by generate.py; do not edit."
@@ -153,6 +154,7 @@ def jax_tables(api):
 
 def emit(api):
     return {
+        "python/moec/_enums.py": enums_module(api, NAME),
         "python/moec/_fields.py": fields_module(api),
         "python/moec_lists.i": swig_lists(api),
         "python/jax/tables.h": jax_tables(api),

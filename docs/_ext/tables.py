@@ -94,37 +94,23 @@ def families():
 
 # ---- formats ----
 
-WRITERS = {  # scheme: who writes such files
-    "INT8": "compressed-tensors, LLM Compressor",
-    "FP8": "compressed-tensors; DeepSeek's own 128 x 128 blocks; MXFP8",
-    "CODEBOOK4": "bitsandbytes NF4 and FP4, with nested statistics or without",
-    "MXFP4": "gpt-oss, compressed-tensors",
-    "NVFP4": "modelopt, compressed-tensors",
-    "INT4": "compressed-tensors (pack-quantized)",
-    "AWQ": "AutoAWQ, gemm version",
-    "GPTQ": "AutoGPTQ, GPTQModel: v1 files",
-    "GPTQ_V2": "GPTQModel: v2 files",
-    "GGUF_Q8_0": "llama.cpp", "GGUF_Q4_0": "llama.cpp", "GGUF_Q4_K": "llama.cpp",
-    "GGUF_Q6_K": "llama.cpp", "GGUF_MXFP4": "llama.cpp",
-}
-SOURCES = {"INT8": "Int8", "FP8": "Fp8", "CODEBOOK4": "Codebook4", "MXFP4": "Mxfp4",
-           "NVFP4": "Nvfp4", "INT4": "Int4", "AWQ": "Awq", "GPTQ": "Gptq<1>", "GPTQ_V2": "Gptq<2>",
-           "GGUF_Q8_0": "GgufQ8", "GGUF_Q4_0": "GgufQ4", "GGUF_Q4_K": "GgufQ4K",
-           "GGUF_Q6_K": "GgufQ6K", "GGUF_MXFP4": "GgufMxfp4"}
+SCHEME = re.compile(r"(?:/\*((?:(?!\*/).)*)\*/\s*)?MOEC_SCHEME_(\w+) = \d+,?"
+                    r"(?: /\* ([^\n]*?) \*/)?", re.DOTALL)
 
 
-def schemes():
-    """{name: the text of moec.h}"""
-    text = HEADER.read_text()
+def schemes(text):
+    """{name: (what it reads, who writes such files)} of moec.h, all but NONE."""
     body = text[text.index("enum moec_scheme {"):]
-    body = body[:body.index("\n};")]
     found = {}
-    for about, name, behind in re.findall(
-            r"(?:/\*((?:(?!\*/).)*)\*/\s*)?MOEC_SCHEME_(\w+) = \d+,?(?: /\*([^\n]*?)\*/)?", body,
-            re.DOTALL):
-        words = [header.COMMENT.sub("", piece) for piece in (about, behind) if piece]
-        found[name] = " ".join(" ".join(line.strip(" *") for line in piece.split("\n"))
-                               for piece in words).strip()
+    for above, name, behind in SCHEME.findall(body[:body.index("\n};")]):
+        if name == "NONE":
+            continue
+        said = re.fullmatch(r"(?:(.*); )?by (.*)", behind)
+        if not said:
+            raise ValueError(f"moec.h says behind MOEC_SCHEME_{name} {behind or 'nothing'}; "
+                             "`by` and who writes such files is needed")
+        about = [line.strip(" *") for line in above.split("\n")]
+        found[name] = (" ".join([*about, said[1] or ""]).strip(), said[2])
     return found
 
 
@@ -153,27 +139,24 @@ def orientation(text):
 
 
 def formats():
-    texts = schemes()
-    texts.pop("NONE")
-    if set(texts) != set(WRITERS) or set(SOURCES.values()) != set(format_list("Formats")):
-        raise ValueError("WRITERS and SOURCES of docs/_ext/tables.py lack a format, or name "
-                         "one that moec.h or src/quant/format.h has not")
+    """The list of format.h has the order of moec.h (tests/unit/format_test.cpp)."""
     cores, hopper, rows, last = tensor_cores(), hopper_formats(), [], ""
-    for name, text in texts.items():
-        source = SOURCES[name]
+    texts, classes = schemes(HEADER.read_text()), format_list("Formats")
+    if len(texts) != len(classes):
+        raise ValueError(f"moec.h has {len(texts)} schemes, {', '.join(texts)}; src/quant/format.h "
+                         f"has {len(classes)} formats, {', '.join(classes)}")
+    for (name, (text, writer)), source in zip(texts.items(), classes, strict=True):
         last = orientation(text) if not text.startswith("the same") and text else last
-        rows.append([f"`{name}`", WRITERS[name], last,
-                     "read in place, or packed",
+        rows.append([f"`{name}`", writer, last, "read in place, or packed",
                      "tensor cores" if source in cores else "fp32",
                      hopper.get(source, "portable kernels")])
     return table(["scheme", "written by", "orientation", "CPU", "portable CUDA", "Hopper"], rows)
 
 
 def scheme_texts():
-    texts = schemes()
-    rows = [(name, text) for name, text in texts.items() if text and name != "NONE"]
+    texts = schemes(HEADER.read_text())
     return table(["scheme", "codes and scales; value"],
-                 [[f"`{name}`", plain(text)] for name, text in rows])
+                 [[f"`{name}`", plain(text)] for name, (text, _) in texts.items() if text])
 
 
 def plain(text):

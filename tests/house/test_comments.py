@@ -26,6 +26,7 @@ PLACEHOLDER = re.compile(r"(.*-)?[A-Z]+\.")  # NAME.cpp, moec-N.json
 ELSEWHERE = {
     "config.json", "hf_quant_config.json",  # of a checkpoint
     "stddef.h",  # the compiler's
+    "llama.cpp",  # a project
     "build_id.h", "fuzz_table.inc", "gpu_tests.txt", "links.txt", "Artifacts.toml",  # made
     "program.c", "layer.c", "tour.c",  # a test writes it; a reader does
 }

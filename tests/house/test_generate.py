@@ -75,3 +75,26 @@ def test_a_part_of_a_matrix_reaches_go_rust_and_swig(generated):
 def test_an_array_of_a_call_says_who_writes_it(generated):
     with pytest.raises(SystemExit, match="planted is neither `in` nor `out`"):
         generated((BIAS, BIAS + "  moec_tensor planted; /* [H] */\n"))
+
+
+SCHEME = "  MOEC_SCHEME_GGUF_MXFP4 = 14"
+
+
+def test_a_constant_reaches_pythons_enums(generated):
+    enums = generated((SCHEME, f"  MOEC_SCHEME_PLANTED = 15,\n{SCHEME}"),
+                      ("enum moec_quant_flags {", "enum moec_quant_flags {\n  MOEC_QUANT_X = 2,"))
+    text = enums["python/moec/_enums.py"]
+    assert "    PLANTED = _raw.MOEC_SCHEME_PLANTED\n" in text.split("class Scheme(IntEnum):")[1]
+    assert "class QuantFlags(IntFlag):\n    NONE = 0\n    X = _raw.MOEC_QUANT_X\n" in text
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("enum moec_scheme {", "enum moec_planted { MOEC_PLANTED = 0 };\nenum moec_scheme {",
+     "CLASSES of emit_python_enums.py has no moec_planted"),
+    ("enum moec_slot_order {", "enum moec_order_of_slots {", "has no moec_"),
+    ("  MOEC_SCHEME_NONE", "  MOEC_NO_SCHEME",
+     "MOEC_NO_SCHEME does not begin with MOEC_SCHEME_"),
+])
+def test_an_enum_without_a_class_is_refused(generated, old, new, message):
+    with pytest.raises(SystemExit, match=message):
+        generated((old, new))

@@ -83,6 +83,11 @@ TEST(Formats, are_found_by_their_scheme) {
   EXPECT_EQ(find_format(MOEC_SCHEME_NONE), nullptr);
 }
 
+TEST(Formats, have_the_order_of_moec_h) {  // docs/_ext/tables.py takes both lists side by side
+  for (int i = 0; i < Formats::kCount; ++i)
+    EXPECT_EQ(Formats::kInfos[i].scheme, MOEC_SCHEME_NONE + 1u + uint32_t(i));
+}
+
 TEST(BlockSizes, divide_as_integers_do) {
   for (const int64_t size : {1, 2, 3, 24, 32, 100, 4096}) {
     const BlockSize block(size);

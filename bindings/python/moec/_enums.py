@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# Generated from moec.h by generate.py; do not edit.
 """The constants of moec.h, one enum each; values come from the header, so they cannot drift."""
 
 from __future__ import annotations
@@ -122,13 +123,6 @@ class GradFlags(IntFlag):
     SKIP_IDLE = _raw.MOEC_GRAD_SKIP_IDLE
 
 
-class ExpertsFlags(IntFlag):
-    """SKIP_ABSENT: rows of y of tokens without a row in the plan are not written."""
-
-    NONE = 0
-    SKIP_ABSENT = _raw.MOEC_EXPERTS_SKIP_ABSENT
-
-
 class LossKind(IntEnum):
     BALANCE_MIXTRAL = _raw.MOEC_LOSS_BALANCE_MIXTRAL
     BALANCE_SWITCH = _raw.MOEC_LOSS_BALANCE_SWITCH
@@ -139,11 +133,6 @@ class LossKind(IntEnum):
 class PlanKind(IntEnum):
     TOPK = _raw.MOEC_PLAN_TOPK
     EXPERT_CHOICE = _raw.MOEC_PLAN_EXPERT_CHOICE
-
-
-class PlanRule(IntEnum):
-    ROUND_ROBIN = _raw.MOEC_PLAN_ROUND_ROBIN
-    EQUAL_COUNTS = _raw.MOEC_PLAN_EQUAL_COUNTS
 
 
 class Drop(IntEnum):
@@ -168,6 +157,11 @@ class PlanField(IntEnum):
     TOKEN_ROWS = _raw.MOEC_PLAN_TOKEN_ROWS
     ROW_ID_MAP = _raw.MOEC_PLAN_ROW_ID_MAP
     INDEX_MAP = _raw.MOEC_PLAN_INDEX_MAP
+
+
+class PlanRule(IntEnum):
+    ROUND_ROBIN = _raw.MOEC_PLAN_ROUND_ROBIN
+    EQUAL_COUNTS = _raw.MOEC_PLAN_EQUAL_COUNTS
 
 
 class GateLayout(IntEnum):
@@ -208,6 +202,11 @@ class QuantFlags(IntFlag):
     SCALES2_DIVIDES = _raw.MOEC_QUANT_SCALES2_DIVIDES
 
 
+class WeightsFlags(IntFlag):
+    NONE = 0
+    FROZEN = _raw.MOEC_WEIGHTS_FROZEN
+
+
 class MatrixName(IntEnum):
     GATE_UP = _raw.MOEC_MATRIX_GATE_UP
     GATE = _raw.MOEC_MATRIX_GATE
@@ -233,11 +232,6 @@ class QuantiseFlags(IntFlag):
     ASYMMETRIC = _raw.MOEC_QUANTISE_ASYMMETRIC
     NESTED = _raw.MOEC_QUANTISE_NESTED
     SCALES2_DIVIDES = _raw.MOEC_QUANTISE_SCALES2_DIVIDES
-
-
-class WeightsFlags(IntFlag):
-    NONE = 0
-    FROZEN = _raw.MOEC_WEIGHTS_FROZEN
 
 
 class ActivationKind(IntEnum):
@@ -285,6 +279,13 @@ class Save(IntEnum):
     INPUT = _raw.MOEC_SAVE_INPUT
     PREACT = _raw.MOEC_SAVE_PREACT
     ALL = _raw.MOEC_SAVE_ALL
+
+
+class ExpertsFlags(IntFlag):
+    """SKIP_ABSENT: rows of y of tokens without a row in the plan are not written."""
+
+    NONE = 0
+    SKIP_ABSENT = _raw.MOEC_EXPERTS_SKIP_ABSENT
 
 
 class CommFlags(IntFlag):

@@ -746,46 +746,46 @@ enum moec_orientation { MOEC_OUT_IN = 0 /* [N,K] */, MOEC_IN_OUT = 1 /* [K,N] */
 /* Quantised matrices are frozen: their gradient is refused. Element (n, k) is computed in fp32, in
  * the order of the formula, and rounded once to the dtype of the weights. [R,C] is [N,K] where the
  * orientation is OUT_IN, else [K,N]; q: a code, s and z: the scale and the zero point of its block.
- * Real: f32, f16 or bf16. Extents of packed tensors are rounded up.
+ * Real: f32, f16 or bf16. Extents of packed tensors are rounded up. By: who writes such files.
  * Weights of dtype f32 beside x of f16 or bf16 are read rounded once to the dtype of x, with the
  * bits of a cast before the call; biases are added as they are, and gradients are f32. */
 enum moec_scheme {
   MOEC_SCHEME_NONE = 0, /* plain f32, f16 or bf16 */
   /* i8 [E,R,C]; scales real; zeros i8, optional: (q - z) s. A block is a row of n, 1 x K. */
-  MOEC_SCHEME_INT8 = 1,
+  MOEC_SCHEME_INT8 = 1, /* by compressed-tensors, LLM Compressor */
   /* e4m3 or e5m2 [E,R,C]; scales real, e8m0, or u8 that are e8m0: q s. A block is a row of n; else
    * N x K is one scale a matrix, 1 x 32 MXFP8, 128 x 128 DeepSeek's. Beside one row of scales there
    * may be a second one, which is not read. */
-  MOEC_SCHEME_FP8 = 2,
+  MOEC_SCHEME_FP8 = 2, /* by compressed-tensors; DeepSeek's own 128 x 128 blocks; MXFP8 */
   /* bitsandbytes NF4, FP4: each stack, or each tensor of one expert, is one stream of its elements
    * in the order of [E,R,C], the first of two in the high nibble of a byte; a tensor of any type
    * and shape of that many bytes. A block is block_k (IN_OUT: block_n) elements of the stream, 32
    * to 4096, 0 = 64, whatever rows and experts it has parts of; scales real [blocks], codebook
    * [16]: codebook[q] s. Nested: scales u8, scale_book, scale_offset, scales2 f32 with an entry for
    * scale_block (0 = 256) scales: s = scale_book[u8] scales2 + scale_offset, rounded twice. */
-  MOEC_SCHEME_CODEBOOK4 = 3,
+  MOEC_SCHEME_CODEBOOK4 = 3, /* by bitsandbytes NF4 and FP4, with nested statistics or without */
   /* e2m1, u8 [E,R,C/2] or [E,R,C/32,16], low nibble first; scales u8 or e8m0, of 32 along C: q s */
-  MOEC_SCHEME_MXFP4 = 4,
+  MOEC_SCHEME_MXFP4 = 4, /* by gpt-oss, compressed-tensors */
   /* e2m1, u8 [E,R,C/2], low nibble first; scales e4m3, of 16 along C; scales2 f32 [1] or [E], of a
    * gate_up also [E,2], first for gate: q (s scales2), with SCALES2_DIVIDES q (s / scales2) */
-  MOEC_SCHEME_NVFP4 = 5,
+  MOEC_SCHEME_NVFP4 = 5, /* by modelopt, compressed-tensors */
   /* compressed-tensors: i32 [E,R,C/8], lowest bits first; scales real; zeros i32, optional (8),
    * likewise packed along N; group_index, optional: (q - z) s. A block is a row of n. */
-  MOEC_SCHEME_INT4 = 6,
+  MOEC_SCHEME_INT4 = 6, /* by compressed-tensors (pack-quantized) */
   /* AWQ gemm, IN_OUT: i32 [E,K,N/8], of eight columns 0 2 4 6 1 3 5 7 from the lowest bits on;
    * scales real; zeros i32 [E,K/block_k,N/8] likewise: (q - z) s. A block is a column of n. */
-  MOEC_SCHEME_AWQ = 7,
+  MOEC_SCHEME_AWQ = 7, /* by AutoAWQ, gemm version */
   /* GPTQ, IN_OUT: i32 [E,K/8,N], lowest bits first; scales real; zeros i32 [E,K/block_k,N/8];
    * group_index, optional: (q - (z + 1)) s. A block is a column of n. */
-  MOEC_SCHEME_GPTQ = 8,
-  MOEC_SCHEME_GPTQ_V2 = 9, /* the same: (q - z) s */
+  MOEC_SCHEME_GPTQ = 8, /* by AutoGPTQ, GPTQModel: v1 files */
+  MOEC_SCHEME_GPTQ_V2 = 9, /* the same: (q - z) s; by GPTQModel: v2 files */
   /* GGUF, OUT_IN: u8 [E,N,bytes], blocks along K that have their scales: no quant. K is a multiple
    * of 32, of Q4_K and Q6_K of 256. */
-  MOEC_SCHEME_GGUF_Q8_0 = 10,
-  MOEC_SCHEME_GGUF_Q4_0 = 11,
-  MOEC_SCHEME_GGUF_Q4_K = 12,
-  MOEC_SCHEME_GGUF_Q6_K = 13,
-  MOEC_SCHEME_GGUF_MXFP4 = 14
+  MOEC_SCHEME_GGUF_Q8_0 = 10, /* by llama.cpp */
+  MOEC_SCHEME_GGUF_Q4_0 = 11, /* by llama.cpp */
+  MOEC_SCHEME_GGUF_Q4_K = 12, /* by llama.cpp */
+  MOEC_SCHEME_GGUF_Q6_K = 13, /* by llama.cpp */
+  MOEC_SCHEME_GGUF_MXFP4 = 14 /* by llama.cpp */
 };
 enum moec_quant_flags {
   MOEC_QUANT_SCALES2_DIVIDES = 1 /* NVFP4: scales2 are reciprocals (weight_global_scale) */
