@@ -164,6 +164,37 @@ def _raw_matrix(held: WeightSet, name: str, keep: list[Any], write: bool, stream
     return raw
 
 
+def _schemes(
+    held: WeightSet, scheme: Scheme, down_scheme: Scheme | None
+) -> tuple[Scheme, Scheme]:
+    """Those of gate and up, and of down; NONE where they are plain. Raises where a Quant has no
+    scheme, or a scheme no Quant."""
+    first, down = Scheme(scheme), Scheme(scheme if down_scheme is None else down_scheme)
+    own = down_scheme is not None
+    coded = [name for name in MATRICES if getattr(held, f"{name}_quant") is not None]
+    gates, last = [name for name in coded if name != "down"], "down" in coded
+    for names, argument, value in ((gates, "scheme", first),
+                                   (["down"] * last, "down_scheme" if own else "scheme", down)):
+        if names and value == Scheme.NONE:
+            raise TypeError(
+                f"moec.Weights.of: {' and '.join(f'{name}_quant' for name in names)} given, but "
+                f"{argument} is NONE; give the scheme of these codes"
+            )
+    if own and down != Scheme.NONE and not last:
+        raise TypeError(
+            f"moec.Weights.of: down_scheme is {down.name}, but down_quant is None, so down would "
+            "be plain; give down_quant (of GGUF an empty moec.Quant())"
+        )
+    if first != Scheme.NONE and (not coded or own and not gates):
+        found = f"only down has a Quant, with down_scheme {down.name}, so gate and up" if coded \
+            else "no matrix has a Quant, so all"
+        raise TypeError(
+            f"moec.Weights.of: scheme is {first.name}, but {found} would be plain; give a Quant "
+            "of each matrix of codes (of GGUF an empty moec.Quant())"
+        )
+    return first if gates else Scheme.NONE, down if last else Scheme.NONE
+
+
 @dataclass(frozen=True, slots=True)
 class WeightsInfo:
     """State of a Weights object (moec_weights_info)."""
@@ -222,24 +253,18 @@ class Weights(Handle):
         held = WeightSet(**matrices)  # type: ignore[arg-type]
         if held.down is None:
             raise TypeError("moec.Weights.of: down is missing; it gives the sizes")
-        if scheme != Scheme.NONE and not any(getattr(held, f"{name}_quant") for name in MATRICES):
-            raise TypeError(
-                f"moec.Weights.of: scheme is {Scheme(scheme).name}, but no matrix has a Quant, so "
-                "all would be plain; give down_quant and that of gate and up (of GGUF an empty "
-                "moec.Quant())"
-            )
+        of_gate_up, of_down = _schemes(held, scheme, down_scheme)
         split = _is_list(held.down)
         first = _first("down", held.down)
         if dtype is None and held.down_quant is None:
             _refuse_dtype("down", first)
-        last = scheme if down_scheme is None else down_scheme
-        if held.down_quant is not None and last not in (Scheme.INT8, Scheme.FP8):
+        if of_down not in (Scheme.NONE, Scheme.INT8, Scheme.FP8):
             sizes = {"hidden": hidden, "inter": inter,
                      "num_experts": len(held.down) if split else num_experts}
             missing = [name for name, size in sizes.items() if size is None]
             if missing:
                 raise TypeError(
-                    f"moec.Weights.of: {' and '.join(missing)} missing; codes of {last.name} do "
+                    f"moec.Weights.of: {' and '.join(missing)} missing; codes of {of_down.name} do "
                     "not tell their sizes"
                 )
         out, inner = (0, 0, *first.shape)[-2:]
@@ -247,7 +272,6 @@ class Weights(Handle):
             out, inner = inner, out
         biases = (f"{name}_bias" for name in MATRICES)
         bias = next((_first(n, b) for n in biases if (b := getattr(held, n)) is not None), None)
-        gates = (held.gate_up_quant, held.gate_quant, held.up_quant)
         desc = WeightsDesc(
             num_experts=len(held.down) if split else num_experts or first.shape[0],
             hidden=hidden or out,
@@ -258,8 +282,8 @@ class Weights(Handle):
             down_orientation=down_orientation,
             dtype=dtype_of(first if dtype is None else dtype),
             bias_dtype=0 if bias is None else dtype_of(bias),
-            gate_up_scheme=scheme if any(gates) else Scheme.NONE,
-            down_scheme=last if held.down_quant else Scheme.NONE,
+            gate_up_scheme=of_gate_up,
+            down_scheme=of_down,
         )
         return cls(context, desc, held)
 

@@ -151,3 +151,61 @@ def test_packed_codes_need_sizes(context: moec.Context) -> None:
     with pytest.raises(TypeError, match=r"hidden and inter and num_experts missing"):
         moec.Weights.of(context, down=codes, down_quant=moec.Quant(), up=codes,
                         up_quant=moec.Quant(), scheme=moec.Scheme.CODEBOOK4, dtype="f32")
+
+
+INT8, FP8, NONE = moec.Scheme.INT8, moec.Scheme.FP8, moec.Scheme.NONE
+PLAIN_DOWN = "down_scheme is FP8, but down_quant is None, so down would be plain; give down_quant"
+MISMATCHED: dict[str, tuple[dict[str, moec.Scheme], tuple[str, ...]]] = {
+    "scheme is INT8, but no matrix has a Quant, so all would be plain": ({"scheme": INT8}, ()),
+    "scheme is FP8, but no matrix has a Quant": ({"scheme": FP8, "down_scheme": NONE}, ()),
+    PLAIN_DOWN: ({"down_scheme": FP8}, ()),
+    "down_scheme is FP8, but down_quant is None": ({"scheme": INT8, "down_scheme": FP8}, ("up",)),
+    "scheme is INT8, but only down has a Quant, with down_scheme INT8, so gate and up would": (
+        {"scheme": INT8, "down_scheme": INT8}, ("down",)),
+    "up_quant given, but scheme is NONE; give the scheme": ({}, ("up",)),
+    "gate_quant and up_quant given, but scheme is NONE": (
+        {"down_scheme": INT8}, ("gate", "up", "down")),
+    "down_quant given, but scheme is NONE": ({}, ("down",)),
+    "down_quant given, but down_scheme is NONE": (
+        {"scheme": INT8, "down_scheme": NONE}, ("up", "down")),
+}
+
+
+def of_parts(context: moec.Context, coded: tuple[str, ...], **schemes: Any) -> moec.Weights:
+    """Separate gate and up, of which some are INT8 codes."""
+    given: dict[str, Any] = {}
+    for name, shape in {"gate": (E, I, H), "up": (E, I, H), "down": (E, H, I)}.items():
+        given[name] = np.zeros(shape, np.int8 if name in coded else np.float32)
+        if name in coded:
+            given[f"{name}_quant"] = moec.Quant(scales=np.ones((*shape[:2], 1), np.float32))
+    return moec.Weights.of(context, gate_layout=moec.GateLayout.SPLIT, dtype="f32",
+                           **schemes, **given)
+
+
+@pytest.mark.parametrize("text", MISMATCHED)
+def test_a_scheme_and_a_quant_belong_together(context: moec.Context, text: str) -> None:
+    schemes, coded = MISMATCHED[text]
+    with pytest.raises(TypeError, match=f"moec.Weights.of: {text}"):
+        of_parts(context, coded, **schemes)
+
+
+@pytest.mark.parametrize(("schemes", "coded", "held"), [
+    ({}, (), (NONE, NONE)),
+    ({"scheme": NONE, "down_scheme": NONE}, (), (NONE, NONE)),
+    ({"scheme": INT8}, ("gate", "up"), (INT8, NONE)),
+    ({"scheme": INT8, "down_scheme": NONE}, ("gate", "up"), (INT8, NONE)),
+    ({"scheme": INT8}, ("down",), (NONE, INT8)),
+    ({"down_scheme": INT8}, ("down",), (NONE, INT8)),
+    ({"scheme": INT8}, ("gate", "up", "down"), (INT8, INT8)),
+])
+def test_either_side_may_be_plain(
+    context: moec.Context, schemes: dict[str, moec.Scheme], coded: tuple[str, ...],
+    held: tuple[moec.Scheme, moec.Scheme],
+) -> None:
+    desc = of_parts(context, coded, **schemes).desc
+    assert (desc.gate_up_scheme, desc.down_scheme) == held
+
+
+def test_gate_and_up_are_both_codes(context: moec.Context) -> None:
+    with pytest.raises(moec.MoecError, match="gate has dtype f32; expected i8"):
+        of_parts(context, ("up",), scheme=INT8)
