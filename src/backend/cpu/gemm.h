@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "backend/product.h"
 #include "core/thread_pool.h"
@@ -85,8 +86,10 @@ int64_t gemm_scratch_bytes(int32_t num_threads);
 void grouped_gemm(const ThreadPool& pool, const GroupedGemm& gemm, void* scratch);
 void grouped_wgrad(const ThreadPool& pool, const GroupedWgrad& wgrad, void* scratch);
 
-// Which kernel an expert with `rows` rows gets, such as "amx bf16 32x32"; for describe().
-const char* gemm_kernel_name(moec_dtype a, moec_dtype b, int64_t rows);
+// Which kernel an expert with `rows` rows gets, such as "amx bf16 32x32", or "avx2 codes 1x16"
+// where codes are multiplied as they lie; for describe().
+std::string gemm_kernel_name(const GroupedGemm& gemm, int64_t rows);
+std::string wgrad_kernel_name(moec_dtype dtype, int64_t rows);
 
 // ---- rows of values, vectorised: one rounding to nearest even
 void convert_to_f32(const void* from, moec_dtype dtype, float* to, int64_t count);

@@ -43,6 +43,14 @@ PanelSource row_source(const GemmRows& a, int64_t end, int64_t k) {
   return {a.data, a.dtype, a.stride, 1, a.gather, nullptr, end, k};
 }
 
+void set_terms(const GroupedGemm& g, int64_t expert, int64_t end, BlockTerm* terms) {
+  for (int i = 0; i < g.num_terms; ++i) {
+    const GemmTerm& term = g.terms[i];
+    terms[i] = {row_source(term.a, end, term.k), weight_source(term.b, expert, g.n, term.k), term.k,
+                term.output};
+  }
+}
+
 ProductPlan plan_terms(const GroupedGemm& g, const BlockTerm* terms, int64_t rows) {
   const auto by_codes = [&](const BlockTerm& term) { return takes_codes(term, rows); };
   if (std::all_of(terms, terms + g.num_terms, by_codes)) return plan_f32();
@@ -61,11 +69,7 @@ void grouped_gemm(const ThreadPool& pool, const GroupedGemm& g, void* scratch) {
               BlockProduct p;
               p.outputs = g.outputs;
               p.num_terms = g.num_terms;
-              for (int i = 0; i < g.num_terms; ++i) {
-                const GemmTerm& term = g.terms[i];
-                p.terms[i] = {row_source(term.a, task.group_begin + task.group_rows, term.k),
-                              weight_source(term.b, task.expert, g.n, term.k), term.k, term.output};
-              }
+              set_terms(g, task.expert, task.group_begin + task.group_rows, p.terms);
               p.plan = plan_terms(g, p.terms, task.group_rows);
               p.row0 = task.group_begin + task.row0;
               p.rows = task.rows;
@@ -77,8 +81,13 @@ void grouped_gemm(const ThreadPool& pool, const GroupedGemm& g, void* scratch) {
             });
 }
 
-const char* gemm_kernel_name(moec_dtype a, moec_dtype b, int64_t rows) {
-  return plan_product(a, b, rows).kernel->name;
+std::string gemm_kernel_name(const GroupedGemm& g, int64_t rows) {
+  BlockTerm terms[RowProduct::kMostTerms];
+  set_terms(g, 0, rows, terms);
+  const ProductPlan plan = plan_terms(g, terms, rows);
+  if (plan.compute != Compute::kF32 || !takes_codes(terms[0], rows)) return plan.kernel->name;
+  return plan.tile->isa + std::string(" codes ") + std::to_string(std::max<int64_t>(rows, 1)) +
+         'x' + std::to_string(kDotLines);
 }
 
 int64_t gemm_scratch_bytes(int32_t num_threads) {

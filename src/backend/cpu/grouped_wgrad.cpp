@@ -91,4 +91,8 @@ void grouped_wgrad(const ThreadPool& pool, const GroupedWgrad& wgrad, void* scra
       });
 }
 
+std::string wgrad_kernel_name(moec_dtype dtype, int64_t rows) {
+  return plan_product(dtype, dtype, rows).kernel->name;
+}
+
 }  // namespace moec::cpu

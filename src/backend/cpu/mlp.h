@@ -53,6 +53,11 @@ void scale_rows(const ThreadPool& pool, const ScaleRows& step);
 void clear_padding(const ClearPadding& step);
 
 // ---- the steps of backend/program.h that multiply
+// Their products, without an epilogue.
+GroupedGemm up_product(const Up& step);
+GroupedGemm down_product(const Down& step);
+GroupedGemm act_grad_product(const ActGrad& step);
+GroupedGemm input_grad_product(const InputGrad& step);
 void run_up(const ThreadPool& pool, const Up& step, void* scratch);
 // epilogue: of act Wd^T, before the bias.
 void run_down(const ThreadPool& pool, const Down& step, GemmEpilogue epilogue, void* context,

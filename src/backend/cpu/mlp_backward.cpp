@@ -84,6 +84,15 @@ void sum_columns(const ColumnSums& s, int64_t group, int64_t col, int64_t n) {
 
 }  // namespace
 
+GroupedGemm act_grad_product(const ActGrad& step) {
+  const Mlp& mlp = *step.mlp;
+  GroupedGemm gemm = product_of(mlp);
+  gemm.n = mlp.inter;
+  gemm.add({output_rows(mlp, step.d_y), gemm_weight(*mlp.weights, Part::kDown, true), mlp.hidden});
+  add_narrow(mlp, step.narrow, mlp.down_adapters, mlp.down_adapters.a, true, 0, gemm);
+  return gemm;
+}
+
 void run_act_grad(const ThreadPool& pool, const ActGrad& step, void* scratch) {
   const Mlp& mlp = *step.mlp;
   if (!step.wants_d_pre && !step.wants_dots) {  // only the weighted activations: no product
@@ -93,17 +102,13 @@ void run_act_grad(const ThreadPool& pool, const ActGrad& step, void* scratch) {
     });
     return;
   }
-  GroupedGemm gemm = product_of(mlp);
-  gemm.n = mlp.inter;
-  gemm.add({output_rows(mlp, step.d_y), gemm_weight(*mlp.weights, Part::kDown, true), mlp.hidden});
-  add_narrow(mlp, step.narrow, mlp.down_adapters, mlp.down_adapters.a, true, 0, gemm);
+  GroupedGemm gemm = act_grad_product(step);
   gemm.epilogue = finish_act_grad;
   gemm.context = const_cast<ActGrad*>(&step);
   grouped_gemm(pool, gemm, scratch);
 }
 
-void run_input_grad(const ThreadPool& pool, const InputGrad& step, GemmEpilogue epilogue,
-                    void* context, void* scratch) {
+GroupedGemm input_grad_product(const InputGrad& step) {
   const Mlp& mlp = *step.mlp;
   GroupedGemm gemm = product_of(mlp);
   gemm.n = mlp.hidden;
@@ -115,6 +120,12 @@ void run_input_grad(const ThreadPool& pool, const InputGrad& step, GemmEpilogue 
   if (mlp.gated()) add_product(step.d_pre.gate, Part::kGate);
   add_product(step.d_pre.up, Part::kUp);
   add_narrow(mlp, step.narrow, mlp.gate_up_adapters, mlp.gate_up_adapters.a, true, 0, gemm);
+  return gemm;
+}
+
+void run_input_grad(const ThreadPool& pool, const InputGrad& step, GemmEpilogue epilogue,
+                    void* context, void* scratch) {
+  GroupedGemm gemm = input_grad_product(step);
   gemm.epilogue = epilogue;
   gemm.context = context;
   grouped_gemm(pool, gemm, scratch);

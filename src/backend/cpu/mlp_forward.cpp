@@ -112,7 +112,7 @@ void clear_padding(const ClearPadding& step) {
   std::memset(rest, 0, size_t(static_cast<char*>(step.end) - rest));
 }
 
-void run_up(const ThreadPool& pool, const Up& step, void* scratch) {
+GroupedGemm up_product(const Up& step) {
   const Mlp& mlp = *step.mlp;
   GroupedGemm gemm = product_of(mlp);
   gemm.n = mlp.inter;
@@ -125,13 +125,17 @@ void run_up(const ThreadPool& pool, const Up& step, void* scratch) {
   const LowRank& factors = mlp.gate_up_adapters;
   add_narrow(mlp, step.narrow, factors, factors.b[0], false, 0, gemm);
   add_narrow(mlp, step.narrow, factors, factors.b[1], false, gemm.outputs - 1, gemm);
+  return gemm;
+}
+
+void run_up(const ThreadPool& pool, const Up& step, void* scratch) {
+  GroupedGemm gemm = up_product(step);
   gemm.epilogue = finish_up;
   gemm.context = const_cast<Up*>(&step);
   grouped_gemm(pool, gemm, scratch);
 }
 
-void run_down(const ThreadPool& pool, const Down& step, GemmEpilogue epilogue, void* context,
-              void* scratch) {
+GroupedGemm down_product(const Down& step) {
   const Mlp& mlp = *step.mlp;
   GroupedGemm gemm = product_of(mlp);
   gemm.n = mlp.hidden;
@@ -140,6 +144,12 @@ void run_down(const ThreadPool& pool, const Down& step, GemmEpilogue epilogue, v
             mlp.inter});
   const LowRank& factors = mlp.down_adapters;
   add_narrow(mlp, step.narrow, factors, factors.b[0], false, 0, gemm);
+  return gemm;
+}
+
+void run_down(const ThreadPool& pool, const Down& step, GemmEpilogue epilogue, void* context,
+              void* scratch) {
+  GroupedGemm gemm = down_product(step);
   gemm.epilogue = epilogue;
   gemm.context = context;
   grouped_gemm(pool, gemm, scratch);
