@@ -5,6 +5,7 @@
 
 #include "golden/golden_case.h"
 #include "step.h"
+#include "support/json.h"
 #include "support/layer_runner.h"
 #include "support/tensors.h"
 
@@ -130,6 +131,24 @@ moec_buffer buffer_of(Tensors& tensors, const moec_size& size, int tokens) {
   return tensors.buffer(size.base + uint64_t(tokens) * size.per_token);
 }
 
+// The names of the kernels of calls that want every gradient.
+void name_kernels(const moec_experts* experts, const moec_weights* weights, int64_t tokens,
+                  CodedResults& results) {
+  uint64_t need = 0;
+  check(moec_experts_describe(experts, weights, tokens, nullptr, 0, &need));
+  std::vector<char> text(need);
+  check(moec_experts_describe(experts, weights, tokens, text.data(), need, &need));
+  const Json json = parse_json(text.data());
+  const auto name = [&](const char* direction, std::set<std::string>& names) {
+    const Json* const call = json.find(direction);  // none without SAVE; no kernels: refused
+    const Json* const kernels = call ? call->find("kernels") : nullptr;
+    if (!kernels) return;
+    for (const Json& entry : kernels->array) names.insert(entry.at("kernel").string);
+  };
+  name("forward", results.forward);
+  name("backward", results.backward);
+}
+
 }  // namespace
 
 std::string CodedCase::text() const {
@@ -218,6 +237,7 @@ CodedResults run(const moec_context* context, const CodedProblem& problem, Held 
       check(moec_experts_backward(experts.get(), &grad, nullptr));
     }
     check(moec_context_sync(context, nullptr));
+    name_kernels(experts.get(), weights.get(), c.tokens, results);
     results.y = tensors.read(args.y);
     if (save != MOEC_SAVE_NONE) {
       results.d_x = tensors.read(grad.d_x);

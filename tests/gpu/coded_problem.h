@@ -6,6 +6,7 @@
 #include <moec/moec.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,9 +49,8 @@ struct CodedResults {
   moec_status status = MOEC_OK;
   std::string message;  // where status is another
   oracle::Vec y, d_x, d_routing_weights;
-  oracle::Vec terms;  // of d_routing_weights (GradientTerms), the oracle's
-
-  bool operator==(const CodedResults&) const = default;
+  oracle::Vec terms;                        // of d_routing_weights (GradientTerms), the oracle's
+  std::set<std::string> forward, backward;  // kernels, as describe names them
 };
 enum class Held { kCodes, kValues };  // what the bound weights are
 // Forward, and backward unless save is MOEC_SAVE_NONE.

@@ -37,7 +37,7 @@ bool aligned(const CodedCase& c) {  // rows of codes
 bool hopper_takes(const CodedCase& c) {
   return c.dtype != MOEC_F32 && c.gate_layout != MOEC_GATE_NONE && !c.per_expert && aligned(c);
 }
-// Whether portable kernels add up a product of codes in another order than one of values.
+// Whether experts have few rows, in bf16, of codes.
 bool has_few_rows(const CodedCase& c) {
   const bool coded = c.coded_gate_up || c.coded_down;
   return c.dtype == MOEC_BF16 && coded && c.tokens * kCodedTopK <= 16 * kCodedExperts;
@@ -66,6 +66,19 @@ void expect_near(const CodedResults& got, const CodedResults& want, const CodedC
   near("d_routing_weights", got.d_routing_weights, want.d_routing_weights, kCodedTopK, want.terms);
 }
 
+// But for what follows a product of few rows, which adds up codes in an order of its own.
+void expect_bits_of_values(const CodedResults& codes, const CodedResults& values) {
+  constexpr const char* kOwnOrder = "portable few rows";
+  ASSERT_EQ(values.status, MOEC_OK) << values.message;
+  ASSERT_FALSE(values.forward.count(kOwnOrder) || values.backward.count(kOwnOrder));
+  if (codes.forward.count(kOwnOrder)) return;
+  EXPECT_TRUE(codes.y == values.y) << "y has other bits than from the values";
+  if (codes.backward.count(kOwnOrder)) return;
+  EXPECT_TRUE(codes.d_x == values.d_x) << "d_x has other bits than from the values";
+  EXPECT_TRUE(codes.d_routing_weights == values.d_routing_weights)
+      << "d_routing_weights have other bits than from the values";
+}
+
 void check_case(const CodedCase& c) {
   SCOPED_TRACE(c.text() + ", " + seed_note());
   const CodedProblem problem(c);
@@ -79,10 +92,8 @@ void check_case(const CodedCase& c) {
     if (path == kFewRows && got.status == MOEC_E_UNSUPPORTED && !few_rows_takes(c)) continue;
     expect_near(got, want, c);
     if (!aligned(c) || path == kAny) continue;  // few tokens of plain values have their own kernels
-    if (path == kHopper || (path == kPortable && !has_few_rows(c))) {
-      EXPECT_TRUE(got == run(context, problem, Held::kValues, c.save))
-          << "other bits than from the values";
-    }
+    if (path != kFewRows)                       // which refuses values
+      expect_bits_of_values(got, run(context, problem, Held::kValues, c.save));
     const CodedResults bare = run(context, problem, Held::kCodes, MOEC_SAVE_NONE);
     EXPECT_EQ(bare.status, MOEC_OK) << bare.message;
     EXPECT_TRUE(bare.y == got.y) << "other bits where nothing is saved";
@@ -179,8 +190,8 @@ TEST(Coded, CtasThatShareCodes) {
     c.hidden = c.inter = 1024;
     const CodedProblem problem(c);
     const CodedResults got = run(context_of(kHopper), problem, Held::kCodes, c.save);
-    EXPECT_EQ(got.status, MOEC_OK) << got.message;
-    EXPECT_TRUE(got == run(context_of(kHopper), problem, Held::kValues, c.save));
+    ASSERT_EQ(got.status, MOEC_OK) << got.message;
+    expect_bits_of_values(got, run(context_of(kHopper), problem, Held::kValues, c.save));
   }
 }
 
