@@ -44,7 +44,7 @@ void check_extents(const CodedShape& m) {
 void check_fields(const CodedShape& m, const moec_quant& q) {
   const quant::FormatInfo& format = m.format;
   const uint32_t extras = format.extras;
-  const bool divides = format.scheme == MOEC_SCHEME_NVFP4;
+  const bool divides = extras & quant::kScales2;
   check_flags((std::string(m.name) + ".quant.flags").c_str(), q.flags,
               divides ? MOEC_QUANT_SCALES2_DIVIDES : 0);
   const bool nested = extras & quant::kNested &&
