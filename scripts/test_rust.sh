@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test_rust.sh: clippy without a warning, tests and documentation examples with the default, the
-# dynamic and all features (all: bindgen runs, and the committed bindings must equal its output);
-# then the crates are packed, and examples/rust and the programs of docs/ are built from the packed
-# files alone, outside the tree, and run without LD_LIBRARY_PATH; and README's program with the
-# feature vendored, where no library is installed.
+# test_rust.sh: clippy without a warning with the default, the dynamic and all features; tests and
+# documentation examples with the default and with all (bindgen runs, the library is opened at run
+# time, and the committed bindings must equal bindgen's output), those of moec-sys with dynamic
+# alone; then the crates are packed, and examples/rust and the programs of docs/ are built from the
+# packed files alone, outside the tree, and run without LD_LIBRARY_PATH; and README's program with
+# the feature vendored, where no library is installed.
 . "$(dirname "$0")/lib.sh"
 prefix=$(scripts/install_for_bindings.sh)
 cargo=$root/scripts/cargo.sh
@@ -18,7 +19,9 @@ for features in "" "--features dynamic" "--all-features"; do
   library=
   [ -z "$features" ] || library=$prefix/lib/libmoec.so.0  # only these open it at run time
   "$cargo" clippy --quiet --offline --all-targets $features -- -D warnings
-  MOEC_LIBRARY=$library "$cargo" test --quiet --offline --workspace $features | tee -a "$log"
+  packages=--workspace
+  [ "$features" != "--features dynamic" ] || packages="-p moec-sys"  # all features open it, too
+  MOEC_LIBRARY=$library "$cargo" test --quiet --offline $packages $features | tee -a "$log"
 done
 "$root/scripts/wrong_library.sh" "$cargo" test --quiet --offline -p moec-sys --features dynamic \
   --test layout the_library
