@@ -7,6 +7,7 @@ import copy
 import gc
 import io
 import json
+import math
 import subprocess
 import sys
 import weakref
@@ -15,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from models import CallCount, tokens
+from models import HERE, CallCount, tokens
 from packed_models import STACKS, dense_twin, experts, load, saved, train
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import moec.transformers
 from moec.torch._packed import PackedTensor
@@ -76,6 +77,21 @@ def test_loads_packed_and_trains_as_the_same_values(
     held = experts(model)[0].down_proj
     held.parts[".absmax"].flatten()[:4] += 9
     assert not torch.equal(model(tokens()).logits, ours)
+
+
+def test_the_config_as_it_comes(tmp_path: Path) -> None:
+    """load_in_4bit and nothing else is FP4: packed, trained, and the same after saving."""
+    place = saved(tmp_path, "qwen3_moe")
+    config = BitsAndBytesConfig(load_in_4bit=True)
+    model = AutoModelForCausalLM.from_pretrained(place, quantization_config=config, device_map=HERE)
+    held = experts(model)[0].down_proj
+    assert ".quant_state.bitsandbytes__fp4" in held.parts
+    assert all(row.is_packed for row in moec.transformers.report(model))
+    loss, found = loss_and_gradients(model)
+    assert math.isfinite(loss) and found and all(g.isfinite().all() for g in found.values())
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", device_map=HERE)
+    assert torch.equal(experts(again)[0].down_proj.dequantise(), held.dequantise())
 
 
 def test_one_merged_stack_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

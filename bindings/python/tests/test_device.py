@@ -218,7 +218,7 @@ def test_the_readme_on_a_device(
     device: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program with the lines of the tour's "A GPU" in place of those that begin alike."""
-    (program_text,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    program_text, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
     program = program_text.splitlines()
     changed = re.findall(r"^    (.*)$", TOUR.read_text().partition("## A GPU")[2], re.M)
     assert len(changed) == 4

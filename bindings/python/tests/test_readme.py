@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's program and that of the page on quantised weights, run as they are written; other
-pages' are run in framework_tests."""
+"""The README's first program and that of the page on quantised weights, run as they are written;
+its second, and other pages' are run in framework_tests."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def test_the_schemes_are_in_the_table() -> None:
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    block, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
     exec(compile(block, str(README), "exec"), {})
     assert capsys.readouterr().out == "(16, 64) (16, 64) (8, 64, 128)\n"
