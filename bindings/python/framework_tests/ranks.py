@@ -14,11 +14,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 SECONDS = 240  # that a rank may take
-MODULES = ("parallel_worker", "transformers_worker", "test_packed_parallel")
+MODULES = ["parallel_worker", "test_packed_parallel"]
+if find_spec("transformers.distributed.expert_parallel"):  # transformers 5.23 and later
+    MODULES.append("transformers_worker")
 
 
 def run_ranks(main: Callable[..., None], size: int, folder: Path, *given: str) -> None:
@@ -37,7 +40,7 @@ def _forks() -> Any:
     where there are any, each rank imports what it needs."""
     import torch
 
-    modules = () if torch.cuda.is_available() else MODULES
+    modules = [] if torch.cuda.is_available() else MODULES
     forks = subprocess.Popen([sys.executable, __file__, *modules], text=True,
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(forks.communicate)
