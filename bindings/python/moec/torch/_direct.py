@@ -4,14 +4,14 @@ arguments, for which the wrappers of a custom operator take longer than all the 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from ._engine import ep_of
 from ._structs import DEVICES
 
 _KINDS = frozenset((Tensor, nn.Parameter))
@@ -19,6 +19,9 @@ _functorch: Any = torch._C._functorch
 _is_tracing: Any = torch._C._is_tracing
 _num_modes: Any = torch._C._len_torch_dispatch_stack
 _has_storage: Any = torch._C._has_storage  # what vmap gives has none
+_device_of = attrgetter("device")
+_NUM_OTHERS = 4  # arguments of Moec.forward before its tensors
+_NO_GRADIENT = (None,) * _NUM_OTHERS
 
 
 def plain(tensors: Collection[Tensor]) -> bool:
@@ -34,22 +37,22 @@ def plain(tensors: Collection[Tensor]) -> bool:
         return False
     if not _KINDS.issuperset(map(type, tensors)) or not all(map(_has_storage, tensors)):
         return False
-    devices = {tensor.device for tensor in tensors}
+    devices = set(map(_device_of, tensors))
     return len(devices) == 1 and devices.pop().type in DEVICES
 
 
 class Moec(torch.autograd.Function):
-    """An operator's outputs without the last, which is kept; and its gradients."""
+    """An operator's outputs without the last, which is kept; and its gradients. The values are
+    inputs of these names, then factors."""
 
     @staticmethod
     def forward(
-        ctx: Any, kind: Any, names: tuple[str, ...], main_grads: list[Tensor],
+        ctx: Any, kind: Any, names: tuple[str, ...], main_grads: Sequence[Tensor],
         settings: tuple[Any, ...], *values: Tensor,
     ) -> tuple[Tensor, ...]:
-        given = dict(zip(names, values, strict=True))
-        (*outputs, saved), ctx.before = kind.compute(given, settings)
+        given = dict(zip(names, values, strict=False))
+        (*outputs, saved), ctx.before = kind.compute(given, values[len(given):], settings)
         ctx.kind, ctx.names, ctx.settings = kind, names, settings
-        ctx.ep = ep_of(settings[0])
         # Not saved for backward: the next micro batch adds to them before this one's backward.
         ctx.main_grads = main_grads
         ctx.save_for_backward(saved, *values)
@@ -60,10 +63,10 @@ class Moec(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor | None) -> tuple[Any, ...]:
         saved, *values = ctx.saved_tensors
-        no_gradient = (None,) * (len(ctx.needs_input_grad) - len(values))
-        needs = [n for n, need in zip(ctx.names, ctx.needs_input_grad[len(no_gradient):],
-                                      strict=True) if need]
-        given = dict(zip(ctx.names, values, strict=True))
-        found = ctx.kind.gradients(given, needs, ctx.main_grads, saved, d_outputs, ctx.settings,
-                                   ctx.before)
-        return (*no_gradient, *(found.get(name) for name in ctx.names))
+        names, needs = ctx.names, ctx.needs_input_grad[_NUM_OTHERS:]
+        count = len(names)
+        wanted = [n for n, need in zip(names, needs, strict=False) if need], needs[count:]
+        found, d_factors = ctx.kind.gradients(
+            dict(zip(names, values, strict=False)), values[count:], wanted, ctx.main_grads, saved,
+            d_outputs, ctx.settings, ctx.before)
+        return (*_NO_GRADIENT, *map(found.get, names), *d_factors)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,16 @@ from ._layouts import turned_sets
 from ._structs import DEVICES, FLOATS, Tensors, buffer, code_of, filled, weight_set
 
 _core = _raw._core
+_IN_SETS: dict[str, tuple[str | None, str]] = {
+    name: (of, field)
+    for of, names in (("d_expert_weights", ROUTED_WEIGHTS), ("d_shared_weights", SHARED_WEIGHTS))
+    for name, field in zip(names, WEIGHTS, strict=True)
+}
+_GRADIENTS = {noun: _IN_SETS | {name: (None, f"d_{name}")
+                                for name in GRADIENTS[f"moec_{noun}_grad_args"]}
+              for noun in ("experts", "layer")}
+"""input of an operator -> where its gradient is in a call's arguments: its set, and its field"""
+_shape_and_dtype = attrgetter("shape", "dtype")
 _PROCESS = os.getpid()  # a fork has none of the threads of OpenMP
 
 
@@ -60,6 +71,7 @@ class Engine:
         self.desc = replace(spec.experts, dtype=dtype, save=save)
         self.ep = EP.of(spec.ep) if spec.ep else None
         self.handle: Experts | Layer
+        self.noun = "experts" if spec.router is None else "layer"
         if spec.router is None:
             self.handle = Experts(context, self.desc)
         else:
@@ -70,8 +82,6 @@ class Engine:
         self.plans: dict[int, tuple[Any, int]] = {}
         self.adapted: dict[Any, tuple[_adapted.Bound, Sizes]] = {}
         self.adapted_sizes: dict[Any, Sizes] = {}
-        skip = {*ROUTED_WEIGHTS, *SHARED_WEIGHTS, "expert_ids", "routing_weights"}
-        self.around = tuple(name for name in spec.inputs if name not in skip)
 
     def sizes_with(self, text: str, factors: Sequence[Tensor]) -> Sizes:
         """Memory of a call with these factors, which may be a tracer's."""
@@ -98,7 +108,8 @@ class Engine:
 
     def adapters(self, text: str, factors: Sequence[Tensor]) -> tuple[_adapted.Bound, Sizes]:
         """Adapters over these addresses, and the memory of calls with them."""
-        key = (text, *((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in factors))
+        key = (text, *map(Tensor.data_ptr, factors), *map(_shape_and_dtype, factors),
+               *map(Tensor.stride, factors))
         found = self.adapted.get(key)
         if found is None:
             if len(self.adapted) >= 256:
@@ -228,22 +239,18 @@ class Call:
     without one, this call's later."""
 
     def __init__(
-        self, before: Before, tensors: Tensors, frozen: Weights | None, rng_offset: int,
-        adapters: str = "",
+        self, before: Before, tensors: Tensors, factors: Sequence[Tensor], frozen: Weights | None,
+        rng_offset: int, adapters: str = "",
     ) -> None:
-        engine, self.plan = before
-        self.engine = engine
+        self.engine, self.plan = engine, _ = before
         self.tensors, self.frozen = tensors, frozen
         self.sizes, self.keep = engine.sizes, list[Any]()
         self.adapted: _adapted.Bound | None = None
-        if adapters:
-            factors = [t for n, t in tensors.items() if n in _adapted.FACTORS]
+        if factors:
             self.adapted, self.sizes = engine.adapters(adapters, factors)
         self.rng_offset = rng_offset
         self.x = tensors["x"]
         self.stream = current_stream(self.x)
-        self.is_layer = engine.spec.router is not None
-        self.noun = "layer" if self.is_layer else "experts"
 
     def _handles(self) -> dict[str, int]:
         """The words of what this call is bound to."""
@@ -259,7 +266,7 @@ class Call:
             self.keep.append(shared)
         if self.adapted is not None:
             words["adapters"] = int(self.adapted.adapters.raw)
-        if self.is_layer:
+        if self.engine.noun == "layer":
             words["rng_offset"] = self.rng_offset
         elif self.plan is None:
             ids, weights = self.tensors["expert_ids"], self.tensors["routing_weights"]
@@ -272,8 +279,9 @@ class Call:
         return self.engine.weights(self.tensors, names, layout)
 
     def _around(self, kind: str) -> dict[str, Tensor]:
-        tensors, fields = self.tensors, INPUTS[kind]
-        return {n: tensors[n] for n in self.engine.around if n in tensors and n in fields}
+        """The inputs that are in a struct of this kind."""
+        fields = INPUTS[kind]
+        return {n: t for n, t in self.tensors.items() if n in fields}
 
     def _workspace(self, size: Any) -> dict[str, int]:
         """Its words on a device: from torch's caching allocator, which knows streams and graph
@@ -285,25 +293,29 @@ class Call:
         return buffer("workspace", memory)
 
     def _run(self, direction: str, args: Any) -> None:
-        function = getattr(_core, f"call_args_{self.noun}_{direction}")
+        function = getattr(_core, f"call_args_{self.engine.noun}_{direction}")
         function(args, self.engine.handle.raw, self.stream)
 
     def forward(self, y: Tensor, saved: Tensor, outputs: Tensors) -> None:
         """Write y, saved and, for a layer, the further outputs."""
-        kind = f"moec_{self.noun}_args"
+        kind = f"moec_{self.engine.noun}_args"
         words = self._handles() | self._workspace(self.sizes.forward_workspace)
         if self.engine.desc.save != Save.NONE:
             words |= buffer("saved", saved)
         self._run("forward", filled(kind, self._around(kind) | {"y": y} | outputs, words))
 
     def backward(
-        self, d_y: Tensor, d_logits: Tensor | None, saved: Tensor, grads: Tensors, flags: GradFlags
+        self, d_y: Tensor, d_logits: Tensor | None, saved: Tensor, grads: Tensors,
+        d_factors: Sequence[Tensor | None], flags: GradFlags,
     ) -> None:
-        """Write the gradients given by input names; absent ones are skipped."""
-        kind, forward = f"moec_{self.noun}_grad_args", f"moec_{self.noun}_args"
+        """Write the gradients given by input names, and those of factors; absent ones are
+        skipped."""
+        noun = self.engine.noun
+        kind, places = f"moec_{noun}_grad_args", _GRADIENTS[noun]
         tensors = {"d_y": d_y}
         words = self._handles() | buffer("saved", saved)
-        if self.is_layer:
+        if noun == "layer":
+            forward = f"moec_{noun}_args"
             self.keep.append(filled(forward, self._around(forward), words))
             words = {"forward": int(self.keep[-1])}
             if d_logits is not None:
@@ -311,17 +323,19 @@ class Call:
         else:
             tensors |= self._around(kind)
         words |= self._workspace(self.sizes.backward_workspace)
-        tensors |= {f"d_{n}": grads[n] for n in GRADIENTS[kind] if n in grads}
-        sets = (("d_expert_weights", ROUTED_WEIGHTS), ("d_shared_weights", SHARED_WEIGHTS))
-        for field, names in sets:
-            given = {f: grads[n] for f, n in zip(WEIGHTS, names, strict=True) if n in grads}
-            if given:
-                words[field] = int(weight_set(given, self.keep, "d_"))
-        if self.adapted is not None:
-            factors = {n: t for n, t in grads.items() if n in _adapted.FACTORS}
-            if factors:
-                self.keep.append(self.adapted.gradients(factors))
-                words["d_adapters"] = int(self.keep[-1])
+        sets: dict[str, dict[str, Tensor]] = {}
+        for name, grad in grads.items():
+            of, field = places[name]
+            if of is None:
+                tensors[field] = grad
+            else:
+                sets.setdefault(of, {})[field] = grad
+        for of, given in sets.items():
+            words[of] = int(weight_set(given, self.keep, "d_"))
+        wanted = [grad for grad in d_factors if grad is not None]
+        if self.adapted is not None and wanted:
+            self.keep.append(self.adapted.gradients(d_factors, wanted))
+            words["d_adapters"] = int(self.keep[-1])
         self._run("backward", filled(kind, tensors, words, flags=int(flags)))
 
 

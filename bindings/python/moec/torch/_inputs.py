@@ -8,17 +8,31 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .._spec import ROUTED_WEIGHTS, SHARED_WEIGHTS
-from . import _adapted
+from .._spec import REQUIRED, ROUTED_WEIGHTS, SHARED_WEIGHTS
+from .._tensors import kind_of
 
 Given = Mapping[str, Tensor]
 """the inputs of a call, by name"""
 
 
-def refuse_devices(given: Given) -> None:
+def refuse(inputs: Sequence[str], given: Given) -> None:
+    """Raise, naming the input, for what is missing, unknown or no tensor."""
+    for name in inputs:
+        if name in REQUIRED and name not in given:
+            raise TypeError(f"moec.torch: {name} is None; a torch.Tensor is needed")
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"moec.torch: {name} is {kind_of(value)}; a torch.Tensor is needed"
+            )
+        if name not in inputs:
+            raise TypeError(f"moec.torch: no input {name!r}; {', '.join(inputs)} exist")
+
+
+def refuse_devices(given: Given, factors: Sequence[Tensor]) -> None:
     """Raise where one is not on x's device: with one on meta, kernels would run on none."""
     device = given["x"].device
-    for name, tensor in given.items():
+    for name, tensor in (*given.items(), *((f"factor {i}", t) for i, t in enumerate(factors))):
         if tensor.device != device:
             raise RuntimeError(
                 f"moec.torch: {name} is on {tensor.device}, x on {device}; one device is needed"
@@ -50,5 +64,4 @@ def autocast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor
         if all(tensors[n].dtype == torch.float32 for n in names if n in tensors):
             kept.update(names)
     return {n: t.to(torch.float32 if n in kept else dtype)
-            if t.is_floating_point() and n not in _adapted.FACTORS else t
-            for n, t in tensors.items()}
+            if t.is_floating_point() else t for n, t in tensors.items()}

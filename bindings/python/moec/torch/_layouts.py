@@ -5,7 +5,7 @@ those whose experts are compact, each as [N,K] or turned, as [K,N]. Experts may 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def empty_as(of: Tensor, dtype: torch.dtype, turned: bool) -> Tensor:
 def in_place(given: Mapping[str, Tensor], as_rows: bool = False) -> dict[str, bool]:
     """The matrices, of those that are not contiguous, that are read where they lie, and whether
     they are turned. as_rows: none may be turned."""
-    if all(tensor.is_contiguous() for name, tensor in given.items() if name in _NAMES):
+    if all(map(Tensor.is_contiguous, given.values())):
         return {}
     found: dict[str, bool] = {}
     for group in _GROUPS:
@@ -82,6 +82,12 @@ def _turned_memory(matrices: Tensor) -> bool | None:
     """is_turned() of values that are in memory, not only noted by torch."""
     noted = matrices._is_zerotensor() or matrices.is_neg()
     return None if noted else is_turned(matrices)
+
+
+def are_compact(tensors: Collection[Tensor]) -> bool:
+    """Whether compact() leaves all of them as they are."""
+    return (all(map(Tensor.is_contiguous, tensors)) and not any(map(Tensor.is_neg, tensors))
+            and not any(map(Tensor._is_zerotensor, tensors)))
 
 
 def compact(value: Tensor) -> Tensor:

@@ -36,13 +36,11 @@ from .._spec import (
     WITHOUT_GRADIENT,
 )
 from .._experts import Sizes
-from .._tensors import kind_of
-from . import _adapted
 from ._direct import Moec, plain
 from ._engine import Before, Call, Engine, engine_of, ep_of
 from ._frozen import Numbered
-from ._inputs import Given, autocast, main_gradients, refuse_devices
-from ._layouts import compact, compact_matrix, empty_as, in_place
+from ._inputs import Given, autocast, main_gradients, refuse, refuse_devices
+from ._layouts import are_compact, compact, compact_matrix, empty_as, in_place
 from ._structs import has_autocast
 
 _SETTINGS = "str spec, int save, int frozen, SymInt rng_offset"
@@ -51,7 +49,11 @@ _torch_library: Any = torch.library  # without types
 _library = _torch_library.Library("moec", "FRAGMENT")
 
 Settings = Sequence[Any]
-"""spec, save, frozen, rng_offset"""
+"""spec, save, frozen, rng_offset, and the text of adapters where there are some"""
+Wanted = tuple[Sequence[str], Sequence[bool]]
+"""the inputs whose gradients are wanted, and whether that of each factor is"""
+Found = tuple[dict[str, Tensor], Sequence[Tensor | None]]
+"""gradients of inputs by name, and of all factors"""
 
 
 def _declare(names: Sequence[str]) -> str:
@@ -66,11 +68,13 @@ def gradient_names(inputs: Sequence[str]) -> tuple[str, ...]:
 def _ready(given: Given, in_place: Mapping[str, bool]) -> dict[str, Tensor]:
     """Inputs as the library wants them: compact but for the matrices it reads in place; routing
     weights in fp32."""
-    made = {}
-    for name, value in given.items():
-        if name not in in_place and name not in _adapted.FACTORS:
-            value = compact_matrix(name, value)
-        made[name] = value.float() if name in ("routing_weights", "select_bias") else value
+    if are_compact(given.values()):
+        made = dict(given)
+    else:
+        made = {n: t if n in in_place else compact_matrix(n, t) for n, t in given.items()}
+    for name in ("routing_weights", "select_bias"):
+        if name in made:
+            made[name] = made[name].float()
     return made
 
 
@@ -95,8 +99,9 @@ class _Kind:
         self.width = len(inputs) + is_adapted
         self.num_settings = _NUM_SETTINGS + is_adapted
         self.known = frozenset(inputs)
-        self.required = tuple(n for n in inputs if n in REQUIRED)
+        self.required = self.known & REQUIRED
         self.grads = gradient_names(inputs)
+        self.can_differ = frozenset(self.grads)
         self.is_layer = inputs is LAYER_INPUTS
         results = "Tensor, Tensor, Tensor, Tensor, Tensor" if self.is_layer else "Tensor, Tensor"
         tensors = _declare(inputs) + (", Tensor[] factors" if is_adapted else "")
@@ -132,24 +137,19 @@ class _Kind:
 
     def _under_autocast(self, device: str, *args: Any) -> Any:
         count = self.width
-        given = autocast(self._given(args[:count]), torch.get_autocast_dtype(device))
+        given, factors = self._given(args[:count])
+        given = autocast(given, torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
-            return self.forward(*self.in_order(given), *args[count:])
+            return self.forward(*self.in_order(given, factors), *args[count:])
 
-    def _given(self, values: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        count = len(self.inputs)
-        given = {n: t for n, t in zip(self.inputs, values[:count], strict=True) if t is not None}
-        for factors in values[count:]:
-            given |= _adapted.named(factors)  # type: ignore[arg-type]
-        return given
+    def _given(self, values: Sequence[Any]) -> tuple[dict[str, Any], Sequence[Any]]:
+        """Of arguments, or of what is said about each: the inputs by name, and the factors."""
+        given = {n: t for n, t in zip(self.inputs, values, strict=False) if t is not None}
+        return given, values[-1] if self.is_adapted else ()
 
-    def in_order(self, given: Given, count: int | None = None) -> list[Any]:
-        """Values by name as arguments; of `count` factors, or of those that are given."""
-        values: list[Any] = [given.get(name) for name in self.inputs]
-        if self.is_adapted:
-            there = sum(n in _adapted.FACTORS for n in given) if count is None else count
-            values.append(_adapted.in_order(given, there))
-        return values
+    def in_order(self, given: Mapping[str, Any], factors: Sequence[Any]) -> list[Any]:
+        """Values by name, and factors, as arguments."""
+        return [*map(given.get, self.inputs), *([list(factors)] if self.is_adapted else [])]
 
     # ---- forward
     def _outputs(self, engine: Engine, x: Tensor, sizes: Sizes) -> list[Tensor]:
@@ -165,27 +165,32 @@ class _Kind:
             ]
         return [*outputs, x.new_empty((size,), dtype=torch.uint8)]
 
-    def compute(self, given: Given, settings: Settings) -> tuple[tuple[Tensor, ...], Before]:
+    def compute(
+        self, given: Given, factors: Sequence[Tensor], settings: Settings
+    ) -> tuple[tuple[Tensor, ...], Before]:
         """All outputs, and what the backward takes over."""
-        call = self._call(_ready(given, in_place(given)), settings, None)
+        call = self._call(_ready(given, in_place(given)), factors, settings, None)
         outputs = self._outputs(call.engine, call.x, call.sizes)
         further = dict(zip(("logits", "expert_ids", "routing_weights"), outputs[1:-1],
                            strict=False))
         call.forward(outputs[0], outputs[-1], further)
         return tuple(outputs), Before(call.engine, call.plan)
 
-    def _call(self, tensors: dict[str, Tensor], settings: Settings, before: Before | None) -> Call:
+    def _call(
+        self, tensors: dict[str, Tensor], factors: Sequence[Tensor], settings: Settings,
+        before: Before | None,
+    ) -> Call:
         spec, save, frozen, rng_offset, *adapters = settings
         before = before or Before(engine_of(spec, tensors["x"], save), None)
-        return Call(before, tensors, Numbered.of(frozen, tensors), rng_offset, *adapters)
+        return Call(before, tensors, factors, Numbered.of(frozen, tensors), rng_offset, *adapters)
 
     def _forward(self, *args: Any) -> tuple[Tensor, ...]:
         values, settings = args[: self.width], args[-self.num_settings :]
-        return self.compute(self._given(values), settings)[0]
+        return self.compute(*self._given(values), settings)[0]
 
     def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         spec, save, *_, adapters = args[-self.num_settings :]
-        refuse_devices(self._given(args[: self.width]))
+        refuse_devices(*self._given(args[: self.width]))
         engine = engine_of(spec, args[0], save)
         sizes = engine.sizes
         if self.is_adapted:
@@ -194,13 +199,13 @@ class _Kind:
 
     # ---- backward
     def differentiate(
-        self, given: Given, wanted: Sequence[str], main: Given, saved: Tensor, d_y: Tensor,
-        d_logits: Tensor | None, settings: Settings, before: Before | None = None,
-    ) -> dict[str, Tensor]:
-        """The gradients of the inputs in `wanted`; those of matrices in `main` are added to it.
-        before: of the forward, where it is there."""
+        self, given: Given, factors: Sequence[Tensor], wanted: Wanted, main: Given, saved: Tensor,
+        d_y: Tensor, d_logits: Tensor | None, settings: Settings, before: Before | None = None,
+    ) -> Found:
+        """The gradients in `wanted`; those of matrices in `main` are added to it. before: of the
+        forward, where it is there."""
         lies = in_place(given, as_rows=bool(main))
-        found = _empty_gradients(given, wanted, lies)
+        found, d_factors = _empty_gradients(given, factors, wanted, lies)
         named = dict(found)
         weights = found.get("routing_weights")
         if weights is not None and weights.dtype != torch.float32:
@@ -212,44 +217,49 @@ class _Kind:
             for name, grad in named.items():
                 if name not in ("x", "routing_weights", "router_x"):
                     grad.zero_()
+            for one in d_factors:
+                if one is not None:
+                    one.zero_()
             named |= main
         d_logits = None if d_logits is None else compact(d_logits)
-        call = self._call(_ready(given, lies), settings, before)
-        call.backward(compact(d_y), d_logits, saved, named, flags)
+        call = self._call(_ready(given, lies), factors, settings, before)
+        call.backward(compact(d_y), d_logits, saved, named, d_factors, flags)
         if weights is not None and weights is not named["routing_weights"]:
             weights.copy_(named["routing_weights"])
-        return found
+        return found, d_factors
 
-    def _wanted(self, given: Given, want: int) -> list[str]:
-        """The inputs of a set of bits; the last one is that of all factors."""
-        factors = [n for n in given if n in _adapted.FACTORS] if want >> len(self.grads) else []
-        return [n for i, n in enumerate(self.grads) if want >> i & 1 and n in given] + factors
+    def _wanted(self, given: Given, factors: Sequence[Tensor], want: int) -> Wanted:
+        """A set of bits; the last one is that of all factors."""
+        return ([n for i, n in enumerate(self.grads) if want >> i & 1 and n in given],
+                [bool(want >> len(self.grads))] * len(factors))
 
     def _run(self, args: Sequence[Any], main_grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
         d_y, d_logits, saved, *values = args[: 3 + self.width]
         want, *settings = args[-1 - self.num_settings :]
-        given = self._given(values)
+        given, factors = self._given(values)
         main = main_gradients(given, main_grads) if main_grads else {}
-        found = self.differentiate(given, self._wanted(given, want), main, saved, d_y, d_logits,
-                                   settings)
+        found = self.differentiate(given, factors, self._wanted(given, factors, want), main, saved,
+                                   d_y, d_logits, settings)
         return self._results(found, given)
 
-    def _results(self, found: Given, given: Given) -> tuple[Any, ...]:
-        made: list[Any] = [found[n] if n in found else given["x"].new_empty((0,))
+    def _results(self, found: Found, given: Given) -> tuple[Any, ...]:
+        grads, d_factors = found
+        made: list[Any] = [grads[n] if n in grads else given["x"].new_empty((0,))
                            for n in self.grads]
         if self.is_adapted:
-            made.append([t for n, t in found.items() if n in _adapted.FACTORS])
+            made.append([one for one in d_factors if one is not None])
         return tuple(made)
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
         return self._run(args, ())
 
     def _backward_fake(self, *args: Any, as_rows: bool = False) -> tuple[Tensor, ...]:
-        given = self._given(args[3 : 3 + self.width])
+        given, factors = self._given(args[3 : 3 + self.width])
         around = zip(("d_y", "d_logits", "saved"), args, strict=False)
-        refuse_devices(given | {n: t for n, t in around if t is not None})
-        wanted = self._wanted(given, args[-1 - self.num_settings])
-        return self._results(_empty_gradients(given, wanted, in_place(given, as_rows)), given)
+        refuse_devices(given | {n: t for n, t in around if t is not None}, factors)
+        wanted = self._wanted(given, factors, args[-1 - self.num_settings])
+        lies = in_place(given, as_rows)
+        return self._results(_empty_gradients(given, factors, wanted, lies), given)
 
     def _accumulate(self, *args: Any) -> tuple[Tensor, ...]:
         return self._run(args, args[3 + self.width])
@@ -272,56 +282,58 @@ class _Kind:
 
     def _autograd(self, ctx: Any, *d_outputs: Tensor | None) -> tuple[Any, ...]:
         saved, *values = ctx.saved_tensors
-        count, given = len(self.inputs), values
+        count, arguments = len(self.inputs), values
         if self.is_adapted:
-            given = [*values[:count], values[count:]]
-        needs = list(self._given(ctx.needs_input_grad[: self.width]).items())
-        found = self.gradients(self._given(given), [n for n, need in needs if need],
-                               ctx.main_grads, saved, d_outputs, ctx.settings)
+            arguments = [*values[:count], values[count:]]
+        needs, factor_needs = self._given(ctx.needs_input_grad[: self.width])
+        wanted = [n for n, need in needs.items() if need], factor_needs
+        found = self.gradients(*self._given(arguments), wanted, ctx.main_grads, saved, d_outputs,
+                               ctx.settings)
         empty_list: Any = [None] * len(ctx.main_grads)
-        return (*self.in_order(found, len(values) - count), empty_list,
-                *[None] * self.num_settings)
+        return (*self.in_order(*found), empty_list, *[None] * self.num_settings)
 
     def gradients(
-        self, given: Given, needs: Sequence[str], main_grads: Sequence[Tensor], saved: Tensor,
-        d_outputs: Sequence[Tensor | None], settings: Settings, before: Before | None = None,
-    ) -> dict[str, Tensor]:
-        """The gradients of the inputs that need one, but of those with a main gradient."""
-        x = given["x"]
+        self, given: Given, factors: Sequence[Tensor], wanted: Wanted,
+        main_grads: Sequence[Tensor], saved: Tensor, d_outputs: Sequence[Tensor | None],
+        settings: Settings, before: Before | None = None,
+    ) -> Found:
+        """The gradients that are wanted, but of inputs with a main gradient."""
+        x, (names, needs) = given["x"], wanted
         d_y = torch.zeros_like(x) if d_outputs[0] is None else d_outputs[0]
         d_logits = d_outputs[1] if self.is_layer else None
         main = main_gradients(given, main_grads) if main_grads else {}
-        main = {n: grad for n, grad in main.items() if n in needs}
-        factors = [n for n in needs if n in _adapted.FACTORS]
-        wanted = [n for n in self.grads if n in needs and n not in main] + factors
+        main = {n: grad for n, grad in main.items() if n in names}
+        names = [n for n in names if n in self.can_differ and n not in main]
         # With create_graph it goes through the operators: they raise where it is differentiated.
         outer = (d_y, saved) if d_logits is None else (d_y, saved, d_logits)
-        if not torch.is_grad_enabled() and plain((*outer, *given.values(), *main.values())):
-            found = self.differentiate(given, wanted, main, saved, d_y, d_logits, settings,
-                                       before)
+        if not torch.is_grad_enabled() and plain(
+                (*outer, *given.values(), *factors, *main.values())):
+            found = self.differentiate(given, factors, (names, needs), main, saved, d_y, d_logits,
+                                       settings, before)
             for grad in main.values():
                 torch.autograd.graph.increment_version(grad)
             return found
-        arguments = (d_y, d_logits, saved, *self.in_order(given))
-        want = sum(1 << i for i, n in enumerate(self.grads) if n in wanted)
-        want |= bool(factors) << len(self.grads)
+        arguments = (d_y, d_logits, saved, *self.in_order(given, factors))
+        want = sum(1 << i for i, n in enumerate(self.grads) if n in names)
+        want |= any(needs) << len(self.grads)
         if main:
             mains = [main.get(n, x.new_empty((0,))) for n in ROUTED_WEIGHTS if n in given]
             grads = self.accumulate(*arguments, mains, want, *settings)
         else:
             grads = self.backward(*arguments, want, *settings)
-        named = dict(zip(self.grads, grads, strict=False))
-        if self.is_adapted:
-            named |= _adapted.named(grads[-1])
-        return {n: g for n, g in named.items() if n in wanted}
+        d_factors = grads[-1] if any(needs) else [None] * len(needs)
+        return ({n: g for n, g in zip(self.grads, grads, strict=False) if n in names},
+                [one if need else None for one, need in zip(d_factors, needs, strict=True)])
 
 
 def _empty_gradients(
-    given: Given, wanted: Sequence[str], lies: Mapping[str, bool]
-) -> dict[str, Tensor]:
-    """Memory for gradients, as the parameters lie."""
-    return {n: _adapted.empty_gradient(given[n]) if n in _adapted.FACTORS
-            else empty_as(given[n], given[n].dtype, lies.get(n, False)) for n in wanted}
+    given: Given, factors: Sequence[Tensor], wanted: Wanted, lies: Mapping[str, bool]
+) -> Found:
+    """Memory for gradients, as the parameters lie; PEFT's storage of factors keeps its strides."""
+    names, needs = wanted
+    return ({n: empty_as(given[n], given[n].dtype, lies.get(n, False)) for n in names},
+            [torch.empty_like(t) if need else None
+             for t, need in zip(factors, needs, strict=True)])
 
 
 EXPERTS = _Kind("experts", EXPERTS_INPUTS)
@@ -335,50 +347,40 @@ def call(kind: _Kind, tensors: dict[str, Tensor | None], spec: str, save: Save, 
     """Run an operator without its last result; whether anything is saved is decided here.
     adapters: the text of the terms that the factors are of (_adapted.text_of)."""
     given = {n: t for n, t in tensors.items() if t is not None}
-    _refuse(kind, given)
+    is_plain = plain((*given.values(), *factors, *main_grads))
+    if not is_plain or not kind.required <= given.keys() <= kind.known:
+        refuse(kind.inputs, given)
+    settings: Settings = (spec, int(save), frozen, rng_offset)
     if factors:
-        given |= _adapted.named(factors)
-        kind = _ADAPTED[kind]
-    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in given.values())
-    if not needs_gradient:
-        save = Save.NONE
-    shape, device = given["x"].shape, given["x"].device.type
+        kind, settings = _ADAPTED[kind], (*settings, adapters)
+    x = given["x"]
+    shape, device = x.shape, x.device.type
     for name in ("x", "router_x"):
-        if name in given and given[name].dim() == 0:
-            raise ValueError(f"moec.torch: {name} has 0 dimensions; at least 1 is needed")
         if name in given and given[name].dim() != 2:
+            if given[name].dim() == 0:
+                raise ValueError(f"moec.torch: {name} has 0 dimensions; at least 1 is needed")
             given[name] = given[name].reshape(-1, given[name].shape[-1])
-    settings: Settings = (spec, int(save), frozen, rng_offset, *([adapters] if factors else []))
     if has_autocast(device):
         given = autocast(given, torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
-            y, *others = _outputs_of(kind, given, needs_gradient, list(main_grads), settings)
+            y, *others = _outputs_of(kind, given, factors, main_grads, settings, is_plain)
     else:
-        y, *others = _outputs_of(kind, given, needs_gradient, list(main_grads), settings)
+        y, *others = _outputs_of(kind, given, factors, main_grads, settings, is_plain)
     return (y.view(shape) if len(shape) != 2 else y, *others)
 
 
-def _refuse(kind: _Kind, given: Given) -> None:
-    """Raise, naming the input, for what is missing, unknown or no tensor."""
-    for name in kind.required:
-        if name not in given:
-            raise TypeError(f"moec.torch: {name} is None; a torch.Tensor is needed")
-    for name, value in given.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"moec.torch: {name} is {kind_of(value)}; a torch.Tensor is needed"
-            )
-        if name not in kind.known:
-            raise TypeError(f"moec.torch: no input {name!r}; {', '.join(kind.inputs)} exist")
-
-
-def _outputs_of(kind: _Kind, given: dict[str, Tensor], needs_gradient: bool,
-                main_grads: list[Tensor], settings: Settings) -> tuple[Tensor, ...]:
-    """An operator's outputs without the last."""
-    if not plain((*given.values(), *main_grads)):
-        outputs: Any = kind.forward(*kind.in_order(given), main_grads, *settings)
+def _outputs_of(kind: _Kind, given: dict[str, Tensor], factors: Sequence[Tensor],
+                main_grads: Sequence[Tensor], settings: Settings, is_plain: bool
+                ) -> tuple[Tensor, ...]:
+    """An operator's outputs without the last. Where no gradient is needed nothing is saved."""
+    values = (*given.values(), *factors)
+    needs_gradient = torch.is_grad_enabled() and any([t.requires_grad for t in values])
+    if not needs_gradient:
+        settings = (settings[0], int(Save.NONE), *settings[2:])
+    if not is_plain:
+        outputs: Any = kind.forward(*kind.in_order(given, factors), list(main_grads), *settings)
         return tuple(outputs[:-1])
     if not needs_gradient:
-        return kind.compute(given, settings)[0][:-1]
-    made: Any = Moec.apply(kind, tuple(given), main_grads, settings, *given.values())
+        return kind.compute(given, factors, settings)[0][:-1]
+    made: Any = Moec.apply(kind, tuple(given), main_grads, settings, *values)
     return tuple(made)
