@@ -165,7 +165,7 @@ def test_a_forward_without_the_adapters_raises() -> None:
     experts.forward = lambda x, *_: x
     with pytest.raises(RuntimeError, match="did not use the adapters of"):
         gradients(model)
-    assert not _experts._given.terms
+    assert not _experts._given.adapters
 
 
 def test_copies_of_data_parallel_raise() -> None:
@@ -199,7 +199,7 @@ def test_a_converted_rslora_adapter_warns() -> None:
     doubled = {"rank_pattern": {r".*gate_up_proj": 8}, "alpha_pattern": {r".*gate_up_proj": 16}}
     model = adapted("qwen3_moe", config(use_rslora=True, **doubled))
     wrapper = model.base_model.model.model.layers[0].mlp.experts
-    chain = list(_peft._chain(wrapper, ParamWrapper))
+    chain, _ = _peft._chain(wrapper, ParamWrapper)
     both = next(w for w in chain if w.parameter_name == "gate_up_proj")
     if both.r["default"] != 8:  # patterns that this PEFT does not apply to parameters
         both.r["default"], both.lora_alpha["default"] = 8, 16
@@ -238,13 +238,15 @@ def test_exchanged_factors_are_refused(family: str, is_enabled: bool, tmp_path: 
 def test_another_patch_is_chained() -> None:
     calls: list[str] = []
 
-    class Wrapper:
+    class Wrapper(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer = torch.nn.Linear(2, 2)
+            self.parameter_name = "weight"
+
         def forward(self, x: Any) -> Any:
             calls.append("before")
             return x
-
-        base_layer = torch.nn.Linear(2, 2)
-        parameter_name = "weight"
 
     _peft.install(Wrapper)
     first = Wrapper.forward

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from ._structs import has_autocast
 _bound: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, PackedWeights]] = (
     weakref.WeakKeyDictionary())
 _lock = threading.Lock()
+_version_of = attrgetter("_version")
 
 
 def packed_weights(
@@ -145,9 +147,8 @@ def _codes(tensors: Mapping[str, Tensor]) -> list[Any]:
     found: list[Any] = []
     for name, tensor in tensors.items():
         if isinstance(tensor, PackedTensor):
-            found += (name, tensor.store)
-            for part in tensor.parts.values():
-                found += (part.data_ptr(), part._version)
+            parts = tensor.parts.values()
+            found += (name, tensor.store, *map(Tensor.data_ptr, parts), *map(_version_of, parts))
     return found
 
 

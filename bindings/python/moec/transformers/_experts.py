@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -23,25 +22,22 @@ from ..torch._structs import has_autocast
 from ..torch._packed import PackedTensor
 from ..torch._packed_weights import PackedWeights, packed_weights
 from ._gates import activation_of
-from ._packed import has_packed, is_in_out, stored
+from ._packed import BIASES, STACKS, has_packed, has_parameters_alone, is_in_out, stored
 
-_NAMES = {
-    "gate_up": "gate_up_proj", "up": "up_proj", "down": "down_proj",
-    "gate_up_bias": "gate_up_proj_bias", "up_bias": "up_proj_bias", "down_bias": "down_proj_bias",
-}
-_FIELDS = {parameter: field for field, parameter in _NAMES.items()}
+_NAMES = {name.replace("_proj", ""): name for name in (*STACKS, *BIASES)}
+FIELDS = {parameter: field for field, parameter in _NAMES.items()}
 MATRICES = frozenset(n for n in _NAMES.values() if not n.endswith("_bias"))
 NAME = "moec"
 
-Terms: TypeAlias = "list[tuple[Tensor, Tensor, float, int]]"
-"""of adapters at one parameter: PEFT's lora_A and lora_B, scale, the factors' storage (_adapted)"""
+Adapters: TypeAlias = "tuple[Sequence[_adapted.Term], Sequence[Tensor]]"
+"""of a call: terms, and the factors of each in turn"""
 
 
 class _Given(threading.local):
-    """The terms that wait for the call of their module, on this thread."""
+    """The adapters that wait for the call of their module, on this thread."""
 
     def __init__(self) -> None:
-        self.terms: dict[nn.Module, Mapping[str, Terms]] = {}
+        self.adapters: dict[nn.Module, Adapters] = {}
 
 
 _given = _Given()
@@ -91,8 +87,8 @@ def spec_of(module: nn.Module, top_k: int) -> Spec:
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """A module's matrices and biases by WeightSet's names."""
-    found = {field: stored(module, name) for field, name in _NAMES.items()}
-    return {field: tensor for field, tensor in found.items() if tensor is not None}
+    return {field: tensor for field, name in _NAMES.items()
+            if (tensor := stored(module, name)) is not None}
 
 
 @constant
@@ -119,8 +115,9 @@ def packed_number(of: nn.Module | int, dtype: torch.dtype) -> int:
 def _packed(module: nn.Module, tensors: dict[str, Tensor], dtype: torch.dtype) -> PackedWeights:
     """The library's weights of a module with packed matrices, for values of a type; `number` names
     them in a call. Where all are plain a call reads them from tensors_of()."""
+    is_differentiated = torch.is_grad_enabled()
     for name, tensor in tensors.items():
-        if isinstance(tensor, PackedTensor) and tensor.requires_grad and torch.is_grad_enabled():
+        if is_differentiated and tensor.requires_grad and isinstance(tensor, PackedTensor):
             raise RuntimeError(
                 f"moec.transformers: {_NAMES[name]} of {type(module).__name__} is packed and "
                 "requires a gradient, which codes do not have; adapters can be trained"
@@ -137,7 +134,7 @@ def text_of(of: nn.Module | int, top_k: int) -> str:
 
 def _text(module: nn.Module, tensors: dict[str, Tensor], top_k: int) -> str:
     texts = _texts.setdefault(module, {})
-    key = (top_k, *(t.shape for t in tensors.values()))
+    key = (top_k, *[t.shape for t in tensors.values()])
     if key not in texts:
         texts[key] = spec_of(module, top_k).text()
     return texts[key]
@@ -175,40 +172,44 @@ def is_served(module: nn.Module) -> bool:
     """Whether a call of this experts module comes to experts_forward()."""
     if hasattr(module, "_apply_gate"):
         config: Any = getattr(module, "config", None)
-        return getattr(config, "_experts_implementation", None) == NAME
+        own, field = getattr(config, "__dict__", {}), "_experts_implementation_internal"
+        # The field of the property, which asks about every name of the config.
+        said = own[field] if field in own else getattr(config, "_experts_implementation", None)
+        return bool(said == NAME)
     own = (vars(module).get(name) for name in ("forward", "_old_forward"))
     return any(isinstance(f, partial) and f.func is experts_forward for f in own)
 
 
-@contextmanager
-def given_terms(module: nn.Module, terms: Mapping[str, Terms]) -> Iterator[None]:
-    """Let the call of a module inside have adapters, by parameter. Raises RuntimeError when the
-    call did not come to moec: the adapters would have been left out."""
+def call_with_adapters(
+    module: nn.Module, terms: Sequence[_adapted.Term], factors: Sequence[Tensor], *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """A call of a module that has adapters. Raises RuntimeError when it did not come to moec: the
+    adapters would have been left out."""
     if not terms:
-        yield
-        return
-    _given.terms[module] = terms
+        return module(*args, **kwargs)
+    waiting = _given.adapters
+    waiting[module] = terms, factors
     try:
-        yield
-        if module in _given.terms:
+        found = module(*args, **kwargs)
+        if module in waiting:
+            names = dict.fromkeys(_NAMES[term.place] for term in terms)
             raise RuntimeError(
                 f"moec.transformers: {type(module).__name__} did not use the adapters of "
-                f"{', '.join(terms)} in its forward; enable(model) after changing its forward"
+                f"{', '.join(names)} in its forward; enable(model) after changing its forward"
             )
+        return found
     finally:
-        _given.terms.pop(module, None)
+        waiting.pop(module, None)
 
 
-def _adapters_of(module: nn.Module, spec: str) -> tuple[list[Tensor], str]:
+def _adapters_of(module: nn.Module, spec: str) -> tuple[Sequence[Tensor], str]:
     """The adapters of this call, which counts as their use: factors and text for _ops.call()."""
-    terms = _given.terms.pop(module, None)
-    if terms is None:
-        return [], ""
-    held = [(_adapted.Term(index, _FIELDS[parameter], scale, storage), a, b)
-            for parameter, found in terms.items()
-            for index, (a, b, scale, storage) in enumerate(found)]
-    text = _adapted.text_of(Spec.parse(spec).gate_layout, (term for term, *_ in held))
-    return [factor for _, *both in held for factor in both], text
+    found = _given.adapters.pop(module, None)
+    if found is None:
+        return (), ""
+    terms, factors = found
+    return factors, _adapted.text_of(Spec.parse(spec).gate_layout, terms)
 
 
 def experts_forward(
@@ -225,7 +226,7 @@ def experts_forward(
     tensors |= {"x": x, "expert_ids": top_k_index, "routing_weights": top_k_weights}
     # _peft leaves a graph for a call with adapters.
     has_none = torch.compiler.is_dynamo_compiling()
-    factors, adapters = ([], "") if has_none else _adapters_of(self, text)
+    factors, adapters = ((), "") if has_none else _adapters_of(self, text)
     y = _ops.call(_ops.EXPERTS, tensors, text, Save.PREACT, frozen=number, factors=factors,
                   adapters=adapters)[0]
     return y if y.dtype == hidden_states.dtype else y.to(hidden_states.dtype)
@@ -237,7 +238,12 @@ Look: TypeAlias = "tuple[dict[str, Any], torch.dtype | None, int, str]"
 
 def _seen(module: nn.Module, top_k: int, autocast: torch.dtype | None) -> Look:
     """A module as it is now."""
-    tensors = tensors_of(module)
+    if has_parameters_alone(module):
+        held = module._parameters
+        tensors = {field: tensor for field, name in _NAMES.items()
+                   if (tensor := held.get(name)) is not None}
+    else:
+        tensors = tensors_of(module)
     text = _text(module, tensors, top_k)
     plain = {name: t for name, t in tensors.items() if not isinstance(t, PackedTensor)}
     dtype = autocast or tensors["down"].dtype

@@ -17,6 +17,9 @@ from ..torch._packed import PackedTensor, Store
 
 STACKS = ("gate_up_proj", "up_proj", "down_proj")
 """parameters of experts modules that can be packed"""
+BIASES = tuple(f"{name}_bias" for name in STACKS)
+_SCALES = frozenset(f"{name}_scale_inv" for name in (*STACKS, *BIASES))
+_NAMES = _SCALES.union(STACKS, BIASES)
 _read: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, PackedTensor]]] = (
     weakref.WeakKeyDictionary())
 
@@ -24,21 +27,42 @@ _read: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, PackedTensor]]]
 def stored(module: nn.Module, name: str) -> Tensor | None:
     """A module's tensor as it is held: the codes of a parameter that bitsandbytes parametrised,
     and of transformers' FP8Experts."""
-    lists: Any = vars(module)["_modules"].get("parametrizations")
-    chain = lists[name] if lists is not None and name in lists else ()
-    state = getattr(chain[0], "quant_state", None) if len(chain) == 1 else None
-    if state is not None:
-        codes = chain.original
-        return _once(module, name, (codes, state),
-                     lambda: PackedTensor.from_bnb(codes.detach(), state,
-                                                   in_out=is_in_out(module)))
-    value = _attribute(module, name)
-    if value is None or isinstance(value, PackedTensor):
-        return value  # type: ignore[no-any-return]
+    own = vars(module)
+    value = own["_parameters"].get(name)
+    if isinstance(value, PackedTensor):
+        return value
+    if value is None:
+        if "parametrizations" in own["_modules"]:
+            found = _parametrised(module, name)
+            if found is not None:
+                return found
+        value = _attribute(module, name)
+        if value is None or isinstance(value, PackedTensor):
+            return value  # type: ignore[no-any-return]
     scale = _attribute(module, f"{name}_scale_inv")
     if scale is not None:
         return _once(module, name, (value, scale), lambda: _from_fp8(module, value, scale))
     return value  # type: ignore[no-any-return]
+
+
+def has_parameters_alone(module: nn.Module) -> bool:
+    """Whether what stored() would find, of any of these names, are a module's parameters."""
+    own = vars(module)
+    return (_SCALES.isdisjoint(own["_parameters"]) and own.keys().isdisjoint(_NAMES)
+            and not own["_buffers"] and "parametrizations" not in own["_modules"]
+            and not _computes_any(type(module)))
+
+
+def _parametrised(module: Any, name: str) -> PackedTensor | None:
+    """What bitsandbytes parametrised, if it did."""
+    lists = module.parametrizations
+    chain = lists[name] if name in lists else ()
+    state = getattr(chain[0], "quant_state", None) if len(chain) == 1 else None
+    if state is None:
+        return None
+    codes = chain.original
+    return _once(module, name, (codes, state),
+                 lambda: PackedTensor.from_bnb(codes.detach(), state, in_out=is_in_out(module)))
 
 
 def _attribute(module: nn.Module, name: str) -> Any:
@@ -54,6 +78,11 @@ def _attribute(module: nn.Module, name: str) -> Any:
 def _computes(kind: Any, name: str) -> bool:
     """Whether a class has an attribute that no instance holds."""
     return hasattr(kind, name) or kind.__getattr__ is not nn.Module.__getattr__
+
+
+@lru_cache(maxsize=1024)
+def _computes_any(kind: Any) -> bool:
+    return any(_computes(kind, name) for name in _NAMES)
 
 
 def _once(

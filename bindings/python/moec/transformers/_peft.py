@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator
 from functools import wraps
 from importlib.util import find_spec
 from typing import Any
@@ -22,44 +21,55 @@ from torch import Tensor, nn
 
 from ..torch import _adapted
 from ..torch._peft_files import is_a_first
-from ._experts import MATRICES, Terms, given_terms, is_served
+from ._experts import FIELDS, MATRICES, call_with_adapters, is_served
 from ._packed import is_in_out
 
 _warned: set[tuple[str, float]] = set()
+_NONE: dict[str, Any] = {}
 
 
-def _chain(wrapper: Any, kind: type) -> Iterator[Any]:
-    """The wrappers of one module, from the outermost."""
-    while isinstance(wrapper, kind):
-        yield wrapper
-        wrapper = wrapper.base_layer
-
-
-def _terms(wrapper: Any, in_out: bool) -> Terms:
-    """The active terms of a wrapper's parameter. PEFT's lora_A is beside the last dimension where
-    it exchanged the two, else beside the middle one; where that is the output (Llama-4; before PEFT
-    0.19.1 all others), A and B change places."""
-    is_turned = in_out == bool(vars(wrapper).get("_did_swap_in_out_features", False))
-    if wrapper.disable_adapters:
-        if wrapper.merged:
-            wrapper.unmerge()
-        return []
-    if wrapper.merged:
-        return []
+def _chain(wrapper: Any, kind: type) -> tuple[list[Any], nn.Module]:
+    """The wrappers of one module, from the outermost, and the module."""
     found = []
-    lora_a, lora_b = wrapper.lora_A, wrapper.lora_B
+    while isinstance(wrapper, kind):
+        found.append(wrapper)
+        wrapper = wrapper._modules["base_layer"]  # nn.Module's __getattr__ takes far longer
+    return found, wrapper
+
+
+def _add_terms(
+    wrapper: Any, in_out: bool, terms: list[_adapted.Term], factors: list[Tensor]
+) -> None:
+    """Append the active terms of a wrapper's parameter. PEFT's lora_A is beside the last dimension
+    where it exchanged the two, else beside the middle one; where that is the output (Llama-4;
+    before PEFT 0.19.1 all others), A and B change places."""
+    if wrapper.merged:
+        if wrapper.disable_adapters:
+            wrapper.unmerge()
+        return
+    if wrapper.disable_adapters:
+        return
+    own, place = vars(wrapper), FIELDS[wrapper.parameter_name]
+    is_turned = in_out == bool(own.get("_did_swap_in_out_features", False))
+    index = [term.place for term in terms].count(place)
+    lora_a, lora_b = own["_modules"]["lora_A"]._modules, own["_modules"]["lora_B"]._modules
     for name in wrapper.active_adapters:
         if name in lora_a:
-            _refuse_exchanged(wrapper, name)
-            a, b = lora_a[name].weight, lora_b[name].weight
+            if "_moec_exchanged" in own:
+                _refuse_exchanged(wrapper, name)
+            try:
+                a, b = lora_a[name]._parameters["weight"], lora_b[name]._parameters["weight"]
+            except KeyError:  # parametrised, or of FSDP
+                a, b = lora_a[name].weight, lora_b[name].weight
             if a.is_meta or b.is_meta:
                 raise RuntimeError(
                     f"moec.transformers: adapter {name!r} of {wrapper.parameter_name} has no values"
                     ": its factors are on the meta device, where PEFT leaves them beside experts "
                     "that accelerate has offloaded; keep these experts on a device")
-            found.append((a, b, float(wrapper.scaling[name]),
-                          _adapted.PEFT_EXCHANGED if is_turned else _adapted.PEFT))
-    return found
+            factors += (a, b)
+            terms.append(_adapted.Term(index, place, float(wrapper.scaling[name]),
+                                       _adapted.PEFT_EXCHANGED if is_turned else _adapted.PEFT))
+            index += 1
 
 
 def _note_exchanged(wrapper: Any, name: str, config: Any) -> None:
@@ -77,7 +87,7 @@ def _note_exchanged(wrapper: Any, name: str, config: Any) -> None:
 
 
 def _refuse_exchanged(wrapper: Any, name: str) -> None:
-    written = vars(wrapper).get("_moec_exchanged", {}).get(name)
+    written = vars(wrapper).get("_moec_exchanged", _NONE).get(name)
     if written is not None:
         raise ValueError(
             f"moec.transformers: adapter {name!r} is of PEFT {written}, which exchanged the "
@@ -89,6 +99,8 @@ def _refuse_exchanged(wrapper: Any, name: str) -> None:
 def _warn_of_converted(wrappers: list[Any]) -> None:
     """Warn of adapters whose ranks of gate and up were put together: PEFT doubles rank and alpha
     then, and alpha / sqrt(r) becomes sqrt(2) times what was trained."""
+    if not any([any(vars(wrapper).get("use_rslora", _NONE).values()) for wrapper in wrappers]):
+        return
     held = {wrapper.parameter_name: wrapper for wrapper in wrappers}
     both, down = held.get("gate_up_proj"), held.get("down_proj")
     if both is None or down is None:
@@ -109,19 +121,16 @@ def _warn_of_converted(wrappers: list[Any]) -> None:
             )
 
 
-def _call(wrappers: list[Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _call(wrappers: list[Any], module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The innermost module with the terms of all wrappers."""
-    module: nn.Module = wrappers[-1].base_layer
-    for wrapper in wrappers:
-        wrapper._check_forward_args(x, *args, **kwargs)
     kwargs.pop("adapter_names", None)
     _warn_of_converted(wrappers)
     in_out = is_in_out(module)
-    terms: dict[str, Terms] = {}
+    terms: list[_adapted.Term] = []
+    factors: list[Tensor] = []
     for wrapper in wrappers:
-        terms.setdefault(wrapper.parameter_name, []).extend(_terms(wrapper, in_out))
-    with given_terms(module, {name: held for name, held in terms.items() if held}):
-        return module(x, *args, **kwargs)
+        _add_terms(wrapper, in_out, terms, factors)
+    return call_with_adapters(module, terms, factors, x, *args, **kwargs)
 
 
 _break = torch.compiler.disable(_call)  # of a traced graph, one a module
@@ -140,13 +149,12 @@ def install(kind: Any) -> None:
                 "adapters of experts in a copy that torch.nn.DataParallel made (Trainer makes them "
                 "where it sees several GPUs), which has no parameters; expected one process a GPU: "
                 "start with torchrun, or set CUDA_VISIBLE_DEVICES to one GPU")
-        wrappers = list(_chain(self, kind))
-        module: nn.Module = wrappers[-1].base_layer
-        names = {wrapper.parameter_name for wrapper in wrappers}
-        if not is_served(module) or not names <= MATRICES or kwargs.get("adapter_names"):
+        wrappers, module = _chain(self, kind)
+        is_own = MATRICES.issuperset([wrapper.parameter_name for wrapper in wrappers])
+        if not is_own or not is_served(module) or kwargs.get("adapter_names") is not None:
             return before(self, x, *args, **kwargs)
         call = _break if torch.compiler.is_compiling() else _call
-        return call(wrappers, x, *args, **kwargs)
+        return call(wrappers, module, x, *args, **kwargs)
 
     forward.is_moec = True  # type: ignore[attr-defined]
     kind.forward = forward
@@ -164,7 +172,7 @@ def _look_at_new(kind: Any) -> None:
         found = before(self, adapter_name, *args, **kwargs)
         given = signature.bind(self, adapter_name, *args, **kwargs).arguments
         _note_exchanged(self, adapter_name, given.get("config"))
-        if is_served(list(_chain(self, kind))[-1].base_layer):
+        if is_served(_chain(self, kind)[1]):
             _refuse_exchanged(self, adapter_name)
         return found
 
