@@ -209,7 +209,7 @@ def bind(
 
 def current_stream(x: Tensor) -> int:
     """torch's stream of a tensor's device, as the library takes it."""
-    return torch.cuda.current_stream(x.device).cuda_stream if x.device.type == "cuda" else 0
+    return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0
 
 
 class Plan(Handle):
