@@ -10,8 +10,8 @@
 namespace moec::cuda {
 namespace {
 
-// Calls that these kernels are faster at, by what every rank of an ep knows: not by counts of rows.
-// bench/results/h200/QUANTISED.md has the times of both paths.
+// Calls at which these kernels are the faster ones, told by what all ranks of an ep share: the rows
+// that kernels are chosen for. bench/results/h200/QUANTISED.md has the times of both paths.
 struct Reach {
   bool backward;
   int64_t least_codes;   // of an expert
