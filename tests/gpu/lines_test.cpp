@@ -2,33 +2,15 @@
 // Experts whose codes lie in lines, on Hopper's kernels: bit for bit what the same kernels make of
 // the values that the codes stand for, rounded once, in every layout and orientation; and which
 // matrices these kernels leave to others.
-#include <array>
-#include <cmath>
 #include <string>
 
-#include "harness.h"
-#include "support/quant_draw.h"
+#include "hopper_bits.h"
 
 namespace moec::test {
 namespace {
 
 using oracle::Number;
 using oracle::Scheme;
-
-class HopperOnly : public testing::Environment {
- public:
-  void SetUp() override {
-    int major = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    if (major != 9) {
-      std::printf("skipped: no Hopper GPU\n");
-      std::exit(77);
-    }
-    setenv("MOEC_TEST_DEVICE", "cuda", 1);
-    setenv("MOEC_CUDA_KERNELS", "sm90", 1);
-  }
-};
-const testing::Environment* const kHopperOnly = testing::AddGlobalTestEnvironment(new HopperOnly);
 
 struct LineCase {
   QuantCase format;
@@ -93,24 +75,6 @@ class Lines : public testing::TestWithParam<LineCase> {};
 INSTANTIATE_TEST_SUITE_P(Hopper, Lines, testing::ValuesIn(kCases),
                          [](const auto& one) { return std::string(one.param.format.name); });
 
-void expect_equal(const char* name, const oracle::Vec& got, const oracle::Vec& want) {
-  ASSERT_EQ(got.size(), want.size()) << name;
-  size_t count = 0, first = 0;
-  for (size_t i = got.size(); i-- > 0;)
-    if (got[i] != want[i]) ++count, first = i;
-  EXPECT_EQ(count, 0u) << name << " of " << got.size() << ", the first at " << first << ": "
-                       << got[first] << " for " << want[first];
-}
-// Every result, to the bit: tells which differs, and where.
-void expect_values(const QuantProblem& p) {
-  const QuantResults got = run(p, false), want = run(p, true);
-  ASSERT_EQ(got.status, MOEC_OK) << got.message;
-  expect_equal("y", got.y, want.y);
-  expect_equal("d_x", got.d_x, want.d_x);
-  expect_equal("d_routing_weights", got.d_routing_weights, want.d_routing_weights);
-  EXPECT_TRUE(got == want) << "other bits than from the values";
-}
-
 // Of each way to decode; racecheck takes a minute for one.
 bool is_of_a_small_run(const LineCase& c) {
   const std::string name = c.format.name;
@@ -150,27 +114,6 @@ TEST_P(Lines, HaveTheBitsOfTheirValues) {
           p.save = turn++ % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
           expect_values(p);
         }
-}
-
-// An adapter on all matrices.
-void adapt(QuantProblem* p, int rank, Random* random) {
-  const auto factors = [&](int n, int k) {
-    oracle::Factors f;
-    f.rank = rank;
-    f.scale = 0.5;
-    f.a = random->normals(size_t(p->experts * rank * k), 1 / std::sqrt(k));
-    f.b = random->normals(size_t(p->experts * n * rank), 0.5 / std::sqrt(rank));
-    return f;
-  };
-  oracle::Adapter adapter;
-  adapter.gate = factors(p->inter, p->hidden);
-  adapter.up = factors(p->inter, p->hidden);
-  adapter.up.a = adapter.gate.a;
-  adapter.down = factors(p->hidden, p->inter);
-  p->adapters = {adapter};
-  const uint32_t layout =
-      p->gate_layout == MOEC_GATE_SPLIT ? uint32_t(MOEC_GATE_THEN_UP) : p->gate_layout;
-  p->adapter_layout = {layout, true, false, FactorStorage::kCompact, p->dtype};
 }
 
 // The k-blocks of an adapter are not decoded.

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Experts of codes on Hopper's kernels alone, bit for bit beside the values that they stand for.
+#pragma once
+
+#include <cmath>
+
+#include "harness.h"
+#include "support/quant_draw.h"
+
+namespace moec::test {
+
+class HopperOnly : public testing::Environment {
+ public:
+  void SetUp() override {
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    if (major != 9) {
+      std::printf("skipped: no Hopper GPU\n");
+      std::exit(77);
+    }
+    setenv("MOEC_TEST_DEVICE", "cuda", 1);
+    setenv("MOEC_CUDA_KERNELS", "sm90", 1);
+  }
+};
+inline const testing::Environment* const kHopperOnly =
+    testing::AddGlobalTestEnvironment(new HopperOnly);
+
+inline void expect_equal(const char* name, const oracle::Vec& got, const oracle::Vec& want) {
+  ASSERT_EQ(got.size(), want.size()) << name;
+  size_t count = 0, first = 0;
+  for (size_t i = got.size(); i-- > 0;)
+    if (got[i] != want[i]) ++count, first = i;
+  EXPECT_EQ(count, 0u) << name << " of " << got.size() << ", the first at " << first << ": "
+                       << got[first] << " for " << want[first];
+}
+// Every result, to the bit: tells which differs, and where.
+inline void expect_values(const QuantProblem& p) {
+  const QuantResults got = run(p, false), want = run(p, true);
+  ASSERT_EQ(got.status, MOEC_OK) << got.message;
+  expect_equal("y", got.y, want.y);
+  expect_equal("d_x", got.d_x, want.d_x);
+  expect_equal("d_routing_weights", got.d_routing_weights, want.d_routing_weights);
+  EXPECT_TRUE(got == want) << "other bits than from the values";
+}
+
+// An adapter on all matrices.
+inline void adapt(QuantProblem* p, int rank, Random* random) {
+  const auto factors = [&](int n, int k) {
+    oracle::Factors f;
+    f.rank = rank;
+    f.scale = 0.5;
+    f.a = random->normals(size_t(p->experts * rank * k), 1 / std::sqrt(k));
+    f.b = random->normals(size_t(p->experts * n * rank), 0.5 / std::sqrt(rank));
+    return f;
+  };
+  oracle::Adapter adapter;
+  adapter.gate = factors(p->inter, p->hidden);
+  adapter.up = factors(p->inter, p->hidden);
+  adapter.up.a = adapter.gate.a;
+  adapter.down = factors(p->hidden, p->inter);
+  p->adapters = {adapter};
+  const uint32_t layout =
+      p->gate_layout == MOEC_GATE_SPLIT ? uint32_t(MOEC_GATE_THEN_UP) : p->gate_layout;
+  p->adapter_layout = {layout, true, false, FactorStorage::kCompact, p->dtype};
+}
+
+}  // namespace moec::test
