@@ -11,31 +11,11 @@
 #include "quant/format.h"
 
 namespace moec::cuda {
-namespace {
-
-// Which axis of a gradient is contiguous, and the stride of the other one. Columns of gate and up
-// may alternate, too.
-struct Orientation {
-  const char* refused;
-  bool k_contiguous;
-  int64_t stride;
-};
-Orientation orientation(const ExpertMatrix& first, const ExpertMatrix* second) {
-  for (const ExpertMatrix* m : {&first, second}) {
-    if (!m) continue;
-    if (m->values.pointers) return {"experts that are separate tensors", false, 0};
-    if (m->row_stride != first.row_stride || m->col_stride != first.col_stride ||
-        m->values.expert_stride != first.values.expert_stride)
-      return {"gate and up of different layouts", false, 0};
-  }
-  if (first.col_stride == 1) return {nullptr, true, first.row_stride};
-  const bool contiguous = first.row_stride == 1 || (second && columns_alternate(first, *second));
-  return {contiguous ? nullptr : "columns that are not contiguous", false, first.col_stride};
-}
-
-}  // namespace
 
 LaunchList::LaunchList(const Program& program) : program_(program) {
+  const Mlp& routed = program.routed;
+  Arena arena(program.scratch, 0);
+  scratch_ = lay_out_scratch(routed.hidden, routed.inter, routed.groups.count, arena);
   refuse_adapters(program.routed);
   for (int i = 0; i < program.num_steps && !refused_; ++i) {
     current_ = &program.steps[size_t(i)];
@@ -50,7 +30,7 @@ void LaunchList::add(const Launch& launch, const Mlp* mlp, const char* step) {
 // CTAs take the work of the routed experts from counters. The first product clears them.
 void LaunchList::use_counters(const Mlp& mlp) {
   if (!is_routed(mlp) || counters_) return;
-  auto* const counters = static_cast<WorkCounters*>(program_.scratch);
+  WorkCounters* const counters = scratch_.counters;
   counters_ = counters->gemms;
   done_ = mlp.groups.count <= WorkCounters::kExperts ? counters->done : nullptr;
   add(ClearCounters{counters});
@@ -70,14 +50,23 @@ RowGemmProblem LaunchList::problem(RowGemm op, const Mlp& mlp, int64_t n, int64_
   RowGemmProblem p = {};
   p.op = op;
   p.dtype = mlp.dtype;
-  refuse(set_matrices(p, n, k, first, second));
   p.row_token = mlp.row_token;
   p.group_offsets = mlp.groups.offsets;
   p.num_experts = mlp.groups.count;
   p.max_rows = mlp.groups.max_rows;
-  p.out_stride = p.features;
   p.activation = mlp.activation;
-  return p;
+  RowGemmProblem bound = p;
+  const char* why = set_matrices(bound, n, k, first, second);
+  bound.out_stride = bound.features;
+  decoded_ = {};
+  if (is_routed(mlp)) {
+    const char* const refused = why ? why : row_gemm_refuses(bound);  // of the weights: no rows yet
+    const char* const of_values =
+        set_decoded(decoded_, p, mlp.groups.choice_rows, n, k, first, second, scratch_, refused);
+    if (decoded_.is_used()) why = of_values;
+  }
+  refuse(why);
+  return decoded_.is_used() ? decoded_.problem : bound;
 }
 
 void LaunchList::add_row_gemm(RowGemmProblem problem, const Mlp& mlp) {
@@ -86,10 +75,13 @@ void LaunchList::add_row_gemm(RowGemmProblem problem, const Mlp& mlp) {
     problem.steps = &counters_++->steps;
   }
   if (!refused_) refuse(row_gemm_refuses(problem));
+  if (decoded_.is_used()) problem.early = Early::kNothing;
   if (problem.early == Early::kNothing) fresh_.wait();
   for (const void* written : {problem.out, problem.d_pre}) fresh_.add(written);
   constexpr const char* kSteps[] = {"up", "down", "grad_up", "grad_down"};
-  add(problem, &mlp, kSteps[int(problem.op)]);
+  const char* const step = kSteps[int(problem.op)];
+  decoded_.problem = problem;
+  decoded_.is_used() ? add(decoded_, &mlp, step) : add(problem, &mlp, step);
 }
 
 void LaunchList::operator()(const Up& s) {
@@ -102,6 +94,7 @@ void LaunchList::operator()(const Up& s) {
   p.pre = s.pre.gate;
   p.out = s.act;
   p.done = may_count_rows(mlp) ? done_ : nullptr;
+  if (is_routed(mlp)) done_ = p.done;
   add_term(p, mlp.gate_up_adapters, s.narrow, mlp.gate_up_adapters.b[0],
            &mlp.gate_up_adapters.b[1]);
   add_row_gemm(p, mlp);
@@ -147,94 +140,6 @@ void LaunchList::operator()(const InputGrad& s) {
   add_row_gemm(p, mlp);
 }
 
-void LaunchList::operator()(const WeightGrads& s) {
-  const Mlp& mlp = *s.mlp;
-  const WeightsView& d = *mlp.gradients;
-  if (d.gate.present() != d.up.present()) refuse("the gradient of only one of gate and up");
-  if (d.down.present()) add_weight_grad(mlp, s.weighted, s.d_y.data, d.down, nullptr, s.accumulate);
-  if (d.gate.present())
-    add_weight_grad(mlp, s.d_pre.gate, mlp.x.data.data, d.gate, &d.up, s.accumulate);
-  add_bias_grads(s);
-}
-
-void LaunchList::add_weight_grad(const Mlp& mlp, const void* rows, const void* gathered,
-                                 const ExpertMatrix& first, const ExpertMatrix* second,
-                                 bool accumulate) {
-  const Orientation out = orientation(first, second);
-  refuse(out.refused);
-  const bool inter_is_k = second == nullptr;  // down: [H,I]
-  const bool in_turn = second && alternating(mlp);
-  if (second && columns_alternate(first, *second) != alternating(mlp))
-    refuse("gradients of another layout");
-  WeightGradArgs args = {};
-  args.dtype = mlp.dtype;
-  args.out_f32 = first.dtype == MOEC_F32;
-  if (!args.out_f32 && first.dtype != mlp.dtype) refuse("weight gradients of this type");
-  if (second && second->dtype != first.dtype) refuse("gradients of gate and up of two types");
-  args.out_m_contiguous = out.k_contiguous == inter_is_k;
-  args.parts = second && !in_turn ? 2 : 1;
-  args.m_size = in_turn ? 2 * mlp.inter : mlp.inter;
-  args.n_size = mlp.hidden;
-  args.max_rows = mlp.groups.max_rows;
-  args.rows = rows;
-  args.out[0] = first.values.base;
-  args.out[1] = second ? second->values.base : nullptr;
-  args.out_stride = out.stride;
-  args.out_expert_stride = first.values.expert_stride;
-  args.params.x = gathered;
-  args.params.x_stride = mlp.hidden;
-  args.params.row_token = mlp.row_token;
-  args.params.group_offsets = mlp.groups.offsets;
-  args.params.num_experts = mlp.groups.count;
-  args.params.accumulate = accumulate;
-  args.params.early = after_grad_down(mlp);
-  if (counters_ && is_routed(mlp)) args.params.work_counter = &counters_++->work;
-  if (!refused_) refuse(weight_grad_refuses(args));
-  add(args, &mlp, second ? "grad_weights_gate_up" : "grad_weights_down");
-}
-
-// Sums of columns of d_pre, and of d_y times factor.
-void LaunchList::add_bias_grads(const WeightGrads& s) {
-  const Mlp& mlp = *s.mlp;
-  const WeightsView& d = *mlp.gradients;
-  ColumnSums sums = {};
-  sums.rows = rows_of(mlp);
-  sums.accumulate = s.accumulate;
-  sums.from = {s.d_pre.gate, mlp.dtype};
-  sums.stride = 2 * mlp.inter;
-  sums.width = mlp.inter;
-  if (alternating(mlp)) {
-    ExpertMatrix both = d.gate;
-    const void* const next = both.bias.from(1).base;
-    if (both.has_bias() != d.up.has_bias() ||
-        (both.has_bias() && (both.bias_stride != 2 || d.up.bias.base != next)))
-      refuse("gradients of biases of another layout");
-    both.bias_stride = 1;
-    sums.width = 2 * mlp.inter;
-    add_bias_grad(both, sums);
-  } else {
-    add_bias_grad(d.gate, sums);
-    sums.from.data = s.d_pre.up;
-    add_bias_grad(d.up, sums);
-  }
-  ColumnSums of_down = {};
-  of_down.rows = rows_of(mlp);
-  of_down.accumulate = s.accumulate;
-  of_down.of_tokens = true;
-  of_down.from = s.d_y;
-  of_down.stride = of_down.width = mlp.hidden;
-  of_down.weight = s.factor;
-  add_bias_grad(d.down, of_down);
-}
-
-void LaunchList::add_bias_grad(const ExpertMatrix& matrix, ColumnSums sums) {
-  if (!matrix.has_bias()) return;
-  if (matrix.bias.pointers) refuse("biases that are separate tensors");
-  sums.out = matrix.bias;
-  sums.out_stride = matrix.bias_stride;
-  add(sums);
-}
-
 void LaunchList::operator()(const Combine& s) {
   if (s.shared_down) return add(current_);
   if (s.output_bias && s.output_bias.dtype != s.x.dtype)
@@ -273,6 +178,7 @@ struct Launcher {
     check(launch_row_gemm(problem, choice, op.stream), "row GEMM");
     op.count(1 + has_gradient_rows(problem));
   }
+  void operator()(const DecodedProduct& product) const { launch_decoded(op, product); }
   void operator()(const WeightGradArgs& args) const {
     check(launch_weight_grad(args, op.multiprocessors, op.stream), "weight gradient");
     op.count(1);
@@ -339,6 +245,14 @@ struct Describer {
                .add("ctas", choice.ctas));
     if (has_gradient_rows(p))
       append(text, JsonObject().add("step", step).add("kernel", "sm90 gradient_rows"));
+  }
+  void operator()(const DecodedProduct& product) const {
+    append(text, JsonObject()
+                     .add("step", step)
+                     .add("kernel", "sm90 decode_experts")
+                     .add("weights", quant::find_format(product.from[0]->scheme)->name)
+                     .add("experts_at_once", int64_t(product.at_once)));
+    (*this)(product.problem);
   }
   void operator()(const WeightGradArgs& a) const {
     append(text, JsonObject()

@@ -5,7 +5,8 @@
 //   backward   grad down (gather; d_pre, weighted act, parts of the routing weights' gradient),
 //              grad up, weight gradients of down and of gate and up, combine; gradients of biases
 // and the same products before them for a shared expert. Adapters add narrow rows before a product
-// and a term to it, and gradients of factors (launch_adapters.cpp).
+// and a term to it, and gradients of factors (launch_adapters.cpp). Experts of many coded rows are
+// decoded in front of their product (launch_decoded.cpp).
 #pragma once
 
 #include <algorithm>
@@ -14,10 +15,12 @@
 #include <variant>
 
 #include "backend/cuda/experts/row_steps.h"
+#include "backend/cuda/sm90/decode_experts.h"
 #include "backend/cuda/sm90/narrow.h"
 #include "backend/cuda/sm90/row_gemm.h"
 #include "backend/cuda/sm90/weight_grad.h"
 #include "backend/cuda/sm90/work_counters.h"
+#include "core/workspace.h"
 
 namespace moec::cuda {
 
@@ -32,6 +35,9 @@ struct ExpertSums {  // out (+)= sums [experts, n, k], added up in the order of 
   MatrixView out;
   bool accumulate;
 };
+
+// The path's scratch of a call.
+DecodedScratch lay_out_scratch(int64_t hidden, int64_t inter, int64_t num_experts, Arena& arena);
 
 class LaunchList {
  public:
@@ -62,8 +68,8 @@ class LaunchList {
     WorkCounters* counters;
   };
   using Launch =
-      std::variant<ClearCounters, RowGemmProblem, WeightGradArgs, ColumnSums, CombineParams,
-                   NarrowRowsArgs, FactorGradArgs, ExpertSums, const Step*>;
+      std::variant<ClearCounters, RowGemmProblem, DecodedProduct, WeightGradArgs, ColumnSums,
+                   CombineParams, NarrowRowsArgs, FactorGradArgs, ExpertSums, const Step*>;
   struct Entry {
     const Mlp* mlp = nullptr;  // whose product it is ...
     const char* step = "";     // ... and which one, for describe
@@ -93,7 +99,9 @@ class LaunchList {
   void add(const Launch& launch, const Mlp* mlp = nullptr, const char* step = "");
   bool is_routed(const Mlp& mlp) const { return &mlp == &program_.routed; }
   // Down may wait for rows of up: no kernel between them reads all.
-  bool may_count_rows(const Mlp& mlp) const { return is_routed(mlp) && !mlp.down_adapters; }
+  bool may_count_rows(const Mlp& mlp) const {
+    return is_routed(mlp) && !mlp.down_adapters && !decoded_.is_used();
+  }
   Early after_grad_down(const Mlp& mlp);
   void use_counters(const Mlp& mlp);
   RowGemmProblem problem(RowGemm op, const Mlp& mlp, int64_t n, int64_t k,
@@ -114,9 +122,11 @@ class LaunchList {
   const Program& program_;
   const Step* current_ = nullptr;
   const char* refused_ = nullptr;
+  DecodedScratch scratch_ = {};
   WorkCounters::Gemm* counters_ = nullptr;  // of the next product of the routed experts
   unsigned* done_ = nullptr;                // of the tiles of up, for down
   Early next_ = Early::kNothing;            // of the products behind grad down
+  DecodedProduct decoded_ = {};             // the product being compiled, where it is one
   Fresh fresh_;
   int count_ = 0;
   std::array<Entry, kMost> entries_;

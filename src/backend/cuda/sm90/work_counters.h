@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include "backend/cuda/sm90/decoded_experts.h"
+
 namespace moec::cuda {
 
 struct WorkCounters {
@@ -13,7 +15,8 @@ struct WorkCounters {
   };
   static constexpr int kGemms = 6, kExperts = 512;
   Gemm gemms[kGemms];
-  unsigned done[kExperts];  // rows of finished tiles, by expert (row_gemm.h)
+  Gemm decoded[kDecodedTurns];  // of products of decoded experts, each cleared before its own
+  unsigned done[kExperts];      // rows of finished tiles, by expert (row_gemm.h)
 };
 cudaError_t clear_work_counters(WorkCounters* counters, cudaStream_t stream);
 

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Experts of many rows on Hopper's kernels, whose codes become values in scratch once: bit for bit
+// what the same kernels make of these values, in every format, layout and orientation, as stacks
+// and as a tensor of each expert.
+#include <string>
+
+#include "backend/cuda/sm90/decoded_experts.h"
+#include "hopper_bits.h"
+
+namespace moec::test {
+namespace {
+
+using cuda::kOnceRows;
+using cuda::kOnceRowsElse;
+
+constexpr int kExperts = 4, kTopK = 2;  // of random_quant_problem
+// Tokens of so many rows an expert on average.
+constexpr int tokens_of(int64_t rows, int experts = kExperts) {
+  return int(rows * experts / kTopK);
+}
+
+bool is_of_a_small_run(const QuantCase& c) {
+  const std::string name = c.name;
+  return name == "awq" || (!is_under("racecheck") &&
+                           (name == "gptq_g_idx" || name == "nvfp4" || name == "gguf_q4_0"));
+}
+constexpr uint32_t kLayouts[] = {MOEC_GATE_SPLIT, MOEC_GATE_THEN_UP, MOEC_UP_THEN_GATE,
+                                 MOEC_GATE_INTERLEAVED};
+int least_multiple(const QuantCase& c, int of) {
+  int multiple = of;
+  for (const int least : {c.multiple_n, c.multiple_k})
+    while (multiple % least) multiple += of;
+  return multiple;
+}
+
+class Decoded : public testing::TestWithParam<QuantCase> {};
+INSTANTIATE_TEST_SUITE_P(Hopper, Decoded, testing::ValuesIn(kQuantCases),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+// body(problem, turn) for each layout and orientation that the format has.
+template <class Body>
+void for_each_form(const QuantCase& c, int tokens, Random* random, const Body& body) {
+  int turn = 0;
+  for (const uint32_t layout : kLayouts)
+    for (const bool in_out : {false, true})
+      for (const bool per_expert : {false, true}) {
+        if (in_out ? c.only_out_in : c.only_in_out) continue;
+        if (is_small_run() && (layout != MOEC_GATE_INTERLEAVED || !per_expert)) continue;
+        const int multiple = least_multiple(c, 8);
+        const QuantShape shape = {layout,
+                                  in_out,
+                                  in_out,
+                                  per_expert,
+                                  rounded_up(turn % 2 ? 72 : 136, multiple),
+                                  rounded_up(turn % 2 ? 200 : 96, multiple)};
+        const moec_dtype dtype = turn % 3 == 2 ? MOEC_F16 : MOEC_BF16;
+        SCOPED_TRACE("layout " + std::to_string(layout) + (in_out ? " in_out" : " out_in") +
+                     (per_expert ? " per expert " : " stack ") + std::to_string(shape.hidden) +
+                     " x " + std::to_string(shape.inter) + ", dtype " + std::to_string(dtype));
+        QuantProblem p = random_quant_problem(c, shape, dtype, tokens, random);
+        p.save = turn % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
+        body(p, turn++);
+      }
+}
+
+// Formats without kernels of their own, and the others where these do not take the matrices.
+TEST_P(Decoded, HaveTheBitsOfTheirValues) {
+  if (is_small_run() && !is_of_a_small_run(GetParam())) GTEST_SKIP() << "another one runs";
+  SCOPED_TRACE(seed_note());
+  Random random(71);
+  for_each_form(GetParam(), tokens_of(kOnceRowsElse) + 3, &random,
+                [](const QuantProblem& p, int) { expect_values(p); });
+}
+TEST_P(Decoded, HaveTheBitsOfTheirValuesBesideAnAdapter) {
+  if (is_small_run()) GTEST_SKIP() << "those without one run";
+  SCOPED_TRACE(seed_note());
+  Random random(72);
+  for_each_form(GetParam(), tokens_of(kOnceRowsElse) + 3, &random, [&](QuantProblem& p, int turn) {
+    adapt(&p, turn % 2 ? 72 : 16, &random);
+    expect_values(p);
+  });
+}
+// So many rows that formats with kernels of their own are decoded once, too.
+TEST_P(Decoded, OfManyRows) {
+  if (is_small_run()) GTEST_SKIP() << "too large";
+  SCOPED_TRACE(seed_note());
+  Random random(73);
+  for_each_form(GetParam(), tokens_of(kOnceRows) + 3, &random, [](QuantProblem& p, int turn) {
+    if (turn % 3 == 0) expect_values(p);
+  });
+}
+
+// More experts than a turn has room for, and tiles of which there are several.
+void expect_values_of_turns(const char* name, int64_t rows) {
+  if (is_small_run()) GTEST_SKIP() << "too large";
+  SCOPED_TRACE(seed_note());
+  SCOPED_TRACE(name);
+  Random random(74);
+  constexpr int kMany = 16, kWidth = 1056;
+  static_assert(2 * kWidth * kWidth * kMany > cuda::kDecodedBytes / cuda::kDecodedTurns);
+  for (const QuantCase& c : kQuantCases) {
+    if (std::string(c.name) != name) continue;
+    const QuantShape shape = {
+        MOEC_GATE_THEN_UP, c.only_in_out, c.only_in_out, false, kWidth, kWidth};
+    QuantProblem p =
+        random_quant_problem(c, shape, MOEC_BF16, tokens_of(rows, kMany), &random, kMany);
+    expect_values(p);
+    adapt(&p, 16, &random);
+    expect_values(p);
+  }
+}
+TEST(Turns, OfAwq) {
+  expect_values_of_turns("awq", kOnceRowsElse);
+}
+TEST(Turns, OfMxfp4) {
+  expect_values_of_turns("mxfp4", kOnceRows);
+}
+
+// With fewer rows they are left to other kernels.
+TEST(Few, AreNotDecodedOnce) {
+  Random random(75);
+  for (const QuantCase& c : kQuantCases) {
+    if (std::string(c.name) != "awq") continue;
+    const QuantShape shape = {MOEC_GATE_SPLIT, true, true, false, 64, 64};
+    const int tokens = tokens_of(kOnceRowsElse);
+    const auto status = [&](int of) {
+      return run(random_quant_problem(c, shape, MOEC_BF16, of, &random), false).status;
+    };
+    EXPECT_EQ(status(tokens), MOEC_OK);
+    EXPECT_EQ(status(tokens - 1), MOEC_E_UNSUPPORTED);
+  }
+}
+
+}  // namespace
+}  // namespace moec::test

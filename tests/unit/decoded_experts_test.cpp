@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which experts are decoded once, how many at a time, and where their values lie, without a GPU.
+// Mutations seen to fail: turns as full as may be, with a small last one; the first half for every
+// turn; values of columns that alternate as two matrices; runs of rows that begin anywhere.
+#include "backend/cuda/sm90/decoded_experts.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace moec::cuda {
+namespace {
+
+constexpr int64_t kN = 32, kK = 64;
+constexpr int kExperts = 10;
+alignas(16) char memory[64];
+alignas(16) char scratch_memory[16];
+
+TEST(DecodedOnce, FromSoManyRowsOn) {
+  for (const bool has_kernel : {false, true}) {
+    const int64_t least = (has_kernel ? kOnceRows : kOnceRowsElse) * kExperts;
+    EXPECT_EQ(experts_at_once(least, kExperts, 100, 1000, has_kernel), kExperts);
+    EXPECT_EQ(experts_at_once(least - 1, kExperts, 100, 1000, has_kernel), 0);
+  }
+  EXPECT_LT(kOnceRowsElse, kOnceRows);
+}
+
+TEST(DecodedOnce, InTurnsThatAreAlike) {
+  const int64_t rows = kOnceRows * 100;
+  EXPECT_EQ(experts_at_once(rows, 10, 100, 999, true), 5);  // not nine and one
+  EXPECT_EQ(experts_at_once(rows, 10, 100, 399, true), 3);
+  EXPECT_EQ(experts_at_once(rows, 10, 100, 199, true), 1);
+  EXPECT_EQ(experts_at_once(rows, 10, 100, 99, true), 0);  // no room for one
+}
+
+TEST(DecodedOnce, ScratchIsNoLargerThanTheStack) {
+  EXPECT_EQ(decoded_turn_bytes(1000, 3), 3000);
+  EXPECT_EQ(decoded_turn_bytes(1000, int64_t(1) << 40), kDecodedBytes / kDecodedTurns);
+}
+
+// Part of a matrix of codes as it is bound: one of two where `step` or `first` say so.
+ExpertMatrix codes(uint32_t scheme, bool out_in, quant::RowMap rows = {}) {
+  const bool parts = rows.step > 1 || rows.first > 0;
+  const int64_t bound_rows = (parts ? 2 : 1) * kN;
+  ExpertMatrix m;
+  m.scheme = scheme;
+  m.dtype = MOEC_BF16;
+  m.values = {memory, nullptr, bound_rows * kK, 0, MOEC_U8};
+  m.row_stride = out_in ? kK : 1;
+  m.col_stride = out_in ? 1 : bound_rows;
+  m.rows = rows;
+  m.scales.block_k = quant::BlockSize(32);
+  m.bias = {memory, nullptr, kN, 0, MOEC_BF16};
+  return m;
+}
+DecodedProduct decoded(RowGemm op, const ExpertMatrix& first, const ExpertMatrix* second) {
+  RowGemmProblem p = {};
+  p.op = op;
+  p.dtype = MOEC_BF16;
+  p.num_experts = kExperts;
+  p.group_offsets = reinterpret_cast<const int32_t*>(memory);
+  DecodedProduct product;
+  const DecodedScratch scratch = {nullptr, nullptr, scratch_memory, 3 * 2 * kN * kK * 2};
+  EXPECT_EQ(set_decoded(product, p, kOnceRowsElse * kExperts, kN, kK, first, second, scratch,
+                        "no kernel"),
+            nullptr);
+  return product;
+}
+
+TEST(DecodedValues, LieAsTheCodesDo) {
+  const ExpertMatrix along_k[] = {codes(MOEC_SCHEME_NVFP4, true), codes(MOEC_SCHEME_NVFP4, true)};
+  DecodedProduct product = decoded(RowGemm::kUp, along_k[0], along_k + 1);
+  EXPECT_EQ(product.at_once, 3);  // in four turns
+  EXPECT_EQ(product.parts, 2);
+  EXPECT_TRUE(product.along_k);
+  EXPECT_FALSE(product.problem.weights_mn_major);
+  EXPECT_EQ(product.problem.scheme, 0u);
+  EXPECT_EQ(product.problem.weights[0], scratch_memory);
+  EXPECT_EQ(product.problem.weights[1], scratch_memory + kN * kK * 2);
+  EXPECT_EQ(product.problem.expert_stride, 2 * kN * kK);
+  EXPECT_EQ(product.problem.weight_stride, kK);
+  const ExpertMatrix along_n = codes(MOEC_SCHEME_AWQ, false);
+  product = decoded(RowGemm::kDown, along_n, nullptr);
+  EXPECT_EQ(product.at_once, 5);  // in two turns
+  EXPECT_FALSE(product.along_k);
+  EXPECT_TRUE(product.problem.weights_mn_major);
+  EXPECT_EQ(product.problem.weight_stride, kN);
+}
+
+TEST(DecodedValues, AlternateWhereGateAndUpDo) {
+  const uint32_t mxfp4 = MOEC_SCHEME_MXFP4;
+  const ExpertMatrix gate = codes(mxfp4, false, {0, 2}), up = codes(mxfp4, false, {1, 2});
+  const DecodedProduct product = decoded(RowGemm::kUp, gate, &up);
+  EXPECT_TRUE(product.joined && product.problem.alternating);
+  EXPECT_EQ(product.parts, 1);
+  EXPECT_EQ(product.n, 2 * kN);
+  EXPECT_EQ(product.problem.weight_stride, 2 * kN);
+  const ExpertMatrix both = decoded_source(product, 0);
+  EXPECT_EQ(both.rows.first, 0);
+  EXPECT_EQ(both.rows.step, 1);
+  // Of other formats they are two matrices.
+  const uint32_t awq = MOEC_SCHEME_AWQ;
+  const ExpertMatrix gates = codes(awq, false, {0, 2}), ups = codes(awq, false, {1, 2});
+  EXPECT_FALSE(decoded(RowGemm::kUp, gates, &ups).joined);
+}
+
+TEST(DecodedValues, OfATurnAreThoseOfItsExperts) {
+  const ExpertMatrix m[] = {codes(MOEC_SCHEME_NVFP4, true), codes(MOEC_SCHEME_NVFP4, true)};
+  const DecodedProduct product = decoded(RowGemm::kUp, m[0], m + 1);
+  for (const int first : {0, 3, 6, 9}) {
+    const RowGemmProblem p = problem_of_turn(product, first, 3);
+    const char* const half = scratch_memory + first / 3 % 2 * product.scratch.turn_bytes;
+    EXPECT_EQ(p.weights[0], half);
+    EXPECT_EQ(p.weights[1], half + kN * kK * 2);
+    EXPECT_EQ(p.group_offsets, product.problem.group_offsets + first);
+    EXPECT_EQ(p.bias[1].base, memory + first * kN * 2);
+    EXPECT_EQ(p.num_experts, 3);
+    EXPECT_EQ(p.factors[0], nullptr);
+  }
+}
+
+TEST(CodeRunsOf, AFormatInOneTensorAndInMany) {
+  const auto runs = [](const ExpertMatrix& m, bool along_k) { return code_runs(m, along_k, 1); };
+  CodeRuns of = runs(codes(MOEC_SCHEME_NVFP4, true), true);
+  EXPECT_TRUE(of.whole && of.one_block);
+  ExpertMatrix m = codes(MOEC_SCHEME_NVFP4, true);
+  m.row_stride = kK + 4;
+  EXPECT_FALSE(runs(m, true).whole);
+  m = codes(MOEC_SCHEME_NVFP4, true);
+  m.values.base = memory + 4;
+  EXPECT_FALSE(runs(m, true).whole);
+  m = codes(MOEC_SCHEME_INT4, true);
+  int32_t groups[kK] = {};
+  m.group_index = {groups, nullptr, kK, 0, MOEC_I32};
+  of = runs(m, true);
+  EXPECT_TRUE(of.whole && !of.one_block);
+  of = runs(codes(MOEC_SCHEME_AWQ, false), false);  // each column has a scale
+  EXPECT_TRUE(of.whole && !of.one_block);
+  EXPECT_FALSE(runs(codes(MOEC_SCHEME_AWQ, false, {1, 2}), false).whole);
+  EXPECT_TRUE(runs(codes(MOEC_SCHEME_AWQ, false, {kN, 1}), false).whole);
+  of = runs(codes(MOEC_SCHEME_GPTQ, false), false);
+  EXPECT_TRUE(of.whole && !of.one_block);
+  of = runs(codes(MOEC_SCHEME_GGUF_Q4_0, true), true);
+  EXPECT_TRUE(of.whole && of.one_block);
+}
+
+}  // namespace
+}  // namespace moec::cuda
