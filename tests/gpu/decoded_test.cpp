@@ -10,9 +10,8 @@
 namespace moec::test {
 namespace {
 
-using cuda::kOnceRows;
-using cuda::kOnceRowsElse;
-
+constexpr int64_t kMany = cuda::once_rows(cuda::Otherwise::kRowGemm);
+constexpr int64_t kFew = cuda::once_rows(cuda::Otherwise::kTensorCores);
 constexpr int kExperts = 4, kTopK = 2;  // of random_quant_problem
 // Tokens of so many rows an expert on average.
 constexpr int tokens_of(int64_t rows, int experts = kExperts) {
@@ -68,16 +67,16 @@ TEST_P(Decoded, HaveTheBitsOfTheirValues) {
   if (is_small_run() && !is_of_a_small_run(GetParam())) GTEST_SKIP() << "another one runs";
   SCOPED_TRACE(seed_note());
   Random random(71);
-  for_each_form(GetParam(), tokens_of(kOnceRowsElse) + 3, &random,
-                [](const QuantProblem& p, int) { expect_values(p); });
+  for_each_form(GetParam(), tokens_of(kFew) + 3, &random,
+                [](const QuantProblem& p, int) { expect_values(p, true); });
 }
 TEST_P(Decoded, HaveTheBitsOfTheirValuesBesideAnAdapter) {
   if (is_small_run()) GTEST_SKIP() << "those without one run";
   SCOPED_TRACE(seed_note());
   Random random(72);
-  for_each_form(GetParam(), tokens_of(kOnceRowsElse) + 3, &random, [&](QuantProblem& p, int turn) {
+  for_each_form(GetParam(), tokens_of(kFew) + 3, &random, [&](QuantProblem& p, int turn) {
     adapt(&p, turn % 2 ? 72 : 16, &random);
-    expect_values(p);
+    expect_values(p, true);
   });
 }
 // So many rows that formats with kernels of their own are decoded once, too.
@@ -85,8 +84,8 @@ TEST_P(Decoded, OfManyRows) {
   if (is_small_run()) GTEST_SKIP() << "too large";
   SCOPED_TRACE(seed_note());
   Random random(73);
-  for_each_form(GetParam(), tokens_of(kOnceRows) + 3, &random, [](QuantProblem& p, int turn) {
-    if (turn % 3 == 0) expect_values(p);
+  for_each_form(GetParam(), tokens_of(kMany) + 3, &random, [](QuantProblem& p, int turn) {
+    if (turn % 3 == 0) expect_values(p, true);
   });
 }
 
@@ -96,38 +95,43 @@ void expect_values_of_turns(const char* name, int64_t rows) {
   SCOPED_TRACE(seed_note());
   SCOPED_TRACE(name);
   Random random(74);
-  constexpr int kMany = 16, kWidth = 1056;
-  static_assert(2 * kWidth * kWidth * kMany > cuda::kDecodedBytes / cuda::kDecodedTurns);
+  constexpr int kOfTurns = 16, kWidth = 1536;
+  static_assert(2 * kWidth * kWidth * kOfTurns > cuda::kDecodedBytes);
   for (const QuantCase& c : kQuantCases) {
     if (std::string(c.name) != name) continue;
     const QuantShape shape = {
         MOEC_GATE_THEN_UP, c.only_in_out, c.only_in_out, false, kWidth, kWidth};
     QuantProblem p =
-        random_quant_problem(c, shape, MOEC_BF16, tokens_of(rows, kMany), &random, kMany);
+        random_quant_problem(c, shape, MOEC_BF16, tokens_of(rows, kOfTurns), &random, kOfTurns);
     expect_values(p);
     adapt(&p, 16, &random);
     expect_values(p);
   }
 }
 TEST(Turns, OfAwq) {
-  expect_values_of_turns("awq", kOnceRowsElse);
+  expect_values_of_turns("awq", kFew);
+}
+TEST(Turns, OfQ4) {
+  expect_values_of_turns("gguf_q4_0", kFew);
 }
 TEST(Turns, OfMxfp4) {
-  expect_values_of_turns("mxfp4", kOnceRows);
+  expect_values_of_turns("mxfp4", kMany);
 }
 
-// With fewer rows they are left to other kernels.
+// With fewer rows they are left to other kernels; those that nobody else has on tensor cores never.
 TEST(Few, AreNotDecodedOnce) {
   Random random(75);
   for (const QuantCase& c : kQuantCases) {
-    if (std::string(c.name) != "awq") continue;
-    const QuantShape shape = {MOEC_GATE_SPLIT, true, true, false, 64, 64};
-    const int tokens = tokens_of(kOnceRowsElse);
-    const auto status = [&](int of) {
-      return run(random_quant_problem(c, shape, MOEC_BF16, of, &random), false).status;
+    const bool chunks = std::string(c.name) == "nvfp4";
+    if (!chunks && std::string(c.name) != "awq") continue;
+    const bool in_out = c.only_in_out;
+    const QuantShape shape = {MOEC_GATE_SPLIT, in_out, in_out, false, 64, 64};
+    const auto status = [&](int tokens) {
+      return run(random_quant_problem(c, shape, MOEC_BF16, tokens, &random), false).status;
     };
-    EXPECT_EQ(status(tokens), MOEC_OK);
-    EXPECT_EQ(status(tokens - 1), MOEC_E_UNSUPPORTED);
+    EXPECT_EQ(status(tokens_of(kFew)), MOEC_OK);
+    EXPECT_EQ(status(tokens_of(kFew) - 1), chunks ? MOEC_E_UNSUPPORTED : MOEC_OK);
+    EXPECT_EQ(status(1), chunks ? MOEC_E_UNSUPPORTED : MOEC_OK);
   }
 }
 

@@ -129,7 +129,6 @@ TEST_P(EpGpuScheme, BoundsChooseTheKernelsOfCodes) {
       EpProblem p = hopper_problem(std::vector<int>(4, tokens), GetParam(), draw);
       p.top_k = 1;
       p.begin = {0, 2, 4, 6, 8};
-      fill_values(&p, draw);
       SCOPED_TRACE(quantise_weights(&p, draw, format) + ", " + std::to_string(tokens) + " tokens");
       expect_bits_of_one_process(p);
     }

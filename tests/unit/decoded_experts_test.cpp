@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which experts are decoded once, how many at a time, and where their values lie, without a GPU.
-// Mutations seen to fail: turns as full as may be, with a small last one; the first half for every
-// turn; values of columns that alternate as two matrices; runs of rows that begin anywhere.
+// Mutations seen to fail: turns as full as may be, with a small last one; values of columns that
+// alternate as two matrices; runs of rows that begin anywhere.
 #include "backend/cuda/sm90/decoded_experts.h"
 
 #include <gtest/gtest.h>
@@ -13,29 +13,31 @@ namespace {
 
 constexpr int64_t kN = 32, kK = 64;
 constexpr int kExperts = 10;
-alignas(16) char memory[64];
-alignas(16) char scratch_memory[16];
+alignas(16) char memory[1024];
+alignas(16) char scratch_memory[12 * kN * kK];  // of three experts
 
 TEST(DecodedOnce, FromSoManyRowsOn) {
-  for (const bool has_kernel : {false, true}) {
-    const int64_t least = (has_kernel ? kOnceRows : kOnceRowsElse) * kExperts;
-    EXPECT_EQ(experts_at_once(least, kExperts, 100, 1000, has_kernel), kExperts);
-    EXPECT_EQ(experts_at_once(least - 1, kExperts, 100, 1000, has_kernel), 0);
+  for (const Otherwise otherwise : {Otherwise::kRowGemm, Otherwise::kTensorCores}) {
+    const int64_t least = once_rows(otherwise) * kExperts;
+    EXPECT_EQ(experts_at_once(least, kExperts, 100, 1000, otherwise), kExperts);
+    EXPECT_EQ(experts_at_once(least - 1, kExperts, 100, 1000, otherwise), 0);
   }
-  EXPECT_LT(kOnceRowsElse, kOnceRows);
+  EXPECT_EQ(experts_at_once(1, kExperts, 100, 1000, Otherwise::kPlain), kExperts);
 }
 
 TEST(DecodedOnce, InTurnsThatAreAlike) {
-  const int64_t rows = kOnceRows * 100;
-  EXPECT_EQ(experts_at_once(rows, 10, 100, 999, true), 5);  // not nine and one
-  EXPECT_EQ(experts_at_once(rows, 10, 100, 399, true), 3);
-  EXPECT_EQ(experts_at_once(rows, 10, 100, 199, true), 1);
-  EXPECT_EQ(experts_at_once(rows, 10, 100, 99, true), 0);  // no room for one
+  const auto at_once = [](int64_t bytes) {
+    return experts_at_once(1, 10, 100, bytes, Otherwise::kPlain);
+  };
+  EXPECT_EQ(at_once(999), 5);  // not nine and one
+  EXPECT_EQ(at_once(399), 3);
+  EXPECT_EQ(at_once(199), 1);
+  EXPECT_EQ(at_once(99), 0);  // no room for one
 }
 
 TEST(DecodedOnce, ScratchIsNoLargerThanTheStack) {
-  EXPECT_EQ(decoded_turn_bytes(1000, 3), 3000);
-  EXPECT_EQ(decoded_turn_bytes(1000, int64_t(1) << 40), kDecodedBytes / kDecodedTurns);
+  EXPECT_EQ(decoded_bytes(1000, 3), 3000);
+  EXPECT_EQ(decoded_bytes(1000, int64_t(1) << 40), kDecodedBytes);
 }
 
 // Part of a matrix of codes as it is bound: one of two where `step` or `first` say so.
@@ -61,8 +63,8 @@ DecodedProduct decoded(RowGemm op, const ExpertMatrix& first, const ExpertMatrix
   p.group_offsets = reinterpret_cast<const int32_t*>(memory);
   DecodedProduct product;
   const DecodedScratch scratch = {nullptr, nullptr, scratch_memory, 3 * 2 * kN * kK * 2};
-  EXPECT_EQ(set_decoded(product, p, kOnceRowsElse * kExperts, kN, kK, first, second, scratch,
-                        "no kernel"),
+  EXPECT_EQ(set_decoded(product, p, once_rows(Otherwise::kTensorCores) * kExperts, kN, kK, first,
+                        second, scratch, "no kernel"),
             nullptr);
   return product;
 }
@@ -109,9 +111,8 @@ TEST(DecodedValues, OfATurnAreThoseOfItsExperts) {
   const DecodedProduct product = decoded(RowGemm::kUp, m[0], m + 1);
   for (const int first : {0, 3, 6, 9}) {
     const RowGemmProblem p = problem_of_turn(product, first, 3);
-    const char* const half = scratch_memory + first / 3 % 2 * product.scratch.turn_bytes;
-    EXPECT_EQ(p.weights[0], half);
-    EXPECT_EQ(p.weights[1], half + kN * kK * 2);
+    EXPECT_EQ(p.weights[0], scratch_memory);
+    EXPECT_EQ(p.weights[1], scratch_memory + kN * kK * 2);
     EXPECT_EQ(p.group_offsets, product.problem.group_offsets + first);
     EXPECT_EQ(p.bias[1].base, memory + first * kN * 2);
     EXPECT_EQ(p.num_experts, 3);

@@ -11,17 +11,18 @@ namespace moec::cuda {
 namespace {
 
 // Calls at which these kernels are the faster ones, told by what all ranks of an ep share: the rows
-// that kernels are chosen for. bench/results/h200/QUANTISED.md has the times of both paths.
+// that kernels are chosen for. bench/results/h200/few_rows.json has the times of both paths.
 struct Reach {
   bool backward;
-  int64_t least_codes;   // of an expert
-  int64_t most_experts;  // that can have rows
-  int64_t most_rows;     // an expert, on average
+  int64_t least_codes, most_codes;  // of an expert
+  int64_t most_experts;             // that can have rows
+  int64_t most_rows;                // an expert, on average
 };
+constexpr int64_t kMi = 1 << 20, kAny = int64_t(1) << 62;
 constexpr Reach kReach[] = {
-    {false, 0, 8, 16},
-    {false, 16 << 20, 32, 8},
-    {true, 0, 128, 16},
+    {false, 0, kAny, 16, 16},
+    {false, 16 * kMi, kAny, 64, 8},
+    {true, 0, 8 * kMi, 128, 4},
 };
 
 bool is_backward(const Program& program) {
@@ -36,7 +37,7 @@ bool is_in_reach(const Program& program) {
   const int64_t experts = std::min(int64_t(groups.count), groups.choice_rows);
   const bool backward = is_backward(program);
   return std::any_of(std::begin(kReach), std::end(kReach), [&](const Reach& reach) {
-    return backward == reach.backward && codes >= reach.least_codes &&
+    return backward == reach.backward && codes >= reach.least_codes && codes <= reach.most_codes &&
            experts <= reach.most_experts && groups.choice_rows <= reach.most_rows * groups.count;
   });
 }

@@ -20,7 +20,8 @@ struct DecodeParams {
   CodeRuns runs[2];
   int parts, first;
   uint32_t runs_of_line, strips;  // of a matrix
-  bool along_k, half, waits;
+  bool along_k, half;
+  const int32_t* group_offsets;  // of the first expert
   char* to;
   int64_t line_bytes, matrix_bytes;
   WorkCounters::Gemm* counters;
@@ -157,15 +158,15 @@ __device__ void decode_each_code(const DecodeParams& p, const quant::CodedView& 
   }
 }
 
-// A kernel that does not wait comes up while the product before it ends. It waits in the end, so
-// that who waits for it waits for that product, too.
+// Experts without a row are left out.
 template <class Format>
 __global__ __launch_bounds__(kThreads, kCtas) void decode_experts_kernel(
     const __grid_constant__ DecodeParams p) {
-  if (p.waits) ptx::grid_dependency_wait();
+  ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   const int part = int(blockIdx.y) % p.parts, expert = int(blockIdx.y) / p.parts;
   if (blockIdx.x + blockIdx.y + threadIdx.x == 0) *p.counters = {};
+  if (p.group_offsets[expert] == p.group_offsets[expert + 1]) return;
   const quant::CodedView m = p.from[part].coded(p.first + expert);
   const CodeRuns runs = p.runs[part];
   char* const to = p.to + blockIdx.y * p.matrix_bytes;
@@ -186,7 +187,6 @@ __global__ __launch_bounds__(kThreads, kCtas) void decode_experts_kernel(
     else
       decode_each_block<Format>(p, m, at, strip_to);
   }
-  ptx::grid_dependency_wait();
 }
 
 }  // namespace
@@ -201,7 +201,7 @@ cudaError_t launch_decode_experts(const DecodeArgs& a, int multiprocessors, cuda
   p.first = a.first;
   p.along_k = a.along_k;
   p.half = a.dtype == MOEC_F16;
-  p.waits = a.waits;
+  p.group_offsets = a.group_offsets;
   const int64_t width = a.along_k ? a.k : a.n, lines = a.along_k ? a.n : a.k;
   p.runs_of_line = uint32_t(width / kRun);
   p.strips = uint32_t(lines / kLines) * p.runs_of_line;

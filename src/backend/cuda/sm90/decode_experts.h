@@ -17,8 +17,8 @@ struct DecodeArgs {
   moec_dtype dtype;
   void* to;                      // part i of expert e of these: the (e * parts + i)-th matrix
   int first, count;              // experts
+  const int32_t* group_offsets;  // of these: those without a row are left out
   WorkCounters::Gemm* counters;  // of the product that reads the values: cleared
-  bool waits;                    // what was queued before may use `to` or `counters`
 };
 cudaError_t launch_decode_experts(const DecodeArgs& args, int multiprocessors, cudaStream_t stream);
 

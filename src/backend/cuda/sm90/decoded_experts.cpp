@@ -24,6 +24,15 @@ ExpertMatrix values_of(const DecodedProduct& product, const ExpertMatrix& m, int
   return values;
 }
 
+// Whether the portable path's tensor cores take such codes.
+bool on_tensor_cores(const ExpertMatrix& m) {
+  bool has_chunks = false;
+  quant::Formats::with(m.scheme, [&]<class Format>() {
+    has_chunks = quant::is_bytes(Format::kInfo) || requires { Format::nibble_of(0); };
+  });
+  return has_chunks && !m.group_index.present();
+}
+
 bool begins_at(const ExpertArray& array, int num_experts, int64_t bytes) {
   for (int e = 0; e < (array.pointers ? num_experts : 1); ++e)
     if (reinterpret_cast<uintptr_t>(array.expert(e)) % uint64_t(bytes)) return false;
@@ -32,15 +41,14 @@ bool begins_at(const ExpertArray& array, int num_experts, int64_t bytes) {
 
 }  // namespace
 
-int64_t decoded_turn_bytes(int64_t expert_bytes, int64_t num_experts) {
-  return std::min(kDecodedBytes / kDecodedTurns, expert_bytes * num_experts);
+int64_t decoded_bytes(int64_t expert_bytes, int64_t num_experts) {
+  return std::min(kDecodedBytes, expert_bytes * num_experts);
 }
 
-int experts_at_once(int64_t choice_rows, int64_t num_experts, int64_t expert_bytes,
-                    int64_t turn_bytes, bool has_kernel) {
-  const int64_t least = has_kernel ? kOnceRows : kOnceRowsElse;
-  if (choice_rows < least * num_experts || expert_bytes > turn_bytes) return 0;
-  const int64_t turns = div_up(num_experts, turn_bytes / expert_bytes);
+int experts_at_once(int64_t choice_rows, int64_t num_experts, int64_t expert_bytes, int64_t bytes,
+                    Otherwise otherwise) {
+  if (choice_rows < once_rows(otherwise) * num_experts || expert_bytes > bytes) return 0;
+  const int64_t turns = div_up(num_experts, bytes / expert_bytes);
   return int(div_up(num_experts, turns));
 }
 
@@ -61,9 +69,12 @@ const char* set_decoded(DecodedProduct& to, const RowGemmProblem& problem, int64
   to.n = to.joined ? 2 * n : n;
   to.k = k;
   to.along_k = along_k;
+  const Otherwise otherwise = !refused                 ? Otherwise::kRowGemm
+                              : on_tensor_cores(first) ? Otherwise::kTensorCores
+                                                       : Otherwise::kPlain;
   const int64_t expert_bytes = to.expert_values() * dtype_bytes(problem.dtype);
   to.at_once =
-      experts_at_once(choice_rows, problem.num_experts, expert_bytes, scratch.turn_bytes, !refused);
+      experts_at_once(choice_rows, problem.num_experts, expert_bytes, scratch.bytes, otherwise);
   if (!to.is_used()) return nullptr;
   const ExpertMatrix values = values_of(to, first, 0);
   const ExpertMatrix others = second ? values_of(to, *second, 1) : ExpertMatrix();
@@ -112,8 +123,6 @@ RowGemmProblem problem_of_turn(const DecodedProduct& product, int first, int cou
   const auto shift = [](const void*& at, int64_t by) {
     if (at) at = static_cast<const char*>(at) + by;
   };
-  const int64_t turn = first / product.at_once % kDecodedTurns * product.scratch.turn_bytes;
-  for (const void*& weights : p.weights) shift(weights, turn);
   for (ExpertBias& bias : p.bias)
     shift(bias.base, first * bias.expert_stride * (bias.f32 ? 4 : bytes));
   for (const void*& factor : p.factors) shift(factor, first * p.factor_expert_stride * bytes);

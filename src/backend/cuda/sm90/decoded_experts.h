@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Experts of many rows, whose codes become values in scratch in front of their product: some
-// experts at a time, then the row GEMM of plain weights over the rows of these. Scratch is halved,
-// and experts are decoded into one half while the product of the other one ends. Nothing here needs
+// experts at a time, then the row GEMM of plain weights over the rows of these. Nothing here needs
 // the headers of CUDA.
 #pragma once
 
@@ -11,31 +10,34 @@ namespace moec::cuda {
 
 struct WorkCounters;
 
-// Experts of so many rows on average are decoded once: where kernels decode their codes anew for
-// each tile, and where only those of the portable path would. With fewer rows it takes longer to
-// make values than their products save.
-constexpr int64_t kOnceRows = 1024, kOnceRowsElse = 64;
+// Who else multiplies codes: row GEMMs, which decode them anew for each tile; the portable path on
+// tensor cores; or it alone in fp32.
+enum class Otherwise { kRowGemm, kTensorCores, kPlain };
+// Experts of so many rows on average are decoded once. With fewer rows it takes longer to make
+// values than their products save (bench/results/h200/coded_trials.json).
+constexpr int64_t kOnceRows[] = {1024, 128, 0};
+constexpr int64_t once_rows(Otherwise otherwise) {
+  return kOnceRows[int(otherwise)];
+}
 // Of values: little enough to stay in L2.
 constexpr int64_t kDecodedBytes = int64_t(64) << 20;
-constexpr int kDecodedTurns = 2;
 
 // Room for the values of one turn. expert_bytes: of the largest operand.
-int64_t decoded_turn_bytes(int64_t expert_bytes, int64_t num_experts);
-// How many experts a turn decodes, so that turns are alike; 0: none are decoded so. has_kernel:
-// row GEMMs decode these codes.
-int experts_at_once(int64_t choice_rows, int64_t num_experts, int64_t expert_bytes,
-                    int64_t turn_bytes, bool has_kernel);
+int64_t decoded_bytes(int64_t expert_bytes, int64_t num_experts);
+// How many experts a turn decodes, so that turns are alike; 0: none are decoded so.
+int experts_at_once(int64_t choice_rows, int64_t num_experts, int64_t expert_bytes, int64_t bytes,
+                    Otherwise otherwise);
 
 // A path's scratch of a call.
 struct DecodedScratch {
   WorkCounters* counters;
-  void* pointers;      // of experts that are separate tensors
-  void* values;        // kDecodedTurns times turn_bytes
-  int64_t turn_bytes;  // 0: there is none
+  void* pointers;  // of experts that are separate tensors
+  void* values;    // of one turn
+  int64_t bytes;   // of values; 0: there are none
 };
 
 struct DecodedProduct {
-  RowGemmProblem problem;  // of all experts, with the values of the first turn
+  RowGemmProblem problem;  // of all experts, with the values of a turn
   DecodedScratch scratch;
   int at_once;
   const ExpertMatrix* from[2];  // the coded matrices: gate and up, or one
@@ -62,7 +64,7 @@ struct CodeRuns {
   bool whole, one_block;
 };
 CodeRuns code_runs(const ExpertMatrix& matrix, bool along_k, int num_experts);
-// The problem of `count` experts from `first` on, whose values are those of a turn.
+// The problem of `count` experts from `first` on, those of a turn.
 RowGemmProblem problem_of_turn(const DecodedProduct& product, int first, int count);
 
 }  // namespace moec::cuda

@@ -11,8 +11,8 @@ DecodedScratch lay_out_scratch(int64_t hidden, int64_t inter, int64_t num_expert
   DecodedScratch scratch;
   scratch.counters = static_cast<WorkCounters*>(arena.take(sizeof(WorkCounters), 0));
   scratch.pointers = arena.take(PointerTable::bytes(num_experts), 0);
-  scratch.turn_bytes = decoded_turn_bytes(2 * hidden * inter * dtype_bytes(MOEC_BF16), num_experts);
-  scratch.values = arena.take(uint64_t(kDecodedTurns * scratch.turn_bytes), 0);
+  scratch.bytes = decoded_bytes(2 * hidden * inter * dtype_bytes(MOEC_BF16), num_experts);
+  scratch.values = arena.take(uint64_t(scratch.bytes), 0);
   return scratch;
 }
 
@@ -33,14 +33,14 @@ void launch_decoded(const Op& op, const DecodedProduct& product) {
   args.k = product.k;
   args.along_k = product.along_k;
   args.dtype = all.dtype;
-  for (int first = 0, turn = 0; first < num_experts; first += product.at_once, ++turn) {
+  args.to = product.scratch.values;
+  args.counters = &product.scratch.counters->decoded;
+  for (int first = 0; first < num_experts; first += product.at_once) {
     const int count = std::min(product.at_once, num_experts - first);
     RowGemmProblem problem = problem_of_turn(product, first, count);
-    args.to = const_cast<void*>(problem.weights[0]);
     args.first = first;
     args.count = count;
-    args.counters = product.scratch.counters->decoded + turn % kDecodedTurns;
-    args.waits = turn == 0 || kDecodedTurns == 1;
+    args.group_offsets = problem.group_offsets;
     check(launch_decode_experts(args, op.multiprocessors, op.stream), "decoding experts");
     problem.work_counter = &args.counters->work;
     problem.steps = &args.counters->steps;

@@ -15,8 +15,8 @@ struct WorkCounters {
   };
   static constexpr int kGemms = 6, kExperts = 512;
   Gemm gemms[kGemms];
-  Gemm decoded[kDecodedTurns];  // of products of decoded experts, each cleared before its own
-  unsigned done[kExperts];      // rows of finished tiles, by expert (row_gemm.h)
+  Gemm decoded;             // of the products of decoded experts, cleared before each
+  unsigned done[kExperts];  // rows of finished tiles, by expert (row_gemm.h)
 };
 cudaError_t clear_work_counters(WorkCounters* counters, cudaStream_t stream);
 
