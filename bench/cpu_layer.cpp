@@ -126,10 +126,10 @@ std::string row(const std::string& name, const Samples& s, const MachineLimits& 
   return out.str();
 }
 
-// Every token count and number of threads of one layer, in rounds; plain loops only while they are
-// short, peers on as many threads as we have.
+// Every token count and number of threads of one layer, in rounds; plain loops, and weights that
+// are not packed, only while they are short, peers on as many threads as we have.
 Results measure_model(const Options& o, const Shape& shape, moec_dtype dtype) {
-  constexpr int64_t kNaiveTokens = 16, kMixtralTokens = 512;
+  constexpr int64_t kFewTokens = 16, kMixtralTokens = 512;
   const std::string prefix = shape.name + "/" + (dtype == MOEC_F32 ? "f32" : "bf16") + "/T";
   const int64_t max_tokens = *std::max_element(o.tokens.begin(), o.tokens.end());
   std::vector<std::unique_ptr<LayerCase>> layers;
@@ -153,7 +153,10 @@ Results measure_model(const Options& o, const Shape& shape, moec_dtype dtype) {
       const std::string name = prefix + std::to_string(tokens);
       add(name + suffix, &LayerCase::forward, tokens);
       if (!last) continue;
-      if (tokens <= kNaiveTokens) add(name + "/naive_loop", &LayerCase::naive, tokens);
+      if (tokens <= kFewTokens) {
+        add(name + "/not_packed", &LayerCase::not_packed, tokens);
+        add(name + "/naive_loop", &LayerCase::naive, tokens);
+      }
 #if MOEC_HAVE_ONEDNN
       add(name + "/onednn_loop", &LayerCase::onednn, tokens);
 #endif

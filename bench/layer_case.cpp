@@ -122,6 +122,8 @@ LayerCase::LayerCase(const Shape& shape, moec_dtype dtype, int32_t threads, int6
   set.gate.data = tensor(source_[0]->as<void>(), dtype, {E, I, H});
   set.up.data = tensor(source_[1]->as<void>(), dtype, {E, I, H});
   set.down.data = tensor(source_[2]->as<void>(), dtype, {E, H, I});
+  check(moec_weights_create(context_, &desc, &bound_));
+  check(moec_weights_bind(bound_, &set));
   weights_.resize(size_t(std::ceil(kColdBytes / double(3 * bytes))));
   for (moec_weights*& weights : weights_) {
     check(moec_weights_create(context_, &desc, &weights));
@@ -138,6 +140,7 @@ LayerCase::LayerCase(const Shape& shape, moec_dtype dtype, int32_t threads, int6
 
 LayerCase::~LayerCase() {
   for (moec_weights* weights : weights_) moec_weights_free(weights);
+  moec_weights_free(bound_);
   moec_layer_free(layer_);
   moec_context_free(context_);
 }
@@ -151,9 +154,16 @@ LayerCase::Work LayerCase::work_of(int64_t tokens) const {
 }
 
 LayerCase::Work LayerCase::forward(int64_t tokens) {
+  return forward(tokens, weights_[next_copy_++ % weights_.size()]);
+}
+LayerCase::Work LayerCase::not_packed(int64_t tokens) {
+  return forward(tokens, bound_);
+}
+
+LayerCase::Work LayerCase::forward(int64_t tokens, moec_weights* weights) {
   const int64_t H = shape_.hidden;
   auto args = sized<moec_layer_args>();
-  args.weights = weights_[next_copy_++ % weights_.size()];
+  args.weights = weights;
   args.x = tensor(x_->as<char>() + next_token_ * H * value_bytes_, dtype_, {tokens, H});
   args.gate_weight = tensor(gate_->as<void>(), MOEC_F32, {shape_.experts, H});
   args.y = tensor(y_->as<void>(), dtype_, {tokens, H});

@@ -68,7 +68,8 @@ class LayerCase {
   struct Work {
     double flops = 0, weight_bytes = 0, rows_per_expert = 0;  // of active experts
   };
-  Work forward(int64_t tokens);  // the next tokens through the next copy
+  Work forward(int64_t tokens);     // the next tokens through the next copy
+  Work not_packed(int64_t tokens);  // the same with the weights where they were made
   Work naive(int64_t tokens);    // the same as plain loops over experts, rows, outputs; one thread
 #if MOEC_HAVE_ONEDNN
   Work onednn(int64_t tokens);  // the three products of each expert, one oneDNN call each
@@ -77,6 +78,7 @@ class LayerCase {
   int64_t copies() const { return int64_t(weights_.size()); }
 
  private:
+  Work forward(int64_t tokens, moec_weights* weights);
   Work work_of(int64_t tokens) const;
   void draw_ids(int64_t tokens);  // other experts each time, so that their weights are cold
 
@@ -86,6 +88,7 @@ class LayerCase {
   size_t next_copy_ = 0;
   moec_context* context_ = nullptr;
   moec_layer* layer_ = nullptr;
+  moec_weights* bound_ = nullptr;  // not packed; experts of other tokens are cold
   std::vector<moec_weights*> weights_;
   std::unique_ptr<Memory> x_, y_, gate_, source_[3];
   std::vector<int32_t> ids_;

@@ -300,6 +300,32 @@ struct Avx512Ops {
       turned[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
     }
   }
+
+  // The same of lines in memory. Loads put rows 4 i of a chunk of 16 bytes side by side, so that
+  // half of the shuffles remain.
+  static void load_turned(const void* const* lines, int64_t bytes, Line (&turned)[kLanes]) {
+    const auto chunk = [&](int row, int i) {
+      const char* const line = static_cast<const char*>(lines[row]) + bytes;
+      return reinterpret_cast<const __m128i*>(line) + i;
+    };
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      Line m[4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        m[j] = _mm512_castsi128_si512(_mm_loadu_si128(chunk(j, i)));
+        m[j] = _mm512_mask_broadcast_i32x4(m[j], 0x00f0, _mm_loadu_si128(chunk(4 + j, i)));
+        m[j] = _mm512_mask_broadcast_i32x4(m[j], 0x0f00, _mm_loadu_si128(chunk(8 + j, i)));
+        m[j] = _mm512_mask_broadcast_i32x4(m[j], 0xf000, _mm_loadu_si128(chunk(12 + j, i)));
+      }
+      const Line a = _mm512_unpacklo_epi32(m[0], m[1]), b = _mm512_unpackhi_epi32(m[0], m[1]);
+      const Line c = _mm512_unpacklo_epi32(m[2], m[3]), d = _mm512_unpackhi_epi32(m[2], m[3]);
+      turned[4 * i] = _mm512_unpacklo_epi64(a, c);
+      turned[4 * i + 1] = _mm512_unpackhi_epi64(a, c);
+      turned[4 * i + 2] = _mm512_unpacklo_epi64(b, d);
+      turned[4 * i + 3] = _mm512_unpackhi_epi64(b, d);
+    }
+  }
 };
 
 }  // namespace

@@ -166,6 +166,16 @@ void load_lines(const LinesProduct& p, int64_t k, int count, typename Ops::Line 
     lines[i] = load_line<Ops, kLoad>(p.lines[i], p.offset + k, count);
 }
 
+// Whole lines whose bits are those in memory, turned as they are loaded, where Ops can.
+template <class Ops, Load kLoad>
+constexpr bool kLoadsTurned = (kLoad == Load::kF32 || kLoad == Load::kPairs) &&
+    requires(typename Ops::Line (&turned)[kLanes]) { Ops::load_turned(nullptr, 0, turned); };
+inline bool are_all(const void* const* lines) {
+  for (int i = 0; i < kLanes; ++i)
+    if (!lines[i]) return false;
+  return true;
+}
+
 template <class Ops, Load kLoad, int kRows>
 void lines_product(const LinesProduct& p) {
   using Vec = typename Ops::Vec;
@@ -179,16 +189,26 @@ void lines_product(const LinesProduct& p) {
     for (int v = 0; v < kVecs; ++v)
       sum[r][v] = chained ? Ops::load(p.c + r * p.ld + v * (Ops::kBytes / 4)) : Ops::zero();
   const char* a = static_cast<const char*>(p.a);
+  const bool all = are_all(p.lines);
   for (int block = 0; block < p.blocks; block += kPer) {
     const int64_t k = block / kPer * int64_t(kLineK);
     for (int i = 0; p.prefetch && i < kLanes; ++i)
       prefetch_line(p.prefetch + (block / kPer * kLanes + i) * kLineBytes);
-    typename Ops::Line lines[kLanes], turned[kLanes];
-    if (p.count - k >= kLineK)
-      load_lines<Ops, kLine>(p, k, kLineK, lines);
-    else
-      load_lines<Ops, kLine>(p, k, smaller(p.count - k, kLineK), lines);
-    Ops::transpose(lines, turned);
+    typename Ops::Line turned[kLanes];
+    const bool whole = p.count - k >= kLineK;
+    bool done = false;
+    if constexpr (kLoadsTurned<Ops, kLine>) {
+      if ((done = whole && all))
+        Ops::load_turned(p.lines, (p.offset + k) * (kLineBytes / kLineK), turned);
+    }
+    if (!done) {
+      typename Ops::Line lines[kLanes];
+      if (whole)
+        load_lines<Ops, kLine>(p, k, kLineK, lines);
+      else
+        load_lines<Ops, kLine>(p, k, smaller(p.count - k, kLineK), lines);
+      Ops::transpose(lines, turned);
+    }
     const int steps = block + kPer <= p.blocks ? kSteps : kSteps / 2;
 #pragma GCC unroll 8
     for (int s = 0; s < steps; ++s) {
