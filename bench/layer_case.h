@@ -70,7 +70,7 @@ class LayerCase {
   };
   Work forward(int64_t tokens);     // the next tokens through the next copy
   Work not_packed(int64_t tokens);  // the same with the weights where they were made
-  Work naive(int64_t tokens);    // the same as plain loops over experts, rows, outputs; one thread
+  Work naive(int64_t tokens);  // the same as plain loops over experts, rows, outputs; one thread
 #if MOEC_HAVE_ONEDNN
   Work onednn(int64_t tokens);  // the three products of each expert, one oneDNN call each
 #endif

@@ -168,7 +168,8 @@ void load_lines(const LinesProduct& p, int64_t k, int count, typename Ops::Line 
 
 // Whole lines whose bits are those in memory, turned as they are loaded, where Ops can.
 template <class Ops, Load kLoad>
-constexpr bool kLoadsTurned = (kLoad == Load::kF32 || kLoad == Load::kPairs) &&
+constexpr bool kLoadsTurned =
+    (kLoad == Load::kF32 || kLoad == Load::kPairs) &&
     requires(typename Ops::Line (&turned)[kLanes]) { Ops::load_turned(nullptr, 0, turned); };
 inline bool are_all(const void* const* lines) {
   for (int i = 0; i < kLanes; ++i)
