@@ -17,17 +17,17 @@ alignas(16) char memory[1024];
 alignas(16) char scratch_memory[12 * kN * kK];  // of three experts
 
 TEST(DecodedOnce, FromSoManyRowsOn) {
-  for (const Otherwise otherwise : {Otherwise::kRowGemm, Otherwise::kTensorCores}) {
+  for (const Otherwise otherwise : {Otherwise::kRowGemm, Otherwise::kPortable}) {
     const int64_t least = once_rows(otherwise) * kExperts;
     EXPECT_EQ(experts_at_once(least, kExperts, 100, 1000, otherwise), kExperts);
     EXPECT_EQ(experts_at_once(least - 1, kExperts, 100, 1000, otherwise), 0);
   }
-  EXPECT_EQ(experts_at_once(1, kExperts, 100, 1000, Otherwise::kPlain), kExperts);
+  EXPECT_EQ(experts_at_once(1, kExperts, 100, 1000, Otherwise::kSlowly), kExperts);
 }
 
 TEST(DecodedOnce, InTurnsThatAreAlike) {
   const auto at_once = [](int64_t bytes) {
-    return experts_at_once(1, 10, 100, bytes, Otherwise::kPlain);
+    return experts_at_once(1, 10, 100, bytes, Otherwise::kSlowly);
   };
   EXPECT_EQ(at_once(999), 5);  // not nine and one
   EXPECT_EQ(at_once(399), 3);
@@ -63,7 +63,7 @@ DecodedProduct decoded(RowGemm op, const ExpertMatrix& first, const ExpertMatrix
   p.group_offsets = reinterpret_cast<const int32_t*>(memory);
   DecodedProduct product;
   const DecodedScratch scratch = {nullptr, nullptr, scratch_memory, 3 * 2 * kN * kK * 2};
-  EXPECT_EQ(set_decoded(product, p, once_rows(Otherwise::kTensorCores) * kExperts, kN, kK, first,
+  EXPECT_EQ(set_decoded(product, p, once_rows(Otherwise::kPortable) * kExperts, kN, kK, first,
                         second, scratch, "no kernel"),
             nullptr);
   return product;

@@ -304,12 +304,12 @@ struct Avx512Ops {
   // The same of lines in memory. Loads put rows 4 i of a chunk of 16 bytes side by side, so that
   // half of the shuffles remain.
   static void load_turned(const void* const* lines, int64_t bytes, Line (&turned)[kLanes]) {
-    const auto chunk = [&](int row, int i) {
+    const auto chunk = [&](int row, int64_t i) {
       const char* const line = static_cast<const char*>(lines[row]) + bytes;
       return reinterpret_cast<const __m128i*>(line) + i;
     };
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
+    for (int64_t i = 0; i < 4; ++i) {
       Line m[4];
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {

@@ -24,15 +24,6 @@ ExpertMatrix values_of(const DecodedProduct& product, const ExpertMatrix& m, int
   return values;
 }
 
-// Whether the portable path's tensor cores take such codes.
-bool on_tensor_cores(const ExpertMatrix& m) {
-  bool has_chunks = false;
-  quant::Formats::with(m.scheme, [&]<class Format>() {
-    has_chunks = quant::is_bytes(Format::kInfo) || requires { Format::nibble_of(0); };
-  });
-  return has_chunks && !m.group_index.present();
-}
-
 bool begins_at(const ExpertArray& array, int num_experts, int64_t bytes) {
   for (int e = 0; e < (array.pointers ? num_experts : 1); ++e)
     if (reinterpret_cast<uintptr_t>(array.expert(e)) % uint64_t(bytes)) return false;
@@ -69,9 +60,9 @@ const char* set_decoded(DecodedProduct& to, const RowGemmProblem& problem, int64
   to.n = to.joined ? 2 * n : n;
   to.k = k;
   to.along_k = along_k;
-  const Otherwise otherwise = !refused                 ? Otherwise::kRowGemm
-                              : on_tensor_cores(first) ? Otherwise::kTensorCores
-                                                       : Otherwise::kPlain;
+  Otherwise otherwise = Otherwise::kRowGemm;
+  if (refused)
+    otherwise = has_quick_chunks(first, along_k) ? Otherwise::kPortable : Otherwise::kSlowly;
   const int64_t expert_bytes = to.expert_values() * dtype_bytes(problem.dtype);
   to.at_once =
       experts_at_once(choice_rows, problem.num_experts, expert_bytes, scratch.bytes, otherwise);
@@ -115,6 +106,14 @@ CodeRuns code_runs(const ExpertMatrix& m, bool along_k, int num_experts) {
     runs.one_block =
         (whole_blocks && (along_k ? !m.group_index.present() : block.is_all() || whole_rows));
   return runs;
+}
+
+bool has_quick_chunks(const ExpertMatrix& m, bool along_k) {
+  bool chunks = false;
+  quant::Formats::with(m.scheme, [&]<class Format>() {
+    chunks = quant::is_bytes(Format::kInfo) || requires { Format::nibble_of(0); };
+  });
+  return chunks && code_runs(m, along_k, 1).one_block;
 }
 
 RowGemmProblem problem_of_turn(const DecodedProduct& product, int first, int count) {

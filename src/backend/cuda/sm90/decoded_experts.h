@@ -10,9 +10,9 @@ namespace moec::cuda {
 
 struct WorkCounters;
 
-// Who else multiplies codes: row GEMMs, which decode them anew for each tile; the portable path on
-// tensor cores; or it alone in fp32.
-enum class Otherwise { kRowGemm, kTensorCores, kPlain };
+// Who else multiplies codes: row GEMMs, which decode them anew for each tile; the portable path,
+// where eight codes share a block; or it, slowly.
+enum class Otherwise { kRowGemm, kPortable, kSlowly };
 // Experts of so many rows on average are decoded once. With fewer rows it takes longer to make
 // values than their products save (bench/results/h200/coded_trials.json).
 constexpr int64_t kOnceRows[] = {1024, 128, 0};
@@ -64,6 +64,8 @@ struct CodeRuns {
   bool whole, one_block;
 };
 CodeRuns code_runs(const ExpertMatrix& matrix, bool along_k, int num_experts);
+// Whether the portable path reads eight codes at once, and one block for them.
+bool has_quick_chunks(const ExpertMatrix& matrix, bool along_k);
 // The problem of `count` experts from `first` on, those of a turn.
 RowGemmProblem problem_of_turn(const DecodedProduct& product, int first, int count);
 
