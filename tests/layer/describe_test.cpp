@@ -13,6 +13,7 @@
 #include "support/handles.h"
 #include "support/json.h"
 #include "support/quantised.h"
+#include "support/skip.h"
 
 namespace moec::test {
 namespace {
