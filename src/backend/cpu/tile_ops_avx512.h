@@ -274,20 +274,20 @@ struct Avx512Ops {
     return _mm512_cmpeq_epu8_mask(seen, _mm512_set1_epi8(0x7f)) != 0;
   }
 
+  // 4 x 4 dwords inside each 128-bit lane.
+  static void turn_lanes(const Line* m, Line* turned) {
+    const Line a = _mm512_unpacklo_epi32(m[0], m[1]), b = _mm512_unpackhi_epi32(m[0], m[1]);
+    const Line c = _mm512_unpacklo_epi32(m[2], m[3]), d = _mm512_unpackhi_epi32(m[2], m[3]);
+    turned[0] = _mm512_unpacklo_epi64(a, c);
+    turned[1] = _mm512_unpackhi_epi64(a, c);
+    turned[2] = _mm512_unpacklo_epi64(b, d);
+    turned[3] = _mm512_unpackhi_epi64(b, d);
+  }
   // 16 x 16 dwords: 4 x 4 inside 128-bit lanes, then the lanes themselves.
   static void transpose(const Line (&m)[kLanes], Line (&turned)[kLanes]) {
     Line t[kLanes];
 #pragma GCC unroll 4
-    for (int i = 0; i < kLanes; i += 4) {
-      const Line a = _mm512_unpacklo_epi32(m[i], m[i + 1]),
-                 b = _mm512_unpackhi_epi32(m[i], m[i + 1]);
-      const Line c = _mm512_unpacklo_epi32(m[i + 2], m[i + 3]);
-      const Line d = _mm512_unpackhi_epi32(m[i + 2], m[i + 3]);
-      t[i] = _mm512_unpacklo_epi64(a, c);
-      t[i + 1] = _mm512_unpackhi_epi64(a, c);
-      t[i + 2] = _mm512_unpacklo_epi64(b, d);
-      t[i + 3] = _mm512_unpackhi_epi64(b, d);
-    }
+    for (int i = 0; i < kLanes; i += 4) turn_lanes(m + i, t + i);
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {  // lane q of t[4i + j] is column 4q + j of rows 4i .. 4i + 3
       const Line a = _mm512_shuffle_i32x4(t[j], t[4 + j], 0x88);  // lanes 0 2 | 0 2
@@ -318,12 +318,7 @@ struct Avx512Ops {
         m[j] = _mm512_mask_broadcast_i32x4(m[j], 0x0f00, _mm_loadu_si128(chunk(8 + j, i)));
         m[j] = _mm512_mask_broadcast_i32x4(m[j], 0xf000, _mm_loadu_si128(chunk(12 + j, i)));
       }
-      const Line a = _mm512_unpacklo_epi32(m[0], m[1]), b = _mm512_unpackhi_epi32(m[0], m[1]);
-      const Line c = _mm512_unpacklo_epi32(m[2], m[3]), d = _mm512_unpackhi_epi32(m[2], m[3]);
-      turned[4 * i] = _mm512_unpacklo_epi64(a, c);
-      turned[4 * i + 1] = _mm512_unpackhi_epi64(a, c);
-      turned[4 * i + 2] = _mm512_unpacklo_epi64(b, d);
-      turned[4 * i + 3] = _mm512_unpackhi_epi64(b, d);
+      turn_lanes(m, turned + 4 * i);
     }
   }
 };

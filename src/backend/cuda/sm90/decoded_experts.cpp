@@ -48,7 +48,6 @@ const char* set_decoded(DecodedProduct& to, const RowGemmProblem& problem, int64
                         const DecodedScratch& scratch, const char* refused) {
   to = {};
   const bool along_k = first.col_stride == 1;
-  if (!first.is_coded()) return nullptr;
   if (second && (second->scheme != first.scheme || (second->col_stride == 1) != along_k))
     return nullptr;
   to.problem = problem;

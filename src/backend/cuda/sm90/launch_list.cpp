@@ -59,7 +59,7 @@ RowGemmProblem LaunchList::problem(RowGemm op, const Mlp& mlp, int64_t n, int64_
   const char* why = set_matrices(bound, n, k, first, second);
   bound.out_stride = bound.features;
   decoded_ = {};
-  if (is_routed(mlp)) {
+  if (is_routed(mlp) && first.is_coded()) {
     const char* const refused = why ? why : row_gemm_refuses(bound);  // of the weights: no rows yet
     const char* const of_values =
         set_decoded(decoded_, p, mlp.groups.choice_rows, n, k, first, second, scratch_, refused);
