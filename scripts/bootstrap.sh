@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# bootstrap.sh [test|docs]: make sure that this machine has what `make demo` (or that target) needs:
-# Debian packages, then build/venv with the pinned tools. Silent and quick when all is there.
+# bootstrap.sh [test|docs|tools]: make sure that this machine has what `make demo` (or that target,
+# or the house's tools) needs: Debian packages, then build/venv with pinned tools, of which a demo
+# needs half. Silent and quick when all is there.
 . "$(dirname "$0")/lib.sh"
 purpose=${1:-demo}
 
@@ -69,14 +70,19 @@ fi
 
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   die "python3 is $(python3 --version 2>&1); 3.11 or later is needed"
-stamp=$(cat scripts/requirements.txt <(python3 --version) | sha256sum)
-if [ "$(cat "$venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
-  echo "installing the pinned tools of scripts/requirements.txt into build/venv"
-  python=$(python3 -c 'import sys; print(sys.executable)')
-  case $python in "$venv"/*) python=$(readlink -f "$venv/bin/python3");; esac
-  rm -rf "$venv"
-  "$python" -m venv "$venv"
-  retry "the Python packages of scripts/requirements.txt" "$venv/bin/python" -m pip install \
-    --disable-pip-version-check --no-deps -r scripts/requirements.txt
-  echo "$stamp" >"$venv/.stamp"
-fi
+lists=(requirements.txt)
+[ "$purpose" = demo ] || lists+=(requirements_test.txt)
+for list in "${lists[@]}"; do
+  stamp=$(cat "scripts/$list" <(python3 --version) | sha256sum)
+  [ "$(cat "$venv/.$list" 2>/dev/null)" != "$stamp" ] || continue
+  echo "installing the pinned tools of scripts/$list into build/venv"
+  if [ "$list" = requirements.txt ]; then
+    python=$(python3 -c 'import sys; print(sys.executable)')
+    case $python in "$venv"/*) python=$(readlink -f "$venv/bin/python3");; esac
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+  fi
+  retry "the Python packages of scripts/$list" "$venv/bin/python" -m pip install \
+    --disable-pip-version-check --no-deps -r "scripts/$list"
+  echo "$stamp" >"$venv/.$list"
+done

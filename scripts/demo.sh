@@ -15,7 +15,7 @@ MOEC_NVCC=
 if [ -n "$driver" ] && [ "${driver%%.*}" -ge $oldest_driver ]; then
   MOEC_NVCC=$(scripts/cuda_toolkit.sh)
   # cuBLASLt of that toolkit, where the loader finds none.
-  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${MOEC_NVCC%/bin/nvcc}/lib
+  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${MOEC_NVCC%/bin/nvcc}/lib64
 elif [ -n "$driver" ]; then
   echo "the GPU stays unused: its driver is $driver, CUDA 13 needs $oldest_driver or newer"
 fi

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # format.sh [--check]: clang-format on every source; moec.h is laid out by hand.
 . "$(dirname "$0")/lib.sh"
-[ -x "$venv/bin/clang-format" ] || scripts/bootstrap.sh
+[ -x "$venv/bin/clang-format" ] || scripts/bootstrap.sh tools
 mode=(-i)
 [ "${1:-}" = --check ] && mode=(--dry-run -Werror)
 # A source archive has no repository, or lies in another's: an empty one knows what to leave out.

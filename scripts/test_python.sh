@@ -9,13 +9,13 @@ scripts/wheel.sh
 wheel=$(echo "$build"/wheel/moec-*.whl) golden=$(echo "$build"/wheel/moec_golden-*.whl)
 
 # The environment is kept while its pins are the same; the wheel is new each time.
-pins=scripts/requirements.txt
-stamp=$(cat "$pins" <("$venv/bin/python" --version) | sha256sum)
+pins=scripts/requirements.txt tests=scripts/requirements_test.txt
+stamp=$(cat "$pins" "$tests" <("$venv/bin/python" --version) | sha256sum)
 if [ "$(cat "$clean/.stamp" 2>/dev/null)" != "$stamp" ]; then
   rm -rf "$clean"
   "$venv/bin/python" -m venv "$clean"
   retry "what the Python package needs" "$clean/bin/python" -m pip install \
-    --disable-pip-version-check --constraint "$pins" "$wheel[test]"
+    --disable-pip-version-check --constraint "$pins" --constraint "$tests" "$wheel[test]"
   echo "$stamp" >"$clean/.stamp"
 fi
 "$clean/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
