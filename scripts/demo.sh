@@ -14,6 +14,7 @@ driver=${driver%%$'\n'*}
 MOEC_NVCC=
 if [ -n "$driver" ] && [ "${driver%%.*}" -ge $oldest_driver ]; then
   MOEC_NVCC=$(scripts/cuda_toolkit.sh)
+  searched=${LD_LIBRARY_PATH:-}
   # cuBLASLt of that toolkit, where the loader finds none.
   export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${MOEC_NVCC%/bin/nvcc}/lib64
 elif [ -n "$driver" ]; then
@@ -45,6 +46,7 @@ if [ -n "$MOEC_NVCC" ]; then
   show moec bench --model qwen3-30b --tokens 1 --tokens 16 --tokens 128 --tokens 512 \
     --device cuda --seconds 0.5 --json speed_gpu.json --plot speed_gpu.png
   plots="$plots and build/demo/speed_gpu.png"
+  LD_LIBRARY_PATH=$searched  # PyTorch has its own
   for python in "$build/frameworks/bin/python" $outside; do
     if torch_here "$python"; then
       show "$python" "$root/bench/peers/torch_grouped.py" --model qwen3-30b --device cuda \

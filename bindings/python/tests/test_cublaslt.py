@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuBLASLt of nvidia-cublas in another folder of packages than moec's, as after `pip --user`."""
+"""Where cuBLASLt is found: in nvidia-cublas beside moec, or in another folder of packages (`pip
+--user`); else one that the process has open already, or that the system's loader finds."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +47,19 @@ def test_another_folder_of_packages(tmp_path: Path) -> None:
     # One that is open already, such as PyTorch's, stays.
     other = compile_library(tmp_path / "other", 130300)
     assert ask(tmp_path / "user", LD_PRELOAD=str(other)) == f"cuBLASLt 130300 of {other}"
+
+
+def test_beside_and_of_the_system(tmp_path: Path) -> None:
+    """A copy of moec, so that the tests' environment stays as it is."""
+    if moec.describe_backend()["state"] == "no_plugin":
+        pytest.skip("no plug-in")
+    shutil.copytree(Path(moec.__file__).parent, tmp_path / "site" / "moec")
+    system = compile_library(tmp_path / "system", 130400)
+    said = ask(tmp_path / "site", LD_LIBRARY_PATH=str(system.parent))
+    assert said == f"cuBLASLt 130400 of {system}"
+    beside = compile_library(tmp_path / "site/nvidia/cu13/lib", 130500)
+    said = ask(tmp_path / "site")
+    assert said.startswith("cuBLASLt 130500 of ") and Path(said.split()[-1]).samefile(beside)
 
 
 def test_the_state_is_always_told() -> None:
