@@ -58,6 +58,13 @@ def made(kind, **options):
     return quantise
 
 
+def nf4_bf16_scales(stack):
+    """NF4 whose scales are cast: its values are those of the scales that are bound."""
+    coded = made("nf4")(stack)
+    coded.quant.scales = coded.quant.scales.bfloat16()
+    return coded
+
+
 def nibbles(codes, high_first=False):
     """Of bytes, or of words with the first nibble lowest: a last dimension of them."""
     codes = codes.contiguous().view(torch.uint8)
@@ -109,6 +116,7 @@ SCHEMES = {
     "moec-fp8": SchemeCase(moec.Scheme.FP8, 8, made("fp8", block_n=128, block_k=128,
                                                     scale_dtype="float32"), values_fp8),
     "moec-nf4": SchemeCase(moec.Scheme.CODEBOOK4, 4.5, made("nf4"), values_nf4),
+    "moec-nf4-bf16": SchemeCase(moec.Scheme.CODEBOOK4, 4.25, nf4_bf16_scales, values_nf4),
     "moec-mxfp4": SchemeCase(moec.Scheme.MXFP4, 4.25, made("mxfp4"), values_mxfp4),
     "moec-int4": SchemeCase(moec.Scheme.INT4, 4.5, made("int4", block_k=32), values_int4),
 }
