@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import gpu_goals
+import quantised_goals
 import report_ep
 import report_plot
 import report_tables as tables
@@ -27,6 +28,11 @@ BLOCKS = {
                         "ranks": report_ep.ep_tables, "CPU": tables.cpu_tables,
                         "models": tables.model_tables},
     "bench/results/h200/NOTES.md": {"goals": lambda r: gpu_goals.summary(r.gpu)},
+    "bench/results/h200/QUANTISED.md": {
+        "bars": lambda r: quantised_goals.gpu_summary(r.results / "h200/quantised.json")},
+    "bench/results/xeon-icelake/NOTES.md": {
+        "bars": lambda r: quantised_goals.cpu_summary(
+            sorted((r.results / "xeon-icelake").glob("cpu_quantised_*.json")))},
 }
 ROWS = {"README.md": {report_ep.SUPPORT: report_ep.support_row}}
 PLOT = "bench/results/speed.svg"

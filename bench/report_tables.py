@@ -5,6 +5,7 @@ from files of bench/results. "x NAME" is how many times as fast as NAME: above 1
 import json
 import os
 
+import quantised_goals as goals
 from gpu.layers import LAYERS
 from gpu_rows import Rows
 
@@ -85,8 +86,35 @@ def headline(r):
         f"{layer['fwdbwd']['x_torch']:.2f} times as fast as PyTorch's `grouped_mm`, a forward "
         f"{layer['fwd']['x_torch']:.2f} times. For one token, {read} % of the memory's read speed "
         f"goes into weights.",
+        *coded(r),
         *qlora(r),
     ]
+
+
+def coded(r):
+    """A line on frozen quantised experts."""
+    rows = goals.Coded(r.results / "h200/quantised.json")
+
+    def of(value, tokens, mode, names):
+        found = [value(rows, shape, tokens, mode, name)
+                 for shape in goals.SHAPES for name in names]
+        return [ratio for ratio in found if ratio]
+
+    def faster(tokens, mode):
+        names = goals.FOUR + goals.EIGHT
+        return span([1 / ratio for ratio in of(goals.Coded.over_bf16, tokens, mode, names)])
+
+    line = ("- **Quantised experts**, frozen, of 4 and 8 bits on an H200, beside the same values "
+            f"in bf16: a forward of 64 tokens is {faster(64, 'fwd')} times as fast, of {LONG} "
+            f"tokens {faster(LONG, 'fwd')} times, a step of {LONG} tokens {faster(LONG, 'step')} "
+            "times.")
+    peers = [(f"NF4's forward of {LONG} tokens is {{}} times as fast as bitsandbytes' stacks in "
+              "`grouped_mm`", goals.stack, "fwd", "nf4"),
+             ("a step {} times", goals.rebuilt, "step", "nf4"),
+             ("MXFP4's forward {} times as fast as triton_kernels'", goals.triton, "fwd", "mxfp4")]
+    beside = [(text, of(value, LONG, mode, [name])) for text, value, mode, name in peers]
+    said = ", ".join(text.format(span(found)) for text, found in beside if found)
+    return [f"{line} {said}." if said else line]
 
 
 def qlora(r):
@@ -273,9 +301,6 @@ def cpu_tables(r):
     return join(made)
 
 
-CODES = ("nf4", "mxfp4", "int4", "fp8", "int8")
-
-
 def case_name(case):
     shape, tokens, mode = case
     return f"{shape} | {tokens} | {'forward' if mode == 'fwd' else 'step'}"
@@ -285,11 +310,14 @@ def codes_table(r, path):
     """Frozen quantised experts beside the same values in bf16."""
     file = json.loads(path.read_text())
     found = {(row["shape"], row["tokens"], row["mode"], row["impl"]): row for row in file["rows"]}
+    impls = {key[3] for key in found}
+    names = {name: title for name, title in goals.NAMES.items() if f"moec-{name}" in impls}
     lines = [f"Frozen quantised experts, times as fast as the same values in bf16. "
              f"{file['machine']}, {r.link(path)}:", "",
-             f"| layer | tokens | | {' | '.join(CODES)} |", f"|---|--:|---|{'--:|' * len(CODES)}"]
+             f"| layer | tokens | | {' | '.join(names.values())} |",
+             f"|---|--:|---|{'--:|' * len(names)}"]
     for case in dict.fromkeys(key[:3] for key in found):
-        rows = (found.get((*case, f"moec-{name}")) for name in CODES)
+        rows = (found.get((*case, f"moec-{name}")) for name in names)
         lines.append(f"| {case_name(case)} "
                      f"| {' | '.join(cell(row and 1 / row['over_bf16']) for row in rows)} |")
     return lines

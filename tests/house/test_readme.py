@@ -17,6 +17,7 @@ from check_rooms import listed
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
+import quantised_goals  # noqa: E402
 import report  # noqa: E402
 import report_ep  # noqa: E402
 import report_tables as tables  # noqa: E402
@@ -61,6 +62,43 @@ def test_a_fine_tune_has_a_line():
         "- **QLoRA** of four layers of a on an GPU: a step of adapters on NF4 experts is 2.50 "
         "times as fast as dense experts with PEFT, 3.00 times as fast as NF4 experts with PEFT. "
         "Its memory peaks at 1.0 GiB, theirs at 4.0 and 3.0.")
+
+
+def test_quantised_experts_have_goals_and_a_line(tmp_path):
+    """A ratio is to the bf16 of the very format; a peer whose windows disagree decides nothing."""
+    def row(impl, beside, ms, over, tokens=4096, mode="fwd", spread=0.01):
+        return dict(shape="gpt-oss-20b", tokens=tokens, mode=mode, impl=impl, beside=beside, ms=ms,
+                    over_bf16=over, spread=spread, floor_ms=0.5, workspace_mib=8.0)
+
+    rows = [row("moec-bf16", "moec-nf4", 1.0, 1.0), row("moec-nf4", "moec-nf4", 1.2, 1.2),
+            row("moec-bf16", "moec-mxfp4", 2.0, 1.0), row("moec-mxfp4", "moec-mxfp4", 2.5, 1.25),
+            row("moec-nf4", "moec-nf4", 1.0, 0.5, 64), row("moec-nf4", "moec-nf4", 3.0, 1.5, 4096,
+                                                           "step"),
+            row("nf4_stack", "moec-nf4", 2.4, 2.4), row("nf4_rec", "moec-nf4", 9.0, 3.0, 4096,
+                                                        "step", spread=0.2),
+            row("triton-mxfp4", "moec-mxfp4", 4.0, 2.0),
+            row("triton-mxfp4-ids", "moec-mxfp4", 3.5, 1.75),
+            row("moec-portable", "moec-mxfp4", 5.0, 2.5)]
+    path = tmp_path / "h200/quantised.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"rows": rows}))
+    made = quantised_goals.gpu_summary(path)
+    for begin in ("| forward / bf16 | 4096 | 1.2, -, - for <= 1.25 | -, -, - for <= 1.15 "
+                  "| **1.25**, -, - for <= 1.1 |",
+                  "| forward / floor | 64 | **2**, -, - for <= 1.8",
+                  "| portable: x Hopper's speed | 4096 | -, -, - for >= 0.4 |  | 0.5, -, -",
+                  "| forward, x nf4_stack | 4096 | 2 for >= 1.75, - for >= 3",
+                  "| step, x nf4_rec | 4096 | - for >= 1.9", "| workspace - bf16's | any | 0 MiB",
+                  "| forward, x triton_kernels | 4096 |  |  | 1.4, -, - for >= 1.2"):
+        assert any(line.startswith(begin) for line in made), begin
+    assert made[0].startswith("6 of 220 goals met, 211 not measured: NF4 3 of 44, ")
+    (line,) = tables.coded(SimpleNamespace(results=tmp_path))
+    assert line == (
+        "- **Quantised experts**, frozen, of 4 and 8 bits on an H200, beside the same values in "
+        "bf16: a forward of 64 tokens is 2.00 times as fast, of 4096 tokens 0.80 to 0.83 times, "
+        "a step of 4096 tokens 0.67 times. NF4's forward of 4096 tokens is 2.00 times as fast as "
+        "bitsandbytes' stacks in `grouped_mm`, MXFP4's forward 1.40 times as fast as "
+        "triton_kernels'.")
 
 
 def test_ranks_have_tables_where_they_were_measured(tmp_path):
