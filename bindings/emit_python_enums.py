@@ -32,6 +32,9 @@ CLASSES = {  # enum of moec.h: class, prefix of its constants, docstring
     "moec_grad_flags": (
         "GradFlags", "MOEC_GRAD_",
         "SKIP_IDLE: Router.gate_backward leaves out tokens whose row of d_logits is 0."),
+    "moec_experts_desc_flags": (
+        "ExpertsDescFlags", "MOEC_EXPERTS_",
+        "PLAIN_WEIGHTS: the weights have no codes; on CUDA workspaces are up to 64 MiB smaller."),
     "moec_experts_flags": (
         "ExpertsFlags", "MOEC_EXPERTS_",
         "SKIP_ABSENT: rows of y of tokens without a row in the plan are not written."),

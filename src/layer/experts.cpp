@@ -7,6 +7,7 @@
 #include "core/dtype.h"
 #include "experts/memory.h"
 #include "layer/experts_desc.h"
+#include "quant/format.h"
 
 namespace moec {
 namespace {
@@ -29,6 +30,15 @@ void check_fit(const char* name, const Weights& weights, int32_t num_experts, in
                ll(inter));
   MOEC_REQUIRE(view.gated == gated, MOEC_E_MISMATCH, "%s are %s; the activation needs %s ones",
                name, view.gated ? "gated" : "plain", gated ? "gated" : "plain");
+}
+
+void check_codes(const moec_experts_desc& desc, const WeightsView& weights) {
+  if (!(desc.flags & MOEC_EXPERTS_PLAIN_WEIGHTS)) return;
+  for (const ExpertMatrix* m : {&weights.gate, &weights.up, &weights.down})
+    MOEC_REQUIRE(!m->is_coded(), MOEC_E_MISMATCH,
+                 "weights are codes of %s; desc.flags has MOEC_EXPERTS_PLAIN_WEIGHTS, which is for "
+                 "plain weights: leave it out",
+                 quant::find_format(m->scheme)->name);
 }
 
 int64_t gradient_entries(const Weights* weights, const moec_weight_set* set) {
@@ -128,6 +138,7 @@ void Experts::check_weights(const Weights& weights, const Weights* shared_weight
   check_same_device("weights", weights.context(), *context_);
   check_fit("weights", weights, local, desc_.hidden, desc_.inter,
             desc_.gate_layout != MOEC_GATE_NONE);
+  check_codes(desc_, weights.view());
   weights.check_memory(check);
   experts.weights = &weights.view();
   MOEC_REQUIRE(has_shared() == (shared_weights != nullptr), MOEC_E_INVALID_ARG,
@@ -352,6 +363,7 @@ std::string Experts::describe(const Weights& weights, int64_t num_tokens) const 
   check_same_device("weights", weights.context(), *context_);
   check_fit("weights", weights, desc_.expert_end - desc_.expert_begin, desc_.hidden, desc_.inter,
             desc_.gate_layout != MOEC_GATE_NONE);
+  check_codes(desc_, weights.view());
   moec_weights_info info = {};
   weights.query(info);
   return '{' + experts::describe(context_->backend(), desc_, weights.view(), num_tokens) +

@@ -79,7 +79,7 @@ void check_shared(const moec_experts_desc& desc) {
 moec_experts_desc checked_experts_desc(const moec_experts_desc& given) {
   moec_experts_desc desc = given;
   desc.struct_size = sizeof desc;  // stored descriptions are compared whole
-  check_flags("desc.flags", desc.flags, 0);
+  check_flags("desc.flags", desc.flags, MOEC_EXPERTS_PLAIN_WEIGHTS);
   const struct {
     const char* name;
     uint32_t value, last;

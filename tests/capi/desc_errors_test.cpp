@@ -207,6 +207,13 @@ const Mistake kMistakes[] = {
        args.shared_weights = shared.get();
        return moec_experts_forward(p.experts.get(), &args, nullptr);
      }},
+    {"unknown_flag_of_experts_desc", MOEC_E_INVALID_ARG,
+     "desc.flags is 0x2; the known bits are 0x1",
+     [](Problem& p) {
+       p.experts_desc.flags = 2;
+       moec_experts* out = nullptr;
+       return moec_experts_create(p.context, &p.experts_desc, &out);
+     }},
     {"unknown_flag_of_experts", MOEC_E_INVALID_ARG, "args.flags is 0x2",
      [](Problem& p) {
        p.build_plan();

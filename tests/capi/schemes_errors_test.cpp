@@ -213,6 +213,27 @@ const Mistake kMistakes[] = {
        check(moec_weights_bind(weights.get(), &b.set));
        return moec_weights_unpack(weights.get(), &b.set, nullptr);
      }},
+    {"codes_in_the_place_of_plain_weights", MOEC_E_MISMATCH,
+     "weights are codes of mxfp4; desc.flags has MOEC_EXPERTS_PLAIN_WEIGHTS",
+     [](Problem& p) {
+       Bound b = Bound::of(p, MOEC_SCHEME_MXFP4);
+       b.set.up.quant = &b.quant;
+       const auto weights = make<Weights>(moec_weights_create, p.context, &b.desc);
+       check(moec_weights_bind(weights.get(), &b.set));
+       moec_experts_desc desc = p.experts_desc;
+       desc.hidden = Bound::H;
+       desc.inter = Bound::I;
+       desc.gate_layout = MOEC_GATE_NONE;
+       desc.activation.kind = MOEC_ACT_SILU;
+       const auto call = [&] {
+         const auto experts = make<Experts>(moec_experts_create, p.context, &desc);
+         uint64_t need = 0;
+         return moec_experts_describe(experts.get(), weights.get(), 5, nullptr, 0, &need);
+       };
+       EXPECT_EQ(call(), MOEC_OK);
+       desc.flags = MOEC_EXPERTS_PLAIN_WEIGHTS;
+       return call();
+     }},
     {"dequantise_unbound", MOEC_E_INVALID_STATE, "weights are not bound",
      [](Problem& p) {
        const auto weights = make<Weights>(moec_weights_create, p.context, &p.weights_desc);

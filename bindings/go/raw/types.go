@@ -189,6 +189,7 @@ const (
 	SaveInput = 1
 	SavePreact = 2
 	SaveAll = 3
+	ExpertsPlainWeights = 1
 	ExpertsSkipAbsent = 1
 	CommDevice = 1
 	CommCapture = 2
@@ -866,6 +867,7 @@ type AdaptersDesc struct {
 // ExpertsDesc mirrors moec_experts_desc.
 type ExpertsDesc struct {
 	StructSize uint32
+	// moec_experts_desc_flags
 	Flags uint32
 	// H
 	Hidden int64
@@ -988,7 +990,7 @@ type ExpertsSizes struct {
 	Saved Size
 }
 
-// LayerDesc mirrors moec_layer_desc. gate -> route -> plan -> experts in one call, with one saved buffer; the descriptors are copied.
+// LayerDesc mirrors moec_layer_desc. gate -> route -> plan -> experts in one call, with one saved buffer; descriptors are copied.
 type LayerDesc struct {
 	StructSize uint32
 	Flags uint32

@@ -182,6 +182,7 @@ const MOEC_SAVE_NONE = UInt32(0)
 const MOEC_SAVE_INPUT = UInt32(1)
 const MOEC_SAVE_PREACT = UInt32(2)
 const MOEC_SAVE_ALL = UInt32(3)
+const MOEC_EXPERTS_PLAIN_WEIGHTS = UInt32(1)
 const MOEC_EXPERTS_SKIP_ABSENT = UInt32(1)
 const MOEC_COMM_DEVICE = UInt32(1)
 const MOEC_COMM_CAPTURE = UInt32(2)
@@ -1284,6 +1285,7 @@ moec_adapters_desc(;
 
 """
 Fields of `moec_experts_desc`:
+- `flags`: moec_experts_desc_flags
 - `hidden`: H
 - `inter`: I
 - `shared_inter`: Is; 0 without shared expert
@@ -1482,7 +1484,7 @@ moec_experts_sizes(;
 ) = moec_experts_sizes(struct_size, flags, forward_workspace, backward_workspace, saved)
 
 """
-gate -> route -> plan -> experts in one call, with one saved buffer; the descriptors are copied.
+gate -> route -> plan -> experts in one call, with one saved buffer; descriptors are copied.
 
 - `experts`: num_experts, num_zero_experts, top_k as in the router
 - `drop`: moec_drop
@@ -1982,7 +1984,7 @@ moec_last_error(out) =
 moec_struct_init(sized_struct, bytes) =
     @ccall LIB.moec_struct_init(sized_struct::Ptr{Cvoid}, bytes::UInt64)::Cvoid
 
-"Process-wide log sink; NULL restores silence. Nothing below min_level (moec_log_level) is delivered."
+"Process-wide log sink; NULL: silence. Nothing below min_level (moec_log_level) is delivered."
 moec_set_log(sink, user, min_level) =
     @ccall LIB.moec_set_log(sink::Ptr{Cvoid}, user::Ptr{Cvoid}, min_level::Int32)::Int32
 
@@ -2022,7 +2024,7 @@ moec_context_reserve(context, bytes, stream) =
 moec_context_trim(context) =
     @ccall LIB.moec_context_trim(context::Ptr{moec_context})::Int32
 
-"*deferred gets the status of device work that failed after its call had returned; 0 if none did. Never waits."
+"*deferred: the status of device work that failed after its call had returned, or 0. No wait."
 moec_context_poll(context, deferred) =
     @ccall LIB.moec_context_poll(context::Ptr{moec_context}, deferred::Ptr{Int32})::Int32
 
@@ -2110,7 +2112,7 @@ moec_loss_forward(context, args, stream) =
 moec_loss_backward(context, args, stream) =
     @ccall LIB.moec_loss_backward(context::Ptr{moec_context}, args::Ptr{moec_loss_args}, stream::Ptr{Cvoid})::Int32
 
-"Bytes of a plan's memory for max_tokens, with what building it needs, and the bound of P. Host only."
+"Bytes of a plan's memory for max_tokens, building it included, and the bound of P. Host only."
 moec_plan_size(desc, bytes, max_rows) =
     @ccall LIB.moec_plan_size(desc::Ptr{moec_plan_desc}, bytes::Ptr{UInt64}, max_rows::Ptr{Int64})::Int32
 

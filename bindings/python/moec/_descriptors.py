@@ -17,6 +17,7 @@ from ._enums import (
     Combine,
     Drop,
     DType,
+    ExpertsDescFlags,
     GateLayout,
     GroupFill,
     Norm,
@@ -129,7 +130,8 @@ class AdaptersDesc:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsDesc:
-    """What the experts compute (moec_experts_desc). Save.NONE means inference only."""
+    """What the experts compute (moec_experts_desc). Save.NONE means inference only;
+    flags=ExpertsDescFlags.PLAIN_WEIGHTS makes workspaces smaller, and refuses quantised weights."""
 
     hidden: int
     inter: int
@@ -151,6 +153,7 @@ class ExpertsDesc:
     shared: Shared = Shared.NONE
     save: Save = Save.NONE
     output_scale: float = 0.0
+    flags: ExpertsDescFlags = ExpertsDescFlags.NONE
 
 
 def to_raw(desc: Any, kind: type, name: str = "desc") -> Any:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ._descriptors import Activation, ExpertsDesc, RouterDesc
-from ._enums import GateLayout, Orientation
+from ._enums import ExpertsDescFlags, GateLayout, Orientation
 from ._fields import GRADIENTS, INPUTS
 from ._weights import WEIGHTS
 
@@ -70,15 +70,17 @@ class Spec:
     @staticmethod
     def of(
         experts: ExpertsDesc, router: RouterDesc | None, gate_layout: GateLayout,
-        gate_up: Orientation, down: Orientation, shared: GateLayout,
+        gate_up: Orientation, down: Orientation, shared: GateLayout, *, plain: bool,
     ) -> Spec:
-        """A spec whose layouts all agree on whether the experts have a gate."""
+        """A spec whose layouts all agree on whether the experts have a gate. plain: its weights
+        have no codes."""
         if GateLayout.NONE in (gate_layout, experts.gate_layout):
             gate_layout = shared = inner = GateLayout.NONE
         else:
             inner = GateLayout.SPLIT
+        flags = experts.flags | ExpertsDescFlags.PLAIN_WEIGHTS if plain else experts.flags
         return Spec(
-            experts=dataclasses.replace(experts, gate_layout=inner), router=router,
+            experts=dataclasses.replace(experts, gate_layout=inner, flags=flags), router=router,
             gate_up_orientation=gate_up, down_orientation=down, gate_layout=gate_layout,
             shared_gate_layout=shared,
         )

@@ -13,7 +13,7 @@ import numpy as np
 from . import layer_names
 from ._context import Context
 from ._descriptors import Activation, ExpertsDesc, RouterDesc
-from ._enums import DType, RouterFlags, Save, Select, Shared
+from ._enums import DType, ExpertsDescFlags, RouterFlags, Save, Select, Shared
 from ._layer import Layer, LayerResult
 from ._tensors import Array, dtype_of
 from .checkpoint import Checkpoint, CheckpointError
@@ -180,6 +180,7 @@ def _understand(
     top_k = int(TOP_K.read(config, number))
     router = _router(family, config, number, names, dtype,
                      num_experts=num_experts, num_zero_experts=zeros, top_k=top_k)
+    flags = ExpertsDescFlags.NONE if matrices.is_coded else ExpertsDescFlags.PLAIN_WEIGHTS
     experts = ExpertsDesc(
         hidden=hidden, inter=inter, num_experts=num_experts, num_zero_experts=zeros, top_k=top_k,
         gate_layout=matrices.layout.gate_layout, dtype=dtype, save=save,
@@ -189,6 +190,7 @@ def _understand(
         shared_activation=_activation(
             family.shared_activation or family.activation, config, number
         ) if shared else Activation(),
+        flags=flags,
         **resolve(family.experts, config, number),
     )
     return LayerSpec(family, number, router, experts, names, inputs, matrices, shared)

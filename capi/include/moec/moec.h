@@ -197,8 +197,7 @@ enum moec_log_level {
   MOEC_LOG_ERROR = 4,
   MOEC_LOG_OFF = 5
 };
-/* May be called from any thread; must not call moec. `message` is NUL-terminated, `length` bytes
- * long. */
+/* Called from any thread; must not call moec. `message` is NUL-terminated, `length` bytes long. */
 typedef void (*moec_log_function)(void* user, int32_t level, const char* message, size_t length);
 
 typedef struct moec_error_info {
@@ -227,8 +226,7 @@ MOEC_API moec_status moec_last_error(moec_error_info* out);
 /* Zeroes `bytes` bytes and stores `bytes` in the leading struct_size. NULL, or bytes < 8, does
  * nothing. */
 MOEC_API void moec_struct_init(void* sized_struct, size_t bytes);
-/* Process-wide log sink; NULL restores silence. Nothing below min_level (moec_log_level) is
- * delivered. */
+/* Process-wide log sink; NULL: silence. Nothing below min_level (moec_log_level) is delivered. */
 MOEC_API moec_status moec_set_log(moec_log_function sink, void* user, int32_t min_level);
 
 /* ================================ 2. backends, devices, context ============================= */
@@ -332,8 +330,7 @@ MOEC_API moec_status moec_context_reserve(const moec_context* context, uint64_t 
                                           moec_stream stream);
 /* Gives back the scratch that neither a call nor a captured graph uses. May wait. */
 MOEC_API moec_status moec_context_trim(const moec_context* context);
-/* *deferred gets the status of device work that failed after its call had returned; 0 if none did.
- * Never waits. */
+/* *deferred: the status of device work that failed after its call had returned, or 0. No wait. */
 MOEC_API moec_status moec_context_poll(const moec_context* context, moec_status* deferred);
 /* Waits for the stream; returns a deferred error if there is one. E_WOULD_SYNC: the stream is being
  * captured. */
@@ -624,8 +621,7 @@ typedef struct moec_plan_desc {
   uint32_t reserved0;
 } moec_plan_desc;
 
-/* Bytes of a plan's memory for max_tokens, with what building it needs, and the bound of P. Host
- * only. */
+/* Bytes of a plan's memory for max_tokens, building it included, and the bound of P. Host only. */
 MOEC_API moec_status moec_plan_size(const moec_plan_desc* desc, uint64_t* bytes, int64_t* max_rows);
 /* Makes a plan, which is not built yet. Queues nothing. memory NULL: the context allocates, this
  * once; else at least moec_plan_size bytes of the device, kept by the caller. E_WORKSPACE. */
@@ -1033,8 +1029,13 @@ enum moec_save {
   MOEC_SAVE_PREACT = 2, /* pre-activations kept, activation recomputed */
   MOEC_SAVE_ALL = 3     /* pre-activations, and what else spares backward work, kept */
 };
+enum moec_experts_desc_flags {
+  /* Weights of codes are refused (E_MISMATCH; shared ones are not), and workspaces have no room for
+   * the values of some experts' codes: up to 64 MiB less on CUDA. */
+  MOEC_EXPERTS_PLAIN_WEIGHTS = 1
+};
 typedef struct moec_experts_desc {
-  uint32_t struct_size, flags;
+  uint32_t struct_size, flags;      /* moec_experts_desc_flags */
   int64_t hidden, inter;            /* H, I */
   int64_t shared_inter;             /* Is; 0 without shared expert */
   int32_t num_experts;              /* E, all ranks together */
@@ -1129,8 +1130,7 @@ MOEC_API moec_status moec_experts_describe(const moec_experts* experts, const mo
                                            uint64_t* need);
 
 /* ================================ 10. whole layer ================================ */
-/* gate -> route -> plan -> experts in one call, with one saved buffer; the descriptors are copied.
- */
+/* gate -> route -> plan -> experts in one call, with one saved buffer; descriptors are copied. */
 typedef struct moec_layer_desc {
   uint32_t struct_size, flags;
   const moec_router_desc* router;

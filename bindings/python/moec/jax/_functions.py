@@ -217,7 +217,7 @@ def experts(
     platform    "cpu" or "gpu" where it is not JAX's default backend
     """
     spec = Spec.of(desc, None, gate_layout, gate_up_orientation, down_orientation,
-                   shared_gate_layout)
+                   shared_gate_layout, plain=True)
     given = {"x": x, "expert_ids": expert_ids, "routing_weights": routing_weights}
     return _start(spec, given | dict(parameters), save, platform)["y"]
 
@@ -243,7 +243,7 @@ def route_and_layer(
             "call; 0 is supported, and moec.torch has jitter"
         )
     spec = Spec.of(experts, router, gate_layout, gate_up_orientation, down_orientation,
-                   shared_gate_layout)
+                   shared_gate_layout, plain=True)
     found = _start(spec, {"x": x} | dict(parameters) | inputs, save, platform)
     weights = jax.lax.stop_gradient(found["routing_weights"])
     return found["y"], Routing(found["logits"], found["expert_ids"], weights)

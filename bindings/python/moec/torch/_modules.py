@@ -270,7 +270,7 @@ class Experts(_Base):
             desc.shared or desc.num_zero_experts))
         gate_layout = gate_layout if codes is None else codes.layout.gate_layout
         spec = Spec.of(desc, None, gate_layout, gate_up_orientation, down_orientation,
-                       shared_gate_layout)
+                       shared_gate_layout, plain=codes is None and not packed)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,
                          device=device, codes=codes, ep=ep, packed=packed)
         self.reset_parameters()
@@ -322,7 +322,7 @@ class MoELayer(_Base):
         experts = _parallel.of_rank(experts, ep, codes)
         gate_layout = gate_layout if codes is None else codes.layout.gate_layout
         spec = Spec.of(experts, router, gate_layout, gate_up_orientation, down_orientation,
-                       shared_gate_layout)
+                       shared_gate_layout, plain=codes is None and not packed)
         if ep is not None:
             spec = replace(spec, ep=ep.number)
         super().__init__(spec, bias=bias, output_bias=output_bias, save=save, dtype=dtype,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .._descriptors import ExpertsDesc
-from .._enums import GateLayout, Orientation, Save, WeightPosition
+from .._enums import ExpertsDescFlags, GateLayout, Orientation, Save, WeightPosition
 from .._spec import Spec
 from ..torch import _adapted, _ops
 from ..torch._constants import constant, module_of, traceable
@@ -66,6 +66,7 @@ def spec_of(module: nn.Module, top_k: int) -> Spec:
                 "float32, float16 and bfloat16 are implemented"
             )
     gated = "gate_up" in tensors
+    packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
     concatenated = getattr(module, "is_concatenated", True)
     layout = GateLayout.GATE_THEN_UP if concatenated else GateLayout.INTERLEAVED
     if not gated:
@@ -80,6 +81,7 @@ def spec_of(module: nn.Module, top_k: int) -> Spec:
             activation=activation_of(module),
             gate_layout=GateLayout.SPLIT if gated else GateLayout.NONE,
             weight_position=WeightPosition.ON_INPUT if is_llama4 else WeightPosition.ON_OUTPUT,
+            flags=ExpertsDescFlags.NONE if packed else ExpertsDescFlags.PLAIN_WEIGHTS,
         ),
         gate_layout=layout, gate_up_orientation=orientation, down_orientation=orientation,
     )

@@ -2364,6 +2364,8 @@ pub const MOEC_SAVE_INPUT: moec_save = 1;
 pub const MOEC_SAVE_PREACT: moec_save = 2;
 pub const MOEC_SAVE_ALL: moec_save = 3;
 pub type moec_save = ::std::os::raw::c_uint;
+pub const MOEC_EXPERTS_PLAIN_WEIGHTS: moec_experts_desc_flags = 1;
+pub type moec_experts_desc_flags = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moec_experts_desc {

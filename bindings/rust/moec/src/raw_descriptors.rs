@@ -77,6 +77,8 @@ descriptors! {
     }
     /// What the experts compute.
     ExpertsDesc: moec_experts_desc {
+        /// `moec_experts_desc.flags`: `moec_experts_desc_flags`
+        flags: u32,
         /// `moec_experts_desc.hidden`: H
         hidden: i64,
         /// `moec_experts_desc.inter`: I
