@@ -4,7 +4,7 @@
 // and as a tensor of each expert.
 #include <string>
 
-#include "backend/cuda/sm90/decoded_experts.h"
+#include "backend/cuda/weights/decoded_experts.h"
 #include "hopper_bits.h"
 
 namespace moec::test {

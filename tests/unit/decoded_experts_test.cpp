@@ -2,7 +2,7 @@
 // Which experts are decoded once, how many at a time, and where their values lie, without a GPU.
 // Mutations seen to fail: turns as full as may be, with a small last one; values of columns that
 // alternate as two matrices; runs of rows that begin anywhere.
-#include "backend/cuda/sm90/decoded_experts.h"
+#include "backend/cuda/sm90/decoded_product.h"
 
 #include <gtest/gtest.h>
 
@@ -40,6 +40,21 @@ TEST(DecodedOnce, ScratchIsNoLargerThanTheStack) {
   EXPECT_EQ(decoded_bytes(1000, int64_t(1) << 40), kDecodedBytes);
 }
 
+TEST(DecodedOnce, ScratchIsNotThereForPlainWeights) {
+  moec_experts_desc desc = {};
+  desc.hidden = 32;
+  desc.inter = 8;
+  desc.expert_begin = 2;
+  desc.expert_end = 5;
+  desc.dtype = MOEC_BF16;
+  EXPECT_EQ(decoded_bytes(desc), 3 * 2 * 32 * 8 * 2);
+  desc.flags = MOEC_EXPERTS_PLAIN_WEIGHTS;
+  EXPECT_EQ(decoded_bytes(desc), 0);
+  desc.flags = 0;
+  desc.dtype = MOEC_F32;  // whose products read codes themselves
+  EXPECT_EQ(decoded_bytes(desc), 0);
+}
+
 // Part of a matrix of codes as it is bound: one of two where `step` or `first` say so.
 ExpertMatrix codes(uint32_t scheme, bool out_in, quant::RowMap rows = {}) {
   const bool parts = rows.step > 1 || rows.first > 0;
@@ -72,9 +87,9 @@ DecodedProduct decoded(RowGemm op, const ExpertMatrix& first, const ExpertMatrix
 TEST(DecodedValues, LieAsTheCodesDo) {
   const ExpertMatrix along_k[] = {codes(MOEC_SCHEME_NVFP4, true), codes(MOEC_SCHEME_NVFP4, true)};
   DecodedProduct product = decoded(RowGemm::kUp, along_k[0], along_k + 1);
-  EXPECT_EQ(product.at_once, 3);  // in four turns
-  EXPECT_EQ(product.parts, 2);
-  EXPECT_TRUE(product.along_k);
+  EXPECT_EQ(product.experts.at_once, 3);  // in four turns
+  EXPECT_EQ(product.experts.parts, 2);
+  EXPECT_TRUE(product.experts.along_k);
   EXPECT_FALSE(product.problem.weights_mn_major);
   EXPECT_EQ(product.problem.scheme, 0u);
   EXPECT_EQ(product.problem.weights[0], scratch_memory);
@@ -83,8 +98,8 @@ TEST(DecodedValues, LieAsTheCodesDo) {
   EXPECT_EQ(product.problem.weight_stride, kK);
   const ExpertMatrix along_n = codes(MOEC_SCHEME_AWQ, false);
   product = decoded(RowGemm::kDown, along_n, nullptr);
-  EXPECT_EQ(product.at_once, 5);  // in two turns
-  EXPECT_FALSE(product.along_k);
+  EXPECT_EQ(product.experts.at_once, 5);  // in two turns
+  EXPECT_FALSE(product.experts.along_k);
   EXPECT_TRUE(product.problem.weights_mn_major);
   EXPECT_EQ(product.problem.weight_stride, kN);
 }
@@ -93,17 +108,17 @@ TEST(DecodedValues, AlternateWhereGateAndUpDo) {
   const uint32_t mxfp4 = MOEC_SCHEME_MXFP4;
   const ExpertMatrix gate = codes(mxfp4, false, {0, 2}), up = codes(mxfp4, false, {1, 2});
   const DecodedProduct product = decoded(RowGemm::kUp, gate, &up);
-  EXPECT_TRUE(product.joined && product.problem.alternating);
-  EXPECT_EQ(product.parts, 1);
-  EXPECT_EQ(product.n, 2 * kN);
+  EXPECT_TRUE(product.experts.joined && product.problem.alternating);
+  EXPECT_EQ(product.experts.parts, 1);
+  EXPECT_EQ(product.experts.n, 2 * kN);
   EXPECT_EQ(product.problem.weight_stride, 2 * kN);
-  const ExpertMatrix both = decoded_source(product, 0);
+  const ExpertMatrix both = product.experts.source(0);
   EXPECT_EQ(both.rows.first, 0);
   EXPECT_EQ(both.rows.step, 1);
   // Of other formats they are two matrices.
   const uint32_t awq = MOEC_SCHEME_AWQ;
   const ExpertMatrix gates = codes(awq, false, {0, 2}), ups = codes(awq, false, {1, 2});
-  EXPECT_FALSE(decoded(RowGemm::kUp, gates, &ups).joined);
+  EXPECT_FALSE(decoded(RowGemm::kUp, gates, &ups).experts.joined);
 }
 
 TEST(DecodedValues, OfATurnAreThoseOfItsExperts) {
@@ -121,7 +136,9 @@ TEST(DecodedValues, OfATurnAreThoseOfItsExperts) {
 }
 
 TEST(CodeRunsOf, AFormatInOneTensorAndInMany) {
-  const auto runs = [](const ExpertMatrix& m, bool along_k) { return code_runs(m, along_k, 1); };
+  const auto runs = [](const ExpertMatrix& m, bool along_k) {
+    return code_runs(m, along_k, begins_in_words(m.values, 1));
+  };
   CodeRuns of = runs(codes(MOEC_SCHEME_NVFP4, true), true);
   EXPECT_TRUE(of.whole && of.one_block);
   ExpertMatrix m = codes(MOEC_SCHEME_NVFP4, true);

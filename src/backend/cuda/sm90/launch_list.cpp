@@ -13,9 +13,8 @@
 namespace moec::cuda {
 
 LaunchList::LaunchList(const Program& program) : program_(program) {
-  const Mlp& routed = program.routed;
   Arena arena(program.scratch, 0);
-  scratch_ = lay_out_scratch(routed.hidden, routed.inter, routed.groups.count, arena);
+  scratch_ = lay_out_scratch(*program.desc, arena);
   refuse_adapters(program.routed);
   for (int i = 0; i < program.num_steps && !refused_; ++i) {
     current_ = &program.steps[size_t(i)];
@@ -247,11 +246,7 @@ struct Describer {
       append(text, JsonObject().add("step", step).add("kernel", "sm90 gradient_rows"));
   }
   void operator()(const DecodedProduct& product) const {
-    append(text, JsonObject()
-                     .add("step", step)
-                     .add("kernel", "sm90 decode_experts")
-                     .add("weights", quant::find_format(product.from[0]->scheme)->name)
-                     .add("experts_at_once", int64_t(product.at_once)));
+    append(text, decoding_kernel(step, product.experts));
     (*this)(product.problem);
   }
   void operator()(const WeightGradArgs& a) const {

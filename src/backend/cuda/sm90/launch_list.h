@@ -15,7 +15,7 @@
 #include <variant>
 
 #include "backend/cuda/experts/row_steps.h"
-#include "backend/cuda/sm90/decode_experts.h"
+#include "backend/cuda/sm90/decoded_product.h"
 #include "backend/cuda/sm90/narrow.h"
 #include "backend/cuda/sm90/row_gemm.h"
 #include "backend/cuda/sm90/weight_grad.h"
@@ -37,7 +37,8 @@ struct ExpertSums {  // out (+)= sums [experts, n, k], added up in the order of 
 };
 
 // The path's scratch of a call.
-DecodedScratch lay_out_scratch(int64_t hidden, int64_t inter, int64_t num_experts, Arena& arena);
+DecodedScratch lay_out_scratch(const moec_experts_desc& desc, Arena& arena);
+void launch_decoded(const Op& op, const DecodedProduct& product);
 
 class LaunchList {
  public:

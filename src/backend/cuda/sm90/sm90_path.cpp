@@ -27,7 +27,7 @@ class Sm90Path final : public CudaPath {
     between.dot_floats = [](int64_t inter) { return int64_t(grad_down_dot_parts(inter)) + 1; };
     between.input_dot_floats = [](int64_t) { return int64_t(0); };
     Arena arena;
-    lay_out_scratch(desc.hidden, desc.inter, desc.expert_end - desc.expert_begin, arena);
+    lay_out_scratch(desc, arena);
     between.scratch = arena.size().base;
     between.factor_form = factor_form;
     return between;

@@ -4,15 +4,12 @@
 
 #include <cuda_runtime.h>
 
-#include "backend/cuda/sm90/decoded_experts.h"
+#include "backend/cuda/weights/decode_experts.h"
 
 namespace moec::cuda {
 
 struct WorkCounters {
-  struct Gemm {
-    unsigned work;   // that was taken
-    unsigned steps;  // that all clusters have made (pace.cuh)
-  };
+  using Gemm = ProductCounters;
   static constexpr int kGemms = 6, kExperts = 512;
   Gemm gemms[kGemms];
   Gemm decoded;             // of the products of decoded experts, cleared before each

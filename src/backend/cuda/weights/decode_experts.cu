@@ -8,7 +8,7 @@
 #include "backend/cuda/device/line_words.h"
 #include "backend/cuda/device/ptx.cuh"
 #include "backend/cuda/device/rotate.cuh"
-#include "backend/cuda/sm90/decode_experts.h"
+#include "backend/cuda/weights/decode_experts.h"
 
 namespace moec::cuda {
 namespace {
@@ -24,7 +24,7 @@ struct DecodeParams {
   const int32_t* group_offsets;  // of the first expert
   char* to;
   int64_t line_bytes, matrix_bytes;
-  WorkCounters::Gemm* counters;
+  ProductCounters* counters;
 };
 
 // Element (n, k), and those behind it along a line and across lines.

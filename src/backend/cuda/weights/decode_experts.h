@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launches of a product whose experts are decoded once, in turns.
+// The values of some experts' codes, on the device.
 #pragma once
 
 #include "backend/cuda/device/op.h"
-#include "backend/cuda/sm90/decoded_experts.h"
-#include "backend/cuda/sm90/work_counters.h"
+#include "backend/cuda/weights/decoded_experts.h"
 
 namespace moec::cuda {
+
+// What the CTAs of a product count together, in device memory.
+struct ProductCounters {
+  unsigned work;   // that was taken
+  unsigned steps;  // that all clusters have made (sm90/pace.cuh)
+};
 
 struct DecodeArgs {
   ExpertMatrix from[2];  // with arrays of pointers on the device
@@ -18,10 +23,19 @@ struct DecodeArgs {
   void* to;                      // part i of expert e of these: the (e * parts + i)-th matrix
   int first, count;              // experts
   const int32_t* group_offsets;  // of these: those without a row are left out
-  WorkCounters::Gemm* counters;  // of the product that reads the values: cleared
+  ProductCounters* counters;     // of the product that reads the values: cleared
 };
+// What all turns have in common: all but from, runs, the experts and counters.
+inline DecodeArgs decode_args(const DecodedExperts& experts) {
+  DecodeArgs args = {};
+  args.parts = experts.parts;
+  args.n = experts.n;
+  args.k = experts.k;
+  args.along_k = experts.along_k;
+  args.dtype = experts.dtype;
+  args.to = experts.values;
+  return args;
+}
 cudaError_t launch_decode_experts(const DecodeArgs& args, int multiprocessors, cudaStream_t stream);
-
-void launch_decoded(const Op& op, const DecodedProduct& product);
 
 }  // namespace moec::cuda

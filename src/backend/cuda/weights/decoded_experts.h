@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts of many rows, whose codes become values in scratch in front of their product: some
-// experts at a time, then the row GEMM of plain weights over the rows of these. Nothing here needs
-// the headers of CUDA.
+// Experts whose codes become values in scratch in front of their product: some experts at a time,
+// then a product of plain weights over the rows of these. Nothing here needs the headers of CUDA.
 #pragma once
 
-#include "backend/cuda/sm90/row_gemm_problem.h"
+#include "backend/weights.h"
+#include "core/json_text.h"
 
 namespace moec::cuda {
 
-struct WorkCounters;
-
-// Who else multiplies codes: row GEMMs, which decode them anew for each tile; the portable path,
-// where eight codes share a block; or it, slowly.
+// Who else multiplies codes: row GEMMs of Hopper, which decode them anew for each tile; the
+// portable path, where eight codes share a block; or it, slowly.
 enum class Otherwise { kRowGemm, kPortable, kSlowly };
 // Experts of so many rows on average are decoded once. With fewer rows it takes longer to make
 // values than their products save (bench/results/h200/coded_trials.json).
@@ -24,49 +22,46 @@ constexpr int64_t kDecodedBytes = int64_t(64) << 20;
 
 // Room for the values of one turn. expert_bytes: of the largest operand.
 int64_t decoded_bytes(int64_t expert_bytes, int64_t num_experts);
+// The same for a description, of a gate and up; 0 where its weights have no codes, or no products
+// of 16 bits.
+int64_t decoded_bytes(const moec_experts_desc& desc);
 // How many experts a turn decodes, so that turns are alike; 0: none are decoded so.
 int experts_at_once(int64_t choice_rows, int64_t num_experts, int64_t expert_bytes, int64_t bytes,
                     Otherwise otherwise);
 
-// A path's scratch of a call.
-struct DecodedScratch {
-  WorkCounters* counters;
-  void* pointers;  // of experts that are separate tensors
-  void* values;    // of one turn
-  int64_t bytes;   // of values; 0: there are none
-};
-
-struct DecodedProduct {
-  RowGemmProblem problem;  // of all experts, with the values of a turn
-  DecodedScratch scratch;
-  int at_once;
-  const ExpertMatrix* from[2];  // the coded matrices: gate and up, or one
+// The coded matrices [n,k] of a product, and the values of one turn.
+struct DecodedExperts {
+  const ExpertMatrix* from[2];  // gate and up, or one
   bool joined;                  // columns of gate and up alternate: from[0] tells of both
   int parts;                    // matrices of an expert as they are decoded: [n,k], or [k,n]
   int64_t n, k;
-  bool along_k;  // the axis along which values are contiguous, as codes are
+  bool along_k;      // the axis along which values are contiguous, as codes are
+  moec_dtype dtype;  // of values
+  void* values;
+  int at_once;
 
-  int64_t expert_values() const { return parts * n * k; }
   bool is_used() const { return at_once > 0; }
+  int64_t expert_values() const { return parts * n * k; }
+  int64_t expert_bytes() const { return expert_values() * dtype_bytes(dtype); }
+  // Part `part` of what is decoded: where columns of gate and up alternate, both.
+  ExpertMatrix source(int part) const;
+  // The matrix of values in the place of from[i], of the experts of a turn.
+  ExpertMatrix values_of(int i) const;
 };
-// The product of coded matrices [n,k] as one of their values, if its experts are to be decoded
-// once; else it is not used. problem: what is set before set_matrices(). choice_rows: of RowGroups.
-// refused: why row GEMMs do not take the codes, or null. Returns why they do not take the values,
-// or null.
-const char* set_decoded(DecodedProduct& to, const RowGemmProblem& problem, int64_t choice_rows,
-                        int64_t n, int64_t k, const ExpertMatrix& first, const ExpertMatrix* second,
-                        const DecodedScratch& scratch, const char* refused);
+// joined: as above. values and at_once are left to the caller.
+DecodedExperts decoded_experts(int64_t n, int64_t k, const ExpertMatrix& first,
+                               const ExpertMatrix* second, bool joined, moec_dtype dtype);
+bool may_be_decoded(const ExpertMatrix& first, const ExpertMatrix* second);
+// How it is described.
+JsonObject decoding_kernel(const std::string& step, const DecodedExperts& experts);
 
-// Part `part` of what is decoded: where columns of gate and up alternate, both.
-ExpertMatrix decoded_source(const DecodedProduct& product, int part);
 // Whether the codes of runs of eight values are read together, and have one block.
 struct CodeRuns {
   bool whole, one_block;
 };
-CodeRuns code_runs(const ExpertMatrix& matrix, bool along_k, int num_experts);
-// Whether the portable path reads eight codes at once, and one block for them.
-bool has_quick_chunks(const ExpertMatrix& matrix, bool along_k);
-// The problem of `count` experts from `first` on, those of a turn.
-RowGemmProblem problem_of_turn(const DecodedProduct& product, int first, int count);
+// in_words: codes of each expert begin where runs may be read together.
+CodeRuns code_runs(const ExpertMatrix& matrix, bool along_k, bool in_words);
+// Of pointers of the host.
+bool begins_in_words(const ExpertArray& array, int num_experts);
 
 }  // namespace moec::cuda
