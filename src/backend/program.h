@@ -265,6 +265,14 @@ struct Between {
 enum class PathCounter { kCpu, kPortable, kSm90, kFewTokens, kFewRows };
 inline constexpr int kPathCounters = 5;
 
+// What is known of a call before it is recorded.
+struct ExpertsCall {
+  const moec_experts_desc& desc;
+  const WeightsView& weights;
+  const PlanView& plan;
+  bool is_backward;
+};
+
 // One way of a backend to run the experts.
 class ExpertsPath {
  public:
@@ -274,6 +282,8 @@ class ExpertsPath {
   virtual const char* name() const = 0;
   // Why it never takes such a description, or null.
   virtual const char* refuses(const moec_experts_desc& desc) const = 0;
+  // Why it leaves such a call to others, where that is known before the call is recorded, or null.
+  virtual const char* leaves(const ExpertsCall&) const { return nullptr; }
   // What lies between the steps of a call, forward or backward.
   virtual Between between(const moec_experts_desc& desc) const = 0;
   // Queues the whole program, or says why not before anything is queued.

@@ -93,12 +93,11 @@ struct Call {
 
 // The first path that takes what `record` records, and its kernels.
 template <class Record>
-JsonObject describe_call(const Backend& backend, const moec_experts_desc& desc,
-                         const Record& record) {
+JsonObject describe_call(const Backend& backend, const ExpertsCall& call, const Record& record) {
   JsonObject result;
   for (const ExpertsPath* path : backend.experts_paths()) {
-    if (path->refuses(desc)) continue;
-    const Between between = path->between(desc);
+    if (path->refuses(call.desc) || path->leaves(call)) continue;
+    const Between between = path->between(call.desc);
     Program program;
     record(between, program);
     std::string kernels;
@@ -123,14 +122,15 @@ std::string describe(const Backend& backend, const moec_experts_desc& desc,
       .add("num_tokens", num_tokens)
       .add("dtype", dtype_name(desc.dtype))
       .add("weights", weights.packed ? backend.packing()->format(weights) : "as bound");
-  const auto add = [&](const char* name, const auto& record) {
-    result.add_json(name, '{' + describe_call(backend, desc, record).members() + '}');
+  const auto add = [&](const char* name, bool is_backward, const auto& record) {
+    const ExpertsCall asked = {desc, weights, call.plan, is_backward};
+    result.add_json(name, '{' + describe_call(backend, asked, record).members() + '}');
   };
-  add("forward", [&](const Between& between, Program& program) {
+  add("forward", false, [&](const Between& between, Program& program) {
     record_forward(between, call.forward, program);
   });
   if (desc.save != MOEC_SAVE_NONE)
-    add("backward", [&](const Between& between, Program& program) {
+    add("backward", true, [&](const Between& between, Program& program) {
       record_backward(between, call.backward, program);
     });
   return result.members();

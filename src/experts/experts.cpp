@@ -34,15 +34,16 @@ moec_size measure(const Layout& layout) {
 // Finds the first path that takes the call. what(path, program) returns null, or why the path does
 // not take it.
 template <class Record, class What>
-Taken take(ExpertsPaths paths, const moec_experts_desc& desc, const Record& record,
-           const What& what) {
+Taken take(ExpertsPaths paths, const ExpertsCall& call, const Record& record, const What& what) {
   const char* why = "this description";
   bool is_fallback = false;
   for (const ExpertsPath* path : paths) {
-    if ((why = path->refuses(desc))) continue;
-    Program program;
-    record(path->between(desc), program);
-    if (!(why = what(*path, program))) return {path, is_fallback};
+    if ((why = path->refuses(call.desc))) continue;
+    if (!(why = path->leaves(call))) {
+      Program program;
+      record(path->between(call.desc), program);
+      if (!(why = what(*path, program))) return {path, is_fallback};
+    }
     is_fallback = true;
   }
   refuse(paths, why);
@@ -76,14 +77,14 @@ void check(ExpertsPaths paths, const moec_experts_desc& desc) {
 
 Taken forward(ExpertsPaths paths, const ExpertsArgs& args, moec_stream stream) {
   return take(
-      paths, *args.desc,
+      paths, {*args.desc, *args.weights, *args.plan, false},
       [&](const Between& between, Program& program) { record_forward(between, args, program); },
       [&](const ExpertsPath& path, const Program& program) { return path.run(program, stream); });
 }
 
 Taken backward(ExpertsPaths paths, const ExpertsGradArgs& args, moec_stream stream) {
   return take(
-      paths, *args.desc,
+      paths, {*args.desc, *args.weights, *args.plan, true},
       [&](const Between& between, Program& program) { record_backward(between, args, program); },
       [&](const ExpertsPath& path, const Program& program) { return path.run(program, stream); });
 }

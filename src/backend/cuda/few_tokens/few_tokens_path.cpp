@@ -25,7 +25,6 @@ bool small_bias(const ExpertMatrix& matrix, moec_dtype dtype, SmallBias& bias) {
 const char* set_weights(SmallArgs& args, std::initializer_list<const ExpertMatrix*> matrices) {
   int part = 0;
   for (const ExpertMatrix* m : matrices) {
-    if (m->is_coded()) return "quantised weights";
     if (m->values.pointers) return "experts that are separate tensors";
     if (m->values.dtype != args.dtype) return "weights of another type than x";
     if (m->col_stride != 1) return "weights whose input features are not contiguous";
@@ -54,6 +53,10 @@ SmallArgs base(const Program& program, int64_t features, int64_t k_size, const v
   return small;
 }
 
+// The most tokens for which this path is the faster one: beside sm90, and beside portable for what
+// sm90 never takes.
+constexpr int64_t kBesideSm90 = 4, kBesidePortable = 64;
+
 // The two launches of a program, or why they cannot be.
 struct Launches {
   SmallArgs up, down;
@@ -64,10 +67,6 @@ struct Launches {
   explicit Launches(const Program& program) : refused(compile(program)) {}
 
  private:
-  // The most tokens for which this path is the faster one: beside sm90, and beside portable for
-  // what sm90 never takes.
-  static constexpr int64_t kBesideSm90 = 4, kBesidePortable = 64;
-
   const char* compile(const Program& program) {
     const moec_experts_desc& desc = *program.desc;
     if (program.has_adapters()) return "adapters";
@@ -75,9 +74,6 @@ struct Launches {
     const auto* const second = std::get_if<Down>(&program.steps[1]);
     const auto* const last = std::get_if<Combine>(&program.steps[2]);
     if (!first || !second || !last) return "gradients";
-    if (program.num_tokens == 0 ||
-        program.plan->choice_tokens > (sm90_refuses(desc) ? kBesidePortable : kBesideSm90))
-      return "this many tokens";
     if (last->output_bias && last->output_bias.dtype != desc.dtype)
       return "an output bias of another type than x";
     if (last->skip_absent) return "rows of y that are left as they are";
@@ -116,6 +112,19 @@ class FewTokensPath final : public CudaPath {
         {desc.act_rounding != MOEC_ACT_FP32_ONCE, "act_rounding other than FP32_ONCE"},
         {desc.shared != MOEC_SHARED_NONE, "shared experts"},
         {desc.max_rows_base != 0, "expert choice"},
+    };
+    return first_lack(rules);
+  }
+
+  const char* leaves(const ExpertsCall& call) const override {
+    const WeightsView& w = call.weights;
+    const int64_t tokens = call.plan.choice_tokens;
+    const Lack rules[] = {
+        {call.is_backward, "gradients"},
+        {w.gate.is_coded() || w.up.is_coded() || w.down.is_coded(), "quantised weights"},
+        {call.plan.num_tokens == 0 || tokens > kBesidePortable ||
+             (tokens > kBesideSm90 && !sm90_refuses(call.desc)),
+         "this many tokens"},
     };
     return first_lack(rules);
   }

@@ -57,21 +57,24 @@ class FewRowsPath final : public PortablePath {
     return first_lack(rules);
   }
 
+  const char* leaves(const ExpertsCall& call) const override {
+    return call.weights.up.is_coded() ? nullptr : "plain weights";
+  }
+
   const char* run(const Program& program, moec_stream stream) const override {
-    const char* const why = leaves(program);
+    const char* const why = passes_on(program);
     return why ? why : PortablePath::run(program, stream);
   }
 
   const char* describe(const Program& program, std::string& text) const override {
-    const char* const why = leaves(program);
+    const char* const why = passes_on(program);
     return why ? why : PortablePath::describe(program, text);
   }
 
  private:
   // Why it leaves this program to others, or null.
-  const char* leaves(const Program& program) const {
+  const char* passes_on(const Program& program) const {
     const Lack rules[] = {
-        {!program.routed.weights->up.is_coded(), "plain weights"},
         {program.has_adapters(), "adapters"},
         {!alone_ && !is_in_reach(program), "this many rows"},
     };
