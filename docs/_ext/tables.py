@@ -148,7 +148,7 @@ def formats():
     for (name, (text, writer)), source in zip(texts.items(), classes, strict=True):
         last = orientation(text) if not text.startswith("the same") and text else last
         rows.append([f"`{name}`", writer, last, "read in place, or packed",
-                     "tensor cores" if source in cores else "fp32",
+                     "tensor cores" if source in cores else "values",
                      hopper.get(source, "portable kernels")])
     return table(["scheme", "written by", "orientation", "CPU", "portable CUDA", "Hopper"], rows)
 

@@ -5,10 +5,13 @@
 #include <string>
 
 #include "backend/cuda/weights/decoded_experts.h"
-#include "hopper_bits.h"
+#include "value_bits.h"
 
 namespace moec::test {
 namespace {
+
+const testing::Environment* const kHopperOnly =
+    testing::AddGlobalTestEnvironment(new OnePath("sm90", true));
 
 constexpr int64_t kMany = cuda::once_rows(cuda::Otherwise::kRowGemm);
 constexpr int64_t kFew = cuda::once_rows(cuda::Otherwise::kPortable);

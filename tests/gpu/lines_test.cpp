@@ -4,10 +4,13 @@
 // matrices these kernels leave to others.
 #include <string>
 
-#include "hopper_bits.h"
+#include "value_bits.h"
 
 namespace moec::test {
 namespace {
+
+const testing::Environment* const kHopperOnly =
+    testing::AddGlobalTestEnvironment(new OnePath("sm90", true));
 
 using oracle::Number;
 using oracle::Scheme;

@@ -38,7 +38,7 @@ struct Case {
   int64_t hidden = 64, inter = 32;
   uint32_t save = MOEC_SAVE_PREACT;
   bool f32_weights = false;  // and their gradients, beside rows of dtype
-  bool coded = false;        // INT8, frozen
+  uint32_t scheme = 0;       // INT8 or GGUF_Q8_0, frozen
   moec_dtype weights() const { return f32_weights ? moec_dtype(MOEC_F32) : dtype; }
 };
 
@@ -63,9 +63,9 @@ class Call {
     weights_desc.hidden = c.hidden;
     weights_desc.inter = c.inter;
     weights_desc.dtype = c.weights();
-    if (c.coded) weights_desc.gate_up_scheme = weights_desc.down_scheme = MOEC_SCHEME_INT8;
+    weights_desc.gate_up_scheme = weights_desc.down_scheme = c.scheme;
     weights_ = make<Weights>(moec_weights_create, context, &weights_desc);
-    const moec_weight_set set = c.coded ? codes() : matrices();
+    const moec_weight_set set = c.scheme ? codes() : matrices();
     check(moec_weights_bind(weights_.get(), &set));
     build_plan();
     auto sizes = sized<moec_experts_sizes>();
@@ -83,7 +83,7 @@ class Call {
     backward_.d_y = of_tokens();
     backward_.d_x = of_tokens();
     backward_.d_routing_weights = tensor(MOEC_F32, {c.tokens, desc_.top_k});
-    if (c.coded) return;
+    if (c.scheme) return;
     d_weights_ = matrices();
     d_down_ = arrays_.back().get();
     backward_.d_expert_weights = &d_weights_;
@@ -128,6 +128,10 @@ class Call {
   moec_weight_set codes() {
     auto set = sized<moec_weight_set>();
     const auto add = [&](moec_matrix& matrix, moec_quant& quant, int64_t n, int64_t k) {
+      if (case_.scheme == MOEC_SCHEME_GGUF_Q8_0) {
+        matrix.data = tensor(MOEC_U8, {desc_.num_experts, n, k / 32 * 34});
+        return;
+      }
       matrix.data = tensor(MOEC_I8, {desc_.num_experts, n, k});
       quant = sized<moec_quant>();
       quant.scales = tensor(MOEC_F32, {desc_.num_experts, n, 1});
@@ -214,6 +218,7 @@ constexpr struct Kernel {
                 {"few_tokens", "small_kernel", true},
                 {"sm90 row_gemm", "row_gemm_kernel", true},
                 {"sm90 weight_grad", "weight_grad_kernel", true},
+                {"decode_experts", "decode_experts_kernel", true},
                 {"portable mma", "portable_mma_kernel", false},
                 {"portable few rows", "few_rows_kernel", true},
                 {"portable plain", "portable_plain_kernel", false}};
@@ -249,8 +254,8 @@ void expect_truth(const Json& described, const char* path,
 
 constexpr Case coded_case(const char* name, const char* pin, moec_dtype dtype, int64_t tokens,
                           const char* forward, const char* backward,
-                          uint32_t save = MOEC_SAVE_PREACT) {
-  return {name, pin, dtype, tokens, forward, backward, 128, 64, save, false, true};
+                          uint32_t save = MOEC_SAVE_PREACT, uint32_t scheme = MOEC_SCHEME_INT8) {
+  return {name, pin, dtype, tokens, forward, backward, 128, 64, save, false, scheme};
 }
 
 class Described : public testing::TestWithParam<Case> {};
@@ -278,7 +283,15 @@ INSTANTIATE_TEST_SUITE_P(
         coded_case("coded_T32_few_rows", kFewRows, MOEC_BF16, 32, kFewRows, kFewRows),
         coded_case("coded_T1_sm90", kHopper, MOEC_BF16, 1, kHopper, kHopper),
         coded_case("coded_T1_portable", kPortable, MOEC_BF16, 1, kPortable, kPortable),
-        coded_case("coded_T200_portable", kPortable, MOEC_BF16, 200, kPortable, kPortable)),
+        coded_case("coded_T200_portable", kPortable, MOEC_BF16, 200, kPortable, kPortable),
+        coded_case("q8_0_T1", nullptr, MOEC_BF16, 1, kHopper, kHopper, MOEC_SAVE_PREACT,
+                   MOEC_SCHEME_GGUF_Q8_0),
+        coded_case("q8_0_T200", nullptr, MOEC_F16, 200, kHopper, kHopper, MOEC_SAVE_PREACT,
+                   MOEC_SCHEME_GGUF_Q8_0),
+        coded_case("q8_0_T1_portable", kPortable, MOEC_BF16, 1, kPortable, kPortable,
+                   MOEC_SAVE_PREACT, MOEC_SCHEME_GGUF_Q8_0),
+        coded_case("q8_0_T200_portable", kPortable, MOEC_F16, 200, kPortable, kPortable,
+                   MOEC_SAVE_INPUT, MOEC_SCHEME_GGUF_Q8_0)),
     [](const auto& param) { return std::string(param.param.name); });
 
 TEST_P(Described, path_and_kernels_are_those_that_a_call_queues) {

@@ -32,4 +32,5 @@ set(MOEC_CUDA_SOURCES_host
   sm90/launch_weight_grads.cpp sm90/launch_decoded.cpp sm90/decoded_product.cpp sm90/row_gemm.cpp
   sm90/row_gemm_choice.cpp sm90/row_gemm_problem.cpp sm90/sm90_path.cpp sm90/tensor_map.cpp
   sm80/portable_path.cpp sm80/few_rows_path.cpp sm80/row_product.cpp sm80/few_rows.cpp
+  sm80/decoded_rows.cpp
   few_tokens/few_tokens_path.cpp few_tokens/small_gemm.cpp)

@@ -6,11 +6,13 @@
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/device/pointer_table.h"
 #include "backend/cuda/experts/row_steps.h"
+#include "backend/cuda/sm80/decoded_rows.h"
 #include "backend/cuda/sm80/row_product.h"
 #include "backend/cuda/weights/factors.h"
 #include "backend/factor_grads.h"
 #include "core/dtype.h"
 #include "core/json_text.h"
+#include "core/workspace.h"
 #include "quant/format.h"
 
 namespace moec::cuda {
@@ -34,6 +36,26 @@ struct DeviceMlp {
     if (mlp.gradients) place_all(*mlp.gradients, d_gate, d_up, d_down);
   }
 };
+
+struct PathScratch {
+  void* pointers;  // of experts that are separate tensors
+  RowsScratch decoded;
+};
+PathScratch lay_out_scratch(const moec_experts_desc& desc, Arena& arena) {
+  PathScratch scratch = {};
+  const int32_t num_experts = desc.expert_end - desc.expert_begin;
+  scratch.pointers = arena.take(PointerTable::bytes(num_experts + 1), 0);
+  RowsScratch& decoded = scratch.decoded;
+  decoded.bytes = decoded_bytes(desc);
+  if (decoded.bytes == 0) return scratch;
+  decoded.counters = arena.take_array<ProductCounters>(1, 0);
+  decoded.values = arena.take(uint64_t(decoded.bytes), 0);
+  return scratch;
+}
+PathScratch scratch_of(const Program& program) {
+  Arena arena(program.scratch, 0);
+  return lay_out_scratch(*program.desc, arena);
+}
 
 const char* stored_as(const ExpertMatrix& m) {
   return m.is_coded() ? quant::find_format(m.scheme)->name : dtype_name(m.values.dtype);
@@ -59,13 +81,17 @@ struct Products {
 class Runner {
  public:
   Runner(const Op& op, const Program& program, moec_dtype pre)
-      : op_(&op), products_(nullptr), program_(program), pre_(pre) {
-    PointerTable table(op, program.scratch);
+      : op_(&op), products_(nullptr), program_(program), pre_(pre), scratch_(scratch_of(program)) {
+    PointerTable table(op, scratch_.pointers);
     place_mlps([&](const ExpertMatrix& m, int experts) { return table.device(m, experts); });
     table.flush();
   }
   Runner(const Program& program, moec_dtype pre, Products& products)
-      : op_(nullptr), products_(&products), program_(program), pre_(pre) {
+      : op_(nullptr),
+        products_(&products),
+        program_(program),
+        pre_(pre),
+        scratch_(scratch_of(program)) {
     place_mlps([](ExpertMatrix m, int experts) {
       m.aligned = all_aligned(m.values, experts);
       return m;
@@ -239,21 +265,27 @@ class Runner {
   }
   void multiply(const char* step, const Mlp& mlp, const RowProduct& product,
                 const ProductOutput& output) const {
-    if (op_) return row_product(*op_, product, output);
-    describe(step, mlp, kernel_of(product, output), product.n, product.terms[0].k,
-             product.terms[0].b);
+    const DecodedRows decoded(product, output, scratch_.decoded);
+    if (op_) return decoded.is_used() ? decoded.launch(*op_) : row_product(*op_, product, output);
+    const ProductKernel kernel = decoded.is_used() ? decoded.kernel() : kernel_of(product, output);
+    if (decoded.is_used() && products_->text)
+      append(*products_->text, decoding_kernel(name_of(step, mlp), decoded.experts()));
+    describe(step, mlp, kernel, product.n, product.terms[0].k, product.terms[0].b);
   }
   void multiply(const char* step, const Mlp& mlp, const WeightProduct& product) const {
     if (op_) return weight_product(*op_, product);
     describe(step, mlp, kernel_of(product), product.n, product.k, nullptr);
   }
+  std::string name_of(const char* step, const Mlp& mlp) const {
+    return (&mlp == &program_.shared ? "shared_" : "") + std::string(step);
+  }
   void describe(const char* step, const Mlp& mlp, const ProductKernel& of, int64_t n, int64_t k,
                 const ExpertMatrix* weights) const {
     ++products_->count;
-    products_->of_few_rows += of.few_rows;
+    products_->of_few_rows += of.by == ProductKernel::kFewRows;
     if (!products_->text) return;
     JsonObject kernel;
-    kernel.add("step", (&mlp == &program_.shared ? "shared_" : "") + std::string(step))
+    kernel.add("step", name_of(step, mlp))
         .add("kernel", of.name)
         .add("tile", of.tile)
         .add("n", n)
@@ -266,6 +298,7 @@ class Runner {
   Products* const products_;
   const Program& program_;
   const moec_dtype pre_;  // type of pre-activations
+  const PathScratch scratch_;
   DeviceMlp routed_, shared_;
 };
 
@@ -280,7 +313,9 @@ Between PortablePath::between(const moec_experts_desc& desc) const {
   between.keeps_pre = between.keeps_d_act = true;
   between.adds_bias_dots = true;
   between.dot_floats = between.input_dot_floats = [](int64_t) { return int64_t(1); };
-  between.scratch = PointerTable::bytes(desc.expert_end - desc.expert_begin + 1);
+  Arena arena;
+  lay_out_scratch(desc, arena);
+  between.scratch = arena.size().base;
   return between;
 }
 

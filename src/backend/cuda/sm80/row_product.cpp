@@ -62,9 +62,10 @@ struct Problem {
   bool has_few_rows() const { return !is_weight_gradient && few_rows_takes(gemm, aligned); }
   bool uses_mma() const { return mma_takes(gemm, is_weight_gradient, aligned); }
   ProductKernel kernel() const {
-    if (has_few_rows()) return {"portable few rows", few_tile(gemm), true};
-    if (!uses_mma()) return {"portable plain", "128x128x16"};
-    return {"portable mma", makes_b(gemm, is_weight_gradient) ? "256x128x32" : "128x128x32"};
+    if (has_few_rows()) return {ProductKernel::kFewRows, "portable few rows", few_tile(gemm)};
+    if (!uses_mma()) return {ProductKernel::kPlain, "portable plain", "128x128x16"};
+    return {ProductKernel::kMma, "portable mma",
+            makes_b(gemm, is_weight_gradient) ? "256x128x32" : "128x128x32"};
   }
   void launch(const Op& op) const {
     if (has_few_rows())

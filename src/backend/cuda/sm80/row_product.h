@@ -29,8 +29,9 @@ struct ProductOutput {  // output i of a row product at c + i * n, of any stride
 void row_product(const Op& op, const RowProduct& product, const ProductOutput& output);
 // What runs it.
 struct ProductKernel {
+  enum By { kFewRows, kMma, kPlain };
+  By by;
   const char *name, *tile;  // rows, columns, depth
-  bool few_rows = false;    // that of few_rows.cu
 };
 ProductKernel kernel_of(const RowProduct& product, const ProductOutput& output);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts of codes on Hopper's kernels alone, bit for bit beside the values that they stand for.
+// Experts of codes on the kernels of one path, bit for bit beside the values that they stand for.
 #pragma once
 
 #include <cmath>
@@ -9,21 +9,25 @@
 
 namespace moec::test {
 
-class HopperOnly : public testing::Environment {
+// A program adds one of its own.
+class OnePath : public testing::Environment {
  public:
+  OnePath(const char* name, bool needs_hopper) : name_(name), needs_hopper_(needs_hopper) {}
   void SetUp() override {
     int major = 0;
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    if (major != 9) {
+    if (needs_hopper_ && major != 9) {
       std::printf("skipped: no Hopper GPU\n");
       std::exit(77);
     }
     setenv("MOEC_TEST_DEVICE", "cuda", 1);
-    setenv("MOEC_CUDA_KERNELS", "sm90", 1);
+    setenv("MOEC_CUDA_KERNELS", name_, 1);
   }
+
+ private:
+  const char* const name_;
+  const bool needs_hopper_;
 };
-inline const testing::Environment* const kHopperOnly =
-    testing::AddGlobalTestEnvironment(new HopperOnly);
 
 inline void expect_equal(const char* name, const oracle::Vec& got, const oracle::Vec& want) {
   ASSERT_EQ(got.size(), want.size()) << name;
