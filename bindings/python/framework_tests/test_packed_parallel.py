@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ranks import run_ranks
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from moec.torch._packed import PackedTensor
@@ -91,6 +92,31 @@ def test_two_ranks(way: Any, tmp_path: Path) -> None:
     want = steps(whole, slice(None))
     got = torch.load(place / "losses.pt").tolist()
     assert got == pytest.approx(want, rel=1e-4) and want[0] > want[2]
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_layer", [False, True])
+def test_packed_stacks_are_not_sharded_as_values(
+    is_layer: bool, mesh: Any, tmp_path: Path
+) -> None:
+    """fully_shard without ignored_params, and distribute_tensor, say so and leave codes alone."""
+    model = load(saved(tmp_path, "gpt_oss"), torch.float32)
+    packed = [p for p in model.parameters() if isinstance(p, PackedTensor)]
+    with pytest.raises(RuntimeError, match="PackedTensor.* would become a plain DTensor; "
+                                           "fully_shard.*ignored_params"):
+        fully_shard(model.model.layers[0] if is_layer else model, mesh=mesh)
+    with pytest.raises(RuntimeError, match="would become a plain DTensor"):
+        distribute_tensor(packed[0], mesh, [Shard(0)])
+    assert len(packed) == sum(isinstance(p, PackedTensor) for p in model.parameters())
+    values = packed[0].dequantise()
+    for got, want in zip(packed[0].chunk(2), values.chunk(2), strict=True):
+        assert type(got) is torch.Tensor and torch.equal(got, want)
 
 
 @pytest.mark.parametrize("is_by_layer", [False, True])

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from conftest import FAMILIES
@@ -155,6 +157,49 @@ def test_steady_state_allocates_nothing() -> None:
         experts(x, ids, weights).backward(d_y)
     after = context.stats()
     assert (after.allocs, after.host_syncs) == (before.allocs, before.host_syncs)
+
+
+@pytest.mark.parametrize("tokens", [1, 64])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_autocast_of_fp32_experts_copies_no_stack(tokens: int, is_turned: bool) -> None:
+    """1.5 GiB of fp32 experts, 768 MiB when cast: neither torch's allocator, which has the
+    workspaces, nor the context's own takes a part of that. Gradients are in fp32."""
+    hidden, inter, experts_count, spare = 1024, 512, 256, 128 << 20
+    desc = moec.ExpertsDesc(hidden=hidden, inter=inter, num_experts=experts_count, top_k=K)
+    with torch.device("cuda"):
+        experts = moec.torch.Experts(desc)
+    if is_turned:
+        for name in ("gate_up", "down"):
+            held = getattr(experts, name).detach().transpose(1, 2).contiguous().transpose(1, 2)
+            setattr(experts, name, torch.nn.Parameter(held))
+    x = torch.randn(tokens, hidden, device="cuda", requires_grad=True)
+    ids = torch.stack([torch.randperm(experts_count)[:K] for _ in range(tokens)]).cuda()
+    weights = torch.rand(tokens, K, device="cuda", requires_grad=True)
+    context = moec.torch._engine.context_of(x.device)
+
+    def grown(call: Callable[[], object]) -> int:
+        """Bytes by which torch's memory, and the most that the context ever held, grew."""
+        torch.cuda.synchronize()
+        base, before = torch.cuda.memory_allocated(), context.stats().workspace_peak
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        own = context.stats().workspace_peak - before
+        return torch.cuda.max_memory_allocated() - base + own
+
+    def forward() -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return experts(x, ids, weights)
+
+    with torch.no_grad():
+        assert grown(forward) < spare
+    found: list[torch.Tensor] = []
+    assert grown(lambda: found.append(forward())) < spare
+    (y,) = found
+    assert y.dtype == torch.bfloat16
+    stacks = sum(p.nbytes for p in experts.parameters())
+    assert grown(lambda: y.backward(torch.ones_like(y))) < stacks + spare
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in experts.parameters())
 
 
 def test_trainable_weights_are_never_stale() -> None:

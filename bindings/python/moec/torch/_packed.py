@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -249,10 +250,24 @@ def _select(func: Any, packed: PackedTensor, dim: int, index: int) -> Any:
     return packed.dequantise(index % len(packed))
 
 
+def _split(func: Any, packed: PackedTensor, *_: Any, **__: Any) -> Any:
+    """fully_shard and distribute_tensor cut a parameter so, and would hold its values from then
+    on."""
+    caller = sys._getframe(2).f_globals.get("__name__", "")  # of what __torch_dispatch__ is asked
+    if caller.startswith("torch.distributed."):
+        raise RuntimeError(
+            f"moec: {packed!r} would become a plain DTensor; fully_shard(..., ignored_params="
+            "{p for p in model.parameters() if isinstance(p, moec.torch.PackedTensor)}) leaves "
+            "packed experts to every rank"
+        )
+    return NotImplemented
+
+
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten.detach.default: _same, _aten.alias.default: _same, _aten.clone.default: _clone,
     _aten._to_copy.default: _to, _aten.copy_.default: _copy, _aten.set_.source_Tensor: _set,
-    _aten.select.int: _select,
+    _aten.select.int: _select, _aten.chunk.default: _split, _aten.split.Tensor: _split,
+    _aten.split_with_sizes.default: _split,
 }
 
 
