@@ -336,28 +336,29 @@ struct Avx2Ops {
     return _mm256_movemask_epi8(_mm256_cmpeq_epi8(seen.largest, nan)) != 0;
   }
 
-  // 16 x 16 dwords. A vector is a quarter of one line beside that of the line four below, both from
-  // memory, so that 4 x 4 in each 128-bit lane are all that is to be turned.
-  static void transpose(const Line (&lines)[kLanes], Line (&turned)[kLanes]) {
-    const auto quarter = [](const Line* line, int at) {
-      return reinterpret_cast<const __m128i*>(line) + at;
+  // Four of 16 steps. A vector is a quarter of one line beside that of the line four below, both
+  // from memory, so that 4 x 4 in each 128-bit lane are all that is to be turned.
+  static void turn_quarter(const Line (&lines)[kLanes], int at, Line* turned) {
+    const auto quarter = [at](const Line& line) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(&line) + at);
     };
-    for (int half = 0; half < 2; ++half)
-      for (int at = 0; at < 4; ++at) {
-        __m256i m[4];
-        for (int r = 0; r < 4; ++r) {
-          const Line* const line = lines + ptrdiff_t{8} * half + r;
-          m[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(quarter(line, at))),
-                                         _mm_loadu_si128(quarter(line + 4, at)), 1);
-        }
-        const __m256i a = _mm256_unpacklo_epi32(m[0], m[1]), b = _mm256_unpackhi_epi32(m[0], m[1]);
-        const __m256i c = _mm256_unpacklo_epi32(m[2], m[3]), d = _mm256_unpackhi_epi32(m[2], m[3]);
-        Line* const to = turned + ptrdiff_t{4} * at;
-        to[0].half[half] = _mm256_unpacklo_epi64(a, c);
-        to[1].half[half] = _mm256_unpackhi_epi64(a, c);
-        to[2].half[half] = _mm256_unpacklo_epi64(b, d);
-        to[3].half[half] = _mm256_unpackhi_epi64(b, d);
+    for (int half = 0; half < 2; ++half) {
+      __m256i m[4];
+      for (int r = 0; r < 4; ++r) {
+        const Line* const line = lines + ptrdiff_t{8} * half + r;
+        m[r] =
+            _mm256_inserti128_si256(_mm256_castsi128_si256(quarter(line[0])), quarter(line[4]), 1);
       }
+      const __m256i a = _mm256_unpacklo_epi32(m[0], m[1]), b = _mm256_unpackhi_epi32(m[0], m[1]);
+      const __m256i c = _mm256_unpacklo_epi32(m[2], m[3]), d = _mm256_unpackhi_epi32(m[2], m[3]);
+      turned[0].half[half] = _mm256_unpacklo_epi64(a, c);
+      turned[1].half[half] = _mm256_unpackhi_epi64(a, c);
+      turned[2].half[half] = _mm256_unpacklo_epi64(b, d);
+      turned[3].half[half] = _mm256_unpackhi_epi64(b, d);
+    }
+  }
+  static void transpose(const Line (&lines)[kLanes], Line (&turned)[kLanes]) {
+    for (int at = 0; at < 4; ++at) turn_quarter(lines, at, turned + ptrdiff_t{4} * at);
   }
 };
 

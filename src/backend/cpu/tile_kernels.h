@@ -11,6 +11,8 @@
 //   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16], out Line[16])
 //   even_bf16 / odd_bf16 / even_f16 / odd_f16 (pairs Line) -> Line of fp32
 //   as_bf16 / as_f16 (Line of fp32) -> Line of fp32, rounded to that type
+// and, to turn lines that are multiplied where they are, may provide one of
+//   load_turned(pointers, bytes, out Line[16])               turn_quarter(Line[16], i, out Line[4])
 #pragma once
 
 #include "backend/cpu/tile_codes.h"

@@ -16,11 +16,9 @@ inline int smaller(int64_t a, int b) {
   return a < b ? int(a) : b;
 }
 
-// A masked load of a page that is not there costs an assist even when it reads nothing: null and
-// empty lines are not loaded at all.
+// `count` > 0 values.
 template <class Ops, Load kLoad>
-typename Ops::Line load_line(const void* line, int64_t offset, int count) {
-  if (!line || count <= 0) return typename Ops::Line{};
+typename Ops::Line load_values(const void* line, int64_t offset, int count) {
   const auto* const half = static_cast<const uint16_t*>(line) + offset;
   const auto* const whole = static_cast<const float*>(line) + offset;
   if constexpr (kLoad == Load::kF32) return Ops::f32(whole, count);
@@ -38,6 +36,14 @@ typename Ops::Line load_line(const void* line, int64_t offset, int count) {
   if constexpr (kLoad == Load::kBf16ToF32) return Ops::bf16(half, count);
   if constexpr (kLoad == Load::kF16ToF32) return Ops::f16(half, count);
   if constexpr (kLoad == Load::kPairs) return Ops::pairs(half, count);
+}
+
+// A masked load of a page that is not there costs an assist even when it reads nothing: null and
+// empty lines are not loaded at all.
+template <class Ops, Load kLoad>
+typename Ops::Line load_line(const void* line, int64_t offset, int count) {
+  if (!line || count <= 0) return typename Ops::Line{};
+  return load_values<Ops, kLoad>(line, offset, count);
 }
 
 }  // namespace

@@ -171,24 +171,127 @@ template <class Ops, Load kLoad>
 constexpr bool kLoadsTurned =
     (kLoad == Load::kF32 || kLoad == Load::kPairs) &&
     requires(typename Ops::Line (&turned)[kLanes]) { Ops::load_turned(nullptr, 0, turned); };
+// Or four steps of lines that lie in a copy of them.
+template <class Ops>
+constexpr bool kTurnsQuarters =
+    requires(typename Ops::Line (&turned)[kLanes]) { Ops::turn_quarter(turned, 0, turned); };
 inline bool are_all(const void* const* lines) {
   for (int i = 0; i < kLanes; ++i)
     if (!lines[i]) return false;
   return true;
 }
 
+// Columns of a product with lines.
+template <class Ops, Load kLoad, int kRows>
+struct LinesSums {
+  using Vec = typename Ops::Vec;
+  using Line = typename Ops::Line;
+  static constexpr bool kHalf = kLoad == Load::kF16ToF32;
+  static constexpr bool kWidens = kHalf || kLoad == Load::kBf16ToF32;
+  static constexpr Load kLine = kWidens ? Load::kPairs : kLoad;
+  static constexpr int kLineK = makes_pairs(kLine) ? 2 * kSteps : kSteps, kPer = kWidens ? 2 : 1;
+  static constexpr int kVecs = kLineBytes / Ops::kBytes;
+  Vec sum[kRows][kVecs];
+
+  static bool is_chained(const LinesProduct& p) { return !Ops::kInParts && p.accumulate; }
+  explicit LinesSums(const LinesProduct& p) {
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVecs; ++v)
+        sum[r][v] = is_chained(p) ? Ops::load(p.c + r * p.ld + v * (Ops::kBytes / 4)) : Ops::zero();
+  }
+  void add(const Line& turned, int at, const char* a) {  // line `at` of the block at a
+    LineVecs<Ops> values[kPer];
+    if constexpr (kWidens) {
+      values[0] = even_values<Ops, kHalf>(turned);
+      values[1] = odd_values<Ops, kHalf>(turned);
+    } else {
+      values[0] = __builtin_bit_cast(LineVecs<Ops>, turned);
+    }
+    const int step = at * kPer;  // of A
+    for (int r = 0; r < kRows; ++r) {
+      const char* const from =
+          a + (step / kSteps * kRows + r) * kLineBytes + step % kSteps * int(sizeof(float));
+      for (int i = 0; i < kPer; ++i) {
+        const Vec value = Ops::broadcast(from + i * int(sizeof(float)));
+        for (int v = 0; v < kVecs; ++v) sum[r][v] = Ops::fma(value, values[i].vec[v], sum[r][v]);
+      }
+    }
+  }
+  void store(const LinesProduct& p) const {
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVecs; ++v) {
+        float* const to = p.c + r * p.ld + v * (Ops::kBytes / 4);
+        Ops::store(to,
+                   p.accumulate && !is_chained(p) ? Ops::add(Ops::load(to), sum[r][v]) : sum[r][v]);
+      }
+  }
+};
+
+// Lines are copied a block before they are turned, four for each quarter that is multiplied: they
+// are waited for beside the products. Of 16 lines that are 4 KiB apart, a set of the cache keeps
+// fewer: each is read at once.
+template <class Ops, Load kLoad, int kRows>
+struct CopiedLines {
+  using Sums = LinesSums<Ops, kLoad, kRows>;
+  using Line = typename Ops::Line;
+  static constexpr int kPer = Sums::kPer, kLineK = Sums::kLineK, kQuarter = kSteps / 4;
+  struct Lines {
+    const void* at[kLanes];
+  };
+  const LinesProduct& p;
+
+  static void product(const LinesProduct& p) { CopiedLines{p}.run(); }
+  int64_t left(int block) const { return p.count - block / kPer * int64_t(kLineK); }
+  template <bool kWhole>
+  void copy(const Lines& lines, int block, int quarter, Line* to) const {
+    const int64_t at = p.offset + block / kPer * int64_t(kLineK);
+    for (int i = quarter * kQuarter; i < (quarter + 1) * kQuarter; ++i)
+      to[i] = kWhole ? load_values<Ops, Sums::kLine>(lines.at[i], at, kLineK)
+                     : load_line<Ops, Sums::kLine>(lines.at[i], at, smaller(left(block), kLineK));
+  }
+  static void multiply(const Line (&lines)[kLanes], int quarter, const char* a, Sums& sums) {
+    Line turned[kQuarter];
+    Ops::turn_quarter(lines, quarter, turned);
+#pragma GCC unroll 4
+    for (int s = 0; s < kQuarter; ++s) sums.add(turned[s], quarter * kQuarter + s, a);
+  }
+  void run() const {
+    Sums sums(p);  // no member, so that they stay in registers
+    Lines lines;   // no stores of copies reach it
+    __builtin_memcpy(lines.at, p.lines, sizeof lines.at);
+    Line copies[2][kLanes];
+    const bool all = are_all(p.lines);
+    for (int quarter = 0; quarter < 4; ++quarter) copy<false>(lines, 0, quarter, copies[0]);
+    const char* a = static_cast<const char*>(p.a);
+    for (int block = 0; block < p.blocks; block += kPer, a += kPer * kRows * kLineBytes) {
+      for (int i = 0; p.prefetch && i < kLanes; ++i)
+        prefetch_line(p.prefetch + (block / kPer * kLanes + i) * kLineBytes);
+      const int then = block + kPer;
+      const Line(&now)[kLanes] = copies[block / kPer % 2];
+      Line* const next = copies[then / kPer % 2];
+      if (then < p.blocks && all && left(then) >= kLineK) {
+#pragma GCC unroll 4
+        for (int quarter = 0; quarter < 4; ++quarter) {
+          copy<true>(lines, then, quarter, next);
+          multiply(now, quarter, a, sums);
+        }
+        continue;
+      }
+      for (int quarter = 0; then < p.blocks && quarter < 4; ++quarter)
+        copy<false>(lines, then, quarter, next);
+      const int quarters = then <= p.blocks ? 4 : 2;
+      for (int quarter = 0; quarter < quarters; ++quarter) multiply(now, quarter, a, sums);
+    }
+    sums.store(p);
+  }
+};
+
 template <class Ops, Load kLoad, int kRows>
 void lines_product(const LinesProduct& p) {
-  using Vec = typename Ops::Vec;
-  constexpr bool kHalf = kLoad == Load::kF16ToF32, kWidens = kHalf || kLoad == Load::kBf16ToF32;
-  constexpr Load kLine = kWidens ? Load::kPairs : kLoad;
-  constexpr int kLineK = makes_pairs(kLine) ? 2 * kSteps : kSteps, kPer = kWidens ? 2 : 1;
-  constexpr int kVecs = kLineBytes / Ops::kBytes;
-  const bool chained = !Ops::kInParts && p.accumulate;
-  Vec sum[kRows][kVecs];
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVecs; ++v)
-      sum[r][v] = chained ? Ops::load(p.c + r * p.ld + v * (Ops::kBytes / 4)) : Ops::zero();
+  using Sums = LinesSums<Ops, kLoad, kRows>;
+  constexpr Load kLine = Sums::kLine;
+  constexpr int kPer = Sums::kPer, kLineK = Sums::kLineK;
+  Sums sums(p);
   const char* a = static_cast<const char*>(p.a);
   const bool all = are_all(p.lines);
   for (int block = 0; block < p.blocks; block += kPer) {
@@ -212,37 +315,19 @@ void lines_product(const LinesProduct& p) {
     }
     const int steps = block + kPer <= p.blocks ? kSteps : kSteps / 2;
 #pragma GCC unroll 8
-    for (int s = 0; s < steps; ++s) {
-      LineVecs<Ops> values[kPer];
-      if constexpr (kWidens) {
-        values[0] = even_values<Ops, kHalf>(turned[s]);
-        values[1] = odd_values<Ops, kHalf>(turned[s]);
-      } else {
-        values[0] = __builtin_bit_cast(LineVecs<Ops>, turned[s]);
-      }
-      const int step = s * kPer;  // of A
-      for (int r = 0; r < kRows; ++r) {
-        const char* const at =
-            a + (step / kSteps * kRows + r) * kLineBytes + step % kSteps * int(sizeof(float));
-        for (int i = 0; i < kPer; ++i) {
-          const Vec value = Ops::broadcast(at + i * int(sizeof(float)));
-          for (int v = 0; v < kVecs; ++v) sum[r][v] = Ops::fma(value, values[i].vec[v], sum[r][v]);
-        }
-      }
-    }
+    for (int s = 0; s < steps; ++s) sums.add(turned[s], s, a);
     a += kPer * kRows * kLineBytes;
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVecs; ++v) {
-      float* const to = p.c + r * p.ld + v * (Ops::kBytes / 4);
-      Ops::store(to, p.accumulate && !chained ? Ops::add(Ops::load(to), sum[r][v]) : sum[r][v]);
-    }
+  sums.store(p);
 }
 
 template <class Ops, Load kLoad, int kRows = kLinesRows>
 constexpr void fill_lines_products(TileKernels& t) {
   if constexpr (kRows > 0) {
-    t.by_lines[int(kLoad)][kRows - 1] = lines_product<Ops, kLoad, kRows>;
+    if constexpr (kTurnsQuarters<Ops>)
+      t.by_lines[int(kLoad)][kRows - 1] = CopiedLines<Ops, kLoad, kRows>::product;
+    else
+      t.by_lines[int(kLoad)][kRows - 1] = lines_product<Ops, kLoad, kRows>;
     fill_lines_products<Ops, kLoad, kRows - 1>(t);
   }
 }
