@@ -99,7 +99,8 @@ struct ExpertMatrix : ExpertQuant {
                          // once on the way; the type that codes stand for
   ExpertArray bias;
   int64_t bias_stride = 1;
-  bool aligned = false;  // every expert's values begin at 16 bytes: known to who has looked
+  // Every expert's values, and scales, begin at 16 bytes: known to who has looked.
+  bool aligned = false, scales_aligned = false;
 
   MOEC_HD bool present() const { return values.present(); }
   MOEC_HD bool has_bias() const { return bias.present(); }

@@ -13,8 +13,9 @@ namespace {
 const testing::Environment* const kHopperOnly =
     testing::AddGlobalTestEnvironment(new OnePath("sm90", true));
 
-constexpr int64_t kMany = cuda::once_rows(cuda::Otherwise::kRowGemm);
-constexpr int64_t kFew = cuda::once_rows(cuda::Otherwise::kPortable);
+constexpr int64_t kMany = cuda::once_rows(cuda::Otherwise::kRowGemm, cuda::kSmallExpert + 1);
+constexpr int64_t kManyOfSmall = cuda::once_rows(cuda::Otherwise::kRowGemm, cuda::kSmallExpert);
+constexpr int64_t kFew = cuda::once_rows(cuda::Otherwise::kPortable, 1);
 constexpr int kExperts = 4, kTopK = 2;  // of random_quant_problem
 // Tokens of so many rows an expert on average.
 constexpr int tokens_of(int64_t rows, int experts = kExperts) {
@@ -87,23 +88,22 @@ TEST_P(Decoded, OfManyRows) {
   if (is_small_run()) GTEST_SKIP() << "too large";
   SCOPED_TRACE(seed_note());
   Random random(73);
-  for_each_form(GetParam(), tokens_of(kMany) + 3, &random, [](QuantProblem& p, int turn) {
+  for_each_form(GetParam(), tokens_of(kManyOfSmall) + 3, &random, [](QuantProblem& p, int turn) {
     if (turn % 3 == 0) expect_values(p, true);
   });
 }
 
 // More experts than a turn has room for, and tiles of which there are several.
-void expect_values_of_turns(const char* name, int64_t rows) {
+constexpr int kOfTurns = 16;
+void expect_values_of_turns(const char* name, int64_t rows, int width = 1536) {
   if (is_small_run()) GTEST_SKIP() << "too large";
   SCOPED_TRACE(seed_note());
   SCOPED_TRACE(name);
   Random random(74);
-  constexpr int kOfTurns = 16, kWidth = 1536;
-  static_assert(2 * kWidth * kWidth * kOfTurns > cuda::kDecodedBytes);
+  ASSERT_GT(int64_t(2) * width * width * kOfTurns, cuda::kDecodedBytes);
   for (const QuantCase& c : kQuantCases) {
     if (std::string(c.name) != name) continue;
-    const QuantShape shape = {
-        MOEC_GATE_THEN_UP, c.only_in_out, c.only_in_out, false, kWidth, kWidth};
+    const QuantShape shape = {MOEC_GATE_THEN_UP, c.only_in_out, c.only_in_out, false, width, width};
     QuantProblem p =
         random_quant_problem(c, shape, MOEC_BF16, tokens_of(rows, kOfTurns), &random, kOfTurns);
     expect_values(p);
@@ -119,6 +119,12 @@ TEST(Turns, OfQ4) {
 }
 TEST(Turns, OfMxfp4) {
   expect_values_of_turns("mxfp4", kMany);
+}
+// So many rows that values of up and of grad down lie where those of a later product will.
+TEST(Turns, InRowsOfALaterProduct) {
+  constexpr int kWidth = 2112;
+  static_assert(kMany * kOfTurns * kWidth * 2 > cuda::kDecodedBytes);
+  expect_values_of_turns("int8", kMany, kWidth);
 }
 
 // With fewer rows they are left to other kernels, but where the portable path is slow.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which experts are decoded once, how many at a time, and where their values lie, without a GPU.
 // Mutations seen to fail: turns as full as may be, with a small last one; values of columns that
-// alternate as two matrices; runs of rows that begin anywhere.
+// alternate as two matrices; runs of rows that begin anywhere; places without the first row; lines
+// that begin anywhere; columns with scales from eight bytes on.
 #include "backend/cuda/sm90/decoded_product.h"
 
 #include <gtest/gtest.h>
@@ -17,11 +18,13 @@ alignas(16) char memory[1024];
 alignas(16) char scratch_memory[12 * kN * kK];  // of three experts
 
 TEST(DecodedOnce, FromSoManyRowsOn) {
-  for (const Otherwise otherwise : {Otherwise::kRowGemm, Otherwise::kPortable}) {
-    const int64_t least = once_rows(otherwise) * kExperts;
-    EXPECT_EQ(experts_at_once(least, kExperts, 100, 1000, otherwise), kExperts);
-    EXPECT_EQ(experts_at_once(least - 1, kExperts, 100, 1000, otherwise), 0);
-  }
+  for (const Otherwise otherwise : {Otherwise::kRowGemm, Otherwise::kPortable})
+    for (const int64_t bytes : {kSmallExpert, kSmallExpert + 1}) {
+      const int64_t least = once_rows(otherwise, bytes) * kExperts;
+      EXPECT_EQ(experts_at_once(least, kExperts, bytes, bytes * kExperts, otherwise), kExperts);
+      EXPECT_EQ(experts_at_once(least - 1, kExperts, bytes, bytes * kExperts, otherwise), 0);
+    }
+  EXPECT_LT(once_rows(Otherwise::kRowGemm, 1), kOnceRows[int(Otherwise::kRowGemm)]);
   EXPECT_EQ(experts_at_once(1, kExperts, 100, 1000, Otherwise::kSlowly), kExperts);
 }
 
@@ -78,7 +81,7 @@ DecodedProduct decoded(RowGemm op, const ExpertMatrix& first, const ExpertMatrix
   p.group_offsets = reinterpret_cast<const int32_t*>(memory);
   DecodedProduct product;
   const DecodedScratch scratch = {nullptr, nullptr, scratch_memory, 3 * 2 * kN * kK * 2};
-  EXPECT_EQ(set_decoded(product, p, once_rows(Otherwise::kPortable) * kExperts, kN, kK, first,
+  EXPECT_EQ(set_decoded(product, p, once_rows(Otherwise::kPortable, 1) * kExperts, kN, kK, first,
                         second, scratch, "no kernel"),
             nullptr);
   return product;
@@ -160,6 +163,62 @@ TEST(CodeRunsOf, AFormatInOneTensorAndInMany) {
   EXPECT_TRUE(of.whole && !of.one_block);
   of = runs(codes(MOEC_SCHEME_GGUF_Q4_0, true), true);
   EXPECT_TRUE(of.whole && of.one_block);
+}
+
+TEST(CodePlacesOf, RowsAreThoseOfTheBoundMatrix) {
+  const CodePlaces rows = code_places(codes(MOEC_SCHEME_MXFP4, true, {1, 2}), true);
+  EXPECT_EQ(rows.first, kK);
+  EXPECT_EQ(rows.line, 2 * kK);
+  const CodePlaces columns = code_places(codes(MOEC_SCHEME_MXFP4, false, {kN, 1}), false);
+  EXPECT_EQ(columns.first, kN);
+  EXPECT_EQ(columns.line, 2 * kN);
+  const CodePlaces bytes = code_places(codes(MOEC_SCHEME_FP8, true, {1, 2}), true);
+  EXPECT_EQ(bytes.first, 0);  // of bytes the matrix begins at its own first row
+  EXPECT_EQ(bytes.line, kK);
+}
+
+TEST(DecodedLines, AreWholeRunsOfEight) {
+  const auto in_lines = [](const ExpertMatrix& m) {
+    DecodedProduct product = {};
+    product.experts.from[0] = &m;
+    product.experts.parts = 1;
+    product.experts.along_k = m.col_stride == 1;
+    product.problem.num_experts = 1;
+    CodedLines lines;
+    return set_decoded_lines(lines, product);
+  };
+  ExpertMatrix m = codes(MOEC_SCHEME_MXFP4, true);
+  m.scales.col_stride = 1;
+  EXPECT_TRUE(in_lines(m));
+  m.values.base = memory + 4;
+  EXPECT_FALSE(in_lines(m));
+  m = codes(MOEC_SCHEME_INT8, true);
+  m.scales.col_stride = 1;
+  m.scales.block_k = quant::BlockSize::all_of(kK);
+  EXPECT_TRUE(in_lines(m));
+  m.zeros.array = m.values;
+  EXPECT_FALSE(in_lines(m));
+  EXPECT_FALSE(in_lines(codes(MOEC_SCHEME_NVFP4, true)));
+}
+
+TEST(Columns, AreReadTogetherFromSixteenBytesOn) {
+  ExpertMatrix m = codes(MOEC_SCHEME_AWQ, false);
+  m.scales.array = {memory, nullptr, kN * kK / 32, 0, MOEC_F16};
+  m.aligned = m.scales_aligned = true;
+  m.scales.row_stride = 1;
+  m.scales.col_stride = kN;
+  EXPECT_TRUE(has_columns(m, false));
+  EXPECT_FALSE(has_columns(m, true));
+  m.scales_aligned = false;
+  EXPECT_FALSE(has_columns(m, false));
+  m.scales_aligned = true;
+  m.rows = {4, 1};
+  EXPECT_FALSE(has_columns(m, false));
+  m.rows = {0, 1};
+  m.scales.block_k = quant::BlockSize(4);  // lines of a run in two groups
+  EXPECT_FALSE(has_columns(m, false));
+  m.scheme = MOEC_SCHEME_GPTQ;  // which has a word of each column
+  EXPECT_TRUE(has_columns(m, false) && !has_groups_of_runs(m));
 }
 
 }  // namespace

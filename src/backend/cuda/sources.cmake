@@ -13,11 +13,12 @@ set(MOEC_CUDA_SOURCES_sm90
   sm90/row_gemm_few_up.cu sm90/row_gemm_few_down.cu
   sm90/row_gemm_few_up_powers.cu sm90/row_gemm_few_down_powers.cu
   sm90/weight_grad.cu sm90/work_counters.cu sm90/narrow_rows.cu sm90/factor_grad.cu
+  sm90/decode_lines.cu
   few_tokens/small_up.cu few_tokens/small_down.cu few_tokens/one_token.cu)
 set(MOEC_CUDA_SOURCES_portable
   plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu
   rows/combine.cu device/pointer_table.cu sm80/mma.cu sm80/mma_coded.cu sm80/few_rows.cu
-  sm80/plain.cu weights/decode_experts.cu)
+  sm80/plain.cu weights/decode_experts.cu weights/decode_columns.cu)
 set(MOEC_CUDA_SOURCES_exact
   routing/route_forward.cu routing/route_backward.cu routing/gate_forward.cu
   routing/gate_backward.cu routing/column_sum.cu routing/dense.cu routing/loss.cu routing/z_loss.cu
@@ -30,7 +31,8 @@ set(MOEC_CUDA_SOURCES_host
   experts/cuda_path.cpp experts/row_steps.cpp weights/decoded_experts.cpp
   sm90/gate_form.cpp sm90/launch_list.cpp sm90/launch_adapters.cpp
   sm90/launch_weight_grads.cpp sm90/launch_decoded.cpp sm90/decoded_product.cpp sm90/row_gemm.cpp
-  sm90/row_gemm_choice.cpp sm90/row_gemm_problem.cpp sm90/sm90_path.cpp sm90/tensor_map.cpp
+  sm90/row_gemm_choice.cpp sm90/row_gemm_problem.cpp sm90/code_lines.cpp sm90/sm90_path.cpp
+  sm90/tensor_map.cpp
   sm80/portable_path.cpp sm80/few_rows_path.cpp sm80/row_product.cpp sm80/few_rows.cpp
   sm80/decoded_rows.cpp
   few_tokens/few_tokens_path.cpp few_tokens/small_gemm.cpp)

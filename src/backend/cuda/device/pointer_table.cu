@@ -36,6 +36,7 @@ bool all_aligned(const ExpertArray& a, int num_experts) {
 ExpertMatrix PointerTable::device(const ExpertMatrix& matrix, int num_experts) {
   ExpertMatrix view = matrix;
   view.aligned = all_aligned(matrix.values, num_experts);
+  view.scales_aligned = all_aligned(matrix.scales.array, num_experts);
   for (ExpertArray* array : {&view.values, &view.scales.array, &view.zeros.array, &view.scales2,
                              &view.scale_offset, &view.group_index, &view.bias})
     if (array->pointers) array->pointers = place(array->pointers, num_experts);

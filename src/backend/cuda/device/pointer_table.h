@@ -22,7 +22,7 @@ class PointerTable {
   PointerTable(const Op& op, void* memory) : op_(op), memory_(static_cast<void**>(memory)) {}
   // Of weights and their gradients: three matrices each, of up to seven arrays and of two.
   static uint64_t bytes(int64_t num_experts) { return uint64_t(num_experts) * 27 * sizeof(void*); }
-  // The matrix with its arrays of pointers on the device, and `aligned`.
+  // The matrix with its arrays of pointers on the device, and what is aligned.
   ExpertMatrix device(const ExpertMatrix& matrix, int num_experts);
   void flush();  // before the first use of what device() returned
 

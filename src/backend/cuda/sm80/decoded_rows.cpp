@@ -17,10 +17,6 @@ void shift(ExpertArray& array, int64_t experts) {
     array.base = array.expert(experts);
 }
 
-bool begins_in_words(const ExpertMatrix& m) {  // of pointers of the device
-  return m.values.pointers ? m.aligned : cuda::begins_in_words(m.values, 1);
-}
-
 }  // namespace
 
 DecodedRows::DecodedRows(const RowProduct& product, const ProductOutput& output,
@@ -31,9 +27,10 @@ DecodedRows::DecodedRows(const RowProduct& product, const ProductOutput& output,
   const RowGroups& groups = product.groups;
   if (!scratch.bytes || !groups.offsets || !may_be_decoded(*term.b, second)) return;
   if (product.n % kUnit || term.k % kUnit) return;
-  if (kernel_of(product, output).by != ProductKernel::kPlain) return;
   const int64_t n = term.transposed ? term.k : product.n, k = term.transposed ? product.n : term.k;
   DecodedExperts experts = decoded_experts(n, k, *term.b, second, false, term.b->dtype);
+  const bool quick = has_quick_chunks(*term.b, experts.along_k, begins_in_words(*term.b));
+  if (quick && kernel_of(product, output).by != ProductKernel::kPlain) return;
   experts.values = scratch.values;
   experts.at_once = experts_at_once(groups.choice_rows, groups.count, experts.expert_bytes(),
                                     scratch.bytes, Otherwise::kSlowly);
@@ -62,10 +59,9 @@ ProductKernel DecodedRows::kernel() const {
 void DecodedRows::launch(const Op& op) const {
   if (product_.groups.max_rows == 0) return;
   DecodeArgs args = decode_args(experts_);
-  for (int i = 0; i < experts_.parts; ++i) {
-    args.from[i] = *experts_.from[i];
-    args.runs[i] = code_runs(args.from[i], experts_.along_k, begins_in_words(args.from[i]));
-  }
+  for (int i = 0; i < experts_.parts; ++i) args.from[i] = *experts_.from[i];
+  set_sources(args);
+  args.max_rows = product_.groups.max_rows;
   args.counters = scratch_.counters;
   const int num_experts = product_.groups.count;
   for (int first = 0; first < num_experts; first += experts_.at_once) {
@@ -75,7 +71,7 @@ void DecodedRows::launch(const Op& op) const {
     args.first = first;
     args.count = count;
     args.group_offsets = turn.groups.offsets;
-    check(launch_decode_experts(args, op.multiprocessors, op.stream), "decoding experts");
+    check(launch_decode(args, op.multiprocessors, op.stream), "decoding experts");
     op.count(1);
     row_product(op, turn, output_);
   }

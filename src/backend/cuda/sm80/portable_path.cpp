@@ -93,7 +93,7 @@ class Runner {
         pre_(pre),
         scratch_(scratch_of(program)) {
     place_mlps([](ExpertMatrix m, int experts) {
-      m.aligned = all_aligned(m.values, experts);
+      m.aligned = all_aligned(m.values, experts);  // scales: no choice of kernels is by theirs
       return m;
     });
   }

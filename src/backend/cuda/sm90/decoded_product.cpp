@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/sm90/decoded_product.h"
 
+#include "backend/cuda/sm90/code_lines.h"
+
 namespace moec::cuda {
 
-bool has_quick_chunks(const ExpertMatrix& m, bool along_k) {
-  bool chunks = false;
-  quant::Formats::with(m.scheme, [&]<class Format>() {
-    chunks = quant::is_bytes(Format::kInfo) || requires { Format::nibble_of(0); };
-  });
-  return chunks && code_runs(m, along_k, begins_in_words(m.values, 1)).one_block;
+bool set_decoded_lines(CodedLines& to, const DecodedProduct& product) {
+  const DecodedExperts& experts = product.experts;
+  if (!row_gemm_decodes(*quant::find_format(experts.from[0]->scheme))) return false;
+  set_decode(to, experts.source(0));
+  for (int part = 0; part < experts.parts; ++part) {
+    const ExpertMatrix source = experts.source(part);
+    const bool in_words = begins_in_words(source.values, product.problem.num_experts);
+    if (set_lines(to, part, source, false) || to.nested[part].book ||
+        !code_runs(source, experts.along_k, in_words).whole)
+      return false;
+  }
+  return true;
 }
 
 const char* set_decoded(DecodedProduct& to, const RowGemmProblem& problem, int64_t choice_rows,
@@ -24,8 +32,9 @@ const char* set_decoded(DecodedProduct& to, const RowGemmProblem& problem, int64
   experts.values = scratch.values;
   Otherwise otherwise = Otherwise::kRowGemm;
   if (refused)
-    otherwise =
-        has_quick_chunks(first, experts.along_k) ? Otherwise::kPortable : Otherwise::kSlowly;
+    otherwise = has_quick_chunks(first, experts.along_k, begins_in_words(first.values, 1))
+                    ? Otherwise::kPortable
+                    : Otherwise::kSlowly;
   experts.at_once = experts_at_once(choice_rows, problem.num_experts, experts.expert_bytes(),
                                     scratch.bytes, otherwise);
   if (!to.is_used()) return nullptr;

@@ -10,6 +10,10 @@ namespace moec::cuda {
 
 struct WorkCounters;
 
+// Of values in rows of the call that wait for a later product: turns of more experts end less often
+// with a round of few tiles.
+constexpr int64_t kMostRowBytes = int64_t(256) << 20;
+
 // A path's scratch of a call.
 struct DecodedScratch {
   WorkCounters* counters;
@@ -33,8 +37,9 @@ const char* set_decoded(DecodedProduct& to, const RowGemmProblem& problem, int64
                         int64_t n, int64_t k, const ExpertMatrix& first, const ExpertMatrix* second,
                         const DecodedScratch& scratch, const char* refused);
 
-// Whether the portable path reads eight codes at once, and one block for them.
-bool has_quick_chunks(const ExpertMatrix& matrix, bool along_k);
+// How the parts of a product are decoded, if their codes lie in lines of whole runs of eight
+// (code_lines.h). Returns whether they do.
+bool set_decoded_lines(CodedLines& to, const DecodedProduct& product);
 // The problem of `count` experts from `first` on, those of a turn.
 RowGemmProblem problem_of_turn(const DecodedProduct& product, int first, int count);
 

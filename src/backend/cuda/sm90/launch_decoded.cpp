@@ -17,6 +17,28 @@ DecodedScratch lay_out_scratch(const moec_experts_desc& desc, Arena& arena) {
   return scratch;
 }
 
+// Rows that a later product of the call writes hold nothing before it: down's while up runs, those
+// of grad up while grad down runs. They may have room for more experts than the path's own scratch.
+DecodedScratch LaunchList::scratch_of(RowGemm op) const {
+  DecodedScratch scratch = scratch_;
+  if (!scratch.bytes || (op != RowGemm::kUp && op != RowGemm::kGradDown)) return scratch;
+  const Mlp& routed = program_.routed;
+  const int64_t row_bytes = routed.hidden * dtype_bytes(routed.dtype);
+  const int64_t bytes = std::min(routed.num_rows * row_bytes, kMostRowBytes);
+  if (bytes <= scratch.bytes) return scratch;
+  const auto use = [&](const Array& rows) {
+    scratch.values = rows.data;
+    scratch.bytes = bytes;
+  };
+  for (int i = 0; i < program_.num_steps; ++i) {
+    const Step& step = program_.steps[size_t(i)];
+    if (const auto* down = std::get_if<Down>(&step); down && is_routed(*down->mlp)) use(down->rows);
+    if (const auto* grad = std::get_if<InputGrad>(&step); grad && is_routed(*grad->mlp))
+      use(grad->rows);
+  }
+  return scratch;
+}
+
 void launch_decoded(const Op& op, const DecodedProduct& product) {
   const RowGemmProblem& all = product.problem;
   if (all.max_rows == 0) return;
@@ -24,12 +46,13 @@ void launch_decoded(const Op& op, const DecodedProduct& product) {
   const DecodedExperts& experts = product.experts;
   DecodeArgs args = decode_args(experts);
   PointerTable table(op, product.scratch.pointers);
-  for (int i = 0; i < experts.parts; ++i) {
-    const ExpertMatrix source = experts.source(i);
-    args.runs[i] = code_runs(source, experts.along_k, begins_in_words(source.values, num_experts));
-    args.from[i] = table.device(source, num_experts);
-  }
+  for (int i = 0; i < experts.parts; ++i)
+    args.from[i] = table.device(experts.source(i), num_experts);
   table.flush();
+  set_sources(args);
+  args.max_rows = all.max_rows;
+  CodedLines lines;
+  const bool in_lines = set_decoded_lines(lines, product);
   args.counters = &product.scratch.counters->decoded;
   for (int first = 0; first < num_experts; first += experts.at_once) {
     const int count = std::min(experts.at_once, num_experts - first);
@@ -37,7 +60,9 @@ void launch_decoded(const Op& op, const DecodedProduct& product) {
     args.first = first;
     args.count = count;
     args.group_offsets = problem.group_offsets;
-    check(launch_decode_experts(args, op.multiprocessors, op.stream), "decoding experts");
+    check(in_lines ? launch_decode_lines(args, lines, op.multiprocessors, op.stream)
+                   : launch_decode(args, op.multiprocessors, op.stream),
+          "decoding experts");
     problem.work_counter = &args.counters->work;
     problem.steps = &args.counters->steps;
     const RowGemmChoice choice = choose(problem, {op.multiprocessors});

@@ -60,8 +60,8 @@ RowGemmProblem LaunchList::problem(RowGemm op, const Mlp& mlp, int64_t n, int64_
   decoded_ = {};
   if (is_routed(mlp) && first.is_coded()) {
     const char* const refused = why ? why : row_gemm_refuses(bound);  // of the weights: no rows yet
-    const char* const of_values =
-        set_decoded(decoded_, p, mlp.groups.choice_rows, n, k, first, second, scratch_, refused);
+    const char* const of_values = set_decoded(decoded_, p, mlp.groups.choice_rows, n, k, first,
+                                              second, scratch_of(op), refused);
     if (decoded_.is_used()) why = of_values;
   }
   refuse(why);

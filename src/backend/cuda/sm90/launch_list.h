@@ -104,6 +104,7 @@ class LaunchList {
     return is_routed(mlp) && !mlp.down_adapters && !decoded_.is_used();
   }
   Early after_grad_down(const Mlp& mlp);
+  DecodedScratch scratch_of(RowGemm op) const;
   void use_counters(const Mlp& mlp);
   RowGemmProblem problem(RowGemm op, const Mlp& mlp, int64_t n, int64_t k,
                          const ExpertMatrix& first, const ExpertMatrix* second);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/sm90/row_gemm_problem.h"
 
-#include <bit>
 #include <initializer_list>
+
+#include "backend/cuda/sm90/code_lines.h"
 
 namespace moec::cuda {
 namespace {
@@ -73,79 +74,6 @@ ChannelArray channel_array(const ExpertBlocks& blocks, bool alternating) {
           alternating ? blocks.row_stride / 2 : blocks.row_stride, blocks.array.dtype};
 }
 
-// The exponent of a block's extent along an axis, or -1.
-int shift_of(const quant::BlockSize& block) {
-  constexpr int kAll = 31;  // positions are fewer
-  if (block.is_all()) return kAll;
-  const auto size = uint64_t(block.size());
-  return std::has_single_bit(size) ? std::countr_zero(size) : -1;
-}
-
-const char* set_nested(NestedScales& to, const ExpertMatrix& m) {
-  if (!m.scale_book) return nullptr;
-  to = {m.scale_book, static_cast<const float*>(m.scales2.base),
-        static_cast<const float*>(m.scale_offset.base), shift_of(m.scale_block)};
-  return to.shift < 0 ? "nested scales in blocks that are no power of two" : nullptr;
-}
-
-// Lines and scales of a matrix, of which `part` is one; alternating: and of the next one, too.
-const char* set_lines(CodedLines& to, int part, const ExpertMatrix& m, bool alternating) {
-  if (m.zeros.array.present()) return "zero points";
-  if (m.group_index.present()) return "a group index";
-  if (m.scheme == MOEC_SCHEME_FP8 && m.values.dtype != MOEC_F8_E4M3) return "codes of e5m2";
-  const bool along_k = m.col_stride == 1;
-  const bool stream = quant::find_format(m.scheme)->storage == quant::Storage::kStream;
-  const quant::BlockSize& along = along_k || stream ? m.scales.block_k : m.scales.block_n;
-  ExpertScales& scales = to.scales[part];
-  scales.base = m.scales.array.base;
-  scales.dtype = m.scales.array.dtype;
-  scales.first_line = along_k ? int(m.rows.first) : 0;
-  scales.line_step = along_k ? int(m.rows.step) : 1;
-  scales.first = along_k || alternating ? 0 : int(m.rows.first);
-  scales.shift = shift_of(along);
-  if (scales.shift < std::countr_zero(unsigned(kLineRun)) || scales.first % kLineRun != 0)
-    return "blocks that are not whole runs of 32";
-  if (stream) {
-    const int64_t line = along_k ? m.row_stride : m.col_stride;
-    if (line % along.size() != 0) return "blocks that do not end with rows";
-    scales.line_stride = int(line / along.size());
-    scales.expert_stride = m.expert_codes / along.size();
-    scales.line_shift = 0;
-  } else {
-    if ((along_k ? m.scales.col_stride : m.scales.row_stride) != 1)
-      return "scales of another orientation";
-    scales.line_stride = int(along_k ? m.scales.row_stride : m.scales.col_stride);
-    scales.expert_stride = m.scales.array.expert_stride;
-    scales.line_shift = shift_of(along_k ? m.scales.block_n : m.scales.block_k);
-    if (scales.line_shift < 0) return "blocks whose extent is no power of two";
-  }
-  to.codebooks[part] = m.codebook;
-  return set_nested(to.nested[part], m);
-}
-
-// How elements of a type are made of these codes.
-void set_decode(CodedLines& to, const ExpertMatrix& m) {
-  to = {};
-  LineFormats::with(m.scheme, [&]<class Format>() {
-    if constexpr (requires { Format::nibble_of(0); }) {
-      to.decode = LineDecode::kTable;
-      to.high_first = Format::nibble_of(0) == 1;
-    } else {
-      to.decode = LineDecode::kBytes;
-    }
-    if constexpr (std::is_same_v<Format, quant::Mxfp4>) {
-      if (m.dtype == MOEC_BF16) to.decode = LineDecode::kPowers;
-    }
-    if constexpr (std::is_same_v<Format, quant::Int4>) {
-      if (m.scales.array.dtype == m.dtype) to.decode = LineDecode::kIntegers;
-    }
-    for (uint32_t code = 0; code < 16; ++code) {
-      if constexpr (std::is_same_v<Format, quant::Mxfp4>) to.numbers[code] = quant::e2m1(code);
-      if constexpr (std::is_same_v<Format, quant::Int4>) to.numbers[code] = float(code) - 8;
-    }
-  });
-}
-
 ExpertBias bias_of(const ExpertMatrix& m) {
   if (!m.has_bias()) return {};
   return {m.bias.base, m.bias.expert_stride, m.bias_stride, m.bias.dtype == MOEC_F32};
@@ -182,13 +110,11 @@ const char* set_matrices(RowGemmProblem& p, int64_t n, int64_t k, const ExpertMa
   if (!k_contiguous && first.row_stride != 1 && !alternating)
     return "columns that are not contiguous";
   const bool lines = has_lines(first.scheme);
+  if (first.is_coded()) set_decode(p.lines, given);
   if (lines) {
-    set_decode(p.lines, given);
     if (const char* why = set_lines(p.lines, 0, given, alternating)) return why;
     if (const char* why = second ? set_lines(p.lines, 1, *given_second, alternating) : nullptr)
       return why;
-  } else if (first.is_coded()) {
-    p.lines.decode = LineDecode::kSigned;
   }
   if (alternating && first.is_coded() && !lines &&
       !(follows(second->scales.array, first.scales.array) && first.scales.row_stride % 2 == 0 &&

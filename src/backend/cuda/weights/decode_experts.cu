@@ -9,6 +9,7 @@
 #include "backend/cuda/device/ptx.cuh"
 #include "backend/cuda/device/rotate.cuh"
 #include "backend/cuda/weights/decode_experts.h"
+#include "backend/cuda/weights/gguf_codes.cuh"
 
 namespace moec::cuda {
 namespace {
@@ -42,11 +43,15 @@ constexpr bool kWordsAlongK = Format::kInfo.storage == quant::Storage::kAlongK;
 
 // The numbers of a strip's codes, line by line.
 template <class Format>
-struct StripNumbers {  // codes of any other place, along k
-  __device__ void load(const quant::CodedView&, const At&) {}
-  __device__ void next(const quant::CodedView& m, const At& at, float (&v)[kRun]) {
+struct StripNumbers {  // of blocks with their scales, along k
+  GgufCodes<Format> chunks[kLines];
+  __device__ void load(const quant::CodedView& m, const At& at) {
 #pragma unroll
-    for (int j = 0; j < kRun; ++j) v[j] = Format::code(m, at.n, at.k | j);
+    for (int l = 0; l < kLines; ++l) chunks[l].load(m, at.line(l).n, at.line(l).k);
+  }
+  __device__ void next(const quant::CodedView&, const At&, float (&v)[kRun]) {
+    chunks[0].numbers(v);
+    rotate(chunks);
   }
 };
 template <class Format>
@@ -211,7 +216,7 @@ cudaError_t launch_decode_experts(const DecodeArgs& a, int multiprocessors, cuda
   p.counters = a.counters;
   const uint32_t matrices = uint32_t(a.count * a.parts);
   const uint32_t all = (p.strips + kThreads - 1) / kThreads;
-  const uint32_t share = std::max(uint32_t(multiprocessors) * kCtas / matrices, 1u);
+  const uint32_t share = std::max(uint32_t(multiprocessors) * kCtas / a.busy_matrices(), 1u);
   cudaError_t error = cudaErrorInvalidValue;
   quant::Formats::with(a.from[0].scheme, [&]<class Format>() {
     error = launch(decode_experts_kernel<Format>, dim3(std::min(all, share), matrices), kThreads, 0,

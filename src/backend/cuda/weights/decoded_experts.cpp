@@ -4,12 +4,17 @@
 #include <algorithm>
 
 #include "core/workspace.h"
-#include "quant/format.h"
 
 namespace moec::cuda {
 namespace {
 
 constexpr int64_t kRun = 8;
+constexpr int64_t kLoad = 16;  // bytes
+
+// aligned: of every expert's pointer.
+bool begins_at_loads(const ExpertArray& array, bool aligned) {
+  return aligned && (array.pointers || array.expert_stride * dtype_bytes(array.dtype) % kLoad == 0);
+}
 
 }  // namespace
 
@@ -27,7 +32,8 @@ int64_t decoded_bytes(const moec_experts_desc& desc) {
 
 int experts_at_once(int64_t choice_rows, int64_t num_experts, int64_t expert_bytes, int64_t bytes,
                     Otherwise otherwise) {
-  if (choice_rows < once_rows(otherwise) * num_experts || expert_bytes > bytes) return 0;
+  if (choice_rows < once_rows(otherwise, expert_bytes) * num_experts || expert_bytes > bytes)
+    return 0;
   const int64_t turns = div_up(num_experts, bytes / expert_bytes);
   return int(div_up(num_experts, turns));
 }
@@ -88,6 +94,39 @@ bool begins_in_words(const ExpertArray& array, int num_experts) {
   for (int e = 0; e < (array.pointers ? num_experts : 1); ++e)
     if (reinterpret_cast<uintptr_t>(array.expert(e)) % kRun) return false;
   return array.pointers || array.expert_stride * dtype_bytes(array.dtype) % kRun == 0;
+}
+
+bool begins_in_words(const ExpertMatrix& m) {
+  return m.values.pointers ? m.aligned : begins_in_words(m.values, 1);
+}
+
+CodePlaces code_places(const ExpertMatrix& m, bool along_k) {
+  if (quant::is_bytes(*quant::find_format(m.scheme)))
+    return {0, along_k ? m.row_stride : m.col_stride};
+  return {m.rows.first * m.row_stride, along_k ? m.rows.step * m.row_stride : m.col_stride};
+}
+
+bool has_groups_of_runs(const ExpertMatrix& m) {
+  const quant::BlockSize& group = m.scales.block_k;
+  return !m.group_index.present() && (group.is_all() || group.size() % kRun == 0);
+}
+
+bool has_columns(const ExpertMatrix& m, bool along_k) {
+  const ExpertBlocks& scales = m.scales;
+  const bool of_lines = quant::find_format(m.scheme)->storage != quant::Storage::kAlongK;
+  return ColumnFormats::index(m.scheme) >= 0 && !along_k && (!of_lines || has_groups_of_runs(m)) &&
+         m.rows.step == 1 && m.rows.first % kRun == 0 && m.col_stride % kRun == 0 &&
+         scales.block_n.size() == 1 && !scales.block_n.is_all() && scales.row_stride == 1 &&
+         scales.col_stride * dtype_bytes(scales.array.dtype) % kLoad == 0 &&
+         begins_at_loads(scales.array, m.scales_aligned) && begins_at_loads(m.values, m.aligned);
+}
+
+bool has_quick_chunks(const ExpertMatrix& m, bool along_k, bool in_words) {
+  bool chunks = false;
+  quant::Formats::with(m.scheme, [&]<class Format>() {
+    chunks = quant::is_bytes(Format::kInfo) || requires { Format::nibble_of(0); };
+  });
+  return chunks && code_runs(m, along_k, in_words).one_block;
 }
 
 CodeRuns code_runs(const ExpertMatrix& m, bool along_k, bool in_words) {

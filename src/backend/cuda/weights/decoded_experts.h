@@ -5,6 +5,7 @@
 
 #include "backend/weights.h"
 #include "core/json_text.h"
+#include "quant/format.h"
 
 namespace moec::cuda {
 
@@ -14,8 +15,11 @@ enum class Otherwise { kRowGemm, kPortable, kSlowly };
 // Experts of so many rows on average are decoded once. With fewer rows it takes longer to make
 // values than their products save (bench/results/h200/coded_trials.json).
 constexpr int64_t kOnceRows[] = {1024, 128, 0};
-constexpr int64_t once_rows(Otherwise otherwise) {
-  return kOnceRows[int(otherwise)];
+// Several small experts share the turns of a row GEMM: of at most so many bytes of values.
+constexpr int64_t kSmallExpert = int64_t(8) << 20, kOnceRowsOfSmall = 512;
+constexpr int64_t once_rows(Otherwise otherwise, int64_t expert_bytes) {
+  const bool small = otherwise == Otherwise::kRowGemm && expert_bytes <= kSmallExpert;
+  return small ? kOnceRowsOfSmall : kOnceRows[int(otherwise)];
 }
 // Of values: little enough to stay in L2.
 constexpr int64_t kDecodedBytes = int64_t(64) << 20;
@@ -61,7 +65,21 @@ struct CodeRuns {
 };
 // in_words: codes of each expert begin where runs may be read together.
 CodeRuns code_runs(const ExpertMatrix& matrix, bool along_k, bool in_words);
-// Of pointers of the host.
+// Of pointers of the host; of a matrix as PointerTable::device() gives it.
 bool begins_in_words(const ExpertArray& array, int num_experts);
+bool begins_in_words(const ExpertMatrix& matrix);
+// Where the codes of line l of a matrix begin: at first + l * line, in codes.
+struct CodePlaces {
+  int64_t first, line;
+};
+CodePlaces code_places(const ExpertMatrix& matrix, bool along_k);
+// Nibbles along k or n in words of eight, where each column has scales and zero points of its own.
+using ColumnFormats = quant::FormatList<quant::Awq, quant::Gptq<1>, quant::Gptq<2>>;
+// Whether those of eight columns are read together. matrix: as PointerTable::device() gives it.
+bool has_columns(const ExpertMatrix& matrix, bool along_k);
+// Whether eight lines from a multiple of eight on have one group.
+bool has_groups_of_runs(const ExpertMatrix& matrix);
+// Whether the portable path reads eight codes at once, and one block for them.
+bool has_quick_chunks(const ExpertMatrix& matrix, bool along_k, bool in_words);
 
 }  // namespace moec::cuda
