@@ -28,6 +28,7 @@ def quant_of(state: Any) -> moec.Quant:
                       block_k=state.blocksize, **nested)
 
 
+@torch.compiler.set_stance("force_eager")  # bitsandbytes would compile a kernel of each size
 @pytest.mark.parametrize("nested", [False, True], ids=["", "nested"])
 @pytest.mark.parametrize("name", ["nf4", "fp4"])
 @pytest.mark.parametrize("block", [32, 64, 128, 256, 512, 1024, 2048, 4096])
