@@ -37,7 +37,8 @@ mkdir -p "$packing/home/registry"
 for kept in config.toml registry/index registry/cache; do
   [ ! -e "$user_home/$kept" ] || ln -s "$user_home/$kept" "$packing/home/$kept"
 done
-CARGO_HOME=$packing/home "$cargo" package --quiet --offline --workspace --allow-dirty \
+# What is packed is compiled below, outside, and not by cargo once more.
+CARGO_HOME=$packing/home "$cargo" package --quiet --offline --workspace --allow-dirty --no-verify \
   --target-dir "$packing/target"
 outside=$(mktemp -d)
 trap 'rm -rf "$outside"' EXIT
@@ -58,7 +59,7 @@ train=$build/rust/outside/debug/train
 build_outside() {
   CARGO_TARGET_DIR=$build/rust/outside "$cargo" build --quiet --offline \
     --config 'patch.crates-io.moec.path="../moec-0.1.0"' \
-    --config 'patch.crates-io.moec-sys.path="../moec-sys-0.1.0"'
+    --config 'patch.crates-io.moec-sys.path="../moec-sys-0.1.0"' "$@"
 }
 build_outside
 env -u LD_LIBRARY_PATH "$train"
@@ -77,7 +78,7 @@ awk 'NR == 1 {y = $0} NR == 2 && $0 != y "; " y {exit 1} NR == 3 && !/^error: to
   NR == 4 && $0 != y {exit 1} END {exit NR != 4}' <<<"$served" ||
   die "examples/rust serves $served"
 echo "test result: ok. 1 passed (examples/rust, serve)" >>"$log"
-MOEC_LINK=shared build_outside
+MOEC_LINK=shared build_outside --bin train
 LD_LIBRARY_PATH=$prefix/lib "$train"
 readelf -d "$train" | grep -q libmoec.so.0 || die "MOEC_LINK=shared does not link libmoec.so.0"
 echo "test result: ok. 3 passed (examples/rust, adapter, train static and shared)" >>"$log"
