@@ -99,7 +99,7 @@ class Backend {
   // ---- experts
   // The ways to run the experts, best first: the first that takes a call runs it.
   virtual ExpertsPaths experts_paths() const = 0;
-  virtual const WeightPacking* packing() const = 0;  // null: weights are read as they are bound
+  virtual const WeightPacking* packing() const = 0;  // null: codes alone (coded_packing.h)
 
   // ---- ranks
   // What a rank does between the collectives of an ep.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a call would run: the program is recorded for memory that is nowhere, and the path that
 // takes it names its kernels from the record that it would launch.
-#include "backend/weight_packing.h"
+#include "backend/coded_packing.h"
 #include "core/dtype.h"
 #include "core/json_text.h"
 #include "experts/experts.h"
@@ -121,7 +121,7 @@ std::string describe(const Backend& backend, const moec_experts_desc& desc,
       .add("arch", info.arch)
       .add("num_tokens", num_tokens)
       .add("dtype", dtype_name(desc.dtype))
-      .add("weights", weights.packed ? backend.packing()->format(weights) : "as bound");
+      .add("weights", weights.packed ? DevicePacking(backend).get().format(weights) : "as bound");
   const auto add = [&](const char* name, bool is_backward, const auto& record) {
     const ExpertsCall asked = {desc, weights, call.plan, is_backward};
     result.add_json(name, '{' + describe_call(backend, asked, record).members() + '}');

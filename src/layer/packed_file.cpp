@@ -241,7 +241,7 @@ void Weights::save_sync(const char* path) const {
 void Weights::map_sync(const char* path) {
   check_path(path);
   require_frozen();
-  const WeightPacking& packing = this->packing();
+  require_packable();
   const File file(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
   Mapping mapping(file);
   const Header header = read_header(mapping);
@@ -249,10 +249,10 @@ void Weights::map_sync(const char* path) {
   const WeightsView view = bound ? source_
                                  : unbound_view(desc_, header.biases & kGateBias,
                                                 header.biases & kUpBias, header.biases & kDownBias);
-  Header expected = header_of(desc_, view, packing.format(view));
+  Header expected = header_of(desc_, view, packing().format(view));
   // Codes say in the copy how they lie.
   const bool coded = desc_.gate_up_scheme || desc_.down_scheme;
-  expected.payload_bytes = coded ? header.payload_bytes : packing.bytes(view);
+  expected.payload_bytes = coded ? header.payload_bytes : packing().bytes(view);
   expected.payload_checksum = header.payload_checksum;
   expected.header_checksum = header.header_checksum;
   MOEC_REQUIRE(header.biases == expected.biases && header.bias_dtype == expected.bias_dtype &&
@@ -267,20 +267,19 @@ void Weights::map_sync(const char* path) {
                static_cast<long long>(header.inter), header.format, expected.num_experts,
                static_cast<long long>(expected.hidden), static_cast<long long>(expected.inter),
                expected.format);
+  const void* const payload = static_cast<char*>(mapping.data()) + kHeaderBytes;
   Packed packed;
   if (context_->on_host()) {
-    packed = {Owner::kFile, static_cast<char*>(mapping.data()) + kHeaderBytes, mapping.data(),
-              mapping.bytes()};
+    packed = {Owner::kFile, const_cast<void*>(payload), mapping.data(), mapping.bytes()};
     mapping.release();
   } else {
     Block block(*context_, header.payload_bytes, nullptr);
-    context_->backend().copy(block.data(), static_cast<char*>(mapping.data()) + kHeaderBytes,
-                             header.payload_bytes, nullptr);
+    context_->backend().copy(block.data(), payload, header.payload_bytes, nullptr);
     context_->synchronize(nullptr);
     packed = {Owner::kContext, block.data(), block.data(), header.payload_bytes};
     block.release();
   }
-  adopt(packed, view);
+  adopt(packed, view, payload);
 }
 
 }  // namespace moec

@@ -13,7 +13,10 @@
 namespace moec {
 
 Weights::Weights(const Context& context, const moec_weights_desc& desc)
-    : Object(kKind), context_(context), desc_(checked_weights_desc(desc)) {}
+    : Object(kKind),
+      context_(context),
+      packing_(context.backend()),
+      desc_(checked_weights_desc(desc)) {}
 
 Weights::~Weights() {
   drop_packed();
@@ -43,19 +46,20 @@ void Weights::bind(const moec_weight_set& set) {
   bound_once_ = true;
 }
 
-const WeightPacking& Weights::packing() const {
-  const WeightPacking* const packing = context_->backend().packing();
-  MOEC_REQUIRE(packing, MOEC_E_UNSUPPORTED,
-               "weights have no packed form on %s; use them as they are bound",
-               context_->backend().name());
-  return *packing;
+WeightsView Weights::known_view() const {
+  return bound_once_ ? bound_.view : unbound_view(desc_, false, false, false);
+}
+
+void Weights::require_packable() const {
+  MOEC_REQUIRE(packing().takes(known_view()), MOEC_E_UNSUPPORTED,
+               "weights of schemes %u and %u have no packed form on %s; use them as they are bound",
+               desc_.gate_up_scheme, desc_.down_scheme, context_->backend().name());
 }
 
 uint64_t Weights::packed_bytes() const {
-  const WeightPacking* const packing = context_->backend().packing();
-  if (!packing) return 0;
   // Of plain weights the same whatever is bound: biases have their place even where there are none.
-  return packing->bytes(bound_once_ ? bound_.view : unbound_view(desc_, false, false, false));
+  const WeightsView view = known_view();
+  return packing().takes(view) ? packing().bytes(view) : 0;
 }
 
 void Weights::query(moec_weights_info& out) const {
@@ -65,7 +69,7 @@ void Weights::query(moec_weights_info& out) const {
   out.is_bound = bound_once_ && bound_.view.source_present;
   out.is_packed = is_packed();
   out.is_frozen = frozen;
-  out.needs_source = !bound_once_ || !context_->backend().packing();
+  out.needs_source = !bound_once_ || !packing().takes(bound_.view);
   if (!is_packed()) return;
   const std::string format = packing().format(bound_.view);
   std::snprintf(out.packed_format, sizeof out.packed_format, "%s", format.c_str());
@@ -77,10 +81,10 @@ void Weights::require_frozen() const {
       "weights may change; only those created with MOEC_WEIGHTS_FROZEN have a packed copy");
 }
 
-void Weights::adopt(const Packed& packed, const WeightsView& source) {
+void Weights::adopt(const Packed& packed, const WeightsView& source, const void* head) {
   const uint64_t before =
       uint64_t(static_cast<char*>(packed.data) - static_cast<char*>(packed.block));
-  const WeightsView view = packing().view(source, packed.data, packed.bytes - before);
+  const WeightsView view = packing().view(source, head, packed.data, packed.bytes - before);
   drop_packed();
   packed_ = packed;
   source_ = source;
@@ -101,11 +105,8 @@ void Weights::pack(const moec_buffer* memory, moec_stream stream) {
   MOEC_REQUIRE(view().source_present, MOEC_E_INVALID_STATE,
                "weights have no source to pack; call moec_weights_bind before");
   const WeightsView source = source_;
-  const uint64_t bytes = packed_bytes();
-  MOEC_REQUIRE(bytes, MOEC_E_UNSUPPORTED,
-               "weights of schemes %u and %u have no packed form on %s; use them as they are bound",
-               desc_.gate_up_scheme, desc_.down_scheme, context_->backend().name());
-  const uint64_t need = bytes + kAlignSlack;
+  require_packable();
+  const uint64_t need = packed_bytes() + kAlignSlack;
   if (memory) {
     check_buffer(*context_, "memory", *memory, need);
     TensorCheck check(*context_);
@@ -124,7 +125,7 @@ void Weights::pack(const moec_buffer* memory, moec_stream stream) {
   packed.data = reinterpret_cast<void*>(start);
   packing().pack(source, packed.data, 0, desc_.num_experts, stream);
   if (own) own->release();
-  adopt(packed, source);
+  adopt(packed, source, nullptr);
 }
 
 void Weights::refresh(int32_t first, int32_t count, moec_stream stream) {
@@ -139,7 +140,7 @@ void Weights::refresh(int32_t first, int32_t count, moec_stream stream) {
 }
 
 void Weights::release_source() {
-  (void)packing();  // or E_UNSUPPORTED
+  require_packable();
   MOEC_REQUIRE(is_packed(), MOEC_E_INVALID_STATE,
                "weights have no packed copy; call moec_weights_pack before");
   bound_.view.source_present = source_.source_present = false;

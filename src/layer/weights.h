@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "backend/coded_packing.h"
 #include "layer/check.h"
 #include "layer/context.h"
 #include "layer/weights_view.h"
@@ -64,13 +65,17 @@ class Weights final : public Object {
     uint64_t bytes = 0;     // of the block
   };
   bool is_packed() const { return packed_.owner != Owner::kNone; }
-  const WeightPacking& packing() const;  // E_UNSUPPORTED: the device has none
-  uint64_t packed_bytes() const;         // without the bytes that aligning may cost
+  const WeightPacking& packing() const { return packing_.get(); }
+  WeightsView known_view() const;  // as far as it is known before a bind
+  void require_packable() const;   // E_UNSUPPORTED: these have no packed form on the device
+  uint64_t packed_bytes() const;   // without the bytes that aligning may cost
   void require_frozen() const;
-  void adopt(const Packed& packed, const WeightsView& source);
+  // head: as WeightPacking::view has it.
+  void adopt(const Packed& packed, const WeightsView& source, const void* head);
   void drop_packed() noexcept;
 
   Ref<const Context> context_;
+  DevicePacking packing_;
   moec_weights_desc desc_;
   std::vector<void*> pointers_;
   std::vector<MemoryBlock> blocks_;

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <utility>
 
 #include "golden/golden_case.h"
@@ -91,12 +90,15 @@ std::vector<moec_tensor> tensors_of(const moec_weight_set& set) {
   return all;
 }
 
-// In the host's memory.
+char* begin_of(const moec_tensor& t) {
+  return static_cast<char*>(t.data) + t.byte_offset;
+}
 std::vector<uint8_t> bytes_of(const moec_tensor& t) {
-  size_t bytes = element_bytes(t.dtype);
-  for (int32_t i = 0; i < t.ndim; ++i) bytes *= size_t(t.shape[i]);
-  const auto* const begin = static_cast<const uint8_t*>(t.data) + t.byte_offset;
-  return {begin, begin + bytes};
+  size_t size = element_bytes(t.dtype);
+  for (int32_t i = 0; i < t.ndim; ++i) size *= size_t(t.shape[i]);
+  std::vector<uint8_t> bytes(size);
+  DeviceBuffer::copy_out(bytes.data(), begin_of(t), size);
+  return bytes;
 }
 
 // The weights mapped from a file of the packed copy of `weights`, which forget their source. What
@@ -114,8 +116,10 @@ Weights through_a_file(const QuantProblem& p, const moec_context* context, const
   const Bound again(p, false, memory);
   const std::vector<moec_tensor> expected = tensors_of(*bound.set()),
                                  got = tensors_of(*again.set());
-  for (const moec_tensor& t : got)
-    std::memset(static_cast<char*>(t.data) + t.byte_offset, 0x5a, bytes_of(t).size());
+  for (const moec_tensor& t : got) {
+    const std::vector<uint8_t> poison(bytes_of(t).size(), 0x5a);
+    DeviceBuffer::copy_in(begin_of(t), poison.data(), poison.size());
+  }
   check(moec_weights_unpack(mapped.get(), again.set(), nullptr));
   for (size_t i = 0; i < expected.size(); ++i)
     EXPECT_EQ(bytes_of(got[i]), bytes_of(expected[i])) << "tensor " << i;

@@ -302,7 +302,8 @@ class Weights(Handle):
         return WeightsInfo(**values | {name: bool(values[name]) for name in flags})
 
     def pack(self, *, stream: Any = None) -> Self:
-        """FROZEN only: make the packed copy now, in the library's memory."""
+        """FROZEN only: make the packed copy now, in the library's memory. On CUDA of codes alone,
+        one tensor an expert as stacks; release_source() then spares the arrays."""
         _raw.moec_weights_pack(self.raw, None, stream_handle(stream))
         return self
 
@@ -352,6 +353,7 @@ class Weights(Handle):
         _raw.moec_weights_save_sync(self.raw, path)
 
     def map(self, path: Path) -> Self:
-        """Map such a file, read-only and shared. Raises CorruptError, MismatchError."""
+        """Map such a file, read-only and shared; on CUDA a copy. Raises CorruptError,
+        MismatchError."""
         _raw.moec_weights_map_sync(self.raw, path)
         return self

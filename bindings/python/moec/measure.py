@@ -112,8 +112,8 @@ class Bench:
     @property
     def packed_bytes(self) -> int:
         """Of the packed copy; 0: the stored form is read."""
-        held = (self.layer.weights, self.layer.shared)
-        return sum(w.info().packed_bytes for w in held if w is not None)
+        held = (w.info() for w in (self.layer.weights, self.layer.shared) if w is not None)
+        return sum(info.packed_bytes for info in held if info.is_packed)
 
     @property
     def weight_bits(self) -> float:

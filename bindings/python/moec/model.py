@@ -13,7 +13,7 @@ import numpy as np
 from . import layer_names
 from ._context import Context
 from ._descriptors import Activation, ExpertsDesc, RouterDesc
-from ._enums import DType, ExpertsDescFlags, RouterFlags, Save, Select, Shared
+from ._enums import DeviceType, DType, ExpertsDescFlags, RouterFlags, Save, Select, Shared
 from ._layer import Layer, LayerResult
 from ._tensors import Array, dtype_of
 from .checkpoint import Checkpoint, CheckpointError
@@ -279,7 +279,10 @@ class MoeLayer:
                                   shared_weights=self.shared, **(self.inputs | options))
 
     def pack(self) -> None:
-        """Make the packed copies of frozen weights now, not in the first call."""
+        """Make the packed copies of frozen weights that a CPU reads faster. A GPU reads the arrays
+        that are held anyway."""
+        if self.context.device_type != DeviceType.CPU:
+            return
         for weights in (self.weights, self.shared):
             if weights is not None and weights.info().packed_bytes:
                 weights.pack()

@@ -816,7 +816,7 @@ typedef struct moec_weights_info {
                           * 0 = never packed, or not FROZEN */
   int32_t is_bound, is_packed, is_frozen;
   int32_t needs_source;   /* 0: after packing, the bound memory is not read any more */
-  char packed_format[64]; /* names layout, type and instruction set; "" if not packed */
+  char packed_format[64]; /* names layout, type and schemes; "" if not packed */
 } moec_weights_info;
 
 /* Makes an empty set for any context on the same device. Queues nothing. E_UNSUPPORTED: a scheme
@@ -831,9 +831,9 @@ MOEC_API void moec_weights_free(moec_weights* weights);
 MOEC_API moec_status moec_weights_bind(moec_weights* weights, const moec_weight_set* set);
 /* What is bound and packed. Host only. */
 MOEC_API moec_status moec_weights_query(const moec_weights* weights, moec_weights_info* out);
-/* FROZEN only: makes the packed copy. Queues. memory NULL: the library allocates; else packed_bytes
- * of the device, kept by the caller. E_UNSUPPORTED: no packed form here; E_WORKSPACE;
- * E_WOULD_ALLOC: a capture without memory. */
+/* FROZEN only: makes the packed copy; on CUDA of codes alone, which kernels read as stacks. Queues.
+ * memory NULL: the library allocates; else packed_bytes of the device, kept by the caller.
+ * E_UNSUPPORTED: no packed form here; E_WORKSPACE; E_WOULD_ALLOC: a capture without memory. */
 MOEC_API moec_status moec_weights_pack(moec_weights* weights, const moec_buffer* memory,
                                        moec_stream stream);
 /* Reads the bound matrices of experts [first, first+count) into the packed copy again, after they
@@ -865,9 +865,9 @@ MOEC_API moec_status moec_weights_unpack(const moec_weights* weights, const moec
 /* Writes the packed copy to a file, which takes the place of `path` whole (of a link, too). Waits
  * for the device and the disk. E_INVALID_STATE: nothing is packed. */
 MOEC_API moec_status moec_weights_save_sync(const moec_weights* weights, const char* path);
-/* Maps such a file as the packed copy: read-only, shared between processes. Waits likewise.
- * E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or packed_format;
- * E_UNSUPPORTED: the device packs nothing (CUDA). */
+/* Maps such a file as the packed copy: read-only, shared between processes; on CUDA copies it to
+ * the device. Waits likewise. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or
+ * packed_format; E_UNSUPPORTED: no packed form here. */
 MOEC_API moec_status moec_weights_map_sync(moec_weights* weights, const char* path);
 
 /* ---- making quantised weights ---- */

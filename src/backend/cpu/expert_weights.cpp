@@ -4,56 +4,25 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backend/cpu/packed_codes.h"
 #include "backend/cpu/packed_form.h"
 #include "backend/cpu/packing.h"
+#include "backend/packed_codes.h"
 #include "core/dtype.h"
-#include "core/workspace.h"
-#include "quant/format.h"
 
 namespace moec::cpu {
 namespace {
 
-struct PartShape {
-  int64_t n, k;
-};
-PartShape shape_of(const WeightsView& w, Part part) {
-  return part == Part::kDown ? PartShape{w.hidden, w.inter} : PartShape{w.inter, w.hidden};
-}
-
-constexpr Part kParts[] = {Part::kGate, Part::kUp, Part::kDown};
-
-bool has_part(const WeightsView& w, Part part) {
-  return part != Part::kGate || w.gated;
-}
-bool keeps_bias(const WeightsView& w, Part part) {
-  return has_part(w, part) && (has_bias(w, part) || !matrix_of(w, part).is_coded());
-}
-bool is_any_coded(const WeightsView& w) {
-  return std::any_of(std::begin(kParts), std::end(kParts),
-                     [&](Part part) { return has_part(w, part) && matrix_of(w, part).is_coded(); });
-}
-
-struct PackLayout {  // byte offsets: of the experts, and inside one
-  int64_t experts = 0, matrix[3] = {}, bias[3] = {}, stride = 0;
-  explicit PackLayout(const WeightsView& w) {
-    if (is_any_coded(w)) experts = CodedCopy(w).bytes();
-    for (const Part part : kParts) {
-      matrix[int(part)] = stride;
-      if (has_part(w, part) && !matrix_of(w, part).is_coded())
-        stride += packed_matrix_bytes(matrix_of(w, part), shape_of(w, part).n, shape_of(w, part).k);
-    }
-    for (const Part part : kParts) {
-      bias[int(part)] = stride;
-      if (keeps_bias(w, part))
-        stride += int64_t(round_up(uint64_t(shape_of(w, part).n) * sizeof(float), kCacheLine));
-    }
+class HostBytes final : public ByteMover {
+ public:
+  void copy(void* to, const void* from, uint64_t bytes) const override {
+    std::memcpy(to, from, size_t(bytes));
   }
-  int64_t expert(int64_t e) const { return experts + e * stride; }
+  void zero(void* to, uint64_t bytes) const override { std::memset(to, 0, size_t(bytes)); }
+  void put(void* to, const void* from, uint64_t bytes) const override { copy(to, from, bytes); }
 };
 
-const char* scheme_name(const ExpertMatrix& matrix) {
-  return matrix.is_coded() ? quant::find_format(matrix.scheme)->name : "plain";
+PackLayout layout_of(const WeightsView& w) {
+  return {w, packed_matrix_bytes};
 }
 
 const char* packed_part(const WeightsView& w, int64_t offset) {
@@ -78,23 +47,19 @@ void load_source_bias(const ExpertMatrix& matrix, int64_t e, int64_t first, int6
 
 void pack_bias(const WeightsView& w, Part part, int64_t e, float* to) {
   const int64_t n = shape_of(w, part).n;
-  const auto padded = int64_t(round_up(uint64_t(n) * sizeof(float), kCacheLine) / sizeof(float));
+  const int64_t padded = packed_bias_bytes(n) / int64_t(sizeof(float));
   load_source_bias(matrix_of(w, part), e, 0, n, to);
   std::fill_n(to + n, padded - n, 0.0f);
 }
 
 }  // namespace
 
-const ExpertMatrix& matrix_of(const WeightsView& w, Part part) {
-  return part == Part::kGate ? w.gate : part == Part::kUp ? w.up : w.down;
-}
-
 GemmWeight gemm_weight(const WeightsView& w, Part part, bool transposed) {
   GemmWeight weight;
   weight.matrix = &matrix_of(w, part);
   weight.transposed = transposed;
   if (!w.packed || weight.matrix->is_coded()) return weight;
-  const PackLayout layout(w);
+  const PackLayout layout = layout_of(w);
   weight.packed = packed_part(w, layout.experts + layout.matrix[int(part)]);
   weight.packed_stride = layout.stride;
   return weight;
@@ -104,30 +69,30 @@ void load_bias(const WeightsView& w, Part part, int64_t e, int64_t first, int64_
                float* to) {
   if (!w.packed || !keeps_bias(w, part))
     return load_source_bias(matrix_of(w, part), e, first, count, to);
-  const PackLayout layout(w);
-  const char* const from = packed_part(w, layout.expert(e) + layout.bias[int(part)]);
+  const PackLayout layout = layout_of(w);
+  const char* const from = packed_part(w, layout.bias_of(part, e));
   std::memcpy(to, from + first * int64_t(sizeof(float)), size_t(count) * sizeof(float));
 }
 
 uint64_t CpuPacking::bytes(const WeightsView& w) const {
   // How codes lie is known once they are bound.
   if (!w.source_present && !w.packed && is_any_coded(w)) return 0;
-  return uint64_t(PackLayout(w).expert(w.num_experts));
+  return uint64_t(layout_of(w).expert(w.num_experts));
 }
 
 std::string CpuPacking::format(const WeightsView& w) const {
+  if (is_all_coded(w)) return coded_format(w);
   const ExpertMatrix& up = w.up;
   std::string name = std::string("cpu-") + dtype_name(up.is_coded() ? up.dtype : up.values.dtype);
-  if (w.up.is_coded() || w.down.is_coded())
-    name.append("-").append(scheme_name(w.up)).append("-").append(scheme_name(w.down));
+  if (is_any_coded(w)) name.append("-").append(scheme_names(w));
   return name + "-panel32-v2";
 }
 
 void CpuPacking::pack(const WeightsView& w, void* to, int32_t first, int32_t count,
                       moec_stream) const {
-  const PackLayout layout(w);
+  const PackLayout layout = layout_of(w);
   char* const begin = static_cast<char*>(to) + layout.expert(first);
-  if (is_any_coded(w)) CodedCopy(w).write(static_cast<char*>(to), first, count);
+  if (is_any_coded(w)) CodedCopy(w).write(HostBytes(), static_cast<char*>(to), first, count);
   for (const Part part : kParts) {
     const auto [n, k] = shape_of(w, part);
     if (has_part(w, part) && !matrix_of(w, part).is_coded())
@@ -139,16 +104,17 @@ void CpuPacking::pack(const WeightsView& w, void* to, int32_t first, int32_t cou
   }
 }
 
-WeightsView CpuPacking::view(const WeightsView& w, const void* packed, uint64_t bytes) const {
-  return coded_view(w, packed, bytes);
+WeightsView CpuPacking::view(const WeightsView& w, const void* head, const void* packed,
+                             uint64_t bytes) const {
+  return coded_view(w, head, packed, bytes);
 }
 
 void CpuPacking::unpack(const WeightsView& w, const WeightsView& to, moec_stream) const {
-  const PackLayout layout(w);
+  const PackLayout layout = layout_of(w);
   if (is_any_coded(w)) {
     const CodedCopy codes(w);
     codes.check_like(to);
-    codes.read(to);
+    codes.read(HostBytes(), to);
   }
   pool_.parallel_for(w.num_experts, [&](int32_t, int64_t e) {
     const char* const expert = packed_part(w, layout.expert(e));

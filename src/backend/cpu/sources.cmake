@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 moec_add_sources(
   block_product.cpp coded_lines.cpp cpu_backend.cpp grouped_gemm.cpp grouped_wgrad.cpp isa.cpp
-  pack.cpp packed_codes.cpp packed_form.cpp row_math.cpp)
+  pack.cpp packed_form.cpp row_math.cpp)
 moec_add_sources(  # experts
   adapters.cpp combine.cpp dots.cpp expert_weights.cpp experts_describe.cpp experts_path.cpp
   mlp_backward.cpp mlp_forward.cpp shared_gate.cpp weight_values.cpp)

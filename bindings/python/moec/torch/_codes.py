@@ -155,7 +155,7 @@ class Bound(Numbered):
         made = codes.recipe.read_again(codes.published(held), codes.count, codes.hidden)
         self.weights = made.weights(context_of(down.device), frozen=pack, dtype=dtype_of(dtype),
                                     placed=_view)
-        if pack and self.weights.info().packed_bytes:
+        if pack and down.device.type == "cpu":  # the module holds its parameters anyway
             self.weights.pack(stream=current_stream(down))
         self.enter()
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/cpu/packed_codes.h"
+#include "backend/packed_codes.h"
 
 #include <algorithm>
 #include <cstring>
 
+#include "core/dtype.h"
 #include "core/error.h"
 #include "core/workspace.h"
 #include "quant/format.h"
 
-namespace moec::cpu {
+namespace moec {
 namespace {
 
-constexpr Part kParts[] = {Part::kGate, Part::kUp, Part::kDown};
 constexpr const char* kPartNames[] = {"gate", "up", "down"};
 
 struct ArrayRecord {
@@ -26,6 +26,7 @@ struct Record {  // of a part; of a plain one zeros
   int64_t block_n, block_k, scale_block, blocks_along_k, expert_codes;
   ArrayRecord arrays[8];
 };
+constexpr size_t kRecordBytes = sizeof(Record) * std::size(kParts);
 
 quant::BlockSize block_size(int64_t size, uint32_t all) {
   return all ? quant::BlockSize::all_of(size) : quant::BlockSize(size);
@@ -71,6 +72,14 @@ const char* CodedCopy::Array::expert(int64_t e) const {
          ((shared ? 0 : e * from.expert_stride) - from.pointer_offset) * size;
 }
 
+template <class Body>
+void CodedCopy::Array::for_runs(int64_t first, int64_t last, Body body) const {
+  if (shared) return body(int64_t(0), int64_t(1));
+  const bool is_stack = !from.pointers && from.expert_stride * dtype_bytes(from.dtype) == bytes;
+  const int64_t step = is_stack ? last - first : 1;
+  for (int64_t e = first; e < last; e += step) body(e, step);
+}
+
 // n: rows of the bound matrix.
 void CodedCopy::find_arrays(const ExpertMatrix& m, int64_t n, int64_t k, int64_t experts,
                             Array (&arrays)[kArrays]) {
@@ -103,7 +112,7 @@ void CodedCopy::find_arrays(const ExpertMatrix& m, int64_t n, int64_t k, int64_t
 
 CodedCopy::CodedCopy(const WeightsView& w) : experts_(w.num_experts) {
   const bool joined = are_joined(w);
-  int64_t at = int64_t(round_up(sizeof(Record) * std::size(kParts), kCacheLine));
+  int64_t at = int64_t(round_up(kRecordBytes, kCacheLine));
   bool any = false;
   for (const Part part : kParts) {
     const ExpertMatrix& m = matrix_of(w, part);
@@ -139,8 +148,7 @@ void CodedCopy::for_each(Body body) const {
   }
 }
 
-void CodedCopy::write(char* packed, int32_t first, int32_t count) const {
-  if (!bytes_) return;
+void CodedCopy::write_records(char* head) const {
   Record records[std::size(kParts)] = {};
   for (const Part part : kParts) {
     const Matrix& m = parts_[int(part)];
@@ -151,16 +159,24 @@ void CodedCopy::write(char* packed, int32_t first, int32_t count) const {
       record.arrays[i] = {a.offset, a.bytes, a.from.pointer_offset, a.from.dtype, a.shared};
     }
   }
-  const auto clear_to_line = [](char* from, int64_t used) {
-    std::memset(from + used, 0, size_t(round_up(uint64_t(used), kCacheLine)) - size_t(used));
+  std::memcpy(head, records, sizeof records);
+}
+
+void CodedCopy::write(const ByteMover& mover, char* packed, int32_t first, int32_t count) const {
+  if (!bytes_) return;
+  const auto clear_to_line = [&](char* from, int64_t used) {
+    if (const int64_t left = int64_t(round_up(uint64_t(used), kCacheLine)) - used)
+      mover.zero(from + used, uint64_t(left));
   };
-  std::memcpy(packed, records, sizeof records);
+  char records[kRecordBytes];
+  write_records(records);
+  mover.put(packed, records, sizeof records);
   clear_to_line(packed, sizeof records);
   for_each([&](const Array& a) {
     char* const to = packed + a.offset;
-    if (a.shared) std::memcpy(to, a.expert(0), size_t(a.bytes));
-    for (int64_t e = first; !a.shared && e < first + count; ++e)
-      std::memcpy(to + e * a.bytes, a.expert(e), size_t(a.bytes));
+    a.for_runs(first, first + count, [&](int64_t e, int64_t number) {
+      mover.copy(to + e * a.bytes, a.expert(e), uint64_t(number * a.bytes));
+    });
     clear_to_line(to, a.bytes * (a.shared ? 1 : experts_));
   });
 }
@@ -188,30 +204,34 @@ void CodedCopy::check_like(const WeightsView& to) const {
   }
 }
 
-void CodedCopy::read(const WeightsView& to) const {
+void CodedCopy::read(const ByteMover& mover, const WeightsView& to) const {
   const CodedCopy other(to);
   for (const Part part : kParts) {
     const Matrix &own = parts_[int(part)], &given = other.parts_[int(part)];
     if (!own.matrix || !own.owns) continue;
     for (int i = 0; i < kArrays; ++i) {
       const Array &x = own.arrays[i], &y = given.arrays[i];
-      for (int64_t e = 0; x.bytes && e < (x.shared ? 1 : experts_); ++e)
-        std::memcpy(const_cast<char*>(y.expert(e)), x.expert(e), size_t(x.bytes));
+      if (!x.bytes) continue;
+      y.for_runs(0, experts_, [&](int64_t e, int64_t number) {
+        mover.copy(const_cast<char*>(y.expert(e)), x.expert(e), uint64_t(number * x.bytes));
+      });
     }
   }
 }
 
-WeightsView coded_view(WeightsView w, const void* packed, uint64_t bytes) {
+WeightsView coded_view(WeightsView w, const void* head, const void* packed, uint64_t bytes) {
   const auto* const data = static_cast<const char*>(packed);
-  ExpertMatrix* const matrices[] = {&w.gate, &w.up, &w.down};
+  char made[kRecordBytes];
+  if (!head) CodedCopy(w).write_records(made);
+  const auto* const records = head ? static_cast<const char*>(head) : made;
   for (const Part part : kParts) {
-    ExpertMatrix& m = *matrices[int(part)];
+    ExpertMatrix& m = matrix_of(w, part);
     if (!m.is_coded() || (part == Part::kGate && !w.gated)) continue;
     Record r;
-    MOEC_REQUIRE(bytes >= sizeof r * std::size(kParts), MOEC_E_CORRUPT,
+    MOEC_REQUIRE(bytes >= kRecordBytes, MOEC_E_CORRUPT,
                  "the packed weights have %llu bytes; their records have %zu",
-                 static_cast<unsigned long long>(bytes), sizeof r * std::size(kParts));
-    std::memcpy(&r, data + sizeof r * size_t(part), sizeof r);
+                 static_cast<unsigned long long>(bytes), kRecordBytes);
+    std::memcpy(&r, records + sizeof r * size_t(part), sizeof r);
     MOEC_REQUIRE(r.scheme == m.scheme, MOEC_E_CORRUPT,
                  "the packed record of %s has scheme %u; expected %u", kPartNames[int(part)],
                  r.scheme, m.scheme);
@@ -250,4 +270,8 @@ WeightsView coded_view(WeightsView w, const void* packed, uint64_t bytes) {
   return w;
 }
 
-}  // namespace moec::cpu
+std::string coded_format(const WeightsView& w) {
+  return std::string("codes-") + dtype_name(w.up.dtype) + "-" + scheme_names(w) + "-v1";
+}
+
+}  // namespace moec
