@@ -2,6 +2,7 @@
 #include "backend/packed_layout.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "backend/packed_codes.h"
 #include "core/workspace.h"

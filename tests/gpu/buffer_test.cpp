@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory that callers own on a GPU: copies in the order of a stream, what waits, what a
-// capture takes, buffers during a capture, the allocator hook.
+// capture takes, buffers and packed codes during a capture, the allocator hook.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -120,6 +120,73 @@ TEST(Buffer, a_free_leaves_queued_work_its_memory) {
   }
   stream.wait();
   EXPECT_EQ(std::vector<float>(out.data, out.data + kCount), want);
+}
+
+// Codes of one expert, INT8 by channels, and a copy of them in lent memory.
+TEST(Packed, a_graph_reads_the_codes_of_each_replay) {
+  constexpr int64_t kH = 32, kI = 16;
+  const Context context = gpu_context();
+  const GpuStream stream;
+  const DeviceArray<int8_t> up(size_t(kI * kH)), down(size_t(kH * kI));
+  const DeviceArray<float> scales(std::vector<float>(size_t(kH), 0.5f));
+  auto desc = sized<moec_weights_desc>();
+  desc.flags = MOEC_WEIGHTS_FROZEN;
+  desc.num_experts = 1;
+  desc.gate_layout = MOEC_GATE_NONE;
+  desc.hidden = kH;
+  desc.inter = kI;
+  desc.dtype = MOEC_BF16;
+  desc.gate_up_scheme = desc.down_scheme = MOEC_SCHEME_INT8;
+  const auto weights = make<Weights>(moec_weights_create, context.get(),
+                                     static_cast<const moec_weights_desc*>(&desc));
+  auto set = sized<moec_weight_set>();
+  moec_quant up_quant = sized<moec_quant>(), down_quant = sized<moec_quant>();
+  const auto place = [](moec_tensor& to, void* data, moec_dtype dtype, int64_t n, int64_t k) {
+    const int64_t shape[] = {1, n, k};
+    check(moec_tensor_make(&to, data, dtype, MOEC_CUDA, 0, 3, shape));
+  };
+  place(set.up.data, up.data(), MOEC_I8, kI, kH);
+  place(up_quant.scales, scales.data(), MOEC_F32, kI, 1);
+  place(set.down.data, down.data(), MOEC_I8, kH, kI);
+  place(down_quant.scales, scales.data(), MOEC_F32, kH, 1);
+  set.up.quant = &up_quant;
+  set.down.quant = &down_quant;
+  check(moec_weights_bind(weights.get(), &set));
+  auto info = sized<moec_weights_info>();
+  check(moec_weights_query(weights.get(), &info));
+  const DeviceBytes lent(info.packed_bytes);
+  const moec_buffer memory = buffer_of(lent);
+  const DeviceArray<int8_t> got_up(up.size()), got_down(down.size());
+  const DeviceArray<float> got_scales(2 * scales.size());
+  const uint64_t syncs = stats_of(context.get()).host_syncs;
+  const cudaStream_t captured = stream;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  EXPECT_EQ(moec_weights_pack(weights.get(), nullptr, captured), MOEC_E_WOULD_ALLOC);
+  check(moec_weights_pack(weights.get(), &memory, captured));
+  set.up.data.data = got_up.data();
+  set.down.data.data = got_down.data();
+  up_quant.scales.data = got_scales.data();
+  down_quant.scales.data = got_scales.data() + scales.size();
+  check(moec_weights_unpack(weights.get(), &set, captured));
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  EXPECT_EQ(stats_of(context.get()).host_syncs, syncs);
+  CHECK_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+  for (const int8_t first : {int8_t(3), int8_t(40)}) {
+    std::vector<int8_t> codes(up.size());
+    std::iota(codes.begin(), codes.end(), first);
+    up.assign(codes);
+    down.assign(codes);
+    CHECK_CUDA(cudaGraphLaunch(replay, stream));
+    stream.wait();
+    EXPECT_EQ(got_up.host(), codes);
+    EXPECT_EQ(got_down.host(), codes);
+  }
+  EXPECT_EQ(download(got_scales.data() + scales.size(), kH), scales.host());
+  EXPECT_TRUE(lent.guards_intact());
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
 }
 
 TEST(Buffer, mistakes_are_named) {

@@ -72,7 +72,7 @@ add_gpu_test(routing_agrees SANITIZE
   SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)
 set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test
   routing_test mixed_test mixed_plans_test mixed_routers_test values_test schemes_test
-  neighbours_test formats_test golden_formats_test quantise_test quantise_golden_test
+  neighbours_test formats_test golden_formats_test quantise_test quantise_golden_test packed_test
   adapters_test adapters_golden_test adapters_merge_test adapters_copy_test ep_layer_test
   ep_losses_test)
 foreach(name ${layer_tests})

@@ -19,6 +19,7 @@ add_moec_test(layer/adapters_test SUPPORT cases LABELS per_backend asan ISAS ${a
 add_moec_test(layer/experts_test SUPPORT cases LABELS per_backend asan aarch64)
 add_moec_test(layer/formats_test SUPPORT cases LABELS per_backend asan ISAS ${all_isas} old_cpu)
 add_moec_test(layer/schemes_test SUPPORT quant LABELS per_backend asan ISAS ${all_isas})
+add_moec_test(layer/packed_test LABELS asan)
 add_moec_test(layer/describe_test SUPPORT quant ISAS ${all_isas})
 add_moec_test(layer/neighbours_test SUPPORT quant LABELS per_backend ISAS ${all_isas})
 add_moec_test(layer/quantise_golden_test SUPPORT quant LABELS per_backend)

@@ -766,7 +766,7 @@ type WeightsInfo struct {
 	IsFrozen int32
 	// 0: after packing, the bound memory is not read any more
 	NeedsSource int32
-	// names layout, type and instruction set; "" if not packed
+	// names layout, type and schemes; "" if not packed
 	PackedFormat [64]byte
 }
 

@@ -1104,7 +1104,7 @@ moec_weight_set(;
 Fields of `moec_weights_info`:
 - `packed_bytes`: bytes of a packed copy here, of codes once they are bound or mapped; 0 = never packed, or not FROZEN
 - `needs_source`: 0: after packing, the bound memory is not read any more
-- `packed_format`: names layout, type and instruction set; \"\" if not packed
+- `packed_format`: names layout, type and schemes; \"\" if not packed
 """
 struct moec_weights_info
     struct_size::UInt32
@@ -2200,7 +2200,7 @@ moec_weights_bind(weights, set) =
 moec_weights_query(weights, out) =
     @ccall LIB.moec_weights_query(weights::Ptr{moec_weights}, out::Ptr{moec_weights_info})::Int32
 
-"FROZEN only: makes the packed copy. Queues. memory NULL: the library allocates; else packed_bytes of the device, kept by the caller. E_UNSUPPORTED: no packed form here; E_WORKSPACE; E_WOULD_ALLOC: a capture without memory."
+"FROZEN only: makes the packed copy; on CUDA of codes alone, which kernels read as stacks. Queues. memory NULL: the library allocates; else packed_bytes of the device, kept by the caller. E_UNSUPPORTED: no packed form here; E_WORKSPACE; E_WOULD_ALLOC: a capture without memory."
 moec_weights_pack(weights, memory, stream) =
     @ccall LIB.moec_weights_pack(weights::Ptr{moec_weights}, memory::Ptr{moec_buffer}, stream::Ptr{Cvoid})::Int32
 
@@ -2220,11 +2220,11 @@ moec_weights_release_source(weights) =
 moec_weights_unpack(weights, to, stream) =
     @ccall LIB.moec_weights_unpack(weights::Ptr{moec_weights}, to::Ptr{moec_weight_set}, stream::Ptr{Cvoid})::Int32
 
-"Writes the packed copy to a file, which takes the place of `path` whole (of a link, too). Waits for the device and the disk. E_INVALID_STATE: nothing is packed."
+"Writes the packed copy to a file, which takes the place of `path` whole (of a link, too). Waits for the default stream and the disk. E_INVALID_STATE: nothing is packed."
 moec_weights_save_sync(weights, path) =
     @ccall LIB.moec_weights_save_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
 
-"Maps such a file as the packed copy: read-only, shared between processes. Waits likewise. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or packed_format; E_UNSUPPORTED: the device packs nothing (CUDA)."
+"Maps such a file as the packed copy: read-only, shared between processes; on CUDA copies it to the device. Waits likewise. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or packed_format; E_UNSUPPORTED: no packed form here."
 moec_weights_map_sync(weights, path) =
     @ccall LIB.moec_weights_map_sync(weights::Ptr{moec_weights}, path::Ptr{UInt8})::Int32
 

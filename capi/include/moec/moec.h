@@ -863,7 +863,7 @@ MOEC_API moec_status moec_weights_release_source(moec_weights* weights);
 MOEC_API moec_status moec_weights_unpack(const moec_weights* weights, const moec_weight_set* to,
                                          moec_stream stream);
 /* Writes the packed copy to a file, which takes the place of `path` whole (of a link, too). Waits
- * for the device and the disk. E_INVALID_STATE: nothing is packed. */
+ * for the default stream and the disk. E_INVALID_STATE: nothing is packed. */
 MOEC_API moec_status moec_weights_save_sync(const moec_weights* weights, const char* path);
 /* Maps such a file as the packed copy: read-only, shared between processes; on CUDA copies it to
  * the device. Waits likewise. E_CORRUPT: the file is damaged; E_MISMATCH: it is of another desc or
