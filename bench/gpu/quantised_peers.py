@@ -126,7 +126,7 @@ class TritonMxfp4:
         act = FusedActivation(FnSpecs("swiglu", swiglu_fn, ("alpha", "limit"), reduction_n=2),
                               (1.702, 7.0))
         experts, top_k, out = p.shape.experts, p.shape.top_k, {}
-        ids = p.ids.to(torch.int16) if self.with_ids else None
+        ids = p.ids.sort(dim=1).values.to(torch.int16) if self.with_ids else None  # in their order
 
         def run():
             chosen = topk(p.logits, top_k, y_indx=ids)
