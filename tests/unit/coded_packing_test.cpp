@@ -14,7 +14,6 @@
 #include "backend/cpu/packing.h"
 #include "backend/packed_layout.h"
 #include "core/workspace.h"
-#include "quant/format.h"
 
 namespace moec::test {
 namespace {
@@ -65,23 +64,6 @@ struct Codes {
                 quant::BlockSize::all_of(k)};
     return m;
   }
-  // All values, then all biases, as `weights` has them.
-  static std::vector<float> values(const WeightsView& weights) {
-    std::vector<float> all;
-    for (const Part part : {Part::kUp, Part::kDown}) {
-      const ExpertMatrix& m = matrix_of(weights, part);
-      const auto [n, k] = shape_of(weights, part);
-      for (int64_t e = 0; e < E; ++e)
-        for (int64_t i = 0; i < n * k; ++i)
-          all.push_back(quant::value_at(m.coded(e), i / k, i % k));
-      for (int64_t e = 0; e < E; ++e)
-        for (int64_t i = 0; i < n; ++i) {
-          const MatrixView bias = m.bias_of(e);
-          all.push_back(load_real(bias.data, bias.dtype, i * bias.row_stride));
-        }
-    }
-    return all;
-  }
 };
 
 class CodedPackingTest : public testing::Test {
@@ -91,6 +73,25 @@ class CodedPackingTest : public testing::Test {
     memory.assign(packing.bytes(codes.view) + kCacheLine, 0x5a);
     packing.pack(codes.view, begin(), 0, E, nullptr);
     return packing.view(codes.view, nullptr, begin(), packing.bytes(codes.view));
+  }
+  // All values of up, its biases, and those of down, as `weights` has them.
+  std::vector<float> values(const WeightsView& weights) const {
+    std::vector<float> all;
+    for (const Part part : {Part::kUp, Part::kDown}) {
+      const ExpertMatrix& m = matrix_of(weights, part);
+      const auto [n, k] = shape_of(weights, part);
+      for (int64_t e = 0; e < E; ++e) {
+        std::vector<float> matrix(size_t(n * k));
+        backend->run(ValuesArgs{&m, e, n, k, {matrix.data(), k, 1, MOEC_F32}}, nullptr);
+        all.insert(all.end(), matrix.begin(), matrix.end());
+      }
+      for (int64_t e = 0; e < E; ++e)
+        for (int64_t i = 0; i < n; ++i) {
+          const MatrixView bias = m.bias_of(e);
+          all.push_back(load_real(bias.data, bias.dtype, i * bias.row_stride));
+        }
+    }
+    return all;
   }
 
   const std::unique_ptr<Backend> backend = make_cpu_backend({});
@@ -112,19 +113,19 @@ TEST_F(CodedPackingTest, has_the_bytes_of_the_cpu) {
 }
 
 TEST_F(CodedPackingTest, is_read_without_the_source) {
-  const std::vector<float> expected = Codes::values(codes.view);
+  const std::vector<float> expected = values(codes.view);
   const WeightsView view = packed();
   EXPECT_FALSE(view.up.values.pointers);
   EXPECT_FALSE(view.up.bias.pointers);
   codes = Codes(2);
-  EXPECT_EQ(Codes::values(view), expected);
-  EXPECT_NE(Codes::values(codes.view), expected);
+  EXPECT_EQ(values(view), expected);
+  EXPECT_NE(values(codes.view), expected);
   // As a file has it: the bytes say how codes lie.
   WeightsView unbound = codes.view;
   unbound.up.row_stride = unbound.down.row_stride = 1;
   unbound.source_present = false;
   const std::vector<char> head(begin(), begin() + packing.bytes(view));
-  EXPECT_EQ(Codes::values(packing.view(unbound, head.data(), begin(), head.size())), expected);
+  EXPECT_EQ(values(packing.view(unbound, head.data(), begin(), head.size())), expected);
   EXPECT_THROW(packing.view(unbound, head.data(), begin(), head.size() - 1), Error);
 }
 
@@ -150,8 +151,7 @@ TEST_F(CodedPackingTest, is_refreshed_by_experts) {
   for (auto* bytes : {&codes.up, &codes.down}) std::fill(bytes->begin(), bytes->end(), int8_t(9));
   std::fill(codes.up_bias.begin(), codes.up_bias.end(), uint16_t(0x4000));
   packing.pack(codes.view, begin(), 1, 1, nullptr);
-  const std::vector<float> got = Codes::values(view), old = Codes::values(before.view),
-                           now = Codes::values(codes.view);
+  const std::vector<float> got = values(view), old = values(before.view), now = values(codes.view);
   for (size_t i = 0; i < got.size(); ++i) {
     const size_t up = size_t(E * I * H + E * I);  // values of up, and its biases
     const size_t in = i < up ? i : i - up, all = i < up ? size_t(I * H) : size_t(H * I);
