@@ -15,7 +15,7 @@ void __libc_free(void* block);
 
 namespace {
 
-std::atomic<int64_t> allocations{0}, live{0}, until_failure{0};
+std::atomic<int64_t> allocations{0}, live{0}, largest{0}, until_failure{0};
 std::atomic<bool> has_failed{false};
 
 bool fails_now() {
@@ -25,12 +25,19 @@ bool fails_now() {
   return true;
 }
 
+void note(size_t bytes) {
+  int64_t before = largest.load(std::memory_order_relaxed);
+  while (int64_t(bytes) > before && !largest.compare_exchange_weak(before, int64_t(bytes))) {
+  }
+}
+
 template <class Allocate>
-void* counted(Allocate allocate) {
+void* counted(size_t bytes, Allocate allocate) {
   if (fails_now()) {
     errno = ENOMEM;
     return nullptr;
   }
+  note(bytes);
   void* const block = allocate();
   if (block) {
     allocations.fetch_add(1, std::memory_order_relaxed);
@@ -44,10 +51,10 @@ void* counted(Allocate allocate) {
 extern "C" {
 
 __attribute__((visibility("default"))) void* malloc(size_t bytes) {
-  return counted([&] { return __libc_malloc(bytes); });
+  return counted(bytes, [&] { return __libc_malloc(bytes); });
 }
 __attribute__((visibility("default"))) void* calloc(size_t count, size_t bytes) {
-  return counted([&] { return __libc_calloc(count, bytes); });
+  return counted(count * bytes, [&] { return __libc_calloc(count, bytes); });
 }
 __attribute__((visibility("default"))) void* realloc(void* block, size_t bytes) {
   if (!block) return malloc(bytes);
@@ -55,11 +62,12 @@ __attribute__((visibility("default"))) void* realloc(void* block, size_t bytes) 
     errno = ENOMEM;
     return nullptr;
   }
+  note(bytes);
   allocations.fetch_add(1, std::memory_order_relaxed);
   return __libc_realloc(block, bytes);
 }
 __attribute__((visibility("default"))) void* memalign(size_t align, size_t bytes) {
-  return counted([&] { return __libc_memalign(align, bytes); });
+  return counted(bytes, [&] { return __libc_memalign(align, bytes); });
 }
 __attribute__((visibility("default"))) void* aligned_alloc(size_t align, size_t bytes) {
   return memalign(align, bytes);
@@ -80,7 +88,10 @@ __attribute__((visibility("default"))) void free(void* block) {
 namespace moec::test {
 
 MallocCounts malloc_counts() {
-  return {allocations.load(), live.load()};
+  return {allocations.load(), live.load(), largest.load()};
+}
+void watch_largest() {
+  largest.store(0);
 }
 
 bool fail_allocation(int64_t n) {

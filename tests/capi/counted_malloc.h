@@ -9,8 +9,10 @@ namespace moec::test {
 
 struct MallocCounts {
   int64_t allocations, live;  // calls that returned memory; blocks not yet freed
+  int64_t largest;            // bytes asked for at once since watch_largest()
 };
 MallocCounts malloc_counts();
+void watch_largest();
 
 // The n-th allocation from now on, by any thread, returns NULL; 0 = none. Returns whether the one
 // armed before has failed.

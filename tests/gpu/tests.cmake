@@ -73,8 +73,8 @@ add_gpu_test(routing_agrees SANITIZE
 set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test
   routing_test mixed_test mixed_plans_test mixed_routers_test values_test schemes_test
   neighbours_test formats_test golden_formats_test quantise_test quantise_golden_test packed_test
-  adapters_test adapters_golden_test adapters_merge_test adapters_copy_test ep_layer_test
-  ep_losses_test)
+  adapters_test adapters_golden_test adapters_merge_test adapters_copy_test coded_memory_test
+  ep_layer_test ep_losses_test)
 foreach(name ${layer_tests})
   add_gpu_line(${name} MOEC_TEST_DEVICE=cuda)  # the layer's tests once more
 endforeach()

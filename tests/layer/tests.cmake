@@ -24,6 +24,10 @@ add_moec_test(layer/describe_test SUPPORT quant ISAS ${all_isas})
 add_moec_test(layer/neighbours_test SUPPORT quant LABELS per_backend ISAS ${all_isas})
 add_moec_test(layer/quantise_golden_test SUPPORT quant LABELS per_backend)
 add_moec_test(layer/quantise_test SUPPORT quant LABELS per_backend asan)
+if(NOT MOEC_SANITIZE)  # sanitizers bring their own malloc
+  add_moec_test(layer/coded_memory_test SOURCES capi/counted_malloc.cpp SUPPORT quant
+    LABELS per_backend)
+endif()
 add_moec_test(layer/values_test SUPPORT quant LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/plans_test SUPPORT cases LABELS per_backend asan)
 add_moec_test(layer/rules_test LABELS per_backend asan)

@@ -67,7 +67,47 @@ class Bound {
   moec_weight_set set_;
 };
 
-// Every tensor of a set.
+char* begin_of(const moec_tensor& t) {
+  return static_cast<char*>(t.data) + t.byte_offset;
+}
+std::vector<uint8_t> bytes_of(const moec_tensor& t) {
+  std::vector<uint8_t> bytes(tensor_bytes(t));
+  DeviceBuffer::copy_out(bytes.data(), begin_of(t), bytes.size());
+  return bytes;
+}
+
+// The weights mapped from a file of the packed copy of `weights`, which forget their source. What
+// they unpack is what was bound.
+Weights through_a_file(const QuantProblem& p, const moec_context* context, const Bound& bound,
+                       Weights weights) {
+  const std::string path = testing::TempDir() + "moec-schemes-" + std::to_string(getpid());
+  check(moec_weights_pack(weights.get(), nullptr, nullptr));
+  check(moec_weights_release_source(weights.get()));
+  check(moec_weights_save_sync(weights.get(), path.c_str()));
+  auto mapped = make<Weights>(moec_weights_create, context, bound.desc());
+  check(moec_weights_map_sync(mapped.get(), path.c_str()));
+  unlink(path.c_str());
+  Tensors memory;
+  const Bound again(p, false, memory);
+  const std::vector<moec_tensor> expected = tensors_of(*bound.set()),
+                                 got = tensors_of(*again.set());
+  for (const moec_tensor& t : got) {
+    const std::vector<uint8_t> poison(tensor_bytes(t), 0x5a);
+    DeviceBuffer::copy_in(begin_of(t), poison.data(), poison.size());
+  }
+  check(moec_weights_unpack(mapped.get(), again.set(), nullptr));
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_EQ(bytes_of(got[i]), bytes_of(expected[i])) << "tensor " << i;
+  EXPECT_TRUE(memory.neighbours_untouched());
+  return mapped;
+}
+
+moec_buffer buffer_of(Tensors& tensors, const moec_size& size, int tokens) {
+  return tensors.buffer(size.base + uint64_t(tokens) * size.per_token);
+}
+
+}  // namespace
+
 std::vector<moec_tensor> tensors_of(const moec_weight_set& set) {
   std::vector<moec_tensor> all;
   const auto add = [&](const moec_tensor& stacked, const moec_tensor* per_expert, int64_t count) {
@@ -90,48 +130,11 @@ std::vector<moec_tensor> tensors_of(const moec_weight_set& set) {
   return all;
 }
 
-char* begin_of(const moec_tensor& t) {
-  return static_cast<char*>(t.data) + t.byte_offset;
-}
-std::vector<uint8_t> bytes_of(const moec_tensor& t) {
-  size_t size = element_bytes(t.dtype);
-  for (int32_t i = 0; i < t.ndim; ++i) size *= size_t(t.shape[i]);
-  std::vector<uint8_t> bytes(size);
-  DeviceBuffer::copy_out(bytes.data(), begin_of(t), size);
+size_t tensor_bytes(const moec_tensor& t) {
+  size_t bytes = element_bytes(t.dtype);
+  for (int32_t i = 0; i < t.ndim; ++i) bytes *= size_t(t.shape[i]);
   return bytes;
 }
-
-// The weights mapped from a file of the packed copy of `weights`, which forget their source. What
-// they unpack is what was bound.
-Weights through_a_file(const QuantProblem& p, const moec_context* context, const Bound& bound,
-                       Weights weights) {
-  const std::string path = testing::TempDir() + "moec-schemes-" + std::to_string(getpid());
-  check(moec_weights_pack(weights.get(), nullptr, nullptr));
-  check(moec_weights_release_source(weights.get()));
-  check(moec_weights_save_sync(weights.get(), path.c_str()));
-  auto mapped = make<Weights>(moec_weights_create, context, bound.desc());
-  check(moec_weights_map_sync(mapped.get(), path.c_str()));
-  unlink(path.c_str());
-  Tensors memory;
-  const Bound again(p, false, memory);
-  const std::vector<moec_tensor> expected = tensors_of(*bound.set()),
-                                 got = tensors_of(*again.set());
-  for (const moec_tensor& t : got) {
-    const std::vector<uint8_t> poison(bytes_of(t).size(), 0x5a);
-    DeviceBuffer::copy_in(begin_of(t), poison.data(), poison.size());
-  }
-  check(moec_weights_unpack(mapped.get(), again.set(), nullptr));
-  for (size_t i = 0; i < expected.size(); ++i)
-    EXPECT_EQ(bytes_of(got[i]), bytes_of(expected[i])) << "tensor " << i;
-  EXPECT_TRUE(memory.neighbours_untouched());
-  return mapped;
-}
-
-moec_buffer buffer_of(Tensors& tensors, const moec_size& size, int tokens) {
-  return tensors.buffer(size.base + uint64_t(tokens) * size.per_token);
-}
-
-}  // namespace
 
 oracle::MlpWeights QuantProblem::dequantised() const {
   oracle::MlpWeights w = values;

@@ -46,4 +46,8 @@ struct QuantResults {
 QuantResults run(const QuantProblem& problem, bool as_values);
 QuantResults reference(const QuantProblem& problem);
 
+// Every tensor of a set, and the bytes of one.
+std::vector<moec_tensor> tensors_of(const moec_weight_set& set);
+size_t tensor_bytes(const moec_tensor& tensor);
+
 }  // namespace moec::test

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/device/check.h"
 #include "backend/cuda/device/pointer_table.h"
+#include "backend/cuda/sm90/decode_lines.h"
 #include "backend/cuda/sm90/launch_list.h"
 
 namespace moec::cuda {
