@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "quant/format.h"
 
@@ -65,8 +66,10 @@ struct CodeChunk<Format> {
   }
 };
 
-// Whether codes of a format lie in such chunks.
+// Whether codes of a format lie in such chunks. AWQ's have blocks of their own: they are decoded by
+// columns (weights/decode_columns.cu).
 template <class Format>
-constexpr bool kHasChunks = quant::is_bytes(Format::kInfo) || kHasNibbles<Format>;
+constexpr bool kHasChunks =
+    quant::is_bytes(Format::kInfo) || (kHasNibbles<Format> && !std::is_same_v<Format, quant::Awq>);
 
 }  // namespace moec::cuda

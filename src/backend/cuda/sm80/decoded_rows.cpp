@@ -27,10 +27,9 @@ DecodedRows::DecodedRows(const RowProduct& product, const ProductOutput& output,
   const RowGroups& groups = product.groups;
   if (!scratch.bytes || !groups.offsets || !may_be_decoded(*term.b, second)) return;
   if (product.n % kUnit || term.k % kUnit) return;
+  if (kernel_of(product, output).by != ProductKernel::kPlain) return;
   const int64_t n = term.transposed ? term.k : product.n, k = term.transposed ? product.n : term.k;
   DecodedExperts experts = decoded_experts(n, k, *term.b, second, false, term.b->dtype);
-  const bool quick = has_quick_chunks(*term.b, experts.along_k, begins_in_words(*term.b));
-  if (quick && kernel_of(product, output).by != ProductKernel::kPlain) return;
   experts.values = scratch.values;
   experts.at_once = experts_at_once(groups.choice_rows, groups.count, experts.expert_bytes(),
                                     scratch.bytes, Otherwise::kSlowly);

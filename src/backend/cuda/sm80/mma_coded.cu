@@ -8,7 +8,7 @@ namespace {
 
 // Those whose codes come in chunks.
 using ChunkFormats = quant::FormatList<quant::Int8, quant::Fp8, quant::Mxfp4, quant::Nvfp4,
-                                       quant::Codebook4, quant::Int4, quant::Awq>;
+                                       quant::Codebook4, quant::Int4>;
 constexpr bool are_all(bool all = true) {
   quant::Formats::for_each([&]<class Format>() {
     all = all && kHasChunks<Format> == (ChunkFormats::index(Format::kInfo.scheme) >= 0);

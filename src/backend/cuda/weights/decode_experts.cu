@@ -38,8 +38,6 @@ struct At {
 
 template <class Format>
 constexpr bool kBlocksInCodes = Format::kInfo.scale_dtypes.size() == 0;  // along k
-template <class Format>
-constexpr bool kWordsAlongK = Format::kInfo.storage == quant::Storage::kAlongK;
 
 // The numbers of a strip's codes, line by line.
 template <class Format>
@@ -65,22 +63,6 @@ struct StripNumbers<Format> {
   __device__ void next(const quant::CodedView& m, const At&, float (&v)[kRun]) {
     chunks[0].numbers(m, v);
     rotate(chunks);
-  }
-};
-// Eight codes along k in a word, words along n: a strip has four or all of each.
-template <class Format>
-  requires(kWordsAlongK<Format>)
-struct StripNumbers<Format> {
-  uint32_t words[kRun];
-  static_assert(8 % kLines == 0);
-  __device__ void load(const quant::CodedView& m, const At& at) {
-    const uint32_t* const of_k = static_cast<const uint32_t*>(m.codes) + (at.k >> 3) * m.col_stride;
-#pragma unroll
-    for (int j = 0; j < kRun; ++j) words[j] = of_k[m.rows.of(at.n + j)];
-  }
-  __device__ void next(const quant::CodedView& m, const At& at, float (&v)[kRun]) {
-#pragma unroll
-    for (int j = 0; j < kRun; ++j) v[j] = Format::number(m, words[j] >> (int(at.k) & 7) * 4 & 15u);
   }
 };
 
@@ -183,8 +165,8 @@ __global__ __launch_bounds__(kThreads, kCtas) void decode_experts_kernel(
     char* const strip_to = to + line * p.line_bytes + place * 2;
     if constexpr (kBlocksInCodes<Format>)
       decode_one_block<Format>(p, m, at, strip_to);
-    else if constexpr (kWordsAlongK<Format>)
-      decode_each_block<Format>(p, m, at, strip_to);
+    else if constexpr (!kHasChunks<Format>)
+      decode_each_code<Format>(p, m, at, strip_to);
     else if (!runs.whole)
       decode_each_code<Format>(p, m, at, strip_to);
     else if (runs.one_block)
