@@ -4,9 +4,10 @@
 // every format, orientation and gate layout against the oracle, for 0 to 300 rows an expert; with
 // the same bits from a packed file without its source, which gives back every tensor (on a GPU one
 // tensor an expert is packed as stacks, which other kernels may take); on the CPU, but for few rows
-// in bf16, with the bits of the same layer of plain values. Shown once to fail, planted in the
-// oracle: scales2 of gate and up exchanged, blocks that begin with each expert, the zero points of
-// eight other columns.
+// in bf16, with the bits of the same layer of plain values; one large odd shape of every format.
+// Shown once to fail, planted in the oracle: scales2 of gate and up exchanged, blocks that begin
+// with each expert, the zero points of eight other columns, and, which the large shape alone shows,
+// from element 512 of k on the scales of the blocks before.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -205,6 +206,57 @@ TEST_P(Formats, MatchTheOracleAndThePlainLayer) {
     }
     ++turn;
   }
+}
+
+// ---- large and odd
+template <typename Values>
+Values rows_of(const Values& all, int columns, const std::vector<int>& rows) {
+  Values some;
+  for (const int row : rows)
+    some.insert(some.end(), all.begin() + std::ptrdiff_t(row) * columns,
+                all.begin() + std::ptrdiff_t(row + 1) * columns);
+  return some;
+}
+// The problem of some tokens of p, whose rows are those of p: a token's values are its own.
+QuantProblem tokens_of(const QuantProblem& p, const std::vector<int>& tokens) {
+  QuantProblem some = p;
+  some.tokens = int(tokens.size());
+  some.x = rows_of(p.x, p.hidden, tokens);
+  some.d_y = rows_of(p.d_y, p.hidden, tokens);
+  some.routing_weights = rows_of(p.routing_weights, p.top_k, tokens);
+  some.ids = rows_of(p.ids, p.top_k, tokens);
+  return some;
+}
+
+// The largest extents, 300 rows of one expert and none of another; the oracle has six tokens of
+// them. A type, a layout and a save policy a format; every other one is packed.
+TEST_P(Formats, MatchTheOracleInLargeOddShapes) {
+  SCOPED_TRACE(seed_note());
+  const QuantCase& c = GetParam();
+  const auto turn = size_t(std::find_if(kQuantCases.begin(), kQuantCases.end(),
+                                        [&](const QuantCase& one) { return one.name == c.name; }) -
+                           kQuantCases.begin());
+  constexpr uint32_t kLayouts[] = {MOEC_GATE_THEN_UP, MOEC_GATE_SPLIT, MOEC_GATE_INTERLEAVED,
+                                   MOEC_UP_THEN_GATE, MOEC_GATE_NONE};
+  constexpr uint32_t kSaves[] = {MOEC_SAVE_INPUT, MOEC_SAVE_PREACT, MOEC_SAVE_ALL};
+  const int multiple = std::lcm(c.multiple_n, c.multiple_k);
+  const auto in_out = [&](bool drawn) { return c.only_in_out || (drawn && !c.only_out_in); };
+  const QuantShape shape = {kLayouts[turn % 5],         in_out(turn % 2),
+                            in_out(turn % 4 < 2),       turn % 3 == 2,
+                            rounded_up(1057, multiple), rounded_up(515, multiple)};
+  Random random(33);
+  const Type& type = kTypes[turn % 3];
+  QuantProblem p = random_quant_problem(c, shape, type.dtype, 300, &random, 3);
+  p.save = kSaves[turn / 3 % 3];
+  p.packed = test_device().type == MOEC_CPU && turn % 2;
+  const std::vector<int> tokens = {0, 1, 19, 20, 150, 299};
+  const QuantProblem some = tokens_of(p, tokens);
+  QuantResults got = run(p, false);
+  ASSERT_EQ(got.status, MOEC_OK) << got.message;
+  got.y = rows_of(got.y, p.hidden, tokens);
+  got.d_x = rows_of(got.d_x, p.hidden, tokens);
+  got.d_routing_weights = rows_of(got.d_routing_weights, p.top_k, tokens);
+  expect_near(got, reference(some), some, 2 * type.tolerance);
 }
 
 // gate_up and down of different formats, and one of them plain.
