@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers whose every property is drawn at random, in every type: what no list of cases crosses.
-// Forward and every gradient against the oracle. MOEC_MIXED_CASES of them (48), others for each
-// MOEC_TEST_SEED. Mutations noted: an output bias left out beside a residual; in bf16, x times a
-// weight on the input, and one column of the gradient at the gates, 1 % too large; zero points of
-// codes left out.
+// Layers whose every property is drawn at random, in every type, experts in every format: what no
+// list of cases crosses. Forward and every gradient against the oracle. MOEC_MIXED_CASES of them
+// (48), others for each MOEC_TEST_SEED. Mutations noted: an output bias left out beside a residual;
+// in bf16, x times a weight on the input, and one column of the gradient at the gates, 1 % too
+// large; zero points of codes left out; in the oracle, the nibbles of a stream exchanged.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -15,8 +16,8 @@
 
 #include "cases/feature_cases.h"
 #include "support/draw.h"
-#include "support/int8_codes.h"
 #include "support/layer_check.h"
+#include "support/quant_draw.h"
 #include "support/skip.h"
 
 namespace moec::test {
@@ -32,7 +33,7 @@ struct Problem {
   oracle::Config config;
   oracle::Inputs in;
   Vec d_y;
-  oracle::CodedMlp codes, shared_codes;  // INT8; empty: the matrices are plain
+  std::unique_ptr<DrawnCodes> codes, shared_codes;  // null: the matrices are plain
   RunOptions options;
   std::string text;  // what was drawn
 };
@@ -41,6 +42,7 @@ class Maker {
  public:
   Maker(int index, moec_dtype dtype) : name_("mixed" + std::to_string(index)), draw_(seed(index)) {
     p_.options.dtype = dtype;
+    draw_formats();
     draw_sizes();
     draw_experts();
     draw_shared();
@@ -66,13 +68,38 @@ class Maker {
     return noted(what, draw_.chance(p)) ? values(what, count, scale) : Vec{};
   }
 
+  // Of frozen codes in the place of the matrices, of the shared expert or not; of a few cases gate
+  // and up are coded alone.
+  void draw_formats() {
+    if (!noted("codes", draw_.chance(0.3))) return;
+    const auto format = [&](const char* what) {
+      const QuantCase& c = kQuantCases[size_t(draw_.below(int64_t(kQuantCases.size())))];
+      p_.text += std::string(" ") + what + " " + c.name;
+      return &c;
+    };
+    gate_up_format_ = format("gate_up");
+    down_format_ = gate_up_format_;
+    if (draw_.chance(0.5)) down_format_ = draw_.chance(0.3) ? nullptr : format("down");
+    if (draw_.chance(0.5)) shared_format_ = format("of shared");
+  }
+  // That extents of these formats are multiples of.
+  static int multiple_of(std::initializer_list<const QuantCase*> formats) {
+    int multiple = 1;
+    for (const QuantCase* c : formats)
+      if (c) multiple = std::lcm(multiple, std::lcm(c->multiple_n, c->multiple_k));
+    return multiple;
+  }
+
   void draw_sizes() {
     oracle::RouterConfig& r = p_.config.router;
     r.num_experts = noted("E", draw_.one_of({1, 2, 3, 5, 8, 12, 33, 70}));
+    if (gate_up_format_) r.num_experts = noted("coded E", std::min(r.num_experts, 12));
     r.num_zero_experts = noted("Z", draw_.one_of({0, 0, 0, 1, 2}));
     r.top_k = noted("K", 1 + static_cast<int>(draw_.below(std::min(r.columns(), 8))));
-    hidden_ = noted("H", draw_.one_of({8, 16, 31, 64, 72, 136, 200, 264, 520}));
-    inter_ = noted("I", draw_.one_of({8, 16, 31, 64, 72, 136, 200, 264}));
+    hidden_ = noted("H", rounded_up(draw_.one_of({8, 16, 31, 64, 72, 136, 200, 264, 520}),
+                                    multiple_of({gate_up_format_, down_format_, shared_format_})));
+    inter_ = noted("I", rounded_up(draw_.one_of({8, 16, 31, 64, 72, 136, 200, 264}),
+                                   multiple_of({gate_up_format_, down_format_})));
     const int tokens = draw_.one_of({1, 2, 3, 4, 5, 8, 16, 17, 40, 100, 129, 200, 300});
     const int64_t most = kMostProducts / (int64_t{r.top_k} * hidden_ * inter_);
     tokens_ = noted("T", std::clamp<int>(tokens, 1, static_cast<int>(std::max<int64_t>(most, 1))));
@@ -140,7 +167,8 @@ class Maker {
     if (tokens_ < 8 && e.shared != Shared::kNone) e.shared = Shared::kAdd;  // one sum may cancel
     noted("shared", static_cast<int>(e.shared));
     if (e.shared == Shared::kNone) return;
-    e.shared_inter = noted("shared_I", draw_.one_of({8, 16, 31, 88, 136}));
+    e.shared_inter = noted(
+        "shared_I", rounded_up(draw_.one_of({8, 16, 31, 88, 136}), multiple_of({shared_format_})));
     e.shared_activation = activation("shared_act", int64_t{tokens_} * e.shared_inter);
     p_.in.shared = mlp("shared_", 1, e.shared_inter, e.shared_activation.kind);
     if (e.shared == Shared::kAdd) return;
@@ -206,30 +234,30 @@ class Maker {
     noted("frozen", o.frozen);
   }
 
-  // Frozen codes in the place of the matrices, of the shared expert or not.
   void draw_codes(int index) {
-    if (!noted("codes", draw_.chance(0.2))) return;
-    moec_dtype& scale_dtype = p_.options.layout.scale_dtype;
-    scale_dtype = draw_.chance(0.5) ? moec_dtype(MOEC_F32) : p_.options.dtype;
-    const bool zeros = draw_.chance(0.5);
     Random random(seed(index));
-    const auto replace = [&](int experts, int inter, oracle::MlpWeights* w, oracle::CodedMlp* to) {
-      const auto matrix = [&](int rows, int inputs, Vec* values, oracle::Coded* coded) {
-        if (values->empty()) return;
-        *coded = int8_codes(experts, rows, inputs, zeros, scale_dtype, &random);
-        *values = oracle::dequantise_int8(*coded, rounding_of(p_.options.dtype));
-      };
-      matrix(inter, hidden_, &w->gate, &to->gate);
-      matrix(inter, hidden_, &w->up, &to->up);
-      matrix(hidden_, inter, &w->down, &to->down);
+    const auto replace = [&](const QuantCase* gate_up, const QuantCase* down, int experts,
+                             int inter, oracle::MlpWeights* w, std::unique_ptr<DrawnCodes>* to) {
+      if (!gate_up || w->up.empty()) return;
+      const WeightLayout& layout = p_.options.layout;
+      const QuantShape shape = {w->gate.empty() ? uint32_t{MOEC_GATE_NONE} : layout.gate_layout,
+                                layout.gate_up_orientation == MOEC_IN_OUT,
+                                layout.down_orientation == MOEC_IN_OUT,
+                                layout.per_expert,
+                                hidden_,
+                                inter};
+      *to = std::make_unique<DrawnCodes>(gate_up, down, shape, experts, &random);
+      (*to)->replace(p_.options.dtype, w);
     };
-    replace(p_.config.router.num_experts, inter_, &p_.in.experts, &p_.codes);
-    if (noted("shared_codes", draw_.chance(0.5)))
-      replace(1, p_.config.experts.shared_inter, &p_.in.shared, &p_.shared_codes);
+    replace(gate_up_format_, down_format_, p_.config.router.num_experts, inter_, &p_.in.experts,
+            &p_.codes);
+    replace(shared_format_, shared_format_, 1, p_.config.experts.shared_inter, &p_.in.shared,
+            &p_.shared_codes);
   }
 
   std::string name_;
   Draw draw_;
+  const QuantCase *gate_up_format_ = nullptr, *down_format_ = nullptr, *shared_format_ = nullptr;
   int tokens_ = 0, hidden_ = 0, inter_ = 0;
   bool empty_slots_ = false;
   Problem p_;
@@ -250,9 +278,11 @@ Bound bound(const Problem& p, const Type& type, const InnerRounding& rounding) {
 
 // Codes have no gradient; their biases have.
 void drop_frozen(const Problem& p, oracle::Gradients* gradients) {
-  for (const auto& [codes, of] :
-       {std::pair{&p.codes, &gradients->experts}, std::pair{&p.shared_codes, &gradients->shared}})
-    if (!codes->up.codes.empty()) of->gate = of->up = of->down = {};
+  for (const auto& [codes, of] : {std::pair{p.codes.get(), &gradients->experts},
+                                  std::pair{p.shared_codes.get(), &gradients->shared}}) {
+    if (codes && codes->bound().gate_up_scheme) of->gate = of->up = {};
+    if (codes && codes->bound().down_scheme) of->down = {};
+  }
 }
 
 class Mixed : public testing::TestWithParam<int> {};
@@ -263,8 +293,8 @@ TEST_P(Mixed, MatchesTheOracle) {
   int number = 3 * GetParam();
   for (const Type& type : kTypes) {
     Problem p = Maker(number++, type.dtype).take();
-    if (!p.codes.up.codes.empty()) p.options.codes = &p.codes;
-    if (!p.shared_codes.up.codes.empty()) p.options.shared_codes = &p.shared_codes;
+    if (p.codes) p.options.bound = &p.codes->bound();
+    if (p.shared_codes) p.options.shared_bound = &p.shared_codes->bound();
     SCOPED_TRACE(std::string(type.name) + p.text);
     const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, p.options);
     OracleRun reference = run_oracle(as_rounded(p.config, run.rounding), p.in, p.d_y, {});

@@ -8,7 +8,7 @@ add_moec_test(layer/golden_test LABELS per_backend aarch64 ISAS ${all_isas} old_
 add_moec_test(layer/golden_formats_test LABELS per_backend ISAS ${all_isas})
 add_moec_test(layer/features_test SUPPORT cases LABELS per_backend asan aarch64 ISAS ${all_isas})
 add_moec_test(layer/sweep_test SUPPORT cases LABELS per_backend ISAS ${all_isas})
-add_moec_test(layer/mixed_test SUPPORT cases LABELS per_backend asan ISAS ${all_isas})
+add_moec_test(layer/mixed_test SUPPORT cases quant LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/mixed_plans_test LABELS per_backend asan)
 add_moec_test(layer/mixed_routers_test LABELS per_backend asan ISAS ${all_isas})
 add_moec_test(layer/types_test SUPPORT cases LABELS per_backend asan)

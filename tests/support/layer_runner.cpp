@@ -34,11 +34,10 @@ class Run {
         slots_(config.router.top_k) {
     options_.layout.dtype = options.weights_dtype ? options.weights_dtype : options.dtype;
     create_layer();
-    experts_ =
-        bind(in.experts, options.codes, config.router.num_experts, config.experts.inter, &weights_);
+    experts_ = bind(in.experts, layout_of(false), config.router.num_experts, config.experts.inter,
+                    &weights_);
     if (config.experts.shared != oracle::Shared::kNone)
-      shared_ =
-          bind(in.shared, options.shared_codes, 1, config.experts.shared_inter, &shared_weights_);
+      shared_ = bind(in.shared, layout_of(true), 1, config.experts.shared_inter, &shared_weights_);
     bind_adapters();
     fill_arguments();
   }
@@ -52,7 +51,13 @@ class Run {
  private:
   std::vector<std::pair<const moec_tensor*, Vec*>> gradients(oracle::Gradients* g) const;
   void create_layer();
-  std::unique_ptr<WeightSet> bind(const oracle::MlpWeights& values, const oracle::CodedMlp* codes,
+  WeightLayout layout_of(bool shared) const {
+    WeightLayout layout = options_.layout;
+    layout.codes = shared ? options_.shared_codes : options_.codes;
+    layout.bound = shared ? options_.shared_bound : options_.bound;
+    return layout;
+  }
+  std::unique_ptr<WeightSet> bind(const oracle::MlpWeights& values, const WeightLayout& layout,
                                   int experts, int inter, Weights* handle);
   void bind_adapters();
   void fill_arguments();
@@ -112,11 +117,8 @@ void Run::create_layer() {
   check(moec_layer_query(layer_.get(), &sizes_));
 }
 
-std::unique_ptr<WeightSet> Run::bind(const oracle::MlpWeights& values,
-                                     const oracle::CodedMlp* codes, int experts, int inter,
-                                     Weights* handle) {
-  WeightLayout layout = options_.layout;
-  layout.codes = codes;
+std::unique_ptr<WeightSet> Run::bind(const oracle::MlpWeights& values, const WeightLayout& layout,
+                                     int experts, int inter, Weights* handle) {
   auto set =
       std::make_unique<WeightSet>(values, experts, static_cast<int>(hidden_), inter, layout, false);
   const moec_weights_desc desc = set->desc(options_.frozen);
@@ -176,9 +178,8 @@ void Run::fill_arguments() {
 void Run::backward(const Vec& d_y, const Vec& d_logits_in) {
   const moec_dtype f32 = MOEC_F32;
   const moec_dtype type = options_.dtype;
-  WeightLayout layout = options_.layout;
+  WeightLayout layout = layout_of(false);
   layout.dtype = options_.grad_dtype;
-  layout.codes = options_.codes;
   const auto hidden = static_cast<int>(hidden_);
   const double* const before = options_.accumulate ? &kBefore : nullptr;
   d_experts_ = std::make_unique<WeightSet>(in_.experts, config_.router.num_experts, hidden,
@@ -196,7 +197,8 @@ void Run::backward(const Vec& d_y, const Vec& d_logits_in) {
   grad_->d_per_expert_scale = gradient(in_.per_expert_scale, f32, {columns_});
   grad_->d_expert_weights = d_experts_->set();
   if (shared_) {
-    layout.codes = options_.shared_codes;
+    layout = layout_of(true);
+    layout.dtype = options_.grad_dtype;
     d_shared_ = std::make_unique<WeightSet>(in_.shared, 1, hidden, config_.experts.shared_inter,
                                             layout, true, before);
     grad_->d_shared_weights = d_shared_->set();

@@ -20,6 +20,7 @@ struct RunOptions {
   moec_dtype grad_dtype = MOEC_F32;  // of weight gradients
   WeightLayout layout;               // dtype is taken from above
   const oracle::CodedMlp *codes = nullptr, *shared_codes = nullptr;  // of matrices in INT8
+  const BoundCodes *bound = nullptr, *shared_bound = nullptr;        // in any format
   AdapterLayout adapters;  // of the inputs' adapters; gradients are of grad_dtype
   bool no_adapter_grads = false;
   bool frozen = false;            // declare the weights frozen and pack them

@@ -4,6 +4,7 @@
 
 #include "quant_runner.h"
 #include "random.h"
+#include "weight_sets.h"
 
 namespace moec::test {
 
@@ -22,5 +23,23 @@ QuantisedMatrix random_quant_matrix(const QuantCase& c, const QuantShape& shape,
 // `many`, the last ones few.
 QuantProblem random_quant_problem(const QuantCase& c, const QuantShape& shape, moec_dtype dtype,
                                   int many, Random* random, int experts = 4);
+
+// The matrices of an MLP in formats at random, for layers that the oracle knows
+// (RunOptions::bound). null: gate and up, or down, are plain. A format that has one orientation
+// alone has it, whatever the shape says.
+class DrawnCodes {
+ public:
+  DrawnCodes(const QuantCase* gate_up, const QuantCase* down, const QuantShape& shape, int experts,
+             Random* random);
+  const BoundCodes& bound() const { return bound_; }
+  // Values of the codes in the place of matrices.
+  void replace(moec_dtype dtype, oracle::MlpWeights* weights);
+
+ private:
+  QuantProblem matrices_;
+  Tensors tensors_;
+  QuantBinder binder_{tensors_};
+  BoundCodes bound_;
+};
 
 }  // namespace moec::test

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "weight_sets.h"
 
+#include <algorithm>
+
 #include "golden/golden_case.h"
 
 namespace moec::test {
@@ -13,6 +15,15 @@ static_assert(static_cast<uint32_t>(GateLayout::kSplit) == MOEC_GATE_SPLIT &&
               static_cast<uint32_t>(GateLayout::kUpThenGate) == MOEC_UP_THEN_GATE &&
               static_cast<uint32_t>(GateLayout::kInterleaved) == MOEC_GATE_INTERLEAVED &&
               static_cast<uint32_t>(GateLayout::kNone) == MOEC_GATE_NONE);
+
+// Codes in the place of a matrix, whose bias stays.
+void put_codes(const moec_matrix& from, moec_matrix* to) {
+  if (!from.data.data && !from.per_expert) return;
+  to->data = from.data;
+  to->per_expert = from.per_expert;
+  to->quant = from.quant;
+  to->count = std::max(from.count, to->count);
+}
 
 bool is_one_matrix(uint32_t gate_layout) {
   return gate_layout != MOEC_GATE_SPLIT && gate_layout != MOEC_GATE_NONE;
@@ -32,10 +43,16 @@ WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int i
   moec_struct_init(&set_, sizeof(set_));
   if (w.gate.empty() && !w.up.empty()) layout_.gate_layout = MOEC_GATE_NONE;
   const oracle::CodedMlp plain, &codes = layout.codes ? *layout.codes : plain;
-  codes_gate_up_ = !codes.up.codes.empty();
-  codes_down_ = !codes.down.codes.empty();
-  const auto values_of = [](const Vec& v, const oracle::Coded& coded) {
-    return coded.codes.empty() ? v : coded.codes;
+  const BoundCodes none, &bound = layout.bound ? *layout.bound : none;
+  const auto scheme_of = [](const oracle::Coded& coded, uint32_t given) {
+    return coded.codes.empty() ? given : uint32_t{MOEC_SCHEME_INT8};
+  };
+  gate_up_scheme_ = scheme_of(codes.up, bound.gate_up_scheme);
+  down_scheme_ = scheme_of(codes.down, bound.down_scheme);
+  if (bound.gate_up_scheme) layout_.gate_up_orientation = bound.gate_up_orientation;
+  if (bound.down_scheme) layout_.down_orientation = bound.down_orientation;
+  const auto values_of = [](const Vec& v, const oracle::Coded& coded, uint32_t given) {
+    return given ? Vec{} : coded.codes.empty() ? v : coded.codes;
   };
   const bool in_out = layout_.gate_up_orientation == MOEC_IN_OUT;
   if (is_one_matrix(layout_.gate_layout)) {
@@ -44,15 +61,17 @@ WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int i
       if (up.empty()) return Vec{};
       return golden::join_gate_up({experts, 2 * inter, 1, false}, kind, gate, up);
     };
-    const Values values = {
-        golden::join_gate_up({experts, 2 * inter, hidden, in_out}, kind,
-                             values_of(w.gate, codes.gate), values_of(w.up, codes.up)),
-        column(w.gate_bias, w.up_bias), column(codes.gate.scales, codes.up.scales),
-        column(codes.gate.zeros, codes.up.zeros)};
+    const Values values = {golden::join_gate_up({experts, 2 * inter, hidden, in_out}, kind,
+                                                values_of(w.gate, codes.gate, bound.gate_up_scheme),
+                                                values_of(w.up, codes.up, bound.gate_up_scheme)),
+                           column(w.gate_bias, w.up_bias),
+                           column(codes.gate.scales, codes.up.scales),
+                           column(codes.gate.zeros, codes.up.zeros)};
     set_.gate_up = matrix(values, 2 * inter, hidden, in_out, as_output, &gate_up_);
   } else {
     const auto one = [&](const Vec& v, const Vec& bias, const oracle::Coded& coded) {
-      return Values{golden::from_out_in({experts, inter, hidden, in_out}, values_of(v, coded)),
+      return Values{golden::from_out_in({experts, inter, hidden, in_out},
+                                        values_of(v, coded, bound.gate_up_scheme)),
                     bias, coded.scales, coded.zeros};
     };
     if (layout_.gate_layout != MOEC_GATE_NONE)
@@ -61,10 +80,15 @@ WeightSet::WeightSet(const oracle::MlpWeights& w, int experts, int hidden, int i
     set_.up = matrix(one(w.up, w.up_bias, codes.up), inter, hidden, in_out, as_output, &up_);
   }
   const bool down_in_out = layout_.down_orientation == MOEC_IN_OUT;
-  set_.down = matrix(
-      {golden::from_out_in({experts, hidden, inter, down_in_out}, values_of(w.down, codes.down)),
-       w.down_bias, codes.down.scales, codes.down.zeros},
-      hidden, inter, down_in_out, as_output, &down_);
+  const Values down = {golden::from_out_in({experts, hidden, inter, down_in_out},
+                                           values_of(w.down, codes.down, bound.down_scheme)),
+                       w.down_bias, codes.down.scales, codes.down.zeros};
+  set_.down = matrix(down, hidden, inter, down_in_out, as_output, &down_);
+  if (as_output) return;
+  put_codes(bound.set.gate_up, &set_.gate_up);
+  put_codes(bound.set.gate, &set_.gate);
+  put_codes(bound.set.up, &set_.up);
+  put_codes(bound.set.down, &set_.down);
 }
 
 moec_tensor WeightSet::stack(const Vec& values, const std::vector<int64_t>& shape, bool as_output) {
@@ -132,8 +156,8 @@ moec_weights_desc WeightSet::desc(bool frozen) const {
   d.gate_up_orientation = layout_.gate_up_orientation;
   d.down_orientation = layout_.down_orientation;
   d.dtype = layout_.dtype;
-  if (codes_gate_up_) d.gate_up_scheme = MOEC_SCHEME_INT8;
-  if (codes_down_) d.down_scheme = MOEC_SCHEME_INT8;
+  d.gate_up_scheme = gate_up_scheme_;
+  d.down_scheme = down_scheme_;
   return d;
 }
 

@@ -10,6 +10,13 @@
 
 namespace moec::test {
 
+// Matrices of codes of any format as they are bound, without biases. NONE: those are plain.
+struct BoundCodes {
+  moec_weight_set set{};
+  uint32_t gate_up_scheme = MOEC_SCHEME_NONE, down_scheme = MOEC_SCHEME_NONE;
+  uint32_t gate_up_orientation = MOEC_OUT_IN, down_orientation = MOEC_OUT_IN;
+};
+
 struct WeightLayout {
   uint32_t gate_layout = MOEC_GATE_SPLIT;  // of a gated MLP; a plain one has GATE_NONE
   uint32_t gate_up_orientation = MOEC_OUT_IN;
@@ -20,6 +27,7 @@ struct WeightLayout {
   // Matrices with codes are bound as INT8; their gradients are absent.
   const oracle::CodedMlp* codes = nullptr;
   moec_dtype scale_dtype = MOEC_F32;
+  const BoundCodes* bound = nullptr;  // likewise, in the place of matrices and orientations
 };
 
 // One set of matrices on the device: bound weights, or the place for their gradients.
@@ -52,7 +60,8 @@ class WeightSet {
 
   int experts_, hidden_, inter_;
   WeightLayout layout_;
-  bool has_gate_up_bias_, has_down_bias_, codes_gate_up_ = false, codes_down_ = false;
+  bool has_gate_up_bias_, has_down_bias_;
+  uint32_t gate_up_scheme_, down_scheme_;
   const double* before_;
   Tensors tensors_;
   std::deque<std::vector<moec_tensor>> pointer_arrays_;
