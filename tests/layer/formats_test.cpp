@@ -12,6 +12,7 @@
 #include "cases/feature_cases.h"
 #include "support/int8_codes.h"
 #include "support/layer_check.h"
+#include "support/quant_draw.h"
 #include "support/skip.h"
 
 namespace moec::test {
@@ -113,6 +114,38 @@ void drop_frozen(const Case& c, oracle::Gradients* g) {
   }
 }
 
+RunOptions options_of(const Case& c, const Type& type) {
+  RunOptions options;
+  options.dtype = type.dtype;
+  options.layout.gate_layout = c.gate_layout;
+  options.layout.gate_up_orientation = c.gate_up;
+  options.layout.down_orientation = c.down;
+  options.layout.per_expert = c.per_expert;
+  return options;
+}
+
+// A layer of codes, which `options` bind, as bound and packed. p: with the values of the codes.
+void expect_of_values(const Problem& p, const Case& c, const Type& type, RunOptions options) {
+  LayerRun plain;
+  if (test_device().type == MOEC_CPU)
+    plain = run_layer(p.config, p.in, p.d_y, {}, options_of(c, type));
+  for (const bool packed : {false, true}) {
+    SCOPED_TRACE(packed ? "packed" : "as bound");
+    options.frozen = packed;
+    options.save = packed ? MOEC_SAVE_INPUT : MOEC_SAVE_PREACT;
+    const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, options);
+    OracleRun expected = run_oracle(as_rounded(p.config, run.rounding), p.in, p.d_y, {});
+    drop_frozen(c, &expected.grads);
+    expect_matches(run, expected, p.config, p.in, type.tolerance);
+    if (test_device().type != MOEC_CPU) continue;
+    if (type.dtype == MOEC_BF16) continue;  // few rows are summed in another order
+    EXPECT_EQ(run.y, plain.y);
+    EXPECT_EQ(run.grads.x, plain.grads.x);
+    EXPECT_EQ(run.grads.routing_weights, plain.grads.routing_weights);
+    EXPECT_EQ(run.grads.experts.down_bias, plain.grads.experts.down_bias);
+  }
+}
+
 class Formats : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Int8, Formats, testing::ValuesIn(kCases),
                          [](const auto& one) { return std::string(one.param.name); });
@@ -123,31 +156,35 @@ TEST_P(Formats, MatchTheOracleAndThePlainLayer) {
   for (const Type& type : kTypes) {
     SCOPED_TRACE(type.name);
     const Problem p(c, type.dtype);
-    RunOptions options;
-    options.dtype = type.dtype;
-    options.layout.gate_layout = c.gate_layout;
-    options.layout.gate_up_orientation = c.gate_up;
-    options.layout.down_orientation = c.down;
-    options.layout.per_expert = c.per_expert;
-    LayerRun plain;
-    if (test_device().type == MOEC_CPU) plain = run_layer(p.config, p.in, p.d_y, {}, options);
+    RunOptions options = options_of(c, type);
     options.codes = &p.codes;
     options.shared_codes = &p.shared_codes;
     options.layout.scale_dtype = c.f32_scales ? moec_dtype(MOEC_F32) : type.dtype;
-    for (const bool packed : {false, true}) {
-      SCOPED_TRACE(packed ? "packed" : "as bound");
-      options.frozen = packed;
-      options.save = packed ? MOEC_SAVE_INPUT : MOEC_SAVE_PREACT;
-      const LayerRun run = run_layer(p.config, p.in, p.d_y, {}, options);
-      OracleRun expected = run_oracle(as_rounded(p.config, run.rounding), p.in, p.d_y, {});
-      drop_frozen(c, &expected.grads);
-      expect_matches(run, expected, p.config, p.in, type.tolerance);
-      if (test_device().type != MOEC_CPU) continue;
-      if (type.dtype == MOEC_BF16) continue;  // few rows are summed in another order
-      EXPECT_EQ(run.y, plain.y);
-      EXPECT_EQ(run.grads.x, plain.grads.x);
-      EXPECT_EQ(run.grads.routing_weights, plain.grads.routing_weights);
-      EXPECT_EQ(run.grads.experts.down_bias, plain.grads.experts.down_bias);
+    expect_of_values(p, c, type, options);
+  }
+}
+
+// FP8 with biases and a shared expert.
+TEST(Fp8, WithBiasesMatchesTheOracleAndThePlainLayer) {
+  SCOPED_TRACE(seed_note());
+  const Case c = {"fp8", MOEC_GATE_THEN_UP, kOutIn, kOutIn, false, false, true};
+  Random random(12);
+  for (const QuantCase& format : kQuantCases) {
+    if (format.scheme != oracle::Scheme::kFp8) continue;
+    for (const Type& type : kTypes) {
+      SCOPED_TRACE(std::string(format.name) + " " + type.name);
+      Problem p(c, type.dtype);
+      const auto drawn = [&](int experts, int inter) {
+        return DrawnCodes(&format, &format, {c.gate_layout, false, false, false, kHidden, inter},
+                          experts, &random);
+      };
+      DrawnCodes codes = drawn(kExperts, kInter), shared = drawn(1, kSharedInter);
+      codes.replace(type.dtype, &p.in.experts);
+      shared.replace(type.dtype, &p.in.shared);
+      RunOptions options = options_of(c, type);
+      options.bound = &codes.bound();
+      options.shared_bound = &shared.bound();
+      expect_of_values(p, c, type, options);
     }
   }
 }
