@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # libmoec_cuda.so: the CUDA backend, loaded by libmoec on first need. It exports one C function.
-# Two sets of kernels: Hopper's (wgmma assembles only for 90a) and the portable one for every GPU.
+# Kernels of Hopper's (wgmma assembles only for 90a) and portable ones for every GPU: sources.cmake.
 enable_language(CUDA)
 if(CMAKE_VERSION VERSION_LESS 3.26)  # its FindCUDAToolkit wants a library that CUDA 13 has no more
   add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
@@ -9,7 +9,7 @@ find_package(CUDAToolkit 13 REQUIRED)
 include(src/backend/cuda/sources.cmake)
 
 set(cuda_objects "")
-foreach(set IN ITEMS sm90 portable exact host)
+foreach(set IN ITEMS sm90 portable exact setup host)
   if(NOT MOEC_CUDA_SOURCES_${set})
     continue()
   endif()
@@ -22,7 +22,8 @@ foreach(set IN ITEMS sm90 portable exact host)
   target_link_libraries(${target} PRIVATE moec_options CUDA::cudart_static)
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr --compress-mode=size
-    ${MOEC_CUDA_FLAGS_${set}}>)
+    ${MOEC_CUDA_FLAGS_${set}}>
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O2>)  # what queues: half of -O3's bytes
   if(MOEC_DEVELOPER)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra>)

@@ -4,6 +4,10 @@ set(MOEC_CUDA_ARCH_sm90 90a-real)
 set(MOEC_CUDA_ARCH_portable 80-real 90)  # 90: SASS and PTX
 set(MOEC_CUDA_ARCH_exact 80-real 90)     # portable, with every fused multiply-add spelled out
 set(MOEC_CUDA_FLAGS_exact -fmad=false)
+# Called where weights are made, not in steps: the driver compiles them once on other GPUs than
+# Hopper's, so that the plug-in has an image less of them.
+set(MOEC_CUDA_ARCH_setup 80-virtual 90-real)
+set(MOEC_CUDA_FLAGS_setup -fmad=false)
 set(MOEC_CUDA_ARCH_host OFF)
 
 set(MOEC_CUDA_SOURCES_sm90
@@ -24,8 +28,8 @@ set(MOEC_CUDA_SOURCES_exact
   routing/gate_backward.cu routing/column_sum.cu routing/dense.cu routing/loss.cu routing/z_loss.cu
   rows/permute.cu rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu
   ranks/plan_routes.cu ranks/rank_steps.cu peers/peer_steps.cu
-  sm80/weight_values.cu weights/quantise.cu
   weights/factors.cu)
+set(MOEC_CUDA_SOURCES_setup weights/quantise.cu sm80/weight_values.cu)
 set(MOEC_CUDA_SOURCES_host
   plugin.cpp cuda_backend.cpp peers/peers.cpp routing/cublaslt.cpp
   experts/cuda_path.cpp experts/row_steps.cpp weights/decoded_experts.cpp
