@@ -3,6 +3,7 @@
 // Mutations seen to fail: turns as full as may be, with a small last one; values of columns that
 // alternate as two matrices; runs of rows that begin anywhere; places without the first row; lines
 // that begin anywhere; columns with scales from eight bytes on.
+#include "backend/cuda/sm90/code_lines.h"
 #include "backend/cuda/sm90/decoded_product.h"
 
 #include <gtest/gtest.h>
@@ -199,6 +200,17 @@ TEST(DecodedLines, AreWholeRunsOfEight) {
   m.zeros.array = m.values;
   EXPECT_FALSE(in_lines(m));
   EXPECT_FALSE(in_lines(codes(MOEC_SCHEME_NVFP4, true)));
+}
+
+TEST(DecodedLines, OfStreamsInTurnHaveScalesOfEachExpert) {
+  ExpertMatrix m = codes(MOEC_SCHEME_CODEBOOK4, true);
+  m.scales.array.expert_stride = 7;
+  CodedLines lines;
+  for (const int64_t of_one : {int64_t(0), kN * kK}) {  // several streams, or one of all experts
+    m.expert_codes = of_one;
+    ASSERT_EQ(set_lines(lines, 0, m, false), nullptr);
+    EXPECT_EQ(lines.scales[0].expert_stride, of_one ? of_one / m.scales.block_k.size() : 7);
+  }
 }
 
 TEST(Columns, AreReadTogetherFromSixteenBytesOn) {

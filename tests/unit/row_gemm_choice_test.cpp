@@ -285,6 +285,10 @@ TEST(RowGemmMatrices, LinesThatHaveNoKernel) {
   EXPECT_EQ(refusal(other), "");
   other.scale_block = quant::BlockSize(192);
   EXPECT_EQ(refusal(other), "nested scales in blocks that are no power of two");
+  other.scale_block = quant::BlockSize(256);
+  other.expert_codes = 0;
+  other.scales2.expert_stride = 1;
+  EXPECT_EQ(refusal(other), "nested scales that experts do not share");
   other = nf4;
   other.scales.block_k = quant::BlockSize(128);
   EXPECT_EQ(refusal(other), "blocks that do not end with rows");

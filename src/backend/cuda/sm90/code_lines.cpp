@@ -16,6 +16,7 @@ int shift_of(const quant::BlockSize& block) {
 
 const char* set_nested(NestedScales& to, const ExpertMatrix& m) {
   if (!m.scale_book) return nullptr;
+  if (!m.expert_codes && m.scales2.expert_stride) return "nested scales that experts do not share";
   to = {m.scale_book, static_cast<const float*>(m.scales2.base),
         static_cast<const float*>(m.scale_offset.base), shift_of(m.scale_block)};
   return to.shift < 0 ? "nested scales in blocks that are no power of two" : nullptr;
@@ -43,7 +44,8 @@ const char* set_lines(CodedLines& to, int part, const ExpertMatrix& m, bool alte
     const int64_t line = along_k ? m.row_stride : m.col_stride;
     if (line % along.size() != 0) return "blocks that do not end with rows";
     scales.line_stride = int(line / along.size());
-    scales.expert_stride = m.expert_codes / along.size();
+    scales.expert_stride =
+        m.expert_codes ? m.expert_codes / along.size() : m.scales.array.expert_stride;
     scales.line_shift = 0;
   } else {
     if ((along_k ? m.scales.col_stride : m.scales.row_stride) != 1)
