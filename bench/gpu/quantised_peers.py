@@ -7,8 +7,6 @@ nf4_stack    bitsandbytes dequantises whole stacks, PyTorch's grouped_mm multipl
 nf4_rec      the same, and the backward dequantises them again
 triton-mxfp4 triton_kernels' matmul_ogs (as of Triton 3.6), forward alone, from the top-k of logits;
              with gpt-oss's activation, the one that it has fused
-triton-mxfp4-ids
-             the same, given the ids of the top-k as moec is: it computes their weights
 """
 
 import importlib.util
@@ -75,8 +73,7 @@ def gptoss(both, alpha=1.702, limit=7.0):
 class TritonMxfp4:
     bits, modes = 4.25, ("fwd",)
 
-    def __init__(self, codes, shapes, held, with_ids=False):
-        self.with_ids = with_ids
+    def __init__(self, codes, shapes, held):
         experts, rows, _ = shapes["gate_up"]
         def in_turn(stack):  # gate and up rows
             stack = stack.view(experts, 2, rows // 2, -1)
@@ -126,10 +123,9 @@ class TritonMxfp4:
         act = FusedActivation(FnSpecs("swiglu", swiglu_fn, ("alpha", "limit"), reduction_n=2),
                               (1.702, 7.0))
         experts, top_k, out = p.shape.experts, p.shape.top_k, {}
-        ids = p.ids.sort(dim=1).values.to(torch.int16) if self.with_ids else None  # in their order
 
         def run():
-            chosen = topk(p.logits, top_k, y_indx=ids)
+            chosen = topk(p.logits, top_k)
             there, back = chosen.mask_metadata.row_sorted_indx, chosen.mask_metadata.col_sorted_indx
             ragged = make_ragged_tensor_metadata(chosen.mask_metadata.col_sum, there.shape[0])
             weights = chosen.vals.flatten()[back]
@@ -155,6 +151,5 @@ def peers_of(impl, codes, shapes, held):
     if impl == "moec-nf4" and there("bitsandbytes"):
         return {"nf4_stack": Stacks(codes, shapes, False), "nf4_rec": Stacks(codes, shapes, True)}
     if impl == "moec-mxfp4" and there("triton_kernels"):
-        return {"triton-mxfp4": TritonMxfp4(codes, shapes, held),
-                "triton-mxfp4-ids": TritonMxfp4(codes, shapes, held, with_ids=True)}
+        return {"triton-mxfp4": TritonMxfp4(codes, shapes, held)}
     return {}

@@ -124,7 +124,7 @@ class Maker {
     oracle::Activation a;
     do {
       a.kind = draw_.one_of(oracle::kActs).kind;
-    } while (elements > 20'000 && info_of(a.kind).limit);
+    } while (elements > 2'000 && info_of(a.kind).limit);
     a.limit = 1.5;
     a.linear_beta = draw_.one_of({0.0, 2.0});
     noted(what, static_cast<int>(a.kind));
