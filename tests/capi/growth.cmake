@@ -15,7 +15,6 @@ list(FILTER sources EXCLUDE REGEX "/tile_")
 add_library(moec_grown SHARED
   ${sources} $<FILTER:$<TARGET_OBJECTS:moec_objects>,INCLUDE,/tile_[a-z0-9]+[.]cpp>)
 add_dependencies(moec_grown grown_header)
-moec_compile_together(moec_grown)
 target_include_directories(moec_grown PRIVATE
   ${grown}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
 target_compile_options(moec_grown PRIVATE -O0)  # it runs for milliseconds
