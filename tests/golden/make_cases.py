@@ -14,7 +14,16 @@ import pathlib
 import sys
 
 import numpy as np
-from moec import Activation, DType, Matrices, Orientation, Save, WeightsDesc, golden
+from moec import (
+    Activation,
+    DType,
+    ExpertsDescFlags,
+    Matrices,
+    Orientation,
+    Save,
+    WeightsDesc,
+    golden,
+)
 from moec.checkpoint import Checkpoint
 from moec.model import read_layer
 
@@ -54,7 +63,8 @@ def matrices(held: Matrices, inter: int, hidden: int):
 
 def case(path: pathlib.Path):
     spec = read_layer(Checkpoint(path), save=Save.ALL)
-    experts = spec.experts
+    # Whether weights are plain is theirs, not the layer's.
+    experts = dataclasses.replace(spec.experts, flags=ExpertsDescFlags.NONE)
     out = {
         "family": path.stem,
         "router": plain(spec.router),
