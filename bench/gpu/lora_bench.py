@@ -85,12 +85,12 @@ class Data:
         -lora-peft, where B [N,r E] lies rank by rank."""
         h, i, e, k = self.shape
         desc = moec.ExpertsDesc(hidden=h, inter=i, num_experts=e, top_k=k, dtype="bf16")
+        packed = self.packed if base == "nf4" else None
         with torch.device("meta"):
-            made = moec.torch.Experts(desc)
-        for name in MATRICES:
-            made._parameters[name] = torch.nn.Parameter(
-                (self.packed if base == "nf4" else self.plain)[name], requires_grad=False)
-        made._is_packed = base == "nf4"
+            made = moec.torch.Experts(desc, packed=packed)
+        if not packed:
+            for name in MATRICES:
+                made._parameters[name] = torch.nn.Parameter(self.plain[name], requires_grad=False)
         if adapters:
             made.add_adapter("lora", RANK, alpha=SCALE * RANK, dtype=torch.bfloat16)
             for name, (a, b) in self.factors.items():
