@@ -13,67 +13,37 @@ namespace {
 const testing::Environment* const kPortableOnly =
     testing::AddGlobalTestEnvironment(new OnePath("portable", false));
 
-constexpr uint32_t kLayouts[] = {MOEC_GATE_SPLIT, MOEC_GATE_THEN_UP, MOEC_UP_THEN_GATE,
-                                 MOEC_GATE_INTERLEAVED};
-int least_multiple(const QuantCase& c) {
-  int multiple = 8;
-  for (const int least : {c.multiple_n, c.multiple_k})
-    while (multiple % least) multiple += 8;
-  return multiple;
-}
 // Formats that few_rows.cu never multiplies, whose sums are others.
 bool is_never_of_few_rows(const QuantCase& c) {
   const std::string name = c.name;
   return name.starts_with("awq") || name.starts_with("gptq") || name.starts_with("gguf");
 }
 
-class DecodedRows : public testing::TestWithParam<QuantCase> {
- protected:
-  // Each layout and orientation that the format has.
-  static void expect_values_of_forms(int tokens, uint64_t stream, bool adapted = false) {
-    const QuantCase& c = GetParam();
-    SCOPED_TRACE(seed_note());
-    Random random(stream);
-    int turn = 0;
-    for (const uint32_t layout : kLayouts)
-      for (const bool in_out : {false, true})
-        for (const bool per_expert : {false, true}) {
-          if (in_out ? c.only_out_in : c.only_in_out) continue;
-          if (is_small_run() && (layout != MOEC_GATE_INTERLEAVED || !per_expert)) continue;
-          const int multiple = least_multiple(c);
-          const QuantShape shape = {layout,
-                                    in_out,
-                                    in_out,
-                                    per_expert,
-                                    rounded_up(turn % 2 ? 72 : 136, multiple),
-                                    rounded_up(turn % 2 ? 200 : 96, multiple)};
-          const moec_dtype dtype = turn % 3 == 2 ? MOEC_F16 : MOEC_BF16;
-          SCOPED_TRACE("layout " + std::to_string(layout) + (in_out ? " in_out" : " out_in") +
-                       (per_expert ? " per expert " : " stack ") + std::to_string(shape.hidden) +
-                       " x " + std::to_string(shape.inter) + ", dtype " + std::to_string(dtype));
-          QuantProblem p = random_quant_problem(c, shape, dtype, tokens, &random);
-          p.save = turn % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
-          if (adapted) adapt(&p, turn % 2 ? 72 : 16, &random);
-          expect_values(p, true);
-          ++turn;
-        }
-  }
-};
+class DecodedRows : public testing::TestWithParam<QuantCase> {};
 INSTANTIATE_TEST_SUITE_P(Portable, DecodedRows, testing::ValuesIn(kQuantCases),
                          [](const auto& one) { return std::string(one.param.name); });
 
+void expect_values_of_forms(const QuantCase& c, int tokens, uint64_t stream, bool adapted = false) {
+  SCOPED_TRACE(seed_note());
+  Random random(stream);
+  for_each_form(c, tokens, &random, [&](QuantProblem& p, int turn) {
+    if (adapted) adapt(&p, turn % 2 ? 72 : 16, &random);
+    expect_values(p, true);
+  });
+}
+
 TEST_P(DecodedRows, HaveTheBitsOfTheirValues) {
-  expect_values_of_forms(150, 81);
+  expect_values_of_forms(GetParam(), 150, 81);
 }
 TEST_P(DecodedRows, HaveTheBitsOfTheirValuesBesideAnAdapter) {
   if (is_small_run()) GTEST_SKIP() << "those without one run";
-  expect_values_of_forms(150, 82, true);
+  expect_values_of_forms(GetParam(), 150, 82, true);
 }
 TEST_P(DecodedRows, OfFewTokens) {
   if (is_small_run()) GTEST_SKIP() << "those of many run";
   if (!is_never_of_few_rows(GetParam())) GTEST_SKIP() << "other kernels multiply few rows";
-  expect_values_of_forms(1, 83);
-  expect_values_of_forms(7, 84);
+  expect_values_of_forms(GetParam(), 1, 83);
+  expect_values_of_forms(GetParam(), 7, 84);
 }
 
 // More experts than a turn has room for.

@@ -27,44 +27,10 @@ bool is_of_a_small_run(const QuantCase& c) {
   return name == "awq" || (!is_under("racecheck") &&
                            (name == "gptq_g_idx" || name == "nvfp4" || name == "gguf_q4_0"));
 }
-constexpr uint32_t kLayouts[] = {MOEC_GATE_SPLIT, MOEC_GATE_THEN_UP, MOEC_UP_THEN_GATE,
-                                 MOEC_GATE_INTERLEAVED};
-int least_multiple(const QuantCase& c, int of) {
-  int multiple = of;
-  for (const int least : {c.multiple_n, c.multiple_k})
-    while (multiple % least) multiple += of;
-  return multiple;
-}
 
 class Decoded : public testing::TestWithParam<QuantCase> {};
 INSTANTIATE_TEST_SUITE_P(Hopper, Decoded, testing::ValuesIn(kQuantCases),
                          [](const auto& one) { return std::string(one.param.name); });
-
-// body(problem, turn) for each layout and orientation that the format has.
-template <class Body>
-void for_each_form(const QuantCase& c, int tokens, Random* random, const Body& body) {
-  int turn = 0;
-  for (const uint32_t layout : kLayouts)
-    for (const bool in_out : {false, true})
-      for (const bool per_expert : {false, true}) {
-        if (in_out ? c.only_out_in : c.only_in_out) continue;
-        if (is_small_run() && (layout != MOEC_GATE_INTERLEAVED || !per_expert)) continue;
-        const int multiple = least_multiple(c, 8);
-        const QuantShape shape = {layout,
-                                  in_out,
-                                  in_out,
-                                  per_expert,
-                                  rounded_up(turn % 2 ? 72 : 136, multiple),
-                                  rounded_up(turn % 2 ? 200 : 96, multiple)};
-        const moec_dtype dtype = turn % 3 == 2 ? MOEC_F16 : MOEC_BF16;
-        SCOPED_TRACE("layout " + std::to_string(layout) + (in_out ? " in_out" : " out_in") +
-                     (per_expert ? " per expert " : " stack ") + std::to_string(shape.hidden) +
-                     " x " + std::to_string(shape.inter) + ", dtype " + std::to_string(dtype));
-        QuantProblem p = random_quant_problem(c, shape, dtype, tokens, random);
-        p.save = turn % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
-        body(p, turn++);
-      }
-}
 
 // Formats without kernels of their own, and the others where these do not take the matrices.
 TEST_P(Decoded, HaveTheBitsOfTheirValues) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cmath>
+#include <numeric>
+#include <string>
 
 #include "harness.h"
 #include "support/quant_draw.h"
@@ -77,6 +79,34 @@ inline void adapt(QuantProblem* p, int rank, Random* random) {
   const uint32_t layout =
       p->gate_layout == MOEC_GATE_SPLIT ? uint32_t(MOEC_GATE_THEN_UP) : p->gate_layout;
   p->adapter_layout = {layout, true, false, FactorStorage::kCompact, p->dtype};
+}
+
+// body(problem, turn) for each layout and orientation that the format has.
+template <class Body>
+void for_each_form(const QuantCase& c, int tokens, Random* random, const Body& body) {
+  constexpr uint32_t kLayouts[] = {MOEC_GATE_SPLIT, MOEC_GATE_THEN_UP, MOEC_UP_THEN_GATE,
+                                   MOEC_GATE_INTERLEAVED};
+  const int multiple = std::lcm(8, std::lcm(c.multiple_n, c.multiple_k));
+  int turn = 0;
+  for (const uint32_t layout : kLayouts)
+    for (const bool in_out : {false, true})
+      for (const bool per_expert : {false, true}) {
+        if (in_out ? c.only_out_in : c.only_in_out) continue;
+        if (is_small_run() && (layout != MOEC_GATE_INTERLEAVED || !per_expert)) continue;
+        const QuantShape shape = {layout,
+                                  in_out,
+                                  in_out,
+                                  per_expert,
+                                  rounded_up(turn % 2 ? 72 : 136, multiple),
+                                  rounded_up(turn % 2 ? 200 : 96, multiple)};
+        const moec_dtype dtype = turn % 3 == 2 ? MOEC_F16 : MOEC_BF16;
+        SCOPED_TRACE("layout " + std::to_string(layout) + (in_out ? " in_out" : " out_in") +
+                     (per_expert ? " per expert " : " stack ") + std::to_string(shape.hidden) +
+                     " x " + std::to_string(shape.inter) + ", dtype " + std::to_string(dtype));
+        QuantProblem p = random_quant_problem(c, shape, dtype, tokens, random);
+        p.save = turn % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
+        body(p, turn++);
+      }
 }
 
 }  // namespace moec::test

@@ -190,19 +190,26 @@ def _peak(call: Callable[[], object]) -> int:
     return max(top, resident()) - base
 
 
-@pytest.mark.parametrize("change", [None, turned, apart])
-def test_no_copy_of_a_stack(change: Callable[[Tensor], Tensor] | None) -> None:
-    """One token of 192 experts, 72 MiB of fp32, under autocast. Casting them took 36 MiB more."""
+def _of_72_mib(
+    change: Callable[[Tensor], Tensor] | None,
+) -> tuple[moec.torch.Experts, tuple[Tensor, Tensor, Tensor]]:
+    """Experts in fp32 whose parameters are changed, and one token of theirs."""
     desc = moec.ExpertsDesc(hidden=256, inter=128, num_experts=192, top_k=K)
     experts = moec.torch.Experts(desc)
     if change:
         for name in ("gate_up", "down"):
             setattr(experts, name, torch.nn.Parameter(change(getattr(experts, name).detach())))
-    x, ids, weights = torch.randn(1, 256), torch.arange(K)[None], torch.rand(1, K)
+    return experts, (torch.randn(1, 256), torch.arange(K)[None], torch.rand(1, K))
+
+
+@pytest.mark.parametrize("change", [None, turned, apart])
+def test_no_copy_of_a_stack(change: Callable[[Tensor], Tensor] | None) -> None:
+    """One token of 192 experts, 72 MiB of fp32, under autocast. Casting them took 36 MiB more."""
+    experts, given = _of_72_mib(change)
 
     def call() -> None:
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            experts(x, ids, weights)
+            experts(*given)
 
     call()
     assert _peak(call) < 8 << 20
@@ -211,16 +218,11 @@ def test_no_copy_of_a_stack(change: Callable[[Tensor], Tensor] | None) -> None:
 @pytest.mark.parametrize("change", [None, turned])
 def test_a_step_makes_no_copy_of_a_stack(change: Callable[[Tensor], Tensor] | None) -> None:
     """Beside gradients in fp32, 72 MiB: neither cast matrices nor gradients of 16 bits."""
-    desc = moec.ExpertsDesc(hidden=256, inter=128, num_experts=192, top_k=K)
-    experts = moec.torch.Experts(desc)
-    if change:
-        for name in ("gate_up", "down"):
-            setattr(experts, name, torch.nn.Parameter(change(getattr(experts, name).detach())))
-    x, ids, weights = torch.randn(1, 256), torch.arange(K)[None], torch.rand(1, K)
+    experts, given = _of_72_mib(change)
 
     def call() -> None:
         with torch.autocast("cpu", torch.bfloat16):
-            y = experts(x, ids, weights)
+            y = experts(*given)
         y.backward(torch.ones_like(y))
 
     call()

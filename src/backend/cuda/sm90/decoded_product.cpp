@@ -4,6 +4,18 @@
 #include "backend/cuda/sm90/code_lines.h"
 
 namespace moec::cuda {
+namespace {
+
+// Whether the portable path reads eight codes at once, and one block for them.
+bool has_quick_chunks(const ExpertMatrix& m, bool along_k) {
+  bool chunks = false;
+  quant::Formats::with(m.scheme, [&]<class Format>() {
+    chunks = quant::is_bytes(Format::kInfo) || requires { Format::nibble_of(0); };
+  });
+  return chunks && code_runs(m, along_k, begins_in_words(m.values, 1)).one_block;
+}
+
+}  // namespace
 
 bool set_decoded_lines(CodedLines& to, const DecodedProduct& product) {
   const DecodedExperts& experts = product.experts;
@@ -32,9 +44,8 @@ const char* set_decoded(DecodedProduct& to, const RowGemmProblem& problem, int64
   experts.values = scratch.values;
   Otherwise otherwise = Otherwise::kRowGemm;
   if (refused)
-    otherwise = has_quick_chunks(first, experts.along_k, begins_in_words(first.values, 1))
-                    ? Otherwise::kPortable
-                    : Otherwise::kSlowly;
+    otherwise =
+        has_quick_chunks(first, experts.along_k) ? Otherwise::kPortable : Otherwise::kSlowly;
   experts.at_once = experts_at_once(choice_rows, problem.num_experts, experts.expert_bytes(),
                                     scratch.bytes, otherwise);
   if (!to.is_used()) return nullptr;

@@ -121,14 +121,6 @@ bool has_columns(const ExpertMatrix& m, bool along_k) {
          begins_at_loads(scales.array, m.scales_aligned) && begins_at_loads(m.values, m.aligned);
 }
 
-bool has_quick_chunks(const ExpertMatrix& m, bool along_k, bool in_words) {
-  bool chunks = false;
-  quant::Formats::with(m.scheme, [&]<class Format>() {
-    chunks = quant::is_bytes(Format::kInfo) || requires { Format::nibble_of(0); };
-  });
-  return chunks && code_runs(m, along_k, in_words).one_block;
-}
-
 CodeRuns code_runs(const ExpertMatrix& m, bool along_k, bool in_words) {
   const quant::FormatInfo& format = *quant::find_format(m.scheme);
   const bool has_blocks = format.scale_dtypes.size() == 0;  // in their codes, along k

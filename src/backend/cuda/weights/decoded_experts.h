@@ -79,7 +79,5 @@ using ColumnFormats = quant::FormatList<quant::Awq, quant::Gptq<1>, quant::Gptq<
 bool has_columns(const ExpertMatrix& matrix, bool along_k);
 // Whether eight lines from a multiple of eight on have one group.
 bool has_groups_of_runs(const ExpertMatrix& matrix);
-// Whether the portable path reads eight codes at once, and one block for them.
-bool has_quick_chunks(const ExpertMatrix& matrix, bool along_k, bool in_words);
 
 }  // namespace moec::cuda
