@@ -21,7 +21,7 @@ set(MOEC_CUDA_SOURCES_sm90
   few_tokens/small_up.cu few_tokens/small_down.cu few_tokens/one_token.cu)
 set(MOEC_CUDA_SOURCES_portable
   plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu
-  rows/combine.cu device/pointer_table.cu sm80/mma.cu sm80/mma_coded.cu sm80/few_rows.cu
+  rows/combine.cu device/pointer_table.cu sm80/mma.cu sm80/mma_coded.cu sm80/few_rows.cu sm80/few_lines.cu
   sm80/plain.cu weights/decode_experts.cu weights/decode_columns.cu)
 set(MOEC_CUDA_SOURCES_exact
   routing/route_forward.cu routing/route_backward.cu routing/gate_forward.cu

@@ -11,7 +11,8 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256, kPiece = 1024;  // columns
+constexpr int kThreads = 256;
+constexpr int kPiece = 1024, kLeastPiece = 128;  // columns of a warp
 
 __device__ int64_t token_of(const Rows& rows, int64_t row) {
   return rows.row_token ? rows.row_token[row] : row;
@@ -26,7 +27,8 @@ __device__ void for_each_row(const Rows& rows, const Body& body) {
 // body(column) for the columns of this lane and this piece, V at a time.
 template <int V, class Body>
 __device__ void for_each_span(int64_t width, const Body& body) {
-  const int64_t piece = gridDim.y > 1 ? kPiece : width;
+  const int64_t of_each = (width + gridDim.y - 1) / gridDim.y;
+  const int64_t piece = (of_each + kLeastPiece - 1) / kLeastPiece * kLeastPiece;
   for (int64_t begin = blockIdx.y * piece; begin < width; begin += gridDim.y * piece) {
     const int64_t end = min(width, begin + piece);
     for (int64_t i = begin + lane_id() * V; i < end; i += 32 * V) body(i);
@@ -35,7 +37,11 @@ __device__ void for_each_span(int64_t width, const Body& body) {
 dim3 row_grid(const Op& op, const Rows& rows, int64_t width, bool pieces) {
   dim3 grid = grid_for(rows.groups.max_rows, kThreads / 32, int64_t(op.multiprocessors) * 64);
   constexpr int64_t kMostPieces = 65535;
-  if (pieces) grid.y = unsigned(std::min((width + kPiece - 1) / kPiece, kMostPieces));
+  if (!pieces) return grid;
+  const auto pieces_of = [&](int64_t columns) { return (width + columns - 1) / columns; };
+  const int64_t wanted = int64_t(op.multiprocessors) * 32 / rows.groups.max_rows;  // few rows
+  grid.y = unsigned(
+      std::min(std::clamp(wanted, pieces_of(kPiece), pieces_of(kLeastPiece)), kMostPieces));
   return grid;
 }
 

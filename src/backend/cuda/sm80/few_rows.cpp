@@ -22,12 +22,16 @@ bool has_pieces(const Operand& b, const OperandCodes& codes, const quant::Format
   const bool stream = format.storage == quant::Storage::kStream;
   const bool along_rows = across != codes.transposed;  // of the matrix, which are its outputs
   const quant::BlockSize along = along_rows && !stream ? of.scales.block_n : of.scales.block_k;
+  const quant::BlockSize of_lines = along_rows ? of.scales.block_k : of.scales.block_n;
   const int64_t line = across ? b.k_stride : b.i_stride, copy = 128 / format.code_bits;
   const int64_t unit = std::max(copy, stream ? along.size() : 1);
   const bool whole = line % unit == 0 && of.expert_codes % unit == 0 &&
                      (b.pointers || b.group_stride * dtype_bytes(b.dtype) % 16 == 0);
   const bool one = along.is_all() ? !stream : along.size() % piece == 0;
   if (stream && (of.scales.block_n.is_all() || of.scales.block_n.size() != 1)) return false;
+  // Nibbles along k: each line has scales of its own.
+  if (!across && !stream && format.code_bits == 4 && (of_lines.is_all() || of_lines.size() != 1))
+    return false;
   // Rows of the matrix, where they follow each other: from a multiple of 16 bytes on.
   if (along_rows && (of.rows.step != 1 || of.rows.first % unit)) return false;
   return whole && one && !of.group_index.present() && is_power(of.scales.block_k) &&

@@ -13,7 +13,7 @@ inline bool is_across(const PortableGemm& p) {
 }
 // Features of a tile, and codes of a lane's piece, which lie side by side.
 constexpr MOEC_HD int few_features(bool across, bool nibbles) {
-  return !across ? 32 : nibbles ? 128 : 64;
+  return across && nibbles ? 128 : 64;
 }
 constexpr MOEC_HD int few_piece(bool across, bool nibbles) {
   return (across ? 8 : 16) << nibbles;
@@ -44,11 +44,12 @@ using FewRowsFormats =
 
 // Rows and features of a tile; its depth is bytes.
 inline const char* few_tile(const PortableGemm& p) {
-  return !is_across(p) ? "16x32" : FewForm<true>(p).nibbles ? "8x128" : "8x64";
+  return !is_across(p) ? "16x64" : FewForm<true>(p).nibbles ? "8x128" : "8x64";
 }
 
 // A function of the problem alone. aligned: as mma_takes has it.
 bool few_rows_takes(const PortableGemm& gemm, bool aligned);
 void few_rows_product(const Op& op, const PortableGemm& gemm);
+void few_lines_product(const Op& op, const PortableGemm& gemm);  // of codes along k
 
 }  // namespace moec::cuda

@@ -121,9 +121,54 @@ struct FewIntegers {
     FourPairs v;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t bits = (permute(codes, shifted, 0x4400 + 0x1111 * i) & 0x000f000f) | kBase;
-      v.pair[i] =
-          fused_pair<Element>(fused_pair<Element>(bits, kOne, minus_zero), scale, 0x80008000u);
+      v.pair[i] = scaled(permute(codes, shifted, 0x4400 + 0x1111 * i) & 0x000f000f);
+    }
+    return v;
+  }
+  // Of two nibbles in the lowest bits of halves.
+  __device__ __forceinline__ uint32_t scaled(uint32_t nibbles) const {
+    return fused_pair<Element>(fused_pair<Element>(nibbles | kBase, kOne, minus_zero), scale,
+                               0x80008000u);
+  }
+};
+
+// The same, of eight neighbours those four apart in a pair.
+template <class Element>
+struct FewApartIntegers : FewIntegers<Element> {
+  using Base = FewIntegers<Element>;
+  using Base::Base;
+  __device__ __forceinline__ FourPairs elements(const uint4& piece, int run) const {
+    const uint32_t codes = word_of(piece, run);
+    FourPairs v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.pair[i] = Base::scaled(codes >> 4 * i & 0x000f000fu);
+    return v;
+  }
+};
+
+// E2M1 of one block as bf16, of eight neighbours those four apart in a pair. Their exponent and
+// mantissa are those of a bf16 of exponents 0 to 3: the code x 2^-126. A product with 2^126 and the
+// power of two is exact, or rounds once; where both have no place in one bf16, there are two.
+template <bool kLarge>
+struct FewApartE2m1 {
+  uint32_t scale;
+  // power: as it is stored.
+  static __device__ __forceinline__ bool is_large(uint32_t power) { return power > 128; }
+  __device__ __forceinline__ explicit FewApartE2m1(uint32_t power) {
+    constexpr uint32_t kOne = 1u << 7 | 1u << 23;  // of the exponents of two bf16
+    scale = kLarge ? power_pair(power) : power * kOne + 126 * kOne;
+  }
+  __device__ __forceinline__ FourPairs elements(const uint4& piece, int run) const {
+    const uint32_t codes = word_of(piece, run), upper = codes >> 8;
+    FourPairs v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // Sign to bit 15, the others from bit 6 on, in one product.
+      const uint32_t own = (i < 2 ? codes : upper) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
+      const uint32_t bits = own * (i % 2 ? 0x104u : 0x1040u) & 0x81c081c0u;
+      constexpr uint32_t kMinusZero = 0x80008000u;
+      v.pair[i] = fused_pair<__nv_bfloat16>(bits, kLarge ? 0x7e807e80u : scale, kMinusZero);
+      if (kLarge) v.pair[i] = fused_pair<__nv_bfloat16>(v.pair[i], scale, kMinusZero);
     }
     return v;
   }

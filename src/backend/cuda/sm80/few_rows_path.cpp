@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frozen experts of codes that have few rows, beside Hopper's path: the portable path where its
-// kernels of few rows (few_rows.cu) multiply all and are the faster ones. What lies between the
+// kernels of few rows (few_lines.cu, few_rows.cu) multiply all and are the faster ones. What lies between the
 // steps has the types of every path of the context, so forward and backward of one step may go
 // different ways.
 #include <algorithm>
 
 #include "backend/cuda/sm80/portable_path.h"
+#include "quant/format.h"
 
 namespace moec::cuda {
 namespace {
@@ -17,12 +18,17 @@ struct Reach {
   int64_t least_codes, most_codes;  // of an expert
   int64_t most_experts;             // that can have rows
   int64_t most_rows;                // an expert, on average
+  int64_t most_bits;                // of a code
+  uint32_t scheme;                  // 0: any
 };
 constexpr int64_t kMi = 1 << 20, kAny = int64_t(1) << 62;
 constexpr Reach kReach[] = {
-    {false, 0, kAny, 16, 16},
-    {false, 16 * kMi, kAny, 64, 8},
-    {true, 0, 8 * kMi, 128, 4},
+    {false, 0, kAny, 16, 16, 8, 0},
+    {false, 16 * kMi, kAny, 64, 8, 8, 0},
+    {false, 0, kAny, kAny, 1, 8, 0},
+    {false, 16 * kMi, kAny, kAny, 8, 4, 0},
+    {false, 0, kAny, kAny, 4, 4, MOEC_SCHEME_MXFP4},
+    {true, 0, 8 * kMi, 128, 4, 8, 0},
 };
 
 bool is_backward(const Program& program) {
@@ -36,9 +42,15 @@ bool is_in_reach(const Program& program) {
   const int64_t codes = (mlp.parts() + 1) * mlp.hidden * mlp.inter;
   const int64_t experts = std::min(int64_t(groups.count), groups.choice_rows);
   const bool backward = is_backward(program);
+  const quant::FormatInfo* const up = quant::find_format(mlp.weights->up.scheme);
+  const quant::FormatInfo* const down = quant::find_format(mlp.weights->down.scheme);
+  if (!up || !down) return false;  // plain weights
+  const int64_t bits = std::max<int64_t>(up->code_bits, down->code_bits);
   return std::any_of(std::begin(kReach), std::end(kReach), [&](const Reach& reach) {
     return backward == reach.backward && codes >= reach.least_codes && codes <= reach.most_codes &&
-           experts <= reach.most_experts && groups.choice_rows <= reach.most_rows * groups.count;
+           experts <= reach.most_experts && groups.choice_rows <= reach.most_rows * groups.count &&
+           bits <= reach.most_bits &&
+           (!reach.scheme || (up->scheme == reach.scheme && down->scheme == reach.scheme));
   });
 }
 

@@ -50,6 +50,20 @@ __device__ __forceinline__ uint4 load_chunk(const char* from) {
       : "l"(from));
   return v;
 }
+// Copies `bytes`, at most 16, which L1 keeps with their neighbours, and zeros up to 16.
+__device__ __forceinline__ void copy_async_kept(uint32_t dst, const void* src, uint32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
+               : "memory");
+}
+// 16 bytes of codes, which are read once, or nothing.
+__device__ __forceinline__ void load_codes_if(bool wanted, uint4& v, const char* from) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.b32 p, %4, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "r"(int(wanted)), "l"(from));
+}
 #if __CUDA_ARCH__ >= 890
 // Two e4m3 as half precision, the lower one first.
 __device__ __forceinline__ uint32_t e4m3_halves(uint16_t codes) {
