@@ -29,6 +29,7 @@ foreach(set IN ITEMS sm90 portable exact setup host)
       $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra>)
   endif()
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON
+    UNITY_BUILD ON UNITY_BUILD_MODE GROUP
     CUDA_STANDARD 20 CUDA_VISIBILITY_PRESET hidden CUDA_ARCHITECTURES "${MOEC_CUDA_ARCH_${set}}")
   list(APPEND cuda_objects $<TARGET_OBJECTS:${target}>)
 endforeach()

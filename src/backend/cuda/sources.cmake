@@ -40,3 +40,25 @@ set(MOEC_CUDA_SOURCES_host
   sm80/portable_path.cpp sm80/few_rows_path.cpp sm80/row_product.cpp sm80/few_rows.cpp
   sm80/decoded_rows.cpp
   few_tokens/few_tokens_path.cpp few_tokens/small_gemm.cpp)
+
+# Files that are one compilation, because most of the time of each is that of its headers. Two of
+# them cannot have one name in their anonymous namespaces: the compiler says "has already been
+# defined". CMake before 3.31 compiles each alone.
+function(moec_cuda_together group)
+  list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/src/backend/cuda/)
+  set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${group})
+endfunction()
+moec_cuda_together(routing routing/route_forward.cu routing/route_backward.cu
+  routing/gate_forward.cu routing/gate_backward.cu routing/column_sum.cu routing/dense.cu
+  routing/loss.cu routing/z_loss.cu)
+moec_cuda_together(rows rows/permute.cu rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu
+  rows/token_sums.cu weights/factors.cu)
+moec_cuda_together(ranks ranks/plan_routes.cu ranks/rank_steps.cu peers/peer_steps.cu)
+moec_cuda_together(plan plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu
+  plan/plan_source.cu)
+moec_cuda_together(sm80 sm80/mma.cu sm80/few_rows.cu sm80/plain.cu)
+moec_cuda_together(setup weights/quantise.cu sm80/weight_values.cu)
+moec_cuda_together(few_tokens few_tokens/small_up.cu few_tokens/small_down.cu
+  few_tokens/one_token.cu)
+moec_cuda_together(narrow sm90/narrow_rows.cu sm90/factor_grad.cu)
+moec_cuda_together(weights weights/decode_experts.cu rows/combine.cu)

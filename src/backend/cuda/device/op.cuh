@@ -8,6 +8,8 @@
 
 namespace moec::cuda {
 
+constexpr int kBlockThreads = 256;  // of a kernel that has no reason for another number
+
 // Kernels started so must call begin_kernel() before they touch memory that others write.
 template <typename... Params, typename... Args>
 void run(const Op& op, const char* what, void (*kernel)(Params...), dim3 grid, int threads,

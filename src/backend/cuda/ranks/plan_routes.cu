@@ -12,8 +12,7 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = kPlanThreads;
-static_assert(kThreads == PlanRoutes::kBlock);
+static_assert(kPlanThreads == PlanRoutes::kBlock);
 
 constexpr int kHeld = 32;  // keys of a thread that it reads once
 
@@ -34,7 +33,7 @@ __device__ __forceinline__ uint32_t* keys_of(const PlanRoutes& p, int rank) {
 }
 
 // By weight, keys are kept: 0 is no visit.
-__global__ __launch_bounds__(kThreads) void count_kernel(const PlanRoutes p) {
+__global__ __launch_bounds__(kPlanThreads) void count_kernel(const PlanRoutes p) {
   begin_kernel();
   const int rank = int(blockIdx.y);
   const int64_t t = global_thread();
@@ -48,11 +47,11 @@ __global__ __launch_bounds__(kThreads) void count_kernel(const PlanRoutes p) {
 
 // Of counts [begin, end), for all threads.
 __device__ int32_t sum_of(const int32_t* counts, int64_t begin, int64_t end) {
-  using Reduce = cub::BlockReduce<int32_t, kThreads>;
+  using Reduce = cub::BlockReduce<int32_t, kPlanThreads>;
   __shared__ Reduce::TempStorage storage;
   __shared__ int32_t shared_sum;
   int32_t sum = 0;
-  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) sum += counts[i];
+  for (int64_t i = begin + threadIdx.x; i < end; i += kPlanThreads) sum += counts[i];
   sum = Reduce(storage).Sum(sum);
   if (threadIdx.x == 0) shared_sum = sum;
   __syncthreads();
@@ -62,7 +61,7 @@ __device__ int32_t sum_of(const int32_t* counts, int64_t begin, int64_t end) {
 }
 
 // Where all have room nothing is above the cut, 0, but the keys of visits.
-__global__ __launch_bounds__(kThreads) void cut_kernel(const PlanRoutes p) {
+__global__ __launch_bounds__(kPlanThreads) void cut_kernel(const PlanRoutes p) {
   begin_kernel();
   const int rank = int(blockIdx.x);
   const int64_t blocks = PlanRoutes::blocks(p.num_tokens), own = rank * blocks;
@@ -72,7 +71,7 @@ __global__ __launch_bounds__(kThreads) void cut_kernel(const PlanRoutes p) {
   const bool drops = wanted > p.most;
   if (!drops) {
     if (threadIdx.x == 0) heaviest.cuts[rank] = {0, 0};
-    for (int64_t block = threadIdx.x; block < blocks; block += kThreads)
+    for (int64_t block = threadIdx.x; block < blocks; block += kPlanThreads)
       heaviest.ties[own + block] = 0;
     return;
   }
@@ -80,23 +79,24 @@ __global__ __launch_bounds__(kThreads) void cut_kernel(const PlanRoutes p) {
   uint32_t held[kHeld];
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    const int64_t t = threadIdx.x + int64_t(i) * kThreads;
+    const int64_t t = threadIdx.x + int64_t(i) * kPlanThreads;
     held[i] = t < p.num_tokens ? keys[t] : 0;
   }
   const Cut cut = find_cut(int32_t(p.most), [&](auto body) {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
       if (held[i]) body(held[i]);
-    for (int64_t t = threadIdx.x + int64_t(kHeld) * kThreads; t < p.num_tokens; t += kThreads)
+    for (int64_t t = threadIdx.x + int64_t(kHeld) * kPlanThreads; t < p.num_tokens;
+         t += kPlanThreads)
       if (const uint32_t key = keys[t]) body(key);
   });
   if (threadIdx.x == 0) heaviest.cuts[rank] = cut;
   constexpr int kWarp = 32;
-  for (int64_t block = threadIdx.x / kWarp; block < blocks; block += kThreads / kWarp) {
+  for (int64_t block = threadIdx.x / kWarp; block < blocks; block += kPlanThreads / kWarp) {
     int32_t above = 0, ties = 0;
 #pragma unroll
-    for (int i = 0; i < kThreads / kWarp; ++i) {
-      const int64_t t = block * kThreads + i * kWarp + threadIdx.x % kWarp;
+    for (int i = 0; i < kPlanThreads / kWarp; ++i) {
+      const int64_t t = block * kPlanThreads + i * kWarp + threadIdx.x % kWarp;
       const uint32_t key = t < p.num_tokens ? keys[t] : 0;
       above += key > cut.threshold;
       ties += key == cut.threshold;
@@ -121,7 +121,7 @@ __device__ Visits number(bool visits, const int32_t* counts, int64_t begin, int6
   return {found.before + blocks_before, found.all + blocks_before};
 }
 
-__global__ __launch_bounds__(kThreads) void place_kernel(const PlanRoutes p) {
+__global__ __launch_bounds__(kPlanThreads) void place_kernel(const PlanRoutes p) {
   begin_kernel();
   const int rank = int(blockIdx.y);
   const int64_t t = global_thread(), blocks = gridDim.x, own = rank * blocks;
@@ -151,11 +151,11 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const PlanRoutes p) {
       if (!p.is_expert(p.id(slot))) p.slot_row[slot] = -1;
   if (blockIdx.x + 1 < blocks) return;
   if (!p.by_weight && threadIdx.x == 0) p.wanted[rank] = wanted;
-  for (int64_t i = min(int64_t(wanted), p.most) + threadIdx.x; i < p.stride; i += kThreads)
+  for (int64_t i = min(int64_t(wanted), p.most) + threadIdx.x; i < p.stride; i += kPlanThreads)
     p.token[first + i] = -1;
 }
 
-__global__ __launch_bounds__(kThreads) void index_kernel(const IndexSums index) {
+__global__ __launch_bounds__(kPlanThreads) void index_kernel(const IndexSums index) {
   begin_kernel();
   const int64_t t = global_thread();
   if (t < index.num_tokens) index(t);
@@ -166,10 +166,10 @@ __global__ __launch_bounds__(kThreads) void index_kernel(const IndexSums index) 
 void plan_routes(const Op& op, const PlanRoutes& p) {
   const auto blocks = unsigned(PlanRoutes::blocks(p.num_tokens)), ranks = unsigned(p.num_ranks);
   if (blocks > 1 || !p.stride || p.by_weight)
-    run(op, "visits of ranks", count_kernel, dim3(blocks, ranks), kThreads, 0, p);
-  if (p.by_weight) run(op, "the heaviest visits", cut_kernel, dim3(ranks), kThreads, 0, p);
-  run(op, "places of visits", place_kernel, dim3(blocks, ranks), kThreads, 0, p);
-  run(op, "places of tokens", index_kernel, dim3(blocks), kThreads, 0, p.index_sums());
+    run(op, "visits of ranks", count_kernel, dim3(blocks, ranks), kPlanThreads, 0, p);
+  if (p.by_weight) run(op, "the heaviest visits", cut_kernel, dim3(ranks), kPlanThreads, 0, p);
+  run(op, "places of visits", place_kernel, dim3(blocks, ranks), kPlanThreads, 0, p);
+  run(op, "places of tokens", index_kernel, dim3(blocks), kPlanThreads, 0, p.index_sums());
 }
 
 }  // namespace moec::cuda

@@ -9,10 +9,8 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
 template <class Step>
-__global__ __launch_bounds__(kThreads) void each_kernel(const Step step, int64_t count) {
+__global__ __launch_bounds__(kBlockThreads) void each_kernel(const Step step, int64_t count) {
   begin_kernel();
   for (int64_t i = global_thread(); i < count; i += global_threads()) step(i);
 }
@@ -29,17 +27,17 @@ __device__ void pick_rows(const PickRows& p, int64_t thread, int64_t threads) {
   }
 }
 template <class Word>
-__global__ __launch_bounds__(kThreads) void pick_rows_kernel(const PickRows p) {
+__global__ __launch_bounds__(kBlockThreads) void pick_rows_kernel(const PickRows p) {
   begin_kernel();
   pick_rows<Word>(p, global_thread(), global_threads());
 }
 
 // The first `blocks` are for the indices of the step, the others for its rows.
 template <class Step, class Word>
-__global__ __launch_bounds__(kThreads) void with_rows_kernel(const Step step, int64_t count,
-                                                             int blocks) {
+__global__ __launch_bounds__(kBlockThreads) void with_rows_kernel(const Step step, int64_t count,
+                                                                  int blocks) {
   begin_kernel();
-  const int64_t threads = int64_t(blocks) * kThreads;
+  const int64_t threads = int64_t(blocks) * kBlockThreads;
   if (int(blockIdx.x) < blocks)
     for (int64_t i = global_thread(); i < count; i += threads) step(i);
   else
@@ -48,7 +46,7 @@ __global__ __launch_bounds__(kThreads) void with_rows_kernel(const Step step, in
 
 // Sums start at +0, as on the CPU.
 template <int V>
-__global__ __launch_bounds__(kThreads) void sum_rows_kernel(const SumRows s) {
+__global__ __launch_bounds__(kBlockThreads) void sum_rows_kernel(const SumRows s) {
   begin_kernel();
   s.ended(global_thread());
   const int64_t spans = s.hidden / V, items = s.num_tokens * spans;
@@ -72,7 +70,7 @@ __global__ __launch_bounds__(kThreads) void sum_rows_kernel(const SumRows s) {
 }
 
 dim3 grid_of(const Op& op, int64_t items) {
-  return grid_for(items, kThreads, 8 * op.multiprocessors);
+  return grid_for(items, kBlockThreads, 8 * op.multiprocessors);
 }
 
 // body<Word>(CTAs) with the widest word that all rows are made of.
@@ -100,15 +98,15 @@ void queue(const Op& op, const Step& step) {
   if constexpr (requires { step.rows.index; })
     if (step.rows.count())
       return with_words(op, step.rows, [&]<class Word>(dim3 of_rows) {
-        run(op, kWhat, with_rows_kernel<Step, Word>, dim3(blocks.x + of_rows.x), kThreads, 0, step,
-            count, int(blocks.x));
+        run(op, kWhat, with_rows_kernel<Step, Word>, dim3(blocks.x + of_rows.x), kBlockThreads, 0,
+            step, count, int(blocks.x));
       });
-  run(op, kWhat, each_kernel<Step>, blocks, kThreads, 0, step, count);
+  run(op, kWhat, each_kernel<Step>, blocks, kBlockThreads, 0, step, count);
 }
 void queue(const Op& op, const PickRows& p) {
   if (p.rows)
     with_words(op, p, [&]<class Word>(dim3 blocks) {
-      run(op, "rows of the outbox", pick_rows_kernel<Word>, blocks, kThreads, 0, p);
+      run(op, "rows of the outbox", pick_rows_kernel<Word>, blocks, kBlockThreads, 0, p);
     });
 }
 void queue(const Op& op, const PlanRoutes& routes) {
@@ -119,7 +117,7 @@ void queue(const Op& op, const SumRows& sum) {
   const int64_t items = sum.num_tokens * sum.hidden / (wide ? 4 : 1);
   if (items)
     run(op, "sums of partial rows", wide ? sum_rows_kernel<4> : sum_rows_kernel<1>,
-        grid_of(op, items), kThreads, 0, sum);
+        grid_of(op, items), kBlockThreads, 0, sum);
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int64_t kGateTokens = 8;  // least number of tokens of a chunk
 
 struct InputGradient {
@@ -37,7 +36,7 @@ struct InputGradient {
   }
 };
 
-__global__ __launch_bounds__(kThreads) void input_gradient_kernel(
+__global__ __launch_bounds__(kBlockThreads) void input_gradient_kernel(
     const __grid_constant__ InputGradient p) {
   begin_kernel();
   const int64_t count = p.in.num_tokens * p.in.hidden;
@@ -45,7 +44,7 @@ __global__ __launch_bounds__(kThreads) void input_gradient_kernel(
 }
 
 // Through x / rms(x) * gain: a warp a token.
-__global__ __launch_bounds__(kThreads) void scaled_gradient_kernel(
+__global__ __launch_bounds__(kBlockThreads) void scaled_gradient_kernel(
     const __grid_constant__ InputGradient p) {
   begin_kernel();
   const int hidden = int(p.in.hidden);
@@ -78,7 +77,7 @@ __device__ float sum_in_blocks(int64_t first, int64_t end, Value value) {
 }
 
 // partial [chunk, h] = sum over the chunk's tokens of d * normed x / sqrt(H)
-__global__ __launch_bounds__(kThreads) void scale_gradient_kernel(
+__global__ __launch_bounds__(kBlockThreads) void scale_gradient_kernel(
     const __grid_constant__ InputGradient p, int64_t chunk_tokens, float* partial) {
   begin_kernel();
   const int64_t h = global_thread(), first = blockIdx.y * chunk_tokens;
@@ -92,10 +91,8 @@ __global__ __launch_bounds__(kThreads) void scale_gradient_kernel(
 }
 
 // partial [chunk, i] = sum over the chunk's tokens of values [T, width]
-__global__ __launch_bounds__(kThreads) void sum_columns_kernel(const float* values,
-                                                               int64_t num_tokens, int64_t width,
-                                                               int64_t chunk_tokens,
-                                                               float* partial) {
+__global__ __launch_bounds__(kBlockThreads) void sum_columns_kernel(
+    const float* values, int64_t num_tokens, int64_t width, int64_t chunk_tokens, float* partial) {
   begin_kernel();
   const int64_t i = global_thread(), first = blockIdx.y * chunk_tokens;
   if (i >= width) return;
@@ -105,9 +102,9 @@ __global__ __launch_bounds__(kThreads) void sum_columns_kernel(const float* valu
 }
 
 // idle[t] = 1: no logit of the token has a gradient. A warp a token.
-__global__ __launch_bounds__(kThreads) void find_idle_kernel(const float* d_logits,
-                                                             int64_t num_tokens, int columns,
-                                                             uint8_t* idle) {
+__global__ __launch_bounds__(kBlockThreads) void find_idle_kernel(const float* d_logits,
+                                                                  int64_t num_tokens, int columns,
+                                                                  uint8_t* idle) {
   begin_kernel();
   for (int64_t t = global_thread() / 32; t < num_tokens; t += global_threads() / 32) {
     bool takes_part = false;
@@ -118,7 +115,7 @@ __global__ __launch_bounds__(kThreads) void find_idle_kernel(const float* d_logi
 }
 
 dim3 chunk_grid(int64_t width, const Chunks& chunks) {
-  return dim3(unsigned((width + kThreads - 1) / kThreads), unsigned(chunks.count));
+  return dim3(unsigned((width + kBlockThreads - 1) / kBlockThreads), unsigned(chunks.count));
 }
 
 void bias_gradient(const Op& op, const GateGradArgs& args, int64_t columns) {
@@ -126,7 +123,8 @@ void bias_gradient(const Op& op, const GateGradArgs& args, int64_t columns) {
   const Scratch partial(op, uint64_t(chunks.count * columns) * sizeof(float));
   if (chunks.count)
     run(op, "gradient of the gate's bias", sum_columns_kernel, chunk_grid(columns, chunks),
-        kThreads, 0, args.d_logits, args.num_tokens, columns, chunks.length, partial.as<float>());
+        kBlockThreads, 0, args.d_logits, args.num_tokens, columns, chunks.length,
+        partial.as<float>());
   store_sum(op, partial.as<const float>(), chunks.count, columns, args.d_bias, args.accumulate);
 }
 
@@ -149,7 +147,7 @@ void input_scale_gradient(const Op& op, const GateGradArgs& args, const InputGra
   const Chunks chunks(args.num_tokens, kGateTokens);
   const Scratch partial(op, uint64_t(chunks.count * args.hidden) * sizeof(float));
   run(op, "gradient of the input scale", scale_gradient_kernel, chunk_grid(args.hidden, chunks),
-      kThreads, 0, gradient, chunks.length, partial.as<float>());
+      kBlockThreads, 0, gradient, chunks.length, partial.as<float>());
   store_sum(op, partial.as<const float>(), chunks.count, args.hidden, args.d_input_scale,
             args.accumulate);
 }
@@ -171,7 +169,7 @@ void gate_backward(const Op& op, const GateGradArgs& args) {
   const Scratch idle(op, skips ? uint64_t(T) : 0);
   if (skips) {
     run(op, "tokens without a gradient", find_idle_kernel,
-        grid_for(T, kThreads / 32, op.multiprocessors * 8), kThreads, 0, args.d_logits, T,
+        grid_for(T, kBlockThreads / 32, op.multiprocessors * 8), kBlockThreads, 0, args.d_logits, T,
         int(columns), idle.as<uint8_t>());
     in.idle = idle.as<uint8_t>();
   }
@@ -216,8 +214,8 @@ void gate_backward(const Op& op, const GateGradArgs& args) {
   if (args.d_x)
     run(op, "gradient of the gate's input",
         in.scaled ? scaled_gradient_kernel : input_gradient_kernel,
-        grid_for(in.scaled ? T * 32 : T * H, kThreads, op.multiprocessors * 8), kThreads, 0,
-        gradient);
+        grid_for(in.scaled ? T * 32 : T * H, kBlockThreads, op.multiprocessors * 8), kBlockThreads,
+        0, gradient);
 }
 
 }  // namespace moec::cuda

@@ -9,12 +9,9 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
 // A warp a token.
-__global__ __launch_bounds__(kThreads) void prepare_kernel(const __grid_constant__ GateInput in,
-                                                           void* jittered, void* rows,
-                                                           float* inverse) {
+__global__ __launch_bounds__(kBlockThreads) void prepare_kernel(
+    const __grid_constant__ GateInput in, void* jittered, void* rows, float* inverse) {
   begin_kernel();
   const int hidden = int(in.hidden);
   for (int64_t t = global_thread() / 32; t < in.num_tokens; t += global_threads() / 32) {
@@ -45,7 +42,7 @@ struct LogitParams {
 };
 
 // logits (+ bias, rounded) from the parts of the product and the pieces of the weight.
-__global__ __launch_bounds__(kThreads) void finish_logits_kernel(
+__global__ __launch_bounds__(kBlockThreads) void finish_logits_kernel(
     const __grid_constant__ LogitParams p) {
   begin_kernel();
   for (int64_t i = global_thread(); i < p.count; i += global_threads()) {
@@ -64,8 +61,8 @@ __global__ __launch_bounds__(kThreads) void finish_logits_kernel(
 
 void prepare_rows(const Op& op, const GateInput& in, void* jittered, void* rows, float* inverse) {
   run(op, "input of the gate", prepare_kernel,
-      grid_for(in.num_tokens, kThreads / 32, op.multiprocessors * 8), kThreads, 0, in, jittered,
-      rows, inverse);
+      grid_for(in.num_tokens, kBlockThreads / 32, op.multiprocessors * 8), kBlockThreads, 0, in,
+      jittered, rows, inverse);
 }
 
 // The larger of both directions is not worth its code: the sum.
@@ -107,7 +104,7 @@ void gate_forward(const Op& op, const GateArgs& args) {
   const math::RoundTo round(*args.desc, args.desc->logit_precision);
   if (parts || args.bias || round.dtype != MOEC_F32)
     run(op, "logits", finish_logits_kernel,
-        grid_for(T * columns, kThreads, int64_t(op.multiprocessors) * 8), kThreads, 0,
+        grid_for(T * columns, kBlockThreads, int64_t(op.multiprocessors) * 8), kBlockThreads, 0,
         LogitParams{parts ? parts : args.logits, product.parts(), pieces, T * columns, columns,
                     args.bias, round, args.logits});
 }

@@ -9,8 +9,6 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
 struct Sum {  // what both directions share, by value
   moec_experts_desc desc;
   PlanView plan;
@@ -86,7 +84,7 @@ __device__ void for_each_span_of_tokens(const Sum& s, const Body& body) {
 }
 
 template <int V>
-__global__ __launch_bounds__(kThreads) void combine_output_kernel(const Sum s) {
+__global__ __launch_bounds__(kBlockThreads) void combine_output_kernel(const Sum s) {
   begin_kernel();
   for_each_span_of_tokens<V>(s, [&](int64_t t, int64_t col) {
     if (s.skip_absent && !has_row(s.plan, t)) return;
@@ -103,7 +101,7 @@ __global__ __launch_bounds__(kThreads) void combine_output_kernel(const Sum s) {
 }
 
 template <int V>
-__global__ __launch_bounds__(kThreads) void combine_input_grad_kernel(const Sum s) {
+__global__ __launch_bounds__(kBlockThreads) void combine_input_grad_kernel(const Sum s) {
   begin_kernel();
   const int gates = !s.d_logits ? 0 : s.desc.shared == MOEC_SHARED_SOFTMAX2 ? 2 : 1;
   for_each_span_of_tokens<V>(s, [&](int64_t t, int64_t col) {
@@ -123,8 +121,8 @@ void launch(const Op& op, const char* what, const Sum& s, void (*wide)(const Sum
       spans_fit(s.desc.hidden, s.rows, s.shared, s.from, s.bias, s.gate, s.before, s.to);
   const int64_t items = s.plan.num_tokens * (fits ? s.desc.hidden / 4 : s.desc.hidden);
   if (items == 0) return;
-  const dim3 grid = grid_for(items, kThreads, int64_t(op.multiprocessors) * 32);
-  run(op, what, fits ? wide : narrow, grid, kThreads, 0, s);
+  const dim3 grid = grid_for(items, kBlockThreads, int64_t(op.multiprocessors) * 32);
+  run(op, what, fits ? wide : narrow, grid, kBlockThreads, 0, s);
 }
 
 // The kernel for sums in slot order of 16-bit rows, where that is all there is to do.

@@ -12,7 +12,7 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256, kAtOnce = 8;  // entries whose loads are in flight together
+constexpr int kAtOnce = 8;  // entries whose loads are in flight together
 
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
@@ -47,7 +47,8 @@ struct CopyParams {
 };
 
 template <class Unit>
-__global__ __launch_bounds__(kThreads) void copy_rows_kernel(const __grid_constant__ CopyParams p) {
+__global__ __launch_bounds__(kBlockThreads) void copy_rows_kernel(
+    const __grid_constant__ CopyParams p) {
   begin_kernel();
   for (int64_t row = global_thread() / 32; row < p.out_rows; row += global_threads() / 32) {
     int64_t token = row < p.plan.max_rows ? p.plan.row_token[row] : -1;
@@ -59,15 +60,15 @@ __global__ __launch_bounds__(kThreads) void copy_rows_kernel(const __grid_consta
   }
 }
 
-__global__ __launch_bounds__(kThreads) void row_weight_kernel(const PlanView plan, int64_t out_rows,
-                                                              float* to) {
+__global__ __launch_bounds__(kBlockThreads) void row_weight_kernel(const PlanView plan,
+                                                                   int64_t out_rows, float* to) {
   begin_kernel();
   for (int64_t row = global_thread(); row < out_rows; row += global_threads())
     to[row] = row < plan.max_rows ? plan.row_weight[row] : 0.0f;
 }
 
 dim3 warp_grid(const Op& op, int64_t rows) {
-  return grid_for(rows, kThreads / 32, int64_t(op.multiprocessors) * 16);
+  return grid_for(rows, kBlockThreads / 32, int64_t(op.multiprocessors) * 16);
 }
 
 bool aligned(int64_t row_bytes, std::initializer_list<const void*> pointers, int bytes) {
@@ -82,7 +83,7 @@ void copy_rows(const Op& op, const PermuteArgs& args, const void* from, void* to
   const auto start = [&](auto kernel, int64_t size) {
     CopyParams sized = p;
     sized.units = bytes / size;
-    run(op, "permute", kernel, warp_grid(op, args.out_rows), kThreads, 0, sized);
+    run(op, "permute", kernel, warp_grid(op, args.out_rows), kBlockThreads, 0, sized);
   };
   if (aligned(bytes, {from, to}, 16)) return start(copy_rows_kernel<uint4>, 16);
   if (aligned(bytes, {from, to}, 2)) return start(copy_rows_kernel<uint16_t>, 2);
@@ -91,7 +92,7 @@ void copy_rows(const Op& op, const PermuteArgs& args, const void* from, void* to
 
 // ---- sums: a CTA a token, a thread a pack of columns
 template <class T, int kCount>
-__global__ __launch_bounds__(kThreads) void sum_rows_kernel(
+__global__ __launch_bounds__(kBlockThreads) void sum_rows_kernel(
     const __grid_constant__ UnpermuteArgs args, const __grid_constant__ PlanView plan,
     const float* weights) {
   using P = Pack<T, kCount>;
@@ -100,7 +101,7 @@ __global__ __launch_bounds__(kThreads) void sum_rows_kernel(
   const P* const rows = static_cast<const P*>(args.rows);
   for (int64_t t = blockIdx.x; t < plan.num_tokens; t += gridDim.x) {
     const TokenRows entries(plan, t);
-    for (int64_t at = threadIdx.x; at < packs; at += kThreads) {
+    for (int64_t at = threadIdx.x; at < packs; at += kBlockThreads) {
       float sum[kCount] = {};
       for (int first = 0; first < entries.count; first += kAtOnce) {
         P value[kAtOnce];
@@ -135,7 +136,7 @@ __global__ __launch_bounds__(kThreads) void sum_rows_kernel(
 // ---- gradients
 // d_rows[row] = weight * d_y[token]: a warp a row.
 template <class T, int kCount>
-__global__ __launch_bounds__(kThreads) void scale_rows_kernel(
+__global__ __launch_bounds__(kBlockThreads) void scale_rows_kernel(
     const __grid_constant__ UnpermuteGradArgs args, const __grid_constant__ PlanView plan,
     const float* weights) {
   using P = Pack<T, kCount>;
@@ -158,7 +159,7 @@ __global__ __launch_bounds__(kThreads) void scale_rows_kernel(
 }
 
 // d_routing_weights[a] = <d_y of the token, row>: a warp an assignment, lane = column mod 32.
-__global__ __launch_bounds__(kThreads) void dot_kernel(
+__global__ __launch_bounds__(kBlockThreads) void dot_kernel(
     const __grid_constant__ UnpermuteGradArgs args, const __grid_constant__ PlanView plan) {
   begin_kernel();
   const int64_t count = plan.num_tokens * plan.top_k;
@@ -174,8 +175,9 @@ __global__ __launch_bounds__(kThreads) void dot_kernel(
   }
 }
 
-__global__ __launch_bounds__(kThreads) void gather_weights_kernel(const PlanView plan,
-                                                                  const float* by_row, float* to) {
+__global__ __launch_bounds__(kBlockThreads) void gather_weights_kernel(const PlanView plan,
+                                                                       const float* by_row,
+                                                                       float* to) {
   begin_kernel();
   const int64_t count = plan.num_tokens * plan.top_k;
   for (int64_t a = global_thread(); a < count; a += global_threads()) {
@@ -192,7 +194,7 @@ void permute(const Op& op, const PermuteArgs& args) {
   if (args.row_scale && args.scale_bytes > 0)
     copy_rows(op, args, args.x_scale, args.row_scale, args.scale_bytes);
   if (args.row_weight)
-    run(op, "permute", row_weight_kernel, warp_grid(op, args.out_rows / 32 + 1), kThreads, 0,
+    run(op, "permute", row_weight_kernel, warp_grid(op, args.out_rows / 32 + 1), kBlockThreads, 0,
         *args.plan, args.out_rows, args.row_weight);
 }
 
@@ -203,8 +205,8 @@ void unpermute(const Op& op, const UnpermuteArgs& args) {
   const bool wide = aligned(row_bytes, {args.rows, args.residual, args.y}, 16);
   with_real(args.dtype, [&]<class T>() {
     run(op, "unpermute", wide ? sum_rows_kernel<T, kWide<T>> : sum_rows_kernel<T, 1>,
-        grid_for(plan.num_tokens, 1, int64_t(op.multiprocessors) * 32), kThreads, 0, args, plan,
-        merging_weights(plan, args.routing_weights));
+        grid_for(plan.num_tokens, 1, int64_t(op.multiprocessors) * 32), kBlockThreads, 0, args,
+        plan, merging_weights(plan, args.routing_weights));
   });
 }
 
@@ -213,8 +215,8 @@ void permute_backward(const Op& op, const PermuteGradArgs& args) {
   unpermute(op, {&plan, args.hidden, args.dtype, args.d_rows, nullptr, nullptr, args.d_x});
   const int64_t count = plan.num_tokens * plan.top_k;
   if (args.d_routing_weights && count > 0)
-    run(op, "gradient of permute", gather_weights_kernel, warp_grid(op, count / 32 + 1), kThreads,
-        0, plan, args.d_row_weight, args.d_routing_weights);
+    run(op, "gradient of permute", gather_weights_kernel, warp_grid(op, count / 32 + 1),
+        kBlockThreads, 0, plan, args.d_row_weight, args.d_routing_weights);
 }
 
 void unpermute_backward(const Op& op, const UnpermuteGradArgs& args) {
@@ -226,11 +228,11 @@ void unpermute_backward(const Op& op, const UnpermuteGradArgs& args) {
     with_real(args.dtype, [&]<class T>() {
       run(op, "gradient of unpermute",
           wide ? scale_rows_kernel<T, kWide<T>> : scale_rows_kernel<T, 1>,
-          warp_grid(op, args.out_rows), kThreads, 0, args, plan,
+          warp_grid(op, args.out_rows), kBlockThreads, 0, args, plan,
           merging_weights(plan, args.routing_weights));
     });
   if (args.d_routing_weights && count > 0)
-    run(op, "gradient of weights", dot_kernel, warp_grid(op, count), kThreads, 0, args, plan);
+    run(op, "gradient of weights", dot_kernel, warp_grid(op, count), kBlockThreads, 0, args, plan);
 }
 
 }  // namespace moec::cuda

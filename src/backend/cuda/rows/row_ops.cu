@@ -11,7 +11,6 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kPiece = 1024, kLeastPiece = 128;  // columns of a warp
 
 __device__ int64_t token_of(const Rows& rows, int64_t row) {
@@ -35,7 +34,7 @@ __device__ void for_each_span(int64_t width, const Body& body) {
   }
 }
 dim3 row_grid(const Op& op, const Rows& rows, int64_t width, bool pieces) {
-  dim3 grid = grid_for(rows.groups.max_rows, kThreads / 32, int64_t(op.multiprocessors) * 64);
+  dim3 grid = grid_for(rows.groups.max_rows, kBlockThreads / 32, int64_t(op.multiprocessors) * 64);
   constexpr int64_t kMostPieces = 65535;
   if (!pieces) return grid;
   const auto pieces_of = [&](int64_t columns) { return (width + columns - 1) / columns; };
@@ -46,9 +45,9 @@ dim3 row_grid(const Op& op, const Rows& rows, int64_t width, bool pieces) {
 }
 
 template <int V>
-__global__ __launch_bounds__(kThreads) void scale_rows_kernel(const Rows rows, int64_t width,
-                                                              const Array x, const float* weight,
-                                                              void* to) {
+__global__ __launch_bounds__(kBlockThreads) void scale_rows_kernel(const Rows rows, int64_t width,
+                                                                   const Array x,
+                                                                   const float* weight, void* to) {
   begin_kernel();
   for_each_row(rows, [&](int64_t row) {
     const int64_t from = token_of(rows, row) * width;
@@ -95,8 +94,9 @@ __device__ Pair<V> load_pre(const Preact& pre, int64_t row, int64_t i) {
 }
 
 template <int V>
-__global__ __launch_bounds__(kThreads) void activate_kernel(const Rows rows, const Preact pre,
-                                                            const float* weight, const Array act) {
+__global__ __launch_bounds__(kBlockThreads) void activate_kernel(const Rows rows, const Preact pre,
+                                                                 const float* weight,
+                                                                 const Array act) {
   begin_kernel();
   const RoundTo round = {pre.rounding};
   for_each_row(rows, [&](int64_t row) {
@@ -163,18 +163,19 @@ __device__ void act_gradient_row(const Preact& pre, const ActGradient& step, int
 }
 
 template <int V>
-__global__ __launch_bounds__(kThreads) void act_gradient_kernel(const Rows rows, const Preact pre,
-                                                                const ActGradient step) {
+__global__ __launch_bounds__(kBlockThreads) void act_gradient_kernel(const Rows rows,
+                                                                     const Preact pre,
+                                                                     const ActGradient step) {
   begin_kernel();
   for_each_row(rows, [&](int64_t row) { act_gradient_row<V>(pre, step, row); });
 }
 
 template <int V>
-__global__ __launch_bounds__(kThreads) void row_dots_kernel(const Rows rows, int64_t width,
-                                                            const Array of_row,
-                                                            const ExpertMatrix bias,
-                                                            const Array of_token, bool accumulate,
-                                                            float* dots) {
+__global__ __launch_bounds__(kBlockThreads) void row_dots_kernel(const Rows rows, int64_t width,
+                                                                 const Array of_row,
+                                                                 const ExpertMatrix bias,
+                                                                 const Array of_token,
+                                                                 bool accumulate, float* dots) {
   begin_kernel();
   for_each_row(rows, [&](int64_t row) {
     const int64_t token = token_of(rows, row) * width;
@@ -200,19 +201,21 @@ __global__ __launch_bounds__(kThreads) void row_dots_kernel(const Rows rows, int
   });
 }
 
-__global__ __launch_bounds__(kThreads) void list_tokens_kernel(int64_t num_tokens, int32_t* offsets,
-                                                               int32_t* tokens) {
+__global__ __launch_bounds__(kBlockThreads) void list_tokens_kernel(int64_t num_tokens,
+                                                                    int32_t* offsets,
+                                                                    int32_t* tokens) {
   begin_kernel();
   if (blockIdx.x == 0 && threadIdx.x < 2) offsets[threadIdx.x] = threadIdx.x * int32_t(num_tokens);
   for (int64_t t = global_thread(); t < num_tokens; t += global_threads()) tokens[t] = int32_t(t);
 }
 
 // Padding of group e: CTA e. Behind the last group: the CTAs from groups.count on.
-__global__ __launch_bounds__(kThreads) void clear_padding_kernel(const RowGroups groups,
-                                                                 int64_t bytes_of_row,
-                                                                 uint64_t bytes, char* data) {
+__global__ __launch_bounds__(kBlockThreads) void clear_padding_kernel(const RowGroups groups,
+                                                                      int64_t bytes_of_row,
+                                                                      uint64_t bytes, char* data) {
   begin_kernel();
-  uint64_t begin = uint64_t(groups.max_rows) * uint64_t(bytes_of_row), end = bytes, step = kThreads;
+  uint64_t begin = uint64_t(groups.max_rows) * uint64_t(bytes_of_row), end = bytes,
+           step = kBlockThreads;
   uint64_t first = threadIdx.x;
   if (int(blockIdx.x) < groups.count) {
     if (!groups.offsets) return;
@@ -221,7 +224,7 @@ __global__ __launch_bounds__(kThreads) void clear_padding_kernel(const RowGroups
     end = uint64_t(groups.offsets[e + 1]) * uint64_t(bytes_of_row);
   } else {
     if (groups.offsets) begin = uint64_t(groups.offsets[groups.count]) * uint64_t(bytes_of_row);
-    first += uint64_t(blockIdx.x - groups.count) * kThreads;
+    first += uint64_t(blockIdx.x - groups.count) * kBlockThreads;
     step *= gridDim.x - groups.count;
   }
   for (uint64_t at = begin + first; at < end; at += step) data[at] = 0;
@@ -240,7 +243,7 @@ void scale_rows(const Op& op, const Rows& rows, int64_t width, const Array& x, c
   const bool wide = spans_fit(width, x, Array{to, x.dtype});
   const auto kernel = wide ? scale_rows_kernel<4> : scale_rows_kernel<1>;
   if (rows.groups.max_rows == 0) return;
-  run(op, "scaled rows", kernel, row_grid(op, rows, width, true), kThreads, 0, rows, width, x,
+  run(op, "scaled rows", kernel, row_grid(op, rows, width, true), kBlockThreads, 0, rows, width, x,
       weight, to);
 }
 
@@ -248,16 +251,16 @@ void activate(const Op& op, const Rows& rows, const Preact& pre, const float* we
               const Array& act) {
   if (rows.groups.max_rows == 0) return;
   const auto kernel = spans_fit(pre.inter, pre.data, act) ? activate_kernel<4> : activate_kernel<1>;
-  run(op, "activation", kernel, row_grid(op, rows, pre.inter, true), kThreads, 0, rows, pre, weight,
-      act);
+  run(op, "activation", kernel, row_grid(op, rows, pre.inter, true), kBlockThreads, 0, rows, pre,
+      weight, act);
 }
 
 void act_gradient(const Op& op, const Rows& rows, const Preact& pre, const ActGradient& step) {
   if (rows.groups.max_rows == 0) return;
   const bool wide = spans_fit(pre.inter, pre.data, step.q, step.d_pre, step.weighted);
   const auto kernel = wide ? act_gradient_kernel<4> : act_gradient_kernel<1>;
-  run(op, "gradient of the activation", kernel, row_grid(op, rows, pre.inter, false), kThreads, 0,
-      rows, pre, step);
+  run(op, "gradient of the activation", kernel, row_grid(op, rows, pre.inter, false), kBlockThreads,
+      0, rows, pre, step);
 }
 
 void row_dots(const Op& op, const Rows& rows, int64_t width, const Array& of_row,
@@ -265,20 +268,20 @@ void row_dots(const Op& op, const Rows& rows, int64_t width, const Array& of_row
   if (rows.groups.max_rows == 0) return;
   const bool wide = spans_fit(width, of_row, of_token) && (!bias || bias_has_spans(*bias));
   const auto kernel = wide ? row_dots_kernel<4> : row_dots_kernel<1>;
-  run(op, "products of rows", kernel, row_grid(op, rows, width, false), kThreads, 0, rows, width,
-      of_row, bias ? *bias : ExpertMatrix{}, of_token, accumulate, dots);
+  run(op, "products of rows", kernel, row_grid(op, rows, width, false), kBlockThreads, 0, rows,
+      width, of_row, bias ? *bias : ExpertMatrix{}, of_token, accumulate, dots);
 }
 
 void list_tokens(const Op& op, int64_t num_tokens, int32_t* offsets, int32_t* tokens) {
-  run(op, "tokens", list_tokens_kernel, grid_for(num_tokens, kThreads, op.multiprocessors),
-      kThreads, 0, num_tokens, offsets, tokens);
+  run(op, "tokens", list_tokens_kernel, grid_for(num_tokens, kBlockThreads, op.multiprocessors),
+      kBlockThreads, 0, num_tokens, offsets, tokens);
 }
 
 void clear_padding(const Op& op, const RowGroups& groups, int64_t bytes_of_row, uint64_t bytes,
                    void* data) {
   if (bytes == 0) return;
   const dim3 grid(unsigned(groups.count + op.multiprocessors));
-  run(op, "padding", clear_padding_kernel, grid, kThreads, 0, groups, bytes_of_row, bytes,
+  run(op, "padding", clear_padding_kernel, grid, kBlockThreads, 0, groups, bytes_of_row, bytes,
       static_cast<char*>(data));
 }
 

@@ -10,7 +10,7 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kWarps = kBlockThreads / 32;
 
 __device__ float load_one(const Array& from, int64_t at) {
   return load_span<1>(from, at)[0];
@@ -27,7 +27,7 @@ struct MixParams {
   Array x, weight, bias;
   float* mix;
 };
-__global__ __launch_bounds__(kThreads) void mix_kernel(const MixParams p) {
+__global__ __launch_bounds__(kBlockThreads) void mix_kernel(const MixParams p) {
   begin_kernel();
   for (int64_t t = global_warp(); t < p.num_tokens; t += global_warps()) {
     float z[2] = {0, 0};
@@ -46,7 +46,7 @@ struct FactorParams {
   float scale;
   float* factor;
 };
-__global__ __launch_bounds__(kThreads) void row_factors_kernel(const FactorParams p) {
+__global__ __launch_bounds__(kBlockThreads) void row_factors_kernel(const FactorParams p) {
   begin_kernel();
   for (int64_t row = global_thread(); row < p.rows.groups.max_rows; row += global_threads()) {
     if (group_of(p.rows.groups, row) < 0) {
@@ -57,8 +57,9 @@ __global__ __launch_bounds__(kThreads) void row_factors_kernel(const FactorParam
     p.factor[row] = (p.row_weight ? p.row_weight[row] : 1.0f) * routed;
   }
 }
-__global__ __launch_bounds__(kThreads) void mix_factors_kernel(int64_t num_tokens, const float* mix,
-                                                               float* factor) {
+__global__ __launch_bounds__(kBlockThreads) void mix_factors_kernel(int64_t num_tokens,
+                                                                    const float* mix,
+                                                                    float* factor) {
   begin_kernel();
   for (int64_t t = global_thread(); t < num_tokens; t += global_threads())
     factor[t] = mix ? mix[2 * t + 1] : 1.0f;
@@ -83,9 +84,9 @@ struct GradParams {
   }
 };
 
-__global__ __launch_bounds__(kThreads) void mix_backward_kernel(const GradParams p,
-                                                                const SharedDots shared,
-                                                                float* d_logits) {
+__global__ __launch_bounds__(kBlockThreads) void mix_backward_kernel(const GradParams p,
+                                                                     const SharedDots shared,
+                                                                     float* d_logits) {
   begin_kernel();
   const bool softmax = p.desc.shared == MOEC_SHARED_SOFTMAX2;
   for (int64_t t = global_warp(); t < p.plan.num_tokens; t += global_warps()) {
@@ -107,8 +108,8 @@ __global__ __launch_bounds__(kThreads) void mix_backward_kernel(const GradParams
   }
 }
 
-__global__ __launch_bounds__(kThreads) void routing_weight_grad_kernel(const GradParams p,
-                                                                       float* d_routing_weights) {
+__global__ __launch_bounds__(kBlockThreads) void routing_weight_grad_kernel(
+    const GradParams p, float* d_routing_weights) {
   begin_kernel();
   for (int64_t t = global_warp(); t < p.plan.num_tokens; t += global_warps()) {
     const float factor = p.mix ? p.desc.output_scale * p.mix[2 * t] : p.desc.output_scale;
@@ -124,11 +125,11 @@ GradParams grad_params(const RoutingGrad& grad) {
   return {*grad.desc,      *grad.plan, grad.mix, grad.dots,
           grad.input_dots, grad.x,     grad.d_y, grad.dot_parts};
 }
-dim3 warp_grid(const Op& op, int64_t items) {
+dim3 mix_grid(const Op& op, int64_t items) {
   return grid_for(items, kWarps, int64_t(op.multiprocessors) * 64);
 }
 dim3 thread_grid(const Op& op, int64_t items) {
-  return grid_for(items, kThreads, int64_t(op.multiprocessors) * 16);
+  return grid_for(items, kBlockThreads, int64_t(op.multiprocessors) * 16);
 }
 
 }  // namespace
@@ -137,7 +138,8 @@ void mix_forward(const Op& op, const SharedGate& gate, float* mix) {
   if (gate.num_tokens == 0) return;
   const MixParams p = {
       gate.num_tokens, gate.desc->hidden, gate.logits() == 2, gate.x, gate.weight, gate.bias, mix};
-  run(op, "gate of the shared expert", mix_kernel, warp_grid(op, gate.num_tokens), kThreads, 0, p);
+  run(op, "gate of the shared expert", mix_kernel, mix_grid(op, gate.num_tokens), kBlockThreads, 0,
+      p);
 }
 
 void row_factors(const Op& op, const moec_experts_desc& desc, const PlanView& plan,
@@ -146,13 +148,13 @@ void row_factors(const Op& op, const moec_experts_desc& desc, const PlanView& pl
   const bool on_input = desc.weight_position == MOEC_WEIGHT_ON_INPUT;
   const FactorParams p = {rows, on_input ? nullptr : plan.row_weight, mix, desc.output_scale,
                           factor};
-  run(op, "factors of rows", row_factors_kernel, thread_grid(op, rows.groups.max_rows), kThreads, 0,
-      p);
+  run(op, "factors of rows", row_factors_kernel, thread_grid(op, rows.groups.max_rows),
+      kBlockThreads, 0, p);
 }
 
 void mix_factors(const Op& op, int64_t num_tokens, const float* mix, float* factor) {
   if (num_tokens == 0) return;
-  run(op, "factors of tokens", mix_factors_kernel, thread_grid(op, num_tokens), kThreads, 0,
+  run(op, "factors of tokens", mix_factors_kernel, thread_grid(op, num_tokens), kBlockThreads, 0,
       num_tokens, mix, factor);
 }
 
@@ -160,7 +162,7 @@ void mix_backward(const Op& op, const RoutingGrad& grad, const SharedDots& share
                   float* d_logits) {
   if (grad.plan->num_tokens == 0) return;
   run(op, "gradient of the shared expert's gate", mix_backward_kernel,
-      warp_grid(op, grad.plan->num_tokens), kThreads, 0, grad_params(grad), shared, d_logits);
+      mix_grid(op, grad.plan->num_tokens), kBlockThreads, 0, grad_params(grad), shared, d_logits);
 }
 
 void routing_weight_grad(const Op& op, const RoutingGrad& grad, float* d_routing_weights) {
@@ -171,8 +173,8 @@ void routing_weight_grad(const Op& op, const RoutingGrad& grad, float* d_routing
   check(cudaMemsetAsync(d_routing_weights, 0, uint64_t(entries) * sizeof(float), op.stream),
         "gradient of routing weights");
   if (plan.num_tokens == 0) return;
-  run(op, "gradient of routing weights", routing_weight_grad_kernel, warp_grid(op, plan.num_tokens),
-      kThreads, 0, grad_params(grad), d_routing_weights);
+  run(op, "gradient of routing weights", routing_weight_grad_kernel, mix_grid(op, plan.num_tokens),
+      kBlockThreads, 0, grad_params(grad), d_routing_weights);
 }
 
 }  // namespace moec::cuda

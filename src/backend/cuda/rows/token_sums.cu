@@ -9,11 +9,11 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kWarps = 16;
+constexpr int kSumWarps = 16;
 
 template <int V>
-__global__ __launch_bounds__(32 * kWarps) void column_sums_kernel(const ColumnSums s) {
-  __shared__ Span<V> partial[kWarps][32];
+__global__ __launch_bounds__(32 * kSumWarps) void column_sums_kernel(const ColumnSums s) {
+  __shared__ Span<V> partial[kSumWarps][32];
   begin_kernel();
   const RowGroups& groups = s.rows.groups;
   const int ctas = int(gridDim.x / groups.count);  // of a group
@@ -24,7 +24,7 @@ __global__ __launch_bounds__(32 * kWarps) void column_sums_kernel(const ColumnSu
   Span<V> sum = {};
   if (column < s.width) {
 #pragma unroll 4
-    for (int64_t row = begin + warp; row < end; row += kWarps) {
+    for (int64_t row = begin + warp; row < end; row += kSumWarps) {
       const float weight = s.weight ? s.weight[row * s.weight_stride] : 1.0f;
       const int64_t source = s.of_tokens && s.rows.row_token ? s.rows.row_token[row] : row;
       const Span<V> value = load_span<V>(s.from, source * s.stride + column);
@@ -39,7 +39,7 @@ __global__ __launch_bounds__(32 * kWarps) void column_sums_kernel(const ColumnSu
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     float total = 0;
-    for (int w = 0; w < kWarps; ++w) total += partial[w][lane_id()][i];
+    for (int w = 0; w < kSumWarps; ++w) total += partial[w][lane_id()][i];
     const int64_t at = (column + i) * s.out_stride;
     if (s.accumulate) total += load_real(to, s.out.dtype, at);
     store_real(to, s.out.dtype, at, total);
@@ -53,7 +53,7 @@ void column_sums(const Op& op, const ColumnSums& sums) {
   const int64_t columns = wide ? 128 : 32;  // of a CTA
   const dim3 grid(unsigned((sums.width + columns - 1) / columns * sums.rows.groups.count));
   run(op, "sums of columns", wide ? column_sums_kernel<4> : column_sums_kernel<1>, grid,
-      32 * kWarps, 0, sums);
+      32 * kSumWarps, 0, sums);
 }
 
 void token_sums(const Op& op, int64_t num_tokens, const TokenSums& sums, const Array& out,

@@ -8,8 +8,6 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
 struct ValuesParams {
   quant::CodedView coded;
   MatrixView plain, to;
@@ -17,7 +15,7 @@ struct ValuesParams {
   int64_t n, k;
 };
 
-__global__ __launch_bounds__(kThreads) void weight_values_kernel(
+__global__ __launch_bounds__(kBlockThreads) void weight_values_kernel(
     const __grid_constant__ ValuesParams p) {
   begin_kernel();
   const bool along_k = p.to.col_stride == 1;
@@ -46,7 +44,7 @@ void weight_values(const Op& op, const ValuesArgs& args) {
   p.n = args.n;
   p.k = args.k;
   run(op, "values of weights", weight_values_kernel,
-      grid_for(p.n * p.k, kThreads, 16 * int64_t(op.multiprocessors)), kThreads, 0, p);
+      grid_for(p.n * p.k, kBlockThreads, 16 * int64_t(op.multiprocessors)), kBlockThreads, 0, p);
 }
 
 }  // namespace moec::cuda

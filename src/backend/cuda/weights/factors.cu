@@ -9,14 +9,12 @@
 namespace moec::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
 dim3 grid_of(const Op& op, int64_t elements) {
-  return grid_for(elements, kThreads, 16 * int64_t(op.multiprocessors));
+  return grid_for(elements, kBlockThreads, 16 * int64_t(op.multiprocessors));
 }
 
 // Of every expert a block [n,k] of a copy. No source: zeros.
-struct CopyParams {
+struct FactorCopy {
   ExpertMatrix from, to;
   int64_t first;  // element of `to`
   uint32_t n, k;
@@ -24,7 +22,7 @@ struct CopyParams {
 };
 // body(element of `from`, of `to`) of the thread's places of a block: the first of V of a line.
 template <int V, class Body>
-__device__ __forceinline__ void each_place(const CopyParams& p, const Body& body) {
+__device__ __forceinline__ void each_place(const FactorCopy& p, const Body& body) {
   const bool along_k = p.to.col_stride == 1;
   const uint32_t width = (along_k ? p.k : p.n) / V, size = width * (along_k ? p.n : p.k);
   for (uint32_t i = uint32_t(global_thread()); i < size; i += uint32_t(global_threads())) {
@@ -34,8 +32,8 @@ __device__ __forceinline__ void each_place(const CopyParams& p, const Body& body
          p.first + n * p.to.row_stride + k * p.to.col_stride);
   }
 }
-__global__ __launch_bounds__(kThreads) void copy_factor_kernel(
-    const __grid_constant__ CopyParams p) {
+__global__ __launch_bounds__(kBlockThreads) void copy_factor_kernel(
+    const __grid_constant__ FactorCopy p) {
   begin_kernel();
   const int64_t e = blockIdx.y;
   each_place<1>(p, [&](int64_t from, int64_t to) {
@@ -46,8 +44,8 @@ __global__ __launch_bounds__(kThreads) void copy_factor_kernel(
 }
 // The same where elements of a line are neighbours in both: a thread copies spans.
 constexpr int kSpan = 4;
-__global__ __launch_bounds__(kThreads) void copy_spans_kernel(
-    const __grid_constant__ CopyParams p) {
+__global__ __launch_bounds__(kBlockThreads) void copy_spans_kernel(
+    const __grid_constant__ FactorCopy p) {
   begin_kernel();
   const int64_t e = blockIdx.y;
   each_place<kSpan>(p, [&](int64_t from, int64_t to) {
@@ -55,7 +53,7 @@ __global__ __launch_bounds__(kThreads) void copy_spans_kernel(
                load_span<kSpan>(p.from.values.expert(e), p.from.values.dtype, from));
   });
 }
-bool has_spans(const CopyParams& p) {
+bool has_spans(const FactorCopy& p) {
   const bool along_k = p.to.col_stride == 1;
   const auto fits = [&](const ExpertMatrix& m) {
     const int64_t next = along_k ? m.col_stride : m.row_stride;
@@ -69,8 +67,8 @@ bool has_spans(const CopyParams& p) {
 // eight experts at once. Elements that have 16 bits are those of the copy.
 constexpr int kNeighbours = 8;
 template <class From>
-__global__ __launch_bounds__(kThreads) void copy_neighbours_kernel(
-    const __grid_constant__ CopyParams p) {
+__global__ __launch_bounds__(kBlockThreads) void copy_neighbours_kernel(
+    const __grid_constant__ FactorCopy p) {
   begin_kernel();
   const int64_t e = int64_t(blockIdx.y) * kNeighbours;
   each_place<1>(p, [&](int64_t from, int64_t to) {
@@ -92,7 +90,7 @@ __global__ __launch_bounds__(kThreads) void copy_neighbours_kernel(
     }
   });
 }
-bool has_neighbours(const CopyParams& p) {
+bool has_neighbours(const FactorCopy& p) {
   const ExpertMatrix& from = p.from;
   const moec_dtype dtype = from.values.dtype;
   return from.values.base && from.values.expert_stride == 1 &&
@@ -101,7 +99,7 @@ bool has_neighbours(const CopyParams& p) {
          from.col_stride % kNeighbours == 0 &&
          reinterpret_cast<uintptr_t>(from.values.base) % 16 == 0;
 }
-void copy_factor(const Op& op, const CopyParams& p) {
+void copy_factor(const Op& op, const FactorCopy& p) {
   const bool neighbours = has_neighbours(p), spans = !neighbours && has_spans(p);
   dim3 grid = grid_of(op, int64_t(p.n) * p.k / (spans ? kSpan : 1));
   grid.y = unsigned(neighbours ? p.experts / kNeighbours : p.experts);
@@ -109,12 +107,12 @@ void copy_factor(const Op& op, const CopyParams& p) {
                       : !neighbours                     ? copy_factor_kernel
                       : p.from.values.dtype == MOEC_F32 ? copy_neighbours_kernel<float>
                                                         : copy_neighbours_kernel<uint16_t>;
-  run(op, "copy of factors", kernel, grid, kThreads, 0, p);
+  run(op, "copy of factors", kernel, grid, kBlockThreads, 0, p);
 }
 
-__global__ __launch_bounds__(kThreads) void set_ranks_kernel(float* scale, int32_t* adapter,
-                                                             int64_t count, float of_all,
-                                                             int32_t index) {
+__global__ __launch_bounds__(kBlockThreads) void set_ranks_kernel(float* scale, int32_t* adapter,
+                                                                  int64_t count, float of_all,
+                                                                  int32_t index) {
   begin_kernel();
   for (int64_t i = global_thread(); i < count; i += global_threads()) {
     scale[i] = of_all;
@@ -129,7 +127,7 @@ struct SumParams {
   MatrixView out;
   bool accumulate;
 };
-__global__ __launch_bounds__(kThreads) void add_experts_kernel(const SumParams p) {
+__global__ __launch_bounds__(kBlockThreads) void add_experts_kernel(const SumParams p) {
   begin_kernel();
   for (int64_t i = global_thread(); i < p.n * p.k; i += global_threads()) {
     float sum = 0;
@@ -150,7 +148,7 @@ struct MergeList {
   int32_t rank[kFactorsAtOnce];
   float scale[kFactorsAtOnce];
 };
-__global__ __launch_bounds__(kThreads) void merge_kernel(const __grid_constant__ MergeList p) {
+__global__ __launch_bounds__(kBlockThreads) void merge_kernel(const __grid_constant__ MergeList p) {
   begin_kernel();
   const bool along_k = p.w.col_stride == 1;
   const int64_t width = along_k ? p.k : p.n;
@@ -176,7 +174,7 @@ void pack_factors(const Op& op, const PackFactors& s, bool of_ranks) {
   const LowRank& to = *s.to;
   const auto ranks = [&](int64_t first, int64_t count, float scale, int32_t adapter) {
     if (count && of_ranks)
-      run(op, "ranks of adapters", set_ranks_kernel, grid_of(op, count), kThreads, 0,
+      run(op, "ranks of adapters", set_ranks_kernel, grid_of(op, count), kBlockThreads, 0,
           const_cast<float*>(to.scale) + first, const_cast<int32_t*>(to.adapter) + first, count,
           scale, adapter);
   };
@@ -204,7 +202,7 @@ void pack_factors(const Op& op, const PackFactors& s, bool of_ranks) {
 
 void add_experts(const Op& op, const float* sums, int32_t experts, int64_t n, int64_t k,
                  const MatrixView& out, bool accumulate) {
-  run(op, "sum over experts", add_experts_kernel, grid_of(op, n * k), kThreads, 0,
+  run(op, "sum over experts", add_experts_kernel, grid_of(op, n * k), kBlockThreads, 0,
       SumParams{sums, experts, n, k, out, accumulate});
 }
 
@@ -214,7 +212,8 @@ void merge_factors(const Op& op, const MergeArgs& args) {
     MergeList p = {};
     const auto flush = [&] {
       if (p.count)
-        run(op, "merge of adapters", merge_kernel, grid_of(op, args.n * args.k), kThreads, 0, p);
+        run(op, "merge of adapters", merge_kernel, grid_of(op, args.n * args.k), kBlockThreads, 0,
+            p);
       p.count = 0;
     };
     p.w = args.matrix->expert(e);

@@ -13,7 +13,7 @@ using quant::NestedView;
 using quant::QuantiseView;
 using quant::Spread;
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kWarps = kBlockThreads / 32;
 constexpr int64_t kWarpElements = 1024;  // a larger tile has a CTA
 
 __device__ Spread warp_spread(Spread spread) {
@@ -29,7 +29,7 @@ __device__ Spread warp_spread(Spread spread) {
 // A warp, or, where it is `wide`, a CTA.
 struct Team {
   bool wide;
-  int64_t size = wide ? kThreads : 32, rank = threadIdx.x % unsigned(size);
+  int64_t size = wide ? kBlockThreads : 32, rank = threadIdx.x % unsigned(size);
 
   __device__ Spread all(const Spread& spread) const {
     __shared__ Spread of_warp[kWarps];
@@ -51,7 +51,7 @@ __device__ __forceinline__ void for_each(int64_t items, const Team& team, const 
   for (int64_t item = global_thread() / team.size; item < items; item += teams) body(item);
 }
 
-__global__ __launch_bounds__(kThreads) void expert_bits_kernel(
+__global__ __launch_bounds__(kBlockThreads) void expert_bits_kernel(
     const __grid_constant__ QuantiseView v, uint32_t* bits) {
   begin_kernel();
   const Team team = {true};
@@ -60,15 +60,14 @@ __global__ __launch_bounds__(kThreads) void expert_bits_kernel(
 }
 
 template <class Rule>
-__global__ __launch_bounds__(kThreads) void tiles_kernel(const __grid_constant__ Rule rule,
-                                                         const __grid_constant__ QuantiseView v,
-                                                         bool wide) {
+__global__ __launch_bounds__(kBlockThreads) void tiles_kernel(
+    const __grid_constant__ Rule rule, const __grid_constant__ QuantiseView v, bool wide) {
   begin_kernel();
   const Team team = {wide};
   for_each(v.tiles(), team, [&](int64_t tile) { quant::quantise_tile(rule, v, tile, team); });
 }
 
-__global__ __launch_bounds__(kThreads) void group_sums_kernel(
+__global__ __launch_bounds__(kBlockThreads) void group_sums_kernel(
     const __grid_constant__ NestedView v) {
   begin_kernel();
   for (int64_t group = global_thread(); group < v.groups(); group += global_threads())
@@ -81,14 +80,14 @@ __global__ __launch_bounds__(Chunks::kMax) void mean_kernel(const __grid_constan
   __syncthreads();
   if (threadIdx.x == 0) quant::store_mean(v, sums);
 }
-__global__ __launch_bounds__(kThreads) void nested_kernel(
+__global__ __launch_bounds__(kBlockThreads) void nested_kernel(
     const __grid_constant__ NestedView v, const __grid_constant__ quant::DynamicMap map) {
   begin_kernel();
   const Team team = {false};
   for_each(v.groups(), team, [&](int64_t group) { quant::nested_group(v, map, group, team); });
 }
 
-__global__ __launch_bounds__(kThreads) void pack_zeros_kernel(
+__global__ __launch_bounds__(kBlockThreads) void pack_zeros_kernel(
     const __grid_constant__ quant::ZerosView v) {
   begin_kernel();
   for (int64_t word = global_thread(); word < v.count(); word += global_threads())
@@ -103,8 +102,8 @@ dim3 grid(const Op& op, int64_t items, int64_t each) {
 template <class Rule>
 void run_tiles(const Op& op, const Rule& rule, const QuantiseView& view) {
   const bool wide = view.block_n * view.block_k > kWarpElements;
-  run(op, "quantise", tiles_kernel<Rule>, grid(op, view.tiles(), wide ? 1 : kWarps), kThreads, 0,
-      rule, view, wide);
+  run(op, "quantise", tiles_kernel<Rule>, grid(op, view.tiles(), wide ? 1 : kWarps), kBlockThreads,
+      0, rule, view, wide);
 }
 
 }  // namespace
@@ -114,21 +113,21 @@ void quantise(const Op& op, const QuantiseArgs& args) {
   if (view.tiles() == 0) return;
   if (args.expert_bits)
     run(op, "quantise", expert_bits_kernel,
-        grid(op, view.num_experts * view.expert_chunks.count, 1), kThreads, 0, view,
+        grid(op, view.num_experts * view.expert_chunks.count, 1), kBlockThreads, 0, view,
         args.expert_bits);
   quant::with_rule(args.rule, [&](const auto& rule) { run_tiles(op, rule, view); });
   if (args.nested.codes) {
     static constexpr quant::DynamicMap kMap;
     const NestedView& nested = args.nested;
-    run(op, "quantise", group_sums_kernel, grid(op, nested.groups(), kThreads), kThreads, 0,
-        nested);
+    run(op, "quantise", group_sums_kernel, grid(op, nested.groups(), kBlockThreads), kBlockThreads,
+        0, nested);
     run(op, "quantise", mean_kernel, dim3(1), int(Chunks::kMax), 0, nested);
-    run(op, "quantise", nested_kernel, grid(op, nested.groups(), kWarps), kThreads, 0, nested,
+    run(op, "quantise", nested_kernel, grid(op, nested.groups(), kWarps), kBlockThreads, 0, nested,
         kMap);
   }
   if (args.packed_zeros.words)
-    run(op, "quantise", pack_zeros_kernel, grid(op, args.packed_zeros.count(), kThreads), kThreads,
-        0, args.packed_zeros);
+    run(op, "quantise", pack_zeros_kernel, grid(op, args.packed_zeros.count(), kBlockThreads),
+        kBlockThreads, 0, args.packed_zeros);
 }
 
 }  // namespace moec::cuda
