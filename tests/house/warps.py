@@ -17,11 +17,14 @@ NUMBERS = HEADERS.constant("tile_scheduler.cuh", "kSlots", of="WorkNumbers")
 
 
 class Barrier:
-    """An mbarrier; who waits sees only whether the phase of the other parity is under way."""
+    """An mbarrier; who waits sees only whether the phase of the other parity is under way, and
+    yields the barrier, whose next phase may end that.
+    """
 
     def __init__(self, count):
         self.count = self.left = count
         self.phase = self.bytes = 0  # bytes: announced and not here, or here and not announced
+        self.waiting = []  # warps, each after the set of those that run
 
     def arrive(self, announced=0, threads=1):
         self.left -= threads
@@ -33,10 +36,13 @@ class Barrier:
         if self.left == self.bytes == 0:
             self.phase += 1
             self.left = self.count
+            for awake, warp in self.waiting:
+                awake.add(warp)
+            self.waiting.clear()
 
     def wait(self, parity):
         while self.phase % 2 == parity:
-            yield
+            yield self
 
 
 class Named(Barrier):
@@ -46,7 +52,7 @@ class Named(Barrier):
         phase = self.phase
         self.arrive()
         while self.phase == phase:
-            yield
+            yield self
 
 
 class Slots:
@@ -102,20 +108,30 @@ class Pair:
             sharer.ring.empty_at(at).arrive()
 
     def ends(self):
-        """Some warps are ten times as fast as others. Still: none has ended or moved a barrier."""
+        """Some warps are ten times as fast as others. Those that wait for a barrier have no turn.
+        Still: thousands of turns, in which none has ended or moved a barrier.
+        """
         warps = [warp for cta in self.ctas for warp in cta.warps()]
         speeds = {warp: self.random.choice((1, 1, 3, 10)) for warp in warps}
-        seen = None
-        while warps:
-            for warp in self.random.choices(warps, [speeds[w] for w in warps], k=6000):
-                if warp in speeds:
+        awake, rounds, seen = set(warps), 0, None
+        while speeds:
+            turns = [warp for warp in warps if warp in awake for _ in range(speeds[warp])]
+            for warp in self.random.choices(turns, k=16) if turns else ():
+                if warp in awake:
                     try:
-                        next(warp)
+                        barrier = next(warp)
                     except StopIteration:
+                        awake.remove(warp)
                         del speeds[warp]
-            warps = [warp for warp in warps if warp in speeds]
+                    else:
+                        if barrier:
+                            awake.remove(warp)
+                            barrier.waiting.append((awake, warp))
+            rounds += 1
+            if turns and rounds % 400:
+                continue
             barriers = [b for cta in self.ctas for b in cta.barriers()]
-            now = len(warps), [(b.phase, b.left, b.bytes) for b in barriers]
+            now = len(speeds), [(b.phase, b.left, b.bytes) for b in barriers]
             if now == seen:
                 return False
             seen = now
