@@ -2,6 +2,7 @@
 #include "ep/communicator.h"
 
 #include <cassert>
+#include <utility>
 
 namespace moec::ep {
 

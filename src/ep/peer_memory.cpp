@@ -13,6 +13,7 @@
 #include <fstream>
 #include <list>
 #include <mutex>
+#include <utility>
 
 #include "core/checksum.h"
 #include "core/error.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layer/quantise.h"
 
+#include <algorithm>
 #include <array>
 
 #include "core/dtype.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped products with rows of A per expert: forward and data gradient.
 #include <algorithm>
+#include <utility>
 
 #include "backend/cpu/block_product.h"
 #include "backend/cpu/isa.h"

@@ -4,6 +4,8 @@
 // here.
 #pragma once
 
+#include <algorithm>
+
 #include "backend/cpu/expert_weights.h"
 #include "backend/cpu/row_math.h"
 #include "backend/program.h"

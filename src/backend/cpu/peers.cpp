@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <thread>
+#include <type_traits>
 
 #include "backend/peer_crew.h"
 #include "core/error.h"

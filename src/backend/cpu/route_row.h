@@ -2,6 +2,8 @@
 // What routing forward and backward share: the scratch of one token, and step R2.
 #pragma once
 
+#include <utility>
+
 #include "backend/cpu/ops.h"
 #include "backend/cpu/score_row.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The values of one expert's matrix.
 #include <algorithm>
+#include <utility>
 
 #include "backend/cpu/isa.h"
 #include "backend/cpu/ops.h"
