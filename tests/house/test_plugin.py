@@ -6,6 +6,7 @@ Each question is asked in a process of its own, because a plug-in is never unloa
 with a RUNPATH of the build tree, which ends in an empty entry, the planted driver is opened.
 """
 
+import functools
 import json
 import shutil
 import subprocess
@@ -117,18 +118,26 @@ def site(build, tmp_path):
     return lib / "libmoec.so.0"
 
 
-@pytest.fixture
-def fake(root, build, tmp_path):
-    """Compile a plug-in of three devices."""
-    def compiled(file="libmoec_cuda.so.0", interface=0, build_id="moec::kBuildId",
-                 name="moec_backend_entry"):
-        source, library = tmp_path / "fake.cpp", tmp_path / file
-        source.write_text(FAKE.format(interface=interface, build_id=build_id, name=name))
+@pytest.fixture(scope="session")
+def compiled(root, build, tmp_path_factory):
+    """A plug-in of three devices, which is compiled once."""
+    @functools.cache
+    def library(**variant):
+        folder = tmp_path_factory.mktemp("fake")
+        (folder / "fake.cpp").write_text(FAKE.format(**variant))
         folders = [root / "src", root / "capi" / "include", build / "generated"]
         subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", *(f"-I{f}" for f in folders),
-                        str(source), "-o", str(library)], check=True)
-        return library
-    return compiled
+                        "fake.cpp", "-o", "fake.so"], check=True, cwd=folder)
+        return folder / "fake.so"
+    return library
+
+
+@pytest.fixture
+def fake(compiled, tmp_path):
+    def copied(interface=0, build_id="moec::kBuildId", name="moec_backend_entry"):
+        library = compiled(interface=interface, build_id=build_id, name=name)
+        return Path(shutil.copy(library, tmp_path / "libmoec_cuda.so.0"))
+    return copied
 
 
 @pytest.fixture
