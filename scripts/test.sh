@@ -104,11 +104,11 @@ languages_lane() {
   stage "go"              scripts/test_go.sh
   stage "julia"           scripts/test_julia.sh
   stage "tests aarch64"   scripts/run_ctest.py "$build/aarch64" -L aarch64
-  stage "configure asan"  configure asan -DMOEC_FUZZ_SECONDS=15 \
-                            -DMOEC_PROGRAMS="$build/release"
+  stage "configure asan"  configure asan -DMOEC_FUZZ_SECONDS=5 \
+                            -DMOEC_PROGRAMS="$build/release" -DMOEC_TILES="$build/release"
   stage "build asan"      compile asan --target tests_asan
   stage "tests asan"      scripts/run_ctest.py "$build/asan" -L asan
-  stage "configure tsan"  configure tsan
+  stage "configure tsan"  configure tsan -DMOEC_TILES="$build/release"
   stage "build tsan"      compile tsan --target tests_tsan
   stage "tests tsan"      ${no_aslr[@]+"${no_aslr[@]}"} scripts/run_ctest.py "$build/tsan" -L tsan
 }
