@@ -40,12 +40,11 @@ part trl env PYTHONPATH="$trl" "${pytest[@]}" "$tests/test_trl.py"
 part qlora "$place/bin/python" "$root/examples/qlora/finetune.py" --check
 part qlora_120b "$place/bin/python" "$root/examples/qlora_120b/train.py" --tiny --device cpu \
   --batch 2 --length 64 --check
-part older env PYTHONPATH="$older" "${pytest[@]}" "$tests/test_transformers.py" \
-  "$tests"/test_packed_{load,mxfp4}.py -k "every_gradient or calls or left_out or not_known or \
-  without_moec or loads_packed or save_and_load or packed_and_trained or kernels_that"
-part older_peft env PYTHONPATH="$older" "${pytest[@]}" "$tests/test_peft.py"
+part older env PYTHONPATH="$older" "${pytest[@]}" "$tests"/test_{peft,transformers}.py \
+  "$tests"/test_packed_{load,mxfp4}.py -k "test_peft or every_gradient or calls or left_out or \
+  not_known or without_moec or loads_packed or save_and_load or packed_and_trained or kernels_that"
 wait
-cat torch.txt older.txt older_peft.txt trl.txt jax.txt example.txt qlora.txt qlora_120b.txt
+cat torch.txt older.txt trl.txt jax.txt example.txt qlora.txt qlora_120b.txt
 passed=$(sed -nE 's/.*\b([0-9]+) passed.*/\1/p' ./*.txt | awk '{n += $1} END {print n + 0}')
 failed=$(cat ./*.txt | grep -c "exit status" || true)
 echo "$passed passed, $failed failed"
