@@ -334,13 +334,16 @@ INSTANTIATE_TEST_SUITE_P(
       return name_of(std::get<1>(param.param)) + "_" + std::to_string(std::get<0>(param.param));
     });
 
-// One token or none on each of 1,024 ranks.
-TEST(EpManyRanks, AThousandThreads) {
+// One token or none on each of up to 1,024 ranks.
+class EpManyRanks : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(, EpManyRanks, testing::Values(64, 1024),
+                         testing::PrintToStringParamName());
+TEST_P(EpManyRanks, OfOneTokenOrNone) {
   SCOPED_TRACE(seed_note());
   Draw draw(7);
   World w = draw_world(4, MOEC_EP_EXACT, draw);
-  w.ranks = 1024;
-  w.experts = 2048;
+  w.ranks = GetParam();
+  w.experts = 2 * w.ranks;
   w.zero_experts = 0;
   w.top_k = 3;
   w.max_tokens = 1;
