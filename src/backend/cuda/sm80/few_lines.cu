@@ -150,32 +150,27 @@ class FewLines {
 
 // How a kernel decodes, which kinds of scales it meets, which pairs its fragments have, whether its
 // rows are copied (lookups of codes leave shared memory no time for that), and whether each line has
-// scales of its own.
-struct OfPowers {
-  static constexpr unsigned kKinds = 1 << kFewPowers;
-  static constexpr bool kApart = true, kCopied = true, kOfLines = true;
+// scales of its own. Kernels that meet one kind alone have registers to spare.
+template <unsigned kKindsMet, bool kPairsApart, bool kRowsCopied, bool kScalesOfLines>
+struct FewDecoding {
+  static constexpr unsigned kKinds = kKindsMet;
+  static constexpr bool kApart = kPairsApart, kCopied = kRowsCopied, kOfLines = kScalesOfLines;
 };
-struct OfIntegers {
+struct OfPowers : FewDecoding<1 << kFewPowers, true, true, true> {};
+struct OfIntegers : FewDecoding<1 << kFewBf16 | 1 << kFewZeros, true, true, true> {
   using Decoder = FewApartIntegers<__nv_bfloat16>;
-  static constexpr unsigned kKinds = 1 << kFewBf16 | 1 << kFewZeros;
-  static constexpr bool kApart = true, kCopied = true, kOfLines = true;
 };
-template <bool kPlainScales>  // f32, no zero points
-struct OfBook {
+template <unsigned kKinds>
+struct OfBook : FewDecoding<kKinds, false, false, true> {
   using Decoder = FewBook<__nv_bfloat16>;
-  static constexpr unsigned kKinds =
-      kPlainScales ? 1 << kFewF32 : kFewFloats | 1 << kFewNested | 1 << kFewZeros;
-  static constexpr bool kApart = false, kCopied = false, kOfLines = true;
 };
-struct OfBytes {
+template <unsigned kKinds>
+struct OfBytes : FewDecoding<kKinds, false, true, false> {
   using Decoder = FewBytes<__nv_bfloat16>;
-  static constexpr unsigned kKinds = kFewFloats | 1 << kFewZeros;
-  static constexpr bool kApart = false, kCopied = true, kOfLines = false;
 };
-struct OfFp8 {
+template <unsigned kKinds>
+struct OfFp8 : FewDecoding<kKinds, false, true, false> {
   using Decoder = FewFp8<__nv_bfloat16>;
-  static constexpr unsigned kKinds = kFewFloats | 1 << kFewPowers;
-  static constexpr bool kApart = false, kCopied = true, kOfLines = false;
 };
 
 // The products of a step. decoder(i): of piece i; fetch(i) asks for its successor.
@@ -307,23 +302,29 @@ void launch(const Op& op, const PortableGemm& p) {
 
 void few_lines_product(const Op& op, const PortableGemm& p) {
   const ExpertQuant& of = p.codes[0].quant;
+  const moec_dtype dtype = of.zeros.array.present() ? moec_dtype(0) : of.scales.array.dtype;
+  constexpr unsigned kF32 = 1 << kFewF32, kBf16 = 1 << kFewBf16, kZeros = 1 << kFewZeros;
   switch (of.scheme) {
     case MOEC_SCHEME_MXFP4:
       return launch<OfPowers>(op, p);
     case MOEC_SCHEME_INT8:
-      return launch<OfBytes>(op, p);
+      return dtype == MOEC_F32 ? launch<OfBytes<kF32>>(op, p)
+                               : launch<OfBytes<kFewFloats | kZeros>>(op, p);
     case MOEC_SCHEME_FP8:
-      return launch<OfFp8>(op, p);
+      return dtype == MOEC_F32 ? launch<OfFp8<kF32>>(op, p)
+                               : launch<OfFp8<kFewFloats | 1 << kFewPowers>>(op, p);
     case MOEC_SCHEME_INT4:
       if (of.scales.array.dtype == p.a.dtype) return launch<OfIntegers>(op, p);
       break;
     default:
       break;
   }
-  if (of.scales.array.dtype == MOEC_F32 && !of.zeros.array.present())
-    launch<OfBook<true>>(op, p);
+  if (dtype == MOEC_F32)
+    launch<OfBook<kF32>>(op, p);
+  else if (dtype == MOEC_BF16)
+    launch<OfBook<kBf16>>(op, p);
   else
-    launch<OfBook<false>>(op, p);
+    launch<OfBook<kFewFloats | 1 << kFewNested | kZeros>>(op, p);
 }
 
 }  // namespace moec::cuda
