@@ -28,6 +28,7 @@ void Region::prefetch(int64_t part, int64_t parts) const {
   const int64_t lines = (bytes + kLineBytes - 1) / kLineBytes, all = rows * lines;
   const int64_t first = all * part / parts, last = all * (part + 1) / parts;
   if (first >= last) return;
+  __asm__ volatile("");  // else gcc finds nothing that a call does, and drops those of this file
   const char* row = base + first / lines * stride;
   int64_t line = first % lines;
   for (int64_t i = first; i < last; ++i) {
