@@ -14,12 +14,11 @@ namespace moec::cpu {
 // together.
 inline constexpr int kMaxTaskRows = 288, kMaxTaskColumns = 256;
 
-// Sums in blocks_span blocks of A at a time, so that A, one B panel chunk and c stay in the L2
+// Sums in kSpanBlocks blocks of A at a time, so that A, one B panel chunk and c stay in the L2
 // cache:
 //   a  288 rows x 16 blocks        288 KiB (few rows: more blocks)
 //   b  8 panels x 16 blocks        256 KiB
 //   c  288 x 256 (+ 2 x 16) fp32   324 KiB
-inline constexpr int kSpanBlocks = 16;
 inline constexpr int64_t kScratchA = int64_t(kMaxTaskRows) * kSpanBlocks * kLineBytes;
 inline constexpr int64_t kScratchB = kMaxTaskColumns / kPanelColumns * kSpanBlocks * kBlockBytes;
 inline constexpr int64_t kLdSlack = 16;  // keeps rows of c off one cache set

@@ -20,6 +20,7 @@ namespace moec::cpu {
 
 inline constexpr int kLanes = 16, kSteps = 16, kLineBytes = 64;
 inline constexpr int kPanelColumns = 2 * kLanes, kBlockBytes = 2 * kSteps * kLineBytes;
+inline constexpr int kSpanBlocks = 16;  // of A, multiplied at a time
 
 // What a step holds while multiplying. Of B panels alone, kBf16 says that they hold pairs, also of
 // f16: products in fp32 widen them on the way.
@@ -64,7 +65,7 @@ struct LinesProduct {
   const void* a;
   float* c;  // row stride ld
   int64_t ld;
-  int blocks;
+  int blocks;  // <= kSpanBlocks
   bool accumulate;
 };
 using LinesProductFn = void (*)(const LinesProduct& product);

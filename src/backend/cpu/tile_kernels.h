@@ -11,8 +11,9 @@
 //   put_f32 / put_bf16 / put_f16 (pointer, Line, n <= 16)     transpose(Line[16], out Line[16])
 //   even_bf16 / odd_bf16 / even_f16 / odd_f16 (pairs Line) -> Line of fp32
 //   as_bf16 / as_f16 (Line of fp32) -> Line of fp32, rounded to that type
-// and, to turn lines that are multiplied where they are, may provide one of
-//   load_turned(pointers, bytes, out Line[16])               turn_quarter(Line[16], i, out Line[4])
+// and, to turn lines that are multiplied where they are, may provide
+//   turn_quarter(Line[16], i, out Line[4])                    kAsksAhead: see ask_ahead
+//   load_turned(pointers, bytes, out Line[16]): lines of fp32 are not copied
 #pragma once
 
 #include "backend/cpu/tile_codes.h"

@@ -301,24 +301,33 @@ struct Avx512Ops {
     }
   }
 
-  // The same of lines in memory. Loads put rows 4 i of a chunk of 16 bytes side by side, so that
-  // half of the shuffles remain.
+  // Four of 16 steps of lines in memory: chunk(row) points to 16 bytes. Loads put rows 4 i of them
+  // side by side, so that half of the shuffles remain.
+  template <class Chunk>
+  static void turn_chunks(const Chunk& chunk, Line* turned) {
+    Line m[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      m[j] = _mm512_castsi128_si512(_mm_loadu_si128(chunk(j)));
+      m[j] = _mm512_mask_broadcast_i32x4(m[j], 0x00f0, _mm_loadu_si128(chunk(4 + j)));
+      m[j] = _mm512_mask_broadcast_i32x4(m[j], 0x0f00, _mm_loadu_si128(chunk(8 + j)));
+      m[j] = _mm512_mask_broadcast_i32x4(m[j], 0xf000, _mm_loadu_si128(chunk(12 + j)));
+    }
+    turn_lanes(m, turned);
+  }
+  static constexpr bool kAsksAhead = true;
+  static void turn_quarter(const Line (&lines)[kLanes], int64_t at, Line* turned) {
+    turn_chunks([&](int row) { return reinterpret_cast<const __m128i*>(&lines[row]) + at; },
+                turned);
+  }
   static void load_turned(const void* const* lines, int64_t bytes, Line (&turned)[kLanes]) {
-    const auto chunk = [&](int row, int64_t i) {
-      const char* const line = static_cast<const char*>(lines[row]) + bytes;
-      return reinterpret_cast<const __m128i*>(line) + i;
-    };
 #pragma GCC unroll 4
     for (int64_t i = 0; i < 4; ++i) {
-      Line m[4];
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        m[j] = _mm512_castsi128_si512(_mm_loadu_si128(chunk(j, i)));
-        m[j] = _mm512_mask_broadcast_i32x4(m[j], 0x00f0, _mm_loadu_si128(chunk(4 + j, i)));
-        m[j] = _mm512_mask_broadcast_i32x4(m[j], 0x0f00, _mm_loadu_si128(chunk(8 + j, i)));
-        m[j] = _mm512_mask_broadcast_i32x4(m[j], 0xf000, _mm_loadu_si128(chunk(12 + j, i)));
-      }
-      turn_lanes(m, turned + 4 * i);
+      const auto chunk = [&](int row) {
+        const char* const line = static_cast<const char*>(lines[row]) + bytes;
+        return reinterpret_cast<const __m128i*>(line) + i;
+      };
+      turn_chunks(chunk, turned + 4 * i);
     }
   }
 };

@@ -167,18 +167,45 @@ void load_lines(const LinesProduct& p, int64_t k, int count, typename Ops::Line 
 }
 
 // Whole lines whose bits are those in memory, turned as they are loaded, where Ops can.
-template <class Ops, Load kLoad>
-constexpr bool kLoadsTurned =
-    (kLoad == Load::kF32 || kLoad == Load::kPairs) &&
-    requires(typename Ops::Line (&turned)[kLanes]) { Ops::load_turned(nullptr, 0, turned); };
-// Or four steps of lines that lie in a copy of them.
 template <class Ops>
-constexpr bool kTurnsQuarters =
+constexpr bool kLoadsTurned =
+    requires(typename Ops::Line (&turned)[kLanes]) { Ops::load_turned(nullptr, 0, turned); };
+// Or lines are copied, and turned four steps at a time. Where Ops can do both, pairs are copied.
+template <class Ops, Load kLine>
+constexpr bool kCopies =
+    (kLine == Load::kPairs || !kLoadsTurned<Ops>) &&
     requires(typename Ops::Line (&turned)[kLanes]) { Ops::turn_quarter(turned, 0, turned); };
 inline bool are_all(const void* const* lines) {
   for (int i = 0; i < kLanes; ++i)
     if (!lines[i]) return false;
   return true;
+}
+
+// Where the lines start, in memory of our own: no store of sums or copies reaches it.
+struct LineStarts {
+  const void* at[kLanes];
+  explicit LineStarts(const LinesProduct& p) { __builtin_memcpy(at, p.lines, sizeof at); }
+};
+
+inline void prefetch_given(const LinesProduct& p, int block) {  // of a line's blocks
+  for (int i = 0; p.prefetch && i < kLanes; ++i)
+    prefetch_line(p.prefetch + (block * kLanes + i) * kLineBytes);
+}
+
+// Asks for the 16-bit values that the next call takes, row by row: each of kBlocks blocks asks for
+// its share of the 16 lines. They stand behind this call's or, where the lines end, at the start of
+// the next 16 lines, if these are as far apart. Memory that is not there is only asked for.
+template <int kBlocks>
+__attribute__((always_inline)) inline void ask_ahead(const LinesProduct& p, const LineStarts& lines,
+                                                     int block) {
+  constexpr int kNow = kLanes / kBlocks, kBytes = kBlocks * kLineBytes;
+  constexpr int64_t kSize = sizeof(uint16_t);
+  const auto at = [&](int i) { return static_cast<const char*>(lines.at[i]); };
+  for (int i = block * kNow; i < (block + 1) * kNow; ++i) {
+    const char* const next = p.count >= 2 * kBytes / kSize ? at(i) + p.offset * kSize + kBytes
+                                                           : at(i) + kLanes * (at(1) - at(0));
+    for (int b = 0; b < kBlocks; ++b) prefetch_line(next + b * kLineBytes);
+  }
 }
 
 // Columns of a product with lines.
@@ -235,15 +262,12 @@ struct CopiedLines {
   using Sums = LinesSums<Ops, kLoad, kRows>;
   using Line = typename Ops::Line;
   static constexpr int kPer = Sums::kPer, kLineK = Sums::kLineK, kQuarter = kSteps / 4;
-  struct Lines {
-    const void* at[kLanes];
-  };
   const LinesProduct& p;
 
   static void product(const LinesProduct& p) { CopiedLines{p}.run(); }
   int64_t left(int block) const { return p.count - block / kPer * int64_t(kLineK); }
   template <bool kWhole>
-  void copy(const Lines& lines, int block, int quarter, Line* to) const {
+  void copy(const LineStarts& lines, int block, int quarter, Line* to) const {
     const int64_t at = p.offset + block / kPer * int64_t(kLineK);
     for (int i = quarter * kQuarter; i < (quarter + 1) * kQuarter; ++i)
       to[i] = kWhole ? load_values<Ops, Sums::kLine>(lines.at[i], at, kLineK)
@@ -257,15 +281,15 @@ struct CopiedLines {
   }
   void run() const {
     Sums sums(p);  // no member, so that they stay in registers
-    Lines lines;   // no stores of copies reach it
-    __builtin_memcpy(lines.at, p.lines, sizeof lines.at);
+    const LineStarts lines(p);
     Line copies[2][kLanes];
     const bool all = are_all(p.lines);
     for (int quarter = 0; quarter < 4; ++quarter) copy<false>(lines, 0, quarter, copies[0]);
     const char* a = static_cast<const char*>(p.a);
     for (int block = 0; block < p.blocks; block += kPer, a += kPer * kRows * kLineBytes) {
-      for (int i = 0; p.prefetch && i < kLanes; ++i)
-        prefetch_line(p.prefetch + (block / kPer * kLanes + i) * kLineBytes);
+      if constexpr (requires { Ops::kAsksAhead; })
+        if (all && !p.prefetch) ask_ahead<kSpanBlocks / kPer>(p, lines, block / kPer);
+      prefetch_given(p, block / kPer);
       const int then = block + kPer;
       const Line(&now)[kLanes] = copies[block / kPer % 2];
       Line* const next = copies[then / kPer % 2];
@@ -296,14 +320,13 @@ void lines_product(const LinesProduct& p) {
   const bool all = are_all(p.lines);
   for (int block = 0; block < p.blocks; block += kPer) {
     const int64_t k = block / kPer * int64_t(kLineK);
-    for (int i = 0; p.prefetch && i < kLanes; ++i)
-      prefetch_line(p.prefetch + (block / kPer * kLanes + i) * kLineBytes);
+    prefetch_given(p, block / kPer);
     typename Ops::Line turned[kLanes];
     const bool whole = p.count - k >= kLineK;
     bool done = false;
-    if constexpr (kLoadsTurned<Ops, kLine>) {
+    if constexpr (kLoad == Load::kF32 && kLoadsTurned<Ops>) {
       if ((done = whole && all))
-        Ops::load_turned(p.lines, (p.offset + k) * (kLineBytes / kLineK), turned);
+        Ops::load_turned(p.lines, (p.offset + k) * int64_t(sizeof(float)), turned);
     }
     if (!done) {
       typename Ops::Line lines[kLanes];
@@ -324,7 +347,7 @@ void lines_product(const LinesProduct& p) {
 template <class Ops, Load kLoad, int kRows = kLinesRows>
 constexpr void fill_lines_products(TileKernels& t) {
   if constexpr (kRows > 0) {
-    if constexpr (kTurnsQuarters<Ops>)
+    if constexpr (kCopies<Ops, LinesSums<Ops, kLoad, kRows>::kLine>)
       t.by_lines[int(kLoad)][kRows - 1] = CopiedLines<Ops, kLoad, kRows>::product;
     else
       t.by_lines[int(kLoad)][kRows - 1] = lines_product<Ops, kLoad, kRows>;
