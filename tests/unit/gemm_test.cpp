@@ -37,7 +37,8 @@ struct Case {
   Layout layout;
   int64_t n, k;
   bool gather, transposed;
-  Stored stored = {};  // b
+  Stored stored = {};      // b
+  int32_t group_rows = 0;  // not 0: of one group alone
   int64_t k_of(int rows) const { return rows == 0 ? k : rows == 1 ? 19 : k / 2 + 1; }
 };
 void PrintTo(const Case& c, std::ostream* out) {
@@ -109,13 +110,16 @@ const Case kCases[] = {
      true, kRounded},
     {"rounded_one_value", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 1, 1, false, false,
      kRounded},
+    // Beside eight blocks of 288 rows, one of a single row.
+    {"bf16_last_row", MOEC_BF16, MOEC_BF16, kPair, Layout::kOutIn, 33, 65, false, false, {}, 2305},
     {"int8_one_value", MOEC_BF16, MOEC_BF16, kSingle, Layout::kOutIn, 1, 1, false, false, kByF32},
 };
 
-// Groups of 0, 1, 4, ... rows; two unused rows follow each.
+// Groups of 0, 1, 4, ... rows, or one of `rows`; two unused rows follow each.
 struct Groups {
   std::vector<int32_t> offsets{0}, counts{0, 1, 4, 5, 31, 33, 300, 0, 287};
-  Groups() {
+  explicit Groups(int32_t rows) {
+    if (rows) counts = {rows};
     for (const int32_t count : counts) offsets.push_back(offsets.back() + count + 2);
   }
   int64_t experts() const { return int64_t(counts.size()); }
@@ -154,7 +158,8 @@ struct Problem {
   std::vector<std::vector<char>> packed;
   GroupedGemm gemm;
 
-  explicit Problem(const Case& test_case) : c(test_case), random(uint64_t(c.n * 131 + c.k)) {
+  explicit Problem(const Case& test_case)
+      : c(test_case), groups(c.group_rows), random(uint64_t(c.n * 131 + c.k)) {
     const int64_t tokens = c.gather ? 40 : groups.rows();
     for (int64_t r = 0; r < groups.rows(); ++r)
       gather.push_back(int32_t(random.below(tokens + 1)) - 1);

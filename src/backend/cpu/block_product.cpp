@@ -132,11 +132,12 @@ class Runner {
   }
 
   // Where the values of a column follow each other in memory, a few rows are multiplied with them
-  // there: panels would be built for one use. Null: not so, or there is no such kernel.
+  // there: panels would be built for one use. Null: not so, rows are padded (the last of many), or
+  // there is no such kernel.
   LinesProductFn product_with_lines(const WeightSource& weight) const {
     const PanelSource& source = weight.source;
-    if (p_.rows > kLinesRows || weight.packed.data || source.is_coded() || source.k_stride != 1 ||
-        source.k_gather)
+    if (p_.rows > kLinesRows || padded_rows() > p_.rows || weight.packed.data ||
+        source.is_coded() || source.k_stride != 1 || source.k_gather)
       return nullptr;
     return p_.plan.tile->by_lines[int(load_of(source, p_.plan.compute))][p_.rows - 1];
   }
@@ -144,6 +145,7 @@ class Runner {
   // All columns for one span of A, 16 of them at a time from end to end. So many streams the memory
   // follows on its own; where they are short, the next ones are asked for. Measured on a Zen 3, for
   // a KiB: 4 KiB a stream 80 ns (81 with prefetches), 14 KiB 66 (71), 1.5 KiB 150 (85), packed 65.
+  // Where it pays, kernels ask for more of the streams themselves (ask_ahead).
   void multiply_lines(LinesProductFn product, const BlockTerm& term, int64_t block0, int blocks) {
     const PanelSource& source = term.b.source;
     float* const c = c_[term.output];

@@ -123,6 +123,97 @@ struct FewTable {
   constexpr FewTable() : by_rows{} { fill(); }
 };
 
+// ---- with lines of B. A tile takes 16 of them where they lie, columns by k, times pairs of one
+// row of A, a column of 16 dwords. The factors change places, the sums do not. A row's sums are a
+// column as well, which is a line of c. Tiles: sums 0 .. 3, A 4 5, B 6.
+struct LinesConfig : TileConfig {
+  constexpr LinesConfig() {
+    for (int tile = 0; tile < 6; ++tile) line_bytes[tile] = sizeof(float);
+  }
+};
+constexpr LinesConfig kLinesTiles;
+
+template <int kRows>
+void load_sums(const LinesProduct& p) {
+  constexpr int64_t kNext = sizeof(float);
+  _tile_loadd(0, p.c, kNext);
+  if constexpr (kRows > 1) _tile_loadd(1, p.c + p.ld, kNext);
+  if constexpr (kRows > 2) _tile_loadd(2, p.c + 2 * p.ld, kNext);
+  if constexpr (kRows > 3) _tile_loadd(3, p.c + 3 * p.ld, kNext);
+}
+
+template <int kRows>
+void add_lines(const char* lines, int64_t stride, const char* a) {
+  constexpr int64_t kNext = sizeof(float);
+  _tile_loadd(6, lines, stride);
+  _tile_loadd(4, a, kNext);
+  _tile_dpbf16ps(0, 6, 4);
+  if constexpr (kRows > 1) {
+    _tile_loadd(5, a + kLineBytes, kNext);
+    _tile_dpbf16ps(1, 6, 5);
+  }
+  if constexpr (kRows > 2) {
+    _tile_loadd(4, a + 2 * kLineBytes, kNext);
+    _tile_dpbf16ps(2, 6, 4);
+  }
+  if constexpr (kRows > 3) {
+    _tile_loadd(5, a + 3 * kLineBytes, kNext);
+    _tile_dpbf16ps(3, 6, 5);
+  }
+}
+
+template <int kRows>
+void store_sums(const LinesProduct& p) {
+  constexpr int64_t kNext = sizeof(float);
+  _tile_stored(0, p.c, kNext);
+  if constexpr (kRows > 1) _tile_stored(1, p.c + p.ld, kNext);
+  if constexpr (kRows > 2) _tile_stored(2, p.c + 2 * p.ld, kNext);
+  if constexpr (kRows > 3) _tile_stored(3, p.c + 3 * p.ld, kNext);
+}
+
+// From line to line; 0: not the same for all, or not all are there.
+int64_t stride_of(const void* const* lines) {
+  const auto at = [&](int i) { return static_cast<const char*>(lines[i]); };
+  const int64_t stride = at(1) - at(0);
+  for (int i = 0; i < kLanes; ++i)
+    if (!at(i) || (i > 0 && at(i) - at(i - 1) != stride)) return 0;
+  return stride;
+}
+
+template <int kRows>
+void lines_product_tiles(const LinesProduct& p) {
+  constexpr int kBlockK = 2 * kSteps;
+  alignas(kLineBytes) char copy[kTileBytes];
+  const int64_t stride = stride_of(p.lines);
+  const LineStarts lines(p);
+  load_config(kLinesTiles);  // zeros in all tiles
+  if (p.accumulate) load_sums<kRows>(p);
+  const char* a = static_cast<const char*>(p.a);
+  for (int block = 0; block < p.blocks; ++block, a += kRows * kLineBytes) {
+    prefetch_given(p, block);
+    if (stride && !p.prefetch) ask_ahead<kSpanBlocks>(p, lines, block);
+    const int64_t k = int64_t(block) * kBlockK, left = p.count - k;
+    if (stride && left >= kBlockK) {
+      const auto* const line = static_cast<const uint16_t*>(p.lines[0]) + p.offset + k;
+      add_lines<kRows>(reinterpret_cast<const char*>(line), stride, a);
+      continue;
+    }
+    for (int i = 0; i < kLanes; ++i)
+      Avx512Ops::put(copy + i * kLineBytes, load_line<Avx512Ops, Load::kPairs>(
+                                                p.lines[i], p.offset + k, smaller(left, kBlockK)));
+    __asm__ volatile("" ::: "memory");  // the load of a tile does not say what it reads
+    add_lines<kRows>(copy, kLineBytes, a);
+  }
+  store_sums<kRows>(p);
+}
+
+template <int kRows = kLinesRows>
+constexpr void fill_lines_tiles(TileKernels& t) {
+  static_assert(kLinesRows == 4);
+  t.by_lines[int(Load::kPairs)][kRows - 1] = lines_product_tiles<kRows>;
+  if constexpr (kRows > 1) fill_lines_tiles<kRows - 1>(t);
+}
+
 constexpr FewTable kFewRows;
 constexpr ProductTable<Avx512Ops, 12> kProducts;
 constexpr PanelProductFn kTiles[] = {product_16, product_32};
@@ -131,6 +222,7 @@ constexpr TileKernels make() {
   TileKernels t = make_tile_kernels<Avx512Ops>("amx", "avx512 f32 12x32", kProducts);
   t.bf16_few = {"amx bf16 16x32", kLanes, 1, kFewRows.by_rows};
   t.bf16_few_rows = kLanes;
+  fill_lines_tiles(t);
   t.bf16 = {"amx bf16 32x32", 32, 16, kTiles};
   t.begin = begin;
   t.end = end;
