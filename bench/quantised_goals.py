@@ -186,14 +186,18 @@ def gpu_summary(path):
 CPU_SHAPES = {"qwen3-30b/4": "", "2880 x 2880, 8 experts": ", 2880 x 2880"}
 CPU_BARS = ((1, "fwd", 2.2, 1.6), (512, "fwd", 0.95, 0.95), (2048, "fwd", 0.95, 0.95),
             (2048, "step", 0.9, 0.9))
-CPU_SETS = ("avx512", "avx2")
+CPU_SETS = ("amx", "avx512", "avx2")
 
 
-def cpu_goals(paths):
+def cpu_sets(files):
+    return [isa for isa in CPU_SETS if any(file["isa"] == isa for file in files)]
+
+
+def cpu_goals(files):
     """Of files of cpu_quantised: goals as goals_of has them."""
-    files = [json.loads(path.read_text()) for path in paths]
     found = {(row["shape"], file["isa"], row["tokens"], row["mode"], row["impl"]): row["x_bf16"]
              for file in files for row in file["rows"]}
+    sets = cpu_sets(files)
     goals = []
     for tokens, mode, four, eight in CPU_BARS:
         for shape, behind in CPU_SHAPES.items():
@@ -203,18 +207,21 @@ def cpu_goals(paths):
             goals += [((what, isa, tokens), name,
                        at_least(what, isa, tokens,
                                 found.get((shape, isa, tokens, mode, f"moec-{name}")), limit))
-                      for name, limit in all_of(four, eight).items() for isa in CPU_SETS]
+                      for name, limit in all_of(four, eight).items() for isa in sets]
     return goals
 
 
-def cpu_summary(paths):
-    return summary(cpu_goals(paths), ", ".join(CPU_SETS))
+def cpu_summary(folder):
+    """Of the files of cpu_quantised in a folder."""
+    files = [json.loads(path.read_text()) for path in sorted(folder.glob("cpu_quantised_*.json"))]
+    return summary(cpu_goals(files), ", ".join(cpu_sets(files)))
 
 
 def main():
     results = pathlib.Path(__file__).parent / "results"
     print("\n".join(gpu_summary(results / "h200/quantised.json")))
-    print("\n".join(cpu_summary(sorted((results / "xeon-icelake").glob("cpu_quantised_*.json")))))
+    for machine in ("xeon-icelake", "xeon-amx"):
+        print("\n".join(cpu_summary(results / machine)))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ BLOCKS = {
     "bench/results/h200/QUANTISED.md": {
         "bars": lambda r: quantised_goals.gpu_summary(r.results / "h200/quantised.json")},
     "bench/results/xeon-icelake/NOTES.md": {
-        "bars": lambda r: quantised_goals.cpu_summary(
-            sorted((r.results / "xeon-icelake").glob("cpu_quantised_*.json")))},
+        "bars": lambda r: quantised_goals.cpu_summary(r.results / "xeon-icelake")},
+    "bench/results/xeon-amx/NOTES.md": {
+        "bars": lambda r: quantised_goals.cpu_summary(r.results / "xeon-amx")},
 }
 ROWS = {"README.md": {report_ep.SUPPORT: report_ep.support_row}}
 PLOT = "bench/results/speed.svg"
