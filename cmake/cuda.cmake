@@ -2,8 +2,11 @@
 # libmoec_cuda.so: the CUDA backend, loaded by libmoec on first need. It exports one C function.
 # Kernels of Hopper's (wgmma assembles only for 90a) and portable ones for every GPU: sources.cmake.
 enable_language(CUDA)
-if(CMAKE_VERSION VERSION_LESS 3.26)  # its FindCUDAToolkit wants a library that CUDA 13 has no more
+if(CMAKE_VERSION VERSION_LESS 3.26)
+  # Its FindCUDAToolkit wants a library that CUDA 13 has no more. 3.25.1 knows no C++20 of nvcc.
   add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()
 find_package(CUDAToolkit 13 REQUIRED)
 include(src/backend/cuda/sources.cmake)
@@ -30,7 +33,8 @@ foreach(set IN ITEMS sm90 portable exact setup host)
   endif()
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON
     UNITY_BUILD ON UNITY_BUILD_MODE GROUP
-    CUDA_STANDARD 20 CUDA_VISIBILITY_PRESET hidden CUDA_ARCHITECTURES "${MOEC_CUDA_ARCH_${set}}")
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
+    CUDA_VISIBILITY_PRESET hidden CUDA_ARCHITECTURES "${MOEC_CUDA_ARCH_${set}}")
   list(APPEND cuda_objects $<TARGET_OBJECTS:${target}>)
 endforeach()
 

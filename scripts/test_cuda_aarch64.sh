@@ -3,7 +3,8 @@
 # test_cuda_aarch64.sh: the CUDA plug-in can be built for aarch64: one file of Hopper's kernels and
 # one of the portable ones, compiled across as `MOEC_CUDA=ON scripts/packaged.sh aarch64` compiles
 # all of them, and linked with that processor's cudart into a program, which runs in qemu-aarch64
-# and hears that there is no driver. Shown to fail: the objects of this machine's processor.
+# and hears that there is no driver. Shown to fail: the objects of this machine's processor. And
+# Debian 12's CMake (3.25.1), where it is installed, which knows no C++20 of nvcc, is told of it.
 . "$(dirname "$0")/lib.sh"
 tree=$build/aarch64-cuda nvcc=$(scripts/cuda_toolkit.sh aarch64)
 cmake --preset aarch64 -B "$tree" --log-level=WARNING -DMOEC_DEVELOPER=OFF -DMOEC_CUDA=ON \
@@ -32,4 +33,13 @@ aarch64-linux-gnu-g++ driver.cpp "${objects[@]}" -o driver -ldl -lpthread -lrt \
   "$(dirname "$(dirname "$nvcc")")/targets/sbsa-linux/lib/libcudart_static.a"
 said=$(qemu-aarch64 -L /usr/aarch64-linux-gnu ./driver) right=cudaErrorInsufficientDriver
 [ "$said" = $right ] || die "cudart says $said without a driver; $right is right"
-echo "$((${#objects[@]} + 1)) passed, 0 failed: CUDA objects of aarch64, and $said"
+debian=0
+if [ -x /usr/bin/cmake ]; then
+  rm -rf "$tree-debian"
+  /usr/bin/cmake -S "$root" -B "$tree-debian" --log-level=WARNING -G "Unix Makefiles" \
+    -DMOEC_CUDA=ON -DCMAKE_CUDA_COMPILER="$("$root/scripts/cuda_toolkit.sh")"
+  flags=$tree-debian/CMakeFiles/moec_cuda_sm90.dir/flags.make
+  grep -q '^CUDA_FLAGS.* -std=c++20' "$flags" || die "/usr/bin/cmake compiles CUDA without C++20"
+  debian=1
+fi
+echo "$((${#objects[@]} + 1 + debian)) passed, 0 failed: CUDA objects of aarch64, and $said"
