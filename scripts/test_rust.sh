@@ -101,6 +101,9 @@ edition = "2021"
 [dependencies]
 moec = { version = "0.1", features = ["vendored"] }
 
+[features]
+cuda = ["moec/cuda"]
+
 [patch.crates-io]
 moec = { path = "../moec-0.1.0" }
 moec-sys = { path = "../moec-sys-0.1.0" }
@@ -130,6 +133,11 @@ said=$(env -u LD_LIBRARY_PATH -u MOEC_LIBRARY "$CARGO_TARGET_DIR/debug/readme")
 ! readelf -d "$CARGO_TARGET_DIR/debug/readme" | grep -q libmoec ||
   die "the vendored program needs libmoec"
 echo "test result: ok. 1 passed (README, vendored: nothing installed)" >>"$log"
+said=$(! MOEC_NVCC=/nowhere/nvcc "$cargo" build --quiet --offline --features cuda 2>&1) ||
+  die "the feature cuda is built without nvcc"
+grep -qF "needs nvcc of CUDA 13, and /nowhere/nvcc was not found" <<<"$said" ||
+  die "the feature cuda says $said without nvcc"
+echo "test result: ok. 1 passed (cuda without nvcc)" >>"$log"
 DOCS_RS=1 PKG_CONFIG=/bin/false RUSTDOCFLAGS="-D warnings" "$cargo" doc --quiet --offline \
   --no-deps -p moec
 echo "test result: ok. 1 passed (documentation as docs.rs builds it)" >>"$log"

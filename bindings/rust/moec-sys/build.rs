@@ -65,7 +65,7 @@ fn installed(dynamic: bool, shared: bool) -> Result<Library, String> {
 }
 
 /// Builds the sources in `vendor`, which are links to those of the repository, with the plug-in
-/// where the feature `cuda` is on: MOEC_NVCC, or the nvcc that CMake finds, compiles it.
+/// where the feature `cuda` is on.
 #[cfg(feature = "vendored")]
 fn vendored() -> Library {
     let source = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
@@ -75,8 +75,8 @@ fn vendored() -> Library {
     let mut config = cmake::Config::new(&source);
     config.profile("Release").define("CMAKE_INSTALL_LIBDIR", "lib");
     config.define("MOEC_CUDA", if cuda { "ON" } else { "OFF" });
-    if let Some(compiler) = std::env::var_os("MOEC_NVCC") {
-        config.define("CMAKE_CUDA_COMPILER", compiler);
+    if cuda {
+        config.define("CMAKE_CUDA_COMPILER", nvcc());
     }
     let prefix = config.build();
     if cuda {
@@ -85,6 +85,22 @@ fn vendored() -> Library {
         println!("cargo:rustc-env=MOEC_CUDA_PLUGIN={}", plugin.display());
     }
     Library { include_paths: vec![prefix.join("include")], link_paths: vec![prefix.join("lib")] }
+}
+
+/// What compiles the plug-in: MOEC_NVCC, else the nvcc on PATH.
+#[cfg(feature = "vendored")]
+fn nvcc() -> PathBuf {
+    let name = PathBuf::from(std::env::var_os("MOEC_NVCC").unwrap_or_else(|| "nvcc".into()));
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found =
+        std::env::split_paths(&folders).map(|at| at.join(&name)).find(|file| file.is_file());
+    found.unwrap_or_else(|| {
+        panic!(
+            "moec-sys: the feature cuda needs nvcc of CUDA 13, and {} was not found\n\
+             Set MOEC_NVCC to its path",
+            name.display()
+        )
+    })
 }
 
 #[cfg(not(feature = "vendored"))]
