@@ -58,6 +58,11 @@ timeout 600 scripts/julia.sh -O0 --startup-file=no "$outside/run.jl" "${programs
 echo "executed with $where"
 scripts/wrong_library.sh scripts/julia.sh -O0 --startup-file=no --project="$outside/environment" \
   -e 'using Moec'
+! MOEC_LIBRARY=/nowhere/libmoec.so.0 scripts/julia.sh -O0 --startup-file=no \
+  --project="$outside/environment" -e 'using Moec' >"$outside/missing.txt" 2>&1 ||
+  die "a library that is not there is accepted"
+grep -q "/nowhere.*; set MOEC_LIBRARY" "$outside/missing.txt" ||
+  { cat "$outside/missing.txt" >&2; die "the error is not clear"; }
 passed=$(sed -nE 's/^Moec +\| +([0-9]+) +.*/\1/p' "$log")
 [ "$(grep -c ' ran$' "$log")" = ${#programs[@]} ] || die "a program did not run"
 [ "${passed:-0}" -gt 500 ] || die "Pkg.test ran ${passed:-no} tests"
@@ -108,7 +113,7 @@ for program in curl wget tar; do
 done
 chmod +x "$outside"/bin/*
 export PATH=$outside/bin:$PATH no_proxy=127.0.0.1
-released_julia() { env -u MOEC_LIBRARY JULIA_DEPOT_PATH="$depot" scripts/julia.sh -O0 \
+released_julia() { env MOEC_LIBRARY= JULIA_DEPOT_PATH="$depot" scripts/julia.sh -O0 \
   --startup-file=no --project="$outside/user" "$@"; }
 released_julia -e 'using Pkg; Pkg.add("Moec")'
 ! compgen -G "$depot/artifacts/*" >/dev/null || die "Pkg.add downloads what is lazy"
@@ -121,5 +126,5 @@ rm -rf "$depot/artifacts"
 truncate -s -1 "$outside"/server/*
 ! released_julia -e 'using Moec' >"$outside/refused.txt" 2>&1 || die "a wrong archive is accepted"
 grep -q "Hash Mismatch" "$outside/refused.txt" || { cat "$outside/refused.txt" >&2; die "no word"; }
-# The programs, three refusals and the release, too.
-echo "$((passed + ${#programs[@]} + 4 + ${checks%% *})) passed, 0 failed"
+# The programs, four refusals and the release, too.
+echo "$((passed + ${#programs[@]} + 5 + ${checks%% *})) passed, 0 failed"

@@ -31,7 +31,8 @@ include("log.jl")
 # MOEC_LIBRARY; else the library of the release's archive, which Artifacts.toml names and which is
 # downloaded once; else, in a source tree without that file, what the loader finds.
 function library_path()
-    haskey(ENV, "MOEC_LIBRARY") && return ENV["MOEC_LIBRARY"]
+    named = get(ENV, "MOEC_LIBRARY", "")
+    isempty(named) || return named
     artifacts = joinpath(dirname(@__DIR__), "Artifacts.toml")
     isfile(artifacts) || return LIB
     return joinpath(ensure_artifact_installed("libmoec", artifacts), "lib", LIB)
@@ -40,7 +41,11 @@ end
 # Once the library is open, the loader finds the same one by its SONAME.
 function __init__()
     path = library_path()
-    dlopen(path)
+    try
+        dlopen(path)
+    catch failure
+        error("Moec: ", failure.msg, "; set MOEC_LIBRARY")
+    end
     abi, version = Raw.moec_abi_version(), Raw.moec_version()
     built = Raw.MOEC_VERSION_MAJOR << 22 | Raw.MOEC_VERSION_MINOR << 12 | Raw.MOEC_VERSION_PATCH
     abi == Raw.MOEC_ABI_VERSION && version >= built && return nothing
