@@ -121,7 +121,8 @@ refused() { # refused CACHE WORDS: what a program says that may not keep its lib
   XDG_CACHE_HOME=$1 "${bare[@]}" ./says | tee "$outside/said.txt" | grep -qF "$2" ||
     { cat "$outside/said.txt" >&2; die "the error is not clear"; }
 }
-refused /proc/nowhere "cannot write libmoec.so.0"
+refused /proc/nowhere "cannot write libmoec.so.0: mkdir /proc/nowhere: no such file or directory; \
+set XDG_CACHE_HOME"
 echo "--- PASS: no cache folder" >>"$log"
 mkdir "$outside/noexec"
 if mount -t tmpfs -o noexec tmpfs "$outside/noexec" 2>/dev/null; then

@@ -17,7 +17,8 @@ func Load() (err error) {
 	name, remedy := os.Getenv("MOEC_LIBRARY"), "set MOEC_LIBRARY"
 	if name == "" && provided != nil {
 		if name, err = provided(); err != nil {
-			return fmt.Errorf("moec: %w; %s", err, remedy)
+			return fmt.Errorf("moec: %w; set XDG_CACHE_HOME to a folder that takes files, or "+
+				"MOEC_LIBRARY", err)
 		}
 		remedy = "where that folder forbids programs (noexec), set XDG_CACHE_HOME to one that allows " +
 			"them, or MOEC_LIBRARY"
