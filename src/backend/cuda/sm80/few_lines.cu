@@ -9,8 +9,8 @@
 //            lanes c = 0 to 3 of a quad follow each other, and k is permuted alike in the rows:
 //            lane c has the k of its pieces there, too
 //   codes    a piece of the next step is asked for where one of this step has been decoded
-//   rows     those of the next step are copied to shared memory, each lane's own, or read where they
-//            are
+//   rows     those of the next step are copied to shared memory, each lane's own, or read where
+//            they are
 //   warps    four, which have every fourth step of k; their sums are added in their order
 //   grid     tiles of features, row tiles of all groups, parts; surplus CTAs leave at once
 #include "backend/cuda/sm80/few_rows_tile.cuh"
@@ -149,8 +149,8 @@ class FewLines {
 };
 
 // How a kernel decodes, which kinds of scales it meets, which pairs its fragments have, whether its
-// rows are copied (lookups of codes leave shared memory no time for that), and whether each line has
-// scales of its own. Kernels that meet one kind alone have registers to spare.
+// rows are copied (lookups of codes leave shared memory no time for that), and whether each line
+// has scales of its own. Kernels that meet one kind alone have registers to spare.
 template <unsigned kKindsMet, bool kPairsApart, bool kRowsCopied, bool kScalesOfLines>
 struct FewDecoding {
   static constexpr unsigned kKinds = kKindsMet;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row products of coded matrices whose experts have few rows (few_rows.cu).
+// Row products of coded matrices whose experts have few rows: few_lines.cu, few_rows.cu.
 #pragma once
 
 #include "backend/cuda/sm80/row_product_params.h"

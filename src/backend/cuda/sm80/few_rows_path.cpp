@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frozen experts of codes that have few rows, beside Hopper's path: the portable path where its
-// kernels of few rows (few_lines.cu, few_rows.cu) multiply all and are the faster ones. What lies between the
-// steps has the types of every path of the context, so forward and backward of one step may go
-// different ways.
+// kernels of few rows (few_lines.cu, few_rows.cu) multiply all and are the faster ones. What lies
+// between the steps has the types of every path of the context, so forward and backward of one step
+// may go different ways.
 #include <algorithm>
 
 #include "backend/cuda/sm80/portable_path.h"

@@ -16,7 +16,7 @@ class PortablePath : public CudaPath {
   const char* describe(const Program& program, std::string& text) const override;
 
  protected:
-  // Whether a program multiplies, and by few_rows.cu alone.
+  // Whether a program multiplies, and by kernels of few rows alone.
   bool has_only_few_rows(const Program& program) const;
 };
 

@@ -5,8 +5,8 @@
 // The matrices of a row product may be coded, in any listed format, or fp32 that is rounded to 16
 // bits: their elements are made on the way to shared memory.
 // 16-bit elements (or what they are made of) that lie aligned go through the tensor cores (mma.cu;
-// few_rows.cu where experts have few rows of codes), everything else through tiles of fp32
-// (plain.cu). Sums are in fp32, their order is a function of the shape alone.
+// few_lines.cu and few_rows.cu where experts have few rows of codes), everything else through tiles
+// of fp32 (plain.cu). Sums are in fp32, their order is a function of the shape alone.
 #pragma once
 
 #include "backend/adapters.h"
