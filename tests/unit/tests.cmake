@@ -43,4 +43,5 @@ add_moec_test(unit/row_gemm_choice_test SOURCES ${sm90}/row_gemm_choice.cpp
 add_moec_test(unit/decoded_experts_test SOURCES ${sm90}/decoded_product.cpp
   ${sm90}/row_gemm_problem.cpp ${sm90}/code_lines.cpp
   ${PROJECT_SOURCE_DIR}/src/backend/cuda/weights/decoded_experts.cpp)
+add_moec_test(unit/few_scales_test)
 add_moec_test(unit/line_words_test)

@@ -14,6 +14,7 @@
 //   warps    four, which have every fourth step of k; their sums are added in their order
 //   grid     tiles of features, row tiles of all groups, parts; surplus CTAs leave at once
 #include "backend/cuda/sm80/few_rows_tile.cuh"
+#include "backend/cuda/sm80/few_scales.h"
 
 namespace moec::cuda {
 namespace {
@@ -301,10 +302,10 @@ void launch(const Op& op, const PortableGemm& p) {
 }  // namespace
 
 void few_lines_product(const Op& op, const PortableGemm& p) {
-  const ExpertQuant& of = p.codes[0].quant;
-  const moec_dtype dtype = of.zeros.array.present() ? moec_dtype(0) : of.scales.array.dtype;
+  const CommonScales scales = common_scales(p.codes[0].quant, p.codes[p.parts - 1].quant);
+  const moec_dtype dtype = scales.zeros ? moec_dtype(0) : scales.dtype;
   constexpr unsigned kF32 = 1 << kFewF32, kBf16 = 1 << kFewBf16, kZeros = 1 << kFewZeros;
-  switch (of.scheme) {
+  switch (p.codes[0].quant.scheme) {
     case MOEC_SCHEME_MXFP4:
       return launch<OfPowers>(op, p);
     case MOEC_SCHEME_INT8:
@@ -314,7 +315,7 @@ void few_lines_product(const Op& op, const PortableGemm& p) {
       return dtype == MOEC_F32 ? launch<OfFp8<kF32>>(op, p)
                                : launch<OfFp8<kFewFloats | 1 << kFewPowers>>(op, p);
     case MOEC_SCHEME_INT4:
-      if (of.scales.array.dtype == p.a.dtype) return launch<OfIntegers>(op, p);
+      if (scales.dtype == p.a.dtype) return launch<OfIntegers>(op, p);
       break;
     default:
       break;
