@@ -4,9 +4,9 @@ set(MOEC_CUDA_ARCH_sm90 90a-real)
 set(MOEC_CUDA_ARCH_portable 80-real 90)  # 90: SASS and PTX
 set(MOEC_CUDA_ARCH_exact 80-real 90)     # portable, with every fused multiply-add spelled out
 set(MOEC_CUDA_FLAGS_exact -fmad=false)
-# Called where weights are made, by losses, where rows are permuted for others, and for sums of rows
-# with experts that are none: the driver compiles them once on other GPUs than Hopper's, so that the
-# plug-in has an image less of them.
+# Called where weights are made, by losses, where rows are permuted for others, and where an ep
+# plans its routes, not in a layer's steps: the driver compiles them once on other GPUs than
+# Hopper's, so that the plug-in has an image less of them.
 set(MOEC_CUDA_ARCH_setup 80-virtual 90-real)
 set(MOEC_CUDA_FLAGS_setup -fmad=false)
 set(MOEC_CUDA_ARCH_host OFF)
@@ -27,12 +27,11 @@ set(MOEC_CUDA_SOURCES_portable
 set(MOEC_CUDA_SOURCES_exact
   routing/route_forward.cu routing/route_backward.cu routing/gate_forward.cu
   routing/gate_backward.cu routing/column_sum.cu routing/dense.cu
-  rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu
-  ranks/plan_routes.cu ranks/rank_steps.cu peers/peer_steps.cu
-  weights/factors.cu)
+  rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu
+  ranks/rank_steps.cu peers/peer_steps.cu weights/factors.cu)
 set(MOEC_CUDA_SOURCES_setup
   weights/quantise.cu sm80/weight_values.cu routing/loss.cu routing/z_loss.cu
-  rows/permute.cu rows/combine_general.cu)
+  rows/permute.cu ranks/plan_routes.cu)
 set(MOEC_CUDA_SOURCES_host
   plugin.cpp cuda_backend.cpp peers/peers.cpp routing/cublaslt.cpp
   experts/cuda_path.cpp experts/row_steps.cpp weights/decoded_experts.cpp
@@ -54,10 +53,10 @@ endfunction()
 moec_cuda_together(routing routing/route_forward.cu routing/route_backward.cu
   routing/gate_forward.cu routing/gate_backward.cu routing/column_sum.cu routing/dense.cu)
 moec_cuda_together(losses routing/loss.cu routing/z_loss.cu)
-moec_cuda_together(permuted rows/permute.cu rows/combine_general.cu)
-moec_cuda_together(rows rows/shared_mix.cu rows/row_ops.cu
+moec_cuda_together(plans rows/permute.cu ranks/plan_routes.cu)
+moec_cuda_together(rows rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu
   rows/token_sums.cu weights/factors.cu)
-moec_cuda_together(ranks ranks/plan_routes.cu ranks/rank_steps.cu peers/peer_steps.cu)
+moec_cuda_together(ranks ranks/rank_steps.cu peers/peer_steps.cu)
 moec_cuda_together(plan plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu
   plan/plan_source.cu)
 moec_cuda_together(sm80 sm80/mma.cu sm80/few_rows.cu sm80/plain.cu)
