@@ -12,7 +12,8 @@ namespace moec::cuda {
 namespace {
 
 // Calls at which these kernels are the faster ones, told by what all ranks of an ep share: the rows
-// that kernels are chosen for. bench/results/h200/few_rows.json has the times of both paths.
+// that kernels are chosen for. bench/results/h200/few_rows.json and few_rows_reach.json have the
+// times of both paths.
 struct Reach {
   bool backward;
   int64_t least_codes, most_codes;  // of an expert
