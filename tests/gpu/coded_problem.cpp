@@ -23,17 +23,23 @@ Vec rounded(moec_dtype dtype, Vec values) {
   return values;
 }
 
-CodedMatrix random_matrix(const CodedCase& c, Random& random, int N, int K) {
+moec_dtype up_scales(const CodedCase& c) {
+  if (!c.unlike_up) return c.scale_dtype;
+  return c.scale_dtype == MOEC_F32 ? MOEC_BF16 : MOEC_F32;
+}
+
+CodedMatrix random_matrix(const CodedCase& c, Random& random, int N, int K, moec_dtype scale_dtype,
+                          bool asymmetric) {
   CodedMatrix m;
   const size_t channels = size_t(kCodedExperts) * size_t(N);
   m.scales = random.normals(channels, 0.02 / 3);
   for (double& scale : m.scales) scale = std::fabs(scale) + 0.002;
-  m.scales = rounded(c.scale_dtype, m.scales);
-  for (size_t i = 0; i < channels && c.asymmetric; ++i)
+  m.scales = rounded(scale_dtype, m.scales);
+  for (size_t i = 0; i < channels && asymmetric; ++i)
     m.zeros.push_back(double(random.below(256) - 128));
   for (size_t i = 0; i < channels; ++i)
     for (int k = 0; k < K; ++k) {
-      const double zero = c.asymmetric ? m.zeros[i] : 0;
+      const double zero = asymmetric ? m.zeros[i] : 0;
       double code = std::nearbyint(zero + 20 * random.normal());
       code = k == 0 ? -128 : k == 1 ? 127 : std::min(127.0, std::max(-128.0, code));
       m.codes.push_back(code);
@@ -66,7 +72,7 @@ class Matrices {
     } else {
       if (c_.gate_layout != MOEC_GATE_NONE)
         set_.gate = matrix(problem.gate, c_.inter, c_.hidden, in_out, c_.coded_gate_up);
-      set_.up = matrix(problem.up, c_.inter, c_.hidden, in_out, c_.coded_gate_up);
+      set_.up = matrix(problem.up, c_.inter, c_.hidden, in_out, c_.coded_gate_up, up_scales(c_));
     }
     set_.down = matrix(problem.down, c_.hidden, c_.inter, c_.down_orientation == MOEC_IN_OUT,
                        c_.coded_down);
@@ -104,6 +110,10 @@ class Matrices {
     each = arrays_.back().data();
   }
   moec_matrix matrix(const CodedMatrix& from, int N, int K, bool in_out, bool is_coded) {
+    return matrix(from, N, K, in_out, is_coded, c_.scale_dtype);
+  }
+  moec_matrix matrix(const CodedMatrix& from, int N, int K, bool in_out, bool is_coded,
+                     moec_dtype scale_dtype) {
     const bool coded = is_coded && held_ == Held::kCodes;
     moec_matrix m = {};
     place(coded ? from.codes : from.values, coded ? moec_dtype(MOEC_I8) : c_.dtype, N, K, in_out,
@@ -113,7 +123,7 @@ class Matrices {
     if (!coded) return m;
     quants_.push_back(sized<moec_quant>());
     moec_quant& quant = quants_.back();
-    place(from.scales, c_.scale_dtype, N, 1, in_out, quant.scales, quant.per_expert_scales);
+    place(from.scales, scale_dtype, N, 1, in_out, quant.scales, quant.per_expert_scales);
     place(from.zeros, MOEC_I8, N, 1, in_out, quant.zeros, quant.per_expert_zeros);
     m.quant = &quant;
     return m;
@@ -156,10 +166,10 @@ std::string CodedCase::text() const {
   return "dtype " + std::to_string(dtype) + " scales " + std::to_string(scale_dtype) + " layout " +
          std::to_string(gate_layout) + orientation(gate_up_orientation) +
          orientation(down_orientation) + (asymmetric ? " asymmetric" : "") + (bias ? " bias" : "") +
-         (per_expert ? " per_expert" : "") + (coded_gate_up ? "" : " plain gate_up") +
-         (coded_down ? "" : " plain down") + " T " + std::to_string(tokens) + " H " +
-         std::to_string(hidden) + " I " + std::to_string(inter) + " act " +
-         std::to_string(int(act)) + " save " + std::to_string(save);
+         (per_expert ? " per_expert" : "") + (unlike_up ? " unlike_up" : "") +
+         (coded_gate_up ? "" : " plain gate_up") + (coded_down ? "" : " plain down") + " T " +
+         std::to_string(tokens) + " H " + std::to_string(hidden) + " I " + std::to_string(inter) +
+         " act " + std::to_string(int(act)) + " save " + std::to_string(save);
 }
 
 CodedProblem::CodedProblem(const CodedCase& coded_case) : c(coded_case) {
@@ -172,9 +182,9 @@ CodedProblem::CodedProblem(const CodedCase& coded_case) : c(coded_case) {
   // Far from every pre-activation: at a clamp the gradient has another value on either side.
   if (oracle::info_of(c.act).limit) config.experts.activation.limit = 1000;
   const bool gated = c.gate_layout != MOEC_GATE_NONE;
-  if (gated) gate = random_matrix(c, random, c.inter, c.hidden);
-  up = random_matrix(c, random, c.inter, c.hidden);
-  down = random_matrix(c, random, c.hidden, c.inter);
+  if (gated) gate = random_matrix(c, random, c.inter, c.hidden, c.scale_dtype, c.asymmetric);
+  up = random_matrix(c, random, c.inter, c.hidden, up_scales(c), c.asymmetric != c.unlike_up);
+  down = random_matrix(c, random, c.hidden, c.inter, c.scale_dtype, c.asymmetric);
   in.tokens = c.tokens;
   const size_t values = size_t(c.tokens) * size_t(c.hidden);
   in.x = rounded(c.dtype, random.normals(values));

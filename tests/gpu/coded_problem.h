@@ -19,6 +19,7 @@ struct CodedCase {
   uint32_t gate_layout = MOEC_GATE_SPLIT;
   uint32_t gate_up_orientation = MOEC_OUT_IN, down_orientation = MOEC_OUT_IN;
   bool asymmetric = false, bias = false, per_expert = false;
+  bool unlike_up = false;  // scales of another type, zero points where the others have none
   bool coded_gate_up = true, coded_down = true;
   int tokens = 40, hidden = 64, inter = 48;
   oracle::Act act = oracle::Act::kGptoss;

@@ -34,8 +34,11 @@ const moec_context* context_of(const char* path) {
 bool aligned(const CodedCase& c) {  // rows of codes
   return c.hidden % 16 == 0 && c.inter % 16 == 0;
 }
-bool hopper_takes(const CodedCase& c) {
+bool is_stack_of_gates(const CodedCase& c) {
   return c.dtype != MOEC_F32 && c.gate_layout != MOEC_GATE_NONE && !c.per_expert && aligned(c);
+}
+bool hopper_takes(const CodedCase& c) {
+  return is_stack_of_gates(c) && !c.unlike_up;
 }
 // Whether experts have few rows, in bf16, of codes.
 bool has_few_rows(const CodedCase& c) {
@@ -45,7 +48,7 @@ bool has_few_rows(const CodedCase& c) {
 // Whether the path of few rows surely takes forward and backward. It takes others, too.
 bool few_rows_takes(const CodedCase& c) {
   const bool out_in = c.gate_up_orientation == MOEC_OUT_IN && c.down_orientation == MOEC_OUT_IN;
-  return hopper_takes(c) && has_few_rows(c) && out_in && c.coded_gate_up && c.coded_down &&
+  return is_stack_of_gates(c) && has_few_rows(c) && out_in && c.coded_gate_up && c.coded_down &&
          c.hidden >= 64 && c.inter >= 64;
 }
 double tolerance(moec_dtype dtype) {  // against the exact oracle (layer_check.h)
@@ -149,6 +152,20 @@ TEST(Coded, ExpertsThatAreSeparateTensors) {
         c.per_expert = c.bias = true;
         check_case(c);
       }
+}
+
+// Few rows: their kernel is chosen by the scales of both parts.
+TEST(Coded, GateAndUpWithUnlikeScales) {
+  for (const moec_dtype scales : {MOEC_F32, MOEC_BF16})
+    for (const bool asymmetric : {false, true}) {
+      CodedCase c;
+      c.scale_dtype = scales;
+      c.asymmetric = asymmetric;
+      c.unlike_up = true;
+      c.tokens = 20;
+      c.inter = 80;
+      check_case(c);
+    }
 }
 
 TEST(Coded, BesidePlainMatrices) {

@@ -90,7 +90,9 @@ class FewOperand {
       x[y][run] = row_pairs<kApart>(v);
     });
   }
-  __device__ __forceinline__ bool both() const { return both_; }
+  // Whether rows of both octets are multiplied: copied ones always, since a loop without branches
+  // is worth more.
+  __device__ __forceinline__ bool both() const { return kCopied || both_; }
 
  private:
   static constexpr uint32_t kStageBytes = 4096;
@@ -100,7 +102,7 @@ class FewOperand {
     for (int y = 0; y < 2; ++y)
 #pragma unroll
       for (int run = 0; run < 4; ++run)
-        if ((y == 0 || both_) && (run < 2 || form_.nibbles)) body(y, run);
+        if ((y == 0 || both()) && (run < 2 || form_.nibbles)) body(y, run);
   }
   __device__ __forceinline__ const char* chunk(int y, int run, int k) const {
     return rows_[y] + (unsigned(k) << form_.shift) + 16 * run;
@@ -229,12 +231,15 @@ template <class Of>
 __global__ __launch_bounds__(kLinesThreads, kLinesCtas) void few_rows_kernel(const PortableGemm p) {
   constexpr bool kPowers = std::is_same_v<Of, OfPowers>;
   __shared__ LinesShared<Of::kCopied> shared;
-  begin_kernel();
+  if (!p.groups_made) begin_kernel();
   const Form form(p);
   PortableTile t;
   t.part = int(blockIdx.z);
   t.n0 = min(int(blockIdx.x) * kTileFeatures, int(p.n) - kTileFeatures);
-  if (!find_few_rows(p.groups, int(blockIdx.y), kTileRows, t)) return;
+  if (!find_few_rows(p.groups, int(blockIdx.y), kTileRows, t)) {
+    if (p.groups_made) begin_kernel();  // kernels behind this one wait for it alone
+    return;
+  }
   const int lane = few_lane(), count = int(min(t.m_end - t.m0, int64_t(kTileRows)));
   const int own = lane % 4 * 16, end = form.units(int(p.k)) + own;  // a warp leaves together
   const int last_part = p.sum ? p.parts - 1 : t.part;
@@ -246,6 +251,7 @@ __global__ __launch_bounds__(kLinesThreads, kLinesCtas) void few_rows_kernel(con
     FewScales<Form, Of::kKinds, Of::kOfLines> scales(p, part, t.group, int(t.n0), form, end - own);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) scales.fetch(i, first);
+    if (p.groups_made && part == t.part) begin_kernel();  // codes come meanwhile
     FewOperand<Of::kCopied> rows(p, t, form, part, count,
                                  ptx::shared_address(&shared.rows[few_warp()][0][0][0][lane]));
     rows.fetch(first);

@@ -34,17 +34,19 @@ __device__ __forceinline__ bool find_few_rows(const RowGroups& groups, int index
     if (found) {
       const int owner = __ffs(found) - 1;
       index -= __shfl_sync(~0u, end - of_lane, owner);
-      int group = 0;
+      int group = 0, of_group = __shfl_sync(~0u, rows[0], owner);
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
         const int skipped = __shfl_sync(~0u, tiles[i], owner);
+        const int next = __shfl_sync(~0u, rows[i + 1], owner);
         if (group == i && index >= skipped) {
           index -= skipped;
+          of_group = next;
           ++group;
         }
       }
       t.group = first + 4 * owner + group;
-      t.m_end = groups.counts[t.group];
+      t.m_end = of_group;
       t.first_row = groups.offsets[t.group];
       break;
     }

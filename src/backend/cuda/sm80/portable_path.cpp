@@ -124,7 +124,9 @@ class Runner {
     const Mlp& mlp = *s.mlp;
     RowProduct p = product_of(mlp, mlp.hidden);
     p.add({{elements(mlp, s.act), mlp.inter, nullptr}, &device_of(mlp).down, mlp.inter, false, 0});
-    multiply("down", mlp, p, {s.rows, mlp.hidden, true, s.bias_weight});
+    ProductOutput output = {s.rows, mlp.hidden, true, s.bias_weight};
+    output.groups_made = true;  // up is in front
+    multiply("down", mlp, p, output);
     const LowRank& factors = mlp.down_adapters;
     add_narrow(mlp, s.narrow, factors.rank, factors.b[0], false, mlp.hidden, {s.rows, mlp.hidden});
   }
@@ -162,7 +164,9 @@ class Runner {
     };
     if (mlp.gated()) add(s.d_pre.gate, device.gate);
     add(s.d_pre.up, device.up);
-    multiply("grad_up", mlp, p, {s.rows, mlp.hidden});
+    ProductOutput output = {s.rows, mlp.hidden};
+    output.groups_made = true;  // the activation's gradient is in front
+    multiply("grad_up", mlp, p, output);
     const LowRank& factors = mlp.gate_up_adapters;
     add_narrow(mlp, s.narrow, factors.rank, factors.a, true, mlp.hidden, {s.rows, mlp.hidden});
     if (s.input_dots && op_)

@@ -101,6 +101,7 @@ Problem problem_of(const RowProduct& product, const ProductOutput& output) {
         dtype_bytes(first.a.data.dtype);
   g.bias_weight = output.bias_weight;
   g.accumulate = output.accumulate;
+  g.groups_made = output.groups_made;
   if (const LowRank* ranks = output.ranks)
     g.column_scales = {ranks->scale, ranks->adapter, ranks->ids, output.row_token};
   g.c = rows_operand({output.c, output.stride, nullptr}, false);

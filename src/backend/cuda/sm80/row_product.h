@@ -23,6 +23,7 @@ struct ProductOutput {  // output i of a row product at c + i * n, of any stride
   // Of narrow rows: c times the scale of each rank, zeros for other adapters than the token's.
   const LowRank* ranks = nullptr;
   const int32_t* row_token = nullptr;
+  bool groups_made = false;  // the kernel in front has begun behind those that make row groups
 };
 // Matrices are as PointerTable::device() gives them. One term, or two of one length: of an output
 // each with the same operand, or of one output with operands of the same stride.

@@ -51,6 +51,7 @@ struct PortableGemm {
   int64_t c_part;         // elements from part 0 to part 1
   bool spans;             // four neighbours of n may be stored at once
   bool accumulate;
+  bool groups_made;
   Operand bias[2];  // i: n; no base and no pointers: none
   const float* bias_weight;
   ColumnScales column_scales;
