@@ -11,7 +11,7 @@
 //   codes    a piece of the next step is asked for where one of this step has been decoded
 //   rows     those of the next step are copied to shared memory, each lane's own, or read where
 //            they are
-//   warps    four, which have every fourth step of k; their sums are added in their order
+//   warps    four or two, which take turns in k; their sums are added in their order
 //   grid     tiles of features, row tiles of all groups, parts; surplus CTAs leave at once
 #include "backend/cuda/sm80/few_rows_tile.cuh"
 #include "backend/cuda/sm80/few_scales.h"
@@ -21,17 +21,19 @@ namespace {
 
 using Form = FewForm<false>;
 
-constexpr int kLinesWarps = 4, kLinesThreads = 32 * kLinesWarps, kLinesCtas = 3;
 constexpr int kPieces = 8, kTileFeatures = 64, kTileRows = 16;
-constexpr int kStride = 64 * kLinesWarps;  // of k, bytes of codes
+constexpr int kStep = 64;           // of k, bytes of codes
+constexpr int kMany = 4, kFew = 2;  // warps of a CTA
+template <int kWarps>
+constexpr int kCtas = 12 / kWarps;  // of an SM: registers for twelve warps
 constexpr int kSumPitch = kTileFeatures + 4;
 
-template <bool kCopied>
+template <int kWarps, bool kCopied>
 struct LinesShared {
   union {
     // Of two steps: rows g and g + 8, runs, lanes.
-    uint4 rows[kLinesWarps][kCopied ? 2 : 1][kCopied ? 2 : 1][4][32];
-    float sums[kLinesWarps][kTileRows][kSumPitch];
+    uint4 rows[kWarps][kCopied ? 2 : 1][kCopied ? 2 : 1][4][32];
+    float sums[kWarps][kTileRows][kSumPitch];
   };
   alignas(128) float book[32];  // inside 256 bytes
 };
@@ -117,6 +119,7 @@ class FewOperand {
 };
 
 // The lane's pieces of codes.
+template <int kStride>
 class FewLines {
  public:
   __device__ FewLines(const PortableGemm& p, const PortableTile& t, int part, Form form, int first)
@@ -152,12 +155,14 @@ class FewLines {
 };
 
 // How a kernel decodes, which kinds of scales it meets, which pairs its fragments have, whether its
-// rows are copied (lookups of codes leave shared memory no time for that), and whether each line
-// has scales of its own. Kernels that meet one kind alone have registers to spare.
+// rows are copied (lookups of codes leave shared memory no time for that), whether each line has
+// scales of its own, and whether short lines have a kernel. Kernels that meet one kind alone have
+// registers to spare.
 template <unsigned kKindsMet, bool kPairsApart, bool kRowsCopied, bool kScalesOfLines>
 struct FewDecoding {
   static constexpr unsigned kKinds = kKindsMet;
   static constexpr bool kApart = kPairsApart, kCopied = kRowsCopied, kOfLines = kScalesOfLines;
+  static constexpr bool kShort = kPairsApart || kKindsMet == 1 << kFewF32;
 };
 struct OfPowers : FewDecoding<1 << kFewPowers, true, true, true> {};
 struct OfIntegers : FewDecoding<1 << kFewBf16 | 1 << kFewZeros, true, true, true> {
@@ -177,8 +182,8 @@ struct OfFp8 : FewDecoding<kKinds, false, true, false> {
 };
 
 // The products of a step. decoder(i): of piece i; fetch(i) asks for its successor.
-template <int kRuns, class Make, class Fetch>
-__device__ __forceinline__ void multiply_lines(FewSums& c, const FewLines& codes,
+template <int kRuns, class Lines, class Make, class Fetch>
+__device__ __forceinline__ void multiply_lines(FewSums& c, const Lines& codes,
                                                const uint4 (&x)[2][4], bool both,
                                                const Make& decoder, const Fetch& fetch) {
 #pragma unroll
@@ -203,7 +208,7 @@ __device__ __forceinline__ void multiply_lines(FewSums& c, const FewLines& codes
 }
 
 // The sums of all warps to where they belong.
-template <class Shared>
+template <int kWarps, class Shared>
 __device__ __forceinline__ void write_lines(const PortableGemm& p, const PortableTile& t,
                                             const FewSums& c, int rows, Shared& shared) {
   const int lane = few_lane();
@@ -218,19 +223,20 @@ __device__ __forceinline__ void write_lines(const PortableGemm& p, const Portabl
   __syncthreads();
   const int column = int(threadIdx.x) % kTileFeatures;
 #pragma unroll 1
-  for (int row = int(threadIdx.x) / kTileFeatures; row < rows;
-       row += kLinesThreads / kTileFeatures) {
+  for (int row = int(threadIdx.x) / kTileFeatures; row < rows; row += 32 * kWarps / kTileFeatures) {
     float sum = shared.sums[0][row][column];
 #pragma unroll
-    for (int w = 1; w < kLinesWarps; ++w) sum += shared.sums[w][row][column];
+    for (int w = 1; w < kWarps; ++w) sum += shared.sums[w][row][column];
     store_few(p, t, row, t.n0 + column, sum);
   }
 }
 
-template <class Of>
-__global__ __launch_bounds__(kLinesThreads, kLinesCtas) void few_rows_kernel(const PortableGemm p) {
+template <class Of, int kWarps>
+__global__ __launch_bounds__(32 * kWarps,
+                             kCtas<kWarps>) void few_rows_kernel(const PortableGemm p) {
   constexpr bool kPowers = std::is_same_v<Of, OfPowers>;
-  __shared__ LinesShared<Of::kCopied> shared;
+  constexpr int kStride = kStep * kWarps;
+  __shared__ LinesShared<kWarps, Of::kCopied> shared;
   if (!p.groups_made) begin_kernel();
   const Form form(p);
   PortableTile t;
@@ -246,8 +252,8 @@ __global__ __launch_bounds__(kLinesThreads, kLinesCtas) void few_rows_kernel(con
   FewSums c = {};
 #pragma unroll 1
   for (int part = t.part; part <= last_part; ++part) {
-    const int first = few_warp() * 64 + own;
-    FewLines codes(p, t, part, form, first);
+    const int first = few_warp() * kStep + own;
+    FewLines<kStride> codes(p, t, part, form, first);
     FewScales<Form, Of::kKinds, Of::kOfLines> scales(p, part, t.group, int(t.n0), form, end - own);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) scales.fetch(i, first);
@@ -296,13 +302,23 @@ __global__ __launch_bounds__(kLinesThreads, kLinesCtas) void few_rows_kernel(con
     ptx::copy_async_wait<0>();  // of nothing, which may be under way
   }
   __syncthreads();  // the rows
-  write_lines(p, t, c, count, shared);
+  write_lines<kWarps>(p, t, c, count, shared);
 }
 
+template <class Of, int kWarps>
+void launch_with(const Op& op, const PortableGemm& p) {
+  const dim3 grid = few_grid(p, kTileRows, kTileFeatures);
+  run(op, "portable product", few_rows_kernel<Of, kWarps>, grid, 32 * kWarps, 0, p);
+}
+// Two warps have less to begin and to add up: for short lines, where CTAs are enough.
 template <class Of>
 void launch(const Op& op, const PortableGemm& p) {
-  const dim3 grid = few_grid(p, kTileRows, kTileFeatures);
-  run(op, "portable product", few_rows_kernel<Of>, grid, kLinesThreads, 0, p);
+  const int64_t groups = std::min(int64_t(p.groups.count), p.groups.choice_rows);
+  const int64_t tiles = p.n / kTileFeatures * groups * (p.sum ? 1 : p.parts);
+  const bool is_short = Form(p).units(int(p.k)) <= 16 * kStep && tiles >= 1024;
+  if constexpr (Of::kShort)
+    if (is_short) return launch_with<Of, kFew>(op, p);
+  launch_with<Of, kMany>(op, p);
 }
 
 }  // namespace

@@ -26,13 +26,10 @@ constexpr int64_t kMi = 1 << 20, kAny = int64_t(1) << 62;
 constexpr Reach kReach[] = {
     {false, 0, kAny, 16, 16, 8, 0},
     {false, 16 * kMi, kAny, 64, 8, 8, 0},
-    {false, 0, kAny, kAny, 1, 8, 0},
+    {false, 0, kAny, kAny, 4, 8, 0},
     {false, 16 * kMi, kAny, kAny, 8, 4, 0},
-    {false, 0, kAny, kAny, 4, 4, MOEC_SCHEME_MXFP4},
-    {false, 0, kAny, kAny, 4, 4, MOEC_SCHEME_CODEBOOK4},
-    {false, 0, kAny, kAny, 4, 8, MOEC_SCHEME_INT8},
-    {false, 0, kAny, kAny, 4, 8, MOEC_SCHEME_FP8},
-    {false, 16 * kMi, kAny, kAny, 8, 8, MOEC_SCHEME_INT8},
+    {false, 0, kAny, kAny, 8, 4, MOEC_SCHEME_MXFP4},
+    {false, 0, kAny, kAny, 8, 8, MOEC_SCHEME_INT8},
     {true, 0, 8 * kMi, 128, 4, 8, 0},
 };
 
