@@ -19,11 +19,8 @@ template <typename Element, int kN, Major kMajorM, Major kMajorN, int kBegin, in
           int kRegisters>
 __device__ __forceinline__ void multiply_steps(float (&acc)[kRegisters], uint32_t m, uint32_t n,
                                                int keep) {
-#pragma unroll
-  for (int k16 = kBegin; k16 < kEnd; ++k16) {
-    wgmma<Element, kN, kMajorM, kMajorN>(acc, m + k16 * kStepK16<kMajorM>,
-                                         n + k16 * kStepK16<kMajorN>, k16 == 0 ? keep : 1);
-  }
+  wgmma<Element, kN, kMajorM, kMajorN, kEnd - kBegin>(
+      acc, m + kBegin * kStepK16<kMajorM>, n + kBegin * kStepK16<kMajorN>, kBegin == 0 ? keep : 1);
 }
 
 // All k-blocks of a tile; the last one is left in flight for finish_multiply. The queue of the
@@ -42,7 +39,7 @@ __device__ __forceinline__ void multiply(TileAccumulators<kColumns>& acc, Stages
   const int lane = threadIdx.x & 31;
   const uint32_t first = operand_descriptor(ring.first_m(), kBlockBytes);
   const uint32_t m = first + group * (kBlockBytes >> 4), n = first + (kOperandMBytes >> 4);
-  for (int kb = 0; kb < k_blocks; ++kb) {
+  const auto multiply_block = [&](int kb) {
     ring.wait_full();
     if constexpr (kFences) ptx::fence_proxy_async();
     wgmma_fence();
@@ -59,6 +56,12 @@ __device__ __forceinline__ void multiply(TileAccumulators<kColumns>& acc, Stages
     wgmma_commit();
     behind(kb);
     ring.advance();
+  };
+  if constexpr (kBlocks > 1) {
+#pragma unroll 1  // else the compiler makes two copies of what is long enough
+    for (int kb = 0; kb < k_blocks; ++kb) multiply_block(kb);
+  } else {
+    for (int kb = 0; kb < k_blocks; ++kb) multiply_block(kb);
   }
 }
 

@@ -85,48 +85,69 @@ __device__ __forceinline__ void wgmma_wait() {
 #define MOEC_R15 MOEC_R14, MOEC_R(60)
 #define MOEC_R16 MOEC_R15, MOEC_R(64)
 #define MOEC_R17 MOEC_R16, MOEC_R(68)
-#define MOEC_WGMMA(n, type, p, a, b, s, ta, tb, ...)                                         \
-  asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " s                                   \
-               ", 0;\n"                                                                      \
-               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" p "}, " a \
-               ", " b ", keep, 1, 1, " ta ", " tb ";\n}"                                     \
-               : __VA_ARGS__                                                                 \
-               : "l"(a_desc), "l"(b_desc), "r"(keep), "n"(int(kA)), "n"(int(kB)))
-#define MOEC_WGMMA_N(n, p, a, b, s, ta, tb, ...)               \
-  if constexpr (kN == n) {                                     \
-    if constexpr (kBf16)                                       \
-      MOEC_WGMMA(#n, "bf16", p, a, b, s, ta, tb, __VA_ARGS__); \
-    else                                                       \
-      MOEC_WGMMA(#n, "f16", p, a, b, s, ta, tb, __VA_ARGS__);  \
+#define MOEC_STEP(keep, a, b, ta, tb, n, type, p)                                                \
+  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" p "}, " a ", " b ", " keep \
+  ", 1, 1, " ta ", " tb ";\n"
+#define MOEC_STEPS1(ta, tb, a0, b0, a1, b1, a2, b2, a3, b3, ...) \
+  MOEC_STEP("keep", a0, b0, ta, tb, __VA_ARGS__)
+#define MOEC_STEPS3(ta, tb, a0, b0, a1, b1, a2, b2, a3, b3, ...) \
+  MOEC_STEP("keep", a0, b0, ta, tb, __VA_ARGS__)                 \
+  MOEC_STEP("on", a1, b1, ta, tb, __VA_ARGS__)                   \
+  MOEC_STEP("on", a2, b2, ta, tb, __VA_ARGS__)
+#define MOEC_STEPS4(ta, tb, a0, b0, a1, b1, a2, b2, a3, b3, ...)   \
+  MOEC_STEPS3(ta, tb, a0, b0, a1, b1, a2, b2, a3, b3, __VA_ARGS__) \
+  MOEC_STEP("on", a3, b3, ta, tb, __VA_ARGS__)
+#define MOEC_DESCRIPTORS(i) \
+  "l"(descriptor(a + i * kStepK16<kA>)), "l"(descriptor(b + i * kStepK16<kB>))
+#define MOEC_DESCRIPTORS1 MOEC_DESCRIPTORS(0)
+#define MOEC_DESCRIPTORS3 MOEC_DESCRIPTORS1, MOEC_DESCRIPTORS(1), MOEC_DESCRIPTORS(2)
+#define MOEC_DESCRIPTORS4 MOEC_DESCRIPTORS3, MOEC_DESCRIPTORS(3)
+#define MOEC_WGMMA(steps, r, s, ...)                                                             \
+  asm volatile("{\n.reg .pred keep, on;\nsetp.ne.b32 keep, " s ", 0;\nsetp.eq.b32 on, " s ", " s \
+               ";\n" MOEC_STEPS##steps(__VA_ARGS__) "}"                                          \
+               : MOEC_R##r                                                                       \
+               : "r"(keep), "n"(int(kA)), "n"(int(kB)), MOEC_DESCRIPTORS##steps)
+#define MOEC_WGMMA_TYPE(steps, n, i, ...)                       \
+  if constexpr (kSteps == steps) {                              \
+    if constexpr (kBf16)                                        \
+      MOEC_WGMMA(steps, i, __VA_ARGS__, #n, "bf16", MOEC_P##i); \
+    else                                                        \
+      MOEC_WGMMA(steps, i, __VA_ARGS__, #n, "f16", MOEC_P##i);  \
+  }
+#define MOEC_WGMMA_N(n, ...)           \
+  if constexpr (kN == n) {             \
+    MOEC_WGMMA_TYPE(1, n, __VA_ARGS__) \
+    MOEC_WGMMA_TYPE(3, n, __VA_ARGS__) \
+    MOEC_WGMMA_TYPE(4, n, __VA_ARGS__) \
   }
 
-// keep = 0 overwrites d, so that the first step needs no cleared accumulators. a and b are low
-// words of descriptors.
-template <typename Element, int kN, Major kA, Major kB, int kRegisters>
+// kSteps neighbouring steps of 16 k: 1, 3 or 4. keep = 0 overwrites d, so that the first one needs
+// no cleared accumulators. a and b are low words of the first one's descriptors. One statement has
+// all steps, because the compiler takes long for each that has so many operands.
+template <typename Element, int kN, Major kA, Major kB, int kSteps, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint32_t a, uint32_t b, int keep) {
-  static_assert(kN <= 2 * kRegisters);
-  const uint64_t a_desc = uint64_t(kDescriptorHigh) << 32 | a;
-  const uint64_t b_desc = uint64_t(kDescriptorHigh) << 32 | b;
+  static_assert(kN <= 2 * kRegisters && (kSteps == 1 || kSteps == 3 || kSteps == 4));
   constexpr bool kBf16 = sizeof(Element) == 2 && __is_same(Element, __nv_bfloat16);
   static_assert(kBf16 || __is_same(Element, __half));
-  MOEC_WGMMA_N(8, MOEC_P0, "%4", "%5", "%6", "%7", "%8", MOEC_R0)
-  MOEC_WGMMA_N(16, MOEC_P1, "%8", "%9", "%10", "%11", "%12", MOEC_R1)
-  MOEC_WGMMA_N(24, MOEC_P2, "%12", "%13", "%14", "%15", "%16", MOEC_R2)
-  MOEC_WGMMA_N(32, MOEC_P3, "%16", "%17", "%18", "%19", "%20", MOEC_R3)
-  MOEC_WGMMA_N(40, MOEC_P4, "%20", "%21", "%22", "%23", "%24", MOEC_R4)
-  MOEC_WGMMA_N(48, MOEC_P5, "%24", "%25", "%26", "%27", "%28", MOEC_R5)
-  MOEC_WGMMA_N(56, MOEC_P6, "%28", "%29", "%30", "%31", "%32", MOEC_R6)
-  MOEC_WGMMA_N(64, MOEC_P7, "%32", "%33", "%34", "%35", "%36", MOEC_R7)
-  MOEC_WGMMA_N(72, MOEC_P8, "%36", "%37", "%38", "%39", "%40", MOEC_R8)
-  MOEC_WGMMA_N(80, MOEC_P9, "%40", "%41", "%42", "%43", "%44", MOEC_R9)
-  MOEC_WGMMA_N(88, MOEC_P10, "%44", "%45", "%46", "%47", "%48", MOEC_R10)
-  MOEC_WGMMA_N(96, MOEC_P11, "%48", "%49", "%50", "%51", "%52", MOEC_R11)
-  MOEC_WGMMA_N(104, MOEC_P12, "%52", "%53", "%54", "%55", "%56", MOEC_R12)
-  MOEC_WGMMA_N(112, MOEC_P13, "%56", "%57", "%58", "%59", "%60", MOEC_R13)
-  MOEC_WGMMA_N(120, MOEC_P14, "%60", "%61", "%62", "%63", "%64", MOEC_R14)
-  MOEC_WGMMA_N(128, MOEC_P15, "%64", "%65", "%66", "%67", "%68", MOEC_R15)
-  MOEC_WGMMA_N(136, MOEC_P16, "%68", "%69", "%70", "%71", "%72", MOEC_R16)
-  MOEC_WGMMA_N(144, MOEC_P17, "%72", "%73", "%74", "%75", "%76", MOEC_R17)
+  const auto descriptor = [](uint32_t low) { return uint64_t(kDescriptorHigh) << 32 | low; };
+  MOEC_WGMMA_N(8, 0, "%4", "%5", "%6", "%7", "%8", "%9", "%10", "%11", "%12", "%13", "%14")
+  MOEC_WGMMA_N(16, 1, "%8", "%9", "%10", "%11", "%12", "%13", "%14", "%15", "%16", "%17", "%18")
+  MOEC_WGMMA_N(24, 2, "%12", "%13", "%14", "%15", "%16", "%17", "%18", "%19", "%20", "%21", "%22")
+  MOEC_WGMMA_N(32, 3, "%16", "%17", "%18", "%19", "%20", "%21", "%22", "%23", "%24", "%25", "%26")
+  MOEC_WGMMA_N(40, 4, "%20", "%21", "%22", "%23", "%24", "%25", "%26", "%27", "%28", "%29", "%30")
+  MOEC_WGMMA_N(48, 5, "%24", "%25", "%26", "%27", "%28", "%29", "%30", "%31", "%32", "%33", "%34")
+  MOEC_WGMMA_N(56, 6, "%28", "%29", "%30", "%31", "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+  MOEC_WGMMA_N(64, 7, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39", "%40", "%41", "%42")
+  MOEC_WGMMA_N(72, 8, "%36", "%37", "%38", "%39", "%40", "%41", "%42", "%43", "%44", "%45", "%46")
+  MOEC_WGMMA_N(80, 9, "%40", "%41", "%42", "%43", "%44", "%45", "%46", "%47", "%48", "%49", "%50")
+  MOEC_WGMMA_N(88, 10, "%44", "%45", "%46", "%47", "%48", "%49", "%50", "%51", "%52", "%53", "%54")
+  MOEC_WGMMA_N(96, 11, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55", "%56", "%57", "%58")
+  MOEC_WGMMA_N(104, 12, "%52", "%53", "%54", "%55", "%56", "%57", "%58", "%59", "%60", "%61", "%62")
+  MOEC_WGMMA_N(112, 13, "%56", "%57", "%58", "%59", "%60", "%61", "%62", "%63", "%64", "%65", "%66")
+  MOEC_WGMMA_N(120, 14, "%60", "%61", "%62", "%63", "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+  MOEC_WGMMA_N(128, 15, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71", "%72", "%73", "%74")
+  MOEC_WGMMA_N(136, 16, "%68", "%69", "%70", "%71", "%72", "%73", "%74", "%75", "%76", "%77", "%78")
+  MOEC_WGMMA_N(144, 17, "%72", "%73", "%74", "%75", "%76", "%77", "%78", "%79", "%80", "%81", "%82")
 }
 
 // The same with the A operand in registers, of 32 columns. Its fragment is that of D with two
@@ -151,7 +172,16 @@ __device__ __forceinline__ void wgmma(float (&d)[16], const uint32_t (&a)[4], ui
 
 #undef MOEC_WGMMA_A
 #undef MOEC_WGMMA_N
+#undef MOEC_WGMMA_TYPE
 #undef MOEC_WGMMA
+#undef MOEC_DESCRIPTORS4
+#undef MOEC_DESCRIPTORS3
+#undef MOEC_DESCRIPTORS1
+#undef MOEC_DESCRIPTORS
+#undef MOEC_STEPS4
+#undef MOEC_STEPS3
+#undef MOEC_STEPS1
+#undef MOEC_STEP
 #undef MOEC_R0
 #undef MOEC_R1
 #undef MOEC_R2
