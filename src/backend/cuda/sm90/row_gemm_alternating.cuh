@@ -3,7 +3,6 @@
 // epilogues without and with pre-activations.
 #pragma once
 
-#include "backend/cuda/sm90/activation.cuh"
 #include "backend/cuda/sm90/epilogue_alternating.cuh"
 #include "backend/cuda/sm90/row_gemm_launch.cuh"
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradient of the down projection, in two kernels.
-#include "backend/cuda/sm90/activation.cuh"
 #include "backend/cuda/sm90/gradient_rows.cuh"
 #include "backend/cuda/sm90/row_gemm_coded.cuh"
 

@@ -4,7 +4,6 @@
 // have more codes on their way and more warps that decode.
 #pragma once
 
-#include "backend/cuda/sm90/activation.cuh"
 #include "backend/cuda/sm90/epilogue_at_once.cuh"
 #include "backend/cuda/sm90/row_gemm_launch.cuh"
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/cuda/sm90/activation.cuh"
 #include "backend/cuda/sm90/epilogue_gradient.cuh"
 #include "backend/cuda/sm90/row_gemm_launch.cuh"
 
@@ -7,12 +6,9 @@ namespace moec::cuda {
 
 cudaError_t launch_grad_down(const RowGemmProblem& problem, const RowGemmParams& params, int ctas,
                              cudaStream_t stream) {
-  return with_element(problem, [&]<class Element>() {
-    return problem.activation.kind == MOEC_ACT_SWIGLU
-               ? launch_major<Element, true, StoreGradient<Element, Swiglu>>(problem, params, ctas,
-                                                                             stream)
-               : launch_major<Element, true, StoreGradient<Element, SigmoidGated>>(problem, params,
-                                                                                   ctas, stream);
+  return with_activation(problem, [&]<class Element, class Activation>() {
+    return launch_major<Element, true, StoreGradient<Element, Activation>>(problem, params, ctas,
+                                                                           stream);
   });
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choose among the instances of one row GEMM: element type and orientation of the weights.
+// Choose among the instances of one row GEMM: element type, activation and orientation of the
+// weights.
 #pragma once
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/sm90/activation.cuh"
 #include "backend/cuda/sm90/row_gemm.cuh"
 #include "backend/cuda/sm90/row_gemm_kernels.h"
 
@@ -35,6 +37,15 @@ template <class Body>
 cudaError_t with_element(const RowGemmProblem& problem, const Body& body) {
   return problem.dtype == MOEC_BF16 ? body.template operator()<__nv_bfloat16>()
                                     : body.template operator()<__half>();
+}
+
+// body<Element, Activation>() of its type and activation. SwiGLU has kernels of its own in bf16.
+template <class Body>
+cudaError_t with_activation(const RowGemmProblem& problem, const Body& body) {
+  if (problem.dtype == MOEC_F16) return body.template operator()<__half, SigmoidGated>();
+  return problem.activation.kind == MOEC_ACT_SWIGLU
+             ? body.template operator()<__nv_bfloat16, Swiglu>()
+             : body.template operator()<__nv_bfloat16, SigmoidGated>();
 }
 
 }  // namespace moec::cuda
