@@ -108,7 +108,8 @@ languages_lane() {
                             -DMOEC_PROGRAMS="$build/release" -DMOEC_TILES="$build/release"
   stage "build asan"      compile asan --target tests_asan
   stage "tests asan"      scripts/run_ctest.py "$build/asan" -L asan
-  stage "configure tsan"  configure tsan -DMOEC_TILES="$build/release"
+  stage "configure tsan"  configure tsan \
+                            -DMOEC_PROGRAMS="$build/release" -DMOEC_TILES="$build/release"
   stage "build tsan"      compile tsan --target tests_tsan
   stage "tests tsan"      ${no_aslr[@]+"${no_aslr[@]}"} scripts/run_ctest.py "$build/tsan" -L tsan
 }

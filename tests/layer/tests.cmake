@@ -2,7 +2,7 @@
 # The whole layer through moec.h against the oracle. A machine without an instruction set skips it.
 target_sources(moec_test_support PRIVATE
   support/adapter_set.cpp support/descriptors.cpp support/device.cpp support/golden_adapters.cpp
-  support/layer_runner.cpp support/rank_threads.cpp support/tensors.cpp support/weight_sets.cpp)
+  support/layer_runner.cpp support/tensors.cpp support/weight_sets.cpp)
 set(all_isas ${MOEC_ISAS})
 add_moec_test(layer/golden_test LABELS per_backend aarch64 ISAS ${all_isas} old_cpu)
 add_moec_test(layer/golden_formats_test LABELS per_backend ISAS ${all_isas})
@@ -43,7 +43,7 @@ endif()
 # Layers of ranks, of threads, processes or GPUs.
 add_library(moec_ep_support STATIC EXCLUDE_FROM_ALL support/ep_problem.cpp support/ep_runs.cpp
   support/ep_sequence.cpp support/ep_training.cpp)
-target_link_libraries(moec_ep_support PUBLIC moec_quant_support)
+target_link_libraries(moec_ep_support PUBLIC moec_ranks_support moec_quant_support)
 use_test_headers(moec_ep_support 1)
 add_moec_test(layer/ep_layer_test LABELS asan)
 target_link_libraries(ep_layer_test PRIVATE moec_ep_support)
