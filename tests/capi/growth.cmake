@@ -9,11 +9,14 @@ add_custom_command(OUTPUT ${grown}/include/moec/moec.h
   VERBATIM)
 add_custom_target(grown_header DEPENDS ${grown}/include/moec/moec.h)
 
-# Tiles see none of the structs that grow: theirs are compiled once.
+# What the CPU computes with is compiled once: it sees structs that grow behind pointers alone, but
+# for cpu_backend.cpp, whose thread pool holds one.
+set(cpu src/backend/cpu)
 get_target_property(sources moec_objects SOURCES)
-list(FILTER sources EXCLUDE REGEX "/tile_")
-add_library(moec_grown SHARED
-  ${sources} $<FILTER:$<TARGET_OBJECTS:moec_objects>,INCLUDE,/tile_[a-z0-9]+[.]cpp>)
+list(FILTER sources EXCLUDE REGEX "/${cpu}/")
+set(objects $<FILTER:$<TARGET_OBJECTS:moec_objects>,INCLUDE,/${cpu}/>)
+add_library(moec_grown SHARED ${sources} ${PROJECT_SOURCE_DIR}/${cpu}/cpu_backend.cpp
+  $<FILTER:${objects},EXCLUDE,/cpu_backend[.]cpp>)
 add_dependencies(moec_grown grown_header)
 target_include_directories(moec_grown PRIVATE
   ${grown}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
