@@ -41,6 +41,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
         list(APPEND MOEC_ISA_${isa} -fno-sanitize=all)
       else()
         set(richer TRUE)
+        # Marking where each of a tile's many scopes ends takes a fifth of the time to compile it.
+        list(APPEND MOEC_ISA_${isa} -fno-sanitize-address-use-after-scope)
       endif()
     endforeach()
   endif()
