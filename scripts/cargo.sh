@@ -11,6 +11,7 @@ export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$build/rust} CARGO_TERM_COLOR=never
 export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_INCREMENTAL=0 CARGO_BUILD_JOBS
 CARGO_BUILD_JOBS=$(job_count)
+export RUSTFLAGS="-D warnings"
 LIBCLANG_PATH=$(dirname "$(find "$venv/lib" -name libclang.so | head -n 1)")
 export LIBCLANG_PATH
 exec cargo "$@"

@@ -67,7 +67,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             .dtype(sys::MOEC_F32),
     )?;
     let form = WeightsDesc::new()
-        .flags(sys::MOEC_WEIGHTS_FROZEN as u32)
+        .flags(sys::MOEC_WEIGHTS_FROZEN)
         .num_experts(E as i32)
         .hidden(H as i64)
         .inter(I as i64)
