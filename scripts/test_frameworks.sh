@@ -35,7 +35,7 @@ export OMP_NUM_THREADS=1
   part torch "${pytest[@]}" "$tests" --ignore "$tests/test_jax.py"
   part jax "${pytest[@]}" "$tests/test_jax.py"
 } &
-part example "$place/bin/python" "$root/examples/train_moe/train.py" --steps 30 --check
+part example "$place/bin/python" "$root/examples/train_moe/train.py" --steps 12 --check
 part trl env PYTHONPATH="$trl" "${pytest[@]}" "$tests/test_trl.py"
 part qlora "$place/bin/python" "$root/examples/qlora/finetune.py" --check
 part qlora_120b "$place/bin/python" "$root/examples/qlora_120b/train.py" --tiny --device cpu \

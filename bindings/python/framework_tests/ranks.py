@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in processes of their own: ranks.py MODULES... imports modules and forks ranks. The imports
-take seconds of a core, more than what most ranks do."""
+"""Ranks and programs in processes of their own: ranks.py MODULES... imports modules and forks them.
+The imports take seconds of a core, more than what most of them do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -24,14 +25,28 @@ if find_spec("transformers.distributed.expert_parallel"):  # transformers 5.23 a
     MODULES.append("transformers_worker")
 
 
-def run_ranks(main: Callable[..., None], size: int, folder: Path, *given: str) -> None:
-    """main(rank, size, folder, *given) in `size` processes, all of which end well."""
+def run_ranks(main: Callable[..., None], size: int, folder: Path, *given: str) -> list[str]:
+    """What `size` processes of main(rank, size, folder, *given) say, all of which end well."""
     forks = _forks()
     print(json.dumps([main.__module__, main.__name__, size, str(folder), *given]),
           file=forks.stdin, flush=True)
     statuses = json.loads(forks.stdout.readline())
     texts = [_output(folder, rank).read_text() for rank in range(size)]
     assert statuses == [0] * size, f"{statuses}\n" + "\n".join(texts)[-4000:]
+    return texts
+
+
+def run_program(folder: Path, file: Path, *given: object) -> str:
+    """What `python FILE GIVEN...` says, which ends well."""
+    (text,) = run_ranks(program, 1, folder, str(file), *map(str, given))
+    return text
+
+
+def program(rank: int, size: int, folder: Path, file: str, *given: str) -> None:
+    """A program that finds its imports made."""
+    sys.argv = [file, *given]
+    sys.path[0] = str(Path(file).parent)
+    runpy.run_path(file, run_name="__main__")
 
 
 @functools.cache

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import program, run_ranks
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 sys.path.insert(0, str(BENCH))
@@ -40,14 +42,35 @@ def test_cases_that_options_choose(monkeypatch: pytest.MonkeyPatch) -> None:
             chosen("--case", wrong)
 
 
+def test_ranks_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH / "gpu")
+    ep_bench, ep_ranks = map(importlib.import_module, ("ep_bench", "ep_ranks"))
+    monkeypatch.setattr(sys, "argv", ["ep_bench.py", "--device", "cpu", "--out", "none"])
+    monkeypatch.setattr(ep_bench, "start", lambda *given: given)
+    assert ep_bench.main() == (2, sys.argv)
+
+    text = "import os, sys, time; rank = os.environ['RANK']; assert os.environ['WORLD_SIZE'] == '2'"
+    told = f"{text}; open(os.environ['MOEC_BENCH_MEET'] + rank, 'w').write(sys.argv[1])"
+    monkeypatch.setattr(ep_ranks.tempfile, "mkdtemp", lambda: str(tmp_path))
+    assert ep_ranks.start(2, ["-c", told, "given"]) == 0
+    assert [(tmp_path / f"meet{rank}").read_text() for rank in range(2)] == ["given"] * 2
+    begin = time.monotonic()  # one that fails ends the others
+    assert ep_ranks.start(2, ["-c", f"{text}; time.sleep(60 * int(rank)); sys.exit(1)"]) != 0
+    assert time.monotonic() - begin < 30
+
+
+def one_rank(rank: int, size: int, folder: Path, *given: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo",
+                   "MOEC_BENCH_MEET": str(folder / "meet")}
+    program(rank, size, folder, str(BENCH / "gpu/ep_bench.py"), *given)
+
+
 def test_small_run(tmp_path: Path) -> None:
     out = tmp_path / "ep.json"
-    run = subprocess.run(
-        [sys.executable, BENCH / "gpu/ep_bench.py", "--device", "cpu", "--small", "--window",
-         "0.001", "--out", out], capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
-    assert "0 wrong" in run.stdout
-    assert "peer refused: moec_ep_create: rank 0 does not reach the memory" in run.stdout
+    said, _ = run_ranks(one_rank, 2, tmp_path, "--device", "cpu", "--small", "--window", "0.001",
+                        "--out", str(out))
+    assert "0 wrong" in said
+    assert "peer refused: moec_ep_create: rank 0 does not reach the memory" in said
     file = json.loads(out.read_text())
     found: dict[str, set[str]] = {}
     for row in file["rows"]:

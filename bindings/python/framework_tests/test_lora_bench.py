@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_program
 
 pytest.importorskip("bitsandbytes")
 BENCH = Path(__file__).resolve().parents[3] / "bench/gpu/lora_bench.py"
@@ -17,11 +16,9 @@ BASES = {"moec-bf16", "moec-nf4"}
 
 def test_small_run(tmp_path: Path) -> None:
     out = tmp_path / "lora.json"
-    run = subprocess.run(
-        [sys.executable, BENCH, "--device", "cpu", "--small", "--case", "qwen3-30b-a3b:24",
-         "--rounds", "1", "--out", out], capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
-    assert "0 wrong" in run.stdout
+    said = run_program(tmp_path, BENCH, "--device", "cpu", "--small", "--case",
+                       "qwen3-30b-a3b:24", "--rounds", "1", "--out", out)
+    assert "0 wrong" in said
     rows = json.loads(out.read_text())["rows"]
     adapted = {base + storage for base in BASES for storage in ("-lora", "-lora-peft")}
     everybody = BASES | adapted | {"torch-factored", "torch-delta"}

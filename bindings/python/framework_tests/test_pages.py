@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_program
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -22,9 +23,15 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_program_of_a_page(page: str) -> None:
+def test_the_program_of_a_page(page: str, tmp_path: Path) -> None:
     program, printed = PAGES[page]
-    done = run("-c", program)
+    file = tmp_path / "page.py"
+    file.write_text(program)
+    if "import torch" in program or "moec.torch" in program:
+        said = iter(run_program(tmp_path, file).splitlines())  # warnings may come between
+        assert all(line in said for line in printed.splitlines())
+        return
+    done = run(file)
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
 
