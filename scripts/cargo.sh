@@ -12,6 +12,8 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$build/rust} CARGO_TERM_COLOR=never
 export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_INCREMENTAL=0 CARGO_BUILD_JOBS
 CARGO_BUILD_JOBS=$(job_count)
 export RUSTFLAGS="-D warnings"
+# Crates outside the workspace at hand, of which candle has many, compile faster without checks.
+others='profile.dev.package."*"'
 LIBCLANG_PATH=$(dirname "$(find "$venv/lib" -name libclang.so | head -n 1)")
 export LIBCLANG_PATH
-exec cargo "$@"
+exec cargo --config "$others.debug-assertions=false" --config "$others.overflow-checks=false" "$@"
