@@ -10,16 +10,16 @@ wheel=$(echo "$build"/wheel/moec-*.whl) golden=$(echo "$build"/wheel/moec_golden
 
 # The environment is kept while its pins are the same; the wheel is new each time.
 pins=scripts/requirements.txt tests=scripts/requirements_test.txt
+pip=("$venv/bin/python" -m pip --python "$clean/bin/python" --disable-pip-version-check)
 stamp=$(cat "$pins" "$tests" <("$venv/bin/python" --version) | sha256sum)
 if [ "$(cat "$clean/.stamp" 2>/dev/null)" != "$stamp" ]; then
   rm -rf "$clean"
-  "$venv/bin/python" -m venv "$clean"
-  retry "what the Python package needs" "$clean/bin/python" -m pip install \
-    --disable-pip-version-check --constraint "$pins" --constraint "$tests" "$wheel[test]"
+  "$venv/bin/python" -m venv --without-pip "$clean"
+  retry "what the Python package needs" "${pip[@]}" install --constraint "$pins" \
+    --constraint "$tests" "$wheel[test]"
   echo "$stamp" >"$clean/.stamp"
 fi
-"$clean/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
-  --force-reinstall "$wheel" "$golden"
+"${pip[@]}" install --quiet --no-deps --no-index --force-reinstall "$wheel" "$golden"
 
 outside=$(mktemp -d)
 trap 'rm -rf "$outside"' EXIT
@@ -49,13 +49,14 @@ assert sys.version_info >= (3, 11); print("%d.%d" % sys.version_info[:2])' 2>/de
   packages=$build/py-packages/$version
   if [ "$(cat "$packages/.stamp" 2>/dev/null)" != "$stamp" ]; then
     rm -rf "$packages"
-    retry "packages for CPython $version" "$clean/bin/python" -m pip install --quiet \
-      --disable-pip-version-check --target "$packages" --python-version "$version" \
-      --only-binary :all: --constraint "$root/$pins" numpy ml_dtypes typer rich
+    # pip would compile for its own version.
+    retry "packages for CPython $version" "${pip[@]}" install --quiet --no-compile \
+      --target "$packages" --python-version "$version" --only-binary :all: \
+      --constraint "$root/$pins" numpy ml_dtypes typer rich
     echo "$stamp" >"$packages/.stamp"
   fi
-  "$clean/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
-    --target "$outside/$version" --python-version "$version" --only-binary :all: "$wheel" "$golden"
+  "${pip[@]}" install --quiet --no-compile --no-deps --no-index --target "$outside/$version" \
+    --python-version "$version" --only-binary :all: "$wheel" "$golden"
   PYTHONPATH=$outside/$version:$packages "$python" -m moec check \
     --family qwen3_moe --family gpt_oss
   echo "the same wheel on CPython $version"
