@@ -94,14 +94,14 @@ python_lane() {
 rust_lane() {
   stage "rust"            scripts/test_rust.sh
   stage "candle"          scripts/test_candle.sh
+  stage "docs"            scripts/docs.sh
+  stage "go"              scripts/test_go.sh
 }
 languages_lane() {
-  stage "docs"            scripts/docs.sh
   stage "c"               scripts/test_c.sh
   stage "packages"        scripts/test_packages.sh
   stage "packages aarch64" scripts/test_packages.sh aarch64
   stage "cuda aarch64"    scripts/test_cuda_aarch64.sh
-  stage "go"              scripts/test_go.sh
   stage "julia"           scripts/test_julia.sh
   stage "tests aarch64"   scripts/run_ctest.py "$build/aarch64" -L aarch64
   stage "configure asan"  configure asan -DMOEC_FUZZ_SECONDS=5 \
