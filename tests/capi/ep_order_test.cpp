@@ -2,6 +2,8 @@
 // Eps of one comm: steps that lie inside each other, that are never combined, and that come in
 // another order on another rank, for each scheme. It was seen to catch combines that do not say
 // whose they are.
+#include <cstring>
+
 #include "ep_ranks.h"
 
 namespace moec::test {
