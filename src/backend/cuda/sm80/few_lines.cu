@@ -22,8 +22,8 @@ namespace {
 using Form = FewForm<false>;
 
 constexpr int kPieces = 8, kTileFeatures = 64, kTileRows = 16;
-constexpr int kStep = 64;           // of k, bytes of codes
-constexpr int kMany = 4, kFew = 2;  // warps of a CTA
+constexpr int kStep = 64;                           // of k, bytes of codes
+constexpr int kWarpsOfLong = 4, kWarpsOfShort = 2;  // of a CTA, for lines of codes
 template <int kWarps>
 constexpr int kCtas = 12 / kWarps;  // of an SM: registers for twelve warps
 constexpr int kSumPitch = kTileFeatures + 4;
@@ -317,8 +317,8 @@ void launch(const Op& op, const PortableGemm& p) {
   const int64_t tiles = p.n / kTileFeatures * groups * (p.sum ? 1 : p.parts);
   const bool is_short = Form(p).units(int(p.k)) <= 16 * kStep && tiles >= 1024;
   if constexpr (Of::kShort)
-    if (is_short) return launch_with<Of, kFew>(op, p);
-  launch_with<Of, kMany>(op, p);
+    if (is_short) return launch_with<Of, kWarpsOfShort>(op, p);
+  launch_with<Of, kWarpsOfLong>(op, p);
 }
 
 }  // namespace
