@@ -58,7 +58,7 @@ RowGemmProblem LaunchList::problem(RowGemm op, const Mlp& mlp, int64_t n, int64_
   const char* why = set_matrices(bound, n, k, first, second);
   bound.out_stride = bound.features;
   decoded_ = {};
-  if (is_routed(mlp) && first.is_coded() && (why || !takes_wide(bound))) {
+  if (is_routed(mlp) && first.is_coded()) {
     const char* const refused = why ? why : row_gemm_refuses(bound);  // of the weights: no rows yet
     const char* const of_values = set_decoded(decoded_, p, mlp.groups.choice_rows, n, k, first,
                                               second, scratch_of(op), refused);
@@ -94,7 +94,6 @@ void LaunchList::operator()(const Up& s) {
   p.out = s.act;
   p.done = may_count_rows(mlp) ? done_ : nullptr;
   if (is_routed(mlp)) done_ = p.done;
-  done_features_ = takes_wide(p) ? 64 : 128;
   add_term(p, mlp.gate_up_adapters, s.narrow, mlp.gate_up_adapters.b[0],
            &mlp.gate_up_adapters.b[1]);
   add_row_gemm(p, mlp);
@@ -107,7 +106,6 @@ void LaunchList::operator()(const Down& s) {
   p.rows = s.act;
   p.out = s.rows.data;
   p.early = Early::kWeights;
-  p.done_features = done_features_;
   p.done = may_count_rows(mlp) ? done_ : nullptr;
   add_term(p, mlp.down_adapters, s.narrow, mlp.down_adapters.b[0]);
   add_row_gemm(p, mlp);
@@ -243,7 +241,6 @@ struct Describer {
                .add("shares_weights", int64_t(t.shares))
                .add("in_pace", int64_t(choice.in_pace))
                .add("few_rows", int64_t(choice.few_rows))
-               .add("wide", int64_t(choice.wide))
                .add("ctas", choice.ctas));
     if (has_gradient_rows(p))
       append(text, JsonObject().add("step", step).add("kernel", "sm90 gradient_rows"));

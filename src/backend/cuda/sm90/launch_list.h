@@ -127,9 +127,8 @@ class LaunchList {
   DecodedScratch scratch_ = {};
   WorkCounters::Gemm* counters_ = nullptr;  // of the next product of the routed experts
   unsigned* done_ = nullptr;                // of the tiles of up, for down
-  int done_features_ = 0;
-  Early next_ = Early::kNothing;  // of the products behind grad down
-  DecodedProduct decoded_ = {};   // the product being compiled, where it is one
+  Early next_ = Early::kNothing;            // of the products behind grad down
+  DecodedProduct decoded_ = {};             // the product being compiled, where it is one
   Fresh fresh_;
   int count_ = 0;
   std::array<Entry, kMost> entries_;

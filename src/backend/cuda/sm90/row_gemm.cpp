@@ -164,9 +164,6 @@ constexpr RowGemmLaunch<CodedRowGemmParams>* kCodedLaunches[kKinds] = {
     launch_coded_up, launch_coded_down, launch_coded_down, launch_coded_grad_down,
     launch_coded_up_alternating};
 constexpr RowGemmLaunch<CodedRowGemmParams>* kFewLaunches[] = {launch_few_up, launch_few_down};
-constexpr RowGemmLaunch<CodedRowGemmParams>* kWideLaunches[] = {launch_wide_up, launch_wide_down};
-constexpr RowGemmLaunch<CodedRowGemmParams>* kWidePowersLaunches[] = {launch_wide_up_powers,
-                                                                      launch_wide_down_powers};
 constexpr RowGemmLaunch<CodedRowGemmParams>* kPowersLaunches[] = {launch_few_up_powers,
                                                                   launch_few_down_powers};
 
@@ -211,9 +208,6 @@ cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& 
   params.channels_along_k = is_gradient(problem.op);
   params.lines = problem.lines;
   const bool powers = problem.lines.decode == LineDecode::kPowers;
-  if (choice.wide)
-    return (powers ? kWidePowersLaunches : kWideLaunches)[kind](problem, params, choice.ctas,
-                                                                stream);
   const auto launches = !choice.few_rows ? kCodedLaunches : powers ? kPowersLaunches : kFewLaunches;
   return launches[kind](problem, params, choice.ctas, stream);
 }

@@ -22,8 +22,6 @@
 #include "backend/cuda/sm90/lone_gatherer.cuh"
 #include "backend/cuda/sm90/register_decoder.cuh"
 #include "backend/cuda/sm90/row_producer.cuh"
-#include "backend/cuda/sm90/wide_consumer.cuh"
-#include "backend/cuda/sm90/wide_producer.cuh"
 
 namespace moec::cuda {
 
@@ -98,37 +96,25 @@ __device__ __forceinline__ void produce(const typename C::Params& p, int warp, T
                                         typename C::Stages& ring, const WorkNumbers& numbers,
                                         uint32_t memory) {
   const uint32_t barriers = memory + C::kPair, codes = memory + C::kCodes;
-  const uint32_t begun = C::kWide ? 0 : barriers + 8;
+  const uint32_t begun = barriers + 8;
   RowProducer<C> producer(p, ring, barriers, codes);
-  typename C::CodeRing code_ring(memory + C::kCodeStages, memory + C::kCodeBarriers);
   if (warp == C::kRelay) {
     for (RowTile tile; queue.take(tile);) {
       for (int kb = 0; kb < p.k_blocks; ++kb) ring.relay();
     }
   } else if (warp == C::kLoader) {
-    if constexpr (C::kWide)
-      WideRowLoader<C>(p, ring).run(queue);
-    else
-      producer.template run<false>(TileReader(queue, begun));
+    producer.template run<false>(TileReader(queue, begun));
   } else if (warp == C::kFinder) {
     TileDealer(
         typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, p.band_length),
         numbers, queue)
-        .run(
-            begun, p.early == Early::kNothing,
-            [&](const RowTile& tile) {
-              if (!C::kGather && p.done) wait_done<C>(p, tile);
-            },
-            [&](const RowTile& tile) {
-              if constexpr (C::kWide) load_wide_codes<C>(p, code_ring, tile);
-            });
+        .run(begun, p.early == Early::kNothing, [&](const RowTile& tile) {
+          if (!C::kGather && p.done) wait_done<C>(p, tile);
+        });
   } else if (warp == C::kSender) {
-    if constexpr (!C::kFinished && !C::kWide)
-      send_pieces<typename C::Epilogue>(p, queue, memory + C::kStaging);
+    if constexpr (!C::kFinished) send_pieces<typename C::Epilogue>(p, queue, memory + C::kStaging);
   } else if (warp >= C::kFirstGather && warp < C::kFirstGather + C::kGatherWarps) {
-    if constexpr (C::kWide && C::kGather)
-      WideGatherer<C>(p, ring, warp).run(queue);
-    else if constexpr (C::kLoneGatherer)
+    if constexpr (C::kLoneGatherer)
       LoneGatherer<C>(p, ring, memory + C::kRowTable).run(queue);
     else if constexpr (C::kGather)
       producer.template run<true>(TileReader(queue));
@@ -162,8 +148,6 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   if constexpr (C::kInRegisters) FragmentNumbers::init(p, memory + C::kCodes);
   if (threadIdx.x == 0) {
     ring.init(C::kFull, C::kLanded);
-    if constexpr (C::kWide)
-      typename C::CodeRing(memory + C::kCodeStages, memory + C::kCodeBarriers).init();
     numbers.init();
     queue.init(C::kQueueReaders);
     ptx::barrier_init(memory + C::kPair, kClusterSize);
@@ -201,9 +185,7 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     const int index = warp / 4 - 1;
     const typename C::ConsumerGroup group{
         {index, int(threadIdx.x) & 127, staging + index * C::kGroupStaging}};
-    if constexpr (C::kWide)
-      consume_wide<C>(p, queue, ring, group, memory);
-    else if constexpr (C::kInRegisters)
+    if constexpr (C::kInRegisters)
       consume_coded<C>(p, queue, ring, group, memory + C::kCodes);
     else
       consume<C>(p, queue, ring, group);

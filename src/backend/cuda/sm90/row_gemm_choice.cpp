@@ -2,7 +2,6 @@
 #include "backend/cuda/sm90/row_gemm_choice.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/workspace.h"
 
@@ -21,13 +20,6 @@ bool has_few_rows_kernel(const RowGemmProblem& p) {
 
 }  // namespace
 
-bool takes_wide(const RowGemmProblem& p) {
-  const char* const from = getenv("MOEC_WIDE");
-  const int64_t rows = from ? atoi(from) : 64;
-  return rows > 0 && has_few_rows_kernel(p) && p.dtype == MOEC_BF16 &&
-         p.max_rows > rows * p.num_experts;
-}
-
 // A tile of one block of features takes more than half as long as one of four. So 45 blocks are
 // nine tiles of four and three of three.
 RowGemmChoice choose(const RowGemmProblem& p, const RowGemmDevice& device) {
@@ -35,24 +27,18 @@ RowGemmChoice choose(const RowGemmProblem& p, const RowGemmDevice& device) {
   const int blocks = int(div_up(p.features, kBlockFeatures));
   RowGemmChoice choice = {};
   RowGemmTiles& tiles = choice.tiles;
-  choice.wide = takes_wide(p);
-  const int tile = (form_of(p.op).gated ? kGatedTile : kTileFeatures) >> choice.wide;
-  tiles.feature_tiles = int(div_up(p.features, tile));
+  tiles.feature_tiles = int(div_up(p.features, form_of(p.op).gated ? kGatedTile : kTileFeatures));
   tiles.tile_blocks = blocks / tiles.feature_tiles;
   tiles.wider_tiles = blocks % tiles.feature_tiles;
   tiles.k_blocks_of_part = int(div_up(p.k_size, kTileDepth));
   tiles.narrow_from = tiles.k_blocks_of_part * p.parts;
   tiles.k_blocks = tiles.narrow_from + int(div_up(p.rank, kTileDepth));
-  tiles.band_length =
-      int(std::max(kBandBytes / (kTwoRowTiles * depth * 2), kLeastBand)) >> choice.wide;
-  tiles.done_tiles =
-      int(div_up(p.k_size, p.done_features ? p.done_features
-                                           : kGatedTile));  // the features of up are the k of down
+  tiles.band_length = int(std::max(kBandBytes / (kTwoRowTiles * depth * 2), kLeastBand));
+  tiles.done_tiles = int(div_up(p.k_size, kGatedTile));  // the features of up are the k of down
   // rows * hidden * inter; the k of kGradUp are gate's and up's.
   const double products = double(p.max_rows) * double(p.features) * double(depth);
-  tiles.shares = !choice.wide && products / (p.op == RowGemm::kGradUp ? 2 : 1) >= kSharedProducts;
-  choice.few_rows =
-      !choice.wide && p.max_rows <= kFewOnAverage * p.num_experts && has_few_rows_kernel(p);
+  tiles.shares = products / (p.op == RowGemm::kGradUp ? 2 : 1) >= kSharedProducts;
+  choice.few_rows = p.max_rows <= kFewOnAverage * p.num_experts && has_few_rows_kernel(p);
   choice.in_pace = depth >= kLongTile && !choice.few_rows;
   choice.ctas = std::max(device.multiprocessors / 2, 1) * 2;  // pairs, one CTA a multiprocessor
   if (choice.few_rows) choice.ctas *= kFewRowsCtas;

@@ -23,13 +23,11 @@ struct RowGemmChoice {
   RowGemmTiles tiles;
   bool in_pace;   // clusters keep pace (pace.cuh)
   bool few_rows;  // kernels of few rows (row_gemm_few.cuh)
-  bool wide;      // tiles of up to 256 rows of codes (row_gemm_wide.cuh)
   int ctas;
 };
 struct RowGemmDevice {
   int multiprocessors;
 };
-bool takes_wide(const RowGemmProblem& problem);
 RowGemmChoice choose(const RowGemmProblem& problem, const RowGemmDevice& device);
 
 // Sharing pays for an MLP of so many rows: from about half a millisecond on, power decides how fast

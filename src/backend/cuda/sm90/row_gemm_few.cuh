@@ -22,35 +22,31 @@ cudaError_t down_of_few(const CodedRowGemmParams& params, int ctas, cudaStream_t
 
 // body<Element, Weights>() of the problem's type and scales; what few lines want is not in the loop
 // of the others.
-template <LineDecode kDecode, bool kWide = false, class Body>
+template <LineDecode kDecode, class Body>
 cudaError_t with_scales(const RowGemmProblem& problem, const Body& body) {
-  const auto of_element = [&]<class Element>() {
+  return with_element(problem, [&]<class Element>() {
     if constexpr (kDecode != LineDecode::kSigned) {
       const ExpertScales& scales = problem.lines.scales[0];
       if (kTileK >> scales.shift <= 1 &&
           (kDecode == LineDecode::kIntegers || scales.dtype == MOEC_F32))
-        return body.template operator()<Element, RegisterWeights<kDecode, true, kWide>>();
+        return body.template operator()<Element, RegisterWeights<kDecode, true>>();
     }
-    return body.template operator()<Element, RegisterWeights<kDecode, false, kWide>>();
-  };
-  if constexpr (kWide)
-    return of_element.template operator()<__nv_bfloat16>();
-  else
-    return with_element(problem, of_element);
+    return body.template operator()<Element, RegisterWeights<kDecode, false>>();
+  });
 }
 
 // And of how its codes are decoded, but for PowersWeights.
-template <bool kWide = false, class Body>
+template <class Body>
 cudaError_t with_decoded(const RowGemmProblem& problem, const Body& body) {
   switch (problem.lines.decode) {
     case LineDecode::kTable:
-      return with_scales<LineDecode::kTable, kWide>(problem, body);
+      return with_scales<LineDecode::kTable>(problem, body);
     case LineDecode::kIntegers:
-      return with_scales<LineDecode::kIntegers, kWide>(problem, body);
+      return with_scales<LineDecode::kIntegers>(problem, body);
     case LineDecode::kBytes:
-      return with_scales<LineDecode::kBytes, kWide>(problem, body);
+      return with_scales<LineDecode::kBytes>(problem, body);
     case LineDecode::kSigned:
-      return with_scales<LineDecode::kSigned, kWide>(problem, body);
+      return with_scales<LineDecode::kSigned>(problem, body);
     case LineDecode::kPowers:
       break;
   }
@@ -59,7 +55,6 @@ cudaError_t with_decoded(const RowGemmProblem& problem, const Body& body) {
 
 // Powers of two are those of bf16 (line_words.h), and each of half a line. Their kernels, of one
 // type alone, are compiled alone.
-template <bool kWide = false>
-using PowersWeights = RegisterWeights<LineDecode::kPowers, false, kWide>;
+using PowersWeights = RegisterWeights<LineDecode::kPowers, false>;
 
 }  // namespace moec::cuda

@@ -5,7 +5,7 @@ namespace moec::cuda {
 
 cudaError_t launch_few_down_powers(const RowGemmProblem&, const CodedRowGemmParams& params,
                                    int ctas, cudaStream_t stream) {
-  return down_of_few<__nv_bfloat16, PowersWeights<>>(params, ctas, stream);
+  return down_of_few<__nv_bfloat16, PowersWeights>(params, ctas, stream);
 }
 
 }  // namespace moec::cuda

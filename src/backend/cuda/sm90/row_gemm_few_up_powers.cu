@@ -5,7 +5,7 @@ namespace moec::cuda {
 
 cudaError_t launch_few_up_powers(const RowGemmProblem&, const CodedRowGemmParams& params, int ctas,
                                  cudaStream_t stream) {
-  return up_of_few<__nv_bfloat16, PowersWeights<>>(params, ctas, stream);
+  return up_of_few<__nv_bfloat16, PowersWeights>(params, ctas, stream);
 }
 
 }  // namespace moec::cuda

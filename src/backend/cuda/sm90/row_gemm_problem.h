@@ -119,7 +119,6 @@ struct RowGemmProblem {
   // kUp, kDown: null, or [num_experts], 0 before kUp, which adds its rows for each tile in memory;
   // kDown waits until all rows of an expert have all tiles instead of for the whole predecessor.
   unsigned* done;
-  int done_features;  // kDown: of a tile of kUp
 };
 
 inline bool is_coded(const RowGemmProblem& p) {

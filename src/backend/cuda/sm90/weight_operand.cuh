@@ -17,8 +17,7 @@ template <Major kMajor_>
 struct PlainWeights {
   using Params = RowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = false, kInRegisters = false, kWide = false;
-  static constexpr int kBlocks = 4;
+  static constexpr bool kCoded = false, kInRegisters = false;
   static constexpr int kCopyBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
   static constexpr int kBlockStride = kBlockBytes;                 // in a stage
   static __device__ int place(const Params&) { return 0; }
@@ -33,8 +32,7 @@ struct CodedWeights {
   using Format = Format_;
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = true, kInLines = false, kInRegisters = false, kWide = false;
-  static constexpr int kBlocks = 4;
+  static constexpr bool kCoded = true, kInLines = false, kInRegisters = false;
   static constexpr int kCopyBlocks = 1, kBlockStride = kBlockBytes;
   static __device__ int place(const Params&) { return kBlockBytes / 2; }
   static __device__ int bytes(const Params&) { return kOperandMBytes / 2; }
@@ -47,8 +45,7 @@ template <Major kMajor_>
 struct CodedWeights<LineFormats, kMajor_> {
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = true, kInLines = true, kInRegisters = false, kWide = false;
-  static constexpr int kBlocks = 4;
+  static constexpr bool kCoded = true, kInLines = true, kInRegisters = false;
   static constexpr int kCopyBlocks = 1, kBlockStride = kBlockBytes;
   static __device__ int nibbles(const Params& p) { return p.lines.decode != LineDecode::kBytes; }
   static __device__ int place(const Params& p) {
@@ -61,20 +58,18 @@ struct CodedWeights<LineFormats, kMajor_> {
 // Lines or channels along k, whose elements the warps that multiply make in their registers
 // (register_decoder.cuh): a stage holds the codes and nothing else, and so there are more stages.
 // kWholeLines: a line of a block has one scale, which is fp32, or of integers of the weights' type.
-// kWide: of half as many features, for tiles of up to 256 rows.
-template <LineDecode kDecode_, bool kWholeLines_, bool kWide_ = false>
+template <LineDecode kDecode_, bool kWholeLines_>
 struct RegisterWeights {
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = Major::kK;
-  static constexpr bool kCoded = false, kInRegisters = true, kWide = kWide_;
-  static constexpr int kBlocks = kWide ? 2 : 4;
+  static constexpr bool kCoded = false, kInRegisters = true;
   static constexpr LineDecode kDecode = kDecode_;
   static constexpr bool kWholeLines = kWholeLines_;
   static constexpr int kNibbles = kDecode != LineDecode::kBytes && kDecode != LineDecode::kSigned;
   static constexpr int kLineBytes = kTileK >> kNibbles;
   static constexpr int kCopyBlocks = 1, kBlockStride = 64 * kLineBytes;
   static __device__ int place(const Params&) { return 0; }
-  static __device__ int bytes(const Params&) { return kBlocks * kBlockStride; }
+  static __device__ int bytes(const Params&) { return 4 * kBlockStride; }
   static __device__ int column(const Params&, int position) { return position >> kNibbles; }
 };
 
@@ -82,7 +77,6 @@ struct RegisterWeights {
 enum class Blocks {
   kPlain,       // consecutive features
   kGated,       // two of gate, two of up
-  kPair,        // one of gate, one of up: each warpgroup has half of both
   kAlternating  // features of gate and up in turn: 128 consecutive ones for each warpgroup
 };
 
@@ -101,7 +95,6 @@ struct BlockPlace {
 };
 template <Blocks kForm>
 __device__ __forceinline__ BlockPlace place_of(int part, int feature, int block) {
-  if constexpr (kForm == Blocks::kPair) return {block, feature};
   return {kForm == Blocks::kGated ? block / 2 : part,
           kForm == Blocks::kAlternating
               ? 2 * feature + 128 * (block % 2) + 64 * (block / 2)
@@ -123,12 +116,12 @@ __device__ __forceinline__ void load_operand_m(const typename Weights::Params& p
   // Not one loop whose bounds are known only now: that becomes 75 instructions in front of the last
   // copy, with a choice for each of them.
   if (from.shared) {
-    const int begin = Weights::kBlocks / 2 * pair_rank();
+    const int begin = 2 * pair_rank();
 #pragma unroll
-    for (int i = 0; i < Weights::kBlocks / 2; i += Weights::kCopyBlocks) load(begin + i, true);
+    for (int i = 0; i < 2; i += Weights::kCopyBlocks) load(begin + i, true);
   } else {
 #pragma unroll
-    for (int block = 0; block < Weights::kBlocks; block += Weights::kCopyBlocks) load(block, false);
+    for (int block = 0; block < 4; block += Weights::kCopyBlocks) load(block, false);
   }
 }
 
