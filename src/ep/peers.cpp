@@ -12,7 +12,7 @@
 namespace moec::ep {
 namespace {
 
-constexpr const char* kFactNames[kPeerFacts] = {
+constexpr const char* kPeerFactNames[kPeerFacts] = {
     "the step (1: before a second dispatch, 2: dispatch, 3: combine)", "x_beside (1: given)",
     "adapter_ids (1: given)", "d_guest_weights (1: given)", "bound"};
 constexpr uint64_t kGathered = 512;  // bytes of a rank in gather()
@@ -302,7 +302,7 @@ void Peers::require_well() const {
     MOEC_REQUIRE(fact != kPeerOrder, MOEC_E_INVALID_STATE,
                  "a graph combined a dispatch twice; expected one combine after each. The ep is "
                  "broken now; make another one");
-    comm_.disagree(r, kFactNames[fact - 1], report);
+    comm_.disagree(r, kPeerFactNames[fact - 1], report);
   }
 }
 

@@ -22,8 +22,8 @@ struct Name {  // "list[2].gate_up.a"
   }
 };
 
-bool is_absent(const moec_factors& f) {
-  return moec::is_absent(f.a) && moec::is_absent(f.b) && f.scale == 0 && !f.reserved;
+bool are_absent(const moec_factors& f) {
+  return is_absent(f.a) && is_absent(f.b) && f.scale == 0 && !f.reserved;
 }
 
 // Elements from the first to the last; E_LAYOUT for negative strides, and for an output where two
@@ -56,11 +56,11 @@ int64_t checked_span(const char* name, const moec_tensor& t, bool is_written) {
   return span;
 }
 
-class Binder {
+class FactorsBinder {
  public:
   // values: null, or what the gradients are of.
-  Binder(const Context& context, const moec_adapters_desc& desc, const AdaptersView* values,
-         FactorMemory& memory)
+  FactorsBinder(const Context& context, const moec_adapters_desc& desc, const AdaptersView* values,
+                FactorMemory& memory)
       : context_(context), desc_(desc), values_(values), memory_(memory) {}
 
   AdaptersView bind(const moec_adapter* list, int32_t count) {
@@ -95,7 +95,7 @@ class Binder {
            const Parts& parts, bool down) {
     const char* const of = values_ ? "d_adapters" : "list";
     const Name name(of, index_, matrix, "");
-    MOEC_REQUIRE(exists || is_absent(from), MOEC_E_INVALID_ARG,
+    MOEC_REQUIRE(exists || are_absent(from), MOEC_E_INVALID_ARG,
                  "%s is given; gate_layout %u has no such matrix", name.text, desc_.gate_layout);
     FactorList& list = down ? view_.down : view_.gate_up;
     const Factors* bound = nullptr;
@@ -105,11 +105,11 @@ class Binder {
       const bool same = list.count < all.count && next->adapter == index_ &&
                         next->b[0].present() == (parts.of[0].step != 0) &&
                         next->b[1].present() == (parts.of[1].step != 0);
-      MOEC_REQUIRE(same || is_absent(from), MOEC_E_INVALID_ARG,
+      MOEC_REQUIRE(same || are_absent(from), MOEC_E_INVALID_ARG,
                    "%s is given; the bound adapter has no such factors", name.text);
       if (!same) return;
       bound = next;
-    } else if (is_absent(from)) {
+    } else if (are_absent(from)) {
       return;
     }
     Factors& to = (down ? memory_.down : memory_.gate_up)[list.count++];
@@ -150,7 +150,7 @@ class Binder {
   }
 
   static int64_t rank_of(const char* name, const moec_tensor& a) {
-    MOEC_REQUIRE(!moec::is_absent(a), MOEC_E_INVALID_ARG, "%s is absent; it is required", name);
+    MOEC_REQUIRE(!is_absent(a), MOEC_E_INVALID_ARG, "%s is absent; it is required", name);
     MOEC_REQUIRE(a.ndim == 3, MOEC_E_SHAPE, "%s has %d dimensions; expected 3", name, a.ndim);
     MOEC_REQUIRE(a.shape[1] >= 1 && a.shape[1] <= kMostRank, MOEC_E_SHAPE,
                  "%s has rank %lld (shape[1]); expected 1 to %lld", name, ll(a.shape[1]),
@@ -161,7 +161,7 @@ class Binder {
   // [E,n,k] of any strides, or [1,n,k] of all experts. value_dtype: of a gradient's factor.
   ExpertMatrix factor(const char* name, const moec_tensor& from, bool one, int64_t n, int64_t k,
                       moec_dtype value_dtype) {
-    if (values_ && moec::is_absent(from)) return {};
+    if (values_ && is_absent(from)) return {};
     moec_tensor t = from;
     const int64_t experts = one && from.shape[0] == 1 ? 1 : desc_.num_experts;
     std::fill(t.strides, t.strides + MOEC_MAX_DIMS, 0);
@@ -212,13 +212,13 @@ moec_adapters_desc checked_adapters_desc(const moec_adapters_desc& desc) {
 
 AdaptersView bind_adapters(const Context& context, const moec_adapters_desc& desc,
                            const moec_adapter* list, int32_t count, FactorMemory& memory) {
-  return Binder(context, desc, nullptr, memory).bind(list, count);
+  return FactorsBinder(context, desc, nullptr, memory).bind(list, count);
 }
 
 AdaptersView bind_adapter_gradients(const Context& context, const moec_adapters_desc& desc,
                                     const moec_adapter* list, int32_t count,
                                     const AdaptersView& values, FactorMemory& memory) {
-  return Binder(context, desc, &values, memory).bind(list, count);
+  return FactorsBinder(context, desc, &values, memory).bind(list, count);
 }
 
 }  // namespace moec

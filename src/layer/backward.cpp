@@ -7,10 +7,6 @@
 
 namespace moec {
 
-namespace {
-constexpr uint32_t kGradFlags = MOEC_GRAD_ACCUMULATE | MOEC_GRAD_ACCUMULATE_X;
-}
-
 void Layer::backward(const moec_layer_grad_args& args, const moec_layer_args& forward,
                      const LayerWeights& weights, const moec_weight_set* d_expert_weights,
                      const moec_weight_set* d_shared_weights, moec_stream stream) const {

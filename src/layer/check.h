@@ -14,6 +14,7 @@ namespace moec {
 class Context;
 
 // ---- scalars of descriptors
+constexpr uint32_t kGradFlags = MOEC_GRAD_ACCUMULATE | MOEC_GRAD_ACCUMULATE_X;  // of backward calls
 void check_flags(const char* name, uint32_t flags, uint32_t known);
 void check_enum(const char* name, uint32_t value, uint32_t last);
 void check_at_least(const char* name, int64_t value, int64_t least);

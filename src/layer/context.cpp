@@ -14,7 +14,7 @@ namespace {
 
 using ull = unsigned long long;
 
-constexpr uint32_t kKnownFlags =
+constexpr uint32_t kContextFlags =
     MOEC_CONTEXT_NO_ALLOC | MOEC_CONTEXT_CHECK_INPUTS | MOEC_CONTEXT_PROFILE;
 
 constexpr int64_t kMaxThreads = 1024;  // more is a mistake, not a machine
@@ -29,7 +29,7 @@ void clear(std::atomic<uint64_t> (&counters)[N]) {
 }
 
 void check_desc(const moec_context_desc& desc) {
-  check_flags("desc.flags", desc.flags, kKnownFlags);
+  check_flags("desc.flags", desc.flags, kContextFlags);
   check_enum("desc.math", desc.math, MOEC_MATH_TF32);
   check_range("desc.num_threads", desc.num_threads, 0, kMaxThreads);
   check_at_least("desc.device_id", desc.device_id, 0);

@@ -14,8 +14,7 @@ namespace {
 
 using ll = long long;
 
-constexpr char kMagic[8] = {'M', 'O', 'E', 'C', 'S', 'A', 'V', 'E'};
-constexpr uint32_t kGradFlags = MOEC_GRAD_ACCUMULATE | MOEC_GRAD_ACCUMULATE_X;
+constexpr char kSaveMagic[8] = {'M', 'O', 'E', 'C', 'S', 'A', 'V', 'E'};
 
 moec_size plus(moec_size size, uint64_t bytes) {
   return size.base || size.per_token ? moec_size{size.base + bytes, size.per_token} : size;
@@ -220,7 +219,7 @@ void Experts::check_gradients(const ExpertsGradients& gradients, TensorCheck& ch
 SavedHeader Experts::saved_header(int64_t num_tokens, int64_t max_rows,
                                   const Adapters* adapters) const {
   SavedHeader header = {};
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  std::memcpy(header.magic, kSaveMagic, sizeof kSaveMagic);
   header.desc_hash = checksum(&desc_, sizeof desc_);
   if (adapters) header.desc_hash = adapters->checksum(header.desc_hash);
   header.num_tokens = num_tokens;
@@ -255,7 +254,7 @@ void check_saved_header(const Context& context, const void* saved, const SavedHe
   if (!context.on_host()) return;  // reading it would wait for the device
   SavedHeader found;
   std::memcpy(&found, saved, sizeof found);
-  MOEC_REQUIRE(std::memcmp(found.magic, kMagic, sizeof kMagic) == 0, MOEC_E_MISMATCH,
+  MOEC_REQUIRE(std::memcmp(found.magic, kSaveMagic, sizeof kSaveMagic) == 0, MOEC_E_MISMATCH,
                "saved was not written by a forward call; expected the buffer that forward filled");
   MOEC_REQUIRE(
       found.num_tokens == expected.num_tokens && found.max_rows == expected.max_rows,

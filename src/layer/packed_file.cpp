@@ -24,12 +24,12 @@ namespace {
 
 using ull = unsigned long long;
 
-constexpr char kMagic[8] = {'M', 'O', 'E', 'C', 'P', 'A', 'C', 'K'};
-constexpr uint32_t kVersion = 1;
+constexpr char kPackMagic[8] = {'M', 'O', 'E', 'C', 'P', 'A', 'C', 'K'};
+constexpr uint32_t kPackVersion = 1;
 constexpr uint64_t kHeaderBytes = 4096;
 constexpr uint32_t kGateBias = 1, kUpBias = 2, kDownBias = 4;
 
-struct Header {
+struct PackHeader {
   char magic[8];
   uint32_t version, biases;
   int32_t num_experts;
@@ -40,7 +40,7 @@ struct Header {
   uint64_t payload_bytes, payload_checksum;
   uint64_t header_checksum;  // of the bytes before it
 };
-static_assert(sizeof(Header) == 144 && sizeof(Header) <= kHeaderBytes);
+static_assert(sizeof(PackHeader) == 144 && sizeof(PackHeader) <= kHeaderBytes);
 
 uint32_t biases_of(const WeightsView& view) {
   return (view.gate.has_bias() ? kGateBias : 0u) | (view.up.has_bias() ? kUpBias : 0u) |
@@ -48,11 +48,11 @@ uint32_t biases_of(const WeightsView& view) {
 }
 
 // A packed copy is the same whatever layout it was made from: only "gated or not" is kept.
-Header header_of(const moec_weights_desc& desc, const WeightsView& view,
-                 const std::string& format) {
-  Header header = {};
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.version = kVersion;
+PackHeader header_of(const moec_weights_desc& desc, const WeightsView& view,
+                     const std::string& format) {
+  PackHeader header = {};
+  std::memcpy(header.magic, kPackMagic, sizeof kPackMagic);
+  header.version = kPackVersion;
   header.biases = biases_of(view);
   header.num_experts = desc.num_experts;
   header.gate_layout = view.gated ? 0 : MOEC_GATE_NONE;
@@ -67,10 +67,10 @@ Header header_of(const moec_weights_desc& desc, const WeightsView& view,
 }
 
 // For messages.
-const char* kind_of(const Header& header) {
+const char* kind_of(const PackHeader& header) {
   return header.gate_layout == MOEC_GATE_NONE ? "plain" : "gated";
 }
-std::string biases_text(const Header& header) {
+std::string biases_text(const PackHeader& header) {
   if (!header.biases) return "no biases";
   std::string text;
   const std::pair<uint32_t, const char*> names[] = {
@@ -175,14 +175,14 @@ class Mapping {  // of a whole file, read-only; unmapped unless released
   void* data_ = nullptr;
 };
 
-Header read_header(const Mapping& file) {
-  Header header;
+PackHeader read_header(const Mapping& file) {
+  PackHeader header;
   std::memcpy(&header, file.data(), sizeof header);
-  MOEC_REQUIRE(std::memcmp(header.magic, kMagic, sizeof kMagic) == 0, MOEC_E_CORRUPT,
+  MOEC_REQUIRE(std::memcmp(header.magic, kPackMagic, sizeof kPackMagic) == 0, MOEC_E_CORRUPT,
                "the file does not start as packed weights; expected one of moec_weights_save_sync");
-  MOEC_REQUIRE(header.version == kVersion, MOEC_E_CORRUPT, "the file has version %u; expected %u",
-               header.version, kVersion);
-  const uint64_t sum = checksum(&header, offsetof(Header, header_checksum));
+  MOEC_REQUIRE(header.version == kPackVersion, MOEC_E_CORRUPT,
+               "the file has version %u; expected %u", header.version, kPackVersion);
+  const uint64_t sum = checksum(&header, offsetof(PackHeader, header_checksum));
   MOEC_REQUIRE(sum == header.header_checksum, MOEC_E_CORRUPT,
                "the file's header has checksum %016llx; expected %016llx", ull(sum),
                ull(header.header_checksum));
@@ -227,10 +227,10 @@ void Weights::save_sync(const char* path) const {
     payload = copy.data();
   }
   char page[kHeaderBytes] = {};
-  Header header = header_of(desc_, bound_.view, packing().format(bound_.view));
+  PackHeader header = header_of(desc_, bound_.view, packing().format(bound_.view));
   header.payload_bytes = bytes;
   header.payload_checksum = checksum(payload, bytes);
-  header.header_checksum = checksum(&header, offsetof(Header, header_checksum));
+  header.header_checksum = checksum(&header, offsetof(PackHeader, header_checksum));
   std::memcpy(page, &header, sizeof header);
   NewFile file(path);
   file.write(page, sizeof page);
@@ -244,12 +244,12 @@ void Weights::map_sync(const char* path) {
   require_packable();
   const File file(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
   Mapping mapping(file);
-  const Header header = read_header(mapping);
+  const PackHeader header = read_header(mapping);
   const bool bound = bound_once_ && bound_.view.source_present;
   const WeightsView view = bound ? source_
                                  : unbound_view(desc_, header.biases & kGateBias,
                                                 header.biases & kUpBias, header.biases & kDownBias);
-  Header expected = header_of(desc_, view, packing().format(view));
+  PackHeader expected = header_of(desc_, view, packing().format(view));
   // Codes say in the copy how they lie.
   const bool coded = desc_.gate_up_scheme || desc_.down_scheme;
   expected.payload_bytes = coded ? header.payload_bytes : packing().bytes(view);

@@ -12,10 +12,10 @@ namespace {
 
 using ull = unsigned long long;
 
-constexpr char kMagic[8] = {'M', 'O', 'E', 'C', 'P', 'L', 'A', 'N'};
-constexpr uint32_t kVersion = 1;
+constexpr char kPlanMagic[8] = {'M', 'O', 'E', 'C', 'P', 'L', 'A', 'N'};
+constexpr uint32_t kPlanVersion = 1;
 
-struct Header {  // little-endian, without implicit padding
+struct PlanHeader {  // little-endian, without implicit padding
   char magic[8];
   uint32_t version, kind;
   int32_t num_experts, num_zero, top_k, expert_begin, num_local, align;
@@ -24,7 +24,7 @@ struct Header {  // little-endian, without implicit padding
   uint64_t payload_bytes, payload_checksum;
   uint64_t header_checksum;  // of the bytes before it
 };
-static_assert(sizeof(Header) == 96);
+static_assert(sizeof(PlanHeader) == 96);
 
 uint64_t payload_bytes(const PlanView& plan) {
   uint64_t sum = 0;
@@ -41,10 +41,10 @@ PlanView view_in(PlanView plan, char* memory) {
   return plan;
 }
 
-Header header_of(const PlanView& plan) {
-  Header header = {};
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.version = kVersion;
+PlanHeader header_of(const PlanView& plan) {
+  PlanHeader header = {};
+  std::memcpy(header.magic, kPlanMagic, sizeof kPlanMagic);
+  header.version = kPlanVersion;
   header.kind = plan.kind;
   header.num_experts = plan.num_experts;
   header.num_zero = plan.num_zero;
@@ -60,16 +60,16 @@ Header header_of(const PlanView& plan) {
   return header;
 }
 
-Header read_header(const void* buffer, uint64_t bytes) {
-  Header header;
+PlanHeader read_header(const void* buffer, uint64_t bytes) {
+  PlanHeader header;
   MOEC_REQUIRE(bytes >= sizeof header, MOEC_E_CORRUPT,
                "buffer has %llu bytes; a saved plan has at least %zu", ull(bytes), sizeof header);
   std::memcpy(&header, buffer, sizeof header);
-  MOEC_REQUIRE(std::memcmp(header.magic, kMagic, sizeof kMagic) == 0, MOEC_E_CORRUPT,
+  MOEC_REQUIRE(std::memcmp(header.magic, kPlanMagic, sizeof kPlanMagic) == 0, MOEC_E_CORRUPT,
                "buffer does not start as a saved plan; expected the bytes of moec_plan_save_sync");
-  MOEC_REQUIRE(header.version == kVersion, MOEC_E_CORRUPT,
-               "buffer has version %u of a saved plan; expected %u", header.version, kVersion);
-  const uint64_t sum = checksum(&header, offsetof(Header, header_checksum));
+  MOEC_REQUIRE(header.version == kPlanVersion, MOEC_E_CORRUPT,
+               "buffer has version %u of a saved plan; expected %u", header.version, kPlanVersion);
+  const uint64_t sum = checksum(&header, offsetof(PlanHeader, header_checksum));
   MOEC_REQUIRE(sum == header.header_checksum, MOEC_E_CORRUPT,
                "header has checksum %016llx; expected %016llx", ull(header.header_checksum),
                ull(sum));
@@ -79,33 +79,33 @@ Header read_header(const void* buffer, uint64_t bytes) {
 }  // namespace
 
 uint64_t Plan::saved_bytes() const {
-  return sizeof(Header) + payload_bytes(view());
+  return sizeof(PlanHeader) + payload_bytes(view());
 }
 
 void Plan::save_sync(void* buffer, moec_stream stream) const {
   const uint64_t size = payload_bytes(view());
-  check_copy("buffer", buffer, sizeof(Header) + size);
+  check_copy("buffer", buffer, sizeof(PlanHeader) + size);
   context_->synchronize(stream);
-  char* const payload = static_cast<char*>(buffer) + sizeof(Header);
+  char* const payload = static_cast<char*>(buffer) + sizeof(PlanHeader);
   char* to = payload;
   for_each_array(view(), [&](const PlanArray& array, uint64_t part) {
     if (part) context_->backend().copy_to_host(to, array.data(view()), part, stream);
     to += part;
   });
-  Header header = header_of(view());
+  PlanHeader header = header_of(view());
   header.payload_checksum = checksum(payload, size);
-  header.header_checksum = checksum(&header, offsetof(Header, header_checksum));
+  header.header_checksum = checksum(&header, offsetof(PlanHeader, header_checksum));
   std::memcpy(buffer, &header, sizeof header);
 }
 
 void Plan::restore_sync(const void* buffer, uint64_t bytes, moec_stream stream) {
-  const Header header = read_header(buffer, bytes);
+  const PlanHeader header = read_header(buffer, bytes);
   MOEC_REQUIRE(header.num_tokens >= 0 && header.num_tokens <= desc_.max_tokens, MOEC_E_MISMATCH,
                "buffer holds a plan of %lld tokens; this plan's max_tokens is %lld",
                static_cast<long long>(header.num_tokens), static_cast<long long>(desc_.max_tokens));
   const PlanView plan = view_for(header.num_tokens);
   const uint64_t size = payload_bytes(plan);
-  Header expected = header_of(plan);
+  PlanHeader expected = header_of(plan);
   expected.payload_checksum = header.payload_checksum;
   expected.header_checksum = header.header_checksum;
   MOEC_REQUIRE(std::memcmp(&header, &expected, sizeof header) == 0, MOEC_E_MISMATCH,

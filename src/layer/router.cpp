@@ -9,9 +9,9 @@
 namespace moec {
 namespace {
 
-constexpr uint32_t kKnownFlags = MOEC_ROUTER_LOGIT_BIAS | MOEC_ROUTER_SELECT_BIAS |
-                                 MOEC_ROUTER_PER_EXPERT_SCALE | MOEC_ROUTER_NORM_IF_K_GT_1 |
-                                 MOEC_ROUTER_JITTER_X;
+constexpr uint32_t kRouterFlags = MOEC_ROUTER_LOGIT_BIAS | MOEC_ROUTER_SELECT_BIAS |
+                                  MOEC_ROUTER_PER_EXPERT_SCALE | MOEC_ROUTER_NORM_IF_K_GT_1 |
+                                  MOEC_ROUTER_JITTER_X;
 constexpr uint32_t kGateGradFlags =
     MOEC_GRAD_ACCUMULATE | MOEC_GRAD_ACCUMULATE_X | MOEC_GRAD_SKIP_IDLE;
 
@@ -48,7 +48,7 @@ void check_selection(const moec_router_desc& desc) {
 }
 
 void check_desc(const moec_router_desc& desc) {
-  check_flags("desc.flags", desc.flags, kKnownFlags);
+  check_flags("desc.flags", desc.flags, kRouterFlags);
   const int64_t num_ids = checked_num_ids(desc.num_experts, desc.num_zero_experts);
   check_range("desc.top_k", desc.top_k, 1, num_ids);
 

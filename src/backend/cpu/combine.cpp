@@ -28,10 +28,6 @@ const float* row_values(const Array& rows, int64_t at) {
   return static_cast<const float*>(rows.data) + at;
 }
 
-float routed_factor(const moec_experts_desc& desc, const float* mix, int64_t t) {
-  return mix ? desc.output_scale * mix[2 * t] : desc.output_scale;
-}
-
 // The routed sum, before output_scale, into `sum`.
 void sum_terms(const Combine& s, int64_t t, int64_t col, int64_t n, float* sum) {
   const moec_experts_desc& desc = *s.desc;

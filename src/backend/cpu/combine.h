@@ -8,6 +8,11 @@
 
 namespace moec::cpu {
 
+// What the routed sum of token t is multiplied with; mix: null, or c0 and c1 of each token.
+inline float routed_factor(const moec_experts_desc& desc, const float* mix, int64_t t) {
+  return mix ? desc.output_scale * mix[2 * t] : desc.output_scale;
+}
+
 // Columns [col, col + n) of token t, n <= 1024; shared: those of the shared expert, or null.
 void combine_columns(const Combine& step, int64_t t, int64_t col, int64_t n, const float* shared);
 void combine_columns(const CombineGrad& step, int64_t t, int64_t col, int64_t n,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/cpu/combine.h"
 #include "backend/cpu/mlp.h"
 #include "backend/cpu/shared_gate.h"
 #include "backend/shares.h"
@@ -66,9 +67,6 @@ float share_dot(const Dots& dots, const Array& d_y, const Array& x, int64_t t, c
 
 bool is_on_input(const moec_experts_desc& desc) {
   return desc.weight_position == MOEC_WEIGHT_ON_INPUT;
-}
-float routed_factor(const moec_experts_desc& desc, const float* mix, int64_t t) {
-  return mix ? desc.output_scale * mix[2 * t] : desc.output_scale;
 }
 
 // d(loss) / d(c0): <d_y, routed sum>

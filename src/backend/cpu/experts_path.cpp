@@ -10,9 +10,9 @@
 namespace moec::cpu {
 namespace {
 
-class Runner {
+class StepRunner {
  public:
-  Runner(const ThreadPool& pool, void* scratch) : pool_(pool), scratch_(scratch) {}
+  StepRunner(const ThreadPool& pool, void* scratch) : pool_(pool), scratch_(scratch) {}
 
   void operator()(const ListTokens& s) const {
     s.offsets[0] = 0;
@@ -64,7 +64,7 @@ Between CpuExperts::between(const moec_experts_desc&) const {
 }
 
 const char* CpuExperts::run(const Program& program, moec_stream) const {
-  const Runner runner(pool_, program.scratch);
+  const StepRunner runner(pool_, program.scratch);
   for (int i = 0; i < program.num_steps; ++i) std::visit(runner, program.steps[size_t(i)]);
   if (host_.count_launch) host_.count_launch(host_.self, 1, program.flops);
   return nullptr;

@@ -14,7 +14,7 @@
 namespace moec::cpu {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // columns
+constexpr int64_t kRowColumns = 1024;
 constexpr int64_t kDotLanes = 32;
 
 // The rows of one token: entry i is row rows[i] (negative: none).
@@ -59,10 +59,10 @@ void add_products(const float* a, const float* b, float* partial, int64_t count)
 
 // <a, b> over whole rows, in 32 partial sums whatever the blocks.
 float dot(const char* a, const char* b, moec_dtype dtype, int64_t count) {
-  alignas(kCacheLine) float left[kBlock], right[kBlock], partial[kDotLanes] = {};
+  alignas(kCacheLine) float left[kRowColumns], right[kRowColumns], partial[kDotLanes] = {};
   const int64_t size = dtype_bytes(dtype);
-  for (int64_t i = 0; i < count; i += kBlock) {
-    const int64_t n = std::min(kBlock, count - i);
+  for (int64_t i = 0; i < count; i += kRowColumns) {
+    const int64_t n = std::min(kRowColumns, count - i);
     convert_to_f32(a + i * size, dtype, left, n);
     convert_to_f32(b + i * size, dtype, right, n);
     vectorised<add_products>(left, right, partial, n);
@@ -74,12 +74,12 @@ float dot(const char* a, const char* b, moec_dtype dtype, int64_t count) {
 
 // y[t] = sum of weight * row (+ residual). A weight of exactly 0 leaves its row out: no 0 * inf.
 void sum_rows(const UnpermuteArgs& args, int64_t t) {
-  alignas(kCacheLine) float sum[kBlock], row[kBlock];
+  alignas(kCacheLine) float sum[kRowColumns], row[kRowColumns];
   const TokenRows entries(*args.plan, t);
   const float* const weights = merging_weights(*args.plan, args.routing_weights);
   const int64_t size = dtype_bytes(args.dtype);
-  for (int64_t h = 0; h < args.hidden; h += kBlock) {
-    const int64_t n = std::min(kBlock, args.hidden - h);
+  for (int64_t h = 0; h < args.hidden; h += kRowColumns) {
+    const int64_t n = std::min(kRowColumns, args.hidden - h);
     std::memset(sum, 0, sizeof sum);
     const auto add = [&](const void* base, int64_t line, float weight) {
       convert_to_f32(row_at(base, line, args.hidden, args.dtype) + h * size, args.dtype, row, n);
@@ -96,10 +96,10 @@ void sum_rows(const UnpermuteArgs& args, int64_t t) {
 
 // to = weight * from, rounded once
 void scale_row(const char* from, float weight, char* to, moec_dtype dtype, int64_t count) {
-  alignas(kCacheLine) float block[kBlock];
+  alignas(kCacheLine) float block[kRowColumns];
   const int64_t size = dtype_bytes(dtype);
-  for (int64_t h = 0; h < count; h += kBlock) {
-    const int64_t n = std::min(kBlock, count - h);
+  for (int64_t h = 0; h < count; h += kRowColumns) {
+    const int64_t n = std::min(kRowColumns, count - h);
     convert_to_f32(from + h * size, dtype, block, n);
     vectorised<scale_into>(block, weight, block, n);
     convert_from_f32(block, dtype, to + h * size, n);

@@ -16,16 +16,16 @@
 namespace moec::cpu {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // columns
+constexpr int64_t kSumColumns = 1024;
 
 // Sums start at +0, so that none is ever -0: a rank without a row leaves no trace.
 void sum_token(const SumRows& args, int64_t t) {
   args.ended(t);
-  alignas(kCacheLine) float sum[kBlock], row[kBlock];
+  alignas(kCacheLine) float sum[kSumColumns], row[kSumColumns];
   const auto alone = int32_t(t);
   const int32_t* const index = args.index ? args.index + t * args.width : &alone;
-  for (int64_t h = 0; h < args.hidden; h += kBlock) {
-    const int64_t n = std::min(kBlock, args.hidden - h);
+  for (int64_t h = 0; h < args.hidden; h += kSumColumns) {
+    const int64_t n = std::min(kSumColumns, args.hidden - h);
     const auto at = [&](const Array& rows, int64_t line) {
       return static_cast<char*>(rows.data) + (line * args.hidden + h) * dtype_bytes(rows.dtype);
     };

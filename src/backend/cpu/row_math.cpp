@@ -12,7 +12,7 @@ namespace moec::cpu {
 namespace {
 
 template <class T>
-struct RoundTo {
+struct RoundAs {
   float operator()(float value) const { return to_float(from_float<T>(value)); }
 };
 
@@ -81,8 +81,8 @@ struct Table {
     math::Activations::for_each([this]<class Kind>() {
       ValueFn* const row = value[Kind::kInfo.kind];
       row[int(StepRounding::kNone)] = kValue<Kind, math::NoRounding>;
-      row[int(StepRounding::kBf16)] = kValue<Kind, RoundTo<bf16>>;
-      row[int(StepRounding::kF16)] = kValue<Kind, RoundTo<f16>>;
+      row[int(StepRounding::kBf16)] = kValue<Kind, RoundAs<bf16>>;
+      row[int(StepRounding::kF16)] = kValue<Kind, RoundAs<f16>>;
       slopes[Kind::kInfo.kind] = kSlopes<Kind>;
     });
   }
