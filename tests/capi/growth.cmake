@@ -20,6 +20,7 @@ add_library(moec_grown SHARED ${sources} ${PROJECT_SOURCE_DIR}/${cpu}/cpu_backen
 add_dependencies(moec_grown grown_header)
 target_include_directories(moec_grown PRIVATE
   ${grown}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
+moec_compile_rooms_together(moec_grown)
 target_compile_options(moec_grown PRIVATE -O0)  # it runs for milliseconds
 target_precompile_headers(moec_grown PRIVATE ${PROJECT_SOURCE_DIR}/src/core/precompiled.h)
 target_link_libraries(moec_grown PRIVATE moec_options Threads::Threads ${CMAKE_DL_LIBS})
