@@ -22,7 +22,7 @@ macro(add_gpu_line program)  # what else stands on the line
 endmacro()
 
 # add_gpu_test(NAME [KERNELS] [SANITIZE | BULK] [SOURCES more files...]
-# [SUPPORT quant]): one GoogleTest program, through moec.h and the CUDA runtime. With KERNELS it
+# [SUPPORT names...]): one GoogleTest program, through moec.h and the CUDA runtime. With KERNELS it
 # links the plug-in's objects in place of the library and calls the kernels themselves. With
 # SANITIZE it runs under the sanitizers, too, which MOEC_CHECK_SMALL=1 tells it; with BULK without
 # initcheck, which does not see what bulk copies of Hopper's kernels write.
@@ -30,7 +30,7 @@ macro(add_gpu_test name)
   cmake_parse_arguments(arg "KERNELS;SANITIZE;BULK" "" "SOURCES;SUPPORT" ${ARGN})
   list(TRANSFORM arg_SOURCES PREPEND gpu/)
   if(arg_KERNELS)
-    add_moec_test(gpu/${name} BARE SOURCES ${arg_SOURCES} LABELS gpu)
+    add_moec_test(gpu/${name} BARE SOURCES ${arg_SOURCES} SUPPORT ${arg_SUPPORT} LABELS gpu)
     target_sources(${name} PRIVATE ${cuda_objects})
     target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
     target_link_libraries(${name} PRIVATE ${CMAKE_DL_LIBS})
@@ -48,9 +48,21 @@ macro(add_gpu_test name)
   endif()
 endmacro()
 
-add_gpu_test(graph_test SOURCES step.cpp)
-add_gpu_test(repeat_test SOURCES step.cpp occupy.cu)
-add_gpu_test(device_test SOURCES step.cpp)
+# What several programs need is compiled once.
+add_library(moec_step_support STATIC EXCLUDE_FROM_ALL gpu/step.cpp)
+add_library(moec_agree_support STATIC EXCLUDE_FROM_ALL gpu/agree.cpp)
+add_library(moec_kernel_support STATIC EXCLUDE_FROM_ALL gpu/experts_problem.cpp gpu/plain.cu)
+set_target_properties(moec_kernel_support PROPERTIES CUDA_STANDARD 20
+  CUDA_ARCHITECTURES "80-real;90")
+target_include_directories(moec_kernel_support PRIVATE ${PROJECT_SOURCE_DIR}/src)
+foreach(library moec_step_support moec_agree_support moec_kernel_support)
+  target_link_libraries(${library} PUBLIC moec_test_support CUDA::cudart_static)
+  use_test_headers(${library} 1)
+endforeach()
+
+add_gpu_test(graph_test SUPPORT step)
+add_gpu_test(repeat_test SOURCES occupy.cu SUPPORT step)
+add_gpu_test(device_test SUPPORT step)
 add_gpu_test(paths_test)
 add_gpu_test(coded_test SOURCES coded_problem.cpp)
 add_gpu_test(short_lines_test SANITIZE SUPPORT quant)
@@ -61,16 +73,16 @@ foreach(name decoded_test decoded_rows_test)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
 endforeach()
 add_gpu_test(buffer_test)
-add_gpu_test(ep_gpu_test BULK SOURCES ep_board.cpp step.cpp)
+add_gpu_test(ep_gpu_test BULK SOURCES ep_board.cpp SUPPORT step)
 target_link_libraries(ep_gpu_test PRIVATE moec_ep_support)
 add_gpu_test(ep_processes_test)
 add_gpu_test(kernel_check KERNELS SANITIZE
-  SOURCES weight_grad_check.cpp plan_check.cpp routes_check.cpp experts_problem.cpp plain.cu)
-add_gpu_test(small_check KERNELS SANITIZE SOURCES experts_problem.cpp plain.cu)
-add_gpu_test(backends_agree SANITIZE SOURCES agree.cpp)
-add_gpu_test(quantise_agrees SANITIZE SOURCES agree.cpp SUPPORT quant)
+  SOURCES weight_grad_check.cpp plan_check.cpp routes_check.cpp SUPPORT kernel)
+add_gpu_test(small_check KERNELS SANITIZE SUPPORT kernel)
+add_gpu_test(backends_agree SANITIZE SUPPORT agree)
+add_gpu_test(quantise_agrees SANITIZE SUPPORT agree quant)
 add_gpu_test(routing_agrees SANITIZE
-  SOURCES agree.cpp agree_router.cpp agree_plan.cpp agree_loss.cpp)
+  SOURCES agree_router.cpp agree_plan.cpp agree_loss.cpp SUPPORT agree)
 set(layer_tests golden_test features_test sweep_test types_test experts_test plans_test
   routing_test mixed_test mixed_plans_test mixed_routers_test values_test schemes_test
   neighbours_test formats_test golden_formats_test quantise_test quantise_golden_test packed_test
