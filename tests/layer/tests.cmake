@@ -45,6 +45,7 @@ add_library(moec_ep_support STATIC EXCLUDE_FROM_ALL support/ep_problem.cpp suppo
   support/ep_sequence.cpp support/ep_training.cpp)
 target_link_libraries(moec_ep_support PUBLIC moec_ranks_support moec_quant_support)
 use_test_headers(moec_ep_support 1)
+compile_together(moec_ep_support)
 add_moec_test(layer/ep_layer_test LABELS asan)
 target_link_libraries(ep_layer_test PRIVATE moec_ep_support)
 add_moec_test(layer/ep_losses_test LABELS asan tsan)

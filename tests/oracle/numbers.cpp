@@ -11,7 +11,7 @@
 namespace moec::oracle {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
 double sigmoid(double t) {
   return 1 / (1 + std::exp(-t));
@@ -124,7 +124,7 @@ void activate_backward(const Activation& act, double g, double u, double* d_gate
   const double limit = act.limit;
   const double gc = clamp_gate(g, limit, fault);
   const double uc = clamp_up(u, limit, fault);
-  const double gate_passes = passes(g, -kInf, limit, fault);
+  const double gate_passes = passes(g, -kUnbounded, limit, fault);
   const double up_passes = passes(u, -limit, limit, fault);
   switch (act.kind) {
     case Act::kSwiglu:
@@ -142,7 +142,7 @@ void activate_backward(const Activation& act, double g, double u, double* d_gate
       *d_up = silu(gc) * up_passes;
       break;
     case Act::kSwigluClamp:
-      *d_gate = uc * silu_grad(g) * passes(silu(g), -kInf, limit, fault);
+      *d_gate = uc * silu_grad(g) * passes(silu(g), -kUnbounded, limit, fault);
       *d_up = clamp_gate(silu(g), limit, fault) * up_passes;
       break;
     case Act::kGegluTanh:
