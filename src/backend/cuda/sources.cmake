@@ -43,25 +43,33 @@ set(MOEC_CUDA_SOURCES_host
   sm80/decoded_rows.cpp
   few_tokens/few_tokens_path.cpp few_tokens/small_gemm.cpp)
 
-# Files that are one compilation, because most of the time of each is that of its headers. Two of
-# them cannot have one name in their anonymous namespaces: the compiler says "has already been
-# defined". CMake before 3.31 compiles each alone.
+# Files that are one compilation: most of the time of a small one is that of its headers, and what
+# is alike in the kernels of two compilations is stored twice. Two files cannot have one name in
+# their anonymous namespaces: the compiler says "has already been defined". Kernels of few rows of
+# powers stay alone, and weight_grad.cu: beside others nvcc makes other code of them or of those.
+# CMake before 3.31 compiles each alone.
 function(moec_cuda_together group)
   list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/src/backend/cuda/)
   set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${group})
 endfunction()
 moec_cuda_together(routing routing/route_forward.cu routing/route_backward.cu
-  routing/gate_forward.cu routing/gate_backward.cu routing/column_sum.cu routing/dense.cu)
-moec_cuda_together(losses routing/loss.cu routing/z_loss.cu)
-moec_cuda_together(plans rows/permute.cu ranks/plan_routes.cu)
-moec_cuda_together(rows rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu
-  rows/token_sums.cu weights/factors.cu)
+  routing/gate_forward.cu routing/gate_backward.cu routing/column_sum.cu routing/dense.cu
+  rows/combine_general.cu rows/shared_mix.cu rows/row_ops.cu rows/token_sums.cu
+  weights/factors.cu)
 moec_cuda_together(ranks ranks/rank_steps.cu peers/peer_steps.cu)
 moec_cuda_together(plan plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu
-  plan/plan_source.cu)
-moec_cuda_together(sm80 sm80/mma.cu sm80/few_rows.cu sm80/plain.cu)
-moec_cuda_together(setup weights/quantise.cu sm80/weight_values.cu)
+  plan/plan_source.cu device/pointer_table.cu)
+moec_cuda_together(sm80 sm80/mma.cu sm80/mma_coded.cu sm80/few_rows.cu sm80/plain.cu
+  weights/decode_columns.cu)
+moec_cuda_together(setup weights/quantise.cu sm80/weight_values.cu routing/loss.cu
+  routing/z_loss.cu rows/permute.cu ranks/plan_routes.cu)
 moec_cuda_together(few_tokens few_tokens/small_up.cu few_tokens/small_down.cu
-  few_tokens/one_token.cu)
+  few_tokens/one_token.cu sm90/work_counters.cu)
 moec_cuda_together(narrow sm90/narrow_rows.cu sm90/factor_grad.cu)
+moec_cuda_together(row_gemm sm90/row_gemm_up.cu sm90/row_gemm_up_alternating.cu
+  sm90/row_gemm_down.cu sm90/row_gemm_grad_down.cu)
+moec_cuda_together(row_gemm_coded sm90/row_gemm_coded_up.cu
+  sm90/row_gemm_coded_up_alternating.cu sm90/row_gemm_coded_down.cu
+  sm90/row_gemm_coded_grad_down.cu)
+moec_cuda_together(row_gemm_few sm90/row_gemm_few_up.cu sm90/row_gemm_few_down.cu)
 moec_cuda_together(weights weights/decode_experts.cu rows/combine.cu)
