@@ -266,8 +266,8 @@ TEST_P(EpGpuScheme, ADisagreementIsReportedByPollAndByTheNextCall) {
   if (scheme == MOEC_EP_EXACT) GTEST_SKIP() << "its ranks meet";
   const int ranks = and_most({2}).back();
   DeviceBoard board(ranks);
-  // Under a sanitizer a copy to the host waits for all kernels of its GPU, also for those with which
-  // another rank waits for this one. So all have read before any goes on.
+  // Under a sanitizer a copy to the host waits for all kernels of its GPU, and so for those of a
+  // rank that waits for this one. So all have read before any goes on.
   std::barrier read(ranks);
   for (const std::string& error : run_ranks(ranks, [&](int r) {
          const Rank rank(board, r);
