@@ -47,7 +47,8 @@ set(MOEC_CUDA_SOURCES_host
 # is alike in the kernels of two compilations is stored twice. Two files cannot have one name in
 # their anonymous namespaces: the compiler says "has already been defined". Kernels of few rows of
 # powers stay alone, and weight_grad.cu: beside others nvcc makes other code of them or of those.
-# CMake before 3.31 compiles each alone.
+# scripts/test_cuda_aarch64.sh compiles work_counters.cu and pointer_table.cu alone. CMake before
+# 3.31 compiles each alone.
 function(moec_cuda_together group)
   list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/src/backend/cuda/)
   set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${group})
@@ -58,13 +59,13 @@ moec_cuda_together(routing routing/route_forward.cu routing/route_backward.cu
   weights/factors.cu)
 moec_cuda_together(ranks ranks/rank_steps.cu peers/peer_steps.cu)
 moec_cuda_together(plan plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu
-  plan/plan_source.cu device/pointer_table.cu)
+  plan/plan_source.cu)
 moec_cuda_together(sm80 sm80/mma.cu sm80/mma_coded.cu sm80/few_rows.cu sm80/plain.cu
   weights/decode_columns.cu)
 moec_cuda_together(setup weights/quantise.cu sm80/weight_values.cu routing/loss.cu
   routing/z_loss.cu rows/permute.cu ranks/plan_routes.cu)
 moec_cuda_together(few_tokens few_tokens/small_up.cu few_tokens/small_down.cu
-  few_tokens/one_token.cu sm90/work_counters.cu)
+  few_tokens/one_token.cu)
 moec_cuda_together(narrow sm90/narrow_rows.cu sm90/factor_grad.cu)
 moec_cuda_together(row_gemm sm90/row_gemm_up.cu sm90/row_gemm_up_alternating.cu
   sm90/row_gemm_down.cu sm90/row_gemm_grad_down.cu)
