@@ -106,6 +106,14 @@ Line line_of(LineCodes codes, int64_t block, int64_t first, int64_t count, int k
   return line;
 }
 
+// Products that bf16 holds.
+void make_exact(Line& line, Random& random) {
+  for (float& number : line.numbers)
+    number = std::bit_cast<float>(std::bit_cast<uint32_t>(number) & 0xfff00000u);
+  for (float& scale : line.scales)
+    scale = std::isfinite(scale) ? std::ldexp(1.0f, int(random.below(60)) - 30) : scale;
+}
+
 template <class T>
 void check_values(const Line& line) {
   constexpr bool kHalf = std::is_same_v<T, f16>;
@@ -119,21 +127,39 @@ void check_values(const Line& line) {
   ASSERT_EQ(found.back(), 0x1234);
 }
 
+// Rows of bf16, and as the dots of codes read them.
+struct Rows {
+  static constexpr int64_t kStride = kMostPositions + kPairsChunk;
+  std::vector<float> x, ordered;
+  std::vector<uint16_t> in_pairs;
+  Rows(LineCodes codes, int64_t count, Random& random)
+      : x(size_t(kStride) * kLinesRows), ordered(x.size()), in_pairs(x.size()) {
+    const TileKernels& tile = tile_kernels();
+    const int flip = codes == LineCodes::kHighNibble;
+    for (int64_t r = 0; r < kLinesRows; ++r) {
+      float* const row = &x[size_t(r * kStride)];
+      for (int64_t i = 0; i < count; ++i)
+        row[i] = to_float(from_float<bf16>(float(2 * random.uniform() - 1)));
+      for (int64_t i = 0; i < kStride; ++i) {
+        const int64_t from = i / kCodesChunk * kCodesChunk + (tile.nibble_order[i % 64] ^ flip);
+        ordered[size_t(r * kStride + i)] = row[are_nibbles(codes) ? from : i];
+      }
+      if (tile.pairs)
+        tile.pairs->arrange({row, kLanes, count, codes, &in_pairs[size_t(r * kStride)]});
+    }
+  }
+};
+
 // Some lines in one call: what each is alone, whatever lies beside it.
-void check_dots(std::vector<Line> lines, Random& random) {
+void check_dots(std::vector<Line> lines, bool pairs, Random& random) {
   const TileKernels& tile = tile_kernels();
   const CodedRun& run = lines[0].run;
   const LineCodes codes = lines[0].codes;
-  const int64_t count = run.count, stride = kMostPositions + kCodesChunk;
-  std::vector<float> x(size_t(stride) * kLinesRows), ordered(x.size());
-  const int flip = codes == LineCodes::kHighNibble;
-  for (int64_t r = 0; r < kLinesRows; ++r) {
-    for (int64_t i = 0; i < count; ++i) x[size_t(r * stride + i)] = float(2 * random.uniform() - 1);
-    for (int64_t i = 0; i < stride; ++i) {
-      const int64_t from = i / kCodesChunk * kCodesChunk + (tile.nibble_order[i % 64] ^ flip);
-      ordered[size_t(r * stride + i)] = x[size_t(r * stride + (are_nibbles(codes) ? from : i))];
-    }
-  }
+  const int64_t count = run.count, stride = Rows::kStride;
+  const Rows rows_of(codes, count, random);
+  const std::vector<float>& x = rows_of.x;
+  const void* const found_x =
+      pairs ? static_cast<const void*>(rows_of.in_pairs.data()) : rows_of.ordered.data();
   // Scales apart as they are many, further, or the same for all lines.
   const auto blocks = int64_t(lines[0].scales.size());
   const int64_t apart = std::vector<int64_t>{blocks, blocks + 3, 0}[random.below(3)];
@@ -153,13 +179,16 @@ void check_dots(std::vector<Line> lines, Random& random) {
   }
   CodedRun first = run;
   first.codes = bytes.data();
+  first.numbers = lines[0].numbers.data();
   first.scales = scales.data();
   if (run.zeros) first.zeros = zeros.data();
+  // Pairs read subnormal values as zeros, and sums that are become zero.
+  const double least = pairs ? 0x1p-126 : 1e-44;
   std::vector<float> alone(lines.size());
   for (int rows = 1; rows <= kLinesRows; ++rows) {
-    const DotRunFn dot = tile.dot_run[int(codes)][rows - 1];
+    const DotRunFn dot = (pairs ? tile.pairs->dot : tile.dot_run)[int(codes)][rows - 1];
     float sums[kLinesRows * kDotLines];
-    dot({first, int(lines.size()), kMostPositions, apart, ordered.data(), stride, sums});
+    dot({first, int(lines.size()), kMostPositions, apart, found_x, stride, sums});
     for (size_t i = 0; i < lines.size(); ++i) {
       const Line& line = lines[i];
       for (int64_t r = 0; r < rows; ++r) {
@@ -173,7 +202,7 @@ void check_dots(std::vector<Line> lines, Random& random) {
         if (!std::isfinite(size)) {
           ASSERT_FALSE(std::isfinite(found)) << rows << " rows, row " << r << ", line " << i;
         } else if (size < 1e38) {  // else sums on the way may leave the range
-          ASSERT_NEAR(found, sum, 1e-6 * size + 1e-44 * double(count))
+          ASSERT_NEAR(found, sum, 1e-6 * size + least * double(count))
               << rows << " rows, row " << r << ", line " << i;
         }
       }
@@ -184,13 +213,102 @@ void check_dots(std::vector<Line> lines, Random& random) {
         one.scales = line.scales.data();
         one.least_scale = first.least_scale;
         if (one.zeros) one.zeros = line.zeros.data();
-        dot({one, 1, 0, 0, ordered.data(), stride, own});
+        dot({one, 1, 0, 0, found_x, stride, own});
         alone[i] = own[0];
       }
       ASSERT_TRUE(sums[i] == alone[i] || (sums[i] != sums[i] && alone[i] != alone[i]))
           << rows << " rows, line " << i << ": " << sums[i] << " beside " << alone[i];
     }
   }
+}
+
+// Values of some lines in one call: zeros beyond the run up to a chunk, and nothing else.
+void check_decoded(const std::vector<Line>& lines, Random& random) {
+  const CodedRun& run = lines[0].run;
+  const DecodePairsFn decode = tile_kernels().pairs->decode[int(lines[0].codes)];
+  const bool same = random.below(2);
+  const auto blocks = int64_t(lines[0].scales.size());
+  std::vector<uint8_t> bytes;
+  std::vector<float> scales, zeros;
+  for (const Line& line : lines) {
+    bytes.insert(bytes.end(), line.bytes.begin(), line.bytes.end());
+    scales.insert(scales.end(), line.scales.begin(), line.scales.end());
+    zeros.insert(zeros.end(), line.zeros.begin(), line.zeros.end());
+  }
+  CodedRun first = run;
+  first.codes = bytes.data();
+  first.scales = scales.data();
+  if (run.zeros) first.zeros = zeros.data();
+  constexpr int64_t kStride = kMostPositions + kPairsChunk;
+  std::vector<uint16_t> found(size_t(kStride) * lines.size(), 0x1234);
+  decode({first, int(lines.size()), kMostPositions, same ? 0 : blocks, found.data(), kStride});
+  const int64_t whole = (run.count + kPairsChunk - 1) / kPairsChunk * kPairsChunk;
+  for (size_t i = 0; i < lines.size(); ++i)
+    for (int64_t j = 0; j < kStride; ++j) {
+      const uint16_t got = found[i * size_t(kStride) + size_t(j)];
+      if (j >= run.count) {
+        ASSERT_EQ(got, j < whole ? 0 : 0x1234) << "line " << i << ", " << j;
+        continue;
+      }
+      Line line = lines[i];
+      line.numbers = lines[0].numbers;
+      if (same) {
+        line.scales = lines[0].scales;
+        line.zeros = lines[0].zeros;
+      }
+      const float value = line.value(j), want = to_float(from_float<bf16>(value));
+      const float is = to_float(bf16{got});
+      const bool subnormal = std::abs(value) < 0x1p-126f && is == 0;
+      ASSERT_TRUE(is == want || (is != is && want != want) || subnormal)
+          << "line " << i << ", " << j << ": " << is << ", " << want;
+    }
+}
+
+// An A panel times lines of values, in doubles.
+void check_pair_lines(int rows, int blocks, bool accumulate, Random& random) {
+  const TileKernels& tile = tile_kernels();
+  constexpr int kBlockK = 2 * kSteps;
+  const int64_t k = int64_t(blocks) * kBlockK, stride = k + kBlockK, ld = tile.pair_columns + 3;
+  const auto value = [&] { return from_float<bf16>(float(2 * random.uniform() - 1)); };
+  std::vector<bf16> a(size_t(rows) * size_t(k)), b(size_t(stride) * size_t(tile.pair_columns));
+  for (bf16& v : a) v = value();
+  for (bf16& v : b) v = value();
+  std::vector<float> c(size_t(ld) * size_t(rows), 0.5f);
+  const std::vector<float> before = c;
+  std::vector<bf16> turned = a;
+  if (tile.turn_rows) tile.turn_rows(turned.data(), rows, blocks);
+  if (tile.begin) tile.begin();
+  tile.pair_lines({reinterpret_cast<const uint16_t*>(b.data()), stride, turned.data(), rows,
+                   c.data(), ld, blocks, accumulate});
+  if (tile.end) tile.end();
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < ld; ++j) {
+      const size_t at = size_t(i * ld + j);
+      if (j >= tile.pair_columns) {
+        ASSERT_EQ(c[at], before[at]);
+        continue;
+      }
+      double sum = accumulate ? before[at] : 0.0, size = std::abs(sum);
+      for (int64_t n = 0; n < k; ++n) {
+        const auto line = size_t((n / kBlockK * rows + i) * kBlockK + n % kBlockK);
+        const double term = double(to_float(a[line])) * double(to_float(b[size_t(j * stride + n)]));
+        sum += term;
+        size += std::abs(term);
+      }
+      ASSERT_NEAR(c[at], sum, 1e-6 * size) << rows << " rows, row " << i << ", column " << j;
+    }
+}
+
+TEST(Codes, LinesOfValuesAreMultiplied) {
+  SCOPED_TRACE(test::seed_note());
+  on_each_isa([] {
+    Random random(9);
+    const TileKernels& tile = tile_kernels();
+    if (!tile.pairs) return;
+    for (const ProductKernel* kernel : {&tile.bf16_few, &tile.bf16})
+      for (int rows = kernel->row_multiple; rows <= kernel->max_rows; rows += kernel->row_multiple)
+        for (const int blocks : {1, 2, 5, 64}) check_pair_lines(rows, blocks, rows % 2, random);
+  });
 }
 
 // Some lines as the columns of a tile: every value, zeros beyond the columns, and nothing else. A
@@ -207,11 +325,7 @@ void check_columns(LineCodes codes, int64_t block, int kind, Random& random) {
   for (Line& line : lines) {
     line.numbers = lines[0].numbers;
     line.run.least_scale = lines[0].run.least_scale;
-    if (!exact) continue;  // products that bf16 holds
-    for (float& number : line.numbers)
-      number = std::bit_cast<float>(std::bit_cast<uint32_t>(number) & 0xfff00000u);
-    for (float& scale : line.scales)
-      scale = std::isfinite(scale) ? std::ldexp(1.0f, int(random.below(60)) - 30) : scale;
+    if (exact) make_exact(line, random);
   }
   const CodedRun& run = lines[0].run;
   const int64_t stride = kMostPositions;
@@ -269,7 +383,7 @@ TEST(Codes, RunsAreTheirValues) {
     Random random(7);
     for (const LineCodes codes :
          {LineCodes::kLowNibble, LineCodes::kHighNibble, LineCodes::kI8, LineCodes::kE4m3})
-      for (const int64_t block : {0, 32, 64, 96, 128})
+      for (const int64_t block : {0, 32, 64, 96, 128, 256})
         for (int kind = 0; kind <= 6; ++kind)
           for (const bool zeros : {false, true}) {
             const int64_t first = 32 * int64_t(random.below(5));
@@ -283,7 +397,18 @@ TEST(Codes, RunsAreTheirValues) {
             std::vector<Line> lines = {line};
             while (lines.size() < kDotLines && random.below(8))
               lines.push_back(line_of(codes, block, first, count, kind, zeros, random));
-            check_dots(lines, random);
+            check_dots(lines, false, random);
+            if (!tile_kernels().pairs || (zeros && codes == LineCodes::kE4m3) ||
+                (block > 0 && block < least_pair_block(codes)))
+              continue;
+            check_dots(lines, true, random);
+            check_decoded(lines, random);
+            if (!are_nibbles(codes) || zeros || kind) continue;
+            for (Line& own : lines) {
+              make_exact(own, random);
+              own.run.exact = true;
+            }
+            check_dots(lines, true, random);
           }
   });
 }

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "backend/cpu/block_loader.h"
-#include "backend/cpu/coded_lines.h"
+#include "backend/cpu/coded_product.h"
 #include "backend/cpu/isa.h"
 #include "core/workspace.h"
 
@@ -13,20 +13,6 @@
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 namespace {
-
-// Rows cut into A panels of almost equal size.
-struct RowPanels {
-  int64_t rows, per_panel, multiple;
-  RowPanels(int64_t rows_, const ProductKernel& kernel)
-      : rows(rows_),
-        per_panel(div_up(div_up(rows_, div_up(rows_, kernel.max_rows)), kernel.row_multiple) *
-                  kernel.row_multiple),
-        multiple(kernel.row_multiple) {}
-  int64_t count() const { return div_up(rows, per_panel); }
-  int64_t padded(int64_t panel) const {
-    return div_up(std::min(per_panel, rows - panel * per_panel), multiple) * multiple;
-  }
-};
 
 bool same_rows(const BlockTerm& x, const BlockTerm& y) {
   return x.a.data == y.a.data && x.a.dtype == y.a.dtype && x.a.lane_stride == y.a.lane_stride &&
@@ -49,7 +35,7 @@ class Runner {
 
   BlockResult run() {
     if (p_.num_terms > 0 && !is_direct(p_.terms[0].b) && !product_with_lines(p_.terms[0].b) &&
-        !with_codes(p_.terms[0]))
+        !with_codes(p_.terms[0]) && !with_decoded(p_.terms[0]))
       region_of(0, 0, 0).prefetch(0, 1);
     for (int first = 0; first < p_.num_terms; first = end_of_load(first)) run_load(first);
     for (int i = 0; i < p_.outputs; ++i)
@@ -72,11 +58,11 @@ class Runner {
     for (int64_t block0 = 0; block0 < blocks; block0 += span) {
       const int now = int(std::min(span, blocks - block0));
       load_a(p_.terms[first].a, block0, now);
-      arranged_.count = 0;
       for (int term = first; term < end; ++term) {
         const BlockTerm& at = p_.terms[term];
-        if (with_codes(at))
-          multiply_codes(at, block0, now);
+        turn(at.a, block0, now, with_decoded(at) && p_.plan.tile->turn_rows);
+        if (with_codes(at) || with_decoded(at))
+          multiply_coded(at, block0, now);
         else if (const LinesProductFn product = product_with_lines(at.b))
           multiply_lines(product, at, block0, now);
         else
@@ -95,6 +81,8 @@ class Runner {
 
   void load_a(const PanelSource& source, int64_t block0, int blocks) {
     char* to = a_;
+    turned_ = false;
+    arranged_.count = 0;
     for (int64_t panel = 0; panel < panels_.count(); ++panel) {
       const int rows = int(panels_.padded(panel));
       load_rows(*p_.plan.tile, source, p_.plan.compute, p_.row0 + panel * panels_.per_panel, rows,
@@ -173,62 +161,29 @@ class Runner {
   bool with_codes(const BlockTerm& term) const {
     return p_.plan.compute == Compute::kF32 && takes_codes(term, p_.rows);
   }
-
-  // All columns for one span of A, each from end to end. x lies in the order in which values come
-  // from codes.
-  void multiply_codes(const BlockTerm& term, int64_t block0, int blocks) {
-    constexpr int64_t kSpan = 4096, kBlocks = kSpan / kCodesAlign + 2;
-    static_assert(kLinesRows * kSpan * int64_t(sizeof(float)) <= kScratchB);
-    const TileKernels& tile = *p_.plan.tile;
-    const PanelSource& source = term.b.source;
-    CodedLines lines;
-    lines.find(source.coded, source.dtype);
-    float* const c = c_[term.output];
-    auto* const x = reinterpret_cast<float*>(b_);
-    float scales[kDotLines * kBlocks], zeros[kDotLines * kBlocks], sums[kLinesRows * kDotLines];
-    const int64_t k0 = block0 * kSteps, k = std::min(blocks * int64_t(kSteps), source.k - k0);
-    const DotRunFn dot = tile.dot_run[int(lines.codes())][p_.rows - 1];
-    for (int64_t first = 0; first < k; first += kSpan) {
-      const int64_t count = std::min(kSpan, k - first);
-      if (const Arranged wanted{lines.codes(), first, count}; wanted != arranged_) {
-        for (int64_t r = 0; r < p_.rows; ++r)
-          arrange(lines.codes(), r, first, count, x + r * kSpan);
-        arranged_ = wanted;
-      }
-      for (int64_t column = 0; column < p_.cols; column += kDotLines) {
-        const int columns = int(std::min<int64_t>(kDotLines, p_.cols - column));
-        int64_t apart;
-        const CodedRun run =
-            lines.runs(tile, p_.col0 + column, columns, k0 + first, count, scales, zeros, apart);
-        dot({run, columns, lines.stride(), apart, x, kSpan, sums});
-        for (int64_t r = 0; r < p_.rows; ++r)
-          for (int64_t i = 0; i < columns; ++i) {
-            float &to = c[r * ld_ + column + i], sum = sums[r * kDotLines + i];
-            to = started_[term.output] ? to + sum : sum;
-          }
-      }
-      started_[term.output] = true;
-    }
+  bool with_decoded(const BlockTerm& term) const { return takes_decoded(p_.plan, term.b); }
+  void multiply_coded(const BlockTerm& term, int64_t block0, int blocks) {
+    bool& started = started_[term.output];
+    const CodedTask task = {p_.plan, term,    panels_, a_,     b_,     c_[term.output],
+                            ld_,     p_.col0, p_.cols, block0, blocks, started};
+    if (with_codes(term))
+      multiply_codes(task, arranged_);
+    else
+      multiply_decoded(task);
+    started = true;
   }
-  // Row r of A from `first` on, whole chunks of it: zeros follow the `count` values.
-  void arrange(LineCodes codes, int64_t r, int64_t first, int64_t count, float* to) const {
-    const int flip = codes == LineCodes::kHighNibble;
-    int position[kCodesChunk], place[kCodesChunk];  // in a chunk, and in that of A in floats
-    for (int i = 0; i < kCodesChunk; ++i) {
-      position[i] = are_nibbles(codes) ? p_.plan.tile->nibble_order[i] ^ flip : i;
-      place[i] = position[i] / kSteps * int(p_.rows) * kSteps + position[i] % kSteps;
+  // Panels of A, turned or as they were loaded.
+  void turn(const PanelSource& source, int64_t block0, int blocks, bool turned) {
+    if (turned == turned_) return;
+    if (turned_) return load_a(source, block0, blocks);
+    char* a = a_;
+    for (int64_t panel = 0; panel < panels_.count(); ++panel) {
+      const int64_t rows = panels_.padded(panel);
+      p_.plan.tile->turn_rows(a, int(rows), blocks);
+      a += rows * blocks * kLineBytes;
     }
-    for (int64_t at = 0; at < count; at += kCodesChunk) {
-      const auto* const chunk =
-          reinterpret_cast<const float*>(a_ + ((first + at) / kSteps * p_.rows + r) * kLineBytes);
-      if (count - at >= kCodesChunk)
-        for (int i = 0; i < kCodesChunk; ++i) to[at + i] = chunk[place[i]];
-      else
-        for (int i = 0; i < kCodesChunk; ++i)
-          to[at + i] = position[i] < count - at ? chunk[place[i]] : 0.0f;
-    }
+    turned_ = true;
   }
-
   // All columns times all rows for one span of A, in chunks of B that stay near.
   void multiply(const TermOfLoad& at, int64_t block0, int blocks) {
     const WeightSource& weight = p_.terms[at.term].b;
@@ -320,32 +275,19 @@ class Runner {
     }
   }
 
-  struct Arranged {  // of the rows of A, in b_; count 0: nothing
-    LineCodes codes = {};
-    int64_t first = 0, count = 0;
-    bool operator==(const Arranged&) const = default;
-  };
-
   const BlockProduct& p_;
   const RowPanels panels_;
   const int64_t columns_;
   char *const a_, *const b_;
   const int64_t ld_;
-  const bool few_;  // rows: one panel
-  Arranged arranged_;
+  const bool few_;         // rows: one panel
+  ArrangedRows arranged_;  // in b_
+  bool turned_ = false;
   float* c_[BlockProduct::kMostOutputs];
   bool started_[BlockProduct::kMostOutputs] = {};  // c holds a sum
 };
 
 }  // namespace
-
-bool takes_codes(const BlockTerm& term, int64_t rows) {
-  const PanelSource& source = term.b.source;
-  CodedLines lines;
-  return rows <= kLinesRows && !term.b.packed.data && source.is_coded() &&
-         source.dtype == MOEC_BF16 && lines.find(source.coded, source.dtype) &&
-         lines.along_k() != source.transposed;
-}
 
 ProductPlan plan_f32() {
   const TileKernels& tile = tile_kernels();

@@ -41,9 +41,6 @@ struct BlockTerm {
   int output = 0;
 };
 
-// Few rows are multiplied with runs of codes (dot_run) where they lie along k: in fp32.
-bool takes_codes(const BlockTerm& term, int64_t rows);
-
 struct BlockProduct {
   static constexpr int kMostOutputs = 2;
   ProductPlan plan;

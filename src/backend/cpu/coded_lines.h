@@ -22,6 +22,10 @@ class CodedLines {
   }
   int64_t bytes(int64_t positions) const { return are_nibbles(codes_) ? positions / 2 : positions; }
   int64_t stride() const { return stride_; }
+  // Kernels of pairs serve them.
+  bool have_pairs(const TileKernels& tile) const {
+    return tile.pairs && (block_.is_all() || block_.size() >= least_pair_block(codes_));
+  }
   // Scales and zero points that a run of `count` positions may need.
   int64_t most_blocks(int64_t count) const {
     return block_.is_all() ? 1 : count / block_.size() + 2;

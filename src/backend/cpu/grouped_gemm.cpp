@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "backend/cpu/block_product.h"
+#include "backend/cpu/coded_product.h"
 #include "backend/cpu/isa.h"
 #include "backend/cpu/packed_form.h"
 #include "backend/cpu/tasks.h"

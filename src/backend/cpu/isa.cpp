@@ -61,7 +61,7 @@ std::array<Set, 5> sets() {
                     has_bits(more.ebx, 1u << 5);
   constexpr uint32_t kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
   const bool avx512 = avx2 && has_bits(state, 0xe6) && has_bits(more.ebx, kF | kDq | kBw | kVl);
-  const bool avx512bf16 = avx512 && has_bits(tail.eax, 1u << 5);
+  const bool avx512bf16 = avx512 && has_bits(tail.eax, 1u << 5) && has_bits(more.ecx, 1u << 1);
   constexpr uint32_t kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
   const bool amx = avx512bf16 && has_bits(state, 0x60000) &&
                    has_bits(more.edx, kAmxBf16 | kAmxTile) && request_tiles();

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 moec_add_sources(
-  block_product.cpp coded_lines.cpp cpu_backend.cpp grouped_gemm.cpp grouped_wgrad.cpp isa.cpp
-  pack.cpp packed_form.cpp row_math.cpp)
+  block_product.cpp coded_lines.cpp coded_product.cpp cpu_backend.cpp grouped_gemm.cpp
+  grouped_wgrad.cpp isa.cpp pack.cpp packed_form.cpp row_math.cpp)
 moec_add_sources(  # experts
   adapters.cpp combine.cpp dots.cpp expert_weights.cpp experts_describe.cpp experts_path.cpp
   mlp_backward.cpp mlp_forward.cpp shared_gate.cpp weight_values.cpp)
@@ -19,7 +19,7 @@ set(isas portable)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(MOEC_ISA_avx2 -mavx2 -mfma -mf16c)
   set(MOEC_ISA_avx512 ${MOEC_ISA_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
-  set(MOEC_ISA_avx512bf16 ${MOEC_ISA_avx512} -mavx512bf16)
+  set(MOEC_ISA_avx512bf16 ${MOEC_ISA_avx512} -mavx512vbmi -mavx512bf16)
   set(MOEC_ISA_amx ${MOEC_ISA_avx512bf16} -mamx-tile -mamx-bf16)
   # A sanitizer sees what runs, and takes most of the time to compile a tile. Of what does not run
   # the objects of another build serve as well. Tests of threads run with the richest set alone.

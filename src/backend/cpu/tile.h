@@ -132,11 +132,52 @@ struct CodedDot {
   CodedRun run;                       // of line 0
   int lines;                          // 1 .. kDotLines
   int64_t code_stride, scale_stride;  // from line to line: bytes; scales and zeros
-  const float* x;
+  const void* x;                      // fp32
   int64_t stride;
   float* sums;
 };
 using DotRunFn = void (*)(const CodedDot& dot);
+// The same sums of rows of bf16 that `arrange` of them has put in order; pairs read subnormal
+// values as zeros. e4m3 has no zero points. A table of all values of bytes wants blocks that are as long.
+constexpr int64_t least_pair_block(LineCodes codes) {
+  return are_nibbles(codes) ? kCodesAlign : codes == LineCodes::kI8 ? 256 : 128;
+}
+inline constexpr int kPairsChunk = 128;
+inline constexpr int64_t kMostPairs = 4096;  // positions of a run
+struct PairRow {  // fp32 that is bf16, in lines of kLanes; whole chunks of it, zeros beyond `count`
+  const float* from;
+  int64_t step;  // from line to line
+  int64_t count;
+  LineCodes codes;
+  uint16_t* to;
+};
+using ArrangePairsFn = void (*)(const PairRow& row);
+// Lines of codes to values of bf16, whose subnormals become zeros; whole chunks of them, zeros
+// beyond the run.
+struct PairDecode {
+  CodedRun run;  // of line 0
+  int lines;
+  int64_t code_stride, scale_stride;  // as of CodedDot
+  uint16_t* to;
+  int64_t stride;  // from line to line
+};
+using DecodePairsFn = void (*)(const PairDecode& decode);
+// c[rows, pair_columns] (+)= an A panel of pairs, turned where turn_rows is there, * lines of bf16
+// along k, whole blocks of them.
+inline constexpr int kMostPairColumns = 32;
+struct PairLines {
+  const uint16_t* lines;
+  int64_t stride;  // from line to line
+  const void* a;
+  int rows;
+  float* c;  // row stride ld
+  int64_t ld;
+  int blocks;
+  bool accumulate;
+};
+using PairLinesFn = void (*)(const PairLines& product);
+// An A panel of pairs in place: steps become lines.
+using TurnRowsFn = void (*)(void* a, int rows, int blocks);
 
 // Lines of codes along k that are columns of a B panel of fp32, as values that are rounded to bf16.
 enum class ScaleType { kF32, kBf16, kF16, kPower };  // the last: quant::e8m0
@@ -158,6 +199,13 @@ inline constexpr int64_t kMostColumnRun = 256;
 // False: some values are not made so, and what is written is not theirs.
 using DecodeColumnsFn = bool (*)(const CodedColumns& columns);
 
+struct PairKernels {
+  DotRunFn dot[kLineCodes][kLinesRows];  // [LineCodes][rows - 1]
+  ArrangePairsFn arrange;
+  DecodePairsFn decode[kLineCodes];
+};
+extern const PairKernels kPairKernels;  // x86_64 only: AVX512-BF16 and AVX512-VBMI
+
 struct TileKernels {
   const char* isa;
   ProductKernel f32;
@@ -171,6 +219,11 @@ struct TileKernels {
   DotRunFn dot_run[kLineCodes][kLinesRows];                              // [LineCodes][rows - 1]
   DecodeColumnsFn decode_columns[kLineCodes];                            // null: none
   uint8_t nibble_order[kCodesChunk];  // positions, of nibbles whose low one is the first
+  const PairKernels* pairs;           // null: none, and none of what follows
+  bool pair_dots[kLineCodes];         // its dots are faster than dot_run
+  PairLinesFn pair_lines;
+  int pair_columns;                                  // at most kMostPairColumns, which it divides
+  TurnRowsFn turn_rows;                              // null: rows are as they are
   void (*transpose)(const void* from, void* to);     // 16 lines of 16 dwords
   void (*expand_bf16)(const void* block, void* to);  // packed block -> two f32 blocks
   void (*expand_f16)(const void* block, void* to);

@@ -214,6 +214,84 @@ constexpr void fill_lines_tiles(TileKernels& t) {
   if constexpr (kRows > 1) fill_lines_tiles<kRows - 1>(t);
 }
 
+// ---- with lines of values. 32 of them are the rows of tiles, two of A, and turned rows of pairs
+// are tiles of B, so that sums come turned. Tiles: sums 0 1 / 2 3, A 4 5, B 6 7.
+constexpr int kTileColumns = 2 * kLanes;
+static_assert(kTileColumns == kMostPairColumns);
+
+// Up to 16 rows: what has one dword a row is so wide.
+struct TurnedConfig : TileConfig {
+  constexpr explicit TurnedConfig(int rows) {
+    for (int tile = 0; tile < 8; ++tile)
+      if (tile != 4 && tile != 5) line_bytes[tile] = uint16_t(rows * int(sizeof(float)));
+  }
+};
+// A tile's sums are those of 16 columns, a line each: rows of c.
+void put_turned(const float (&sums)[kLanes][kLanes], int rows, bool accumulate, float* c,
+                int64_t ld) {
+  Avx512Ops::Line lines[kLanes], turned[kLanes];
+  for (int i = 0; i < kLanes; ++i) lines[i] = _mm512_load_si512(sums[i]);
+  Avx512Ops::transpose(lines, turned);
+  for (int i = 0; i < rows; ++i) {
+    const __m512 all = _mm512_castsi512_ps(turned[i]);
+    float* const to = c + i * ld;
+    _mm512_storeu_ps(to, accumulate ? _mm512_add_ps(_mm512_loadu_ps(to), all) : all);
+  }
+}
+
+// Two tiles of 16 rows where kTwo.
+template <bool kTwo>
+void lines_times_rows(const PairLines& p) {
+  const int rows = kTwo ? kLanes : p.rows;
+  const int64_t bytes = p.stride * 2, row_bytes = rows * int64_t(sizeof(float));
+  load_config(TurnedConfig(rows));  // zeros in all tiles
+  const char *a = reinterpret_cast<const char*>(p.lines), *b = static_cast<const char*>(p.a);
+  for (int block = 0; block < p.blocks; ++block) {
+    _tile_loadd(4, a, bytes);
+    _tile_loadd(6, b, row_bytes);
+    _tile_loadd(5, a + kLanes * bytes, bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+    if constexpr (kTwo) {
+      _tile_loadd(7, b + kTileBytes, row_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    a += kLineBytes;
+    b += p.rows * kLineBytes;
+  }
+  alignas(kLineBytes) float sums[4][kLanes][kLanes] = {};
+  _tile_stored(0, sums[0], kLineBytes);
+  _tile_stored(2, sums[2], kLineBytes);
+  if constexpr (kTwo) {
+    _tile_stored(1, sums[1], kLineBytes);
+    _tile_stored(3, sums[3], kLineBytes);
+  }
+  __asm__ volatile("" ::: "memory");  // the store of a tile does not say what it writes
+  for (int i = 0; i < 2; ++i)
+    for (int j = 0; j < (kTwo ? 2 : 1); ++j)
+      put_turned(sums[2 * i + j], rows, p.accumulate, p.c + i * kLanes + j * kLanes * p.ld, p.ld);
+  load_config(kWholeTiles);
+}
+void pair_tiles(const PairLines& p) {
+  if (p.rows == 2 * kLanes) return lines_times_rows<true>(p);
+  lines_times_rows<false>(p);
+}
+
+// Tiles of up to 16 rows of 16 pairs: 16 lines of so many pairs.
+void turn_rows(void* a, int rows, int blocks) {
+  char* at = static_cast<char*>(a);
+  const int used = smaller(rows, kLanes);
+  for (int left = rows * blocks; used > 0 && left > 0; left -= used) {
+    Avx512Ops::Line lines[kLanes] = {}, turned[kLanes];
+    for (int i = 0; i < used; ++i) lines[i] = _mm512_loadu_si512(at + i * kLineBytes);
+    Avx512Ops::transpose(lines, turned);
+    for (int i = 0; i < kSteps; ++i)
+      Avx512Ops::put_f32(reinterpret_cast<float*>(at) + i * used, turned[i], used);
+    at += used * kLineBytes;
+  }
+}
+
 constexpr FewTable kFewRows;
 constexpr ProductTable<Avx512Ops, 12> kProducts;
 constexpr PanelProductFn kTiles[] = {product_16, product_32};
@@ -223,6 +301,11 @@ constexpr TileKernels make() {
   t.bf16_few = {"amx bf16 16x32", kLanes, 1, kFewRows.by_rows};
   t.bf16_few_rows = kLanes;
   fill_lines_tiles(t);
+  t.pairs = &kPairKernels;
+  t.pair_dots[int(LineCodes::kHighNibble)] = t.pair_dots[int(LineCodes::kE4m3)] = true;
+  t.pair_lines = pair_tiles;
+  t.pair_columns = kTileColumns;
+  t.turn_rows = turn_rows;
   t.bf16 = {"amx bf16 32x32", 32, 16, kTiles};
   t.begin = begin;
   t.end = end;

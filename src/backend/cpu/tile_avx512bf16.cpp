@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// AVX512-BF16: products of bf16 pairs with vdpbf16ps. It adds each pair's products, high half
+// AVX512-BF16 and VBMI: products of bf16 pairs with vdpbf16ps. It adds each pair's products, high half
 // first, with subnormal inputs read as zero.
-#include "backend/cpu/tile_ops_avx512.h"
+#include "backend/cpu/tile_pair_lines.h"
+#include "backend/cpu/tile_pairs.h"
 
 namespace moec::cpu {
 namespace {
@@ -20,12 +21,17 @@ constexpr TileKernels make() {
   TileKernels t = make_tile_kernels<Avx512Ops>("avx512bf16", "avx512 f32 12x32", kProducts);
   fill_lines_products<PairOps, Load::kPairs>(t);
   fill_lines_products<PairOps, Load::kF32ToPairs>(t);
+  t.pairs = &kPairKernels;
+  for (bool& faster : t.pair_dots) faster = true;
+  t.pair_lines = pair_lines;
+  t.pair_columns = kColumns;
   t.bf16 = t.bf16_few = kPairProducts.kernel("avx512bf16 bf16 12x32");
   return t;
 }
 
 }  // namespace
 
+constinit const PairKernels kPairKernels = make_pair_kernels();
 constinit const TileKernels kTileAvx512Bf16 = make();
 
 }  // namespace moec::cpu

@@ -90,7 +90,7 @@ class DotSums {
     const auto values = __builtin_bit_cast(Vecs, line_values);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const float* const x = dot_.x + r * dot_.stride + at;
+      const float* const x = static_cast<const float*>(dot_.x) + r * dot_.stride + at;
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) {
         typename Ops::Vec& sum = sum_[line][r][(part * kVecs + v) % kChains];
