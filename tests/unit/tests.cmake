@@ -6,6 +6,7 @@ if(CMAKE_CROSSCOMPILING)  # a processor that does arithmetic in software has tim
 endif()
 add_moec_test(unit/wgrad_test LABELS per_backend ISAS portable old_cpu)  # walks all sets itself
 add_moec_test(unit/codes_test LABELS per_backend ISAS portable old_cpu)  # walks all sets itself
+add_moec_test(unit/pair_lines_test LABELS per_backend)  # likewise
 add_moec_test(unit/thread_pool_test)
 add_moec_test(unit/activation_test)
 add_library(moec_experts_support STATIC EXCLUDE_FROM_ALL unit/experts_case.cpp)

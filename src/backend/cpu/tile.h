@@ -138,7 +138,8 @@ struct CodedDot {
 };
 using DotRunFn = void (*)(const CodedDot& dot);
 // The same sums of rows of bf16 that `arrange` of them has put in order; pairs read subnormal
-// values as zeros. e4m3 has no zero points. A table of all values of bytes wants blocks that are as long.
+// values as zeros. e4m3 has no zero points. A table of all values of bytes wants blocks that are as
+// long.
 constexpr int64_t least_pair_block(LineCodes codes) {
   return are_nibbles(codes) ? kCodesAlign : codes == LineCodes::kI8 ? 256 : 128;
 }

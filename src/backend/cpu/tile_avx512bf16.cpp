@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// AVX512-BF16 and VBMI: products of bf16 pairs with vdpbf16ps. It adds each pair's products, high half
-// first, with subnormal inputs read as zero.
+// AVX512-BF16 and VBMI: products of bf16 pairs with vdpbf16ps. It adds each pair's products, high
+// half first, with subnormal inputs read as zero.
 #include "backend/cpu/tile_pair_lines.h"
 #include "backend/cpu/tile_pairs.h"
 

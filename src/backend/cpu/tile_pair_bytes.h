@@ -95,8 +95,8 @@ class WholeTable {
   BytePlanes positive_, negative_;
 };
 
-// line(i, walk) for each line; walk(body) gives body(position, positions left in its block, words in
-// order) for each chunk of it.
+// line(i, walk) for each line; walk(body) gives body(position, positions left in its block, words
+// in order) for each chunk of it.
 template <class Table, class Runs, class Line>
 __attribute__((always_inline)) inline void for_byte_lines(const Runs& runs, const Line& line) {
   constexpr int64_t kMostBlocks = kMostPairs / least_pair_block(Table::kCodes) + 2;

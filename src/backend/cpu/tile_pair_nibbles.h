@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of nibbles as pairs, 128 at a time. A look-up by 16 bits finds a value that was rounded once a
-// block: vector i of the values has nibble i of each word of codes.
+// Runs of nibbles as pairs, 128 at a time. A look-up by 16 bits finds a value that was rounded once
+// a block: vector i of the values has nibble i of each word of codes.
 #pragma once
 
 #include "backend/cpu/tile_pair_sums.h"
