@@ -186,7 +186,7 @@ def gpu_summary(path):
 CPU_SHAPES = {"qwen3-30b/4": "", "2880 x 2880, 8 experts": ", 2880 x 2880"}
 CPU_BARS = ((1, "fwd", 2.2, 1.6), (512, "fwd", 0.95, 0.95), (2048, "fwd", 0.95, 0.95),
             (2048, "step", 0.9, 0.9))
-CPU_SETS = ("amx", "avx512", "avx2")
+CPU_SETS = ("amx", "avx512bf16", "avx512", "avx2")
 
 
 def cpu_sets(files):
@@ -220,7 +220,7 @@ def cpu_summary(folder):
 def main():
     results = pathlib.Path(__file__).parent / "results"
     print("\n".join(gpu_summary(results / "h200/quantised.json")))
-    for machine in ("xeon-icelake", "xeon-amx"):
+    for machine in ("xeon-icelake", "xeon-amx", "zen4"):
         print("\n".join(cpu_summary(results / machine)))
 
 

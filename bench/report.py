@@ -34,6 +34,8 @@ BLOCKS = {
         "bars": lambda r: quantised_goals.cpu_summary(r.results / "xeon-icelake")},
     "bench/results/xeon-amx/NOTES.md": {
         "bars": lambda r: quantised_goals.cpu_summary(r.results / "xeon-amx")},
+    "bench/results/zen4/NOTES.md": {
+        "bars": lambda r: quantised_goals.cpu_summary(r.results / "zen4")},
 }
 ROWS = {"README.md": {report_ep.SUPPORT: report_ep.support_row}}
 PLOT = "bench/results/speed.svg"

@@ -134,10 +134,9 @@ void expand_block(const void* block, void* to) {
 // ---- rows of values
 template <class Ops, Load kLoad>
 void convert_in(const void* from, float* to, int64_t count) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int n = smaller(count - i, kLanes);
-    Ops::put_f32(to + i, load_line<Ops, kLoad>(from, i, n), n);
-  }
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) Ops::put(to + i, load_line<Ops, kLoad>(from, i, kLanes));
+  if (const int n = int(count - i)) Ops::put_f32(to + i, load_line<Ops, kLoad>(from, i, n), n);
 }
 
 template <class Ops, Load kTo>
