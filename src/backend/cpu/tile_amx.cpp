@@ -226,6 +226,7 @@ struct TurnedConfig : TileConfig {
       if (tile != 4 && tile != 5) line_bytes[tile] = uint16_t(rows * int(sizeof(float)));
   }
 };
+
 // A tile's sums are those of 16 columns, a line each: rows of c.
 void put_turned(const float (&sums)[kLanes][kLanes], int rows, bool accumulate, float* c,
                 int64_t ld) {
@@ -261,13 +262,14 @@ void lines_times_rows(const PairLines& p) {
     b += p.rows * kLineBytes;
   }
   alignas(kLineBytes) float sums[4][kLanes][kLanes] = {};
+  __asm__ volatile("" ::: "memory");  // the store of a tile does not say what it writes
   _tile_stored(0, sums[0], kLineBytes);
   _tile_stored(2, sums[2], kLineBytes);
   if constexpr (kTwo) {
     _tile_stored(1, sums[1], kLineBytes);
     _tile_stored(3, sums[3], kLineBytes);
   }
-  __asm__ volatile("" ::: "memory");  // the store of a tile does not say what it writes
+  __asm__ volatile("" ::: "memory");
   for (int i = 0; i < 2; ++i)
     for (int j = 0; j < (kTwo ? 2 : 1); ++j)
       put_turned(sums[2 * i + j], rows, p.accumulate, p.c + i * kLanes + j * kLanes * p.ld, p.ld);
