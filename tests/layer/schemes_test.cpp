@@ -295,5 +295,28 @@ TEST(Mixed, FormatsOfTheMatricesMayDiffer) {
   }
 }
 
+// Gate and up of one format in blocks that differ: kernels for one of them may not serve the other.
+TEST(Mixed, GateAndUpMayHaveUnlikeBlocks) {
+  SCOPED_TRACE(seed_note());
+  Random random(35);
+  const auto named = [](std::string_view name) {
+    return *std::find_if(kQuantCases.begin(), kQuantCases.end(),
+                         [&](const QuantCase& c) { return c.name == name; });
+  };
+  const std::pair<const char*, const char*> kCases[] = {{"int8", "int8_groups_bf16"},
+                                                        {"fp8_block128", "mxfp8"},
+                                                        {"codebook4_64", "codebook4_32_bf16"}};
+  const QuantShape shape = {MOEC_GATE_SPLIT, false, false, false, 256, 48};
+  for (const auto& [a, b] : kCases)
+    for (const bool swap : {false, true})
+      for (const int many : {4, 40}) {
+        const QuantCase gate = named(swap ? b : a), up = named(swap ? a : b);
+        SCOPED_TRACE(std::string(gate.name) + " and " + up.name + ", " + std::to_string(many));
+        QuantProblem p = random_quant_problem(gate, shape, MOEC_BF16, many, &random);
+        p.up = random_quant_matrix(up, shape, p.inter, p.hidden, false, 1, p.experts, &random);
+        expect_near(run(p, false), reference(p), p, 2 * kTypes[1].tolerance);
+      }
+}
+
 }  // namespace
 }  // namespace moec::test

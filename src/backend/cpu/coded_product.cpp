@@ -72,7 +72,7 @@ void multiply_codes(const CodedTask& task, ArrangedRows& arranged) {
   const DotRunFn dot = (pairs ? tile.pairs->dot : tile.dot_run)[int(lines.codes())][rows - 1];
   for (int64_t first = 0; first < k; first += kMostPairs) {
     const int64_t count = std::min(kMostPairs, k - first);
-    if (const ArrangedRows wanted{lines.codes(), first, count}; wanted != arranged) {
+    if (const ArrangedRows wanted{lines.codes(), pairs, first, count}; wanted != arranged) {
       for (int64_t r = 0; r < rows; ++r)
         if (pairs)
           tile.pairs->arrange({row_of(task, r, first), rows * kSteps, count, lines.codes(),
