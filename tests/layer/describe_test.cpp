@@ -109,6 +109,10 @@ TEST_P(Describe, names_the_kernels_of_codes_where_experts_have_few_rows) {
   }
 }
 
+// Where instruction sets multiply lines of decoded values, along k in bf16.
+const std::map<std::string, std::string> kOfLines = {{"avx512bf16", "avx512bf16 values 6x4"},
+                                                     {"amx", "amx values 32x32"}};
+
 TEST_P(Describe, names_the_kernels_of_values_elsewhere) {
   const Case& c = GetParam();
   for (const moec_dtype dtype : {MOEC_BF16, MOEC_F16, MOEC_F32}) {
@@ -116,7 +120,13 @@ TEST_P(Describe, names_the_kernels_of_values_elsewhere) {
     for (const int rows : {1, 4, 5, 100}) {
       if (dtype == MOEC_BF16 && rows <= 4) continue;
       const auto kernels = coded(rows * kExperts), of_values = plain(rows * kExperts);
-      for (const auto& [step, kernel] : kernels) EXPECT_EQ(kernel, of_values.at(step)) << step;
+      for (const auto& [step, kernel] : kernels) {
+        const auto lines =
+            kOfLines.find(of_values.at(step).substr(0, of_values.at(step).find(' ')));
+        const bool along_k = step.starts_with("d_") ? c.backward : c.forward;
+        const bool decoded = dtype == MOEC_BF16 && along_k && lines != kOfLines.end();
+        EXPECT_EQ(kernel, decoded ? lines->second : of_values.at(step)) << step;
+      }
     }
   }
 }

@@ -86,6 +86,7 @@ std::string gemm_kernel_name(const GroupedGemm& g, int64_t rows) {
   BlockTerm terms[RowProduct::kMostTerms];
   set_terms(g, 0, rows, terms);
   const ProductPlan plan = plan_terms(g, terms, rows);
+  if (takes_decoded(plan, terms[0].b)) return plan.tile->pair_name;
   if (plan.compute != Compute::kF32 || !takes_codes(terms[0], rows)) return plan.kernel->name;
   return plan.tile->isa + std::string(" codes ") + std::to_string(std::max<int64_t>(rows, 1)) +
          'x' + std::to_string(kDotLines);

@@ -222,6 +222,7 @@ struct TileKernels {
   uint8_t nibble_order[kCodesChunk];  // positions, of nibbles whose low one is the first
   const PairKernels* pairs;           // null: none, and none of what follows
   bool pair_dots[kLineCodes];         // its dots are faster than dot_run
+  const char* pair_name;              // of pair_lines
   PairLinesFn pair_lines;
   int pair_columns;                                  // at most kMostPairColumns, which it divides
   TurnRowsFn turn_rows;                              // null: rows are as they are

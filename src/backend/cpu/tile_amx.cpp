@@ -305,6 +305,7 @@ constexpr TileKernels make() {
   fill_lines_tiles(t);
   t.pairs = &kPairKernels;
   t.pair_dots[int(LineCodes::kHighNibble)] = t.pair_dots[int(LineCodes::kE4m3)] = true;
+  t.pair_name = "amx values 32x32";
   t.pair_lines = pair_tiles;
   t.pair_columns = kTileColumns;
   t.turn_rows = turn_rows;

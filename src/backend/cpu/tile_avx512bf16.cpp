@@ -23,6 +23,7 @@ constexpr TileKernels make() {
   fill_lines_products<PairOps, Load::kF32ToPairs>(t);
   t.pairs = &kPairKernels;
   for (bool& faster : t.pair_dots) faster = true;
+  t.pair_name = "avx512bf16 values 6x4";
   t.pair_lines = pair_lines;
   t.pair_columns = kColumns;
   t.bf16 = t.bf16_few = kPairProducts.kernel("avx512bf16 bf16 12x32");
