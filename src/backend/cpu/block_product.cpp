@@ -34,8 +34,7 @@ class Runner {
   }
 
   BlockResult run() {
-    if (p_.num_terms > 0 && !is_direct(p_.terms[0].b) && !product_with_lines(p_.terms[0].b) &&
-        !with_codes(p_.terms[0]) && !with_decoded(p_.terms[0]))
+    if (p_.num_terms > 0 && !is_direct(p_.terms[0].b) && way_of(p_.terms[0]) == Way::kPanels)
       region_of(0, 0, 0).prefetch(0, 1);
     for (int first = 0; first < p_.num_terms; first = end_of_load(first)) run_load(first);
     for (int i = 0; i < p_.outputs; ++i)
@@ -60,13 +59,17 @@ class Runner {
       load_a(p_.terms[first].a, block0, now);
       for (int term = first; term < end; ++term) {
         const BlockTerm& at = p_.terms[term];
-        turn(at.a, block0, now, with_decoded(at) && p_.plan.tile->turn_rows);
-        if (with_codes(at) || with_decoded(at))
-          multiply_coded(at, block0, now);
-        else if (const LinesProductFn product = product_with_lines(at.b))
-          multiply_lines(product, at, block0, now);
+        const Way way = way_of(at);
+        turn(at.a, block0, now, way == Way::kDecoded && p_.plan.tile->turn_rows);
+        if (way == Way::kCodes)
+          multiply_codes(coded_task(at, block0, now), arranged_);
+        else if (way == Way::kDecoded)
+          multiply_decoded(coded_task(at, block0, now));
+        else if (way == Way::kLines)
+          multiply_lines(product_with_lines(at.b), at, block0, now);
         else
           multiply({first, end, term}, block0, now);
+        started_[at.output] = true;
       }
     }
   }
@@ -155,22 +158,18 @@ class Runner {
                  std::min(int(kSpanBlocks), blocks - first), started_[term.output] || first > 0});
       }
     }
-    started_[term.output] = true;
   }
 
-  bool with_codes(const BlockTerm& term) const {
-    return p_.plan.compute == Compute::kF32 && takes_codes(term, p_.rows);
+  // What a term's rows are multiplied with.
+  enum class Way { kCodes, kDecoded, kLines, kPanels };
+  Way way_of(const BlockTerm& term) const {
+    if (p_.plan.compute == Compute::kF32 && takes_codes(term, p_.rows)) return Way::kCodes;
+    if (takes_decoded(p_.plan, term.b)) return Way::kDecoded;
+    return product_with_lines(term.b) ? Way::kLines : Way::kPanels;
   }
-  bool with_decoded(const BlockTerm& term) const { return takes_decoded(p_.plan, term.b); }
-  void multiply_coded(const BlockTerm& term, int64_t block0, int blocks) {
-    bool& started = started_[term.output];
-    const CodedTask task = {p_.plan, term,    panels_, a_,     b_,     c_[term.output],
-                            ld_,     p_.col0, p_.cols, block0, blocks, started};
-    if (with_codes(term))
-      multiply_codes(task, arranged_);
-    else
-      multiply_decoded(task);
-    started = true;
+  CodedTask coded_task(const BlockTerm& term, int64_t block0, int blocks) const {
+    return {p_.plan, term,    panels_, a_,     b_,     c_[term.output],
+            ld_,     p_.col0, p_.cols, block0, blocks, started_[term.output]};
   }
   // Panels of A, turned or as they were loaded.
   void turn(const PanelSource& source, int64_t block0, int blocks, bool turned) {
@@ -184,6 +183,7 @@ class Runner {
     }
     turned_ = true;
   }
+
   // All columns times all rows for one span of A, in chunks of B that stay near.
   void multiply(const TermOfLoad& at, int64_t block0, int blocks) {
     const WeightSource& weight = p_.terms[at.term].b;
@@ -211,7 +211,6 @@ class Runner {
                          {first, blocks, chunk.blocks}, early ? Region{} : next, i, group,
                          c_[output] + (column + i) * kPanelColumns, accumulate || first > 0);
       }
-    started_[output] = true;
   }
 
   // Few rows stream packed panels, which follow each other in memory, at the speed of the memory.

@@ -41,7 +41,7 @@ struct CodedTask {  // c (+)= A panels of `blocks` blocks * some columns
 };
 struct ArrangedRows {  // rows of A in b, in the order in which values come from codes
   LineCodes codes = {};
-  bool pairs = false;  // as bf16
+  bool pairs = false;            // as bf16
   int64_t first = 0, count = 0;  // no count: nothing is there
   bool operator==(const ArrangedRows&) const = default;
 };

@@ -15,15 +15,10 @@ struct BytePlanes {  // of 128 words
   BytePlanes() = default;
   template <class ValuesOf>  // values_of(i) -> 16 of fp32, from 16 * i on
   explicit BytePlanes(const ValuesOf& values_of) {
-    alignas(kLineBytes) static constexpr auto kEven = [] {
-      struct {
-        uint8_t at[kLineBytes];
-      } order = {};
-      for (int i = 0; i < kLineBytes; ++i) order.at[i] = uint8_t(2 * i);
-      return order;
-    }();
-    const __m512i even = _mm512_load_si512(&kEven),
-                  odd = _mm512_or_si512(even, _mm512_set1_epi8(1));
+    alignas(kLineBytes) uint8_t order[kLineBytes];
+    for (int i = 0; i < kLineBytes; ++i) order[i] = uint8_t(2 * i);
+    const __m512i even = _mm512_load_si512(order);
+    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi8(1));
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       const __m512i a = rounded_words(values_of(4 * i), values_of(4 * i + 1));

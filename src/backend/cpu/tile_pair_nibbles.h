@@ -11,8 +11,22 @@ namespace moec::cpu {
 namespace {
 
 constexpr int kOfWord = 4;
-constexpr int nibble_position(int i) {
-  return kOfWord * (i % kWords) + i / kWords;
+// Words of a chunk in order -> as its nibbles come: four apart.
+__attribute__((always_inline)) inline void order_as_nibbles(bool high_first,
+                                                            __m512i (&v)[kOfWord]) {
+  const __m512i apart = _mm512_set_epi16(31, 27, 23, 19, 15, 11, 7, 3, 30, 26, 22, 18, 14, 10, 6, 2,
+                                         29, 25, 21, 17, 13, 9, 5, 1, 28, 24, 20, 16, 12, 8, 4, 0);
+  for (__m512i& words : v) words = _mm512_permutexvar_epi16(apart, words);
+  // Lane i of each has what vector i takes.
+  const __m512i a = _mm512_shuffle_i32x4(v[0], v[1], 0x44);
+  const __m512i b = _mm512_shuffle_i32x4(v[0], v[1], 0xee);
+  const __m512i c = _mm512_shuffle_i32x4(v[2], v[3], 0x44);
+  const __m512i d = _mm512_shuffle_i32x4(v[2], v[3], 0xee);
+  const int flip = high_first;
+  v[flip] = _mm512_shuffle_i32x4(a, c, 0x88);
+  v[1 - flip] = _mm512_shuffle_i32x4(a, c, 0xdd);
+  v[2 + flip] = _mm512_shuffle_i32x4(b, d, 0x88);
+  v[3 - flip] = _mm512_shuffle_i32x4(b, d, 0xdd);
 }
 // Lines that are multiplied at once: their ends overlap.
 template <int kRows>

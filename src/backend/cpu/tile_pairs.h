@@ -5,6 +5,8 @@
 #include "backend/cpu/tile_pair_bytes.h"
 #include "backend/cpu/tile_pair_nibbles.h"
 
+// Offsets within a chunk are small:
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 namespace moec::cpu {
 namespace {
 
@@ -16,13 +18,14 @@ inline void arrange_pairs(const PairRow& row) {
     return _mm512_maskz_loadu_ps(Avx512Ops::mask(smaller(left, kLanes)),
                                  row.from + from / kLanes * row.step);
   };
-  const int flip = row.codes == LineCodes::kHighNibble;
   for (int64_t at = 0; at < row.count; at += kPairsChunk) {
-    alignas(kLineBytes) uint16_t in_order[kPairsChunk];
-    for (int64_t i = 0; i < kPairsChunk; i += kWords)
-      _mm512_store_si512(in_order + i, rounded_words(line(at + i), line(at + i + kLanes)));
-    for (int i = 0; i < kPairsChunk; ++i)
-      row.to[at + i] = in_order[are_nibbles(row.codes) ? nibble_position(i) ^ flip : i];
+    __m512i words[kOfWord];
+    for (int i = 0; i < kOfWord; ++i) {
+      const int64_t from = at + i * kWords;
+      words[i] = rounded_words(line(from), line(from + kLanes));
+    }
+    if (are_nibbles(row.codes)) order_as_nibbles(row.codes == LineCodes::kHighNibble, words);
+    for (int i = 0; i < kOfWord; ++i) _mm512_storeu_si512(row.to + at + i * kWords, words[i]);
   }
 }
 
@@ -50,3 +53,4 @@ constexpr PairKernels make_pair_kernels() {
 
 }  // namespace
 }  // namespace moec::cpu
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)
