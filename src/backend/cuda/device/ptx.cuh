@@ -51,20 +51,6 @@ __device__ __forceinline__ void store_arrive_cluster(uint32_t to, uint32_t barri
       "r"(barrier), "r"(rank), "r"(value)
       : "memory");
 }
-// Whether that phase is over. The same for all lanes of a warp.
-__device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) {
-  uint32_t over;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n"
-      "}"
-      : "=r"(over)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return __all_sync(~0u, over != 0);
-}
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -98,9 +84,6 @@ __device__ __forceinline__ bool elect_one() {
 // All that this thread has seen written, by whom ever, is written for who sees the sum.
 __device__ __forceinline__ void add_release(unsigned* to, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-__device__ __forceinline__ void add_relaxed(unsigned* to, unsigned value) {
-  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 __device__ __forceinline__ unsigned load_acquire(const unsigned* from) {
   unsigned value;

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/sm90/decoded_product.h"
 
-#include <algorithm>
-
-#include "backend/cuda/sm90/ahead.h"
 #include "backend/cuda/sm90/code_lines.h"
-#include "backend/cuda/sm90/row_gemm_choice.h"
 
 namespace moec::cuda {
 namespace {
@@ -17,18 +13,6 @@ bool has_quick_chunks(const ExpertMatrix& m, bool along_k) {
     chunks = quant::is_bytes(Format::kInfo) || requires { Format::nibble_of(0); };
   });
   return chunks && code_runs(m, along_k, begins_in_words(m.values, 1)).one_block;
-}
-
-// The kernels are of bf16, of gates and ups that do not alternate, of codes along k.
-bool may_decode_ahead(const DecodedProduct& product, int64_t choice_rows) {
-  const RowGemmProblem& p = product.problem;
-  const DecodedExperts& experts = product.experts;
-  const RowGemmForm& form = form_of(p.op);
-  const int64_t shortest = std::min(experts.n, experts.k), longest = std::max(experts.n, experts.k);
-  return choice_rows >= kAheadFrom * p.num_experts && choice_rows < kAheadBelow * p.num_experts &&
-         p.dtype == MOEC_BF16 && !experts.joined && (!form.gated || experts.along_k) &&
-         (!form.gathered || product.scratch.in_order) && shortest >= kAheadShortest &&
-         product.scratch.slots >= ahead_least_slots(longest);
 }
 
 }  // namespace
@@ -64,14 +48,6 @@ const char* set_decoded(DecodedProduct& to, const RowGemmProblem& problem, int64
         has_quick_chunks(first, experts.along_k) ? Otherwise::kPortable : Otherwise::kSlowly;
   experts.at_once = experts_at_once(choice_rows, problem.num_experts, experts.expert_bytes(),
                                     scratch.bytes, otherwise);
-  if (may_decode_ahead(to, choice_rows) && set_decoded_lines(to.lines, to)) {
-    to.ahead = true;
-    experts.at_once = int(problem.num_experts);
-    if (form_of(problem.op).gathered) {
-      to.problem.rows = scratch.in_order;
-      to.problem.in_order = true;
-    }
-  }
   if (!to.is_used()) return nullptr;
   const ExpertMatrix values = experts.values_of(0);
   const ExpertMatrix others = second ? experts.values_of(1) : ExpertMatrix();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row GEMM of plain weights in the place of one of codes, where experts are decoded once: some
-// in front of their product, or all by warps of its kernel, ahead of its tiles (ahead.h).
+// The row GEMM of plain weights in the place of one of codes, where experts are decoded once.
 // Nothing here needs the headers of CUDA.
 #pragma once
 
@@ -9,7 +8,6 @@
 
 namespace moec::cuda {
 
-struct AheadCounters;
 struct WorkCounters;
 
 // Of values in rows of the call that wait for a later product: turns of more experts end less often
@@ -19,21 +17,15 @@ constexpr int64_t kMostRowBytes = int64_t(256) << 20;
 // A path's scratch of a call.
 struct DecodedScratch {
   WorkCounters* counters;
-  AheadCounters* ahead;
   void* pointers;  // of experts that are separate tensors
   void* values;    // of one turn
   int64_t bytes;   // of values; 0: there are none
-  void* ring;      // of what is decoded ahead: the path's own values
-  int slots;       // of the ring
-  void* in_order;  // rows of the width of x that a later product of the call writes, or null
 };
 
 struct DecodedProduct {
   RowGemmProblem problem;  // of all experts, with the values of a turn
   DecodedScratch scratch;
   DecodedExperts experts;
-  bool ahead;
-  CodedLines lines;  // where `ahead`
 
   bool is_used() const { return experts.is_used(); }
 };

@@ -5,95 +5,44 @@
 #include "backend/cuda/device/pointer_table.h"
 #include "backend/cuda/sm90/decode_lines.h"
 #include "backend/cuda/sm90/launch_list.h"
-#include "backend/cuda/sm90/ordered_rows.h"
 
 namespace moec::cuda {
 
 DecodedScratch lay_out_scratch(const moec_experts_desc& desc, Arena& arena) {
-  DecodedScratch scratch = {};
+  DecodedScratch scratch;
   scratch.counters = static_cast<WorkCounters*>(arena.take(sizeof(WorkCounters), 0));
   scratch.bytes = decoded_bytes(desc);
   const int num_experts = scratch.bytes ? desc.expert_end - desc.expert_begin : 0;
   scratch.pointers = arena.take(PointerTable::bytes(num_experts), 0);
   scratch.values = arena.take(uint64_t(scratch.bytes), 0);
-  scratch.ring = scratch.values;
-  scratch.slots = ahead_slots(scratch.bytes);
-  scratch.ahead =
-      static_cast<AheadCounters*>(arena.take(scratch.slots > 0 ? sizeof(AheadCounters) : 0, 0));
   return scratch;
 }
 
-// Rows of the width of x that hold nothing before a later product of the call: down's while up
-// runs, those of grad up while grad down runs.
-const Array* LaunchList::rows_of_later(RowGemm op) const {
-  const Array* rows = nullptr;
-  for (int i = 0; i < program_.num_steps; ++i) {
-    const Step& step = program_.steps[size_t(i)];
-    if (const auto* down = std::get_if<Down>(&step);
-        down && op == RowGemm::kUp && is_routed(*down->mlp))
-      rows = &down->rows;
-    if (const auto* grad = std::get_if<InputGrad>(&step);
-        grad && op == RowGemm::kGradDown && is_routed(*grad->mlp))
-      rows = &grad->rows;
-  }
-  return rows;
-}
-
-// The rows of a later product may have room for more experts than the path's own scratch.
+// Rows that a later product of the call writes hold nothing before it: down's while up runs, those
+// of grad up while grad down runs. They may have room for more experts than the path's own scratch.
 DecodedScratch LaunchList::scratch_of(RowGemm op) const {
   DecodedScratch scratch = scratch_;
-  const Array* const rows = scratch.bytes ? rows_of_later(op) : nullptr;
-  if (!rows) return scratch;
+  if (!scratch.bytes || (op != RowGemm::kUp && op != RowGemm::kGradDown)) return scratch;
   const Mlp& routed = program_.routed;
-  scratch.in_order = rows->data;
   const int64_t row_bytes = routed.hidden * dtype_bytes(routed.dtype);
   const int64_t bytes = std::min(routed.num_rows * row_bytes, kMostRowBytes);
   if (bytes <= scratch.bytes) return scratch;
-  scratch.values = rows->data;
-  scratch.bytes = bytes;
+  const auto use = [&](const Array& rows) {
+    scratch.values = rows.data;
+    scratch.bytes = bytes;
+  };
+  for (int i = 0; i < program_.num_steps; ++i) {
+    const Step& step = program_.steps[size_t(i)];
+    if (const auto* down = std::get_if<Down>(&step); down && is_routed(*down->mlp)) use(down->rows);
+    if (const auto* grad = std::get_if<InputGrad>(&step); grad && is_routed(*grad->mlp))
+      use(grad->rows);
+  }
   return scratch;
 }
-
-namespace {
-
-void launch_decoded_ahead(const Op& op, const DecodedProduct& product) {
-  const RowGemmProblem& problem = product.problem;
-  const DecodedExperts& experts = product.experts;
-  AheadWeightsArgs args = {};
-  args.parts = experts.parts;
-  args.source.lines = product.lines;
-  PointerTable table(op, product.scratch.pointers);
-  for (int i = 0; i < experts.parts; ++i) {
-    args.source.from[i] = table.device(experts.source(i), problem.num_experts);
-    args.source.places[i] = code_places(args.source.from[i], experts.along_k);
-  }
-  table.flush();
-  args.ring = product.scratch.ring;
-  args.slots = product.scratch.slots;
-  args.counters = product.scratch.ahead;
-  check(cudaMemsetAsync(args.counters, 0, sizeof(AheadCounters), op.stream), "counters");
-  const bool puts_in_order = form_of(problem.op).gathered;
-  if (puts_in_order) {
-    const OrderedRows rows = {problem.x,
-                              problem.x_stride,
-                              problem.row_token,
-                              problem.group_offsets + problem.num_experts,
-                              product.scratch.in_order,
-                              problem.k_size,
-                              problem.max_rows};
-    check(launch_ordered_rows(rows, op.multiprocessors, op.stream), "rows in order");
-  }
-  const RowGemmChoice choice = choose(problem, {op.multiprocessors});
-  check(launch_row_gemm_ahead(problem, choice, args, op.stream), "row GEMM of codes");
-  op.count(1 + puts_in_order + has_gradient_rows(problem));
-}
-
-}  // namespace
 
 void launch_decoded(const Op& op, const DecodedProduct& product) {
   const RowGemmProblem& all = product.problem;
   if (all.max_rows == 0) return;
-  if (product.ahead) return launch_decoded_ahead(op, product);
   const int num_experts = all.num_experts;
   const DecodedExperts& experts = product.experts;
   DecodeArgs args = decode_args(experts);

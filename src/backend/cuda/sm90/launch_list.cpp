@@ -246,19 +246,8 @@ struct Describer {
       append(text, JsonObject().add("step", step).add("kernel", "sm90 gradient_rows"));
   }
   void operator()(const DecodedProduct& product) const {
-    if (product.ahead)
-      append(text, ahead_kernel(step, product));
-    else
-      append(text, decoding_kernel(step, product.experts));
+    append(text, decoding_kernel(step, product.experts));
     (*this)(product.problem);
-  }
-  static JsonObject ahead_kernel(const std::string& step, const DecodedProduct& product) {
-    JsonObject kernel;
-    kernel.add("step", step)
-        .add("kernel", "sm90 decode_ahead")
-        .add("weights", quant::find_format(product.experts.from[0]->scheme)->name)
-        .add("slots", int64_t(product.scratch.slots));
-    return kernel;
   }
   void operator()(const WeightGradArgs& a) const {
     append(text, JsonObject()

@@ -105,7 +105,6 @@ class LaunchList {
   }
   Early after_grad_down(const Mlp& mlp);
   DecodedScratch scratch_of(RowGemm op) const;
-  const Array* rows_of_later(RowGemm op) const;
   void use_counters(const Mlp& mlp);
   RowGemmProblem problem(RowGemm op, const Mlp& mlp, int64_t n, int64_t k,
                          const ExpertMatrix& first, const ExpertMatrix* second);

@@ -2,11 +2,9 @@
 #include "backend/cuda/sm90/row_gemm.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "backend/cuda/sm90/row_gemm_kernels.h"
 #include "backend/cuda/sm90/tensor_map.h"
-#include "core/workspace.h"
 
 namespace moec::cuda {
 namespace {
@@ -15,10 +13,6 @@ constexpr int kTileFeatures = 256, kTileK = 64, kRowUnit = 16;
 
 bool alternating_weights(const RowGemmProblem& p) {
   return p.alternating && form_of(p.op).gated;
-}
-
-bool is_gathered(const RowGemmProblem& p) {
-  return form_of(p.op).gathered && !p.in_order;
 }
 
 moec_dtype stored_dtype(const RowGemmProblem& p) {
@@ -85,13 +79,13 @@ constexpr RowTensor kRowTensors[] = {
        const auto shape = row_shape(p.rows, p.k_size, p.parts, p.k_size * p.parts, p.max_rows);
        return in_windows(shape, 2, kWindowRows, p.dtype);
      },
-     [](const RowGemmProblem& p) { return !is_gathered(p); }},
+     [](const RowGemmProblem& p) { return !form_of(p.op).gathered; }},
     {&RowGemmParams::narrow_rows,
      [](const RowGemmProblem& p) {
        const auto shape = row_shape(p.narrow, p.rank, 1, p.rank, p.max_rows);
        return in_windows(shape, 2, kWindowRows, p.dtype);
      },
-     [](const RowGemmProblem& p) { return p.rank > 0 && !is_gathered(p); }},
+     [](const RowGemmProblem& p) { return p.rank > 0 && !form_of(p.op).gathered; }},
     {&RowGemmParams::out_maps,
      [](const RowGemmProblem& p) {
        return row_shape(p.out, p.features, 1, p.out_stride, p.max_rows);
@@ -189,7 +183,7 @@ const char* row_gemm_refuses(const RowGemmProblem& p) {
   for (int i = 0; i < factor_maps(p); ++i) {
     if (!tensor_map_fits(factor_shape(p, i), p.dtype)) return "factors are not aligned to 16 bytes";
   }
-  if (is_gathered(p)) {
+  if (form_of(p.op).gathered) {
     if (!aligned(p.x) || p.x_stride % 8) return "rows of x are not aligned to 16 bytes";
     if (!aligned(p.narrow) || p.rank % 8) return "narrow rows are not aligned to 16 bytes";
   }
@@ -216,33 +210,6 @@ cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& 
   const bool powers = problem.lines.decode == LineDecode::kPowers;
   const auto launches = !choice.few_rows ? kCodedLaunches : powers ? kPowersLaunches : kFewLaunches;
   return launches[kind](problem, params, choice.ctas, stream);
-}
-
-cudaError_t launch_row_gemm_ahead(const RowGemmProblem& problem, const RowGemmChoice& choice,
-                                  const AheadWeightsArgs& args, cudaStream_t stream) {
-  if (problem.max_rows == 0) return cudaSuccess;
-  AheadRowGemmParams params = {};
-  if (cudaError_t e = make_maps(problem, params)) return e;
-  TensorMapShape ring = {};
-  ring.base = args.ring;
-  ring.extent[0] = kAheadValues;
-  ring.extent[1] = int64_t(args.slots) * kAheadLines;
-  ring.extent[2] = 1;
-  ring.stride[0] = kAheadValues;
-  ring.stride[1] = ring.extent[1] * kAheadValues;
-  ring.box[0] = kTileK;
-  ring.box[1] = problem.weights_mn_major ? kTileK : kTileFeatures / 2;
-  if (cudaError_t e = make_tensor_maps(&params.ring_map, 1, problem.dtype, ring)) return e;
-  set_rest(problem, choice, params);
-  params.source = args.source;
-  params.parts_of_source = args.parts;
-  params.parts = problem.parts;
-  params.chunks_of_part = int(div_up(choice.tiles.k_blocks_of_part, kAheadBlocks));
-  params.ring = static_cast<uint4*>(args.ring);
-  params.slots = args.slots;
-  params.slots_shift = std::countr_zero(unsigned(args.slots));
-  params.counters = args.counters;
-  return launch_ahead(problem, params, choice.ctas, stream);
 }
 
 }  // namespace moec::cuda

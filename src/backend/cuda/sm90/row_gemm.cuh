@@ -18,8 +18,6 @@
 //   order    each output element is owned by one thread: deterministic
 #pragma once
 
-#include "backend/cuda/sm90/ahead_chunks.cuh"
-#include "backend/cuda/sm90/ahead_decoder.cuh"
 #include "backend/cuda/sm90/line_decoder.cuh"
 #include "backend/cuda/sm90/lone_gatherer.cuh"
 #include "backend/cuda/sm90/register_decoder.cuh"
@@ -31,7 +29,6 @@ template <typename C>
 constexpr int kSharedBytesOf() {
   if constexpr (C::kCoded) return C::kCodes + WeightDecoders<C>::kBytes;
   if constexpr (C::kInRegisters) return C::kCodes + FragmentNumbers::kBytes;
-  if constexpr (C::kAhead) return C::kCodes + AheadMemory<C>::kBytes;
   return C::kCodes;
 }
 
@@ -83,7 +80,7 @@ __device__ __forceinline__ void consume(const typename C::Params& p, TileQueue& 
     more = queue.take(next);
     leave();
     finish_multiply(acc, ring);
-    if constexpr ((C::kCoded || C::kAhead) && Epilogue::kGated) clear_outside(p, tile, group, acc);
+    if constexpr (C::kCoded && Epilogue::kGated) clear_outside(p, tile, group, acc);
     if constexpr (Epilogue::kBiased) {
       add_biases<typename C::Element, Epilogue::kGated>(p, tile, group, acc);
     }
@@ -96,8 +93,8 @@ __device__ __forceinline__ void consume(const typename C::Params& p, TileQueue& 
 // The part of a warp that is not a consumer's.
 template <typename C>
 __device__ __forceinline__ void produce(const typename C::Params& p, int warp, TileQueue& queue,
-                                        typename C::Stages& ring,
-                                        const typename C::Numbers& numbers, uint32_t memory) {
+                                        typename C::Stages& ring, const WorkNumbers& numbers,
+                                        uint32_t memory) {
   const uint32_t barriers = memory + C::kPair, codes = memory + C::kCodes;
   const uint32_t begun = barriers + 8;
   RowProducer<C> producer(p, ring, barriers, codes);
@@ -106,10 +103,7 @@ __device__ __forceinline__ void produce(const typename C::Params& p, int warp, T
       for (int kb = 0; kb < p.k_blocks; ++kb) ring.relay();
     }
   } else if (warp == C::kLoader) {
-    if constexpr (C::kAhead)
-      AheadLoader<C>(p, ring, barriers, codes).run(TileReader(queue, begun));
-    else
-      producer.template run<false>(TileReader(queue, begun));
+    producer.template run<false>(TileReader(queue, begun));
   } else if (warp == C::kFinder) {
     TileDealer(
         typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, p.band_length),
@@ -117,8 +111,6 @@ __device__ __forceinline__ void produce(const typename C::Params& p, int warp, T
         .run(begun, p.early == Early::kNothing, [&](const RowTile& tile) {
           if (!C::kGather && p.done) wait_done<C>(p, tile);
         });
-  } else if (warp == C::kWatcher) {
-    if constexpr (C::kAhead) AheadWatcher<C>(p, codes).run(queue);
   } else if (warp == C::kSender) {
     if constexpr (!C::kFinished) send_pieces<typename C::Epilogue>(p, queue, memory + C::kStaging);
   } else if (warp >= C::kFirstGather && warp < C::kFirstGather + C::kGatherWarps) {
@@ -150,18 +142,16 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   const uint32_t memory = ptx::shared_address(shared);
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
   typename C::Stages ring(memory, memory + C::kBarriers, p.shares);
-  const typename C::Numbers numbers(memory + C::kNumbers, p.work_counter);
+  const WorkNumbers numbers(memory + C::kNumbers, p.work_counter);
   TileQueue queue(memory + C::kQueue);
   if constexpr (C::kCoded) WeightDecoders<C>::init(p, memory + C::kCodes);
   if constexpr (C::kInRegisters) FragmentNumbers::init(p, memory + C::kCodes);
-  if constexpr (C::kAhead) AheadNumbers::init(p, memory + AheadMemory<C>::kNumbers);
   if (threadIdx.x == 0) {
     ring.init(C::kFull, C::kLanded);
     numbers.init();
     queue.init(C::kQueueReaders);
     ptx::barrier_init(memory + C::kPair, kClusterSize);
     ptx::barrier_init(memory + C::kPair + 8, 1);
-    if constexpr (C::kAhead) AheadQueue(memory + C::kCodes).init(1, 1);
     if constexpr (C::kFinished) C::Epilogue::Finisher::init(memory + C::kStaging);
     ptx::fence_barrier_init();
   }
@@ -185,10 +175,6 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     if constexpr (C::kSideLoader) {
       ptx::registers_release<C::kSideRegisters>();
       produce<C>(p, warp, queue, ring, numbers, memory);
-    }
-    if constexpr (C::kAhead) {
-      ptx::registers_release<C::kDecoderRegisters>();
-      decode_ahead<C>(p, memory + AheadMemory<C>::kNumbers);
     }
     if constexpr (C::kFinished) {
       ptx::registers_release<C::kFinisherRegisters>();

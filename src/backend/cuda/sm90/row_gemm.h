@@ -5,10 +5,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "backend/cuda/sm90/ahead.h"
 #include "backend/cuda/sm90/gate_form.h"
 #include "backend/cuda/sm90/row_gemm_choice.h"
-#include "backend/cuda/weights/decoded_experts.h"
 
 namespace moec::cuda {
 
@@ -47,13 +45,6 @@ struct RowGemmParams : RowGemmTiles {
   unsigned* done;
 };
 
-// Matrices whose codes lie in lines.
-struct LineSource {
-  ExpertMatrix from[2];  // with arrays of pointers on the device
-  CodedLines lines;
-  CodePlaces places[2];
-};
-
 // The same with coded weights: of channels, or of lines.
 struct CodedRowGemmParams : RowGemmParams {
   ExpertChannels channels[2];
@@ -61,34 +52,13 @@ struct CodedRowGemmParams : RowGemmParams {
   CodedLines lines;
 };
 
-// The same with weights that warps of the kernel decode ahead of the tiles.
-struct AheadRowGemmParams : RowGemmParams {
-  CUtensorMap ring_map;
-  LineSource source;
-  int parts_of_source, parts;  // matrices, and parts of k
-  int chunks_of_part;
-  uint4* ring;
-  int slots, slots_shift;  // a power of two
-  AheadCounters* counters;
-};
-
 // Whether the gradient of the down projection is made in two kernels (gradient_rows.cuh).
 inline bool has_gradient_rows(const RowGemmProblem& problem) {
-  return problem.op == RowGemm::kGradDown && (is_coded(problem) || problem.in_order);
+  return problem.op == RowGemm::kGradDown && is_coded(problem);
 }
 // Why the sm_90a kernels cannot take this problem, or null.
 const char* row_gemm_refuses(const RowGemmProblem& problem);
 cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& choice,
                             cudaStream_t stream);
-// Weights decoded ahead, in the place of those of the problem.
-struct AheadWeightsArgs {
-  LineSource source;
-  int parts;  // matrices
-  void* ring;
-  int slots;
-  AheadCounters* counters;
-};
-cudaError_t launch_row_gemm_ahead(const RowGemmProblem& problem, const RowGemmChoice& choice,
-                                  const AheadWeightsArgs& args, cudaStream_t stream);
 
 }  // namespace moec::cuda

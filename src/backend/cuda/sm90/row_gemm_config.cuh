@@ -2,14 +2,6 @@
 // An instance of the row GEMM kernel (row_gemm.cuh): its types, what each warp does, where shared
 // memory and registers go.
 #pragma once
-// Variants to measure: warpgroups that decode, lines ahead, registers of who loads, multiplies, decodes.
-#ifndef MOEC_GROUPS
-#define MOEC_GROUPS 1
-#define MOEC_RUNS 8
-#define MOEC_PROD 64
-#define MOEC_CONS 168
-#define MOEC_DEC 112
-#endif
 
 #include "backend/cuda/sm90/epilogue.cuh"
 #include "backend/cuda/sm90/weight_operand.cuh"
@@ -37,12 +29,7 @@ struct RowGemmConfig {
   static constexpr int kFewStages = kBytesM > kOperandMBytes / 4 ? 5 : 8;
   static constexpr int kStages = kInRegisters ? kFewStages : Epilogue::kStages;
   using Stages = PairRing<Ring<kStages, kMaxRows, kBytesM>>;
-  // Weights that a fourth warpgroup decodes ahead; the last warp of the first one looks for them.
-  static constexpr bool kAhead = Weights::kAhead;
-  static_assert(!kAhead || !kGather);
   using Scheduler = RowScheduler<kMaxRows>;
-  static constexpr int kAheadGroups = kAhead ? MOEC_GROUPS : 0;
-  using Numbers = WorkNumbersOf<kAhead>;
   static constexpr int kStaging = kStages * kStageBytes<kMaxRows, kBytesM>;  // offset
   static constexpr int kGroupStaging = Epilogue::kStagingBytes;
   static constexpr int kBarriers = kStaging + 2 * kGroupStaging;    // offset
@@ -62,7 +49,7 @@ struct RowGemmConfig {
   static constexpr int kFirstDecoder = kThreads / 32;               // warp
   static constexpr bool kLoneGatherer = kCoded && kGather;
   static constexpr int kAllThreads =
-      kThreads + (kFinished + kSideLoader + kSideDecoders + kAheadGroups) * kGroupThreads;
+      kThreads + (kFinished + kSideLoader + kSideDecoders) * kGroupThreads;
   // Warps that gather rows.
   static constexpr int kFirstGather = kLoneGatherer ? 3 : (kFinished ? 2 : 0);
   static constexpr int kGatherWarps =
@@ -70,8 +57,7 @@ struct RowGemmConfig {
   static constexpr int kRowsAtOnce = 4 * kGatherWarps;  // that they copy: eight lanes a row
   static constexpr int kDecoders = kCoded ? 4 : 0;      // warps that decode a k-block
   // Warps with a task of their own. Without one that relays, those that multiply fence.
-  static constexpr int kNoWarp = -1, kWatcher = kAhead ? 3 : kNoWarp,
-                       kLoader = kSideLoader ? kThreads / 32 : 0;
+  static constexpr int kNoWarp = -1, kLoader = kSideLoader ? kThreads / 32 : 0;
   static constexpr int kFinder = kLoader + 1, kSender = kFinished ? kNoWarp : kLoader + 2;
   static constexpr int kRelay = kSideLoader ? kLoader + 3 : kNoWarp;
   static constexpr bool kFences = kGather && kRelay == kNoWarp;
@@ -82,22 +68,20 @@ struct RowGemmConfig {
   static constexpr int kFull = kAnnounces + (kFences ? kGatherers : kGather) + kDecoders;
   // All warps that work on tiles, without the one that finds them: one loads, one or four send, one
   // may relay, others gather, decode or multiply.
-  static constexpr int kQueueReaders = kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) +
-                                       kSideLoader + kAhead + 4 * kSideDecoders;
+  static constexpr int kQueueReaders =
+      kConsumerWarps + kGatherWarps + 1 + (kFinished ? 4 : 1) + kSideLoader + 4 * kSideDecoders;
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four, 480 for five.
   // Two CTAs: 240 for three, 256 for four.
   static constexpr int kTaller = kMaxRows > kMaxTileN ? 8 : 0;  // for one more address of a row
   static constexpr int kFinisherRegisters = 104, kSideRegisters = kInRegisters ? 24 : 32,
-                       kDecoderRegisters = kAhead ? MOEC_DEC : (kGather ? 56 : 64);
+                       kDecoderRegisters = kGather ? 56 : 64;
   static constexpr int kProducerRegisters = kInRegisters    ? (kGather ? 40 : 48)
                                             : kSideDecoders ? (kGather ? 48 : 32)
                                             : kSideLoader   ? 48 + kTaller
                                             : kGather       ? 72
-                                            : kAhead        ? MOEC_PROD
                                                             : 40;
   static constexpr int kConsumerRegisters = kInRegisters    ? 96
                                             : kFinished     ? 168
-                                            : kAhead        ? MOEC_CONS
                                             : kSideDecoders ? 160
                                             : kGather       ? 216 - kTaller
                                                             : 232;

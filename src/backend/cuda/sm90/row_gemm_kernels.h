@@ -17,9 +17,6 @@ RowGemmLaunch<RowGemmParams> launch_up, launch_up_alternating, launch_down, laun
 RowGemmLaunch<CodedRowGemmParams> launch_coded_up, launch_coded_up_alternating, launch_coded_down,
     launch_coded_grad_down;
 
-// Of weights that are decoded ahead.
-RowGemmLaunch<AheadRowGemmParams> launch_ahead;
-
 // Of few rows: of PowersWeights, and of all others.
 RowGemmLaunch<CodedRowGemmParams> launch_few_up, launch_few_down, launch_few_up_powers,
     launch_few_down_powers;

@@ -105,7 +105,6 @@ struct RowGemmProblem {
   const void* x;             // [T, k_size] gathered operand: kUp, kGradDown
   int64_t x_stride;          // elements
   const void* rows;          // [P, parts, k_size] operand of the others
-  bool in_order;             // those that gather have rows, too: of x, in the order of experts
 
   void* out;  // [P, features]
   int64_t out_stride;

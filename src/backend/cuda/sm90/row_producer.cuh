@@ -77,7 +77,7 @@ class RowProducer {
     __syncwarp();
   }
 
- protected:
+ private:
   static constexpr int kMeet = 8;  // k-blocks
   // The two loaders of a pair wait for each other: what both want, they shall want at once. Each
   // arrives at its own barrier, too: or the one that comes first could be a whole phase late when
@@ -133,9 +133,8 @@ class RowProducer {
       return load<PlainWeights<C::kMajor>>(
           ring, tile, {p_.factor_maps, 0, feature, narrow_k(kb), expert, shared(tile)});
     }
-    if constexpr (!C::kAhead)
-      load<typename C::Weights>(
-          ring, tile, {p_.weight_maps, part(kb), feature, k(kb), tile.expert, shared(tile)});
+    load<typename C::Weights>(
+        ring, tile, {p_.weight_maps, part(kb), feature, k(kb), tile.expert, shared(tile)});
   }
   // Behind the tile's rows are zeros, whose products take less energy than those of any rows.
   __device__ void load_rows(const RowTile& tile, int kb) const {

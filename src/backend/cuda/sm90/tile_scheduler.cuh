@@ -83,13 +83,11 @@ __device__ __forceinline__ int next_number(unsigned* counter, int before, int wo
 // cluster that is done early takes more. The dealing warp of the leading CTA fetches a number while
 // the one before it is worked on and hands it to those of both CTAs.
 //   full    one store into the slot     empty    of the leading CTA: one arrival of each CTA
-// kInOrder: the first come from there, too, so that nobody waits for a cluster that is not up yet.
-template <bool kInOrder>
-class WorkNumbersOf {
+class WorkNumbers {
  public:
   static constexpr int kBytes = 80;
 
-  __device__ WorkNumbersOf(uint32_t memory, unsigned* counter)
+  __device__ WorkNumbers(uint32_t memory, unsigned* counter)
       : memory_(memory), counter_(counter), leads_(ptx::cluster_rank() == 0) {}
 
   __device__ void init() const {
@@ -101,9 +99,7 @@ class WorkNumbersOf {
   static __device__ int cluster() { return int(blockIdx.x) / kClusterSize; }
   __device__ int first() {
     fetch(cluster());
-    if constexpr (!kInOrder) return cluster();
-    hand_out();
-    return next();
+    return cluster();
   }
   // The number that was handed out last.
   __device__ int next() {
@@ -131,7 +127,7 @@ class WorkNumbersOf {
 
  private:
   static constexpr int kSlots = 4;
-  static __device__ int clusters() { return kInOrder ? 0 : int(gridDim.x) / kClusterSize; }
+  static __device__ int clusters() { return int(gridDim.x) / kClusterSize; }
   __device__ uint32_t full(int s) const { return memory_ + 8 * s; }
   __device__ uint32_t empty(int s) const { return memory_ + 8 * (kSlots + s); }
   __device__ uint32_t slot(int s) const { return memory_ + 16 * kSlots + 4 * s; }
@@ -145,7 +141,6 @@ class WorkNumbersOf {
   bool leads_;
   int read_ = 0, fetched_ = 0;
 };
-using WorkNumbers = WorkNumbersOf<false>;
 
 // Rows vary, k is fixed. An expert with n rows gets m = ceil(n / kMaxRows) nearly equal row tiles.
 // The two CTAs of a cluster take two row tiles of one feature tile together; where m is odd, the
@@ -170,11 +165,6 @@ class RowScheduler {
 
   static __device__ unsigned row_tiles(int rows) {
     return (unsigned(rows) + kMaxRows - 1) / kMaxRows;
-  }
-  // How often the feature tiles of an expert are walked.
-  static __device__ unsigned bands(int rows, unsigned band_length) {
-    const unsigned twos = row_tiles(rows) / 2;
-    return rows == 0 ? 0 : twos > band_length ? (twos - 1) / band_length + 1 : 1;
   }
   __device__ void restart(bool rehearsed) { walk_.restart(rehearsed); }
   // The tile of a work number, non-decreasing from call to call. False past the end.
@@ -230,9 +220,6 @@ class SlotRing {
   __device__ uint32_t slot() const { return memory_ + kSlotBytes * (at_ % kSlots); }
   __device__ void wait_empty() const {
     ptx::barrier_wait(empty(at_ % kSlots), (at_ / kSlots & 1) ^ 1);
-  }
-  __device__ bool is_full() const {
-    return ptx::barrier_test(full(at_ % kSlots), at_ / kSlots & 1);
   }
   __device__ void wait_full() const { ptx::barrier_wait(full(at_ % kSlots), at_ / kSlots & 1); }
   __device__ void arrive_full() const { ptx::barrier_arrive(full(at_ % kSlots)); }
@@ -300,10 +287,11 @@ class TileQueue : public SlotQueue<4> {
 };
 
 // The warp that finds the tiles, for all others.
-template <typename Scheduler, typename Numbers = WorkNumbers>
+template <typename Scheduler>
 class TileDealer {
  public:
-  __device__ TileDealer(const Scheduler& scheduler, const Numbers& numbers, const TileQueue& queue)
+  __device__ TileDealer(const Scheduler& scheduler, const WorkNumbers& numbers,
+                        const TileQueue& queue)
       : scheduler_(scheduler), numbers_(numbers), queue_(queue) {}
 
   // All tiles, each when the loads of the one before it have begun, and ready(tile) has returned.
@@ -334,7 +322,7 @@ class TileDealer {
 
  private:
   Scheduler scheduler_;
-  Numbers numbers_;
+  WorkNumbers numbers_;
   TileQueue queue_;
 };
 

@@ -17,19 +17,12 @@ template <Major kMajor_>
 struct PlainWeights {
   using Params = RowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = false, kInRegisters = false, kAhead = false;
+  static constexpr bool kCoded = false, kInRegisters = false;
   static constexpr int kCopyBlocks = kMajor == Major::kK ? 2 : 1;  // blocks of one copy
   static constexpr int kBlockStride = kBlockBytes;                 // in a stage
   static __device__ int place(const Params&) { return 0; }
   static __device__ int bytes(const Params&) { return kOperandMBytes; }
   static __device__ int column(const Params&, int position) { return position; }
-};
-
-// Elements in the ring of what is decoded ahead (ahead.h).
-template <Major kMajor_>
-struct AheadWeights : PlainWeights<kMajor_> {
-  using Params = AheadRowGemmParams;
-  static constexpr bool kAhead = true;
 };
 
 // Codes of one byte, a channel for each row of the matrix. A block of them arrives in the upper
@@ -39,7 +32,7 @@ struct CodedWeights {
   using Format = Format_;
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = true, kInLines = false, kInRegisters = false, kAhead = false;
+  static constexpr bool kCoded = true, kInLines = false, kInRegisters = false;
   static constexpr int kCopyBlocks = 1, kBlockStride = kBlockBytes;
   static __device__ int place(const Params&) { return kBlockBytes / 2; }
   static __device__ int bytes(const Params&) { return kOperandMBytes / 2; }
@@ -52,7 +45,7 @@ template <Major kMajor_>
 struct CodedWeights<LineFormats, kMajor_> {
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = kMajor_;
-  static constexpr bool kCoded = true, kInLines = true, kInRegisters = false, kAhead = false;
+  static constexpr bool kCoded = true, kInLines = true, kInRegisters = false;
   static constexpr int kCopyBlocks = 1, kBlockStride = kBlockBytes;
   static __device__ int nibbles(const Params& p) { return p.lines.decode != LineDecode::kBytes; }
   static __device__ int place(const Params& p) {
@@ -69,7 +62,7 @@ template <LineDecode kDecode_, bool kWholeLines_>
 struct RegisterWeights {
   using Params = CodedRowGemmParams;
   static constexpr Major kMajor = Major::kK;
-  static constexpr bool kCoded = false, kInRegisters = true, kAhead = false;
+  static constexpr bool kCoded = false, kInRegisters = true;
   static constexpr LineDecode kDecode = kDecode_;
   static constexpr bool kWholeLines = kWholeLines_;
   static constexpr int kNibbles = kDecode != LineDecode::kBytes && kDecode != LineDecode::kSigned;
@@ -129,28 +122,6 @@ __device__ __forceinline__ void load_operand_m(const typename Weights::Params& p
   } else {
 #pragma unroll
     for (int block = 0; block < 4; block += Weights::kCopyBlocks) load(block, false);
-  }
-}
-
-// A k-block of the chunk whose slot of the ring begins with this line. By one thread.
-template <Major kMajor>
-__device__ __forceinline__ void load_ahead(const AheadRowGemmParams& p, uint32_t dst,
-                                           uint32_t barrier, int line, int block_of_k,
-                                           bool shared) {
-  constexpr int kCopyBlocks = PlainWeights<kMajor>::kCopyBlocks;
-  const auto load = [&](int block, bool shared) {
-    const ptx::Coordinate at = kMajor == Major::kK
-                                   ? ptx::Coordinate{block_of_k * kTileK, line + 64 * block, 0}
-                                   : ptx::Coordinate{64 * block, line + block_of_k * kTileK, 0};
-    load_block(dst + block * kBlockBytes, &p.ring_map, barrier, at, shared);
-  };
-  if (shared) {
-    const int begin = 2 * pair_rank();
-#pragma unroll
-    for (int i = 0; i < 2; i += kCopyBlocks) load(begin + i, true);
-  } else {
-#pragma unroll
-    for (int block = 0; block < 4; block += kCopyBlocks) load(block, false);
   }
 }
 
