@@ -7,7 +7,7 @@ add_custom_target(gpu_tests)
 set(busy kernel_check small_check)  # they wait for the GPU, not for the host
 set(alone graph_test repeat_test)  # kernels of several programs never run at once
 # Their checks are dealt to three processes.
-set(thirds lines_test decoded_test decoded_rows_test ep_gpu_test ep_layer_test)
+set(thirds lines_test wide_test decoded_test decoded_rows_test ep_gpu_test ep_layer_test)
 set(gpu_test_lines "")
 
 macro(add_gpu_line program)  # what else stands on the line
