@@ -9,7 +9,8 @@ d(routing weights). The implementations of a case take turns; moec-bf16 holds th
 codes stand for, moec-portable runs the scheme on the kernels that every GPU has, and
 quantised_peers.py is beside them where its packages are. Up to FEW_TOKENS tokens graphs are
 measured. floor_ms: the larger of the products at PEAK_FLOPS, and of the bytes that must move at the
-rate of this card's own copy. A row is measured only when its results agree with moec-bf16's.
+rate of this card's own copy. A row is measured only when its results agree with moec-bf16's
+and ours have the same bits twice.
 """
 
 import argparse
@@ -138,6 +139,13 @@ class Bench:
             if not worst <= limit:
                 print(f"{p.name} {p.tokens} {mode}: {name} differs from bf16 by {worst:.3g}; "
                       f"at most {limit} is right", flush=True)
+                self.wrong += 1
+                continue
+            case.run()
+            if ours and any(not torch.equal(got[part], r.float())
+                            for part, r in case.results().items()):
+                print(f"{p.name} {p.tokens} {mode}: {name} has other bits the second time",
+                      flush=True)
                 self.wrong += 1
                 continue
             runs[name] = graph_of(case.run) if p.tokens <= FEW_TOKENS else case.run

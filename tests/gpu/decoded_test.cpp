@@ -14,7 +14,6 @@ const testing::Environment* const kHopperOnly =
     testing::AddGlobalTestEnvironment(new OnePath("sm90", true));
 
 constexpr int64_t kMany = cuda::once_rows(cuda::Otherwise::kRowGemm, cuda::kSmallExpert + 1);
-constexpr int64_t kManyOfSmall = cuda::once_rows(cuda::Otherwise::kRowGemm, cuda::kSmallExpert);
 constexpr int64_t kFew = cuda::once_rows(cuda::Otherwise::kPortable, 1);
 constexpr int kExperts = 4, kTopK = 2;  // of random_quant_problem
 // Tokens of so many rows an expert on average.
@@ -54,7 +53,7 @@ TEST_P(Decoded, OfManyRows) {
   if (is_small_run()) GTEST_SKIP() << "too large";
   SCOPED_TRACE(seed_note());
   Random random(73);
-  for_each_form(GetParam(), tokens_of(kManyOfSmall) + 3, &random, [](QuantProblem& p, int turn) {
+  for_each_form(GetParam(), tokens_of(kMany) + 3, &random, [](QuantProblem& p, int turn) {
     if (turn % 3 == 0) expect_values(p, true);
   });
 }

@@ -7,7 +7,7 @@ add_custom_target(gpu_tests)
 set(busy kernel_check small_check)  # they wait for the GPU, not for the host
 set(alone graph_test repeat_test)  # kernels of several programs never run at once
 # Their checks are dealt to three processes.
-set(thirds lines_test decoded_test decoded_rows_test ep_gpu_test ep_layer_test)
+set(thirds lines_test wide_test decoded_test decoded_rows_test ep_gpu_test ep_layer_test)
 set(gpu_test_lines "")
 
 macro(add_gpu_line program)  # what else stands on the line
@@ -67,9 +67,10 @@ add_gpu_test(paths_test)
 add_gpu_test(coded_test SOURCES coded_problem.cpp)
 add_gpu_test(short_lines_test SANITIZE SUPPORT quant)
 add_gpu_test(lines_test BULK SUPPORT quant)
+add_gpu_test(wide_test BULK SUPPORT quant)
 add_gpu_test(decoded_test BULK SUPPORT quant)
 add_gpu_test(decoded_rows_test SANITIZE SUPPORT quant)
-foreach(name decoded_test decoded_rows_test)
+foreach(name short_lines_test lines_test wide_test decoded_test decoded_rows_test)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
 endforeach()
 add_gpu_test(buffer_test)

@@ -43,7 +43,8 @@ struct QuantResults {
   bool operator==(const QuantResults&) const = default;
 };
 // The matrices as they are, or, `as_values`, plain ones of the values that they stand for.
-QuantResults run(const QuantProblem& problem, bool as_values);
+// described: what moec_experts_describe says of the call.
+QuantResults run(const QuantProblem& problem, bool as_values, std::string* described = nullptr);
 QuantResults reference(const QuantProblem& problem);
 
 // Every tensor of a set, and the bytes of one.

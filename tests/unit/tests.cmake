@@ -38,6 +38,8 @@ add_moec_test(unit/combine_test)
 set(sm90 ${PROJECT_SOURCE_DIR}/src/backend/cuda/sm90)
 add_moec_test(unit/row_gemm_choice_test SOURCES ${sm90}/row_gemm_choice.cpp
   ${sm90}/row_gemm_problem.cpp ${sm90}/code_lines.cpp)
+add_moec_test(unit/wide_choice_test SOURCES ${sm90}/row_gemm_choice.cpp
+  ${sm90}/row_gemm_problem.cpp ${sm90}/code_lines.cpp)
 add_moec_test(unit/decoded_experts_test SOURCES ${sm90}/decoded_product.cpp
   ${sm90}/row_gemm_problem.cpp ${sm90}/code_lines.cpp
   ${PROJECT_SOURCE_DIR}/src/backend/cuda/weights/decoded_experts.cpp)

@@ -17,8 +17,10 @@ set(MOEC_CUDA_SOURCES_sm90
   sm90/row_gemm_coded_down.cu sm90/row_gemm_coded_grad_down.cu
   sm90/row_gemm_few_up.cu sm90/row_gemm_few_down.cu
   sm90/row_gemm_few_up_powers.cu sm90/row_gemm_few_down_powers.cu
+  sm90/row_gemm_wide_up.cu sm90/row_gemm_wide_down.cu
+  sm90/row_gemm_wide_up_powers.cu sm90/row_gemm_wide_down_powers.cu
   sm90/weight_grad.cu sm90/work_counters.cu sm90/narrow_rows.cu sm90/factor_grad.cu
-  sm90/decode_lines.cu
+  sm90/decode_lines.cu sm90/ordered_rows.cu
   few_tokens/small_up.cu few_tokens/small_down.cu few_tokens/one_token.cu)
 set(MOEC_CUDA_SOURCES_portable
   plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu

@@ -39,6 +39,14 @@ __device__ __forceinline__ float2 fast_sigmoids(float2 x) {
   return {r * b, r * a};
 }
 
+// Of one alone.
+__device__ __forceinline__ float fast_sigmoid(float x) {
+  float e, r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(fminf(x, GateForm::kMostExponent)));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+  return r;
+}
+
 // The derivative of c s, where that of s is rate s (1 - s). Far above 0 there is nothing but
 // rounding in 1 - s, and it is multiplied by c no larger than there.
 __device__ __forceinline__ float sigmoid_slope(float s, float rate, float near) {
@@ -85,6 +93,10 @@ struct SigmoidGated {
   __device__ float2 values(float2 g, float2 u) const {
     const float2 s = sigmoids(g);
     return {gate(g.x) * s.x * up(u.x), gate(g.y) * s.y * up(u.y)};
+  }
+  __device__ float value(float g, float u) const {
+    const float c = gate(g);
+    return c * fast_sigmoid(c * fmaf(form.exponent[1] * c, c, form.exponent[0])) * up(u);
   }
   __device__ ActivationGradients gradients(float2 g, float2 u, float2 d, float2 s) const {
     const auto one = [&](float g, float u, float d, float s, float& value, float& d_gate,

@@ -18,25 +18,29 @@ DecodedScratch lay_out_scratch(const moec_experts_desc& desc, Arena& arena) {
   return scratch;
 }
 
-// Rows that a later product of the call writes hold nothing before it: down's while up runs, those
-// of grad up while grad down runs. They may have room for more experts than the path's own scratch.
+const Array* LaunchList::rows_of_later(RowGemm op) const {
+  if (op != RowGemm::kUp && op != RowGemm::kGradDown) return nullptr;
+  for (int i = 0; i < program_.num_steps; ++i) {
+    const Step& step = program_.steps[size_t(i)];
+    const auto* const down = std::get_if<Down>(&step);
+    const auto* const grad = std::get_if<InputGrad>(&step);
+    if (down && op == RowGemm::kUp && is_routed(*down->mlp)) return &down->rows;
+    if (grad && is_routed(*grad->mlp)) return &grad->rows;
+  }
+  return nullptr;
+}
+
+// The rows of a later product may have room for more experts than the path's own scratch.
 DecodedScratch LaunchList::scratch_of(RowGemm op) const {
   DecodedScratch scratch = scratch_;
-  if (!scratch.bytes || (op != RowGemm::kUp && op != RowGemm::kGradDown)) return scratch;
+  const Array* const rows = scratch.bytes ? rows_of_later(op) : nullptr;
+  if (!rows) return scratch;
   const Mlp& routed = program_.routed;
   const int64_t row_bytes = routed.hidden * dtype_bytes(routed.dtype);
   const int64_t bytes = std::min(routed.num_rows * row_bytes, kMostRowBytes);
   if (bytes <= scratch.bytes) return scratch;
-  const auto use = [&](const Array& rows) {
-    scratch.values = rows.data;
-    scratch.bytes = bytes;
-  };
-  for (int i = 0; i < program_.num_steps; ++i) {
-    const Step& step = program_.steps[size_t(i)];
-    if (const auto* down = std::get_if<Down>(&step); down && is_routed(*down->mlp)) use(down->rows);
-    if (const auto* grad = std::get_if<InputGrad>(&step); grad && is_routed(*grad->mlp))
-      use(grad->rows);
-  }
+  scratch.values = rows->data;
+  scratch.bytes = bytes;
   return scratch;
 }
 

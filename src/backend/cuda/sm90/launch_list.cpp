@@ -58,7 +58,10 @@ RowGemmProblem LaunchList::problem(RowGemm op, const Mlp& mlp, int64_t n, int64_
   const char* why = set_matrices(bound, n, k, first, second);
   bound.out_stride = bound.features;
   decoded_ = {};
-  if (is_routed(mlp) && first.is_coded()) {
+  const bool has_rows = op != RowGemm::kUp || rows_of_later(op);
+  bound.wide =
+      is_routed(mlp) && !why && has_rows && takes_wide_tiles(bound, mlp.groups.choice_rows);
+  if (is_routed(mlp) && first.is_coded() && !bound.wide) {
     const char* const refused = why ? why : row_gemm_refuses(bound);  // of the weights: no rows yet
     const char* const of_values = set_decoded(decoded_, p, mlp.groups.choice_rows, n, k, first,
                                               second, scratch_of(op), refused);
@@ -83,6 +86,17 @@ void LaunchList::add_row_gemm(RowGemmProblem problem, const Mlp& mlp) {
   decoded_.is_used() ? add(decoded_, &mlp, step) : add(problem, &mlp, step);
 }
 
+// Rows of x into those of down, which writes an expert's when up has read them.
+void LaunchList::put_in_order(RowGemmProblem& p, const Mlp& mlp) {
+  void* const to = rows_of_later(p.op)->data;
+  const OrderedRows rows = {p.x, p.x_stride, p.row_token, p.group_offsets + p.num_experts,
+                            to,  p.k_size,   p.max_rows};
+  if (!refused_) refuse(ordered_rows_refuses(rows));
+  add(rows, &mlp, "up");
+  p.rows = to;
+  p.in_order = true;
+}
+
 void LaunchList::operator()(const Up& s) {
   const Mlp& mlp = *s.mlp;
   use_counters(mlp);
@@ -92,6 +106,8 @@ void LaunchList::operator()(const Up& s) {
   p.x_stride = mlp.hidden;
   p.pre = s.pre.gate;
   p.out = s.act;
+  if (p.wide) put_in_order(p, mlp);
+  if (is_routed(mlp)) wide_up_ = p.wide;
   p.done = may_count_rows(mlp) ? done_ : nullptr;
   if (is_routed(mlp)) done_ = p.done;
   add_term(p, mlp.gate_up_adapters, s.narrow, mlp.gate_up_adapters.b[0],
@@ -107,6 +123,7 @@ void LaunchList::operator()(const Down& s) {
   p.out = s.rows.data;
   p.early = Early::kWeights;
   p.done = may_count_rows(mlp) ? done_ : nullptr;
+  p.after_wide = is_routed(mlp) && wide_up_;
   add_term(p, mlp.down_adapters, s.narrow, mlp.down_adapters.b[0]);
   add_row_gemm(p, mlp);
 }
@@ -187,6 +204,10 @@ struct Launcher {
     check(launch_combine(params, dtype, op.multiprocessors, op.stream), "combine");
     op.count(1);
   }
+  void operator()(const OrderedRows& args) const {
+    check(launch_ordered_rows(args, op.multiprocessors, op.stream), "rows in order");
+    op.count(1);
+  }
   void operator()(const NarrowRowsArgs& args) const {
     check(launch_narrow_rows(args, op.stream), "narrow rows");
     op.count(1);
@@ -241,6 +262,7 @@ struct Describer {
                .add("shares_weights", int64_t(t.shares))
                .add("in_pace", int64_t(choice.in_pace))
                .add("few_rows", int64_t(choice.few_rows))
+               .add("wide", int64_t(p.wide))
                .add("ctas", choice.ctas));
     if (has_gradient_rows(p))
       append(text, JsonObject().add("step", step).add("kernel", "sm90 gradient_rows"));
@@ -256,6 +278,9 @@ struct Describer {
                      .add("tile", "256x128x64")
                      .add("m", a.parts * a.m_size)
                      .add("n", a.n_size));
+  }
+  void operator()(const OrderedRows& a) const {
+    append(text, JsonObject().add("step", step).add("kernel", "sm90 ordered_rows").add("k", a.k));
   }
   void operator()(const CombineParams& p) const {
     append(text, JsonObject().add("step", "combine").add("kernel", "combine").add("k", p.top_k));

@@ -17,6 +17,7 @@
 #include "backend/cuda/experts/row_steps.h"
 #include "backend/cuda/sm90/decoded_product.h"
 #include "backend/cuda/sm90/narrow.h"
+#include "backend/cuda/sm90/ordered_rows.h"
 #include "backend/cuda/sm90/row_gemm.h"
 #include "backend/cuda/sm90/weight_grad.h"
 #include "backend/cuda/sm90/work_counters.h"
@@ -68,9 +69,9 @@ class LaunchList {
   struct ClearCounters {
     WorkCounters* counters;
   };
-  using Launch =
-      std::variant<ClearCounters, RowGemmProblem, DecodedProduct, WeightGradArgs, ColumnSums,
-                   CombineParams, NarrowRowsArgs, FactorGradArgs, ExpertSums, const Step*>;
+  using Launch = std::variant<ClearCounters, RowGemmProblem, DecodedProduct, WeightGradArgs,
+                              ColumnSums, CombineParams, OrderedRows, NarrowRowsArgs,
+                              FactorGradArgs, ExpertSums, const Step*>;
   struct Entry {
     const Mlp* mlp = nullptr;  // whose product it is ...
     const char* step = "";     // ... and which one, for describe
@@ -104,7 +105,11 @@ class LaunchList {
     return is_routed(mlp) && !mlp.down_adapters && !decoded_.is_used();
   }
   Early after_grad_down(const Mlp& mlp);
+  // Rows of the width of x that hold nothing before a later product of the call: down's, or those
+  // of grad up. Null: there are none behind this product.
+  const Array* rows_of_later(RowGemm op) const;
   DecodedScratch scratch_of(RowGemm op) const;
+  void put_in_order(RowGemmProblem& problem, const Mlp& mlp);
   void use_counters(const Mlp& mlp);
   RowGemmProblem problem(RowGemm op, const Mlp& mlp, int64_t n, int64_t k,
                          const ExpertMatrix& first, const ExpertMatrix* second);
@@ -127,6 +132,7 @@ class LaunchList {
   DecodedScratch scratch_ = {};
   WorkCounters::Gemm* counters_ = nullptr;  // of the next product of the routed experts
   unsigned* done_ = nullptr;                // of the tiles of up, for down
+  bool wide_up_ = false;                    // whether up has wide tiles
   Early next_ = Early::kNothing;            // of the products behind grad down
   DecodedProduct decoded_ = {};             // the product being compiled, where it is one
   Fresh fresh_;

@@ -49,12 +49,55 @@ class FragmentDecoder {
   };
   template <int kBlock>
   __device__ __forceinline__ void take(uint32_t operand_m, int row, Codes& codes) const {
-    const uint32_t at =
-        operand_m + at_ + 2 * kBlock * Weights::kBlockStride + 8 * row * Weights::kLineBytes;
+    const uint32_t at = operand_m + at_ + 2 * kBlock * Weights::kBlockStride +
+                        row * kRowLines * Weights::kLineBytes;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       codes.scale[row][half] = scales_.template of<kBlock>(row, half);
       take_half(at + half * (Weights::kLineBytes / kHalves), codes.words[row][half]);
+    }
+  }
+  // The same of a tile of many rows, without the scales.
+  __device__ __forceinline__ void load(uint32_t stage, Codes& codes) const {
+#pragma unroll
+    for (int row = 0; row < 2; ++row)
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+        take_half(stage + at_ + row * kRowLines * Weights::kLineBytes +
+                      half * (Weights::kLineBytes / kHalves),
+                  codes.words[row][half]);
+  }
+  // 0, when all of them have come: the compiler does not know that no thread's number is negative.
+  __device__ __forceinline__ uint32_t zero_of(const Codes& codes) const {
+    uint32_t all = 0;
+#pragma unroll
+    for (const auto& row : codes.words)
+#pragma unroll
+      for (const auto& half : row)
+#pragma unroll
+        for (const uint32_t word : half) all ^= word;
+    return (all & uint32_t(thread_)) >> 31;
+  }
+  __device__ __forceinline__ void add_scales(Codes& codes) const {
+#pragma unroll
+    for (int row = 0; row < 2; ++row)
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+        codes.scale[row][half] = scales_.template of<0>(row, half);
+  }
+  // Of an adapter's factors, as they lie; k: of them, from this k-block on.
+  __device__ __forceinline__ void take_factors(const RowTile& tile, int k, Fragments& f) const {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const auto of = scales_.line_of(tile, 0, row);
+      const auto* const from =
+          static_cast<const uint32_t*>(p_.factors.base[of.part]) +
+          (tile.expert * p_.factors.expert_stride + of.line * p_.factors.line_stride) / 2;
+#pragma unroll
+      for (int i = 0; i < 2 * kSteps; ++i) {
+        const int at = k + 8 * i + 2 * int(quad_lane());
+        f[i / 2][row + 2 * (i & 1)] = at < p_.rank ? __ldg(from + at / 2) : 0;
+      }
     }
   }
   // Their elements.
@@ -68,7 +111,7 @@ class FragmentDecoder {
       for (int half = 0; half < kHalves; ++half) {
         if constexpr (kDecode == LineDecode::kTable) {
           if (half == 0 || scales_.in_halves())
-            table = table_of(part<kBlock>(), codes.scale[row][half]);
+            table = table_of(part<kBlock>(row), codes.scale[row][half]);
         }
         const FourPairs v = elements(table, codes.words[row][half], codes.scale[row], half);
 #pragma unroll
@@ -79,6 +122,8 @@ class FragmentDecoder {
 
  private:
   static constexpr LineDecode kDecode = Weights::kDecode;
+  static constexpr bool kPair = C::kBlocks == Blocks::kPair;
+  static constexpr int kRowLines = kPair ? 64 : 8;  // between a thread's two lines in a stage
   static constexpr bool kF16 = std::is_same_v<typename C::Element, __half>;
 
   __device__ FragmentDecoder(const Params& p, uint32_t memory, int group, const uint4& unknown)
@@ -86,25 +131,26 @@ class FragmentDecoder {
         numbers_(memory),
         lowest_(unknown.x),
         thread_(int(threadIdx.x) + int(unknown.w)),
-        at_(group * Weights::kBlockStride + row_of(thread_) * Weights::kLineBytes),
+        at_(kPair ? pair_line_of(group, thread_) * Weights::kLineBytes
+                  : group * Weights::kBlockStride + row_of(thread_) * Weights::kLineBytes),
         scales_(p, group, thread_, int(unknown.y), int(unknown.z)) {}
 
   __device__ uint32_t quad_lane() const { return thread_ & 3; }
   template <int kBlock>
-  static constexpr int part() {
-    return C::kBlocks == Blocks::kGated ? kBlock : 0;
+  static constexpr int part(int row) {
+    return C::kBlocks == Blocks::kGated ? kBlock : kPair ? row : 0;
   }
 
   // Bytes t of four words of nibbles, or halves t of two eights of bytes, twice.
   template <int kWords>
   __device__ __forceinline__ void take_half(uint32_t at, uint32_t (&words)[kWords]) const {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = own(ptx::shared_load(at + 16 * i));
+  }
+  __device__ __forceinline__ uint32_t own(const uint4& all) const {
     const uint32_t t = quad_lane();
     const uint32_t own = Weights::kNibbles ? t | (t + 4) << 4 : 2 * t | (2 * t + 1) << 4;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const uint4 all = ptx::shared_load(at + 16 * i);
-      words[i] = permute(permute(all.x, all.y, own), permute(all.z, all.w, own), 0x5410);
-    }
+    return permute(permute(all.x, all.y, own), permute(all.z, all.w, own), 0x5410);
   }
 
   template <int kWords>

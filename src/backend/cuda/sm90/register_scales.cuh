@@ -32,6 +32,11 @@ __device__ __forceinline__ int row_of(int thread) {
   return (thread >> 5 & 3) * 16 + (thread & 31) / 4;
 }
 
+// Of a pair of blocks of gate and up, of which a thread has a line each.
+__device__ __forceinline__ int pair_line_of(int group, int thread) {
+  return group * 32 + (thread >> 5 & 3) * 8 + (thread & 31) / 4;
+}
+
 // What lane t of the quad has.
 __device__ __forceinline__ uint32_t of_quad(uint32_t word, int t) {
   return __shfl_sync(~0u, word, t, 4);
@@ -45,20 +50,24 @@ class RegisterScales {
   __device__ RegisterScales(const Params& p, int group, int thread, int last, int shift)
       : p_(p), group_(group), thread_(thread), last_(last), shift_(shift) {}
 
- protected:
-  static constexpr LineDecode kDecode = C::Weights::kDecode;
-  __device__ int quad_lane() const { return thread_ & 3; }
-
   // Of a row of a block: 0, or 1 for that eight rows behind.
   struct Line {
     int part, line;
   };
   __device__ Line line_of(const RowTile& tile, int block, int row) const {
+    if constexpr (C::kBlocks == Blocks::kPair) {  // the second row is of up
+      const int own = first_feature(p_, tile.feature_tile) + pair_line_of(group_, thread_);
+      return {row, min(own, p_.features - 1)};
+    }
     const BlockPlace place =
         place_of<C::kBlocks>(0, first_feature(p_, tile.feature_tile), group_ + 2 * block);
     const int own = place.feature + row_of(thread_) + 8 * row;
     return {place.part, min(own, p_.features - 1)};  // what comes of others is never stored
   }
+
+ protected:
+  static constexpr LineDecode kDecode = C::Weights::kDecode;
+  __device__ int quad_lane() const { return thread_ & 3; }
   // The first scale of a line.
   __device__ const char* first_of(const RowTile& tile, const Line& of, int entry_bytes) const {
     const ExpertScales& form = p_.lines.scales[0];
@@ -66,6 +75,12 @@ class RegisterScales {
     const int64_t line = (scales.first_line + of.line * form.line_step) >> form.line_shift;
     const int64_t first = tile.expert * form.expert_stride + line * form.line_stride;
     return static_cast<const char*>(scales.base) + first * entry_bytes;
+  }
+
+  // In front of the load that takes the register of what it was made of: else that is moved, and
+  // who moves it waits for memory.
+  static __device__ __forceinline__ void settle(uint32_t& now) {
+    if constexpr (C::kWide) asm volatile("" : "+r"(now));
   }
 
   // The entry of position k of a line; behind k_size are zeros.
@@ -86,11 +101,12 @@ class WholeLineScales : public RegisterScales<C> {
 
   __device__ void begin(const RowTile& tile) {
     const int t = this->quad_lane();
-    from_ = this->first_of(tile, this->line_of(tile, t & 1, t >> 1), kBytes);
+    from_ = this->first_of(tile, this->line_of(tile, C::kWide ? 0 : t & 1, t >> 1), kBytes);
     fetch(0);
   }
   __device__ __forceinline__ void take(int kb) {
     now_ = kIntegers ? next_ | next_ << 16 : next_;
+    this->settle(now_);
     fetch(kb + 1);
   }
   template <int kBlock>
@@ -122,14 +138,15 @@ class LineScales : public RegisterScales<C> {
 
   __device__ void begin(const RowTile& tile) {
 #pragma unroll
-    for (int block = 0; block < 2; ++block)
+    for (int block = 0; block < kBlocks; ++block)
       from_[block] =
           this->first_of(tile, this->line_of(tile, block, this->quad_lane() >> 1), entry_bytes());
     fetch(0);
   }
   __device__ __forceinline__ void take(int kb) {
     now_[0] = converted<0>(kb);
-    now_[1] = converted<1>(kb);
+    if constexpr (kBlocks > 1) now_[1] = converted<1>(kb);
+    this->settle(now_[0]);
     fetch(kb + 1);
   }
   template <int kBlock>
@@ -151,7 +168,7 @@ class LineScales : public RegisterScales<C> {
     const int bytes = entry_bytes();
     const uint64_t at = uint64_t(own_entry(kb)) * bytes;
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
       const char* const from = from_[block] + at;
       next_[block] = bytes == 4   ? load_entry<4>(from)
                      : bytes == 2 ? load_entry<2>(from)
@@ -169,15 +186,18 @@ class LineScales : public RegisterScales<C> {
   }
   template <int kBlock>
   __device__ __forceinline__ float looked_up(uint32_t code, int kb) const {
-    constexpr int kPart = C::kBlocks == Blocks::kGated ? kBlock : 0;
-    const NestedScales& nested = p_.lines.nested[kPart];
-    const auto* const base = static_cast<const char*>(p_.lines.scales[kPart].base);
+    const int part = C::kBlocks == Blocks::kGated  ? kBlock
+                     : C::kBlocks == Blocks::kPair ? this->quad_lane() >> 1
+                                                   : 0;
+    const NestedScales& nested = p_.lines.nested[part];
+    const auto* const base = static_cast<const char*>(p_.lines.scales[part].base);
     const int64_t at = from_[kBlock] - base + own_entry(kb);
     return nested_scale(nested, __ldg(nested.offset), code, at);
   }
 
-  const char* from_[2];
-  uint32_t now_[2], next_[2];
+  static constexpr int kBlocks = C::kWide ? 1 : 2;
+  const char* from_[kBlocks];
+  uint32_t now_[kBlocks], next_[kBlocks];
 };
 
 // Of a channel, which has one for both halves: a base is in the place of the second.
@@ -192,7 +212,7 @@ class ChannelScales : public RegisterScales<C> {
   __device__ void begin(const RowTile& tile) {
     const int t = this->quad_lane();
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
       const auto of = this->line_of(tile, block, t >> 1);
       const auto channel =
           channel_of<quant::Int8>(this->p_.channels[of.part], tile.expert, of.line);
@@ -206,7 +226,8 @@ class ChannelScales : public RegisterScales<C> {
   }
 
  private:
-  uint32_t now_[2];
+  static constexpr int kBlocks = C::kWide ? 1 : 2;
+  uint32_t now_[kBlocks];
 };
 
 template <typename C>

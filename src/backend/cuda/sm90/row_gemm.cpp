@@ -15,6 +15,10 @@ bool alternating_weights(const RowGemmProblem& p) {
   return p.alternating && form_of(p.op).gated;
 }
 
+bool is_gathered(const RowGemmProblem& p) {
+  return form_of(p.op).gathered && !p.in_order;
+}
+
 moec_dtype stored_dtype(const RowGemmProblem& p) {
   return is_coded(p) ? moec_dtype(MOEC_U8) : p.dtype;
 }
@@ -79,13 +83,13 @@ constexpr RowTensor kRowTensors[] = {
        const auto shape = row_shape(p.rows, p.k_size, p.parts, p.k_size * p.parts, p.max_rows);
        return in_windows(shape, 2, kWindowRows, p.dtype);
      },
-     [](const RowGemmProblem& p) { return !form_of(p.op).gathered; }},
+     [](const RowGemmProblem& p) { return !is_gathered(p); }},
     {&RowGemmParams::narrow_rows,
      [](const RowGemmProblem& p) {
        const auto shape = row_shape(p.narrow, p.rank, 1, p.rank, p.max_rows);
        return in_windows(shape, 2, kWindowRows, p.dtype);
      },
-     [](const RowGemmProblem& p) { return p.rank > 0 && !form_of(p.op).gathered; }},
+     [](const RowGemmProblem& p) { return p.rank > 0 && !is_gathered(p); }},
     {&RowGemmParams::out_maps,
      [](const RowGemmProblem& p) {
        return row_shape(p.out, p.features, 1, p.out_stride, p.max_rows);
@@ -163,9 +167,12 @@ constexpr RowGemmLaunch<RowGemmParams>* kLaunches[kKinds] = {
 constexpr RowGemmLaunch<CodedRowGemmParams>* kCodedLaunches[kKinds] = {
     launch_coded_up, launch_coded_down, launch_coded_down, launch_coded_grad_down,
     launch_coded_up_alternating};
-constexpr RowGemmLaunch<CodedRowGemmParams>* kFewLaunches[] = {launch_few_up, launch_few_down};
-constexpr RowGemmLaunch<CodedRowGemmParams>* kPowersLaunches[] = {launch_few_up_powers,
-                                                                  launch_few_down_powers};
+// Of codes along k that those who multiply decode: of up and down, of PowersWeights or others.
+using InRegisters = RowGemmLaunch<CodedRowGemmParams>* [2][2];
+constexpr InRegisters kFewLaunches = {{launch_few_up, launch_few_up_powers},
+                                      {launch_few_down, launch_few_down_powers}};
+constexpr InRegisters kWideLaunches = {{launch_wide_up, launch_wide_up_powers},
+                                       {launch_wide_down, launch_wide_down_powers}};
 
 }  // namespace
 
@@ -183,7 +190,7 @@ const char* row_gemm_refuses(const RowGemmProblem& p) {
   for (int i = 0; i < factor_maps(p); ++i) {
     if (!tensor_map_fits(factor_shape(p, i), p.dtype)) return "factors are not aligned to 16 bytes";
   }
-  if (form_of(p.op).gathered) {
+  if (is_gathered(p)) {
     if (!aligned(p.x) || p.x_stride % 8) return "rows of x are not aligned to 16 bytes";
     if (!aligned(p.narrow) || p.rank % 8) return "narrow rows are not aligned to 16 bytes";
   }
@@ -207,9 +214,14 @@ cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& 
   params.channels[1] = problem.channels[1];
   params.channels_along_k = is_gradient(problem.op);
   params.lines = problem.lines;
+  if (!problem.wide && !choice.few_rows)
+    return kCodedLaunches[kind](problem, params, choice.ctas, stream);
+  params.factors = {{problem.factors[0], problem.factors[1]},
+                    problem.factor_stride,
+                    problem.factor_expert_stride};
   const bool powers = problem.lines.decode == LineDecode::kPowers;
-  const auto launches = !choice.few_rows ? kCodedLaunches : powers ? kPowersLaunches : kFewLaunches;
-  return launches[kind](problem, params, choice.ctas, stream);
+  const InRegisters& launches = problem.wide ? kWideLaunches : kFewLaunches;
+  return launches[kind][powers](problem, params, choice.ctas, stream);
 }
 
 }  // namespace moec::cuda

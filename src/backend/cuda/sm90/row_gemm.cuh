@@ -10,7 +10,8 @@
 //            Where warpgroup 3 does the rest of the epilogue (grad down), it stores the results
 //            itself, and the other two warps of warpgroup 0 gather.
 //            Coded weights: two warpgroups behind the others decode stages in turn, and the last
-//            warp of warpgroup 0 gathers
+//            warp of warpgroup 0 gathers; or those that multiply decode (row_gemm_few.cuh,
+//            row_gemm_wide.cuh)
 //   traffic  32 KiB of weights a k-block and tile, and 128 bytes a row. The two CTAs start tiles of
 //            the same weights together. Where `shares`, each loads half of them for both: fewer
 //            bytes leave L2, but a stage waits for the slower of two CTAs. Else each loads its own,
@@ -22,6 +23,8 @@
 #include "backend/cuda/sm90/lone_gatherer.cuh"
 #include "backend/cuda/sm90/register_decoder.cuh"
 #include "backend/cuda/sm90/row_producer.cuh"
+#include "backend/cuda/sm90/wide_consumer.cuh"
+#include "backend/cuda/sm90/wide_producer.cuh"
 
 namespace moec::cuda {
 
@@ -103,16 +106,22 @@ __device__ __forceinline__ void produce(const typename C::Params& p, int warp, T
       for (int kb = 0; kb < p.k_blocks; ++kb) ring.relay();
     }
   } else if (warp == C::kLoader) {
-    producer.template run<false>(TileReader(queue, begun));
+    if constexpr (C::kWide)
+      WideRowLoader<C>(p, ring).run(TileReader(queue, begun));
+    else
+      producer.template run<false>(TileReader(queue, begun));
   } else if (warp == C::kFinder) {
     TileDealer(
         typename C::Scheduler(p.group_offsets, p.num_experts, p.feature_tiles, p.band_length),
         numbers, queue)
         .run(begun, p.early == Early::kNothing, [&](const RowTile& tile) {
-          if (!C::kGather && p.done) wait_done<C>(p, tile);
+          if (!C::kGather && !C::Epilogue::kGated && p.done) wait_done<C>(p, tile);
         });
   } else if (warp == C::kSender) {
-    if constexpr (!C::kFinished) send_pieces<typename C::Epilogue>(p, queue, memory + C::kStaging);
+    if constexpr (C::kWide)
+      load_wide_codes<C>(p, queue, memory);
+    else if constexpr (!C::kFinished)
+      send_pieces<typename C::Epilogue>(p, queue, memory + C::kStaging);
   } else if (warp >= C::kFirstGather && warp < C::kFirstGather + C::kGatherWarps) {
     if constexpr (C::kLoneGatherer)
       LoneGatherer<C>(p, ring, memory + C::kRowTable).run(queue);
@@ -148,6 +157,8 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
   if constexpr (C::kInRegisters) FragmentNumbers::init(p, memory + C::kCodes);
   if (threadIdx.x == 0) {
     ring.init(C::kFull, C::kLanded);
+    if constexpr (C::kWide)
+      typename C::CodeRing(memory + C::kCodeRing, memory + C::kCodeBarriers).init();
     numbers.init();
     queue.init(C::kQueueReaders);
     ptx::barrier_init(memory + C::kPair, kClusterSize);
@@ -185,7 +196,9 @@ __global__ __cluster_dims__(kClusterSize, 1, 1)
     const int index = warp / 4 - 1;
     const typename C::ConsumerGroup group{
         {index, int(threadIdx.x) & 127, staging + index * C::kGroupStaging}};
-    if constexpr (C::kInRegisters)
+    if constexpr (C::kWide)
+      consume_wide<C>(p, queue, ring, group, memory);
+    else if constexpr (C::kInRegisters)
       consume_coded<C>(p, queue, ring, group, memory + C::kCodes);
     else
       consume<C>(p, queue, ring, group);

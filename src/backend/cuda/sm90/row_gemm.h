@@ -45,11 +45,17 @@ struct RowGemmParams : RowGemmTiles {
   unsigned* done;
 };
 
+// Factors of adapters [features, rank], as RowGemmProblem has them.
+struct LineFactors {
+  const void* base[2];
+  int64_t line_stride, expert_stride;  // elements
+};
 // The same with coded weights: of channels, or of lines.
 struct CodedRowGemmParams : RowGemmParams {
   ExpertChannels channels[2];
   bool channels_along_k;  // a channel is an index of k, else a feature
   CodedLines lines;
+  LineFactors factors;  // of wide tiles
 };
 
 // Whether the gradient of the down projection is made in two kernels (gradient_rows.cuh).

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/weights/decoded_experts.h"
 #include "core/workspace.h"
 
 namespace moec::cuda {
@@ -13,12 +14,20 @@ constexpr int kTwoRowTiles = 256;         // rows
 constexpr int64_t kBandBytes = 16 << 20;  // of rows, for all feature tiles to find them in L2
 constexpr int64_t kLeastBand = 8;
 
-// Of a forward, codes along k and nothing beside them.
-bool has_few_rows_kernel(const RowGemmProblem& p) {
-  return is_coded(p) && !is_gradient(p.op) && !p.weights_mn_major && p.rank == 0;
+// Whether those who multiply may decode.
+bool is_decoded_in_registers(const RowGemmProblem& p) {
+  return is_coded(p) && !is_gradient(p.op) && !p.weights_mn_major;
 }
 
 }  // namespace
+
+bool takes_wide_tiles(const RowGemmProblem& p, int64_t choice_rows) {
+  const bool small = 2 * p.features * p.k_size * (form_of(p.op).gated ? 2 : 1) <= kSmallExpert;
+  const int64_t from = small ? kWideFromOfSmall : kWideFrom;
+  const bool has_kernel = p.lines.decode != LineDecode::kBytes || has_whole_lines(p.lines);
+  return is_decoded_in_registers(p) && has_kernel && p.dtype == MOEC_BF16 &&
+         choice_rows >= from * p.num_experts && choice_rows < kWideBelow * p.num_experts;
+}
 
 // A tile of one block of features takes more than half as long as one of four. So 45 blocks are
 // nine tiles of four and three of three.
@@ -27,19 +36,22 @@ RowGemmChoice choose(const RowGemmProblem& p, const RowGemmDevice& device) {
   const int blocks = int(div_up(p.features, kBlockFeatures));
   RowGemmChoice choice = {};
   RowGemmTiles& tiles = choice.tiles;
-  tiles.feature_tiles = int(div_up(p.features, form_of(p.op).gated ? kGatedTile : kTileFeatures));
+  const int tile = (form_of(p.op).gated ? kGatedTile : kTileFeatures) >> p.wide;
+  tiles.feature_tiles = int(div_up(p.features, tile));
   tiles.tile_blocks = blocks / tiles.feature_tiles;
   tiles.wider_tiles = blocks % tiles.feature_tiles;
   tiles.k_blocks_of_part = int(div_up(p.k_size, kTileDepth));
   tiles.narrow_from = tiles.k_blocks_of_part * p.parts;
   tiles.k_blocks = tiles.narrow_from + int(div_up(p.rank, kTileDepth));
-  tiles.band_length = int(std::max(kBandBytes / (kTwoRowTiles * depth * 2), kLeastBand));
-  tiles.done_tiles = int(div_up(p.k_size, kGatedTile));  // the features of up are the k of down
+  const int64_t two_row_tiles = kTwoRowTiles << p.wide;
+  tiles.band_length = int(std::max(kBandBytes / (two_row_tiles * depth * 2), kLeastBand >> p.wide));
+  tiles.done_tiles = int(div_up(p.k_size, kGatedTile >> p.after_wide));  // of features of up
   // rows * hidden * inter; the k of kGradUp are gate's and up's.
   const double products = double(p.max_rows) * double(p.features) * double(depth);
-  tiles.shares = products / (p.op == RowGemm::kGradUp ? 2 : 1) >= kSharedProducts;
-  choice.few_rows = p.max_rows <= kFewOnAverage * p.num_experts && has_few_rows_kernel(p);
-  choice.in_pace = depth >= kLongTile && !choice.few_rows;
+  tiles.shares = !p.wide && products / (p.op == RowGemm::kGradUp ? 2 : 1) >= kSharedProducts;
+  choice.few_rows = !p.wide && p.max_rows <= kFewOnAverage * p.num_experts && p.rank == 0 &&
+                    is_decoded_in_registers(p);
+  choice.in_pace = depth >= kLongTile && !choice.few_rows && !p.wide;
   choice.ctas = std::max(device.multiprocessors / 2, 1) * 2;  // pairs, one CTA a multiprocessor
   if (choice.few_rows) choice.ctas *= kFewRowsCtas;
   return choice;

@@ -37,6 +37,12 @@ constexpr double kSharedProducts = 4e10;  // rows * hidden * inter
 // Clusters keep pace from so long a tile on: with shorter ones they do not drift far enough apart.
 constexpr int64_t kLongTile = 5120;  // k of all parts
 
+// Forwards of codes along k have wide tiles (row_gemm_wide.cuh) where experts have so many rows on
+// average (bench/results/h200/coded_trials.json, call 15). With more they are decoded in front of
+// their product (decoded_product.h).
+constexpr int64_t kWideFrom = 256, kWideFromOfSmall = 384, kWideBelow = 1024;
+bool takes_wide_tiles(const RowGemmProblem& problem, int64_t choice_rows);
+
 // Kernels of few rows have tiles of at most kFewRows rows and kFewRowsCtas CTAs a multiprocessor.
 // They are taken where experts have at most kFewOnAverage rows on average: with more, more experts
 // have several tiles, and for each of them all codes are decoded anew.

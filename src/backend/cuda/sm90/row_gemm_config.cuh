@@ -3,8 +3,11 @@
 // memory and registers go.
 #pragma once
 
-#include "backend/cuda/sm90/epilogue.cuh"
+#include <type_traits>
+
+#include "backend/cuda/sm90/epilogue_wide.cuh"
 #include "backend/cuda/sm90/weight_operand.cuh"
+#include "backend/cuda/sm90/wide_codes.cuh"
 
 namespace moec::cuda {
 
@@ -21,21 +24,28 @@ struct RowGemmConfig {
   static constexpr Blocks kBlocks = kBlocks_;
   using ConsumerGroup = ConsumerGroup_;
   static constexpr int kMaxRows = Epilogue::kMaxRows;
-  // Of weights that are decoded in registers a stage has the codes alone. As many stages as two
-  // CTAs on a multiprocessor have room for.
+  // Of weights that are decoded in registers: tiles of up to 256 rows of half as many features,
+  // whose codes have a ring of their own, or of few rows, whose stages have the codes in the place
+  // of the elements. As many stages as two CTAs on a multiprocessor have room for.
   static constexpr bool kInRegisters = Weights::kInRegisters;
-  static constexpr int kCtas = kInRegisters ? kFewRowsCtas : 1;
-  static constexpr int kBytesM = 4 * Weights::kBlockStride;
+  static constexpr bool kWide = std::is_base_of_v<WideTile, Epilogue>,
+                        kFew = kInRegisters && !kWide;
+  static_assert(!kWide || (kInRegisters && !kGather));
+  static constexpr int kCtas = kFew ? kFewRowsCtas : 1;
+  static constexpr int kBytesM = kWide ? 0 : 4 * Weights::kBlockStride;
   static constexpr int kFewStages = kBytesM > kOperandMBytes / 4 ? 5 : 8;
-  static constexpr int kStages = kInRegisters ? kFewStages : Epilogue::kStages;
+  static constexpr int kStages = kFew ? kFewStages : Epilogue::kStages;
   using Stages = PairRing<Ring<kStages, kMaxRows, kBytesM>>;
-  using Scheduler = RowScheduler<kMaxRows>;
+  using CodeRing = WideCodes<2 * Weights::kBlockStride>;
+  using Scheduler = RowScheduler<kMaxRows, kWide ? kWideStep : kRowStep>;
   static constexpr int kStaging = kStages * kStageBytes<kMaxRows, kBytesM>;  // offset
   static constexpr int kGroupStaging = Epilogue::kStagingBytes;
-  static constexpr int kBarriers = kStaging + 2 * kGroupStaging;    // offset
-  static constexpr int kQueue = kBarriers + Stages::kBarrierBytes;  // offset
-  static constexpr int kNumbers = kQueue + TileQueue::kBytes;       // offset
-  static constexpr int kPair = kNumbers + WorkNumbers::kBytes;      // offset of two barriers
+  static constexpr int kCodeRing = kStaging + 2 * kGroupStaging;                        // offset
+  static constexpr int kBarriers = kCodeRing + (kWide ? CodeRing::kBytes : 0);          // offset
+  static constexpr int kCodeBarriers = kBarriers + Stages::kBarrierBytes;               // offset
+  static constexpr int kQueue = kCodeBarriers + (kWide ? CodeRing::kBarrierBytes : 0);  // offset
+  static constexpr int kNumbers = kQueue + TileQueue::kBytes;                           // offset
+  static constexpr int kPair = kNumbers + WorkNumbers::kBytes;  // offset of two barriers
   // Offsets of the places of rows that one warp gathers, and of a decoder's memory.
   static constexpr int kRowTable = kPair + 16;
   static constexpr int kCodes = kRowTable + (kCoded && kGather ? 4 * (kMaxRows + 16) : 0);
@@ -57,6 +67,8 @@ struct RowGemmConfig {
   static constexpr int kRowsAtOnce = 4 * kGatherWarps;  // that they copy: eight lanes a row
   static constexpr int kDecoders = kCoded ? 4 : 0;      // warps that decode a k-block
   // Warps with a task of their own. Without one that relays, those that multiply fence.
+  // Of wide tiles those that multiply send, and in the place of a warp that sends is one that loads
+  // codes.
   static constexpr int kNoWarp = -1, kLoader = kSideLoader ? kThreads / 32 : 0;
   static constexpr int kFinder = kLoader + 1, kSender = kFinished ? kNoWarp : kLoader + 2;
   static constexpr int kRelay = kSideLoader ? kLoader + 3 : kNoWarp;
@@ -73,14 +85,16 @@ struct RowGemmConfig {
   // Registers of a thread: at most 504 for three warpgroups together, 512 for four, 480 for five.
   // Two CTAs: 240 for three, 256 for four.
   static constexpr int kTaller = kMaxRows > kMaxTileN ? 8 : 0;  // for one more address of a row
-  static constexpr int kFinisherRegisters = 104, kSideRegisters = kInRegisters ? 24 : 32,
+  static constexpr int kFinisherRegisters = 104, kSideRegisters = kFew ? 24 : 32,
                        kDecoderRegisters = kGather ? 56 : 64;
-  static constexpr int kProducerRegisters = kInRegisters    ? (kGather ? 40 : 48)
+  static constexpr int kProducerRegisters = kWide           ? 56
+                                            : kFew          ? (kGather ? 40 : 48)
                                             : kSideDecoders ? (kGather ? 48 : 32)
                                             : kSideLoader   ? 48 + kTaller
                                             : kGather       ? 72
                                                             : 40;
-  static constexpr int kConsumerRegisters = kInRegisters    ? 96
+  static constexpr int kConsumerRegisters = kWide           ? 224
+                                            : kFew          ? 96
                                             : kFinished     ? 168
                                             : kSideDecoders ? 160
                                             : kGather       ? 216 - kTaller

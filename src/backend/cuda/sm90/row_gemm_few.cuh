@@ -25,12 +25,9 @@ cudaError_t down_of_few(const CodedRowGemmParams& params, int ctas, cudaStream_t
 template <LineDecode kDecode, class Body>
 cudaError_t with_scales(const RowGemmProblem& problem, const Body& body) {
   return with_element(problem, [&]<class Element>() {
-    if constexpr (kDecode != LineDecode::kSigned) {
-      const ExpertScales& scales = problem.lines.scales[0];
-      if (kTileK >> scales.shift <= 1 &&
-          (kDecode == LineDecode::kIntegers || scales.dtype == MOEC_F32))
+    if constexpr (kDecode != LineDecode::kSigned)
+      if (has_whole_lines(problem.lines))
         return body.template operator()<Element, RegisterWeights<kDecode, true>>();
-    }
     return body.template operator()<Element, RegisterWeights<kDecode, false>>();
   });
 }

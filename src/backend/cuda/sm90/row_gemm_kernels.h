@@ -21,4 +21,8 @@ RowGemmLaunch<CodedRowGemmParams> launch_coded_up, launch_coded_up_alternating, 
 RowGemmLaunch<CodedRowGemmParams> launch_few_up, launch_few_down, launch_few_up_powers,
     launch_few_down_powers;
 
+// Of many rows, of codes along k: of PowersWeights, and of all others.
+RowGemmLaunch<CodedRowGemmParams> launch_wide_up, launch_wide_down, launch_wide_up_powers,
+    launch_wide_down_powers;
+
 }  // namespace moec::cuda

@@ -72,6 +72,13 @@ struct CodedLines {
   NestedScales nested[2];
 };
 
+// Whether a line of 64 codes has one scale, of four bytes, or of integers of the weights' type.
+inline bool has_whole_lines(const CodedLines& lines) {
+  const ExpertScales& scales = lines.scales[0];
+  return 64 >> scales.shift <= 1 &&
+         (lines.decode == LineDecode::kIntegers || scales.dtype == MOEC_F32);
+}
+
 struct RowGemmProblem {
   RowGemm op;
   moec_dtype dtype;          // MOEC_BF16 or MOEC_F16
@@ -105,6 +112,7 @@ struct RowGemmProblem {
   const void* x;             // [T, k_size] gathered operand: kUp, kGradDown
   int64_t x_stride;          // elements
   const void* rows;          // [P, parts, k_size] operand of the others
+  bool in_order;             // kUp: `rows` is x in the order of experts (ordered_rows.h)
 
   void* out;  // [P, features]
   int64_t out_stride;
@@ -119,6 +127,8 @@ struct RowGemmProblem {
   // kUp, kDown: null, or [num_experts], 0 before kUp, which adds its rows for each tile in memory;
   // kDown waits until all rows of an expert have all tiles instead of for the whole predecessor.
   unsigned* done;
+  bool wide;        // tiles of up to 256 rows of codes along k (row_gemm_wide.cuh)
+  bool after_wide;  // kDown: those of kUp were
 };
 
 inline bool is_coded(const RowGemmProblem& p) {

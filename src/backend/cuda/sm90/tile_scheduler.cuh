@@ -152,7 +152,8 @@ struct RowTile {
   bool together;  // the other CTA of the pair has the same features of other rows
 };
 
-template <int kMaxRows>
+// kStep: of rows; an expert's last tile has the rest.
+template <int kMaxRows, int kStep = kRowStep>
 class RowScheduler {
  public:
   // band_length: twos of row tiles that are walked for each feature tile in turn.
@@ -187,10 +188,10 @@ class RowScheduler {
     tile.together = at < width * length;
     tile.feature_tile = int(feature + (tile.together ? at / length : rank_));
     const unsigned part = tile.together ? 2 * (band * band_length_ + at % length) + rank_ : m - 1;
-    const unsigned steps = (walk_.rows + kRowStep - 1) / kRowStep;  // spread over m parts
+    const unsigned steps = (walk_.rows + kStep - 1) / kStep;  // spread over m parts
     const unsigned each = steps / m, extra = steps % m;
-    const int first = int(part * each + min(part, extra)) * kRowStep;
-    const int last = first + int(each + (part < extra)) * kRowStep;
+    const int first = int(part * each + min(part, extra)) * kStep;
+    const int last = first + int(each + (part < extra)) * kStep;
     tile.row_begin = walk_.row_begin + first;
     tile.rows = min(last, walk_.rows) - first;
     return true;

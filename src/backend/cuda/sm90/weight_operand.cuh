@@ -77,6 +77,7 @@ struct RegisterWeights {
 enum class Blocks {
   kPlain,       // consecutive features
   kGated,       // two of gate, two of up
+  kPair,        // of a wide tile: one of gate, one of up, of which each warpgroup has halves
   kAlternating  // features of gate and up in turn: 128 consecutive ones for each warpgroup
 };
 

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which of Hopper's row GEMMs have wide tiles, and how these are cut, without a GPU. Mutations seen
+// to fail: tiles of whole width; a down that waits for tiles of another up; codes of f16; lines
+// along the features.
+#include <gtest/gtest.h>
+
+#include "backend/cuda/sm90/row_gemm_choice.h"
+
+namespace moec::cuda {
+namespace {
+
+constexpr RowGemmDevice kDevice = {132};
+
+RowGemmProblem problem(RowGemm op, int64_t rows, int64_t hidden, int64_t inter) {
+  const bool of_hidden = op == RowGemm::kDown || op == RowGemm::kGradUp;
+  RowGemmProblem p = {};
+  p.op = op;
+  p.features = of_hidden ? hidden : inter;
+  p.k_size = of_hidden ? inter : hidden;
+  p.parts = 1;
+  p.max_rows = rows;
+  return p;
+}
+
+TEST(WideChoice, TilesHaveHalfAsManyFeatures) {
+  for (const int64_t inter : {8, 64, 72, 128, 136, 768, 2880}) {
+    RowGemmProblem up = problem(RowGemm::kUp, 10, 512, inter);
+    RowGemmProblem down = problem(RowGemm::kDown, 10, 512, inter);
+    up.wide = down.wide = down.after_wide = true;
+    EXPECT_EQ(choose(up, kDevice).tiles.feature_tiles, (inter + 63) / 64);
+    EXPECT_EQ(choose(down, kDevice).tiles.feature_tiles, 4);
+    EXPECT_EQ(choose(down, kDevice).tiles.done_tiles, choose(up, kDevice).tiles.feature_tiles);
+    down.after_wide = false;
+    up.wide = false;
+    EXPECT_EQ(choose(down, kDevice).tiles.done_tiles, choose(up, kDevice).tiles.feature_tiles);
+  }
+}
+
+TEST(WideChoice, IsOfForwardsOfCodesAlongK) {
+  const auto takes = [](RowGemm op, int64_t size, int64_t rows, bool mn_major = false,
+                        moec_dtype dtype = MOEC_BF16, LineDecode decode = LineDecode::kTable) {
+    RowGemmProblem p = problem(op, 8 * rows, size, size);
+    p.num_experts = 8;
+    p.dtype = dtype;
+    p.scheme = MOEC_SCHEME_CODEBOOK4;
+    p.weights_mn_major = mn_major;
+    p.lines.decode = decode;
+    p.lines.scales[0].dtype = MOEC_BF16;
+    return takes_wide_tiles(p, 8 * rows);
+  };
+  for (const RowGemm op : {RowGemm::kUp, RowGemm::kDown}) {
+    EXPECT_TRUE(takes(op, 4096, kWideFrom));
+    EXPECT_FALSE(takes(op, 4096, kWideFrom - 1));
+    EXPECT_TRUE(takes(op, 1024, kWideFromOfSmall));
+    EXPECT_FALSE(takes(op, 1024, kWideFromOfSmall - 1));
+    EXPECT_TRUE(takes(op, 4096, kWideBelow - 1));
+    EXPECT_FALSE(takes(op, 4096, kWideBelow));
+    EXPECT_FALSE(takes(op, 4096, 512, true));
+    EXPECT_FALSE(takes(op, 4096, 512, false, MOEC_F16));
+    EXPECT_FALSE(
+        takes(op, 4096, 512, false, MOEC_BF16, LineDecode::kBytes));  // without fp32 scales
+  }
+  for (const RowGemm op : {RowGemm::kGradUp, RowGemm::kGradDown})
+    EXPECT_FALSE(takes(op, 4096, 512));
+}
+
+}  // namespace
+}  // namespace moec::cuda
