@@ -45,7 +45,7 @@ inline void expect_equal(const char* name, const oracle::Vec& got, const oracle:
 inline bool may_have_wide_tiles(const QuantProblem& p) {
   const int64_t rows = int64_t(p.tokens) * p.top_k, experts = p.experts;
   return p.dtype == MOEC_BF16 && rows >= cuda::kWideFromOfSmall * experts &&
-         rows < cuda::kWideBelow * experts;
+         rows < cuda::kWideBelowOfSmall * experts;
 }
 inline void expect_alike(const char* name, const oracle::Vec& got, oracle::Vec* want, int columns) {
   if (want->empty()) return;

@@ -4,6 +4,8 @@
 // along the features.
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "backend/cuda/sm90/row_gemm_choice.h"
 
 namespace moec::cuda {
@@ -53,8 +55,13 @@ TEST(WideChoice, IsOfForwardsOfCodesAlongK) {
     EXPECT_FALSE(takes(op, 4096, kWideFrom - 1));
     EXPECT_TRUE(takes(op, 1024, kWideFromOfSmall));
     EXPECT_FALSE(takes(op, 1024, kWideFromOfSmall - 1));
-    EXPECT_TRUE(takes(op, 4096, kWideBelow - 1));
-    EXPECT_FALSE(takes(op, 4096, kWideBelow));
+    for (const auto& [size, decode, below] :
+         {std::tuple(4096, LineDecode::kIntegers, kWideBelow),
+          std::tuple(4096, LineDecode::kTable, kWideBelowOfSmall),
+          std::tuple(1024, LineDecode::kIntegers, kWideBelowOfSmall)}) {
+      EXPECT_TRUE(takes(op, size, below - 1, false, MOEC_BF16, decode));
+      EXPECT_FALSE(takes(op, size, below, false, MOEC_BF16, decode));
+    }
     EXPECT_FALSE(takes(op, 4096, 512, true));
     EXPECT_FALSE(takes(op, 4096, 512, false, MOEC_F16));
     EXPECT_FALSE(

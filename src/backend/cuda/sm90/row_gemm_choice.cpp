@@ -23,10 +23,12 @@ bool is_decoded_in_registers(const RowGemmProblem& p) {
 
 bool takes_wide_tiles(const RowGemmProblem& p, int64_t choice_rows) {
   const bool small = 2 * p.features * p.k_size * (form_of(p.op).gated ? 2 : 1) <= kSmallExpert;
+  const bool is_table = p.lines.decode == LineDecode::kTable;
   const int64_t from = small ? kWideFromOfSmall : kWideFrom;
+  const int64_t below = small || is_table ? kWideBelowOfSmall : kWideBelow;
   const bool has_kernel = p.lines.decode != LineDecode::kBytes || has_whole_lines(p.lines);
   return is_decoded_in_registers(p) && has_kernel && p.dtype == MOEC_BF16 &&
-         choice_rows >= from * p.num_experts && choice_rows < kWideBelow * p.num_experts;
+         choice_rows >= from * p.num_experts && choice_rows < below * p.num_experts;
 }
 
 // A tile of one block of features takes more than half as long as one of four. So 45 blocks are
