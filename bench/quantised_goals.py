@@ -47,10 +47,11 @@ class Coded:
         return row and 1e3 * (row["ms"] - row["floor_ms"])
 
     def x(self, *case, others):
-        """Times as fast as the fastest of `others` whose windows agree."""
+        """Times as fast as the fastest of `others` in the same call whose windows agree."""
         ours, rows = self.row(*case), [self.row(*case, other) for other in others]
-        times = [row["ms"] for row in rows if row and row["spread"] <= STEADY]
-        return min(times) / ours["ms"] if ours and times else None
+        times = [row["ms"] for row in rows
+                 if row and ours and row["call"] == ours["call"] and row["spread"] <= STEADY]
+        return min(times) / ours["ms"] if times else None
 
     def speed_beside(self, *case, other):
         """Of `other`, x that of the format."""

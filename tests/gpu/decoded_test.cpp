@@ -2,6 +2,7 @@
 // Experts of many rows on Hopper's kernels, whose codes become values in scratch once: bit for bit
 // what the same kernels make of these values, in every format, layout and orientation, as stacks
 // and as a tensor of each expert.
+#include <algorithm>
 #include <string>
 
 #include "backend/cuda/weights/decoded_experts.h"
@@ -14,6 +15,8 @@ const testing::Environment* const kHopperOnly =
     testing::AddGlobalTestEnvironment(new OnePath("sm90", true));
 
 constexpr int64_t kMany = cuda::once_rows(cuda::Otherwise::kRowGemm, cuda::kSmallExpert + 1);
+// Of large experts, which have wide tiles below.
+constexpr int64_t kManyOfLarge = std::max(kMany, cuda::kWideBelow);
 constexpr int64_t kFew = cuda::once_rows(cuda::Otherwise::kPortable, 1);
 constexpr int kExperts = 4, kTopK = 2;  // of random_quant_problem
 // Tokens of so many rows an expert on average.
@@ -83,13 +86,13 @@ TEST(Turns, OfQ4) {
   expect_values_of_turns("gguf_q4_0", kFew);
 }
 TEST(Turns, OfMxfp4) {
-  expect_values_of_turns("mxfp4", kMany);
+  expect_values_of_turns("mxfp4", kManyOfLarge);
 }
 // So many rows that values of up and of grad down lie where those of a later product will.
 TEST(Turns, InRowsOfALaterProduct) {
   constexpr int kWidth = 2112;
-  static_assert(kMany * kOfTurns * kWidth * 2 > cuda::kDecodedBytes);
-  expect_values_of_turns("int8", kMany, kWidth);
+  static_assert(kManyOfLarge * kOfTurns * kWidth * 2 > cuda::kDecodedBytes);
+  expect_values_of_turns("int8", kManyOfLarge, kWidth);
 }
 
 // With fewer rows they are left to other kernels, but where the portable path is slow.

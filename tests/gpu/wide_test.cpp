@@ -37,8 +37,8 @@ class Wide : public testing::TestWithParam<QuantCase> {};
 INSTANTIATE_TEST_SUITE_P(Hopper, Wide, testing::ValuesIn(cases()),
                          [](const auto& one) { return std::string(one.param.name); });
 
-// That up and down of a forward have wide tiles, where blocks end with lines, and the same bits
-// each time.
+// That up and down of a forward have wide tiles, where the blocks of a stream end with lines, and
+// the same bits each time.
 void expect_wide(const QuantCase& c, const QuantProblem& p, int runs) {
   std::string described;
   const QuantResults first = run(p, false, &described);
@@ -46,7 +46,7 @@ void expect_wide(const QuantCase& c, const QuantProblem& p, int runs) {
   const std::string forward = described.substr(0, described.find("\"backward\""));
   int products = 0;
   for (size_t at = 0; (at = forward.find("\"wide\": 1", at)) != std::string::npos; ++at) ++products;
-  const int block = c.block_k ? c.block_k : 1;
+  const int block = c.scheme == oracle::Scheme::kCodebook4 ? c.block_k : 1;
   EXPECT_EQ(products, (p.hidden % block == 0) + (p.inter % block == 0)) << forward;
   for (int i = 1; i < runs; ++i) ASSERT_TRUE(run(p, false) == first) << "other bits in run " << i;
 }

@@ -65,10 +65,11 @@ def test_a_fine_tune_has_a_line():
 
 
 def test_quantised_experts_have_goals_and_a_line(tmp_path):
-    """A ratio is to the bf16 of the very format; a peer whose windows disagree decides nothing."""
-    def row(impl, beside, ms, over, tokens=4096, mode="fwd", spread=0.01):
+    """A ratio is to the bf16 of the very format; a peer whose windows disagree, or of another
+    call, decides nothing."""
+    def row(impl, beside, ms, over, tokens=4096, mode="fwd", spread=0.01, call=1):
         return dict(shape="gpt-oss-20b", tokens=tokens, mode=mode, impl=impl, beside=beside, ms=ms,
-                    over_bf16=over, spread=spread, floor_ms=0.5, workspace_mib=8.0)
+                    over_bf16=over, spread=spread, floor_ms=0.5, workspace_mib=8.0, call=call)
 
     rows = [row("moec-bf16", "moec-nf4", 1.0, 1.0), row("moec-nf4", "moec-nf4", 1.2, 1.2),
             row("moec-bf16", "moec-mxfp4", 2.0, 1.0), row("moec-mxfp4", "moec-mxfp4", 2.5, 1.25),
@@ -78,6 +79,8 @@ def test_quantised_experts_have_goals_and_a_line(tmp_path):
                                                         "step", spread=0.2),
             row("triton-mxfp4", "moec-mxfp4", 4.0, 2.0),
             row("triton-mxfp4-ids", "moec-mxfp4", 3.5, 1.75),
+            row("triton-mxfp4", "moec-mxfp4", 0.1, 1.0, 256, call=2),
+            row("moec-mxfp4", "moec-mxfp4", 2.5, 1.25, 256),
             row("moec-portable", "moec-mxfp4", 5.0, 2.5)]
     path = tmp_path / "h200/quantised.json"
     path.parent.mkdir()
@@ -89,6 +92,7 @@ def test_quantised_experts_have_goals_and_a_line(tmp_path):
                   "| portable: x Hopper's speed | 4096 | -, -, - for >= 0.4 |  | 0.5, -, -",
                   "| forward, x nf4_stack | 4096 | 2 for >= 1.75, - for >= 3",
                   "| step, x nf4_rec | 4096 | - for >= 1.9", "| workspace - bf16's | any | 0 MiB",
+                  "| forward, x triton_kernels | 256 |  |  | -, -, - for >= 1.5",
                   "| forward, x triton_kernels | 4096 |  |  | 1.4, -, - for >= 1.2"):
         assert any(line.startswith(begin) for line in made), begin
     assert made[0].startswith("6 of 220 goals met, 211 not measured: NF4 3 of 44, ")
