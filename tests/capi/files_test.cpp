@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "problem.h"
-#include "support/json.h"
+#include "support/describe.h"
 
 namespace moec::test {
 namespace {
@@ -288,11 +288,7 @@ TEST(Describe, names_kernels_and_says_how_long_it_is) {
 }
 
 Json described(const Problem& p, const moec_weights* weights, int64_t tokens) {
-  uint64_t need = 0;
-  check(moec_experts_describe(p.experts.get(), weights, tokens, nullptr, 0, &need));
-  std::vector<char> text(need);
-  check(moec_experts_describe(p.experts.get(), weights, tokens, text.data(), need, &need));
-  return parse_json(text.data());
+  return describe_experts(p.experts.get(), weights, tokens);
 }
 
 // What a caller must provide, not what the backend makes of it.

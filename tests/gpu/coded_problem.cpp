@@ -5,7 +5,7 @@
 
 #include "golden/golden_case.h"
 #include "step.h"
-#include "support/json.h"
+#include "support/describe.h"
 #include "support/layer_runner.h"
 #include "support/tensors.h"
 
@@ -144,11 +144,7 @@ moec_buffer buffer_of(Tensors& tensors, const moec_size& size, int tokens) {
 // The names of the kernels of calls that want every gradient.
 void name_kernels(const moec_experts* experts, const moec_weights* weights, int64_t tokens,
                   CodedResults& results) {
-  uint64_t need = 0;
-  check(moec_experts_describe(experts, weights, tokens, nullptr, 0, &need));
-  std::vector<char> text(need);
-  check(moec_experts_describe(experts, weights, tokens, text.data(), need, &need));
-  const Json json = parse_json(text.data());
+  const Json json = describe_experts(experts, weights, tokens);
   const auto name = [&](const char* direction, std::set<std::string>& names) {
     const Json* const call = json.find(direction);  // none without SAVE; no kernels: refused
     const Json* const kernels = call ? call->find("kernels") : nullptr;

@@ -10,8 +10,7 @@
 #include <map>
 #include <string>
 
-#include "support/handles.h"
-#include "support/json.h"
+#include "support/describe.h"
 #include "support/quantised.h"
 #include "support/skip.h"
 
@@ -66,11 +65,7 @@ class Described {
 
   // "amx bf16 32x32" and its like of each step, forward and backward.
   std::map<std::string, std::string> operator()(int64_t tokens) const {
-    uint64_t need = 0;
-    check(moec_experts_describe(experts_.get(), weights_.get(), tokens, nullptr, 0, &need));
-    std::vector<char> text(need);
-    check(moec_experts_describe(experts_.get(), weights_.get(), tokens, text.data(), need, &need));
-    const Json json = parse_json(text.data());
+    const Json json = describe_experts(experts_.get(), weights_.get(), tokens);
     std::map<std::string, std::string> kernels;
     for (const char* direction : {"forward", "backward"})
       for (const Json& entry : json.at(direction).at("kernels").array)

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "describe.h"
 #include "golden/golden_case.h"
 #include "handles.h"
 #include "layer_runner.h"
@@ -106,14 +107,6 @@ moec_buffer buffer_of(Tensors& tensors, const moec_size& size, int tokens) {
   return tensors.buffer(size.base + uint64_t(tokens) * size.per_token);
 }
 
-std::string describe(const moec_experts* experts, const moec_weights* weights, int64_t tokens) {
-  uint64_t need = 0;
-  check(moec_experts_describe(experts, weights, tokens, nullptr, 0, &need));
-  std::string text(need, ' ');
-  check(moec_experts_describe(experts, weights, tokens, text.data(), need, &need));
-  return text;
-}
-
 }  // namespace
 
 std::vector<moec_tensor> tensors_of(const moec_weight_set& set) {
@@ -156,7 +149,7 @@ oracle::MlpWeights QuantProblem::dequantised() const {
   return w;
 }
 
-QuantResults run(const QuantProblem& p, bool as_values, std::string* described) {
+QuantResults run(const QuantProblem& p, bool as_values, Json* described) {
   QuantResults results;
   try {
     const moec_context* const context = test_context();
@@ -215,7 +208,7 @@ QuantResults run(const QuantProblem& p, bool as_values, std::string* described) 
     grad.d_routing_weights = tensors.output(MOEC_F32, {p.tokens, p.top_k});
     check(moec_experts_backward(experts.get(), &grad, nullptr));
     check(moec_context_sync(context, nullptr));
-    if (described) *described = describe(experts.get(), weights.get(), p.tokens);
+    if (described) *described = describe_experts(experts.get(), weights.get(), p.tokens);
     results.y = tensors.read(args.y);
     results.d_x = tensors.read(grad.d_x);
     results.d_routing_weights = tensors.read(grad.d_routing_weights);

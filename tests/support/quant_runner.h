@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "adapter_set.h"
+#include "json.h"
 #include "oracle/moe_oracle.h"
 #include "quantised.h"
 
@@ -44,7 +45,7 @@ struct QuantResults {
 };
 // The matrices as they are, or, `as_values`, plain ones of the values that they stand for.
 // described: what moec_experts_describe says of the call.
-QuantResults run(const QuantProblem& problem, bool as_values, std::string* described = nullptr);
+QuantResults run(const QuantProblem& problem, bool as_values, Json* described = nullptr);
 QuantResults reference(const QuantProblem& problem);
 
 // Every tensor of a set, and the bytes of one.

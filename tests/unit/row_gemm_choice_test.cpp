@@ -6,25 +6,12 @@
 
 #include <string>
 
-#include "backend/cuda/sm90/row_gemm_choice.h"
+#include "row_gemm_case.h"
 
 namespace moec::cuda {
 namespace {
 
 constexpr RowGemm kAll[] = {RowGemm::kUp, RowGemm::kDown, RowGemm::kGradUp, RowGemm::kGradDown};
-constexpr RowGemmDevice kDevice = {132};
-
-// The operation of an MLP, gate and up in two parts.
-RowGemmProblem problem(RowGemm op, int64_t rows, int64_t hidden, int64_t inter) {
-  const bool of_hidden = op == RowGemm::kDown || op == RowGemm::kGradUp;
-  RowGemmProblem p = {};
-  p.op = op;
-  p.features = of_hidden ? hidden : inter;
-  p.k_size = of_hidden ? inter : hidden;
-  p.parts = op == RowGemm::kGradUp ? 2 : 1;
-  p.max_rows = rows;
-  return p;
-}
 
 TEST(RowGemmChoice, NineTilesOfFourBlocksAndThreeOfThree) {
   const RowGemmTiles tiles = choose(problem(RowGemm::kDown, 1000, 45 * 64, 64), kDevice).tiles;

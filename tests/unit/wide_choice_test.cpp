@@ -6,23 +6,10 @@
 
 #include <tuple>
 
-#include "backend/cuda/sm90/row_gemm_choice.h"
+#include "row_gemm_case.h"
 
 namespace moec::cuda {
 namespace {
-
-constexpr RowGemmDevice kDevice = {132};
-
-RowGemmProblem problem(RowGemm op, int64_t rows, int64_t hidden, int64_t inter) {
-  const bool of_hidden = op == RowGemm::kDown || op == RowGemm::kGradUp;
-  RowGemmProblem p = {};
-  p.op = op;
-  p.features = of_hidden ? hidden : inter;
-  p.k_size = of_hidden ? inter : hidden;
-  p.parts = 1;
-  p.max_rows = rows;
-  return p;
-}
 
 TEST(WideChoice, TilesHaveHalfAsManyFeatures) {
   for (const int64_t inter : {8, 64, 72, 128, 136, 768, 2880}) {

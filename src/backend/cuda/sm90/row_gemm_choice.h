@@ -38,7 +38,7 @@ constexpr double kSharedProducts = 4e10;  // rows * hidden * inter
 constexpr int64_t kLongTile = 5120;  // k of all parts
 
 // Forwards of codes along k have wide tiles (row_gemm_wide.cuh) where experts have so many rows on
-// average (bench/results/h200/coded_trials.json, calls 15 to 17). With more they are decoded in
+// average (bench/results/h200/coded_trials.json, calls 15 to 19). With more they are decoded in
 // front of their product (decoded_product.h); small ones and tables of values sooner.
 constexpr int64_t kWideFrom = 256, kWideFromOfSmall = 384;
 constexpr int64_t kWideBelow = 1536, kWideBelowOfSmall = 1024;
