@@ -8,9 +8,9 @@ here=$PWD
 . "$(dirname "$0")/lib.sh"
 
 sources="sm90/row_gemm*.cu sm90/row_gemm*.cpp sm90/code_lines.cpp sm90/gate_form.cpp
-  sm90/weight_grad.cu sm90/tensor_map.cpp sm90/work_counters.cu plan/plan.cu plan/plan_few.cu
-  plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu rows/combine.cu few_tokens/small_up.cu
-  few_tokens/small_down.cu few_tokens/small_gemm.cpp few_tokens/one_token.cu"
+  sm90/gradient_rows.cu sm90/weight_grad.cu sm90/tensor_map.cpp sm90/work_counters.cu plan/plan.cu
+  plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu rows/combine.cu
+  few_tokens/small_up.cu few_tokens/small_down.cu few_tokens/small_gemm.cpp few_tokens/one_token.cu"
 sources=$(printf 'src/backend/cuda/%s ' $sources)  # patterns of the tree's files
 tree=$root folder=$build/gpu_programs program=$build/gpu_programs/${1:-} link= flags=
 plain=tests/gpu/plain.cu problem="tests/gpu/experts_problem.cpp $plain" gtest="-lgtest -lgtest_main"

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts of codes along k whose forward has wide tiles: beside what the same kernels make of their
-// values, run after run with the same bits, and with rows of every number.
+// Experts of codes along k whose products have wide tiles: beside what the same kernels make of
+// their values, run after run with the same bits, and with rows of every number.
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "backend/cuda/weights/decoded_experts.h"
 #include "value_bits.h"
 
 namespace moec::test {
@@ -37,29 +38,44 @@ class Wide : public testing::TestWithParam<QuantCase> {};
 INSTANTIATE_TEST_SUITE_P(Hopper, Wide, testing::ValuesIn(cases()),
                          [](const auto& one) { return std::string(one.param.name); });
 
-// That up and down of a forward have wide tiles, where the blocks of a stream end with lines, and
-// the same bits each time.
+// That up and down of a forward and both products of a backward have wide tiles, where the blocks
+// of a stream end with lines, and the same bits each time. A backward of zero points has none, nor
+// one of tables of small experts.
 void expect_wide(const QuantCase& c, const QuantProblem& p, int runs) {
   Json described;
   const QuantResults first = run(p, false, &described);
   ASSERT_EQ(first.status, MOEC_OK) << first.message;
-  int products = 0;
-  for (const Json& entry : described.at("forward").at("kernels").array)
-    if (const Json* const wide = entry.find("wide")) products += wide->number == 1;
-  const int block = c.scheme == oracle::Scheme::kCodebook4 ? c.block_k : 1;
-  EXPECT_EQ(products, (p.hidden % block == 0) + (p.inter % block == 0));
+  const auto products = [&](const char* phase, const char* step) {
+    int count = 0;
+    for (const Json& entry : described.at(phase).at("kernels").array) {
+      const Json* const wide = entry.find("wide");
+      count += wide && wide->number == 1 && entry.at("step").string == step;
+    }
+    return count;
+  };
+  const bool is_table = c.scheme == oracle::Scheme::kCodebook4;
+  const int block = is_table ? c.block_k : 1;
+  const bool of_hidden = p.hidden % block == 0, of_inter = p.inter % block == 0;
+  EXPECT_EQ(products("forward", "up"), of_hidden);
+  EXPECT_EQ(products("forward", "down"), of_inter);
+  const auto has_gradient = [&](int matrices) {
+    const int64_t values = int64_t(matrices) * p.hidden * p.inter;
+    return !c.zeros && !(is_table && 2 * values <= cuda::kSmallExpert);
+  };
+  EXPECT_EQ(products("backward", "grad_down"), of_inter && has_gradient(1));
+  EXPECT_EQ(products("backward", "grad_up"), of_hidden && has_gradient(2));
   for (int i = 1; i < runs; ++i) ASSERT_TRUE(run(p, false) == first) << "other bits in run " << i;
 }
 
 QuantProblem problem(const QuantCase& c, uint32_t layout, int turn, int64_t rows, Random* random) {
-  constexpr int kHidden[] = {64, 200, 448, 1056}, kInter[] = {136, 64, 712, 320};
+  constexpr int kHidden[] = {64, 200, 448, 1056, 2112}, kInter[] = {136, 64, 712, 320, 2080};
   const int multiple = std::lcm(32, std::lcm(c.multiple_n, c.multiple_k));
   const QuantShape shape = {layout,
                             false,
                             false,
                             false,
-                            rounded_up(kHidden[turn % 4], multiple),
-                            rounded_up(kInter[turn % 4], multiple)};
+                            rounded_up(kHidden[turn], multiple),
+                            rounded_up(kInter[turn], multiple)};
   QuantProblem p = random_quant_problem(c, shape, MOEC_BF16, tokens_of(rows), random);
   p.save = turn % 2 ? MOEC_SAVE_PREACT : MOEC_SAVE_INPUT;
   return p;
@@ -84,6 +100,21 @@ TEST_P(Wide, AreAlikeTheirValues) {
     expect_values(p);
     expect_wide(GetParam(), p, 2);
     adapt(&p, turn % 4 < 2 ? 72 : 16, &random);
+    expect_values(p);
+  }
+}
+
+// Tables whose experts are not small: their backwards have wide tiles, too.
+TEST_P(Wide, LargeTables) {
+  if (GetParam().scheme != oracle::Scheme::kCodebook4) GTEST_SKIP() << "no table";
+  if (is_small_run()) GTEST_SKIP() << "too large";
+  SCOPED_TRACE(seed_note());
+  Random random(79);
+  for (const uint32_t layout : {MOEC_GATE_SPLIT, MOEC_GATE_INTERLEAVED}) {
+    QuantProblem p = problem(GetParam(), layout, 4, cuda::kWideFrom + 50, &random);
+    expect_values(p);
+    expect_wide(GetParam(), p, 2);
+    adapt(&p, 24, &random);
     expect_values(p);
   }
 }

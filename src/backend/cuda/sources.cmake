@@ -19,8 +19,9 @@ set(MOEC_CUDA_SOURCES_sm90
   sm90/row_gemm_few_up_powers.cu sm90/row_gemm_few_down_powers.cu
   sm90/row_gemm_wide_up.cu sm90/row_gemm_wide_down.cu
   sm90/row_gemm_wide_up_powers.cu sm90/row_gemm_wide_down_powers.cu
+  sm90/row_gemm_wide_grad.cu
   sm90/weight_grad.cu sm90/work_counters.cu sm90/narrow_rows.cu sm90/factor_grad.cu
-  sm90/decode_lines.cu sm90/ordered_rows.cu
+  sm90/decode_lines.cu sm90/ordered_rows.cu sm90/gradient_rows.cu
   few_tokens/small_up.cu few_tokens/small_down.cu few_tokens/one_token.cu)
 set(MOEC_CUDA_SOURCES_portable
   plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu
@@ -74,5 +75,6 @@ moec_cuda_together(row_gemm sm90/row_gemm_up.cu sm90/row_gemm_up_alternating.cu
 moec_cuda_together(row_gemm_coded sm90/row_gemm_coded_up.cu
   sm90/row_gemm_coded_up_alternating.cu sm90/row_gemm_coded_down.cu
   sm90/row_gemm_coded_grad_down.cu)
+moec_cuda_together(gradients sm90/row_gemm_wide_grad.cu sm90/gradient_rows.cu)
 moec_cuda_together(row_gemm_few sm90/row_gemm_few_up.cu sm90/row_gemm_few_down.cu)
 moec_cuda_together(weights weights/decode_experts.cu rows/combine.cu)

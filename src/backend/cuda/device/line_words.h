@@ -156,6 +156,11 @@ MOEC_HD MagnitudeTable powers_of(uint32_t scale) {
 }
 
 // E2M1's exponent and mantissa are those of a bf16 of exponents 0 to 3: the code x 2^-126.
+// Of two codes, in the highest bits of either half of a word; scale: of each, as bf16.
+MOEC_HD uint32_t power_elements(uint32_t codes, uint32_t scale) {
+  const uint32_t bits = (codes & 0x80008000u) | (codes >> 6 & 0x01c001c0u);
+  return product_pair<false>(product_pair<false>(bits, 0x7e807e80u), scale);  // 2^126
+}
 // scale: twice the power of two as bf16.
 MOEC_HD FourPairs powers(uint32_t codes, uint32_t scale) {
   FourPairs v = {};
@@ -174,17 +179,23 @@ MOEC_HD FourPairs powers(uint32_t codes, uint32_t scale) {
 // A nibble in the lowest bits of 128 as bf16, or of 1024 as f16, adds its value. lowest: kLowest,
 // which may be in a register, since an instruction has room for one of the two constants.
 constexpr uint32_t kLowest = 0x000f000f;
+// Of two codes, in the lowest bits of either half of a word; scale: of each.
+template <bool kHalf>
+MOEC_HD uint32_t integer_elements(uint32_t codes, uint32_t scale, uint32_t lowest = kLowest) {
+  constexpr uint32_t kBase = kHalf ? 0x64006400u : 0x43004300u;
+  const uint32_t bits = (codes & lowest) | kBase;
+  return product_pair<kHalf>(difference_pair<kHalf>(bits, kBase | 0x00080008u), scale);
+}
 template <bool kHalf>
 MOEC_HD FourPairs integers(uint32_t codes, uint32_t scale, uint32_t lowest = kLowest) {
-  constexpr uint32_t kBase = kHalf ? 0x64006400u : 0x43004300u;
   FourPairs v = {};
   const uint32_t shifted = codes >> 4;
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #endif
   for (int i = 0; i < 4; ++i) {
-    const uint32_t bits = (permute(codes, shifted, 0x4400 + 0x1111 * i) & lowest) | kBase;
-    v.pair[i] = product_pair<kHalf>(difference_pair<kHalf>(bits, kBase | 0x00080008u), scale);
+    const uint32_t two = permute(codes, shifted, 0x4400 + 0x1111 * i);
+    v.pair[i] = integer_elements<kHalf>(two, scale, lowest);
   }
   return v;
 }
@@ -234,6 +245,16 @@ MOEC_HD FourPairs bytes(uint32_t first, uint32_t second, float scale) {
 // the code. base: of the code 0, that is, of the zero point.
 MOEC_HD float signed_base(float zero) {
   return 8388608.0f + 128.0f + zero;
+}
+MOEC_HD FourFloats signed_numbers(uint32_t codes, float base = 8388608.0f + 128.0f) {
+  FourFloats numbers = {};
+  const uint32_t turned = codes ^ 0x80808080u;
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+  for (uint32_t i = 0; i < 4; ++i)
+    numbers.v[i] = std::bit_cast<float>(permute(turned, 0x4b000000u, 0x7440u | i)) - base;
+  return numbers;
 }
 template <bool kHalf>
 MOEC_HD FourPairs signed_bytes(uint32_t first, uint32_t second, float scale, float base) {

@@ -341,6 +341,10 @@ __device__ __forceinline__ void load_matrix_transposed(uint32_t row, uint32_t (&
                : "r"(row)
                : "memory");
 }
+// Keeps the place of what makes the word among what the compiler may move.
+__device__ __forceinline__ void settle(uint32_t& word) {
+  asm volatile("" : "+r"(word));
+}
 __device__ __forceinline__ uint4 shared_load(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -24,6 +24,15 @@ __device__ __forceinline__ float at_least(float x, float bound) {
   return r;
 }
 
+// x or 0, without a branch.
+__device__ __forceinline__ float only_if(bool condition, float x) {
+  float r;
+  asm("{\n.reg .pred p;\nsetp.ne.s32 p, %1, 0;\nselp.f32 %0, %2, 0f00000000, p;\n}"
+      : "=f"(r)
+      : "r"(int(condition)), "f"(x));
+  return r;
+}
+
 // 1 / (1 + 2^x). Two at a time share one reciprocal: 1 / a = b / (a b), so both must be of one row:
 // the last bits of each depend on the other. x is cut where a b could overflow; there the result is
 // 1e-18, and what it is multiplied by is cut, too. A NaN is left to that.
@@ -105,8 +114,8 @@ struct SigmoidGated {
       const float rate = fmaf(form.slope[1] * near, near, form.slope[0]);
       const bool open = form.limit == INFINITY;  // NaN gives NaN
       value = glu * factor;
-      d_gate = open || g <= form.limit ? d * factor * sigmoid_slope(s, rate, near) : 0.0f;
-      d_up = open || fabsf(u) <= form.limit ? d * glu : 0.0f;
+      d_gate = only_if(open || g <= form.limit, d * factor * sigmoid_slope(s, rate, near));
+      d_up = only_if(open || fabsf(u) <= form.limit, d * glu);
     };
     ActivationGradients r;
     one(g.x, u.x, d.x, s.x, r.value.x, r.d_gate.x, r.d_up.x);

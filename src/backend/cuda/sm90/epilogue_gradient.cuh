@@ -115,11 +115,53 @@ __device__ __forceinline__ void alternate(uint4& first, uint4& second) {
   second = {low(a.z, b.z), high(a.z, b.z), low(a.w, b.w), high(a.w, b.w)};
 }
 
+// What is made of eight features of one row, and their part of the routing weight's gradient.
+struct GradientPiece {
+  uint4 out, d_gate, d_up;
+  float sum = 0;
+};
+// All sigmoids come first: they are the long steps of the chain.
+template <typename Element, typename Activation>
+__device__ __forceinline__ GradientPiece gradient_piece(const Activation& activation, float weight,
+                                                        uint4 d, uint4 gate, uint4 up) {
+  const auto sigmoids = [&](uint32_t pair) { return activation.sigmoids(unpack<Element>(pair)); };
+  const float2 s[] = {sigmoids(gate.x), sigmoids(gate.y), sigmoids(gate.z), sigmoids(gate.w)};
+  GradientPiece piece;
+  const auto pair = [&](uint32_t d_pair, uint32_t gate_pair, uint32_t up_pair, float2 s_pair,
+                        uint32_t& out_pair, uint32_t& d_gate_pair, uint32_t& d_up_pair) {
+    const float2 d2 = unpack<Element>(d_pair);
+    const auto r = activation.gradients(unpack<Element>(gate_pair), unpack<Element>(up_pair),
+                                        {d2.x * weight, d2.y * weight}, s_pair);
+    piece.sum = fmaf(d2.x, r.value.x, piece.sum);
+    piece.sum = fmaf(d2.y, r.value.y, piece.sum);
+    out_pair = pack<Element>(weight * r.value.x, weight * r.value.y);
+    d_gate_pair = pack<Element>(r.d_gate.x, r.d_gate.y);
+    d_up_pair = pack<Element>(r.d_up.x, r.d_up.y);
+  };
+  pair(d.x, gate.x, up.x, s[0], piece.out.x, piece.d_gate.x, piece.d_up.x);
+  pair(d.y, gate.y, up.y, s[1], piece.out.y, piece.d_gate.y, piece.d_up.y);
+  pair(d.z, gate.z, up.z, s[2], piece.out.z, piece.d_gate.z, piece.d_up.z);
+  pair(d.w, gate.w, up.w, s[3], piece.out.w, piece.d_gate.w, piece.d_up.w);
+  return piece;
+}
+// d_pre: of gate, where columns of gate and up do not alternate.
+template <typename Element>
+__device__ __forceinline__ void store_gradients(const RowGemmParams& p, Element* d_pre, int feature,
+                                                GradientPiece piece) {
+  if (p.alternating) {
+    alternate(piece.d_gate, piece.d_up);
+    ptx::global_store(d_pre + feature, piece.d_gate);
+    ptx::global_store(d_pre + feature + 8, piece.d_up);
+  } else {
+    ptx::global_store(d_pre, piece.d_gate);
+    ptx::global_store(d_pre + unsigned(p.features), piece.d_up);
+  }
+}
+
 // Thread t has chunk t % 8 (8 features) of row t / 8 of each slot. Piece k of a slot is block k % 2
 // of consumer warpgroup k / 2. What is read from memory is asked for a slot ahead: all of a slot's
 // loads are waited for together.
-// kStaged: d_act is in staging, else in `out`.
-template <typename Element, typename Activation, bool kStaged = true>
+template <typename Element, typename Activation>
 class GradientFinisher {
  public:
   static __device__ void init(uint32_t staging) {
@@ -138,10 +180,6 @@ class GradientFinisher {
         for (const HalfTiles& half : of_group) half.pass_drained();
       }
     }
-  }
-  // Of 16 rows.
-  static __device__ void run_slot(const RowGemmParams& p, const RowTile& tile, int thread) {
-    GradientFinisher(p, tile, thread).finish_half(0, tile.rows);
   }
 
  private:
@@ -226,59 +264,27 @@ class GradientFinisher {
     if (sums_ && live_) sum_at_[part] = sum;
   }
 
-  template <int k>
-  __device__ uint4 handed_over(uint32_t place) const {
-    if constexpr (kStaged)
-      return ptx::shared_load(place + k / 2 * HalfTiles::kBytes + k % 2 * HalfTiles::kBlockBytes);
-    if (!live_ || !inside<k>()) return {};
-    return *reinterpret_cast<const uint4*>(out_ + feature_of(k));
-  }
-  // Eight features of one row; returns their part of the routing weight's gradient. All sigmoids
-  // come first: they are the long steps of the chain.
+  // Eight features of one row; returns their part of the routing weight's gradient.
   template <int k>
   __device__ float finish_piece(uint32_t place) const {
     const Activation activation{p_.form};
-    const uint4 gate = pre_[k].gate, up = pre_[k].up;
-    const uint4 d = handed_over<k>(place);
-    const auto sigmoids = [&](uint32_t pair) { return activation.sigmoids(unpack<Element>(pair)); };
-    const float2 s[] = {sigmoids(gate.x), sigmoids(gate.y), sigmoids(gate.z), sigmoids(gate.w)};
-    uint4 out, d_gate, d_up;
-    float sum = 0;
-    const auto pair = [&](uint32_t d_pair, uint32_t gate_pair, uint32_t up_pair, float2 s_pair,
-                          uint32_t& out_pair, uint32_t& d_gate_pair, uint32_t& d_up_pair) {
-      const float2 d2 = unpack<Element>(d_pair);
-      const auto r = activation.gradients(unpack<Element>(gate_pair), unpack<Element>(up_pair),
-                                          {d2.x * weight_, d2.y * weight_}, s_pair);
-      sum = fmaf(d2.x, r.value.x, sum);
-      sum = fmaf(d2.y, r.value.y, sum);
-      out_pair = pack<Element>(weight_ * r.value.x, weight_ * r.value.y);
-      d_gate_pair = pack<Element>(r.d_gate.x, r.d_gate.y);
-      d_up_pair = pack<Element>(r.d_up.x, r.d_up.y);
-    };
-    pair(d.x, gate.x, up.x, s[0], out.x, d_gate.x, d_up.x);
-    pair(d.y, gate.y, up.y, s[1], out.y, d_gate.y, d_up.y);
-    pair(d.z, gate.z, up.z, s[2], out.z, d_gate.z, d_up.z);
-    pair(d.w, gate.w, up.w, s[3], out.w, d_gate.w, d_up.w);
+    const uint4 d =
+        ptx::shared_load(place + k / 2 * HalfTiles::kBytes + k % 2 * HalfTiles::kBlockBytes);
+    const GradientPiece piece =
+        gradient_piece<Element>(activation, weight_, d, pre_[k].gate, pre_[k].up);
     if (!inside<k>()) return 0.0f;
-    if (stores_) store_piece<k>(out, d_gate, d_up);
-    return sum;
+    if (stores_) store_piece<k>(piece);
+    return piece.sum;
   }
   template <int k>
-  __device__ void store_piece(uint4 out, uint4 d_gate, uint4 d_up) const {
-    if (p_.alternating) {
-      alternate(d_gate, d_up);
-      ptx::global_store(d_pre_ + 2 * feature_of(k), d_gate);
-      ptx::global_store(d_pre_ + 2 * feature_of(k) + 8, d_up);
-    } else {
-      ptx::global_store(d_pre_ + feature_of(k), d_gate);
-      ptx::global_store(d_pre_ + unsigned(p_.features) + feature_of(k), d_up);
-    }
-    ptx::global_store(out_ + feature_of(k), out);
+  __device__ void store_piece(const GradientPiece& piece) const {
+    store_gradients(p_, d_pre_ + feature_of(k), feature_of(k), piece);
+    ptx::global_store(out_ + feature_of(k), piece.out);
   }
   // A row of weight 0 is no expert's, whatever it holds. Its weight has a gradient, though.
   template <int k>
   __device__ void clear_piece() const {
-    if (inside<k>()) store_piece<k>({}, {}, {});
+    if (inside<k>()) store_piece<k>({});
   }
 
   const RowGemmParams& p_;

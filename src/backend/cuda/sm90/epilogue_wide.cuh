@@ -8,6 +8,7 @@
 #pragma once
 
 #include "backend/cuda/sm90/epilogue.cuh"
+#include "backend/cuda/sm90/weight_operand.cuh"
 #include "backend/cuda/sm90/wgmma_wide.cuh"
 
 namespace moec::cuda {
@@ -59,18 +60,53 @@ class StoreWideRows : public WideTile {
   }
   __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
                          const WideAccumulators& acc) const {
+    leave(p, tile, group, [&] {
+      stage<kWideTileN / 16>(group, group.staging, 0, tile.rows, [&](int s, uint32_t (&packed)[4]) {
+        pack_slice<Element>(acc, s, packed);
+      });
+    });
+  }
+  __device__ void pass(const RowGemmParams&, const RowTile&, const Group&) const {}
+  __device__ void end(const RowGemmParams&, const Group&) const {}
+
+ protected:
+  // fill() stages the rows of this thread's features.
+  template <typename Fill>
+  static __device__ __forceinline__ void leave(const RowGemmParams& p, const RowTile& tile,
+                                               const Group& group, const Fill& fill) {
     const bool sends = group.thread < 32;
     if (sends && ptx::elect_one()) ptx::bulk_wait_read<0>();
     __syncwarp();
     wide_barrier(group.index);
-    stage<kWideTileN / 16>(group, group.staging, 0, tile.rows, [&](int s, uint32_t (&packed)[4]) {
-      pack_slice<Element>(acc, s, packed);
-    });
+    fill();
     wide_barrier(group.index);
     if (sends) send_wide(group.staging, rows_piece(p, tile, group.index, 0), tile);
   }
-  __device__ void pass(const RowGemmParams&, const RowTile&, const Group&) const {}
-  __device__ void end(const RowGemmParams&, const Group&) const {}
+};
+
+// Of gradients, where a thread has two features side by side (column_decoder.cuh).
+template <typename Element, typename Weights>
+class StoreWideColumns : public StoreWideRows<Element> {
+ public:
+  static __device__ void add_biases(const RowGemmParams&, const RowTile&, const GroupBase&,
+                                    WideAccumulators&) {}
+  __device__ void finish(const RowGemmParams& p, const RowTile& tile, const Group& group,
+                         const WideAccumulators& acc) const {
+    this->leave(p, tile, group, [&] {
+      const uint32_t feature = column_feature<Weights>(group.thread), row = 2 * (group.thread & 3);
+      const uint32_t chunk = feature / 8, in_chunk = 2 * (feature % 8);
+      const uint32_t to[2] = {group.staging + swizzled(row, chunk) + in_chunk,
+                              group.staging + swizzled(row + 1, chunk) + in_chunk};
+#pragma unroll
+      for (int s = 0; s < kWideTileN / 8; ++s) {
+        if (8 * s >= tile.rows) continue;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          ptx::shared_store(to[i] + 8 * 128 * s, std::bit_cast<float>(pack<Element>(
+                                                     acc[4 * s + i], acc[4 * s + 2 + i])));
+      }
+    });
+  }
 };
 
 // Pre-activations where they are asked for, then activations.

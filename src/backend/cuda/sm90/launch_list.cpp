@@ -58,7 +58,7 @@ RowGemmProblem LaunchList::problem(RowGemm op, const Mlp& mlp, int64_t n, int64_
   const char* why = set_matrices(bound, n, k, first, second);
   bound.out_stride = bound.features;
   decoded_ = {};
-  const bool has_rows = op != RowGemm::kUp || rows_of_later(op);
+  const bool has_rows = !form_of(op).gathered || rows_of_later(op);
   bound.wide =
       is_routed(mlp) && !why && has_rows && takes_wide_tiles(bound, mlp.groups.choice_rows);
   if (is_routed(mlp) && first.is_coded() && !bound.wide) {
@@ -86,13 +86,14 @@ void LaunchList::add_row_gemm(RowGemmProblem problem, const Mlp& mlp) {
   decoded_.is_used() ? add(decoded_, &mlp, step) : add(problem, &mlp, step);
 }
 
-// Rows of x into those of down, which writes an expert's when up has read them.
-void LaunchList::put_in_order(RowGemmProblem& p, const Mlp& mlp) {
+// Rows of x into those of down, which writes an expert's when up has read them; of d_y into those
+// of grad up.
+void LaunchList::put_in_order(RowGemmProblem& p, const Mlp& mlp, const char* step) {
   void* const to = rows_of_later(p.op)->data;
   const OrderedRows rows = {p.x, p.x_stride, p.row_token, p.group_offsets + p.num_experts,
                             to,  p.k_size,   p.max_rows};
   if (!refused_) refuse(ordered_rows_refuses(rows));
-  add(rows, &mlp, "up");
+  add(rows, &mlp, step);
   p.rows = to;
   p.in_order = true;
 }
@@ -106,7 +107,7 @@ void LaunchList::operator()(const Up& s) {
   p.x_stride = mlp.hidden;
   p.pre = s.pre.gate;
   p.out = s.act;
-  if (p.wide) put_in_order(p, mlp);
+  if (p.wide) put_in_order(p, mlp, "up");
   if (is_routed(mlp)) wide_up_ = p.wide;
   p.done = may_count_rows(mlp) ? done_ : nullptr;
   if (is_routed(mlp)) done_ = p.done;
@@ -136,11 +137,13 @@ void LaunchList::operator()(const ActGrad& s) {
   p.alternating = alternating(mlp);
   p.x = s.d_y.data;
   p.x_stride = mlp.hidden;
+  if (p.wide) put_in_order(p, mlp, "grad_down");
   p.pre = s.pre.gate;
   p.d_pre = s.d_pre.gate;
   p.out = s.weighted;
   p.row_weight = s.factor;
   p.d_weight_parts = s.dots;
+  p.keeps_act = s.wants_weighted;
   add_term(p, mlp.down_adapters, s.narrow, mlp.down_adapters.a);
   add_row_gemm(p, mlp);
 }

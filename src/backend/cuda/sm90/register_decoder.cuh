@@ -46,6 +46,16 @@ class FragmentDecoder {
   // The codes of one of the group's blocks in a stage.
   struct Codes {
     uint32_t words[2][kHalves][Weights::kNibbles ? 1 : 2], scale[2][kHalves];  // of two rows
+    ValueTable table;                                                          // of a row
+
+    __device__ void settle() {
+#pragma unroll
+      for (auto& row : words)
+#pragma unroll
+        for (auto& half : row)
+#pragma unroll
+          for (uint32_t& word : half) ptx::settle(word);
+    }
   };
   template <int kBlock>
   __device__ __forceinline__ void take(uint32_t operand_m, int row, Codes& codes) const {
@@ -78,12 +88,15 @@ class FragmentDecoder {
         for (const uint32_t word : half) all ^= word;
     return (all & uint32_t(thread_)) >> 31;
   }
-  __device__ __forceinline__ void add_scales(Codes& codes) const {
+  // A quarter of a k-block's elements: those of a row's half.
+  __device__ __forceinline__ void make(int quarter, Codes& codes, Fragments& f) {
+    const int row = quarter / 2, half = quarter % 2;
+    if (half == 0)
 #pragma unroll
-    for (int row = 0; row < 2; ++row)
+      for (int h = 0; h < kHalves; ++h) codes.scale[row][h] = scales_.template of<0>(row, h);
+    decode_half<0>(codes, codes.table, row, half, f);
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half)
-        codes.scale[row][half] = scales_.template of<0>(row, half);
+    for (int i = 0; i < 4; ++i) ptx::settle(f[2 * half + i / 2][row + 2 * (i & 1)]);
   }
   // Of an adapter's factors, as they lie; k: of them, from this k-block on.
   __device__ __forceinline__ void take_factors(const RowTile& tile, int k, Fragments& f) const {
@@ -103,20 +116,11 @@ class FragmentDecoder {
   // Their elements.
   template <int kBlock>
   __device__ __forceinline__ void decode(const Codes& codes, Fragments& f) const {
-    constexpr int kPairs = kLineRun / 8;  // that a lane has of a half line
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       ValueTable table;
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        if constexpr (kDecode == LineDecode::kTable) {
-          if (half == 0 || scales_.in_halves())
-            table = table_of(part<kBlock>(row), codes.scale[row][half]);
-        }
-        const FourPairs v = elements(table, codes.words[row][half], codes.scale[row], half);
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) f[(half * kPairs + j) / 2][row + 2 * (j & 1)] = v.pair[j];
-      }
+      for (int half = 0; half < kHalves; ++half) decode_half<kBlock>(codes, table, row, half, f);
     }
   }
 
@@ -153,6 +157,18 @@ class FragmentDecoder {
     return permute(permute(all.x, all.y, own), permute(all.z, all.w, own), 0x5410);
   }
 
+  template <int kBlock>
+  __device__ __forceinline__ void decode_half(const Codes& codes, ValueTable& table, int row,
+                                              int half, Fragments& f) const {
+    constexpr int kPairs = kLineRun / 8;  // that a lane has of a half line
+    if constexpr (kDecode == LineDecode::kTable) {
+      if (half == 0 || scales_.in_halves())
+        table = table_of(part<kBlock>(row), codes.scale[row][half]);
+    }
+    const FourPairs v = elements(table, codes.words[row][half], codes.scale[row], half);
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) f[(half * kPairs + j) / 2][row + 2 * (j & 1)] = v.pair[j];
+  }
   template <int kWords>
   __device__ __forceinline__ FourPairs elements(const ValueTable& table,
                                                 const uint32_t (&words)[kWords],

@@ -80,7 +80,7 @@ class RegisterScales {
   // In front of the load that takes the register of what it was made of: else that is moved, and
   // who moves it waits for memory.
   static __device__ __forceinline__ void settle(uint32_t& now) {
-    if constexpr (C::kWide) asm volatile("" : "+r"(now));
+    if constexpr (C::kWide) ptx::settle(now);
   }
 
   // The entry of position k of a line; behind k_size are zeros.

@@ -35,6 +35,7 @@ TensorMapShape weight_shape(const RowGemmProblem& p, int part) {
   shape.stride[1] = p.expert_stride / each;
   shape.box[0] = kTileK / each;
   shape.box[1] = p.weights_mn_major || is_coded(p) ? kTileK : kTileFeatures / 2;
+  shape.swizzled = p.wide && p.weights_mn_major;
   return shape;
 }
 
@@ -148,6 +149,7 @@ void set_rest(const RowGemmProblem& from, const RowGemmChoice& choice, RowGemmPa
   to.d_pre = from.d_pre;
   to.row_weight = from.row_weight;
   to.d_weight_parts = from.d_weight_parts;
+  to.keeps_act = from.keeps_act;
   to.max_rows = from.max_rows;
   to.alternating = from.alternating;
   to.bias[0] = from.bias[0];
@@ -167,12 +169,33 @@ constexpr RowGemmLaunch<RowGemmParams>* kLaunches[kKinds] = {
 constexpr RowGemmLaunch<CodedRowGemmParams>* kCodedLaunches[kKinds] = {
     launch_coded_up, launch_coded_down, launch_coded_down, launch_coded_grad_down,
     launch_coded_up_alternating};
-// Of codes along k that those who multiply decode: of up and down, of PowersWeights or others.
-using InRegisters = RowGemmLaunch<CodedRowGemmParams>* [2][2];
+// Of codes that those who multiply decode: of the operations, of PowersWeights or others.
+using InRegisters = RowGemmLaunch<CodedRowGemmParams>* [4][2];
 constexpr InRegisters kFewLaunches = {{launch_few_up, launch_few_up_powers},
                                       {launch_few_down, launch_few_down_powers}};
 constexpr InRegisters kWideLaunches = {{launch_wide_up, launch_wide_up_powers},
-                                       {launch_wide_down, launch_wide_down_powers}};
+                                       {launch_wide_down, launch_wide_down_powers},
+                                       {launch_wide_grad, launch_wide_grad},
+                                       {launch_wide_grad, launch_wide_grad}};
+
+// kGradDown of codes is two kernels, the second of which has tiles as plain weights have.
+cudaError_t launch_rows_behind(const RowGemmProblem& problem, RowGemmParams& params,
+                               cudaStream_t stream) {
+  if (!has_gradient_rows(problem)) return cudaSuccess;
+  RowGemmProblem rest = problem;
+  rest.wide = false;
+  static_cast<RowGemmTiles&>(params) = choose(rest, {}).tiles;
+  return launch_gradient_rows(problem, params, stream);
+}
+
+cudaError_t launch_coded(const RowGemmProblem& problem, const CodedRowGemmParams& params,
+                         const RowGemmChoice& choice, int kind, cudaStream_t stream) {
+  if (!problem.wide && !choice.few_rows)
+    return kCodedLaunches[kind](problem, params, choice.ctas, stream);
+  const InRegisters& launches = problem.wide ? kWideLaunches : kFewLaunches;
+  const bool powers = problem.lines.decode == LineDecode::kPowers;
+  return launches[kind][powers](problem, params, choice.ctas, stream);
+}
 
 }  // namespace
 
@@ -214,14 +237,11 @@ cudaError_t launch_row_gemm(const RowGemmProblem& problem, const RowGemmChoice& 
   params.channels[1] = problem.channels[1];
   params.channels_along_k = is_gradient(problem.op);
   params.lines = problem.lines;
-  if (!problem.wide && !choice.few_rows)
-    return kCodedLaunches[kind](problem, params, choice.ctas, stream);
   params.factors = {{problem.factors[0], problem.factors[1]},
                     problem.factor_stride,
                     problem.factor_expert_stride};
-  const bool powers = problem.lines.decode == LineDecode::kPowers;
-  const InRegisters& launches = problem.wide ? kWideLaunches : kFewLaunches;
-  return launches[kind][powers](problem, params, choice.ctas, stream);
+  if (cudaError_t e = launch_coded(problem, params, choice, kind, stream)) return e;
+  return launch_rows_behind(problem, params, stream);
 }
 
 }  // namespace moec::cuda

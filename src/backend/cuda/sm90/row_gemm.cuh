@@ -31,6 +31,8 @@ namespace moec::cuda {
 template <typename C>
 constexpr int kSharedBytesOf() {
   if constexpr (C::kCoded) return C::kCodes + WeightDecoders<C>::kBytes;
+  if constexpr (C::kInRegisters && C::kMajor == Major::kMN)
+    return C::kCodes + FragmentNumbers::kBytes + ColumnScales<C>::kBytes;
   if constexpr (C::kInRegisters) return C::kCodes + FragmentNumbers::kBytes;
   return C::kCodes;
 }

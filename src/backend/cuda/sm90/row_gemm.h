@@ -35,6 +35,7 @@ struct RowGemmParams : RowGemmTiles {
   void *pre, *d_pre;
   const float* row_weight;
   float* d_weight_parts;
+  bool keeps_act;
   int64_t max_rows;
   bool alternating;
   ExpertBias bias[2];
@@ -58,7 +59,7 @@ struct CodedRowGemmParams : RowGemmParams {
   LineFactors factors;  // of wide tiles
 };
 
-// Whether the gradient of the down projection is made in two kernels (gradient_rows.cuh).
+// Whether the gradient of the down projection is made in two kernels (gradient_rows.cu).
 inline bool has_gradient_rows(const RowGemmProblem& problem) {
   return problem.op == RowGemm::kGradDown && is_coded(problem);
 }

@@ -19,16 +19,28 @@ bool is_decoded_in_registers(const RowGemmProblem& p) {
   return is_coded(p) && !is_gradient(p.op) && !p.weights_mn_major;
 }
 
+// Whether wide tiles have a kernel for a problem's codes: of a gradient along the features.
+bool has_wide_kernel(const RowGemmProblem& p) {
+  if (!is_coded(p) || p.dtype != MOEC_BF16 || p.weights_mn_major != is_gradient(p.op)) return false;
+  const bool is_bytes = p.lines.decode == LineDecode::kBytes;
+  if (!p.weights_mn_major) return !is_bytes || has_whole_lines(p.lines);
+  if (p.lines.decode == LineDecode::kSigned)
+    return p.channels[0].scales.dtype == MOEC_F32 && !p.channels[0].zeros.base;
+  return !is_bytes || has_f32_scales(p.lines);
+}
+
 }  // namespace
 
 bool takes_wide_tiles(const RowGemmProblem& p, int64_t choice_rows) {
-  const bool small = 2 * p.features * p.k_size * (form_of(p.op).gated ? 2 : 1) <= kSmallExpert;
+  const bool gradient = is_gradient(p.op);
+  const int matrices = form_of(p.op).gated ? 2 : p.parts;
+  const bool small = 2 * p.features * p.k_size * matrices <= kSmallExpert;
   const bool is_table = p.lines.decode == LineDecode::kTable;
-  const int64_t from = small ? kWideFromOfSmall : kWideFrom;
+  if (gradient && small && is_table) return false;
+  const int64_t from = small && !gradient ? kWideFromOfSmall : kWideFrom;
   const int64_t below = small || is_table ? kWideBelowOfSmall : kWideBelow;
-  const bool has_kernel = p.lines.decode != LineDecode::kBytes || has_whole_lines(p.lines);
-  return is_decoded_in_registers(p) && has_kernel && p.dtype == MOEC_BF16 &&
-         choice_rows >= from * p.num_experts && choice_rows < below * p.num_experts;
+  return has_wide_kernel(p) && choice_rows >= from * p.num_experts &&
+         choice_rows < below * p.num_experts;
 }
 
 // A tile of one block of features takes more than half as long as one of four. So 45 blocks are

@@ -37,9 +37,10 @@ constexpr double kSharedProducts = 4e10;  // rows * hidden * inter
 // Clusters keep pace from so long a tile on: with shorter ones they do not drift far enough apart.
 constexpr int64_t kLongTile = 5120;  // k of all parts
 
-// Forwards of codes along k have wide tiles (row_gemm_wide.cuh) where experts have so many rows on
-// average (bench/results/h200/coded_trials.json, calls 15 to 19). With more they are decoded in
-// front of their product (decoded_product.h); small ones and tables of values sooner.
+// Products of codes along k, and of their backwards, have wide tiles (row_gemm_wide.cuh) where
+// experts have so many rows on average (bench/results/h200/coded_trials.json, calls 15 to 20).
+// With more they are decoded in front of their product (decoded_product.h); small ones and tables
+// of values sooner. Gradients of small ones have them from the first number on, but for tables.
 constexpr int64_t kWideFrom = 256, kWideFromOfSmall = 384;
 constexpr int64_t kWideBelow = 1536, kWideBelowOfSmall = 1024;
 bool takes_wide_tiles(const RowGemmProblem& problem, int64_t choice_rows);

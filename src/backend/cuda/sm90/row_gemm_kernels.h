@@ -21,8 +21,12 @@ RowGemmLaunch<CodedRowGemmParams> launch_coded_up, launch_coded_up_alternating, 
 RowGemmLaunch<CodedRowGemmParams> launch_few_up, launch_few_down, launch_few_up_powers,
     launch_few_down_powers;
 
-// Of many rows, of codes along k: of PowersWeights, and of all others.
+// Of many rows, of codes along k: of PowersWeights, and of all others; of gradients of the same.
 RowGemmLaunch<CodedRowGemmParams> launch_wide_up, launch_wide_down, launch_wide_up_powers,
-    launch_wide_down_powers;
+    launch_wide_down_powers, launch_wide_grad;
+
+// What follows kGradDown of coded weights (gradient_rows.cu).
+cudaError_t launch_gradient_rows(const RowGemmProblem& problem, const RowGemmParams& params,
+                                 cudaStream_t stream);
 
 }  // namespace moec::cuda

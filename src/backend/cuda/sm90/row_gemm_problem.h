@@ -78,6 +78,10 @@ inline bool has_whole_lines(const CodedLines& lines) {
   return 64 >> scales.shift <= 1 &&
          (lines.decode == LineDecode::kIntegers || scales.dtype == MOEC_F32);
 }
+// Whether scales are numbers of fp32, of each part.
+inline bool has_f32_scales(const CodedLines& lines) {
+  return lines.scales[0].dtype == MOEC_F32 && !lines.nested[0].book;
+}
 
 struct RowGemmProblem {
   RowGemm op;
@@ -120,6 +124,7 @@ struct RowGemmProblem {
   void* d_pre;              // kGradDown: out, as pre
   const float* row_weight;  // kGradDown: [P]
   float* d_weight_parts;    // kGradDown: out [grad_down_dot_parts(features), max_rows], for combine
+  bool keeps_act;           // kGradDown: of codes `out` need not be written where it is not set
 
   Early early;  // kWeights: kDown and kGradUp alone
   // Device memory for what CTAs count together, 0 before the kernel; null: they do not.

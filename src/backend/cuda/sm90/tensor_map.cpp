@@ -37,6 +37,11 @@ Type type_of(moec_dtype dtype) {
           2};
 }
 
+CUtensorMapSwizzle swizzle_of(const Type& type, const TensorMapShape& shape) {
+  if (!shape.swizzled) return type.swizzle;
+  return shape.box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_64B;
+}
+
 cudaError_t encode(CUtensorMap& map, moec_dtype dtype, const TensorMapShape& shape, int times) {
   if (!encoder()) return cudaErrorNotSupported;
   const Type type = type_of(dtype);
@@ -50,7 +55,7 @@ cudaError_t encode(CUtensorMap& map, moec_dtype dtype, const TensorMapShape& sha
   }
   const CUresult result =
       encoder()(&map, type.type, cuuint32_t(shape.rank), const_cast<void*>(shape.base), extent,
-                stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, type.swizzle,
+                stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(type, shape),
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -94,6 +99,7 @@ class Memo {
     for (const int64_t extent : s.extent) mix(extent);
     for (const int64_t stride : s.stride) mix(stride);
     for (const int box : s.box) mix(box);
+    mix(s.swizzled);
     return h;
   }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensor maps for the bulk copy engine: bf16, f16 or f32 under the 128-byte swizzle, or bytes as
-// they are.
+// they are, or under a swizzle of their own.
 #pragma once
 
 #include <cuda.h>
@@ -18,6 +18,7 @@ struct TensorMapShape {
   int64_t extent[kMost] = {};      // innermost first; the innermost is contiguous
   int64_t stride[kMost - 1] = {};  // of dimensions 1, 2, .., elements; multiples of 16 bytes
   int box[kMost] = {1, 1, 1, 1, 1};
+  bool swizzled = false;  // of bytes: a row of a box under the swizzle of its width, 32 or 64
 
   bool operator==(const TensorMapShape&) const = default;
 };

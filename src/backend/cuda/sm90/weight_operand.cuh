@@ -55,16 +55,14 @@ struct CodedWeights<LineFormats, kMajor_> {
   static __device__ int column(const Params& p, int position) { return position >> nibbles(p); }
 };
 
-// Lines or channels along k, whose elements the warps that multiply make in their registers
-// (register_decoder.cuh): a stage holds the codes and nothing else, and so there are more stages.
-// kWholeLines: a line of a block has one scale, which is fp32, or of integers of the weights' type.
-template <LineDecode kDecode_, bool kWholeLines_>
-struct RegisterWeights {
+// Lines or channels, whose elements the warps that multiply make in their registers: a stage holds
+// the codes and nothing else, and so there are more stages.
+template <LineDecode kDecode_, Major kMajor_>
+struct InRegisters {
   using Params = CodedRowGemmParams;
-  static constexpr Major kMajor = Major::kK;
+  static constexpr Major kMajor = kMajor_;
   static constexpr bool kCoded = false, kInRegisters = true;
   static constexpr LineDecode kDecode = kDecode_;
-  static constexpr bool kWholeLines = kWholeLines_;
   static constexpr int kNibbles = kDecode != LineDecode::kBytes && kDecode != LineDecode::kSigned;
   static constexpr int kLineBytes = kTileK >> kNibbles;
   static constexpr int kCopyBlocks = 1, kBlockStride = 64 * kLineBytes;
@@ -72,6 +70,26 @@ struct RegisterWeights {
   static __device__ int bytes(const Params&) { return 4 * kBlockStride; }
   static __device__ int column(const Params&, int position) { return position >> kNibbles; }
 };
+// Along k (register_decoder.cuh). kWholeLines: a line of a block has one scale, which is fp32, or
+// of integers of the weights' type.
+template <LineDecode kDecode, bool kWholeLines_>
+struct RegisterWeights : InRegisters<kDecode, Major::kK> {
+  static constexpr bool kWholeLines = kWholeLines_;
+};
+// Along the features, of a gradient (column_decoder.cuh). kF32Scales: scales are numbers of fp32,
+// else of any type, or codes; those of powers and integers are as ever.
+template <LineDecode kDecode, bool kF32Scales_>
+struct ColumnWeights : InRegisters<kDecode, Major::kMN> {
+  static constexpr bool kF32Scales = kF32Scales_;
+};
+
+// Of codes along the features the first of two of a block that a thread has; the other is behind
+// it. A unit of 16 bits has two bytes, or four nibbles, of which a warp takes two.
+template <typename Weights>
+__device__ __forceinline__ int column_feature(int thread) {
+  const int warp = thread >> 5 & 3, unit = (thread & 31) / 4;
+  return Weights::kNibbles ? 32 * (warp / 2) + 4 * unit + 2 * (warp & 1) : 16 * warp + 2 * unit;
+}
 
 // What the four 64-feature blocks are. Warpgroup g multiplies blocks g and 2 + g.
 enum class Blocks {

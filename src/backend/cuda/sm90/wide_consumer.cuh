@@ -4,10 +4,16 @@
 
 #include <type_traits>
 
+#include "backend/cuda/sm90/column_decoder.cuh"
 #include "backend/cuda/sm90/epilogue_wide.cuh"
 #include "backend/cuda/sm90/register_decoder.cuh"
 
 namespace moec::cuda {
+
+// Of codes along k, or along the features.
+template <typename C>
+using WideDecoder =
+    std::conditional_t<C::kMajor == Major::kK, FragmentDecoder<C>, ColumnDecoder<C>>;
 
 __device__ __forceinline__ void copy_fragments(const Fragments& from, Fragments& to) {
 #pragma unroll
@@ -20,50 +26,50 @@ __device__ __forceinline__ void copy_fragments(const Fragments& from, Fragments&
 // codes of the one behind it are loaded.
 template <typename C, int kN>
 __device__ __forceinline__ void multiply_wide(WideAccumulators& acc, typename C::Stages& ring,
-                                              typename C::CodeRing& codes,
-                                              FragmentDecoder<C>& decoder, const RowTile& tile,
-                                              const typename C::Params& p) {
+                                              typename C::CodeRing& codes, WideDecoder<C>& decoder,
+                                              const RowTile& tile, const typename C::Params& p) {
   const uint32_t n = operand_descriptor(ring.first_m(), kBlockBytes);
   Fragments even, odd;
-  typename FragmentDecoder<C>::Codes own;
-  const auto settle = [](auto&... words) { (..., [&] { asm volatile("" : "+r"(words)); }()); };
+  typename WideDecoder<C>::Codes own;
   const auto load = [&] {
     codes.wait_full();
     decoder.load(codes.stage(), own);
-    for (auto& row : own.words)  // in front of what follows
-      for (auto& half : row)
-        for (uint32_t& word : half) settle(word);
+    own.settle();  // in front of what follows
     codes.release(decoder.zero_of(own));
   };
-  const auto decode = [&](int kb, Fragments& f) {
-    decoder.take_scales(kb);
-    decoder.add_scales(own);
-    decoder.template decode<0>(own, f);
-#pragma unroll
-    for (auto& step : f) settle(step[0], step[1], step[2], step[3]);  // likewise
-  };
+  const auto decode = [&](int quarter, Fragments& f) { decoder.make(quarter, own, f); };
+  // meanwhile(step): of gradients behind the products of each step, since a warp waits at a product
+  // for the one before. Of others the compiler has a better order.
+  constexpr bool kBetween = C::kMajor == Major::kMN;
   const auto multiply_block = [&](int kb, const Fragments& f, const auto& meanwhile) {
     ring.wait_full();
     const uint32_t at_n = n + ring.ahead();
-    wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step)
+    for (int step = 0; step < kSteps; ++step) {
+      if (kBetween || step == 0) wgmma_fence();
       wgmma_wide<kN>(acc, f[step], at_n + step * kStepK16<Major::kK>, step == 0 ? kb : 1);
-    wgmma_commit();
+      if (kBetween || step == kSteps - 1) wgmma_commit();
+      if (kBetween) meanwhile(step);
+    }
     ring.advance();
-    meanwhile();
+    if constexpr (!kBetween)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) meanwhile(step);
     wgmma_wait<0>();
     ring.release_previous(decoder.lane());
   };
   const int last = p.narrow_from - 1;  // of codes
   const auto multiply_codes = [&](int kb, const Fragments& f, Fragments& next) {
-    multiply_block(kb, f, [&] {
-      decode(kb + 1, next);
-      if (kb + 2 <= last) load();
+    multiply_block(kb, f, [&](int step) {
+      if (step == 0) decoder.take_scales(kb + 1);
+      decode(step, next);
+      if (step == kSteps - 1 && kb + 2 <= last) load();
     });
   };
   load();
-  decode(0, even);
+  decoder.take_scales(0);
+#pragma unroll
+  for (int quarter = 0; quarter < kSteps; ++quarter) decode(quarter, even);
   if (last > 0) load();
   int kb = -(last & 1);  // the last one's fragments are the even ones
   if (kb < 0) copy_fragments(even, odd);
@@ -72,13 +78,13 @@ __device__ __forceinline__ void multiply_wide(WideAccumulators& acc, typename C:
     if (kb >= 0) multiply_codes(kb, even, odd);
     multiply_codes(kb + 1, odd, even);
   }
-  multiply_block(last, even, [&] {
-    if (p.rank > 0) decoder.take_factors(tile, 0, odd);
+  multiply_block(last, even, [&](int step) {
+    if (step == kSteps - 1 && p.rank > 0) decoder.take_factors(tile, 0, odd);
   });
 #pragma unroll 1
   for (kb = p.narrow_from; kb < p.k_blocks; ++kb) {
     if (kb > p.narrow_from) decoder.take_factors(tile, (kb - p.narrow_from) * kTileK, odd);
-    multiply_block(kb, odd, [] {});
+    multiply_block(kb, odd, [](int) {});
   }
 #pragma unroll
   for (float& sum : acc) asm volatile("" : "+f"(sum));
@@ -87,7 +93,7 @@ __device__ __forceinline__ void multiply_wide(WideAccumulators& acc, typename C:
 // A tile whose features this group has none of.
 template <typename C>
 __device__ __forceinline__ void pass_wide(typename C::Stages& ring, typename C::CodeRing& codes,
-                                          const FragmentDecoder<C>& decoder,
+                                          const WideDecoder<C>& decoder,
                                           const typename C::Params& p) {
   for (int kb = 0; kb < p.k_blocks; ++kb) {
     if (kb < p.narrow_from) {
@@ -107,7 +113,7 @@ __device__ __forceinline__ void consume_wide(const typename C::Params& p, TileQu
                                              uint32_t memory) {
   typename C::Epilogue epilogue;
   typename C::CodeRing codes(memory + C::kCodeRing, memory + C::kCodeBarriers);
-  FragmentDecoder<C> decoder(p, memory + C::kCodes, group.index);
+  WideDecoder<C> decoder(p, memory + C::kCodes, group.index);
   RowTile tile, next;
   bool more = queue.take(tile);
   if (more) decoder.begin(tile);
