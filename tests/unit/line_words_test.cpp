@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hopper's elements of words of codes beside the values of the formats, rounded once: all codes,
 // scales from subnormal to infinity and NaN, bit for bit as values. Mutations seen to fail: the two
-// selectors of pairs exchanged; a scale of 0 bits as 2^-126; E2M1 times 2^125; a base of one less.
+// selectors of pairs exchanged; a scale of 0 bits as 2^-126; E2M1 times 2^125; a base of one less;
+// bits of a code beside it that are not cleared.
 #include "backend/cuda/device/line_words.h"
 
 #include <gtest/gtest.h>
@@ -163,6 +164,30 @@ TEST(LineWords, SignedBytesOfAnyZeroPoint) {
   Random random(5);
   check_signed_bytes<false>(random);
   check_signed_bytes<true>(random);
+}
+
+// What a lane has of two lines: a code of each, in either half of a word, beside other codes, and
+// scales of their own.
+TEST(LineWords, CodesOfTwoLines) {
+  SCOPED_TRACE(test::seed_note());
+  Random random(6);
+  for (int turn = 0; turn < 20000; ++turn) {
+    const auto word = uint32_t(random.bits()), scales = uint32_t(random.bits());
+    const uint32_t of_powers = permute(power_pair(scales & 255u), power_pair(scales >> 24), 0x5410);
+    const uint32_t powers = power_elements(word, of_powers);
+    const uint32_t integers = integer_elements<false>(word, scales);
+    const FourFloats numbers = signed_numbers(word);
+    for (int line = 0; line < 2; ++line) {
+      const uint32_t half = word >> 16 * line & 0xffffu;
+      const float power = quant::e2m1(half >> 12) * element_of<false>(of_powers >> 16 * line);
+      ASSERT_TRUE(same(element_of<false>(powers >> 16 * line), rounded<false>(power)))
+          << "line " << line << " of " << word << ", scales " << scales;
+      const float integer = float(half & 15u) - 8, scale = element_of<false>(scales >> 16 * line);
+      ASSERT_TRUE(same(element_of<false>(integers >> 16 * line), rounded<false>(integer * scale)))
+          << "line " << line << " of " << word << ", scales " << scales;
+    }
+    for (int i = 0; i < 4; ++i) ASSERT_EQ(numbers.v[i], float(int8_t(word >> 8 * i))) << word;
+  }
 }
 
 TEST(LineWords, ScalesAsTheyAreStored) {
