@@ -176,7 +176,7 @@ TEST(LineWords, CodesOfTwoLines) {
     const uint32_t of_powers = permute(power_pair(scales & 255u), power_pair(scales >> 24), 0x5410);
     const uint32_t powers = power_elements(word, of_powers);
     const uint32_t integers = integer_elements<false>(word, scales);
-    const FourFloats numbers = signed_numbers(word);
+    const FourFloats numbers = signed_numbers(word, signed_base(0));
     for (int line = 0; line < 2; ++line) {
       const uint32_t half = word >> 16 * line & 0xffffu;
       const float power = quant::e2m1(half >> 12) * element_of<false>(of_powers >> 16 * line);

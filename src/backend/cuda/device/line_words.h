@@ -156,10 +156,15 @@ MOEC_HD MagnitudeTable powers_of(uint32_t scale) {
 }
 
 // E2M1's exponent and mantissa are those of a bf16 of exponents 0 to 3: the code x 2^-126.
-// Of two codes, in the highest bits of either half of a word; scale: of each, as bf16.
-MOEC_HD uint32_t power_elements(uint32_t codes, uint32_t scale) {
-  const uint32_t bits = (codes & 0x80008000u) | (codes >> 6 & 0x01c001c0u);
+// magnitudes: of two codes, there; signs: those of both in their highest bits; scale: of each, as
+// bf16.
+MOEC_HD uint32_t power_elements(uint32_t signs, uint32_t magnitudes, uint32_t scale) {
+  const uint32_t bits = (signs & 0x80008000u) | (magnitudes & 0x01c001c0u);
   return product_pair<false>(product_pair<false>(bits, 0x7e807e80u), scale);  // 2^126
+}
+// Of two codes, in the highest bits of either half of a word.
+MOEC_HD uint32_t power_elements(uint32_t codes, uint32_t scale) {
+  return power_elements(codes, codes >> 6, scale);
 }
 // scale: twice the power of two as bf16.
 MOEC_HD FourPairs powers(uint32_t codes, uint32_t scale) {
@@ -169,9 +174,8 @@ MOEC_HD FourPairs powers(uint32_t codes, uint32_t scale) {
 #pragma unroll
 #endif
   for (int i = 0; i < 4; ++i) {
-    const uint32_t at = permute(shifted, codes, 0x4400 + 0x1111 * i);    // bits 12 and 28 on
-    const uint32_t bits = (at & 0x80008000u) | (at << 2 & 0x01c001c0u);  // as at >> 6
-    v.pair[i] = product_pair<false>(product_pair<false>(bits, 0x7e807e80u), scale);  // 2^126
+    const uint32_t at = permute(shifted, codes, 0x4400 + 0x1111 * i);  // bits 12 and 28 on
+    v.pair[i] = power_elements(at, at << 2, scale);                    // as at >> 6
   }
   return v;
 }
@@ -246,14 +250,17 @@ MOEC_HD FourPairs bytes(uint32_t first, uint32_t second, float scale) {
 MOEC_HD float signed_base(float zero) {
   return 8388608.0f + 128.0f + zero;
 }
-MOEC_HD FourFloats signed_numbers(uint32_t codes, float base = 8388608.0f + 128.0f) {
+// Of a byte of a word whose sign bits are turned.
+MOEC_HD float signed_number(uint32_t turned, uint32_t byte, float base) {
+  return std::bit_cast<float>(permute(turned, 0x4b000000u, 0x7440u | byte)) - base;
+}
+MOEC_HD FourFloats signed_numbers(uint32_t codes, float base) {
   FourFloats numbers = {};
   const uint32_t turned = codes ^ 0x80808080u;
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #endif
-  for (uint32_t i = 0; i < 4; ++i)
-    numbers.v[i] = std::bit_cast<float>(permute(turned, 0x4b000000u, 0x7440u | i)) - base;
+  for (uint32_t i = 0; i < 4; ++i) numbers.v[i] = signed_number(turned, i, base);
   return numbers;
 }
 template <bool kHalf>
@@ -265,8 +272,7 @@ MOEC_HD FourPairs signed_bytes(uint32_t first, uint32_t second, float scale, flo
 #endif
   for (int i = 0; i < 4; ++i) {
     const auto value = [&](uint32_t byte) {
-      const uint32_t bits = permute(words[i / 2], 0x4b000000u, 0x7440u | byte);
-      return quant::product(std::bit_cast<float>(bits) - base, scale);
+      return quant::product(signed_number(words[i / 2], byte, base), scale);
     };
     const uint32_t byte = 2u * (i % 2);
     v.pair[i] = rounded_pair<kHalf>(value(byte), value(byte + 1));

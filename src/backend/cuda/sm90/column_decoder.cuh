@@ -127,8 +127,8 @@ class ColumnDecoder {
       first = integer_elements<kF16>(word >> first_shift_, scale, lowest_);
       second = integer_elements<kF16>(word >> first_shift_ >> 4, scale, lowest_);
     } else {
-      const FourFloats v =
-          kDecode == LineDecode::kSigned ? signed_numbers(word) : e4m3_numbers(word);
+      const FourFloats v = kDecode == LineDecode::kSigned ? signed_numbers(word, signed_base(0))
+                                                          : e4m3_numbers(word);
       using quant::product;
       first = rounded_pair<kF16>(product(v.v[0], scale.x), product(v.v[2], scale.y));
       second = rounded_pair<kF16>(product(v.v[1], scale.x), product(v.v[3], scale.y));

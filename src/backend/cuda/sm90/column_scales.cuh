@@ -18,8 +18,8 @@ namespace moec::cuda {
 template <typename C>
 class ColumnScales {
   static constexpr LineDecode kDecode = C::Weights::kDecode;
-  // Scales of the elements' type, of two lines in a word: else they are fp32.
   static constexpr bool kOfChannels = kDecode == LineDecode::kSigned;
+  // Scales of the elements' type, of two lines in a word: else they are fp32.
   static constexpr bool kWords = kDecode == LineDecode::kPowers || kDecode == LineDecode::kIntegers;
 
  public:
@@ -111,12 +111,8 @@ class ColumnScales {
     const int of = part(kb), line = line_of(kb, of), bytes = entry_bytes();
     const char* const from = of ? from_ + (base(1) - base(0)) : from_;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const char* const at = from + uint64_t(entry_of(line + i, of)) * bytes;
-      next_[i] = bytes == 4   ? load_entry<4>(at)
-                 : bytes == 2 ? load_entry<2>(at)
-                              : load_entry<1>(at);
-    }
+    for (int i = 0; i < 2; ++i)
+      next_[i] = load_entry(from + uint64_t(entry_of(line + i, of)) * bytes, bytes);
   }
   __device__ __forceinline__ Pair converted(int kb) const {
     if constexpr (kDecode == LineDecode::kPowers)

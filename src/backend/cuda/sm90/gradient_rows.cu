@@ -13,7 +13,7 @@ constexpr int kGradientRows = 2;  // of a warp, of one tile of features: eight f
 constexpr int kRowsOfBlock = kGradientRows * kGradientThreads / 32;
 
 // Sums have the order of GradientFinisher: a lane's features, those 128 behind, then eight lanes.
-template <typename Element, typename Activation>
+template <typename Element>
 __global__ __launch_bounds__(kGradientThreads) void gradient_rows_kernel(
     const __grid_constant__ RowGemmParams p) {
   ptx::grid_dependency_wait();
@@ -25,7 +25,7 @@ __global__ __launch_bounds__(kGradientThreads) void gradient_rows_kernel(
   if (first >= rows) return;
   const int feature = first_feature(p, tile) + 8 * lane;
   const bool inside = feature < min(p.features, first_feature(p, tile + 1));
-  const Activation activation{p.form};
+  const SigmoidGated activation{p.form};
   const auto load = [](const Element* from) {
     return __ldcs(reinterpret_cast<const uint4*>(from));
   };
@@ -67,8 +67,7 @@ cudaError_t launch_gradient_rows(const RowGemmProblem& problem, const RowGemmPar
   const dim3 grid(
       unsigned((params.max_rows + kRowsOfBlock - 1) / kRowsOfBlock * params.feature_tiles));
   return with_element(problem, [&]<class Element>() {
-    return launch(gradient_rows_kernel<Element, SigmoidGated>, grid, kGradientThreads, 0, stream,
-                  params);
+    return launch(gradient_rows_kernel<Element>, grid, kGradientThreads, 0, stream, params);
   });
 }
 

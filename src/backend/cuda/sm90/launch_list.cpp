@@ -11,6 +11,14 @@
 #include "quant/format.h"
 
 namespace moec::cuda {
+namespace {
+
+const char* step_of(RowGemm op) {
+  constexpr const char* kSteps[] = {"up", "down", "grad_up", "grad_down"};
+  return kSteps[int(op)];
+}
+
+}  // namespace
 
 LaunchList::LaunchList(const Program& program) : program_(program) {
   Arena arena(program.scratch, 0);
@@ -80,20 +88,19 @@ void LaunchList::add_row_gemm(RowGemmProblem problem, const Mlp& mlp) {
   if (decoded_.is_used()) problem.early = Early::kNothing;
   if (problem.early == Early::kNothing) fresh_.wait();
   for (const void* written : {problem.out, problem.d_pre}) fresh_.add(written);
-  constexpr const char* kSteps[] = {"up", "down", "grad_up", "grad_down"};
-  const char* const step = kSteps[int(problem.op)];
+  const char* const step = step_of(problem.op);
   decoded_.problem = problem;
   decoded_.is_used() ? add(decoded_, &mlp, step) : add(problem, &mlp, step);
 }
 
 // Rows of x into those of down, which writes an expert's when up has read them; of d_y into those
 // of grad up.
-void LaunchList::put_in_order(RowGemmProblem& p, const Mlp& mlp, const char* step) {
+void LaunchList::put_in_order(RowGemmProblem& p, const Mlp& mlp) {
   void* const to = rows_of_later(p.op)->data;
   const OrderedRows rows = {p.x, p.x_stride, p.row_token, p.group_offsets + p.num_experts,
                             to,  p.k_size,   p.max_rows};
   if (!refused_) refuse(ordered_rows_refuses(rows));
-  add(rows, &mlp, step);
+  add(rows, &mlp, step_of(p.op));
   p.rows = to;
   p.in_order = true;
 }
@@ -107,7 +114,7 @@ void LaunchList::operator()(const Up& s) {
   p.x_stride = mlp.hidden;
   p.pre = s.pre.gate;
   p.out = s.act;
-  if (p.wide) put_in_order(p, mlp, "up");
+  if (p.wide) put_in_order(p, mlp);
   if (is_routed(mlp)) wide_up_ = p.wide;
   p.done = may_count_rows(mlp) ? done_ : nullptr;
   if (is_routed(mlp)) done_ = p.done;
@@ -137,7 +144,7 @@ void LaunchList::operator()(const ActGrad& s) {
   p.alternating = alternating(mlp);
   p.x = s.d_y.data;
   p.x_stride = mlp.hidden;
-  if (p.wide) put_in_order(p, mlp, "grad_down");
+  if (p.wide) put_in_order(p, mlp);
   p.pre = s.pre.gate;
   p.d_pre = s.d_pre.gate;
   p.out = s.weighted;

@@ -109,7 +109,7 @@ class LaunchList {
   // of grad up. Null: there are none behind this product.
   const Array* rows_of_later(RowGemm op) const;
   DecodedScratch scratch_of(RowGemm op) const;
-  void put_in_order(RowGemmProblem& problem, const Mlp& mlp, const char* step);
+  void put_in_order(RowGemmProblem& problem, const Mlp& mlp);
   void use_counters(const Mlp& mlp);
   RowGemmProblem problem(RowGemm op, const Mlp& mlp, int64_t n, int64_t k,
                          const ExpertMatrix& first, const ExpertMatrix* second);

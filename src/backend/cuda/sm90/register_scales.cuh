@@ -27,6 +27,10 @@ __device__ __forceinline__ uint32_t load_entry(const char* at) {
   return entry;
 }
 
+__device__ __forceinline__ uint32_t load_entry(const char* at, int bytes) {
+  return bytes == 4 ? load_entry<4>(at) : bytes == 2 ? load_entry<2>(at) : load_entry<1>(at);
+}
+
 // The first of two rows of a block that a thread's quad has.
 __device__ __forceinline__ int row_of(int thread) {
   return (thread >> 5 & 3) * 16 + (thread & 31) / 4;
@@ -168,12 +172,8 @@ class LineScales : public RegisterScales<C> {
     const int bytes = entry_bytes();
     const uint64_t at = uint64_t(own_entry(kb)) * bytes;
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const char* const from = from_[block] + at;
-      next_[block] = bytes == 4   ? load_entry<4>(from)
-                     : bytes == 2 ? load_entry<2>(from)
-                                  : load_entry<1>(from);
-    }
+    for (int block = 0; block < kBlocks; ++block)
+      next_[block] = load_entry(from_[block] + at, bytes);
   }
   template <int kBlock>
   __device__ __forceinline__ uint32_t converted(int kb) const {
