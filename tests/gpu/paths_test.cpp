@@ -221,6 +221,7 @@ constexpr struct Kernel {
                 {"decode_experts", "decode_experts_kernel", true},
                 {"portable mma", "portable_mma_kernel", false},
                 {"portable few rows", "few_rows_kernel", true},
+                {"one token", "one_token_codes_kernel", true},
                 {"portable plain", "portable_plain_kernel", false}};
 
 bool is_hopper() {

@@ -26,7 +26,8 @@ set(MOEC_CUDA_SOURCES_sm90
 set(MOEC_CUDA_SOURCES_portable
   plan/plan.cu plan/plan_few.cu plan/plan_groups.cu plan/plan_choice.cu plan/plan_source.cu
   rows/combine.cu device/pointer_table.cu sm80/mma.cu sm80/mma_coded.cu sm80/few_rows.cu
-  sm80/few_lines.cu sm80/plain.cu weights/decode_experts.cu weights/decode_columns.cu)
+  sm80/few_lines.cu sm80/one_token_codes.cu sm80/plain.cu weights/decode_experts.cu
+  weights/decode_columns.cu)
 set(MOEC_CUDA_SOURCES_exact
   routing/route_forward.cu routing/route_backward.cu routing/gate_forward.cu
   routing/gate_backward.cu routing/column_sum.cu routing/dense.cu
@@ -43,7 +44,7 @@ set(MOEC_CUDA_SOURCES_host
   sm90/row_gemm_choice.cpp sm90/row_gemm_problem.cpp sm90/code_lines.cpp sm90/sm90_path.cpp
   sm90/tensor_map.cpp
   sm80/portable_path.cpp sm80/few_rows_path.cpp sm80/row_product.cpp sm80/few_rows.cpp
-  sm80/decoded_rows.cpp
+  sm80/decoded_rows.cpp sm80/one_token_codes.cpp
   few_tokens/few_tokens_path.cpp few_tokens/small_gemm.cpp)
 
 # Files that are one compilation: most of the time of a small one is that of its headers, and what

@@ -3,10 +3,10 @@
 // the lanes, so that a row's features leave together.
 #pragma once
 
+#include "backend/cuda/few_tokens/activate.cuh"
 #include "backend/cuda/few_tokens/small_gemm.h"
 #include "backend/cuda/few_tokens/small_mma.cuh"
 #include "backend/cuda/few_tokens/small_walk.cuh"
-#include "math/activation.h"
 
 namespace moec::cuda {
 
@@ -24,16 +24,6 @@ __device__ __forceinline__ float bias_of(const SmallBias& bias, int expert, int 
   const int64_t at = expert * bias.expert_stride + feature * bias.stride;
   return bias.f32 ? static_cast<const float*>(bias.base)[at]
                   : float(static_cast<const Element*>(bias.base)[at]);
-}
-
-inline __device__ __noinline__ float activate(const moec_activation& a, float g, float u) {
-  float value = 0;
-  math::Activations::for_each([&]<class Kind>() {
-    if (Kind::kInfo.gated && a.kind == Kind::kInfo.kind) {
-      value = Kind::value(a, g, u, math::NoRounding{});
-    }
-  });
-  return value;
 }
 
 // Eight features from `feature` of an item's rows; the values (rows 2c, 2c + 1 of feature g) lie in

@@ -128,7 +128,7 @@ class FewLines {
     const OperandCodes& codes = p.codes[part];
     const int64_t pitch = few_pitch(b, codes, form);
     next_ = unsigned(8 * pitch);
-    at_ = few_codes(b, codes, t, form) + pitch * (unsigned(t.n0) + few_lane() / 4) + k_;
+    at_ = few_codes(b, codes, t.group, form) + pitch * (unsigned(t.n0) + few_lane() / 4) + k_;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       piece[i] = uint4{};

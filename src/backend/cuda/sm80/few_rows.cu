@@ -69,7 +69,8 @@ class FewCodes {
     const Operand& b = p.b[part];
     const OperandCodes& codes = p.codes[part];
     pitch_ = unsigned(few_pitch(b, codes, form));
-    first_ = few_codes(b, codes, t, form) + (unsigned(t.n0) >> form.nibbles) + few_lane() % 4 * 16;
+    first_ =
+        few_codes(b, codes, t.group, form) + (unsigned(t.n0) >> form.nibbles) + few_lane() % 4 * 16;
     to_ = few_lane() / 4 * 256 + few_lane() % 4 * 16;
   }
   // Copies the next step, or nothing.

@@ -38,6 +38,22 @@ struct FewForm {
   MOEC_HD int k_of(int units) const { return (units << shift) / 2; }
 };
 
+// The pitch of rows of codes in memory, and the first byte of the expert's, of n 0. Nibbles lie in
+// rows of the bound matrix; others have their own.
+template <class Form>
+MOEC_HD int64_t few_pitch(const Operand& b, const OperandCodes& codes, Form form) {
+  const int64_t pitch = form.across ? b.k_stride : b.i_stride;
+  if (!form.nibbles) return pitch;
+  return (form.across == codes.transposed ? pitch * codes.quant.rows.step : pitch) / 2;
+}
+template <class Form>
+MOEC_HD const char* few_codes(const Operand& b, const OperandCodes& codes, int group, Form form) {
+  const char* const first = b.of_group(group);
+  if (!form.nibbles) return first;
+  const int64_t line = codes.transposed ? b.k_stride : b.i_stride;
+  return first + (group * codes.quant.expert_codes + codes.quant.rows.first * line) / 2;
+}
+
 // Formats that the kernel has.
 using FewRowsFormats =
     quant::FormatList<quant::Int8, quant::Fp8, quant::Codebook4, quant::Mxfp4, quant::Int4>;

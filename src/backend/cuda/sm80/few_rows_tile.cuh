@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of few rows share: their tiles, where codes lie, and where sums go.
+// What the kernels of few rows share: their tiles, and where sums go.
 #pragma once
 
 #include <algorithm>
@@ -73,24 +73,6 @@ __device__ __forceinline__ FewContext few_context(const PortableGemm& p, int par
   if (threadIdx.x < 32) book[lane] = is_book ? of.codebook[lane % 16] : float(lane - 15);
   return {ptx::shared_address(book), is_book ? 0 : 7, is_book ? 30 : 2,
           p.b[part].dtype == MOEC_F8_E5M2};
-}
-
-// The pitch of rows of codes in memory, and the first byte of the expert's, of n 0. Nibbles lie in
-// rows of the bound matrix; others have their own.
-template <class Form>
-__device__ __forceinline__ int64_t few_pitch(const Operand& b, const OperandCodes& codes,
-                                             Form form) {
-  const int64_t pitch = form.across ? b.k_stride : b.i_stride;
-  if (!form.nibbles) return pitch;
-  return (form.across == codes.transposed ? pitch * codes.quant.rows.step : pitch) / 2;
-}
-template <class Form>
-__device__ __forceinline__ const char* few_codes(const Operand& b, const OperandCodes& codes,
-                                                 const PortableTile& t, Form form) {
-  const char* const first = b.of_group(t.group);
-  if (!form.nibbles) return first;
-  const int64_t line = codes.transposed ? b.k_stride : b.i_stride;
-  return first + (t.group * codes.quant.expert_codes + codes.quant.rows.first * line) / 2;
 }
 
 using FewSums = float[8][4];

@@ -27,6 +27,10 @@ __device__ __forceinline__ void copy_async_few(bool wanted, uint32_t dst, const 
       "r"(dst), "l"(src), "n"(kBytes)
       : "memory");
 }
+// Asks L2 for a line of global memory.
+__device__ __forceinline__ void prefetch(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
 // Loads 1, 2 or 4 bytes of global memory, or nothing.
 template <int kBytes>
 __device__ __forceinline__ void load_bits_if(bool wanted, uint32_t& bits, const void* from) {

@@ -7,6 +7,7 @@
 #include "backend/cuda/device/pointer_table.h"
 #include "backend/cuda/experts/row_steps.h"
 #include "backend/cuda/sm80/decoded_rows.h"
+#include "backend/cuda/sm80/one_token_codes.h"
 #include "backend/cuda/sm80/row_product.h"
 #include "backend/cuda/weights/factors.h"
 #include "backend/factor_grads.h"
@@ -81,21 +82,57 @@ struct Products {
 class Runner {
  public:
   Runner(const Op& op, const Program& program, moec_dtype pre)
-      : op_(&op), products_(nullptr), program_(program), pre_(pre), scratch_(scratch_of(program)) {
+      : op_(&op),
+        products_(nullptr),
+        program_(program),
+        pre_(pre),
+        multiprocessors_(op.multiprocessors),
+        scratch_(scratch_of(program)) {
     PointerTable table(op, scratch_.pointers);
     place_mlps([&](const ExpertMatrix& m, int experts) { return table.device(m, experts); });
     table.flush();
   }
-  Runner(const Program& program, moec_dtype pre, Products& products)
+  Runner(const Program& program, moec_dtype pre, int multiprocessors, Products& products)
       : op_(nullptr),
         products_(&products),
         program_(program),
         pre_(pre),
+        multiprocessors_(multiprocessors),
         scratch_(scratch_of(program)) {
     place_mlps([](ExpertMatrix m, int experts) {
       m.aligned = all_aligned(m.values, experts);  // scales: no choice of kernels is by theirs
       return m;
     });
+  }
+
+  // Takes the steps of a forward of one token together where there are kernels for that, and says
+  // how many these are.
+  int take_one_token() const {
+    if (!is_of_one_token(program_)) return 0;
+    const Up* const up = &std::get<Up>(program_.steps[0]);
+    const Down* const down = &std::get<Down>(program_.steps[1]);
+    const Mlp& mlp = *up->mlp;
+    OneTokenSteps steps = {};
+    steps.up = product_of(*up);
+    steps.down = product_of(*down);
+    steps.pre = {preact_of(mlp, up->pre, pre_).data, up->pre.stride, true, nullptr};
+    steps.rows = {down->rows, mlp.hidden, true, nullptr};
+    steps.act = up->act;
+    steps.combine = combine_params(std::get<Combine>(program_.steps[2]));
+    steps.expert_begin = program_.plan->expert_begin;
+    steps.activation = mlp.activation;
+    steps.multiprocessors = multiprocessors_;
+    if (one_token_codes_refuses(steps)) return 0;
+    if (op_) {
+      one_token_codes(*op_, steps);
+    } else {
+      for (const bool is_up : {true, false})
+        describe(is_up ? "up" : "down and combine", mlp,
+                 {ProductKernel::kFewRows, "one token", is_up ? "1x8+8" : "1x8"},
+                 is_up ? mlp.inter : mlp.hidden, is_up ? mlp.hidden : mlp.inter,
+                 is_up ? &device_of(mlp).up : &device_of(mlp).down);
+    }
+    return 3;
   }
 
   template <class Other>
@@ -105,13 +142,8 @@ class Runner {
 
   void operator()(const Up& s) const {
     const Mlp& mlp = *s.mlp;
-    const DeviceMlp& device = device_of(mlp);
     const Preact pre = preact_of(mlp, s.pre, pre_);
-    RowProduct p = product_of(mlp, mlp.inter);
-    if (mlp.gated()) p.add({mlp.x, &device.gate, mlp.hidden, false, 0});
-    p.outputs = mlp.parts();
-    p.add({mlp.x, &device.up, mlp.hidden, false, p.outputs - 1});
-    multiply("up", mlp, p, {pre.data, s.pre.stride, true, nullptr});
+    multiply("up", mlp, product_of(s), {pre.data, s.pre.stride, true, nullptr});
     const LowRank& factors = mlp.gate_up_adapters;
     add_narrow(mlp, s.narrow, factors.rank, factors.b[0], false, mlp.inter,
                {{s.pre.gate, pre_}, s.pre.stride});
@@ -122,11 +154,9 @@ class Runner {
 
   void operator()(const Down& s) const {
     const Mlp& mlp = *s.mlp;
-    RowProduct p = product_of(mlp, mlp.hidden);
-    p.add({{elements(mlp, s.act), mlp.inter, nullptr}, &device_of(mlp).down, mlp.inter, false, 0});
     ProductOutput output = {s.rows, mlp.hidden, true, s.bias_weight};
     output.groups_made = true;  // up is in front
-    multiply("down", mlp, p, output);
+    multiply("down", mlp, product_of(s), output);
     const LowRank& factors = mlp.down_adapters;
     add_narrow(mlp, s.narrow, factors.rank, factors.b[0], false, mlp.hidden, {s.rows, mlp.hidden});
   }
@@ -255,6 +285,21 @@ class Runner {
     p.n = n;
     return p;
   }
+  RowProduct product_of(const Up& s) const {
+    const Mlp& mlp = *s.mlp;
+    const DeviceMlp& device = device_of(mlp);
+    RowProduct p = product_of(mlp, mlp.inter);
+    if (mlp.gated()) p.add({mlp.x, &device.gate, mlp.hidden, false, 0});
+    p.outputs = mlp.parts();
+    p.add({mlp.x, &device.up, mlp.hidden, false, p.outputs - 1});
+    return p;
+  }
+  RowProduct product_of(const Down& s) const {
+    const Mlp& mlp = *s.mlp;
+    RowProduct p = product_of(mlp, mlp.hidden);
+    p.add({{elements(mlp, s.act), mlp.inter, nullptr}, &device_of(mlp).down, mlp.inter, false, 0});
+    return p;
+  }
   static Array elements(const Mlp& mlp, const void* data) {
     return {const_cast<void*>(data), mlp.dtype};
   }
@@ -302,12 +347,14 @@ class Runner {
   Products* const products_;
   const Program& program_;
   const moec_dtype pre_;  // type of pre-activations
+  const int multiprocessors_;
   const PathScratch scratch_;
   DeviceMlp routed_, shared_;
 };
 
 void visit_steps(const Program& program, const Runner& runner) {
-  for (int i = 0; i < program.num_steps; ++i) std::visit(runner, program.steps[size_t(i)]);
+  for (int i = runner.take_one_token(); i < program.num_steps; ++i)
+    std::visit(runner, program.steps[size_t(i)]);
 }
 
 }  // namespace
@@ -332,13 +379,15 @@ const char* PortablePath::run(const Program& program, moec_stream stream) const 
 
 const char* PortablePath::describe(const Program& program, std::string& text) const {
   Products products = {&text};
-  visit_steps(program, Runner(program, types(*program.desc).pre, products));
+  visit_steps(program,
+              Runner(program, types(*program.desc).pre, backend_.multiprocessors(), products));
   return nullptr;
 }
 
 bool PortablePath::has_only_few_rows(const Program& program) const {
   Products products;
-  visit_steps(program, Runner(program, types(*program.desc).pre, products));
+  visit_steps(program,
+              Runner(program, types(*program.desc).pre, backend_.multiprocessors(), products));
   return products.count > 0 && products.of_few_rows == products.count;
 }
 

@@ -78,37 +78,9 @@ struct Problem {
 };
 
 Problem problem_of(const RowProduct& product, const ProductOutput& output) {
-  const ProductTerm& first = product.terms[0];
-  PortableGemm g = {};
-  g.groups = product.groups;
-  g.n = product.n;
-  g.k = first.k;
-  g.parts = product.num_terms;
-  g.sum = product.outputs == 1 && product.num_terms > 1;
-  g.a = rows_operand(first.a, false);
-  bool aligned = true;
-  for (int i = 0; i < product.num_terms; ++i) {
-    const ProductTerm& term = product.terms[i];
-    g.b[i] = matrix_operand(*term.b, term.transposed);
-    g.codes[i] = operand_codes(*term.b, term.transposed);
-    if (output.biased) g.bias[i] = bias_operand(*term.b);
-    aligned = aligned && is_aligned(*term.b) && is_aligned(term.a.data.data, 16);
-  }
-  const ProductTerm& last = product.terms[product.num_terms - 1];
-  if (g.sum)
-    g.a_part =
-        (static_cast<const char*>(last.a.data.data) - static_cast<const char*>(first.a.data.data)) /
-        dtype_bytes(first.a.data.dtype);
-  g.bias_weight = output.bias_weight;
-  g.accumulate = output.accumulate;
-  g.groups_made = output.groups_made;
-  if (const LowRank* ranks = output.ranks)
-    g.column_scales = {ranks->scale, ranks->adapter, ranks->ids, output.row_token};
-  g.c = rows_operand({output.c, output.stride, nullptr}, false);
-  g.c_part = product.n;
-  g.spans = output.stride % 4 == 0 && product.n % 4 == 0 &&
-            is_aligned(output.c.data, 4 * dtype_bytes(output.c.dtype));
-  return {g, false, aligned};
+  Problem problem = {};
+  problem.gemm = gemm_of(product, output, problem.aligned);
+  return problem;
 }
 
 Problem problem_of(const WeightProduct& product) {
@@ -133,6 +105,40 @@ Problem problem_of(const WeightProduct& product) {
 }
 
 }  // namespace
+
+PortableGemm gemm_of(const RowProduct& product, const ProductOutput& output, bool& aligned) {
+  const ProductTerm& first = product.terms[0];
+  PortableGemm g = {};
+  g.groups = product.groups;
+  g.n = product.n;
+  g.k = first.k;
+  g.parts = product.num_terms;
+  g.sum = product.outputs == 1 && product.num_terms > 1;
+  g.a = rows_operand(first.a, false);
+  aligned = true;
+  for (int i = 0; i < product.num_terms; ++i) {
+    const ProductTerm& term = product.terms[i];
+    g.b[i] = matrix_operand(*term.b, term.transposed);
+    g.codes[i] = operand_codes(*term.b, term.transposed);
+    if (output.biased) g.bias[i] = bias_operand(*term.b);
+    aligned = aligned && is_aligned(*term.b) && is_aligned(term.a.data.data, 16);
+  }
+  const ProductTerm& last = product.terms[product.num_terms - 1];
+  if (g.sum)
+    g.a_part =
+        (static_cast<const char*>(last.a.data.data) - static_cast<const char*>(first.a.data.data)) /
+        dtype_bytes(first.a.data.dtype);
+  g.bias_weight = output.bias_weight;
+  g.accumulate = output.accumulate;
+  g.groups_made = output.groups_made;
+  if (const LowRank* ranks = output.ranks)
+    g.column_scales = {ranks->scale, ranks->adapter, ranks->ids, output.row_token};
+  g.c = rows_operand({output.c, output.stride, nullptr}, false);
+  g.c_part = product.n;
+  g.spans = output.stride % 4 == 0 && product.n % 4 == 0 &&
+            is_aligned(output.c.data, 4 * dtype_bytes(output.c.dtype));
+  return g;
+}
 
 void row_product(const Op& op, const RowProduct& product, const ProductOutput& output) {
   if (product.groups.max_rows > 0) problem_of(product, output).launch(op);

@@ -57,6 +57,9 @@ struct PortableGemm {
   ColumnScales column_scales;
 };
 
+// A row product as kernels are given it. aligned: whether every operand begins at 16 bytes.
+PortableGemm gemm_of(const RowProduct& product, const ProductOutput& output, bool& aligned);
+
 // In which type products read operand b of a part.
 MOEC_HD moec_dtype dtype_of_b(const PortableGemm& p, int part) {
   return p.codes[part].dtype ? p.codes[part].dtype : p.b[part].dtype;
