@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One token and experts of codes along k, whose two kernels (sm80/one_token_codes.cu) do all of a
 // forward: each format against the oracle in shapes of every kind of line, and with all that a
-// layer has beside its products. Mutations noted: sums of warps that share a set in one place; no
-// scale of zero behind the end of lines.
+// layer has beside its products. Mutations noted: sums of warps that share a set in one place; a
+// scale and an operand behind the end of lines.
 #include <algorithm>
 #include <cmath>
 #include <memory>
