@@ -15,11 +15,6 @@ namespace {
 // MOEC_CUDA_KERNELS
 constexpr const char *kAny = "", *kHopper = "sm90", *kFewRows = "few_rows", *kPortable = "portable";
 
-bool is_hopper() {
-  int major = 0;
-  CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  return major == 9;
-}
 const moec_context* context_of(const char* path) {
   static std::map<std::string, Context> contexts;
   Context& context = contexts[path];

@@ -24,6 +24,11 @@ inline bool is_under(const char* tool) {
   const char* const given = std::getenv("MOEC_CHECK_TOOL");
   return given && std::string(given) == tool;
 }
+inline bool is_hopper() {
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+         major == 9;
+}
 // Both sides of a comparison of backends are the CPU: what such a program says of itself.
 inline bool compares_cpu_with_itself() {
   return std::getenv("MOEC_AGREE_CPU") != nullptr;

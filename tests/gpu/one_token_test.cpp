@@ -21,11 +21,6 @@ namespace {
 const testing::Environment* const kPortable =
     testing::AddGlobalTestEnvironment(new OnePath("portable", false));
 
-bool is_hopper() {
-  int major = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  return major == 9;
-}
 // body for each path that has these kernels.
 template <class Body>
 void for_each_path(const Body& body) {
@@ -39,21 +34,9 @@ void for_each_path(const Body& body) {
 }
 
 std::vector<QuantCase> cases() {
-  std::vector<QuantCase> all;
-  for (const QuantCase& c : kQuantCases)
-    for (const char* name : {"int8", "fp8_channel", "fp8_tensor", "fp8_block128", "codebook4_64",
-                             "codebook4_32_bf16", "mxfp4", "int4_g32"})
-      if (name == std::string(c.name)) all.push_back(c);
-  for (const int block : {32, 128})
-    all.push_back({.name = block == 32 ? "int4_g32_bf16" : "int4_g128_bf16",
-                   .scheme = oracle::Scheme::kInt4,
-                   .block_k = block,
-                   .scale_type = oracle::Number::kBf16});
-  return all;
-}
-bool is_of_a_small_run(const QuantCase& c) {
-  const std::string name = c.name;
-  return name == "codebook4_64" || (!is_under("racecheck") && (name == "mxfp4" || name == "int8"));
+  return cases_of({"int8", "fp8_channel", "fp8_tensor", "fp8_block128", "codebook4_64",
+                   "codebook4_32_bf16", "mxfp4", "int4_g32"},
+                  {32, 128});
 }
 
 class OneToken : public testing::TestWithParam<QuantCase> {};
@@ -82,7 +65,7 @@ void route(QuantProblem* p, int top_k, Random* random) {
 // and fewer; slots of an odd number.
 TEST_P(OneToken, MatchesTheOracle) {
   const QuantCase& c = GetParam();
-  if (is_small_run() && !is_of_a_small_run(c)) GTEST_SKIP() << "another one runs";
+  if (is_small_run() && !runs_when_small(c)) GTEST_SKIP() << "another one runs";
   SCOPED_TRACE(seed_note());
   constexpr struct {
     uint32_t layout;

@@ -224,11 +224,6 @@ constexpr struct Kernel {
                 {"one token", "one_token_codes_kernel", true},
                 {"portable plain", "portable_plain_kernel", false}};
 
-bool is_hopper() {
-  int major = 0;
-  CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  return major == 9;
-}
 Context context_of(const Case& c) {
   if (!c.pin) return gpu_context();
   const Pin pin(c.pin);

@@ -19,11 +19,6 @@ const testing::Environment* const kPortable =
 // 64 features a tile, for each expert: more than 1,024 tiles of down.
 constexpr int kExperts = 5, kHidden = 64 * 210, kInter = 128;
 
-bool is_of_a_small_run(const QuantCase& c) {
-  const std::string name = c.name;
-  return name == "codebook4_64" || (!is_under("racecheck") && (name == "mxfp4" || name == "int8"));
-}
-
 std::vector<QuantCase> cases() {
   std::vector<QuantCase> all = kQuantCases;
   all.push_back({.name = "int4_g32_bf16",
@@ -38,7 +33,7 @@ INSTANTIATE_TEST_SUITE_P(Schemes, ShortLines, testing::ValuesIn(cases()),
                          [](const auto& one) { return std::string(one.param.name); });
 
 TEST_P(ShortLines, MatchTheOracle) {
-  if (is_small_run() && !is_of_a_small_run(GetParam())) GTEST_SKIP() << "another one runs";
+  if (is_small_run() && !runs_when_small(GetParam())) GTEST_SKIP() << "another one runs";
   SCOPED_TRACE(seed_note());
   const QuantCase& c = GetParam();
   const int multiple = std::lcm(c.multiple_n, c.multiple_k);

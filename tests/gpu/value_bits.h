@@ -17,9 +17,7 @@ class OnePath : public testing::Environment {
  public:
   OnePath(const char* name, bool needs_hopper) : name_(name), needs_hopper_(needs_hopper) {}
   void SetUp() override {
-    int major = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    if (needs_hopper_ && major != 9) {
+    if (needs_hopper_ && !is_hopper()) {
       std::printf("skipped: no Hopper GPU\n");
       std::exit(77);
     }
@@ -31,6 +29,26 @@ class OnePath : public testing::Environment {
   const char* const name_;
   const bool needs_hopper_;
 };
+
+// Those of kQuantCases with such names, and integers with scales of bf16.
+inline std::vector<QuantCase> cases_of(std::initializer_list<const char*> names,
+                                       std::initializer_list<int> blocks_of_int4) {
+  std::vector<QuantCase> all;
+  for (const QuantCase& c : kQuantCases)
+    for (const char* name : names)
+      if (name == std::string(c.name)) all.push_back(c);
+  for (const int block : blocks_of_int4)
+    all.push_back({.name = block == 32 ? "int4_g32_bf16" : "int4_g128_bf16",
+                   .scheme = oracle::Scheme::kInt4,
+                   .block_k = block,
+                   .scale_type = oracle::Number::kBf16});
+  return all;
+}
+// Of formats whose kernels differ; other programs have other ones.
+inline bool runs_when_small(const QuantCase& c) {
+  const std::string name = c.name;
+  return name == "codebook4_64" || (!is_under("racecheck") && (name == "mxfp4" || name == "int8"));
+}
 
 inline void expect_equal(const char* name, const oracle::Vec& got, const oracle::Vec& want) {
   ASSERT_EQ(got.size(), want.size()) << name;

@@ -20,17 +20,11 @@ constexpr int tokens_of(int64_t rows) {
 }
 
 std::vector<QuantCase> cases() {
-  std::vector<QuantCase> all;
-  for (const QuantCase& c : kQuantCases)
-    for (const char* name : {"int8", "fp8_channel", "fp8_block128", "codebook4_64",
-                             "codebook4_32_bf16", "codebook4_nested", "mxfp4", "int4_g32"})
-      if (name == std::string(c.name)) all.push_back(c);
+  std::vector<QuantCase> all =
+      cases_of({"int8", "fp8_channel", "fp8_block128", "codebook4_64", "codebook4_32_bf16",
+                "codebook4_nested", "mxfp4", "int4_g32"},
+               {32, 128});
   all.push_back({.name = "int8_zeros", .scheme = oracle::Scheme::kInt8, .zeros = true});
-  for (const int block : {32, 128})
-    all.push_back({.name = block == 32 ? "int4_g32_bf16" : "int4_g128_bf16",
-                   .scheme = oracle::Scheme::kInt4,
-                   .block_k = block,
-                   .scale_type = oracle::Number::kBf16});
   return all;
 }
 

@@ -33,6 +33,18 @@ Between CudaPath::types(const moec_experts_desc& desc) const {
   return between;
 }
 
+const char* whole_forward_refuses(const moec_experts_desc& desc) {
+  const Lack rules[] = {
+      {desc.gate_layout == MOEC_GATE_NONE, "plain MLPs"},
+      {desc.weight_position != MOEC_WEIGHT_ON_OUTPUT, "weights that are not on the output"},
+      {desc.combine != MOEC_COMBINE_FP32_SLOT, "combines other than FP32_SLOT"},
+      {desc.act_rounding != MOEC_ACT_FP32_ONCE, "act_rounding other than FP32_ONCE"},
+      {desc.shared != MOEC_SHARED_NONE, "shared experts"},
+      {desc.max_rows_base != 0, "expert choice"},
+  };
+  return first_lack(rules);
+}
+
 PathList make_paths(const CudaBackend& backend, int major, int minor) {
   const char* const pinned = pinned_name();
   const bool is_hopper = major == 9 && minor == 0;

@@ -43,6 +43,9 @@ class CudaPath : public ExpertsPath {
 // Why the kernels of sm90 never take such a description, or null.
 const char* sm90_refuses(const moec_experts_desc& desc);
 
+// Why kernels that take up, down and combine of a forward together never take it, or null.
+const char* whole_forward_refuses(const moec_experts_desc& desc);
+
 using PathList = std::vector<std::unique_ptr<const ExpertsPath>>;
 std::unique_ptr<const ExpertsPath> make_few_tokens_path(const CudaBackend& backend);
 // alone: no other path is there to leave a call to.

@@ -106,14 +106,9 @@ class FewTokensPath final : public CudaPath {
     const Lack rules[] = {
         {desc.dtype != MOEC_BF16 && desc.dtype != MOEC_F16, "f32"},
         {desc.hidden % 8 || desc.inter % 8, "a hidden or inter that is not a multiple of 8"},
-        {desc.gate_layout == MOEC_GATE_NONE, "plain MLPs"},
-        {desc.weight_position != MOEC_WEIGHT_ON_OUTPUT, "weights that are not on the output"},
-        {desc.combine != MOEC_COMBINE_FP32_SLOT, "combines other than FP32_SLOT"},
-        {desc.act_rounding != MOEC_ACT_FP32_ONCE, "act_rounding other than FP32_ONCE"},
-        {desc.shared != MOEC_SHARED_NONE, "shared experts"},
-        {desc.max_rows_base != 0, "expert choice"},
     };
-    return first_lack(rules);
+    const char* const why = first_lack(rules);
+    return why ? why : whole_forward_refuses(desc);
   }
 
   const char* leaves(const ExpertsCall& call) const override {

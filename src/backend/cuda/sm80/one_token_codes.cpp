@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "backend/cuda/device/check.h"
+#include "backend/cuda/experts/cuda_path.h"
 #include "backend/cuda/sm80/one_token_params.h"
 
 namespace moec::cuda {
@@ -128,34 +129,26 @@ bool is_of_one_token(const Program& program) {
   const auto* const up = std::get_if<Up>(&program.steps[0]);
   const auto* const down = std::get_if<Down>(&program.steps[1]);
   const auto* const last = std::get_if<Combine>(&program.steps[2]);
-  return up && down && last && desc.dtype == MOEC_BF16 && up->mlp->gated() && up->act &&
-         !up->act_weight && !down->bias_weight && !last->skip_absent && !last->mix &&
-         desc.shared == MOEC_SHARED_NONE && desc.weight_position == MOEC_WEIGHT_ON_OUTPUT &&
-         desc.combine == MOEC_COMBINE_FP32_SLOT && desc.act_rounding == MOEC_ACT_FP32_ONCE &&
-         desc.max_rows_base == 0 && !combine_refuses(combine_params(*last), desc.dtype) &&
+  return up && down && last && desc.dtype == MOEC_BF16 && up->act && !up->act_weight &&
+         !down->bias_weight && !last->skip_absent && !last->mix && !whole_forward_refuses(desc) &&
+         !combine_refuses(combine_params(*last), desc.dtype) &&
          (!last->output_bias || last->output_bias.dtype == desc.dtype);
 }
 
-int most_shared_of_cta() {
-  return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-}
-
-const char* one_token_codes_refuses(const OneTokenSteps& steps) {
+const char* one_token_codes(const Op* op, const OneTokenSteps& steps) {
   if (steps.combine.num_tokens != 1) return "more than one token";
   if (steps.combine.top_k > kOneTokenSlots) return "more than 32 experts of a token";
-  return Both(steps).refused;
-}
-
-void one_token_codes(const Op& op, const OneTokenSteps& steps) {
   const Both both(steps);
+  if (both.refused || !op) return both.refused;
   constexpr int kReserved = 1 << 10;  // of each CTA
-  const int most = most_shared_of_cta();
+  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   const int of_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   const int up = std::max(OneTokenLayout(both.up).bytes, std::min(most, of_sm / 2 + kReserved));
   const int down =
       std::max(OneTokenLayout(both.down).bytes, std::min(most, of_sm - up - 2 * kReserved));
-  launch_one_token_codes(op, both.up, both.gemms[0].codes[0].quant.scheme, up);
-  launch_one_token_codes(op, both.down, both.gemms[1].codes[0].quant.scheme, down);
+  launch_one_token_codes(*op, both.up, both.gemms[0].codes[0].quant.scheme, up, most);
+  launch_one_token_codes(*op, both.down, both.gemms[1].codes[0].quant.scheme, down, most);
+  return nullptr;
 }
 
 }  // namespace moec::cuda

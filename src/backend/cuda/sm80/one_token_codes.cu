@@ -268,11 +268,11 @@ __global__ __launch_bounds__(kOneTokenThreads, 2) void one_token_codes_kernel(
 }
 
 template <class Of>
-void launch(const Op& op, const OneTokenParams& p, int bytes) {
+void launch(const Op& op, const OneTokenParams& p, int bytes, int most) {
   constexpr const char* kWhat = "the experts of one token";
   const auto kernel = one_token_codes_kernel<Of>;
   static std::atomic<uint64_t> allowed;
-  check(allow_shared_memory(kernel, most_shared_of_cta(), allowed), kWhat);
+  check(allow_shared_memory(kernel, most, allowed), kWhat);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                              cudaSharedmemCarveoutMaxShared),
         kWhat);
@@ -281,13 +281,16 @@ void launch(const Op& op, const OneTokenParams& p, int bytes) {
 
 }  // namespace
 
-void launch_one_token_codes(const Op& op, const OneTokenParams& p, uint32_t scheme, int bytes) {
+void launch_one_token_codes(const Op& op, const OneTokenParams& p, uint32_t scheme, int bytes,
+                            int most) {
   const moec_dtype dtype = p.parts[0].dtype;
-  if (scheme == MOEC_SCHEME_MXFP4) return launch<OfPowers>(op, p, bytes);
-  if (scheme == MOEC_SCHEME_INT8) return launch<OfBytes>(op, p, bytes);
-  if (scheme == MOEC_SCHEME_FP8) return launch<OfFp8>(op, p, bytes);
-  if (scheme == MOEC_SCHEME_INT4 && dtype == MOEC_BF16) return launch<OfIntegers>(op, p, bytes);
-  return dtype == MOEC_F32 ? launch<OfBook<4>>(op, p, bytes) : launch<OfBook<2>>(op, p, bytes);
+  if (scheme == MOEC_SCHEME_MXFP4) return launch<OfPowers>(op, p, bytes, most);
+  if (scheme == MOEC_SCHEME_INT8) return launch<OfBytes>(op, p, bytes, most);
+  if (scheme == MOEC_SCHEME_FP8) return launch<OfFp8>(op, p, bytes, most);
+  if (scheme == MOEC_SCHEME_INT4 && dtype == MOEC_BF16)
+    return launch<OfIntegers>(op, p, bytes, most);
+  return dtype == MOEC_F32 ? launch<OfBook<4>>(op, p, bytes, most)
+                           : launch<OfBook<2>>(op, p, bytes, most);
 }
 
 }  // namespace moec::cuda

@@ -25,8 +25,8 @@ struct OneTokenSteps {
 // Whether a program begins with such steps, and asks for nothing beside the products that kernels
 // lack.
 bool is_of_one_token(const Program& program);
-// Why there is no kernel for these, or null: a function of the problem and the device.
-const char* one_token_codes_refuses(const OneTokenSteps& steps);
-void one_token_codes(const Op& op, const OneTokenSteps& steps);
+// Queues them, where there is an op. Why there is no kernel for these, or null: a function of the
+// problem and the device.
+const char* one_token_codes(const Op* op, const OneTokenSteps& steps);
 
 }  // namespace moec::cuda

@@ -76,8 +76,8 @@ struct OneTokenLayout {
   }
 };
 
-// The most shared memory of a CTA of the current device; bytes: those of this one.
-int most_shared_of_cta();
-void launch_one_token_codes(const Op& op, const OneTokenParams& params, uint32_t scheme, int bytes);
+// bytes: of shared memory; most: that a CTA of the device may have.
+void launch_one_token_codes(const Op& op, const OneTokenParams& params, uint32_t scheme, int bytes,
+                            int most);
 
 }  // namespace moec::cuda

@@ -122,16 +122,13 @@ class Runner {
     steps.expert_begin = program_.plan->expert_begin;
     steps.activation = mlp.activation;
     steps.multiprocessors = multiprocessors_;
-    if (one_token_codes_refuses(steps)) return 0;
-    if (op_) {
-      one_token_codes(*op_, steps);
-    } else {
-      for (const bool is_up : {true, false})
-        describe(is_up ? "up" : "down and combine", mlp,
-                 {ProductKernel::kFewRows, "one token", is_up ? "1x8+8" : "1x8"},
-                 is_up ? mlp.inter : mlp.hidden, is_up ? mlp.hidden : mlp.inter,
-                 is_up ? &device_of(mlp).up : &device_of(mlp).down);
-    }
+    if (one_token_codes(op_, steps)) return 0;
+    if (op_) return 3;
+    const DeviceMlp& device = device_of(mlp);
+    describe("up", mlp, {ProductKernel::kFewRows, "one token", "1x8+8"}, mlp.inter, mlp.hidden,
+             &device.up);
+    describe("down and combine", mlp, {ProductKernel::kFewRows, "one token", "1x8"}, mlp.hidden,
+             mlp.inter, &device.down);
     return 3;
   }
 
